@@ -1,0 +1,90 @@
+"""Independent zero-mean Gaussian blocks of a field, in the parameterisation in which the model gave them."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.scipy.linalg import solve_triangular
+
+__all__ = ["CovariancePrior", "DiagonalPrior", "FlatPrior", "PrecisionPrior", "PriorBlock"]
+
+_LOG_2PI = math.log(2.0 * math.pi)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class DiagonalPrior:
+    """Independent unknowns with ``variance`` of shape ``(size,)``."""
+
+    variance: Array
+
+    @property
+    def size(self) -> int:
+        return self.variance.shape[0]
+
+    def log_density(self, e: Array) -> Array:
+        """Log density of ``e`` of shape ``(size,)``."""
+        return -0.5 * jnp.sum(e**2 / self.variance + jnp.log(self.variance) + _LOG_2PI)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class CovariancePrior:
+    """``batch`` independent blocks of ``width`` unknowns, ``covariance`` of shape ``(batch, width, width)``.
+
+    The unknowns are ordered block after block; the covariance may be of low rank only if it is never factorised,
+    so models keep a jitter on its diagonal.
+    """
+
+    covariance: Array
+
+    @property
+    def size(self) -> int:
+        return self.covariance.shape[0] * self.covariance.shape[1]
+
+    def log_density(self, e: Array) -> Array:
+        """Log density of ``e`` of shape ``(size,)``."""
+        factor = jnp.linalg.cholesky(self.covariance)
+        e = e.reshape(self.covariance.shape[:2])
+        white = solve_triangular(factor, e[..., None], lower=True)[..., 0]
+        log_diagonal = jnp.log(jnp.diagonal(factor, axis1=-2, axis2=-1))
+        return -0.5 * jnp.sum(white**2 + 2.0 * log_diagonal + _LOG_2PI)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class PrecisionPrior:
+    """As :class:`CovariancePrior`, but given by ``precision`` of shape ``(batch, width, width)``."""
+
+    precision: Array
+
+    @property
+    def size(self) -> int:
+        return self.precision.shape[0] * self.precision.shape[1]
+
+    def log_density(self, e: Array) -> Array:
+        """Log density of ``e`` of shape ``(size,)``."""
+        factor = jnp.linalg.cholesky(self.precision)
+        e = e.reshape(self.precision.shape[:2])
+        white = jnp.einsum("bji,bj->bi", factor, e)
+        log_diagonal = jnp.log(jnp.diagonal(factor, axis1=-2, axis2=-1))
+        return -0.5 * jnp.sum(white**2 - 2.0 * log_diagonal + _LOG_2PI)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class FlatPrior:
+    """``size`` unknowns with the constant (improper) density one."""
+
+    size: int = dataclasses.field(metadata={"static": True})
+
+    def log_density(self, e: Array) -> Array:
+        """Zero: the density is one everywhere."""
+        return jnp.zeros((), e.dtype)
+
+
+PriorBlock = DiagonalPrior | CovariancePrior | PrecisionPrior | FlatPrior

@@ -1,0 +1,75 @@
+"""The protocol of a scalar factor ``t(eta)``: what every engine may ask of one observation."""
+
+from __future__ import annotations
+
+from typing import ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.typing import ArrayLike
+
+__all__ = ["Potential", "TiltedMoments", "potential"]
+
+
+class TiltedMoments(NamedTuple):
+    r"""Moments of the tilted density :math:`t(\eta)^p\, N(\eta \mid \mu, v) / \hat Z`, one entry per factor.
+
+    The site parameters are stored beside the moments because forming them as
+    ``1 / variance - 1 / v`` loses all digits when the factor says little.
+    """
+
+    log_z: Array
+    """:math:`\\log \\hat Z`; differentiable in the cavity and in the parameters of the potential."""
+    mean: Array
+    """Mean of the tilted density."""
+    variance: Array
+    """Variance of the tilted density."""
+    site_precision: Array
+    """:math:`1/\\hat v - 1/v`: the precision that moment matching asks of the site."""
+    site_shift: Array
+    """:math:`\\hat\\mu/\\hat v - \\mu/v`: the precision times mean that moment matching asks of the site."""
+
+
+class Potential:
+    """A family of factors ``t_i(eta_i)``, one per element of its parameter arrays.
+
+    Concrete potentials are frozen dataclasses registered as pytrees with :func:`potential`. Their array fields
+    broadcast against ``eta``, so one object holds the factors of a whole observed site. A subclass must define
+    :meth:`log_density`; the others have defaults that work for any elementwise function.
+    """
+
+    is_log_concave: ClassVar[bool] = False
+    is_smooth: ClassVar[bool] = True
+    """Whether second derivatives exist and carry the curvature (false for kinks): Laplace's method needs it."""
+
+    def log_density(self, eta: ArrayLike) -> Array:
+        r"""Elementwise :math:`\log t_i(\eta_i)`, with every normalising constant of the observation."""
+        raise NotImplementedError
+
+    def tilted_moments(self, mean: ArrayLike, variance: ArrayLike, power: ArrayLike = 1.0) -> TiltedMoments:
+        r"""Moments of :math:`t(\eta)^p N(\eta \mid \text{mean}, \text{variance})`; by centred quadrature unless overridden."""
+        from .quadrature import tilted_moments
+
+        return tilted_moments(self.log_density, mean, variance, power)
+
+    def derivatives(self, eta: ArrayLike) -> tuple[Array, Array, Array]:
+        r"""Value, first and second derivative of :math:`\log t_i` at ``eta``, elementwise."""
+        eta = jnp.asarray(eta)
+        ones = jnp.ones_like(eta)
+
+        def first(x: Array) -> tuple[Array, Array]:
+            return jax.jvp(self.log_density, (x,), (ones,))
+
+        (value, slope), (_, curvature) = jax.jvp(first, (eta,), (ones,))
+        return value, slope, curvature
+
+
+def potential(cls: type) -> type:
+    """Class decorator: freeze as a dataclass and register as a pytree whose fields are all array data."""
+    import dataclasses
+
+    cls = dataclasses.dataclass(frozen=True, eq=False)(cls)
+    names = [f.name for f in dataclasses.fields(cls) if not f.metadata.get("static")]
+    static = [f.name for f in dataclasses.fields(cls) if f.metadata.get("static")]
+    return jax.tree_util.register_dataclass(cls, data_fields=names, meta_fields=static)
