@@ -38,6 +38,14 @@ class DenseDesign:
         """The matrix itself."""
         return self.matrix
 
+    def column_range(self, start: int, size: int) -> DenseDesign:
+        """The columns from ``start`` on, ``size`` of them."""
+        return DenseDesign(self.matrix[:, start : start + size])
+
+    def take_blocks(self, rows: Array, columns: Array) -> Array:
+        """Submatrices at ``rows`` ``(b, m)`` and ``columns`` ``(b, n)``: shape ``(b, m, n)``, zero at padding."""
+        return self.matrix.at[rows[:, :, None], columns[:, None, :]].get(mode="fill", fill_value=0.0)
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -72,6 +80,27 @@ class SparseRows:
         rows = jnp.arange(self.num_rows)[:, None]
         out = jnp.zeros((self.num_rows, self.num_columns), self.values.dtype)
         return out.at[rows, self.columns].add(self.values)
+
+    def column_range(self, start: int, size: int) -> SparseRows:
+        """The columns from ``start`` on, ``size`` of them; entries outside become padding."""
+        if (start, size) == (0, self.num_columns):
+            return self
+        inside = (self.columns >= start) & (self.columns < start + size)
+        columns = jnp.clip(self.columns - start, 0, size - 1)
+        return SparseRows(columns, jnp.where(inside, self.values, 0.0), size)
+
+    def take_blocks(self, rows: Array, columns: Array) -> Array:
+        """Submatrices at ``rows`` ``(b, m)`` and ``columns`` ``(b, n)``: shape ``(b, m, n)``, zero at padding.
+
+        The columns that a row uses must lie in the block of the row.
+        """
+        position = jnp.broadcast_to(jnp.arange(columns.shape[1]), columns.shape)
+        position = jnp.zeros((self.num_columns,), position.dtype).at[columns].set(position, mode="drop")
+        values = self.values.at[rows].get(mode="fill", fill_value=0.0)
+        local = position[self.columns.at[rows].get(mode="clip")]
+        block, row, _ = jnp.indices(local.shape, sparse=True)
+        out = jnp.zeros((*rows.shape, columns.shape[1]), self.values.dtype)
+        return out.at[block, row, local].add(values)
 
 
 Design = DenseDesign | SparseRows

@@ -10,7 +10,9 @@ import jax.numpy as jnp
 from jax import Array
 from jax.scipy.linalg import solve_triangular
 
-__all__ = ["CovariancePrior", "DiagonalPrior", "FlatPrior", "PrecisionPrior", "PriorBlock"]
+from .cholesky import cholesky, safe_sqrt, solve_lower
+
+__all__ = ["CovariancePrior", "DiagonalPrior", "FlatPrior", "PrecisionPrior", "PriorBlock", "is_valid_prior"]
 
 _LOG_2PI = math.log(2.0 * math.pi)
 
@@ -29,6 +31,18 @@ class DiagonalPrior:
     def log_density(self, e: Array) -> Array:
         """Log density of ``e`` of shape ``(size,)``."""
         return -0.5 * jnp.sum(e**2 / self.variance + jnp.log(self.variance) + _LOG_2PI)
+
+    def covariance_part(self) -> Array:
+        """The covariance as a part of a :class:`~.block_diagonal.BlockDiagonal`."""
+        return self.variance
+
+    def scale_part(self) -> Array:
+        """A factor ``F`` with ``F F^T`` the covariance, as a part of a block diagonal."""
+        return safe_sqrt(self.variance)
+
+    def is_valid(self) -> Array:
+        """Whether the parameter is that of a Gaussian; a variance of zero pins the unknown and is allowed."""
+        return jnp.all((self.variance >= 0) & (self.variance < jnp.inf))
 
 
 @jax.tree_util.register_dataclass
@@ -54,6 +68,18 @@ class CovariancePrior:
         log_diagonal = jnp.log(jnp.diagonal(factor, axis1=-2, axis2=-1))
         return -0.5 * jnp.sum(white**2 + 2.0 * log_diagonal + _LOG_2PI)
 
+    def covariance_part(self) -> Array:
+        """The covariance as a part of a :class:`~.block_diagonal.BlockDiagonal`."""
+        return self.covariance
+
+    def scale_part(self) -> Array:
+        """A factor ``F`` with ``F F^T`` the covariance, as a part of a block diagonal."""
+        return cholesky(self.covariance)
+
+    def is_valid(self) -> Array:
+        """Whether every block is positive definite in the arithmetic at hand; costs a factorisation."""
+        return jnp.all(jnp.isfinite(jnp.diagonal(cholesky(self.covariance), axis1=-2, axis2=-1)))
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -74,6 +100,21 @@ class PrecisionPrior:
         log_diagonal = jnp.log(jnp.diagonal(factor, axis1=-2, axis2=-1))
         return -0.5 * jnp.sum(white**2 - 2.0 * log_diagonal + _LOG_2PI)
 
+    def covariance_part(self) -> Array:
+        """The covariance as a part of a :class:`~.block_diagonal.BlockDiagonal`."""
+        scale = self.scale_part()
+        return scale @ scale.swapaxes(-1, -2)
+
+    def scale_part(self) -> Array:
+        """A factor ``F`` with ``F F^T`` the covariance, as a part of a block diagonal."""
+        factor = cholesky(self.precision)
+        identity = jnp.broadcast_to(jnp.eye(factor.shape[-1], dtype=factor.dtype), factor.shape)
+        return solve_lower(factor, identity).swapaxes(-1, -2)
+
+    def is_valid(self) -> Array:
+        """Whether every block is positive definite in the arithmetic at hand; costs a factorisation."""
+        return jnp.all(jnp.isfinite(jnp.diagonal(cholesky(self.precision), axis1=-2, axis2=-1)))
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -86,5 +127,17 @@ class FlatPrior:
         """Zero: the density is one everywhere."""
         return jnp.zeros((), e.dtype)
 
+    def is_valid(self) -> Array:
+        """True: there is no parameter."""
+        return jnp.asarray(True)
+
 
 PriorBlock = DiagonalPrior | CovariancePrior | PrecisionPrior | FlatPrior
+
+
+def is_valid_prior(prior: tuple[PriorBlock, ...]) -> Array:
+    """Whether all blocks have parameters of a Gaussian, as a scalar boolean array.
+
+    Conditioning in observation space never factorises a prior covariance, so it would not notice an indefinite one.
+    """
+    return jnp.all(jnp.stack([block.is_valid() for block in prior]))

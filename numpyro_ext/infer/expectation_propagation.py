@@ -1,0 +1,394 @@
+r"""Expectation propagation on a latent-Gaussian form (Minka 2001; Ko 2017, §2.1; Rasmussen and Williams 2006, §3.6).
+
+Every factor :math:`t_i(\eta_i)` is replaced by a site :math:`\exp(-\tau_i \eta_i^2/2 + \nu_i \eta_i)` whose
+parameters are such that the Gaussian with all sites has the mean and variance of the *tilted* density, the one in
+which factor ``i`` is exact. The functions here are pure; options that change what is compiled are keywords.
+
+>>> import jax.numpy as jnp
+>>> from numpyro_ext.infer import expectation_propagation as ep
+>>> from numpyro_ext.linalg.design import DenseDesign
+>>> from numpyro_ext.linalg.prior import DiagonalPrior
+>>> from numpyro_ext.potentials import ProbitPotential
+>>> from numpyro_ext.structure.latent_gaussian import Blocks, LatentGaussian
+>>> form = LatentGaussian(
+...     prior=(DiagonalPrior(jnp.ones(1)),), design=DenseDesign(jnp.ones((2, 1))), offset=jnp.zeros(2),
+...     potentials=(ProbitPotential(jnp.array([1.0, 1.0])),), observed=(jnp.ones(2, bool),),
+...     log_constant=jnp.zeros(()), blocks=Blocks(jnp.arange(2)[None], jnp.arange(1)[None]),
+... )
+>>> state, info = ep.solve(form, ep.init(form), num_steps=50, tol=1e-6)
+>>> bool(info.converged), round(float(jnp.exp(info.objective)), 3)
+(True, 0.333)
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+from jax.typing import ArrayLike
+
+from ..linalg.linear_gaussian import LinearGaussian, Space
+from ..linalg.marginals import Marginals
+from ..linalg.prior import FlatPrior, is_valid_prior
+from ..potentials.base import TiltedMoments
+from ..structure.latent_gaussian import LatentGaussian
+from .gaussian_posterior import GaussianPosterior, gaussian_prior
+
+__all__ = ["Info", "SolveInfo", "State", "init", "log_evidence", "posterior", "solve", "step"]
+
+Schedule = Literal["parallel", "sequential"]
+
+_MIN_STEP_SIZE = 1.0 / 64.0
+_GROWTH_OF_CHANGE = 1.5
+_RECOVERY_OF_STEP = 1.25
+
+
+class State(NamedTuple):
+    """Sites and the Gaussian that they make with the prior."""
+
+    site_precision: Array
+    """Shape ``(num_rows,)``; zero where a row has no factor."""
+    site_shift: Array
+    """Precision times mean of every site, shape ``(num_rows,)``."""
+    marginals: Marginals
+    """Of ``eta - offset`` under prior and sites."""
+    step_size: Array
+    """Fraction of the way to the proposed sites that the next sweep goes."""
+    max_change: Array
+    """Of the sweep that led here; infinite at the start."""
+
+
+class Info(NamedTuple):
+    """What one sweep found."""
+
+    objective: Array
+    """Log evidence at the sites *before* the sweep; nan while a cavity is improper."""
+    max_change: Array
+    """Largest change of a marginal mean in standard deviations or of a marginal variance relative to itself, per
+    unit of step size; infinite when the sweep was undone because its sites made an improper posterior."""
+    num_skipped: Array
+    """Factors whose cavity or tilted moments were improper, so that their site was kept."""
+    skipped: Array
+    """Which ones: boolean, shape ``(num_rows,)``."""
+    step_size: Array
+    """The step size that the sweep used."""
+
+
+class SolveInfo(NamedTuple):
+    """How a run of sweeps ended."""
+
+    converged: Array
+    num_steps: Array
+    objective: Array
+    """Log evidence at the final sites; nan if it does not exist or a prior is not positive definite."""
+    objective_trace: Array
+    """Log evidence before each sweep, shape ``(num_steps,)`` as requested, padded with nan."""
+    max_change: Array
+    num_skipped: Array
+    skipped: Array
+    step_size: Array
+
+
+def init(form: LatentGaussian, *, space: Space = "auto") -> State:
+    """Sites to start from: none, unless some prior is flat.
+
+    With a flat prior the sites alone must make the posterior proper. Each then matches its factor under a cavity
+    that knows nothing of the others: of variance one for log-concave factors, from which EP finds its way, and broad
+    for the others, so that a heavy-tailed factor starts at its datum.
+    """
+    dtype = form.offset.dtype
+    zeros = jnp.zeros((form.num_rows,), dtype)
+    precision, shift = zeros, zeros
+    if any(isinstance(block, FlatPrior) for block in form.prior):
+        precision, shift = _initial_sites(form)
+    marginals = _refresh(form, gaussian_prior(form, space), precision, shift)
+    return State(precision, shift, marginals, jnp.ones((), dtype), jnp.asarray(jnp.inf, dtype))
+
+
+def step(
+    form: LatentGaussian,
+    state: State,
+    *,
+    damping: float = 0.0,
+    adapt_damping: bool = True,
+    power: float = 1.0,
+    schedule: Schedule = "parallel",
+    space: Space = "auto",
+) -> tuple[State, Info]:
+    r"""One sweep over all factors.
+
+    The parallel schedule updates all sites from the same marginals and refreshes these once: one factorisation and
+    one triangular solve. The sequential one refreshes the joint after every site by a rank-one update; it evaluates
+    all factors and uses one (one per block), so it costs ``O(M^2)`` factor evaluations besides ``O(M D^2)`` algebra,
+    with ``D`` the smaller of rows and columns, and is meant for a few hundred rows.
+
+    A site whose cavity or tilted moments are improper or not finite is kept and counted. Rounding may give a
+    log-concave factor a precision below zero: it is raised to zero. A sweep that leads to an improper posterior is
+    undone and its step size halved.
+
+    :param LatentGaussian form: the model.
+    :param State state: sites, with marginals that belong to ``form``.
+    :param float damping: fraction of the old natural parameters that is kept, in ``[0, 1)``.
+    :param bool adapt_damping: whether to damp more while the change grows from sweep to sweep.
+    :param float power: fraction of a factor that is replaced at a time, ``1`` for EP; below one, fractional EP.
+    :param str schedule: ``"parallel"`` or ``"sequential"``.
+    :param str space: where to do the algebra; see :func:`~numpyro_ext.linalg.linear_gaussian.choose_space`.
+    :return: the next state and what the sweep found.
+    :raises ValueError: for an unknown schedule.
+    """
+    prior = gaussian_prior(form, space)
+    return _step(form, prior, state, damping, adapt_damping, power, schedule)
+
+
+def solve(
+    form: LatentGaussian,
+    state: State,
+    *,
+    num_steps: int = 100,
+    tol: float = 1e-6,
+    damping: float = 0.0,
+    adapt_damping: bool = True,
+    power: float = 1.0,
+    schedule: Schedule = "parallel",
+    space: Space = "auto",
+) -> tuple[State, SolveInfo]:
+    """Sweep until no marginal changes by more than ``tol``, in one compiled loop.
+
+    The state may come from another form of the same shapes (warm start): its marginals are recomputed first, and if
+    its sites are improper under this form the run starts afresh.
+
+    :param LatentGaussian form: the model.
+    :param State state: where to start.
+    :param int num_steps: the largest number of sweeps.
+    :param float tol: see :attr:`Info.max_change`; a hundred roundings at least.
+    :return: the final state and how the run ended. Other parameters are those of :func:`step`.
+    """
+    prior = gaussian_prior(form, space)
+    marginals = _refresh(form, prior, state.site_precision, state.site_shift)
+    infinity = jnp.full_like(state.max_change, jnp.inf)
+    state = State(state.site_precision, state.site_shift, marginals, jnp.full_like(infinity, 1.0 - damping), infinity)
+    state = lax.cond(_is_proper(marginals), lambda: state, lambda: init(form, space=space))
+    tol = jnp.maximum(tol, 100 * jnp.finfo(infinity.dtype).eps)
+
+    def proceed(carry: tuple[State, Info, Array, Array]) -> Array:
+        state, _, trace, count = carry
+        return (count < num_steps) & ~(state.max_change < tol) & _is_proper(state.marginals)
+
+    def sweep(carry: tuple[State, Info, Array, Array]) -> tuple[State, Info, Array, Array]:
+        state, _, trace, count = carry
+        state, info = _step(form, prior, state, damping, adapt_damping, power, schedule)
+        return state, info, trace.at[count].set(info.objective), count + 1
+
+    no_row = jnp.zeros((form.num_rows,), bool)
+    start = Info(jnp.full_like(infinity, jnp.nan), infinity, jnp.asarray(0), no_row, state.step_size)
+    trace = jnp.full((num_steps,), jnp.nan, infinity.dtype)
+    state, info, trace, count = lax.while_loop(proceed, sweep, (state, start, trace, jnp.asarray(0)))
+    objective = _objective(form, state, _tilt(form, state, power), power)
+    objective = jnp.where(is_valid_prior(form.prior), objective, jnp.nan)
+    converged = (state.max_change < tol) & jnp.isfinite(objective)
+    return state, SolveInfo(
+        converged, count, objective, trace, info.max_change, info.num_skipped, info.skipped, info.step_size
+    )
+
+
+def log_evidence(form: LatentGaussian, state: State, *, power: float = 1.0, space: Space = "auto") -> Array:
+    r"""EP's approximation of the log evidence at the sites of ``state`` (Ko 2017, §2.1, in the form without
+    differences of large terms; power EP as Minka 2004).
+
+    At a fixed point it is stationary in the sites, so its gradient with respect to ``form`` (kernel, mean,
+    parameters of the factors) is the explicit one with the sites held: no gradient flows through the iteration.
+
+    :param LatentGaussian form: the model; differentiable.
+    :param State state: a fixed point of :func:`step` for ``form``.
+    :param float power: the power that the fixed point was found with.
+    :param str space: where to do the algebra.
+    :return: a scalar; nan where a prior is not positive definite or a cavity is improper.
+    """
+    precision, shift = lax.stop_gradient((state.site_precision, state.site_shift))
+    marginals = _refresh(form, gaussian_prior(form, space), precision, shift)
+    state = State(precision, shift, marginals, state.step_size, state.max_change)
+    value = _objective(form, state, _tilt(form, state, power), power)
+    return jnp.where(lax.stop_gradient(is_valid_prior(form.prior)), value, jnp.nan)
+
+
+def posterior(form: LatentGaussian, state: State, *, space: Space = "auto") -> GaussianPosterior:
+    """The Gaussian approximation of the posterior of the unknowns."""
+    return GaussianPosterior(form, state.site_precision, state.site_shift, space)
+
+
+class _Tilted(NamedTuple):
+    """Cavities and tilted moments of all rows, safe numbers where there is none."""
+
+    moments: TiltedMoments
+    observed: Array
+    is_pinned: Array
+    """The prior leaves the predictor no freedom: the factor is a constant."""
+    is_valid: Array
+
+
+def _refresh(form: LatentGaussian, prior: LinearGaussian, precision: Array, shift: Array) -> Marginals:
+    return prior.condition(precision, shift - precision * form.offset).marginals()
+
+
+def _is_proper(marginals: Marginals) -> Array:
+    # A variance that is not a number is in the sum, so one test covers all rows.
+    total = marginals.log_partition + jnp.sum(marginals.mean) + jnp.sum(marginals.variance)
+    return jnp.isfinite(total)
+
+
+def _tilted_moments(form: LatentGaussian, mean: Array, variance: Array, power: ArrayLike) -> TiltedMoments:
+    parts = [
+        potential.tilted_moments(m, v, power)
+        for potential, m, v in zip(form.potentials, form.split_rows(mean), form.split_rows(variance), strict=True)
+    ]
+    return jax.tree.map(lambda *arrays: jnp.concatenate(arrays), *parts)
+
+
+def _tilt(form: LatentGaussian, state: State, power: ArrayLike) -> _Tilted:
+    r"""Tilted moments with the cavity written through :math:`c = 1 - \tau v` rather than through
+    :math:`1/v - \tau`, which loses all digits where a site dominates."""
+    mean, variance, ratio, _ = state.marginals
+    observed = jnp.concatenate(form.observed)
+    shift = state.site_shift - state.site_precision * form.offset
+    cavity_ratio = (1.0 - power) + power * ratio
+    is_pinned = observed & (variance <= 0)
+    is_proper = observed & ~is_pinned & (cavity_ratio > 0)
+    safe_ratio = jnp.where(is_proper, cavity_ratio, 1.0)
+    cavity_variance = jnp.where(is_proper, variance / safe_ratio, 1.0)
+    cavity_mean = jnp.where(is_proper, (mean - power * variance * shift) / safe_ratio + form.offset, 0.0)
+    moments = _tilted_moments(form, cavity_mean, cavity_variance, power)
+    is_finite = jnp.isfinite(sum(moments))
+    return _Tilted(moments, observed, is_pinned, is_proper & is_finite & (moments.variance > 0))
+
+
+def _objective(form: LatentGaussian, state: State, tilted: _Tilted, power: ArrayLike) -> Array:
+    r"""Log evidence: the partition function of prior and sites, with each site's part replaced by its factor's.
+
+    The part of site ``i`` is the log integral of the cavity times the site, which with :math:`c = 1 - \tau v` is
+    :math:`-\frac12(\tau m^2 - 2 \nu m + v \nu^2)/c + \frac12 \log c` at marginal mean ``m`` and variance ``v``.
+    """
+    mean, variance, ratio, log_partition = state.marginals
+    tau = power * state.site_precision
+    nu = power * state.site_shift - tau * form.offset
+    ratio = (1.0 - power) + power * ratio
+    is_free = tilted.observed & ~tilted.is_pinned
+    has_cavity = is_free & (ratio > 0)
+    c = jnp.where(has_cavity, ratio, 1.0)
+    site = 0.5 * jnp.log(c) - 0.5 * (tau * mean**2 - 2.0 * nu * mean + variance * nu**2) / c
+    terms = jnp.where(has_cavity, (tilted.moments.log_z - site) / power, 0.0)
+    pinned = form.log_factors(jnp.where(tilted.is_pinned, mean + form.offset, 0.0))
+    terms += jnp.where(tilted.is_pinned, pinned, 0.0)
+    total = form.log_constant + log_partition + jnp.sum(terms)
+    return jnp.where(jnp.any(is_free & ~has_cavity), jnp.nan, total)
+
+
+def _propose(form: LatentGaussian, state: State, tilted: _Tilted, power: ArrayLike) -> tuple[Array, Array, Array]:
+    """Undamped sites that match the tilted moments, and the rows that keep theirs for want of such moments."""
+    sizes = [mask.shape[0] for mask in form.observed]
+    lower = np.repeat([0.0 if potential.is_log_concave else -np.inf for potential in form.potentials], sizes)
+    precision = jnp.maximum(tilted.moments.site_precision / power, lower.astype(state.site_precision.dtype))
+    precision = jnp.where(tilted.is_valid, precision, state.site_precision)
+    shift = jnp.where(tilted.is_valid, tilted.moments.site_shift / power, state.site_shift)
+    skipped = tilted.observed & ~tilted.is_pinned & ~tilted.is_valid
+    return precision, shift, skipped
+
+
+def _step(
+    form: LatentGaussian,
+    prior: LinearGaussian,
+    state: State,
+    damping: float,
+    adapt_damping: bool,
+    power: ArrayLike,
+    schedule: Schedule,
+) -> tuple[State, Info]:
+    size = jnp.minimum(state.step_size, 1.0 - damping)
+    tilted = _tilt(form, state, power)
+    objective = _objective(form, state, tilted, power)
+    if schedule == "parallel":
+        precision, shift, skipped = _propose(form, state, tilted, power)
+        precision = state.site_precision + size * (precision - state.site_precision)
+        shift = state.site_shift + size * (shift - state.site_shift)
+    elif schedule == "sequential":
+        precision, shift, skipped = _sweep_sequentially(form, prior, state, size, power)
+    else:
+        raise ValueError(f"Unknown schedule {schedule!r}: expected 'parallel' or 'sequential'.")
+    marginals = _refresh(form, prior, precision, shift)
+    is_proper = _is_proper(marginals)
+    max_change = jnp.where(is_proper, _max_change(state.marginals, marginals) / size, jnp.inf)
+
+    next_size = size
+    if adapt_damping:
+        grows = max_change > _GROWTH_OF_CHANGE * state.max_change
+        next_size = jnp.where(grows, 0.5 * size, jnp.minimum(_RECOVERY_OF_STEP * size, 1.0 - damping))
+    next_size = jnp.maximum(jnp.where(is_proper, next_size, 0.5 * size), _MIN_STEP_SIZE * (1.0 - damping))
+    moved = State(precision, shift, marginals, next_size, max_change)
+    kept = state._replace(step_size=next_size, max_change=max_change)
+    state = jax.tree.map(lambda new, old: jnp.where(is_proper, new, old), moved, kept)
+    return state, Info(objective, max_change, jnp.sum(skipped), skipped, size)
+
+
+def _max_change(old: Marginals, new: Marginals) -> Array:
+    is_free = new.variance > 0
+    variance = jnp.where(is_free, new.variance, 1.0)
+    change = jnp.maximum(jnp.abs(new.mean - old.mean) / jnp.sqrt(variance), jnp.abs(new.variance - old.variance) / variance)
+    return jnp.max(jnp.where(is_free, change, 0.0))
+
+
+def _sweep_sequentially(
+    form: LatentGaussian, prior: LinearGaussian, state: State, size: Array, power: ArrayLike
+) -> tuple[Array, Array, Array]:
+    """Visit the rows of every block in turn, all blocks side by side, with rank-one updates of the joint."""
+    joint = prior.condition(state.site_precision, state.site_shift - state.site_precision * form.offset)
+    nowhere = jnp.zeros_like(state.site_precision)
+
+    def visit(i: Array, carry: tuple[Array, ...]) -> tuple[Array, ...]:
+        mean, covariance, precision, shift, skipped = carry
+        index, row = prior.rows[:, i], prior.sequential_row(i)
+
+        def at_row(values: Array) -> Array:
+            return values.at[index].get(mode="fill", fill_value=0)
+
+        def to_rows(values: Array) -> Array:
+            return nowhere.at[index].set(values, mode="drop")
+
+        direction = jnp.einsum("bij,bj->bi", covariance, row)
+        m, v = jnp.sum(row * mean, -1), jnp.sum(row * direction, -1)
+        # Rows that are not visited get the cavity ratio zero, which keeps their sites.
+        here = Marginals(to_rows(m), to_rows(v), to_rows(1.0 - at_row(precision) * v), jnp.zeros((), v.dtype))
+        visited = state._replace(site_precision=precision, site_shift=shift, marginals=here)
+        new_precision, new_shift, is_kept = _propose(form, visited, _tilt(form, visited, power), power)
+        d_precision = size * at_row(new_precision - precision)
+        d_shift = size * at_row(new_shift - shift)
+        denominator = 1.0 + d_precision * v
+        is_kept = at_row(is_kept) | ~(denominator > 0)
+        d_precision, d_shift = jnp.where(is_kept, 0.0, d_precision), jnp.where(is_kept, 0.0, d_shift)
+        denominator = jnp.where(is_kept, 1.0, denominator)
+        local_shift = d_shift - d_precision * at_row(form.offset)
+        mean = mean + direction * ((local_shift - d_precision * m) / denominator)[:, None]
+        weight = (d_precision / denominator)[:, None, None]
+        covariance = covariance - weight * direction[:, :, None] * direction[:, None, :]
+        precision = precision.at[index].add(d_precision, mode="drop")
+        shift = shift.at[index].add(d_shift, mode="drop")
+        return mean, covariance, precision, shift, skipped.at[index].set(is_kept, mode="drop")
+
+    no_row = jnp.zeros(nowhere.shape, bool)
+    carry = (*joint.sequential_moments(), state.site_precision, state.site_shift, no_row)
+    return lax.fori_loop(0, prior.rows.shape[1], visit, carry)[2:]
+
+
+def _initial_sites(form: LatentGaussian) -> tuple[Array, Array]:
+    """Proper sites that match each factor under a cavity of its own; see :func:`init`."""
+    sizes = [mask.shape[0] for mask in form.observed]
+    widths = np.repeat([1.0 if potential.is_log_concave else 1e6 for potential in form.potentials], sizes)
+    variance = jnp.asarray(widths, form.offset.dtype)
+    observed = jnp.concatenate(form.observed)
+    moments = _tilted_moments(form, jnp.where(observed, form.offset, 0.0), variance, 1.0)
+    precision, shift = moments.site_precision, moments.site_shift
+    is_good = jnp.isfinite(precision) & jnp.isfinite(shift) & (precision > 0)
+    precision = jnp.where(is_good, precision, 1.0 / variance)
+    shift = jnp.where(is_good, shift, precision * form.offset)
+    return jnp.where(observed, precision, 0.0), jnp.where(observed, shift, 0.0)

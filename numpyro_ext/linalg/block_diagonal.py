@@ -1,0 +1,154 @@
+"""Block-diagonal matrices over the unknowns: priors before, and posteriors after, conditioning on factors."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jax import Array
+from jax.scipy.linalg import block_diag
+
+from .design import DenseDesign, Design, SparseRows
+
+__all__ = ["BlockCovariance", "BlockDiagonal", "cross_product", "quadratic_form"]
+
+
+class BlockDiagonal(NamedTuple):
+    """A square block-diagonal matrix, part after part.
+
+    A part is a diagonal of shape ``(size,)``, or equal blocks of shape ``(batch, width, width)``.
+    """
+
+    parts: tuple[Array, ...]
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        return tuple(part.shape[0] * (part.shape[1] if part.ndim == 3 else 1) for part in self.parts)
+
+    def _split(self, x: Array) -> list[Array]:
+        pieces, start = [], 0
+        for size in self.sizes:
+            pieces.append(x[..., start : start + size])
+            start += size
+        return pieces
+
+    def apply(self, x: Array) -> Array:
+        """``D x`` for ``x`` of shape ``(..., N)``."""
+        return jnp.concatenate([_apply(p, piece) for p, piece in zip(self.parts, self._split(x), strict=True)], -1)
+
+    def apply_transpose(self, x: Array) -> Array:
+        """``D^T x`` for ``x`` of shape ``(..., N)``."""
+        transposed = BlockDiagonal(tuple(p.swapaxes(-1, -2) if p.ndim == 3 else p for p in self.parts))
+        return transposed.apply(x)
+
+    def to_dense(self) -> Array:
+        """Materialise as ``(N, N)``."""
+        blocks: list[Array] = []
+        for part in self.parts:
+            blocks.extend(part if part.ndim == 3 else [jnp.diag(part)])
+        return block_diag(*blocks)
+
+    def entries(self, i: Array, j: Array) -> Array:
+        """The elements at broadcast indices ``(i, j)``; zero where an index is ``N`` (padding)."""
+        total, start = jnp.zeros((), self.parts[0].dtype), 0
+        for part, size in zip(self.parts, self.sizes, strict=True):
+            a, b = i - start, j - start
+            inside = (a >= 0) & (a < size) & (b >= 0) & (b < size)
+            a, b = jnp.clip(a, 0, size - 1), jnp.clip(b, 0, size - 1)
+            if part.ndim == 3:
+                width = part.shape[1]
+                inside &= a // width == b // width
+                value = part[a // width, a % width, b % width]
+            else:
+                inside &= a == b
+                value = part[a]
+            total = total + jnp.where(inside, value, 0.0)
+            start += size
+        return total
+
+    def take(self, columns: Array) -> Array:
+        """Principal submatrices at ``columns`` of shape ``(num_blocks, n)``: shape ``(num_blocks, n, n)``."""
+        return self.entries(columns[:, :, None], columns[:, None, :])
+
+
+def _apply(part: Array, x: Array) -> Array:
+    if part.ndim == 1:
+        return part * x
+    if part.shape[0] == 1:
+        return x @ part[0].T
+    batch, width = part.shape[:2]
+    pieces = x.reshape(*x.shape[:-1], batch, width)
+    return jnp.einsum("bij,...bj->...bi", part, pieces).reshape(x.shape)
+
+
+def cross_product(left: Design, matrix: BlockDiagonal, right: Design) -> Array:
+    """``A D B^T`` of shape ``(rows of A, rows of B)``, by gathers where the designs are sparse.
+
+    A single dense block between sparse designs costs no matrix product: for the identity it is a copy.
+    """
+    total, start = jnp.zeros((), matrix.parts[0].dtype), 0
+    for part, size in zip(matrix.parts, matrix.sizes, strict=True):
+        left_part, right_part = left.column_range(start, size), right.column_range(start, size)
+        if part.ndim == 3 and part.shape[0] == 1:
+            applied = left_part.matvec(part[0].T).T
+        else:
+            applied = _apply(part.swapaxes(-1, -2) if part.ndim == 3 else part, left_part.to_dense())
+        total = total + right_part.matvec(applied)
+        start += size
+    return total
+
+
+def quadratic_form(design: Design, matrix: BlockDiagonal | BlockCovariance) -> Array:
+    """The diagonal of ``A D A^T`` without its other elements, of shape ``(rows of A,)``."""
+    if isinstance(design, SparseRows):
+        columns, values = design.columns, design.values
+        pairs = matrix.entries(columns[:, :, None], columns[:, None, :])
+        return jnp.einsum("rk,rkl,rl->r", values, pairs, values)
+    return jnp.sum(matrix.apply(design.matrix) * design.matrix, axis=-1)
+
+
+class BlockCovariance(NamedTuple):
+    """A covariance over all unknowns held as ``matrix`` of shape ``(num_blocks, n, n)``.
+
+    ``columns`` of shape ``(num_blocks, n)`` says which unknowns a block holds, padded with ``num_columns``;
+    unknowns in different blocks are independent.
+    """
+
+    matrix: Array
+    columns: Array
+    home: Array
+    """For every unknown its block and its position in the block: shape ``(2, num_columns)``."""
+
+    @classmethod
+    def build(cls, matrix: Array, columns: Array, num_columns: int) -> BlockCovariance:
+        """Index the blocks by unknown."""
+        return cls(matrix, columns, column_home(columns, num_columns))
+
+    def entries(self, i: Array, j: Array) -> Array:
+        """The elements at broadcast indices ``(i, j)``."""
+        if self.matrix.shape[0] == 1:
+            return self.matrix[0][i, j]
+        (block_i, position_i), (block_j, position_j) = self.home[:, i], self.home[:, j]
+        return jnp.where(block_i == block_j, self.matrix[block_i, position_i, position_j], 0.0)
+
+    def apply(self, x: Array) -> Array:
+        """The covariance times ``x`` of shape ``(..., num_columns)``."""
+        if self.matrix.shape[0] == 1:
+            return x @ self.matrix[0]
+        local = x.at[..., self.columns].get(mode="fill", fill_value=0.0)
+        local = jnp.einsum("bij,...bj->...bi", self.matrix, local)
+        return jnp.zeros_like(x).at[..., self.columns].set(local, mode="drop")
+
+    def map_covariance(self, design: Design) -> Array:
+        """Covariance of ``A e``, of shape ``(rows, rows)``."""
+        if isinstance(design, SparseRows) and self.matrix.shape[0] == 1:
+            return design.matvec(design.matvec(self.matrix[0]).T)
+        dense = DenseDesign(design.to_dense())
+        return dense.matvec(self.apply(dense.matrix))
+
+
+def column_home(columns: Array, num_columns: int) -> Array:
+    """Invert ``columns``: for every unknown its block and its position in that block, shape ``(2, num_columns)``."""
+    block, position = jnp.indices(columns.shape)
+    index = jnp.stack([block, position])
+    return jnp.zeros((2, num_columns), index.dtype).at[:, columns].set(index, mode="drop")

@@ -1,0 +1,87 @@
+"""Which space to condition a Gaussian in: that of the predictors or that of the unknowns, whichever is cheaper."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from jax import Array
+
+from .coefficient_space import CoefficientPosterior, CoefficientSpace
+from .design import Design, SparseRows
+from .observation_space import ObservationPosterior, ObservationSpace
+from .prior import FlatPrior, PriorBlock
+
+__all__ = ["LinearGaussian", "LinearGaussianPosterior", "Space", "choose_space", "linear_gaussian"]
+
+Space = Literal["auto", "observation", "coefficient", "sparse"]
+LinearGaussian = ObservationSpace | CoefficientSpace
+LinearGaussianPosterior = ObservationPosterior | CoefficientPosterior
+
+# A scattered update costs about as much as this many multiply-adds of a matrix product.
+_SCATTER_COST = 64
+
+
+def choose_space(prior: tuple[PriorBlock, ...], design: Design, rows: Array, columns: Array) -> Space:
+    """The cheaper space, from shapes and kinds of prior alone, so that it is known before anything is traced.
+
+    Predictors where a block has no more rows than columns and every prior is proper; otherwise unknowns, with the
+    design kept sparse when one block has few entries per row.
+
+    :param tuple prior: the prior blocks.
+    :param Design design: the linear map from unknowns to predictors.
+    :param jax.Array rows: rows of each block, shape ``(num_blocks, max_rows)``.
+    :param jax.Array columns: columns of each block, shape ``(num_blocks, max_columns)``.
+    :return: ``"observation"``, ``"coefficient"`` or ``"sparse"``.
+    """
+    is_proper = not any(isinstance(block, FlatPrior) for block in prior)
+    if is_proper and rows.shape[1] <= columns.shape[1]:
+        return "observation"
+    if isinstance(design, SparseRows) and rows.shape[0] == 1:
+        if _SCATTER_COST * design.columns.shape[1] ** 2 < design.num_columns**2:
+            return "sparse"
+    return "coefficient"
+
+
+def linear_gaussian(
+    prior: tuple[PriorBlock, ...],
+    design: Design,
+    rows: Array,
+    columns: Array,
+    *,
+    is_signed: bool = False,
+    space: Space = "auto",
+) -> LinearGaussian:
+    """Prepare to condition ``e ~ prior`` on Gaussian sites of ``A e``; do this once, then ``condition`` many times.
+
+    :param tuple prior: the prior blocks.
+    :param Design design: the linear map ``A``.
+    :param jax.Array rows: rows of each independent block, padded with ``num_rows``.
+    :param jax.Array columns: columns of each independent block, padded with ``num_columns``.
+    :param bool is_signed: whether site precisions may be negative.
+    :param str space: the space to work in; ``"auto"`` takes :func:`choose_space`.
+    :return: an object with ``condition(site_precision, site_shift)``.
+    :raises ValueError: if the space is unknown or cannot hold the prior or the design.
+
+    >>> import jax.numpy as jnp
+    >>> from numpyro_ext.linalg.design import DenseDesign
+    >>> from numpyro_ext.linalg.prior import DiagonalPrior
+    >>> space = linear_gaussian(
+    ...     (DiagonalPrior(jnp.ones(1)),), DenseDesign(jnp.ones((3, 1))), jnp.arange(3)[None], jnp.arange(1)[None]
+    ... )
+    >>> posterior = space.condition(jnp.ones(3), jnp.array([1.0, 2.0, 3.0]))
+    >>> posterior.unknowns()
+    Array([1.5], dtype=float32)
+    """
+    if space == "auto":
+        space = choose_space(prior, design, rows, columns)
+    if space == "observation":
+        if any(isinstance(block, FlatPrior) for block in prior):
+            raise ValueError("Flat priors have no covariance: condition in the space of the coefficients instead.")
+        return ObservationSpace.build(prior, design, rows, columns, is_signed)
+    if space == "sparse":
+        if not isinstance(design, SparseRows) or rows.shape[0] > 1:
+            raise ValueError("The sparse space needs a design of sparse rows and a single block.")
+        return CoefficientSpace.build(prior, design, rows, columns, is_sparse=True)
+    if space == "coefficient":
+        return CoefficientSpace.build(prior, design, rows, columns, is_sparse=False)
+    raise ValueError(f"Unknown space {space!r}: expected 'auto', 'observation', 'coefficient' or 'sparse'.")
