@@ -1,0 +1,59 @@
+"""Independent groups of rows and columns: the plates of a model, found from the sparsity of its design."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import scipy.sparse
+from scipy.sparse.csgraph import connected_components
+
+__all__ = ["find_blocks"]
+
+
+def find_blocks(
+    pattern: np.ndarray | None, num_rows: int, num_columns: int, coupled: Sequence[tuple[int, int, int]]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Partition rows and columns so that blocks share neither a factor nor a prior.
+
+    :param pattern: columns of each row, ``(num_rows, k)`` padded with ``-1``; None where all rows touch all columns.
+    :param coupled: for each prior block with correlations ``(start, batch, width)``: consecutive runs of columns.
+    :return: ``rows`` and ``columns`` of shape ``(num_blocks, ...)``, padded one past the end. A partition that would
+        cost more than no partition (few large blocks among many small ones) is not used.
+    """
+    single = np.arange(num_rows)[None, :], np.arange(num_columns)[None, :]
+    if pattern is None or num_columns <= 1 or num_rows == 0:
+        return single
+    rows, slots = np.nonzero(pattern >= 0)
+    heads, tails = [rows], [num_rows + pattern[rows, slots]]
+    for start, batch, width in coupled:
+        run = num_rows + start + np.arange(batch * width).reshape(batch, width)
+        heads.append(np.repeat(run[:, 0], width))
+        tails.append(run.reshape(-1))
+    head, tail = np.concatenate(heads), np.concatenate(tails)
+    size = num_rows + num_columns
+    graph = scipy.sparse.coo_matrix((np.ones(head.size, np.int8), (head, tail)), (size, size))
+    count, label = connected_components(graph, directed=False)
+    if count == 1:
+        return single
+    # a row without columns belongs to any block; it joins the block of the first column
+    row_label, column_label = label[:num_rows].copy(), label[num_rows:]
+    row_label[~(pattern >= 0).any(axis=1)] = column_label[0]
+    names, column_label = np.unique(column_label, return_inverse=True)
+    row_label = np.searchsorted(names, row_label)
+    row_blocks = _group(row_label, names.size, num_rows)
+    column_blocks = _group(column_label, names.size, num_columns)
+    inner = min(row_blocks.shape[1], column_blocks.shape[1])
+    whole = min(num_rows, num_columns)
+    if names.size * float(inner) ** 3 >= float(whole) ** 3 or row_blocks.size > 4 * num_rows + 64:
+        return single
+    return row_blocks, column_blocks
+
+
+def _group(label: np.ndarray, num_groups: int, fill: int) -> np.ndarray:
+    order = np.argsort(label, kind="stable")
+    counts = np.bincount(label, minlength=num_groups)
+    out = np.full((num_groups, max(int(counts.max(initial=0)), 1)), fill)
+    position = np.arange(label.size) - np.repeat(np.cumsum(counts) - counts, counts)
+    out[label[order], position] = order
+    return out

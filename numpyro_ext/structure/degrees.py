@@ -1,0 +1,147 @@
+"""Classify every value of a program as constant, affine or nonlinear in the unknowns of the field."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from .dependence import CUMULATIVE, MOVEMENT, Pattern, propagate
+from .program import Atom, Constant, Equation, Program
+
+__all__ = ["Degree", "Degrees", "Source", "affine_cuts", "classify"]
+
+# linear in their first operand; the others must be constant
+_LINEAR_IN_FIRST = (MOVEMENT | {"reduce_sum", "cumsum", "neg", "gather", "dynamic_slice", "copy", "copy_p", "real"}) | {
+    "split",
+    "reduce_window_sum",
+}
+# jointly linear in all operands
+_JOINTLY_LINEAR = frozenset("add add_any sub concatenate stack pad optimization_barrier".split())
+# linear in either operand when the other is constant
+_BILINEAR = frozenset("mul dot_general conv_general_dilated".split())
+assert "cumsum" in CUMULATIVE
+
+
+class Degree(enum.IntEnum):
+    """How a value depends on the field, given everything else."""
+
+    CONSTANT = 0
+    AFFINE = 1
+    NONLINEAR = 2
+
+
+class Source(NamedTuple):
+    """An affine value whose elements are each an affine function of one element of the value ``root``."""
+
+    root: int
+    index: np.ndarray
+    """For each element the flat index of that element of the root, ``-1`` for constants."""
+
+
+class Degrees(NamedTuple):
+    """The classification of a program."""
+
+    degree: dict[int, Degree]
+    """Only values that are not constant are listed."""
+    sites: dict[int, frozenset[str]]
+    """Field sites that a value depends on."""
+    source: dict[int, Source]
+    """For affine values: where they come from, elementwise."""
+
+    def of(self, atom: Atom) -> Degree:
+        """Degree of an atom."""
+        return Degree.CONSTANT if isinstance(atom, Constant) else self.degree.get(atom, Degree.CONSTANT)
+
+    def sites_of(self, atom: Atom) -> frozenset[str]:
+        """Field sites that an atom depends on."""
+        return frozenset() if isinstance(atom, Constant) else self.sites.get(atom, frozenset())
+
+
+def classify(program: Program, field: Mapping[str, int]) -> Degrees:
+    """Push degrees from the inputs of the field through the program.
+
+    :param field: the input value of each field site.
+    :return: degrees, sites and elementwise sources. An affine operation that mixes elements starts a new source, so a
+        predictor such as ``X @ b + a[group]`` is one value from which everything elementwise follows.
+    """
+    found = Degrees({}, {}, {})
+    for name, number in field.items():
+        found.degree[number] = Degree.AFFINE
+        found.sites[number] = frozenset([name])
+        found.source[number] = _root(program, number)
+    for eqn in program.equations:
+        degrees = [found.of(a) for a in eqn.inputs]
+        if max(degrees, default=Degree.CONSTANT) == Degree.CONSTANT:
+            continue
+        degree = _degree(eqn, degrees)
+        sites = frozenset().union(*(found.sites_of(a) for a in eqn.inputs))
+        sources = _sources(eqn, found, program) if degree == Degree.AFFINE else [None] * len(eqn.outputs)
+        for number, source in zip(eqn.outputs, sources, strict=True):
+            found.degree[number] = degree
+            found.sites[number] = sites
+            if degree == Degree.AFFINE:
+                found.source[number] = source or _root(program, number)
+    return found
+
+
+def _root(program: Program, number: int) -> Source:
+    shape = program.shape(number)
+    return Source(number, np.arange(int(np.prod(shape)), dtype=np.int64).reshape(shape))
+
+
+def _degree(eqn: Equation, degrees: list[Degree]) -> Degree:
+    """Degree of an equation with at least one input that is not constant; unknown primitives are nonlinear."""
+    name = eqn.primitive.name
+    affine = [d == Degree.AFFINE for d in degrees]
+    if Degree.NONLINEAR in degrees:
+        return Degree.NONLINEAR
+    if name in _JOINTLY_LINEAR:
+        return Degree.AFFINE
+    if name in _LINEAR_IN_FIRST or name == "div":
+        return Degree.AFFINE if not any(affine[1:]) else Degree.NONLINEAR
+    if name in _BILINEAR:
+        return Degree.AFFINE if sum(affine) == 1 else Degree.NONLINEAR
+    if name == "convert_element_type":
+        is_float = np.issubdtype(np.dtype(eqn.params["new_dtype"]), np.floating)
+        return Degree.AFFINE if is_float else Degree.NONLINEAR
+    if name in ("select_n",):
+        return Degree.AFFINE if not affine[0] else Degree.NONLINEAR
+    if name in ("scatter", "scatter-add", "scatter_add"):
+        return Degree.AFFINE if not affine[1] else Degree.NONLINEAR
+    if name == "dynamic_update_slice":
+        return Degree.AFFINE if not any(affine[2:]) else Degree.NONLINEAR
+    if name == "triangular_solve":
+        return Degree.AFFINE if not affine[0] else Degree.NONLINEAR
+    return Degree.NONLINEAR
+
+
+def _sources(eqn: Equation, found: Degrees, program: Program) -> list[Source | None]:
+    """Sources of the outputs of an affine equation, None where it mixes elements or roots."""
+    nothing: list[Source | None] = [None] * len(eqn.outputs)
+    inputs = [None if found.of(a) == Degree.CONSTANT else found.source[a] for a in eqn.inputs]  # type: ignore[index]
+    roots = {s.root for s in inputs if s is not None}
+    if len(roots) != 1 or eqn.primitive.name in ("triangular_solve", "conv_general_dilated", "reduce_window_sum"):
+        return nothing
+    patterns: list[Pattern | None] = [None if s is None else s.index[..., None] for s in inputs]
+
+    def concrete(atom: Atom) -> object:
+        if isinstance(atom, Constant):
+            return atom.value
+        given = dict(zip(program.constants, program.data, strict=True))
+        free = program.ancestors([atom], given) & set(program.inputs)
+        return None if free else np.asarray(program.evaluate([atom], given)[0])
+
+    out = propagate(eqn, patterns, program, concrete)
+    root = roots.pop()
+    return [Source(root, p[..., 0]) if isinstance(p, np.ndarray) and p.shape[-1] == 1 else None for p in out]
+
+
+def affine_cuts(program: Program, degrees: Degrees, atoms: Sequence[Atom]) -> set[int]:
+    """The last affine values on the way to ``atoms``: those that a nonlinear operation reads, or atoms themselves."""
+    cuts = {a for a in atoms if isinstance(a, int) and degrees.of(a) == Degree.AFFINE}
+    for index in program.needed(atoms, [n for n, d in degrees.degree.items() if d == Degree.AFFINE]):
+        cuts |= {a for a in program.equations[index].inputs if degrees.of(a) == Degree.AFFINE}  # type: ignore[misc]
+    return cuts

@@ -1,0 +1,307 @@
+"""Which elements of which values an element depends on: sparsity patterns pushed through a program.
+
+A pattern of a value of shape ``s`` is an integer array of shape ``s + (k,)``: for each element the numbers of the seed
+elements it may depend on, padded with ``-1``. Patterns are supersets of the truth: an operation that is not known
+makes every output element depend on every input element, which can cost speed or a refusal, never correctness.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .program import Atom, Constant, Equation, Program, apply_equation, inner_jaxpr, is_opaque_call
+
+__all__ = ["DenseDependence", "Pattern", "propagate"]
+
+
+class DenseDependence:
+    """Every element depends on (up to) every one of the seed elements ``ids``."""
+
+    def __init__(self, ids: np.ndarray):
+        self.ids = ids
+
+
+Pattern = np.ndarray | DenseDependence
+ConcreteFn = Callable[[Atom], Any]
+
+_MAX_ENTRIES = 60_000_000
+
+ELEMENTWISE = frozenset(
+    "add add_any sub mul div rem neg abs sign floor ceil round exp exp2 log log1p expm1 tanh tan sin cos asin acos atan "
+    "atan2 sinh cosh asinh acosh atanh sqrt rsqrt cbrt square pow integer_pow logistic max min clamp erf erfc erf_inv "
+    "lgamma digamma polygamma igamma igammac igamma_grad_a random_gamma_grad bessel_i0e bessel_i1e zeta regularized_"
+    "incomplete_beta nextafter is_finite eq ne lt le gt ge eq_to le_to lt_to and or not xor select_n convert_element_type "
+    "copy copy_p reduce_precision real imag conj stop_gradient optimization_barrier erf_inv".split()
+) | {"regularized_incomplete_beta", "tie"}
+MOVEMENT = frozenset("reshape transpose squeeze expand_dims broadcast_in_dim rev slice tile".split())
+REDUCTIONS = frozenset(
+    "reduce_sum reduce_max reduce_min reduce_prod reduce_and reduce_or reduce_xor argmax argmin".split()
+)
+CUMULATIVE = frozenset("cumsum cumprod cummax cummin cumlogsumexp".split())
+
+
+def propagate(eqn: Equation, patterns: Sequence[Pattern | None], program: Program, concrete: ConcreteFn) -> list[Pattern]:
+    """Patterns of the outputs of one equation.
+
+    :param patterns: per input its pattern, or None where it does not depend on any seed.
+    :param concrete: gives the value of an atom if it is known without any input, else None (for gather indices).
+    """
+    shapes = [tuple(program.avals[n].shape) for n in eqn.outputs]
+    name = eqn.primitive.name
+    if any(isinstance(p, DenseDependence) for p in patterns):
+        return _everything(patterns, shapes)
+    try:
+        if is_opaque_call(eqn):
+            return _through_call(eqn, patterns, concrete)
+        if name in ELEMENTWISE:
+            if name == "optimization_barrier":
+                return [_or_nothing(p, s) for p, s in zip(patterns, shapes, strict=True)]
+            return [_merge([_broadcast(p, shapes[0]) for p in patterns if p is not None])] * len(shapes)
+        if name in MOVEMENT:
+            return [_apply_per_slot(eqn, patterns, [None] * len(patterns))]
+        if name == "concatenate":
+            return [_concatenate(eqn, patterns, program)]
+        if name == "stack":
+            axis = eqn.params.get("axis", eqn.params.get("dimension", 0))
+            full = _same_width([_or_nothing(p, program.shape(a)) for p, a in zip(patterns, eqn.inputs, strict=True)])
+            return [np.stack(full, axis=axis)]
+        if name == "pad":
+            return [_pad(eqn, patterns, program)]
+        if name == "split":
+            cuts = np.cumsum(eqn.params["sizes"])[:-1]
+            return list(np.split(patterns[0], cuts, axis=eqn.params["axis"]))
+        if name in ("gather", "dynamic_slice"):
+            return [_indexed(eqn, patterns, concrete, shapes)]
+        if name in ("scatter", "scatter-add", "scatter_add", "dynamic_update_slice"):
+            return [_updated(eqn, patterns, program, concrete, shapes)]
+        if name in REDUCTIONS:
+            return [_reduce(patterns[0], tuple(eqn.params["axes"]))]
+        if name in CUMULATIVE:
+            return [_cumulate(patterns[0], eqn.params["axis"], eqn.params.get("reverse", False))]
+        if name == "dot_general":
+            return [_dot(eqn, patterns, program, shapes[0])]
+    except _TooLarge:
+        pass
+    return _everything(patterns, shapes)
+
+
+class _TooLarge(Exception):
+    """A pattern would not fit; fall back to the dense superset."""
+
+
+def ids_of(pattern: Pattern | None) -> np.ndarray:
+    """The seed elements that occur in a pattern, sorted."""
+    if pattern is None:
+        return np.zeros((0,), np.int64)
+    found = np.unique(pattern.ids if isinstance(pattern, DenseDependence) else pattern)
+    return found[found >= 0]
+
+
+def _everything(patterns: Sequence[Pattern | None], shapes: Sequence[tuple[int, ...]]) -> list[Pattern]:
+    ids = np.unique(np.concatenate([ids_of(p) for p in patterns])).astype(np.int64)
+    out: list[Pattern] = []
+    for shape in shapes:
+        if int(np.prod(shape)) * max(ids.size, 1) > _MAX_ENTRIES:
+            out.append(DenseDependence(ids))
+        else:
+            out.append(np.broadcast_to(ids, (*shape, ids.size)))
+    return out
+
+
+def _or_nothing(pattern: Any, shape: tuple[int, ...]) -> np.ndarray:
+    return np.full((*shape, 1), -1, np.int64) if pattern is None else pattern
+
+
+def _broadcast(pattern: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    return np.broadcast_to(pattern, (*shape, pattern.shape[-1]))
+
+
+def _check(size: float) -> None:
+    if size > _MAX_ENTRIES:
+        raise _TooLarge
+
+
+def _merge(patterns: Sequence[np.ndarray]) -> np.ndarray:
+    first = patterns[0]
+    if all(p is first or (p.shape == first.shape and np.array_equal(p, first)) for p in patterns[1:]):
+        return first
+    width = sum(p.shape[-1] for p in patterns)
+    _check(np.prod(first.shape[:-1]) * width)
+    return _deduplicate(np.concatenate(patterns, axis=-1))
+
+
+def _deduplicate(pattern: np.ndarray) -> np.ndarray:
+    if pattern.shape[-1] <= 1 or pattern.size == 0:
+        return pattern
+    ordered = np.sort(pattern, axis=-1)
+    repeated = np.zeros(ordered.shape, bool)
+    repeated[..., 1:] = ordered[..., 1:] == ordered[..., :-1]
+    ordered[repeated] = -1
+    width = max(int((ordered >= 0).sum(-1).max()), 1)
+    if width == ordered.shape[-1]:
+        return ordered
+    # descending order brings the padding to the end, where it can be cut off
+    return np.sort(ordered, axis=-1)[..., ::-1][..., :width][..., ::-1].copy()
+
+
+def _same_width(patterns: Sequence[np.ndarray]) -> list[np.ndarray]:
+    width = max(p.shape[-1] for p in patterns)
+    out = []
+    for p in patterns:
+        missing = width - p.shape[-1]
+        out.append(np.concatenate([p, np.full((*p.shape[:-1], missing), -1, p.dtype)], -1) if missing else p)
+    return out
+
+
+def _apply_per_slot(eqn: Equation, patterns: Sequence[Any], others: Sequence[Any]) -> np.ndarray:
+    """Apply an operation that only moves elements to every slot of the one pattern among its inputs."""
+    which = next(i for i, p in enumerate(patterns) if p is not None)
+    pattern = patterns[which]
+    slots = []
+    for slot in range(pattern.shape[-1]):
+        values = [jnp.asarray(pattern[..., slot], jnp.int32) if i == which else others[i] for i in range(len(patterns))]
+        slots.append(np.asarray(apply_equation(eqn, values)[0]))
+    out = np.stack(slots, axis=-1).astype(np.int64)
+    return np.where(out < 0, -1, out)
+
+
+def _concatenate(eqn: Equation, patterns: Sequence[Any], program: Program) -> np.ndarray:
+    full = [_or_nothing(p, program.shape(a)) for p, a in zip(patterns, eqn.inputs, strict=True)]
+    return np.concatenate(_same_width(full), axis=eqn.params["dimension"])
+
+
+def _pad(eqn: Equation, patterns: Sequence[Any], program: Program) -> np.ndarray:
+    operand = _or_nothing(patterns[0], program.shape(eqn.inputs[0]))
+    padding = [-1] if patterns[1] is None else list(np.ravel(patterns[1]))
+    slots = []
+    for slot in range(max(operand.shape[-1], len(padding))):
+        inside = operand[..., slot] if slot < operand.shape[-1] else np.full(operand.shape[:-1], -1)
+        value = padding[slot] if slot < len(padding) else -1
+        both = [jnp.asarray(inside, jnp.int32), jnp.asarray(value, jnp.int32)]
+        slots.append(np.asarray(apply_equation(eqn, both)[0]))
+    return np.stack(slots, axis=-1).astype(np.int64)
+
+
+def _indexed(eqn: Equation, patterns: Sequence[Any], concrete: ConcreteFn, shapes: Sequence[tuple[int, ...]]) -> Pattern:
+    indices = [concrete(a) for a in eqn.inputs[1:]]
+    if patterns[0] is None or any(p is not None for p in patterns[1:]) or any(i is None for i in indices):
+        return _everything(patterns, shapes)[0]
+    return _apply_per_slot(eqn, patterns, [None, *indices])
+
+
+def _updated(
+    eqn: Equation, patterns: Sequence[Any], program: Program, concrete: ConcreteFn, shapes: Sequence[tuple[int, ...]]
+) -> Pattern:
+    """Scatter and dynamic_update_slice: elements of the operand, replaced by or added to elements of the update."""
+    is_scatter = eqn.primitive.name.startswith("scatter")
+    where_update = 2 if is_scatter else 1
+    index_positions = [1] if is_scatter else list(range(2, len(eqn.inputs)))
+    indices = {i: concrete(eqn.inputs[i]) for i in index_positions}
+    if any(patterns[i] is not None for i in index_positions) or any(v is None for v in indices.values()):
+        return _everything(patterns, shapes)[0]
+    operand = _or_nothing(patterns[0], program.shape(eqn.inputs[0]))
+    update = _or_nothing(patterns[where_update], program.shape(eqn.inputs[where_update]))
+
+    def bind(base: np.ndarray, new: np.ndarray) -> np.ndarray:
+        values: list[Any] = [None] * len(eqn.inputs)
+        values[0], values[where_update] = jnp.asarray(base, jnp.int32), jnp.asarray(new, jnp.int32)
+        for i, v in indices.items():
+            values[i] = v
+        return np.asarray(apply_equation(eqn, values)[0])
+
+    if eqn.primitive.name in ("scatter-add", "scatter_add"):
+        hits = bind(np.zeros(operand.shape[:-1]), np.ones(update.shape[:-1]))
+        if hits.max(initial=0) > 1:
+            return _everything(patterns, shapes)[0]
+        # without collisions, adding (id + 1) to zeros places each id where it is added
+        placed = [bind(np.zeros(operand.shape[:-1]), update[..., s] + 1) - 1 for s in range(update.shape[-1])]
+        return _merge([operand, np.stack(placed, axis=-1).astype(np.int64)])
+    operand, update = _same_width([operand, update])
+    return np.stack([bind(operand[..., s], update[..., s]) for s in range(operand.shape[-1])], -1).astype(np.int64)
+
+
+def _reduce(pattern: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:
+    kept = [i for i in range(pattern.ndim - 1) if i not in axes]
+    moved = np.transpose(pattern, (*kept, *axes, pattern.ndim - 1))
+    _check(moved.size)
+    return _deduplicate(moved.reshape(*(pattern.shape[i] for i in kept), -1))
+
+
+def _cumulate(pattern: np.ndarray, axis: int, reverse: bool) -> np.ndarray:
+    length, width = pattern.shape[axis], pattern.shape[-1]
+    _check(pattern.size * length)
+    moved = np.moveaxis(pattern, axis, -2)
+    rows, columns = np.arange(length)[:, None], np.arange(length)[None, :]
+    seen = columns >= rows if reverse else columns <= rows
+    spread = np.where(seen[..., None], moved[..., None, :, :], -1)
+    out = _deduplicate(spread.reshape(*moved.shape[:-1], length * width))
+    return np.moveaxis(out, -2, axis)
+
+
+def _dot(eqn: Equation, patterns: Sequence[Any], program: Program, shape: tuple[int, ...]) -> np.ndarray:
+    (contract_l, contract_r), (batch_l, batch_r) = eqn.params["dimension_numbers"]
+    parts = []
+    for side, (pattern, contract, batch) in enumerate(zip(patterns, (contract_l, contract_r), (batch_l, batch_r), strict=True)):
+        if pattern is None:
+            continue
+        free = [i for i in range(pattern.ndim - 1) if i not in contract and i not in batch]
+        moved = np.transpose(pattern, (*batch, *free, *contract, pattern.ndim - 1))
+        lead = moved.shape[: len(batch) + len(free)]
+        _check(moved.size)
+        moved = _deduplicate(moved.reshape(*lead, -1))
+        num_batch, num_other = len(batch), len(shape) - len(lead)
+        if side == 0:
+            moved = moved.reshape(*lead, *(1,) * num_other, moved.shape[-1])
+        else:
+            moved = moved.reshape(*lead[:num_batch], *(1,) * num_other, *lead[num_batch:], moved.shape[-1])
+        parts.append(_broadcast(moved, shape))
+    return _merge(parts)
+
+
+def _through_call(eqn: Equation, patterns: Sequence[Any], concrete: ConcreteFn) -> list[Pattern]:
+    inner = inner_jaxpr(eqn.params)
+    assert inner is not None
+    program = Program(inner)
+    seeds = {n: p for n, p in zip(program.inputs, patterns, strict=True) if p is not None}
+    known = {n: concrete(a) for n, a in zip(program.inputs, eqn.inputs, strict=True)}
+    found = dependence(program, seeds, known)
+    shapes = [program.shape(a) for a in program.outputs]
+    return [
+        _or_nothing(found.get(a) if isinstance(a, int) else None, s)
+        for a, s in zip(program.outputs, shapes, strict=True)
+    ]
+
+
+def dependence(
+    program: Program, seeds: Mapping[int, Pattern], known: Mapping[int, Any], wanted: Sequence[Atom] | None = None
+) -> dict[int, Pattern]:
+    """Patterns of all values that depend on the ``seeds`` (values with given patterns, not looked behind).
+
+    :param known: values of inputs or constants that are concrete, used to evaluate gather indices.
+    :param wanted: restrict the work to what these values need.
+    """
+    patterns: dict[int, Pattern] = dict(seeds)
+    cache: dict[Any, Any] = {}
+
+    def concrete(atom: Atom) -> Any:
+        if isinstance(atom, Constant):
+            return atom.value
+        if atom not in cache:
+            given = {n: v for n, v in (*known.items(), *zip(program.constants, program.data, strict=True)) if v is not None}
+            free = program.ancestors([atom], given) & (set(program.inputs) - set(given))
+            cache[atom] = None if free or atom in patterns else jax.device_get(program.evaluate([atom], given)[0])
+        return cache[atom]
+
+    needed = program.needed(program.outputs if wanted is None else wanted, seeds)
+    for index in sorted(needed):
+        eqn = program.equations[index]
+        inputs = [None if isinstance(a, Constant) else patterns.get(a) for a in eqn.inputs]
+        if any(p is not None for p in inputs):
+            for number, pattern in zip(eqn.outputs, propagate(eqn, inputs, program, concrete), strict=True):
+                patterns.setdefault(number, pattern)
+    return patterns

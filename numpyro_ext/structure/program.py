@@ -1,0 +1,212 @@
+"""A jaxpr flattened into single assignments, which can be evaluated from any set of known values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
+
+__all__ = ["Constant", "Equation", "Program", "apply_equation", "inner_jaxpr", "is_opaque_call", "make_program"]
+
+_INLINED = ("jit", "pjit", "closed_call", "core_call", "call", "remat", "remat2", "checkpoint")
+_OPAQUE_CALLS = ("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr")
+
+
+class Constant:
+    """A value written into the program itself (a literal)."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any):
+        self.value = value
+
+    def __repr__(self) -> str:
+        return f"Constant({self.value})"
+
+
+Atom = int | Constant
+
+
+class Equation(NamedTuple):
+    """One primitive applied to atoms, assigning its outputs."""
+
+    primitive: Any
+    params: dict[str, Any]
+    inputs: tuple[Atom, ...]
+    outputs: tuple[int, ...]
+
+
+class Program:
+    """Equations in order of execution over values numbered from zero.
+
+    The first values are the inputs, then come the constants (arrays that the traced function closed over: the data of
+    a model), then the results. Calls are inlined under fresh names, since nested calls share one jaxpr object;
+    equal equations are merged, so that a predictor that a model computes twice is one value.
+    """
+
+    def __init__(self, closed: ClosedJaxpr):
+        self.avals: list[Any] = []
+        self.equations: list[Equation] = []
+        self.defined_by: dict[int, int] = {}
+        self._seen: dict[Any, tuple[int, ...]] = {}
+        jaxpr = closed.jaxpr
+        self.inputs = tuple(self._new(v.aval) for v in jaxpr.invars)
+        self.constants = tuple(self._new(v.aval) for v in jaxpr.constvars)
+        self.data = tuple(closed.consts)
+        env: dict[Any, Atom] = dict(zip((*jaxpr.invars, *jaxpr.constvars), (*self.inputs, *self.constants), strict=True))
+        self.outputs = self._inline(jaxpr, env)
+        self._drop_unused()
+
+    def _new(self, aval: Any) -> int:
+        self.avals.append(aval)
+        return len(self.avals) - 1
+
+    def shape(self, atom: Atom) -> tuple[int, ...]:
+        """Shape of a value."""
+        return np.shape(atom.value) if isinstance(atom, Constant) else tuple(self.avals[atom].shape)
+
+    def _inline(self, jaxpr: Jaxpr, env: dict[Any, Atom]) -> tuple[Atom, ...]:
+        def read(atom: Any) -> Atom:
+            return Constant(atom.val) if isinstance(atom, Literal) else env[atom]
+
+        for eqn in jaxpr.eqns:
+            inputs = tuple(read(v) for v in eqn.invars)
+            inner = inner_jaxpr(eqn.params) if eqn.primitive.name in _INLINED else None
+            if inner is not None:
+                consts = tuple(self._embed(c) for c in inner.consts)
+                inner_env = dict(zip((*inner.jaxpr.invars, *inner.jaxpr.constvars), (*inputs, *consts), strict=True))
+                results: tuple[Atom, ...] = self._inline(inner.jaxpr, inner_env)
+            else:
+                results = self._assign(eqn, inputs)
+            env.update(zip(eqn.outvars, results, strict=True))
+        return tuple(read(v) for v in jaxpr.outvars)
+
+    def _embed(self, value: Any) -> int:
+        # constants of an inner call join the data of the program, so that no array hides in an equation
+        number = self._new(jax.typeof(value))
+        self.constants += (number,)
+        self.data += (value,)
+        return number
+
+    def _assign(self, eqn: Any, inputs: tuple[Atom, ...]) -> tuple[int, ...]:
+        key = (eqn.primitive.name, _params_key(eqn.params), tuple(_atom_key(a) for a in inputs))
+        if key not in self._seen:
+            outputs = tuple(self._new(v.aval) for v in eqn.outvars)
+            for number in outputs:
+                self.defined_by[number] = len(self.equations)
+            self.equations.append(Equation(eqn.primitive, eqn.params, inputs, outputs))
+            self._seen[key] = outputs
+        return self._seen[key]
+
+    def _drop_unused(self) -> None:
+        # argument validation inside distributions leaves equations that read latent values and lead nowhere
+        needed = self.needed([a for a in self.outputs if isinstance(a, int)], known=())
+        self.equations = [eqn for i, eqn in enumerate(self.equations) if i in needed]
+        self.defined_by = {n: i for i, eqn in enumerate(self.equations) for n in eqn.outputs}
+        used = {a for eqn in self.equations for a in eqn.inputs if isinstance(a, int)}
+        used |= {a for a in self.outputs if isinstance(a, int)}
+        kept = [(c, d) for c, d in zip(self.constants, self.data, strict=True) if c in used]
+        self.constants = tuple(c for c, _ in kept)
+        self.data = tuple(d for _, d in kept)
+
+    def needed(self, wanted: Iterable[Atom], known: Iterable[int]) -> set[int]:
+        """Indices of the equations required to compute ``wanted`` when the values ``known`` are given."""
+        known = set(known)
+        stack = [a for a in wanted if isinstance(a, int)]
+        seen: set[int] = set()
+        needed: set[int] = set()
+        while stack:
+            number = stack.pop()
+            if number in seen or number in known:
+                continue
+            seen.add(number)
+            index = self.defined_by.get(number)
+            if index is not None and index not in needed:
+                needed.add(index)
+                stack.extend(a for a in self.equations[index].inputs if isinstance(a, int))
+        return needed
+
+    def ancestors(self, wanted: Iterable[Atom], known: Iterable[int] = ()) -> set[int]:
+        """Every value that ``wanted`` depends on, itself included, not looking behind the values ``known``."""
+        wanted = [a for a in wanted if isinstance(a, int)]
+        found = set(wanted)
+        known = set(known)
+        for index in self.needed(wanted, known):
+            found |= {a for a in self.equations[index].inputs if isinstance(a, int)}
+        return found
+
+    def evaluate(self, wanted: Iterable[Atom], env: Mapping[int, Any]) -> list[Any]:
+        """Values of ``wanted``, computed from ``env`` (inputs, constants, or any intermediate values to take as given).
+
+        :raises KeyError: if ``wanted`` depends on an input or constant that ``env`` does not give.
+        """
+        wanted = list(wanted)
+        values = dict(env)
+
+        def read(atom: Atom) -> Any:
+            return atom.value if isinstance(atom, Constant) else values[atom]
+
+        for index in sorted(self.needed(wanted, env)):
+            eqn = self.equations[index]
+            results = apply_equation(eqn, [read(a) for a in eqn.inputs])
+            for number, result in zip(eqn.outputs, results, strict=True):
+                values.setdefault(number, result)
+        return [read(a) for a in wanted]
+
+    def fingerprint(self) -> tuple[Any, ...]:
+        """Hashable description: two programs with equal fingerprints compute the same function of inputs and data."""
+        body = tuple(
+            (e.primitive.name, _params_key(e.params), tuple(_atom_key(a) for a in e.inputs), e.outputs)
+            for e in self.equations
+        )
+        header = tuple(str(self.avals[n]) for n in (*self.inputs, *self.constants))
+        return (header, self.inputs, self.constants, body, tuple(_atom_key(a) for a in self.outputs))
+
+
+def make_program(function: Any, *args: Any) -> tuple[Program, Any]:
+    """Trace ``function(*args)`` into a :class:`Program`; also return its output structure, with atoms as leaves."""
+    closed, out_shape = jax.make_jaxpr(function, return_shape=True)(*args)
+    program = Program(closed)
+    return program, jax.tree.unflatten(jax.tree.structure(out_shape), program.outputs)
+
+
+def apply_equation(eqn: Equation, values: Sequence[Any]) -> Sequence[Any]:
+    """Results of one equation on the values of its inputs."""
+    results = eqn.primitive.bind(*values, **eqn.primitive.get_bind_params(eqn.params))
+    return results if eqn.primitive.multiple_results else (results,)
+
+
+def inner_jaxpr(params: Mapping[str, Any]) -> ClosedJaxpr | None:
+    """The jaxpr that a call-like equation carries, closed, or None."""
+    for name in ("jaxpr", "call_jaxpr", "fun_jaxpr"):
+        inner = params.get(name)
+        if isinstance(inner, ClosedJaxpr):
+            return inner
+        if isinstance(inner, Jaxpr):
+            return ClosedJaxpr(inner, ())
+    return None
+
+
+def is_opaque_call(eqn: Equation) -> bool:
+    """Whether an equation is a call with its own derivative rule: dependence sees through it, linearity does not."""
+    return eqn.primitive.name in _OPAQUE_CALLS and inner_jaxpr(eqn.params) is not None
+
+
+def _atom_key(atom: Atom) -> Any:
+    if isinstance(atom, int):
+        return atom
+    value = np.asarray(atom.value) if not jnp.issubdtype(jnp.asarray(atom.value).dtype, jax.dtypes.extended) else None
+    return ("key",) if value is None else (str(value.dtype), value.shape, value.tobytes())
+
+
+def _params_key(params: Mapping[str, Any]) -> str:
+    # callables print with addresses; a call with a derivative rule of its own is told apart by its body and name
+    parts = []
+    for name in sorted(params):
+        value = params[name]
+        parts.append(f"{name}={getattr(value, '__qualname__', type(value).__name__) if callable(value) else value}")
+    return ";".join(parts)

@@ -1,0 +1,182 @@
+"""Read a NumPyro model: choose the field, refuse what cannot be treated, verify what was read."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax import Array
+
+from .errors import ModelStructureError
+from .factors import Conflict
+from .reading import LatentGaussianReading
+from .tracing import SiteInfo, inspect_sites
+from .validation import check_data
+from .verification import check_form
+
+__all__ = ["read_latent_gaussian"]
+
+_MAX_ATTEMPTS = 48
+_MAX_HYPER_SIZE = 100
+
+
+def read_latent_gaussian(
+    model: Callable[..., Any],
+    args: tuple = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    field: Sequence[str] | None = None,
+    hyper_values: Mapping[str, Any] | None = None,
+    rng_key: Array | None = None,
+    check: bool = True,
+) -> LatentGaussianReading:
+    """Read a model as latent Gaussian: the largest jointly Gaussian field, affine predictors, one factor each.
+
+    The field is the largest set of latent sites that is jointly Gaussian, and in which every predictor is jointly
+    affine, given all other sites; among sets of equal size the one whose factors have closed forms. Everything else
+    becomes a hyperparameter.
+
+    :param model: a NumPyro model.
+    :param tuple args: its arguments, which stay concrete.
+    :param dict kwargs: its keyword arguments.
+    :param field: names of the sites to use as field, instead of searching.
+    :param hyper_values: starting values of hyperparameters (constrained), instead of the centres of their priors.
+    :param rng_key: for models that draw random numbers themselves.
+    :param bool check: compare the form with NumPyro's log density at random points.
+    :return: the reading.
+    :raises ModelStructureError: naming the site that does not fit, what was found there and what to do.
+
+    **Example:**
+
+    >>> import jax.numpy as jnp, numpyro, numpyro.distributions as dist
+    >>> from numpyro_ext.structure import read_latent_gaussian
+    >>> def model(y):
+    ...     scale = numpyro.sample("scale", dist.HalfNormal(1.0))
+    ...     f = numpyro.sample("f", dist.Normal(0.0, scale).expand([3]).to_event(1))
+    ...     numpyro.sample("y", dist.Poisson(jnp.exp(f)).to_event(1), obs=y)
+    >>> reading = read_latent_gaussian(model, (jnp.array([1, 0, 4]),))
+    >>> reading.field, tuple(reading.hyper)
+    (('f',), ('scale',))
+
+    Cost: a few abstract traces of the model; with ``check`` one compilation, reused for data of the same shapes.
+    """
+    kwargs = dict(kwargs or {})
+    rng_key = jax.random.key(0) if rng_key is None else rng_key
+    sites = inspect_sites(model, args, kwargs, rng_key)
+    sites = _with_values(sites, hyper_values or {})
+    check_data(sites)
+
+    def attempt(names: frozenset[str]) -> LatentGaussianReading:
+        reading = LatentGaussianReading(model, args, kwargs, sites, tuple(names), rng_key)
+        _check_hyper(reading, sites)
+        return reading
+
+    candidates = [n for n, s in sites.items() if s.kind == "latent" and s.is_candidate]
+    if field is None:
+        reading = _search(attempt, sites, candidates)
+    else:
+        _check_field(field, sites)
+        try:
+            reading = attempt(frozenset(field))
+        except Conflict as conflict:
+            raise ModelStructureError(f"With field={list(field)}: {conflict}") from None
+    if check:
+        check_form(reading, rng_key)
+    return reading
+
+
+def _with_values(sites: dict[str, SiteInfo], values: Mapping[str, Any]) -> dict[str, SiteInfo]:
+    out = dict(sites)
+    for name, value in values.items():
+        if name not in sites or sites[name].kind not in ("latent", "param"):
+            free = sorted(n for n, s in sites.items() if s.kind in ("latent", "param"))
+            raise ModelStructureError(f"no latent or param site '{name}' to give a value to; the model has {free}.")
+        if np.shape(value) != sites[name].shape:
+            raise ModelStructureError(
+                f"the value given for site '{name}' has shape {np.shape(value)}, the site has shape {sites[name].shape}."
+            )
+        out[name] = sites[name]._replace(init=np.asarray(value, float))
+    return out
+
+
+def _check_field(field: Sequence[str], sites: Mapping[str, SiteInfo]) -> None:
+    for name in field:
+        if name not in sites or not sites[name].is_candidate:
+            found = f"is {sites[name].family or sites[name].kind}" if name in sites else "does not exist"
+            names = [n for n, s in sites.items() if s.is_candidate]
+            raise ModelStructureError(f"field: site '{name}' {found}; Gaussian latent sites of this model: {names}.")
+
+
+def _search(
+    attempt: Callable[[frozenset[str]], LatentGaussianReading],
+    sites: Mapping[str, SiteInfo],
+    candidates: Sequence[str],
+) -> LatentGaussianReading:
+    """Largest workable field first: drop one site of each conflict at a time."""
+    if not candidates:
+        latents = {n: s.family for n, s in sites.items() if s.kind == "latent"}
+        raise ModelStructureError(
+            f"the model has no Gaussian latent site (latent sites: {latents or 'none'}). This engine needs a field of "
+            "Normal, MultivariateNormal, LowRankMultivariateNormal, GaussianRandomWalk, CAR or flat real sites; use NUTS."
+        )
+    sizes = {n: int(np.prod(sites[n].shape)) for n in candidates}
+    order = itertools.count()
+    start = frozenset(candidates)
+    queue = [(-sum(sizes.values()), next(order), start)]
+    seen = {start}
+    first_error: Conflict | ModelStructureError | None = None
+    best: LatentGaussianReading | None = None
+    best_score: tuple[int, int] | None = None
+    for _ in range(_MAX_ATTEMPTS):
+        if not queue:
+            break
+        negative_size, _, names = heapq.heappop(queue)
+        if best_score is not None and -negative_size < best_score[0]:
+            break
+        try:
+            reading = attempt(names)
+            score = (-negative_size, sum(p.is_closed_form for p in reading.plans))
+            if best_score is None or score > best_score:
+                best, best_score = reading, score
+        except Conflict as conflict:
+            first_error = first_error or conflict
+            for site in sorted(conflict.sites & names):
+                rest = names - {site}
+                if rest and rest not in seen:
+                    seen.add(rest)
+                    heapq.heappush(queue, (-sum(sizes[n] for n in rest), next(order), rest))
+        except ModelStructureError as error:
+            first_error = first_error or error
+    if best is None:
+        raise ModelStructureError(str(first_error)) from None
+    return best
+
+
+def _check_hyper(reading: LatentGaussianReading, sites: Mapping[str, SiteInfo]) -> None:
+    num_rows = sum(int(np.prod(s)) for s in reading.factor_shapes)
+    for name, site in reading.hyper.items():
+        size, info = int(np.prod(site.shape)), sites[name]
+        what = f"latent site '{name}' ({info.family}, shape {site.shape})"
+        if info.is_discrete:
+            raise ModelStructureError(
+                f"{what} is discrete and affects the likelihood: sum it out in the model (a mixture distribution), "
+                "condition on it, or use NUTS with enumeration."
+            )
+        if info.is_masked:
+            raise ModelStructureError(
+                f"{what} is masked but other sites depend on it: move the mask to the observations, or index the "
+                "elements that are in use."
+            )
+        if site.is_param or size == 1:
+            continue
+        kind = "not Gaussian" if not info.is_candidate else "used nonlinearly"
+        if size >= num_rows or size > _MAX_HYPER_SIZE:
+            raise ModelStructureError(
+                f"{what} is {kind}, so it would be a hyperparameter, but it has {size} elements for {num_rows} "
+                "observations, too many to maximise over. Integrate it out in the model (a scale mixture written as a "
+                "Student-t, a Gamma-Poisson), give it a Gaussian prior where the predictor is affine in it, or use NUTS."
+            )

@@ -1,0 +1,223 @@
+"""Which potential stands behind a cut: by family of the distribution and by the function from predictor to parameter.
+
+The function is not matched by its text but by its values: whatever composition of operations leads from the predictor
+to, say, a Poisson rate, it is the exponential link if the rate behaves as one on a grid of predictors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from ..potentials import (
+    BinomialLogitPotential,
+    GaussianPotential,
+    LaplacePotential,
+    LogitPotential,
+    NegativeBinomialExpPotential,
+    NegativeBinomialLogitPotential,
+    PoissonExpPotential,
+    PoissonSoftplusPotential,
+    ProbitPotential,
+    RectifiedLinearPoissonPotential,
+    StudentTPotential,
+)
+from ..potentials.base import Potential
+from .degrees import Degree, Degrees, affine_cuts
+from .dependence import dependence
+from .program import Atom, Program
+from .tracing import FactorTrace
+
+__all__ = ["Built", "Recognised", "recognise"]
+
+Env = Mapping[int, Any]
+_GRID = np.array([0.0, 1.0, -1.0, -2.5, 0.4, 3.1])
+
+
+class Built(NamedTuple):
+    """A potential of ``sign * predictor + shift``."""
+
+    potential: Potential
+    sign: float = 1.0
+    shift: Any = 0.0
+
+
+class Recognised(NamedTuple):
+    """A named potential, and where its predictor is."""
+
+    predictor: int
+    rows: np.ndarray
+    build: Callable[[Env, Array], Built]
+    """From hyperparameters, data and the observed mask."""
+    label: str
+
+
+class _Link(NamedTuple):
+    name: str
+    sign: float
+    """The parameter is ``scale * function(sign * predictor)``."""
+    scale_at: float
+    """Grid point at which the scale is read off, with the value of the function there."""
+    value_at: float
+
+
+_FUNCTIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "exp": np.exp,
+    "softplus": lambda x: np.logaddexp(x, 0.0),
+    "rectified linear": lambda x: np.maximum(x, 0.0),
+    "logistic": lambda x: 1.0 / (1.0 + np.exp(-x)),
+    "probit": lambda x: np.asarray(jax.scipy.stats.norm.cdf(x)),
+}
+_SCALE_AT = {"exp": 0.0, "softplus": 0.0, "rectified linear": 1.0, "logistic": 0.0, "probit": 0.0}
+
+# per distribution: the parameter that may carry the field, and the links known for it
+_FAMILIES: dict[str, dict[str, tuple[str, ...]]] = {
+    "normal": {"loc": ("identity",)},
+    "student_t": {"loc": ("identity",)},
+    "laplace": {"loc": ("identity",)},
+    "poisson": {"rate": ("exp", "softplus", "rectified linear")},
+    "bernoulli_logits": {"logits": ("identity",)},
+    "bernoulli_probs": {"probs": ("logistic", "probit")},
+    "binomial_logits": {"logits": ("identity",)},
+    "binomial_probs": {"probs": ("logistic",)},
+    "gamma_poisson": {"rate": ("exp",)},
+    "negative_binomial_logits": {"logits": ("identity",)},
+    "rectified_linear_poisson": {"predictor": ("identity",)},
+    "softplus_poisson": {"predictor": ("identity",)},
+}
+
+
+def recognise(
+    program: Program, degrees: Degrees, family: str | None, traced: FactorTrace, probe: Env
+) -> Recognised | None:
+    """The named potential of a site, or None if it has to be treated by quadrature."""
+    if family not in _FAMILIES or degrees.of(traced.value) != Degree.CONSTANT:
+        return None
+    varying = [n for n, atom in traced.parameters.items() if degrees.of(atom) != Degree.CONSTANT]
+    if len(varying) != 1 or varying[0] not in _FAMILIES[family]:
+        return None
+    parameter = varying[0]
+    leaf = traced.parameters[parameter]
+    links = _FAMILIES[family][parameter]
+    if degrees.of(leaf) == Degree.AFFINE:
+        if "identity" not in links:
+            return None
+        size = int(np.prod(program.shape(leaf)))
+        build = _builder(program, family, traced, leaf, leaf, _Link("identity", 1.0, 0.0, 0.0))
+        return Recognised(leaf, np.arange(size), build, f"{family.replace('_', ' ')}")
+    return _behind_a_link(program, degrees, family, traced, leaf, links, probe)
+
+
+def _behind_a_link(
+    program: Program,
+    degrees: Degrees,
+    family: str,
+    traced: FactorTrace,
+    leaf: Atom,
+    links: tuple[str, ...],
+    probe: Env,
+) -> Recognised | None:
+    free = {n for n in degrees.degree if n in program.inputs}
+    for predictor in sorted(affine_cuts(program, degrees, [leaf]), reverse=True):
+        if program.ancestors([leaf], [predictor]) & free - {predictor}:
+            continue
+        shape = program.shape(predictor)
+        seeds = {predictor: np.arange(int(np.prod(shape)), dtype=np.int64).reshape(*shape, 1)}
+        pattern = dependence(program, seeds, {}, [leaf])[leaf]  # type: ignore[index]
+        if not isinstance(pattern, np.ndarray) or pattern.shape[-1] != 1 or np.any(pattern < 0):
+            continue
+        link = _match_link(program, traced, predictor, leaf, links, probe)
+        if link is not None:
+            build = _builder(program, family, traced, predictor, leaf, link)
+            label = f"{family.split('_')[0]}, {link.name} link"
+            return Recognised(predictor, pattern.reshape(-1), build, label)
+    return None
+
+
+def _match_link(
+    program: Program, traced: FactorTrace, predictor: int, leaf: Atom, links: tuple[str, ...], probe: Env
+) -> _Link | None:
+    dtype = jnp.result_type(float)
+    shape = program.shape(predictor)
+
+    def response(point: Array, env: Env) -> Array:
+        return program.evaluate([leaf], {**env, predictor: jnp.full(shape, point, dtype)})[0]
+
+    values = np.asarray(jax.jit(jax.vmap(response, in_axes=(0, None)))(jnp.asarray(_GRID, dtype), dict(probe)), float)
+    mask = np.broadcast_to(np.asarray(program.evaluate([traced.mask], probe)[0]), values.shape[1:])
+    values = values[:, mask] if mask.any() else values.reshape(len(_GRID), -1)
+    values = values[:, np.isfinite(values).all(axis=0)]
+    tolerance = 1e-9 if dtype == np.float64 else 2e-5
+    for name in links:
+        for sign in (1.0, -1.0):
+            function = _FUNCTIONS[name](sign * _GRID)
+            at = int(np.nonzero(sign * _GRID == _SCALE_AT[name])[0][0])
+            scale = values[at] / function[at]
+            if name in ("logistic", "probit"):
+                scale = np.ones_like(scale)
+            expected = function[:, None] * scale
+            if values.size and np.all(np.abs(values - expected) <= tolerance * (np.abs(expected) + 1e-3 * np.abs(scale))):
+                return _Link(name, sign, float(_GRID[at]), float(function[at]))
+    return None
+
+
+def _builder(
+    program: Program, family: str, traced: FactorTrace, predictor: int, leaf: Atom, link: _Link
+) -> Callable[[Env, Array], Built]:
+    names = [n for n in traced.parameters if traced.parameters[n] != leaf]
+    dtype = jnp.result_type(float)
+
+    def build(env: Env, mask: Array) -> Built:
+        atoms = [traced.value, *(traced.parameters[n] for n in names)]
+        value, *others = (jnp.reshape(v, -1) for v in program.evaluate(atoms, env))
+        given = dict(zip(names, others, strict=True))
+        # what is missing may be coded as anything: give masked rows a harmless value unless theirs is usable
+        is_usable = jnp.isfinite(value) & ((value >= 0) | (not _is_count(family)))
+        value = jnp.where(mask | is_usable, value, 0).astype(dtype)
+        scale = jnp.ones(())
+        if link.name in ("exp", "softplus", "rectified linear"):
+            at = jnp.full(program.shape(predictor), link.scale_at, dtype)
+            scale = jnp.reshape(program.evaluate([leaf], {**env, predictor: at})[0], -1) / link.value_at
+        return _make(family, link, value, given, scale)
+
+    return build
+
+
+def _is_count(family: str) -> bool:
+    return family not in ("normal", "student_t", "laplace")
+
+
+def _make(
+    family: str, link: _Link, value: Array, given: dict[str, Array], scale: Array
+) -> Built:
+    sign = link.sign
+    if family == "normal":
+        return Built(GaussianPotential(value, given["scale"]))
+    if family == "student_t":
+        return Built(StudentTPotential(value, given["scale"], given["df"]))
+    if family == "laplace":
+        return Built(LaplacePotential(value, given["scale"]))
+    if family == "poisson":
+        if link.name == "exp":
+            return Built(PoissonExpPotential(value, scale), sign)
+        if link.name == "softplus":
+            return Built(PoissonSoftplusPotential(value, scale), sign)
+        return Built(RectifiedLinearPoissonPotential(value, scale, jnp.zeros_like(scale)), sign)
+    if family == "rectified_linear_poisson":
+        return Built(RectifiedLinearPoissonPotential(value, given["exposure"], given["offset"]))
+    if family == "softplus_poisson":
+        return Built(PoissonSoftplusPotential(value, given["exposure"]), shift=given["offset"])
+    if family == "gamma_poisson":
+        # rate = scale * exp(sign z), and the mean is concentration / rate
+        concentration = given["concentration"]
+        return Built(NegativeBinomialExpPotential(value, concentration, concentration / scale), -sign)
+    if family == "negative_binomial_logits":
+        return Built(NegativeBinomialLogitPotential(value, given["total_count"]))
+    if family.startswith("binomial"):
+        return Built(BinomialLogitPotential(value, given["total_count"]), sign)
+    return Built(ProbitPotential(value) if link.name == "probit" else LogitPotential(value), sign)
