@@ -1,0 +1,55 @@
+"""What ArviZ asks of an inference object, in both of its living generations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from jax import Array
+
+__all__ = ["ArviZInterface"]
+
+
+class _Sampler(NamedTuple):
+    model: Callable[..., Any]
+
+
+class ArviZInterface:
+    """Lets ``arviz.from_numpyro(engine)`` work unchanged.
+
+    ArviZ 0.x reads an object shaped like :class:`numpyro.infer.MCMC`: ``get_samples(group_by_chain=True)``,
+    ``get_extra_fields(group_by_chain=True)``, ``num_chains``, ``num_samples``, ``thinning`` and ``sampler.model``.
+    ArviZ 1.x reads one shaped like its ``NumPyroInferenceAdapter``: ``sample_dims``, ``sample_shape``,
+    ``get_samples()``, ``get_sample_stats()`` and ``model``. Both read ``_args`` and ``_kwargs``. The draws are
+    independent: one chain for the first, the single dimension ``sample`` for the second, and no r-hat for either.
+    """
+
+    model: Callable[..., Any]
+    num_samples: int
+    thinning = 1
+    num_chains = 1
+
+    def get_samples(self, group_by_chain: bool = False, seed: int | None = None) -> dict[str, Array]:
+        raise NotImplementedError
+
+    def get_extra_fields(self, group_by_chain: bool = False) -> dict[str, Array]:
+        raise NotImplementedError
+
+    @property
+    def sampler(self) -> _Sampler:
+        """Holds the model, where ArviZ 0.x looks for it."""
+        return _Sampler(self.model)
+
+    @property
+    def sample_dims(self) -> list[str]:
+        """Names of the leading dimensions of the draws, for ArviZ 1.x."""
+        return ["sample"]
+
+    @property
+    def sample_shape(self) -> tuple[int, ...]:
+        """Their sizes, for ArviZ 1.x."""
+        return (self.num_samples,)
+
+    def get_sample_stats(self, **kwargs: Any) -> dict[str, Array]:
+        """The extra fields, under the name by which ArviZ 1.x asks for them."""
+        return self.get_extra_fields(**kwargs)

@@ -1,0 +1,221 @@
+"""The compiled functions that a run is made of, shared by all runs of the same structure."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from ..structure.latent_gaussian import AffineMap, LatentGaussian
+from . import hyper as hyper_search
+from .hyper import Evaluation, SearchState
+from .prediction import log_predictive_factors
+from .unconstrained import UnconstrainedSpace
+
+__all__ = ["Algorithm", "FitInfo", "Programs", "compiled_programs"]
+
+_CACHE_SIZE = 16
+_cache: OrderedDict[Hashable, Programs] = OrderedDict()
+
+
+class FitInfo(NamedTuple):
+    """How one fit of the field ended, in the same words for all algorithms."""
+
+    converged: Array
+    num_steps: Array
+    objective_trace: Array
+    """At each step, shape ``(num_steps,)`` as requested, ``nan`` beyond the last."""
+    max_change: Array
+    """What was compared with ``tol`` in the last step."""
+    skipped: Array
+    """Which factors kept their old value in the last step, shape ``(num_rows,)``."""
+
+
+class Algorithm(NamedTuple):
+    """An algorithm on a :class:`~numpyro_ext.structure.latent_gaussian.LatentGaussian`, its options bound."""
+
+    init: Callable[[LatentGaussian], Any]
+    solve: Callable[..., tuple[Any, Any]]
+    """``(form, state, num_steps=, tol=) -> (state, FitInfo)``."""
+    log_evidence: Callable[[LatentGaussian, Any], Array]
+    posterior: Callable[[LatentGaussian, Any], Any]
+    key: Hashable
+    """Name and options: equal keys mean equal functions."""
+
+
+class Programs:
+    """Compiled functions of ``(data, hyper, ...)`` for one model structure and one algorithm.
+
+    ``data`` are the arrays of a reading, ``hyper`` its hyperparameters (constrained), ``state`` the state of the
+    algorithm. Functions compile on first use; another reading of the same structure runs them as they are.
+
+    :param reading: any reading of the structure.
+    :param Algorithm algorithm: the algorithm.
+    :param UnconstrainedSpace space: of the hyperparameters that are learned.
+    :param int num_steps: steps of one fit of the field at most.
+    :param float tol: at which the algorithm stops.
+    :param float hyper_tol: largest derivative of the objective at which the hyperparameters are accepted.
+    :param int max_iterations: steps of the hyperparameter search at most.
+    """
+
+    def __init__(
+        self,
+        reading: Any,
+        algorithm: Algorithm,
+        space: UnconstrainedSpace,
+        *,
+        num_steps: int,
+        tol: float,
+        hyper_tol: float,
+        max_iterations: int,
+    ) -> None:
+        # The reader finds the pattern of a map with concrete numbers, which it cannot do while it is traced.
+        reading.maps(reading.initial_hyper())
+        self._reading = reading
+        self._algorithm = algorithm
+        self._space = space
+        self._num_steps = num_steps
+        self._tol = tol
+        self._hyper_tol = hyper_tol
+        self._max_iterations = max_iterations
+
+        self._evaluation_shapes: Evaluation | None = None
+        self.solve = jax.jit(self._solve, static_argnames="num_steps")
+        self.init_state = jax.jit(self._init_state)
+        self.search = jax.jit(self._search, static_argnames="num_evaluations")
+        self.moments = jax.jit(self._moments)
+        self.covariance = jax.jit(self._covariance, static_argnames="name")
+        self.draw_site = jax.jit(self._draw_site, static_argnames=("name", "num_samples"))
+        self.draws = jax.jit(self._draws, static_argnames="num_samples")
+        self.stacked_moments = jax.jit(self._stacked_moments, static_argnames="names")
+        self.log_predictive = jax.jit(self._log_predictive)
+        self.weight_inputs = jax.jit(self._weight_inputs)
+        self.fold_predictive = jax.jit(jax.vmap(self._fold_predictive, in_axes=(0, None, None)))
+
+    def evaluate(self, data: Any, fixed: dict[str, Array]) -> Callable[[Array, Any], Evaluation]:
+        """The objective of the hyperparameter search; see :func:`~numpyro_ext.infer.hyper.evaluation_fn`."""
+        reading, space = self._reading, self._space
+        return hyper_search.evaluation_fn(
+            form_fn=lambda values: reading.form(space.unpack(values, fixed), data),
+            log_prior_fn=lambda values: jnp.asarray(reading.log_prior(space.unpack(values, fixed), data)),
+            solve_fn=partial(self._algorithm.solve, num_steps=self._num_steps, tol=self._tol),
+            log_evidence_fn=self._algorithm.log_evidence,
+        )
+
+    def _solve(self, data: Any, hyper: dict, state: Any, *, num_steps: int) -> tuple[Any, Any, Array]:
+        form = self._reading.form(hyper, data)
+        state = self._algorithm.init(form) if state is None else state
+        state, info = self._algorithm.solve(form, state, num_steps=num_steps, tol=self._tol)
+        return state, info, self._algorithm.log_evidence(form, state)
+
+    def _init_state(self, data: Any, hyper: dict) -> Any:
+        return self._algorithm.init(self._reading.form(hyper, data))
+
+    def init_search(self, data: Any, fixed: dict, values: Array, state: Any) -> SearchState:
+        """The search before its first evaluation; ``state`` may be ``None`` for a cold start of the field."""
+        if state is None:
+            state = self.init_state(data, self._space.unpack(values, fixed))
+        if self._evaluation_shapes is None:
+            self._evaluation_shapes = jax.eval_shape(self.evaluate(data, fixed), values, state)
+        return hyper_search.init_search(self._evaluation_shapes, values, state)
+
+    def _search(
+        self, data: Any, fixed: dict, state: SearchState, max_iterations: Array, *, num_evaluations: int
+    ) -> tuple[SearchState, Array]:
+        return hyper_search.search(
+            self.evaluate(data, fixed),
+            state,
+            num_evaluations=num_evaluations,
+            tol=self._hyper_tol,
+            max_iterations=max_iterations,
+        )
+
+    def _posterior(self, data: Any, hyper: dict, state: Any) -> Any:
+        return self._algorithm.posterior(self._reading.form(hyper, data), state)
+
+    def _moments(self, data: Any, hyper: dict, state: Any) -> dict[str, tuple[Array, Array]]:
+        posterior = self._posterior(data, hyper, state)
+        maps = self._reading.maps(hyper, data)
+        return {name: posterior.mean_and_variance(map_) for name, map_ in maps.items()}
+
+    def _covariance(self, data: Any, hyper: dict, state: Any, *, name: str) -> Array:
+        return self._posterior(data, hyper, state).covariance(self._reading.maps(hyper, data)[name])
+
+    def _draw_site(self, data: Any, hyper: dict, state: Any, rng_key: Array, *, name: str, num_samples: int) -> Array:
+        design, offset = self._reading.maps(hyper, data)[name]
+        return design.matvec(self._posterior(data, hyper, state).sample(rng_key, num_samples)) + offset
+
+    def _draws(
+        self, data: Any, hyper: dict, state: Any, rng_key: Array, *, num_samples: int
+    ) -> tuple[dict[str, Array], Array]:
+        """Draws of every site, and the log density of each with the data and the hyperparameters' prior."""
+        form = self._reading.form(hyper, data)
+        unknowns = self._algorithm.posterior(form, state).sample(rng_key, num_samples)
+        sites = jax.vmap(lambda e: self._reading.values(hyper, e, data))(unknowns)
+        log_density = jax.vmap(form.log_density)(unknowns) + self._reading.log_prior(hyper, data)
+        return sites, log_density
+
+    def _stacked_moments(self, data: Any, hyper: dict, state: Any, *, names: tuple[str, ...]) -> tuple[Array, Array]:
+        """Joint mean of the named sites, flattened one after the other, and a factor ``F`` of their covariance
+        ``F F^T``, of shape ``(total size, num_columns)``."""
+        maps = self._reading.maps(hyper, data)
+        posterior = self._posterior(data, hyper, state)
+        design = jnp.concatenate([maps[name].design.to_dense() for name in names])
+        offset = jnp.concatenate([maps[name].offset for name in names])
+        return design @ posterior.mean + offset, design @ posterior.scale_tril()
+
+    def _log_predictive(
+        self, data: Any, hyper: dict, state: Any, new: LatentGaussian | None = None
+    ) -> tuple[Array, Array]:
+        """Log predictive density of every factor and whether it is observed, of the fit itself or of another form on
+        the same unknowns."""
+        form = self._reading.form(hyper, data)
+        posterior = self._algorithm.posterior(form, state)
+        if new is None:
+            new, moments = form, posterior.predictor_moments()
+        else:
+            moments = posterior.mean_and_variance(AffineMap(new.design, new.offset))
+        return log_predictive_factors(new, *moments), jnp.concatenate(new.observed)
+
+    def _weight_inputs(self, data: Any, hyper: dict, state: Any) -> tuple[LatentGaussian, Array, Array]:
+        """The form, and mean and lower Cholesky factor of its unknowns: what importance weights are made of."""
+        form = self._reading.form(hyper, data)
+        posterior = self._algorithm.posterior(form, state)
+        return form, posterior.mean, posterior.scale_tril()
+
+    def _fold_predictive(self, data: Any, fixed: dict, values: Array) -> tuple[Array, SearchState | None, Any]:
+        """Fit one fold and score all its factors: predictive densities, the search, and the algorithm's info."""
+        reading, space = self._reading, self._space
+        if space.size:
+            evaluate = self.evaluate(data, fixed)
+            start = self._algorithm.init(reading.form(space.unpack(values, fixed), data))
+            final = hyper_search.maximise(
+                evaluate, values, start, tol=self._hyper_tol, max_iterations=self._max_iterations, with_curvature=False
+            )
+            hyper, state, info = space.unpack(final.values, fixed), final.best.state, final.best.info
+        else:
+            final, hyper = None, dict(fixed)
+            state, info, _ = self._solve(data, hyper, None, num_steps=self._num_steps)
+        return self._log_predictive(data, hyper, state)[0], final, info
+
+
+def compiled_programs(reading: Any, algorithm: Algorithm, space: UnconstrainedSpace, **options: Any) -> Programs:
+    """The programs for this structure, from the cache if a run of the same structure has been made before.
+
+    :param reading: of the model.
+    :param Algorithm algorithm: with its options bound.
+    :param UnconstrainedSpace space: of the hyperparameters that are learned.
+    :param options: as for :class:`Programs`.
+    """
+    key = (reading.structure_key, algorithm.key, space.key, tuple(sorted(options.items())))
+    if key not in _cache:
+        _cache[key] = Programs(reading, algorithm, space, **options)
+    _cache.move_to_end(key)
+    while len(_cache) > _CACHE_SIZE:
+        _cache.popitem(last=False)
+    return _cache[key]

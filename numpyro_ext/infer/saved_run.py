@@ -1,0 +1,77 @@
+"""The outcome of a run as plain containers, to be written to a file, and back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from .fitting import EngineState, Fit, data_digest
+from .programs import Programs
+from .results import Diagnostics, HyperDiagnostics
+from .unconstrained import UnconstrainedSpace
+
+__all__ = ["fit_from_content", "fit_to_content"]
+
+
+def fit_to_content(fit: Fit) -> dict[str, Any]:
+    """Take a fit apart into dictionaries, lists, numbers and arrays.
+
+    :param Fit fit: the outcome of a run.
+    :return: what :func:`fit_from_content` understands.
+    """
+    last, diagnostics = fit.last_state, fit.diagnostics
+    learning = diagnostics.hyper
+    return {
+        "values": last.values,
+        "state": jax.tree.leaves(last.state),
+        "search": None if last.search is None else jax.tree.leaves(last.search),
+        "num_steps": last.num_steps,
+        "data_digest": last.data_digest,
+        "covariance": fit.covariance,
+        "has_curvature": fit.has_curvature,
+        "log_evidence": fit.log_evidence,
+        "diagnostics": diagnostics._replace(hyper=None)._asdict(),
+        "hyper_diagnostics": None if learning is None else learning._asdict(),
+    }
+
+
+def fit_from_content(content: dict[str, Any], reading: Any, programs: Programs, space: UnconstrainedSpace) -> Fit:
+    """Put a fit together again.
+
+    :param dict content: from :func:`fit_to_content`.
+    :param reading: of the model on the saved arguments.
+    :param Programs programs: for its structure.
+    :param UnconstrainedSpace space: of its hyperparameters.
+    :return: the fit.
+    :raises ValueError: if model or algorithm are not those of the run.
+    """
+    values = jnp.asarray(content["values"])
+    if values.shape != (space.size,):
+        raise ValueError(
+            f"The saved run learned {values.size} unconstrained hyperparameters; this model has {space.size}."
+        )
+    hyper = space.unpack(values)
+    shapes = jax.eval_shape(programs.init_state, reading.data, hyper)
+    state = _rebuild(shapes, content["state"])
+    search = None
+    if content["search"] is not None:
+        shapes = jax.eval_shape(programs.init_search, reading.data, space.fixed, values, state)
+        search = _rebuild(shapes, content["search"])
+    if content["data_digest"] != data_digest(reading.data, space.fixed):
+        raise ValueError("On the saved arguments this model gives other data than the one that was run.")
+    last = EngineState(values, state, search, content["num_steps"], content["data_digest"])
+    learning = content["hyper_diagnostics"]
+    diagnostics = Diagnostics(**content["diagnostics"])._replace(
+        hyper=None if learning is None else HyperDiagnostics(**learning)
+    )
+    return Fit(last, hyper, content["covariance"], content["has_curvature"], content["log_evidence"], diagnostics)
+
+
+def _rebuild(shapes: Any, leaves: list[Array]) -> Any:
+    expected, treedef = jax.tree.flatten(shapes)
+    if len(expected) != len(leaves) or any(x.shape != jnp.shape(y) for x, y in zip(expected, leaves, strict=True)):
+        raise ValueError("The saved state does not fit this model: it comes from another model or algorithm.")
+    return jax.tree.unflatten(treedef, [jnp.asarray(leaf, x.dtype) for x, leaf in zip(expected, leaves, strict=True)])

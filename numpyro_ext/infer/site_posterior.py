@@ -1,0 +1,127 @@
+"""Exact marginals of one site under the Gaussian posterior of a run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+
+import jax.numpy as jnp
+from jax import Array
+from jax.scipy.special import ndtri
+from jax.typing import ArrayLike
+
+__all__ = ["PosteriorSites", "SitePosterior"]
+
+
+class SitePosterior:
+    """The Gaussian posterior of one site that is affine in the field; nothing here is estimated from draws.
+
+    Obtained as ``engine.posterior[name]``.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        moments: Callable[[], tuple[Array, Array]],
+        covariance: Callable[[], Array],
+        sample: Callable[[Array, int], Array],
+    ) -> None:
+        self.name = name
+        self.shape = shape
+        self._moments = moments
+        self._covariance = covariance
+        self._sample = sample
+
+    def __repr__(self) -> str:
+        return f"SitePosterior({self.name!r}, shape={self.shape})"
+
+    @property
+    def mean(self) -> Array:
+        """Posterior mean, in the shape of the site."""
+        return self._moments()[0].reshape(self.shape)
+
+    @property
+    def variance(self) -> Array:
+        """Posterior variance of each element, in the shape of the site."""
+        return self._moments()[1].reshape(self.shape)
+
+    @property
+    def sd(self) -> Array:
+        """Posterior standard deviation of each element, in the shape of the site."""
+        return jnp.sqrt(self.variance)
+
+    def covariance(self) -> Array:
+        """Covariance between all elements, of shape ``shape + shape``; quadratic in their number."""
+        return self._covariance().reshape(self.shape + self.shape)
+
+    def quantile(self, q: ArrayLike) -> Array:
+        """Quantiles of each element.
+
+        :param q: probability, or array of probabilities, inside (0, 1).
+        :return: of shape ``q.shape + shape``.
+        :raises ValueError: if a probability is outside (0, 1).
+        """
+        q = jnp.asarray(q, self.mean.dtype)
+        if not bool(jnp.all((q > 0.0) & (q < 1.0))):
+            raise ValueError(f"Quantiles of a Gaussian need probabilities inside (0, 1), got {q}.")
+        return self.mean + self.sd * ndtri(q).reshape(q.shape + (1,) * len(self.shape))
+
+    def interval(self, prob: float = 0.9) -> tuple[Array, Array]:
+        """The central interval of each element.
+
+        :param float prob: its probability mass.
+        :return: lower and upper ends, each in the shape of the site.
+        """
+        lower, upper = self.quantile(jnp.array([0.5 * (1.0 - prob), 0.5 * (1.0 + prob)]))
+        return lower, upper
+
+    def sample(self, rng_key: Array, num_samples: int) -> Array:
+        """Independent draws of the whole site.
+
+        :param rng_key: random number generator key.
+        :param int num_samples: how many.
+        :return: of shape ``(num_samples,) + shape``.
+        """
+        return self._sample(rng_key, num_samples).reshape((num_samples, *self.shape))
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+
+class PosteriorSites(Mapping[str, SitePosterior]):
+    """The sites with an exact posterior, by name; a wrong name says which there are and why others are not.
+
+    :param sites: the posteriors.
+    :param reasons: for the other names of the model, why they have none.
+    """
+
+    def __init__(self, sites: Mapping[str, SitePosterior], reasons: Mapping[str, str]) -> None:
+        self._sites = dict(sites)
+        self._reasons = dict(reasons)
+
+    def __getitem__(self, name: str) -> SitePosterior:
+        if name in self._sites:
+            return self._sites[name]
+        reason = self._reasons.get(name, "the model has no site of this name")
+        raise PosteriorKeyError(
+            f"No exact posterior for {name!r}: {reason}. Available: {', '.join(sorted(self._sites))}."
+        )
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._sites)
+
+    def __len__(self) -> int:
+        return len(self._sites)
+
+    def __repr__(self) -> str:
+        return f"PosteriorSites({', '.join(self._sites)})"
+
+
+class PosteriorKeyError(KeyError):
+    """A ``KeyError`` whose text is shown as a sentence."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])

@@ -1,0 +1,115 @@
+"""The hyperparameters as one unconstrained vector, and back."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+__all__ = ["UnconstrainedSpace"]
+
+
+class UnconstrainedSpace:
+    """Packs the free hyperparameters of a model into a vector of real numbers; the fixed ones stay beside it.
+
+    :param sites: for each hyperparameter an object with ``shape``, ``transform`` (unconstrained to constrained) and
+        ``init`` (constrained), in the order of the model.
+    :param fixed: constrained values of the hyperparameters that are not learned.
+    :raises ValueError: if a fixed value names no hyperparameter, has another shape, or lies outside the support.
+    """
+
+    def __init__(self, sites: Mapping[str, Any], fixed: Mapping[str, Any] | None = None) -> None:
+        fixed = dict(fixed or {})
+        self.sites = dict(sites)
+        self.fixed = {name: self.check(name, value) for name, value in fixed.items()}
+        self.names = tuple(name for name in self.sites if name not in self.fixed)
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        self.slices: dict[str, slice] = {}
+        start = 0
+        for name in self.names:
+            site = self.sites[name]
+            self.shapes[name] = tuple(site.transform.inverse_shape(tuple(site.shape)))
+            stop = start + math.prod(self.shapes[name])
+            self.slices[name] = slice(start, stop)
+            start = stop
+        self.size = start
+
+    @property
+    def key(self) -> Hashable:
+        """Equal for spaces with the same free hyperparameters and the same transforms (whose bounds may be data)."""
+        parts = []
+        for name in self.names:
+            leaves, treedef = jax.tree.flatten(self.sites[name].transform)
+            parts.append((name, self.shapes[name], treedef, tuple(np.asarray(leaf).tobytes() for leaf in leaves)))
+        return tuple(parts)
+
+    def check(self, name: str, value: Any) -> Array:
+        """Bring a constrained value given by a user to the dtype and shape of its site.
+
+        :param str name: the hyperparameter.
+        :param value: its value, broadcast to the shape of the site.
+        :return: the value as an array.
+        :raises ValueError: if it does not fit.
+        """
+        if name not in self.sites:
+            raise ValueError(
+                f"{name!r} is not a hyperparameter of this model. Hyperparameters: {sorted(self.sites) or 'none'}."
+            )
+        site = self.sites[name]
+        value = jnp.asarray(value, jnp.result_type(site.init))
+        try:
+            value = jnp.broadcast_to(value, tuple(site.shape))
+        except ValueError:
+            raise ValueError(
+                f"The value given for hyperparameter {name!r} has shape {value.shape}, the site {tuple(site.shape)}."
+            ) from None
+        if not bool(jnp.all(jnp.isfinite(site.transform.inv(value)))):
+            raise ValueError(f"The value given for hyperparameter {name!r} is outside or at the edge of its support.")
+        return value
+
+    def pack(self, values: Mapping[str, Any]) -> Array:
+        """Constrained values of the free hyperparameters as an unconstrained vector of shape ``(size,)``."""
+        parts = [jnp.reshape(self.sites[name].transform.inv(jnp.asarray(values[name])), -1) for name in self.names]
+        return jnp.concatenate(parts) if parts else jnp.zeros((0,))
+
+    def initial(self, init_values: Mapping[str, Any] | None = None) -> Array:
+        """The vector where a search starts: the given values, elsewhere those that the reading proposes."""
+        given = {name: self.check(name, value) for name, value in dict(init_values or {}).items()}
+        return self.pack({name: given.get(name, self.sites[name].init) for name in self.names})
+
+    def unpack_unconstrained(self, vector: Array) -> dict[str, Array]:
+        """The free hyperparameters of a vector, each in its unconstrained shape."""
+        return {name: vector[self.slices[name]].reshape(self.shapes[name]) for name in self.names}
+
+    def unpack(self, vector: Array, fixed: Mapping[str, Array] | None = None) -> dict[str, Array]:
+        """All hyperparameters, constrained, in the order of the model.
+
+        :param vector: of shape ``(size,)``.
+        :param fixed: the fixed ones, if other than at construction (so that they can be arguments of a program).
+        :return: a dictionary from site name to value.
+        """
+        free = self.unpack_unconstrained(vector)
+        fixed = self.fixed if fixed is None else fixed
+        return {name: fixed[name] if name in fixed else site.transform(free[name]) for name, site in self.sites.items()}
+
+    def standard_errors(self, vector: Array, covariance: Array) -> dict[str, tuple[Array, Array]]:
+        """Standard errors of the free hyperparameters.
+
+        :param vector: the estimate, of shape ``(size,)``.
+        :param covariance: of the vector, shape ``(size, size)``.
+        :return: for each name the errors of the constrained value (delta method) and of the unconstrained one.
+        """
+        out = {}
+        for name, value in self.unpack_unconstrained(vector).items():
+            block = covariance[self.slices[name], self.slices[name]]
+            jacobian = jax.jacobian(self.sites[name].transform)(value)
+            jacobian = jacobian.reshape(-1, value.size)
+            variance = jnp.einsum("ij,jk,ik->i", jacobian, block, jacobian)
+            constrained = jnp.sqrt(variance).reshape(tuple(self.sites[name].shape))
+            out[name] = (constrained, jnp.sqrt(jnp.diagonal(block)).reshape(value.shape))
+        return out
