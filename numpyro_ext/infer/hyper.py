@@ -250,7 +250,7 @@ def search(
         state = _select(state.is_searching, searched, probed)
         return state._replace(num_evaluations=state.num_evaluations + 1), trace
 
-    trace = jnp.full((num_evaluations,), jnp.nan, state.values.dtype)
+    trace = jnp.full((num_evaluations,), jnp.nan, state.best.objective.dtype)
     return jax.lax.while_loop(unfinished, advance, (state, trace))
 
 
