@@ -162,6 +162,8 @@ def _apply_per_slot(eqn: Equation, patterns: Sequence[Any], others: Sequence[Any
     """Apply an operation that only moves elements to every slot of the one pattern among its inputs."""
     which = next(i for i, p in enumerate(patterns) if p is not None)
     pattern = patterns[which]
+    if eqn.params.get("fill_value") is not None:
+        eqn = eqn._replace(params={**eqn.params, "fill_value": -1})
     slots = []
     for slot in range(pattern.shape[-1]):
         values = [jnp.asarray(pattern[..., slot], jnp.int32) if i == which else others[i] for i in range(len(patterns))]

@@ -131,7 +131,8 @@ def _plan_terms(
     order = np.concatenate([np.nonzero((used >= lo) & (used < hi))[0] for lo, hi in zip(starts[:-1], starts[1:], strict=True)])
     rank = np.empty_like(order)
     rank[order] = np.arange(order.size)
-    targets = [np.where(m < 0, used.size, np.append(rank, used.size)[position[m]]).reshape(-1) for m in maps]
+    # elements that depend on no predictor (a padded zero) are constants, kept with the first row
+    targets = [np.where(m < 0, 0, np.append(rank, 0)[position[m]]).reshape(-1) for m in maps]
     depends = frozenset(program.ancestors([t.atom for t in varying], cut))
     given = tuple(sorted(depends & set((*program.inputs, *program.constants)) - set(cut)))
 
@@ -149,7 +150,7 @@ def _plan_terms(
                 value = jnp.where(mask, value, 0.0)
             value = _coefficient(program, term, env) * value
             value = jnp.reshape(value * scale if traced.scale is not None else value, -1)
-            total = total.at[target].add(value, mode="drop")
+            total = total.at[target].add(value)
         for term in fixed:
             (value,) = program.evaluate([term.atom], env)
             total = total.at[0].add(_coefficient(program, term, env) * jnp.sum(value))
@@ -167,28 +168,11 @@ def _plan_terms(
             observed = jnp.zeros((used.size,), bool)
             for target in targets:
                 flags = jnp.broadcast_to(jnp.reshape(mask, -1), target.shape)
-                observed = observed.at[target].max(flags, mode="drop")
-        potential = ElementwisePotential(_Shared(log_density, (name, id(program))), tuple(env[g] for g in given))
-        return Built(potential), observed
+                observed = observed.at[target].max(flags)
+        return Built(ElementwisePotential(log_density, tuple(env[g] for g in given))), observed
 
     shape = program.shape(traced.log_prob) if one_to_one else (used.size,)
     return FactorPlan(name, parts, shape, build, "elementwise factor, by quadrature", False)
-
-
-class _Shared:
-    """A function compared by the plan that made it, so that compiled code is reused between forms of one reading."""
-
-    def __init__(self, function: Callable[..., Any], key: Any):
-        self.function, self.key = function, key
-
-    def __call__(self, *args: Any) -> Any:
-        return self.function(*args)
-
-    def __hash__(self) -> int:
-        return hash(self.key)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Shared) and self.key == other.key
 
 
 def _coefficient(program: Program, term: _Term, env: Env) -> Any:
@@ -208,7 +192,9 @@ def _choose_cut(program: Program, degrees: Degrees, atoms: Sequence[Atom]) -> li
     cuts = affine_cuts(program, degrees, atoms)
     free = {n for n in degrees.degree if n in program.inputs}
     for candidate in sorted(cuts, reverse=True):
-        if not program.ancestors(atoms, [candidate]) & free - {candidate}:
+        index = degrees.source[candidate].index
+        is_one_to_one = np.unique(index[index >= 0]).size == index.size
+        if is_one_to_one and not program.ancestors(atoms, [candidate]) & free - {candidate}:
             return [candidate]
     roots = sorted({degrees.source[c].root for c in cuts})
     return roots

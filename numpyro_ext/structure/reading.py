@@ -69,7 +69,14 @@ class LatentGaussianReading:
         innovations = {n: jnp.zeros((sizes[n],)) for n in self.field}
         given = {s.name: s.init for s in free}
         function = trace_with_innovations(model, args, kwargs, self.field, rng_key)
-        self._program, self._trace = make_program(function, innovations, given)
+        try:
+            self._program, self._trace = make_program(function, innovations, given)
+        except (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError) as error:
+            raise ModelStructureError(
+                "the model needs the values of traced arrays (it indexes a NumPy array with one, or branches on one), so "
+                "NumPyro cannot compile it either. Pass the data as jax arrays, and use jnp.where for branches. "
+                f"JAX says: {str(error).splitlines()[0]}"
+            ) from error
         structure = jax.tree.structure((innovations, given))
         inputs, self._given = jax.tree.unflatten(structure, self._program.inputs)
         self._field = {n: (inputs[n], sizes[n]) for n in self.field}
@@ -136,7 +143,7 @@ class LatentGaussianReading:
         for array in arrays:
             static.update(b"none" if array is None else np.ascontiguousarray(array).tobytes())
         labels = tuple((p.name, p.label, p.shape) for p in self.plans)
-        hyper = tuple((n, h.shape, str(h.transform), h.is_param) for n, h in self.hyper.items())
+        hyper = tuple((n, h.shape, _transform_key(h.transform), h.is_param) for n, h in self.hyper.items())
         return (self._program.fingerprint(), self.field, hyper, labels, static.hexdigest())
 
     def _env(self, hyper: Mapping[str, Any], data: Sequence[Any] | None) -> dict[int, Any]:
@@ -281,6 +288,11 @@ def _predictive_sites(
         if not used & set(jax.tree.leaves(given[site.name])):
             out.append(site.name)
     return tuple(out)
+
+
+def _transform_key(transform: Any) -> tuple[Any, ...]:
+    leaves, structure = jax.tree.flatten(transform)
+    return type(transform).__name__, str(structure), tuple(str(leaf) for leaf in leaves)
 
 
 def _scale_rows(design: Design, weight: Array) -> Design:

@@ -122,46 +122,59 @@ def _behind_a_link(
     links: tuple[str, ...],
     probe: Env,
 ) -> Recognised | None:
-    free = {n for n in degrees.degree if n in program.inputs}
-    for predictor in sorted(affine_cuts(program, degrees, [leaf]), reverse=True):
-        if program.ancestors([leaf], [predictor]) & free - {predictor}:
+    candidates = _single_passages(program, degrees, leaf)
+    responses = _responses(program, traced, candidates, leaf, probe)
+    for predictor, values in zip(candidates, responses, strict=True):
+        link = _match_link(values, links)
+        if link is None:
             continue
         shape = program.shape(predictor)
         seeds = {predictor: np.arange(int(np.prod(shape)), dtype=np.int64).reshape(*shape, 1)}
         pattern = dependence(program, seeds, {}, [leaf])[leaf]  # type: ignore[index]
-        if not isinstance(pattern, np.ndarray) or pattern.shape[-1] != 1 or np.any(pattern < 0):
-            continue
-        link = _match_link(program, traced, predictor, leaf, links, probe)
-        if link is not None:
+        if isinstance(pattern, np.ndarray) and pattern.shape[-1] == 1 and np.all(pattern >= 0):
             build = _builder(program, family, traced, predictor, leaf, link)
-            label = f"{family.split('_')[0]}, {link.name} link"
-            return Recognised(predictor, pattern.reshape(-1), build, label)
+            return Recognised(predictor, pattern.reshape(-1), build, f"{family.split('_')[0]}, {link.name} link")
     return None
 
 
-def _match_link(
-    program: Program, traced: FactorTrace, predictor: int, leaf: Atom, links: tuple[str, ...], probe: Env
-) -> _Link | None:
+def _single_passages(program: Program, degrees: Degrees, leaf: Atom) -> list[int]:
+    """Affine values, last first, through which everything passes that ``leaf`` knows of the field."""
+    free = {n for n in degrees.degree if n in program.inputs}
+    cuts = affine_cuts(program, degrees, [leaf])
+    affine = [n for n in program.ancestors(list(cuts)) if degrees.of(n) == Degree.AFFINE]
+    return [n for n in sorted(affine, reverse=True) if not program.ancestors([leaf], [n]) & free - {n}]
+
+
+def _responses(
+    program: Program, traced: FactorTrace, candidates: list[int], leaf: Atom, probe: Env
+) -> list[np.ndarray]:
+    """For each candidate the parameter on a grid of predictors, shape ``(grid, elements in use)``."""
     dtype = jnp.result_type(float)
-    shape = program.shape(predictor)
 
-    def response(point: Array, env: Env) -> Array:
-        return program.evaluate([leaf], {**env, predictor: jnp.full(shape, point, dtype)})[0]
+    def respond(point: Array, env: Env) -> list[Array]:
+        filled = [{**env, c: jnp.full(program.shape(c), point, dtype)} for c in candidates]
+        return [program.evaluate([leaf], e)[0] for e in filled]
 
-    values = np.asarray(jax.jit(jax.vmap(response, in_axes=(0, None)))(jnp.asarray(_GRID, dtype), dict(probe)), float)
-    mask = np.broadcast_to(np.asarray(program.evaluate([traced.mask], probe)[0]), values.shape[1:])
-    values = values[:, mask] if mask.any() else values.reshape(len(_GRID), -1)
-    values = values[:, np.isfinite(values).all(axis=0)]
-    tolerance = 1e-9 if dtype == np.float64 else 2e-5
+    found = jax.jit(jax.vmap(respond, in_axes=(0, None)))(jnp.asarray(_GRID, dtype), dict(probe))
+    out = []
+    for values in (np.asarray(v, float) for v in found):
+        mask = np.broadcast_to(np.asarray(program.evaluate([traced.mask], probe)[0]), values.shape[1:])
+        used = values[:, mask] if mask.any() else values.reshape(len(_GRID), -1)
+        out.append(used[:, np.isfinite(used).all(axis=0)])
+    return out
+
+
+def _match_link(values: np.ndarray, links: tuple[str, ...]) -> _Link | None:
+    if not values.size:
+        return None
+    tolerance = 1e-9 if jnp.result_type(float) == np.float64 else 2e-5
     for name in links:
         for sign in (1.0, -1.0):
             function = _FUNCTIONS[name](sign * _GRID)
             at = int(np.nonzero(sign * _GRID == _SCALE_AT[name])[0][0])
-            scale = values[at] / function[at]
-            if name in ("logistic", "probit"):
-                scale = np.ones_like(scale)
+            scale = np.ones(values.shape[1]) if name in ("logistic", "probit") else values[at] / function[at]
             expected = function[:, None] * scale
-            if values.size and np.all(np.abs(values - expected) <= tolerance * (np.abs(expected) + 1e-3 * np.abs(scale))):
+            if np.all(np.abs(values - expected) <= tolerance * (np.abs(expected) + 1e-3 * np.abs(scale))):
                 return _Link(name, sign, float(_GRID[at]), float(function[at]))
     return None
 

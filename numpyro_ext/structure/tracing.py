@@ -28,30 +28,28 @@ class SiteInfo(NamedTuple):
 
     name: str
     kind: str
-    """``latent``, ``param``, ``observed`` (``numpyro.factor`` included) or ``deterministic``."""
+    """``latent``, ``param``, ``observed`` (``numpyro.factor`` included), ``deterministic`` or ``plate``."""
     shape: tuple[int, ...]
-    family: str
+    family: str = ""
     """Name of the distribution."""
-    is_candidate: bool
+    is_candidate: bool = False
     """Whether it may join the Gaussian field: Gaussian (or flat) and not masked."""
-    is_discrete: bool
-    is_masked: bool
-    transform: Any
+    is_discrete: bool = False
+    is_masked: bool = False
+    transform: Any = None
     """From unconstrained values, for latent and param sites."""
-    init: Any
+    init: Any = None
     """A central value of the prior, or the initial value of a ``param``."""
-    plates: tuple[tuple[str, int], ...]
-    value: Any
+    plates: tuple[tuple[str, int], ...] = ()
+    value: Any = None
     """The observed value."""
-    support: Any
+    support: Any = None
     """Support of the elementwise distribution of an observed site."""
-    mask: Any
-    batch_shape: tuple[int, ...]
+    mask: Any = None
+    batch_shape: tuple[int, ...] = ()
     """Batch shape that the mask of an observed site covers."""
-    full_shape: tuple[int, ...]
+    full_shape: tuple[int, ...] = ()
     """Shape of the distribution of an observed site."""
-    is_event_support: bool
-    """Whether the support is that of a vector, which cannot be tested elementwise."""
 
 
 @jax.tree_util.register_static
@@ -151,36 +149,47 @@ def trace_with_innovations(
 
 
 def _factor(site: dict[str, Any]) -> FactorTrace:
-    fn, value = site["fn"], site["value"]
-    base, mask, scale = unwrap(fn), mask_of(fn), site["scale"]
-    value = jnp.asarray(value)
-    constant: Any = 0.0
+    fn = site["fn"]
+    base, value = unwrap(fn), jnp.asarray(site["value"])
+    # of the event dimensions, those of a to_event are elementwise below; those of a vector distribution are not
+    event_dim = fn.event_dim - base.event_dim
+    shape: tuple[int, ...] = fn.batch_shape + fn.event_shape[:event_dim]
+    mask = jnp.asarray(mask_of(fn))
+    scale = None if site["scale"] is None else jnp.asarray(site["scale"])
+    if scale is not None:
+        scale = jnp.reshape(scale, scale.shape + (1,) * event_dim)
+    log_diagonal = jnp.zeros(())
     if isinstance(base, dist.MultivariateNormal | dist.LowRankMultivariateNormal):
         # whitening makes one scalar factor of each coordinate
-        tril = base.scale_tril if isinstance(base, dist.MultivariateNormal) else _low_rank_tril(base)
-        residual = value - base.loc
-        tril = jnp.broadcast_to(tril, (*residual.shape[:-1], *tril.shape[-2:]))
-        white = solve_triangular(tril, residual[..., None], lower=True)[..., 0]
-        log_diagonal = jnp.log(jnp.diagonal(tril, axis1=-2, axis2=-1))
-        keep = True if mask is True else jnp.broadcast_to(jnp.asarray(mask)[..., None], white.shape)
-        weight = jnp.ones(()) if scale is None else jnp.asarray(scale)[..., None]
-        constant = -jnp.sum(jnp.where(keep, weight * log_diagonal, 0.0))
-        base, value, mask = dist.Normal(-white, 1.0, validate_args=False), jnp.zeros(()), keep
-        scale = None if scale is None else weight
+        white, log_diagonal = _whiten(base, value)
+        shape = shape + white.shape[-1:]
+        mask = mask[..., None]
+        scale = None if scale is None else scale[..., None]
+        base, value = dist.Normal(-white, 1.0, validate_args=False), jnp.zeros(())
     log_prob = base.log_prob(value)
-    # the event dimensions of a to_event are elementwise here; those of a genuine vector distribution are summed
-    event_dim = fn.event_dim - len(base.event_shape)
-    batch = fn.batch_shape + (fn.event_shape[:event_dim] if event_dim > 0 else ())
-    shape = np.broadcast_shapes(jnp.shape(log_prob), batch)
+    shape = np.broadcast_shapes(jnp.shape(log_prob), shape, mask.shape, () if scale is None else scale.shape)
+    mask = jnp.broadcast_to(mask, shape)
+    weight = 1.0 if scale is None else scale
+    constant = -jnp.sum(jnp.where(mask, weight * jnp.broadcast_to(log_diagonal, shape), 0.0))
     family, names = _FAMILIES.get(type(base), (None, ()))
-    parameters = {n: jnp.broadcast_to(getattr(base, n), shape) for n in names}
-    full_value = jnp.broadcast_to(value, shape) if names else value
-    if scale is not None:
-        scale = jnp.asarray(scale)
-        scale = jnp.broadcast_to(scale.reshape(scale.shape + (1,) * max(event_dim, 0)), shape)
     return FactorTrace(
-        jnp.broadcast_to(log_prob, shape), jnp.broadcast_to(mask, shape), scale, full_value, parameters, constant, Static(family)
+        jnp.broadcast_to(log_prob, shape),
+        mask,
+        None if scale is None else jnp.broadcast_to(scale, shape),
+        jnp.broadcast_to(value, shape) if names else value,
+        {n: jnp.broadcast_to(getattr(base, n), shape) for n in names},
+        constant,
+        Static(family),
     )
+
+
+def _whiten(base: Any, value: Array) -> tuple[Array, Array]:
+    """Whitened residual of a multivariate normal, and the log of the diagonal of its Cholesky factor."""
+    tril = base.scale_tril if isinstance(base, dist.MultivariateNormal) else _low_rank_tril(base)
+    residual = value - base.loc
+    tril = jnp.broadcast_to(tril, (*residual.shape[:-1], *tril.shape[-2:]))
+    white = solve_triangular(tril, residual[..., None], lower=True)[..., 0]
+    return white, jnp.log(jnp.diagonal(tril, axis1=-2, axis2=-1))
 
 
 def _low_rank_tril(base: Any) -> Array:
@@ -201,79 +210,86 @@ class _LastSite(Messenger):
 def inspect_sites(model: Callable[..., Any], args: tuple, kwargs: dict, rng_key: Array) -> dict[str, SiteInfo]:
     """Run the model once, with cheap central values for its latent sites, and describe its sites.
 
+    The run is compiled as a whole, which costs less than compiling its operations one by one; a model that only runs
+    with concrete values is run without.
+
     :raises ModelStructureError: for models that fail on their arguments, subsampled plates and scaled latent sites.
     """
     central = _LastSite(handlers.substitute(model, substitute_fn=_central_value))
+    static: dict[str, dict[str, Any]] = {}
+
+    def run(key: Array) -> dict[str, Any]:
+        arrays = {}
+        for name, site in handlers.trace(handlers.seed(central, key)).get_trace(*args, **kwargs).items():
+            if site["type"] in ("sample", "param", "deterministic"):
+                arrays[name] = {"fn": None, "value": site["value"], "scale": None}
+            if site["type"] == "sample":
+                arrays[name] |= {"fn": site["fn"], "scale": site["scale"]}
+            static[name] = {n: site[n] for n in ("type", "kwargs", "args", "cond_indep_stack", "is_observed") if n in site}
+        return arrays
+
     try:
-        sites = handlers.trace(handlers.seed(central, rng_key)).get_trace(*args, **kwargs)
+        try:
+            arrays = jax.jit(run)(rng_key)
+        except (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError, TypeError):
+            arrays = run(rng_key)
     except ValueError as error:
         after = f"after site '{central.name}'" if central.name else "before its first site"
         raise ModelStructureError(
             f"the model does not run on these arguments; {after} it fails with: {error} Check the shapes of the "
             "arguments, and the data and covariates for NaN, infinity and values outside their range."
         ) from error
-    return {name: _inspect(name, site) for name, site in sites.items() if site["type"] in _KINDS}
-
-
-_KINDS = ("sample", "param", "deterministic", "plate")
+    kinds = ("sample", "param", "deterministic", "plate")
+    return {n: _inspect(n, {**site, **arrays.get(n, {})}) for n, site in static.items() if site["type"] in kinds}
 
 
 def _inspect(name: str, site: dict[str, Any]) -> SiteInfo:
-    kind, value = site["type"], site["value"]
-    nothing: dict[str, Any] = dict.fromkeys(SiteInfo._fields)
-    nothing |= {"name": name, "kind": kind, "family": "", "shape": np.shape(value), "plates": ()}
-    nothing |= {"is_candidate": False, "is_discrete": False, "is_masked": False, "is_event_support": False}
-    nothing |= {"batch_shape": (), "full_shape": ()}
-    if kind == "plate":
+    value = site.get("value")
+    info = SiteInfo(name, site["type"], np.shape(value))
+    if site["type"] == "plate":
         size, subsample = site["args"]
         if subsample is not None and subsample != size:
             raise ModelStructureError(
                 f"plate '{name}' draws a random subsample of {subsample} out of {size}: this engine needs all the data "
                 "at once. Call the model with subsample_size=None, or use SVI for minibatches."
             )
-        return SiteInfo(**nothing)
-    if kind == "deterministic":
-        return SiteInfo(**nothing)
-    if kind == "param":
+    if site["type"] == "param":
         constraint = site["kwargs"].get("constraint", dist.constraints.real)
-        return SiteInfo(**(nothing | {"family": "param", "transform": biject_to(constraint), "init": value}))
-    fn, scale = site["fn"], site["scale"]
+        return info._replace(family="param", transform=biject_to(constraint), init=value)
+    if site["type"] != "sample":
+        return info
+    fn, base = site["fn"], unwrap(site["fn"])
     mask = mask_of(fn)
     plates = tuple((frame.name, frame.size) for frame in site["cond_indep_stack"])
+    info = info._replace(family=type(base).__name__, plates=plates, mask=mask)
     if site["is_observed"]:
-        base = unwrap(fn)
-        found = {
-            "kind": "observed",
-            "value": value,
-            "support": getattr(base, "support", None),
-            "mask": mask,
-            "full_shape": fn.batch_shape + fn.event_shape,
-            "batch_shape": (fn.batch_shape + fn.event_shape)[: len(fn.batch_shape) + fn.event_dim - base.event_dim],
-            "is_event_support": base.event_dim > 0,
-        }
-        return SiteInfo(**(nothing | found | {"family": type(unwrap(fn)).__name__, "plates": plates}))
-    is_masked = not (mask is True or bool(np.all(mask)))
-    if scale is not None and not bool(np.all(np.asarray(scale) == 1.0)):
-        raise ModelStructureError(
-            f"latent site '{name}' is inside a scale of {np.ravel(scale)[0]:g}: only observed sites may be scaled. "
-            "Move the sample statement out of the handler."
+        shape = fn.batch_shape + fn.event_shape
+        return info._replace(
+            kind="observed",
+            value=value,
+            support=None if base.event_dim > 0 else getattr(base, "support", None),
+            full_shape=shape,
+            batch_shape=shape[: len(shape) - base.event_dim],
         )
+    if site["scale"] is not None and not bool(np.all(np.asarray(site["scale"]) == 1.0)):
+        raise ModelStructureError(
+            f"latent site '{name}' is inside a scale of {np.ravel(site['scale'])[0]:g}: only observed sites may be "
+            "scaled. Move the sample statement out of the handler."
+        )
+    is_masked = not (mask is True or bool(np.all(mask)))
     is_discrete = bool(fn.support.is_discrete)
-    found = {
-        "kind": "latent",
-        "family": type(unwrap(fn)).__name__,
-        "is_candidate": is_gaussian(fn) and not is_masked,
-        "is_discrete": is_discrete,
-        "is_masked": is_masked,
-        "transform": None if is_discrete else biject_to(fn.support),
-        "init": value,
-        "plates": plates,
-    }
-    return SiteInfo(**(nothing | found))
+    return info._replace(
+        kind="latent",
+        is_candidate=is_gaussian(fn) and not is_masked,
+        is_discrete=is_discrete,
+        is_masked=is_masked,
+        transform=None if is_discrete else biject_to(fn.support),
+        init=value,
+    )
 
 
 def _central_value(site: dict[str, Any]) -> Any:
-    """A central value of a latent site without drawing a sample: median, mean, or the image of zero."""
+    """A central value of a latent site without drawing a sample: median, else mean, else the image of zero."""
     if site["type"] != "sample" or site["is_observed"] or site["value"] is not None:
         return None
     fn = site["fn"]
@@ -282,18 +298,13 @@ def _central_value(site: dict[str, Any]) -> Any:
         return location(fn)
     if fn.support.is_discrete:
         return None
-    for attempt in (lambda: fn.icdf(0.5), lambda: fn.mean):
-        try:
-            value = jnp.broadcast_to(attempt(), shape)
-            inside = bool(jnp.all(fn.support(value)) & jnp.all(jnp.isfinite(value)))
-        except (NotImplementedError, AttributeError, TypeError, ValueError):
-            continue
-        if inside and _is_interior(fn.support, value):
-            return value
     transform = biject_to(fn.support)
-    unconstrained = transform.inverse_shape(shape)
-    return transform(jnp.zeros(unconstrained))
-
-
-def _is_interior(support: Any, value: Array) -> bool:
-    return bool(jnp.all(jnp.isfinite(biject_to(support).inv(value))))
+    value = transform(jnp.zeros(transform.inverse_shape(shape)))
+    for attempt in (lambda: fn.mean, lambda: fn.icdf(0.5)):
+        try:
+            center = jnp.broadcast_to(attempt(), shape)
+        except (NotImplementedError, AttributeError, TypeError, ValueError, ImportError):
+            continue  # not every distribution has them, and some need packages that are not installed
+        inside = jnp.all(fn.support(center)) & jnp.all(jnp.isfinite(transform.inv(center)))
+        value = jnp.where(inside, center, value)
+    return value

@@ -56,7 +56,7 @@ def _check_site(site: SiteInfo) -> None:
     spread = np.broadcast_to(value, mask.shape)
     if np.issubdtype(value.dtype, np.inexact):
         _report(site, spread, mask & ~np.isfinite(spread), "not finite", "remove it, or mask it (handlers.mask)")
-    if site.support is not None and not site.is_event_support:
+    if site.support is not None:
         inside = np.broadcast_to(np.asarray(site.support(spread)), mask.shape)
         what = f"outside the support of {site.family} ({_describe(site.support)})"
         _report(site, spread, mask & ~inside, what, "correct the data, or choose another likelihood")
