@@ -1,0 +1,82 @@
+# Every target makes the environment that it needs on its first run; `make help` lists them.
+
+PYTHON ?= python3
+WORKERS ?= 2
+VENV := .venv
+NEWEST := .venv-newest
+PYTEST := -m pytest -p no:benchmark -q
+# Folder of the data sets that may not be redistributed, if there is one beside the checkout.
+NUMPYRO_EXT_DATA ?= $(abspath $(wildcard ../shared/data))
+export NUMPYRO_EXT_DATA
+
+.PHONY: help demo test test-float32 test-slow test-newest lint format types docs-test notebooks bench clean
+.DEFAULT_GOAL := help
+
+help: ## list the targets
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## (.*)/\1\t\2/' | expand -t 16
+
+demo: $(VENV)/.test ## compare NUTS, SVI, Laplace and EP on the coal-mining data; draws demo/*.png
+	$(VENV)/bin/python -m numpyro_ext.demo
+
+test: $(VENV)/.test ## the fast suite in float64, then the small float32 job
+	$(VENV)/bin/python $(PYTEST) -n $(WORKERS)
+	@$(MAKE) --no-print-directory test-float32
+
+test-float32: $(VENV)/.test ## the tests marked float32, in single precision
+	NUMPYRO_EXT_TEST_PRECISION=float32 $(VENV)/bin/python $(PYTEST) -n $(WORKERS) -m "float32 and not slow"
+
+test-slow: $(VENV)/.test ## long runs: samplers, random models, builds of the package
+	$(VENV)/bin/python $(PYTEST) -m slow --durations=20
+
+test-newest: $(NEWEST)/.test ## the fast suite on the newest Python of this machine
+	$(NEWEST)/bin/python $(PYTEST) -n $(WORKERS)
+
+lint: $(VENV)/.dev ## ruff: rules and format
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+
+format: $(VENV)/.dev ## let ruff repair what it can
+	$(VENV)/bin/ruff check --fix .
+	$(VENV)/bin/ruff format .
+
+types: $(VENV)/.dev ## mypy
+	$(VENV)/bin/mypy
+
+docs-test: $(VENV)/.test ## the examples in the docstrings and the code of the README
+	$(VENV)/bin/python $(PYTEST) -n $(WORKERS) --doctest-modules numpyro_ext models docs
+
+notebooks: $(VENV)/.dev ## run the notebooks from top to bottom
+ifneq ($(wildcard notebooks/*.ipynb),)
+	$(VENV)/bin/python $(PYTEST) --nbmake --nbmake-timeout=1200 notebooks
+else
+	@echo "notebooks/ holds no notebook: nothing to run"
+endif
+
+bench: $(VENV)/.dev ## benchmarks; results are printed
+ifneq ($(wildcard benchmarks/*.py),)
+	$(VENV)/bin/python -m pytest -q -m "" --benchmark-enable --benchmark-columns=min,median,iqr,rounds benchmarks
+else
+	@echo "benchmarks/ holds no benchmark: nothing to run"
+endif
+
+clean: ## remove the environments and caches
+	rm -rf $(VENV) $(NEWEST) build *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis .benchmarks
+
+# The stamps: an environment is installed again when the list of dependencies changes.
+$(VENV)/bin/python:
+	@scripts/make_venv.sh "$(PYTHON)" $(VENV)
+
+$(NEWEST)/bin/python:
+	@newest=$$(scripts/newest_python.sh) && scripts/make_venv.sh "$$newest" $(NEWEST)
+
+%/.test: pyproject.toml | %/bin/python
+	@echo "Installing numpyro_ext and its test dependencies in $* (a few minutes the first time)"
+	@$*/bin/python -m pip install --quiet --disable-pip-version-check -e ".[test]"
+	@touch $@
+
+%/.dev: pyproject.toml | %/.test
+	@echo "Installing the development tools in $*"
+	@$*/bin/python -m pip install --quiet --disable-pip-version-check -e ".[dev]"
+	@touch $@
+
+.PRECIOUS: %/bin/python %/.test %/.dev
