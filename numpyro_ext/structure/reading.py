@@ -77,6 +77,7 @@ class LatentGaussianReading:
                 "NumPyro cannot compile it either. Pass the data as jax arrays, and use jnp.where for branches. "
                 f"JAX says: {str(error).splitlines()[0]}"
             ) from error
+        self._trace = _in_model_order(self._trace, sites)
         structure = jax.tree.structure((innovations, given))
         inputs, self._given = jax.tree.unflatten(structure, self._program.inputs)
         self._field = {n: (inputs[n], sizes[n]) for n in self.field}
@@ -288,6 +289,11 @@ def _predictive_sites(
         if not used & set(jax.tree.leaves(given[site.name])):
             out.append(site.name)
     return tuple(out)
+
+
+def _in_model_order(trace: ModelTrace, sites: Mapping[str, SiteInfo]) -> ModelTrace:
+    # passing through a trace sorts dictionaries by name
+    return ModelTrace(*({n: part[n] for n in sites if n in part} for part in trace))
 
 
 def _transform_key(transform: Any) -> tuple[Any, ...]:

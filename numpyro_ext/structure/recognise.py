@@ -20,7 +20,6 @@ from ..potentials import (
     LaplacePotential,
     LogitPotential,
     NegativeBinomialExpPotential,
-    NegativeBinomialLogitPotential,
     PoissonExpPotential,
     PoissonSoftplusPotential,
     ProbitPotential,
@@ -86,7 +85,6 @@ _FAMILIES: dict[str, dict[str, tuple[str, ...]]] = {
     "binomial_logits": {"logits": ("identity",)},
     "binomial_probs": {"probs": ("logistic",)},
     "gamma_poisson": {"rate": ("exp",)},
-    "negative_binomial_logits": {"logits": ("identity",)},
     "rectified_linear_poisson": {"predictor": ("identity",)},
     "softplus_poisson": {"predictor": ("identity",)},
 }
@@ -104,9 +102,9 @@ def recognise(
     parameter = varying[0]
     leaf = traced.parameters[parameter]
     links = _FAMILIES[family][parameter]
+    if (degrees.of(leaf) == Degree.AFFINE) != ("identity" in links):
+        return None
     if degrees.of(leaf) == Degree.AFFINE:
-        if "identity" not in links:
-            return None
         size = int(np.prod(program.shape(leaf)))
         build = _builder(program, family, traced, leaf, leaf, _Link("identity", 1.0, 0.0, 0.0))
         return Recognised(leaf, np.arange(size), build, f"{family.replace('_', ' ')}")
@@ -229,8 +227,6 @@ def _make(
         # rate = scale * exp(sign z), and the mean is concentration / rate
         concentration = given["concentration"]
         return Built(NegativeBinomialExpPotential(value, concentration, concentration / scale), -sign)
-    if family == "negative_binomial_logits":
-        return Built(NegativeBinomialLogitPotential(value, given["total_count"]))
     if family.startswith("binomial"):
         return Built(BinomialLogitPotential(value, given["total_count"]), sign)
     return Built(ProbitPotential(value) if link.name == "probit" else LogitPotential(value), sign)

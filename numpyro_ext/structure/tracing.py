@@ -97,7 +97,8 @@ _FAMILIES: dict[type, tuple[str, tuple[str, ...]]] = {
     dist.BinomialProbs: ("binomial_probs", ("probs", "total_count")),
     dist.GammaPoisson: ("gamma_poisson", ("concentration", "rate")),
     dist.NegativeBinomial2: ("gamma_poisson", ("concentration", "rate")),
-    dist.NegativeBinomialLogits: ("negative_binomial_logits", ("total_count", "logits")),
+    dist.NegativeBinomialLogits: ("gamma_poisson", ("concentration", "rate")),
+    dist.NegativeBinomialProbs: ("gamma_poisson", ("concentration", "rate")),
     RectifiedLinearPoisson: ("rectified_linear_poisson", ("predictor", "exposure", "offset")),
     SoftplusPoisson: ("softplus_poisson", ("predictor", "exposure", "offset")),
 }
@@ -233,10 +234,10 @@ def inspect_sites(model: Callable[..., Any], args: tuple, kwargs: dict, rng_key:
             arrays = jax.jit(run)(rng_key)
         except (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError, TypeError):
             arrays = run(rng_key)
-    except ValueError as error:
+    except (TypeError, ValueError) as error:
         after = f"after site '{central.name}'" if central.name else "before its first site"
         raise ModelStructureError(
-            f"the model does not run on these arguments; {after} it fails with: {error} Check the shapes of the "
+            f"the model does not run on these arguments; {after} it fails with: {str(error).splitlines()[0]} Check the shapes of the "
             "arguments, and the data and covariates for NaN, infinity and values outside their range."
         ) from error
     kinds = ("sample", "param", "deterministic", "plate")

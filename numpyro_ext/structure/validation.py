@@ -46,11 +46,15 @@ def _check_site(site: SiteInfo) -> None:
     value = np.asarray(site.value)
     if value.size == 0:
         raise ModelStructureError(f"observed site '{site.name}' is empty (shape {value.shape}): nothing to learn from.")
-    shape = np.broadcast_shapes(value.shape, site.full_shape)
+    try:
+        shape: tuple[int, ...] | None = np.broadcast_shapes(value.shape, site.full_shape)
+    except ValueError:
+        shape = None
     if value.ndim > 0 and shape not in (value.shape, site.full_shape):
+        found = "they do not match" if shape is None else f"broadcasting them would make {shape}"
         raise ModelStructureError(
             f"observed site '{site.name}' has data of shape {value.shape}, but its distribution has shape "
-            f"{site.full_shape}; broadcasting them would make {shape}. Give both the same shape (y.ravel()?)."
+            f"{site.full_shape}; {found}. Give both the same shape (y.ravel()?)."
         )
     mask = _mask(site)
     spread = np.broadcast_to(value, mask.shape)

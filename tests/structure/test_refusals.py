@@ -1,0 +1,164 @@
+"""What cannot be treated is refused by name, with a way out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from numpyro import handlers
+
+from numpyro_ext.structure import ModelStructureError, read_latent_gaussian
+
+N = 6
+X = np.random.default_rng(1).normal(size=(N, 2))
+COUNTS = np.array([0, 2, 1, 4, 0, 3])
+
+
+def _poisson(y: Any = COUNTS, x: Any = X, mask: Any = True) -> None:
+    b = numpyro.sample("b", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+    with handlers.mask(mask=mask):
+        numpyro.sample("y", dist.Poisson(jnp.exp(x @ b)), obs=y)
+
+
+def _two_predictors() -> None:
+    with numpyro.plate("rows", N):
+        loc = numpyro.sample("loc", dist.Normal(0.0, 1.0))
+        log_scale = numpyro.sample("log_scale", dist.Normal(0.0, 1.0))
+        numpyro.sample("y", dist.Normal(loc, jnp.exp(log_scale)), obs=X[:, 0])
+
+
+def _product() -> None:
+    u = numpyro.sample("u", dist.Normal(0.0, 1.0).expand([N]))
+    v = numpyro.sample("v", dist.Normal(0.0, 1.0).expand([N]))
+    numpyro.sample("y", dist.Normal(u * v, 1.0), obs=X[:, 0])
+
+
+def _quadratic_form() -> None:
+    f = numpyro.sample("f", dist.Normal(0.0, 1.0).expand([N]))
+    numpyro.sample("y", dist.Normal(f @ f, 1.0), obs=0.3)
+
+
+def _categorical() -> None:
+    f = numpyro.sample("f", dist.Normal(0.0, 1.0).expand([N, 3]))
+    numpyro.sample("y", dist.Categorical(logits=f), obs=np.array([0, 1, 2, 0, 1, 2]))
+
+
+def _local_gamma() -> None:
+    with numpyro.plate("rows", N):
+        w = numpyro.sample("w", dist.Gamma(2.0, 2.0))
+        f = numpyro.sample("f", dist.Normal(0.0, 1.0))
+        numpyro.sample("y", dist.Normal(f, 1.0 / jnp.sqrt(w)), obs=X[:, 0])
+
+
+def _discrete() -> None:
+    f = numpyro.sample("f", dist.Normal(0.0, 1.0).expand([2]))
+    k = numpyro.sample("k", dist.Bernoulli(0.5).expand([N]))
+    numpyro.sample("y", dist.Normal(f[k], 1.0), obs=X[:, 0])
+
+
+def _subsampled() -> None:
+    b = numpyro.sample("b", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+    with numpyro.plate("rows", N, subsample_size=3) as index:
+        numpyro.sample("y", dist.Normal(X[index] @ b, 1.0), obs=X[index, 0])
+
+
+def _scaled_latent() -> None:
+    with handlers.scale(scale=2.0):
+        f = numpyro.sample("f", dist.Normal(0.0, 1.0).expand([N]))
+    numpyro.sample("y", dist.Normal(f, 1.0), obs=X[:, 0])
+
+
+def _funnel() -> None:
+    v = numpyro.sample("v", dist.Normal(0.0, 3.0))
+    f = numpyro.sample("f", dist.Normal(0.0, jnp.exp(v / 2)).expand([N]))
+    numpyro.sample("y", dist.Normal(f, 1.0), obs=X[:, 0])
+
+
+def _no_gaussian() -> None:
+    rate = numpyro.sample("rate", dist.Gamma(1.0, 1.0))
+    numpyro.sample("y", dist.Poisson(rate), obs=COUNTS)
+
+
+def _unconnected() -> None:
+    numpyro.sample("f", dist.Normal(0.0, 1.0))
+    numpyro.sample("y", dist.Normal(1.0, 1.0), obs=X[:, 0])
+
+
+def _unobserved() -> None:
+    numpyro.sample("f", dist.Normal(0.0, 1.0))
+
+
+def _singular() -> None:
+    f = numpyro.sample("f", dist.MultivariateNormal(jnp.zeros(N), jnp.ones((N, N)) - 2.0 * jnp.eye(N)))
+    numpyro.sample("y", dist.Normal(f, 1.0), obs=X[:, 0])
+
+
+_CASES: dict[str, tuple[Callable[[], None], str]] = {
+    "two predictors per observation": (_two_predictors, r"site 'y': .* 2 predictors, through 'loc' and 'log_scale'.*NUTS"),
+    "product of latents": (_product, r"site 'y': .*\(a product of u and v\).*field="),
+    "quadratic in the latents": (_quadratic_form, r"site 'y': .* 6 predictors, through 'f'.*product of f"),
+    "categorical": (_categorical, r"site 'y': .* 3 predictors, through 'f'"),
+    "local latent that is not Gaussian": (_local_gamma, r"'w' \(Gamma, shape \(6,\)\) is not Gaussian.*6 elements.*Student-t"),
+    "discrete latent": (_discrete, r"'k' \(BernoulliProbs, shape \(6,\)\) is discrete.*sum it out"),
+    "subsampled plate": (_subsampled, r"plate 'rows' draws a random subsample of 3 out of 6.*SVI"),
+    "scaled latent": (_scaled_latent, r"latent site 'f' is inside a scale of 2"),
+    "no Gaussian latent": (_no_gaussian, r"no Gaussian latent site \(latent sites: \{'rate': 'Gamma'\}\).*NUTS"),
+    "data independent of the field": (_unconnected, r"no observed site depends on the Gaussian sites \['f'\]"),
+    "no data": (_unobserved, r"no observed site: pass the data"),
+    "covariance not positive definite": (_singular, r"covariance of site 'f' is not positive definite.*jitter"),
+    "everything masked": (lambda: _poisson(mask=np.zeros(N, bool)), r"every observation of \['y'\] is masked"),
+    "negative counts": (lambda: _poisson(COUNTS - 1), r"'y': 2 values are outside the support.*-1 at index \(0,\)"),
+    "fractional counts": (lambda: _poisson(COUNTS + 0.5), r"'y': 6 values are outside the support.*0\.5 at index"),
+    "missing data without a mask": (
+        lambda: _poisson(np.array([np.nan, 1, 2, 3, 4, 5])),
+        r"'y': 1 value is not finite.*index \(0,\).*mask it",
+    ),
+    "missing covariates": (lambda: _poisson(x=np.where(X == X.max(), np.nan, X)), r"predictor of site 'y' is not finite in .*covariates"),
+    "column of observations": (lambda: _poisson(COUNTS[:, None]), r"'y' has data of shape \(6, 1\).*\(6, 6\).*ravel"),
+    "empty data": (lambda: _poisson(COUNTS[:0], X[:0]), r"'y' is empty"),
+    "wrong number of rows": (lambda: _poisson(COUNTS[:4]), r"(site 'y'|after site 'b').*shape"),
+}
+
+
+@pytest.mark.parametrize("name", _CASES)
+def test_refusal_names_the_site_and_the_way_out(name: str) -> None:
+    model, message = _CASES[name]
+    with pytest.raises(ModelStructureError, match="(?s)" + message):
+        read_latent_gaussian(model)
+
+
+def test_funnel_becomes_a_hyperparameter() -> None:
+    reading = read_latent_gaussian(_funnel)
+    assert (reading.field, tuple(reading.hyper)) == (("f",), ("v",))
+
+
+def test_field_override_is_checked() -> None:
+    with pytest.raises(ModelStructureError, match=r"With field=\['f', 'v'\]: the scale of site 'f' depends on \['v'\]"):
+        read_latent_gaussian(_funnel, field=["f", "v"])
+    with pytest.raises(ModelStructureError, match=r"site 'rate' is Gamma; Gaussian latent sites of this model: \[\]"):
+        read_latent_gaussian(_no_gaussian, field=["rate"])
+
+
+def test_values_for_hyperparameters_are_checked() -> None:
+    with pytest.raises(ModelStructureError, match=r"no latent or param site 'w'.*\['f', 'v'\]"):
+        read_latent_gaussian(_funnel, hyper_values={"w": 1.0})
+    with pytest.raises(ModelStructureError, match=r"site 'v' has shape \(2,\), the site has shape \(\)"):
+        read_latent_gaussian(_funnel, hyper_values={"v": np.ones(2)})
+
+
+def test_misreading_is_caught_by_the_check() -> None:
+    """The independent check compares with NumPyro: a density that depends on hidden state must not pass."""
+    calls = []
+
+    def model() -> None:
+        calls.append(None)
+        f = numpyro.sample("f", dist.Normal(0.0, 1.0).expand([N]))
+        numpyro.sample("y", dist.Normal(f, 1.0 + 0.1 * len(calls)), obs=X[:, 0])
+
+    with pytest.raises(ModelStructureError, match="misread"):
+        read_latent_gaussian(model)
