@@ -46,7 +46,7 @@ class Fit(NamedTuple):
     last_state: EngineState
     hyper: dict[str, Array]
     """All hyperparameters, constrained."""
-    covariance: Array | None
+    covariance: np.ndarray | None
     """Of the unconstrained free hyperparameters, from the curvature; ``None`` if it was not computed."""
     has_curvature: bool
     """Whether the objective curves downwards in every direction, so that standard errors exist."""
@@ -259,18 +259,18 @@ def _conclude(
 ) -> Fit:
     hyper = space.unpack(search.values)
     covariance, has_curvature = None, False
-    if int(search.num_probes) == 2 * space.size and bool(jnp.all(jnp.isfinite(search.probes))):
-        covariance, is_peak = hyper_search.curvature_covariance(hyper_search.hessian(search, tol=options.hyper_tol))
-        has_curvature = bool(is_peak)
+    if int(search.num_probes) == 2 * space.size and bool(np.all(np.isfinite(search.probes))):
+        curvature = hyper_search.hessian(search, tol=options.hyper_tol)
+        covariance, has_curvature = hyper_search.curvature_covariance(curvature)
         if not has_curvature:
             messages.append("The log evidence does not curve downwards in every direction: no standard errors.")
     info = search.best.info
     learning = HyperDiagnostics(
         converged=bool(search.converged),
-        num_iterations=int(search.num_iterations),
+        num_iterations=int(search.num_iterations) - 1,  # the first evaluation is no step
         num_evaluations=int(search.num_evaluations),
         objective_trace=trace,
-        max_gradient=float(jnp.max(jnp.abs(search.best.gradient))),
+        max_gradient=float(np.max(np.abs(search.best.gradient))),
     )
     steps = int(info.num_steps)
     interrupted = any(message.startswith("Interrupted") for message in messages)

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax import Array
 
@@ -121,25 +122,26 @@ def init_search(shapes: Evaluation, values: Array, state: Any) -> SearchState:
     :param state: of the algorithm, where the first fit of the field starts.
     :return: a state for :func:`search`.
     """
-    blank = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-    blank = blank._replace(objective=blank.objective - jnp.inf, state=state)
-    zero = jnp.zeros((), values.dtype)
-    count = jnp.zeros((), jnp.int32)
+    # NumPy makes these constants without compiling anything.
+    blank = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes)
+    blank = blank._replace(objective=blank.objective - np.inf, state=state)
+    zero = np.zeros((), values.dtype)
+    count = np.zeros((), np.int32)
     return SearchState(
         values=values,
         best=blank,
         memory=_lbfgs().init(values),
-        direction=jnp.zeros_like(values),
+        direction=np.zeros(values.shape, values.dtype),
         step_size=zero,
         lower=zero,
-        upper=zero + jnp.inf,
+        upper=zero + np.inf,
         num_trials=count,
         num_iterations=count,
         num_evaluations=count,
-        is_searching=jnp.array(True),
-        converged=jnp.array(False),
+        is_searching=np.array(True),
+        converged=np.array(False),
         num_probes=count,
-        probes=jnp.zeros((values.size, 2, values.size), values.dtype),
+        probes=np.zeros((values.size, 2, values.size), values.dtype),
     )
 
 
@@ -197,10 +199,9 @@ def _line_search(
     )
 
 
-def _difference_step(dtype: Any, tol: float) -> Array:
+def _difference_step(dtype: Any, tol: float) -> float:
     """Balances the error of the central difference against that of gradients known to about ``tol``."""
-    noise = jnp.maximum(tol, jnp.sqrt(jnp.finfo(dtype).eps))
-    return jnp.asarray(jnp.cbrt(noise), dtype)
+    return max(tol, float(jnp.finfo(dtype).eps) ** 0.5) ** (1.0 / 3.0)
 
 
 def is_finished(state: SearchState) -> Array:
@@ -254,29 +255,29 @@ def search(
     return jax.lax.while_loop(unfinished, advance, (state, trace))
 
 
-def hessian(state: SearchState, *, tol: float) -> Array:
+def hessian(state: SearchState, *, tol: float) -> np.ndarray:
     """Second derivatives of the objective at ``state.values`` by central differences of its gradient.
 
     :param SearchState state: of a finished search.
     :param float tol: as given to :func:`search`.
     :return: symmetric array of shape ``(d, d)``; meaningless before ``num_probes`` has reached ``2 d``.
     """
-    step = _difference_step(state.values.dtype, tol)
-    rows = (state.probes[:, 0] - state.probes[:, 1]) / (2.0 * step)
+    probes = np.asarray(state.probes)
+    rows = (probes[:, 0] - probes[:, 1]) / (2.0 * _difference_step(probes.dtype, tol))
     return 0.5 * (rows + rows.T)
 
 
-def curvature_covariance(second_derivatives: Array) -> tuple[Array, Array]:
+def curvature_covariance(second_derivatives: np.ndarray) -> tuple[np.ndarray, bool]:
     """Inverse of the negative Hessian, kept positive definite.
 
     :param second_derivatives: the Hessian of the objective, shape ``(d, d)``.
     :return: the covariance, in which a direction without downward curvature is given standard deviation 10 (all of
         the line for a transformed parameter), and whether every direction had such curvature.
     """
-    eigenvalues, vectors = jnp.linalg.eigh(-second_derivatives)
-    floor = jnp.maximum(1e-2, jnp.max(jnp.abs(eigenvalues)) * jnp.finfo(eigenvalues.dtype).eps)
-    covariance = (vectors / jnp.maximum(eigenvalues, floor)) @ vectors.T
-    return covariance, jnp.all(eigenvalues > 0.0)
+    eigenvalues, vectors = np.linalg.eigh(-np.asarray(second_derivatives))
+    floor = max(1e-2, np.max(np.abs(eigenvalues)) * np.finfo(eigenvalues.dtype).eps)
+    covariance = (vectors / np.maximum(eigenvalues, floor)) @ vectors.T
+    return covariance, bool(np.all(eigenvalues > 0.0))
 
 
 def maximise(

@@ -74,8 +74,6 @@ class Programs:
         hyper_tol: float,
         max_iterations: int,
     ) -> None:
-        # The reader finds the pattern of a map with concrete numbers, which it cannot do while it is traced.
-        reading.maps(reading.initial_hyper())
         self._reading = reading
         self._algorithm = algorithm
         self._space = space
@@ -84,7 +82,8 @@ class Programs:
         self._hyper_tol = hyper_tol
         self._max_iterations = max_iterations
 
-        self._evaluation_shapes: Evaluation | None = None
+        # Compiled only as a part of others, but traced once for all of them.
+        self.evaluate = jax.jit(self._evaluate)
         self.solve = jax.jit(self._solve, static_argnames="num_steps")
         self.init_state = jax.jit(self._init_state)
         self.search = jax.jit(self._search, static_argnames="num_evaluations")
@@ -97,15 +96,16 @@ class Programs:
         self.weight_inputs = jax.jit(self._weight_inputs)
         self.fold_predictive = jax.jit(jax.vmap(self._fold_predictive, in_axes=(0, None, None)))
 
-    def evaluate(self, data: Any, fixed: dict[str, Array]) -> Callable[[Array, Any], Evaluation]:
+    def _evaluate(self, data: Any, fixed: dict[str, Array], values: Array, state: Any) -> Evaluation:
         """The objective of the hyperparameter search; see :func:`~numpyro_ext.infer.hyper.evaluation_fn`."""
         reading, space = self._reading, self._space
-        return hyper_search.evaluation_fn(
+        evaluate = hyper_search.evaluation_fn(
             form_fn=lambda values: reading.form(space.unpack(values, fixed), data),
-            log_prior_fn=lambda values: jnp.asarray(reading.log_prior(space.unpack(values, fixed), data)),
+            log_prior_fn=lambda values: reading.log_prior(space.unpack(values, fixed), data),
             solve_fn=partial(self._algorithm.solve, num_steps=self._num_steps, tol=self._tol),
             log_evidence_fn=self._algorithm.log_evidence,
         )
+        return evaluate(values, state)
 
     def _solve(self, data: Any, hyper: dict, state: Any, *, num_steps: int) -> tuple[Any, Any, Array]:
         form = self._reading.form(hyper, data)
@@ -120,15 +120,13 @@ class Programs:
         """The search before its first evaluation; ``state`` may be ``None`` for a cold start of the field."""
         if state is None:
             state = self.init_state(data, self._space.unpack(values, fixed))
-        if self._evaluation_shapes is None:
-            self._evaluation_shapes = jax.eval_shape(self.evaluate(data, fixed), values, state)
-        return hyper_search.init_search(self._evaluation_shapes, values, state)
+        return hyper_search.init_search(jax.eval_shape(self.evaluate, data, fixed, values, state), values, state)
 
     def _search(
         self, data: Any, fixed: dict, state: SearchState, max_iterations: Array, *, num_evaluations: int
     ) -> tuple[SearchState, Array]:
         return hyper_search.search(
-            self.evaluate(data, fixed),
+            partial(self.evaluate, data, fixed),
             state,
             num_evaluations=num_evaluations,
             tol=self._hyper_tol,
@@ -138,16 +136,22 @@ class Programs:
     def _posterior(self, data: Any, hyper: dict, state: Any) -> Any:
         return self._algorithm.posterior(self._reading.form(hyper, data), state)
 
+    def _maps(self, data: Any, hyper: dict) -> dict[str, AffineMap]:
+        # The reader finds the patterns of the maps with concrete numbers, which must not be traced.
+        with jax.ensure_compile_time_eval():
+            self._reading.maps(self._reading.initial_hyper())
+        return self._reading.maps(hyper, data)
+
     def _moments(self, data: Any, hyper: dict, state: Any) -> dict[str, tuple[Array, Array]]:
         posterior = self._posterior(data, hyper, state)
-        maps = self._reading.maps(hyper, data)
+        maps = self._maps(data, hyper)
         return {name: posterior.mean_and_variance(map_) for name, map_ in maps.items()}
 
     def _covariance(self, data: Any, hyper: dict, state: Any, *, name: str) -> Array:
-        return self._posterior(data, hyper, state).covariance(self._reading.maps(hyper, data)[name])
+        return self._posterior(data, hyper, state).covariance(self._maps(data, hyper)[name])
 
     def _draw_site(self, data: Any, hyper: dict, state: Any, rng_key: Array, *, name: str, num_samples: int) -> Array:
-        design, offset = self._reading.maps(hyper, data)[name]
+        design, offset = self._maps(data, hyper)[name]
         return design.matvec(self._posterior(data, hyper, state).sample(rng_key, num_samples)) + offset
 
     def _draws(
@@ -163,7 +167,7 @@ class Programs:
     def _stacked_moments(self, data: Any, hyper: dict, state: Any, *, names: tuple[str, ...]) -> tuple[Array, Array]:
         """Joint mean of the named sites, flattened one after the other, and a factor ``F`` of their covariance
         ``F F^T``, of shape ``(total size, num_columns)``."""
-        maps = self._reading.maps(hyper, data)
+        maps = self._maps(data, hyper)
         posterior = self._posterior(data, hyper, state)
         design = jnp.concatenate([maps[name].design.to_dense() for name in names])
         offset = jnp.concatenate([maps[name].offset for name in names])
@@ -192,7 +196,7 @@ class Programs:
         """Fit one fold and score all its factors: predictive densities, the search, and the algorithm's info."""
         reading, space = self._reading, self._space
         if space.size:
-            evaluate = self.evaluate(data, fixed)
+            evaluate = partial(self.evaluate, data, fixed)
             start = self._algorithm.init(reading.form(space.unpack(values, fixed), data))
             final = hyper_search.maximise(
                 evaluate, values, start, tol=self._hyper_tol, max_iterations=self._max_iterations, with_curvature=False

@@ -55,13 +55,13 @@ def test_curvature_by_differences_of_the_gradient():
     exact = jax.hessian(function)(final.values)
     np.testing.assert_allclose(hessian(final, tol=1e-6), exact, rtol=1e-3, atol=1e-6)
     covariance, is_peak = curvature_covariance(exact)
-    assert bool(is_peak)
+    assert is_peak
     np.testing.assert_allclose(covariance, -jnp.linalg.inv(exact), rtol=1e-9)
 
 
 def test_a_flat_direction_has_no_standard_error_but_a_finite_covariance():
     covariance, is_peak = curvature_covariance(jnp.diag(jnp.array([-4.0, 0.0])))
-    assert not bool(is_peak)
+    assert not is_peak
     np.testing.assert_allclose(covariance, jnp.diag(jnp.array([0.25, 100.0])), rtol=1e-6)
 
 

@@ -1,0 +1,131 @@
+"""NumPyro's and ArviZ's own functions on a fitted engine."""
+
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from numpyro.infer import ELBO, Predictive, Trace_ELBO, log_likelihood, psis_diagnostic
+
+from numpyro_ext.infer import EP
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", FutureWarning)
+    import arviz as az
+
+
+@pytest.fixture(scope="module")
+def inference_data(fitted_counts):
+    if az.__version__.startswith("0."):
+        return az.from_numpyro(fitted_counts)
+    return az.from_numpyro(fitted_counts, log_likelihood=True)
+
+
+def test_arviz_finds_every_group(inference_data, counts_case):
+    groups = set(getattr(inference_data, "children", None) or inference_data.groups())
+    assert {"posterior", "sample_stats", "log_likelihood", "observed_data"} <= groups
+    posterior = inference_data["posterior"]
+    assert {"f", "scale", "rate"} <= set(posterior.data_vars)
+    assert "y" not in posterior.data_vars
+    assert posterior["f"].shape[-1] == counts_case.t.size
+    assert inference_data["log_likelihood"]["y"].dims[-1] == "time"
+    np.testing.assert_array_equal(inference_data["observed_data"]["y"], counts_case.y)
+
+
+def test_arviz_draws_are_those_of_the_engine(inference_data, fitted_counts, counts_case):
+    draws = fitted_counts.get_samples()
+    np.testing.assert_array_equal(
+        np.asarray(inference_data["posterior"]["f"]).reshape(1000, -1), np.asarray(draws["f"])
+    )
+    exact = log_likelihood(counts_case.model, draws, counts_case.t, counts_case.y, mask=counts_case.mask)["y"]
+    found = np.asarray(inference_data["log_likelihood"]["y"]).reshape(exact.shape)
+    np.testing.assert_allclose(found, exact, rtol=1e-10)
+    np.testing.assert_allclose(
+        np.asarray(inference_data["sample_stats"]["lp"]).reshape(-1),
+        -fitted_counts.get_extra_fields()["potential_energy"],
+        rtol=1e-12,
+    )
+
+
+def test_arviz_compares_engines(counts_case, fitted_counts):
+    fixed = EP(counts_case.model, hyper_values={"scale": 0.05}, progress_bar=False)
+    fixed.run(jax.random.key(0), counts_case.t, counts_case.y)
+    learned = EP(counts_case.model, progress_bar=False)
+    learned.run(jax.random.key(0), counts_case.t, counts_case.y)
+    options = {} if az.__version__.startswith("0.") else {"log_likelihood": True}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # a few of twelve Pareto shapes may be high
+        data = {name: az.from_numpyro(e, **options) for name, e in (("fixed", fixed), ("learned", learned))}
+        table = az.compare(data)
+        loo = az.loo(data["learned"])
+    assert list(table.index) == ["learned", "fixed"]
+    assert np.isfinite(getattr(loo, "elpd_loo", getattr(loo, "elpd", np.nan)))
+
+
+def test_predictive_replays_the_model_on_the_draws(fitted_counts, counts_case):
+    draws = fitted_counts.get_samples()
+    replicated = Predictive(counts_case.model, draws)(jax.random.key(1), counts_case.t)
+    assert replicated["y"].shape == (1000, counts_case.t.size)
+    gap = np.asarray(replicated["y"].mean(0) - draws["rate"].mean(0))
+    assert np.all(np.abs(gap) < 5.0 * np.asarray(replicated["y"].std(0)) / np.sqrt(1000))
+
+
+def test_learned_param_sites_reach_predictive_and_log_likelihood(fitted_line, line_case):
+    draws = fitted_line.get_samples()
+    level = float(fitted_line.hyper["level"].value)
+    assert abs(level - 0.3) > 1e-3
+    replicated = Predictive(line_case.model, draws, return_sites=["fitted"])(jax.random.key(1), line_case.x)
+    np.testing.assert_allclose(replicated["fitted"], level + draws["slopes"] @ line_case.x.T, rtol=1e-9)
+    found = log_likelihood(line_case.model, draws, line_case.x, line_case.y)["y"]
+    exact = dist.Normal(level + draws["slopes"] @ line_case.x.T, 0.5).log_prob(line_case.y)
+    np.testing.assert_allclose(found, exact, rtol=1e-9)
+
+
+def test_guide_has_the_moments_of_the_posterior(fitted_line, line_case):
+    guide, params = fitted_line.guide, fitted_line.params
+    draws = guide.sample_posterior(jax.random.key(2), params, sample_shape=(20000,))
+    site, scale = fitted_line.posterior["slopes"], fitted_line.hyper["scale"]
+    np.testing.assert_allclose(draws["slopes"].mean(0), site.mean, atol=0.03 * float(site.sd.max()))
+    np.testing.assert_allclose(np.cov(draws["slopes"].T), site.covariance(), rtol=0.05, atol=2e-4)
+    np.testing.assert_allclose(jnp.log(draws["scale"]).mean(), scale.unconstrained_value, atol=0.02)
+    np.testing.assert_allclose(jnp.log(draws["scale"]).std(), scale.unconstrained_standard_error, rtol=0.03)
+    np.testing.assert_allclose(guide.median(params)["slopes"], site.mean, rtol=1e-9)
+    assert params["level"] == fitted_line.hyper["level"].value
+
+
+def test_guide_orders_sites_as_the_model_does():
+    def model(y):
+        z = numpyro.sample("z", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+        a = numpyro.sample("a", dist.Normal(jnp.array([5.0, 6.0, 7.0]), 0.1).to_event(1))
+        m = numpyro.sample("m", dist.Normal(-3.0, 0.1))
+        numpyro.sample("y", dist.Normal(jnp.sum(z) + jnp.sum(a) + m, 1.0), obs=y)
+
+    engine = EP(model, progress_bar=False)
+    engine.run(jax.random.key(0), 16.0)
+    median = engine.guide.median(engine.params)
+    for name in ("z", "a", "m"):
+        np.testing.assert_allclose(median[name], engine.posterior[name].mean, rtol=1e-9)
+    draws = engine.guide.sample_posterior(jax.random.key(0), engine.params, sample_shape=(20000,))
+    stacked = jnp.concatenate([draws["z"], draws["a"], draws["m"][:, None]], axis=1)
+    design = jnp.ones((1, 6))
+    prior = jnp.diag(jnp.array([1.0, 1.0, 0.01, 0.01, 0.01, 0.01]))
+    exact = jnp.linalg.inv(jnp.linalg.inv(prior) + design.T @ design)
+    np.testing.assert_allclose(np.cov(stacked.T), exact, atol=0.02)
+
+
+def test_guide_works_where_guides_are_asked_for(fitted_line, line_case):
+    guide, params = fitted_line.guide, fitted_line.params
+    arguments = (line_case.x, line_case.y, line_case.mask)
+    k_hat = psis_diagnostic(jax.random.key(3), params, line_case.model, guide, *arguments)
+    assert np.isfinite(k_hat)
+    predicted = Predictive(line_case.model, guide=guide, params=params, num_samples=20)(jax.random.key(0), line_case.x)
+    assert predicted["y"].shape == (20, line_case.x.shape[0])
+    elbo: ELBO = Trace_ELBO(num_particles=50)
+    assert np.isfinite(elbo.loss(jax.random.key(4), params, line_case.model, guide, *arguments))
+
+
+def test_k_hat_of_an_exact_field_is_low(fitted_line):
+    assert fitted_line.psis_diagnostic(jax.random.key(0)) < 0.5

@@ -1,0 +1,192 @@
+"""What an engine reports, against closed forms: regression with known noise makes every engine exact."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro.distributions as dist
+import pytest
+import scipy.optimize
+import scipy.stats
+
+from numpyro_ext.infer import EP, LaplaceApproximation
+
+
+def exact_line(case, scale, level):
+    """Posterior of the slopes and log evidence of the observed rows."""
+    x, y = np.asarray(case.x)[np.asarray(case.mask)], np.asarray(case.y)[np.asarray(case.mask)]
+    precision = x.T @ x / 0.25 + np.eye(2) / scale**2
+    covariance = np.linalg.inv(precision)
+    mean = covariance @ x.T @ (y - level) / 0.25
+    marginal = scale**2 * x @ x.T + 0.25 * np.eye(len(y))
+    return mean, covariance, scipy.stats.multivariate_normal(np.full(len(y), level), marginal).logpdf(y)
+
+
+def exact_objective(case, unconstrained):
+    """Log evidence plus log prior as a function of (level, log scale), in JAX."""
+    level, scale = unconstrained[0], jnp.exp(unconstrained[1])
+    rows = np.flatnonzero(np.asarray(case.mask))
+    x, y = case.x[rows], case.y[rows]
+    marginal = dist.MultivariateNormal(level, scale**2 * x @ x.T + 0.25 * jnp.eye(len(rows)))
+    return marginal.log_prob(y) + dist.HalfNormal(2.0).log_prob(scale)
+
+
+@pytest.fixture(scope="module")
+def optimum(line_case):
+    value_and_grad = jax.jit(jax.value_and_grad(lambda u: -exact_objective(line_case, u)))
+    found = scipy.optimize.minimize(value_and_grad, np.zeros(2), jac=True, tol=1e-12)
+    return found.x, np.asarray(jax.hessian(lambda u: exact_objective(line_case, u))(jnp.asarray(found.x)))
+
+
+def test_hyperparameters_maximise_evidence_and_prior(fitted_line, optimum):
+    (level, log_scale), _ = optimum
+    assert fitted_line.diagnostics.hyper.converged
+    np.testing.assert_allclose(fitted_line.hyper["level"].value, level, atol=1e-4)
+    np.testing.assert_allclose(fitted_line.hyper["scale"].value, np.exp(log_scale), rtol=1e-4)
+    np.testing.assert_allclose(fitted_line.hyper["scale"].unconstrained_value, log_scale, atol=1e-4)
+
+
+def test_standard_errors_come_from_the_curvature(fitted_line, optimum):
+    (_, log_scale), hessian = optimum
+    level_error, scale_error = np.sqrt(np.diag(np.linalg.inv(-hessian)))
+    np.testing.assert_allclose(fitted_line.hyper["level"].standard_error, level_error, rtol=1e-3)
+    np.testing.assert_allclose(fitted_line.hyper["scale"].unconstrained_standard_error, scale_error, rtol=1e-3)
+    np.testing.assert_allclose(fitted_line.hyper["scale"].standard_error, np.exp(log_scale) * scale_error, rtol=1e-3)
+
+
+def test_posterior_and_evidence_are_exact(line_case, fitted_line):
+    hyper = {name: float(estimate.value) for name, estimate in fitted_line.hyper.items()}
+    mean, covariance, log_evidence = exact_line(line_case, **hyper)
+    site = fitted_line.posterior["slopes"]
+    np.testing.assert_allclose(site.mean, mean, rtol=1e-9)
+    np.testing.assert_allclose(site.variance, np.diag(covariance), rtol=1e-9)
+    np.testing.assert_allclose(site.sd, np.sqrt(np.diag(covariance)), rtol=1e-9)
+    np.testing.assert_allclose(site.covariance(), covariance, rtol=1e-8)
+    assert float(fitted_line.log_evidence) == pytest.approx(log_evidence, abs=1e-9)
+    assert fitted_line.log_evidence.is_lower_bound is False
+
+    fitted = fitted_line.posterior["fitted"]
+    x = np.asarray(line_case.x)
+    np.testing.assert_allclose(fitted.mean, hyper["level"] + x @ mean, rtol=1e-8)
+    np.testing.assert_allclose(fitted.covariance(), x @ covariance @ x.T, rtol=1e-7, atol=1e-12)
+
+
+def test_quantiles_and_intervals_are_gaussian(fitted_line):
+    site = fitted_line.posterior["slopes"]
+    exact = scipy.stats.norm(np.asarray(site.mean), np.asarray(site.sd))
+    np.testing.assert_allclose(site.quantile(0.9), exact.ppf(0.9), rtol=1e-9)
+    assert site.quantile(jnp.array([[0.1], [0.5]])).shape == (2, 1, 2)
+    np.testing.assert_allclose(jnp.stack(site.interval(0.8)), [exact.ppf(0.1), exact.ppf(0.9)], rtol=1e-9)
+    with pytest.raises(ValueError, match="inside"):
+        site.quantile(1.0)
+
+
+def test_draws_follow_the_posterior(fitted_line):
+    draws = fitted_line.get_samples()
+    assert set(draws) == {"scale", "level", "slopes", "fitted", "steepness"}
+    site = fitted_line.posterior["slopes"]
+    error = np.asarray(site.sd) / np.sqrt(4000)
+    np.testing.assert_array_less(np.abs(draws["slopes"].mean(0) - site.mean), 4.0 * error)
+    np.testing.assert_allclose(np.cov(draws["slopes"].T), site.covariance(), rtol=0.15, atol=4.0 * error.max() ** 2)
+    np.testing.assert_allclose(draws["steepness"], draws["slopes"][:, 0] ** 2, rtol=1e-12)
+    np.testing.assert_array_equal(draws["scale"], np.full(4000, fitted_line.hyper["scale"].value))
+    fresh = site.sample(jax.random.key(5), 4000)
+    assert fresh.shape == (4000, 2)
+    np.testing.assert_array_less(np.abs(fresh.mean(0) - site.mean), 4.0 * error)
+
+
+def test_draws_are_kept_and_grouped(fitted_line):
+    flat, grouped = fitted_line.get_samples(), fitted_line.get_samples(group_by_chain=True)
+    for name, value in flat.items():
+        np.testing.assert_array_equal(value[None], grouped[name])
+        np.testing.assert_array_equal(value, fitted_line.get_samples()[name])
+    other = fitted_line.get_samples(seed=3)
+    assert other.keys() == flat.keys()
+    assert not np.array_equal(other["slopes"], flat["slopes"])
+
+
+def test_potential_energy_is_that_of_the_draws(line_case, fitted_line):
+    from numpyro.infer.util import log_density
+
+    draws = {name: value[:5] for name, value in fitted_line.get_samples().items()}
+    energy = fitted_line.get_extra_fields()["potential_energy"]
+    assert energy.shape == (4000,)
+    for i in range(5):
+        point = {name: draws[name][i] for name in ("scale", "level", "slopes")}
+        exact, _ = log_density(line_case.model, (line_case.x, line_case.y, line_case.mask), {}, point)
+        assert float(energy[i]) == pytest.approx(-float(exact), rel=1e-9)
+
+
+def test_other_names_say_why_they_have_no_posterior(fitted_line):
+    assert set(fitted_line.posterior) == {"slopes", "fitted"}
+    for name, reason in {
+        "steepness": "not affine",
+        "scale": "hyperparameter",
+        "y": "observed",
+        "slope": "no site of this name",
+    }.items():
+        assert name not in fitted_line.posterior
+        with pytest.raises(KeyError, match=reason) as error:
+            fitted_line.posterior[name]
+        assert "fitted, slopes" in str(error.value)
+
+
+def test_held_out_observations_are_scored_by_their_predictive_density(line_case, fitted_line):
+    site = fitted_line.posterior["fitted"]
+    exact = scipy.stats.norm(np.asarray(site.mean), np.sqrt(np.asarray(site.variance) + 0.25)).logpdf(line_case.y)
+    exact = np.where(np.asarray(line_case.mask), 0.0, exact)
+    np.testing.assert_allclose(fitted_line.log_predictive()["y"], exact, rtol=1e-8)
+    again = fitted_line.log_predictive(line_case.x, line_case.y, mask=~line_case.mask)
+    np.testing.assert_allclose(again["y"], exact, rtol=1e-8)
+
+
+def test_new_observations_may_have_another_shape(line_case, fitted_line):
+    x, y = line_case.x[:3] + 1.0, jnp.array([0.0, 1.0, 2.0])
+    scores = fitted_line.log_predictive(x, y)["y"]
+    hyper = {name: float(estimate.value) for name, estimate in fitted_line.hyper.items()}
+    mean, covariance, _ = exact_line(line_case, **hyper)
+    exact = scipy.stats.norm(hyper["level"] + x @ mean, np.sqrt(np.einsum("ni,ij,nj->n", x, covariance, x) + 0.25))
+    np.testing.assert_allclose(scores, exact.logpdf(y), rtol=1e-8)
+
+
+def test_a_field_at_new_inputs_is_refused(counts_case, fitted_counts):
+    with pytest.raises(ValueError, match="field has the sites"):
+        fitted_counts.log_predictive(counts_case.t[:5], counts_case.y[:5])
+    with pytest.raises(ValueError, match="prior of the field"):
+        fitted_counts.log_predictive(2.0 * counts_case.t, counts_case.y)
+
+
+def test_a_value_that_is_not_a_number_is_not_scored_silently(line_case, fitted_line):
+    with pytest.raises((FloatingPointError, ValueError), match="y"):
+        fitted_line.log_predictive(line_case.x, line_case.y.at[1].set(jnp.nan))
+
+
+def test_summary_shows_field_hyperparameters_and_evidence(fitted_line, capsys):
+    fitted_line.print_summary()
+    text = capsys.readouterr().out
+    for expected in ("slopes[0]", "slopes[1]", "scale", "level", "5.0%", "95.0%", "Log evidence", "converged after"):
+        assert expected in text
+    assert "fitted[0]" not in text
+    assert f"{float(fitted_line.posterior['slopes'].mean[0]):.2f}" in text
+    fitted_line.print_summary(exclude_deterministic=False)
+    assert "fitted[0]" in capsys.readouterr().out
+
+
+def test_laplace_agrees_where_both_are_exact(line_case, fitted_line):
+    engine = LaplaceApproximation(line_case.model, progress_bar=False)
+    engine.run(jax.random.key(0), line_case.x, line_case.y, mask=line_case.mask)
+    assert float(engine.log_evidence) == pytest.approx(float(fitted_line.log_evidence), abs=1e-6)
+    np.testing.assert_allclose(engine.posterior["slopes"].mean, fitted_line.posterior["slopes"].mean, rtol=1e-3)
+    error = fitted_line.hyper["scale"].standard_error
+    np.testing.assert_allclose(engine.hyper["scale"].standard_error, error, rtol=1e-3)
+
+
+def test_fixed_hyperparameters_are_not_learned(line_case):
+    engine = EP(line_case.model, hyper_values={"scale": 1.5, "level": 0.2}, progress_bar=False)
+    engine.run(jax.random.key(0), line_case.x, line_case.y, mask=line_case.mask)
+    mean, covariance, log_evidence = exact_line(line_case, 1.5, 0.2)
+    assert engine.diagnostics.hyper is None
+    assert engine.hyper["scale"].is_fixed
+    assert engine.hyper["scale"].standard_error is None
+    np.testing.assert_allclose(engine.posterior["slopes"].mean, mean, rtol=1e-9)
+    np.testing.assert_allclose(engine.posterior["slopes"].variance, np.diag(covariance), rtol=1e-9)
+    assert float(engine.log_evidence) == pytest.approx(log_evidence, abs=1e-9)

@@ -1,0 +1,216 @@
+"""Running: order of calls, resuming, interruption, and the ways in which a run can fail."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+
+from numpyro_ext.infer import EP, LaplaceApproximation
+from numpyro_ext.infer import fitting as fitting_module
+from numpyro_ext.structure import ModelStructureError
+
+KEY = jax.random.key(0)
+
+
+def test_results_before_a_run_are_refused(counts_case):
+    engine = EP(counts_case.model)
+    for name in ("posterior", "hyper", "log_evidence", "diagnostics", "guide", "params", "last_state"):
+        with pytest.raises(RuntimeError, match=r"run\(\.\.\.\) should be called first"):
+            getattr(engine, name)
+    for call in (engine.get_samples, engine.get_extra_fields, engine.print_summary, engine.log_predictive):
+        with pytest.raises(RuntimeError, match="should be called first"):
+            call()
+
+
+@pytest.mark.parametrize(
+    "options, text",
+    [
+        ({"damping": 1.0}, "damping"),
+        ({"power": 0.0}, "power"),
+        ({"schedule": "random"}, "schedule"),
+        ({"num_steps": 0}, "num_steps"),
+        ({"num_samples": 10.5}, "num_samples"),
+        ({"tol": -1.0}, "tol"),
+    ],
+)
+def test_options_are_checked_at_construction(counts_case, options, text):
+    with pytest.raises(ValueError, match=text):
+        EP(counts_case.model, **options)
+    with pytest.raises(TypeError, match="callable"):
+        EP("model")
+
+
+def test_run_returns_nothing_and_forgets_the_run_before(counts_case):
+    engine = EP(counts_case.model, progress_bar=False, num_samples=10)
+    assert engine.run(KEY, counts_case.t, counts_case.y) is None
+    first = engine.get_samples()["f"]
+    engine.run(KEY, counts_case.t[:8], counts_case.y[:8])
+    assert engine.get_samples()["f"].shape == (10, 8)
+    assert engine.posterior["f"].mean.shape == (8,)
+    engine.run(KEY, counts_case.t, counts_case.y)
+    np.testing.assert_array_equal(engine.get_samples()["f"], first)
+
+
+def test_a_search_in_two_runs_is_the_search_in_one(counts_case, fitted_counts):
+    engine = EP(counts_case.model, progress_bar=False, max_hyper_steps=2)
+    arguments = (counts_case.t, counts_case.y)
+    with pytest.warns(UserWarning, match="hyperparameters did not converge in 2 steps"):
+        engine.run(KEY, *arguments, mask=counts_case.mask)
+    assert not engine.diagnostics.converged
+    longer = EP(counts_case.model, progress_bar=False)
+    longer.run(KEY, *arguments, mask=counts_case.mask, init_state=engine.last_state)
+    assert longer.diagnostics.converged
+    whole = fitted_counts.last_state
+    np.testing.assert_array_equal(longer.last_state.values, whole.values)
+    jax.tree.map(np.testing.assert_array_equal, longer.last_state.state, whole.state)
+    assert float(longer.log_evidence) == float(fitted_counts.log_evidence)
+
+
+def test_a_fit_in_two_runs_is_the_fit_in_one(counts_case):
+    options = {"hyper_values": {"scale": 0.8}, "progress_bar": False, "adapt_damping": False, "tol": 1e-14}
+    arguments = (counts_case.t, counts_case.y)
+    short = EP(counts_case.model, num_steps=2, **options)
+    with pytest.warns(UserWarning, match="did not converge in 2 steps"):
+        short.run(KEY, *arguments)
+    with pytest.warns(UserWarning, match="did not converge in 4 steps"):
+        short.run(KEY, *arguments, init_state=short.last_state)
+    with pytest.warns(UserWarning, match="did not converge in 4 steps"):
+        long = EP(counts_case.model, num_steps=4, **options)
+        long.run(KEY, *arguments)
+    np.testing.assert_allclose(short.posterior["f"].mean, long.posterior["f"].mean, rtol=1e-12)
+    assert short.diagnostics.num_steps == long.diagnostics.num_steps == 4
+
+
+def test_a_state_on_other_data_is_only_a_start(counts_case, fitted_counts):
+    engine = EP(counts_case.model, progress_bar=False)
+    other = counts_case.y + 1
+    engine.run(KEY, counts_case.t, other, mask=counts_case.mask, init_state=fitted_counts.last_state)
+    fresh = EP(counts_case.model, progress_bar=False)
+    fresh.run(KEY, counts_case.t, other, mask=counts_case.mask)
+    assert engine.diagnostics.hyper.num_evaluations > 1
+    np.testing.assert_allclose(engine.posterior["f"].mean, fresh.posterior["f"].mean, atol=1e-3)
+    assert abs(float(engine.log_evidence) - float(fitted_counts.log_evidence)) > 0.1
+
+
+def test_a_state_of_another_model_is_refused(counts_case, fitted_line):
+    engine = EP(counts_case.model, progress_bar=False)
+    with pytest.raises(ValueError, match="another model"):
+        engine.run(KEY, counts_case.t, counts_case.y, init_state=fitted_line.last_state)
+    with pytest.raises(TypeError, match="last_state"):
+        engine.run(KEY, counts_case.t, counts_case.y, init_state=fitted_line)
+
+
+@pytest.mark.parametrize("hyper_values", [None, {"scale": 0.8}])
+def test_an_interruption_leaves_a_usable_state(counts_case, monkeypatch, hyper_values):
+    original, calls = fitting_module.progress_bar, []
+
+    class Interrupting:
+        n = 0
+
+        def update(self, amount):
+            calls.append(amount)
+            if len(calls) == 1:
+                raise KeyboardInterrupt
+
+        def close(self):
+            pass
+
+    from contextlib import contextmanager
+
+    @contextmanager
+    def bar(*args, **kwargs):
+        yield Interrupting()
+
+    monkeypatch.setattr(fitting_module, "progress_bar", bar)
+    options = {"hyper_values": hyper_values, "progress_bar": False, "num_steps": 1 if hyper_values else 100}
+    engine = EP(counts_case.model, tol=1e-13, **options)
+    with pytest.warns(UserWarning, match="Interrupted after"):
+        engine.run(KEY, counts_case.t, counts_case.y)
+    assert not engine.diagnostics.converged
+    assert bool(jnp.all(jnp.isfinite(engine.posterior["f"].mean)))
+    assert bool(jnp.isfinite(float(engine.log_evidence)))
+    monkeypatch.setattr(fitting_module, "progress_bar", original)
+    resumed = EP(counts_case.model, hyper_values=hyper_values, progress_bar=False)
+    resumed.run(KEY, counts_case.t, counts_case.y, init_state=engine.last_state)
+    assert resumed.diagnostics.converged
+
+
+def test_restarts_keep_the_best_and_can_only_help(counts_case, fitted_counts):
+    engine = EP(counts_case.model, progress_bar=False, num_restarts=2)
+    engine.run(KEY, counts_case.t, counts_case.y, mask=counts_case.mask)
+    assert engine.diagnostics.hyper.objective_trace.size > fitted_counts.diagnostics.hyper.objective_trace.size
+    best = float(engine.last_state.search.best.objective)
+    assert best >= float(fitted_counts.last_state.search.best.objective) - 1e-8
+
+
+def test_the_start_of_the_search_can_be_given(counts_case, fitted_counts):
+    engine = EP(counts_case.model, progress_bar=False, init_values={"scale": 2.0})
+    engine.run(KEY, counts_case.t, counts_case.y, mask=counts_case.mask)
+    np.testing.assert_allclose(engine.hyper["scale"].value, fitted_counts.hyper["scale"].value, rtol=1e-3)
+    trace = engine.diagnostics.hyper.objective_trace
+    assert trace[0] != fitted_counts.diagnostics.hyper.objective_trace[0]
+
+
+@pytest.mark.parametrize(
+    "values, text",
+    [({"scales": 1.0}, "not a hyperparameter"), ({"scale": -1.0}, "support"), ({"scale": [1.0, 2.0]}, "shape")],
+)
+def test_given_hyperparameters_are_checked(counts_case, values, text):
+    with pytest.raises(ValueError, match=text):
+        EP(counts_case.model, hyper_values=values).run(KEY, counts_case.t, counts_case.y)
+
+
+def test_a_prior_that_is_not_positive_definite_is_named(counts_case):
+    def model(t, y):
+        covariance = jnp.exp(-0.5 * ((t[:, None] - t) / 0.5) ** 2) - 0.5 * jnp.eye(t.size)
+        f = numpyro.sample("latent", dist.MultivariateNormal(0.0, covariance, validate_args=False))
+        numpyro.sample("y", dist.Poisson(jnp.exp(f)), obs=y)
+
+    with pytest.raises(ValueError, match="latent.*positive definite"):
+        EP(model, progress_bar=False).run(KEY, counts_case.t, counts_case.y)
+
+
+def test_a_prior_that_fails_at_the_starting_values_names_them(counts_case):
+    def model(t, y):
+        length = numpyro.sample("length", dist.LogNormal(6.0, 0.1))
+        covariance = jnp.exp(-0.5 * ((t[:, None] - t) / length) ** 2) - 1e-3 * jnp.eye(t.size)
+        f = numpyro.sample("latent", dist.MultivariateNormal(0.0, covariance, validate_args=False))
+        numpyro.sample("y", dist.Poisson(jnp.exp(f)), obs=y)
+
+    with pytest.raises(ValueError, match="latent.*positive definite"):
+        EP(model, progress_bar=False).run(KEY, counts_case.t, counts_case.y)
+
+
+def test_laplace_refuses_a_kink(counts_case):
+    def model(t, y):
+        f = numpyro.sample("f", dist.Normal(2.0, 1.0).expand([t.size]).to_event(1))
+        numpyro.sample("y", dist.Poisson(jnp.maximum(f, 0.0)), obs=y)
+
+    with pytest.raises(ModelStructureError, match="'y'.*kink"):
+        LaplaceApproximation(model).run(KEY, counts_case.t, counts_case.y)
+
+
+def test_many_refused_factors_are_an_error(counts_case, fitted_counts):
+    reading, diagnostics = fitted_counts._run.reading, fitted_counts.diagnostics
+    bad = fitted_counts._run.fit._replace(
+        diagnostics=diagnostics._replace(num_skipped=3, skipped={"y": np.array([1, 4, 5])})
+    )
+    with pytest.raises(RuntimeError, match="3 of 12 factors.*'y'"):
+        fitting_module.judge(bad, reading, "EP")
+
+
+def test_programs_are_shared_by_runs_of_the_same_structure(counts_case, fitted_counts):
+    engine = EP(counts_case.model, progress_bar=False)
+    engine.run(KEY, counts_case.t, counts_case.y + 2, mask=counts_case.mask)
+    assert engine._run.programs is fitted_counts._run.programs
+
+
+def test_the_bar_appears_only_when_asked_and_late(counts_case, capfd):
+    engine = EP(counts_case.model, hyper_values={"scale": 0.7}, progress_bar=False)
+    engine.run(KEY, counts_case.t, counts_case.y)
+    assert "EP" not in capfd.readouterr().err
+    with fitting_module.progress_bar(3, "shown", delay=0.0) as bar:
+        bar.update(3)
+    assert "shown" in capfd.readouterr().err
