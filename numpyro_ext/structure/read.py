@@ -12,7 +12,7 @@ import numpy as np
 from jax import Array
 
 from .errors import ModelStructureError
-from .factors import Conflict
+from .conflict import Conflict
 from .reading import LatentGaussianReading
 from .tracing import SiteInfo, inspect_sites
 from .validation import check_data

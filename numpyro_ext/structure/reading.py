@@ -17,7 +17,8 @@ from .affine_rows import AffineRows
 from .blocks import find_blocks
 from .degrees import Degree, Degrees
 from .errors import ModelStructureError
-from .factors import Conflict, FactorPlan, plan_factor
+from .conflict import Conflict
+from .factors import FactorPlan, plan_factor
 from .latent_gaussian import AffineMap, Blocks, LatentGaussian
 from .program import Program, make_program
 from .tracing import ModelTrace, SiteInfo, trace_with_innovations

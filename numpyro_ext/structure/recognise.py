@@ -90,10 +90,9 @@ _FAMILIES: dict[str, dict[str, tuple[str, ...]]] = {
 }
 
 
-def recognise(
-    program: Program, degrees: Degrees, family: str | None, traced: FactorTrace, probe: Env
-) -> Recognised | None:
+def recognise(program: Program, degrees: Degrees, traced: FactorTrace, probe: Env) -> Recognised | None:
     """The named potential of a site, or None if it has to be treated by quadrature."""
+    family = traced.family.value
     if family not in _FAMILIES or degrees.of(traced.value) != Degree.CONSTANT:
         return None
     varying = [n for n, atom in traced.parameters.items() if degrees.of(atom) != Degree.CONSTANT]

@@ -63,7 +63,7 @@ RECOGNISED = {
     "binomial": (lambda f: dist.Binomial(9, logits=f), COUNTS, "BinomialLogitPotential"),
     "binomial of sigmoid": (lambda f: dist.Binomial(9, probs=jax.nn.sigmoid(f)), COUNTS, "BinomialLogitPotential"),
     "negative binomial": (lambda f: dist.NegativeBinomial2(jnp.exp(f), 3.0), COUNTS, "NegativeBinomialExpPotential"),
-    "negative binomial logits": (lambda f: dist.NegativeBinomialLogits(f, 3.0), COUNTS, "NegativeBinomialExpPotential"),
+    "negative binomial logits": (lambda f: dist.NegativeBinomialLogits(3.0, f), COUNTS, "NegativeBinomialExpPotential"),
     "normal": (lambda f: dist.Normal(2.0 * f + 1.0, 0.5), REAL, "GaussianPotential"),
     "student t": (lambda f: dist.StudentT(4.0, f, 0.5), REAL, "StudentTPotential"),
     "laplace": (lambda f: dist.Laplace(f, 0.5), REAL, "LaplacePotential"),
