@@ -31,9 +31,7 @@ class AffineRows:
     :param parts: pairs of a value and the flat indices of its elements to take.
     """
 
-    def __init__(
-        self, program: Program, field: Mapping[str, tuple[int, int]], parts: Sequence[tuple[int, np.ndarray]]
-    ):
+    def __init__(self, program: Program, field: Mapping[str, tuple[int, int]], parts: Sequence[tuple[int, np.ndarray]]):
         self.program = program
         self.inputs = tuple(number for number, _ in field.values())
         self.sizes = tuple(size for _, size in field.values())
@@ -41,11 +39,15 @@ class AffineRows:
         self.num_columns = sum(self.sizes)
         self.num_rows = sum(len(rows) for _, rows in self.parts)
         pattern = self._pattern()
-        width = None if pattern is None else pattern.shape[1]
-        self.is_dense = width is None or (width > 1 and 3 * width > self.num_columns)
         self.pattern = None if pattern is None else pattern.astype(np.int32)
-        if not self.is_dense:
-            self.colour, self.num_colours = _colour_columns(self.pattern, self.num_columns)
+        self._sparse: tuple[np.ndarray, np.ndarray, int] | None = None
+        if self.pattern is not None and (self.pattern.shape[1] == 1 or 3 * self.pattern.shape[1] <= self.num_columns):
+            self._sparse = (self.pattern, *_colour_columns(self.pattern, self.num_columns))
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether the design is materialised."""
+        return self._sparse is None
 
     def _pattern(self) -> np.ndarray | None:
         starts = np.concatenate([[0], np.cumsum(self.sizes)])
@@ -85,13 +87,13 @@ class AffineRows:
         """Design and offset at the given hyperparameters and data."""
         zero = jnp.zeros((self.num_columns,), jnp.result_type(float))
         offset, push = jax.linearize(lambda e: self.evaluate(e, env), zero)
-        if self.is_dense:
+        if self._sparse is None:
             return DenseDesign(jax.vmap(push, out_axes=1)(jnp.eye(self.num_columns, dtype=zero.dtype))), offset
-        directions = jnp.arange(self.num_colours)[:, None] == jnp.asarray(self.colour)[None, :]
+        pattern, colour, num_colours = self._sparse
+        directions = jnp.arange(num_colours)[:, None] == jnp.asarray(colour)[None, :]
         slopes = jax.vmap(push)(directions.astype(zero.dtype))
-        columns = np.maximum(self.pattern, 0)
-        rows = np.arange(self.num_rows)[:, None]
-        values = jnp.where(self.pattern >= 0, slopes[self.colour[columns], rows], 0.0)
+        columns = np.maximum(pattern, 0)
+        values = jnp.where(pattern >= 0, slopes[colour[columns], np.arange(self.num_rows)[:, None]], 0.0)
         return SparseRows(jnp.asarray(columns), values, self.num_columns), offset
 
 

@@ -37,7 +37,7 @@ class Source(NamedTuple):
     """An affine value whose elements are each an affine function of one element of the value ``root``."""
 
     root: int
-    index: np.ndarray
+    elements: np.ndarray
     """For each element the flat index of that element of the root, ``-1`` for constants."""
 
 
@@ -125,7 +125,7 @@ def _sources(eqn: Equation, found: Degrees, program: Program) -> list[Source | N
     roots = {s.root for s in inputs if s is not None}
     if len(roots) != 1 or eqn.primitive.name in ("triangular_solve", "conv_general_dilated", "reduce_window_sum"):
         return nothing
-    patterns: list[Pattern | None] = [None if s is None else s.index[..., None] for s in inputs]
+    patterns: list[Pattern | None] = [None if s is None else s.elements[..., None] for s in inputs]
 
     def concrete(atom: Atom) -> object:
         if isinstance(atom, Constant):

@@ -32,12 +32,12 @@ ConcreteFn = Callable[[Atom], Any]
 _MAX_ENTRIES = 60_000_000
 
 ELEMENTWISE = frozenset(
-    "add add_any sub mul div rem neg abs sign floor ceil round exp exp2 log log1p expm1 tanh tan sin cos asin acos atan "
-    "atan2 sinh cosh asinh acosh atanh sqrt rsqrt cbrt square pow integer_pow logistic max min clamp erf erfc erf_inv "
-    "lgamma digamma polygamma igamma igammac igamma_grad_a random_gamma_grad bessel_i0e bessel_i1e zeta regularized_"
-    "incomplete_beta nextafter is_finite eq ne lt le gt ge eq_to le_to lt_to and or not xor select_n convert_element_type "
-    "copy copy_p reduce_precision real imag conj stop_gradient optimization_barrier erf_inv".split()
-) | {"regularized_incomplete_beta", "tie"}
+    "add add_any sub mul div rem neg abs sign floor ceil round exp exp2 log log1p expm1 tanh tan sin cos asin acos "
+    "atan atan2 sinh cosh asinh acosh atanh sqrt rsqrt cbrt square pow integer_pow logistic max min clamp erf erfc "
+    "erf_inv lgamma digamma polygamma igamma igammac igamma_grad_a random_gamma_grad bessel_i0e bessel_i1e zeta "
+    "regularized_incomplete_beta nextafter is_finite eq ne lt le gt ge eq_to le_to lt_to and or not xor select_n "
+    "convert_element_type copy copy_p reduce_precision real imag conj stop_gradient optimization_barrier".split()
+)
 MOVEMENT = frozenset("reshape transpose squeeze expand_dims broadcast_in_dim rev slice tile".split())
 REDUCTIONS = frozenset(
     "reduce_sum reduce_max reduce_min reduce_prod reduce_and reduce_or reduce_xor argmax argmin".split()
@@ -45,49 +45,61 @@ REDUCTIONS = frozenset(
 CUMULATIVE = frozenset("cumsum cumprod cummax cummin cumlogsumexp".split())
 
 
-def propagate(eqn: Equation, patterns: Sequence[Pattern | None], program: Program, concrete: ConcreteFn) -> list[Pattern]:
+def propagate(
+    eqn: Equation, patterns: Sequence[Pattern | None], program: Program, concrete: ConcreteFn
+) -> Sequence[Pattern]:
     """Patterns of the outputs of one equation.
 
     :param patterns: per input its pattern, or None where it does not depend on any seed.
     :param concrete: gives the value of an atom if it is known without any input, else None (for gather indices).
     """
     shapes = [tuple(program.avals[n].shape) for n in eqn.outputs]
-    name = eqn.primitive.name
-    if any(isinstance(p, DenseDependence) for p in patterns):
-        return _everything(patterns, shapes)
     try:
-        if is_opaque_call(eqn):
-            return _through_call(eqn, patterns, concrete)
-        if name in ELEMENTWISE:
-            if name == "optimization_barrier":
-                return [_or_nothing(p, s) for p, s in zip(patterns, shapes, strict=True)]
-            return [_merge([_broadcast(p, shapes[0]) for p in patterns if p is not None])] * len(shapes)
-        if name in MOVEMENT:
-            return [_apply_per_slot(eqn, patterns, [None] * len(patterns))]
-        if name == "concatenate":
-            return [_concatenate(eqn, patterns, program)]
-        if name == "stack":
-            axis = eqn.params.get("axis", eqn.params.get("dimension", 0))
-            full = _same_width([_or_nothing(p, program.shape(a)) for p, a in zip(patterns, eqn.inputs, strict=True)])
-            return [np.stack(full, axis=axis)]
-        if name == "pad":
-            return [_pad(eqn, patterns, program)]
-        if name == "split":
-            cuts = np.cumsum(eqn.params["sizes"])[:-1]
-            return list(np.split(patterns[0], cuts, axis=eqn.params["axis"]))
-        if name in ("gather", "dynamic_slice"):
-            return [_indexed(eqn, patterns, concrete, shapes)]
-        if name in ("scatter", "scatter-add", "scatter_add", "dynamic_update_slice"):
-            return [_updated(eqn, patterns, program, concrete, shapes)]
-        if name in REDUCTIONS:
-            return [_reduce(patterns[0], tuple(eqn.params["axes"]))]
-        if name in CUMULATIVE:
-            return [_cumulate(patterns[0], eqn.params["axis"], eqn.params.get("reverse", False))]
-        if name == "dot_general":
-            return [_dot(eqn, patterns, program, shapes[0])]
+        return _propagate(eqn, [None if p is None else _array(p) for p in patterns], program, concrete, shapes)
     except _TooLarge:
-        pass
+        return _everything(patterns, shapes)
+
+
+def _propagate(
+    eqn: Equation,
+    patterns: list[np.ndarray | None],
+    program: Program,
+    concrete: ConcreteFn,
+    shapes: list[tuple[int, ...]],
+) -> Sequence[Pattern]:
+    name = eqn.primitive.name
+    if is_opaque_call(eqn):
+        return _through_call(eqn, patterns, concrete)
+    if name == "optimization_barrier":
+        return [_or_nothing(p, s) for p, s in zip(patterns, shapes, strict=True)]
+    if name in ELEMENTWISE:
+        return [_merge([_broadcast(p, shapes[0]) for p in patterns if p is not None])]
+    if name in MOVEMENT:
+        return [_apply_per_slot(eqn, patterns, [None] * len(patterns))]
+    if name in ("concatenate", "stack"):
+        return [_join(eqn, patterns, program)]
+    if name == "pad":
+        return [_pad(eqn, patterns, program)]
+    if name in ("gather", "dynamic_slice"):
+        return [_indexed(eqn, patterns, concrete, shapes)]
+    if name in ("scatter", "scatter-add", "scatter_add", "dynamic_update_slice"):
+        return [_updated(eqn, patterns, program, concrete, shapes)]
+    if name == "dot_general":
+        return [_dot(eqn, patterns, shapes[0])]
+    first = patterns[0]
+    if first is not None and name == "split":
+        return np.split(first, np.cumsum(eqn.params["sizes"])[:-1], axis=eqn.params["axis"])
+    if first is not None and name in REDUCTIONS:
+        return [_reduce(first, tuple(eqn.params["axes"]))]
+    if first is not None and name in CUMULATIVE:
+        return [_cumulate(first, eqn.params["axis"], eqn.params.get("reverse", False))]
     return _everything(patterns, shapes)
+
+
+def _array(pattern: Pattern) -> np.ndarray:
+    if isinstance(pattern, DenseDependence):
+        raise _TooLarge
+    return pattern
 
 
 class _TooLarge(Exception):
@@ -172,9 +184,11 @@ def _apply_per_slot(eqn: Equation, patterns: Sequence[Any], others: Sequence[Any
     return np.where(out < 0, -1, out)
 
 
-def _concatenate(eqn: Equation, patterns: Sequence[Any], program: Program) -> np.ndarray:
-    full = [_or_nothing(p, program.shape(a)) for p, a in zip(patterns, eqn.inputs, strict=True)]
-    return np.concatenate(_same_width(full), axis=eqn.params["dimension"])
+def _join(eqn: Equation, patterns: Sequence[Any], program: Program) -> np.ndarray:
+    full = _same_width([_or_nothing(p, program.shape(a)) for p, a in zip(patterns, eqn.inputs, strict=True)])
+    if eqn.primitive.name == "stack":
+        return np.stack(full, axis=eqn.params.get("axis", eqn.params.get("dimension", 0)))
+    return np.concatenate(full, axis=eqn.params["dimension"])
 
 
 def _pad(eqn: Equation, patterns: Sequence[Any], program: Program) -> np.ndarray:
@@ -189,7 +203,9 @@ def _pad(eqn: Equation, patterns: Sequence[Any], program: Program) -> np.ndarray
     return np.stack(slots, axis=-1).astype(np.int64)
 
 
-def _indexed(eqn: Equation, patterns: Sequence[Any], concrete: ConcreteFn, shapes: Sequence[tuple[int, ...]]) -> Pattern:
+def _indexed(
+    eqn: Equation, patterns: Sequence[Any], concrete: ConcreteFn, shapes: Sequence[tuple[int, ...]]
+) -> Pattern:
     indices = [concrete(a) for a in eqn.inputs[1:]]
     if patterns[0] is None or any(p is not None for p in patterns[1:]) or any(i is None for i in indices):
         return _everything(patterns, shapes)[0]
@@ -245,10 +261,12 @@ def _cumulate(pattern: np.ndarray, axis: int, reverse: bool) -> np.ndarray:
     return np.moveaxis(out, -2, axis)
 
 
-def _dot(eqn: Equation, patterns: Sequence[Any], program: Program, shape: tuple[int, ...]) -> np.ndarray:
+def _dot(eqn: Equation, patterns: Sequence[Any], shape: tuple[int, ...]) -> np.ndarray:
     (contract_l, contract_r), (batch_l, batch_r) = eqn.params["dimension_numbers"]
     parts = []
-    for side, (pattern, contract, batch) in enumerate(zip(patterns, (contract_l, contract_r), (batch_l, batch_r), strict=True)):
+    for side, (pattern, contract, batch) in enumerate(
+        zip(patterns, (contract_l, contract_r), (batch_l, batch_r), strict=True)
+    ):
         if pattern is None:
             continue
         free = [i for i in range(pattern.ndim - 1) if i not in contract and i not in batch]
@@ -294,7 +312,9 @@ def dependence(
         if isinstance(atom, Constant):
             return atom.value
         if atom not in cache:
-            given = {n: v for n, v in (*known.items(), *zip(program.constants, program.data, strict=True)) if v is not None}
+            given = {
+                n: v for n, v in (*known.items(), *zip(program.constants, program.data, strict=True)) if v is not None
+            }
             free = program.ancestors([atom], given) & (set(program.inputs) - set(given))
             cache[atom] = None if free or atom in patterns else jax.device_get(program.evaluate([atom], given)[0])
         return cache[atom]

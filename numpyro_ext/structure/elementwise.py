@@ -101,7 +101,7 @@ def _choose_cut(program: Program, degrees: Degrees, atoms: Sequence[Atom]) -> li
     cuts = affine_cuts(program, degrees, atoms)
     free = {n for n in degrees.degree if n in program.inputs}
     for candidate in sorted(cuts, reverse=True):
-        index = degrees.source[candidate].index
+        index = degrees.source[candidate].elements
         is_one_to_one = np.unique(index[index >= 0]).size == index.size
         if is_one_to_one and not program.ancestors(atoms, [candidate]) & free - {candidate}:
             return [candidate]

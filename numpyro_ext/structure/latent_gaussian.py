@@ -33,7 +33,7 @@ class Blocks(NamedTuple):
 
 
 class LatentGaussian(NamedTuple):
-    r"""Unknowns :math:`e \sim \prod_s N(0, C_s)`, predictors :math:`\eta = A e + b`, one factor :math:`t_i(\eta_i)` each.
+    r"""Unknowns :math:`e \sim \prod_s N(0, C_s)`, predictors :math:`\eta = A e + b`, factors :math:`t_i(\eta_i)`.
 
     The unknowns are the innovations of the field's sites: a site whose mean depends on other sites is written as that
     mean plus an innovation, which is a shear of unit Jacobian, so densities agree and prior blocks are independent.

@@ -57,7 +57,9 @@ class Program:
         self.inputs = tuple(self._new(v.aval) for v in jaxpr.invars)
         self.constants = tuple(self._new(v.aval) for v in jaxpr.constvars)
         self.data = tuple(closed.consts)
-        env: dict[Any, Atom] = dict(zip((*jaxpr.invars, *jaxpr.constvars), (*self.inputs, *self.constants), strict=True))
+        env: dict[Any, Atom] = dict(
+            zip((*jaxpr.invars, *jaxpr.constvars), (*self.inputs, *self.constants), strict=True)
+        )
         self.outputs = self._inline(jaxpr, env)
         self._drop_unused()
 
@@ -132,9 +134,8 @@ class Program:
 
     def ancestors(self, wanted: Iterable[Atom], known: Iterable[int] = ()) -> set[int]:
         """Every value that ``wanted`` depends on, itself included, not looking behind the values ``known``."""
-        wanted = [a for a in wanted if isinstance(a, int)]
-        found = set(wanted)
-        known = set(known)
+        wanted = list(wanted)
+        found = {a for a in wanted if isinstance(a, int)}
         for index in self.needed(wanted, known):
             found |= {a for a in self.equations[index].inputs if isinstance(a, int)}
         return found

@@ -11,8 +11,8 @@ import jax
 import numpy as np
 from jax import Array
 
-from .errors import ModelStructureError
 from .conflict import Conflict
+from .errors import ModelStructureError
 from .reading import LatentGaussianReading
 from .tracing import SiteInfo, inspect_sites
 from .validation import check_data
@@ -97,7 +97,8 @@ def _with_values(sites: dict[str, SiteInfo], values: Mapping[str, Any]) -> dict[
             raise ModelStructureError(f"no latent or param site '{name}' to give a value to; the model has {free}.")
         if np.shape(value) != sites[name].shape:
             raise ModelStructureError(
-                f"the value given for site '{name}' has shape {np.shape(value)}, the site has shape {sites[name].shape}."
+                f"the value given for site '{name}' has shape {np.shape(value)}, "
+                f"the site has shape {sites[name].shape}."
             )
         out[name] = sites[name]._replace(init=np.asarray(value, float))
     return out
@@ -121,7 +122,8 @@ def _search(
         latents = {n: s.family for n, s in sites.items() if s.kind == "latent"}
         raise ModelStructureError(
             f"the model has no Gaussian latent site (latent sites: {latents or 'none'}). This engine needs a field of "
-            "Normal, MultivariateNormal, LowRankMultivariateNormal, GaussianRandomWalk, CAR or flat real sites; use NUTS."
+            "Normal, MultivariateNormal, LowRankMultivariateNormal, GaussianRandomWalk, CAR or flat real sites; "
+            "use NUTS."
         )
     sizes = {n: int(np.prod(sites[n].shape)) for n in candidates}
     order = itertools.count()
@@ -178,5 +180,6 @@ def _check_hyper(reading: LatentGaussianReading, sites: Mapping[str, SiteInfo]) 
             raise ModelStructureError(
                 f"{what} is {kind}, so it would be a hyperparameter, but it has {size} elements for {num_rows} "
                 "observations, too many to maximise over. Integrate it out in the model (a scale mixture written as a "
-                "Student-t, a Gamma-Poisson), give it a Gaussian prior where the predictor is affine in it, or use NUTS."
+                "Student-t, a Gamma-Poisson), give it a Gaussian prior where the predictor is affine in it, or "
+                "use NUTS."
             )

@@ -15,9 +15,9 @@ from ..linalg.design import DenseDesign, Design, SparseRows
 from ..linalg.prior import CovariancePrior, PrecisionPrior
 from .affine_rows import AffineRows
 from .blocks import find_blocks
+from .conflict import Conflict
 from .degrees import Degree, Degrees
 from .errors import ModelStructureError
-from .conflict import Conflict
 from .factors import FactorPlan, plan_factor
 from .latent_gaussian import AffineMap, Blocks, LatentGaussian
 from .program import Program, make_program
@@ -74,8 +74,8 @@ class LatentGaussianReading:
             self._program, self._trace = make_program(function, innovations, given)
         except (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError) as error:
             raise ModelStructureError(
-                "the model needs the values of traced arrays (it indexes a NumPy array with one, or branches on one), so "
-                "NumPyro cannot compile it either. Pass the data as jax arrays, and use jnp.where for branches. "
+                "the model needs the values of traced arrays (it indexes a NumPy array with one, or branches on one), "
+                "so NumPyro cannot compile it either. Pass the data as jax arrays, and use jnp.where for branches. "
                 f"JAX says: {str(error).splitlines()[0]}"
             ) from error
         self._trace = _in_model_order(self._trace, sites)

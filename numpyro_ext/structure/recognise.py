@@ -130,7 +130,8 @@ def _behind_a_link(
         pattern = dependence(program, seeds, {}, [leaf])[leaf]  # type: ignore[index]
         if isinstance(pattern, np.ndarray) and pattern.shape[-1] == 1 and np.all(pattern >= 0):
             build = _builder(program, family, traced, predictor, leaf, link)
-            return Recognised(predictor, pattern.reshape(-1), build, f"{family.split('_')[0]}, {link.name} link")
+            label = f"{family.split('_', maxsplit=1)[0]}, {link.name} link"
+            return Recognised(predictor, pattern.reshape(-1), build, label)
     return None
 
 
@@ -202,9 +203,7 @@ def _is_count(family: str) -> bool:
     return family not in ("normal", "student_t", "laplace")
 
 
-def _make(
-    family: str, link: _Link, value: Array, given: dict[str, Array], scale: Array
-) -> Built:
+def _make(family: str, link: _Link, value: Array, given: dict[str, Array], scale: Array) -> Built:
     sign = link.sign
     if family == "normal":
         return Built(GaussianPotential(value, given["scale"]))

@@ -113,7 +113,7 @@ class _Innovations(Messenger):
         super().__init__(fn)
 
     def process_message(self, msg: dict[str, Any]) -> None:
-        name = msg.get("name")
+        name = str(msg.get("name"))
         if msg["type"] == "sample" and not msg["is_observed"] and name in self.innovations:
             fn = msg["fn"]
             flat = self.innovations[name]
@@ -226,7 +226,9 @@ def inspect_sites(model: Callable[..., Any], args: tuple, kwargs: dict, rng_key:
                 arrays[name] = {"fn": None, "value": site["value"], "scale": None}
             if site["type"] == "sample":
                 arrays[name] |= {"fn": site["fn"], "scale": site["scale"]}
-            static[name] = {n: site[n] for n in ("type", "kwargs", "args", "cond_indep_stack", "is_observed") if n in site}
+            static[name] = {
+                n: site[n] for n in ("type", "kwargs", "args", "cond_indep_stack", "is_observed") if n in site
+            }
         return arrays
 
     try:
@@ -237,8 +239,8 @@ def inspect_sites(model: Callable[..., Any], args: tuple, kwargs: dict, rng_key:
     except (TypeError, ValueError) as error:
         after = f"after site '{central.name}'" if central.name else "before its first site"
         raise ModelStructureError(
-            f"the model does not run on these arguments; {after} it fails with: {str(error).splitlines()[0]} Check the shapes of the "
-            "arguments, and the data and covariates for NaN, infinity and values outside their range."
+            f"the model does not run on these arguments; {after} it fails with: {str(error).splitlines()[0]} Check the "
+            "shapes of the arguments, and the data and covariates for NaN, infinity and values outside their range."
         ) from error
     kinds = ("sample", "param", "deterministic", "plate")
     return {n: _inspect(n, {**site, **arrays.get(n, {})}) for n, site in static.items() if site["type"] in kinds}
@@ -246,7 +248,7 @@ def inspect_sites(model: Callable[..., Any], args: tuple, kwargs: dict, rng_key:
 
 def _inspect(name: str, site: dict[str, Any]) -> SiteInfo:
     value = site.get("value")
-    info = SiteInfo(name, site["type"], np.shape(value))
+    info = SiteInfo(name, site["type"], () if value is None else np.shape(value))
     if site["type"] == "plate":
         size, subsample = site["args"]
         if subsample is not None and subsample != size:

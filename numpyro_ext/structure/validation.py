@@ -30,7 +30,8 @@ def check_data(sites: Mapping[str, SiteInfo]) -> None:
     if observed and not factors and not any(counts):
         names = [s.name for s in observed]
         raise ModelStructureError(
-            f"every observation of {names} is masked: there is nothing to learn from. Masks are True where data is used."
+            f"every observation of {names} is masked: there is nothing to learn from. "
+            "Masks are true where data is in use."
         )
 
 
@@ -39,7 +40,9 @@ def _mask(site: SiteInfo) -> np.ndarray:
     mask = np.asarray(True if site.mask is None else site.mask)
     # masks cover the batch shape; trailing dimensions of the value belong to the event
     event = max(value.ndim - len(site.batch_shape), 0) if mask.ndim else 0
-    return np.broadcast_to(mask.reshape(mask.shape + (1,) * event), np.broadcast_shapes(mask.shape + (1,) * event, value.shape))
+    return np.broadcast_to(
+        mask.reshape(mask.shape + (1,) * event), np.broadcast_shapes(mask.shape + (1,) * event, value.shape)
+    )
 
 
 def _check_site(site: SiteInfo) -> None:

@@ -145,8 +145,8 @@ def _explain_nan(reading: LatentGaussianReading) -> None:
         if bool(jnp.any(part)):
             row = int(jnp.argmax(part))
             raise ModelStructureError(
-                f"the predictor of site '{name}' is not finite in {int(part.sum())} rows (the first is {row}): check the "
-                "covariates for NaN or infinity, or mask the rows and set their covariates to zero."
+                f"the predictor of site '{name}' is not finite in {int(part.sum())} rows (the first is {row}): "
+                "check the covariates for NaN or infinity, or mask the rows and set their covariates to zero."
             )
     raise ModelStructureError(
         f"the log density of the model is NaN{at}: give better starting values through hyper_values, or check the "

@@ -45,10 +45,18 @@ def _assert_same_density(reading: Any) -> None:
 
 RECOGNISED = {
     "rectified by name": (lambda f: RectifiedLinearPoisson(f, 2.0, 3.0), COUNTS, "RectifiedLinearPoissonPotential"),
-    "rectified by maximum": (lambda f: dist.Poisson(2.0 * jnp.maximum(f + 3.0, 0.0)), COUNTS, "RectifiedLinearPoissonPotential"),
+    "rectified by maximum": (
+        lambda f: dist.Poisson(2.0 * jnp.maximum(f + 3.0, 0.0)),
+        COUNTS,
+        "RectifiedLinearPoissonPotential",
+    ),
     "rectified by relu": (lambda f: dist.Poisson(jax.nn.relu(f + 3.0)), COUNTS, "RectifiedLinearPoissonPotential"),
     "rectified by clip": (lambda f: dist.Poisson(jnp.clip(f + 3.0, 0.0)), COUNTS, "RectifiedLinearPoissonPotential"),
-    "rectified by where": (lambda f: dist.Poisson(jnp.where(f + 3.0 > 0.0, f + 3.0, 0.0)), COUNTS, "RectifiedLinearPoissonPotential"),
+    "rectified by where": (
+        lambda f: dist.Poisson(jnp.where(f + 3.0 > 0.0, f + 3.0, 0.0)),
+        COUNTS,
+        "RectifiedLinearPoissonPotential",
+    ),
     "softplus by name": (lambda f: SoftplusPoisson(f, 2.0, 0.1), COUNTS, "PoissonSoftplusPotential"),
     "softplus": (lambda f: dist.Poisson(2.0 * jax.nn.softplus(f)), COUNTS, "PoissonSoftplusPotential"),
     "softplus by log1p": (lambda f: dist.Poisson(jnp.log1p(jnp.exp(f))), COUNTS, "PoissonSoftplusPotential"),

@@ -99,11 +99,17 @@ def _singular() -> None:
 
 
 _CASES: dict[str, tuple[Callable[[], None], str]] = {
-    "two predictors per observation": (_two_predictors, r"site 'y': .* 2 predictors, through 'loc' and 'log_scale'.*NUTS"),
+    "two predictors per observation": (
+        _two_predictors,
+        r"site 'y': .* 2 predictors, through 'loc' and 'log_scale'.*NUTS",
+    ),
     "product of latents": (_product, r"site 'y': .*\(a product of u and v\).*field="),
     "quadratic in the latents": (_quadratic_form, r"site 'y': .* 6 predictors, through 'f'.*product of f"),
     "categorical": (_categorical, r"site 'y': .* 3 predictors, through 'f'"),
-    "local latent that is not Gaussian": (_local_gamma, r"'w' \(Gamma, shape \(6,\)\) is not Gaussian.*6 elements.*Student-t"),
+    "local latent that is not Gaussian": (
+        _local_gamma,
+        r"'w' \(Gamma, shape \(6,\)\) is not Gaussian.*6 elements.*Student-t",
+    ),
     "discrete latent": (_discrete, r"'k' \(BernoulliProbs, shape \(6,\)\) is discrete.*sum it out"),
     "subsampled plate": (_subsampled, r"plate 'rows' draws a random subsample of 3 out of 6.*SVI"),
     "scaled latent": (_scaled_latent, r"latent site 'f' is inside a scale of 2"),
@@ -118,7 +124,10 @@ _CASES: dict[str, tuple[Callable[[], None], str]] = {
         lambda: _poisson(np.array([np.nan, 1, 2, 3, 4, 5])),
         r"'y': 1 value is not finite.*index \(0,\).*mask it",
     ),
-    "missing covariates": (lambda: _poisson(x=np.where(X == X.max(), np.nan, X)), r"predictor of site 'y' is not finite in .*covariates"),
+    "missing covariates": (
+        lambda: _poisson(x=np.where(X == X.max(), np.nan, X)),
+        r"predictor of site 'y' is not finite in .*covariates",
+    ),
     "column of observations": (lambda: _poisson(COUNTS[:, None]), r"'y' has data of shape \(6, 1\).*\(6, 6\).*ravel"),
     "empty data": (lambda: _poisson(COUNTS[:0], X[:0]), r"'y' is empty"),
     "wrong number of rows": (lambda: _poisson(COUNTS[:4]), r"(site 'y'|after site 'b').*shape"),
