@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, dataclass_transform
 
 import jax
 import jax.numpy as jnp
@@ -51,7 +51,7 @@ class Potential:
         r"""Moments of :math:`t(\eta)^p N(\eta \mid \text{mean}, \text{variance})`; by centred quadrature unless overridden."""
         from .quadrature import tilted_moments
 
-        return tilted_moments(self.log_density, mean, variance, power)
+        return tilted_moments(self, mean, variance, power)
 
     def derivatives(self, eta: ArrayLike) -> tuple[Array, Array, Array]:
         r"""Value, first and second derivative of :math:`\log t_i` at ``eta``, elementwise."""
@@ -65,6 +65,7 @@ class Potential:
         return value, slope, curvature
 
 
+@dataclass_transform(frozen_default=True)
 def potential(cls: type) -> type:
     """Class decorator: freeze as a dataclass and register as a pytree whose fields are all array data."""
     import dataclasses
