@@ -1,6 +1,26 @@
 """Inference engines for NumPyro models that read the structure of the model."""
 
+from typing import TYPE_CHECKING, Any
+
 from ._checkout import find_models_of_checkout
+
+if TYPE_CHECKING:
+    from .infer import EP, LaplaceApproximation, cross_validate
+
+__all__ = ["EP", "LaplaceApproximation", "cross_validate"]
 
 find_models_of_checkout()
 del find_models_of_checkout
+
+
+def __getattr__(name: str) -> Any:
+    # The engines are imported when they are asked for, so that distributions and potentials stay light.
+    if name in __all__:
+        from . import infer
+
+        return getattr(infer, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

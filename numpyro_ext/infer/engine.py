@@ -426,7 +426,7 @@ class Engine(ArviZInterface):
             "args": run.reading.args,
             "kwargs": dict(run.reading.kwargs),
             "rng_key": run.rng_key,
-            "fit": fit_to_content(run.fit),
+            "fit": fit_to_content(run.fit, run.reading),
         }
         write_archive(path, content)
 

@@ -6,9 +6,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
-from .fitting import EngineState, Fit, data_digest
+from .fitting import EngineState, Fit
 from .programs import Programs
 from .results import Diagnostics, HyperDiagnostics
 from .unconstrained import UnconstrainedSpace
@@ -16,10 +17,11 @@ from .unconstrained import UnconstrainedSpace
 __all__ = ["fit_from_content", "fit_to_content"]
 
 
-def fit_to_content(fit: Fit) -> dict[str, Any]:
+def fit_to_content(fit: Fit, reading: Any) -> dict[str, Any]:
     """Take a fit apart into dictionaries, lists, numbers and arrays.
 
     :param Fit fit: the outcome of a run.
+    :param reading: of the model that was run.
     :return: what :func:`fit_from_content` understands.
     """
     last, diagnostics = fit.last_state, fit.diagnostics
@@ -30,6 +32,7 @@ def fit_to_content(fit: Fit) -> dict[str, Any]:
         "search": None if last.search is None else jax.tree.leaves(last.search),
         "num_steps": last.num_steps,
         "data_digest": last.data_digest,
+        "form_totals": _form_totals(reading, fit.hyper),
         "covariance": fit.covariance,
         "has_curvature": fit.has_curvature,
         "log_evidence": fit.log_evidence,
@@ -60,14 +63,21 @@ def fit_from_content(content: dict[str, Any], reading: Any, programs: Programs, 
     if content["search"] is not None:
         shapes = jax.eval_shape(programs.init_search, reading.data, space.fixed, values, state)
         search = _rebuild(shapes, content["search"])
-    if content["data_digest"] != data_digest(reading.data, space.fixed):
-        raise ValueError("On the saved arguments this model gives other data than the one that was run.")
+    totals = _form_totals(reading, hyper)
+    if totals.shape != content["form_totals"].shape or not np.allclose(totals, content["form_totals"], rtol=1e-4):
+        raise ValueError("On the saved arguments this model has another density than the one that was run.")
     last = EngineState(values, state, search, content["num_steps"], content["data_digest"])
     learning = content["hyper_diagnostics"]
     diagnostics = Diagnostics(**content["diagnostics"])._replace(
         hyper=None if learning is None else HyperDiagnostics(**learning)
     )
     return Fit(last, hyper, content["covariance"], content["has_curvature"], content["log_evidence"], diagnostics)
+
+
+def _form_totals(reading: Any, hyper: dict[str, Array]) -> np.ndarray:
+    """Sums over the arrays of the form: two models that agree in them are taken to be the same."""
+    leaves = jax.tree.leaves(reading.form(hyper, reading.data))
+    return np.array([np.sum(np.asarray(leaf, float)) for leaf in leaves])
 
 
 def _rebuild(shapes: Any, leaves: list[Array]) -> Any:
