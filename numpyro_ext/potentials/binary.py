@@ -1,0 +1,113 @@
+"""Binary and binomial observations with probit and logit links."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.typing import ArrayLike
+
+from .base import Potential, TiltedMoments, potential
+from .normal import log_ndtr, truncated_normal
+
+__all__ = ["BinomialLogitPotential", "LogitPotential", "ProbitPotential"]
+
+
+def _signs(label: Array, dtype: jnp.dtype) -> Array:
+    """+1 for a label that is true, -1 for one that is not."""
+    return 2.0 * jnp.asarray(label).astype(dtype) - 1.0
+
+
+@potential
+class ProbitPotential(Potential):
+    r"""Label one with probability :math:`\Phi(\eta)`.
+
+    :param Array label: zeros and ones.
+    """
+
+    label: Array
+
+    is_log_concave: ClassVar[bool] = True
+
+    def log_density(self, eta: ArrayLike) -> Array:
+        eta = jnp.asarray(eta)
+        return log_ndtr(_signs(self.label, eta.dtype) * eta)
+
+    def tilted_moments(self, mean: ArrayLike, variance: ArrayLike, power: ArrayLike = 1.0) -> TiltedMoments:
+        """Closed form (Rasmussen and Williams 2006, section 3.9) for the Python number one, else quadrature."""
+        if not (isinstance(power, int | float) and power == 1):
+            return super().tilted_moments(mean, variance, power)
+        dtype = jnp.result_type(mean, variance, float)
+        mean, variance = jnp.asarray(mean, dtype), jnp.asarray(variance, dtype)
+        sign = _signs(self.label, dtype)
+        total = 1.0 + variance
+        scale = jnp.sqrt(total)
+        part = truncated_normal(sign * mean / scale)
+        alpha = sign * part.ratio / scale
+        weight = variance / total
+        # 1 - weight * shrinkage as a sum of positive terms.
+        ratio = (1.0 + variance * part.variance) / total
+        beta = part.shrinkage / total
+        return TiltedMoments(
+            log_z=part.log_mass,
+            mean=jnp.where(weight < 0.5, mean + variance * alpha, _far_mean(mean, sign, scale, part, weight)),
+            variance=variance * ratio,
+            site_precision=beta / ratio,
+            site_shift=(alpha + beta * mean) / ratio,
+        )
+
+
+def _far_mean(mean: Array, sign: Array, scale: Array, part, weight: Array) -> Array:
+    """``mean + variance * alpha`` without cancellation when the cavity is wide: the truncated mean, plus the rest."""
+    return (1.0 - weight) * mean + weight * sign * scale * part.mean
+
+
+@potential
+class LogitPotential(Potential):
+    r"""Label one with probability :math:`1 / (1 + e^{-\eta})`.
+
+    :param Array label: zeros and ones.
+    """
+
+    label: Array
+
+    is_log_concave: ClassVar[bool] = True
+
+    def log_density(self, eta: ArrayLike) -> Array:
+        eta = jnp.asarray(eta)
+        return jax.nn.log_sigmoid(_signs(self.label, eta.dtype) * eta)
+
+    def derivatives(self, eta: ArrayLike) -> tuple[Array, Array, Array]:
+        eta = jnp.asarray(eta)
+        sign = _signs(self.label, eta.dtype)
+        wrong, right = jax.nn.sigmoid(-sign * eta), jax.nn.sigmoid(sign * eta)
+        return jax.nn.log_sigmoid(sign * eta), sign * wrong, -wrong * right
+
+
+@potential
+class BinomialLogitPotential(Potential):
+    r"""``count`` successes among ``total`` trials, each with probability :math:`1 / (1 + e^{-\eta})`.
+
+    :param Array count: successes.
+    :param Array total: trials.
+    """
+
+    count: Array
+    total: Array
+
+    is_log_concave: ClassVar[bool] = True
+
+    def log_density(self, eta: ArrayLike) -> Array:
+        eta = jnp.asarray(eta)
+        count, total = jnp.asarray(self.count, eta.dtype), jnp.asarray(self.total, eta.dtype)
+        failures = total - count
+        constant = jax.lax.lgamma(total + 1.0) - jax.lax.lgamma(count + 1.0) - jax.lax.lgamma(failures + 1.0)
+        return constant + count * jax.nn.log_sigmoid(eta) + failures * jax.nn.log_sigmoid(-eta)
+
+    def derivatives(self, eta: ArrayLike) -> tuple[Array, Array, Array]:
+        eta = jnp.asarray(eta)
+        count, total = jnp.asarray(self.count, eta.dtype), jnp.asarray(self.total, eta.dtype)
+        up, down = jax.nn.sigmoid(eta), jax.nn.sigmoid(-eta)
+        return self.log_density(eta), count * down - (total - count) * up, -total * up * down

@@ -1,0 +1,69 @@
+"""Factors given by any function of the predictor, and powers of factors."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+from jax import Array
+from jax.typing import ArrayLike
+
+from .base import Potential, TiltedMoments, potential
+
+__all__ = ["ElementwisePotential", "TemperedPotential"]
+
+
+@potential
+class ElementwisePotential(Potential):
+    r"""Factors :math:`\log t_i(\eta_i)` computed by one function of all predictors.
+
+    No concavity or smoothness is assumed. The result must depend on ``eta`` elementwise, which is not checked here.
+
+    :param Callable function: ``function(eta, *args)`` maps ``eta`` of shape ``(num_rows,)``, and no other shape, to log
+        factors of that shape. It must be hashable, and what it computes must depend on arrays only through ``args``.
+    :param tuple args: pytree of arrays, in which results are differentiable.
+
+    **Example:**
+
+    >>> cauchy = ElementwisePotential(lambda eta, y: -jnp.log1p((eta - y) ** 2), (jnp.array([0.0, 3.0]),))
+    >>> cauchy.tilted_moments(jnp.zeros(2), jnp.ones(2)).mean.round(2).tolist()
+    [0.0, 0.68]
+    """
+
+    function: Callable[..., Array] = dataclasses.field(metadata={"static": True})
+    args: tuple[Any, ...] = ()
+
+    def log_density(self, eta: ArrayLike) -> Array:
+        return self.function(jnp.asarray(eta), *self.args)
+
+
+@potential
+class TemperedPotential(Potential):
+    r"""``weight`` times the log density of another potential: a scaled or subsampled observation.
+
+    :param Potential base: the factors.
+    :param Array weight: positive exponents.
+    """
+
+    base: Potential
+    weight: Array | float
+
+    @property
+    def is_log_concave(self) -> bool:
+        return self.base.is_log_concave
+
+    @property
+    def is_smooth(self) -> bool:
+        return self.base.is_smooth
+
+    def log_density(self, eta: ArrayLike) -> Array:
+        return self.weight * self.base.log_density(eta)
+
+    def tilted_moments(self, mean: ArrayLike, variance: ArrayLike, power: ArrayLike = 1.0) -> TiltedMoments:
+        return self.base.tilted_moments(mean, variance, self.weight * power)
+
+    def derivatives(self, eta: ArrayLike) -> tuple[Array, Array, Array]:
+        value, slope, curvature = self.base.derivatives(eta)
+        return self.weight * value, self.weight * slope, self.weight * curvature

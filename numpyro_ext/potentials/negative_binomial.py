@@ -1,0 +1,64 @@
+"""Overdispersed counts: negative binomial factors in the two parameterisations that NumPyro has."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.typing import ArrayLike
+
+from .base import Potential, potential
+
+__all__ = ["NegativeBinomialExpPotential", "NegativeBinomialLogitPotential"]
+
+
+def _log_coefficient(count: Array, concentration: Array) -> Array:
+    return jax.lax.lgamma(count + concentration) - jax.lax.lgamma(concentration) - jax.lax.lgamma(count + 1.0)
+
+
+@potential
+class NegativeBinomialExpPotential(Potential):
+    r"""Counts with mean :math:`m = \text{exposure}\; e^{\eta}` and variance :math:`m + m^2 / \text{concentration}`.
+
+    :param Array count: counts.
+    :param Array concentration: concentration of the gamma-distributed rate.
+    :param Array exposure: factor of the mean.
+    """
+
+    count: Array
+    concentration: Array | float
+    exposure: Array | float = 1.0
+
+    is_log_concave: ClassVar[bool] = True
+
+    def log_density(self, eta: ArrayLike) -> Array:
+        eta = jnp.asarray(eta)
+        count, concentration = jnp.asarray(self.count, eta.dtype), jnp.asarray(self.concentration, eta.dtype)
+        logit = eta + jnp.log(self.exposure) - jnp.log(concentration)
+        return (
+            _log_coefficient(count, concentration)
+            + count * jax.nn.log_sigmoid(logit)
+            + concentration * jax.nn.log_sigmoid(-logit)
+        )
+
+
+@potential
+class NegativeBinomialLogitPotential(Potential):
+    r"""Successes before ``total`` failures, with success probability :math:`1 / (1 + e^{-\eta})`.
+
+    :param Array count: successes.
+    :param Array total: failures, any positive number.
+    """
+
+    count: Array
+    total: Array | float
+
+    is_log_concave: ClassVar[bool] = True
+
+    def log_density(self, eta: ArrayLike) -> Array:
+        eta = jnp.asarray(eta)
+        count, total = jnp.asarray(self.count, eta.dtype), jnp.asarray(self.total, eta.dtype)
+        constant = _log_coefficient(count, total)
+        return constant + count * jax.nn.log_sigmoid(eta) + total * jax.nn.log_sigmoid(-eta)

@@ -1,0 +1,167 @@
+r"""Tilted moments of any elementwise factor by quadrature centred on the tilted density, and Gaussian expectations.
+
+The raw density is never integrated: it under- and overflows for ordinary data (Ko 2017, Fig 2.5a). The logarithm of
+the integrand is followed to its modes and shoulders, and Gauss-Legendre rules are laid between them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.typing import ArrayLike
+
+from .base import Potential, TiltedMoments
+from .tilted_window import Cavity, Piece, log_concave_mode, segments, two_pieces
+
+__all__ = ["gaussian_expectation", "tilted_moments"]
+
+_LOG_2PI = math.log(2.0 * math.pi)
+
+
+def gaussian_expectation(
+    function: Callable[[Array], Array], mean: ArrayLike, variance: ArrayLike, num_nodes: int = 32
+) -> Array:
+    r"""Expectation of an elementwise function under independent Gaussians, by the Gauss-Hermite rule.
+
+    Exact for polynomials of degree ``2 num_nodes - 1``; good for functions that are smooth on the scale of the
+    standard deviation. Differentiable in everything that ``function`` uses.
+
+    :param Callable function: maps an array of the broadcast shape of ``mean`` and ``variance`` to one of that shape.
+    :param ArrayLike mean: means.
+    :param ArrayLike variance: variances.
+    :param int num_nodes: nodes of the rule, and calls of ``function`` (mapped over the nodes).
+    :return: expectations, of the broadcast shape.
+
+    **Example:**
+
+    >>> gaussian_expectation(jnp.exp, 0.5, 1.0).round(4).item()
+    2.7183
+    """
+    nodes, weights = np.polynomial.hermite_e.hermegauss(num_nodes)
+    mean, variance = jnp.broadcast_arrays(*jax.tree.map(jnp.asarray, (mean, variance)))
+    scale = jnp.sqrt(variance)
+    dtype = jnp.result_type(mean, variance, float)
+    values = jax.vmap(lambda z: function(mean + scale * z))(jnp.asarray(nodes, dtype))
+    return jnp.tensordot(jnp.asarray(weights / weights.sum(), dtype), values, axes=1)
+
+
+def tilted_moments(
+    potential: Potential, mean: ArrayLike, variance: ArrayLike, power: ArrayLike = 1.0, *, num_nodes: int | None = None
+) -> TiltedMoments:
+    r"""Moments of :math:`t(\eta)^p N(\eta \mid \mu, v)` for any elementwise factor.
+
+    Smooth log-concave factors are integrated around their one tilted mode. For others a second mode is searched for,
+    and the line is also cut at the peak of the factor, where it may have a kink; the factor itself should have a single
+    peak (it may have more if each is wider than about a tenth of the cavity). A factor may be zero on part of the line.
+
+    The nodes are held fixed under differentiation, so that derivatives in the cavity, the power and the parameters of
+    the potential are those of the integral. What cannot be integrated is ``nan``.
+
+    Cost: about 250 evaluations of the log density for log-concave factors, 1500 for others (of which some with the
+    slope); memory of about 20 arrays (200 for others) of the size of the result.
+
+    :param Potential potential: the factors; only ``log_density`` and ``derivatives`` are used.
+    :param ArrayLike mean: cavity means.
+    :param ArrayLike variance: cavity variances.
+    :param ArrayLike power: the exponent of the factor, in (0, 1].
+    :param int num_nodes: Gauss-Legendre nodes per segment (four segments for each mode). Default: 32 in float64 and 16 in
+        float32, twice that for factors that are not log-concave or not smooth.
+    :return: tilted moments, of the broadcast shape of the factors, ``mean``, ``variance`` and ``power``.
+    """
+    mean, variance, power = _broadcast(potential, mean, variance, power)
+    single = jnp.finfo(mean.dtype).bits <= 32
+    one_mode = potential.is_log_concave and potential.is_smooth
+    num_nodes = num_nodes or (16 if single else 32) * (1 if one_mode else 2)
+    drop = 20.0 if single else 44.0
+
+    frozen, cavity, fixed_power = jax.lax.stop_gradient((potential, Cavity(mean, variance), power))
+
+    def g(eta: Array) -> Array:
+        return fixed_power * frozen.log_density(eta) + cavity.exponent(eta)
+
+    if one_mode:
+        mode = log_concave_mode(frozen.derivatives, cavity, fixed_power)
+        infinity = jnp.full_like(mean, jnp.inf)
+        pieces = Piece(mode[None], -infinity[None], infinity[None])
+    else:
+        pieces = two_pieces(frozen.log_density, cavity, fixed_power, getattr(frozen, "center", None), drop)
+    cover = jax.vmap(lambda piece: segments(g, piece, cavity, drop))(pieces)
+    center, scale, length = (x.reshape(-1, *mean.shape) for x in cover)
+
+    heights = jax.vmap(g)(pieces.mode)
+    heights = jnp.where(jnp.isnan(heights), -jnp.inf, heights)
+    origin = jnp.take_along_axis(pieces.mode, jnp.argmax(heights, axis=0)[None], axis=0)[0]
+    height = jnp.max(heights, axis=0)
+    height = jnp.where(jnp.isfinite(height), height, 0.0)
+
+    def add_node(sums, node):
+        position, weight = node
+        w = length * position
+        eta = center + scale * jnp.sinh(w)
+        measure = weight * length * jnp.abs(scale) * jnp.cosh(w)
+        ones = jnp.ones_like(mean)
+        value, slope = jax.vmap(lambda x: jax.jvp(potential.log_density, (x,), (ones,)))(eta)
+        density = measure * jnp.exp(power * value - 0.5 * jnp.square(eta - mean) / variance - height)
+        # A segment without length contributes nothing, whatever the factor is there.
+        density = jnp.where(measure > 0.0, density, 0.0)
+        slope = jnp.where(density > 0.0, power * slope, 0.0)
+        distance = eta - origin
+        terms = (density, density * distance, density * distance**2, density * slope, density * slope * distance)
+        return tuple(total + jnp.sum(term, axis=0) for total, term in zip(sums, terms, strict=True)), None
+
+    nodes, weights = np.polynomial.legendre.leggauss(num_nodes)
+    grid = jnp.asarray(0.5 * (nodes + 1.0), mean.dtype), jnp.asarray(0.5 * weights, mean.dtype)
+    (total, first, second, slope, product), _ = jax.lax.scan(add_node, (jnp.zeros_like(mean),) * 5, grid)
+
+    valid = (variance > 0.0) & (total > 0.0) & jnp.isfinite(total)
+    total = jnp.where(valid, total, jnp.nan)
+    first, second, slope, product = first / total, second / total, slope / total, product / total
+    log_z = height + jnp.log(total) - 0.5 * (_LOG_2PI + jnp.log(variance))
+    return _with_site(
+        log_z, origin + first, second - first**2, slope, first * slope - product, Cavity(mean, variance)
+    )
+
+
+def _with_site(
+    log_z: Array, tilted_mean: Array, tilted_variance: Array, slope: Array, shrinkage: Array, cavity: Cavity
+) -> TiltedMoments:
+    """Add the site parameters.
+
+    By Stein's identity ``slope``, the mean of the slope of the log factor, is the shift of the mean over the variance
+    of the cavity, and ``shrinkage``, minus its covariance with ``eta``, is one minus the ratio of the variances. These
+    do not cancel for a factor that says little, but miss the jumps of a factor that has any.
+    """
+    mean, variance = cavity
+    ratio = tilted_variance / variance
+    tolerance = jnp.sqrt(jnp.finfo(mean.dtype).eps)
+    direct = 1.0 - ratio
+    shrinkage = jnp.where(jnp.abs(shrinkage - direct) < tolerance, shrinkage, direct)
+    shift = tilted_mean - mean
+    agrees = jnp.abs(variance * slope - shift) < tolerance * (jnp.abs(shift) + jnp.sqrt(variance))
+    slope = jnp.where(agrees, slope, shift / variance)
+    return TiltedMoments(
+        log_z=log_z,
+        mean=tilted_mean,
+        variance=tilted_variance,
+        site_precision=shrinkage / tilted_variance,
+        site_shift=jnp.where(
+            ratio < 0.5,
+            tilted_mean / tilted_variance - mean / variance,
+            (slope + shrinkage * mean / variance) / ratio,
+        ),
+    )
+
+
+def _broadcast(potential: Potential, mean: ArrayLike, variance: ArrayLike, power: ArrayLike) -> list[Array]:
+    mean = jnp.asarray(mean)
+    dtype = jnp.result_type(mean, variance, float)
+    mean, variance, power = (jnp.asarray(x, dtype) for x in (mean, variance, power))
+    shape = jnp.broadcast_shapes(mean.shape, variance.shape, power.shape)
+    eta = jax.ShapeDtypeStruct(shape, dtype)
+    shape = jax.eval_shape(potential.log_density, eta).shape
+    return [jnp.broadcast_to(x, shape) for x in (mean, variance, power)]
