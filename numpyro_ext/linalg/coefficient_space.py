@@ -184,12 +184,12 @@ class CoefficientPosterior:
             variance = space.to_rows(jnp.sum(white**2, axis=-2))
         ratio = 1.0 - self.site_precision * variance
         # A leverage of one up to rounding: without its own site the row is not determined.
-        ratio = jnp.where(ratio > 64 * jnp.finfo(ratio.dtype).eps, ratio, jnp.where(jnp.isnan(ratio), ratio, 0.0))
+        ratio = jnp.where(jnp.abs(ratio) < 64 * jnp.finfo(ratio.dtype).eps, 0.0, ratio)
         log_partition = 0.5 * jnp.sum(self.white_mean**2) + self.log_volume()
         return Marginals(mean, variance, ratio, log_partition)
 
     def log_volume(self) -> Array:
-        r""":math:`\frac12 \log|P| - \frac12 \log|H|`; a flat unknown contributes :math:`\frac12 \log 2\pi` for :math:`P`."""
+        r""":math:`\frac12 \log|P| - \frac12 \log|H|`; for a flat unknown the first term is :math:`\frac12 \log 2\pi`."""
         return self.space.whitened.half_log_determinant - half_log_determinant(self.factor)
 
     def sequential_moments(self) -> tuple[Array, Array]:

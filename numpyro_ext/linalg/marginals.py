@@ -18,6 +18,6 @@ class Marginals(NamedTuple):
     """Posterior variances, shape ``(num_rows,)``."""
     cavity_ratio: Array
     """Variance over the variance without the row's own site, ``1 - site_precision * variance``, free of cancellation
-    where the space allows; zero where the rest of the posterior says nothing of the row. Shape ``(num_rows,)``."""
+    where the space allows; not positive where the posterior without that site is improper. Shape ``(num_rows,)``."""
     log_partition: Array
     """Log integral of the prior times all sites: scalar."""

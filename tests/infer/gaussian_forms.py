@@ -1,88 +1,13 @@
-"""Small latent-Gaussian forms, and factors that need nothing from the library, for the tests of the engines."""
+"""Small latent-Gaussian forms for the tests of the engines."""
 
 from __future__ import annotations
 
-import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.scipy.stats import norm
 
 from numpyro_ext.linalg.design import DenseDesign, SparseRows
 from numpyro_ext.linalg.prior import CovariancePrior, DiagonalPrior, FlatPrior, PrecisionPrior
-from numpyro_ext.potentials.base import Potential, TiltedMoments, potential
 from numpyro_ext.structure.latent_gaussian import Blocks, LatentGaussian
-
-_NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(80)
-
-
-class QuadratureMixin:
-    """Tilted moments by Gauss-Hermite quadrature on the cavity: exact enough for smooth factors, and independent."""
-
-    def tilted_moments(self, mean, variance, power=1.0):
-        nodes = mean + jnp.sqrt(variance) * _NODES.reshape(-1, *([1] * jnp.ndim(mean)))
-        log_weight = np.log(_WEIGHTS / np.sqrt(2 * np.pi)).reshape(-1, *([1] * jnp.ndim(mean)))
-        log_terms = power * self.log_density(nodes) + log_weight
-        log_z = jax.scipy.special.logsumexp(log_terms, axis=0)
-        weight = jnp.exp(log_terms - log_z)
-        new_mean = jnp.sum(weight * nodes, 0)
-        new_variance = jnp.sum(weight * (nodes - new_mean) ** 2, 0)
-        precision = 1 / new_variance - 1 / variance
-        return TiltedMoments(log_z, new_mean, new_variance, precision, new_mean / new_variance - mean / variance)
-
-
-@potential
-class Gaussian(Potential):
-    """``N(observation | eta, scale)``."""
-
-    observation: jax.Array
-    scale: jax.Array
-    is_log_concave = True
-
-    def log_density(self, eta):
-        return norm.logpdf(self.observation, eta, self.scale)
-
-    def tilted_moments(self, mean, variance, power=1.0):
-        precision = power / self.scale**2 + 0 * mean
-        shift = precision * self.observation
-        new_variance = 1 / (1 / variance + precision)
-        log_z = power * norm.logpdf(0.0, 0.0, self.scale) + 0.5 * jnp.log(new_variance / variance)
-        log_z -= 0.5 * (self.observation - mean) ** 2 * precision * new_variance / variance
-        return TiltedMoments(log_z, new_variance * (mean / variance + shift), new_variance, precision, shift)
-
-
-@potential
-class Logistic(QuadratureMixin, Potential):
-    """Bernoulli with labels plus or minus one and a logit link."""
-
-    label: jax.Array
-    is_log_concave = True
-
-    def log_density(self, eta):
-        return -jax.nn.softplus(-self.label * eta)
-
-
-@potential
-class Poisson(QuadratureMixin, Potential):
-    """``Poisson(count | exp(eta))``."""
-
-    count: jax.Array
-    is_log_concave = True
-
-    def log_density(self, eta):
-        return self.count * eta - jnp.exp(eta) - jax.scipy.special.gammaln(self.count + 1)
-
-
-@potential
-class Student(QuadratureMixin, Potential):
-    """Student-t with ``df`` degrees of freedom around ``eta``: not log-concave."""
-
-    observation: jax.Array
-    scale: jax.Array
-    df: jax.Array
-
-    def log_density(self, eta):
-        return jax.scipy.stats.t.logpdf(self.observation, self.df, eta, self.scale)
-
 
 def one_block(num_rows, num_columns):
     return Blocks(jnp.arange(num_rows)[None], jnp.arange(num_columns)[None])
