@@ -10,7 +10,8 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from .base import Potential, TiltedMoments, potential
-from .normal import log_ndtr, truncated_normal
+from .normal import TruncatedNormal, log_ndtr, truncated_normal
+from .stirling import log_binomial_coefficient
 
 __all__ = ["BinomialLogitPotential", "LogitPotential", "ProbitPotential"]
 
@@ -59,7 +60,7 @@ class ProbitPotential(Potential):
         )
 
 
-def _far_mean(mean: Array, sign: Array, scale: Array, part, weight: Array) -> Array:
+def _far_mean(mean: Array, sign: Array, scale: Array, part: TruncatedNormal, weight: Array) -> Array:
     """``mean + variance * alpha`` without cancellation when the cavity is wide: the truncated mean, plus the rest."""
     return (1.0 - weight) * mean + weight * sign * scale * part.mean
 
@@ -102,9 +103,8 @@ class BinomialLogitPotential(Potential):
     def log_density(self, eta: ArrayLike) -> Array:
         eta = jnp.asarray(eta)
         count, total = jnp.asarray(self.count, eta.dtype), jnp.asarray(self.total, eta.dtype)
-        failures = total - count
-        constant = jax.lax.lgamma(total + 1.0) - jax.lax.lgamma(count + 1.0) - jax.lax.lgamma(failures + 1.0)
-        return constant + count * jax.nn.log_sigmoid(eta) + failures * jax.nn.log_sigmoid(-eta)
+        successes, failures = count * jax.nn.log_sigmoid(eta), (total - count) * jax.nn.log_sigmoid(-eta)
+        return log_binomial_coefficient(total, count) + successes + failures
 
     def derivatives(self, eta: ArrayLike) -> tuple[Array, Array, Array]:
         eta = jnp.asarray(eta)

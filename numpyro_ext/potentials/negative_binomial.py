@@ -10,12 +10,9 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from .base import Potential, potential
+from .stirling import log_rising_coefficient
 
 __all__ = ["NegativeBinomialExpPotential", "NegativeBinomialLogitPotential"]
-
-
-def _log_coefficient(count: Array, concentration: Array) -> Array:
-    return jax.lax.lgamma(count + concentration) - jax.lax.lgamma(concentration) - jax.lax.lgamma(count + 1.0)
 
 
 @potential
@@ -38,7 +35,7 @@ class NegativeBinomialExpPotential(Potential):
         count, concentration = jnp.asarray(self.count, eta.dtype), jnp.asarray(self.concentration, eta.dtype)
         logit = eta + jnp.log(self.exposure) - jnp.log(concentration)
         return (
-            _log_coefficient(count, concentration)
+            log_rising_coefficient(count, concentration)
             + count * jax.nn.log_sigmoid(logit)
             + concentration * jax.nn.log_sigmoid(-logit)
         )
@@ -60,5 +57,5 @@ class NegativeBinomialLogitPotential(Potential):
     def log_density(self, eta: ArrayLike) -> Array:
         eta = jnp.asarray(eta)
         count, total = jnp.asarray(self.count, eta.dtype), jnp.asarray(self.total, eta.dtype)
-        constant = _log_coefficient(count, total)
+        constant = log_rising_coefficient(count, total)
         return constant + count * jax.nn.log_sigmoid(eta) + total * jax.nn.log_sigmoid(-eta)

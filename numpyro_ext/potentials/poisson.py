@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import ClassVar
 
 import jax
@@ -10,6 +11,7 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from .base import Potential, potential
+from .stirling import stirling_error
 
 __all__ = ["PoissonExpPotential", "PoissonSoftplusPotential"]
 
@@ -19,6 +21,17 @@ def _log_softplus(eta: Array) -> Array:
     small = eta < -40.0
     safe = jnp.where(small, 0.0, eta)
     return jnp.where(small, eta, jnp.log(jax.nn.softplus(safe)))
+
+
+def _log_poisson(count: Array, rate: Array, excess: Array, log_ratio: Array) -> Array:
+    """Log probability of a count, given ``excess = rate / count - 1`` and ``log_ratio = log1p(excess)``.
+
+    In this form, the parts that are as large as ``count * log(count)`` have cancelled on paper.
+    """
+    is_zero = count <= 0.0
+    safe = jnp.where(is_zero, 1.0, count)
+    normaliser = 0.5 * jnp.log(2.0 * math.pi * safe) + stirling_error(safe)
+    return jnp.where(is_zero, -rate, -safe * (excess - log_ratio) - normaliser)
 
 
 @potential
@@ -36,8 +49,10 @@ class PoissonExpPotential(Potential):
 
     def log_density(self, eta: ArrayLike) -> Array:
         eta = jnp.asarray(eta)
-        count, log_rate = jnp.asarray(self.count, eta.dtype), eta + jnp.log(self.exposure)
-        return count * log_rate - jnp.exp(log_rate) - jax.lax.lgamma(count + 1.0)
+        count = jnp.asarray(self.count, eta.dtype)
+        log_exposure = jnp.log(jnp.asarray(self.exposure, eta.dtype))
+        log_ratio = eta + (log_exposure - jnp.log(jnp.where(count > 0.0, count, 1.0)))
+        return _log_poisson(count, jnp.exp(eta + log_exposure), jnp.expm1(log_ratio), log_ratio)
 
     def derivatives(self, eta: ArrayLike) -> tuple[Array, Array, Array]:
         eta = jnp.asarray(eta)
@@ -61,5 +76,10 @@ class PoissonSoftplusPotential(Potential):
     def log_density(self, eta: ArrayLike) -> Array:
         eta = jnp.asarray(eta)
         count = jnp.asarray(self.count, eta.dtype)
-        log_rate = jnp.log(self.exposure) + _log_softplus(eta)
-        return count * log_rate - self.exposure * jax.nn.softplus(eta) - jax.lax.lgamma(count + 1.0)
+        safe_count = jnp.where(count > 0.0, count, 1.0)
+        rate = self.exposure * jax.nn.softplus(eta)
+        excess = (rate - safe_count) / safe_count
+        near = jnp.abs(excess) < 0.5
+        log_near = jnp.log1p(jnp.where(near, excess, 0.0))
+        log_far = jnp.log(jnp.asarray(self.exposure, eta.dtype)) + _log_softplus(eta) - jnp.log(safe_count)
+        return _log_poisson(count, rate, excess, jnp.where(near, log_near, log_far))

@@ -75,42 +75,49 @@ def tilted_moments(
     """
     mean, variance, power = _broadcast(potential, mean, variance, power)
     single = jnp.finfo(mean.dtype).bits <= 32
+    origin = jax.lax.stop_gradient(mean)
     one_mode = potential.is_log_concave and potential.is_smooth
     num_nodes = num_nodes or (16 if single else 32) * (1 if one_mode else 2)
-    drop = 20.0 if single else 44.0
+    # With two modes, a narrow one may have tails that carry its variance far below its height.
+    drop = (20.0 if single else 44.0) if one_mode else (60.0 if single else 100.0)
 
-    frozen, cavity, fixed_power = jax.lax.stop_gradient((potential, Cavity(mean, variance), power))
+    # Everything is located by its distance x from the cavity mean, which keeps the digits of a narrow cavity.
+    frozen, cavity, fixed_power = jax.lax.stop_gradient((potential, Cavity(jnp.zeros_like(mean), variance), power))
 
-    def g(eta: Array) -> Array:
-        return fixed_power * frozen.log_density(eta) + cavity.exponent(eta)
+    def log_factor(x: Array) -> Array:
+        return frozen.log_density(origin + x)
+
+    def g(x: Array) -> Array:
+        return fixed_power * log_factor(x) + cavity.exponent(x)
 
     if one_mode:
-        mode = log_concave_mode(frozen.derivatives, cavity, fixed_power)
+        mode = log_concave_mode(lambda x: frozen.derivatives(origin + x), cavity, fixed_power)
         infinity = jnp.full_like(mean, jnp.inf)
         pieces = Piece(mode[None], -infinity[None], infinity[None])
     else:
-        pieces = two_pieces(frozen.log_density, cavity, fixed_power, getattr(frozen, "center", None), drop)
+        peak = getattr(frozen, "center", None)
+        pieces = two_pieces(log_factor, cavity, fixed_power, None if peak is None else peak - origin, drop)
     cover = jax.vmap(lambda piece: segments(g, piece, cavity, drop))(pieces)
     center, scale, length = (x.reshape(-1, *mean.shape) for x in cover)
 
     heights = jax.vmap(g)(pieces.mode)
     heights = jnp.where(jnp.isnan(heights), -jnp.inf, heights)
-    origin = jnp.take_along_axis(pieces.mode, jnp.argmax(heights, axis=0)[None], axis=0)[0]
+    highest = jnp.take_along_axis(pieces.mode, jnp.argmax(heights, axis=0)[None], axis=0)[0]
     height = jnp.max(heights, axis=0)
     height = jnp.where(jnp.isfinite(height), height, 0.0)
+    ones, moved = jnp.ones_like(mean), mean - origin
 
     def add_node(sums, node):
         position, weight = node
         w = length * position
-        eta = center + scale * jnp.sinh(w)
+        x = center + scale * jnp.sinh(w)
         measure = weight * length * jnp.abs(scale) * jnp.cosh(w)
-        ones = jnp.ones_like(mean)
-        value, slope = jax.vmap(lambda x: jax.jvp(potential.log_density, (x,), (ones,)))(eta)
-        density = measure * jnp.exp(power * value - 0.5 * jnp.square(eta - mean) / variance - height)
+        value, slope = jax.vmap(lambda x: jax.jvp(potential.log_density, (origin + x,), (ones,)))(x)
+        density = measure * jnp.exp(power * value - 0.5 * jnp.square(x - moved) / variance - height)
         # A segment without length contributes nothing, whatever the factor is there.
         density = jnp.where(measure > 0.0, density, 0.0)
         slope = jnp.where(density > 0.0, power * slope, 0.0)
-        distance = eta - origin
+        distance = x - highest
         terms = (density, density * distance, density * distance**2, density * slope, density * slope * distance)
         return tuple(total + jnp.sum(term, axis=0) for total, term in zip(sums, terms, strict=True)), None
 
@@ -122,15 +129,14 @@ def tilted_moments(
     total = jnp.where(valid, total, jnp.nan)
     first, second, slope, product = first / total, second / total, slope / total, product / total
     log_z = height + jnp.log(total) - 0.5 * (_LOG_2PI + jnp.log(variance))
-    return _with_site(
-        log_z, origin + first, second - first**2, slope, first * slope - product, Cavity(mean, variance)
-    )
+    shift = highest + first - moved
+    return _with_site(log_z, shift, second - first**2, slope, first * slope - product, Cavity(mean, variance))
 
 
 def _with_site(
-    log_z: Array, tilted_mean: Array, tilted_variance: Array, slope: Array, shrinkage: Array, cavity: Cavity
+    log_z: Array, shift: Array, tilted_variance: Array, slope: Array, shrinkage: Array, cavity: Cavity
 ) -> TiltedMoments:
-    """Add the site parameters.
+    """Add the site parameters to the tilted density whose mean is that of the cavity plus ``shift``.
 
     By Stein's identity ``slope``, the mean of the slope of the log factor, is the shift of the mean over the variance
     of the cavity, and ``shrinkage``, minus its covariance with ``eta``, is one minus the ratio of the variances. These
@@ -141,17 +147,16 @@ def _with_site(
     tolerance = jnp.sqrt(jnp.finfo(mean.dtype).eps)
     direct = 1.0 - ratio
     shrinkage = jnp.where(jnp.abs(shrinkage - direct) < tolerance, shrinkage, direct)
-    shift = tilted_mean - mean
     agrees = jnp.abs(variance * slope - shift) < tolerance * (jnp.abs(shift) + jnp.sqrt(variance))
     slope = jnp.where(agrees, slope, shift / variance)
     return TiltedMoments(
         log_z=log_z,
-        mean=tilted_mean,
+        mean=mean + shift,
         variance=tilted_variance,
         site_precision=shrinkage / tilted_variance,
         site_shift=jnp.where(
             ratio < 0.5,
-            tilted_mean / tilted_variance - mean / variance,
+            (shift + shrinkage * mean) / tilted_variance,
             (slope + shrinkage * mean / variance) / ratio,
         ),
     )

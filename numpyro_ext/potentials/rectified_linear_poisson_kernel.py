@@ -23,6 +23,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from .normal import truncated_normal
+from .stirling import stirling_error
 
 __all__ = ["HalfLineMoments", "half_line_cumulants", "half_line_moments"]
 
@@ -163,16 +164,6 @@ def _series_variance(y: Array, x: Array, settings: _Settings) -> tuple[Array, Ar
     return jnp.where(lower, small, 1.0 - small), jnp.where(lower, 1.0 - small, small)
 
 
-def _stirling_error(y: Array) -> Array:
-    """``log y! - (y + 1/2) log y + y - log(2 pi) / 2`` for integers ``y >= 1``."""
-    exact = [0.0] + [math.lgamma(k + 1.0) - (k + 0.5) * math.log(k) + k - _HALF_LOG_2PI for k in range(1, 16)]
-    table = jnp.asarray(exact, y.dtype)
-    inverse = 1.0 / jnp.maximum(y, 1.0)
-    w = inverse * inverse
-    series = inverse * (1.0 / 12.0 - w * (1.0 / 360.0 - w * (1.0 / 1260.0 - w * (1.0 / 1680.0 - w / 1188.0))))
-    return jnp.where(y < 16.0, table[jnp.clip(y, 0.0, 15.0).astype(jnp.int32)], series)
-
-
 def _series_log_z(
     y: Array, x: Array, mean: Array, variance: Array, stirling: Array, saddle: _Saddle, settings: _Settings
 ) -> Array:
@@ -261,7 +252,7 @@ def half_line_moments(y: Array, mean: Array, variance: Array) -> HalfLineMoments
     )
     far_mean = saddle.s * (saddle.q + saddle.complement * correction)
     far_slope = saddle.s * saddle.complement * (1.0 + correction)
-    stirling = _stirling_error(jnp.maximum(y, 1.0))
+    stirling = stirling_error(jnp.maximum(y, 1.0))
     far_log_z = jax.lax.optimization_barrier(
         _series_log_z(level, x, mean, variance, stirling, saddle, settings)
     )
