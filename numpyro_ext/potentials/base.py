@@ -48,7 +48,13 @@ class Potential:
         raise NotImplementedError
 
     def tilted_moments(self, mean: ArrayLike, variance: ArrayLike, power: ArrayLike = 1.0) -> TiltedMoments:
-        r"""Moments of :math:`t(\eta)^p N(\eta \mid \text{mean}, \text{variance})`; by centred quadrature unless overridden."""
+        r"""Moments of :math:`t(\eta)^p N(\eta \mid \mu, v)`, by quadrature unless there is a closed form.
+
+        :param ArrayLike mean: cavity means :math:`\mu`.
+        :param ArrayLike variance: cavity variances :math:`v`.
+        :param ArrayLike power: exponent :math:`p`. Closed forms that hold for ``p = 1`` only are used for a Python
+            number, not for an array (which may be traced).
+        """
         from .quadrature import tilted_moments
 
         return tilted_moments(self, mean, variance, power)

@@ -69,8 +69,8 @@ def tilted_moments(
     :param ArrayLike mean: cavity means.
     :param ArrayLike variance: cavity variances.
     :param ArrayLike power: the exponent of the factor, in (0, 1].
-    :param int num_nodes: Gauss-Legendre nodes per segment (four segments for each mode). Default: 32 in float64 and 16 in
-        float32, twice that for factors that are not log-concave or not smooth.
+    :param int num_nodes: Gauss-Legendre nodes per segment (four segments for each mode). Default: 32 in float64 and
+        16 in float32, twice that for factors that are not log-concave or not smooth.
     :return: tilted moments, of the broadcast shape of the factors, ``mean``, ``variance`` and ``power``.
     """
     mean, variance, power = _broadcast(potential, mean, variance, power)

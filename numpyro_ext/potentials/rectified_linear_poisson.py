@@ -18,7 +18,7 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from .base import Potential, TiltedMoments, potential
-from .normal import truncated_normal
+from .normal import TruncatedNormal, truncated_normal
 from .rectified_linear_poisson_kernel import HalfLineMoments, half_line_cumulants, half_line_moments
 from .rectified_linear_poisson_reference import recursion_moments, trapezoid_half_line_moments
 
@@ -38,48 +38,77 @@ class _Tilted(NamedTuple):
     beta: Array
 
 
-def _assemble(half_line: _HalfLine, y: Array, mean: Array, variance: Array) -> _Tilted:
+class _Mixture(NamedTuple):
+    """Weights and moments of the parts of the tilted density of ``y = 0`` on ``f > 0`` and on ``f <= 0``.
+
+    Their means lie on both sides of zero, so every term of the joint variance is positive.
+    """
+
+    log_z: Array
+    p_upper: Array
+    p_lower: Array
+    gap: Array
+    """Distance between the means of the parts."""
+    ratio: Array
+    """Joint variance over that of the cavity."""
+
+
+def _mix(upper: HalfLineMoments, lower: TruncatedNormal) -> _Mixture:
+    log_z = jnp.logaddexp(upper.log_z, lower.log_mass)
+    p_upper, p_lower = jnp.exp(upper.log_z - log_z), jnp.exp(lower.log_mass - log_z)
+    gap = upper.mean + lower.mean
+    ratio = p_upper * upper.variance + p_lower * lower.variance + p_upper * p_lower * gap * gap
+    return _Mixture(log_z, p_upper, p_lower, gap, ratio)
+
+
+def _without_counts(upper: HalfLineMoments, mean: Array, variance: Array) -> _Tilted:
     """Join the part on ``f > 0`` with the Gaussian tail on ``f <= 0``, which belongs to the factor when ``y = 0``."""
     scale = jnp.sqrt(variance)
-    upper = half_line(y, mean, variance)
     lower = truncated_normal(-mean / scale)
-
-    # Means of the two parts lie on both sides of zero, so every term of the joint variance is positive.
-    log_z = jnp.logaddexp(upper.log_z, lower.log_mass)
-    p_upper = jnp.exp(upper.log_z - log_z)
-    p_lower = jnp.exp(lower.log_mass - log_z)
-    gap = upper.mean + lower.mean
-    zero_mean = scale * (p_upper * upper.mean - p_lower * lower.mean)
-    ratio = p_upper * upper.variance + p_lower * lower.variance + p_upper * p_lower * gap * gap
+    mixture = _mix(upper, lower)
     # N(0 | mean, variance) / Z by way of the lower part, whose density at zero is its mass times its ratio.
-    boundary = scale * p_lower * lower.ratio - variance * p_upper * p_lower
-    shrinkage = jnp.where(ratio < 0.5, 1.0 - ratio, jnp.maximum(boundary, 0.0))
-
-    is_zero = y <= 0.0
+    boundary = scale * mixture.p_lower * lower.ratio - variance * mixture.p_upper * mixture.p_lower
+    shrinkage = jnp.where(mixture.ratio < 0.5, 1.0 - mixture.ratio, jnp.maximum(boundary, 0.0))
     return _Tilted(
-        log_z=jnp.where(is_zero, log_z, upper.log_z),
-        mean=jnp.where(is_zero, zero_mean, scale * upper.mean),
-        variance=variance * jnp.where(is_zero, ratio, upper.variance),
-        alpha=jnp.where(is_zero, -p_upper, upper.slope / scale - 1.0),
-        beta=jnp.where(is_zero, shrinkage, upper.shrinkage) / variance,
+        log_z=mixture.log_z,
+        mean=scale * (mixture.p_upper * upper.mean - mixture.p_lower * lower.mean),
+        variance=variance * mixture.ratio,
+        alpha=-mixture.p_upper,
+        beta=shrinkage / variance,
     )
+
+
+def _assemble(half_line: _HalfLine, y: Array, mean: Array, variance: Array) -> _Tilted:
+    """Tilted moments from those of the part on ``f > 0``."""
+    scale = jnp.sqrt(variance)
+    upper = half_line(y, mean, variance)
+    positive = _Tilted(
+        log_z=upper.log_z,
+        mean=scale * upper.mean,
+        variance=variance * upper.variance,
+        alpha=upper.slope / scale - 1.0,
+        beta=upper.shrinkage / variance,
+    )
+    is_zero = y <= 0.0
+
+    def with_zeros() -> _Tilted:
+        zero = _without_counts(upper, mean, variance)
+        return jax.tree.map(lambda a, b: jnp.where(is_zero, a, b), zero, positive)
+
+    return jax.lax.cond(jnp.any(is_zero), with_zeros, lambda: positive)
 
 
 def _cumulants(half_line: _HalfLine, y: Array, mean: Array, variance: Array) -> tuple[Array, Array]:
     """Third and fourth cumulants of the tilted density."""
     scale = jnp.sqrt(variance)
-    x = mean / scale - scale
-    upper = half_line(y, mean, variance)
-    upper_third, upper_fourth = half_line_cumulants(y, x, upper.mean, upper.variance)
     z = -mean / scale
-    lower = truncated_normal(z)
+    upper, lower = half_line(y, mean, variance), truncated_normal(z)
+    upper_third, upper_fourth = half_line_cumulants(y, mean / scale - scale, upper.mean, upper.variance)
     lower_third, lower_fourth = half_line_cumulants(jnp.zeros_like(y), z, lower.mean, lower.variance)
 
-    log_z = jnp.logaddexp(upper.log_z, lower.log_mass)
-    p, q = jnp.exp(upper.log_z - log_z), jnp.exp(lower.log_mass - log_z)
-    gap = upper.mean + lower.mean
-    ratio = p * upper.variance + q * lower.variance + p * q * gap * gap
-    third = p * upper_third - q * lower_third + p * q * gap * (3.0 * (upper.variance - lower.variance) + (q - p) * gap**2)
+    _, p, q, gap, ratio = _mix(upper, lower)
+    spread = 3.0 * (upper.variance - lower.variance) + (q - p) * gap**2
+    third = p * upper_third - q * lower_third + p * q * gap * spread
     fourth = (
         p * (upper_fourth + 3.0 * upper.variance**2 + 4.0 * upper_third * (q * gap))
         + q * (lower_fourth + 3.0 * lower.variance**2 + 4.0 * lower_third * (p * gap))

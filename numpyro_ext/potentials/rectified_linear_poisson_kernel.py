@@ -58,7 +58,7 @@ class _Settings(NamedTuple):
 
 
 def _settings(dtype: jnp.dtype) -> _Settings:
-    return _Settings(8.0, 10, 7) if jnp.finfo(dtype).bits <= 32 else _Settings(12.0, 14, 11)
+    return _Settings(8.0, 10, 7) if jnp.finfo(dtype).bits <= 32 else _Settings(11.0, 15, 12)
 
 
 # Coefficients of the series: polynomials in q as lists of coefficients, lowest power first.
@@ -91,14 +91,15 @@ def _divide_by_complement(a: list, times: int) -> list:
 
 @functools.cache
 def _series_coefficients(num_terms: int) -> tuple[list, list, list, list]:
-    r"""Polynomials :math:`p_j, d_j, e_j, e'_j` of the asymptotic series, ``j = 1 .. num_terms``.
+    r"""Polynomials of the asymptotic series: :math:`p_j`, :math:`d_j`, and two that make up :math:`e_j`.
 
     With :math:`r` the positive root of :math:`r^2 - xr - y`, :math:`q = r/s`, :math:`\bar q = 1 - q` and
     :math:`w = s^{-2}`, the ansatz :math:`R = s(q + \bar q \sum p_j w^j)` in the Riccati equation
     :math:`R' = xR + y + 1 - R^2` gives :math:`p_j` term by term; :math:`D = R' = q - \bar q \sum d_j w^j`. Integrating
-    ``R`` over ``x`` gives :math:`\sum e_j w^j`, the correction to Laplace's approximation of the log integral. The free
-    constant is fixed at :math:`q = 1`, or for :math:`e'_j` at :math:`q = 0`, where it also absorbs Stirling's series.
-    Returned are :math:`e_j q^j / \bar q` and :math:`e'_j \bar q^j`.
+    ``R`` over ``x`` gives :math:`\sum e_j w^j`, the correction to Laplace's approximation of the log integral, up to a
+    constant. Fixed at :math:`q = 1` it leads to :math:`e_j = B_j(q) + C_j(1/q)` with polynomials :math:`B_j` and
+    :math:`C_j`. Fixed at :math:`q = 0`, where it also absorbs Stirling's series,
+    it leads to :math:`e_j = B_j(q) - C_j(1/\bar q)`.
     """
     q, complement, sign = [0, 1], [1, -1], [-1, 2]
     p, d = [[1]], []
@@ -110,17 +111,21 @@ def _series_coefficients(num_terms: int) -> tuple[list, list, list, list]:
         for a in range(j):
             square = _add(square, _multiply(p[a], p[j - 1 - a]))
         p.append(_add(d[-1], _multiply(complement, square), -1))
-    from_one, from_zero = [], []
+    regular, polar = [], []
     for j in range(1, num_terms + 1):
         slope = p[j]
         for factor in [q] * (j - 1) + [complement] * j:
             slope = _multiply(slope, factor)
         integral = [Fraction(0)] + [Fraction(c) / (2 * i + 2) for i, c in enumerate(slope)]
-        from_zero.append([float(c) for c in integral[j:]])
         integral[0] -= sum(integral)
-        from_one.append([float(c) for c in _divide_by_complement(integral, j + 1)])
-    as_float = [[float(c) for c in poly] for poly in p[:num_terms]]
-    return as_float, [[float(c) for c in poly] for poly in d], from_one, from_zero
+        # This is e_j q^j.
+        quotient = _divide_by_complement(integral, j)
+        regular.append(quotient[j : 1 + max(i for i, c in enumerate(quotient) if c)])
+        polar.append([0, *quotient[j - 1 :: -1]])
+    p, d, regular, polar = (
+        [[float(c) for c in poly] for poly in polys] for polys in (p[:num_terms], d, regular, polar)
+    )
+    return p, d, regular, polar
 
 
 def _horner(coefficients: list, x: Array) -> Array:
@@ -130,10 +135,12 @@ def _horner(coefficients: list, x: Array) -> Array:
     return total
 
 
-def _sum_series(polynomials: list, q: Array, w: Array) -> Array:
+def _sum_series(polynomials: list, q: Array, w: Array, stride: int = 1) -> Array:
+    """Sum of ``polynomials[i](q) * w^(1 + i * stride)``."""
+    power = w if stride == 1 else w**stride
     total = _horner(polynomials[-1], q)
     for coefficients in polynomials[-2::-1]:
-        total = _horner(coefficients, q) + w * total
+        total = _horner(coefficients, q) + power * total
     return w * total
 
 
@@ -168,7 +175,7 @@ def _series_log_z(
     y: Array, x: Array, mean: Array, variance: Array, stirling: Array, saddle: _Saddle, settings: _Settings
 ) -> Array:
     """Laplace's approximation at the mode ``f`` of the tilted density, in deviance form, times its correction."""
-    _, _, from_one, from_zero = _series_coefficients(settings.moment_terms)
+    _, _, regular, polar = _series_coefficients(settings.moment_terms)
     lower = x < 0.0
     mode = jnp.sqrt(variance) * saddle.root
     relative = (mode - y) / y
@@ -180,12 +187,10 @@ def _series_log_z(
     direct = 0.5 * jnp.square(mode - mean) / variance
     distance = jnp.where(variance * y <= mode * mode, stationary, direct)
 
-    upper_q = jnp.where(lower, 0.5, saddle.q)
-    lower_complement = jnp.where(lower, saddle.complement, 0.5)
-    upper_terms = _sum_series(from_one[: settings.log_terms], upper_q, saddle.w / upper_q) * saddle.complement
-    lower_q = jnp.where(lower, saddle.q, 0.5)
-    lower_terms = _sum_series(from_zero[: settings.log_terms], lower_q, saddle.w / lower_complement)
-    correction = jnp.where(lower, lower_terms, upper_terms - stirling)
+    terms = _sum_series(regular[: settings.log_terms], saddle.q, saddle.w)
+    inverse = 1.0 / jnp.where(lower, saddle.complement, saddle.q)
+    stirling_terms = _sum_series(polar[: settings.log_terms : 2], inverse, saddle.w, stride=2)
+    correction = terms + jnp.where(lower, -stirling_terms, stirling_terms - stirling)
     return -deviance - distance - 0.5 * jnp.log(y) - _HALF_LOG_2PI + 0.5 * jnp.log(saddle.q) + correction
 
 
@@ -253,14 +258,16 @@ def half_line_moments(y: Array, mean: Array, variance: Array) -> HalfLineMoments
     far_mean = saddle.s * (saddle.q + saddle.complement * correction)
     far_slope = saddle.s * saddle.complement * (1.0 + correction)
     stirling = stirling_error(jnp.maximum(y, 1.0))
-    far_log_z = jax.lax.optimization_barrier(
-        _series_log_z(level, x, mean, variance, stirling, saddle, settings)
-    )
+    far_log_z = jax.lax.optimization_barrier(_series_log_z(level, x, mean, variance, stirling, saddle, settings))
 
     start = jnp.where(is_near, jnp.where(lower, far_slope, zero.mean), threshold)
     start_share = jnp.where(lower, far_variance, zero.shrinkage)
     start, start_share = jax.lax.optimization_barrier((start, start_share))
-    u, share, log_sum = _recursion(near_y, near_x, start, start_share, settings)
+    u, share, log_sum = jax.lax.cond(
+        jnp.any(is_near & ~is_zero),
+        lambda: _recursion(near_y, near_x, start, start_share, settings),
+        lambda: (start, start_share, jnp.zeros_like(x)),
+    )
     last = jnp.where(lower, near_y + 1.0, near_y)
     quotient = last / u
     share = quotient / u * (1.0 - share)

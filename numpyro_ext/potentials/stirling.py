@@ -29,7 +29,7 @@ def stirling_error(count: Array) -> Array:
 
 
 def log_rising_coefficient(count: Array, size: Array) -> Array:
-    r""":math:`\log \Gamma(y + r) / (\Gamma(r)\, y!)` for ``size`` ``r > 0``, also where the gamma functions are huge."""
+    r""":math:`\log \Gamma(y + r) / (\Gamma(r)\, y!)` for ``size`` ``r > 0``, also where gamma functions are huge."""
     return -betaln(size, count + 1.0) - jnp.log(size + count)
 
 

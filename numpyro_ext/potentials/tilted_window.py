@@ -50,9 +50,7 @@ class Segments(NamedTuple):
 _LogDensity = Callable[[Array], Array]
 
 
-def log_concave_mode(
-    derivatives: Callable[[Array], tuple[Array, Array, Array]], cavity: Cavity, power: Array
-) -> Array:
+def log_concave_mode(derivatives: Callable[[Array], tuple[Array, Array, Array]], cavity: Cavity, power: Array) -> Array:
     """The mode, to a small part of its width, by Newton's method safeguarded by bisection on the sign of the slope.
 
     Concavity puts the mode between the cavity mean and that mean plus the variance times the slope there. Such a
@@ -106,7 +104,7 @@ def _finite(values: Array) -> Array:
 
 
 def _zoom(g: _LogDensity, lower: Array, upper: Array, num_rounds: int) -> Array:
-    """Maximum of ``g`` on ``[lower, upper]``, if ``g`` rises and then falls there: the best of nine points, repeatedly."""
+    """Maximum on ``[lower, upper]`` of ``g``, which rises and then falls there: the best of nine points, repeatedly."""
     fractions = jnp.linspace(0.0, 1.0, _NUM_ZOOM_POINTS, dtype=lower.dtype)
 
     def one_round(_, bounds):
@@ -209,8 +207,8 @@ def segments(g: _LogDensity, piece: Piece, cavity: Cavity, drop: float) -> Segme
     shape = (3, 2, *mean.shape)
     bounds = (jnp.zeros(shape, mean.dtype), jnp.full(shape, num_halvings, mean.dtype))
     near, far = jax.lax.fori_loop(0, _NUM_BISECTIONS, bisect, bounds)
-    shoulder, below, end = room * jnp.exp2(-0.5 * (near[0] + far[0])), room * jnp.exp2(-far[1]), room * jnp.exp2(-near[2])
-    end = jnp.maximum(end, shoulder)
+    shoulder, below = room * jnp.exp2(-0.5 * (near[0] + far[0])), room * jnp.exp2(-far[1])
+    end = jnp.maximum(room * jnp.exp2(-near[2]), shoulder)
     scale = jnp.maximum(jnp.abs(below - shoulder), 0.05 * shoulder)
     safe = jnp.where(scale > 0.0, scale, 1.0)
     inwards, outwards = jnp.arcsinh(shoulder / safe), jnp.arcsinh((end - shoulder) / safe)
