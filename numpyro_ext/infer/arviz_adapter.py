@@ -22,12 +22,17 @@ class ArviZInterface:
     ArviZ 1.x reads one shaped like its ``NumPyroInferenceAdapter``: ``sample_dims``, ``sample_shape``,
     ``get_samples()``, ``get_sample_stats()`` and ``model``. Both read ``_args`` and ``_kwargs``. The draws are
     independent: one chain for the first, the single dimension ``sample`` for the second, and no r-hat for either.
+
+    ``arviz.loo`` and ``arviz.compare`` of ArviZ 1.x look for the dimensions ``chain`` and ``draw`` by name: give them
+    :meth:`to_arviz`, which has these in both generations.
     """
 
     model: Callable[..., Any]
     num_samples: int
     thinning = 1
     num_chains = 1
+    _args: tuple
+    _kwargs: dict[str, Any]
 
     def get_samples(self, group_by_chain: bool = False, seed: int | None = None) -> dict[str, Array]:
         raise NotImplementedError
@@ -50,6 +55,35 @@ class ArviZInterface:
         """Their sizes, for ArviZ 1.x."""
         return (self.num_samples,)
 
+    def to_arviz(self, **options: Any) -> Any:
+        """The draws as ArviZ's data with dimensions ``chain`` (of size one) and ``draw``, log likelihood included.
+
+        :param options: passed on to ``arviz.from_numpyro``.
+        :return: an ``InferenceData`` (ArviZ 0.x) or ``DataTree`` (1.x) for ``arviz.loo`` and ``arviz.compare``.
+        """
+        import arviz
+
+        is_legacy = arviz.__version__.startswith("0.")
+        return arviz.from_numpyro(self if is_legacy else _OneChain(self), **{"log_likelihood": True, **options})
+
     def get_sample_stats(self, **kwargs: Any) -> dict[str, Array]:
         """The extra fields, under the name by which ArviZ 1.x asks for them."""
         return self.get_extra_fields(**kwargs)
+
+
+class _OneChain:
+    """The interface that ArviZ 1.x reads, with a chain dimension of size one in front."""
+
+    sample_dims = ["chain", "draw"]
+
+    def __init__(self, engine: ArviZInterface) -> None:
+        self._engine = engine
+        self.model = engine.model
+        self.sample_shape = (engine.num_chains, engine.num_samples)
+        self._args, self._kwargs = engine._args, engine._kwargs
+
+    def get_samples(self) -> dict[str, Array]:
+        return self._engine.get_samples(group_by_chain=True)
+
+    def get_sample_stats(self) -> dict[str, Array]:
+        return self._engine.get_extra_fields(group_by_chain=True)

@@ -39,7 +39,7 @@ class LaplaceApproximation(Engine):
         >>> laplace = LaplaceApproximation(model)
         >>> laplace.run(jax.random.key(0), jnp.array([3, 5, 2, 4]))
         >>> print(f"{laplace.posterior['level'].mean:.3f}")
-        1.242
+        1.231
 
     :param model: a NumPyro model.
     :param options: those of :class:`~numpyro_ext.infer.engine.Engine`: ``num_steps``, ``tol``, ``field``,

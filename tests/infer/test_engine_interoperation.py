@@ -55,11 +55,10 @@ def test_arviz_compares_engines(counts_case, fitted_counts):
     fixed.run(jax.random.key(0), counts_case.t, counts_case.y)
     learned = EP(counts_case.model, progress_bar=False)
     learned.run(jax.random.key(0), counts_case.t, counts_case.y)
-    options = {} if az.__version__.startswith("0.") else {"log_likelihood": True}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # a few of twelve Pareto shapes may be high
         warnings.filterwarnings("ignore", message="The inplace keyword in DataFrame.sort_values")
-        data = {name: az.from_numpyro(e, **options) for name, e in (("fixed", fixed), ("learned", learned))}
+        data = {"fixed": fixed.to_arviz(), "learned": learned.to_arviz()}
         table = az.compare(data)
         loo = az.loo(data["learned"])
     assert list(table.index) == ["learned", "fixed"]
