@@ -24,6 +24,7 @@ def cox_process(
     nonlinearity: str = "rectified",
     exposure: ArrayLike = 1.0,
     centered: bool = True,
+    priors: bool = True,
     jitter: float = 1e-6,
 ) -> None:
     r"""Cox process on a grid: Poisson counts whose intensity is a function of a Gaussian process.
@@ -66,15 +67,22 @@ def cox_process(
     :param bool centered: whether ``f`` is a sample site. If not, it is the deterministic function
         ``mean + cholesky(covariance) @ f_base`` of standard normals ``f_base``: the same model, whose geometry
         suits samplers.
+    :param bool priors: whether ``scale``, ``length`` and ``mean`` are sample sites. If not, they are ``param`` sites
+        without priors, for maximum likelihood.
     :param float jitter: share of :math:`s^2` added to the variances of ``f``.
     :raises ValueError: if the non-linearity is unknown.
     """
     if nonlinearity not in ("rectified", "softplus", "exponential"):
         raise ValueError(f"nonlinearity must be 'rectified', 'softplus' or 'exponential'; got {nonlinearity!r}.")
     t = jnp.asarray(t)
-    scale = numpyro.sample("scale", dist.HalfNormal(2.0))
-    length = numpyro.sample("length", dist.LogNormal(2.0, 0.5))
-    mean = numpyro.sample("mean", dist.Normal(1.0, 2.0))
+    if priors:
+        scale = numpyro.sample("scale", dist.HalfNormal(2.0))
+        length = numpyro.sample("length", dist.LogNormal(2.0, 0.5))
+        mean = numpyro.sample("mean", dist.Normal(1.0, 2.0))
+    else:
+        scale = numpyro.param("scale", 1.0, constraint=dist.constraints.positive)
+        length = numpyro.param("length", 8.0, constraint=dist.constraints.positive)
+        mean = numpyro.param("mean", 1.0)
     covariance = _squared_exponential(t, scale, length, jitter)
     if centered:
         f = numpyro.sample("f", dist.MultivariateNormal(mean, covariance))

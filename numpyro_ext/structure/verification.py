@@ -50,8 +50,10 @@ def check_form(reading: LatentGaussianReading, rng_key: Array) -> None:
         _explain_nan(reading)
     form, numpyro_value = found.T
     tolerance = 1e-7 if found.dtype == np.float64 else 2e-3
-    scale = 1.0 + np.abs(np.where(np.isfinite(numpyro_value), numpyro_value, 0.0))
-    same = (form == numpyro_value) | (np.abs(form - numpyro_value) <= tolerance * scale)
+    both_finite = np.isfinite(form) & np.isfinite(numpyro_value)
+    difference = np.where(both_finite, form, 0.0) - np.where(both_finite, numpyro_value, 0.0)
+    close = np.abs(difference) <= tolerance * (1.0 + np.abs(np.where(both_finite, numpyro_value, 0.0)))
+    same = np.where(both_finite, close, form == numpyro_value)
     if not same.all():
         worst = int(np.argmax(~same))
         raise ModelStructureError(

@@ -1,0 +1,160 @@
+"""Four engines on one model function under three non-linearities: a table, and the pictures of the fits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpyro.infer import MCMC, NUTS, SVI, Predictive, Trace_ELBO, init_to_median, log_likelihood
+from numpyro.infer.autoguide import AutoMultivariateNormal
+from numpyro.optim import Adam
+from tqdm.auto import tqdm
+
+from ..datasets import EventCounts, load_coal_mining, load_coal_mining_counts
+from ..infer import EP, LaplaceApproximation
+from ..models import cox_process
+from ..structure import ModelStructureError
+from .compilation import Stopwatch, stopwatch
+from .leave_one_out import psis_loo
+from .plots import plot_intensities, plot_predictive_check
+
+__all__ = ["NONLINEARITIES", "Result", "compare", "format_table", "run"]
+
+NONLINEARITIES = ("rectified", "softplus", "exponential")
+ENGINES = ("NUTS", "SVI", "Laplace", "EP")
+
+
+class Result(NamedTuple):
+    """One engine under one non-linearity."""
+
+    nonlinearity: str
+    engine: str
+    watch: Stopwatch | None = None
+    draws: dict[str, Any] | None = None
+    log_evidence: str = ""
+    loo: float | None = None
+    remark: str = ""
+
+
+def run(output: Path) -> None:
+    """Fit everything, print the table, draw the pictures into ``output``."""
+    data = load_coal_mining_counts()
+    results = compare(data)
+    print(format_table(results))
+    for result in results:
+        if result.remark:
+            print(f"  {result.engine}, {result.nonlinearity}: {result.remark}")
+    plot_intensities(results, data, load_coal_mining(), output / "coal_mining.png")
+    best = next(r for r in results if (r.engine, r.nonlinearity) == ("EP", "rectified"))
+    replicated = Predictive(_model("rectified"), best.draws)(jax.random.key(5), data.centres)["counts"]
+    plot_predictive_check(np.asarray(replicated), data, output / "predictive_check.png")
+
+
+def compare(data: EventCounts, num_samples: int = 1000) -> list[Result]:
+    """Run NUTS, SVI (``AutoMultivariateNormal``), Laplace and EP under each non-linearity.
+
+    All engines get the same function with the same arguments. NUTS and SVI integrate the hyperparameters out; EP and
+    Laplace set them to the maximum of log evidence plus log prior.
+    """
+    runs: dict[str, Callable[..., Result]] = {"NUTS": _nuts, "SVI": _svi, "Laplace": _laplace, "EP": _ep}
+    results = []
+    with tqdm(total=len(NONLINEARITIES) * len(runs), desc="engines", leave=False) as bar:
+        for nonlinearity in NONLINEARITIES:
+            for name, engine in runs.items():
+                bar.set_postfix_str(f"{name}, {nonlinearity}")
+                found = engine(nonlinearity, data, num_samples)
+                if found.draws is not None:
+                    pointwise = log_likelihood(_model(nonlinearity), found.draws, data.centres, data.counts)["counts"]
+                    found = found._replace(loo=psis_loo(np.asarray(pointwise)))
+                results.append(found)
+                bar.update(1)
+    return results
+
+
+def _model(nonlinearity: str) -> Callable[..., None]:
+    return partial(cox_process, nonlinearity=nonlinearity, centered=False)
+
+
+def _nuts(nonlinearity: str, data: EventCounts, num_samples: int) -> Result:
+    kernel = NUTS(_model(nonlinearity), init_strategy=init_to_median(num_samples=1), target_accept_prob=0.9)
+    with stopwatch() as watch:
+        mcmc = MCMC(kernel, num_warmup=500, num_samples=num_samples, progress_bar=False)
+        mcmc.run(jax.random.key(0), data.centres, data.counts, extra_fields=("diverging",))
+        draws = jax.block_until_ready(mcmc.get_samples())
+    divergent = int(mcmc.get_extra_fields()["diverging"].sum())
+    remark = f"{divergent} of {num_samples} transitions diverged." if divergent else ""
+    return Result(nonlinearity, "NUTS", watch, draws, remark=remark)
+
+
+def _svi(nonlinearity: str, data: EventCounts, num_samples: int) -> Result:
+    model = _model(nonlinearity)
+    with stopwatch() as watch:
+        guide = AutoMultivariateNormal(model, init_loc_fn=init_to_median(num_samples=1))
+        svi = SVI(model, guide, Adam(0.01), Trace_ELBO())
+        fit = svi.run(jax.random.key(1), 3000, data.centres, data.counts, progress_bar=False)
+        elbo = -float(jnp.mean(fit.losses[-300:]))
+    if not np.isfinite(elbo):
+        return Result(
+            nonlinearity,
+            "SVI",
+            remark="the guide has mass where the density is zero (intensity 0 at a bin with events), so its bound is -inf.",
+        )
+    sites = guide.sample_posterior(jax.random.key(2), fit.params, sample_shape=(num_samples,))
+    values = Predictive(model, sites)(jax.random.key(3), data.centres, data.counts)
+    draws = {**sites, "f": values["f"], "intensity": values["intensity"]}
+    return Result(nonlinearity, "SVI", watch, draws, f"≥ {elbo:.2f}")
+
+
+def _engine(name: str, engine: Any, nonlinearity: str, data: EventCounts) -> Result:
+    with stopwatch() as watch:
+        engine.run(jax.random.key(4), data.centres, data.counts)
+        draws = jax.block_until_ready(engine.get_samples())
+    return Result(nonlinearity, name, watch, draws, f"{float(engine.log_evidence):.2f}")
+
+
+def _laplace(nonlinearity: str, data: EventCounts, num_samples: int) -> Result:
+    engine = LaplaceApproximation(_model(nonlinearity), num_samples=num_samples, progress_bar=False)
+    try:
+        return _engine("Laplace", engine, nonlinearity, data)
+    except ModelStructureError as refusal:
+        return Result(nonlinearity, "Laplace", remark=str(refusal))
+
+
+def _ep(nonlinearity: str, data: EventCounts, num_samples: int) -> Result:
+    return _engine("EP", EP(_model(nonlinearity), num_samples=num_samples, progress_bar=False), nonlinearity, data)
+
+
+def format_table(results: list[Result]) -> str:
+    """The table: seconds, evidence, PSIS-LOO, and the largest gaps of the posterior of ``f`` to NUTS."""
+    lines = [
+        "                         seconds   without     log      PSIS-LOO   largest gap to NUTS",
+        "non-linearity  engine      total   compiling   evidence            mean (sd)   sd (%)",
+    ]
+    for result in results:
+        head = f"{result.nonlinearity:<13}  {result.engine:<8}"
+        if result.draws is None or result.watch is None:
+            lines.append(f"{head}  not applicable (below)")
+            continue
+        reference = next(r for r in results if (r.engine, r.nonlinearity) == ("NUTS", result.nonlinearity))
+        gaps = "" if result.engine == "NUTS" else _gaps(result, reference)
+        watch, loo = result.watch, result.loo
+        lines.append(
+            f"{head} {watch.total:8.1f}  {watch.without_compilation:8.2f}   {result.log_evidence:>9} {loo:9.2f}   {gaps}"
+        )
+    return "\n".join(lines)
+
+
+def _gaps(result: Result, reference: Result) -> str:
+    assert result.draws is not None
+    assert reference.draws is not None
+    f, nuts = np.asarray(result.draws["f"]), np.asarray(reference.draws["f"])
+    mean = np.abs(f.mean(0) - nuts.mean(0)) / nuts.std(0)
+    sd = np.abs(f.std(0) / nuts.std(0) - 1.0)
+    return f"{mean.max():9.2f}   {100 * sd.max():6.0f}"
+
+
