@@ -6,6 +6,7 @@ the integrand is followed to its modes and shoulders, and Gauss-Legendre rules a
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 
@@ -39,7 +40,7 @@ def gaussian_expectation(
 
     **Example:**
 
-    >>> gaussian_expectation(jnp.exp, 0.5, 1.0).round(4).item()
+    >>> gaussian_expectation(jnp.exp, 0.5, 1.0).item()
     2.7183
     """
     nodes, weights = np.polynomial.hermite_e.hermegauss(num_nodes)
@@ -73,6 +74,13 @@ def tilted_moments(
         16 in float32, twice that for factors that are not log-concave or not smooth.
     :return: tilted moments, of the broadcast shape of the factors, ``mean``, ``variance`` and ``power``.
     """
+    return _tilted_moments(potential, mean, variance, power, num_nodes)
+
+
+@functools.partial(jax.jit, static_argnames="num_nodes")
+def _tilted_moments(
+    potential: Potential, mean: ArrayLike, variance: ArrayLike, power: ArrayLike, num_nodes: int | None
+) -> TiltedMoments:
     mean, variance, power = _broadcast(potential, mean, variance, power)
     single = jnp.finfo(mean.dtype).bits <= 32
     origin = jax.lax.stop_gradient(mean)
