@@ -31,8 +31,6 @@ class ArviZInterface:
     num_samples: int
     thinning = 1
     num_chains = 1
-    _args: tuple
-    _kwargs: dict[str, Any]
 
     def get_samples(self, group_by_chain: bool = False, seed: int | None = None) -> dict[str, Array]:
         raise NotImplementedError
@@ -76,7 +74,7 @@ class _OneChain:
 
     sample_dims = ["chain", "draw"]
 
-    def __init__(self, engine: ArviZInterface) -> None:
+    def __init__(self, engine: Any) -> None:
         self._engine = engine
         self.model = engine.model
         self.sample_shape = (engine.num_chains, engine.num_samples)

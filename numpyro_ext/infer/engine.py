@@ -6,7 +6,7 @@ import inspect
 import os
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, ClassVar, NamedTuple, Self, TypedDict
 
 import jax
@@ -18,6 +18,7 @@ from numpyro.infer.autoguide import AutoMultivariateNormal
 
 from ..structure import read_latent_gaussian
 from .arviz_adapter import ArviZInterface
+from .draws import draw_inside_support
 from .fitting import EngineState, Fit, RunOptions, fit, judge
 from .guide import field_importance_pair, fitted_guide
 from .persistence import read_archive, write_archive
@@ -107,9 +108,9 @@ class Engine(ArviZInterface):
         ):
             if not isinstance(value, int) or value < least:
                 raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}.")
-        for name, value in (("tol", tol), ("hyper_tol", hyper_tol)):
-            if value is not None and not value > 0.0:
-                raise ValueError(f"{name} must be positive, got {value!r}.")
+        for name, tolerance in (("tol", tol), ("hyper_tol", hyper_tol)):
+            if tolerance is not None and not tolerance > 0.0:
+                raise ValueError(f"{name} must be positive, got {tolerance!r}.")
         self.model = model
         self.num_steps = num_steps
         self.tol = tol
@@ -202,8 +203,11 @@ class Engine(ArviZInterface):
 
     def _finished(self) -> _Run:
         if self._run is None:
-            raise RuntimeError(f"run(...) should be called first to obtain results from {type(self).__name__}.")
+            raise self._not_run()
         return self._run
+
+    def _not_run(self) -> RuntimeError:
+        return RuntimeError(f"run(...) should be called first to obtain results from {type(self).__name__}.")
 
     # Results
 
@@ -211,7 +215,7 @@ class Engine(ArviZInterface):
     def last_state(self) -> EngineState:
         """The state at the end of the last run, to be given to :meth:`run` as ``init_state``."""
         if self._last_state is None:
-            self._finished()
+            raise self._not_run()
         return self._last_state
 
     @property
@@ -278,32 +282,30 @@ class Engine(ArviZInterface):
         reasons |= dict.fromkeys(reading.factor_names, "it is observed")
         return PosteriorSites({name: site(name) for name in reading.affine_sites}, reasons)
 
-    @cached_property
-    def _draws(self) -> tuple[dict[str, Array], Array]:
+    def _draw(self, rng_key: Array) -> tuple[dict[str, Array], Array]:
         run = self._finished()
-        sites, log_density = run.programs.draws(*run.inputs, run.rng_key, num_samples=self.num_samples)
+        draw = partial(run.programs.draws, *run.inputs, num_samples=self.num_samples)
+        sites, log_density = draw_inside_support(draw, rng_key)
         for name, value in run.fit.hyper.items():
             sites.setdefault(name, jnp.broadcast_to(value, (self.num_samples, *jnp.shape(value))))
-        for name in run.reading.factor_names:
-            sites.pop(name, None)
-        return sites, log_density
+        return {name: value for name, value in sites.items() if name not in run.reading.factor_names}, log_density
+
+    @cached_property
+    def _draws(self) -> tuple[dict[str, Array], Array]:
+        return self._draw(self._finished().rng_key)
 
     def get_samples(self, group_by_chain: bool = False, seed: int | None = None) -> dict[str, Array]:
         """Independent draws from the posterior, every latent and deterministic site by name.
 
         Hyperparameters and ``param`` sites are at their optimum in every draw, so that ``Predictive(model, draws)`` and
-        ``log_likelihood(model, draws, ...)`` see the model that was fitted.
+        ``log_likelihood(model, draws, ...)`` see the model that was fitted. Draws at which the model has density zero
+        are drawn again.
 
         :param bool group_by_chain: whether to put a chain dimension of size one in front.
         :param int seed: draw anew from this seed (as ArviZ may ask); the default are the draws that belong to the run.
         :return: arrays of shape ``(num_samples, ...)``, or ``(1, num_samples, ...)``.
         """
-        if seed is None:
-            sites = self._draws[0]
-        else:
-            run = self._finished()
-            fresh, _ = run.programs.draws(*run.inputs, jax.random.key(seed), num_samples=self.num_samples)
-            sites = {name: fresh.get(name, value) for name, value in self._draws[0].items()}
+        sites, _ = self._draws if seed is None else self._draw(jax.random.key(seed))
         return {name: value[None] if group_by_chain else value for name, value in sites.items()}
 
     def get_extra_fields(self, group_by_chain: bool = False) -> dict[str, Array]:
@@ -364,8 +366,9 @@ class Engine(ArviZInterface):
             stop = start + int(np.prod(shape))
             field[name] = (mean[start:stop].reshape(shape), rows[start:stop])
             start = stop
-        none = result.covariance is None
-        factor = np.zeros((space.size, space.size)) if none else np.linalg.cholesky(result.covariance)
+        factor = np.zeros((space.size, space.size))
+        if result.covariance is not None:
+            factor = np.linalg.cholesky(result.covariance)
         hyper, params = {}, {}
         for name, site in reading.hyper.items():
             if site.is_param:

@@ -82,7 +82,7 @@ class EP(Engine):
         self.schedule = schedule
 
     def _algorithm(self) -> Algorithm:
-        options = {
+        options: dict[str, Any] = {
             "damping": self.damping,
             "adapt_damping": self.adapt_damping,
             "power": self.power,

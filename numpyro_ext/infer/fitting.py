@@ -123,7 +123,8 @@ def _check_init_state(
     if not isinstance(init_state, EngineState):
         raise TypeError(f"init_state must be the last_state of an earlier run, got {type(init_state).__name__}.")
     expected = jax.eval_shape(programs.init_state, reading.data, space.unpack(values))
-    same = jax.tree.structure(expected) == jax.tree.structure(init_state.state)
+    structure: Any = jax.tree.structure(expected)
+    same = structure == jax.tree.structure(init_state.state)
     same = same and jax.tree.all(jax.tree.map(lambda x, y: x.shape == jnp.shape(y), expected, init_state.state))
     if not same or jnp.shape(init_state.values) != values.shape:
         raise ValueError(
@@ -144,7 +145,8 @@ def _fit_field(
     state = programs.init_state(data, hyper) if init_state is None else init_state.state
     before = 0 if init_state is None else init_state.num_steps
     chunk, done, trace, messages = _chunk(options.num_steps), 0, [], []
-    info, log_evidence = None, jnp.nan
+    info: Any = None
+    log_evidence: Any = jnp.nan
     with progress_bar(options.num_steps, options.name, enabled=options.progress_bar) as bar:
         try:
             while done < options.num_steps:
@@ -181,8 +183,8 @@ def _learn(
     data, fixed = reading.data, space.fixed
     messages: list[str] = []
     starts = [init_values]
-    resumed = init_state is not None and init_state.search is not None
-    if not resumed:
+    resumed = None if init_state is None else init_state.search
+    if resumed is None:
         noise = jax.random.normal(rng_key, (options.num_restarts, space.size), init_values.dtype)
         starts += [init_values + shift for shift in noise]
 
@@ -190,8 +192,8 @@ def _learn(
     traces: list[np.ndarray] = []
     with progress_bar(options.max_hyper_steps * len(starts), options.name, enabled=options.progress_bar) as bar:
         for number, start in enumerate(starts):
-            if resumed:
-                current = _reopen(init_state.search)
+            if resumed is not None:
+                current = _reopen(resumed)
             else:
                 state = None if init_state is None else init_state.state
                 current = programs.init_search(data, fixed, start, state)

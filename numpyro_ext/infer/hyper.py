@@ -125,23 +125,24 @@ def init_search(shapes: Evaluation, values: Array, state: Any) -> SearchState:
     # NumPy makes these constants without compiling anything.
     blank = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes)
     blank = blank._replace(objective=blank.objective - np.inf, state=state)
-    zero = np.zeros((), values.dtype)
-    count = np.zeros((), np.int32)
+    constant: Callable[..., Any] = np.full
+    zero = constant((), 0.0, values.dtype)
+    count = constant((), 0, np.int32)
     return SearchState(
         values=values,
         best=blank,
         memory=_lbfgs().init(values),
-        direction=np.zeros(values.shape, values.dtype),
+        direction=constant(values.shape, 0.0, values.dtype),
         step_size=zero,
         lower=zero,
-        upper=zero + np.inf,
+        upper=constant((), np.inf, values.dtype),
         num_trials=count,
         num_iterations=count,
         num_evaluations=count,
-        is_searching=np.array(True),
-        converged=np.array(False),
+        is_searching=constant((), True),
+        converged=constant((), False),
         num_probes=count,
-        probes=np.zeros((values.size, 2, values.size), values.dtype),
+        probes=constant((values.size, 2, values.size), 0.0, values.dtype),
     )
 
 

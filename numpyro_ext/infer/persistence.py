@@ -63,8 +63,9 @@ def write_archive(path: str | os.PathLike, content: dict[str, Any]) -> None:
     arrays: dict[str, np.ndarray] = {}
     tree = {name: _encode(value, arrays, name) for name, value in content.items()}
     header = json.dumps({"format": "numpyro_ext", "version": FORMAT_VERSION, "content": tree})
+    members: dict[str, Any] = {"header": np.array(header), **arrays}
     with open(path, "wb") as file:
-        np.savez_compressed(file, header=np.array(header), **arrays)
+        np.savez_compressed(file, **members)
 
 
 def read_archive(path: str | os.PathLike) -> dict[str, Any]:

@@ -81,7 +81,8 @@ def check_same_unknowns(fitted: Any, new: Any, hyper: dict[str, Array]) -> None:
 
 
 def _same(old: Any, new: Any) -> bool:
-    if jax.tree.structure(old) != jax.tree.structure(new):
+    old_structure: Any = jax.tree.structure(old)
+    if old_structure != jax.tree.structure(new):
         return False
     pairs = zip(jax.tree.leaves(old), jax.tree.leaves(new), strict=True)
     return all(jnp.shape(x) == jnp.shape(y) and np.allclose(x, y, rtol=1e-5, atol=1e-8) for x, y in pairs)

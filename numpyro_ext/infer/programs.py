@@ -20,6 +20,7 @@ from .unconstrained import UnconstrainedSpace
 __all__ = ["Algorithm", "FitInfo", "Programs", "compiled_programs"]
 
 _CACHE_SIZE = 16
+_LARGEST_BATCH = 10_000_000
 _cache: OrderedDict[Hashable, Programs] = OrderedDict()
 
 
@@ -94,7 +95,7 @@ class Programs:
         self.stacked_moments = jax.jit(self._stacked_moments, static_argnames="names")
         self.log_predictive = jax.jit(self._log_predictive)
         self.weight_inputs = jax.jit(self._weight_inputs)
-        self.fold_predictive = jax.jit(jax.vmap(self._fold_predictive, in_axes=(0, None, None)))
+        self.fold_predictive = jax.jit(self._fold_predictives, static_argnames="batch_size")
 
     def _evaluate(self, data: Any, fixed: dict[str, Array], values: Array, state: Any) -> Evaluation:
         """The objective of the hyperparameter search; see :func:`~numpyro_ext.infer.hyper.evaluation_fn`."""
@@ -160,9 +161,14 @@ class Programs:
         """Draws of every site, and the log density of each with the data and the hyperparameters' prior."""
         form = self._reading.form(hyper, data)
         unknowns = self._algorithm.posterior(form, state).sample(rng_key, num_samples)
-        sites = jax.vmap(lambda e: self._reading.values(hyper, e, data))(unknowns)
-        log_density = jax.vmap(form.log_density)(unknowns) + self._reading.log_prior(hyper, data)
-        return sites, log_density
+
+        def at(e: Array) -> tuple[dict[str, Array], Array]:
+            return self._reading.values(hyper, e, data), form.log_density(e)
+
+        # Batches bound the memory that the factors of many observations take at many draws.
+        batch_size = min(num_samples, max(1, _LARGEST_BATCH // max(1, form.num_rows)))
+        sites, log_density = jax.lax.map(at, unknowns, batch_size=batch_size)
+        return sites, log_density + self._reading.log_prior(hyper, data)
 
     def _stacked_moments(self, data: Any, hyper: dict, state: Any, *, names: tuple[str, ...]) -> tuple[Array, Array]:
         """Joint mean of the named sites, flattened one after the other, and a factor ``F`` of their covariance
@@ -191,6 +197,12 @@ class Programs:
         form = self._reading.form(hyper, data)
         posterior = self._algorithm.posterior(form, state)
         return form, posterior.mean, posterior.scale_tril()
+
+    def _fold_predictives(
+        self, data: Any, fixed: dict, values: Array, *, batch_size: int | None
+    ) -> tuple[Array, SearchState | None, Any]:
+        """:meth:`_fold_predictive` for folds whose ``data`` are stacked, so many of them at a time."""
+        return jax.lax.map(lambda fold: self._fold_predictive(fold, fixed, values), data, batch_size=batch_size)
 
     def _fold_predictive(self, data: Any, fixed: dict, values: Array) -> tuple[Array, SearchState | None, Any]:
         """Fit one fold and score all its factors: predictive densities, the search, and the algorithm's info."""

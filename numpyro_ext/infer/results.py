@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jax import Array
@@ -33,8 +33,8 @@ class LogEvidence(float):
         out.is_lower_bound = is_lower_bound
         return out
 
-    def __getnewargs__(self) -> tuple[float, bool]:
-        return float(self), self.is_lower_bound
+    def __reduce__(self) -> tuple[Any, ...]:
+        return LogEvidence, (float(self), self.is_lower_bound)
 
 
 class HyperEstimate(NamedTuple):

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.typing import ArrayLike
 
 __all__ = ["UnconstrainedSpace"]
 
@@ -97,7 +98,7 @@ class UnconstrainedSpace:
         fixed = self.fixed if fixed is None else fixed
         return {name: fixed[name] if name in fixed else site.transform(free[name]) for name, site in self.sites.items()}
 
-    def standard_errors(self, vector: Array, covariance: Array) -> dict[str, tuple[Array, Array]]:
+    def standard_errors(self, vector: Array, covariance: ArrayLike) -> dict[str, tuple[Array, Array]]:
         """Standard errors of the free hyperparameters.
 
         :param vector: the estimate, of shape ``(size,)``.
@@ -106,7 +107,7 @@ class UnconstrainedSpace:
         """
         out = {}
         for name, value in self.unpack_unconstrained(vector).items():
-            block = covariance[self.slices[name], self.slices[name]]
+            block = jnp.asarray(covariance)[self.slices[name], self.slices[name]]
             jacobian = jax.jacobian(self.sites[name].transform)(value)
             jacobian = jacobian.reshape(-1, value.size)
             variance = jnp.einsum("ij,jk,ik->i", jacobian, block, jacobian)

@@ -33,6 +33,19 @@ def test_shapes_and_convergence(scores):
     np.testing.assert_array_equal(scores.folds, FOLDS[None])
 
 
+def test_folds_side_by_side_give_the_same(counts_case, scores):
+    found = cross_validate(
+        EP(counts_case.model, progress_bar=False),
+        jax.random.key(0),
+        counts_case.t,
+        counts_case.y,
+        num_folds=3,
+        folds=FOLDS,
+        batch_size=3,
+    )
+    np.testing.assert_allclose(found.log_predictive, scores.log_predictive, atol=1e-6)
+
+
 def test_fixed_hyperparameters_and_masked_observations(counts_case):
     engine = EP(counts_case.model, hyper_values={"scale": 0.8}, progress_bar=False)
     found = cross_validate(

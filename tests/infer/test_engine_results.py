@@ -9,6 +9,7 @@ import scipy.optimize
 import scipy.stats
 
 from numpyro_ext.infer import EP, LaplaceApproximation
+from numpyro_ext.infer.draws import draw_inside_support
 
 
 def exact_line(case, scale, level):
@@ -190,3 +191,27 @@ def test_fixed_hyperparameters_are_not_learned(line_case):
     np.testing.assert_allclose(engine.posterior["slopes"].mean, mean, rtol=1e-9)
     np.testing.assert_allclose(engine.posterior["slopes"].variance, np.diag(covariance), rtol=1e-9)
     assert float(engine.log_evidence) == pytest.approx(log_evidence, abs=1e-9)
+
+
+def test_draws_stay_where_the_model_has_density():
+    # A Gaussian with half of its mass below zero: what remains is the half-normal.
+    def draw(rng_key):
+        value = jax.random.normal(rng_key, (2000,))
+        return {"x": value}, jnp.where(value > 0.0, -0.5 * value**2, -jnp.inf)
+
+    sites, log_density = draw_inside_support(draw, jax.random.key(0))
+    assert bool(jnp.all(sites["x"] > 0.0))
+    np.testing.assert_array_equal(log_density, -0.5 * sites["x"] ** 2)
+    assert len(np.unique(sites["x"])) == 2000
+    assert scipy.stats.kstest(np.asarray(sites["x"]), scipy.stats.halfnorm.cdf).pvalue > 1e-3
+
+
+def test_draws_without_support_are_reported():
+    def draw(rng_key):
+        value = jax.random.normal(rng_key, (10,))
+        return {"x": value}, jnp.full((10,), -jnp.inf)
+
+    with pytest.warns(UserWarning, match="10 of 10 draws"):
+        draw_inside_support(draw, jax.random.key(0))
+    with pytest.raises(FloatingPointError, match="nan"):
+        draw_inside_support(lambda key: ({}, jnp.full((3,), jnp.nan)), jax.random.key(0))
