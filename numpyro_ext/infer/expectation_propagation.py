@@ -68,7 +68,7 @@ class Info(NamedTuple):
     """Log evidence at the sites *before* the sweep; nan while a cavity is improper."""
     max_change: Array
     """Largest change of a marginal mean in standard deviations or of a marginal variance relative to itself, per
-    unit of step size; infinite when the sweep was undone because its sites made an improper posterior."""
+    unit of step size; infinite when the sweep was undone because its sites were improper."""
     num_skipped: Array
     """Factors whose cavity or tilted moments were improper, so that their site was kept."""
     skipped: Array
@@ -126,8 +126,8 @@ def step(
     with ``D`` the smaller of rows and columns, and is meant for a few hundred rows.
 
     A site whose cavity or tilted moments are improper or not finite is kept and counted. Rounding may give a
-    log-concave factor a precision below zero: it is raised to zero. A sweep that leads to an improper posterior is
-    undone and its step size halved.
+    log-concave factor a precision below zero: it is raised to zero. A sweep that leads to an improper posterior, or
+    robs a factor of its cavity, is undone and its step size halved.
 
     :param LatentGaussian form: the model.
     :param State state: sites, with marginals that belong to ``form``.
@@ -317,7 +317,7 @@ def _step(
     else:
         raise ValueError(f"Unknown schedule {schedule!r}: expected 'parallel' or 'sequential'.")
     marginals = _refresh(form, prior, precision, shift)
-    is_proper = _is_proper(marginals)
+    is_proper = _is_proper(marginals) & ~_loses_cavity(tilted.observed, state.marginals, marginals, power)
     max_change = jnp.where(is_proper, _max_change(state.marginals, marginals) / size, jnp.inf)
 
     next_size = size
@@ -331,10 +331,20 @@ def _step(
     return state, Info(objective, max_change, jnp.sum(skipped), skipped, size)
 
 
+def _loses_cavity(observed: Array, old: Marginals, new: Marginals, power: ArrayLike) -> Array:
+    """Whether a sweep leaves some factor without a proper cavity that had one: its site could never move again."""
+
+    def has_cavity(marginals: Marginals) -> Array:
+        return (1.0 - power) + power * marginals.cavity_ratio > 0
+
+    return jnp.any(observed & (new.variance > 0) & has_cavity(old) & ~has_cavity(new))
+
+
 def _max_change(old: Marginals, new: Marginals) -> Array:
     is_free = new.variance > 0
     variance = jnp.where(is_free, new.variance, 1.0)
-    change = jnp.maximum(jnp.abs(new.mean - old.mean) / jnp.sqrt(variance), jnp.abs(new.variance - old.variance) / variance)
+    mean_change = jnp.abs(new.mean - old.mean) / jnp.sqrt(variance)
+    change = jnp.maximum(mean_change, jnp.abs(new.variance - old.variance) / variance)
     return jnp.max(jnp.where(is_free, change, 0.0))
 
 

@@ -24,7 +24,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
@@ -227,7 +226,8 @@ def _step(form: LatentGaussian, prior: LinearGaussian, state: State) -> tuple[St
     )
     accepted &= direction.is_ascent
     length = jnp.where(accepted, length, 0.0)
-    gradient_norm = jnp.where(direction.is_ascent, jnp.sqrt(jnp.where(direction.is_ascent, direction.slope, 0.0)), jnp.inf)
+    decrement = jnp.sqrt(jnp.where(direction.is_ascent, direction.slope, 0.0))
+    gradient_norm = jnp.where(direction.is_ascent, decrement, jnp.inf)
     coordinates = jnp.where(accepted, state.coordinates + length * direction.coordinates, state.coordinates)
     predictor = jnp.where(accepted, state.predictor + length * direction.predictor, state.predictor)
     return State(coordinates, predictor, gradient_norm), Info(current, gradient_norm, length)

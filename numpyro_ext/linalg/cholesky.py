@@ -9,12 +9,23 @@ from jax.scipy.linalg import solve_triangular
 
 __all__ = ["cholesky", "cholesky_solve", "half_log_determinant", "safe_sqrt", "solve_lower", "solve_upper"]
 
+# Up to this size a batch is factorised by arithmetic on whole batches, written out: a library call for every small
+# matrix costs more than its few operations.
+_LARGEST_WRITTEN_OUT = 8
+
+
+def _is_batch_of_small(matrix: Array) -> bool:
+    return matrix.ndim == 3 and matrix.shape[0] > 1 and matrix.shape[-1] <= _LARGEST_WRITTEN_OUT
+
 
 def cholesky(matrix: Array) -> Array:
-    """Lower factor of a symmetric matrix of shape ``(..., n, n)``; all nan where it is not positive definite.
+    """Lower factor of a symmetric matrix of shape ``(..., n, n)``, with nan on the diagonal where it is not positive
+    definite.
 
     The input is taken to be symmetric: averaging it with its transpose would cost as much as a small factorisation.
     """
+    if _is_batch_of_small(matrix):
+        return _cholesky_written_out(matrix)
     return jax.lax.linalg.cholesky(matrix, symmetrize_input=False)
 
 
@@ -25,11 +36,15 @@ def half_log_determinant(factor: Array) -> Array:
 
 def solve_lower(factor: Array, x: Array) -> Array:
     """``L^-1 x`` for ``x`` of shape ``(..., n, r)``."""
+    if _is_batch_of_small(factor):
+        return _substitute(factor, x, range(factor.shape[-1]))
     return solve_triangular(factor, x, lower=True)
 
 
 def solve_upper(factor: Array, x: Array) -> Array:
     """``L^-T x`` for ``x`` of shape ``(..., n, r)``."""
+    if _is_batch_of_small(factor):
+        return _substitute(factor.swapaxes(-1, -2), x, range(factor.shape[-1] - 1, -1, -1))
     return solve_triangular(factor, x, lower=True, trans="T")
 
 
@@ -43,3 +58,24 @@ def safe_sqrt(x: Array) -> Array:
     is_positive = x > 0
     root = jnp.where(is_positive, jnp.sqrt(jnp.where(is_positive, x, 1.0)), 0.0)
     return jnp.where(jnp.isnan(x), x, root)
+
+
+def _cholesky_written_out(matrix: Array) -> Array:
+    size = matrix.shape[-1]
+    zero = jnp.zeros_like(matrix[:, 0, 0])
+    factor: list[list[Array]] = [[zero] * size for _ in range(size)]
+    for j in range(size):
+        factor[j][j] = jnp.sqrt(matrix[:, j, j] - sum((factor[j][k] ** 2 for k in range(j)), zero))
+        for i in range(j + 1, size):
+            rest = matrix[:, i, j] - sum((factor[i][k] * factor[j][k] for k in range(j)), zero)
+            factor[i][j] = rest / factor[j][j]
+    return jnp.stack([jnp.stack(row, axis=-1) for row in factor], axis=-2)
+
+
+def _substitute(triangle: Array, x: Array, order: range) -> Array:
+    """Solve with triangular matrices ``(b, n, n)``, taking the unknowns in an order in which each needs earlier ones."""
+    solved: dict[int, Array] = {}
+    for i in order:
+        rest = x[:, i] - sum((triangle[:, i, j, None] * solved[j] for j in solved), jnp.zeros_like(x[:, i]))
+        solved[i] = rest / triangle[:, i, i, None]
+    return jnp.stack([solved[i] for i in range(x.shape[1])], axis=1)

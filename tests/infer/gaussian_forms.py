@@ -9,6 +9,7 @@ from numpyro_ext.linalg.design import DenseDesign, SparseRows
 from numpyro_ext.linalg.prior import CovariancePrior, DiagonalPrior, FlatPrior, PrecisionPrior
 from numpyro_ext.structure.latent_gaussian import Blocks, LatentGaussian
 
+
 def one_block(num_rows, num_columns):
     return Blocks(jnp.arange(num_rows)[None], jnp.arange(num_columns)[None])
 
@@ -21,9 +22,7 @@ def make_form(prior, design, potentials, offset=None, observed=None, blocks=None
         observed = tuple(jnp.ones(size, bool) for _ in potentials)
     offset = jnp.zeros(num_rows) if offset is None else offset
     blocks = one_block(num_rows, design.num_columns) if blocks is None else blocks
-    return LatentGaussian(
-        tuple(prior), design, offset, tuple(potentials), observed, jnp.asarray(log_constant), blocks
-    )
+    return LatentGaussian(tuple(prior), design, offset, tuple(potentials), observed, jnp.asarray(log_constant), blocks)
 
 
 def kernel(num, scale=1.0, length=0.3, jitter=1e-6):

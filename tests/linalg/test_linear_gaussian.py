@@ -145,9 +145,7 @@ def test_blocks_equal_the_whole(space, is_signed):
     def run(design, rows, columns):
         prepared = linear_gaussian(prior, design, rows, columns, is_signed=is_signed, space=space)
         posterior = prepared.condition(jnp.asarray(precision), jnp.asarray(shift))
-        maps = [
-            (posterior.map_variance(map_), posterior.map_covariance(map_)) for map_ in (quantity, dense_quantity)
-        ]
+        maps = [(posterior.map_variance(map_), posterior.map_covariance(map_)) for map_ in (quantity, dense_quantity)]
         energy = prepared.inner(posterior.coordinates, posterior.coordinates)
         draws = posterior.sample(jax.random.key(1), 2000)
         return (posterior.marginals(), posterior.unknowns(), maps, energy), draws.mean(0)

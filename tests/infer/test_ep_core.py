@@ -1,0 +1,334 @@
+"""The numerical core of expectation propagation: exact cases, agreement of spaces and schedules, gradients."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import integrate
+from scipy.stats import multivariate_normal
+
+from numpyro_ext.infer import expectation_propagation as ep
+from numpyro_ext.linalg.design import DenseDesign
+from numpyro_ext.linalg.prior import CovariancePrior, DiagonalPrior, FlatPrior
+from numpyro_ext.potentials import (
+    GaussianPotential,
+    LaplacePotential,
+    LogitPotential,
+    PoissonExpPotential,
+    ProbitPotential,
+    RectifiedLinearPoissonPotential,
+    StudentTPotential,
+)
+from numpyro_ext.structure.latent_gaussian import AffineMap, Blocks
+from tests.infer.gaussian_forms import identity, kernel, make_form, mixed_prior, random_dense, random_sparse
+
+NUM = 12
+SPACES = ["observation", "coefficient", "sparse"]
+LABELS = jnp.array([1.0, 0.0, 0.0, 1.0, 1.0, 1.0])
+COUNTS = jnp.array([3.0, 0.0, 1.0, 7.0, 2.0, 0.0])
+DATA = jnp.asarray(np.random.default_rng(2).standard_t(2.0, size=NUM))
+
+
+@functools.partial(jax.jit, static_argnames=("tol", "power", "schedule", "space", "damping", "num_steps"))
+def fit(form, *, tol=1e-11, num_steps=200, **options):
+    space = options.get("space", "auto")
+    return ep.solve(form, ep.init(form, space=space), tol=tol, num_steps=num_steps, **options)
+
+
+def gaussian_process(potentials, scale=1.5, mean=0.3, length=0.3, num=NUM):
+    prior = (CovariancePrior(kernel(num, scale, length)[None]),)
+    return make_form(prior, identity(num), potentials, offset=jnp.full(num, mean))
+
+
+def probit_and_counts(scale=1.5, mean=0.3):
+    return gaussian_process((ProbitPotential(LABELS), RectifiedLinearPoissonPotential(COUNTS, 1.0, 0.0)), scale, mean)
+
+
+def heavy_tailed(scale=1.5, mean=0.3, width=0.3):
+    return gaussian_process((StudentTPotential(DATA, width, 3.0),), scale, mean)
+
+
+@pytest.mark.parametrize("space", SPACES)
+@pytest.mark.parametrize("options", [{}, {"power": 0.5}, {"schedule": "sequential"}], ids=str)
+def test_exact_on_gaussian_likelihood(space, options):
+    form = gaussian_process((GaussianPotential(DATA, 0.5),))
+    state, info = fit(form, space=space, **options)
+    covariance = np.asarray(form.prior[0].covariance[0])
+    noisy = covariance + 0.25 * np.eye(NUM)
+    expected = multivariate_normal.logpdf(DATA, np.full(NUM, 0.3), noisy)
+    gain = np.linalg.solve(noisy, covariance).T
+    assert info.converged and info.num_steps == 2
+    np.testing.assert_allclose(info.objective, expected, rtol=1e-10)
+    posterior = ep.posterior(form, state, space=space)
+    mean, variance = posterior.predictor_moments()
+    np.testing.assert_allclose(mean, 0.3 + gain @ (DATA - 0.3), atol=1e-10)
+    np.testing.assert_allclose(variance, np.diag(covariance - gain @ covariance), atol=1e-10)
+    power = options.get("power", 1.0)
+    np.testing.assert_allclose(ep.log_evidence(form, state, space=space, power=power), expected, rtol=1e-10)
+
+
+def test_exact_on_gaussian_likelihood_with_flat_prior():
+    rng = np.random.default_rng(4)
+    design, prior = random_dense(rng, NUM, 3), (FlatPrior(2), DiagonalPrior(jnp.array([2.0])))
+    form = make_form(prior, design, (GaussianPotential(DATA, 0.5),), log_constant=-1.25)
+    state, info = fit(form)
+    matrix = np.asarray(design.matrix)
+    precision = matrix.T @ matrix / 0.25 + np.diag([0.0, 0.0, 0.5])
+    mean = np.linalg.solve(precision, matrix.T @ DATA / 0.25)
+    posterior = ep.posterior(form, state)
+    np.testing.assert_allclose(posterior.mean, mean, atol=1e-10)
+    factor = posterior.scale_tril()
+    np.testing.assert_allclose(factor @ factor.T, np.linalg.inv(precision), atol=1e-10)
+    assert np.all(np.triu(factor, 1) == 0) and np.all(np.diag(factor) > 0)
+    at_mode = float(form.log_density(jnp.asarray(mean)))
+    laplace = at_mode + 1.5 * np.log(2 * np.pi) - 0.5 * np.linalg.slogdet(precision)[1]
+    np.testing.assert_allclose(info.objective, laplace, rtol=1e-10)
+
+
+@pytest.mark.parametrize(
+    "potential",
+    [
+        PoissonExpPotential(jnp.array([3.0]), 1.0),
+        LogitPotential(jnp.array([1.0])),
+        StudentTPotential(jnp.array([2.0]), 0.7, 4.0),
+        RectifiedLinearPoissonPotential(jnp.array([0.0]), 1.0, 0.0),
+        LaplacePotential(jnp.array([0.5]), 0.4),
+    ],
+    ids=lambda p: type(p).__name__,
+)
+def test_evidence_of_one_factor_is_exact(potential):
+    form = gaussian_process((potential,), scale=1.3, mean=0.4, num=1)
+    variance = float(form.prior[0].covariance[0, 0, 0])
+    density = jax.jit(lambda x: jnp.exp(form.log_factors(x[None])[0] - 0.5 * (x - 0.4) ** 2 / variance))
+    total, _ = integrate.quad(density, -13, 14, points=[0.0, 0.5, 2.0], epsabs=1e-14, epsrel=1e-13, limit=400)
+    _, info = fit(form)
+    assert info.converged
+    np.testing.assert_allclose(info.objective, np.log(total / np.sqrt(2 * np.pi * variance)), rtol=1e-9)
+
+
+@pytest.mark.parametrize(
+    "potential, approximate, exact",
+    [
+        (RectifiedLinearPoissonPotential, -3.7998310, -3.7983217),
+        (PoissonExpPotential, -4.2107303, -4.2102152),
+    ],
+)
+def test_evidence_of_two_factors(potential, approximate, exact):
+    """Reference values from two independent programs, to all digits given; EP is close to exact but is not it."""
+    counts = jnp.array([3.0, 0.0])
+    factors = potential(counts, 1.0, 0.0) if potential is RectifiedLinearPoissonPotential else potential(counts, 1.0)
+    prior = (CovariancePrior(jnp.array([[[2.0, 1.2], [1.2, 1.5]]])),)
+    _, info = fit(make_form(prior, identity(2), (factors,), offset=jnp.full(2, 0.8)))
+    np.testing.assert_allclose(info.objective, approximate, atol=6e-8)
+    assert 1e-4 < abs(float(info.objective) - exact) < 2e-3
+
+
+@pytest.mark.parametrize("make, power", [(probit_and_counts, 1.0), (heavy_tailed, 0.6)])
+def test_spaces_and_schedules_reach_one_fixed_point(make, power):
+    form = make()
+    state, info = fit(form, space="observation", power=power)
+    assert info.converged and info.num_skipped == 0
+    np.testing.assert_allclose(ep.log_evidence(form, state, power=power), info.objective, rtol=1e-12)
+    if make is heavy_tailed:
+        assert state.site_precision.min() < -0.1
+    for options in ({"space": "coefficient"}, {"space": "sparse"}, {"space": "coefficient", "schedule": "sequential"}):
+        other, other_info = fit(form, power=power, **options)
+        assert other_info.converged
+        np.testing.assert_allclose(other_info.objective, info.objective, rtol=1e-10)
+        np.testing.assert_allclose(other.site_precision, state.site_precision, rtol=1e-8, atol=1e-9)
+        np.testing.assert_allclose(other.marginals.mean, state.marginals.mean, rtol=1e-8, atol=1e-9)
+    swept, sweep = jax.jit(ep.step, static_argnames="power")(form, state, power=power)
+    assert sweep.max_change < 1e-9
+
+
+def test_fractional_powers_differ_and_tend_to_the_variational_bound():
+    """Evidence decreases with the power towards that of variational Bayes, a lower bound."""
+    values = [float(fit(heavy_tailed(), power=power)[1].objective) for power in (1.0, 0.6)]
+    assert values[1] < values[0] - 1e-3
+
+
+def evidence_of_parameters(parameters, family):
+    scale, mean, last = parameters
+    if family == "counts":
+        return probit_and_counts(scale, mean)._replace(log_constant=last)
+    if family == "heavy":
+        return heavy_tailed(scale, mean, last)
+    return gaussian_process((LaplacePotential(DATA, last),), scale, mean)
+
+
+@pytest.mark.parametrize("family", ["counts", "heavy", "laplace"])
+@pytest.mark.parametrize("space", ["observation", "coefficient"])
+def test_gradient_of_evidence_against_refitted_differences(family, space):
+    point = jnp.array([1.5, 0.3, 0.4])
+
+    @jax.jit
+    def refit(parameters):
+        form = evidence_of_parameters(parameters, family)
+        state, info = ep.solve(form, ep.init(form, space=space), tol=1e-11, num_steps=300, space=space)
+        gradient = jax.grad(lambda p: ep.log_evidence(evidence_of_parameters(p, family), state, space=space))
+        return info.objective, gradient(parameters), info.converged
+
+    _, gradient, converged = refit(point)
+    assert converged
+    step = 1e-4
+    for i in range(3):
+        shift = step * jnp.eye(3)[i]
+        difference = (refit(point + shift)[0] - refit(point - shift)[0]) / (2 * step)
+        np.testing.assert_allclose(gradient[i], difference, rtol=1e-5, atol=1e-6)
+
+
+def test_masked_rows_are_as_if_deleted_and_still_predicted():
+    form = probit_and_counts()
+    observed = jnp.array([True, True, False, True, False, True])
+    state, info = fit(form._replace(observed=(observed, observed)))
+    kept = np.flatnonzero(np.concatenate([observed, observed]))
+    smaller = make_form(
+        (CovariancePrior(form.prior[0].covariance[:, kept][:, :, kept]),),
+        identity(kept.size),
+        (ProbitPotential(LABELS[observed]), RectifiedLinearPoissonPotential(COUNTS[observed], 1.0, 0.0)),
+        offset=jnp.full(kept.size, 0.3),
+    )
+    smaller_state, smaller_info = fit(smaller)
+    np.testing.assert_allclose(info.objective, smaller_info.objective, rtol=1e-11)
+    np.testing.assert_allclose(state.site_precision[kept], smaller_state.site_precision, rtol=1e-9)
+    covariance = np.asarray(form.prior[0].covariance[0])
+    mean, variance = ep.posterior(form, state).predictor_moments()
+    masked = np.flatnonzero(state.site_precision == 0)
+    assert masked.size == 4
+    gain = np.linalg.solve(covariance[np.ix_(kept, kept)], covariance[np.ix_(kept, masked)])
+    np.testing.assert_allclose(mean[masked] - 0.3, (mean[kept] - 0.3) @ gain, atol=1e-7)
+    assert np.all(variance[masked] > 0) and np.all(variance[masked] < np.diag(covariance)[masked])
+
+
+def test_permuting_rows_permutes_the_answer():
+    order = np.random.default_rng(0).permutation(NUM)
+    counts = jnp.concatenate([COUNTS, COUNTS[::-1]])
+    form = gaussian_process((PoissonExpPotential(counts, 1.0),))
+    permuted = form._replace(
+        prior=(CovariancePrior(form.prior[0].covariance[:, order][:, :, order]),),
+        potentials=(PoissonExpPotential(counts[order], 1.0),),
+    )
+    (state, info), (other, other_info) = fit(form), fit(permuted)
+    np.testing.assert_allclose(info.objective, other_info.objective, rtol=1e-11)
+    np.testing.assert_allclose(state.site_precision[order], other.site_precision, rtol=1e-8)
+
+
+@pytest.mark.parametrize("schedule", ["parallel", "sequential"])
+def test_blocks_equal_the_whole(schedule):
+    """Random intercepts: four groups of three rows, more rows than columns in a block."""
+    group = np.repeat(np.arange(4), 3)
+    order = np.random.default_rng(1).permutation(NUM)
+    design = identity(4).__class__(jnp.asarray(group[order])[:, None], jnp.ones((NUM, 1)), 4)
+    prior = (DiagonalPrior(jnp.array([1.0, 2.0, 0.5, 1.5])),)
+    factors = (ProbitPotential(jnp.concatenate([LABELS, LABELS[::-1]])),)
+    rows = jnp.asarray(np.stack([np.flatnonzero(group[order] == g) for g in range(4)]))
+    whole = make_form(prior, design, factors)
+    blocked = whole._replace(blocks=Blocks(rows, jnp.arange(4)[:, None]))
+    (state, info), (other, other_info) = fit(whole), fit(blocked, schedule=schedule)
+    assert info.converged and other_info.converged
+    np.testing.assert_allclose(other_info.objective, info.objective, rtol=1e-11)
+    np.testing.assert_allclose(other.site_shift, state.site_shift, rtol=1e-8)
+    everything = AffineMap(DenseDesign(jnp.eye(4)), jnp.zeros(4))
+    covariances = [ep.posterior(f, s).covariance(everything) for f, s in ((whole, state), (blocked, other))]
+    np.testing.assert_allclose(*covariances, atol=1e-10)
+    factor = ep.posterior(blocked, other).scale_tril()
+    np.testing.assert_allclose(factor @ factor.T, covariances[0], atol=1e-10)
+
+
+def test_forms_stack_under_vmap_and_warm_starts_are_short():
+    scales = jnp.array([0.8, 1.5])
+    state, info = jax.jit(jax.vmap(lambda scale: fit(probit_and_counts(scale), tol=1e-9)))(scales)
+    assert np.all(info.converged)
+    single_state, single = fit(probit_and_counts(scales[1]), tol=1e-9)
+    np.testing.assert_allclose(info.objective[1], single.objective, rtol=1e-12)
+    solve = jax.jit(functools.partial(ep.solve, tol=1e-9))
+    _, warm = solve(probit_and_counts(scales[1] * 1.001), single_state)
+    _, cold = solve(probit_and_counts(scales[1] * 1.001), ep.init(probit_and_counts(scales[1])))
+    assert warm.converged and warm.num_steps < cold.num_steps
+    np.testing.assert_allclose(warm.objective, cold.objective, rtol=1e-11)
+    assert np.all(np.isfinite(single.objective_trace[: single.num_steps]))
+    assert np.all(np.isnan(single.objective_trace[single.num_steps :]))
+
+
+@pytest.mark.parametrize("make", [probit_and_counts, heavy_tailed])
+def test_damping_changes_the_way_but_not_the_end(make):
+    _, info = fit(make())
+    _, damped = fit(make(), damping=0.3)
+    assert damped.converged and damped.step_size <= 0.7
+    np.testing.assert_allclose(damped.objective, info.objective, rtol=1e-10)
+
+
+@pytest.mark.parametrize("space", SPACES)
+def test_indefinite_prior_is_reported(space):
+    covariance = jnp.array([[[1.0, 1.2], [1.2, 1.0]]])
+    form = make_form((CovariancePrior(covariance),), identity(2), (ProbitPotential(LABELS[:2]),))
+    state, info = fit(form, space=space)
+    assert np.isnan(info.objective) and not info.converged
+    assert np.isnan(ep.log_evidence(form, state, space=space))
+
+
+def test_site_without_cavity_is_kept_and_reported():
+    """A flat coefficient seen by one row only: that row has no cavity, the others are fitted."""
+    design = DenseDesign(jnp.zeros((NUM, 2)).at[:, 0].set(1.0).at[4, 1].set(1.0))
+    factors = (LogitPotential(jnp.concatenate([LABELS, LABELS[::-1]])),)
+    form = make_form((DiagonalPrior(jnp.ones(1)), FlatPrior(1)), design, factors)
+    state, info = fit(form)
+    assert info.num_skipped == 1 and info.skipped[4]
+    assert np.isnan(info.objective) and not info.converged
+    assert np.all(np.isfinite(state.site_precision))
+
+
+def test_pinned_predictor_contributes_its_constant():
+    """A prior variance of zero leaves nothing to infer, and the factor is evaluated at the mean."""
+    design = DenseDesign(jnp.eye(2))
+    form = make_form((DiagonalPrior(jnp.array([1.0, 0.0])),), design, (ProbitPotential(LABELS[:2]),), jnp.full(2, 0.5))
+    alone = make_form(
+        (DiagonalPrior(jnp.ones(1)),), DenseDesign(jnp.ones((1, 1))), (ProbitPotential(LABELS[:1]),), jnp.full(1, 0.5)
+    )
+    (_, info), (_, expected) = fit(form), fit(alone)
+    constant = form.potentials[0].log_density(jnp.full(2, 0.5))[1]
+    np.testing.assert_allclose(info.objective, expected.objective + constant, rtol=1e-12)
+    assert info.converged and info.num_skipped == 0
+
+
+def test_all_kinds_of_prior_and_a_flat_start():
+    rng = np.random.default_rng(6)
+    prior, design = mixed_prior(rng, is_flat=True), random_sparse(rng, 24, 11, 3)
+    counts = jnp.asarray(rng.poisson(3.0, size=12).astype(float))
+    data = jnp.asarray(rng.standard_t(3.0, size=12) * 3)
+    form = make_form(
+        prior,
+        design,
+        (RectifiedLinearPoissonPotential(counts, 1.0, 0.0), StudentTPotential(data, 1.0, 4.0)),
+        offset=jnp.full(24, 2.0),
+    )
+    (state, info), (other, other_info) = fit(form, space="coefficient", tol=1e-10), fit(form, space="sparse", tol=1e-10)
+    assert info.converged and other_info.converged and info.num_skipped == 0
+    np.testing.assert_allclose(other_info.objective, info.objective, rtol=1e-9)
+    np.testing.assert_allclose(other.marginals.mean, state.marginals.mean, rtol=1e-6, atol=1e-8)
+
+
+def test_unknown_schedule_is_refused():
+    form = probit_and_counts()
+    with pytest.raises(ValueError, match="Unknown schedule 'random'"):
+        ep.step(form, ep.init(form), schedule="random")
+
+
+@pytest.mark.float32
+def test_single_precision():
+    labels = jnp.asarray(np.resize(LABELS, NUM), jnp.float32)
+    covariance = np.asarray(kernel(NUM, jitter=1e-3))
+
+    def run(dtype):
+        prior = (CovariancePrior(jnp.asarray(covariance, dtype)[None]),)
+        design = DenseDesign(jnp.eye(NUM, dtype=dtype))
+        form = make_form(prior, design, (ProbitPotential(labels.astype(dtype)),), jnp.zeros(NUM, dtype))
+        return fit(form._replace(log_constant=jnp.zeros((), dtype)), tol=1e-6)
+
+    state, info = run(jnp.float32)
+    assert state.site_precision.dtype == jnp.float32 and info.objective.dtype == jnp.float32
+    assert info.converged
+    reference, _ = run(jnp.result_type(float))
+    np.testing.assert_allclose(state.marginals.mean, reference.marginals.mean, atol=2e-4)

@@ -1,0 +1,191 @@
+"""The numerical core of Laplace's method: exact cases, modes found by another optimiser, gradients."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy.optimize import minimize
+
+from numpyro_ext.infer import expectation_propagation as ep
+from numpyro_ext.infer import laplace
+from numpyro_ext.linalg.design import DenseDesign
+from numpyro_ext.linalg.prior import CovariancePrior, DiagonalPrior, FlatPrior
+from numpyro_ext.potentials import GaussianPotential, LogitPotential, PoissonExpPotential, StudentTPotential
+from tests.infer.gaussian_forms import identity, kernel, make_form, mixed_prior, random_dense
+
+NUM = 12
+SPACES = ["observation", "coefficient", "sparse"]
+COUNTS = jnp.asarray(np.resize([3.0, 0.0, 1.0, 7.0, 2.0, 0.0], NUM))
+DATA = jnp.asarray(np.random.default_rng(2).standard_t(2.0, size=NUM))
+
+
+@functools.partial(jax.jit, static_argnames=("space", "num_steps", "tol"))
+def fit(form, *, space="auto", num_steps=60, tol=1e-9):
+    return laplace.solve(form, laplace.init(form, space=space), num_steps=num_steps, tol=tol, space=space)
+
+
+def gaussian_process(potentials, scale=1.5, mean=0.3):
+    prior = (CovariancePrior(kernel(NUM, scale, jitter=1e-4)[None]),)
+    return make_form(prior, identity(NUM), potentials, offset=jnp.full(NUM, mean))
+
+
+@pytest.mark.parametrize("space", SPACES)
+def test_exact_on_gaussian_likelihood(space):
+    form = gaussian_process((GaussianPotential(DATA, 0.5),))
+    state, info = fit(form, space=space)
+    _, exact = ep.solve(form, ep.init(form, space=space), space=space)
+    assert info.converged and info.is_proper and info.num_steps <= 2
+    np.testing.assert_allclose(laplace.log_evidence(form, state, space=space), exact.objective, rtol=1e-10)
+    covariance = np.asarray(form.prior[0].covariance[0])
+    gain = np.linalg.solve(covariance + 0.25 * np.eye(NUM), covariance).T
+    mean, variance = laplace.posterior(form, state, space=space).predictor_moments()
+    np.testing.assert_allclose(mean, 0.3 + gain @ (DATA - 0.3), atol=1e-10)
+    np.testing.assert_allclose(variance, np.diag(covariance - gain @ covariance), atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    "potential, width",
+    [
+        (PoissonExpPotential(COUNTS, 1.0), 0.0),
+        (LogitPotential(jnp.minimum(COUNTS, 1.0)), 0.0),
+        (StudentTPotential(DATA, 0.3, 3.0), 0.0),
+        (PoissonExpPotential(COUNTS.at[4].set(1e6), 1.0), 0.0),
+    ],
+    ids=["counts", "labels", "heavy-tailed", "one-large-count"],
+)
+@pytest.mark.parametrize("space", SPACES)
+def test_mode_is_that_of_another_optimiser(potential, width, space):
+    form = gaussian_process((potential,))
+    state, info = fit(form, space=space)
+    assert info.converged
+    assert np.all(np.diff(info.objective_trace[: info.num_steps]) > -1e-9)
+    posterior = laplace.posterior(form, state, space=space)
+    start = np.asarray(posterior.mean)
+    factor = jnp.linalg.cholesky(form.prior[0].covariance[0])
+
+    def loss(white):
+        return -form.log_density(factor @ white)
+
+    white = np.linalg.solve(factor, start)
+    gradient = np.asarray(jax.grad(loss)(white))
+    assert np.abs(gradient).max() < 1e-5 * max(1.0, float(jnp.max(jnp.abs(jax.hessian(loss)(white)))) ** 0.5)
+    near = white + 0.01 * np.random.default_rng(0).normal(size=NUM)
+    result = minimize(
+        jax.jit(loss), near, jac=jax.jit(jax.grad(loss)), hess=jax.jit(jax.hessian(loss)), method="trust-exact"
+    )
+    np.testing.assert_allclose(factor @ result.x, start, atol=1e-5)
+    covariance = factor @ np.linalg.inv(jax.hessian(loss)(white)) @ factor.T
+    np.testing.assert_allclose(posterior.predictor_moments()[1], np.diag(covariance), rtol=1e-6, atol=1e-10)
+
+
+def test_flat_prior_gives_the_maximum_likelihood_estimate():
+    rng = np.random.default_rng(1)
+    design = random_dense(rng, NUM, 3)
+    form = make_form((FlatPrior(2), DiagonalPrior(jnp.array([4.0]))), design, (PoissonExpPotential(COUNTS, 2.0),))
+    state, info = fit(form)
+    assert info.converged
+    mode = laplace.posterior(form, state).mean
+    np.testing.assert_allclose(jax.grad(form.log_density)(mode), 0.0, atol=1e-8)
+    hessian = -jax.hessian(form.log_density)(mode)
+    expected = form.log_density(mode) + 1.5 * np.log(2 * np.pi) - 0.5 * np.linalg.slogdet(hessian)[1]
+    np.testing.assert_allclose(laplace.log_evidence(form, state), expected, rtol=1e-10)
+
+
+def test_all_kinds_of_prior_against_the_dense_formula():
+    rng = np.random.default_rng(6)
+    form = make_form(mixed_prior(rng), random_dense(rng, NUM, 11), (PoissonExpPotential(COUNTS, 1.0),))
+    values = []
+    for space in ("observation", "coefficient"):
+        state, info = fit(form, space=space)
+        assert info.converged
+        mode = laplace.posterior(form, state, space=space).mean
+        hessian = -jax.hessian(form.log_density)(mode)
+        expected = form.log_density(mode) + 5.5 * np.log(2 * np.pi) - 0.5 * np.linalg.slogdet(hessian)[1]
+        values.append(laplace.log_evidence(form, state, space=space))
+        np.testing.assert_allclose(values[-1], expected, rtol=1e-10)
+    np.testing.assert_allclose(*values, rtol=1e-11)
+
+
+def form_of_parameters(parameters, family):
+    scale, mean, last = parameters
+    if family == "counts":
+        return gaussian_process((PoissonExpPotential(COUNTS, last),), scale, mean)
+    return gaussian_process((StudentTPotential(DATA, last, 3.0),), scale, mean)
+
+
+@pytest.mark.parametrize("family", ["counts", "heavy-tailed"])
+@pytest.mark.parametrize("space", ["observation", "coefficient"])
+def test_gradient_of_evidence_against_refitted_differences(family, space):
+    point = jnp.array([1.5, 0.3, 0.8])
+
+    @jax.jit
+    def refit(parameters):
+        form = form_of_parameters(parameters, family)
+        state, info = laplace.solve(form, laplace.init(form, space=space), tol=1e-11, space=space)
+
+        def evidence(p):
+            return laplace.log_evidence(form_of_parameters(p, family), state, space=space)
+
+        return *jax.value_and_grad(evidence)(parameters), info.converged
+
+    _, gradient, converged = refit(point)
+    assert converged
+    step = 1e-4
+    for i in range(3):
+        shift = step * jnp.eye(3)[i]
+        difference = (refit(point + shift)[0] - refit(point - shift)[0]) / (2 * step)
+        np.testing.assert_allclose(gradient[i], difference, rtol=1e-5, atol=1e-6)
+
+
+def test_masked_rows_are_as_if_deleted():
+    observed = jnp.asarray(np.resize([True, True, False], NUM))
+    form = gaussian_process((PoissonExpPotential(COUNTS, 1.0),))._replace(observed=(observed,))
+    kept = np.flatnonzero(observed)
+    smaller = make_form(
+        (CovariancePrior(form.prior[0].covariance[:, kept][:, :, kept]),),
+        identity(kept.size),
+        (PoissonExpPotential(COUNTS[kept], 1.0),),
+        offset=jnp.full(kept.size, 0.3),
+    )
+    (state, _), (other, _) = fit(form), fit(smaller)
+    np.testing.assert_allclose(laplace.log_evidence(form, state), laplace.log_evidence(smaller, other), rtol=1e-11)
+    np.testing.assert_allclose(state.predictor[kept], other.predictor, atol=1e-9)
+
+
+def test_stacked_forms_under_vmap():
+    scales = jnp.array([0.8, 1.5])
+
+    def evidence(scale):
+        form = gaussian_process((StudentTPotential(DATA, 0.3, 3.0),), scale)
+        state, info = fit(form)
+        return laplace.log_evidence(form, state), info.converged
+
+    values, converged = jax.jit(jax.vmap(evidence))(scales)
+    assert np.all(converged)
+    np.testing.assert_allclose(values, [evidence(scale)[0] for scale in scales], rtol=1e-10)
+
+
+def test_unbounded_and_indefinite_problems_are_reported():
+    separated = make_form((FlatPrior(1),), DenseDesign(jnp.ones((NUM, 1))), (LogitPotential(jnp.ones(NUM)),))
+    _, info = fit(separated, num_steps=20)
+    assert not info.converged
+    covariance = jnp.array([[[1.0, 1.2], [1.2, 1.0]]])
+    indefinite = make_form((CovariancePrior(covariance),), identity(2), (PoissonExpPotential(COUNTS[:2], 1.0),))
+    state, info = fit(indefinite)
+    assert not info.converged and np.isnan(info.objective)
+    assert np.isnan(laplace.log_evidence(indefinite, state))
+
+
+@pytest.mark.float32
+def test_single_precision():
+    prior = (CovariancePrior(kernel(NUM, jitter=1e-3).astype(jnp.float32)[None]),)
+    design = DenseDesign(jnp.eye(NUM, dtype=jnp.float32))
+    factors = (PoissonExpPotential(COUNTS.astype(jnp.float32), jnp.float32(1.0)),)
+    form = make_form(prior, design, factors, jnp.zeros(NUM, jnp.float32))._replace(log_constant=jnp.float32(0.0))
+    state, info = fit(form, tol=1e-5)
+    assert info.converged and state.predictor.dtype == jnp.float32
+    gradient = jax.grad(form.log_density)(laplace.posterior(form, state).mean)
+    factor = jnp.linalg.cholesky(prior[0].covariance[0])
+    np.testing.assert_allclose(factor.T @ gradient, 0.0, atol=2e-3)
