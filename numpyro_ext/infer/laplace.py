@@ -17,7 +17,7 @@ observations, :math:`e = C A^T a`, so that no covariance is inverted, or whitene
 ... )
 >>> state, info = laplace.solve(form, laplace.init(form), num_steps=50, tol=1e-4)
 >>> bool(info.converged), round(float(laplace.posterior(form, state).mean[0]), 3)
-(True, 0.757)
+(True, 0.765)
 """
 
 from __future__ import annotations
@@ -103,15 +103,15 @@ def solve(
     :param LatentGaussian form: the model.
     :param State state: where to start; may come from another form of the same shapes.
     :param int num_steps: the largest number of steps.
-    :param float tol: bound on :attr:`Info.gradient_norm`, in posterior standard deviations; a hundred roundings at
-        least.
+    :param float tol: bound on :attr:`Info.gradient_norm` before the last step, in posterior standard deviations. That
+        step squares it, so nothing below the square root of the rounding error is asked for.
     :param str space: where to do the algebra.
     :return: the last point and how the run ended.
     """
     prior = gaussian_prior(form, space)
     infinity = jnp.full_like(state.gradient_norm, jnp.inf)
     state = State(state.coordinates, prior.predictor(state.coordinates), infinity)
-    tol = jnp.maximum(tol, 100 * jnp.finfo(infinity.dtype).eps)
+    tol = jnp.maximum(tol, 2.0 * jnp.sqrt(jnp.finfo(infinity.dtype).eps))
 
     def proceed(carry: tuple[State, Array, Array, Array]) -> Array:
         state, _, count, moved = carry
@@ -185,7 +185,8 @@ def _direction(prior: LinearGaussian, state: State, slope: Array, curvature: Arr
     target = prior.condition(curvature, curvature * state.predictor + slope).coordinates
     coordinates = target - state.coordinates
     predictor = prior.predictor(coordinates)
-    along = jnp.sum(slope * predictor) - prior.inner(state.coordinates, coordinates)
+    # The Newton equations turn gradient times direction into a sum of squares, which does not cancel at the mode.
+    along = prior.inner(coordinates, coordinates) + jnp.sum(curvature * predictor**2)
     is_ascent = jnp.isfinite(along) & (along >= 0)
     return _Direction(coordinates, predictor, along, is_ascent)
 

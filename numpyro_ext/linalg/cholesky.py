@@ -73,7 +73,7 @@ def _cholesky_written_out(matrix: Array) -> Array:
 
 
 def _substitute(triangle: Array, x: Array, order: range) -> Array:
-    """Solve with triangular matrices ``(b, n, n)``, taking the unknowns in an order in which each needs earlier ones."""
+    """Solve with triangular matrices ``(b, n, n)``; in ``order``, every unknown needs only those before it."""
     solved: dict[int, Array] = {}
     for i in order:
         rest = x[:, i] - sum((triangle[:, i, j, None] * solved[j] for j in solved), jnp.zeros_like(x[:, i]))

@@ -189,7 +189,7 @@ class CoefficientPosterior:
         return Marginals(mean, variance, ratio, log_partition)
 
     def log_volume(self) -> Array:
-        r""":math:`\frac12 \log|P| - \frac12 \log|H|`; for a flat unknown the first term is :math:`\frac12 \log 2\pi`."""
+        r""":math:`\frac12 \log|P| - \frac12 \log|H|`, where :math:`|P|` counts :math:`2 \pi` for a flat unknown."""
         return self.space.whitened.half_log_determinant - half_log_determinant(self.factor)
 
     def sequential_moments(self) -> tuple[Array, Array]:
