@@ -17,7 +17,7 @@ __all__ = ["PoissonExpPotential", "PoissonSoftplusPotential"]
 
 
 def _log_softplus(eta: Array) -> Array:
-    """``log log(1 + e^eta)``; below -40 it is ``eta - e^eta / 2``, where the outer logarithm would see zero."""
+    """``log log(1 + e^eta)``, which below -40 is ``eta``, where the outer logarithm would come to see zero."""
     small = eta < -40.0
     safe = jnp.where(small, 0.0, eta)
     return jnp.where(small, eta, jnp.log(jax.nn.softplus(safe)))

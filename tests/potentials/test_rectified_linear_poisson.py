@@ -15,9 +15,7 @@ from numpyro_ext.potentials import RectifiedLinearPoissonPotential, TemperedPote
 from .direct_integral import direct_moments
 
 # Computed with 60 and more digits by three independent routes that agreed to 45; the inputs are exact doubles.
-TABLE = np.genfromtxt(
-    Path(__file__).parent.parent / "reference" / "relu_poisson_tilted.csv", delimiter=",", names=True
-)
+TABLE = np.genfromtxt(Path(__file__).parent.parent / "reference" / "relu_poisson_tilted.csv", delimiter=",", names=True)
 INPUTS = tuple(TABLE[name] for name in ("y", "cavity_mean", "cavity_var", "exposure", "offset"))
 needs_float64 = pytest.mark.skipif(not jax.config.jax_enable_x64, reason="checks float64 accuracy")
 
@@ -143,13 +141,19 @@ def test_recursion_agrees_where_it_is_stable_and_fails_where_it_is_not():
 
 @needs_float64
 def test_trapezoid_is_an_independent_check():
-    log_z, mean, variance = _errors(*jax.jit(lambda *a: rectified_linear_poisson_moments(*a, method="trapezoid"))(*INPUTS))
+    log_z, mean, variance = _errors(
+        *jax.jit(lambda *a: rectified_linear_poisson_moments(*a, method="trapezoid"))(*INPUTS)
+    )
     assert (log_z.max() < 1e-11) and (mean.max() < 1e-10) and (variance.max() < 1e-9)
 
 
 @needs_float64
 def test_higher_moments():
-    y, mean, variance = np.array([0.0, 0.0, 2.0, 25.0]), np.array([0.5, -3.0, 1.0, 18.0]), np.array([4.0, 1.0, 9.0, 30.0])
+    y, mean, variance = (
+        np.array([0.0, 0.0, 2.0, 25.0]),
+        np.array([0.5, -3.0, 1.0, 18.0]),
+        np.array([4.0, 1.0, 9.0, 30.0]),
+    )
     exposure, offset = 0.8, 0.25
     *_, moments = rectified_linear_poisson_moments(y, mean, variance, exposure, offset, order=4)
     assert moments.shape == (4, 4)
