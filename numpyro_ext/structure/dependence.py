@@ -319,11 +319,12 @@ def dependence(
             cache[atom] = None if free or atom in patterns else jax.device_get(program.evaluate([atom], given)[0])
         return cache[atom]
 
-    needed = program.needed(program.outputs if wanted is None else wanted, seeds)
-    for index in sorted(needed):
-        eqn = program.equations[index]
-        inputs = [None if isinstance(a, Constant) else patterns.get(a) for a in eqn.inputs]
-        if any(p is not None for p in inputs):
-            for number, pattern in zip(eqn.outputs, propagate(eqn, inputs, program, concrete), strict=True):
-                patterns.setdefault(number, pattern)
+    # patterns are concrete even where the caller is being compiled
+    with jax.ensure_compile_time_eval():
+        for index in sorted(program.needed(program.outputs if wanted is None else wanted, seeds)):
+            eqn = program.equations[index]
+            inputs = [None if isinstance(a, Constant) else patterns.get(a) for a in eqn.inputs]
+            if any(p is not None for p in inputs):
+                for number, pattern in zip(eqn.outputs, propagate(eqn, inputs, program, concrete), strict=True):
+                    patterns.setdefault(number, pattern)
     return patterns
