@@ -50,12 +50,13 @@ class TemperedPotential(Potential):
     base: Potential
     weight: Array | float
 
+    # What is a fact of the class elsewhere is one of the base here.
     @property
-    def is_log_concave(self) -> bool:
+    def is_log_concave(self) -> bool:  # type: ignore[override]
         return self.base.is_log_concave
 
     @property
-    def is_smooth(self) -> bool:
+    def is_smooth(self) -> bool:  # type: ignore[override]
         return self.base.is_smooth
 
     def log_density(self, eta: ArrayLike) -> Array:

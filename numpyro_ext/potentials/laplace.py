@@ -10,7 +10,7 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from .base import Potential, TiltedMoments, potential
-from .normal import truncated_normal
+from .normal import TruncatedNormal, truncated_normal
 
 __all__ = ["LaplacePotential"]
 
@@ -46,7 +46,7 @@ class LaplacePotential(Potential):
         deviation = jnp.sqrt(variance)
         standard, drift = centered / deviation, rate * deviation
 
-        def side(sign: float):
+        def side(sign: float) -> tuple[Array, TruncatedNormal]:
             a = sign * standard - drift
             part = truncated_normal(a)
             # Deep in the tail the exponential and the tail cancel: log Phi(a) + a^2 / 2 is what remains.

@@ -147,7 +147,7 @@ def _truncated_normal(x: Array) -> TruncatedNormal:
 
 
 @_truncated_normal.defjvp
-def _truncated_normal_jvp(primals, tangents):
+def _truncated_normal_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[TruncatedNormal, TruncatedNormal]:
     (x,), (x_dot,) = primals, tangents
     out = _truncated_normal(x)
     skewness = _third_cumulant(x, out)

@@ -115,7 +115,7 @@ def _tilted_moments(
     height = jnp.where(jnp.isfinite(height), height, 0.0)
     ones, moved = jnp.ones_like(mean), mean - origin
 
-    def add_node(sums, node):
+    def add_node(sums: tuple[Array, ...], node: tuple[Array, Array]) -> tuple[tuple[Array, ...], None]:
         position, weight = node
         w = length * position
         x = center + scale * jnp.sinh(w)
@@ -131,7 +131,8 @@ def _tilted_moments(
 
     nodes, weights = np.polynomial.legendre.leggauss(num_nodes)
     grid = jnp.asarray(0.5 * (nodes + 1.0), mean.dtype), jnp.asarray(0.5 * weights, mean.dtype)
-    (total, first, second, slope, product), _ = jax.lax.scan(add_node, (jnp.zeros_like(mean),) * 5, grid)
+    zeros: tuple[Array, ...] = (jnp.zeros_like(mean),) * 5
+    (total, first, second, slope, product), _ = jax.lax.scan(add_node, zeros, grid)
 
     valid = (variance > 0.0) & (total > 0.0) & jnp.isfinite(total)
     total = jnp.where(valid, total, jnp.nan)

@@ -113,7 +113,9 @@ def _tilted(half_line: _HalfLine, y: Array, mean: Array, variance: Array) -> _Ti
 
 
 @_tilted.defjvp
-def _tilted_jvp(half_line, primals, tangents):
+def _tilted_jvp(
+    half_line: _HalfLine, primals: tuple[Array, ...], tangents: tuple[Array, ...]
+) -> tuple[_Tilted, _Tilted]:
     """Every derivative is a cumulant, because ``Z`` solves the heat equation ``dZ/dv = (d^2 Z / d mean^2) / 2``."""
     y, mean, variance = primals
     _, mean_dot, variance_dot = tangents
@@ -270,8 +272,7 @@ class RectifiedLinearPoissonPotential(Potential):
         )
         mean = _check_inputs(count, variance, exposure, mean)
         if isinstance(power, int | float) and power == 1:
-            slope, constant, half_line = exposure, 0.0, half_line_moments
-            order = count
+            slope, constant, half_line, order = exposure, jnp.zeros_like(mean), half_line_moments, count
         else:
             # f^(py) e^(-pf) is the factor of a real count p y at p f, up to a constant.
             slope, half_line, order = exposure * power_array, trapezoid_half_line_moments, count * power_array

@@ -90,7 +90,7 @@ def _divide_by_complement(a: list, times: int) -> list:
 
 
 @functools.cache
-def _series_coefficients(num_terms: int) -> tuple[list, list, list, list]:
+def _series_coefficients(num_terms: int) -> tuple[list, ...]:
     r"""Polynomials of the asymptotic series: :math:`p_j`, :math:`d_j`, and two that make up :math:`e_j`.
 
     With :math:`r` the positive root of :math:`r^2 - xr - y`, :math:`q = r/s`, :math:`\bar q = 1 - q` and
@@ -122,10 +122,8 @@ def _series_coefficients(num_terms: int) -> tuple[list, list, list, list]:
         quotient = _divide_by_complement(integral, j)
         regular.append(quotient[j : 1 + max(i for i, c in enumerate(quotient) if c)])
         polar.append([0, *quotient[j - 1 :: -1]])
-    p, d, regular, polar = (
-        [[float(c) for c in poly] for poly in polys] for polys in (p[:num_terms], d, regular, polar)
-    )
-    return p, d, regular, polar
+    tables = ([[float(c) for c in poly] for poly in polys] for polys in (p[:num_terms], d, regular, polar))
+    return tuple(tables)
 
 
 def _horner(coefficients: list, x: Array) -> Array:
@@ -205,7 +203,7 @@ def _recursion(y: Array, x: Array, start: Array, start_share: Array, settings: _
     limit = jnp.where(lower, y + 1.0, y - 1.0)
     num_steps = settings.num_steps
 
-    def one_pass(i, carry):
+    def one_pass(i: Array, carry: tuple[Array, ...]) -> tuple[Array, ...]:
         u, kept, share, log_sum = carry
         product = jnp.ones_like(u)
         for j in range(_STEPS_PER_PASS):

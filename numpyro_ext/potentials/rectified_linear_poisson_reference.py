@@ -31,7 +31,7 @@ def recursion_moments(y: Array, mean: Array, variance: Array) -> tuple[Array, Ar
     m = mean - variance
     start = truncated_normal(m / scale)
 
-    def body(k, carry):
+    def body(k: Array, carry: tuple[Array, ...]) -> tuple[Array, ...]:
         slope, previous, log_sum = carry
         step = jnp.asarray(k, y.dtype)
         following = step / (m + variance * slope)
@@ -80,7 +80,7 @@ def trapezoid_half_line_moments(y: Array, mean: Array, variance: Array) -> HalfL
     left = jnp.where(bounded, jnp.minimum(left_count, left_square), left_count)
     step = (left + right) / (_NUM_NODES - 1)
 
-    def body(i, sums):
+    def body(i: Array, sums: tuple[Array, ...]) -> tuple[Array, ...]:
         u = -left + i * step
         z = jnp.expm1(u)
         weight = jnp.exp(-a * (z - u) - 0.5 * b * z * z)

@@ -65,11 +65,11 @@ def log_concave_mode(derivatives: Callable[[Array], tuple[Array, Array, Array]],
     far = jnp.minimum(jnp.where(jnp.isfinite(slope), variance * jnp.abs(slope), jnp.inf), 1e15 * (1.0 + jnp.abs(mean)))
     step = jnp.abs(slope) / (1.0 / variance - power * curvature)
 
-    def condition(state):
+    def condition(state: tuple[Array, ...]) -> Array:
         i, _, _, _, done = state
         return (i < _NUM_NEWTON_STEPS) & ~jnp.all(done)
 
-    def body(state):
+    def body(state: tuple[Array, ...]) -> tuple[Array, ...]:
         i, near, far, distance, done = state
         _, slope, curvature = derivatives(mean + sign * distance)
         slope = sign * power * slope - distance / variance
@@ -95,7 +95,7 @@ def log_concave_mode(derivatives: Callable[[Array], tuple[Array, Array, Array]],
         )
 
     start = jnp.where((step > 0.0) & (step < far), step, 0.5 * far)
-    state = (jnp.zeros((), jnp.int32), jnp.zeros_like(mean), far, start, jnp.zeros(mean.shape, bool))
+    state: tuple[Array, ...] = (jnp.zeros((), jnp.int32), jnp.zeros_like(mean), far, start, jnp.zeros(mean.shape, bool))
     return mean + sign * jax.lax.while_loop(condition, body, state)[3]
 
 
@@ -107,7 +107,7 @@ def _zoom(g: _LogDensity, lower: Array, upper: Array, num_rounds: int) -> Array:
     """Maximum on ``[lower, upper]`` of ``g``, which rises and then falls there: the best of nine points, repeatedly."""
     fractions = jnp.linspace(0.0, 1.0, _NUM_ZOOM_POINTS, dtype=lower.dtype)
 
-    def one_round(_, bounds):
+    def one_round(_: Array, bounds: tuple[Array, Array]) -> tuple[Array, Array]:
         lower, upper = bounds
         points = jax.vmap(lambda s: lower + s * (upper - lower))(fractions)
         best = jnp.argmax(_finite(jax.vmap(g)(points)), axis=0)[None]
@@ -197,7 +197,7 @@ def segments(g: _LogDensity, piece: Piece, cavity: Cavity, drop: float) -> Segme
     evaluate = jax.vmap(jax.vmap(g))
     num_halvings = 20.0 if jnp.finfo(mean.dtype).bits <= 32 else 46.0
 
-    def bisect(_, bounds):
+    def bisect(_: Array, bounds: tuple[Array, Array]) -> tuple[Array, Array]:
         near, far = bounds
         middle = 0.5 * (near + far)
         dropped = at_mode - evaluate(piece.mode + sides * room * jnp.exp2(-middle))
