@@ -42,7 +42,7 @@ __all__ = ["Info", "SolveInfo", "State", "init", "log_evidence", "posterior", "s
 Schedule = Literal["parallel", "sequential"]
 
 _MIN_STEP_SIZE = 1.0 / 64.0
-_GROWTH_OF_CHANGE = 1.5
+_FAST_DECREASE = 0.5
 _RECOVERY_OF_STEP = 1.25
 
 
@@ -93,19 +93,17 @@ class SolveInfo(NamedTuple):
 
 
 def init(form: LatentGaussian, *, space: Space = "auto") -> State:
-    """Sites to start from: none, unless some prior is flat.
+    """Sites to start from.
 
-    With a flat prior the sites alone must make the posterior proper. Each then matches its factor under a cavity
-    that knows nothing of the others: of variance one for log-concave factors, from which EP finds its way, and broad
-    for the others, so that a heavy-tailed factor starts at its datum.
+    A log-concave factor starts with the site that matches it under a cavity of variance one at the offset. The usual
+    start without sites lets all factors answer a broad prior at once, and with many rows per coefficient the parallel
+    sweeps then overshoot further each time. Other factors start without a site, unless some prior is flat and sites
+    must make the posterior proper: then under a broad cavity, where a heavy-tailed factor finds its datum.
     """
-    dtype = form.offset.dtype
-    zeros = jnp.zeros((form.num_rows,), dtype)
-    precision, shift = zeros, zeros
-    if any(isinstance(block, FlatPrior) for block in form.prior):
-        precision, shift = _initial_sites(form)
+    precision, shift = _initial_sites(form)
     marginals = _refresh(form, gaussian_prior(form, space), precision, shift)
-    return State(precision, shift, marginals, jnp.ones((), dtype), jnp.asarray(jnp.inf, dtype))
+    one = jnp.ones((), form.offset.dtype)
+    return State(precision, shift, marginals, one, jnp.inf * one)
 
 
 def step(
@@ -158,7 +156,7 @@ def solve(
     """Sweep until no marginal changes by more than ``tol``, in one compiled loop.
 
     The state may come from another form of the same shapes (warm start): its marginals are recomputed first, and if
-    its sites are improper under this form the run starts afresh.
+    its sites are improper under this form, which takes negative precisions, the run starts afresh.
 
     :param LatentGaussian form: the model.
     :param State state: where to start.
@@ -170,7 +168,8 @@ def solve(
     marginals = _refresh(form, prior, state.site_precision, state.site_shift)
     infinity = jnp.full_like(state.max_change, jnp.inf)
     state = State(state.site_precision, state.site_shift, marginals, jnp.full_like(infinity, 1.0 - damping), infinity)
-    state = lax.cond(_is_proper(marginals), lambda: state, lambda: init(form, space=space))
+    if not all(potential.is_log_concave for potential in form.potentials):
+        state = lax.cond(_is_proper(marginals), lambda: state, lambda: init(form, space=space))
     tol = jnp.maximum(tol, 100 * jnp.finfo(infinity.dtype).eps)
 
     def proceed(carry: tuple[State, Info, Array, Array]) -> Array:
@@ -322,8 +321,11 @@ def _step(
 
     next_size = size
     if adapt_damping:
-        grows = max_change > _GROWTH_OF_CHANGE * state.max_change
-        next_size = jnp.where(grows, 0.5 * size, jnp.minimum(_RECOVERY_OF_STEP * size, 1.0 - damping))
+        # Overshooting sites make the change grow or keep its size. A step that already converges is only lengthened
+        # while it does so quickly, or the next one would overshoot again.
+        is_fast = max_change < _FAST_DECREASE * state.max_change
+        next_size = jnp.where(is_fast, jnp.minimum(_RECOVERY_OF_STEP * size, 1.0 - damping), size)
+        next_size = jnp.where(max_change >= state.max_change, 0.5 * size, next_size)
     next_size = jnp.maximum(jnp.where(is_proper, next_size, 0.5 * size), _MIN_STEP_SIZE * (1.0 - damping))
     moved = State(precision, shift, marginals, next_size, max_change)
     kept = state._replace(step_size=next_size, max_change=max_change)
@@ -392,13 +394,15 @@ def _sweep_sequentially(
 
 def _initial_sites(form: LatentGaussian) -> tuple[Array, Array]:
     """Proper sites that match each factor under a cavity of its own; see :func:`init`."""
+    has_flat = any(isinstance(block, FlatPrior) for block in form.prior)
     sizes = [mask.shape[0] for mask in form.observed]
-    widths = np.repeat([1.0 if potential.is_log_concave else 1e6 for potential in form.potentials], sizes)
-    variance = jnp.asarray(widths, form.offset.dtype)
+    is_log_concave = np.repeat([potential.is_log_concave for potential in form.potentials], sizes)
+    variance = jnp.asarray(np.where(is_log_concave, 1.0, 1e6), form.offset.dtype)
     observed = jnp.concatenate(form.observed)
     moments = _tilted_moments(form, jnp.where(observed, form.offset, 0.0), variance, 1.0)
     precision, shift = moments.site_precision, moments.site_shift
     is_good = jnp.isfinite(precision) & jnp.isfinite(shift) & (precision > 0)
     precision = jnp.where(is_good, precision, 1.0 / variance)
     shift = jnp.where(is_good, shift, precision * form.offset)
-    return jnp.where(observed, precision, 0.0), jnp.where(observed, shift, 0.0)
+    starts = observed & (is_log_concave | has_flat)
+    return jnp.where(starts, precision, 0.0), jnp.where(starts, shift, 0.0)

@@ -59,7 +59,7 @@ def test_exact_on_gaussian_likelihood(space, options):
     noisy = covariance + 0.25 * np.eye(NUM)
     expected = multivariate_normal.logpdf(DATA, np.full(NUM, 0.3), noisy)
     gain = np.linalg.solve(noisy, covariance).T
-    assert info.converged and info.num_steps == 2
+    assert info.converged and info.num_steps <= 2
     np.testing.assert_allclose(info.objective, expected, rtol=1e-10)
     posterior = ep.posterior(form, state, space=space)
     mean, variance = posterior.predictor_moments()
@@ -308,6 +308,17 @@ def test_all_kinds_of_prior_and_a_flat_start():
     assert info.converged and other_info.converged and info.num_skipped == 0
     np.testing.assert_allclose(other_info.objective, info.objective, rtol=1e-9)
     np.testing.assert_allclose(other.marginals.mean, state.marginals.mean, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("variance", [1.0, 1e8])
+def test_many_rows_under_a_broad_prior_do_not_overshoot(variance):
+    """Started without sites, parallel sweeps diverge here: every row answers the whole prior by itself."""
+    rng = np.random.default_rng(0)
+    matrix = rng.normal(size=(2000, 5))
+    labels = (rng.logistic(size=2000) < matrix @ np.ones(5)).astype(float)
+    prior = (DiagonalPrior(jnp.full(5, variance)),)
+    _, info = fit(make_form(prior, DenseDesign(jnp.asarray(matrix)), (LogitPotential(jnp.asarray(labels)),)), tol=1e-8)
+    assert info.converged and info.num_steps < 20 and info.step_size == 1.0
 
 
 def test_unknown_schedule_is_refused():
