@@ -1,0 +1,97 @@
+"""Sweeps of expectation propagation that live on structure: crossed effects, and many small independent blocks."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_ext.linalg.design import SparseRows
+from numpyro_ext.linalg.prior import CovariancePrior, DiagonalPrior
+from numpyro_ext.potentials import ProbitPotential, RectifiedLinearPoissonPotential
+from numpyro_ext.structure.latent_gaussian import Blocks, LatentGaussian
+
+from .compilation import compile_function, compile_sweep
+from .results_table import Row, at_most
+
+NUM_ROWS, NUM_EFFECTS = 10**5, 2000
+BLOCK_COUNTS, BLOCK_SIZE = (10**4, 10**5), 5
+
+
+def crossed_effects() -> LatentGaussian:
+    """Persons who answer items: an intercept and two sets of effects, three entries a row."""
+    rng = np.random.default_rng(0)
+    person = rng.integers(0, NUM_EFFECTS // 2, NUM_ROWS)
+    item = rng.integers(NUM_EFFECTS // 2, NUM_EFFECTS, NUM_ROWS)
+    effects = rng.normal(size=NUM_EFFECTS)
+    y = rng.normal(size=NUM_ROWS) < effects[person] + effects[item]
+    columns = np.stack([np.zeros(NUM_ROWS, int), 1 + person, 1 + item], axis=-1)
+    return LatentGaussian(
+        prior=(DiagonalPrior(jnp.array([25.0])), DiagonalPrior(jnp.ones(NUM_EFFECTS))),
+        design=SparseRows(jnp.asarray(columns), jnp.ones((NUM_ROWS, 3)), NUM_EFFECTS + 1),
+        offset=jnp.zeros(NUM_ROWS),
+        potentials=(ProbitPotential(jnp.asarray(y, float)),),
+        observed=(jnp.ones(NUM_ROWS, bool),),
+        log_constant=jnp.zeros(()),
+        blocks=Blocks(jnp.arange(NUM_ROWS)[None], jnp.arange(NUM_EFFECTS + 1)[None]),
+    )
+
+
+def small_blocks(num_blocks: int) -> LatentGaussian:
+    """Independent short series of counts, each with a Gaussian process of its own."""
+    rng = np.random.default_rng(0)
+    size = num_blocks * BLOCK_SIZE
+    t = np.arange(float(BLOCK_SIZE))
+    covariance = 4.0 * np.exp(-0.5 * ((t[:, None] - t) / 2.0) ** 2) + 1e-6 * np.eye(BLOCK_SIZE)
+    index = jnp.arange(size).reshape(num_blocks, BLOCK_SIZE)
+    return LatentGaussian(
+        prior=(CovariancePrior(jnp.broadcast_to(covariance, (num_blocks, BLOCK_SIZE, BLOCK_SIZE))),),
+        design=SparseRows(jnp.arange(size)[:, None], jnp.ones((size, 1)), size),
+        offset=jnp.full((size,), 3.0),
+        potentials=(RectifiedLinearPoissonPotential(jnp.asarray(rng.poisson(3.0, size), float)),),
+        observed=(jnp.ones(size, bool),),
+        log_constant=jnp.zeros(()),
+        blocks=Blocks(index, index),
+    )
+
+
+def test_crossed_effects(race, results):
+    matrix = jnp.eye(NUM_EFFECTS) + 0.5 / NUM_EFFECTS
+    ours, floor = compile_sweep(crossed_effects()), compile_function(jnp.linalg.cholesky, matrix)
+    seconds, peer_seconds = race(ours.run, floor.run, rounds=5)
+    results.add(
+        Row(
+            item="EP sweep, crossed effects, 10⁵ rows, 2000 effects",
+            dtype="float64",
+            seconds=seconds,
+            peer="Cholesky, 2000 × 2000",
+            peer_seconds=peer_seconds,
+            figure="time ratio",
+            value=seconds / peer_seconds,
+            compile_seconds=ours.seconds,
+            peak_bytes=ours.peak_bytes,
+            peer_peak_bytes=floor.peak_bytes,
+            remark="A sweep needs the factor and its inverse, which is three times the work of the factor alone.",
+        )
+    )
+
+
+def test_small_blocks(race, results):
+    few, many = (compile_sweep(small_blocks(num_blocks)) for num_blocks in BLOCK_COUNTS)
+    seconds, peer_seconds = race(many.run, few.run, rounds=5)
+    growth = seconds / peer_seconds * BLOCK_COUNTS[0] / BLOCK_COUNTS[1]
+    results.add(
+        Row(
+            item="EP sweep, 10⁵ independent blocks of 5",
+            dtype="float64",
+            seconds=seconds,
+            peer="the same, 10⁴ blocks",
+            peer_seconds=peer_seconds,
+            figure="ratio of times per block",
+            value=growth,
+            target=at_most(1.5),
+            compile_seconds=many.seconds,
+            peak_bytes=many.peak_bytes,
+            peer_peak_bytes=few.peak_bytes,
+            remark="The cost is linear in the number of blocks; the target allows for what caches hold.",
+        )
+    )

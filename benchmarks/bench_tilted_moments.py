@@ -1,0 +1,103 @@
+"""Tilted moments of a million rectified-linear Poisson sites, with large counts and against quadrature."""
+
+from __future__ import annotations
+
+import math
+import time
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import integrate
+
+from numpyro_ext.potentials import rectified_linear_poisson_moments
+
+from .compilation import compile_function
+from .results_table import Row, at_least, at_most
+
+NUM_SITES = 10**6
+NUM_QUADRATURES = 300
+
+
+def cavities(count: int, dtype: type) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Counts, means and variances such that the data say less than, as much as, or more than the cavity."""
+    rng = np.random.default_rng(count)
+    variance = count * np.exp(rng.normal(size=NUM_SITES))
+    mean = count + 2.0 * math.sqrt(count) * rng.normal(size=NUM_SITES)
+    return np.full(NUM_SITES, count, dtype), mean.astype(dtype), variance.astype(dtype)
+
+
+def quadrature(count: float, mean: float, variance: float) -> tuple[float, float, float]:
+    """Log normaliser, mean and variance by three calls of ``quad``, scaled by the height of the mode."""
+    shifted = mean - variance
+    mode = 0.5 * (shifted + math.sqrt(shifted * shifted + 4.0 * variance * count))
+    reach = 12.0 / math.sqrt(1.0 / variance + count / mode**2)
+
+    def log_density(f: float) -> float:
+        return count * math.log(f) - f - 0.5 * (f - mean) ** 2 / variance
+
+    height = log_density(mode)
+
+    def moment(power: int) -> float:
+        lower, upper = max(mode - reach, 0.0), mode + reach
+        return integrate.quad(lambda f: (f - mode) ** power * math.exp(log_density(f) - height), lower, upper)[0]
+
+    total, first, second = moment(0), moment(1), moment(2)
+    first, second = first / total, second / total
+    log_z = math.log(total) + height - math.lgamma(count + 1.0) - 0.5 * math.log(2.0 * math.pi * variance)
+    return log_z, mode + first, second - first**2
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+def test_large_counts(race, results, dtype):
+    small, large = (
+        compile_function(rectified_linear_poisson_moments, *map(jnp.asarray, cavities(count, dtype)))
+        for count in (10, 1000)
+    )
+    seconds, peer_seconds = race(large.run, small.run, rounds=7)
+    results.add(
+        Row(
+            item="tilted moments, 10⁶ sites, y = 1000",
+            dtype=np.dtype(dtype).name,
+            seconds=seconds,
+            peer="the same, y = 10",
+            peer_seconds=peer_seconds,
+            figure="time ratio",
+            value=seconds / peer_seconds,
+            target=at_most(1.3),
+            compile_seconds=small.seconds,
+            peak_bytes=large.peak_bytes,
+            peer_peak_bytes=small.peak_bytes,
+        )
+    )
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+@pytest.mark.parametrize("count", [10, 1000])
+def test_quadrature(race, results, count, dtype):
+    arrays = cavities(count, dtype)
+    ours = compile_function(rectified_linear_poisson_moments, *map(jnp.asarray, arrays))
+    (seconds,) = race(ours.run, rounds=5)
+
+    sites = np.stack(arrays, axis=-1)[:NUM_QUADRATURES].astype(float).tolist()
+    start = time.perf_counter()
+    reference = np.array([quadrature(*site) for site in sites])
+    peer_seconds = (time.perf_counter() - start) * NUM_SITES / NUM_QUADRATURES
+
+    found = np.stack(ours.run(), axis=-1)[:NUM_QUADRATURES]
+    error = np.max(np.abs(found - reference) / np.maximum(np.abs(reference), 1.0))
+    results.add(
+        Row(
+            item=f"tilted moments, 10⁶ sites, y = {count}",
+            dtype=np.dtype(dtype).name,
+            seconds=seconds,
+            peer="scipy.integrate.quad",
+            peer_seconds=peer_seconds,
+            figure="speed-up",
+            value=peer_seconds / seconds,
+            target=at_least(1000),
+            compile_seconds=ours.seconds,
+            peak_bytes=ours.peak_bytes,
+            remark=f"Three integrals a site, timed on {NUM_QUADRATURES}; largest relative difference {error:.0e}.",
+        )
+    )

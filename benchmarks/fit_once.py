@@ -1,0 +1,124 @@
+"""One engine on one problem in a process of its own: ``python -m benchmarks.fit_once EP coal-mining``.
+
+Prints a JSON object: seconds of the first and of a second run, both up to 1000 draws in hand; the memory that they
+needed beyond the imports; and posterior means, standard deviations and effective sample sizes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import resource
+import sys
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from numpyro.diagnostics import effective_sample_size
+from numpyro.infer import MCMC, NUTS, init_to_median
+
+from numpyro_ext.datasets import load_coal_mining_counts
+from numpyro_ext.demo.compilation import stopwatch
+from numpyro_ext.infer import EP
+from numpyro_ext.models import cox_process, logistic_regression
+
+NUM_WARMUP, NUM_SAMPLES = 500, 1000
+# Whitened, the coal-mining posterior still takes trajectories of 2^5 to 2^6 leapfrog steps; the bound is not reached.
+MAX_TREE_DEPTH = 8
+# A run longer than this is not repeated: the warm time is its own less what JAX spent on compilation.
+LONG_RUN_SECONDS = 60.0
+
+
+class Problem(NamedTuple):
+    """A model, its arguments, and the site that is compared."""
+
+    model: Callable[..., None]
+    args: tuple[Any, ...]
+    site: str
+
+
+def coal_mining() -> Problem:
+    """The softplus Cox process of the demonstration: 100 bins, kernel and mean unknown."""
+    counts, centres = load_coal_mining_counts()
+    model = functools.partial(cox_process, nonlinearity="softplus", centered=False)
+    return Problem(model, (centres, counts), "f")
+
+
+def logistic() -> Problem:
+    """2000 rows and 50 columns."""
+    rng = np.random.default_rng(0)
+    X = rng.standard_normal((2000, 50))
+    y = rng.binomial(1, 1.0 / (1.0 + np.exp(-0.2 - X @ (0.3 * rng.standard_normal(50)))))
+    return Problem(logistic_regression, (X, y), "coefficients")
+
+
+PROBLEMS = {"coal-mining": coal_mining, "logistic": logistic}
+
+
+def fit_ep(problem: Problem) -> Callable[[int], tuple[Any, Any, None]]:
+    """A function of a seed that runs EP and returns mean and standard deviation of the site."""
+
+    def run(seed: int) -> tuple[Any, Any, None]:
+        engine = EP(problem.model, num_samples=NUM_SAMPLES, progress_bar=False)
+        engine.run(jax.random.key(seed), *problem.args)
+        jax.block_until_ready(engine.get_samples())
+        site = engine.posterior[problem.site]
+        return np.asarray(site.mean), np.sqrt(np.asarray(site.variance)), None
+
+    return run
+
+
+def fit_nuts(problem: Problem) -> Callable[[int], tuple[Any, Any, Any]]:
+    """As :func:`fit_ep`, with the effective sample size of every element."""
+    kernel = NUTS(problem.model, init_strategy=init_to_median(num_samples=1), max_tree_depth=MAX_TREE_DEPTH)
+    mcmc = MCMC(kernel, num_warmup=NUM_WARMUP, num_samples=NUM_SAMPLES, progress_bar=False)
+
+    def run(seed: int) -> tuple[Any, Any, Any]:
+        mcmc.run(jax.random.key(seed), *problem.args)
+        draws = np.asarray(jax.block_until_ready(mcmc.get_samples())[problem.site])
+        return draws.mean(0), draws.std(0), effective_sample_size(draws[None])
+
+    return run
+
+
+ENGINES = {"EP": fit_ep, "NUTS": fit_nuts}
+
+
+def peak_bytes() -> int:
+    """Largest resident size of this process so far."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else 1024 * peak
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("engine", choices=ENGINES)
+    parser.add_argument("problem", choices=PROBLEMS)
+    arguments = parser.parse_args()
+    jax.config.update("jax_enable_x64", True)
+    run = ENGINES[arguments.engine](PROBLEMS[arguments.problem]())
+    jax.block_until_ready(jax.numpy.zeros(1) + 1.0)
+
+    before = peak_bytes()
+    with stopwatch() as cold:
+        mean, deviation, effective = run(0)
+    warm_seconds = cold.without_compilation
+    if cold.total < LONG_RUN_SECONDS:
+        with stopwatch() as warm:
+            mean, deviation, effective = run(1)
+        warm_seconds = warm.total
+    result = {
+        "cold_seconds": cold.total,
+        "warm_seconds": warm_seconds,
+        "peak_bytes": peak_bytes() - before,
+        "mean": np.ravel(mean).tolist(),
+        "deviation": np.ravel(deviation).tolist(),
+        "effective_sample_size": None if effective is None else np.ravel(effective).tolist(),
+    }
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,163 @@
+"""The table of results that a run of the benchmarks leaves in ``benchmarks/results``."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import importlib.metadata
+import json
+import os
+import platform
+from pathlib import Path
+
+import jax
+
+__all__ = ["ResultsTable", "Row", "Target", "at_least", "at_most"]
+
+_PACKAGES = ("jax", "jaxlib", "numpy", "scipy", "numpyro", "statsmodels")
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """What a figure should be; a benchmark says whether it is, and never fails for it."""
+
+    limit: float
+    is_upper: bool
+
+    def is_met_by(self, figure: float) -> bool:
+        return figure <= self.limit if self.is_upper else figure >= self.limit
+
+    def __str__(self) -> str:
+        return f"{'≤' if self.is_upper else '≥'} {self.limit:g}"
+
+
+def at_most(limit: float) -> Target:
+    """Met up to ``limit``."""
+    return Target(limit, True)
+
+
+def at_least(limit: float) -> Target:
+    """Met from ``limit`` on."""
+    return Target(limit, False)
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One comparison. Seconds and bytes are those of one call, compilation apart unless the item says otherwise."""
+
+    item: str
+    dtype: str
+    seconds: float | None
+    peer: str
+    peer_seconds: float | None
+    figure: str
+    """What ``value`` is."""
+    value: float
+    target: Target | None = None
+    compile_seconds: float | None = None
+    peak_bytes: int | None = None
+    peer_peak_bytes: int | None = None
+    remark: str = ""
+
+    @property
+    def verdict(self) -> str:
+        if self.target is None:
+            return ""
+        return "met" if self.target.is_met_by(self.value) else "missed"
+
+
+class ResultsTable:
+    """Collects rows and writes them as Markdown, for people, and JSON."""
+
+    def __init__(self) -> None:
+        self._rows: list[Row] = []
+
+    def add(self, row: Row) -> None:
+        """Append a row, and print it for whoever watches."""
+        self._rows.append(row)
+        target = f" (target {row.target}: {row.verdict})" if row.target else ""
+        print(f"\n{row.item}, {row.dtype}: {row.figure} {row.value:.3g}{target} {row.remark}")
+
+    def write(self, folder: Path) -> None:
+        """Write ``<date>-<backend>.md`` and ``.json``; nothing if there is no row."""
+        if not self._rows:
+            return
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"{datetime.date.today().isoformat()}-{jax.default_backend()}"
+        environment = _environment()
+        path.with_suffix(".md").write_text(_to_markdown(self._rows, environment), encoding="utf-8")
+        rows = [
+            {**dataclasses.asdict(row), "target": str(row.target or ""), "verdict": row.verdict} for row in self._rows
+        ]
+        content = json.dumps({"environment": environment, "rows": rows}, indent=1, ensure_ascii=False)
+        path.with_suffix(".json").write_text(content + "\n", encoding="utf-8")
+
+
+def _environment() -> dict[str, str]:
+    environment = {
+        "date": datetime.date.today().isoformat(),
+        "backend": f"{jax.default_backend()} ({jax.devices()[0].device_kind})",
+        "processor": f"{_processor()}, {len(os.sched_getaffinity(0))} cores",
+        "memory": f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.0f} GiB",
+        "python": platform.python_version(),
+    }
+    return environment | {package: importlib.metadata.version(package) for package in _PACKAGES}
+
+
+def _processor() -> str:
+    information = Path("/proc/cpuinfo")
+    if information.exists():
+        for line in information.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()
+
+
+def _to_markdown(rows: list[Row], environment: dict[str, str]) -> str:
+    head = ["item", "dtype", "time", "peer", "its time", "figure", "target", "", "compiling", "memory", "peer's memory"]
+    cells = [head, ["---"] * len(head)]
+    remarks: list[str] = []
+    for row in rows:
+        mark = ""
+        if row.remark:
+            remarks.append(f"{len(remarks) + 1}. {row.remark}")
+            mark = f" [{len(remarks)}]"
+        cells.append(
+            [
+                row.item + mark,
+                row.dtype,
+                _time(row.seconds),
+                row.peer,
+                _time(row.peer_seconds),
+                f"{row.figure} {row.value:.3g}",
+                str(row.target or ""),
+                row.verdict,
+                _time(row.compile_seconds),
+                _size(row.peak_bytes),
+                _size(row.peer_peak_bytes),
+            ]
+        )
+    lines = [f"# Benchmarks, {environment['date']}", ""]
+    lines += [", ".join(f"{name} {value}" for name, value in environment.items() if name != "date") + ".", ""]
+    lines += [
+        "Times are the shortest of the rounds, taken in turns with the peer's. Memory is that of arguments, results",
+        "and temporaries of the compiled function; for whole fits it is what the process grew by after its imports.",
+        "",
+    ]
+    lines += ["| " + " | ".join(line) + " |" for line in cells]
+    return "\n".join([*lines, "", *remarks]).rstrip() + "\n"
+
+
+def _time(seconds: float | None) -> str:
+    if seconds is None:
+        return ""
+    for unit, size in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds / 1e-6:.3g} µs"
+
+
+def _size(count: int | None) -> str:
+    if count is None:
+        return ""
+    return f"{count / 2**20:.3g} MiB" if count >= 2**20 else f"{count / 2**10:.3g} KiB"
