@@ -327,6 +327,10 @@ class Engine(ArviZInterface):
         sites = {name: self.posterior[name] for name in names}
         print(format_summary(sites, self.hyper, self.log_evidence, self.diagnostics, prob))
 
+    def describe(self) -> str:
+        """How the model was read: the field, the hyperparameters, what each factor was recognised as, the design."""
+        return self._finished().reading.describe()
+
     # Prediction
 
     def log_predictive(self, *args: Any, **kwargs: Any) -> dict[str, Array]:
