@@ -26,10 +26,10 @@ class Stopwatch:
         return self.total - self.compiling
 
 
-def _listen(event: str, duration: float, **_: object) -> None:
+def _listen(event: str, duration_secs: float, **_: str | int) -> None:
     if event in _EVENTS:
         for watch in _running:
-            watch.compiling += duration
+            watch.compiling += duration_secs
 
 
 jax.monitoring.register_event_duration_secs_listener(_listen)

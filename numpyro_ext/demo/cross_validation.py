@@ -1,4 +1,4 @@
-"""Table 2.3 and Fig. 2.6 of Ko (2017): 10-fold cross-validation of the three non-linearities, five draws of the folds."""
+"""Table 2.3 and Fig. 2.6 of Ko (2017): 10-fold cross-validation of three non-linearities, five draws of the folds."""
 
 from __future__ import annotations
 

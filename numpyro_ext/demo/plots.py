@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.ticker import MaxNLocator
 
 from ..datasets import EventCounts
 
@@ -84,7 +85,7 @@ def plot_cross_validation(scores: Mapping[str, np.ndarray], path: Path) -> None:
     for nonlinearity, values in scores.items():
         axis.plot(np.arange(1, len(values) + 1), values, "o-", color=_COLOURS[nonlinearity], label=nonlinearity)
     axis.set(xlabel="draw of the folds", ylabel="mean −log P(held-out count)")
-    axis.xaxis.get_major_locator().set_params(integer=True)
+    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     axis.legend(frameon=False, fontsize=9)
     _despine(axis)
     axis.set_title("10-fold cross-validation, lower is better", loc="left", fontsize=11)

@@ -7,6 +7,7 @@ import dataclasses
 import jax
 from jax import Array
 
+from ..linalg.coefficient_space import CoefficientPosterior
 from ..linalg.linear_gaussian import LinearGaussian, LinearGaussianPosterior, Space, linear_gaussian
 from ..structure.latent_gaussian import AffineMap, LatentGaussian
 
@@ -104,6 +105,7 @@ class GaussianPosterior:
         else:
             whole = self
         posterior = whole.condition("coefficient")
+        assert isinstance(posterior, CoefficientPosterior)  # asked for by name
         return posterior.scale_tril()
 
 

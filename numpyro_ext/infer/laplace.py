@@ -115,11 +115,11 @@ def solve(
     prior = gaussian_prior(form, space)
     infinity = jnp.full_like(state.gradient_norm, jnp.inf)
     state = State(state.coordinates, prior.predictor(state.coordinates), infinity, infinity)
-    tol = jnp.maximum(tol, 2.0 * jnp.sqrt(jnp.finfo(infinity.dtype).eps))
+    bound = jnp.maximum(tol, 2.0 * jnp.sqrt(jnp.finfo(infinity.dtype).eps))
 
     def proceed(carry: tuple[State, Array, Array, Array]) -> Array:
         state, _, count, moved = carry
-        return (count < num_steps) & ~(state.gradient_norm < tol) & moved
+        return (count < num_steps) & ~(state.gradient_norm < bound) & moved
 
     def advance(carry: tuple[State, Array, Array, Array]) -> tuple[State, Array, Array, Array]:
         state, trace, count, _ = carry
@@ -136,7 +136,7 @@ def solve(
         # Newton's decrement also vanishes where factors saturate on the way to infinity (separated classes), but then
         # at the rate exp(-1/2) a step, and not quadratically as at a maximum.
         is_proper &= ~(state.gradient_norm > _SLOWEST_DECREASE * state.previous_norm)
-    converged = (state.gradient_norm < tol) & jnp.isfinite(objective) & is_proper
+    converged = (state.gradient_norm < bound) & jnp.isfinite(objective) & is_proper
     return state, SolveInfo(converged, count, objective, trace, state.gradient_norm, is_proper)
 
 

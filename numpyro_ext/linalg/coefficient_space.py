@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -61,13 +61,14 @@ class CoefficientSpace:
     """
 
     whitened: WhitenedPrior
-    design: Design
+    design: Any
+    """The design: sparse rows in the sparse case."""
     rows: Array
     columns: Array
-    factor: Array | None
-    """:math:`F` block by block, shape ``(b, n, n)``; absent in the sparse case."""
-    matrix: Array | None
-    """:math:`X` block by block, shape ``(b, m, n)``; absent in the sparse case."""
+    factor: Any
+    """:math:`F` block by block, shape ``(b, n, n)``; None in the sparse case."""
+    matrix: Any
+    """:math:`X` block by block, shape ``(b, m, n)``; None in the sparse case."""
     precision: Array
     """Prior precision of :math:`w` block by block, shape ``(b, n, n)``; one on the diagonal at padding."""
     is_sparse: bool = dataclasses.field(metadata={"static": True})

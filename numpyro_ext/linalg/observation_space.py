@@ -99,7 +99,7 @@ class ObservationSpace:
         root = safe_sqrt(precision)
         gram = root[:, :, None] * self.covariance * root[:, None, :]
         factor = cholesky(gram + jnp.eye(gram.shape[-1], dtype=gram.dtype))
-        positive = ObservationPosterior(self, precision, shift, root, factor, None)
+        positive = ObservationPosterior(self, precision, shift, root, factor, jnp.zeros_like(shift))
         if not self.is_signed:
             return dataclasses.replace(positive, coordinates=positive.reduce_shift(shift))
         gain = positive.whitened_gain()
@@ -135,7 +135,7 @@ class ObservationPosterior:
     site_shift: Array
     root: Array
     factor: Array
-    coordinates: Array | None
+    coordinates: Array
     """:math:`a` with posterior mean :math:`E[h] = K a`, shape ``(b, m)``."""
     negative: NegativeStage | None = None
 

@@ -127,6 +127,20 @@ class FlatPrior:
         """Zero: the density is one everywhere."""
         return jnp.zeros((), e.dtype)
 
+    def covariance_part(self) -> Array:
+        """Refused: a flat prior has no covariance.
+
+        :raises ValueError: always.
+        """
+        raise ValueError("a flat prior has no covariance: condition in the space of the unknowns.")
+
+    def scale_part(self) -> Array:
+        """Refused like :meth:`covariance_part`.
+
+        :raises ValueError: always.
+        """
+        return self.covariance_part()
+
     def is_valid(self) -> Array:
         """True: there is no parameter."""
         return jnp.asarray(True)

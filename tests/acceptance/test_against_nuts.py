@@ -76,7 +76,9 @@ def _cases() -> dict[str, Case]:
         "exponential": {"scale": 0.7, "length": 12.0, "mean": 2.0},
     }.items():
         model = partial(cox_process, nonlinearity=name)
-        cases[f"coal, {name}"] = Case(model, partial(model, centered=False), (data.centres, data.counts), hyper, "f", "counts")
+        cases[f"coal, {name}"] = Case(
+            model, partial(model, centered=False), (data.centres, data.counts), hyper, "f", "counts"
+        )
     return cases
 
 
@@ -104,7 +106,8 @@ def test_marginals_and_loo(name: str) -> None:
     assert np.max(np.abs(sd / spread - 1.0)) < 0.1
 
     pointwise = [
-        log_likelihood(m, engine.get_samples(), *case.args)[case.observed] for m, engine in ((model, ep), (for_nuts, mcmc))
+        log_likelihood(m, engine.get_samples(), *case.args)[case.observed]
+        for m, engine in ((model, ep), (for_nuts, mcmc))
     ]
     loo = [psis_loo(np.asarray(p)) for p in pointwise]
     assert abs(loo[0] - loo[1]) < 0.5
