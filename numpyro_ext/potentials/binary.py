@@ -21,6 +21,16 @@ def _signs(label: Array, dtype: jnp.dtype) -> Array:
     return 2.0 * jnp.asarray(label).astype(dtype) - 1.0
 
 
+def _sigmoids(logit: Array) -> tuple[Array, Array, Array]:
+    """``log sigmoid(x)``, ``sigmoid(x)`` and ``sigmoid(-x)`` from one exponential."""
+    decayed = jnp.exp(-jnp.abs(logit))
+    larger = 1.0 / (1.0 + decayed)
+    smaller = decayed * larger
+    positive = logit >= 0.0
+    log_sigmoid = jnp.minimum(logit, 0.0) - jnp.log1p(decayed)
+    return log_sigmoid, jnp.where(positive, larger, smaller), jnp.where(positive, smaller, larger)
+
+
 @potential
 class ProbitPotential(Potential):
     r"""Label one with probability :math:`\Phi(\eta)`.
@@ -83,8 +93,8 @@ class LogitPotential(Potential):
     def derivatives(self, eta: ArrayLike) -> tuple[Array, Array, Array]:
         eta = jnp.asarray(eta)
         sign = _signs(self.label, eta.dtype)
-        wrong, right = jax.nn.sigmoid(-sign * eta), jax.nn.sigmoid(sign * eta)
-        return jax.nn.log_sigmoid(sign * eta), sign * wrong, -wrong * right
+        log_right, right, wrong = _sigmoids(sign * eta)
+        return log_right, sign * wrong, -wrong * right
 
 
 @potential
@@ -109,5 +119,7 @@ class BinomialLogitPotential(Potential):
     def derivatives(self, eta: ArrayLike) -> tuple[Array, Array, Array]:
         eta = jnp.asarray(eta)
         count, total = jnp.asarray(self.count, eta.dtype), jnp.asarray(self.total, eta.dtype)
-        up, down = jax.nn.sigmoid(eta), jax.nn.sigmoid(-eta)
-        return self.log_density(eta), count * down - (total - count) * up, -total * up * down
+        log_up, up, down = _sigmoids(eta)
+        # log sigmoid(-eta) = log sigmoid(eta) - eta.
+        value = log_binomial_coefficient(total, count) + total * log_up - (total - count) * eta
+        return value, count * down - (total - count) * up, -total * up * down

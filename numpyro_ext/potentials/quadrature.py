@@ -113,26 +113,28 @@ def _tilted_moments(
     highest = jnp.take_along_axis(pieces.mode, jnp.argmax(heights, axis=0)[None], axis=0)[0]
     height = jnp.max(heights, axis=0)
     height = jnp.where(jnp.isfinite(height), height, 0.0)
-    ones, moved = jnp.ones_like(mean), mean - origin
+    moved = mean - origin
 
     def add_node(sums: tuple[Array, ...], node: tuple[Array, Array]) -> tuple[tuple[Array, ...], None]:
         position, weight = node
-        w = length * position
-        x = center + scale * jnp.sinh(w)
-        measure = weight * length * jnp.abs(scale) * jnp.cosh(w)
-        value, slope = jax.vmap(lambda x: jax.jvp(potential.log_density, (origin + x,), (ones,)))(x)
+        growth = jnp.exp(length * position)
+        x = center + (0.5 * scale) * (growth - 1.0 / growth)
+        measure = (0.5 * weight * length) * jnp.abs(scale) * (growth + 1.0 / growth)
+        value, slope = jax.vmap(lambda x: _value_and_slope(potential, origin + x))(x)
         density = measure * jnp.exp(power * value - 0.5 * jnp.square(x - moved) / variance - height)
         # A segment without length contributes nothing, whatever the factor is there.
         density = jnp.where(measure > 0.0, density, 0.0)
         slope = jnp.where(density > 0.0, power * slope, 0.0)
         distance = x - highest
         terms = (density, density * distance, density * distance**2, density * slope, density * slope * distance)
-        return tuple(total + jnp.sum(term, axis=0) for total, term in zip(sums, terms, strict=True)), None
+        return tuple(total + term for total, term in zip(sums, terms, strict=True)), None
 
     nodes, weights = np.polynomial.legendre.leggauss(num_nodes)
     grid = jnp.asarray(0.5 * (nodes + 1.0), mean.dtype), jnp.asarray(0.5 * weights, mean.dtype)
-    zeros: tuple[Array, ...] = (jnp.zeros_like(mean),) * 5
-    (total, first, second, slope, product), _ = jax.lax.scan(add_node, zeros, grid)
+    # The segments are added up at the end: a reduction inside the loop would cost more than the factor.
+    zeros: tuple[Array, ...] = (jnp.zeros_like(center),) * 5
+    sums, _ = jax.lax.scan(add_node, zeros, grid)
+    total, first, second, slope, product = (jnp.sum(value, axis=0) for value in sums)
 
     valid = (variance > 0.0) & (total > 0.0) & jnp.isfinite(total)
     total = jnp.where(valid, total, jnp.nan)
@@ -140,6 +142,14 @@ def _tilted_moments(
     log_z = height + jnp.log(total) - 0.5 * (_LOG_2PI + jnp.log(variance))
     shift = highest + first - moved
     return _with_site(log_z, shift, second - first**2, slope, first * slope - product, Cavity(mean, variance))
+
+
+def _value_and_slope(potential: Potential, eta: Array) -> tuple[Array, Array]:
+    """Log density and its slope, from the closed form if the family has one."""
+    if type(potential).derivatives is not Potential.derivatives:
+        value, slope, _ = potential.derivatives(eta)
+        return value, slope
+    return jax.jvp(potential.log_density, (eta,), (jnp.ones_like(eta),))
 
 
 def _with_site(

@@ -16,7 +16,7 @@ from jax import Array
 __all__ = ["Cavity", "Piece", "Segments", "log_concave_mode", "segments", "two_pieces"]
 
 _NUM_NEWTON_STEPS = 60
-_NUM_BISECTIONS = 10
+_NUM_BISECTIONS = 8
 _NUM_SCALES = 22
 _NUM_ZOOM_POINTS = 9
 
