@@ -42,7 +42,7 @@ __all__ = ["Info", "SolveInfo", "State", "init", "log_evidence", "posterior", "s
 Schedule = Literal["parallel", "sequential"]
 
 _MIN_STEP_SIZE = 1.0 / 64.0
-_FAST_DECREASE = 0.5
+_SLOW_DECREASE = 0.8
 _RECOVERY_OF_STEP = 1.25
 
 
@@ -59,6 +59,8 @@ class State(NamedTuple):
     """Fraction of the way to the proposed sites that the next sweep goes."""
     max_change: Array
     """Of the sweep that led here; infinite at the start."""
+    last_move: Array
+    """How the marginals changed in that sweep, in their own units: means then variances, shape ``(2 num_rows,)``."""
 
 
 class Info(NamedTuple):
@@ -103,7 +105,7 @@ def init(form: LatentGaussian, *, space: Space = "auto") -> State:
     precision, shift = _initial_sites(form)
     marginals = _refresh(form, gaussian_prior(form, space), precision, shift)
     one = jnp.ones((), form.offset.dtype)
-    return State(precision, shift, marginals, one, jnp.inf * one)
+    return State(precision, shift, marginals, one, jnp.inf * one, jnp.zeros((2 * form.num_rows,), one.dtype))
 
 
 def step(
@@ -130,7 +132,7 @@ def step(
     :param LatentGaussian form: the model.
     :param State state: sites, with marginals that belong to ``form``.
     :param float damping: fraction of the old natural parameters that is kept, in ``[0, 1)``.
-    :param bool adapt_damping: whether to damp more while the change grows from sweep to sweep.
+    :param bool adapt_damping: whether to damp more where successive sweeps undo each other without dying out.
     :param float power: fraction of a factor that is replaced at a time, ``1`` for EP; below one, fractional EP.
     :param str schedule: ``"parallel"`` or ``"sequential"``.
     :param str space: where to do the algebra; see :func:`~numpyro_ext.linalg.linear_gaussian.choose_space`.
@@ -167,14 +169,19 @@ def solve(
     prior = gaussian_prior(form, space)
     marginals = _refresh(form, prior, state.site_precision, state.site_shift)
     infinity = jnp.full_like(state.max_change, jnp.inf)
-    state = State(state.site_precision, state.site_shift, marginals, jnp.full_like(infinity, 1.0 - damping), infinity)
+    state = state._replace(
+        marginals=marginals,
+        step_size=jnp.full_like(infinity, 1.0 - damping),
+        max_change=infinity,
+        last_move=jnp.zeros_like(state.last_move),
+    )
     if not all(potential.is_log_concave for potential in form.potentials):
         state = lax.cond(_is_proper(marginals), lambda: state, lambda: init(form, space=space))
-    tol = jnp.maximum(tol, 100 * jnp.finfo(infinity.dtype).eps)
+    bound = jnp.maximum(tol, 100 * jnp.finfo(infinity.dtype).eps)
 
     def proceed(carry: tuple[State, Info, Array, Array]) -> Array:
         state, _, trace, count = carry
-        return (count < num_steps) & ~(state.max_change < tol) & _is_proper(state.marginals)
+        return (count < num_steps) & ~(state.max_change < bound) & _is_proper(state.marginals)
 
     def sweep(carry: tuple[State, Info, Array, Array]) -> tuple[State, Info, Array, Array]:
         state, _, trace, count = carry
@@ -187,7 +194,7 @@ def solve(
     state, info, trace, count = lax.while_loop(proceed, sweep, (state, start, trace, jnp.asarray(0)))
     objective = _objective(form, state, _tilt(form, state, power), power)
     objective = jnp.where(is_valid_prior(form.prior), objective, jnp.nan)
-    converged = (state.max_change < tol) & jnp.isfinite(objective)
+    converged = (state.max_change < bound) & jnp.isfinite(objective)
     return state, SolveInfo(
         converged, count, objective, trace, info.max_change, info.num_skipped, info.skipped, info.step_size
     )
@@ -208,7 +215,7 @@ def log_evidence(form: LatentGaussian, state: State, *, power: float = 1.0, spac
     """
     precision, shift = lax.stop_gradient((state.site_precision, state.site_shift))
     marginals = _refresh(form, gaussian_prior(form, space), precision, shift)
-    state = State(precision, shift, marginals, state.step_size, state.max_change)
+    state = state._replace(site_precision=precision, site_shift=shift, marginals=marginals)
     value = _objective(form, state, _tilt(form, state, power), power)
     return jnp.where(lax.stop_gradient(is_valid_prior(form.prior)), value, jnp.nan)
 
@@ -269,6 +276,7 @@ def _objective(form: LatentGaussian, state: State, tilted: _Tilted, power: Array
     The part of site ``i`` is the log integral of the cavity times the site, which with :math:`c = 1 - \tau v` is
     :math:`-\frac12(\tau m^2 - 2 \nu m + v \nu^2)/c + \frac12 \log c` at marginal mean ``m`` and variance ``v``.
     """
+    power = jnp.asarray(power)
     mean, variance, ratio, log_partition = state.marginals
     tau = power * state.site_precision
     nu = power * state.site_shift - tau * form.offset
@@ -317,17 +325,18 @@ def _step(
         raise ValueError(f"Unknown schedule {schedule!r}: expected 'parallel' or 'sequential'.")
     marginals = _refresh(form, prior, precision, shift)
     is_proper = _is_proper(marginals) & ~_loses_cavity(tilted.observed, state.marginals, marginals, power)
-    max_change = jnp.where(is_proper, _max_change(state.marginals, marginals) / size, jnp.inf)
+    move = _move(state.marginals, marginals) / size
+    max_change = jnp.where(is_proper, jnp.max(jnp.abs(move)), jnp.inf)
 
     next_size = size
     if adapt_damping:
-        # Overshooting sites make the change grow or keep its size. A step that already converges is only lengthened
-        # while it does so quickly, or the next one would overshoot again.
-        is_fast = max_change < _FAST_DECREASE * state.max_change
-        next_size = jnp.where(is_fast, jnp.minimum(_RECOVERY_OF_STEP * size, 1.0 - damping), size)
-        next_size = jnp.where(max_change >= state.max_change, 0.5 * size, next_size)
+        # A sweep that turns back on the one before has overshot, which calls for damping unless the turns die out.
+        along = jnp.sum(move * state.last_move)
+        overshoots = (along < 0) & (max_change > _SLOW_DECREASE * state.max_change)
+        longer = jnp.minimum(_RECOVERY_OF_STEP * size, 1.0 - damping)
+        next_size = jnp.where(overshoots, 0.5 * size, jnp.where(along > 0, longer, size))
     next_size = jnp.maximum(jnp.where(is_proper, next_size, 0.5 * size), _MIN_STEP_SIZE * (1.0 - damping))
-    moved = State(precision, shift, marginals, next_size, max_change)
+    moved = State(precision, shift, marginals, next_size, max_change, move)
     kept = state._replace(step_size=next_size, max_change=max_change)
     state = jax.tree.map(lambda new, old: jnp.where(is_proper, new, old), moved, kept)
     return state, Info(objective, max_change, jnp.sum(skipped), skipped, size)
@@ -337,17 +346,18 @@ def _loses_cavity(observed: Array, old: Marginals, new: Marginals, power: ArrayL
     """Whether a sweep leaves some factor without a proper cavity that had one: its site could never move again."""
 
     def has_cavity(marginals: Marginals) -> Array:
-        return (1.0 - power) + power * marginals.cavity_ratio > 0
+        return 1.0 - jnp.asarray(power) * (1.0 - marginals.cavity_ratio) > 0
 
     return jnp.any(observed & (new.variance > 0) & has_cavity(old) & ~has_cavity(new))
 
 
-def _max_change(old: Marginals, new: Marginals) -> Array:
+def _move(old: Marginals, new: Marginals) -> Array:
+    """Change of the means in standard deviations, then of the variances relative to themselves."""
     is_free = new.variance > 0
     variance = jnp.where(is_free, new.variance, 1.0)
-    mean_change = jnp.abs(new.mean - old.mean) / jnp.sqrt(variance)
-    change = jnp.maximum(mean_change, jnp.abs(new.variance - old.variance) / variance)
-    return jnp.max(jnp.where(is_free, change, 0.0))
+    mean_change = jnp.where(is_free, (new.mean - old.mean) / jnp.sqrt(variance), 0.0)
+    variance_change = jnp.where(is_free, (new.variance - old.variance) / variance, 0.0)
+    return jnp.concatenate([mean_change, variance_change])
 
 
 def _sweep_sequentially(
@@ -397,7 +407,7 @@ def _initial_sites(form: LatentGaussian) -> tuple[Array, Array]:
     has_flat = any(isinstance(block, FlatPrior) for block in form.prior)
     sizes = [mask.shape[0] for mask in form.observed]
     is_log_concave = np.repeat([potential.is_log_concave for potential in form.potentials], sizes)
-    variance = jnp.asarray(np.where(is_log_concave, 1.0, 1e6), form.offset.dtype)
+    variance = jnp.asarray(np.where(is_log_concave, 1.0, 1e12), form.offset.dtype)
     observed = jnp.concatenate(form.observed)
     moments = _tilted_moments(form, jnp.where(observed, form.offset, 0.0), variance, 1.0)
     precision, shift = moments.site_precision, moments.site_shift
