@@ -321,6 +321,16 @@ def test_many_rows_under_a_broad_prior_do_not_overshoot(variance):
     assert info.converged and info.num_steps < 20 and info.step_size == 1.0
 
 
+def test_heavy_tailed_regression_starts_at_its_data():
+    """Flat prior, factors on a scale far from one: the start must carry the location and the scale of the data."""
+    rng = np.random.default_rng(0)
+    matrix = rng.normal(size=(2000, 5))
+    data = 1e3 * (matrix @ np.arange(5.0) + rng.standard_t(2.0, size=2000))
+    factors = (StudentTPotential(jnp.asarray(data), 1e3, 2.0),)
+    _, info = fit(make_form((FlatPrior(5),), DenseDesign(jnp.asarray(matrix)), factors), tol=1e-8)
+    assert info.converged and info.num_steps < 10
+
+
 def test_unknown_schedule_is_refused():
     form = probit_and_counts()
     with pytest.raises(ValueError, match="Unknown schedule 'random'"):
