@@ -1,8 +1,9 @@
 """Scalar factors ``t(eta)`` of a model: log densities, tilted moments and derivatives, elementwise and in pure JAX."""
 
-from .base import Potential, TiltedMoments, potential
+from .base import ExpectedLogDensity, Potential, TiltedMoments, potential
 from .binary import BinomialLogitPotential, LogitPotential, ProbitPotential
 from .elementwise import ElementwisePotential, TemperedPotential
+from .expectation import expected_log_density
 from .gaussian import GaussianPotential
 from .laplace import LaplacePotential
 from .negative_binomial import NegativeBinomialExpPotential, NegativeBinomialLogitPotential
@@ -15,6 +16,7 @@ from .student_t import StudentTPotential
 __all__ = [
     "BinomialLogitPotential",
     "ElementwisePotential",
+    "ExpectedLogDensity",
     "GaussianPotential",
     "LaplacePotential",
     "LogitPotential",
@@ -30,6 +32,7 @@ __all__ = [
     "TiltedMoments",
     "TruncatedNormal",
     "erfcx",
+    "expected_log_density",
     "gaussian_expectation",
     "inverse_mills_ratio",
     "log_ndtr",

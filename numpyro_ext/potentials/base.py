@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike
 
-__all__ = ["Potential", "TiltedMoments", "potential"]
+__all__ = ["ExpectedLogDensity", "Potential", "TiltedMoments", "potential"]
 
 
 class TiltedMoments(NamedTuple):
@@ -31,6 +31,20 @@ class TiltedMoments(NamedTuple):
     """:math:`1/\\hat v - 1/v`: the precision that moment matching asks of the site."""
     site_shift: Array
     """:math:`\\hat\\mu/\\hat v - \\mu/v`: the precision times mean that moment matching asks of the site."""
+
+
+class ExpectedLogDensity(NamedTuple):
+    r"""Gaussian expectation :math:`f(m, v) = E_{N(\eta \mid m, v)} \log t(\eta)` of a log factor, or a lower bound.
+
+    The slopes are stored beside the value because a variational site is made of them: its precision is
+    :math:`-2\, \partial f / \partial v`.
+    """
+
+    value: Array
+    mean_slope: Array
+    """:math:`\\partial f / \\partial m`, which is :math:`E\\, (\\log t)'` for the expectation itself."""
+    variance_slope: Array
+    """:math:`\\partial f / \\partial v`, which is :math:`\\tfrac12 E\\, (\\log t)''` for the expectation itself."""
 
 
 class Potential:
@@ -60,6 +74,16 @@ class Potential:
         from .quadrature import tilted_moments
 
         return tilted_moments(self, mean, variance, power)
+
+    def expected_log_density(self, mean: ArrayLike, variance: ArrayLike) -> ExpectedLogDensity:
+        r"""Gaussian expectation of the log factor and its slopes, by quadrature unless there is a closed form.
+
+        :param ArrayLike mean: means :math:`m` of the predictor.
+        :param ArrayLike variance: variances :math:`v` of the predictor.
+        """
+        from .expectation import expected_log_density
+
+        return expected_log_density(self, mean, variance)
 
     def derivatives(self, eta: ArrayLike) -> tuple[Array, Array, Array]:
         r"""Value, first and second derivative of :math:`\log t_i` at ``eta``, elementwise."""
