@@ -1,6 +1,6 @@
 """Scalar factors ``t(eta)`` of a model: log densities, tilted moments and derivatives, elementwise and in pure JAX."""
 
-from .base import ExpectedLogDensity, Potential, TiltedMoments, potential
+from .base import ExpectedLogDensity, LogisticTerms, Potential, TiltedMoments, potential
 from .binary import BinomialLogitPotential, LogitPotential, ProbitPotential
 from .elementwise import ElementwisePotential, TemperedPotential
 from .expectation import expected_log_density
@@ -19,6 +19,7 @@ __all__ = [
     "ExpectedLogDensity",
     "GaussianPotential",
     "LaplacePotential",
+    "LogisticTerms",
     "LogitPotential",
     "NegativeBinomialExpPotential",
     "NegativeBinomialLogitPotential",

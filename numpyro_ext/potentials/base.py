@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike
 
-__all__ = ["ExpectedLogDensity", "Potential", "TiltedMoments", "potential"]
+__all__ = ["ExpectedLogDensity", "LogisticTerms", "Potential", "TiltedMoments", "potential"]
 
 
 class TiltedMoments(NamedTuple):
@@ -45,6 +45,33 @@ class ExpectedLogDensity(NamedTuple):
     """:math:`\\partial f / \\partial m`, which is :math:`E\\, (\\log t)'` for the expectation itself."""
     variance_slope: Array
     """:math:`\\partial f / \\partial v`, which is :math:`\\tfrac12 E\\, (\\log t)''` for the expectation itself."""
+
+
+class LogisticTerms(NamedTuple):
+    r"""A log factor that is linear but for logistic log-partitions with weights of one sign:
+
+    .. math:: \log t(\eta) = \text{constant} + \text{linear}\;\eta
+        - \sum_j \text{weight}_j \log(1 + e^{\text{slope}_j \eta + \text{offset}_j}), \quad \text{weight}_j \ge 0.
+
+    An upper bound of the Gaussian expectation of :math:`\log(1 + e^x)` gives a lower bound of that of the factor. The
+    weights, slopes and offsets have the terms on their first axis; the axes after it, and those of ``constant`` and
+    ``linear``, broadcast against ``eta``.
+    """
+
+    constant: Array
+    linear: Array
+    weights: Array
+    """Non-negative, shape ``(num_terms, ...)``."""
+    slopes: Array
+    """Shape ``(num_terms, ...)``."""
+    offsets: Array
+    """Shape ``(num_terms, ...)``."""
+
+    def log_density(self, eta: ArrayLike) -> Array:
+        """The log factor that the terms describe, elementwise."""
+        eta = jnp.asarray(eta)
+        parts = jax.vmap(lambda n, a, b: n * jax.nn.softplus(a * eta + b))(self.weights, self.slopes, self.offsets)
+        return self.constant + self.linear * eta - jnp.sum(parts, axis=0)
 
 
 class Potential:
@@ -84,6 +111,21 @@ class Potential:
         from .expectation import expected_log_density
 
         return expected_log_density(self, mean, variance)
+
+    def has_finite_expectation(self) -> Array:
+        """Which factors have a finite Gaussian expectation of their logarithm, as booleans that broadcast.
+
+        A factor that is zero on part of the line has none, and no variational Gaussian posterior. Functions that are
+        not known are assumed to have one.
+        """
+        return jnp.asarray(True)
+
+    def logistic_terms(self) -> LogisticTerms | None:
+        """The factor as a linear function minus logistic log-partitions, or ``None`` if the family is not of that form.
+
+        What has such terms can be served by a local variational bound: see :class:`BoundedPotential`.
+        """
+        return None
 
     def derivatives(self, eta: ArrayLike) -> tuple[Array, Array, Array]:
         r"""Value, first and second derivative of :math:`\log t_i` at ``eta``, elementwise."""

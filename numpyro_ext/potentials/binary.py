@@ -9,7 +9,8 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike
 
-from .base import Potential, TiltedMoments, potential
+from .base import LogisticTerms, Potential, TiltedMoments, potential
+from .logistic_terms import two_sided_terms
 from .normal import TruncatedNormal, log_ndtr, truncated_normal
 from .stirling import log_binomial_coefficient
 
@@ -96,6 +97,16 @@ class LogitPotential(Potential):
         log_right, right, wrong = _sigmoids(sign * eta)
         return log_right, sign * wrong, -wrong * right
 
+    def logistic_terms(self) -> LogisticTerms:
+        sign = _signs(self.label, jnp.result_type(self.label, float))
+        return LogisticTerms(
+            jnp.zeros_like(sign),
+            jnp.zeros_like(sign),
+            jnp.ones_like(sign)[None],
+            -sign[None],
+            jnp.zeros_like(sign)[None],
+        )
+
 
 @potential
 class BinomialLogitPotential(Potential):
@@ -123,3 +134,8 @@ class BinomialLogitPotential(Potential):
         # log sigmoid(-eta) = log sigmoid(eta) - eta.
         value = log_binomial_coefficient(total, count) + total * log_up - (total - count) * eta
         return value, count * down - (total - count) * up, -total * up * down
+
+    def logistic_terms(self) -> LogisticTerms:
+        dtype = jnp.result_type(self.count, self.total, float)
+        count, total = jnp.asarray(self.count, dtype), jnp.asarray(self.total, dtype)
+        return two_sided_terms(log_binomial_coefficient(total, count), count, total - count, jnp.zeros((), dtype))

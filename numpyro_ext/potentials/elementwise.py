@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike
 
-from .base import Potential, TiltedMoments, potential
+from .base import ExpectedLogDensity, LogisticTerms, Potential, TiltedMoments, potential
 
 __all__ = ["ElementwisePotential", "TemperedPotential"]
 
@@ -68,3 +68,17 @@ class TemperedPotential(Potential):
     def derivatives(self, eta: ArrayLike) -> tuple[Array, Array, Array]:
         value, slope, curvature = self.base.derivatives(eta)
         return self.weight * value, self.weight * slope, self.weight * curvature
+
+    def expected_log_density(self, mean: ArrayLike, variance: ArrayLike) -> ExpectedLogDensity:
+        value, mean_slope, variance_slope = self.base.expected_log_density(mean, variance)
+        return ExpectedLogDensity(self.weight * value, self.weight * mean_slope, self.weight * variance_slope)
+
+    def has_finite_expectation(self) -> Array:
+        return self.base.has_finite_expectation()
+
+    def logistic_terms(self) -> LogisticTerms | None:
+        terms = self.base.logistic_terms()
+        if terms is None:
+            return None
+        constant, linear, weights = (self.weight * part for part in terms[:3])
+        return terms._replace(constant=constant, linear=linear, weights=weights)

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike
 
-from .base import Potential, potential
+from .base import LogisticTerms, Potential, potential
+from .logistic_terms import two_sided_terms
 from .stirling import log_rising_coefficient
 
 __all__ = ["NegativeBinomialExpPotential", "NegativeBinomialLogitPotential"]
@@ -40,6 +41,12 @@ class NegativeBinomialExpPotential(Potential):
             + concentration * jax.nn.log_sigmoid(-logit)
         )
 
+    def logistic_terms(self) -> LogisticTerms:
+        dtype = jnp.result_type(self.count, self.concentration, self.exposure, float)
+        count, concentration = jnp.asarray(self.count, dtype), jnp.asarray(self.concentration, dtype)
+        shift = jnp.log(jnp.asarray(self.exposure, dtype)) - jnp.log(concentration)
+        return two_sided_terms(log_rising_coefficient(count, concentration), count, concentration, shift)
+
 
 @potential
 class NegativeBinomialLogitPotential(Potential):
@@ -59,3 +66,8 @@ class NegativeBinomialLogitPotential(Potential):
         count, total = jnp.asarray(self.count, eta.dtype), jnp.asarray(self.total, eta.dtype)
         constant = log_rising_coefficient(count, total)
         return constant + count * jax.nn.log_sigmoid(eta) + total * jax.nn.log_sigmoid(-eta)
+
+    def logistic_terms(self) -> LogisticTerms:
+        dtype = jnp.result_type(self.count, self.total, float)
+        count, total = jnp.asarray(self.count, dtype), jnp.asarray(self.total, dtype)
+        return two_sided_terms(log_rising_coefficient(count, total), count, total, jnp.zeros((), dtype))
