@@ -22,6 +22,7 @@ which factor ``i`` is exact. The functions here are pure; options that change wh
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Literal, NamedTuple
 
 import jax
@@ -61,6 +62,8 @@ class State(NamedTuple):
     """Of the sweep that led here; infinite at the start."""
     last_move: Array
     """How the marginals changed in that sweep, in their own units: means then variances, shape ``(2 num_rows,)``."""
+    is_start: Array
+    """True before the opening sweep, which finds the sites to start from; ``marginals`` are then its cavities."""
 
 
 class Info(NamedTuple):
@@ -94,18 +97,22 @@ class SolveInfo(NamedTuple):
     step_size: Array
 
 
-def init(form: LatentGaussian, *, space: Space = "auto") -> State:
-    """Sites to start from.
+def init(form: LatentGaussian) -> State:
+    """The state before the opening sweep, which gives sites to start from and is not counted as a step.
 
     A log-concave factor starts with the site that matches it under a cavity of variance one at the offset. The usual
     start without sites lets all factors answer a broad prior at once, and with many rows per coefficient the parallel
     sweeps then overshoot further each time. Other factors start without a site, unless some prior is flat and sites
     must make the posterior proper: then under a broad cavity, where a heavy-tailed factor finds its datum.
+
+    The opening is a sweep like the others so that a compiled run holds the tilted moments once.
     """
-    precision, shift = _initial_sites(form)
-    marginals = _refresh(form, gaussian_prior(form, space), precision, shift)
+    nowhere = jnp.zeros_like(form.offset)
     one = jnp.ones((), form.offset.dtype)
-    return State(precision, shift, marginals, one, jnp.inf * one, jnp.zeros((2 * form.num_rows,), one.dtype))
+    variance = jnp.asarray(np.where(_is_log_concave(form), 1.0, 1e12), form.offset.dtype)
+    cavities = Marginals(nowhere, variance, jnp.ones_like(nowhere), 0.0 * one)
+    no_move = jnp.zeros((2 * form.num_rows,), one.dtype)
+    return State(nowhere, nowhere, cavities, one, jnp.inf * one, no_move, jnp.asarray(True))
 
 
 def step(
@@ -167,16 +174,16 @@ def solve(
     :return: the final state and how the run ended. Other parameters are those of :func:`step`.
     """
     prior = gaussian_prior(form, space)
-    marginals = _refresh(form, prior, state.site_precision, state.site_shift)
     infinity = jnp.full_like(state.max_change, jnp.inf)
-    state = state._replace(
-        marginals=marginals,
-        step_size=jnp.full_like(infinity, 1.0 - damping),
-        max_change=infinity,
-        last_move=jnp.zeros_like(state.last_move),
+    start = init(form)._replace(step_size=jnp.full_like(infinity, 1.0 - damping))
+    marginals = _refresh(form, prior, state.site_precision, state.site_shift)
+    warm = start._replace(
+        site_precision=state.site_precision, site_shift=state.site_shift, marginals=marginals, is_start=state.is_start
     )
+    afresh = state.is_start
     if not all(potential.is_log_concave for potential in form.potentials):
-        state = lax.cond(_is_proper(marginals), lambda: state, lambda: init(form, space=space))
+        afresh |= ~_is_proper(marginals)
+    state = jax.tree.map(partial(jnp.where, afresh), start, warm)
     bound = jnp.maximum(tol, 100 * jnp.finfo(infinity.dtype).eps)
 
     def proceed(carry: tuple[State, Info, Array, Array]) -> Array:
@@ -185,13 +192,14 @@ def solve(
 
     def sweep(carry: tuple[State, Info, Array, Array]) -> tuple[State, Info, Array, Array]:
         state, _, trace, count = carry
+        is_counted = ~state.is_start
         state, info = _step(form, prior, state, damping, adapt_damping, power, schedule)
-        return state, info, trace.at[count].set(info.objective), count + 1
+        return state, info, trace.at[count].set(info.objective), count + is_counted
 
     no_row = jnp.zeros((form.num_rows,), bool)
-    start = Info(jnp.full_like(infinity, jnp.nan), infinity, jnp.asarray(0), no_row, state.step_size)
+    before = Info(jnp.full_like(infinity, jnp.nan), infinity, jnp.asarray(0), no_row, state.step_size)
     trace = jnp.full((num_steps,), jnp.nan, infinity.dtype)
-    state, info, trace, count = lax.while_loop(proceed, sweep, (state, start, trace, jnp.asarray(0)))
+    state, info, trace, count = lax.while_loop(proceed, sweep, (state, before, trace, jnp.asarray(0)))
     objective = _objective(form, state, _tilt(form, state, power), power)
     objective = jnp.where(is_valid_prior(form.prior), objective, jnp.nan)
     converged = (state.max_change < bound) & jnp.isfinite(objective)
@@ -294,8 +302,7 @@ def _objective(form: LatentGaussian, state: State, tilted: _Tilted, power: Array
 
 def _propose(form: LatentGaussian, state: State, tilted: _Tilted, power: ArrayLike) -> tuple[Array, Array, Array]:
     """Undamped sites that match the tilted moments, and the rows that keep theirs for want of such moments."""
-    sizes = [mask.shape[0] for mask in form.observed]
-    lower = np.repeat([0.0 if potential.is_log_concave else -np.inf for potential in form.potentials], sizes)
+    lower = np.where(_is_log_concave(form), 0.0, -np.inf)
     precision = jnp.maximum(tilted.moments.site_precision / power, lower.astype(state.site_precision.dtype))
     precision = jnp.where(tilted.is_valid, precision, state.site_precision)
     shift = jnp.where(tilted.is_valid, tilted.moments.site_shift / power, state.site_shift)
@@ -312,21 +319,29 @@ def _step(
     power: ArrayLike,
     schedule: Schedule,
 ) -> tuple[State, Info]:
-    size = jnp.minimum(state.step_size, 1.0 - damping)
-    tilted = _tilt(form, state, power)
-    objective = _objective(form, state, tilted, power)
-    if schedule == "parallel":
-        precision, shift, skipped = _propose(form, state, tilted, power)
-        precision = state.site_precision + size * (precision - state.site_precision)
-        shift = state.site_shift + size * (shift - state.site_shift)
-    elif schedule == "sequential":
-        precision, shift, skipped = _sweep_sequentially(form, prior, state, size, power)
-    else:
+    if schedule not in ("parallel", "sequential"):
         raise ValueError(f"Unknown schedule {schedule!r}: expected 'parallel' or 'sequential'.")
+    is_start = state.is_start
+    size = jnp.where(is_start, 1.0, jnp.minimum(state.step_size, 1.0 - damping))
+    tilted = _tilt(form, state, power)
+    objective = jnp.where(is_start, jnp.nan, _objective(form, state, tilted, power))
+    precision, shift, skipped = _propose(form, state, tilted, power)
+    precision = state.site_precision + size * (precision - state.site_precision)
+    shift = state.site_shift + size * (shift - state.site_shift)
+    opening = (*_open(form, state, tilted.observed, precision, shift), jnp.zeros_like(skipped))
+    if schedule == "parallel":
+        swept = precision, shift, skipped
+        precision, shift, skipped = jax.tree.map(partial(jnp.where, is_start), opening, swept)
+    else:
+        sweep = partial(_sweep_sequentially, form, prior, state, size, power)
+        precision, shift, skipped = lax.cond(is_start, lambda: opening, sweep)
     marginals = _refresh(form, prior, precision, shift)
     is_proper = _is_proper(marginals) & ~_loses_cavity(tilted.observed, state.marginals, marginals, power)
+    # There is nothing to go back to before the opening.
+    is_proper |= is_start
     move = _move(state.marginals, marginals) / size
-    max_change = jnp.where(is_proper, jnp.max(jnp.abs(move)), jnp.inf)
+    max_change = jnp.where(is_proper & ~is_start, jnp.max(jnp.abs(move)), jnp.inf)
+    move = jnp.where(is_start, 0.0, move)
 
     next_size = size
     if adapt_damping:
@@ -336,9 +351,10 @@ def _step(
         longer = jnp.minimum(_RECOVERY_OF_STEP * size, 1.0 - damping)
         next_size = jnp.where(overshoots, 0.5 * size, jnp.where(along > 0, longer, size))
     next_size = jnp.maximum(jnp.where(is_proper, next_size, 0.5 * size), _MIN_STEP_SIZE * (1.0 - damping))
-    moved = State(precision, shift, marginals, next_size, max_change, move)
+    next_size = jnp.where(is_start, 1.0 - damping, next_size)
+    moved = State(precision, shift, marginals, next_size, max_change, move, jnp.asarray(False))
     kept = state._replace(step_size=next_size, max_change=max_change)
-    state = jax.tree.map(lambda new, old: jnp.where(is_proper, new, old), moved, kept)
+    state = jax.tree.map(partial(jnp.where, is_proper), moved, kept)
     return state, Info(objective, max_change, jnp.sum(skipped), skipped, size)
 
 
@@ -402,17 +418,20 @@ def _sweep_sequentially(
     return lax.fori_loop(0, prior.rows.shape[1], visit, carry)[2:]
 
 
-def _initial_sites(form: LatentGaussian) -> tuple[Array, Array]:
-    """Proper sites that match each factor under a cavity of its own; see :func:`init`."""
-    has_flat = any(isinstance(block, FlatPrior) for block in form.prior)
+def _is_log_concave(form: LatentGaussian) -> np.ndarray:
+    """For each row whether its family of factors is log-concave."""
     sizes = [mask.shape[0] for mask in form.observed]
-    is_log_concave = np.repeat([potential.is_log_concave for potential in form.potentials], sizes)
-    variance = jnp.asarray(np.where(is_log_concave, 1.0, 1e12), form.offset.dtype)
-    observed = jnp.concatenate(form.observed)
-    moments = _tilted_moments(form, jnp.where(observed, form.offset, 0.0), variance, 1.0)
-    precision, shift = moments.site_precision, moments.site_shift
+    return np.repeat([potential.is_log_concave for potential in form.potentials], sizes).astype(bool)
+
+
+def _open(
+    form: LatentGaussian, state: State, observed: Array, precision: Array, shift: Array
+) -> tuple[Array, Array]:
+    """Of the sites that match the factors under the cavities of the opening, those to start from: see :func:`init`."""
+    has_flat = any(isinstance(block, FlatPrior) for block in form.prior)
     is_good = jnp.isfinite(precision) & jnp.isfinite(shift) & (precision > 0)
-    precision = jnp.where(is_good, precision, 1.0 / variance)
-    shift = jnp.where(is_good, shift, precision * form.offset)
-    starts = observed & (is_log_concave | has_flat)
+    broad = 1.0 / state.marginals.variance
+    starts = observed & (_is_log_concave(form) | has_flat)
+    shift = jnp.where(is_good, shift, broad * form.offset)
+    precision = jnp.where(is_good, precision, broad)
     return jnp.where(starts, precision, 0.0), jnp.where(starts, shift, 0.0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+import jax.numpy as jnp
 from jax import Array
 
 from .coefficient_space import CoefficientPosterior, CoefficientSpace
@@ -11,7 +12,7 @@ from .design import Design, SparseRows
 from .observation_space import ObservationPosterior, ObservationSpace
 from .prior import FlatPrior, PriorBlock
 
-__all__ = ["LinearGaussian", "LinearGaussianPosterior", "Space", "choose_space", "linear_gaussian"]
+__all__ = ["LinearGaussian", "LinearGaussianPosterior", "Space", "choose_space", "kl_divergence", "linear_gaussian"]
 
 Space = Literal["auto", "observation", "coefficient", "sparse"]
 LinearGaussian = ObservationSpace | CoefficientSpace
@@ -85,3 +86,34 @@ def linear_gaussian(
     if space == "coefficient":
         return CoefficientSpace.build(prior, design, rows, columns, is_sparse=False)
     raise ValueError(f"Unknown space {space!r}: expected 'auto', 'observation', 'coefficient' or 'sparse'.")
+
+
+def kl_divergence(space: LinearGaussian, posterior: LinearGaussianPosterior, variance: Array) -> Array:
+    r"""Kullback-Leibler divergence from the prior to a Gaussian made of it by sites.
+
+    With sites :math:`\tau`, variances :math:`v` of the predictors and volumes as determinants,
+
+    .. math:: KL = \tfrac12 \bar e^T P \bar e - \tfrac12 \sum_i \tau_i v_i - \log \frac{\text{volume}}{\text{prior volume}},
+
+    the same in both spaces: the sum is the number of unknowns minus the trace of prior precision times covariance
+    (Khan 2012, eq. 3.51). A flat unknown has density one as its prior, and then the result may have any sign.
+
+    :param LinearGaussian space: the prior, as given by :func:`linear_gaussian`.
+    :param LinearGaussianPosterior posterior: what ``space.condition(...)`` returned.
+    :param jax.Array variance: posterior variances of the predictors, shape ``(num_rows,)``.
+    :return: a scalar.
+
+    >>> import jax.numpy as jnp
+    >>> from numpyro_ext.linalg.design import DenseDesign
+    >>> from numpyro_ext.linalg.prior import DiagonalPrior
+    >>> rows = jnp.arange(1)[None]
+    >>> space = linear_gaussian((DiagonalPrior(jnp.ones(1)),), DenseDesign(jnp.ones((1, 1))), rows, rows)
+    >>> posterior = space.condition(jnp.ones(1), jnp.ones(1))
+    >>> round(float(kl_divergence(space, posterior, posterior.marginals().variance)), 4)
+    0.2216
+    """
+    precision = posterior.site_precision
+    if isinstance(posterior, ObservationPosterior):
+        precision = posterior.space.to_rows(precision)
+    quadratic = space.inner(posterior.coordinates, posterior.coordinates)
+    return 0.5 * quadratic - 0.5 * jnp.sum(precision * variance) - posterior.log_volume()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import jax.numpy as jnp
 from jax import Array
 
 __all__ = ["Marginals"]
@@ -21,3 +22,15 @@ class Marginals(NamedTuple):
     where the space allows; not positive where the posterior without that site is improper. Shape ``(num_rows,)``."""
     log_partition: Array
     """Log integral of the prior times all sites: scalar."""
+
+    def change_from(self, old: Marginals) -> Array:
+        """How far the predictors moved: means in standard deviations, then variances relative to themselves.
+
+        :param Marginals old: moments before the move.
+        :return: signed changes, shape ``(2 num_rows,)``, zero for predictors without variance.
+        """
+        is_free = self.variance > 0
+        variance = jnp.where(is_free, self.variance, 1.0)
+        mean_change = jnp.where(is_free, (self.mean - old.mean) / jnp.sqrt(variance), 0.0)
+        variance_change = jnp.where(is_free, (self.variance - old.variance) / variance, 0.0)
+        return jnp.concatenate([mean_change, variance_change])

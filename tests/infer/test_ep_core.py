@@ -34,7 +34,7 @@ DATA = jnp.asarray(np.random.default_rng(2).standard_t(2.0, size=NUM))
 @functools.partial(jax.jit, static_argnames=("tol", "power", "schedule", "space", "damping", "num_steps"))
 def fit(form, *, tol=1e-11, num_steps=200, **options):
     space = options.get("space", "auto")
-    return ep.solve(form, ep.init(form, space=space), tol=tol, num_steps=num_steps, **options)
+    return ep.solve(form, ep.init(form), tol=tol, num_steps=num_steps, **options)
 
 
 def gaussian_process(potentials, scale=1.5, mean=0.3, length=0.3, num=NUM):
@@ -166,7 +166,7 @@ def test_gradient_of_evidence_against_refitted_differences(family, space):
     @jax.jit
     def refit(parameters):
         form = evidence_of_parameters(parameters, family)
-        state, info = ep.solve(form, ep.init(form, space=space), tol=1e-11, num_steps=300, space=space)
+        state, info = ep.solve(form, ep.init(form), tol=1e-11, num_steps=300, space=space)
         gradient = jax.grad(lambda p: ep.log_evidence(evidence_of_parameters(p, family), state, space=space))
         return info.objective, gradient(parameters), info.converged
 

@@ -35,7 +35,7 @@ def gaussian_process(potentials, scale=1.5, mean=0.3):
 def test_exact_on_gaussian_likelihood(space):
     form = gaussian_process((GaussianPotential(DATA, 0.5),))
     state, info = fit(form, space=space)
-    _, exact = ep.solve(form, ep.init(form, space=space), space=space)
+    _, exact = ep.solve(form, ep.init(form), space=space)
     assert info.converged and info.is_proper and info.num_steps <= 2
     np.testing.assert_allclose(laplace.log_evidence(form, state, space=space), exact.objective, rtol=1e-10)
     covariance = np.asarray(form.prior[0].covariance[0])
