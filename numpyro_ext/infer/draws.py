@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import jax
-import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from .progress import warn
@@ -31,17 +31,18 @@ def draw_inside_support(
     """
     sites, log_density = draw(rng_key)
     for number in range(_MAX_ROUNDS):
-        if bool(jnp.any(jnp.isnan(log_density))):
+        density = np.asarray(log_density)
+        if np.isnan(density).any():
             raise FloatingPointError("The log density of the model is nan at draws from the posterior.")
-        outside = jnp.flatnonzero(log_density == -jnp.inf)
+        outside = np.flatnonzero(density == -np.inf)
         if outside.size == 0:
             return sites, log_density
         fresh, fresh_density = draw(jax.random.fold_in(rng_key, number))
-        inside = jnp.flatnonzero(fresh_density > -jnp.inf)[: outside.size]
+        inside = np.flatnonzero(np.asarray(fresh_density) > -np.inf)[: outside.size]
         target = outside[: inside.size]
         sites = {name: value.at[target].set(fresh[name][inside]) for name, value in sites.items()}
         log_density = log_density.at[target].set(fresh_density[inside])
-    remaining = int(jnp.sum(log_density == -jnp.inf))
+    remaining = int(np.sum(np.asarray(log_density) == -np.inf))
     if remaining:
         warn(
             f"{remaining} of {log_density.size} draws lie where the model has density zero, after {_MAX_ROUNDS} "

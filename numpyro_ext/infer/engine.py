@@ -253,7 +253,7 @@ class Engine(ArviZInterface):
         run = self._finished()
         moments = run.programs.moments(*run.inputs)
         for name, (mean, variance) in moments.items():
-            if not bool(jnp.all(jnp.isfinite(mean)) & jnp.all(jnp.isfinite(variance) & (variance >= 0.0))):
+            if not (np.isfinite(mean).all() and np.isfinite(variance).all() and np.all(np.asarray(variance) >= 0.0)):
                 raise FloatingPointError(
                     f"The posterior of site {name!r} is not finite, although the evidence is. The usual cause is a "
                     "covariance close to singular: add jitter, or use float64 (numpyro.enable_x64())."

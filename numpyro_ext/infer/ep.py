@@ -6,8 +6,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal, Unpack
 
-import jax.numpy as jnp
-
 from . import expectation_propagation
 from .engine import Engine, EngineOptions
 from .programs import Algorithm, FitInfo
@@ -99,6 +97,6 @@ class EP(Engine):
 
 def _solve(form: Any, state: Any, *, tol: float, **options: Any) -> tuple[Any, FitInfo]:
     state, info = expectation_propagation.solve(form, state, tol=tol, **options)
-    # The evidence is computed (with its gradient) right after this, so asking for it here too would compile it twice.
-    converged = info.max_change < jnp.maximum(tol, 100 * jnp.finfo(info.max_change.dtype).eps)
-    return state, FitInfo(converged, info.num_steps, info.objective_trace, info.max_change, info.skipped)
+    return state, FitInfo(
+        info.converged, info.num_steps, info.objective_trace, info.max_change, info.skipped, info.objective
+    )

@@ -23,7 +23,7 @@ which factor ``i`` is exact. The functions here are pure; options that change wh
 from __future__ import annotations
 
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -32,7 +32,7 @@ from jax import Array, lax
 from jax.typing import ArrayLike
 
 from ..linalg.linear_gaussian import LinearGaussian, Space
-from ..linalg.marginals import Marginals
+from ..linalg.marginals import Marginals, relative_change
 from ..linalg.prior import FlatPrior, is_valid_prior
 from ..potentials.base import TiltedMoments
 from ..structure.latent_gaussian import LatentGaussian
@@ -186,22 +186,27 @@ def solve(
     state = jax.tree.map(partial(jnp.where, afresh), start, warm)
     bound = jnp.maximum(tol, 100 * jnp.finfo(infinity.dtype).eps)
 
-    def proceed(carry: tuple[State, Info, Array, Array]) -> Array:
-        state, _, trace, count = carry
-        return (count < num_steps) & ~(state.max_change < bound) & _is_proper(state.marginals)
+    def proceed(carry: tuple[Any, ...]) -> Array:
+        state, *_, is_finished = carry
+        return ~is_finished & _is_proper(state.marginals)
 
-    def sweep(carry: tuple[State, Info, Array, Array]) -> tuple[State, Info, Array, Array]:
-        state, _, trace, count = carry
-        is_counted = ~state.is_start
-        state, info = _step(form, prior, state, damping, adapt_damping, power, schedule)
-        return state, info, trace.at[count].set(info.objective), count + is_counted
+    def sweep(carry: tuple[Any, ...]) -> tuple[Any, ...]:
+        state, info, _, trace, count, _ = carry
+        # One more sweep than steps: it evaluates the evidence at the last sites, and is not taken.
+        is_finished = ~state.is_start & ((count >= num_steps) | (state.max_change < bound))
+        next_state, next_info = _step(form, prior, state, damping, adapt_damping, power, schedule)
+        objective, is_counted = next_info.objective, ~(is_finished | state.is_start)
+        trace = trace.at[jnp.where(is_counted, count, num_steps)].set(objective, mode="drop")
+        state, info = jax.tree.map(partial(jnp.where, is_finished), (state, info), (next_state, next_info))
+        return state, info, objective, trace, count + is_counted, is_finished
 
     no_row = jnp.zeros((form.num_rows,), bool)
-    before = Info(jnp.full_like(infinity, jnp.nan), infinity, jnp.asarray(0), no_row, state.step_size)
+    unknown = jnp.full_like(infinity, jnp.nan)
+    before = Info(unknown, infinity, jnp.asarray(0), no_row, state.step_size)
     trace = jnp.full((num_steps,), jnp.nan, infinity.dtype)
-    state, info, trace, count = lax.while_loop(proceed, sweep, (state, before, trace, jnp.asarray(0)))
-    objective = _objective(form, state, _tilt(form, state, power), power)
-    objective = jnp.where(is_valid_prior(form.prior), objective, jnp.nan)
+    carry = (state, before, unknown, trace, jnp.asarray(0), jnp.asarray(False))
+    state, info, objective, trace, count, _ = lax.while_loop(proceed, sweep, carry)
+    objective = jnp.where(is_valid_prior(form.prior) & _is_proper(state.marginals), objective, jnp.nan)
     converged = (state.max_change < bound) & jnp.isfinite(objective)
     return state, SolveInfo(
         converged, count, objective, trace, info.max_change, info.num_skipped, info.skipped, info.step_size
@@ -339,7 +344,7 @@ def _step(
     is_proper = _is_proper(marginals) & ~_loses_cavity(tilted.observed, state.marginals, marginals, power)
     # There is nothing to go back to before the opening.
     is_proper |= is_start
-    move = _move(state.marginals, marginals) / size
+    move = relative_change(marginals, state.marginals) / size
     max_change = jnp.where(is_proper & ~is_start, jnp.max(jnp.abs(move)), jnp.inf)
     move = jnp.where(is_start, 0.0, move)
 
@@ -365,15 +370,6 @@ def _loses_cavity(observed: Array, old: Marginals, new: Marginals, power: ArrayL
         return 1.0 - jnp.asarray(power) * (1.0 - marginals.cavity_ratio) > 0
 
     return jnp.any(observed & (new.variance > 0) & has_cavity(old) & ~has_cavity(new))
-
-
-def _move(old: Marginals, new: Marginals) -> Array:
-    """Change of the means in standard deviations, then of the variances relative to themselves."""
-    is_free = new.variance > 0
-    variance = jnp.where(is_free, new.variance, 1.0)
-    mean_change = jnp.where(is_free, (new.mean - old.mean) / jnp.sqrt(variance), 0.0)
-    variance_change = jnp.where(is_free, (new.variance - old.variance) / variance, 0.0)
-    return jnp.concatenate([mean_change, variance_change])
 
 
 def _sweep_sequentially(
@@ -424,9 +420,7 @@ def _is_log_concave(form: LatentGaussian) -> np.ndarray:
     return np.repeat([potential.is_log_concave for potential in form.potentials], sizes).astype(bool)
 
 
-def _open(
-    form: LatentGaussian, state: State, observed: Array, precision: Array, shift: Array
-) -> tuple[Array, Array]:
+def _open(form: LatentGaussian, state: State, observed: Array, precision: Array, shift: Array) -> tuple[Array, Array]:
     """Of the sites that match the factors under the cavities of the opening, those to start from: see :func:`init`."""
     has_flat = any(isinstance(block, FlatPrior) for block in form.prior)
     is_good = jnp.isfinite(precision) & jnp.isfinite(shift) & (precision > 0)

@@ -35,6 +35,8 @@ class FitInfo(NamedTuple):
     """What was compared with ``tol`` in the last step."""
     skipped: Array
     """Which factors kept their old value in the last step, shape ``(num_rows,)``."""
+    objective: Array | None = None
+    """Log evidence at the end, if the algorithm has it at hand."""
 
 
 class Algorithm(NamedTuple):
@@ -112,7 +114,8 @@ class Programs:
         form = self._reading.form(hyper, data)
         state = self._algorithm.init(form) if state is None else state
         state, info = self._algorithm.solve(form, state, num_steps=num_steps, tol=self._tol)
-        return state, info, self._algorithm.log_evidence(form, state)
+        log_evidence = self._algorithm.log_evidence(form, state) if info.objective is None else info.objective
+        return state, info, log_evidence
 
     def _init_state(self, data: Any, hyper: dict) -> Any:
         return self._algorithm.init(self._reading.form(hyper, data))
@@ -138,9 +141,6 @@ class Programs:
         return self._algorithm.posterior(self._reading.form(hyper, data), state)
 
     def _maps(self, data: Any, hyper: dict) -> dict[str, AffineMap]:
-        # The reader finds the patterns of the maps with concrete numbers, which must not be traced.
-        with jax.ensure_compile_time_eval():
-            self._reading.maps(self._reading.initial_hyper())
         return self._reading.maps(hyper, data)
 
     def _moments(self, data: Any, hyper: dict, state: Any) -> dict[str, tuple[Array, Array]]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import jax.numpy as jnp
 from jax import Array
 
-__all__ = ["Marginals"]
+__all__ = ["Marginals", "relative_change"]
 
 
 class Marginals(NamedTuple):
@@ -23,14 +23,24 @@ class Marginals(NamedTuple):
     log_partition: Array
     """Log integral of the prior times all sites: scalar."""
 
-    def change_from(self, old: Marginals) -> Array:
-        """How far the predictors moved: means in standard deviations, then variances relative to themselves.
 
-        :param Marginals old: moments before the move.
-        :return: signed changes, shape ``(2 num_rows,)``, zero for predictors without variance.
-        """
-        is_free = self.variance > 0
-        variance = jnp.where(is_free, self.variance, 1.0)
-        mean_change = jnp.where(is_free, (self.mean - old.mean) / jnp.sqrt(variance), 0.0)
-        variance_change = jnp.where(is_free, (self.variance - old.variance) / variance, 0.0)
-        return jnp.concatenate([mean_change, variance_change])
+class _Moments(Protocol):
+    @property
+    def mean(self) -> Array: ...
+
+    @property
+    def variance(self) -> Array: ...
+
+
+def relative_change(new: _Moments, old: _Moments) -> Array:
+    """How far predictors moved: means in standard deviations, then variances relative to themselves.
+
+    :param new: moments after the move, anything with a ``mean`` and a ``variance`` of shape ``(num_rows,)``.
+    :param old: moments before it.
+    :return: signed changes, shape ``(2 num_rows,)``, zero for predictors without variance.
+    """
+    is_free = new.variance > 0
+    variance = jnp.where(is_free, new.variance, 1.0)
+    mean_change = jnp.where(is_free, (new.mean - old.mean) / jnp.sqrt(variance), 0.0)
+    variance_change = jnp.where(is_free, (new.variance - old.variance) / variance, 0.0)
+    return jnp.concatenate([mean_change, variance_change])

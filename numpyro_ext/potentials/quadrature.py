@@ -19,7 +19,7 @@ from jax.typing import ArrayLike
 from .base import Potential, TiltedMoments
 from .tilted_window import Cavity, Piece, log_concave_mode, segments, two_pieces
 
-__all__ = ["gaussian_expectation", "tilted_moments"]
+__all__ = ["broadcast_to_factors", "gaussian_expectation", "tilted_moments"]
 
 _LOG_2PI = math.log(2.0 * math.pi)
 
@@ -81,7 +81,7 @@ def tilted_moments(
 def _tilted_moments(
     potential: Potential, mean: ArrayLike, variance: ArrayLike, power: ArrayLike, num_nodes: int | None
 ) -> TiltedMoments:
-    mean, variance, power = _broadcast(potential, mean, variance, power)
+    mean, variance, power = broadcast_to_factors(potential, mean, variance, power)
     single = jnp.finfo(mean.dtype).bits <= 32
     origin = jax.lax.stop_gradient(mean)
     one_mode = potential.is_log_concave and potential.is_smooth
@@ -141,7 +141,7 @@ def _tilted_moments(
     first, second, slope, product = first / total, second / total, slope / total, product / total
     log_z = height + jnp.log(total) - 0.5 * (_LOG_2PI + jnp.log(variance))
     shift = highest + first - moved
-    return _with_site(log_z, shift, second - first**2, slope, first * slope - product, Cavity(mean, variance))
+    return with_site(log_z, shift, second - first**2, slope, first * slope - product, Cavity(mean, variance))
 
 
 def _value_and_slope(potential: Potential, eta: Array) -> tuple[Array, Array]:
@@ -152,7 +152,7 @@ def _value_and_slope(potential: Potential, eta: Array) -> tuple[Array, Array]:
     return jax.jvp(potential.log_density, (eta,), (jnp.ones_like(eta),))
 
 
-def _with_site(
+def with_site(
     log_z: Array, shift: Array, tilted_variance: Array, slope: Array, shrinkage: Array, cavity: Cavity
 ) -> TiltedMoments:
     """Add the site parameters to the tilted density whose mean is that of the cavity plus ``shift``.
@@ -181,11 +181,11 @@ def _with_site(
     )
 
 
-def _broadcast(potential: Potential, mean: ArrayLike, variance: ArrayLike, power: ArrayLike) -> list[Array]:
+def broadcast_to_factors(potential: Potential, mean: ArrayLike, variance: ArrayLike, *others: ArrayLike) -> list[Array]:
+    """Arrays of the floating dtype of mean and variance, and of the shape of the factors at these."""
     mean = jnp.asarray(mean)
     dtype = jnp.result_type(mean, variance, float)
-    mean, variance, power = (jnp.asarray(x, dtype) for x in (mean, variance, power))
-    shape = jnp.broadcast_shapes(mean.shape, variance.shape, power.shape)
-    eta = jax.ShapeDtypeStruct(shape, dtype)
+    arrays = [jnp.asarray(x, dtype) for x in (mean, variance, *others)]
+    eta = jax.ShapeDtypeStruct(jnp.broadcast_shapes(*(x.shape for x in arrays)), dtype)
     shape = jax.eval_shape(potential.log_density, eta).shape
-    return [jnp.broadcast_to(x, shape) for x in (mean, variance, power)]
+    return [jnp.broadcast_to(x, shape) for x in arrays]
