@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike
 
-from .base import Potential, TiltedMoments, potential
+from .base import ExpectedLogDensity, Potential, TiltedMoments, potential
 
 __all__ = ["GaussianPotential"]
 
@@ -48,4 +48,12 @@ class GaussianPotential(Potential):
             variance=jnp.broadcast_to(variance * noise / total, shape),
             site_precision=jnp.broadcast_to(1.0 / noise, shape),
             site_shift=jnp.broadcast_to(self.observation / noise, shape),
+        )
+
+    def expected_log_density(self, mean: ArrayLike, variance: ArrayLike) -> ExpectedLogDensity:
+        precision = 1.0 / jnp.square(self.scale)
+        residual = self.observation - jnp.asarray(mean)
+        value = self.log_density(mean) - 0.5 * precision * variance
+        return ExpectedLogDensity(
+            value, *(jnp.broadcast_to(x, value.shape) for x in (precision * residual, -0.5 * precision))
         )

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from typing import ClassVar
 
+import jax
 import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike
 
-from .base import Potential, TiltedMoments, potential
+from .base import ExpectedLogDensity, Potential, TiltedMoments, potential
 from .normal import TruncatedNormal, truncated_normal
 
 __all__ = ["LaplacePotential"]
@@ -78,3 +79,14 @@ class LaplacePotential(Potential):
             site_precision=precision,
             site_shift=centered_shift + precision * self.location,
         )
+
+    def expected_log_density(self, mean: ArrayLike, variance: ArrayLike) -> ExpectedLogDensity:
+        """Closed form: ``|eta - location|`` is a folded normal variable."""
+        deviation = jnp.sqrt(variance)
+        centered = jnp.asarray(mean) - self.location
+        standard = centered / deviation
+        density = jnp.exp(-0.5 * jnp.square(standard)) / math.sqrt(2.0 * math.pi)
+        balance = jax.scipy.special.erf(standard / math.sqrt(2.0))
+        distance = 2.0 * deviation * density + centered * balance
+        value = -distance / self.scale - jnp.log(self.scale) - _LOG_2
+        return ExpectedLogDensity(value, -balance / self.scale, -density / (deviation * self.scale))

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike
 
-from .base import Potential, potential
+from .base import ExpectedLogDensity, Potential, potential
 from .stirling import stirling_error
 
 __all__ = ["PoissonExpPotential", "PoissonSoftplusPotential"]
@@ -58,6 +58,17 @@ class PoissonExpPotential(Potential):
         eta = jnp.asarray(eta)
         rate = self.exposure * jnp.exp(eta)
         return self.log_density(eta), jnp.asarray(self.count, eta.dtype) - rate, -rate
+
+    def expected_log_density(self, mean: ArrayLike, variance: ArrayLike) -> ExpectedLogDensity:
+        """Closed form: the rate is a log-normal variable."""
+        dtype = jnp.result_type(mean, variance, float)
+        mean, half = jnp.asarray(mean, dtype), 0.5 * jnp.asarray(variance, dtype)
+        count = jnp.asarray(self.count, dtype)
+        log_exposure = jnp.log(jnp.asarray(self.exposure, dtype))
+        log_ratio = mean + (log_exposure - jnp.log(jnp.where(count > 0.0, count, 1.0)))
+        rate = jnp.exp(mean + half + log_exposure)
+        value = _log_poisson(count, rate, jnp.expm1(log_ratio + half), log_ratio)
+        return ExpectedLogDensity(value, count - rate, jnp.broadcast_to(-0.5 * rate, value.shape))
 
 
 @potential

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike
 
-from .base import Potential, TiltedMoments, potential
+from .base import ExpectedLogDensity, Potential, TiltedMoments, potential
 from .normal import truncated_normal
 from .rectified_linear_poisson_kernel import HalfLineMoments, half_line_cumulants, half_line_moments
 from .rectified_linear_poisson_reference import recursion_moments, trapezoid_half_line_moments
@@ -294,4 +294,26 @@ class RectifiedLinearPoissonPotential(Potential):
             variance=tilted.variance / slope**2,
             site_precision=slope**2 * rate_precision,
             site_shift=slope * rate_shift - slope**2 * offset * rate_precision,
+        )
+
+    def has_finite_expectation(self) -> Array:
+        """True for zero counts; a positive one has density zero where the rate is zero."""
+        return jnp.asarray(self.count) == 0
+
+    def expected_log_density(self, mean: ArrayLike, variance: ArrayLike) -> ExpectedLogDensity:
+        """Closed form for zero counts; for others the value is ``-inf``, and the slopes are ``nan``."""
+        count, exposure, offset, mean, variance = _broadcast(self.count, self.exposure, self.offset, mean, variance)
+        scale = jnp.sqrt(variance)
+        shifted = mean + offset
+        x = shifted / scale
+        part = truncated_normal(x)
+        mass = jnp.exp(part.log_mass)
+        # E max(0, eta + offset) is its value at the mean plus what the smaller side adds, which cancels nothing.
+        smaller = truncated_normal(-jnp.abs(x))
+        added = scale * jnp.exp(smaller.log_mass) * smaller.mean
+        finite = count == 0.0
+        return ExpectedLogDensity(
+            value=jnp.where(finite, -exposure * (jnp.maximum(shifted, 0.0) + added), -jnp.inf),
+            mean_slope=jnp.where(finite, -exposure * mass, jnp.nan),
+            variance_slope=jnp.where(finite, -0.5 * exposure * mass * part.ratio / scale, jnp.nan),
         )
