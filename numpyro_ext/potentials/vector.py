@@ -1,0 +1,66 @@
+"""The protocol of a factor ``t(eta)`` of a small vector of predictors: categorical observations."""
+
+from __future__ import annotations
+
+from typing import ClassVar, NamedTuple
+
+from jax import Array
+from jax.typing import ArrayLike
+
+__all__ = ["VectorExpectedLogDensity", "VectorPotential"]
+
+
+class VectorExpectedLogDensity(NamedTuple):
+    r"""Gaussian expectation :math:`f(m, V) = E_{N(\eta \mid m, V)} \log t(\eta)` of log factors, or a lower bound.
+
+    The slopes are stored beside the value because a variational site is made of them: its precision is
+    :math:`-2\, \partial f / \partial V`.
+    """
+
+    value: Array
+    """Shape ``(...)``."""
+    mean_slope: Array
+    """:math:`\\partial f / \\partial m`, shape ``(..., K)``."""
+    covariance_slope: Array
+    """:math:`\\partial f / \\partial V`, symmetric, with :math:`df = tr(G\\, dV)`; shape ``(..., K, K)``."""
+
+
+class VectorPotential:
+    """A family of factors ``t_i(eta_i)``, ``eta_i`` a vector of ``dimension`` predictors on the last axis.
+
+    Concrete potentials are frozen dataclasses registered as pytrees with :func:`~numpyro_ext.potentials.potential`.
+    Their array fields broadcast against ``eta`` without its last axis, so one object holds the factors of a whole
+    observed site. Subclasses define all of the members.
+    """
+
+    is_log_concave: ClassVar[bool] = False
+
+    @property
+    def dimension(self) -> int:
+        """Number of predictors of one factor."""
+        raise NotImplementedError
+
+    @property
+    def is_lower_bound(self) -> bool:
+        """Whether :meth:`expected_log_density` is the expectation, to many digits, or below it; not merely near it."""
+        raise NotImplementedError
+
+    def log_density(self, eta: ArrayLike) -> Array:
+        r""":math:`\log t_i(\eta_i)` of shape ``(...)`` for ``eta`` of shape ``(..., K)``, with all constants."""
+        raise NotImplementedError
+
+    def derivatives(self, eta: ArrayLike) -> tuple[Array, Array, Array]:
+        r"""Value ``(...)``, gradient ``(..., K)`` and Hessian ``(..., K, K)`` of :math:`\log t_i` at ``eta``."""
+        raise NotImplementedError
+
+    def expected_log_density(self, mean: ArrayLike, covariance: ArrayLike) -> VectorExpectedLogDensity:
+        r"""Gaussian expectation of the log factors, or a bound of it, and its slopes.
+
+        :param ArrayLike mean: means :math:`m` of the predictors, shape ``(..., K)``.
+        :param ArrayLike covariance: covariances :math:`V`, shape ``(..., K, K)``, symmetric and positive semidefinite.
+        """
+        raise NotImplementedError
+
+    def log_normaliser(self, mean: ArrayLike, covariance: ArrayLike) -> Array:
+        r"""Log predictive density :math:`\log \int t_i(\eta) N(\eta \mid m, V)\, d\eta` of shape ``(...)``."""
+        raise NotImplementedError
