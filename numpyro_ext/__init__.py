@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Any
 from ._checkout import find_models_of_checkout
 
 if TYPE_CHECKING:
-    from .infer import EP, LaplaceApproximation, cross_validate
+    from .infer import EP, LaplaceApproximation, VariationalGaussian, cross_validate
 
-__all__ = ["EP", "LaplaceApproximation", "cross_validate"]
+__all__ = ["EP", "LaplaceApproximation", "VariationalGaussian", "cross_validate"]
 
 find_models_of_checkout()
 del find_models_of_checkout

@@ -70,6 +70,11 @@ class LogisticBound:
         """The most by which the bound is above the expectation, for any mean and variance; may be infinite."""
         raise NotImplementedError
 
+    @property
+    def is_convex(self) -> bool:
+        """Whether the slope in the variance is never negative, as of the expectation of a convex function."""
+        return True
+
     def evaluate(self, mean: Array, variance: Array) -> _Slopes:
         """Value and slopes. The value is not differentiated, the slopes are."""
         raise NotImplementedError
@@ -178,6 +183,10 @@ class PiecewiseBound(LogisticBound):
         return self.coefficients.breakpoints
 
     @property
+    def is_convex(self) -> bool:
+        return self.kind == "linear"  # quadratic pieces jump where they meet
+
+    @property
     def maximum_error(self) -> float:
         return self.coefficients.maximum_error
 
@@ -264,6 +273,10 @@ class MinimumBound(LogisticBound):
     def maximum_error(self) -> float:
         return min(bound.maximum_error for bound in self.bounds)
 
+    @property
+    def is_convex(self) -> bool:
+        return all(bound.is_convex for bound in self.bounds)
+
     def evaluate(self, mean: Array, variance: Array) -> _Slopes:
         best, *others = (bound.evaluate(mean, variance) for bound in self.bounds)
         for other in others:
@@ -325,7 +338,8 @@ class BoundedPotential(Potential):
 
     @property
     def is_log_concave(self) -> bool:  # type: ignore[override]
-        return self.base.is_log_concave
+        """Of what takes the place of the factor: it says that no Gaussian site has a negative precision."""
+        return self.base.is_log_concave and self.bound.is_convex
 
     @property
     def is_smooth(self) -> bool:  # type: ignore[override]

@@ -311,7 +311,8 @@ def test_bounded_potential():
     np.testing.assert_array_equal(potential.derivatives(mean), base.derivatives(mean))
     traced, of_base = (str(jax.make_jaxpr(p.tilted_moments)(mean, variance)) for p in (potential, base))
     assert traced == of_base
-    assert potential.is_log_concave and potential.is_smooth and potential.logistic_terms() is not None
+    assert potential.is_log_concave == potential.bound.is_convex
+    assert potential.is_smooth and potential.logistic_terms() is not None
 
 
 @pytest.mark.float32
