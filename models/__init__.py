@@ -1,5 +1,12 @@
 """The models of this project as plain NumPyro functions: any engine, NumPyro's or ours, runs them."""
 
+from .categorical import (
+    discrete_choice,
+    multiclass_gp_classification,
+    multinomial_regression,
+    ordinal_regression,
+)
+from .factor_models import correlated_topic_model, factor_analysis, latent_gaussian_graphical_model
 from .gaussian_process import cox_process, gp_classification
 from .random_effects import crossed_random_effects, random_intercepts
 from .regression import (
@@ -12,12 +19,19 @@ from .regression import (
 )
 
 __all__ = [
+    "correlated_topic_model",
     "cox_process",
     "crossed_random_effects",
+    "discrete_choice",
+    "factor_analysis",
     "gp_classification",
+    "latent_gaussian_graphical_model",
     "linear_regression",
     "logistic_regression",
+    "multiclass_gp_classification",
+    "multinomial_regression",
     "negative_binomial_regression",
+    "ordinal_regression",
     "poisson_regression",
     "probit_regression",
     "random_intercepts",

@@ -83,7 +83,7 @@ def cox_process(
         scale = numpyro.param("scale", 1.0, constraint=dist.constraints.positive)
         length = numpyro.param("length", 8.0, constraint=dist.constraints.positive)
         mean = numpyro.param("mean", 1.0)
-    covariance = _squared_exponential(t, scale, length, jitter)
+    covariance = squared_exponential(t, scale, length, jitter)
     if centered:
         f = numpyro.sample("f", dist.MultivariateNormal(mean, covariance))
     else:
@@ -141,14 +141,14 @@ def gp_classification(
         raise ValueError(f"link must be 'logit' or 'probit'; got {link!r}.")
     scale = numpyro.sample("scale", dist.HalfNormal(3.0))
     length = numpyro.sample("length", dist.LogNormal(0.5, 0.75))
-    covariance = _squared_exponential(jnp.asarray(X), scale, length, jitter)
+    covariance = squared_exponential(jnp.asarray(X), scale, length, jitter)
     f = numpyro.sample("f", dist.MultivariateNormal(0.0, covariance))
     likelihood = dist.Bernoulli(logits=f) if link == "logit" else dist.Bernoulli(probs=norm.cdf(f))
     with handlers.mask(mask=mask):
         numpyro.sample("y", likelihood, obs=y)
 
 
-def _squared_exponential(x: jax.Array, scale: jax.Array, length: jax.Array, jitter: float) -> jax.Array:
+def squared_exponential(x: jax.Array, scale: jax.Array, length: jax.Array, jitter: float) -> jax.Array:
     """Covariance matrix of the squared-exponential kernel, shape ``(n, n)``.
 
     The share ``jitter`` of the variance is added to the diagonal, and no less than ``4 n`` rounding errors, without

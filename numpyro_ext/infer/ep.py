@@ -6,6 +6,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal, Unpack
 
+from ..potentials import TemperedPotential
+from ..potentials.vector_rows import VectorRows
+from ..structure import ModelStructureError
 from . import expectation_propagation
 from .engine import Engine, EngineOptions
 from .programs import Algorithm, FitInfo
@@ -78,6 +81,17 @@ class EP(Engine):
         self.adapt_damping = adapt_damping
         self.power = power
         self.schedule = schedule
+
+    def _check_form(self, reading: Any) -> None:
+        form = reading.form(reading.initial_hyper(), reading.data)
+        for name, potential in zip(reading.factor_names, form.potentials, strict=True):
+            base = potential.base if isinstance(potential, TemperedPotential) else potential
+            if isinstance(base, VectorRows):
+                raise ModelStructureError(
+                    f"EP matches moments of one predictor per observation, and site {name!r} has "
+                    f"{base.base.dimension} each. Use VariationalGaussian or LaplaceApproximation, or write the site "
+                    "as numpyro_ext.distributions.StickBreakingCategorical, whose factors have one predictor."
+                )
 
     def _algorithm(self) -> Algorithm:
         options: dict[str, Any] = {

@@ -155,14 +155,14 @@ def _fit_field(
                 done += taken
                 trace.append(np.asarray(info.objective_trace)[:taken])
                 bar.update(taken)
-                if bool(info.converged) or taken < chunk or not bool(jnp.isfinite(log_evidence)):
+                if bool(info.converged) or taken < chunk or not np.isfinite(log_evidence):
                     break
         except KeyboardInterrupt:
             if info is None:
                 raise
             messages.append(f"Interrupted after {before + done} steps.")
         bar.update(options.num_steps - bar.n)
-    if not bool(jnp.isfinite(log_evidence)):
+    if not np.isfinite(log_evidence):
         raise not_finite_error(reading, hyper)
     last = EngineState(jnp.zeros((0,)), state, None, before + done, digest)
     converged = bool(info.converged) and not messages
@@ -296,7 +296,7 @@ def _diagnose(
 ) -> Diagnostics:
     skipped = _skipped_by_site(reading, info)
     max_change = float(info.max_change)
-    num_skipped = int(np.sum(info.skipped))
+    num_skipped = int(np.asarray(info.skipped).sum())
     if num_skipped:
         where = ", ".join(f"{len(rows)} of {name!r}" for name, rows in skipped.items())
         messages.append(f"The last step kept the old value of {num_skipped} factors: {where}.")
@@ -315,9 +315,10 @@ def _diagnose(
 
 def _skipped_by_site(reading: Any, info: Any) -> dict[str, np.ndarray]:
     flags, start, out = np.asarray(info.skipped), 0, {}
-    for name, shape in zip(reading.factor_names, reading.factor_shapes, strict=True):
-        size = int(np.prod(shape))
-        rows = np.flatnonzero(flags[start : start + size])
+    families = zip(reading.factor_names, reading.factor_shapes, reading.rows_per_observation, strict=True)
+    for name, shape, num_rows in families:
+        size = int(np.prod(shape)) * num_rows
+        rows = np.unique(np.flatnonzero(flags[start : start + size]) // num_rows)
         start += size
         if rows.size:
             out[name] = rows

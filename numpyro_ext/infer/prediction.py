@@ -25,12 +25,14 @@ def log_predictive_factors(form: LatentGaussian, mean: Array, variance: Array) -
     :return: shape ``(num_rows,)``.
     """
     means, variances = form.split_rows(mean), form.split_rows(variance)
-    terms = [p.tilted_moments(m, v).log_z for p, m, v in zip(form.potentials, means, variances, strict=True)]
+    terms = [p.log_normaliser(m, v) for p, m, v in zip(form.potentials, means, variances, strict=True)]
     return jnp.concatenate(terms) if terms else jnp.zeros((0,), mean.dtype)
 
 
 def by_site(reading: Any, values: Array, scored: Array) -> dict[str, Array]:
-    """Cut values of all factors into the observed sites, with zero where nothing is to be scored.
+    """Cut values of all rows into the observed sites, with zero where nothing is to be scored.
+
+    The rows of one observation are added up, which treats the sticks of a stick-breaking one as independent.
 
     :param reading: names and shapes of the observed sites.
     :param values: one per factor, shape ``(num_rows,)``.
@@ -39,15 +41,16 @@ def by_site(reading: Any, values: Array, scored: Array) -> dict[str, Array]:
     :raises FloatingPointError: if a kept value is ``nan``; the message names the site.
     """
     out, start = {}, 0
-    for name, shape in zip(reading.factor_names, reading.factor_shapes, strict=True):
-        stop = start + int(np.prod(shape))
+    families = zip(reading.factor_names, reading.factor_shapes, reading.rows_per_observation, strict=True)
+    for name, shape, num_rows in families:
+        stop = start + int(np.prod(shape)) * num_rows
         kept = jnp.where(scored[start:stop], values[start:stop], 0.0)
         if bool(jnp.any(jnp.isnan(kept))):
             raise FloatingPointError(
                 f"The log predictive density of site {name!r} is nan at "
                 f"{int(jnp.sum(jnp.isnan(kept)))} observations: is the observed value itself nan there?"
             )
-        out[name] = kept.reshape(shape)
+        out[name] = kept.reshape(*shape, num_rows).sum(-1)
         start = stop
     return out
 

@@ -127,6 +127,10 @@ class Potential:
         """
         return None
 
+    def log_normaliser(self, mean: ArrayLike, variance: ArrayLike) -> Array:
+        r"""Elementwise :math:`\log \int t_i(\eta) N(\eta \mid m, v)\, d\eta`: the log predictive density."""
+        return self.tilted_moments(mean, variance).log_z
+
     def derivatives(self, eta: ArrayLike) -> tuple[Array, Array, Array]:
         r"""Value, first and second derivative of :math:`\log t_i` at ``eta``, elementwise."""
         eta = jnp.asarray(eta)

@@ -12,7 +12,7 @@ import scipy.sparse
 from jax import Array
 
 from ..linalg.design import DenseDesign, Design, SparseRows
-from .dependence import DenseDependence, dependence
+from .dependence import DenseDependence, deduplicate, dependence
 from .program import Program
 
 __all__ = ["AffineRows"]
@@ -28,7 +28,8 @@ class AffineRows:
 
     :param program: the traced model.
     :param field: input value and size of each field site, in the order of the columns.
-    :param parts: pairs of a value and the flat indices of its elements to take.
+    :param parts: pairs of a value and the flat indices of its elements to take, one for each row; or two for each row,
+        whose difference is taken, with ``-1`` for nothing to subtract.
     """
 
     def __init__(self, program: Program, field: Mapping[str, tuple[int, int]], parts: Sequence[tuple[int, np.ndarray]]):
@@ -64,7 +65,7 @@ class AffineRows:
             if pattern is None:
                 pieces.append(np.full((len(rows), 1), -1, np.int64))
             else:
-                pieces.append(pattern.reshape(-1, pattern.shape[-1])[rows])
+                pieces.append(_pattern_of_rows(pattern.reshape(-1, pattern.shape[-1]), rows))
         width = max((p.shape[1] for p in pieces), default=1)
         if self.num_rows * width > 2e8:
             return None
@@ -97,7 +98,17 @@ class AffineRows:
         return SparseRows(jnp.asarray(columns), values, self.num_columns), offset
 
 
+def _pattern_of_rows(pattern: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    if rows.ndim == 1:
+        return pattern[rows]
+    plus, minus = rows.T
+    return deduplicate(np.concatenate([pattern[plus], np.where(minus[:, None] < 0, -1, pattern[minus])], axis=1))
+
+
 def _take(values: Array, rows: np.ndarray) -> Array:
+    if rows.ndim == 2:
+        plus, minus = rows.T
+        return values[plus] - jnp.where(minus < 0, 0.0, values[minus])
     if rows.shape == values.shape and np.array_equal(rows, np.arange(rows.size)):
         return values
     return values[rows]

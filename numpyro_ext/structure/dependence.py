@@ -16,7 +16,7 @@ import numpy as np
 
 from .program import Atom, Constant, Equation, Program, apply_equation, inner_jaxpr, is_opaque_call
 
-__all__ = ["DenseDependence", "Pattern", "propagate"]
+__all__ = ["DenseDependence", "Pattern", "deduplicate", "propagate"]
 
 
 class DenseDependence:
@@ -144,10 +144,11 @@ def _merge(patterns: Sequence[np.ndarray]) -> np.ndarray:
         return first
     width = sum(p.shape[-1] for p in patterns)
     _check(np.prod(first.shape[:-1]) * width)
-    return _deduplicate(np.concatenate(patterns, axis=-1))
+    return deduplicate(np.concatenate(patterns, axis=-1))
 
 
-def _deduplicate(pattern: np.ndarray) -> np.ndarray:
+def deduplicate(pattern: np.ndarray) -> np.ndarray:
+    """Keep one of equal numbers on the last axis, and pad with ``-1``."""
     if pattern.shape[-1] <= 1 or pattern.size == 0:
         return pattern
     ordered = np.sort(pattern, axis=-1)
@@ -247,7 +248,7 @@ def _reduce(pattern: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:
     kept = [i for i in range(pattern.ndim - 1) if i not in axes]
     moved = np.transpose(pattern, (*kept, *axes, pattern.ndim - 1))
     _check(moved.size)
-    return _deduplicate(moved.reshape(*(pattern.shape[i] for i in kept), -1))
+    return deduplicate(moved.reshape(*(pattern.shape[i] for i in kept), -1))
 
 
 def _cumulate(pattern: np.ndarray, axis: int, reverse: bool) -> np.ndarray:
@@ -257,7 +258,7 @@ def _cumulate(pattern: np.ndarray, axis: int, reverse: bool) -> np.ndarray:
     rows, columns = np.arange(length)[:, None], np.arange(length)[None, :]
     seen = columns >= rows if reverse else columns <= rows
     spread = np.where(seen[..., None], moved[..., None, :, :], -1)
-    out = _deduplicate(spread.reshape(*moved.shape[:-1], length * width))
+    out = deduplicate(spread.reshape(*moved.shape[:-1], length * width))
     return np.moveaxis(out, -2, axis)
 
 
@@ -273,7 +274,7 @@ def _dot(eqn: Equation, patterns: Sequence[Any], shape: tuple[int, ...]) -> np.n
         moved = np.transpose(pattern, (*batch, *free, *contract, pattern.ndim - 1))
         lead = moved.shape[: len(batch) + len(free)]
         _check(moved.size)
-        moved = _deduplicate(moved.reshape(*lead, -1))
+        moved = deduplicate(moved.reshape(*lead, -1))
         num_batch, num_other = len(batch), len(shape) - len(lead)
         if side == 0:
             moved = moved.reshape(*lead, *(1,) * num_other, moved.shape[-1])

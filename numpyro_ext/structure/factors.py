@@ -30,7 +30,9 @@ class FactorPlan(NamedTuple):
     parts: tuple[tuple[int, np.ndarray], ...]
     """Affine values and the flat indices of their elements that are the predictors, row by row."""
     shape: tuple[int, ...]
-    """Shape of the rows in the model."""
+    """Shape of the observations in the model."""
+    rows_per_observation: int
+    """One, or more for observations of several predictors; the rows of an observation follow each other."""
     build: Callable[[Env], tuple[Built, Array]]
     """From the values of hyperparameters and data: the potential and the observed mask."""
     label: str
@@ -61,12 +63,15 @@ def _recognised_plan(program: Program, name: str, traced: FactorTrace, found: Re
         mask = jnp.reshape(mask, -1)
         built = found.build(env, mask)
         if traced.scale is not None:
-            built = built._replace(potential=TemperedPotential(built.potential, jnp.reshape(scale, -1)))
-        return built, mask
+            weight = jnp.repeat(jnp.reshape(scale, -1), rows_per_observation)
+            built = built._replace(potential=TemperedPotential(built.potential, weight))
+        return built, jnp.repeat(mask, rows_per_observation) & built.observed
 
     label = found.label if traced.scale is None else f"{found.label}, weighted"
     parts = ((found.predictor, found.rows),)
-    return FactorPlan(name, parts, program.shape(traced.log_prob), build, label, traced.scale is None)
+    shape = program.shape(traced.log_prob)
+    rows_per_observation = len(found.rows) // max(int(np.prod(shape)), 1)
+    return FactorPlan(name, parts, shape, rows_per_observation, build, label, traced.scale is None)
 
 
 def _elementwise_plan(program: Program, degrees: Degrees, name: str, traced: FactorTrace) -> FactorPlan:
@@ -84,5 +89,5 @@ def _elementwise_plan(program: Program, degrees: Degrees, name: str, traced: Fac
             potential, observed = factor.build(env)
             return Built(potential), observed
 
-        return FactorPlan(name, factor.parts, factor.shape, build, "elementwise factor, by quadrature", False)
+        return FactorPlan(name, factor.parts, factor.shape, 1, build, "elementwise factor, by quadrature", False)
     raise error or ValueError("no term to read")

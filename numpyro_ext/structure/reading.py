@@ -48,7 +48,8 @@ class LatentGaussianReading:
     :ivar hyper: all other latent and ``param`` sites.
     :ivar predictive: latent sites that nothing depends on (missing observations): left out, as they integrate to one.
     :ivar factor_names: observed sites, one per family of factors of the form.
-    :ivar factor_shapes: shapes of the rows of each family.
+    :ivar factor_shapes: shapes of the observations of each family.
+    :ivar rows_per_observation: how many rows of the form each observation of a family has.
     :ivar affine_sites: field and deterministic sites that are affine in the field.
     :ivar data: the arrays that the model closed over, explicit so that forms of equal structure can be batched.
     """
@@ -109,6 +110,7 @@ class LatentGaussianReading:
                 self._constant_factors.append(name)
         self.factor_names = tuple(p.name for p in self.plans)
         self.factor_shapes = tuple(p.shape for p in self.plans)
+        self.rows_per_observation = tuple(p.rows_per_observation for p in self.plans)
         parts = [part for plan in self.plans for part in plan.parts]
         self._rows = AffineRows(self._program, self._field, parts)
         values = {n: a for n, a in self._trace.values.items() if n not in self.predictive}

@@ -27,6 +27,15 @@ from ..potentials import (
     StudentTPotential,
 )
 from ..potentials.base import Potential
+from ..potentials.categorical import MultinomialProbitPotential, SoftmaxPotential
+from ..potentials.ordinal import (
+    AdjacentCategoryPotential,
+    ContinuationRatioPotential,
+    CumulativeLogitPotential,
+    CumulativeProbitPotential,
+)
+from ..potentials.stick_breaking import stick_breaking_labels
+from ..potentials.vector_rows import VectorRows, row_directions
 from .degrees import Degree, Degrees, affine_cuts
 from .dependence import dependence
 from .program import Atom, Program
@@ -44,6 +53,8 @@ class Built(NamedTuple):
     potential: Potential
     sign: float = 1.0
     shift: Any = 0.0
+    observed: Any = True
+    """Which rows have a factor at all, besides what the mask of the model says."""
 
 
 class Recognised(NamedTuple):
@@ -51,6 +62,7 @@ class Recognised(NamedTuple):
 
     predictor: int
     rows: np.ndarray
+    """Flat indices of the elements that are predictors; pairs of them where rows are differences."""
     build: Callable[[Env, Array], Built]
     """From hyperparameters, data and the observed mask."""
     label: str
@@ -87,6 +99,13 @@ _FAMILIES: dict[str, dict[str, tuple[str, ...]]] = {
     "gamma_poisson": {"rate": ("exp",)},
     "rectified_linear_poisson": {"predictor": ("identity",)},
     "softplus_poisson": {"predictor": ("identity",)},
+    "categorical_logits": {"logits": ("identity",)},
+    "multinomial_probit": {"predictor": ("identity",)},
+    "stick_breaking": {"logits": ("identity",)},
+    "ordered_logistic": {"predictor": ("identity",)},
+    "ordered_probit": {"predictor": ("identity",)},
+    "continuation_ratio": {"predictor": ("identity",)},
+    "adjacent_category": {"predictor": ("identity",)},
 }
 
 
@@ -104,10 +123,18 @@ def recognise(program: Program, degrees: Degrees, traced: FactorTrace, probe: En
     if (degrees.of(leaf) == Degree.AFFINE) != ("identity" in links):
         return None
     if degrees.of(leaf) == Degree.AFFINE:
-        size = int(np.prod(program.shape(leaf)))
         build = _builder(program, family, traced, leaf, leaf, _Link("identity", 1.0, 0.0, 0.0))
-        return Recognised(leaf, np.arange(size), build, f"{family.replace('_', ' ')}")
+        return Recognised(leaf, _rows(family, program.shape(leaf)), build, f"{family.replace('_', ' ')}")
     return _behind_a_link(program, degrees, family, traced, leaf, links, probe)
+
+
+def _rows(family: str, shape: tuple[int, ...]) -> np.ndarray:
+    index = np.arange(int(np.prod(shape)))
+    if family not in ("categorical_logits", "multinomial_probit"):
+        return index
+    plus, minus = row_directions(shape[-1]).T
+    groups = index.reshape(-1, shape[-1])
+    return np.stack([groups[:, plus], np.where(minus < 0, -1, groups[:, minus])], axis=-1).reshape(-1, 2)
 
 
 def _behind_a_link(
@@ -185,7 +212,10 @@ def _builder(
 
     def build(env: Env, mask: Array) -> Built:
         atoms = [traced.value, *(traced.parameters[n] for n in names)]
-        value, *others = (jnp.reshape(v, -1) for v in program.evaluate(atoms, env))
+        value, *others = program.evaluate(atoms, env)
+        # a vector parameter keeps its last axis
+        others = [jnp.reshape(v, (-1, *v.shape[value.ndim :])) for v in others]
+        value = jnp.reshape(value, -1)
         given = dict(zip(names, others, strict=True))
         # what is missing may be coded as anything: give masked rows a harmless value unless theirs is usable
         is_usable = jnp.isfinite(value) & ((value >= 0) | (not _is_count(family)))
@@ -194,9 +224,41 @@ def _builder(
         if link.name in ("exp", "softplus", "rectified linear"):
             at = jnp.full(program.shape(predictor), link.scale_at, dtype)
             scale = jnp.reshape(program.evaluate([leaf], {**env, predictor: at})[0], -1) / link.value_at
+        if family in _CATEGORICAL:
+            return _make_categorical(family, value, given, program.shape(leaf)[-1])
         return _make(family, link, value, given, scale)
 
     return build
+
+
+_CATEGORICAL = (
+    "categorical_logits",
+    "multinomial_probit",
+    "stick_breaking",
+    "ordered_logistic",
+    "ordered_probit",
+    "continuation_ratio",
+    "adjacent_category",
+)
+
+
+def _make_categorical(family: str, value: Array, given: dict[str, Array], num_predictors: int) -> Built:
+    """:param int num_predictors: length of the vector of predictors, if the family has one."""
+    if family == "stick_breaking":
+        labels, observed = stick_breaking_labels(value, num_predictors)
+        return Built(LogitPotential(jnp.reshape(labels, -1)), observed=jnp.reshape(observed, -1))
+    label = value.astype(int)
+    if family == "categorical_logits":
+        return Built(VectorRows(SoftmaxPotential(label, num_predictors)))
+    if family == "multinomial_probit":
+        return Built(VectorRows(MultinomialProbitPotential(label, num_predictors)))
+    if family == "ordered_logistic":
+        return Built(CumulativeLogitPotential(label, given["cutpoints"]))
+    if family == "ordered_probit":
+        return Built(CumulativeProbitPotential(label, given["cutpoints"]))
+    if family == "continuation_ratio":
+        return Built(ContinuationRatioPotential(label, given["thresholds"]))
+    return Built(AdjacentCategoryPotential(label, given["thresholds"], given["scores"]))
 
 
 def _is_count(family: str) -> bool:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -16,11 +17,24 @@ from numpyro import handlers
 from numpyro.distributions import biject_to
 from numpyro.primitives import Messenger
 
-from ..distributions import RectifiedLinearPoisson, SoftplusPoisson
+from ..distributions import (
+    AdjacentCategory,
+    ContinuationRatio,
+    MultinomialProbit,
+    OrderedProbit,
+    RectifiedLinearPoisson,
+    SoftplusPoisson,
+    StickBreakingCategorical,
+)
 from .errors import ModelStructureError
 from .priors import is_gaussian, location, mask_of, prior_block, shift_to_value, unwrap
+from .program import Constant, make_program
 
 __all__ = ["FactorTrace", "ModelTrace", "SiteInfo", "inspect_sites", "trace_with_innovations"]
+
+
+_COMPILED: OrderedDict[Any, Any] = OrderedDict()
+_MAX_COMPILED = 64
 
 
 class SiteInfo(NamedTuple):
@@ -69,7 +83,8 @@ class FactorTrace(NamedTuple):
     scale: Any
     value: Any
     parameters: dict[str, Any]
-    """Parameters of the distribution, if it is of a known family, broadcast to the shape of ``log_prob``."""
+    """Parameters of the distribution, if it is of a known family, broadcast to the shape of ``log_prob``, and for
+    those that are vectors one axis more."""
     constant: Any
     """A term to add to the log density (log determinants)."""
     family: Any
@@ -101,6 +116,24 @@ _FAMILIES: dict[type, tuple[str, tuple[str, ...]]] = {
     dist.NegativeBinomialProbs: ("gamma_poisson", ("concentration", "rate")),
     RectifiedLinearPoisson: ("rectified_linear_poisson", ("predictor", "exposure", "offset")),
     SoftplusPoisson: ("softplus_poisson", ("predictor", "exposure", "offset")),
+    dist.CategoricalLogits: ("categorical_logits", ("logits",)),
+    MultinomialProbit: ("multinomial_probit", ("predictor",)),
+    StickBreakingCategorical: ("stick_breaking", ("logits",)),
+    dist.OrderedLogistic: ("ordered_logistic", ("predictor", "cutpoints")),
+    OrderedProbit: ("ordered_probit", ("predictor", "cutpoints")),
+    ContinuationRatio: ("continuation_ratio", ("predictor", "thresholds")),
+    AdjacentCategory: ("adjacent_category", ("predictor", "thresholds", "scores")),
+}
+# parameters with an axis of their own after the shape of the observations
+_VECTOR_PARAMETERS = {
+    ("categorical_logits", "logits"),
+    ("multinomial_probit", "predictor"),
+    ("stick_breaking", "logits"),
+    ("ordered_logistic", "cutpoints"),
+    ("ordered_probit", "cutpoints"),
+    ("continuation_ratio", "thresholds"),
+    ("adjacent_category", "thresholds"),
+    ("adjacent_category", "scores"),
 }
 
 
@@ -178,10 +211,15 @@ def _factor(site: dict[str, Any]) -> FactorTrace:
         mask,
         None if scale is None else jnp.broadcast_to(scale, shape),
         jnp.broadcast_to(value, shape) if names else value,
-        {n: jnp.broadcast_to(getattr(base, n), shape) for n in names},
+        {n: _broadcast_parameter(family, n, getattr(base, n), shape) for n in names},
         constant,
         Static(family),
     )
+
+
+def _broadcast_parameter(family: str | None, name: str, value: Any, shape: tuple[int, ...]) -> Array:
+    own = jnp.shape(value)[-1:] if (family, name) in _VECTOR_PARAMETERS else ()
+    return jnp.broadcast_to(value, (*shape, *own))
 
 
 def _whiten(base: Any, value: Array) -> tuple[Array, Array]:
@@ -233,7 +271,7 @@ def inspect_sites(model: Callable[..., Any], args: tuple, kwargs: dict, rng_key:
 
     try:
         try:
-            arrays = jax.jit(run)(rng_key)
+            arrays = _run_compiled(run, rng_key)
         except (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError, TypeError):
             arrays = run(rng_key)
     except (TypeError, ValueError) as error:
@@ -244,6 +282,25 @@ def inspect_sites(model: Callable[..., Any], args: tuple, kwargs: dict, rng_key:
         ) from error
     kinds = ("sample", "param", "deterministic", "plate")
     return {n: _inspect(n, {**site, **arrays.get(n, {})}) for n, site in static.items() if site["type"] in kinds}
+
+
+def _run_compiled(run: Callable[[Array], Any], rng_key: Array) -> Any:
+    """``run(rng_key)`` by a compiled function that is shared by all runs of the same operations on other data."""
+    program, output = make_program(run, rng_key)
+    leaves, structure = jax.tree.flatten(output, is_leaf=lambda leaf: isinstance(leaf, Constant))
+    key = (program.fingerprint(), tuple(leaf for leaf in leaves if isinstance(leaf, int)))
+    if key not in _COMPILED:
+
+        def evaluate(inputs: Sequence[Any], data: Sequence[Any]) -> list[Any]:
+            env = dict(zip((*program.inputs, *program.constants), (*inputs, *data), strict=True))
+            return program.evaluate(leaves, env)
+
+        _COMPILED[key] = jax.jit(evaluate)
+        while len(_COMPILED) > _MAX_COMPILED:
+            _COMPILED.popitem(last=False)
+    _COMPILED.move_to_end(key)
+    values = _COMPILED[key](jax.tree.leaves(rng_key), program.data)
+    return jax.tree.unflatten(structure, values)
 
 
 def _inspect(name: str, site: dict[str, Any]) -> SiteInfo:

@@ -1,0 +1,211 @@
+"""Categories and ordered categories: regression, Gaussian processes and choices among products."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpyro
+import numpyro.distributions as dist
+from jax.typing import ArrayLike
+from numpyro import handlers
+
+from numpyro_ext.distributions import (
+    AdjacentCategory,
+    ContinuationRatio,
+    MultinomialProbit,
+    OrderedProbit,
+    StickBreakingCategorical,
+)
+
+from .gaussian_process import squared_exponential
+
+__all__ = ["discrete_choice", "multiclass_gp_classification", "multinomial_regression", "ordinal_regression"]
+
+_LIKELIHOODS = ("softmax", "stick-breaking", "probit")
+_ORDINAL = ("cumulative-logit", "cumulative-probit", "continuation-ratio", "adjacent-category")
+
+
+def _categories(likelihood: str, predictor: jax.Array) -> dist.Distribution:
+    if likelihood == "softmax":
+        return dist.Categorical(logits=predictor)
+    return StickBreakingCategorical(predictor) if likelihood == "stick-breaking" else MultinomialProbit(predictor)
+
+
+def _num_predictors(likelihood: str, num_categories: int) -> int:
+    if likelihood not in _LIKELIHOODS:
+        raise ValueError(f"likelihood must be one of {_LIKELIHOODS}; got {likelihood!r}.")
+    return num_categories - (likelihood == "stick-breaking")
+
+
+def multinomial_regression(
+    X: ArrayLike,
+    y: ArrayLike | None = None,
+    mask: ArrayLike = True,
+    *,
+    num_categories: int,
+    likelihood: str = "softmax",
+    coefficient_scale: float = 2.5,
+) -> None:
+    r"""Regression of a category on covariates, with one linear predictor for each category.
+
+    .. math:: \eta_i = a + B^T x_i, \qquad y_i \sim p(\,\cdot \mid \eta_i)
+
+    (Khan, 2012, table 1.1, polychotomous regression). Sites: ``intercept``, ``coefficients`` and ``y``.
+
+    **Example:**
+
+    .. doctest::
+
+        >>> import jax.numpy as jnp
+        >>> from jax import random
+        >>> from numpyro.infer import Predictive
+        >>> from numpyro_ext.models import multinomial_regression
+        >>> X = random.normal(random.key(0), (10, 2))
+        >>> draws = Predictive(multinomial_regression, num_samples=5)(random.key(1), X, num_categories=3)
+        >>> print(draws["coefficients"].shape, draws["y"].shape)
+        (5, 2, 3) (5, 10)
+
+    :param X: covariates, shape ``(n, d)``.
+    :param y: categories ``0, ..., num_categories - 1``, shape ``(n,)``; ``None`` samples them.
+    :param mask: false where a category is missing or held out; broadcasts against ``y``.
+    :param int num_categories: number of categories.
+    :param str likelihood: ``"softmax"`` or ``"probit"``, with a predictor for every category, or ``"stick-breaking"``,
+        with one fewer.
+    :param float coefficient_scale: prior standard deviation of intercepts and coefficients.
+    :raises ValueError: if the likelihood is unknown.
+    """
+    X = jnp.asarray(X)
+    size = _num_predictors(likelihood, num_categories)
+    prior = dist.Normal(0.0, coefficient_scale)
+    intercept = numpyro.sample("intercept", prior.expand([size]).to_event(1))
+    coefficients = numpyro.sample("coefficients", prior.expand([X.shape[1], size]).to_event(2))
+    with handlers.mask(mask=mask):
+        numpyro.sample("y", _categories(likelihood, X @ coefficients + intercept), obs=y)
+
+
+def multiclass_gp_classification(
+    X: ArrayLike,
+    y: ArrayLike | None = None,
+    mask: ArrayLike = True,
+    *,
+    num_categories: int,
+    likelihood: str = "softmax",
+    jitter: float = 1e-6,
+) -> None:
+    r"""Classification into several classes with one Gaussian process for each of them.
+
+    .. math:: f_k \sim \mathcal{GP}(0, k), \qquad y_i \sim p(\,\cdot \mid f_1(x_i), f_2(x_i), \dots)
+
+    with the kernel of :func:`~numpyro_ext.models.gp_classification`, the same for all classes (Khan, 2012,
+    section 5.7). Sites: ``scale``, ``length``, ``f`` of shape ``(classes, n)`` and ``y``.
+
+    :param X: inputs, shape ``(n, d)`` or ``(n,)``.
+    :param y: classes ``0, ..., num_categories - 1``, shape ``(n,)``; ``None`` samples them.
+    :param mask: false where a class is missing or held out; broadcasts against ``y``.
+    :param int num_categories: number of classes.
+    :param str likelihood: as for :func:`multinomial_regression`.
+    :param float jitter: share of the squared scale added to the variances of ``f``.
+    :raises ValueError: if the likelihood is unknown.
+    """
+    size = _num_predictors(likelihood, num_categories)
+    scale = numpyro.sample("scale", dist.HalfNormal(3.0))
+    length = numpyro.sample("length", dist.LogNormal(0.5, 0.75))
+    covariance = squared_exponential(jnp.asarray(X), scale, length, jitter)
+    with numpyro.plate("classes", size):
+        f = numpyro.sample("f", dist.MultivariateNormal(0.0, covariance))
+    with handlers.mask(mask=mask):
+        numpyro.sample("y", _categories(likelihood, f.T), obs=y)
+
+
+def ordinal_regression(
+    X: ArrayLike,
+    y: ArrayLike | None = None,
+    mask: ArrayLike = True,
+    *,
+    num_categories: int,
+    likelihood: str = "cumulative-logit",
+    coefficient_scale: float = 2.5,
+) -> None:
+    r"""Regression of an ordered category on covariates, with one predictor and thresholds between the categories.
+
+    The predictor is :math:`x_i^T \beta` (no intercept: it is in the thresholds); larger ones favour later categories
+    (Khan, 2012, chapter 6). Sites: ``coefficients``, ``thresholds`` and ``y``.
+
+    **Example:**
+
+    .. doctest::
+
+        >>> import jax.numpy as jnp
+        >>> from jax import random
+        >>> from numpyro.infer import Predictive
+        >>> from numpyro_ext.models import ordinal_regression
+        >>> X = random.normal(random.key(0), (10, 2))
+        >>> draws = Predictive(ordinal_regression, num_samples=5)(random.key(1), X, num_categories=4)
+        >>> print(draws["thresholds"].shape, draws["y"].shape)
+        (5, 3) (5, 10)
+
+    :param X: covariates, shape ``(n, d)``.
+    :param y: categories ``0, ..., num_categories - 1``, shape ``(n,)``; ``None`` samples them.
+    :param mask: false where a category is missing or held out; broadcasts against ``y``.
+    :param int num_categories: number of categories.
+    :param str likelihood: ``"cumulative-logit"``, ``"cumulative-probit"``, ``"continuation-ratio"`` or
+        ``"adjacent-category"``.
+    :param float coefficient_scale: prior standard deviation of the coefficients and of the thresholds.
+    :raises ValueError: if the likelihood is unknown.
+    """
+    if likelihood not in _ORDINAL:
+        raise ValueError(f"likelihood must be one of {_ORDINAL}; got {likelihood!r}.")
+    X = jnp.asarray(X)
+    prior = dist.Normal(0.0, coefficient_scale)
+    coefficients = numpyro.sample("coefficients", prior.expand([X.shape[1]]).to_event(1))
+    free = prior.expand([num_categories - 1]).to_event(1)
+    ordered = dist.TransformedDistribution(free, dist.transforms.OrderedTransform())
+    thresholds = numpyro.sample("thresholds", ordered)
+    predictor = X @ coefficients
+    distribution: dist.Distribution
+    if likelihood == "cumulative-logit":
+        distribution = dist.OrderedLogistic(predictor, thresholds)
+    elif likelihood == "cumulative-probit":
+        distribution = OrderedProbit(predictor, thresholds)
+    elif likelihood == "continuation-ratio":
+        distribution = ContinuationRatio(predictor, thresholds)
+    else:
+        distribution = AdjacentCategory(predictor, thresholds)
+    with handlers.mask(mask=mask):
+        numpyro.sample("y", distribution, obs=y)
+
+
+def discrete_choice(
+    attributes: ArrayLike,
+    choices: ArrayLike | None = None,
+    mask: ArrayLike = True,
+    *,
+    priors: bool = True,
+) -> None:
+    r"""Choices among products by agents with different tastes (mixed logit, random utility).
+
+    .. math:: z_n \sim N(\mu, \mathrm{diag}(\tau^2)), \qquad y_{nd} \sim \mathrm{softmax}(X_{nd} z_n)
+
+    Agent :math:`n` chooses in decision :math:`d` the product whose utility, :math:`X_{nd} z_n` plus independent Gumbel
+    noise, is largest (Khan, 2012, section 1.2.2). Sites: ``mean`` (:math:`\mu`), ``scale`` (:math:`\tau`), ``tastes``
+    (:math:`z`, deterministic), ``standardised`` and ``choices``.
+
+    :param attributes: :math:`X`, shape ``(agents, decisions, products, attributes)``.
+    :param choices: chosen products, shape ``(agents, decisions)``; ``None`` samples them.
+    :param mask: false where a choice is missing or held out; broadcasts against ``choices``.
+    :param bool priors: whether ``mean`` and ``scale`` are sample sites; if not, ``param`` sites without priors.
+    """
+    X = jnp.asarray(attributes)
+    num_agents, size = X.shape[0], X.shape[3]
+    if priors:
+        mean = numpyro.sample("mean", dist.Normal(0.0, 2.0).expand([size]).to_event(1))
+        scale = numpyro.sample("scale", dist.HalfNormal(1.0).expand([size]).to_event(1))
+    else:
+        mean = numpyro.param("mean", jnp.zeros(size))
+        scale = numpyro.param("scale", jnp.ones(size), constraint=dist.constraints.positive)
+    with numpyro.plate("agents", num_agents):
+        standardised = numpyro.sample("standardised", dist.Normal(0.0, 1.0).expand([size]).to_event(1))
+    tastes = numpyro.deterministic("tastes", mean + scale * standardised)
+    with handlers.mask(mask=mask):
+        logits = jnp.einsum("ndkl,nl->ndk", X, tastes)
+        numpyro.sample("choices", dist.Categorical(logits=logits).to_event(1), obs=choices)

@@ -1,0 +1,97 @@
+"""Vector factors in the clothes of scalar ones: directions in which their sites are independent."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.typing import ArrayLike
+
+from .base import ExpectedLogDensity, Potential, TiltedMoments, potential
+from .vector import VectorPotential
+
+__all__ = ["VectorRows", "row_directions"]
+
+
+def row_directions(dimension: int) -> np.ndarray:
+    """The rows that one vector factor has: each of its predictors, then each difference of two of them.
+
+    :param int dimension: ``K``, the number of predictors.
+    :return: for each of the ``K (K + 1) / 2`` rows the predictor that is added and the one that is subtracted, ``-1``
+        for none.
+    """
+    units = [(k, -1) for k in range(dimension)]
+    return np.array(units + [(j, k) for j in range(dimension) for k in range(j + 1, dimension)])
+
+
+@potential
+class VectorRows(Potential):
+    r"""Factors of ``K`` predictors, laid out as ``K (K + 1) / 2`` rows each: see :func:`row_directions`.
+
+    The matrices :math:`a_r a_r^T` of the rows :math:`\eta_k` and :math:`\eta_j - \eta_k` are a basis of the symmetric
+    matrices. So the covariance of the ``K`` predictors is known from the variances of the rows, and any Gaussian site
+    with a :math:`K \times K` precision is a product of scalar sites on the rows. Algorithms that work with one number
+    per row treat vector factors unchanged; for softmax all these precisions are non-negative.
+
+    Values stand on the first row of each factor, with zero on the others.
+
+    :param VectorPotential base: the factors.
+    """
+
+    base: VectorPotential
+
+    @property
+    def is_log_concave(self) -> bool:  # type: ignore[override]
+        return self.base.is_log_concave
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of one factor."""
+        return self.base.dimension * (self.base.dimension + 1) // 2
+
+    def log_density(self, eta: ArrayLike) -> Array:
+        return self._on_first_row(self.base.log_density(self._predictors(eta)))
+
+    def derivatives(self, eta: ArrayLike) -> tuple[Array, Array, Array]:
+        """Value, slope and curvature of rows: the Hessian is the sum of curvatures times :math:`a_r a_r^T`."""
+        value, gradient, hessian = self.base.derivatives(self._predictors(eta))
+        return self._on_first_row(value), self._on_units(gradient), self._weights(hessian)
+
+    def expected_log_density(self, mean: ArrayLike, variance: ArrayLike) -> ExpectedLogDensity:
+        """Gaussian expectations from the moments of the rows, which must be those of one joint Gaussian."""
+        value, slope, matrix = self.base.expected_log_density(*self.joint_moments(mean, variance))
+        return ExpectedLogDensity(self._on_first_row(value), self._on_units(slope), self._weights(matrix))
+
+    def joint_moments(self, mean: ArrayLike, variance: ArrayLike) -> tuple[Array, Array]:
+        """Means ``(n, K)`` and covariances ``(n, K, K)`` of the predictors, from the moments of the rows."""
+        size = self.base.dimension
+        rows = jnp.reshape(jnp.asarray(variance), (-1, self.num_rows))
+        own = rows[:, :size]
+        j, k = np.triu_indices(size, 1)
+        cross = 0.5 * (own[:, j] + own[:, k] - rows[:, size:])
+        covariance = jnp.zeros((rows.shape[0], size, size), rows.dtype)
+        covariance = covariance.at[:, j, k].set(cross).at[:, k, j].set(cross)
+        return self._predictors(mean), covariance.at[:, np.arange(size), np.arange(size)].set(own)
+
+    def tilted_moments(self, mean: ArrayLike, variance: ArrayLike, power: ArrayLike = 1.0) -> TiltedMoments:
+        """:raises NotImplementedError: always; moment matching is offered for one predictor only."""
+        raise NotImplementedError(
+            f"{type(self.base).__name__} has {self.base.dimension} predictors: no tilted moments."
+        )
+
+    def log_normaliser(self, mean: ArrayLike, variance: ArrayLike) -> Array:
+        return self._on_first_row(self.base.log_normaliser(*self.joint_moments(mean, variance)))
+
+    def _predictors(self, rows: ArrayLike) -> Array:
+        return jnp.reshape(jnp.asarray(rows), (-1, self.num_rows))[:, : self.base.dimension]
+
+    def _on_first_row(self, value: Array) -> Array:
+        return jnp.pad(value[:, None], ((0, 0), (0, self.num_rows - 1))).reshape(-1)
+
+    def _on_units(self, gradient: Array) -> Array:
+        return jnp.pad(gradient, ((0, 0), (0, self.num_rows - self.base.dimension))).reshape(-1)
+
+    def _weights(self, matrix: Array) -> Array:
+        r"""The numbers :math:`w_r` with :math:`\sum_r w_r a_r a_r^T` equal to a symmetric matrix."""
+        j, k = np.triu_indices(self.base.dimension, 1)
+        return jnp.concatenate([jnp.sum(matrix, axis=-1), -matrix[:, j, k]], axis=-1).reshape(-1)

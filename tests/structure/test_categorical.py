@@ -1,0 +1,145 @@
+"""Observations of several categories: how they are read, and what follows from it."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from jax.flatten_util import ravel_pytree
+from numpyro.handlers import mask
+from numpyro.infer.util import log_density
+
+from numpyro_ext.distributions import (
+    AdjacentCategory,
+    ContinuationRatio,
+    MultinomialProbit,
+    OrderedProbit,
+    StickBreakingCategorical,
+)
+from numpyro_ext.infer import EP, LaplaceApproximation
+from numpyro_ext.structure import ModelStructureError, read_latent_gaussian
+
+RNG = np.random.default_rng(0)
+X = jnp.asarray(RNG.standard_normal((7, 2)))
+LABEL = jnp.array([0, 2, 1, 1, 0, 2, 2])
+KEPT = np.arange(7) != 2
+GROUP = jnp.array([0, 0, 1, 1, 2, 2, 3])
+THRESHOLDS = jnp.array([-0.5, 0.5])
+
+
+def coefficients(*shape):
+    return numpyro.sample("W", dist.Normal(0.0, 1.0).expand(list(shape)).to_event(len(shape)))
+
+
+def softmax(X, label):
+    intercept = numpyro.sample("b", dist.Normal(0.0, 2.0).expand([3]).to_event(1))
+    logits = X @ coefficients(2, 3) + intercept
+    with mask(mask=KEPT):
+        numpyro.sample("y", dist.Categorical(logits=logits), obs=label)
+
+
+def pinned(X, label):
+    logits = jnp.concatenate([jnp.zeros((7, 1)), X @ coefficients(2, 2)], axis=1)
+    numpyro.sample("y", dist.Categorical(logits=logits), obs=label)
+
+
+def weighted(X, label):
+    logits = X @ coefficients(2, 3)
+    with numpyro.handlers.scale(scale=2.5):
+        numpyro.sample("y", dist.Categorical(logits=logits), obs=label)
+
+
+def gaussian_processes(X, label):
+    kernel = jnp.exp(-0.5 * (X[:, :1] - X[:, 0]) ** 2) + 1e-6 * jnp.eye(7)
+    with numpyro.plate("classes", 3):
+        f = numpyro.sample("f", dist.MultivariateNormal(jnp.zeros(7), kernel))
+    numpyro.sample("y", dist.Categorical(logits=f.T), obs=label)
+
+
+def varying_intercepts(X, label):
+    scale = numpyro.sample("scale", dist.HalfNormal(1.0))
+    with numpyro.plate("groups", 4):
+        a = numpyro.sample("a", dist.Normal(0.0, scale).expand([3]).to_event(1))
+    numpyro.sample("y", dist.Categorical(logits=a[GROUP]), obs=label)
+
+
+def probit(X, label):
+    numpyro.sample("y", MultinomialProbit(X @ coefficients(2, 3)), obs=label)
+
+
+def stick_breaking(X, label):
+    logits = X @ coefficients(2, 2)
+    with mask(mask=KEPT):
+        numpyro.sample("y", StickBreakingCategorical(logits), obs=label)
+
+
+def ordered_logistic(X, label):
+    prior = dist.TransformedDistribution(
+        dist.Normal(0.0, 1.0).expand([2]).to_event(1), dist.transforms.OrderedTransform()
+    )
+    cutpoints = numpyro.sample("cutpoints", prior)
+    numpyro.sample("y", dist.OrderedLogistic(X @ coefficients(2), cutpoints), obs=label)
+
+
+def ordered_probit(X, label):
+    numpyro.sample("y", OrderedProbit(X @ coefficients(2), THRESHOLDS), obs=label)
+
+
+def continuation_ratio(X, label):
+    numpyro.sample("y", ContinuationRatio(X @ coefficients(2), THRESHOLDS), obs=label)
+
+
+def adjacent_category(X, label):
+    numpyro.sample("y", AdjacentCategory(X @ coefficients(2), THRESHOLDS), obs=label)
+
+
+VECTOR = [softmax, pinned, weighted, gaussian_processes, varying_intercepts, probit]
+SCALAR = [stick_breaking, ordered_logistic, ordered_probit, continuation_ratio, adjacent_category]
+
+
+@pytest.mark.parametrize("model", [*VECTOR, *SCALAR])
+def test_density_is_that_of_numpyro(model):
+    reading = read_latent_gaussian(model, (X, LABEL))
+    assert "quadrature" not in reading.describe()
+    assert reading.factor_shapes == ((7,),)
+    hyper = reading.initial_hyper()
+    e = jnp.asarray(np.random.default_rng(1).standard_normal(reading.form(hyper).num_columns))
+    values = {name: value for name, value in reading.values(hyper, e).items() if name in reading.field}
+    expected, _ = log_density(model, (X, LABEL), {}, {**values, **hyper})
+    found = reading.form(hyper).log_density(e) + reading.log_prior(hyper)
+    np.testing.assert_allclose(found, expected, rtol=1e-10)
+
+
+def test_groups_are_blocks():
+    reading = read_latent_gaussian(varying_intercepts, (X, LABEL))
+    assert reading.form(reading.initial_hyper()).blocks.columns.shape == (4, 3)
+
+
+@pytest.mark.parametrize("model", [softmax, probit])
+def test_laplace_finds_the_mode_and_its_curvature(model):
+    engine = LaplaceApproximation(model, tol=1e-8)
+    engine.run(jax.random.key(0), X, LABEL)
+    assert engine.diagnostics.converged
+    sites = {name: engine.posterior[name].mean for name in ("W", "b") if name in engine.posterior}
+    mode, unravel = ravel_pytree(sites)
+
+    def negative_log_density(values):
+        return -log_density(model, (X, LABEL), {}, unravel(values))[0]
+
+    np.testing.assert_allclose(jax.grad(negative_log_density)(mode), 0.0, atol=1e-7)
+    covariance = np.linalg.inv(jax.hessian(negative_log_density)(mode))
+    variances, _ = ravel_pytree({name: engine.posterior[name].variance for name in sites})
+    np.testing.assert_allclose(variances, np.diagonal(covariance), rtol=1e-6)
+
+
+def test_ep_refuses_vector_factors_and_says_what_to_use():
+    with pytest.raises(ModelStructureError, match=r"'y' has 3 each.*StickBreakingCategorical"):
+        EP(softmax).run(jax.random.key(0), X, LABEL)
+
+
+def test_ep_takes_stick_breaking():
+    engine = EP(stick_breaking)
+    engine.run(jax.random.key(0), X, LABEL)
+    assert engine.diagnostics.converged
+    assert engine.log_predictive(X, LABEL)["y"].shape == (7,)
