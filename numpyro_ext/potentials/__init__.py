@@ -1,11 +1,13 @@
-"""Scalar factors ``t(eta)`` of a model: log densities, tilted moments and derivatives, elementwise and in pure JAX."""
+"""Factors ``t(eta)`` of a model, scalar or of a few predictors: log densities, moments, expectations; pure JAX."""
 
 from .base import ExpectedLogDensity, LogisticTerms, Potential, TiltedMoments, potential
 from .binary import BinomialLogitPotential, LogitPotential, ProbitPotential
+from .categorical import MultinomialProbitPotential, SoftmaxPotential
 from .elementwise import ElementwisePotential, TemperedPotential
 from .expectation import expected_log_density, expected_logistic_terms
 from .gaussian import GaussianPotential
 from .laplace import LaplacePotential
+from .log_sum_exp_bounds import ExpectedLogSumExp, LogSumExpBound, log_sum_exp_bound
 from .logistic_bounds import (
     BohningBound,
     BoundedPotential,
@@ -19,29 +21,46 @@ from .logistic_bounds import (
 from .logistic_expectation import expected_log_partition
 from .negative_binomial import NegativeBinomialExpPotential, NegativeBinomialLogitPotential
 from .normal import TruncatedNormal, erfcx, inverse_mills_ratio, log_ndtr, truncated_normal
+from .normal_interval import NormalInterval, normal_interval
+from .ordinal import (
+    AdjacentCategoryPotential,
+    ContinuationRatioPotential,
+    CumulativeLogitPotential,
+    CumulativeProbitPotential,
+)
 from .piecewise import PiecewiseCoefficients, minimax_pieces
 from .poisson import PoissonExpPotential, PoissonSoftplusPotential
 from .quadrature import gaussian_expectation, tilted_moments
 from .rectified_linear_poisson import RectifiedLinearPoissonPotential, rectified_linear_poisson_moments
+from .stick_breaking import stick_breaking_labels
 from .stochastic_volatility import StochasticVolatilityPotential
 from .student_t import StudentTPotential
+from .vector import VectorExpectedLogDensity, VectorPotential
 
 __all__ = [
+    "AdjacentCategoryPotential",
     "BinomialLogitPotential",
     "BohningBound",
     "BoundedPotential",
+    "ContinuationRatioPotential",
+    "CumulativeLogitPotential",
+    "CumulativeProbitPotential",
     "ElementwisePotential",
     "ExactExpectation",
     "ExpectedLogDensity",
+    "ExpectedLogSumExp",
     "GaussianPotential",
     "JaakkolaBound",
     "LaplacePotential",
+    "LogSumExpBound",
     "LogisticBound",
     "LogisticTerms",
     "LogitPotential",
     "MinimumBound",
+    "MultinomialProbitPotential",
     "NegativeBinomialExpPotential",
     "NegativeBinomialLogitPotential",
+    "NormalInterval",
     "PiecewiseBound",
     "PiecewiseCoefficients",
     "PoissonExpPotential",
@@ -49,11 +68,14 @@ __all__ = [
     "Potential",
     "ProbitPotential",
     "RectifiedLinearPoissonPotential",
+    "SoftmaxPotential",
     "StochasticVolatilityPotential",
     "StudentTPotential",
     "TemperedPotential",
     "TiltedMoments",
     "TruncatedNormal",
+    "VectorExpectedLogDensity",
+    "VectorPotential",
     "erfcx",
     "expected_log_density",
     "expected_log_partition",
@@ -61,10 +83,13 @@ __all__ = [
     "gaussian_expectation",
     "inverse_mills_ratio",
     "log_ndtr",
+    "log_sum_exp_bound",
     "logistic_bound",
     "minimax_pieces",
+    "normal_interval",
     "potential",
     "rectified_linear_poisson_moments",
+    "stick_breaking_labels",
     "tilted_moments",
     "truncated_normal",
 ]
