@@ -4,23 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, ClassVar, Literal, NamedTuple, Unpack, get_args
+from typing import Any, Literal, NamedTuple, Unpack, get_args
 
 import jax.numpy as jnp
 import numpy as np
 
 from ..linalg.prior import FlatPrior
-from ..potentials.logistic_bounds import BoundedPotential, LogisticBound, logistic_bound
 from ..structure import ModelStructureError
 from ..structure.latent_gaussian import LatentGaussian
 from . import variational_coordinate, variational_gaussian, variational_reference
+from .bound_choice import BoundName, SiteBound, check_name, choose_bound, with_bound
 from .engine import Engine, EngineOptions
 from .programs import Algorithm, FitInfo
 
 __all__ = ["VariationalGaussian"]
 
 Method = Literal["natural-gradient", "coordinate", "cholesky", "opper-archambeau"]
-Bound = str | tuple[str, ...]
 
 _NUM_STEPS: dict[str, int] = {"natural-gradient": 200, "coordinate": 100, "cholesky": 5000, "opper-archambeau": 5000}
 
@@ -63,7 +62,8 @@ class VariationalGaussian(Engine):
     :param model: a NumPyro model.
     :param bound: ``"exact"``, or a local bound for logistic likelihoods: ``"jaakkola"``, ``"bohning"``,
         ``"piecewise-linear"`` or ``"piecewise-quadratic"``; a tuple of names for the tightest of them at each factor;
-        or a dictionary from names of observed sites to these, sites that it does not name being treated exactly.
+        for categorical sites one of :func:`~numpyro_ext.potentials.log_sum_exp_bound` (``"tilted"``, ``"log"``,
+        ``"bohning"``, ...); or a dictionary from names of observed sites to these, other sites being treated exactly.
     :param int num_pieces: number of pieces of the piecewise bounds.
     :param str method: ``"natural-gradient"``; or, to compare with and slower, ``"coordinate"`` (one variance at a time;
         proper priors only), ``"cholesky"`` (L-BFGS on mean and Cholesky factor) or ``"opper-archambeau"`` (L-BFGS on
@@ -74,13 +74,11 @@ class VariationalGaussian(Engine):
     :raises ValueError: if a bound or a method is unknown.
     """
 
-    is_lower_bound: ClassVar[bool] = True
-
     def __init__(
         self,
         model: Callable[..., Any],
         *,
-        bound: Bound | Mapping[str, Bound] = "exact",
+        bound: BoundName | Mapping[str, BoundName] = "exact",
         num_pieces: int = 20,
         method: Method = "natural-gradient",
         **options: Unpack[EngineOptions],
@@ -88,7 +86,7 @@ class VariationalGaussian(Engine):
         if method not in get_args(Method):
             raise ValueError(f"method must be one of {', '.join(map(repr, get_args(Method)))}, got {method!r}.")
         for part in bound.values() if isinstance(bound, Mapping) else [bound]:
-            logistic_bound(part, num_pieces)
+            check_name(part, num_pieces)
         options.setdefault("num_steps", _NUM_STEPS[method])
         super().__init__(model, **options)
         self.bound = dict(bound) if isinstance(bound, Mapping) else bound
@@ -98,11 +96,13 @@ class VariationalGaussian(Engine):
 
     def describe(self) -> str:
         """As of every engine, and how the expectation of each likelihood was taken."""
-        lines = [super().describe()]
-        for name, bound in zip(*self._treatment, strict=True):
-            how = "exact expectation" if bound is None else f"local bound {bound.name}"
-            lines.append(f"expectation: {name} ({how})")
-        return "\n".join(lines)
+        treated = [f"expectation: {name} ({site.description})" for name, site in zip(*self._treatment, strict=True)]
+        return "\n".join([super().describe(), *treated])
+
+    @property
+    def is_lower_bound(self) -> bool:  # type: ignore[override]
+        """Whether ``log_evidence`` cannot exceed the exact one, for the model of the last run."""
+        return all(site.is_lower_bound for site in self._treatment.sites)
 
     def _check_form(self, reading: Any) -> None:
         form = reading.form(reading.initial_hyper(), reading.data)
@@ -111,31 +111,22 @@ class VariationalGaussian(Engine):
         unknown = [name for name in requested if name not in names]
         if unknown:
             raise ValueError(f"bound names {unknown[0]!r}, which is no observed site; there are {', '.join(names)}.")
-        bounds: list[LogisticBound | None] = []
+        sites: list[SiteBound] = []
         for name, potential, mask in zip(names, form.potentials, form.observed, strict=True):
-            family = type(potential).__name__
-            request = requested.get(name, "exact")
-            bound = None if request == "exact" else logistic_bound(request, self.num_pieces)
-            if bound is not None and potential.logistic_terms() is None:
-                raise ModelStructureError(
-                    f"The bound {bound.name!r} is one for logistic likelihoods, and the factor of site {name!r} "
-                    f"({family}) is none. Treat it exactly: bound='exact', or a dictionary that names other sites only."
-                )
             is_finite = np.broadcast_to(potential.has_finite_expectation(), mask.shape)
             if not np.all(is_finite | ~np.asarray(mask)):
                 raise ModelStructureError(
-                    f"The factor of site {name!r} ({family}) is zero on a part of the line: the Gaussian expectation "
-                    "of its log density is -inf, and no Gaussian has a finite bound. Use EP."
+                    f"The factor of site {name!r} ({type(potential).__name__}) is zero on a part of the line: the "
+                    "Gaussian expectation of its log density is -inf, and no Gaussian has a finite bound. Use EP."
                 )
-            bounds.append(bound)
+            sites.append(choose_bound(name, potential, requested.get(name, "exact"), self.num_pieces))
         if self.method in ("coordinate", "opper-archambeau"):
             _check_proper(reading, form, self.method)
-        self._treatment = _Treatment(names, tuple(bounds))
+        self._treatment = _Treatment(names, tuple(sites))
 
     def _algorithm(self) -> Algorithm:
         """Of the model that was checked last."""
-        bounds = self._treatment.bounds
-        treat = partial(_treat, bounds)
+        treat = partial(_treat, tuple(site.bound for site in self._treatment.sites))
         init: Callable[..., Any] = variational_gaussian.init
         solve: Callable[..., Any] = variational_gaussian.solve
         if self.method == "coordinate":
@@ -153,18 +144,14 @@ class VariationalGaussian(Engine):
 
 
 class _Treatment(NamedTuple):
-    """Which bound each observed site of the last checked model gets; ``None`` for the exact expectation."""
+    """Observed sites of the last checked model, and what each gets."""
 
     names: tuple[str, ...]
-    bounds: tuple[LogisticBound | None, ...]
+    sites: tuple[SiteBound, ...]
 
 
-def _treat(bounds: tuple[LogisticBound | None, ...], form: LatentGaussian) -> LatentGaussian:
-    potentials = tuple(
-        potential if bound is None else BoundedPotential(potential, bound)
-        for potential, bound in zip(form.potentials, bounds, strict=True)
-    )
-    return form._replace(potentials=potentials)
+def _treat(bounds: tuple[Any, ...], form: LatentGaussian) -> LatentGaussian:
+    return form._replace(potentials=tuple(map(with_bound, form.potentials, bounds)))
 
 
 def _check_proper(reading: Any, form: LatentGaussian, method: str) -> None:

@@ -17,7 +17,8 @@ from numpyro_ext.distributions import (
     OrderedProbit,
     StickBreakingCategorical,
 )
-from numpyro_ext.infer import EP, LaplaceApproximation
+from numpyro_ext.infer import EP, LaplaceApproximation, VariationalGaussian
+from numpyro_ext.potentials import log_sum_exp_bound
 from numpyro_ext.structure import ModelStructureError, read_latent_gaussian
 
 RNG = np.random.default_rng(0)
@@ -143,3 +144,57 @@ def test_ep_takes_stick_breaking():
     engine.run(jax.random.key(0), X, LABEL)
     assert engine.diagnostics.converged
     assert engine.log_predictive(X, LABEL)["y"].shape == (7,)
+
+
+def dense_bound(reading, bound, mean, scale_tril):
+    """Expected log density plus entropy of a Gaussian on the unknowns, by the definition."""
+    form = reading.form(reading.initial_hyper())
+    covariance = scale_tril @ scale_tril.T
+    prior = np.concatenate([np.ravel(block.variance) for block in form.prior])
+    divergence = 0.5 * (
+        np.sum((np.diagonal(covariance) + mean**2) / prior - 1.0)
+        + np.sum(np.log(prior))
+        - 2.0 * np.sum(np.log(np.diagonal(scale_tril)))
+    )
+    rows = form.potentials[0]
+    design = form.design.to_dense().reshape(-1, rows.num_rows, form.num_columns)[:, : rows.base.dimension]
+    eta = design @ mean
+    moments = bound(eta, design @ covariance @ np.swapaxes(design, 1, 2))
+    kept = np.asarray(form.observed[0]).reshape(-1, rows.num_rows)[:, 0]
+    own = np.take_along_axis(eta, np.asarray(LABEL)[:, None], axis=1)[:, 0]
+    return float(np.sum((own - moments.value)[kept]) - divergence)
+
+
+@pytest.mark.parametrize("bound", ["bohning", "log", "tilted", "exact"])
+def test_variational_bound_is_that_of_the_definition_and_stationary(bound):
+    engine = VariationalGaussian(softmax, bound=bound, progress_bar=False)
+    engine.run(jax.random.key(0), X, LABEL)
+    assert engine.diagnostics.converged and engine.log_evidence.is_lower_bound
+    assert np.all(np.diff(engine.diagnostics.objective_trace) > -1e-11)
+    reading = read_latent_gaussian(softmax, (X, LABEL))
+    names = reading.field
+    mean = np.concatenate([np.ravel(engine.posterior[name].mean) for name in names])
+    _, half = engine._finished().programs.stacked_moments(*engine._finished().inputs, names=names)
+    scale_tril = np.linalg.cholesky(half @ half.T)
+    function = log_sum_exp_bound("quadrature" if bound == "exact" else bound)
+    best = dense_bound(reading, function, mean, scale_tril)
+    np.testing.assert_allclose(engine.log_evidence, best, atol=1e-8)
+    rng = np.random.default_rng(3)
+    for _ in range(4):
+        shifted = mean + 1e-2 * rng.standard_normal(mean.size)
+        wider = scale_tril * (1.0 + 1e-2 * np.tril(rng.standard_normal(scale_tril.shape)))
+        assert dense_bound(reading, function, shifted, wider) < best
+
+
+def test_what_is_no_bound_says_so():
+    engine = VariationalGaussian(softmax, bound="delta", progress_bar=False)
+    engine.run(jax.random.key(0), X, LABEL)
+    assert not engine.log_evidence.is_lower_bound
+    assert "no bound" in engine.describe()
+
+
+def test_bounds_for_binary_sites_are_refused_for_categorical_ones():
+    with pytest.raises(
+        ModelStructureError, match=r"'jaakkola'.*'y' is categorical.*'tilted'.*StickBreakingCategorical"
+    ):
+        VariationalGaussian(softmax, bound="jaakkola").run(jax.random.key(0), X, LABEL)
