@@ -23,6 +23,7 @@ GROUP = np.repeat(np.arange(4), 3)
 COLUMN = np.tile(np.arange(3), 4)
 COUNTS = np.array([0, 1, 0, 2, 5, 3, 2, 1, 0, 0, 4, 1])
 CLASSES = (COUNTS > 1).astype(int)
+CATEGORIES = np.minimum(COUNTS, 3)
 REALS = X @ np.array([1.0, -2.0, 0.5]) + 0.3
 
 # name: model, positional arguments, observed site, its data, shapes of the latent sites
@@ -59,6 +60,30 @@ CASES = {
         COUNTS,
         {**LINEAR, "concentration": ()},
     ),
+    "softmax": (
+        partial(models.multinomial_regression, num_categories=4),
+        (X,),
+        "y",
+        CATEGORIES,
+        {"intercept": (4,), "coefficients": (D, 4)},
+    ),
+    "multiclass gp, sticks": (
+        partial(models.multiclass_gp_classification, num_categories=4, likelihood="stick-breaking"),
+        (X,),
+        "y",
+        CATEGORIES,
+        {"scale": (), "length": (), "f": (3, N)},
+    ),
+    **{
+        f"ordinal, {likelihood}": (
+            partial(models.ordinal_regression, num_categories=4, likelihood=likelihood),
+            (X,),
+            "y",
+            CATEGORIES,
+            {"coefficients": (D,), "thresholds": (3,)},
+        )
+        for likelihood in ("cumulative-logit", "adjacent-category")
+    },
     "random intercepts": (
         models.random_intercepts,
         (GROUP,),
@@ -221,6 +246,10 @@ def test_groups_without_observations_keep_their_effect():
         (partial(models.cox_process, nonlinearity="relu"), (T,), "nonlinearity must be 'rectified'.*got 'relu'"),
         (partial(models.gp_classification, link="cloglog"), (X,), "link must be 'logit' or 'probit'; got 'cloglog'"),
         (models.linear_regression, (X[:, 0],), r"X must have shape \(observations, columns\); got \(12,\)"),
+        (partial(models.multinomial_regression, num_categories=3, likelihood="logit"), (X,), "one of .*; got 'logit'"),
+        (partial(models.ordinal_regression, num_categories=3, likelihood="logit"), (X,), "one of .*; got 'logit'"),
+        (partial(models.factor_analysis, num_factors=1), (), "needs a table, or its shape"),
+        (partial(models.factor_analysis, num_factors=1, kinds="ordinal"), (X,), "kinds must be one of .*ordinal"),
         (partial(models.random_intercepts, family="gamma"), (GROUP,), "family must be .*; got 'gamma'"),
         (models.random_intercepts, (GROUP * 0.5,), "group must be a vector of integers; got float64"),
         (models.random_intercepts, (GROUP - 1,), r"group must lie in 0, ..., 2; got values from -1 to 2"),

@@ -1,0 +1,107 @@
+"""Tables and choices: the densities are those of their formulas, and engines read what they can."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.special
+import scipy.stats
+from jax import random
+from numpyro import handlers
+from numpyro.infer import Predictive
+from numpyro.infer.util import initialize_model, log_density
+
+from numpyro_ext import models
+from numpyro_ext.structure import ModelStructureError, read_latent_gaussian
+
+RNG = np.random.default_rng(0)
+TABLE = np.column_stack([RNG.standard_normal(6), RNG.integers(0, 2, (6, 2)), RNG.poisson(2.0, 6)])
+KINDS = ("real", "binary", "binary", "count")
+KEPT = RNG.random(TABLE.shape) < 0.8
+Z = RNG.standard_normal((6, 2))
+LOADINGS, INTERCEPT = RNG.standard_normal((4, 2)), RNG.standard_normal(4)
+ATTRIBUTES, CHOICES = RNG.standard_normal((5, 3, 4, 2)), RNG.integers(0, 4, (5, 3))
+WORDS = RNG.integers(0, 4, (5, 6))
+
+
+def test_factor_analysis_density_is_its_formula():
+    values = {"factors": Z, "loadings": LOADINGS, "intercept": INTERCEPT, "noise": np.array([0.7])}
+    model = partial(models.factor_analysis, num_factors=2, kinds=KINDS)
+    found, _ = log_density(model, (TABLE, KEPT), {}, values)
+    eta = Z @ LOADINGS.T + INTERCEPT
+    terms = np.column_stack(
+        [
+            scipy.stats.norm.logpdf(TABLE[:, 0], eta[:, 0], 0.7),
+            scipy.stats.bernoulli.logpmf(TABLE[:, 1:3], scipy.special.expit(eta[:, 1:3])),
+            scipy.stats.poisson.logpmf(TABLE[:, 3], np.exp(eta[:, 3])),
+        ]
+    )
+    expected = scipy.stats.norm.logpdf(Z).sum() + terms[KEPT].sum()
+    np.testing.assert_allclose(found, expected, rtol=1e-10)
+
+
+def test_rows_are_blocks_and_parameters_are_hyperparameters():
+    reading = read_latent_gaussian(partial(models.factor_analysis, num_factors=2, kinds=KINDS), (TABLE, KEPT))
+    assert reading.field == ("factors",) and set(reading.hyper) == {"loadings", "intercept", "noise"}
+    assert reading.form(reading.initial_hyper()).blocks.columns.shape == (6, 2)
+    assert set(reading.factor_names) == {"real", "binary", "count"}
+
+
+def test_one_noise_level_is_probabilistic_principal_components():
+    model = partial(models.factor_analysis, num_factors=2, shared_noise=True)
+    assert read_latent_gaussian(model, (TABLE,)).hyper["noise"].shape == ()
+
+
+def test_graphical_model_density_is_its_formula():
+    scale_tril = np.array([[1.2, 0.0], [-0.4, 0.9]])
+    values = {"z": Z, "mean": np.array([0.3, -0.2]), "scale_tril": scale_tril}
+    table = TABLE[:, 1:3].astype(int)
+    found, _ = log_density(models.latent_gaussian_graphical_model, (table,), {}, values)
+    prior = scipy.stats.multivariate_normal.logpdf(Z, values["mean"], scale_tril @ scale_tril.T).sum()
+    expected = prior + scipy.stats.bernoulli.logpmf(table, scipy.special.expit(Z)).sum()
+    np.testing.assert_allclose(found, expected, rtol=1e-10)
+
+
+def test_discrete_choice_density_is_its_formula():
+    values = {"mean": np.array([0.5, -1.0]), "scale": np.array([0.7, 0.2]), "standardised": Z[:5]}
+    found, trace = log_density(models.discrete_choice, (ATTRIBUTES, CHOICES), {}, values)
+    tastes = values["mean"] + values["scale"] * Z[:5]
+    utility = np.einsum("ndkl,nl->ndk", ATTRIBUTES, tastes)
+    log_probs = utility - scipy.special.logsumexp(utility, axis=-1, keepdims=True)
+    expected = np.take_along_axis(log_probs, CHOICES[..., None], -1).sum()
+    expected += scipy.stats.norm.logpdf(values["mean"], 0.0, 2.0).sum() + scipy.stats.norm.logpdf(Z[:5]).sum()
+    expected += scipy.stats.halfnorm.logpdf(values["scale"]).sum()
+    np.testing.assert_allclose(found, expected, rtol=1e-10)
+    np.testing.assert_allclose(trace["tastes"]["value"], tastes)
+
+
+CASES = {
+    "factor analysis": (partial(models.factor_analysis, num_factors=2, kinds=KINDS), (TABLE, KEPT)),
+    "graphical": (models.latent_gaussian_graphical_model, (TABLE[:, 1:3].astype(int),)),
+    "choice": (models.discrete_choice, (ATTRIBUTES, CHOICES)),
+    "choice, maximum likelihood": (partial(models.discrete_choice, priors=False), (ATTRIBUTES, CHOICES)),
+    "topics": (partial(models.correlated_topic_model, num_topics=3), (WORDS,)),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_samplers_can_start(name):
+    model, arguments = CASES[name]
+    start = initialize_model(random.key(3), model, model_args=arguments).param_info
+    assert jnp.isfinite(start.potential_energy)
+    assert all(jnp.isfinite(g).all() for g in jax.tree.leaves(start.z_grad))
+
+
+def test_prior_draws():
+    model = partial(models.factor_analysis, num_factors=2, kinds=KINDS, shape=(7, 4), loading_scale=1.0)
+    draws = Predictive(model, num_samples=3)(random.key(0))
+    assert draws["binary"].shape == (3, 7, 2) and draws["loadings"].shape == (3, 4, 2)
+    with handlers.seed(rng_seed=0):
+        models.latent_gaussian_graphical_model(shape=(3, 2))
+
+
+def test_topics_are_refused_by_name():
+    with pytest.raises(ModelStructureError, match="'counts'.*predictors"):
+        read_latent_gaussian(*CASES["topics"])
