@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from ..linalg.prior import FlatPrior
 from . import hyper as hyper_search
 from .failure import not_finite_error
 from .hyper import SearchState
@@ -305,12 +306,23 @@ def _diagnose(
             f"The field did not converge in {num_steps} steps: the largest change of the last one is {max_change:.2g}, "
             f"the tolerance {options.tol:.2g}. Give more steps (num_steps) or go on with init_state=engine.last_state."
         )
+        flat = _flat_sites(reading)
+        if flat:
+            messages.append(
+                f"The prior of {', '.join(map(repr, flat))} is flat: where the likelihood has no maximum, as with "
+                "classes that can be separated, estimates run away. A proper prior holds them."
+            )
     if learning is not None and not learning.converged:
         messages.append(
             f"The hyperparameters did not converge in {learning.num_iterations} steps: the largest derivative is "
             f"{learning.max_gradient:.2g}, the tolerance {options.hyper_tol:.2g}."
         )
     return Diagnostics(converged, num_steps, trace, max_change, num_skipped, skipped, learning, tuple(messages))
+
+
+def _flat_sites(reading: Any) -> list[str]:
+    form = reading.form(reading.initial_hyper())
+    return [name for name, block in zip(reading.field, form.prior, strict=True) if isinstance(block, FlatPrior)]
 
 
 def _skipped_by_site(reading: Any, info: Any) -> dict[str, np.ndarray]:
