@@ -1,9 +1,18 @@
 """Inference engines: each reads a NumPyro model into a form and runs an algorithm made for it."""
 
+from .annealed_importance_sampling import annealed_importance_sampling
 from .cross_validation import CrossValidation, cross_validate
 from .engine import Engine
 from .ep import EP
 from .laplace_approximation import LaplaceApproximation
 from .variational_engine import VariationalGaussian
 
-__all__ = ["EP", "CrossValidation", "Engine", "LaplaceApproximation", "VariationalGaussian", "cross_validate"]
+__all__ = [
+    "EP",
+    "CrossValidation",
+    "Engine",
+    "LaplaceApproximation",
+    "VariationalGaussian",
+    "annealed_importance_sampling",
+    "cross_validate",
+]
