@@ -1,0 +1,253 @@
+"""Variational EM for rows: against exact Gaussian formulas, the engine on model functions, and optimality by slopes."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+from sklearn.decomposition import FactorAnalysis
+
+from numpyro_ext.infer import VariationalGaussian
+from numpyro_ext.infer.gaussian_rows import (
+    LatentGaussianRows,
+    expectation_step,
+    initial_posteriors,
+    predictive_log_density,
+)
+from numpyro_ext.infer.variational_em import maximisation_step, variational_em
+from numpyro_ext.models import factor_analysis
+from numpyro_ext.potentials import (
+    BohningBound,
+    BoundedPotential,
+    GaussianPotential,
+    LogitPotential,
+    PoissonExpPotential,
+    SoftmaxPotential,
+)
+
+NUM_ROWS = 40
+ALL = ("loadings", "intercept", "noise")
+
+
+def simulated(rng=None):
+    rng = np.random.default_rng(3) if rng is None else rng
+    loadings = np.array([[1.0, 0.2], [-0.8, 0.5], [0.3, 1.1], [0.6, -0.9], [0.1, 0.4]])
+    eta = rng.normal(size=(NUM_ROWS, 2)) @ loadings.T + np.array([0.5, -1.0, 0.0, 2.0, 0.3])
+    return rng, eta
+
+
+def make_rows(potentials, observed, num_factors=2, weights=None):
+    num_predictors = sum(
+        mask.shape[1] * getattr(part, "dimension", 1) for part, mask in zip(potentials, observed, strict=True)
+    )
+    start = 0.5 * np.cos(1.0 + np.arange(num_predictors)[:, None] + 2.0 * np.arange(num_factors))
+    weights = jnp.ones(len(observed[0])) if weights is None else jnp.asarray(weights)
+    return LatentGaussianRows(
+        jnp.zeros(num_factors),
+        jnp.eye(num_factors),
+        jnp.asarray(start),
+        jnp.zeros(num_predictors),
+        tuple(potentials),
+        tuple(map(jnp.asarray, observed)),
+        weights,
+    )
+
+
+def real_rows(observed=None, scale=None):
+    rng, eta = simulated()
+    table = eta + 0.7 * rng.normal(size=eta.shape)
+    observed = np.ones(eta.shape, bool) if observed is None else observed
+    scale = jnp.ones(5) if scale is None else scale
+    return table, make_rows([GaussianPotential(jnp.asarray(table), scale)], [observed])
+
+
+def gaussian_log_density(rows, table, observed):
+    """Of each row, from its marginal covariance."""
+    scale = np.broadcast_to(rows.potentials[0].scale, (table.shape[1],))
+    covariance = np.asarray(rows.loadings @ rows.covariance @ rows.loadings.T) + np.diag(scale**2)
+    mean = np.asarray(rows.loadings @ rows.mean + rows.intercept)
+    return np.array(
+        [
+            stats.multivariate_normal(mean[seen], covariance[np.ix_(seen, seen)]).logpdf(row[seen])
+            for row, seen in zip(table, observed, strict=True)
+        ]
+    )
+
+
+def assert_rises(trace):
+    assert np.all(np.isfinite(trace)) and np.all(np.diff(trace) > -1e-9 * (1.0 + np.abs(trace[1:])))
+
+
+def mixed_rows():
+    """Two real, two count and one categorical column, with missing cells and weights."""
+    rng, eta = simulated()
+    real = jnp.asarray(eta[:, :2] + 0.5 * rng.normal(size=(NUM_ROWS, 2)))
+    count = jnp.asarray(rng.poisson(np.exp(0.5 * eta[:, 2:4])))
+    label = jnp.asarray(rng.integers(3, size=(NUM_ROWS, 1)))
+    seen = rng.random((NUM_ROWS, 5)) > 0.2
+    potentials = [
+        GaussianPotential(real, jnp.ones(2)),
+        PoissonExpPotential(count),
+        SoftmaxPotential(label, 3, pinned=0, bound="log"),
+    ]
+    return make_rows(potentials, [seen[:, :2], seen[:, 2:4], seen[:, 4:]], weights=0.5 + rng.random(NUM_ROWS))
+
+
+def test_real_columns_are_exact_factor_analysis():
+    table, rows = real_rows()
+    found = variational_em(rows, learn=ALL, num_steps=3000, tol=1e-11)
+    assert found.converged
+    assert_rises(found.objective_trace)
+    exact = gaussian_log_density(found.rows, table, np.ones(table.shape, bool))
+    np.testing.assert_allclose(found.posteriors.bound, exact, atol=1e-9)
+    peer = FactorAnalysis(n_components=2, tol=1e-12, max_iter=20000, svd_method="lapack").fit(table)
+    assert found.objective_trace[-1] == pytest.approx(NUM_ROWS * peer.score(table), abs=1e-5)
+
+
+@pytest.mark.parametrize("scale", [jnp.ones(5), jnp.asarray(1.0)], ids=["own", "shared"])
+def test_real_columns_with_missing_cells_and_weights(scale):
+    observed = np.random.default_rng(0).random((NUM_ROWS, 5)) > 0.3
+    table, rows = real_rows(observed, scale)
+    table = np.where(observed, table, np.nan)
+    potential = GaussianPotential(jnp.asarray(table), scale)
+    rows = rows._replace(potentials=(potential,), weights=jnp.linspace(0.5, 1.5, NUM_ROWS))
+    found = variational_em(rows, learn=(*ALL, "mean", "covariance"), num_steps=100, tol=-1.0)
+    assert found.num_steps == 100 and not found.converged and len(found.objective_trace) == 201
+    assert_rises(found.objective_trace)
+    exact = gaussian_log_density(found.rows, table, observed)
+    np.testing.assert_allclose(found.posteriors.bound, exact, atol=1e-9)
+    assert found.rows.potentials[0].scale.shape == scale.shape
+
+
+def test_mixed_columns_reach_a_stationary_point_in_chunks_or_not():
+    rows = mixed_rows()
+    learn = ("loadings", "intercept")
+    whole = variational_em(rows, learn=learn, num_steps=300, tol=-1.0, expectation_tol=1e-14)
+    parts = variational_em(rows, learn=learn, num_steps=5, tol=-1.0, expectation_tol=1e-14, chunk_size=16)
+    assert_rises(whole.objective_trace)
+    np.testing.assert_allclose(parts.objective_trace, whole.objective_trace[:11], rtol=1e-10)
+
+    def bound(loadings, intercept):
+        """The bound at the fitted Gaussians, differentiated by JAX and not by the slopes that the fit uses."""
+        at = whole.rows._replace(loadings=loadings, intercept=intercept)
+        values = [f.expect(whole.posteriors.mean, whole.posteriors.covariance).value for f in at.families()]
+        return sum(jnp.sum(at.weights[:, None] * value) for value in values)
+
+    slope = jax.jit(jax.grad(bound, argnums=(0, 1)))
+    at_start = slope(rows.loadings, rows.intercept)
+    at_end = slope(whole.rows.loadings, whole.rows.intercept)
+    for start, end in zip(at_start, at_end, strict=True):
+        assert jnp.max(jnp.abs(start)) > 1.0
+        assert jnp.max(jnp.abs(end)) < 0.005 * jnp.max(jnp.abs(start))
+
+
+def test_gaussians_are_where_the_bound_is_stationary():
+    rows = mixed_rows()
+    posteriors = expectation_step(rows, initial_posteriors(rows), num_steps=100, tol=1e-15)
+    identity = np.broadcast_to(np.eye(2), (NUM_ROWS, 2, 2))
+    np.testing.assert_allclose(posteriors.covariance @ posteriors.precision, identity, atol=1e-10)
+
+    def bound(mean, root):
+        covariance = root @ root.swapaxes(1, 2)
+        half_log_det = jnp.sum(jnp.log(jnp.abs(jnp.diagonal(root, axis1=1, axis2=2))))
+        trace = jnp.trace(covariance, axis1=1, axis2=2)
+        divergence = 0.5 * jnp.sum(trace + jnp.sum(mean**2, -1) - 2) - half_log_det
+        return sum(jnp.sum(family.expect(mean, covariance).value) for family in rows.families()) - divergence
+
+    root = jnp.linalg.cholesky(posteriors.covariance)
+    np.testing.assert_allclose(bound(posteriors.mean, root), posteriors.bound.sum(), rtol=1e-12)
+    slopes = jax.jit(jax.grad(bound, argnums=(0, 1)))(posteriors.mean, root)
+    assert max(float(jnp.max(jnp.abs(jnp.tril(slope)))) for slope in slopes) < 1e-5
+
+
+def test_each_step_of_the_maximisation_is_no_descent_on_its_own():
+    rows = mixed_rows()
+    posteriors = expectation_step(rows, initial_posteriors(rows), num_steps=100)
+    total = float(rows.weights @ posteriors.bound)
+    for learn in ("mean", "covariance", "loadings", "intercept", "noise"):
+        new = maximisation_step(rows, posteriors, learn=(learn,))
+        assert float(new.weights @ expectation_step(new, posteriors, num_steps=1).start_bound) > total
+        kept = {"mean", "covariance", "loadings", "intercept"} - {learn}
+        assert all(np.array_equal(getattr(new, name), getattr(rows, name)) for name in kept)
+
+
+def test_the_engine_on_the_model_function_reaches_the_same_bound():
+    rng, eta = simulated()
+    table = rng.random(eta.shape) < 1.0 / (1.0 + np.exp(-eta))
+    mask = rng.random(eta.shape) > 0.1
+    rows = make_rows([BoundedPotential(LogitPotential(jnp.asarray(table)), BohningBound())], [mask])
+    found = variational_em(rows, learn=("loadings", "intercept"), num_steps=2000, tol=1e-10)
+    model = partial(factor_analysis, num_factors=2, kinds="binary")
+    engine = VariationalGaussian(model, bound="bohning", progress_bar=False)
+    engine.run(jax.random.key(0), jnp.asarray(table, int), mask=jnp.asarray(mask))
+    assert found.converged and engine.diagnostics.converged
+    assert found.objective_trace[-1] == pytest.approx(float(engine.log_evidence), abs=1e-4)
+
+
+def test_predictive_densities_of_real_cells():
+    observed = np.random.default_rng(1).random((NUM_ROWS, 5)) > 0.3
+    table, rows = real_rows(observed)
+    posteriors = expectation_step(rows, initial_posteriors(rows))
+    values = predictive_log_density(rows, posteriors)[0]
+    row, column = np.argwhere(~observed)[0]
+    more = observed.copy()
+    more[row, column] = True
+    joint = gaussian_log_density(rows, table, more)[row] - gaussian_log_density(rows, table, observed)[row]
+    np.testing.assert_allclose(values[row, column], joint, rtol=1e-9)
+
+
+def test_sparse_precision():
+    rng = np.random.default_rng(0)
+    precision = np.diag(np.full(4, 2.0)) + np.diag(np.full(3, -0.8), 1) + np.diag(np.full(3, -0.8), -1)
+    table = rng.multivariate_normal(np.zeros(4), np.linalg.inv(precision), size=400)
+    table = jnp.asarray(table + 0.1 * rng.normal(size=table.shape))
+    observed = (jnp.ones(table.shape, bool),)
+    rows = LatentGaussianRows(
+        jnp.zeros(4), jnp.eye(4), jnp.eye(4), jnp.zeros(4), (GaussianPotential(table, 0.1),), observed, jnp.ones(400)
+    )
+    found = variational_em(rows, learn=("mean", "covariance"), num_steps=40, sparsity=0.1)
+    assert_rises(found.objective_trace)
+    is_zero = found.precision == 0.0
+    assert is_zero[0, 3] and not np.any(np.diagonal(found.precision, 1) == 0.0)
+    np.testing.assert_allclose(found.precision @ found.rows.covariance, np.eye(4), atol=1e-9)
+    # Stationarity of the penalised objective: the scatter is off by the penalty where the precision is not zero.
+    centered = found.posteriors.mean - found.rows.mean
+    scatter = found.posteriors.covariance.mean(axis=0) + centered.T @ centered / 400
+    gap = np.asarray(found.rows.covariance - scatter)
+    off = ~np.eye(4, dtype=bool)
+    np.testing.assert_allclose(gap[off & ~is_zero], 0.1 * np.sign(found.precision)[off & ~is_zero], atol=2e-2)
+    assert np.all(np.abs(gap[off]) < 0.1 + 2e-2)
+    dense = variational_em(rows, learn=("mean", "covariance"), num_steps=40)
+    assert dense.precision is None and dense.objective_trace[-1] > found.objective_trace[-1]
+
+
+def test_a_column_without_observations_changes_nothing():
+    observed = np.ones((NUM_ROWS, 5), bool)
+    observed[:, 4] = False
+    _, rows = real_rows(observed)
+    found = variational_em(rows, learn=ALL, num_steps=5, tol=-1.0)
+    fewer = rows._replace(
+        loadings=rows.loadings[:4],
+        intercept=rows.intercept[:4],
+        potentials=(GaussianPotential(rows.potentials[0].observation[:, :4], jnp.ones(4)),),
+        observed=(rows.observed[0][:, :4],),
+    )
+    others = variational_em(fewer, learn=ALL, num_steps=5, tol=-1.0)
+    np.testing.assert_allclose(found.objective_trace, others.objective_trace, rtol=1e-12)
+    np.testing.assert_allclose(found.rows.loadings[4], rows.loadings[4])
+
+
+def test_what_to_learn_is_checked():
+    _, rows = real_rows()
+    with pytest.raises(ValueError, match="learn must hold some of 'mean'.*'scales'"):
+        variational_em(rows, learn=("scales",))
+    with pytest.raises(ValueError, match="no potential is a GaussianPotential"):
+        counts = PoissonExpPotential(jnp.ones((NUM_ROWS, 5)))
+        variational_em(rows._replace(potentials=(counts,)), learn=("noise",))
+    with pytest.raises(ValueError, match="a number or one per column"):
+        own = GaussianPotential(jnp.ones((NUM_ROWS, 5)), jnp.ones((NUM_ROWS, 5)))
+        variational_em(rows._replace(potentials=(own,)), learn=("noise",))
+    with pytest.raises(ValueError, match="'covariance' must be among"):
+        variational_em(rows, learn=("loadings",), sparsity=0.1)
