@@ -9,6 +9,9 @@ PYTEST := -m pytest -p no:benchmark -q
 NUMPYRO_EXT_DATA ?= $(abspath $(wildcard ../shared/data))
 export NUMPYRO_EXT_DATA
 
+# Workers with several BLAS threads each wait for one another when there are more of them than cores.
+test test-float32 test-slow test-newest docs-test: export OPENBLAS_NUM_THREADS = 1
+
 .PHONY: help demo test test-float32 test-slow test-newest lint format types docs-test notebooks bench clean
 .DEFAULT_GOAL := help
 
@@ -52,7 +55,7 @@ else
 	@echo "notebooks/ holds no notebook: nothing to run"
 endif
 
-bench: $(VENV)/.dev ## benchmarks; results are printed
+bench: $(VENV)/.dev ## benchmarks; results are printed and written to benchmarks/results
 ifneq ($(wildcard benchmarks/*.py),)
 	$(VENV)/bin/python -m pytest -q -m "" --benchmark-enable --benchmark-columns=min,median,iqr,rounds benchmarks
 else

@@ -16,6 +16,15 @@ __all__ = ["correlated_topic_model", "factor_analysis", "latent_gaussian_graphic
 _KINDS = ("real", "binary", "count")
 
 
+def _table_shape(table: ArrayLike | None, shape: tuple[int, int] | None, model: str) -> tuple[int, int]:
+    if shape is not None:
+        return shape
+    if table is None or jnp.ndim(table) != 2:
+        found = "" if table is None else f"; got a table of shape {jnp.shape(table)}"
+        raise ValueError(f"{model} needs a table with rows and columns, or its shape to sample one{found}.")
+    return jnp.shape(table)  # type: ignore[return-value]
+
+
 def factor_analysis(
     table: ArrayLike | None = None,
     mask: ArrayLike = True,
@@ -60,9 +69,7 @@ def factor_analysis(
     :param float loading_scale: if given, loadings are sample sites with this prior standard deviation.
     :raises ValueError: for an unknown kind, and if neither a table nor its shape is given.
     """
-    if table is None and shape is None:
-        raise ValueError("factor_analysis needs a table, or its shape to sample one.")
-    num_rows, num_columns = jnp.shape(table) if shape is None else shape
+    num_rows, num_columns = _table_shape(table, shape, "factor_analysis")
     kinds = [kinds] * num_columns if isinstance(kinds, str) else list(kinds)
     unknown = sorted({kind for kind in kinds if kind not in _KINDS})
     if unknown or len(kinds) != num_columns:
@@ -112,9 +119,7 @@ def latent_gaussian_graphical_model(
     :param tuple shape: ``(n, d)``, needed without a table.
     :raises ValueError: if neither a table nor its shape is given.
     """
-    if table is None and shape is None:
-        raise ValueError("latent_gaussian_graphical_model needs a table, or its shape to sample one.")
-    num_rows, num_columns = jnp.shape(table) if shape is None else shape
+    num_rows, num_columns = _table_shape(table, shape, "latent_gaussian_graphical_model")
     mean = numpyro.param("mean", jnp.zeros(num_columns))
     start = jnp.sqrt(2.0) * jnp.eye(num_columns)
     scale_tril = numpyro.param("scale_tril", start, constraint=dist.constraints.lower_cholesky)

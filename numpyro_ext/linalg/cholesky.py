@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 from jax import Array
@@ -9,13 +11,27 @@ from jax.scipy.linalg import solve_triangular
 
 __all__ = ["cholesky", "cholesky_solve", "half_log_determinant", "safe_sqrt", "solve_lower", "solve_upper"]
 
-# Up to this size a batch is factorised by arithmetic on whole batches, written out: a library call for every small
-# matrix costs more than its few operations.
+# A batched library call splits its batch among the threads of the CPU and waits for them. Where it runs inside a
+# compiled loop, these threads may all be waiting for each other (seen with JAX 0.10 on two cores), and nothing moves
+# again. So no batch reaches the library: small matrices are factorised by arithmetic on whole batches, written out,
+# which is also faster; larger ones one after the other.
 _LARGEST_WRITTEN_OUT = 8
 
 
-def _is_batch_of_small(matrix: Array) -> bool:
-    return matrix.ndim == 3 and matrix.shape[0] > 1 and matrix.shape[-1] <= _LARGEST_WRITTEN_OUT
+def _is_batch(matrix: Array) -> bool:
+    return matrix.ndim > 2 and matrix.size > matrix.shape[-1] * matrix.shape[-2]
+
+
+def _is_small(matrix: Array) -> bool:
+    return matrix.shape[-1] <= _LARGEST_WRITTEN_OUT
+
+
+def _one_by_one(function: Callable[..., Array], *arrays: Array) -> Array:
+    """``function`` of the matrices on the last two axes, for arrays that have the same leading axes."""
+    leading = arrays[0].shape[:-2]
+    flat = [array.reshape(-1, *array.shape[-2:]) for array in arrays]
+    result = jax.lax.map(lambda parts: function(*parts), tuple(flat))
+    return result.reshape(*leading, *result.shape[-2:])
 
 
 def cholesky(matrix: Array) -> Array:
@@ -24,9 +40,11 @@ def cholesky(matrix: Array) -> Array:
 
     The input is taken to be symmetric: averaging it with its transpose would cost as much as a small factorisation.
     """
-    if _is_batch_of_small(matrix):
+    if not _is_batch(matrix):
+        return jax.lax.linalg.cholesky(matrix, symmetrize_input=False)
+    if _is_small(matrix):
         return _cholesky_written_out(matrix)
-    return jax.lax.linalg.cholesky(matrix, symmetrize_input=False)
+    return _one_by_one(lambda one: jax.lax.linalg.cholesky(one, symmetrize_input=False), matrix)
 
 
 def half_log_determinant(factor: Array) -> Array:
@@ -36,16 +54,20 @@ def half_log_determinant(factor: Array) -> Array:
 
 def solve_lower(factor: Array, x: Array) -> Array:
     """``L^-1 x`` for ``x`` of shape ``(..., n, r)``."""
-    if _is_batch_of_small(factor):
+    if not _is_batch(factor):
+        return solve_triangular(factor, x, lower=True)
+    if _is_small(factor):
         return _substitute(factor, x, range(factor.shape[-1]))
-    return solve_triangular(factor, x, lower=True)
+    return _one_by_one(lambda f, y: solve_triangular(f, y, lower=True), factor, x)
 
 
 def solve_upper(factor: Array, x: Array) -> Array:
     """``L^-T x`` for ``x`` of shape ``(..., n, r)``."""
-    if _is_batch_of_small(factor):
+    if not _is_batch(factor):
+        return solve_triangular(factor, x, lower=True, trans="T")
+    if _is_small(factor):
         return _substitute(factor.swapaxes(-1, -2), x, range(factor.shape[-1] - 1, -1, -1))
-    return solve_triangular(factor, x, lower=True, trans="T")
+    return _one_by_one(lambda f, y: solve_triangular(f, y, lower=True, trans="T"), factor, x)
 
 
 def cholesky_solve(factor: Array, x: Array) -> Array:
@@ -62,20 +84,20 @@ def safe_sqrt(x: Array) -> Array:
 
 def _cholesky_written_out(matrix: Array) -> Array:
     size = matrix.shape[-1]
-    zero = jnp.zeros_like(matrix[:, 0, 0])
+    zero = jnp.zeros_like(matrix[..., 0, 0])
     factor: list[list[Array]] = [[zero] * size for _ in range(size)]
     for j in range(size):
-        factor[j][j] = jnp.sqrt(matrix[:, j, j] - sum((factor[j][k] ** 2 for k in range(j)), zero))
+        factor[j][j] = jnp.sqrt(matrix[..., j, j] - sum((factor[j][k] ** 2 for k in range(j)), zero))
         for i in range(j + 1, size):
-            rest = matrix[:, i, j] - sum((factor[i][k] * factor[j][k] for k in range(j)), zero)
+            rest = matrix[..., i, j] - sum((factor[i][k] * factor[j][k] for k in range(j)), zero)
             factor[i][j] = rest / factor[j][j]
     return jnp.stack([jnp.stack(row, axis=-1) for row in factor], axis=-2)
 
 
 def _substitute(triangle: Array, x: Array, order: range) -> Array:
-    """Solve with triangular matrices ``(b, n, n)``; in ``order``, every unknown needs only those before it."""
+    """Solve with triangular matrices ``(..., n, n)``; in ``order``, every unknown needs only those before it."""
     solved: dict[int, Array] = {}
     for i in order:
-        rest = x[:, i] - sum((triangle[:, i, j, None] * solved[j] for j in solved), jnp.zeros_like(x[:, i]))
-        solved[i] = rest / triangle[:, i, i, None]
-    return jnp.stack([solved[i] for i in range(x.shape[1])], axis=1)
+        rest = x[..., i, :] - sum((triangle[..., i, j, None] * solved[j] for j in solved), jnp.zeros_like(x[..., i, :]))
+        solved[i] = rest / triangle[..., i, i, None]
+    return jnp.stack([solved[i] for i in range(x.shape[-2])], axis=-2)

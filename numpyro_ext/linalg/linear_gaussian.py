@@ -93,7 +93,8 @@ def kl_divergence(space: LinearGaussian, posterior: LinearGaussianPosterior, var
 
     With sites :math:`\tau`, variances :math:`v` of the predictors and volumes as determinants,
 
-    .. math:: KL = \tfrac12 \bar e^T P \bar e - \tfrac12 \sum_i \tau_i v_i - \log \frac{\text{volume}}{\text{prior volume}},
+    .. math::
+        KL = \tfrac12 \bar e^T P \bar e - \tfrac12 \sum_i \tau_i v_i - \log \frac{\text{volume}}{\text{prior volume}},
 
     the same in both spaces: the sum is the number of unknowns minus the trace of prior precision times covariance
     (Khan 2012, eq. 3.51). A flat unknown has density one as its prior, and then the result may have any sign.

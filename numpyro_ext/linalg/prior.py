@@ -8,7 +8,6 @@ import math
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.scipy.linalg import solve_triangular
 
 from .cholesky import cholesky, safe_sqrt, solve_lower
 
@@ -62,9 +61,9 @@ class CovariancePrior:
 
     def log_density(self, e: Array) -> Array:
         """Log density of ``e`` of shape ``(size,)``."""
-        factor = jnp.linalg.cholesky(self.covariance)
+        factor = cholesky(self.covariance)
         e = e.reshape(self.covariance.shape[:2])
-        white = solve_triangular(factor, e[..., None], lower=True)[..., 0]
+        white = solve_lower(factor, e[..., None])[..., 0]
         log_diagonal = jnp.log(jnp.diagonal(factor, axis1=-2, axis2=-1))
         return -0.5 * jnp.sum(white**2 + 2.0 * log_diagonal + _LOG_2PI)
 
@@ -94,7 +93,7 @@ class PrecisionPrior:
 
     def log_density(self, e: Array) -> Array:
         """Log density of ``e`` of shape ``(size,)``."""
-        factor = jnp.linalg.cholesky(self.precision)
+        factor = cholesky(self.precision)
         e = e.reshape(self.precision.shape[:2])
         white = jnp.einsum("bji,bj->bi", factor, e)
         log_diagonal = jnp.log(jnp.diagonal(factor, axis1=-2, axis2=-1))

@@ -16,6 +16,7 @@ from jax import Array
 from jax.scipy.special import logsumexp
 from jax.typing import ArrayLike
 
+from ..linalg.cholesky import cholesky, cholesky_solve
 from .binary import LogitPotential
 from .vector_quadrature import difference_expectation
 
@@ -157,9 +158,14 @@ def _tilted(mean: Array, covariance: Array) -> ExpectedLogSumExp:
     def newton(a: Array, mean: Array, covariance: Array, weight: Array | float = 1.0) -> Array:
         weight = jnp.asarray(weight)
         probs = jax.nn.softmax(exponent(a, mean, covariance) / weight[..., None])
-        hessian = _outer_hessian(probs) / weight[..., None, None]
-        matrix = jnp.eye(mean.shape[-1], dtype=mean.dtype) + hessian @ covariance
-        return jnp.linalg.solve(matrix, (probs - a)[..., None])[..., 0]
+        # (I + H V)^-1 by the Cholesky factor of I + G^T V G, where G G^T = H and G = diag(s) - s^2 s^T with s^2 = p.
+        root = jnp.sqrt(probs)
+        half = root[..., None] * (jnp.eye(mean.shape[-1], dtype=mean.dtype) - root[..., None] * root[..., None, :])
+        half = half / jnp.sqrt(weight)[..., None, None]
+        matrix = jnp.eye(mean.shape[-1], dtype=mean.dtype) + half.swapaxes(-1, -2) @ covariance @ half
+        target = probs - a
+        inner = jnp.einsum("...ji,...j->...i", half, _times(covariance, target))
+        return target - _times(half, cholesky_solve(cholesky(matrix), inner))
 
     fixed = jax.lax.stop_gradient((mean, covariance))
     fractions = jnp.concatenate([jnp.zeros(1), 0.5 ** jnp.arange(_NUM_HALVINGS)]).astype(mean.dtype)

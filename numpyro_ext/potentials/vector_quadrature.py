@@ -15,6 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from ..linalg.cholesky import cholesky
+
 __all__ = ["LARGEST_TENSOR_DIMENSION", "difference_expectation", "gaussian_rule"]
 
 LARGEST_TENSOR_DIMENSION = 3
@@ -70,7 +72,7 @@ def difference_expectation(function: Callable[[Array], Any], mean: Array, covari
     spread = half[..., :-1] - half[..., -1:]
     # A singular covariance has a factor too, with what is invisible at the precision of the predictors added.
     size = 1.0 + jnp.max(jnp.diagonal(spread, axis1=-2, axis2=-1), axis=-1)[..., None, None]
-    root = jnp.linalg.cholesky(spread + 8.0 * jnp.finfo(dtype).eps * size * jnp.eye(dimension, dtype=dtype))
+    root = cholesky(spread + 8.0 * jnp.finfo(dtype).eps * size * jnp.eye(dimension, dtype=dtype))
     zero = jnp.zeros((_CHUNK, *mean.shape[:-1], 1), dtype)
 
     def add(total: Any, rule: tuple[Array, Array]) -> tuple[Any, None]:

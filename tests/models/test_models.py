@@ -248,7 +248,7 @@ def test_groups_without_observations_keep_their_effect():
         (models.linear_regression, (X[:, 0],), r"X must have shape \(observations, columns\); got \(12,\)"),
         (partial(models.multinomial_regression, num_categories=3, likelihood="logit"), (X,), "one of .*; got 'logit'"),
         (partial(models.ordinal_regression, num_categories=3, likelihood="logit"), (X,), "one of .*; got 'logit'"),
-        (partial(models.factor_analysis, num_factors=1), (), "needs a table, or its shape"),
+        (partial(models.factor_analysis, num_factors=1), (), "needs a table with rows and columns, or its shape"),
         (partial(models.factor_analysis, num_factors=1, kinds="ordinal"), (X,), "kinds must be one of .*ordinal"),
         (partial(models.random_intercepts, family="gamma"), (GROUP,), "family must be .*; got 'gamma'"),
         (models.random_intercepts, (GROUP * 0.5,), "group must be a vector of integers; got float64"),
