@@ -5,9 +5,23 @@ from typing import TYPE_CHECKING, Any
 from ._checkout import find_models_of_checkout
 
 if TYPE_CHECKING:
-    from .infer import EP, LaplaceApproximation, VariationalGaussian, cross_validate
+    from .infer import (
+        EP,
+        INLA,
+        LaplaceApproximation,
+        VariationalGaussian,
+        annealed_importance_sampling,
+        cross_validate,
+    )
 
-__all__ = ["EP", "LaplaceApproximation", "VariationalGaussian", "cross_validate"]
+__all__ = [
+    "EP",
+    "INLA",
+    "LaplaceApproximation",
+    "VariationalGaussian",
+    "annealed_importance_sampling",
+    "cross_validate",
+]
 
 find_models_of_checkout()
 del find_models_of_checkout

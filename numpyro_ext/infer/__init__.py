@@ -4,11 +4,13 @@ from .annealed_importance_sampling import annealed_importance_sampling
 from .cross_validation import CrossValidation, cross_validate
 from .engine import Engine
 from .ep import EP
+from .inla import INLA
 from .laplace_approximation import LaplaceApproximation
 from .variational_engine import VariationalGaussian
 
 __all__ = [
     "EP",
+    "INLA",
     "CrossValidation",
     "Engine",
     "LaplaceApproximation",

@@ -96,6 +96,11 @@ def cross_validate(
         >>> scores.log_predictive.shape
         (1, 6)
     """
+    if engine.integrates_hyper:
+        raise ValueError(
+            f"The folds are fitted at the best hyperparameters, and {type(engine).__name__} integrates over them: give "
+            "the engine of the field alone (LaplaceApproximation, EP), or run and score each fold by itself."
+        )
     key, rng_key = jax.random.split(rng_key)
     given = kwargs.get(mask_argument, True)
     reading, _, _ = engine._prepare(rng_key, args, {**kwargs, mask_argument: given})

@@ -82,6 +82,8 @@ class Engine(ArviZInterface):
     """
 
     is_lower_bound: ClassVar[bool] = False
+    integrates_hyper: ClassVar[bool] = False
+    """Whether hyperparameters are integrated over; otherwise they are set to their optimum."""
 
     def __init__(
         self,
@@ -193,6 +195,7 @@ class Engine(ArviZInterface):
             tol=options.tol,
             hyper_tol=options.hyper_tol,
             max_iterations=options.max_hyper_steps,
+            is_density_unconstrained=self.integrates_hyper,
         )
         return reading, space, programs
 

@@ -17,7 +17,7 @@ from .hyper import Evaluation, SearchState
 from .prediction import log_predictive_factors
 from .unconstrained import UnconstrainedSpace
 
-__all__ = ["Algorithm", "FitInfo", "Programs", "compiled_programs"]
+__all__ = ["Algorithm", "FitInfo", "PointFit", "Programs", "compiled_programs"]
 
 _CACHE_SIZE = 16
 _LARGEST_BATCH = 10_000_000
@@ -51,6 +51,17 @@ class Algorithm(NamedTuple):
     """Name and options: equal keys mean equal functions."""
 
 
+class PointFit(NamedTuple):
+    """The fit of the field at one point of the hyperparameters."""
+
+    objective: Array
+    """Log evidence plus log prior density, as in the search."""
+    state: Any
+    converged: Array
+    marginals: Any
+    """What was asked of the posterior there."""
+
+
 class Programs:
     """Compiled functions of ``(data, hyper, ...)`` for one model structure and one algorithm.
 
@@ -64,6 +75,8 @@ class Programs:
     :param float tol: at which the algorithm stops.
     :param float hyper_tol: largest derivative of the objective at which the hyperparameters are accepted.
     :param int max_iterations: steps of the hyperparameter search at most.
+    :param bool is_density_unconstrained: whether the prior density of the hyperparameters is per unit of the
+        unconstrained space, in which they are to be integrated, and not per unit of their own.
     """
 
     def __init__(
@@ -76,6 +89,7 @@ class Programs:
         tol: float,
         hyper_tol: float,
         max_iterations: int,
+        is_density_unconstrained: bool = False,
     ) -> None:
         self._reading = reading
         self._algorithm = algorithm
@@ -84,12 +98,14 @@ class Programs:
         self._tol = tol
         self._hyper_tol = hyper_tol
         self._max_iterations = max_iterations
+        self._is_density_unconstrained = is_density_unconstrained
 
         # Compiled only as a part of others, but traced once for all of them.
         self.evaluate = jax.jit(self._evaluate)
         self.solve = jax.jit(self._solve, static_argnames="num_steps")
         self.init_state = jax.jit(self._init_state)
         self.search = jax.jit(self._search, static_argnames="num_evaluations")
+        self.fits = jax.jit(self._fits, static_argnames="marginals_fn")
         self.moments = jax.jit(self._moments)
         self.covariance = jax.jit(self._covariance, static_argnames="name")
         self.draw_site = jax.jit(self._draw_site, static_argnames=("name", "num_samples"))
@@ -104,11 +120,31 @@ class Programs:
         reading, space = self._reading, self._space
         evaluate = hyper_search.evaluation_fn(
             form_fn=lambda values: reading.form(space.unpack(values, fixed), data),
-            log_prior_fn=lambda values: reading.log_prior(space.unpack(values, fixed), data),
+            log_prior_fn=lambda values: self._log_prior(data, fixed, values),
             solve_fn=partial(self._algorithm.solve, num_steps=self._num_steps, tol=self._tol),
             log_evidence_fn=self._algorithm.log_evidence,
         )
         return evaluate(values, state)
+
+    def _log_prior(self, data: Any, fixed: dict[str, Array], values: Array) -> Array:
+        total = self._reading.log_prior(self._space.unpack(values, fixed), data)
+        return total + self._space.log_volume(values) if self._is_density_unconstrained else total
+
+    def _fits(
+        self, data: Any, fixed: dict[str, Array], points: Array, state: Any, *, marginals_fn: Callable[..., Any]
+    ) -> PointFit:
+        """Fit the field at each of the unconstrained ``points``, one after the other and all from the same ``state``;
+        ``marginals_fn`` is a function of the form, its posterior and the maps of the affine sites."""
+
+        def at(values: Array) -> PointFit:
+            hyper = self._space.unpack(values, fixed)
+            form = self._reading.form(hyper, data)
+            solved, info = self._algorithm.solve(form, state, num_steps=self._num_steps, tol=self._tol)
+            objective = self._algorithm.log_evidence(form, solved) + self._log_prior(data, fixed, values)
+            posterior = self._algorithm.posterior(form, solved)
+            return PointFit(objective, solved, info.converged, marginals_fn(form, posterior, self._maps(data, hyper)))
+
+        return jax.lax.map(at, points)
 
     def _solve(self, data: Any, hyper: dict, state: Any, *, num_steps: int) -> tuple[Any, Any, Array]:
         form = self._reading.form(hyper, data)

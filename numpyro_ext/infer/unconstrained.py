@@ -98,6 +98,19 @@ class UnconstrainedSpace:
         fixed = self.fixed if fixed is None else fixed
         return {name: fixed[name] if name in fixed else site.transform(free[name]) for name, site in self.sites.items()}
 
+    def log_volume(self, vector: Array) -> Array:
+        """Log volume of the constrained values per unit volume of the vector: adding it to the log density of the
+        former gives that of the latter.
+
+        :param vector: of shape ``(size,)``.
+        :return: a scalar.
+        """
+        total = jnp.zeros((), vector.dtype)
+        for name, value in self.unpack_unconstrained(vector).items():
+            transform = self.sites[name].transform
+            total += jnp.sum(transform.log_abs_det_jacobian(value, transform(value)))
+        return total
+
     def standard_errors(self, vector: Array, covariance: ArrayLike) -> dict[str, tuple[Array, Array]]:
         """Standard errors of the free hyperparameters.
 

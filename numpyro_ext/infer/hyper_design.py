@@ -1,0 +1,128 @@
+"""Where to evaluate the density of a few hyperparameters in order to integrate over them (Rue et al. 2009, §6.5).
+
+Points are given in standardised coordinates ``z``, in which the density is about ``N(0, I)``. With weights that sum to
+one for that density, the integral of any function ``f`` is about ``sum_k exp(log_volumes[k]) f(z_k)``.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+import numpy as np
+
+__all__ = ["LARGEST_DIMENSION", "PROBE", "Design", "central_composite", "explore_lattice", "stretch"]
+
+LARGEST_DIMENSION = 6
+PROBE = math.sqrt(2.0)
+"""Distance from the centre at which the log density of ``N(0, I)`` has fallen by one."""
+# Each of the added factors is the product of these others: no two products of two factors coincide.
+_GENERATED_FACTORS: dict[int, tuple[int, ...]] = {5: (0, 1, 2, 3), 6: (0, 1, 2, 3, 4)}
+_RADIUS_FACTOR = 1.1
+_LARGEST_STRETCH = 3.0
+_MOST_POINTS = 2000
+
+
+class Design(NamedTuple):
+    """Points and the volumes that they stand for."""
+
+    points: np.ndarray
+    """Shape ``(num_points, d)``; the centre is the first."""
+    log_volumes: np.ndarray
+    """Shape ``(num_points,)``."""
+
+
+def central_composite(dimension: int) -> Design:
+    r"""The centre, the ends of the axes, and corners of a cube, all but the first at one distance.
+
+    The volumes make the integrals of :math:`N(z \mid 0, I)` and of its first, second and third moments exact.
+
+    :param int dimension: from 1 to 6; the number of points is 3, 9, 15, 25, 27 or 45.
+    :return: the design.
+    :raises ValueError: for another dimension.
+
+    >>> design = central_composite(3)
+    >>> weights = np.exp(design.log_volumes - 0.5 * np.sum(design.points**2, axis=1)) / (2 * np.pi) ** 1.5
+    >>> print(len(weights), weights.sum().round(12), (weights @ design.points**2).round(12))
+    15 1.0 [1. 1. 1.]
+    """
+    if not 1 <= dimension <= LARGEST_DIMENSION:
+        raise ValueError(f"A central composite design needs 1 to {LARGEST_DIMENSION} dimensions, got {dimension}.")
+    radius = _RADIUS_FACTOR * math.sqrt(dimension)
+    axes = radius * np.concatenate([np.eye(dimension), -np.eye(dimension)])
+    parts = [np.zeros((1, dimension)), axes]
+    if dimension > 1:
+        generated = _GENERATED_FACTORS.get(dimension)
+        free = dimension if generated is None else dimension - 1
+        corners = np.array(list(itertools.product((-1.0, 1.0), repeat=free)))
+        if generated is not None:
+            corners = np.column_stack([corners, np.prod(corners[:, generated], axis=1)])
+        parts.append(_RADIUS_FACTOR * corners)
+    points = np.concatenate(parts)
+    # The masses: those of the shell have the second moment of N(0, I), the centre has the rest.
+    shell = 1.0 / _RADIUS_FACTOR**2
+    masses = np.full(len(points), shell / (len(points) - 1))
+    masses[0] = 1.0 - shell
+    log_volumes = np.log(masses) + 0.5 * np.sum(points**2, axis=1) + 0.5 * dimension * math.log(2.0 * math.pi)
+    return Design(points, log_volumes)
+
+
+def stretch(design: Design, falls: np.ndarray) -> Design:
+    """Fit a design to a skewed density by a scale of its own for each side of each axis (Martins et al. 2013, §3.2).
+
+    :param Design design: for ``N(0, I)``.
+    :param falls: by how much the log density falls from the centre to the points at distance :data:`PROBE` on the
+        positive and the negative side of each axis, shape ``(2, d)``.
+    :return: the design for the density that is Gaussian with these scales on each side.
+
+    >>> design = stretch(central_composite(1), np.array([[0.25], [4.0]]))
+    >>> print(design.points[:, 0].round(3), np.exp(design.log_volumes)[0].round(3))
+    [ 0.   2.2 -0.55] 0.544
+    """
+    safe = np.where(falls > 0.0, falls, 1.0)
+    scales = np.where(falls > 0.0, np.clip(1.0 / np.sqrt(safe), 1.0 / _LARGEST_STRETCH, _LARGEST_STRETCH), 1.0)
+    points = design.points
+    factors = np.where(points > 0.0, scales[0], np.where(points < 0.0, scales[1], scales.mean(axis=0)))
+    return Design(factors * points, design.log_volumes + np.sum(np.log(factors), axis=1))
+
+
+def explore_lattice(
+    evaluate: Callable[[np.ndarray], np.ndarray], dimension: int, step: float, drop: float
+) -> tuple[Design, np.ndarray, bool]:
+    """Walk over a lattice from the origin, as long as the log density has not fallen by more than ``drop``.
+
+    Sums over a lattice (the trapezoidal rule) converge exponentially for smooth densities, so wide steps will do.
+
+    :param evaluate: log density at points of shape ``(n, d)``, as ``(n,)``.
+    :param int dimension: the number of coordinates.
+    :param float step: of the lattice, in standard deviations.
+    :param float drop: where the walk ends, below the largest value found.
+    :return: the design, which indexes the evaluated points, in the order of evaluation, that are not left out; the
+        indices of these among all points evaluated; and whether the walk ended by itself.
+    """
+    reach = math.ceil(math.sqrt(2.0 * drop) / step)
+    cube = itertools.product(range(-reach, reach + 1), repeat=dimension)
+    ball = [index for index in cube if sum(i * i for i in index) * step**2 <= 2.0 * drop]
+    frontier = sorted(ball, key=lambda index: sum(i * i for i in index))
+    order: list[tuple[int, ...]] = []
+    values = np.zeros(0)
+    while frontier and len(order) < _MOST_POINTS:
+        values = np.concatenate([values, evaluate(step * np.array(frontier, float).reshape(-1, dimension))])
+        order += frontier
+        newest = values[-len(frontier) :] > np.max(values) - drop
+        frontier = sorted(_neighbours(np.array(frontier)[newest]) - set(order))
+    inside = np.flatnonzero(values > np.max(values) - drop)
+    points = step * np.array(order, float).reshape(-1, dimension)[inside]
+    return Design(points, np.full(len(points), dimension * math.log(step))), inside, not frontier
+
+
+def _neighbours(indices: Iterable[np.ndarray]) -> set[tuple[int, ...]]:
+    out = set()
+    for index in indices:
+        for axis, shift in itertools.product(range(len(index)), (-1, 1)):
+            moved = list(map(int, index))
+            moved[axis] += shift
+            out.add(tuple(moved))
+    return out
