@@ -346,7 +346,7 @@ def test_votes():
         hidden = one_hidden_cell(rng, test.shape)
         bits = {}
         for bound in ("B", "J", "Q20"):
-            found = variational_em(binary_factors(train, bound, 3), learn=("loadings", "intercept"), num_steps=300)
+            found = variational_em(binary_factors(train, bound, 3), learn=("loadings", "intercept"), num_steps=100)
             assert_rises(found.objective_trace)
             bits[bound] = hidden_bits(found.rows, test, hidden, bound)
         share = (train.sum(axis=0) + 1.0) / (len(train) + 2.0)
