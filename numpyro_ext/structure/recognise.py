@@ -214,7 +214,7 @@ def _builder(
         atoms = [traced.value, *(traced.parameters[n] for n in names)]
         value, *others = program.evaluate(atoms, env)
         # a vector parameter keeps its last axis
-        others = [jnp.reshape(v, (-1, *v.shape[value.ndim :])) for v in others]
+        others = [jnp.reshape(v, (-1, *jnp.shape(v)[jnp.ndim(value) :])) for v in others]
         value = jnp.reshape(value, -1)
         given = dict(zip(names, others, strict=True))
         # what is missing may be coded as anything: give masked rows a harmless value unless theirs is usable
