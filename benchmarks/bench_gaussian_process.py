@@ -54,7 +54,8 @@ def test_sweep(race, results, likelihood, dtype):
     runs = []
     for size in SIZES:
         form = jax.tree.map(
-            lambda x: x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.inexact) else x, gaussian_process(size, likelihood)
+            lambda x: jnp.asarray(x, dtype) if jnp.issubdtype(jnp.result_type(x), jnp.inexact) else x,
+            gaussian_process(size, likelihood),
         )
         matrix = jnp.eye(size, dtype=dtype) + form.prior[1].covariance[0]
         runs += [compile_sweep(form), compile_function(factorise_and_invert, matrix)]

@@ -14,3 +14,8 @@ jax.config.update("jax_enable_x64", PRECISION == "float64")
 
 def pytest_report_header() -> str:
     return f"jax {jax.__version__} on {jax.default_backend()}, {PRECISION}"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    # The longest test first: at the end, one worker would run it while the other has nothing to do.
+    items.sort(key=lambda item: "sixty_random_models" not in item.nodeid)

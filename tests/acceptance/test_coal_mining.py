@@ -28,7 +28,9 @@ SCORES = {
 }
 
 
-@pytest.mark.parametrize("nonlinearity", OPTIMUM)
+@pytest.mark.parametrize(
+    "nonlinearity", [pytest.param(name, marks=[] if name == "rectified" else pytest.mark.slow) for name in OPTIMUM]
+)
 def test_evidence_and_optimum(nonlinearity: str) -> None:
     data = load_coal_mining_counts()
     model = partial(cox_process, nonlinearity=nonlinearity, priors=False, jitter=1e-8)

@@ -109,6 +109,7 @@ def test_trace_of_binary_factor_analysis(bound):
     assert_rises(found.objective_trace)
 
 
+@pytest.mark.slow
 def test_tighter_bounds_are_tighter_at_given_parameters():
     bounds = {}
     for bound in ("B", "J", "Q20", "exact"):

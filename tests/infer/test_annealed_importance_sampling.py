@@ -32,7 +32,7 @@ def classification(x, y, log_length, log_scale):
     numpyro.sample("y", dist.Bernoulli(logits=f), obs=y)
 
 
-@pytest.mark.parametrize("number", [1, 2])
+@pytest.mark.parametrize("number", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_gaussian_process_classification(number):
     case = REFERENCE["results"][number]
     x, y = jnp.ravel(jnp.asarray(REFERENCE["X"])), jnp.asarray(REFERENCE["y"])

@@ -33,7 +33,6 @@ DATA = jnp.asarray(np.random.default_rng(2).standard_t(2.0, size=NUM))
 
 @functools.partial(jax.jit, static_argnames=("tol", "power", "schedule", "space", "damping", "num_steps"))
 def fit(form, *, tol=1e-11, num_steps=200, **options):
-    space = options.get("space", "auto")
     return ep.solve(form, ep.init(form), tol=tol, num_steps=num_steps, **options)
 
 
@@ -125,7 +124,9 @@ def test_evidence_of_two_factors(potential, approximate, exact):
     assert 1e-4 < abs(float(info.objective) - exact) < 2e-3
 
 
-@pytest.mark.parametrize("make, power", [(probit_and_counts, 1.0), (heavy_tailed, 0.6)])
+@pytest.mark.parametrize(
+    "make, power", [(probit_and_counts, 1.0), pytest.param(heavy_tailed, 0.6, marks=pytest.mark.slow)]
+)
 def test_spaces_and_schedules_reach_one_fixed_point(make, power):
     form = make()
     state, info = fit(form, space="observation", power=power)

@@ -187,6 +187,7 @@ def trend(x, y, mask=True):
         numpyro.sample("y", dist.Normal(x @ slopes, noise), obs=y)
 
 
+@pytest.mark.slow
 def test_three_hyperparameters_by_central_composite_design():
     generator = np.random.default_rng(5)
     x = generator.normal(size=(30, 3))

@@ -121,6 +121,7 @@ def test_real_columns_with_missing_cells_and_weights(scale):
     assert found.rows.potentials[0].scale.shape == scale.shape
 
 
+@pytest.mark.slow
 def test_mixed_columns_reach_a_stationary_point_in_chunks_or_not():
     rows = mixed_rows()
     learn = ("loadings", "intercept")
@@ -143,6 +144,7 @@ def test_mixed_columns_reach_a_stationary_point_in_chunks_or_not():
         assert jnp.max(jnp.abs(end)) < 0.005 * jnp.max(jnp.abs(start))
 
 
+@pytest.mark.slow
 def test_gaussians_are_where_the_bound_is_stationary():
     rows = mixed_rows()
     posteriors = expectation_step(rows, initial_posteriors(rows), num_steps=100, tol=1e-15)
@@ -162,6 +164,7 @@ def test_gaussians_are_where_the_bound_is_stationary():
     assert max(float(jnp.max(jnp.abs(jnp.tril(slope)))) for slope in slopes) < 1e-5
 
 
+@pytest.mark.slow
 def test_each_step_of_the_maximisation_is_no_descent_on_its_own():
     rows = mixed_rows()
     posteriors = expectation_step(rows, initial_posteriors(rows), num_steps=100)

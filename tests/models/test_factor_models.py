@@ -86,7 +86,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n == "topics" else n for n in CASES])
 def test_samplers_can_start(name):
     model, arguments = CASES[name]
     start = initialize_model(random.key(3), model, model_args=arguments).param_info

@@ -18,7 +18,7 @@ def directions(dimension):
 
 @pytest.fixture
 def rows():
-    return VectorRows(SoftmaxPotential(jnp.array([1, 3]), 4))
+    return VectorRows(SoftmaxPotential(jnp.array([1, 3]), 4, bound="delta"))
 
 
 def moments_of_rows(mean, covariance):

@@ -52,7 +52,7 @@ def weighted(X, label):
 
 
 def gaussian_processes(X, label):
-    kernel = jnp.exp(-0.5 * (X[:, :1] - X[:, 0]) ** 2) + 1e-6 * jnp.eye(7)
+    kernel = jnp.exp(-0.5 * (X[:, :1] - X[:, 0]) ** 2) + 0.1 * jnp.eye(7)
     with numpyro.plate("classes", 3):
         f = numpyro.sample("f", dist.MultivariateNormal(jnp.zeros(7), kernel))
     numpyro.sample("y", dist.Categorical(logits=f.T), obs=label)
@@ -117,7 +117,7 @@ def test_groups_are_blocks():
     assert reading.form(reading.initial_hyper()).blocks.columns.shape == (4, 3)
 
 
-@pytest.mark.parametrize("model", [softmax, probit])
+@pytest.mark.parametrize("model", [softmax, pytest.param(probit, marks=pytest.mark.slow)])
 def test_laplace_finds_the_mode_and_its_curvature(model):
     engine = LaplaceApproximation(model, tol=1e-8)
     engine.run(jax.random.key(0), X, LABEL)
@@ -165,7 +165,7 @@ def dense_bound(reading, bound, mean, scale_tril):
     return float(np.sum((own - moments.value)[kept]) - divergence)
 
 
-@pytest.mark.parametrize("bound", ["bohning", "log", "tilted", "exact"])
+@pytest.mark.parametrize("bound", ["bohning", "log", pytest.param("tilted", marks=pytest.mark.slow), "exact"])
 def test_variational_bound_is_that_of_the_definition_and_stationary(bound):
     engine = VariationalGaussian(softmax, bound=bound, progress_bar=False)
     engine.run(jax.random.key(0), X, LABEL)

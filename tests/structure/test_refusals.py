@@ -43,9 +43,10 @@ def _quadratic_form() -> None:
     numpyro.sample("y", dist.Normal(f @ f, 1.0), obs=0.3)
 
 
-def _categorical() -> None:
+def _several_probabilities() -> None:
     f = numpyro.sample("f", dist.Normal(0.0, 1.0).expand([N, 3]))
-    numpyro.sample("y", dist.Categorical(logits=f), obs=np.array([0, 1, 2, 0, 1, 2]))
+    probs = jnp.exp(f) / jnp.sum(jnp.exp(f), axis=-1, keepdims=True)
+    numpyro.sample("y", dist.Categorical(probs=probs), obs=np.array([0, 1, 2, 0, 1, 2]))
 
 
 def _local_gamma() -> None:
@@ -105,7 +106,7 @@ _CASES: dict[str, tuple[Callable[[], None], str]] = {
     ),
     "product of latents": (_product, r"site 'y': .*\(a product of u and v\).*field="),
     "quadratic in the latents": (_quadratic_form, r"site 'y': .* 6 predictors, through 'f'.*product of f"),
-    "categorical": (_categorical, r"site 'y': .* 3 predictors, through 'f'"),
+    "categorical, not by logits": (_several_probabilities, r"site 'y': .* 3 predictors, through 'f'"),
     "local latent that is not Gaussian": (
         _local_gamma,
         r"'w' \(Gamma, shape \(6,\)\) is not Gaussian.*6 elements.*Student-t",
