@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from typing import Any
 
@@ -23,6 +24,7 @@ def psis_loo(pointwise: np.ndarray) -> float:
     with warnings.catch_warnings():
         # a few observations with a large Pareto k are expected of isolated events, and seen in the plots
         warnings.simplefilter("ignore", UserWarning)
-        if hasattr(az, "InferenceData"):
-            return float(az.loo(az.from_dict(**draws)).elpd_loo)
-        return float(az.loo(az.from_dict(draws)).elpd)
+        # The first generation takes groups as keywords, the second one dictionary of them.
+        takes_keywords = "posterior" in inspect.signature(az.from_dict).parameters
+        found = az.loo(az.from_dict(**draws) if takes_keywords else az.from_dict(draws))
+        return float(found.elpd_loo if hasattr(found, "elpd_loo") else found.elpd)
