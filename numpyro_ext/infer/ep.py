@@ -83,8 +83,7 @@ class EP(Engine):
         self.schedule = schedule
 
     def _check_form(self, reading: Any) -> None:
-        form = reading.form(reading.initial_hyper(), reading.data)
-        for name, potential in zip(reading.factor_names, form.potentials, strict=True):
+        for name, potential in zip(reading.factor_names, reading.abstract_form.potentials, strict=True):
             base = potential.base if isinstance(potential, TemperedPotential) else potential
             if isinstance(base, VectorRows):
                 raise ModelStructureError(

@@ -321,8 +321,8 @@ def _diagnose(
 
 
 def _flat_sites(reading: Any) -> list[str]:
-    form = reading.form(reading.initial_hyper())
-    return [name for name, block in zip(reading.field, form.prior, strict=True) if isinstance(block, FlatPrior)]
+    prior = reading.abstract_form.prior
+    return [name for name, block in zip(reading.field, prior, strict=True) if isinstance(block, FlatPrior)]
 
 
 def _skipped_by_site(reading: Any, info: Any) -> dict[str, np.ndarray]:

@@ -135,8 +135,7 @@ class INLA(LaplaceApproximation):
                 f"INLA integrates over up to {LARGEST_DIMENSION} hyperparameters, and this model has {space.size}: "
                 f"{sizes}. Give values to some of them in hyper_values, or maximise over them (LaplaceApproximation)."
             )
-        form = reading.form(reading.initial_hyper(), reading.data)
-        for name, potential in zip(reading.factor_names, form.potentials, strict=True):
+        for name, potential in zip(reading.factor_names, reading.abstract_form.potentials, strict=True):
             if self.marginal == "simplified-laplace" and isinstance(potential, VectorRows):
                 raise ModelStructureError(
                     f"The simplified Laplace marginals need factors of one predictor each, and those of site {name!r} "

@@ -48,8 +48,7 @@ class LaplaceApproximation(Engine):
     """
 
     def _check_form(self, reading: Any) -> None:
-        form = reading.form(reading.initial_hyper(), reading.data)
-        for name, potential in zip(reading.factor_names, form.potentials, strict=True):
+        for name, potential in zip(reading.factor_names, reading.abstract_form.potentials, strict=True):
             if not potential.is_smooth:
                 raise ModelStructureError(
                     f"Laplace's method needs the curvature of every factor, and the factor of site {name!r} "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import jax
@@ -187,6 +188,11 @@ class LatentGaussianReading:
             self._log_constant(env),
             Blocks(*(jnp.asarray(b) for b in self._blocks)),
         )
+
+    @cached_property
+    def abstract_form(self) -> LatentGaussian:
+        """The form with shapes and dtypes in place of numbers, for questions about its families; costs one trace."""
+        return jax.eval_shape(self.form, self.initial_hyper(), self.data)
 
     def _log_constant(self, env: Mapping[int, Any]) -> Array:
         total = self._sum_factors(self._constant_factors, env)
