@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterable
 from typing import ClassVar, NamedTuple, dataclass_transform
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike
+
+from ..linalg.frozen_pytree import frozen_pytree
 
 __all__ = ["ExpectedLogDensity", "LogisticTerms", "Potential", "TiltedMoments", "potential"]
 
@@ -145,29 +145,5 @@ class Potential:
 
 @dataclass_transform(frozen_default=True)
 def potential(cls: type) -> type:
-    """Class decorator: freeze as a dataclass and register as a pytree whose fields are all array data.
-
-    Fields with ``metadata={"static": True}`` are compared instead, and so is the class. With
-    ``jax.tree_util.register_dataclass`` it would not be: the structures of two classes with as many fields are equal
-    there (JAX 0.10 to 0.12), and ``jit`` now and then runs what it has compiled for the one on the other.
-    """
-    cls = dataclasses.dataclass(frozen=True, eq=False)(cls)
-    names = [f.name for f in dataclasses.fields(cls) if not f.metadata.get("static")]
-    static = [f.name for f in dataclasses.fields(cls) if f.metadata.get("static")]
-
-    def flatten_with_keys(self: Potential) -> tuple[tuple, tuple]:
-        children = tuple((jax.tree_util.GetAttrKey(name), getattr(self, name)) for name in names)
-        return children, (cls, *(getattr(self, name) for name in static))
-
-    def flatten(self: Potential) -> tuple[tuple, tuple]:
-        return tuple(getattr(self, name) for name in names), (cls, *(getattr(self, name) for name in static))
-
-    def unflatten(auxiliary: tuple, children: Iterable) -> Potential:
-        # Not by the constructor: the leaves may be placeholders.
-        self: Potential = object.__new__(cls)
-        for name, value in (*zip(names, children, strict=True), *zip(static, auxiliary[1:], strict=True)):
-            object.__setattr__(self, name, value)
-        return self
-
-    jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)
-    return cls
+    """Class decorator of potentials: a frozen dataclass, registered as a pytree; see :func:`frozen_pytree`."""
+    return frozen_pytree(cls)
