@@ -5,6 +5,7 @@ from .binary import BinomialLogitPotential, LogitPotential, ProbitPotential
 from .categorical import MultinomialProbitPotential, SoftmaxPotential
 from .elementwise import ElementwisePotential, TemperedPotential
 from .expectation import expected_log_density, expected_logistic_terms
+from .forest import Forest, SumProduct, log_partition, sum_product, wavelet_forest
 from .gaussian import GaussianPotential
 from .laplace import LaplacePotential
 from .log_sum_exp_bounds import ExpectedLogSumExp, LogSumExpBound, log_sum_exp_bound
@@ -49,6 +50,7 @@ __all__ = [
     "ExactExpectation",
     "ExpectedLogDensity",
     "ExpectedLogSumExp",
+    "Forest",
     "GaussianPotential",
     "JaakkolaBound",
     "LaplacePotential",
@@ -71,6 +73,7 @@ __all__ = [
     "SoftmaxPotential",
     "StochasticVolatilityPotential",
     "StudentTPotential",
+    "SumProduct",
     "TemperedPotential",
     "TiltedMoments",
     "TruncatedNormal",
@@ -83,6 +86,7 @@ __all__ = [
     "gaussian_expectation",
     "inverse_mills_ratio",
     "log_ndtr",
+    "log_partition",
     "log_sum_exp_bound",
     "logistic_bound",
     "minimax_pieces",
@@ -90,6 +94,8 @@ __all__ = [
     "potential",
     "rectified_linear_poisson_moments",
     "stick_breaking_labels",
+    "sum_product",
     "tilted_moments",
     "truncated_normal",
+    "wavelet_forest",
 ]
