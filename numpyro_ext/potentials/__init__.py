@@ -36,6 +36,7 @@ from .rectified_linear_poisson import RectifiedLinearPoissonPotential, rectified
 from .stick_breaking import stick_breaking_labels
 from .stochastic_volatility import StochasticVolatilityPotential
 from .student_t import StudentTPotential
+from .super_gaussian import ConvexifiedPenalty, SuperGaussianPotential
 from .vector import VectorExpectedLogDensity, VectorPotential
 
 __all__ = [
@@ -44,6 +45,7 @@ __all__ = [
     "BohningBound",
     "BoundedPotential",
     "ContinuationRatioPotential",
+    "ConvexifiedPenalty",
     "CumulativeLogitPotential",
     "CumulativeProbitPotential",
     "ElementwisePotential",
@@ -74,6 +76,7 @@ __all__ = [
     "StochasticVolatilityPotential",
     "StudentTPotential",
     "SumProduct",
+    "SuperGaussianPotential",
     "TemperedPotential",
     "TiltedMoments",
     "TruncatedNormal",

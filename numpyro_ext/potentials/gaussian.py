@@ -9,7 +9,8 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike
 
-from .base import ExpectedLogDensity, Potential, TiltedMoments, potential
+from .base import ExpectedLogDensity, TiltedMoments, potential
+from .super_gaussian import SuperGaussianPotential
 
 __all__ = ["GaussianPotential"]
 
@@ -17,7 +18,7 @@ _LOG_2PI = math.log(2.0 * math.pi)
 
 
 @potential
-class GaussianPotential(Potential):
+class GaussianPotential(SuperGaussianPotential):
     r"""Density of ``observation`` under :math:`N(\eta, \text{scale}^2)`; the site is exact for every cavity and power.
 
     :param Array observation: observed values.
@@ -28,6 +29,21 @@ class GaussianPotential(Potential):
     scale: Array | float
 
     is_log_concave: ClassVar[bool] = True
+
+    @property
+    def center(self) -> Array:
+        """The observed values."""
+        return jnp.asarray(self.observation)
+
+    def width(self, squared: ArrayLike) -> Array:
+        """The variance, whatever the argument."""
+        return jnp.broadcast_to(jnp.square(self.scale), jnp.broadcast_shapes(jnp.shape(squared), jnp.shape(self.scale)))
+
+    def width_penalty(self, width: ArrayLike) -> Array:
+        """Finite at the variance only, to rounding."""
+        variance = jnp.square(self.scale)
+        is_own = jnp.isclose(width, variance, rtol=1e-5, atol=0.0)
+        return jnp.where(is_own, _LOG_2PI + jnp.log(variance), jnp.inf)
 
     def log_density(self, eta: ArrayLike) -> Array:
         residual = (self.observation - jnp.asarray(eta)) / self.scale

@@ -10,8 +10,9 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike
 
-from .base import ExpectedLogDensity, Potential, TiltedMoments, potential
+from .base import ExpectedLogDensity, TiltedMoments, potential
 from .normal import TruncatedNormal, truncated_normal
+from .super_gaussian import SuperGaussianPotential
 
 __all__ = ["LaplacePotential"]
 
@@ -19,7 +20,7 @@ _LOG_2 = math.log(2.0)
 
 
 @potential
-class LaplacePotential(Potential):
+class LaplacePotential(SuperGaussianPotential):
     r""":math:`\exp(-|\eta - \text{location}| / \text{scale}) / (2\,\text{scale})`.
 
     :param Array location: location of the kink.
@@ -31,6 +32,17 @@ class LaplacePotential(Potential):
 
     is_log_concave: ClassVar[bool] = True
     is_smooth: ClassVar[bool] = False
+
+    @property
+    def center(self) -> Array:
+        """Where the kink is."""
+        return jnp.asarray(self.location)
+
+    def width(self, squared: ArrayLike) -> Array:
+        return jnp.sqrt(squared) * self.scale
+
+    def width_penalty(self, width: ArrayLike) -> Array:
+        return jnp.asarray(width) / jnp.square(self.scale) + 2.0 * (_LOG_2 + jnp.log(self.scale))
 
     def log_density(self, eta: ArrayLike) -> Array:
         return -jnp.abs(jnp.asarray(eta) - self.location) / self.scale - jnp.log(self.scale) - _LOG_2
