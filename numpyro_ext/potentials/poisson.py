@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import ClassVar
 
 import jax
@@ -10,10 +11,16 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike
 
-from .base import ExpectedLogDensity, Potential, potential
+from .base import ExpectedLogDensity, Potential, TiltedMoments, potential
+from .quadrature import broadcast_to_factors, with_site
 from .stirling import stirling_error
+from .tilted_window import Cavity
 
 __all__ = ["PoissonExpPotential", "PoissonSoftplusPotential"]
+
+_NARROW = 0.5
+# In standard deviations of the tilted density at its mode; it falls slowest to the left, where the count bends it less.
+_SPACING, _LEFT, _RIGHT = 0.45, 12.0, 9.0
 
 
 def _log_softplus(eta: Array) -> Array:
@@ -54,6 +61,15 @@ class PoissonExpPotential(Potential):
         log_ratio = eta + (log_exposure - jnp.log(jnp.where(count > 0.0, count, 1.0)))
         return _log_poisson(count, jnp.exp(eta + log_exposure), jnp.expm1(log_ratio), log_ratio)
 
+    def tilted_moments(self, mean: ArrayLike, variance: ArrayLike, power: ArrayLike = 1.0) -> TiltedMoments:
+        """A short rule if no cavity variance exceeds 1/2 and the power is the Python number one, else quadrature."""
+        if not (isinstance(power, int | float) and power == 1):
+            return super().tilted_moments(mean, variance, power)
+        mean, variance = broadcast_to_factors(self, mean, variance)
+        is_narrow = jnp.all((variance > 0.0) & (variance <= _NARROW))
+        general = super().tilted_moments
+        return jax.lax.cond(is_narrow, partial(_narrow_tilted_moments, self), general, mean, variance)
+
     def derivatives(self, eta: ArrayLike) -> tuple[Array, Array, Array]:
         eta = jnp.asarray(eta)
         rate = self.exposure * jnp.exp(eta)
@@ -69,6 +85,56 @@ class PoissonExpPotential(Potential):
         rate = jnp.exp(mean + half + log_exposure)
         value = _log_poisson(count, rate, jnp.expm1(log_ratio + half), log_ratio)
         return ExpectedLogDensity(value, count - rate, jnp.broadcast_to(-0.5 * rate, value.shape))
+
+
+def _way_to_mode(factors: PoissonExpPotential, mean: Array, variance: Array) -> tuple[Array, Array]:
+    r"""Distance of the tilted mode from the cavity mean, and the standard deviation there.
+
+    With :math:`w = v \lambda` at the mode, :math:`w + \log w = \log(v \lambda(\mu)) + v y`: Newton's method
+    from the asymptotes of the solution. It need only be near: nodes around any point close to the mode serve.
+    """
+    count = jnp.asarray(factors.count, mean.dtype)
+    z = jnp.log(variance) + jnp.log(jnp.asarray(factors.exposure, mean.dtype)) + mean + variance * count
+    small, large = jnp.minimum(z, 1.0), jnp.maximum(z, 1.0)
+    w = jnp.where(z < 1.0, jnp.exp(small) / (1.0 + jnp.exp(small)), large - jnp.log(large))
+    w = jnp.maximum(w, jnp.finfo(mean.dtype).tiny)
+    for _ in range(3):
+        w = w * (1.0 + z - jnp.log(w)) / (1.0 + w)
+    return variance * count - w, jnp.sqrt(variance / (1.0 + w))
+
+
+def _narrow_tilted_moments(factors: PoissonExpPotential, mean: Array, variance: Array) -> TiltedMoments:
+    r"""Tilted moments under cavities that are not wide, by the trapezoidal rule around the tilted mode.
+
+    In the complex plane the factor grows :math:`\pi / 2` off the real line, so with nodes :math:`h\sqrt v` apart the
+    relative error is about :math:`\exp(\pi^2/8v - \pi^2/h\sqrt v)`, below 1e-12 here.
+    """
+    fixed_mean, fixed = jax.lax.stop_gradient((mean, factors))
+    distance, scale = _way_to_mode(fixed, fixed_mean, jax.lax.stop_gradient(variance))
+    # Nodes are held under differentiation; the integrand follows the cavity and the parameters of the factor.
+    center = fixed_mean + distance
+    from_mean = distance - (mean - fixed_mean)
+    value, slope_at_center, curvature = factors.derivatives(center)
+    rate = -curvature
+    tilt = slope_at_center - from_mean / variance
+
+    def add_node(sums: tuple[Array, ...], number: Array) -> tuple[tuple[Array, ...], None]:
+        x = number * scale
+        growth = jnp.expm1(x)
+        density = jnp.exp(tilt * x - rate * (growth - x) - 0.5 * jnp.square(x) / variance)
+        excess = density * (rate * growth)
+        terms = (density, density * x, density * jnp.square(x), excess, excess * x)
+        return tuple(total + term for total, term in zip(sums, terms, strict=True)), None
+
+    numbers = jnp.arange(-_LEFT, _RIGHT + 0.5 * _SPACING, _SPACING, dtype=mean.dtype)
+    zeros: tuple[Array, ...] = (jnp.zeros_like(mean),) * 5
+    (total, *rest), _ = jax.lax.scan(add_node, zeros, numbers)
+    first, second, excess, product = (moment / total for moment in rest)
+    log_z = value - 0.5 * jnp.square(from_mean) / variance
+    log_z += jnp.log(total * (_SPACING * scale)) - 0.5 * jnp.log(2.0 * math.pi * variance)
+    cavity = Cavity(mean, variance)
+    slope, shrinkage = slope_at_center - excess, product - first * excess
+    return with_site(log_z, from_mean + first, second - first**2, slope, shrinkage, cavity)
 
 
 @potential
