@@ -53,7 +53,7 @@ def logistic() -> Problem:
     rng = np.random.default_rng(0)
     X = rng.standard_normal((2000, 50))
     y = rng.binomial(1, 1.0 / (1.0 + np.exp(-0.2 - X @ (0.3 * rng.standard_normal(50)))))
-    return Problem(logistic_regression, (X, y), "coefficients", 10 * NUM_SAMPLES)
+    return Problem(logistic_regression, (X, y), "coefficients", 40 * NUM_SAMPLES)
 
 
 PROBLEMS = {"coal-mining": coal_mining, "logistic": logistic}

@@ -79,18 +79,42 @@ class ResultsTable:
         print(f"\n{row.item}, {row.dtype}: {row.figure} {row.value:.3g}{target} {row.remark}")
 
     def write(self, folder: Path) -> None:
-        """Write ``<date>-<backend>.md`` and ``.json``; nothing if there is no row."""
+        """Write ``<date>-<backend>.md`` and ``.json``; nothing if there is no row.
+
+        Rows that the same environment wrote on the same day and that were not measured again stay.
+        """
         if not self._rows:
             return
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"{datetime.date.today().isoformat()}-{jax.default_backend()}"
         environment = _environment()
-        path.with_suffix(".md").write_text(_to_markdown(self._rows, environment), encoding="utf-8")
+        kept = _read(path.with_suffix(".json"), environment)
+        kept.update({(row.item, row.dtype): row for row in self._rows})
+        path.with_suffix(".md").write_text(_to_markdown(list(kept.values()), environment), encoding="utf-8")
         rows = [
-            {**dataclasses.asdict(row), "target": str(row.target or ""), "verdict": row.verdict} for row in self._rows
+            {**dataclasses.asdict(row), "target": str(row.target or ""), "verdict": row.verdict}
+            for row in kept.values()
         ]
         content = json.dumps({"environment": environment, "rows": rows}, indent=1, ensure_ascii=False)
         path.with_suffix(".json").write_text(content + "\n", encoding="utf-8")
+
+
+def _read(path: Path, environment: dict[str, str]) -> dict[tuple[str, str], Row]:
+    """Rows of a file that this environment wrote, by item and precision."""
+    if not path.exists():
+        return {}
+    content = json.loads(path.read_text(encoding="utf-8"))
+    if content["environment"] != environment:
+        return {}
+    rows = []
+    for row in content["rows"]:
+        del row["verdict"]
+        target = row.pop("target")
+        if target:
+            sign, limit = target.split()
+            row["target"] = Target(float(limit), sign == "≤")
+        rows.append(Row(**row))
+    return {(row.item, row.dtype): row for row in rows}
 
 
 def _environment() -> dict[str, str]:
