@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from functools import partial
 from typing import Any, NamedTuple
@@ -12,6 +11,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from ..structure.latent_gaussian import AffineMap, LatentGaussian
+from ..structure.recent import Recent
 from . import hyper as hyper_search
 from .hyper import Evaluation, SearchState
 from .prediction import log_predictive_factors
@@ -19,9 +19,8 @@ from .unconstrained import UnconstrainedSpace
 
 __all__ = ["Algorithm", "FitInfo", "PointFit", "Programs", "compiled_programs"]
 
-_CACHE_SIZE = 16
 _LARGEST_BATCH = 10_000_000
-_cache: OrderedDict[Hashable, Programs] = OrderedDict()
+_COMPILED = Recent(16)
 
 
 class FitInfo(NamedTuple):
@@ -265,9 +264,4 @@ def compiled_programs(reading: Any, algorithm: Algorithm, space: UnconstrainedSp
     :param options: as for :class:`Programs`.
     """
     key = (reading.structure_key, algorithm.key, space.key, tuple(sorted(options.items())))
-    if key not in _cache:
-        _cache[key] = Programs(reading, algorithm, space, **options)
-    _cache.move_to_end(key)
-    while len(_cache) > _CACHE_SIZE:
-        _cache.popitem(last=False)
-    return _cache[key]
+    return _COMPILED.get(key, lambda: Programs(reading, algorithm, space, **options))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -29,12 +28,12 @@ from ..distributions import (
 from .errors import ModelStructureError
 from .priors import is_gaussian, location, mask_of, prior_block, shift_to_value, unwrap
 from .program import Constant, make_program
+from .recent import Recent
 
 __all__ = ["FactorTrace", "ModelTrace", "SiteInfo", "inspect_sites", "trace_with_innovations"]
 
 
-_COMPILED: OrderedDict[Any, Any] = OrderedDict()
-_MAX_COMPILED = 64
+_COMPILED = Recent(64)
 
 
 class SiteInfo(NamedTuple):
@@ -288,18 +287,13 @@ def _run_compiled(run: Callable[[Array], Any], rng_key: Array) -> Any:
     """``run(rng_key)`` by a compiled function that is shared by all runs of the same operations on other data."""
     program, output = make_program(run, rng_key)
     leaves, structure = jax.tree.flatten(output, is_leaf=lambda leaf: isinstance(leaf, Constant))
-    key = (program.fingerprint(), tuple(leaf for leaf in leaves if isinstance(leaf, int)))
-    if key not in _COMPILED:
 
-        def evaluate(inputs: Sequence[Any], data: Sequence[Any]) -> list[Any]:
-            env = dict(zip((*program.inputs, *program.constants), (*inputs, *data), strict=True))
-            return program.evaluate(leaves, env)
+    def evaluate(inputs: Sequence[Any], data: Sequence[Any]) -> list[Any]:
+        env = dict(zip((*program.inputs, *program.constants), (*inputs, *data), strict=True))
+        return program.evaluate(leaves, env)
 
-        _COMPILED[key] = jax.jit(evaluate)
-        while len(_COMPILED) > _MAX_COMPILED:
-            _COMPILED.popitem(last=False)
-    _COMPILED.move_to_end(key)
-    values = _COMPILED[key](jax.tree.leaves(rng_key), program.data)
+    compiled = _COMPILED.get(program.fingerprint(), lambda: jax.jit(evaluate))
+    values = compiled(jax.tree.leaves(rng_key), program.data)
     return jax.tree.unflatten(structure, values)
 
 

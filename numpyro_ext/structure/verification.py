@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from typing import Any
 
 import jax
@@ -16,11 +15,11 @@ from ..linalg.prior import CovariancePrior, DiagonalPrior, FlatPrior, PriorBlock
 from .errors import ModelStructureError
 from .program import make_program
 from .reading import LatentGaussianReading
+from .recent import Recent
 
 __all__ = ["check_form", "log_densities"]
 
-_COMPILED: OrderedDict[Any, Any] = OrderedDict()
-_MAX_COMPILED = 64
+_COMPILED = Recent(64)
 _SPREADS = (0.1, 0.5, 1.0)
 
 
@@ -106,12 +105,7 @@ def _compile(reading: LatentGaussianReading, rng_key: Array) -> tuple[Any, Any]:
         return form.log_density(e) + reading.log_prior(hyper, data), expected
 
     key = (reading.structure_key, program.fingerprint())
-    if key not in _COMPILED:
-        _COMPILED[key] = jax.jit(both)
-        while len(_COMPILED) > _MAX_COMPILED:
-            _COMPILED.popitem(last=False)
-    _COMPILED.move_to_end(key)
-    return _COMPILED[key], program.data
+    return _COMPILED.get(key, lambda: jax.jit(both)), program.data
 
 
 def _colour(block: PriorBlock, white: Array) -> Array:
