@@ -62,7 +62,7 @@ def from_functions(
         found = jax.eval_shape(function, jax.ShapeDtypeStruct((size,), jnp.result_type(float))).shape
         if found != (result,):
             raise ValueError(
-                f"from_functions: {name} of a vector of shape ({size},) must give ({result},), not {found}."
+                f"from_functions: {name} of a vector of shape ({size},) must give shape ({result},), not {found}."
             )
     with jax.ensure_compile_time_eval():
         # Functions of traced arrays cannot be tested here; whatever reads a model tests them once more.

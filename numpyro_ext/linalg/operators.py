@@ -21,6 +21,7 @@ __all__ = [
     "diagonal",
     "from_matrix",
     "identity",
+    "image_shape",
     "positive_size",
     "select",
     "stack",
@@ -354,3 +355,11 @@ def positive_size(size: Any, name: str) -> int:
     if not isinstance(size, int | np.integer) or isinstance(size, bool) or size < 1:
         raise ValueError(f"{name} must be made of positive whole numbers, not {size!r}.")
     return int(size)
+
+
+def image_shape(shape: Any) -> tuple[int, ...]:
+    """The sides of an image (or one number, the length of a signal) as a tuple of positive integers."""
+    sides = tuple(positive_size(n, "shape") for n in np.atleast_1d(np.asarray(shape, object)))
+    if not sides:
+        raise ValueError("shape: an image has at least one side.")
+    return sides
