@@ -1,0 +1,216 @@
+r"""The precision :math:`A = X^T N^{-1} X + \operatorname{diag}(\pi)` of coefficients seen through a linear operator.
+
+Its solutions, variances and log determinant in the three cases that occur: :math:`X^T N^{-1} X` diagonal (denoising
+with an orthonormal transform), small enough for a dense matrix, and neither, where conjugate gradients, perturbed
+draws and Lanczos iterations stand in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+from matfree.decomp import tridiag_sym
+
+from .cholesky import cholesky, cholesky_solve, half_log_determinant, solve_lower
+from .conjugate_gradient import ConjugateGradientResult, conjugate_gradient
+from .frozen_pytree import frozen_pytree
+from .operators import LinearOperator
+
+__all__ = [
+    "DenseMoments",
+    "PosteriorPrecision",
+    "dense_moments",
+    "diagonal_gram",
+    "lanczos_log_determinant",
+    "lanczos_variance",
+]
+
+
+@frozen_pytree
+class PosteriorPrecision(LinearOperator):
+    r"""The matrix :math:`A` as an operator of ``n`` rows and columns, its own adjoint.
+
+    :param LinearOperator operator: :math:`X` of shape ``(m, n)``.
+    :param Array noise_variance: the diagonal of :math:`N`, of shape ``()`` or ``(m,)``.
+    :param Array precision: :math:`\pi` of shape ``(n,)``.
+    """
+
+    operator: LinearOperator
+    noise_variance: Array
+    precision: Array
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        n = self.operator.shape[1]
+        return n, n
+
+    def matvec(self, x: Array) -> Array:
+        return self.operator.rmatvec(self.operator.matvec(x) / self.noise_variance) + self.precision * x
+
+    def rmatvec(self, y: Array) -> Array:
+        return self.matvec(y)
+
+    def project(self, y: Array) -> Array:
+        r""":math:`X^T N^{-1} y`: what data say about the coefficients.
+
+        :param Array y: of shape ``(m,)``.
+        :return: of shape ``(n,)``.
+        """
+        return self.operator.rmatvec(y / self.noise_variance)
+
+    def dense(self) -> Array:
+        """The matrix itself, of shape ``(n, n)``."""
+        matrix = self.operator.materialise()
+        weight = jnp.broadcast_to(1.0 / self.noise_variance, (matrix.shape[0],))
+        return jnp.diag(self.precision) + matrix.T @ (weight[:, None] * matrix)
+
+    def solve(
+        self,
+        right_hand_side: Array,
+        gram_diagonal: Array,
+        *,
+        initial: Array | None = None,
+        tol: float = 1e-6,
+        max_iterations: int = 1000,
+    ) -> ConjugateGradientResult:
+        r"""Solve with conjugate gradients.
+
+        :param right_hand_side: of shape ``(n,)`` or ``(k, n)``.
+        :param gram_diagonal: about the diagonal of :math:`X^T N^{-1} X`, a number or of shape ``(n,)``; with
+            :attr:`precision` added it is the preconditioner.
+        :param initial: where to start.
+        :param float tol: relative residual.
+        :param int max_iterations: iterations at most.
+        """
+        return conjugate_gradient(
+            self.matvec,
+            right_hand_side,
+            preconditioner=gram_diagonal + self.precision,
+            initial=initial,
+            tol=tol,
+            max_iterations=max_iterations,
+        )
+
+
+def diagonal_gram(operator: LinearOperator, noise_variance: Array) -> tuple[Array, bool]:
+    r"""The diagonal of :math:`X^T N^{-1} X` from a few products, and whether that matrix is diagonal.
+
+    The product with random signs, times the signs, has the diagonal as its expectation; where the matrix is diagonal
+    every draw gives it exactly, and that is how it is recognised. Elsewhere the average over all coefficients is
+    returned, which needs no more draws for an operator with columns of about equal norm. Not for traced values.
+
+    :param LinearOperator operator: :math:`X`.
+    :param Array noise_variance: the diagonal of :math:`N`, of shape ``()`` or ``(m,)``.
+    :return: of shape ``(n,)``, and a boolean.
+    """
+    leaves = [x.dtype for x in jax.tree.leaves((operator, noise_variance)) if jnp.issubdtype(x.dtype, jnp.floating)]
+    coarsest = max(leaves, key=lambda dtype: float(jnp.finfo(dtype).eps))
+    precision = PosteriorPrecision(operator, noise_variance, jnp.zeros((operator.shape[1],), coarsest))
+    # Fixed signs: equal operators must be treated equally.
+    signs = np.random.default_rng(0).choice([-1.0, 1.0], size=(4, operator.shape[1]))
+    estimates = np.asarray(signs * _products(precision, jnp.asarray(signs, coarsest)))
+    rounding = 1e3 * float(jnp.finfo(coarsest).eps) * np.abs(estimates).max()
+    is_diagonal = bool(np.ptp(estimates, axis=0).max() <= rounding)
+    if is_diagonal:
+        return jnp.asarray(estimates[0]), True
+    return jnp.full((operator.shape[1],), max(float(estimates.mean()), 0.0)), False
+
+
+@jax.jit
+def _products(precision: PosteriorPrecision, vectors: Array) -> Array:
+    return jax.vmap(precision.matvec)(vectors)
+
+
+class DenseMoments(NamedTuple):
+    """What one Cholesky factorisation of the precision gives."""
+
+    mean: Array
+    """:math:`A^{-1} b`, of shape ``(n,)``."""
+    variance: Array
+    """Diagonal of :math:`A^{-1}`, of shape ``(n,)``."""
+    half_log_determinant: Array
+    """:math:`\\tfrac12 \\log |A|`."""
+    fitted_variance: Array
+    """Diagonal of :math:`X A^{-1} X^T`, of shape ``(m,)``."""
+
+
+def dense_moments(precision: PosteriorPrecision, shift: Array) -> DenseMoments:
+    """Exact moments by a Cholesky factorisation, at cost ``O(n^3 + n^2 m)``; nan if it is not positive definite.
+
+    :param PosteriorPrecision precision: :math:`A`.
+    :param Array shift: :math:`b` of shape ``(n,)``.
+    """
+    factor = cholesky(precision.dense())
+    inverse = solve_lower(factor, jnp.eye(factor.shape[0], dtype=factor.dtype))
+    fitted = solve_lower(factor, precision.operator.materialise().T)
+    return DenseMoments(
+        cholesky_solve(factor, shift),
+        jnp.sum(inverse**2, axis=0),
+        half_log_determinant(factor),
+        jnp.sum(fitted**2, axis=0),
+    )
+
+
+def lanczos_variance(precision: PosteriorPrecision, start: Array, num_products: int) -> Array:
+    r"""The part of the diagonal of :math:`A^{-1}` that a Krylov space sees: never more than the diagonal itself.
+
+    With :math:`Q^T A Q = T` on the space of ``num_products`` dimensions, :math:`\operatorname{diag}(Q T^{-1} Q^T)`.
+    It misses most of the variance of most coefficients unless the space is large (Ko 2017, section 2.2).
+
+    :param PosteriorPrecision precision: :math:`A`.
+    :param Array start: the vector that spans the space, of shape ``(n,)``.
+    :param int num_products: its dimension.
+    :return: of shape ``(n,)``.
+    """
+    basis, tridiagonal = _tridiagonalise(precision.matvec, start, num_products)
+    return jnp.sum(solve_lower(cholesky(tridiagonal), basis) ** 2, axis=0)
+
+
+def _tridiagonalise(matvec: Callable[[Array], Array], start: Array, num_products: int) -> tuple[Array, Array]:
+    """Orthonormal basis ``(k, n)`` of the Krylov space of a symmetric matrix, and the matrix on it, ``(k, k)``.
+
+    The matrix is perturbed at the level of rounding errors: where the space has fewer dimensions than asked for, as
+    with a multiple of the identity, the iteration would divide by zero.
+    """
+    size = start.size
+    jitter = jnp.asarray(np.random.default_rng(0).uniform(-1.0, 1.0, size), start.dtype)
+    level = 16.0 * jnp.finfo(start.dtype).eps
+    basis, matrix, *_ = tridiag_sym(num_products)(
+        lambda x: matvec(x) * (1.0 + level * jitter), start / jnp.linalg.norm(start)
+    )
+    return basis, 0.5 * (matrix + matrix.T)
+
+
+def lanczos_log_determinant(
+    precision: PosteriorPrecision, gram_diagonal: Array, signs: Array, num_products: int
+) -> Array:
+    r"""Estimate :math:`\tfrac12 \log |A|` by stochastic Lanczos quadrature of the preconditioned matrix.
+
+    :param PosteriorPrecision precision: :math:`A`.
+    :param Array gram_diagonal: about the diagonal of :math:`X^T N^{-1} X`.
+    :param Array signs: random signs, of shape ``(num_probes, n)``.
+    :param int num_products: products with :math:`A` per probe.
+    :return: a scalar.
+
+    **References**
+
+    1. Ubaru, S., Chen, J. and Saad, Y. (2017), *Fast estimation of tr(f(A)) via stochastic Lanczos quadrature*, SIAM
+       Journal on Matrix Analysis and Applications 38, 1075-1099.
+    """
+    diagonal = jnp.broadcast_to(gram_diagonal + precision.precision, signs.shape[1:])
+    root = jnp.sqrt(diagonal)
+
+    def quadrature(sign: Array) -> Array:
+        def matvec(x: Array) -> Array:
+            return precision.matvec(x / root) / root
+
+        _, tridiagonal = _tridiagonalise(matvec, sign, num_products)
+        values, vectors = jnp.linalg.eigh(tridiagonal)
+        return sign.size * jnp.sum(vectors[0] ** 2 * jnp.log(values))
+
+    return 0.5 * (jnp.sum(jnp.log(diagonal)) + jnp.mean(lax.map(quadrature, signs)))
