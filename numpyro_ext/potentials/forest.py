@@ -11,7 +11,6 @@ in state :math:`d` and :math:`\rho(j)` its parent, the partition function is
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from typing import NamedTuple, Protocol
 
@@ -20,6 +19,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
+
+from ..linalg.frozen_pytree import frozen_pytree
 
 __all__ = ["Forest", "SumProduct", "log_partition", "sum_product", "wavelet_forest"]
 
@@ -34,12 +35,7 @@ class _Level(NamedTuple):
     """How many children each of these has; zero if not all have as many or do not stand before the others."""
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass,
-    data_fields=["parents", "groups", "order", "positions", "parents_in_order"],
-    meta_fields=["num_groups", "levels"],
-)
-@dataclasses.dataclass(frozen=True, eq=False)
+@frozen_pytree
 class Forest:
     """Rooted trees over ``num_nodes`` nodes, each of which belongs to a group that shares parameters.
 
@@ -57,8 +53,8 @@ class Forest:
     """Position of each node in the order by depth."""
     parents_in_order: Array
     """For each position, that of the parent *within its level*; -1 for roots."""
-    num_groups: int
-    levels: tuple[_Level, ...]
+    num_groups: int = dataclasses.field(metadata={"static": True})
+    levels: tuple[_Level, ...] = dataclasses.field(metadata={"static": True})
 
     @classmethod
     def from_parents(cls, parents: ArrayLike, groups: ArrayLike | None = None) -> Forest:
@@ -113,8 +109,15 @@ class Forest:
         positions = np.empty(num_nodes, int)
         positions[order] = np.arange(num_nodes)
         above = parents[order]
-        arrays = (parents, groups, order, positions, np.where(above < 0, -1, rank[above]))
-        return cls(*(jnp.asarray(x, jnp.int32) for x in arrays), int(groups.max()) + 1, tuple(levels))
+        return cls(
+            parents=jnp.asarray(parents, jnp.int32),
+            groups=jnp.asarray(groups, jnp.int32),
+            order=jnp.asarray(order, jnp.int32),
+            positions=jnp.asarray(positions, jnp.int32),
+            parents_in_order=jnp.asarray(np.where(above < 0, -1, rank[above]), jnp.int32),
+            num_groups=int(groups.max()) + 1,
+            levels=tuple(levels),
+        )
 
     @property
     def num_nodes(self) -> int:
@@ -179,7 +182,8 @@ def sum_product(forest: Forest, log_evidence: ArrayLike, log_root: ArrayLike, lo
     factors = _in_order(forest, log_evidence, log_root, log_transition)
     value, (evidence_slope, _, transition_slope) = jax.value_and_grad(_upward, argnums=(1, 2, 3))(forest, *factors)
     pairs = transition_slope[..., forest.positions]
-    return SumProduct(value, evidence_slope[1][forest.positions], jnp.moveaxis(pairs, -1, 0))
+    marginals = jnp.clip(evidence_slope[1][forest.positions], 0.0, 1.0)
+    return SumProduct(value, marginals, jnp.moveaxis(pairs, -1, 0))
 
 
 @jax.jit

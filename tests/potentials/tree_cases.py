@@ -4,7 +4,11 @@ import itertools
 import json
 from pathlib import Path
 
+import jax.numpy as jnp
 import numpy as np
+
+from numpyro_ext.potentials import Forest, GaussianPotential, LaplacePotential, StudentTPotential
+from numpyro_ext.potentials.tree_mixture import TreeParameters
 
 CASES = json.loads((Path(__file__).parents[1] / "reference" / "tree_mixture_exact.json").read_text())["cases"]
 
@@ -50,3 +54,23 @@ def group_values(case, values, missing):
     """Entries of a table by level, in the order of the groups."""
     levels = sorted({int(level) for level in case["level"]}, key=lambda level: -level if level > 0 else -1000)
     return np.array([values.get(str(level), missing) for level in levels])
+
+
+def component(kind, precision, df):
+    """A family of the reference file: its ``tau`` is the rate of a Laplace and the precision of the others."""
+    if kind == "laplace":
+        return LaplacePotential(0.0, jnp.asarray(1.0 / precision))
+    scale = jnp.asarray(precision**-0.5)
+    return GaussianPotential(0.0, scale) if kind == "gauss" else StudentTPotential(0.0, scale, df)
+
+
+def reference_model(case):
+    """Forest and parameters of a reference case."""
+    forest = Forest.from_parents(case["parent"], group_numbers(case))
+    kinds, tau = case["potential"], group_values(case, case["tau"], None).astype(float)
+    roots = np.full(forest.num_groups, case["theta_root"]["root"])
+    if min(case["level"]) < 0:
+        roots[0] = case["theta_root"]["scaling"]
+    theta = group_values(case, case["theta"], [0.5, 0.5])
+    low, high = (component(kinds[f"state{d}"], tau[:, d], kinds["nu"]) for d in (0, 1))
+    return forest, TreeParameters(low, high, jnp.asarray(roots), jnp.asarray(theta))
