@@ -5,10 +5,12 @@ from .custom_operator import adjoint_error, from_functions
 from .differences import finite_differences, total_variation
 from .fourier_transform import FourierOperator, fourier, masked_fourier
 from .operators import LinearOperator, diagonal, from_matrix, identity, select, stack
+from .wavelets import WaveletTransform, wavelet_transform
 
 __all__ = [
     "FourierOperator",
     "LinearOperator",
+    "WaveletTransform",
     "adjoint_error",
     "convolution",
     "diagonal",
@@ -21,4 +23,5 @@ __all__ = [
     "select",
     "stack",
     "total_variation",
+    "wavelet_transform",
 ]
