@@ -99,9 +99,9 @@ def masked_fourier(mask: Any) -> FourierOperator:
         raise ValueError(f"masked_fourier: the mask must be a boolean array, not {kept.dtype} of shape {kept.shape}.")
     if not kept.any():
         raise ValueError("masked_fourier: the mask keeps nothing; True marks what is measured.")
-    numbers = np.arange(kept.size).reshape(kept.shape)
-    conjugate = numbers[np.ix_(*(-np.arange(n) % n for n in kept.shape))].reshape(-1)
-    numbers = numbers.reshape(-1)
+    numbers = np.arange(kept.size)
+    opposite = np.ix_(*(-np.arange(n) % n for n in kept.shape))
+    conjugate = numbers.reshape(kept.shape)[opposite].reshape(-1)
     kept = kept.reshape(-1)
     # of a pair keep the measured one, of two measured ones the first
     chosen = kept & ((numbers <= conjugate) | ~kept[conjugate])

@@ -2,8 +2,11 @@
 
 from .errors import ModelStructureError
 from .latent_gaussian import AffineMap, Blocks, LatentGaussian
-from .read import read_latent_gaussian
-from .reading import HyperSite, LatentGaussianReading
+from .model_reading import HyperSite
+from .read import read_latent_gaussian, read_sparse_linear
+from .reading import LatentGaussianReading
+from .sparse_linear import SparseLinear
+from .sparse_reading import SparseLinearReading
 
 __all__ = [
     "AffineMap",
@@ -12,5 +15,8 @@ __all__ = [
     "LatentGaussian",
     "LatentGaussianReading",
     "ModelStructureError",
+    "SparseLinear",
+    "SparseLinearReading",
     "read_latent_gaussian",
+    "read_sparse_linear",
 ]

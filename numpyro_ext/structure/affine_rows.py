@@ -93,9 +93,11 @@ class AffineRows:
         pattern, colour, num_colours = self._sparse
         directions = jnp.arange(num_colours)[:, None] == jnp.asarray(colour)[None, :]
         slopes = jax.vmap(push)(directions.astype(zero.dtype))
-        columns = np.maximum(pattern, 0)
+        # Padding stands at a column that the row has anyway, so that it does not widen the band.
+        columns = np.where(pattern >= 0, pattern, np.max(pattern, axis=1, keepdims=True, initial=0))
         values = jnp.where(pattern >= 0, slopes[colour[columns], np.arange(self.num_rows)[:, None]], 0.0)
-        return SparseRows(jnp.asarray(columns), values, self.num_columns), offset
+        bandwidth = int(np.max(np.ptp(columns, axis=1), initial=0))
+        return SparseRows(jnp.asarray(columns), values, self.num_columns, bandwidth), offset
 
 
 def _pattern_of_rows(pattern: np.ndarray, rows: np.ndarray) -> np.ndarray:

@@ -14,12 +14,17 @@ from .program import Atom, Constant, Equation, Program
 __all__ = ["Degree", "Degrees", "Source", "affine_cuts", "classify"]
 
 # linear in their first operand; the others must be constant
-_LINEAR_IN_FIRST = (MOVEMENT | {"reduce_sum", "cumsum", "neg", "gather", "dynamic_slice", "copy", "copy_p", "real"}) | {
+_LINEAR_IN_FIRST = (MOVEMENT | {"reduce_sum", "cumsum", "neg", "gather", "dynamic_slice", "copy", "copy_p"}) | {
     "split",
     "reduce_window_sum",
+    # linear over the real numbers
+    "real",
+    "imag",
+    "conj",
+    "fft",
 }
 # jointly linear in all operands
-_JOINTLY_LINEAR = frozenset("add add_any sub concatenate stack pad optimization_barrier".split())
+_JOINTLY_LINEAR = frozenset("add add_any sub concatenate stack pad complex optimization_barrier".split())
 # linear in either operand when the other is constant
 _BILINEAR = frozenset("mul dot_general conv_general_dilated".split())
 assert "cumsum" in CUMULATIVE
@@ -60,10 +65,11 @@ class Degrees(NamedTuple):
         return frozenset() if isinstance(atom, Constant) else self.sites.get(atom, frozenset())
 
 
-def classify(program: Program, field: Mapping[str, int]) -> Degrees:
+def classify(program: Program, field: Mapping[str, int], with_sources: bool = True) -> Degrees:
     """Push degrees from the inputs of the field through the program.
 
     :param field: the input value of each field site.
+    :param bool with_sources: false leaves the sources out, which take time and memory per element.
     :return: degrees, sites and elementwise sources. An affine operation that mixes elements starts a new source, so a
         predictor such as ``X @ b + a[group]`` is one value from which everything elementwise follows.
     """
@@ -71,18 +77,20 @@ def classify(program: Program, field: Mapping[str, int]) -> Degrees:
     for name, number in field.items():
         found.degree[number] = Degree.AFFINE
         found.sites[number] = frozenset([name])
-        found.source[number] = _root(program, number)
+        if with_sources:
+            found.source[number] = _root(program, number)
     for eqn in program.equations:
         degrees = [found.of(a) for a in eqn.inputs]
         if max(degrees, default=Degree.CONSTANT) == Degree.CONSTANT:
             continue
         degree = _degree(eqn, degrees)
         sites = frozenset().union(*(found.sites_of(a) for a in eqn.inputs))
-        sources = _sources(eqn, found, program) if degree == Degree.AFFINE else [None] * len(eqn.outputs)
+        has_source = with_sources and degree == Degree.AFFINE
+        sources = _sources(eqn, found, program) if has_source else [None] * len(eqn.outputs)
         for number, source in zip(eqn.outputs, sources, strict=True):
             found.degree[number] = degree
             found.sites[number] = sites
-            if degree == Degree.AFFINE:
+            if has_source:
                 found.source[number] = source or _root(program, number)
     return found
 
@@ -105,8 +113,8 @@ def _degree(eqn: Equation, degrees: list[Degree]) -> Degree:
     if name in _BILINEAR:
         return Degree.AFFINE if sum(affine) == 1 else Degree.NONLINEAR
     if name == "convert_element_type":
-        is_float = np.issubdtype(np.dtype(eqn.params["new_dtype"]), np.floating)
-        return Degree.AFFINE if is_float else Degree.NONLINEAR
+        is_inexact = np.issubdtype(np.dtype(eqn.params["new_dtype"]), np.inexact)
+        return Degree.AFFINE if is_inexact else Degree.NONLINEAR
     if name in ("select_n",):
         return Degree.AFFINE if not affine[0] else Degree.NONLINEAR
     if name in ("scatter", "scatter-add", "scatter_add"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpyro.distributions as dist
 from jax import Array
@@ -11,7 +12,7 @@ from numpyro.distributions import constraints
 
 from ..linalg.prior import CovariancePrior, DiagonalPrior, FlatPrior, PrecisionPrior, PriorBlock
 
-__all__ = ["is_gaussian", "location", "mask_of", "prior_block", "shift_to_value", "unwrap"]
+__all__ = ["colour", "is_gaussian", "location", "mask_of", "prior_block", "shift_to_value", "unwrap"]
 
 
 def unwrap(fn: Any) -> Any:
@@ -91,6 +92,21 @@ def prior_block(fn: Any) -> PriorBlock:
     factor = base.cov_factor
     diagonal = jnp.eye(width) * jnp.asarray(base.cov_diag)[..., None]
     return CovariancePrior(_stack(factor @ jnp.swapaxes(factor, -1, -2) + diagonal, shape, width))
+
+
+def colour(block: PriorBlock, white: Array) -> Array:
+    """A draw from the prior block made of standard normal numbers (themselves, where it is flat)."""
+    if isinstance(block, FlatPrior):
+        return white
+    if isinstance(block, DiagonalPrior):
+        return jnp.sqrt(block.variance) * white
+    if isinstance(block, CovariancePrior):
+        factor = jnp.linalg.cholesky(block.covariance)
+        return jnp.einsum("bij,bj->bi", factor, white.reshape(factor.shape[:2])).reshape(-1)
+    factor = jnp.linalg.cholesky(block.precision)
+    white = white.reshape(factor.shape[:2])
+    solve = jax.vmap(lambda f, w: jax.scipy.linalg.solve_triangular(f, w, lower=True, trans=1))
+    return solve(factor, white).reshape(-1)
 
 
 def _stack(matrix: Array, shape: tuple[int, ...], width: int) -> Array:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,30 +16,18 @@ from ..linalg.design import DenseDesign, Design, SparseRows
 from ..linalg.prior import CovariancePrior, PrecisionPrior
 from .affine_rows import AffineRows
 from .blocks import find_blocks
-from .conflict import Conflict
-from .degrees import Degree, Degrees
+from .degrees import Degrees
 from .errors import ModelStructureError
 from .factors import FactorPlan, plan_factor
 from .latent_gaussian import AffineMap, Blocks, LatentGaussian
-from .program import Program, make_program
-from .tracing import ModelTrace, SiteInfo, trace_with_innovations
+from .model_reading import ModelReading
+from .priors import colour, prior_block
+from .tracing import SiteInfo
 
-__all__ = ["HyperSite", "LatentGaussianReading"]
-
-
-class HyperSite(NamedTuple):
-    """A latent or ``param`` site outside the field, to be maximised over or given."""
-
-    shape: tuple[int, ...]
-    transform: Any
-    """NumPyro transform from unconstrained values."""
-    is_param: bool
-    """True for ``numpyro.param``: no prior."""
-    init: Any
-    """Starting value, constrained."""
+__all__ = ["LatentGaussianReading"]
 
 
-class LatentGaussianReading:
+class LatentGaussianReading(ModelReading):
     """A model read as a latent Gaussian form, with a given split into field and hyperparameters.
 
     Made by :func:`~numpyro_ext.structure.read_latent_gaussian`. All its methods that take ``hyper`` (constrained
@@ -64,72 +52,32 @@ class LatentGaussianReading:
         field: Sequence[str],
         rng_key: Array,
     ):
-        self.model, self.args, self.kwargs = model, args, kwargs
-        self.sites = dict(sites)
-        self.field = tuple(n for n in sites if n in field)
-        free = [s for s in sites.values() if s.kind in ("latent", "param") and s.name not in self.field]
-        sizes = {n: int(np.prod(sites[n].shape)) for n in self.field}
-        innovations = {n: jnp.zeros((sizes[n],)) for n in self.field}
-        given = {s.name: s.init for s in free}
-        function = trace_with_innovations(model, args, kwargs, self.field, rng_key)
-        try:
-            self._program, self._trace = make_program(function, innovations, given)
-        except (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError) as error:
-            raise ModelStructureError(
-                "the model needs the values of traced arrays (it indexes a NumPy array with one, or branches on one), "
-                "so NumPyro cannot compile it either. Pass the data as jax arrays, and use jnp.where for branches. "
-                f"JAX says: {str(error).splitlines()[0]}"
-            ) from error
-        self._trace = _in_model_order(self._trace, sites)
-        structure = jax.tree.structure((innovations, given))
-        inputs, self._given = jax.tree.unflatten(structure, self._program.inputs)
-        self._field = {n: (inputs[n], sizes[n]) for n in self.field}
-        self.data = self._program.data
-        degrees = classify_trace(self._program, {n: inputs[n] for n in self.field}, self._trace)
-        self.predictive = _predictive_sites(self._program, self._trace, self._given, free)
-        self.hyper = {
-            s.name: HyperSite(s.shape, s.transform, s.kind == "param", s.init)
-            for s in free
-            if s.name not in self.predictive
-        }
+        super().__init__(model, args, kwargs, sites, field, rng_key, prior_block)
+        degrees = self._classify("jointly Gaussian")
         self._plan(degrees)
-        self._check_disconnected(degrees)
 
     def _plan(self, degrees: Degrees) -> None:
         probe = self._env({n: h.init for n, h in self.hyper.items()}, None)
-        self.plans: list[FactorPlan] = []
-        self._constant_factors: list[str] = []
-        self._prior_factors: list[str] = []
-        for name, traced in self._trace.factors.items():
-            if name in self.predictive:
-                continue
-            if degrees.of(traced.log_prob) != Degree.CONSTANT:
-                self.plans.append(plan_factor(self._program, degrees, name, traced, probe))
-            elif name in self.hyper:
-                self._prior_factors.append(name)
-            else:
-                self._constant_factors.append(name)
+        names = self._sort_factors(degrees)
+        self.plans: list[FactorPlan] = [
+            plan_factor(self._program, degrees, name, self._trace.factors[name], probe) for name in names
+        ]
         self.factor_names = tuple(p.name for p in self.plans)
         self.factor_shapes = tuple(p.shape for p in self.plans)
         self.rows_per_observation = tuple(p.rows_per_observation for p in self.plans)
         parts = [part for plan in self.plans for part in plan.parts]
         self._rows = AffineRows(self._program, self._field, parts)
-        values = {n: a for n, a in self._trace.values.items() if n not in self.predictive}
-        self.site_shapes = {n: self._program.shape(a) for n, a in values.items()}
-        self.site_shapes |= {n: h.shape for n, h in self.hyper.items() if h.is_param}
-        self.affine_sites = tuple(n for n, a in values.items() if n in self.field or degrees.of(a) == Degree.AFFINE)
+        self.affine_sites = self._affine_sites(degrees)
         self._maps: dict[str, AffineRows] = {}
         self._blocks = find_blocks(
             self._rows.pattern, self._rows.num_rows, self._rows.num_columns, self._coupled_columns()
         )
         self.structure_key = self._structure_key()
 
-    def _check_disconnected(self, degrees: Degrees) -> None:
-        if not self.plans:
-            raise ModelStructureError(
-                f"no observed site depends on the Gaussian sites {list(self.field)}: there is nothing to infer. "
-                "Pass the data (obs=...), or check that the predictor uses these sites."
-            )
+    @property
+    def num_closed_forms(self) -> int:
+        """How many families of factors have closed forms."""
+        return sum(plan.is_closed_form for plan in self.plans)
 
     def _coupled_columns(self) -> list[tuple[int, int, int]]:
         out, start = [], 0
@@ -148,19 +96,7 @@ class LatentGaussianReading:
         for array in arrays:
             static.update(b"none" if array is None else np.ascontiguousarray(array).tobytes())
         labels = tuple((p.name, p.label, p.shape) for p in self.plans)
-        hyper = tuple((n, h.shape, _transform_key(h.transform), h.is_param) for n, h in self.hyper.items())
-        return (self._program.fingerprint(), self.field, hyper, labels, static.hexdigest())
-
-    def _env(self, hyper: Mapping[str, Any], data: Sequence[Any] | None) -> dict[int, Any]:
-        env: dict[int, Any] = {}
-        for name, atom in self._given.items():
-            value = self.sites[name].init if name in self.predictive else hyper[name]
-            leaves = jax.tree.leaves(value)
-            env.update(zip(jax.tree.leaves(atom), (jnp.asarray(v) for v in leaves), strict=True))
-        env.update(zip(self._program.constants, self.data if data is None else data, strict=True))
-        for atom in jax.tree.leaves(self._given):
-            env[atom] = env[atom].astype(self._program.avals[atom].dtype)
-        return env
+        return (self._program.fingerprint(), self.field, self._hyper_key(), labels, static.hexdigest())
 
     def form(self, hyper: Mapping[str, Any], data: Sequence[Any] | None = None) -> LatentGaussian:
         """The form at given hyperparameters.
@@ -194,27 +130,6 @@ class LatentGaussianReading:
         """The form with shapes and dtypes in place of numbers, for questions about its families; costs one trace."""
         return jax.eval_shape(self.form, self.initial_hyper(), self.data)
 
-    def _log_constant(self, env: Mapping[int, Any]) -> Array:
-        total = self._sum_factors(self._constant_factors, env)
-        for name, traced in self._trace.factors.items():
-            if name not in self.predictive:
-                total = total + self._program.evaluate([traced.constant], env)[0]
-        return total
-
-    def _sum_factors(self, names: Sequence[str], env: Mapping[int, Any]) -> Array:
-        total = jnp.zeros((), jnp.result_type(float))
-        for name in names:
-            traced = self._trace.factors[name]
-            log_prob, mask = self._program.evaluate([traced.log_prob, traced.mask], env)
-            if traced.scale is not None:
-                log_prob = log_prob * self._program.evaluate([traced.scale], env)[0]
-            total = total + jnp.sum(jnp.where(mask, log_prob, 0.0))
-        return total
-
-    def log_prior(self, hyper: Mapping[str, Any], data: Sequence[Any] | None = None) -> Array:
-        """Log prior density of the hyperparameter sample sites, in the constrained space (no Jacobian)."""
-        return self._sum_factors(self._prior_factors, self._env(hyper, data))
-
     def maps(
         self, hyper: Mapping[str, Any], data: Sequence[Any] | None = None, names: Sequence[str] | None = None
     ) -> dict[str, AffineMap]:
@@ -228,28 +143,50 @@ class LatentGaussianReading:
             self._maps[name] = AffineRows(self._program, self._field, [(self._trace.values[name], np.arange(size))])
         return self._maps[name]
 
-    def values(self, hyper: Mapping[str, Any], e: Array, data: Sequence[Any] | None = None) -> dict[str, Array]:
-        """Every latent and deterministic site at the unknowns ``e`` of shape ``(num_columns,)``."""
-        env = self._env(hyper, data)
-        start = 0
-        for atom, size in self._field.values():
-            env[atom] = e[start : start + size]
-            start += size
-        names = [n for n in self._trace.values if n not in self.predictive]
-        found = self._program.evaluate([self._trace.values[n] for n in names], env)
-        return dict(zip(names, (jnp.asarray(v) for v in found), strict=True))
+    def log_joint(self, hyper: Mapping[str, Any], e: Array, data: Sequence[Any]) -> Array:
+        return self.form(hyper, data).log_density(e) + self.log_prior(hyper, data)
 
-    def initial_hyper(self) -> dict[str, Any]:
-        """Starting values of the hyperparameters: medians or means of their priors, initial values of ``param``."""
-        return {n: h.init for n, h in self.hyper.items()}
+    def draw(self, hyper: Mapping[str, Any], white: Array, data: Sequence[Any]) -> Array:
+        parts, start = [], 0
+        for block in self.form(hyper, data).prior:
+            parts.append(colour(block, white[start : start + block.size]))
+            start += block.size
+        return jnp.concatenate(parts)
+
+    def explain_nan(self) -> None:
+        """Say why the log density is not a number.
+
+        :raises ModelStructureError: always.
+        """
+        hyper = self.initial_hyper()
+        form = self.form(hyper)
+        at = f" at {_format(hyper)}" if hyper else ""
+        for name, block in zip(self.field, form.prior, strict=True):
+            leaves = jax.tree.leaves(block)
+            if not all(bool(jnp.all(jnp.isfinite(leaf))) for leaf in leaves):
+                raise ModelStructureError(f"the prior of site '{name}' has parameters that are not finite{at}.")
+            if not bool(jnp.isfinite(block.log_density(jnp.zeros((block.size,))))):
+                raise ModelStructureError(
+                    f"the covariance of site '{name}' is not positive definite{at}: add a jitter to its diagonal "
+                    "(1e-6 of its largest entry, in float32 1e-4), or check the kernel for duplicate inputs."
+                )
+        rows = jnp.concatenate([form.offset[:, None], _rows_of(form.design)], axis=1)
+        bad = ~jnp.all(jnp.isfinite(rows), axis=1)
+        for name, part in zip(self.factor_names, form.split_rows(bad), strict=True):
+            if bool(jnp.any(part)):
+                row = int(jnp.argmax(part))
+                raise ModelStructureError(
+                    f"the predictor of site '{name}' is not finite in {int(part.sum())} rows (the first is {row}): "
+                    "check the covariates for NaN or infinity, or mask the rows and set their covariates to zero."
+                )
+        raise ModelStructureError(
+            f"the log density of the model is NaN{at}: give better starting values through hyper_values, or check the "
+            f"model with numpyro.validation_enabled(). What was read:\n{self.describe()}"
+        )
 
     def describe(self) -> str:
         """The split and what was recognised, one line each."""
-        lines = [f"field: {n} {self.site_shapes[n]} ({self.sites[n].family})" for n in self.field]
-        for name, site in self.hyper.items():
-            kind = "param" if site.is_param else self.sites[name].family
-            lines.append(f"hyperparameter: {name} {site.shape} ({kind})")
-        lines += [f"left out (integrates to one): {n}" for n in self.predictive]
+        lines = self._describe_sites()
         lines += [f"factor: {p.name} {p.shape} ({p.label})" for p in self.plans]
         blocks, width = self._blocks[1].shape
         kind = "dense" if self._rows.is_dense else f"{self._rows.pattern.shape[1]} entries per row"  # type: ignore[union-attr]
@@ -259,58 +196,16 @@ class LatentGaussianReading:
         return "\n".join(lines)
 
 
-def classify_trace(program: Program, field: Mapping[str, int], trace: ModelTrace) -> Degrees:
-    """Degrees of the program, after checking that the field is jointly Gaussian given everything else.
-
-    :raises Conflict: naming the sites of which one must leave the field.
-    """
-    from .degrees import classify
-
-    degrees = classify(program, field)
-    for name in field:
-        if degrees.of(trace.locations[name]) == Degree.NONLINEAR:
-            sites = degrees.sites_of(trace.locations[name])
-            raise Conflict(
-                f"the location of site '{name}' is not affine in {sorted(sites)}, so they are not jointly Gaussian. "
-                "Choose the field with field=[...], or use NUTS.",
-                sites | {name},
-            )
-        for leaf in jax.tree.leaves(trace.priors[name]):
-            if degrees.of(leaf) != Degree.CONSTANT:
-                sites = degrees.sites_of(leaf)
-                raise Conflict(
-                    f"the scale of site '{name}' depends on {sorted(sites)}, so they are not jointly Gaussian. "
-                    "Choose the field with field=[...], or use NUTS.",
-                    sites | {name},
-                )
-    return degrees
-
-
-def _predictive_sites(
-    program: Program, trace: ModelTrace, given: Mapping[str, Any], free: Sequence[SiteInfo]
-) -> tuple[str, ...]:
-    out = []
-    for site in free:
-        if site.kind != "latent" or site.is_candidate:
-            continue
-        others = [f for n, f in trace.factors.items() if n != site.name]
-        used = program.ancestors(jax.tree.leaves((trace.locations, trace.priors, others)))
-        if not used & set(jax.tree.leaves(given[site.name])):
-            out.append(site.name)
-    return tuple(out)
-
-
-def _in_model_order(trace: ModelTrace, sites: Mapping[str, SiteInfo]) -> ModelTrace:
-    # passing through a trace sorts dictionaries by name
-    return ModelTrace(*({n: part[n] for n in sites if n in part} for part in trace))
-
-
-def _transform_key(transform: Any) -> tuple[Any, ...]:
-    leaves, structure = jax.tree.flatten(transform)
-    return type(transform).__name__, str(structure), tuple(str(leaf) for leaf in leaves)
-
-
 def _scale_rows(design: Design, weight: Array) -> Design:
     if isinstance(design, DenseDesign):
         return DenseDesign(weight[:, None] * design.matrix)
     return SparseRows(design.columns, weight[:, None] * design.values, design.num_columns)
+
+
+def _rows_of(design: Any) -> Array:
+    return design.matrix if hasattr(design, "matrix") else design.values
+
+
+def _format(hyper: dict[str, Any]) -> str:
+    parts = [f"{n}={np.asarray(v):.4g}" if np.ndim(v) == 0 else f"{n}={np.asarray(v)}" for n, v in hyper.items()]
+    return ", ".join(parts)

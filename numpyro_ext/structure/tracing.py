@@ -26,7 +26,7 @@ from ..distributions import (
     StickBreakingCategorical,
 )
 from .errors import ModelStructureError
-from .priors import is_gaussian, location, mask_of, prior_block, shift_to_value, unwrap
+from .priors import is_gaussian, location, mask_of, shift_to_value, unwrap
 from .program import Constant, make_program
 from .recent import Recent
 
@@ -46,7 +46,7 @@ class SiteInfo(NamedTuple):
     family: str = ""
     """Name of the distribution."""
     is_candidate: bool = False
-    """Whether it may join the Gaussian field: Gaussian (or flat) and not masked."""
+    """Whether it may join the field: of a family that the reading takes (Gaussian or flat), and not masked."""
     is_discrete: bool = False
     is_masked: bool = False
     transform: Any = None
@@ -155,9 +155,17 @@ class _Innovations(Messenger):
 
 
 def trace_with_innovations(
-    model: Callable[..., Any], args: tuple, kwargs: dict, field: tuple[str, ...], rng_key: Array
+    model: Callable[..., Any],
+    args: tuple,
+    kwargs: dict,
+    field: tuple[str, ...],
+    rng_key: Array,
+    prior: Callable[[Any], Any],
 ) -> Callable[[dict[str, Any], dict[str, Any]], ModelTrace]:
-    """A function of flat innovations per field site and values of all other free sites, to be traced."""
+    """A function of flat innovations per field site and values of all other free sites, to be traced.
+
+    :param prior: from the distribution of a field site, what describes that of its innovation.
+    """
 
     def run(innovations: dict[str, Any], given: dict[str, Any]) -> ModelTrace:
         seeded = handlers.seed(model, rng_key)
@@ -168,7 +176,7 @@ def trace_with_innovations(
                 fn = site["fn"]
                 is_walk = isinstance(unwrap(fn), dist.GaussianRandomWalk)
                 out.locations[name] = jnp.zeros(()) if is_walk else location(fn)
-                out.priors[name] = prior_block(fn)
+                out.priors[name] = prior(fn)
                 out.values[name] = site["value"]
             elif site["type"] == "sample":
                 out.factors[name] = _factor(site)
@@ -245,12 +253,19 @@ class _LastSite(Messenger):
         self.name = msg.get("name") or self.name
 
 
-def inspect_sites(model: Callable[..., Any], args: tuple, kwargs: dict, rng_key: Array) -> dict[str, SiteInfo]:
+def inspect_sites(
+    model: Callable[..., Any],
+    args: tuple,
+    kwargs: dict,
+    rng_key: Array,
+    is_candidate: Callable[[Any], bool] = is_gaussian,
+) -> dict[str, SiteInfo]:
     """Run the model once, with cheap central values for its latent sites, and describe its sites.
 
     The run is compiled as a whole, which costs less than compiling its operations one by one; a model that only runs
     with concrete values is run without.
 
+    :param is_candidate: which distributions of latent sites may join the field.
     :raises ModelStructureError: for models that fail on their arguments, subsampled plates and scaled latent sites.
     """
     central = _LastSite(handlers.substitute(model, substitute_fn=_central_value))
@@ -280,7 +295,11 @@ def inspect_sites(model: Callable[..., Any], args: tuple, kwargs: dict, rng_key:
             "shapes of the arguments, and the data and covariates for NaN, infinity and values outside their range."
         ) from error
     kinds = ("sample", "param", "deterministic", "plate")
-    return {n: _inspect(n, {**site, **arrays.get(n, {})}) for n, site in static.items() if site["type"] in kinds}
+    return {
+        n: _inspect(n, {**site, **arrays.get(n, {})}, is_candidate)
+        for n, site in static.items()
+        if site["type"] in kinds
+    }
 
 
 def _run_compiled(run: Callable[[Array], Any], rng_key: Array) -> Any:
@@ -297,7 +316,7 @@ def _run_compiled(run: Callable[[Array], Any], rng_key: Array) -> Any:
     return jax.tree.unflatten(structure, values)
 
 
-def _inspect(name: str, site: dict[str, Any]) -> SiteInfo:
+def _inspect(name: str, site: dict[str, Any], is_candidate: Callable[[Any], bool]) -> SiteInfo:
     value = site.get("value")
     info = SiteInfo(name, site["type"], () if value is None else np.shape(value))
     if site["type"] == "plate":
@@ -334,7 +353,7 @@ def _inspect(name: str, site: dict[str, Any]) -> SiteInfo:
     is_discrete = bool(fn.support.is_discrete)
     return info._replace(
         kind="latent",
-        is_candidate=is_gaussian(fn) and not is_masked,
+        is_candidate=is_candidate(fn) and not is_masked,
         is_discrete=is_discrete,
         is_masked=is_masked,
         transform=None if is_discrete else biject_to(fn.support),

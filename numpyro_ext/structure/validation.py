@@ -62,7 +62,8 @@ def _check_site(site: SiteInfo) -> None:
     mask = _mask(site)
     spread = np.broadcast_to(value, mask.shape)
     if np.issubdtype(value.dtype, np.inexact):
-        _report(site, spread, mask & ~np.isfinite(spread), "not finite", "remove it, or mask it (handlers.mask)")
+        remedy = "remove it, or mask it: handlers.mask(mask=jnp.isfinite(y)) around the site, and obs=jnp.nan_to_num(y)"
+        _report(site, spread, mask & ~np.isfinite(spread), "not finite", remedy)
     if site.support is not None:
         inside = np.broadcast_to(np.asarray(site.support(spread)), mask.shape)
         what = f"outside the support of {site.family} ({_describe(site.support)})"

@@ -11,10 +11,9 @@ from jax import Array
 from numpyro import handlers
 from numpyro.infer.util import compute_log_probs
 
-from ..linalg.prior import CovariancePrior, DiagonalPrior, FlatPrior, PriorBlock
 from .errors import ModelStructureError
+from .model_reading import ModelReading
 from .program import make_program
-from .reading import LatentGaussianReading
 from .recent import Recent
 
 __all__ = ["check_form", "log_densities"]
@@ -23,7 +22,7 @@ _COMPILED = Recent(64)
 _SPREADS = (0.1, 0.5, 1.0)
 
 
-def log_densities(reading: LatentGaussianReading, rng_key: Array, spreads: tuple[float, ...] = _SPREADS) -> np.ndarray:
+def log_densities(reading: ModelReading, rng_key: Array, spreads: tuple[float, ...] = _SPREADS) -> np.ndarray:
     """Log joint densities by the form and by NumPyro at random points, shape ``(len(spreads), 2)``.
 
     :param spreads: standard deviations of the innovations drawn, in units of their prior (of one, where flat).
@@ -34,12 +33,12 @@ def log_densities(reading: LatentGaussianReading, rng_key: Array, spreads: tuple
     rng = np.random.default_rng(np.asarray(jax.random.key_data(rng_key)))
     for number, spread in enumerate(spreads):
         hyper = _perturb(reading, rng, 0.0 if number == 0 else 0.1)
-        white = jnp.asarray(spread * rng.standard_normal(reading._rows.num_columns), jnp.result_type(float))
+        white = jnp.asarray(spread * rng.standard_normal(reading.num_columns), jnp.result_type(float))
         rows.append(compiled(hyper, white, reading.data, reference_data)[:2])
     return np.asarray(rows)
 
 
-def check_form(reading: LatentGaussianReading, rng_key: Array) -> None:
+def check_form(reading: ModelReading, rng_key: Array) -> None:
     """Compare the form with NumPyro's log density.
 
     :raises ModelStructureError: if they differ by more than rounding, or are not finite anywhere for a reason that can
@@ -47,7 +46,7 @@ def check_form(reading: LatentGaussianReading, rng_key: Array) -> None:
     """
     found = log_densities(reading, rng_key)
     if np.isnan(found).any():
-        _explain_nan(reading)
+        reading.explain_nan()
     form, numpyro_value = found.T
     tolerance = 1e-7 if found.dtype == np.float64 else 2e-3
     both_finite = np.isfinite(form) & np.isfinite(numpyro_value)
@@ -62,7 +61,7 @@ def check_form(reading: LatentGaussianReading, rng_key: Array) -> None:
         )
 
 
-def _perturb(reading: LatentGaussianReading, rng: np.random.Generator, size: float) -> dict[str, Any]:
+def _perturb(reading: ModelReading, rng: np.random.Generator, size: float) -> dict[str, Any]:
     out = {}
     for name, site in reading.hyper.items():
         if site.is_param and not hasattr(site.init, "shape"):
@@ -73,7 +72,7 @@ def _perturb(reading: LatentGaussianReading, rng: np.random.Generator, size: flo
     return out
 
 
-def _compile(reading: LatentGaussianReading, rng_key: Array) -> tuple[Any, Any]:
+def _compile(reading: ModelReading, rng_key: Array) -> tuple[Any, Any]:
     """The two log densities as one compiled function of hyperparameters, whitened unknowns and both sets of data."""
     seeded = handlers.seed(reading.model, rng_key)
 
@@ -87,74 +86,17 @@ def _compile(reading: LatentGaussianReading, rng_key: Array) -> tuple[Any, Any]:
         values = reading.values(hyper, e, data)
         return {n: values.get(n, hyper.get(n)) for n in (*reading.field, *reading.hyper)}
 
-    zeros = jnp.zeros((reading._rows.num_columns,), jnp.result_type(float))
+    zeros = jnp.zeros((reading.num_columns,), jnp.result_type(float))
     example = jax.eval_shape(latent_values, reading.initial_hyper(), zeros, reading.data)
     program, output = make_program(reference, example)
 
     def both(hyper: Any, white: Array, data: Any, reference_data: Any) -> tuple[Array, ...]:
-        form = reading.form(hyper, data)
-        parts, start = [], 0
-        for block in form.prior:
-            parts.append(_colour(block, white[start : start + block.size]))
-            start += block.size
-        e = jnp.concatenate(parts)
+        e = reading.draw(hyper, white, data)
         leaves = jax.tree.leaves(latent_values(hyper, e, data))
         env = dict(zip(program.inputs, leaves, strict=True))
         env |= dict(zip(program.constants, reference_data, strict=True))
         (expected,) = program.evaluate([output], env)
-        return form.log_density(e) + reading.log_prior(hyper, data), expected
+        return reading.log_joint(hyper, e, data), expected
 
     key = (reading.structure_key, program.fingerprint())
     return _COMPILED.get(key, lambda: jax.jit(both)), program.data
-
-
-def _colour(block: PriorBlock, white: Array) -> Array:
-    """A draw from the prior block made of standard normal numbers (themselves, where it is flat)."""
-    if isinstance(block, FlatPrior):
-        return white
-    if isinstance(block, DiagonalPrior):
-        return jnp.sqrt(block.variance) * white
-    if isinstance(block, CovariancePrior):
-        factor = jnp.linalg.cholesky(block.covariance)
-        return jnp.einsum("bij,bj->bi", factor, white.reshape(factor.shape[:2])).reshape(-1)
-    factor = jnp.linalg.cholesky(block.precision)
-    white = white.reshape(factor.shape[:2])
-    solve = jax.vmap(lambda f, w: jax.scipy.linalg.solve_triangular(f, w, lower=True, trans=1))
-    return solve(factor, white).reshape(-1)
-
-
-def _explain_nan(reading: LatentGaussianReading) -> None:
-    hyper = reading.initial_hyper()
-    form = reading.form(hyper)
-    at = f" at {_format(hyper)}" if hyper else ""
-    for name, block in zip(reading.field, form.prior, strict=True):
-        leaves = jax.tree.leaves(block)
-        if not all(bool(jnp.all(jnp.isfinite(leaf))) for leaf in leaves):
-            raise ModelStructureError(f"the prior of site '{name}' has parameters that are not finite{at}.")
-        if not bool(jnp.isfinite(block.log_density(jnp.zeros((block.size,))))):
-            raise ModelStructureError(
-                f"the covariance of site '{name}' is not positive definite{at}: add a jitter to its diagonal "
-                "(1e-6 of its largest entry, in float32 1e-4), or check the kernel for duplicate inputs."
-            )
-    rows = jnp.concatenate([form.offset[:, None], _rows_of(form.design)], axis=1)
-    bad = ~jnp.all(jnp.isfinite(rows), axis=1)
-    for name, part in zip(reading.factor_names, form.split_rows(bad), strict=True):
-        if bool(jnp.any(part)):
-            row = int(jnp.argmax(part))
-            raise ModelStructureError(
-                f"the predictor of site '{name}' is not finite in {int(part.sum())} rows (the first is {row}): "
-                "check the covariates for NaN or infinity, or mask the rows and set their covariates to zero."
-            )
-    raise ModelStructureError(
-        f"the log density of the model is NaN{at}: give better starting values through hyper_values, or check the "
-        f"model with numpyro.validation_enabled(). What was read:\n{reading.describe()}"
-    )
-
-
-def _rows_of(design: Any) -> Array:
-    return design.matrix if hasattr(design, "matrix") else design.values
-
-
-def _format(hyper: dict[str, Any]) -> str:
-    parts = [f"{n}={np.asarray(v):.4g}" if np.ndim(v) == 0 else f"{n}={np.asarray(v)}" for n, v in hyper.items()]
-    return ", ".join(parts)

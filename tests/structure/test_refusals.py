@@ -115,7 +115,7 @@ _CASES: dict[str, tuple[Callable[[], None], str]] = {
     "subsampled plate": (_subsampled, r"plate 'rows' draws a random subsample of 3 out of 6.*SVI"),
     "scaled latent": (_scaled_latent, r"latent site 'f' is inside a scale of 2"),
     "no Gaussian latent": (_no_gaussian, r"no Gaussian latent site \(latent sites: \{'rate': 'Gamma'\}\).*NUTS"),
-    "data independent of the field": (_unconnected, r"no observed site depends on the Gaussian sites \['f'\]"),
+    "data independent of the field": (_unconnected, r"no observed site depends on the field \['f'\]"),
     "no data": (_unobserved, r"no observed site: pass the data"),
     "covariance not positive definite": (_singular, r"covariance of site 'f' is not positive definite.*jitter"),
     "everything masked": (lambda: _poisson(mask=np.zeros(N, bool)), r"every observation of \['y'\] is masked"),
