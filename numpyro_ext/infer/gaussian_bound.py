@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from ..linalg.linear_gaussian import LinearGaussian, kl_divergence
+from ..linalg.mean_field import MeanFieldSpace
 from ..potentials.base import ExpectedLogDensity
 from ..structure.latent_gaussian import LatentGaussian
 
@@ -81,24 +82,35 @@ def expected_log_factors(form: LatentGaussian, mean: Array, variance: Array) -> 
     return ExpectedLogDensity(*map(join, zip(*parts, strict=True)))
 
 
-def evaluate(form: LatentGaussian, prior: LinearGaussian, precision: Array, shift: Array) -> Point:
+def evaluate(form: LatentGaussian, prior: LinearGaussian | MeanFieldSpace, precision: Array, shift: Array) -> Point:
     r"""The bound and its slopes at the Gaussian that is the prior times sites.
 
     The sites are :math:`\exp(-\lambda_i \eta_i^2/2 + \nu_i \eta_i)`. Costs one factorisation, one triangular solve, and
     one expectation of every factor.
 
     :param LatentGaussian form: the model.
-    :param LinearGaussian prior: its prior, prepared for conditioning.
+    :param prior: its prior, prepared for conditioning; a :class:`~numpyro_ext.linalg.mean_field.MeanFieldSpace` for
+        the Gaussian with these means and independent unknowns.
     :param Array precision: site precisions :math:`\lambda`, shape ``(num_rows,)``.
     :param Array shift: site shifts :math:`\nu`, shape ``(num_rows,)``.
     """
-    posterior = prior.condition(precision, shift - precision * form.offset)
-    marginals = posterior.marginals()
-    mean = marginals.mean + form.offset
-    expected = expected_log_factors(form, mean, marginals.variance)
-    divergence = kl_divergence(prior, posterior, marginals.variance)
+    centered = shift - precision * form.offset
+    mean, variance, divergence = _moments_and_divergence(prior, precision, centered)
+    mean = mean + form.offset
+    expected = expected_log_factors(form, mean, variance)
     bound = form.log_constant + jnp.sum(expected.value) - divergence
-    return Point(bound, mean, marginals.variance, expected.mean_slope, expected.variance_slope)
+    return Point(bound, mean, variance, expected.mean_slope, expected.variance_slope)
+
+
+def _moments_and_divergence(
+    prior: LinearGaussian | MeanFieldSpace, precision: Array, shift: Array
+) -> tuple[Array, Array, Array]:
+    if isinstance(prior, MeanFieldSpace):
+        independent = prior.condition(precision, shift)
+        return *independent.marginals(), independent.divergence()
+    posterior = prior.condition(precision, shift)
+    marginals = posterior.marginals()
+    return marginals.mean, marginals.variance, kl_divergence(prior, posterior, marginals.variance)
 
 
 def optimal_sites(form: LatentGaussian, point: Point) -> tuple[Array, Array]:

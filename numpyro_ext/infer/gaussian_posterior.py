@@ -3,20 +3,39 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Literal, overload
 
 import jax
 from jax import Array
 
 from ..linalg.coefficient_space import CoefficientPosterior
 from ..linalg.linear_gaussian import LinearGaussian, LinearGaussianPosterior, Space, linear_gaussian
+from ..linalg.mean_field import MeanFieldPosterior, MeanFieldSpace
 from ..structure.latent_gaussian import AffineMap, LatentGaussian
 
-__all__ = ["GaussianPosterior", "gaussian_prior"]
+__all__ = ["Covariance", "GaussianPosterior", "gaussian_prior"]
+
+Covariance = Literal["full", "diagonal"]
 
 
-def gaussian_prior(form: LatentGaussian, space: Space = "auto") -> LinearGaussian:
-    """The prior and the linear map of ``form``, prepared for conditioning on sites of ``eta - offset``."""
-    return linear_gaussian(
+@overload
+def gaussian_prior(form: LatentGaussian, space: Space = ..., covariance: Literal["full"] = ...) -> LinearGaussian: ...
+
+
+@overload
+def gaussian_prior(
+    form: LatentGaussian, space: Space = ..., covariance: Covariance = ...
+) -> LinearGaussian | MeanFieldSpace: ...
+
+
+def gaussian_prior(
+    form: LatentGaussian, space: Space = "auto", covariance: Covariance = "full"
+) -> LinearGaussian | MeanFieldSpace:
+    """The prior and the linear map of ``form``, prepared for conditioning on sites of ``eta - offset``.
+
+    With ``covariance="diagonal"`` what conditioning returns has independent unknowns.
+    """
+    joint = linear_gaussian(
         form.prior,
         form.design,
         form.blocks.rows,
@@ -24,6 +43,7 @@ def gaussian_prior(form: LatentGaussian, space: Space = "auto") -> LinearGaussia
         is_signed=not all(potential.is_log_concave for potential in form.potentials),
         space=space,
     )
+    return joint if covariance == "full" else MeanFieldSpace.build(joint, form.prior, form.design)
 
 
 @jax.tree_util.register_dataclass
@@ -57,11 +77,15 @@ class GaussianPosterior:
     site_shift: Array
     """:math:`\\nu`, shape ``(num_rows,)``."""
     space: Space = dataclasses.field(default="auto", metadata={"static": True})
+    covariance_family: Covariance = dataclasses.field(default="full", metadata={"static": True})
+    """``"diagonal"``: independent unknowns, with the means that the sites give; see
+    :class:`~numpyro_ext.linalg.mean_field.MeanFieldSpace`."""
 
-    def condition(self, space: Space | None = None) -> LinearGaussianPosterior:
+    def condition(self, space: Space | None = None) -> LinearGaussianPosterior | MeanFieldPosterior:
         """Factorise, in another space than the posterior's own if asked."""
         shift = self.site_shift - self.site_precision * self.form.offset
-        return gaussian_prior(self.form, space or self.space).condition(self.site_precision, shift)
+        prior = gaussian_prior(self.form, space or self.space, self.covariance_family)
+        return prior.condition(self.site_precision, shift)
 
     @property
     def mean(self) -> Array:
@@ -98,15 +122,19 @@ class GaussianPosterior:
 
     def scale_tril(self) -> Array:
         """Lower Cholesky factor of the dense covariance of the unknowns, ``(N, N)``, at cost ``O(N^3)``."""
+        if self.covariance_family == "diagonal":
+            posterior = self.condition()
+            assert isinstance(posterior, MeanFieldPosterior)  # asked for by name
+            return posterior.scale_tril()
         rows, columns = self.form.blocks
         if rows.shape[0] > 1:
             one_block = type(self.form.blocks)(_all(self.form.num_rows), _all(self.form.num_columns))
             whole = dataclasses.replace(self, form=self.form._replace(blocks=one_block))
         else:
             whole = self
-        posterior = whole.condition("coefficient")
-        assert isinstance(posterior, CoefficientPosterior)  # asked for by name
-        return posterior.scale_tril()
+        dense = whole.condition("coefficient")
+        assert isinstance(dense, CoefficientPosterior)  # asked for by name
+        return dense.scale_tril()
 
 
 def _all(size: int) -> Array:

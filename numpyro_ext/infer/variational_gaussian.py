@@ -5,6 +5,9 @@ factor, :math:`\exp(-\lambda_i \eta_i^2/2 + \nu_i \eta_i)`. A natural-gradient s
 the slopes of the expected log factors ask for (Khan and Lin 2017). Steps that would lower the bound are refused, and
 successive ones are mixed, which turns the many short steps of a hard problem into a few.
 
+The best Gaussian of independent unknowns (``covariance="diagonal"``) is given by sites too, of which only the means are
+those of the joint Gaussian; see :class:`~numpyro_ext.linalg.mean_field.MeanFieldSpace`.
+
 >>> import jax.numpy as jnp
 >>> from numpyro_ext.infer import variational_gaussian as vg
 >>> from numpyro_ext.linalg.design import DenseDesign
@@ -31,6 +34,7 @@ from jax import Array, lax
 
 from ..linalg.linear_gaussian import LinearGaussian, Space, kl_divergence
 from ..linalg.marginals import relative_change
+from ..linalg.mean_field import MeanFieldSpace, expected_log_prior
 from ..linalg.prior import is_valid_prior
 from ..structure.latent_gaussian import LatentGaussian
 from .anderson import History, empty_history, mixing_correction, remember
@@ -39,11 +43,12 @@ from .gaussian_bound import (
     evaluate,
     expected_log_factors,
     is_finite,
+    linearised_sum,
     optimal_sites,
     site_floor,
     unknown_point,
 )
-from .gaussian_posterior import GaussianPosterior, gaussian_prior
+from .gaussian_posterior import Covariance, GaussianPosterior, gaussian_prior
 
 __all__ = [
     "Info",
@@ -117,7 +122,9 @@ def init(form: LatentGaussian, *, space: Space = "auto") -> State:
     return State(precision, shift, unknown_point(form), history, one, jnp.asarray(True), jnp.inf * one)
 
 
-def step(form: LatentGaussian, state: State, *, space: Space = "auto") -> tuple[State, Info]:
+def step(
+    form: LatentGaussian, state: State, *, space: Space = "auto", covariance: Covariance = "full"
+) -> tuple[State, Info]:
     """Try one step, and take it unless the bound falls: one factorisation and one expectation of every factor.
 
     A refused step is tried again without mixing, then with half the step size, by the steps that follow.
@@ -127,13 +134,20 @@ def step(form: LatentGaussian, state: State, *, space: Space = "auto") -> tuple[
     :param LatentGaussian form: the model.
     :param State state: sites, with a point that belongs to ``form``.
     :param str space: where to do the algebra; see :func:`~numpyro_ext.linalg.linear_gaussian.choose_space`.
+    :param str covariance: ``"full"``, or ``"diagonal"`` for independent unknowns.
     :return: the next state and what the step found.
     """
-    return _step(form, gaussian_prior(form, space), state)
+    return _step(form, gaussian_prior(form, space, covariance), state)
 
 
 def solve(
-    form: LatentGaussian, state: State, *, num_steps: int = 200, tol: float = 1e-8, space: Space = "auto"
+    form: LatentGaussian,
+    state: State,
+    *,
+    num_steps: int = 200,
+    tol: float = 1e-8,
+    space: Space = "auto",
+    covariance: Covariance = "full",
 ) -> tuple[State, SolveInfo]:
     """Step until no marginal changes by more than ``tol``, in one compiled loop.
 
@@ -143,9 +157,10 @@ def solve(
     :param int num_steps: the largest number of steps.
     :param float tol: see :attr:`Info.max_change`; a hundred roundings at least.
     :param str space: where to do the algebra.
+    :param str covariance: ``"full"``, or ``"diagonal"`` for independent unknowns.
     :return: the final state and how the run ended.
     """
-    prior = gaussian_prior(form, space)
+    prior = gaussian_prior(form, space, covariance)
     infinity = jnp.full_like(state.max_change, jnp.inf)
     size = jnp.maximum(state.step_size, _MIN_STEP_SIZE)
     state = state._replace(point=unknown_point(form), max_change=infinity, step_size=size)
@@ -167,7 +182,9 @@ def solve(
     return state, SolveInfo(converged, count, objective, trace, state.max_change)
 
 
-def log_evidence(form: LatentGaussian, state: State, *, space: Space = "auto") -> Array:
+def log_evidence(
+    form: LatentGaussian, state: State, *, space: Space = "auto", covariance: Covariance = "full"
+) -> Array:
     r"""The lower bound on the log evidence at the sites of ``state``.
 
     At the optimum it is stationary in the Gaussian, so its gradient with respect to ``form`` is the explicit one with
@@ -177,9 +194,12 @@ def log_evidence(form: LatentGaussian, state: State, *, space: Space = "auto") -
     :param LatentGaussian form: the model; differentiable.
     :param State state: an optimum of :func:`solve` for ``form``.
     :param str space: where to do the algebra.
+    :param str covariance: as for :func:`solve`.
     :return: a scalar; nan where a prior is not positive definite.
     """
     precision, shift = lax.stop_gradient((state.site_precision, state.site_shift))
+    if covariance == "diagonal":
+        return _mean_field_bound(form, precision, shift, space)
     return bound_at_sites(form, precision, shift, space)
 
 
@@ -197,9 +217,25 @@ def bound_at_sites(form: LatentGaussian, precision: Array, shift: Array, space: 
     return jnp.where(lax.stop_gradient(is_valid_prior(form.prior)), value, jnp.nan)
 
 
-def posterior(form: LatentGaussian, state: State, *, space: Space = "auto") -> GaussianPosterior:
+def _mean_field_bound(form: LatentGaussian, precision: Array, shift: Array, space: Space) -> Array:
+    """As :func:`bound_at_sites`, for independent unknowns, whose moments are held."""
+    held = lax.stop_gradient(form)
+    prior = gaussian_prior(held, space, "diagonal")
+    assert isinstance(prior, MeanFieldSpace)  # asked for by name
+    bound = evaluate(held, prior, precision, shift).bound
+    independent = prior.condition(precision, shift - precision * held.offset)
+    mean, variance = independent.unknowns(), independent.variance
+    explicit = linearised_sum(form, form.predictor(mean), form.design.squared().matvec(variance))
+    explicit += form.log_constant + expected_log_prior(form.prior, mean, variance)
+    value = bound + (explicit - lax.stop_gradient(explicit))
+    return jnp.where(lax.stop_gradient(is_valid_prior(form.prior)), value, jnp.nan)
+
+
+def posterior(
+    form: LatentGaussian, state: State, *, space: Space = "auto", covariance: Covariance = "full"
+) -> GaussianPosterior:
     """The Gaussian approximation of the posterior of the unknowns."""
-    return GaussianPosterior(form, state.site_precision, state.site_shift, space)
+    return GaussianPosterior(form, state.site_precision, state.site_shift, space, covariance)
 
 
 def initial_sites(form: LatentGaussian) -> tuple[Array, Array]:
@@ -209,7 +245,7 @@ def initial_sites(form: LatentGaussian) -> tuple[Array, Array]:
     return precision, precision * form.offset
 
 
-def _step(form: LatentGaussian, prior: LinearGaussian, state: State) -> tuple[State, Info]:
+def _step(form: LatentGaussian, prior: LinearGaussian | MeanFieldSpace, state: State) -> tuple[State, Info]:
     point, size = state.point, state.step_size
     sites = jnp.concatenate([state.site_precision, state.site_shift])
     is_known = is_finite(point)

@@ -46,6 +46,10 @@ class DenseDesign:
         """Submatrices at ``rows`` ``(b, m)`` and ``columns`` ``(b, n)``: shape ``(b, m, n)``, zero at padding."""
         return self.matrix.at[rows[:, :, None], columns[:, None, :]].get(mode="fill", fill_value=0.0)
 
+    def squared(self) -> DenseDesign:
+        """The squares of the elements: maps variances of independent unknowns to those of the predictors."""
+        return DenseDesign(jnp.square(self.matrix))
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -59,6 +63,8 @@ class SparseRows:
     columns: Array
     values: Array
     num_columns: int = dataclasses.field(metadata={"static": True})
+    bandwidth: int | None = dataclasses.field(default=None, metadata={"static": True})
+    """Largest distance between two columns of a row, padding included, if it is known."""
 
     @property
     def num_rows(self) -> int:
@@ -101,6 +107,12 @@ class SparseRows:
         block, row, _ = jnp.indices(local.shape, sparse=True)
         out = jnp.zeros((*rows.shape, columns.shape[1]), self.values.dtype)
         return out.at[block, row, local].add(values)
+
+    def squared(self) -> SparseRows:
+        """The squares of the elements: maps variances of independent unknowns to those of the predictors."""
+        is_same = self.columns[:, :, None] == self.columns[:, None, :]
+        whole = jnp.sum(jnp.where(is_same, self.values[:, None, :], 0.0), axis=-1)
+        return SparseRows(self.columns, self.values * whole, self.num_columns)
 
 
 Design = DenseDesign | SparseRows
