@@ -34,11 +34,14 @@ from .student_t import StudentTPotential
 __all__ = [
     "TreeMoments",
     "TreeParameters",
+    "components_of_nodes",
     "em_step",
     "initial_parameters",
     "log_density",
     "log_evidence",
+    "log_probabilities",
     "m_step",
+    "sample_states",
     "state_posterior",
     "tilted_moments",
 ]
@@ -95,12 +98,12 @@ def log_density(forest: Forest, parameters: TreeParameters, s: ArrayLike) -> Arr
     >>> print(log_density(forest, tree, jnp.array([0.05, 2.0])))
     -3.699
     """
-    return log_partition(forest, log_evidence(forest, parameters, s), *_log_probabilities(forest, parameters))
+    return log_partition(forest, log_evidence(forest, parameters, s), *log_probabilities(forest, parameters))
 
 
 def log_evidence(forest: Forest, parameters: TreeParameters, s: ArrayLike) -> Array:
     """Log densities of coefficients under each of the two components, of shape ``(num_nodes, 2)``."""
-    low, high = _components(forest, parameters)
+    low, high = components_of_nodes(forest, parameters)
     return jnp.stack(jnp.broadcast_arrays(low.log_density(s), high.log_density(s)), axis=-1)
 
 
@@ -112,7 +115,7 @@ def state_posterior(forest: Forest, parameters: TreeParameters, evidence: ArrayL
     :param ArrayLike evidence: log evidence of each node's states, of shape ``(num_nodes, 2)``; for coefficients
         that are known it is :func:`log_evidence`.
     """
-    return sum_product(forest, evidence, *_log_probabilities(forest, parameters))
+    return sum_product(forest, evidence, *log_probabilities(forest, parameters))
 
 
 @jax.jit
@@ -131,7 +134,7 @@ def tilted_moments(forest: Forest, parameters: TreeParameters, mean: ArrayLike, 
     :return: log integral, moments, site parameters, state probabilities.
     """
     mean, variance = _cavity(forest, mean, variance)
-    low, high = _components(forest, parameters)
+    low, high = components_of_nodes(forest, parameters)
     moments = low.tilted_moments(mean, variance), high.tilted_moments(mean, variance)
     return _mix(forest, parameters, moments[0], moments[1], mean, variance)
 
@@ -161,7 +164,7 @@ def em_step(
     :return: the new parameters, and the moments under the *old* ones.
     """
     mean, variance = _cavity(forest, mean, variance)
-    low, high = _components(forest, parameters)
+    low, high = components_of_nodes(forest, parameters)
     (low_moments, low_slope), (high_moments, high_slope) = (
         _with_scale_slope(lambda c: c.tilted_moments(mean, variance), component) for component in (low, high)
     )
@@ -246,6 +249,33 @@ def initial_parameters(
     )
 
 
+def sample_states(key: Array, forest: Forest, root_probability: Array, transition: Array) -> Array:
+    """Draw states from the roots down.
+
+    The states given data are a Markov forest too: with the ``pair_marginals`` of a posterior its transitions are
+    ``pair_marginals[:, :, 1] / pair_marginals.sum(-1)``.
+
+    :param Array key: random key.
+    :param Forest forest: the forest.
+    :param Array root_probability: probability of state 1 for roots, of shape ``(num_nodes,)``.
+    :param Array transition: probability of state 1 given the parent's state, of shape ``(num_nodes, 2)``.
+    :return: whether a node is in state 1, of shape ``(num_nodes,)``.
+    """
+    uniform = jax.random.uniform(key, (forest.num_nodes,), transition.dtype)
+    states: list[Array] = []
+    start = 0
+    for level in forest.levels:
+        nodes = forest.order[start : start + level.size]
+        if not states:
+            probability = root_probability[nodes]
+        else:
+            parent = states[-1][forest.parents_in_order[start : start + level.size]]
+            probability = jnp.where(parent, transition[nodes, 1], transition[nodes, 0])
+        states.append(uniform[nodes] < probability)
+        start += level.size
+    return jnp.concatenate(states)[forest.positions]
+
+
 def _cavity(forest: Forest, mean: ArrayLike, variance: ArrayLike) -> tuple[Array, Array]:
     mean = jnp.asarray(mean)
     if mean.shape != (forest.num_nodes,):
@@ -282,7 +312,8 @@ def _per_node(forest: Forest, component: Potential) -> Potential:
     return jax.tree.map(lambda x: jnp.asarray(x)[forest.groups] if jnp.ndim(x) else x, component)
 
 
-def _components(forest: Forest, parameters: TreeParameters) -> tuple[Potential, Potential]:
+def components_of_nodes(forest: Forest, parameters: TreeParameters) -> tuple[Potential, Potential]:
+    """The low and the high component with the parameters of each node's group."""
     return _per_node(forest, parameters.low), _per_node(forest, parameters.high)
 
 
@@ -292,7 +323,7 @@ def _log(probability: Array) -> Array:
     return jnp.where(positive, jnp.log(jnp.where(positive, probability, 1.0)), -jnp.inf)
 
 
-def _log_probabilities(forest: Forest, parameters: TreeParameters) -> tuple[Array, Array]:
+def log_probabilities(forest: Forest, parameters: TreeParameters) -> tuple[Array, Array]:
     """Log probabilities of the states per node: as roots ``(num_nodes, 2)``, given the parent ``(num_nodes, 2, 2)``."""
     root, transition = jnp.asarray(parameters.root_probability), jnp.asarray(parameters.transition)
     log_root = jnp.stack([_log(1.0 - root), _log(root)], axis=-1)
