@@ -7,11 +7,13 @@ from .categories import (
     OrderedProbit,
     StickBreakingCategorical,
 )
+from .hidden_markov_tree import HiddenMarkovTree
 from .rectified_poisson import RectifiedLinearPoisson, SoftplusPoisson
 
 __all__ = [
     "AdjacentCategory",
     "ContinuationRatio",
+    "HiddenMarkovTree",
     "MultinomialProbit",
     "OrderedProbit",
     "RectifiedLinearPoisson",
