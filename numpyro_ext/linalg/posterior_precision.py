@@ -7,6 +7,7 @@ draws and Lanczos iterations stand in.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -25,10 +26,13 @@ __all__ = [
     "DenseMoments",
     "PosteriorPrecision",
     "dense_moments",
-    "diagonal_gram",
+    "gram_diagonal",
+    "has_diagonal_gram",
     "lanczos_log_determinant",
     "lanczos_variance",
 ]
+
+_NUM_SIGNS = 4
 
 
 @frozen_pytree
@@ -97,33 +101,42 @@ class PosteriorPrecision(LinearOperator):
         )
 
 
-def diagonal_gram(operator: LinearOperator, noise_variance: Array) -> tuple[Array, bool]:
-    r"""The diagonal of :math:`X^T N^{-1} X` from a few products, and whether that matrix is diagonal.
+def gram_diagonal(operator: LinearOperator, noise_variance: Array, is_diagonal: bool) -> Array:
+    r"""The diagonal of :math:`X^T N^{-1} X`, exactly if that matrix is diagonal, and otherwise its average.
 
     The product with random signs, times the signs, has the diagonal as its expectation; where the matrix is diagonal
-    every draw gives it exactly, and that is how it is recognised. Elsewhere the average over all coefficients is
-    returned, which needs no more draws for an operator with columns of about equal norm. Not for traced values.
+    every draw gives it exactly. The average over all coefficients needs few draws, and suits the preconditioning of
+    operators with columns of about equal norm.
 
     :param LinearOperator operator: :math:`X`.
     :param Array noise_variance: the diagonal of :math:`N`, of shape ``()`` or ``(m,)``.
-    :return: of shape ``(n,)``, and a boolean.
+    :param bool is_diagonal: from :func:`has_diagonal_gram`.
+    :return: of shape ``(n,)``.
     """
+    estimates = _signed_products(operator, noise_variance, 1 if is_diagonal else _NUM_SIGNS)
+    return estimates[0] if is_diagonal else jnp.full_like(estimates[0], jnp.mean(estimates))
+
+
+def has_diagonal_gram(operator: LinearOperator, noise_variance: Array) -> bool:
+    r"""Whether :math:`X^T N^{-1} X` is diagonal, judged by its products with random signs. Not for traced values.
+
+    :param LinearOperator operator: :math:`X`.
+    :param Array noise_variance: the diagonal of :math:`N`, of shape ``()`` or ``(m,)``.
+    """
+    estimates = np.asarray(_signed_products(operator, noise_variance, _NUM_SIGNS))
+    rounding = 1e3 * float(np.finfo(estimates.dtype).eps) * np.abs(estimates).max()
+    return bool(np.ptp(estimates, axis=0).max() <= rounding)
+
+
+@functools.partial(jax.jit, static_argnums=2)
+def _signed_products(operator: LinearOperator, noise_variance: Array, num_signs: int) -> Array:
     leaves = [x.dtype for x in jax.tree.leaves((operator, noise_variance)) if jnp.issubdtype(x.dtype, jnp.floating)]
     coarsest = max(leaves, key=lambda dtype: float(jnp.finfo(dtype).eps))
     precision = PosteriorPrecision(operator, noise_variance, jnp.zeros((operator.shape[1],), coarsest))
     # Fixed signs: equal operators must be treated equally.
-    signs = np.random.default_rng(0).choice([-1.0, 1.0], size=(4, operator.shape[1]))
-    estimates = np.asarray(signs * _products(precision, jnp.asarray(signs, coarsest)))
-    rounding = 1e3 * float(jnp.finfo(coarsest).eps) * np.abs(estimates).max()
-    is_diagonal = bool(np.ptp(estimates, axis=0).max() <= rounding)
-    if is_diagonal:
-        return jnp.asarray(estimates[0]), True
-    return jnp.full((operator.shape[1],), max(float(estimates.mean()), 0.0)), False
-
-
-@jax.jit
-def _products(precision: PosteriorPrecision, vectors: Array) -> Array:
-    return jax.vmap(precision.matvec)(vectors)
+    choices = np.random.default_rng(0).choice([-1.0, 1.0], size=(_NUM_SIGNS, operator.shape[1]))
+    signs = jnp.asarray(choices[:num_signs], coarsest)
+    return signs * jax.vmap(precision.matvec)(signs)
 
 
 class DenseMoments(NamedTuple):

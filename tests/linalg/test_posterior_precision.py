@@ -11,7 +11,8 @@ from numpyro_ext.linalg.perturb_and_map import draw_perturbations, perturb_and_m
 from numpyro_ext.linalg.posterior_precision import (
     PosteriorPrecision,
     dense_moments,
-    diagonal_gram,
+    gram_diagonal,
+    has_diagonal_gram,
     lanczos_log_determinant,
     lanczos_variance,
 )
@@ -74,17 +75,21 @@ def test_what_cannot_be_solved_shows_in_the_residual(precision):
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
 def test_a_diagonal_gram_matrix_is_recognised(dtype):
     rng = np.random.default_rng(0)
-    basis = jnp.asarray(np.linalg.qr(rng.normal(size=(COLUMNS, COLUMNS)))[0], dtype)
-    found, is_diagonal = diagonal_gram(from_matrix(basis), jnp.asarray(0.25, dtype))
-    assert is_diagonal
-    np.testing.assert_allclose(found, 4.0, rtol=1e-5)
-    entries = jnp.asarray(rng.normal(size=COLUMNS), dtype)
-    found, is_diagonal = diagonal_gram(diagonal(entries), jnp.linspace(1.0, 2.0, COLUMNS, dtype=dtype))
-    assert is_diagonal
-    np.testing.assert_allclose(found, entries**2 / np.linspace(1.0, 2.0, COLUMNS), rtol=1e-5)
-    found, is_diagonal = diagonal_gram(select(np.arange(ROWS), COLUMNS) @ from_matrix(basis), jnp.asarray(0.25, dtype))
-    assert not is_diagonal
-    np.testing.assert_allclose(found, 4.0 * ROWS / COLUMNS, rtol=0.3)
+    basis = from_matrix(jnp.asarray(np.linalg.qr(rng.normal(size=(COLUMNS, COLUMNS)))[0], dtype))
+    quarter = jnp.asarray(0.25, dtype)
+    assert has_diagonal_gram(basis, quarter)
+    np.testing.assert_allclose(gram_diagonal(basis, quarter, True), 4.0, rtol=1e-5)
+    entries, noise = jnp.asarray(rng.normal(size=COLUMNS), dtype), jnp.linspace(1.0, 2.0, COLUMNS, dtype=dtype)
+    assert has_diagonal_gram(diagonal(entries), noise)
+    np.testing.assert_allclose(gram_diagonal(diagonal(entries), noise, True), entries**2 / noise, rtol=1e-5)
+
+
+def test_another_gram_matrix_is_averaged():
+    basis = np.linalg.qr(np.random.default_rng(0).normal(size=(COLUMNS, COLUMNS)))[0]
+    operator = select(np.arange(ROWS), COLUMNS) @ from_matrix(basis)
+    assert not has_diagonal_gram(operator, jnp.asarray(0.25))
+    assert not has_diagonal_gram(from_matrix(basis), jnp.linspace(1.0, 2.0, COLUMNS))
+    np.testing.assert_allclose(gram_diagonal(operator, jnp.asarray(0.25), False), 4.0 * ROWS / COLUMNS, rtol=0.3)
 
 
 def test_dense_moments(precision, exact):

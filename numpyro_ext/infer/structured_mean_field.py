@@ -1,0 +1,568 @@
+r"""Structured mean field for sparse linear models: a Gaussian over the coefficients times a tree over their states.
+
+With second moments :math:`x_j`, state probabilities :math:`q_j(d)` and the widths :math:`\gamma_{d,j} =
+\gamma^\star_d(x_j)` at which the component :math:`t_d` is touched by a Gaussian (see
+:mod:`~numpyro_ext.potentials.super_gaussian`), the evidence has the lower bound (Ko 2017, eq. (2.99), with constants)
+
+.. math:: \log Z \ge \log \int N(y \mid X s, N)\, e^{-\frac12 s^T \operatorname{diag}(\pi) s}\, ds
+    + \tfrac12 \pi^T x + \log \sum_\delta P(\delta) \prod_j t_{\delta_j}(\sqrt{x_j}),
+    \qquad \pi_j = \sum_d q_j(d) / \gamma_{d,j},
+
+where the :math:`q_j` are the marginals of the tree that is summed over. A round computes the Gaussian of precision
+:math:`A = X^T N^{-1} X + \operatorname{diag}(\pi)` and sets :math:`x = z + m^2` from its variances and means; no
+round lowers the bound. Variances that are costly are refreshed in the first round of each step only, as
+:math:`\log |A| \le z^T \pi + \text{const}` allows (Seeger and Nickisch 2011): what stands between is a penalised least
+squares problem, solved by reweighting. With :math:`z = 0` this is the search for the mode.
+
+>>> import jax
+>>> import jax.numpy as jnp
+>>> from numpyro_ext.linalg import identity
+>>> from numpyro_ext.potentials import LaplacePotential
+>>> from numpyro_ext.potentials.forest import Forest
+>>> from numpyro_ext.potentials.tree_mixture import TreeParameters
+>>> from numpyro_ext.structure.sparse_linear import SparseLinear
+>>> tree = TreeParameters(
+...     LaplacePotential(0.0, jnp.full(1, 0.1)), LaplacePotential(0.0, jnp.full(1, 1.0)),
+...     jnp.full(1, 0.5), jnp.array([[0.1, 0.9]]),
+... )
+>>> form = SparseLinear(
+...     identity(3), jnp.array([1.0, 1.2, 0.02]), jnp.asarray(0.04), Forest.from_parents([-1, 0, 0]), tree
+... )
+>>> options = choose_options(form)
+>>> workspace = make_workspace(form, jax.random.key(0), options)
+>>> state, info = solve(form, workspace, init(form, workspace, options), options, num_steps=100, tol=1e-6)
+>>> bool(info.converged), state.mean.round(2).tolist()
+(True, [0.89, 1.09, 0.01])
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from ..linalg.operators import LinearOperator, from_matrix
+from ..linalg.perturb_and_map import Perturbations, draw_perturbations, perturb_and_map
+from ..linalg.posterior_precision import (
+    PosteriorPrecision,
+    dense_moments,
+    gram_diagonal,
+    has_diagonal_gram,
+    lanczos_log_determinant,
+    lanczos_variance,
+)
+from ..potentials.forest import Forest, SumProduct
+from ..potentials.super_gaussian import SuperGaussianPotential
+from ..potentials.tree_mixture import (
+    TreeParameters,
+    components_of_nodes,
+    log_evidence,
+    log_probabilities,
+    m_step,
+    state_posterior,
+)
+from ..structure.sparse_linear import SparseLinear
+
+__all__ = [
+    "Info",
+    "Options",
+    "SolveInfo",
+    "State",
+    "Statistics",
+    "Workspace",
+    "bound",
+    "choose_options",
+    "expected_log_joint",
+    "fit_prior",
+    "init",
+    "learn_prior",
+    "make_workspace",
+    "posterior_precision",
+    "solve",
+    "statistics",
+    "step",
+]
+
+Variances = Literal["exact", "perturb-and-map", "lanczos", "none"]
+Solver = Literal["diagonal", "dense", "conjugate-gradient"]
+
+_LARGEST_DENSE = 1024
+# Second moments are kept above this fraction of their initial mean: without variances they go to zero.
+_FLOOR = 1e-12
+_NUM_PROBES = 4
+_LOG_2PI = math.log(2.0 * math.pi)
+
+
+class Options(NamedTuple):
+    """Static choices: what :func:`choose_options` returns."""
+
+    solver: Solver
+    variances: Variances
+    num_rounds: int = 3
+    """Rounds of Gaussian and tree per step."""
+    is_convexified: bool = False
+    """Whether rounds after the first use the convex bound of components that are not log-concave."""
+    num_samples: int = 30
+    """Draws of perturb-and-MAP."""
+    num_products: int = 100
+    """Dimension of the Krylov space for Lanczos variances."""
+    num_determinant_products: int = 30
+    """Dimension of the Krylov spaces for the log determinant, where there is no exact one."""
+    mean_tol: float = 1e-6
+    """Relative residual of conjugate gradients for means."""
+    draw_tol: float = 1e-3
+    """Relative residual of conjugate gradients for draws."""
+    max_iterations: int = 500
+    """Iterations of conjugate gradients at most."""
+
+
+class Workspace(NamedTuple):
+    """Arrays that no step changes."""
+
+    matrix: LinearOperator | None
+    """The operator as a dense matrix, for the dense solver."""
+    perturbations: Perturbations | None
+    """The same in every step: the iteration is deterministic, and each solve starts from the last one."""
+    signs: Array | None
+    """Probes for the log determinant, of shape ``(num_probes, n)``."""
+
+
+class State(NamedTuple):
+    """A point of the iteration; the first field alone determines the bound, the others are where solvers start."""
+
+    second_moment: Array
+    """:math:`x`, of shape ``(n,)``."""
+    mean: Array
+    """:math:`m`, of shape ``(n,)``."""
+    variance: Array
+    """:math:`z`, of shape ``(n,)``."""
+    fitted_variance: Array
+    """Variance of each row of :math:`X s`, of shape ``(m,)``."""
+    draws: Array
+    """Centered draws of perturb-and-MAP, of shape ``(num_samples, n)``; ``(0, n)`` elsewhere."""
+    floor: Array
+    """The least second moment, a scalar."""
+
+
+class Statistics(NamedTuple):
+    """What parameters of prior and noise are learned from."""
+
+    second_moment: Array
+    """Of the coefficients, of shape ``(n,)``."""
+    states: SumProduct
+    """Marginals and pair marginals of the states."""
+    squared_residual: Array
+    """Expectation of :math:`(y - X s)_i^2`, of shape ``(m,)``."""
+
+
+class Info(NamedTuple):
+    """What one step found."""
+
+    objective: Array
+    """The bound *before* the step; without variances, the log joint density after its first round."""
+    max_change: Array
+    """Largest change of :math:`\\sqrt{x_j}`, in standard deviations of the noise of one coefficient."""
+    num_iterations: Array
+    """Of conjugate gradients, all rounds together."""
+    residual: Array
+    """The largest relative residual that conjugate gradients left, in units of their tolerance."""
+
+
+class SolveInfo(NamedTuple):
+    """How the iteration ended."""
+
+    converged: Array
+    num_steps: Array
+    objective: Array
+    """The bound at the end; without variances, the log joint density."""
+    objective_trace: Array
+    """:attr:`Info.objective` of each step, shape ``(num_steps,)`` as requested, padded with nan."""
+    max_change: Array
+    num_iterations: Array
+    residual: Array
+
+
+def choose_options(
+    form: SparseLinear,
+    *,
+    variances: Literal["auto", "exact", "perturb-and-map", "lanczos", "none"] = "auto",
+    is_diagonal: bool | None = None,
+    **options: Any,
+) -> Options:
+    r"""Choose how to solve with :math:`A`: elementwise where :math:`X^T N^{-1} X` is diagonal, densely up to 1024
+    coefficients, else with conjugate gradients. Not for traced values.
+
+    :param SparseLinear form: the model.
+    :param str variances: ``"exact"``; ``"perturb-and-map"``, unbiased; ``"lanczos"``, too small; ``"none"`` for the
+        search for the mode; ``"auto"`` for exact ones where possible, else perturb-and-MAP.
+    :param bool is_diagonal: whether :math:`X^T N^{-1} X` is diagonal, if known.
+    :param options: other fields of :class:`Options`.
+    :raises ValueError: if exact variances are asked for where they are not to be had.
+    """
+    if is_diagonal is None:
+        is_diagonal = has_diagonal_gram(form.operator, form.noise_variance)
+    is_dense = form.num_columns <= _LARGEST_DENSE
+    solver: Solver = "diagonal" if is_diagonal else "dense" if is_dense else "conjugate-gradient"
+    if variances == "auto":
+        variances = "perturb-and-map" if solver == "conjugate-gradient" else "exact"
+    if variances == "exact" and solver == "conjugate-gradient":
+        raise ValueError(
+            f"Exact variances need an operator whose columns are orthogonal, or at most {_LARGEST_DENSE} "
+            f"coefficients; there are {form.num_columns}. Use variances='perturb-and-map'."
+        )
+    return Options(solver, variances, **options)
+
+
+def make_workspace(form: SparseLinear, rng_key: Array, options: Options) -> Workspace:
+    """Draw the random numbers, and make the matrix where it is used.
+
+    :param SparseLinear form: the model.
+    :param rng_key: random number generator key.
+    :param Options options: static choices.
+    """
+    shape = form.operator.shape
+    draw_key, sign_key = jax.random.split(rng_key)
+    perturbations = signs = None
+    if options.variances == "perturb-and-map":
+        perturbations = draw_perturbations(draw_key, options.num_samples, shape)
+    if options.solver == "conjugate-gradient" and options.variances != "none":
+        signs = jax.random.rademacher(sign_key, (_NUM_PROBES, shape[1]), form.observed.dtype)
+    matrix = from_matrix(form.operator.materialise()) if options.solver == "dense" else None
+    return Workspace(matrix, perturbations, signs)
+
+
+def posterior_precision(form: SparseLinear, workspace: Workspace, state: State) -> PosteriorPrecision:
+    """The precision of the Gaussian at ``state``, to solve with and draw from."""
+    states = _states(form, state.second_moment)
+    weight = _gaussian_precision(form, states, state.second_moment)
+    return _precision(form, workspace, weight)
+
+
+def init(form: SparseLinear, workspace: Workspace, options: Options, coefficients: Array | None = None) -> State:
+    """Where the iteration starts: one round from the marginals of the prior.
+
+    :param SparseLinear form: the model.
+    :param Workspace workspace: of it.
+    :param Options options: static choices.
+    :param coefficients: those of the raw data, of shape ``(n,)``. By default where the columns of the operator are
+        orthogonal the least squares solution, and elsewhere that of Gaussian components with the scales of the prior.
+    """
+    gram = _gram(form, options)
+    n = form.num_columns
+    prior_states = state_posterior(form.forest, form.prior, jnp.zeros((n, 2), gram.dtype))
+    zeros = jnp.zeros((n,), gram.dtype)
+    if coefficients is None and options.solver != "diagonal":
+        components = components_of_nodes(form.forest, form.prior)
+        typical = [jnp.broadcast_to(_typical_square(component, gram.dtype), (n,)) for component in components]
+        q = prior_states.marginals
+        second_moment = 1.0 / ((1.0 - q) / typical[0] + q / typical[1])
+        weight = 1.0 / second_moment
+    else:
+        if coefficients is None:
+            projected = _precision(form, workspace, zeros).project(form.observed)
+            coefficients = projected / jnp.where(gram > 0.0, gram, 1.0)
+        # Where data are silent, the noise of a coefficient is infinite; it starts at the average of the others.
+        noise = 1.0 / jnp.where(gram > 0.0, gram, jnp.mean(gram))
+        second_moment = jnp.square(coefficients) + (0.0 if options.variances == "none" else noise)
+        second_moment = jnp.maximum(second_moment, _FLOOR * jnp.mean(second_moment))
+        weight = _gaussian_precision(form, prior_states, second_moment)
+        zeros = jnp.asarray(coefficients, gram.dtype)
+    floor = _FLOOR * jnp.mean(second_moment)
+    draws = jnp.zeros((0 if workspace.perturbations is None else options.num_samples, n), gram.dtype)
+    start = State(second_moment, zeros, jnp.zeros_like(zeros), jnp.zeros_like(form.observed), draws, floor)
+    state, _, _ = _gaussian_round(form, workspace, gram, weight, start, options, refresh=True)
+    return state
+
+
+def fit_prior(form: SparseLinear, coefficients: Array, num_steps: int = 10) -> TreeParameters:
+    """Start for the parameters of the prior: fitted to coefficients of the raw data as if these were exact.
+
+    After Crouse, Nowak and Baraniuk (1998).
+
+    :param SparseLinear form: the model; the families of its components stay.
+    :param coefficients: of shape ``(n,)``.
+    :param int num_steps: steps of expectation-maximisation.
+    """
+    squared = jnp.square(coefficients)
+    squared = jnp.maximum(squared, _FLOOR * jnp.mean(squared))
+
+    def advance(_: int, prior: TreeParameters) -> TreeParameters:
+        states = _states(form._replace(prior=prior), squared)
+        return m_step(form.forest, prior, states.marginals, states.pair_marginals, squared)
+
+    return lax.fori_loop(0, num_steps, advance, jax.tree.map(lambda x: jnp.asarray(x, squared.dtype), form.prior))
+
+
+def step(form: SparseLinear, workspace: Workspace, state: State, options: Options) -> tuple[State, Info]:
+    """Some rounds of Gaussian and tree, the first with fresh variances.
+
+    Cost: with a diagonal solver linear, besides two products with the operator; densely ``O(n^3)`` per round; else
+    one solution per round and one per draw, of as many products as conjugate gradients take.
+
+    :param SparseLinear form: the model.
+    :param Workspace workspace: of it.
+    :param State state: from :func:`init`, or from another form of the same shapes.
+    :param Options options: static choices.
+    :return: the next state, and what was found.
+    """
+    gram = _gram(form, options)
+    states = _states(form, state.second_moment)
+    weight = _gaussian_precision(form, states, state.second_moment)
+    new, half_log_determinant, solved = _gaussian_round(form, workspace, gram, weight, state, options, refresh=True)
+    objective = _objective(form, states, weight, state, new, half_log_determinant, options)
+    reference = [c.width(state.second_moment) for c in _super_gaussian(form)] if options.is_convexified else None
+
+    def advance(_: int, carry: tuple[State, _Solved]) -> tuple[State, _Solved]:
+        now, solved = carry
+        states = _states(form, now.second_moment)
+        weight = _gaussian_precision(form, states, now.second_moment, reference)
+        now, _, more = _gaussian_round(form, workspace, gram, weight, now, options, refresh=False)
+        return now, solved.add(more)
+
+    new, solved = lax.fori_loop(1, options.num_rounds, advance, (new, solved))
+    change = jnp.abs(jnp.sqrt(new.second_moment) - jnp.sqrt(state.second_moment)) * jnp.sqrt(jnp.mean(gram))
+    return new, Info(objective, jnp.max(change), solved.num_iterations, solved.residual)
+
+
+def statistics(form: SparseLinear, state: State) -> Statistics:
+    """What parameters are learned from, at ``state``: one sum-product and one product with the operator."""
+    residual = form.observed - form.operator @ state.mean
+    return Statistics(
+        state.second_moment, _states(form, state.second_moment), jnp.square(residual) + state.fitted_variance
+    )
+
+
+def learn_prior(form: SparseLinear, state: State) -> SparseLinear:
+    """The form with the parameters of the prior that maximise the bound at ``state``, in closed form.
+
+    Ko (2017), eqs. (2.126)-(2.136).
+    """
+    states = _states(form, state.second_moment)
+    prior = m_step(form.forest, form.prior, states.marginals, states.pair_marginals, state.second_moment)
+    return form._replace(prior=prior)
+
+
+def expected_log_joint(forest: Forest, prior: TreeParameters, noise_variance: Array, statistics: Statistics) -> Array:
+    """What the bound says of the parameters of prior and noise while the posterior is held, up to a constant.
+
+    Its maximum over free parameters of the prior is that of :func:`learn_prior`. Cost: linear, no product with the
+    operator.
+
+    :param Forest forest: the forest.
+    :param TreeParameters prior: parameters to be judged.
+    :param noise_variance: to be judged, of shape ``()`` or ``(m,)``.
+    :param Statistics statistics: of the posterior.
+    :return: a scalar.
+    """
+    q = statistics.states.marginals
+    weights = jnp.stack([1.0 - q, q], axis=-1)
+    evidence = log_evidence(forest, prior, jnp.sqrt(statistics.second_moment))
+    log_root, log_transition = log_probabilities(forest, prior)
+    total = _weighted_sum(weights, evidence)
+    total += _weighted_sum(jnp.where(forest.is_root[:, None], weights, 0.0), log_root)
+    total += _weighted_sum(statistics.states.pair_marginals, log_transition)
+    variance = jnp.broadcast_to(noise_variance, statistics.squared_residual.shape)
+    return total - 0.5 * jnp.sum(statistics.squared_residual / variance + jnp.log(2.0 * jnp.pi * variance))
+
+
+def _weighted_sum(weights: Array, logs: Array) -> Array:
+    """Where a state has no weight its logarithm may be infinite."""
+    present = weights > 0.0
+    return jnp.sum(weights * jnp.where(present, logs, 0.0))
+
+
+def bound(form: SparseLinear, workspace: Workspace, state: State, options: Options) -> Array:
+    """The lower bound of the log evidence at ``state``, exact with exact solvers and else an estimate of it; without
+    variances, the log joint density of means and data. With constants."""
+    gram = _gram(form, options)
+    states = _states(form, state.second_moment)
+    weight = _gaussian_precision(form, states, state.second_moment)
+    new, half_log_determinant, _ = _gaussian_round(form, workspace, gram, weight, state, options, refresh=True)
+    return _objective(form, states, weight, state, new, half_log_determinant, options)
+
+
+def solve(
+    form: Any,
+    workspace: Workspace,
+    state: State,
+    options: Options,
+    *,
+    num_steps: int = 100,
+    tol: float = 1e-4,
+    learn: Callable[[Any, State], Any] | None = None,
+    make_form: Callable[[Any], SparseLinear] = lambda form: form,
+) -> tuple[Any, ...]:
+    """Steps until the largest change is below ``tol``, in one compiled loop that ends where something is not finite.
+
+    :param form: the model; or, with ``make_form``, what it is made from.
+    :param Workspace workspace: of it.
+    :param State state: where to start.
+    :param Options options: static choices.
+    :param int num_steps: steps at most.
+    :param float tol: bound on :attr:`Info.max_change`.
+    :param learn: called after each step with ``form`` and state, returns the new ``form``: :func:`learn_prior`.
+    :param make_form: from what is learned to the model.
+    :return: the state and how the iteration ended; with ``learn``, the learned form before these.
+    """
+    trace = jnp.full((num_steps,), jnp.nan, state.mean.dtype)
+    infinity = jnp.asarray(jnp.inf, state.mean.dtype)
+    nothing = Info(jnp.zeros_like(infinity), infinity, jnp.zeros((), jnp.int32), jnp.zeros_like(infinity))
+
+    def unfinished(carry: tuple[Any, State, Info, Array, Array]) -> Array:
+        _, _, info, number, _ = carry
+        return (number < num_steps) & (info.max_change > tol) & jnp.isfinite(info.objective)
+
+    def advance(carry: tuple[Any, State, Info, Array, Array]) -> tuple[Any, State, Info, Array, Array]:
+        given, state, before, number, trace = carry
+        state, info = step(make_form(given), workspace, state, options)
+        if learn is not None:
+            given = learn(given, state)
+        trace = trace.at[number].set(info.objective)
+        return (
+            given,
+            state,
+            info._replace(num_iterations=info.num_iterations + before.num_iterations),
+            number + 1,
+            trace,
+        )
+
+    form, state, info, number, trace = lax.while_loop(
+        unfinished, advance, (form, state, nothing, jnp.zeros((), jnp.int32), trace)
+    )
+    objective = bound(make_form(form), workspace, state, options)
+    converged = (info.max_change <= tol) & jnp.isfinite(objective)
+    summary = SolveInfo(converged, number, objective, trace, info.max_change, info.num_iterations, info.residual)
+    return (state, summary) if learn is None else (form, state, summary)
+
+
+class _Solved(NamedTuple):
+    num_iterations: Array
+    residual: Array
+
+    def add(self, other: _Solved) -> _Solved:
+        return _Solved(self.num_iterations + other.num_iterations, jnp.maximum(self.residual, other.residual))
+
+
+def _gram(form: SparseLinear, options: Options) -> Array:
+    return gram_diagonal(form.operator, form.noise_variance, options.solver == "diagonal")
+
+
+def _precision(form: SparseLinear, workspace: Workspace, weight: Array) -> PosteriorPrecision:
+    return PosteriorPrecision(workspace.matrix or form.operator, form.noise_variance, weight)
+
+
+def _super_gaussian(form: SparseLinear) -> tuple[SuperGaussianPotential, SuperGaussianPotential]:
+    low, high = components_of_nodes(form.forest, form.prior)
+    for component in (low, high):
+        if not isinstance(component, SuperGaussianPotential):
+            raise TypeError(f"{type(component).__name__} is not known to be super-Gaussian: it has no widths.")
+    return low, high  # type: ignore[return-value]
+
+
+def _states(form: SparseLinear, second_moment: Array) -> SumProduct:
+    return state_posterior(form.forest, form.prior, log_evidence(form.forest, form.prior, jnp.sqrt(second_moment)))
+
+
+def _gaussian_precision(
+    form: SparseLinear, states: SumProduct, second_moment: Array, reference: list[Array] | None = None
+) -> Array:
+    r""":math:`\pi`: expected inverse widths, of the convex penalty at the reference widths if these are given."""
+    q = states.marginals
+    components = _super_gaussian(form)
+    if reference is None:
+        low, high = (component.width(second_moment) for component in components)
+    else:
+        pairs = zip(components, reference, strict=True)
+        low, high = (component.convexified_penalty(second_moment, width).width for component, width in pairs)
+    return (1.0 - q) / low + q / high
+
+
+def _typical_square(component: Any, dtype: Any) -> Array:
+    """The square at which the width equals it: the squared scale of all families here."""
+    start = jnp.ones(jnp.broadcast_shapes(*(jnp.shape(leaf) for leaf in jax.tree.leaves(component))), dtype)
+    return lax.fori_loop(0, 60, lambda _, x: component.width(x), start)
+
+
+def _gaussian_round(
+    form: SparseLinear,
+    workspace: Workspace,
+    gram: Array,
+    weight: Array,
+    state: State,
+    options: Options,
+    *,
+    refresh: bool,
+) -> tuple[State, Array, _Solved]:
+    """The Gaussian with precision ``weight`` on the coefficients: moments, half its log determinant, iterations.
+
+    Exact variances are always fresh; others only where ``refresh`` is set, and so is the log determinant.
+    """
+    precision = _precision(form, workspace, weight)
+    shift = precision.project(form.observed)
+    solved = _Solved(jnp.zeros((), jnp.int32), jnp.zeros((), weight.dtype))
+    half_log_determinant = jnp.zeros((), weight.dtype)
+    variance, fitted, draws = state.variance, state.fitted_variance, state.draws
+    if options.solver == "diagonal":
+        exact_variance = 1.0 / (gram + weight)
+        mean = exact_variance * shift
+        half_log_determinant = 0.5 * jnp.sum(jnp.log(gram + weight))
+        # Only the sum matters where all rows share one noise variance, and that is shared among them.
+        share = jnp.sum(gram * exact_variance) / form.num_rows
+        exact_fitted = jnp.broadcast_to(share * form.noise_variance, fitted.shape)
+    elif options.solver == "dense":
+        mean, exact_variance, half_log_determinant, exact_fitted = dense_moments(precision, shift)
+    else:
+        result = precision.solve(
+            shift, gram, initial=state.mean, tol=options.mean_tol, max_iterations=options.max_iterations
+        )
+        mean = result.solution
+        solved = solved.add(_Solved(result.num_iterations, result.residual / options.mean_tol))
+    if options.variances == "exact":
+        variance, fitted = exact_variance, exact_fitted
+    elif options.variances == "perturb-and-map" and refresh:
+        assert workspace.perturbations is not None
+        result = perturb_and_map(
+            precision,
+            workspace.perturbations,
+            gram,
+            initial=draws,
+            tol=options.draw_tol,
+            max_iterations=options.max_iterations,
+        )
+        draws = result.solution
+        variance = jnp.mean(jnp.square(draws), axis=0)
+        fitted = jnp.mean(jnp.square(jax.vmap(precision.operator.matvec)(draws)), axis=0)
+        solved = solved.add(_Solved(result.num_iterations, jnp.max(result.residual) / options.draw_tol))
+    elif options.variances == "lanczos" and refresh:
+        variance = lanczos_variance(precision, shift, min(options.num_products, form.num_columns))
+        fitted = jnp.zeros_like(fitted)
+    if refresh and workspace.signs is not None:
+        half_log_determinant = lanczos_log_determinant(
+            precision, gram, workspace.signs, min(options.num_determinant_products, form.num_columns)
+        )
+    second_moment = jnp.maximum(variance + jnp.square(mean), state.floor)
+    return State(second_moment, mean, variance, fitted, draws, state.floor), half_log_determinant, solved
+
+
+def _objective(
+    form: SparseLinear,
+    states: SumProduct,
+    weight: Array,
+    old: State,
+    new: State,
+    half_log_determinant: Array,
+    options: Options,
+) -> Array:
+    """The bound at the second moments of ``old``, with the Gaussian of ``new`` that belongs to them."""
+    log_likelihood = form.log_likelihood(new.mean)
+    if options.variances == "none":
+        return log_likelihood + _states(form, new.second_moment).log_partition
+    # The mean minimises the quadratic, so that one which is not solved for exactly gives a smaller bound.
+    log_integral = (
+        log_likelihood - 0.5 * jnp.sum(weight * jnp.square(new.mean)) + 0.5 * form.num_columns * _LOG_2PI
+    ) - half_log_determinant
+    return log_integral + 0.5 * jnp.sum(weight * old.second_moment) + states.log_partition
