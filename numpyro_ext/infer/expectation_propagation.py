@@ -31,7 +31,7 @@ import numpy as np
 from jax import Array, lax
 from jax.typing import ArrayLike
 
-from ..linalg.linear_gaussian import LinearGaussian, Space
+from ..linalg.linear_gaussian import LinearGaussian, Space, choose_space
 from ..linalg.marginals import Marginals, relative_change
 from ..linalg.prior import FlatPrior, is_valid_prior
 from ..potentials.base import TiltedMoments
@@ -146,7 +146,7 @@ def step(
     :return: the next state and what the sweep found.
     :raises ValueError: for an unknown schedule.
     """
-    prior = gaussian_prior(form, space)
+    prior = gaussian_prior(form, _space(form, space, schedule))
     return _step(form, prior, state, damping, adapt_damping, power, schedule)
 
 
@@ -173,7 +173,7 @@ def solve(
     :param float tol: see :attr:`Info.max_change`; a hundred roundings at least.
     :return: the final state and how the run ended. Other parameters are those of :func:`step`.
     """
-    prior = gaussian_prior(form, space)
+    prior = gaussian_prior(form, _space(form, space, schedule))
     infinity = jnp.full_like(state.max_change, jnp.inf)
     start = init(form)._replace(step_size=jnp.full_like(infinity, 1.0 - damping))
     marginals = _refresh(form, prior, state.site_precision, state.site_shift)
@@ -236,6 +236,12 @@ def log_evidence(form: LatentGaussian, state: State, *, power: float = 1.0, spac
 def posterior(form: LatentGaussian, state: State, *, space: Space = "auto") -> GaussianPosterior:
     """The Gaussian approximation of the posterior of the unknowns."""
     return GaussianPosterior(form, state.site_precision, state.site_shift, space)
+
+
+def _space(form: LatentGaussian, space: Space, schedule: Schedule) -> Space:
+    if space == "auto" and schedule == "sequential":
+        return choose_space(form.prior, form.design, *form.blocks, is_sequential=True)
+    return space
 
 
 class _Tilted(NamedTuple):

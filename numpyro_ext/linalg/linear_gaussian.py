@@ -7,6 +7,7 @@ from typing import Literal
 import jax.numpy as jnp
 from jax import Array
 
+from .banded_space import BandedPosterior, BandedSpace, can_be_banded, is_worth_banding
 from .coefficient_space import CoefficientPosterior, CoefficientSpace
 from .design import Design, SparseRows
 from .observation_space import ObservationPosterior, ObservationSpace
@@ -14,26 +15,32 @@ from .prior import FlatPrior, PriorBlock
 
 __all__ = ["LinearGaussian", "LinearGaussianPosterior", "Space", "choose_space", "kl_divergence", "linear_gaussian"]
 
-Space = Literal["auto", "observation", "coefficient", "sparse"]
-LinearGaussian = ObservationSpace | CoefficientSpace
-LinearGaussianPosterior = ObservationPosterior | CoefficientPosterior
+Space = Literal["auto", "observation", "coefficient", "sparse", "banded"]
+LinearGaussian = ObservationSpace | CoefficientSpace | BandedSpace
+LinearGaussianPosterior = ObservationPosterior | CoefficientPosterior | BandedPosterior
 
 # A scattered update costs about as much as this many multiply-adds of a matrix product.
 _SCATTER_COST = 64
 
 
-def choose_space(prior: tuple[PriorBlock, ...], design: Design, rows: Array, columns: Array) -> Space:
+def choose_space(
+    prior: tuple[PriorBlock, ...], design: Design, rows: Array, columns: Array, *, is_sequential: bool = False
+) -> Space:
     """The cheaper space, from shapes and kinds of prior alone, so that it is known before anything is traced.
 
-    Predictors where a block has no more rows than columns and every prior is proper; otherwise unknowns, with the
-    design kept sparse when one block has few entries per row.
+    Unknowns in a band where each row touches only a stretch of them, as in images; predictors where a block has no more
+    rows than columns and every prior is proper; otherwise unknowns, with the design kept sparse when one block has few
+    entries per row.
 
     :param tuple prior: the prior blocks.
     :param Design design: the linear map from unknowns to predictors.
     :param jax.Array rows: rows of each block, shape ``(num_blocks, max_rows)``.
     :param jax.Array columns: columns of each block, shape ``(num_blocks, max_columns)``.
-    :return: ``"observation"``, ``"coefficient"`` or ``"sparse"``.
+    :param bool is_sequential: whether sites will be updated one by one, which needs a dense joint.
+    :return: ``"observation"``, ``"coefficient"``, ``"sparse"`` or ``"banded"``.
     """
+    if rows.shape[0] == 1 and not is_sequential and can_be_banded(prior, design) and is_worth_banding(design):
+        return "banded"
     is_proper = not any(isinstance(block, FlatPrior) for block in prior)
     if is_proper and rows.shape[1] <= columns.shape[1]:
         return "observation"
@@ -79,13 +86,20 @@ def linear_gaussian(
         if any(isinstance(block, FlatPrior) for block in prior):
             raise ValueError("Flat priors have no covariance: condition in the space of the coefficients instead.")
         return ObservationSpace.build(prior, design, rows, columns, is_signed)
+    if space == "banded":
+        if rows.shape[0] > 1 or not can_be_banded(prior, design):
+            raise ValueError(
+                "The banded space needs independent unknowns, sparse rows of known bandwidth and a single block."
+            )
+        assert isinstance(design, SparseRows)
+        return BandedSpace.build(prior, design)
     if space == "sparse":
         if not isinstance(design, SparseRows) or rows.shape[0] > 1:
             raise ValueError("The sparse space needs a design of sparse rows and a single block.")
         return CoefficientSpace.build(prior, design, rows, columns, is_sparse=True)
     if space == "coefficient":
         return CoefficientSpace.build(prior, design, rows, columns, is_sparse=False)
-    raise ValueError(f"Unknown space {space!r}: expected 'auto', 'observation', 'coefficient' or 'sparse'.")
+    raise ValueError(f"Unknown space {space!r}: expected 'auto', 'observation', 'coefficient', 'sparse' or 'banded'.")
 
 
 def kl_divergence(space: LinearGaussian, posterior: LinearGaussianPosterior, variance: Array) -> Array:

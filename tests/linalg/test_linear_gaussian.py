@@ -214,3 +214,81 @@ def test_single_precision():
         assert marginals.variance.dtype == jnp.float32
         np.testing.assert_allclose(marginals.variance, np.diag(expected), rtol=2e-4)
         np.testing.assert_allclose(marginals.mean, expected @ np.asarray(precision, float), rtol=2e-4)
+
+
+def banded_problem(is_flat):
+    """Rows over stretches of up to 41 of 150 unknowns, which takes four blocks of the band, the last one padded."""
+    rng = np.random.default_rng(11)
+    num_rows, num_columns = 240, 150
+    start = rng.integers(0, num_columns - 41, num_rows)
+    start[:2] = 0, num_columns - 41
+    columns = np.sort(start[:, None] + rng.integers(0, 41, (num_rows, 4)), axis=1)
+    columns[:2, 0], columns[:2, -1] = start[:2], start[:2] + 40
+    columns[5] = columns[5, 0]  # one column four times
+    columns[10:160, 0] = np.arange(150)  # every unknown is seen, so that flat ones have a posterior
+    columns[10:160, 1:] = np.clip(columns[10:160, 1:], np.arange(150)[:, None] - 40, np.arange(150)[:, None] + 40)
+    columns = np.where(np.ptp(columns, axis=1, keepdims=True) > 40, columns[:, :1], columns)
+    bandwidth = int(np.ptp(columns, axis=1).max())
+    design = SparseRows(jnp.asarray(columns), jnp.asarray(rng.normal(size=columns.shape)), num_columns, bandwidth)
+    variance = rng.gamma(2.0, size=num_columns)
+    variance[7] = 0.0
+    prior = (DiagonalPrior(jnp.asarray(variance[:100])), DiagonalPrior(jnp.asarray(variance[100:])))
+    if is_flat:
+        prior = (prior[0], FlatPrior(num_columns - 100))
+    return prior, design, rng.gamma(1.0, size=num_rows), rng.normal(size=num_rows)
+
+
+@pytest.mark.parametrize("is_flat", [False, True])
+def test_banded_space_agrees_with_the_dense_one(is_flat):
+    prior, design, precision, shift = banded_problem(is_flat)
+    local, far = random_sparse(np.random.default_rng(8), 6, 150, 2), jnp.asarray([[3, 4], [140, 150 - 1]])
+    near = SparseRows(far, jnp.asarray([[1.0, -2.0], [0.5, 1.0]]), 150, 9)
+
+    def run(space, precision, shift):
+        prepared = linear_gaussian(prior, design, *one_block(240, 150), space=space)
+        posterior = prepared.condition(precision, shift)
+        maps = [(posterior.map_covariance(m), posterior.map_variance(m)) for m in (local, near)]
+        inner = prepared.inner(posterior.coordinates, posterior.coordinates)
+        predictor = prepared.predictor(posterior.coordinates)
+        return posterior.marginals(), posterior.unknowns(), posterior.log_volume(), maps, inner, predictor
+
+    arrays = jnp.asarray(precision), jnp.asarray(shift)
+    banded, dense = (jax.jit(run, static_argnums=0)(space, *arrays) for space in ("banded", "coefficient"))
+    assert np.isfinite(sum(jnp.sum(leaf) for leaf in jax.tree.leaves(dense)))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-10), banded, dense)
+
+    gradients = [
+        jax.jit(jax.grad(lambda p, space=space: run(space, p, arrays[1])[0].log_partition))(arrays[0])
+        for space in ("banded", "coefficient")
+    ]
+    np.testing.assert_allclose(*gradients, rtol=1e-8, atol=1e-10)
+
+
+def test_banded_draws_and_refusals():
+    prior, design, precision, shift = banded_problem(is_flat=True)
+    space = linear_gaussian(prior, design, *one_block(240, 150), space="banded")
+    posterior = space.condition(jnp.asarray(precision), jnp.asarray(shift))
+    draws = posterior.sample(jax.random.key(0), 20_000)
+    assert draws.shape == (20_000, 150)
+    variance = posterior.map_variance(SparseRows(jnp.arange(150)[:, None], jnp.ones((150, 1)), 150, 0))
+    is_free = np.asarray(variance) > 0
+    score = (draws.mean(0) - posterior.unknowns())[is_free] / np.sqrt(variance[is_free] / 20_000)
+    assert np.abs(score).max() < 5
+    np.testing.assert_allclose(draws.var(0)[is_free], variance[is_free], rtol=6 * np.sqrt(2 / 20_000))
+    assert draws.var(0)[7] == 0.0
+
+    improper = linear_gaussian((FlatPrior(150),), design, *one_block(240, 150), space="banded")
+    assert np.isnan(improper.condition(jnp.zeros(240), jnp.zeros(240)).log_volume())
+    with pytest.raises(ValueError, match="sequential schedule has no banded form"):
+        space.sequential_row(0)
+    with pytest.raises(ValueError, match="banded space needs independent unknowns"):
+        linear_gaussian((CovariancePrior(jnp.eye(150)[None]),), design, *one_block(240, 150), space="banded")
+
+
+def test_images_are_conditioned_in_a_band():
+    rows = jnp.arange(900)[:, None] + jnp.array([0, 30])
+    design = SparseRows(rows, jnp.ones((900, 2)), 930, 30)
+    assert choose_space((FlatPrior(930),), design, *one_block(900, 930)) == "banded"
+    assert choose_space((FlatPrior(930),), design, *one_block(900, 930), is_sequential=True) == "sparse"
+    unknown_extent = SparseRows(rows, jnp.ones((900, 2)), 930)
+    assert choose_space((FlatPrior(930),), unknown_extent, *one_block(900, 930)) == "sparse"
