@@ -75,7 +75,8 @@ def _propagate(
     if name in ELEMENTWISE:
         return [_merge([_broadcast(p, shapes[0]) for p in patterns if p is not None])]
     if name in MOVEMENT:
-        return [_apply_per_slot(eqn, patterns, [None] * len(patterns))]
+        moved = None if patterns[0] is None else _move(eqn, patterns[0], shapes[0])
+        return [_apply_per_slot(eqn, patterns, [None] * len(patterns)) if moved is None else moved]
     if name in ("concatenate", "stack"):
         return [_join(eqn, patterns, program)]
     if name == "pad":
@@ -87,6 +88,8 @@ def _propagate(
     if name == "dot_general":
         return [_dot(eqn, patterns, shapes[0])]
     first = patterns[0]
+    if name == "conv_general_dilated" and first is not None and patterns[1] is None and _is_plain_convolution(eqn):
+        return [_convolve(eqn, first, program)]
     if first is not None and name == "split":
         return np.split(first, np.cumsum(eqn.params["sizes"])[:-1], axis=eqn.params["axis"])
     if first is not None and name in REDUCTIONS:
@@ -169,6 +172,27 @@ def _same_width(patterns: Sequence[np.ndarray]) -> list[np.ndarray]:
         missing = width - p.shape[-1]
         out.append(np.concatenate([p, np.full((*p.shape[:-1], missing), -1, p.dtype)], -1) if missing else p)
     return out
+
+
+def _move(eqn: Equation, pattern: np.ndarray, shape: tuple[int, ...]) -> np.ndarray | None:
+    """Move elements by NumPy, which compiles nothing, or None for what it does not know."""
+    name, params, slots = eqn.primitive.name, eqn.params, pattern.shape[-1]
+    if name in ("squeeze", "expand_dims") or (name == "reshape" and params.get("dimensions") is None):
+        return pattern.reshape(*shape, slots)
+    if name == "transpose":
+        return np.transpose(pattern, (*params["permutation"], pattern.ndim - 1))
+    if name == "broadcast_in_dim":
+        aligned = [1] * len(shape)
+        for axis, length in zip(params["broadcast_dimensions"], pattern.shape, strict=False):
+            aligned[axis] = length
+        return np.broadcast_to(pattern.reshape(*aligned, slots), (*shape, slots))
+    if name == "rev":
+        return np.flip(pattern, params["dimensions"])
+    if name == "slice":
+        strides = params["strides"] or (1,) * len(shape)
+        cuts = zip(params["start_indices"], params["limit_indices"], strides, strict=True)
+        return pattern[tuple(slice(*cut) for cut in cuts)]
+    return None
 
 
 def _apply_per_slot(eqn: Equation, patterns: Sequence[Any], others: Sequence[Any]) -> np.ndarray:
@@ -282,6 +306,29 @@ def _dot(eqn: Equation, patterns: Sequence[Any], shape: tuple[int, ...]) -> np.n
             moved = moved.reshape(*lead[:num_batch], *(1,) * num_other, *lead[num_batch:], moved.shape[-1])
         parts.append(_broadcast(moved, shape))
     return _merge(parts)
+
+
+def _is_plain_convolution(eqn: Equation) -> bool:
+    steps = (*eqn.params["window_strides"], *eqn.params["lhs_dilation"], *eqn.params["rhs_dilation"])
+    one_group = eqn.params["feature_group_count"] == eqn.params["batch_group_count"] == 1
+    return one_group and all(n == 1 for n in steps) and all(n >= 0 for both in eqn.params["padding"] for n in both)
+
+
+def _convolve(eqn: Equation, pattern: np.ndarray, program: Program) -> np.ndarray:
+    """Each element depends on all that its window covers, in all features."""
+    numbers = eqn.params["dimension_numbers"]
+    kernel = program.shape(eqn.inputs[1])
+    features, *window = (kernel[i] for i in (numbers.rhs_spec[0], *numbers.rhs_spec[2:]))
+    moved = np.transpose(pattern, (*numbers.lhs_spec, pattern.ndim - 1))
+    moved = np.pad(moved, [(0, 0), (0, 0), *eqn.params["padding"], (0, 0)], constant_values=-1)
+    _check(moved.size * float(np.prod(window)))
+    seen = np.lib.stride_tricks.sliding_window_view(moved, window, tuple(range(2, 2 + len(window))))
+    # batch, feature, places, slots, window -> batch, places, everything else
+    seen = np.moveaxis(seen, 1, -1)
+    lead = seen.shape[: 1 + len(window)]
+    found = deduplicate(seen.reshape(*lead, -1))
+    found = np.broadcast_to(found[:, None], (lead[0], features, *found.shape[1:]))
+    return np.transpose(found, (*np.argsort(numbers.out_spec), found.ndim - 1))
 
 
 def _through_call(eqn: Equation, patterns: Sequence[Any], concrete: ConcreteFn) -> list[Pattern]:

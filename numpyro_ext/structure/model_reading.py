@@ -210,6 +210,17 @@ class ModelReading:
         """Unknowns of a plausible size, made of standard normal numbers of shape ``(num_columns,)``."""
         raise NotImplementedError
 
+    def linearity_error(self, hyper: Mapping[str, Any], data: Sequence[Any]) -> Array:
+        """How far the operators of the form are from their adjoints, where it has operators."""
+        return jnp.zeros(())
+
+    def explain_linearity_error(self, error: float) -> None:
+        """Refuse operators that are too far from their adjoints.
+
+        :raises ModelStructureError: always.
+        """
+        raise NotImplementedError
+
     def explain_nan(self) -> None:
         """Say why the log density is not a number.
 

@@ -49,10 +49,10 @@ def _is_real(support: Any) -> bool:
 
 
 def location(fn: Any) -> Array:
-    """Mean of a Gaussian site, of the shape of its values (zero for a flat one)."""
+    """Location of a site of the field, of the shape of its values (zero for those that have none: flat ones, trees)."""
     base = unwrap(fn)
     shape = fn.batch_shape + fn.event_shape
-    if isinstance(base, dist.ImproperUniform | dist.GaussianRandomWalk):
+    if isinstance(base, dist.GaussianRandomWalk) or not hasattr(base, "loc"):
         return jnp.zeros(shape)
     return jnp.broadcast_to(base.loc, shape)
 

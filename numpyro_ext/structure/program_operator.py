@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -94,8 +95,12 @@ class AffineValues:
     def at(self, env: Mapping[int, Any]) -> OperatorMap:
         """The map at given values of all other inputs and constants."""
         known = tuple(jnp.asarray(v) for v in self.program.evaluate(self.known, env))
-        zero = jnp.zeros((self.num_columns,), jnp.result_type(float))
-        return OperatorMap(ProgramOperator(known, self), self.evaluate(zero, known))
+        return OperatorMap(ProgramOperator(known, self), _at_zero(self, known))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _at_zero(values: AffineValues, known: tuple[Array, ...]) -> Array:
+    return values.evaluate(jnp.zeros((values.num_columns,), jnp.result_type(float)), known)
 
 
 def _size(program: Program, atom: Atom) -> int:

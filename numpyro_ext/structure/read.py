@@ -116,12 +116,9 @@ def read_sparse_linear(
 
     Cost: a few abstract traces of the model; with ``check`` one compilation, reused for data of the same shapes.
     """
-    reading = _read(
+    return _read(
         SparseLinearReading, is_sparse, _NO_SPARSE_SITE, model, args, kwargs, field, hyper_values, rng_key, check
     )
-    if check:
-        reading.check_operator()
-    return reading
 
 
 _Reading = TypeVar("_Reading", LatentGaussianReading, SparseLinearReading)

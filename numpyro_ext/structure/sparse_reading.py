@@ -12,7 +12,6 @@ import numpy as np
 from jax import Array
 
 from ..linalg.custom_operator import adjoint_error
-from ..linalg.operators import LinearOperator
 from ..potentials.forest import Forest
 from ..potentials.tree_mixture import TreeParameters
 from .conflict import Conflict
@@ -26,8 +25,6 @@ from .sparse_priors import SparsePrior, join, join_forests, sparse_prior
 from .tracing import FactorTrace, SiteInfo
 
 __all__ = ["SparseLinearReading"]
-
-_adjoint_error = jax.jit(adjoint_error)
 
 
 class SparseLinearReading(ModelReading):
@@ -216,19 +213,15 @@ class SparseLinearReading(ModelReading):
         scale = jnp.broadcast_to(component.scale, (self.forest.num_groups,))
         return scale[self.forest.groups] * white
 
-    def check_operator(self) -> None:
-        """Test that the transposed program is the adjoint, on random vectors; compiles both.
+    def linearity_error(self, hyper: Mapping[str, Any], data: Sequence[Any]) -> Array:
+        return adjoint_error(self._mean.at(self._env(hyper, data)).operator)
 
-        :raises ModelStructureError: if it is not, as happens with derivative rules that are written by hand.
-        """
-        operator: LinearOperator = self._mean.at(self._env(self.initial_hyper(), None)).operator
-        error = float(_adjoint_error(operator))
-        if not error < float(jnp.finfo(jnp.result_type(float)).eps) ** 0.5:
-            raise ModelStructureError(
-                f"the mean of {list(self.factor_names)} is linear in {list(self.field)}, but its derivatives are not "
-                f"those of a linear map: <A x, y> and <x, A^T y> differ by {error:.2g} of their size. Check the "
-                "operators with numpyro_ext.linalg.adjoint_error, and covariates for NaN and infinity."
-            )
+    def explain_linearity_error(self, error: float) -> None:
+        raise ModelStructureError(
+            f"the mean of {list(self.factor_names)} is linear in {list(self.field)}, but its derivatives are not those "
+            f"of a linear map: <A x, y> and <x, A^T y> differ by {error:.2g} of their size at random x and y. Check "
+            "the operators with numpyro_ext.linalg.adjoint_error, and covariates for NaN and infinity."
+        )
 
     def explain_nan(self) -> None:
         hyper = self.initial_hyper()

@@ -292,7 +292,8 @@ def inspect_sites(
         after = f"after site '{central.name}'" if central.name else "before its first site"
         raise ModelStructureError(
             f"the model does not run on these arguments; {after} it fails with: {str(error).splitlines()[0]} Check the "
-            "shapes of the arguments, and the data and covariates for NaN, infinity and values outside their range."
+            "shapes of the arguments, and the data and covariates for NaN, infinity and values outside their range; "
+            "scales and variances must be positive."
         ) from error
     kinds = ("sample", "param", "deterministic", "plate")
     return {

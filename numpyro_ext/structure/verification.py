@@ -27,6 +27,11 @@ def log_densities(reading: ModelReading, rng_key: Array, spreads: tuple[float, .
 
     :param spreads: standard deviations of the innovations drawn, in units of their prior (of one, where flat).
     """
+    return _evaluate(reading, rng_key, spreads)[:, :2]
+
+
+def _evaluate(reading: ModelReading, rng_key: Array, spreads: tuple[float, ...]) -> np.ndarray:
+    """Both log densities and the error of the operators, one row per point."""
     compiled, reference_data = _compile(reading, rng_key)
     rows = []
     # NumPy draws without compiling anything.
@@ -34,7 +39,7 @@ def log_densities(reading: ModelReading, rng_key: Array, spreads: tuple[float, .
     for number, spread in enumerate(spreads):
         hyper = _perturb(reading, rng, 0.0 if number == 0 else 0.1)
         white = jnp.asarray(spread * rng.standard_normal(reading.num_columns), jnp.result_type(float))
-        rows.append(compiled(hyper, white, reading.data, reference_data)[:2])
+        rows.append(compiled(hyper, white, reading.data, reference_data))
     return np.asarray(rows)
 
 
@@ -44,9 +49,12 @@ def check_form(reading: ModelReading, rng_key: Array) -> None:
     :raises ModelStructureError: if they differ by more than rounding, or are not finite anywhere for a reason that can
         be named (a covariance that is not positive definite, covariates that are not finite).
     """
-    found = log_densities(reading, rng_key)
+    found = _evaluate(reading, rng_key, _SPREADS)
+    found, linearity_error = found[:, :2], float(found[0, 2])
     if np.isnan(found).any():
         reading.explain_nan()
+    if not linearity_error < np.sqrt(np.finfo(found.dtype).eps):
+        reading.explain_linearity_error(linearity_error)
     form, numpyro_value = found.T
     tolerance = 1e-7 if found.dtype == np.float64 else 2e-3
     both_finite = np.isfinite(form) & np.isfinite(numpyro_value)
@@ -96,7 +104,7 @@ def _compile(reading: ModelReading, rng_key: Array) -> tuple[Any, Any]:
         env = dict(zip(program.inputs, leaves, strict=True))
         env |= dict(zip(program.constants, reference_data, strict=True))
         (expected,) = program.evaluate([output], env)
-        return reading.log_joint(hyper, e, data), expected
+        return reading.log_joint(hyper, e, data), expected, reading.linearity_error(hyper, data)
 
     key = (reading.structure_key, program.fingerprint())
     return _COMPILED.get(key, lambda: jax.jit(both)), program.data
