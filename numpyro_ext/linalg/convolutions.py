@@ -18,8 +18,10 @@ __all__ = ["convolution"]
 
 # rules by their names in numpy.pad
 _PADDING = {"periodic": "wrap", "zero": "constant", "reflect": "symmetric", "replicate": "edge"}
-# below this many entries the sum over the kernel costs less than Fourier transforms
+# The sum over the kernel costs less than Fourier transforms below so many entries; and below so many products it is
+# cheap and shows to whoever reads a model that each row has few entries.
 _MAX_DIRECT_SIZE = 64
+_MAX_DIRECT_PRODUCTS = 2**22
 
 
 def convolution(shape: Sequence[int] | int, kernel: ArrayLike, boundary: str = "periodic") -> LinearOperator:
@@ -42,7 +44,7 @@ def convolution(shape: Sequence[int] | int, kernel: ArrayLike, boundary: str = "
     >>> print(blur @ jnp.array([4.0, 0.0, 0.0, 2.0]))
     [2. 0. 1. 1.]
 
-    Cost of a product: linear in the size of the image for kernels of up to 64 entries, Fourier transforms otherwise.
+    Cost of a product: the sum over a kernel of up to 64 entries (more for small images), else Fourier transforms.
     """
     sides = image_shape(shape)
     kernel = jnp.asarray(kernel, jnp.result_type(float, kernel))
@@ -53,8 +55,11 @@ def convolution(shape: Sequence[int] | int, kernel: ArrayLike, boundary: str = "
             f"convolution: a kernel of shape {kernel.shape} does not fit images of shape {sides}; it needs "
             "as many axes."
         )
-    if kernel.size <= _MAX_DIRECT_SIZE:
-        return _DirectConvolution(kernel, sides, boundary)
+    is_small = kernel.size <= _MAX_DIRECT_SIZE or kernel.size * np.prod(sides) <= _MAX_DIRECT_PRODUCTS
+    return _DirectConvolution(kernel, sides, boundary) if is_small else _by_fourier(kernel, sides, boundary)
+
+
+def _by_fourier(kernel: Array, sides: tuple[int, ...], boundary: str) -> LinearOperator:
     if boundary == "periodic":
         return _FourierConvolution(_transfer(_fold(kernel, sides), sides), sides, kernel.shape, boundary)
     padded = tuple(n + k - 1 for n, k in zip(sides, kernel.shape, strict=True))
