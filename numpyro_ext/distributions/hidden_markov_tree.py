@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -78,7 +78,7 @@ class HiddenMarkovTree(Distribution):
         low: Distribution,
         high: Distribution,
         root_probability: ArrayLike = 0.5,
-        transition: ArrayLike = (0.1, 0.8),
+        transition: ArrayLike | Sequence = (0.1, 0.8),
         *,
         validate_args: bool | None = None,
     ) -> None:
@@ -222,14 +222,14 @@ def _potential(name: str, component: Any) -> tuple[Potential, tuple[int, ...]]:
 
 
 def _location(component: Any) -> Array:
-    return component.location if isinstance(component, LaplacePotential) else component.observation
+    return jnp.asarray(component.location if isinstance(component, LaplacePotential) else component.observation)
 
 
 def _draw(key: Array, component: Any, groups: Array) -> Array:
     """One value per node."""
     location, scale = _location(component)[groups], component.scale[groups]
     if isinstance(component, StudentTPotential):
-        standard = random.t(key, component.df[groups], groups.shape, scale.dtype)
+        standard = random.t(key, jnp.asarray(component.df)[groups], groups.shape, scale.dtype)
     else:
         draw = random.laplace if isinstance(component, LaplacePotential) else random.normal
         standard = draw(key, groups.shape, scale.dtype)

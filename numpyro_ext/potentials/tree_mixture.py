@@ -223,7 +223,7 @@ def initial_parameters(
     high: type[Potential] = LaplacePotential,
     df: float = 3.0,
 ) -> TreeParameters:
-    """Where learning may start: scales a half and twice the root mean square of each group, states that persist.
+    """Where learning may start: scales a fifth and twice the root mean square of each group, states that persist.
 
     :param Forest forest: the forest.
     :param ArrayLike coefficients: coefficients of the raw data, of shape ``(num_nodes,)``.
@@ -245,7 +245,7 @@ def initial_parameters(
         return family(*arguments, *([jnp.full_like(ones[0], df)] if family is StudentTPotential else []))
 
     return TreeParameters(
-        component(low, 0.5), component(high, 2.0), 0.5 * ones, jnp.stack([0.1 * ones, 0.8 * ones], axis=-1)
+        component(low, 0.2), component(high, 2.0), 0.5 * ones, jnp.stack([0.1 * ones, 0.8 * ones], axis=-1)
     )
 
 

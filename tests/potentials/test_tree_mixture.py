@@ -182,7 +182,7 @@ def test_extreme_cavities_stay_finite(family):
 def test_initial_parameters_have_the_scale_of_the_data():
     forest = Forest.from_parents([-1] * 4, [0, 0, 1, 1])
     tree = initial_parameters(forest, jnp.array([3.0, -5.0, 0.1, 0.1]), 1.0, GaussianPotential, StudentTPotential)
-    np.testing.assert_allclose(tree.low.scale[0], 2.0)
+    np.testing.assert_allclose(tree.low.scale[0], 0.8)
     np.testing.assert_allclose(tree.high.scale[0], 8.0)
     assert 0.0 < tree.low.scale[1] < 0.1
     with pytest.raises(ValueError, match="not for TemperedPotential"):
