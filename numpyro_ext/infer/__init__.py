@@ -4,8 +4,10 @@ from .annealed_importance_sampling import annealed_importance_sampling
 from .cross_validation import CrossValidation, cross_validate
 from .engine import Engine
 from .ep import EP
+from .gaussian_rows import LatentGaussianRows, predictive_log_density
 from .inla import INLA
 from .laplace_approximation import LaplaceApproximation
+from .variational_em import variational_em
 from .variational_engine import VariationalGaussian
 
 __all__ = [
@@ -14,7 +16,10 @@ __all__ = [
     "CrossValidation",
     "Engine",
     "LaplaceApproximation",
+    "LatentGaussianRows",
     "VariationalGaussian",
     "annealed_importance_sampling",
     "cross_validate",
+    "predictive_log_density",
+    "variational_em",
 ]

@@ -25,12 +25,15 @@ __all__ = [
     "RowPosteriors",
     "expectation_step",
     "initial_posteriors",
+    "inverse_from_cholesky",
     "map_chunks",
     "predictive_log_density",
+    "prior_divergence",
 ]
 
 _SMALLEST_STEP = 1e-6
 _SLACK = 16.0
+_MATRICES = ("precision", "covariance")
 
 Tree = TypeVar("Tree")
 
@@ -77,6 +80,16 @@ class LatentGaussianRows(NamedTuple):
     def num_latents(self) -> int:
         return self.mean.shape[0]
 
+    def take(self, chosen: Array) -> LatentGaussianRows:
+        """Some of the rows, by their numbers, in the order of these."""
+
+        def of_rows(leaf: Any) -> Any:
+            return leaf[chosen] if jnp.ndim(leaf) >= 2 and leaf.shape[0] == self.num_rows else leaf
+
+        potentials = jax.tree.map(of_rows, self.potentials)
+        observed = tuple(mask[chosen] for mask in self.observed)
+        return self._replace(potentials=potentials, observed=observed, weights=self.weights[chosen])
+
     def families(self) -> list[Family]:
         """The families of columns with their parts of loadings and intercept."""
         families, start = [], 0
@@ -117,14 +130,15 @@ class Family(NamedTuple):
         return outer.reshape(columns * width**2, size**2)
 
     def moments(self, mean: Array, covariance: Array) -> tuple[Array, Array]:
-        """Means ``(n, C, K)`` and covariances ``(n, C, K, K)`` of the predictors."""
+        """Means ``(n, C, K)`` and covariances ``(n, C, K, K)`` of the predictors; one covariance may serve all rows."""
         columns, width, size = self.loadings.shape
-        means = mean @ self.loadings.reshape(-1, size).T
         covariances = covariance.reshape(-1, size**2) @ self.products().T
-        return (
-            means.reshape(-1, columns, width) + self.intercept,
-            covariances.reshape(-1, columns, width, width),
-        )
+        return self.means(mean), covariances.reshape(-1, columns, width, width)
+
+    def means(self, mean: Array) -> Array:
+        """Means of the predictors only."""
+        columns, width, size = self.loadings.shape
+        return (mean @ self.loadings.reshape(-1, size).T).reshape(-1, columns, width) + self.intercept
 
     def expect(self, mean: Array, covariance: Array) -> FamilySlopes:
         """The expected log factors under Gaussians ``(n, L)``, ``(n, L, L)``."""
@@ -156,13 +170,25 @@ class RowPosteriors(NamedTuple):
     mean: Array
     """Shape ``(N, L)``."""
     precision: Array
-    """Shape ``(N, L, L)``."""
+    """Shape ``(N, L, L)``, or ``(U, L, L)`` with a :attr:`pattern`."""
     covariance: Array
-    """Shape ``(N, L, L)``."""
+    """As the precision."""
     bound: Array
     """Lower bounds of the log densities of the rows, not weighted, shape ``(N,)``. Minus infinity: not computed."""
     start_bound: Array
     """The bound before the first step: with the parameters of now and the Gaussians of before."""
+    pattern: Array | None = None
+    """Which of ``U`` covariances a row has, shape ``(N,)``; none: each its own."""
+
+    def covariances(self) -> Array:
+        """For every row, shape ``(N, L, L)``; or ``(1, L, L)`` where all have the same."""
+        return self.covariance if self.pattern is None or len(self.covariance) == 1 else self.covariance[self.pattern]
+
+    def sum_over_sharing(self, values: Array) -> Array:
+        """Sums of ``values`` ``(N, ...)`` over the rows that share a covariance: one for each of the covariances."""
+        if self.pattern is None:
+            return values
+        return jax.ops.segment_sum(values, self.pattern, num_segments=len(self.covariance))
 
 
 class _Trial(NamedTuple):
@@ -181,10 +207,10 @@ def initial_posteriors(rows: LatentGaussianRows) -> RowPosteriors:
         for part, mask, k in zip(products, rows.observed, width, strict=True)
     )
     size = rows.num_latents
-    precision = _inverse(cholesky(rows.covariance)) + jnp.reshape(total, (rows.num_rows, size, size))
+    precision = inverse_from_cholesky(cholesky(rows.covariance)) + jnp.reshape(total, (rows.num_rows, size, size))
     nothing = jnp.full((rows.num_rows,), -jnp.inf, rows.mean.dtype)
     mean = jnp.broadcast_to(rows.mean, (rows.num_rows, size))
-    return RowPosteriors(mean, precision, _inverse(cholesky(precision)), nothing, nothing)
+    return RowPosteriors(mean, precision, inverse_from_cholesky(cholesky(precision)), nothing, nothing)
 
 
 @partial(jax.jit, static_argnames=("num_steps", "chunk_size"))
@@ -232,11 +258,15 @@ def predictive_log_density(rows: LatentGaussianRows, posteriors: RowPosteriors) 
     """
     values = []
     for family in rows.families():
-        means, covariances = family.moments(posteriors.mean, posteriors.covariance)
+        means, covariances = family.moments(posteriors.mean, posteriors.covariances())
         if isinstance(family.potential, VectorPotential):
             values.append(family.potential.log_normaliser(means, covariances))
         else:
-            values.append(family.potential.log_normaliser(means[..., 0], covariances[..., 0, 0]))
+            # Modes have no variance.
+            variances = jnp.broadcast_to(covariances[..., 0, 0], means.shape[:-1])
+            is_spread = variances > 0.0
+            spread = family.potential.log_normaliser(means[..., 0], jnp.where(is_spread, variances, 1.0))
+            values.append(jnp.where(is_spread, spread, family.potential.log_density(means[..., 0])))
     return tuple(values)
 
 
@@ -265,14 +295,19 @@ def map_chunks(
 
     own = [cut(leaf, mode="edge") for leaf, mine in zip(leaves, is_own, strict=True) if mine]
     observed, weights = jax.tree.map(cut, (rows.observed, rows.weights))
-    chunks = own, observed, weights, jax.tree.map(partial(cut, mode="edge"), posteriors)
+    is_shared = posteriors.pattern is not None
+    parts_of_rows = [None if is_shared and name in _MATRICES else part for name, part in posteriors._asdict().items()]
+    chunks = own, observed, weights, jax.tree.map(partial(cut, mode="edge"), parts_of_rows)
 
     def apply(chunk: tuple[Any, ...]) -> Tree:
-        own, observed, weights, posteriors = chunk
+        own, observed, weights, of_rows = chunk
+        part = RowPosteriors(*of_rows)
+        if is_shared:
+            part = part._replace(precision=posteriors.precision, covariance=posteriors.covariance)
         parts = iter(own)
         merged = [next(parts) if mine else leaf for leaf, mine in zip(leaves, is_own, strict=True)]
         potentials = jax.tree.unflatten(structure, merged)
-        return function(rows._replace(potentials=potentials, observed=observed, weights=weights), posteriors)
+        return function(rows._replace(potentials=potentials, observed=observed, weights=weights), part)
 
     results = lax.map(apply, chunks)
     if is_sum:
@@ -284,12 +319,12 @@ def _solve(rows: LatentGaussianRows, start: RowPosteriors, num_steps: int, tol: 
     eps = jnp.finfo(rows.mean.dtype).eps
     families = rows.families()
     prior_factor = cholesky(rows.covariance)
-    prior_precision = _inverse(prior_factor)
+    prior_precision = inverse_from_cholesky(prior_factor)
 
     def evaluate(mean: Array, precision: Array) -> _Trial:
         factor = cholesky(precision)
-        covariance = _inverse(factor)
-        divergence = _divergence(rows.mean, prior_factor, mean, covariance, factor)
+        covariance = inverse_from_cholesky(factor)
+        divergence = prior_divergence(rows.mean, prior_factor, mean, covariance, factor)
         # At W (m - mean) = predictor - intercept the offset of the sites drops out.
         shift = jnp.broadcast_to(prior_precision @ rows.mean, mean.shape)
         target, bound = jnp.broadcast_to(prior_precision, precision.shape), -divergence
@@ -304,7 +339,8 @@ def _solve(rows: LatentGaussianRows, start: RowPosteriors, num_steps: int, tol: 
             shift = shift + jnp.einsum("nlm,nm->nl", sites, mean)
         return _Trial(covariance, bound, target, shift)
 
-    first = evaluate(start.mean, start.precision)
+    own = start.precision if start.pattern is None else start.precision[start.pattern]
+    first = evaluate(start.mean, own)
 
     def proceed(state: tuple[Any, ...]) -> Array:
         *_, is_done, count = state
@@ -333,7 +369,7 @@ def _solve(rows: LatentGaussianRows, start: RowPosteriors, num_steps: int, tol: 
         return *taken, jnp.where(accepted, jnp.minimum(1.0, 2.0 * size), 0.5 * size), is_done, count + 1
 
     ones = jnp.ones_like(first.bound)
-    state = (start.mean, start.precision, first, ones, jnp.zeros_like(first.bound, bool), 0)
+    state = (start.mean, own, first, ones, jnp.zeros_like(first.bound, bool), 0)
     mean, precision, last, *_ = lax.while_loop(proceed, advance, state)
     return RowPosteriors(mean, precision, last.covariance, last.bound, first.bound)
 
@@ -342,14 +378,14 @@ def _pairs(rows: LatentGaussianRows) -> list[tuple[Family, Array]]:
     return list(zip(rows.families(), rows.observed, strict=True))
 
 
-def _inverse(factor: Array) -> Array:
+def inverse_from_cholesky(factor: Array) -> Array:
     """``(L L^T)^-1``, which is symmetric by construction."""
     identity = jnp.broadcast_to(jnp.eye(factor.shape[-1], dtype=factor.dtype), factor.shape)
     root = solve_lower(factor, identity)
     return root.swapaxes(-1, -2) @ root
 
 
-def _divergence(prior_mean: Array, prior_factor: Array, mean: Array, covariance: Array, factor: Array) -> Array:
+def prior_divergence(prior_mean: Array, prior_factor: Array, mean: Array, covariance: Array, factor: Array) -> Array:
     """Kullback-Leibler divergences of the prior from Gaussians with Cholesky factors of their precisions."""
     size = prior_factor.shape[-1]
     root = solve_lower(prior_factor, jnp.eye(size, dtype=prior_factor.dtype))

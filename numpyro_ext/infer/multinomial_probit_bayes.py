@@ -104,7 +104,7 @@ def multinomial_probit_bayes(
     start = jnp.zeros((size, num_categories), covariance.dtype)
     trace = jnp.full((num_steps,), jnp.nan, covariance.dtype)
     infinity = jnp.asarray(jnp.inf, covariance.dtype)
-    mean, trace, change, count = lax.while_loop(proceed, advance, (start, trace, infinity, 0))
+    mean, trace, change, count = lax.while_loop(proceed, advance, (start, trace, infinity, jnp.asarray(0)))
     auxiliary = mean + potential.derivatives(mean)[1]
     return MultinomialProbitFit(auxiliary, mean, spread, trace[count - 1], trace, count, change <= tol)
 

@@ -1,27 +1,31 @@
 """Variational EM for rows: against exact Gaussian formulas, the engine on model functions, and optimality by slopes."""
 
+import importlib
 from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from scipy import stats
+from scipy import optimize, stats
 from sklearn.decomposition import FactorAnalysis
 
-from numpyro_ext.infer import VariationalGaussian
+from numpyro_ext.infer import VariationalGaussian, variational_em
 from numpyro_ext.infer.gaussian_rows import (
     LatentGaussianRows,
     expectation_step,
     initial_posteriors,
     predictive_log_density,
 )
-from numpyro_ext.infer.variational_em import maximisation_step, variational_em
+from numpyro_ext.infer.row_maximisation import maximisation_step
+from numpyro_ext.infer.row_modes import initial_modes, mode_step
+from numpyro_ext.infer.shared_covariance_rows import shared_expectation_step, shared_posteriors
 from numpyro_ext.models import factor_analysis
 from numpyro_ext.potentials import (
     BohningBound,
     BoundedPotential,
     GaussianPotential,
+    JaakkolaBound,
     LogitPotential,
     PoissonExpPotential,
     SoftmaxPotential,
@@ -254,3 +258,174 @@ def test_what_to_learn_is_checked():
         variational_em(rows._replace(potentials=(own,)), learn=("noise",))
     with pytest.raises(ValueError, match="'covariance' must be among"):
         variational_em(rows, learn=("loadings",), sparsity=0.1)
+
+
+# --- one covariance for rows with the same observed cells
+
+
+def constant_rows():
+    """Two real, two binary and one categorical column with constant curvatures, and three patterns of missing cells."""
+    rng, eta = simulated()
+    real = GaussianPotential(jnp.asarray(eta[:, :2]), jnp.array([0.5, 0.8]))
+    binary = BoundedPotential(LogitPotential(jnp.asarray(rng.random((NUM_ROWS, 2)) < 0.4)), BohningBound())
+    label = SoftmaxPotential(jnp.asarray(rng.integers(3, size=(NUM_ROWS, 1))), 3, pinned=0, bound="bohning")
+    seen = np.ones((NUM_ROWS, 5), bool)
+    seen[::3, 1:3] = False
+    seen[1::3, 4] = False
+    weights = 0.5 + rng.random(NUM_ROWS)
+    return make_rows([real, binary, label], [seen[:, :2], seen[:, 2:4], seen[:, 4:]], weights=weights)
+
+
+def test_rows_with_the_same_observed_cells_share_a_covariance():
+    rows = constant_rows()
+    start = shared_posteriors(rows)
+    assert start.covariance.shape == (3, 2, 2)
+    own = expectation_step(rows, initial_posteriors(rows), num_steps=200, tol=1e-15)
+    for chunk_size in (4096, 16):
+        shared = shared_expectation_step(rows, start, num_steps=200, tol=1e-15, chunk_size=chunk_size)
+        np.testing.assert_allclose(shared.bound, own.bound, rtol=1e-12)
+        np.testing.assert_allclose(shared.mean, own.mean, atol=1e-6)
+        np.testing.assert_allclose(shared.covariances(), own.covariance, rtol=1e-10)
+        assert np.all(shared.start_bound <= shared.bound + 1e-12)
+    for one, other in zip(predictive_log_density(rows, shared), predictive_log_density(rows, own), strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-6)
+    # The same sums over rows, so the same parameters.
+    learn = ("mean", "covariance", "loadings", "intercept", "noise")
+    new = maximisation_step(rows, shared._replace(mean=own.mean), learn=learn)
+    expected = maximisation_step(rows, own, learn=learn)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-8, atol=1e-10), new, expected)
+
+
+def test_em_with_shared_covariances_rises_and_ends_where_the_general_one_does(monkeypatch):
+    rows, options = constant_rows(), {"learn": ALL, "num_steps": 20, "tol": -1.0, "expectation_tol": 1e-14}
+    shared = variational_em(rows, **options)
+    assert_rises(shared.objective_trace)
+    assert shared.posteriors.covariance.shape == (3, 2, 2)
+    module = importlib.import_module("numpyro_ext.infer.variational_em")
+    monkeypatch.setattr(module, "shared_posteriors", lambda rows: None)
+    general = variational_em(rows, **options)
+    assert general.posteriors.covariance.shape == (NUM_ROWS, 2, 2)
+    np.testing.assert_allclose(shared.objective_trace[1:], general.objective_trace[1:], rtol=1e-7)
+
+
+def test_covariances_are_not_shared_where_they_differ():
+    assert shared_posteriors(mixed_rows()) is None
+    rows = constant_rows()
+    seen = jnp.asarray(np.random.default_rng(2).random((NUM_ROWS, 2)) > 0.5)
+    many = rows._replace(observed=(seen, *rows.observed[1:]))
+    assert len(shared_posteriors(many).covariance) == len(np.unique(np.concatenate(many.observed, axis=1), axis=0))
+    own_noise = GaussianPotential(rows.potentials[0].observation, 1.0 + jnp.arange(2.0 * NUM_ROWS).reshape(-1, 2))
+    assert shared_posteriors(rows._replace(potentials=(own_noise, *rows.potentials[1:]))) is None
+
+
+# --- modes, and a prior on the loadings
+
+
+def test_modes_maximise_the_joint_density():
+    rows = mixed_rows()
+    found = mode_step(rows, initial_modes(rows), num_steps=100, tol=1e-15)
+    real, counts, labels = rows.potentials
+
+    @jax.jit
+    def loss(flat):
+        z = flat.reshape(NUM_ROWS, 2)
+        eta = z @ rows.loadings.T + rows.intercept
+        parts = real.log_density(eta[:, :2]), counts.log_density(eta[:, 2:4]), labels.log_density(eta[:, None, 4:])
+        total = sum(jnp.sum(jnp.where(mask, part, 0.0)) for mask, part in zip(rows.observed, parts, strict=True))
+        return 0.5 * jnp.sum(z**2) + NUM_ROWS * jnp.log(2 * jnp.pi) - total
+
+    best = optimize.minimize(jax.value_and_grad(loss), np.zeros(2 * NUM_ROWS), jac=True, method="BFGS")
+    np.testing.assert_allclose(found.bound.sum(), -best.fun, rtol=1e-9)
+    np.testing.assert_allclose(found.mean.ravel(), best.x, atol=1e-4)
+    eta = found.mean @ rows.loadings.T + rows.intercept
+    values = predictive_log_density(rows, found)
+    np.testing.assert_allclose(values[1], counts.log_density(eta[:, 2:4]), rtol=1e-12)
+    np.testing.assert_allclose(values[2], labels.log_density(eta[:, None, 4:]), atol=1e-6)
+    parts = mode_step(rows, initial_modes(rows), num_steps=100, tol=1e-15, chunk_size=16)
+    np.testing.assert_allclose(parts.bound, found.bound, rtol=1e-12)
+
+
+def test_the_baseline_of_modes_climbs_to_a_stationary_point_of_the_penalised_joint_density():
+    rng, eta = simulated()
+    table = jnp.asarray(rng.random(eta.shape) < 1.0 / (1.0 + np.exp(-eta)))
+    rows = make_rows([LogitPotential(table)], [np.ones(eta.shape, bool)])
+    found = variational_em(
+        rows, learn=("loadings", "intercept"), method="map", loading_scale=2.0, num_steps=2000, tol=1e-12
+    )
+    assert_rises(found.objective_trace)
+    assert not np.any(found.posteriors.covariance)
+
+    def joint(z, loadings, intercept):
+        value = jnp.sum(LogitPotential(table).log_density(z @ loadings.T + intercept))
+        return value - 0.5 * jnp.sum(z**2) - NUM_ROWS * jnp.log(2 * jnp.pi) - 0.5 * jnp.sum(loadings**2) / 4.0
+
+    at = (found.posteriors.mean, found.rows.loadings, found.rows.intercept)
+    np.testing.assert_allclose(joint(*at), found.objective_trace[-1], rtol=1e-12)
+    assert max(float(jnp.max(jnp.abs(slope))) for slope in jax.grad(joint, argnums=(0, 1, 2))(*at)) < 1e-3
+
+
+def test_a_prior_on_the_loadings_of_real_columns():
+    table, rows = real_rows()
+    found = variational_em(rows, learn=ALL, loading_scale=0.5, num_steps=3000, tol=1e-11)
+    assert_rises(found.objective_trace)
+
+    def objective(loadings, intercept, scale):
+        covariance = loadings @ loadings.T + jnp.diag(scale**2)
+        density = jax.scipy.stats.multivariate_normal.logpdf(jnp.asarray(table), intercept, covariance)
+        return jnp.sum(density) - 0.5 * jnp.sum(loadings**2) / 0.25
+
+    at = (found.rows.loadings, found.rows.intercept, found.rows.potentials[0].scale)
+    np.testing.assert_allclose(objective(*at), found.objective_trace[-1], rtol=1e-10)
+    assert max(float(jnp.max(jnp.abs(slope))) for slope in jax.grad(objective, argnums=(0, 1, 2))(*at)) < 1e-3
+
+
+# --- minibatches
+
+
+@pytest.mark.parametrize("kind", ["real", pytest.param("binary", marks=pytest.mark.slow)])
+def test_batches_come_near_the_optimum_of_all_rows(kind):
+    rng = np.random.default_rng(5)
+    loadings = rng.normal(size=(5, 2))
+    eta = rng.normal(size=(600, 2)) @ loadings.T + 0.3
+    seen = rng.random(eta.shape) > 0.1
+    learn = ("loadings", "intercept")
+    if kind == "real":
+        potential = GaussianPotential(jnp.asarray(eta + 0.5 * rng.normal(size=eta.shape)), jnp.ones(5))
+        learn = ALL
+    else:
+        table = rng.random(eta.shape) < 1.0 / (1.0 + np.exp(-eta))
+        potential = BoundedPotential(LogitPotential(jnp.asarray(table)), JaakkolaBound())
+    rows = make_rows([potential], [seen])
+    whole = variational_em(rows, learn=learn, num_steps=150, progress_bar=False)
+    options = {"learn": learn, "num_steps": 8, "batch_size": 60, "rng_key": jax.random.key(0), "progress_bar": False}
+    batched = variational_em(rows, **options)
+    start = float(expectation_step(rows, initial_posteriors(rows), num_steps=50).bound.sum())
+    end = batched.objective_trace.item()
+    assert 0.95 * (whole.objective_trace[-1] - start) < end - start < whole.objective_trace[-1] - start + 1.0
+    assert not batched.converged and batched.posteriors.mean.shape == (600, 2)
+    np.testing.assert_array_equal(variational_em(rows, **options).rows.loadings, batched.rows.loadings)
+
+
+def test_one_batch_of_all_rows_is_the_whole():
+    _, rows = real_rows()
+    options = {"learn": (*ALL, "mean", "covariance"), "num_steps": 1, "loading_scale": 1.0, "tol": -1.0}
+    one = variational_em(rows, batch_size=NUM_ROWS, rng_key=jax.random.key(0), **options)
+    whole = variational_em(rows, **options)
+    for name in ("mean", "covariance", "loadings", "intercept"):
+        np.testing.assert_allclose(getattr(one.rows, name), getattr(whole.rows, name), rtol=1e-9, atol=1e-12)
+
+
+def test_options_that_do_not_go_together_are_refused():
+    _, rows = real_rows()
+    with pytest.raises(ValueError, match="method must be"):
+        variational_em(rows, learn=ALL, method="mcmc")
+    with pytest.raises(ValueError, match="needs a loading_scale"):
+        variational_em(rows, learn=ALL, method="map")
+    with pytest.raises(ValueError, match="cannot learn the covariance"):
+        variational_em(rows, learn=("covariance",), method="map")
+    with pytest.raises(ValueError, match="loading_scale must be positive"):
+        variational_em(rows, learn=ALL, loading_scale=0.0)
+    with pytest.raises(ValueError, match="batch_size must be between 1 and"):
+        variational_em(rows, learn=ALL, batch_size=NUM_ROWS + 1, rng_key=jax.random.key(0))
+    with pytest.raises(ValueError, match="needs an rng_key"):
+        variational_em(rows, learn=ALL, batch_size=10)
