@@ -7,6 +7,7 @@ from .ep import EP
 from .gaussian_rows import LatentGaussianRows, predictive_log_density
 from .inla import INLA
 from .laplace_approximation import LaplaceApproximation
+from .structured_mean_field_engine import StructuredMeanField
 from .variational_em import variational_em
 from .variational_engine import VariationalGaussian
 
@@ -17,6 +18,7 @@ __all__ = [
     "Engine",
     "LaplaceApproximation",
     "LatentGaussianRows",
+    "StructuredMeanField",
     "VariationalGaussian",
     "annealed_importance_sampling",
     "cross_validate",

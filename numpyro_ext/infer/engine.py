@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
-import os
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
-from typing import Any, ClassVar, NamedTuple, Self, TypedDict
+from typing import Any, ClassVar, NamedTuple, TypedDict
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
@@ -17,17 +14,14 @@ from numpyro.infer import psis_diagnostic
 from numpyro.infer.autoguide import AutoMultivariateNormal
 
 from ..structure import read_latent_gaussian
-from .arviz_adapter import ArviZInterface
+from .base_engine import BaseEngine, check_at_least, check_positive
 from .draws import draw_inside_support
 from .fitting import EngineState, Fit, RunOptions, fit, judge
 from .guide import field_importance_pair, fitted_guide
-from .persistence import read_archive, write_archive
 from .prediction import by_site, check_same_unknowns
 from .programs import Algorithm, Programs, compiled_programs
-from .results import Diagnostics, HyperEstimate, LogEvidence
 from .saved_run import fit_from_content, fit_to_content
 from .site_posterior import PosteriorSites, SitePosterior
-from .summary import format_summary
 from .unconstrained import UnconstrainedSpace
 
 __all__ = ["Engine", "EngineOptions"]
@@ -63,8 +57,8 @@ class EngineOptions(TypedDict, total=False):
     progress_bar: bool
 
 
-class Engine(ArviZInterface):
-    """Base class of the engines. A subclass says which algorithm it runs, in :meth:`_algorithm`.
+class Engine(BaseEngine):
+    """Base class of the engines on latent Gaussian models: a subclass names its algorithm, in :meth:`_algorithm`.
 
     :param model: a NumPyro model whose field is Gaussian given its hyperparameters.
     :param int num_steps: steps of one fit of the field at most.
@@ -81,7 +75,6 @@ class Engine(ArviZInterface):
     :param bool progress_bar: whether runs longer than a second show a bar.
     """
 
-    is_lower_bound: ClassVar[bool] = False
     integrates_hyper: ClassVar[bool] = False
     """Whether hyperparameters are integrated over; otherwise they are set to their optimum."""
 
@@ -100,32 +93,22 @@ class Engine(ArviZInterface):
         num_samples: int = 1000,
         progress_bar: bool = True,
     ) -> None:
-        if not callable(model):
-            raise TypeError(f"model must be a callable with NumPyro primitives, got {type(model).__name__}.")
-        for name, value, least in (
-            ("num_steps", num_steps, 1),
-            ("num_restarts", num_restarts, 0),
-            ("max_hyper_steps", max_hyper_steps, 1),
-            ("num_samples", num_samples, 1),
-        ):
-            if not isinstance(value, int) or value < least:
-                raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}.")
-        for name, tolerance in (("tol", tol), ("hyper_tol", hyper_tol)):
-            if tolerance is not None and not tolerance > 0.0:
-                raise ValueError(f"{name} must be positive, got {tolerance!r}.")
-        self.model = model
+        super().__init__(
+            model,
+            field=field,
+            hyper_values=hyper_values,
+            init_values=init_values,
+            num_samples=num_samples,
+            progress_bar=progress_bar,
+        )
+        check_at_least(1, num_steps=num_steps, max_hyper_steps=max_hyper_steps)
+        check_at_least(0, num_restarts=num_restarts)
+        check_positive(tol=tol, hyper_tol=hyper_tol)
         self.num_steps = num_steps
         self.tol = tol
-        self.field = None if field is None else tuple(field)
-        self.hyper_values = dict(hyper_values or {})
-        self.init_values = dict(init_values or {})
         self.num_restarts = num_restarts
         self.hyper_tol = hyper_tol
         self.max_hyper_steps = max_hyper_steps
-        self.num_samples = num_samples
-        self.progress_bar = progress_bar
-        self._run: _Run | None = None
-        self._last_state: EngineState | None = None
 
     @abstractmethod
     def _algorithm(self) -> Algorithm:
@@ -199,57 +182,7 @@ class Engine(ArviZInterface):
         )
         return reading, space, programs
 
-    def _forget(self) -> None:
-        self._run = None
-        for name in ("_moments", "_draws", "posterior", "hyper", "_guide_and_params"):
-            self.__dict__.pop(name, None)
-
-    def _finished(self) -> _Run:
-        if self._run is None:
-            raise self._not_run()
-        return self._run
-
-    def _not_run(self) -> RuntimeError:
-        return RuntimeError(f"run(...) should be called first to obtain results from {type(self).__name__}.")
-
     # Results
-
-    @property
-    def last_state(self) -> EngineState:
-        """The state at the end of the last run, to be given to :meth:`run` as ``init_state``."""
-        if self._last_state is None:
-            raise self._not_run()
-        return self._last_state
-
-    @property
-    def log_evidence(self) -> LogEvidence:
-        """Log evidence at the reported hyperparameters: a float with the attribute ``is_lower_bound``."""
-        return LogEvidence(self._finished().fit.log_evidence, self.is_lower_bound)
-
-    @property
-    def diagnostics(self) -> Diagnostics:
-        """Convergence, number of steps, objective trace, refused factors and messages of the last run."""
-        return self._finished().fit.diagnostics
-
-    @cached_property
-    def hyper(self) -> dict[str, HyperEstimate]:
-        """For each hyperparameter its value and standard error, constrained and unconstrained.
-
-        The errors come from the Hessian of log evidence plus log prior at the optimum, by central differences of its
-        gradient in the unconstrained space; those of the constrained values follow by the delta method.
-        """
-        run = self._finished()
-        space, covariance = run.space, run.fit.covariance if run.fit.has_curvature else None
-        vector = run.fit.last_state.values
-        errors = {} if covariance is None else space.standard_errors(vector, covariance)
-        unconstrained = space.unpack_unconstrained(vector)
-        out = {}
-        for name, value in run.fit.hyper.items():
-            is_fixed = name in space.fixed
-            free = space.sites[name].transform.inv(value) if is_fixed else unconstrained[name]
-            constrained_error, error = errors.get(name, (None, None))
-            out[name] = HyperEstimate(value, constrained_error, free, error, is_fixed)
-        return out
 
     @cached_property
     def _moments(self) -> dict[str, tuple[Array, Array]]:
@@ -292,47 +225,6 @@ class Engine(ArviZInterface):
         for name, value in run.fit.hyper.items():
             sites.setdefault(name, jnp.broadcast_to(value, (self.num_samples, *jnp.shape(value))))
         return {name: value for name, value in sites.items() if name not in run.reading.factor_names}, log_density
-
-    @cached_property
-    def _draws(self) -> tuple[dict[str, Array], Array]:
-        return self._draw(self._finished().rng_key)
-
-    def get_samples(self, group_by_chain: bool = False, seed: int | None = None) -> dict[str, Array]:
-        """Independent draws from the posterior, every latent and deterministic site by name.
-
-        Hyperparameters and ``param`` sites are at their optimum in every draw, so that ``Predictive(model, draws)`` and
-        ``log_likelihood(model, draws, ...)`` see the model that was fitted. Draws at which the model has density zero
-        are drawn again.
-
-        :param bool group_by_chain: whether to put a chain dimension of size one in front.
-        :param int seed: draw anew from this seed (as ArviZ may ask); the default are the draws that belong to the run.
-        :return: arrays of shape ``(num_samples, ...)``, or ``(1, num_samples, ...)``.
-        """
-        sites, _ = self._draws if seed is None else self._draw(jax.random.key(seed))
-        return {name: value[None] if group_by_chain else value for name, value in sites.items()}
-
-    def get_extra_fields(self, group_by_chain: bool = False) -> dict[str, Array]:
-        """What else is known of each draw: ``potential_energy``, minus the log density of draw and data.
-
-        :param bool group_by_chain: whether to put a chain dimension of size one in front.
-        """
-        energy = -self._draws[1]
-        return {"potential_energy": energy[None] if group_by_chain else energy}
-
-    def print_summary(self, prob: float = 0.9, exclude_deterministic: bool = True) -> None:
-        """Print exact marginals of the field, the hyperparameters, the log evidence and how the run ended.
-
-        :param float prob: the probability mass of the central interval.
-        :param bool exclude_deterministic: whether to leave out deterministic sites.
-        """
-        run = self._finished()
-        names = run.reading.field if exclude_deterministic else run.reading.affine_sites
-        sites = {name: self.posterior[name] for name in names}
-        print(format_summary(sites, self.hyper, self.log_evidence, self.diagnostics, prob))
-
-    def describe(self) -> str:
-        """How the model was read: the field, the hyperparameters, what each factor was recognised as, the design."""
-        return self._finished().reading.describe()
 
     # Prediction
 
@@ -413,55 +305,12 @@ class Engine(ArviZInterface):
         model, guide = field_importance_pair(form.log_density, mean, scale_tril)
         return psis_diagnostic(rng_key, {}, model, guide, num_particles=num_particles)
 
-    @property
-    def _args(self) -> tuple:
-        return self._finished().reading.args
-
-    @property
-    def _kwargs(self) -> dict[str, Any]:
-        return self._finished().reading.kwargs
-
     # Persistence
 
-    def save(self, path: str | os.PathLike) -> None:
-        """Write the run to a file from which :meth:`load` makes an engine with the same results.
-
-        :param path: of the file.
-        :raises TypeError: if an argument of the model is something other than arrays, numbers, strings and containers.
-        """
+    def _content(self) -> dict[str, Any]:
         run = self._finished()
-        content = {
-            "engine": type(self).__name__,
-            "options": {name: getattr(self, name) for name in self._option_names()},
-            "args": run.reading.args,
-            "kwargs": dict(run.reading.kwargs),
-            "rng_key": run.rng_key,
-            "fit": fit_to_content(run.fit, run.reading),
-        }
-        write_archive(path, content)
+        return fit_to_content(run.fit, run.reading)
 
-    @classmethod
-    def load(cls, path: str | os.PathLike, model: Callable[..., Any]) -> Self:
-        """An engine with the options and results of a saved run, without running again.
-
-        :param path: of a file written by :meth:`save`.
-        :param model: the model, which is not in the file.
-        :return: the engine.
-        :raises ValueError: if the file is of another engine, or the model is not the one of the run.
-        """
-        content = read_archive(path)
-        if content["engine"] != cls.__name__:
-            raise ValueError(f"{os.fspath(path)!r} holds a run of {content['engine']}; load it with that class.")
-        engine = cls(model, **content["options"])
-        rng_key = content["rng_key"]
-        reading, space, programs = engine._prepare(rng_key, content["args"], content["kwargs"], check=False)
-        result = fit_from_content(content["fit"], reading, programs, space)
-        engine._run = _Run(reading, space, programs, result, rng_key)
-        engine._last_state = result.last_state
-        return engine
-
-    @classmethod
-    def _option_names(cls) -> list[str]:
-        """Arguments of the constructor besides the model; each is kept as an attribute of the same name."""
-        own, shared = inspect.signature(cls).parameters, inspect.signature(Engine).parameters
-        return [name for name in {**own, **shared} if name not in ("model", "options")]
+    def _restore(self, content: dict[str, Any], rng_key: Array, args: tuple, kwargs: dict[str, Any]) -> _Run:
+        reading, space, programs = self._prepare(rng_key, args, kwargs, check=False)
+        return _Run(reading, space, programs, fit_from_content(content, reading, programs, space), rng_key)

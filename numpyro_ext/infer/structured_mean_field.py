@@ -320,8 +320,8 @@ def step(form: SparseLinear, workspace: Workspace, state: State, options: Option
         now, solved = carry
         states = _states(form, now.second_moment)
         weight = _gaussian_precision(form, states, now.second_moment, reference)
-        now, _, more = _gaussian_round(form, workspace, gram, weight, now, options, refresh=False)
-        return now, solved.add(more)
+        after, _unused, more = _gaussian_round(form, workspace, gram, weight, now, options, refresh=False)
+        return after, solved.add(more)
 
     new, solved = lax.fori_loop(1, options.num_rounds, advance, (new, solved))
     change = jnp.abs(jnp.sqrt(new.second_moment) - jnp.sqrt(state.second_moment)) * jnp.sqrt(jnp.mean(gram))
