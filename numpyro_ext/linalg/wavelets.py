@@ -18,6 +18,7 @@ from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pywt
 from jax import Array
 
@@ -27,6 +28,9 @@ from .operators import LinearOperator, image_shape
 __all__ = ["WaveletTransform", "wavelet_transform"]
 
 _Filters = tuple[tuple[float, ...], tuple[float, ...]]
+
+# Up to this side one level along an axis is a product with a matrix: as fast, and compiled in a fraction of the time.
+_LARGEST_MATRIX = 128
 
 
 def wavelet_transform(
@@ -112,7 +116,7 @@ def _analyse(array: Array, wavelet: str, num_levels: int) -> Array:
         corner = tuple(slice(0, side >> level) for side in array.shape)
         block = array[corner]
         for axis in range(block.ndim):
-            block = _split(block, axis, _filters(wavelet))
+            block = _split(block, axis, wavelet)
         array = block if level == 0 else array.at[corner].set(block)
     return array
 
@@ -124,7 +128,7 @@ def _synthesise(array: Array, wavelet: str, num_levels: int) -> Array:
         corner = tuple(slice(0, side >> level) for side in array.shape)
         block = array[corner]
         for axis in range(block.ndim):
-            block = _merge(block, axis, _filters(wavelet))
+            block = _merge(block, axis, wavelet)
         array = block if level == 0 else array.at[corner].set(block)
     return array
 
@@ -144,8 +148,28 @@ def _filters(wavelet: str) -> _Filters:
     return tuple(reversed(found.dec_lo)), tuple(reversed(found.dec_hi))
 
 
-def _split(x: Array, axis: int, filters: _Filters) -> Array:
+@functools.cache
+def _matrix(wavelet: str, side: int) -> np.ndarray:
+    """The orthogonal matrix of one level along an axis: averages, then details."""
+    filters = _filters(wavelet)
+    half, length = side // 2, len(filters[0])
+    row, tap = np.indices((half, length))
+    column = (2 * row + tap + 1 - length // 2) % side
+    matrix = np.zeros((2, half, side))
+    for part, taps in zip(matrix, filters, strict=True):
+        np.add.at(part, (row, column), np.broadcast_to(taps, row.shape))
+    return matrix.reshape(side, side)
+
+
+def _multiply(matrix: np.ndarray, x: Array, axis: int) -> Array:
+    return jnp.moveaxis(jnp.tensordot(jnp.asarray(matrix, x.dtype), x, (1, axis)), 0, axis)
+
+
+def _split(x: Array, axis: int, wavelet: str) -> Array:
     """Averages and details along an axis, one after the other."""
+    if x.shape[axis] <= _LARGEST_MATRIX:
+        return _multiply(_matrix(wavelet, x.shape[axis]), x, axis)
+    filters = _filters(wavelet)
     half, length = x.shape[axis] // 2, len(filters[0])
     pairs = x.reshape(*x.shape[:axis], half, 2, *x.shape[axis + 1 :])
     # Filter tap i meets the samples 2 k + offset_i.
@@ -165,8 +189,11 @@ def _split(x: Array, axis: int, filters: _Filters) -> Array:
     return jnp.concatenate([filtered(filters[0]), filtered(filters[1])], axis)
 
 
-def _merge(x: Array, axis: int, filters: _Filters) -> Array:
+def _merge(x: Array, axis: int, wavelet: str) -> Array:
     """The transpose of :func:`_split`."""
+    if x.shape[axis] <= _LARGEST_MATRIX:
+        return _multiply(_matrix(wavelet, x.shape[axis]).T, x, axis)
+    filters = _filters(wavelet)
     half, length = x.shape[axis] // 2, len(filters[0])
     offset = 1 - length // 2
     # The sample 2 q + parity gets tap i of the coefficient k where 2 q + parity = 2 k + i + offset.
