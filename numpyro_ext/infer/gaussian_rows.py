@@ -140,10 +140,27 @@ class Family(NamedTuple):
         columns, width, size = self.loadings.shape
         return (mean @ self.loadings.reshape(-1, size).T).reshape(-1, columns, width) + self.intercept
 
-    def expect(self, mean: Array, covariance: Array) -> FamilySlopes:
-        """The expected log factors under Gaussians ``(n, L)``, ``(n, L, L)``."""
+    def expect(self, mean: Array, covariance: Array | None) -> FamilySlopes:
+        """The expected log factors under Gaussians ``(n, L)``, ``(n, L, L)``; of points, which have no covariance, the
+        log factors themselves, for which half the curvature is the slope in the covariance."""
+        if covariance is None:
+            return self._at_points(self.means(mean))
         means, covariances = self.moments(mean, covariance)
         return self.expect_at(means, covariances)
+
+    def _at_points(self, means: Array) -> FamilySlopes:
+        mask = self.observed[..., None]
+        means = jnp.where(mask, means, 0.0)
+        if isinstance(self.potential, VectorPotential):
+            value, slope, hessian = self.potential.derivatives(means)
+        else:
+            value, *slopes = self.potential.derivatives(means[..., 0])
+            slope, hessian = slopes[0][..., None], slopes[1][..., None, None]
+        return FamilySlopes(
+            jnp.where(self.observed, value, 0.0),
+            jnp.where(mask, slope, 0.0),
+            jnp.where(mask[..., None], -hessian, 0.0),
+        )
 
     def expect_at(self, means: Array, covariances: Array) -> FamilySlopes:
         """The expected log factors at :meth:`moments`."""
@@ -169,8 +186,8 @@ class RowPosteriors(NamedTuple):
 
     mean: Array
     """Shape ``(N, L)``."""
-    precision: Array
-    """Shape ``(N, L, L)``, or ``(U, L, L)`` with a :attr:`pattern`."""
+    precision: Array | None
+    """Shape ``(N, L, L)``, or ``(U, L, L)`` with a :attr:`pattern`. None: points without variance."""
     covariance: Array
     """As the precision."""
     bound: Array
@@ -180,8 +197,10 @@ class RowPosteriors(NamedTuple):
     pattern: Array | None = None
     """Which of ``U`` covariances a row has, shape ``(N,)``; none: each its own."""
 
-    def covariances(self) -> Array:
-        """For every row, shape ``(N, L, L)``; or ``(1, L, L)`` where all have the same."""
+    def covariances(self) -> Array | None:
+        """For every row, shape ``(N, L, L)``; or ``(1, L, L)`` where all have the same; none for points."""
+        if self.precision is None:
+            return None
         return self.covariance if self.pattern is None or len(self.covariance) == 1 else self.covariance[self.pattern]
 
     def sum_over_sharing(self, values: Array) -> Array:
@@ -258,15 +277,17 @@ def predictive_log_density(rows: LatentGaussianRows, posteriors: RowPosteriors) 
     """
     values = []
     for family in rows.families():
-        means, covariances = family.moments(posteriors.mean, posteriors.covariances())
+        covariance = posteriors.covariances()
+        if covariance is None:
+            means = family.means(posteriors.mean)
+            is_vector = isinstance(family.potential, VectorPotential)
+            values.append(family.potential.log_density(means if is_vector else means[..., 0]))
+            continue
+        means, covariances = family.moments(posteriors.mean, covariance)
         if isinstance(family.potential, VectorPotential):
             values.append(family.potential.log_normaliser(means, covariances))
         else:
-            # Modes have no variance.
-            variances = jnp.broadcast_to(covariances[..., 0, 0], means.shape[:-1])
-            is_spread = variances > 0.0
-            spread = family.potential.log_normaliser(means[..., 0], jnp.where(is_spread, variances, 1.0))
-            values.append(jnp.where(is_spread, spread, family.potential.log_density(means[..., 0])))
+            values.append(family.potential.log_normaliser(means[..., 0], covariances[..., 0, 0]))
     return tuple(values)
 
 
@@ -339,6 +360,7 @@ def _solve(rows: LatentGaussianRows, start: RowPosteriors, num_steps: int, tol: 
             shift = shift + jnp.einsum("nlm,nm->nl", sites, mean)
         return _Trial(covariance, bound, target, shift)
 
+    assert start.precision is not None  # modes are not where this starts
     own = start.precision if start.pattern is None else start.precision[start.pattern]
     first = evaluate(start.mean, own)
 

@@ -28,7 +28,7 @@ def initial_modes(rows: LatentGaussianRows) -> RowPosteriors:
     nothing = jnp.full((rows.num_rows,), -jnp.inf, rows.mean.dtype)
     point = jnp.zeros((1, size, size), rows.mean.dtype)
     mean = jnp.broadcast_to(rows.mean, (rows.num_rows, size))
-    return RowPosteriors(mean, point, point, nothing, nothing, jnp.zeros((rows.num_rows,), int))
+    return RowPosteriors(mean, None, point, nothing, nothing, jnp.zeros((rows.num_rows,), int))
 
 
 @partial(jax.jit, static_argnames=("num_steps", "chunk_size"))
@@ -51,15 +51,13 @@ def mode_step(
     """
 
     def solve(rows: LatentGaussianRows, posteriors: RowPosteriors) -> tuple[Array, Array, Array]:
-        return _climb(rows, posteriors.mean, posteriors.covariance, num_steps, tol)
+        return _climb(rows, posteriors.mean, num_steps, tol)
 
     mean, joint, start = map_chunks(solve, rows, posteriors, chunk_size)
     return posteriors._replace(mean=mean, bound=joint, start_bound=start)
 
 
-def _climb(
-    rows: LatentGaussianRows, start: Array, point: Array, num_steps: int, tol: float
-) -> tuple[Array, Array, Array]:
+def _climb(rows: LatentGaussianRows, start: Array, num_steps: int, tol: float) -> tuple[Array, Array, Array]:
     eps = jnp.finfo(start.dtype).eps
     factor = cholesky(rows.covariance)
     prior_precision = inverse_from_cholesky(factor)
@@ -71,10 +69,9 @@ def _climb(
         joint, slope = 0.5 * jnp.sum(pull * (mean - rows.mean), axis=-1) - log_volume, pull
         precision = jnp.broadcast_to(prior_precision, (len(mean), *prior_precision.shape))
         for family in rows.families():
-            found = family.expect(mean, point)
+            found = family.expect(mean, None)
             joint = joint + jnp.sum(found.value, axis=-1)
             slope = slope + found.mean_slope.reshape(len(mean), -1) @ family.loadings.reshape(-1, rows.num_latents)
-            # The curvature of the log factor is twice the slope of its expectation in the variance.
             curvature = found.precision.reshape(len(mean), -1) @ family.products()
             precision = precision + curvature.reshape(precision.shape)
         return joint, cholesky_solve(cholesky(precision), slope)

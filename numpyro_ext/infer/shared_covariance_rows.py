@@ -102,6 +102,7 @@ def _climb(rows: LatentGaussianRows, start: RowPosteriors, num_steps: int, tol: 
     """Means and bounds of the rows."""
     evaluate = _bound_and_slope(rows, start)
     covariances = start.covariances()
+    assert covariances is not None  # these are no points
     smallest = 16.0 * jnp.finfo(rows.mean.dtype).eps
 
     def proceed(state: tuple[Any, ...]) -> Array:
@@ -126,6 +127,7 @@ def _bound_and_slope(rows: LatentGaussianRows, posteriors: RowPosteriors) -> Any
     prior_factor = cholesky(rows.covariance)
     prior_precision = inverse_from_cholesky(prior_factor)
     origin = jnp.broadcast_to(rows.mean, (len(posteriors.covariance), rows.num_latents))
+    assert posteriors.precision is not None  # these are no points
     factor = cholesky(posteriors.precision)
     spread = prior_divergence(rows.mean, prior_factor, origin, posteriors.covariance, factor)[posteriors.pattern]
     families = rows.families()
