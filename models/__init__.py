@@ -8,6 +8,7 @@ from .categorical import (
 )
 from .factor_models import correlated_topic_model, factor_analysis, latent_gaussian_graphical_model
 from .gaussian_process import cox_process, gp_classification
+from .images import compressed_sensing, poisson_deblurring, wavelet_denoising, wavelet_inpainting
 from .random_effects import crossed_random_effects, random_intercepts
 from .regression import (
     linear_regression,
@@ -19,6 +20,7 @@ from .regression import (
 )
 
 __all__ = [
+    "compressed_sensing",
     "correlated_topic_model",
     "cox_process",
     "crossed_random_effects",
@@ -32,8 +34,11 @@ __all__ = [
     "multinomial_regression",
     "negative_binomial_regression",
     "ordinal_regression",
+    "poisson_deblurring",
     "poisson_regression",
     "probit_regression",
     "random_intercepts",
     "robust_regression",
+    "wavelet_denoising",
+    "wavelet_inpainting",
 ]

@@ -1,0 +1,341 @@
+"""Images and signals seen through a linear operator."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from jax import Array
+from jax.typing import ArrayLike
+from numpyro import handlers
+from numpyro.distributions import constraints
+
+from numpyro_ext.distributions import HiddenMarkovTree, RectifiedLinearPoisson
+from numpyro_ext.linalg import (
+    LinearOperator,
+    WaveletTransform,
+    convolution,
+    identity,
+    total_variation,
+    wavelet_transform,
+)
+from numpyro_ext.potentials import wavelet_forest
+
+__all__ = ["compressed_sensing", "poisson_deblurring", "wavelet_denoising", "wavelet_inpainting"]
+
+
+def poisson_deblurring(
+    counts: ArrayLike,
+    blur: LinearOperator | ArrayLike | None = None,
+    *,
+    noise: str = "poisson",
+    smoothness: ArrayLike | None = None,
+    mask: ArrayLike = True,
+) -> None:
+    r"""A picture behind photon counts, blurred, with few edges.
+
+    .. math::
+        y_j \sim \mathrm{Poisson}(\max(0, (h * u)_j)), \qquad
+        p(u \mid \tau) \propto \tau^{N-1} \prod_k e^{-\tau |(Bu)_k|}
+
+    where :math:`B` takes the differences of neighbouring pixels (Ko, 2017, section 2.1.4.1). The prior is flat along
+    constant images. It has about two factors for each of the :math:`N` pixels; since the integral of their product over
+    all images of a given mean is proportional to :math:`\tau^{-(N-1)}`, that power stands in place of the one that the
+    densities of the factors would give, and :math:`\tau` can be learned by the evidence. Sites: ``smoothness``
+    (:math:`\tau`), ``u`` (flat vector), ``gradients``, ``counts`` and the deterministic ``image``.
+
+    **Example:**
+
+    .. doctest::
+
+        >>> import jax.numpy as jnp
+        >>> from jax import random
+        >>> from numpyro_ext.infer import EP
+        >>> from numpyro_ext.models import poisson_deblurring
+        >>> counts = jnp.array([[1, 0, 9, 11], [2, 1, 8, 10], [0, 2, 10, 9]])
+        >>> engine = EP(poisson_deblurring, progress_bar=False)
+        >>> engine.run(random.key(0), counts, smoothness=0.5)
+        >>> print(engine.posterior["image"].mean.shape)
+        (3, 4)
+
+    **References**
+
+    1. Ko, Y. J. (2017), *Applications of Approximate Learning and Inference for Probabilistic Models*, EPFL.
+
+    :param counts: photon counts, shape ``(rows, columns)``.
+    :param blur: an operator on flattened images, or the kernel of a convolution whose image is continued by its nearest
+        pixels; ``None`` for pictures that are noisy only.
+    :param str noise: ``"poisson"``, or ``"gaussian"`` for a Gaussian likelihood whose variance is learned
+        (site ``noise_variance``), for comparison.
+    :param smoothness: the rate :math:`\tau` per unit of intensity between neighbours; ``None`` gives it a log-normal
+        prior two wide around ten over the largest count.
+    :param mask: false where a count is missing or held out, shape ``(rows, columns)``.
+    :raises ValueError: if ``counts`` is no matrix, the shapes disagree or the noise is unknown.
+    """
+    if noise not in ("poisson", "gaussian"):
+        raise ValueError(f"noise must be 'poisson' or 'gaussian'; got {noise!r}.")
+    shape = np.shape(counts)
+    if len(shape) != 2:
+        raise ValueError(f"poisson_deblurring takes a matrix of counts; got an array of shape {shape}.")
+    size = int(np.prod(shape))
+    if blur is None:
+        operator: LinearOperator = identity(size)
+    elif isinstance(blur, LinearOperator):
+        operator = blur
+    else:
+        operator = convolution(shape, blur, boundary="replicate")
+    differences = total_variation(shape)
+
+    if smoothness is None:
+        largest = np.max(np.where(mask, counts, 0))
+        smoothness = numpyro.sample("smoothness", dist.LogNormal(jnp.log(10.0 / max(float(largest), 1.0)), 2.0))
+    u = numpyro.sample("u", dist.ImproperUniform(dist.constraints.real_vector, (), (size,)))
+    numpyro.deterministic("image", u.reshape(shape))
+    num_factors = differences.shape[0]
+    numpyro.sample("gradients", dist.Laplace(differences @ u, 1.0 / smoothness), obs=jnp.zeros(num_factors))
+    # The power of the normalised prior, less the one that the factors bring with them.
+    numpyro.factor("normaliser", (size - 1 - num_factors) * jnp.log(smoothness))
+    predictor = (operator @ u).reshape(shape)
+    with handlers.mask(mask=mask):
+        if noise == "poisson":
+            numpyro.sample("counts", RectifiedLinearPoisson(predictor), obs=counts)
+        else:
+            level = np.mean(np.asarray(counts)[np.broadcast_to(mask, shape)])
+            variance = numpyro.sample("noise_variance", dist.LogNormal(jnp.log(1.0 + level), 1.0))
+            numpyro.sample("counts", dist.Normal(predictor, jnp.sqrt(variance)), obs=counts)
+
+
+def wavelet_denoising(
+    noisy: ArrayLike,
+    noise_scale: ArrayLike | None = None,
+    *,
+    wavelet: str = "db2",
+    num_levels: int | None = None,
+    low: str = "laplace",
+    high: str = "laplace",
+    factorial: bool = False,
+    per_orientation: bool = True,
+    shift: ArrayLike | None = None,
+) -> None:
+    r"""An image or signal in white noise whose wavelet coefficients are sparse and persist from scale to scale.
+
+    .. math:: y = W^T s + N(0, \sigma^2), \qquad s \sim \text{hidden Markov tree}
+
+    with one quad-tree of states for each coarse coefficient (Ko, 2017, section 2.2). Sites: ``s``, the deterministic
+    ``image``, ``noisy``, and the parameters ``low_scale``, ``high_scale``, ``root_probability``, ``transition``, one
+    for each scale (and orientation). They start from the coefficients of the data and are learned by the engine; so is
+    ``noise_scale`` if it is not given.
+
+    **Example:**
+
+    .. doctest::
+
+        >>> import jax.numpy as jnp
+        >>> from jax import random
+        >>> from numpyro_ext.infer import StructuredMeanField
+        >>> from numpyro_ext.models import wavelet_denoising
+        >>> steps = jnp.kron(jnp.array([[0.0, 1.0], [1.0, 0.5]]), jnp.ones((8, 8)))
+        >>> noisy = steps + 0.1 * random.normal(random.key(0), steps.shape)
+        >>> engine = StructuredMeanField(wavelet_denoising, num_steps=5, progress_bar=False)
+        >>> engine.run(random.key(1), noisy, 0.1, wavelet="haar")
+        >>> print(engine.posterior["image"].mean.shape)
+        (16, 16)
+
+    **References**
+
+    1. Ko, Y. J. (2017), *Applications of Approximate Learning and Inference for Probabilistic Models*, EPFL.
+
+    :param noisy: the data, one to three axes of any sizes. Sides that cannot be halved ``num_levels`` times are
+        continued by reflection; the continuation counts as data, and ``image`` is cut back.
+    :param noise_scale: standard deviation of the noise, or ``None`` to learn it.
+    :param str wavelet: an orthogonal wavelet of PyWavelets.
+    :param num_levels: scales; by default five, or as many as the sides allow.
+    :param str low: component of the low state: ``"laplace"``, ``"gaussian"`` or ``"student"`` (2.1 degrees of freedom).
+    :param str high: the same of the high state.
+    :param bool factorial: whether the coefficients are independent instead, with the component ``high``.
+    :param bool per_orientation: whether orientations have parameters of their own.
+    :param shift: circular shift of the wavelet basis in pixels, one number per axis; engines average over some.
+    :raises ValueError: if the data hold nan (missing pixels: :func:`wavelet_inpainting`), or a name is unknown.
+    """
+    if not isinstance(noisy, jax.core.Tracer) and np.isnan(np.asarray(noisy)).any():
+        raise ValueError(
+            "The image holds nan: mark these pixels as missing with wavelet_inpainting(image, ~isnan(image))."
+        )
+    noisy = jnp.asarray(noisy, float)
+    shape = noisy.shape
+    transform, padded = _transform(shape, wavelet, num_levels)
+    extended = jnp.pad(noisy, [(0, more - side) for side, more in zip(shape, padded, strict=True)], mode="symmetric")
+    image = _tree_image(transform, extended, shift, low, high, factorial, per_orientation)
+    numpyro.deterministic("image", image[tuple(slice(side) for side in shape)])
+    if noise_scale is None:
+        noise_scale = numpyro.param("noise_scale", _noise_scale(noisy), constraint=constraints.positive)
+    numpyro.sample("noisy", dist.Normal(image.reshape(-1), noise_scale).to_event(1), obs=extended.reshape(-1))
+
+
+def wavelet_inpainting(
+    observed: ArrayLike,
+    mask: ArrayLike,
+    noise_scale: ArrayLike = 0.01,
+    *,
+    wavelet: str = "db2",
+    num_levels: int | None = None,
+    low: str = "laplace",
+    high: str = "laplace",
+    factorial: bool = False,
+    per_orientation: bool = True,
+    shift: ArrayLike | None = None,
+) -> None:
+    r"""An image of which only some pixels are seen; otherwise as :func:`wavelet_denoising`.
+
+    :param observed: the image; what it holds at missing pixels is not looked at.
+    :param mask: true where a pixel was seen; the shape of ``observed``.
+    :param noise_scale: standard deviation of the noise of the seen pixels.
+    :param str wavelet: an orthogonal wavelet of PyWavelets.
+    :param num_levels: scales; by default five, or as many as the sides allow.
+    :param str low: component of the low state.
+    :param str high: component of the high state.
+    :param bool factorial: whether the coefficients are independent instead, with the component ``high``.
+    :param bool per_orientation: whether orientations have parameters of their own.
+    :param shift: circular shift of the wavelet basis in pixels, one number per axis.
+    :raises ValueError: if the mask keeps nothing or has another shape.
+    """
+    mask, shape = np.asarray(mask, bool), np.shape(observed)
+    if mask.shape != shape:
+        raise ValueError(f"The mask has the shape {mask.shape}, the image {shape}.")
+    if not mask.any():
+        raise ValueError("The mask keeps no pixel: there is nothing to learn from.")
+    observed = jnp.where(mask, jnp.asarray(observed, float), 0.0)
+    transform, padded = _transform(shape, wavelet, num_levels)
+    filled = jnp.where(mask, observed, jnp.sum(observed) / mask.sum())
+    widths = [(0, more - side) for side, more in zip(shape, padded, strict=True)]
+    image = _tree_image(
+        transform, jnp.pad(filled, widths, mode="symmetric"), shift, low, high, factorial, per_orientation
+    )
+    image = numpyro.deterministic("image", image[tuple(slice(side) for side in shape)])
+    seen = np.flatnonzero(mask)
+    numpyro.sample(
+        "observed", dist.Normal(image.reshape(-1)[seen], noise_scale).to_event(1), obs=observed.reshape(-1)[seen]
+    )
+
+
+def compressed_sensing(
+    measurements: ArrayLike,
+    operator: LinearOperator,
+    shape: Sequence[int],
+    noise_scale: ArrayLike | None = None,
+    *,
+    wavelet: str = "db2",
+    num_levels: int | None = None,
+    low: str = "laplace",
+    high: str = "laplace",
+    factorial: bool = False,
+    per_orientation: bool = True,
+    shift: ArrayLike | None = None,
+) -> None:
+    r"""An image seen through fewer linear measurements than it has pixels; otherwise as :func:`wavelet_denoising`.
+
+    :param measurements: what was measured, shape ``(m,)``.
+    :param operator: the operator on flattened images, ``m`` rows (:func:`~numpyro_ext.linalg.masked_fourier`,
+        :func:`~numpyro_ext.linalg.from_matrix`).
+    :param shape: sides of the image, which can be halved ``num_levels`` times.
+    :param noise_scale: standard deviation of the noise of the measurements, or ``None`` to learn it.
+    :param str wavelet: an orthogonal wavelet of PyWavelets.
+    :param num_levels: scales; by default five, or as many as the sides allow.
+    :param str low: component of the low state.
+    :param str high: component of the high state.
+    :param bool factorial: whether the coefficients are independent instead, with the component ``high``.
+    :param bool per_orientation: whether orientations have parameters of their own.
+    :param shift: circular shift of the wavelet basis in pixels, one number per axis.
+    :raises ValueError: if the operator does not take images of this shape.
+    """
+    measurements = jnp.asarray(measurements, float)
+    shape = tuple(int(side) for side in shape)
+    if operator.shape[1] != int(np.prod(shape)):
+        raise ValueError(
+            f"The operator takes {operator.shape[1]} pixels, images of shape {shape} have {np.prod(shape)}."
+        )
+    transform, padded = _transform(shape, wavelet, num_levels)
+    if padded != shape:
+        raise ValueError(f"Sides of {shape} cannot be halved {transform.num_levels} times; give num_levels.")
+    # The image that the adjoint draws is blurred, but has the scales of the coefficients.
+    first = (operator.T @ measurements).reshape(shape)
+    image = _tree_image(transform, first, shift, low, high, factorial, per_orientation)
+    image = numpyro.deterministic("image", image)
+    if noise_scale is None:
+        noise_scale = numpyro.param("noise_scale", 0.1 * jnp.std(measurements), constraint=constraints.positive)
+    numpyro.sample("measurements", dist.Normal(operator @ image.reshape(-1), noise_scale).to_event(1), obs=measurements)
+
+
+def _transform(
+    shape: tuple[int, ...], wavelet: str, num_levels: int | None
+) -> tuple[WaveletTransform, tuple[int, ...]]:
+    """The transform of images of at least this shape, and that shape."""
+    if num_levels is None:
+        num_levels = max(min(5, *(int(np.log2(max(side, 1))) - 1 for side in shape)), 1)
+    step = 2**num_levels
+    padded = tuple(-(-side // step) * step for side in shape)
+    return wavelet_transform(padded, wavelet, num_levels), padded
+
+
+def _tree_image(
+    transform: WaveletTransform,
+    data: Array,
+    shift: ArrayLike | None,
+    low: str,
+    high: str,
+    factorial: bool,
+    per_orientation: bool,
+) -> Array:
+    """Sample coefficients ``s`` whose scales start at those of ``data``; the image that they make."""
+    forest = wavelet_forest(transform, per_orientation)
+    squared = jnp.square(transform @ data.reshape(-1))
+    size = jnp.zeros(forest.num_groups).at[forest.groups].add(squared)
+    scale = jnp.sqrt(size / jnp.zeros(forest.num_groups).at[forest.groups].add(1.0) + 1e-12)
+
+    def component(name: str, start: Array, groups: Array | slice = slice(None)) -> dist.Distribution:
+        scale = numpyro.param(name, start, constraint=constraints.positive)[groups]
+        family = {"low_scale": low, "high_scale": high, "scale": high}[name]
+        if family not in _COMPONENTS:
+            raise ValueError(f"A component is one of {', '.join(map(repr, _COMPONENTS))}; got {family!r}.")
+        return _COMPONENTS[family](scale)
+
+    if factorial:
+        s = numpyro.sample("s", component("scale", scale, forest.groups).to_event(1))
+    else:
+        # Only the first groups, of the scaling coefficients and the coarsest details, hold nodes without parent.
+        num_roots = 1 + (2 ** len(transform.shape_of_signal) - 1 if per_orientation else 1)
+        is_root = np.arange(forest.num_groups) < num_roots
+        root = numpyro.param("root_probability", jnp.full(is_root.sum(), 0.5), constraint=constraints.unit_interval)
+        start = jnp.tile(jnp.array([0.1, 0.8]), (int((~is_root).sum()), 1))
+        transition = numpyro.param("transition", start, constraint=constraints.unit_interval)
+        s = numpyro.sample(
+            "s",
+            HiddenMarkovTree(
+                forest,
+                component("low_scale", 0.5 * scale),
+                component("high_scale", 2.0 * scale),
+                jnp.full(forest.num_groups, 0.5).at[np.flatnonzero(is_root)].set(root),
+                jnp.full((forest.num_groups, 2), 0.5).at[np.flatnonzero(~is_root)].set(transition),
+            ),
+        )
+    image = (transform.T @ s).reshape(data.shape)
+    return image if shift is None else jnp.roll(image, shift, tuple(range(image.ndim)))
+
+
+_COMPONENTS = {
+    "laplace": lambda scale: dist.Laplace(0.0, scale),
+    "gaussian": lambda scale: dist.Normal(0.0, scale),
+    "student": lambda scale: dist.StudentT(2.1, 0.0, scale),
+}
+
+
+def _noise_scale(noisy: Array) -> Array:
+    """Median of the finest differences over that of a standard normal variable (Donoho and Johnstone 1994)."""
+    finest = noisy
+    for axis in range(noisy.ndim):
+        finest = jnp.diff(finest, axis=axis) / jnp.sqrt(2.0)
+    return jnp.median(jnp.abs(finest)) / 0.6745
