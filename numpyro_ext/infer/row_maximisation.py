@@ -242,9 +242,9 @@ def residual_sums(rows: LatentGaussianRows, posteriors: RowPosteriors) -> list[t
         weight = rows.weights[:, None] * family.observed
         if isinstance(family.potential, VectorPotential) or not isinstance(family.potential, GaussianPotential):
             return jnp.zeros_like(weight[0]), jnp.zeros_like(weight[0])
-        means, covariances = family.moments(
-            posteriors.mean, posteriors.covariances() if posteriors.precision is not None else posteriors.covariance
-        )
+        covariance = posteriors.covariances()
+        covariance = posteriors.covariance if covariance is None else covariance
+        means, covariances = family.moments(posteriors.mean, covariance)
         residual = jnp.where(family.observed, family.potential.observation - means[..., 0], 0.0)
         square = jnp.square(residual) + covariances[..., 0, 0]
         return jnp.sum(weight * square, axis=0), jnp.sum(weight, axis=0)
