@@ -246,7 +246,9 @@ def _make_categorical(family: str, value: Array, given: dict[str, Array], num_pr
     """:param int num_predictors: length of the vector of predictors, if the family has one."""
     if family == "stick_breaking":
         labels, observed = stick_breaking_labels(value, num_predictors)
-        return Built(LogitPotential(jnp.reshape(labels, -1)), observed=jnp.reshape(observed, -1))
+        # A stick that was never looked at is no trial, and so does not count in the prediction of a held-out value.
+        labels, observed = jnp.reshape(labels, -1), jnp.reshape(observed, -1)
+        return Built(BinomialLogitPotential(labels, observed.astype(int)), observed=observed)
     label = value.astype(int)
     if family == "categorical_logits":
         return Built(VectorRows(SoftmaxPotential(label, num_predictors)))

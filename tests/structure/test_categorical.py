@@ -146,6 +146,22 @@ def test_ep_takes_stick_breaking():
     assert engine.log_predictive(X, LABEL)["y"].shape == (7,)
 
 
+def test_held_out_probabilities_of_stick_breaking_sum_to_one():
+    def model(label):
+        eta = numpyro.sample("eta", dist.Normal(0.5, 1.5).expand([7, 2]).to_event(2))
+        with mask(mask=KEPT):
+            numpyro.sample("y", StickBreakingCategorical(eta), obs=label)
+
+    values = []
+    for category in range(3):
+        engine = VariationalGaussian(model, progress_bar=False)
+        engine.run(jax.random.key(0), LABEL.at[2].set(category))
+        held_out = engine.log_predictive()["y"]
+        np.testing.assert_allclose(np.where(KEPT, held_out, 0.0), 0.0, atol=1e-14)
+        values.append(held_out[2])
+    np.testing.assert_allclose(np.exp(values).sum(), 1.0, rtol=1e-10)
+
+
 def dense_bound(reading, bound, mean, scale_tril):
     """Expected log density plus entropy of a Gaussian on the unknowns, by the definition."""
     form = reading.form(reading.initial_hyper())
