@@ -1,0 +1,687 @@
+"""Expectation propagation on sparse linear models as an engine, and mixtures of it over arguments of the model."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.typing import ArrayLike
+
+from ..linalg.posterior_precision import has_diagonal_gram
+from ..structure import ModelStructureError, read_sparse_linear
+from . import hyper as hyper_search
+from .base_engine import BaseEngine, check_at_least, check_positive
+from .fitting import EngineState, Fit, data_digest
+from .progress import progress_bar as show_progress
+from .progress import warn
+from .results import Diagnostics, HyperDiagnostics, HyperEstimate
+from .site_posterior import PosteriorSites, SitePosterior
+from .sparse_programs import compiled_form
+from .summary import format_summary
+from .tree_programs import LARGEST_DENSE, TreeOptions, TreePrograms, compiled_tree_programs
+from .unconstrained import UnconstrainedSpace
+
+__all__ = ["TreeEP", "check_average"]
+
+_EVALUATIONS_PER_CHUNK = 10
+_LARGEST_CURVATURE = 20
+
+
+class Member(NamedTuple):
+    """The posterior under one choice of the arguments that are averaged over."""
+
+    arguments: dict[str, Any]
+    """What the model got besides the arguments of the run."""
+    reading: Any
+    space: UnconstrainedSpace
+    programs: TreePrograms
+    projection: Any
+    fit: Fit
+
+    @property
+    def inputs(self) -> tuple[Any, dict[str, Array], Any, Any]:
+        """The first arguments of every program."""
+        return self.reading.data, self.fit.hyper, self.projection, self.fit.last_state.state
+
+
+class _Run(NamedTuple):
+    members: tuple[Member, ...]
+    learned: tuple[Member, ...]
+    """One for each combination of arguments other than the shift."""
+    fit: Fit
+    rng_key: Array
+
+    @property
+    def reading(self) -> Any:
+        return self.learned[0].reading
+
+    @property
+    def space(self) -> UnconstrainedSpace:
+        return self.learned[0].space
+
+
+class TreeEP(BaseEngine):
+    r"""Expectation propagation in which the prior of all coefficients is one factor; what :class:`EP` hands over to.
+
+    Accepts sparse linear models (:class:`~numpyro_ext.distributions.HiddenMarkovTree`, Laplace, Student-t or Normal
+    coefficients behind a linear map, Gaussian noise). Where the map has orthogonal columns in the metric of the noise,
+    as orthonormal transforms have, one sum-product gives the exact posterior and the exact log evidence; images of
+    256 x 256 pixels take seconds. Other maps of at most 2048 coefficients are iterated with damping, and the moments
+    are those of the Gaussian at the fixed point. Hyperparameters are set to the maximum of log evidence plus log prior
+    by L-BFGS, in units of about their standard errors.
+
+    With ``num_shifts`` or ``average_over`` the posterior is the mixture, with equal weights, of the posteriors under
+    all combinations of these arguments of the model (averages over shifts: Coifman and Donoho 1995). Hyperparameters
+    are learned once for each combination without shift. ``log_evidence`` is the log of the average evidence; that of
+    each member is in ``engine.members``. Of the sites only deterministic ones are reported, as the coefficients of
+    different bases are different quantities.
+
+    **Example:**
+
+    .. code-block:: python
+
+        >>> import jax
+        >>> import jax.numpy as jnp
+        >>> import numpyro
+        >>> import numpyro.distributions as dist
+        >>> from numpyro_ext.infer.tree_ep import TreeEP
+
+        >>> def model(y):
+        ...     s = numpyro.sample("s", dist.Laplace(0.0, 0.5).expand([4]).to_event(1))
+        ...     numpyro.sample("y", dist.Normal(s, 0.3), obs=y)
+
+        >>> engine = TreeEP(model)
+        >>> engine.run(jax.random.key(0), jnp.array([2.0, 0.1, -0.2, 1.0]))
+        >>> print(engine.posterior["s"].mean.round(2))
+        [ 1.82  0.07 -0.14  0.83]
+
+    :param model: a NumPyro model.
+    :param int num_steps: steps of expectation propagation at most.
+    :param float tol: largest disagreement of moments, relative to the Gaussian's, at which it has converged; by default
+        ``1e-8`` in float64 and ``1e-4`` in float32.
+    :param float damping: least fraction of the old sites that is kept in a step.
+    :param field: names of the coefficient sites, where two choices are possible.
+    :param dict hyper_values: hyperparameters that are given and not learned.
+    :param dict init_values: where the search for the others starts (constrained).
+    :param float hyper_tol: the search ends when no hyperparameter has a derivative above this, per about one standard
+        error; by default ``1e-2`` in float64 and ``1e-1`` in float32.
+    :param int max_hyper_steps: steps of the search at most.
+    :param int num_shifts: how many random circular shifts to average over; the model gets them as ``shift``.
+    :param dict average_over: further arguments of the model, each with the values to average over.
+    :param int num_samples: draws made for :meth:`get_samples`, for quantiles, and for variances of sites other than
+        coefficients where there are more than 1024 of these.
+    :param bool progress_bar: whether runs longer than a second show a bar.
+    :raises ValueError: if an option is out of range.
+    """
+
+    def __init__(
+        self,
+        model: Callable[..., Any],
+        *,
+        num_steps: int = 100,
+        tol: float | None = None,
+        damping: float = 0.0,
+        field: Sequence[str] | None = None,
+        hyper_values: Mapping[str, Any] | None = None,
+        init_values: Mapping[str, Any] | None = None,
+        hyper_tol: float | None = None,
+        max_hyper_steps: int = 100,
+        num_shifts: int | None = None,
+        average_over: Mapping[str, Sequence[Any]] | None = None,
+        num_samples: int = 1000,
+        progress_bar: bool = True,
+    ) -> None:
+        super().__init__(
+            model,
+            field=field,
+            hyper_values=hyper_values,
+            init_values=init_values,
+            num_samples=num_samples,
+            progress_bar=progress_bar,
+        )
+        check_at_least(1, num_steps=num_steps, max_hyper_steps=max_hyper_steps)
+        check_positive(tol=tol, hyper_tol=hyper_tol)
+        if not 0.0 <= damping < 1.0:
+            raise ValueError(f"damping is the fraction of the old site that is kept, in [0, 1); got {damping!r}.")
+        self.average_over = check_average(model, num_shifts, average_over)
+        self.num_shifts = num_shifts
+        self.num_steps, self.tol, self.damping = num_steps, tol, damping
+        self.hyper_tol, self.max_hyper_steps = hyper_tol, max_hyper_steps
+
+    # Running
+
+    def run(self, rng_key: Array, *args: Any, init_state: EngineState | None = None, **kwargs: Any) -> None:
+        """Read the model on these arguments, learn its hyperparameters and find the posterior.
+
+        :param rng_key: random number generator key, for the check of the reading, the shifts and the draws.
+        :param args: arguments of the model.
+        :param EngineState init_state: ``last_state`` of an earlier run, where the search starts.
+        :param kwargs: keyword arguments of the model.
+        :raises ModelStructureError: if the model is not of the form, or has too many coefficients for its operator.
+        :raises ValueError: if the evidence is not finite, or an argument is given and averaged over.
+        """
+        self._forget()
+        twice = [name for name in self._averaged() if name in kwargs]
+        if twice:
+            raise ValueError(f"{twice[0]!r} is averaged over, so it cannot be an argument of run as well.")
+        names = list(self.average_over)
+        learned: list[Member] = []
+        members: list[Member] = []
+        for values in itertools.product(*self.average_over.values()):
+            choice = dict(zip(names, values, strict=True))
+            # A shift of zero makes a model of the same structure as all others: they share compiled functions.
+            first = {**kwargs, **choice, **({} if self.num_shifts is None else {"shift": self._no_shift(args, kwargs)})}
+            member = self._member(rng_key, args, first, choice, init_state)
+            learned.append(member)
+            if self.num_shifts is None:
+                members.append(member)
+                continue
+            for shift in self._shifts(rng_key, member.reading, first["shift"].size):
+                moved = {"shift": shift}
+                members.append(self._shifted(member, rng_key, args, first | moved, choice | moved))
+        fit = learned[0].fit
+        if len(members) > 1:
+            fit = self._combined(learned, members)
+        self._last_state = learned[0].fit.last_state
+        if not fit.diagnostics.converged:
+            warn(f"{type(self).__name__} did not converge. " + " ".join(fit.diagnostics.messages))
+        self._run = _Run(tuple(members), tuple(learned), fit, rng_key)
+
+    def _averaged(self) -> list[str]:
+        return [*self.average_over, *(() if self.num_shifts is None else ("shift",))]
+
+    def _no_shift(self, args: tuple, kwargs: dict[str, Any]) -> Array:
+        """Zeros, one per axis of the first argument of the model that is an array."""
+        for value in (*args, *kwargs.values()):
+            if np.ndim(value) > 0:
+                return jnp.zeros((np.ndim(value),), jnp.int32)
+        raise ValueError("num_shifts needs an image or signal: no argument of the model is an array.")
+
+    def _shifts(self, rng_key: Array, reading: Any, num_axes: int) -> Array:
+        """Random shifts of all sizes; the first deterministic site with as many axes says how far they go."""
+        shapes = [tuple(reading.site_shapes[n]) for n in reading.affine_sites if n not in reading.field]
+        sides = next((s for s in shapes if len(s) == num_axes), None)
+        if sides is None:
+            raise ModelStructureError(
+                f"num_shifts: the model has no deterministic site with {num_axes} axes that is linear in the "
+                'coefficients. Mark the image with numpyro.deterministic("image", ...).'
+            )
+        assert self.num_shifts is not None
+        key = jax.random.fold_in(rng_key, 2)
+        return jax.random.randint(key, (self.num_shifts, num_axes), 0, jnp.asarray(sides), jnp.int32)
+
+    def _member(
+        self, rng_key: Array, args: tuple, kwargs: dict, choice: dict[str, Any], init_state: EngineState | None
+    ) -> Member:
+        reading = read_sparse_linear(self.model, args, kwargs, field=self.field, rng_key=rng_key)
+        space = UnconstrainedSpace(reading.hyper, self.hyper_values)
+        values = space.initial(self.init_values)
+        programs = compiled_tree_programs(reading, space, self._options(reading, space))
+        hyper = space.unpack(values)
+        projection = programs.project(reading.data, hyper)
+        if init_state is None:
+            state = programs.init_state(reading.data, hyper)
+        else:
+            values, state = self._resume(init_state, programs, reading, values)
+        fit = self._fit(reading, space, programs, projection, values, state)
+        return Member(choice, reading, space, programs, projection, fit)
+
+    def _resume(
+        self, init_state: EngineState, programs: TreePrograms, reading: Any, values: Array
+    ) -> tuple[Array, Any]:
+        if not isinstance(init_state, EngineState):
+            raise TypeError(f"init_state must be the last_state of an earlier run, got {type(init_state).__name__}.")
+        shapes = jax.eval_shape(programs.init_state, reading.data, reading.initial_hyper())
+        expected = [x.shape for x in jax.tree.leaves(shapes)]
+        found = [jnp.shape(x) for x in jax.tree.leaves(init_state.state)]
+        if jnp.shape(init_state.values) != values.shape or expected != found:
+            raise ValueError("init_state comes from a run of another model, or of this one on data of other shapes.")
+        return init_state.values, init_state.state
+
+    def _shifted(self, member: Member, rng_key: Array, args: tuple, kwargs: dict, arguments: dict) -> Member:
+        """The posterior of a shifted model at the hyperparameters that were learned without shift."""
+        reading = read_sparse_linear(self.model, args, kwargs, field=member.reading.field, rng_key=rng_key, check=False)
+        options = member.programs.options
+        space = UnconstrainedSpace(reading.hyper, member.fit.hyper)
+        programs = compiled_tree_programs(reading, space, options)
+        projection = programs.project(reading.data, member.fit.hyper)
+        state = programs.init_state(reading.data, member.fit.hyper)
+        fit = self._fit(reading, space, programs, projection, jnp.zeros((0,)), state)
+        return Member(arguments, reading, space, programs, projection, fit)
+
+    def _options(self, reading: Any, space: UnconstrainedSpace) -> TreeOptions:
+        """Static choices: whether the likelihood is a product over coefficients, whatever the hyperparameters."""
+        start = space.initial()
+        form = compiled_form(reading)(space.unpack(start), reading.data)
+        is_exact = has_diagonal_gram(form.operator, form.noise_variance)
+        why = "are not orthogonal"
+        if is_exact and space.size:
+            noise = form.noise_variance
+            moved = reading.noise_variance(space.unpack(start + 0.1 * jnp.cos(jnp.arange(space.size))))
+            is_exact = reading.is_design_fixed and (jnp.ndim(noise) == 0 or bool(jnp.all(noise == moved)))
+            why = "depend on hyperparameters, or have several noise levels that do"
+        if is_exact:
+            sizes = jnp.square(form.operator.rmatvec(form.operator.matvec(jnp.ones((form.num_columns,)))))
+            is_exact = bool(jnp.all(sizes > 0.0))
+            why = "are zero for some coefficients"
+        if not is_exact and reading.num_columns > LARGEST_DENSE:
+            raise ModelStructureError(
+                f"EP with dense matrices takes up to {LARGEST_DENSE} coefficients, and {list(reading.field)} has "
+                f"{reading.num_columns}, behind an operator whose columns {why}. Use StructuredMeanField, which only "
+                "multiplies with the operator."
+            )
+        is_double = jnp.finfo(form.observed.dtype).bits == 64
+        return TreeOptions(
+            is_exact=is_exact,
+            num_steps=self.num_steps,
+            tol=self.tol if self.tol is not None else (1e-8 if is_double else 1e-4),
+            damping=self.damping,
+            hyper_tol=self.hyper_tol if self.hyper_tol is not None else (1e-2 if is_double else 1e-1),
+        )
+
+    def _fit(
+        self,
+        reading: Any,
+        space: UnconstrainedSpace,
+        programs: TreePrograms,
+        projection: Any,
+        values: Array,
+        state: Any,
+    ) -> Fit:
+        data, fixed = reading.data, space.fixed
+        learning, covariance, has_curvature = None, None, False
+        messages: list[str] = []
+        if space.size:
+            units = programs.units(data, fixed, projection, state, values)
+            if not bool(jnp.all(jnp.isfinite(units))):
+                units = jnp.ones_like(values)
+            search, trace = self._search(programs, data, fixed, projection, values, units, state, messages)
+            if int(search.num_iterations) == 0:
+                raise _not_finite(reading, space.unpack(values, fixed))
+            best, values = search.best, values + units * search.values
+            learning = HyperDiagnostics(
+                converged=bool(search.converged),
+                num_iterations=int(search.num_iterations) - 1,
+                num_evaluations=int(search.num_evaluations),
+                objective_trace=trace,
+                max_gradient=float(jnp.max(jnp.abs(best.gradient))),
+            )
+            if not learning.converged:
+                messages.append(
+                    f"The hyperparameters did not converge in {learning.num_iterations} steps: the largest derivative "
+                    f"is {learning.max_gradient:.2g} per standard error, the tolerance "
+                    f"{programs.options.hyper_tol:.2g}. Give more steps (max_hyper_steps)."
+                )
+            if int(search.num_probes) == 2 * space.size <= 2 * _LARGEST_CURVATURE:
+                curvature = hyper_search.hessian(search, tol=programs.options.hyper_tol)
+                covariance, has_curvature = hyper_search.curvature_covariance(curvature)
+                covariance = covariance * np.asarray(units)[:, None] * np.asarray(units)
+        else:
+            best = programs.evaluate(data, fixed, projection, state, values)
+        hyper, info = space.unpack(values), best.info
+        if not np.isfinite(float(best.log_evidence)):
+            raise _not_finite(reading, hyper)
+        converged = bool(info.converged)
+        if not converged:
+            messages.append(
+                f"Expectation propagation did not converge in {int(info.num_steps)} steps: moments disagree by "
+                f"{float(info.max_change):.2g}, the tolerance is {programs.options.tol:.2g}. Give more steps "
+                "(num_steps) or damping, or use StructuredMeanField."
+            )
+        diagnostics = Diagnostics(
+            converged=converged and not messages,
+            num_steps=int(info.num_steps),
+            objective_trace=np.asarray(best.log_evidence).reshape(1),
+            max_change=float(info.max_change),
+            num_skipped=0,
+            skipped={},
+            hyper=learning,
+            messages=tuple(messages),
+        )
+        last = EngineState(values, best.state, None, int(info.num_steps), data_digest(data, fixed))
+        return Fit(last, hyper, covariance, has_curvature, float(best.log_evidence), diagnostics)
+
+    def _search(
+        self,
+        programs: TreePrograms,
+        data: Any,
+        fixed: dict,
+        projection: Any,
+        origin: Array,
+        units: Array,
+        state: Any,
+        messages: list[str],
+    ) -> tuple[hyper_search.SearchState, np.ndarray]:
+        with_curvature = origin.size <= _LARGEST_CURVATURE
+        search = programs.init_search(data, fixed, projection, origin, units, state, with_curvature)
+        traces = [np.zeros(0)]
+        with show_progress(self.max_hyper_steps, type(self).__name__, enabled=self.progress_bar) as bar:
+            try:
+                while not bool(hyper_search.is_finished(search)):
+                    before = int(search.num_iterations)
+                    search, trace = jax.block_until_ready(
+                        programs.search(
+                            data,
+                            fixed,
+                            projection,
+                            origin,
+                            units,
+                            search,
+                            self.max_hyper_steps,
+                            num_evaluations=_EVALUATIONS_PER_CHUNK,
+                        )
+                    )
+                    traces.append(np.asarray(trace)[~np.isnan(trace)])
+                    bar.update(int(search.num_iterations) - before)
+            except KeyboardInterrupt:
+                if int(search.num_iterations) == 0:
+                    raise
+                messages.append(f"Interrupted after {int(search.num_evaluations)} evaluations.")
+            bar.update(self.max_hyper_steps - bar.n)
+        return search, np.concatenate(traces)
+
+    def _combined(self, learned: list[Member], members: list[Member]) -> Fit:
+        """The fit of the mixture: hyperparameters of each combination, and the average of the evidences."""
+        values = np.array([member.fit.log_evidence for member in members])
+        log_evidence = float(np.logaddexp.reduce(values) - np.log(values.size))
+        messages: list[str] = []
+        seen: dict[int, Member] = {id(member): member for member in (*learned, *members)}
+        for member in seen.values():
+            prefix = _label(member.arguments)
+            messages += [f"{prefix}: {m}" if prefix else m for m in member.fit.diagnostics.messages]
+        first = learned[0].fit
+        diagnostics = first.diagnostics._replace(
+            converged=all(m.fit.diagnostics.converged for m in seen.values()),
+            objective_trace=values,
+            max_change=max(m.fit.diagnostics.max_change for m in seen.values()),
+            messages=tuple(messages),
+        )
+        return first._replace(log_evidence=log_evidence, diagnostics=diagnostics)
+
+    # Results
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        """The members of the mixture: ``arguments``, ``fit.log_evidence``, ``fit.hyper`` of each."""
+        return self._finished().members
+
+    @cached_property
+    def hyper(self) -> dict[str, HyperEstimate]:  # type: ignore[override]
+        """Value and standard error of each hyperparameter; in a mixture over other arguments than shifts, of each
+        combination, with its arguments in front of the name.
+
+        Standard errors are computed for up to 20 hyperparameters.
+        """
+        run, out = self._finished(), {}
+        for member in run.learned:
+            prefix = "" if len(run.learned) == 1 else _label(member.arguments) + ": "
+            helper = BaseEngine.hyper.func(_Single(member))  # type: ignore[attr-defined]
+            out.update({prefix + name: estimate for name, estimate in helper.items()})
+        return out
+
+    def describe(self) -> str:
+        """How the model was read, how the posterior is found, and what it is a mixture of."""
+        run = self._finished()
+        is_exact = run.learned[0].programs.options.is_exact
+        lines = [super().describe(), f"posterior: {'exact' if is_exact else 'expectation propagation'}"]
+        if len(run.members) > 1:
+            over = [f"{name}: {', '.join(map(str, values))}" for name, values in self.average_over.items()]
+            over += [] if self.num_shifts is None else [f"{self.num_shifts} shifts"]
+            lines.append(f"mixture of {len(run.members)} members ({'; '.join(over)})")
+        return "\n".join(lines)
+
+    def print_summary(self, prob: float = 0.9, exclude_deterministic: bool = True) -> None:
+        """Print marginals, hyperparameters, the log evidence and how the run ended.
+
+        :param float prob: the probability mass of the central interval.
+        :param bool exclude_deterministic: whether to leave out deterministic sites (mixtures have no others).
+        """
+        run = self._finished()
+        names = [n for n in self.posterior if not exclude_deterministic or n in run.reading.field] or [*self.posterior]
+        sites = {name: self.posterior[name] for name in names}
+        print(format_summary(sites, self.hyper, self.log_evidence, self.diagnostics, prob))
+
+    @cached_property
+    def posterior(self) -> PosteriorSites:  # type: ignore[override]
+        """Marginals by name: of coefficient sites (not in mixtures) and deterministic sites linear in them.
+
+        Means are exact given the hyperparameters and the approximation. So are variances of coefficients, and of other
+        sites up to 1024 coefficients; elsewhere they are estimated from ``num_samples`` draws, with a relative
+        standard deviation of about ``sqrt(2 / num_samples)``. Quantiles are those of the draws: the marginals are no
+        Gaussians.
+        """
+        run = self._finished()
+        reading, is_mixture = run.reading, len(run.members) > 1
+        names = [
+            name
+            for name in reading.affine_sites
+            if not (is_mixture and name in reading.field)
+            and all(m.reading.site_shapes.get(name) == reading.site_shapes[name] for m in run.members)
+        ]
+        reasons = dict.fromkeys(reading.site_shapes, "it is not affine in the coefficients; see get_samples()")
+        if is_mixture:
+            reasons |= dict.fromkeys(reading.field, "coefficients are other quantities in each member of the mixture")
+        reasons |= dict.fromkeys(reading.hyper, "it is a hyperparameter; its estimate is in engine.hyper")
+        reasons |= dict.fromkeys(reading.factor_names, "it is observed")
+        sites = {
+            name: _MixtureSite(name, tuple(reading.site_shapes[name]), run.members, run.rng_key, self.num_samples)
+            for name in names
+        }
+        return PosteriorSites(sites, reasons)
+
+    def _draw(self, rng_key: Array) -> tuple[dict[str, Array], Array]:
+        """Equal shares of the draws from all members, in random order."""
+        run = self._finished()
+        parts = []
+        for key, share, member in _shares(rng_key, run.members, self.num_samples):
+            sites, log_density = member.programs.draws(*member.inputs, key, num_samples=share)
+            if len(run.members) > 1:
+                sites = {n: v for n, v in sites.items() if n in self.posterior}
+            for name, value in member.fit.hyper.items():
+                sites.setdefault(name, jnp.broadcast_to(value, (share, *jnp.shape(value))))
+            parts.append(({n: v for n, v in sites.items() if n not in member.reading.factor_names}, log_density))
+        shapes = [{n: v.shape[1:] for n, v in sites.items()} for sites, _ in parts]
+        names = [n for n, shape in shapes[0].items() if all(s.get(n) == shape for s in shapes)]
+        order = _order(rng_key, len(parts), self.num_samples)
+        sites = {n: jnp.concatenate([s[n] for s, _ in parts])[order] for n in names}
+        return sites, jnp.concatenate([log_density for _, log_density in parts])[order]
+
+    def state_probabilities(self) -> Array:
+        """Probability that each coefficient is in the high state, of shape ``(n,)``; zero where there are no states.
+
+        :raises RuntimeError: in a mixture, where coefficients are different quantities.
+        """
+        member = self._only("State probabilities belong")
+        return member.programs.state_probabilities(*member.inputs)
+
+    def _only(self, what: str) -> Member:
+        members = self._finished().members
+        if len(members) > 1:
+            raise RuntimeError(f"{what} to one choice of arguments; this run is a mixture of {len(members)}.")
+        return members[0]
+
+    # Persistence
+
+    def _content(self) -> dict[str, Any]:
+        fit = self._only("Files").fit
+        last, diagnostics = fit.last_state, fit.diagnostics
+        learning = diagnostics.hyper
+        return {
+            "values": last.values,
+            "state": jax.tree.leaves(last.state),
+            "log_evidence": fit.log_evidence,
+            "covariance": fit.covariance,
+            "has_curvature": fit.has_curvature,
+            "diagnostics": diagnostics._replace(hyper=None)._asdict(),
+            "hyper_diagnostics": None if learning is None else learning._asdict(),
+        }
+
+    def _restore(self, content: dict[str, Any], rng_key: Array, args: tuple, kwargs: dict[str, Any]) -> _Run:
+        reading = read_sparse_linear(self.model, args, kwargs, field=self.field, rng_key=rng_key, check=False)
+        space = UnconstrainedSpace(reading.hyper, self.hyper_values)
+        values = jnp.asarray(content["values"])
+        if values.shape != (space.size,):
+            raise ValueError(f"The saved run learned {values.size} hyperparameters; this model has {space.size}.")
+        programs = compiled_tree_programs(reading, space, self._options(reading, space))
+        hyper = space.unpack(values)
+        projection = programs.project(reading.data, hyper)
+        shapes = jax.eval_shape(programs.init_state, reading.data, hyper)
+        state = jax.tree.unflatten(jax.tree.structure(shapes), [jnp.asarray(x) for x in content["state"]])
+        found = float(programs.evaluate(reading.data, space.fixed, projection, state, values).log_evidence)
+        if not np.isclose(found, content["log_evidence"], rtol=1e-4):
+            raise ValueError("On the saved arguments this model has another density than the one that was run.")
+        learning = content["hyper_diagnostics"]
+        diagnostics = Diagnostics(**content["diagnostics"])._replace(
+            hyper=None if learning is None else HyperDiagnostics(**learning)
+        )
+        last = EngineState(values, state, None, diagnostics.num_steps, data_digest(reading.data, space.fixed))
+        fit = Fit(last, hyper, content["covariance"], content["has_curvature"], content["log_evidence"], diagnostics)
+        member = Member({}, reading, space, programs, projection, fit)
+        return _Run((member,), (member,), fit, rng_key)
+
+
+class _Single:
+    """What the table of hyperparameters is made from, for one member."""
+
+    def __init__(self, member: Member) -> None:
+        self._member = member
+
+    def _finished(self) -> Member:
+        return self._member
+
+
+class _MixtureSite(SitePosterior):
+    """A site under a mixture with equal weights, each member of which has an exact mean."""
+
+    def __init__(
+        self, name: str, shape: tuple[int, ...], members: Sequence[Member], rng_key: Array, num_samples: int
+    ) -> None:
+        self._members, self._rng_key, self._num_samples = members, rng_key, num_samples
+        super().__init__(name, shape, moments=self._known_moments, covariance=self._full_covariance, sample=self._mixed)
+
+    @cached_property
+    def _means(self) -> Array:
+        """Of the members, shape ``(num_members, size)``."""
+        return jnp.stack([m.programs.site_mean(*m.inputs, name=self.name) for m in self._members])
+
+    @cached_property
+    def _all_draws(self) -> list[Array]:
+        """Draws of each member."""
+        return self._draw_members(self._rng_key, self._num_samples)
+
+    def _draw_members(self, rng_key: Array, num_samples: int) -> list[Array]:
+        return [
+            m.programs.draw_site(*m.inputs, key, name=self.name, num_samples=share)
+            for key, share, m in _shares(rng_key, self._members, num_samples)
+        ]
+
+    @property
+    def mean(self) -> Array:
+        """Posterior mean, in the shape of the site."""
+        return jnp.mean(self._means, axis=0).reshape(self.shape)
+
+    @cached_property
+    def _variance(self) -> Array:
+        means = self._means
+        if all(m.programs.has_exact_variance(self.name) for m in self._members):
+            parts = [m.programs.site_variance(*m.inputs, name=self.name) for m in self._members]
+        else:
+            parts = [jnp.mean(jnp.square(d - mean), axis=0) for d, mean in zip(self._all_draws, means, strict=True)]
+        between = jnp.mean(jnp.square(means - jnp.mean(means, axis=0)), axis=0)
+        variance = sum(parts[1:], parts[0]) / len(parts) + between
+        if not bool(jnp.all(jnp.isfinite(variance))):
+            raise FloatingPointError(f"The posterior of site {self.name!r} is not finite, although the evidence is.")
+        return variance
+
+    def _known_moments(self) -> tuple[Array, Array]:
+        return self.mean.reshape(-1), self._variance
+
+    def _full_covariance(self) -> Array:
+        parts = [m.programs.site_covariance(*m.inputs, name=self.name) for m in self._members]
+        centered = self._means - jnp.mean(self._means, axis=0)
+        return (sum(parts[1:], parts[0]) + centered.T @ centered) / len(parts)
+
+    def _mixed(self, rng_key: Array, num_samples: int) -> Array:
+        draws = jnp.concatenate(self._draw_members(rng_key, num_samples))
+        return draws[_order(rng_key, len(self._members), num_samples)]
+
+    def quantile(self, q: ArrayLike) -> Array:
+        """Quantiles of each element, of the ``num_samples`` draws of the run.
+
+        :param q: probability, or array of probabilities, inside (0, 1).
+        :return: of shape ``q.shape + shape``.
+        :raises ValueError: if a probability is outside (0, 1).
+        """
+        q = np.asarray(q, float)
+        if not np.all((q > 0.0) & (q < 1.0)):
+            raise ValueError(f"Quantiles need probabilities inside (0, 1), got {q}.")
+        draws = np.concatenate([np.asarray(d) for d in self._all_draws])
+        return jnp.asarray(np.quantile(draws, q, axis=0), self.mean.dtype).reshape(q.shape + self.shape)
+
+
+def _shares(rng_key: Array, members: Sequence[Member], num_samples: int) -> Iterable[tuple[Array, int, Member]]:
+    """Equal numbers of draws of all members, in all at least as many as asked for."""
+    share = -(-num_samples // len(members))
+    return ((key, share, m) for key, m in zip(jax.random.split(rng_key, len(members)), members, strict=True))
+
+
+def _order(rng_key: Array, num_members: int, num_samples: int) -> Array:
+    """Which of the draws to keep, in random order."""
+    total = num_members * -(-num_samples // num_members)
+    return jax.random.permutation(jax.random.fold_in(rng_key, 3), total)[:num_samples]
+
+
+def _label(arguments: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={np.asarray(value).tolist()!r}" for name, value in arguments.items())
+
+
+def check_average(
+    model: Callable[..., Any], num_shifts: int | None, average_over: Mapping[str, Sequence[Any]] | None
+) -> dict[str, tuple[Any, ...]]:
+    """Refuse averages over arguments that the model does not have.
+
+    :return: the values of each argument.
+    :raises ValueError: saying which.
+    """
+    if num_shifts is not None:
+        check_at_least(1, num_shifts=num_shifts)
+    average = {name: tuple(values) for name, values in dict(average_over or {}).items()}
+    empty = [name for name, values in average.items() if not values]
+    if empty:
+        raise ValueError(f"average_over[{empty[0]!r}] holds no values.")
+    if "shift" in average and num_shifts is not None:
+        raise ValueError("Give either num_shifts or average_over={'shift': [...]}, not both.")
+    names = [*average, *(() if num_shifts is None else ("shift",))]
+    parameters = inspect.signature(model).parameters
+    if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
+        return average
+    for name in names:
+        if name not in parameters:
+            option = "num_shifts" if name == "shift" and num_shifts is not None else "average_over"
+            raise ValueError(
+                f"{option} needs a model with an argument {name!r}; {getattr(model, '__name__', 'this one')} has "
+                f"{', '.join(parameters) or 'none'}. A shift rolls the image: jnp.roll(image, shift, axes)."
+            )
+    return average
+
+
+def _not_finite(reading: Any, hyper: dict[str, Array]) -> ValueError:
+    form = compiled_form(reading)(hyper, reading.data)
+    where = "".join(f" at {name} = {np.asarray(v)}," for name, v in hyper.items() if np.size(v) <= 4)
+    if not bool(jnp.all(jnp.isfinite(form.observed))):
+        number = int(jnp.sum(~jnp.isfinite(form.observed)))
+        return ValueError(
+            f"{number} of the observations in {', '.join(map(repr, reading.factor_names))} are not finite. Mask them: "
+            "handlers.mask(mask=...) around the observed site, with zeros in place of the missing values."
+        )
+    return ValueError(
+        f"The log evidence is not finite{where.rstrip(',')}: scales of prior or noise may be zero or not finite. Give "
+        "other starting values (init_values), or use float64 (numpyro.enable_x64())."
+    )
