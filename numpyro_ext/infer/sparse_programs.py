@@ -18,8 +18,9 @@ from . import hyper as hyper_search
 from . import structured_mean_field as core
 from .unconstrained import UnconstrainedSpace
 
-__all__ = ["SparsePrograms", "compiled_form", "compiled_sparse_programs"]
+__all__ = ["CHUNK", "SparsePrograms", "compiled_form", "compiled_sparse_programs"]
 
+CHUNK = 10
 _LARGEST_DENSE = 1024
 _LEARNING_STEPS = 5
 _DRAWS_AT_A_TIME = 25
@@ -42,7 +43,7 @@ class SparsePrograms:
         self._selections: dict[str, bool] = {}
         self.make_workspace = jax.jit(self._make_workspace)
         self.init_state = jax.jit(self._init_state)
-        self.solve = jax.jit(self._solve, static_argnums=5)
+        self.solve = jax.jit(self._solve)
         self.site_mean = jax.jit(self._site_mean, static_argnames="name")
         self.site_moments = jax.jit(self._site_moments, static_argnames="name")
         self.site_covariance = jax.jit(self._site_covariance, static_argnames="name")
@@ -67,15 +68,30 @@ class SparsePrograms:
         return core.init(self._reading.form(hyper, data), workspace, self.options, coefficients)
 
     def _solve(
-        self, data: Any, fixed: dict, values: Array, workspace: core.Workspace, state: core.State, num_steps: int
+        self,
+        data: Any,
+        fixed: dict,
+        values: Array,
+        workspace: core.Workspace,
+        state: core.State,
+        num_steps: Array | int,
     ) -> tuple[Array, core.State, core.SolveInfo]:
-        """Some steps, each with an update of the hyperparameters where there are any."""
+        """At most :data:`CHUNK` steps, each with an update of the hyperparameters where there are any."""
         reading, space = self._reading, self._space
 
         def make_form(values: Array) -> Any:
             return reading.form(space.unpack(values, fixed), data)
 
-        solve = partial(core.solve, values, workspace, state, self.options, num_steps=num_steps, tol=self._tol)
+        solve = partial(
+            core.solve,
+            values,
+            workspace,
+            state,
+            self.options,
+            num_steps=num_steps,
+            tol=self._tol,
+            trace_length=CHUNK,
+        )
         if not space.size:
             return values, *solve(make_form=make_form)
         return solve(make_form=make_form, learn=partial(self._learn, data, fixed))

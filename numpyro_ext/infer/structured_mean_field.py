@@ -255,6 +255,7 @@ def init(form: SparseLinear, workspace: Workspace, options: Options, coefficient
     n = form.num_columns
     prior_states = state_posterior(form.forest, form.prior, jnp.zeros((n, 2), gram.dtype))
     zeros = jnp.zeros((n,), gram.dtype)
+    shift = _precision(form, workspace, zeros).project(form.observed)
     if coefficients is None and options.solver != "diagonal":
         components = components_of_nodes(form.forest, form.prior)
         typical = [jnp.broadcast_to(_typical_square(component, gram.dtype), (n,)) for component in components]
@@ -263,8 +264,7 @@ def init(form: SparseLinear, workspace: Workspace, options: Options, coefficient
         weight = 1.0 / second_moment
     else:
         if coefficients is None:
-            projected = _precision(form, workspace, zeros).project(form.observed)
-            coefficients = projected / jnp.where(gram > 0.0, gram, 1.0)
+            coefficients = shift / jnp.where(gram > 0.0, gram, 1.0)
         # Where data are silent, the noise of a coefficient is infinite; it starts at the average of the others.
         noise = 1.0 / jnp.where(gram > 0.0, gram, jnp.mean(gram))
         second_moment = jnp.square(coefficients) + (0.0 if options.variances == "none" else noise)
@@ -274,7 +274,7 @@ def init(form: SparseLinear, workspace: Workspace, options: Options, coefficient
     floor = _FLOOR * jnp.mean(second_moment)
     draws = jnp.zeros((0 if workspace.perturbations is None else options.num_samples, n), gram.dtype)
     start = State(second_moment, zeros, jnp.zeros_like(zeros), jnp.zeros_like(form.observed), draws, floor)
-    state, _, _ = _gaussian_round(form, workspace, gram, weight, start, options, refresh=True)
+    state, _, _ = _gaussian_round(form, workspace, gram, shift, weight, start, options, refresh=True)
     return state
 
 
@@ -309,21 +309,39 @@ def step(form: SparseLinear, workspace: Workspace, state: State, options: Option
     :param Options options: static choices.
     :return: the next state, and what was found.
     """
+    return _advance(form, workspace, state, options, jnp.asarray(False))
+
+
+def _advance(
+    form: SparseLinear, workspace: Workspace, state: State, options: Options, judges_only: Array
+) -> tuple[State, Info]:
+    """A step; or with ``judges_only`` its first round alone, which finds the bound."""
     gram = _gram(form, options)
-    states = _states(form, state.second_moment)
-    weight = _gaussian_precision(form, states, state.second_moment)
-    new, half_log_determinant, solved = _gaussian_round(form, workspace, gram, weight, state, options, refresh=True)
-    objective = _objective(form, states, weight, state, new, half_log_determinant, options)
+    shift = _precision(form, workspace, gram).project(form.observed)
     reference = [c.width(state.second_moment) for c in _super_gaussian(form)] if options.is_convexified else None
 
-    def advance(_: int, carry: tuple[State, _Solved]) -> tuple[State, _Solved]:
-        now, solved = carry
+    # One body for all rounds: a second copy would double the time of compilation.
+    def round_of(number: Array, carry: tuple[State, Array, _Solved]) -> tuple[State, Array, _Solved]:
+        now, objective, solved = carry
+        is_first = number == 0
         states = _states(form, now.second_moment)
         weight = _gaussian_precision(form, states, now.second_moment, reference)
-        after, _unused, more = _gaussian_round(form, workspace, gram, weight, now, options, refresh=False)
-        return after, solved.add(more)
+        new, half_log_determinant, more = _gaussian_round(
+            form, workspace, gram, shift, weight, now, options, refresh=is_first
+        )
+        objective = lax.cond(
+            is_first,
+            lambda: _objective(form, states, weight, now, new, half_log_determinant, options),
+            lambda: objective,
+        )
+        return new, objective, solved.add(more)
 
-    new, solved = lax.fori_loop(1, options.num_rounds, advance, (new, solved))
+    def advance(number: Array, carry: tuple[State, Array, _Solved]) -> tuple[State, Array, _Solved]:
+        return lax.cond(judges_only & (number > 0), lambda _, carry: carry, round_of, number, carry)
+
+    zero = jnp.zeros((), gram.dtype)
+    start = state, zero, _Solved(jnp.zeros((), jnp.int32), zero)
+    new, objective, solved = lax.fori_loop(0, options.num_rounds, advance, start)
     change = jnp.abs(jnp.sqrt(new.second_moment) - jnp.sqrt(state.second_moment)) * jnp.sqrt(jnp.mean(gram))
     return new, Info(objective, jnp.max(change), solved.num_iterations, solved.residual)
 
@@ -378,11 +396,7 @@ def _weighted_sum(weights: Array, logs: Array) -> Array:
 def bound(form: SparseLinear, workspace: Workspace, state: State, options: Options) -> Array:
     """The lower bound of the log evidence at ``state``, exact with exact solvers and else an estimate of it; without
     variances, the log joint density of means and data. With constants."""
-    gram = _gram(form, options)
-    states = _states(form, state.second_moment)
-    weight = _gaussian_precision(form, states, state.second_moment)
-    new, half_log_determinant, _ = _gaussian_round(form, workspace, gram, weight, state, options, refresh=True)
-    return _objective(form, states, weight, state, new, half_log_determinant, options)
+    return _advance(form, workspace, state, options, jnp.asarray(True))[1].objective
 
 
 def solve(
@@ -391,8 +405,9 @@ def solve(
     state: State,
     options: Options,
     *,
-    num_steps: int = 100,
+    num_steps: int | Array = 100,
     tol: float = 1e-4,
+    trace_length: int | None = None,
     learn: Callable[[Any, State], Any] | None = None,
     make_form: Callable[[Any], SparseLinear] = lambda form: form,
 ) -> tuple[Any, ...]:
@@ -402,41 +417,51 @@ def solve(
     :param Workspace workspace: of it.
     :param State state: where to start.
     :param Options options: static choices.
-    :param int num_steps: steps at most.
+    :param num_steps: steps at most, a number or a traced scalar.
     :param float tol: bound on :attr:`Info.max_change`.
+    :param int trace_length: of the trace, at least ``num_steps``; needed where that is traced.
     :param learn: called after each step with ``form`` and state, returns the new ``form``: :func:`learn_prior`.
     :param make_form: from what is learned to the model.
     :return: the state and how the iteration ended; with ``learn``, the learned form before these.
     """
-    trace = jnp.full((num_steps,), jnp.nan, state.mean.dtype)
+    trace = jnp.full((num_steps if trace_length is None else trace_length,), jnp.nan, state.mean.dtype)
     infinity = jnp.asarray(jnp.inf, state.mean.dtype)
     nothing = Info(jnp.zeros_like(infinity), infinity, jnp.zeros((), jnp.int32), jnp.zeros_like(infinity))
 
-    def unfinished(carry: tuple[Any, State, Info, Array, Array]) -> Array:
-        _, _, info, number, _ = carry
+    def goes_on(info: Info, number: Array) -> Array:
         return (number < num_steps) & (info.max_change > tol) & jnp.isfinite(info.objective)
 
-    def advance(carry: tuple[Any, State, Info, Array, Array]) -> tuple[Any, State, Info, Array, Array]:
-        given, state, before, number, trace = carry
-        state, info = step(make_form(given), workspace, state, options)
-        if learn is not None:
-            given = learn(given, state)
-        trace = trace.at[number].set(info.objective)
-        return (
-            given,
-            state,
-            info._replace(num_iterations=info.num_iterations + before.num_iterations),
-            number + 1,
-            trace,
+    # The last turn of the loop only finds the bound where the iteration has ended, so that this is compiled once.
+    def advance(carry: _Carry) -> _Carry:
+        is_over = ~goes_on(carry.info, carry.number)
+        state, info = _advance(make_form(carry.form), workspace, carry.state, options, is_over)
+        form = carry.form if learn is None else lax.cond(is_over, lambda f, _: f, learn, carry.form, state)
+        trace = carry.trace.at[carry.number].set(info.objective, mode="drop")
+        total = info._replace(num_iterations=info.num_iterations + carry.info.num_iterations)
+        state, last, number, trace = jax.tree.map(
+            lambda old, new: jnp.where(is_over, old, new),
+            (carry.state, carry.info, carry.number, carry.trace),
+            (state, total, carry.number + 1, trace),
         )
+        return _Carry(form, state, last, number, trace, info.objective, is_over)
 
-    form, state, info, number, trace = lax.while_loop(
-        unfinished, advance, (form, state, nothing, jnp.zeros((), jnp.int32), trace)
+    start = _Carry(form, state, nothing, jnp.zeros((), jnp.int32), trace, infinity, jnp.asarray(False))
+    end = lax.while_loop(lambda carry: ~carry.is_over, advance, start)
+    converged = (end.info.max_change <= tol) & jnp.isfinite(end.objective)
+    summary = SolveInfo(
+        converged, end.number, end.objective, end.trace, end.info.max_change, end.info.num_iterations, end.info.residual
     )
-    objective = bound(make_form(form), workspace, state, options)
-    converged = (info.max_change <= tol) & jnp.isfinite(objective)
-    summary = SolveInfo(converged, number, objective, trace, info.max_change, info.num_iterations, info.residual)
-    return (state, summary) if learn is None else (form, state, summary)
+    return (end.state, summary) if learn is None else (end.form, end.state, summary)
+
+
+class _Carry(NamedTuple):
+    form: Any
+    state: State
+    info: Info
+    number: Array
+    trace: Array
+    objective: Array
+    is_over: Array
 
 
 class _Solved(NamedTuple):
@@ -491,20 +516,21 @@ def _gaussian_round(
     form: SparseLinear,
     workspace: Workspace,
     gram: Array,
+    shift: Array,
     weight: Array,
     state: State,
     options: Options,
     *,
-    refresh: bool,
+    refresh: Array | bool,
 ) -> tuple[State, Array, _Solved]:
     """The Gaussian with precision ``weight`` on the coefficients: moments, half its log determinant, iterations.
 
     Exact variances are always fresh; others only where ``refresh`` is set, and so is the log determinant.
     """
     precision = _precision(form, workspace, weight)
-    shift = precision.project(form.observed)
-    solved = _Solved(jnp.zeros((), jnp.int32), jnp.zeros((), weight.dtype))
-    half_log_determinant = jnp.zeros((), weight.dtype)
+    zero = jnp.zeros((), weight.dtype)
+    solved = _Solved(jnp.zeros((), jnp.int32), zero)
+    half_log_determinant = zero
     variance, fitted, draws = state.variance, state.fitted_variance, state.draws
     if options.solver == "diagonal":
         exact_variance = 1.0 / (gram + weight)
@@ -520,10 +546,11 @@ def _gaussian_round(
             shift, gram, initial=state.mean, tol=options.mean_tol, max_iterations=options.max_iterations
         )
         mean = result.solution
-        solved = solved.add(_Solved(result.num_iterations, result.residual / options.mean_tol))
+        solved = _Solved(result.num_iterations, result.residual / options.mean_tol)
     if options.variances == "exact":
         variance, fitted = exact_variance, exact_fitted
-    elif options.variances == "perturb-and-map" and refresh:
+
+    def perturbed() -> tuple[Array, Array, Array, _Solved]:
         assert workspace.perturbations is not None
         result = perturb_and_map(
             precision,
@@ -533,16 +560,26 @@ def _gaussian_round(
             tol=options.draw_tol,
             max_iterations=options.max_iterations,
         )
-        draws = result.solution
-        variance = jnp.mean(jnp.square(draws), axis=0)
-        fitted = jnp.mean(jnp.square(jax.vmap(precision.operator.matvec)(draws)), axis=0)
-        solved = solved.add(_Solved(result.num_iterations, jnp.max(result.residual) / options.draw_tol))
-    elif options.variances == "lanczos" and refresh:
-        variance = lanczos_variance(precision, shift, min(options.num_products, form.num_columns))
-        fitted = jnp.zeros_like(fitted)
-    if refresh and workspace.signs is not None:
-        half_log_determinant = lanczos_log_determinant(
-            precision, gram, workspace.signs, min(options.num_determinant_products, form.num_columns)
+        found = result.solution
+        fitted = jnp.mean(jnp.square(jax.vmap(precision.operator.matvec)(found)), axis=0)
+        more = _Solved(result.num_iterations, jnp.max(result.residual) / options.draw_tol)
+        return jnp.mean(jnp.square(found), axis=0), fitted, found, solved.add(more)
+
+    def in_krylov_space() -> tuple[Array, Array, Array, _Solved]:
+        found = lanczos_variance(precision, shift, min(options.num_products, form.num_columns))
+        return found, jnp.zeros_like(fitted), draws, solved
+
+    estimates = {"perturb-and-map": perturbed, "lanczos": in_krylov_space}
+    if options.variances in estimates:
+        old = variance, fitted, draws, solved
+        variance, fitted, draws, solved = lax.cond(refresh, estimates[options.variances], lambda: old)
+    signs = workspace.signs
+    if signs is not None:
+        num_products = min(options.num_determinant_products, form.num_columns)
+        half_log_determinant = lax.cond(
+            refresh,
+            lambda: lanczos_log_determinant(precision, gram, signs, num_products),
+            lambda: zero,
         )
     second_moment = jnp.maximum(variance + jnp.square(mean), state.floor)
     return State(second_moment, mean, variance, fitted, draws, state.floor), half_log_determinant, solved

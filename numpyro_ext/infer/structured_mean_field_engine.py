@@ -22,14 +22,12 @@ from .progress import warn
 from .results import Diagnostics, LogEvidence
 from .saved_run import fit_from_content, fit_to_content
 from .site_posterior import PosteriorSites, SitePosterior
-from .sparse_programs import SparsePrograms, compiled_form, compiled_sparse_programs
+from .sparse_programs import CHUNK, SparsePrograms, compiled_form, compiled_sparse_programs
 from .unconstrained import UnconstrainedSpace
 
 __all__ = ["StructuredMeanField"]
 
 Variances = Literal["auto", "exact", "perturb-and-map", "lanczos", "none"]
-
-_CHUNK = 10
 
 
 class _Run(NamedTuple):
@@ -281,7 +279,7 @@ class StructuredMeanField(BaseEngine):
             try:
                 while done < self.num_steps:
                     values, state, info = jax.block_until_ready(
-                        programs.solve(data, fixed, values, workspace, state, min(_CHUNK, self.num_steps - done))
+                        programs.solve(data, fixed, values, workspace, state, min(CHUNK, self.num_steps - done))
                     )
                     taken = int(info.num_steps)
                     trace.append(np.asarray(info.objective_trace)[:taken])
