@@ -1,0 +1,106 @@
+"""Images: sweeps of EP for deblurring against a Cholesky factor of as many unknowns; denoising as a whole."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import pywt
+
+from numpyro_ext.infer import StructuredMeanField
+from numpyro_ext.linalg import convolution
+from numpyro_ext.models import poisson_deblurring, wavelet_denoising
+from numpyro_ext.structure import read_latent_gaussian
+
+from .compilation import compile_function, compile_sweep
+from .results_table import Row, at_most
+
+SIDES = (32, 64, 128)
+KERNEL = np.outer([0.25, 0.5, 0.25], [0.25, 0.5, 0.25])
+
+
+def photograph(side: int) -> np.ndarray:
+    """The photographer of PyWavelets, averaged over squares, between zero and one."""
+    image = pywt.data.camera().astype(float)
+    step = image.shape[0] // side
+    image = image.reshape(side, step, side, step).mean((1, 3))
+    return (image - image.min()) / np.ptp(image)
+
+
+@pytest.mark.parametrize("side", SIDES)
+def test_deblurring_sweep(race, results, side):
+    size = side * side
+    blurred = convolution((side, side), KERNEL, boundary="replicate") @ jnp.asarray(10.0 * photograph(side).reshape(-1))
+    counts = np.random.default_rng(0).poisson(np.asarray(blurred)).reshape(side, side)
+    reading = read_latent_gaussian(poisson_deblurring, (counts, KERNEL), {"smoothness": 0.35})
+    ours = compile_sweep(jax.jit(reading.form)({}, reading.data))
+    # 16384 unknowns: two gibibytes and half a minute for the peer, so one round of it.
+    floor = compile_function(jnp.linalg.cholesky, jnp.eye(size) + 0.5 / size)
+    seconds, peer_seconds = race(ours.run, floor.run, rounds=5 if side < 128 else 1)
+    results.add(
+        Row(
+            item=f"EP sweep, photon-limited deblurring, {side} x {side}",
+            dtype="float64",
+            seconds=seconds,
+            peer=f"Cholesky, {size} x {size}",
+            peer_seconds=peer_seconds,
+            figure="time ratio",
+            value=seconds / peer_seconds,
+            target=at_most(4),
+            compile_seconds=ours.seconds,
+            peak_bytes=ours.peak_bytes,
+            peer_peak_bytes=floor.peak_bytes,
+            remark=f"{(ours.peak_bytes or 0) / size:.0f} bytes per pixel.",
+        )
+    )
+
+
+def test_denoising_whole(benchmark, results):
+    image = photograph(256)
+    noisy = image + 0.1 * np.random.default_rng(0).standard_normal(image.shape)
+
+    def run() -> Any:
+        engine = StructuredMeanField(wavelet_denoising, num_steps=15, tol=1e-2, progress_bar=False)
+        engine.run(jax.random.key(0), noisy, 0.1)
+        return np.asarray(engine.posterior["image"].mean)
+
+    def threshold() -> np.ndarray:
+        # BayesShrink (Chang, Yu and Vetterli 2000) with the noise known.
+        coefficients = pywt.wavedec2(noisy, "db2", mode="periodization", level=5)
+        shrunk = [coefficients[0]]
+        for level in coefficients[1:]:
+            bands = []
+            for band in level:
+                signal = np.sqrt(max(np.mean(band**2) - 0.01, 1e-12))
+                bands.append(pywt.threshold(band, 0.01 / signal, "soft"))
+            shrunk.append(tuple(bands))
+        return pywt.waverec2(shrunk, "db2", mode="periodization")
+
+    def quality(found: np.ndarray) -> float:
+        return float(-10 * np.log10(np.mean((found - image) ** 2)))
+
+    start = time.perf_counter()
+    run()
+    cold = time.perf_counter() - start
+    found = benchmark.pedantic(run, rounds=2)
+    start = time.perf_counter()
+    shrunk = threshold()
+    peer_seconds = time.perf_counter() - start
+    seconds = benchmark.stats.stats.min
+    results.add(
+        Row(
+            item="structured mean field, denoising 256 x 256, whole",
+            dtype="float64",
+            seconds=seconds,
+            peer="soft thresholds, BayesShrink",
+            peer_seconds=peer_seconds,
+            figure="gain in dB",
+            value=quality(found) - quality(shrunk),
+            compile_seconds=cold - seconds,
+            remark=f"{quality(found):.2f} dB against {quality(shrunk):.2f} dB.",
+        )
+    )
