@@ -63,7 +63,9 @@ class LaplacePotential(SuperGaussianPotential):
             a = sign * standard - drift
             part = truncated_normal(a)
             # Deep in the tail the exponential and the tail cancel: log Phi(a) + a^2 / 2 is what remains.
-            log_tail = -0.5 * standard**2 - 0.5 * math.log(2.0 * math.pi) - jnp.log(part.ratio)
+            # Far from the tail the ratio is zero, which must not reach the logarithm and its gradient.
+            log_ratio = jnp.log(jnp.where(a < 0.0, part.ratio, 1.0))
+            log_tail = -0.5 * standard**2 - 0.5 * math.log(2.0 * math.pi) - log_ratio
             log_mass = drift * (0.5 * drift - sign * standard) + part.log_mass
             return jnp.where(a < 0.0, log_tail, log_mass), part
 
