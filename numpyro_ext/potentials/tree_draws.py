@@ -69,7 +69,8 @@ def _draw_tilted_laplace(key: Array, scale: Array, mean: Array, variance: Array)
     log_odds = -2.0 * a * u + log_ndtr(u - a) - log_ndtr(-u - a)
     positive = jax.random.logistic(sign_key, mean.shape, mean.dtype) < log_odds
     below = a - jnp.where(positive, u, -u)
-    uniform = jax.random.uniform(size_key, mean.shape, mean.dtype, minval=jnp.finfo(mean.dtype).tiny)
+    # Neither zero nor one, of which the quantiles are infinite.
+    uniform = jax.random.uniform(size_key, mean.shape, mean.dtype) + 0.25 * jnp.finfo(mean.dtype).eps
     size = _truncated_quantile(below, jnp.log(uniform)) - below
     return jnp.where(positive, 1.0, -1.0) * deviation * jnp.maximum(size, 0.0)
 
@@ -79,7 +80,8 @@ def _truncated_quantile(below: Array, log_probability: Array) -> Array:
     target = log_probability + log_ndtr(-below)
     # In the tail the density falls as exp(-x^2 / 2); elsewhere the inverse of the distribution function is at hand.
     tail = jnp.sqrt(jnp.square(jnp.maximum(below, 0.0)) - 2.0 * log_probability)
-    x = jnp.where(below > 3.0, tail, -ndtri(jnp.exp(jnp.where(below > 3.0, -1.0, target))))
+    probability = jnp.exp(jnp.where(below > 3.0, -1.0, target))
+    x = jnp.where(below > 3.0, tail, -ndtri(jnp.minimum(probability, 1.0 - jnp.finfo(below.dtype).epsneg)))
     for _ in range(_NEWTON_STEPS):
         step = (log_ndtr(-x) - target) / inverse_mills_ratio(-x)
         x = jnp.where(below > 3.0, x + step, x)

@@ -8,7 +8,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
-from scipy import integrate, optimize
+from scipy import integrate, optimize, stats
 
 from models.images import wavelet_denoising
 from numpyro_ext.distributions import HiddenMarkovTree
@@ -18,7 +18,7 @@ from numpyro_ext.infer.tree_denoising import denoise
 from numpyro_ext.infer.tree_ep import TreeEP
 from numpyro_ext.linalg import from_matrix, identity, wavelet_transform
 from numpyro_ext.potentials import GaussianPotential, LaplacePotential, wavelet_forest
-from numpyro_ext.potentials.tree_draws import tree_draws
+from numpyro_ext.potentials.tree_draws import _draw_tilted_laplace, _truncated_quantile, tree_draws
 from numpyro_ext.potentials.tree_mixture import TreeParameters, tilted_moments
 from numpyro_ext.structure import ModelStructureError
 from numpyro_ext.structure.sparse_linear import SparseLinear
@@ -357,3 +357,18 @@ def test_gradients_far_from_zero_in_single_precision():
     slope = jax.grad(log_z)(jnp.float32(8.0))
     # Of -|y| / scale - log(2 scale), but for the one at zero, where the density is that of the kink.
     np.testing.assert_allclose(slope, 2 * (21.0 / 64.0 - 1.0 / 8.0) - 1.0 / 8.0, atol=2e-3)
+
+
+def test_draws_are_finite_in_single_precision():
+    """Uniform numbers of 23 bits are zero now and then; a million draws would show it."""
+    for mean in (0.0, 20.0):
+        y = jnp.full(2**24, mean, jnp.float32)
+        draws = _draw_tilted_laplace(jax.random.key(0), jnp.float32(0.5), y, jnp.float32(0.01))
+        assert draws.dtype == jnp.float32 and np.all(np.abs(draws - y) < 2.0)
+
+
+def test_quantiles_of_truncated_normals():
+    below = jnp.linspace(-8.0, 120.0, 65)
+    for probability in (1e-6, 0.3, 0.999):
+        x = _truncated_quantile(below, jnp.full(65, np.log(probability)))
+        np.testing.assert_allclose(stats.norm.logsf(x) - stats.norm.logsf(below), np.log(probability), atol=1e-9)
