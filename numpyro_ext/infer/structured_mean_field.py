@@ -44,6 +44,7 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
+from jax.typing import ArrayLike
 
 from ..linalg.operators import LinearOperator, from_matrix
 from ..linalg.perturb_and_map import Perturbations, draw_perturbations, perturb_and_map
@@ -60,10 +61,12 @@ from ..potentials.super_gaussian import SuperGaussianPotential
 from ..potentials.tree_mixture import (
     TreeParameters,
     components_of_nodes,
+    em_step,
     log_evidence,
     log_probabilities,
     m_step,
     state_posterior,
+    tilted_moments,
 )
 from ..structure.sparse_linear import SparseLinear
 
@@ -78,6 +81,7 @@ __all__ = [
     "choose_options",
     "expected_log_joint",
     "fit_prior",
+    "fit_prior_to_noisy",
     "init",
     "learn_prior",
     "make_workspace",
@@ -295,6 +299,32 @@ def fit_prior(form: SparseLinear, coefficients: Array, num_steps: int = 10) -> T
         return m_step(form.forest, prior, states.marginals, states.pair_marginals, squared)
 
     return lax.fori_loop(0, num_steps, advance, jax.tree.map(lambda x: jnp.asarray(x, squared.dtype), form.prior))
+
+
+def fit_prior_to_noisy(
+    form: SparseLinear, coefficients: Array, variance: ArrayLike, num_exact_steps: int = 10, num_steps: int = 5
+) -> tuple[TreeParameters, Array]:
+    """Start for the parameters and for the second moments, from coefficients with independent Gaussian errors.
+
+    With such data the posterior of the tree is exact, and so is expectation-maximisation. Its second moments have the
+    sparsity of the states, which those of raw coefficients hide in the noise: from these, learning may end where both
+    components are one.
+
+    :param SparseLinear form: the model; the families of its components stay.
+    :param coefficients: of shape ``(n,)``.
+    :param variance: of their errors, which broadcasts to ``(n,)``.
+    :param int num_exact_steps: steps of exact expectation-maximisation.
+    :param int num_steps: steps of the bound's own, for the second moments that these end with.
+    :return: the parameters; and second moments of shape ``(n,)``, for the first field of the state of :func:`init`.
+    """
+    dtype = coefficients.dtype
+    start = jax.tree.map(lambda x: jnp.asarray(x, dtype), form.prior)
+    exact = lax.fori_loop(
+        0, num_exact_steps, lambda _, prior: em_step(form.forest, prior, coefficients, variance)[0], start
+    )
+    moments = tilted_moments(form.forest, exact, coefficients, variance)
+    second_moment = jnp.square(moments.mean) + moments.variance
+    return fit_prior(form._replace(prior=exact), jnp.sqrt(second_moment), num_steps), second_moment
 
 
 def step(form: SparseLinear, workspace: Workspace, state: State, options: Options) -> tuple[State, Info]:

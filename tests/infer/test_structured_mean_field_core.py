@@ -11,7 +11,7 @@ from numpyro_ext.infer import structured_mean_field as smf
 from numpyro_ext.linalg import from_matrix, identity, select
 from numpyro_ext.linalg.posterior_precision import PosteriorPrecision
 from numpyro_ext.potentials import Forest, GaussianPotential, LaplacePotential, StudentTPotential
-from numpyro_ext.potentials.tree_mixture import TreeParameters, log_evidence, state_posterior
+from numpyro_ext.potentials.tree_mixture import TreeParameters, log_evidence, state_posterior, tilted_moments
 from numpyro_ext.structure.sparse_linear import SparseLinear
 from tests.potentials.tree_cases import CASES, reference_model
 
@@ -28,6 +28,10 @@ def fit(form, workspace, state, options, num_steps=1000, tol=1e-9, learns=False)
 @functools.partial(jax.jit, static_argnames="options")
 def begin(form, workspace, options):
     return smf.init(form, workspace, options)
+
+
+fit_prior = jax.jit(smf.fit_prior)
+fit_prior_to_noisy = jax.jit(smf.fit_prior_to_noisy)
 
 
 def prepare(form, **choices):
@@ -206,6 +210,7 @@ def test_learning_the_prior_raises_the_bound(kind):
         np.testing.assert_allclose(learned.prior.high.scale[2], jnp.sum(q * root) / jnp.sum(q), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_noisy_and_biased_variances_approach_the_exact_fixed_point():
     form = small_form("laplace-tree")
     workspace, state, options = prepare(form)
@@ -215,7 +220,7 @@ def test_noisy_and_biased_variances_approach_the_exact_fixed_point():
         num_determinant_products=NUM,
     )  # fmt: skip
     workspace = smf.make_workspace(form, jax.random.key(4), options)
-    start = smf.init(form, workspace, options)
+    start = begin(form, workspace, options)
     sampled, info = fit(form, workspace, start, options, tol=1e-5)
     assert info.converged and info.residual <= 1.0 and info.num_iterations > 0
     assert jnp.max(jnp.abs(sampled.mean - exact.mean) / jnp.sqrt(exact.variance)) < 0.3
@@ -225,7 +230,7 @@ def test_noisy_and_biased_variances_approach_the_exact_fixed_point():
     # A Krylov space of all dimensions has the exact variances.
     options = options._replace(variances="lanczos", num_products=NUM)
     workspace = smf.make_workspace(form, jax.random.key(4), options)
-    lanczos, info = fit(form, workspace, smf.init(form, workspace, options), options, tol=1e-6)
+    lanczos, info = fit(form, workspace, begin(form, workspace, options), options, tol=1e-6)
     assert info.converged
     np.testing.assert_allclose(lanczos.mean, exact.mean, atol=1e-4)
 
@@ -234,12 +239,33 @@ def test_start_fitted_to_raw_coefficients():
     """Expectation-maximisation on exact coefficients raises their log density."""
     form = small_form("laplace-tree")
     coefficients = form.operator.T @ form.observed
-    fitted = smf.fit_prior(form, coefficients, 20)
+    fitted = fit_prior(form, coefficients, 20)
     before = form._replace(prior=fitted).log_density(coefficients) - form.log_density(coefficients)
     assert before > 1.0
-    again = smf.fit_prior(form._replace(prior=fitted), coefficients, 300)
-    more = smf.fit_prior(form._replace(prior=again), coefficients, 1)
+    again = fit_prior(form._replace(prior=fitted), coefficients, 300)
+    more = fit_prior(form._replace(prior=again), coefficients, 1)
     np.testing.assert_allclose(more.high.scale, again.high.scale, rtol=1e-3)
+
+
+def test_start_fitted_to_noisy_coefficients():
+    """Second moments are those of the exact posterior, here by quadrature; the prior explains the data better."""
+    form = small_form("laplace-tree")
+    coefficients = form.operator.T @ form.observed
+    prior, second_moment = fit_prior_to_noisy(form, coefficients, 0.04, 0, 0)
+    np.testing.assert_array_equal(prior.high.scale, form.prior.high.scale)
+    grid = jnp.linspace(-8.0, 8.0, 20001)
+    weights, moments = [], []
+    for scale in (0.2, 1.0):
+        density = jnp.exp(-jnp.abs(grid) / scale - 0.5 * (coefficients[:, None] - grid) ** 2 / 0.04) / scale
+        weights.append(jnp.log(jnp.sum(density, axis=1)))
+        moments.append(jnp.sum(density * grid**2, axis=1) / jnp.sum(density, axis=1))
+    q = state_posterior(form.forest, form.prior, jnp.stack(weights, axis=-1)).marginals
+    np.testing.assert_allclose(second_moment, (1.0 - q) * moments[0] + q * moments[1], rtol=1e-5)
+    evidence = [
+        tilted_moments(form.forest, p, coefficients, 0.04).log_z
+        for p in (form.prior, fit_prior_to_noisy(form, coefficients, 0.04, 20, 0)[0])
+    ]
+    assert evidence[1] > evidence[0] + 1.0
 
 
 def test_what_is_not_finite_ends_the_loop():
