@@ -156,7 +156,16 @@ class EP(Engine):
     def _tree_engine(self) -> TreeEP:
         if self.power != 1.0:
             raise ValueError("Fractional EP (power below one) is for latent Gaussian models, not for coefficients.")
-        names = ("num_steps", "tol", "damping", "field", "hyper_values", "init_values", "hyper_tol", "max_hyper_steps")
+        names: tuple[str, ...] = (
+            "num_steps",
+            "tol",
+            "damping",
+            "field",
+            "hyper_values",
+            "init_values",
+            "hyper_tol",
+            "max_hyper_steps",
+        )
         names += ("num_shifts", "average_over", "num_samples", "progress_bar")
         return TreeEP(self.model, **{name: getattr(self, name) for name in names})
 
@@ -165,12 +174,12 @@ class EP(Engine):
         self.tree = None
 
     @cached_property
-    def posterior(self) -> PosteriorSites:  # type: ignore[override]
+    def posterior(self) -> PosteriorSites:
         """Marginals by name, for every field site and every deterministic site affine in the field."""
         return super().posterior if self.tree is None else self.tree.posterior
 
     @cached_property
-    def hyper(self) -> dict[str, HyperEstimate]:  # type: ignore[override]
+    def hyper(self) -> dict[str, HyperEstimate]:
         """For each hyperparameter its value and standard error, constrained and unconstrained."""
         return super().hyper if self.tree is None else self.tree.hyper
 

@@ -415,7 +415,7 @@ class TreeEP(BaseEngine):
         return self._finished().members
 
     @cached_property
-    def hyper(self) -> dict[str, HyperEstimate]:  # type: ignore[override]
+    def hyper(self) -> dict[str, HyperEstimate]:
         """Value and standard error of each hyperparameter; in a mixture over other arguments than shifts, of each
         combination, with its arguments in front of the name.
 
@@ -451,7 +451,7 @@ class TreeEP(BaseEngine):
         print(format_summary(sites, self.hyper, self.log_evidence, self.diagnostics, prob))
 
     @cached_property
-    def posterior(self) -> PosteriorSites:  # type: ignore[override]
+    def posterior(self) -> PosteriorSites:
         """Marginals by name: of coefficient sites (not in mixtures) and deterministic sites linear in them.
 
         Means are exact given the hyperparameters and the approximation. So are variances of coefficients, and of other

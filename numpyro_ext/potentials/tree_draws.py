@@ -55,7 +55,9 @@ def tree_draws(
 def _draw_tilted(key: Array, component: Potential, mean: Array, variance: Array) -> Array:
     """One draw per node of a component times its Gaussian."""
     if isinstance(component, LaplacePotential):
-        return component.location + _draw_tilted_laplace(key, component.scale, mean - component.location, variance)
+        return component.location + _draw_tilted_laplace(
+            key, jnp.asarray(component.scale), jnp.asarray(mean - component.location), variance
+        )
     moments = component.tilted_moments(mean, variance)
     return moments.mean + jnp.sqrt(moments.variance) * jax.random.normal(key, mean.shape, mean.dtype)
 

@@ -83,6 +83,7 @@ def test_evidence_counts_what_the_operator_cannot_reach(exact):
     np.testing.assert_allclose(engine.log_evidence, expected, atol=1e-8)
 
 
+@pytest.mark.slow
 def test_covariance_and_draws_of_sites(exact):
     """The covariance is the slope of the mean, and draws have it."""
     forest, parameters = reference_model(TREE)
@@ -104,6 +105,7 @@ def test_covariance_and_draws_of_sites(exact):
     np.testing.assert_allclose(-energy[0], log_joint, rtol=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["image4x4_forest_laplace", "twentyone_node_gauss_student"])
 def test_draws_follow_the_tilted_marginals(name):
     case = CASE[name]
@@ -299,6 +301,7 @@ def counting(data):
     numpyro.sample("y", dist.Poisson(jnp.exp(s)), obs=data)
 
 
+@pytest.mark.slow
 def test_mixture_over_shifts_and_wavelets():
     image = np.zeros((16, 16))
     image[3:11, 5:13] = 1.0
@@ -359,6 +362,7 @@ def test_gradients_far_from_zero_in_single_precision():
     np.testing.assert_allclose(slope, 2 * (21.0 / 64.0 - 1.0 / 8.0) - 1.0 / 8.0, atol=2e-3)
 
 
+@pytest.mark.slow
 def test_draws_are_finite_in_single_precision():
     """Uniform numbers of 23 bits are zero now and then; a million draws would show it."""
     for mean in (0.0, 20.0):
@@ -367,6 +371,7 @@ def test_draws_are_finite_in_single_precision():
         assert draws.dtype == jnp.float32 and np.all(np.abs(draws - y) < 2.0)
 
 
+@pytest.mark.slow
 def test_quantiles_of_truncated_normals():
     below = jnp.linspace(-8.0, 120.0, 65)
     for probability in (1e-6, 0.3, 0.999):
