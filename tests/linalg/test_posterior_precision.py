@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from numpyro_ext.linalg import diagonal, from_matrix, identity, select
+from numpyro_ext.linalg import diagonal, from_matrix, identity, select, wavelet_transform
 from numpyro_ext.linalg.conjugate_gradient import conjugate_gradient
 from numpyro_ext.linalg.perturb_and_map import draw_perturbations, perturb_and_map
 from numpyro_ext.linalg.posterior_precision import (
@@ -147,3 +147,10 @@ def test_lanczos_log_determinant_of_a_matrix_that_the_preconditioner_equals():
     signs = jnp.sign(jax.random.normal(jax.random.key(5), (3, COLUMNS)))
     found = lanczos_log_determinant(precision, jnp.asarray(2.0), signs, 10)
     np.testing.assert_allclose(found, 0.5 * jnp.sum(jnp.log(2.0 + widths)), rtol=1e-10)
+
+
+@pytest.mark.parametrize("wavelet", ["db2", "sym4", "coif3"])
+def test_transforms_by_tabulated_filters_count_as_orthonormal(wavelet):
+    transform = wavelet_transform((64, 64), wavelet, 4)
+    assert has_diagonal_gram(transform.T, jnp.asarray(0.01))
+    assert not has_diagonal_gram(select(np.arange(4096) % 3 > 0) @ transform.T, jnp.asarray(0.01))
