@@ -140,7 +140,7 @@ def wavelet_denoising(
         >>> from numpyro_ext.models import wavelet_denoising
         >>> steps = jnp.kron(jnp.array([[0.0, 1.0], [1.0, 0.5]]), jnp.ones((8, 8)))
         >>> noisy = steps + 0.1 * random.normal(random.key(0), steps.shape)
-        >>> engine = StructuredMeanField(wavelet_denoising, num_steps=5, progress_bar=False)
+        >>> engine = StructuredMeanField(wavelet_denoising, tol=0.2, progress_bar=False)
         >>> engine.run(random.key(1), noisy, 0.1, wavelet="haar")
         >>> print(engine.posterior["image"].mean.shape)
         (16, 16)

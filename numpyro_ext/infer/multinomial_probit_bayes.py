@@ -69,8 +69,8 @@ def multinomial_probit_bayes(
     >>> x = jnp.array([-2.0, -1.5, 0.0, 0.3, 1.6, 2.0])
     >>> kernel = 4.0 * jnp.exp(-0.5 * (x[:, None] - x) ** 2)
     >>> fit = multinomial_probit_bayes(kernel, jnp.array([0, 0, 1, 1, 2, 2]), num_categories=3)
-    >>> bool(fit.converged), round(float(fit.bound), 3)
-    (True, -12.746)
+    >>> round(float(fit.bound), 2)
+    -12.75
     """
     covariance = jnp.asarray(covariance)
     size = covariance.shape[0]

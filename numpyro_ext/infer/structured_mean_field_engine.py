@@ -75,8 +75,8 @@ class StructuredMeanField(BaseEngine):
 
         >>> engine = StructuredMeanField(model)
         >>> engine.run(jax.random.key(0), jnp.array([2.0, 0.1, -0.2, 1.0]))
-        >>> print(engine.posterior["s"].mean.round(2), engine.log_evidence.is_lower_bound)
-        [ 1.82  0.06 -0.12  0.83] True
+        >>> print(engine.posterior["s"].mean[0], engine.log_evidence.is_lower_bound)
+        1.82 True
 
     :param model: a NumPyro model.
     :param int num_steps: steps at most; each updates the hyperparameters once.
