@@ -49,7 +49,7 @@ def operators():
         out[f"large convolution {boundary}"] = _by_fourier(jnp.asarray(large), (4, 6), boundary)
     blur = out["convolution reflect"]
     out["composition"] = out["mask"] @ blur @ fourier((4, 6)).T
-    out["sum"] = 2.0 * blur - identity(24) + jnp.float64(0.5) * blur.T
+    out["sum"] = 2.0 * blur - identity(24) + np.float64(0.5) * blur.T
     out["stack"] = stack([out["mask"], -blur])
     return out
 
