@@ -11,7 +11,7 @@ from jax import Array, random
 
 from .block_tridiagonal import BlockTridiagonal, BlockTridiagonalFactor
 from .design import Design, SparseRows
-from .marginals import Marginals
+from .marginals import Marginals, cavity_ratio
 from .prior import DiagonalPrior, FlatPrior, PriorBlock
 
 __all__ = ["BandedPosterior", "BandedSpace", "can_be_banded", "is_worth_banding"]
@@ -154,9 +154,7 @@ class BandedPosterior:
         """Moments of every predictor and the log partition function."""
         mean = self.space.predictor(self.coordinates)
         variance = self._variance_of_rows(self.space.design)
-        ratio = 1.0 - self.site_precision * variance
-        # A leverage of one up to rounding: without its own site the row is not determined.
-        ratio = jnp.where(jnp.abs(ratio) < 64 * jnp.finfo(ratio.dtype).eps, 0.0, ratio)
+        ratio = cavity_ratio(self.site_precision, variance)
         log_partition = 0.5 * jnp.sum(self.white_mean**2) + self.log_volume()
         return Marginals(mean, variance, ratio, log_partition)
 

@@ -13,7 +13,7 @@ from jax import Array, random
 from .block_diagonal import BlockCovariance, BlockDiagonal, quadratic_form
 from .cholesky import cholesky, half_log_determinant, solve_lower, solve_upper
 from .design import DenseDesign, Design, SparseRows
-from .marginals import Marginals
+from .marginals import Marginals, cavity_ratio
 from .prior import FlatPrior, PrecisionPrior, PriorBlock
 
 __all__ = ["CoefficientSpace"]
@@ -183,9 +183,7 @@ class CoefficientPosterior:
         else:
             white = solve_lower(self.factor, space.matrix.swapaxes(-1, -2))
             variance = space.to_rows(jnp.sum(white**2, axis=-2))
-        ratio = 1.0 - self.site_precision * variance
-        # A leverage of one up to rounding: without its own site the row is not determined.
-        ratio = jnp.where(jnp.abs(ratio) < 64 * jnp.finfo(ratio.dtype).eps, 0.0, ratio)
+        ratio = cavity_ratio(self.site_precision, variance)
         log_partition = 0.5 * jnp.sum(self.white_mean**2) + self.log_volume()
         return Marginals(mean, variance, ratio, log_partition)
 

@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 import jax.numpy as jnp
 from jax import Array
 
-__all__ = ["Marginals", "relative_change"]
+__all__ = ["Marginals", "cavity_ratio", "relative_change"]
 
 
 class Marginals(NamedTuple):
@@ -22,6 +22,15 @@ class Marginals(NamedTuple):
     where the space allows; not positive where the posterior without that site is improper. Shape ``(num_rows,)``."""
     log_partition: Array
     """Log integral of the prior times all sites: scalar."""
+
+
+def cavity_ratio(site_precision: Array, variance: Array) -> Array:
+    """Variance over the variance without the row's own site, where that is a difference of nearly equal numbers.
+
+    A leverage of one up to rounding counts as one: without its own site the row is not determined.
+    """
+    ratio = 1.0 - site_precision * variance
+    return jnp.where(jnp.abs(ratio) < 64 * jnp.finfo(ratio.dtype).eps, 0.0, ratio)
 
 
 class _Moments(Protocol):
