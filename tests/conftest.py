@@ -1,6 +1,8 @@
 """Precision of the test run: float64, or float32 where ``NUMPYRO_EXT_TEST_PRECISION=float32`` asks for it."""
 
 import os
+from collections.abc import Iterator
+from pathlib import Path
 
 import jax
 import pytest
@@ -10,6 +12,18 @@ if PRECISION not in ("float32", "float64"):
     raise pytest.UsageError(f"NUMPYRO_EXT_TEST_PRECISION is {PRECISION!r}; it must be float32 or float64.")
 
 jax.config.update("jax_enable_x64", PRECISION == "float64")
+
+
+_MEMORY_MAPS = Path("/proc/self/maps")
+_MOST_MAPS = 25_000
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _forget_compiled_programs() -> Iterator[None]:
+    # Every compiled program holds several memory maps, and at 65,530 of them Linux ends the process.
+    yield
+    if _MEMORY_MAPS.exists() and _MEMORY_MAPS.read_bytes().count(b"\n") > _MOST_MAPS:
+        jax.clear_caches()
 
 
 def pytest_report_header() -> str:

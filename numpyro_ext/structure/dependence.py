@@ -86,7 +86,8 @@ def _propagate(
     if name in ("scatter", "scatter-add", "scatter_add", "dynamic_update_slice"):
         return [_updated(eqn, patterns, program, concrete, shapes)]
     if name == "dot_general":
-        return [_dot(eqn, patterns, shapes[0])]
+        sparse = _dot_with_known(eqn, patterns, concrete, shapes[0])
+        return [_dot(eqn, patterns, shapes[0]) if sparse is None else sparse]
     first = patterns[0]
     if name == "conv_general_dilated" and first is not None and patterns[1] is None and _is_plain_convolution(eqn):
         return [_convolve(eqn, first, program)]
@@ -306,6 +307,32 @@ def _dot(eqn: Equation, patterns: Sequence[Any], shape: tuple[int, ...]) -> np.n
             moved = moved.reshape(*lead[:num_batch], *(1,) * num_other, *lead[num_batch:], moved.shape[-1])
         parts.append(_broadcast(moved, shape))
     return _merge(parts)
+
+
+def _dot_with_known(
+    eqn: Equation, patterns: Sequence[Any], concrete: ConcreteFn, shape: tuple[int, ...]
+) -> np.ndarray | None:
+    """Product with a known array that has zeros, contracted over one axis; None for all other products."""
+    contract, batch = eqn.params["dimension_numbers"]
+    side = 0 if patterns[0] is None else 1
+    if batch[0] or len(contract[0]) != 1 or (patterns[0] is None) == (patterns[1] is None):
+        return None
+    known = concrete(eqn.inputs[side])
+    if known is None:
+        return None
+    pattern = np.moveaxis(patterns[1 - side], contract[1 - side][0], 0)
+    present = np.moveaxis(np.asarray(known) != 0, contract[side][0], -1)
+    lead, width = present.shape[:-1], int(present.sum(-1).max(initial=0))
+    if width >= present.shape[-1] or np.prod(shape) * max(width, 1) * pattern.shape[-1] > _MAX_ENTRIES:
+        return None
+    # the places of the nonzero numbers of each row first, then one place of none
+    order = np.argsort(~present, axis=-1, kind="stable")[..., : max(width, 1)]
+    is_there = np.take_along_axis(present, order, -1)
+    met = np.where(is_there.reshape(*is_there.shape, *(1,) * (pattern.ndim - 1)), pattern[order], -1)
+    met = deduplicate(np.moveaxis(met, len(lead), -2).reshape(*lead, *pattern.shape[1:-1], -1))
+    if side == 1:
+        met = np.moveaxis(met, range(len(lead)), range(-1 - len(lead), -1))
+    return met
 
 
 def _is_plain_convolution(eqn: Equation) -> bool:

@@ -102,7 +102,7 @@ class LatentGaussianReading(ModelReading):
         """The form at given hyperparameters.
 
         :param hyper: constrained values of all sites in :attr:`hyper`.
-        :param data: arrays to use instead of :attr:`data`.
+        :param data: arrays to use instead of :attr:`data`; indices, and zeros of designs, stay where they were read.
         :return: the form; its columns are the innovations of the field sites in the order of :attr:`field`.
         """
         env = self._env(hyper, data)

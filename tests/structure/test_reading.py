@@ -15,6 +15,7 @@ from numpyro.infer.util import log_density
 
 from numpyro_ext import potentials
 from numpyro_ext.distributions import RectifiedLinearPoisson, SoftplusPoisson
+from numpyro_ext.linalg.design import SparseRows
 from numpyro_ext.linalg.prior import CovariancePrior, DiagonalPrior, FlatPrior, PrecisionPrior
 from numpyro_ext.structure import read_latent_gaussian
 
@@ -259,6 +260,27 @@ def test_design_does_not_depend_on_how_the_predictor_is_written() -> None:
     matrix = form.design.to_dense()
     np.testing.assert_allclose(matrix[:N], X, rtol=1e-14)
     np.testing.assert_allclose(matrix[N:], X, rtol=1e-14)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_zeros_of_known_designs_give_sparse_rows(side: str) -> None:
+    """One column per group, and two groups that share their rows: as if the effects had been gathered."""
+    rows, groups = 60, 40
+    member = np.zeros((rows, groups))
+    member[np.arange(rows), np.arange(rows) % groups] = 0.7
+    member[np.arange(rows), (7 * np.arange(rows) + 3) % groups] += 0.2
+    member[5] = 0.0
+
+    def model() -> None:
+        with numpyro.plate("groups", groups):
+            u = numpyro.sample("u", dist.Normal(0.0, 1.0))
+        eta = member @ u if side == "left" else (u[None] @ member.T)[0]
+        numpyro.sample("y", dist.Poisson(jnp.exp(eta)), obs=np.ones(rows, int))
+
+    design = read_latent_gaussian(model).form({}).design
+    assert isinstance(design, SparseRows)
+    assert design.columns.shape[1] <= 2
+    np.testing.assert_allclose(design.to_dense(), member, atol=1e-14)
 
 
 def test_form_is_differentiable_and_batched_over_hyperparameters_and_data() -> None:
