@@ -15,7 +15,7 @@ jax.config.update("jax_enable_x64", PRECISION == "float64")
 
 
 _MEMORY_MAPS = Path("/proc/self/maps")
-_MOST_MAPS = 25_000
+_MOST_MAPS = 15_000
 
 
 @pytest.fixture(autouse=True, scope="module")

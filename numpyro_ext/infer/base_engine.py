@@ -13,13 +13,14 @@ import jax
 from jax import Array
 
 from .arviz_adapter import ArviZInterface
-from .fitting import EngineState
+from .fitting import EngineState, Fit
 from .persistence import read_archive, write_archive
 from .results import Diagnostics, HyperEstimate, LogEvidence
 from .site_posterior import PosteriorSites
 from .summary import format_summary
+from .unconstrained import UnconstrainedSpace
 
-__all__ = ["BaseEngine", "check_at_least", "check_positive"]
+__all__ = ["BaseEngine", "check_at_least", "check_positive", "hyper_estimates"]
 
 
 class BaseEngine(ArviZInterface):
@@ -121,17 +122,7 @@ class BaseEngine(ArviZInterface):
         gradient in the unconstrained space; those of the constrained values follow by the delta method.
         """
         run = self._finished()
-        space, covariance = run.space, run.fit.covariance if run.fit.has_curvature else None
-        vector = run.fit.last_state.values
-        errors = {} if covariance is None else space.standard_errors(vector, covariance)
-        unconstrained = space.unpack_unconstrained(vector)
-        out = {}
-        for name, value in run.fit.hyper.items():
-            is_fixed = name in space.fixed
-            free = space.sites[name].transform.inv(value) if is_fixed else unconstrained[name]
-            constrained_error, error = errors.get(name, (None, None))
-            out[name] = HyperEstimate(value, constrained_error, free, error, is_fixed)
-        return out
+        return hyper_estimates(run.space, run.fit)
 
     @cached_property
     def _draws(self) -> tuple[dict[str, Array], Array]:
@@ -228,6 +219,20 @@ class BaseEngine(ArviZInterface):
             if "__init__" in vars(part) and part is not object and issubclass(part, BaseEngine):
                 names |= dict.fromkeys(inspect.signature(part).parameters)
         return [name for name in names if name not in ("model", "options")]
+
+
+def hyper_estimates(space: UnconstrainedSpace, fit: Fit) -> dict[str, HyperEstimate]:
+    """Value and standard error of each hyperparameter of a fit; no errors where it has no curvature."""
+    vector = fit.last_state.values
+    errors = space.standard_errors(vector, fit.covariance) if fit.has_curvature and fit.covariance is not None else {}
+    unconstrained = space.unpack_unconstrained(vector)
+    out = {}
+    for name, value in fit.hyper.items():
+        is_fixed = name in space.fixed
+        free = space.sites[name].transform.inv(value) if is_fixed else unconstrained[name]
+        constrained_error, error = errors.get(name, (None, None))
+        out[name] = HyperEstimate(value, constrained_error, free, error, is_fixed)
+    return out
 
 
 def check_at_least(least: int, **values: Any) -> None:

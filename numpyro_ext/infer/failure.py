@@ -9,7 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-__all__ = ["explain_failure", "not_finite_error"]
+__all__ = ["at_values", "explain_failure", "not_finite_error"]
+
+
+def at_values(hyper: dict[str, Array]) -> str:
+    """The words " at name = value, ..." for an error message; those of more than four numbers are left out."""
+    values = [f"{name} = {np.asarray(value)}" for name, value in hyper.items() if np.size(value) <= 4]
+    return f" at {', '.join(values)}" if values else ""
 
 
 def not_finite_error(reading: Any, hyper: dict[str, Array]) -> ValueError:
@@ -19,10 +25,7 @@ def not_finite_error(reading: Any, hyper: dict[str, Array]) -> ValueError:
     :param dict hyper: all hyperparameters, constrained.
     :return: the exception, to be raised by the caller.
     """
-    where = ", ".join(f"{name} = {np.asarray(value)}" for name, value in hyper.items())
-    return ValueError(
-        f"The log evidence is not finite{f' at {where}' if where else ''}. {explain_failure(reading, hyper)}"
-    )
+    return ValueError(f"The log evidence is not finite{at_values(hyper)}. {explain_failure(reading, hyper)}")
 
 
 def explain_failure(reading: Any, hyper: dict[str, Array]) -> str:

@@ -16,6 +16,7 @@ from ..linalg.operators import LinearOperator
 from ..structure import read_sparse_linear
 from . import structured_mean_field as core
 from .base_engine import BaseEngine, check_at_least, check_positive
+from .failure import at_values
 from .fitting import EngineState, Fit, data_digest
 from .progress import progress_bar as show_progress
 from .progress import warn
@@ -501,7 +502,6 @@ class _Site(SitePosterior):
 
 def _explain(reading: Any, hyper: dict[str, Array], value: float) -> str:
     form = compiled_form(reading)(hyper, reading.data)
-    where = "".join(f" at {name} = {np.asarray(v)}," for name, v in hyper.items() if np.size(v) <= 4)
     if not bool(jnp.all(jnp.isfinite(form.observed))):
         number = int(jnp.sum(~jnp.isfinite(form.observed)))
         return (
@@ -509,8 +509,8 @@ def _explain(reading: Any, hyper: dict[str, Array], value: float) -> str:
             "handlers.mask(mask=...) around the observed site, with zeros in place of the missing values."
         )
     if not bool(jnp.all(form.noise_variance > 0.0)):
-        return f"The noise variance is not positive{where.rstrip(',')}."
+        return f"The noise variance is not positive{at_values(hyper)}."
     return (
-        f"The bound is {value}{where.rstrip(',')}, although data and noise are finite: the scales of the prior may be "
+        f"The bound is {value}{at_values(hyper)}, although data and noise are finite: the scales of the prior may be "
         "zero or not finite. Give other starting values (init_values), or use float64 (numpyro.enable_x64())."
     )

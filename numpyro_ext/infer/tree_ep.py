@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -12,43 +11,22 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.typing import ArrayLike
 
 from ..linalg.posterior_precision import has_diagonal_gram
 from ..structure import ModelStructureError, read_sparse_linear
-from . import hyper as hyper_search
-from .base_engine import BaseEngine, check_at_least, check_positive
+from .base_engine import BaseEngine, check_at_least, check_positive, hyper_estimates
 from .fitting import EngineState, Fit, data_digest
-from .progress import progress_bar as show_progress
+from .model_averaging import Member, MixtureSite, check_average, combined_fit, label, order, shares
 from .progress import warn
 from .results import Diagnostics, HyperDiagnostics, HyperEstimate
-from .site_posterior import PosteriorSites, SitePosterior
+from .site_posterior import PosteriorSites
 from .sparse_programs import compiled_form
 from .summary import format_summary
+from .tree_fitting import LARGEST_CURVATURE, fit_tree
 from .tree_programs import LARGEST_DENSE, TreeOptions, TreePrograms, compiled_tree_programs
 from .unconstrained import UnconstrainedSpace
 
-__all__ = ["TreeEP", "check_average"]
-
-_EVALUATIONS_PER_CHUNK = 10
-_LARGEST_CURVATURE = 20
-
-
-class Member(NamedTuple):
-    """The posterior under one choice of the arguments that are averaged over."""
-
-    arguments: dict[str, Any]
-    """What the model got besides the arguments of the run."""
-    reading: Any
-    space: UnconstrainedSpace
-    programs: TreePrograms
-    projection: Any
-    fit: Fit
-
-    @property
-    def inputs(self) -> tuple[Any, dict[str, Array], Any, Any]:
-        """The first arguments of every program."""
-        return self.reading.data, self.fit.hyper, self.projection, self.fit.last_state.state
+__all__ = ["TreeEP"]
 
 
 class _Run(NamedTuple):
@@ -188,10 +166,10 @@ class TreeEP(BaseEngine):
                 members.append(self._shifted(member, rng_key, args, first | moved, choice | moved))
         fit = learned[0].fit
         if len(members) > 1:
-            fit = self._combined(learned, members)
+            fit = combined_fit(learned, members)
         self._last_state = learned[0].fit.last_state
         if not fit.diagnostics.converged:
-            warn(f"{type(self).__name__} did not converge. " + " ".join(fit.diagnostics.messages))
+            warn("EP did not converge. " + " ".join(fit.diagnostics.messages))
         self._run = _Run(tuple(members), tuple(learned), fit, rng_key)
 
     def _averaged(self) -> list[str]:
@@ -279,7 +257,7 @@ class TreeEP(BaseEngine):
             )
         is_double = jnp.finfo(form.observed.dtype).bits == 64
         # Many parameters are hardly determined by the data: to follow their ridges further changes no answer.
-        tolerance = 0.5 if space.size > _LARGEST_CURVATURE else (1e-2 if is_double else 1e-1)
+        tolerance = 0.5 if space.size > LARGEST_CURVATURE else (1e-2 if is_double else 1e-1)
         return TreeOptions(
             is_exact=is_exact,
             num_steps=self.num_steps,
@@ -297,115 +275,16 @@ class TreeEP(BaseEngine):
         values: Array,
         state: Any,
     ) -> Fit:
-        data, fixed = reading.data, space.fixed
-        learning, covariance, has_curvature = None, None, False
-        messages: list[str] = []
-        if space.size:
-            units = programs.units(data, fixed, projection, state, values)
-            if not bool(jnp.all(jnp.isfinite(units))):
-                units = jnp.ones_like(values)
-            search, trace = self._search(programs, data, fixed, projection, values, units, state, messages)
-            if int(search.num_iterations) == 0:
-                raise _not_finite(space.unpack(values, fixed))
-            best, values = search.best, values + units * search.values
-            learning = HyperDiagnostics(
-                converged=bool(search.converged),
-                num_iterations=int(search.num_iterations) - 1,
-                num_evaluations=int(search.num_evaluations),
-                objective_trace=trace,
-                max_gradient=float(jnp.max(jnp.abs(best.gradient))),
-            )
-            if not learning.converged:
-                messages.append(
-                    f"The hyperparameters did not converge in {learning.num_iterations} steps: the largest derivative "
-                    f"is {learning.max_gradient:.2g} per standard error, the tolerance "
-                    f"{programs.options.hyper_tol:.2g}. Give more steps (max_hyper_steps)."
-                )
-            if int(search.num_probes) == 2 * space.size <= 2 * _LARGEST_CURVATURE:
-                scale = np.asarray(units)
-                curvature = hyper_search.hessian(search, tol=programs.options.hyper_tol) / (scale[:, None] * scale)
-                covariance, has_curvature = hyper_search.curvature_covariance(curvature)
-        else:
-            best = programs.evaluate(data, fixed, projection, state, values)
-        hyper, info = space.unpack(values), best.info
-        if not np.isfinite(float(best.log_evidence)):
-            raise _not_finite(hyper)
-        converged = bool(info.converged)
-        if not converged:
-            messages.append(
-                f"Expectation propagation did not converge in {int(info.num_steps)} steps: moments disagree by "
-                f"{float(info.max_change):.2g}, the tolerance is {programs.options.tol:.2g}. Give more steps "
-                "(num_steps) or damping, or use StructuredMeanField."
-            )
-        diagnostics = Diagnostics(
-            converged=converged and not messages,
-            num_steps=int(info.num_steps),
-            objective_trace=np.asarray(best.log_evidence).reshape(1),
-            max_change=float(info.max_change),
-            num_skipped=0,
-            skipped={},
-            hyper=learning,
-            messages=tuple(messages),
+        return fit_tree(
+            reading,
+            space,
+            programs,
+            projection,
+            values,
+            state,
+            max_hyper_steps=self.max_hyper_steps,
+            progress_bar=self.progress_bar,
         )
-        last = EngineState(values, best.state, None, int(info.num_steps), data_digest(data, fixed))
-        return Fit(last, hyper, covariance, has_curvature, float(best.log_evidence), diagnostics)
-
-    def _search(
-        self,
-        programs: TreePrograms,
-        data: Any,
-        fixed: dict,
-        projection: Any,
-        origin: Array,
-        units: Array,
-        state: Any,
-        messages: list[str],
-    ) -> tuple[hyper_search.SearchState, np.ndarray]:
-        with_curvature = origin.size <= _LARGEST_CURVATURE
-        search = programs.init_search(data, fixed, projection, origin, units, state, with_curvature)
-        traces = [np.zeros(0)]
-        with show_progress(self.max_hyper_steps, type(self).__name__, enabled=self.progress_bar) as bar:
-            try:
-                while not bool(hyper_search.is_finished(search)):
-                    before = int(search.num_iterations)
-                    search, trace = jax.block_until_ready(
-                        programs.search(
-                            data,
-                            fixed,
-                            projection,
-                            origin,
-                            units,
-                            search,
-                            self.max_hyper_steps,
-                            num_evaluations=_EVALUATIONS_PER_CHUNK,
-                        )
-                    )
-                    traces.append(np.asarray(trace)[~np.isnan(trace)])
-                    bar.update(int(search.num_iterations) - before)
-            except KeyboardInterrupt:
-                if int(search.num_iterations) == 0:
-                    raise
-                messages.append(f"Interrupted after {int(search.num_evaluations)} evaluations.")
-            bar.update(self.max_hyper_steps - bar.n)
-        return search, np.concatenate(traces)
-
-    def _combined(self, learned: list[Member], members: list[Member]) -> Fit:
-        """The fit of the mixture: hyperparameters of each combination, and the average of the evidences."""
-        values = np.array([member.fit.log_evidence for member in members])
-        log_evidence = float(np.logaddexp.reduce(values) - np.log(values.size))
-        messages: list[str] = []
-        seen: dict[int, Member] = {id(member): member for member in (*learned, *members)}
-        for member in seen.values():
-            prefix = _label(member.arguments)
-            messages += [f"{prefix}: {m}" if prefix else m for m in member.fit.diagnostics.messages]
-        first = learned[0].fit
-        diagnostics = first.diagnostics._replace(
-            converged=all(m.fit.diagnostics.converged for m in seen.values()),
-            objective_trace=values,
-            max_change=max(m.fit.diagnostics.max_change for m in seen.values()),
-            messages=tuple(messages),
-        )
-        return first._replace(log_evidence=log_evidence, diagnostics=diagnostics)
 
     # Results
 
@@ -421,11 +300,11 @@ class TreeEP(BaseEngine):
 
         Standard errors are computed for up to 20 hyperparameters.
         """
-        run, out = self._finished(), {}
+        run = self._finished()
+        out: dict[str, HyperEstimate] = {}
         for member in run.learned:
-            prefix = "" if len(run.learned) == 1 else _label(member.arguments) + ": "
-            helper = BaseEngine.hyper.func(_Single(member))  # type: ignore[attr-defined]
-            out.update({prefix + name: estimate for name, estimate in helper.items()})
+            prefix = "" if len(run.learned) == 1 else label(member.arguments) + ": "
+            out |= {prefix + name: e for name, e in hyper_estimates(member.space, member.fit).items()}
         return out
 
     def describe(self) -> str:
@@ -473,7 +352,7 @@ class TreeEP(BaseEngine):
         reasons |= dict.fromkeys(reading.hyper, "it is a hyperparameter; its estimate is in engine.hyper")
         reasons |= dict.fromkeys(reading.factor_names, "it is observed")
         sites = {
-            name: _MixtureSite(name, tuple(reading.site_shapes[name]), run.members, run.rng_key, self.num_samples)
+            name: MixtureSite(name, tuple(reading.site_shapes[name]), run.members, run.rng_key, self.num_samples)
             for name in names
         }
         return PosteriorSites(sites, reasons)
@@ -482,7 +361,7 @@ class TreeEP(BaseEngine):
         """Equal shares of the draws from all members, in random order."""
         run = self._finished()
         parts = []
-        for key, share, member in _shares(rng_key, run.members, self.num_samples):
+        for key, share, member in shares(rng_key, run.members, self.num_samples):
             sites, log_density = member.programs.draws(*member.inputs, key, num_samples=share)
             if len(run.members) > 1:
                 sites = {n: v for n, v in sites.items() if n in self.posterior}
@@ -491,9 +370,9 @@ class TreeEP(BaseEngine):
             parts.append(({n: v for n, v in sites.items() if n not in member.reading.factor_names}, log_density))
         shapes = [{n: v.shape[1:] for n, v in sites.items()} for sites, _ in parts]
         names = [n for n, shape in shapes[0].items() if all(s.get(n) == shape for s in shapes)]
-        order = _order(rng_key, len(parts), self.num_samples)
-        sites = {n: jnp.concatenate([s[n] for s, _ in parts])[order] for n in names}
-        return sites, jnp.concatenate([log_density for _, log_density in parts])[order]
+        kept = order(rng_key, len(parts), self.num_samples)
+        sites = {n: jnp.concatenate([s[n] for s, _ in parts])[kept] for n in names}
+        return sites, jnp.concatenate([log_density for _, log_density in parts])[kept]
 
     def state_probabilities(self) -> Array:
         """Probability that each coefficient is in the high state, of shape ``(n,)``; zero where there are no states.
@@ -547,136 +426,3 @@ class TreeEP(BaseEngine):
         fit = Fit(last, hyper, content["covariance"], content["has_curvature"], content["log_evidence"], diagnostics)
         member = Member({}, reading, space, programs, projection, fit)
         return _Run((member,), (member,), fit, rng_key)
-
-
-class _Single:
-    """What the table of hyperparameters is made from, for one member."""
-
-    def __init__(self, member: Member) -> None:
-        self._member = member
-
-    def _finished(self) -> Member:
-        return self._member
-
-
-class _MixtureSite(SitePosterior):
-    """A site under a mixture with equal weights, each member of which has an exact mean."""
-
-    def __init__(
-        self, name: str, shape: tuple[int, ...], members: Sequence[Member], rng_key: Array, num_samples: int
-    ) -> None:
-        self._members, self._rng_key, self._num_samples = members, rng_key, num_samples
-        super().__init__(name, shape, moments=self._known_moments, covariance=self._full_covariance, sample=self._mixed)
-
-    @cached_property
-    def _means(self) -> Array:
-        """Of the members, shape ``(num_members, size)``."""
-        return jnp.stack([m.programs.site_mean(*m.inputs, name=self.name) for m in self._members])
-
-    @cached_property
-    def _all_draws(self) -> list[Array]:
-        """Draws of each member."""
-        return self._draw_members(self._rng_key, self._num_samples)
-
-    def _draw_members(self, rng_key: Array, num_samples: int) -> list[Array]:
-        return [
-            m.programs.draw_site(*m.inputs, key, name=self.name, num_samples=share)
-            for key, share, m in _shares(rng_key, self._members, num_samples)
-        ]
-
-    @property
-    def mean(self) -> Array:
-        """Posterior mean, in the shape of the site."""
-        return jnp.mean(self._means, axis=0).reshape(self.shape)
-
-    @cached_property
-    def _variance(self) -> Array:
-        means = self._means
-        if all(m.programs.has_exact_variance(self.name) for m in self._members):
-            parts = [m.programs.site_variance(*m.inputs, name=self.name) for m in self._members]
-        else:
-            parts = [jnp.mean(jnp.square(d - mean), axis=0) for d, mean in zip(self._all_draws, means, strict=True)]
-        between = jnp.mean(jnp.square(means - jnp.mean(means, axis=0)), axis=0)
-        variance = sum(parts[1:], parts[0]) / len(parts) + between
-        if not bool(jnp.all(jnp.isfinite(variance))):
-            raise FloatingPointError(f"The posterior of site {self.name!r} is not finite, although the evidence is.")
-        return variance
-
-    def _known_moments(self) -> tuple[Array, Array]:
-        return self.mean.reshape(-1), self._variance
-
-    def _full_covariance(self) -> Array:
-        parts = [m.programs.site_covariance(*m.inputs, name=self.name) for m in self._members]
-        centered = self._means - jnp.mean(self._means, axis=0)
-        return (sum(parts[1:], parts[0]) + centered.T @ centered) / len(parts)
-
-    def _mixed(self, rng_key: Array, num_samples: int) -> Array:
-        draws = jnp.concatenate(self._draw_members(rng_key, num_samples))
-        return draws[_order(rng_key, len(self._members), num_samples)]
-
-    def quantile(self, q: ArrayLike) -> Array:
-        """Quantiles of each element, of the ``num_samples`` draws of the run.
-
-        :param q: probability, or array of probabilities, inside (0, 1).
-        :return: of shape ``q.shape + shape``.
-        :raises ValueError: if a probability is outside (0, 1).
-        """
-        q = np.asarray(q, float)
-        if not np.all((q > 0.0) & (q < 1.0)):
-            raise ValueError(f"Quantiles need probabilities inside (0, 1), got {q}.")
-        draws = np.concatenate([np.asarray(d) for d in self._all_draws])
-        return jnp.asarray(np.quantile(draws, q, axis=0), self.mean.dtype).reshape(q.shape + self.shape)
-
-
-def _shares(rng_key: Array, members: Sequence[Member], num_samples: int) -> Iterable[tuple[Array, int, Member]]:
-    """Equal numbers of draws of all members, in all at least as many as asked for."""
-    share = -(-num_samples // len(members))
-    return ((key, share, m) for key, m in zip(jax.random.split(rng_key, len(members)), members, strict=True))
-
-
-def _order(rng_key: Array, num_members: int, num_samples: int) -> Array:
-    """Which of the draws to keep, in random order."""
-    total = num_members * -(-num_samples // num_members)
-    return jax.random.permutation(jax.random.fold_in(rng_key, 3), total)[:num_samples]
-
-
-def _label(arguments: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name}={np.asarray(value).tolist()!r}" for name, value in arguments.items())
-
-
-def check_average(
-    model: Callable[..., Any], num_shifts: int | None, average_over: Mapping[str, Sequence[Any]] | None
-) -> dict[str, tuple[Any, ...]]:
-    """Refuse averages over arguments that the model does not have.
-
-    :return: the values of each argument.
-    :raises ValueError: saying which.
-    """
-    if num_shifts is not None:
-        check_at_least(1, num_shifts=num_shifts)
-    average = {name: tuple(values) for name, values in dict(average_over or {}).items()}
-    empty = [name for name, values in average.items() if not values]
-    if empty:
-        raise ValueError(f"average_over[{empty[0]!r}] holds no values.")
-    if "shift" in average and num_shifts is not None:
-        raise ValueError("Give either num_shifts or average_over={'shift': [...]}, not both.")
-    names = [*average, *(() if num_shifts is None else ("shift",))]
-    parameters = inspect.signature(model).parameters
-    if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
-        return average
-    for name in names:
-        if name not in parameters:
-            option = "num_shifts" if name == "shift" and num_shifts is not None else "average_over"
-            raise ValueError(
-                f"{option} needs a model with an argument {name!r}; {getattr(model, '__name__', 'this one')} has "
-                f"{', '.join(parameters) or 'none'}. A shift rolls the image: jnp.roll(image, shift, axes)."
-            )
-    return average
-
-
-def _not_finite(hyper: dict[str, Array]) -> ValueError:
-    where = "".join(f" at {name} = {np.asarray(v)}," for name, v in hyper.items() if np.size(v) <= 4)
-    return ValueError(
-        f"The log evidence is not finite{where.rstrip(',')}: scales of prior or noise may be zero or not finite. Give "
-        "other starting values (init_values), or use float64 (numpyro.enable_x64())."
-    )
