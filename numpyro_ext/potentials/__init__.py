@@ -5,6 +5,11 @@ from .binary import BinomialLogitPotential, LogitPotential, ProbitPotential
 from .categorical import MultinomialProbitPotential, SoftmaxPotential
 from .elementwise import ElementwisePotential, TemperedPotential
 from .expectation import expected_log_density, expected_logistic_terms
+from .exponential_product import (
+    log_expected_exp_product,
+    log_expected_exp_product_diagonal,
+    product_moments,
+)
 from .forest import Forest, SumProduct, log_partition, sum_product, wavelet_forest
 from .gaussian import GaussianPotential
 from .laplace import LaplacePotential
@@ -88,6 +93,8 @@ __all__ = [
     "expected_logistic_terms",
     "gaussian_expectation",
     "inverse_mills_ratio",
+    "log_expected_exp_product",
+    "log_expected_exp_product_diagonal",
     "log_ndtr",
     "log_partition",
     "log_sum_exp_bound",
@@ -95,6 +102,7 @@ __all__ = [
     "minimax_pieces",
     "normal_interval",
     "potential",
+    "product_moments",
     "rectified_linear_poisson_moments",
     "stick_breaking_labels",
     "sum_product",
