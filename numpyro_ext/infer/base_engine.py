@@ -7,7 +7,7 @@ import os
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import jax
 from jax import Array
@@ -37,8 +37,6 @@ class BaseEngine(ArviZInterface):
     :param int num_samples: draws made for :meth:`get_samples`.
     :param bool progress_bar: whether runs longer than a second show a bar.
     """
-
-    is_lower_bound: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -103,6 +101,11 @@ class BaseEngine(ArviZInterface):
         if self._last_state is None:
             raise self._not_run()
         return self._last_state
+
+    @property
+    def is_lower_bound(self) -> bool:
+        """Whether the reported log evidence cannot exceed the exact one."""
+        return False
 
     @property
     def log_evidence(self) -> LogEvidence:

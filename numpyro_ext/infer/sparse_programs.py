@@ -12,10 +12,11 @@ from jax import Array, lax
 from ..linalg.cholesky import cholesky, cholesky_solve, solve_upper
 from ..linalg.operators import LinearOperator
 from ..linalg.perturb_and_map import draw_perturbations, perturb_and_map
-from ..linalg.posterior_precision import gram_diagonal, has_diagonal_gram
+from ..linalg.posterior_precision import gram_diagonal
 from ..structure.recent import Recent
 from . import hyper as hyper_search
 from . import structured_mean_field as core
+from . import tree_learning
 from .unconstrained import UnconstrainedSpace
 
 __all__ = ["CHUNK", "SparsePrograms", "compiled_form", "compiled_sparse_programs"]
@@ -40,7 +41,6 @@ class SparsePrograms:
     def __init__(self, reading: Any, space: UnconstrainedSpace, options: core.Options, *, tol: float) -> None:
         self._reading, self._space, self._tol = reading, space, tol
         self.options = options
-        self._selections: dict[str, bool] = {}
         self.make_workspace = jax.jit(self._make_workspace)
         self.init_state = jax.jit(self._init_state)
         self.solve = jax.jit(self._solve)
@@ -99,12 +99,12 @@ class SparsePrograms:
     def _learn(self, data: Any, fixed: dict, values: Array, state: core.State) -> Array:
         """A few steps of L-BFGS that raise the expected log joint density plus log prior."""
         reading, space = self._reading, self._space
-        statistics = core.statistics(reading.form(space.unpack(values, fixed), data), state)
+        statistics = tree_learning.statistics(reading.form(space.unpack(values, fixed), data), state)
 
         def expected(values: Array, _: Any) -> Array:
             hyper = space.unpack(values, fixed)
             prior, noise = reading.prior(hyper, data), reading.noise_variance(hyper, data)
-            return core.expected_log_joint(reading.forest, prior, noise, statistics)
+            return tree_learning.expected_log_joint(reading.forest, prior, noise, statistics)
 
         evaluate = hyper_search.evaluation_fn(
             form_fn=lambda values: values,
@@ -126,18 +126,7 @@ class SparsePrograms:
     def has_exact_variance(self, name: str) -> bool:
         """Whether the variance of a site is computed without draws."""
         solver = self.options.solver
-        return solver == "dense" or (solver == "diagonal" and (self._is_small or self._is_selection(name)))
-
-    def _is_selection(self, name: str) -> bool:
-        """Whether a site consists of coefficients one by one: not if its location is made of others."""
-        if name not in self._reading.field:
-            return False
-        if name not in self._selections:
-            with jax.ensure_compile_time_eval():
-                hyper, data = self._reading.initial_hyper(), self._reading.data
-                operator = self._reading.maps(hyper, data, (name,))[name].operator
-                self._selections[name] = has_diagonal_gram(operator, jnp.ones(()))
-        return self._selections[name]
+        return solver == "dense" or (solver == "diagonal" and (self._is_small or self._reading.is_selection(name)))
 
     @property
     def _is_small(self) -> bool:
@@ -158,7 +147,7 @@ class SparsePrograms:
         precision = self._precision(data, hyper, workspace, state)
         if self.options.solver == "diagonal":
             variance = 1.0 / (self._gram(precision) + precision.precision)
-            if self._is_selection(name):
+            if self._reading.is_selection(name):
                 return mean, operator @ variance
             return mean, jnp.square(operator.materialise()) @ variance
         return mean, jnp.sum(jnp.square(self._root(precision, operator)), axis=0)
@@ -234,7 +223,7 @@ class SparsePrograms:
         return sites, log_density + self._reading.log_constant(hyper, data) + self._reading.log_prior(hyper, data)
 
     def _state_probabilities(self, data: Any, hyper: dict, workspace: core.Workspace, state: core.State) -> Array:
-        return core.statistics(self._reading.form(hyper, data), state).states.marginals
+        return tree_learning.statistics(self._reading.form(hyper, data), state).states.marginals
 
     def _row_variance(
         self,

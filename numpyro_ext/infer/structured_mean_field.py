@@ -44,7 +44,6 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
-from jax.typing import ArrayLike
 
 from ..linalg.operators import LinearOperator, from_matrix
 from ..linalg.perturb_and_map import Perturbations, draw_perturbations, perturb_and_map
@@ -56,38 +55,27 @@ from ..linalg.posterior_precision import (
     lanczos_log_determinant,
     lanczos_variance,
 )
-from ..potentials.forest import Forest, SumProduct
+from ..potentials.forest import SumProduct
 from ..potentials.super_gaussian import SuperGaussianPotential
 from ..potentials.tree_mixture import (
-    TreeParameters,
     components_of_nodes,
-    em_step,
-    log_evidence,
-    log_probabilities,
-    m_step,
     state_posterior,
-    tilted_moments,
 )
 from ..structure.sparse_linear import SparseLinear
+from .tree_learning import FLOOR, states_given
 
 __all__ = [
     "Info",
     "Options",
     "SolveInfo",
     "State",
-    "Statistics",
     "Workspace",
     "bound",
     "choose_options",
-    "expected_log_joint",
-    "fit_prior",
-    "fit_prior_to_noisy",
     "init",
-    "learn_prior",
     "make_workspace",
     "posterior_precision",
     "solve",
-    "statistics",
     "step",
 ]
 
@@ -95,8 +83,6 @@ Variances = Literal["exact", "perturb-and-map", "lanczos", "none"]
 Solver = Literal["diagonal", "dense", "conjugate-gradient"]
 
 _LARGEST_DENSE = 1024
-# Second moments are kept above this fraction of their initial mean: without variances they go to zero.
-_FLOOR = 1e-12
 _NUM_PROBES = 4
 _LOG_2PI = math.log(2.0 * math.pi)
 
@@ -150,17 +136,6 @@ class State(NamedTuple):
     """Centered draws of perturb-and-MAP, of shape ``(num_samples, n)``; ``(0, n)`` elsewhere."""
     floor: Array
     """The least second moment, a scalar."""
-
-
-class Statistics(NamedTuple):
-    """What parameters of prior and noise are learned from."""
-
-    second_moment: Array
-    """Of the coefficients, of shape ``(n,)``."""
-    states: SumProduct
-    """Marginals and pair marginals of the states."""
-    squared_residual: Array
-    """Expectation of :math:`(y - X s)_i^2`, of shape ``(m,)``."""
 
 
 class Info(NamedTuple):
@@ -241,7 +216,7 @@ def make_workspace(form: SparseLinear, rng_key: Array, options: Options) -> Work
 
 def posterior_precision(form: SparseLinear, workspace: Workspace, state: State) -> PosteriorPrecision:
     """The precision of the Gaussian at ``state``, to solve with and draw from."""
-    states = _states(form, state.second_moment)
+    states = states_given(form, state.second_moment)
     weight = _gaussian_precision(form, states, state.second_moment)
     return _precision(form, workspace, weight)
 
@@ -272,59 +247,14 @@ def init(form: SparseLinear, workspace: Workspace, options: Options, coefficient
         # Where data are silent, the noise of a coefficient is infinite; it starts at the average of the others.
         noise = 1.0 / jnp.where(gram > 0.0, gram, jnp.mean(gram))
         second_moment = jnp.square(coefficients) + (0.0 if options.variances == "none" else noise)
-        second_moment = jnp.maximum(second_moment, _FLOOR * jnp.mean(second_moment))
+        second_moment = jnp.maximum(second_moment, FLOOR * jnp.mean(second_moment))
         weight = _gaussian_precision(form, prior_states, second_moment)
         zeros = jnp.asarray(coefficients, gram.dtype)
-    floor = _FLOOR * jnp.mean(second_moment)
+    floor = FLOOR * jnp.mean(second_moment)
     draws = jnp.zeros((0 if workspace.perturbations is None else options.num_samples, n), gram.dtype)
     start = State(second_moment, zeros, jnp.zeros_like(zeros), jnp.zeros_like(form.observed), draws, floor)
     state, _, _ = _gaussian_round(form, workspace, gram, shift, weight, start, options, refresh=True)
     return state
-
-
-def fit_prior(form: SparseLinear, coefficients: Array, num_steps: int = 10) -> TreeParameters:
-    """Start for the parameters of the prior: fitted to coefficients of the raw data as if these were exact.
-
-    After Crouse, Nowak and Baraniuk (1998).
-
-    :param SparseLinear form: the model; the families of its components stay.
-    :param coefficients: of shape ``(n,)``.
-    :param int num_steps: steps of expectation-maximisation.
-    """
-    squared = jnp.square(coefficients)
-    squared = jnp.maximum(squared, _FLOOR * jnp.mean(squared))
-
-    def advance(_: int, prior: TreeParameters) -> TreeParameters:
-        states = _states(form._replace(prior=prior), squared)
-        return m_step(form.forest, prior, states.marginals, states.pair_marginals, squared)
-
-    return lax.fori_loop(0, num_steps, advance, jax.tree.map(lambda x: jnp.asarray(x, squared.dtype), form.prior))
-
-
-def fit_prior_to_noisy(
-    form: SparseLinear, coefficients: Array, variance: ArrayLike, num_exact_steps: int = 10, num_steps: int = 5
-) -> tuple[TreeParameters, Array]:
-    """Start for the parameters and for the second moments, from coefficients with independent Gaussian errors.
-
-    With such data the posterior of the tree is exact, and so is expectation-maximisation. Its second moments have the
-    sparsity of the states, which those of raw coefficients hide in the noise: from these, learning may end where both
-    components are one.
-
-    :param SparseLinear form: the model; the families of its components stay.
-    :param coefficients: of shape ``(n,)``.
-    :param variance: of their errors, which broadcasts to ``(n,)``.
-    :param int num_exact_steps: steps of exact expectation-maximisation.
-    :param int num_steps: steps of the bound's own, for the second moments that these end with.
-    :return: the parameters; and second moments of shape ``(n,)``, for the first field of the state of :func:`init`.
-    """
-    dtype = coefficients.dtype
-    start = jax.tree.map(lambda x: jnp.asarray(x, dtype), form.prior)
-    exact = lax.fori_loop(
-        0, num_exact_steps, lambda _, prior: em_step(form.forest, prior, coefficients, variance)[0], start
-    )
-    moments = tilted_moments(form.forest, exact, coefficients, variance)
-    second_moment = jnp.square(moments.mean) + moments.variance
-    return fit_prior(form._replace(prior=exact), jnp.sqrt(second_moment), num_steps), second_moment
 
 
 def step(form: SparseLinear, workspace: Workspace, state: State, options: Options) -> tuple[State, Info]:
@@ -354,7 +284,7 @@ def _advance(
     def round_of(number: Array, carry: tuple[State, Array, _Solved]) -> tuple[State, Array, _Solved]:
         now, objective, solved = carry
         is_first = number == 0
-        states = _states(form, now.second_moment)
+        states = states_given(form, now.second_moment)
         weight = _gaussian_precision(form, states, now.second_moment, reference)
         new, half_log_determinant, more = _gaussian_round(
             form, workspace, gram, shift, weight, now, options, refresh=is_first
@@ -374,53 +304,6 @@ def _advance(
     new, objective, solved = lax.fori_loop(0, options.num_rounds, advance, start)
     change = jnp.abs(jnp.sqrt(new.second_moment) - jnp.sqrt(state.second_moment)) * jnp.sqrt(jnp.mean(gram))
     return new, Info(objective, jnp.max(change), solved.num_iterations, solved.residual)
-
-
-def statistics(form: SparseLinear, state: State) -> Statistics:
-    """What parameters are learned from, at ``state``: one sum-product and one product with the operator."""
-    residual = form.observed - form.operator @ state.mean
-    return Statistics(
-        state.second_moment, _states(form, state.second_moment), jnp.square(residual) + state.fitted_variance
-    )
-
-
-def learn_prior(form: SparseLinear, state: State) -> SparseLinear:
-    """The form with the parameters of the prior that maximise the bound at ``state``, in closed form.
-
-    Ko (2017), eqs. (2.126)-(2.136).
-    """
-    states = _states(form, state.second_moment)
-    prior = m_step(form.forest, form.prior, states.marginals, states.pair_marginals, state.second_moment)
-    return form._replace(prior=prior)
-
-
-def expected_log_joint(forest: Forest, prior: TreeParameters, noise_variance: Array, statistics: Statistics) -> Array:
-    """What the bound says of the parameters of prior and noise while the posterior is held, up to a constant.
-
-    Its maximum over free parameters of the prior is that of :func:`learn_prior`. Cost: linear, no product with the
-    operator.
-
-    :param Forest forest: the forest.
-    :param TreeParameters prior: parameters to be judged.
-    :param noise_variance: to be judged, of shape ``()`` or ``(m,)``.
-    :param Statistics statistics: of the posterior.
-    :return: a scalar.
-    """
-    q = statistics.states.marginals
-    weights = jnp.stack([1.0 - q, q], axis=-1)
-    evidence = log_evidence(forest, prior, jnp.sqrt(statistics.second_moment))
-    log_root, log_transition = log_probabilities(forest, prior)
-    total = _weighted_sum(weights, evidence)
-    total += _weighted_sum(jnp.where(forest.is_root[:, None], weights, 0.0), log_root)
-    total += _weighted_sum(statistics.states.pair_marginals, log_transition)
-    variance = jnp.broadcast_to(noise_variance, statistics.squared_residual.shape)
-    return total - 0.5 * jnp.sum(statistics.squared_residual / variance + jnp.log(2.0 * jnp.pi * variance))
-
-
-def _weighted_sum(weights: Array, logs: Array) -> Array:
-    """Where a state has no weight its logarithm may be infinite."""
-    present = weights > 0.0
-    return jnp.sum(weights * jnp.where(present, logs, 0.0))
 
 
 def bound(form: SparseLinear, workspace: Workspace, state: State, options: Options) -> Array:
@@ -450,7 +333,8 @@ def solve(
     :param num_steps: steps at most, a number or a traced scalar.
     :param float tol: bound on :attr:`Info.max_change`.
     :param int trace_length: of the trace, at least ``num_steps``; needed where that is traced.
-    :param learn: called after each step with ``form`` and state, returns the new ``form``: :func:`learn_prior`.
+    :param learn: called after each step with ``form`` and state, returns the new ``form``:
+        :func:`~numpyro_ext.infer.tree_learning.learn_prior`.
     :param make_form: from what is learned to the model.
     :return: the state and how the iteration ended; with ``learn``, the learned form before these.
     """
@@ -516,10 +400,6 @@ def _super_gaussian(form: SparseLinear) -> tuple[SuperGaussianPotential, SuperGa
         if not isinstance(component, SuperGaussianPotential):
             raise TypeError(f"{type(component).__name__} is not known to be super-Gaussian: it has no widths.")
     return low, high  # type: ignore[return-value]
-
-
-def _states(form: SparseLinear, second_moment: Array) -> SumProduct:
-    return state_posterior(form.forest, form.prior, log_evidence(form.forest, form.prior, jnp.sqrt(second_moment)))
 
 
 def _gaussian_precision(
@@ -627,7 +507,7 @@ def _objective(
     """The bound at the second moments of ``old``, with the Gaussian of ``new`` that belongs to them."""
     log_likelihood = form.log_likelihood(new.mean)
     if options.variances == "none":
-        return log_likelihood + _states(form, new.second_moment).log_partition
+        return log_likelihood + states_given(form, new.second_moment).log_partition
     # The mean minimises the quadratic, so that one which is not solved for exactly gives a smaller bound.
     log_integral = (
         log_likelihood - 0.5 * jnp.sum(weight * jnp.square(new.mean)) + 0.5 * form.num_columns * _LOG_2PI

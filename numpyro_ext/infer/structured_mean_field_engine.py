@@ -320,7 +320,7 @@ class StructuredMeanField(BaseEngine):
     # Results
 
     @property
-    def is_lower_bound(self) -> bool:  # type: ignore[override]
+    def is_lower_bound(self) -> bool:
         """True: the objective is a bound. With variances that are not exact it is known up to their errors."""
         return True
 

@@ -11,7 +11,6 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from ..linalg.cholesky import solve_upper
-from ..linalg.posterior_precision import has_diagonal_gram
 from ..potentials.tree_draws import tree_draws
 from ..potentials.tree_mixture import components_of_nodes, state_posterior, tilted_moments
 from ..structure.recent import Recent
@@ -49,7 +48,6 @@ class TreePrograms:
 
     def __init__(self, reading: Any, space: UnconstrainedSpace, options: TreeOptions) -> None:
         self._reading, self._space, self.options = reading, space, options
-        self._selections: dict[str, bool] = {}
         self.project = jax.jit(self._project)
         self.init_state = jax.jit(self._init_state)
         self.units = jax.jit(self._units)
@@ -167,17 +165,11 @@ class TreePrograms:
 
     def has_exact_variance(self, name: str) -> bool:
         """Whether the variance of a site is computed without draws."""
-        return self._reading.num_columns <= _LARGEST_COVARIANCE or not self.options.is_exact or self._is_selection(name)
-
-    def _is_selection(self, name: str) -> bool:
-        if name not in self._reading.field:
-            return False
-        if name not in self._selections:
-            with jax.ensure_compile_time_eval():
-                hyper, data = self._reading.initial_hyper(), self._reading.data
-                operator = self._reading.maps(hyper, data, (name,))[name].operator
-                self._selections[name] = has_diagonal_gram(operator, jnp.ones(()))
-        return self._selections[name]
+        return (
+            self._reading.num_columns <= _LARGEST_COVARIANCE
+            or not self.options.is_exact
+            or self._reading.is_selection(name)
+        )
 
     def _map(self, data: Any, hyper: dict, name: str) -> Any:
         return self._reading.maps(hyper, data, (name,))[name]
@@ -192,7 +184,7 @@ class TreePrograms:
         return operator @ self._mean(data, hyper, projection, state) + offset
 
     def _site_variance(self, data: Any, hyper: dict, projection: Any, state: Any, *, name: str) -> Array:
-        if self.options.is_exact and self._is_selection(name):
+        if self.options.is_exact and self._reading.is_selection(name):
             operator, _ = self._map(data, hyper, name)
             return operator @ self._moments(data, hyper, projection, state).variance
         return jnp.diagonal(self._site_covariance(data, hyper, projection, state, name=name))

@@ -112,7 +112,7 @@ class VariationalGaussian(Engine):
         return "\n".join([super().describe(), *treated])
 
     @property
-    def is_lower_bound(self) -> bool:  # type: ignore[override]
+    def is_lower_bound(self) -> bool:
         """Whether ``log_evidence`` cannot exceed the exact one, for the model of the last run."""
         return all(site.is_lower_bound for site in self._treatment.sites)
 

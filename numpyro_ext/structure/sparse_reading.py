@@ -12,6 +12,7 @@ import numpy as np
 from jax import Array
 
 from ..linalg.custom_operator import adjoint_error
+from ..linalg.posterior_precision import has_diagonal_gram
 from ..potentials.forest import Forest
 from ..potentials.tree_mixture import TreeParameters
 from .conflict import Conflict
@@ -72,6 +73,7 @@ class SparseLinearReading(ModelReading):
             parts.append((factor.parameters["loc"], factor.value, None if everything else rows))
         self._mean = AffineValues(self._program, degrees, self._field, parts, (self.structure_key, "mean"))
         self._maps: dict[str, AffineValues] = {}
+        self._selections: dict[str, bool] = {}
         self.is_design_fixed = not self._mean.depends_on(set(jax.tree.leaves(self._given)))
 
     def _concrete(self, atom: Any) -> Array:
@@ -190,6 +192,16 @@ class SparseLinearReading(ModelReading):
     def log_constant(self, hyper: Mapping[str, Any], data: Sequence[Any] | None = None) -> Array:
         """Terms of the log density that do not depend on the coefficients and are no priors of hyperparameters."""
         return self._log_constant(self._env(hyper, data))
+
+    def is_selection(self, name: str) -> bool:
+        """Whether a site consists of coefficients one by one: not if its location is made of others."""
+        if name not in self.field:
+            return False
+        if name not in self._selections:
+            with jax.ensure_compile_time_eval():
+                operator = self.maps(self.initial_hyper(), self.data, (name,))[name].operator
+                self._selections[name] = has_diagonal_gram(operator, jnp.ones(()))
+        return self._selections[name]
 
     def maps(
         self, hyper: Mapping[str, Any], data: Sequence[Any] | None = None, names: Sequence[str] | None = None
