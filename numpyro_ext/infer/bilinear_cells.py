@@ -1,0 +1,350 @@
+r"""Sums over the cells of a bilinear form, for the vectors of one side when those of the other are held.
+
+Given the other side, the expected log factors are jointly concave in mean and covariance of each vector. Terms linear
+in ``v`` alone tilt its mean to :math:`b + B \beta`; after that a cell is an exponential product of ``u`` with the
+vector :math:`M v + \alpha`, its partner. Cells are visited in the order of their own side, in chunks, so that memory
+does not grow with their number times the square of the size.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from ..linalg.cholesky import cholesky
+from ..potentials.exponential_product import (
+    ProductExpectation,
+    diagonal_product_expectation,
+    product_expectation,
+    spectral_radius,
+)
+from ..potentials.poisson import PoissonExpPotential
+from ..structure.bilinear import Bilinear
+
+__all__ = ["Block", "CellSums", "Side", "View", "largest_product", "make_view", "sum_cells", "sum_values"]
+
+Side = Literal["rows", "columns"]
+
+# Numbers in the largest array of a chunk: it should stay in the cache.
+_CHUNK_NUMBERS = 1 << 19
+_SMALLEST_CHUNK = 512
+
+
+class Block(NamedTuple):
+    """Independent Gaussian vectors of one side."""
+
+    mean: Array
+    """Shape ``(num, size)``."""
+    covariance: Array | None
+    """Shape ``(num, size, size)``, or ``(num, size)`` where the components are independent, or ``None`` for points."""
+
+
+class Coefficients(NamedTuple):
+    """Of the product and of the linear terms, as one side sees them; ``None`` for what there is not."""
+
+    pairs: Array | None
+    """Of the products of the first components, ``(..., k)``."""
+    matrix: Array | None
+    """Of all products of components, ``(..., size, other_size)``."""
+    own_linear: Array | None
+    other_linear: Array | None
+
+
+class Cells(NamedTuple):
+    """Arrays with one entry per cell."""
+
+    own: Array
+    other: Array
+    count: Array
+    log_scale: Array
+    """Log exposure less log count (less zero, for a count of zero)."""
+    constant: Array
+    weight: Array
+    offset: Array
+    coefficients: Coefficients
+    """Those that differ between cells."""
+
+
+class View(NamedTuple):
+    """The cells in the order of one side, which is called ``own``."""
+
+    cells: Cells
+    """Cut into chunks, the last of them padded with cells of no weight: leading axes ``(num_chunks, length)``."""
+    shared: Coefficients
+    """Coefficients that are the same for all cells, with a leading axis of length one."""
+
+
+class CellSums(NamedTuple):
+    """Sums over the cells of each vector."""
+
+    value: Array
+    """Expected log factors, shape ``(num,)``; minus infinity where an expectation does not exist."""
+    slope: Array
+    """With respect to the mean, shape ``(num, size)``."""
+    precision: Array
+    """Minus twice the slope with respect to the covariance: ``(num, size, size)``, or its diagonal ``(num, size)``."""
+
+
+class _Partner(NamedTuple):
+    """The vector that multiplies ``u`` in a cell, and scalars beside the product."""
+
+    shift: Array
+    """Of the log expectation of the rate, ``(n,)``."""
+    mean_shift: Array
+    """Of the mean of the predictor, ``(n,)``."""
+    mean: Array
+    """Shape ``(n, size)``."""
+    tilted: Array
+    """Mean under the tilt of the linear terms."""
+    spread: Array | None
+    """A root of the covariance ``(n, size, r)``, or variances ``(n, size)``; ``None`` for a point."""
+
+
+def make_view(form: Bilinear, side: Side, width: int) -> View:
+    """Order and cut the cells for sums over one side.
+
+    :param Bilinear form: the model.
+    :param str side: ``"rows"`` or ``"columns"``.
+    :param int width: numbers that one cell needs in the largest array; decides the length of the chunks.
+    """
+    is_rows = side == "rows"
+    order = form.row_order if is_rows else form.column_order
+    num_cells = form.num_cells
+    length = min(max(num_cells, 1), max(_SMALLEST_CHUNK, _CHUNK_NUMBERS // width))
+    num_chunks = -(-num_cells // length)
+    padding = num_chunks * length - num_cells
+
+    def cut(x: Array, mode: str = "constant") -> Array:
+        x = jnp.pad(x[order], [(0, padding)] + [(0, 0)] * (x.ndim - 1), mode=mode)
+        return x.reshape(num_chunks, length, *x.shape[1:])
+
+    coupling = form.coupling if is_rows or form.is_paired else form.coupling.swapaxes(-1, -2)
+    linear = (form.row_linear, form.column_linear) if is_rows else (form.column_linear, form.row_linear)
+    everything = Coefficients(
+        coupling if form.is_paired else None,
+        None if form.is_paired else coupling,
+        *(x if x.shape[-1] else None for x in linear),
+    )
+    count = jnp.asarray(form.potential.count, form.offset.dtype)
+    safe = jnp.where(count > 0.0, count, 1.0)
+    log_scale = jnp.broadcast_to(jnp.log(form.potential.exposure) - jnp.log(safe), count.shape)
+    # The log probability of a count at its own rate: what is then left of the factor does not cancel.
+    constant = PoissonExpPotential(count).log_density(jnp.log(safe)) + jnp.where(count > 0.0, 0.0, 1.0)
+    index = (form.row_index, form.column_index) if is_rows else (form.column_index, form.row_index)
+    cells = Cells(
+        own=cut(index[0], "edge"),
+        other=cut(index[1], "edge"),
+        count=cut(count),
+        log_scale=cut(log_scale),
+        constant=cut(constant),
+        weight=cut(form.weight),
+        offset=cut(form.offset),
+        coefficients=Coefficients(*(None if x is None or x.shape[0] != num_cells else cut(x) for x in everything)),
+    )
+    shared = Coefficients(*(None if x is None or x.shape[0] == num_cells else x for x in everything))
+    return View(cells, shared)
+
+
+def sum_cells(view: View, own: Block, other: Block) -> CellSums:
+    """Sums of the expected log factors, and of their slopes, over the cells of each vector of ``own``.
+
+    :param View view: the cells in the order of ``own``.
+    :param Block own: the vectors that the sums are taken for.
+    :param Block other: the vectors that are held.
+
+    Cost: per cell linear in the size if components are independent on both sides, else cubic.
+    """
+    num, size = own.mean.shape
+    has_matrix = not _is_diagonal(view, own, other) and (own.covariance is None or own.covariance.ndim == 3)
+    num_entries = size * size if has_matrix else size
+
+    def visit(sums: tuple[Array, Array], cells: Cells, found: _CellTerms) -> tuple[Array, Array]:
+        rate = found.rate[:, None]
+        slope = (cells.weight * cells.count)[:, None] * found.partner.mean - rate * found.expectation.mean
+        mean, spread = found.expectation.mean, found.expectation.covariance
+        if has_matrix:
+            second = rate[:, :, None] * (spread + mean[:, :, None] * mean[:, None, :])
+        else:
+            second = rate * (mean**2 + (spread if spread.ndim == 2 else jnp.diagonal(spread, axis1=-2, axis2=-1)))
+        both = jnp.concatenate([slope, second.reshape(-1, num_entries)], axis=-1)
+        return (
+            sums[0].at[cells.own].add(found.value, indices_are_sorted=True),
+            sums[1].at[cells.own].add(both, indices_are_sorted=True),
+        )
+
+    start = jnp.zeros((num,), own.mean.dtype), jnp.zeros((num, size + num_entries), own.mean.dtype)
+    value, both = _visit_cells(view, own, other, visit, start)
+    precision = both[:, size:].reshape((num, size, size) if has_matrix else (num, size))
+    return CellSums(_no_nan(value), both[:, :size], precision)
+
+
+def sum_values(view: View, own: Block, other: Block) -> Array:
+    """The values of :func:`sum_cells` alone, shape ``(num,)``."""
+
+    def visit(sums: Array, cells: Cells, found: _CellTerms) -> Array:
+        return sums.at[cells.own].add(found.value, indices_are_sorted=True)
+
+    start = jnp.zeros(own.mean.shape[:1], own.mean.dtype)
+    return _no_nan(_visit_cells(view, own, other, visit, start))
+
+
+class _CellTerms(NamedTuple):
+    value: Array
+    """Expected log factor."""
+    rate: Array
+    """Expected rate, zero where there is no factor."""
+    expectation: ProductExpectation
+    covariance: Array | None
+    """Of ``u``."""
+    partner: _Partner
+
+
+def _visit_cells(view: View, own: Block, other: Block, visit: Any, start: Any) -> Any:
+    """``visit(carry, cells, terms)`` for one chunk after the other."""
+    is_diagonal = _is_diagonal(view, own, other)
+    size = own.mean.shape[1]
+    own = Block(own.mean, _as_needed(own.covariance, is_diagonal))
+    held: tuple[Any, ...] = (other.mean, _as_needed(other.covariance, is_diagonal))
+    if not is_diagonal and other.covariance is not None:
+        # The spread of the partner is made of a root of the covariance.
+        held += (cholesky(held[1]) if other.covariance.ndim == 3 else jnp.sqrt(held[1]),)
+    make_partner = _diagonal_partner if is_diagonal else _full_partner
+    is_shared = all(x is None for x in view.cells.coefficients)
+    prepared = make_partner(view.shared, size, *held) if is_shared else held
+
+    def step(carry: Any, cells: Cells) -> tuple[Any, None]:
+        partner = jax.tree.map(lambda x: x[cells.other], prepared)
+        if not is_shared:
+            both = zip(view.shared, cells.coefficients, strict=True)
+            coefficients = Coefficients(*(x if y is None else y for x, y in both))
+            partner = make_partner(coefficients, size, *partner)
+        mean = own.mean[cells.own]
+        covariance = None if own.covariance is None else own.covariance[cells.own]
+        return visit(carry, cells, _cell_terms(cells, mean, covariance, partner, is_diagonal)), None
+
+    return jax.lax.scan(step, start, view.cells)[0]
+
+
+def _cell_terms(
+    cells: Cells, mean: Array, covariance: Array | None, partner: _Partner, is_diagonal: bool
+) -> _CellTerms:
+    if is_diagonal:
+        zeros = jnp.zeros_like(mean)
+        spreads = (zeros if x is None else x for x in (covariance, partner.spread))
+        found = diagonal_product_expectation(mean, next(spreads), partner.tilted, next(spreads))
+    else:
+        found = _full_expectation(mean, covariance, partner)
+    log_ratio = cells.offset + partner.mean_shift + jnp.sum(mean * partner.mean, -1) + cells.log_scale
+    growth = jnp.expm1(cells.offset + partner.shift + found.log_value + cells.log_scale)
+    is_zero, is_used = cells.count <= 0.0, cells.weight > 0.0
+    safe = jnp.where(is_zero, 1.0, cells.count)
+    excess = jnp.where(is_zero, growth + 1.0, safe * growth)
+    value = cells.weight * (cells.count * log_ratio - excess + cells.constant)
+    rate = cells.weight * safe * (growth + 1.0)
+    return _CellTerms(jnp.where(is_used, value, 0.0), jnp.where(is_used, rate, 0.0), found, covariance, partner)
+
+
+def _full_expectation(mean: Array, covariance: Array | None, partner: _Partner) -> ProductExpectation:
+    """As :func:`product_expectation`, without factorisations where one side is a point."""
+    root, other = partner.spread, partner.tilted
+    if covariance is not None and root is not None:
+        return product_expectation(mean, covariance, other, root)
+    value = jnp.sum(mean * other, -1)
+    if root is not None:
+        white = jnp.einsum("cir,ci->cr", root, mean)
+        spread = root @ root.swapaxes(-1, -2)
+        value += 0.5 * jnp.sum(white**2, -1)
+        return ProductExpectation(value, other + jnp.einsum("cir,cr->ci", root, white), spread)
+    if covariance is not None:
+        value += 0.5 * jnp.einsum("ci,cij,cj->c", other, covariance, other)
+    return ProductExpectation(value, other, jnp.zeros((*mean.shape, mean.shape[-1]), mean.dtype))
+
+
+def _diagonal_partner(
+    coefficients: Coefficients, size: int, mean: Array, variance: Array | None, root: Array | None = None
+) -> _Partner:
+    pairs, _, own_linear, other_linear = coefficients
+    assert pairs is not None
+    k = pairs.shape[-1]
+    tilted, shift, mean_shift = mean, jnp.zeros(mean.shape[:1], mean.dtype), jnp.zeros(mean.shape[:1], mean.dtype)
+    if other_linear is not None:
+        mean_shift = shift = jnp.sum(other_linear * mean, -1)
+        if variance is not None:
+            shift = mean_shift + 0.5 * jnp.sum(other_linear**2 * variance, -1)
+            tilted = mean + variance * other_linear
+
+    def push(x: Array, factor: Array, linear: Array | None) -> Array:
+        own = jnp.pad(factor * x[:, :k], [(0, 0), (0, size - k)])
+        return own if linear is None else own + linear
+
+    spread = None if variance is None else push(variance, pairs**2, None)
+    return _Partner(shift, mean_shift, push(mean, pairs, own_linear), push(tilted, pairs, own_linear), spread)
+
+
+def _full_partner(
+    coefficients: Coefficients, size: int, mean: Array, covariance: Array | None, root: Array | None = None
+) -> _Partner:
+    pairs, matrix, own_linear, other_linear = coefficients
+    tilted, shift, mean_shift = mean, jnp.zeros(mean.shape[:1], mean.dtype), jnp.zeros(mean.shape[:1], mean.dtype)
+    if other_linear is not None:
+        mean_shift = shift = jnp.sum(other_linear * mean, -1)
+        if covariance is not None:
+            pushed = (covariance @ jnp.broadcast_to(other_linear, mean.shape)[..., None])[..., 0]
+            shift = mean_shift + 0.5 * jnp.sum(other_linear * pushed, -1)
+            tilted = mean + pushed
+
+    def push(x: Array) -> Array:
+        """Each column of ``(n, other_size, r)`` as the side sees it."""
+        if pairs is None:
+            assert matrix is not None
+            return matrix @ x
+        # A root is lower triangular: that of the paired components is its upper left corner.
+        k = pairs.shape[-1]
+        return jnp.pad(pairs[:, :, None] * x[:, :k], [(0, 0), (0, size - k), (0, 0)])
+
+    def push_mean(x: Array) -> Array:
+        own = push(x[..., None])[..., 0]
+        return own if own_linear is None else own + own_linear
+
+    spread = None
+    if root is not None:
+        spread = push(root if pairs is None else root[:, :, : pairs.shape[-1]])
+    return _Partner(shift, mean_shift, push_mean(mean), push_mean(tilted), spread)
+
+
+def _is_diagonal(view: View, own: Block, other: Block) -> bool:
+    """Whether everything can be done component by component."""
+    is_paired = view.shared.pairs is not None or view.cells.coefficients.pairs is not None
+    return is_paired and all(b.covariance is None or b.covariance.ndim == 2 for b in (own, other))
+
+
+def _as_needed(covariance: Array | None, is_diagonal: bool) -> Array | None:
+    if is_diagonal or covariance is None or covariance.ndim == 3:
+        return covariance
+    return covariance[:, :, None] * jnp.eye(covariance.shape[-1], dtype=covariance.dtype)
+
+
+def _no_nan(value: Array) -> Array:
+    return jnp.where(jnp.isnan(value), -jnp.inf, value)
+
+
+def largest_product(view: View, own: Block, other: Block) -> Array:
+    """Largest eigenvalue of the covariance of ``u`` times that of its partner, over all cells that have a factor.
+
+    It is below one wherever the bound is finite, and zero where one side is a point.
+    """
+
+    def visit(largest: Array, cells: Cells, found: _CellTerms) -> Array:
+        covariance, spread = found.covariance, found.partner.spread
+        if covariance is None or spread is None:
+            return largest
+        if covariance.ndim == 2:
+            radius = jnp.max(covariance * spread, axis=-1)
+        else:
+            radius = spectral_radius(covariance, spread)
+        return jnp.maximum(largest, jnp.max(jnp.where(cells.weight > 0.0, radius, 0.0)))
+
+    return _visit_cells(view, own, other, visit, jnp.zeros((), own.mean.dtype))

@@ -1,0 +1,114 @@
+"""The form of bilinear models: predictors affine in each of two Gaussian blocks when the other is held."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jax import Array
+
+from ..linalg.cholesky import cholesky
+from ..potentials.poisson import PoissonExpPotential
+
+__all__ = ["Bilinear", "GaussianSide", "order_cells"]
+
+_LOG_2PI = math.log(2.0 * math.pi)
+
+
+class GaussianSide(NamedTuple):
+    """The prior of one block: independent Gaussian vectors, one per row (or per column)."""
+
+    mean: Array
+    """Shape ``(num, size)``."""
+    precision: Array
+    """Shape ``(num, size)`` if all components are independent, else ``(num, size, size)``."""
+
+    def log_density(self, x: Array) -> Array:
+        """Log density of each vector of ``x``, shape ``(num, size)``, as an array of shape ``(num,)``."""
+        residual = x - self.mean
+        return -0.5 * (self.quadratic(residual) - self.log_determinant() + x.shape[-1] * _LOG_2PI)
+
+    def quadratic(self, residual: Array) -> Array:
+        """The square of each vector in the norm of the precision, shape ``(num,)``."""
+        return jnp.sum(residual * self.apply(residual), -1)
+
+    def apply(self, x: Array) -> Array:
+        """Precision times each vector."""
+        if self.precision.ndim == 2:
+            return self.precision * x
+        return jnp.einsum("eij,ej->ei", self.precision, x)
+
+    def log_determinant(self) -> Array:
+        """Of each precision, shape ``(num,)``; nan where one is not positive definite."""
+        if self.precision.ndim == 2:
+            return jnp.sum(jnp.log(self.precision), -1)
+        diagonal = jnp.diagonal(cholesky(self.precision), axis1=-2, axis2=-1)
+        return 2.0 * jnp.sum(jnp.log(diagonal), -1)
+
+
+class Bilinear(NamedTuple):
+    r"""Vectors :math:`u_r` and :math:`v_s` with independent Gaussian priors, and cells ``c`` with predictors
+
+    .. math:: \eta_c = o_c + u_{r(c)}^\top M_c v_{s(c)} + \alpha_c^\top u_{r(c)} + \beta_c^\top v_{s(c)}.
+
+    Every cell has a Poisson count with rate proportional to :math:`e^{\eta_c}`. Arrays with a leading axis of length
+    one are the same for all cells. Everything is an array: a form passes through ``jit``, ``vmap`` and ``grad``.
+    """
+
+    rows: GaussianSide
+    columns: GaussianSide
+    row_index: Array
+    """:math:`r(c)`, shape ``(num_cells,)``."""
+    column_index: Array
+    """:math:`s(c)`, shape ``(num_cells,)``."""
+    coupling: Array
+    """:math:`M_c`: shape ``(1 or num_cells, k)`` if it is diagonal on the first ``k`` components of both vectors and
+    zero elsewhere, else ``(1 or num_cells, row_size, column_size)``."""
+    row_linear: Array
+    """:math:`\\alpha_c`, shape ``(1 or num_cells, row_size)``."""
+    column_linear: Array
+    """:math:`\\beta_c`, shape ``(1 or num_cells, column_size)``."""
+    offset: Array
+    """:math:`o_c`, shape ``(num_cells,)``."""
+    potential: PoissonExpPotential
+    """Counts and exposures, each of shape ``(num_cells,)``."""
+    weight: Array
+    """Power of each factor, shape ``(num_cells,)``."""
+    log_constant: Array
+    """Terms of the log density that depend on no vector."""
+    row_order: Array
+    """Cells in the order of their rows, shape ``(num_cells,)``."""
+    column_order: Array
+    """Cells in the order of their columns."""
+
+    @property
+    def num_cells(self) -> int:
+        return self.offset.shape[0]
+
+    @property
+    def is_paired(self) -> bool:
+        """Whether the product is a sum of products of single components."""
+        return self.coupling.ndim == 2
+
+    def predictor(self, u: Array, v: Array) -> Array:
+        """:math:`\\eta` of all cells at vectors ``u`` and ``v``, each of shape ``(num, size)``."""
+        own, other = u[self.row_index], v[self.column_index]
+        if self.is_paired:
+            k = self.coupling.shape[-1]
+            product = jnp.sum(self.coupling * own[:, :k] * other[:, :k], -1)
+        else:
+            product = jnp.sum(own * (self.coupling @ other[:, :, None])[..., 0], -1)
+        return self.offset + product + jnp.sum(self.row_linear * own, -1) + jnp.sum(self.column_linear * other, -1)
+
+    def log_density(self, u: Array, v: Array) -> Array:
+        """Joint log density of the vectors and the data."""
+        factors = self.weight * self.potential.log_density(self.predictor(u, v))
+        prior = jnp.sum(self.rows.log_density(u)) + jnp.sum(self.columns.log_density(v))
+        return self.log_constant + prior + jnp.sum(factors)
+
+
+def order_cells(form: Bilinear) -> Bilinear:
+    """The form with its cells ordered by rows and by columns, which sums over them rely on."""
+    row_order, column_order = jnp.argsort(form.row_index), jnp.argsort(form.column_index)
+    return form._replace(row_order=row_order, column_order=column_order)
