@@ -1,4 +1,9 @@
-"""Precision of the test run: float64, or float32 where ``NUMPYRO_EXT_TEST_PRECISION=float32`` asks for it."""
+"""How the tests run: the precision, how hard programs are optimised, and how many of them are kept.
+
+``NUMPYRO_EXT_TEST_PRECISION=float32`` asks for single precision, ``NUMPYRO_EXT_TEST_OPTIMIZE=1`` for compilation as
+users have it. Without the latter XLA optimises little: most tests run a small program once, and two thirds of their
+time would be spent on making it fast.
+"""
 
 import os
 from collections.abc import Iterator
@@ -12,6 +17,12 @@ if PRECISION not in ("float32", "float64"):
     raise pytest.UsageError(f"NUMPYRO_EXT_TEST_PRECISION is {PRECISION!r}; it must be float32 or float64.")
 
 jax.config.update("jax_enable_x64", PRECISION == "float64")
+
+if os.environ.get("NUMPYRO_EXT_TEST_OPTIMIZE") != "1":
+    jax.config.update("jax_disable_most_optimizations", True)
+    if jax.__version_info__ < (0, 11):  # later versions do not know these flags
+        quick = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
+        os.environ.setdefault("XLA_FLAGS", quick)
 
 
 _MEMORY_MAPS = Path("/proc/self/maps")
@@ -27,7 +38,8 @@ def _forget_compiled_programs() -> Iterator[None]:
 
 
 def pytest_report_header() -> str:
-    return f"jax {jax.__version__} on {jax.default_backend()}, {PRECISION}"
+    optimised = "little optimised" if jax.config.jax_disable_most_optimizations else "optimised"
+    return f"jax {jax.__version__} on {jax.default_backend()}, {PRECISION}, {optimised}"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
