@@ -58,7 +58,7 @@ class Cells(NamedTuple):
 
     own: Array
     other: Array
-    count: Array
+    counts: Array
     log_scale: Array
     """Log exposure less log count (less zero, for a count of zero)."""
     constant: Array
@@ -137,7 +137,7 @@ def make_view(form: Bilinear, side: Side, width: int) -> View:
     cells = Cells(
         own=cut(index[0], "edge"),
         other=cut(index[1], "edge"),
-        count=cut(count),
+        counts=cut(count),
         log_scale=cut(log_scale),
         constant=cut(constant),
         weight=cut(form.weight),
@@ -163,7 +163,7 @@ def sum_cells(view: View, own: Block, other: Block) -> CellSums:
 
     def visit(sums: tuple[Array, Array], cells: Cells, found: _CellTerms) -> tuple[Array, Array]:
         rate = found.rate[:, None]
-        slope = (cells.weight * cells.count)[:, None] * found.partner.mean - rate * found.expectation.mean
+        slope = (cells.weight * cells.counts)[:, None] * found.partner.mean - rate * found.expectation.mean
         mean, spread = found.expectation.mean, found.expectation.covariance
         if has_matrix:
             second = rate[:, :, None] * (spread + mean[:, :, None] * mean[:, None, :])
@@ -239,10 +239,10 @@ def _cell_terms(
         found = _full_expectation(mean, covariance, partner)
     log_ratio = cells.offset + partner.mean_shift + jnp.sum(mean * partner.mean, -1) + cells.log_scale
     growth = jnp.expm1(cells.offset + partner.shift + found.log_value + cells.log_scale)
-    is_zero, is_used = cells.count <= 0.0, cells.weight > 0.0
-    safe = jnp.where(is_zero, 1.0, cells.count)
+    is_zero, is_used = cells.counts <= 0.0, cells.weight > 0.0
+    safe = jnp.where(is_zero, 1.0, cells.counts)
     excess = jnp.where(is_zero, growth + 1.0, safe * growth)
-    value = cells.weight * (cells.count * log_ratio - excess + cells.constant)
+    value = cells.weight * (cells.counts * log_ratio - excess + cells.constant)
     rate = cells.weight * safe * (growth + 1.0)
     return _CellTerms(jnp.where(is_used, value, 0.0), jnp.where(is_used, rate, 0.0), found, covariance, partner)
 

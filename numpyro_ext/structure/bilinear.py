@@ -66,9 +66,9 @@ class Bilinear(NamedTuple):
     """:math:`M_c`: shape ``(1 or num_cells, k)`` if it is diagonal on the first ``k`` components of both vectors and
     zero elsewhere, else ``(1 or num_cells, row_size, column_size)``."""
     row_linear: Array
-    """:math:`\\alpha_c`, shape ``(1 or num_cells, row_size)``."""
+    """:math:`\\alpha_c`, shape ``(1 or num_cells, row_size)``, or ``(1, 0)`` where there are no such terms."""
     column_linear: Array
-    """:math:`\\beta_c`, shape ``(1 or num_cells, column_size)``."""
+    """:math:`\\beta_c`, shape ``(1 or num_cells, column_size)`` or ``(1, 0)``."""
     offset: Array
     """:math:`o_c`, shape ``(num_cells,)``."""
     potential: PoissonExpPotential
@@ -99,7 +99,11 @@ class Bilinear(NamedTuple):
             product = jnp.sum(self.coupling * own[:, :k] * other[:, :k], -1)
         else:
             product = jnp.sum(own * (self.coupling @ other[:, :, None])[..., 0], -1)
-        return self.offset + product + jnp.sum(self.row_linear * own, -1) + jnp.sum(self.column_linear * other, -1)
+        eta = self.offset + product
+        for linear, vectors in ((self.row_linear, own), (self.column_linear, other)):
+            if linear.shape[-1]:
+                eta += jnp.sum(linear * vectors, -1)
+        return eta
 
     def log_density(self, u: Array, v: Array) -> Array:
         """Joint log density of the vectors and the data."""

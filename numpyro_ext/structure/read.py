@@ -22,7 +22,7 @@ from .tracing import SiteInfo, inspect_sites
 from .validation import check_data
 from .verification import check_form
 
-__all__ = ["read_latent_gaussian", "read_sparse_linear"]
+__all__ = ["check_field", "check_hyper", "read_latent_gaussian", "read_sparse_linear", "with_values"]
 
 _MAX_ATTEMPTS = 48
 _MAX_HYPER_SIZE = 100
@@ -148,12 +148,12 @@ def _read(
     kwargs = dict(kwargs or {})
     rng_key = jax.random.key(0) if rng_key is None else rng_key
     sites = inspect_sites(model, args, kwargs, rng_key, is_candidate)
-    sites = _with_values(sites, hyper_values or {})
+    sites = with_values(sites, hyper_values or {})
     check_data(sites)
 
     def attempt(names: frozenset[str]) -> _Reading:
         reading = reading_class(model, args, kwargs, sites, tuple(names), rng_key)
-        _check_hyper(reading, sites)
+        check_hyper(reading, sites)
         return reading
 
     candidates = [n for n, s in sites.items() if s.kind == "latent" and s.is_candidate]
@@ -163,7 +163,7 @@ def _read(
             raise ModelStructureError(no_candidate.format(latents or "none"))
         reading = _search(attempt, sites, candidates)
     else:
-        _check_field(field, sites)
+        check_field(field, sites)
         try:
             reading = attempt(frozenset(field))
         except Conflict as conflict:
@@ -173,7 +173,11 @@ def _read(
     return reading
 
 
-def _with_values(sites: dict[str, SiteInfo], values: Mapping[str, Any]) -> dict[str, SiteInfo]:
+def with_values(sites: dict[str, SiteInfo], values: Mapping[str, Any]) -> dict[str, SiteInfo]:
+    """The sites with other starting values of hyperparameters.
+
+    :raises ModelStructureError: if one is no such site, or has another shape.
+    """
     out = dict(sites)
     for name, value in values.items():
         if name not in sites or sites[name].kind not in ("latent", "param"):
@@ -188,7 +192,11 @@ def _with_values(sites: dict[str, SiteInfo], values: Mapping[str, Any]) -> dict[
     return out
 
 
-def _check_field(field: Sequence[str], sites: Mapping[str, SiteInfo]) -> None:
+def check_field(field: Sequence[str], sites: Mapping[str, SiteInfo]) -> None:
+    """Refuse names that are no candidates for the field.
+
+    :raises ModelStructureError: naming the first.
+    """
     for name in field:
         if name not in sites or not sites[name].is_candidate:
             found = f"is {sites[name].family or sites[name].kind}" if name in sites else "does not exist"
@@ -235,7 +243,11 @@ def _search(
     return best
 
 
-def _check_hyper(reading: ModelReading, sites: Mapping[str, SiteInfo]) -> None:
+def check_hyper(reading: ModelReading, sites: Mapping[str, SiteInfo]) -> None:
+    """Refuse hyperparameters that cannot be maximised over.
+
+    :raises ModelStructureError: naming the site.
+    """
     num_rows = sum(int(np.prod(s)) for s in reading.factor_shapes)
     for name, site in reading.hyper.items():
         size, info = int(np.prod(site.shape)), sites[name]

@@ -1,0 +1,483 @@
+"""Models read as bilinear: two Gaussian blocks, and counts whose log rate is affine in each given the other."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from ..linalg.cholesky import cholesky, solve_lower
+from ..linalg.prior import CovariancePrior, DiagonalPrior, FlatPrior, PrecisionPrior
+from ..potentials import PoissonExpPotential
+from .bilinear import Bilinear, GaussianSide
+from .bilinear_blocks import Layout, Predictor, check_indices, find_layouts, self_product, shared_block
+from .conflict import Conflict
+from .degrees import Degree, Degrees, classify
+from .errors import ModelStructureError
+from .model_reading import ModelReading
+from .priors import colour, prior_block
+from .program import Constant
+from .recent import Recent
+from .recognise import Recognised, recognise
+from .tracing import SiteInfo
+
+__all__ = ["BilinearReading"]
+
+_COMPILED = Recent(32)
+_LARGEST_COUPLING = 100_000_000
+
+
+class _Design(NamedTuple):
+    """What was found of the coefficients: which there are, and which are the same for all cells."""
+
+    num_pairs: int | None
+    """Products of single components, or ``None`` if the coupling is a matrix."""
+    is_coupling_shared: bool
+    has_linear: tuple[bool, bool]
+    is_linear_shared: tuple[bool, bool]
+
+
+class BilinearReading(ModelReading):
+    """A model read as a bilinear form, with a given split into field and hyperparameters.
+
+    Made by :func:`~numpyro_ext.structure.read_bilinear`. The unknowns are the values of the field sites, in the order
+    of the model; ``elements`` says which of them make which vector. All methods that take ``hyper`` are pure.
+
+    :ivar sides: names of the sites of the rows and of the columns.
+    :ivar elements: for rows and columns the flat indices of the unknowns, shape ``(num, size)``.
+    :ivar index: for rows and columns the vector that each cell touches.
+    :ivar factor_names: observed sites whose cells the form has, one after another.
+    :ivar cells: for each of them the flat indices of the observations in use.
+    :ivar is_design_fixed: whether everything but the priors is the same for all hyperparameters.
+    """
+
+    def __init__(
+        self,
+        model: Callable[..., Any],
+        args: tuple,
+        kwargs: dict,
+        sites: Mapping[str, SiteInfo],
+        field: Sequence[str],
+        rng_key: Array,
+    ):
+        super().__init__(model, args, kwargs, sites, field, rng_key, prior_block)
+        degrees = classify(self._program, {n: number for n, (number, _) in self._field.items()}, with_sources=False)
+        self._check_priors(degrees)
+        self.factor_names = tuple(self._sort_factors(degrees))
+        self.factor_shapes = tuple(self._program.shape(self._trace.factors[n].log_prob) for n in self.factor_names)
+        self.rows_per_observation = (1,) * len(self.factor_names)
+        check_indices(self._program, degrees, self.field)
+        self._found = [self._recognise(n, degrees) for n in self.factor_names]
+        self.cells = tuple(self._cells_in_use(n) for n in self.factor_names)
+        self._predictors = [
+            Predictor(n, f.predictor, np.asarray(f.rows)[cells])
+            for n, f, cells in zip(self.factor_names, self._found, self.cells, strict=True)
+        ]
+        start_env = self._env(self.initial_hyper(), None)
+        self._signs = tuple(f.build(start_env, jnp.asarray(True)).sign for f in self._found)
+        coupled = {n: self._coupled_axes(n) for n in self.field}
+        shapes = {n: tuple(self.site_shapes[n]) for n in self.field}
+        numbers = {n: number for n, (number, _) in self._field.items()}
+        layouts = find_layouts(self._program, numbers, shapes, coupled, self._predictors)
+        self._check_flat(layouts)
+        self.sides = (layouts[0].names, layouts[1].names)
+        self.index = (layouts[0].vector, layouts[1].vector)
+        starts = np.concatenate([[0], np.cumsum([size for _, size in self._field.values()])])
+        start = dict(zip(self.field, starts[:-1].tolist(), strict=True))
+        self.elements = tuple(
+            np.concatenate([start[n] + layout.elements[n] for n in layout.names], axis=1) for layout in layouts
+        )
+        inputs = set(jax.tree.leaves(self._given))
+        wanted = [p.atom for p in self._predictors]
+        wanted += [a for n in self.field for a in [self._trace.locations[n]] if isinstance(a, int)]
+        exposures = [self._trace.factors[n] for n in self.factor_names]
+        wanted += [a for f in exposures for a in jax.tree.leaves((f.log_prob, f.scale)) if isinstance(a, int)]
+        self.is_design_fixed = not self._program.ancestors(wanted) & inputs
+        self._design = self._probe(rng_key)
+        self.affine_sites = self.field
+        self.structure_key = self._structure_key()
+
+    # Reading
+
+    def _check_priors(self, degrees: Degrees) -> None:
+        for name in self.field:
+            used = frozenset().union(
+                *(degrees.sites_of(a) for a in jax.tree.leaves((self._trace.locations[name], self._trace.priors[name])))
+            )
+            if used:
+                raise Conflict(f"the prior of site '{name}' depends on {sorted(used)}.", used - {name} or used)
+
+    def _recognise(self, name: str, degrees: Degrees) -> Recognised:
+        """The predictor of an observed site, seen from the first site that finds one."""
+        traced, program = self._trace.factors[name], self._program
+        for part, atom in (("mask", traced.mask), ("scale", traced.scale), ("value", traced.value)):
+            if atom is not None and degrees.of(atom) != Degree.CONSTANT:
+                raise ModelStructureError(f"the {part} of site '{name}' depends on {sorted(degrees.sites_of(atom))}.")
+        probe = self._env(self.initial_hyper(), None)
+        for number, _ in self._field.values():
+            probe[number] = jnp.zeros(program.shape(number), jnp.result_type(float))
+        for site, (number, _) in self._field.items():
+            alone = classify(program, {site: number}, with_sources=False)
+            if alone.of(traced.log_prob) == Degree.CONSTANT:
+                continue
+            found = recognise(program, alone, traced, probe)
+            if found is None:
+                if alone.of(traced.log_prob) == Degree.NONLINEAR and self._is_squared(alone, name):
+                    raise ModelStructureError(shared_block(site))
+                continue
+            if not found.label.startswith("poisson, exp"):
+                raise ModelStructureError(
+                    f"observed site '{name}' was read as {found.label}: this engine takes counts of dist.Poisson with "
+                    "the rate exp(predictor), times an exposure if need be. Use NUTS for other likelihoods."
+                )
+            fields = {n for n, _ in self._field.values()}
+            parameters = [a for a in traced.parameters.values() if isinstance(a, int)]
+            if program.ancestors(parameters, [found.predictor]) & fields:
+                continue
+            return found
+        raise ModelStructureError(
+            f"observed site '{name}' ({self.sites[name].family}) is no Poisson count with the rate exp(predictor) in "
+            f"which the predictor is affine in one of {list(self.field)}. This engine is made for "
+            "dist.Poisson(jnp.exp(eta)); use NUTS for other models."
+        )
+
+    def _is_squared(self, degrees: Degrees, name: str) -> bool:
+        parameters = [a for a in self._trace.factors[name].parameters.values() if isinstance(a, int)]
+        return any(self_product(self._program, degrees, a) for a in parameters)
+
+    def _cells_in_use(self, name: str) -> np.ndarray:
+        atom = self._trace.factors[name].mask
+        if isinstance(atom, Constant):
+            return np.flatnonzero(np.asarray(atom.value))
+        if self._program.ancestors([atom]) & set(self._program.inputs):
+            raise ModelStructureError(
+                f"the mask of observed site '{name}' depends on latent or param sites: masks must be known."
+            )
+        env = dict(zip(self._program.constants, self.data, strict=True))
+        cells = np.flatnonzero(np.asarray(self._program.evaluate([atom], env)[0]))
+        if cells.size == 0:
+            raise ModelStructureError(f"every observation of site '{name}' is masked: there is nothing to learn from.")
+        return cells
+
+    def _coupled_axes(self, name: str) -> frozenset[int]:
+        prior, shape = self._trace.priors[name], self.site_shapes[name]
+        return frozenset([len(shape) - 1]) if isinstance(prior, CovariancePrior | PrecisionPrior) else frozenset()
+
+    def _check_flat(self, layouts: tuple[Layout, Layout]) -> None:
+        for name in (n for layout in layouts for n in layout.names):
+            if isinstance(self._trace.priors[name], FlatPrior):
+                raise ModelStructureError(
+                    f"site '{name}' has a flat prior: a factor of a product needs a proper one, because its scale is "
+                    "not determined by the data. Use dist.Normal with a scale of its own."
+                )
+
+    # Coefficients
+
+    def _locations(self, env: Mapping[int, Any]) -> Array:
+        """Prior means of all unknowns."""
+        found = self._program.evaluate([self._trace.locations[n] for n in self.field], env)
+        dtype = jnp.result_type(float)
+        parts = [
+            jnp.broadcast_to(v, self.site_shapes[n]).reshape(-1).astype(dtype)
+            for n, v in zip(self.field, found, strict=True)
+        ]
+        return jnp.concatenate(parts)
+
+    def _predictor_fn(self, env: dict[int, Any]) -> Callable[[Array], Array]:
+        """The predictors of the cells in use as a function of all unknowns."""
+        location = self._locations(env)
+        given = dict(env)
+
+        def predict(unknowns: Array) -> Array:
+            values, start = dict(given), 0
+            for number, size in self._field.values():
+                piece = (unknowns - location)[start : start + size]
+                values[number] = piece.reshape(self._program.shape(number))
+                start += size
+            found = self._program.evaluate([p.atom for p in self._predictors], values)
+            parts = [
+                sign * jnp.reshape(v, -1)[p.rows]
+                for v, p, sign in zip(found, self._predictors, self._signs, strict=True)
+            ]
+            return jnp.concatenate(parts).astype(unknowns.dtype)
+
+        return predict
+
+    def _direction(self, side: int, position: Array) -> Array:
+        """Unknowns that are one at a position of every vector of a side, else zero."""
+        elements = jnp.asarray(self.elements[side])
+        zeros = jnp.zeros((self.num_columns,), jnp.result_type(float))
+        return zeros.at[elements[:, position]].set(1.0)
+
+    def _slopes(self, predict: Callable[[Array], Array], side: int) -> Array:
+        """Of the predictors in each component where all else is zero, shape ``(cells, size)``."""
+        zeros = jnp.zeros((self.num_columns,), jnp.result_type(float))
+        positions = jnp.arange(self.elements[side].shape[1])
+        return jax.lax.map(lambda i: jax.jvp(predict, (zeros,), (self._direction(side, i),))[1], positions).T
+
+    def _mixed(self, predict: Callable[[Array], Array], row_positions: Array, column_positions: Array) -> Array:
+        """Mixed second derivatives in pairs of components, shape ``(cells, pairs)``."""
+        zeros = jnp.zeros((self.num_columns,), jnp.result_type(float))
+
+        def one(pair: tuple[Array, Array]) -> Array:
+            row, column = self._direction(0, pair[0]), self._direction(1, pair[1])
+
+            def slope(x: Array) -> Array:
+                return jax.jvp(predict, (x,), (row,))[1]
+
+            return jax.jvp(slope, (zeros,), (column,))[1]
+
+        return jax.lax.map(one, (row_positions, column_positions)).T
+
+    def _probe(self, rng_key: Array) -> _Design:
+        """Find which components meet, order those that meet one other first, and look what all cells share."""
+        rng = np.random.default_rng(np.asarray(jax.random.key_data(rng_key)))
+        num_cells = self.index[0].size
+        weights = jnp.asarray(rng.uniform(1.0, 2.0, num_cells), jnp.result_type(float))
+        point = jnp.asarray(rng.standard_normal(self.num_columns), jnp.result_type(float))
+        sizes = self.elements[0].shape[1], self.elements[1].shape[1]
+
+        def meetings(env: dict[int, Any], weights: Array, point: Array) -> tuple[Array, Array, Array]:
+            predict = self._predictor_fn(env)
+
+            def total_slope(x: Array, position: Array) -> Array:
+                return jnp.dot(weights, jax.jvp(predict, (x,), (self._direction(0, position),))[1])
+
+            found = jax.lax.map(lambda i: jax.grad(total_slope)(point, i), jnp.arange(sizes[0]))
+            largest = jnp.max(jnp.abs(found[:, jnp.asarray(self.elements[1])]), axis=1)
+            return largest, self._slopes(predict, 0), self._slopes(predict, 1)
+
+        env = self._env(_off_zero(self), None)
+        key = ("meetings", self._layout_key())
+        compiled = _COMPILED.get(key, lambda: jax.jit(meetings))
+        largest, *slopes = (np.asarray(x) for x in compiled(env, weights, point))
+        rounding = 1e-9 if largest.dtype == np.float64 else 1e-5
+        meets = largest > rounding * np.max(largest, initial=0.0)
+        is_matching = bool(meets.any()) and np.all(meets.sum(0) <= 1) and np.all(meets.sum(1) <= 1)
+        if is_matching:
+            rows, columns = np.nonzero(meets)
+            orders = (_first(rows, sizes[0]), _first(columns, sizes[1]))
+            self.elements = tuple(e[:, order] for e, order in zip(self.elements, orders, strict=True))
+            slopes = [s[:, order] for s, order in zip(slopes, orders, strict=True)]
+            pairs = np.arange(len(rows)), np.arange(len(rows))
+        else:
+            if num_cells * sizes[0] * sizes[1] > _LARGEST_COUPLING:
+                raise ModelStructureError(
+                    f"the {num_cells} cells have products of {sizes[0]} x {sizes[1]} components each, which is more "
+                    "than can be kept. Write the predictor as a sum of products of single components."
+                )
+            pairs = np.divmod(np.arange(sizes[0] * sizes[1]), sizes[1])
+        mixed_key = ("mixed", self._layout_key(), len(pairs[0]))
+        mixed = _COMPILED.get(
+            mixed_key, lambda: jax.jit(lambda env, rows, columns: self._mixed(self._predictor_fn(env), rows, columns))
+        )
+        coupling = np.asarray(mixed(env, *map(jnp.asarray, pairs)))
+        return _Design(
+            len(pairs[0]) if is_matching else None,
+            _is_shared(coupling),
+            (bool(np.any(slopes[0])), bool(np.any(slopes[1]))),
+            (_is_shared(slopes[0]), _is_shared(slopes[1])),
+        )
+
+    def _layout_key(self) -> tuple[Any, ...]:
+        static = hashlib.blake2b(digest_size=16)
+        for array in (*self.index, *self.elements, *(p.rows for p in self._predictors)):
+            static.update(str(array.shape).encode())
+            static.update(np.ascontiguousarray(array).tobytes())
+        return (self._program.fingerprint(), self.field, self._hyper_key(), static.hexdigest())
+
+    def _structure_key(self) -> tuple[Any, ...]:
+        return ("bilinear", self._layout_key(), self.sides, self._design)
+
+    def _counts(self, number: int, env: dict[int, Any]) -> tuple[Array, Array, Array]:
+        """Counts, exposures and weights of the cells in use of one observed site."""
+        traced, cells = self._trace.factors[self.factor_names[number]], self.cells[number]
+        shape = self._program.shape(traced.log_prob)
+        size = int(np.prod(shape))
+        mask, weight = self._program.evaluate(
+            [traced.mask, Constant(1.0) if traced.scale is None else traced.scale], env
+        )
+        potential: Any = self._found[number].build(env, jnp.reshape(mask, -1)).potential
+        spread = (potential.count, potential.exposure, jnp.broadcast_to(weight, shape).reshape(-1))
+        dtype = jnp.result_type(float)
+        return tuple(jnp.broadcast_to(x, (size,))[cells].astype(dtype) for x in spread)  # type: ignore[return-value]
+
+    # The form
+
+    def form(self, hyper: Mapping[str, Any], data: Sequence[Any] | None = None) -> Bilinear:
+        """The form at given hyperparameters.
+
+        :param hyper: constrained values of all sites in :attr:`hyper`.
+        :param data: arrays to use instead of :attr:`data`; masks and indices stay as they were read.
+
+        Cost: about as many evaluations of the predictor as the vectors have components.
+        """
+        env = self._env(hyper, data)
+        rows, columns = self._sides_at(env)
+        predict, design = self._predictor_fn(env), self._design
+        num_cells, sizes = self.index[0].size, tuple(e.shape[1] for e in self.elements)
+        if design.num_pairs is not None:
+            positions = jnp.arange(design.num_pairs)
+            coupling = self._mixed(predict, positions, positions)
+        else:
+            row_positions, column_positions = np.divmod(np.arange(sizes[0] * sizes[1]), sizes[1])
+            coupling = self._mixed(predict, jnp.asarray(row_positions), jnp.asarray(column_positions))
+            coupling = coupling.reshape(num_cells, *sizes)
+        linear = []
+        for side in (0, 1):
+            found = self._slopes(predict, side) if design.has_linear[side] else jnp.zeros((1, 0))
+            linear.append(found[:1] if design.is_linear_shared[side] else found)
+        offset = predict(jnp.zeros((self.num_columns,), jnp.result_type(float)))
+        counts = [self._counts(i, env) for i in range(len(self.factor_names))]
+        count, exposure, weight = (jnp.concatenate(parts) for parts in zip(*counts, strict=True))
+        return Bilinear(
+            rows,
+            columns,
+            jnp.asarray(self.index[0]),
+            jnp.asarray(self.index[1]),
+            coupling[:1] if design.is_coupling_shared else coupling,
+            linear[0],
+            linear[1],
+            offset,
+            PoissonExpPotential(count, exposure),
+            weight,
+            self._log_constant(env),
+            jnp.asarray(np.argsort(self.index[0], kind="stable")),
+            jnp.asarray(np.argsort(self.index[1], kind="stable")),
+        )
+
+    def priors(self, hyper: Mapping[str, Any], data: Sequence[Any] | None = None) -> tuple[GaussianSide, GaussianSide]:
+        """The priors of rows and columns at given hyperparameters; the rest of the form may be the same for all."""
+        return self._sides_at(self._env(hyper, data))
+
+    def log_constant(self, hyper: Mapping[str, Any], data: Sequence[Any] | None = None) -> Array:
+        """Terms of the log density that depend on no unknown and are no priors of hyperparameters."""
+        return self._log_constant(self._env(hyper, data))
+
+    def _sides_at(self, env: dict[int, Any]) -> tuple[GaussianSide, GaussianSide]:
+        location = self._locations(env)
+        starts = dict(zip(self.field, np.cumsum([0, *(size for _, size in self._field.values())])[:-1], strict=True))
+        out = []
+        for names, elements in zip(self.sides, self.elements, strict=True):
+            priors = {}
+            for name in names:
+                leaves, structure = jax.tree.flatten(self._trace.priors[name])
+                priors[name] = jax.tree.unflatten(structure, self._program.evaluate(leaves, env))
+            mean = location[elements]
+            if all(isinstance(p, DiagonalPrior) for p in priors.values()):
+                variance = jnp.zeros((self.num_columns,), mean.dtype)
+                for name in names:
+                    size = priors[name].size
+                    variance = variance.at[starts[name] : starts[name] + size].set(priors[name].variance)
+                out.append(GaussianSide(mean, 1.0 / variance[elements]))
+                continue
+            precision = jnp.zeros((*elements.shape, elements.shape[1]), mean.dtype)
+            for name in names:
+                local = elements - starts[name]
+                is_own = (local >= 0) & (local < priors[name].size)
+                precision += _dense_precision(priors[name], np.where(is_own, local, -1)).astype(mean.dtype)
+            out.append(GaussianSide(mean, precision))
+        return out[0], out[1]
+
+    def vectors(self, unknowns: Array) -> tuple[Array, Array]:
+        """Rows and columns of all unknowns, of shape ``(..., num_columns)``."""
+        return unknowns[..., self.elements[0]], unknowns[..., self.elements[1]]
+
+    def unknowns(self, rows: Array, columns: Array) -> Array:
+        """All unknowns of rows and columns, whose leading axes are kept."""
+        lead = rows.shape[:-2]
+        out = jnp.zeros((*lead, self.num_columns), rows.dtype)
+        for vectors, elements in zip((rows, columns), self.elements, strict=True):
+            out = out.at[..., elements.reshape(-1)].set(vectors.reshape(*lead, -1))
+        return out
+
+    def site_values(
+        self, hyper: Mapping[str, Any], unknowns: Array, data: Sequence[Any] | None = None
+    ) -> dict[str, Array]:
+        """Every latent and deterministic site at values of the unknowns."""
+        return self.values(hyper, unknowns - self._locations(self._env(hyper, data)), data)
+
+    def log_joint(self, hyper: Mapping[str, Any], e: Array, data: Sequence[Any]) -> Array:
+        unknowns = e + self._locations(self._env(hyper, data))
+        return self.form(hyper, data).log_density(*self.vectors(unknowns)) + self.log_prior(hyper, data)
+
+    def draw(self, hyper: Mapping[str, Any], white: Array, data: Sequence[Any]) -> Array:
+        env, parts, start = self._env(hyper, data), [], 0
+        for name in self.field:
+            leaves, structure = jax.tree.flatten(self._trace.priors[name])
+            block: Any = jax.tree.unflatten(structure, self._program.evaluate(leaves, env))
+            parts.append(colour(block, white[start : start + block.size]))
+            start += block.size
+        return jnp.concatenate(parts)
+
+    def explain_nan(self) -> None:
+        hyper = self.initial_hyper()
+        form = self.form(hyper)
+        for names, side in zip(self.sides, (form.rows, form.columns), strict=True):
+            if not bool(jnp.all(jnp.isfinite(side.log_determinant()))):
+                raise ModelStructureError(f"the prior of {list(names)} is not that of a Gaussian: check its scales.")
+        for what, value in (("predictor", form.offset), ("exposure", jnp.log(form.potential.exposure))):
+            if not bool(jnp.all(jnp.isfinite(value))):
+                raise ModelStructureError(f"the {what} of {list(self.factor_names)} is not finite in some cells.")
+        raise ModelStructureError(
+            "the log density of the model is NaN: give better starting values through hyper_values, or check the "
+            f"model with numpyro.validation_enabled(). What was read:\n{self.describe()}"
+        )
+
+    def describe(self) -> str:
+        """The split and what was recognised, one line each."""
+        lines = self._describe_sites()
+        for what, names, elements in zip(("rows", "columns"), self.sides, self.elements, strict=True):
+            num, size = elements.shape
+            lines.append(f"{what}: {num} vectors of {size} components ({', '.join(names)})")
+        for name, cells, shape in zip(self.factor_names, self.cells, self.factor_shapes, strict=True):
+            lines.append(f"observed: {name}, {cells.size} of {int(np.prod(shape))} cells in use (poisson, exp link)")
+        pairs = self._design.num_pairs
+        kind = "a matrix of products" if pairs is None else f"{pairs} products of components"
+        shared = "the same in all cells" if self._design.is_coupling_shared else "of different weights in the cells"
+        lines.append(f"coupling: {kind}, {shared}")
+        return "\n".join(lines)
+
+
+def _dense_precision(prior: Any, local: np.ndarray) -> Array:
+    """Precision matrices of the vectors with these elements of the site, zero in rows and columns of others (-1)."""
+    num, size = local.shape
+    if isinstance(prior, DiagonalPrior):
+        values = jnp.where(local >= 0, 1.0 / prior.variance[np.maximum(local, 0)], 0.0)
+        return values[:, :, None] * jnp.eye(size, dtype=values.dtype)
+    if isinstance(prior, PrecisionPrior):
+        blocks = prior.precision
+    else:
+        factor = cholesky(prior.covariance)
+        identity = jnp.broadcast_to(jnp.eye(factor.shape[-1], dtype=factor.dtype), factor.shape)
+        half = solve_lower(factor, identity)
+        blocks = half.swapaxes(-1, -2) @ half
+    batch, place = np.divmod(np.maximum(local, 0), blocks.shape[-1])
+    same = (batch[:, :, None] == batch[:, None, :]) & (local >= 0)[:, :, None] & (local >= 0)[:, None, :]
+    return jnp.where(same, blocks[batch[:, :, None], place[:, :, None], place[:, None, :]], 0.0)
+
+
+def _first(chosen: np.ndarray, size: int) -> np.ndarray:
+    """Positions with the chosen ones in front."""
+    return np.concatenate([chosen, np.setdiff1d(np.arange(size), chosen)])
+
+
+def _is_shared(values: np.ndarray) -> bool:
+    """Whether all rows are the same."""
+    spread = np.ptp(values, axis=0).max(initial=0.0)
+    return bool(spread <= 16 * np.finfo(values.dtype).eps * np.abs(values).max(initial=0.0))
+
+
+def _off_zero(reading: BilinearReading) -> dict[str, Any]:
+    """Hyperparameters near their starting values, none of which makes a coefficient zero by chance."""
+    out = {}
+    for number, (name, site) in enumerate(reading.hyper.items()):
+        free = site.transform.inv(jnp.asarray(site.init, jnp.result_type(float)))
+        shift = 0.3 + 0.1 * jnp.cos(1.0 + number + jnp.arange(free.size)).reshape(free.shape)
+        out[name] = site.transform(free + shift)
+    return out

@@ -1,0 +1,102 @@
+"""Read a NumPyro model as a bilinear model of counts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpyro.distributions as dist
+from jax import Array
+
+from .bilinear_reading import BilinearReading
+from .conflict import Conflict
+from .errors import ModelStructureError
+from .priors import is_gaussian, unwrap
+from .read import check_field, check_hyper, with_values
+from .tracing import inspect_sites
+from .validation import check_data
+from .verification import check_form
+
+__all__ = ["read_bilinear"]
+
+
+def read_bilinear(
+    model: Callable[..., Any],
+    args: tuple = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    field: Sequence[str] | None = None,
+    hyper_values: Mapping[str, Any] | None = None,
+    rng_key: Array | None = None,
+    check: bool = True,
+) -> BilinearReading:
+    """Read a model as bilinear: Poisson counts with a log rate that is affine in each of two Gaussian blocks.
+
+    Products between Gaussian sites are found and two-coloured; sites that enter linearly (biases) join the block with
+    which they share their index. What belongs to neither block becomes a hyperparameter: a common intercept, scales,
+    the means of hierarchical priors.
+
+    :param model: a NumPyro model.
+    :param tuple args: its arguments, which stay concrete.
+    :param dict kwargs: its keyword arguments.
+    :param field: names of the sites of both blocks, instead of searching.
+    :param hyper_values: starting values of hyperparameters (constrained), instead of the centres of their priors.
+    :param rng_key: for models that draw random numbers themselves.
+    :param bool check: compare the form with NumPyro's log density at random points.
+    :return: the reading.
+    :raises ModelStructureError: naming the site that does not fit, what was found there and what to do.
+
+    **Example:**
+
+    >>> import jax.numpy as jnp, numpyro, numpyro.distributions as dist
+    >>> from numpyro_ext.structure import read_bilinear
+    >>> def model(rows, cols, y):
+    ...     with numpyro.plate("rows", 3):
+    ...         w = numpyro.sample("w", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+    ...     with numpyro.plate("cols", 2):
+    ...         z = numpyro.sample("z", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+    ...     numpyro.sample("y", dist.Poisson(jnp.exp((w[rows] * z[cols]).sum(-1))), obs=y)
+    >>> rows, cols = jnp.array([0, 1, 2, 2]), jnp.array([0, 0, 0, 1])
+    >>> reading = read_bilinear(model, (rows, cols, jnp.array([1, 0, 4, 2])))
+    >>> reading.sides, [e.shape for e in reading.elements]
+    ((('w',), ('z',)), [(3, 2), (2, 2)])
+
+    Cost: a few abstract traces of the model and three compilations, reused for data of the same shapes.
+    """
+    kwargs = dict(kwargs or {})
+    rng_key = jax.random.key(0) if rng_key is None else rng_key
+    sites = inspect_sites(model, args, kwargs, rng_key, _is_candidate)
+    sites = with_values(sites, hyper_values or {})
+    check_data(sites)
+    names = [n for n, s in sites.items() if s.kind == "latent" and s.is_candidate]
+    if field is not None:
+        check_field(field, sites)
+        names = [n for n in sites if n in field]
+    if not names:
+        latents = {n: s.family for n, s in sites.items() if s.kind == "latent"}
+        raise ModelStructureError(
+            f"the model has no Gaussian latent site (latent sites: {latents or 'none'}). This engine needs two blocks "
+            "of Normal or MultivariateNormal sites; use NUTS."
+        )
+    reasons: list[str] = []
+    while True:
+        try:
+            reading = BilinearReading(model, args, kwargs, sites, names, rng_key)
+            break
+        except Conflict as conflict:
+            reasons.append(str(conflict))
+            remaining = [n for n in names if n not in conflict.sites]
+            if field is not None or not remaining or len(remaining) == len(names):
+                prefix = "" if field is None else f"With field={list(field)}: "
+                raise ModelStructureError(prefix + " ".join(reasons)) from None
+            names = remaining
+    check_hyper(reading, sites)
+    if check:
+        check_form(reading, rng_key)
+    return reading
+
+
+def _is_candidate(fn: Any) -> bool:
+    # the values of a random walk are sums of many innovations
+    return is_gaussian(fn) and not isinstance(unwrap(fn), dist.GaussianRandomWalk)

@@ -1,0 +1,224 @@
+"""Ways of writing bilinear models of counts: all lead to the form, and what is not bilinear is refused by name."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from numpyro import handlers
+
+from numpyro_ext.structure import ModelStructureError, read_bilinear
+
+R, C, K, N = 4, 3, 2, 9
+RNG = np.random.default_rng(0)
+ROWS, COLS = RNG.integers(0, R, N), RNG.integers(0, C, N)
+Y, DENSE = RNG.poisson(2.0, N), RNG.poisson(2.0, (R, C))
+MASK = RNG.uniform(size=(R, C)) < 0.7
+EXPOSURE = RNG.uniform(0.5, 2.0, N)
+STIMULI = RNG.normal(size=(N, 3, 4))
+FEATURES = RNG.normal(size=(R, 2))
+
+
+def vectors(name, num, scale=1.0):
+    with numpyro.plate(f"{name}s", num):
+        return numpyro.sample(name, dist.Normal(0.0, scale).expand([K]).to_event(1))
+
+
+def indexed():
+    scale = numpyro.sample("scale", dist.HalfNormal(1.0))
+    w, z = vectors("w", R, scale), vectors("z", C)
+    numpyro.sample("y", dist.Poisson(jnp.exp((w[ROWS] * z[COLS]).sum(-1))), obs=Y)
+
+
+def einsum():
+    w, z = vectors("w", R), vectors("z", C)
+    numpyro.sample("y", dist.Poisson(jnp.exp(jnp.einsum("rk,sk->rs", w, z))).to_event(2), obs=DENSE)
+
+
+def matmul_and_index():
+    w, z = vectors("w", R), vectors("z", C)
+    numpyro.sample("y", dist.Poisson(jnp.exp((w @ z.T)[ROWS, COLS])), obs=Y)
+
+
+def vmapped():
+    w, z = vectors("w", R), vectors("z", C)
+    eta = jax.vmap(lambda r, c: jnp.dot(w[r], z[c]))(jnp.asarray(ROWS), jnp.asarray(COLS))
+    numpyro.sample("y", dist.Poisson(jnp.exp(eta)), obs=Y)
+
+
+def nested_plates():
+    with numpyro.plate("rows", R), numpyro.plate("rank", K):
+        w = numpyro.sample("w", dist.Normal(0.0, 0.7))
+    with numpyro.plate("cols", C), numpyro.plate("rank", K):
+        z = numpyro.sample("z", dist.Normal(0.0, 1.0))
+    with numpyro.plate("cells", N):
+        numpyro.sample("y", dist.Poisson(jnp.exp((w[:, ROWS] * z[:, COLS]).sum(0))), obs=Y)
+
+
+def non_centred():
+    scales = numpyro.sample("scales", dist.HalfNormal(1.0).expand([K]).to_event(1))
+    w = numpyro.deterministic("w", scales * vectors("w_base", R))
+    z = vectors("z", C)
+    numpyro.sample("y", dist.Poisson(jnp.exp(jnp.sum(w[ROWS] * z[COLS], -1))), obs=Y)
+
+
+def biases_inside():
+    with numpyro.plate("rows", R):
+        w = numpyro.sample("w", dist.Normal(0.0, jnp.array([1.0, 1.0, 0.5])).to_event(1))
+    with numpyro.plate("cols", C):
+        z = numpyro.sample("z", dist.MultivariateNormal(jnp.zeros(3), jnp.eye(3) + 0.2))
+    ones = jnp.ones((N, 1))
+    left = jnp.concatenate([w[ROWS], ones], axis=1)
+    right = jnp.concatenate([z[COLS, :2], ones, z[COLS, 2:]], axis=1)
+    numpyro.sample("y", dist.Poisson(jnp.exp((left * right).sum(-1))), obs=Y)
+
+
+def transposed():
+    w, z = vectors("w", R), vectors("z", C)
+    numpyro.sample("y", dist.Poisson(jnp.exp(z @ w.T)).to_event(2), obs=DENSE.T)
+
+
+def masked_dense():
+    w, z = vectors("w", R), vectors("z", C)
+    with handlers.mask(mask=MASK):
+        numpyro.sample("y", dist.Poisson(jnp.exp(w @ z.T)), obs=np.where(MASK, DENSE, -1))
+
+
+def everything():
+    """Biases, an intercept, several terms, side features, exposures, a hierarchical mean."""
+    centre = numpyro.sample("centre", dist.Normal(0.0, 1.0))
+    intercept = numpyro.sample("intercept", dist.Normal(0.0, 2.0))
+    w, z, z2 = vectors("w", R), vectors("z", C), vectors("z2", C)
+    with numpyro.plate("rows", R):
+        bias = numpyro.sample("bias", dist.Normal(centre, 1.0))
+    with numpyro.plate("cols", C):
+        effect = numpyro.sample("effect", dist.Normal(0.3, 1.0).expand([2]).to_event(1))
+        bias2 = numpyro.sample("bias2", dist.Normal(0.0, 1.0))
+    eta = intercept + (w[ROWS] * z[COLS]).sum(-1) + 0.5 * (w[ROWS, 0] * z2[COLS, 1]) + bias[ROWS] + bias2[COLS]
+    eta = eta + (FEATURES[ROWS] * effect[COLS]).sum(-1)
+    with handlers.scale(scale=0.5):
+        numpyro.sample("y", dist.Poisson(EXPOSURE * jnp.exp(eta)), obs=Y)
+
+
+def receptive_field():
+    """A filter in space times a filter in time: one vector each, and a matrix of stimuli per observation."""
+    w = numpyro.sample("w", dist.MultivariateNormal(jnp.zeros(3), jnp.eye(3)).expand([2]).to_event(1))
+    z = numpyro.sample("z", dist.Normal(0.0, 1.0).expand([2, 4]).to_event(2))
+    numpyro.sample("y", dist.Poisson(jnp.exp(jnp.einsum("nij,ki,kj->n", STIMULI, w, z))), obs=Y)
+
+
+# model, sizes of the vectors, number of cells, of paired components
+WAYS = [
+    (indexed, ((R, K), (C, K)), N, K),
+    (einsum, ((R, K), (C, K)), R * C, K),
+    (matmul_and_index, ((R, K), (C, K)), N, K),
+    (vmapped, ((R, K), (C, K)), N, K),
+    (nested_plates, ((R, K), (C, K)), N, K),
+    (non_centred, ((R, K), (C, K)), N, K),
+    (biases_inside, ((R, K + 1), (C, K + 1)), N, K),
+    (transposed, ((R, K), (C, K)), R * C, K),
+    (masked_dense, ((R, K), (C, K)), int(MASK.sum()), K),
+    (everything, ((R, K + 1), (C, 2 * K + 3)), N, None),
+    (receptive_field, ((1, 6), (1, 8)), N, None),
+]
+
+
+@pytest.mark.parametrize("model, shapes, num_cells, num_pairs", WAYS, ids=lambda x: getattr(x, "__name__", None))
+def test_ways_of_writing(model, shapes, num_cells, num_pairs):
+    """The check of the reading compares the form with NumPyro's log density at random points."""
+    reading = read_bilinear(model)
+    assert tuple(e.shape for e in reading.elements) == shapes
+    assert reading.index[0].size == num_cells
+    assert reading._design.num_pairs == num_pairs
+    assert reading._design.is_coupling_shared == (model is not receptive_field)
+
+
+def test_hyperparameters_and_what_they_touch():
+    reading = read_bilinear(everything, check=False)
+    assert set(reading.hyper) == {"centre", "intercept"}
+    assert reading.sides == (("w", "bias"), ("z", "z2", "effect", "bias2"))
+    assert not reading.is_design_fixed
+    assert reading._design.is_linear_shared == (True, False)
+    reading = read_bilinear(indexed, check=False)
+    assert set(reading.hyper) == {"scale"} and reading.is_design_fixed
+    form = reading.form({"scale": 0.5})
+    np.testing.assert_allclose(form.rows.precision, 4.0)
+    assert form.row_linear.shape == (1, 0)
+    assert "2 products of components" in reading.describe()
+    # a row without cells has its place
+    assert not np.isin(np.arange(R), ROWS).all() or reading.elements[0].shape[0] == R
+    reading = read_bilinear(non_centred, check=False)
+    assert not reading.is_design_fixed
+    np.testing.assert_allclose(reading.form({"scales": jnp.array([2.0, 3.0])}).coupling, [[2.0, 3.0]])
+
+
+def trilinear():
+    t = vectors("t", 2)
+    w, z = vectors("w", R), vectors("z", C)
+    numpyro.sample("y", dist.Poisson(jnp.exp((w[ROWS] * z[COLS] * t[ROWS % 2]).sum(-1))), obs=Y)
+
+
+def shared_block():
+    w = vectors("w", R)
+    numpyro.sample("y", dist.Poisson(jnp.exp((w[ROWS] * w[COLS]).sum(-1))), obs=Y)
+
+
+def shared_block_with_bias():
+    w = vectors("w", R)
+    b = numpyro.sample("b", dist.Normal(0.0, 1.0))
+    numpyro.sample("y", dist.Poisson(jnp.exp(b + (w[ROWS] * w[COLS]).sum(-1))), obs=Y)
+
+
+def no_product():
+    w = vectors("w", R)
+    numpyro.sample("y", dist.Poisson(jnp.exp(w[ROWS].sum(-1))), obs=Y)
+
+
+def other_likelihood():
+    w, z = vectors("w", R), vectors("z", C)
+    numpyro.sample("y", dist.Bernoulli(logits=(w[ROWS] * z[COLS]).sum(-1)), obs=Y > 1)
+
+
+def out_of_range():
+    w, z = vectors("w", R), vectors("z", C)
+    numpyro.sample("y", dist.Poisson(jnp.exp((w[ROWS + 1] * z[COLS]).sum(-1))), obs=Y)
+
+
+def nothing_observed():
+    w, z = vectors("w", R), vectors("z", C)
+    numpyro.sample("y", dist.Poisson(jnp.exp((w[ROWS] * z[COLS]).sum(-1))))
+
+
+def flat():
+    with numpyro.plate("rows", R):
+        w = numpyro.sample("w", dist.ImproperUniform(dist.constraints.real, (), ()))
+    with numpyro.plate("cols", C):
+        z = numpyro.sample("z", dist.Normal(0.0, 1.0))
+    numpyro.sample("y", dist.Poisson(jnp.exp(w[ROWS] * z[COLS])), obs=Y)
+
+
+@pytest.mark.parametrize(
+    "model, words",
+    [
+        (trilinear, ["'t'", "'w'", "'z'", "not bilinear", "field="]),
+        (shared_block, ["'w'", "multiplied with itself"]),
+        (shared_block_with_bias, ["'w'", "multiplied with itself"]),
+        (no_product, ["no product", "VariationalGaussian"]),
+        (other_likelihood, ["'y'", "bernoulli", "Poisson"]),
+        (out_of_range, ["'w'", "out of range", "length 4"]),
+        (nothing_observed, ["no observed site"]),
+        (flat, ["'w'", "flat prior"]),
+    ],
+    ids=lambda x: getattr(x, "__name__", None),
+)
+def test_refusals(model, words):
+    with pytest.raises(ModelStructureError) as refusal:
+        read_bilinear(model)
+    for word in words:
+        assert word in str(refusal.value)
+
+
+def test_a_factor_of_three_can_be_a_hyperparameter():
+    reading = read_bilinear(trilinear, field=["w", "z"], check=False)
+    assert set(reading.hyper) == {"t"} and reading.sides == (("w",), ("z",))
