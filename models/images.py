@@ -168,9 +168,9 @@ def wavelet_denoising(
     noisy = jnp.asarray(noisy, float)
     shape = noisy.shape
     transform, padded = _transform(shape, wavelet, num_levels)
-    extended = jnp.pad(noisy, [(0, more - side) for side, more in zip(shape, padded, strict=True)], mode="symmetric")
+    extended = _continued(noisy, padded)
     image = _tree_image(transform, extended, shift, low, high, factorial, per_orientation)
-    numpyro.deterministic("image", image[tuple(slice(side) for side in shape)])
+    numpyro.deterministic("image", _cut(image, shape))
     if noise_scale is None:
         noise_scale = numpyro.param("noise_scale", _noise_scale(noisy), constraint=constraints.positive)
     numpyro.sample("noisy", dist.Normal(image.reshape(-1), noise_scale).to_event(1), obs=extended.reshape(-1))
@@ -211,11 +211,8 @@ def wavelet_inpainting(
     observed = jnp.where(mask, jnp.asarray(observed, float), 0.0)
     transform, padded = _transform(shape, wavelet, num_levels)
     filled = jnp.where(mask, observed, jnp.sum(observed) / mask.sum())
-    widths = [(0, more - side) for side, more in zip(shape, padded, strict=True)]
-    image = _tree_image(
-        transform, jnp.pad(filled, widths, mode="symmetric"), shift, low, high, factorial, per_orientation
-    )
-    image = numpyro.deterministic("image", image[tuple(slice(side) for side in shape)])
+    image = _tree_image(transform, _continued(filled, padded), shift, low, high, factorial, per_orientation)
+    image = numpyro.deterministic("image", _cut(image, shape))
     seen = np.flatnonzero(mask)
     numpyro.sample(
         "observed", dist.Normal(image.reshape(-1)[seen], noise_scale).to_event(1), obs=observed.reshape(-1)[seen]
@@ -279,6 +276,16 @@ def _transform(
     step = 2**num_levels
     padded = tuple(-(-side // step) * step for side in shape)
     return wavelet_transform(padded, wavelet, num_levels), padded
+
+
+def _continued(image: Array, padded: tuple[int, ...]) -> Array:
+    """The image, continued by reflection to larger sides."""
+    return jnp.pad(image, [(0, more - side) for side, more in zip(image.shape, padded, strict=True)], mode="symmetric")
+
+
+def _cut(image: Array, shape: tuple[int, ...]) -> Array:
+    """What is left of the image when its continuation is cut off."""
+    return image[tuple(slice(side) for side in shape)]
 
 
 def _tree_image(

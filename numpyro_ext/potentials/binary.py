@@ -14,7 +14,7 @@ from jax.typing import ArrayLike
 from .base import LogisticTerms, Potential, TiltedMoments, potential
 from .logistic_terms import two_sided_terms
 from .normal import TruncatedNormal, log_ndtr, truncated_normal
-from .quadrature import with_site
+from .quadrature import sum_over_nodes, tilted_moments_unless_wide, with_site
 from .stirling import log_binomial_coefficient
 from .tilted_window import Cavity
 
@@ -104,17 +104,15 @@ def _narrow_tilted_moments(sign: Array, mean: Array, variance: Array) -> TiltedM
     spacing = _SPACING * jnp.sqrt(fixed_variance)
     moved = mean - fixed_mean
 
-    def add_node(sums: tuple[Array, ...], number: Array) -> tuple[tuple[Array, ...], None]:
+    def terms(number: Array) -> tuple[Array, ...]:
         x = center + number * spacing
         value, _, wrong = _sigmoids(sign * (fixed_mean + x))
         density = jnp.exp(value - log_height - 0.5 * jnp.square(x - moved) / variance)
         slope, distance = density * sign * wrong, x - center
-        terms = (density, density * distance, density * distance**2, slope, slope * distance)
-        return tuple(total + term for total, term in zip(sums, terms, strict=True)), None
+        return density, density * distance, density * distance**2, slope, slope * distance
 
     numbers = jnp.arange(-_NUM_SPACINGS, _NUM_SPACINGS + 1, dtype=mean.dtype)
-    zeros: tuple[Array, ...] = (jnp.zeros_like(mean),) * 5
-    (total, *rest), _ = jax.lax.scan(add_node, zeros, numbers)
+    total, *rest = sum_over_nodes(terms, numbers, mean)
     first, second, slope, product = (value / total for value in rest)
     log_z = log_height + jnp.log(total * spacing) - 0.5 * jnp.log(2.0 * math.pi * variance)
     shift = center + first - moved
@@ -139,16 +137,8 @@ class LogitPotential(Potential):
 
     def tilted_moments(self, mean: ArrayLike, variance: ArrayLike, power: ArrayLike = 1.0) -> TiltedMoments:
         """A short rule if no cavity variance exceeds two and the power is the Python number one, else quadrature."""
-        if not (isinstance(power, int | float) and power == 1):
-            return super().tilted_moments(mean, variance, power)
-        mean, variance = jnp.asarray(mean), jnp.asarray(variance)
-        dtype = jnp.result_type(mean, variance, float)
-        sign = _signs(self.label, dtype)
-        shape = jnp.broadcast_shapes(mean.shape, variance.shape, sign.shape)
-        mean, variance = (jnp.broadcast_to(x.astype(dtype), shape) for x in (mean, variance))
-        is_narrow = jnp.all((variance > 0.0) & (variance <= _NARROW))
-        general = super().tilted_moments
-        return jax.lax.cond(is_narrow, partial(_narrow_tilted_moments, sign), general, mean, variance)
+        sign = _signs(self.label, jnp.result_type(mean, variance, float))
+        return tilted_moments_unless_wide(self, partial(_narrow_tilted_moments, sign), _NARROW, mean, variance, power)
 
     def derivatives(self, eta: ArrayLike) -> tuple[Array, Array, Array]:
         eta = jnp.asarray(eta)

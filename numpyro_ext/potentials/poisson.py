@@ -12,7 +12,7 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from .base import ExpectedLogDensity, Potential, TiltedMoments, potential
-from .quadrature import broadcast_to_factors, with_site
+from .quadrature import sum_over_nodes, tilted_moments_unless_wide, with_site
 from .stirling import stirling_error
 from .tilted_window import Cavity
 
@@ -63,12 +63,7 @@ class PoissonExpPotential(Potential):
 
     def tilted_moments(self, mean: ArrayLike, variance: ArrayLike, power: ArrayLike = 1.0) -> TiltedMoments:
         """A short rule if no cavity variance exceeds 1/2 and the power is the Python number one, else quadrature."""
-        if not (isinstance(power, int | float) and power == 1):
-            return super().tilted_moments(mean, variance, power)
-        mean, variance = broadcast_to_factors(self, mean, variance)
-        is_narrow = jnp.all((variance > 0.0) & (variance <= _NARROW))
-        general = super().tilted_moments
-        return jax.lax.cond(is_narrow, partial(_narrow_tilted_moments, self), general, mean, variance)
+        return tilted_moments_unless_wide(self, partial(_narrow_tilted_moments, self), _NARROW, mean, variance, power)
 
     def derivatives(self, eta: ArrayLike) -> tuple[Array, Array, Array]:
         eta = jnp.asarray(eta)
@@ -118,17 +113,15 @@ def _narrow_tilted_moments(factors: PoissonExpPotential, mean: Array, variance: 
     rate = -curvature
     tilt = slope_at_center - from_mean / variance
 
-    def add_node(sums: tuple[Array, ...], number: Array) -> tuple[tuple[Array, ...], None]:
+    def terms(number: Array) -> tuple[Array, ...]:
         x = number * scale
         growth = jnp.expm1(x)
         density = jnp.exp(tilt * x - rate * (growth - x) - 0.5 * jnp.square(x) / variance)
         excess = density * (rate * growth)
-        terms = (density, density * x, density * jnp.square(x), excess, excess * x)
-        return tuple(total + term for total, term in zip(sums, terms, strict=True)), None
+        return density, density * x, density * jnp.square(x), excess, excess * x
 
     numbers = jnp.arange(-_LEFT, _RIGHT + 0.5 * _SPACING, _SPACING, dtype=mean.dtype)
-    zeros: tuple[Array, ...] = (jnp.zeros_like(mean),) * 5
-    (total, *rest), _ = jax.lax.scan(add_node, zeros, numbers)
+    total, *rest = sum_over_nodes(terms, numbers, mean)
     first, second, excess, product = (moment / total for moment in rest)
     log_z = value - 0.5 * jnp.square(from_mean) / variance
     log_z += jnp.log(total * (_SPACING * scale)) - 0.5 * jnp.log(2.0 * math.pi * variance)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +20,14 @@ from jax.typing import ArrayLike
 from .base import Potential, TiltedMoments
 from .tilted_window import Cavity, Piece, log_concave_mode, segments, two_pieces
 
-__all__ = ["broadcast_to_factors", "gaussian_expectation", "tilted_moments"]
+__all__ = [
+    "broadcast_to_factors",
+    "gaussian_expectation",
+    "sum_over_nodes",
+    "tilted_moments",
+    "tilted_moments_unless_wide",
+    "with_site",
+]
 
 _LOG_2PI = math.log(2.0 * math.pi)
 
@@ -115,7 +123,7 @@ def _tilted_moments(
     height = jnp.where(jnp.isfinite(height), height, 0.0)
     moved = mean - origin
 
-    def add_node(sums: tuple[Array, ...], node: tuple[Array, Array]) -> tuple[tuple[Array, ...], None]:
+    def terms(node: tuple[Array, Array]) -> tuple[Array, ...]:
         position, weight = node
         growth = jnp.exp(length * position)
         x = center + (0.5 * scale) * (growth - 1.0 / growth)
@@ -126,15 +134,12 @@ def _tilted_moments(
         density = jnp.where(measure > 0.0, density, 0.0)
         slope = jnp.where(density > 0.0, power * slope, 0.0)
         distance = x - highest
-        terms = (density, density * distance, density * distance**2, density * slope, density * slope * distance)
-        return tuple(total + term for total, term in zip(sums, terms, strict=True)), None
+        return density, density * distance, density * distance**2, density * slope, density * slope * distance
 
     nodes, weights = np.polynomial.legendre.leggauss(num_nodes)
     grid = jnp.asarray(0.5 * (nodes + 1.0), mean.dtype), jnp.asarray(0.5 * weights, mean.dtype)
     # The segments are added up at the end: a reduction inside the loop would cost more than the factor.
-    zeros: tuple[Array, ...] = (jnp.zeros_like(center),) * 5
-    sums, _ = jax.lax.scan(add_node, zeros, grid)
-    total, first, second, slope, product = (jnp.sum(value, axis=0) for value in sums)
+    total, first, second, slope, product = (jnp.sum(value, axis=0) for value in sum_over_nodes(terms, grid, center))
 
     valid = (variance > 0.0) & (total > 0.0) & jnp.isfinite(total)
     total = jnp.where(valid, total, jnp.nan)
@@ -150,6 +155,35 @@ def _value_and_slope(potential: Potential, eta: Array) -> tuple[Array, Array]:
         value, slope, _ = potential.derivatives(eta)
         return value, slope
     return jax.jvp(potential.log_density, (eta,), (jnp.ones_like(eta),))
+
+
+def tilted_moments_unless_wide(
+    potential: Potential,
+    rule: Callable[[Array, Array], TiltedMoments],
+    widest: float,
+    mean: ArrayLike,
+    variance: ArrayLike,
+    power: ArrayLike,
+) -> TiltedMoments:
+    """A cheaper rule if no cavity variance exceeds ``widest`` and the power is the Python number one, else quadrature.
+
+    :param rule: makes tilted moments of means and variances, both of the shape of the factors.
+    """
+    if not (isinstance(power, int | float) and power == 1):
+        return tilted_moments(potential, mean, variance, power)
+    mean, variance = broadcast_to_factors(potential, mean, variance)
+    is_narrow = jnp.all((variance > 0.0) & (variance <= widest))
+    return jax.lax.cond(is_narrow, rule, functools.partial(tilted_moments, potential), mean, variance)
+
+
+def sum_over_nodes(terms: Callable[[Any], tuple[Array, ...]], nodes: Any, like: Array) -> tuple[Array, ...]:
+    """Sums of the five arrays, of the shape of ``like``, that ``terms`` makes of each node, one after another."""
+
+    def add(sums: tuple[Array, ...], node: Any) -> tuple[tuple[Array, ...], None]:
+        return tuple(total + term for total, term in zip(sums, terms(node), strict=True)), None
+
+    zeros: tuple[Array, ...] = (jnp.zeros_like(like),) * 5
+    return jax.lax.scan(add, zeros, nodes)[0]
 
 
 def with_site(
