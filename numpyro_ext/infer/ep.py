@@ -7,6 +7,7 @@ from functools import cached_property, partial
 from typing import Any, Literal, Unpack
 
 from jax import Array
+from jax.typing import ArrayLike
 from numpyro.infer.autoguide import AutoMultivariateNormal
 
 from ..potentials import TemperedPotential
@@ -231,6 +232,9 @@ class EP(Engine):
 
     def _draw(self, rng_key: Array) -> tuple[dict[str, Array], Array]:
         return super()._draw(rng_key) if self.tree is None else self.tree._draw(rng_key)
+
+    def _typical_noise(self) -> ArrayLike:
+        return super()._typical_noise() if self.tree is None else self.tree._typical_noise()
 
     def _content(self) -> dict[str, Any]:
         return super()._content() if self.tree is None else {"tree": self.tree._content()}

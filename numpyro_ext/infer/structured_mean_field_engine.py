@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.typing import ArrayLike
 
 from ..linalg.operators import LinearOperator
 from ..structure import read_sparse_linear
@@ -427,44 +426,23 @@ class StructuredMeanField(BaseEngine):
         run = self._finished()
         return run.programs.state_probabilities(*run.inputs)
 
-    def information_gain(
-        self,
-        operator_rows: LinearOperator | ArrayLike,
-        noise_variance: ArrayLike | None = None,
-        site: str | None = None,
-    ) -> Array:
-        r"""What each of some further measurements would tell about the coefficients, in nats.
+    def _measured_size(self, site: str | None) -> int:
+        reading = self._finished().reading
+        self._check_variances(site or reading.field[0])
+        if site is None:
+            return reading.num_columns
+        if site not in reading.affine_sites:
+            raise ValueError(f"{site!r} is not linear in the coefficients; sites: {', '.join(reading.affine_sites)}.")
+        return int(np.prod(reading.site_shapes[site]))
 
-        For a measurement :math:`b^T u + N(0, \sigma^2)` it is :math:`\tfrac12 \log(1 + b^T \operatorname{Cov}(u) b /
-        \sigma^2)`, the expected reduction of the entropy of the Gaussian posterior (Seeger and Nickisch 2008).
-
-        Cost: one solution with the posterior precision per row.
-
-        :param operator_rows: one row :math:`b` per measurement: an operator or array of shape ``(r, size)``.
-        :param noise_variance: of these measurements, a scalar or of shape ``(r,)``; by default the average of the fit.
-        :param str site: what is measured, a coefficient site or a deterministic site linear in them; by default all
-            coefficients, in the order of the model.
-        :return: of shape ``(r,)``.
-        :raises ValueError: if the rows do not fit the site, or a noise variance is not positive.
-        """
+    def _row_variance(self, rows: LinearOperator | Array, site: str | None) -> Array:
+        """By one solution with the posterior precision per row; without a site, of all coefficients in order."""
         run = self._finished()
-        self._check_variances(site or run.reading.field[0])
-        if site is not None and site not in run.reading.affine_sites:
-            raise ValueError(
-                f"{site!r} is not linear in the coefficients; sites: {', '.join(run.reading.affine_sites)}."
-            )
-        shape = (run.reading.num_columns,) if site is None else tuple(run.reading.site_shapes[site])
-        size = int(np.prod(shape))
-        rows = operator_rows if isinstance(operator_rows, LinearOperator) else jnp.asarray(operator_rows)
-        if len(rows.shape) != 2 or rows.shape[1] != size:
-            raise ValueError(f"operator_rows has the shape {tuple(rows.shape)}; it must be (r, {size}).")
-        variance = run.programs.row_variance(*run.inputs, rows, name=site)
-        if noise_variance is None:
-            noise_variance = jnp.mean(run.reading.noise_variance(run.fit.hyper))
-        noise = jnp.asarray(noise_variance)
-        if not bool(jnp.all(noise > 0.0)):
-            raise ValueError(f"noise_variance must be positive, got {noise_variance}.")
-        return 0.5 * jnp.log1p(variance / noise)
+        return run.programs.row_variance(*run.inputs, rows, name=site)
+
+    def _typical_noise(self) -> Array:
+        run = self._finished()
+        return jnp.mean(run.reading.noise_variance(run.fit.hyper))
 
     # Persistence
 

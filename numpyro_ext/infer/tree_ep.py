@@ -388,6 +388,10 @@ class TreeEP(BaseEngine):
             raise RuntimeError(f"{what} to one choice of arguments; this run is a mixture of {len(members)}.")
         return members[0]
 
+    def _typical_noise(self) -> Array:
+        run = self._finished()
+        return jnp.mean(run.reading.noise_variance(run.fit.hyper))
+
     # Persistence
 
     def _content(self) -> dict[str, Any]:

@@ -54,6 +54,24 @@ def test_standard_errors_come_from_the_curvature(fitted_line, optimum):
     np.testing.assert_allclose(fitted_line.hyper["scale"].standard_error, np.exp(log_scale) * scale_error, rtol=1e-3)
 
 
+def test_information_gain_of_further_measurements(line_case, fitted_line, monkeypatch):
+    hyper = {name: float(estimate.value) for name, estimate in fitted_line.hyper.items()}
+    _, covariance, _ = exact_line(line_case, **hyper)
+    rows = np.array([[1.0, 0.0], [1.0, -2.0], [0.5, 3.0]])
+    expected = 0.5 * np.log1p(np.einsum("ri,ij,rj->r", rows, covariance, rows) / np.array([0.25, 1.0, 4.0]))
+    gain = fitted_line.information_gain(rows, np.array([0.25, 1.0, 4.0]))
+    np.testing.assert_allclose(gain, expected, rtol=1e-8)
+    monkeypatch.setattr("numpyro_ext.infer.base_engine._LARGEST_COVARIANCE", 1)
+    by_draws = fitted_line.information_gain(rows, np.array([0.25, 1.0, 4.0]), site="slopes")
+    np.testing.assert_allclose(np.expm1(2 * by_draws), np.expm1(2 * expected), rtol=0.2)
+    with pytest.raises(ValueError, match="Give the noise_variance"):
+        fitted_line.information_gain(rows)
+    with pytest.raises(ValueError, match="shape"):
+        fitted_line.information_gain(np.ones((1, 3)), 1.0)
+    with pytest.raises(KeyError, match="'scale'"):
+        fitted_line.information_gain(rows, 1.0, site="scale")
+
+
 def test_posterior_and_evidence_are_exact(line_case, fitted_line):
     hyper = {name: float(estimate.value) for name, estimate in fitted_line.hyper.items()}
     mean, covariance, log_evidence = exact_line(line_case, **hyper)
