@@ -58,12 +58,23 @@ class Row:
     peak_bytes: int | None = None
     peer_peak_bytes: int | None = None
     remark: str = ""
+    is_lower_limit: bool = False
+    """Whether the figure is ``value`` or more: the peer was stopped before it was done."""
 
     @property
     def verdict(self) -> str:
         if self.target is None:
             return ""
-        return "met" if self.target.is_met_by(self.value) else "missed"
+        is_met = self.target.is_met_by(self.value)
+        # What is known to be large may be larger still.
+        if self.is_lower_limit and is_met == self.target.is_upper:
+            return "not decided"
+        return "met" if is_met else "missed"
+
+    @property
+    def figure_and_value(self) -> str:
+        """In words: ``speed-up 12`` or ``speed-up ≥ 12``."""
+        return f"{self.figure} {'≥ ' if self.is_lower_limit else ''}{self.value:.3g}"
 
 
 class ResultsTable:
@@ -76,7 +87,7 @@ class ResultsTable:
         """Append a row, and print it for whoever watches."""
         self._rows.append(row)
         target = f" (target {row.target}: {row.verdict})" if row.target else ""
-        print(f"\n{row.item}, {row.dtype}: {row.figure} {row.value:.3g}{target} {row.remark}")
+        print(f"\n{row.item}, {row.dtype}: {row.figure_and_value}{target} {row.remark}")
 
     def write(self, folder: Path) -> None:
         """Write ``<date>-<backend>.md`` and ``.json``; nothing if there is no row.
@@ -153,7 +164,7 @@ def _to_markdown(rows: list[Row], environment: dict[str, str]) -> str:
                 _time(row.seconds),
                 row.peer,
                 _time(row.peer_seconds),
-                f"{row.figure} {row.value:.3g}",
+                row.figure_and_value,
                 str(row.target or ""),
                 row.verdict,
                 _time(row.compile_seconds),
