@@ -6,6 +6,7 @@ from .categorical import (
     multinomial_regression,
     ordinal_regression,
 )
+from .count_matrices import low_rank_count_field, poisson_factorization, receptive_field_counts
 from .factor_models import correlated_topic_model, factor_analysis, latent_gaussian_graphical_model
 from .gaussian_process import cox_process, gp_classification
 from .images import compressed_sensing, poisson_deblurring, wavelet_denoising, wavelet_inpainting
@@ -30,14 +31,17 @@ __all__ = [
     "latent_gaussian_graphical_model",
     "linear_regression",
     "logistic_regression",
+    "low_rank_count_field",
     "multiclass_gp_classification",
     "multinomial_regression",
     "negative_binomial_regression",
     "ordinal_regression",
     "poisson_deblurring",
+    "poisson_factorization",
     "poisson_regression",
     "probit_regression",
     "random_intercepts",
+    "receptive_field_counts",
     "robust_regression",
     "wavelet_denoising",
     "wavelet_inpainting",

@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from .infer import (
         EP,
         INLA,
+        BilinearVG,
         LaplaceApproximation,
         VariationalGaussian,
         annealed_importance_sampling,
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = [
     "EP",
     "INLA",
+    "BilinearVG",
     "LaplaceApproximation",
     "VariationalGaussian",
     "annealed_importance_sampling",

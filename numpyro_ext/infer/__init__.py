@@ -1,6 +1,8 @@
 """Inference engines: each reads a NumPyro model into a form and runs an algorithm made for it."""
 
 from .annealed_importance_sampling import annealed_importance_sampling
+from .bilinear_engine import BilinearVG
+from .bilinear_prediction import ranking_scores
 from .cross_validation import CrossValidation, cross_validate
 from .engine import Engine
 from .ep import EP
@@ -14,6 +16,7 @@ from .variational_engine import VariationalGaussian
 __all__ = [
     "EP",
     "INLA",
+    "BilinearVG",
     "CrossValidation",
     "Engine",
     "LaplaceApproximation",
@@ -23,5 +26,6 @@ __all__ = [
     "annealed_importance_sampling",
     "cross_validate",
     "predictive_log_density",
+    "ranking_scores",
     "variational_em",
 ]

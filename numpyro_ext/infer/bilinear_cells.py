@@ -24,7 +24,19 @@ from ..potentials.exponential_product import (
 from ..potentials.poisson import PoissonExpPotential
 from ..structure.bilinear import Bilinear
 
-__all__ = ["Block", "CellSums", "Side", "View", "largest_product", "make_view", "sum_cells", "sum_values"]
+__all__ = [
+    "Block",
+    "CellSums",
+    "Side",
+    "View",
+    "cell_expectations",
+    "conditional_moments",
+    "draw_block",
+    "largest_product",
+    "make_view",
+    "sum_cells",
+    "sum_values",
+]
 
 Side = Literal["rows", "columns"]
 
@@ -103,6 +115,20 @@ class _Partner(NamedTuple):
     """A root of the covariance ``(n, size, r)``, or variances ``(n, size)``; ``None`` for a point."""
 
 
+def _oriented(form: Bilinear, side: Side) -> tuple[Array, Array, Coefficients]:
+    """Which vectors the cells touch, own and other, and the coefficients, as one side sees them."""
+    is_rows = side == "rows"
+    coupling = form.coupling if is_rows or form.is_paired else form.coupling.swapaxes(-1, -2)
+    linear = (form.row_linear, form.column_linear) if is_rows else (form.column_linear, form.row_linear)
+    coefficients = Coefficients(
+        coupling if form.is_paired else None,
+        None if form.is_paired else coupling,
+        *(x if x.shape[-1] else None for x in linear),
+    )
+    index = (form.row_index, form.column_index) if is_rows else (form.column_index, form.row_index)
+    return *index, coefficients
+
+
 def make_view(form: Bilinear, side: Side, width: int) -> View:
     """Order and cut the cells for sums over one side.
 
@@ -110,8 +136,7 @@ def make_view(form: Bilinear, side: Side, width: int) -> View:
     :param str side: ``"rows"`` or ``"columns"``.
     :param int width: numbers that one cell needs in the largest array; decides the length of the chunks.
     """
-    is_rows = side == "rows"
-    order = form.row_order if is_rows else form.column_order
+    order = form.row_order if side == "rows" else form.column_order
     num_cells = form.num_cells
     length = min(max(num_cells, 1), max(_SMALLEST_CHUNK, _CHUNK_NUMBERS // width))
     num_chunks = -(-num_cells // length)
@@ -121,22 +146,15 @@ def make_view(form: Bilinear, side: Side, width: int) -> View:
         x = jnp.pad(x[order], [(0, padding)] + [(0, 0)] * (x.ndim - 1), mode=mode)
         return x.reshape(num_chunks, length, *x.shape[1:])
 
-    coupling = form.coupling if is_rows or form.is_paired else form.coupling.swapaxes(-1, -2)
-    linear = (form.row_linear, form.column_linear) if is_rows else (form.column_linear, form.row_linear)
-    everything = Coefficients(
-        coupling if form.is_paired else None,
-        None if form.is_paired else coupling,
-        *(x if x.shape[-1] else None for x in linear),
-    )
+    own, other, everything = _oriented(form, side)
     count = jnp.asarray(form.potential.count, form.offset.dtype)
     safe = jnp.where(count > 0.0, count, 1.0)
     log_scale = jnp.broadcast_to(jnp.log(form.potential.exposure) - jnp.log(safe), count.shape)
     # The log probability of a count at its own rate: what is then left of the factor does not cancel.
     constant = PoissonExpPotential(count).log_density(jnp.log(safe)) + jnp.where(count > 0.0, 0.0, 1.0)
-    index = (form.row_index, form.column_index) if is_rows else (form.column_index, form.row_index)
     cells = Cells(
-        own=cut(index[0], "edge"),
-        other=cut(index[1], "edge"),
+        own=cut(own, "edge"),
+        other=cut(other, "edge"),
         counts=cut(count),
         log_scale=cut(log_scale),
         constant=cut(constant),
@@ -348,3 +366,48 @@ def largest_product(view: View, own: Block, other: Block) -> Array:
         return jnp.maximum(largest, jnp.max(jnp.where(cells.weight > 0.0, radius, 0.0)))
 
     return _visit_cells(view, own, other, visit, jnp.zeros((), own.mean.dtype))
+
+
+def conditional_moments(form: Bilinear, side: Side, own: Block, other: Array) -> tuple[Array, Array]:
+    """Mean and variance of the predictor of each cell, given the vectors of the other side.
+
+    :param str side: which side ``own`` is.
+    :param other: values of the vectors of the other side, shape ``(num, size)``.
+    :return: two arrays of shape ``(num_cells,)``.
+    """
+    own_index, other_index, coefficients = _oriented(form, side)
+    partner = _full_partner(coefficients, own.mean.shape[1], other[other_index], None)
+    mean = form.offset + partner.mean_shift + jnp.sum(own.mean[own_index] * partner.mean, -1)
+    if own.covariance is None:
+        return mean, jnp.zeros_like(mean)
+    covariance = own.covariance[own_index]
+    if covariance.ndim == 2:
+        return mean, jnp.sum(covariance * partner.mean**2, -1)
+    return mean, jnp.einsum("ci,cij,cj->c", partner.mean, covariance, partner.mean)
+
+
+def cell_expectations(form: Bilinear, rows: Block, columns: Block) -> Array:
+    r"""Log of :math:`E\, e^{\eta}` of each cell, shape ``(num_cells,)``; ``inf`` where it does not exist."""
+    size = rows.mean.shape[1]
+    width = 3 * size**2
+    natural = jnp.arange(form.num_cells)
+    view = make_view(form._replace(row_order=natural, weight=jnp.ones_like(form.weight)), "rows", width)
+
+    def visit(carry: tuple[Array, Array], cells: Cells, found: _CellTerms) -> tuple[Array, Array]:
+        chunk, out = carry
+        value = cells.offset + found.partner.shift + found.expectation.log_value
+        return chunk + 1, out.at[chunk].set(value)
+
+    start = jnp.asarray(0), jnp.zeros(view.cells.own.shape, rows.mean.dtype)
+    _, out = _visit_cells(view, rows, columns, visit, start)
+    return out.reshape(-1)[: form.num_cells]
+
+
+def draw_block(block: Block, rng_key: Array) -> Array:
+    """One draw of all vectors of a side, shape ``(num, size)``."""
+    if block.covariance is None:
+        return block.mean
+    white = jax.random.normal(rng_key, block.mean.shape, block.mean.dtype)
+    if block.covariance.ndim == 2:
+        return block.mean + jnp.sqrt(block.covariance) * white
+    return block.mean + jnp.einsum("eij,ej->ei", cholesky(block.covariance), white)

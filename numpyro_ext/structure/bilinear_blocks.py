@@ -13,7 +13,16 @@ from .dependence import DenseDependence, dependence
 from .errors import ModelStructureError
 from .program import Atom, Constant, Program
 
-__all__ = ["Layout", "Predictor", "check_indices", "find_layouts", "self_product", "shared_block"]
+__all__ = [
+    "Layout",
+    "Predictor",
+    "check_indices",
+    "elements_of",
+    "find_layouts",
+    "same_layout",
+    "self_product",
+    "shared_block",
+]
 
 _LARGEST_VECTOR = 500
 
@@ -33,8 +42,13 @@ class Layout(NamedTuple):
     names: tuple[str, ...]
     vector: np.ndarray
     """Which vector each observation touches, all observed sites one after another."""
-    elements: dict[str, np.ndarray]
-    """For each site the flat indices of its elements, shape ``(num, size of its part)``."""
+    axes: dict[str, tuple[int, ...]]
+    """For each site the axes along which vectors are counted; of the others, a vector holds everything."""
+
+
+def elements_of(layout: Layout, shapes: Mapping[str, tuple[int, ...]], starts: Mapping[str, int]) -> np.ndarray:
+    """Which unknowns make which vector, shape ``(num, size)``; the sites' unknowns begin at ``starts``."""
+    return np.concatenate([starts[n] + _elements(shapes[n], layout.axes[n]) for n in layout.names], axis=1)
 
 
 class _Grouping(NamedTuple):
@@ -99,10 +113,40 @@ def find_layouts(
     out = []
     for members, merged, is_one in layouts:
         chosen = tuple(n for n in field if n in members)
-        parts = {n: _elements(shapes[n], () if is_one else groupings[n].axes) for n in chosen}
+        axes = {n: () if is_one else groupings[n].axes for n in chosen}
         index = merged.vector if is_one else _merged_index([groupings[n] for n in chosen])
-        out.append(Layout(chosen, np.maximum(index, 0), parts))
+        out.append(Layout(chosen, np.maximum(index, 0), axes))
     return out[0], out[1]
+
+
+def same_layout(
+    program: Program,
+    field: Mapping[str, int],
+    shapes: Mapping[str, tuple[int, ...]],
+    predictors: Sequence[Predictor],
+    known: Layout,
+) -> Layout:
+    """The layout of other observations, with vectors cut as in a known one.
+
+    :raises ModelStructureError: if an observation touches several vectors.
+    """
+    groupings = []
+    for name in known.names:
+        index = _seen(program, field[name], np.zeros(shapes[name], int), predictors)
+        for axis in known.axes[name]:
+            length = shapes[name][axis]
+            places = np.broadcast_to(
+                np.arange(length).reshape(-1, *(1,) * (len(shapes[name]) - axis - 1)), shapes[name]
+            )
+            found = _seen(program, field[name], places, predictors)
+            index = None if found is None or index is None else np.where(found < 0, -1, index * length + found)
+        if index is None:
+            raise ModelStructureError(f"on these arguments an observation touches several vectors of site '{name}'.")
+        groupings.append(_Grouping(known.axes[name], int(np.prod([shapes[name][a] for a in known.axes[name]])), index))
+    merged = _merge(groupings)
+    if merged is None:
+        raise ModelStructureError(f"on these arguments {list(known.names)} are not indexed alike.")
+    return Layout(known.names, np.maximum(merged.vector, 0), known.axes)
 
 
 def _find_products(

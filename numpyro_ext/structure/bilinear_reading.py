@@ -15,7 +15,16 @@ from ..linalg.cholesky import cholesky, solve_lower
 from ..linalg.prior import CovariancePrior, DiagonalPrior, FlatPrior, PrecisionPrior
 from ..potentials import PoissonExpPotential
 from .bilinear import Bilinear, GaussianSide
-from .bilinear_blocks import Layout, Predictor, check_indices, find_layouts, self_product, shared_block
+from .bilinear_blocks import (
+    Layout,
+    Predictor,
+    check_indices,
+    elements_of,
+    find_layouts,
+    same_layout,
+    self_product,
+    shared_block,
+)
 from .conflict import Conflict
 from .degrees import Degree, Degrees, classify
 from .errors import ModelStructureError
@@ -64,7 +73,11 @@ class BilinearReading(ModelReading):
         sites: Mapping[str, SiteInfo],
         field: Sequence[str],
         rng_key: Array,
+        *,
+        like: BilinearReading | None = None,
+        is_held_out: bool = False,
     ):
+        self._is_held_out = is_held_out
         super().__init__(model, args, kwargs, sites, field, rng_key, prior_block)
         degrees = classify(self._program, {n: number for n, (number, _) in self._field.items()}, with_sources=False)
         self._check_priors(degrees)
@@ -83,22 +96,24 @@ class BilinearReading(ModelReading):
         coupled = {n: self._coupled_axes(n) for n in self.field}
         shapes = {n: tuple(self.site_shapes[n]) for n in self.field}
         numbers = {n: number for n, (number, _) in self._field.items()}
-        layouts = find_layouts(self._program, numbers, shapes, coupled, self._predictors)
-        self._check_flat(layouts)
-        self.sides = (layouts[0].names, layouts[1].names)
-        self.index = (layouts[0].vector, layouts[1].vector)
-        starts = np.concatenate([[0], np.cumsum([size for _, size in self._field.values()])])
-        start = dict(zip(self.field, starts[:-1].tolist(), strict=True))
-        self.elements = tuple(
-            np.concatenate([start[n] + layout.elements[n] for n in layout.names], axis=1) for layout in layouts
-        )
+        if like is None:
+            self.layouts = find_layouts(self._program, numbers, shapes, coupled, self._predictors)
+        else:
+            known = (same_layout(self._program, numbers, shapes, self._predictors, layout) for layout in like.layouts)
+            self.layouts = (next(known), next(known))
+        self._check_flat(self.layouts)
+        self.sides = (self.layouts[0].names, self.layouts[1].names)
+        self.index = (self.layouts[0].vector, self.layouts[1].vector)
+        sizes = np.cumsum([0, *(size for _, size in self._field.values())])
+        self._starts = dict(zip(self.field, sizes[:-1].tolist(), strict=True))
+        self.elements = tuple(elements_of(layout, shapes, self._starts) for layout in self.layouts)
         inputs = set(jax.tree.leaves(self._given))
         wanted = [p.atom for p in self._predictors]
         wanted += [a for n in self.field for a in [self._trace.locations[n]] if isinstance(a, int)]
         exposures = [self._trace.factors[n] for n in self.factor_names]
         wanted += [a for f in exposures for a in jax.tree.leaves((f.log_prob, f.scale)) if isinstance(a, int)]
         self.is_design_fixed = not self._program.ancestors(wanted) & inputs
-        self._design = self._probe(rng_key)
+        self._design = self._probe(rng_key, like)
         self.affine_sites = self.field
         self.structure_key = self._structure_key()
 
@@ -153,14 +168,16 @@ class BilinearReading(ModelReading):
     def _cells_in_use(self, name: str) -> np.ndarray:
         atom = self._trace.factors[name].mask
         if isinstance(atom, Constant):
-            return np.flatnonzero(np.asarray(atom.value))
+            mask = np.asarray(atom.value)
+            return np.flatnonzero(~mask if self._is_held_out else mask)
         if self._program.ancestors([atom]) & set(self._program.inputs):
             raise ModelStructureError(
                 f"the mask of observed site '{name}' depends on latent or param sites: masks must be known."
             )
         env = dict(zip(self._program.constants, self.data, strict=True))
-        cells = np.flatnonzero(np.asarray(self._program.evaluate([atom], env)[0]))
-        if cells.size == 0:
+        mask = np.asarray(self._program.evaluate([atom], env)[0])
+        cells = np.flatnonzero(~mask if self._is_held_out else mask)
+        if cells.size == 0 and not self._is_held_out:
             raise ModelStructureError(f"every observation of site '{name}' is masked: there is nothing to learn from.")
         return cells
 
@@ -234,7 +251,7 @@ class BilinearReading(ModelReading):
 
         return jax.lax.map(one, (row_positions, column_positions)).T
 
-    def _probe(self, rng_key: Array) -> _Design:
+    def _probe(self, rng_key: Array, like: BilinearReading | None) -> _Design:
         """Find which components meet, order those that meet one other first, and look what all cells share."""
         rng = np.random.default_rng(np.asarray(jax.random.key_data(rng_key)))
         num_cells = self.index[0].size
@@ -258,13 +275,19 @@ class BilinearReading(ModelReading):
         largest, *slopes = (np.asarray(x) for x in compiled(env, weights, point))
         rounding = 1e-9 if largest.dtype == np.float64 else 1e-5
         meets = largest > rounding * np.max(largest, initial=0.0)
-        is_matching = bool(meets.any()) and np.all(meets.sum(0) <= 1) and np.all(meets.sum(1) <= 1)
+        if like is None:
+            is_matching = bool(meets.any() and np.all(meets.sum(0) <= 1) and np.all(meets.sum(1) <= 1))
+            rows, columns = np.nonzero(meets) if is_matching else (np.zeros(0, int), np.zeros(0, int))
+            self._orders = (_first(rows, sizes[0]), _first(columns, sizes[1]))
+            num_pairs = len(rows)
+        else:
+            is_matching = like._design.num_pairs is not None
+            self._orders, num_pairs = like._orders, like._design.num_pairs or 0
         if is_matching:
-            rows, columns = np.nonzero(meets)
-            orders = (_first(rows, sizes[0]), _first(columns, sizes[1]))
+            orders = self._orders
             self.elements = tuple(e[:, order] for e, order in zip(self.elements, orders, strict=True))
             slopes = [s[:, order] for s, order in zip(slopes, orders, strict=True)]
-            pairs = np.arange(len(rows)), np.arange(len(rows))
+            pairs = np.arange(num_pairs), np.arange(num_pairs)
         else:
             if num_cells * sizes[0] * sizes[1] > _LARGEST_COUPLING:
                 raise ModelStructureError(
@@ -361,7 +384,7 @@ class BilinearReading(ModelReading):
 
     def _sides_at(self, env: dict[int, Any]) -> tuple[GaussianSide, GaussianSide]:
         location = self._locations(env)
-        starts = dict(zip(self.field, np.cumsum([0, *(size for _, size in self._field.values())])[:-1], strict=True))
+        starts = self._starts
         out = []
         for names, elements in zip(self.sides, self.elements, strict=True):
             priors = {}
@@ -383,6 +406,16 @@ class BilinearReading(ModelReading):
                 precision += _dense_precision(priors[name], np.where(is_own, local, -1)).astype(mean.dtype)
             out.append(GaussianSide(mean, precision))
         return out[0], out[1]
+
+    def scale_hyper(self, side: int) -> list[str]:
+        """Hyperparameters on which the prior covariances of a side depend."""
+        atoms = [a for n in self.sides[side] for a in jax.tree.leaves(self._trace.priors[n]) if isinstance(a, int)]
+        inputs = self._program.ancestors(atoms)
+        return [n for n in self.hyper if inputs & set(jax.tree.leaves(self._given[n]))]
+
+    def site_start(self, name: str) -> int:
+        """Where the elements of a field site begin among the unknowns."""
+        return self._starts[name]
 
     def vectors(self, unknowns: Array) -> tuple[Array, Array]:
         """Rows and columns of all unknowns, of shape ``(..., num_columns)``."""

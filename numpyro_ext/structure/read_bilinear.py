@@ -18,7 +18,7 @@ from .tracing import inspect_sites
 from .validation import check_data
 from .verification import check_form
 
-__all__ = ["read_bilinear"]
+__all__ = ["read_bilinear", "read_like"]
 
 
 def read_bilinear(
@@ -95,6 +95,31 @@ def read_bilinear(
     if check:
         check_form(reading, rng_key)
     return reading
+
+
+def read_like(
+    reading: BilinearReading,
+    args: tuple,
+    kwargs: Mapping[str, Any],
+    rng_key: Array,
+    *,
+    is_held_out: bool = False,
+) -> BilinearReading:
+    """Read the model of a reading on other arguments, with the same split, sides and order of components.
+
+    :param BilinearReading reading: of the fit.
+    :param bool is_held_out: take the masked observations instead of the others.
+    :raises ModelStructureError: if the model has other sites on these arguments.
+    """
+    sites = inspect_sites(reading.model, args, dict(kwargs), rng_key, _is_candidate)
+    missing = [n for n in reading.field if n not in sites]
+    if missing:
+        raise ModelStructureError(f"on these arguments the model has no site '{missing[0]}', which was fitted.")
+    if not is_held_out:
+        check_data(sites)
+    return BilinearReading(
+        reading.model, args, dict(kwargs), sites, reading.field, rng_key, like=reading, is_held_out=is_held_out
+    )
 
 
 def _is_candidate(fn: Any) -> bool:

@@ -1,0 +1,552 @@
+"""Bilinear models of counts as an inference engine for NumPyro models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, partial
+from typing import Any, Literal, NamedTuple, get_args
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from ..structure.read_bilinear import read_bilinear, read_like
+from . import bilinear_gaussian as core
+from .base_engine import BaseEngine, check_at_least, check_positive
+from .bilinear_cells import Block, draw_block
+from .bilinear_prediction import draw_predictors, expected_ranks, log_expected_rates, log_predictive_counts
+from .bilinear_programs import CHUNK, BilinearPrograms, compiled_bilinear_programs
+from .fitting import EngineState, Fit, data_digest
+from .progress import progress_bar as show_progress
+from .progress import warn
+from .results import Diagnostics
+from .saved_run import fit_from_content, fit_to_content
+from .site_posterior import PosteriorSites, SitePosterior
+from .unconstrained import UnconstrainedSpace
+
+__all__ = ["BilinearVG"]
+
+Covariance = core.Family
+_WARM_UP = CHUNK
+_FOLD_STEPS = 200
+
+
+class _Run(NamedTuple):
+    reading: Any
+    space: UnconstrainedSpace
+    programs: BilinearPrograms
+    fit: Fit
+    rng_key: Array
+
+    @property
+    def inputs(self) -> tuple[Any, dict[str, Array], core.State]:
+        return self.reading.data, self.fit.hyper, self.fit.last_state.state
+
+
+class BilinearVG(BaseEngine):
+    r"""Gaussian posteriors for both blocks of a bilinear model of counts (Ko and Khan 2014; Ko 2017, section 3.1).
+
+    For Poisson counts with the rate :math:`e^{\eta}` and a predictor that is affine in each of two Gaussian blocks
+    given the other, such as Poisson factorisation with biases and side features. The posterior is a product over the
+    vectors of both sides (rows and columns); the expected rates, and with them a lower bound of the log evidence, have
+    closed forms. Each sweep moves all vectors of one side, then of the other, and never lowers the objective.
+
+    ``covariance`` chooses the family of each side. Gaussians on both sides make ``log_evidence`` a lower bound; points
+    on both are the maximum a posteriori, and points on one side EM, whose objective, a log density at the points, is
+    reported but is no bound. Hyperparameters (scales, an intercept, hierarchical means) are learned by raising the
+    objective plus their log prior; a scale that goes to zero prunes its components.
+
+    The objective has several maxima: ``num_restarts`` runs from further random starts keep the best.
+
+    **Example:**
+
+    .. code-block:: python
+
+        >>> import jax
+        >>> import jax.numpy as jnp
+        >>> import numpyro
+        >>> import numpyro.distributions as dist
+        >>> from numpyro_ext.infer import BilinearVG
+
+        >>> def model(rows, cols, counts=None):
+        ...     with numpyro.plate("row", 3):
+        ...         w = numpyro.sample("w", dist.Normal(0.0, 1.0).expand([1]).to_event(1))
+        ...     with numpyro.plate("col", 2):
+        ...         z = numpyro.sample("z", dist.Normal(0.0, 1.0).expand([1]).to_event(1))
+        ...     numpyro.sample("counts", dist.Poisson(jnp.exp((w[rows] * z[cols]).sum(-1))), obs=counts)
+
+        >>> rows, cols = jnp.array([0, 0, 1, 2, 2]), jnp.array([0, 1, 0, 0, 1])
+        >>> engine = BilinearVG(model, covariance="full", progress_bar=False)
+        >>> engine.run(jax.random.key(0), rows, cols, jnp.array([9, 0, 6, 11, 1]))
+        >>> bool(engine.log_evidence.is_lower_bound), engine.posterior["w"].mean.shape
+        (True, (3, 1))
+
+    :param model: a NumPyro model.
+    :param covariance: ``"diagonal"``, ``"full"`` or ``"point"``, or a dictionary from the name of a site to one of
+        them, which holds for its side; sides that are not named are diagonal.
+    :param int num_steps: sweeps at most.
+    :param float tol: relative change of the objective at which a run has converged, by default ``1e-6`` in float64 and
+        ``1e-5`` in float32.
+    :param int num_restarts: further runs from other random starts.
+    :param field: names of the sites of both sides, instead of searching for them.
+    :param dict hyper_values: hyperparameters that are given and not learned.
+    :param dict init_values: where the search for the others starts (constrained).
+    :param int num_samples: draws made for :meth:`get_samples`.
+    :param bool progress_bar: whether runs longer than a second show a bar.
+    :raises ValueError: if a covariance is unknown.
+    """
+
+    def __init__(
+        self,
+        model: Callable[..., Any],
+        *,
+        covariance: Covariance | Mapping[str, Covariance] = "diagonal",
+        num_steps: int = 1000,
+        tol: float | None = None,
+        num_restarts: int = 0,
+        field: Sequence[str] | None = None,
+        hyper_values: Mapping[str, Any] | None = None,
+        init_values: Mapping[str, Any] | None = None,
+        num_samples: int = 1000,
+        progress_bar: bool = True,
+    ) -> None:
+        super().__init__(
+            model,
+            field=field,
+            hyper_values=hyper_values,
+            init_values=init_values,
+            num_samples=num_samples,
+            progress_bar=progress_bar,
+        )
+        check_at_least(1, num_steps=num_steps)
+        check_at_least(0, num_restarts=num_restarts)
+        check_positive(tol=tol)
+        for family in covariance.values() if isinstance(covariance, Mapping) else [covariance]:
+            if family not in get_args(core.Family):
+                raise ValueError(
+                    f"covariance must be one of {', '.join(map(repr, get_args(core.Family)))}, got {family!r}."
+                )
+        self.covariance = dict(covariance) if isinstance(covariance, Mapping) else covariance
+        self.num_steps = num_steps
+        self.tol = tol
+        self.num_restarts = num_restarts
+
+    # Running
+
+    def run(self, rng_key: Array, *args: Any, init_state: EngineState | None = None, **kwargs: Any) -> None:
+        """Read the model on these arguments, learn its hyperparameters and fit both sides.
+
+        :param rng_key: random number generator key, for the random starts and the draws.
+        :param args: arguments of the model.
+        :param EngineState init_state: ``last_state`` of an earlier run on data of the same shapes, to go on from.
+        :param kwargs: keyword arguments of the model.
+        :raises ModelStructureError: if the model is not bilinear in two Gaussian blocks, or its counts are not Poisson.
+        :raises ValueError: if the objective is not finite; the message names the likely cause. Also if scales of point
+            estimates would have to be learned.
+        """
+        self._forget()
+        reading, space, programs = self._prepare(rng_key, args, kwargs)
+        self._check_points(reading, space)
+        digest = data_digest(reading.data, space.fixed)
+        starts: list[tuple[Array, core.State, int]] = []
+        if init_state is not None:
+            self._check_state(init_state, reading, space, programs)
+            before = init_state.num_steps if init_state.data_digest == digest else 0
+            starts.append((init_state.values, init_state.state, before))
+        else:
+            values = space.initial(self.init_values)
+            for number in range(1 + self.num_restarts):
+                key = jax.random.fold_in(rng_key, number)
+                starts.append((values, programs.init_state(reading.data, space.unpack(values), key), 0))
+        best: Fit | None = None
+        for values, state, before in starts:
+            found = self._iterate(reading, space, programs, values, state, before, digest)
+            if best is None or found.diagnostics.objective_trace[-1] > best.diagnostics.objective_trace[-1]:
+                best = found
+            if any(message.startswith("Interrupted") for message in found.diagnostics.messages):
+                break
+        assert best is not None
+        self._last_state = best.last_state
+        if not best.diagnostics.converged:
+            warn(f"{type(self).__name__} did not converge. " + " ".join(best.diagnostics.messages))
+        self._run = _Run(reading, space, programs, best, rng_key)
+
+    def _prepare(
+        self, rng_key: Array, args: tuple, kwargs: dict[str, Any], *, check: bool = True
+    ) -> tuple[Any, UnconstrainedSpace, BilinearPrograms]:
+        reading = read_bilinear(self.model, args, kwargs, field=self.field, rng_key=rng_key, check=check)
+        space = UnconstrainedSpace(reading.hyper, self.hyper_values)
+        return reading, space, self._programs(reading, space)
+
+    def _programs(self, reading: Any, space: UnconstrainedSpace) -> BilinearPrograms:
+        return compiled_bilinear_programs(reading, space, self._families(reading), self._tolerance())
+
+    def _check_points(self, reading: Any, space: UnconstrainedSpace) -> None:
+        for side, family in enumerate(self._families(reading)):
+            learned = [n for n in reading.scale_hyper(side) if n in space.names]
+            if family == "point" and learned:
+                raise ValueError(
+                    f"The prior scales of {list(reading.sides[side])} depend on {learned}, which cannot be learned "
+                    "where these sites are points: their density grows without limit as a scale goes to zero. Give "
+                    f"values (hyper_values={{{learned[0]!r}: ...}}), chosen on held-out counts, or use Gaussians."
+                )
+
+    def _tolerance(self) -> float:
+        is_double = jnp.finfo(jnp.result_type(float)).bits == 64
+        return self.tol if self.tol is not None else (1e-6 if is_double else 1e-5)
+
+    def _families(self, reading: Any) -> tuple[core.Family, core.Family]:
+        if not isinstance(self.covariance, dict):
+            return self.covariance, self.covariance
+        unknown = [n for n in self.covariance if n not in reading.field]
+        if unknown:
+            raise ValueError(
+                f"covariance names {unknown[0]!r}, which belongs to neither side; rows: {reading.sides[0]}, "
+                f"columns: {reading.sides[1]}."
+            )
+        out: list[core.Family] = []
+        for names in reading.sides:
+            found = {self.covariance[n] for n in names if n in self.covariance}
+            if len(found) > 1:
+                raise ValueError(f"covariance gives {sorted(found)} for {list(names)}, which are of one side.")
+            out.append(found.pop() if found else "diagonal")
+        return out[0], out[1]
+
+    def _check_state(
+        self, init_state: EngineState, reading: Any, space: UnconstrainedSpace, programs: BilinearPrograms
+    ) -> None:
+        if not isinstance(init_state, EngineState):
+            raise TypeError(f"init_state must be the last_state of an earlier run, got {type(init_state).__name__}.")
+        expected = jax.eval_shape(programs.init_state, reading.data, space.unpack(space.initial()))
+        shapes = [x.shape for x in jax.tree.leaves(expected)]
+        if shapes != [jnp.shape(x) for x in jax.tree.leaves(init_state.state)] or jnp.shape(init_state.values) != (
+            space.size,
+        ):
+            raise ValueError(
+                "init_state comes from a run of another model, or of this one on data of other shapes or with other "
+                "covariances: its vectors and hyperparameters do not match."
+            )
+
+    def _iterate(
+        self,
+        reading: Any,
+        space: UnconstrainedSpace,
+        programs: BilinearPrograms,
+        values: Array,
+        state: core.State,
+        before: int,
+        digest: str,
+    ) -> Fit:
+        data, fixed = reading.data, space.fixed
+        trace: list[np.ndarray] = []
+        messages: list[str] = []
+        info: Any = None
+        done = 0
+        with show_progress(self.num_steps, type(self).__name__, enabled=self.progress_bar) as bar:
+            try:
+                while done < self.num_steps:
+                    # Scales learned from the first random means would shrink to these.
+                    is_learning = not space.size or before + done >= min(_WARM_UP, self.num_steps - 1)
+                    length = jnp.asarray(min(CHUNK, self.num_steps - done))
+                    values, state, info = jax.block_until_ready(
+                        programs.solve(data, fixed, values, state, length, jnp.asarray(is_learning))
+                    )
+                    taken = int(info.num_steps)
+                    trace.append(np.asarray(info.objective_trace)[:taken])
+                    done += taken
+                    bar.update(taken)
+                    if bool(info.converged) or not np.isfinite(info.log_evidence):
+                        break
+            except KeyboardInterrupt:
+                if info is None:
+                    raise
+                messages.append(f"Interrupted after {before + done} sweeps.")
+            bar.update(self.num_steps - bar.n)
+        hyper = space.unpack(values)
+        log_evidence = float(info.log_evidence)
+        if not np.isfinite(log_evidence):
+            raise ValueError(_explain(programs.form(data, hyper), hyper, log_evidence))
+        converged = bool(info.converged) and not messages
+        if not converged:
+            messages.append(
+                f"The relative change of the objective in the last of {before + done} sweeps is "
+                f"{float(info.max_change):.2g}, the tolerance {self._tolerance():.2g}. Give more sweeps (num_steps) or "
+                "go on with init_state=engine.last_state."
+            )
+        refused = int(info.num_refused)
+        last = EngineState(values, state, None, before + done, digest)
+        diagnostics = Diagnostics(
+            converged, before + done, np.concatenate(trace), float(info.max_change), refused, {}, None, tuple(messages)
+        )
+        return Fit(last, hyper, None, False, log_evidence, diagnostics)
+
+    # Results
+
+    @property
+    def is_lower_bound(self) -> bool:
+        """Whether ``log_evidence`` cannot exceed the exact one: where no side is a point."""
+        return "point" not in self._families(self._finished().reading)
+
+    @cached_property
+    def distance_to_boundary(self) -> float:
+        r"""One less the largest eigenvalue of :math:`\operatorname{Cov}(u) \operatorname{Cov}(v)` over all cells.
+
+        Expected rates grow without limit as it goes to zero; every accepted step keeps it positive.
+        """
+        run = self._finished()
+        return float(run.programs.margin(*run.inputs))
+
+    def _block(self, side: int) -> Block:
+        state = self._finished().fit.last_state.state
+        return (state.rows, state.columns)[side]
+
+    @cached_property
+    def posterior(self) -> PosteriorSites:
+        """Gaussian marginals by name, for every site of the two sides; points have no variance."""
+        run = self._finished()
+        reading = run.reading
+        sites = {}
+        for side, names in enumerate(reading.sides):
+            for name in names:
+                sites[name] = SitePosterior(
+                    name,
+                    tuple(reading.site_shapes[name]),
+                    moments=partial(self._site_moments, name, side),
+                    covariance=partial(self._site_covariance, name, side),
+                    sample=partial(self._site_sample, name, side),
+                )
+        reasons = dict.fromkeys(reading.site_shapes, "draws of it are in get_samples()")
+        reasons |= dict.fromkeys(reading.hyper, "it is a hyperparameter; its estimate is in engine.hyper")
+        reasons |= dict.fromkeys(reading.factor_names, "it is observed")
+        return PosteriorSites({n: sites[n] for n in reading.field}, reasons)
+
+    def _places(self, name: str, side: int) -> tuple[np.ndarray, np.ndarray]:
+        """For each element of a site, in C order, its vector and its component."""
+        reading = self._finished().reading
+        start, size = reading.site_start(name), int(np.prod(reading.site_shapes[name]))
+        elements = reading.elements[side]
+        where = np.full(reading.num_columns, -1)
+        where[elements.reshape(-1)] = np.arange(elements.size)
+        vector, component = np.divmod(where[start : start + size], elements.shape[1])
+        return vector, component
+
+    def _site_moments(self, name: str, side: int) -> tuple[Array, Array]:
+        block, (vector, component) = self._block(side), self._places(name, side)
+        mean = block.mean[vector, component]
+        if block.covariance is None:
+            return mean, jnp.zeros_like(mean)
+        if block.covariance.ndim == 2:
+            return mean, block.covariance[vector, component]
+        return mean, block.covariance[vector, component, component]
+
+    def _site_covariance(self, name: str, side: int) -> Array:
+        block, (vector, component) = self._block(side), self._places(name, side)
+        if block.covariance is None or block.covariance.ndim == 2:
+            return jnp.diag(self._site_moments(name, side)[1])
+        full = block.covariance[vector[:, None], component[:, None], component[None, :]]
+        return jnp.where(vector[:, None] == vector[None, :], full, 0.0)
+
+    def _site_sample(self, name: str, side: int, rng_key: Array, num_samples: int) -> Array:
+        vector, component = self._places(name, side)
+        draw = partial(draw_block, self._block(side))
+        return jax.lax.map(draw, jax.random.split(rng_key, num_samples))[:, vector, component]
+
+    def _draw(self, rng_key: Array) -> tuple[dict[str, Array], Array]:
+        run = self._finished()
+        sites, log_density = run.programs.draws(*run.inputs, rng_key, num_samples=self.num_samples)
+        if not bool(jnp.all(jnp.isfinite(log_density))):
+            raise FloatingPointError("The log density of the model is not finite at draws from the posterior.")
+        for name, value in run.fit.hyper.items():
+            sites.setdefault(name, jnp.broadcast_to(value, (self.num_samples, *jnp.shape(value))))
+        return {name: value for name, value in sites.items() if name not in run.reading.factor_names}, log_density
+
+    # Prediction
+
+    def _read_cells(self, args: tuple, kwargs: dict[str, Any], *, is_held_out: bool = False) -> Any:
+        run = self._finished()
+        reading = read_like(run.reading, args, kwargs, run.rng_key, is_held_out=is_held_out)
+        for old, new, names in zip(run.reading.elements, reading.elements, reading.sides, strict=True):
+            if old.shape != new.shape:
+                raise ValueError(
+                    f"On the new arguments {list(names)} make {new.shape[0]} vectors of {new.shape[1]} components, in "
+                    f"the fit {old.shape[0]} of {old.shape[1]}. Use fold_in for rows or columns that were not fitted."
+                )
+        return reading, compiled_bilinear_programs(reading, run.space, self._families(reading), self._tolerance()).form(
+            reading.data, run.fit.hyper
+        )
+
+    def _by_site(self, reading: Any, values: Any) -> dict[str, Array]:
+        out, start = {}, 0
+        for name, cells, shape in zip(reading.factor_names, reading.cells, reading.factor_shapes, strict=True):
+            filled = np.zeros(int(np.prod(shape)), np.asarray(values).dtype)
+            filled[cells] = values[start : start + cells.size]
+            out[name] = jnp.asarray(filled.reshape(shape))
+            start += cells.size
+        return out
+
+    def log_predictive(self, *args: Any, num_samples: int = 500, **kwargs: Any) -> dict[str, Array]:
+        """Log predictive probability of counts that the fit has not seen.
+
+        Without arguments these are the masked observations of the fit. With arguments the model is read on them, and
+        all its observations (that are not masked) are scored, one by one; the two sides must have the same sizes.
+
+        :param args: arguments of the model.
+        :param int num_samples: draws of one side, over which probabilities given the draw are averaged.
+        :param kwargs: keyword arguments of the model.
+        :return: for each observed site an array in the shape of its observations, zero where nothing was scored.
+        :raises ValueError: if there are other vectors on these arguments.
+        """
+        run = self._finished()
+        is_held_out = not args and not kwargs
+        if is_held_out:
+            args, kwargs = run.reading.args, dict(run.reading.kwargs)
+            if all(
+                c.size == int(np.prod(s)) for c, s in zip(run.reading.cells, run.reading.factor_shapes, strict=True)
+            ):
+                shapes = zip(run.reading.factor_names, run.reading.factor_shapes, strict=True)
+                return {name: jnp.zeros(shape) for name, shape in shapes}
+        reading, form = self._read_cells(args, kwargs, is_held_out=is_held_out)
+        state, key = run.fit.last_state.state, jax.random.fold_in(run.rng_key, 2)
+        values = log_predictive_counts(form, state.rows, state.columns, key, num_samples=num_samples)
+        return self._by_site(reading, values)
+
+    def predictive_mean(self, *args: Any, **kwargs: Any) -> dict[str, Array]:
+        """Posterior mean of the rates, in closed form; ``inf``, with a warning, where the mean does not exist.
+
+        It exists in every cell of the fit, and in all cells if the product of the prior variances is below one. Where
+        it does not, compare predictions by :meth:`log_predictive` or :meth:`expected_ranks`.
+
+        :param args: arguments of the model, by default those of the fit.
+        :param kwargs: keyword arguments of the model.
+        :return: for each observed site an array in the shape of its observations, zero where masked.
+        """
+        run = self._finished()
+        if not args and not kwargs:
+            args, kwargs = run.reading.args, dict(run.reading.kwargs)
+        reading, form = self._read_cells(args, kwargs)
+        state = run.fit.last_state.state
+        means = jnp.exp(log_expected_rates(form, state.rows, state.columns))
+        number = int(jnp.sum(~jnp.isfinite(means)))
+        if number:
+            warn(
+                f"The predictive mean does not exist in {number} of {means.size} cells: the product of the covariances "
+                "of their row and column has an eigenvalue of one or more. Use log_predictive, or narrower priors."
+            )
+        return self._by_site(reading, means)
+
+    def expected_ranks(self, rng_key: Array, *args: Any, num_samples: int = 200, **kwargs: Any) -> dict[str, Array]:
+        """Posterior expectation of the rank of each cell among the given cells of its row, by predictor, from one.
+
+        :param rng_key: random number generator key.
+        :param args: arguments of the model with the candidate cells; their counts play no part.
+        :param int num_samples: number of draws.
+        :param kwargs: keyword arguments of the model.
+        :return: for each observed site an array in the shape of its observations, zero where masked.
+        """
+        reading, form = self._read_cells(args, kwargs)
+        state = self._finished().fit.last_state.state
+        draws = draw_predictors(form, state.rows, state.columns, rng_key, num_samples=num_samples)
+        return self._by_site(reading, expected_ranks(draws, reading.index[0]))
+
+    def similar(
+        self, rng_key: Array, site: str, index: int, *, num_similar: int = 10, num_samples: int = 500
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The vectors of one site that are most similar to one of them, by cosine, with uncertainty.
+
+        :param rng_key: random number generator key.
+        :param str site: such as ``"z"``, with several components per vector.
+        :param int index: of the vector to compare with.
+        :param int num_similar: how many to return.
+        :param int num_samples: posterior draws of the cosines.
+        :return: indices, means and standard deviations of the cosines, most similar first.
+        :raises ValueError: if the site belongs to neither side, or there is no such vector.
+        """
+        run = self._finished()
+        sides = [i for i, names in enumerate(run.reading.sides) if site in names]
+        if not sides:
+            raise ValueError(f"{site!r} belongs to neither side; there are {run.reading.sides}.")
+        vector, component = self._places(site, sides[0])
+        block, used = self._block(sides[0]), np.unique(component)
+        if not 0 <= index < block.mean.shape[0]:
+            raise ValueError(f"index must lie in 0, ..., {block.mean.shape[0] - 1}, got {index}.")
+        num_similar = min(num_similar, block.mean.shape[0] - 1)
+
+        def cosines(key: Array) -> Array:
+            draw = draw_block(block, key)[:, used]
+            norm = jnp.linalg.norm(draw, axis=1)
+            product = norm * norm[index]
+            return jnp.where(product > 0.0, draw @ draw[index] / jnp.where(product > 0.0, product, 1.0), 0.0)
+
+        draws = jax.lax.map(cosines, jax.random.split(rng_key, num_samples))
+        mean, deviation = np.asarray(draws.mean(0)), np.asarray(draws.std(0))
+        order = np.argsort(-mean, kind="stable")
+        order = order[order != index][:num_similar]
+        return order, mean[order], deviation[order]
+
+    def fold_in(
+        self, rng_key: Array, *args: Any, side: Literal["rows", "columns"] = "rows", **kwargs: Any
+    ) -> BilinearVG:
+        """Posteriors of new rows (or columns) while the other side and the hyperparameters stay as they were fitted.
+
+        The optimum given the other side is unique, and costs a few passes over the new cells.
+
+        :param rng_key: random number generator key.
+        :param args: arguments of the model with the new rows alone: their number, and their cells.
+        :param str side: ``"rows"`` or ``"columns"``, which side is new.
+        :param kwargs: keyword arguments of the model.
+        :return: an engine that answers for the new rows as this one for those of the fit. Its ``log_evidence`` is the
+            lower bound of the log predictive density of the new cells under the posterior of the other side.
+        :raises ValueError: if the other side has another size than in the fit.
+        """
+        run = self._finished()
+        if side not in ("rows", "columns"):
+            raise ValueError(f"side must be 'rows' or 'columns', got {side!r}.")
+        reading = read_like(run.reading, args, kwargs, run.rng_key)
+        other = 1 if side == "rows" else 0
+        old, new = run.reading.elements[other].shape, reading.elements[other].shape
+        if old != new:
+            raise ValueError(
+                f"On the new arguments {list(reading.sides[other])} make {new[0]} vectors of {new[1]} components, in "
+                f"the fit {old[0]} of {old[1]}: that side is held and must be the same."
+            )
+        space = UnconstrainedSpace(reading.hyper, run.fit.hyper)
+        programs = self._programs(reading, space)
+        held = self._block(other)
+        state, info = programs.fold(reading.data, run.fit.hyper, held, rng_key, side=side, num_steps=_FOLD_STEPS)
+        messages = () if bool(info.converged) else (f"The new {side} did not converge in {_FOLD_STEPS} steps.",)
+        if messages:
+            warn(messages[0])
+        engine = type(self)(self.model, **{name: getattr(self, name) for name in self._option_names()})
+        bound = float(jnp.sum(info.objective))
+        trace = np.array([bound])
+        diagnostics = Diagnostics(bool(info.converged), 0, trace, 0.0, 0, {}, None, messages)
+        last = EngineState(jnp.zeros((0,)), state, None, 0, data_digest(reading.data, space.fixed))
+        engine._run = _Run(reading, space, programs, Fit(last, run.fit.hyper, None, False, bound, diagnostics), rng_key)
+        engine._last_state = last
+        return engine
+
+    # Persistence
+
+    def _content(self) -> dict[str, Any]:
+        run = self._finished()
+        return fit_to_content(run.fit, run.reading)
+
+    def _restore(self, content: dict[str, Any], rng_key: Array, args: tuple, kwargs: dict[str, Any]) -> _Run:
+        reading, space, programs = self._prepare(rng_key, args, kwargs, check=False)
+        restorable: Any = programs
+        return _Run(reading, space, programs, fit_from_content(content, reading, restorable, space), rng_key)
+
+
+def _explain(form: Any, hyper: dict[str, Array], value: float) -> str:
+    where = "".join(f" at {name} = {np.asarray(v)}," for name, v in hyper.items() if np.size(v) <= 4).rstrip(",")
+    for what, side in (("rows", form.rows), ("columns", form.columns)):
+        if not bool(jnp.all(jnp.isfinite(side.log_determinant()))):
+            return f"The prior of the {what} is not that of a Gaussian{where}: a scale is zero or not finite."
+    if not bool(jnp.all(jnp.isfinite(form.offset))):
+        return f"The predictor is not finite{where}: check covariates and exposures for NaN and infinity."
+    return (
+        f"The objective is {value}{where}, although data and priors are finite: the rates overflow. Center the "
+        "predictor with an intercept or exposures, give other starting values (init_values), or use float64 "
+        "(numpyro.enable_x64())."
+    )

@@ -1,0 +1,127 @@
+"""Predictions of bilinear posteriors: probabilities of counts, expected rates, rankings."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from numpy.typing import ArrayLike
+
+from ..structure.bilinear import Bilinear
+from .bilinear_cells import Block, Side, cell_expectations, conditional_moments, draw_block
+
+__all__ = ["draw_predictors", "expected_ranks", "log_expected_rates", "log_predictive_counts", "ranking_scores"]
+
+
+@partial(jax.jit, static_argnames="num_samples")
+def log_predictive_counts(form: Bilinear, rows: Block, columns: Block, rng_key: Array, *, num_samples: int) -> Array:
+    r"""Log posterior predictive probability of the count of each cell.
+
+    The vectors of one side are drawn; given them the predictor is Gaussian, and its count is integrated over by
+    quadrature. So the estimate is smooth in the count, also far in the tail. It always exists, unlike the mean.
+
+    :param Bilinear form: holds the cells.
+    :param rows: posterior of the rows.
+    :param columns: of the columns.
+    :param rng_key: random number generator key.
+    :param int num_samples: number of draws; where one side is a point, it is that which is held and nothing is random.
+    :return: shape ``(num_cells,)``.
+
+    Cost: one quadrature per cell and draw.
+    """
+    swap = rows.covariance is None and columns.covariance is not None
+    own, other = (columns, rows) if swap else (rows, columns)
+    side: Side = "columns" if swap else "rows"
+    potential = form.potential
+
+    def score(total: Array, key: Array) -> tuple[Array, None]:
+        mean, variance = conditional_moments(form, side, own, draw_block(other, key))
+        if own.covariance is None:
+            value = potential.log_density(mean)
+        else:
+            value = potential.log_normaliser(mean, jnp.maximum(variance, jnp.finfo(mean.dtype).tiny))
+        return jnp.logaddexp(total, value), None
+
+    num = 1 if other.covariance is None else num_samples
+    start = jnp.full(form.offset.shape, -jnp.inf, form.offset.dtype)
+    total, _ = jax.lax.scan(score, start, jax.random.split(rng_key, num))
+    return total - jnp.log(num)
+
+
+@jax.jit
+def log_expected_rates(form: Bilinear, rows: Block, columns: Block) -> Array:
+    """Log of the posterior mean of the rate of each cell; ``inf`` where the mean does not exist.
+
+    :return: shape ``(num_cells,)``.
+    """
+    return jnp.log(form.potential.exposure) + cell_expectations(form, rows, columns)
+
+
+@partial(jax.jit, static_argnames="num_samples")
+def draw_predictors(form: Bilinear, rows: Block, columns: Block, rng_key: Array, *, num_samples: int) -> Array:
+    """Posterior draws of the predictors, shape ``(num_samples, num_cells)``."""
+
+    def one(key: Array) -> Array:
+        row_key, column_key = jax.random.split(key)
+        return form.predictor(draw_block(rows, row_key), draw_block(columns, column_key))
+
+    return jax.lax.map(one, jax.random.split(rng_key, num_samples))
+
+
+def expected_ranks(draws: ArrayLike, group: ArrayLike) -> np.ndarray:
+    """Mean over draws of the rank of each entry within its group, the largest being first.
+
+    :param draws: shape ``(num_samples, n)``.
+    :param group: shape ``(n,)``.
+    :return: shape ``(n,)``, from one.
+
+    **Example:**
+
+    >>> from numpyro_ext.infer.bilinear_prediction import expected_ranks
+    >>> print(expected_ranks([[3.0, 1.0, 2.0], [3.0, 2.0, 1.0]], [0, 0, 0]))
+    [1.  2.5 2.5]
+    """
+    draws, group = np.asarray(draws), np.asarray(group)
+    total = np.zeros(draws.shape[1])
+    _, number, counts = np.unique(group, return_inverse=True, return_counts=True)
+    starts = np.cumsum(counts) - counts
+    for draw in draws:
+        order = np.lexsort((-draw, number))
+        total[order] += np.arange(order.size) - starts[number[order]] + 1
+    return total / len(draws)
+
+
+def ranking_scores(ranks: ArrayLike, relevant: ArrayLike, group: ArrayLike, k: int = 10) -> dict[str, float]:
+    """Precision, recall and normalised discounted cumulative gain among the first ``k``, averaged over groups.
+
+    :param ranks: of the entries within their groups; only their order counts. Shape ``(n,)``.
+    :param relevant: boolean, which entries should come first, shape ``(n,)``.
+    :param group: such as the user, shape ``(n,)``.
+    :param int k: length of the list that is shown.
+    :return: ``precision``, ``recall`` and ``ndcg``; groups without relevant entries are left out.
+    :raises ValueError: if nothing is relevant, or the shapes differ.
+
+    **Example:**
+
+    >>> from numpyro_ext.infer.bilinear_prediction import ranking_scores
+    >>> ranking_scores([1, 2, 3, 4], [True, False, True, False], [0, 0, 0, 0], k=2)
+    {'precision': 0.5, 'recall': 0.5, 'ndcg': 0.613}
+    """
+    ranks, relevant, group = np.asarray(ranks), np.asarray(relevant, bool), np.asarray(group)
+    if not ranks.shape == relevant.shape == group.shape:
+        raise ValueError(f"ranks, relevant and group have shapes {ranks.shape}, {relevant.shape} and {group.shape}.")
+    if not relevant.any():
+        raise ValueError("no entry is relevant: there is nothing to score.")
+    scores = []
+    gains = 1.0 / np.log2(np.arange(2, k + 2))
+    for one in np.unique(group[relevant]):
+        members = np.flatnonzero(group == one)
+        first = relevant[members[np.argsort(ranks[members], kind="stable")][:k]]
+        num_relevant = int(relevant[members].sum())
+        best = gains[: min(num_relevant, k)].sum()
+        scores.append((first.sum() / k, first.sum() / num_relevant, gains[: first.size][first].sum() / best))
+    precision, recall, ndcg = np.mean(scores, axis=0).tolist()
+    return {"precision": precision, "recall": recall, "ndcg": ndcg}

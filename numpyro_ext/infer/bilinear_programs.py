@@ -1,0 +1,218 @@
+"""The compiled functions that a bilinear run is made of, shared by all runs of the same structure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from ..structure.bilinear import Bilinear
+from ..structure.recent import Recent
+from . import bilinear_gaussian as core
+from . import hyper as hyper_search
+from .bilinear_cells import Block, draw_block
+from .unconstrained import UnconstrainedSpace
+
+__all__ = ["CHUNK", "BilinearPrograms", "FoldInfo", "RunInfo", "compiled_bilinear_programs"]
+
+CHUNK = 10
+_LEARNING_STEPS = 5
+_COMPILED = Recent(16)
+
+
+class RunInfo(NamedTuple):
+    """How a chunk of sweeps ended."""
+
+    converged: Array
+    num_steps: Array
+    objective_trace: Array
+    """Bound plus log prior of the hyperparameters after each sweep, shape ``(CHUNK,)``, padded with nan."""
+    max_change: Array
+    num_refused: Array
+    log_evidence: Array
+    """The bound at the last hyperparameters."""
+
+
+class FoldInfo(NamedTuple):
+    """How the fit of new vectors ended."""
+
+    converged: Array
+    objective: Array
+    """Of each new vector, shape ``(num,)``."""
+
+
+class BilinearPrograms:
+    """Compiled functions of ``(data, hyper, state, ...)`` for one model structure.
+
+    :param reading: any reading of the structure.
+    :param UnconstrainedSpace space: of the hyperparameters that are learned.
+    :param families: of rows and columns.
+    :param float tol: relative change of the objective at which a run has converged.
+    """
+
+    def __init__(
+        self, reading: Any, space: UnconstrainedSpace, families: tuple[core.Family, core.Family], tol: float
+    ) -> None:
+        self._reading, self._space, self._families, self._tol = reading, space, families, tol
+        self.form = jax.jit(self._form)
+        self.init_state = jax.jit(self._init_state)
+        self.solve = jax.jit(self._solve)
+        self.draws = jax.jit(self._draws, static_argnames="num_samples")
+        self.margin = jax.jit(self._margin)
+        self.fold = jax.jit(self._fold, static_argnames=("side", "num_steps"))
+
+    def _form(self, data: Any, hyper: dict[str, Array]) -> Bilinear:
+        return self._reading.form(hyper, data)
+
+    def _init_state(self, data: Any, hyper: dict[str, Array], rng_key: Array | None = None) -> core.State:
+        key = jax.random.key(0) if rng_key is None else rng_key
+        return core.init(self._reading.form(hyper, data), key, *self._families)
+
+    def _solve(
+        self,
+        data: Any,
+        fixed: dict[str, Array],
+        values: Array,
+        state: core.State,
+        num_sweeps: Array,
+        is_learning: Array,
+    ) -> tuple[Array, core.State, RunInfo]:
+        """At most :data:`CHUNK` sweeps, each with an update of the hyperparameters where there are any."""
+        reading, space = self._reading, self._space
+        first = reading.form(space.unpack(values, fixed), data)
+        fixed_views = core.make_views(first, state.rows, state.columns)
+
+        def make_form(values: Array) -> Bilinear:
+            if not space.size:
+                return first
+            hyper = space.unpack(values, fixed)
+            if not reading.is_design_fixed:
+                return reading.form(hyper, data)
+            rows, columns = reading.priors(hyper, data)
+            return first._replace(rows=rows, columns=columns, log_constant=reading.log_constant(hyper, data))
+
+        def make_views(form: Bilinear, state: core.State) -> core.Views:
+            if reading.is_design_fixed or not space.size:
+                return fixed_views
+            return core.make_views(form, state.rows, state.columns)
+
+        def log_prior(values: Array) -> Array:
+            return reading.log_prior(space.unpack(values, fixed), data)
+
+        def learn(values: Array, state: core.State) -> tuple[Array, Array]:
+            """Hyperparameters that raise the objective while the posterior is held, and the bound there."""
+
+            def expected(form: Bilinear, _: Any) -> Array:
+                if not reading.is_design_fixed:
+                    return core.bound(form, state.rows, state.columns, make_views(form, state))
+                cost = jnp.sum(core.divergence(state.rows, form.rows))
+                return form.log_constant - cost - jnp.sum(core.divergence(state.columns, form.columns))
+
+            evaluate = hyper_search.evaluation_fn(
+                form_fn=make_form,
+                log_prior_fn=log_prior,
+                solve_fn=lambda form, state: (state, ()),
+                log_evidence_fn=expected,
+            )
+            found = hyper_search.maximise(
+                evaluate, values, (), tol=1e-6, max_iterations=_LEARNING_STEPS, with_curvature=False
+            )
+            before = expected(make_form(values), ()) if reading.is_design_fixed else state.objective
+            objective = state.objective + (found.best.log_evidence - before)
+            is_better = (found.best.objective > before + log_prior(values)) & jnp.all(jnp.isfinite(found.values))
+            return jnp.where(is_better, found.values, values), jnp.where(is_better, objective, state.objective)
+
+        def proceed(carry: Any) -> Array:
+            _, state, _, _, count = carry
+            return (count < num_sweeps) & (state.num_quiet < 2) & jnp.isfinite(state.objective)
+
+        def advance(carry: Any) -> Any:
+            values, state, total, trace, count = carry
+            form = make_form(values)
+            state, info = core.sweep(form, make_views(form, state), state)
+            if space.size:
+                values, objective = lax.cond(
+                    is_learning, learn, lambda values, state: (values, state.objective), values, state
+                )
+                state = state._replace(objective=objective)
+            new_total = state.objective + log_prior(values)
+            change = (new_total - total) / (1.0 + jnp.abs(new_total))
+            quiet = (jnp.abs(change) < limit) & (info.num_refused == 0) & is_learning
+            state = state._replace(num_quiet=jnp.where(quiet, state.num_quiet + 1, 0))
+            last = info._replace(change=change)
+            return values, state, new_total, (trace[0].at[count].set(new_total), last), count + 1
+
+        limit = jnp.maximum(self._tol, 10 * jnp.finfo(state.rows.mean.dtype).eps)
+        start, start_values = core.make_feasible(fixed_views.rows, state.rows, state.columns)
+        cost = jnp.sum(core.divergence(start, first.rows)) + jnp.sum(core.divergence(state.columns, first.columns))
+        objective = first.log_constant + jnp.sum(start_values) - cost
+        state = state._replace(rows=start, objective=objective, num_quiet=jnp.minimum(state.num_quiet, 1))
+        blank = core.Info(objective, jnp.full_like(objective, jnp.inf), jnp.asarray(0))
+        trace = jnp.full((CHUNK,), jnp.nan, objective.dtype)
+        carry = (values, state, objective + log_prior(values), (trace, blank), jnp.asarray(0))
+        values, state, _, (trace, info), count = lax.while_loop(proceed, advance, carry)
+        converged = (state.num_quiet >= 2) & jnp.isfinite(state.objective)
+        return values, state, RunInfo(converged, count, trace, info.change, info.num_refused, state.objective)
+
+    def _draws(
+        self, data: Any, hyper: dict[str, Array], state: core.State, rng_key: Array, *, num_samples: int
+    ) -> tuple[dict[str, Array], Array]:
+        """Sites and the log density of sites and data, at draws one after the other."""
+        reading = self._reading
+        form = reading.form(hyper, data)
+
+        def one(key: Array) -> tuple[dict[str, Array], Array]:
+            row_key, column_key = jax.random.split(key)
+            u, v = draw_block(state.rows, row_key), draw_block(state.columns, column_key)
+            sites = reading.site_values(hyper, reading.unknowns(u, v), data)
+            return sites, form.log_density(u, v) + reading.log_prior(hyper, data)
+
+        return lax.map(one, jax.random.split(rng_key, num_samples))
+
+    def _margin(self, data: Any, hyper: dict[str, Array], state: core.State) -> Array:
+        return core.spectral_margin(self._reading.form(hyper, data), state)
+
+    def _fold(
+        self, data: Any, hyper: dict[str, Array], held: Block, rng_key: Array, *, side: str, num_steps: int
+    ) -> tuple[core.State, FoldInfo]:
+        """The optimum of the vectors of one side, which is unique, while the others are held."""
+        form = self._reading.form(hyper, data)
+        start = core.init(form, rng_key, *self._families)
+        is_rows = side == "rows"
+        own, prior = (start.rows, form.rows) if is_rows else (start.columns, form.columns)
+        views = core.make_views(form, own, held) if is_rows else core.make_views(form, held, own)
+        view = views.rows if is_rows else views.columns
+        own, _ = core.make_feasible(view, own, held)
+
+        def proceed(carry: Any) -> Array:
+            _, _, _, gain, count = carry
+            return (count < num_steps) & ~(gain < limit)
+
+        def advance(carry: Any) -> Any:
+            own, step, values, _, count = carry
+            own, step, new_values, moved = core.step_side(view, own, held, prior, step)
+            gain = jnp.max(jnp.where(moved, jnp.abs(new_values - values) / (1.0 + jnp.abs(new_values)), jnp.inf))
+            return own, step, new_values, gain, count + 1
+
+        # The step is exact to second order near the optimum, so that the last gain is far above what is left.
+        limit = 100 * jnp.finfo(own.mean.dtype).eps
+        num = own.mean.shape[0]
+        infinite = jnp.full((num,), -jnp.inf, own.mean.dtype)
+        carry = (own, jnp.full((num,), 0.5, own.mean.dtype), infinite, jnp.asarray(jnp.inf, own.mean.dtype), 0)
+        own, _, values, gain, _ = lax.while_loop(proceed, advance, carry)
+        rows, columns = (own, held) if is_rows else (held, own)
+        steps = (jnp.ones(b.mean.shape[:1], own.mean.dtype) for b in (rows, columns))
+        state = core.State(rows, columns, next(steps), next(steps), jnp.sum(values), jnp.asarray(0))
+        return state, FoldInfo(gain < limit, values)
+
+
+def compiled_bilinear_programs(
+    reading: Any, space: UnconstrainedSpace, families: tuple[core.Family, core.Family], tol: float
+) -> BilinearPrograms:
+    """Programs for the structure of a reading, from the last ones made if they serve."""
+    key = (reading.structure_key, space.key, families, tol)
+    make: Callable[[], BilinearPrograms] = lambda: BilinearPrograms(reading, space, families, tol)  # noqa: E731
+    return _COMPILED.get(key, make)
