@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import importlib
 import json
 import os
 from typing import Any
@@ -13,6 +15,30 @@ import numpy as np
 __all__ = ["FORMAT_VERSION", "read_archive", "write_archive"]
 
 FORMAT_VERSION = 1
+_PACKAGE = "numpyro_ext."
+
+
+def _fields(cls: type) -> tuple[str, ...] | None:
+    """Fields of a class of this package that is nothing but its fields (operators, forests), None for other classes."""
+    if not cls.__module__.startswith(_PACKAGE) or "<locals>" in cls.__qualname__:
+        return None
+    if dataclasses.is_dataclass(cls):
+        return tuple(field.name for field in dataclasses.fields(cls))
+    return getattr(cls, "_fields", None)
+
+
+def _make(path: str, fields: dict[str, Any]) -> Any:
+    """An object of a class of this package, from its fields; no constructor runs."""
+    module, _, name = path.partition(":")
+    cls = getattr(importlib.import_module(module), name, None) if module.startswith(_PACKAGE) else None
+    if cls is None or _fields(cls) != tuple(fields):
+        raise ValueError(f"The file holds an object of {path!r}, which this release does not have in this form.")
+    if issubclass(cls, tuple):
+        return tuple.__new__(cls, fields.values())
+    made = object.__new__(cls)
+    for field, value in fields.items():
+        object.__setattr__(made, field, value)
+    return made
 
 
 def _encode(value: Any, arrays: dict[str, np.ndarray], where: str) -> Any:
@@ -22,6 +48,10 @@ def _encode(value: Any, arrays: dict[str, np.ndarray], where: str) -> Any:
         if not all(isinstance(key, str) for key in value):
             raise TypeError(f"Cannot save {where}: a dictionary with keys that are not strings.")
         return {"dict": {key: _encode(item, arrays, f"{where}[{key!r}]") for key, item in value.items()}}
+    names = _fields(type(value))
+    if names is not None:
+        fields = {name: _encode(getattr(value, name), arrays, f"{where}.{name}") for name in names}
+        return {"object": f"{type(value).__module__}:{type(value).__qualname__}", "fields": fields}
     if isinstance(value, list | tuple):
         kind = "list" if isinstance(value, list) else "tuple"
         return {kind: [_encode(item, arrays, f"{where}[{i}]") for i, item in enumerate(value)]}
@@ -47,6 +77,8 @@ def _decode(node: dict[str, Any], arrays: Any) -> Any:
         return [_decode(item, arrays) for item in node["list"]]
     if "tuple" in node:
         return tuple(_decode(item, arrays) for item in node["tuple"])
+    if "object" in node:
+        return _make(node["object"], {name: _decode(item, arrays) for name, item in node["fields"].items()})
     if "key" in node:
         return jax.random.wrap_key_data(jnp.asarray(arrays[node["key"]]), impl=node["impl"])
     array = arrays[node["array"]]
@@ -54,7 +86,7 @@ def _decode(node: dict[str, Any], arrays: Any) -> Any:
 
 
 def write_archive(path: str | os.PathLike, content: dict[str, Any]) -> None:
-    """Write nested dictionaries, lists and tuples of arrays, numbers, strings and random keys.
+    """Write nested dictionaries, lists and tuples of arrays, numbers, strings, random keys and linear operators.
 
     :param path: of the file; used as it is, whatever its ending.
     :param dict content: what to write.

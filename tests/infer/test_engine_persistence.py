@@ -1,5 +1,7 @@
 """Results on disk."""
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,6 +9,8 @@ import pytest
 
 from numpyro_ext.infer import EP, LaplaceApproximation
 from numpyro_ext.infer.persistence import read_archive, write_archive
+from numpyro_ext.linalg import convolution, select, wavelet_transform
+from numpyro_ext.potentials.forest import Forest
 
 
 @pytest.fixture(scope="module")
@@ -84,6 +88,31 @@ def test_archives_keep_containers_and_kinds(tmp_path):
     assert found["infinite"] == float("inf")
     np.testing.assert_array_equal(jax.random.normal(found["key"]), jax.random.normal(content["key"]))
     np.testing.assert_array_equal(found["old_key"], content["old_key"])
+
+
+def test_operators_and_forests_are_saved(tmp_path):
+    blur = convolution((8, 8), np.ones((3, 3)) / 9.0, boundary="reflect")
+    operator = select(np.arange(64) % 3 == 0) @ (2.0 * blur + wavelet_transform((8, 8), "db2", 1).T)
+    forest = Forest.from_parents([-1, 0, 0, 1])
+    write_archive(tmp_path / "file", {"operator": operator, "forest": forest})
+    found = read_archive(tmp_path / "file")
+    assert jax.tree.structure(found["operator"]) == jax.tree.structure(operator)
+    x = np.random.default_rng(0).normal(size=64)
+    np.testing.assert_array_equal(found["operator"] @ x, operator @ x)
+    assert jax.tree.structure(found["forest"]) == jax.tree.structure(forest)
+    jax.tree.map(np.testing.assert_array_equal, found["forest"], forest)
+
+
+def test_objects_of_other_packages_are_not_made(tmp_path, monkeypatch):
+    monkeypatch.setattr("numpyro_ext.infer.persistence._PACKAGE", "")
+    write_archive(tmp_path / "file", {"outside": Fraction(1)})
+    monkeypatch.undo()
+    with pytest.raises(ValueError, match="does not have in this form"):
+        read_archive(tmp_path / "file")
+
+
+class Fraction(NamedTuple):
+    numerator: int
 
 
 def test_what_cannot_be_saved_is_named(tmp_path):
