@@ -243,8 +243,8 @@ class BaseEngine(ArviZInterface):
         """Write the run to a file from which :meth:`load` makes an engine with the same results.
 
         :param path: of the file.
-        :raises TypeError: if an argument of the model is something other than arrays, numbers, strings, linear operators and
-            containers.
+        :raises TypeError: if an argument of the model is something other than arrays, numbers, strings, linear
+            operators and containers.
         """
         run = self._finished()
         content = {
