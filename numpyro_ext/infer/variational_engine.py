@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Literal, NamedTuple, Unpack, get_args
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -15,12 +16,14 @@ from ..structure.latent_gaussian import LatentGaussian
 from . import variational_coordinate, variational_gaussian, variational_reference
 from .bound_choice import BoundName, SiteBound, check_name, choose_bound, with_bound
 from .engine import Engine, EngineOptions
-from .gaussian_posterior import Covariance
 from .programs import Algorithm, FitInfo
+from .shared_covariance import check_shared_covariance
+from .unconstrained import UnconstrainedSpace
 
 __all__ = ["VariationalGaussian"]
 
 Method = Literal["natural-gradient", "coordinate", "cholesky", "opper-archambeau"]
+Covariance = Literal["full", "diagonal", "shared"]
 
 _NUM_STEPS: dict[str, int] = {"natural-gradient": 200, "coordinate": 100, "cholesky": 5000, "opper-archambeau": 5000}
 
@@ -72,12 +75,14 @@ class VariationalGaussian(Engine):
     :param str covariance: ``"full"``, or ``"diagonal"`` for the best Gaussian of independent unknowns (mean field). Its
         bound is lower, its means are usually good and its variances too small. A step still solves for all means
         jointly, so that strong prior correlations do not slow it; it saves the joint variances, a third to two thirds
-        of the algebra. What is independent are the unknowns as the model has them.
+        of the algebra. What is independent are the unknowns as the model has them. ``"shared"`` is ``"full"`` for a
+        plate of rows that have one covariance, because they have the same prior, loadings and observed cells and
+        ``bound="bohning"`` (or a Gaussian likelihood): one factorisation serves all of them.
     :param options: those of :class:`~numpyro_ext.infer.engine.Engine`: ``num_steps`` (by default 200, 100, 5000 and
         5000 for the four methods), ``tol``, ``field``, ``hyper_values``, ``init_values``, ``num_restarts``,
         ``hyper_tol``, ``max_hyper_steps``, ``num_samples`` and ``progress_bar``.
-    :raises ValueError: if a bound, a method or a covariance is unknown, or for a diagonal covariance by another method
-        than ``"natural-gradient"``.
+    :raises ValueError: if a bound, a method or a covariance is unknown, or for a covariance that is not ``"full"`` by
+        another method than ``"natural-gradient"``.
     """
 
     def __init__(
@@ -93,9 +98,9 @@ class VariationalGaussian(Engine):
         if method not in get_args(Method):
             raise ValueError(f"method must be one of {', '.join(map(repr, get_args(Method)))}, got {method!r}.")
         if covariance not in get_args(Covariance):
-            raise ValueError(f"covariance must be 'full' or 'diagonal', got {covariance!r}.")
-        if covariance == "diagonal" and method != "natural-gradient":
-            raise ValueError(f"A diagonal covariance is fitted by method='natural-gradient' only, got {method!r}.")
+            raise ValueError(f"covariance must be 'full', 'diagonal' or 'shared', got {covariance!r}.")
+        if covariance != "full" and method != "natural-gradient":
+            raise ValueError(f"A {covariance} covariance is fitted by method='natural-gradient' only, got {method!r}.")
         for part in bound.values() if isinstance(bound, Mapping) else [bound]:
             check_name(part, num_pieces)
         options.setdefault("num_steps", _NUM_STEPS[method])
@@ -134,13 +139,21 @@ class VariationalGaussian(Engine):
             sites.append(choose_bound(name, potential, requested.get(name, "exact"), self.num_pieces))
         if self.method in ("coordinate", "opper-archambeau"):
             _check_proper(reading, form, self.method)
+        if self.covariance == "shared":
+            space = UnconstrainedSpace(reading.hyper, self.hyper_values)
+            points = [space.initial(self.init_values)]
+            if space.size:  # what is the same in all rows at one value may differ at others
+                points.append(points[0] + 0.1 * jax.random.normal(jax.random.key(0), (space.size,), points[0].dtype))
+            bounds = tuple(site.bound for site in sites)
+            check_shared_covariance(_treat(bounds, reading.form(space.unpack(point))) for point in points)
         self._treatment = _Treatment(names, tuple(sites))
 
     def _algorithm(self) -> Algorithm:
         """Of the model that was checked last."""
         treat = partial(_treat, tuple(site.bound for site in self._treatment.sites))
         init: Callable[..., Any] = variational_gaussian.init
-        solve: Callable[..., Any] = partial(variational_gaussian.solve, covariance=self.covariance)
+        family: dict[str, Any] = {"space": "shared"} if self.covariance == "shared" else {"covariance": self.covariance}
+        solve: Callable[..., Any] = partial(variational_gaussian.solve, **family)
         if self.method == "coordinate":
             solve = variational_coordinate.solve
         elif self.method != "natural-gradient":
@@ -149,12 +162,8 @@ class VariationalGaussian(Engine):
         return Algorithm(
             init=lambda form: init(treat(form)),
             solve=lambda form, state, **options: _solve(solve, treat(form), state, **options),
-            log_evidence=lambda form, state: variational_gaussian.log_evidence(
-                treat(form), state, covariance=self.covariance
-            ),
-            posterior=lambda form, state: variational_gaussian.posterior(
-                treat(form), state, covariance=self.covariance
-            ),
+            log_evidence=lambda form, state: variational_gaussian.log_evidence(treat(form), state, **family),
+            posterior=lambda form, state: variational_gaussian.posterior(treat(form), state, **family),
             key=("VariationalGaussian", self.method, repr(self.bound), self.num_pieces, self.covariance),
         )
 

@@ -12,12 +12,13 @@ from .coefficient_space import CoefficientPosterior, CoefficientSpace
 from .design import Design, SparseRows
 from .observation_space import ObservationPosterior, ObservationSpace
 from .prior import FlatPrior, PriorBlock
+from .shared_space import SharedPosterior, SharedSpace
 
 __all__ = ["LinearGaussian", "LinearGaussianPosterior", "Space", "choose_space", "kl_divergence", "linear_gaussian"]
 
-Space = Literal["auto", "observation", "coefficient", "sparse", "banded"]
-LinearGaussian = ObservationSpace | CoefficientSpace | BandedSpace
-LinearGaussianPosterior = ObservationPosterior | CoefficientPosterior | BandedPosterior
+Space = Literal["auto", "observation", "coefficient", "sparse", "banded", "shared"]
+LinearGaussian = ObservationSpace | CoefficientSpace | BandedSpace | SharedSpace
+LinearGaussianPosterior = ObservationPosterior | CoefficientPosterior | BandedPosterior | SharedPosterior
 
 # A scattered update costs about as much as this many multiply-adds of a matrix product.
 _SCATTER_COST = 64
@@ -66,7 +67,8 @@ def linear_gaussian(
     :param jax.Array rows: rows of each independent block, padded with ``num_rows``.
     :param jax.Array columns: columns of each independent block, padded with ``num_columns``.
     :param bool is_signed: whether site precisions may be negative.
-    :param str space: the space to work in; ``"auto"`` takes :func:`choose_space`.
+    :param str space: the space to work in; ``"auto"`` takes :func:`choose_space`, which never takes ``"shared"``, for
+        blocks that are alike.
     :return: an object with ``condition(site_precision, site_shift)``.
     :raises ValueError: if the space is unknown or cannot hold the prior or the design.
 
@@ -86,6 +88,8 @@ def linear_gaussian(
         if any(isinstance(block, FlatPrior) for block in prior):
             raise ValueError("Flat priors have no covariance: condition in the space of the coefficients instead.")
         return ObservationSpace.build(prior, design, rows, columns, is_signed)
+    if space == "shared":
+        return SharedSpace.build(prior, design, rows, columns)
     if space == "banded":
         if rows.shape[0] > 1 or not can_be_banded(prior, design):
             raise ValueError(
@@ -99,7 +103,8 @@ def linear_gaussian(
         return CoefficientSpace.build(prior, design, rows, columns, is_sparse=True)
     if space == "coefficient":
         return CoefficientSpace.build(prior, design, rows, columns, is_sparse=False)
-    raise ValueError(f"Unknown space {space!r}: expected 'auto', 'observation', 'coefficient', 'sparse' or 'banded'.")
+    names = "'auto', 'observation', 'coefficient', 'sparse', 'banded' or 'shared'"
+    raise ValueError(f"Unknown space {space!r}: expected {names}.")
 
 
 def kl_divergence(space: LinearGaussian, posterior: LinearGaussianPosterior, variance: Array) -> Array:
