@@ -41,7 +41,7 @@ __all__ = [
 Side = Literal["rows", "columns"]
 
 # Numbers in the largest array of a chunk: it should stay in the cache.
-_CHUNK_NUMBERS = 1 << 19
+_CHUNK_NUMBERS = 1 << 17
 _SMALLEST_CHUNK = 512
 
 

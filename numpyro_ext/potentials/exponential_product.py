@@ -82,10 +82,19 @@ def diagonal_product_expectation(
     gap = 1.0 - variance_u * variance_v
     exists = jnp.all(gap > 0.0, axis=-1)
     gap = jnp.where(exists[..., None], gap, 1.0)
+    inverse = 1.0 / gap
     numerator = mean_u * mean_v + 0.5 * (variance_u * mean_v**2 + variance_v * mean_u**2)
-    value = jnp.sum(numerator / gap - 0.5 * jnp.log(gap), -1)
-    mean = (mean_v + variance_v * mean_u) / gap
-    return ProductExpectation(jnp.where(exists, value, jnp.inf), mean, variance_v / gap)
+    value = jnp.sum(numerator * inverse, -1) - 0.5 * _sum_log(gap)
+    mean = (mean_v + variance_v * mean_u) * inverse
+    return ProductExpectation(jnp.where(exists, value, jnp.inf), mean, variance_v * inverse)
+
+
+def _sum_log(gap: Array) -> Array:
+    """Sum of logarithms of numbers between rounding and one, of as many products as cannot underflow."""
+    size = gap.shape[-1]
+    length = 16 if gap.dtype == jnp.float64 else 4
+    parts = [jnp.log(jnp.prod(gap[..., i : i + length], -1)) for i in range(0, size, length)]
+    return sum(parts[1:], parts[0])
 
 
 @jax.custom_jvp

@@ -105,6 +105,37 @@ CASES = {
         COUNTS,
         {"intercept": (), "row_scale": (), "row_effect": (4,), "column_scale": (), "column_effect": (3,)},
     ),
+    "count matrix": (
+        lambda rows, cols, counts=None: models.poisson_factorization(
+            rows, cols, counts, num_rows=4, num_cols=3, rank=2
+        ),
+        (GROUP, COLUMN),
+        "counts",
+        COUNTS,
+        {
+            **dict.fromkeys(("row_scale", "row_bias_scale", "col_bias_scale"), ()),
+            "w": (4, 2),
+            "row_bias": (4,),
+            "z": (3, 2),
+            "col_bias": (3,),
+        },
+    ),
+    "count field": (
+        lambda place, time, counts=None: models.low_rank_count_field(
+            place, time, counts, num_places=4, num_times=3, rank=2
+        ),
+        (GROUP, COLUMN),
+        "counts",
+        COUNTS,
+        {"place_scale": (), "w": (4, 2), "pattern": (2, 3)},
+    ),
+    "receptive field": (
+        partial(models.receptive_field_counts, rank=2),
+        (np.stack([X, X[::-1]], axis=-1) / 3.0,),
+        "counts",
+        COUNTS,
+        {"space_scale": (), "w": (2, D), "z": (2, 2)},
+    ),
 }
 
 
