@@ -5,7 +5,7 @@ WORKERS ?= 2
 VENV := .venv
 NEWEST := .venv-newest
 # Tests of one file share fixtures and compiled programs, so a worker takes whole files.
-PYTEST := -m pytest -p no:benchmark -q --dist loadfile
+PYTEST := -m pytest -p no:benchmark -q --dist loadfile --no-loadscope-reorder
 # Folder of the data sets that may not be redistributed, if there is one beside the checkout.
 NUMPYRO_EXT_DATA ?= $(abspath $(wildcard ../shared/data))
 export NUMPYRO_EXT_DATA

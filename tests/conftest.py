@@ -26,7 +26,7 @@ if os.environ.get("NUMPYRO_EXT_TEST_OPTIMIZE") != "1":
 
 
 _MEMORY_MAPS = Path("/proc/self/maps")
-_MOST_MAPS = 15_000
+_MOST_MAPS = 30_000
 
 
 @pytest.fixture(autouse=True, scope="module")
