@@ -5,6 +5,7 @@ users have it. Without the latter XLA optimises little: most tests run a small p
 time would be spent on making it fast.
 """
 
+import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,6 +26,9 @@ if os.environ.get("NUMPYRO_EXT_TEST_OPTIMIZE") != "1":
         os.environ.setdefault("XLA_FLAGS", quick)
 
 
+# Compiled programs are many objects without cycles, through which the collector need not go that often.
+gc.set_threshold(50_000, 20, 50)
+
 _MEMORY_MAPS = Path("/proc/self/maps")
 _MOST_MAPS = 30_000
 
@@ -35,6 +39,7 @@ def _forget_compiled_programs() -> Iterator[None]:
     yield
     if _MEMORY_MAPS.exists() and _MEMORY_MAPS.read_bytes().count(b"\n") > _MOST_MAPS:
         jax.clear_caches()
+        gc.collect()
 
 
 def pytest_report_header() -> str:

@@ -53,6 +53,7 @@ def test_run_returns_nothing_and_forgets_the_run_before(counts_case):
     np.testing.assert_array_equal(engine.get_samples()["f"], first)
 
 
+@pytest.mark.slow
 def test_a_search_in_two_runs_is_the_search_in_one(counts_case, fitted_counts):
     engine = EP(counts_case.model, progress_bar=False, max_hyper_steps=2)
     arguments = (counts_case.t, counts_case.y)
@@ -102,7 +103,7 @@ def test_a_state_of_another_model_is_refused(counts_case, fitted_line):
         engine.run(KEY, counts_case.t, counts_case.y, init_state=fitted_line)
 
 
-@pytest.mark.parametrize("hyper_values", [None, {"scale": 0.8}])
+@pytest.mark.parametrize("hyper_values", [None, pytest.param({"scale": 0.8}, marks=pytest.mark.slow)])
 def test_an_interruption_leaves_a_usable_state(counts_case, monkeypatch, hyper_values):
     original, calls = fitting_module.progress_bar, []
 

@@ -238,6 +238,7 @@ def test_blocks_equal_the_whole(schedule):
     np.testing.assert_allclose(factor @ factor.T, covariances[0], atol=1e-10)
 
 
+@pytest.mark.slow
 def test_forms_stack_under_vmap_and_warm_starts_are_short():
     scales = jnp.array([0.8, 1.5])
     state, info = jax.jit(jax.vmap(lambda scale: fit(probit_and_counts(scale), tol=1e-9)))(scales)

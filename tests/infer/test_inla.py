@@ -137,6 +137,7 @@ def test_field_with_unknown_noise(fitted, normal_case):
     np.testing.assert_allclose(level.covariance(), level.variance)
 
 
+@pytest.mark.slow
 def test_draws_show_the_uncertainty_of_hyperparameters(fitted):
     draws, level, hyper = fitted.get_samples(), fitted.posterior["level"], fitted.hyper["noise"]
     assert draws["noise"].shape == draws["level"].shape == (20000,)

@@ -50,7 +50,7 @@ def test_exact_on_gaussian_likelihood(space):
     [
         (PoissonExpPotential(COUNTS, 1.0), 0.0),
         (LogitPotential(jnp.minimum(COUNTS, 1.0)), 0.0),
-        (StudentTPotential(DATA, 0.3, 3.0), 0.0),
+        pytest.param(StudentTPotential(DATA, 0.3, 3.0), 0.0, marks=pytest.mark.slow),
         (PoissonExpPotential(COUNTS.at[4].set(1e6), 1.0), 0.0),
     ],
     ids=["counts", "labels", "heavy-tailed", "one-large-count"],
@@ -93,6 +93,7 @@ def test_flat_prior_gives_the_maximum_likelihood_estimate():
     np.testing.assert_allclose(laplace.log_evidence(form, state), expected, rtol=1e-10)
 
 
+@pytest.mark.slow
 def test_all_kinds_of_prior_against_the_dense_formula():
     rng = np.random.default_rng(6)
     form = make_form(mixed_prior(rng), random_dense(rng, NUM, 11), (PoissonExpPotential(COUNTS, 1.0),))

@@ -82,6 +82,7 @@ def test_site_parameters(dtype, tolerance):
 
 
 @needs_float64
+@pytest.mark.slow
 def test_second_derivatives_and_derivatives_of_moments_match_differences():
     y = jnp.array([0.0, 0.0, 0.0, 1.0, 3.0, 3.0, 40.0, 200.0, 0.0])
     mean = jnp.array([-2.0, 0.3, 6.0, -4.0, 2.0, 30.0, 35.0, 180.0, -40.0])
@@ -148,6 +149,7 @@ def test_trapezoid_is_an_independent_check():
 
 
 @needs_float64
+@pytest.mark.slow
 def test_higher_moments():
     y, mean, variance = (
         np.array([0.0, 0.0, 2.0, 25.0]),

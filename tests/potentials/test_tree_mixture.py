@@ -120,7 +120,9 @@ def small_model(family, scale, transition):
     return TreeParameters(low, high, jnp.full(3, 0.4), jnp.tile(jnp.asarray(transition), (3, 1)))
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "family", [name if name == "laplace" else pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES]
+)
 def test_exact_expectations_of_the_em_step(family):
     """The new scale of the low component from integrals over each coefficient, and no step lowers the evidence."""
     make, statistic, power = FAMILIES[family]

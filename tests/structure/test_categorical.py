@@ -97,9 +97,12 @@ def adjacent_category(X, label):
 
 VECTOR = [softmax, pinned, weighted, gaussian_processes, varying_intercepts, probit]
 SCALAR = [stick_breaking, ordered_logistic, ordered_probit, continuation_ratio, adjacent_category]
+FAST = [softmax, weighted, varying_intercepts, stick_breaking]
 
 
-@pytest.mark.parametrize("model", [*VECTOR, *SCALAR])
+@pytest.mark.parametrize(
+    "model", [m if m in FAST else pytest.param(m, marks=pytest.mark.slow) for m in VECTOR + SCALAR]
+)
 def test_density_is_that_of_numpyro(model):
     reading = read_latent_gaussian(model, (X, LABEL))
     assert "quadrature" not in reading.describe()
@@ -117,7 +120,8 @@ def test_groups_are_blocks():
     assert reading.form(reading.initial_hyper()).blocks.columns.shape == (4, 3)
 
 
-@pytest.mark.parametrize("model", [softmax, pytest.param(probit, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("model", [softmax, probit])
 def test_laplace_finds_the_mode_and_its_curvature(model):
     engine = LaplaceApproximation(model, tol=1e-8)
     engine.run(jax.random.key(0), X, LABEL)
@@ -181,7 +185,9 @@ def dense_bound(reading, bound, mean, scale_tril):
     return float(np.sum((own - moments.value)[kept]) - divergence)
 
 
-@pytest.mark.parametrize("bound", ["bohning", "log", pytest.param("tilted", marks=pytest.mark.slow), "exact"])
+@pytest.mark.parametrize(
+    "bound", [*(pytest.param(name, marks=pytest.mark.slow) for name in ("bohning", "log", "tilted")), "exact"]
+)
 def test_variational_bound_is_that_of_the_definition_and_stationary(bound):
     engine = VariationalGaussian(softmax, bound=bound, progress_bar=False)
     engine.run(jax.random.key(0), X, LABEL)
