@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any, Literal, NamedTuple, get_args
@@ -17,6 +18,7 @@ from .base_engine import BaseEngine, check_at_least, check_positive
 from .bilinear_cells import Block, draw_block
 from .bilinear_prediction import draw_predictors, expected_ranks, log_expected_rates, log_predictive_counts
 from .bilinear_programs import CHUNK, BilinearPrograms, compiled_bilinear_programs
+from .checkpoint import read_checkpoint, write_checkpoint
 from .fitting import EngineState, Fit, data_digest
 from .progress import progress_bar as show_progress
 from .progress import warn
@@ -134,22 +136,33 @@ class BilinearVG(BaseEngine):
 
     # Running
 
-    def run(self, rng_key: Array, *args: Any, init_state: EngineState | None = None, **kwargs: Any) -> None:
+    def run(
+        self,
+        rng_key: Array,
+        *args: Any,
+        init_state: EngineState | None = None,
+        checkpoint: str | os.PathLike | None = None,
+        **kwargs: Any,
+    ) -> None:
         """Read the model on these arguments, learn its hyperparameters and fit both sides.
 
         :param rng_key: random number generator key, for the random starts and the draws.
         :param args: arguments of the model.
         :param EngineState init_state: ``last_state`` of an earlier run on data of the same shapes, to go on from.
+        :param checkpoint: path of a file that is written after every sweep. If it exists, the run goes on from it, so
+            that the same call, made again after the process was killed, loses at most one sweep.
         :param kwargs: keyword arguments of the model.
         :raises ModelStructureError: if the model is not bilinear in two Gaussian blocks, or its counts are not Poisson.
         :raises ValueError: if the objective is not finite; the message names the likely cause. Also if scales of point
-            estimates would have to be learned.
+            estimates would have to be learned, or if the checkpoint is of other data or another model.
         """
         self._forget()
         reading, space, programs = self._prepare(rng_key, args, kwargs)
         self._check_points(reading, space)
         digest = data_digest(reading.data, space.fixed)
         starts: list[tuple[Array, core.State, int]] = []
+        if checkpoint is not None:
+            init_state = self._read_checkpoint(checkpoint, reading, space, programs, digest) or init_state
         if init_state is not None:
             self._check_state(init_state, reading, space, programs)
             before = init_state.num_steps if init_state.data_digest == digest else 0
@@ -161,7 +174,7 @@ class BilinearVG(BaseEngine):
                 starts.append((values, programs.init_state(reading.data, space.unpack(values), key), 0))
         best: Fit | None = None
         for values, state, before in starts:
-            found = self._iterate(reading, space, programs, values, state, before, digest)
+            found = self._iterate(reading, space, programs, values, state, before, digest, checkpoint)
             if best is None or found.diagnostics.objective_trace[-1] > best.diagnostics.objective_trace[-1]:
                 best = found
             if any(message.startswith("Interrupted") for message in found.diagnostics.messages):
@@ -228,6 +241,25 @@ class BilinearVG(BaseEngine):
                 "covariances: its vectors and hyperparameters do not match."
             )
 
+    def _read_checkpoint(
+        self,
+        path: str | os.PathLike,
+        reading: Any,
+        space: UnconstrainedSpace,
+        programs: BilinearPrograms,
+        digest: str,
+    ) -> EngineState | None:
+        if self.num_restarts:
+            raise ValueError("A run with restarts has no checkpoint: give num_restarts=0.")
+        shapes = jax.eval_shape(programs.init_state, reading.data, space.unpack(space.initial()))
+        found = read_checkpoint(path, shapes)
+        if found is not None and found.data_digest != digest:
+            raise ValueError(
+                f"{os.fspath(path)!r} holds the state of a run on other data or other given hyperparameters: give "
+                "another path, or remove it."
+            )
+        return found
+
     def _iterate(
         self,
         reading: Any,
@@ -237,6 +269,7 @@ class BilinearVG(BaseEngine):
         state: core.State,
         before: int,
         digest: str,
+        checkpoint: str | os.PathLike | None,
     ) -> Fit:
         data, fixed = reading.data, space.fixed
         trace: list[np.ndarray] = []
@@ -248,7 +281,7 @@ class BilinearVG(BaseEngine):
                 while done < self.num_steps:
                     # Scales learned from the first random means would shrink to these.
                     is_learning = not space.size or before + done >= min(_WARM_UP, self.num_steps - 1)
-                    length = jnp.asarray(min(CHUNK, self.num_steps - done))
+                    length = jnp.asarray(min(CHUNK if checkpoint is None else 1, self.num_steps - done))
                     values, state, info = jax.block_until_ready(
                         programs.solve(data, fixed, values, state, length, jnp.asarray(is_learning))
                     )
@@ -256,6 +289,8 @@ class BilinearVG(BaseEngine):
                     trace.append(np.asarray(info.objective_trace)[:taken])
                     done += taken
                     bar.update(taken)
+                    if checkpoint is not None:
+                        write_checkpoint(checkpoint, EngineState(values, state, None, before + done, digest))
                     if bool(info.converged) or not np.isfinite(info.log_evidence):
                         break
             except KeyboardInterrupt:

@@ -169,7 +169,7 @@ def augmented_bound(form, rows, columns):
         (True, True),
         pytest.param(True, False, marks=pytest.mark.slow),
         pytest.param(False, True, marks=pytest.mark.slow),
-        (False, False),
+        pytest.param(False, False, marks=pytest.mark.slow),
     ],
 )
 def test_dense_evaluation_with_linear_terms(is_paired, is_shared):

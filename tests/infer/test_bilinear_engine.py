@@ -1,6 +1,9 @@
 """The engine for bilinear counts: what a user gets, against draws, refits, stationarity and exact predictions."""
 
 import json
+import subprocess
+import sys
+import time
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +19,8 @@ from scipy import stats
 from numpyro_ext.infer import BilinearVG, ranking_scores
 from numpyro_ext.infer.bilinear_cells import Block
 from numpyro_ext.infer.bilinear_prediction import expected_ranks, log_predictive_counts
+from numpyro_ext.infer.checkpoint import write_checkpoint
+from numpyro_ext.infer.persistence import read_archive
 from numpyro_ext.models import poisson_factorization
 from numpyro_ext.structure import ModelStructureError
 from tests.infer.bilinear_forms import REFERENCE, factorisation
@@ -209,6 +214,69 @@ def test_interruption_leaves_a_usable_state(fitted, monkeypatch):
     np.testing.assert_allclose(engine.log_evidence, fitted.log_evidence, rtol=1e-6)
 
 
+def test_a_killed_run_goes_on_from_its_checkpoint(fitted, monkeypatch, tmp_path):
+    """Death after the sixth sweep, and in the middle of writing the seventh: the file is that of the sixth."""
+    programs, path = fitted._run.programs, tmp_path / "state"
+    original, calls = programs.solve, []
+
+    def dying(*args):
+        calls.append(1)
+        if len(calls) == 8:
+            raise MemoryError
+        return original(*args)
+
+    options = {"covariance": "full", "hyper_values": SCALES, "progress_bar": False, "tol": 1e-9}
+    with monkeypatch.context() as patch, pytest.raises(MemoryError):
+        patch.setattr(programs, "solve", dying)
+        BilinearVG(poisson_factorization, **options).run(random.key(0), ROWS, COLS, COUNTS, checkpoint=path, **SIZES)
+    before = path.read_bytes()
+
+    def half_written(file, **members):
+        file.write(b"PK")
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(np, "savez_compressed", half_written)
+        write_checkpoint(path, fitted.last_state)
+    assert path.read_bytes() == before
+    engine = BilinearVG(poisson_factorization, **options)
+    engine.run(random.key(0), ROWS, COLS, COUNTS, checkpoint=path, **SIZES)
+    assert engine.diagnostics.num_steps - len(engine.diagnostics.objective_trace) == 7
+    np.testing.assert_allclose(engine.posterior["w"].mean, fitted.posterior["w"].mean, atol=1e-5)
+    with pytest.raises(ValueError, match="other data"):
+        engine.run(random.key(0), ROWS, COLS, COUNTS + 1, checkpoint=path, **SIZES)
+
+
+KILLED = """
+import sys, numpy as np, jax
+jax.config.update("jax_enable_x64", True)
+from numpyro_ext.infer import BilinearVG
+from numpyro_ext.models import poisson_factorization
+rows, cols = np.divmod(np.arange(200), 10)
+counts = np.random.default_rng(0).poisson(2.0, 200)
+scales = {"row_scale": 0.8, "row_bias_scale": 0.5, "col_bias_scale": 0.5}
+engine = BilinearVG(poisson_factorization, hyper_values=scales, num_steps=10**6, tol=1e-300, progress_bar=False)
+engine.run(jax.random.key(0), rows, cols, counts, num_rows=20, num_cols=10, rank=2, checkpoint=sys.argv[1])
+"""
+
+
+@pytest.mark.slow
+def test_checkpoints_survive_being_killed(tmp_path):
+    """Three processes, each killed at a moment of its own, get further one after the other."""
+    steps = []
+    for number in range(3):
+        with subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path / "state")]) as process:
+            while not (tmp_path / "state").exists() or (
+                steps and read_archive(tmp_path / "state")["num_steps"] < steps[-1] + 5
+            ):
+                assert process.poll() is None
+                time.sleep(0.5)
+            time.sleep(0.1 * number)
+            process.kill()
+        steps.append(read_archive(tmp_path / "state")["num_steps"])
+    assert steps[0] < steps[1] < steps[2]
+
+
 def learning_model(rows, cols, counts, mask=True):
     """A scale in the prior, and a scale and an intercept in the predictor."""
     scale = numpyro.sample("scale", dist.HalfNormal(1.0))
@@ -266,6 +334,7 @@ def test_options_and_families(fitted):
 
 
 @needs_float64
+@pytest.mark.slow
 def test_points_are_maxima_of_the_log_joint():
     """MAP against the gradient of NumPyro's log density; a side of points beside Gaussians has no lower bound."""
     engine = BilinearVG(

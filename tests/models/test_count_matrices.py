@@ -26,6 +26,7 @@ def stimuli():
     return stimulus, rng.poisson(np.exp(0.5 + np.einsum("p,npl,l->n", filters[0], stimulus, filters[1]))), filters
 
 
+@pytest.mark.slow
 def test_temporal_patterns_are_one_smooth_vector():
     """The patterns are correlated in time, so that they are a single vector; predictors are found again."""
     place, time, counts, eta = field_counts()
