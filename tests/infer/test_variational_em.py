@@ -110,7 +110,9 @@ def test_real_columns_are_exact_factor_analysis():
     assert found.objective_trace[-1] == pytest.approx(NUM_ROWS * peer.score(table), abs=1e-5)
 
 
-@pytest.mark.parametrize("scale", [jnp.ones(5), jnp.asarray(1.0)], ids=["own", "shared"])
+@pytest.mark.parametrize(
+    "scale", [pytest.param(jnp.ones(5), marks=pytest.mark.slow), jnp.asarray(1.0)], ids=["own", "shared"]
+)
 def test_real_columns_with_missing_cells_and_weights(scale):
     observed = np.random.default_rng(0).random((NUM_ROWS, 5)) > 0.3
     table, rows = real_rows(observed, scale)
@@ -180,6 +182,7 @@ def test_each_step_of_the_maximisation_is_no_descent_on_its_own():
         assert all(np.array_equal(getattr(new, name), getattr(rows, name)) for name in kept)
 
 
+@pytest.mark.slow
 def test_the_engine_on_the_model_function_reaches_the_same_bound():
     rng, eta = simulated()
     table = rng.random(eta.shape) < 1.0 / (1.0 + np.exp(-eta))
@@ -205,6 +208,7 @@ def test_predictive_densities_of_real_cells():
     np.testing.assert_allclose(values[row, column], joint, rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_sparse_precision():
     rng = np.random.default_rng(0)
     precision = np.diag(np.full(4, 2.0)) + np.diag(np.full(3, -0.8), 1) + np.diag(np.full(3, -0.8), -1)
@@ -276,6 +280,7 @@ def constant_rows():
     return make_rows([real, binary, label], [seen[:, :2], seen[:, 2:4], seen[:, 4:]], weights=weights)
 
 
+@pytest.mark.slow
 def test_rows_with_the_same_observed_cells_share_a_covariance():
     rows = constant_rows()
     start = shared_posteriors(rows)
