@@ -14,7 +14,6 @@ import numpyro
 import numpyro.distributions as dist
 import optax
 import pytest
-from numpyro import handlers
 from numpyro.diagnostics import effective_sample_size
 from numpyro.infer import MCMC, NUTS, SVI, Trace_ELBO
 from numpyro.infer.autoguide import AutoMultivariateNormal
@@ -33,7 +32,7 @@ HYPER = {"scale": 3.0, "length": 1.0}
 # where it is then is reported.
 SVI_CHUNK, SVI_SECONDS = 50, 40.0
 # GPJax does not stop by itself: what counts are the steps to within so many nats of the optimum.
-GPJAX_STEPS, GPJAX_NATS = 30, 0.1
+GPJAX_STEPS, GPJAX_NATS = 12, 0.1
 NUTS_WARMUP, NUTS_SAMPLES = 300, 300
 COLUMNS, FACTORS = 50, 5
 
@@ -43,6 +42,18 @@ def data(size: int) -> tuple[np.ndarray, np.ndarray]:
     X = rng.standard_normal((size, 2)) * np.sqrt(size / 100.0)
     score = 2.0 * np.sin(X[:, 0]) + np.cos(2.0 * X[:, 1])
     return X, (rng.random(size) < 1.0 / (1.0 + np.exp(-2.0 * score))).astype(int)
+
+
+def whitened_model(X: np.ndarray, y: np.ndarray) -> Callable[[], None]:
+    """The same process as a function of standard normals, which suits SVI and NUTS far better."""
+    factor = jnp.linalg.cholesky(squared_exponential(jnp.asarray(X), HYPER["scale"], HYPER["length"], 1e-6))
+
+    def model() -> None:
+        z = numpyro.sample("z", dist.Normal(0.0, 1.0).expand([len(X)]).to_event(1))
+        f = numpyro.deterministic("f", factor @ z)
+        numpyro.sample("y", dist.Bernoulli(logits=f), obs=y)
+
+    return model
 
 
 def run(engine: Any, X: np.ndarray, y: np.ndarray) -> float:
@@ -112,17 +123,14 @@ def test_against_svi(benchmark, results, size):
     ours = benchmark.pedantic(run, args=(engine, X, y), rounds=2)
     bound = float(engine.log_evidence)
 
-    model = handlers.substitute(gp_classification, {name: jnp.asarray(value) for name, value in HYPER.items()})
-    blocked = handlers.block(model, hide=list(HYPER))
-    guide = AutoMultivariateNormal(blocked, init_scale=0.1)
-    svi = SVI(blocked, guide, numpyro.optim.Adam(0.01), Trace_ELBO(num_particles=8))
-    state = svi.init(jax.random.key(0), X, y)
-    advance = (
-        jax.jit(lambda state: jax.lax.fori_loop(0, SVI_CHUNK, lambda _, s: svi.update(s, X, y)[0], state))
-        .lower(state)
-        .compile()
-    )
-    judge = jax.jit(lambda params: -Trace_ELBO(num_particles=64).loss(jax.random.key(1), params, blocked, guide, X, y))
+    model = whitened_model(X, y)
+    # From the prior; at a larger rate it is faster at first and ends further away.
+    guide = AutoMultivariateNormal(model, init_scale=1.0)
+    svi = SVI(model, guide, numpyro.optim.Adam(0.003), Trace_ELBO(num_particles=8))
+    state = svi.init(jax.random.key(0))
+    advance = jax.jit(lambda state: jax.lax.fori_loop(0, SVI_CHUNK, lambda _, s: svi.update(s)[0], state))
+    advance = advance.lower(state).compile()
+    judge = jax.jit(lambda params: -Trace_ELBO(num_particles=64).loss(jax.random.key(1), params, model, guide))
     seconds, reached, steps = 0.0, -np.inf, 0
     while seconds < max(SVI_SECONDS, 12.0 * ours) and reached < bound - 1.0:
         start = time.perf_counter()
@@ -135,7 +143,7 @@ def test_against_svi(benchmark, results, size):
             item=f"variational Gaussian against SVI, n = {size}",
             dtype="float64",
             seconds=ours,
-            peer="SVI, AutoMultivariateNormal, Adam",
+            peer="SVI on the whitened process, AutoMultivariateNormal, Adam",
             peer_seconds=seconds,
             figure="speed-up",
             value=seconds / ours,
@@ -228,14 +236,7 @@ def test_against_nuts(benchmark, results, size):
     run(engine, X, y)
     ours = benchmark.pedantic(run, args=(engine, X, y), rounds=2)
 
-    factor = jnp.linalg.cholesky(squared_exponential(jnp.asarray(X), HYPER["scale"], HYPER["length"], 1e-6))
-
-    def whitened() -> None:
-        z = numpyro.sample("z", dist.Normal(0.0, 1.0).expand([size]).to_event(1))
-        f = numpyro.deterministic("f", factor @ z)
-        numpyro.sample("y", dist.Bernoulli(logits=f), obs=y)
-
-    mcmc = MCMC(NUTS(whitened), num_warmup=NUTS_WARMUP, num_samples=NUTS_SAMPLES, progress_bar=False)
+    mcmc = MCMC(NUTS(whitened_model(X, y)), num_warmup=NUTS_WARMUP, num_samples=NUTS_SAMPLES, progress_bar=False)
     mcmc.warmup(jax.random.key(0))  # compiles, and adapts
     start = time.perf_counter()
     mcmc.run(jax.random.key(1))
