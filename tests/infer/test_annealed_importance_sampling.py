@@ -32,7 +32,8 @@ def classification(x, y, log_length, log_scale):
     numpyro.sample("y", dist.Bernoulli(logits=f), obs=y)
 
 
-@pytest.mark.parametrize("number", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [1, 2])
 def test_gaussian_process_classification(number):
     case = REFERENCE["results"][number]
     x, y = jnp.ravel(jnp.asarray(REFERENCE["X"])), jnp.asarray(REFERENCE["y"])
@@ -73,6 +74,7 @@ def one_level(y, scale):
     numpyro.sample("y", dist.Bernoulli(logits=level), obs=y)
 
 
+@pytest.mark.slow
 def test_half_of_the_logistic_function_and_plain_importance_sampling():
     result = annealed_importance_sampling(one_level, KEY, jnp.array(1), 2.0, num_chains=4000, num_temperatures=20)
     check(result, np.log(0.5), 0.005)

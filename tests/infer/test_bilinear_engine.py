@@ -355,6 +355,7 @@ def test_points_are_maxima_of_the_log_joint():
     np.testing.assert_allclose(engine.log_evidence, value - prior, rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_duplicate_cells_wide_priors_and_more_components_than_rows():
     """Two counts of one cell are two observations; means under the prior may be infinite, and are then said to be."""
     rows, cols, counts = np.array([0, 0, 1, 1, 0]), np.array([0, 1, 0, 1, 0]), np.array([3, 0, 2, 4, 3])

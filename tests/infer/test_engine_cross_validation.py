@@ -33,6 +33,7 @@ def test_shapes_and_convergence(scores):
     np.testing.assert_array_equal(scores.folds, FOLDS[None])
 
 
+@pytest.mark.slow
 def test_folds_side_by_side_give_the_same(counts_case, scores):
     found = cross_validate(
         EP(counts_case.model, progress_bar=False),

@@ -96,6 +96,7 @@ def test_guide_has_the_moments_of_the_posterior(fitted_line, line_case):
     assert params["level"] == fitted_line.hyper["level"].value
 
 
+@pytest.mark.slow
 def test_guide_orders_sites_as_the_model_does():
     def model(y):
         z = numpyro.sample("z", dist.Normal(0.0, 1.0).expand([2]).to_event(1))

@@ -29,6 +29,7 @@ def bound(mean, covariance):
     return value - 1.5 * jnp.trace(covariance) - divergence
 
 
+@pytest.mark.slow
 def test_bound_rises_to_a_maximum_of_its_definition():
     found = fit(tol=1e-12)
     assert found.converged

@@ -151,6 +151,7 @@ def test_iteration_equals_the_exact_posterior_for_the_identity():
     np.testing.assert_allclose(info.objective, expected["log_Z"], atol=1e-8)
 
 
+@pytest.mark.slow
 def test_dense_operator_is_close_to_quadrature_over_states():
     """Two Gaussian components make the posterior a mixture of 2^n Gaussians, which is summed."""
     forest, laplace = reference_model(CASE["five_node_laplace"])

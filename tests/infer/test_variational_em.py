@@ -313,6 +313,7 @@ def test_em_with_shared_covariances_rises_and_ends_where_the_general_one_does(mo
     np.testing.assert_allclose(shared.objective_trace[1:], general.objective_trace[1:], rtol=1e-7)
 
 
+@pytest.mark.slow
 def test_covariances_are_not_shared_where_they_differ():
     assert shared_posteriors(mixed_rows()) is None
     rows = constant_rows()

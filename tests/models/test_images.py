@@ -25,6 +25,7 @@ def steps(shape):
     return image
 
 
+@pytest.mark.slow
 def test_poisson_deblurring_beats_gaussian_noise_and_learns_the_smoothness():
     """Table 2.4 of Ko (2017) on a patch of 16 x 16 pixels: the thesis has ratios of 0.65 and less at ten photons."""
     camera = pywt.data.camera().astype(float)[60:124, 200:264].reshape(16, 4, 16, 4).mean((1, 3))

@@ -81,6 +81,7 @@ def test_log_ndtr_and_erfcx_agree_with_scipy():
     np.testing.assert_allclose(erfcx(y), special.erfcx(y), rtol=3e-13)
 
 
+@pytest.mark.slow
 def test_derivatives_up_to_third_order():
     x = jnp.array([-1e5, -300.0, -31.0, -29.0, -3.0, 0.0, 2.0, 9.0])
     first = jax.vmap(jax.grad(log_ndtr))

@@ -55,6 +55,7 @@ def test_derivatives_are_those_of_the_vector_factor(rows):
     assert bool(jnp.all(curvature <= 1e-16))
 
 
+@pytest.mark.slow
 def test_slopes_of_expectations_are_derivatives_in_the_moments_of_the_rows(rows):
     mean, variance = moments_of_rows(*random_moments())
 
