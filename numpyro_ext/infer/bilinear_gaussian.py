@@ -93,7 +93,9 @@ class Info(NamedTuple):
     objective: Array
     """The objective after the sweep, never less than before."""
     change: Array
-    """Its increase, relative to one plus its size."""
+    """Its increase, or what refused steps would have lost if that is more, relative to one plus its size."""
+    loss: Array
+    """What the refused steps would have lost."""
     num_refused: Array
     """Vectors that stayed where they were, because their own objective would have fallen."""
 
@@ -107,7 +109,7 @@ class SolveInfo(NamedTuple):
     objective_trace: Array
     """After each sweep, shape ``(num_sweeps,)`` as requested, padded with nan."""
     max_change: Array
-    """Relative change of the objective in the last sweep."""
+    """:attr:`Info.change` of the last sweep."""
     num_refused: Array
 
 
@@ -264,7 +266,8 @@ def step_side(
     :param other: those that are held.
     :param prior: of the vectors that move.
     :param step: their step sizes, shape ``(num,)``.
-    :return: the new vectors, their new step sizes, their objectives and which of them moved.
+    :return: the new vectors, their new step sizes, their objectives, and what each would have lost by its step: zero
+        for those that took it.
 
     Cost: one pass over the cells with slopes and one for the values.
     """
@@ -281,7 +284,9 @@ def step_side(
         if trial.covariance is None or own.covariance is None
         else jnp.where(moved.reshape(-1, *(1,) * (own.covariance.ndim - 1)), trial.covariance, own.covariance),
     )
-    return block, jnp.where(moved, jnp.minimum(1.0, 2.0 * step), 0.5 * step), jnp.where(moved, after, before), moved
+    loss = jnp.where(jnp.isfinite(before) & jnp.isfinite(after), before - after, jnp.inf)
+    new_step = jnp.where(moved, jnp.minimum(1.0, 2.0 * step), 0.5 * step)
+    return block, new_step, jnp.where(moved, after, before), jnp.where(moved, 0.0, loss)
 
 
 def sweep(form: Bilinear, views: Views, state: State, *, with_gauge: bool = True) -> tuple[State, Info]:
@@ -293,8 +298,8 @@ def sweep(form: Bilinear, views: Views, state: State, *, with_gauge: bool = True
     :param bool with_gauge: false leaves the last step out.
     :return: the next state and what the sweep found.
     """
-    rows, row_step, _, rows_moved = step_side(views.rows, state.rows, state.columns, form.rows, state.row_step)
-    columns, column_step, values, columns_moved = step_side(
+    rows, row_step, _, row_loss = step_side(views.rows, state.rows, state.columns, form.rows, state.row_step)
+    columns, column_step, values, column_loss = step_side(
         views.columns, state.columns, rows, form.columns, state.column_step
     )
     if with_gauge:
@@ -308,18 +313,26 @@ def sweep(form: Bilinear, views: Views, state: State, *, with_gauge: bool = True
     else:
         objective = jnp.sum(values) - jnp.sum(divergence(rows, form.rows))
     objective = objective + form.log_constant
-    num_refused = jnp.sum(~rows_moved) + jnp.sum(~columns_moved)
-    change = jnp.where(
-        jnp.isfinite(state.objective), (objective - state.objective) / (1.0 + jnp.abs(objective)), jnp.inf
-    )
+    num_refused = jnp.sum(row_loss > 0.0) + jnp.sum(column_loss > 0.0)
+    loss = jnp.sum(row_loss) + jnp.sum(column_loss)
+    change = relative_change(objective, state.objective, loss)
     state = State(rows, columns, row_step, column_step, objective, state.num_quiet)
-    return state, Info(objective, change, num_refused)
+    return state, Info(objective, change, loss, num_refused)
+
+
+def relative_change(objective: Array, before: Array, loss: Array) -> Array:
+    """How far from a maximum a sweep has been seen to be: :attr:`Info.change`, infinite where that is not known.
+
+    Where full steps are too long, a vector may refuse every second one for ever. That does no harm once what it refuses
+    would hardly have changed the objective.
+    """
+    change = jnp.maximum(jnp.abs(objective - before), loss) / (1.0 + jnp.abs(objective))
+    return jnp.where(jnp.isfinite(before) & jnp.isfinite(objective), change, jnp.inf)
 
 
 def count_quiet(state: State, info: Info, tol: float | Array) -> State:
-    """Note whether the sweep changed the objective by less than ``tol``, all vectors having moved."""
-    quiet = (jnp.abs(info.change) < tol) & (info.num_refused == 0)
-    return state._replace(num_quiet=jnp.where(quiet, state.num_quiet + 1, 0))
+    """Note whether the sweep changed the objective by less than ``tol``, and refused steps would have, too."""
+    return state._replace(num_quiet=jnp.where(info.change < tol, state.num_quiet + 1, 0))
 
 
 def solve(
@@ -352,7 +365,8 @@ def solve(
         return count_quiet(state, info, limit), info, trace.at[count].set(info.objective), count + 1
 
     trace = jnp.full((num_sweeps,), jnp.nan, rows.mean.dtype)
-    first = Info(start.objective, jnp.full_like(start.objective, jnp.inf), jnp.asarray(0))
+    infinite = jnp.full_like(start.objective, jnp.inf)
+    first = Info(start.objective, infinite, infinite, jnp.asarray(0))
     state, info, trace, count = lax.while_loop(proceed, advance, (start, first, trace, jnp.asarray(0)))
     converged = (state.num_quiet >= 2) & jnp.isfinite(state.objective)
     return state, SolveInfo(converged, count, state.objective, trace, info.change, info.num_refused)

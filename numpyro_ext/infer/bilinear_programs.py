@@ -139,8 +139,8 @@ class BilinearPrograms:
                 )
                 state = state._replace(objective=objective)
             new_total = state.objective + log_prior(values)
-            change = (new_total - total) / (1.0 + jnp.abs(new_total))
-            quiet = (jnp.abs(change) < limit) & (info.num_refused == 0) & is_learning
+            change = core.relative_change(new_total, total, info.loss)
+            quiet = (change < limit) & is_learning
             state = state._replace(num_quiet=jnp.where(quiet, state.num_quiet + 1, 0))
             last = info._replace(change=change)
             return values, state, new_total, (trace[0].at[count].set(new_total), last), count + 1
@@ -150,7 +150,8 @@ class BilinearPrograms:
         cost = jnp.sum(core.divergence(start, first.rows)) + jnp.sum(core.divergence(state.columns, first.columns))
         objective = first.log_constant + jnp.sum(start_values) - cost
         state = state._replace(rows=start, objective=objective, num_quiet=jnp.minimum(state.num_quiet, 1))
-        blank = core.Info(objective, jnp.full_like(objective, jnp.inf), jnp.asarray(0))
+        infinite = jnp.full_like(objective, jnp.inf)
+        blank = core.Info(objective, infinite, infinite, jnp.asarray(0))
         trace = jnp.full((CHUNK,), jnp.nan, objective.dtype)
         carry = (values, state, objective + log_prior(values), (trace, blank), jnp.asarray(0))
         values, state, _, (trace, info), count = lax.while_loop(proceed, advance, carry)
@@ -193,8 +194,8 @@ class BilinearPrograms:
 
         def advance(carry: Any) -> Any:
             own, step, values, _, count = carry
-            own, step, new_values, moved = core.step_side(view, own, held, prior, step)
-            gain = jnp.max(jnp.where(moved, jnp.abs(new_values - values) / (1.0 + jnp.abs(new_values)), jnp.inf))
+            own, step, new_values, loss = core.step_side(view, own, held, prior, step)
+            gain = jnp.max(jnp.maximum(jnp.abs(new_values - values), loss) / (1.0 + jnp.abs(new_values)))
             return own, step, new_values, gain, count + 1
 
         # The step is exact to second order near the optimum, so that the last gain is far above what is left.

@@ -314,6 +314,24 @@ def test_learned_hyperparameters_are_stationary():
     assert np.all(held_out[~mask] < 0.0) and np.all(held_out[mask] == 0.0)
 
 
+@needs_float64
+def test_vectors_that_refuse_every_second_step_do_not_hold_up_a_run():
+    """Full steps of columns without counts are too long for ever; the run ends all the same, at a maximum."""
+    rng = np.random.default_rng(2)
+    rows, cols = np.divmod(np.arange(320), 8)
+    factors = rng.normal(size=(40, 2)) @ rng.normal(size=(2, 8))
+    counts = np.where(cols < 4, 0, rng.poisson(5.0 * np.exp(factors)).ravel())
+    engine = BilinearVG(
+        poisson_factorization, covariance="full", hyper_values={**SCALES, "col_bias_scale": 4.0}, progress_bar=False
+    )
+    sizes = {"num_rows": 40, "num_cols": 8, "rank": 2, "log_rate": 1.5}
+    engine.run(random.key(0), rows, cols, counts, **sizes)
+    assert engine.diagnostics.converged and engine.diagnostics.num_skipped > 0
+    before = engine.log_evidence
+    engine.run(random.key(0), rows, cols, counts, init_state=engine.last_state, **sizes)
+    np.testing.assert_allclose(engine.log_evidence, before, rtol=1e-5)
+
+
 def test_options_and_families(fitted):
     with pytest.raises(ValueError, match="covariance must be"):
         BilinearVG(poisson_factorization, covariance="banded")
