@@ -10,8 +10,8 @@ PYTEST := -m pytest -p no:benchmark -q --dist loadfile --no-loadscope-reorder
 NUMPYRO_EXT_DATA ?= $(abspath $(wildcard ../shared/data))
 export NUMPYRO_EXT_DATA
 
-# The fast suite compiles with few optimisations (tests/conftest.py), these two as users do.
-test-float32 test-slow: export NUMPYRO_EXT_TEST_OPTIMIZE = 1
+# The fast tests compile with few optimisations (tests/conftest.py); these, the examples and notebooks as users do.
+test-slow: export NUMPYRO_EXT_TEST_OPTIMIZE = 1
 
 # Workers with several BLAS threads each wait for one another when there are more of them than cores.
 test test-float32 test-slow test-newest docs-test: export OPENBLAS_NUM_THREADS = 1
