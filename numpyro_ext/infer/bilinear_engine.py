@@ -19,6 +19,7 @@ from .bilinear_cells import Block, draw_block
 from .bilinear_prediction import draw_predictors, expected_ranks, log_expected_rates, log_predictive_counts
 from .bilinear_programs import CHUNK, BilinearPrograms, compiled_bilinear_programs
 from .checkpoint import read_checkpoint, write_checkpoint
+from .failure import at_values
 from .fitting import EngineState, Fit, data_digest
 from .progress import progress_bar as show_progress
 from .progress import warn
@@ -574,7 +575,7 @@ class BilinearVG(BaseEngine):
 
 
 def _explain(form: Any, hyper: dict[str, Array], value: float) -> str:
-    where = "".join(f" at {name} = {np.asarray(v)}," for name, v in hyper.items() if np.size(v) <= 4).rstrip(",")
+    where = at_values(hyper)
     for what, side in (("rows", form.rows), ("columns", form.columns)):
         if not bool(jnp.all(jnp.isfinite(side.log_determinant()))):
             return f"The prior of the {what} is not that of a Gaussian{where}: a scale is zero or not finite."

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -215,5 +214,4 @@ def compiled_bilinear_programs(
 ) -> BilinearPrograms:
     """Programs for the structure of a reading, from the last ones made if they serve."""
     key = (reading.structure_key, space.key, families, tol)
-    make: Callable[[], BilinearPrograms] = lambda: BilinearPrograms(reading, space, families, tol)  # noqa: E731
-    return _COMPILED.get(key, make)
+    return _COMPILED.get(key, lambda: BilinearPrograms(reading, space, families, tol))
