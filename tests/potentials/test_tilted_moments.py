@@ -301,4 +301,6 @@ class TestElementwise:
         together = jax.jit(jax.vmap(lambda m: potential.tilted_moments(m, 2.0)))(means)
         for k in range(2):
             for value, other in zip(together, potential.tilted_moments(means[k], 2.0), strict=True):
-                np.testing.assert_allclose(value[k], other, rtol=1e-4 if value.dtype == jnp.float32 else 1e-10)
+                tolerance = 1e-4 if value.dtype == jnp.float32 else 1e-10
+                # One mean is zero by symmetry: rounding of the order of its standard deviation of about one remains.
+                np.testing.assert_allclose(value[k], other, rtol=tolerance, atol=tolerance)
