@@ -19,6 +19,7 @@ from .bilinear_cells import Block, draw_block
 from .bilinear_prediction import draw_predictors, expected_ranks, log_expected_rates, log_predictive_counts
 from .bilinear_programs import CHUNK, BilinearPrograms, compiled_bilinear_programs
 from .checkpoint import read_checkpoint, write_checkpoint
+from .draws import finite_draws, with_hyper
 from .failure import at_values
 from .fitting import EngineState, Fit, data_digest
 from .progress import progress_bar as show_progress
@@ -390,12 +391,9 @@ class BilinearVG(BaseEngine):
 
     def _draw(self, rng_key: Array) -> tuple[dict[str, Array], Array]:
         run = self._finished()
-        sites, log_density = run.programs.draws(*run.inputs, rng_key, num_samples=self.num_samples)
-        if not bool(jnp.all(jnp.isfinite(log_density))):
-            raise FloatingPointError("The log density of the model is not finite at draws from the posterior.")
-        for name, value in run.fit.hyper.items():
-            sites.setdefault(name, jnp.broadcast_to(value, (self.num_samples, *jnp.shape(value))))
-        return {name: value for name, value in sites.items() if name not in run.reading.factor_names}, log_density
+        draws = run.programs.draws(*run.inputs, rng_key, num_samples=self.num_samples)
+        sites, log_density = finite_draws(draws)
+        return with_hyper(sites, run.fit.hyper, run.reading.factor_names, self.num_samples), log_density
 
     # Prediction
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
 from .progress import warn
 
-__all__ = ["draw_inside_support"]
+__all__ = ["draw_inside_support", "finite_draws", "with_hyper"]
 
 _MAX_ROUNDS = 20
 
@@ -49,3 +50,27 @@ def draw_inside_support(
             "rounds: the Gaussian approximation hardly overlaps the support. Exact moments are in engine.posterior."
         )
     return sites, log_density
+
+
+def finite_draws(draws: tuple[dict[str, Array], Array]) -> tuple[dict[str, Array], Array]:
+    """Draws of a posterior that lies inside the support of the model, as they are.
+
+    :raises FloatingPointError: if a log density is not finite.
+    """
+    if not bool(jnp.all(jnp.isfinite(draws[1]))):
+        raise FloatingPointError("The log density of the model is not finite at draws from the posterior.")
+    return draws
+
+
+def with_hyper(
+    sites: Mapping[str, Array], hyper: Mapping[str, Array], observed: Collection[str], num_samples: int
+) -> dict[str, Array]:
+    """The draws without the observed sites, and with hyperparameters that were not drawn at their values.
+
+    :param sites: the draws, with the leading axis running over them.
+    :param hyper: values of hyperparameters.
+    :param observed: names of the observed sites.
+    :param int num_samples: how many draws there are.
+    """
+    held = {n: jnp.broadcast_to(v, (num_samples, *jnp.shape(v))) for n, v in hyper.items() if n not in sites}
+    return {name: value for name, value in {**sites, **held}.items() if name not in observed}

@@ -15,7 +15,7 @@ from numpyro.infer.autoguide import AutoMultivariateNormal
 
 from ..structure import read_latent_gaussian
 from .base_engine import BaseEngine, check_at_least, check_positive
-from .draws import draw_inside_support
+from .draws import draw_inside_support, with_hyper
 from .fitting import EngineState, Fit, RunOptions, fit, judge
 from .guide import field_importance_pair, fitted_guide
 from .prediction import by_site, check_same_unknowns
@@ -222,9 +222,7 @@ class Engine(BaseEngine):
         run = self._finished()
         draw = partial(run.programs.draws, *run.inputs, num_samples=self.num_samples)
         sites, log_density = draw_inside_support(draw, rng_key)
-        for name, value in run.fit.hyper.items():
-            sites.setdefault(name, jnp.broadcast_to(value, (self.num_samples, *jnp.shape(value))))
-        return {name: value for name, value in sites.items() if name not in run.reading.factor_names}, log_density
+        return with_hyper(sites, run.fit.hyper, run.reading.factor_names, self.num_samples), log_density
 
     # Prediction
 

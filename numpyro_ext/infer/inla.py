@@ -16,7 +16,7 @@ from jax.scipy.special import logsumexp
 
 from ..potentials.vector_rows import VectorRows
 from ..structure import ModelStructureError, read_latent_gaussian
-from .draws import draw_inside_support
+from .draws import draw_inside_support, with_hyper
 from .engine import EngineOptions
 from .fitting import EngineState
 from .hyper_design import LARGEST_DIMENSION, PROBE, Design, central_composite, explore_lattice, stretch
@@ -345,9 +345,7 @@ class INLA(LaplaceApproximation):
             return self._draw_over_points(key, self.num_samples, one_point)
 
         sites, log_density = draw_inside_support(draw, rng_key)
-        for name, value in run.space.fixed.items():
-            sites.setdefault(name, jnp.broadcast_to(value, (self.num_samples, *jnp.shape(value))))
-        return {name: value for name, value in sites.items() if name not in run.reading.factor_names}, log_density
+        return with_hyper(sites, run.space.fixed, run.reading.factor_names, self.num_samples), log_density
 
     def get_samples(self, group_by_chain: bool = False, seed: int | None = None) -> dict[str, Array]:
         """Independent draws from the posterior, every latent and deterministic site by name.

@@ -15,6 +15,7 @@ from ..linalg.operators import LinearOperator
 from ..structure import read_sparse_linear
 from . import structured_mean_field as core
 from .base_engine import BaseEngine, check_at_least, check_positive
+from .draws import finite_draws, with_hyper
 from .failure import at_values
 from .fitting import EngineState, Fit, data_digest
 from .progress import progress_bar as show_progress
@@ -414,12 +415,8 @@ class StructuredMeanField(BaseEngine):
             if rng_key is run.rng_key
             else run.programs.draw_centered(*run.inputs, rng_key, num_samples=self.num_samples)
         )
-        sites, log_density = run.programs.draws(*run.inputs, centered)
-        if not bool(jnp.all(jnp.isfinite(log_density))):
-            raise FloatingPointError("The log density of the model is not finite at draws from the posterior.")
-        for name, value in run.fit.hyper.items():
-            sites.setdefault(name, jnp.broadcast_to(value, (self.num_samples, *jnp.shape(value))))
-        return {name: value for name, value in sites.items() if name not in run.reading.factor_names}, log_density
+        sites, log_density = finite_draws(run.programs.draws(*run.inputs, centered))
+        return with_hyper(sites, run.fit.hyper, run.reading.factor_names, self.num_samples), log_density
 
     def state_probabilities(self) -> Array:
         """Probability that each coefficient is in the high state, of shape ``(n,)``; zero where there are no states."""

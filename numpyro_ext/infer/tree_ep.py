@@ -15,6 +15,7 @@ from jax import Array
 from ..linalg.posterior_precision import has_diagonal_gram
 from ..structure import ModelStructureError, read_sparse_linear
 from .base_engine import BaseEngine, check_at_least, check_positive, hyper_estimates
+from .draws import with_hyper
 from .fitting import EngineState, Fit, data_digest
 from .model_averaging import Member, MixtureSite, check_average, combined_fit, label, order, shares
 from .progress import warn
@@ -365,9 +366,7 @@ class TreeEP(BaseEngine):
             sites, log_density = member.programs.draws(*member.inputs, key, num_samples=share)
             if len(run.members) > 1:
                 sites = {n: v for n, v in sites.items() if n in self.posterior}
-            for name, value in member.fit.hyper.items():
-                sites.setdefault(name, jnp.broadcast_to(value, (share, *jnp.shape(value))))
-            parts.append(({n: v for n, v in sites.items() if n not in member.reading.factor_names}, log_density))
+            parts.append((with_hyper(sites, member.fit.hyper, member.reading.factor_names, share), log_density))
         shapes = [{n: v.shape[1:] for n, v in sites.items()} for sites, _ in parts]
         names = [n for n, shape in shapes[0].items() if all(s.get(n) == shape for s in shapes)]
         kept = order(rng_key, len(parts), self.num_samples)
