@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, Literal, NamedTuple, get_args
 
 import jax
@@ -15,14 +15,15 @@ from jax import Array
 from ..structure.read_bilinear import read_bilinear, read_like
 from . import bilinear_gaussian as core
 from .base_engine import BaseEngine, check_at_least, check_positive
-from .bilinear_cells import Block, draw_block
+from .bilinear_cells import Block
 from .bilinear_prediction import draw_predictors, expected_ranks, log_expected_rates, log_predictive_counts
 from .bilinear_programs import CHUNK, BilinearPrograms, compiled_bilinear_programs
+from .bilinear_sites import site_places
 from .checkpoint import read_checkpoint, write_checkpoint
+from .chunks import run_in_chunks
 from .draws import finite_draws, with_hyper
 from .failure import at_values
-from .fitting import EngineState, Fit, data_digest
-from .progress import progress_bar as show_progress
+from .fitting import EngineState, Fit, check_init_state, data_digest
 from .progress import warn
 from .results import Diagnostics
 from .saved_run import fit_from_content, fit_to_content
@@ -163,10 +164,13 @@ class BilinearVG(BaseEngine):
         self._check_points(reading, space)
         digest = data_digest(reading.data, space.fixed)
         starts: list[tuple[Array, core.State, int]] = []
+        shapes = jax.eval_shape(programs.init_state, reading.data, space.unpack(space.initial()))
         if checkpoint is not None:
-            init_state = self._read_checkpoint(checkpoint, reading, space, programs, digest) or init_state
+            if self.num_restarts:
+                raise ValueError("A run with restarts has no checkpoint: give num_restarts=0.")
+            init_state = read_checkpoint(checkpoint, shapes, digest) or init_state
         if init_state is not None:
-            self._check_state(init_state, reading, space, programs)
+            check_init_state(init_state, shapes, space.size)
             before = init_state.num_steps if init_state.data_digest == digest else 0
             starts.append((init_state.values, init_state.state, before))
         else:
@@ -228,40 +232,6 @@ class BilinearVG(BaseEngine):
             out.append(found.pop() if found else "diagonal")
         return out[0], out[1]
 
-    def _check_state(
-        self, init_state: EngineState, reading: Any, space: UnconstrainedSpace, programs: BilinearPrograms
-    ) -> None:
-        if not isinstance(init_state, EngineState):
-            raise TypeError(f"init_state must be the last_state of an earlier run, got {type(init_state).__name__}.")
-        expected = jax.eval_shape(programs.init_state, reading.data, space.unpack(space.initial()))
-        shapes = [x.shape for x in jax.tree.leaves(expected)]
-        if shapes != [jnp.shape(x) for x in jax.tree.leaves(init_state.state)] or jnp.shape(init_state.values) != (
-            space.size,
-        ):
-            raise ValueError(
-                "init_state comes from a run of another model, or of this one on data of other shapes or with other "
-                "covariances: its vectors and hyperparameters do not match."
-            )
-
-    def _read_checkpoint(
-        self,
-        path: str | os.PathLike,
-        reading: Any,
-        space: UnconstrainedSpace,
-        programs: BilinearPrograms,
-        digest: str,
-    ) -> EngineState | None:
-        if self.num_restarts:
-            raise ValueError("A run with restarts has no checkpoint: give num_restarts=0.")
-        shapes = jax.eval_shape(programs.init_state, reading.data, space.unpack(space.initial()))
-        found = read_checkpoint(path, shapes)
-        if found is not None and found.data_digest != digest:
-            raise ValueError(
-                f"{os.fspath(path)!r} holds the state of a run on other data or other given hyperparameters: give "
-                "another path, or remove it."
-            )
-        return found
-
     def _iterate(
         self,
         reading: Any,
@@ -274,49 +244,50 @@ class BilinearVG(BaseEngine):
         checkpoint: str | os.PathLike | None,
     ) -> Fit:
         data, fixed = reading.data, space.fixed
-        trace: list[np.ndarray] = []
-        messages: list[str] = []
-        info: Any = None
-        done = 0
-        with show_progress(self.num_steps, type(self).__name__, enabled=self.progress_bar) as bar:
-            try:
-                while done < self.num_steps:
-                    # Scales learned from the first random means would shrink to these.
-                    is_learning = not space.size or before + done >= min(_WARM_UP, self.num_steps - 1)
-                    length = jnp.asarray(min(CHUNK if checkpoint is None else 1, self.num_steps - done))
-                    values, state, info = jax.block_until_ready(
-                        programs.solve(data, fixed, values, state, length, jnp.asarray(is_learning))
-                    )
-                    taken = int(info.num_steps)
-                    trace.append(np.asarray(info.objective_trace)[:taken])
-                    done += taken
-                    bar.update(taken)
-                    if checkpoint is not None:
-                        write_checkpoint(checkpoint, EngineState(values, state, None, before + done, digest))
-                    if bool(info.converged) or not np.isfinite(info.log_evidence):
-                        break
-            except KeyboardInterrupt:
-                if info is None:
-                    raise
-                messages.append(f"Interrupted after {before + done} sweeps.")
-            bar.update(self.num_steps - bar.n)
+        warm_up = min(_WARM_UP, self.num_steps - 1)
+
+        def advance(carry: tuple[Array, core.State], length: int, done: int) -> tuple[Any, Any, Array]:
+            # Scales learned from the first random means would shrink to these.
+            is_learning = not space.size or done >= warm_up
+            values, state, info = programs.solve(data, fixed, *carry, jnp.asarray(length), jnp.asarray(is_learning))
+            if checkpoint is not None:
+                steps = done + int(info.num_steps)
+                write_checkpoint(checkpoint, EngineState(values, state, None, steps, digest))
+            return (values, state), info, info.log_evidence
+
+        result = run_in_chunks(
+            advance,
+            (values, state),
+            num_steps=self.num_steps,
+            chunk=CHUNK if checkpoint is None else 1,
+            before=before,
+            name=type(self).__name__,
+            unit="sweeps",
+            show_bar=self.progress_bar,
+        )
+        (values, state), info, messages = result.carry, result.info, result.messages
         hyper = space.unpack(values)
-        log_evidence = float(info.log_evidence)
-        if not np.isfinite(log_evidence):
-            raise ValueError(_explain(programs.form(data, hyper), hyper, log_evidence))
+        if not np.isfinite(result.objective):
+            raise ValueError(_explain(programs.form(data, hyper), hyper, result.objective))
         converged = bool(info.converged) and not messages
         if not converged:
             messages.append(
-                f"The relative change of the objective in the last of {before + done} sweeps is "
+                f"The relative change of the objective in the last of {result.num_steps} sweeps is "
                 f"{float(info.max_change):.2g}, the tolerance {self._tolerance():.2g}. Give more sweeps (num_steps) or "
                 "go on with init_state=engine.last_state."
             )
-        refused = int(info.num_refused)
-        last = EngineState(values, state, None, before + done, digest)
+        last = EngineState(values, state, None, result.num_steps, digest)
         diagnostics = Diagnostics(
-            converged, before + done, np.concatenate(trace), float(info.max_change), refused, {}, None, tuple(messages)
+            converged,
+            result.num_steps,
+            result.trace,
+            float(info.max_change),
+            int(info.num_refused),
+            {},
+            None,
+            tuple(messages),
         )
-        return Fit(last, hyper, None, False, log_evidence, diagnostics)
+        return Fit(last, hyper, None, False, result.objective, diagnostics)
 
     # Results
 
@@ -334,9 +305,9 @@ class BilinearVG(BaseEngine):
         run = self._finished()
         return float(run.programs.margin(*run.inputs))
 
-    def _block(self, side: int) -> Block:
+    def _blocks(self) -> tuple[Block, Block]:
         state = self._finished().fit.last_state.state
-        return (state.rows, state.columns)[side]
+        return state.rows, state.columns
 
     @cached_property
     def posterior(self) -> PosteriorSites:
@@ -344,50 +315,14 @@ class BilinearVG(BaseEngine):
         run = self._finished()
         reading = run.reading
         sites = {}
-        for side, names in enumerate(reading.sides):
-            for name in names:
-                sites[name] = SitePosterior(
-                    name,
-                    tuple(reading.site_shapes[name]),
-                    moments=partial(self._site_moments, name, side),
-                    covariance=partial(self._site_covariance, name, side),
-                    sample=partial(self._site_sample, name, side),
-                )
+        for name in reading.field:
+            places = site_places(reading, self._blocks(), name)
+            shape = tuple(reading.site_shapes[name])
+            sites[name] = SitePosterior(name, shape, places.moments, places.covariance, places.sample)
         reasons = dict.fromkeys(reading.site_shapes, "draws of it are in get_samples()")
         reasons |= dict.fromkeys(reading.hyper, "it is a hyperparameter; its estimate is in engine.hyper")
         reasons |= dict.fromkeys(reading.factor_names, "it is observed")
-        return PosteriorSites({n: sites[n] for n in reading.field}, reasons)
-
-    def _places(self, name: str, side: int) -> tuple[np.ndarray, np.ndarray]:
-        """For each element of a site, in C order, its vector and its component."""
-        reading = self._finished().reading
-        start, size = reading.site_start(name), int(np.prod(reading.site_shapes[name]))
-        elements = reading.elements[side]
-        where = np.full(reading.num_columns, -1)
-        where[elements.reshape(-1)] = np.arange(elements.size)
-        vector, component = np.divmod(where[start : start + size], elements.shape[1])
-        return vector, component
-
-    def _site_moments(self, name: str, side: int) -> tuple[Array, Array]:
-        block, (vector, component) = self._block(side), self._places(name, side)
-        mean = block.mean[vector, component]
-        if block.covariance is None:
-            return mean, jnp.zeros_like(mean)
-        if block.covariance.ndim == 2:
-            return mean, block.covariance[vector, component]
-        return mean, block.covariance[vector, component, component]
-
-    def _site_covariance(self, name: str, side: int) -> Array:
-        block, (vector, component) = self._block(side), self._places(name, side)
-        if block.covariance is None or block.covariance.ndim == 2:
-            return jnp.diag(self._site_moments(name, side)[1])
-        full = block.covariance[vector[:, None], component[:, None], component[None, :]]
-        return jnp.where(vector[:, None] == vector[None, :], full, 0.0)
-
-    def _site_sample(self, name: str, side: int, rng_key: Array, num_samples: int) -> Array:
-        vector, component = self._places(name, side)
-        draw = partial(draw_block, self._block(side))
-        return jax.lax.map(draw, jax.random.split(rng_key, num_samples))[:, vector, component]
+        return PosteriorSites(sites, reasons)
 
     def _draw(self, rng_key: Array) -> tuple[dict[str, Array], Array]:
         run = self._finished()
@@ -400,12 +335,7 @@ class BilinearVG(BaseEngine):
     def _read_cells(self, args: tuple, kwargs: dict[str, Any], *, is_held_out: bool = False) -> Any:
         run = self._finished()
         reading = read_like(run.reading, args, kwargs, run.rng_key, is_held_out=is_held_out)
-        for old, new, names in zip(run.reading.elements, reading.elements, reading.sides, strict=True):
-            if old.shape != new.shape:
-                raise ValueError(
-                    f"On the new arguments {list(names)} make {new.shape[0]} vectors of {new.shape[1]} components, in "
-                    f"the fit {old.shape[0]} of {old.shape[1]}. Use fold_in for rows or columns that were not fitted."
-                )
+        _check_sizes(run.reading, reading, (0, 1), "Use fold_in for rows or columns that were not fitted.")
         return reading, compiled_bilinear_programs(reading, run.space, self._families(reading), self._tolerance()).form(
             reading.data, run.fit.hyper
         )
@@ -497,26 +427,8 @@ class BilinearVG(BaseEngine):
         :raises ValueError: if the site belongs to neither side, or there is no such vector.
         """
         run = self._finished()
-        sides = [i for i, names in enumerate(run.reading.sides) if site in names]
-        if not sides:
-            raise ValueError(f"{site!r} belongs to neither side; there are {run.reading.sides}.")
-        vector, component = self._places(site, sides[0])
-        block, used = self._block(sides[0]), np.unique(component)
-        if not 0 <= index < block.mean.shape[0]:
-            raise ValueError(f"index must lie in 0, ..., {block.mean.shape[0] - 1}, got {index}.")
-        num_similar = min(num_similar, block.mean.shape[0] - 1)
-
-        def cosines(key: Array) -> Array:
-            draw = draw_block(block, key)[:, used]
-            norm = jnp.linalg.norm(draw, axis=1)
-            product = norm * norm[index]
-            return jnp.where(product > 0.0, draw @ draw[index] / jnp.where(product > 0.0, product, 1.0), 0.0)
-
-        draws = jax.lax.map(cosines, jax.random.split(rng_key, num_samples))
-        mean, deviation = np.asarray(draws.mean(0)), np.asarray(draws.std(0))
-        order = np.argsort(-mean, kind="stable")
-        order = order[order != index][:num_similar]
-        return order, mean[order], deviation[order]
+        places = site_places(run.reading, self._blocks(), site)
+        return places.similar(rng_key, index, num_similar=num_similar, num_samples=num_samples)
 
     def fold_in(
         self, rng_key: Array, *args: Any, side: Literal["rows", "columns"] = "rows", **kwargs: Any
@@ -538,15 +450,10 @@ class BilinearVG(BaseEngine):
             raise ValueError(f"side must be 'rows' or 'columns', got {side!r}.")
         reading = read_like(run.reading, args, kwargs, run.rng_key)
         other = 1 if side == "rows" else 0
-        old, new = run.reading.elements[other].shape, reading.elements[other].shape
-        if old != new:
-            raise ValueError(
-                f"On the new arguments {list(reading.sides[other])} make {new[0]} vectors of {new[1]} components, in "
-                f"the fit {old[0]} of {old[1]}: that side is held and must be the same."
-            )
+        _check_sizes(run.reading, reading, (other,), "That side is held and must be the same.")
         space = UnconstrainedSpace(reading.hyper, run.fit.hyper)
         programs = self._programs(reading, space)
-        held = self._block(other)
+        held = self._blocks()[other]
         state, info = programs.fold(reading.data, run.fit.hyper, held, rng_key, side=side, num_steps=_FOLD_STEPS)
         messages = () if bool(info.converged) else (f"The new {side} did not converge in {_FOLD_STEPS} steps.",)
         if messages:
@@ -570,6 +477,16 @@ class BilinearVG(BaseEngine):
         reading, space, programs = self._prepare(rng_key, args, kwargs, check=False)
         restorable: Any = programs
         return _Run(reading, space, programs, fit_from_content(content, reading, restorable, space), rng_key)
+
+
+def _check_sizes(old: Any, new: Any, sides: tuple[int, ...], advice: str) -> None:
+    for side in sides:
+        fitted, found = old.elements[side].shape, new.elements[side].shape
+        if fitted != found:
+            raise ValueError(
+                f"On the new arguments {list(new.sides[side])} make {found[0]} vectors of {found[1]} components, in "
+                f"the fit {fitted[0]} of {fitted[1]}. {advice}"
+            )
 
 
 def _explain(form: Any, hyper: dict[str, Array], value: float) -> str:

@@ -35,12 +35,13 @@ def write_checkpoint(path: str | os.PathLike, state: EngineState) -> None:
     os.replace(unfinished, target)
 
 
-def read_checkpoint(path: str | os.PathLike, shapes: Any) -> EngineState | None:
+def read_checkpoint(path: str | os.PathLike, shapes: Any, data_digest: str) -> EngineState | None:
     """The state in a file, or ``None`` if there is no file.
 
     :param path: of the file.
     :param shapes: the state's structure, from ``jax.eval_shape``.
-    :raises ValueError: if the file holds the state of another model.
+    :param str data_digest: of the data and the given hyperparameters.
+    :raises ValueError: if the file holds the state of another model, or of a run on other data.
     """
     if not Path(path).exists():
         return None
@@ -50,6 +51,11 @@ def read_checkpoint(path: str | os.PathLike, shapes: Any) -> EngineState | None:
         raise ValueError(
             f"{os.fspath(path)!r} holds the state of another model, or of this one on data of other shapes or with "
             "other options: give another path, or remove it."
+        )
+    if content["data_digest"] != data_digest:
+        raise ValueError(
+            f"{os.fspath(path)!r} holds the state of a run on other data or other given hyperparameters: give another "
+            "path, or remove it."
         )
     state = jax.tree.unflatten(
         structure, [jnp.asarray(x, s.dtype) for x, s in zip(content["state"], leaves, strict=True)]

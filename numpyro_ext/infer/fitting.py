@@ -12,6 +12,7 @@ from jax import Array
 
 from ..linalg.prior import FlatPrior
 from . import hyper as hyper_search
+from .chunks import run_in_chunks
 from .failure import not_finite_error
 from .hyper import SearchState
 from .programs import Programs
@@ -19,7 +20,7 @@ from .progress import progress_bar, warn
 from .results import Diagnostics, HyperDiagnostics
 from .unconstrained import UnconstrainedSpace
 
-__all__ = ["EngineState", "Fit", "RunOptions", "fit", "judge"]
+__all__ = ["EngineState", "Fit", "RunOptions", "check_init_state", "data_digest", "fit", "judge"]
 
 _LARGEST_CHUNK = 50
 _EVALUATIONS_PER_CHUNK = 10
@@ -107,7 +108,8 @@ def fit(
     """
     digest = data_digest(reading.data, space.fixed)
     if init_state is not None:
-        _check_init_state(init_state, init_values, programs, reading, space)
+        shapes = jax.eval_shape(programs.init_state, reading.data, space.unpack(init_values))
+        check_init_state(init_state, shapes, space.size)
         if init_state.data_digest != digest:
             init_state = init_state._replace(search=None, num_steps=0, data_digest=digest)
         init_values = init_state.values
@@ -118,19 +120,23 @@ def fit(
     return result
 
 
-def _check_init_state(
-    init_state: EngineState, values: Array, programs: Programs, reading: Any, space: UnconstrainedSpace
-) -> None:
+def check_init_state(init_state: EngineState, shapes: Any, num_hyper: int) -> None:
+    """Refuse a state that is of another model.
+
+    :param EngineState init_state: what a caller gave.
+    :param shapes: the structure that its state should have, from ``jax.eval_shape``.
+    :param int num_hyper: the number of unconstrained hyperparameters.
+    :raises TypeError: if it is no state at all.
+    :raises ValueError: if it does not fit.
+    """
     if not isinstance(init_state, EngineState):
         raise TypeError(f"init_state must be the last_state of an earlier run, got {type(init_state).__name__}.")
-    expected = jax.eval_shape(programs.init_state, reading.data, space.unpack(values))
-    structure: Any = jax.tree.structure(expected)
-    same = structure == jax.tree.structure(init_state.state)
-    same = same and jax.tree.all(jax.tree.map(lambda x, y: x.shape == jnp.shape(y), expected, init_state.state))
-    if not same or jnp.shape(init_state.values) != values.shape:
+    structure: Any = jax.tree.structure(shapes)
+    same = structure == jax.tree.structure(init_state.state) and jnp.shape(init_state.values) == (num_hyper,)
+    if not same or not jax.tree.all(jax.tree.map(lambda x, y: x.shape == jnp.shape(y), shapes, init_state.state)):
         raise ValueError(
-            "init_state comes from a run of another model, or of this one on data of other shapes: "
-            "its factors and hyperparameters do not match."
+            "init_state comes from a run of another model, or of this one on data of other shapes or with other "
+            "options: its state and hyperparameters do not match."
         )
 
 
@@ -145,30 +151,28 @@ def _fit_field(
     hyper, data = space.unpack(jnp.zeros((0,))), reading.data
     state = programs.init_state(data, hyper) if init_state is None else init_state.state
     before = 0 if init_state is None else init_state.num_steps
-    chunk, done, trace, messages = _chunk(options.num_steps), 0, [], []
-    info: Any = None
-    log_evidence: Any = jnp.nan
-    with progress_bar(options.num_steps, options.name, enabled=options.progress_bar) as bar:
-        try:
-            while done < options.num_steps:
-                state, info, log_evidence = jax.block_until_ready(programs.solve(data, hyper, state, num_steps=chunk))
-                taken = int(info.num_steps)
-                done += taken
-                trace.append(np.asarray(info.objective_trace)[:taken])
-                bar.update(taken)
-                if bool(info.converged) or taken < chunk or not np.isfinite(log_evidence):
-                    break
-        except KeyboardInterrupt:
-            if info is None:
-                raise
-            messages.append(f"Interrupted after {before + done} steps.")
-        bar.update(options.num_steps - bar.n)
-    if not np.isfinite(log_evidence):
+
+    def advance(state: Any, length: int, done: int) -> tuple[Any, Any, Array]:
+        return programs.solve(data, hyper, state, num_steps=length)
+
+    result = run_in_chunks(
+        advance,
+        state,
+        num_steps=options.num_steps,
+        chunk=_chunk(options.num_steps),
+        before=before,
+        name=options.name,
+        unit="steps",
+        show_bar=options.progress_bar,
+    )
+    if not np.isfinite(result.objective):
         raise not_finite_error(reading, hyper)
-    last = EngineState(jnp.zeros((0,)), state, None, before + done, digest)
-    converged = bool(info.converged) and not messages
-    diagnostics = _diagnose(reading, info, np.concatenate(trace), before + done, None, messages, converged, options)
-    return Fit(last, hyper, None, False, float(log_evidence), diagnostics)
+    last = EngineState(jnp.zeros((0,)), result.carry, None, result.num_steps, digest)
+    converged = bool(result.info.converged) and not result.messages
+    diagnostics = _diagnose(
+        reading, result.info, result.trace, result.num_steps, None, result.messages, converged, options
+    )
+    return Fit(last, hyper, None, False, result.objective, diagnostics)
 
 
 def _learn(

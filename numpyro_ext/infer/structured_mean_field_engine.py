@@ -15,10 +15,10 @@ from ..linalg.operators import LinearOperator
 from ..structure import read_sparse_linear
 from . import structured_mean_field as core
 from .base_engine import BaseEngine, check_at_least, check_positive
+from .chunks import run_in_chunks
 from .draws import finite_draws, with_hyper
 from .failure import at_values
-from .fitting import EngineState, Fit, data_digest
-from .progress import progress_bar as show_progress
+from .fitting import EngineState, Fit, check_init_state, data_digest
 from .progress import warn
 from .results import Diagnostics, LogEvidence
 from .saved_run import fit_from_content, fit_to_content
@@ -162,7 +162,9 @@ class StructuredMeanField(BaseEngine):
             hyper_start = {name: value for name, value in self.init_values.items() if name in reading.hyper}
             values, state = space.initial(hyper_start), None
         else:
-            values, state = self._resume(init_state, programs, workspace, reading, space)
+            shapes = programs.state_shapes(reading.data, space.unpack(space.initial()), workspace)
+            check_init_state(init_state, shapes, space.size)
+            values, state = init_state.values, init_state.state
         result = self._iterate(reading, space, programs, workspace, values, state, init_state)
         self._last_state = result.last_state
         if not result.diagnostics.converged:
@@ -190,10 +192,8 @@ class StructuredMeanField(BaseEngine):
         return self.tol if self.tol is not None else (1e-4 if is_double else 1e-3)
 
     def _options(self, reading: Any, space: UnconstrainedSpace) -> core.Options:
-        """Static choices, from the form at the start and the noise at another point of the hyperparameters."""
-        start = space.initial()
-        hyper = space.unpack(start)
-        form = compiled_form(reading)(hyper, reading.data)
+        """Static choices, from the form at the start."""
+        form = compiled_form(reading)(space.unpack(space.initial()), reading.data)
         is_diagonal = core.has_diagonal_gram(form.operator, form.noise_variance)
         if space.size:
             if not reading.is_design_fixed:
@@ -201,10 +201,9 @@ class StructuredMeanField(BaseEngine):
                     "The linear map or the mean depends on hyperparameters, which are learned from prior and noise "
                     f"only. Give the values of those it depends on (hyper_values); free now: {', '.join(space.names)}."
                 )
-            moved = space.unpack(start + 0.1 * jnp.cos(jnp.arange(space.size)))
-            noise, other = form.noise_variance, reading.noise_variance(moved)
             # With several learned noise levels the residual of each has to be known, not their sum.
-            is_diagonal = is_diagonal and (jnp.ndim(noise) == 0 or bool(jnp.all(noise == other)))
+            is_noise_fixed = not set(reading.noise_hyper()) & set(space.names)
+            is_diagonal = is_diagonal and (jnp.ndim(form.noise_variance) == 0 or is_noise_fixed)
         return core.choose_options(
             form,
             variances=self.variances,
@@ -233,29 +232,6 @@ class StructuredMeanField(BaseEngine):
             parts.append(value.reshape(-1) - offset)
         return jnp.concatenate(parts)
 
-    def _resume(
-        self,
-        init_state: EngineState,
-        programs: SparsePrograms,
-        workspace: core.Workspace,
-        reading: Any,
-        space: UnconstrainedSpace,
-    ) -> tuple[Array, core.State]:
-        if not isinstance(init_state, EngineState):
-            raise TypeError(f"init_state must be the last_state of an earlier run, got {type(init_state).__name__}.")
-        values = init_state.values
-        matches = jnp.shape(values) == (space.size,)
-        if matches:
-            shapes = programs.state_shapes(reading.data, space.unpack(values), workspace)
-            expected = [x.shape for x in jax.tree.leaves(shapes)]
-            matches = expected == [jnp.shape(x) for x in jax.tree.leaves(init_state.state)]
-        if not matches:
-            raise ValueError(
-                "init_state comes from a run of another model, or of this one on data of other shapes or with other "
-                "options: its coefficients, draws and hyperparameters do not match."
-            )
-        return values, init_state.state
-
     def _iterate(
         self,
         reading: Any,
@@ -272,33 +248,28 @@ class StructuredMeanField(BaseEngine):
         hyper = space.unpack(values)
         if state is None:
             state = programs.init_state(data, hyper, workspace, self._initial_coefficients(reading, hyper))
-        trace: list[np.ndarray] = []
-        messages: list[str] = []
-        info: Any = None
-        done = 0
-        with show_progress(self.num_steps, type(self).__name__, enabled=self.progress_bar) as bar:
-            try:
-                while done < self.num_steps:
-                    values, state, info = jax.block_until_ready(
-                        programs.solve(data, fixed, values, workspace, state, min(CHUNK, self.num_steps - done))
-                    )
-                    taken = int(info.num_steps)
-                    trace.append(np.asarray(info.objective_trace)[:taken])
-                    done += taken
-                    bar.update(taken)
-                    if bool(info.converged) or not np.isfinite(info.objective):
-                        break
-            except KeyboardInterrupt:
-                if info is None:
-                    raise
-                messages.append(f"Interrupted after {before + done} steps.")
-            bar.update(self.num_steps - bar.n)
+
+        def advance(carry: tuple[Array, core.State], length: int, done: int) -> tuple[Any, Any, Array]:
+            values, state, info = programs.solve(data, fixed, carry[0], workspace, carry[1], length)
+            return (values, state), info, info.objective
+
+        result = run_in_chunks(
+            advance,
+            (values, state),
+            num_steps=self.num_steps,
+            chunk=CHUNK,
+            before=before,
+            name=type(self).__name__,
+            unit="steps",
+            show_bar=self.progress_bar,
+        )
+        values, state = result.carry
         hyper = space.unpack(values)
-        log_evidence = float(info.objective) + float(reading.log_constant(hyper, data))
+        log_evidence = result.objective + float(reading.log_constant(hyper, data))
         if not np.isfinite(log_evidence):
             raise ValueError(_explain(reading, hyper, log_evidence))
-        diagnostics = self._diagnose(info, np.concatenate(trace), before + done, messages)
-        last = EngineState(values, state, None, before + done, digest)
+        diagnostics = self._diagnose(result.info, result.trace, result.num_steps, result.messages)
+        last = EngineState(values, state, None, result.num_steps, digest)
         return Fit(last, hyper, None, False, log_evidence, diagnostics)
 
     def _diagnose(self, info: Any, trace: np.ndarray, num_steps: int, messages: list[str]) -> Diagnostics:

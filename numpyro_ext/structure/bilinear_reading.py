@@ -77,7 +77,6 @@ class BilinearReading(ModelReading):
         like: BilinearReading | None = None,
         is_held_out: bool = False,
     ):
-        self._is_held_out = is_held_out
         super().__init__(model, args, kwargs, sites, field, rng_key, prior_block)
         degrees = classify(self._program, {n: number for n, (number, _) in self._field.items()}, with_sources=False)
         self._check_priors(degrees)
@@ -86,7 +85,7 @@ class BilinearReading(ModelReading):
         self.rows_per_observation = (1,) * len(self.factor_names)
         check_indices(self._program, degrees, self.field)
         self._found = [self._recognise(n, degrees) for n in self.factor_names]
-        self.cells = tuple(self._cells_in_use(n) for n in self.factor_names)
+        self.cells = tuple(self._observations_in_use(n, is_held_out=is_held_out) for n in self.factor_names)
         self._predictors = [
             Predictor(n, f.predictor, np.asarray(f.rows)[cells])
             for n, f, cells in zip(self.factor_names, self._found, self.cells, strict=True)
@@ -164,22 +163,6 @@ class BilinearReading(ModelReading):
     def _is_squared(self, degrees: Degrees, name: str) -> bool:
         parameters = [a for a in self._trace.factors[name].parameters.values() if isinstance(a, int)]
         return any(self_product(self._program, degrees, a) for a in parameters)
-
-    def _cells_in_use(self, name: str) -> np.ndarray:
-        atom = self._trace.factors[name].mask
-        if isinstance(atom, Constant):
-            mask = np.asarray(atom.value)
-            return np.flatnonzero(~mask if self._is_held_out else mask)
-        if self._program.ancestors([atom]) & set(self._program.inputs):
-            raise ModelStructureError(
-                f"the mask of observed site '{name}' depends on latent or param sites: masks must be known."
-            )
-        env = dict(zip(self._program.constants, self.data, strict=True))
-        mask = np.asarray(self._program.evaluate([atom], env)[0])
-        cells = np.flatnonzero(~mask if self._is_held_out else mask)
-        if cells.size == 0 and not self._is_held_out:
-            raise ModelStructureError(f"every observation of site '{name}' is masked: there is nothing to learn from.")
-        return cells
 
     def _coupled_axes(self, name: str) -> frozenset[int]:
         prior, shape = self._trace.priors[name], self.site_shapes[name]
@@ -326,9 +309,12 @@ class BilinearReading(ModelReading):
             [traced.mask, Constant(1.0) if traced.scale is None else traced.scale], env
         )
         potential: Any = self._found[number].build(env, jnp.reshape(mask, -1)).potential
-        spread = (potential.count, potential.exposure, jnp.broadcast_to(weight, shape).reshape(-1))
-        dtype = jnp.result_type(float)
-        return tuple(jnp.broadcast_to(x, (size,))[cells].astype(dtype) for x in spread)  # type: ignore[return-value]
+
+        def in_use(values: Array) -> Array:
+            return jnp.broadcast_to(values, (size,))[cells].astype(jnp.result_type(float))
+
+        weights = jnp.broadcast_to(weight, shape).reshape(-1)
+        return in_use(potential.count), in_use(potential.exposure), in_use(weights)
 
     # The form
 
@@ -387,10 +373,7 @@ class BilinearReading(ModelReading):
         starts = self._starts
         out = []
         for names, elements in zip(self.sides, self.elements, strict=True):
-            priors = {}
-            for name in names:
-                leaves, structure = jax.tree.flatten(self._trace.priors[name])
-                priors[name] = jax.tree.unflatten(structure, self._program.evaluate(leaves, env))
+            priors = {name: self._evaluated(self._trace.priors[name], env) for name in names}
             mean = location[elements]
             if all(isinstance(p, DiagonalPrior) for p in priors.values()):
                 variance = jnp.zeros((self.num_columns,), mean.dtype)
@@ -410,8 +393,7 @@ class BilinearReading(ModelReading):
     def scale_hyper(self, side: int) -> list[str]:
         """Hyperparameters on which the prior covariances of a side depend."""
         atoms = [a for n in self.sides[side] for a in jax.tree.leaves(self._trace.priors[n]) if isinstance(a, int)]
-        inputs = self._program.ancestors(atoms)
-        return [n for n in self.hyper if inputs & set(jax.tree.leaves(self._given[n]))]
+        return self._hyper_behind(atoms)
 
     def site_start(self, name: str) -> int:
         """Where the elements of a field site begin among the unknowns."""
@@ -442,8 +424,7 @@ class BilinearReading(ModelReading):
     def draw(self, hyper: Mapping[str, Any], white: Array, data: Sequence[Any]) -> Array:
         env, parts, start = self._env(hyper, data), [], 0
         for name in self.field:
-            leaves, structure = jax.tree.flatten(self._trace.priors[name])
-            block: Any = jax.tree.unflatten(structure, self._program.evaluate(leaves, env))
+            block = self._evaluated(self._trace.priors[name], env)
             parts.append(colour(block, white[start : start + block.size]))
             start += block.size
         return jnp.concatenate(parts)

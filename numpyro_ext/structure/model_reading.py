@@ -13,7 +13,7 @@ from jax import Array
 from .conflict import Conflict
 from .degrees import Degree, Degrees, classify
 from .errors import ModelStructureError
-from .program import Program, make_program
+from .program import Atom, Program, make_program
 from .tracing import ModelTrace, SiteInfo, trace_with_innovations
 
 __all__ = ["HyperSite", "ModelReading"]
@@ -135,6 +135,40 @@ class ModelReading:
                 "Pass the data (obs=...), or check that the predictor uses these sites."
             )
         return found
+
+    def _observations_in_use(self, name: str, *, is_held_out: bool = False) -> np.ndarray:
+        """Flat indices of the observations of a site whose mask is true; or of the others, the held-out ones.
+
+        :raises ModelStructureError: if the mask is not known, or leaves nothing to learn from.
+        """
+        atom = self._trace.factors[name].mask
+        if self._program.ancestors([atom]) & set(self._program.inputs):
+            raise ModelStructureError(
+                f"the mask of observed site '{name}' depends on latent or param sites: masks must be known."
+            )
+        mask = np.asarray(self._known_value(atom))
+        found = np.flatnonzero(~mask if is_held_out else mask)
+        if found.size == 0 and not is_held_out:
+            raise ModelStructureError(
+                f"every observation of site '{name}' is masked: there is nothing to learn from. Masks are true where "
+                "data is in use."
+            )
+        return found
+
+    def _known_value(self, atom: Atom) -> Array:
+        """A value of the program that depends on nothing but data."""
+        env = dict(zip(self._program.constants, self.data, strict=True))
+        return jnp.asarray(self._program.evaluate([atom], env)[0])
+
+    def _hyper_behind(self, atoms: Sequence[Atom]) -> list[str]:
+        """Names of the hyperparameters on which values of the program depend."""
+        found = self._program.ancestors(atoms)
+        return [n for n in self.hyper if found & set(jax.tree.leaves(self._given[n]))]
+
+    def _evaluated(self, tree: Any, env: Mapping[int, Any]) -> Any:
+        """A tree of atoms, such as the prior of a site, with their values."""
+        atoms, structure = jax.tree.flatten(tree)
+        return jax.tree.unflatten(structure, self._program.evaluate(atoms, env))
 
     def _affine_sites(self, degrees: Degrees) -> tuple[str, ...]:
         values = {n: a for n, a in self._trace.values.items() if n not in self.predictive}

@@ -22,7 +22,7 @@ from .tracing import SiteInfo, inspect_sites
 from .validation import check_data
 from .verification import check_form
 
-__all__ = ["check_field", "check_hyper", "read_latent_gaussian", "read_sparse_linear", "with_values"]
+__all__ = ["check_field", "check_hyper", "find_candidates", "read_latent_gaussian", "read_sparse_linear", "with_values"]
 
 _MAX_ATTEMPTS = 48
 _MAX_HYPER_SIZE = 100
@@ -147,30 +147,55 @@ def _read(
 ) -> _Reading:
     kwargs = dict(kwargs or {})
     rng_key = jax.random.key(0) if rng_key is None else rng_key
-    sites = inspect_sites(model, args, kwargs, rng_key, is_candidate)
-    sites = with_values(sites, hyper_values or {})
-    check_data(sites)
+    sites, candidates = find_candidates(
+        model, args, kwargs, rng_key, is_candidate, no_candidate, field=field, hyper_values=hyper_values
+    )
 
     def attempt(names: frozenset[str]) -> _Reading:
         reading = reading_class(model, args, kwargs, sites, tuple(names), rng_key)
         check_hyper(reading, sites)
         return reading
 
-    candidates = [n for n, s in sites.items() if s.kind == "latent" and s.is_candidate]
     if field is None:
-        if not candidates:
-            latents = {n: s.family for n, s in sites.items() if s.kind == "latent"}
-            raise ModelStructureError(no_candidate.format(latents or "none"))
         reading = _search(attempt, sites, candidates)
     else:
-        check_field(field, sites)
         try:
-            reading = attempt(frozenset(field))
+            reading = attempt(frozenset(candidates))
         except Conflict as conflict:
             raise ModelStructureError(f"With field={list(field)}: {conflict}") from None
     if check:
         check_form(reading, rng_key)
     return reading
+
+
+def find_candidates(
+    model: Callable[..., Any],
+    args: tuple,
+    kwargs: dict,
+    rng_key: Array,
+    is_candidate: Callable[[Any], bool],
+    no_candidate: str,
+    *,
+    field: Sequence[str] | None,
+    hyper_values: Mapping[str, Any] | None,
+) -> tuple[dict[str, SiteInfo], list[str]]:
+    """The sites of a model, with starting values, and those that may belong to the field, in the order of the model.
+
+    :param is_candidate: whether a distribution may belong to the field.
+    :param str no_candidate: says that none does, with ``{}`` for the latent sites there are.
+    :raises ModelStructureError: if data or starting values do not fit, if ``field`` names a site that is no candidate,
+        or if there is none.
+    """
+    sites = with_values(inspect_sites(model, args, kwargs, rng_key, is_candidate), hyper_values or {})
+    check_data(sites)
+    if field is not None:
+        check_field(field, sites)
+        return sites, [n for n in sites if n in field]
+    candidates = [n for n, s in sites.items() if s.kind == "latent" and s.is_candidate]
+    if not candidates:
+        latents = {n: s.family for n, s in sites.items() if s.kind == "latent"}
+        raise ModelStructureError(no_candidate.format(latents or "none"))
+    return sites, candidates
 
 
 def with_values(sites: dict[str, SiteInfo], values: Mapping[str, Any]) -> dict[str, SiteInfo]:

@@ -13,12 +13,17 @@ from .bilinear_reading import BilinearReading
 from .conflict import Conflict
 from .errors import ModelStructureError
 from .priors import is_gaussian, unwrap
-from .read import check_field, check_hyper, with_values
+from .read import check_hyper, find_candidates
 from .tracing import inspect_sites
 from .validation import check_data
 from .verification import check_form
 
 __all__ = ["read_bilinear", "read_like"]
+
+_NO_GAUSSIAN_SITE = (
+    "the model has no Gaussian latent site (latent sites: {}). This engine needs two blocks of Normal or "
+    "MultivariateNormal sites; use NUTS."
+)
 
 
 def read_bilinear(
@@ -66,19 +71,9 @@ def read_bilinear(
     """
     kwargs = dict(kwargs or {})
     rng_key = jax.random.key(0) if rng_key is None else rng_key
-    sites = inspect_sites(model, args, kwargs, rng_key, _is_candidate)
-    sites = with_values(sites, hyper_values or {})
-    check_data(sites)
-    names = [n for n, s in sites.items() if s.kind == "latent" and s.is_candidate]
-    if field is not None:
-        check_field(field, sites)
-        names = [n for n in sites if n in field]
-    if not names:
-        latents = {n: s.family for n, s in sites.items() if s.kind == "latent"}
-        raise ModelStructureError(
-            f"the model has no Gaussian latent site (latent sites: {latents or 'none'}). This engine needs two blocks "
-            "of Normal or MultivariateNormal sites; use NUTS."
-        )
+    sites, names = find_candidates(
+        model, args, kwargs, rng_key, _is_candidate, _NO_GAUSSIAN_SITE, field=field, hyper_values=hyper_values
+    )
     reasons: list[str] = []
     while True:
         try:

@@ -106,8 +106,7 @@ class LatentGaussianReading(ModelReading):
         :return: the form; its columns are the innovations of the field sites in the order of :attr:`field`.
         """
         env = self._env(hyper, data)
-        leaves = {n: jax.tree.flatten(self._trace.priors[n]) for n in self.field}
-        prior = tuple(jax.tree.unflatten(d, self._program.evaluate(a, env)) for a, d in leaves.values())
+        prior = tuple(self._evaluated(self._trace.priors[n], env) for n in self.field)
         design, offset = self._rows.design(env)
         built = [plan.build(env) for plan in self.plans]
         sizes = [sum(len(rows) for _, rows in plan.parts) for plan in self.plans]

@@ -59,9 +59,9 @@ class SparseLinearReading(ModelReading):
         self.factor_shapes = tuple(self._program.shape(self._trace.factors[n].log_prob) for n in self.factor_names)
         for name in self.factor_names:
             self._check_factor(name, self._trace.factors[name])
-        self.rows = tuple(self._rows_in_use(name) for name in self.factor_names)
+        self.rows = tuple(self._observations_in_use(name) for name in self.factor_names)
         self._uniform = self._uniform_scale()
-        forests = [jax.tree.map(self._concrete, self._priors[n].forest) for n in self.field]
+        forests = [jax.tree.map(self._known_value, self._priors[n].forest) for n in self.field]
         self._num_groups = [forest.num_groups for forest in forests]
         self.forest: Forest = jax.tree.map(jnp.asarray, join_forests(forests))
         self.affine_sites = self._affine_sites(degrees)
@@ -75,13 +75,6 @@ class SparseLinearReading(ModelReading):
         self._maps: dict[str, AffineValues] = {}
         self._selections: dict[str, bool] = {}
         self.is_design_fixed = not self._mean.depends_on(set(jax.tree.leaves(self._given)))
-
-    def _concrete(self, atom: Any) -> Array:
-        """A value of the program that depends on nothing but data."""
-        if isinstance(atom, Constant):
-            return jnp.asarray(atom.value)
-        env = dict(zip(self._program.constants, self.data, strict=True))
-        return jnp.asarray(self._program.evaluate([atom], env)[0])
 
     def _check_components(self) -> None:
         kinds = {n: tuple(type(c).__name__ for c in self._priors[n].parameters[:2]) for n in self.field}
@@ -133,21 +126,6 @@ class SparseLinearReading(ModelReading):
     def _value_at_start(self, atom: Atom) -> Array:
         return jnp.asarray(self._program.evaluate([atom], self._env(self.initial_hyper(), None))[0])
 
-    def _rows_in_use(self, name: str) -> np.ndarray:
-        atom = self._trace.factors[name].mask
-        free = set(self._program.ancestors([atom], ())) & set(self._program.inputs)
-        if free:
-            raise ModelStructureError(
-                f"the mask of observed site '{name}' depends on latent or param sites: masks must be known."
-            )
-        rows = np.flatnonzero(np.asarray(self._concrete(atom)))
-        if rows.size == 0:
-            raise ModelStructureError(
-                f"every observation of site '{name}' is masked: nothing is seen of the coefficients. Masks are true "
-                "where data is in use."
-            )
-        return rows
-
     def _uniform_scale(self) -> Atom | None:
         """The noise scale as a single number, if all observations share it."""
         if len(self.factor_names) != 1:
@@ -163,9 +141,11 @@ class SparseLinearReading(ModelReading):
     def prior(self, hyper: Mapping[str, Any], data: Sequence[Any] | None = None) -> TreeParameters:
         """Components and probabilities of the groups of :attr:`forest` at given hyperparameters."""
         env = self._env(hyper, data)
-        flat = [jax.tree.flatten(self._priors[n].parameters) for n in self.field]
-        parts = [jax.tree.unflatten(d, self._program.evaluate(leaves, env)) for leaves, d in flat]
-        return join(parts, self._num_groups)
+        return join([self._evaluated(self._priors[n].parameters, env) for n in self.field], self._num_groups)
+
+    def noise_hyper(self) -> list[str]:
+        """Hyperparameters on which the noise variance depends."""
+        return self._hyper_behind([self._trace.factors[n].parameters["scale"] for n in self.factor_names])
 
     def noise_variance(self, hyper: Mapping[str, Any], data: Sequence[Any] | None = None) -> Array:
         """Noise variance at given hyperparameters: a scalar if all observations share it, else one per row."""

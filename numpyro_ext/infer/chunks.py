@@ -1,0 +1,78 @@
+"""Iterations in compiled chunks: between them a bar moves and a person may interrupt."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from .progress import progress_bar
+
+__all__ = ["Chunks", "run_in_chunks"]
+
+
+class Chunks(NamedTuple):
+    """How the iterations ended."""
+
+    carry: Any
+    """What the last chunk left."""
+    info: Any
+    """Of the last chunk."""
+    objective: float
+    """After it; iterations stop where it is not finite."""
+    trace: np.ndarray
+    """The objective after each step."""
+    num_steps: int
+    """Taken in all chunks, and before them."""
+    messages: list[str]
+    """Says that the run was interrupted, or nothing."""
+
+
+def run_in_chunks(
+    advance: Callable[[Any, int, int], tuple[Any, Any, Any]],
+    carry: Any,
+    *,
+    num_steps: int,
+    chunk: int,
+    before: int,
+    name: str,
+    unit: str,
+    show_bar: bool,
+) -> Chunks:
+    """Advance until convergence, a value that is not finite, ``num_steps`` steps, or an interruption.
+
+    :param advance: maps a carry, the largest number of steps and the number of all steps so far to a carry, an info
+        (with ``num_steps``, ``converged`` and ``objective_trace``) and the objective.
+    :param carry: to start from.
+    :param int num_steps: steps at most.
+    :param int chunk: steps of one call at most.
+    :param int before: steps that an earlier run has taken.
+    :param str name: beside the bar.
+    :param str unit: of the steps, in the plural.
+    :param bool show_bar: whether there is a bar.
+    :raises KeyboardInterrupt: if the first chunk is interrupted; later ones leave what the chunks before them reached.
+    """
+    info: Any = None
+    objective: Any = np.nan
+    traces: list[np.ndarray] = []
+    messages: list[str] = []
+    done = 0
+    with progress_bar(num_steps, name, enabled=show_bar) as bar:
+        try:
+            while done < num_steps:
+                length = min(chunk, num_steps - done)
+                carry, info, objective = jax.block_until_ready(advance(carry, length, before + done))
+                taken = int(info.num_steps)
+                traces.append(np.asarray(info.objective_trace)[:taken])
+                done += taken
+                bar.update(taken)
+                if bool(info.converged) or taken < length or not np.isfinite(objective):
+                    break
+        except KeyboardInterrupt:
+            if info is None:
+                raise
+            messages.append(f"Interrupted after {before + done} {unit}.")
+        bar.update(num_steps - bar.n)
+    return Chunks(carry, info, float(objective), np.concatenate(traces), before + done, messages)
