@@ -1,6 +1,12 @@
 """Factors ``t(eta)`` of a model, scalar or of a few predictors: log densities, moments, expectations; pure JAX."""
 
 from .base import ExpectedLogDensity, LogisticTerms, Potential, TiltedMoments, potential
+from .bilinear_expectation import (
+    ExpectedBilinearLogDensity,
+    ProductPredictor,
+    expected_bilinear_log_density,
+    expected_bilinear_value,
+)
 from .binary import BinomialLogitPotential, LogitPotential, ProbitPotential
 from .categorical import MultinomialProbitPotential, SoftmaxPotential
 from .elementwise import ElementwisePotential, TemperedPotential
@@ -55,6 +61,7 @@ __all__ = [
     "CumulativeProbitPotential",
     "ElementwisePotential",
     "ExactExpectation",
+    "ExpectedBilinearLogDensity",
     "ExpectedLogDensity",
     "ExpectedLogSumExp",
     "Forest",
@@ -76,6 +83,7 @@ __all__ = [
     "PoissonSoftplusPotential",
     "Potential",
     "ProbitPotential",
+    "ProductPredictor",
     "RectifiedLinearPoissonPotential",
     "SoftmaxPotential",
     "StochasticVolatilityPotential",
@@ -88,6 +96,8 @@ __all__ = [
     "VectorExpectedLogDensity",
     "VectorPotential",
     "erfcx",
+    "expected_bilinear_log_density",
+    "expected_bilinear_value",
     "expected_log_density",
     "expected_log_partition",
     "expected_logistic_terms",

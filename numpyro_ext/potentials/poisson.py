@@ -153,3 +153,13 @@ class PoissonSoftplusPotential(Potential):
         log_near = jnp.log1p(jnp.where(near, excess, 0.0))
         log_far = jnp.log(jnp.asarray(self.exposure, eta.dtype)) + _log_softplus(eta) - jnp.log(safe_count)
         return _log_poisson(count, rate, excess, jnp.where(near, log_near, log_far))
+
+    def derivatives(self, eta: ArrayLike) -> tuple[Array, Array, Array]:
+        eta = jnp.asarray(eta)
+        count = jnp.asarray(self.count, eta.dtype)
+        up, down = jax.nn.sigmoid(eta), jax.nn.sigmoid(-eta)
+        # The derivative of the log of softplus, one where that is eta.
+        small = eta < -40.0
+        ratio = jnp.where(small, 1.0, up / jax.nn.softplus(jnp.where(small, 0.0, eta)))
+        slope = count * ratio - self.exposure * up
+        return self.log_density(eta), slope, count * ratio * (down - ratio) - self.exposure * up * down
