@@ -64,6 +64,12 @@ class BilinearVG(BaseEngine):
 
     The objective has several maxima: ``num_restarts`` runs from further random starts keep the best.
 
+    With ``devices`` the rows and their cells are divided between these, and the columns are on all. Under
+    ``jax.distributed`` every process makes the same calls with the same arguments and ``devices=jax.devices()``, and
+    has the whole result; only process 0 writes checkpoints, to a path that all can read. Each process reads the whole
+    data on its host, and a predictor with hyperparameters to learn is evaluated for all cells on every device; a
+    device keeps no other cells than its own otherwise.
+
     **Example:**
 
     .. code-block:: python
@@ -97,9 +103,11 @@ class BilinearVG(BaseEngine):
     :param field: names of the sites of both sides, instead of searching for them.
     :param dict hyper_values: hyperparameters that are given and not learned.
     :param dict init_values: where the search for the others starts (constrained).
+    :param devices: between which sweeps divide the rows, such as ``jax.devices()``; by default JAX's default device.
+        Not kept by :meth:`save`.
     :param int num_samples: draws made for :meth:`get_samples`.
     :param bool progress_bar: whether runs longer than a second show a bar.
-    :raises ValueError: if a covariance is unknown.
+    :raises ValueError: if a covariance is unknown, or no device belongs to this process.
     """
 
     def __init__(
@@ -113,6 +121,7 @@ class BilinearVG(BaseEngine):
         field: Sequence[str] | None = None,
         hyper_values: Mapping[str, Any] | None = None,
         init_values: Mapping[str, Any] | None = None,
+        devices: Sequence[jax.Device] | None = None,
         num_samples: int = 1000,
         progress_bar: bool = True,
     ) -> None:
@@ -136,6 +145,9 @@ class BilinearVG(BaseEngine):
         self.num_steps = num_steps
         self.tol = tol
         self.num_restarts = num_restarts
+        self.devices = None if devices is None else tuple(devices)
+        if devices is not None and not any(d.process_index == jax.process_index() for d in devices):
+            raise ValueError(f"devices must hold one of this process: {jax.local_devices()}; got {list(devices)}.")
 
     # Running
 
@@ -199,7 +211,7 @@ class BilinearVG(BaseEngine):
         return reading, space, self._programs(reading, space)
 
     def _programs(self, reading: Any, space: UnconstrainedSpace) -> BilinearPrograms:
-        return compiled_bilinear_programs(reading, space, self._families(reading), self._tolerance())
+        return compiled_bilinear_programs(reading, space, self._families(reading), self._tolerance(), self.devices)
 
     def _check_points(self, reading: Any, space: UnconstrainedSpace) -> None:
         for side, family in enumerate(self._families(reading)):
@@ -243,21 +255,24 @@ class BilinearVG(BaseEngine):
         digest: str,
         checkpoint: str | os.PathLike | None,
     ) -> Fit:
-        data, fixed = reading.data, space.fixed
+        first_arguments = programs.prepare(reading.data, space.fixed, values)
         warm_up = min(_WARM_UP, self.num_steps - 1)
 
         def advance(carry: tuple[Array, core.State], length: int, done: int) -> tuple[Any, Any, Array]:
             # Scales learned from the first random means would shrink to these.
             is_learning = not space.size or done >= warm_up
-            values, state, info = programs.solve(data, fixed, *carry, jnp.asarray(length), jnp.asarray(is_learning))
+            limits = np.asarray(length), np.asarray(is_learning)
+            values, state, info = programs.solve(*first_arguments, *carry, *limits)
             if checkpoint is not None:
                 steps = done + int(info.num_steps)
-                write_checkpoint(checkpoint, EngineState(values, state, None, steps, digest))
+                reached = EngineState(*programs.devices.get(values, state), None, steps, digest)
+                if jax.process_index() == 0:
+                    write_checkpoint(checkpoint, reached)
             return (values, state), info, info.log_evidence
 
         result = run_in_chunks(
             advance,
-            (values, state),
+            programs.devices.put(values, state),
             num_steps=self.num_steps,
             chunk=CHUNK if checkpoint is None else 1,
             before=before,
@@ -265,10 +280,11 @@ class BilinearVG(BaseEngine):
             unit="sweeps",
             show_bar=self.progress_bar,
         )
-        (values, state), info, messages = result.carry, result.info, result.messages
+        info, messages = result.info, result.messages
+        values, state = programs.devices.get(*result.carry)
         hyper = space.unpack(values)
         if not np.isfinite(result.objective):
-            raise ValueError(_explain(programs.form(data, hyper), hyper, result.objective))
+            raise ValueError(_explain(programs.form(reading.data, hyper), hyper, result.objective))
         converged = bool(info.converged) and not messages
         if not converged:
             messages.append(
@@ -468,6 +484,10 @@ class BilinearVG(BaseEngine):
         return engine
 
     # Persistence
+
+    @classmethod
+    def _option_names(cls) -> list[str]:
+        return [name for name in super()._option_names() if name != "devices"]
 
     def _content(self) -> dict[str, Any]:
         run = self._finished()

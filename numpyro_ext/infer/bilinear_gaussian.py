@@ -39,8 +39,17 @@ from jax import Array, lax
 
 from ..linalg.cholesky import cholesky, cholesky_solve, solve_lower
 from ..structure.bilinear import Bilinear, GaussianSide
-from .bilinear_cells import Block, CellSums, View, largest_product, make_view, sum_cells, sum_values
+from .bilinear_cells import (
+    Block,
+    CellSums,
+    View,
+    largest_product,
+    make_view,
+    sum_cells,
+    sum_values,
+)
 from .bilinear_gauge import gauge_step
+from .device_sums import over_devices
 
 __all__ = [
     "Family",
@@ -56,6 +65,7 @@ __all__ = [
     "spectral_margin",
     "step_side",
     "sweep",
+    "without_cells",
 ]
 
 Family = Literal["full", "diagonal", "point"]
@@ -119,6 +129,27 @@ def make_views(form: Bilinear, rows: Block, columns: Block) -> Views:
     sizes = rows.mean.shape[1], columns.mean.shape[1]
     width = 2 * max(sizes) if is_diagonal else 3 * max(sizes) ** 2
     return Views(make_view(form, "rows", width), make_view(form, "columns", width))
+
+
+def without_cells(form: Bilinear) -> Bilinear:
+    """What :func:`sweep` needs of a form beside the views of its cells: the rest is empty.
+
+    Linear coefficients that differ between cells become their largest sizes, which tell which of them are zero.
+    """
+
+    def largest(linear: Array) -> Array:
+        return linear if linear.shape[0] <= 1 else jnp.max(jnp.abs(linear), axis=0, keepdims=True)
+
+    empty: dict[str, Any] = {
+        name: jax.tree.map(lambda x: x[:0] if x.ndim else x, getattr(form, name))
+        for name in ("row_index", "column_index", "offset", "potential", "weight", "row_order", "column_order")
+    }
+    return form._replace(
+        coupling=form.coupling if form.coupling.shape[0] == 1 else form.coupling[:0],
+        row_linear=largest(form.row_linear),
+        column_linear=largest(form.column_linear),
+        **empty,
+    )
 
 
 def init(form: Bilinear, rng_key: Array, row_family: Family, column_family: Family) -> State:
@@ -207,7 +238,7 @@ def divergence(block: Block, prior: GaussianSide) -> Array:
     else:
         trace = jnp.sum(prior.precision * block.covariance, (-2, -1))
     quadratic = trace + prior.quadratic(residual) - size
-    return 0.5 * (quadratic - prior.log_determinant() - log_determinant)
+    return prior.weighted(0.5 * (quadratic - prior.log_determinant() - log_determinant))
 
 
 def block_objective(view: View, own: Block, other: Block, prior: GaussianSide) -> Array:
@@ -257,7 +288,7 @@ def _inverse(matrix: Array) -> Array:
 
 
 def step_side(
-    view: View, own: Block, other: Block, prior: GaussianSide, step: Array
+    view: View, own: Block, other: Block, prior: GaussianSide, step: Array, *, axis_name: str | None = None
 ) -> tuple[Block, Array, Array, Array]:
     """Try a step of every vector of one side, the other being held.
 
@@ -266,15 +297,16 @@ def step_side(
     :param other: those that are held.
     :param prior: of the vectors that move.
     :param step: their step sizes, shape ``(num,)``.
+    :param str axis_name: of the axis of devices between which the cells of each vector are divided, if they are.
     :return: the new vectors, their new step sizes, their objectives, and what each would have lost by its step: zero
         for those that took it.
 
     Cost: one pass over the cells with slopes and one for the values.
     """
-    sums = sum_cells(view, own, other)
+    sums = over_devices(sum_cells(view, own, other), axis_name)
     before = sums.value - divergence(own, prior)
     trial = _natural_step(own, prior, sums, step)
-    after = block_objective(view, trial, other, prior)
+    after = over_devices(sum_values(view, trial, other), axis_name) - divergence(trial, prior)
     # Near the optimum the gain is below rounding, and the step must still be taken.
     slack = 10 * jnp.finfo(before.dtype).eps * (1.0 + jnp.abs(before) + jnp.abs(sums.value))
     moved = after >= before - slack
@@ -289,32 +321,38 @@ def step_side(
     return block, new_step, jnp.where(moved, after, before), jnp.where(moved, 0.0, loss)
 
 
-def sweep(form: Bilinear, views: Views, state: State, *, with_gauge: bool = True) -> tuple[State, Info]:
+def sweep(
+    form: Bilinear, views: Views, state: State, *, with_gauge: bool = True, axis_name: str | None = None
+) -> tuple[State, Info]:
     """One step of all rows, one of all columns, and the exact step along the directions in which the data is silent.
 
     :param Bilinear form: the model; the priors of the two sides may differ from those of the last sweep.
     :param Views views: its cells, from :func:`make_views`.
     :param State state: where to start; its objective must belong to ``form`` or be minus infinity.
     :param bool with_gauge: false leaves the last step out.
+    :param str axis_name: of an axis of devices, each of which has the columns and some rows, with their cells.
     :return: the next state and what the sweep found.
     """
     rows, row_step, _, row_loss = step_side(views.rows, state.rows, state.columns, form.rows, state.row_step)
     columns, column_step, values, column_loss = step_side(
-        views.columns, state.columns, rows, form.columns, state.column_step
+        views.columns, state.columns, rows, form.columns, state.column_step, axis_name=axis_name
     )
+    row_cost = over_devices(jnp.sum(divergence(rows, form.rows)), axis_name)
     if with_gauge:
-        new_rows, new_columns = gauge_step(form, rows, columns)
-        cost = jnp.sum(divergence(rows, form.rows)) + jnp.sum(divergence(columns, form.columns))
-        new_cost = jnp.sum(divergence(new_rows, form.rows)) + jnp.sum(divergence(new_columns, form.columns))
+        new_rows, new_columns = gauge_step(form, rows, columns, axis_name=axis_name)
+        new_row_cost = over_devices(jnp.sum(divergence(new_rows, form.rows)), axis_name)
+        cost = row_cost + jnp.sum(divergence(columns, form.columns))
+        new_cost = new_row_cost + jnp.sum(divergence(new_columns, form.columns))
         is_better = new_cost <= cost
         values_sum = jnp.sum(values) + jnp.sum(divergence(columns, form.columns))
         rows, columns = jax.tree.map(lambda x, y: jnp.where(is_better, x, y), (new_rows, new_columns), (rows, columns))
         objective = values_sum - jnp.where(is_better, new_cost, cost)
     else:
-        objective = jnp.sum(values) - jnp.sum(divergence(rows, form.rows))
+        objective = jnp.sum(values) - row_cost
     objective = objective + form.log_constant
-    num_refused = jnp.sum(row_loss > 0.0) + jnp.sum(column_loss > 0.0)
-    loss = jnp.sum(row_loss) + jnp.sum(column_loss)
+    row_loss = over_devices(jnp.stack([jnp.sum(row_loss), jnp.sum(row_loss > 0.0)]), axis_name)
+    num_refused = row_loss[1].astype(int) + jnp.sum(column_loss > 0.0)
+    loss = row_loss[0] + jnp.sum(column_loss)
     change = relative_change(objective, state.objective, loss)
     state = State(rows, columns, row_step, column_step, objective, state.num_quiet)
     return state, Info(objective, change, loss, num_refused)

@@ -13,6 +13,7 @@ from ..structure.recent import Recent
 from . import bilinear_gaussian as core
 from . import hyper as hyper_search
 from .bilinear_cells import Block, draw_block
+from .bilinear_sharding import OneDevice, Prepared, SeveralDevices
 from .unconstrained import UnconstrainedSpace
 
 __all__ = ["CHUNK", "BilinearPrograms", "FoldInfo", "RunInfo", "compiled_bilinear_programs"]
@@ -50,15 +51,27 @@ class BilinearPrograms:
     :param UnconstrainedSpace space: of the hyperparameters that are learned.
     :param families: of rows and columns.
     :param float tol: relative change of the objective at which a run has converged.
+    :param devices: between which :attr:`solve` divides the rows.
     """
 
     def __init__(
-        self, reading: Any, space: UnconstrainedSpace, families: tuple[core.Family, core.Family], tol: float
+        self,
+        reading: Any,
+        space: UnconstrainedSpace,
+        families: tuple[core.Family, core.Family],
+        tol: float,
+        devices: tuple[Any, ...] | None = None,
     ) -> None:
         self._reading, self._space, self._families, self._tol = reading, space, families, tol
+        self.devices: OneDevice | SeveralDevices = (
+            OneDevice()
+            if devices is None
+            else SeveralDevices(devices, reading.index[0], reading.index[1], reading.elements[0].shape[0])
+        )
         self.form = jax.jit(self._form)
         self.init_state = jax.jit(self._init_state)
-        self.solve = jax.jit(self._solve)
+        self._compiled_prepare = jax.jit(self._prepare)
+        self.solve = self.devices.compile_solve(self._solve)
         self.draws = jax.jit(self._draws, static_argnames="num_samples")
         self.margin = jax.jit(self._margin)
         self.fold = jax.jit(self._fold, static_argnames=("side", "num_steps"))
@@ -70,8 +83,23 @@ class BilinearPrograms:
         key = jax.random.key(0) if rng_key is None else rng_key
         return core.init(self._reading.form(hyper, data), key, *self._families)
 
+    def prepare(
+        self, data: Any, fixed: dict[str, Array], values: Array
+    ) -> tuple[Prepared | None, Any, dict[str, Array]]:
+        """The first arguments of :attr:`solve`: ordered cells, where they are the same in all sweeps, and the data."""
+        prepared = None
+        if self._reading.is_design_fixed or not self._space.size:
+            prepared = self.devices.put_cells(self._compiled_prepare(data, fixed, values))
+        return prepared, *self.devices.put_shared((data, fixed))
+
+    def _prepare(self, data: Any, fixed: dict[str, Array], values: Array) -> Prepared:
+        hyper = self._space.unpack(values, fixed)
+        state = jax.eval_shape(self._init_state, data, hyper)
+        return self.devices.prepare(self._reading.form(hyper, data), state.rows, state.columns)
+
     def _solve(
         self,
+        prepared: Prepared | None,
         data: Any,
         fixed: dict[str, Array],
         values: Array,
@@ -80,23 +108,21 @@ class BilinearPrograms:
         is_learning: Array,
     ) -> tuple[Array, core.State, RunInfo]:
         """At most :data:`CHUNK` sweeps, each with an update of the hyperparameters where there are any."""
-        reading, space = self._reading, self._space
-        first = reading.form(space.unpack(values, fixed), data)
-        fixed_views = core.make_views(first, state.rows, state.columns)
+        reading, space, devices = self._reading, self._space, self.devices
 
-        def make_form(values: Array) -> Bilinear:
+        def make_form(values: Array) -> Prepared:
+            if prepared is None:
+                return self._prepare(data, fixed, values)
             if not space.size:
-                return first
+                return prepared
             hyper = space.unpack(values, fixed)
-            if not reading.is_design_fixed:
-                return reading.form(hyper, data)
             rows, columns = reading.priors(hyper, data)
-            return first._replace(rows=rows, columns=columns, log_constant=reading.log_constant(hyper, data))
+            constant = reading.log_constant(hyper, data)
+            form = prepared.form._replace(rows=devices.arrange(rows), columns=columns, log_constant=constant)
+            return prepared._replace(form=form)
 
-        def make_views(form: Bilinear, state: core.State) -> core.Views:
-            if reading.is_design_fixed or not space.size:
-                return fixed_views
-            return core.make_views(form, state.rows, state.columns)
+        def total_divergence(form: Bilinear, rows: Block, columns: Block) -> Array:
+            return jnp.sum(devices.divergence(rows, form.rows)) + jnp.sum(core.divergence(columns, form.columns))
 
         def log_prior(values: Array) -> Array:
             return reading.log_prior(space.unpack(values, fixed), data)
@@ -104,11 +130,12 @@ class BilinearPrograms:
         def learn(values: Array, state: core.State) -> tuple[Array, Array]:
             """Hyperparameters that raise the objective while the posterior is held, and the bound there."""
 
-            def expected(form: Bilinear, _: Any) -> Array:
+            def expected(prepared: Prepared, _: Any) -> Array:
+                form = prepared.form
                 if not reading.is_design_fixed:
-                    return core.bound(form, state.rows, state.columns, make_views(form, state))
-                cost = jnp.sum(core.divergence(state.rows, form.rows))
-                return form.log_constant - cost - jnp.sum(core.divergence(state.columns, form.columns))
+                    value = jnp.sum(devices.row_objective(prepared, state.rows, state.columns))
+                    return form.log_constant + value - jnp.sum(core.divergence(state.columns, form.columns))
+                return form.log_constant - total_divergence(form, state.rows, state.columns)
 
             evaluate = hyper_search.evaluation_fn(
                 form_fn=make_form,
@@ -130,8 +157,7 @@ class BilinearPrograms:
 
         def advance(carry: Any) -> Any:
             values, state, total, trace, count = carry
-            form = make_form(values)
-            state, info = core.sweep(form, make_views(form, state), state)
+            state, info = devices.sweep(make_form(values), state)
             if space.size:
                 values, objective = lax.cond(
                     is_learning, learn, lambda values, state: (values, state.objective), values, state
@@ -145,9 +171,10 @@ class BilinearPrograms:
             return values, state, new_total, (trace[0].at[count].set(new_total), last), count + 1
 
         limit = jnp.maximum(self._tol, 10 * jnp.finfo(state.rows.mean.dtype).eps)
-        start, start_values = core.make_feasible(fixed_views.rows, state.rows, state.columns)
-        cost = jnp.sum(core.divergence(start, first.rows)) + jnp.sum(core.divergence(state.columns, first.columns))
-        objective = first.log_constant + jnp.sum(start_values) - cost
+        first = make_form(values)
+        start, start_values = devices.make_feasible(first, state.rows, state.columns)
+        cost = total_divergence(first.form, start, state.columns)
+        objective = first.form.log_constant + jnp.sum(start_values) - cost
         state = state._replace(rows=start, objective=objective, num_quiet=jnp.minimum(state.num_quiet, 1))
         infinite = jnp.full_like(objective, jnp.inf)
         blank = core.Info(objective, infinite, infinite, jnp.asarray(0))
@@ -210,8 +237,12 @@ class BilinearPrograms:
 
 
 def compiled_bilinear_programs(
-    reading: Any, space: UnconstrainedSpace, families: tuple[core.Family, core.Family], tol: float
+    reading: Any,
+    space: UnconstrainedSpace,
+    families: tuple[core.Family, core.Family],
+    tol: float,
+    devices: tuple[Any, ...] | None = None,
 ) -> BilinearPrograms:
     """Programs for the structure of a reading, from the last ones made if they serve."""
-    key = (reading.structure_key, space.key, families, tol)
-    return _COMPILED.get(key, lambda: BilinearPrograms(reading, space, families, tol))
+    key = (reading.structure_key, space.key, families, tol, devices)
+    return _COMPILED.get(key, lambda: BilinearPrograms(reading, space, families, tol, devices))

@@ -23,11 +23,18 @@ class GaussianSide(NamedTuple):
     """Shape ``(num, size)``."""
     precision: Array
     """Shape ``(num, size)`` if all components are independent, else ``(num, size, size)``."""
+    weight: Array | None = None
+    """Shape ``(num,)``: zero for vectors that only fill up an array, else one; ``None`` where all are used."""
 
     def log_density(self, x: Array) -> Array:
         """Log density of each vector of ``x``, shape ``(num, size)``, as an array of shape ``(num,)``."""
         residual = x - self.mean
-        return -0.5 * (self.quadratic(residual) - self.log_determinant() + x.shape[-1] * _LOG_2PI)
+        value = -0.5 * (self.quadratic(residual) - self.log_determinant() + x.shape[-1] * _LOG_2PI)
+        return self.weighted(value)
+
+    def weighted(self, values: Array) -> Array:
+        """Values of the vectors, shape ``(num,)``, times their weights."""
+        return values if self.weight is None else self.weight * values
 
     def quadratic(self, residual: Array) -> Array:
         """The square of each vector in the norm of the precision, shape ``(num,)``."""

@@ -158,7 +158,7 @@ def augmented_bound(form, rows, columns):
     data = form.potential.count, form.potential.exposure, form.weight
     total = form.log_constant + jnp.sum(jax.vmap(cell)(form.row_index, form.column_index, *spread, form.offset, *data))
     for block, prior in ((rows, form.rows), (columns, form.columns)):
-        total -= jnp.sum(jax.vmap(divergence)(*block, *prior))
+        total -= jnp.sum(jax.vmap(divergence)(*block, *prior[:2]))
     return total
 
 

@@ -1,0 +1,89 @@
+"""Bilinear counts fitted on the devices of one or several processes, to be compared with a fit on a single device.
+
+``python -m tests.infer.bilinear_devices FOLDER`` writes ``0.npz``; with ``--processes``, ``--process`` and ``--port``
+it joins others, and writes the file of its number.
+"""
+
+import argparse
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+
+from numpyro_ext.infer import BilinearVG
+from numpyro_ext.models import poisson_factorization
+
+NUM_ROWS, NUM_COLUMNS, RANK = 14, 6, 2
+SCALES = {"row_scale": 0.8, "row_bias_scale": 0.5, "col_bias_scale": 0.5}
+
+
+def make_counts():
+    """Rows of very different lengths; the last has no cells."""
+    rng = np.random.default_rng(4)
+    rows, columns = np.divmod(np.arange(NUM_ROWS * NUM_COLUMNS), NUM_COLUMNS)
+    kept = (rng.uniform(size=rows.size) < np.linspace(0.2, 1.0, NUM_ROWS)[rows]) & (rows < NUM_ROWS - 1)
+    rows, columns = rows[kept], columns[kept]
+    w, z = rng.normal(size=(NUM_ROWS, RANK)), rng.normal(size=(NUM_COLUMNS, RANK))
+    return rows, columns, rng.poisson(np.exp(1.0 + (w[rows] * z[columns]).sum(-1)))
+
+
+def side_features(rows, columns, feature, counts):
+    """Coefficients that differ between cells, and a level in the predictor to learn."""
+    level = numpyro.sample("level", dist.Normal(0.0, 2.0))
+    with numpyro.plate("rows", NUM_ROWS):
+        w = numpyro.sample("w", dist.Normal(0.0, 0.8).expand([RANK]).to_event(1))
+        slope = numpyro.sample("slope", dist.Normal(0.0, 0.5))
+    with numpyro.plate("columns", NUM_COLUMNS):
+        z = numpyro.sample("z", dist.Normal(0.0, 1.0).expand([RANK]).to_event(1))
+    eta = level + (w[rows] * z[columns]).sum(-1) + slope[rows] * feature
+    numpyro.sample("counts", dist.Poisson(jnp.exp(eta)), obs=counts)
+
+
+def fits(devices, folder=None):
+    """Results by name: the bound after each sweep and posterior means."""
+    rows, columns, counts = make_counts()
+    sizes = {"num_rows": NUM_ROWS, "num_cols": NUM_COLUMNS, "rank": RANK, "log_rate": 1.0}
+    out = {}
+
+    def keep(name, engine, sites):
+        out[f"{name} bound"] = np.asarray(engine.log_evidence)
+        out[f"{name} trace"] = engine.diagnostics.objective_trace
+        out.update({f"{name} {site}": np.asarray(engine.posterior[site].mean) for site in sites})
+
+    for family in ("full", "diagonal"):
+        options = {"covariance": family, "hyper_values": SCALES, "progress_bar": False, "devices": devices}
+        engine = BilinearVG(poisson_factorization, tol=1e-10, num_steps=3000, **options)
+        engine.run(jax.random.key(0), rows, columns, counts, **sizes)
+        keep(family, engine, ("w", "z", "row_bias", "col_bias"))
+    if folder is not None:
+        # the same run in two parts, of which the second goes on from the file
+        for num_steps in (4, 3000):
+            engine.num_steps = num_steps
+            engine.run(jax.random.key(0), rows, columns, counts, checkpoint=folder / "checkpoint", **sizes)
+        keep("resumed", engine, ("w", "z"))
+    engine = BilinearVG(side_features, num_steps=25, tol=1e-300, progress_bar=False, devices=devices)
+    engine.run(jax.random.key(0), rows, columns, np.sin(np.arange(rows.size)), counts)
+    keep("features", engine, ("w", "z", "slope"))
+    return out
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--process", type=int, default=0)
+    parser.add_argument("--port", type=int)
+    arguments = parser.parse_args()
+    jax.config.update("jax_enable_x64", True)
+    if arguments.processes > 1:
+        jax.config.update("jax_cpu_collectives_implementation", "gloo")
+        jax.distributed.initialize(f"localhost:{arguments.port}", arguments.processes, arguments.process)
+    assert len(jax.devices()) == 4
+    np.savez(arguments.folder / f"{arguments.process}.npz", **fits(jax.devices(), arguments.folder))
+
+
+if __name__ == "__main__":
+    main()

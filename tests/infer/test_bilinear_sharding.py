@@ -1,0 +1,128 @@
+"""Rows divided between devices, of one process and of two: the same numbers as on a single device."""
+
+import os
+import socket
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from numpyro_ext.infer import BilinearVG
+from numpyro_ext.infer.bilinear_sharding import place_rows
+from numpyro_ext.models import poisson_factorization
+from tests.infer.bilinear_devices import fits
+
+needs_float64 = pytest.mark.skipif(not jax.config.jax_enable_x64, reason="checks float64 accuracy")
+ROOT = Path(__file__).parents[2]
+
+
+def test_every_row_and_every_cell_has_one_place():
+    rng = np.random.default_rng(0)
+    lengths = np.sort(rng.geometric(0.02, size=101))
+    lengths[:7] = 0
+    rows = rng.permutation(np.repeat(np.arange(101), lengths))
+    columns = rng.integers(0, 13, rows.size)
+    places = place_rows(rows, columns, 101, 4)
+    assert np.array_equal(np.sort(places.source[places.is_used]), np.arange(101))
+    assert np.array_equal(places.source[places.position], np.arange(101))
+    assert np.array_equal(np.sort(places.cells[places.is_cell]), np.arange(rows.size))
+    for device in range(4):
+        held = places.source.reshape(4, -1)[device]
+        cells, local = places.cells[device], places.local_row[device]
+        np.testing.assert_array_equal(held[local], rows[cells])
+        assert np.all(np.diff(local) >= 0) and np.all(np.diff(columns[cells][places.column_order[device]]) >= 0)
+    num_cells = places.is_cell.sum(1)
+    assert num_cells.max() <= 1.1 * num_cells.mean(), num_cells
+    # fewer rows than devices
+    few = place_rows(np.array([1]), np.array([0]), 2, 4)
+    assert few.is_used.sum() == 2 and few.is_cell.sum() == 1
+
+
+SWEEPS = """
+from functools import partial
+import jax, jax.numpy as jnp, numpy as np
+jax.config.update("jax_enable_x64", True)
+jax.config.update("jax_disable_most_optimizations", True)
+from numpyro_ext.infer import bilinear_gaussian as bg
+from numpyro_ext.infer.bilinear_sharding import OneDevice, SeveralDevices
+from tests.infer.bilinear_devices import NUM_COLUMNS, NUM_ROWS, make_counts
+from tests.infer.bilinear_forms import factorisation
+rows, columns, counts = make_counts()
+form = factorisation(rows, columns, counts, (NUM_ROWS, NUM_COLUMNS), (1.0, 0.5), 2)
+state = jax.jit(bg.init, static_argnums=(2, 3))(form, jax.random.key(0), "diagonal", "diagonal")
+def step(devices, prepared, state):
+    state, info = devices.sweep(prepared, state)
+    return state.objective, state, info
+found = []
+for devices in (OneDevice(), SeveralDevices(jax.devices(), rows, columns, NUM_ROWS)):
+    prepared = devices.put_cells(jax.jit(devices.prepare)(form, state.rows, state.columns))
+    sweep = devices.compile_solve(partial(step, devices))
+    value, now = devices.put(state.objective, state)
+    for _ in range(5):
+        value, now, _ = sweep(prepared, now)
+    found.append(devices.get(value, now))
+assert len(jax.devices()) == 4 and np.isfinite(found[0][0])
+jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-11, atol=1e-12), *found)
+"""
+
+
+def environment(num_devices):
+    flags = f"--xla_force_host_platform_device_count={num_devices}"
+    return {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
+
+
+def test_sweeps_on_four_devices():
+    subprocess.run([sys.executable, "-c", SWEEPS], env=environment(4), check=True, timeout=300)
+
+
+def test_devices_of_other_processes_alone():
+    with pytest.raises(ValueError, match="of this process"):
+        BilinearVG(poisson_factorization, devices=[])
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """On the default device."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*did not converge")
+        return fits(None, tmp_path_factory.mktemp("alone"))
+
+
+def compare(path, alone):
+    with np.load(path) as found:
+        assert set(found) == set(alone)
+        for name, expected in alone.items():
+            np.testing.assert_allclose(found[name], expected, rtol=1e-8, atol=1e-8, err_msg=name)
+
+
+@needs_float64
+@pytest.mark.slow
+def test_four_devices(alone, tmp_path):
+    command = [sys.executable, "-m", "tests.infer.bilinear_devices", str(tmp_path)]
+    subprocess.run(command, env=environment(4), check=True, timeout=900)
+    compare(tmp_path / "0.npz", alone)
+
+
+@needs_float64
+@pytest.mark.slow
+def test_two_processes(alone, tmp_path):
+    """Of two devices each."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "tests.infer.bilinear_devices", str(tmp_path), "--processes", "2"]
+    processes = [
+        subprocess.Popen([*command, "--process", str(i), "--port", str(port)], env=environment(2)) for i in range(2)
+    ]
+    try:
+        assert [process.wait(timeout=900) for process in processes] == [0, 0]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    for number in range(2):
+        compare(tmp_path / f"{number}.npz", alone)
