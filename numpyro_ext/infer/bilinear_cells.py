@@ -1,9 +1,8 @@
 r"""Sums over the cells of a bilinear form, for the vectors of one side when those of the other are held.
 
-Given the other side, the expected log factors are jointly concave in mean and covariance of each vector. Terms linear
-in ``v`` alone tilt its mean to :math:`b + B \beta`; after that a cell is an exponential product of ``u`` with the
-vector :math:`M v + \alpha`, its partner. Cells are visited in the order of their own side, in chunks, so that memory
-does not grow with their number times the square of the size.
+Given the other side, the expected log factors separate into one sum for each vector; a cell contributes a function of
+its vector ``u`` and of the partner of that, :math:`M v + \alpha`. Cells are visited in the order of their own side, in
+chunks, so that memory does not grow with their number times the square of the size.
 """
 
 from __future__ import annotations
@@ -15,14 +14,9 @@ import jax.numpy as jnp
 from jax import Array
 
 from ..linalg.cholesky import cholesky
-from ..potentials.exponential_product import (
-    ProductExpectation,
-    diagonal_product_expectation,
-    product_expectation,
-    spectral_radius,
-)
-from ..potentials.poisson import PoissonExpPotential
+from ..potentials.exponential_product import spectral_radius
 from ..structure.bilinear import Bilinear
+from .bilinear_terms import Coefficients, Factors, Pairing, diagonal_partner, full_partner
 
 __all__ = [
     "Block",
@@ -54,26 +48,12 @@ class Block(NamedTuple):
     """Shape ``(num, size, size)``, or ``(num, size)`` where the components are independent, or ``None`` for points."""
 
 
-class Coefficients(NamedTuple):
-    """Of the product and of the linear terms, as one side sees them; ``None`` for what there is not."""
-
-    pairs: Array | None
-    """Of the products of the first components, ``(..., k)``."""
-    matrix: Array | None
-    """Of all products of components, ``(..., size, other_size)``."""
-    own_linear: Array | None
-    other_linear: Array | None
-
-
 class Cells(NamedTuple):
     """Arrays with one entry per cell."""
 
     own: Array
     other: Array
-    counts: Array
-    log_scale: Array
-    """Log exposure less log count (less zero, for a count of zero)."""
-    constant: Array
+    factors: Factors
     weight: Array
     offset: Array
     coefficients: Coefficients
@@ -98,21 +78,6 @@ class CellSums(NamedTuple):
     """With respect to the mean, shape ``(num, size)``."""
     precision: Array
     """Minus twice the slope with respect to the covariance: ``(num, size, size)``, or its diagonal ``(num, size)``."""
-
-
-class _Partner(NamedTuple):
-    """The vector that multiplies ``u`` in a cell, and scalars beside the product."""
-
-    shift: Array
-    """Of the log expectation of the rate, ``(n,)``."""
-    mean_shift: Array
-    """Of the mean of the predictor, ``(n,)``."""
-    mean: Array
-    """Shape ``(n, size)``."""
-    tilted: Array
-    """Mean under the tilt of the linear terms."""
-    spread: Array | None
-    """A root of the covariance ``(n, size, r)``, or variances ``(n, size)``; ``None`` for a point."""
 
 
 def _oriented(form: Bilinear, side: Side) -> tuple[Array, Array, Coefficients]:
@@ -147,17 +112,11 @@ def make_view(form: Bilinear, side: Side, width: int) -> View:
         return x.reshape(num_chunks, length, *x.shape[1:])
 
     own, other, everything = _oriented(form, side)
-    count = jnp.asarray(form.potential.count, form.offset.dtype)
-    safe = jnp.where(count > 0.0, count, 1.0)
-    log_scale = jnp.broadcast_to(jnp.log(form.potential.exposure) - jnp.log(safe), count.shape)
-    # The log probability of a count at its own rate: what is then left of the factor does not cancel.
-    constant = PoissonExpPotential(count).log_density(jnp.log(safe)) + jnp.where(count > 0.0, 0.0, 1.0)
     cells = Cells(
         own=cut(own, "edge"),
         other=cut(other, "edge"),
-        counts=cut(count),
-        log_scale=cut(log_scale),
-        constant=cut(constant),
+        # what is repeated has no weight, but must be finite
+        factors=jax.tree.map(lambda x: cut(x, "edge"), Factors.of(form.potential, form.offset.dtype)),
         weight=cut(form.weight),
         offset=cut(form.offset),
         coefficients=Coefficients(*(None if x is None or x.shape[0] != num_cells else cut(x) for x in everything)),
@@ -179,15 +138,9 @@ def sum_cells(view: View, own: Block, other: Block) -> CellSums:
     has_matrix = not _is_diagonal(view, own, other) and (own.covariance is None or own.covariance.ndim == 3)
     num_entries = size * size if has_matrix else size
 
-    def visit(sums: tuple[Array, Array], cells: Cells, found: _CellTerms) -> tuple[Array, Array]:
-        rate = found.rate[:, None]
-        slope = (cells.weight * cells.counts)[:, None] * found.partner.mean - rate * found.expectation.mean
-        mean, spread = found.expectation.mean, found.expectation.covariance
-        if has_matrix:
-            second = rate[:, :, None] * (spread + mean[:, :, None] * mean[:, None, :])
-        else:
-            second = rate * (mean**2 + (spread if spread.ndim == 2 else jnp.diagonal(spread, axis1=-2, axis2=-1)))
-        both = jnp.concatenate([slope, second.reshape(-1, num_entries)], axis=-1)
+    def visit(sums: tuple[Array, Array], cells: Cells, pairing: Pairing) -> tuple[Array, Array]:
+        found = cells.factors.terms(cells.offset, cells.weight, pairing, with_matrix=has_matrix)
+        both = jnp.concatenate([found.slope, found.precision.reshape(-1, num_entries)], axis=-1)
         return (
             sums[0].at[cells.own].add(found.value, indices_are_sorted=True),
             sums[1].at[cells.own].add(both, indices_are_sorted=True),
@@ -202,26 +155,16 @@ def sum_cells(view: View, own: Block, other: Block) -> CellSums:
 def sum_values(view: View, own: Block, other: Block) -> Array:
     """The values of :func:`sum_cells` alone, shape ``(num,)``."""
 
-    def visit(sums: Array, cells: Cells, found: _CellTerms) -> Array:
-        return sums.at[cells.own].add(found.value, indices_are_sorted=True)
+    def visit(sums: Array, cells: Cells, pairing: Pairing) -> Array:
+        found = cells.factors.values(cells.offset, cells.weight, pairing)
+        return sums.at[cells.own].add(found, indices_are_sorted=True)
 
     start = jnp.zeros(own.mean.shape[:1], own.mean.dtype)
     return _no_nan(_visit_cells(view, own, other, visit, start))
 
 
-class _CellTerms(NamedTuple):
-    value: Array
-    """Expected log factor."""
-    rate: Array
-    """Expected rate, zero where there is no factor."""
-    expectation: ProductExpectation
-    covariance: Array | None
-    """Of ``u``."""
-    partner: _Partner
-
-
 def _visit_cells(view: View, own: Block, other: Block, visit: Any, start: Any) -> Any:
-    """``visit(carry, cells, terms)`` for one chunk after the other."""
+    """``visit(carry, cells, pairing)`` for one chunk after the other."""
     is_diagonal = _is_diagonal(view, own, other)
     size = own.mean.shape[1]
     own = Block(own.mean, _as_needed(own.covariance, is_diagonal))
@@ -229,7 +172,7 @@ def _visit_cells(view: View, own: Block, other: Block, visit: Any, start: Any) -
     if not is_diagonal and other.covariance is not None:
         # The spread of the partner is made of a root of the covariance.
         held += (cholesky(held[1]) if other.covariance.ndim == 3 else jnp.sqrt(held[1]),)
-    make_partner = _diagonal_partner if is_diagonal else _full_partner
+    make_partner = diagonal_partner if is_diagonal else full_partner
     is_shared = all(x is None for x in view.cells.coefficients)
     prepared = make_partner(view.shared, size, *held) if is_shared else held
 
@@ -241,96 +184,9 @@ def _visit_cells(view: View, own: Block, other: Block, visit: Any, start: Any) -
             partner = make_partner(coefficients, size, *partner)
         mean = own.mean[cells.own]
         covariance = None if own.covariance is None else own.covariance[cells.own]
-        return visit(carry, cells, _cell_terms(cells, mean, covariance, partner, is_diagonal)), None
+        return visit(carry, cells, Pairing(mean, covariance, partner, is_diagonal)), None
 
     return jax.lax.scan(step, start, view.cells)[0]
-
-
-def _cell_terms(
-    cells: Cells, mean: Array, covariance: Array | None, partner: _Partner, is_diagonal: bool
-) -> _CellTerms:
-    if is_diagonal:
-        zeros = jnp.zeros_like(mean)
-        spreads = (zeros if x is None else x for x in (covariance, partner.spread))
-        found = diagonal_product_expectation(mean, next(spreads), partner.tilted, next(spreads))
-    else:
-        found = _full_expectation(mean, covariance, partner)
-    log_ratio = cells.offset + partner.mean_shift + jnp.sum(mean * partner.mean, -1) + cells.log_scale
-    growth = jnp.expm1(cells.offset + partner.shift + found.log_value + cells.log_scale)
-    is_zero, is_used = cells.counts <= 0.0, cells.weight > 0.0
-    safe = jnp.where(is_zero, 1.0, cells.counts)
-    excess = jnp.where(is_zero, growth + 1.0, safe * growth)
-    value = cells.weight * (cells.counts * log_ratio - excess + cells.constant)
-    rate = cells.weight * safe * (growth + 1.0)
-    return _CellTerms(jnp.where(is_used, value, 0.0), jnp.where(is_used, rate, 0.0), found, covariance, partner)
-
-
-def _full_expectation(mean: Array, covariance: Array | None, partner: _Partner) -> ProductExpectation:
-    """As :func:`product_expectation`, without factorisations where one side is a point."""
-    root, other = partner.spread, partner.tilted
-    if covariance is not None and root is not None:
-        return product_expectation(mean, covariance, other, root)
-    value = jnp.sum(mean * other, -1)
-    if root is not None:
-        white = jnp.einsum("cir,ci->cr", root, mean)
-        spread = root @ root.swapaxes(-1, -2)
-        value += 0.5 * jnp.sum(white**2, -1)
-        return ProductExpectation(value, other + jnp.einsum("cir,cr->ci", root, white), spread)
-    if covariance is not None:
-        value += 0.5 * jnp.einsum("ci,cij,cj->c", other, covariance, other)
-    return ProductExpectation(value, other, jnp.zeros((*mean.shape, mean.shape[-1]), mean.dtype))
-
-
-def _diagonal_partner(
-    coefficients: Coefficients, size: int, mean: Array, variance: Array | None, root: Array | None = None
-) -> _Partner:
-    pairs, _, own_linear, other_linear = coefficients
-    assert pairs is not None
-    k = pairs.shape[-1]
-    tilted, shift, mean_shift = mean, jnp.zeros(mean.shape[:1], mean.dtype), jnp.zeros(mean.shape[:1], mean.dtype)
-    if other_linear is not None:
-        mean_shift = shift = jnp.sum(other_linear * mean, -1)
-        if variance is not None:
-            shift = mean_shift + 0.5 * jnp.sum(other_linear**2 * variance, -1)
-            tilted = mean + variance * other_linear
-
-    def push(x: Array, factor: Array, linear: Array | None) -> Array:
-        own = jnp.pad(factor * x[:, :k], [(0, 0), (0, size - k)])
-        return own if linear is None else own + linear
-
-    spread = None if variance is None else push(variance, pairs**2, None)
-    return _Partner(shift, mean_shift, push(mean, pairs, own_linear), push(tilted, pairs, own_linear), spread)
-
-
-def _full_partner(
-    coefficients: Coefficients, size: int, mean: Array, covariance: Array | None, root: Array | None = None
-) -> _Partner:
-    pairs, matrix, own_linear, other_linear = coefficients
-    tilted, shift, mean_shift = mean, jnp.zeros(mean.shape[:1], mean.dtype), jnp.zeros(mean.shape[:1], mean.dtype)
-    if other_linear is not None:
-        mean_shift = shift = jnp.sum(other_linear * mean, -1)
-        if covariance is not None:
-            pushed = (covariance @ jnp.broadcast_to(other_linear, mean.shape)[..., None])[..., 0]
-            shift = mean_shift + 0.5 * jnp.sum(other_linear * pushed, -1)
-            tilted = mean + pushed
-
-    def push(x: Array) -> Array:
-        """Each column of ``(n, other_size, r)`` as the side sees it."""
-        if pairs is None:
-            assert matrix is not None
-            return matrix @ x
-        # A root is lower triangular: that of the paired components is its upper left corner.
-        k = pairs.shape[-1]
-        return jnp.pad(pairs[:, :, None] * x[:, :k], [(0, 0), (0, size - k), (0, 0)])
-
-    def push_mean(x: Array) -> Array:
-        own = push(x[..., None])[..., 0]
-        return own if own_linear is None else own + own_linear
-
-    spread = None
-    if root is not None:
-        spread = push(root if pairs is None else root[:, :, : pairs.shape[-1]])
-    return _Partner(shift, mean_shift, push_mean(mean), push_mean(tilted), spread)
 
 
 def _is_diagonal(view: View, own: Block, other: Block) -> bool:
@@ -355,14 +211,14 @@ def largest_product(view: View, own: Block, other: Block) -> Array:
     It is below one wherever the bound is finite, and zero where one side is a point.
     """
 
-    def visit(largest: Array, cells: Cells, found: _CellTerms) -> Array:
-        covariance, spread = found.covariance, found.partner.spread
-        if covariance is None or spread is None:
+    def visit(largest: Array, cells: Cells, pairing: Pairing) -> Array:
+        covariance, root = pairing.covariance, pairing.partner.root
+        if covariance is None or root is None:
             return largest
         if covariance.ndim == 2:
-            radius = jnp.max(covariance * spread, axis=-1)
+            radius = jnp.max(covariance * root**2, axis=-1)
         else:
-            radius = spectral_radius(covariance, spread)
+            radius = spectral_radius(covariance, root)
         return jnp.maximum(largest, jnp.max(jnp.where(cells.weight > 0.0, radius, 0.0)))
 
     return _visit_cells(view, own, other, visit, jnp.zeros((), own.mean.dtype))
@@ -376,7 +232,7 @@ def conditional_moments(form: Bilinear, side: Side, own: Block, other: Array) ->
     :return: two arrays of shape ``(num_cells,)``.
     """
     own_index, other_index, coefficients = _oriented(form, side)
-    partner = _full_partner(coefficients, own.mean.shape[1], other[other_index], None)
+    partner = full_partner(coefficients, own.mean.shape[1], other[other_index], None)
     mean = form.offset + partner.mean_shift + jnp.sum(own.mean[own_index] * partner.mean, -1)
     if own.covariance is None:
         return mean, jnp.zeros_like(mean)
@@ -393,9 +249,9 @@ def cell_expectations(form: Bilinear, rows: Block, columns: Block) -> Array:
     natural = jnp.arange(form.num_cells)
     view = make_view(form._replace(row_order=natural, weight=jnp.ones_like(form.weight)), "rows", width)
 
-    def visit(carry: tuple[Array, Array], cells: Cells, found: _CellTerms) -> tuple[Array, Array]:
+    def visit(carry: tuple[Array, Array], cells: Cells, pairing: Pairing) -> tuple[Array, Array]:
         chunk, out = carry
-        value = cells.offset + found.partner.shift + found.expectation.log_value
+        value = cells.offset + pairing.partner.shift + pairing.exponential_product().log_value
         return chunk + 1, out.at[chunk].set(value)
 
     start = jnp.asarray(0), jnp.zeros(view.cells.own.shape, rows.mean.dtype)
