@@ -10,6 +10,7 @@ import numpy as np
 from jax import Array
 from numpy.typing import ArrayLike
 
+from ..potentials.poisson import PoissonExpPotential
 from ..structure.bilinear import Bilinear
 from .bilinear_cells import Block, Side, cell_expectations, conditional_moments, draw_block
 
@@ -55,8 +56,12 @@ def log_predictive_counts(form: Bilinear, rows: Block, columns: Block, rng_key: 
 def log_expected_rates(form: Bilinear, rows: Block, columns: Block) -> Array:
     """Log of the posterior mean of the rate of each cell; ``inf`` where the mean does not exist.
 
+    :param Bilinear form: of Poisson counts with the rate ``exp(predictor)``.
+    :param rows: posterior of the rows.
+    :param columns: of the columns.
     :return: shape ``(num_cells,)``.
     """
+    assert isinstance(form.potential, PoissonExpPotential)
     return jnp.log(form.potential.exposure) + cell_expectations(form, rows, columns)
 
 

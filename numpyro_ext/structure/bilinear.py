@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from ..linalg.cholesky import cholesky
-from ..potentials.poisson import PoissonExpPotential
+from ..potentials.base import Potential
 
 __all__ = ["Bilinear", "GaussianSide", "order_cells"]
 
@@ -59,8 +59,9 @@ class Bilinear(NamedTuple):
 
     .. math:: \eta_c = o_c + u_{r(c)}^\top M_c v_{s(c)} + \alpha_c^\top u_{r(c)} + \beta_c^\top v_{s(c)}.
 
-    Every cell has a Poisson count with rate proportional to :math:`e^{\eta_c}`. Arrays with a leading axis of length
-    one are the same for all cells. Everything is an array: a form passes through ``jit``, ``vmap`` and ``grad``.
+    Every cell has a log-concave factor of its predictor, such as that of a Poisson count with a rate proportional to
+    :math:`e^{\eta_c}`. Arrays with a leading axis of length one are the same for all cells. Everything is an array: a
+    form passes through ``jit``, ``vmap`` and ``grad``.
     """
 
     rows: GaussianSide
@@ -78,8 +79,8 @@ class Bilinear(NamedTuple):
     """:math:`\\beta_c`, shape ``(1 or num_cells, column_size)`` or ``(1, 0)``."""
     offset: Array
     """:math:`o_c`, shape ``(num_cells,)``."""
-    potential: PoissonExpPotential
-    """Counts and exposures, each of shape ``(num_cells,)``."""
+    potential: Potential
+    """The factors of the cells, which have the first axis of its arrays."""
     weight: Array
     """Power of each factor, shape ``(num_cells,)``."""
     log_constant: Array

@@ -1,4 +1,4 @@
-"""Models read as bilinear: two Gaussian blocks, and counts whose log rate is affine in each given the other."""
+"""Models read as bilinear: two Gaussian blocks, and predictors that are affine in each given the other."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jax import Array
 
 from ..linalg.cholesky import cholesky, solve_lower
 from ..linalg.prior import CovariancePrior, DiagonalPrior, FlatPrior, PrecisionPrior
-from ..potentials import PoissonExpPotential
+from ..potentials.base import Potential
 from .bilinear import Bilinear, GaussianSide
 from .bilinear_blocks import (
     Layout,
@@ -25,6 +25,7 @@ from .bilinear_blocks import (
     self_product,
     shared_block,
 )
+from .bilinear_factors import TAKEN, check_label, check_same_family, join_cells, take_cells
 from .conflict import Conflict
 from .degrees import Degree, Degrees, classify
 from .errors import ModelStructureError
@@ -92,6 +93,8 @@ class BilinearReading(ModelReading):
         ]
         start_env = self._env(self.initial_hyper(), None)
         self._signs = tuple(f.build(start_env, jnp.asarray(True)).sign for f in self._found)
+        shapes_of = [jax.eval_shape(lambda i=i: self._factors(i, start_env)[0]) for i in range(len(self._found))]
+        check_same_family(self.factor_names, shapes_of)
         coupled = {n: self._coupled_axes(n) for n in self.field}
         shapes = {n: tuple(self.site_shapes[n]) for n in self.field}
         numbers = {n: number for n, (number, _) in self._field.items()}
@@ -144,20 +147,16 @@ class BilinearReading(ModelReading):
                 if alone.of(traced.log_prob) == Degree.NONLINEAR and self._is_squared(alone, name):
                     raise ModelStructureError(shared_block(site))
                 continue
-            if not found.label.startswith("poisson, exp"):
-                raise ModelStructureError(
-                    f"observed site '{name}' was read as {found.label}: this engine takes counts of dist.Poisson with "
-                    "the rate exp(predictor), times an exposure if need be. Use NUTS for other likelihoods."
-                )
+            check_label(name, found.label)
             fields = {n for n, _ in self._field.values()}
             parameters = [a for a in traced.parameters.values() if isinstance(a, int)]
             if program.ancestors(parameters, [found.predictor]) & fields:
                 continue
             return found
         raise ModelStructureError(
-            f"observed site '{name}' ({self.sites[name].family}) is no Poisson count with the rate exp(predictor) in "
-            f"which the predictor is affine in one of {list(self.field)}. This engine is made for "
-            "dist.Poisson(jnp.exp(eta)); use NUTS for other models."
+            f"observed site '{name}' ({self.sites[name].family}) has no predictor that is affine in one of "
+            f"{list(self.field)}, or is of a family that was not recognised: this engine takes {TAKEN}. Use NUTS for "
+            "other models."
         )
 
     def _is_squared(self, degrees: Degrees, name: str) -> bool:
@@ -300,21 +299,21 @@ class BilinearReading(ModelReading):
     def _structure_key(self) -> tuple[Any, ...]:
         return ("bilinear", self._layout_key(), self.sides, self._design)
 
-    def _counts(self, number: int, env: dict[int, Any]) -> tuple[Array, Array, Array]:
-        """Counts, exposures and weights of the cells in use of one observed site."""
+    def _factors(self, number: int, env: dict[int, Any]) -> tuple[Potential, Array, Array]:
+        """Factors, shifts of the predictors and weights of the cells in use of one observed site."""
         traced, cells = self._trace.factors[self.factor_names[number]], self.cells[number]
         shape = self._program.shape(traced.log_prob)
         size = int(np.prod(shape))
         mask, weight = self._program.evaluate(
             [traced.mask, Constant(1.0) if traced.scale is None else traced.scale], env
         )
-        potential: Any = self._found[number].build(env, jnp.reshape(mask, -1)).potential
+        built = self._found[number].build(env, jnp.reshape(mask, -1))
 
-        def in_use(values: Array) -> Array:
+        def in_use(values: Any) -> Array:
             return jnp.broadcast_to(values, (size,))[cells].astype(jnp.result_type(float))
 
         weights = jnp.broadcast_to(weight, shape).reshape(-1)
-        return in_use(potential.count), in_use(potential.exposure), in_use(weights)
+        return take_cells(built.potential, size, cells), in_use(built.shift), in_use(weights)
 
     # The form
 
@@ -342,8 +341,8 @@ class BilinearReading(ModelReading):
             found = self._slopes(predict, side) if design.has_linear[side] else jnp.zeros((1, 0))
             linear.append(found[:1] if design.is_linear_shared[side] else found)
         offset = predict(jnp.zeros((self.num_columns,), jnp.result_type(float)))
-        counts = [self._counts(i, env) for i in range(len(self.factor_names))]
-        count, exposure, weight = (jnp.concatenate(parts) for parts in zip(*counts, strict=True))
+        factors = [self._factors(i, env) for i in range(len(self.factor_names))]
+        potentials, shifts, weights = zip(*factors, strict=True)
         return Bilinear(
             rows,
             columns,
@@ -352,9 +351,9 @@ class BilinearReading(ModelReading):
             coupling[:1] if design.is_coupling_shared else coupling,
             linear[0],
             linear[1],
-            offset,
-            PoissonExpPotential(count, exposure),
-            weight,
+            offset + jnp.concatenate(shifts),
+            join_cells(potentials),
+            jnp.concatenate(weights),
             self._log_constant(env),
             jnp.asarray(np.argsort(self.index[0], kind="stable")),
             jnp.asarray(np.argsort(self.index[1], kind="stable")),
@@ -435,7 +434,8 @@ class BilinearReading(ModelReading):
         for names, side in zip(self.sides, (form.rows, form.columns), strict=True):
             if not bool(jnp.all(jnp.isfinite(side.log_determinant()))):
                 raise ModelStructureError(f"the prior of {list(names)} is not that of a Gaussian: check its scales.")
-        for what, value in (("predictor", form.offset), ("exposure", jnp.log(form.potential.exposure))):
+        at_offset = form.potential.log_density(form.offset)
+        for what, value in (("predictor", form.offset), ("log density or an exposure", at_offset)):
             if not bool(jnp.all(jnp.isfinite(value))):
                 raise ModelStructureError(f"the {what} of {list(self.factor_names)} is not finite in some cells.")
         raise ModelStructureError(
@@ -449,8 +449,9 @@ class BilinearReading(ModelReading):
         for what, names, elements in zip(("rows", "columns"), self.sides, self.elements, strict=True):
             num, size = elements.shape
             lines.append(f"{what}: {num} vectors of {size} components ({', '.join(names)})")
-        for name, cells, shape in zip(self.factor_names, self.cells, self.factor_shapes, strict=True):
-            lines.append(f"observed: {name}, {cells.size} of {int(np.prod(shape))} cells in use (poisson, exp link)")
+        sites = zip(self.factor_names, self.cells, self.factor_shapes, self._found, strict=True)
+        for name, cells, shape, found in sites:
+            lines.append(f"observed: {name}, {cells.size} of {int(np.prod(shape))} cells in use ({found.label})")
         pairs = self._design.num_pairs
         kind = "a matrix of products" if pairs is None else f"{pairs} products of components"
         shared = "the same in all cells" if self._design.is_coupling_shared else "of different weights in the cells"

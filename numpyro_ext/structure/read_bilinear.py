@@ -1,4 +1,4 @@
-"""Read a NumPyro model as a bilinear model of counts."""
+"""Read a NumPyro model as a bilinear model of counts, or of other observations with log-concave factors."""
 
 from __future__ import annotations
 
@@ -36,7 +36,10 @@ def read_bilinear(
     rng_key: Array | None = None,
     check: bool = True,
 ) -> BilinearReading:
-    """Read a model as bilinear: Poisson counts with a log rate that is affine in each of two Gaussian blocks.
+    """Read a model as bilinear: the predictors of its observations are affine in each of two Gaussian blocks.
+
+    Observations are Poisson counts with the rate ``exp(predictor)`` or ``softplus(predictor)``, negative binomial
+    counts, Bernoulli or binomial outcomes, or ordered categories, of one kind in a model.
 
     Products between Gaussian sites are found and two-coloured; sites that enter linearly (biases) join the block with
     which they share their index. What belongs to neither block becomes a hyperparameter: a common intercept, scales,

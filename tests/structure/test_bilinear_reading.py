@@ -1,4 +1,4 @@
-"""Ways of writing bilinear models of counts: all lead to the form, and what is not bilinear is refused by name."""
+"""Ways of writing bilinear models: all lead to the form, and what is not bilinear is refused by name."""
 
 import jax
 import jax.numpy as jnp
@@ -8,6 +8,7 @@ import numpyro.distributions as dist
 import pytest
 from numpyro import handlers
 
+from numpyro_ext.distributions import ContinuationRatio, OrderedProbit, SoftplusPoisson
 from numpyro_ext.structure import ModelStructureError, read_bilinear
 
 R, C, K, N = 4, 3, 2, 9
@@ -134,6 +135,61 @@ def test_ways_of_writing(model, shapes, num_cells, num_pairs):
     assert reading._design.is_coupling_shared == (model is not receptive_field)
 
 
+def predictor():
+    w, z = vectors("w", R), vectors("z", C)
+    return (w[ROWS] * z[COLS]).sum(-1)
+
+
+def ordered():
+    steps = numpyro.sample("steps", dist.HalfNormal(1.0).expand([2]).to_event(1))
+    cutpoints = jnp.concatenate([jnp.array([-1.0]), -1.0 + jnp.cumsum(steps)])
+    numpyro.sample("y", dist.OrderedLogistic(predictor(), cutpoints), obs=jnp.minimum(Y, 3))
+
+
+def negative_binomial():
+    concentration = numpyro.sample("concentration", dist.Gamma(2.0, 1.0))
+    numpyro.sample("y", dist.NegativeBinomial2(EXPOSURE * jnp.exp(predictor()), concentration), obs=Y)
+
+
+def two_sites():
+    eta = predictor()
+    with handlers.mask(mask=EXPOSURE > 0.8):
+        numpyro.sample("y", dist.Bernoulli(logits=eta), obs=Y > 1)
+    numpyro.sample("again", dist.Bernoulli(logits=0.5 - eta[:4]), obs=Y[:4] > 2)
+
+
+LIKELIHOODS = {
+    "poisson, softplus link": lambda: dist.Poisson(EXPOSURE * jax.nn.softplus(predictor())),
+    "softplus poisson": lambda: SoftplusPoisson(predictor(), EXPOSURE, 0.3 * EXPOSURE),
+    "gamma, exp link": lambda: dist.NegativeBinomialLogits(2.0, predictor()),
+    "bernoulli logits": lambda: dist.Bernoulli(logits=predictor()),
+    "bernoulli, logistic link": lambda: dist.Bernoulli(probs=jax.nn.sigmoid(-predictor())),
+    "bernoulli, probit link": lambda: dist.Bernoulli(probs=jax.scipy.stats.norm.cdf(predictor())),
+    "binomial logits": lambda: dist.Binomial(8, logits=predictor()),
+    "ordered probit": lambda: OrderedProbit(predictor(), jnp.array([-1.0, 0.5])),
+    "continuation ratio": lambda: ContinuationRatio(predictor(), jnp.array([0.5, -1.0])),
+}
+
+
+@pytest.mark.parametrize("label", LIKELIHOODS)
+def test_likelihoods(label):
+    """The check of the reading compares with NumPyro."""
+    limit = {"b": 1, "o": 2, "c": 2}.get(label[0], 100)
+    reading = read_bilinear(lambda: numpyro.sample("y", LIKELIHOODS[label](), obs=jnp.minimum(Y, limit)))
+    assert f"({label})" in reading.describe()
+
+
+def test_parameters_of_likelihoods_and_several_sites():
+    reading = read_bilinear(ordered)
+    assert set(reading.hyper) == {"steps"} and not reading.is_design_fixed
+    assert reading.form({"steps": jnp.ones(2)}).potential.thresholds.shape == (N, 3)
+    reading = read_bilinear(negative_binomial)
+    assert set(reading.hyper) == {"concentration"}
+    used = EXPOSURE > 0.8
+    form = read_bilinear(two_sites).form({})
+    np.testing.assert_array_equal(form.potential.label, np.concatenate([Y[used] > 1, Y[:4] > 2]))
+
+
 def test_hyperparameters_and_what_they_touch():
     reading = read_bilinear(everything, check=False)
     assert set(reading.hyper) == {"centre", "intercept"}
@@ -176,8 +232,17 @@ def no_product():
 
 
 def other_likelihood():
-    w, z = vectors("w", R), vectors("z", C)
-    numpyro.sample("y", dist.Bernoulli(logits=(w[ROWS] * z[COLS]).sum(-1)), obs=Y > 1)
+    numpyro.sample("y", dist.Laplace(predictor(), 1.0), obs=Y)
+
+
+def unknown_link():
+    numpyro.sample("y", dist.Poisson(1.0 + jnp.exp(predictor())), obs=Y)
+
+
+def mixed_likelihoods():
+    eta = predictor()
+    numpyro.sample("y", dist.Poisson(jnp.exp(eta)), obs=Y)
+    numpyro.sample("seen", dist.Bernoulli(logits=eta), obs=Y > 0)
 
 
 def out_of_range():
@@ -205,7 +270,9 @@ def flat():
         (shared_block, ["'w'", "multiplied with itself"]),
         (shared_block_with_bias, ["'w'", "multiplied with itself"]),
         (no_product, ["no product", "VariationalGaussian"]),
-        (other_likelihood, ["'y'", "bernoulli", "Poisson"]),
+        (other_likelihood, ["'y'", "laplace", "Poisson", "NUTS"]),
+        (unknown_link, ["'y'", "not recognised", "softplus"]),
+        (mixed_likelihoods, ["'y' and 'seen'", "PoissonExpPotential and LogitPotential", "one family"]),
         (out_of_range, ["'w'", "out of range", "length 4"]),
         (nothing_observed, ["no observed site"]),
         (flat, ["'w'", "flat prior"]),
