@@ -128,6 +128,8 @@ def make_views(form: Bilinear, rows: Block, columns: Block) -> Views:
     is_diagonal = form.is_paired and all(b.covariance is None or b.covariance.ndim == 2 for b in (rows, columns))
     sizes = rows.mean.shape[1], columns.mean.shape[1]
     width = 2 * max(sizes) if is_diagonal else 3 * max(sizes) ** 2
+    # every pass reads them
+    form = form._replace(row_index=form.row_index.astype(jnp.int32), column_index=form.column_index.astype(jnp.int32))
     return Views(make_view(form, "rows", width), make_view(form, "columns", width))
 
 

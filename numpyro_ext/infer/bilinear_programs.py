@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from ..structure.bilinear import Bilinear
+from ..structure.lean import lean_jit
 from ..structure.recent import Recent
 from . import bilinear_gaussian as core
 from . import hyper as hyper_search
@@ -68,9 +69,9 @@ class BilinearPrograms:
             if devices is None
             else SeveralDevices(devices, reading.index[0], reading.index[1], reading.elements[0].shape[0])
         )
-        self.form = jax.jit(self._form)
-        self.init_state = jax.jit(self._init_state)
-        self._compiled_prepare = jax.jit(self._prepare)
+        self.form = lean_jit(self._form)
+        self.init_state = lean_jit(self._init_state)
+        self._compiled_prepare = lean_jit(self._prepare)
         self.solve = self.devices.compile_solve(self._solve)
         self.draws = jax.jit(self._draws, static_argnames="num_samples")
         self.margin = jax.jit(self._margin)

@@ -29,6 +29,7 @@ from .bilinear_factors import TAKEN, check_label, check_same_family, join_cells,
 from .conflict import Conflict
 from .degrees import Degree, Degrees, classify
 from .errors import ModelStructureError
+from .lean import lean_jit
 from .model_reading import ModelReading
 from .priors import colour, prior_block
 from .program import Constant
@@ -213,6 +214,29 @@ class BilinearReading(ModelReading):
         zeros = jnp.zeros((self.num_columns,), jnp.result_type(float))
         return zeros.at[elements[:, position]].set(1.0)
 
+    def _spread(self, side: int, vector: Array) -> Array:
+        """Unknowns in which every vector of a side is the same."""
+        elements = jnp.asarray(self.elements[side])
+        zeros = jnp.zeros((self.num_columns,), jnp.result_type(float))
+        return zeros.at[elements].set(jnp.broadcast_to(vector, elements.shape))
+
+    def _first_cell(self, predict: Callable[[Array], Array]) -> tuple[Array, Array, Array]:
+        """Coupling and both linear coefficients of the first cell, each with a leading axis of length one."""
+        zeros = jnp.zeros((self.num_columns,), jnp.result_type(float))
+        rows, columns = (jnp.asarray(e[i[0]]) for e, i in zip(self.elements, self.index, strict=True))
+        slope = jax.grad(lambda x: predict(x)[0])
+
+        def product(places: Array) -> Array:
+            """Of all components of the row with the sum of some of the column."""
+            return jax.jvp(slope, (zeros,), (zeros.at[places].set(1.0),))[1][rows]
+
+        if self._design.num_pairs is not None:
+            coupling = product(columns)[: self._design.num_pairs]
+        else:
+            coupling = jax.lax.map(product, columns).T
+        at_zero = slope(zeros)
+        return coupling[None], at_zero[rows][None], at_zero[columns][None]
+
     def _slopes(self, predict: Callable[[Array], Array], side: int) -> Array:
         """Of the predictors in each component where all else is zero, shape ``(cells, size)``."""
         zeros = jnp.zeros((self.num_columns,), jnp.result_type(float))
@@ -240,21 +264,32 @@ class BilinearReading(ModelReading):
         weights = jnp.asarray(rng.uniform(1.0, 2.0, num_cells), jnp.result_type(float))
         point = jnp.asarray(rng.standard_normal(self.num_columns), jnp.result_type(float))
         sizes = self.elements[0].shape[1], self.elements[1].shape[1]
+        tests = tuple(jnp.asarray(rng.uniform(1.0, 2.0, size), jnp.result_type(float)) for size in sizes)
 
-        def meetings(env: dict[int, Any], weights: Array, point: Array) -> tuple[Array, Array, Array]:
-            predict = self._predictor_fn(env)
+        def meetings(
+            env: dict[int, Any], weights: Array, point: Array, tests: tuple[Array, Array]
+        ) -> tuple[Array, list[Array]]:
+            """How strongly components meet; of combinations of the coefficients the range over the cells."""
+            predict, zeros = self._predictor_fn(env), jnp.zeros_like(point)
+            slopes = jax.grad(lambda x: jnp.dot(weights, predict(x)))
 
-            def total_slope(x: Array, position: Array) -> Array:
-                return jnp.dot(weights, jax.jvp(predict, (x,), (self._direction(0, position),))[1])
+            def products_of(position: Array) -> Array:
+                return jax.jvp(slopes, (point,), (self._direction(0, position),))[1]
 
-            found = jax.lax.map(lambda i: jax.grad(total_slope)(point, i), jnp.arange(sizes[0]))
+            found = jax.lax.map(products_of, jnp.arange(sizes[0]))
             largest = jnp.max(jnp.abs(found[:, jnp.asarray(self.elements[1])]), axis=1)
-            return largest, self._slopes(predict, 0), self._slopes(predict, 1)
+            rows, columns = (self._spread(side, test) for side, test in enumerate(tests))
+
+            def slope_of_rows(x: Array) -> Array:
+                return jax.jvp(predict, (x,), (rows,))[1]
+
+            row_slopes, products = map(_limits, jax.jvp(slope_of_rows, (zeros,), (columns,)))
+            return largest, [products, row_slopes, _limits(jax.jvp(predict, (zeros,), (columns,))[1])]
 
         env = self._env(_off_zero(self), None)
         key = ("meetings", self._layout_key())
-        compiled = _COMPILED.get(key, lambda: jax.jit(meetings))
-        largest, *slopes = (np.asarray(x) for x in compiled(env, weights, point))
+        compiled = _COMPILED.get(key, lambda: lean_jit(meetings))
+        largest, ranges = jax.tree.map(np.asarray, compiled(env, weights, point, tests))
         rounding = 1e-9 if largest.dtype == np.float64 else 1e-5
         meets = largest > rounding * np.max(largest, initial=0.0)
         if like is None:
@@ -268,25 +303,16 @@ class BilinearReading(ModelReading):
         if is_matching:
             orders = self._orders
             self.elements = tuple(e[:, order] for e, order in zip(self.elements, orders, strict=True))
-            slopes = [s[:, order] for s, order in zip(slopes, orders, strict=True)]
-            pairs = np.arange(num_pairs), np.arange(num_pairs)
-        else:
-            if num_cells * sizes[0] * sizes[1] > _LARGEST_COUPLING:
-                raise ModelStructureError(
-                    f"the {num_cells} cells have products of {sizes[0]} x {sizes[1]} components each, which is more "
-                    "than can be kept. Write the predictor as a sum of products of single components."
-                )
-            pairs = np.divmod(np.arange(sizes[0] * sizes[1]), sizes[1])
-        mixed_key = ("mixed", self._layout_key(), len(pairs[0]))
-        mixed = _COMPILED.get(
-            mixed_key, lambda: jax.jit(lambda env, rows, columns: self._mixed(self._predictor_fn(env), rows, columns))
-        )
-        coupling = np.asarray(mixed(env, *map(jnp.asarray, pairs)))
+        elif not _is_shared(ranges[0]) and num_cells * sizes[0] * sizes[1] > _LARGEST_COUPLING:
+            raise ModelStructureError(
+                f"the {num_cells} cells have products of {sizes[0]} x {sizes[1]} components each, which is more "
+                "than can be kept. Write the predictor as a sum of products of single components."
+            )
         return _Design(
-            len(pairs[0]) if is_matching else None,
-            _is_shared(coupling),
-            (bool(np.any(slopes[0])), bool(np.any(slopes[1]))),
-            (_is_shared(slopes[0]), _is_shared(slopes[1])),
+            num_pairs if is_matching else None,
+            _is_shared(ranges[0]),
+            (bool(np.any(ranges[1])), bool(np.any(ranges[2]))),
+            (_is_shared(ranges[1]), _is_shared(ranges[2])),
         )
 
     def _layout_key(self) -> tuple[Any, ...]:
@@ -323,13 +349,18 @@ class BilinearReading(ModelReading):
         :param hyper: constrained values of all sites in :attr:`hyper`.
         :param data: arrays to use instead of :attr:`data`; masks and indices stay as they were read.
 
-        Cost: about as many evaluations of the predictor as the vectors have components.
+        Cost: some evaluations of the predictor, or about as many as the vectors have components where coefficients
+        differ between cells.
         """
         env = self._env(hyper, data)
         rows, columns = self._sides_at(env)
         predict, design = self._predictor_fn(env), self._design
         num_cells, sizes = self.index[0].size, tuple(e.shape[1] for e in self.elements)
-        if design.num_pairs is not None:
+        is_any_shared = design.is_coupling_shared or any(design.is_linear_shared)
+        first: Any = self._first_cell(predict) if is_any_shared else ()
+        if design.is_coupling_shared:
+            coupling = first[0]
+        elif design.num_pairs is not None:
             positions = jnp.arange(design.num_pairs)
             coupling = self._mixed(predict, positions, positions)
         else:
@@ -338,8 +369,11 @@ class BilinearReading(ModelReading):
             coupling = coupling.reshape(num_cells, *sizes)
         linear = []
         for side in (0, 1):
-            found = self._slopes(predict, side) if design.has_linear[side] else jnp.zeros((1, 0))
-            linear.append(found[:1] if design.is_linear_shared[side] else found)
+            if not design.has_linear[side]:
+                linear.append(jnp.zeros((1, 0)))
+            else:
+                is_shared = design.is_linear_shared[side]
+                linear.append(first[1 + side] if is_shared else self._slopes(predict, side))
         offset = predict(jnp.zeros((self.num_columns,), jnp.result_type(float)))
         factors = [self._factors(i, env) for i in range(len(self.factor_names))]
         potentials, shifts, weights = zip(*factors, strict=True)
@@ -348,7 +382,7 @@ class BilinearReading(ModelReading):
             columns,
             jnp.asarray(self.index[0]),
             jnp.asarray(self.index[1]),
-            coupling[:1] if design.is_coupling_shared else coupling,
+            coupling,
             linear[0],
             linear[1],
             offset + jnp.concatenate(shifts),
@@ -482,10 +516,13 @@ def _first(chosen: np.ndarray, size: int) -> np.ndarray:
     return np.concatenate([chosen, np.setdiff1d(np.arange(size), chosen)])
 
 
-def _is_shared(values: np.ndarray) -> bool:
-    """Whether all rows are the same."""
-    spread = np.ptp(values, axis=0).max(initial=0.0)
-    return bool(spread <= 16 * np.finfo(values.dtype).eps * np.abs(values).max(initial=0.0))
+def _limits(x: Array) -> Array:
+    return jnp.stack([jnp.min(x), jnp.max(x)])
+
+
+def _is_shared(limits: np.ndarray) -> bool:
+    """Whether what lies between two limits is the same up to rounding."""
+    return bool(np.ptp(limits) <= 16 * np.finfo(limits.dtype).eps * np.abs(limits).max())
 
 
 def _off_zero(reading: BilinearReading) -> dict[str, Any]:

@@ -151,10 +151,17 @@ def _merge(patterns: Sequence[np.ndarray]) -> np.ndarray:
     return deduplicate(np.concatenate(patterns, axis=-1))
 
 
+def _is_repeated(pattern: np.ndarray) -> bool:
+    """Whether all numbers on the last axis are the same."""
+    return bool(np.all(pattern == pattern[..., :1]))
+
+
 def deduplicate(pattern: np.ndarray) -> np.ndarray:
     """Keep one of equal numbers on the last axis, and pad with ``-1``."""
     if pattern.shape[-1] <= 1 or pattern.size == 0:
         return pattern
+    if _is_repeated(pattern):
+        return pattern[..., :1].copy()
     ordered = np.sort(pattern, axis=-1)
     repeated = np.zeros(ordered.shape, bool)
     repeated[..., 1:] = ordered[..., 1:] == ordered[..., :-1]
@@ -272,8 +279,10 @@ def _updated(
 def _reduce(pattern: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:
     kept = [i for i in range(pattern.ndim - 1) if i not in axes]
     moved = np.transpose(pattern, (*kept, *axes, pattern.ndim - 1))
-    _check(moved.size)
-    return deduplicate(moved.reshape(*(pattern.shape[i] for i in kept), -1))
+    merged = moved.reshape(*(pattern.shape[i] for i in kept), -1)
+    if not _is_repeated(merged):
+        _check(merged.size)
+    return deduplicate(merged)
 
 
 def _cumulate(pattern: np.ndarray, axis: int, reverse: bool) -> np.ndarray:

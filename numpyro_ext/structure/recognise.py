@@ -147,9 +147,9 @@ def _behind_a_link(
     probe: Env,
 ) -> Recognised | None:
     candidates = _single_passages(program, degrees, leaf)
-    responses = _responses(program, traced, candidates, leaf, probe)
-    for predictor, values in zip(candidates, responses, strict=True):
-        link = _match_link(values, links)
+    for predictor in candidates:
+        # one after the other: for large data each is large, and the first is mostly the right one
+        link = _match_link(_responses(program, traced, predictor, leaf, probe), links)
         if link is None:
             continue
         shape = program.shape(predictor)
@@ -170,23 +170,19 @@ def _single_passages(program: Program, degrees: Degrees, leaf: Atom) -> list[int
     return [n for n in sorted(affine, reverse=True) if not program.ancestors([leaf], [n]) & free - {n}]
 
 
-def _responses(
-    program: Program, traced: FactorTrace, candidates: list[int], leaf: Atom, probe: Env
-) -> list[np.ndarray]:
-    """For each candidate the parameter on a grid of predictors, shape ``(grid, elements in use)``."""
+def _responses(program: Program, traced: FactorTrace, predictor: int, leaf: Atom, probe: Env) -> np.ndarray:
+    """The parameter on a grid of values of the predictor, shape ``(grid, elements in use)``."""
     dtype = jnp.result_type(float)
 
-    def respond(point: Array, env: Env) -> list[Array]:
-        filled = [{**env, c: jnp.full(program.shape(c), point, dtype)} for c in candidates]
-        return [program.evaluate([leaf], e)[0] for e in filled]
+    def respond(point: Array, env: Env) -> Array:
+        return program.evaluate([leaf], {**env, predictor: jnp.full(program.shape(predictor), point, dtype)})[0]
 
     found = jax.jit(jax.vmap(respond, in_axes=(0, None)))(jnp.asarray(_GRID, dtype), dict(probe))
-    out = []
-    for values in (np.asarray(v, float) for v in found):
-        mask = np.broadcast_to(np.asarray(program.evaluate([traced.mask], probe)[0]), values.shape[1:])
-        used = values[:, mask] if mask.any() else values.reshape(len(_GRID), -1)
-        out.append(used[:, np.isfinite(used).all(axis=0)])
-    return out
+    values = np.asarray(found, float)
+    mask = np.broadcast_to(np.asarray(program.evaluate([traced.mask], probe)[0]), values.shape[1:])
+    used = values[:, mask] if mask.any() and not mask.all() else values.reshape(len(_GRID), -1)
+    is_finite = np.isfinite(used).all(axis=0)
+    return used if is_finite.all() else used[:, is_finite]
 
 
 def _match_link(values: np.ndarray, links: tuple[str, ...]) -> _Link | None:
@@ -198,8 +194,10 @@ def _match_link(values: np.ndarray, links: tuple[str, ...]) -> _Link | None:
             function = _FUNCTIONS[name](sign * _GRID)
             at = int(np.nonzero(sign * _GRID == _SCALE_AT[name])[0][0])
             scale = np.ones(values.shape[1]) if name in ("logistic", "probit") else values[at] / function[at]
-            expected = function[:, None] * scale
-            if np.all(np.abs(values - expected) <= tolerance * (np.abs(expected) + 1e-3 * np.abs(scale))):
+            if all(
+                np.all(np.abs(row - f * scale) <= tolerance * (abs(f) + 1e-3) * np.abs(scale))
+                for row, f in zip(values, function, strict=True)
+            ):
                 return _Link(name, sign, float(_GRID[at]), float(function[at]))
     return None
 

@@ -12,6 +12,7 @@ from numpyro import handlers
 from numpyro.infer.util import compute_log_probs
 
 from .errors import ModelStructureError
+from .lean import lean_jit
 from .model_reading import ModelReading
 from .program import make_program
 from .recent import Recent
@@ -107,4 +108,4 @@ def _compile(reading: ModelReading, rng_key: Array) -> tuple[Any, Any]:
         return reading.log_joint(hyper, e, data), expected, reading.linearity_error(hyper, data)
 
     key = (reading.structure_key, program.fingerprint())
-    return _COMPILED.get(key, lambda: jax.jit(both)), program.data
+    return _COMPILED.get(key, lambda: lean_jit(both)), program.data
