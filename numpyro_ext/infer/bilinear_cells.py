@@ -7,6 +7,7 @@ chunks, so that memory does not grow with their number times the square of the s
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -24,6 +25,7 @@ __all__ = [
     "Side",
     "View",
     "cell_expectations",
+    "cell_values",
     "conditional_moments",
     "draw_block",
     "largest_product",
@@ -244,15 +246,30 @@ def conditional_moments(form: Bilinear, side: Side, own: Block, other: Array) ->
 
 def cell_expectations(form: Bilinear, rows: Block, columns: Block) -> Array:
     r"""Log of :math:`E\, e^{\eta}` of each cell, shape ``(num_cells,)``; ``inf`` where it does not exist."""
-    size = rows.mean.shape[1]
-    width = 3 * size**2
-    natural = jnp.arange(form.num_cells)
-    view = make_view(form._replace(row_order=natural, weight=jnp.ones_like(form.weight)), "rows", width)
+
+    def expectation(cells: Cells, pairing: Pairing) -> Array:
+        return cells.offset + pairing.partner.shift + pairing.exponential_product().log_value
+
+    return _of_each_cell(form, rows, columns, expectation)
+
+
+def cell_values(form: Bilinear, rows: Block, columns: Block) -> Array:
+    """The expected log factor of each cell, without its weight, shape ``(num_cells,)``."""
+
+    def value(cells: Cells, pairing: Pairing) -> Array:
+        return cells.factors.values(cells.offset, jnp.ones_like(cells.weight), pairing)
+
+    return _of_each_cell(form, rows, columns, value)
+
+
+def _of_each_cell(form: Bilinear, rows: Block, columns: Block, function: Callable[[Cells, Pairing], Array]) -> Array:
+    """A function of each cell, shape ``(num_cells,)``."""
+    width = 3 * rows.mean.shape[1] ** 2
+    view = make_view(form._replace(row_order=jnp.arange(form.num_cells)), "rows", width)
 
     def visit(carry: tuple[Array, Array], cells: Cells, pairing: Pairing) -> tuple[Array, Array]:
         chunk, out = carry
-        value = cells.offset + pairing.partner.shift + pairing.exponential_product().log_value
-        return chunk + 1, out.at[chunk].set(value)
+        return chunk + 1, out.at[chunk].set(function(cells, pairing))
 
     start = jnp.asarray(0), jnp.zeros(view.cells.own.shape, rows.mean.dtype)
     _, out = _visit_cells(view, rows, columns, visit, start)

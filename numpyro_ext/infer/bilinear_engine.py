@@ -16,7 +16,7 @@ from ..structure.read_bilinear import read_bilinear, read_like
 from . import bilinear_gaussian as core
 from .base_engine import BaseEngine, check_at_least, check_positive
 from .bilinear_cells import Block
-from .bilinear_prediction import draw_predictors, expected_ranks, log_expected_rates, log_predictive_counts
+from .bilinear_prediction import draw_predictors, expected_means, expected_ranks, log_predictive_counts
 from .bilinear_programs import CHUNK, BilinearPrograms, compiled_bilinear_programs
 from .bilinear_sites import site_places
 from .checkpoint import read_checkpoint, write_checkpoint
@@ -35,6 +35,7 @@ __all__ = ["BilinearVG"]
 Covariance = core.Family
 _WARM_UP = CHUNK
 _FOLD_STEPS = 200
+_WIDEST_PRODUCT = 9.0
 
 
 class _Run(NamedTuple):
@@ -56,6 +57,11 @@ class BilinearVG(BaseEngine):
     given the other, such as Poisson factorisation with biases and side features. The posterior is a product over the
     vectors of both sides (rows and columns); the expected rates, and with them a lower bound of the log evidence, have
     closed forms. Each sweep moves all vectors of one side, then of the other, and never lowers the objective.
+
+    Also for Poisson counts with a softplus rate, negative binomial counts, Bernoulli and binomial outcomes (logits, or
+    probit) and ordered categories, whose log factors are concave. Their expectations are integrals over the
+    distribution of the predictor of each cell, one-dimensional for vectors of any length and exact up to quadrature (a
+    relative error of about ``1e-12``, in float32 ``1e-5``), at tens of microseconds per cell and pass.
 
     ``covariance`` chooses the family of each side. Gaussians on both sides make ``log_evidence`` a lower bound; points
     on both are the maximum a posteriori, and points on one side EM, whose objective, a log density at the points, is
@@ -167,7 +173,8 @@ class BilinearVG(BaseEngine):
         :param checkpoint: path of a file that is written after every sweep. If it exists, the run goes on from it, so
             that the same call, made again after the process was killed, loses at most one sweep.
         :param kwargs: keyword arguments of the model.
-        :raises ModelStructureError: if the model is not bilinear in two Gaussian blocks, or its counts are not Poisson.
+        :raises ModelStructureError: if the model is not bilinear in two Gaussian blocks, or its observations are of
+            none of the families named above.
         :raises ValueError: if the objective is not finite; the message names the likely cause. Also if scales of point
             estimates would have to be learned, or if the checkpoint is of other data or another model.
         """
@@ -202,6 +209,8 @@ class BilinearVG(BaseEngine):
         if not best.diagnostics.converged:
             warn(f"{type(self).__name__} did not converge. " + " ".join(best.diagnostics.messages))
         self._run = _Run(reading, space, programs, best, rng_key)
+        if not reading.has_boundary and "point" not in self._families(reading):
+            _check_widths(1.0 - float(programs.margin(*self._run.inputs)))
 
     def _prepare(
         self, rng_key: Array, args: tuple, kwargs: dict[str, Any], *, check: bool = True
@@ -316,10 +325,11 @@ class BilinearVG(BaseEngine):
     def distance_to_boundary(self) -> float:
         r"""One less the largest eigenvalue of :math:`\operatorname{Cov}(u) \operatorname{Cov}(v)` over all cells.
 
-        Expected rates grow without limit as it goes to zero; every accepted step keeps it positive.
+        Expected exponential rates grow without limit as it goes to zero; every accepted step keeps it positive. Other
+        expectations always exist: then it is ``inf``.
         """
         run = self._finished()
-        return float(run.programs.margin(*run.inputs))
+        return float(run.programs.margin(*run.inputs)) if run.reading.has_boundary else np.inf
 
     def _blocks(self) -> tuple[Block, Block]:
         state = self._finished().fit.last_state.state
@@ -392,21 +402,23 @@ class BilinearVG(BaseEngine):
         return self._by_site(reading, values)
 
     def predictive_mean(self, *args: Any, **kwargs: Any) -> dict[str, Array]:
-        """Posterior mean of the rates, in closed form; ``inf``, with a warning, where the mean does not exist.
+        """Posterior mean of rates or probabilities, without draws; ``inf``, with a warning, where there is none.
 
-        It exists in every cell of the fit, and in all cells if the product of the prior variances is below one. Where
-        it does not, compare predictions by :meth:`log_predictive` or :meth:`expected_ranks`.
+        That of an exponential rate exists in every cell of a Poisson fit, and in all cells if the product of the prior
+        variances is below one. Where it does not, compare predictions by :meth:`log_predictive` or
+        :meth:`expected_ranks`.
 
         :param args: arguments of the model, by default those of the fit.
         :param kwargs: keyword arguments of the model.
         :return: for each observed site an array in the shape of its observations, zero where masked.
+        :raises ValueError: if observations are ordered categories.
         """
         run = self._finished()
         if not args and not kwargs:
             args, kwargs = run.reading.args, dict(run.reading.kwargs)
         reading, form = self._read_cells(args, kwargs)
         state = run.fit.last_state.state
-        means = jnp.exp(log_expected_rates(form, state.rows, state.columns))
+        means = expected_means(form, state.rows, state.columns)
         number = int(jnp.sum(~jnp.isfinite(means)))
         if number:
             warn(
@@ -497,6 +509,15 @@ class BilinearVG(BaseEngine):
         reading, space, programs = self._prepare(rng_key, args, kwargs, check=False)
         restorable: Any = programs
         return _Run(reading, space, programs, fit_from_content(content, reading, restorable, space), rng_key)
+
+
+def _check_widths(product: float) -> None:
+    """Warn if the quadrature of the expectations is not accurate, because both factors of a product vary widely."""
+    if product > _WIDEST_PRODUCT:
+        warn(
+            f"The product of the posterior covariances of a row and its column has an eigenvalue of {product:.3g}; "
+            f"above {_WIDEST_PRODUCT:.0f} the quadrature of expected log factors loses accuracy. Use narrower priors."
+        )
 
 
 def _check_sizes(old: Any, new: Any, sides: tuple[int, ...], advice: str) -> None:

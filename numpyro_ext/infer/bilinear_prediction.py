@@ -1,8 +1,10 @@
-"""Predictions of bilinear posteriors: probabilities of counts, expected rates, rankings."""
+"""Predictions of bilinear posteriors: probabilities of observations, their expected means, rankings."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,19 +12,23 @@ import numpy as np
 from jax import Array
 from numpy.typing import ArrayLike
 
-from ..potentials.poisson import PoissonExpPotential
+from ..potentials.base import Potential
+from ..potentials.base import potential as make_potential
+from ..potentials.binary import BinomialLogitPotential, LogitPotential, ProbitPotential
+from ..potentials.negative_binomial import NegativeBinomialExpPotential
+from ..potentials.poisson import PoissonExpPotential, PoissonSoftplusPotential
 from ..structure.bilinear import Bilinear
-from .bilinear_cells import Block, Side, cell_expectations, conditional_moments, draw_block
+from .bilinear_cells import Block, Side, cell_expectations, cell_values, conditional_moments, draw_block
 
-__all__ = ["draw_predictors", "expected_ranks", "log_expected_rates", "log_predictive_counts", "ranking_scores"]
+__all__ = ["draw_predictors", "expected_means", "expected_ranks", "log_predictive_counts", "ranking_scores"]
 
 
 @partial(jax.jit, static_argnames="num_samples")
 def log_predictive_counts(form: Bilinear, rows: Block, columns: Block, rng_key: Array, *, num_samples: int) -> Array:
-    r"""Log posterior predictive probability of the count of each cell.
+    r"""Log posterior predictive probability of the observation of each cell.
 
-    The vectors of one side are drawn; given them the predictor is Gaussian, and its count is integrated over by
-    quadrature. So the estimate is smooth in the count, also far in the tail. It always exists, unlike the mean.
+    The vectors of one side are drawn; given them the predictor is Gaussian, and the factor is integrated over by
+    quadrature. So the estimate is smooth in a count, also far in the tail. It always exists, unlike the mean.
 
     :param Bilinear form: holds the cells.
     :param rows: posterior of the rows.
@@ -53,16 +59,44 @@ def log_predictive_counts(form: Bilinear, rows: Block, columns: Block, rng_key: 
 
 
 @jax.jit
-def log_expected_rates(form: Bilinear, rows: Block, columns: Block) -> Array:
-    """Log of the posterior mean of the rate of each cell; ``inf`` where the mean does not exist.
+def expected_means(form: Bilinear, rows: Block, columns: Block) -> Array:
+    """Posterior expectation of the mean of each observation; ``inf`` where it does not exist.
 
-    :param Bilinear form: of Poisson counts with the rate ``exp(predictor)``.
+    That of an exponential is in closed form, others are integrated over the distribution of the predictor.
+
+    :param Bilinear form: holds the cells.
     :param rows: posterior of the rows.
     :param columns: of the columns.
     :return: shape ``(num_cells,)``.
+    :raises ValueError: if observations are categories, which have no mean.
     """
-    assert isinstance(form.potential, PoissonExpPotential)
-    return jnp.log(form.potential.exposure) + cell_expectations(form, rows, columns)
+    potential = form.potential
+    if isinstance(potential, PoissonExpPotential | NegativeBinomialExpPotential):
+        return potential.exposure * jnp.exp(cell_expectations(form, rows, columns))
+    if type(potential) not in _MEANS:
+        raise ValueError(
+            "Ordered categories have no mean: use log_predictive for their probabilities, one category at a time, or "
+            "expected_ranks."
+        )
+    return cell_values(form._replace(potential=_Mean(potential)), rows, columns)
+
+
+_MEANS: dict[type, Callable[[Any, Array], Array]] = {
+    PoissonSoftplusPotential: lambda counts, eta: counts.exposure * jax.nn.softplus(eta),
+    LogitPotential: lambda _, eta: jax.nn.sigmoid(eta),
+    ProbitPotential: lambda _, eta: jax.scipy.stats.norm.cdf(eta),
+    BinomialLogitPotential: lambda counts, eta: counts.total * jax.nn.sigmoid(eta),
+}
+
+
+@make_potential
+class _Mean(Potential):
+    """The mean of an observation in the place of its log factor."""
+
+    base: Potential
+
+    def log_density(self, eta: ArrayLike) -> Array:
+        return _MEANS[type(self.base)](self.base, jnp.asarray(eta))
 
 
 @partial(jax.jit, static_argnames="num_samples")

@@ -13,6 +13,7 @@ from jax import Array
 
 from ..linalg.cholesky import cholesky, solve_lower
 from ..linalg.prior import CovariancePrior, DiagonalPrior, FlatPrior, PrecisionPrior
+from ..potentials import PoissonExpPotential
 from ..potentials.base import Potential
 from .bilinear import Bilinear, GaussianSide
 from .bilinear_blocks import (
@@ -64,6 +65,7 @@ class BilinearReading(ModelReading):
     :ivar index: for rows and columns the vector that each cell touches.
     :ivar factor_names: observed sites whose cells the form has, one after another.
     :ivar cells: for each of them the flat indices of the observations in use.
+    :ivar has_boundary: whether expectations are infinite for wide posteriors, as those of exponential rates are.
     :ivar is_design_fixed: whether everything but the priors is the same for all hyperparameters.
     """
 
@@ -96,6 +98,7 @@ class BilinearReading(ModelReading):
         self._signs = tuple(f.build(start_env, jnp.asarray(True)).sign for f in self._found)
         shapes_of = [jax.eval_shape(lambda i=i: self._factors(i, start_env)[0]) for i in range(len(self._found))]
         check_same_family(self.factor_names, shapes_of)
+        self.has_boundary = isinstance(shapes_of[0], PoissonExpPotential)
         coupled = {n: self._coupled_axes(n) for n in self.field}
         shapes = {n: tuple(self.site_shapes[n]) for n in self.field}
         numbers = {n: number for n, (number, _) in self._field.items()}
