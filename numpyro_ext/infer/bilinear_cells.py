@@ -39,6 +39,8 @@ Side = Literal["rows", "columns"]
 # Numbers in the largest array of a chunk: it should stay in the cache.
 _CHUNK_NUMBERS = 1 << 17
 _SMALLEST_CHUNK = 512
+# Whoever makes a form has checked its indices. To do so for every number again would take a quarter of a sweep.
+_IN_RANGE: Any = {"mode": "promise_in_bounds", "wrap_negative_indices": False}
 
 
 class Block(NamedTuple):
@@ -144,8 +146,8 @@ def sum_cells(view: View, own: Block, other: Block) -> CellSums:
         found = cells.factors.terms(cells.offset, cells.weight, pairing, with_matrix=has_matrix)
         both = jnp.concatenate([found.slope, found.precision.reshape(-1, num_entries)], axis=-1)
         return (
-            sums[0].at[cells.own].add(found.value, indices_are_sorted=True),
-            sums[1].at[cells.own].add(both, indices_are_sorted=True),
+            sums[0].at[cells.own].add(found.value, indices_are_sorted=True, **_IN_RANGE),
+            sums[1].at[cells.own].add(both, indices_are_sorted=True, **_IN_RANGE),
         )
 
     start = jnp.zeros((num,), own.mean.dtype), jnp.zeros((num, size + num_entries), own.mean.dtype)
@@ -159,7 +161,7 @@ def sum_values(view: View, own: Block, other: Block) -> Array:
 
     def visit(sums: Array, cells: Cells, pairing: Pairing) -> Array:
         found = cells.factors.values(cells.offset, cells.weight, pairing)
-        return sums.at[cells.own].add(found, indices_are_sorted=True)
+        return sums.at[cells.own].add(found, indices_are_sorted=True, **_IN_RANGE)
 
     start = jnp.zeros(own.mean.shape[:1], own.mean.dtype)
     return _no_nan(_visit_cells(view, own, other, visit, start))
@@ -179,13 +181,12 @@ def _visit_cells(view: View, own: Block, other: Block, visit: Any, start: Any) -
     prepared = make_partner(view.shared, size, *held) if is_shared else held
 
     def step(carry: Any, cells: Cells) -> tuple[Any, None]:
-        partner = jax.tree.map(lambda x: x[cells.other], prepared)
+        partner = jax.tree.map(lambda x: x.at[cells.other].get(**_IN_RANGE), prepared)
         if not is_shared:
             both = zip(view.shared, cells.coefficients, strict=True)
             coefficients = Coefficients(*(x if y is None else y for x, y in both))
             partner = make_partner(coefficients, size, *partner)
-        mean = own.mean[cells.own]
-        covariance = None if own.covariance is None else own.covariance[cells.own]
+        mean, covariance = jax.tree.map(lambda x: x.at[cells.own].get(**_IN_RANGE), (own.mean, own.covariance))
         return visit(carry, cells, Pairing(mean, covariance, partner, is_diagonal)), None
 
     return jax.lax.scan(step, start, view.cells)[0]
