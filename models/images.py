@@ -14,12 +14,13 @@ from jax.typing import ArrayLike
 from numpyro import handlers
 from numpyro.distributions import constraints
 
-from numpyro_ext.distributions import HiddenMarkovTree, RectifiedLinearPoisson
+from numpyro_ext.distributions import AnalysisPrior, HiddenMarkovTree, RectifiedLinearPoisson
 from numpyro_ext.linalg import (
     LinearOperator,
     WaveletTransform,
     convolution,
     identity,
+    shifted_transforms,
     total_variation,
     wavelet_transform,
 )
@@ -120,6 +121,7 @@ def wavelet_denoising(
     factorial: bool = False,
     per_orientation: bool = True,
     shift: ArrayLike | None = None,
+    num_bases: int = 1,
 ) -> None:
     r"""An image or signal in white noise whose wavelet coefficients are sparse and persist from scale to scale.
 
@@ -159,6 +161,7 @@ def wavelet_denoising(
     :param bool factorial: whether the coefficients are independent instead, with the component ``high``.
     :param bool per_orientation: whether orientations have parameters of their own.
     :param shift: circular shift of the wavelet basis in pixels, one number per axis; engines average over some.
+    :param int num_bases: how many shifted bases the prior speaks of, see :func:`wavelet_inpainting`.
     :raises ValueError: if the data hold nan (missing pixels: :func:`wavelet_inpainting`), or a name is unknown.
     """
     if not isinstance(noisy, jax.core.Tracer) and np.isnan(np.asarray(noisy)).any():
@@ -169,7 +172,7 @@ def wavelet_denoising(
     shape = noisy.shape
     transform, padded = _transform(shape, wavelet, num_levels)
     extended = _continued(noisy, padded)
-    image = _tree_image(transform, extended, shift, low, high, factorial, per_orientation)
+    image = _tree_image(transform, extended, shift, low, high, factorial, per_orientation, num_bases)
     numpyro.deterministic("image", _cut(image, shape))
     if noise_scale is None:
         noise_scale = numpyro.param("noise_scale", _noise_scale(noisy), constraint=constraints.positive)
@@ -188,8 +191,14 @@ def wavelet_inpainting(
     factorial: bool = False,
     per_orientation: bool = True,
     shift: ArrayLike | None = None,
+    num_bases: int = 1,
 ) -> None:
     r"""An image of which only some pixels are seen; otherwise as :func:`wavelet_denoising`.
+
+    A single basis fills gaps with its own blocks. With ``num_bases`` of more than one the prior is the geometric mean
+    of the priors under as many random shifts (:class:`~numpyro_ext.distributions.AnalysisPrior`), the latent site is
+    the image itself, ``u``, and :class:`~numpyro_ext.infer.StructuredMeanField` is the engine; eight are much better
+    than one.
 
     :param observed: the image; what it holds at missing pixels is not looked at.
     :param mask: true where a pixel was seen; the shape of ``observed``.
@@ -201,6 +210,7 @@ def wavelet_inpainting(
     :param bool factorial: whether the coefficients are independent instead, with the component ``high``.
     :param bool per_orientation: whether orientations have parameters of their own.
     :param shift: circular shift of the wavelet basis in pixels, one number per axis.
+    :param int num_bases: how many shifted bases the prior speaks of.
     :raises ValueError: if the mask keeps nothing or has another shape.
     """
     mask, shape = np.asarray(mask, bool), np.shape(observed)
@@ -210,8 +220,8 @@ def wavelet_inpainting(
         raise ValueError("The mask keeps no pixel: there is nothing to learn from.")
     observed = jnp.where(mask, jnp.asarray(observed, float), 0.0)
     transform, padded = _transform(shape, wavelet, num_levels)
-    filled = jnp.where(mask, observed, jnp.sum(observed) / mask.sum())
-    image = _tree_image(transform, _continued(filled, padded), shift, low, high, factorial, per_orientation)
+    filled = _filled(observed, mask)
+    image = _tree_image(transform, _continued(filled, padded), shift, low, high, factorial, per_orientation, num_bases)
     image = numpyro.deterministic("image", _cut(image, shape))
     seen = np.flatnonzero(mask)
     numpyro.sample(
@@ -232,6 +242,7 @@ def compressed_sensing(
     factorial: bool = False,
     per_orientation: bool = True,
     shift: ArrayLike | None = None,
+    num_bases: int = 1,
 ) -> None:
     r"""An image seen through fewer linear measurements than it has pixels; otherwise as :func:`wavelet_denoising`.
 
@@ -247,6 +258,7 @@ def compressed_sensing(
     :param bool factorial: whether the coefficients are independent instead, with the component ``high``.
     :param bool per_orientation: whether orientations have parameters of their own.
     :param shift: circular shift of the wavelet basis in pixels, one number per axis.
+    :param int num_bases: how many shifted bases the prior speaks of, see :func:`wavelet_inpainting`.
     :raises ValueError: if the operator does not take images of this shape.
     """
     measurements = jnp.asarray(measurements, float)
@@ -260,7 +272,7 @@ def compressed_sensing(
         raise ValueError(f"Sides of {shape} cannot be halved {transform.num_levels} times; give num_levels.")
     # The image that the adjoint draws is blurred, but has the scales of the coefficients.
     first = (operator.T @ measurements).reshape(shape)
-    image = _tree_image(transform, first, shift, low, high, factorial, per_orientation)
+    image = _tree_image(transform, first, shift, low, high, factorial, per_orientation, num_bases)
     image = numpyro.deterministic("image", image)
     if noise_scale is None:
         noise_scale = numpyro.param("noise_scale", 0.1 * jnp.std(measurements), constraint=constraints.positive)
@@ -283,6 +295,24 @@ def _continued(image: Array, padded: tuple[int, ...]) -> Array:
     return jnp.pad(image, [(0, more - side) for side, more in zip(image.shape, padded, strict=True)], mode="symmetric")
 
 
+def _filled(observed: Array, mask: np.ndarray) -> Array:
+    """The image with missing pixels replaced by weighted means of seen ones, as near as there are enough of them."""
+    image, is_open = observed, ~mask
+    for width in 2.0 ** np.arange(-0.5, 2.0 + np.log2(max(mask.shape)), 0.5):
+        kernels = []
+        for side in mask.shape:
+            distance = np.arange(side)[:, None] - np.arange(side)
+            kernels.append(np.exp(-0.5 * (distance / width) ** 2) / width)
+        total, weight = observed, mask.astype(float)
+        for axis, kernel in enumerate(kernels):
+            total = jnp.moveaxis(jnp.tensordot(jnp.asarray(kernel, float), total, (1, axis)), 0, axis)
+            weight = np.moveaxis(np.tensordot(kernel, weight, (1, axis)), 0, axis)
+        is_filled = is_open & (weight > 0.5)
+        image = jnp.where(is_filled, total / np.where(is_filled, weight, 1.0), image)
+        is_open = is_open & ~is_filled
+    return jnp.where(is_open, jnp.sum(observed) / mask.sum(), image)
+
+
 def _cut(image: Array, shape: tuple[int, ...]) -> Array:
     """What is left of the image when its continuation is cut off."""
     return image[tuple(slice(side) for side in shape)]
@@ -296,8 +326,11 @@ def _tree_image(
     high: str,
     factorial: bool,
     per_orientation: bool,
+    num_bases: int,
 ) -> Array:
-    """Sample coefficients ``s`` whose scales start at those of ``data``; the image that they make."""
+    """Sample coefficients ``s`` whose scales start at those of ``data``, or with several bases the image ``u``."""
+    if num_bases < 1:
+        raise ValueError(f"num_bases must be at least 1; got {num_bases}.")
     forest = wavelet_forest(transform, per_orientation)
     squared = jnp.square(transform @ data.reshape(-1))
     size = jnp.zeros(forest.num_groups).at[forest.groups].add(squared)
@@ -310,8 +343,9 @@ def _tree_image(
             raise ValueError(f"A component is one of {', '.join(map(repr, _COMPONENTS))}; got {family!r}.")
         return _COMPONENTS[family](scale)
 
+    whole = forest if num_bases == 1 else wavelet_forest(transform, per_orientation, num_bases)
     if factorial:
-        s = numpyro.sample("s", component("scale", scale, forest.groups).to_event(1))
+        prior = component("scale", scale, whole.groups).to_event(1)
     else:
         # Only the first groups, of the scaling coefficients and the coarsest details, hold nodes without parent.
         num_roots = 1 + (2 ** len(transform.shape_of_signal) - 1 if per_orientation else 1)
@@ -319,17 +353,20 @@ def _tree_image(
         root = numpyro.param("root_probability", jnp.full(is_root.sum(), 0.5), constraint=constraints.unit_interval)
         start = jnp.tile(jnp.array([0.1, 0.8]), (int((~is_root).sum()), 1))
         transition = numpyro.param("transition", start, constraint=constraints.unit_interval)
-        s = numpyro.sample(
-            "s",
-            HiddenMarkovTree(
-                forest,
-                component("low_scale", 0.5 * scale),
-                component("high_scale", 2.0 * scale),
-                jnp.full(forest.num_groups, 0.5).at[np.flatnonzero(is_root)].set(root),
-                jnp.full((forest.num_groups, 2), 0.5).at[np.flatnonzero(~is_root)].set(transition),
-            ),
+        prior = HiddenMarkovTree(
+            whole,
+            component("low_scale", 0.5 * scale),
+            component("high_scale", 2.0 * scale),
+            jnp.full(forest.num_groups, 0.5).at[np.flatnonzero(is_root)].set(root),
+            jnp.full((forest.num_groups, 2), 0.5).at[np.flatnonzero(~is_root)].set(transition),
         )
-    image = (transform.T @ s).reshape(data.shape)
+    if num_bases == 1:
+        image = (transform.T @ numpyro.sample("s", prior)).reshape(data.shape)
+    else:
+        # Fixed, so that equal calls are equal models.
+        shifts = np.random.default_rng(0).integers(0, 2**transform.num_levels, (num_bases, data.ndim))
+        frame = shifted_transforms(transform, shifts)
+        image = numpyro.sample("u", AnalysisPrior(frame, prior, 1.0 / num_bases)).reshape(data.shape)
     return image if shift is None else jnp.roll(image, shift, tuple(range(image.ndim)))
 
 

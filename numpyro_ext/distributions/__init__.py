@@ -1,5 +1,6 @@
 """Distributions that NumPyro lacks."""
 
+from .analysis_prior import AnalysisPrior
 from .categories import (
     AdjacentCategory,
     ContinuationRatio,
@@ -12,6 +13,7 @@ from .rectified_poisson import RectifiedLinearPoisson, SoftplusPoisson
 
 __all__ = [
     "AdjacentCategory",
+    "AnalysisPrior",
     "ContinuationRatio",
     "HiddenMarkovTree",
     "MultinomialProbit",

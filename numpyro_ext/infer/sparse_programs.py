@@ -99,12 +99,13 @@ class SparsePrograms:
     def _learn(self, data: Any, fixed: dict, values: Array, state: core.State) -> Array:
         """A few steps of L-BFGS that raise the expected log joint density plus log prior."""
         reading, space = self._reading, self._space
-        statistics = tree_learning.statistics(reading.form(space.unpack(values, fixed), data), state)
+        form = reading.form(space.unpack(values, fixed), data)
+        statistics = tree_learning.statistics(form, state)
 
         def expected(values: Array, _: Any) -> Array:
             hyper = space.unpack(values, fixed)
             prior, noise = reading.prior(hyper, data), reading.noise_variance(hyper, data)
-            return tree_learning.expected_log_joint(reading.forest, prior, noise, statistics)
+            return tree_learning.expected_log_joint(reading.forest, prior, noise, statistics, weight=form.weight)
 
         evaluate = hyper_search.evaluation_fn(
             form_fn=lambda values: values,
@@ -194,9 +195,10 @@ class SparsePrograms:
         gram = self._gram(precision)
 
         def some(rng_key: Array) -> Array:
-            perturbations = draw_perturbations(rng_key, batch, precision.operator.shape)
+            sizes = precision.operator.shape[0], precision.precision.size
+            perturbations = draw_perturbations(rng_key, batch, sizes)
             return perturb_and_map(
-                precision, perturbations, gram, tol=self.options.draw_tol, max_iterations=self.options.max_iterations
+                precision, perturbations, gram, tol=self.options.reported_draw_tol, max_iterations=self.options.max_iterations
             ).solution
 
         batch = min(num_samples, _DRAWS_AT_A_TIME)

@@ -14,6 +14,10 @@ round lowers the bound. Variances that are costly are refreshed in the first rou
 :math:`\log |A| \le z^T \pi + \text{const}` allows (Seeger and Nickisch 2011): what stands between is a penalised least
 squares problem, solved by reweighting. With :math:`z = 0` this is the search for the mode.
 
+Where the prior is that of coefficients :math:`B s` in a tight frame, to a power :math:`w`, the precision is
+:math:`X^T N^{-1} X + B^T \operatorname{diag}(\pi) B` with :math:`\pi_j = w \sum_d q_j(d) / \gamma_{d,j}`, and :math:`x`
+are the second moments of :math:`B s`; all else stays.
+
 >>> import jax
 >>> import jax.numpy as jnp
 >>> from numpyro_ext.linalg import identity
@@ -104,8 +108,10 @@ class Options(NamedTuple):
     """Dimension of the Krylov spaces for the log determinant, where there is no exact one."""
     mean_tol: float = 1e-6
     """Relative residual of conjugate gradients for means."""
-    draw_tol: float = 1e-3
-    """Relative residual of conjugate gradients for draws."""
+    draw_tol: float = 1e-2
+    """Relative residual of conjugate gradients for the draws that variances are estimated from."""
+    reported_draw_tol: float = 1e-3
+    """The same for draws that are reported."""
     max_iterations: int = 500
     """Iterations of conjugate gradients at most."""
 
@@ -125,11 +131,11 @@ class State(NamedTuple):
     """A point of the iteration; the first field alone determines the bound, the others are where solvers start."""
 
     second_moment: Array
-    """:math:`x`, of shape ``(n,)``."""
+    """:math:`x`, of shape ``(n,)``; with a frame, of its coefficients, ``(p,)``."""
     mean: Array
     """:math:`m`, of shape ``(n,)``."""
     variance: Array
-    """:math:`z`, of shape ``(n,)``."""
+    """:math:`z`, of the shape of :math:`x`."""
     fitted_variance: Array
     """Variance of each row of :math:`X s`, of shape ``(m,)``."""
     draws: Array
@@ -184,6 +190,7 @@ def choose_options(
     """
     if is_diagonal is None:
         is_diagonal = has_diagonal_gram(form.operator, form.noise_variance)
+    is_diagonal = is_diagonal and form.analysis is None
     is_dense = form.num_columns <= _LARGEST_DENSE
     solver: Solver = "diagonal" if is_diagonal else "dense" if is_dense else "conjugate-gradient"
     if variances == "auto":
@@ -207,7 +214,7 @@ def make_workspace(form: SparseLinear, rng_key: Array, options: Options) -> Work
     draw_key, sign_key = jax.random.split(rng_key)
     perturbations = signs = None
     if options.variances == "perturb-and-map":
-        perturbations = draw_perturbations(draw_key, options.num_samples, shape)
+        perturbations = draw_perturbations(draw_key, options.num_samples, (shape[0], form.num_coefficients))
     if options.solver == "conjugate-gradient" and options.variances != "none":
         signs = jax.random.rademacher(sign_key, (_NUM_PROBES, shape[1]), form.observed.dtype)
     matrix = from_matrix(form.operator.materialise()) if options.solver == "dense" else None
@@ -231,28 +238,31 @@ def init(form: SparseLinear, workspace: Workspace, options: Options, coefficient
         orthogonal the least squares solution, and elsewhere that of Gaussian components with the scales of the prior.
     """
     gram = _gram(form, options)
-    n = form.num_columns
-    prior_states = state_posterior(form.forest, form.prior, jnp.zeros((n, 2), gram.dtype))
+    n, p = form.num_columns, form.num_coefficients
+    prior_states = state_posterior(form.forest, form.prior, jnp.zeros((p, 2), gram.dtype))
     zeros = jnp.zeros((n,), gram.dtype)
     shift = _precision(form, workspace, zeros).project(form.observed)
     if coefficients is None and options.solver != "diagonal":
         components = components_of_nodes(form.forest, form.prior)
-        typical = [jnp.broadcast_to(_typical_square(component, gram.dtype), (n,)) for component in components]
+        typical = [jnp.broadcast_to(_typical_square(component, gram.dtype), (p,)) for component in components]
         q = prior_states.marginals
         second_moment = 1.0 / ((1.0 - q) / typical[0] + q / typical[1])
-        weight = 1.0 / second_moment
+        weight = form.weight / second_moment
     else:
         if coefficients is None:
             coefficients = shift / jnp.where(gram > 0.0, gram, 1.0)
         # Where data are silent, the noise of a coefficient is infinite; it starts at the average of the others.
         noise = 1.0 / jnp.where(gram > 0.0, gram, jnp.mean(gram))
-        second_moment = jnp.square(coefficients) + (0.0 if options.variances == "none" else noise)
+        if form.analysis is not None:
+            noise = jnp.mean(noise)
+        squares = jnp.square(form.coefficients(coefficients))
+        second_moment = squares + (0.0 if options.variances == "none" else noise)
         second_moment = jnp.maximum(second_moment, FLOOR * jnp.mean(second_moment))
         weight = _gaussian_precision(form, prior_states, second_moment)
         zeros = jnp.asarray(coefficients, gram.dtype)
     floor = FLOOR * jnp.mean(second_moment)
     draws = jnp.zeros((0 if workspace.perturbations is None else options.num_samples, n), gram.dtype)
-    start = State(second_moment, zeros, jnp.zeros_like(zeros), jnp.zeros_like(form.observed), draws, floor)
+    start = State(second_moment, zeros, jnp.zeros_like(second_moment), jnp.zeros_like(form.observed), draws, floor)
     state, _, _ = _gaussian_round(form, workspace, gram, shift, weight, start, options, refresh=True)
     return state
 
@@ -391,7 +401,7 @@ def _gram(form: SparseLinear, options: Options) -> Array:
 
 
 def _precision(form: SparseLinear, workspace: Workspace, weight: Array) -> PosteriorPrecision:
-    return PosteriorPrecision(workspace.matrix or form.operator, form.noise_variance, weight)
+    return PosteriorPrecision(workspace.matrix or form.operator, form.noise_variance, weight, form.analysis)
 
 
 def _super_gaussian(form: SparseLinear) -> tuple[SuperGaussianPotential, SuperGaussianPotential]:
@@ -413,7 +423,7 @@ def _gaussian_precision(
     else:
         pairs = zip(components, reference, strict=True)
         low, high = (component.convexified_penalty(second_moment, width).width for component, width in pairs)
-    return (1.0 - q) / low + q / high
+    return form.weight * ((1.0 - q) / low + q / high)
 
 
 def _typical_square(component: Any, dtype: Any) -> Array:
@@ -473,7 +483,8 @@ def _gaussian_round(
         found = result.solution
         fitted = jnp.mean(jnp.square(jax.vmap(precision.operator.matvec)(found)), axis=0)
         more = _Solved(result.num_iterations, jnp.max(result.residual) / options.draw_tol)
-        return jnp.mean(jnp.square(found), axis=0), fitted, found, solved.add(more)
+        variance = jnp.mean(jnp.square(jax.vmap(precision.coefficients)(found)), axis=0)
+        return variance, fitted, found, solved.add(more)
 
     def in_krylov_space() -> tuple[Array, Array, Array, _Solved]:
         found = lanczos_variance(precision, shift, min(options.num_products, form.num_columns))
@@ -491,7 +502,7 @@ def _gaussian_round(
             lambda: lanczos_log_determinant(precision, gram, signs, num_products),
             lambda: zero,
         )
-    second_moment = jnp.maximum(variance + jnp.square(mean), state.floor)
+    second_moment = jnp.maximum(variance + jnp.square(precision.coefficients(mean)), state.floor)
     return State(second_moment, mean, variance, fitted, draws, state.floor), half_log_determinant, solved
 
 
@@ -507,9 +518,11 @@ def _objective(
     """The bound at the second moments of ``old``, with the Gaussian of ``new`` that belongs to them."""
     log_likelihood = form.log_likelihood(new.mean)
     if options.variances == "none":
-        return log_likelihood + states_given(form, new.second_moment).log_partition
+        return log_likelihood + form.weight * states_given(form, new.second_moment).log_partition
     # The mean minimises the quadratic, so that one which is not solved for exactly gives a smaller bound.
     log_integral = (
-        log_likelihood - 0.5 * jnp.sum(weight * jnp.square(new.mean)) + 0.5 * form.num_columns * _LOG_2PI
+        log_likelihood
+        - 0.5 * jnp.sum(weight * jnp.square(form.coefficients(new.mean)))
+        + 0.5 * form.num_columns * _LOG_2PI
     ) - half_log_determinant
-    return log_integral + 0.5 * jnp.sum(weight * old.second_moment) + states.log_partition
+    return log_integral + 0.5 * jnp.sum(weight * old.second_moment) + form.weight * states.log_partition

@@ -194,7 +194,7 @@ class StructuredMeanField(BaseEngine):
     def _options(self, reading: Any, space: UnconstrainedSpace) -> core.Options:
         """Static choices, from the form at the start."""
         form = compiled_form(reading)(space.unpack(space.initial()), reading.data)
-        is_diagonal = core.has_diagonal_gram(form.operator, form.noise_variance)
+        is_diagonal = not reading.is_analysis and core.has_diagonal_gram(form.operator, form.noise_variance)
         if space.size:
             if not reading.is_design_fixed:
                 raise ValueError(

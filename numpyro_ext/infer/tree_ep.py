@@ -227,6 +227,11 @@ class TreeEP(BaseEngine):
 
     def _options(self, reading: Any, space: UnconstrainedSpace) -> TreeOptions:
         """Static choices: whether the likelihood is a product over coefficients, whatever the hyperparameters."""
+        if reading.is_analysis:
+            raise ModelStructureError(
+                f"EP takes priors of the coefficients themselves; that of {reading.field[0]!r} is one of coefficients "
+                "in a frame. Use StructuredMeanField, or one basis."
+            )
         form = compiled_form(reading)(space.unpack(space.initial()), reading.data)
         is_exact = has_diagonal_gram(form.operator, form.noise_variance)
         why = "are not orthogonal"

@@ -49,7 +49,7 @@ class Statistics(NamedTuple):
     """What parameters of prior and noise are learned from."""
 
     second_moment: Array
-    """Of the coefficients, of shape ``(n,)``."""
+    """Of the coefficients, of shape ``(num_coefficients,)``."""
     states: SumProduct
     """Marginals and pair marginals of the states."""
     squared_residual: Array
@@ -79,7 +79,9 @@ def learn_prior(form: SparseLinear, state: _State) -> SparseLinear:
     return form._replace(prior=prior)
 
 
-def expected_log_joint(forest: Forest, prior: TreeParameters, noise_variance: Array, statistics: Statistics) -> Array:
+def expected_log_joint(
+    forest: Forest, prior: TreeParameters, noise_variance: Array, statistics: Statistics, weight: Array | float = 1.0
+) -> Array:
     """What the bound says of the parameters of prior and noise while the posterior is held, up to a constant.
 
     Its maximum over free parameters of the prior is that of :func:`learn_prior`. Cost: linear, no product with the
@@ -89,6 +91,7 @@ def expected_log_joint(forest: Forest, prior: TreeParameters, noise_variance: Ar
     :param TreeParameters prior: parameters to be judged.
     :param noise_variance: to be judged, of shape ``()`` or ``(m,)``.
     :param Statistics statistics: of the posterior.
+    :param weight: the power of the prior.
     :return: a scalar.
     """
     q = statistics.states.marginals
@@ -99,7 +102,7 @@ def expected_log_joint(forest: Forest, prior: TreeParameters, noise_variance: Ar
     total += _weighted_sum(jnp.where(forest.is_root[:, None], weights, 0.0), log_root)
     total += _weighted_sum(statistics.states.pair_marginals, log_transition)
     variance = jnp.broadcast_to(noise_variance, statistics.squared_residual.shape)
-    return total - 0.5 * jnp.sum(statistics.squared_residual / variance + jnp.log(2.0 * jnp.pi * variance))
+    return weight * total - 0.5 * jnp.sum(statistics.squared_residual / variance + jnp.log(2.0 * jnp.pi * variance))
 
 
 def _weighted_sum(weights: Array, logs: Array) -> Array:

@@ -5,11 +5,13 @@ from .custom_operator import adjoint_error, from_functions
 from .differences import finite_differences, total_variation
 from .fourier_transform import FourierOperator, fourier, masked_fourier
 from .operators import LinearOperator, diagonal, from_matrix, identity, select, stack
+from .shifted_transforms import ShiftedTransforms, shifted_transforms
 from .wavelets import WaveletTransform, wavelet_transform
 
 __all__ = [
     "FourierOperator",
     "LinearOperator",
+    "ShiftedTransforms",
     "WaveletTransform",
     "adjoint_error",
     "convolution",
@@ -21,6 +23,7 @@ __all__ = [
     "identity",
     "masked_fourier",
     "select",
+    "shifted_transforms",
     "stack",
     "total_variation",
     "wavelet_transform",

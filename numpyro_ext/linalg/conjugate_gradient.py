@@ -38,7 +38,7 @@ def conjugate_gradient(
     matvec: Callable[[Array], Array],
     right_hand_side: Array,
     *,
-    preconditioner: Array | None = None,
+    preconditioner: Array | Callable[[Array], Array] | None = None,
     initial: Array | None = None,
     tol: float = 1e-6,
     max_iterations: int = 1000,
@@ -53,7 +53,8 @@ def conjugate_gradient(
 
     :param matvec: :math:`x \mapsto A x` for one vector of shape ``(n,)``.
     :param right_hand_side: :math:`b` of shape ``(n,)`` or ``(k, n)``.
-    :param preconditioner: positive diagonal close to that of :math:`A`, of shape ``(n,)``.
+    :param preconditioner: positive diagonal close to that of :math:`A`, of shape ``(n,)``; or the product of a vector
+        of shape ``(n,)`` with a symmetric positive definite matrix close to :math:`A^{-1}`.
     :param initial: where to start, of the shape of the right-hand side; zero by default.
     :param float tol: relative residual at which a system counts as solved.
     :param int max_iterations: iterations at most.
@@ -72,20 +73,24 @@ def conjugate_gradient(
     """
     b = jnp.atleast_2d(right_hand_side)
     multiply = jax.vmap(matvec)
-    weight = jnp.ones_like(b[0]) if preconditioner is None else 1.0 / preconditioner
+    if callable(preconditioner):
+        precondition = jax.vmap(preconditioner)
+    else:
+        weight = jnp.ones_like(b[0]) if preconditioner is None else 1.0 / preconditioner
 
-    def squared_norm(r: Array) -> Array:
-        return jnp.sum(weight * r * r, axis=-1)
+        def precondition(r: Array) -> Array:
+            return weight * r
 
     # A system with the right-hand side zero is solved by zero.
-    scale = squared_norm(b)
+    scale = jnp.sum(b * precondition(b), axis=-1)
     threshold = jnp.asarray(tol, b.dtype) ** 2 * scale
     if initial is None:
         x, r = jnp.zeros_like(b), b
     else:
         x = jnp.atleast_2d(initial)
         r = b - multiply(x)
-    start = _Iterate(x, r, weight * r, squared_norm(r), jnp.zeros((), jnp.int32))
+    direction = precondition(r)
+    start = _Iterate(x, r, direction, jnp.sum(r * direction, axis=-1), jnp.zeros((), jnp.int32))
 
     def unfinished(now: _Iterate) -> Array:
         return jnp.any(now.squared_norm > threshold) & (now.num_iterations < max_iterations)
@@ -96,9 +101,10 @@ def conjugate_gradient(
         curvature = jnp.sum(now.direction * product, axis=-1)
         length = jnp.where(is_active, now.squared_norm / jnp.where(is_active, curvature, 1.0), 0.0)[:, None]
         residual = now.residual - length * product
-        after = jnp.where(is_active, squared_norm(residual), now.squared_norm)
+        descent = precondition(residual)
+        after = jnp.where(is_active, jnp.sum(residual * descent, axis=-1), now.squared_norm)
         ratio = jnp.where(is_active, after / jnp.where(is_active, now.squared_norm, 1.0), 0.0)[:, None]
-        direction = jnp.where(is_active[:, None], weight * residual + ratio * now.direction, now.direction)
+        direction = jnp.where(is_active[:, None], descent + ratio * now.direction, now.direction)
         return _Iterate(now.solution + length * now.direction, residual, direction, after, now.num_iterations + 1)
 
     end = lax.while_loop(unfinished, advance, start)

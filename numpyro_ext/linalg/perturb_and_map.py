@@ -1,5 +1,5 @@
-r"""Exact draws from a Gaussian with precision :math:`X^T N^{-1} X + \operatorname{diag}(\pi)` by solving for perturbed
-data (Papandreou and Yuille 2010; Ko 2017, Algorithm 2)."""
+r"""Exact draws from a Gaussian with precision :math:`X^T N^{-1} X + B^T \operatorname{diag}(\pi) B` by solving for
+perturbed data (Papandreou and Yuille 2010; Ko 2017, Algorithm 2)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Perturbations(NamedTuple):
     data: Array
     """Shape ``(num_samples, m)``."""
     coefficients: Array
-    """Shape ``(num_samples, n)``."""
+    """Shape ``(num_samples, n)``, or with a frame ``(num_samples, p)``."""
 
 
 def draw_perturbations(rng_key: Array, num_samples: int, shape: tuple[int, int]) -> Perturbations:
@@ -29,7 +29,7 @@ def draw_perturbations(rng_key: Array, num_samples: int, shape: tuple[int, int])
 
     :param rng_key: random number generator key.
     :param int num_samples: number of draws.
-    :param shape: of the operator.
+    :param shape: the numbers of rows of the operator and of coefficients.
     """
     keys = jax.random.split(rng_key)
     return Perturbations(*(jax.random.normal(key, (num_samples, size)) for key, size in zip(keys, shape, strict=True)))
@@ -44,8 +44,8 @@ def perturb_and_map(
     tol: float = 1e-3,
     max_iterations: int = 1000,
 ) -> ConjugateGradientResult:
-    r"""Draws from :math:`N(0, A^{-1})`: solutions of :math:`A c = X^T N^{-1/2} a + \pi^{1/2} b`, whose right-hand
-    side has the covariance :math:`A`.
+    r"""Draws from :math:`N(0, A^{-1})`: solutions of :math:`A c = X^T N^{-1/2} a + B^T \pi^{1/2} b`, whose right-hand
+    side has the covariance :math:`A` (:math:`B = I` without a frame).
 
     The mean of their squares is an unbiased estimate of each variance, with relative standard deviation
     ``sqrt(2 / num_samples)``.
@@ -66,5 +66,6 @@ def perturb_and_map(
     """
     root = jnp.sqrt(precision.precision)
     scaled = perturbations.data * jnp.sqrt(precision.noise_variance)
-    right_hand_side = jax.vmap(precision.project)(scaled) + root * perturbations.coefficients
+    prior = jax.vmap(precision.synthesis)(root * perturbations.coefficients)
+    right_hand_side = jax.vmap(precision.project)(scaled) + prior
     return precision.solve(right_hand_side, gram_diagonal, initial=initial, tol=tol, max_iterations=max_iterations)

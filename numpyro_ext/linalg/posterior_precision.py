@@ -41,12 +41,15 @@ class PosteriorPrecision(LinearOperator):
 
     :param LinearOperator operator: :math:`X` of shape ``(m, n)``.
     :param Array noise_variance: the diagonal of :math:`N`, of shape ``()`` or ``(m,)``.
-    :param Array precision: :math:`\pi` of shape ``(n,)``.
+    :param Array precision: :math:`\pi` of shape ``(n,)``, or ``(p,)`` with a frame.
+    :param LinearOperator analysis: a tight frame :math:`B` of shape ``(p, n)``; the second term is then
+        :math:`B^T \operatorname{diag}(\pi) B`.
     """
 
     operator: LinearOperator
     noise_variance: Array
     precision: Array
+    analysis: LinearOperator | None = None
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -54,7 +57,16 @@ class PosteriorPrecision(LinearOperator):
         return n, n
 
     def matvec(self, x: Array) -> Array:
-        return self.operator.rmatvec(self.operator.matvec(x) / self.noise_variance) + self.precision * x
+        data = self.operator.rmatvec(self.operator.matvec(x) / self.noise_variance)
+        return data + self.synthesis(self.precision * self.coefficients(x))
+
+    def coefficients(self, x: Array) -> Array:
+        """:math:`B x`, or ``x`` without a frame."""
+        return x if self.analysis is None else self.analysis.matvec(x)
+
+    def synthesis(self, coefficients: Array) -> Array:
+        """:math:`B^T` times coefficients, or these themselves without a frame."""
+        return coefficients if self.analysis is None else self.analysis.rmatvec(coefficients)
 
     def rmatvec(self, y: Array) -> Array:
         return self.matvec(y)
@@ -71,7 +83,16 @@ class PosteriorPrecision(LinearOperator):
         """The matrix itself, of shape ``(n, n)``."""
         matrix = self.operator.materialise()
         weight = jnp.broadcast_to(1.0 / self.noise_variance, (matrix.shape[0],))
-        return jnp.diag(self.precision) + matrix.T @ (weight[:, None] * matrix)
+        data = matrix.T @ (weight[:, None] * matrix)
+        if self.analysis is None:
+            return jnp.diag(self.precision) + data
+        frame = self.analysis.materialise()
+        return frame.T @ (self.precision[:, None] * frame) + data
+
+    def frame_constant(self) -> Array:
+        """:math:`c` of :math:`B^T B = c I`."""
+        n = self.shape[1]
+        return jnp.sum(jnp.square(self.coefficients(jnp.ones((n,), self.precision.dtype)))) / n
 
     def solve(
         self,
@@ -86,7 +107,8 @@ class PosteriorPrecision(LinearOperator):
 
         :param right_hand_side: of shape ``(n,)`` or ``(k, n)``.
         :param gram_diagonal: about the diagonal of :math:`X^T N^{-1} X`, a number or of shape ``(n,)``; with
-            :attr:`precision` added it is the preconditioner.
+            :attr:`precision` added it is the preconditioner. With a frame, of which each basis would give such a
+            preconditioner, it is the average of them.
         :param initial: where to start.
         :param float tol: relative residual.
         :param int max_iterations: iterations at most.
@@ -94,11 +116,18 @@ class PosteriorPrecision(LinearOperator):
         return conjugate_gradient(
             self.matvec,
             right_hand_side,
-            preconditioner=gram_diagonal + self.precision,
+            preconditioner=self._preconditioner(gram_diagonal),
             initial=initial,
             tol=tol,
             max_iterations=max_iterations,
         )
+
+    def _preconditioner(self, gram_diagonal: Array) -> Array | Callable[[Array], Array]:
+        if self.analysis is None:
+            return gram_diagonal + self.precision
+        constant = self.frame_constant()
+        inverse = 1.0 / (jnp.mean(gram_diagonal) + constant * self.precision)
+        return lambda r: self.synthesis(inverse * self.coefficients(r)) / constant
 
 
 def gram_diagonal(operator: LinearOperator, noise_variance: Array, is_diagonal: bool) -> Array:
@@ -147,7 +176,7 @@ class DenseMoments(NamedTuple):
     mean: Array
     """:math:`A^{-1} b`, of shape ``(n,)``."""
     variance: Array
-    """Diagonal of :math:`A^{-1}`, of shape ``(n,)``."""
+    """Diagonal of :math:`A^{-1}`, of shape ``(n,)``; with a frame of :math:`B A^{-1} B^T`, of shape ``(p,)``."""
     half_log_determinant: Array
     """:math:`\\tfrac12 \\log |A|`."""
     fitted_variance: Array
@@ -161,7 +190,9 @@ def dense_moments(precision: PosteriorPrecision, shift: Array) -> DenseMoments:
     :param Array shift: :math:`b` of shape ``(n,)``.
     """
     factor = cholesky(precision.dense())
-    inverse = solve_lower(factor, jnp.eye(factor.shape[0], dtype=factor.dtype))
+    frame = precision.analysis
+    identity = jnp.eye(factor.shape[0], dtype=factor.dtype) if frame is None else frame.materialise().T
+    inverse = solve_lower(factor, identity)
     fitted = solve_lower(factor, precision.operator.materialise().T)
     return DenseMoments(
         cholesky_solve(factor, shift),
@@ -180,10 +211,11 @@ def lanczos_variance(precision: PosteriorPrecision, start: Array, num_products: 
     :param PosteriorPrecision precision: :math:`A`.
     :param Array start: the vector that spans the space, of shape ``(n,)``.
     :param int num_products: its dimension.
-    :return: of shape ``(n,)``.
+    :return: of shape ``(n,)``, or with a frame ``(p,)``.
     """
     basis, tridiagonal = _tridiagonalise(precision.matvec, start, num_products)
-    return jnp.sum(solve_lower(cholesky(tridiagonal), basis) ** 2, axis=0)
+    half = jax.vmap(precision.coefficients)(solve_lower(cholesky(tridiagonal), basis))
+    return jnp.sum(half**2, axis=0)
 
 
 def _tridiagonalise(matvec: Callable[[Array], Array], start: Array, num_products: int) -> tuple[Array, Array]:
@@ -217,7 +249,10 @@ def lanczos_log_determinant(
     1. Ubaru, S., Chen, J. and Saad, Y. (2017), *Fast estimation of tr(f(A)) via stochastic Lanczos quadrature*, SIAM
        Journal on Matrix Analysis and Applications 38, 1075-1099.
     """
-    diagonal = jnp.broadcast_to(gram_diagonal + precision.precision, signs.shape[1:])
+    prior = precision.precision
+    if precision.analysis is not None:
+        prior = jnp.sum(prior) * precision.frame_constant() / prior.size
+    diagonal = jnp.broadcast_to(gram_diagonal + prior, signs.shape[1:])
     root = jnp.sqrt(diagonal)
 
     def quadrature(sign: Array) -> Array:

@@ -283,7 +283,7 @@ class _WaveletLayout(Protocol):
     def num_levels(self) -> int: ...
 
 
-def wavelet_forest(transform: _WaveletLayout, per_orientation: bool = False) -> Forest:
+def wavelet_forest(transform: _WaveletLayout, per_orientation: bool = False, num_copies: int = 1) -> Forest:
     r"""The forest over the coefficients of a wavelet transform in which a coefficient is the parent of the finer ones.
 
     A detail coefficient has :math:`2^d` children in :math:`d` dimensions: those of the same orientation and place, one
@@ -293,6 +293,7 @@ def wavelet_forest(transform: _WaveletLayout, per_orientation: bool = False) -> 
     :param bool per_orientation: whether each of the :math:`2^d - 1` orientations of a level is a group of its own.
         Groups are numbered from 0, the scaling coefficients, through the levels from coarse to fine; within a level the
         orientation is a binary number, with one digit per axis that says whether it was differenced.
+    :param int num_copies: repeat the forest, with the same groups, for the coefficients in as many bases.
     :return: the forest; nodes are numbered as the coefficients are, in row-major order of the array.
 
     **References**
@@ -319,4 +320,6 @@ def wavelet_forest(transform: _WaveletLayout, per_orientation: bool = False) -> 
             parents[inside] = -1
     if num_levels == 0:
         parents[:] = -1
-    return Forest.from_parents(parents, groups)
+    starts = np.arange(num_copies)[:, None] * parents.size
+    parents = np.where(parents < 0, -1, starts + parents).reshape(-1)
+    return Forest.from_parents(parents, np.tile(groups, num_copies))

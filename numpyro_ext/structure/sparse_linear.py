@@ -34,6 +34,10 @@ class SparseLinear(NamedTuple):
     """The states of the prior; all of them roots where the prior is a product."""
     prior: TreeParameters
     """Components and transitions per group; one component only where the prior has no states."""
+    analysis: LinearOperator | None = None
+    """A tight frame :math:`B`, of shape ``(num_coefficients, num_columns)``, where the prior is that of ``B s``."""
+    weight: Array | float = 1.0
+    """The power of the prior."""
 
     @property
     def num_rows(self) -> int:
@@ -42,6 +46,14 @@ class SparseLinear(NamedTuple):
     @property
     def num_columns(self) -> int:
         return self.operator.shape[1]
+
+    @property
+    def num_coefficients(self) -> int:
+        return self.forest.num_nodes
+
+    def coefficients(self, s: Array) -> Array:
+        """What the prior speaks of, shape ``(num_coefficients,)``: ``B s``, or ``s`` itself."""
+        return s if self.analysis is None else self.analysis @ s
 
     def log_likelihood(self, s: Array) -> Array:
         """Log density of the data given coefficients ``s`` of shape ``(num_columns,)``."""
@@ -53,4 +65,4 @@ class SparseLinear(NamedTuple):
         """Joint log density of coefficients ``s`` of shape ``(num_columns,)`` and the data, states summed out."""
         from ..potentials.tree_mixture import log_density
 
-        return self.log_likelihood(s) + log_density(self.forest, self.prior, s)
+        return self.log_likelihood(s) + self.weight * log_density(self.forest, self.prior, self.coefficients(s))

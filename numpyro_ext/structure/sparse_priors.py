@@ -10,6 +10,8 @@ import numpy as np
 import numpyro.distributions as dist
 from jax import Array
 
+from ..distributions import AnalysisPrior
+from ..linalg.operators import LinearOperator
 from ..potentials.base import Potential
 from ..potentials.forest import Forest
 from ..potentials.gaussian import GaussianPotential
@@ -32,11 +34,17 @@ class SparsePrior(NamedTuple):
 
     forest: Forest
     parameters: TreeParameters
+    analysis: LinearOperator | None = None
+    """Operator to the coefficients, where these are not the values of the site."""
+    weight: Any = None
+    """Power of the prior, ``None`` for one."""
 
 
 def is_sparse(fn: Any) -> bool:
     """Whether a site of this distribution can be coefficients with a product or forest prior."""
     base = unwrap(fn)
+    if isinstance(base, AnalysisPrior):
+        return fn.batch_shape == () and is_sparse(base.prior)
     return type(base) in _FAMILIES or (_has_forest(base) and fn.batch_shape == ())
 
 
@@ -48,6 +56,8 @@ def _has_forest(base: Any) -> bool:
 def sparse_prior(fn: Any) -> SparsePrior:
     """Forest and components of a site; parameters that a distribution shares between elements make one group."""
     base = unwrap(fn)
+    if isinstance(base, AnalysisPrior):
+        return sparse_prior(base.prior)._replace(analysis=base.operator, weight=base.weight)
     if _has_forest(base):
         return SparsePrior(base.forest, base.parameters)
     shape = fn.batch_shape + fn.event_shape

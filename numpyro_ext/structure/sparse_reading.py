@@ -54,6 +54,7 @@ class SparseLinearReading(ModelReading):
         degrees = self._classify("independent given the others", with_sources=False)
         self._priors: dict[str, SparsePrior] = self._trace.priors
         self._check_components()
+        self._check_analysis()
         self._degrees = degrees
         self.factor_names = tuple(self._sort_factors(degrees))
         self.factor_shapes = tuple(self._program.shape(self._trace.factors[n].log_prob) for n in self.factor_names)
@@ -84,6 +85,33 @@ class SparseLinearReading(ModelReading):
                 f"the coefficients {list(self.field)} have components of different families ({names}). Give all of "
                 "them the same family, choose the field with field=[...], or use NUTS.",
                 frozenset(self.field),
+            )
+
+    def _check_analysis(self) -> None:
+        found = [n for n in self.field if self._priors[n].analysis is not None]
+        if not found:
+            return
+        if len(self.field) > 1:
+            raise Conflict(
+                f"site '{found[0]}' has a prior of coefficients in a frame, and {list(self.field)} were taken for the "
+                "field: it must be the only one. Choose it with field=[...], or use NUTS.",
+                frozenset(self.field),
+            )
+        prior = self._priors[found[0]]
+        fixed = jax.tree.leaves((prior.analysis, prior.weight))
+        if self._hyper_behind(fixed):
+            raise ModelStructureError(
+                f"frame or weight of the prior of site '{found[0]}' depend on {self._hyper_behind(fixed)}: they must "
+                "be known."
+            )
+        frame = jax.tree.map(self._known_value, prior.analysis)
+        p, n = frame.shape
+        one = frame.rmatvec(frame.matvec(jnp.ones((n,))))
+        if not has_diagonal_gram(frame, jnp.ones(())) or float(jnp.ptp(one)) > 1e-4 * float(jnp.max(jnp.abs(one))):
+            raise ModelStructureError(
+                f"the operator of the prior of site '{found[0]}' ({p} x {n}) is no tight frame: its adjoint times "
+                "itself must be a multiple of the identity, as with shifted_transforms(...) or stacked orthonormal "
+                "transforms. For finite differences (total variation) use EP with Laplace factors."
             )
 
     def _check_factor(self, name: str, factor: FactorTrace) -> None:
@@ -136,7 +164,9 @@ class SparseLinearReading(ModelReading):
         static = hashlib.blake2b(digest_size=16)
         for array in (*self.rows, self.forest.parents, self.forest.groups):
             static.update(np.ascontiguousarray(array).tobytes())
-        return ("sparse", self._program.fingerprint(), self.field, self._hyper_key(), static.hexdigest())
+        # A program holds the arrays of an operator, not the rest of it.
+        operators = tuple(jax.tree.structure(self._priors[n].analysis) for n in self.field)
+        return ("sparse", self._program.fingerprint(), self.field, self._hyper_key(), operators, static.hexdigest())
 
     def prior(self, hyper: Mapping[str, Any], data: Sequence[Any] | None = None) -> TreeParameters:
         """Components and probabilities of the groups of :attr:`forest` at given hyperparameters."""
@@ -166,8 +196,13 @@ class SparseLinearReading(ModelReading):
 
         Cost: one evaluation of the model; the operator is a program and is not materialised.
         """
-        operator, offset = self._mean.at(self._env(hyper, data))
-        return SparseLinear(operator, -offset, self.noise_variance(hyper, data), self.forest, self.prior(hyper, data))
+        env = self._env(hyper, data)
+        operator, offset = self._mean.at(env)
+        form = SparseLinear(operator, -offset, self.noise_variance(hyper, data), self.forest, self.prior(hyper, data))
+        prior = self._priors[self.field[0]]
+        if prior.analysis is None:
+            return form
+        return form._replace(analysis=self._evaluated(prior.analysis, env), weight=self._evaluated(prior.weight, env))
 
     def log_constant(self, hyper: Mapping[str, Any], data: Sequence[Any] | None = None) -> Array:
         """Terms of the log density that do not depend on the coefficients and are no priors of hyperparameters."""
@@ -197,13 +232,18 @@ class SparseLinearReading(ModelReading):
             self._maps[name] = AffineValues(self._program, self._degrees, self._field, parts, key)
         return self._maps[name]
 
+    @property
+    def is_analysis(self) -> bool:
+        """Whether the prior speaks of coefficients in a frame instead of the unknowns themselves."""
+        return self._priors[self.field[0]].analysis is not None
+
     def log_joint(self, hyper: Mapping[str, Any], s: Array, data: Sequence[Any]) -> Array:
         return self.form(hyper, data).log_density(s) + self.log_constant(hyper, data) + self.log_prior(hyper, data)
 
     def draw(self, hyper: Mapping[str, Any], white: Array, data: Sequence[Any]) -> Array:
         component: Any = self.prior(hyper, data).high
-        scale = jnp.broadcast_to(component.scale, (self.forest.num_groups,))
-        return scale[self.forest.groups] * white
+        scale = jnp.broadcast_to(component.scale, (self.forest.num_groups,))[self.forest.groups]
+        return (jnp.mean(scale) if self.is_analysis else scale) * white
 
     def linearity_error(self, hyper: Mapping[str, Any], data: Sequence[Any]) -> Array:
         return adjoint_error(self._mean.at(self._env(hyper, data)).operator)
@@ -244,6 +284,8 @@ class SparseLinearReading(ModelReading):
         kinds = dict.fromkeys(type(c).__name__.replace("Potential", "") for c in prior[:2])
         trees = f"{self.forest.num_groups} groups, {self.forest.num_levels} levels"
         lines.append(f"prior: {'/'.join(kinds)} components, {trees}")
+        if self.is_analysis:
+            lines.append(f"frame: {self.forest.num_nodes} coefficients of {self.num_columns} unknowns")
         lines.append(f"operator: {self._mean.num_rows} x {self._mean.num_columns}, as a program")
         return "\n".join(lines)
 
