@@ -18,6 +18,7 @@ from ..linalg.cholesky import cholesky
 from ..potentials.exponential_product import spectral_radius
 from ..structure.bilinear import Bilinear
 from .bilinear_terms import Coefficients, Factors, Pairing, diagonal_partner, full_partner
+from .bilinear_zeros import ZeroCells, best_tangents, zero_sums
 
 __all__ = [
     "Block",
@@ -28,6 +29,7 @@ __all__ = [
     "cell_values",
     "conditional_moments",
     "draw_block",
+    "find_tangents",
     "largest_product",
     "make_view",
     "sum_cells",
@@ -71,6 +73,8 @@ class View(NamedTuple):
     """Cut into chunks, the last of them padded with cells of no weight: leading axes ``(num_chunks, length)``."""
     shared: Coefficients
     """Coefficients that are the same for all cells, with a leading axis of length one."""
+    zeros: ZeroCells | None = None
+    """What is known of all other pairs of vectors, if these are counts of zero."""
 
 
 class CellSums(NamedTuple):
@@ -126,7 +130,11 @@ def make_view(form: Bilinear, side: Side, width: int) -> View:
         coefficients=Coefficients(*(None if x is None or x.shape[0] != num_cells else cut(x) for x in everything)),
     )
     shared = Coefficients(*(None if x is None or x.shape[0] == num_cells else x for x in everything))
-    return View(cells, shared)
+    if form.zero_exposure is None:
+        return View(cells, shared)
+    tangent = jnp.zeros_like(form.rows.mean[:, 0])
+    tangents = (tangent, None) if side == "rows" else (None, tangent)
+    return View(cells, shared, ZeroCells(form.zero_exposure, form.offset[0], everything, *tangents))
 
 
 def sum_cells(view: View, own: Block, other: Block) -> CellSums:
@@ -153,7 +161,12 @@ def sum_cells(view: View, own: Block, other: Block) -> CellSums:
     start = jnp.zeros((num,), own.mean.dtype), jnp.zeros((num, size + num_entries), own.mean.dtype)
     value, both = _visit_cells(view, own, other, visit, start)
     precision = both[:, size:].reshape((num, size, size) if has_matrix else (num, size))
-    return CellSums(_no_nan(value), both[:, :size], precision)
+    sums = CellSums(_no_nan(value), both[:, :size], precision)
+    if view.zeros is None:
+        return sums
+    zeros = zero_sums(view.zeros, own, other)
+    matrix = zeros.precision if has_matrix else jnp.diagonal(zeros.precision)
+    return CellSums(sums.value + zeros.value, sums.slope + zeros.slope, precision + matrix)
 
 
 def sum_values(view: View, own: Block, other: Block) -> Array:
@@ -164,7 +177,24 @@ def sum_values(view: View, own: Block, other: Block) -> Array:
         return sums.at[cells.own].add(found, indices_are_sorted=True, **_IN_RANGE)
 
     start = jnp.zeros(own.mean.shape[:1], own.mean.dtype)
-    return _no_nan(_visit_cells(view, own, other, visit, start))
+    value = _no_nan(_visit_cells(view, own, other, visit, start))
+    return value if view.zeros is None else value + zero_sums(view.zeros, own, other).value
+
+
+def find_tangents(view: View, rows: Block, columns: Block) -> Array:
+    """Where the parabolas of the zeros of each row touch best, shape ``(num_rows,)``.
+
+    :param View view: of the rows, with zeros in all pairs that are no cells.
+    """
+    assert view.zeros is not None
+
+    def visit(sums: Array, cells: Cells, pairing: Pairing) -> Array:
+        predictor = cells.offset + pairing.partner.mean_shift + jnp.sum(pairing.mean * pairing.partner.mean, -1)
+        both = jnp.stack([predictor, jnp.ones_like(predictor)], axis=-1)
+        return sums.at[cells.own].add(jnp.where((cells.weight > 0.0)[:, None], both, 0.0), indices_are_sorted=True)
+
+    sums = _visit_cells(view, rows, columns, visit, jnp.zeros((rows.mean.shape[0], 2), rows.mean.dtype))
+    return best_tangents(view.zeros, rows, columns, sums[:, 0], sums[:, 1])
 
 
 def _visit_cells(view: View, own: Block, other: Block, visit: Any, start: Any) -> Any:
@@ -187,6 +217,10 @@ def _visit_cells(view: View, own: Block, other: Block, visit: Any, start: Any) -
             coefficients = Coefficients(*(x if y is None else y for x, y in both))
             partner = make_partner(coefficients, size, *partner)
         mean, covariance = jax.tree.map(lambda x: x.at[cells.own].get(**_IN_RANGE), (own.mean, own.covariance))
+        if view.zeros is not None:
+            assert cells.factors.potential is not None
+            listed = view.zeros.listed(cells.factors.potential, cells.own, cells.other)
+            cells = cells._replace(factors=Factors(None, listed))
         return visit(carry, cells, Pairing(mean, covariance, partner, is_diagonal)), None
 
     return jax.lax.scan(step, start, view.cells)[0]
@@ -266,7 +300,7 @@ def cell_values(form: Bilinear, rows: Block, columns: Block) -> Array:
 def _of_each_cell(form: Bilinear, rows: Block, columns: Block, function: Callable[[Cells, Pairing], Array]) -> Array:
     """A function of each cell, shape ``(num_cells,)``."""
     width = 3 * rows.mean.shape[1] ** 2
-    view = make_view(form._replace(row_order=jnp.arange(form.num_cells)), "rows", width)
+    view = make_view(form._replace(row_order=jnp.arange(form.num_cells), zero_exposure=None), "rows", width)
 
     def visit(carry: tuple[Array, Array], cells: Cells, pairing: Pairing) -> tuple[Array, Array]:
         chunk, out = carry

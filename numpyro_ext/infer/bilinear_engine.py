@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from ..structure.bilinear_factors import Unlisted
 from ..structure.read_bilinear import read_bilinear, read_like
 from . import bilinear_gaussian as core
 from .base_engine import BaseEngine, check_at_least, check_positive
@@ -106,6 +107,10 @@ class BilinearVG(BaseEngine):
     :param float tol: relative change of the objective at which a run has converged, by default ``1e-6`` in float64 and
         ``1e-5`` in float32.
     :param int num_restarts: further runs from other random starts.
+    :param str unlisted_cells: ``"missing"``, or ``"zero"``: then all pairs of a row and a column that the model does
+        not list are counts of zero, of which the model itself knows nothing (NUTS on it sees the listed ones). For
+        Poisson counts with a softplus rate, by a quadratic bound (Seeger and Bouchard 2012) at a cost that does not
+        depend on the number of zeros. The density of a draw in :meth:`get_samples` is exact, and visits all of them.
     :param field: names of the sites of both sides, instead of searching for them.
     :param dict hyper_values: hyperparameters that are given and not learned.
     :param dict init_values: where the search for the others starts (constrained).
@@ -124,6 +129,7 @@ class BilinearVG(BaseEngine):
         num_steps: int = 1000,
         tol: float | None = None,
         num_restarts: int = 0,
+        unlisted_cells: Unlisted = "missing",
         field: Sequence[str] | None = None,
         hyper_values: Mapping[str, Any] | None = None,
         init_values: Mapping[str, Any] | None = None,
@@ -151,6 +157,11 @@ class BilinearVG(BaseEngine):
         self.num_steps = num_steps
         self.tol = tol
         self.num_restarts = num_restarts
+        if unlisted_cells not in get_args(Unlisted):
+            raise ValueError(f"unlisted_cells must be 'missing' or 'zero', got {unlisted_cells!r}.")
+        if unlisted_cells == "zero" and devices is not None:
+            raise ValueError("Zeros in unlisted cells are for one device: leave devices out.")
+        self.unlisted_cells: Unlisted = unlisted_cells
         self.devices = None if devices is None else tuple(devices)
         if devices is not None and not any(d.process_index == jax.process_index() for d in devices):
             raise ValueError(f"devices must hold one of this process: {jax.local_devices()}; got {list(devices)}.")
@@ -215,7 +226,15 @@ class BilinearVG(BaseEngine):
     def _prepare(
         self, rng_key: Array, args: tuple, kwargs: dict[str, Any], *, check: bool = True
     ) -> tuple[Any, UnconstrainedSpace, BilinearPrograms]:
-        reading = read_bilinear(self.model, args, kwargs, field=self.field, rng_key=rng_key, check=check)
+        reading = read_bilinear(
+            self.model,
+            args,
+            kwargs,
+            field=self.field,
+            rng_key=rng_key,
+            check=check,
+            unlisted_cells=self.unlisted_cells,
+        )
         space = UnconstrainedSpace(reading.hyper, self.hyper_values)
         return reading, space, self._programs(reading, space)
 
@@ -476,7 +495,7 @@ class BilinearVG(BaseEngine):
         run = self._finished()
         if side not in ("rows", "columns"):
             raise ValueError(f"side must be 'rows' or 'columns', got {side!r}.")
-        reading = read_like(run.reading, args, kwargs, run.rng_key)
+        reading = read_like(run.reading, args, kwargs, run.rng_key, unlisted_cells=self.unlisted_cells)
         other = 1 if side == "rows" else 0
         _check_sizes(run.reading, reading, (other,), "That side is held and must be the same.")
         space = UnconstrainedSpace(reading.hyper, run.fit.hyper)

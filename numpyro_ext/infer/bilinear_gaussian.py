@@ -43,6 +43,7 @@ from .bilinear_cells import (
     Block,
     CellSums,
     View,
+    find_tangents,
     largest_product,
     make_view,
     sum_cells,
@@ -65,6 +66,7 @@ __all__ = [
     "spectral_margin",
     "step_side",
     "sweep",
+    "with_tangents",
     "without_cells",
 ]
 
@@ -131,6 +133,17 @@ def make_views(form: Bilinear, rows: Block, columns: Block) -> Views:
     # every pass reads them
     form = form._replace(row_index=form.row_index.astype(jnp.int32), column_index=form.column_index.astype(jnp.int32))
     return Views(make_view(form, "rows", width), make_view(form, "columns", width))
+
+
+def with_tangents(views: Views, rows: Block, columns: Block) -> Views:
+    """The views with the bounds of unlisted zeros, where there are any, at their best for these posteriors."""
+    if views.rows.zeros is None or views.columns.zeros is None:
+        return views
+    tangent = find_tangents(views.rows, rows, columns)
+    return Views(
+        views.rows._replace(zeros=views.rows.zeros._replace(own_tangent=tangent)),
+        views.columns._replace(zeros=views.columns.zeros._replace(other_tangent=tangent)),
+    )
 
 
 def without_cells(form: Bilinear) -> Bilinear:
@@ -254,7 +267,7 @@ def bound(form: Bilinear, rows: Block, columns: Block, views: Views | None = Non
 
     :return: a scalar, minus infinity where an expectation of a rate does not exist.
     """
-    views = make_views(form, rows, columns) if views is None else views
+    views = with_tangents(make_views(form, rows, columns) if views is None else views, rows, columns)
     value = jnp.sum(block_objective(views.rows, rows, columns, form.rows))
     return form.log_constant + value - jnp.sum(divergence(columns, form.columns))
 
@@ -335,6 +348,7 @@ def sweep(
     :param str axis_name: of an axis of devices, each of which has the columns and some rows, with their cells.
     :return: the next state and what the sweep found.
     """
+    views = with_tangents(views, state.rows, state.columns)
     rows, row_step, _, row_loss = step_side(views.rows, state.rows, state.columns, form.rows, state.row_step)
     columns, column_step, values, column_loss = step_side(
         views.columns, state.columns, rows, form.columns, state.column_step, axis_name=axis_name

@@ -221,6 +221,8 @@ class BilinearPrograms:
 
         def advance(carry: Any) -> Any:
             own, step, values, _, count = carry
+            best = core.with_tangents(views, *((own, held) if is_rows else (held, own)))
+            view = best.rows if is_rows else best.columns
             own, step, new_values, loss = core.step_side(view, own, held, prior, step)
             gain = jnp.max(jnp.maximum(jnp.abs(new_values - values), loss) / (1.0 + jnp.abs(new_values)))
             return own, step, new_values, gain, count + 1

@@ -54,7 +54,7 @@ class OneDevice:
 
     def make_feasible(self, prepared: Prepared, rows: Block, columns: Block) -> tuple[Block, Array]:
         """See :func:`~numpyro_ext.infer.bilinear_gaussian.make_feasible`; the block is that of the rows."""
-        return core.make_feasible(prepared.views.rows, rows, columns)
+        return core.make_feasible(core.with_tangents(prepared.views, rows, columns).rows, rows, columns)
 
     def divergence(self, block: Block, prior: GaussianSide) -> Array:
         """Of each row."""
@@ -62,7 +62,8 @@ class OneDevice:
 
     def row_objective(self, prepared: Prepared, rows: Block, columns: Block) -> Array:
         """See :func:`~numpyro_ext.infer.bilinear_gaussian.block_objective`."""
-        return core.block_objective(prepared.views.rows, rows, columns, prepared.form.rows)
+        views = core.with_tangents(prepared.views, rows, columns)
+        return core.block_objective(views.rows, rows, columns, prepared.form.rows)
 
     def put_cells(self, prepared: Prepared) -> Prepared:
         """Move cells to the devices."""

@@ -281,7 +281,7 @@ def expected_bilinear_log_density(potential: Potential, predictor: ProductPredic
     >>> one = jnp.ones((1, 1))
     >>> predictor = ProductPredictor(jnp.zeros(1), 0.5 * one, one, 2.0 * one, one, None)
     >>> print(expected_bilinear_log_density(LogitPotential(jnp.ones(1)), predictor).value)
-    [-0.766]
+    [-0.6814]
     """
     constant, mean, _, partner, root, *_ = predictor
     if predictor.is_certain:

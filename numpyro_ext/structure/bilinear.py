@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax import Array
 
@@ -89,6 +90,9 @@ class Bilinear(NamedTuple):
     """Cells in the order of their rows, shape ``(num_cells,)``."""
     column_order: Array
     """Cells in the order of their columns."""
+    zero_exposure: Array | None = None
+    """If given, a pair of a row and a column that is no cell is a softplus Poisson count of zero with this exposure,
+    and with the coefficients and the offset that all cells share."""
 
     @property
     def num_cells(self) -> int:
@@ -117,7 +121,23 @@ class Bilinear(NamedTuple):
         """Joint log density of the vectors and the data."""
         factors = self.weight * self.potential.log_density(self.predictor(u, v))
         prior = jnp.sum(self.rows.log_density(u)) + jnp.sum(self.columns.log_density(v))
-        return self.log_constant + prior + jnp.sum(factors)
+        value = self.log_constant + prior + jnp.sum(factors)
+        return value if self.zero_exposure is None else value - self.zero_exposure * self._sum_of_rates(u, v)
+
+    def _sum_of_rates(self, u: Array, v: Array) -> Array:
+        """The sum of the softplus of the predictors of all pairs that are no cells, visited row by row."""
+        indices = jnp.arange(v.shape[0])
+
+        def of_row(row: Array) -> Array:
+            cells = self._replace(
+                row_index=jnp.full_like(indices, row),
+                column_index=indices,
+                offset=jnp.broadcast_to(self.offset[0], indices.shape),
+            )
+            return jnp.sum(jax.nn.softplus(cells.predictor(u, v)))
+
+        listed = jnp.sum(jax.nn.softplus(self.predictor(u, v)))
+        return jnp.sum(jax.lax.map(of_row, jnp.arange(u.shape[0]))) - listed
 
 
 def order_cells(form: Bilinear) -> Bilinear:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from ..potentials.base import Potential
+from ..potentials.poisson import PoissonSoftplusPotential
+from .bilinear import Bilinear
 from .errors import ModelStructureError
 
-__all__ = ["TAKEN", "check_label", "check_same_family", "join_cells", "take_cells"]
+__all__ = ["TAKEN", "Unlisted", "check_label", "check_same_family", "check_unlisted", "join_cells", "take_cells"]
+
+Unlisted = Literal["missing", "zero"]
 
 # Labels of the recogniser. All are log-concave, and analytic in a strip around the real line that is wide enough for
 # their expectations under products of Gaussians, in which there is no place for kinks.
@@ -68,6 +73,51 @@ def check_same_family(names: Sequence[str], potentials: Sequence[Potential]) -> 
                 f"observed sites '{names[0]}' and '{name}' have factors of different kinds ({what}). This engine takes "
                 "several sites of one family; use NUTS for several."
             )
+
+
+def check_unlisted(
+    form: Bilinear,
+    names: Sequence[str],
+    cells: Sequence[np.ndarray],
+    shapes: Sequence[tuple[int, ...]],
+    is_shared: bool,
+) -> None:
+    """Refuse forms in which pairs that are no cells cannot be counts of zero.
+
+    :param Bilinear form: at some hyperparameters.
+    :param names: of the observed sites.
+    :param cells: which of their observations are in use.
+    :param shapes: of their observations.
+    :param bool is_shared: whether all cells have the same coefficients.
+    :raises ModelStructureError: saying what is in the way.
+    """
+
+    def refuse(reason: str, advice: str) -> None:
+        raise ModelStructureError(f"unlisted cells of {list(names)} cannot be counts of zero: {reason}. {advice}")
+
+    def varies(values: jax.Array | float) -> bool:
+        x = np.asarray(values)
+        return bool(np.ptp(x) > 16 * np.finfo(x.dtype).eps * np.abs(x).max())
+
+    potential = form.potential
+    if not isinstance(potential, PoissonSoftplusPotential):
+        refuse(
+            f"their factors are {type(potential).__name__}",
+            "The bound of many zeros needs Poisson counts with the rate softplus(predictor).",
+        )
+        return
+    if any(c.size != int(np.prod(shape)) for c, shape in zip(cells, shapes, strict=True)):
+        refuse("some listed ones are masked", "List no other cells than those that are in use.")
+    if np.any(np.asarray(form.weight) != 1.0):
+        refuse("listed ones are scaled", "Leave handlers.scale and subsampling out.")
+    if not is_shared:
+        refuse("coefficients of the predictor differ between cells", "Use dense counts and unlisted_cells='missing'.")
+    for what, values in (("offset of the predictor", form.offset), ("exposure", potential.exposure)):
+        if varies(values):
+            refuse(f"the {what} differs between cells", "Use dense counts and unlisted_cells='missing'.")
+    number = np.asarray(form.row_index) * form.columns.mean.shape[0] + np.asarray(form.column_index)
+    if np.unique(number).size != number.size:
+        refuse("a cell is listed twice", "Add up its counts.")
 
 
 def take_cells(potential: Potential, size: int, cells: np.ndarray) -> Potential:

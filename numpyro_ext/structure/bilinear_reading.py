@@ -26,7 +26,7 @@ from .bilinear_blocks import (
     self_product,
     shared_block,
 )
-from .bilinear_factors import TAKEN, check_label, check_same_family, join_cells, take_cells
+from .bilinear_factors import TAKEN, Unlisted, check_label, check_same_family, check_unlisted, join_cells, take_cells
 from .conflict import Conflict
 from .degrees import Degree, Degrees, classify
 from .errors import ModelStructureError
@@ -65,6 +65,7 @@ class BilinearReading(ModelReading):
     :ivar index: for rows and columns the vector that each cell touches.
     :ivar factor_names: observed sites whose cells the form has, one after another.
     :ivar cells: for each of them the flat indices of the observations in use.
+    :ivar unlisted_cells: whether pairs that are no cells are ``"missing"``, or ``"zero"`` counts.
     :ivar has_boundary: whether expectations are infinite for wide posteriors, as those of exponential rates are.
     :ivar is_design_fixed: whether everything but the priors is the same for all hyperparameters.
     """
@@ -80,6 +81,7 @@ class BilinearReading(ModelReading):
         *,
         like: BilinearReading | None = None,
         is_held_out: bool = False,
+        unlisted_cells: Unlisted = "missing",
     ):
         super().__init__(model, args, kwargs, sites, field, rng_key, prior_block)
         degrees = classify(self._program, {n: number for n, (number, _) in self._field.items()}, with_sources=False)
@@ -120,6 +122,9 @@ class BilinearReading(ModelReading):
         wanted += [a for f in exposures for a in jax.tree.leaves((f.log_prob, f.scale)) if isinstance(a, int)]
         self.is_design_fixed = not self._program.ancestors(wanted) & inputs
         self._design = self._probe(rng_key, like)
+        self.unlisted_cells: Unlisted = unlisted_cells
+        if unlisted_cells == "zero":
+            self._check_unlisted()
         self.affine_sites = self.field
         self.structure_key = self._structure_key()
 
@@ -326,7 +331,12 @@ class BilinearReading(ModelReading):
         return (self._program.fingerprint(), self.field, self._hyper_key(), static.hexdigest())
 
     def _structure_key(self) -> tuple[Any, ...]:
-        return ("bilinear", self._layout_key(), self.sides, self._design)
+        return ("bilinear", self._layout_key(), self.sides, self._design, self.unlisted_cells)
+
+    def _check_unlisted(self) -> None:
+        """Refuse what zeros in all other cells cannot be added to."""
+        is_shared = self._design.is_coupling_shared and all(self._design.is_linear_shared)
+        check_unlisted(self.form(_off_zero(self)), self.factor_names, self.cells, self.factor_shapes, is_shared)
 
     def _factors(self, number: int, env: dict[int, Any]) -> tuple[Potential, Array, Array]:
         """Factors, shifts of the predictors and weights of the cells in use of one observed site."""
@@ -394,6 +404,7 @@ class BilinearReading(ModelReading):
             self._log_constant(env),
             jnp.asarray(np.argsort(self.index[0], kind="stable")),
             jnp.asarray(np.argsort(self.index[1], kind="stable")),
+            potentials[0].exposure[0] if self.unlisted_cells == "zero" else None,
         )
 
     def priors(self, hyper: Mapping[str, Any], data: Sequence[Any] | None = None) -> tuple[GaussianSide, GaussianSide]:
@@ -455,7 +466,9 @@ class BilinearReading(ModelReading):
 
     def log_joint(self, hyper: Mapping[str, Any], e: Array, data: Sequence[Any]) -> Array:
         unknowns = e + self._locations(self._env(hyper, data))
-        return self.form(hyper, data).log_density(*self.vectors(unknowns)) + self.log_prior(hyper, data)
+        # The model knows of no other cells.
+        form = self.form(hyper, data)._replace(zero_exposure=None)
+        return form.log_density(*self.vectors(unknowns)) + self.log_prior(hyper, data)
 
     def draw(self, hyper: Mapping[str, Any], white: Array, data: Sequence[Any]) -> Array:
         env, parts, start = self._env(hyper, data), [], 0
@@ -493,6 +506,8 @@ class BilinearReading(ModelReading):
         kind = "a matrix of products" if pairs is None else f"{pairs} products of components"
         shared = "the same in all cells" if self._design.is_coupling_shared else "of different weights in the cells"
         lines.append(f"coupling: {kind}, {shared}")
+        if self.unlisted_cells == "zero":
+            lines.append(f"unlisted: {np.prod([len(e) for e in self.elements]) - self.index[0].size} counts of zero")
         return "\n".join(lines)
 
 

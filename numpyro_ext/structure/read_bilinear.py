@@ -9,6 +9,7 @@ import jax
 import numpyro.distributions as dist
 from jax import Array
 
+from .bilinear_factors import Unlisted
 from .bilinear_reading import BilinearReading
 from .conflict import Conflict
 from .errors import ModelStructureError
@@ -35,6 +36,7 @@ def read_bilinear(
     hyper_values: Mapping[str, Any] | None = None,
     rng_key: Array | None = None,
     check: bool = True,
+    unlisted_cells: Unlisted = "missing",
 ) -> BilinearReading:
     """Read a model as bilinear: the predictors of its observations are affine in each of two Gaussian blocks.
 
@@ -52,6 +54,8 @@ def read_bilinear(
     :param hyper_values: starting values of hyperparameters (constrained), instead of the centres of their priors.
     :param rng_key: for models that draw random numbers themselves.
     :param bool check: compare the form with NumPyro's log density at random points.
+    :param str unlisted_cells: ``"zero"`` adds counts of zero in all pairs of a row and a column that the model does not
+        list, which it then knows nothing of.
     :return: the reading.
     :raises ModelStructureError: naming the site that does not fit, what was found there and what to do.
 
@@ -80,7 +84,7 @@ def read_bilinear(
     reasons: list[str] = []
     while True:
         try:
-            reading = BilinearReading(model, args, kwargs, sites, names, rng_key)
+            reading = BilinearReading(model, args, kwargs, sites, names, rng_key, unlisted_cells=unlisted_cells)
             break
         except Conflict as conflict:
             reasons.append(str(conflict))
@@ -102,11 +106,13 @@ def read_like(
     rng_key: Array,
     *,
     is_held_out: bool = False,
+    unlisted_cells: Unlisted = "missing",
 ) -> BilinearReading:
     """Read the model of a reading on other arguments, with the same split, sides and order of components.
 
     :param BilinearReading reading: of the fit.
     :param bool is_held_out: take the masked observations instead of the others.
+    :param str unlisted_cells: as for :func:`read_bilinear`.
     :raises ModelStructureError: if the model has other sites on these arguments.
     """
     sites = inspect_sites(reading.model, args, dict(kwargs), rng_key, _is_candidate)
@@ -116,7 +122,15 @@ def read_like(
     if not is_held_out:
         check_data(sites)
     return BilinearReading(
-        reading.model, args, dict(kwargs), sites, reading.field, rng_key, like=reading, is_held_out=is_held_out
+        reading.model,
+        args,
+        dict(kwargs),
+        sites,
+        reading.field,
+        rng_key,
+        like=reading,
+        is_held_out=is_held_out,
+        unlisted_cells=unlisted_cells,
     )
 
 

@@ -123,7 +123,13 @@ def test_quadratic_factors_in_many_dimensions():
 
 @needs_float64
 @pytest.mark.parametrize(
-    "is_diagonal, absent", [(False, ()), (True, ()), (False, ("covariance",)), (False, ("root", "linear", "variance"))]
+    "is_diagonal, absent",
+    [
+        (False, ()),
+        (True, ()),
+        pytest.param(False, ("covariance",), marks=pytest.mark.slow),
+        pytest.param(False, ("root", "linear", "variance"), marks=pytest.mark.slow),
+    ],
 )
 def test_gradients_against_finite_differences(is_diagonal, absent):
     predictor = make_predictor(5, 3, is_diagonal=is_diagonal)._replace(**dict.fromkeys(absent))
