@@ -130,8 +130,18 @@ def listening(num_users, num_artists, user, artist, counts):
     )
 
 
-def test_plays_of_artists(plays):
-    """Table 3 of Ko and Khan (2014), LastFM: errors 5.94, 4.65, 3.89, 3.81 of MAP, EM, MF, VB over ten splits.
+@pytest.fixture
+def optimised():
+    """Programs that run for minutes are compiled as users have them."""
+    before = jax.config.jax_disable_most_optimizations
+    jax.config.update("jax_disable_most_optimizations", False)
+    yield
+    jax.config.update("jax_disable_most_optimizations", before)
+
+
+def test_plays_of_artists(plays, optimised):
+    """Table 3 of Ko and Khan (2014), LastFM: errors 5.94, 4.65, 3.89, 3.81 of MAP, EM, MF, VB over ten splits, with
+    standard errors 0.24, 0.18, 0.08, 0.07.
 
     As there: roots of the plays, 6000 training and 2000 test cells, user variance one. Not stated there, chosen here:
     prior variances (0.1 for artists, 1 and 0.5 for offsets of users and artists) and rank (3), the same for all four
@@ -157,4 +167,7 @@ def test_plays_of_artists(plays):
         assert errors["MAP"][-1] > errors["EM"][-1] > max(errors["MF"][-1], errors["VB"][-1]), errors
     means = {method: float(np.mean(values)) for method, values in errors.items()}
     print(means, {method: float(np.std(values, ddof=1) / 10**0.5) for method, values in errors.items()})
-    assert abs(means["MF"] - 3.89) < 0.2 and abs(means["VB"] - 3.81) < 0.2
+    assert abs(means["MF"] - 3.89) < 2 * 0.08 and abs(means["VB"] - 3.81) < 2 * 0.07
+    assert 0.0 <= means["MF"] - means["VB"] < 0.12
+    # better than published: with fixed variances EM overfits less
+    assert means["EM"] < 4.65 + 2 * 0.18 and abs(means["MAP"] - 5.94) < 2 * 0.24
