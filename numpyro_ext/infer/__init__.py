@@ -9,6 +9,7 @@ from .ep import EP
 from .gaussian_rows import LatentGaussianRows, predictive_log_density
 from .inla import INLA
 from .laplace_approximation import LaplaceApproximation
+from .parameter_search import GridSearch, grid_search
 from .structured_mean_field_engine import StructuredMeanField
 from .variational_em import variational_em
 from .variational_engine import VariationalGaussian
@@ -19,12 +20,14 @@ __all__ = [
     "BilinearVG",
     "CrossValidation",
     "Engine",
+    "GridSearch",
     "LaplaceApproximation",
     "LatentGaussianRows",
     "StructuredMeanField",
     "VariationalGaussian",
     "annealed_importance_sampling",
     "cross_validate",
+    "grid_search",
     "predictive_log_density",
     "ranking_scores",
     "variational_em",
