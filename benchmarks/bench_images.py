@@ -1,4 +1,4 @@
-"""Images: sweeps of EP for deblurring against a Cholesky factor of as many unknowns; denoising as a whole."""
+"""Images: sweeps of EP for deblurring against a Cholesky factor of as many unknowns; denoising and inpainting."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ import pywt
 
 from numpyro_ext.infer import StructuredMeanField
 from numpyro_ext.linalg import convolution
-from numpyro_ext.models import poisson_deblurring, wavelet_denoising
+from numpyro_ext.models import poisson_deblurring, wavelet_denoising, wavelet_inpainting
 from numpyro_ext.structure import read_latent_gaussian
 
 from .compilation import compile_function, compile_sweep
-from .results_table import Row, at_most
+from .results_table import Row, at_least, at_most
 
 SIDES = (32, 64, 128)
 KERNEL = np.outer([0.25, 0.5, 0.25], [0.25, 0.5, 0.25])
 
 
-def photograph(side: int) -> np.ndarray:
-    """The photographer of PyWavelets, averaged over squares, between zero and one."""
-    image = pywt.data.camera().astype(float)
+def photograph(side: int, name: str = "camera") -> np.ndarray:
+    """An image of PyWavelets, averaged over squares, between zero and one."""
+    image = getattr(pywt.data, name)().astype(float)[:512, :512]
     step = image.shape[0] // side
     image = image.reshape(side, step, side, step).mean((1, 3))
     return (image - image.min()) / np.ptp(image)
@@ -102,5 +102,48 @@ def test_denoising_whole(benchmark, results):
             value=quality(found) - quality(shrunk),
             compile_seconds=cold - seconds,
             remark=f"{quality(found):.2f} dB against {quality(shrunk):.2f} dB.",
+        )
+    )
+
+
+@pytest.mark.parametrize("name", ["camera", "ascent", "aero"])
+def test_inpainting_whole(results, name):
+    """A quarter of the pixels, with noise of a hundredth of the range, against scikit-image."""
+    restoration = pytest.importorskip("skimage.restoration", reason="scikit-image comes with -e '.[benchmark]'")
+    image = photograph(256, name)
+    rng = np.random.default_rng(0)
+    mask = rng.random(image.shape) < 0.25
+    observed = np.where(mask, image + 0.01 * rng.standard_normal(image.shape), 0.0)
+
+    def run() -> tuple[np.ndarray, np.ndarray, float]:
+        engine = StructuredMeanField(
+            wavelet_inpainting, tol=0.2, num_variance_samples=8, num_samples=50, progress_bar=False
+        )
+        start = time.perf_counter()
+        engine.run(jax.random.key(0), observed, mask)
+        seconds = time.perf_counter() - start
+        found = engine.posterior["image"]
+        return np.asarray(found.mean), np.asarray(found.sd), seconds
+
+    def quality(found: np.ndarray) -> float:
+        return float(-10 * np.log10(np.mean((found - image) ** 2)))
+
+    mean, deviation, seconds = run()
+    start = time.perf_counter()
+    smooth = restoration.inpaint_biharmonic(observed, ~mask)
+    peer_seconds = time.perf_counter() - start
+    covered = np.mean(np.abs(mean - image)[~mask] < 1.2816 * deviation[~mask])
+    results.add(
+        Row(
+            item=f"structured mean field, inpainting {name} 256 x 256",
+            dtype=str(mean.dtype),
+            seconds=seconds,
+            peer="biharmonic interpolation, scikit-image",
+            peer_seconds=peer_seconds,
+            figure="gain in dB",
+            value=quality(mean) - quality(smooth),
+            target=at_least(0),
+            remark=f"{quality(mean):.2f} dB against {quality(smooth):.2f} dB; with compilation. 80 % bands hold "
+            f"{100 * covered:.1f} % of the missing pixels.",
         )
     )

@@ -184,21 +184,35 @@ def wavelet_inpainting(
     mask: ArrayLike,
     noise_scale: ArrayLike = 0.01,
     *,
-    wavelet: str = "db2",
+    wavelet: str = "sym5",
     num_levels: int | None = None,
     low: str = "laplace",
     high: str = "laplace",
     factorial: bool = False,
     per_orientation: bool = True,
     shift: ArrayLike | None = None,
-    num_bases: int = 1,
+    num_bases: int = 8,
 ) -> None:
     r"""An image of which only some pixels are seen; otherwise as :func:`wavelet_denoising`.
 
-    A single basis fills gaps with its own blocks. With ``num_bases`` of more than one the prior is the geometric mean
-    of the priors under as many random shifts (:class:`~numpyro_ext.distributions.AnalysisPrior`), the latent site is
-    the image itself, ``u``, and :class:`~numpyro_ext.infer.StructuredMeanField` is the engine; eight are much better
-    than one.
+    A single basis fills gaps with its own blocks. So the prior is the geometric mean of the priors under ``num_bases``
+    random shifts (:class:`~numpyro_ext.distributions.AnalysisPrior`), the latent site is the image itself, ``u``, and
+    :class:`~numpyro_ext.infer.StructuredMeanField` is the engine. With ``num_bases=1`` it is ``s``, in one basis.
+
+    **Example:**
+
+    .. doctest::
+
+        >>> import numpy as np
+        >>> from jax import random
+        >>> from numpyro_ext.infer import StructuredMeanField
+        >>> from numpyro_ext.models import wavelet_inpainting
+        >>> picture = np.kron([[0.0, 1.0], [1.0, 0.5]], np.ones((8, 8)))
+        >>> mask = np.random.default_rng(0).random(picture.shape) < 0.5
+        >>> engine = StructuredMeanField(wavelet_inpainting, tol=0.5, num_variance_samples=8, progress_bar=False)
+        >>> engine.run(random.key(1), np.where(mask, picture, np.nan), mask, num_bases=4, wavelet="haar")
+        >>> print(engine.posterior["image"].mean.shape)
+        (16, 16)
 
     :param observed: the image; what it holds at missing pixels is not looked at.
     :param mask: true where a pixel was seen; the shape of ``observed``.
@@ -210,7 +224,7 @@ def wavelet_inpainting(
     :param bool factorial: whether the coefficients are independent instead, with the component ``high``.
     :param bool per_orientation: whether orientations have parameters of their own.
     :param shift: circular shift of the wavelet basis in pixels, one number per axis.
-    :param int num_bases: how many shifted bases the prior speaks of.
+    :param int num_bases: how many shifted bases the prior speaks of; cost grows with it.
     :raises ValueError: if the mask keeps nothing or has another shape.
     """
     mask, shape = np.asarray(mask, bool), np.shape(observed)
