@@ -18,7 +18,7 @@ from . import bilinear_gaussian as core
 from .base_engine import BaseEngine, check_at_least, check_positive
 from .bilinear_cells import Block
 from .bilinear_prediction import draw_predictors, expected_means, expected_ranks, log_predictive_counts
-from .bilinear_programs import CHUNK, BilinearPrograms, compiled_bilinear_programs
+from .bilinear_programs import CHUNK, BilinearPrograms, Solver, compiled_bilinear_programs
 from .bilinear_sites import site_places
 from .checkpoint import read_checkpoint, write_checkpoint
 from .chunks import run_in_chunks
@@ -107,6 +107,8 @@ class BilinearVG(BaseEngine):
     :param float tol: relative change of the objective at which a run has converged, by default ``1e-6`` in float64 and
         ``1e-5`` in float32.
     :param int num_restarts: further runs from other random starts.
+    :param str solver: how a sweep moves the vectors of one side: ``"natural-gradient"``, one step each, or
+        ``"lbfgs"``, five iterations of L-BFGS each, as in the papers, which end at the same optima.
     :param str unlisted_cells: ``"missing"``, or ``"zero"``: then all pairs of a row and a column that the model does
         not list are counts of zero, of which the model itself knows nothing (NUTS on it sees the listed ones). For
         Poisson counts with a softplus rate, by a quadratic bound (Seeger and Bouchard 2012) at a cost that does not
@@ -129,6 +131,7 @@ class BilinearVG(BaseEngine):
         num_steps: int = 1000,
         tol: float | None = None,
         num_restarts: int = 0,
+        solver: Solver = "natural-gradient",
         unlisted_cells: Unlisted = "missing",
         field: Sequence[str] | None = None,
         hyper_values: Mapping[str, Any] | None = None,
@@ -157,6 +160,11 @@ class BilinearVG(BaseEngine):
         self.num_steps = num_steps
         self.tol = tol
         self.num_restarts = num_restarts
+        if solver not in get_args(Solver):
+            raise ValueError(f"solver must be 'natural-gradient' or 'lbfgs', got {solver!r}.")
+        if solver == "lbfgs" and devices is not None:
+            raise ValueError("L-BFGS runs on one device: leave devices out, or take solver='natural-gradient'.")
+        self.solver: Solver = solver
         if unlisted_cells not in get_args(Unlisted):
             raise ValueError(f"unlisted_cells must be 'missing' or 'zero', got {unlisted_cells!r}.")
         if unlisted_cells == "zero" and devices is not None:
@@ -239,7 +247,8 @@ class BilinearVG(BaseEngine):
         return reading, space, self._programs(reading, space)
 
     def _programs(self, reading: Any, space: UnconstrainedSpace) -> BilinearPrograms:
-        return compiled_bilinear_programs(reading, space, self._families(reading), self._tolerance(), self.devices)
+        families, tol = self._families(reading), self._tolerance()
+        return compiled_bilinear_programs(reading, space, families, tol, self.devices, self.solver)
 
     def _check_points(self, reading: Any, space: UnconstrainedSpace) -> None:
         for side, family in enumerate(self._families(reading)):

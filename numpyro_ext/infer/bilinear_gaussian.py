@@ -31,6 +31,7 @@ True -7.872
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -337,7 +338,13 @@ def step_side(
 
 
 def sweep(
-    form: Bilinear, views: Views, state: State, *, with_gauge: bool = True, axis_name: str | None = None
+    form: Bilinear,
+    views: Views,
+    state: State,
+    *,
+    with_gauge: bool = True,
+    axis_name: str | None = None,
+    take_step: Callable[..., tuple[Block, Array, Array, Array]] = step_side,
 ) -> tuple[State, Info]:
     """One step of all rows, one of all columns, and the exact step along the directions in which the data is silent.
 
@@ -346,11 +353,12 @@ def sweep(
     :param State state: where to start; its objective must belong to ``form`` or be minus infinity.
     :param bool with_gauge: false leaves the last step out.
     :param str axis_name: of an axis of devices, each of which has the columns and some rows, with their cells.
+    :param Callable take_step: how vectors move, with the signature of :func:`step_side`.
     :return: the next state and what the sweep found.
     """
     views = with_tangents(views, state.rows, state.columns)
-    rows, row_step, _, row_loss = step_side(views.rows, state.rows, state.columns, form.rows, state.row_step)
-    columns, column_step, values, column_loss = step_side(
+    rows, row_step, _, row_loss = take_step(views.rows, state.rows, state.columns, form.rows, state.row_step)
+    columns, column_step, values, column_loss = take_step(
         views.columns, state.columns, rows, form.columns, state.column_step, axis_name=axis_name
     )
     row_cost = over_devices(jnp.sum(divergence(rows, form.rows)), axis_name)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,14 +14,18 @@ from ..structure.recent import Recent
 from . import bilinear_gaussian as core
 from . import hyper as hyper_search
 from .bilinear_cells import Block, draw_block
+from .bilinear_lbfgs import lbfgs_side
 from .bilinear_sharding import OneDevice, Prepared, SeveralDevices
 from .unconstrained import UnconstrainedSpace
 
-__all__ = ["CHUNK", "BilinearPrograms", "FoldInfo", "RunInfo", "compiled_bilinear_programs"]
+__all__ = ["CHUNK", "BilinearPrograms", "FoldInfo", "RunInfo", "Solver", "compiled_bilinear_programs"]
 
 CHUNK = 10
 _LEARNING_STEPS = 5
 _COMPILED = Recent(16)
+
+Solver = Literal["natural-gradient", "lbfgs"]
+_SOLVERS = {"natural-gradient": core.step_side, "lbfgs": lbfgs_side}
 
 
 class RunInfo(NamedTuple):
@@ -53,6 +57,7 @@ class BilinearPrograms:
     :param families: of rows and columns.
     :param float tol: relative change of the objective at which a run has converged.
     :param devices: between which :attr:`solve` divides the rows.
+    :param str solver: of the vectors of one side, on one device.
     """
 
     def __init__(
@@ -62,10 +67,11 @@ class BilinearPrograms:
         families: tuple[core.Family, core.Family],
         tol: float,
         devices: tuple[Any, ...] | None = None,
+        solver: Solver = "natural-gradient",
     ) -> None:
         self._reading, self._space, self._families, self._tol = reading, space, families, tol
         self.devices: OneDevice | SeveralDevices = (
-            OneDevice()
+            OneDevice(_SOLVERS[solver])
             if devices is None
             else SeveralDevices(devices, reading.index[0], reading.index[1], reading.elements[0].shape[0])
         )
@@ -245,7 +251,8 @@ def compiled_bilinear_programs(
     families: tuple[core.Family, core.Family],
     tol: float,
     devices: tuple[Any, ...] | None = None,
+    solver: Solver = "natural-gradient",
 ) -> BilinearPrograms:
     """Programs for the structure of a reading, from the last ones made if they serve."""
-    key = (reading.structure_key, space.key, families, tol, devices)
-    return _COMPILED.get(key, lambda: BilinearPrograms(reading, space, families, tol, devices))
+    key = (reading.structure_key, space.key, families, tol, devices, solver)
+    return _COMPILED.get(key, lambda: BilinearPrograms(reading, space, families, tol, devices, solver))

@@ -7,7 +7,7 @@ sweep), and then every device takes the same step. Devices may belong to several
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -38,7 +38,13 @@ class Prepared(NamedTuple):
 
 
 class OneDevice:
-    """Sweeps as they are."""
+    """Sweeps as they are.
+
+    :param Callable take_step: see :func:`~numpyro_ext.infer.bilinear_gaussian.sweep`.
+    """
+
+    def __init__(self, take_step: Callable[..., tuple[Block, Array, Array, Array]] = core.step_side) -> None:
+        self._take_step = take_step
 
     def prepare(self, form: Bilinear, rows: Block, columns: Block) -> Prepared:
         """Order the cells; of the blocks only the shapes count."""
@@ -50,7 +56,7 @@ class OneDevice:
 
     def sweep(self, prepared: Prepared, state: core.State) -> tuple[core.State, core.Info]:
         """See :func:`~numpyro_ext.infer.bilinear_gaussian.sweep`."""
-        return core.sweep(prepared.form, prepared.views, state)
+        return core.sweep(prepared.form, prepared.views, state, take_step=self._take_step)
 
     def make_feasible(self, prepared: Prepared, rows: Block, columns: Block) -> tuple[Block, Array]:
         """See :func:`~numpyro_ext.infer.bilinear_gaussian.make_feasible`; the block is that of the rows."""
