@@ -197,9 +197,8 @@ class SparsePrograms:
         def some(rng_key: Array) -> Array:
             sizes = precision.operator.shape[0], precision.precision.size
             perturbations = draw_perturbations(rng_key, batch, sizes)
-            return perturb_and_map(
-                precision, perturbations, gram, tol=self.options.reported_draw_tol, max_iterations=self.options.max_iterations
-            ).solution
+            tol, max_iterations = self.options.reported_draw_tol, self.options.max_iterations
+            return perturb_and_map(precision, perturbations, gram, tol=tol, max_iterations=max_iterations).solution
 
         batch = min(num_samples, _DRAWS_AT_A_TIME)
         parts = lax.map(some, jax.random.split(rng_key, -(-num_samples // batch)))

@@ -16,10 +16,11 @@ from ..linalg.posterior_precision import has_diagonal_gram
 from ..structure import ModelStructureError, read_sparse_linear
 from .base_engine import BaseEngine, check_at_least, check_positive, hyper_estimates
 from .draws import with_hyper
-from .fitting import EngineState, Fit, check_init_state, data_digest
+from .fitting import EngineState, Fit, check_init_state
 from .model_averaging import Member, MixtureSite, check_average, combined_fit, label, order, shares
 from .progress import warn
-from .results import Diagnostics, HyperDiagnostics, HyperEstimate
+from .results import HyperEstimate
+from .saved_tree import member_from_content, member_to_content
 from .site_posterior import PosteriorSites
 from .sparse_programs import compiled_form
 from .summary import format_summary
@@ -387,38 +388,26 @@ class TreeEP(BaseEngine):
     # Persistence
 
     def _content(self) -> dict[str, Any]:
-        fit = self._only("Files").fit
-        last, diagnostics = fit.last_state, fit.diagnostics
-        learning = diagnostics.hyper
-        return {
-            "values": last.values,
-            "state": jax.tree.leaves(last.state),
-            "log_evidence": fit.log_evidence,
-            "covariance": fit.covariance,
-            "has_curvature": fit.has_curvature,
-            "diagnostics": diagnostics._replace(hyper=None)._asdict(),
-            "hyper_diagnostics": None if learning is None else learning._asdict(),
-        }
+        run = self._finished()
+        shifted = [] if self.num_shifts is None else [member_to_content(member) for member in run.members]
+        return {"learned": [member_to_content(member) for member in run.learned], "shifted": shifted}
 
     def _restore(self, content: dict[str, Any], rng_key: Array, args: tuple, kwargs: dict[str, Any]) -> _Run:
-        reading = read_sparse_linear(self.model, args, kwargs, field=self.field, rng_key=rng_key, check=False)
-        space = UnconstrainedSpace(reading.hyper, self.hyper_values)
-        values = jnp.asarray(content["values"])
-        if values.shape != (space.size,):
-            raise ValueError(f"The saved run learned {values.size} hyperparameters; this model has {space.size}.")
-        programs = compiled_tree_programs(reading, space, self._options(reading, space))
-        hyper = space.unpack(values)
-        projection = programs.project(reading.data, hyper)
-        shapes = jax.eval_shape(programs.init_state, reading.data, hyper)
-        state = jax.tree.unflatten(jax.tree.structure(shapes), [jnp.asarray(x) for x in content["state"]])
-        found = float(programs.evaluate(reading.data, space.fixed, projection, state, values).log_evidence)
-        if not np.isclose(found, content["log_evidence"], rtol=1e-4):
-            raise ValueError("On the saved arguments this model has another density than the one that was run.")
-        learning = content["hyper_diagnostics"]
-        diagnostics = Diagnostics(**content["diagnostics"])._replace(
-            hyper=None if learning is None else HyperDiagnostics(**learning)
-        )
-        last = EngineState(values, state, None, diagnostics.num_steps, data_digest(reading.data, space.fixed))
-        fit = Fit(last, hyper, content["covariance"], content["has_curvature"], content["log_evidence"], diagnostics)
-        member = Member({}, reading, space, programs, projection, fit)
-        return _Run((member,), (member,), fit, rng_key)
+        def read(part: dict[str, Any], field: Any) -> Any:
+            arguments = {**kwargs, **part["arguments"]}
+            return read_sparse_linear(self.model, args, arguments, field=field, rng_key=rng_key, check=False)
+
+        learned, members = [], []
+        for part in content["learned"]:
+            reading = read(part, self.field)
+            space = UnconstrainedSpace(reading.hyper, self.hyper_values)
+            learned.append(member_from_content(part, reading, space, self._options(reading, space)))
+        for number, part in enumerate(content["shifted"]):
+            # The shifted ones of the first choice of arguments come first.
+            origin = learned[number * len(learned) // len(content["shifted"])]
+            reading = read(part, origin.reading.field)
+            space = UnconstrainedSpace(reading.hyper, origin.fit.hyper)
+            members.append(member_from_content(part, reading, space, origin.programs.options))
+        members = members or learned
+        fit = combined_fit(learned, members) if len(members) > 1 else learned[0].fit
+        return _Run(tuple(members), tuple(learned), fit, rng_key)

@@ -305,7 +305,7 @@ def counting(data):
 
 
 @pytest.mark.slow
-def test_mixture_over_shifts_and_wavelets():
+def test_mixture_over_shifts_and_wavelets(tmp_path):
     image = np.zeros((16, 16))
     image[3:11, 5:13] = 1.0
     noisy = image + 0.2 * np.random.default_rng(0).normal(size=image.shape)
@@ -350,6 +350,11 @@ def test_mixture_over_shifts_and_wavelets():
     assert "wavelet='haar': low_scale" in engine.hyper
     with pytest.raises(KeyError, match="other quantities"):
         engine.posterior["s"]
+    engine.save(tmp_path / "mixture.npz")
+    again = EP.load(tmp_path / "mixture.npz", wavelet_denoising)
+    assert float(again.log_evidence) == float(engine.log_evidence) and again.hyper.keys() == engine.hyper.keys()
+    np.testing.assert_array_equal(again.posterior["image"].mean, site.mean)
+    np.testing.assert_array_equal(again.get_samples()["image"], draws)
     with pytest.raises(RuntimeError, match="mixture"):
         engine.state_probabilities()
 
