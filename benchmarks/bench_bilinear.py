@@ -39,9 +39,11 @@ def company():
     return f" Other processes were running: load average {load:.1f}." if load > 1.5 * os.cpu_count() else ""
 
 
-def compile_sweep(data: Counts, rank: int, family: bg.Family) -> Compiled:
+def compile_sweep(data: Counts, rank: int, family: bg.Family, dtype: str = "float64") -> Compiled:
     """A sweep, one step of either side, from the state that two sweeps lead to."""
-    form = make_form(data, rank)
+    form = jax.tree.map(
+        lambda x: x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x, make_form(data, rank)
+    )
     state = jax.jit(bg.init, static_argnums=(2, 3))(form, jax.random.key(0), family, family)
     views = jax.jit(bg.make_views)(form, state.rows, state.columns)
     compiled = compile_function(bg.sweep, form, views, state)
@@ -94,22 +96,22 @@ def _implicit(data: Counts) -> Any:
 PEERS = {"hpfrec": _hpfrec, "poismf": _poismf, "implicit": _implicit}
 
 
-@pytest.mark.parametrize("name", PEERS)
-def test_sweep_against_one_iteration(name, race, results, company):
+@pytest.mark.parametrize("name, dtype", [*((name, "float64") for name in PEERS), ("hpfrec", "float32")])
+def test_sweep_against_one_iteration(name, dtype, race, results, company):
     """An iteration of a peer is a tenth of what ten more iterations take, so that its preparations do not count."""
     try:
         importlib.import_module(name)
     except ImportError as error:
         pytest.skip(f"{name} is not installed here: {error}")
     data = make_counts(NUM_ROWS, NUM_COLUMNS, NUM_CELLS)
-    ours = compile_sweep(data, RANK, "diagonal")
+    ours = compile_sweep(data, RANK, "diagonal", dtype)
     one, eleven = PEERS[name](data)
-    seconds, short, long = race(ours.run, one, eleven, rounds=3)
+    seconds, short, long = race(ours.run, one, eleven, rounds=5)
     iteration = (long - short) / 10.0
     results.add(
         Row(
             item=f"Mean-field sweep, 2000 × 1000, 538,423 cells, rank 10, against {name}",
-            dtype="float64",
+            dtype=dtype,
             seconds=seconds,
             peer=f"{name}, one iteration",
             peer_seconds=iteration,

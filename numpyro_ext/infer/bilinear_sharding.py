@@ -161,6 +161,7 @@ class SeveralDevices:
     def __init__(self, devices: Sequence[Any], row_index: np.ndarray, column_index: np.ndarray, num_rows: int) -> None:
         self._mesh = Mesh(np.array(devices), (_AXIS,), axis_types=(AxisType.Auto,))
         self._places = place_rows(row_index, column_index, num_rows, len(devices))
+        self._gather = jax.jit(lambda x: x, out_shardings=NamedSharding(self._mesh, _EVERYWHERE))
 
     def _on_devices(self, function: Any, in_specs: Any, out_specs: Any) -> Any:
         return jax.shard_map(function, mesh=self._mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
@@ -254,8 +255,7 @@ class SeveralDevices:
 
     def get(self, values: Array, state: core.State) -> tuple[Array, core.State]:
         """All of them, in every process."""
-        everywhere = NamedSharding(self._mesh, _EVERYWHERE)
-        found = jax.tree.map(np.asarray, jax.jit(lambda x: x, out_shardings=everywhere)(state))
+        found = jax.tree.map(np.asarray, self._gather(state))
         position = self._places.position
         rows, row_step = jax.tree.map(lambda x: x[position], (found.rows, found.row_step))
         found = found._replace(rows=rows, row_step=row_step)

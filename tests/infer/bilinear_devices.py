@@ -42,6 +42,15 @@ def side_features(rows, columns, feature, counts):
     numpyro.sample("counts", dist.Poisson(jnp.exp(eta)), obs=counts)
 
 
+def answers(rows, columns, y):
+    """Binary data, whose expectations are by quadrature."""
+    with numpyro.plate("rows", NUM_ROWS):
+        w = numpyro.sample("w", dist.Normal(0.0, 0.9).expand([RANK]).to_event(1))
+    with numpyro.plate("columns", NUM_COLUMNS):
+        z = numpyro.sample("z", dist.Normal(0.0, 1.0).expand([RANK]).to_event(1))
+    numpyro.sample("y", dist.Bernoulli(logits=(w[rows] * z[columns]).sum(-1)), obs=y)
+
+
 def fits(devices, folder=None):
     """Results by name: the bound after each sweep and posterior means."""
     rows, columns, counts = make_counts()
@@ -67,6 +76,9 @@ def fits(devices, folder=None):
     engine = BilinearVG(side_features, num_steps=25, tol=1e-300, progress_bar=False, devices=devices)
     engine.run(jax.random.key(0), rows, columns, np.sin(np.arange(rows.size)), counts)
     keep("features", engine, ("w", "z", "slope"))
+    engine = BilinearVG(answers, num_steps=25, tol=1e-300, progress_bar=False, devices=devices)
+    engine.run(jax.random.key(0), rows, columns, (counts > 2).astype(int))
+    keep("answers", engine, ("w", "z"))
     return out
 
 
