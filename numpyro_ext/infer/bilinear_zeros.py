@@ -5,7 +5,7 @@ most, so that it is bounded by a parabola that touches it at any :math:`f`,
 
 .. math:: \log(1 + e^\eta) \le \log(1 + e^f) + \sigma(f)\, (\eta - f) + \tfrac18 (\eta - f)^2
 
-(Seeger and Bouchard 2012; Ko and Khan 2014, section 2). Its expectation over all pairs of a row and a column needs no
+(Seeger and Bouchard 2012). Its expectation over all pairs of a row and a column needs no
 more than sums of second moments over either side. Every row has an ``f`` of its own; the best is the mean of the
 expected predictors of its zeros. Listed cells keep their exact expectations, and what the parabolas of all pairs have
 counted of them is taken back.
