@@ -153,6 +153,7 @@ def learning_model(rows, cols, y):
 
 
 @needs_float64
+@pytest.mark.slow
 def test_thresholds_are_learned():
     """Every sweep raises the objective; its derivatives in the hyperparameters are those of finite differences."""
     engine = BilinearVG(learning_model, progress_bar=False, tol=1e-4, num_steps=100)

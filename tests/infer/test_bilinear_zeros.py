@@ -239,6 +239,7 @@ def run(model, *args, **options):
 
 
 @needs_float64
+@pytest.mark.slow
 def test_the_engine():
     """The draws have the density of all cells; folded in, rows are those of the fit."""
     engine = run(model, ROWS, COLS, MATRIX[ROWS, COLS], unlisted_cells="zero", hyper_values={"level": -1.0})

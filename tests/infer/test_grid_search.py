@@ -28,6 +28,7 @@ def model(rows, cols, counts, *, num_rows, num_cols, rank=3):
 
 
 @needs_float64
+@pytest.mark.slow
 def test_points_need_narrow_priors():
     """On the synthetic counts the test error of points grows with the variance: 1.6 at 0.02, 2.3 at 1."""
     engine = BilinearVG(model, covariance="point", progress_bar=False, tol=1e-5)
