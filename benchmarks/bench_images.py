@@ -31,6 +31,11 @@ def photograph(side: int, name: str = "camera") -> np.ndarray:
     return (image - image.min()) / np.ptp(image)
 
 
+def decibels(image: np.ndarray, found: np.ndarray) -> float:
+    """Peak signal-to-noise ratio."""
+    return float(-10 * np.log10(np.mean((found - image) ** 2)))
+
+
 @pytest.mark.parametrize("side", SIDES)
 def test_deblurring_sweep(race, results, side):
     size = side * side
@@ -80,9 +85,6 @@ def test_denoising_whole(benchmark, results):
             shrunk.append(tuple(bands))
         return pywt.waverec2(shrunk, "db2", mode="periodization")
 
-    def quality(found: np.ndarray) -> float:
-        return float(-10 * np.log10(np.mean((found - image) ** 2)))
-
     start = time.perf_counter()
     run()
     cold = time.perf_counter() - start
@@ -99,9 +101,9 @@ def test_denoising_whole(benchmark, results):
             peer="soft thresholds, BayesShrink",
             peer_seconds=peer_seconds,
             figure="gain in dB",
-            value=quality(found) - quality(shrunk),
+            value=decibels(image, found) - decibels(image, shrunk),
             compile_seconds=cold - seconds,
-            remark=f"{quality(found):.2f} dB against {quality(shrunk):.2f} dB.",
+            remark=f"{decibels(image, found):.2f} dB against {decibels(image, shrunk):.2f} dB.",
         )
     )
 
@@ -125,9 +127,6 @@ def test_inpainting_whole(results, name):
         found = engine.posterior["image"]
         return np.asarray(found.mean), np.asarray(found.sd), seconds
 
-    def quality(found: np.ndarray) -> float:
-        return float(-10 * np.log10(np.mean((found - image) ** 2)))
-
     mean, deviation, seconds = run()
     start = time.perf_counter()
     smooth = restoration.inpaint_biharmonic(observed, ~mask)
@@ -141,9 +140,9 @@ def test_inpainting_whole(results, name):
             peer="biharmonic interpolation, scikit-image",
             peer_seconds=peer_seconds,
             figure="gain in dB",
-            value=quality(mean) - quality(smooth),
+            value=decibels(image, mean) - decibels(image, smooth),
             target=at_least(0),
-            remark=f"{quality(mean):.2f} dB against {quality(smooth):.2f} dB; with compilation. 80 % bands hold "
-            f"{100 * covered:.1f} % of the missing pixels.",
+            remark=f"{decibels(image, mean):.2f} dB against {decibels(image, smooth):.2f} dB; with compilation. "
+            f"80 % bands hold {100 * covered:.1f} % of the missing pixels.",
         )
     )

@@ -14,7 +14,32 @@ from .programs import Programs
 from .results import Diagnostics, HyperDiagnostics
 from .unconstrained import UnconstrainedSpace
 
-__all__ = ["fit_from_content", "fit_to_content"]
+__all__ = ["diagnostics_from_content", "fit_from_content", "fit_to_content", "outcome_to_content"]
+
+
+def outcome_to_content(fit: Fit) -> dict[str, Any]:
+    """What any fit has, whatever the algorithm, as dictionaries, lists, numbers and arrays.
+
+    :param Fit fit: the outcome of a run.
+    """
+    last, diagnostics = fit.last_state, fit.diagnostics
+    learning = diagnostics.hyper
+    return {
+        "values": last.values,
+        "state": jax.tree.leaves(last.state),
+        "covariance": fit.covariance,
+        "has_curvature": fit.has_curvature,
+        "log_evidence": fit.log_evidence,
+        "diagnostics": diagnostics._replace(hyper=None)._asdict(),
+        "hyper_diagnostics": None if learning is None else learning._asdict(),
+    }
+
+
+def diagnostics_from_content(content: dict[str, Any]) -> Diagnostics:
+    """The diagnostics that :func:`outcome_to_content` took apart."""
+    learning = content["hyper_diagnostics"]
+    hyper = None if learning is None else HyperDiagnostics(**learning)
+    return Diagnostics(**content["diagnostics"])._replace(hyper=hyper)
 
 
 def fit_to_content(fit: Fit, reading: Any) -> dict[str, Any]:
@@ -24,20 +49,13 @@ def fit_to_content(fit: Fit, reading: Any) -> dict[str, Any]:
     :param reading: of the model that was run.
     :return: what :func:`fit_from_content` understands.
     """
-    last, diagnostics = fit.last_state, fit.diagnostics
-    learning = diagnostics.hyper
+    last = fit.last_state
     return {
-        "values": last.values,
-        "state": jax.tree.leaves(last.state),
+        **outcome_to_content(fit),
         "search": None if last.search is None else jax.tree.leaves(last.search),
         "num_steps": last.num_steps,
         "data_digest": last.data_digest,
         "form_totals": _form_totals(reading, fit.hyper),
-        "covariance": fit.covariance,
-        "has_curvature": fit.has_curvature,
-        "log_evidence": fit.log_evidence,
-        "diagnostics": diagnostics._replace(hyper=None)._asdict(),
-        "hyper_diagnostics": None if learning is None else learning._asdict(),
     }
 
 
@@ -67,10 +85,7 @@ def fit_from_content(content: dict[str, Any], reading: Any, programs: Programs, 
     if totals.shape != content["form_totals"].shape or not np.allclose(totals, content["form_totals"], rtol=1e-4):
         raise ValueError("On the saved arguments this model has another density than the one that was run.")
     last = EngineState(values, state, search, content["num_steps"], content["data_digest"])
-    learning = content["hyper_diagnostics"]
-    diagnostics = Diagnostics(**content["diagnostics"])._replace(
-        hyper=None if learning is None else HyperDiagnostics(**learning)
-    )
+    diagnostics = diagnostics_from_content(content)
     return Fit(last, hyper, content["covariance"], content["has_curvature"], content["log_evidence"], diagnostics)
 
 

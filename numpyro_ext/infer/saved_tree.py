@@ -10,7 +10,7 @@ import numpy as np
 
 from .fitting import EngineState, Fit, data_digest
 from .model_averaging import Member
-from .results import Diagnostics, HyperDiagnostics
+from .saved_run import diagnostics_from_content, outcome_to_content
 from .tree_programs import TreeOptions, compiled_tree_programs
 from .unconstrained import UnconstrainedSpace
 
@@ -23,18 +23,7 @@ def member_to_content(member: Member) -> dict[str, Any]:
     :param Member member: of a run.
     :return: what :func:`member_from_content` understands.
     """
-    last, diagnostics = member.fit.last_state, member.fit.diagnostics
-    learning = diagnostics.hyper
-    return {
-        "arguments": member.arguments,
-        "values": last.values,
-        "state": jax.tree.leaves(last.state),
-        "log_evidence": member.fit.log_evidence,
-        "covariance": member.fit.covariance,
-        "has_curvature": member.fit.has_curvature,
-        "diagnostics": diagnostics._replace(hyper=None)._asdict(),
-        "hyper_diagnostics": None if learning is None else learning._asdict(),
-    }
+    return {"arguments": member.arguments, **outcome_to_content(member.fit)}
 
 
 def member_from_content(
@@ -59,10 +48,7 @@ def member_from_content(
     found = float(programs.evaluate(reading.data, space.fixed, projection, state, values).log_evidence)
     if not np.isclose(found, content["log_evidence"], rtol=1e-4):
         raise ValueError("On the saved arguments this model has another density than the one that was run.")
-    learning = content["hyper_diagnostics"]
-    diagnostics = Diagnostics(**content["diagnostics"])._replace(
-        hyper=None if learning is None else HyperDiagnostics(**learning)
-    )
+    diagnostics = diagnostics_from_content(content)
     last = EngineState(values, state, None, diagnostics.num_steps, data_digest(reading.data, space.fixed))
     fit = Fit(last, hyper, content["covariance"], content["has_curvature"], content["log_evidence"], diagnostics)
     return Member(dict(content["arguments"]), reading, space, programs, projection, fit)
