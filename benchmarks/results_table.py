@@ -9,6 +9,7 @@ import json
 import os
 import platform
 from pathlib import Path
+from typing import Any
 
 import jax
 
@@ -92,14 +93,14 @@ class ResultsTable:
     def write(self, folder: Path) -> None:
         """Write ``<date>-<backend>.md`` and ``.json``; nothing if there is no row.
 
-        Rows that the same environment wrote on the same day and that were not measured again stay.
+        Rows that the same environment wrote on the same day and that were not measured again stay. Another machine, or
+        other versions, write ``<date>-<backend>-2`` and so on.
         """
         if not self._rows:
             return
         folder.mkdir(parents=True, exist_ok=True)
-        path = folder / f"{datetime.date.today().isoformat()}-{jax.default_backend()}"
         environment = _environment()
-        kept = _read(path.with_suffix(".json"), environment)
+        path, kept = _choose_file(folder / f"{environment['date']}-{jax.default_backend()}", environment)
         kept.update({(row.item, row.dtype): row for row in self._rows})
         path.with_suffix(".md").write_text(_to_markdown(list(kept.values()), environment), encoding="utf-8")
         rows = [
@@ -110,13 +111,20 @@ class ResultsTable:
         path.with_suffix(".json").write_text(content + "\n", encoding="utf-8")
 
 
-def _read(path: Path, environment: dict[str, str]) -> dict[tuple[str, str], Row]:
-    """Rows of a file that this environment wrote, by item and precision."""
-    if not path.exists():
-        return {}
-    content = json.loads(path.read_text(encoding="utf-8"))
-    if content["environment"] != environment:
-        return {}
+def _choose_file(first: Path, environment: dict[str, str]) -> tuple[Path, dict[tuple[str, str], Row]]:
+    """Where this environment writes, without suffix, and the rows it wrote there before, by item and precision."""
+    path, number = first, 1
+    while True:
+        if not path.with_suffix(".json").exists():
+            return path, {}
+        content = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
+        if content["environment"] == environment:
+            return path, _rows(content)
+        number += 1
+        path = first.with_name(f"{first.name}-{number}")
+
+
+def _rows(content: dict[str, Any]) -> dict[tuple[str, str], Row]:
     rows = []
     for row in content["rows"]:
         del row["verdict"]

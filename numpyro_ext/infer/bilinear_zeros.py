@@ -66,8 +66,10 @@ class ZeroCells(NamedTuple):
 
     def listed(self, base: Potential, own: Array, other: Array) -> ListedPotential:
         """The factors of listed cells, given which vectors they touch."""
-        tangent = self.other_tangent[other] if self.own_tangent is None else self.own_tangent[own]  # type: ignore[index]
-        return ListedPotential(base, self.exposure, tangent)
+        if self.own_tangent is not None:
+            return ListedPotential(base, self.exposure, self.own_tangent[own])
+        assert self.other_tangent is not None
+        return ListedPotential(base, self.exposure, self.other_tangent[other])
 
 
 class ZeroSums(NamedTuple):

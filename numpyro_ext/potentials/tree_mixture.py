@@ -160,7 +160,7 @@ def em_step(
     :param TreeParameters parameters: components and probabilities; what no node of a group speaks of is kept.
     :param ArrayLike mean: means of the Gaussians, of shape ``(num_nodes,)``.
     :param ArrayLike variance: their variances, which broadcast to ``(num_nodes,)``.
-    :param ArrayLike margin: how far the new probabilities keep from zero and one.
+    :param ArrayLike margin: how far the new probabilities keep from zero and one; those that are there stay.
     :return: the new parameters, and the moments under the *old* ones.
     """
     mean, variance = _cavity(forest, mean, variance)
@@ -202,7 +202,7 @@ def m_step(
     :param ArrayLike marginals: probability of state 1, of shape ``(num_nodes,)``.
     :param ArrayLike pair_marginals: joint probability of the states of parent and node, ``(num_nodes, 2, 2)``.
     :param ArrayLike second_moment: variance plus squared mean of each coefficient, of shape ``(num_nodes,)``.
-    :param ArrayLike margin: how far the new probabilities keep from zero and one.
+    :param ArrayLike margin: how far the new probabilities keep from zero and one; those that are there stay.
     :return: the new parameters.
     """
     marginals, pairs, squared = map(jnp.asarray, (marginals, pair_marginals, second_moment))
@@ -345,14 +345,20 @@ def _group_mean(forest: Forest, weights: Array, values: Array, otherwise: Array)
 def _new_probabilities(
     forest: Forest, parameters: TreeParameters, states: SumProduct | TreeMoments, margin: ArrayLike
 ) -> tuple[Array, Array]:
-    """Average probabilities of roots, and of states given the parent's, in each group."""
+    """Average probabilities of roots, and of states given the parent's, in each group; those of zero and one stay."""
     is_root = forest.is_root.astype(states.marginals.dtype)
     root = _group_mean(forest, is_root, states.marginals, jnp.asarray(parameters.root_probability))
     joint = _group_sum(forest, states.pair_marginals)
     parent = jnp.sum(joint, axis=-1)
     present = parent > 1e3 * jnp.finfo(parent.dtype).tiny
     transition = jnp.where(present, joint[..., 1] / jnp.where(present, parent, 1.0), parameters.transition)
-    return jnp.clip(root, margin, 1.0 - margin), jnp.clip(transition, margin, 1.0 - margin)
+    return _inside(root, parameters.root_probability, margin), _inside(transition, parameters.transition, margin)
+
+
+def _inside(probability: Array, old: ArrayLike, margin: ArrayLike) -> Array:
+    """Kept from zero and one, unless it was there: such a state is excluded by the model, as in a factorial prior."""
+    old = jnp.asarray(old)
+    return jnp.where((old == 0.0) | (old == 1.0), old, jnp.clip(probability, margin, 1.0 - margin))
 
 
 def _power_of(family: type[Potential]) -> float:

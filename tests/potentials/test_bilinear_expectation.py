@@ -38,7 +38,10 @@ POTENTIALS = {
 
 def make_predictor(seed, size, *, is_diagonal=False, scale=1.0):
     rng = np.random.default_rng(seed)
-    normal = lambda *shape: rng.standard_normal((N, *shape))  # noqa: E731
+
+    def normal(*shape):
+        return rng.standard_normal((N, *shape))
+
     if is_diagonal:
         covariance, root = scale * rng.uniform(0.1, 0.7, (N, size)), np.sqrt(scale) * 0.6 * normal(size)
     else:

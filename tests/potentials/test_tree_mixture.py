@@ -168,6 +168,25 @@ def test_groups_without_weight_keep_their_parameters():
     np.testing.assert_allclose(new.transition, 0.25)
 
 
+def test_excluded_states_stay_excluded():
+    """A state of probability zero is no state at all, however well it would explain the data."""
+    forest = Forest.from_parents([-1, 0, 0], [0, 1, 1])
+    never = TreeParameters(
+        LaplacePotential(0.0, jnp.full(2, 0.1)),
+        LaplacePotential(0.0, jnp.full(2, 5.0)),
+        jnp.zeros(2),
+        jnp.zeros((2, 2)),
+    )
+    data = jnp.array([4.0, 6.0, -8.0])
+    states = state_posterior(forest, never, log_evidence(forest, never, data))
+    bound = m_step(forest, never, states.marginals, states.pair_marginals, data**2)
+    exact, _ = em_step(forest, never, data, 0.1)
+    for new in (bound, exact):
+        np.testing.assert_array_equal(new.root_probability, 0.0)
+        np.testing.assert_array_equal(new.transition, 0.0)
+    np.testing.assert_allclose(bound.low.scale, [4.0, 7.0], rtol=1e-12)
+
+
 @pytest.mark.float32
 @pytest.mark.parametrize("family", FAMILIES)
 def test_extreme_cavities_stay_finite(family):
