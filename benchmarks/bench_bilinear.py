@@ -106,7 +106,7 @@ def test_sweep_against_one_iteration(name, dtype, race, results, company):
     data = make_counts(NUM_ROWS, NUM_COLUMNS, NUM_CELLS)
     ours = compile_sweep(data, RANK, "diagonal", dtype)
     one, eleven = PEERS[name](data)
-    seconds, short, long = race(ours.run, one, eleven, rounds=5)
+    seconds, short, long = race(ours.run, one, eleven, rounds=9)
     iteration = (long - short) / 10.0
     results.add(
         Row(

@@ -39,7 +39,7 @@ __all__ = [
 Side = Literal["rows", "columns"]
 
 # Numbers in the largest array of a chunk: it should stay in the cache.
-_CHUNK_NUMBERS = 1 << 17
+_CHUNK_NUMBERS = 1 << 19
 _SMALLEST_CHUNK = 512
 # Whoever makes a form has checked its indices. To do so for every number again would take a quarter of a sweep.
 _IN_RANGE: Any = {"mode": "promise_in_bounds", "wrap_negative_indices": False}

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jax import Array
 
+from ..linalg.short_axes import reduce_short
 from ..potentials.base import Potential
 from ..potentials.bilinear_expectation import (
     ProductPredictor,
@@ -188,7 +189,7 @@ class PoissonCounts(NamedTuple):
     ) -> tuple[Array, Array]:
         """Weighted expected log factors and rates, zero where there is no factor."""
         partner, counts = pairing.partner, self.counts
-        log_ratio = offset + partner.mean_shift + jnp.sum(pairing.mean * partner.mean, -1) + self.log_scale
+        log_ratio = offset + partner.mean_shift + reduce_short(jnp.add, pairing.mean * partner.mean) + self.log_scale
         growth = jnp.expm1(offset + partner.shift + found.log_value + self.log_scale)
         is_zero, is_used = counts <= 0.0, weight > 0.0
         safe = jnp.where(is_zero, 1.0, counts)

@@ -23,6 +23,7 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from ..linalg.cholesky import cholesky, solve_lower
+from ..linalg.short_axes import reduce_short
 
 __all__ = [
     "ProductExpectation",
@@ -44,7 +45,7 @@ class ProductExpectation(NamedTuple):
     """
 
     log_value: Array
-    """Infinite where the expectation does not exist; the moments are then those of ``v`` itself."""
+    """Infinite where the expectation does not exist; the moments are then finite, and mean nothing."""
     mean: Array
     covariance: Array
     """Variances, where the covariances are diagonal."""
@@ -80,11 +81,12 @@ def diagonal_product_expectation(
 ) -> ProductExpectation:
     """As :func:`product_expectation` for independent components, all arguments of shape ``(..., d)``; cost ``O(d)``."""
     gap = 1.0 - variance_u * variance_v
-    exists = jnp.all(gap > 0.0, axis=-1)
-    gap = jnp.where(exists[..., None], gap, 1.0)
     inverse = 1.0 / gap
     numerator = mean_u * mean_v + 0.5 * (variance_u * mean_v**2 + variance_v * mean_u**2)
-    value = jnp.sum(numerator * inverse, -1) - 0.5 * _sum_log(gap)
+    value = reduce_short(jnp.add, numerator * inverse) - 0.5 * _sum_log(gap)
+    # Comparisons with nan are false. The least is taken of numbers, because that of truth values is slow.
+    exists = reduce_short(jnp.minimum, gap) > 0.0
+    inverse = jnp.where(gap > 0.0, inverse, 1.0)
     mean = (mean_v + variance_v * mean_u) * inverse
     return ProductExpectation(jnp.where(exists, value, jnp.inf), mean, variance_v * inverse)
 
@@ -93,7 +95,7 @@ def _sum_log(gap: Array) -> Array:
     """Sum of logarithms of numbers between rounding and one, of as many products as cannot underflow."""
     size = gap.shape[-1]
     length = 16 if gap.dtype == jnp.float64 else 4
-    parts = [jnp.log(jnp.prod(gap[..., i : i + length], -1)) for i in range(0, size, length)]
+    parts = [jnp.log(reduce_short(jnp.multiply, gap[..., i : i + length])) for i in range(0, size, length)]
     return sum(parts[1:], parts[0])
 
 
