@@ -1,6 +1,7 @@
 """Inference engines: each reads a NumPyro model into a form and runs an algorithm made for it."""
 
 from .annealed_importance_sampling import annealed_importance_sampling
+from .bilinear_batches import fit_batches
 from .bilinear_engine import BilinearVG
 from .bilinear_prediction import ranking_scores
 from .cross_validation import CrossValidation, cross_validate
@@ -27,6 +28,7 @@ __all__ = [
     "VariationalGaussian",
     "annealed_importance_sampling",
     "cross_validate",
+    "fit_batches",
     "grid_search",
     "predictive_log_density",
     "ranking_scores",

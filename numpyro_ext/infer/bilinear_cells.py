@@ -137,17 +137,22 @@ def make_view(form: Bilinear, side: Side, width: int) -> View:
     return View(cells, shared, ZeroCells(form.zero_exposure, form.offset[0], everything, *tangents))
 
 
-def sum_cells(view: View, own: Block, other: Block) -> CellSums:
+def sum_cells(view: View, own: Block, other: Block, *, with_matrix: bool = False) -> CellSums:
     """Sums of the expected log factors, and of their slopes, over the cells of each vector of ``own``.
 
     :param View view: the cells in the order of ``own``.
     :param Block own: the vectors that the sums are taken for.
     :param Block other: the vectors that are held.
+    :param bool with_matrix: the whole precision, also where components are independent.
 
     Cost: per cell linear in the size if components are independent on both sides, else cubic.
     """
     num, size = own.mean.shape
+    if with_matrix and view.cells.factors.poisson is None:
+        # Their diagonal expectations know no more than the diagonal.
+        own, other = (b._replace(covariance=_as_needed(b.covariance, False)) for b in (own, other))
     has_matrix = not _is_diagonal(view, own, other) and (own.covariance is None or own.covariance.ndim == 3)
+    has_matrix = has_matrix or with_matrix
     num_entries = size * size if has_matrix else size
 
     def visit(sums: tuple[Array, Array], cells: Cells, pairing: Pairing) -> tuple[Array, Array]:

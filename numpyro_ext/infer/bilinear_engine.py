@@ -77,6 +77,8 @@ class BilinearVG(BaseEngine):
     data on its host, and a predictor with hyperparameters to learn is evaluated for all cells on every device; a
     device keeps no other cells than its own otherwise.
 
+    For data beyond memory there is :func:`~numpyro_ext.infer.fit_batches`.
+
     **Example:**
 
     .. code-block:: python
@@ -514,12 +516,24 @@ class BilinearVG(BaseEngine):
         messages = () if bool(info.converged) else (f"The new {side} did not converge in {_FOLD_STEPS} steps.",)
         if messages:
             warn(messages[0])
-        engine = type(self)(self.model, **{name: getattr(self, name) for name in self._option_names()})
         bound = float(jnp.sum(info.objective))
-        trace = np.array([bound])
-        diagnostics = Diagnostics(bool(info.converged), 0, trace, 0.0, 0, {}, None, messages)
-        last = EngineState(jnp.zeros((0,)), state, None, 0, data_digest(reading.data, space.fixed))
-        engine._run = _Run(reading, space, programs, Fit(last, run.fit.hyper, None, False, bound, diagnostics), rng_key)
+        diagnostics = Diagnostics(bool(info.converged), 0, np.array([bound]), 0.0, 0, {}, None, messages)
+        return self._sibling(reading, space, state, bound, diagnostics, rng_key)
+
+    def _sibling(
+        self,
+        reading: Any,
+        space: UnconstrainedSpace,
+        state: core.State,
+        bound: float,
+        diagnostics: Diagnostics,
+        rng_key: Array,
+    ) -> BilinearVG:
+        """An engine of the same options that has run, with nothing to learn, and ended at ``state``."""
+        engine = type(self)(self.model, **{name: getattr(self, name) for name in self._option_names()})
+        last = EngineState(jnp.zeros((0,)), state, None, diagnostics.num_steps, data_digest(reading.data, space.fixed))
+        fit = Fit(last, space.fixed, None, False, bound, diagnostics)
+        engine._run = _Run(reading, space, self._programs(reading, space), fit, rng_key)
         engine._last_state = last
         return engine
 

@@ -236,6 +236,7 @@ class Factors(NamedTuple):
             mean, spread = expectation.mean, expectation.covariance
             slope = (weight * self.poisson.counts)[:, None] * pairing.partner.mean - rate[:, None] * mean
             if with_matrix:
+                spread = spread if spread.ndim == 3 else spread[:, :, None] * jnp.eye(spread.shape[1])
                 return CellTerms(value, slope, rate[:, None, None] * (spread + mean[:, :, None] * mean[:, None, :]))
             return CellTerms(value, slope, rate[:, None] * (mean**2 + _diagonal(spread)))
         assert self.potential is not None

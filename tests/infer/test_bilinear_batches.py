@@ -1,0 +1,128 @@
+"""Bilinear models fitted to batches, against the same model fitted to all data at once."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+
+from numpyro_ext.infer import BilinearVG, fit_batches
+from numpyro_ext.models import poisson_factorization
+
+NUM_ROWS, NUM_COLS, RANK = 30, 8, 2
+SCALES = {"row_scale": 0.7, "row_bias_scale": 0.3, "col_bias_scale": 0.3}
+SIZES = {"num_cols": NUM_COLS, "rank": RANK}
+# Of unequal numbers of rows.
+EDGES = (0, 12, 30)
+
+
+def make_cells():
+    rng = np.random.default_rng(3)
+    w, z = 0.7 * rng.normal(size=(NUM_ROWS, RANK)), rng.normal(size=(NUM_COLS, RANK))
+    rows, cols = np.nonzero(rng.random((NUM_ROWS, NUM_COLS)) < 0.7)
+    return rows, cols, rng.poisson(np.exp(np.sum(w[rows] * z[cols], -1)))
+
+
+def make_batch(cells, start, end):
+    rows, cols, counts = cells
+    mine = (rows >= start) & (rows < end)
+    return {"rows": rows[mine] - start, "cols": cols[mine], "counts": counts[mine], "num_rows": end - start}
+
+
+def make_batches():
+    cells = make_cells()
+    return [make_batch(cells, *ends) for ends in zip(EDGES[:-1], EDGES[1:], strict=True)]
+
+
+def make_engine(**options):
+    return BilinearVG(poisson_factorization, hyper_values=SCALES, progress_bar=False, **options)
+
+
+@pytest.mark.parametrize(
+    "covariance", ["full", pytest.param({"w": "full", "z": "point"}, marks=pytest.mark.slow)], ids=["vb", "em"]
+)
+def test_batches_end_where_all_data_together_end(covariance):
+    rows, cols, counts = make_cells()
+    engine = make_engine(covariance=covariance, tol=1e-7)
+    fitted = fit_batches(engine, jax.random.key(1), iter(make_batches()), over="w", num_epochs=300, **SIZES)
+    assert fitted.diagnostics.converged
+    together = make_engine(covariance=covariance, tol=1e-8)
+    together.run(jax.random.key(0), rows, cols, counts, num_rows=NUM_ROWS, **SIZES)
+    np.testing.assert_allclose(float(fitted.log_evidence), float(together.log_evidence), rtol=1e-6)
+    # Rates do not change with rotations of the vectors. The last batch is in the engine, others are folded in.
+    rates = together.predictive_mean(rows, cols, counts, num_rows=NUM_ROWS, **SIZES)["counts"]
+    batches = make_batches()
+    last = fitted.predictive_mean(**batches[-1], **SIZES)["counts"]
+    np.testing.assert_allclose(last, rates[rows >= EDGES[-2]], rtol=3e-3)
+    first = fitted.fold_in(jax.random.key(2), **batches[0], **SIZES).predictive_mean()["counts"]
+    np.testing.assert_allclose(first, rates[rows < EDGES[1]], rtol=3e-3)
+
+
+@pytest.mark.slow
+def test_batches_of_columns_and_independent_components():
+    rows, cols, counts = make_cells()
+    batches = []
+    for start in (0, 4):
+        mine = (cols >= start) & (cols < start + 4)
+        batches.append((rows[mine], cols[mine] - start, counts[mine]))
+    engine = make_engine(tol=1e-6)
+    options = {"num_rows": NUM_ROWS, "num_cols": 4, "rank": RANK}
+    fitted = fit_batches(engine, jax.random.key(1), batches, over="z", num_epochs=300, **options)
+    together = make_engine(tol=1e-8, num_steps=3000)
+    together.run(jax.random.key(0), rows, cols, counts, num_rows=NUM_ROWS, **SIZES)
+    # Rotations are slow where components are independent.
+    np.testing.assert_allclose(float(fitted.log_evidence), float(together.log_evidence), rtol=1e-4)
+    assert fitted.posterior["w"].mean.shape == (NUM_ROWS, RANK)
+    assert fitted.posterior["z"].mean.shape == (4, RANK)
+
+
+def outcomes(rows, cols, y, num_rows):
+    with numpyro.plate("row", num_rows):
+        w = numpyro.sample("w", dist.Normal(0.0, 1.0).expand([1]).to_event(1))
+    with numpyro.plate("col", 4):
+        z = numpyro.sample("z", dist.Normal(0.0, 1.0).expand([1]).to_event(1))
+    numpyro.sample("y", dist.Bernoulli(logits=jnp.sum(w[rows] * z[cols], -1)), obs=y)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("covariance", ["diagonal", "full"])
+def test_other_likelihoods(covariance):
+    rows, cols = np.divmod(np.arange(32), 4)
+    y = np.random.default_rng(0).integers(2, size=32)
+    batches = [(rows[:16], cols[:16], y[:16]), (rows[:16], cols[:16], y[16:])]
+    engine = BilinearVG(outcomes, covariance=covariance, tol=1e-8, progress_bar=False)
+    fitted = fit_batches(engine, jax.random.key(1), batches, over="w", num_epochs=200, num_rows=4)
+    engine.run(jax.random.key(0), rows, cols, y, num_rows=8)
+    np.testing.assert_allclose(float(fitted.log_evidence), float(engine.log_evidence), rtol=1e-5)
+
+
+def test_interruption_leaves_what_was_read():
+    batches = make_batches()
+
+    def interrupted():
+        yield batches[0]
+        raise KeyboardInterrupt
+
+    engine = make_engine(covariance="full")
+    with pytest.warns(UserWarning, match="Interrupted after 0 epochs"):
+        fitted = fit_batches(engine, jax.random.key(1), interrupted(), over="w", **SIZES)
+    assert not fitted.diagnostics.converged
+    assert np.isfinite(float(fitted.log_evidence)) and fitted.posterior["w"].mean.shape == (EDGES[1], RANK)
+
+
+def test_what_cannot_be_fitted_in_batches():
+    batches = make_batches()
+    engine, key = make_engine(), jax.random.key(0)
+    with pytest.raises(ValueError, match="no batch"):
+        fit_batches(engine, key, [], over="w", **SIZES)
+    with pytest.raises(ValueError, match="over must be a site of one of the sides"):
+        fit_batches(engine, key, batches, over="rows", **SIZES)
+    with pytest.raises(ValueError, match="num_epochs"):
+        fit_batches(engine, key, batches, over="w", num_epochs=0, **SIZES)
+    with pytest.raises(ValueError, match=r"batch 1, counted from zero, are 18 vectors .* must share them"):
+        fit_batches(engine, key, batches, over="z", **SIZES)
+    with pytest.raises(ValueError, match="would have to be learned"):
+        fit_batches(BilinearVG(poisson_factorization, progress_bar=False), key, batches, over="w", **SIZES)
+    with pytest.raises(ValueError, match="leave devices"):
+        fit_batches(make_engine(solver="lbfgs"), key, batches, over="w", **SIZES)
