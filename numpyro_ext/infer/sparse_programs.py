@@ -15,14 +15,13 @@ from ..linalg.perturb_and_map import draw_perturbations, perturb_and_map
 from ..linalg.posterior_precision import gram_diagonal
 from ..structure.recent import Recent
 from . import hyper as hyper_search
+from . import structured_gaussian, tree_learning
 from . import structured_mean_field as core
-from . import tree_learning
 from .unconstrained import UnconstrainedSpace
 
 __all__ = ["CHUNK", "SparsePrograms", "compiled_form", "compiled_sparse_programs"]
 
 CHUNK = 10
-_LARGEST_DENSE = 1024
 _LEARNING_STEPS = 5
 _DRAWS_AT_A_TIME = 25
 _COMPILED = Recent(16)
@@ -131,7 +130,7 @@ class SparsePrograms:
 
     @property
     def _is_small(self) -> bool:
-        return self._reading.num_columns <= _LARGEST_DENSE
+        return self._reading.num_columns <= structured_gaussian.LARGEST_DENSE
 
     def _site_mean(self, data: Any, hyper: dict, workspace: core.Workspace, state: core.State, *, name: str) -> Array:
         operator, offset = self._reading.maps(hyper, data, (name,))[name]

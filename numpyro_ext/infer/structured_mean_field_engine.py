@@ -12,6 +12,7 @@ import numpy as np
 from jax import Array
 
 from ..linalg.operators import LinearOperator
+from ..linalg.posterior_precision import has_diagonal_gram
 from ..structure import read_sparse_linear
 from . import structured_mean_field as core
 from .base_engine import BaseEngine, check_at_least, check_positive
@@ -194,7 +195,7 @@ class StructuredMeanField(BaseEngine):
     def _options(self, reading: Any, space: UnconstrainedSpace) -> core.Options:
         """Static choices, from the form at the start."""
         form = compiled_form(reading)(space.unpack(space.initial()), reading.data)
-        is_diagonal = not reading.is_analysis and core.has_diagonal_gram(form.operator, form.noise_variance)
+        is_diagonal = not reading.is_analysis and has_diagonal_gram(form.operator, form.noise_variance)
         if space.size:
             if not reading.is_design_fixed:
                 raise ValueError(

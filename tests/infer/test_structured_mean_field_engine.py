@@ -11,7 +11,6 @@ from numpyro.infer import Predictive
 
 from numpyro_ext.distributions import HiddenMarkovTree
 from numpyro_ext.infer import StructuredMeanField
-from numpyro_ext.infer import structured_mean_field as core
 from numpyro_ext.linalg import from_matrix, select
 from tests.potentials.tree_cases import CASES, reference_model
 
@@ -200,8 +199,7 @@ def test_mode(given):
 
 def test_conjugate_gradients_give_the_same_answers(given, dense, monkeypatch):
     mean, covariance = dense
-    monkeypatch.setattr(core, "_LARGEST_DENSE", 1)
-    monkeypatch.setattr("numpyro_ext.infer.sparse_programs._LARGEST_DENSE", 1)
+    monkeypatch.setattr("numpyro_ext.infer.structured_gaussian.LARGEST_DENSE", 1)
     engine = StructuredMeanField(
         learning, hyper_values=GIVEN, num_steps=100, tol=1e-4, num_variance_samples=500, num_samples=1000
     )
