@@ -256,6 +256,25 @@ def test_ten_million_cells(results, company):
     )
 
 
+def test_ten_million_cells_in_batches(results, company):
+    """The same number of cells in twenty batches of rows."""
+    found = _run_once("batches", "--num-cells", "10000000")
+    results.add(
+        Row(
+            item="fit_batches, 20 times 5,000 × 10,000, 10,000,000 cells, rank 10 and biases",
+            dtype="float64",
+            seconds=found["seconds"],
+            peer="",
+            peer_seconds=None,
+            figure="GiB at most",
+            value=found["peak_bytes"] / 2**30,
+            target=at_most(8.0),
+            peak_bytes=found["peak_bytes"],
+            remark=f"Reading, compiling, 2 epochs and the objective. Memory is that of the whole process.{company}",
+        )
+    )
+
+
 @pytest.mark.parametrize("family", ["diagonal", "full"])
 def test_four_devices(family, results):
     """Rows divided between four host devices: how evenly, and what is sent."""

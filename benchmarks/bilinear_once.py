@@ -1,6 +1,7 @@
 """Count matrices, and what is measured of them in a process of its own.
 
 ``python -m benchmarks.bilinear_once whole`` fits a large model and prints its time and peak memory;
+``python -m benchmarks.bilinear_once batches`` does so with as many cells in batches;
 ``python -m benchmarks.bilinear_once devices`` divides a sweep between all devices and prints what each of them does.
 """
 
@@ -11,13 +12,14 @@ import json
 import re
 import time
 import warnings
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_ext.infer import BilinearVG
+from numpyro_ext.infer import BilinearVG, fit_batches
 from numpyro_ext.infer import bilinear_gaussian as bg
 from numpyro_ext.infer.bilinear_sharding import OneDevice, SeveralDevices
 from numpyro_ext.models import poisson_factorization
@@ -101,6 +103,26 @@ def fit_whole(num_cells: int, num_sweeps: int) -> dict[str, Any]:
     return {"seconds": seconds, "peak_bytes": peak_bytes()}
 
 
+def fit_in_batches(num_cells: int, num_batches: int, num_epochs: int) -> dict[str, Any]:
+    """As many cells, that come as batches of rows one after the other."""
+    num_columns, cells_of_batch = num_cells // 1000, num_cells // num_batches
+
+    def load() -> Iterator[tuple[np.ndarray, ...]]:
+        for _ in range(num_batches):
+            data = make_wide_counts(cells_of_batch // 100, num_columns, cells_of_batch)
+            yield data.rows, data.columns, data.counts
+
+    sizes = {"num_rows": cells_of_batch // 100, "num_cols": num_columns, "rank": RANK}
+    engine = BilinearVG(poisson_factorization, hyper_values=SCALES, progress_bar=False)
+    start = time.perf_counter()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*did not converge")
+        fitted = fit_batches(engine, jax.random.key(0), load(), over="w", num_epochs=num_epochs, **sizes)
+    seconds = time.perf_counter() - start
+    assert np.all(np.diff(fitted.diagnostics.objective_trace) > 0.0)
+    return {"seconds": seconds, "peak_bytes": peak_bytes()}
+
+
 def divide_sweep(family: bg.Family) -> dict[str, Any]:
     """One sweep on all devices, against the same on one."""
     data = make_counts(4000, 500, 200_000)
@@ -142,14 +164,18 @@ def collective_bytes(text: str) -> int:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=("whole", "devices"))
+    parser.add_argument("what", choices=("whole", "batches", "devices"))
     parser.add_argument("--num-cells", type=int, default=100_000)
     parser.add_argument("--num-sweeps", type=int, default=2)
+    parser.add_argument("--num-batches", type=int, default=20)
+    parser.add_argument("--num-epochs", type=int, default=2)
     parser.add_argument("--family", choices=("diagonal", "full"), default="diagonal")
     arguments = parser.parse_args()
     jax.config.update("jax_enable_x64", True)
     if arguments.what == "whole":
         print(json.dumps(fit_whole(arguments.num_cells, arguments.num_sweeps)))
+    elif arguments.what == "batches":
+        print(json.dumps(fit_in_batches(arguments.num_cells, arguments.num_batches, arguments.num_epochs)))
     else:
         print(json.dumps(divide_sweep(arguments.family)))
 
