@@ -19,7 +19,8 @@ if PRECISION not in ("float32", "float64"):
 
 jax.config.update("jax_enable_x64", PRECISION == "float64")
 
-if os.environ.get("NUMPYRO_EXT_TEST_OPTIMIZE") != "1":
+IS_OPTIMISED = os.environ.get("NUMPYRO_EXT_TEST_OPTIMIZE") == "1"
+if not IS_OPTIMISED:
     jax.config.update("jax_disable_most_optimizations", True)
     if jax.__version_info__ < (0, 11):  # later versions do not know these flags
         quick = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
@@ -43,7 +44,7 @@ def _forget_compiled_programs() -> Iterator[None]:
 
 
 def pytest_report_header() -> str:
-    optimised = "little optimised" if jax.config.jax_disable_most_optimizations else "optimised"
+    optimised = "optimised" if IS_OPTIMISED else "little optimised"
     return f"jax {jax.__version__} on {jax.default_backend()}, {PRECISION}, {optimised}"
 
 

@@ -130,22 +130,14 @@ def listening(num_users, num_artists, user, artist, counts):
     )
 
 
-@pytest.fixture
-def optimised():
-    """Programs that run for minutes are compiled as users have them."""
-    before = jax.config.jax_disable_most_optimizations
-    jax.config.update("jax_disable_most_optimizations", False)
-    yield
-    jax.config.update("jax_disable_most_optimizations", before)
-
-
-def test_plays_of_artists(plays, optimised):
+def test_plays_of_artists(plays):
     """Table 3 of Ko and Khan (2014), LastFM: errors 5.94, 4.65, 3.89, 3.81 of MAP, EM, MF, VB over ten splits, with
     standard errors 0.24, 0.18, 0.08, 0.07.
 
     As there: roots of the plays, 6000 training and 2000 test cells, user variance one. Not stated there, chosen here:
     prior variances (0.1 for artists, 1 and 0.5 for offsets of users and artists) and rank (3), the same for all four
-    methods and splits instead of chosen by validation, and at most 100 sweeps from one random start.
+    methods and splits instead of chosen by validation, and at most 100 sweeps from one random start. EM has its points
+    on the side with fewer vectors, the users, as Ko (2017) says.
     """
     user, artist, counts = plays
     num_users, num_artists = user.max() + 1, artist.max() + 1
@@ -158,7 +150,7 @@ def test_plays_of_artists(plays, optimised):
             listening(num_users, num_artists, user[part], artist[part], counts[part])
             for part in (chosen[:6000], chosen[6000:])
         )
-        for method, families in METHODS.items():
+        for method, families in {**METHODS, "EM": ("point", "full")}.items():
             state, info = solve(form, init(form, random.key(split), *families))
             assert np.isfinite(info.objective)
             scores = log_predictive_counts(held_out, state.rows, state.columns, random.key(9), num_samples=100)
@@ -169,5 +161,4 @@ def test_plays_of_artists(plays, optimised):
     print(means, {method: float(np.std(values, ddof=1) / 10**0.5) for method, values in errors.items()})
     assert abs(means["MF"] - 3.89) < 2 * 0.08 and abs(means["VB"] - 3.81) < 2 * 0.07
     assert 0.0 <= means["MF"] - means["VB"] < 0.12
-    # better than published: with fixed variances EM overfits less
-    assert means["EM"] < 4.65 + 2 * 0.18 and abs(means["MAP"] - 5.94) < 2 * 0.24
+    assert abs(means["EM"] - 4.65) < 2 * 0.18 and abs(means["MAP"] - 5.94) < 2 * 0.24
