@@ -73,8 +73,8 @@ def grid_search(
     :raises ValueError: if arguments are not of one length, the grid is empty, or a name in it is unknown; also if no
         combination has a finite score.
 
-    Cost: a fit for every combination and split, and one more; combinations that leave shapes as they are share
-    compiled programs.
+    Cost: a fit for every combination and split, and one more. On one split, combinations that leave shapes as they are
+    share compiled programs; every split compiles its own, because where the cells are is a part of a program.
 
     **Example:**
 
