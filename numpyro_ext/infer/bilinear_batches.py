@@ -165,6 +165,14 @@ class _BatchRun:
 
     def add(self, batch: tuple[Any, ...] | Mapping[str, Any]) -> None:
         """Read one more batch and visit it."""
+        try:
+            self._read(batch)
+        except Exception as error:
+            error.add_note(f"In batch {self.num_batches}, counted from zero.")
+            raise
+        self.visit(self.num_batches - 1)
+
+    def _read(self, batch: tuple[Any, ...] | Mapping[str, Any]) -> None:
         engine, number = self.engine, self.num_batches
         args = () if isinstance(batch, Mapping) else tuple(batch)
         kwargs = {**self._kwargs, **(batch if isinstance(batch, Mapping) else {})}
@@ -187,7 +195,6 @@ class _BatchRun:
         prepared = prepare_batch(form, self._own, own, shared)
         self._store.append(prepared)
         self._visited.append(start_visited(prepared, own, self._shared))
-        self.visit(number)
 
     def _check_first(self) -> None:
         if self._space.names:

@@ -288,10 +288,12 @@ def inspect_sites(
             arrays = _run_compiled(run, rng_key)
         except (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError, TypeError):
             arrays = run(rng_key)
-    except (TypeError, ValueError) as error:
+    # NumPyro asserts that plates are not empty.
+    except (AssertionError, TypeError, ValueError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
         after = f"after site '{central.name}'" if central.name else "before its first site"
         raise ModelStructureError(
-            f"the model does not run on these arguments; {after} it fails with: {str(error).splitlines()[0]} Check the "
+            f"the model does not run on these arguments; {after} it fails with: {reason} Check the "
             "shapes of the arguments, and the data and covariates for NaN, infinity and values outside their range; "
             "scales and variances must be positive."
         ) from error

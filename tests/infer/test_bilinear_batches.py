@@ -9,6 +9,7 @@ import pytest
 
 from numpyro_ext.infer import BilinearVG, fit_batches
 from numpyro_ext.models import poisson_factorization
+from numpyro_ext.structure import ModelStructureError
 
 NUM_ROWS, NUM_COLS, RANK = 30, 8, 2
 SCALES = {"row_scale": 0.7, "row_bias_scale": 0.3, "col_bias_scale": 0.3}
@@ -122,6 +123,13 @@ def test_what_cannot_be_fitted_in_batches():
         fit_batches(engine, key, batches, over="w", num_epochs=0, **SIZES)
     with pytest.raises(ValueError, match=r"batch 1, counted from zero, are 18 vectors .* must share them"):
         fit_batches(engine, key, batches, over="z", **SIZES)
+    broken = {**batches[1], "counts": -batches[1]["counts"] - 1}
+    with pytest.raises(ModelStructureError, match="outside the support") as raised:
+        fit_batches(engine, key, [batches[0], broken], over="w", **SIZES)
+    assert raised.value.__notes__ == ["In batch 1, counted from zero."]
+    empty = {name: batches[0][name][:0] for name in ("rows", "cols", "counts")}
+    with pytest.raises(ModelStructureError, match="size of plate should be positive"):
+        fit_batches(engine, key, [empty], over="w", num_rows=2, **SIZES)
     with pytest.raises(ValueError, match="would have to be learned"):
         fit_batches(BilinearVG(poisson_factorization, progress_bar=False), key, batches, over="w", **SIZES)
     with pytest.raises(ValueError, match="leave devices"):
