@@ -25,6 +25,7 @@ from .bilinear_visits import (
     start_visited,
     visit_batch,
 )
+from .fitting import EngineState
 from .progress import progress_bar, warn
 from .results import Diagnostics
 
@@ -38,6 +39,7 @@ def fit_batches(
     *,
     over: str,
     num_epochs: int = 50,
+    init_state: EngineState | None = None,
     **kwargs: Any,
 ) -> BilinearVG:
     """Fit a bilinear model to data that come in batches, each with some vectors of one side and all of their cells.
@@ -55,6 +57,8 @@ def fit_batches(
         positional or a dictionary of keyword arguments. It may be a generator that loads one after the other.
     :param str over: a site of the side that is divided into batches, such as ``"w"``.
     :param int num_epochs: visits of each batch at most.
+    :param EngineState init_state: ``last_state`` of an engine, to go on from its shared vectors: of an earlier call,
+        also one that was interrupted, or of a run on some of the data.
     :param kwargs: keyword arguments of the model that are the same for all batches.
     :return: an engine that has run. Its ``log_evidence`` is that of all batches, its posterior that of the shared
         vectors and of the *last* batch; for the vectors of another use ``fold_in`` with its arguments.
@@ -95,7 +99,8 @@ def fit_batches(
             "solver and unlisted_cells at their defaults."
         )
     with tempfile.TemporaryDirectory(prefix="numpyro_ext_") as folder:
-        return _iterate(_BatchRun(engine, rng_key, over, kwargs, BatchStore(folder)), batches, num_epochs)
+        run = _BatchRun(engine, rng_key, over, kwargs, init_state, BatchStore(folder))
+        return _iterate(run, batches, num_epochs)
 
 
 def _iterate(run: _BatchRun, batches: Iterable[tuple[Any, ...] | Mapping[str, Any]], num_epochs: int) -> BilinearVG:
@@ -144,9 +149,16 @@ class _BatchRun:
     """The batches that have been read, and where their fit is."""
 
     def __init__(
-        self, engine: BilinearVG, rng_key: Array, over: str, kwargs: dict[str, Any], store: BatchStore
+        self,
+        engine: BilinearVG,
+        rng_key: Array,
+        over: str,
+        kwargs: dict[str, Any],
+        init_state: EngineState | None,
+        store: BatchStore,
     ) -> None:
-        self.engine, self._key, self._over, self._kwargs, self._store = engine, rng_key, over, kwargs, store
+        self.engine, self._key, self._over, self._kwargs = engine, rng_key, over, kwargs
+        self._init_state, self._store = init_state, store
         self._visited: list[Visited] = []
         self._reading: Any
         self._space: Any
@@ -157,7 +169,7 @@ class _BatchRun:
 
     @property
     def num_batches(self) -> int:
-        return len(self._store)
+        return len(self._visited)
 
     def check_not_empty(self) -> None:
         if not self.num_batches:
@@ -170,7 +182,8 @@ class _BatchRun:
         except Exception as error:
             error.add_note(f"In batch {self.num_batches}, counted from zero.")
             raise
-        self.visit(self.num_batches - 1)
+        # Shared vectors that have seen other batches must not forget them before these have been visited.
+        self.visit(self.num_batches - 1, moves_shared=self._init_state is None)
 
     def _read(self, batch: tuple[Any, ...] | Mapping[str, Any]) -> None:
         engine, number = self.engine, self.num_batches
@@ -190,7 +203,7 @@ class _BatchRun:
         if number:
             self._check_shared(prior)
         else:
-            self._prior, self._shared = prior, start_shared(shared, prior)
+            self._prior, self._shared = prior, start_shared(self._first_shared(shared), prior)
         self._num_own = own.mean.shape[0]
         prepared = prepare_batch(form, self._own, own, shared)
         self._store.append(prepared)
@@ -207,6 +220,20 @@ class _BatchRun:
             raise ValueError(f"over must be a site of one of the sides, {sides[0]} or {sides[1]}; got {self._over!r}.")
         self._own = "rows" if self._over in sides[0] else "columns"
 
+    def _first_shared(self, start: Block) -> Block:
+        """Where the shared vectors start: at random, or where an earlier fit left them."""
+        if self._init_state is None:
+            return start
+        state = self._init_state.state
+        found: Block = state.columns if self._own == "rows" else state.rows
+        shapes = [None if x is None else x.shape for x in (*start, *found)]
+        if shapes[:2] != shapes[2:]:
+            raise ValueError(
+                f"init_state has shared vectors with means and covariances of the shapes {shapes[2:]}; on these "
+                f"batches they have {shapes[:2]}."
+            )
+        return found
+
     def _check_shared(self, prior: GaussianSide) -> None:
         expected, found = (jax.tree.map(np.asarray, (p.mean, p.precision)) for p in (self._prior, prior))
         names = self._reading.sides[1 if self._own == "rows" else 0]
@@ -220,10 +247,12 @@ class _BatchRun:
             raise ValueError(f"{what} have another prior than in the first batch: all batches must share it.")
 
     def visit(self, number: int, *, moves_shared: bool = True) -> None:
-        visited, self._shared = visit_batch(
+        visited, shared = visit_batch(
             self._store[number], self._visited[number], self._shared, jnp.asarray(moves_shared)
         )
-        self._visited[number] = jax.tree.map(np.asarray, visited)
+        visited = jax.tree.map(np.asarray, visited)
+        # Together, once both are there: an interruption must not leave a factor that is counted twice.
+        self._visited[number], self._shared = visited, shared
         if not np.isfinite(visited.objective):
             raise ValueError(
                 f"The objective of batch {number}, counted from zero, is {float(visited.objective)}: its counts or "

@@ -112,6 +112,21 @@ def test_interruption_leaves_what_was_read():
     assert np.isfinite(float(fitted.log_evidence)) and fitted.posterior["w"].mean.shape == (EDGES[1], RANK)
 
 
+def test_going_on():
+    """The second call does not fall behind the first, and its first epoch only finds where that was."""
+    batches, engine = make_batches(), make_engine(covariance="full")
+    with pytest.warns(UserWarning, match="did not converge"):
+        first = fit_batches(engine, jax.random.key(1), batches, over="w", num_epochs=4, **SIZES)
+        second = fit_batches(
+            engine, jax.random.key(2), batches, over="w", num_epochs=2, init_state=first.last_state, **SIZES
+        )
+    trace = second.diagnostics.objective_trace
+    np.testing.assert_allclose(trace[0], float(first.log_evidence), rtol=1e-6)
+    assert float(second.log_evidence) > float(first.log_evidence)
+    with pytest.raises(ValueError, match="init_state has shared vectors"):
+        fit_batches(make_engine(), jax.random.key(1), batches, over="w", init_state=first.last_state, **SIZES)
+
+
 def test_what_cannot_be_fitted_in_batches():
     batches = make_batches()
     engine, key = make_engine(), jax.random.key(0)
