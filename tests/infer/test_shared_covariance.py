@@ -76,6 +76,7 @@ def test_blocks_that_differ_are_nan():
         linear_gaussian(*three_blocks(FlatPrior(6)), space="shared")
 
 
+@pytest.mark.slow
 def test_fit_is_the_full_one():
     """A column that no row has is no obstacle."""
     options = {"num_factors": FACTORS, "kinds": "binary", "mask": np.arange(COLUMNS) != 3}
