@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from ..potentials import Potential, SoftmaxPotential, TemperedPotential
 from ..potentials.log_sum_exp_bounds import LOG_SUM_EXP_BOUNDS, log_sum_exp_bound
-from ..potentials.logistic_bounds import BoundedPotential, LogisticBound, logistic_bound
+from ..potentials.logistic_bounds import LOGISTIC_BOUNDS, BoundedPotential, LogisticBound, logistic_bound
 from ..potentials.vector_rows import VectorRows
 from ..structure import ModelStructureError
 
@@ -28,15 +28,14 @@ class SiteBound(NamedTuple):
 
 def check_name(name: BoundName, num_pieces: int) -> None:
     """:raises ValueError: for a bound that neither binary nor categorical factors know."""
-    if not (isinstance(name, str) and name in LOG_SUM_EXP_BOUNDS):
-        try:
-            logistic_bound(name, num_pieces)
-        except ValueError as error:
-            if "bound must be one of" not in str(error):
-                raise
-            raise ValueError(
-                f"{error} For categorical sites also {', '.join(map(repr, LOG_SUM_EXP_BOUNDS))}."
-            ) from None
+    if isinstance(name, str) and name in LOG_SUM_EXP_BOUNDS:
+        return
+    if isinstance(name, str) and name not in LOGISTIC_BOUNDS:
+        raise ValueError(
+            f"bound must be one of {', '.join(map(repr, LOGISTIC_BOUNDS))}, or a tuple of these; for categorical sites "
+            f"also {', '.join(map(repr, LOG_SUM_EXP_BOUNDS))}. Got {name!r}."
+        )
+    logistic_bound(name, num_pieces)
 
 
 def choose_bound(site: str, potential: Potential, name: BoundName, num_pieces: int) -> SiteBound:
@@ -68,7 +67,7 @@ def choose_bound(site: str, potential: Potential, name: BoundName, num_pieces: i
             return SiteBound(None, "expectation by quadrature", base.base.is_lower_bound)
     if name == "exact":
         return SiteBound(None, "exact expectation", True)
-    if isinstance(base, VectorRows) or (isinstance(name, str) and name not in _logistic_names()):
+    if isinstance(base, VectorRows) or (isinstance(name, str) and name not in LOGISTIC_BOUNDS):
         raise ModelStructureError(
             f"The bound {name!r} does not hold for site {site!r} ({family}). Treat it exactly: bound='exact', or a "
             "dictionary that names other sites only."
@@ -92,7 +91,3 @@ def with_bound(potential: Potential, bound: LogisticBound | str | None) -> Poten
         return dataclasses.replace(potential, base=with_bound(potential.base, bound))
     assert isinstance(potential, VectorRows) and isinstance(potential.base, SoftmaxPotential)  # by choose_bound
     return VectorRows(dataclasses.replace(potential.base, bound=bound))
-
-
-def _logistic_names() -> tuple[str, ...]:
-    return ("jaakkola", "bohning", "piecewise-linear", "piecewise-quadratic")

@@ -12,7 +12,7 @@ from numpyro.infer.autoguide import AutoMultivariateNormal
 
 from ..potentials import TemperedPotential
 from ..potentials.vector_rows import VectorRows
-from ..structure import ModelStructureError, read_sparse_linear
+from ..structure import ModelStructureError, Reason, read_sparse_linear
 from . import expectation_propagation
 from .engine import Engine, EngineOptions
 from .fitting import EngineState
@@ -151,8 +151,8 @@ class EP(Engine):
         try:
             read_sparse_linear(self.model, args, kwargs, field=self.field, rng_key=rng_key, check=False)
         except ModelStructureError as other:
-            is_sparse = "no Gaussian latent site" in str(error) and "no site of sparse" not in str(other)
-            raise (other if is_sparse else error) from None
+            is_sparse = error.reason is Reason.NO_FIELD and other.reason is not Reason.NO_FIELD
+            raise (other if is_sparse else error)  # noqa: B904
 
     def _tree_engine(self) -> TreeEP:
         if self.power != 1.0:

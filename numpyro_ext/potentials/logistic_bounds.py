@@ -285,7 +285,7 @@ class MinimumBound(LogisticBound):
         return best
 
 
-_BOUNDS: dict[str, Callable[[int], LogisticBound]] = {
+LOGISTIC_BOUNDS: dict[str, Callable[[int], LogisticBound]] = {
     "exact": lambda num_pieces: ExactExpectation(),
     "jaakkola": lambda num_pieces: JaakkolaBound(),
     "bohning": lambda num_pieces: BohningBound(),
@@ -312,9 +312,11 @@ def logistic_bound(name: str | LogisticBound | tuple | list, num_pieces: int = 2
         return name
     if isinstance(name, tuple | list):
         return MinimumBound(tuple(logistic_bound(part, num_pieces) for part in name))
-    if name not in _BOUNDS:
-        raise ValueError(f"bound must be one of {', '.join(map(repr, _BOUNDS))}, or a tuple of these, got {name!r}.")
-    return _BOUNDS[name](num_pieces)
+    if name not in LOGISTIC_BOUNDS:
+        raise ValueError(
+            f"bound must be one of {', '.join(map(repr, LOGISTIC_BOUNDS))}, or a tuple of these, got {name!r}."
+        )
+    return LOGISTIC_BOUNDS[name](num_pieces)
 
 
 @potential

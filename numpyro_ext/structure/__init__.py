@@ -2,7 +2,7 @@
 
 from .bilinear import Bilinear
 from .bilinear_reading import BilinearReading
-from .errors import ModelStructureError
+from .errors import ModelStructureError, Reason
 from .latent_gaussian import AffineMap, Blocks, LatentGaussian
 from .model_reading import HyperSite
 from .read import read_latent_gaussian, read_sparse_linear
@@ -20,6 +20,7 @@ __all__ = [
     "LatentGaussian",
     "LatentGaussianReading",
     "ModelStructureError",
+    "Reason",
     "SparseLinear",
     "SparseLinearReading",
     "read_bilinear",

@@ -5,24 +5,35 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from jax import Array
 
 from .conflict import Conflict
-from .errors import ModelStructureError
+from .errors import ModelStructureError, Reason
 from .model_reading import ModelReading
 from .priors import is_gaussian
 from .reading import LatentGaussianReading
 from .sparse_priors import is_sparse
 from .sparse_reading import SparseLinearReading
-from .tracing import SiteInfo, inspect_sites
+from .tracing import SiteInfo, inspect_sites, mark_candidates
 from .validation import check_data
 from .verification import check_form
 
-__all__ = ["check_field", "check_hyper", "find_candidates", "read_latent_gaussian", "read_sparse_linear", "with_values"]
+__all__ = [
+    "LATENT_GAUSSIAN",
+    "SPARSE_LINEAR",
+    "check_field",
+    "check_hyper",
+    "find_candidates",
+    "inspect_model",
+    "read_first",
+    "read_latent_gaussian",
+    "read_sparse_linear",
+    "with_values",
+]
 
 _MAX_ATTEMPTS = 48
 _MAX_HYPER_SIZE = 100
@@ -68,8 +79,8 @@ def read_latent_gaussian(
 
     Cost: a few abstract traces of the model; with ``check`` one compilation, reused for data of the same shapes.
     """
-    return _read(
-        LatentGaussianReading, is_gaussian, _NO_GAUSSIAN_SITE, model, args, kwargs, field, hyper_values, rng_key, check
+    return read_first(
+        [LATENT_GAUSSIAN], model, args, kwargs, field=field, hyper_values=hyper_values, rng_key=rng_key, check=check
     )
 
 
@@ -116,43 +127,78 @@ def read_sparse_linear(
 
     Cost: a few abstract traces of the model; with ``check`` one compilation, reused for data of the same shapes.
     """
-    return _read(
-        SparseLinearReading, is_sparse, _NO_SPARSE_SITE, model, args, kwargs, field, hyper_values, rng_key, check
+    return read_first(
+        [SPARSE_LINEAR], model, args, kwargs, field=field, hyper_values=hyper_values, rng_key=rng_key, check=check
     )
 
 
-_Reading = TypeVar("_Reading", LatentGaussianReading, SparseLinearReading)
+class _Form(NamedTuple):
+    """What a model is read into."""
 
-_NO_GAUSSIAN_SITE = (
+    reading: Callable[..., LatentGaussianReading | SparseLinearReading]
+    is_candidate: Callable[[Any], bool]
+    """Whether a distribution may belong to the field."""
+    no_candidate: str
+    """Says that none does, with ``{}`` for the latent sites there are."""
+
+
+LATENT_GAUSSIAN = _Form(
+    LatentGaussianReading,
+    is_gaussian,
     "the model has no Gaussian latent site (latent sites: {}). This engine needs a field of Normal, "
-    "MultivariateNormal, LowRankMultivariateNormal, GaussianRandomWalk, CAR or flat real sites; use NUTS."
+    "MultivariateNormal, LowRankMultivariateNormal, GaussianRandomWalk, CAR or flat real sites; use NUTS.",
 )
-_NO_SPARSE_SITE = (
+SPARSE_LINEAR = _Form(
+    SparseLinearReading,
+    is_sparse,
     "the model has no site of sparse coefficients (latent sites: {}). This engine needs HiddenMarkovTree, Laplace, "
-    "StudentT or Normal sites; use EP for flat and other Gaussian sites, or NUTS."
+    "StudentT or Normal sites; use EP for flat and other Gaussian sites, or NUTS.",
 )
+
+
+def read_first(
+    forms: Sequence[_Form],
+    model: Callable[..., Any],
+    args: tuple = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    field: Sequence[str] | None = None,
+    hyper_values: Mapping[str, Any] | None = None,
+    rng_key: Array | None = None,
+    check: bool = True,
+) -> Any:
+    """Read a model into the first of several forms that it has. The model is run, and its data checked, once.
+
+    :param forms: :data:`LATENT_GAUSSIAN`, :data:`SPARSE_LINEAR`; all else as for :func:`read_latent_gaussian`.
+    :return: the reading.
+    :raises ModelStructureError: if it has none of them, that of the first form for which it has candidates.
+    """
+    kwargs = dict(kwargs or {})
+    rng_key = jax.random.key(0) if rng_key is None else rng_key
+    sites = inspect_model(model, args, kwargs, rng_key, hyper_values)
+    refusals: list[ModelStructureError] = []
+    for form in forms:
+        try:
+            return _read(form, model, args, kwargs, sites, field, rng_key, check)
+        except ModelStructureError as error:
+            refusals.append(error)
+    raise next((error for error in refusals if error.reason is not Reason.NO_FIELD), refusals[0])
 
 
 def _read(
-    reading_class: type[_Reading],
-    is_candidate: Callable[[Any], bool],
-    no_candidate: str,
+    form: _Form,
     model: Callable[..., Any],
     args: tuple,
-    kwargs: Mapping[str, Any] | None,
+    kwargs: dict,
+    inspected: Mapping[str, SiteInfo],
     field: Sequence[str] | None,
-    hyper_values: Mapping[str, Any] | None,
-    rng_key: Array | None,
+    rng_key: Array,
     check: bool,
-) -> _Reading:
-    kwargs = dict(kwargs or {})
-    rng_key = jax.random.key(0) if rng_key is None else rng_key
-    sites, candidates = find_candidates(
-        model, args, kwargs, rng_key, is_candidate, no_candidate, field=field, hyper_values=hyper_values
-    )
+) -> LatentGaussianReading | SparseLinearReading:
+    sites, candidates = find_candidates(inspected, form.is_candidate, form.no_candidate, field=field)
 
-    def attempt(names: frozenset[str]) -> _Reading:
-        reading = reading_class(model, args, kwargs, sites, tuple(names), rng_key)
+    def attempt(names: frozenset[str]) -> LatentGaussianReading | SparseLinearReading:
+        reading = form.reading(model, args, kwargs, sites, tuple(names), rng_key)
         check_hyper(reading, sites)
         return reading
 
@@ -162,39 +208,45 @@ def _read(
         try:
             reading = attempt(frozenset(candidates))
         except Conflict as conflict:
-            raise ModelStructureError(f"With field={list(field)}: {conflict}") from None
+            raise ModelStructureError(f"With field={list(field)}: {conflict}") from conflict
     if check:
         check_form(reading, rng_key)
     return reading
 
 
+def inspect_model(
+    model: Callable[..., Any], args: tuple, kwargs: dict, rng_key: Array, hyper_values: Mapping[str, Any] | None
+) -> dict[str, SiteInfo]:
+    """The sites of a model, with starting values, after a check of its data.
+
+    :raises ModelStructureError: if the model does not run, or data or starting values do not fit.
+    """
+    sites = with_values(inspect_sites(model, args, kwargs, rng_key), hyper_values or {})
+    check_data(sites)
+    return sites
+
+
 def find_candidates(
-    model: Callable[..., Any],
-    args: tuple,
-    kwargs: dict,
-    rng_key: Array,
+    sites: Mapping[str, SiteInfo],
     is_candidate: Callable[[Any], bool],
     no_candidate: str,
     *,
     field: Sequence[str] | None,
-    hyper_values: Mapping[str, Any] | None,
 ) -> tuple[dict[str, SiteInfo], list[str]]:
-    """The sites of a model, with starting values, and those that may belong to the field, in the order of the model.
+    """The sites with candidates marked, and the names of those that may belong to the field, in the model's order.
 
     :param is_candidate: whether a distribution may belong to the field.
     :param str no_candidate: says that none does, with ``{}`` for the latent sites there are.
-    :raises ModelStructureError: if data or starting values do not fit, if ``field`` names a site that is no candidate,
-        or if there is none.
+    :raises ModelStructureError: if ``field`` names a site that is no candidate, or if there is none.
     """
-    sites = with_values(inspect_sites(model, args, kwargs, rng_key, is_candidate), hyper_values or {})
-    check_data(sites)
+    sites = mark_candidates(sites, is_candidate)
     if field is not None:
         check_field(field, sites)
         return sites, [n for n in sites if n in field]
-    candidates = [n for n, s in sites.items() if s.kind == "latent" and s.is_candidate]
+    candidates = [n for n, s in sites.items() if s.is_candidate]
     if not candidates:
         latents = {n: s.family for n, s in sites.items() if s.kind == "latent"}
-        raise ModelStructureError(no_candidate.format(latents or "none"))
+        raise ModelStructureError(no_candidate.format(latents or "none"), reason=Reason.NO_FIELD)
     return sites, candidates
 
 
@@ -226,14 +278,18 @@ def check_field(field: Sequence[str], sites: Mapping[str, SiteInfo]) -> None:
         if name not in sites or not sites[name].is_candidate:
             found = f"is {sites[name].family or sites[name].kind}" if name in sites else "does not exist"
             names = [n for n, s in sites.items() if s.is_candidate]
-            raise ModelStructureError(f"field: site '{name}' {found}; Gaussian latent sites of this model: {names}.")
+            raise ModelStructureError(
+                f"field: site '{name}' {found}; latent sites of this model that this form takes: {names}.",
+                reason=Reason.NO_FIELD,
+                site=name,
+            )
 
 
 def _search(
-    attempt: Callable[[frozenset[str]], _Reading],
+    attempt: Callable[[frozenset[str]], Any],
     sites: Mapping[str, SiteInfo],
     candidates: Sequence[str],
-) -> _Reading:
+) -> Any:
     """Largest workable field first: drop one site of each conflict at a time."""
     sizes = {n: int(np.prod(sites[n].shape)) for n in candidates}
     order = itertools.count()
@@ -241,7 +297,7 @@ def _search(
     queue = [(-sum(sizes.values()), next(order), start)]
     seen = {start}
     first_error: Conflict | ModelStructureError | None = None
-    best: _Reading | None = None
+    best: Any = None
     best_score: tuple[int, int] | None = None
     for _ in range(_MAX_ATTEMPTS):
         if not queue:
@@ -264,7 +320,7 @@ def _search(
         except ModelStructureError as error:
             first_error = first_error or error
     if best is None:
-        raise ModelStructureError(str(first_error)) from None
+        raise first_error if isinstance(first_error, ModelStructureError) else ModelStructureError(str(first_error))
     return best
 
 

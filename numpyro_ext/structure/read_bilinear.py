@@ -14,8 +14,8 @@ from .bilinear_reading import BilinearReading
 from .conflict import Conflict
 from .errors import ModelStructureError
 from .priors import is_gaussian, unwrap
-from .read import check_hyper, find_candidates
-from .tracing import inspect_sites
+from .read import check_hyper, find_candidates, inspect_model
+from .tracing import inspect_sites, mark_candidates
 from .validation import check_data
 from .verification import check_form
 
@@ -78,9 +78,8 @@ def read_bilinear(
     """
     kwargs = dict(kwargs or {})
     rng_key = jax.random.key(0) if rng_key is None else rng_key
-    sites, names = find_candidates(
-        model, args, kwargs, rng_key, _is_candidate, _NO_GAUSSIAN_SITE, field=field, hyper_values=hyper_values
-    )
+    sites = inspect_model(model, args, kwargs, rng_key, hyper_values)
+    sites, names = find_candidates(sites, _is_candidate, _NO_GAUSSIAN_SITE, field=field)
     reasons: list[str] = []
     while True:
         try:
@@ -115,7 +114,7 @@ def read_like(
     :param str unlisted_cells: as for :func:`read_bilinear`.
     :raises ModelStructureError: if the model has other sites on these arguments.
     """
-    sites = inspect_sites(reading.model, args, dict(kwargs), rng_key, _is_candidate)
+    sites = mark_candidates(inspect_sites(reading.model, args, dict(kwargs), rng_key), _is_candidate)
     missing = [n for n in reading.field if n not in sites]
     if missing:
         raise ModelStructureError(f"on these arguments the model has no site '{missing[0]}', which was fitted.")

@@ -25,12 +25,12 @@ from ..distributions import (
     SoftplusPoisson,
     StickBreakingCategorical,
 )
-from .errors import ModelStructureError
+from .errors import ModelStructureError, Reason
 from .priors import is_gaussian, location, mask_of, shift_to_value, unwrap
 from .program import Constant, make_program
 from .recent import Recent
 
-__all__ = ["FactorTrace", "ModelTrace", "SiteInfo", "inspect_sites", "trace_with_innovations"]
+__all__ = ["FactorTrace", "ModelTrace", "SiteInfo", "inspect_sites", "mark_candidates", "trace_with_innovations"]
 
 
 _COMPILED = Recent(64)
@@ -63,6 +63,8 @@ class SiteInfo(NamedTuple):
     """Batch shape that the mask of an observed site covers."""
     full_shape: tuple[int, ...] = ()
     """Shape of the distribution of an observed site."""
+    prior: Any = None
+    """The distribution of a latent site, until its candidates are marked."""
 
 
 @jax.tree_util.register_static
@@ -258,14 +260,12 @@ def inspect_sites(
     args: tuple,
     kwargs: dict,
     rng_key: Array,
-    is_candidate: Callable[[Any], bool] = is_gaussian,
 ) -> dict[str, SiteInfo]:
     """Run the model once, with cheap central values for its latent sites, and describe its sites.
 
     The run is compiled as a whole, which costs less than compiling its operations one by one; a model that only runs
-    with concrete values is run without.
+    with concrete values is run without. None of the sites is a candidate for a field yet: see :func:`mark_candidates`.
 
-    :param is_candidate: which distributions of latent sites may join the field.
     :raises ModelStructureError: for models that fail on their arguments, subsampled plates and scaled latent sites.
     """
     central = _LastSite(handlers.substitute(model, substitute_fn=_central_value))
@@ -295,14 +295,11 @@ def inspect_sites(
         raise ModelStructureError(
             f"the model does not run on these arguments; {after} it fails with: {reason} Check the "
             "shapes of the arguments, and the data and covariates for NaN, infinity and values outside their range; "
-            "scales and variances must be positive."
+            "scales and variances must be positive.",
+            reason=Reason.EXECUTION,
         ) from error
     kinds = ("sample", "param", "deterministic", "plate")
-    return {
-        n: _inspect(n, {**site, **arrays.get(n, {})}, is_candidate)
-        for n, site in static.items()
-        if site["type"] in kinds
-    }
+    return {n: _inspect(n, {**site, **arrays.get(n, {})}) for n, site in static.items() if site["type"] in kinds}
 
 
 def _run_compiled(run: Callable[[Array], Any], rng_key: Array) -> Any:
@@ -319,7 +316,21 @@ def _run_compiled(run: Callable[[Array], Any], rng_key: Array) -> Any:
     return jax.tree.unflatten(structure, values)
 
 
-def _inspect(name: str, site: dict[str, Any], is_candidate: Callable[[Any], bool]) -> SiteInfo:
+def mark_candidates(sites: Mapping[str, SiteInfo], is_candidate: Callable[[Any], bool]) -> dict[str, SiteInfo]:
+    """The sites, with those latent ones marked that may join the field of a form: not masked, of a family it takes.
+
+    :param is_candidate: which distributions the form takes.
+    """
+    # A prior may hold a large covariance: a reading keeps its sites, so it is let go.
+    return {
+        name: site._replace(
+            is_candidate=site.kind == "latent" and not site.is_masked and is_candidate(site.prior), prior=None
+        )
+        for name, site in sites.items()
+    }
+
+
+def _inspect(name: str, site: dict[str, Any]) -> SiteInfo:
     value = site.get("value")
     info = SiteInfo(name, site["type"], () if value is None else np.shape(value))
     if site["type"] == "plate":
@@ -356,7 +367,7 @@ def _inspect(name: str, site: dict[str, Any], is_candidate: Callable[[Any], bool
     is_discrete = bool(fn.support.is_discrete)
     return info._replace(
         kind="latent",
-        is_candidate=is_candidate(fn) and not is_masked,
+        prior=fn,
         is_discrete=is_discrete,
         is_masked=is_masked,
         transform=None if is_discrete else biject_to(fn.support),

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from .errors import ModelStructureError
+from .errors import ModelStructureError, Reason
 from .tracing import SiteInfo
 
 __all__ = ["check_data"]
@@ -22,7 +22,8 @@ def check_data(sites: Mapping[str, SiteInfo]) -> None:
     factors = [s for s in sites.values() if s.kind == "observed" and s.family == "Unit"]
     if not observed and not factors:
         raise ModelStructureError(
-            "the model has no observed site: pass the data (obs=...), otherwise the posterior is the prior."
+            "the model has no observed site: pass the data (obs=...), otherwise the posterior is the prior.",
+            reason=Reason.DATA,
         )
     for site in observed:
         _check_site(site)
@@ -31,7 +32,8 @@ def check_data(sites: Mapping[str, SiteInfo]) -> None:
         names = [s.name for s in observed]
         raise ModelStructureError(
             f"every observation of {names} is masked: there is nothing to learn from. "
-            "Masks are true where data is in use."
+            "Masks are true where data is in use.",
+            reason=Reason.DATA,
         )
 
 
@@ -48,7 +50,11 @@ def _mask(site: SiteInfo) -> np.ndarray:
 def _check_site(site: SiteInfo) -> None:
     value = np.asarray(site.value)
     if value.size == 0:
-        raise ModelStructureError(f"observed site '{site.name}' is empty (shape {value.shape}): nothing to learn from.")
+        raise ModelStructureError(
+            f"observed site '{site.name}' is empty (shape {value.shape}): nothing to learn from.",
+            reason=Reason.DATA,
+            site=site.name,
+        )
     try:
         shape: tuple[int, ...] | None = np.broadcast_shapes(value.shape, site.full_shape)
     except ValueError:
@@ -57,7 +63,9 @@ def _check_site(site: SiteInfo) -> None:
         found = "they do not match" if shape is None else f"broadcasting them would make {shape}"
         raise ModelStructureError(
             f"observed site '{site.name}' has data of shape {value.shape}, but its distribution has shape "
-            f"{site.full_shape}; {found}. Give both the same shape (y.ravel()?)."
+            f"{site.full_shape}; {found}. Give both the same shape (y.ravel()?).",
+            reason=Reason.DATA,
+            site=site.name,
         )
     mask = _mask(site)
     spread = np.broadcast_to(value, mask.shape)
@@ -80,5 +88,7 @@ def _report(site: SiteInfo, value: np.ndarray, bad: np.ndarray, what: str, remed
         count = int(bad.sum())
         raise ModelStructureError(
             f"observed site '{site.name}': {count} value{'s are' if count > 1 else ' is'} {what}; the first is "
-            f"{value[where]} at index {where}. Please {remedy}."
+            f"{value[where]} at index {where}. Please {remedy}.",
+            reason=Reason.DATA,
+            site=site.name,
         )

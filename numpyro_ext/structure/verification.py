@@ -11,7 +11,7 @@ from jax import Array
 from numpyro import handlers
 from numpyro.infer.util import compute_log_probs
 
-from .errors import ModelStructureError
+from .errors import ModelStructureError, Reason
 from .lean import lean_jit
 from .model_reading import ModelReading
 from .program import make_program
@@ -66,7 +66,9 @@ def check_form(reading: ModelReading, rng_key: Array) -> None:
         worst = int(np.argmax(~same))
         raise ModelStructureError(
             f"the model was misread: its log density is {numpyro_value[worst]:.10g} at a random point, the form gives "
-            f"{form[worst]:.10g}. What was read:\n{reading.describe()}\nPlease report this model; NUTS is not affected."
+            f"{form[worst]:.10g}. What was read:\n{reading.describe()}\nPlease report this model; NUTS is "
+            "not affected.",
+            reason=Reason.MISREAD,
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpyro.distributions as dist
 import pytest
 from numpyro import handlers
 
-from numpyro_ext.structure import ModelStructureError, read_latent_gaussian
+from numpyro_ext.structure import ModelStructureError, Reason, read_latent_gaussian
 
 N = 6
 X = np.random.default_rng(1).normal(size=(N, 2))
@@ -132,6 +133,7 @@ _CASES: dict[str, tuple[Callable[[], None], str]] = {
     "column of observations": (lambda: _poisson(COUNTS[:, None]), r"'y' has data of shape \(6, 1\).*\(6, 6\).*ravel"),
     "empty data": (lambda: _poisson(COUNTS[:0], X[:0]), r"'y' is empty"),
     "wrong number of rows": (lambda: _poisson(COUNTS[:4]), r"(site 'y'|after site 'b').*shape"),
+    "wrong number of columns": (lambda: _poisson(x=X[:, :1]), r"after site 'b' it fails with.*shape"),
 }
 
 
@@ -142,6 +144,23 @@ def test_refusal_names_the_site_and_the_way_out(name: str) -> None:
         read_latent_gaussian(model)
 
 
+@pytest.mark.parametrize(
+    ("name", "reason", "site"),
+    [
+        ("no Gaussian latent", Reason.NO_FIELD, None),
+        ("no data", Reason.DATA, None),
+        ("negative counts", Reason.DATA, "y"),
+        ("wrong number of columns", Reason.EXECUTION, None),
+        ("product of latents", Reason.STRUCTURE, None),
+    ],
+)
+def test_reasons_are_data_and_survive_pickling(name: str, reason: Reason, site: str | None) -> None:
+    with pytest.raises(ModelStructureError) as caught:
+        read_latent_gaussian(_CASES[name][0])
+    for error in (caught.value, pickle.loads(pickle.dumps(caught.value))):
+        assert (error.reason, error.site, str(error)) == (reason, site, str(caught.value))
+
+
 def test_funnel_becomes_a_hyperparameter() -> None:
     reading = read_latent_gaussian(_funnel)
     assert (reading.field, tuple(reading.hyper)) == (("f",), ("v",))
@@ -150,7 +169,9 @@ def test_funnel_becomes_a_hyperparameter() -> None:
 def test_field_override_is_checked() -> None:
     with pytest.raises(ModelStructureError, match=r"With field=\['f', 'v'\]: the scale of site 'f' depends on \['v'\]"):
         read_latent_gaussian(_funnel, field=["f", "v"])
-    with pytest.raises(ModelStructureError, match=r"site 'rate' is Gamma; Gaussian latent sites of this model: \[\]"):
+    with pytest.raises(
+        ModelStructureError, match=r"site 'rate' is Gamma; latent sites of this model that this form takes: \[\]"
+    ):
         read_latent_gaussian(_no_gaussian, field=["rate"])
 
 
