@@ -9,6 +9,7 @@ import jax
 from jax import Array
 
 from ..linalg.coefficient_space import CoefficientPosterior
+from ..linalg.frozen_pytree import frozen_pytree
 from ..linalg.linear_gaussian import LinearGaussian, LinearGaussianPosterior, Space, linear_gaussian
 from ..linalg.mean_field import MeanFieldPosterior, MeanFieldSpace
 from ..structure.latent_gaussian import AffineMap, LatentGaussian
@@ -46,8 +47,7 @@ def gaussian_prior(
     return joint if covariance == "full" else MeanFieldSpace.build(joint, form.prior, form.design)
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, eq=False)
+@frozen_pytree
 class GaussianPosterior:
     r"""The density proportional to :math:`p(e) \prod_i \exp(-\tau_i \eta_i^2/2 + \nu_i \eta_i)`.
 

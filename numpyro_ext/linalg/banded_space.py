@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 
-import jax
 import jax.numpy as jnp
 from jax import Array, random
 
 from .block_tridiagonal import BlockTridiagonal, BlockTridiagonalFactor
 from .design import Design, SparseRows
+from .frozen_pytree import frozen_pytree
 from .marginals import Marginals, cavity_ratio
 from .prior import DiagonalPrior, FlatPrior, PriorBlock
 
@@ -32,8 +31,7 @@ def is_worth_banding(design: Design) -> bool:
     return 8 * max(design.bandwidth, _SMALLEST_BLOCK) <= design.num_columns
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, eq=False)
+@frozen_pytree
 class BandedSpace:
     r"""Unknowns :math:`e = s \circ w` with a diagonal prior, each row touching a stretch of at most ``bandwidth + 1``.
 
@@ -138,8 +136,7 @@ class BandedSpace:
         return x.reshape(-1)[: self.scale.size]
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, eq=False)
+@frozen_pytree
 class BandedPosterior:
     """The Gaussian of :meth:`BandedSpace.condition`."""
 

@@ -6,13 +6,13 @@ import dataclasses
 import math
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jax import Array, random
 
 from .block_diagonal import BlockCovariance, BlockDiagonal, quadratic_form
 from .cholesky import cholesky, half_log_determinant, solve_lower, solve_upper
 from .design import DenseDesign, Design, SparseRows
+from .frozen_pytree import frozen_pytree
 from .marginals import Marginals, cavity_ratio
 from .prior import FlatPrior, PrecisionPrior, PriorBlock
 
@@ -51,8 +51,7 @@ class WhitenedPrior(NamedTuple):
         return cls(BlockDiagonal(tuple(factors)), BlockDiagonal(tuple(precisions)), total)
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, eq=False)
+@frozen_pytree
 class CoefficientSpace:
     r"""Unknowns :math:`e = F w` seen through :math:`h = A e = X w`, with :math:`X = A F`.
 
@@ -160,8 +159,7 @@ class CoefficientSpace:
         return values.at[self.rows].get(mode="fill", fill_value=0.0)
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, eq=False)
+@frozen_pytree
 class CoefficientPosterior:
     """The Gaussian of :meth:`CoefficientSpace.condition`."""
 

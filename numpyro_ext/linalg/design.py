@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 
-import jax
 import jax.numpy as jnp
 from jax import Array
+
+from .frozen_pytree import frozen_pytree
 
 __all__ = ["DenseDesign", "Design", "SparseRows"]
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, eq=False)
+@frozen_pytree
 class DenseDesign:
     """A materialised matrix of shape ``(num_rows, num_columns)``."""
 
@@ -51,8 +51,7 @@ class DenseDesign:
         return DenseDesign(jnp.square(self.matrix))
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, eq=False)
+@frozen_pytree
 class SparseRows:
     """At most ``k`` entries in every row, at ``columns`` with ``values``, both of shape ``(num_rows, k)``.
 

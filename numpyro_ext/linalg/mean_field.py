@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jax import Array, random
 
 from .cholesky import cholesky, half_log_determinant, solve_lower
 from .design import Design
+from .frozen_pytree import frozen_pytree
 from .linear_gaussian import LinearGaussian, LinearGaussianPosterior
 from .prior import CovariancePrior, DiagonalPrior, FlatPrior, PriorBlock
 
@@ -27,8 +26,7 @@ class PredictorMoments(NamedTuple):
     variance: Array
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, eq=False)
+@frozen_pytree
 class MeanFieldSpace:
     r"""A prior to be conditioned on sites, of which only the diagonal of the posterior precision is kept.
 
@@ -75,8 +73,7 @@ class MeanFieldSpace:
         return MeanFieldPosterior(self, joint, variance)
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, eq=False)
+@frozen_pytree
 class MeanFieldPosterior:
     """Independent unknowns, as :meth:`MeanFieldSpace.condition` returns them; nan where improper."""
 

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 
-import jax
 import jax.numpy as jnp
 from jax import Array, random
 
 from .block_diagonal import BlockCovariance, BlockDiagonal, cross_product, quadratic_form
 from .cholesky import cholesky, cholesky_solve, half_log_determinant, safe_sqrt, solve_lower, solve_upper
 from .design import Design
+from .frozen_pytree import frozen_pytree
 from .marginals import Marginals
 from .prior import PriorBlock
 
 __all__ = ["ObservationSpace"]
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, eq=False)
+@frozen_pytree
 class ObservationSpace:
     r"""Unknowns :math:`e \sim N(0, C)` seen through :math:`h = A e` with prior covariance :math:`K = A C A^T`.
 
@@ -113,8 +112,7 @@ class ObservationSpace:
         return ObservationPosterior(self, precision, shift, root, factor, positive.reduce_shift(shift_plus), negative)
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, eq=False)
+@frozen_pytree
 class NegativeStage:
     """What the negative site precisions add to a posterior that holds the positive ones already."""
 
@@ -125,8 +123,7 @@ class NegativeStage:
     """Covariance of the predictors before this stage."""
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, eq=False)
+@frozen_pytree
 class ObservationPosterior:
     """The Gaussian of :meth:`ObservationSpace.condition`; arrays of its blocks have shape ``(b, m, ...)``."""
 

@@ -5,19 +5,18 @@ from __future__ import annotations
 import dataclasses
 import math
 
-import jax
 import jax.numpy as jnp
 from jax import Array
 
 from .cholesky import cholesky, safe_sqrt, solve_lower
+from .frozen_pytree import frozen_pytree
 
 __all__ = ["CovariancePrior", "DiagonalPrior", "FlatPrior", "PrecisionPrior", "PriorBlock", "is_valid_prior"]
 
 _LOG_2PI = math.log(2.0 * math.pi)
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, eq=False)
+@frozen_pytree
 class DiagonalPrior:
     """Independent unknowns with ``variance`` of shape ``(size,)``."""
 
@@ -44,8 +43,7 @@ class DiagonalPrior:
         return jnp.all((self.variance >= 0) & (self.variance < jnp.inf))
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, eq=False)
+@frozen_pytree
 class CovariancePrior:
     """``batch`` independent blocks of ``width`` unknowns, ``covariance`` of shape ``(batch, width, width)``.
 
@@ -80,8 +78,7 @@ class CovariancePrior:
         return jnp.all(jnp.isfinite(jnp.diagonal(cholesky(self.covariance), axis1=-2, axis2=-1)))
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, eq=False)
+@frozen_pytree
 class PrecisionPrior:
     """As :class:`CovariancePrior`, but given by ``precision`` of shape ``(batch, width, width)``."""
 
@@ -115,8 +112,7 @@ class PrecisionPrior:
         return jnp.all(jnp.isfinite(jnp.diagonal(cholesky(self.precision), axis1=-2, axis2=-1)))
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, eq=False)
+@frozen_pytree
 class FlatPrior:
     """``size`` unknowns with the constant (improper) density one."""
 

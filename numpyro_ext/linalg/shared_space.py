@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax import Array, random
 
 from .block_diagonal import BlockCovariance, BlockDiagonal, quadratic_form
 from .cholesky import cholesky, half_log_determinant, solve_lower, solve_upper
 from .design import Design
+from .frozen_pytree import frozen_pytree
 from .marginals import Marginals, cavity_ratio
 from .prior import PriorBlock
 
 __all__ = ["SharedPosterior", "SharedSpace"]
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, eq=False)
+@frozen_pytree
 class SharedSpace:
     r"""Blocks of unknowns :math:`e_b = F w_b` seen through :math:`h_b = X w_b`, with one :math:`F` and one :math:`X`.
 
@@ -106,8 +104,7 @@ class SharedSpace:
         return SharedPosterior(self, site_precision, factor, white.T, solve_upper(factor, white).T)
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, eq=False)
+@frozen_pytree
 class SharedPosterior:
     """The Gaussian of :meth:`SharedSpace.condition`."""
 

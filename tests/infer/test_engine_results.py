@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro
 import numpyro.distributions as dist
 import pytest
 import scipy.optimize
@@ -172,6 +173,19 @@ def test_a_field_at_new_inputs_is_refused(counts_case, fitted_counts):
         fitted_counts.log_predictive(counts_case.t[:5], counts_case.y[:5])
     with pytest.raises(ValueError, match="prior of the field"):
         fitted_counts.log_predictive(2.0 * counts_case.t, counts_case.y)
+
+
+def test_a_covariance_is_not_taken_for_a_precision():
+    def model(y, parameter="covariance_matrix"):
+        u = numpyro.sample("u", dist.MultivariateNormal(jnp.zeros(2), **{parameter: 2.0 * jnp.eye(2)}))
+        numpyro.sample("y", dist.Normal(u, 1.0), obs=y)
+
+    y = jnp.array([0.3, -0.8])
+    engine = LaplaceApproximation(model, progress_bar=False)
+    engine.run(jax.random.key(0), y)
+    assert engine.log_predictive(y, parameter="covariance_matrix")["y"].shape == (2,)
+    with pytest.raises(ValueError, match="prior of the field"):
+        engine.log_predictive(y, parameter="precision_matrix")
 
 
 def test_a_value_that_is_not_a_number_is_not_scored_silently(line_case, fitted_line):
