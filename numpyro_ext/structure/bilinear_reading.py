@@ -328,7 +328,7 @@ class BilinearReading(ModelReading):
         for array in (*self.index, *self.elements, *(p.rows for p in self._predictors)):
             static.update(str(array.shape).encode())
             static.update(np.ascontiguousarray(array).tobytes())
-        return (self._program.fingerprint(), self.field, self._hyper_key(), static.hexdigest())
+        return (self._model_key(), static.hexdigest())
 
     def _structure_key(self) -> tuple[Any, ...]:
         return ("bilinear", self._layout_key(), self.sides, self._design, self.unlisted_cells)

@@ -96,7 +96,7 @@ class LatentGaussianReading(ModelReading):
         for array in arrays:
             static.update(b"none" if array is None else np.ascontiguousarray(array).tobytes())
         labels = tuple((p.name, p.label, p.shape) for p in self.plans)
-        return (self._program.fingerprint(), self.field, self._hyper_key(), labels, static.hexdigest())
+        return (self._model_key(), labels, static.hexdigest())
 
     def form(self, hyper: Mapping[str, Any], data: Sequence[Any] | None = None) -> LatentGaussian:
         """The form at given hyperparameters.

@@ -164,9 +164,7 @@ class SparseLinearReading(ModelReading):
         static = hashlib.blake2b(digest_size=16)
         for array in (*self.rows, self.forest.parents, self.forest.groups):
             static.update(np.ascontiguousarray(array).tobytes())
-        # A program holds the arrays of an operator, not the rest of it.
-        operators = tuple(jax.tree.structure(self._priors[n].analysis) for n in self.field)
-        return ("sparse", self._program.fingerprint(), self.field, self._hyper_key(), operators, static.hexdigest())
+        return ("sparse", self._model_key(), static.hexdigest())
 
     def prior(self, hyper: Mapping[str, Any], data: Sequence[Any] | None = None) -> TreeParameters:
         """Components and probabilities of the groups of :attr:`forest` at given hyperparameters."""

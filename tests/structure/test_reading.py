@@ -313,3 +313,19 @@ def test_structure_key_tells_different_models_apart() -> None:
         return model
 
     assert read_latent_gaussian(make(1.5)).structure_key != read_latent_gaussian(make(2.5)).structure_key
+
+
+def test_covariance_and_precision_of_equal_shape_in_one_process() -> None:
+    """The check compares with NumPyro, and shares its program between readings of equal structure."""
+
+    def make(prior: Any) -> Any:
+        def model() -> None:
+            numpyro.sample("y", dist.Normal(numpyro.sample("f", prior), 1.0), obs=REAL)
+
+        return model
+
+    # Made outside of the model, so that the factorisation, in which they differ, is no part of its program.
+    matrix = 2.0 * np.eye(N)
+    covariance = read_latent_gaussian(make(dist.MultivariateNormal(0.0, matrix)))
+    precision = read_latent_gaussian(make(dist.MultivariateNormal(0.0, precision_matrix=matrix)))
+    assert covariance.structure_key != precision.structure_key

@@ -129,6 +129,20 @@ def test_components(name: str) -> None:
     np.testing.assert_allclose(form.noise_variance, np.linspace(0.1, 0.5, 5) ** 2)
 
 
+def test_priors_with_the_same_parameters_are_told_apart() -> None:
+    """Programs are shared between readings of equal structure, and a program knows no more than arrays."""
+
+    def reading_of(prior: Any) -> Any:
+        def model(y: Any) -> None:
+            s = numpyro.sample("s", prior.expand([SIZE]).to_event(1))
+            numpyro.sample("y", dist.Normal(BLUR @ s, 0.1).to_event(1), obs=y)
+
+        return read_sparse_linear(model, (Y,))
+
+    laplace, normal = reading_of(dist.Laplace(0.0, 2.0)), reading_of(dist.Normal(0.0, 2.0))
+    assert laplace.structure_key != normal.structure_key
+
+
 def test_several_transforms_and_several_observed_sites() -> None:
     def model(y: Any, spectrum: Any) -> None:
         s = _coefficients(0.5)
