@@ -21,8 +21,8 @@ import pytest
 import scipy.sparse
 import scipy.stats
 
-from numpyro_ext.infer import bilinear_gaussian as bg
-from numpyro_ext.infer.bilinear_prediction import log_predictive_counts
+from numpyro_ext.infer.bilinear import sweeps as bg
+from numpyro_ext.infer.bilinear.prediction import log_predictive_counts
 
 from .bilinear_once import RANK, Counts, make_counts, make_form
 from .compilation import Compiled, compile_function

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from jax.scipy.linalg import solve_triangular
 
-from numpyro_ext.linalg.design import SparseRows
-from numpyro_ext.linalg.prior import CovariancePrior, DiagonalPrior
+from numpyro_ext.linalg.gaussian.design import SparseRows
+from numpyro_ext.linalg.gaussian.prior import CovariancePrior, DiagonalPrior
 from numpyro_ext.potentials import ProbitPotential, RectifiedLinearPoissonPotential
-from numpyro_ext.structure.latent_gaussian import Blocks, LatentGaussian
+from numpyro_ext.structure.latent_gaussian.form import Blocks, LatentGaussian
 
 from .compilation import compile_function, compile_sweep
 from .results_table import Row, at_most

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import statsmodels.api as sm
 
-from numpyro_ext.infer import expectation_propagation as ep
-from numpyro_ext.linalg.design import DenseDesign
-from numpyro_ext.linalg.prior import DiagonalPrior
+from numpyro_ext.infer.gaussian import expectation_propagation as ep
+from numpyro_ext.linalg.gaussian.design import DenseDesign
+from numpyro_ext.linalg.gaussian.prior import DiagonalPrior
 from numpyro_ext.potentials import LogitPotential, PoissonExpPotential, ProbitPotential
-from numpyro_ext.structure.latent_gaussian import Blocks, LatentGaussian
+from numpyro_ext.structure.latent_gaussian.form import Blocks, LatentGaussian
 
 from .compilation import compile_sweep
 from .results_table import Row, at_most

@@ -20,11 +20,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_ext.infer import BilinearVG, fit_batches
-from numpyro_ext.infer import bilinear_gaussian as bg
-from numpyro_ext.infer.bilinear_sharding import OneDevice, SeveralDevices
+from numpyro_ext.infer.bilinear import sweeps as bg
+from numpyro_ext.infer.bilinear.devices import OneDevice, SeveralDevices
 from numpyro_ext.models import poisson_factorization
 from numpyro_ext.potentials import PoissonExpPotential
-from numpyro_ext.structure.bilinear import Bilinear, GaussianSide, order_cells
+from numpyro_ext.structure.bilinear.form import Bilinear, GaussianSide, order_cells
 
 from .fit_once import peak_bytes
 

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import jax
 
-from numpyro_ext.infer import expectation_propagation as ep
-from numpyro_ext.structure.latent_gaussian import LatentGaussian
+from numpyro_ext.infer.gaussian import expectation_propagation as ep
+from numpyro_ext.structure.latent_gaussian.form import LatentGaussian
 
 __all__ = ["Compiled", "compile_function", "compile_sweep"]
 

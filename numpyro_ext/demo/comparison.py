@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,26 +21,15 @@ from ..datasets import EventCounts, load_coal_mining, load_coal_mining_counts
 from ..infer import EP, LaplaceApproximation
 from ..models import cox_process
 from ..structure import ModelStructureError
-from .compilation import Stopwatch, stopwatch
+from .compilation import stopwatch
 from .leave_one_out import psis_loo
 from .plots import plot_intensities, plot_predictive_check
+from .results import Result
 
-__all__ = ["NONLINEARITIES", "Result", "compare", "format_table", "run"]
+__all__ = ["NONLINEARITIES", "compare", "format_table", "run"]
 
 NONLINEARITIES = ("rectified", "softplus", "exponential")
 _SVI_STEPS = 10_000
-
-
-class Result(NamedTuple):
-    """One engine under one non-linearity."""
-
-    nonlinearity: str
-    engine: str
-    watch: Stopwatch | None = None
-    draws: dict[str, Any] | None = None
-    log_evidence: str = ""
-    loo: float | None = None
-    remark: str = ""
 
 
 def run(output: Path) -> None:

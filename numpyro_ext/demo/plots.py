@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.ticker import MaxNLocator
 
 from ..datasets import EventCounts
-
-if TYPE_CHECKING:
-    from .comparison import Result
+from .results import Result
 
 __all__ = ["plot_cross_validation", "plot_intensities", "plot_predictive_check"]
 

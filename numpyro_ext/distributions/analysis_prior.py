@@ -10,7 +10,7 @@ from jax.typing import ArrayLike
 from numpyro.distributions import Distribution, constraints
 from numpyro.distributions.util import validate_sample
 
-from ..linalg.operators import LinearOperator
+from ..linalg.operators.operator import LinearOperator
 
 __all__ = ["AnalysisPrior"]
 

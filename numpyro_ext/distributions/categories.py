@@ -10,9 +10,13 @@ from numpyro.distributions import Distribution, constraints
 from numpyro.distributions.util import validate_sample
 from numpyro.util import is_prng_key
 
-from ..potentials.categorical import MultinomialProbitPotential
-from ..potentials.ordinal import AdjacentCategoryPotential, ContinuationRatioPotential, CumulativeProbitPotential
-from ..potentials.stick_breaking import stick_breaking_labels
+from ..potentials.families.categorical import MultinomialProbitPotential
+from ..potentials.families.ordinal import (
+    AdjacentCategoryPotential,
+    ContinuationRatioPotential,
+    CumulativeProbitPotential,
+)
+from ..potentials.families.stick_breaking import stick_breaking_labels
 
 __all__ = ["AdjacentCategory", "ContinuationRatio", "MultinomialProbit", "OrderedProbit", "StickBreakingCategorical"]
 

@@ -16,11 +16,11 @@ from numpyro.distributions.util import validate_sample
 from numpyro.util import is_prng_key
 
 from ..potentials.base import Potential
-from ..potentials.forest import Forest, SumProduct
-from ..potentials.gaussian import GaussianPotential
-from ..potentials.laplace import LaplacePotential
-from ..potentials.student_t import StudentTPotential
-from ..potentials.tree_mixture import TreeParameters, log_density, log_evidence, sample_states, state_posterior
+from ..potentials.families.gaussian import GaussianPotential
+from ..potentials.families.laplace import LaplacePotential
+from ..potentials.families.student_t import StudentTPotential
+from ..potentials.trees.forest import Forest, SumProduct
+from ..potentials.trees.mixture import TreeParameters, log_density, log_evidence, sample_states, state_posterior
 
 __all__ = ["HiddenMarkovTree"]
 

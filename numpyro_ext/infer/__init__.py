@@ -1,19 +1,19 @@
 """Inference engines: each reads a NumPyro model into a form and runs an algorithm made for it."""
 
-from .annealed_importance_sampling import annealed_importance_sampling
-from .bilinear_batches import fit_batches
-from .bilinear_engine import BilinearVG
-from .bilinear_prediction import ranking_scores
-from .cross_validation import CrossValidation, cross_validate
-from .engine import Engine
+from .bilinear.batches import fit_batches
+from .bilinear.engine import BilinearVG
+from .bilinear.grid_search import GridSearch, grid_search
+from .bilinear.prediction import ranking_scores
 from .ep import EP
-from .gaussian_rows import LatentGaussianRows, predictive_log_density
-from .inla import INLA
-from .laplace_approximation import LaplaceApproximation
-from .parameter_search import GridSearch, grid_search
-from .structured_mean_field_engine import StructuredMeanField
-from .variational_em import variational_em
-from .variational_engine import VariationalGaussian
+from .gaussian.cross_validation import CrossValidation, cross_validate
+from .gaussian.engine import Engine
+from .gaussian.importance_sampling import annealed_importance_sampling
+from .gaussian.inla import INLA
+from .gaussian.laplace_approximation import LaplaceApproximation
+from .gaussian.variational.engine import VariationalGaussian
+from .rows.expectation_maximisation import variational_em
+from .rows.posteriors import LatentGaussianRows, predictive_log_density
+from .sparse.mean_field_engine import StructuredMeanField
 
 __all__ = [
     "EP",

@@ -13,13 +13,13 @@ from numpyro.infer.autoguide import AutoMultivariateNormal
 from ..potentials import TemperedPotential
 from ..potentials.vector_rows import VectorRows
 from ..structure import ModelStructureError, Reason, read_sparse_linear
-from . import expectation_propagation
-from .engine import Engine, EngineOptions
-from .fitting import EngineState
-from .programs import Algorithm, FitInfo
-from .results import HyperEstimate
-from .site_posterior import PosteriorSites
-from .tree_ep import TreeEP, check_average
+from .front.results import HyperEstimate
+from .front.sites import PosteriorSites
+from .front.state import EngineState
+from .gaussian import expectation_propagation
+from .gaussian.engine import Engine, EngineOptions
+from .gaussian.programs import Algorithm, FitInfo
+from .sparse.tree_engine import TreeEP, check_average
 
 __all__ = ["EP"]
 
@@ -37,10 +37,10 @@ class EP(Engine):
 
     A model without such a field whose latent sites are sparse coefficients
     (:class:`~numpyro_ext.distributions.HiddenMarkovTree`, Laplace, Student-t) behind a linear map with Gaussian noise
-    is handed over to :class:`~numpyro_ext.infer.tree_ep.TreeEP` when it is run: the prior of all coefficients is one
-    factor, and for orthonormal transforms the posterior is exact. ``num_shifts`` and ``average_over`` make it a mixture
-    over arguments of the model. All answers are then those of that engine, kept in :attr:`tree`; of the options it
-    takes those that it has itself.
+    is handed over to :class:`~numpyro_ext.infer.sparse.tree_engine.TreeEP` when it is run: the prior of all
+    coefficients is one factor, and for orthonormal transforms the posterior is exact. ``num_shifts`` and
+    ``average_over`` make it a mixture over arguments of the model. All answers are then those of that engine, kept in
+    :attr:`tree`; of the options it takes those that it has itself.
 
     **Example:**
 
@@ -73,7 +73,7 @@ class EP(Engine):
     :param int num_shifts: for images: how many random circular shifts (the argument ``shift``) to average over.
     :param dict average_over: for sparse coefficients: further arguments of the model, each with its values, such as
         ``{"wavelet": ["haar", "db2", "sym4"]}``.
-    :param options: those of :class:`~numpyro_ext.infer.engine.Engine`: ``num_steps``, ``tol``, ``field``,
+    :param options: those of :class:`~numpyro_ext.infer.Engine`: ``num_steps``, ``tol``, ``field``,
         ``hyper_values``, ``init_values``, ``num_restarts``, ``hyper_tol``, ``max_hyper_steps``, ``num_samples`` and
         ``progress_bar``.
     """

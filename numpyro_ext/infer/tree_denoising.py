@@ -3,7 +3,7 @@ r"""Denoising with a hidden Markov tree on orthonormal wavelet coefficients: an 
 An image :math:`u` is seen in white noise, :math:`y = u + N(0, \sigma^2 I)`, and its coefficients :math:`s = W u` have a
 :class:`~numpyro_ext.distributions.HiddenMarkovTree` as prior. Since :math:`W` is orthonormal the noise of the
 coefficients is white as well, and the tree times it is one factor with exact moments
-(:func:`~numpyro_ext.potentials.tree_mixture.tilted_moments`).
+(:func:`~numpyro_ext.potentials.trees.mixture.tilted_moments`).
 
 A wavelet basis is not invariant under shifts. The mixture of the posteriors of models whose basis is shifted is: its
 mean is the average of the means, its variance the average of the variances plus the variance of the means.
@@ -26,9 +26,9 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike
 
-from ..linalg.wavelets import WaveletTransform, wavelet_transform
-from ..potentials.forest import Forest
-from ..potentials.tree_mixture import TreeMoments, TreeParameters, em_step, tilted_moments
+from ..linalg.operators.wavelets import WaveletTransform, wavelet_transform
+from ..potentials.trees.forest import Forest
+from ..potentials.trees.mixture import TreeMoments, TreeParameters, em_step, tilted_moments
 
 __all__ = ["TreeDenoising", "TreeFit", "denoise", "fit", "pixel_variance"]
 
@@ -70,7 +70,7 @@ def fit(
     :param WaveletTransform transform: the orthonormal transform.
     :param Forest forest: the forest over its coefficients (:func:`~numpyro_ext.potentials.wavelet_forest`).
     :param TreeParameters parameters: where to start
-        (:func:`~numpyro_ext.potentials.tree_mixture.initial_parameters`).
+        (:func:`~numpyro_ext.potentials.trees.mixture.initial_parameters`).
     :param ArrayLike observed: the noisy image, of shape ``transform.shape_of_signal``.
     :param ArrayLike noise_variance: variance of the noise, or where to start.
     :param int num_steps: number of steps; none lowers the log evidence. The first 15 bring most of the gain.

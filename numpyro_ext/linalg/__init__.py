@@ -1,12 +1,12 @@
 """Linear operators, Gaussian algebra and the solvers that the engines share."""
 
-from .convolutions import convolution
-from .custom_operator import adjoint_error, from_functions
-from .differences import finite_differences, total_variation
-from .fourier_transform import FourierOperator, fourier, masked_fourier
-from .operators import LinearOperator, diagonal, from_matrix, identity, select, stack
-from .shifted_transforms import ShiftedTransforms, shifted_transforms
-from .wavelets import WaveletTransform, wavelet_transform
+from .operators.convolution import convolution
+from .operators.differences import finite_differences, total_variation
+from .operators.fourier import FourierOperator, fourier, masked_fourier
+from .operators.from_functions import adjoint_error, from_functions
+from .operators.operator import LinearOperator, diagonal, from_matrix, identity, select, stack
+from .operators.shifted_transforms import ShiftedTransforms, shifted_transforms
+from .operators.wavelets import WaveletTransform, wavelet_transform
 
 __all__ = [
     "FourierOperator",

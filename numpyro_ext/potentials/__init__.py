@@ -1,26 +1,8 @@
 """Factors ``t(eta)`` of a model, scalar or of a few predictors: log densities, moments, expectations; pure JAX."""
 
 from .base import ExpectedLogDensity, LogisticTerms, Potential, TiltedMoments, potential
-from .bilinear_expectation import (
-    ExpectedBilinearLogDensity,
-    ProductPredictor,
-    expected_bilinear_log_density,
-    expected_bilinear_value,
-)
-from .binary import BinomialLogitPotential, LogitPotential, ProbitPotential
-from .categorical import MultinomialProbitPotential, SoftmaxPotential
-from .elementwise import ElementwisePotential, TemperedPotential
-from .expectation import expected_log_density, expected_logistic_terms
-from .exponential_product import (
-    log_expected_exp_product,
-    log_expected_exp_product_diagonal,
-    product_moments,
-)
-from .forest import Forest, SumProduct, log_partition, sum_product, wavelet_forest
-from .gaussian import GaussianPotential
-from .laplace import LaplacePotential
-from .log_sum_exp_bounds import ExpectedLogSumExp, LogSumExpBound, log_sum_exp_bound
-from .logistic_bounds import (
+from .bounds.log_sum_exp import ExpectedLogSumExp, LogSumExpBound, log_sum_exp_bound
+from .bounds.logistic import (
     BohningBound,
     BoundedPotential,
     ExactExpectation,
@@ -30,24 +12,38 @@ from .logistic_bounds import (
     PiecewiseBound,
     logistic_bound,
 )
-from .logistic_expectation import expected_log_partition
-from .negative_binomial import NegativeBinomialExpPotential, NegativeBinomialLogitPotential
-from .normal import TruncatedNormal, erfcx, inverse_mills_ratio, log_ndtr, truncated_normal
-from .normal_interval import NormalInterval, normal_interval
-from .ordinal import (
+from .bounds.piecewise import PiecewiseCoefficients, minimax_pieces
+from .bounds.super_gaussian import ConvexifiedPenalty, SuperGaussianPotential
+from .elementwise import ElementwisePotential, TemperedPotential
+from .families.binary import BinomialLogitPotential, LogitPotential, ProbitPotential
+from .families.categorical import MultinomialProbitPotential, SoftmaxPotential
+from .families.gaussian import GaussianPotential
+from .families.laplace import LaplacePotential
+from .families.negative_binomial import NegativeBinomialExpPotential, NegativeBinomialLogitPotential
+from .families.ordinal import (
     AdjacentCategoryPotential,
     ContinuationRatioPotential,
     CumulativeLogitPotential,
     CumulativeProbitPotential,
 )
-from .piecewise import PiecewiseCoefficients, minimax_pieces
-from .poisson import PoissonExpPotential, PoissonSoftplusPotential
-from .quadrature import gaussian_expectation, tilted_moments
-from .rectified_linear_poisson import RectifiedLinearPoissonPotential, rectified_linear_poisson_moments
-from .stick_breaking import stick_breaking_labels
-from .stochastic_volatility import StochasticVolatilityPotential
-from .student_t import StudentTPotential
-from .super_gaussian import ConvexifiedPenalty, SuperGaussianPotential
+from .families.poisson import PoissonExpPotential, PoissonSoftplusPotential
+from .families.rectified_linear_poisson import RectifiedLinearPoissonPotential, rectified_linear_poisson_moments
+from .families.stick_breaking import stick_breaking_labels
+from .families.stochastic_volatility import StochasticVolatilityPotential
+from .families.student_t import StudentTPotential
+from .integrals.bilinear_expectation import (
+    ExpectedBilinearLogDensity,
+    ProductPredictor,
+    expected_bilinear_log_density,
+    expected_bilinear_value,
+)
+from .integrals.expectation import expected_log_density, expected_logistic_terms
+from .integrals.exponential_product import log_expected_exp_product, log_expected_exp_product_diagonal, product_moments
+from .integrals.logistic_expectation import expected_log_partition
+from .integrals.normal import TruncatedNormal, erfcx, inverse_mills_ratio, log_ndtr, truncated_normal
+from .integrals.normal_interval import NormalInterval, normal_interval
+from .integrals.tilted_moments import gaussian_expectation, tilted_moments
+from .trees.forest import Forest, SumProduct, log_partition, sum_product, wavelet_forest
 from .vector import VectorExpectedLogDensity, VectorPotential
 
 __all__ = [

@@ -98,7 +98,7 @@ class Potential:
         :param ArrayLike power: exponent :math:`p`. Closed forms that hold for ``p = 1`` only are used for a Python
             number, not for an array (which may be traced).
         """
-        from .quadrature import tilted_moments
+        from .integrals.tilted_moments import tilted_moments
 
         return tilted_moments(self, mean, variance, power)
 
@@ -108,7 +108,7 @@ class Potential:
         :param ArrayLike mean: means :math:`m` of the predictor.
         :param ArrayLike variance: variances :math:`v` of the predictor.
         """
-        from .expectation import expected_log_density
+        from .integrals.expectation import expected_log_density
 
         return expected_log_density(self, mean, variance)
 

@@ -1,15 +1,16 @@
 """Reading NumPyro models into the forms that engines run on."""
 
-from .bilinear import Bilinear
-from .bilinear_reading import BilinearReading
+from .bilinear.form import Bilinear
+from .bilinear.read import read_bilinear
+from .bilinear.reading import BilinearReading
 from .errors import ModelStructureError, Reason
-from .latent_gaussian import AffineMap, Blocks, LatentGaussian
-from .model_reading import HyperSite
-from .read import read_latent_gaussian, read_sparse_linear
-from .read_bilinear import read_bilinear
-from .reading import LatentGaussianReading
-from .sparse_linear import SparseLinear
-from .sparse_reading import SparseLinearReading
+from .latent_gaussian.form import AffineMap, Blocks, LatentGaussian
+from .latent_gaussian.read import read_latent_gaussian
+from .latent_gaussian.reading import LatentGaussianReading
+from .model.reading import HyperSite
+from .sparse_linear.form import SparseLinear
+from .sparse_linear.read import read_sparse_linear
+from .sparse_linear.reading import SparseLinearReading
 
 __all__ = [
     "AffineMap",

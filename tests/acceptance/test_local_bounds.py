@@ -10,7 +10,7 @@ import pytest
 from scipy import optimize, stats
 from scipy.special import expit
 
-from numpyro_ext.potentials.piecewise import minimax_pieces
+from numpyro_ext.potentials.bounds.piecewise import minimax_pieces
 
 MEAN, SCALE = 2.0, 2.0
 GRID = np.arange(0.02, 4.01, 0.02)

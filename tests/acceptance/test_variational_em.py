@@ -13,14 +13,14 @@ from scipy import stats
 from scipy.special import log_softmax
 
 from numpyro_ext.datasets import data_path
-from numpyro_ext.infer.gaussian_rows import (
+from numpyro_ext.infer.rows.expectation_maximisation import variational_em
+from numpyro_ext.infer.rows.modes import initial_modes, mode_step
+from numpyro_ext.infer.rows.posteriors import (
     LatentGaussianRows,
     expectation_step,
     initial_posteriors,
     predictive_log_density,
 )
-from numpyro_ext.infer.row_modes import initial_modes, mode_step
-from numpyro_ext.infer.variational_em import variational_em
 from numpyro_ext.potentials import (
     BoundedPotential,
     LogitPotential,

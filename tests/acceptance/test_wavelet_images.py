@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 import pywt
 
-from numpyro_ext.infer import structured_mean_field as smf
-from numpyro_ext.infer import tree_learning
+from numpyro_ext.infer.sparse import mean_field as smf
+from numpyro_ext.infer.sparse import tree_learning
 from numpyro_ext.linalg import identity, select
-from numpyro_ext.linalg.wavelets import wavelet_transform
+from numpyro_ext.linalg.operators.wavelets import wavelet_transform
 from numpyro_ext.potentials import Forest, LaplacePotential
-from numpyro_ext.potentials.forest import wavelet_forest
-from numpyro_ext.potentials.tree_mixture import TreeParameters, initial_parameters
-from numpyro_ext.structure.sparse_linear import SparseLinear
+from numpyro_ext.potentials.trees.forest import wavelet_forest
+from numpyro_ext.potentials.trees.mixture import TreeParameters, initial_parameters
+from numpyro_ext.structure.sparse_linear.form import SparseLinear
 
 METHODS = ("VB-fact", "MAP-fact", "VB-tree", "MAP-tree")
 # dB in the order of the methods.

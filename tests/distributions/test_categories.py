@@ -15,8 +15,8 @@ from numpyro_ext.distributions import (
     OrderedProbit,
     StickBreakingCategorical,
 )
-from numpyro_ext.potentials.binary import LogitPotential
-from numpyro_ext.potentials.stick_breaking import stick_breaking_labels
+from numpyro_ext.potentials.families.binary import LogitPotential
+from numpyro_ext.potentials.families.stick_breaking import stick_breaking_labels
 
 THRESHOLDS = np.array([-0.8, 0.4])
 PREDICTOR = np.array([-1.5, 0.2])

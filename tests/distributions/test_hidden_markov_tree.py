@@ -12,7 +12,7 @@ from scipy import stats
 
 from numpyro_ext.distributions import HiddenMarkovTree
 from numpyro_ext.potentials import Forest
-from numpyro_ext.potentials.tree_mixture import tilted_moments
+from numpyro_ext.potentials.trees.mixture import tilted_moments
 
 from ..potentials.tree_cases import CASES, enumerate_states, reference_model
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_ext.potentials import PoissonExpPotential
-from numpyro_ext.structure.bilinear import Bilinear, GaussianSide, order_cells
+from numpyro_ext.structure.bilinear.form import Bilinear, GaussianSide, order_cells
 
 REFERENCE = Path(__file__).parents[1] / "reference"
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_ext.linalg.design import DenseDesign, SparseRows
-from numpyro_ext.linalg.prior import CovariancePrior, DiagonalPrior, FlatPrior, PrecisionPrior
-from numpyro_ext.structure.latent_gaussian import Blocks, LatentGaussian
+from numpyro_ext.linalg.gaussian.design import DenseDesign, SparseRows
+from numpyro_ext.linalg.gaussian.prior import CovariancePrior, DiagonalPrior, FlatPrior, PrecisionPrior
+from numpyro_ext.structure.latent_gaussian.form import Blocks, LatentGaussian
 
 
 def one_block(num_rows, num_columns):

@@ -9,13 +9,13 @@ import pytest
 
 from numpyro_ext.distributions import AnalysisPrior, HiddenMarkovTree
 from numpyro_ext.infer import EP, StructuredMeanField
-from numpyro_ext.infer import structured_mean_field as smf
+from numpyro_ext.infer.sparse import mean_field as smf
 from numpyro_ext.linalg import from_matrix, total_variation
 from numpyro_ext.models import wavelet_inpainting
 from numpyro_ext.potentials import Forest, GaussianPotential, LaplacePotential
-from numpyro_ext.potentials.tree_mixture import TreeParameters, log_density
+from numpyro_ext.potentials.trees.mixture import TreeParameters, log_density
 from numpyro_ext.structure import ModelStructureError, read_sparse_linear
-from numpyro_ext.structure.sparse_linear import SparseLinear
+from numpyro_ext.structure.sparse_linear.form import SparseLinear
 
 from .test_structured_mean_field_core import fit, prepare, small_form
 

@@ -8,11 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from numpyro_ext.infer import bilinear_gaussian as bg
-from numpyro_ext.infer.bilinear_cells import Block, make_view, sum_cells, sum_values
-from numpyro_ext.infer.bilinear_gauge import gauge_residual, gauge_step
+from numpyro_ext.infer.bilinear import sweeps as bg
+from numpyro_ext.infer.bilinear.cells import Block, make_view, sum_cells, sum_values
+from numpyro_ext.infer.bilinear.gauge import gauge_residual, gauge_step
 from numpyro_ext.potentials import PoissonExpPotential, log_expected_exp_product
-from numpyro_ext.structure.bilinear import Bilinear, GaussianSide, order_cells
+from numpyro_ext.structure.bilinear.form import Bilinear, GaussianSide, order_cells
 from tests.infer.bilinear_forms import REFERENCE, factorisation, reference_problem, synthetic_counts
 
 needs_float64 = pytest.mark.skipif(not jax.config.jax_enable_x64, reason="checks float64 accuracy")

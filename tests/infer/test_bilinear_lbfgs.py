@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from numpyro_ext.infer import BilinearVG
-from numpyro_ext.infer import bilinear_gaussian as bg
-from numpyro_ext.infer.bilinear_cells import Block
-from numpyro_ext.infer.bilinear_lbfgs import lbfgs_side
+from numpyro_ext.infer.bilinear import sweeps as bg
+from numpyro_ext.infer.bilinear.cells import Block
+from numpyro_ext.infer.bilinear.lbfgs import lbfgs_side
 from numpyro_ext.models import poisson_factorization
 from tests.infer.bilinear_forms import reference_problem
 

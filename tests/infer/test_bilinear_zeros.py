@@ -11,13 +11,13 @@ import pytest
 from numpyro.infer.util import log_density
 
 from numpyro_ext.infer import BilinearVG
-from numpyro_ext.infer import bilinear_gaussian as bg
-from numpyro_ext.infer.bilinear_cells import Block, make_view, sum_cells, sum_values
-from numpyro_ext.infer.bilinear_zeros import ListedPotential
+from numpyro_ext.infer.bilinear import sweeps as bg
+from numpyro_ext.infer.bilinear.cells import Block, make_view, sum_cells, sum_values
+from numpyro_ext.infer.bilinear.zeros import ListedPotential
 from numpyro_ext.potentials import PoissonSoftplusPotential
 from numpyro_ext.potentials.base import Potential, potential
 from numpyro_ext.structure import ModelStructureError
-from numpyro_ext.structure.bilinear import Bilinear, GaussianSide, order_cells
+from numpyro_ext.structure.bilinear.form import Bilinear, GaussianSide, order_cells
 
 needs_float64 = pytest.mark.skipif(not jax.config.jax_enable_x64, reason="checks float64 accuracy")
 R, C, EXPOSURE, OFFSET = 6, 5, 0.7, -0.4

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from numpyro_ext.infer import EP, cross_validate
-from numpyro_ext.infer.cross_validation import random_folds
+from numpyro_ext.infer.gaussian.cross_validation import random_folds
 
 FOLDS = np.arange(12) % 3
 

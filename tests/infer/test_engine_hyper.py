@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from numpyro_ext.infer.hyper import (
+from numpyro_ext.infer.hyper.search import (
     curvature_covariance,
     evaluation_fn,
     hessian,

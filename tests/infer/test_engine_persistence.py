@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from numpyro_ext.infer import EP, LaplaceApproximation
-from numpyro_ext.infer.persistence import read_archive, write_archive
+from numpyro_ext.infer.front.archive import read_archive, write_archive
 from numpyro_ext.linalg import convolution, select, wavelet_transform
-from numpyro_ext.potentials.forest import Forest
+from numpyro_ext.potentials.trees.forest import Forest
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +104,7 @@ def test_operators_and_forests_are_saved(tmp_path):
 
 
 def test_objects_of_other_packages_are_not_made(tmp_path, monkeypatch):
-    monkeypatch.setattr("numpyro_ext.infer.persistence._PACKAGE", "")
+    monkeypatch.setattr("numpyro_ext.infer.front.archive._PACKAGE", "")
     write_archive(tmp_path / "file", {"outside": Fraction(1)})
     monkeypatch.undo()
     with pytest.raises(ValueError, match="does not have in this form"):

@@ -8,7 +8,7 @@ import numpyro.distributions as dist
 import pytest
 
 from numpyro_ext.infer import EP, LaplaceApproximation
-from numpyro_ext.infer import fitting as fitting_module
+from numpyro_ext.infer.gaussian import fitting as fitting_module
 from numpyro_ext.structure import ModelStructureError
 
 KEY = jax.random.key(0)

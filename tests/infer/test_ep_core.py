@@ -9,9 +9,9 @@ import pytest
 from scipy import integrate
 from scipy.stats import multivariate_normal
 
-from numpyro_ext.infer import expectation_propagation as ep
-from numpyro_ext.linalg.design import DenseDesign
-from numpyro_ext.linalg.prior import CovariancePrior, DiagonalPrior, FlatPrior
+from numpyro_ext.infer.gaussian import expectation_propagation as ep
+from numpyro_ext.linalg.gaussian.design import DenseDesign
+from numpyro_ext.linalg.gaussian.prior import CovariancePrior, DiagonalPrior, FlatPrior
 from numpyro_ext.potentials import (
     GaussianPotential,
     LaplacePotential,
@@ -21,7 +21,7 @@ from numpyro_ext.potentials import (
     RectifiedLinearPoissonPotential,
     StudentTPotential,
 )
-from numpyro_ext.structure.latent_gaussian import AffineMap, Blocks
+from numpyro_ext.structure.latent_gaussian.form import AffineMap, Blocks
 from tests.infer.gaussian_forms import identity, kernel, make_form, mixed_prior, random_dense, random_sparse
 
 NUM = 12

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize
 
-from numpyro_ext.infer import expectation_propagation as ep
-from numpyro_ext.infer import laplace
-from numpyro_ext.linalg.design import DenseDesign
-from numpyro_ext.linalg.prior import CovariancePrior, DiagonalPrior, FlatPrior
+from numpyro_ext.infer.gaussian import expectation_propagation as ep
+from numpyro_ext.infer.gaussian import laplace
+from numpyro_ext.linalg.gaussian.design import DenseDesign
+from numpyro_ext.linalg.gaussian.prior import CovariancePrior, DiagonalPrior, FlatPrior
 from numpyro_ext.potentials import GaussianPotential, LogitPotential, PoissonExpPotential, StudentTPotential
 from tests.infer.gaussian_forms import identity, kernel, make_form, mixed_prior, random_dense
 

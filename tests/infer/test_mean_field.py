@@ -9,11 +9,11 @@ import pytest
 from scipy import optimize
 
 from numpyro_ext.infer import VariationalGaussian
-from numpyro_ext.infer import variational_gaussian as vg
-from numpyro_ext.infer.gaussian_bound import evaluate
-from numpyro_ext.infer.gaussian_posterior import gaussian_prior
-from numpyro_ext.linalg.design import DenseDesign, SparseRows
-from numpyro_ext.linalg.prior import CovariancePrior, DiagonalPrior, FlatPrior
+from numpyro_ext.infer.gaussian.posterior import gaussian_prior
+from numpyro_ext.infer.gaussian.variational import natural_gradient as vg
+from numpyro_ext.infer.gaussian.variational.bound import evaluate
+from numpyro_ext.linalg.gaussian.design import DenseDesign, SparseRows
+from numpyro_ext.linalg.gaussian.prior import CovariancePrior, DiagonalPrior, FlatPrior
 from numpyro_ext.potentials import LogitPotential, PoissonExpPotential
 from tests.infer.gaussian_forms import (
     dense_prior_precision,

@@ -8,9 +8,9 @@ import numpyro.distributions as dist
 import pytest
 
 from numpyro_ext.infer import VariationalGaussian
-from numpyro_ext.linalg.design import DenseDesign
-from numpyro_ext.linalg.linear_gaussian import kl_divergence, linear_gaussian
-from numpyro_ext.linalg.prior import CovariancePrior, DiagonalPrior, FlatPrior, PrecisionPrior
+from numpyro_ext.linalg.gaussian.conditioning import kl_divergence, linear_gaussian
+from numpyro_ext.linalg.gaussian.design import DenseDesign
+from numpyro_ext.linalg.gaussian.prior import CovariancePrior, DiagonalPrior, FlatPrior, PrecisionPrior
 from numpyro_ext.models import factor_analysis
 from numpyro_ext.structure import ModelStructureError
 

@@ -7,13 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from numpyro_ext.infer import structured_mean_field as smf
-from numpyro_ext.infer import tree_learning
+from numpyro_ext.infer.sparse import mean_field as smf
+from numpyro_ext.infer.sparse import tree_learning
 from numpyro_ext.linalg import from_matrix, identity, select
-from numpyro_ext.linalg.posterior_precision import PosteriorPrecision
+from numpyro_ext.linalg.solvers.posterior_precision import PosteriorPrecision
 from numpyro_ext.potentials import Forest, GaussianPotential, LaplacePotential, StudentTPotential
-from numpyro_ext.potentials.tree_mixture import TreeParameters, log_evidence, state_posterior, tilted_moments
-from numpyro_ext.structure.sparse_linear import SparseLinear
+from numpyro_ext.potentials.trees.mixture import TreeParameters, log_evidence, state_posterior, tilted_moments
+from numpyro_ext.structure.sparse_linear.form import SparseLinear
 from tests.potentials.tree_cases import CASES, reference_model
 
 NUM = 21

@@ -13,15 +13,15 @@ from scipy import integrate, optimize, stats
 from models.images import wavelet_denoising
 from numpyro_ext.distributions import HiddenMarkovTree
 from numpyro_ext.infer import EP
-from numpyro_ext.infer import tree_expectation_propagation as core
+from numpyro_ext.infer.sparse import tree_propagation as core
+from numpyro_ext.infer.sparse.tree_engine import TreeEP
 from numpyro_ext.infer.tree_denoising import denoise
-from numpyro_ext.infer.tree_ep import TreeEP
 from numpyro_ext.linalg import from_matrix, identity, wavelet_transform
 from numpyro_ext.potentials import GaussianPotential, LaplacePotential, wavelet_forest
-from numpyro_ext.potentials.tree_draws import _draw_tilted_laplace, _truncated_quantile, tree_draws
-from numpyro_ext.potentials.tree_mixture import TreeParameters, tilted_moments
+from numpyro_ext.potentials.trees.draws import _draw_tilted_laplace, _truncated_quantile, tree_draws
+from numpyro_ext.potentials.trees.mixture import TreeParameters, tilted_moments
 from numpyro_ext.structure import ModelStructureError
-from numpyro_ext.structure.sparse_linear import SparseLinear
+from numpyro_ext.structure.sparse_linear.form import SparseLinear
 from tests.potentials.tree_cases import CASES, reference_model
 
 CASE = {case["name"]: case for case in CASES}

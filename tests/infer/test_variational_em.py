@@ -11,15 +11,15 @@ from scipy import optimize, stats
 from sklearn.decomposition import FactorAnalysis
 
 from numpyro_ext.infer import VariationalGaussian, variational_em
-from numpyro_ext.infer.gaussian_rows import (
+from numpyro_ext.infer.rows.maximisation import maximisation_step
+from numpyro_ext.infer.rows.modes import initial_modes, mode_step
+from numpyro_ext.infer.rows.posteriors import (
     LatentGaussianRows,
     expectation_step,
     initial_posteriors,
     predictive_log_density,
 )
-from numpyro_ext.infer.row_maximisation import maximisation_step
-from numpyro_ext.infer.row_modes import initial_modes, mode_step
-from numpyro_ext.infer.shared_covariance_rows import shared_expectation_step, shared_posteriors
+from numpyro_ext.infer.rows.shared_covariance import shared_expectation_step, shared_posteriors
 from numpyro_ext.models import factor_analysis
 from numpyro_ext.potentials import (
     BohningBound,
@@ -306,7 +306,7 @@ def test_em_with_shared_covariances_rises_and_ends_where_the_general_one_does(mo
     shared = variational_em(rows, **options)
     assert_rises(shared.objective_trace)
     assert shared.posteriors.covariance.shape == (3, 2, 2)
-    module = importlib.import_module("numpyro_ext.infer.variational_em")
+    module = importlib.import_module("numpyro_ext.infer.rows.expectation_maximisation")
     monkeypatch.setattr(module, "shared_posteriors", lambda rows: None)
     general = variational_em(rows, **options)
     assert general.posteriors.covariance.shape == (NUM_ROWS, 2, 2)

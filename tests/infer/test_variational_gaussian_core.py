@@ -9,15 +9,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from numpyro_ext.infer import variational_coordinate, variational_reference
-from numpyro_ext.infer import variational_gaussian as vg
-from numpyro_ext.infer.gaussian_bound import evaluate
-from numpyro_ext.infer.gaussian_posterior import gaussian_prior
-from numpyro_ext.linalg.design import DenseDesign
-from numpyro_ext.linalg.prior import CovariancePrior, DiagonalPrior, FlatPrior
+from numpyro_ext.infer.gaussian.posterior import gaussian_prior
+from numpyro_ext.infer.gaussian.variational import coordinate_ascent as variational_coordinate
+from numpyro_ext.infer.gaussian.variational import general_optimiser as variational_reference
+from numpyro_ext.infer.gaussian.variational import natural_gradient as vg
+from numpyro_ext.infer.gaussian.variational.bound import evaluate
+from numpyro_ext.linalg.gaussian.design import DenseDesign
+from numpyro_ext.linalg.gaussian.prior import CovariancePrior, DiagonalPrior, FlatPrior
 from numpyro_ext.potentials import GaussianPotential, LogitPotential, PoissonExpPotential, StudentTPotential
-from numpyro_ext.potentials.logistic_bounds import BoundedPotential, logistic_bound
-from numpyro_ext.structure.latent_gaussian import Blocks
+from numpyro_ext.potentials.bounds.logistic import BoundedPotential, logistic_bound
+from numpyro_ext.structure.latent_gaussian.form import Blocks
 from tests.infer.gaussian_forms import (
     dense_prior_precision,
     identity,

@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 
 import numpyro_ext
-from numpyro_ext.infer.gaussian_posterior import GaussianPosterior
-from numpyro_ext.linalg.design import DenseDesign, SparseRows
-from numpyro_ext.linalg.prior import CovariancePrior, DiagonalPrior, FlatPrior, PrecisionPrior
+from numpyro_ext.infer.gaussian.posterior import GaussianPosterior
+from numpyro_ext.linalg.gaussian.design import DenseDesign, SparseRows
+from numpyro_ext.linalg.gaussian.prior import CovariancePrior, DiagonalPrior, FlatPrior, PrecisionPrior
 
 
 def test_structures_of_two_classes_differ():

@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from numpyro_ext.linalg.design import DenseDesign, SparseRows
-from numpyro_ext.linalg.linear_gaussian import choose_space, linear_gaussian
-from numpyro_ext.linalg.prior import CovariancePrior, DiagonalPrior, FlatPrior
+from numpyro_ext.linalg.gaussian.conditioning import choose_space, linear_gaussian
+from numpyro_ext.linalg.gaussian.design import DenseDesign, SparseRows
+from numpyro_ext.linalg.gaussian.prior import CovariancePrior, DiagonalPrior, FlatPrior
 from tests.infer.gaussian_forms import (
     dense_prior_precision,
     identity,

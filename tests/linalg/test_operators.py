@@ -21,7 +21,7 @@ from numpyro_ext.linalg import (
     stack,
     total_variation,
 )
-from numpyro_ext.linalg.convolutions import _by_fourier, _DirectConvolution, _FourierConvolution
+from numpyro_ext.linalg.operators.convolution import _by_fourier, _DirectConvolution, _FourierConvolution
 
 NDIMAGE_MODES = {"periodic": "wrap", "zero": "constant", "reflect": "reflect", "replicate": "nearest"}
 RNG = np.random.default_rng(0)

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from numpyro_ext.linalg import diagonal, from_matrix, identity, select, wavelet_transform
-from numpyro_ext.linalg.conjugate_gradient import conjugate_gradient
-from numpyro_ext.linalg.perturb_and_map import draw_perturbations, perturb_and_map
-from numpyro_ext.linalg.posterior_precision import (
+from numpyro_ext.linalg.solvers.conjugate_gradient import conjugate_gradient
+from numpyro_ext.linalg.solvers.perturb_and_map import draw_perturbations, perturb_and_map
+from numpyro_ext.linalg.solvers.posterior_precision import (
     PosteriorPrecision,
     dense_moments,
     gram_diagonal,

@@ -7,7 +7,7 @@ import pytest
 import pywt
 
 from numpyro_ext.linalg import wavelet_transform
-from numpyro_ext.linalg.wavelets import _filters
+from numpyro_ext.linalg.operators.wavelets import _filters
 
 # PyWavelets warns of levels whose coefficients all see the border.
 pytestmark = pytest.mark.filterwarnings("ignore:Level value of")

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from numpyro_ext.potentials.log_sum_exp_bounds import LOG_SUM_EXP_BOUNDS, log_sum_exp_bound
+from numpyro_ext.potentials.bounds.log_sum_exp import LOG_SUM_EXP_BOUNDS, log_sum_exp_bound
 
 ROWS = json.loads((Path(__file__).parents[1] / "reference" / "khan_lse_bounds.json").read_text())["rows"]
 COLUMNS = {

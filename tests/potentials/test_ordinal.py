@@ -7,14 +7,14 @@ import numpyro.distributions as dist
 import pytest
 import scipy.stats
 
-from numpyro_ext.potentials.normal_interval import normal_interval
-from numpyro_ext.potentials.ordinal import (
+from numpyro_ext.potentials.families.ordinal import (
     AdjacentCategoryPotential,
     ContinuationRatioPotential,
     CumulativeLogitPotential,
     CumulativeProbitPotential,
 )
-from numpyro_ext.potentials.stick_breaking import stick_breaking_labels
+from numpyro_ext.potentials.families.stick_breaking import stick_breaking_labels
+from numpyro_ext.potentials.integrals.normal_interval import normal_interval
 
 THRESHOLDS = np.array([-1.2, 0.3, 0.9])
 SCORES = np.array([0.0, 0.4, 0.7, 1.5])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import special
 
-from numpyro_ext.potentials.stirling import log_binomial_coefficient, log_rising_coefficient, stirling_error
+from numpyro_ext.potentials.integrals.stirling import log_binomial_coefficient, log_rising_coefficient, stirling_error
 
 
 def _exact_stirling_error(count):

@@ -7,7 +7,7 @@ import pytest
 from scipy import integrate, optimize
 
 from numpyro_ext.potentials import Forest, GaussianPotential, LaplacePotential, StudentTPotential, TemperedPotential
-from numpyro_ext.potentials.tree_mixture import (
+from numpyro_ext.potentials.trees.mixture import (
     TreeParameters,
     em_step,
     initial_parameters,

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from numpyro_ext.potentials.categorical import SoftmaxPotential
+from numpyro_ext.potentials.families.categorical import SoftmaxPotential
 from numpyro_ext.potentials.vector_rows import VectorRows, row_directions
 
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_ext.potentials import Forest, GaussianPotential, LaplacePotential, StudentTPotential
-from numpyro_ext.potentials.tree_mixture import TreeParameters
+from numpyro_ext.potentials.trees.mixture import TreeParameters
 
 CASES = json.loads((Path(__file__).parents[1] / "reference" / "tree_mixture_exact.json").read_text())["cases"]
 

@@ -13,8 +13,8 @@ import pytest
 
 from numpyro_ext.distributions import RectifiedLinearPoisson
 from numpyro_ext.linalg import LinearOperator, convolution, fourier, select, stack, total_variation
-from numpyro_ext.linalg.design import DenseDesign, SparseRows
-from numpyro_ext.linalg.wavelets import wavelet_transform
+from numpyro_ext.linalg.gaussian.design import DenseDesign, SparseRows
+from numpyro_ext.linalg.operators.wavelets import wavelet_transform
 from numpyro_ext.structure import read_latent_gaussian
 
 SHAPE, SIZE = (6, 5), 30

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from numpyro_ext.structure import read_latent_gaussian
-from numpyro_ext.structure.verification import log_densities
+from numpyro_ext.structure.model.verification import log_densities
 
 from .published_models import MODELS
 

@@ -15,8 +15,8 @@ from numpyro.infer.util import log_density
 
 from numpyro_ext import potentials
 from numpyro_ext.distributions import RectifiedLinearPoisson, SoftplusPoisson
-from numpyro_ext.linalg.design import SparseRows
-from numpyro_ext.linalg.prior import CovariancePrior, DiagonalPrior, FlatPrior, PrecisionPrior
+from numpyro_ext.linalg.gaussian.design import SparseRows
+from numpyro_ext.linalg.gaussian.prior import CovariancePrior, DiagonalPrior, FlatPrior, PrecisionPrior
 from numpyro_ext.structure import read_latent_gaussian
 
 N, P = 6, 2

@@ -16,11 +16,11 @@ from numpyro.infer.util import log_density
 from numpyro_ext.distributions import HiddenMarkovTree
 from numpyro_ext.linalg import LinearOperator, convolution, fourier, from_matrix, select, total_variation
 from numpyro_ext.linalg.frozen_pytree import frozen_pytree
-from numpyro_ext.linalg.wavelets import wavelet_transform
-from numpyro_ext.potentials.forest import wavelet_forest
-from numpyro_ext.potentials.gaussian import GaussianPotential
-from numpyro_ext.potentials.laplace import LaplacePotential
-from numpyro_ext.potentials.student_t import StudentTPotential
+from numpyro_ext.linalg.operators.wavelets import wavelet_transform
+from numpyro_ext.potentials.families.gaussian import GaussianPotential
+from numpyro_ext.potentials.families.laplace import LaplacePotential
+from numpyro_ext.potentials.families.student_t import StudentTPotential
+from numpyro_ext.potentials.trees.forest import wavelet_forest
 from numpyro_ext.structure import ModelStructureError, SparseLinearReading, read_sparse_linear
 
 SHAPE, SIZE = (4, 4), 16

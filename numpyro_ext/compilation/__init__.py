@@ -1,0 +1,1 @@
+"""Tools around ``jit`` that know nothing of models."""

@@ -1,0 +1,1 @@
+"""The engine on :class:`~numpyro_ext.structure.Bilinear`."""

@@ -1,0 +1,278 @@
+"""Sweeps over the cells of a bilinear form on one device, or on several: rows divided between them, columns on all.
+
+Each device holds some of the rows, with all of their cells. Steps of rows need no communication; for a step of the
+columns the sums over cells are added over the devices (numbers of the order of the posterior of the columns, twice per
+sweep), and then every device takes the same step. Devices may belong to several processes: nothing else is exchanged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from ...structure.bilinear.form import Bilinear, GaussianSide
+from . import sweeps as core
+from .cells import Block
+
+__all__ = ["OneDevice", "Prepared", "RowPlaces", "SeveralDevices", "place_rows"]
+
+_AXIS = "rows"
+# In place of arrays, in trees that specify where these are.
+_BY_ROW: Any = PartitionSpec(_AXIS)
+_EVERYWHERE: Any = PartitionSpec()
+_STATE = core.State(_BY_ROW, _EVERYWHERE, _BY_ROW, _EVERYWHERE, _EVERYWHERE, _EVERYWHERE)
+_FORM = Bilinear(_BY_ROW, *(_EVERYWHERE for _ in Bilinear._fields[1:]))
+
+
+class Prepared(NamedTuple):
+    """A form as sweeps take it: its cells in the views, the rest in the form."""
+
+    form: Bilinear
+    views: core.Views
+
+
+class OneDevice:
+    """Sweeps as they are.
+
+    :param Callable take_step: see :func:`~numpyro_ext.infer.bilinear.sweeps.sweep`.
+    """
+
+    def __init__(self, take_step: Callable[..., tuple[Block, Array, Array, Array]] = core.step_side) -> None:
+        self._take_step = take_step
+
+    def prepare(self, form: Bilinear, rows: Block, columns: Block) -> Prepared:
+        """Order the cells; of the blocks only the shapes count."""
+        return Prepared(core.without_cells(form), core.make_views(form, rows, columns))
+
+    def arrange(self, rows: GaussianSide) -> GaussianSide:
+        """The prior of the rows in the order of the devices."""
+        return rows
+
+    def sweep(self, prepared: Prepared, state: core.State) -> tuple[core.State, core.Info]:
+        """See :func:`~numpyro_ext.infer.bilinear.sweeps.sweep`."""
+        return core.sweep(prepared.form, prepared.views, state, take_step=self._take_step)
+
+    def make_feasible(self, prepared: Prepared, rows: Block, columns: Block) -> tuple[Block, Array]:
+        """See :func:`~numpyro_ext.infer.bilinear.sweeps.make_feasible`; the block is that of the rows."""
+        return core.make_feasible(core.with_tangents(prepared.views, rows, columns).rows, rows, columns)
+
+    def divergence(self, block: Block, prior: GaussianSide) -> Array:
+        """Of each row."""
+        return core.divergence(block, prior)
+
+    def row_objective(self, prepared: Prepared, rows: Block, columns: Block) -> Array:
+        """See :func:`~numpyro_ext.infer.bilinear.sweeps.block_objective`."""
+        views = core.with_tangents(prepared.views, rows, columns)
+        return core.block_objective(views.rows, rows, columns, prepared.form.rows)
+
+    def put_cells(self, prepared: Prepared) -> Prepared:
+        """Move cells to the devices."""
+        return prepared
+
+    def put_shared(self, arrays: Any) -> Any:
+        """Arrays that all devices may need."""
+        return arrays
+
+    def put(self, values: Array, state: core.State) -> tuple[Array, core.State]:
+        """Move hyperparameters and a state to the devices."""
+        return values, state
+
+    def get(self, values: Array, state: core.State) -> tuple[Array, core.State]:
+        """Hyperparameters and a state from the devices, with rows in their own order."""
+        return values, state
+
+    def compile_solve(self, solve: Any) -> Any:
+        """``jit`` for a function that returns hyperparameters, a state and an info."""
+        return jax.jit(solve)
+
+
+class RowPlaces(NamedTuple):
+    """Which device has which rows and cells."""
+
+    position: np.ndarray
+    """Of each row among the rows of all devices, ``num_devices`` times the same number; shape ``(num_rows,)``."""
+    source: np.ndarray
+    """The row at each position; some row where there is none, shape ``(num_positions,)``."""
+    is_used: np.ndarray
+    """Where there is a row, shape ``(num_positions,)``."""
+    cells: np.ndarray
+    """Cells of each device in the order of its rows, shape ``(num_devices, num_local_cells)``."""
+    is_cell: np.ndarray
+    """False for what only fills up the array, of the same shape."""
+    local_row: np.ndarray
+    """Of these cells, counted from the first row of the device."""
+    column: np.ndarray
+    column_order: np.ndarray
+    """Positions of the cells in the order of their columns."""
+
+
+def place_rows(row_index: np.ndarray, column_index: np.ndarray, num_rows: int, num_devices: int) -> RowPlaces:
+    """Deal rows to devices, the longest first and to and fro, so that all have about as many cells.
+
+    :param row_index: of each cell.
+    :param column_index: of each cell.
+    :param int num_rows: number of rows, also of those without a cell.
+    :param int num_devices: between which to divide them.
+    """
+    by_length = np.argsort(-np.bincount(row_index, minlength=num_rows), kind="stable")
+    turn, place = np.divmod(np.arange(num_rows), num_devices)
+    device = np.zeros(num_rows, int)
+    device[by_length] = np.where(turn % 2 == 0, place, num_devices - 1 - place)
+    # on each device rows keep their order
+    ordered = np.argsort(device, kind="stable")
+    num_held = np.bincount(device, minlength=num_devices)
+    length = max(int(num_held.max(initial=0)), 1)
+    local = np.zeros(num_rows, int)
+    local[ordered] = np.arange(num_rows) - np.repeat(np.cumsum(num_held) - num_held, num_held)
+    position = device * length + local
+    source, is_used = np.zeros(num_devices * length, int), np.zeros(num_devices * length, bool)
+    source[position], is_used[position] = np.arange(num_rows), True
+
+    cell_position = position[row_index]
+    cell_order = np.argsort(cell_position, kind="stable")
+    num_cells = np.bincount(device[row_index], minlength=num_devices)
+    starts, longest = np.cumsum(num_cells) - num_cells, max(int(num_cells.max(initial=0)), 1)
+    offsets = np.arange(longest)
+    is_cell = offsets < num_cells[:, None]
+    # the last cell of a device is repeated, so that rows stay in order
+    taken = starts[:, None] + np.minimum(offsets, np.maximum(num_cells - 1, 0)[:, None])
+    cells = cell_order[np.minimum(taken, row_index.size - 1)]
+    local_row = np.where(num_cells[:, None] > 0, cell_position[cells] % length, 0)
+    column = column_index[cells]
+    column_order = np.argsort(column, axis=1, kind="stable")
+    return RowPlaces(position, source, is_used, cells, is_cell, local_row, column, column_order)
+
+
+class SeveralDevices:
+    """Sweeps with the rows divided between devices.
+
+    :param devices: the same in all processes.
+    :param row_index: of each cell.
+    :param column_index: of each cell.
+    :param int num_rows: number of rows.
+    """
+
+    def __init__(self, devices: Sequence[Any], row_index: np.ndarray, column_index: np.ndarray, num_rows: int) -> None:
+        self._mesh = Mesh(np.array(devices), (_AXIS,), axis_types=(AxisType.Auto,))
+        self._places = place_rows(row_index, column_index, num_rows, len(devices))
+        self._gather = jax.jit(lambda x: x, out_shardings=NamedSharding(self._mesh, _EVERYWHERE))
+
+    def _on_devices(self, function: Any, in_specs: Any, out_specs: Any) -> Any:
+        return jax.shard_map(function, mesh=self._mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
+
+    def prepare(self, form: Bilinear, rows: Block, columns: Block) -> Prepared:
+        """Views with a leading axis for the devices."""
+        places, num_cells = self._places, form.num_cells
+        is_of_cell: dict[str, Any] = {
+            name: jax.tree.map(lambda x: x.shape[:1] == (num_cells,), getattr(form, name))
+            for name in ("coupling", "row_linear", "column_linear", "offset", "potential", "weight")
+        }
+        is_of_cell |= {name: True for name in ("row_index", "column_index", "row_order", "column_order")}
+
+        def take(is_taken: bool, x: Array) -> Array:
+            return x[places.cells] if is_taken else x
+
+        local = {name: jax.tree.map(take, is_of_cell[name], getattr(form, name)) for name in is_of_cell}
+        local |= {
+            "row_index": jnp.asarray(places.local_row),
+            "column_index": jnp.asarray(places.column),
+            "row_order": jnp.broadcast_to(jnp.arange(places.cells.shape[1]), places.cells.shape),
+            "column_order": jnp.asarray(places.column_order),
+            "weight": jnp.where(places.is_cell, local["weight"], 0.0),
+        }
+        axes: dict[str, Any] = {"rows": None, "columns": None, "log_constant": None}
+        axes |= {name: jax.tree.map(lambda taken: 0 if taken else None, found) for name, found in is_of_cell.items()}
+        make_views = jax.vmap(lambda local: core.make_views(local, rows, columns), in_axes=(Bilinear(**axes),))
+        views = make_views(form._replace(**local))
+        return Prepared(core.without_cells(form)._replace(rows=self.arrange(form.rows)), views)
+
+    def arrange(self, rows: GaussianSide) -> GaussianSide:
+        """The rows of each device, filled up to the same number."""
+        places = self._places
+        weight = jnp.asarray(places.is_used, rows.mean.dtype)
+        return GaussianSide(rows.mean[places.source], rows.precision[places.source], weight)
+
+    def sweep(self, prepared: Prepared, state: core.State) -> tuple[core.State, core.Info]:
+        """A sweep on all devices together."""
+
+        def run(form: Bilinear, views: core.Views, state: core.State) -> tuple[core.State, core.Info]:
+            return core.sweep(form, _own(views), state, axis_name=_AXIS)
+
+        return self._on_devices(run, (_FORM, _BY_ROW, _STATE), (_STATE, _EVERYWHERE))(*prepared, state)
+
+    def make_feasible(self, prepared: Prepared, rows: Block, columns: Block) -> tuple[Block, Array]:
+        """Each device its own rows."""
+
+        def run(views: core.Views, rows: Block, columns: Block) -> tuple[Block, Array]:
+            return core.make_feasible(_own(views).rows, rows, columns)
+
+        specs = (_BY_ROW, _BY_ROW, _EVERYWHERE)
+        return self._on_devices(run, specs, (_BY_ROW, _BY_ROW))(prepared.views, rows, columns)
+
+    def divergence(self, block: Block, prior: GaussianSide) -> Array:
+        """Each device its own rows."""
+        return self._on_devices(core.divergence, (_BY_ROW, _BY_ROW), _BY_ROW)(block, prior)
+
+    def row_objective(self, prepared: Prepared, rows: Block, columns: Block) -> Array:
+        """Each device its own rows."""
+
+        def run(views: core.Views, rows: Block, columns: Block, prior: GaussianSide) -> Array:
+            return core.block_objective(_own(views).rows, rows, columns, prior)
+
+        specs = (_BY_ROW, _BY_ROW, _EVERYWHERE, _BY_ROW)
+        return self._on_devices(run, specs, _BY_ROW)(prepared.views, rows, columns, prepared.form.rows)
+
+    def put_cells(self, prepared: Prepared) -> Prepared:
+        """To every device its part; each process needs the whole."""
+        form, views = prepared
+        nothing: Any = ()
+        rows, views = jax.tree.map(lambda x: self._put(x, _BY_ROW), (form.rows, views))
+        form = jax.tree.map(lambda x: self._put(x, _EVERYWHERE), form._replace(rows=nothing))
+        return Prepared(form._replace(rows=rows), views)
+
+    def put_shared(self, arrays: Any) -> Any:
+        """Leave them on the host: they are the same for all devices, and what a program does not use stays there."""
+        return jax.tree.map(np.asarray, arrays)
+
+    def put(self, values: Array, state: core.State) -> tuple[Array, core.State]:
+        """To every device its rows, and all columns."""
+        source = self._places.source
+
+        def put_rows(x: Array) -> Array:
+            return self._put(np.asarray(x)[source], _BY_ROW)
+
+        nothing: Any = ()
+        rows, row_step = jax.tree.map(put_rows, (state.rows, state.row_step))
+        others = state._replace(rows=nothing, row_step=nothing)
+        values, others = jax.tree.map(lambda x: self._put(x, _EVERYWHERE), (values, others))
+        return values, others._replace(rows=rows, row_step=row_step)
+
+    def get(self, values: Array, state: core.State) -> tuple[Array, core.State]:
+        """All of them, in every process."""
+        found = jax.tree.map(np.asarray, self._gather(state))
+        position = self._places.position
+        rows, row_step = jax.tree.map(lambda x: x[position], (found.rows, found.row_step))
+        found = found._replace(rows=rows, row_step=row_step)
+        return jax.tree.map(jnp.asarray, (np.asarray(values), found))
+
+    def compile_solve(self, solve: Any) -> Any:
+        """``jit`` that leaves the state where it is."""
+        state, everywhere = (
+            jax.tree.map(lambda spec: NamedSharding(self._mesh, spec), specs) for specs in (_STATE, _EVERYWHERE)
+        )
+        return jax.jit(solve, out_shardings=(everywhere, state, everywhere))
+
+    def _put(self, x: Any, spec: PartitionSpec) -> Array:
+        array = np.asarray(x)
+        return jax.make_array_from_callback(array.shape, NamedSharding(self._mesh, spec), lambda index: array[index])
+
+
+def _own(views: core.Views) -> core.Views:
+    """Of views with a leading axis for the devices those of this device."""
+    return jax.tree.map(lambda x: x[0], views)

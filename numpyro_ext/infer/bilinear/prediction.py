@@ -1,0 +1,166 @@
+"""Predictions of bilinear posteriors: probabilities of observations, their expected means, rankings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from numpy.typing import ArrayLike
+
+from ...potentials.base import Potential
+from ...potentials.base import potential as make_potential
+from ...potentials.families.binary import BinomialLogitPotential, LogitPotential, ProbitPotential
+from ...potentials.families.negative_binomial import NegativeBinomialExpPotential
+from ...potentials.families.poisson import PoissonExpPotential, PoissonSoftplusPotential
+from ...structure.bilinear.form import Bilinear
+from .cells import Block, Side, cell_expectations, cell_values, conditional_moments, draw_block
+
+__all__ = ["draw_predictors", "expected_means", "expected_ranks", "log_predictive_counts", "ranking_scores"]
+
+
+@partial(jax.jit, static_argnames="num_samples")
+def log_predictive_counts(form: Bilinear, rows: Block, columns: Block, rng_key: Array, *, num_samples: int) -> Array:
+    r"""Log posterior predictive probability of the observation of each cell.
+
+    The vectors of one side are drawn; given them the predictor is Gaussian, and the factor is integrated over by
+    quadrature. So the estimate is smooth in a count, also far in the tail. It always exists, unlike the mean.
+
+    :param Bilinear form: holds the cells.
+    :param rows: posterior of the rows.
+    :param columns: of the columns.
+    :param rng_key: random number generator key.
+    :param int num_samples: number of draws; where one side is a point, it is that which is held and nothing is random.
+    :return: shape ``(num_cells,)``.
+
+    Cost: one quadrature per cell and draw.
+    """
+    swap = rows.covariance is None and columns.covariance is not None
+    own, other = (columns, rows) if swap else (rows, columns)
+    side: Side = "columns" if swap else "rows"
+    potential = form.potential
+
+    def score(total: Array, key: Array) -> tuple[Array, None]:
+        mean, variance = conditional_moments(form, side, own, draw_block(other, key))
+        if own.covariance is None:
+            value = potential.log_density(mean)
+        else:
+            value = potential.log_normaliser(mean, jnp.maximum(variance, jnp.finfo(mean.dtype).tiny))
+        return jnp.logaddexp(total, value), None
+
+    num = 1 if other.covariance is None else num_samples
+    start = jnp.full(form.offset.shape, -jnp.inf, form.offset.dtype)
+    total, _ = jax.lax.scan(score, start, jax.random.split(rng_key, num))
+    return total - jnp.log(num)
+
+
+@jax.jit
+def expected_means(form: Bilinear, rows: Block, columns: Block) -> Array:
+    """Posterior expectation of the mean of each observation; ``inf`` where it does not exist.
+
+    That of an exponential is in closed form, others are integrated over the distribution of the predictor.
+
+    :param Bilinear form: holds the cells.
+    :param rows: posterior of the rows.
+    :param columns: of the columns.
+    :return: shape ``(num_cells,)``.
+    :raises ValueError: if observations are categories, which have no mean.
+    """
+    potential = form.potential
+    if isinstance(potential, PoissonExpPotential | NegativeBinomialExpPotential):
+        return potential.exposure * jnp.exp(cell_expectations(form, rows, columns))
+    if type(potential) not in _MEANS:
+        raise ValueError(
+            "Ordered categories have no mean: use log_predictive for their probabilities, one category at a time, or "
+            "expected_ranks."
+        )
+    return cell_values(form._replace(potential=_Mean(potential)), rows, columns)
+
+
+_MEANS: dict[type, Callable[[Any, Array], Array]] = {
+    PoissonSoftplusPotential: lambda counts, eta: counts.exposure * jax.nn.softplus(eta),
+    LogitPotential: lambda _, eta: jax.nn.sigmoid(eta),
+    ProbitPotential: lambda _, eta: jax.scipy.stats.norm.cdf(eta),
+    BinomialLogitPotential: lambda counts, eta: counts.total * jax.nn.sigmoid(eta),
+}
+
+
+@make_potential
+class _Mean(Potential):
+    """The mean of an observation in the place of its log factor."""
+
+    base: Potential
+
+    def log_density(self, eta: ArrayLike) -> Array:
+        return _MEANS[type(self.base)](self.base, jnp.asarray(eta))
+
+
+@partial(jax.jit, static_argnames="num_samples")
+def draw_predictors(form: Bilinear, rows: Block, columns: Block, rng_key: Array, *, num_samples: int) -> Array:
+    """Posterior draws of the predictors, shape ``(num_samples, num_cells)``."""
+
+    def one(key: Array) -> Array:
+        row_key, column_key = jax.random.split(key)
+        return form.predictor(draw_block(rows, row_key), draw_block(columns, column_key))
+
+    return jax.lax.map(one, jax.random.split(rng_key, num_samples))
+
+
+def expected_ranks(draws: ArrayLike, group: ArrayLike) -> np.ndarray:
+    """Mean over draws of the rank of each entry within its group, the largest being first.
+
+    :param draws: shape ``(num_samples, n)``.
+    :param group: shape ``(n,)``.
+    :return: shape ``(n,)``, from one.
+
+    **Example:**
+
+    >>> from numpyro_ext.infer.bilinear.prediction import expected_ranks
+    >>> print(expected_ranks([[3.0, 1.0, 2.0], [3.0, 2.0, 1.0]], [0, 0, 0]))
+    [1.  2.5 2.5]
+    """
+    draws, group = np.asarray(draws), np.asarray(group)
+    total = np.zeros(draws.shape[1])
+    _, number, counts = np.unique(group, return_inverse=True, return_counts=True)
+    starts = np.cumsum(counts) - counts
+    for draw in draws:
+        order = np.lexsort((-draw, number))
+        total[order] += np.arange(order.size) - starts[number[order]] + 1
+    return total / len(draws)
+
+
+def ranking_scores(ranks: ArrayLike, relevant: ArrayLike, group: ArrayLike, k: int = 10) -> dict[str, float]:
+    """Precision, recall and normalised discounted cumulative gain among the first ``k``, averaged over groups.
+
+    :param ranks: of the entries within their groups; only their order counts. Shape ``(n,)``.
+    :param relevant: boolean, which entries should come first, shape ``(n,)``.
+    :param group: such as the user, shape ``(n,)``.
+    :param int k: length of the list that is shown.
+    :return: ``precision``, ``recall`` and ``ndcg``; groups without relevant entries are left out.
+    :raises ValueError: if nothing is relevant, or the shapes differ.
+
+    **Example:**
+
+    >>> from numpyro_ext.infer.bilinear.prediction import ranking_scores
+    >>> ranking_scores([1, 2, 3, 4], [True, False, True, False], [0, 0, 0, 0], k=2)
+    {'precision': 0.5, 'recall': 0.5, 'ndcg': 0.613}
+    """
+    ranks, relevant, group = np.asarray(ranks), np.asarray(relevant, bool), np.asarray(group)
+    if not ranks.shape == relevant.shape == group.shape:
+        raise ValueError(f"ranks, relevant and group have shapes {ranks.shape}, {relevant.shape} and {group.shape}.")
+    if not relevant.any():
+        raise ValueError("no entry is relevant: there is nothing to score.")
+    scores = []
+    gains = 1.0 / np.log2(np.arange(2, k + 2))
+    for one in np.unique(group[relevant]):
+        members = np.flatnonzero(group == one)
+        first = relevant[members[np.argsort(ranks[members], kind="stable")][:k]]
+        num_relevant = int(relevant[members].sum())
+        best = gains[: min(num_relevant, k)].sum()
+        scores.append((first.sum() / k, first.sum() / num_relevant, gains[: first.size][first].sum() / best))
+    precision, recall, ndcg = np.mean(scores, axis=0).tolist()
+    return {"precision": precision, "recall": recall, "ndcg": ndcg}

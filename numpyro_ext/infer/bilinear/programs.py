@@ -1,0 +1,258 @@
+"""The compiled functions that a bilinear run is made of, shared by all runs of the same structure."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from ...compilation.lean_jit import lean_jit
+from ...compilation.recent import Recent
+from ...structure.bilinear.form import Bilinear
+from ..hyper import search as hyper_search
+from ..hyper.space import UnconstrainedSpace
+from . import sweeps as core
+from .cells import Block, draw_block
+from .devices import OneDevice, Prepared, SeveralDevices
+from .lbfgs import lbfgs_side
+
+__all__ = ["CHUNK", "BilinearPrograms", "FoldInfo", "RunInfo", "Solver", "compiled_bilinear_programs"]
+
+CHUNK = 10
+_LEARNING_STEPS = 5
+_COMPILED = Recent(16)
+
+Solver = Literal["natural-gradient", "lbfgs"]
+_SOLVERS = {"natural-gradient": core.step_side, "lbfgs": lbfgs_side}
+
+
+class RunInfo(NamedTuple):
+    """How a chunk of sweeps ended."""
+
+    converged: Array
+    num_steps: Array
+    objective_trace: Array
+    """Bound plus log prior of the hyperparameters after each sweep, shape ``(CHUNK,)``, padded with nan."""
+    max_change: Array
+    num_refused: Array
+    log_evidence: Array
+    """The bound at the last hyperparameters."""
+
+
+class FoldInfo(NamedTuple):
+    """How the fit of new vectors ended."""
+
+    converged: Array
+    objective: Array
+    """Of each new vector, shape ``(num,)``."""
+
+
+class BilinearPrograms:
+    """Compiled functions of ``(data, hyper, state, ...)`` for one model structure.
+
+    :param reading: any reading of the structure.
+    :param UnconstrainedSpace space: of the hyperparameters that are learned.
+    :param families: of rows and columns.
+    :param float tol: relative change of the objective at which a run has converged.
+    :param devices: between which :attr:`solve` divides the rows.
+    :param str solver: of the vectors of one side, on one device.
+    """
+
+    def __init__(
+        self,
+        reading: Any,
+        space: UnconstrainedSpace,
+        families: tuple[core.Family, core.Family],
+        tol: float,
+        devices: tuple[Any, ...] | None = None,
+        solver: Solver = "natural-gradient",
+    ) -> None:
+        self._reading, self._space, self._families, self._tol = reading, space, families, tol
+        self.devices: OneDevice | SeveralDevices = (
+            OneDevice(_SOLVERS[solver])
+            if devices is None
+            else SeveralDevices(devices, reading.index[0], reading.index[1], reading.elements[0].shape[0])
+        )
+        self.form = lean_jit(self._form)
+        self.init_state = lean_jit(self._init_state)
+        self._compiled_prepare = lean_jit(self._prepare)
+        self.solve = self.devices.compile_solve(self._solve)
+        self.draws = jax.jit(self._draws, static_argnames="num_samples")
+        self.margin = jax.jit(self._margin)
+        self.fold = jax.jit(self._fold, static_argnames=("side", "num_steps"))
+
+    def _form(self, data: Any, hyper: dict[str, Array]) -> Bilinear:
+        return self._reading.form(hyper, data)
+
+    def _init_state(self, data: Any, hyper: dict[str, Array], rng_key: Array | None = None) -> core.State:
+        key = jax.random.key(0) if rng_key is None else rng_key
+        return core.init(self._reading.form(hyper, data), key, *self._families)
+
+    def prepare(
+        self, data: Any, fixed: dict[str, Array], values: Array
+    ) -> tuple[Prepared | None, Any, dict[str, Array]]:
+        """The first arguments of :attr:`solve`: ordered cells, where they are the same in all sweeps, and the data."""
+        prepared = None
+        if self._reading.is_design_fixed or not self._space.size:
+            prepared = self.devices.put_cells(self._compiled_prepare(data, fixed, values))
+        return prepared, *self.devices.put_shared((data, fixed))
+
+    def _prepare(self, data: Any, fixed: dict[str, Array], values: Array) -> Prepared:
+        hyper = self._space.unpack(values, fixed)
+        state = jax.eval_shape(self._init_state, data, hyper)
+        return self.devices.prepare(self._reading.form(hyper, data), state.rows, state.columns)
+
+    def _solve(
+        self,
+        prepared: Prepared | None,
+        data: Any,
+        fixed: dict[str, Array],
+        values: Array,
+        state: core.State,
+        num_sweeps: Array,
+        is_learning: Array,
+    ) -> tuple[Array, core.State, RunInfo]:
+        """At most :data:`CHUNK` sweeps, each with an update of the hyperparameters where there are any."""
+        reading, space, devices = self._reading, self._space, self.devices
+
+        def make_form(values: Array) -> Prepared:
+            if prepared is None:
+                return self._prepare(data, fixed, values)
+            if not space.size:
+                return prepared
+            hyper = space.unpack(values, fixed)
+            rows, columns = reading.priors(hyper, data)
+            constant = reading.log_constant(hyper, data)
+            form = prepared.form._replace(rows=devices.arrange(rows), columns=columns, log_constant=constant)
+            return prepared._replace(form=form)
+
+        def total_divergence(form: Bilinear, rows: Block, columns: Block) -> Array:
+            return jnp.sum(devices.divergence(rows, form.rows)) + jnp.sum(core.divergence(columns, form.columns))
+
+        def log_prior(values: Array) -> Array:
+            return reading.log_prior(space.unpack(values, fixed), data)
+
+        def learn(values: Array, state: core.State) -> tuple[Array, Array]:
+            """Hyperparameters that raise the objective while the posterior is held, and the bound there."""
+
+            def expected(prepared: Prepared, _: Any) -> Array:
+                form = prepared.form
+                if not reading.is_design_fixed:
+                    value = jnp.sum(devices.row_objective(prepared, state.rows, state.columns))
+                    return form.log_constant + value - jnp.sum(core.divergence(state.columns, form.columns))
+                return form.log_constant - total_divergence(form, state.rows, state.columns)
+
+            evaluate = hyper_search.evaluation_fn(
+                form_fn=make_form,
+                log_prior_fn=log_prior,
+                solve_fn=lambda form, state: (state, ()),
+                log_evidence_fn=expected,
+            )
+            found = hyper_search.maximise(
+                evaluate, values, (), tol=1e-6, max_iterations=_LEARNING_STEPS, with_curvature=False
+            )
+            before = expected(make_form(values), ()) if reading.is_design_fixed else state.objective
+            objective = state.objective + (found.best.log_evidence - before)
+            is_better = (found.best.objective > before + log_prior(values)) & jnp.all(jnp.isfinite(found.values))
+            return jnp.where(is_better, found.values, values), jnp.where(is_better, objective, state.objective)
+
+        def proceed(carry: Any) -> Array:
+            _, state, _, _, count = carry
+            return (count < num_sweeps) & (state.num_quiet < 2) & jnp.isfinite(state.objective)
+
+        def advance(carry: Any) -> Any:
+            values, state, total, trace, count = carry
+            state, info = devices.sweep(make_form(values), state)
+            if space.size:
+                values, objective = lax.cond(
+                    is_learning, learn, lambda values, state: (values, state.objective), values, state
+                )
+                state = state._replace(objective=objective)
+            new_total = state.objective + log_prior(values)
+            change = core.relative_change(new_total, total, info.loss)
+            quiet = (change < limit) & is_learning
+            state = state._replace(num_quiet=jnp.where(quiet, state.num_quiet + 1, 0))
+            last = info._replace(change=change)
+            return values, state, new_total, (trace[0].at[count].set(new_total), last), count + 1
+
+        limit = jnp.maximum(self._tol, 10 * jnp.finfo(state.rows.mean.dtype).eps)
+        first = make_form(values)
+        start, start_values = devices.make_feasible(first, state.rows, state.columns)
+        cost = total_divergence(first.form, start, state.columns)
+        objective = first.form.log_constant + jnp.sum(start_values) - cost
+        state = state._replace(rows=start, objective=objective, num_quiet=jnp.minimum(state.num_quiet, 1))
+        infinite = jnp.full_like(objective, jnp.inf)
+        blank = core.Info(objective, infinite, infinite, jnp.asarray(0))
+        trace = jnp.full((CHUNK,), jnp.nan, objective.dtype)
+        carry = (values, state, objective + log_prior(values), (trace, blank), jnp.asarray(0))
+        values, state, _, (trace, info), count = lax.while_loop(proceed, advance, carry)
+        converged = (state.num_quiet >= 2) & jnp.isfinite(state.objective)
+        return values, state, RunInfo(converged, count, trace, info.change, info.num_refused, state.objective)
+
+    def _draws(
+        self, data: Any, hyper: dict[str, Array], state: core.State, rng_key: Array, *, num_samples: int
+    ) -> tuple[dict[str, Array], Array]:
+        """Sites and the log density of sites and data, at draws one after the other."""
+        reading = self._reading
+        form = reading.form(hyper, data)
+
+        def one(key: Array) -> tuple[dict[str, Array], Array]:
+            row_key, column_key = jax.random.split(key)
+            u, v = draw_block(state.rows, row_key), draw_block(state.columns, column_key)
+            sites = reading.site_values(hyper, reading.unknowns(u, v), data)
+            return sites, form.log_density(u, v) + reading.log_prior(hyper, data)
+
+        return lax.map(one, jax.random.split(rng_key, num_samples))
+
+    def _margin(self, data: Any, hyper: dict[str, Array], state: core.State) -> Array:
+        return core.spectral_margin(self._reading.form(hyper, data), state)
+
+    def _fold(
+        self, data: Any, hyper: dict[str, Array], held: Block, rng_key: Array, *, side: str, num_steps: int
+    ) -> tuple[core.State, FoldInfo]:
+        """The optimum of the vectors of one side, which is unique, while the others are held."""
+        form = self._reading.form(hyper, data)
+        start = core.init(form, rng_key, *self._families)
+        is_rows = side == "rows"
+        own, prior = (start.rows, form.rows) if is_rows else (start.columns, form.columns)
+        views = core.make_views(form, own, held) if is_rows else core.make_views(form, held, own)
+        view = views.rows if is_rows else views.columns
+        own, _ = core.make_feasible(view, own, held)
+
+        def proceed(carry: Any) -> Array:
+            _, _, _, gain, count = carry
+            return (count < num_steps) & ~(gain < limit)
+
+        def advance(carry: Any) -> Any:
+            own, step, values, _, count = carry
+            best = core.with_tangents(views, *((own, held) if is_rows else (held, own)))
+            view = best.rows if is_rows else best.columns
+            own, step, new_values, loss = core.step_side(view, own, held, prior, step)
+            gain = jnp.max(jnp.maximum(jnp.abs(new_values - values), loss) / (1.0 + jnp.abs(new_values)))
+            return own, step, new_values, gain, count + 1
+
+        # The step is exact to second order near the optimum, so that the last gain is far above what is left.
+        limit = 100 * jnp.finfo(own.mean.dtype).eps
+        num = own.mean.shape[0]
+        infinite = jnp.full((num,), -jnp.inf, own.mean.dtype)
+        carry = (own, jnp.full((num,), 0.5, own.mean.dtype), infinite, jnp.asarray(jnp.inf, own.mean.dtype), 0)
+        own, _, values, gain, _ = lax.while_loop(proceed, advance, carry)
+        rows, columns = (own, held) if is_rows else (held, own)
+        steps = (jnp.ones(b.mean.shape[:1], own.mean.dtype) for b in (rows, columns))
+        state = core.State(rows, columns, next(steps), next(steps), jnp.sum(values), jnp.asarray(0))
+        return state, FoldInfo(gain < limit, values)
+
+
+def compiled_bilinear_programs(
+    reading: Any,
+    space: UnconstrainedSpace,
+    families: tuple[core.Family, core.Family],
+    tol: float,
+    devices: tuple[Any, ...] | None = None,
+    solver: Solver = "natural-gradient",
+) -> BilinearPrograms:
+    """Programs for the structure of a reading, from the last ones made if they serve."""
+    key = (reading.structure_key, space.key, families, tol, devices, solver)
+    return _COMPILED.get(key, lambda: BilinearPrograms(reading, space, families, tol, devices, solver))

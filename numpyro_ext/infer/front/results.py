@@ -1,0 +1,90 @@
+"""What an engine reports about a run: plain containers, no computation."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from jax import Array
+
+__all__ = ["Diagnostics", "HyperDiagnostics", "HyperEstimate", "LogEvidence"]
+
+
+class LogEvidence(float):
+    """A float that also says whether it is a lower bound of the log evidence or an approximation of it.
+
+    **Example:**
+
+    .. code-block:: python
+
+        >>> from numpyro_ext.infer.front.results import LogEvidence
+        >>> value = LogEvidence(-162.9, is_lower_bound=False)
+        >>> value + 1.0, value.is_lower_bound
+        (-161.9, False)
+
+    :param float value: the log evidence.
+    :param bool is_lower_bound: true if the value cannot exceed the exact one.
+    """
+
+    is_lower_bound: bool
+
+    def __new__(cls, value: float, is_lower_bound: bool = False) -> LogEvidence:
+        out = super().__new__(cls, value)
+        out.is_lower_bound = is_lower_bound
+        return out
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return LogEvidence, (float(self), self.is_lower_bound)
+
+
+class HyperEstimate(NamedTuple):
+    """One hyperparameter at the maximum of log evidence plus log prior.
+
+    Standard errors are ``None`` where nothing was learned (a fixed value, an interrupted run) or where the curvature
+    is not negative definite, so that no error can be read from it.
+    """
+
+    value: Array
+    """In the support of the site."""
+    standard_error: Array | None
+    """Of ``value``, by the delta method: the Jacobian of the transform times the unconstrained covariance."""
+    unconstrained_value: Array
+    """The value before the site's transform; shape of the unconstrained space."""
+    unconstrained_standard_error: Array | None
+    """Square root of the diagonal of the inverse negative Hessian of log evidence plus log prior."""
+    is_fixed: bool = False
+    """True if the user gave the value."""
+
+
+class HyperDiagnostics(NamedTuple):
+    """How the search for the hyperparameters went."""
+
+    converged: bool
+    num_iterations: int
+    """Accepted steps of L-BFGS."""
+    num_evaluations: int
+    """Fits of the field, those of the line search and of the curvature included."""
+    objective_trace: np.ndarray
+    """Log evidence plus log prior at every evaluation; ``-inf`` where a trial point was rejected as non-finite."""
+    max_gradient: float
+    """Largest absolute derivative of the objective at the reported values, unconstrained."""
+
+
+class Diagnostics(NamedTuple):
+    """How a run ended."""
+
+    converged: bool
+    num_steps: int
+    """Steps of the algorithm in the last fit of the field (all of them where nothing else was learned)."""
+    objective_trace: np.ndarray
+    """The algorithm's objective at each of these steps."""
+    max_change: float
+    """The largest change in the last step, to be compared with ``tol``."""
+    num_skipped: int
+    """Factors whose update was refused in the last step."""
+    skipped: dict[str, np.ndarray]
+    """For each observed site with refused updates, the flat indices of its factors."""
+    hyper: HyperDiagnostics | None
+    """``None`` where there was nothing to learn."""
+    messages: tuple[str, ...]
+    """What a reader of the results should know."""

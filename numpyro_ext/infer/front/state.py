@@ -1,0 +1,75 @@
+"""What a run leaves behind: the state to go on from, and its outcome."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from ..hyper.search import SearchState
+from .results import Diagnostics
+
+__all__ = ["EngineState", "Fit", "check_init_state", "data_digest"]
+
+
+class EngineState(NamedTuple):
+    """What a run needs to go on exactly where it stopped: ``engine.last_state``."""
+
+    values: Array
+    """Unconstrained hyperparameters, shape ``(d,)``."""
+    state: Any
+    """Of the algorithm, at these hyperparameters."""
+    search: SearchState | None
+    """Of the search for the hyperparameters; ``None`` where there are none to learn."""
+    num_steps: int
+    """Steps of the algorithm so far, where there are no hyperparameters to learn."""
+    data_digest: str
+    """Of the data and the fixed hyperparameters: with other data a state is only a place to start from."""
+
+
+class Fit(NamedTuple):
+    """The outcome of a run."""
+
+    last_state: EngineState
+    hyper: dict[str, Array]
+    """All hyperparameters, constrained."""
+    covariance: np.ndarray | None
+    """Of the unconstrained free hyperparameters, from the curvature; ``None`` if it was not computed."""
+    has_curvature: bool
+    """Whether the objective curves downwards in every direction, so that standard errors exist."""
+    log_evidence: float
+    diagnostics: Diagnostics
+
+
+def data_digest(data: Any, fixed: dict[str, Array]) -> str:
+    """A fingerprint of arrays: equal for equal data."""
+    digest = hashlib.sha256()
+    for leaf in jax.tree.leaves((data, fixed)):
+        array = np.asarray(leaf)
+        digest.update(str((array.shape, array.dtype)).encode())
+        digest.update(array.tobytes())
+    return digest.hexdigest()
+
+
+def check_init_state(init_state: EngineState, shapes: Any, num_hyper: int) -> None:
+    """Refuse a state that is of another model.
+
+    :param EngineState init_state: what a caller gave.
+    :param shapes: the structure that its state should have, from ``jax.eval_shape``.
+    :param int num_hyper: the number of unconstrained hyperparameters.
+    :raises TypeError: if it is no state at all.
+    :raises ValueError: if it does not fit.
+    """
+    if not isinstance(init_state, EngineState):
+        raise TypeError(f"init_state must be the last_state of an earlier run, got {type(init_state).__name__}.")
+    structure: Any = jax.tree.structure(shapes)
+    same = structure == jax.tree.structure(init_state.state) and jnp.shape(init_state.values) == (num_hyper,)
+    if not same or not jax.tree.all(jax.tree.map(lambda x, y: x.shape == jnp.shape(y), shapes, init_state.state)):
+        raise ValueError(
+            "init_state comes from a run of another model, or of this one on data of other shapes or with other "
+            "options: its state and hyperparameters do not match."
+        )

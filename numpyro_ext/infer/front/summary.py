@@ -1,0 +1,73 @@
+"""The table that ``print_summary`` shows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import product
+
+import numpy as np
+
+from .results import Diagnostics, HyperEstimate, LogEvidence
+from .sites import SitePosterior
+
+__all__ = ["format_summary"]
+
+
+def format_summary(
+    sites: Mapping[str, SitePosterior],
+    hyper: Mapping[str, HyperEstimate],
+    log_evidence: LogEvidence,
+    diagnostics: Diagnostics,
+    prob: float,
+) -> str:
+    """Lay out marginals, hyperparameters and the end of a run as text, in the manner of NumPyro's summaries.
+
+    :param sites: exact marginals.
+    :param hyper: estimates of the hyperparameters.
+    :param LogEvidence log_evidence: at these estimates.
+    :param Diagnostics diagnostics: of the run.
+    :param float prob: probability mass of the central interval.
+    :return: several lines.
+    """
+    ends = [f"{50 * (1 - prob):.1f}%", f"{50 * (1 + prob):.1f}%"]
+    rows: list[list[str]] = []
+    for name, site in sites.items():
+        lower, upper = site.interval(prob)
+        columns = [np.asarray(value) for value in (site.mean, site.sd, lower, upper)]
+        rows += [[label, *(_number(column[index]) for column in columns)] for label, index in _labels(name, site.shape)]
+    lines = _table(["", "mean", "std", *ends], rows)
+
+    rows = []
+    for name, estimate in hyper.items():
+        value = np.asarray(estimate.value)
+        error = None if estimate.standard_error is None else np.asarray(estimate.standard_error)
+        absent = "fixed" if estimate.is_fixed else "none"
+        rows += [
+            [label, _number(value[index]), absent if error is None else _number(error[index])]
+            for label, index in _labels(name, value.shape)
+        ]
+    if rows:
+        lines += ["", *_table(["hyperparameter", "value", "std.error"], rows)]
+
+    kind = "Log evidence, at least" if log_evidence.is_lower_bound else "Log evidence"
+    ending = "converged" if diagnostics.converged else "NOT converged"
+    lines += ["", f"{kind}: {float(log_evidence):.3f}", f"Field {ending} after {diagnostics.num_steps} steps"]
+    if diagnostics.hyper is not None:
+        lines[-1] += f"; hyperparameters learned with {diagnostics.hyper.num_evaluations} fits"
+    return "\n".join(["", *lines, *diagnostics.messages, ""])
+
+
+def _labels(name: str, shape: tuple[int, ...]) -> list[tuple[str, tuple[int, ...]]]:
+    if not shape:
+        return [(name, ())]
+    return [(f"{name}[{','.join(map(str, index))}]", index) for index in product(*map(range, shape))]
+
+
+def _number(value: float) -> str:
+    size = abs(float(value))
+    return f"{float(value):.2f}" if size == 0.0 or 1e-2 <= size < 1e6 else f"{float(value):.2e}"
+
+
+def _table(header: list[str], rows: list[list[str]]) -> list[str]:
+    width = max([10, *(len(row[0]) for row in [header, *rows])])
+    return ["".join([row[0].rjust(width), *(cell.rjust(10) for cell in row[1:])]) for row in [header, *rows]]

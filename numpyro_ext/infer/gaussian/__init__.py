@@ -1,0 +1,1 @@
+"""Engines on :class:`~numpyro_ext.structure.LatentGaussian`."""

@@ -1,0 +1,437 @@
+r"""Expectation propagation on a latent-Gaussian form (Minka 2001; Ko 2017, §2.1; Rasmussen and Williams 2006, §3.6).
+
+Every factor :math:`t_i(\eta_i)` is replaced by a site :math:`\exp(-\tau_i \eta_i^2/2 + \nu_i \eta_i)` whose
+parameters are such that the Gaussian with all sites has the mean and variance of the *tilted* density, the one in
+which factor ``i`` is exact. The functions here are pure; options that change what is compiled are keywords.
+
+>>> import jax.numpy as jnp
+>>> from numpyro_ext.infer import expectation_propagation as ep
+>>> from numpyro_ext.linalg.gaussian.design import DenseDesign
+>>> from numpyro_ext.linalg.gaussian.prior import DiagonalPrior
+>>> from numpyro_ext.potentials import ProbitPotential
+>>> from numpyro_ext.structure.latent_gaussian.form import Blocks, LatentGaussian
+>>> form = LatentGaussian(
+...     prior=(DiagonalPrior(jnp.ones(1)),), design=DenseDesign(jnp.ones((2, 1))), offset=jnp.zeros(2),
+...     potentials=(ProbitPotential(jnp.array([1.0, 1.0])),), observed=(jnp.ones(2, bool),),
+...     log_constant=jnp.zeros(()), blocks=Blocks(jnp.arange(2)[None], jnp.arange(1)[None]),
+... )
+>>> state, info = ep.solve(form, ep.init(form), num_steps=50, tol=1e-6)
+>>> bool(info.converged), round(float(jnp.exp(info.objective)), 3)
+(True, 0.333)
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+from jax.typing import ArrayLike
+
+from ...linalg.gaussian.conditioning import LinearGaussian, Space, choose_space
+from ...linalg.gaussian.marginals import Marginals, relative_change
+from ...linalg.gaussian.prior import FlatPrior, is_valid_prior
+from ...potentials.base import TiltedMoments
+from ...structure.latent_gaussian.form import LatentGaussian
+from .posterior import GaussianPosterior, gaussian_prior
+
+__all__ = ["Info", "SolveInfo", "State", "init", "log_evidence", "posterior", "solve", "step"]
+
+Schedule = Literal["parallel", "sequential"]
+
+_MIN_STEP_SIZE = 1.0 / 64.0
+_SLOW_DECREASE = 0.8
+_RECOVERY_OF_STEP = 1.25
+
+
+class State(NamedTuple):
+    """Sites and the Gaussian that they make with the prior."""
+
+    site_precision: Array
+    """Shape ``(num_rows,)``; zero where a row has no factor."""
+    site_shift: Array
+    """Precision times mean of every site, shape ``(num_rows,)``."""
+    marginals: Marginals
+    """Of ``eta - offset`` under prior and sites."""
+    step_size: Array
+    """Fraction of the way to the proposed sites that the next sweep goes."""
+    max_change: Array
+    """Of the sweep that led here; infinite at the start."""
+    last_move: Array
+    """How the marginals changed in that sweep, in their own units: means then variances, shape ``(2 num_rows,)``."""
+    is_start: Array
+    """True before the opening sweep, which finds the sites to start from; ``marginals`` are then its cavities."""
+
+
+class Info(NamedTuple):
+    """What one sweep found."""
+
+    objective: Array
+    """Log evidence at the sites *before* the sweep; nan while a cavity is improper."""
+    max_change: Array
+    """Largest change of a marginal mean in standard deviations or of a marginal variance relative to itself, per
+    unit of step size; infinite when the sweep was undone because its sites were improper."""
+    num_skipped: Array
+    """Factors whose cavity or tilted moments were improper, so that their site was kept."""
+    skipped: Array
+    """Which ones: boolean, shape ``(num_rows,)``."""
+    step_size: Array
+    """The step size that the sweep used."""
+
+
+class SolveInfo(NamedTuple):
+    """How a run of sweeps ended."""
+
+    converged: Array
+    num_steps: Array
+    objective: Array
+    """Log evidence at the final sites; nan if it does not exist or a prior is not positive definite."""
+    objective_trace: Array
+    """Log evidence before each sweep, shape ``(num_steps,)`` as requested, padded with nan."""
+    max_change: Array
+    num_skipped: Array
+    skipped: Array
+    step_size: Array
+
+
+def init(form: LatentGaussian) -> State:
+    """The state before the opening sweep, which gives sites to start from and is not counted as a step.
+
+    A log-concave factor starts with the site that matches it under a cavity of variance one at the offset. The usual
+    start without sites lets all factors answer a broad prior at once, and with many rows per coefficient the parallel
+    sweeps then overshoot further each time. Other factors start without a site, unless some prior is flat and sites
+    must make the posterior proper: then under a broad cavity, where a heavy-tailed factor finds its datum.
+
+    The opening is a sweep like the others so that a compiled run holds the tilted moments once.
+    """
+    nowhere = jnp.zeros_like(form.offset)
+    one = jnp.ones((), form.offset.dtype)
+    variance = jnp.asarray(np.where(_is_log_concave(form), 1.0, 1e12), form.offset.dtype)
+    cavities = Marginals(nowhere, variance, jnp.ones_like(nowhere), 0.0 * one)
+    no_move = jnp.zeros((2 * form.num_rows,), one.dtype)
+    return State(nowhere, nowhere, cavities, one, jnp.inf * one, no_move, jnp.asarray(True))
+
+
+def step(
+    form: LatentGaussian,
+    state: State,
+    *,
+    damping: float = 0.0,
+    adapt_damping: bool = True,
+    power: float = 1.0,
+    schedule: Schedule = "parallel",
+    space: Space = "auto",
+) -> tuple[State, Info]:
+    r"""One sweep over all factors.
+
+    The parallel schedule updates all sites from the same marginals and refreshes these once: one factorisation and
+    one triangular solve. The sequential one refreshes the joint after every site by a rank-one update; it evaluates
+    all factors and uses one (one per block), so it costs ``O(M^2)`` factor evaluations besides ``O(M D^2)`` algebra,
+    with ``D`` the smaller of rows and columns, and is meant for a few hundred rows.
+
+    A site whose cavity or tilted moments are improper or not finite is kept and counted. Rounding may give a
+    log-concave factor a precision below zero: it is raised to zero. A sweep that leads to an improper posterior, or
+    robs a factor of its cavity, is undone and its step size halved.
+
+    :param LatentGaussian form: the model.
+    :param State state: sites, with marginals that belong to ``form``.
+    :param float damping: fraction of the old natural parameters that is kept, in ``[0, 1)``.
+    :param bool adapt_damping: whether to damp more where successive sweeps undo each other without dying out.
+    :param float power: fraction of a factor that is replaced at a time, ``1`` for EP; below one, fractional EP.
+    :param str schedule: ``"parallel"`` or ``"sequential"``.
+    :param str space: where to do the algebra; see :func:`~numpyro_ext.linalg.gaussian.conditioning.choose_space`.
+    :return: the next state and what the sweep found.
+    :raises ValueError: for an unknown schedule.
+    """
+    prior = gaussian_prior(form, _space(form, space, schedule))
+    return _step(form, prior, state, damping, adapt_damping, power, schedule)
+
+
+def solve(
+    form: LatentGaussian,
+    state: State,
+    *,
+    num_steps: int = 100,
+    tol: float = 1e-6,
+    damping: float = 0.0,
+    adapt_damping: bool = True,
+    power: float = 1.0,
+    schedule: Schedule = "parallel",
+    space: Space = "auto",
+) -> tuple[State, SolveInfo]:
+    """Sweep until no marginal changes by more than ``tol``, in one compiled loop.
+
+    The state may come from another form of the same shapes (warm start): its marginals are recomputed first, and if
+    its sites are improper under this form, which takes negative precisions, the run starts afresh.
+
+    :param LatentGaussian form: the model.
+    :param State state: where to start.
+    :param int num_steps: the largest number of sweeps.
+    :param float tol: see :attr:`Info.max_change`; a hundred roundings at least.
+    :return: the final state and how the run ended. Other parameters are those of :func:`step`.
+    """
+    prior = gaussian_prior(form, _space(form, space, schedule))
+    infinity = jnp.full_like(state.max_change, jnp.inf)
+    start = init(form)._replace(step_size=jnp.full_like(infinity, 1.0 - damping))
+    marginals = _refresh(form, prior, state.site_precision, state.site_shift)
+    warm = start._replace(
+        site_precision=state.site_precision, site_shift=state.site_shift, marginals=marginals, is_start=state.is_start
+    )
+    afresh = state.is_start
+    if not all(potential.is_log_concave for potential in form.potentials):
+        afresh |= ~_is_proper(marginals)
+    state = jax.tree.map(partial(jnp.where, afresh), start, warm)
+    bound = jnp.maximum(tol, 100 * jnp.finfo(infinity.dtype).eps)
+
+    def proceed(carry: tuple[Any, ...]) -> Array:
+        state, *_, is_finished = carry
+        return ~is_finished & _is_proper(state.marginals)
+
+    def sweep(carry: tuple[Any, ...]) -> tuple[Any, ...]:
+        state, info, _, trace, count, _ = carry
+        # One more sweep than steps: it evaluates the evidence at the last sites, and is not taken.
+        is_finished = ~state.is_start & ((count >= num_steps) | (state.max_change < bound))
+        next_state, next_info = _step(form, prior, state, damping, adapt_damping, power, schedule)
+        objective, is_counted = next_info.objective, ~(is_finished | state.is_start)
+        trace = trace.at[jnp.where(is_counted, count, num_steps)].set(objective, mode="drop")
+        state, info = jax.tree.map(partial(jnp.where, is_finished), (state, info), (next_state, next_info))
+        return state, info, objective, trace, count + is_counted, is_finished
+
+    no_row = jnp.zeros((form.num_rows,), bool)
+    unknown = jnp.full_like(infinity, jnp.nan)
+    before = Info(unknown, infinity, jnp.asarray(0), no_row, state.step_size)
+    trace = jnp.full((num_steps,), jnp.nan, infinity.dtype)
+    carry = (state, before, unknown, trace, jnp.asarray(0), jnp.asarray(False))
+    state, info, objective, trace, count, _ = lax.while_loop(proceed, sweep, carry)
+    objective = jnp.where(is_valid_prior(form.prior) & _is_proper(state.marginals), objective, jnp.nan)
+    converged = (state.max_change < bound) & jnp.isfinite(objective)
+    return state, SolveInfo(
+        converged, count, objective, trace, info.max_change, info.num_skipped, info.skipped, info.step_size
+    )
+
+
+def log_evidence(form: LatentGaussian, state: State, *, power: float = 1.0, space: Space = "auto") -> Array:
+    r"""EP's approximation of the log evidence at the sites of ``state`` (Ko 2017, §2.1, in the form without
+    differences of large terms; power EP as Minka 2004).
+
+    At a fixed point it is stationary in the sites, so its gradient with respect to ``form`` (kernel, mean,
+    parameters of the factors) is the explicit one with the sites held: no gradient flows through the iteration.
+
+    :param LatentGaussian form: the model; differentiable.
+    :param State state: a fixed point of :func:`step` for ``form``.
+    :param float power: the power that the fixed point was found with.
+    :param str space: where to do the algebra.
+    :return: a scalar; nan where a prior is not positive definite or a cavity is improper.
+    """
+    precision, shift = lax.stop_gradient((state.site_precision, state.site_shift))
+    marginals = _refresh(form, gaussian_prior(form, space), precision, shift)
+    state = state._replace(site_precision=precision, site_shift=shift, marginals=marginals)
+    value = _objective(form, state, _tilt(form, state, power), power)
+    return jnp.where(lax.stop_gradient(is_valid_prior(form.prior)), value, jnp.nan)
+
+
+def posterior(form: LatentGaussian, state: State, *, space: Space = "auto") -> GaussianPosterior:
+    """The Gaussian approximation of the posterior of the unknowns."""
+    return GaussianPosterior(form, state.site_precision, state.site_shift, space)
+
+
+def _space(form: LatentGaussian, space: Space, schedule: Schedule) -> Space:
+    if space == "auto" and schedule == "sequential":
+        return choose_space(form.prior, form.design, *form.blocks, is_sequential=True)
+    return space
+
+
+class _Tilted(NamedTuple):
+    """Cavities and tilted moments of all rows, safe numbers where there is none."""
+
+    moments: TiltedMoments
+    observed: Array
+    is_pinned: Array
+    """The prior leaves the predictor no freedom: the factor is a constant."""
+    is_valid: Array
+
+
+def _refresh(form: LatentGaussian, prior: LinearGaussian, precision: Array, shift: Array) -> Marginals:
+    return prior.condition(precision, shift - precision * form.offset).marginals()
+
+
+def _is_proper(marginals: Marginals) -> Array:
+    # A variance that is not a number is in the sum, so one test covers all rows.
+    total = marginals.log_partition + jnp.sum(marginals.mean) + jnp.sum(marginals.variance)
+    return jnp.isfinite(total)
+
+
+def _tilted_moments(form: LatentGaussian, mean: Array, variance: Array, power: ArrayLike) -> TiltedMoments:
+    parts = [
+        potential.tilted_moments(m, v, power)
+        for potential, m, v in zip(form.potentials, form.split_rows(mean), form.split_rows(variance), strict=True)
+    ]
+    return jax.tree.map(lambda *arrays: jnp.concatenate(arrays), *parts)
+
+
+def _tilt(form: LatentGaussian, state: State, power: ArrayLike) -> _Tilted:
+    r"""Tilted moments with the cavity written through :math:`c = 1 - \tau v` rather than through
+    :math:`1/v - \tau`, which loses all digits where a site dominates."""
+    mean, variance, ratio, _ = state.marginals
+    observed = jnp.concatenate(form.observed)
+    shift = state.site_shift - state.site_precision * form.offset
+    cavity_ratio = (1.0 - power) + power * ratio
+    is_pinned = observed & (variance <= 0)
+    is_proper = observed & ~is_pinned & (cavity_ratio > 0)
+    safe_ratio = jnp.where(is_proper, cavity_ratio, 1.0)
+    cavity_variance = jnp.where(is_proper, variance / safe_ratio, 1.0)
+    cavity_mean = jnp.where(is_proper, (mean - power * variance * shift) / safe_ratio + form.offset, 0.0)
+    moments = _tilted_moments(form, cavity_mean, cavity_variance, power)
+    is_finite = jnp.isfinite(sum(moments))
+    return _Tilted(moments, observed, is_pinned, is_proper & is_finite & (moments.variance > 0))
+
+
+def _objective(form: LatentGaussian, state: State, tilted: _Tilted, power: ArrayLike) -> Array:
+    r"""Log evidence: the partition function of prior and sites, with each site's part replaced by its factor's.
+
+    The part of site ``i`` is the log integral of the cavity times the site, which with :math:`c = 1 - \tau v` is
+    :math:`-\frac12(\tau m^2 - 2 \nu m + v \nu^2)/c + \frac12 \log c` at marginal mean ``m`` and variance ``v``.
+    """
+    power = jnp.asarray(power)
+    mean, variance, ratio, log_partition = state.marginals
+    tau = power * state.site_precision
+    nu = power * state.site_shift - tau * form.offset
+    ratio = (1.0 - power) + power * ratio
+    is_free = tilted.observed & ~tilted.is_pinned
+    has_cavity = is_free & (ratio > 0)
+    c = jnp.where(has_cavity, ratio, 1.0)
+    site = 0.5 * jnp.log(c) - 0.5 * (tau * mean**2 - 2.0 * nu * mean + variance * nu**2) / c
+    terms = jnp.where(has_cavity, (tilted.moments.log_z - site) / power, 0.0)
+    pinned = form.log_factors(jnp.where(tilted.is_pinned, mean + form.offset, 0.0))
+    terms += jnp.where(tilted.is_pinned, pinned, 0.0)
+    total = form.log_constant + log_partition + jnp.sum(terms)
+    return jnp.where(jnp.any(is_free & ~has_cavity), jnp.nan, total)
+
+
+def _propose(form: LatentGaussian, state: State, tilted: _Tilted, power: ArrayLike) -> tuple[Array, Array, Array]:
+    """Undamped sites that match the tilted moments, and the rows that keep theirs for want of such moments."""
+    lower = np.where(_is_log_concave(form), 0.0, -np.inf)
+    precision = jnp.maximum(tilted.moments.site_precision / power, lower.astype(state.site_precision.dtype))
+    precision = jnp.where(tilted.is_valid, precision, state.site_precision)
+    shift = jnp.where(tilted.is_valid, tilted.moments.site_shift / power, state.site_shift)
+    skipped = tilted.observed & ~tilted.is_pinned & ~tilted.is_valid
+    return precision, shift, skipped
+
+
+def _step(
+    form: LatentGaussian,
+    prior: LinearGaussian,
+    state: State,
+    damping: float,
+    adapt_damping: bool,
+    power: ArrayLike,
+    schedule: Schedule,
+) -> tuple[State, Info]:
+    if schedule not in ("parallel", "sequential"):
+        raise ValueError(f"Unknown schedule {schedule!r}: expected 'parallel' or 'sequential'.")
+    is_start = state.is_start
+    size = jnp.where(is_start, 1.0, jnp.minimum(state.step_size, 1.0 - damping))
+    tilted = _tilt(form, state, power)
+    objective = jnp.where(is_start, jnp.nan, _objective(form, state, tilted, power))
+    precision, shift, skipped = _propose(form, state, tilted, power)
+    precision = state.site_precision + size * (precision - state.site_precision)
+    shift = state.site_shift + size * (shift - state.site_shift)
+    opening = (*_open(form, state, tilted.observed, precision, shift), jnp.zeros_like(skipped))
+    if schedule == "parallel":
+        swept = precision, shift, skipped
+        precision, shift, skipped = jax.tree.map(partial(jnp.where, is_start), opening, swept)
+    else:
+        sweep = partial(_sweep_sequentially, form, prior, state, size, power)
+        precision, shift, skipped = lax.cond(is_start, lambda: opening, sweep)
+    marginals = _refresh(form, prior, precision, shift)
+    is_proper = _is_proper(marginals) & ~_loses_cavity(tilted.observed, state.marginals, marginals, power)
+    # There is nothing to go back to before the opening.
+    is_proper |= is_start
+    move = relative_change(marginals, state.marginals) / size
+    max_change = jnp.where(is_proper & ~is_start, jnp.max(jnp.abs(move)), jnp.inf)
+    move = jnp.where(is_start, 0.0, move)
+
+    next_size = size
+    if adapt_damping:
+        # A sweep that turns back on the one before has overshot, which calls for damping unless the turns die out.
+        along = jnp.sum(move * state.last_move)
+        overshoots = (along < 0) & (max_change > _SLOW_DECREASE * state.max_change)
+        longer = jnp.minimum(_RECOVERY_OF_STEP * size, 1.0 - damping)
+        next_size = jnp.where(overshoots, 0.5 * size, jnp.where(along > 0, longer, size))
+    next_size = jnp.maximum(jnp.where(is_proper, next_size, 0.5 * size), _MIN_STEP_SIZE * (1.0 - damping))
+    next_size = jnp.where(is_start, 1.0 - damping, next_size)
+    moved = State(precision, shift, marginals, next_size, max_change, move, jnp.asarray(False))
+    kept = state._replace(step_size=next_size, max_change=max_change)
+    state = jax.tree.map(partial(jnp.where, is_proper), moved, kept)
+    return state, Info(objective, max_change, jnp.sum(skipped), skipped, size)
+
+
+def _loses_cavity(observed: Array, old: Marginals, new: Marginals, power: ArrayLike) -> Array:
+    """Whether a sweep leaves some factor without a proper cavity that had one: its site could never move again."""
+
+    def has_cavity(marginals: Marginals) -> Array:
+        return 1.0 - jnp.asarray(power) * (1.0 - marginals.cavity_ratio) > 0
+
+    return jnp.any(observed & (new.variance > 0) & has_cavity(old) & ~has_cavity(new))
+
+
+def _sweep_sequentially(
+    form: LatentGaussian, prior: LinearGaussian, state: State, size: Array, power: ArrayLike
+) -> tuple[Array, Array, Array]:
+    """Visit the rows of every block in turn, all blocks side by side, with rank-one updates of the joint."""
+    joint = prior.condition(state.site_precision, state.site_shift - state.site_precision * form.offset)
+    nowhere = jnp.zeros_like(state.site_precision)
+
+    def visit(i: Array, carry: tuple[Array, ...]) -> tuple[Array, ...]:
+        mean, covariance, precision, shift, skipped = carry
+        index, row = prior.rows[:, i], prior.sequential_row(i)
+
+        def at_row(values: Array) -> Array:
+            return values.at[index].get(mode="fill", fill_value=0)
+
+        def to_rows(values: Array) -> Array:
+            return nowhere.at[index].set(values, mode="drop")
+
+        direction = jnp.einsum("bij,bj->bi", covariance, row)
+        m, v = jnp.sum(row * mean, -1), jnp.sum(row * direction, -1)
+        # Rows that are not visited get the cavity ratio zero, which keeps their sites.
+        here = Marginals(to_rows(m), to_rows(v), to_rows(1.0 - at_row(precision) * v), jnp.zeros((), v.dtype))
+        visited = state._replace(site_precision=precision, site_shift=shift, marginals=here)
+        new_precision, new_shift, is_kept = _propose(form, visited, _tilt(form, visited, power), power)
+        d_precision = size * at_row(new_precision - precision)
+        d_shift = size * at_row(new_shift - shift)
+        denominator = 1.0 + d_precision * v
+        is_kept = at_row(is_kept) | ~(denominator > 0)
+        d_precision, d_shift = jnp.where(is_kept, 0.0, d_precision), jnp.where(is_kept, 0.0, d_shift)
+        denominator = jnp.where(is_kept, 1.0, denominator)
+        local_shift = d_shift - d_precision * at_row(form.offset)
+        mean = mean + direction * ((local_shift - d_precision * m) / denominator)[:, None]
+        weight = (d_precision / denominator)[:, None, None]
+        covariance = covariance - weight * direction[:, :, None] * direction[:, None, :]
+        precision = precision.at[index].add(d_precision, mode="drop")
+        shift = shift.at[index].add(d_shift, mode="drop")
+        return mean, covariance, precision, shift, skipped.at[index].set(is_kept, mode="drop")
+
+    no_row = jnp.zeros(nowhere.shape, bool)
+    carry = (*joint.sequential_moments(), state.site_precision, state.site_shift, no_row)
+    return lax.fori_loop(0, prior.rows.shape[1], visit, carry)[2:]
+
+
+def _is_log_concave(form: LatentGaussian) -> np.ndarray:
+    """For each row whether its family of factors is log-concave."""
+    sizes = [mask.shape[0] for mask in form.observed]
+    return np.repeat([potential.is_log_concave for potential in form.potentials], sizes).astype(bool)
+
+
+def _open(form: LatentGaussian, state: State, observed: Array, precision: Array, shift: Array) -> tuple[Array, Array]:
+    """Of the sites that match the factors under the cavities of the opening, those to start from: see :func:`init`."""
+    has_flat = any(isinstance(block, FlatPrior) for block in form.prior)
+    is_good = jnp.isfinite(precision) & jnp.isfinite(shift) & (precision > 0)
+    broad = 1.0 / state.marginals.variance
+    starts = observed & (_is_log_concave(form) | has_flat)
+    shift = jnp.where(is_good, shift, broad * form.offset)
+    precision = jnp.where(is_good, precision, broad)
+    return jnp.where(starts, precision, 0.0), jnp.where(starts, shift, 0.0)

@@ -1,0 +1,242 @@
+r"""Laplace's method on a latent-Gaussian form (Rasmussen and Williams 2006, §3.4; Ko 2017, §1 and §3.7).
+
+The posterior is approximated by the Gaussian at its mode with the curvature there,
+:math:`W_i = -\partial^2 \log t_i`. Newton's method works on the same coordinates as the conditioning: weights of the
+observations, :math:`e = C A^T a`, so that no covariance is inverted, or whitened unknowns.
+
+>>> import jax.numpy as jnp
+>>> from numpyro_ext.infer import laplace
+>>> from numpyro_ext.linalg.gaussian.design import DenseDesign
+>>> from numpyro_ext.linalg.gaussian.prior import DiagonalPrior
+>>> from numpyro_ext.potentials import ProbitPotential
+>>> from numpyro_ext.structure.latent_gaussian.form import Blocks, LatentGaussian
+>>> form = LatentGaussian(
+...     prior=(DiagonalPrior(jnp.ones(1)),), design=DenseDesign(jnp.ones((2, 1))), offset=jnp.zeros(2),
+...     potentials=(ProbitPotential(jnp.array([1.0, 1.0])),), observed=(jnp.ones(2, bool),),
+...     log_constant=jnp.zeros(()), blocks=Blocks(jnp.arange(2)[None], jnp.arange(1)[None]),
+... )
+>>> state, info = laplace.solve(form, laplace.init(form), num_steps=50, tol=1e-4)
+>>> bool(info.converged), round(float(laplace.posterior(form, state).mean[0]), 3)
+(True, 0.765)
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jax import Array, lax
+
+from ...linalg.gaussian.conditioning import LinearGaussian, Space
+from ...linalg.gaussian.prior import FlatPrior, is_valid_prior
+from ...structure.latent_gaussian.form import LatentGaussian
+from .posterior import GaussianPosterior, gaussian_prior
+
+__all__ = ["Info", "SolveInfo", "State", "init", "log_evidence", "posterior", "solve", "step"]
+
+_MAX_HALVINGS = 50
+_SUFFICIENT_INCREASE = 1e-4
+_SLOWEST_DECREASE = 0.5
+
+
+class State(NamedTuple):
+    """A point on the way to the mode."""
+
+    coordinates: Array
+    """In the space of the conditioning, shape ``(num_blocks, size)``."""
+    predictor: Array
+    """``eta - offset`` there, shape ``(num_rows,)``."""
+    gradient_norm: Array
+    """Of the step that led here; infinite at the start."""
+    previous_norm: Array
+    """Of the step before that one."""
+
+
+class Info(NamedTuple):
+    """What one Newton step found."""
+
+    objective: Array
+    """Log joint density (up to the constants of the prior) *before* the step."""
+    gradient_norm: Array
+    """Norm of the gradient before the step in the metric of the inverse curvature (Newton's decrement): no predictor
+    is further from the mode than this many posterior standard deviations, to second order."""
+    step_length: Array
+    """Fraction of the Newton step taken; zero if no fraction increased the density."""
+
+
+class SolveInfo(NamedTuple):
+    """How Newton's method ended."""
+
+    converged: Array
+    num_steps: Array
+    objective: Array
+    """Log joint density (up to the constants of the prior) at the end; nan if a prior is not positive definite."""
+    objective_trace: Array
+    """The same before each step, shape ``(num_steps,)`` as requested, padded with nan."""
+    gradient_norm: Array
+    is_proper: Array
+    """Whether the curvature at the end is that of a maximum, so that the Gaussian approximation exists."""
+
+
+def init(form: LatentGaussian, *, space: Space = "auto") -> State:
+    """The mean of the prior, or zero where it is flat."""
+    prior = gaussian_prior(form, space)
+    infinity = jnp.asarray(jnp.inf, form.offset.dtype)
+    return State(prior.zeros(), jnp.zeros_like(form.offset), infinity, infinity)
+
+
+def step(form: LatentGaussian, state: State, *, space: Space = "auto") -> tuple[State, Info]:
+    """One Newton step with a backtracking line search: one factorisation and a few evaluations of the factors.
+
+    Where the curvature is not that of a maximum, or the direction does not ascend, the absolute curvature of the
+    factors takes its place at the cost of a second factorisation.
+
+    :param LatentGaussian form: the model.
+    :param State state: a point that belongs to ``form``.
+    :param str space: where to do the algebra; see :func:`~numpyro_ext.linalg.gaussian.conditioning.choose_space`.
+    :return: the next point and what the step found.
+    """
+    return _step(form, gaussian_prior(form, space), state)
+
+
+def solve(
+    form: LatentGaussian, state: State, *, num_steps: int = 100, tol: float = 1e-8, space: Space = "auto"
+) -> tuple[State, SolveInfo]:
+    """Newton's method to the mode, in one compiled loop.
+
+    :param LatentGaussian form: the model.
+    :param State state: where to start; may come from another form of the same shapes.
+    :param int num_steps: the largest number of steps.
+    :param float tol: bound on :attr:`Info.gradient_norm` before the last step, in posterior standard deviations. That
+        step squares it, so nothing below the square root of the rounding error is asked for.
+    :param str space: where to do the algebra.
+    :return: the last point and how the run ended.
+    """
+    prior = gaussian_prior(form, space)
+    infinity = jnp.full_like(state.gradient_norm, jnp.inf)
+    state = State(state.coordinates, prior.predictor(state.coordinates), infinity, infinity)
+    bound = jnp.maximum(tol, 2.0 * jnp.sqrt(jnp.finfo(infinity.dtype).eps))
+
+    def proceed(carry: tuple[State, Array, Array, Array]) -> Array:
+        state, _, count, moved = carry
+        return (count < num_steps) & ~(state.gradient_norm < bound) & moved
+
+    def advance(carry: tuple[State, Array, Array, Array]) -> tuple[State, Array, Array, Array]:
+        state, trace, count, _ = carry
+        state, info = _step(form, prior, state)
+        return state, trace.at[count].set(info.objective), count + 1, info.step_length > 0
+
+    trace = jnp.full((num_steps,), jnp.nan, infinity.dtype)
+    state, trace, count, _ = lax.while_loop(proceed, advance, (state, trace, jnp.asarray(0), jnp.asarray(True)))
+    value, _, curvature = _derivatives(form, state.predictor)
+    objective = form.log_constant + jnp.sum(value) - 0.5 * prior.inner(state.coordinates, state.coordinates)
+    objective = jnp.where(is_valid_prior(form.prior), objective, jnp.nan)
+    is_proper = jnp.isfinite(prior.condition(curvature, jnp.zeros_like(curvature)).log_volume())
+    if any(isinstance(block, FlatPrior) for block in form.prior):
+        # Newton's decrement also vanishes where factors saturate on the way to infinity (separated classes), but then
+        # at the rate exp(-1/2) a step, and not quadratically as at a maximum.
+        is_proper &= ~(state.gradient_norm > _SLOWEST_DECREASE * state.previous_norm)
+    converged = (state.gradient_norm < bound) & jnp.isfinite(objective) & is_proper
+    return state, SolveInfo(converged, count, objective, trace, state.gradient_norm, is_proper)
+
+
+def log_evidence(form: LatentGaussian, state: State, *, space: Space = "auto") -> Array:
+    """Laplace's approximation of the log evidence.
+
+    The gradient with respect to ``form`` includes how the mode moves: the mode is held, one differentiable Newton
+    step is taken from it (which moves it by nothing but carries its derivative), and the value is computed there.
+
+    :param LatentGaussian form: the model; differentiable.
+    :param State state: the mode of ``form``.
+    :param str space: where to do the algebra.
+    :return: a scalar; nan where a prior is not positive definite or the curvature not that of a maximum.
+    """
+    prior = gaussian_prior(form, space)
+    predictor = lax.stop_gradient(prior.predictor(state.coordinates))
+    _, slope, curvature = _derivatives(form, predictor)
+    curvature = lax.stop_gradient(curvature)
+    coordinates = prior.condition(curvature, curvature * predictor + slope).coordinates
+    value, _, curvature = _derivatives(form, prior.predictor(coordinates))
+    log_volume = prior.condition(curvature, jnp.zeros_like(curvature)).log_volume()
+    total = form.log_constant + jnp.sum(value) - 0.5 * prior.inner(coordinates, coordinates) + log_volume
+    return jnp.where(lax.stop_gradient(is_valid_prior(form.prior)), total, jnp.nan)
+
+
+def posterior(form: LatentGaussian, state: State, *, space: Space = "auto") -> GaussianPosterior:
+    """The Gaussian at the mode with the curvature there."""
+    _, slope, curvature = _derivatives(form, state.predictor)
+    return GaussianPosterior(form, curvature, curvature * (state.predictor + form.offset) + slope, space)
+
+
+def _derivatives(form: LatentGaussian, predictor: Array) -> tuple[Array, Array, Array]:
+    """Log factors, their slopes and their negative second derivatives at ``eta = predictor + offset``."""
+    observed = jnp.concatenate(form.observed)
+    eta = jnp.where(observed, predictor + form.offset, 0.0)
+    parts = []
+    for potential, part in zip(form.potentials, form.split_rows(eta), strict=True):
+        value, slope, second = potential.derivatives(part)
+        # A log-concave factor has no negative curvature but by rounding.
+        parts.append((value, slope, jnp.maximum(-second, 0.0) if potential.is_log_concave else -second))
+    value, slope, curvature = (jnp.where(observed, jnp.concatenate(terms), 0.0) for terms in zip(*parts, strict=True))
+    return value, slope, curvature
+
+
+class _Direction(NamedTuple):
+    coordinates: Array
+    predictor: Array
+    slope: Array
+    """Derivative of the objective along the direction: the square of Newton's decrement."""
+    is_ascent: Array
+
+
+def _direction(prior: LinearGaussian, state: State, slope: Array, curvature: Array) -> _Direction:
+    target = prior.condition(curvature, curvature * state.predictor + slope).coordinates
+    coordinates = target - state.coordinates
+    predictor = prior.predictor(coordinates)
+    # The Newton equations turn gradient times direction into a sum of squares, which does not cancel at the mode.
+    along = prior.inner(coordinates, coordinates) + jnp.sum(curvature * predictor**2)
+    is_ascent = jnp.isfinite(along) & (along >= 0)
+    return _Direction(coordinates, predictor, along, is_ascent)
+
+
+def _step(form: LatentGaussian, prior: LinearGaussian, state: State) -> tuple[State, Info]:
+    value, slope, curvature = _derivatives(form, state.predictor)
+
+    def absolute() -> _Direction:
+        size = jnp.abs(curvature)
+        floor = jnp.sqrt(jnp.finfo(size.dtype).eps) * jnp.max(size)
+        observed = jnp.concatenate(form.observed)
+        return _direction(prior, state, slope, jnp.where(observed, jnp.maximum(size, floor), 0.0))
+
+    newton = _direction(prior, state, slope, curvature)
+    direction = lax.cond(newton.is_ascent, lambda: newton, absolute)
+
+    energy = 0.5 * prior.inner(state.coordinates, state.coordinates)
+    energy_slope = prior.inner(state.coordinates, direction.coordinates)
+    energy_curvature = 0.5 * prior.inner(direction.coordinates, direction.coordinates)
+    current = form.log_constant + jnp.sum(value) - energy
+    # Near the mode the increase is below rounding, and the step must still be taken.
+    slack = 10 * jnp.finfo(current.dtype).eps * (jnp.abs(current) + jnp.sum(jnp.abs(value)))
+
+    def is_increase(length: Array) -> Array:
+        eta = state.predictor + length * direction.predictor + form.offset
+        trial = form.log_constant + jnp.sum(form.log_factors(eta))
+        trial -= energy + length * (energy_slope + length * energy_curvature)
+        wanted = current + _SUFFICIENT_INCREASE * length * direction.slope - slack
+        return (trial >= wanted) | (jnp.isfinite(trial) & ~jnp.isfinite(current))
+
+    def halve(carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        length, _, count = carry
+        return 0.5 * length, is_increase(0.5 * length), count + 1
+
+    one = jnp.ones_like(current)
+    length, accepted, _ = lax.while_loop(
+        lambda carry: ~carry[1] & (carry[2] < _MAX_HALVINGS), halve, (one, is_increase(one), jnp.asarray(0))
+    )
+    accepted &= direction.is_ascent
+    length = jnp.where(accepted, length, 0.0)
+    decrement = jnp.sqrt(jnp.where(direction.is_ascent, direction.slope, 0.0))
+    gradient_norm = jnp.where(direction.is_ascent, decrement, jnp.inf)
+    coordinates = jnp.where(accepted, state.coordinates + length * direction.coordinates, state.coordinates)
+    predictor = jnp.where(accepted, state.predictor + length * direction.predictor, state.predictor)
+    return State(coordinates, predictor, gradient_norm, state.gradient_norm), Info(current, gradient_norm, length)

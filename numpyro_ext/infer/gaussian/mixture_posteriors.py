@@ -1,0 +1,134 @@
+"""Posteriors of sites and of hyperparameters as mixtures over a design of hyperparameters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.typing import ArrayLike
+
+from ..front.sites import SitePosterior
+from .mixture_marginals import MarginalMixture
+
+__all__ = ["HyperPosterior", "MixturePosterior"]
+
+
+class HyperPosterior:
+    """The posterior of one hyperparameter; moments are integrals over the design, in the shape of the site.
+
+    Obtained as ``engine.hyper[name]``.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        values: np.ndarray,
+        unconstrained: np.ndarray,
+        weights: np.ndarray,
+        mode: Array,
+        transform: Any,
+        is_fixed: bool,
+    ) -> None:
+        self.name = name
+        self.values = values
+        """Constrained values at the points of the design, shape ``(K,) + shape``."""
+        self.weights = weights
+        """Their posterior masses, shape ``(K,)``."""
+        self.mode = mode
+        """The value at the mode of the unconstrained density."""
+        self.is_fixed = is_fixed
+        self._unconstrained = unconstrained
+        self._transform = transform
+
+    def __repr__(self) -> str:
+        return f"HyperPosterior({self.name!r}, mean={np.asarray(self.mean)}, sd={np.asarray(self.sd)})"
+
+    @property
+    def mean(self) -> Array:
+        """Posterior mean."""
+        return jnp.asarray(np.tensordot(self.weights, self.values, 1))
+
+    @property
+    def sd(self) -> Array:
+        """Posterior standard deviation."""
+        return jnp.asarray(np.sqrt(np.tensordot(self.weights, (self.values - np.asarray(self.mean)) ** 2, 1)))
+
+    @property
+    def value(self) -> Array:
+        """The posterior mean: what other engines report under this name is the optimum."""
+        return self.mean
+
+    @property
+    def standard_error(self) -> Array | None:
+        """The posterior standard deviation, ``None`` for a value that was given."""
+        return None if self.is_fixed else self.sd
+
+    def quantile(self, q: ArrayLike) -> Array:
+        """Quantiles of each element, from the skew normal with three moments of the unconstrained values.
+
+        :param q: probability, or array of probabilities, inside (0, 1).
+        :return: of shape ``q.shape + shape``.
+        :raises ValueError: if a probability is outside (0, 1), the value was given, or the elements of the site are not
+            functions of one unconstrained element each (simplices, Cholesky factors).
+        """
+        q = np.asarray(q, self.values.dtype)
+        if not np.all((q > 0.0) & (q < 1.0)):
+            raise ValueError(f"Quantiles need probabilities inside (0, 1), got {q}.")
+        if self.is_fixed:
+            raise ValueError(f"Hyperparameter {self.name!r} was given: it has no distribution.")
+        if self._transform.domain.event_dim or self._transform.codomain.event_dim:
+            raise ValueError(f"The elements of {self.name!r} are not monotone in one unconstrained number each.")
+        free = self._unconstrained.reshape(len(self.weights), -1)
+        mean = self.weights @ free
+        variance = self.weights @ (free - mean) ** 2
+        skewness = self.weights @ (free - mean) ** 3 / variance**1.5
+        mixture = MarginalMixture(np.ones(1), mean[None], variance[None], skewness[None])
+        ends = [self._transform((mean + shift * np.sqrt(variance)).reshape(self.values.shape[1:])) for shift in (-1, 1)]
+        is_increasing = np.asarray(ends[1] >= ends[0])
+        low, high = (mixture.quantile(p).reshape(q.shape + is_increasing.shape) for p in (q, 1.0 - q))
+        return self._transform(jnp.asarray(np.where(is_increasing, low, high)))
+
+
+class MixturePosterior(SitePosterior):
+    """The posterior of one site that is affine in the field, as a mixture over the hyperparameters.
+
+    Obtained as ``engine.posterior[name]``. Moments and quantiles are those of the mixture of marginals. The covariances
+    and the draws have Gaussian components.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        mixture: MarginalMixture,
+        covariance: Callable[[], Array],
+        sample: Callable[[Array, int], Array],
+    ) -> None:
+        mean, variance = (jnp.asarray(moment) for moment in mixture.mean_and_variance())
+        super().__init__(name, shape, lambda: (mean, variance), covariance, sample)
+        self.mixture = mixture
+
+    def cdf(self, x: ArrayLike) -> Array:
+        """Posterior probability of each element being below ``x``.
+
+        :param x: in the shape of the site, or with further axes in front.
+        :return: in the shape of ``x``.
+        """
+        x = np.asarray(x, self.mixture.means.dtype)
+        flat = x.reshape(*x.shape[: x.ndim - len(self.shape)], self.size)
+        return jnp.asarray(self.mixture.cdf(flat)).reshape(x.shape)
+
+    def quantile(self, q: ArrayLike) -> Array:
+        """Quantiles of each element.
+
+        :param q: probability, or array of probabilities, inside (0, 1).
+        :return: of shape ``q.shape + shape``.
+        :raises ValueError: if a probability is outside (0, 1).
+        """
+        q = np.asarray(q, self.mixture.means.dtype)
+        if not np.all((q > 0.0) & (q < 1.0)):
+            raise ValueError(f"Quantiles need probabilities inside (0, 1), got {q}.")
+        return jnp.asarray(self.mixture.quantile(q)).reshape(q.shape + self.shape)

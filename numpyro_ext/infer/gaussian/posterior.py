@@ -1,0 +1,141 @@
+"""A Gaussian posterior over the unknowns of a form: its prior times one Gaussian site per predictor."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal, overload
+
+import jax
+from jax import Array
+
+from ...linalg.frozen_pytree import frozen_pytree
+from ...linalg.gaussian.coefficient_space import CoefficientPosterior
+from ...linalg.gaussian.conditioning import LinearGaussian, LinearGaussianPosterior, Space, linear_gaussian
+from ...linalg.gaussian.mean_field_space import MeanFieldPosterior, MeanFieldSpace
+from ...structure.latent_gaussian.form import AffineMap, LatentGaussian
+
+__all__ = ["Covariance", "GaussianPosterior", "gaussian_prior"]
+
+Covariance = Literal["full", "diagonal"]
+
+
+@overload
+def gaussian_prior(form: LatentGaussian, space: Space = ..., covariance: Literal["full"] = ...) -> LinearGaussian: ...
+
+
+@overload
+def gaussian_prior(
+    form: LatentGaussian, space: Space = ..., covariance: Covariance = ...
+) -> LinearGaussian | MeanFieldSpace: ...
+
+
+def gaussian_prior(
+    form: LatentGaussian, space: Space = "auto", covariance: Covariance = "full"
+) -> LinearGaussian | MeanFieldSpace:
+    """The prior and the linear map of ``form``, prepared for conditioning on sites of ``eta - offset``.
+
+    With ``covariance="diagonal"`` what conditioning returns has independent unknowns.
+    """
+    joint = linear_gaussian(
+        form.prior,
+        form.design,
+        form.blocks.rows,
+        form.blocks.columns,
+        is_signed=not all(potential.is_log_concave for potential in form.potentials),
+        space=space,
+    )
+    return joint if covariance == "full" else MeanFieldSpace.build(joint, form.prior, form.design)
+
+
+@frozen_pytree
+class GaussianPosterior:
+    r"""The density proportional to :math:`p(e) \prod_i \exp(-\tau_i \eta_i^2/2 + \nu_i \eta_i)`.
+
+    It is kept as its sites, one pair of numbers per observation; every method factorises once, in the space of the
+    observations or of the unknowns, whichever is smaller, and runs under ``jit`` and ``vmap``. With ``M`` rows and
+    ``N`` columns a factorisation costs ``O(min(M, N)^3)``, or the sum of that over the blocks of the form.
+    An improper posterior gives nan.
+
+    >>> import jax.numpy as jnp
+    >>> from numpyro_ext.linalg.gaussian.design import DenseDesign
+    >>> from numpyro_ext.linalg.gaussian.prior import DiagonalPrior
+    >>> from numpyro_ext.structure.latent_gaussian.form import Blocks
+    >>> form = LatentGaussian(
+    ...     prior=(DiagonalPrior(jnp.ones(1)),), design=DenseDesign(jnp.ones((3, 1))), offset=jnp.zeros(3),
+    ...     potentials=(), observed=(), log_constant=jnp.zeros(()),
+    ...     blocks=Blocks(jnp.arange(3)[None], jnp.arange(1)[None]),
+    ... )
+    >>> posterior = GaussianPosterior(form, site_precision=jnp.ones(3), site_shift=jnp.array([1.0, 2.0, 3.0]))
+    >>> mean, variance = posterior.predictor_moments()
+    >>> bool(jnp.allclose(mean, 1.5)), bool(jnp.allclose(variance, 0.25))
+    (True, True)
+    """
+
+    form: LatentGaussian
+    site_precision: Array
+    """:math:`\\tau`, shape ``(num_rows,)``; zero where a row has no factor."""
+    site_shift: Array
+    """:math:`\\nu`, shape ``(num_rows,)``."""
+    space: Space = dataclasses.field(default="auto", metadata={"static": True})
+    covariance_family: Covariance = dataclasses.field(default="full", metadata={"static": True})
+    """``"diagonal"``: independent unknowns, with the means that the sites give; see
+    :class:`~numpyro_ext.linalg.gaussian.mean_field_space.MeanFieldSpace`."""
+
+    def condition(self, space: Space | None = None) -> LinearGaussianPosterior | MeanFieldPosterior:
+        """Factorise, in another space than the posterior's own if asked."""
+        shift = self.site_shift - self.site_precision * self.form.offset
+        prior = gaussian_prior(self.form, space or self.space, self.covariance_family)
+        return prior.condition(self.site_precision, shift)
+
+    @property
+    def mean(self) -> Array:
+        """Mean of the unknowns, shape ``(N,)``."""
+        return self.condition().unknowns()
+
+    def predictor_moments(self) -> tuple[Array, Array]:
+        """Mean and variance of every predictor, shapes ``(M,)``, rows without factor included."""
+        marginals = self.condition().marginals()
+        return marginals.mean + self.form.offset, marginals.variance
+
+    def mean_and_variance(self, affine_map: AffineMap) -> tuple[Array, Array]:
+        """Exact marginal moments of a quantity affine in the unknowns.
+
+        :param AffineMap affine_map: ``R`` quantities ``design @ e + offset``.
+        :return: means and variances, shapes ``(R,)``.
+        """
+        posterior = self.condition()
+        mean = affine_map.design.matvec(posterior.unknowns()) + affine_map.offset
+        return mean, posterior.map_variance(affine_map.design)
+
+    def covariance(self, affine_map: AffineMap) -> Array:
+        """Exact joint covariance of ``R`` quantities affine in the unknowns, shape ``(R, R)``."""
+        return self.condition().map_covariance(affine_map.design)
+
+    def sample(self, rng_key: Array, num_samples: int) -> Array:
+        """Independent exact draws of the unknowns.
+
+        :param jax.Array rng_key: random key.
+        :param int num_samples: number of draws.
+        :return: draws of shape ``(num_samples, N)``.
+        """
+        return self.condition().sample(rng_key, num_samples)
+
+    def scale_tril(self) -> Array:
+        """Lower Cholesky factor of the dense covariance of the unknowns, ``(N, N)``, at cost ``O(N^3)``."""
+        if self.covariance_family == "diagonal":
+            posterior = self.condition()
+            assert isinstance(posterior, MeanFieldPosterior)  # asked for by name
+            return posterior.scale_tril()
+        rows, columns = self.form.blocks
+        if rows.shape[0] > 1:
+            one_block = type(self.form.blocks)(_all(self.form.num_rows), _all(self.form.num_columns))
+            whole = dataclasses.replace(self, form=self.form._replace(blocks=one_block))
+        else:
+            whole = self
+        dense = whole.condition("coefficient")
+        assert isinstance(dense, CoefficientPosterior)  # asked for by name
+        return dense.scale_tril()
+
+
+def _all(size: int) -> Array:
+    return jax.numpy.arange(size)[None]

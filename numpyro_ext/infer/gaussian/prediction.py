@@ -1,0 +1,91 @@
+"""Log predictive densities of observations that a fit has not seen."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from ...structure.latent_gaussian.form import LatentGaussian
+
+__all__ = ["by_site", "check_same_unknowns", "log_predictive_factors"]
+
+
+def log_predictive_factors(form: LatentGaussian, mean: Array, variance: Array) -> Array:
+    r"""Log of :math:`\int t_i(\eta) N(\eta \mid m_i, v_i) d\eta` for every factor: the log tilted normaliser.
+
+    Ko (2017), eq. (2.55).
+
+    :param LatentGaussian form: holds the factors; masked ones are scored like the others.
+    :param mean: of the predictors, shape ``(num_rows,)``.
+    :param variance: of the predictors, shape ``(num_rows,)``.
+    :return: shape ``(num_rows,)``.
+    """
+    means, variances = form.split_rows(mean), form.split_rows(variance)
+    terms = [p.log_normaliser(m, v) for p, m, v in zip(form.potentials, means, variances, strict=True)]
+    return jnp.concatenate(terms) if terms else jnp.zeros((0,), mean.dtype)
+
+
+def by_site(reading: Any, values: Array, scored: Array) -> dict[str, Array]:
+    """Cut values of all rows into the observed sites, with zero where nothing is to be scored.
+
+    The rows of one observation are added up, which treats the sticks of a stick-breaking one as independent.
+
+    :param reading: names and shapes of the observed sites.
+    :param values: one per factor, shape ``(num_rows,)``.
+    :param scored: boolean, which factors to keep; same shape.
+    :return: from site name to an array in the shape of the site's observations.
+    :raises FloatingPointError: if a kept value is ``nan``; the message names the site.
+    """
+    out, start = {}, 0
+    families = zip(reading.factor_names, reading.factor_shapes, reading.rows_per_observation, strict=True)
+    for name, shape, num_rows in families:
+        stop = start + int(np.prod(shape)) * num_rows
+        kept = jnp.where(scored[start:stop], values[start:stop], 0.0)
+        if bool(jnp.any(jnp.isnan(kept))):
+            raise FloatingPointError(
+                f"The log predictive density of site {name!r} is nan at "
+                f"{int(jnp.sum(jnp.isnan(kept)))} observations: is the observed value itself nan there?"
+            )
+        out[name] = kept.reshape(*shape, num_rows).sum(-1)
+        start = stop
+    return out
+
+
+def check_same_unknowns(fitted: Any, new: Any, hyper: dict[str, Array]) -> None:
+    """Refuse new arguments under which the field is another one than in the fit.
+
+    :param fitted: reading of the fit.
+    :param new: reading of the new arguments.
+    :param dict hyper: all hyperparameters, constrained.
+    :raises ValueError: if sites, shapes or priors of the field differ, or a hyperparameter is missing.
+    """
+    advice = "Give the model all inputs at once, and mask the observations that are to be predicted."
+    old_shapes = {name: tuple(fitted.site_shapes[name]) for name in fitted.field}
+    new_shapes = {name: tuple(new.site_shapes[name]) for name in new.field}
+    if old_shapes != new_shapes:
+        raise ValueError(
+            f"On the new arguments the field has the sites {new_shapes}, in the fit it has {old_shapes}. {advice}"
+        )
+    if set(new.hyper) != set(hyper):
+        raise ValueError(
+            f"On the new arguments the hyperparameters are {sorted(new.hyper)}, in the fit they are {sorted(hyper)}."
+        )
+    old_form, new_form = fitted.form(hyper, fitted.data), new.form(hyper, new.data)
+    old_maps, new_maps = fitted.maps(hyper, fitted.data), new.maps(hyper, new.data)
+    for name in fitted.field:
+        if not _same(old_maps[name], new_maps[name]):
+            raise ValueError(f"The prior mean of field site {name!r} is another one on the new arguments. {advice}")
+    if not _same(old_form.prior, new_form.prior):
+        raise ValueError(f"The prior of the field {list(fitted.field)} is another one on the new arguments. {advice}")
+
+
+def _same(old: Any, new: Any) -> bool:
+    old_structure: Any = jax.tree.structure(old)
+    if old_structure != jax.tree.structure(new):
+        return False
+    pairs = zip(jax.tree.leaves(old), jax.tree.leaves(new), strict=True)
+    return all(jnp.shape(x) == jnp.shape(y) and np.allclose(x, y, rtol=1e-5, atol=1e-8) for x, y in pairs)

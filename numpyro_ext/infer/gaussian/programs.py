@@ -1,0 +1,267 @@
+"""The compiled functions that a run is made of, shared by all runs of the same structure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from ...compilation.recent import Recent
+from ...structure.latent_gaussian.form import AffineMap, LatentGaussian
+from ..hyper import search as hyper_search
+from ..hyper.search import Evaluation, SearchState
+from ..hyper.space import UnconstrainedSpace
+from .prediction import log_predictive_factors
+
+__all__ = ["Algorithm", "FitInfo", "PointFit", "Programs", "compiled_programs"]
+
+_LARGEST_BATCH = 10_000_000
+_COMPILED = Recent(16)
+
+
+class FitInfo(NamedTuple):
+    """How one fit of the field ended, in the same words for all algorithms."""
+
+    converged: Array
+    num_steps: Array
+    objective_trace: Array
+    """At each step, shape ``(num_steps,)`` as requested, ``nan`` beyond the last."""
+    max_change: Array
+    """What was compared with ``tol`` in the last step."""
+    skipped: Array
+    """Which factors kept their old value in the last step, shape ``(num_rows,)``."""
+    objective: Array | None = None
+    """Log evidence at the end, if the algorithm has it at hand."""
+
+
+class Algorithm(NamedTuple):
+    """An algorithm on a :class:`~numpyro_ext.structure.latent_gaussian.form.LatentGaussian`, its options bound."""
+
+    init: Callable[[LatentGaussian], Any]
+    solve: Callable[..., tuple[Any, Any]]
+    """``(form, state, num_steps=, tol=) -> (state, FitInfo)``."""
+    log_evidence: Callable[[LatentGaussian, Any], Array]
+    posterior: Callable[[LatentGaussian, Any], Any]
+    key: Hashable
+    """Name and options: equal keys mean equal functions."""
+
+
+class PointFit(NamedTuple):
+    """The fit of the field at one point of the hyperparameters."""
+
+    objective: Array
+    """Log evidence plus log prior density, as in the search."""
+    state: Any
+    converged: Array
+    marginals: Any
+    """What was asked of the posterior there."""
+
+
+class Programs:
+    """Compiled functions of ``(data, hyper, ...)`` for one model structure and one algorithm.
+
+    ``data`` are the arrays of a reading, ``hyper`` its hyperparameters (constrained), ``state`` the state of the
+    algorithm. Functions compile on first use; another reading of the same structure runs them as they are.
+
+    :param reading: any reading of the structure.
+    :param Algorithm algorithm: the algorithm.
+    :param UnconstrainedSpace space: of the hyperparameters that are learned.
+    :param int num_steps: steps of one fit of the field at most.
+    :param float tol: at which the algorithm stops.
+    :param float hyper_tol: largest derivative of the objective at which the hyperparameters are accepted.
+    :param int max_iterations: steps of the hyperparameter search at most.
+    :param bool is_density_unconstrained: whether the prior density of the hyperparameters is per unit of the
+        unconstrained space, in which they are to be integrated, and not per unit of their own.
+    """
+
+    def __init__(
+        self,
+        reading: Any,
+        algorithm: Algorithm,
+        space: UnconstrainedSpace,
+        *,
+        num_steps: int,
+        tol: float,
+        hyper_tol: float,
+        max_iterations: int,
+        is_density_unconstrained: bool = False,
+    ) -> None:
+        self._reading = reading
+        self._algorithm = algorithm
+        self._space = space
+        self._num_steps = num_steps
+        self._tol = tol
+        self._hyper_tol = hyper_tol
+        self._max_iterations = max_iterations
+        self._is_density_unconstrained = is_density_unconstrained
+
+        # Compiled only as a part of others, but traced once for all of them.
+        self.evaluate = jax.jit(self._evaluate)
+        self.solve = jax.jit(self._solve, static_argnames="num_steps")
+        self.init_state = jax.jit(self._init_state)
+        self.search = jax.jit(self._search, static_argnames="num_evaluations")
+        self.fits = jax.jit(self._fits, static_argnames="marginals_fn")
+        self.moments = jax.jit(self._moments)
+        self.covariance = jax.jit(self._covariance, static_argnames="name")
+        self.draw_site = jax.jit(self._draw_site, static_argnames=("name", "num_samples"))
+        self.draws = jax.jit(self._draws, static_argnames="num_samples")
+        self.stacked_moments = jax.jit(self._stacked_moments, static_argnames="names")
+        self.log_predictive = jax.jit(self._log_predictive)
+        self.weight_inputs = jax.jit(self._weight_inputs)
+        self.fold_predictive = jax.jit(self._fold_predictives, static_argnames="batch_size")
+
+    def _evaluate(self, data: Any, fixed: dict[str, Array], values: Array, state: Any) -> Evaluation:
+        """The objective of the hyperparameter search; see :func:`~numpyro_ext.infer.hyper.search.evaluation_fn`."""
+        reading, space = self._reading, self._space
+        evaluate = hyper_search.evaluation_fn(
+            form_fn=lambda values: reading.form(space.unpack(values, fixed), data),
+            log_prior_fn=lambda values: self._log_prior(data, fixed, values),
+            solve_fn=partial(self._algorithm.solve, num_steps=self._num_steps, tol=self._tol),
+            log_evidence_fn=self._algorithm.log_evidence,
+        )
+        return evaluate(values, state)
+
+    def _log_prior(self, data: Any, fixed: dict[str, Array], values: Array) -> Array:
+        total = self._reading.log_prior(self._space.unpack(values, fixed), data)
+        return total + self._space.log_volume(values) if self._is_density_unconstrained else total
+
+    def _fits(
+        self, data: Any, fixed: dict[str, Array], points: Array, state: Any, *, marginals_fn: Callable[..., Any]
+    ) -> PointFit:
+        """Fit the field at each of the unconstrained ``points``, one after the other and all from the same ``state``;
+        ``marginals_fn`` is a function of the form, its posterior and the maps of the affine sites."""
+
+        def at(values: Array) -> PointFit:
+            hyper = self._space.unpack(values, fixed)
+            form = self._reading.form(hyper, data)
+            solved, info = self._algorithm.solve(form, state, num_steps=self._num_steps, tol=self._tol)
+            objective = self._algorithm.log_evidence(form, solved) + self._log_prior(data, fixed, values)
+            posterior = self._algorithm.posterior(form, solved)
+            return PointFit(objective, solved, info.converged, marginals_fn(form, posterior, self._maps(data, hyper)))
+
+        return jax.lax.map(at, points)
+
+    def _solve(self, data: Any, hyper: dict, state: Any, *, num_steps: int) -> tuple[Any, Any, Array]:
+        form = self._reading.form(hyper, data)
+        state = self._algorithm.init(form) if state is None else state
+        state, info = self._algorithm.solve(form, state, num_steps=num_steps, tol=self._tol)
+        log_evidence = self._algorithm.log_evidence(form, state) if info.objective is None else info.objective
+        return state, info, log_evidence
+
+    def _init_state(self, data: Any, hyper: dict) -> Any:
+        return self._algorithm.init(self._reading.form(hyper, data))
+
+    def init_search(self, data: Any, fixed: dict, values: Array, state: Any) -> SearchState:
+        """The search before its first evaluation; ``state`` may be ``None`` for a cold start of the field."""
+        if state is None:
+            state = self.init_state(data, self._space.unpack(values, fixed))
+        return hyper_search.init_search(jax.eval_shape(self.evaluate, data, fixed, values, state), values, state)
+
+    def _search(
+        self, data: Any, fixed: dict, state: SearchState, max_iterations: Array, *, num_evaluations: int
+    ) -> tuple[SearchState, Array]:
+        return hyper_search.search(
+            partial(self.evaluate, data, fixed),
+            state,
+            num_evaluations=num_evaluations,
+            tol=self._hyper_tol,
+            max_iterations=max_iterations,
+        )
+
+    def _posterior(self, data: Any, hyper: dict, state: Any) -> Any:
+        return self._algorithm.posterior(self._reading.form(hyper, data), state)
+
+    def _maps(self, data: Any, hyper: dict) -> dict[str, AffineMap]:
+        return self._reading.maps(hyper, data)
+
+    def _moments(self, data: Any, hyper: dict, state: Any) -> dict[str, tuple[Array, Array]]:
+        posterior = self._posterior(data, hyper, state)
+        maps = self._maps(data, hyper)
+        return {name: posterior.mean_and_variance(map_) for name, map_ in maps.items()}
+
+    def _covariance(self, data: Any, hyper: dict, state: Any, *, name: str) -> Array:
+        return self._posterior(data, hyper, state).covariance(self._maps(data, hyper)[name])
+
+    def _draw_site(self, data: Any, hyper: dict, state: Any, rng_key: Array, *, name: str, num_samples: int) -> Array:
+        design, offset = self._maps(data, hyper)[name]
+        return design.matvec(self._posterior(data, hyper, state).sample(rng_key, num_samples)) + offset
+
+    def _draws(
+        self, data: Any, hyper: dict, state: Any, rng_key: Array, *, num_samples: int
+    ) -> tuple[dict[str, Array], Array]:
+        """Draws of every site, and the log density of each with the data and the hyperparameters' prior."""
+        form = self._reading.form(hyper, data)
+        unknowns = self._algorithm.posterior(form, state).sample(rng_key, num_samples)
+
+        def at(e: Array) -> tuple[dict[str, Array], Array]:
+            return self._reading.values(hyper, e, data), form.log_density(e)
+
+        # Batches bound the memory that the factors of many observations take at many draws.
+        batch_size = min(num_samples, max(1, _LARGEST_BATCH // max(1, form.num_rows)))
+        sites, log_density = jax.lax.map(at, unknowns, batch_size=batch_size)
+        return sites, log_density + self._reading.log_prior(hyper, data)
+
+    def _stacked_moments(self, data: Any, hyper: dict, state: Any, *, names: tuple[str, ...]) -> tuple[Array, Array]:
+        """Joint mean of the named sites, flattened one after the other, and a factor ``F`` of their covariance
+        ``F F^T``, of shape ``(total size, num_columns)``."""
+        maps = self._maps(data, hyper)
+        posterior = self._posterior(data, hyper, state)
+        design = jnp.concatenate([maps[name].design.to_dense() for name in names])
+        offset = jnp.concatenate([maps[name].offset for name in names])
+        return design @ posterior.mean + offset, design @ posterior.scale_tril()
+
+    def _log_predictive(
+        self, data: Any, hyper: dict, state: Any, new: LatentGaussian | None = None
+    ) -> tuple[Array, Array]:
+        """Log predictive density of every factor and whether it is observed, of the fit itself or of another form on
+        the same unknowns."""
+        form = self._reading.form(hyper, data)
+        posterior = self._algorithm.posterior(form, state)
+        if new is None:
+            new, moments = form, posterior.predictor_moments()
+        else:
+            moments = posterior.mean_and_variance(AffineMap(new.design, new.offset))
+        return log_predictive_factors(new, *moments), jnp.concatenate(new.observed)
+
+    def _weight_inputs(self, data: Any, hyper: dict, state: Any) -> tuple[LatentGaussian, Array, Array]:
+        """The form, and mean and lower Cholesky factor of its unknowns: what importance weights are made of."""
+        form = self._reading.form(hyper, data)
+        posterior = self._algorithm.posterior(form, state)
+        return form, posterior.mean, posterior.scale_tril()
+
+    def _fold_predictives(
+        self, data: Any, fixed: dict, values: Array, *, batch_size: int | None
+    ) -> tuple[Array, SearchState | None, Any]:
+        """:meth:`_fold_predictive` for folds whose ``data`` are stacked, so many of them at a time."""
+        return jax.lax.map(lambda fold: self._fold_predictive(fold, fixed, values), data, batch_size=batch_size)
+
+    def _fold_predictive(self, data: Any, fixed: dict, values: Array) -> tuple[Array, SearchState | None, Any]:
+        """Fit one fold and score all its factors: predictive densities, the search, and the algorithm's info."""
+        reading, space = self._reading, self._space
+        if space.size:
+            evaluate = partial(self.evaluate, data, fixed)
+            start = self._algorithm.init(reading.form(space.unpack(values, fixed), data))
+            final = hyper_search.maximise(
+                evaluate, values, start, tol=self._hyper_tol, max_iterations=self._max_iterations, with_curvature=False
+            )
+            hyper, state, info = space.unpack(final.values, fixed), final.best.state, final.best.info
+        else:
+            final, hyper = None, dict(fixed)
+            state, info, _ = self._solve(data, hyper, None, num_steps=self._num_steps)
+        return self._log_predictive(data, hyper, state)[0], final, info
+
+
+def compiled_programs(reading: Any, algorithm: Algorithm, space: UnconstrainedSpace, **options: Any) -> Programs:
+    """The programs for this structure, from the cache if a run of the same structure has been made before.
+
+    :param reading: of the model.
+    :param Algorithm algorithm: with its options bound.
+    :param UnconstrainedSpace space: of the hyperparameters that are learned.
+    :param options: as for :class:`Programs`.
+    """
+    key = (reading.structure_key, algorithm.key, space.key, tuple(sorted(options.items())))
+    return _COMPILED.get(key, lambda: Programs(reading, algorithm, space, **options))

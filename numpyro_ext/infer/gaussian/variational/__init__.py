@@ -1,0 +1,1 @@
+"""The Gaussian with the largest lower bound of the log evidence."""

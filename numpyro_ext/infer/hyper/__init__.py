@@ -1,0 +1,1 @@
+"""Hyperparameters as one vector, and searches over it."""

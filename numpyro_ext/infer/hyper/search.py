@@ -1,0 +1,323 @@
+r"""Learning hyperparameters: L-BFGS on log evidence plus log prior, one fit of the field per evaluation.
+
+The search is a flat loop. Every turn makes one evaluation, at a trial point of the line search or, once the search has
+ended, at a point of the finite differences that give the curvature. So a compiled search holds a single copy of the
+algorithm that fits the field, and under ``vmap`` (cross-validation folds) every lane moves at its own pace.
+
+The direction is that of L-BFGS (Liu and Nocedal, 1989; from optax). The step size is found by bisection on the weak
+Wolfe conditions (Lewis and Overton, 2013, algorithm 2.6); a trial point where the objective is not finite counts as one
+where it did not increase, so the search backs away from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import Array
+
+__all__ = [
+    "Evaluation",
+    "SearchState",
+    "curvature_covariance",
+    "evaluation_fn",
+    "hessian",
+    "init_search",
+    "is_finished",
+    "maximise",
+    "search",
+]
+
+_MEMORY = 10
+_SUFFICIENT_INCREASE = 1e-4
+_CURVATURE = 0.9
+_MAX_TRIALS = 25
+
+
+class Evaluation(NamedTuple):
+    """The objective at one point, and the fit of the field that it rests on."""
+
+    objective: Array
+    """Log evidence plus log prior."""
+    gradient: Array
+    """Of the objective, shape ``(d,)``."""
+    log_evidence: Array
+    state: Any
+    """State of the algorithm at its fixed point."""
+    info: Any
+    """What the algorithm says about reaching it."""
+
+
+class SearchState(NamedTuple):
+    """Everything that the search needs to go on exactly where it stopped."""
+
+    values: Array
+    """The best point so far, unconstrained, shape ``(d,)``."""
+    best: Evaluation
+    """The evaluation there; an objective of ``-inf`` says that none has been made yet."""
+    memory: Any
+    """L-BFGS: past differences of points and gradients."""
+    direction: Array
+    step_size: Array
+    lower: Array
+    """The largest step size known to be too short."""
+    upper: Array
+    """The smallest one known to be too long, infinite if none is."""
+    num_trials: Array
+    """Trial points of the current line search."""
+    num_iterations: Array
+    num_evaluations: Array
+    is_searching: Array
+    """False once the search has ended."""
+    converged: Array
+    """Whether it ended because the gradient vanished."""
+    num_probes: Array
+    """Evaluations made for the curvature, of ``2 d``."""
+    probes: Array
+    """Gradients at ``values`` plus and minus one difference step along each axis, shape ``(d, 2, d)``."""
+
+
+def evaluation_fn(
+    form_fn: Callable[[Array], Any],
+    log_prior_fn: Callable[[Array], Array],
+    solve_fn: Callable[[Any, Any], tuple[Any, Any]],
+    log_evidence_fn: Callable[[Any, Any], Array],
+) -> Callable[[Array, Any], Evaluation]:
+    """The objective as a function of the unconstrained vector and of a state to start the field from.
+
+    :param form_fn: the form that the algorithm runs on, as a function of the vector.
+    :param log_prior_fn: log prior density of the hyperparameters, as a function of the vector.
+    :param solve_fn: ``(form, state) -> (state, info)``, to the fixed point of the field.
+    :param log_evidence_fn: ``(form, state) -> scalar`` whose gradient with the state held is that of the log evidence.
+    :return: a function ``(vector, state) -> Evaluation``; pure, so that it may be compiled and batched.
+    """
+
+    def evaluate(values: Array, state: Any) -> Evaluation:
+        solved, info = solve_fn(form_fn(values), state)
+        solved = jax.lax.stop_gradient(solved)
+
+        def objective(values: Array) -> tuple[Array, Array]:
+            log_evidence = log_evidence_fn(form_fn(values), solved)
+            return log_evidence + log_prior_fn(values), log_evidence
+
+        (total, log_evidence), gradient = jax.value_and_grad(objective, has_aux=True)(values)
+        return Evaluation(total, gradient, log_evidence, solved, info)
+
+    return evaluate
+
+
+def _lbfgs() -> optax.GradientTransformation:
+    return optax.scale_by_lbfgs(memory_size=_MEMORY)
+
+
+def init_search(shapes: Evaluation, values: Array, state: Any) -> SearchState:
+    """The state before the first evaluation, which is made at ``values`` itself.
+
+    :param Evaluation shapes: shapes and dtypes of an evaluation, from ``jax.eval_shape(evaluate, values, state)``.
+    :param values: where to start, shape ``(d,)``.
+    :param state: of the algorithm, where the first fit of the field starts.
+    :return: a state for :func:`search`.
+    """
+    # NumPy makes these constants without compiling anything.
+    blank = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes)
+    blank = blank._replace(objective=blank.objective - np.inf, state=state)
+    constant: Callable[..., Any] = np.full
+    zero = constant((), 0.0, values.dtype)
+    count = constant((), 0, np.int32)
+    return SearchState(
+        values=values,
+        best=blank,
+        memory=_lbfgs().init(values),
+        direction=constant(values.shape, 0.0, values.dtype),
+        step_size=zero,
+        lower=zero,
+        upper=constant((), np.inf, values.dtype),
+        num_trials=count,
+        num_iterations=count,
+        num_evaluations=count,
+        is_searching=constant((), True),
+        converged=constant((), False),
+        num_probes=count,
+        probes=constant((values.size, 2, values.size), 0.0, values.dtype),
+    )
+
+
+def _select(condition: Array, new: Any, old: Any) -> Any:
+    return jax.tree.map(lambda x, y: jnp.where(condition, x, y), new, old)
+
+
+def _line_search(
+    state: SearchState, trial: Array, new: Evaluation, tol: float, max_iterations: int | Array
+) -> SearchState:
+    """Judge a trial point: accept it and take a new direction, or shorten or lengthen the step."""
+    old = state.best
+    dtype = trial.dtype
+    slope = jnp.dot(old.gradient, state.direction)
+    rounding = 10.0 * jnp.finfo(dtype).eps * jnp.maximum(1.0, jnp.abs(new.objective))
+    finite = jnp.isfinite(new.objective) & jnp.all(jnp.isfinite(new.gradient))
+    gain = new.objective - old.objective
+    increased = finite & (gain >= _SUFFICIENT_INCREASE * state.step_size * slope - rounding)
+    flattened = jnp.dot(new.gradient, state.direction) <= _CURVATURE * slope + tol**2
+    accepted = increased & flattened
+
+    # The accepted branch. Inputs are replaced where they are not finite, so that nothing spreads into the memory.
+    gradient = jnp.where(finite, new.gradient, old.gradient)
+    descent, memory = _lbfgs().update(-gradient, state.memory, trial)
+    direction = -jnp.asarray(descent, dtype)
+    is_ascent = jnp.dot(direction, gradient) > 0.0
+    direction = jnp.where(is_ascent, direction, gradient / jnp.maximum(1.0, jnp.linalg.norm(gradient)))
+    vanished = jnp.max(jnp.abs(gradient)) <= tol
+
+    # The rejected branch.
+    lower = jnp.where(increased, state.step_size, state.lower)
+    upper = jnp.where(increased, state.upper, state.step_size)
+    bounded = jnp.isfinite(upper)
+    step_size = jnp.where(bounded, 0.5 * (lower + jnp.where(bounded, upper, 0.0)), 2.0 * lower)
+    exhausted = state.num_trials + 1 >= _MAX_TRIALS
+    # At rounding level no step improves: that is the top, if what the slope still promises is below any interest.
+    at_top = exhausted & (0.5 * slope <= tol)
+    refused_at_start = (state.num_iterations == 0) & ~finite
+
+    one = jnp.ones((), dtype)
+    num_iterations = state.num_iterations + accepted
+    is_searching = jnp.where(accepted, ~vanished & (num_iterations <= max_iterations), ~exhausted & ~refused_at_start)
+    return state._replace(
+        values=jnp.where(accepted, trial, state.values),
+        best=_select(accepted, new, old),
+        memory=_select(accepted, memory, state.memory),
+        direction=jnp.where(accepted, direction, state.direction),
+        step_size=jnp.where(accepted, one, step_size),
+        lower=jnp.where(accepted, 0.0 * one, lower),
+        upper=jnp.where(accepted, one * jnp.inf, upper),
+        num_trials=jnp.where(accepted, 0, state.num_trials + 1),
+        num_iterations=num_iterations,
+        is_searching=is_searching,
+        converged=jnp.where(accepted, vanished, at_top),
+    )
+
+
+def _difference_step(dtype: Any, tol: float) -> float:
+    """Balances the error of the central difference against that of gradients known to about ``tol``."""
+    return max(tol, float(jnp.finfo(dtype).eps) ** 0.5) ** (1.0 / 3.0)
+
+
+def is_finished(state: SearchState) -> Array:
+    """Whether neither the search nor its curvature has anything left to evaluate."""
+    is_probing = (state.num_probes < 2 * state.values.size) & (state.num_iterations > 0)
+    return ~(state.is_searching | is_probing)
+
+
+def search(
+    evaluate: Callable[[Array, Any], Evaluation],
+    state: SearchState,
+    *,
+    num_evaluations: int,
+    tol: float,
+    max_iterations: int | Array,
+) -> tuple[SearchState, Array]:
+    """Go on with a search for at most ``num_evaluations`` evaluations.
+
+    :param evaluate: as made by :func:`evaluation_fn`.
+    :param SearchState state: from :func:`init_search` or an earlier call.
+    :param int num_evaluations: the length of this chunk (static).
+    :param float tol: the search has converged when no derivative of the objective exceeds this; also the accuracy
+        that the curvature's difference step reckons with.
+    :param int max_iterations: accepted steps of the search at most.
+    :return: the new state, and the objective at each evaluation of this chunk, of shape ``(num_evaluations,)``, ``nan``
+        where none was made.
+    """
+    start = state.num_evaluations
+    step = _difference_step(state.values.dtype, tol)
+
+    def unfinished(carry: tuple[SearchState, Array]) -> Array:
+        state, _ = carry
+        return ~is_finished(state) & (state.num_evaluations - start < num_evaluations)
+
+    def advance(carry: tuple[SearchState, Array]) -> tuple[SearchState, Array]:
+        state, trace = carry
+        axis, side = state.num_probes // 2, state.num_probes % 2
+        probe = state.values.at[axis].add(jnp.where(side == 0, step, -step))
+        trial = jnp.where(state.is_searching, state.values + state.step_size * state.direction, probe)
+        new = evaluate(trial, state.best.state)
+
+        searched = _line_search(state, trial, new, tol, max_iterations)
+        probed = state._replace(num_probes=state.num_probes + 1, probes=state.probes.at[axis, side].set(new.gradient))
+        trace = trace.at[state.num_evaluations - start].set(
+            jnp.where(jnp.isfinite(new.objective), new.objective, -jnp.inf)
+        )
+        state = _select(state.is_searching, searched, probed)
+        return state._replace(num_evaluations=state.num_evaluations + 1), trace
+
+    trace = jnp.full((num_evaluations,), jnp.nan, state.best.objective.dtype)
+    return jax.lax.while_loop(unfinished, advance, (state, trace))
+
+
+def hessian(state: SearchState, *, tol: float) -> np.ndarray:
+    """Second derivatives of the objective at ``state.values`` by central differences of its gradient.
+
+    :param SearchState state: of a finished search.
+    :param float tol: as given to :func:`search`.
+    :return: symmetric array of shape ``(d, d)``; meaningless before ``num_probes`` has reached ``2 d``.
+    """
+    probes = np.asarray(state.probes)
+    rows = (probes[:, 0] - probes[:, 1]) / (2.0 * _difference_step(probes.dtype, tol))
+    return 0.5 * (rows + rows.T)
+
+
+def curvature_covariance(second_derivatives: np.ndarray) -> tuple[np.ndarray, bool]:
+    """Inverse of the negative Hessian, kept positive definite.
+
+    :param second_derivatives: the Hessian of the objective, shape ``(d, d)``.
+    :return: the covariance, in which a direction without downward curvature is given standard deviation 10 (all of
+        the line for a transformed parameter), and whether every direction had such curvature.
+    """
+    eigenvalues, vectors = np.linalg.eigh(-np.asarray(second_derivatives))
+    floor = max(1e-2, np.max(np.abs(eigenvalues)) * np.finfo(eigenvalues.dtype).eps)
+    covariance = (vectors / np.maximum(eigenvalues, floor)) @ vectors.T
+    return covariance, bool(np.all(eigenvalues > 0.0))
+
+
+def maximise(
+    evaluate: Callable[[Array, Any], Evaluation],
+    values: Array,
+    state: Any,
+    *,
+    tol: float = 1e-4,
+    max_iterations: int = 100,
+    with_curvature: bool = True,
+) -> SearchState:
+    """A whole search in one call: pure, and batched by ``vmap``.
+
+    :param evaluate: as made by :func:`evaluation_fn`.
+    :param values: where to start, shape ``(d,)``.
+    :param state: of the algorithm, where the first fit of the field starts.
+    :param float tol: largest derivative of the objective at convergence.
+    :param int max_iterations: accepted steps at most.
+    :param bool with_curvature: false to leave out the ``2 d`` evaluations of the curvature.
+    :return: the final state; ``values``, ``best`` and ``converged`` are what one looks for.
+
+    **Example:**
+
+    .. code-block:: python
+
+        >>> import jax.numpy as jnp
+        >>> from numpyro_ext.infer.hyper.search import evaluation_fn, maximise
+        >>> evaluate = evaluation_fn(
+        ...     form_fn=lambda x: x,
+        ...     log_prior_fn=lambda x: -0.5 * jnp.sum(x**2),
+        ...     solve_fn=lambda form, state: (state, ()),
+        ...     log_evidence_fn=lambda x, state: -0.5 * jnp.sum((x - 2.0) ** 2),
+        ... )
+        >>> print(maximise(evaluate, jnp.zeros(1), ()).values.round(3))
+        [1.]
+    """
+    start = init_search(jax.eval_shape(evaluate, values, state), values, state)
+    if not with_curvature:
+        start = start._replace(num_probes=jnp.asarray(2 * values.size, jnp.int32))
+    limit = max_iterations * _MAX_TRIALS + 2 * values.size
+    final, _ = search(evaluate, start, num_evaluations=limit, tol=tol, max_iterations=max_iterations)
+    return final

@@ -1,0 +1,1 @@
+"""Expectation maximisation for tables of rows, on arrays."""

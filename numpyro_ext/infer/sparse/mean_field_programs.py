@@ -1,0 +1,281 @@
+"""The compiled functions that structured mean field is run and questioned with, shared by runs of one structure."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from ...compilation.recent import Recent
+from ...linalg.cholesky import cholesky, cholesky_solve, solve_upper
+from ...linalg.operators.operator import LinearOperator
+from ...linalg.solvers.perturb_and_map import draw_perturbations, perturb_and_map
+from ...linalg.solvers.posterior_precision import gram_diagonal
+from ..hyper import search as hyper_search
+from ..hyper.space import UnconstrainedSpace
+from . import gaussian_solver as structured_gaussian
+from . import mean_field as core
+from . import tree_learning
+
+__all__ = ["CHUNK", "SparsePrograms", "compiled_form", "compiled_sparse_programs"]
+
+CHUNK = 10
+_LEARNING_STEPS = 5
+_DRAWS_AT_A_TIME = 25
+_COMPILED = Recent(16)
+_FORMS = Recent(16)
+
+
+class SparsePrograms:
+    """Compiled functions of ``(data, hyper, workspace, state, ...)`` for one model structure.
+
+    :param reading: any reading of the structure.
+    :param UnconstrainedSpace space: of the hyperparameters that are learned.
+    :param Options options: of the core.
+    :param float tol: at which the iteration has converged.
+    """
+
+    def __init__(self, reading: Any, space: UnconstrainedSpace, options: core.Options, *, tol: float) -> None:
+        self._reading, self._space, self._tol = reading, space, tol
+        self.options = options
+        self.make_workspace = jax.jit(self._make_workspace)
+        self.init_state = jax.jit(self._init_state)
+        self.solve = jax.jit(self._solve)
+        self.site_mean = jax.jit(self._site_mean, static_argnames="name")
+        self.site_moments = jax.jit(self._site_moments, static_argnames="name")
+        self.site_covariance = jax.jit(self._site_covariance, static_argnames="name")
+        self.draw_centered = jax.jit(self._draw_centered, static_argnames="num_samples")
+        self.draw_site = jax.jit(self._draw_site, static_argnames=("name", "num_samples"))
+        self.draws = jax.jit(self._draws)
+        self.state_probabilities = jax.jit(self._state_probabilities)
+        self.row_variance = jax.jit(self._row_variance, static_argnames="name")
+
+    def bound_to(self, workspace: core.Workspace) -> _BoundPrograms:
+        """The two functions by which a saved run is put together again."""
+        return _BoundPrograms(self, workspace)
+
+    def state_shapes(self, data: Any, hyper: dict, workspace: core.Workspace) -> core.State:
+        """Shapes and dtypes of the state."""
+        return jax.eval_shape(self._init_state, data, hyper, workspace, None)
+
+    def _make_workspace(self, data: Any, hyper: dict, rng_key: Array) -> core.Workspace:
+        return core.make_workspace(self._reading.form(hyper, data), rng_key, self.options)
+
+    def _init_state(self, data: Any, hyper: dict, workspace: core.Workspace, coefficients: Array | None) -> core.State:
+        return core.init(self._reading.form(hyper, data), workspace, self.options, coefficients)
+
+    def _solve(
+        self,
+        data: Any,
+        fixed: dict,
+        values: Array,
+        workspace: core.Workspace,
+        state: core.State,
+        num_steps: Array | int,
+    ) -> tuple[Array, core.State, core.SolveInfo]:
+        """At most :data:`CHUNK` steps, each with an update of the hyperparameters where there are any."""
+        reading, space = self._reading, self._space
+
+        def make_form(values: Array) -> Any:
+            return reading.form(space.unpack(values, fixed), data)
+
+        solve = partial(
+            core.solve,
+            values,
+            workspace,
+            state,
+            self.options,
+            num_steps=num_steps,
+            tol=self._tol,
+            trace_length=CHUNK,
+        )
+        if not space.size:
+            return values, *solve(make_form=make_form)
+        return solve(make_form=make_form, learn=partial(self._learn, data, fixed))
+
+    def _learn(self, data: Any, fixed: dict, values: Array, state: core.State) -> Array:
+        """A few steps of L-BFGS that raise the expected log joint density plus log prior."""
+        reading, space = self._reading, self._space
+        form = reading.form(space.unpack(values, fixed), data)
+        statistics = tree_learning.statistics(form, state)
+
+        def expected(values: Array, _: Any) -> Array:
+            hyper = space.unpack(values, fixed)
+            prior, noise = reading.prior(hyper, data), reading.noise_variance(hyper, data)
+            return tree_learning.expected_log_joint(reading.forest, prior, noise, statistics, weight=form.weight)
+
+        evaluate = hyper_search.evaluation_fn(
+            form_fn=lambda values: values,
+            log_prior_fn=lambda values: reading.log_prior(space.unpack(values, fixed), data),
+            solve_fn=lambda form, state: (state, ()),
+            log_evidence_fn=expected,
+        )
+        found = hyper_search.maximise(
+            evaluate, values, (), tol=1e-4, max_iterations=_LEARNING_STEPS, with_curvature=False
+        )
+        return found.values
+
+    def _precision(self, data: Any, hyper: dict, workspace: core.Workspace, state: core.State) -> Any:
+        return core.posterior_precision(self._reading.form(hyper, data), workspace, state)
+
+    def _gram(self, precision: Any) -> Array:
+        return gram_diagonal(precision.operator, precision.noise_variance, self.options.solver == "diagonal")
+
+    def has_exact_variance(self, name: str) -> bool:
+        """Whether the variance of a site is computed without draws."""
+        solver = self.options.solver
+        return solver == "dense" or (solver == "diagonal" and (self._is_small or self._reading.is_selection(name)))
+
+    @property
+    def _is_small(self) -> bool:
+        return self._reading.num_columns <= structured_gaussian.LARGEST_DENSE
+
+    def _site_mean(self, data: Any, hyper: dict, workspace: core.Workspace, state: core.State, *, name: str) -> Array:
+        operator, offset = self._reading.maps(hyper, data, (name,))[name]
+        return operator @ state.mean + offset
+
+    def _site_moments(
+        self, data: Any, hyper: dict, workspace: core.Workspace, state: core.State, draws: Array, *, name: str
+    ) -> tuple[Array, Array]:
+        operator, offset = self._reading.maps(hyper, data, (name,))[name]
+        mean = operator @ state.mean + offset
+        if not self.has_exact_variance(name):
+            total = lax.map(operator.matvec, draws, batch_size=_DRAWS_AT_A_TIME)
+            return mean, jnp.mean(jnp.square(total), axis=0)
+        precision = self._precision(data, hyper, workspace, state)
+        if self.options.solver == "diagonal":
+            variance = 1.0 / (self._gram(precision) + precision.precision)
+            if self._reading.is_selection(name):
+                return mean, operator @ variance
+            return mean, jnp.square(operator.materialise()) @ variance
+        return mean, jnp.sum(jnp.square(self._root(precision, operator)), axis=0)
+
+    def _root(self, precision: Any, operator: LinearOperator) -> Array:
+        """``F`` with ``F^T F`` the covariance of what the operator makes of the coefficients."""
+        factor = cholesky(precision.dense())
+        return jax.scipy.linalg.solve_triangular(factor, operator.materialise().T, lower=True)
+
+    def _site_covariance(
+        self, data: Any, hyper: dict, workspace: core.Workspace, state: core.State, *, name: str
+    ) -> Array:
+        operator, _ = self._reading.maps(hyper, data, (name,))[name]
+        precision = self._precision(data, hyper, workspace, state)
+        if self._is_small:
+            root = self._root(precision, operator)
+            return root.T @ root
+        rows = lax.map(operator.T.matvec, jnp.eye(operator.shape[0]), batch_size=_DRAWS_AT_A_TIME)
+        return lax.map(operator.matvec, self._solve_rows(precision, rows), batch_size=_DRAWS_AT_A_TIME)
+
+    def _solve_rows(self, precision: Any, rows: Array) -> Array:
+        gram = self._gram(precision)
+        if self.options.solver == "diagonal":
+            return rows / (gram + precision.precision)
+        if self.options.solver == "dense":
+            factor = cholesky(precision.dense())
+            return jax.vmap(partial(cholesky_solve, factor))(rows)
+        solve = partial(
+            precision.solve, gram_diagonal=gram, tol=self.options.mean_tol, max_iterations=self.options.max_iterations
+        )
+        return lax.map(lambda row: solve(row).solution, rows)
+
+    def _draw_centered(
+        self, data: Any, hyper: dict, workspace: core.Workspace, state: core.State, rng_key: Array, *, num_samples: int
+    ) -> Array:
+        """Draws of the coefficients less their mean, shape ``(num_samples, n)``."""
+        precision = self._precision(data, hyper, workspace, state)
+        size = precision.shape[0]
+        if self.options.solver != "conjugate-gradient":
+            white = jax.random.normal(rng_key, (num_samples, size), state.mean.dtype)
+            if self.options.solver == "diagonal":
+                return white / jnp.sqrt(self._gram(precision) + precision.precision)
+            return solve_upper(cholesky(precision.dense()), white.T).T
+        gram = self._gram(precision)
+
+        def some(rng_key: Array) -> Array:
+            sizes = precision.operator.shape[0], precision.precision.size
+            perturbations = draw_perturbations(rng_key, batch, sizes)
+            tol, max_iterations = self.options.reported_draw_tol, self.options.max_iterations
+            return perturb_and_map(precision, perturbations, gram, tol=tol, max_iterations=max_iterations).solution
+
+        batch = min(num_samples, _DRAWS_AT_A_TIME)
+        parts = lax.map(some, jax.random.split(rng_key, -(-num_samples // batch)))
+        return parts.reshape(-1, size)[:num_samples]
+
+    def _draw_site(self, *inputs: Any, name: str, num_samples: int) -> Array:
+        data, hyper, _, state, _ = inputs
+        operator, offset = self._reading.maps(hyper, data, (name,))[name]
+        draws = state.mean + self._draw_centered(*inputs, num_samples=num_samples)
+        return lax.map(operator.matvec, draws, batch_size=_DRAWS_AT_A_TIME) + offset
+
+    def _draws(
+        self, data: Any, hyper: dict, workspace: core.Workspace, state: core.State, centered: Array
+    ) -> tuple[dict[str, Array], Array]:
+        """Every site at draws of the coefficients, and the log density of each."""
+        form = self._reading.form(hyper, data)
+
+        def at(draw: Array) -> tuple[dict[str, Array], Array]:
+            s = state.mean + draw
+            return self._reading.values(hyper, s, data), form.log_density(s)
+
+        sites, log_density = lax.map(at, centered, batch_size=min(_DRAWS_AT_A_TIME, centered.shape[0]))
+        return sites, log_density + self._reading.log_constant(hyper, data) + self._reading.log_prior(hyper, data)
+
+    def _state_probabilities(self, data: Any, hyper: dict, workspace: core.Workspace, state: core.State) -> Array:
+        return tree_learning.statistics(self._reading.form(hyper, data), state).states.marginals
+
+    def _row_variance(
+        self,
+        data: Any,
+        hyper: dict,
+        workspace: core.Workspace,
+        state: core.State,
+        rows: LinearOperator | Array,
+        *,
+        name: str | None,
+    ) -> Array:
+        """Variances of linear functionals of a site, or of the coefficients."""
+        dtype = state.mean.dtype
+        if isinstance(rows, LinearOperator):
+            functionals = lax.map(rows.rmatvec, jnp.eye(rows.shape[0], dtype=dtype), batch_size=_DRAWS_AT_A_TIME)
+        else:
+            functionals = rows.astype(dtype)
+        if name is not None:
+            operator, _ = self._reading.maps(hyper, data, (name,))[name]
+            functionals = lax.map(operator.rmatvec, functionals, batch_size=_DRAWS_AT_A_TIME)
+        precision = self._precision(data, hyper, workspace, state)
+        return jnp.sum(functionals * self._solve_rows(precision, functionals), axis=-1)
+
+
+class _BoundPrograms:
+    """What :func:`~numpyro_ext.infer.front.saved_runs.fit_from_content` asks for."""
+
+    def __init__(self, programs: SparsePrograms, workspace: core.Workspace) -> None:
+        self._programs, self._workspace = programs, workspace
+
+    def init_state(self, data: Any, hyper: dict) -> core.State:
+        return self._programs.init_state(data, hyper, self._workspace, None)
+
+
+def compiled_sparse_programs(
+    reading: Any, space: UnconstrainedSpace, options: core.Options, *, tol: float
+) -> SparsePrograms:
+    """The programs for this structure, from the store if a run of the same structure has been made before.
+
+    :param reading: of the model.
+    :param UnconstrainedSpace space: of the hyperparameters that are learned.
+    :param Options options: of the core.
+    :param float tol: at which the iteration has converged.
+    """
+    key = (reading.structure_key, space.key, options, tol)
+    return _COMPILED.get(key, lambda: SparsePrograms(reading, space, options, tol=tol))
+
+
+def compiled_form(reading: Any) -> Any:
+    """``reading.form`` as a compiled function of hyperparameters and data, shared by readings of one structure.
+
+    :param reading: of the model.
+    """
+    return _FORMS.get(reading.structure_key, lambda: jax.jit(reading.form))

@@ -1,0 +1,249 @@
+"""The compiled functions of expectation propagation with a forest as one factor, shared by runs of one structure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from ...compilation.recent import Recent
+from ...linalg.cholesky import solve_upper
+from ...potentials.trees.draws import tree_draws
+from ...potentials.trees.mixture import components_of_nodes, state_posterior, tilted_moments
+from ..hyper import search as hyper_search
+from ..hyper.space import UnconstrainedSpace
+from . import tree_propagation as core
+
+__all__ = ["LARGEST_DENSE", "TreeOptions", "TreePrograms", "compiled_tree_programs"]
+
+LARGEST_DENSE = 2048
+"""Coefficients up to which an operator is turned into a matrix."""
+_LARGEST_COVARIANCE = 1024
+_DRAWS_AT_A_TIME = 10
+_COMPILED = Recent(16)
+
+
+class TreeOptions(NamedTuple):
+    """Static choices."""
+
+    is_exact: bool
+    """Whether the likelihood is a product over coefficients."""
+    num_steps: int
+    tol: float
+    damping: float
+    hyper_tol: float
+
+
+class TreePrograms:
+    """Compiled functions of ``(data, hyper, projection, state, ...)`` for one model structure.
+
+    :param reading: any reading of the structure.
+    :param UnconstrainedSpace space: of the hyperparameters that are learned.
+    :param TreeOptions options: static choices.
+    """
+
+    def __init__(self, reading: Any, space: UnconstrainedSpace, options: TreeOptions) -> None:
+        self._reading, self._space, self.options = reading, space, options
+        self.project = jax.jit(self._project)
+        self.init_state = jax.jit(self._init_state)
+        self.units = jax.jit(self._units)
+        self.evaluate = jax.jit(self._evaluate)
+        self.search = jax.jit(self._search, static_argnames="num_evaluations")
+        self.site_mean = jax.jit(self._site_mean, static_argnames="name")
+        self.site_variance = jax.jit(self._site_variance, static_argnames="name")
+        self.site_covariance = jax.jit(self._site_covariance, static_argnames="name")
+        self.draw_site = jax.jit(self._draw_site, static_argnames=("name", "num_samples"))
+        self.draws = jax.jit(self._draws, static_argnames="num_samples")
+        self.state_probabilities = jax.jit(lambda *inputs: self._moments(*inputs).marginals)
+
+    # Fitting
+
+    def _project(self, data: Any, hyper: dict) -> Any:
+        """The data as Gaussians over single coefficients; nothing where they are not."""
+        if not self.options.is_exact:
+            return ()
+        form = self._reading.form(hyper, data)
+        return core.project(form.operator, form.observed, form.noise_variance)
+
+    def _init_state(self, data: Any, hyper: dict) -> Any:
+        return () if self.options.is_exact else core.init(self._reading.form(hyper, data))
+
+    def _cavity(self, data: Any, hyper: dict, projection: Any, state: Any) -> core.Cavity:
+        if self.options.is_exact:
+            return core.exact_cavity(projection, self._reading.noise_variance(hyper, data))
+        return core.gaussian(self._reading.form(hyper, data), state).cavity
+
+    def _units(self, data: Any, fixed: dict, projection: Any, state: Any, values: Array) -> Array:
+        """About the standard error of each hyperparameter, at most one: the steps of the search are in these units."""
+        reading, space = self._reading, self._space
+        num_rows = sum(rows.size for rows in reading.rows)
+
+        def parameters(values: Array) -> tuple[Any, Array]:
+            hyper = space.unpack(values, fixed)
+            return reading.prior(hyper, data), jnp.broadcast_to(reading.noise_variance(hyper, data), (num_rows,))
+
+        cavity = self._cavity(data, space.unpack(values, fixed), projection, state)
+        scales = core.gradient_scales(reading.forest, parameters, values, cavity)
+        return 1.0 / jnp.sqrt(1.0 + jnp.square(scales))
+
+    def _evaluation(
+        self, data: Any, fixed: dict, projection: Any, origin: Array, units: Array
+    ) -> Callable[[Array, Any], hyper_search.Evaluation]:
+        """The objective at ``origin + units * x``."""
+        reading, options = self._reading, self.options
+        num_rows = sum(rows.size for rows in reading.rows)
+
+        def hyper_at(x: Array) -> dict[str, Array]:
+            return self._space.unpack(origin + units * x, fixed)
+
+        def form(x: Array) -> Any:
+            hyper = hyper_at(x)
+            if options.is_exact:
+                parts = reading.prior(hyper, data), reading.noise_variance(hyper, data)
+            else:
+                parts = reading.form(hyper, data)
+            return parts, reading.log_constant(hyper, data)
+
+        def log_evidence(form: Any, state: Any) -> Array:
+            parts, constant = form
+            if options.is_exact:
+                prior, noise = parts
+                value = core.exact_log_evidence(reading.forest, prior, projection, noise, num_rows)
+            else:
+                value = core.log_evidence(parts, state)
+            return value + constant
+
+        def solve(form: Any, state: Any) -> tuple[Any, core.SolveInfo]:
+            if options.is_exact:
+                zero = jnp.zeros(())
+                return state, core.SolveInfo(jnp.asarray(True), jnp.ones((), jnp.int32), zero, zero)
+            return core.solve(form[0], state, num_steps=options.num_steps, tol=options.tol, damping=options.damping)
+
+        return hyper_search.evaluation_fn(form, lambda x: reading.log_prior(hyper_at(x), data), solve, log_evidence)
+
+    def _evaluate(self, data: Any, fixed: dict, projection: Any, state: Any, values: Array) -> Any:
+        evaluate = self._evaluation(data, fixed, projection, values, jnp.ones_like(values))
+        return evaluate(jnp.zeros_like(values), state)
+
+    def init_search(
+        self, data: Any, fixed: dict, projection: Any, origin: Array, units: Array, state: Any, with_curvature: bool
+    ) -> hyper_search.SearchState:
+        """The search before its first evaluation."""
+        x = jnp.zeros_like(origin)
+        shapes = jax.eval_shape(self._evaluate, data, fixed, projection, state, origin)
+        start = hyper_search.init_search(shapes, x, state)
+        if not with_curvature:
+            start = start._replace(num_probes=jnp.asarray(2 * x.size, jnp.int32))
+        return start
+
+    def _search(
+        self,
+        data: Any,
+        fixed: dict,
+        projection: Any,
+        origin: Array,
+        units: Array,
+        search: hyper_search.SearchState,
+        max_iterations: Array,
+        *,
+        num_evaluations: int,
+    ) -> tuple[hyper_search.SearchState, Array]:
+        evaluate = self._evaluation(data, fixed, projection, origin, units)
+        return hyper_search.search(
+            evaluate, search, num_evaluations=num_evaluations, tol=self.options.hyper_tol, max_iterations=max_iterations
+        )
+
+    # Answers
+
+    def _moments(self, data: Any, hyper: dict, projection: Any, state: Any) -> Any:
+        cavity = self._cavity(data, hyper, projection, state)
+        return tilted_moments(self._reading.forest, self._reading.prior(hyper, data), *cavity)
+
+    def has_exact_variance(self, name: str) -> bool:
+        """Whether the variance of a site is computed without draws."""
+        return (
+            self._reading.num_columns <= _LARGEST_COVARIANCE
+            or not self.options.is_exact
+            or self._reading.is_selection(name)
+        )
+
+    def _map(self, data: Any, hyper: dict, name: str) -> Any:
+        return self._reading.maps(hyper, data, (name,))[name]
+
+    def _mean(self, data: Any, hyper: dict, projection: Any, state: Any) -> Array:
+        if self.options.is_exact:
+            return self._moments(data, hyper, projection, state).mean
+        return core.gaussian(self._reading.form(hyper, data), state).mean
+
+    def _site_mean(self, data: Any, hyper: dict, projection: Any, state: Any, *, name: str) -> Array:
+        operator, offset = self._map(data, hyper, name)
+        return operator @ self._mean(data, hyper, projection, state) + offset
+
+    def _site_variance(self, data: Any, hyper: dict, projection: Any, state: Any, *, name: str) -> Array:
+        if self.options.is_exact and self._reading.is_selection(name):
+            operator, _ = self._map(data, hyper, name)
+            return operator @ self._moments(data, hyper, projection, state).variance
+        return jnp.diagonal(self._site_covariance(data, hyper, projection, state, name=name))
+
+    def _site_covariance(self, data: Any, hyper: dict, projection: Any, state: Any, *, name: str) -> Array:
+        matrix = self._map(data, hyper, name).operator.materialise()
+        if not self.options.is_exact:
+            factor = core.gaussian(self._reading.form(hyper, data), state).factor
+            root = jax.scipy.linalg.solve_triangular(factor, matrix.T, lower=True)
+            return root.T @ root
+        return matrix @ self._covariance(data, hyper, projection, state) @ matrix.T
+
+    def _covariance(self, data: Any, hyper: dict, projection: Any, state: Any) -> Array:
+        """Given the states the coefficients are independent; the covariance of the states is a slope of marginals."""
+        prior, forest = self._reading.prior(hyper, data), self._reading.forest
+        cavity = self._cavity(data, hyper, projection, state)
+        low, high = (c.tilted_moments(*cavity) for c in components_of_nodes(forest, prior))
+        evidence = jnp.stack([low.log_z, high.log_z], axis=-1)
+
+        def marginals(extra: Array) -> Array:
+            return state_posterior(forest, prior, evidence.at[:, 1].add(extra)).marginals
+
+        zeros = jnp.zeros_like(cavity.mean)
+        p, gap = marginals(zeros), high.mean - low.mean
+        states = jax.jacfwd(marginals)(zeros)
+        within = (1.0 - p) * low.variance + p * high.variance
+        return jnp.diag(within) + gap[:, None] * states * gap
+
+    def _draw(self, data: Any, hyper: dict, projection: Any, state: Any, rng_key: Array, num_samples: int) -> Array:
+        if self.options.is_exact:
+            cavity = self._cavity(data, hyper, projection, state)
+            forest, prior = self._reading.forest, self._reading.prior(hyper, data)
+            return tree_draws(rng_key, forest, prior, *cavity, num_samples)[0]
+        moments = core.gaussian(self._reading.form(hyper, data), state)
+        white = jax.random.normal(rng_key, (num_samples, moments.mean.size), moments.mean.dtype)
+        return moments.mean + solve_upper(moments.factor, white.T).T
+
+    def _draw_site(
+        self, data: Any, hyper: dict, projection: Any, state: Any, rng_key: Array, *, name: str, num_samples: int
+    ) -> Array:
+        operator, offset = self._map(data, hyper, name)
+        draws = self._draw(data, hyper, projection, state, rng_key, num_samples)
+        return lax.map(operator.matvec, draws, batch_size=_DRAWS_AT_A_TIME) + offset
+
+    def _draws(
+        self, data: Any, hyper: dict, projection: Any, state: Any, rng_key: Array, *, num_samples: int
+    ) -> tuple[dict[str, Array], Array]:
+        """Every site at draws of the coefficients, and the log density of each."""
+        form = self._reading.form(hyper, data)
+        draws = self._draw(data, hyper, projection, state, rng_key, num_samples)
+
+        def at(s: Array) -> tuple[dict[str, Array], Array]:
+            return self._reading.values(hyper, s, data), form.log_density(s)
+
+        sites, log_density = lax.map(at, draws, batch_size=min(_DRAWS_AT_A_TIME, num_samples))
+        return sites, log_density + self._reading.log_constant(hyper, data) + self._reading.log_prior(hyper, data)
+
+
+def compiled_tree_programs(reading: Any, space: UnconstrainedSpace, options: TreeOptions) -> TreePrograms:
+    """The programs for this structure, from the store if a run of the same structure has been made before."""
+    key = (reading.structure_key, space.key, options)
+    return _COMPILED.get(key, partial(TreePrograms, reading, space, options))

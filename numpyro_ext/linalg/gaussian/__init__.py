@@ -1,0 +1,1 @@
+"""A Gaussian prior conditioned on one Gaussian factor per row, in the cheapest space."""

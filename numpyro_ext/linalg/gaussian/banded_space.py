@@ -1,0 +1,199 @@
+"""Conditioning a Gaussian on sites in the space of the unknowns where rows touch only unknowns near each other."""
+
+from __future__ import annotations
+
+import math
+
+import jax.numpy as jnp
+from jax import Array, random
+
+from ..frozen_pytree import frozen_pytree
+from .block_tridiagonal import BlockTridiagonal, BlockTridiagonalFactor
+from .design import Design, SparseRows
+from .marginals import Marginals, cavity_ratio
+from .prior import DiagonalPrior, FlatPrior, PriorBlock
+
+__all__ = ["BandedPosterior", "BandedSpace", "can_be_banded", "is_worth_banding"]
+
+# Below this width, steps of the loops over blocks cost more than the arithmetic in them.
+_SMALLEST_BLOCK = 32
+
+
+def can_be_banded(prior: tuple[PriorBlock, ...], design: Design) -> bool:
+    """Whether the posterior precision is a band: independent unknowns and rows whose extent is known."""
+    is_independent = all(isinstance(block, DiagonalPrior | FlatPrior) for block in prior)
+    return is_independent and isinstance(design, SparseRows) and design.bandwidth is not None
+
+
+def is_worth_banding(design: Design) -> bool:
+    """Whether a band of blocks is much smaller than the matrix."""
+    assert isinstance(design, SparseRows) and design.bandwidth is not None  # see can_be_banded
+    return 8 * max(design.bandwidth, _SMALLEST_BLOCK) <= design.num_columns
+
+
+@frozen_pytree
+class BandedSpace:
+    r"""Unknowns :math:`e = s \circ w` with a diagonal prior, each row touching a stretch of at most ``bandwidth + 1``.
+
+    The posterior precision is block tridiagonal with blocks as wide as the band, so that a factorisation and all
+    variances of the rows cost ``O(N b^2)`` and memory ``O(N b)``: images and time series of any length.
+    """
+
+    design: SparseRows
+    scale: Array
+    """Standard deviations of the prior, one for flat unknowns; shape ``(N,)``."""
+    precision: Array
+    """Prior precision of :math:`w`: one, or zero for flat unknowns; shape ``(N,)``."""
+    half_log_determinant: Array
+    """Half the log determinant of the precision, with the constant of the flat unknowns."""
+
+    @classmethod
+    def build(cls, prior: tuple[PriorBlock, ...], design: SparseRows) -> BandedSpace:
+        """Whiten the prior."""
+        dtype = design.values.dtype
+        is_flat = [isinstance(block, FlatPrior) for block in prior]
+        scale = [
+            jnp.ones((block.size,), dtype) if flat else block.scale_part()
+            for block, flat in zip(prior, is_flat, strict=True)
+        ]
+        precision = [
+            jnp.full((block.size,), 0.0 if flat else 1.0, dtype) for block, flat in zip(prior, is_flat, strict=True)
+        ]
+        num_flat = sum(block.size for block, flat in zip(prior, is_flat, strict=True) if flat)
+        constant = jnp.asarray(0.5 * num_flat * math.log(2.0 * math.pi), dtype)
+        return cls(design, jnp.concatenate(scale), jnp.concatenate(precision), constant)
+
+    @property
+    def rows(self) -> Array:
+        """Rows of the one block."""
+        return jnp.arange(self.design.num_rows)[None]
+
+    @property
+    def width(self) -> int:
+        """Unknowns per block of the precision."""
+        return max(self.design.bandwidth or 0, _SMALLEST_BLOCK)
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of the precision; the last one may be padded."""
+        return -(-self.design.num_columns // self.width)
+
+    def to_rows(self, local: Array) -> Array:
+        """Values of shape ``(1, m)`` as ``(num_rows,)``."""
+        return local[0]
+
+    def predictor(self, coordinates: Array) -> Array:
+        """Predictors of shape ``(num_rows,)`` for coordinates :math:`w` of shape ``(1, N)``."""
+        return self.design.matvec(self.unknowns(coordinates))
+
+    def unknowns(self, coordinates: Array) -> Array:
+        """:math:`e` of shape ``(..., N)`` for ``w`` of shape ``(..., 1, N)``."""
+        return self.scale * coordinates[..., 0, :]
+
+    def inner(self, a: Array, b: Array) -> Array:
+        """The prior's quadratic form between two coordinates; flat unknowns do not enter."""
+        return jnp.sum(self.precision * a * b)
+
+    def zeros(self) -> Array:
+        """The coordinates of the prior mean."""
+        return jnp.zeros_like(self.scale)[None]
+
+    def sequential_row(self, i: int | Array) -> Array:
+        """Refused: updates by single rows need the dense covariance.
+
+        :raises ValueError: always.
+        """
+        raise ValueError("The sequential schedule has no banded form: ask for space='sparse' or space='coefficient'.")
+
+    def condition(self, site_precision: Array, site_shift: Array) -> BandedPosterior:
+        r"""Multiply the prior by sites :math:`\exp(-\tau_i h_i^2/2 + \nu_i h_i)`, one per row.
+
+        :param jax.Array site_precision: :math:`\tau`, shape ``(num_rows,)``.
+        :param jax.Array site_shift: :math:`\nu`, shape ``(num_rows,)``.
+        :return: the posterior; nan where it is improper.
+        """
+        columns = self.design.columns
+        values = self.design.values * self.scale[columns]
+        pairs = site_precision[:, None, None] * values[:, :, None] * values[:, None, :]
+        i, j = jnp.broadcast_arrays(columns[:, :, None], columns[:, None, :])
+        gram = BlockTridiagonal.from_pairs(i, j, pairs, self.num_blocks, self.width)
+        padding = jnp.ones((self.num_blocks * self.width - self.scale.size,), self.precision.dtype)
+        own = jnp.concatenate([self.precision, padding]).reshape(self.num_blocks, self.width)
+        diagonal = gram.diagonal + own[:, :, None] * jnp.eye(self.width, dtype=own.dtype)
+        factor = gram._replace(diagonal=diagonal).factorise()
+        shift = self.to_blocks(self.scale * self.design.rmatvec(site_shift))
+        white = factor.solve_lower(shift)
+        return BandedPosterior(self, site_precision, factor, white, self.from_blocks(factor.solve_upper(white))[None])
+
+    def to_blocks(self, x: Array) -> Array:
+        """Values of shape ``(N,)`` or ``(N, r)`` as ``(K, b, r)``, padded with zeros."""
+        x = x.reshape(self.scale.size, -1)
+        x = jnp.pad(x, ((0, self.num_blocks * self.width - x.shape[0]), (0, 0)))
+        return x.reshape(self.num_blocks, self.width, x.shape[1])
+
+    def from_blocks(self, x: Array) -> Array:
+        """The inverse of :meth:`to_blocks` for ``r = 1``: shape ``(N,)``."""
+        return x.reshape(-1)[: self.scale.size]
+
+
+@frozen_pytree
+class BandedPosterior:
+    """The Gaussian of :meth:`BandedSpace.condition`."""
+
+    space: BandedSpace
+    site_precision: Array
+    factor: BlockTridiagonalFactor
+    white_mean: Array
+    coordinates: Array
+    """:math:`E[w]`, shape ``(1, N)``."""
+
+    def marginals(self) -> Marginals:
+        """Moments of every predictor and the log partition function."""
+        mean = self.space.predictor(self.coordinates)
+        variance = self._variance_of_rows(self.space.design)
+        ratio = cavity_ratio(self.site_precision, variance)
+        log_partition = 0.5 * jnp.sum(self.white_mean**2) + self.log_volume()
+        return Marginals(mean, variance, ratio, log_partition)
+
+    def log_volume(self) -> Array:
+        r""":math:`\frac12 \log|P| - \frac12 \log|H|`, where :math:`|P|` counts :math:`2 \pi` for a flat unknown."""
+        return self.space.half_log_determinant - self.factor.half_log_determinant()
+
+    def sequential_moments(self) -> tuple[Array, Array]:
+        """Refused like :meth:`BandedSpace.sequential_row`.
+
+        :raises ValueError: always.
+        """
+        self.space.sequential_row(0)
+        raise AssertionError
+
+    def unknowns(self) -> Array:
+        """Posterior mean of the unknowns, shape ``(N,)``."""
+        return self.space.unknowns(self.coordinates)
+
+    def map_variance(self, design: Design) -> Array:
+        """Posterior variance of ``J e`` for a design ``J``, shape ``(rows of J,)``."""
+        if isinstance(design, SparseRows) and design.bandwidth is not None and design.bandwidth <= self.space.width:
+            return self._variance_of_rows(design)
+        return jnp.sum(self._white_map(design) ** 2, axis=(0, 1))
+
+    def map_covariance(self, design: Design) -> Array:
+        """Posterior covariance of ``J e`` for a design ``J``, shape ``(rows of J, rows of J)``."""
+        white = self._white_map(design)
+        return jnp.einsum("kbi,kbj->ij", white, white)
+
+    def sample(self, rng_key: Array, num_samples: int) -> Array:
+        """Exact draws of the unknowns by triangular solves, shape ``(num_samples, N)``."""
+        noise = random.normal(rng_key, (*self.white_mean.shape[:2], num_samples), self.white_mean.dtype)
+        deviation = self.factor.solve_upper(noise).reshape(-1, num_samples)[: self.space.scale.size]
+        return self.space.scale * (self.coordinates + deviation.T)
+
+    def _variance_of_rows(self, design: SparseRows) -> Array:
+        inverse = self.factor.selected_inverse()
+        values = design.values * self.space.scale[design.columns]
+        pairs = inverse.entries(design.columns[:, :, None], design.columns[:, None, :])
+        return jnp.einsum("rk,rkl,rl->r", values, pairs, values)
+
+    def _white_map(self, design: Design) -> Array:
+        rows = design.to_dense() * self.space.scale
+        return self.factor.solve_lower(self.space.to_blocks(rows.T))

@@ -1,0 +1,250 @@
+"""Conditioning a Gaussian on sites in the space of the unknowns: one factorisation of size ``columns`` per block."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jax import Array, random
+
+from ..cholesky import cholesky, half_log_determinant, solve_lower, solve_upper
+from ..frozen_pytree import frozen_pytree
+from .block_diagonal import BlockCovariance, BlockDiagonal, quadratic_form
+from .design import DenseDesign, Design, SparseRows
+from .marginals import Marginals, cavity_ratio
+from .prior import FlatPrior, PrecisionPrior, PriorBlock
+
+__all__ = ["CoefficientSpace"]
+
+
+class WhitenedPrior(NamedTuple):
+    r"""Coordinates :math:`w` with :math:`e = F w` in which the prior precision is simple.
+
+    A covariance is whitened (:math:`F F^T = C`, precision one), which is safe for any variance down to zero; a
+    precision is kept as given, and a flat block has precision zero.
+    """
+
+    factor: BlockDiagonal
+    precision: BlockDiagonal
+    half_log_determinant: Array
+    """Half the log determinant of the precision of the proper blocks, with the constant of the flat ones."""
+
+    @classmethod
+    def build(cls, prior: tuple[PriorBlock, ...], dtype: jnp.dtype) -> WhitenedPrior:
+        """Whiten block by block."""
+        factors, precisions, total = [], [], jnp.zeros((), dtype)
+        for block in prior:
+            ones = jnp.ones((block.size,), dtype)
+            if isinstance(block, FlatPrior):
+                factors.append(ones)
+                precisions.append(0.0 * ones)
+                total += 0.5 * block.size * math.log(2.0 * math.pi)
+            elif isinstance(block, PrecisionPrior):
+                factors.append(ones)
+                precisions.append(block.precision)
+                total += half_log_determinant(cholesky(block.precision))
+            else:
+                factors.append(block.scale_part())
+                precisions.append(ones)
+        return cls(BlockDiagonal(tuple(factors)), BlockDiagonal(tuple(precisions)), total)
+
+
+@frozen_pytree
+class CoefficientSpace:
+    r"""Unknowns :math:`e = F w` seen through :math:`h = A e = X w`, with :math:`X = A F`.
+
+    With ``is_sparse`` (one block, sparse rows) :math:`X` is never formed: the Gram matrix is accumulated from the
+    ``k^2`` pairs of every row, and variances are gathered from the covariance of the unknowns.
+    """
+
+    whitened: WhitenedPrior
+    design: Any
+    """The design: sparse rows in the sparse case."""
+    rows: Array
+    columns: Array
+    factor: Any
+    """:math:`F` block by block, shape ``(b, n, n)``; None in the sparse case."""
+    matrix: Any
+    """:math:`X` block by block, shape ``(b, m, n)``; None in the sparse case."""
+    precision: Array
+    """Prior precision of :math:`w` block by block, shape ``(b, n, n)``; one on the diagonal at padding."""
+    is_sparse: bool = dataclasses.field(metadata={"static": True})
+
+    @classmethod
+    def build(
+        cls, prior: tuple[PriorBlock, ...], design: Design, rows: Array, columns: Array, is_sparse: bool
+    ) -> CoefficientSpace:
+        """Whiten the prior and carry the design over."""
+        dtype = design.values.dtype if isinstance(design, SparseRows) else design.matrix.dtype
+        whitened = WhitenedPrior.build(prior, dtype)
+        if rows.shape[0] == 1:
+            rows, columns = jnp.arange(design.num_rows)[None], jnp.arange(design.num_columns)[None]
+            precision = whitened.precision.to_dense()[None]
+            if is_sparse:
+                return cls(whitened, design, rows, columns, None, None, precision, True)
+            factor = whitened.factor.to_dense()[None]
+            matrix = whitened.factor.apply_transpose(design.to_dense())[None]
+            return cls(whitened, design, rows, columns, factor, matrix, precision, False)
+        is_padding = (columns == design.num_columns).astype(dtype)
+        precision = whitened.precision.take(columns) + is_padding[:, :, None] * jnp.eye(columns.shape[1], dtype=dtype)
+        factor = whitened.factor.take(columns)
+        matrix = design.take_blocks(rows, columns) @ factor
+        return cls(whitened, design, rows, columns, factor, matrix, precision, False)
+
+    def to_rows(self, local: Array) -> Array:
+        """Values of shape ``(b, m)`` as ``(num_rows,)``."""
+        if self.rows.shape[0] == 1:
+            return local[0]
+        return jnp.zeros((self.design.num_rows,), local.dtype).at[self.rows].set(local, mode="drop")
+
+    def predictor(self, coordinates: Array) -> Array:
+        """:math:`h = X w` of shape ``(num_rows,)`` for coordinates :math:`w` of shape ``(b, n)``."""
+        if self.is_sparse:
+            return self.design.matvec(self.unknowns(coordinates))
+        return self.to_rows(jnp.einsum("bmn,bn->bm", self.matrix, coordinates))
+
+    def unknowns(self, coordinates: Array) -> Array:
+        """:math:`e = F w` of shape ``(..., num_columns)`` for ``w`` of shape ``(..., b, n)``."""
+        if self.rows.shape[0] > 1:
+            out = jnp.zeros((*coordinates.shape[:-2], self.design.num_columns), coordinates.dtype)
+            coordinates = out.at[..., self.columns].set(coordinates, mode="drop")
+        else:
+            coordinates = coordinates[..., 0, :]
+        return self.whitened.factor.apply(coordinates)
+
+    def inner(self, a: Array, b: Array) -> Array:
+        """The prior's quadratic form between two coordinates; flat unknowns do not enter."""
+        return jnp.einsum("bi,bij,bj->", a, self.precision, b)
+
+    def zeros(self) -> Array:
+        """The coordinates of the prior mean."""
+        return jnp.zeros(self.precision.shape[:2], self.precision.dtype)
+
+    def sequential_row(self, i: int | Array) -> Array:
+        """The ``i``-th row of :math:`X` of every block, shape ``(b, n)``."""
+        if not self.is_sparse:
+            return self.matrix[:, i]
+        row = jnp.zeros((self.design.num_columns,), self.precision.dtype)
+        row = row.at[self.design.columns[i]].add(self.design.values[i])
+        return self.whitened.factor.apply_transpose(row)[None]
+
+    def condition(self, site_precision: Array, site_shift: Array) -> CoefficientPosterior:
+        r"""Multiply the prior by sites :math:`\exp(-\tau_i h_i^2/2 + \nu_i h_i)`, one per row.
+
+        The factorised matrix is the posterior precision :math:`H = P + X^T \mathrm{diag}(\tau) X` (Ko 2017, §2.1);
+        it is positive definite exactly when the posterior is proper, whatever the signs of :math:`\tau`.
+
+        :param jax.Array site_precision: :math:`\tau`, shape ``(num_rows,)``.
+        :param jax.Array site_shift: :math:`\nu`, shape ``(num_rows,)``.
+        :return: the posterior; all nan where it is improper.
+        """
+        if self.is_sparse:
+            transpose = self.whitened.factor.apply_transpose
+            gram = _sparse_gram(self.design, site_precision)
+            gram = transpose(transpose(gram).T)[None]
+            shift = transpose(self.design.rmatvec(site_shift))[None]
+        else:
+            precision, local_shift = self._to_local(site_precision), self._to_local(site_shift)
+            gram = (self.matrix * precision[:, :, None]).swapaxes(-1, -2) @ self.matrix
+            shift = jnp.einsum("bmn,bm->bn", self.matrix, local_shift)
+        factor = cholesky(self.precision + gram)
+        white = solve_lower(factor, shift[:, :, None])
+        return CoefficientPosterior(self, site_precision, factor, white[..., 0], solve_upper(factor, white)[..., 0])
+
+    def _to_local(self, values: Array) -> Array:
+        if self.rows.shape[0] == 1:
+            return values[None]
+        return values.at[self.rows].get(mode="fill", fill_value=0.0)
+
+
+@frozen_pytree
+class CoefficientPosterior:
+    """The Gaussian of :meth:`CoefficientSpace.condition`."""
+
+    space: CoefficientSpace
+    site_precision: Array
+    factor: Array
+    """Cholesky factor :math:`R` of the posterior precision of :math:`w`, shape ``(b, n, n)``."""
+    white_mean: Array
+    """:math:`R^T E[w]`, shape ``(b, n)``."""
+    coordinates: Array
+    """:math:`E[w]`, shape ``(b, n)``."""
+
+    def marginals(self) -> Marginals:
+        """Moments of every predictor and the log partition function."""
+        space = self.space
+        mean = space.predictor(self.coordinates)
+        if space.is_sparse:
+            variance = quadratic_form(space.design, self._block_covariance())
+        else:
+            white = solve_lower(self.factor, space.matrix.swapaxes(-1, -2))
+            variance = space.to_rows(jnp.sum(white**2, axis=-2))
+        ratio = cavity_ratio(self.site_precision, variance)
+        log_partition = 0.5 * jnp.sum(self.white_mean**2) + self.log_volume()
+        return Marginals(mean, variance, ratio, log_partition)
+
+    def log_volume(self) -> Array:
+        r""":math:`\frac12 \log|P| - \frac12 \log|H|`, where :math:`|P|` counts :math:`2 \pi` for a flat unknown."""
+        return self.space.whitened.half_log_determinant - half_log_determinant(self.factor)
+
+    def sequential_moments(self) -> tuple[Array, Array]:
+        """Mean ``(b, n)`` and covariance ``(b, n, n)`` of :math:`w`."""
+        inverse = solve_lower(self.factor, _identity_like(self.factor))
+        return self.coordinates, inverse.swapaxes(-1, -2) @ inverse
+
+    def unknowns(self) -> Array:
+        """Posterior mean of the unknowns, shape ``(num_columns,)``."""
+        return self.space.unknowns(self.coordinates)
+
+    def map_variance(self, design: Design) -> Array:
+        """Posterior variance of ``J e`` for a design ``J``, shape ``(rows of J,)``."""
+        if isinstance(design, DenseDesign) and self.space.rows.shape[0] == 1:
+            return jnp.sum(self._white_map(design) ** 2, axis=0)
+        return quadratic_form(design, self._block_covariance())
+
+    def map_covariance(self, design: Design) -> Array:
+        """Posterior covariance of ``J e`` for a design ``J``, shape ``(rows of J, rows of J)``."""
+        if isinstance(design, DenseDesign) and self.space.rows.shape[0] == 1:
+            white = self._white_map(design)
+            return white.T @ white
+        return self._block_covariance().map_covariance(design)
+
+    def sample(self, rng_key: Array, num_samples: int) -> Array:
+        """Exact draws of the unknowns by a triangular solve, shape ``(num_samples, num_columns)``."""
+        noise = random.normal(rng_key, (*self.coordinates.shape, num_samples), self.factor.dtype)
+        deviation = jnp.moveaxis(solve_upper(self.factor, noise), -1, 0)
+        return self.space.unknowns(self.coordinates + deviation)
+
+    def scale_tril(self) -> Array:
+        """Lower factor of the covariance of the unknowns, for one block: ``(num_columns, num_columns)``.
+
+        By orthogonal factorisation of a root of it, because the covariance itself may be numerically singular.
+        """
+        root = solve_lower(self.factor, self._dense_factor().swapaxes(-1, -2))[0]
+        upper = jnp.linalg.qr(root, mode="r")
+        return jnp.where(jnp.diagonal(upper) < 0, -1.0, 1.0) * upper.T
+
+    def _dense_factor(self) -> Array:
+        return self.space.whitened.factor.to_dense()[None] if self.space.factor is None else self.space.factor
+
+    def _white_map(self, design: DenseDesign) -> Array:
+        return solve_lower(self.factor[0], self.space.whitened.factor.apply_transpose(design.matrix).T)
+
+    def _block_covariance(self) -> BlockCovariance:
+        space = self.space
+        root = solve_lower(self.factor, self._dense_factor().swapaxes(-1, -2))
+        return BlockCovariance.build(root.swapaxes(-1, -2) @ root, space.columns, space.design.num_columns)
+
+
+def _identity_like(matrix: Array) -> Array:
+    return jnp.broadcast_to(jnp.eye(matrix.shape[-1], dtype=matrix.dtype), matrix.shape)
+
+
+def _sparse_gram(design: SparseRows, weight: Array) -> Array:
+    """``A^T diag(weight) A`` of shape ``(num_columns, num_columns)`` from the pairs of entries of every row."""
+    columns, values = design.columns, design.values
+    pairs = weight[:, None, None] * values[:, :, None] * values[:, None, :]
+    out = jnp.zeros((design.num_columns, design.num_columns), values.dtype)
+    return out.at[columns[:, :, None], columns[:, None, :]].add(pairs)

@@ -1,0 +1,139 @@
+"""Which space to condition a Gaussian in: that of the predictors or that of the unknowns, whichever is cheaper."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import jax.numpy as jnp
+from jax import Array
+
+from .banded_space import BandedPosterior, BandedSpace, can_be_banded, is_worth_banding
+from .coefficient_space import CoefficientPosterior, CoefficientSpace
+from .design import Design, SparseRows
+from .observation_space import ObservationPosterior, ObservationSpace
+from .prior import FlatPrior, PriorBlock
+from .shared_space import SharedPosterior, SharedSpace
+
+__all__ = ["LinearGaussian", "LinearGaussianPosterior", "Space", "choose_space", "kl_divergence", "linear_gaussian"]
+
+Space = Literal["auto", "observation", "coefficient", "sparse", "banded", "shared"]
+LinearGaussian = ObservationSpace | CoefficientSpace | BandedSpace | SharedSpace
+LinearGaussianPosterior = ObservationPosterior | CoefficientPosterior | BandedPosterior | SharedPosterior
+
+# A scattered update costs about as much as this many multiply-adds of a matrix product.
+_SCATTER_COST = 64
+
+
+def choose_space(
+    prior: tuple[PriorBlock, ...], design: Design, rows: Array, columns: Array, *, is_sequential: bool = False
+) -> Space:
+    """The cheaper space, from shapes and kinds of prior alone, so that it is known before anything is traced.
+
+    Unknowns in a band where each row touches only a stretch of them, as in images; predictors where a block has no more
+    rows than columns and every prior is proper; otherwise unknowns, with the design kept sparse when one block has few
+    entries per row.
+
+    :param tuple prior: the prior blocks.
+    :param Design design: the linear map from unknowns to predictors.
+    :param jax.Array rows: rows of each block, shape ``(num_blocks, max_rows)``.
+    :param jax.Array columns: columns of each block, shape ``(num_blocks, max_columns)``.
+    :param bool is_sequential: whether sites will be updated one by one, which needs a dense joint.
+    :return: ``"observation"``, ``"coefficient"``, ``"sparse"`` or ``"banded"``.
+    """
+    if rows.shape[0] == 1 and not is_sequential and can_be_banded(prior, design) and is_worth_banding(design):
+        return "banded"
+    is_proper = not any(isinstance(block, FlatPrior) for block in prior)
+    if is_proper and rows.shape[1] <= columns.shape[1]:
+        return "observation"
+    if isinstance(design, SparseRows) and rows.shape[0] == 1:
+        if _SCATTER_COST * design.columns.shape[1] ** 2 < design.num_columns**2:
+            return "sparse"
+    return "coefficient"
+
+
+def linear_gaussian(
+    prior: tuple[PriorBlock, ...],
+    design: Design,
+    rows: Array,
+    columns: Array,
+    *,
+    is_signed: bool = False,
+    space: Space = "auto",
+) -> LinearGaussian:
+    """Prepare to condition ``e ~ prior`` on Gaussian sites of ``A e``; do this once, then ``condition`` many times.
+
+    :param tuple prior: the prior blocks.
+    :param Design design: the linear map ``A``.
+    :param jax.Array rows: rows of each independent block, padded with ``num_rows``.
+    :param jax.Array columns: columns of each independent block, padded with ``num_columns``.
+    :param bool is_signed: whether site precisions may be negative.
+    :param str space: the space to work in; ``"auto"`` takes :func:`choose_space`, which never takes ``"shared"``, for
+        blocks that are alike.
+    :return: an object with ``condition(site_precision, site_shift)``.
+    :raises ValueError: if the space is unknown or cannot hold the prior or the design.
+
+    >>> import jax.numpy as jnp
+    >>> from numpyro_ext.linalg.gaussian.design import DenseDesign
+    >>> from numpyro_ext.linalg.gaussian.prior import DiagonalPrior
+    >>> space = linear_gaussian(
+    ...     (DiagonalPrior(jnp.ones(1)),), DenseDesign(jnp.ones((3, 1))), jnp.arange(3)[None], jnp.arange(1)[None]
+    ... )
+    >>> posterior = space.condition(jnp.ones(3), jnp.array([1.0, 2.0, 3.0]))
+    >>> round(float(posterior.unknowns()[0]), 3), round(float(posterior.marginals().variance[0]), 3)
+    (1.5, 0.25)
+    """
+    if space == "auto":
+        space = choose_space(prior, design, rows, columns)
+    if space == "observation":
+        if any(isinstance(block, FlatPrior) for block in prior):
+            raise ValueError("Flat priors have no covariance: condition in the space of the coefficients instead.")
+        return ObservationSpace.build(prior, design, rows, columns, is_signed)
+    if space == "shared":
+        return SharedSpace.build(prior, design, rows, columns)
+    if space == "banded":
+        if rows.shape[0] > 1 or not can_be_banded(prior, design):
+            raise ValueError(
+                "The banded space needs independent unknowns, sparse rows of known bandwidth and a single block."
+            )
+        assert isinstance(design, SparseRows)
+        return BandedSpace.build(prior, design)
+    if space == "sparse":
+        if not isinstance(design, SparseRows) or rows.shape[0] > 1:
+            raise ValueError("The sparse space needs a design of sparse rows and a single block.")
+        return CoefficientSpace.build(prior, design, rows, columns, is_sparse=True)
+    if space == "coefficient":
+        return CoefficientSpace.build(prior, design, rows, columns, is_sparse=False)
+    names = "'auto', 'observation', 'coefficient', 'sparse', 'banded' or 'shared'"
+    raise ValueError(f"Unknown space {space!r}: expected {names}.")
+
+
+def kl_divergence(space: LinearGaussian, posterior: LinearGaussianPosterior, variance: Array) -> Array:
+    r"""Kullback-Leibler divergence from the prior to a Gaussian made of it by sites.
+
+    With sites :math:`\tau`, variances :math:`v` of the predictors and volumes as determinants,
+
+    .. math::
+        KL = \tfrac12 \bar e^T P \bar e - \tfrac12 \sum_i \tau_i v_i - \log \frac{\text{volume}}{\text{prior volume}},
+
+    the same in both spaces: the sum is the number of unknowns minus the trace of prior precision times covariance
+    (Khan 2012, eq. 3.51). A flat unknown has density one as its prior, and then the result may have any sign.
+
+    :param LinearGaussian space: the prior, as given by :func:`linear_gaussian`.
+    :param LinearGaussianPosterior posterior: what ``space.condition(...)`` returned.
+    :param jax.Array variance: posterior variances of the predictors, shape ``(num_rows,)``.
+    :return: a scalar.
+
+    >>> import jax.numpy as jnp
+    >>> from numpyro_ext.linalg.gaussian.design import DenseDesign
+    >>> from numpyro_ext.linalg.gaussian.prior import DiagonalPrior
+    >>> rows = jnp.arange(1)[None]
+    >>> space = linear_gaussian((DiagonalPrior(jnp.ones(1)),), DenseDesign(jnp.ones((1, 1))), rows, rows)
+    >>> posterior = space.condition(jnp.ones(1), jnp.ones(1))
+    >>> round(float(kl_divergence(space, posterior, posterior.marginals().variance)), 4)
+    0.2216
+    """
+    precision = posterior.site_precision
+    if isinstance(posterior, ObservationPosterior):
+        precision = posterior.space.to_rows(precision)
+    quadratic = space.inner(posterior.coordinates, posterior.coordinates)
+    return 0.5 * quadratic - 0.5 * jnp.sum(precision * variance) - posterior.log_volume()

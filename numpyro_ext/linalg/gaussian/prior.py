@@ -1,0 +1,152 @@
+"""Independent zero-mean Gaussian blocks of a field, in the parameterisation in which the model gave them."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import jax.numpy as jnp
+from jax import Array
+
+from ..cholesky import cholesky, safe_sqrt, solve_lower
+from ..frozen_pytree import frozen_pytree
+
+__all__ = ["CovariancePrior", "DiagonalPrior", "FlatPrior", "PrecisionPrior", "PriorBlock", "is_valid_prior"]
+
+_LOG_2PI = math.log(2.0 * math.pi)
+
+
+@frozen_pytree
+class DiagonalPrior:
+    """Independent unknowns with ``variance`` of shape ``(size,)``."""
+
+    variance: Array
+
+    @property
+    def size(self) -> int:
+        return self.variance.shape[0]
+
+    def log_density(self, e: Array) -> Array:
+        """Log density of ``e`` of shape ``(size,)``."""
+        return -0.5 * jnp.sum(e**2 / self.variance + jnp.log(self.variance) + _LOG_2PI)
+
+    def covariance_part(self) -> Array:
+        """The covariance as a part of a :class:`~.block_diagonal.BlockDiagonal`."""
+        return self.variance
+
+    def scale_part(self) -> Array:
+        """A factor ``F`` with ``F F^T`` the covariance, as a part of a block diagonal."""
+        return safe_sqrt(self.variance)
+
+    def is_valid(self) -> Array:
+        """Whether the parameter is that of a Gaussian; a variance of zero pins the unknown and is allowed."""
+        return jnp.all((self.variance >= 0) & (self.variance < jnp.inf))
+
+
+@frozen_pytree
+class CovariancePrior:
+    """``batch`` independent blocks of ``width`` unknowns, ``covariance`` of shape ``(batch, width, width)``.
+
+    The unknowns are ordered block after block; the covariance may be of low rank only if it is never factorised,
+    so models keep a jitter on its diagonal.
+    """
+
+    covariance: Array
+
+    @property
+    def size(self) -> int:
+        return self.covariance.shape[0] * self.covariance.shape[1]
+
+    def log_density(self, e: Array) -> Array:
+        """Log density of ``e`` of shape ``(size,)``."""
+        factor = cholesky(self.covariance)
+        e = e.reshape(self.covariance.shape[:2])
+        white = solve_lower(factor, e[..., None])[..., 0]
+        log_diagonal = jnp.log(jnp.diagonal(factor, axis1=-2, axis2=-1))
+        return -0.5 * jnp.sum(white**2 + 2.0 * log_diagonal + _LOG_2PI)
+
+    def covariance_part(self) -> Array:
+        """The covariance as a part of a :class:`~.block_diagonal.BlockDiagonal`."""
+        return self.covariance
+
+    def scale_part(self) -> Array:
+        """A factor ``F`` with ``F F^T`` the covariance, as a part of a block diagonal."""
+        return cholesky(self.covariance)
+
+    def is_valid(self) -> Array:
+        """Whether every block is positive definite in the arithmetic at hand; costs a factorisation."""
+        return jnp.all(jnp.isfinite(jnp.diagonal(cholesky(self.covariance), axis1=-2, axis2=-1)))
+
+
+@frozen_pytree
+class PrecisionPrior:
+    """As :class:`CovariancePrior`, but given by ``precision`` of shape ``(batch, width, width)``."""
+
+    precision: Array
+
+    @property
+    def size(self) -> int:
+        return self.precision.shape[0] * self.precision.shape[1]
+
+    def log_density(self, e: Array) -> Array:
+        """Log density of ``e`` of shape ``(size,)``."""
+        factor = cholesky(self.precision)
+        e = e.reshape(self.precision.shape[:2])
+        white = jnp.einsum("bji,bj->bi", factor, e)
+        log_diagonal = jnp.log(jnp.diagonal(factor, axis1=-2, axis2=-1))
+        return -0.5 * jnp.sum(white**2 - 2.0 * log_diagonal + _LOG_2PI)
+
+    def covariance_part(self) -> Array:
+        """The covariance as a part of a :class:`~.block_diagonal.BlockDiagonal`."""
+        scale = self.scale_part()
+        return scale @ scale.swapaxes(-1, -2)
+
+    def scale_part(self) -> Array:
+        """A factor ``F`` with ``F F^T`` the covariance, as a part of a block diagonal."""
+        factor = cholesky(self.precision)
+        identity = jnp.broadcast_to(jnp.eye(factor.shape[-1], dtype=factor.dtype), factor.shape)
+        return solve_lower(factor, identity).swapaxes(-1, -2)
+
+    def is_valid(self) -> Array:
+        """Whether every block is positive definite in the arithmetic at hand; costs a factorisation."""
+        return jnp.all(jnp.isfinite(jnp.diagonal(cholesky(self.precision), axis1=-2, axis2=-1)))
+
+
+@frozen_pytree
+class FlatPrior:
+    """``size`` unknowns with the constant (improper) density one."""
+
+    size: int = dataclasses.field(metadata={"static": True})
+
+    def log_density(self, e: Array) -> Array:
+        """Zero: the density is one everywhere."""
+        return jnp.zeros((), e.dtype)
+
+    def covariance_part(self) -> Array:
+        """Refused: a flat prior has no covariance.
+
+        :raises ValueError: always.
+        """
+        raise ValueError("a flat prior has no covariance: condition in the space of the unknowns.")
+
+    def scale_part(self) -> Array:
+        """Refused like :meth:`covariance_part`.
+
+        :raises ValueError: always.
+        """
+        return self.covariance_part()
+
+    def is_valid(self) -> Array:
+        """True: there is no parameter."""
+        return jnp.asarray(True)
+
+
+PriorBlock = DiagonalPrior | CovariancePrior | PrecisionPrior | FlatPrior
+
+
+def is_valid_prior(prior: tuple[PriorBlock, ...]) -> Array:
+    """Whether all blocks have parameters of a Gaussian, as a scalar boolean array.
+
+    Conditioning in observation space never factorises a prior covariance, so it would not notice an indefinite one.
+    """
+    return jnp.all(jnp.stack([block.is_valid() for block in prior]))

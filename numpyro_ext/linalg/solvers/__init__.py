@@ -1,0 +1,1 @@
+"""Moments of a Gaussian whose precision is an operator."""

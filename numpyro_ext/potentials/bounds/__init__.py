@@ -1,0 +1,1 @@
+"""What stands in for a Gaussian expectation: bounds in closed form."""

@@ -1,0 +1,1 @@
+"""One likelihood a file."""

@@ -1,0 +1,230 @@
+r"""Ordered categories :math:`0, \dots, K-1` driven by one scalar predictor.
+
+Thresholds have their index on the last axis, of length :math:`K - 1`; the axes before it broadcast against the
+predictor. Categories rise with the predictor. Labels outside the range give ``nan``.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.typing import ArrayLike
+
+from ..base import LogisticTerms, Potential, potential
+from ..integrals.normal_interval import NormalInterval, normal_interval
+from .stick_breaking import stick_breaking_labels
+
+__all__ = [
+    "AdjacentCategoryPotential",
+    "ContinuationRatioPotential",
+    "CumulativeLogitPotential",
+    "CumulativeProbitPotential",
+]
+
+
+def _take(table: Array, label: Array) -> Array:
+    """``table[..., label]`` for labels of the shape of the factors, nan for those out of range."""
+    label = jnp.asarray(label).astype(int)
+    shape = jnp.broadcast_shapes(table.shape[:-1], label.shape)
+    table = jnp.broadcast_to(table, (*shape, table.shape[-1]))
+    # A negative index would count from the end.
+    label = jnp.where(label < 0, table.shape[-1], jnp.broadcast_to(label, shape))
+    return jnp.take_along_axis(table, label[..., None], axis=-1, mode="fill", fill_value=jnp.nan)[..., 0]
+
+
+def _bracket(label: Array, thresholds: Array, dtype: jnp.dtype) -> tuple[Array, Array]:
+    """The thresholds below and above each label, infinite at the ends of the scale."""
+    thresholds = jnp.asarray(thresholds, dtype)
+    end = jnp.full((*thresholds.shape[:-1], 1), jnp.inf, dtype)
+    lower = _take(jnp.concatenate([-end, thresholds], axis=-1), label)
+    upper = _take(jnp.concatenate([thresholds, end], axis=-1), label)
+    return lower, upper
+
+
+@potential
+class CumulativeLogitPotential(Potential):
+    r"""Ordered categories with :math:`P(y \le k) = \sigma(\phi_k - \eta)`, proportional odds, as ``OrderedLogistic``.
+
+    With the thresholds :math:`a < b` around the label, :math:`\sigma(b - \eta) - \sigma(a - \eta) =
+    \sigma(b - \eta)\, \sigma(\eta - a)\, (1 - e^{a - b})` (Khan 2012, section 6.1, with the sign of the last factor
+    corrected), a product in which nothing cancels.
+
+    :param Array label: categories ``0, ..., K - 1``.
+    :param Array thresholds: increasing :math:`\phi_0, \dots, \phi_{K-2}` on the last axis.
+
+    **Example:**
+
+    >>> CumulativeLogitPotential(jnp.array([0, 1, 2]), jnp.array([-1.0, 1.0])).log_density(1e4)[1].item()
+    -9999.145
+    """
+
+    label: Array
+    thresholds: Array
+
+    is_log_concave: ClassVar[bool] = True
+
+    def log_density(self, eta: ArrayLike) -> Array:
+        return self.derivatives(eta)[0]
+
+    def derivatives(self, eta: ArrayLike) -> tuple[Array, Array, Array]:
+        eta = jnp.asarray(eta)
+        lower, upper, has_lower, has_upper, constant = self._ends(eta.dtype)
+        # The probabilities of falling below the upper and of rising above the lower threshold.
+        value = constant
+        value = value + jnp.where(has_upper, jax.nn.log_sigmoid(upper - eta), 0.0)
+        value = value + jnp.where(has_lower, jax.nn.log_sigmoid(eta - lower), 0.0)
+        above = jnp.where(has_upper, jax.nn.sigmoid(eta - upper), 0.0)
+        below = jnp.where(has_lower, jax.nn.sigmoid(lower - eta), 0.0)
+        curvature_above = jnp.where(has_upper, above * jax.nn.sigmoid(upper - eta), 0.0)
+        curvature_below = jnp.where(has_lower, below * jax.nn.sigmoid(eta - lower), 0.0)
+        return value, below - above, -curvature_above - curvature_below
+
+    def logistic_terms(self) -> LogisticTerms:
+        dtype = jnp.result_type(self.thresholds, float)
+        lower, upper, has_lower, has_upper, constant = self._ends(dtype)
+        ones = jnp.ones_like(constant)
+        return LogisticTerms(
+            constant=constant,
+            linear=jnp.zeros_like(constant),
+            weights=jnp.stack([has_upper, has_lower]).astype(dtype),
+            slopes=jnp.stack([ones, -ones]),
+            offsets=jnp.stack([-upper, lower]),
+        )
+
+    def _ends(self, dtype: jnp.dtype) -> tuple[Array, Array, Array, Array, Array]:
+        """Thresholds around each label (zero at the ends of the scale), which of them exist, and the constant term."""
+        lower, upper = _bracket(self.label, self.thresholds, dtype)
+        has_lower, has_upper = lower != -jnp.inf, upper != jnp.inf
+        lower, upper = jnp.where(has_lower, lower, 0.0), jnp.where(has_upper, upper, 0.0)
+        has_both = has_lower & has_upper
+        gap = jnp.where(has_both, upper - lower, 1.0)
+        return lower, upper, has_lower, has_upper, jnp.where(has_both, jnp.log(-jnp.expm1(-gap)), 0.0)
+
+
+@potential
+class CumulativeProbitPotential(Potential):
+    r"""Ordered categories with :math:`P(y \le k) = \Phi(\phi_k - \eta)` (ordered probit).
+
+    :param Array label: categories ``0, ..., K - 1``.
+    :param Array thresholds: increasing :math:`\phi_0, \dots, \phi_{K-2}` on the last axis.
+
+    **Example:**
+
+    >>> CumulativeProbitPotential(jnp.array([0, 1, 2]), jnp.array([-1.0, 1.0])).log_density(0.0)[1].item()
+    -0.3817
+    """
+
+    label: Array
+    thresholds: Array
+
+    is_log_concave: ClassVar[bool] = True
+
+    def _interval(self, eta: Array) -> NormalInterval:
+        lower, upper = _bracket(self.label, self.thresholds, eta.dtype)
+        return normal_interval(lower - eta, upper - eta)
+
+    def log_density(self, eta: ArrayLike) -> Array:
+        return self._interval(jnp.asarray(eta)).log_mass
+
+    def derivatives(self, eta: ArrayLike) -> tuple[Array, Array, Array]:
+        interval = self._interval(jnp.asarray(eta))
+        return interval.log_mass, interval.mean, interval.variance - 1.0
+
+
+@potential
+class ContinuationRatioPotential(Potential):
+    r"""Categories passed one after the other: :math:`P(y = k \mid y \ge k) = \sigma(\phi_k - \eta)`.
+
+    The stick-breaking construction with sticks :math:`\phi_k - \eta`, so a sum of binary logistic factors (Khan 2012,
+    section 6.1, normalised).
+
+    :param Array label: categories ``0, ..., K - 1``.
+    :param Array thresholds: :math:`\phi_0, \dots, \phi_{K-2}` on the last axis, in any order.
+
+    **Example:**
+
+    >>> print(ContinuationRatioPotential(jnp.array([0, 1, 2]), jnp.zeros(2)).log_density(0.0))
+    [-0.693 -1.386 -1.386]
+    """
+
+    label: Array
+    thresholds: Array
+
+    is_log_concave: ClassVar[bool] = True
+
+    def _sticks(self, dtype: jnp.dtype) -> tuple[Array, Array, Array]:
+        """Thresholds, with sign -1 where the label stops and +1 where it passes, and weight zero after it."""
+        thresholds = jnp.asarray(self.thresholds, dtype)
+        num_sticks = thresholds.shape[-1]
+        label = jnp.asarray(self.label)
+        stops, observed = stick_breaking_labels(label, num_sticks)
+        sign = 1.0 - 2.0 * stops.astype(dtype)
+        is_category = (label >= 0) & (label <= num_sticks)
+        weight = jnp.where(is_category[..., None], observed.astype(dtype), jnp.nan)
+        thresholds, sign, weight = jnp.broadcast_arrays(thresholds, sign, weight)
+        return thresholds, sign, weight
+
+    def log_density(self, eta: ArrayLike) -> Array:
+        return self.derivatives(eta)[0]
+
+    def derivatives(self, eta: ArrayLike) -> tuple[Array, Array, Array]:
+        eta = jnp.asarray(eta)
+        thresholds, sign, weight = self._sticks(eta.dtype)
+        step = sign * (eta[..., None] - thresholds)
+        wrong = jax.nn.sigmoid(-step)
+        terms = jax.nn.log_sigmoid(step), sign * wrong, -wrong * jax.nn.sigmoid(step)
+        value, slope, curvature = (jnp.sum(weight * term, axis=-1) for term in terms)
+        return value, slope, curvature
+
+    def logistic_terms(self) -> LogisticTerms:
+        thresholds, sign, weight = self._sticks(jnp.result_type(self.thresholds, float))
+        zeros = jnp.zeros_like(thresholds[..., 0])
+        slopes = jnp.moveaxis(-sign, -1, 0)
+        offsets = jnp.moveaxis(sign * thresholds, -1, 0)
+        return LogisticTerms(zeros, zeros, jnp.moveaxis(weight, -1, 0), slopes, offsets)
+
+
+@potential
+class AdjacentCategoryPotential(Potential):
+    r"""Categories with :math:`\log p_k / p_{k-1} = (s_k - s_{k-1})\, \eta - \phi_{k-1}`.
+
+    Scores :math:`s_k = k` give the adjacent-category (partial credit) model, any others Anderson's stereotype model:
+    a softmax of predictors :math:`s_k \eta - \sum_{j < k} \phi_j` that are linear in one number. Khan (2012) writes
+    :math:`\phi_k - \alpha_k \eta` with scores :math:`\alpha_k` that fall from one to zero: :math:`s_k = -\alpha_k`.
+
+    :param Array label: categories ``0, ..., K - 1``.
+    :param Array thresholds: :math:`\phi_0, \dots, \phi_{K-2}` on the last axis, in any order: where two categories are
+        equally probable if the scores are a unit apart.
+    :param Array scores: :math:`s_0, \dots, s_{K-1}` on the last axis.
+
+    **Example:**
+
+    >>> scale = AdjacentCategoryPotential(jnp.array([0, 1, 2]), jnp.array([0.0, 1.0]), jnp.arange(3.0))
+    >>> jnp.exp(scale.log_density(0.5)).sum().item()
+    1.0
+    """
+
+    label: Array
+    thresholds: Array
+    scores: Array
+
+    is_log_concave: ClassVar[bool] = True
+
+    def log_density(self, eta: ArrayLike) -> Array:
+        return self.derivatives(eta)[0]
+
+    def derivatives(self, eta: ArrayLike) -> tuple[Array, Array, Array]:
+        eta = jnp.asarray(eta)
+        thresholds, scores = jnp.asarray(self.thresholds, eta.dtype), jnp.asarray(self.scores, eta.dtype)
+        start = jnp.zeros((*thresholds.shape[:-1], 1), eta.dtype)
+        offsets = -jnp.concatenate([start, jnp.cumsum(thresholds, axis=-1)], axis=-1)
+        log_probs = jax.nn.log_softmax(scores * eta[..., None] + offsets, axis=-1)
+        probs = jnp.exp(log_probs)
+        # Distances from the score of the label and from the mean score, without cancellation.
+        distance = _take(scores, self.label)[..., None] - scores
+        slope = jnp.sum(probs * distance, axis=-1)
+        variance = jnp.sum(probs * jnp.square(distance - slope[..., None]), axis=-1)
+        return _take(log_probs, self.label), slope, -variance

@@ -1,0 +1,1 @@
+"""Forests of discrete states, and mixtures on them."""

@@ -1,0 +1,142 @@
+"""The log factors that bilinear forms take: which families, and one potential for the cells of all observed sites."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ...potentials.base import Potential
+from ...potentials.families.poisson import PoissonSoftplusPotential
+from ..errors import ModelStructureError
+from .form import Bilinear
+
+__all__ = ["TAKEN", "Unlisted", "check_label", "check_same_family", "check_unlisted", "join_cells", "take_cells"]
+
+Unlisted = Literal["missing", "zero"]
+
+# Labels of the recogniser. All are log-concave, and analytic in a strip around the real line that is wide enough for
+# their expectations under products of Gaussians, in which there is no place for kinks.
+_LABELS = (
+    "poisson, exp link",
+    "poisson, softplus link",
+    "softplus poisson",
+    "gamma, exp link",
+    "bernoulli logits",
+    "bernoulli, logistic link",
+    "bernoulli, probit link",
+    "binomial logits",
+    "binomial, logistic link",
+    "ordered logistic",
+    "ordered probit",
+    "continuation ratio",
+)
+TAKEN = (
+    "Poisson counts with the rate exp(predictor) or softplus(predictor), times an exposure if need be, negative "
+    "binomial counts, Bernoulli and binomial outcomes (logits, or probit), and ordered categories (OrderedLogistic, "
+    "OrderedProbit, ContinuationRatio)"
+)
+
+
+def check_label(name: str, label: str) -> None:
+    """Refuse an observed site whose log factor is of another family.
+
+    :param str name: of the site.
+    :param str label: what was recognised.
+    :raises ModelStructureError: if it is not taken.
+    """
+    if label not in _LABELS:
+        raise ModelStructureError(
+            f"observed site '{name}' was read as {label}: this engine takes {TAKEN}. Use NUTS for other likelihoods."
+        )
+
+
+def check_same_family(names: Sequence[str], potentials: Sequence[Potential]) -> None:
+    """Refuse observed sites of different families.
+
+    :param names: of the sites.
+    :param potentials: theirs, after :func:`take_cells`.
+    :raises ModelStructureError: if one differs from the first.
+    """
+
+    def kind(potential: Potential) -> tuple:
+        return type(potential), [jnp.shape(x)[1:] for x in jax.tree.leaves(potential)]
+
+    for name, potential in zip(names, potentials, strict=True):
+        if kind(potential) != kind(potentials[0]):
+            first, other = (type(p).__name__ for p in (potentials[0], potential))
+            what = f"{first} and {other}" if first != other else "different numbers of categories"
+            raise ModelStructureError(
+                f"observed sites '{names[0]}' and '{name}' have factors of different kinds ({what}). This engine takes "
+                "several sites of one family; use NUTS for several."
+            )
+
+
+def check_unlisted(
+    form: Bilinear,
+    names: Sequence[str],
+    cells: Sequence[np.ndarray],
+    shapes: Sequence[tuple[int, ...]],
+    is_shared: bool,
+) -> None:
+    """Refuse forms in which pairs that are no cells cannot be counts of zero.
+
+    :param Bilinear form: at some hyperparameters.
+    :param names: of the observed sites.
+    :param cells: which of their observations are in use.
+    :param shapes: of their observations.
+    :param bool is_shared: whether all cells have the same coefficients.
+    :raises ModelStructureError: saying what is in the way.
+    """
+
+    def refuse(reason: str, advice: str) -> None:
+        raise ModelStructureError(f"unlisted cells of {list(names)} cannot be counts of zero: {reason}. {advice}")
+
+    def varies(values: jax.Array | float) -> bool:
+        x = np.asarray(values)
+        return bool(np.ptp(x) > 16 * np.finfo(x.dtype).eps * np.abs(x).max())
+
+    potential = form.potential
+    if not isinstance(potential, PoissonSoftplusPotential):
+        refuse(
+            f"their factors are {type(potential).__name__}",
+            "The bound of many zeros needs Poisson counts with the rate softplus(predictor).",
+        )
+        return
+    if any(c.size != int(np.prod(shape)) for c, shape in zip(cells, shapes, strict=True)):
+        refuse("some listed ones are masked", "List no other cells than those that are in use.")
+    if np.any(np.asarray(form.weight) != 1.0):
+        refuse("listed ones are scaled", "Leave handlers.scale and subsampling out.")
+    if not is_shared:
+        refuse("coefficients of the predictor differ between cells", "Use dense counts and unlisted_cells='missing'.")
+    for what, values in (("offset of the predictor", form.offset), ("exposure", potential.exposure)):
+        if varies(values):
+            refuse(f"the {what} differs between cells", "Use dense counts and unlisted_cells='missing'.")
+    number = np.asarray(form.row_index) * form.columns.mean.shape[0] + np.asarray(form.column_index)
+    if np.unique(number).size != number.size:
+        refuse("a cell is listed twice", "Add up its counts.")
+
+
+def take_cells(potential: Potential, size: int, cells: np.ndarray) -> Potential:
+    """The factors of some observations, with an axis for them in every array.
+
+    :param potential: of all observations of a site; what is shared may have a leading axis of length one or none.
+    :param int size: their number.
+    :param cells: which to take.
+    """
+
+    def take(x: jax.Array) -> jax.Array:
+        x = jnp.asarray(x)
+        is_label = jnp.issubdtype(x.dtype, jnp.integer) or x.dtype == bool
+        found = jnp.broadcast_to(x, (size, *x.shape[1:]))[cells]
+        return found if is_label else found.astype(jnp.result_type(float))
+
+    return jax.tree.map(take, potential)
+
+
+def join_cells(potentials: Sequence[Potential]) -> Potential:
+    """The factors of several sites, one after another."""
+    return jax.tree.map(lambda *parts: jnp.concatenate(parts), *potentials)

@@ -1,0 +1,146 @@
+"""The form of bilinear models: predictors affine in each of two Gaussian blocks when the other is held."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from ...linalg.cholesky import cholesky
+from ...potentials.base import Potential
+
+__all__ = ["Bilinear", "GaussianSide", "order_cells"]
+
+_LOG_2PI = math.log(2.0 * math.pi)
+
+
+class GaussianSide(NamedTuple):
+    """The prior of one block: independent Gaussian vectors, one per row (or per column)."""
+
+    mean: Array
+    """Shape ``(num, size)``."""
+    precision: Array
+    """Shape ``(num, size)`` if all components are independent, else ``(num, size, size)``."""
+    weight: Array | None = None
+    """Shape ``(num,)``: zero for vectors that only fill up an array, else one; ``None`` where all are used."""
+
+    def log_density(self, x: Array) -> Array:
+        """Log density of each vector of ``x``, shape ``(num, size)``, as an array of shape ``(num,)``."""
+        residual = x - self.mean
+        value = -0.5 * (self.quadratic(residual) - self.log_determinant() + x.shape[-1] * _LOG_2PI)
+        return self.weighted(value)
+
+    def weighted(self, values: Array) -> Array:
+        """Values of the vectors, shape ``(num,)``, times their weights."""
+        return values if self.weight is None else self.weight * values
+
+    def quadratic(self, residual: Array) -> Array:
+        """The square of each vector in the norm of the precision, shape ``(num,)``."""
+        return jnp.sum(residual * self.apply(residual), -1)
+
+    def apply(self, x: Array) -> Array:
+        """Precision times each vector."""
+        if self.precision.ndim == 2:
+            return self.precision * x
+        return jnp.einsum("eij,ej->ei", self.precision, x)
+
+    def log_determinant(self) -> Array:
+        """Of each precision, shape ``(num,)``; nan where one is not positive definite."""
+        if self.precision.ndim == 2:
+            return jnp.sum(jnp.log(self.precision), -1)
+        diagonal = jnp.diagonal(cholesky(self.precision), axis1=-2, axis2=-1)
+        return 2.0 * jnp.sum(jnp.log(diagonal), -1)
+
+
+class Bilinear(NamedTuple):
+    r"""Vectors :math:`u_r` and :math:`v_s` with independent Gaussian priors, and cells ``c`` with predictors
+
+    .. math:: \eta_c = o_c + u_{r(c)}^\top M_c v_{s(c)} + \alpha_c^\top u_{r(c)} + \beta_c^\top v_{s(c)}.
+
+    Every cell has a log-concave factor of its predictor, such as that of a Poisson count with a rate proportional to
+    :math:`e^{\eta_c}`. Arrays with a leading axis of length one are the same for all cells. Everything is an array: a
+    form passes through ``jit``, ``vmap`` and ``grad``.
+    """
+
+    rows: GaussianSide
+    columns: GaussianSide
+    row_index: Array
+    """:math:`r(c)`, shape ``(num_cells,)``."""
+    column_index: Array
+    """:math:`s(c)`, shape ``(num_cells,)``."""
+    coupling: Array
+    """:math:`M_c`: shape ``(1 or num_cells, k)`` if it is diagonal on the first ``k`` components of both vectors and
+    zero elsewhere, else ``(1 or num_cells, row_size, column_size)``."""
+    row_linear: Array
+    """:math:`\\alpha_c`, shape ``(1 or num_cells, row_size)``, or ``(1, 0)`` where there are no such terms."""
+    column_linear: Array
+    """:math:`\\beta_c`, shape ``(1 or num_cells, column_size)`` or ``(1, 0)``."""
+    offset: Array
+    """:math:`o_c`, shape ``(num_cells,)``."""
+    potential: Potential
+    """The factors of the cells, which have the first axis of its arrays."""
+    weight: Array
+    """Power of each factor, shape ``(num_cells,)``."""
+    log_constant: Array
+    """Terms of the log density that depend on no vector."""
+    row_order: Array
+    """Cells in the order of their rows, shape ``(num_cells,)``."""
+    column_order: Array
+    """Cells in the order of their columns."""
+    zero_exposure: Array | None = None
+    """If given, a pair of a row and a column that is no cell is a softplus Poisson count of zero with this exposure,
+    and with the coefficients and the offset that all cells share."""
+
+    @property
+    def num_cells(self) -> int:
+        return self.offset.shape[0]
+
+    @property
+    def is_paired(self) -> bool:
+        """Whether the product is a sum of products of single components."""
+        return self.coupling.ndim == 2
+
+    def predictor(self, u: Array, v: Array) -> Array:
+        """:math:`\\eta` of all cells at vectors ``u`` and ``v``, each of shape ``(num, size)``."""
+        own, other = u[self.row_index], v[self.column_index]
+        if self.is_paired:
+            k = self.coupling.shape[-1]
+            product = jnp.sum(self.coupling * own[:, :k] * other[:, :k], -1)
+        else:
+            product = jnp.sum(own * (self.coupling @ other[:, :, None])[..., 0], -1)
+        eta = self.offset + product
+        for linear, vectors in ((self.row_linear, own), (self.column_linear, other)):
+            if linear.shape[-1]:
+                eta += jnp.sum(linear * vectors, -1)
+        return eta
+
+    def log_density(self, u: Array, v: Array) -> Array:
+        """Joint log density of the vectors and the data."""
+        factors = self.weight * self.potential.log_density(self.predictor(u, v))
+        prior = jnp.sum(self.rows.log_density(u)) + jnp.sum(self.columns.log_density(v))
+        value = self.log_constant + prior + jnp.sum(factors)
+        return value if self.zero_exposure is None else value - self.zero_exposure * self._sum_of_rates(u, v)
+
+    def _sum_of_rates(self, u: Array, v: Array) -> Array:
+        """The sum of the softplus of the predictors of all pairs that are no cells, visited row by row."""
+        indices = jnp.arange(v.shape[0])
+
+        def of_row(row: Array) -> Array:
+            cells = self._replace(
+                row_index=jnp.full_like(indices, row),
+                column_index=indices,
+                offset=jnp.broadcast_to(self.offset[0], indices.shape),
+            )
+            return jnp.sum(jax.nn.softplus(cells.predictor(u, v)))
+
+        listed = jnp.sum(jax.nn.softplus(self.predictor(u, v)))
+        return jnp.sum(jax.lax.map(of_row, jnp.arange(u.shape[0]))) - listed
+
+
+def order_cells(form: Bilinear) -> Bilinear:
+    """The form with its cells ordered by rows and by columns, which sums over them rely on."""
+    row_order, column_order = jnp.argsort(form.row_index), jnp.argsort(form.column_index)
+    return form._replace(row_order=row_order, column_order=column_order)

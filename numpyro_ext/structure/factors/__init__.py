@@ -1,0 +1,1 @@
+"""Which potential stands behind an observed site."""

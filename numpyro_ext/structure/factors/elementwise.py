@@ -1,0 +1,145 @@
+"""Factors of no known family: where to cut, which element hangs on which predictor, and the function between."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from ...potentials import ElementwisePotential
+from ..conflict import Conflict
+from ..model.tracing import FactorTrace
+from ..program.degrees import Degree, Degrees, affine_cuts
+from ..program.dependence import Pattern, dependence, ids_of
+from ..program.program import Atom, Constant, Program
+from ..program.sums import Term
+
+__all__ = ["ElementwiseFactor"]
+
+Env = Mapping[int, Any]
+
+
+class ElementwiseFactor:
+    """A sum of elementwise terms, each element a function of one predictor; one factor per predictor element.
+
+    :ivar parts: the affine values cut at, and the flat indices of their elements that are the predictors.
+    :ivar shape: shape of the log probability if each of its elements has a predictor of its own, so that rows line up
+        with observations; else elements that share a predictor are added up.
+    :raises Conflict: if an element depends on several predictors.
+    """
+
+    def __init__(
+        self, program: Program, degrees: Degrees, name: str, traced: FactorTrace, terms: Sequence[Term]
+    ) -> None:
+        self.program, self.traced = program, traced
+        self.varying = [t for t in terms if degrees.of(t.atom) != Degree.CONSTANT]
+        self.fixed = [t for t in terms if degrees.of(t.atom) == Degree.CONSTANT]
+        atoms = [t.atom for t in self.varying]
+        cut = _choose_cut(program, degrees, atoms)
+        starts = np.concatenate([[0], np.cumsum([np.prod(program.shape(c)) for c in cut])]).astype(int)
+        ranges = list(zip(cut, starts[:-1], starts[1:], strict=True))
+        seeds: dict[int, Pattern] = {c: np.arange(lo, hi).reshape(*program.shape(c), 1) for c, lo, hi in ranges}
+        patterns = dependence(program, seeds, {}, atoms)
+        # for each element of each term the number of its predictor, -1 for constants such as a padded zero
+        maps = [_one_predictor(program, degrees, name, a, patterns[a], ranges).reshape(-1) for a in atoms]  # type: ignore[index]
+        used = np.unique(np.concatenate(maps))
+        used = used[used >= 0]
+        self.is_one_to_one = len(maps) == 1 and maps[0].size == used.size
+        if self.is_one_to_one:
+            used = maps[0]
+        self.parts = tuple((c, used[(used >= lo) & (used < hi)] - lo) for c, lo, hi in ranges)
+        rows = np.concatenate([lo + index for (_, lo, _), (_, index) in zip(ranges, self.parts, strict=True)])
+        row_of = np.zeros(int(starts[-1]) + 1, int)
+        row_of[rows] = np.arange(rows.size)
+        # constants are kept with the first row
+        self.targets = [np.where(m < 0, 0, row_of[m]) for m in maps]
+        self.num_rows = rows.size
+        self.shape = program.shape(self.varying[0].atom) if self.is_one_to_one else (rows.size,)
+        scalars = [a for t in terms for a, _ in t.scalars]
+        needed = program.ancestors([*atoms, *(t.atom for t in self.fixed), *scalars, *self._modifiers], cut)
+        self.given = tuple(sorted((needed & {*program.inputs, *program.constants}) - set(cut)))
+
+    @property
+    def _modifiers(self) -> list[Atom]:
+        return [self.traced.mask, Constant(1.0) if self.traced.scale is None else self.traced.scale]
+
+    def log_density(self, eta: Array, *values: Any) -> Array:
+        """Log factors of all rows at the predictors ``eta``, given the values of :attr:`given`."""
+        env = dict(zip(self.given, values, strict=True))
+        start = 0
+        for atom, index in self.parts:
+            shape = self.program.shape(atom)
+            flat = jnp.zeros((int(np.prod(shape)),), eta.dtype).at[index].set(eta[start : start + len(index)])
+            env[atom] = flat.reshape(shape)
+            start += len(index)
+        mask, scale = self.program.evaluate(self._modifiers, env)
+        total = jnp.zeros((self.num_rows,), eta.dtype)
+        for term, target in zip(self.varying, self.targets, strict=True):
+            value = scale * term.coefficient(self.program, env) * self.program.evaluate([term.atom], env)[0]
+            if not self.is_one_to_one:
+                value = jnp.where(mask, value, 0.0)
+            total = total.at[target].add(jnp.reshape(value, -1).astype(eta.dtype))
+        for term in self.fixed:
+            value = term.coefficient(self.program, env) * jnp.sum(self.program.evaluate([term.atom], env)[0])
+            total = total.at[0].add(jnp.where(jnp.all(mask), jnp.max(scale) * value, 0.0))
+        return total
+
+    def build(self, env: Env) -> tuple[ElementwisePotential, Array]:
+        """The potential and the observed mask at given hyperparameters and data."""
+        (mask,) = self.program.evaluate([self.traced.mask], env)
+        observed = jnp.zeros((self.num_rows,), bool)
+        for target in self.targets:
+            observed = observed.at[target].max(jnp.broadcast_to(jnp.reshape(mask, -1), target.shape))
+        return ElementwisePotential(self.log_density, tuple(env[g] for g in self.given)), observed
+
+
+def _choose_cut(program: Program, degrees: Degrees, atoms: Sequence[Atom]) -> list[int]:
+    """The affine values to cut at: one that everything passes through, else the sources of all of them."""
+    cuts = affine_cuts(program, degrees, atoms)
+    free = {n for n in degrees.degree if n in program.inputs}
+    for candidate in sorted(cuts, reverse=True):
+        index = degrees.source[candidate].elements
+        is_one_to_one = np.unique(index[index >= 0]).size == index.size
+        if is_one_to_one and not program.ancestors(atoms, [candidate]) & free - {candidate}:
+            return [candidate]
+    return sorted({degrees.source[c].root for c in cuts})
+
+
+def _one_predictor(
+    program: Program,
+    degrees: Degrees,
+    name: str,
+    atom: Atom,
+    pattern: Pattern,
+    ranges: Sequence[tuple[int, int, int]],
+) -> np.ndarray:
+    if isinstance(pattern, np.ndarray) and pattern.shape[-1] == 1:
+        return pattern[..., 0]
+    ids, element = ids_of(pattern), ""
+    if isinstance(pattern, np.ndarray):
+        counts = (pattern >= 0).sum(-1)
+        where = tuple(int(i) for i in np.unravel_index(int(np.argmax(counts)), counts.shape))
+        ids, element = ids_of(pattern[where]), f"element {where} of " if where else ""
+    sites = frozenset().union(*(degrees.sites_of(c) for c, lo, hi in ranges if np.any((ids >= lo) & (ids < hi))))
+    through = " and ".join(f"'{s}'" for s in sorted(sites))
+    raise Conflict(
+        f"site '{name}': {element}its log density depends on {ids.size} predictors, through {through}"
+        f"{_product(program, degrees, atom)}. This engine treats one predictor, affine in the Gaussian sites, per "
+        "observation: fix or give a hyperprior to all but one of these sites (field=[...] says which are the field), "
+        "or use NUTS.",
+        sites,
+    )
+
+
+def _product(program: Program, degrees: Degrees, atom: Atom) -> str:
+    """Words for the first product of two affine values on the way, if there is one."""
+    for index in sorted(program.needed([atom], ())):
+        eqn = program.equations[index]
+        factors = [a for a in eqn.inputs if degrees.of(a) == Degree.AFFINE]
+        if eqn.primitive.name in ("mul", "dot_general") and len(factors) > 1:
+            names = [", ".join(sorted(degrees.sites_of(a))) for a in factors]
+            return f" (a product of {names[0]} and {names[1]})"
+    return ""

@@ -1,0 +1,93 @@
+"""From the log probability of a site to a family of factors, one per predictor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from ...potentials import TemperedPotential
+from ..conflict import Conflict
+from ..model.tracing import FactorTrace
+from ..program.degrees import Degree, Degrees
+from ..program.program import Constant, Program
+from ..program.sums import Term, sum_terms
+from .elementwise import ElementwiseFactor
+from .recognise import Built, Recognised, recognise
+
+__all__ = ["FactorPlan", "plan_factor"]
+
+Env = Mapping[int, Any]
+
+
+class FactorPlan(NamedTuple):
+    """How to build one family of factors from hyperparameters and data."""
+
+    name: str
+    parts: tuple[tuple[int, np.ndarray], ...]
+    """Affine values and the flat indices of their elements that are the predictors, row by row."""
+    shape: tuple[int, ...]
+    """Shape of the observations in the model."""
+    rows_per_observation: int
+    """One, or more for observations of several predictors; the rows of an observation follow each other."""
+    build: Callable[[Env], tuple[Built, Array]]
+    """From the values of hyperparameters and data: the potential and the observed mask."""
+    label: str
+    """What was recognised, in words."""
+    is_closed_form: bool
+
+
+def plan_factor(program: Program, degrees: Degrees, name: str, traced: FactorTrace, probe: Env) -> FactorPlan:
+    """Read one site whose log probability depends on the field.
+
+    :param traced: the site, with atoms of ``program`` as leaves.
+    :param probe: values of all hyperparameters and data at one point, to test what was recognised.
+    :raises Conflict: if an observation depends on the field through more than one predictor.
+    """
+    for part, atom in (("mask", traced.mask), ("scale", traced.scale), ("covariance", traced.constant)):
+        if atom is not None and degrees.of(atom) != Degree.CONSTANT:
+            raise Conflict(f"the {part} of site '{name}' depends on latent values.", degrees.sites_of(atom))
+    found = recognise(program, degrees, traced, probe)
+    if found is not None:
+        return _recognised_plan(program, name, traced, found)
+    return _elementwise_plan(program, degrees, name, traced)
+
+
+def _recognised_plan(program: Program, name: str, traced: FactorTrace, found: Recognised) -> FactorPlan:
+    def build(env: Env) -> tuple[Built, Array]:
+        scale_atom = Constant(1.0) if traced.scale is None else traced.scale
+        mask, scale = program.evaluate([traced.mask, scale_atom], env)
+        mask = jnp.reshape(mask, -1)
+        built = found.build(env, mask)
+        if traced.scale is not None:
+            weight = jnp.repeat(jnp.reshape(scale, -1), rows_per_observation)
+            built = built._replace(potential=TemperedPotential(built.potential, weight))
+        return built, jnp.repeat(mask, rows_per_observation) & built.observed
+
+    label = found.label if traced.scale is None else f"{found.label}, weighted"
+    parts = ((found.predictor, found.rows),)
+    shape = program.shape(traced.log_prob)
+    rows_per_observation = len(found.rows) // max(int(np.prod(shape)), 1)
+    return FactorPlan(name, parts, shape, rows_per_observation, build, label, traced.scale is None)
+
+
+def _elementwise_plan(program: Program, degrees: Degrees, name: str, traced: FactorTrace) -> FactorPlan:
+    whole = [Term(traced.log_prob)]
+    attempts = [whole] if program.shape(traced.log_prob) else [sum_terms(program, degrees, traced.log_prob), whole]
+    error: Conflict | None = None
+    for terms in attempts:
+        try:
+            factor = ElementwiseFactor(program, degrees, name, traced, terms)
+        except Conflict as conflict:
+            error = error or conflict
+            continue
+
+        def build(env: Env, factor: ElementwiseFactor = factor) -> tuple[Built, Array]:
+            potential, observed = factor.build(env)
+            return Built(potential), observed
+
+        return FactorPlan(name, factor.parts, factor.shape, 1, build, "elementwise factor, by quadrature", False)
+    raise error or ValueError("no term to read")

@@ -1,0 +1,5 @@
+"""Gaussian unknowns, predictors affine in them, one factor for each: the form and how it is read."""
+
+from .form import AffineMap, Blocks, LatentGaussian
+
+__all__ = ["AffineMap", "Blocks", "LatentGaussian"]

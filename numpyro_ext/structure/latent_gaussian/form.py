@@ -1,0 +1,91 @@
+"""The form that the latent-Gaussian engines run on."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jax import Array
+
+from ...linalg.gaussian.design import Design
+from ...linalg.gaussian.prior import PriorBlock
+from ...potentials.base import Potential
+
+__all__ = ["AffineMap", "Blocks", "LatentGaussian"]
+
+
+class AffineMap(NamedTuple):
+    """A quantity ``design @ e + offset`` of the unknowns ``e``, flattened in C order."""
+
+    design: Design
+    offset: Array
+
+
+class Blocks(NamedTuple):
+    """A partition of rows and columns into ``num_blocks`` groups that share neither factor nor prior.
+
+    ``rows`` of shape ``(num_blocks, max_rows)`` and ``columns`` of shape ``(num_blocks, max_columns)`` hold indices,
+    padded with ``num_rows`` and ``num_columns`` (one past the end). One block means: no structure to exploit.
+    """
+
+    rows: Array
+    columns: Array
+
+
+class LatentGaussian(NamedTuple):
+    r"""Unknowns :math:`e \sim \prod_s N(0, C_s)`, predictors :math:`\eta = A e + b`, factors :math:`t_i(\eta_i)`.
+
+    The unknowns are the innovations of the field's sites: a site whose mean depends on other sites is written as that
+    mean plus an innovation, which is a shear of unit Jacobian, so densities agree and prior blocks are independent.
+    Everything is an array or a container of arrays: a form can be passed through ``jit``, ``vmap`` and ``grad``.
+    """
+
+    prior: tuple[PriorBlock, ...]
+    """Independent blocks of ``e``, in the order of the columns of ``A``."""
+    design: Design
+    """:math:`A`, of shape ``(num_rows, num_columns)``."""
+    offset: Array
+    """:math:`b`, of shape ``(num_rows,)``."""
+    potentials: tuple[Potential, ...]
+    """Families of factors; consecutive runs of rows belong to consecutive families."""
+    observed: tuple[Array, ...]
+    """For each family a boolean array over its rows: false where a mask removes the factor."""
+    log_constant: Array
+    """Terms of the log density that do not depend on ``e``."""
+    blocks: Blocks
+    """Independent groups of rows and columns."""
+
+    @property
+    def num_rows(self) -> int:
+        return self.offset.shape[0]
+
+    @property
+    def num_columns(self) -> int:
+        return sum(block.size for block in self.prior)
+
+    def split_rows(self, values: Array) -> tuple[Array, ...]:
+        """Cut an array of shape ``(num_rows, ...)`` into the parts that belong to each family of factors."""
+        parts, start = [], 0
+        for mask in self.observed:
+            parts.append(values[start : start + mask.shape[0]])
+            start += mask.shape[0]
+        return tuple(parts)
+
+    def predictor(self, e: Array) -> Array:
+        """:math:`A e + b` of shape ``(num_rows,)``."""
+        return self.design.matvec(e) + self.offset
+
+    def log_factors(self, eta: Array) -> Array:
+        """Log factors at the predictors ``eta``, zero where masked; shape ``(num_rows,)``."""
+        terms = []
+        for potential, mask, part in zip(self.potentials, self.observed, self.split_rows(eta), strict=True):
+            terms.append(jnp.where(mask, potential.log_density(part), 0.0))
+        return jnp.concatenate(terms) if terms else jnp.zeros((0,), eta.dtype)
+
+    def log_density(self, e: Array) -> Array:
+        """Joint log density of the unknowns ``e`` of shape ``(num_columns,)`` and the data."""
+        total, start = self.log_constant, 0
+        for block in self.prior:
+            total = total + block.log_density(e[start : start + block.size])
+            start += block.size
+        return total + jnp.sum(self.log_factors(self.predictor(e)))

@@ -1,0 +1,210 @@
+"""What the reader found in a model, as pure functions of hyperparameters and data."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from ...linalg.gaussian.design import DenseDesign, Design, SparseRows
+from ...linalg.gaussian.prior import CovariancePrior, PrecisionPrior
+from ..errors import ModelStructureError
+from ..factors.plan import FactorPlan, plan_factor
+from ..model.priors import colour, prior_block
+from ..model.reading import ModelReading
+from ..model.tracing import SiteInfo
+from ..program.affine_rows import AffineRows
+from ..program.degrees import Degrees
+from .blocks import find_blocks
+from .form import AffineMap, Blocks, LatentGaussian
+
+__all__ = ["LatentGaussianReading"]
+
+
+class LatentGaussianReading(ModelReading):
+    """A model read as a latent Gaussian form, with a given split into field and hyperparameters.
+
+    Made by :func:`~numpyro_ext.structure.read_latent_gaussian`. All its methods that take ``hyper`` (constrained
+    values by site name) are pure in ``hyper`` and ``data`` and can be passed through ``jit``, ``vmap`` and ``grad``.
+
+    :ivar field: latent sites of the Gaussian field, in the order of the model.
+    :ivar hyper: all other latent and ``param`` sites.
+    :ivar predictive: latent sites that nothing depends on (missing observations): left out, as they integrate to one.
+    :ivar factor_names: observed sites, one per family of factors of the form.
+    :ivar factor_shapes: shapes of the observations of each family.
+    :ivar rows_per_observation: how many rows of the form each observation of a family has.
+    :ivar affine_sites: field and deterministic sites that are affine in the field.
+    :ivar data: the arrays that the model closed over, explicit so that forms of equal structure can be batched.
+    """
+
+    def __init__(
+        self,
+        model: Callable[..., Any],
+        args: tuple,
+        kwargs: dict,
+        sites: Mapping[str, SiteInfo],
+        field: Sequence[str],
+        rng_key: Array,
+    ):
+        super().__init__(model, args, kwargs, sites, field, rng_key, prior_block)
+        degrees = self._classify("jointly Gaussian")
+        self._plan(degrees)
+
+    def _plan(self, degrees: Degrees) -> None:
+        probe = self._env({n: h.init for n, h in self.hyper.items()}, None)
+        names = self._sort_factors(degrees)
+        self.plans: list[FactorPlan] = [
+            plan_factor(self._program, degrees, name, self._trace.factors[name], probe) for name in names
+        ]
+        self.factor_names = tuple(p.name for p in self.plans)
+        self.factor_shapes = tuple(p.shape for p in self.plans)
+        self.rows_per_observation = tuple(p.rows_per_observation for p in self.plans)
+        parts = [part for plan in self.plans for part in plan.parts]
+        self._rows = AffineRows(self._program, self._field, parts)
+        self.affine_sites = self._affine_sites(degrees)
+        self._maps: dict[str, AffineRows] = {}
+        self._blocks = find_blocks(
+            self._rows.pattern, self._rows.num_rows, self._rows.num_columns, self._coupled_columns()
+        )
+        self.structure_key = self._structure_key()
+
+    @property
+    def num_closed_forms(self) -> int:
+        """How many families of factors have closed forms."""
+        return sum(plan.is_closed_form for plan in self.plans)
+
+    def _coupled_columns(self) -> list[tuple[int, int, int]]:
+        out, start = [], 0
+        for name in self.field:
+            block = self._trace.priors[name]
+            if isinstance(block, CovariancePrior | PrecisionPrior):
+                leaf = jax.tree.leaves(block)[0]
+                batch, width = self._program.shape(leaf)[:2]
+                out.append((start, batch, width))
+            start += self._field[name][1]
+        return out
+
+    def _structure_key(self) -> tuple[Any, ...]:
+        static = hashlib.blake2b(digest_size=16)
+        arrays: list[Any] = [self._rows.pattern, *self._blocks, *(rows for _, rows in self._rows.parts)]
+        for array in arrays:
+            static.update(b"none" if array is None else np.ascontiguousarray(array).tobytes())
+        labels = tuple((p.name, p.label, p.shape) for p in self.plans)
+        return (self._model_key(), labels, static.hexdigest())
+
+    def form(self, hyper: Mapping[str, Any], data: Sequence[Any] | None = None) -> LatentGaussian:
+        """The form at given hyperparameters.
+
+        :param hyper: constrained values of all sites in :attr:`hyper`.
+        :param data: arrays to use instead of :attr:`data`; indices, and zeros of designs, stay where they were read.
+        :return: the form; its columns are the innovations of the field sites in the order of :attr:`field`.
+        """
+        env = self._env(hyper, data)
+        prior = tuple(self._evaluated(self._trace.priors[n], env) for n in self.field)
+        design, offset = self._rows.design(env)
+        built = [plan.build(env) for plan in self.plans]
+        sizes = [sum(len(rows) for _, rows in plan.parts) for plan in self.plans]
+        sign = jnp.concatenate([jnp.full((n,), b.sign) for n, (b, _) in zip(sizes, built, strict=True)])
+        shift = jnp.concatenate([jnp.broadcast_to(b.shift, (n,)) for n, (b, _) in zip(sizes, built, strict=True)])
+        if any(b.sign != 1.0 for b, _ in built):
+            design = _scale_rows(design, sign)
+        return LatentGaussian(
+            prior,
+            design,
+            sign * offset + shift,
+            tuple(b.potential for b, _ in built),
+            tuple(mask for _, mask in built),
+            self._log_constant(env),
+            Blocks(*(jnp.asarray(b) for b in self._blocks)),
+        )
+
+    @cached_property
+    def abstract_form(self) -> LatentGaussian:
+        """The form with shapes and dtypes in place of numbers, for questions about its families; costs one trace."""
+        return jax.eval_shape(self.form, self.initial_hyper(), self.data)
+
+    def maps(
+        self, hyper: Mapping[str, Any], data: Sequence[Any] | None = None, names: Sequence[str] | None = None
+    ) -> dict[str, AffineMap]:
+        """Affine sites as maps of the unknowns: value ``= (design @ e + offset).reshape(site_shapes[name])``."""
+        env = self._env(hyper, data)
+        return {n: AffineMap(*self._map(n).design(env)) for n in (self.affine_sites if names is None else names)}
+
+    def _map(self, name: str) -> AffineRows:
+        if name not in self._maps:
+            size = int(np.prod(self.site_shapes[name]))
+            self._maps[name] = AffineRows(self._program, self._field, [(self._trace.values[name], np.arange(size))])
+        return self._maps[name]
+
+    def log_joint(self, hyper: Mapping[str, Any], e: Array, data: Sequence[Any]) -> Array:
+        return self.form(hyper, data).log_density(e) + self.log_prior(hyper, data)
+
+    def draw(self, hyper: Mapping[str, Any], white: Array, data: Sequence[Any]) -> Array:
+        parts, start = [], 0
+        for block in self.form(hyper, data).prior:
+            parts.append(colour(block, white[start : start + block.size]))
+            start += block.size
+        return jnp.concatenate(parts)
+
+    def explain_nan(self) -> None:
+        """Say why the log density is not a number.
+
+        :raises ModelStructureError: always.
+        """
+        hyper = self.initial_hyper()
+        form = self.form(hyper)
+        at = f" at {_format(hyper)}" if hyper else ""
+        for name, block in zip(self.field, form.prior, strict=True):
+            leaves = jax.tree.leaves(block)
+            if not all(bool(jnp.all(jnp.isfinite(leaf))) for leaf in leaves):
+                raise ModelStructureError(f"the prior of site '{name}' has parameters that are not finite{at}.")
+            if not bool(jnp.isfinite(block.log_density(jnp.zeros((block.size,))))):
+                raise ModelStructureError(
+                    f"the covariance of site '{name}' is not positive definite{at}: add a jitter to its diagonal "
+                    "(1e-6 of its largest entry, in float32 1e-4), or check the kernel for duplicate inputs."
+                )
+        rows = jnp.concatenate([form.offset[:, None], _rows_of(form.design)], axis=1)
+        bad = ~jnp.all(jnp.isfinite(rows), axis=1)
+        for name, part in zip(self.factor_names, form.split_rows(bad), strict=True):
+            if bool(jnp.any(part)):
+                row = int(jnp.argmax(part))
+                raise ModelStructureError(
+                    f"the predictor of site '{name}' is not finite in {int(part.sum())} rows (the first is {row}): "
+                    "check the covariates for NaN or infinity, or mask the rows and set their covariates to zero."
+                )
+        raise ModelStructureError(
+            f"the log density of the model is NaN{at}: give better starting values through hyper_values, or check the "
+            f"model with numpyro.validation_enabled(). What was read:\n{self.describe()}"
+        )
+
+    def describe(self) -> str:
+        """The split and what was recognised, one line each."""
+        lines = self._describe_sites()
+        lines += [f"factor: {p.name} {p.shape} ({p.label})" for p in self.plans]
+        blocks, width = self._blocks[1].shape
+        kind = "dense" if self._rows.is_dense else f"{self._rows.pattern.shape[1]} entries per row"  # type: ignore[union-attr]
+        lines.append(f"design: {self._rows.num_rows} x {self._rows.num_columns}, {kind}")
+        if blocks > 1:
+            lines.append(f"blocks: {blocks} independent, of up to {width} unknowns")
+        return "\n".join(lines)
+
+
+def _scale_rows(design: Design, weight: Array) -> Design:
+    if isinstance(design, DenseDesign):
+        return DenseDesign(weight[:, None] * design.matrix)
+    return SparseRows(design.columns, weight[:, None] * design.values, design.num_columns)
+
+
+def _rows_of(design: Any) -> Array:
+    return design.matrix if hasattr(design, "matrix") else design.values
+
+
+def _format(hyper: dict[str, Any]) -> str:
+    parts = [f"{n}={np.asarray(v):.4g}" if np.ndim(v) == 0 else f"{n}={np.asarray(v)}" for n, v in hyper.items()]
+    return ", ".join(parts)

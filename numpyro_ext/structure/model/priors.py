@@ -1,0 +1,130 @@
+"""Which distributions are Gaussian, and what their location and prior block are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpyro.distributions as dist
+from jax import Array
+from numpyro.distributions import constraints
+
+from ...linalg.gaussian.prior import CovariancePrior, DiagonalPrior, FlatPrior, PrecisionPrior, PriorBlock
+
+__all__ = ["colour", "is_gaussian", "location", "mask_of", "prior_block", "shift_to_value", "unwrap"]
+
+
+def unwrap(fn: Any) -> Any:
+    """The distribution below ``mask``, ``to_event`` and ``expand``."""
+    while isinstance(fn, dist.Independent | dist.MaskedDistribution | dist.ExpandedDistribution):
+        fn = fn.base_dist
+    return fn
+
+
+def mask_of(fn: Any) -> Any:
+    """The mask that a distribution carries, over the batch shape of :func:`unwrap`: True, False or a boolean array."""
+    mask: Any = True
+    while isinstance(fn, dist.Independent | dist.MaskedDistribution | dist.ExpandedDistribution):
+        if isinstance(fn, dist.Independent) and not isinstance(mask, bool):
+            mask = jnp.reshape(mask, jnp.shape(mask) + (1,) * fn.reinterpreted_batch_ndims)
+        if isinstance(fn, dist.MaskedDistribution) and fn._mask is not None:
+            mask = fn._mask if mask is True else jnp.logical_and(mask, fn._mask)
+        fn = fn.base_dist
+    return mask
+
+
+def is_gaussian(fn: Any) -> bool:
+    """Whether values of ``fn`` are jointly Gaussian (or flat on all of the real line) given its parameters."""
+    base = unwrap(fn)
+    if isinstance(base, dist.ImproperUniform):
+        return _is_real(base.support)
+    return type(base) in _GAUSSIAN
+
+
+def _is_real(support: Any) -> bool:
+    while hasattr(support, "base_constraint"):
+        support = support.base_constraint
+    return isinstance(support, type(constraints.real))
+
+
+def location(fn: Any) -> Array:
+    """Location of a site of the field, of the shape of its values (zero for those that have none: flat ones, trees)."""
+    base = unwrap(fn)
+    shape = fn.batch_shape + fn.event_shape
+    if isinstance(base, dist.GaussianRandomWalk) or not hasattr(base, "loc"):
+        return jnp.zeros(shape)
+    return jnp.broadcast_to(base.loc, shape)
+
+
+def shift_to_value(fn: Any, innovation: Array) -> Array:
+    """The value of a Gaussian site from its innovation, a map of unit Jacobian."""
+    if isinstance(unwrap(fn), dist.GaussianRandomWalk):
+        return jnp.cumsum(innovation, axis=-1)
+    return location(fn) + innovation
+
+
+def prior_block(fn: Any) -> PriorBlock:
+    """Distribution of the innovation of a Gaussian site, flattened in C order, as the model parameterised it."""
+    base = unwrap(fn)
+    shape = fn.batch_shape + fn.event_shape
+    size = 1
+    for length in shape:
+        size *= length
+    if isinstance(base, dist.ImproperUniform):
+        return FlatPrior(size)
+    if isinstance(base, dist.Normal):
+        return DiagonalPrior(jnp.broadcast_to(jnp.square(base.scale), shape).reshape(-1))
+    if isinstance(base, dist.GaussianRandomWalk):
+        scale = jnp.broadcast_to(jnp.asarray(base.scale)[..., None], shape)
+        return DiagonalPrior(jnp.square(scale).reshape(-1))
+    width = fn.event_shape[-1]
+    if isinstance(base, dist.CAR):
+        return PrecisionPrior(_stack(_car_precision(base), shape, width))
+    if isinstance(base, dist.MultivariateNormal):
+        given = vars(base)
+        if "covariance_matrix" in given:
+            return CovariancePrior(_stack(base.covariance_matrix, shape, width))
+        if "precision_matrix" in given:
+            return PrecisionPrior(_stack(base.precision_matrix, shape, width))
+        tril = base.scale_tril
+        return CovariancePrior(_stack(tril @ jnp.swapaxes(tril, -1, -2), shape, width))
+    factor = base.cov_factor
+    diagonal = jnp.eye(width) * jnp.asarray(base.cov_diag)[..., None]
+    return CovariancePrior(_stack(factor @ jnp.swapaxes(factor, -1, -2) + diagonal, shape, width))
+
+
+def colour(block: PriorBlock, white: Array) -> Array:
+    """A draw from the prior block made of standard normal numbers (themselves, where it is flat)."""
+    if isinstance(block, FlatPrior):
+        return white
+    if isinstance(block, DiagonalPrior):
+        return jnp.sqrt(block.variance) * white
+    if isinstance(block, CovariancePrior):
+        factor = jnp.linalg.cholesky(block.covariance)
+        return jnp.einsum("bij,bj->bi", factor, white.reshape(factor.shape[:2])).reshape(-1)
+    factor = jnp.linalg.cholesky(block.precision)
+    white = white.reshape(factor.shape[:2])
+    solve = jax.vmap(lambda f, w: jax.scipy.linalg.solve_triangular(f, w, lower=True, trans=1))
+    return solve(factor, white).reshape(-1)
+
+
+def _stack(matrix: Array, shape: tuple[int, ...], width: int) -> Array:
+    return jnp.broadcast_to(matrix, (*shape[:-1], width, width)).reshape(-1, width, width)
+
+
+def _car_precision(base: Any) -> Array:
+    adjacency = base.adj_matrix.toarray() if base.is_sparse else base.adj_matrix
+    adjacency = jnp.asarray(adjacency, jnp.result_type(float))
+    degrees = jnp.eye(adjacency.shape[-1]) * adjacency.sum(-1)[..., None]
+    correlation = jnp.asarray(base.correlation)[..., None, None]
+    return jnp.asarray(base.conditional_precision)[..., None, None] * (degrees - correlation * adjacency)
+
+
+_GAUSSIAN = {
+    dist.Normal,
+    dist.MultivariateNormal,
+    dist.LowRankMultivariateNormal,
+    dist.GaussianRandomWalk,
+    dist.CAR,
+}

@@ -1,0 +1,298 @@
+"""A model traced with innovations in place of its field: what every reading starts from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from ..conflict import Conflict
+from ..errors import ModelStructureError
+from ..program.degrees import Degree, Degrees, classify
+from ..program.program import Atom, Program, make_program
+from .tracing import ModelTrace, SiteInfo, trace_with_innovations
+
+__all__ = ["HyperSite", "ModelReading"]
+
+
+class HyperSite(NamedTuple):
+    """A latent or ``param`` site outside the field, to be maximised over or given."""
+
+    shape: tuple[int, ...]
+    transform: Any
+    """NumPyro transform from unconstrained values."""
+    is_param: bool
+    """True for ``numpyro.param``: no prior."""
+    init: Any
+    """Starting value, constrained."""
+
+
+class ModelReading:
+    """A model as a program of innovations and hyperparameters, with a given split into field and hyperparameters.
+
+    All methods that take ``hyper`` (constrained values by site name) are pure in ``hyper`` and ``data`` and can be
+    passed through ``jit``, ``vmap`` and ``grad``.
+
+    :ivar field: latent sites of the field, in the order of the model.
+    :ivar hyper: all other latent and ``param`` sites.
+    :ivar predictive: latent sites that nothing depends on (missing observations): left out, as they integrate to one.
+    :ivar site_shapes: shapes of all latent, ``param`` and deterministic sites.
+    :ivar num_columns: number of unknowns, the elements of the field.
+    :ivar data: the arrays that the model closed over, explicit so that forms of equal structure can be batched.
+    """
+
+    structure_key: tuple[Any, ...]
+    """Readings with equal keys make the same functions of hyperparameters and data."""
+    factor_shapes: tuple[tuple[int, ...], ...]
+
+    def __init__(
+        self,
+        model: Callable[..., Any],
+        args: tuple,
+        kwargs: dict,
+        sites: Mapping[str, SiteInfo],
+        field: Sequence[str],
+        rng_key: Array,
+        prior: Callable[[Any], Any],
+    ):
+        self.model, self.args, self.kwargs = model, args, kwargs
+        self.sites = dict(sites)
+        self.field = tuple(n for n in sites if n in field)
+        free = [s for s in sites.values() if s.kind in ("latent", "param") and s.name not in self.field]
+        sizes = {n: int(np.prod(sites[n].shape)) for n in self.field}
+        innovations = {n: jnp.zeros((sizes[n],)) for n in self.field}
+        given = {s.name: s.init for s in free}
+        function = trace_with_innovations(model, args, kwargs, self.field, rng_key, prior)
+        try:
+            self._program, self._trace = make_program(function, innovations, given)
+        except (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError) as error:
+            raise ModelStructureError(
+                "the model needs the values of traced arrays (it indexes a NumPy array with one, or branches on one), "
+                "so NumPyro cannot compile it either. Pass the data as jax arrays, and use jnp.where for branches. "
+                f"JAX says: {str(error).splitlines()[0]}"
+            ) from error
+        self._trace = _in_model_order(self._trace, sites)
+        structure = jax.tree.structure((innovations, given))
+        inputs, self._given = jax.tree.unflatten(structure, self._program.inputs)
+        self._field = {n: (inputs[n], sizes[n]) for n in self.field}
+        self.data = self._program.data
+        self.predictive = _predictive_sites(self._program, self._trace, self._given, free)
+        self.hyper = {
+            s.name: HyperSite(s.shape, s.transform, s.kind == "param", s.init)
+            for s in free
+            if s.name not in self.predictive
+        }
+        values = {n: a for n, a in self._trace.values.items() if n not in self.predictive}
+        self.site_shapes = {n: self._program.shape(a) for n, a in values.items()}
+        self.site_shapes |= {n: h.shape for n, h in self.hyper.items() if h.is_param}
+        self.num_columns = sum(sizes.values())
+
+    def _classify(self, what: str, *, with_sources: bool = True) -> Degrees:
+        """Degrees of the program, after checking that the field is ``what`` given everything else.
+
+        :raises Conflict: naming the sites of which one must leave the field.
+        """
+        degrees = classify(self._program, {n: number for n, (number, _) in self._field.items()}, with_sources)
+        for name in self.field:
+            if degrees.of(self._trace.locations[name]) == Degree.NONLINEAR:
+                sites = degrees.sites_of(self._trace.locations[name])
+                raise Conflict(
+                    f"the location of site '{name}' is not affine in {sorted(sites)}, so they are not {what}. "
+                    "Choose the field with field=[...], or use NUTS.",
+                    sites | {name},
+                )
+            for leaf in jax.tree.leaves(self._trace.priors[name]):
+                if degrees.of(leaf) != Degree.CONSTANT:
+                    sites = degrees.sites_of(leaf)
+                    raise Conflict(
+                        f"the scale of site '{name}' depends on {sorted(sites)}, so they are not {what}. "
+                        "Choose the field with field=[...], or use NUTS.",
+                        sites | {name},
+                    )
+        return degrees
+
+    def _sort_factors(self, degrees: Degrees) -> list[str]:
+        """Names of the factors that depend on the field; the others are kept as constants or priors."""
+        self._constant_factors: list[str] = []
+        self._prior_factors: list[str] = []
+        found = []
+        for name, traced in self._trace.factors.items():
+            if name in self.predictive:
+                continue
+            if degrees.of(traced.log_prob) != Degree.CONSTANT:
+                found.append(name)
+            elif name in self.hyper:
+                self._prior_factors.append(name)
+            else:
+                self._constant_factors.append(name)
+        if not found:
+            raise ModelStructureError(
+                f"no observed site depends on the field {list(self.field)}: there is nothing to infer. "
+                "Pass the data (obs=...), or check that the predictor uses these sites."
+            )
+        return found
+
+    def _observations_in_use(self, name: str, *, is_held_out: bool = False) -> np.ndarray:
+        """Flat indices of the observations of a site whose mask is true; or of the others, the held-out ones.
+
+        :raises ModelStructureError: if the mask is not known, or leaves nothing to learn from.
+        """
+        atom = self._trace.factors[name].mask
+        if self._program.ancestors([atom]) & set(self._program.inputs):
+            raise ModelStructureError(
+                f"the mask of observed site '{name}' depends on latent or param sites: masks must be known."
+            )
+        mask = np.asarray(self._known_value(atom))
+        found = np.flatnonzero(~mask if is_held_out else mask)
+        if found.size == 0 and not is_held_out:
+            raise ModelStructureError(
+                f"every observation of site '{name}' is masked: there is nothing to learn from. Masks are true where "
+                "data is in use."
+            )
+        return found
+
+    def _known_value(self, atom: Atom) -> Array:
+        """A value of the program that depends on nothing but data."""
+        env = dict(zip(self._program.constants, self.data, strict=True))
+        return jnp.asarray(self._program.evaluate([atom], env)[0])
+
+    def _hyper_behind(self, atoms: Sequence[Atom]) -> list[str]:
+        """Names of the hyperparameters on which values of the program depend."""
+        found = self._program.ancestors(atoms)
+        return [n for n in self.hyper if found & set(jax.tree.leaves(self._given[n]))]
+
+    def _evaluated(self, tree: Any, env: Mapping[int, Any]) -> Any:
+        """A tree of atoms, such as the prior of a site, with their values."""
+        atoms, structure = jax.tree.flatten(tree)
+        return jax.tree.unflatten(structure, self._program.evaluate(atoms, env))
+
+    def _affine_sites(self, degrees: Degrees) -> tuple[str, ...]:
+        values = {n: a for n, a in self._trace.values.items() if n not in self.predictive}
+        return tuple(n for n, a in values.items() if n in self.field or degrees.of(a) == Degree.AFFINE)
+
+    def _model_key(self) -> tuple[Any, ...]:
+        """Equal for readings whose program, field, hyperparameters, classes of priors and families are the same."""
+        # A program knows the arrays of a prior, not what they are the parameters of. Classes made by JAX's own
+        # register_dataclass may compare equal as tree structures, so that their names are in the key as well.
+        structure = jax.tree.structure(self._trace)
+        return (self._program.fingerprint(), self.field, self._hyper_key(), structure, str(structure))
+
+    def _hyper_key(self) -> tuple[Any, ...]:
+        return tuple((n, h.shape, _transform_key(h.transform), h.is_param) for n, h in self.hyper.items())
+
+    def _describe_sites(self) -> list[str]:
+        lines = [f"field: {n} {self.site_shapes[n]} ({self.sites[n].family})" for n in self.field]
+        for name, site in self.hyper.items():
+            kind = "param" if site.is_param else self.sites[name].family
+            lines.append(f"hyperparameter: {name} {site.shape} ({kind})")
+        return lines + [f"left out (integrates to one): {n}" for n in self.predictive]
+
+    def _env(self, hyper: Mapping[str, Any], data: Sequence[Any] | None) -> dict[int, Any]:
+        env: dict[int, Any] = {}
+        for name, atom in self._given.items():
+            value = self.sites[name].init if name in self.predictive else hyper[name]
+            leaves = jax.tree.leaves(value)
+            env.update(zip(jax.tree.leaves(atom), (jnp.asarray(v) for v in leaves), strict=True))
+        env.update(zip(self._program.constants, self.data if data is None else data, strict=True))
+        for atom in jax.tree.leaves(self._given):
+            env[atom] = env[atom].astype(self._program.avals[atom].dtype)
+        return env
+
+    def _sum_factors(self, names: Sequence[str], env: Mapping[int, Any]) -> Array:
+        total = jnp.zeros((), jnp.result_type(float))
+        for name in names:
+            traced = self._trace.factors[name]
+            log_prob, mask = self._program.evaluate([traced.log_prob, traced.mask], env)
+            if traced.scale is not None:
+                log_prob = log_prob * self._program.evaluate([traced.scale], env)[0]
+            total = total + jnp.sum(jnp.where(mask, log_prob, 0.0))
+        return total
+
+    def _log_constant(self, env: Mapping[int, Any]) -> Array:
+        total = self._sum_factors(self._constant_factors, env)
+        for name, traced in self._trace.factors.items():
+            if name not in self.predictive:
+                total = total + self._program.evaluate([traced.constant], env)[0]
+        return total
+
+    def log_prior(self, hyper: Mapping[str, Any], data: Sequence[Any] | None = None) -> Array:
+        """Log prior density of the hyperparameter sample sites, in the constrained space (no Jacobian)."""
+        return self._sum_factors(self._prior_factors, self._env(hyper, data))
+
+    def values(self, hyper: Mapping[str, Any], e: Array, data: Sequence[Any] | None = None) -> dict[str, Array]:
+        """Every latent and deterministic site at the unknowns ``e`` of shape ``(num_columns,)``."""
+        env = self._env(hyper, data)
+        start = 0
+        for atom, size in self._field.values():
+            env[atom] = e[start : start + size]
+            start += size
+        names = [n for n in self._trace.values if n not in self.predictive]
+        found = self._program.evaluate([self._trace.values[n] for n in names], env)
+        return dict(zip(names, (jnp.asarray(v) for v in found), strict=True))
+
+    def initial_hyper(self) -> dict[str, Any]:
+        """Starting values of the hyperparameters: medians or means of their priors, initial values of ``param``."""
+        return {n: h.init for n, h in self.hyper.items()}
+
+    @property
+    def num_closed_forms(self) -> int:
+        """How many families of factors have closed forms."""
+        return 0
+
+    def log_joint(self, hyper: Mapping[str, Any], e: Array, data: Sequence[Any]) -> Array:
+        """Log density of the unknowns ``e``, hyperparameters and data, from the form."""
+        raise NotImplementedError
+
+    def draw(self, hyper: Mapping[str, Any], white: Array, data: Sequence[Any]) -> Array:
+        """Unknowns of a plausible size, made of standard normal numbers of shape ``(num_columns,)``."""
+        raise NotImplementedError
+
+    def linearity_error(self, hyper: Mapping[str, Any], data: Sequence[Any]) -> Array:
+        """How far the operators of the form are from their adjoints, where it has operators."""
+        return jnp.zeros(())
+
+    def explain_linearity_error(self, error: float) -> None:
+        """Refuse operators that are too far from their adjoints.
+
+        :raises ModelStructureError: always.
+        """
+        raise NotImplementedError
+
+    def explain_nan(self) -> None:
+        """Say why the log density is not a number.
+
+        :raises ModelStructureError: always.
+        """
+        raise NotImplementedError
+
+    def describe(self) -> str:
+        """The split and what was recognised, one line each."""
+        return "\n".join(self._describe_sites())
+
+
+def _predictive_sites(
+    program: Program, trace: ModelTrace, given: Mapping[str, Any], free: Sequence[SiteInfo]
+) -> tuple[str, ...]:
+    out = []
+    for site in free:
+        if site.kind != "latent" or site.is_candidate:
+            continue
+        others = [f for n, f in trace.factors.items() if n != site.name]
+        used = program.ancestors(jax.tree.leaves((trace.locations, trace.priors, others)))
+        if not used & set(jax.tree.leaves(given[site.name])):
+            out.append(site.name)
+    return tuple(out)
+
+
+def _in_model_order(trace: ModelTrace, sites: Mapping[str, SiteInfo]) -> ModelTrace:
+    # passing through a trace sorts dictionaries by name
+    return ModelTrace(*({n: part[n] for n in sites if n in part} for part in trace))
+
+
+def _transform_key(transform: Any) -> tuple[Any, ...]:
+    leaves, structure = jax.tree.flatten(transform)
+    return type(transform).__name__, str(structure), tuple(str(leaf) for leaf in leaves)

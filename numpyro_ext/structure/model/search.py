@@ -1,0 +1,241 @@
+"""The search for the field of a model: choose it, refuse what cannot be treated, verify what was read."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax import Array
+
+from ..conflict import Conflict
+from ..errors import ModelStructureError, Reason
+from .reading import ModelReading
+from .tracing import SiteInfo, inspect_sites, mark_candidates
+from .validation import check_data
+from .verification import check_form
+
+__all__ = [
+    "Form",
+    "check_field",
+    "check_hyper",
+    "find_candidates",
+    "inspect_model",
+    "read_first",
+    "with_values",
+]
+
+_MAX_ATTEMPTS = 48
+_MAX_HYPER_SIZE = 100
+
+
+class Form(NamedTuple):
+    """What a model is read into."""
+
+    reading: Callable[..., ModelReading]
+    is_candidate: Callable[[Any], bool]
+    """Whether a distribution may belong to the field."""
+    no_candidate: str
+    """Says that none does, with ``{}`` for the latent sites there are."""
+
+
+def read_first(
+    forms: Sequence[Form],
+    model: Callable[..., Any],
+    args: tuple = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    field: Sequence[str] | None = None,
+    hyper_values: Mapping[str, Any] | None = None,
+    rng_key: Array | None = None,
+    check: bool = True,
+) -> Any:
+    """Read a model into the first of several forms that it has. The model is run, and its data checked, once.
+
+    :param forms: in the order of preference; all else as for the ``read_*`` function of a form.
+    :return: the reading.
+    :raises ModelStructureError: if it has none of them, that of the first form for which it has candidates.
+    """
+    kwargs = dict(kwargs or {})
+    rng_key = jax.random.key(0) if rng_key is None else rng_key
+    sites = inspect_model(model, args, kwargs, rng_key, hyper_values)
+    refusals: list[ModelStructureError] = []
+    for form in forms:
+        try:
+            return _read(form, model, args, kwargs, sites, field, rng_key, check)
+        except ModelStructureError as error:
+            refusals.append(error)
+    raise next((error for error in refusals if error.reason is not Reason.NO_FIELD), refusals[0])
+
+
+def _read(
+    form: Form,
+    model: Callable[..., Any],
+    args: tuple,
+    kwargs: dict,
+    inspected: Mapping[str, SiteInfo],
+    field: Sequence[str] | None,
+    rng_key: Array,
+    check: bool,
+) -> ModelReading:
+    sites, candidates = find_candidates(inspected, form.is_candidate, form.no_candidate, field=field)
+
+    def attempt(names: frozenset[str]) -> ModelReading:
+        reading = form.reading(model, args, kwargs, sites, tuple(names), rng_key)
+        check_hyper(reading, sites)
+        return reading
+
+    if field is None:
+        reading = _search(attempt, sites, candidates)
+    else:
+        try:
+            reading = attempt(frozenset(candidates))
+        except Conflict as conflict:
+            raise ModelStructureError(f"With field={list(field)}: {conflict}") from conflict
+    if check:
+        check_form(reading, rng_key)
+    return reading
+
+
+def inspect_model(
+    model: Callable[..., Any], args: tuple, kwargs: dict, rng_key: Array, hyper_values: Mapping[str, Any] | None
+) -> dict[str, SiteInfo]:
+    """The sites of a model, with starting values, after a check of its data.
+
+    :raises ModelStructureError: if the model does not run, or data or starting values do not fit.
+    """
+    sites = with_values(inspect_sites(model, args, kwargs, rng_key), hyper_values or {})
+    check_data(sites)
+    return sites
+
+
+def find_candidates(
+    sites: Mapping[str, SiteInfo],
+    is_candidate: Callable[[Any], bool],
+    no_candidate: str,
+    *,
+    field: Sequence[str] | None,
+) -> tuple[dict[str, SiteInfo], list[str]]:
+    """The sites with candidates marked, and the names of those that may belong to the field, in the model's order.
+
+    :param is_candidate: whether a distribution may belong to the field.
+    :param str no_candidate: says that none does, with ``{}`` for the latent sites there are.
+    :raises ModelStructureError: if ``field`` names a site that is no candidate, or if there is none.
+    """
+    sites = mark_candidates(sites, is_candidate)
+    if field is not None:
+        check_field(field, sites)
+        return sites, [n for n in sites if n in field]
+    candidates = [n for n, s in sites.items() if s.is_candidate]
+    if not candidates:
+        latents = {n: s.family for n, s in sites.items() if s.kind == "latent"}
+        raise ModelStructureError(no_candidate.format(latents or "none"), reason=Reason.NO_FIELD)
+    return sites, candidates
+
+
+def with_values(sites: dict[str, SiteInfo], values: Mapping[str, Any]) -> dict[str, SiteInfo]:
+    """The sites with other starting values of hyperparameters.
+
+    :raises ModelStructureError: if one is no such site, or has another shape.
+    """
+    out = dict(sites)
+    for name, value in values.items():
+        if name not in sites or sites[name].kind not in ("latent", "param"):
+            free = sorted(n for n, s in sites.items() if s.kind in ("latent", "param"))
+            raise ModelStructureError(f"no latent or param site '{name}' to give a value to; the model has {free}.")
+        if np.shape(value) != sites[name].shape:
+            raise ModelStructureError(
+                f"the value given for site '{name}' has shape {np.shape(value)}, "
+                f"the site has shape {sites[name].shape}."
+            )
+        out[name] = sites[name]._replace(init=np.asarray(value, float))
+    return out
+
+
+def check_field(field: Sequence[str], sites: Mapping[str, SiteInfo]) -> None:
+    """Refuse names that are no candidates for the field.
+
+    :raises ModelStructureError: naming the first.
+    """
+    for name in field:
+        if name not in sites or not sites[name].is_candidate:
+            found = f"is {sites[name].family or sites[name].kind}" if name in sites else "does not exist"
+            names = [n for n, s in sites.items() if s.is_candidate]
+            raise ModelStructureError(
+                f"field: site '{name}' {found}; latent sites of this model that this form takes: {names}.",
+                reason=Reason.NO_FIELD,
+                site=name,
+            )
+
+
+def _search(
+    attempt: Callable[[frozenset[str]], Any],
+    sites: Mapping[str, SiteInfo],
+    candidates: Sequence[str],
+) -> Any:
+    """Largest workable field first: drop one site of each conflict at a time."""
+    sizes = {n: int(np.prod(sites[n].shape)) for n in candidates}
+    order = itertools.count()
+    start = frozenset(candidates)
+    queue = [(-sum(sizes.values()), next(order), start)]
+    seen = {start}
+    first_error: Conflict | ModelStructureError | None = None
+    best: Any = None
+    best_score: tuple[int, int] | None = None
+    for _ in range(_MAX_ATTEMPTS):
+        if not queue:
+            break
+        negative_size, _, names = heapq.heappop(queue)
+        if best_score is not None and -negative_size < best_score[0]:
+            break
+        try:
+            reading = attempt(names)
+            score = (-negative_size, reading.num_closed_forms)
+            if best_score is None or score > best_score:
+                best, best_score = reading, score
+        except Conflict as conflict:
+            first_error = first_error or conflict
+            for site in sorted(conflict.sites & names):
+                rest = names - {site}
+                if rest and rest not in seen:
+                    seen.add(rest)
+                    heapq.heappush(queue, (-sum(sizes[n] for n in rest), next(order), rest))
+        except ModelStructureError as error:
+            first_error = first_error or error
+    if best is None:
+        raise first_error if isinstance(first_error, ModelStructureError) else ModelStructureError(str(first_error))
+    return best
+
+
+def check_hyper(reading: ModelReading, sites: Mapping[str, SiteInfo]) -> None:
+    """Refuse hyperparameters that cannot be maximised over.
+
+    :raises ModelStructureError: naming the site.
+    """
+    num_rows = sum(int(np.prod(s)) for s in reading.factor_shapes)
+    for name, site in reading.hyper.items():
+        size, info = int(np.prod(site.shape)), sites[name]
+        what = f"latent site '{name}' ({info.family}, shape {site.shape})"
+        if info.is_discrete:
+            raise ModelStructureError(
+                f"{what} is discrete and affects the likelihood: sum it out in the model (a mixture distribution), "
+                "condition on it, or use NUTS with enumeration."
+            )
+        if info.is_masked:
+            raise ModelStructureError(
+                f"{what} is masked but other sites depend on it: move the mask to the observations, or index the "
+                "elements that are in use."
+            )
+        if site.is_param or size == 1:
+            continue
+        kind = "not Gaussian" if not info.is_candidate else "used nonlinearly"
+        if size >= num_rows or size > _MAX_HYPER_SIZE:
+            raise ModelStructureError(
+                f"{what} is {kind}, so it would be a hyperparameter, but it has {size} elements for {num_rows} "
+                "observations, too many to maximise over. Integrate it out in the model (a scale mixture written as a "
+                "Student-t, a Gamma-Poisson), give it a Gaussian prior where the predictor is affine in it, or "
+                "use NUTS."
+            )

@@ -1,0 +1,397 @@
+"""Run a model with innovations in place of its Gaussian sites, and collect what the reader needs."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro.distributions as dist
+from jax import Array
+from jax.scipy.linalg import solve_triangular
+from numpyro import handlers
+from numpyro.distributions import biject_to
+from numpyro.primitives import Messenger
+
+from ...compilation.recent import Recent
+from ...distributions import (
+    AdjacentCategory,
+    ContinuationRatio,
+    MultinomialProbit,
+    OrderedProbit,
+    RectifiedLinearPoisson,
+    SoftplusPoisson,
+    StickBreakingCategorical,
+)
+from ..errors import ModelStructureError, Reason
+from ..program.program import Constant, make_program
+from .priors import is_gaussian, location, mask_of, shift_to_value, unwrap
+
+__all__ = ["FactorTrace", "ModelTrace", "SiteInfo", "inspect_sites", "mark_candidates", "trace_with_innovations"]
+
+
+_COMPILED = Recent(64)
+
+
+class SiteInfo(NamedTuple):
+    """What one concrete run of the model shows of a site."""
+
+    name: str
+    kind: str
+    """``latent``, ``param``, ``observed`` (``numpyro.factor`` included), ``deterministic`` or ``plate``."""
+    shape: tuple[int, ...]
+    family: str = ""
+    """Name of the distribution."""
+    is_candidate: bool = False
+    """Whether it may join the field: of a family that the reading takes (Gaussian or flat), and not masked."""
+    is_discrete: bool = False
+    is_masked: bool = False
+    transform: Any = None
+    """From unconstrained values, for latent and param sites."""
+    init: Any = None
+    """A central value of the prior, or the initial value of a ``param``."""
+    plates: tuple[tuple[str, int], ...] = ()
+    value: Any = None
+    """The observed value."""
+    support: Any = None
+    """Support of the elementwise distribution of an observed site."""
+    mask: Any = None
+    batch_shape: tuple[int, ...] = ()
+    """Batch shape that the mask of an observed site covers."""
+    full_shape: tuple[int, ...] = ()
+    """Shape of the distribution of an observed site."""
+    prior: Any = None
+    """The distribution of a latent site, until its candidates are marked."""
+
+
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class Static:
+    """A constant that is not an array, carried through a trace."""
+
+    value: str | None
+
+
+class FactorTrace(NamedTuple):
+    """Arrays of one factor site, inside a trace."""
+
+    log_prob: Any
+    """Elementwise log probability, before mask and scale."""
+    mask: Any
+    scale: Any
+    value: Any
+    parameters: dict[str, Any]
+    """Parameters of the distribution, if it is of a known family, broadcast to the shape of ``log_prob``, and for
+    those that are vectors one axis more."""
+    constant: Any
+    """A term to add to the log density (log determinants)."""
+    family: Any
+    """Key of the family in the recogniser, as a :class:`Static`, so that it passes through a trace."""
+
+
+class ModelTrace(NamedTuple):
+    """Everything that the reader looks at, as functions of innovations and hyperparameters."""
+
+    locations: dict[str, Any]
+    priors: dict[str, Any]
+    factors: dict[str, FactorTrace]
+    values: dict[str, Any]
+
+
+# families whose parameters the recogniser understands
+_FAMILIES: dict[type, tuple[str, tuple[str, ...]]] = {
+    dist.Normal: ("normal", ("loc", "scale")),
+    dist.StudentT: ("student_t", ("df", "loc", "scale")),
+    dist.Laplace: ("laplace", ("loc", "scale")),
+    dist.Poisson: ("poisson", ("rate",)),
+    dist.BernoulliLogits: ("bernoulli_logits", ("logits",)),
+    dist.BernoulliProbs: ("bernoulli_probs", ("probs",)),
+    dist.BinomialLogits: ("binomial_logits", ("logits", "total_count")),
+    dist.BinomialProbs: ("binomial_probs", ("probs", "total_count")),
+    dist.GammaPoisson: ("gamma_poisson", ("concentration", "rate")),
+    dist.NegativeBinomial2: ("gamma_poisson", ("concentration", "rate")),
+    dist.NegativeBinomialLogits: ("gamma_poisson", ("concentration", "rate")),
+    dist.NegativeBinomialProbs: ("gamma_poisson", ("concentration", "rate")),
+    RectifiedLinearPoisson: ("rectified_linear_poisson", ("predictor", "exposure", "offset")),
+    SoftplusPoisson: ("softplus_poisson", ("predictor", "exposure", "offset")),
+    dist.CategoricalLogits: ("categorical_logits", ("logits",)),
+    MultinomialProbit: ("multinomial_probit", ("predictor",)),
+    StickBreakingCategorical: ("stick_breaking", ("logits",)),
+    dist.OrderedLogistic: ("ordered_logistic", ("predictor", "cutpoints")),
+    OrderedProbit: ("ordered_probit", ("predictor", "cutpoints")),
+    ContinuationRatio: ("continuation_ratio", ("predictor", "thresholds")),
+    AdjacentCategory: ("adjacent_category", ("predictor", "thresholds", "scores")),
+}
+# parameters with an axis of their own after the shape of the observations
+_VECTOR_PARAMETERS = {
+    ("categorical_logits", "logits"),
+    ("multinomial_probit", "predictor"),
+    ("stick_breaking", "logits"),
+    ("ordered_logistic", "cutpoints"),
+    ("ordered_probit", "cutpoints"),
+    ("continuation_ratio", "thresholds"),
+    ("adjacent_category", "thresholds"),
+    ("adjacent_category", "scores"),
+}
+
+
+class _Innovations(Messenger):
+    """Give field sites the value of their location plus an innovation, and all other free sites a given value."""
+
+    def __init__(self, fn: Any, innovations: Mapping[str, Any], given: Mapping[str, Any]):
+        self.innovations = innovations
+        self.given = given
+        super().__init__(fn)
+
+    def process_message(self, msg: dict[str, Any]) -> None:
+        name = str(msg.get("name"))
+        if msg["type"] == "sample" and not msg["is_observed"] and name in self.innovations:
+            fn = msg["fn"]
+            flat = self.innovations[name]
+            msg["value"] = shift_to_value(fn, jnp.reshape(flat, fn.batch_shape + fn.event_shape))
+        elif msg["type"] in ("sample", "param") and not msg.get("is_observed") and name in self.given:
+            msg["value"] = self.given[name]
+
+
+def trace_with_innovations(
+    model: Callable[..., Any],
+    args: tuple,
+    kwargs: dict,
+    field: tuple[str, ...],
+    rng_key: Array,
+    prior: Callable[[Any], Any],
+) -> Callable[[dict[str, Any], dict[str, Any]], ModelTrace]:
+    """A function of flat innovations per field site and values of all other free sites, to be traced.
+
+    :param prior: from the distribution of a field site, what describes that of its innovation.
+    """
+
+    def run(innovations: dict[str, Any], given: dict[str, Any]) -> ModelTrace:
+        seeded = handlers.seed(model, rng_key)
+        sites = handlers.trace(_Innovations(seeded, innovations, given)).get_trace(*args, **kwargs)
+        out = ModelTrace({}, {}, {}, {})
+        for name, site in sites.items():
+            if site["type"] == "sample" and name in field:
+                fn = site["fn"]
+                is_walk = isinstance(unwrap(fn), dist.GaussianRandomWalk)
+                out.locations[name] = jnp.zeros(()) if is_walk else location(fn)
+                out.priors[name] = prior(fn)
+                out.values[name] = site["value"]
+            elif site["type"] == "sample":
+                out.factors[name] = _factor(site)
+                if not site["is_observed"]:
+                    out.values[name] = site["value"]
+            elif site["type"] == "deterministic":
+                out.values[name] = site["value"]
+        return out
+
+    return run
+
+
+def _factor(site: dict[str, Any]) -> FactorTrace:
+    fn = site["fn"]
+    base, value = unwrap(fn), jnp.asarray(site["value"])
+    # of the event dimensions, those of a to_event are elementwise below; those of a vector distribution are not
+    event_dim = fn.event_dim - base.event_dim
+    shape: tuple[int, ...] = fn.batch_shape + fn.event_shape[:event_dim]
+    mask = jnp.asarray(mask_of(fn))
+    scale = None if site["scale"] is None else jnp.asarray(site["scale"])
+    if scale is not None:
+        scale = jnp.reshape(scale, scale.shape + (1,) * event_dim)
+    log_diagonal = jnp.zeros(())
+    if isinstance(base, dist.MultivariateNormal | dist.LowRankMultivariateNormal):
+        # whitening makes one scalar factor of each coordinate
+        white, log_diagonal = _whiten(base, value)
+        shape = shape + white.shape[-1:]
+        mask = mask[..., None]
+        scale = None if scale is None else scale[..., None]
+        base, value = dist.Normal(-white, 1.0, validate_args=False), jnp.zeros(())
+    log_prob = base.log_prob(value)
+    shape = np.broadcast_shapes(jnp.shape(log_prob), shape, mask.shape, () if scale is None else scale.shape)
+    mask = jnp.broadcast_to(mask, shape)
+    weight = 1.0 if scale is None else scale
+    constant = -jnp.sum(jnp.where(mask, weight * jnp.broadcast_to(log_diagonal, shape), 0.0))
+    family, names = _FAMILIES.get(type(base), (None, ()))
+    return FactorTrace(
+        jnp.broadcast_to(log_prob, shape),
+        mask,
+        None if scale is None else jnp.broadcast_to(scale, shape),
+        jnp.broadcast_to(value, shape) if names else value,
+        {n: _broadcast_parameter(family, n, getattr(base, n), shape) for n in names},
+        constant,
+        Static(family),
+    )
+
+
+def _broadcast_parameter(family: str | None, name: str, value: Any, shape: tuple[int, ...]) -> Array:
+    own = jnp.shape(value)[-1:] if (family, name) in _VECTOR_PARAMETERS else ()
+    return jnp.broadcast_to(value, (*shape, *own))
+
+
+def _whiten(base: Any, value: Array) -> tuple[Array, Array]:
+    """Whitened residual of a multivariate normal, and the log of the diagonal of its Cholesky factor."""
+    tril = base.scale_tril if isinstance(base, dist.MultivariateNormal) else _low_rank_tril(base)
+    residual = value - base.loc
+    tril = jnp.broadcast_to(tril, (*residual.shape[:-1], *tril.shape[-2:]))
+    white = solve_triangular(tril, residual[..., None], lower=True)[..., 0]
+    return white, jnp.log(jnp.diagonal(tril, axis1=-2, axis2=-1))
+
+
+def _low_rank_tril(base: Any) -> Array:
+    factor = base.cov_factor
+    diagonal = jnp.eye(factor.shape[-2]) * jnp.asarray(base.cov_diag)[..., None]
+    return jnp.linalg.cholesky(factor @ jnp.swapaxes(factor, -1, -2) + diagonal)
+
+
+class _LastSite(Messenger):
+    """Remember the last site that went by, to say where a model failed."""
+
+    name: str | None = None
+
+    def postprocess_message(self, msg: dict[str, Any]) -> None:
+        self.name = msg.get("name") or self.name
+
+
+def inspect_sites(
+    model: Callable[..., Any],
+    args: tuple,
+    kwargs: dict,
+    rng_key: Array,
+) -> dict[str, SiteInfo]:
+    """Run the model once, with cheap central values for its latent sites, and describe its sites.
+
+    The run is compiled as a whole, which costs less than compiling its operations one by one; a model that only runs
+    with concrete values is run without. None of the sites is a candidate for a field yet: see :func:`mark_candidates`.
+
+    :raises ModelStructureError: for models that fail on their arguments, subsampled plates and scaled latent sites.
+    """
+    central = _LastSite(handlers.substitute(model, substitute_fn=_central_value))
+    static: dict[str, dict[str, Any]] = {}
+
+    def run(key: Array) -> dict[str, Any]:
+        arrays = {}
+        for name, site in handlers.trace(handlers.seed(central, key)).get_trace(*args, **kwargs).items():
+            if site["type"] in ("sample", "param", "deterministic"):
+                arrays[name] = {"fn": None, "value": site["value"], "scale": None}
+            if site["type"] == "sample":
+                arrays[name] |= {"fn": site["fn"], "scale": site["scale"]}
+            static[name] = {
+                n: site[n] for n in ("type", "kwargs", "args", "cond_indep_stack", "is_observed") if n in site
+            }
+        return arrays
+
+    try:
+        try:
+            arrays = _run_compiled(run, rng_key)
+        except (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError, TypeError):
+            arrays = run(rng_key)
+    # NumPyro asserts that plates are not empty.
+    except (AssertionError, TypeError, ValueError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        after = f"after site '{central.name}'" if central.name else "before its first site"
+        raise ModelStructureError(
+            f"the model does not run on these arguments; {after} it fails with: {reason} Check the "
+            "shapes of the arguments, and the data and covariates for NaN, infinity and values outside their range; "
+            "scales and variances must be positive.",
+            reason=Reason.EXECUTION,
+        ) from error
+    kinds = ("sample", "param", "deterministic", "plate")
+    return {n: _inspect(n, {**site, **arrays.get(n, {})}) for n, site in static.items() if site["type"] in kinds}
+
+
+def _run_compiled(run: Callable[[Array], Any], rng_key: Array) -> Any:
+    """``run(rng_key)`` by a compiled function that is shared by all runs of the same operations on other data."""
+    program, output = make_program(run, rng_key)
+    leaves, structure = jax.tree.flatten(output, is_leaf=lambda leaf: isinstance(leaf, Constant))
+
+    def evaluate(inputs: Sequence[Any], data: Sequence[Any]) -> list[Any]:
+        env = dict(zip((*program.inputs, *program.constants), (*inputs, *data), strict=True))
+        return program.evaluate(leaves, env)
+
+    compiled = _COMPILED.get(program.fingerprint(), lambda: jax.jit(evaluate))
+    values = compiled(jax.tree.leaves(rng_key), program.data)
+    return jax.tree.unflatten(structure, values)
+
+
+def mark_candidates(sites: Mapping[str, SiteInfo], is_candidate: Callable[[Any], bool]) -> dict[str, SiteInfo]:
+    """The sites, with those latent ones marked that may join the field of a form: not masked, of a family it takes.
+
+    :param is_candidate: which distributions the form takes.
+    """
+    # A prior may hold a large covariance: a reading keeps its sites, so it is let go.
+    return {
+        name: site._replace(
+            is_candidate=site.kind == "latent" and not site.is_masked and is_candidate(site.prior), prior=None
+        )
+        for name, site in sites.items()
+    }
+
+
+def _inspect(name: str, site: dict[str, Any]) -> SiteInfo:
+    value = site.get("value")
+    info = SiteInfo(name, site["type"], () if value is None else np.shape(value))
+    if site["type"] == "plate":
+        size, subsample = site["args"]
+        if subsample is not None and subsample != size:
+            raise ModelStructureError(
+                f"plate '{name}' draws a random subsample of {subsample} out of {size}: this engine needs all the data "
+                "at once. Call the model with subsample_size=None, or use SVI for minibatches."
+            )
+    if site["type"] == "param":
+        constraint = site["kwargs"].get("constraint", dist.constraints.real)
+        return info._replace(family="param", transform=biject_to(constraint), init=value)
+    if site["type"] != "sample":
+        return info
+    fn, base = site["fn"], unwrap(site["fn"])
+    mask = mask_of(fn)
+    plates = tuple((frame.name, frame.size) for frame in site["cond_indep_stack"])
+    info = info._replace(family=type(base).__name__, plates=plates, mask=mask)
+    if site["is_observed"]:
+        shape = fn.batch_shape + fn.event_shape
+        return info._replace(
+            kind="observed",
+            value=value,
+            support=None if base.event_dim > 0 else getattr(base, "support", None),
+            full_shape=shape,
+            batch_shape=shape[: len(shape) - base.event_dim],
+        )
+    if site["scale"] is not None and not bool(np.all(np.asarray(site["scale"]) == 1.0)):
+        raise ModelStructureError(
+            f"latent site '{name}' is inside a scale of {np.ravel(site['scale'])[0]:g}: only observed sites may be "
+            "scaled. Move the sample statement out of the handler."
+        )
+    is_masked = not (mask is True or bool(np.all(mask)))
+    is_discrete = bool(fn.support.is_discrete)
+    return info._replace(
+        kind="latent",
+        prior=fn,
+        is_discrete=is_discrete,
+        is_masked=is_masked,
+        transform=None if is_discrete else biject_to(fn.support),
+        init=value,
+    )
+
+
+def _central_value(site: dict[str, Any]) -> Any:
+    """A central value of a latent site without drawing a sample: median, else mean, else the image of zero."""
+    if site["type"] != "sample" or site["is_observed"] or site["value"] is not None:
+        return None
+    fn = site["fn"]
+    shape = fn.batch_shape + fn.event_shape
+    if is_gaussian(fn):
+        return location(fn)
+    if fn.support.is_discrete:
+        return None
+    transform = biject_to(fn.support)
+    value = transform(jnp.zeros(transform.inverse_shape(shape)))
+    for attempt in (lambda: fn.mean, lambda: fn.icdf(0.5)):
+        try:
+            center = jnp.broadcast_to(attempt(), shape)
+        except (NotImplementedError, AttributeError, TypeError, ValueError, ImportError):
+            continue  # not every distribution has them, and some need packages that are not installed
+        inside = jnp.all(fn.support(center)) & jnp.all(jnp.isfinite(transform.inv(center)))
+        value = jnp.where(inside, center, value)
+    return value

@@ -1,0 +1,94 @@
+"""Checks on the data of a model, before anything is computed from it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from ..errors import ModelStructureError, Reason
+from .tracing import SiteInfo
+
+__all__ = ["check_data"]
+
+
+def check_data(sites: Mapping[str, SiteInfo]) -> None:
+    """Check observed values: present, finite, inside the support, of the shape of their distribution.
+
+    :raises ModelStructureError: naming the site, the first offending value and its place.
+    """
+    observed = [s for s in sites.values() if s.kind == "observed" and s.family != "Unit"]
+    factors = [s for s in sites.values() if s.kind == "observed" and s.family == "Unit"]
+    if not observed and not factors:
+        raise ModelStructureError(
+            "the model has no observed site: pass the data (obs=...), otherwise the posterior is the prior.",
+            reason=Reason.DATA,
+        )
+    for site in observed:
+        _check_site(site)
+    counts = [int(np.sum(_mask(s))) for s in observed]
+    if observed and not factors and not any(counts):
+        names = [s.name for s in observed]
+        raise ModelStructureError(
+            f"every observation of {names} is masked: there is nothing to learn from. "
+            "Masks are true where data is in use.",
+            reason=Reason.DATA,
+        )
+
+
+def _mask(site: SiteInfo) -> np.ndarray:
+    value = np.asarray(site.value)
+    mask = np.asarray(True if site.mask is None else site.mask)
+    # masks cover the batch shape; trailing dimensions of the value belong to the event
+    event = max(value.ndim - len(site.batch_shape), 0) if mask.ndim else 0
+    return np.broadcast_to(
+        mask.reshape(mask.shape + (1,) * event), np.broadcast_shapes(mask.shape + (1,) * event, value.shape)
+    )
+
+
+def _check_site(site: SiteInfo) -> None:
+    value = np.asarray(site.value)
+    if value.size == 0:
+        raise ModelStructureError(
+            f"observed site '{site.name}' is empty (shape {value.shape}): nothing to learn from.",
+            reason=Reason.DATA,
+            site=site.name,
+        )
+    try:
+        shape: tuple[int, ...] | None = np.broadcast_shapes(value.shape, site.full_shape)
+    except ValueError:
+        shape = None
+    if value.ndim > 0 and shape not in (value.shape, site.full_shape):
+        found = "they do not match" if shape is None else f"broadcasting them would make {shape}"
+        raise ModelStructureError(
+            f"observed site '{site.name}' has data of shape {value.shape}, but its distribution has shape "
+            f"{site.full_shape}; {found}. Give both the same shape (y.ravel()?).",
+            reason=Reason.DATA,
+            site=site.name,
+        )
+    mask = _mask(site)
+    spread = np.broadcast_to(value, mask.shape)
+    if np.issubdtype(value.dtype, np.inexact):
+        remedy = "remove it, or mask it: handlers.mask(mask=jnp.isfinite(y)) around the site, and obs=jnp.nan_to_num(y)"
+        _report(site, spread, mask & ~np.isfinite(spread), "not finite", remedy)
+    if site.support is not None:
+        inside = np.broadcast_to(np.asarray(site.support(spread)), mask.shape)
+        what = f"outside the support of {site.family} ({_describe(site.support)})"
+        _report(site, spread, mask & ~inside, what, "correct the data, or choose another likelihood")
+
+
+def _describe(support: Any) -> str:
+    return type(support).__name__.strip("_").lower() if str(support).startswith("<") else str(support)
+
+
+def _report(site: SiteInfo, value: np.ndarray, bad: np.ndarray, what: str, remedy: str) -> None:
+    if bad.any():
+        where = tuple(int(i) for i in np.argwhere(bad)[0])
+        count = int(bad.sum())
+        raise ModelStructureError(
+            f"observed site '{site.name}': {count} value{'s are' if count > 1 else ' is'} {what}; the first is "
+            f"{value[where]} at index {where}. Please {remedy}.",
+            reason=Reason.DATA,
+            site=site.name,
+        )

@@ -1,0 +1,113 @@
+"""The independent check: what was read must have the log density that NumPyro computes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from numpyro import handlers
+from numpyro.infer.util import compute_log_probs
+
+from ...compilation.lean_jit import lean_jit
+from ...compilation.recent import Recent
+from ..errors import ModelStructureError, Reason
+from ..program.program import make_program
+from .reading import ModelReading
+
+__all__ = ["check_form", "log_densities"]
+
+_COMPILED = Recent(64)
+_SPREADS = (0.1, 0.5, 1.0)
+
+
+def log_densities(reading: ModelReading, rng_key: Array, spreads: tuple[float, ...] = _SPREADS) -> np.ndarray:
+    """Log joint densities by the form and by NumPyro at random points, shape ``(len(spreads), 2)``.
+
+    :param spreads: standard deviations of the innovations drawn, in units of their prior (of one, where flat).
+    """
+    return _evaluate(reading, rng_key, spreads)[:, :2]
+
+
+def _evaluate(reading: ModelReading, rng_key: Array, spreads: tuple[float, ...]) -> np.ndarray:
+    """Both log densities and the error of the operators, one row per point."""
+    compiled, reference_data = _compile(reading, rng_key)
+    rows = []
+    # NumPy draws without compiling anything.
+    rng = np.random.default_rng(np.asarray(jax.random.key_data(rng_key)))
+    for number, spread in enumerate(spreads):
+        hyper = _perturb(reading, rng, 0.0 if number == 0 else 0.1)
+        white = jnp.asarray(spread * rng.standard_normal(reading.num_columns), jnp.result_type(float))
+        rows.append(compiled(hyper, white, reading.data, reference_data))
+    return np.asarray(rows)
+
+
+def check_form(reading: ModelReading, rng_key: Array) -> None:
+    """Compare the form with NumPyro's log density.
+
+    :raises ModelStructureError: if they differ by more than rounding, or are not finite anywhere for a reason that can
+        be named (a covariance that is not positive definite, covariates that are not finite).
+    """
+    found = _evaluate(reading, rng_key, _SPREADS)
+    found, linearity_error = found[:, :2], float(found[0, 2])
+    if np.isnan(found).any():
+        reading.explain_nan()
+    if not linearity_error < np.sqrt(np.finfo(found.dtype).eps):
+        reading.explain_linearity_error(linearity_error)
+    form, numpyro_value = found.T
+    tolerance = 1e-7 if found.dtype == np.float64 else 2e-3
+    both_finite = np.isfinite(form) & np.isfinite(numpyro_value)
+    difference = np.where(both_finite, form, 0.0) - np.where(both_finite, numpyro_value, 0.0)
+    close = np.abs(difference) <= tolerance * (1.0 + np.abs(np.where(both_finite, numpyro_value, 0.0)))
+    same = np.where(both_finite, close, form == numpyro_value)
+    if not same.all():
+        worst = int(np.argmax(~same))
+        raise ModelStructureError(
+            f"the model was misread: its log density is {numpyro_value[worst]:.10g} at a random point, the form gives "
+            f"{form[worst]:.10g}. What was read:\n{reading.describe()}\nPlease report this model; NUTS is "
+            "not affected.",
+            reason=Reason.MISREAD,
+        )
+
+
+def _perturb(reading: ModelReading, rng: np.random.Generator, size: float) -> dict[str, Any]:
+    out = {}
+    for name, site in reading.hyper.items():
+        if site.is_param and not hasattr(site.init, "shape"):
+            out[name] = site.init
+            continue
+        free = site.transform.inv(jnp.asarray(site.init, jnp.result_type(float)))
+        out[name] = site.transform(free + size * rng.standard_normal(jnp.shape(free)))
+    return out
+
+
+def _compile(reading: ModelReading, rng_key: Array) -> tuple[Any, Any]:
+    """The two log densities as one compiled function of hyperparameters, whitened unknowns and both sets of data."""
+    seeded = handlers.seed(reading.model, rng_key)
+
+    def reference(values: dict[str, Any]) -> Array:
+        left_out = {n: reading.sites[n].init for n in reading.predictive}
+        log_joint, _ = compute_log_probs(seeded, reading.args, reading.kwargs, {**values, **left_out})
+        terms = [jnp.sum(v) for n, v in log_joint.items() if n not in reading.predictive]
+        return jnp.asarray(sum(terms, start=0.0))
+
+    def latent_values(hyper: Any, e: Array, data: Any) -> dict[str, Any]:
+        values = reading.values(hyper, e, data)
+        return {n: values.get(n, hyper.get(n)) for n in (*reading.field, *reading.hyper)}
+
+    zeros = jnp.zeros((reading.num_columns,), jnp.result_type(float))
+    example = jax.eval_shape(latent_values, reading.initial_hyper(), zeros, reading.data)
+    program, output = make_program(reference, example)
+
+    def both(hyper: Any, white: Array, data: Any, reference_data: Any) -> tuple[Array, ...]:
+        e = reading.draw(hyper, white, data)
+        leaves = jax.tree.leaves(latent_values(hyper, e, data))
+        env = dict(zip(program.inputs, leaves, strict=True))
+        env |= dict(zip(program.constants, reference_data, strict=True))
+        (expected,) = program.evaluate([output], env)
+        return reading.log_joint(hyper, e, data), expected, reading.linearity_error(hyper, data)
+
+    key = (reading.structure_key, program.fingerprint())
+    return _COMPILED.get(key, lambda: lean_jit(both)), program.data

@@ -1,0 +1,1 @@
+"""A traced function as values that can be asked what they depend on."""

@@ -1,0 +1,145 @@
+"""Affine values of a program as rows of a design: the sparsity is found once, the numbers at every hyperparameter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import scipy.sparse
+from jax import Array
+
+from ...linalg.gaussian.design import DenseDesign, Design, SparseRows
+from .dependence import DenseDependence, deduplicate, dependence
+from .program import Program
+
+__all__ = ["AffineRows"]
+
+Evaluate = Callable[[Mapping[str, Any]], Any]
+
+
+class AffineRows:
+    """Selected elements of affine values, as ``design @ e + offset`` of the flat unknowns ``e``.
+
+    The columns that a row may touch follow from the program; their coefficients are directional derivatives along as
+    few directions as columns that never meet in a row allow (one for a gather of random effects, ``p`` for ``X @ b``).
+
+    :param program: the traced model.
+    :param field: input value and size of each field site, in the order of the columns.
+    :param parts: pairs of a value and the flat indices of its elements to take, one for each row; or two for each row,
+        whose difference is taken, with ``-1`` for nothing to subtract.
+    """
+
+    def __init__(self, program: Program, field: Mapping[str, tuple[int, int]], parts: Sequence[tuple[int, np.ndarray]]):
+        self.program = program
+        self.inputs = tuple(number for number, _ in field.values())
+        self.sizes = tuple(size for _, size in field.values())
+        self.parts = tuple((atom, np.asarray(rows)) for atom, rows in parts)
+        self.num_columns = sum(self.sizes)
+        self.num_rows = sum(len(rows) for _, rows in self.parts)
+        pattern = self._pattern()
+        self.pattern = None if pattern is None else pattern.astype(np.int32)
+        self._sparse: tuple[np.ndarray, np.ndarray, int] | None = None
+        if self.pattern is not None and (self.pattern.shape[1] == 1 or 3 * self.pattern.shape[1] <= self.num_columns):
+            self._sparse = (self.pattern, *_colour_columns(self.pattern, self.num_columns))
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether the design is materialised."""
+        return self._sparse is None
+
+    def _pattern(self) -> np.ndarray | None:
+        starts = np.concatenate([[0], np.cumsum(self.sizes)])
+        seeds = {
+            number: (start + np.arange(size, dtype=np.int64)).reshape(*self.program.shape(number), 1)
+            for number, start, size in zip(self.inputs, starts[:-1], self.sizes, strict=True)
+        }
+        found = dependence(self.program, seeds, {}, [atom for atom, _ in self.parts])
+        pieces = []
+        for atom, rows in self.parts:
+            pattern = found.get(atom)
+            if isinstance(pattern, DenseDependence):
+                return None
+            if pattern is None:
+                pieces.append(np.full((len(rows), 1), -1, np.int64))
+            else:
+                pieces.append(_pattern_of_rows(pattern.reshape(-1, pattern.shape[-1]), rows))
+        width = max((p.shape[1] for p in pieces), default=1)
+        if self.num_rows * width > 2e8:
+            return None
+        pieces = [np.pad(p, ((0, 0), (0, width - p.shape[1])), constant_values=-1) for p in pieces]
+        return np.concatenate(pieces) if pieces else np.zeros((0, 1), np.int64)
+
+    def evaluate(self, e: Array, env: Mapping[int, Any]) -> Array:
+        """The selected elements at the unknowns ``e``, given all other inputs and constants; shape ``(num_rows,)``."""
+        values = dict(env)
+        start = 0
+        for number, size in zip(self.inputs, self.sizes, strict=True):
+            values[number] = e[start : start + size].reshape(self.program.shape(number))
+            start += size
+        found = self.program.evaluate([atom for atom, _ in self.parts], values)
+        parts = [_take(jnp.reshape(v, -1), rows) for v, (_, rows) in zip(found, self.parts, strict=True)]
+        dtype = jnp.result_type(float)
+        return jnp.concatenate(parts).astype(dtype) if parts else jnp.zeros((0,), dtype)
+
+    def design(self, env: Mapping[int, Any]) -> tuple[Design, Array]:
+        """Design and offset at the given hyperparameters and data."""
+        zero = jnp.zeros((self.num_columns,), jnp.result_type(float))
+        offset, push = jax.linearize(lambda e: self.evaluate(e, env), zero)
+        if self._sparse is None:
+            return DenseDesign(jax.vmap(push, out_axes=1)(jnp.eye(self.num_columns, dtype=zero.dtype))), offset
+        pattern, colour, num_colours = self._sparse
+        directions = jnp.arange(num_colours)[:, None] == jnp.asarray(colour)[None, :]
+        slopes = jax.vmap(push)(directions.astype(zero.dtype))
+        # Padding stands at a column that the row has anyway, so that it does not widen the band.
+        columns = np.where(pattern >= 0, pattern, np.max(pattern, axis=1, keepdims=True, initial=0))
+        values = jnp.where(pattern >= 0, slopes[colour[columns], np.arange(self.num_rows)[:, None]], 0.0)
+        bandwidth = int(np.max(np.ptp(columns, axis=1), initial=0))
+        return SparseRows(jnp.asarray(columns), values, self.num_columns, bandwidth), offset
+
+
+def _pattern_of_rows(pattern: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    if rows.ndim == 1:
+        return pattern[rows]
+    plus, minus = rows.T
+    return deduplicate(np.concatenate([pattern[plus], np.where(minus[:, None] < 0, -1, pattern[minus])], axis=1))
+
+
+def _take(values: Array, rows: np.ndarray) -> Array:
+    if rows.ndim == 2:
+        plus, minus = rows.T
+        return values[plus] - jnp.where(minus < 0, 0.0, values[minus])
+    if rows.shape == values.shape and np.array_equal(rows, np.arange(rows.size)):
+        return values
+    return values[rows]
+
+
+def _colour_columns(pattern: np.ndarray, num_columns: int) -> tuple[np.ndarray, int]:
+    """Colours for columns such that no row holds two columns of one colour."""
+    # in models made of gathers, each column always stands in the same slot of its rows: the slot is a colouring
+    colour = np.full(num_columns, -1)
+    for slot in range(pattern.shape[1]):
+        used = pattern[:, slot][pattern[:, slot] >= 0]
+        if np.any((colour[used] >= 0) & (colour[used] != slot)):
+            break
+        colour[used] = slot
+    else:
+        return np.maximum(colour, 0), pattern.shape[1]
+    return _greedy_colours(pattern, num_columns)
+
+
+def _greedy_colours(pattern: np.ndarray, num_columns: int) -> tuple[np.ndarray, int]:
+    rows, slots = np.nonzero(pattern >= 0)
+    ones = np.ones(rows.size, np.int32)
+    incidence = scipy.sparse.csr_matrix((ones, (rows, pattern[rows, slots])), (pattern.shape[0], num_columns))
+    meets = (incidence.T @ incidence).tocsr()
+    colour = np.full(num_columns, -1)
+    for column in range(num_columns):
+        taken = colour[meets.indices[meets.indptr[column] : meets.indptr[column + 1]]]
+        taken = np.unique(taken[taken >= 0])
+        # the first gap in the sorted colours of its neighbours
+        gaps = np.nonzero(taken != np.arange(taken.size))[0]
+        colour[column] = gaps[0] if gaps.size else taken.size
+    return colour, int(colour.max(initial=0)) + 1
