@@ -13,12 +13,10 @@ from scipy import stats
 from scipy.special import log_softmax
 
 from numpyro_ext.datasets import data_path
+from numpyro_ext.infer.rows.expectation import expectation_step, initial_modes, initial_posteriors
 from numpyro_ext.infer.rows.expectation_maximisation import variational_em
-from numpyro_ext.infer.rows.modes import initial_modes, mode_step
 from numpyro_ext.infer.rows.posteriors import (
     LatentGaussianRows,
-    expectation_step,
-    initial_posteriors,
     predictive_log_density,
 )
 from numpyro_ext.potentials import (
@@ -380,7 +378,7 @@ def bits_at_mode(train, test, hidden, loading_scale):
     at = found.rows._replace(
         potentials=(logit(test, "exact"),), observed=(jnp.asarray(~hidden),), weights=jnp.ones(len(test))
     )
-    values = np.asarray(predictive_log_density(at, mode_step(at, initial_modes(at), num_steps=100))[0])
+    values = np.asarray(predictive_log_density(at, expectation_step(at, initial_modes(at), num_steps=100))[0])
     return -values[hidden].mean() / np.log(2.0)
 
 

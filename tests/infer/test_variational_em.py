@@ -11,15 +11,12 @@ from scipy import optimize, stats
 from sklearn.decomposition import FactorAnalysis
 
 from numpyro_ext.infer import VariationalGaussian, variational_em
+from numpyro_ext.infer.rows.expectation import expectation_step, initial_modes, initial_posteriors, shared_posteriors
 from numpyro_ext.infer.rows.maximisation import maximisation_step
-from numpyro_ext.infer.rows.modes import initial_modes, mode_step
 from numpyro_ext.infer.rows.posteriors import (
     LatentGaussianRows,
-    expectation_step,
-    initial_posteriors,
     predictive_log_density,
 )
-from numpyro_ext.infer.rows.shared_covariance import shared_expectation_step, shared_posteriors
 from numpyro_ext.models import factor_analysis
 from numpyro_ext.potentials import (
     BohningBound,
@@ -287,7 +284,7 @@ def test_rows_with_the_same_observed_cells_share_a_covariance():
     assert start.covariance.shape == (3, 2, 2)
     own = expectation_step(rows, initial_posteriors(rows), num_steps=200, tol=1e-15)
     for chunk_size in (4096, 16):
-        shared = shared_expectation_step(rows, start, num_steps=200, tol=1e-15, chunk_size=chunk_size)
+        shared = expectation_step(rows, start, num_steps=200, tol=1e-15, chunk_size=chunk_size)
         np.testing.assert_allclose(shared.bound, own.bound, rtol=1e-12)
         np.testing.assert_allclose(shared.mean, own.mean, atol=1e-6)
         np.testing.assert_allclose(shared.covariances(), own.covariance, rtol=1e-10)
@@ -329,7 +326,7 @@ def test_covariances_are_not_shared_where_they_differ():
 
 def test_modes_maximise_the_joint_density():
     rows = mixed_rows()
-    found = mode_step(rows, initial_modes(rows), num_steps=100, tol=1e-15)
+    found = expectation_step(rows, initial_modes(rows), num_steps=100, tol=1e-15)
     real, counts, labels = rows.potentials
 
     @jax.jit
@@ -347,7 +344,7 @@ def test_modes_maximise_the_joint_density():
     values = predictive_log_density(rows, found)
     np.testing.assert_allclose(values[1], counts.log_density(eta[:, 2:4]), rtol=1e-12)
     np.testing.assert_allclose(values[2], labels.log_density(eta[:, None, 4:]), atol=1e-6)
-    parts = mode_step(rows, initial_modes(rows), num_steps=100, tol=1e-15, chunk_size=16)
+    parts = expectation_step(rows, initial_modes(rows), num_steps=100, tol=1e-15, chunk_size=16)
     np.testing.assert_allclose(parts.bound, found.bound, rtol=1e-12)
 
 

@@ -9,7 +9,7 @@ r"""Variational EM for rows of data: factor analysis and Gaussian graphical mode
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from functools import partial
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -19,11 +19,10 @@ from jax import Array
 
 from ...potentials import GaussianPotential
 from ..front.progress import progress_bar as progress
+from .expectation import expectation_step, initial_modes, initial_posteriors, shared_posteriors
 from .maximisation import Parameter, loading_penalty, maximisation_step, scatter
 from .minibatches import fit_in_batches
-from .modes import initial_modes, mode_step
-from .posteriors import LatentGaussianRows, RowPosteriors, expectation_step, initial_posteriors
-from .shared_covariance import shared_expectation_step, shared_posteriors
+from .posteriors import LatentGaussianRows, RowPosteriors
 
 __all__ = ["EMResult", "variational_em"]
 
@@ -69,7 +68,7 @@ def variational_em(
 ) -> EMResult:
     r"""Maximise the bound of the log likelihood of the rows over Gaussians and parameters in turn.
 
-    The E-step is :func:`~numpyro_ext.infer.rows.posteriors.expectation_step`, the M-step
+    The E-step is :func:`~numpyro_ext.infer.rows.expectation.expectation_step`, the M-step
     :func:`~numpyro_ext.infer.rows.maximisation.maximisation_step`. Neither lowers the weighted sum of the bounds of the
     rows. For real columns the Gaussians are exact and this is the EM algorithm, with the log likelihood itself as
     bound. Where the best covariance does not depend on the data (Böhning's bound, real columns), rows with the same
@@ -134,14 +133,13 @@ def variational_em(
             loading_scale=loading_scale,
             show_progress=progress_bar,
         )
-        step, start = _expectation(rows, method)
-        posteriors = step(rows, start, num_steps=_LAST_STEPS, tol=expectation_tol, chunk_size=chunk_size)
+        start = _start(rows, method)
+        posteriors = expectation_step(rows, start, num_steps=_LAST_STEPS, tol=expectation_tol, chunk_size=chunk_size)
         bound = jnp.sum(rows.weights * posteriors.bound) - _loading_penalty(rows, loading_scale)
         return EMResult(rows, posteriors, np.array([float(bound)]), False, num_steps, None)
 
-    step, start = _expectation(rows, method)
-    expect = partial(step, num_steps=num_expectation_steps, tol=expectation_tol, chunk_size=chunk_size)
-    posteriors = expect(rows, start)
+    expect = partial(expectation_step, num_steps=num_expectation_steps, tol=expectation_tol, chunk_size=chunk_size)
+    posteriors = expect(rows, _start(rows, method))
     total_weight = float(jnp.sum(rows.weights))
     precision, penalty = None, _loading_penalty(rows, loading_scale)
     if sparsity is not None:
@@ -168,12 +166,12 @@ def variational_em(
     return EMResult(rows, posteriors, np.array(trace), converged, count, precision)
 
 
-def _expectation(rows: LatentGaussianRows, method: Method) -> tuple[Callable[..., RowPosteriors], RowPosteriors]:
-    """The E-step for these rows, and where it starts."""
+def _start(rows: LatentGaussianRows, method: Method) -> RowPosteriors:
+    """Gaussians from which the first E-step starts; they say of which kind all others are."""
     if method == "map":
-        return mode_step, initial_modes(rows)
+        return initial_modes(rows)
     shared = shared_posteriors(rows)
-    return (expectation_step, initial_posteriors(rows)) if shared is None else (shared_expectation_step, shared)
+    return initial_posteriors(rows) if shared is None else shared
 
 
 def _check_method(

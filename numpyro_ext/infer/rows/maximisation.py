@@ -244,9 +244,9 @@ def residual_sums(rows: LatentGaussianRows, posteriors: RowPosteriors) -> list[t
             return jnp.zeros_like(weight[0]), jnp.zeros_like(weight[0])
         covariance = posteriors.covariances()
         covariance = posteriors.covariance if covariance is None else covariance
-        means, covariances = family.moments(posteriors.mean, covariance)
-        residual = jnp.where(family.observed, family.potential.observation - means[..., 0], 0.0)
-        square = jnp.square(residual) + covariances[..., 0, 0]
+        mean = family.means(posteriors.mean)[..., 0]
+        residual = jnp.where(family.observed, family.potential.observation - mean, 0.0)
+        square = jnp.square(residual) + family.covariances(covariance)[..., 0, 0]
         return jnp.sum(weight * square, axis=0), jnp.sum(weight, axis=0)
 
     return [of_family(family) for family in rows.families()]

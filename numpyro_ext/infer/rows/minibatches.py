@@ -14,6 +14,7 @@ import numpy as np
 from jax import Array, random
 
 from ..front.progress import progress_bar
+from .expectation import expectation_step, initial_posteriors
 from .maximisation import (
     ColumnStatistics,
     Parameter,
@@ -24,7 +25,7 @@ from .maximisation import (
     with_moved_columns,
     with_noise,
 )
-from .posteriors import LatentGaussianRows, expectation_step, initial_posteriors
+from .posteriors import LatentGaussianRows
 
 __all__ = ["fit_in_batches"]
 

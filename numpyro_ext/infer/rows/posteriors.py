@@ -3,7 +3,9 @@ r"""Rows of data that are independent given the parameters, and a variational Ga
 .. math:: z_n \sim N(\mu, \Sigma), \qquad \eta_n = W z_n + w_0, \qquad y_n \sim \prod_d t_{nd}(\eta_{nd})
 
 Factor analysis fixes :math:`\mu = 0, \Sigma = I`; a latent Gaussian graphical model fixes :math:`W = I, w_0 = 0` (Khan
-2012, section 1.1). All rows are worked on at once, in chunks, with matrices of the size of one :math:`z_n`.
+2012, section 1.1). All rows are worked on at once, in chunks, with matrices of the size of one :math:`z_n`. This file
+has the data and the Gaussians; ``expectation`` raises the bound over the Gaussians, ``maximisation`` over the
+parameters.
 """
 
 from __future__ import annotations
@@ -16,23 +18,17 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from ...linalg.cholesky import cholesky, cholesky_solve, solve_lower
 from ...potentials import Potential, VectorPotential
 
 __all__ = [
+    "Family",
     "FamilySlopes",
     "LatentGaussianRows",
     "RowPosteriors",
-    "expectation_step",
-    "initial_posteriors",
-    "inverse_from_cholesky",
     "map_chunks",
     "predictive_log_density",
-    "prior_divergence",
 ]
 
-_SMALLEST_STEP = 1e-6
-_SLACK = 16.0
 _MATRICES = ("precision", "covariance")
 
 Tree = TypeVar("Tree")
@@ -50,6 +46,7 @@ class LatentGaussianRows(NamedTuple):
     ...     mean=jnp.zeros(2), covariance=jnp.eye(2), loadings=jnp.cos(jnp.arange(8.0)).reshape(4, 2),
     ...     intercept=jnp.zeros(4), potentials=(BoundedPotential(LogitPotential(table), BohningBound()),),
     ...     observed=(jnp.ones((3, 4), bool).at[0, 3].set(False),), weights=jnp.ones(3))
+    >>> from numpyro_ext.infer.rows.expectation import expectation_step, initial_posteriors
     >>> posteriors = expectation_step(rows, initial_posteriors(rows), num_steps=50)
     >>> print(posteriors.mean.shape, posteriors.bound.sum().round(3))
     (3, 2) -7.439
@@ -129,51 +126,39 @@ class Family(NamedTuple):
         outer = jnp.einsum("ckl,cjm->ckjlm", self.loadings, self.loadings)
         return outer.reshape(columns * width**2, size**2)
 
-    def moments(self, mean: Array, covariance: Array) -> tuple[Array, Array]:
-        """Means ``(n, C, K)`` and covariances ``(n, C, K, K)`` of the predictors; one covariance may serve all rows."""
-        columns, width, size = self.loadings.shape
-        covariances = covariance.reshape(-1, size**2) @ self.products().T
-        return self.means(mean), covariances.reshape(-1, columns, width, width)
-
     def means(self, mean: Array) -> Array:
-        """Means of the predictors only."""
+        """Means of the predictors, shape ``(n, C, K)``."""
         columns, width, size = self.loadings.shape
         return (mean @ self.loadings.reshape(-1, size).T).reshape(-1, columns, width) + self.intercept
 
+    def covariances(self, covariance: Array) -> Array:
+        """Covariances of the predictors, shape ``(n, C, K, K)``."""
+        columns, width, size = self.loadings.shape
+        return (covariance.reshape(-1, size**2) @ self.products().T).reshape(-1, columns, width, width)
+
     def expect(self, mean: Array, covariance: Array | None) -> FamilySlopes:
-        """The expected log factors under Gaussians ``(n, L)``, ``(n, L, L)``; of points, which have no covariance, the
-        log factors themselves, for which half the curvature is the slope in the covariance."""
-        if covariance is None:
-            return self._at_points(self.means(mean))
-        means, covariances = self.moments(mean, covariance)
-        return self.expect_at(means, covariances)
+        """Expected log factors under Gaussians ``(n, L)``, ``(n, L, L)``, or at points, which have no covariance; one
+        covariance may serve all rows."""
+        return self.expect_at(self.means(mean), None if covariance is None else self.covariances(covariance))
 
-    def _at_points(self, means: Array) -> FamilySlopes:
+    def expect_at(self, means: Array, covariances: Array | None) -> FamilySlopes:
+        """Expected log factors at moments of the predictors; of points the log factors themselves, for which half the
+        curvature is the slope in the covariance."""
         mask = self.observed[..., None]
         means = jnp.where(mask, means, 0.0)
-        if isinstance(self.potential, VectorPotential):
-            value, slope, hessian = self.potential.derivatives(means)
+        is_vector = isinstance(self.potential, VectorPotential)
+        if covariances is None:
+            value, slope, curvature = self.potential.derivatives(means if is_vector else means[..., 0])
+            matrix = 0.5 * curvature
         else:
-            value, *slopes = self.potential.derivatives(means[..., 0])
-            slope, hessian = slopes[0][..., None], slopes[1][..., None, None]
-        return FamilySlopes(
-            jnp.where(self.observed, value, 0.0),
-            jnp.where(mask, slope, 0.0),
-            jnp.where(mask[..., None], -hessian, 0.0),
-        )
-
-    def expect_at(self, means: Array, covariances: Array) -> FamilySlopes:
-        """The expected log factors at :meth:`moments`."""
-        width = means.shape[-1]
-        mask = self.observed[..., None]
-        means = jnp.where(mask, means, 0.0)
-        covariances = jnp.where(mask[..., None], covariances, jnp.eye(width, dtype=means.dtype))
-        if isinstance(self.potential, VectorPotential):
-            value, slope, matrix = self.potential.expected_log_density(means, covariances)
-        else:
-            variances = jnp.maximum(covariances[..., 0, 0], jnp.finfo(means.dtype).tiny)
-            value, *slopes = self.potential.expected_log_density(means[..., 0], variances)
-            slope, matrix = slopes[0][..., None], slopes[1][..., None, None]
+            covariances = jnp.where(mask[..., None], covariances, jnp.eye(means.shape[-1], dtype=means.dtype))
+            if is_vector:
+                value, slope, matrix = self.potential.expected_log_density(means, covariances)
+            else:
+                variances = jnp.maximum(covariances[..., 0, 0], jnp.finfo(means.dtype).tiny)
+                value, slope, matrix = self.potential.expected_log_density(means[..., 0], variances)
+        if not is_vector:
+            slope, matrix = slope[..., None], matrix[..., None, None]
         return FamilySlopes(
             jnp.where(self.observed, value, 0.0),
             jnp.where(mask, slope, 0.0),
@@ -210,64 +195,6 @@ class RowPosteriors(NamedTuple):
         return jax.ops.segment_sum(values, self.pattern, num_segments=len(self.covariance))
 
 
-class _Trial(NamedTuple):
-    covariance: Array
-    bound: Array
-    precision_target: Array
-    shift_target: Array
-
-
-def initial_posteriors(rows: LatentGaussianRows) -> RowPosteriors:
-    """At the prior mean, with unit precision of every factor: under a broad prior itself expectations may overflow."""
-    products = [family.products().reshape(mask.shape[1], -1, rows.num_latents**2) for family, mask in _pairs(rows)]
-    width = [round(part.shape[1] ** 0.5) for part in products]
-    total = sum(
-        jnp.einsum("nc,cp->np", mask.astype(rows.mean.dtype), part[:, :: k + 1].sum(axis=1))
-        for part, mask, k in zip(products, rows.observed, width, strict=True)
-    )
-    size = rows.num_latents
-    precision = inverse_from_cholesky(cholesky(rows.covariance)) + jnp.reshape(total, (rows.num_rows, size, size))
-    nothing = jnp.full((rows.num_rows,), -jnp.inf, rows.mean.dtype)
-    mean = jnp.broadcast_to(rows.mean, (rows.num_rows, size))
-    return RowPosteriors(mean, precision, inverse_from_cholesky(cholesky(precision)), nothing, nothing)
-
-
-@partial(jax.jit, static_argnames=("num_steps", "chunk_size"))
-def expectation_step(
-    rows: LatentGaussianRows,
-    posteriors: RowPosteriors,
-    *,
-    num_steps: int = 20,
-    tol: float = 1e-10,
-    chunk_size: int = 4096,
-) -> RowPosteriors:
-    r"""Raise the bound of every row by natural-gradient steps of its Gaussian, none of which lowers it.
-
-    With slopes :math:`g_d, -\tfrac12 \Lambda_d` of the expected log factors in means and covariances of the predictors,
-    a step moves the natural parameters by a fraction :math:`\rho` towards
-
-    .. math:: \Sigma^{-1} + \sum_d W_d^T \Lambda_d W_d, \qquad
-        \Sigma^{-1} \mu + \sum_d W_d^T (g_d + \Lambda_d (\bar\eta_d - w_{0d}))
-
-    (Khan and Lin 2017; Khan 2012, section 3.3). :math:`\rho` is one, halved in rows where the bound would fall. For
-    quadratic bounds (Böhning, Jaakkola) and Gaussian columns :math:`\rho = 1` is the update of the local parameters and
-    never refused.
-
-    Cost of a step: ``N (L^3 + D L^2)`` and the expectations; memory ``N L^2`` and what one chunk needs.
-
-    :param LatentGaussianRows rows: data and parameters.
-    :param RowPosteriors posteriors: where to start.
-    :param int num_steps: the largest number of steps.
-    :param float tol: stop when no bound of a row rises by more than this times one plus its size.
-    :param int chunk_size: how many rows are worked on together.
-    """
-
-    def solve(rows: LatentGaussianRows, posteriors: RowPosteriors) -> RowPosteriors:
-        return _solve(rows, posteriors, num_steps, tol)
-
-    return map_chunks(solve, rows, posteriors, chunk_size)
-
-
 def predictive_log_density(rows: LatentGaussianRows, posteriors: RowPosteriors) -> tuple[Array, ...]:
     r"""Log predictive density :math:`\log \int t_{nd}(\eta) N(\eta \mid \bar\eta_{nd}, V_{nd}) d\eta` of every cell.
 
@@ -276,18 +203,15 @@ def predictive_log_density(rows: LatentGaussianRows, posteriors: RowPosteriors) 
     :return: for each family an array ``(N, C)``.
     """
     values = []
+    covariance = posteriors.covariances()
     for family in rows.families():
-        covariance = posteriors.covariances()
-        if covariance is None:
-            means = family.means(posteriors.mean)
-            is_vector = isinstance(family.potential, VectorPotential)
-            values.append(family.potential.log_density(means if is_vector else means[..., 0]))
-            continue
-        means, covariances = family.moments(posteriors.mean, covariance)
-        if isinstance(family.potential, VectorPotential):
-            values.append(family.potential.log_normaliser(means, covariances))
-        else:
-            values.append(family.potential.log_normaliser(means[..., 0], covariances[..., 0, 0]))
+        moments = [family.means(posteriors.mean)]
+        if covariance is not None:
+            moments.append(family.covariances(covariance))
+        if not isinstance(family.potential, VectorPotential):
+            moments = [part.reshape(part.shape[:2]) for part in moments]
+        potential = family.potential
+        values.append(potential.log_density(*moments) if covariance is None else potential.log_normaliser(*moments))
     return tuple(values)
 
 
@@ -334,86 +258,3 @@ def map_chunks(
     if is_sum:
         return jax.tree.map(lambda x: jnp.sum(x, axis=0), results)
     return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[:size], results)
-
-
-def _solve(rows: LatentGaussianRows, start: RowPosteriors, num_steps: int, tol: float) -> RowPosteriors:
-    eps = jnp.finfo(rows.mean.dtype).eps
-    families = rows.families()
-    prior_factor = cholesky(rows.covariance)
-    prior_precision = inverse_from_cholesky(prior_factor)
-
-    def evaluate(mean: Array, precision: Array) -> _Trial:
-        factor = cholesky(precision)
-        covariance = inverse_from_cholesky(factor)
-        divergence = prior_divergence(rows.mean, prior_factor, mean, covariance, factor)
-        # At W (m - mean) = predictor - intercept the offset of the sites drops out.
-        shift = jnp.broadcast_to(prior_precision @ rows.mean, mean.shape)
-        target, bound = jnp.broadcast_to(prior_precision, precision.shape), -divergence
-        for family in families:
-            found = family.expect(mean, covariance)
-            bound = bound + jnp.sum(found.value, axis=-1)
-            loadings = family.loadings.reshape(-1, rows.num_latents)
-            sites = found.precision.reshape(mean.shape[0], -1) @ family.products()
-            sites = sites.reshape(precision.shape)
-            target = target + sites
-            shift = shift + found.mean_slope.reshape(mean.shape[0], -1) @ loadings
-            shift = shift + jnp.einsum("nlm,nm->nl", sites, mean)
-        return _Trial(covariance, bound, target, shift)
-
-    assert start.precision is not None  # modes are not where this starts
-    own = start.precision if start.pattern is None else start.precision[start.pattern]
-    first = evaluate(start.mean, own)
-
-    def proceed(state: tuple[Any, ...]) -> Array:
-        *_, is_done, count = state
-        return (count < num_steps) & ~jnp.all(is_done)
-
-    def advance(state: tuple[Any, ...]) -> tuple[Any, ...]:
-        mean, precision, now, size, is_done, count = state
-        part = size[:, None]
-        natural = jnp.einsum("nlm,nm->nl", precision, mean)
-        new_precision = precision + part[..., None] * (now.precision_target - precision)
-        new_shift = natural + part * (now.shift_target - natural)
-        new_mean = cholesky_solve(cholesky(new_precision), new_shift)
-        trial = evaluate(new_mean, new_precision)
-        scale = 1.0 + jnp.abs(now.bound)
-        # Near the optimum the increase is below rounding. From where there is no bound any place is better.
-        rises = (trial.bound >= now.bound - _SLACK * eps * scale) | ~jnp.isfinite(now.bound)
-        accepted = rises & jnp.isfinite(trial.bound) & ~is_done
-        gain = jnp.abs(trial.bound - now.bound)
-        is_small = accepted & (gain <= jnp.maximum(tol, _SLACK * eps) * scale)
-        is_done = is_done | is_small | (~accepted & (size < _SMALLEST_STEP))
-
-        def choose(new: Array, old: Array) -> Array:
-            return jnp.where(accepted.reshape(-1, *(1,) * (old.ndim - 1)), new, old)
-
-        taken = jax.tree.map(choose, (new_mean, new_precision, trial), (mean, precision, now))
-        return *taken, jnp.where(accepted, jnp.minimum(1.0, 2.0 * size), 0.5 * size), is_done, count + 1
-
-    ones = jnp.ones_like(first.bound)
-    state = (start.mean, own, first, ones, jnp.zeros_like(first.bound, bool), 0)
-    mean, precision, last, *_ = lax.while_loop(proceed, advance, state)
-    return RowPosteriors(mean, precision, last.covariance, last.bound, first.bound)
-
-
-def _pairs(rows: LatentGaussianRows) -> list[tuple[Family, Array]]:
-    return list(zip(rows.families(), rows.observed, strict=True))
-
-
-def inverse_from_cholesky(factor: Array) -> Array:
-    """``(L L^T)^-1``, which is symmetric by construction."""
-    identity = jnp.broadcast_to(jnp.eye(factor.shape[-1], dtype=factor.dtype), factor.shape)
-    root = solve_lower(factor, identity)
-    return root.swapaxes(-1, -2) @ root
-
-
-def prior_divergence(prior_mean: Array, prior_factor: Array, mean: Array, covariance: Array, factor: Array) -> Array:
-    """Kullback-Leibler divergences of the prior from Gaussians with Cholesky factors of their precisions."""
-    size = prior_factor.shape[-1]
-    root = solve_lower(prior_factor, jnp.eye(size, dtype=prior_factor.dtype))
-    precision = root.T @ root
-    trace = covariance.reshape(-1, size**2) @ precision.reshape(-1)
-    distance = jnp.sum(jnp.square((mean - prior_mean) @ root.T), axis=-1)
-    log_ratio = jnp.log(jnp.diagonal(factor, axis1=-2, axis2=-1)).sum(axis=-1)
-    log_ratio = log_ratio + jnp.sum(jnp.log(jnp.diagonal(prior_factor)))
-    return 0.5 * (trace + distance - size) + log_ratio
