@@ -13,8 +13,8 @@ PACKAGE = "numpyro_ext"
 # Each room may import those before it; what stands in one line may not import each other.
 FLOORS = {
     "": [
-        ["compilation", "linalg", "datasets"],
-        ["potentials"],
+        ["compilation", "linalg"],
+        ["datasets", "potentials"],
         ["distributions"],
         ["structure"],
         ["infer", "models"],

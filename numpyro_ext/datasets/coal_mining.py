@@ -8,9 +8,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
+from ..linalg.saved_names import saved_as
+
 __all__ = ["EventCounts", "bin_events", "load_coal_mining", "load_coal_mining_counts"]
 
 
+@saved_as("EventCounts")
 class EventCounts(NamedTuple):
     """Numbers of events in adjacent bins."""
 

@@ -1,5 +1,6 @@
 """Linear operators, Gaussian algebra and the solvers that the engines share."""
 
+from .frozen_pytree import frozen_pytree
 from .operators.convolution import convolution
 from .operators.differences import finite_differences, total_variation
 from .operators.fourier import FourierOperator, fourier, masked_fourier
@@ -7,6 +8,7 @@ from .operators.from_functions import adjoint_error, from_functions
 from .operators.operator import LinearOperator, diagonal, from_matrix, identity, select, stack
 from .operators.shifted_transforms import ShiftedTransforms, shifted_transforms
 from .operators.wavelets import WaveletTransform, wavelet_transform
+from .saved_names import saved_as
 
 __all__ = [
     "FourierOperator",
@@ -21,7 +23,9 @@ __all__ = [
     "from_functions",
     "from_matrix",
     "identity",
+    "frozen_pytree",
     "masked_fourier",
+    "saved_as",
     "select",
     "shifted_transforms",
     "stack",

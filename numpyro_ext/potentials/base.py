@@ -10,6 +10,7 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from ..linalg.frozen_pytree import frozen_pytree
+from ..linalg.saved_names import saved_as
 
 __all__ = ["ExpectedLogDensity", "LogisticTerms", "Potential", "TiltedMoments", "potential"]
 
@@ -146,4 +147,5 @@ class Potential:
 @dataclass_transform(frozen_default=True)
 def potential(cls: type) -> type:
     """Class decorator of potentials: a frozen dataclass, registered as a pytree; see :func:`frozen_pytree`."""
-    return frozen_pytree(cls)
+    made: type = frozen_pytree(cls)
+    return saved_as(cls.__name__)(made) if cls.__module__.startswith("numpyro_ext.") else made

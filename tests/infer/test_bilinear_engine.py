@@ -239,6 +239,11 @@ def test_a_killed_run_goes_on_from_its_checkpoint(fitted, monkeypatch, tmp_path)
         patch.setattr(np, "savez_compressed", half_written)
         write_checkpoint(path, fitted.last_state)
     assert path.read_bytes() == before
+    short = BilinearVG(poisson_factorization, num_steps=10, **options)
+    for steps in (10, 11):  # those of the killed run count; a run with none left makes one
+        with pytest.warns(UserWarning, match=f"in the last of {steps} sweeps"):
+            short.run(random.key(0), ROWS, COLS, COUNTS, checkpoint=path, **SIZES)
+    path.write_bytes(before)
     engine = BilinearVG(poisson_factorization, **options)
     engine.run(random.key(0), ROWS, COLS, COUNTS, checkpoint=path, **SIZES)
     assert engine.diagnostics.num_steps - len(engine.diagnostics.objective_trace) == 7

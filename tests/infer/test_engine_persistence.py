@@ -1,15 +1,21 @@
 """Results on disk."""
 
+import dataclasses
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro
+import numpyro.distributions as dist
 import pytest
+from jax import Array
 
 from numpyro_ext.infer import EP, LaplaceApproximation
 from numpyro_ext.infer.front.archive import read_archive, write_archive
-from numpyro_ext.linalg import convolution, select, wavelet_transform
+from numpyro_ext.infer.front.checkpoints import read_checkpoint, write_checkpoint
+from numpyro_ext.linalg import LinearOperator, convolution, frozen_pytree, saved_as, select, wavelet_transform
+from numpyro_ext.linalg.operators.convolution import _by_fourier
 from numpyro_ext.potentials.trees.forest import Forest
 
 
@@ -103,20 +109,86 @@ def test_operators_and_forests_are_saved(tmp_path):
     jax.tree.map(np.testing.assert_array_equal, found["forest"], forest)
 
 
-def test_objects_of_other_packages_are_not_made(tmp_path, monkeypatch):
-    monkeypatch.setattr("numpyro_ext.infer.front.archive._PACKAGE", "")
-    write_archive(tmp_path / "file", {"outside": Fraction(1)})
-    monkeypatch.undo()
-    with pytest.raises(ValueError, match="does not have in this form"):
+@saved_as("mine.Reversal")
+@frozen_pytree
+class Reversal(LinearOperator):
+    example: Array
+    factor: float = dataclasses.field(default=2.0, metadata={"static": True})
+
+    @property
+    def shape(self):
+        return 2 * self.example.shape
+
+    def matvec(self, x):
+        return self.factor * x[::-1]
+
+
+class Span(NamedTuple):
+    first: float
+    last: float
+
+
+def test_a_class_of_your_own_is_saved_by_its_name(tmp_path, monkeypatch):
+    write_archive(tmp_path / "file", {"args": (Reversal(jnp.ones(3)), 1.0)})
+    with np.load(tmp_path / "file") as members:
+        assert "numpyro_ext." not in str(members["header"]) and __name__ not in str(members["header"])
+    found = read_archive(tmp_path / "file")["args"][0]
+    assert jax.tree.structure(found) == jax.tree.structure(Reversal(jnp.ones(3)))
+    np.testing.assert_array_equal(found @ jnp.arange(3.0), [4.0, 2.0, 0.0])
+    with pytest.raises(ValueError, match="'FourierOperator' is the name of numpyro_ext"):
+        saved_as("FourierOperator")(Reversal)
+    with pytest.raises(TypeError, match="Case must be a dataclass or a NamedTuple"):
+        saved_as("mine.Case")(type("Case", (), {}))
+    monkeypatch.setattr(Reversal, "__dataclass_fields__", {})
+    with pytest.raises(ValueError, match="another class of that name"):
+        read_archive(tmp_path / "file")
+    monkeypatch.setattr("numpyro_ext.linalg.saved_names._CLASSES", {})
+    with pytest.raises(ValueError, match=r"no class of that name.*import it before loading"):
         read_archive(tmp_path / "file")
 
 
-class Fraction(NamedTuple):
-    numerator: int
+@pytest.mark.parametrize("damage", ["cut", "changed", "empty", "text"])
+def test_a_damaged_file_is_said_to_be_damaged(saved, counts_case, tmp_path, damage):
+    whole, path = saved.read_bytes(), tmp_path / "damaged.npz"
+    middle = len(whole) // 2
+    contents = {
+        "cut": whole[:middle],
+        "changed": whole[:middle] + bytes(8) + whole[middle + 8 :],
+        "empty": b"",
+        "text": b"no archive at all",
+    }
+    path.write_bytes(contents[damage])
+    with pytest.raises(ValueError, match=r"damaged.npz' is damaged, or no file of this package"):
+        EP.load(path, counts_case.model)
+    with pytest.raises(ValueError, match=r"damaged checkpoint has to be removed"):
+        read_checkpoint(path, (), "")
+
+
+def test_checkpoints_and_runs_are_told_apart(saved, counts_case, fitted_counts, tmp_path):
+    with pytest.raises(ValueError, match="finished run"):
+        read_checkpoint(saved, (), "")
+    write_checkpoint(tmp_path / "checkpoint", fitted_counts.last_state)
+    with pytest.raises(ValueError, match="is a checkpoint"):
+        EP.load(tmp_path / "checkpoint", counts_case.model)
+
+
+def test_a_run_with_complex_arrays_is_saved(tmp_path):
+    def blurred(kernel, y):
+        s = numpyro.sample("s", dist.Laplace(0.0, 1.0).expand([y.size]).to_event(1))
+        numpyro.sample("y", dist.Normal(_by_fourier(kernel, y.shape, "periodic") @ s, 0.3), obs=y)
+
+    kernel, y = jnp.array([0.5, 0.3]), jnp.array([0.3, -1.0, 2.0, 0.4, 0.1])
+    engine = EP(blurred, num_samples=5, progress_bar=False)
+    engine.run(jax.random.key(0), kernel, y)
+    engine.save(tmp_path / "run")
+    loaded = EP.load(tmp_path / "run", blurred)
+    np.testing.assert_array_equal(loaded.posterior["s"].mean, engine.posterior["s"].mean)
 
 
 def test_what_cannot_be_saved_is_named(tmp_path):
     with pytest.raises(TypeError, match=r"args\[1\].*function"):
         write_archive(tmp_path / "file", {"args": (1.0, lambda x: x)})
+    with pytest.raises(TypeError, match=r"args\[0\].*Span, which has no name in files.*saved_as"):
+        write_archive(tmp_path / "file", {"args": (Span(1.0, 2.0),)})
     with pytest.raises(TypeError, match="keys that are not strings"):
         write_archive(tmp_path / "file", {"kwargs": {1: 2}})

@@ -174,7 +174,8 @@ class BilinearVG(BilinearAnswers):
         :param args: arguments of the model.
         :param EngineState init_state: ``last_state`` of an earlier run on data of the same shapes, to go on from.
         :param checkpoint: path of a file that is written after every sweep. If it exists, the run goes on from it, so
-            that the same call, made again after the process was killed, loses at most one sweep.
+            that the same call, made again after the process was killed, loses at most one sweep. Sweeps in the file
+            count towards ``num_steps``; when none are left, one is made.
         :param kwargs: keyword arguments of the model.
         :raises ModelStructureError: if the model is not bilinear in two Gaussian blocks, or its observations are of
             none of the families named above.
@@ -187,10 +188,12 @@ class BilinearVG(BilinearAnswers):
         digest = data_digest(reading.data, space.fixed)
         starts: list[tuple[Array, core.State, int]] = []
         shapes = jax.eval_shape(programs.init_state, reading.data, space.unpack(space.initial()))
+        resumed: EngineState | None = None
         if checkpoint is not None:
             if self.num_restarts:
                 raise ValueError("A run with restarts has no checkpoint: give num_restarts=0.")
-            init_state = read_checkpoint(checkpoint, shapes, digest) or init_state
+            resumed = read_checkpoint(checkpoint, shapes, digest)
+            init_state = resumed or init_state
         if init_state is not None:
             check_init_state(init_state, shapes, space.size)
             before = init_state.num_steps if init_state.data_digest == digest else 0
@@ -202,7 +205,8 @@ class BilinearVG(BilinearAnswers):
                 starts.append((values, programs.init_state(reading.data, space.unpack(values), key), 0))
         best: Fit | None = None
         for values, state, before in starts:
-            found = self._iterate(reading, space, programs, values, state, before, digest, checkpoint)
+            num_steps = self.num_steps if resumed is None else max(1, self.num_steps - before)
+            found = self._iterate(reading, space, programs, values, state, before, num_steps, digest, checkpoint)
             if best is None or found.diagnostics.objective_trace[-1] > best.diagnostics.objective_trace[-1]:
                 best = found
             if any(message.startswith("Interrupted") for message in found.diagnostics.messages):
@@ -248,6 +252,7 @@ class BilinearVG(BilinearAnswers):
         values: Array,
         state: core.State,
         before: int,
+        num_steps: int,
         digest: str,
         checkpoint: str | os.PathLike | None,
     ) -> Fit:
@@ -269,7 +274,7 @@ class BilinearVG(BilinearAnswers):
         result = run_in_chunks(
             advance,
             programs.devices.put(values, state),
-            num_steps=self.num_steps,
+            num_steps=num_steps,
             chunk=CHUNK if checkpoint is None else 1,
             before=before,
             name=type(self).__name__,

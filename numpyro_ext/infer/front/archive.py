@@ -2,43 +2,45 @@
 
 from __future__ import annotations
 
-import dataclasses
-import importlib
 import json
 import os
+import zipfile
+import zlib
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ...linalg.saved_names import class_of, field_names, name_of
+
 __all__ = ["FORMAT_VERSION", "read_archive", "write_archive"]
 
-FORMAT_VERSION = 1
-_PACKAGE = "numpyro_ext."
+FORMAT_VERSION = 2
 
 
-def _fields(cls: type) -> tuple[str, ...] | None:
-    """Fields of a class of this package that is nothing but its fields (operators, forests), None for other classes."""
-    if not cls.__module__.startswith(_PACKAGE) or "<locals>" in cls.__qualname__:
-        return None
-    if dataclasses.is_dataclass(cls):
-        return tuple(field.name for field in dataclasses.fields(cls))
-    return getattr(cls, "_fields", None)
-
-
-def _make(path: str, fields: dict[str, Any]) -> Any:
-    """An object of a class of this package, from its fields; no constructor runs."""
-    module, _, name = path.partition(":")
-    cls = getattr(importlib.import_module(module), name, None) if module.startswith(_PACKAGE) else None
-    if cls is None or _fields(cls) != tuple(fields):
-        raise ValueError(f"The file holds an object of {path!r}, which this release does not have in this form.")
+def _make(name: str, fields: dict[str, Any]) -> Any:
+    """An object from its fields; no constructor runs."""
+    cls = class_of(name)
+    if cls is None or field_names(cls) != tuple(fields):
+        what = "no class" if cls is None else "another class"
+        raise ValueError(
+            f"The file holds an object of the class {name!r}, and there is {what} of that name. If the class is "
+            "your own, import it before loading; the decorator numpyro_ext.linalg.saved_as gives it its name."
+        )
     if issubclass(cls, tuple):
         return tuple.__new__(cls, fields.values())
     made = object.__new__(cls)
     for field, value in fields.items():
         object.__setattr__(made, field, value)
     return made
+
+
+def _name_in_first_version(path: str) -> str:
+    """The name of a class in files of version 1, which held its module: all were classes of this package."""
+    return path.rpartition(":")[2].lstrip("_")
 
 
 def _encode(value: Any, arrays: dict[str, np.ndarray], where: str) -> Any:
@@ -48,10 +50,15 @@ def _encode(value: Any, arrays: dict[str, np.ndarray], where: str) -> Any:
         if not all(isinstance(key, str) for key in value):
             raise TypeError(f"Cannot save {where}: a dictionary with keys that are not strings.")
         return {"dict": {key: _encode(item, arrays, f"{where}[{key!r}]") for key, item in value.items()}}
-    names = _fields(type(value))
-    if names is not None:
+    names, class_name = field_names(type(value)), name_of(type(value))
+    if names is not None and class_name is not None:
         fields = {name: _encode(getattr(value, name), arrays, f"{where}.{name}") for name in names}
-        return {"object": f"{type(value).__module__}:{type(value).__qualname__}", "fields": fields}
+        return {"object": class_name, "fields": fields}
+    if names is not None:
+        raise TypeError(
+            f"Cannot save {where}: an object of type {type(value).__name__}, which has no name in files. If the class "
+            "is your own, give it one with the decorator numpyro_ext.linalg.saved_as."
+        )
     if isinstance(value, list | tuple):
         kind = "list" if isinstance(value, list) else "tuple"
         return {kind: [_encode(item, arrays, f"{where}[{i}]") for i, item in enumerate(value)]}
@@ -68,17 +75,18 @@ def _encode(value: Any, arrays: dict[str, np.ndarray], where: str) -> Any:
     raise TypeError(f"Cannot save {where}: an object of type {type(value).__name__}.")
 
 
-def _decode(node: dict[str, Any], arrays: Any) -> Any:
+def _decode(node: dict[str, Any], arrays: dict[str, np.ndarray], class_name: Callable[[str], str]) -> Any:
+    decode = partial(_decode, arrays=arrays, class_name=class_name)
     if "value" in node:
         return node["value"]
     if "dict" in node:
-        return {key: _decode(item, arrays) for key, item in node["dict"].items()}
+        return {key: decode(item) for key, item in node["dict"].items()}
     if "list" in node:
-        return [_decode(item, arrays) for item in node["list"]]
+        return [decode(item) for item in node["list"]]
     if "tuple" in node:
-        return tuple(_decode(item, arrays) for item in node["tuple"])
+        return tuple(decode(item) for item in node["tuple"])
     if "object" in node:
-        return _make(node["object"], {name: _decode(item, arrays) for name, item in node["fields"].items()})
+        return _make(class_name(node["object"]), {name: decode(item) for name, item in node["fields"].items()})
     if "key" in node:
         return jax.random.wrap_key_data(jnp.asarray(arrays[node["key"]]), impl=node["impl"])
     array = arrays[node["array"]]
@@ -86,7 +94,9 @@ def _decode(node: dict[str, Any], arrays: Any) -> Any:
 
 
 def write_archive(path: str | os.PathLike, content: dict[str, Any]) -> None:
-    """Write nested dictionaries, lists and tuples of arrays, numbers, strings, random keys and linear operators.
+    """Write nested dictionaries, lists and tuples of arrays, numbers, strings, random keys and objects.
+
+    Objects are those of classes with a name in files (:func:`~numpyro_ext.linalg.saved_as`), as linear operators have.
 
     :param path: of the file; used as it is, whatever its ending.
     :param dict content: what to write.
@@ -105,15 +115,27 @@ def read_archive(path: str | os.PathLike) -> dict[str, Any]:
 
     :param path: of the file.
     :return: the content.
-    :raises ValueError: if the file is of another kind or of a newer version.
+    :raises ValueError: if the file is damaged, of another kind or of a newer version, or holds an object of a class
+        that has no name in files.
     """
-    with np.load(path, allow_pickle=False) as arrays:
-        if "header" not in arrays:
-            raise ValueError(f"{os.fspath(path)!r} is not a file written by save().")
-        header = json.loads(str(arrays["header"]))
-        if header.get("format") != "numpyro_ext" or header.get("version") != FORMAT_VERSION:
+    where = repr(os.fspath(path))
+    with open(path, "rb") as file:
+        try:
+            with np.load(file, allow_pickle=False) as members:
+                arrays = {name: members[name] for name in members.files}
+        except (ValueError, EOFError, AttributeError, zipfile.BadZipFile, zlib.error) as error:
             raise ValueError(
-                f"{os.fspath(path)!r} has format {header.get('format')!r} version {header.get('version')!r}; "
-                f"this release reads version {FORMAT_VERSION}."
-            )
-        return {name: _decode(node, arrays) for name, node in header["content"].items()}
+                f"{where} is damaged, or no file of this package ({str(error).splitlines()[0]}). Take a copy of it, or "
+                "run again; a damaged checkpoint has to be removed before the run can start anew."
+            ) from error
+    if "header" not in arrays:
+        raise ValueError(f"{where} is not a file written by save().")
+    header = json.loads(str(arrays["header"]))
+    version = header.get("version")
+    if header.get("format") != "numpyro_ext" or version not in range(1, FORMAT_VERSION + 1):
+        raise ValueError(
+            f"{where} has format {header.get('format')!r} version {version!r}; "
+            f"this release reads versions 1 to {FORMAT_VERSION}."
+        )
+    class_name = _name_in_first_version if version == 1 else str
+    return {name: _decode(node, arrays, class_name) for name, node in header["content"].items()}

@@ -41,11 +41,14 @@ def read_checkpoint(path: str | os.PathLike, shapes: Any, data_digest: str) -> E
     :param path: of the file.
     :param shapes: the state's structure, from ``jax.eval_shape``.
     :param str data_digest: of the data and the given hyperparameters.
-    :raises ValueError: if the file holds the state of another model, or of a run on other data.
+    :raises ValueError: if the file is damaged or no checkpoint, or holds the state of another model, or of a run on
+        other data.
     """
     if not Path(path).exists():
         return None
     content = read_archive(path)
+    if "state" not in content:
+        raise ValueError(f"{os.fspath(path)!r} is a finished run, for load(...), and no checkpoint: give another path.")
     leaves, structure = jax.tree.flatten(shapes)
     if [x.shape for x in leaves] != [jnp.shape(x) for x in content["state"]]:
         raise ValueError(

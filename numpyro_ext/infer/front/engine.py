@@ -245,7 +245,8 @@ class BaseEngine(ArviZInterface):
 
         :param path: of the file.
         :raises TypeError: if an argument of the model is something other than arrays, numbers, strings, linear
-            operators and containers.
+            operators, containers and objects of classes with a name in files
+            (:func:`~numpyro_ext.linalg.saved_as`).
         """
         run = self._finished()
         content = {
@@ -265,9 +266,11 @@ class BaseEngine(ArviZInterface):
         :param path: of a file written by :meth:`save`.
         :param model: the model, which is not in the file.
         :return: the engine.
-        :raises ValueError: if the file is of another engine, or the model is not the one of the run.
+        :raises ValueError: if the file is damaged or of another engine, or the model is not the one of the run.
         """
         content = read_archive(path)
+        if "engine" not in content:
+            raise ValueError(f"{os.fspath(path)!r} is a checkpoint: give it to run(..., checkpoint=...).")
         if content["engine"] != cls.__name__:
             raise ValueError(f"{os.fspath(path)!r} holds a run of {content['engine']}; load it with that class.")
         engine = cls(model, **content["options"])

@@ -89,9 +89,11 @@ def fit_from_content(content: dict[str, Any], reading: Any, programs: Restorable
     search = None
     if content["search"] is not None:
         shapes = jax.eval_shape(programs.init_search, reading.data, space.fixed, values, state)
-        search = _rebuild(shapes, content["search"])
-    totals = _form_totals(reading, hyper)
-    if totals.shape != content["form_totals"].shape or not np.allclose(totals, content["form_totals"], rtol=1e-4):
+        # A release that searches in another way goes on from the values alone.
+        search = _rebuild(shapes, content["search"]) if _fits(shapes, content["search"]) else None
+    totals, saved = _form_totals(reading, hyper), content["form_totals"]
+    totals = totals if np.iscomplexobj(saved) else totals.real  # files of version 1 keep real parts
+    if totals.shape != saved.shape or not np.allclose(totals, saved, rtol=1e-4):
         raise ValueError("On the saved arguments this model has another density than the one that was run.")
     last = EngineState(values, state, search, content["num_steps"], content["data_digest"])
     diagnostics = diagnostics_from_content(content)
@@ -101,11 +103,15 @@ def fit_from_content(content: dict[str, Any], reading: Any, programs: Restorable
 def _form_totals(reading: Any, hyper: dict[str, Array]) -> np.ndarray:
     """Sums over the arrays of the form: two models that agree in them are taken to be the same."""
     leaves = jax.tree.leaves(reading.form(hyper, reading.data))
-    return np.array([np.sum(np.asarray(leaf, float)) for leaf in leaves])
+    return np.array([np.sum(np.asarray(leaf)) for leaf in leaves])
+
+
+def _fits(shapes: Any, leaves: list[Array]) -> bool:
+    return [x.shape for x in jax.tree.leaves(shapes)] == [jnp.shape(x) for x in leaves]
 
 
 def _rebuild(shapes: Any, leaves: list[Array]) -> Any:
     expected, treedef = jax.tree.flatten(shapes)
-    if len(expected) != len(leaves) or any(x.shape != jnp.shape(y) for x, y in zip(expected, leaves, strict=True)):
+    if not _fits(shapes, leaves):
         raise ValueError("The saved state does not fit this model: it comes from another model or algorithm.")
     return jax.tree.unflatten(treedef, [jnp.asarray(leaf, x.dtype) for x, leaf in zip(expected, leaves, strict=True)])

@@ -12,6 +12,7 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from ..frozen_pytree import frozen_pytree
+from ..saved_names import saved_as
 from .operator import LinearOperator, image_shape
 
 __all__ = ["convolution"]
@@ -83,6 +84,7 @@ def _transfer(kernel: Array, sides: tuple[int, ...]) -> Array:
     return jnp.fft.rfftn(kernel, s=sides)
 
 
+@saved_as("DirectConvolution")
 @frozen_pytree
 class _DirectConvolution(LinearOperator):
     kernel: Array
@@ -104,6 +106,7 @@ class _DirectConvolution(LinearOperator):
         return out.reshape(-1)
 
 
+@saved_as("FourierConvolution")
 @frozen_pytree
 class _FourierConvolution(LinearOperator):
     transfer: Array

@@ -10,6 +10,7 @@ import numpy as np
 from jax import Array
 
 from ..frozen_pytree import frozen_pytree
+from ..saved_names import saved_as
 from .operator import LinearOperator, image_shape, stack
 
 __all__ = ["finite_differences", "total_variation"]
@@ -56,6 +57,7 @@ def total_variation(shape: Sequence[int] | int) -> LinearOperator:
     return stack(operators)
 
 
+@saved_as("FiniteDifferences")
 @frozen_pytree
 class _FiniteDifferences(LinearOperator):
     sides: tuple[int, ...] = dataclasses.field(metadata={"static": True})

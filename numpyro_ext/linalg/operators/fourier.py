@@ -13,11 +13,13 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from ..frozen_pytree import frozen_pytree
+from ..saved_names import saved_as
 from .operator import LinearOperator, image_shape
 
 __all__ = ["FourierOperator", "fourier", "masked_fourier"]
 
 
+@saved_as("FourierOperator")
 @frozen_pytree
 class FourierOperator(LinearOperator):
     r"""Rows :math:`\sqrt{w_k}\,\mathrm{Re}\,F_k`, then :math:`\sqrt{w_k}\,\mathrm{Im}\,F_k`, with :math:`F` unitary.

@@ -15,6 +15,7 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from ..frozen_pytree import frozen_pytree
+from ..saved_names import saved_as
 
 __all__ = [
     "LinearOperator",
@@ -118,6 +119,7 @@ def _as_real(x: Any) -> Array:
     return x if jnp.issubdtype(x.dtype, jnp.floating) else x.astype(float)
 
 
+@saved_as("Adjoint")
 @frozen_pytree
 class _Adjoint(LinearOperator):
     operator: LinearOperator
@@ -138,6 +140,7 @@ class _Adjoint(LinearOperator):
         return self.operator
 
 
+@saved_as("Composition")
 @frozen_pytree
 class _Composition(LinearOperator):
     """The product of several operators, the last applied first."""
@@ -165,6 +168,7 @@ def _compose(left: LinearOperator, right: LinearOperator) -> LinearOperator:
     return _Composition((*parts[0], *parts[1]))
 
 
+@saved_as("Scaled")
 @frozen_pytree
 class _Scaled(LinearOperator):
     factor: Array
@@ -181,6 +185,7 @@ class _Scaled(LinearOperator):
         return self.factor * self.operator.rmatvec(y)
 
 
+@saved_as("Sum")
 @frozen_pytree
 class _Sum(LinearOperator):
     operators: tuple[LinearOperator, ...]
@@ -200,6 +205,7 @@ def _terms(operator: LinearOperator) -> tuple[LinearOperator, ...]:
     return operator.operators if isinstance(operator, _Sum) else (operator,)
 
 
+@saved_as("Identity")
 @frozen_pytree
 class _Identity(LinearOperator):
     size: int = dataclasses.field(metadata={"static": True})
@@ -215,6 +221,7 @@ class _Identity(LinearOperator):
         return y
 
 
+@saved_as("Diagonal")
 @frozen_pytree
 class _Diagonal(LinearOperator):
     entries: Array
@@ -230,6 +237,7 @@ class _Diagonal(LinearOperator):
         return self.entries * y
 
 
+@saved_as("Matrix")
 @frozen_pytree
 class _Matrix(LinearOperator):
     matrix: Array
@@ -246,6 +254,7 @@ class _Matrix(LinearOperator):
         return y @ self.matrix
 
 
+@saved_as("Selection")
 @frozen_pytree
 class _Selection(LinearOperator):
     indices: Array
@@ -262,6 +271,7 @@ class _Selection(LinearOperator):
         return jnp.zeros((self.num_columns,), y.dtype).at[self.indices].add(y)
 
 
+@saved_as("Stack")
 @frozen_pytree
 class _Stack(LinearOperator):
     operators: tuple[LinearOperator, ...]

@@ -11,6 +11,7 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from ..frozen_pytree import frozen_pytree
+from ..saved_names import saved_as
 from .operator import LinearOperator
 from .wavelets import WaveletTransform
 
@@ -52,6 +53,7 @@ def shifted_transforms(transform: WaveletTransform, shifts: ArrayLike) -> Shifte
     return ShiftedTransforms(transform, tuple(tuple(int(step) for step in shift) for shift in shifts))
 
 
+@saved_as("ShiftedTransforms")
 @frozen_pytree
 class ShiftedTransforms(LinearOperator):
     """Coefficients in several shifted bases; made by :func:`shifted_transforms`."""

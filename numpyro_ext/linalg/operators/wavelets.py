@@ -23,6 +23,7 @@ import pywt
 from jax import Array
 
 from ..frozen_pytree import frozen_pytree
+from ..saved_names import saved_as
 from .operator import LinearOperator, image_shape
 
 __all__ = ["WaveletTransform", "wavelet_transform"]
@@ -89,6 +90,7 @@ def wavelet_transform(
     return WaveletTransform(sides, wavelet, num_levels)
 
 
+@saved_as("WaveletTransform")
 @frozen_pytree
 class WaveletTransform(LinearOperator):
     """An orthonormal wavelet transform; made by :func:`wavelet_transform`."""

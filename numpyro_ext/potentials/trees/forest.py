@@ -21,10 +21,12 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from ...linalg.frozen_pytree import frozen_pytree
+from ...linalg.saved_names import saved_as
 
 __all__ = ["Forest", "SumProduct", "log_partition", "sum_product", "wavelet_forest"]
 
 
+@saved_as("Level")
 class _Level(NamedTuple):
     """Nodes of one depth, in the order by depth, where siblings stand together."""
 
@@ -35,6 +37,7 @@ class _Level(NamedTuple):
     """How many children each of these has; zero if not all have as many or do not stand before the others."""
 
 
+@saved_as("Forest")
 @frozen_pytree
 class Forest:
     """Rooted trees over ``num_nodes`` nodes, each of which belongs to a group that shares parameters.

@@ -25,6 +25,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike
 
+from ...linalg.saved_names import saved_as
 from ..base import Potential, TiltedMoments
 from ..families.gaussian import GaussianPotential
 from ..families.laplace import LaplacePotential
@@ -52,6 +53,7 @@ _POWERS = {LaplacePotential: 1.0, GaussianPotential: 2.0, StudentTPotential: 2.0
 _PROBABILITY_MARGIN = 1e-4
 
 
+@saved_as("TreeParameters")
 class TreeParameters(NamedTuple):
     """Components and probabilities of each group of a forest."""
 
