@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import time
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -317,6 +318,21 @@ def test_learned_hyperparameters_are_stationary():
     np.testing.assert_allclose(np.sum(y - rates) - level / 4.0, 0.0, atol=1e-2 * y.sum() ** 0.5)
     held_out = np.asarray(engine.log_predictive()["counts"])
     assert np.all(held_out[~mask] < 0.0) and np.all(held_out[mask] == 0.0)
+
+
+def test_missing_counts_are_not_scored():
+    """Whatever stands in their place, the scores of the other held-out cells are the same."""
+    held_out = np.arange(len(ROWS)) % 7 == 0
+    missing = np.arange(len(ROWS)) == 7
+    engine = BilinearVG(learning_model, covariance="diagonal", progress_bar=False, num_steps=5)
+    scores = []
+    for counts in (COUNTS, np.where(missing, -1, COUNTS)):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # five steps are not enough
+            engine.run(random.key(2), ROWS, COLS, counts, ~held_out)
+        scores.append(np.asarray(engine.log_predictive()["counts"]))
+    assert scores[0][7] < 0.0
+    np.testing.assert_array_equal(scores[1], np.where(missing, 0.0, scores[0]))
 
 
 @needs_float64

@@ -3,8 +3,12 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro
+import numpyro.distributions as dist
 import pytest
+from numpyro import handlers
 
+from numpyro_ext.distributions import StickBreakingCategorical
 from numpyro_ext.infer import EP, cross_validate
 from numpyro_ext.infer.gaussian.cross_validation import random_folds
 
@@ -71,3 +75,48 @@ def test_folds_that_do_not_fit_are_refused(counts_case):
         cross_validate(*arguments, num_folds=3, folds=np.zeros(5, int))
     with pytest.raises(ValueError, match=r"\[2\]"):
         cross_validate(*arguments, num_folds=3, folds=np.arange(12) % 2)
+
+
+def sticks(label, mask=True, unused=True):
+    eta = numpyro.sample("eta", dist.Normal(jnp.array([0.5, -0.3]), 1.5).to_event(1))
+    with numpyro.plate("observations", len(label)), handlers.mask(mask=mask):
+        numpyro.sample("y", StickBreakingCategorical(jnp.broadcast_to(eta, (len(label), 2))), obs=label)
+
+
+def test_a_mask_that_does_not_reach_the_observations_is_refused():
+    label = jnp.array([0, 1, 2, 2, 1, 0])
+    with pytest.raises(ValueError, match=r"2 observations that unused= leaves out are still in use.*handlers\.mask"):
+        cross_validate(EP(sticks), jax.random.key(0), label, mask_argument="unused", num_folds=3)
+
+    def half_masked(label, mask=True):
+        sticks(label, mask if mask is True else mask & (jnp.arange(6) > 1) & (jnp.arange(6) < 5))
+
+    with pytest.raises(ValueError, match="observations that mask= keeps are masked"):
+        cross_validate(EP(half_masked), jax.random.key(0), label, num_folds=3, folds=np.arange(6) % 3)
+
+
+def test_categories_of_several_rows_are_scored_by_the_fold_that_did_not_see_them():
+    label, folds = jnp.array([0, 1, 2, 2, 1, 0]), np.arange(6) % 3
+    engine = EP(sticks, progress_bar=False)
+    found = cross_validate(engine, jax.random.key(0), label, num_folds=3, folds=folds)
+    assert found.log_predictive.shape == (1, 6)
+    engine.run(jax.random.key(0), label, mask=jnp.asarray(folds != 1))
+    np.testing.assert_allclose(found.log_predictive[0][folds == 1], engine.log_predictive()["y"][folds == 1], rtol=1e-6)
+
+
+def test_missing_values_are_not_scored(counts_case):
+    """A count coded -1 that the model masks by itself: the other scores are those of a mask that is given."""
+
+    def model(t, y, mask=True):
+        counts_case.model(t, y, mask=mask & (y >= 0))
+
+    engine = EP(model, hyper_values={"scale": 0.8}, progress_bar=False)
+    coded = counts_case.y.at[jnp.array([2, 7])].set(-1)
+    arguments = {"num_folds": 3, "folds": FOLDS}
+    found = cross_validate(engine, jax.random.key(0), counts_case.t, coded, **arguments).log_predictive
+    engine = EP(counts_case.model, hyper_values={"scale": 0.8}, progress_bar=False)
+    expected = cross_validate(
+        engine, jax.random.key(0), counts_case.t, counts_case.y, mask=coded >= 0, **arguments
+    ).log_predictive
+    assert np.all(expected[:, [2, 7]] == 0.0)
+    np.testing.assert_allclose(found, expected, rtol=1e-6)

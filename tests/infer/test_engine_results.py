@@ -188,6 +188,26 @@ def test_a_covariance_is_not_taken_for_a_precision():
         engine.log_predictive(y, parameter="precision_matrix")
 
 
+@pytest.mark.parametrize("code", [np.nan, np.inf])
+def test_missing_measurements_are_not_scored(line_case, fitted_line, code):
+    """They were scored as if zero had been observed."""
+    engine = EP(line_case.model, progress_bar=False)
+    missing = jnp.arange(12) == 4
+    assert not bool(line_case.mask[4])
+    engine.run(jax.random.key(0), line_case.x, jnp.where(missing, code, line_case.y), mask=line_case.mask)
+    expected = jnp.where(missing, 0.0, fitted_line.log_predictive()["y"])
+    np.testing.assert_allclose(engine.log_predictive()["y"], expected, rtol=1e-8)
+
+
+def test_missing_counts_are_not_scored(counts_case, fitted_counts):
+    engine = EP(counts_case.model, progress_bar=False)
+    missing = jnp.arange(12) == 8
+    assert not bool(counts_case.mask[8])
+    engine.run(jax.random.key(0), counts_case.t, jnp.where(missing, -1, counts_case.y), mask=counts_case.mask)
+    expected = jnp.where(missing, 0.0, fitted_counts.log_predictive()["y"])
+    np.testing.assert_allclose(engine.log_predictive()["y"], expected, rtol=1e-6)
+
+
 def test_a_value_that_is_not_a_number_is_not_scored_silently(line_case, fitted_line):
     with pytest.raises((FloatingPointError, ValueError), match="y"):
         fitted_line.log_predictive(line_case.x, line_case.y.at[1].set(jnp.nan))

@@ -166,6 +166,13 @@ def test_held_out_probabilities_of_stick_breaking_sum_to_one():
     np.testing.assert_allclose(np.exp(values).sum(), 1.0, rtol=1e-10)
 
 
+@pytest.mark.parametrize("model", [softmax, stick_breaking])
+def test_missing_categories_are_not_scored(model):
+    engine = VariationalGaussian(model, progress_bar=False)
+    engine.run(jax.random.key(0), X, jnp.where(KEPT, LABEL, -1))
+    np.testing.assert_allclose(engine.log_predictive()["y"], 0.0, atol=1e-14)
+
+
 def dense_bound(reading, bound, mean, scale_tril):
     """Expected log density plus entropy of a Gaussian on the unknowns, by the definition."""
     form = reading.form(reading.initial_hyper())

@@ -144,8 +144,9 @@ class BilinearAnswers(BaseEngine):
     def log_predictive(self, *args: Any, num_samples: int = 500, **kwargs: Any) -> dict[str, Array]:
         """Log predictive probability of counts that the fit has not seen.
 
-        Without arguments these are the masked observations of the fit. With arguments the model is read on them, and
-        all its observations (that are not masked) are scored, one by one; the two sides must have the same sizes.
+        Without arguments these are the masked observations of the fit; those whose value is missing (NaN, or outside
+        the support, such as a count coded -1) score zero. With arguments the model is read on them, and all its
+        observations (that are not masked) are scored, one by one; the two sides must have the same sizes.
 
         :param args: arguments of the model.
         :param int num_samples: draws of one side, over which probabilities given the draw are averaged.
@@ -165,6 +166,9 @@ class BilinearAnswers(BaseEngine):
         reading, form = self._read_cells(args, kwargs, is_held_out=is_held_out)
         state, key = run.fit.last_state.state, jax.random.fold_in(run.rng_key, 2)
         values = log_predictive_counts(form, state.rows, state.columns, key, num_samples=num_samples)
+        has_value = zip(reading.factor_names, reading.cells, strict=True)
+        known = np.concatenate([reading.has_value(name).reshape(-1)[cells] for name, cells in has_value])
+        values = jnp.where(known, values, 0.0)
         return self._by_site(reading, values)
 
     def predictive_mean(self, *args: Any, **kwargs: Any) -> dict[str, Array]:

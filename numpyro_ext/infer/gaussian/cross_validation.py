@@ -72,7 +72,7 @@ def cross_validate(
     :param int batch_size: how many folds to fit side by side. On a CPU one after the other (the default) is as fast,
         because folds that converge early do not wait for others; on a GPU take ``num_folds``.
     :param kwargs: keyword arguments of the model. A mask among them keeps observations out of every fold; their score
-        is zero.
+        is zero, as is that of observations that the model masks by itself.
     :return: scores, folds, hyperparameters and convergence.
     :raises ValueError: if the mask does not reach the observations of exactly one site, or a fold is empty.
 
@@ -110,7 +110,12 @@ def cross_validate(
             "For several, fit each mask with engine.run(...) and score it with engine.log_predictive()."
         )
     shape = tuple(reading.factor_shapes[0])
-    keep = np.broadcast_to(np.asarray(given, bool), shape)
+    keep = reading.known_mask(reading.factor_names[0])
+    if keep.shape != shape:
+        raise ValueError(
+            f"Observations of site {reading.factor_names[0]!r} that share a predictor are read as one factor, which "
+            "cannot be folded: fit each mask with engine.run(...) and score it with engine.log_predictive()."
+        )
     assignments = _assignments(key, shape, num_folds, num_draws, folds)
 
     outcomes = []
@@ -165,13 +170,17 @@ def _one_draw(
         for k in range(num_folds)
     ]
     reading, space, programs = prepared[0]
-    if any(other.structure_key != reading.structure_key for other, _, _ in prepared):
+    readings = [other for other, _, _ in prepared]
+    if any(other.structure_key != reading.structure_key for other in readings):
         raise ValueError(f"The structure of the model depends on the values of {mask_argument!r}: fold it by hand.")
-    data = jax.tree.map(lambda *leaves: jnp.stack(leaves), *[other.data for other, _, _ in prepared])
+    _check_masks(readings, mask_argument, [keep & (assignment != k) for k in range(num_folds)])
+    data = jax.tree.map(lambda *leaves: jnp.stack(leaves), *[other.data for other in readings])
     values, search, info = programs.fold_predictive(
         data, space.fixed, space.initial(engine.init_values), batch_size=batch_size
     )
 
+    # the rows of an observation follow each other
+    values = values.reshape(num_folds, assignment.size, -1).sum(-1)
     scores = jnp.take_along_axis(values, jnp.asarray(assignment.reshape(1, -1)), axis=0)[0].reshape(assignment.shape)
     scores = jnp.where(keep, scores, 0.0)
     failed = np.zeros(num_folds, bool) if search is None else np.asarray(search.num_iterations == 0)
@@ -187,3 +196,25 @@ def _one_draw(
         converged = converged & np.asarray(search.converged)
         hyper = jax.vmap(space.unpack)(search.values)
     return scores, hyper, converged
+
+
+def _check_masks(readings: list[Any], mask_argument: str, masks: list[np.ndarray]) -> None:
+    """Refuse a model that learns from observations which a fold leaves out, or masks others besides.
+
+    :raises ValueError: saying how many observations are concerned.
+    """
+    for reading, mask in zip(readings, masks, strict=True):
+        name = reading.factor_names[0]
+        found = reading.known_mask(name)
+        seen, lost = int(np.sum(found & ~mask)), int(np.sum(~found & mask))
+        if seen or lost:
+            what = (
+                f"{seen} observations that {mask_argument}= leaves out are still in use"
+                if seen
+                else f"{lost} observations that {mask_argument}= keeps are masked"
+            )
+            raise ValueError(
+                f"The argument {mask_argument!r} is not the mask of site {name!r}: {what}. Scores would not "
+                f"be out of sample. Put the site under handlers.mask(mask={mask_argument}), or say which argument is "
+                "the mask with mask_argument=..."
+            )

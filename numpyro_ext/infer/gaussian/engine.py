@@ -230,7 +230,8 @@ class Engine(BaseEngine):
     def log_predictive(self, *args: Any, **kwargs: Any) -> dict[str, Array]:
         """Log predictive density of observations that the fit has not seen.
 
-        Without arguments these are the masked observations of the fit. With arguments the model is read on them and all
+        Without arguments these are the masked observations of the fit; those whose value is missing (NaN, or outside
+        the support, such as a count or category coded -1) score zero. With arguments the model is read on them and all
         its observations (that are not masked) are scored under the posterior of the fit, one by one; the field must
         have the same sites, shapes and prior. A Gaussian process at new inputs has another field: give the model all
         inputs at once and mask the ones to be predicted.

@@ -30,11 +30,11 @@ def log_predictive_factors(form: LatentGaussian, mean: Array, variance: Array) -
 
 
 def by_site(reading: Any, values: Array, scored: Array) -> dict[str, Array]:
-    """Cut values of all rows into the observed sites, with zero where nothing is to be scored.
+    """Cut values of all rows into the observed sites, with zero where nothing is to be scored or no value is known.
 
     The rows of one observation are added up, which treats the sticks of a stick-breaking one as independent.
 
-    :param reading: names and shapes of the observed sites.
+    :param reading: names, shapes and values of the observed sites.
     :param values: one per factor, shape ``(num_rows,)``.
     :param scored: boolean, which factors to keep; same shape.
     :return: from site name to an array in the shape of the site's observations.
@@ -44,11 +44,12 @@ def by_site(reading: Any, values: Array, scored: Array) -> dict[str, Array]:
     families = zip(reading.factor_names, reading.factor_shapes, reading.rows_per_observation, strict=True)
     for name, shape, num_rows in families:
         stop = start + int(np.prod(shape)) * num_rows
-        kept = jnp.where(scored[start:stop], values[start:stop], 0.0)
+        has_value = np.repeat(reading.has_value(name).reshape(-1), num_rows)
+        kept = jnp.where(scored[start:stop] & has_value, values[start:stop], 0.0)
         if bool(jnp.any(jnp.isnan(kept))):
             raise FloatingPointError(
                 f"The log predictive density of site {name!r} is nan at "
-                f"{int(jnp.sum(jnp.isnan(kept)))} observations: is the observed value itself nan there?"
+                f"{int(jnp.sum(jnp.isnan(kept)))} observations: are its predictor and scale finite there?"
             )
         out[name] = kept.reshape(*shape, num_rows).sum(-1)
         start = stop

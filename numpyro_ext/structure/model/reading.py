@@ -15,6 +15,7 @@ from ..errors import ModelStructureError
 from ..program.degrees import Degree, Degrees, classify
 from ..program.program import Atom, Program, make_program
 from .tracing import ModelTrace, SiteInfo, trace_with_innovations
+from .validation import can_be_scored
 
 __all__ = ["HyperSite", "ModelReading"]
 
@@ -47,6 +48,7 @@ class ModelReading:
 
     structure_key: tuple[Any, ...]
     """Readings with equal keys make the same functions of hyperparameters and data."""
+    factor_names: tuple[str, ...]
     factor_shapes: tuple[tuple[int, ...], ...]
 
     def __init__(
@@ -136,17 +138,33 @@ class ModelReading:
             )
         return found
 
-    def _observations_in_use(self, name: str, *, is_held_out: bool = False) -> np.ndarray:
-        """Flat indices of the observations of a site whose mask is true; or of the others, the held-out ones.
+    def known_mask(self, name: str) -> np.ndarray:
+        """The mask of an observed site, true where it is in use, in the shape of its observations.
 
-        :raises ModelStructureError: if the mask is not known, or leaves nothing to learn from.
+        :param str name: one of ``factor_names``.
+        :raises ModelStructureError: if the mask depends on anything but data.
         """
         atom = self._trace.factors[name].mask
         if self._program.ancestors([atom]) & set(self._program.inputs):
             raise ModelStructureError(
                 f"the mask of observed site '{name}' depends on latent or param sites: masks must be known."
             )
-        mask = np.asarray(self._known_value(atom))
+        return np.asarray(self._known_value(atom))
+
+    def has_value(self, name: str) -> np.ndarray:
+        """Which observations of a site have a value that can be scored, neither NaN nor a code such as -1.
+
+        :param str name: one of ``factor_names``.
+        :return: boolean, in the shape of the observations.
+        """
+        return can_be_scored(self.sites[name], self.factor_shapes[self.factor_names.index(name)])
+
+    def _observations_in_use(self, name: str, *, is_held_out: bool = False) -> np.ndarray:
+        """Flat indices of the observations of a site whose mask is true; or of the others, the held-out ones.
+
+        :raises ModelStructureError: if the mask is not known, or leaves nothing to learn from.
+        """
+        mask = self.known_mask(name)
         found = np.flatnonzero(~mask if is_held_out else mask)
         if found.size == 0 and not is_held_out:
             raise ModelStructureError(

@@ -10,7 +10,7 @@ import numpy as np
 from ..errors import ModelStructureError, Reason
 from .tracing import SiteInfo
 
-__all__ = ["check_data"]
+__all__ = ["can_be_scored", "check_data"]
 
 
 def check_data(sites: Mapping[str, SiteInfo]) -> None:
@@ -35,6 +35,25 @@ def check_data(sites: Mapping[str, SiteInfo]) -> None:
             "Masks are true where data is in use.",
             reason=Reason.DATA,
         )
+
+
+def can_be_scored(site: SiteInfo, shape: tuple[int, ...]) -> np.ndarray:
+    """Which values of an observed site are data: finite and inside the support of its distribution.
+
+    Values under a mask need not be, as missing ones are coded by NaN or by -1.
+
+    :param SiteInfo site: an observed site.
+    :param shape: of its factors; those of a multivariate site are its coordinates.
+    :return: boolean, of this shape.
+    """
+    value = np.asarray(site.value)
+    is_data = np.isfinite(value) if np.issubdtype(value.dtype, np.inexact) else np.ones(value.shape, bool)
+    if site.support is not None:
+        is_data = is_data & np.asarray(site.support(value))
+    try:
+        return np.broadcast_to(is_data, shape)
+    except ValueError:  # numpyro.factor has no values, and factors that share a predictor are one
+        return np.ones(shape, bool)
 
 
 def _mask(site: SiteInfo) -> np.ndarray:
