@@ -35,8 +35,8 @@ class EP(Engine):
 
     Each step costs one Cholesky factorisation in the number of observations or of unknowns, whichever is smaller.
 
-    The posterior is a Gaussian. Where all factors cut the prior from one side, as for classes that can be separated, the
-    exact one is skewed, and deviations by EP can be a fifth too small.
+    The posterior is a Gaussian. Where all factors cut the prior from one side, as with classes that can be separated,
+    the exact one is skewed, and deviations by EP can be a fifth too small.
 
     A model without such a field whose latent sites are sparse coefficients
     (:class:`~numpyro_ext.distributions.HiddenMarkovTree`, Laplace, Student-t) behind a linear map with Gaussian noise
