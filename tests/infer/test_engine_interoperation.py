@@ -128,3 +128,30 @@ def test_guide_works_where_guides_are_asked_for(fitted_line, line_case):
 
 def test_k_hat_of_an_exact_field_is_low(fitted_line):
     assert fitted_line.psis_diagnostic(jax.random.key(0)) < 0.5
+
+
+def test_missing_values_are_drawn_given_the_field(line_case):
+    """Those that ``obs_mask`` leaves open stood at a constant in the draws, and ArviZ's conversion failed."""
+
+    def model(x, y, mask):
+        slopes = numpyro.sample("slopes", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+        numpyro.sample("y", dist.Normal(x @ slopes, 0.5), obs=y, obs_mask=mask)
+
+    engine = EP(model, num_samples=4000, progress_bar=False)
+    x, y, mask = (np.asarray(value) for value in (line_case.x, line_case.y, line_case.mask))
+    engine.run(jax.random.key(0), x, np.where(mask, y, np.nan), mask)
+    draws = engine.get_samples()
+    assert set(draws) == {"slopes", "y", "y_unobserved"}
+    np.testing.assert_array_equal(draws["y"][:, mask], np.broadcast_to(y[mask], (4000, mask.sum())))
+    covariance = np.linalg.inv(np.eye(2) + x[mask].T @ x[mask] / 0.25)
+    mean = x[~mask] @ covariance @ x[mask].T @ y[mask] / 0.25
+    sd = np.sqrt(np.einsum("ni,ij,nj->n", x[~mask], covariance, x[~mask]) + 0.25)
+    drawn = np.asarray(draws["y"][:, ~mask])
+    assert np.all(np.abs(drawn.mean(0) - mean) < 4.0 * sd / np.sqrt(4000))
+    assert np.all(np.abs(drawn.std(0) / sd - 1.0) < 4.0 / np.sqrt(2 * 4000))
+    shifted = np.asarray(engine.get_samples(seed=1)["y"][:, ~mask])
+    assert not np.array_equal(shifted, drawn)
+    data = az.from_numpyro(engine)
+    assert {"slopes", "y", "y_unobserved"} <= set(data["posterior"].data_vars)
+    likelihood = engine.to_arviz()["log_likelihood"]["y_observed"]
+    assert likelihood.shape == (1, 4000, 12) and np.all(np.asarray(likelihood)[..., ~mask] == 0.0)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from numpyro.infer import Predictive
 
 from .progress import warn
 
-__all__ = ["draw_inside_support", "finite_draws", "with_hyper"]
+__all__ = ["draw_inside_support", "finite_draws", "with_hyper", "with_predictive"]
 
 _MAX_ROUNDS = 20
 
@@ -74,3 +76,20 @@ def with_hyper(
     """
     held = {n: jnp.broadcast_to(v, (num_samples, *jnp.shape(v))) for n, v in hyper.items() if n not in sites}
     return {name: value for name, value in {**sites, **held}.items() if name not in observed}
+
+
+def with_predictive(reading: Any, draws: Mapping[str, Array], rng_key: Array) -> dict[str, Array]:
+    """The draws, and of each one by the model itself what the fit leaves out: missing values, given all other sites.
+
+    :param reading: of the model; says which sites are left out, as nothing depends on them.
+    :param draws: of the other sites, with the leading axis running over them.
+    :param rng_key: random number generator key.
+    :return: draws of all sites. If some of the others were not drawn, what is left out stays so.
+    """
+    names = reading.behind_predictive
+    out = {name: value for name, value in draws.items() if name not in names}
+    given = (*reading.field, *reading.hyper)
+    if not names or not all(name in draws for name in given):
+        return out
+    predictive = Predictive(reading.model, {name: draws[name] for name in given}, return_sites=list(names))
+    return out | predictive(rng_key, *reading.args, **reading.kwargs)

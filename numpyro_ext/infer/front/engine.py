@@ -18,6 +18,7 @@ from ...linalg.operators.operator import LinearOperator
 from ..hyper.space import UnconstrainedSpace
 from .archive import read_archive, write_archive
 from .arviz import ArviZInterface
+from .draws import with_predictive
 from .results import Diagnostics, HyperEstimate, LogEvidence
 from .sites import PosteriorSites, SitePosterior
 from .state import EngineState, Fit
@@ -73,7 +74,7 @@ class BaseEngine(ArviZInterface):
 
     @abstractmethod
     def _draw(self, rng_key: Array) -> tuple[dict[str, Array], Array]:
-        """Draws of all sites but the observed ones, and the log density of each."""
+        """Draws of all sites but the observed and the left-out ones, and the log density of each."""
 
     @abstractmethod
     def _content(self) -> dict[str, Any]:
@@ -135,20 +136,25 @@ class BaseEngine(ArviZInterface):
 
     @cached_property
     def _draws(self) -> tuple[dict[str, Array], Array]:
-        return self._draw(self._finished().rng_key)
+        return self._draw_all(self._finished().rng_key)
+
+    def _draw_all(self, rng_key: Array) -> tuple[dict[str, Array], Array]:
+        sites, log_density = self._draw(rng_key)
+        return with_predictive(self._finished().reading, sites, jax.random.fold_in(rng_key, 3)), log_density
 
     def get_samples(self, group_by_chain: bool = False, seed: int | None = None) -> dict[str, Array]:
         """Independent draws from the posterior, every latent and deterministic site by name.
 
         Hyperparameters and ``param`` sites are at their optimum in every draw, so that ``Predictive(model, draws)`` and
         ``log_likelihood(model, draws, ...)`` see the model that was fitted. Draws at which the model has density zero
-        are drawn again.
+        are drawn again. Missing values (sites that nothing depends on, such as those that ``obs_mask`` makes) are drawn
+        given the others.
 
         :param bool group_by_chain: whether to put a chain dimension of size one in front.
         :param int seed: draw anew from this seed (as ArviZ may ask); the default are the draws that belong to the run.
         :return: arrays of shape ``(num_samples, ...)``, or ``(1, num_samples, ...)``.
         """
-        sites, _ = self._draws if seed is None else self._draw(jax.random.key(seed))
+        sites, _ = self._draws if seed is None else self._draw_all(jax.random.key(seed))
         return {name: value[None] if group_by_chain else value for name, value in sites.items()}
 
     def get_extra_fields(self, group_by_chain: bool = False) -> dict[str, Array]:

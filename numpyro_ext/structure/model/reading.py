@@ -257,6 +257,12 @@ class ModelReading:
         return {n: h.init for n, h in self.hyper.items()}
 
     @property
+    def behind_predictive(self) -> tuple[str, ...]:
+        """The sites of :attr:`predictive`, and those deterministic sites that are computed from them."""
+        found = {atom for name in self.predictive for atom in jax.tree.leaves(self._given[name])}
+        return tuple(n for n, atom in self._trace.values.items() if self._program.ancestors([atom]) & found)
+
+    @property
     def num_closed_forms(self) -> int:
         """How many families of factors have closed forms."""
         return 0
