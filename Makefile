@@ -4,6 +4,7 @@ PYTHON ?= python3
 WORKERS ?= 2
 VENV := .venv
 NEWEST := .venv-newest
+OLDEST := .venv-oldest
 # Tests of one file share fixtures and compiled programs, so a worker takes whole files.
 PYTEST := -m pytest -p no:benchmark -q --dist loadfile --no-loadscope-reorder
 # Folder of the data sets that may not be redistributed, if there is one beside the checkout.
@@ -11,12 +12,15 @@ NUMPYRO_EXT_DATA ?= $(abspath $(wildcard ../shared/data))
 export NUMPYRO_EXT_DATA
 
 # The fast tests compile with few optimisations (tests/conftest.py); these, the examples and notebooks as users do.
-test-slow: export NUMPYRO_EXT_TEST_OPTIMIZE = 1
+test-slow test-optimised: export NUMPYRO_EXT_TEST_OPTIMIZE = 1
+# The quarter of the slow tests that test-slow runs, 0 to 3; all of them if empty.
+QUARTER ?=
+test-slow: export NUMPYRO_EXT_TEST_QUARTER = $(QUARTER)
 
 # Workers with several BLAS threads each wait for one another when there are more of them than cores.
-test test-float32 test-slow test-newest docs-test: export OPENBLAS_NUM_THREADS = 1
+test test-float32 test-optimised test-slow test-newest test-oldest docs-test: export OPENBLAS_NUM_THREADS = 1
 
-.PHONY: help demo test test-float32 test-slow test-newest lint format types docs-test notebooks bench clean
+.PHONY: help demo test test-full test-float32 test-optimised test-slow test-newest test-oldest lint format types docs-test notebooks bench clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -32,11 +36,19 @@ test: $(VENV)/.test ## the fast suite in float64, then the small float32 job
 test-float32: $(VENV)/.test ## the tests marked float32, in single precision
 	NUMPYRO_EXT_TEST_PRECISION=float32 $(VENV)/bin/python $(PYTEST) -n $(WORKERS) -m "float32 and not slow"
 
-test-slow: $(VENV)/.test ## long runs: samplers, random models, builds of the package
-	$(VENV)/bin/python $(PYTEST) -m slow --durations=20
+test-full: test test-optimised test-slow ## everything on this Python
+
+test-optimised: $(VENV)/.test ## the tests of the single-precision job in float64, compiled as users have it
+	$(VENV)/bin/python $(PYTEST) -n $(WORKERS) -m "float32 and not slow"
+
+test-slow: $(VENV)/.test ## long runs: samplers, random models, builds of the package; QUARTER=0..3 for a part of them
+	$(VENV)/bin/python $(PYTEST) -n $(WORKERS) -m slow --durations=20
 
 test-newest: $(NEWEST)/.test ## the fast suite on the newest Python of this machine
 	$(NEWEST)/bin/python $(PYTEST) -n $(WORKERS)
+
+test-oldest: $(OLDEST)/.oldest ## the tests of the single-precision job in float64, with the oldest versions of all dependencies
+	$(OLDEST)/bin/python $(PYTEST) -n $(WORKERS) -m "float32 and not slow" -W ignore::DeprecationWarning
 
 lint: $(VENV)/.dev ## ruff: rules and format
 	$(VENV)/bin/ruff check .
@@ -67,11 +79,14 @@ else
 endif
 
 clean: ## remove the environments and caches
-	rm -rf $(VENV) $(NEWEST) build *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis .benchmarks
+	rm -rf $(VENV) $(NEWEST) $(OLDEST) build *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis .benchmarks
 
 # The stamps: an environment is installed again when the list of dependencies changes.
 $(VENV)/bin/python:
 	@scripts/make_venv.sh "$(PYTHON)" $(VENV)
+
+$(OLDEST)/bin/python:
+	@scripts/make_venv.sh "$(PYTHON)" $(OLDEST)
 
 $(NEWEST)/bin/python:
 	@newest=$$(scripts/newest_python.sh) && scripts/make_venv.sh "$$newest" $(NEWEST)
@@ -86,4 +101,10 @@ $(NEWEST)/bin/python:
 	@$*/bin/python -m pip install --quiet --disable-pip-version-check -e ".[dev]"
 	@touch $@
 
-.PRECIOUS: %/bin/python %/.test %/.dev
+%/.oldest: pyproject.toml scripts/oldest_versions.py | %/bin/python
+	@echo "Installing numpyro_ext with the oldest versions of its dependencies in $*"
+	@$*/bin/python scripts/oldest_versions.py > $*/constraints.txt
+	@$*/bin/python -m pip install --quiet --disable-pip-version-check -c $*/constraints.txt -e ".[test]"
+	@touch $@
+
+.PRECIOUS: %/bin/python %/.test %/.dev %/.oldest

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
         cross_validate,
     )
 
+__version__ = "0.2.0"
+
 __all__ = [
     "EP",
     "INLA",

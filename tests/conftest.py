@@ -1,12 +1,13 @@
 """How the tests run: the precision, how hard programs are optimised, and how many of them are kept.
 
 ``NUMPYRO_EXT_TEST_PRECISION=float32`` asks for single precision, ``NUMPYRO_EXT_TEST_OPTIMIZE=1`` for compilation as
-users have it. Without the latter XLA optimises little: most tests run a small program once, and two thirds of their
-time would be spent on making it fast.
+users have it, ``NUMPYRO_EXT_TEST_QUARTER=0`` to ``3`` for a quarter of the slow tests. Without the second XLA optimises
+little: most tests run a small program once, and two thirds of their time would be spent on making it fast.
 """
 
 import gc
 import os
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -48,6 +49,20 @@ def pytest_report_header() -> str:
     return f"jax {jax.__version__} on {jax.default_backend()}, {PRECISION}, {optimised}"
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+QUARTER = os.environ.get("NUMPYRO_EXT_TEST_QUARTER") or None
+if QUARTER not in (None, "0", "1", "2", "3"):
+    raise pytest.UsageError(f"NUMPYRO_EXT_TEST_QUARTER is {QUARTER!r}; it must be 0, 1, 2 or 3.")
+
+
+def _quarter(item: pytest.Item) -> int:
+    """The same on every machine; tests of one function stay together, because they share compiled programs."""
+    return zlib.crc32(item.nodeid.partition("[")[0].encode()) % 4
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if QUARTER is not None:
+        others = [item for item in items if item.get_closest_marker("slow") and _quarter(item) != int(QUARTER)]
+        config.hook.pytest_deselected(items=others)
+        items[:] = [item for item in items if item not in others]
     # The longest test first: at the end, one worker would run it while the other has nothing to do.
     items.sort(key=lambda item: "sixty_random_models" not in item.nodeid)

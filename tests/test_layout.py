@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+import numpyro_ext
+
 ROOT = Path(__file__).parents[1]
 IMPORT = """
 import sys, numpyro_ext, numpyro_ext.models
@@ -61,8 +63,8 @@ def test_every_package_is_listed_and_every_listed_package_exists():
 
 
 def test_models_import_only_what_they_may():
-    ours = {"numpyro_ext.distributions", "numpyro_ext.linalg", "numpyro_ext.potentials"}
-    allowed = {*sys.stdlib_module_names, *ours, "jax", "numpy", "numpyro", "tinygp"}
+    ours = {"numpyro_ext.distributions", "numpyro_ext.linalg", "numpyro_ext.optional", "numpyro_ext.potentials"}
+    allowed = {*sys.stdlib_module_names, *ours, "jax", "numpy", "numpyro"}
     for file in (ROOT / "models").glob("*.py"):
         for module in re.findall(r"^\s*(?:from|import)\s+([\w.]+)", file.read_text(), re.MULTILINE):
             assert module.startswith(".") or module in allowed or module.split(".")[0] in allowed, (file, module)
@@ -73,6 +75,40 @@ def test_plain_checkout(checkout):
         checkout / "numpyro_ext" / "__init__.py",
         checkout / "models" / "__init__.py",
     ]
+
+
+def test_one_version_everywhere():
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert settings["project"]["dynamic"] == ["version"]
+    assert settings["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "numpyro_ext.__version__"}
+    assert (
+        re.search(r"^version: (.*)$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)[1] == numpyro_ext.__version__
+    )
+    newest = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)[1]
+    assert newest in ("Unreleased", numpyro_ext.__version__)
+
+
+WITHOUT_EXTRAS = """
+import sys
+for name in ("matplotlib", "matfree", "pywt", "sklearn", "tinygp"):
+    sys.modules[name] = None
+import jax.numpy as jnp, numpyro_ext.distributions, numpyro_ext.infer, numpyro_ext.potentials
+from numpyro_ext.linalg import convolution, wavelet_transform
+from numpyro_ext.models import cox_process
+from numpyro_ext.structure import read_latent_gaussian
+convolution((4,), jnp.ones(3)) @ jnp.ones(4)
+counts = (jnp.arange(3.0), jnp.ones(3))
+for needy in (lambda: wavelet_transform((8,)), lambda: read_latent_gaussian(cox_process, counts)):
+    try:
+        needy()
+    except ModuleNotFoundError as error:
+        print(error)
+"""
+
+
+def test_the_core_needs_no_extra_and_says_which_one_a_part_needs():
+    printed = run(sys.executable, "-c", WITHOUT_EXTRAS, PYTHONPATH=str(ROOT)).splitlines()
+    assert ["[images]" in printed[0], "[demo]" in printed[1]] == [True, True], printed
 
 
 @pytest.mark.slow

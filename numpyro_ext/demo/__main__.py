@@ -20,10 +20,11 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path("demo"), help="folder for the pictures (default: demo)")
     options = parser.parse_args()
 
-    import matplotlib as mpl
     import numpyro
 
-    mpl.use("Agg")
+    from ..optional import optional
+
+    optional("matplotlib", "demo").use("Agg")
     numpyro.enable_x64()
     options.output.mkdir(parents=True, exist_ok=True)
     start = time.perf_counter()

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from ...optional import optional
 from ...potentials import GaussianPotential
 from ..front.progress import progress_bar as progress
 from .expectation import expectation_step, initial_modes, initial_posteriors, shared_posteriors
@@ -227,9 +228,8 @@ def _sparse_covariance(
     rows: LatentGaussianRows, posteriors: RowPosteriors, sparsity: float, precision: np.ndarray
 ) -> tuple[LatentGaussianRows, np.ndarray]:
     """The graphical lasso in place of the covariance that maximises the bound; kept as it was if that is better."""
-    from sklearn.covariance import graphical_lasso
-
     moment = np.asarray(scatter(rows, posteriors), float)
+    graphical_lasso = optional("sklearn.covariance", "rows").graphical_lasso
     _, found = graphical_lasso(moment, sparsity, tol=1e-8, enet_tol=1e-8, max_iter=500)
 
     def objective(matrix: np.ndarray) -> float:

@@ -19,9 +19,9 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pywt
 from jax import Array
 
+from ...optional import optional
 from ..frozen_pytree import frozen_pytree
 from ..saved_names import saved_as
 from .operator import LinearOperator, image_shape
@@ -138,6 +138,7 @@ def _synthesise(array: Array, wavelet: str, num_levels: int) -> Array:
 @functools.cache
 def _filters(wavelet: str) -> _Filters:
     """The filters :math:`h` and :math:`g` of an orthogonal wavelet."""
+    pywt = optional("pywt", "images")
     known = pywt.wavelist(kind="discrete")
     if wavelet not in known:
         raise ValueError(f"wavelet_transform: {wavelet!r} is not a discrete wavelet of PyWavelets, such as 'db2'.")

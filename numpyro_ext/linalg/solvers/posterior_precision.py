@@ -15,8 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
-from matfree.decomp import tridiag_sym
 
+from ...optional import optional
 from ..cholesky import cholesky, cholesky_solve, half_log_determinant, solve_lower
 from ..frozen_pytree import frozen_pytree
 from ..operators.operator import LinearOperator
@@ -227,7 +227,7 @@ def _tridiagonalise(matvec: Callable[[Array], Array], start: Array, num_products
     size = start.size
     jitter = jnp.asarray(np.random.default_rng(0).uniform(-1.0, 1.0, size), start.dtype)
     level = 16.0 * jnp.finfo(start.dtype).eps
-    basis, matrix, *_ = tridiag_sym(num_products)(
+    basis, matrix, *_ = optional("matfree.decomp", "images").tridiag_sym(num_products)(
         lambda x: matvec(x) * (1.0 + level * jitter), start / jnp.linalg.norm(start)
     )
     return basis, 0.5 * (matrix + matrix.T)
