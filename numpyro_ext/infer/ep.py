@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, Literal, Unpack
 
 from jax import Array
-from jax.typing import ArrayLike
-from numpyro.infer.autoguide import AutoMultivariateNormal
 
 from ..potentials import TemperedPotential
 from ..potentials.vector_rows import VectorRows
-from ..structure import ModelStructureError, Reason, read_sparse_linear
-from .front.results import HyperEstimate
-from .front.sites import PosteriorSites
+from ..structure import ModelStructureError, SparseLinearReading
+from ..structure.latent_gaussian.read import LATENT_GAUSSIAN
+from ..structure.model.search import read_first
+from ..structure.sparse_linear.read import SPARSE_LINEAR
+from .front.run import FinishedRun
 from .front.state import EngineState
 from .gaussian import expectation_propagation
 from .gaussian.engine import Engine, EngineOptions
 from .gaussian.programs import Algorithm, FitInfo
-from .sparse.tree_engine import TreeEP, check_average
+from .sparse.mixtures import check_average
+from .sparse.tree_engine import TreeFitter, TreeRun
 
 __all__ = ["EP"]
 
@@ -40,10 +42,10 @@ class EP(Engine):
 
     A model without such a field whose latent sites are sparse coefficients
     (:class:`~numpyro_ext.distributions.HiddenMarkovTree`, Laplace, Student-t) behind a linear map with Gaussian noise
-    is handed over to :class:`~numpyro_ext.infer.sparse.tree_engine.TreeEP` when it is run: the prior of all
-    coefficients is one factor, and for orthonormal transforms the posterior is exact. ``num_shifts`` and
-    ``average_over`` make it a mixture over arguments of the model. All answers are then those of that engine, kept in
-    :attr:`tree`; of the options it takes those that it has itself.
+    is run by :class:`~numpyro_ext.infer.sparse.tree_engine.TreeFitter`: the prior of all coefficients is one factor,
+    and for orthonormal transforms the posterior is exact. ``num_shifts`` and ``average_over`` make it a mixture over
+    arguments of the model. Of the options that one has no use for ``adapt_damping``, ``schedule`` and
+    ``num_restarts``, and its ``hyper_tol`` is per standard error.
 
     **Example:**
 
@@ -106,10 +108,12 @@ class EP(Engine):
         self.schedule = schedule
         self.average_over = check_average(model, num_shifts, average_over)
         self.num_shifts = num_shifts
-        self.tree: TreeEP | None = None
-        """The engine that the last run was handed over to, if it was."""
 
-    def _check_form(self, reading: Any) -> None:
+    def _algorithm(self, reading: Any) -> Algorithm:
+        if isinstance(reading, SparseLinearReading):
+            raise ModelStructureError(
+                f"This needs a Gaussian field, and the model was read as sparse coefficients {list(reading.field)}."
+            )
         for name, potential in zip(reading.factor_names, reading.abstract_form.potentials, strict=True):
             base = potential.base if isinstance(potential, TemperedPotential) else potential
             if isinstance(base, VectorRows):
@@ -118,8 +122,6 @@ class EP(Engine):
                     f"{base.base.dimension} each. Use VariationalGaussian or LaplaceApproximation, or write the site "
                     "as numpyro_ext.distributions.StickBreakingCategorical, whose factors have one predictor."
                 )
-
-    def _algorithm(self) -> Algorithm:
         options: dict[str, Any] = {
             "damping": self.damping,
             "adapt_damping": self.adapt_damping,
@@ -134,120 +136,49 @@ class EP(Engine):
             key=("EP", *options.values()),
         )
 
-    # Sparse coefficients
+    # The two forms
 
-    def run(self, rng_key: Array, *args: Any, init_state: EngineState | None = None, **kwargs: Any) -> None:
-        self._forget()
-        if self.num_shifts is None and not self.average_over:
-            try:
-                return super().run(rng_key, *args, init_state=init_state, **kwargs)
-            except ModelStructureError as error:
-                self._check_coefficients(error, rng_key, args, kwargs)
-        tree = self._tree_engine()
-        tree.run(rng_key, *args, init_state=init_state, **kwargs)
-        self.tree, self._run, self._last_state = tree, tree._run, tree._last_state
+    def _read(self, rng_key: Array, args: tuple, kwargs: dict[str, Any], *, check: bool = True) -> Any:
+        """The reading in the first form that the model has."""
+        return read_first(
+            [LATENT_GAUSSIAN, SPARSE_LINEAR], self.model, args, kwargs, field=self.field, rng_key=rng_key, check=check
+        )
 
-    run.__doc__ = Engine.run.__doc__
+    def _start(
+        self, rng_key: Array, args: tuple, kwargs: dict[str, Any], init_state: EngineState | None
+    ) -> FinishedRun:
+        if self.num_shifts is not None or self.average_over:
+            return self._tree_fitter().run(rng_key, args, kwargs, init_state)
+        reading = self._read(rng_key, args, kwargs)
+        if isinstance(reading, SparseLinearReading):
+            return self._tree_fitter().run(rng_key, args, kwargs, init_state, reading=reading)
+        return self._fit(reading, rng_key, init_state)
 
-    def _check_coefficients(self, error: ModelStructureError, rng_key: Array, args: tuple, kwargs: dict) -> None:
-        """Raise the error why a model is not latent Gaussian, if it is not sparse linear either."""
-        try:
-            read_sparse_linear(self.model, args, kwargs, field=self.field, rng_key=rng_key, check=False)
-        except ModelStructureError as other:
-            is_sparse = error.reason is Reason.NO_FIELD and other.reason is not Reason.NO_FIELD
-            raise (other if is_sparse else error)  # noqa: B904
-
-    def _tree_engine(self) -> TreeEP:
+    def _tree_fitter(self) -> TreeFitter:
         if self.power != 1.0:
             raise ValueError("Fractional EP (power below one) is for latent Gaussian models, not for coefficients.")
-        names: tuple[str, ...] = (
-            "num_steps",
-            "tol",
-            "damping",
-            "field",
-            "hyper_values",
-            "init_values",
-            "hyper_tol",
-            "max_hyper_steps",
-        )
-        names += ("num_shifts", "average_over", "num_samples", "progress_bar")
-        return TreeEP(self.model, **{name: getattr(self, name) for name in names})
+        return TreeFitter(**{field.name: getattr(self, field.name) for field in dataclasses.fields(TreeFitter)})
 
-    def _forget(self) -> None:
-        super()._forget()
-        self.tree = None
+    def _restore(self, content: dict[str, Any], rng_key: Array, args: tuple, kwargs: dict[str, Any]) -> FinishedRun:
+        if "tree" in content:
+            return self._tree_fitter().restore(content["tree"], rng_key, args, kwargs)
+        return super()._restore(content, rng_key, args, kwargs)
 
-    @cached_property
-    def posterior(self) -> PosteriorSites:
-        """Marginals by name, for every field site and every deterministic site affine in the field."""
-        return super().posterior if self.tree is None else self.tree.posterior
+    # Answers of sparse coefficients
 
-    @cached_property
-    def hyper(self) -> dict[str, HyperEstimate]:
-        """For each hyperparameter its value and standard error, constrained and unconstrained."""
-        return super().hyper if self.tree is None else self.tree.hyper
-
-    def state_probabilities(self) -> Array:
-        """Probability that each coefficient of a sparse linear model is in the high state, of shape ``(n,)``."""
-        return self._needs_tree().state_probabilities()
+    @property
+    def tree(self) -> TreeRun | None:
+        """The last run, if it was one on sparse coefficients."""
+        return self._run if isinstance(self._run, TreeRun) else None
 
     @property
     def members(self) -> tuple[Any, ...]:
-        """Of a mixture over shifts and other arguments: see :attr:`TreeEP.members`."""
-        return self._needs_tree().members
+        """Of a mixture over shifts and other arguments: see :attr:`TreeRun.members`."""
+        return self._finished().members
 
-    def _needs_tree(self) -> TreeEP:
-        self._finished()
-        if self.tree is None:
-            raise RuntimeError("This model has a Gaussian field; there are no sparse coefficients.")
-        return self.tree
-
-    def _needs_field(self, what: str) -> None:
-        if self.tree is not None:
-            raise RuntimeError(f"{what} needs a Gaussian posterior; that of sparse coefficients is none.")
-
-    def describe(self) -> str:
-        """How the model was read."""
-        return super().describe() if self.tree is None else self.tree.describe()
-
-    def print_summary(self, prob: float = 0.9, exclude_deterministic: bool = True) -> None:
-        """Print marginals, the hyperparameters, the log evidence and how the run ended."""
-        engine: Any = super() if self.tree is None else self.tree
-        engine.print_summary(prob, exclude_deterministic)
-
-    def log_predictive(self, *args: Any, **kwargs: Any) -> dict[str, Array]:
-        self._needs_field("log_predictive")
-        return super().log_predictive(*args, **kwargs)
-
-    log_predictive.__doc__ = Engine.log_predictive.__doc__
-
-    @property
-    def guide(self) -> AutoMultivariateNormal:
-        """The posterior as a fitted autoguide over all latent sites."""
-        self._needs_field("guide")
-        return super().guide
-
-    def psis_diagnostic(self, rng_key: Array, num_particles: int = 1000) -> float:
-        self._needs_field("psis_diagnostic")
-        return super().psis_diagnostic(rng_key, num_particles)
-
-    psis_diagnostic.__doc__ = Engine.psis_diagnostic.__doc__
-
-    def _draw(self, rng_key: Array) -> tuple[dict[str, Array], Array]:
-        return super()._draw(rng_key) if self.tree is None else self.tree._draw(rng_key)
-
-    def _typical_noise(self) -> ArrayLike:
-        return super()._typical_noise() if self.tree is None else self.tree._typical_noise()
-
-    def _content(self) -> dict[str, Any]:
-        return super()._content() if self.tree is None else {"tree": self.tree._content()}
-
-    def _restore(self, content: dict[str, Any], rng_key: Array, args: tuple, kwargs: dict[str, Any]) -> Any:
-        if "tree" not in content:
-            return super()._restore(content, rng_key, args, kwargs)
-        self.tree = self._tree_engine()
-        self.tree._run = self.tree._restore(content["tree"], rng_key, args, kwargs)
-        return self.tree._run
+    def state_probabilities(self) -> Array:
+        """Probability that each coefficient of a sparse linear model is in the high state, of shape ``(n,)``."""
+        return self._finished().state_probabilities()
 
 
 def _solve(form: Any, state: Any, *, tol: float, **options: Any) -> tuple[Any, FitInfo]:

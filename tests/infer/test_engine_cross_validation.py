@@ -9,7 +9,7 @@ import pytest
 from numpyro import handlers
 
 from numpyro_ext.distributions import StickBreakingCategorical
-from numpyro_ext.infer import EP, cross_validate
+from numpyro_ext.infer import EP, VariationalGaussian, cross_validate
 from numpyro_ext.infer.gaussian.cross_validation import random_folds
 
 FOLDS = np.arange(12) % 3
@@ -60,6 +60,20 @@ def test_fixed_hyperparameters_and_masked_observations(counts_case):
     np.testing.assert_array_equal(found.log_predictive == 0.0, np.broadcast_to(~np.asarray(counts_case.mask), (2, 12)))
     assert not np.array_equal(found.folds[0], found.folds[1])
     np.testing.assert_array_equal(found.hyper["scale"], np.full((2, 3), 0.8))
+
+
+def test_what_a_run_says_of_its_model_does_not_change_with_other_readings():
+    def model(name, y, mask=True):
+        level = numpyro.sample("level", dist.Normal(0.0, 1.0))
+        with numpyro.handlers.mask(mask=mask):
+            numpyro.sample(name, dist.Normal(level, 1.0), obs=y)
+
+    engine = VariationalGaussian(model, progress_bar=False)
+    engine.run(jax.random.key(0), "first", jnp.arange(4.0))
+    described = engine.describe()
+    assert "expectation: first" in described
+    cross_validate(engine, jax.random.key(0), "second", jnp.arange(4.0), num_folds=2)
+    assert engine.describe() == described
 
 
 def test_random_folds_are_even():

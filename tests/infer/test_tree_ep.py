@@ -1,6 +1,7 @@
 """Expectation propagation with a tree as one factor: exact posteriors of reference trees, learning, mixtures."""
 
 import itertools
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -12,15 +13,14 @@ from scipy import integrate, optimize, stats
 
 from models.images import wavelet_denoising
 from numpyro_ext.distributions import HiddenMarkovTree
-from numpyro_ext.infer import EP
+from numpyro_ext.infer import EP, cross_validate
 from numpyro_ext.infer.sparse import tree_propagation as core
-from numpyro_ext.infer.sparse.tree_engine import TreeEP
 from numpyro_ext.infer.tree_denoising import denoise
 from numpyro_ext.linalg import from_matrix, identity, wavelet_transform
 from numpyro_ext.potentials import GaussianPotential, LaplacePotential, wavelet_forest
 from numpyro_ext.potentials.trees.draws import _draw_tilted_laplace, _truncated_quantile, tree_draws
 from numpyro_ext.potentials.trees.mixture import TreeParameters, tilted_moments
-from numpyro_ext.structure import ModelStructureError
+from numpyro_ext.structure import ModelStructureError, read_latent_gaussian, read_sparse_linear
 from numpyro_ext.structure.sparse_linear.form import SparseLinear
 from tests.potentials.tree_cases import CASES, reference_model
 
@@ -53,7 +53,7 @@ def denoising(data, noise=NOISE, matrix=None):
 
 @pytest.fixture(scope="module")
 def exact():
-    engine = TreeEP(denoising, num_samples=4000)
+    engine = EP(denoising, num_samples=4000)
     engine.run(jax.random.key(0), DATA)
     return engine
 
@@ -74,7 +74,7 @@ def test_evidence_counts_what_the_operator_cannot_reach(exact):
     basis = np.linalg.qr(rng.normal(size=(SIZE + 5, SIZE + 5)))[0]
     columns, rest = 2.0 * basis[:, :SIZE], basis[:, SIZE:]
     outside = rng.normal(size=5)
-    engine = TreeEP(denoising)
+    engine = EP(denoising)
     engine.run(jax.random.key(0), columns @ DATA + rest @ outside, 2.0 * NOISE, columns)
     np.testing.assert_allclose(engine.posterior["s"].mean, exact.posterior["s"].mean, atol=1e-8)
     np.testing.assert_allclose(engine.posterior["s"].variance, exact.posterior["s"].variance, atol=1e-8)
@@ -265,6 +265,41 @@ def test_front_of_a_run_that_was_handed_over(learned, capsys, tmp_path):
     np.testing.assert_allclose(loaded.posterior["s"].mean, learned.posterior["s"].mean, rtol=1e-10)
     loaded.run(jax.random.key(0), COEFFICIENTS, init_state=loaded.last_state)
     assert loaded.diagnostics.hyper.num_iterations <= 2
+
+
+@pytest.mark.parametrize(("name", "read"), [("learning", read_sparse_linear), ("gaussian_field", read_latent_gaussian)])
+def test_a_model_is_read_once_whatever_its_form(name, read):
+    calls = []
+
+    def model(data):
+        calls.append(None)
+        globals()[name](data)
+
+    data = COEFFICIENTS if name == "learning" else COEFFICIENTS[:3]
+    read(model, (data,))
+    expected = len(calls)
+    engine = EP(model, max_hyper_steps=1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        engine.run(jax.random.key(0), data)
+    assert len(calls) == 2 * expected
+    assert (engine.tree is not None) == (name == "learning")
+
+
+def test_what_only_a_gaussian_field_can_do_is_refused_for_coefficients():
+    def model(data, mask=True):
+        s = numpyro.sample("s", dist.Laplace(0.0, 1.0).expand([40]).to_event(1))
+        with numpyro.handlers.mask(mask=mask):
+            numpyro.sample("y", dist.Normal(s, 0.3), obs=data)
+
+    with pytest.raises(ModelStructureError, match=r"Gaussian field, .* sparse coefficients \['s'\]"):
+        cross_validate(EP(model), jax.random.key(0), COEFFICIENTS, num_folds=2)
+    engine = EP(gaussian_field)
+    engine.run(jax.random.key(0), COEFFICIENTS[:3])
+    with pytest.raises(RuntimeError, match="no sparse coefficients"):
+        engine.state_probabilities()
+    with pytest.raises(RuntimeError, match="no sparse coefficients"):
+        engine.members  # noqa: B018
 
 
 def test_what_is_refused():

@@ -16,7 +16,7 @@ from ..front.draws import finite_draws, with_hyper
 from ..front.engine import BaseEngine
 from ..front.progress import warn
 from ..front.results import Diagnostics
-from ..front.sites import PosteriorSites, SitePosterior
+from ..front.sites import PosteriorSites, SitePosterior, missing_sites
 from ..front.state import EngineState, Fit, data_digest
 from ..hyper.space import UnconstrainedSpace
 from . import sweeps as core
@@ -111,9 +111,7 @@ class BilinearAnswers(BaseEngine):
             places = site_places(reading, self._blocks(), name)
             shape = tuple(reading.site_shapes[name])
             sites[name] = SitePosterior(name, shape, places.moments, places.covariance, places.sample)
-        reasons = dict.fromkeys(reading.site_shapes, "draws of it are in get_samples()")
-        reasons |= dict.fromkeys(reading.hyper, "it is a hyperparameter; its estimate is in engine.hyper")
-        reasons |= dict.fromkeys(reading.factor_names, "it is observed")
+        reasons = missing_sites(reading, "draws of it are in get_samples()")
         return PosteriorSites(sites, reasons)
 
     def _draw(self, rng_key: Array) -> tuple[dict[str, Array], Array]:

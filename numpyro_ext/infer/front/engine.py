@@ -169,11 +169,11 @@ class BaseEngine(ArviZInterface):
         """Print exact marginals of the field, the hyperparameters, the log evidence and how the run ended.
 
         :param float prob: the probability mass of the central interval.
-        :param bool exclude_deterministic: whether to leave out deterministic sites.
+        :param bool exclude_deterministic: whether to leave out deterministic sites (where there are others).
         """
         run = self._finished()
-        names = run.reading.field if exclude_deterministic else run.reading.affine_sites
-        sites = {name: self.posterior[name] for name in names}
+        names = [n for n in self.posterior if not exclude_deterministic or n in run.reading.field]
+        sites = {name: self.posterior[name] for name in names or self.posterior}
         print(format_summary(sites, self.hyper, self.log_evidence, self.diagnostics, prob))
 
     def describe(self) -> str:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import jax.numpy as jnp
 from jax import Array
 from jax.scipy.special import ndtri
 from jax.typing import ArrayLike
 
-__all__ = ["PosteriorSites", "SitePosterior"]
+__all__ = ["PosteriorSites", "SitePosterior", "missing_sites"]
 
 
 class SitePosterior:
@@ -118,6 +119,21 @@ class PosteriorSites(Mapping[str, SitePosterior]):
 
     def __repr__(self) -> str:
         return f"PosteriorSites({', '.join(self._sites)})"
+
+
+def missing_sites(
+    reading: Any, otherwise: str = "it is not affine in the field; draws of it are in get_samples()"
+) -> dict[str, str]:
+    """Why sites of a model have no exact posterior, for :class:`PosteriorSites`.
+
+    :param reading: of the model.
+    :param str otherwise: the reason of latent and deterministic sites that are neither observed nor hyperparameters.
+    """
+    return (
+        dict.fromkeys(reading.site_shapes, otherwise)
+        | dict.fromkeys(reading.hyper, "it is a hyperparameter; see engine.hyper")
+        | dict.fromkeys(reading.factor_names, "it is observed")
+    )
 
 
 class PosteriorKeyError(KeyError):

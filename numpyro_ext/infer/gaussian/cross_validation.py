@@ -103,7 +103,8 @@ def cross_validate(
         )
     key, rng_key = jax.random.split(rng_key)
     given = kwargs.get(mask_argument, True)
-    reading, _, _ = engine._prepare(rng_key, args, {**kwargs, mask_argument: given})
+    reading = engine._read(rng_key, args, {**kwargs, mask_argument: given})
+    engine._algorithm(reading)  # refuses what it cannot run on
     if len(reading.factor_names) != 1:
         raise ValueError(
             f"Cross-validation needs one observed site, the model has {list(reading.factor_names)}. "
@@ -165,13 +166,12 @@ def _one_draw(
     num_folds: int,
     batch_size: int | None,
 ) -> tuple[Array, dict[str, Array], np.ndarray]:
-    prepared = [
-        engine._prepare(rng_key, args, {**kwargs, mask_argument: jnp.asarray(keep & (assignment != k))}, check=False)
+    readings = [
+        engine._read(rng_key, args, {**kwargs, mask_argument: jnp.asarray(keep & (assignment != k))}, check=False)
         for k in range(num_folds)
     ]
-    reading, space, programs = prepared[0]
-    readings = [other for other, _, _ in prepared]
-    if any(other.structure_key != reading.structure_key for other in readings):
+    space, _, programs = engine._compile(readings[0])
+    if any(other.structure_key != readings[0].structure_key for other in readings):
         raise ValueError(f"The structure of the model depends on the values of {mask_argument!r}: fold it by hand.")
     _check_masks(readings, mask_argument, [keep & (assignment != k) for k in range(num_folds)])
     data = jax.tree.map(lambda *leaves: jnp.stack(leaves), *[other.data for other in readings])

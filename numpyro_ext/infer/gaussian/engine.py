@@ -4,43 +4,26 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property, partial
-from typing import Any, ClassVar, NamedTuple, TypedDict
+from typing import Any, ClassVar, TypedDict
 
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
-from numpyro.infer import psis_diagnostic
+from jax.typing import ArrayLike
 from numpyro.infer.autoguide import AutoMultivariateNormal
 
 from ...structure import read_latent_gaussian
-from ..front.draws import draw_inside_support, with_hyper
 from ..front.engine import BaseEngine, check_at_least, check_positive
-from ..front.saved_runs import fit_from_content, fit_to_content
-from ..front.sites import PosteriorSites, SitePosterior
-from ..front.state import EngineState, Fit
+from ..front.results import HyperEstimate
+from ..front.run import FinishedRun
+from ..front.saved_runs import fit_from_content
+from ..front.sites import PosteriorSites
+from ..front.state import EngineState
 from ..hyper.space import UnconstrainedSpace
 from .fitting import RunOptions, fit, judge
-from .guide import field_importance_pair, fitted_guide
-from .prediction import by_site, check_same_unknowns
 from .programs import Algorithm, Programs, compiled_programs
+from .run import GaussianRun
 
 __all__ = ["Engine", "EngineOptions"]
-
-
-class _Run(NamedTuple):
-    """All that the answers of an engine are computed from."""
-
-    reading: Any
-    space: UnconstrainedSpace
-    programs: Programs
-    fit: Fit
-    rng_key: Array
-
-    @property
-    def inputs(self) -> tuple[Any, dict[str, Array], Any]:
-        """Data, hyperparameters and state: the first arguments of every program."""
-        return self.reading.data, self.fit.hyper, self.fit.last_state.state
 
 
 class EngineOptions(TypedDict, total=False):
@@ -112,13 +95,10 @@ class Engine(BaseEngine):
         self.max_hyper_steps = max_hyper_steps
 
     @abstractmethod
-    def _algorithm(self) -> Algorithm:
-        """The algorithm with the options of this engine bound."""
+    def _algorithm(self, reading: Any) -> Algorithm:
+        """The algorithm for a model, with the options of this engine bound.
 
-    def _check_form(self, reading: Any) -> None:
-        """Refuse a form that the algorithm cannot run on; the default accepts every one.
-
-        :raises ModelStructureError: saying which site, what was found, and what to do.
+        :raises ModelStructureError: if it cannot run on this form: which site, what was found, and what to do.
         """
 
     # Running
@@ -136,19 +116,23 @@ class Engine(BaseEngine):
         :raises RuntimeError: if more than one factor in a hundred was refused in the last step.
         """
         self._forget()
-        reading, space, programs = self._prepare(rng_key, args, kwargs)
-        result = fit(
-            reading,
-            programs,
-            space,
-            rng_key,
-            self._options(),
-            init_values=space.initial(self.init_values),
-            init_state=init_state,
-        )
-        self._last_state = result.last_state
-        judge(result, reading, type(self).__name__)
-        self._run = _Run(reading, space, programs, result, rng_key)
+        run = self._start(rng_key, args, kwargs, init_state)
+        self._last_state = run.fit.last_state
+        judge(run.fit, run.reading, type(self).__name__)
+        self._run = run
+
+    def _start(
+        self, rng_key: Array, args: tuple, kwargs: dict[str, Any], init_state: EngineState | None
+    ) -> FinishedRun:
+        """Read the model and run the algorithm for its form."""
+        return self._fit(self._read(rng_key, args, kwargs), rng_key, init_state)
+
+    def _fit(self, reading: Any, rng_key: Array, init_state: EngineState | None) -> GaussianRun:
+        """Run the algorithm on a latent Gaussian model."""
+        space, algorithm, programs = self._compile(reading)
+        values = space.initial(self.init_values)
+        result = fit(reading, programs, space, rng_key, self._options(), init_values=values, init_state=init_state)
+        return GaussianRun(reading, space, algorithm, programs, result, rng_key, self.num_samples)
 
     def _options(self) -> RunOptions:
         is_double = jnp.finfo(jnp.result_type(float)).bits == 64
@@ -162,18 +146,18 @@ class Engine(BaseEngine):
             name=type(self).__name__,
         )
 
-    def _prepare(
-        self, rng_key: Array, args: tuple, kwargs: dict[str, Any], *, check: bool = True
-    ) -> tuple[Any, UnconstrainedSpace, Programs]:
-        reading = read_latent_gaussian(
+    def _read(self, rng_key: Array, args: tuple, kwargs: dict[str, Any], *, check: bool = True) -> Any:
+        return read_latent_gaussian(
             self.model, args, kwargs, field=self.field, hyper_values=None, rng_key=rng_key, check=check
         )
-        self._check_form(reading)
+
+    def _compile(self, reading: Any) -> tuple[UnconstrainedSpace, Algorithm, Programs]:
+        algorithm = self._algorithm(reading)
         space = UnconstrainedSpace(reading.hyper, self.hyper_values)
         options = self._options()
         programs = compiled_programs(
             reading,
-            self._algorithm(),
+            algorithm,
             space,
             num_steps=options.num_steps,
             tol=options.tol,
@@ -181,49 +165,38 @@ class Engine(BaseEngine):
             max_iterations=options.max_hyper_steps,
             is_density_unconstrained=self.integrates_hyper,
         )
-        return reading, space, programs
+        return space, algorithm, programs
 
     # Results
 
-    @cached_property
-    def _moments(self) -> dict[str, tuple[Array, Array]]:
-        run = self._finished()
-        moments = run.programs.moments(*run.inputs)
-        for name, (mean, variance) in moments.items():
-            if not (np.isfinite(mean).all() and np.isfinite(variance).all() and np.all(np.asarray(variance) >= 0.0)):
-                raise FloatingPointError(
-                    f"The posterior of site {name!r} is not finite, although the evidence is. The usual cause is a "
-                    "covariance close to singular: add jitter, or use float64 (numpyro.enable_x64())."
-                )
-        return moments
+    @property
+    def is_lower_bound(self) -> bool:
+        """Whether the reported log evidence cannot exceed the exact one."""
+        return self._finished().is_lower_bound
 
-    @cached_property
+    @property
     def posterior(self) -> PosteriorSites:
-        """Exact Gaussian marginals by name, for every field site and every deterministic site affine in the field."""
-        run = self._finished()
-        reading, programs = run.reading, run.programs
+        """Exact marginals by name, for every field site and every deterministic site affine in the field."""
+        return self._finished().posterior
 
-        def site(name: str) -> SitePosterior:
-            return SitePosterior(
-                name,
-                tuple(reading.site_shapes[name]),
-                moments=lambda: self._moments[name],
-                covariance=lambda: programs.covariance(*run.inputs, name=name),
-                sample=lambda rng_key, num_samples: programs.draw_site(
-                    *run.inputs, rng_key, name=name, num_samples=num_samples
-                ),
-            )
+    @property
+    def hyper(self) -> dict[str, HyperEstimate]:
+        """For each hyperparameter its value and standard error, constrained and unconstrained.
 
-        reasons = dict.fromkeys(reading.site_shapes, "it is not affine in the field; draws of it are in get_samples()")
-        reasons |= dict.fromkeys(reading.hyper, "it is a hyperparameter; its estimate is in engine.hyper")
-        reasons |= dict.fromkeys(reading.factor_names, "it is observed")
-        return PosteriorSites({name: site(name) for name in reading.affine_sites}, reasons)
+        The errors come from the Hessian of log evidence plus log prior at the optimum, by central differences of its
+        gradient in the unconstrained space; those of the constrained values follow by the delta method.
+        """
+        return self._finished().hyper
+
+    def describe(self) -> str:
+        """How the model was read: the field, the hyperparameters, what each factor was recognised as, the design."""
+        return self._finished().describe()
 
     def _draw(self, rng_key: Array) -> tuple[dict[str, Array], Array]:
-        run = self._finished()
-        draw = partial(run.programs.draws, *run.inputs, num_samples=self.num_samples)
-        sites, log_density = draw_inside_support(draw, rng_key)
-        return with_hyper(sites, run.fit.hyper, run.reading.factor_names, self.num_samples), log_density
+        return self._finished().draw(rng_key)
+
+    def _typical_noise(self) -> ArrayLike:
+        return self._finished().typical_noise()
 
     # Prediction
 
@@ -242,43 +215,9 @@ class Engine(BaseEngine):
         :raises ValueError: if the field of the model on these arguments is another one.
         """
         run = self._finished()
-        if not args and not kwargs:
-            values, observed = run.programs.log_predictive(*run.inputs)
-            return by_site(run.reading, values, ~observed)
-        new = read_latent_gaussian(
-            self.model, args, kwargs, field=self.field, hyper_values=None, rng_key=run.rng_key, check=False
-        )
-        check_same_unknowns(run.reading, new, run.fit.hyper)
-        values, observed = run.programs.log_predictive(*run.inputs, new.form(run.fit.hyper, new.data))
-        return by_site(new, values, observed)
+        return run.log_predictive(self._read(run.rng_key, args, kwargs, check=False) if args or kwargs else None)
 
     # Interoperation
-
-    @cached_property
-    def _guide_and_params(self) -> tuple[AutoMultivariateNormal, dict[str, Array]]:
-        run = self._finished()
-        reading, space, result = run.reading, run.space, run.fit
-        mean, rows = run.programs.stacked_moments(*run.inputs, names=tuple(reading.field))
-        field, start = {}, 0
-        for name in reading.field:
-            shape = tuple(reading.site_shapes[name])
-            stop = start + int(np.prod(shape))
-            field[name] = (mean[start:stop].reshape(shape), rows[start:stop])
-            start = stop
-        factor = np.zeros((space.size, space.size))
-        if result.covariance is not None:
-            factor = np.linalg.cholesky(result.covariance)
-        hyper, params = {}, {}
-        for name, site in reading.hyper.items():
-            if site.is_param:
-                params[name] = result.hyper[name]
-            elif name in space.fixed:
-                free = site.transform.inv(result.hyper[name])
-                hyper[name] = (free, jnp.zeros((free.size, space.size), mean.dtype))
-            else:
-                free = space.unpack_unconstrained(result.last_state.values)[name]
-                hyper[name] = (free, jnp.asarray(factor[space.slices[name]], mean.dtype))
-        return fitted_guide(self.model, self._args, self._kwargs, field=field, hyper=hyper, params=params)
 
     @property
     def guide(self) -> AutoMultivariateNormal:
@@ -286,12 +225,12 @@ class Engine(BaseEngine):
 
         Hyperparameters have in it the covariance given by the curvature, and are independent of the field.
         """
-        return self._guide_and_params[0]
+        return self._finished().guide_and_params[0]
 
     @property
     def params(self) -> dict[str, Array]:
         """The parameters of :attr:`guide` and the values of the model's ``param`` sites."""
-        return self._guide_and_params[1]
+        return self._finished().guide_and_params[1]
 
     def psis_diagnostic(self, rng_key: Array, num_particles: int = 1000) -> float:
         """Pareto k-hat of the field's posterior, given the hyperparameters: below 0.7 the approximation can be trusted.
@@ -300,17 +239,15 @@ class Engine(BaseEngine):
         :param int num_particles: number of draws.
         :return: k-hat (Vehtari et al., 2024).
         """
-        run = self._finished()
-        form, mean, scale_tril = run.programs.weight_inputs(*run.inputs)
-        model, guide = field_importance_pair(form.log_density, mean, scale_tril)
-        return psis_diagnostic(rng_key, {}, model, guide, num_particles=num_particles)
+        return self._finished().psis_diagnostic(rng_key, num_particles)
 
     # Persistence
 
     def _content(self) -> dict[str, Any]:
-        run = self._finished()
-        return fit_to_content(run.fit, run.reading)
+        return self._finished().content()
 
-    def _restore(self, content: dict[str, Any], rng_key: Array, args: tuple, kwargs: dict[str, Any]) -> _Run:
-        reading, space, programs = self._prepare(rng_key, args, kwargs, check=False)
-        return _Run(reading, space, programs, fit_from_content(content, reading, programs, space), rng_key)
+    def _restore(self, content: dict[str, Any], rng_key: Array, args: tuple, kwargs: dict[str, Any]) -> FinishedRun:
+        reading = self._read(rng_key, args, kwargs, check=False)
+        space, algorithm, programs = self._compile(reading)
+        result = fit_from_content(content, reading, programs, space)
+        return GaussianRun(reading, space, algorithm, programs, result, rng_key, self.num_samples)

@@ -15,11 +15,11 @@ from jax import Array, random
 from jax.scipy.special import logsumexp
 
 from ...potentials.vector_rows import VectorRows
-from ...structure import ModelStructureError, read_latent_gaussian
+from ...structure import ModelStructureError
 from ..front.draws import draw_inside_support, with_hyper
 from ..front.progress import warn
 from ..front.results import Diagnostics, LogEvidence
-from ..front.sites import PosteriorSites
+from ..front.sites import PosteriorSites, missing_sites
 from ..front.state import EngineState
 from ..hyper.design import LARGEST_DIMENSION, PROBE, Design, central_composite, explore_lattice, stretch
 from ..hyper.space import UnconstrainedSpace
@@ -28,7 +28,7 @@ from .laplace_approximation import LaplaceApproximation
 from .mixture_marginals import MarginalMixture
 from .mixture_posteriors import HyperPosterior, MixturePosterior
 from .prediction import by_site, check_same_unknowns
-from .programs import PointFit
+from .programs import Algorithm, PointFit
 from .simplified_laplace import gaussian_marginals, simplified_laplace_marginals
 
 __all__ = ["INLA"]
@@ -120,8 +120,7 @@ class INLA(LaplaceApproximation):
         self.grid_step = grid_step
         self.log_density_drop = log_density_drop
 
-    def _check_form(self, reading: Any) -> None:
-        super()._check_form(reading)
+    def _algorithm(self, reading: Any) -> Algorithm:
         for name, site in reading.hyper.items():
             if site.is_param and name not in self.hyper_values:
                 raise ModelStructureError(
@@ -141,10 +140,7 @@ class INLA(LaplaceApproximation):
                     f"The simplified Laplace marginals need factors of one predictor each, and those of site {name!r} "
                     f"({type(potential.base).__name__}) have several. Use INLA(model, marginal='gaussian')."
                 )
-
-    def _forget(self) -> None:
-        super()._forget()
-        self.__dict__.pop("_exploration", None)
+        return super()._algorithm(reading)
 
     def run(self, rng_key: Array, *args: Any, init_state: EngineState | None = None, **kwargs: Any) -> None:
         """Read the model on these arguments, find the mode of its hyperparameters, and integrate over them.
@@ -308,10 +304,7 @@ class INLA(LaplaceApproximation):
 
             return MixturePosterior(name, tuple(reading.site_shapes[name]), mixture, covariance, sample)
 
-        reasons = dict.fromkeys(reading.site_shapes, "it is not affine in the field; draws of it are in get_samples()")
-        reasons |= dict.fromkeys(reading.hyper, "it is a hyperparameter; its posterior is in engine.hyper")
-        reasons |= dict.fromkeys(reading.factor_names, "it is observed")
-        return PosteriorSites({name: site(name) for name in reading.affine_sites}, reasons)
+        return PosteriorSites({name: site(name) for name in reading.affine_sites}, missing_sites(reading))
 
     def _inputs(self) -> Iterator[tuple[Any, dict[str, Array], Any]]:
         """The first arguments of every program, point by point."""
@@ -371,9 +364,7 @@ class INLA(LaplaceApproximation):
         run, found = self._finished(), self._exploration
         new = None
         if args or kwargs:
-            new = read_latent_gaussian(
-                self.model, args, kwargs, field=self.field, hyper_values=None, rng_key=run.rng_key, check=False
-            )
+            new = self._read(run.rng_key, args, kwargs, check=False)
             check_same_unknowns(run.reading, new, run.fit.hyper)
         parts = []
         for inputs in self._inputs():

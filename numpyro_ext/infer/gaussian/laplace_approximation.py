@@ -47,15 +47,13 @@ class LaplaceApproximation(Engine):
         ``progress_bar``.
     """
 
-    def _check_form(self, reading: Any) -> None:
+    def _algorithm(self, reading: Any) -> Algorithm:
         for name, potential in zip(reading.factor_names, reading.abstract_form.potentials, strict=True):
             if not potential.is_smooth:
                 raise ModelStructureError(
                     f"Laplace's method needs the curvature of every factor, and the factor of site {name!r} "
                     f"({type(potential).__name__}) has a kink, where there is none. Use EP, which integrates over it."
                 )
-
-    def _algorithm(self) -> Algorithm:
         return Algorithm(
             init=laplace.init,
             solve=_solve,

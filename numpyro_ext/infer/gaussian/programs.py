@@ -48,6 +48,10 @@ class Algorithm(NamedTuple):
     posterior: Callable[[LatentGaussian, Any], Any]
     key: Hashable
     """Name and options: equal keys mean equal functions."""
+    notes: tuple[str, ...] = ()
+    """How it treats this model, one line each, for ``describe()``."""
+    is_lower_bound: bool = False
+    """Whether its log evidence cannot exceed the exact one."""
 
 
 class PointFit(NamedTuple):

@@ -21,7 +21,7 @@ from ..front.failures import at_values
 from ..front.progress import warn
 from ..front.results import Diagnostics, LogEvidence
 from ..front.saved_runs import fit_from_content, fit_to_content
-from ..front.sites import PosteriorSites, SitePosterior
+from ..front.sites import PosteriorSites, SitePosterior, missing_sites
 from ..front.state import EngineState, Fit, check_init_state, data_digest
 from ..hyper.space import UnconstrainedSpace
 from . import mean_field as core
@@ -364,10 +364,7 @@ class StructuredMeanField(BaseEngine):
             )
             for name in reading.affine_sites
         }
-        reasons = dict.fromkeys(reading.site_shapes, "it is not affine in the coefficients; see get_samples()")
-        reasons |= dict.fromkeys(reading.hyper, "it is a hyperparameter; its estimate is in engine.hyper")
-        reasons |= dict.fromkeys(reading.factor_names, "it is observed")
-        return PosteriorSites(sites, reasons)
+        return PosteriorSites(sites, missing_sites(reading))
 
     def _covariance(self, name: str) -> Array:
         run = self._finished()

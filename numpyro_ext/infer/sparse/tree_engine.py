@@ -1,11 +1,12 @@
-"""Expectation propagation on sparse linear models as an engine, and mixtures of it over arguments of the model."""
+"""Expectation propagation on sparse linear models, and mixtures of it over arguments of the model."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,42 +16,134 @@ from jax import Array
 from ...linalg.solvers.posterior_precision import has_diagonal_gram
 from ...structure import ModelStructureError, read_sparse_linear
 from ..front.draws import with_hyper
-from ..front.engine import BaseEngine, check_at_least, check_positive, hyper_estimates
-from ..front.progress import warn
+from ..front.engine import hyper_estimates
 from ..front.results import HyperEstimate
-from ..front.sites import PosteriorSites
+from ..front.run import FinishedRun
+from ..front.sites import PosteriorSites, missing_sites
 from ..front.state import EngineState, Fit, check_init_state
-from ..front.summary import format_summary
 from ..hyper.space import UnconstrainedSpace
 from .mean_field_programs import compiled_form
-from .mixtures import Member, MixtureSite, check_average, combined_fit, label, order, shares
+from .mixtures import Member, MixtureSite, combined_fit, label, order, shares
 from .saved_members import member_from_content, member_to_content
 from .tree_fitting import LARGEST_CURVATURE, fit_tree
 from .tree_programs import LARGEST_DENSE, TreeOptions, TreePrograms, compiled_tree_programs
 
-__all__ = ["TreeEP"]
+__all__ = ["TreeFitter", "TreeRun"]
 
 
-class _Run(NamedTuple):
-    members: tuple[Member, ...]
-    learned: tuple[Member, ...]
-    """One for each combination of arguments other than the shift."""
-    fit: Fit
-    rng_key: Array
+class TreeRun(FinishedRun):
+    """A run on sparse coefficients: one posterior, or a mixture of several with equal weights.
+
+    :param members: the members of the mixture.
+    :param learned: those that learned hyperparameters: one for each combination of arguments other than the shift.
+    :param averages: what it is a mixture over, in words; all else as in :class:`FinishedRun`.
+    """
+
+    def __init__(
+        self,
+        members: Sequence[Member],
+        learned: Sequence[Member],
+        averages: Sequence[str],
+        rng_key: Array,
+        num_samples: int,
+    ) -> None:
+        fit = combined_fit(learned, members) if len(members) > 1 else learned[0].fit
+        super().__init__(learned[0].reading, learned[0].space, fit, rng_key, num_samples)
+        self._members, self.learned, self.averages = tuple(members), tuple(learned), tuple(averages)
 
     @property
-    def reading(self) -> Any:
-        return self.learned[0].reading
+    def members(self) -> tuple[Member, ...]:
+        """The members of the mixture: ``arguments``, ``fit.log_evidence``, ``fit.hyper`` of each."""
+        return self._members
 
-    @property
-    def space(self) -> UnconstrainedSpace:
-        return self.learned[0].space
+    @cached_property
+    def hyper(self) -> dict[str, HyperEstimate]:
+        """Value and standard error of each hyperparameter; in a mixture over other arguments than shifts, of each
+        combination, with its arguments in front of the name.
+
+        Standard errors are computed for up to 20 hyperparameters.
+        """
+        out: dict[str, HyperEstimate] = {}
+        for member in self.learned:
+            prefix = "" if len(self.learned) == 1 else label(member.arguments) + ": "
+            out |= {prefix + name: e for name, e in hyper_estimates(member.space, member.fit).items()}
+        return out
+
+    def describe(self) -> str:
+        """How the model was read, how the posterior is found, and what it is a mixture of."""
+        is_exact = self.learned[0].programs.options.is_exact
+        lines = [super().describe(), f"posterior: {'exact' if is_exact else 'expectation propagation'}"]
+        if len(self.members) > 1:
+            lines.append(f"mixture of {len(self.members)} members ({'; '.join(self.averages)})")
+        return "\n".join(lines)
+
+    @cached_property
+    def posterior(self) -> PosteriorSites:
+        """Marginals by name: of coefficient sites (not in mixtures) and deterministic sites linear in them.
+
+        Means are exact given the hyperparameters and the approximation. So are variances of coefficients, and of other
+        sites up to 1024 coefficients; elsewhere they are estimated from ``num_samples`` draws, with a relative
+        standard deviation of about ``sqrt(2 / num_samples)``. Quantiles are those of the draws: the marginals are no
+        Gaussians.
+        """
+        reading, is_mixture = self.reading, len(self.members) > 1
+        names = [
+            name
+            for name in reading.affine_sites
+            if not (is_mixture and name in reading.field)
+            and all(m.reading.site_shapes.get(name) == reading.site_shapes[name] for m in self.members)
+        ]
+        reasons = missing_sites(reading)
+        if is_mixture:
+            reasons |= dict.fromkeys(reading.field, "coefficients are other quantities in each member of the mixture")
+        sites = {
+            name: MixtureSite(name, tuple(reading.site_shapes[name]), self.members, self.rng_key, self.num_samples)
+            for name in names
+        }
+        return PosteriorSites(sites, reasons)
+
+    def draw(self, rng_key: Array) -> tuple[dict[str, Array], Array]:
+        """Equal shares of the draws from all members, in random order."""
+        parts = []
+        for key, share, member in shares(rng_key, self.members, self.num_samples):
+            sites, log_density = member.programs.draws(*member.inputs, key, num_samples=share)
+            if len(self.members) > 1:
+                sites = {n: v for n, v in sites.items() if n in self.posterior}
+            parts.append((with_hyper(sites, member.fit.hyper, member.reading.factor_names, share), log_density))
+        shapes = [{n: v.shape[1:] for n, v in sites.items()} for sites, _ in parts]
+        names = [n for n, shape in shapes[0].items() if all(s.get(n) == shape for s in shapes)]
+        kept = order(rng_key, len(parts), self.num_samples)
+        sites = {n: jnp.concatenate([s[n] for s, _ in parts])[kept] for n in names}
+        return sites, jnp.concatenate([log_density for _, log_density in parts])[kept]
+
+    def state_probabilities(self) -> Array:
+        """Probability that each coefficient is in the high state, of shape ``(n,)``; zero where there are no states.
+
+        :raises RuntimeError: in a mixture, where coefficients are different quantities.
+        """
+        if len(self.members) > 1:
+            raise RuntimeError(
+                f"State probabilities belong to one choice of arguments; this run is a mixture of {len(self.members)}."
+            )
+        (member,) = self.members
+        return member.programs.state_probabilities(*member.inputs)
+
+    def typical_noise(self) -> Array:
+        """The average variance of the noise."""
+        return jnp.mean(self.reading.noise_variance(self.fit.hyper))
+
+    def content(self) -> dict[str, Any]:
+        """The outcome as plain containers."""
+        is_learned = {id(member) for member in self.learned}
+        shifted = [member_to_content(member) for member in self.members if id(member) not in is_learned]
+        return {"tree": {"learned": [member_to_content(member) for member in self.learned], "shifted": shifted}}
 
 
-class TreeEP(BaseEngine):
-    r"""Expectation propagation in which the prior of all coefficients is one factor; what :class:`EP` hands over to.
+@dataclass(frozen=True)
+class TreeFitter:
+    r"""Expectation propagation in which the prior of all coefficients is one factor: what :class:`EP` runs on them.
 
-    Accepts sparse linear models (:class:`~numpyro_ext.distributions.HiddenMarkovTree`, Laplace, Student-t or Normal
+    Takes sparse linear models (:class:`~numpyro_ext.distributions.HiddenMarkovTree`, Laplace, Student-t or Normal
     coefficients behind a linear map, Gaussian noise). Where the map has orthogonal columns in the metric of the noise,
     as orthonormal transforms have, one sum-product gives the exact posterior and the exact log evidence; images of
     256 x 256 pixels take seconds. Other maps of at most 2048 coefficients are iterated with damping, and the moments
@@ -60,94 +153,49 @@ class TreeEP(BaseEngine):
     With ``num_shifts`` or ``average_over`` the posterior is the mixture, with equal weights, of the posteriors under
     all combinations of these arguments of the model (averages over shifts: Coifman and Donoho 1995). Hyperparameters
     are learned once for each combination without shift. ``log_evidence`` is the log of the average evidence; that of
-    each member is in ``engine.members``. Of the sites only deterministic ones are reported, as the coefficients of
-    different bases are different quantities.
+    each member is in ``members``. Of the sites only deterministic ones are reported, as the coefficients of different
+    bases are different quantities.
 
-    **Example:**
+    All options are those of :class:`EP`, but for these:
 
-    .. code-block:: python
-
-        >>> import jax
-        >>> import jax.numpy as jnp
-        >>> import numpyro
-        >>> import numpyro.distributions as dist
-        >>> from numpyro_ext.infer.sparse.tree_engine import TreeEP
-
-        >>> def model(y):
-        ...     s = numpyro.sample("s", dist.Laplace(0.0, 0.5).expand([4]).to_event(1))
-        ...     numpyro.sample("y", dist.Normal(s, 0.3), obs=y)
-
-        >>> engine = TreeEP(model)
-        >>> engine.run(jax.random.key(0), jnp.array([2.0, 0.1, -0.2, 1.0]))
-        >>> print(engine.posterior["s"].mean[0])
-        1.82
-
-    :param model: a NumPyro model.
-    :param int num_steps: steps of expectation propagation at most.
-    :param float tol: largest disagreement of moments, relative to the Gaussian's, at which it has converged; by default
-        ``1e-8`` in float64 and ``1e-4`` in float32.
     :param float damping: least fraction of the old sites that is kept in a step.
-    :param field: names of the coefficient sites, where two choices are possible.
-    :param dict hyper_values: hyperparameters that are given and not learned.
-    :param dict init_values: where the search for the others starts (constrained).
     :param float hyper_tol: the search ends when no hyperparameter has a derivative above this, per about one standard
         error; by default ``1e-2`` in float64 and ``1e-1`` in float32, and 0.5 for more than 20 of them.
-    :param int max_hyper_steps: steps of the search at most.
-    :param int num_shifts: how many random circular shifts to average over; the model gets them as ``shift``.
-    :param dict average_over: further arguments of the model, each with the values to average over.
-    :param int num_samples: draws made for :meth:`get_samples`, for quantiles, and for variances of sites other than
-        coefficients where there are more than 1024 of these.
-    :param bool progress_bar: whether runs longer than a second show a bar.
-    :raises ValueError: if an option is out of range.
+    :param int num_samples: draws made for samples, for quantiles, and for variances of sites other than coefficients
+        where there are more than 1024 of these.
     """
 
-    def __init__(
+    model: Callable[..., Any]
+    num_steps: int
+    tol: float | None
+    damping: float
+    field: Sequence[str] | None
+    hyper_values: Mapping[str, Any]
+    init_values: Mapping[str, Any]
+    hyper_tol: float | None
+    max_hyper_steps: int
+    num_shifts: int | None
+    average_over: Mapping[str, Sequence[Any]]
+    num_samples: int
+    progress_bar: bool
+
+    def run(
         self,
-        model: Callable[..., Any],
+        rng_key: Array,
+        args: tuple,
+        kwargs: dict[str, Any],
+        init_state: EngineState | None = None,
         *,
-        num_steps: int = 100,
-        tol: float | None = None,
-        damping: float = 0.0,
-        field: Sequence[str] | None = None,
-        hyper_values: Mapping[str, Any] | None = None,
-        init_values: Mapping[str, Any] | None = None,
-        hyper_tol: float | None = None,
-        max_hyper_steps: int = 100,
-        num_shifts: int | None = None,
-        average_over: Mapping[str, Sequence[Any]] | None = None,
-        num_samples: int = 1000,
-        progress_bar: bool = True,
-    ) -> None:
-        super().__init__(
-            model,
-            field=field,
-            hyper_values=hyper_values,
-            init_values=init_values,
-            num_samples=num_samples,
-            progress_bar=progress_bar,
-        )
-        check_at_least(1, num_steps=num_steps, max_hyper_steps=max_hyper_steps)
-        check_positive(tol=tol, hyper_tol=hyper_tol)
-        if not 0.0 <= damping < 1.0:
-            raise ValueError(f"damping is the fraction of the old site that is kept, in [0, 1); got {damping!r}.")
-        self.average_over = check_average(model, num_shifts, average_over)
-        self.num_shifts = num_shifts
-        self.num_steps, self.tol, self.damping = num_steps, tol, damping
-        self.hyper_tol, self.max_hyper_steps = hyper_tol, max_hyper_steps
-
-    # Running
-
-    def run(self, rng_key: Array, *args: Any, init_state: EngineState | None = None, **kwargs: Any) -> None:
-        """Read the model on these arguments, learn its hyperparameters and find the posterior.
+        reading: Any = None,
+    ) -> TreeRun:
+        """Learn the hyperparameters of a model on these arguments and find the posterior.
 
         :param rng_key: random number generator key, for the check of the reading, the shifts and the draws.
-        :param args: arguments of the model.
         :param EngineState init_state: ``last_state`` of an earlier run, where the search starts.
-        :param kwargs: keyword arguments of the model.
+        :param reading: of the model on these arguments, where nothing is averaged over.
         :raises ModelStructureError: if the model is not of the form, or has too many coefficients for its operator.
         :raises ValueError: if the evidence is not finite, or an argument is given and averaged over.
         """
-        self._forget()
         twice = [name for name in self._averaged() if name in kwargs]
         if twice:
             raise ValueError(f"{twice[0]!r} is averaged over, so it cannot be an argument of run as well.")
@@ -158,7 +206,9 @@ class TreeEP(BaseEngine):
             choice = dict(zip(names, values, strict=True))
             # A shift of zero makes a model of the same structure as all others: they share compiled functions.
             first = {**kwargs, **choice, **({} if self.num_shifts is None else {"shift": self._no_shift(args, kwargs)})}
-            member = self._member(rng_key, args, first, choice, init_state)
+            if reading is None or self._averaged():
+                reading = read_sparse_linear(self.model, args, first, field=self.field, rng_key=rng_key)
+            member = self._member(reading, choice, init_state)
             learned.append(member)
             if self.num_shifts is None:
                 members.append(member)
@@ -166,13 +216,12 @@ class TreeEP(BaseEngine):
             for shift in self._shifts(rng_key, member.reading, first["shift"].size):
                 moved = {"shift": shift}
                 members.append(self._shifted(member, rng_key, args, first | moved, choice | moved))
-        fit = learned[0].fit
-        if len(members) > 1:
-            fit = combined_fit(learned, members)
-        self._last_state = learned[0].fit.last_state
-        if not fit.diagnostics.converged:
-            warn("EP did not converge. " + " ".join(fit.diagnostics.messages))
-        self._run = _Run(tuple(members), tuple(learned), fit, rng_key)
+        return self._finished(members, learned, rng_key)
+
+    def _finished(self, members: Sequence[Member], learned: Sequence[Member], rng_key: Array) -> TreeRun:
+        averages = [f"{name}: {', '.join(map(str, values))}" for name, values in self.average_over.items()]
+        averages += [] if self.num_shifts is None else [f"{self.num_shifts} shifts"]
+        return TreeRun(members, learned, averages, rng_key, self.num_samples)
 
     def _averaged(self) -> list[str]:
         return [*self.average_over, *(() if self.num_shifts is None else ("shift",))]
@@ -197,10 +246,7 @@ class TreeEP(BaseEngine):
         key = jax.random.fold_in(rng_key, 2)
         return jax.random.randint(key, (self.num_shifts, num_axes), 0, jnp.asarray(sides), jnp.int32)
 
-    def _member(
-        self, rng_key: Array, args: tuple, kwargs: dict, choice: dict[str, Any], init_state: EngineState | None
-    ) -> Member:
-        reading = read_sparse_linear(self.model, args, kwargs, field=self.field, rng_key=rng_key)
+    def _member(self, reading: Any, choice: dict[str, Any], init_state: EngineState | None) -> Member:
         space = UnconstrainedSpace(reading.hyper, self.hyper_values)
         values = space.initial(self.init_values)
         programs = compiled_tree_programs(reading, space, self._options(reading, space))
@@ -281,118 +327,9 @@ class TreeEP(BaseEngine):
             progress_bar=self.progress_bar,
         )
 
-    # Results
+    def restore(self, content: dict[str, Any], rng_key: Array, args: tuple, kwargs: dict[str, Any]) -> TreeRun:
+        """The run from the ``"tree"`` of :meth:`TreeRun.content`."""
 
-    @property
-    def members(self) -> tuple[Member, ...]:
-        """The members of the mixture: ``arguments``, ``fit.log_evidence``, ``fit.hyper`` of each."""
-        return self._finished().members
-
-    @cached_property
-    def hyper(self) -> dict[str, HyperEstimate]:
-        """Value and standard error of each hyperparameter; in a mixture over other arguments than shifts, of each
-        combination, with its arguments in front of the name.
-
-        Standard errors are computed for up to 20 hyperparameters.
-        """
-        run = self._finished()
-        out: dict[str, HyperEstimate] = {}
-        for member in run.learned:
-            prefix = "" if len(run.learned) == 1 else label(member.arguments) + ": "
-            out |= {prefix + name: e for name, e in hyper_estimates(member.space, member.fit).items()}
-        return out
-
-    def describe(self) -> str:
-        """How the model was read, how the posterior is found, and what it is a mixture of."""
-        run = self._finished()
-        is_exact = run.learned[0].programs.options.is_exact
-        lines = [super().describe(), f"posterior: {'exact' if is_exact else 'expectation propagation'}"]
-        if len(run.members) > 1:
-            over = [f"{name}: {', '.join(map(str, values))}" for name, values in self.average_over.items()]
-            over += [] if self.num_shifts is None else [f"{self.num_shifts} shifts"]
-            lines.append(f"mixture of {len(run.members)} members ({'; '.join(over)})")
-        return "\n".join(lines)
-
-    def print_summary(self, prob: float = 0.9, exclude_deterministic: bool = True) -> None:
-        """Print marginals, hyperparameters, the log evidence and how the run ended.
-
-        :param float prob: the probability mass of the central interval.
-        :param bool exclude_deterministic: whether to leave out deterministic sites (mixtures have no others).
-        """
-        run = self._finished()
-        names = [n for n in self.posterior if not exclude_deterministic or n in run.reading.field] or [*self.posterior]
-        sites = {name: self.posterior[name] for name in names}
-        print(format_summary(sites, self.hyper, self.log_evidence, self.diagnostics, prob))
-
-    @cached_property
-    def posterior(self) -> PosteriorSites:
-        """Marginals by name: of coefficient sites (not in mixtures) and deterministic sites linear in them.
-
-        Means are exact given the hyperparameters and the approximation. So are variances of coefficients, and of other
-        sites up to 1024 coefficients; elsewhere they are estimated from ``num_samples`` draws, with a relative
-        standard deviation of about ``sqrt(2 / num_samples)``. Quantiles are those of the draws: the marginals are no
-        Gaussians.
-        """
-        run = self._finished()
-        reading, is_mixture = run.reading, len(run.members) > 1
-        names = [
-            name
-            for name in reading.affine_sites
-            if not (is_mixture and name in reading.field)
-            and all(m.reading.site_shapes.get(name) == reading.site_shapes[name] for m in run.members)
-        ]
-        reasons = dict.fromkeys(reading.site_shapes, "it is not affine in the coefficients; see get_samples()")
-        if is_mixture:
-            reasons |= dict.fromkeys(reading.field, "coefficients are other quantities in each member of the mixture")
-        reasons |= dict.fromkeys(reading.hyper, "it is a hyperparameter; its estimate is in engine.hyper")
-        reasons |= dict.fromkeys(reading.factor_names, "it is observed")
-        sites = {
-            name: MixtureSite(name, tuple(reading.site_shapes[name]), run.members, run.rng_key, self.num_samples)
-            for name in names
-        }
-        return PosteriorSites(sites, reasons)
-
-    def _draw(self, rng_key: Array) -> tuple[dict[str, Array], Array]:
-        """Equal shares of the draws from all members, in random order."""
-        run = self._finished()
-        parts = []
-        for key, share, member in shares(rng_key, run.members, self.num_samples):
-            sites, log_density = member.programs.draws(*member.inputs, key, num_samples=share)
-            if len(run.members) > 1:
-                sites = {n: v for n, v in sites.items() if n in self.posterior}
-            parts.append((with_hyper(sites, member.fit.hyper, member.reading.factor_names, share), log_density))
-        shapes = [{n: v.shape[1:] for n, v in sites.items()} for sites, _ in parts]
-        names = [n for n, shape in shapes[0].items() if all(s.get(n) == shape for s in shapes)]
-        kept = order(rng_key, len(parts), self.num_samples)
-        sites = {n: jnp.concatenate([s[n] for s, _ in parts])[kept] for n in names}
-        return sites, jnp.concatenate([log_density for _, log_density in parts])[kept]
-
-    def state_probabilities(self) -> Array:
-        """Probability that each coefficient is in the high state, of shape ``(n,)``; zero where there are no states.
-
-        :raises RuntimeError: in a mixture, where coefficients are different quantities.
-        """
-        member = self._only("State probabilities belong")
-        return member.programs.state_probabilities(*member.inputs)
-
-    def _only(self, what: str) -> Member:
-        members = self._finished().members
-        if len(members) > 1:
-            raise RuntimeError(f"{what} to one choice of arguments; this run is a mixture of {len(members)}.")
-        return members[0]
-
-    def _typical_noise(self) -> Array:
-        run = self._finished()
-        return jnp.mean(run.reading.noise_variance(run.fit.hyper))
-
-    # Persistence
-
-    def _content(self) -> dict[str, Any]:
-        run = self._finished()
-        shifted = [] if self.num_shifts is None else [member_to_content(member) for member in run.members]
-        return {"learned": [member_to_content(member) for member in run.learned], "shifted": shifted}
-
-    def _restore(self, content: dict[str, Any], rng_key: Array, args: tuple, kwargs: dict[str, Any]) -> _Run:
         def read(part: dict[str, Any], field: Any) -> Any:
             arguments = {**kwargs, **part["arguments"]}
             return read_sparse_linear(self.model, args, arguments, field=field, rng_key=rng_key, check=False)
@@ -408,6 +345,4 @@ class TreeEP(BaseEngine):
             reading = read(part, origin.reading.field)
             space = UnconstrainedSpace(reading.hyper, origin.fit.hyper)
             members.append(member_from_content(part, reading, space, origin.programs.options))
-        members = members or learned
-        fit = combined_fit(learned, members) if len(members) > 1 else learned[0].fit
-        return _Run(tuple(members), tuple(learned), fit, rng_key)
+        return self._finished(members or learned, learned, rng_key)

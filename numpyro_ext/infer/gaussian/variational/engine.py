@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Literal, NamedTuple, Unpack, get_args
+from typing import Any, Literal, Unpack, get_args
 
 import jax
 import jax.numpy as jnp
@@ -111,26 +111,19 @@ class VariationalGaussian(Engine):
         self.num_pieces = num_pieces
         self.method = method
         self.covariance = covariance
-        self._treatment = _Treatment((), ())
 
-    def describe(self) -> str:
-        """As of every engine, and how the expectation of each likelihood was taken."""
-        treated = [f"expectation: {name} ({site.description})" for name, site in zip(*self._treatment, strict=True)]
-        return "\n".join([super().describe(), *treated])
+    def _choose_bounds(self, reading: Any) -> dict[str, SiteBound]:
+        """How the expectation of each observed site is taken.
 
-    @property
-    def is_lower_bound(self) -> bool:
-        """Whether ``log_evidence`` cannot exceed the exact one, for the model of the last run."""
-        return all(site.is_lower_bound for site in self._treatment.sites)
-
-    def _check_form(self, reading: Any) -> None:
+        :raises ModelStructureError: if there is no such expectation, or the method or covariance does not serve it.
+        """
         form = reading.form(reading.initial_hyper(), reading.data)
         names = tuple(reading.factor_names)
         requested = self.bound if isinstance(self.bound, dict) else dict.fromkeys(names, self.bound)
         unknown = [name for name in requested if name not in names]
         if unknown:
             raise ValueError(f"bound names {unknown[0]!r}, which is no observed site; there are {', '.join(names)}.")
-        sites: list[SiteBound] = []
+        sites: dict[str, SiteBound] = {}
         for name, potential, mask in zip(names, form.potentials, form.observed, strict=True):
             is_finite = np.broadcast_to(potential.has_finite_expectation(), mask.shape)
             if not np.all(is_finite | ~np.asarray(mask)):
@@ -138,7 +131,7 @@ class VariationalGaussian(Engine):
                     f"The factor of site {name!r} ({type(potential).__name__}) is zero on a part of the line: the "
                     "Gaussian expectation of its log density is -inf, and no Gaussian has a finite bound. Use EP."
                 )
-            sites.append(choose_bound(name, potential, requested.get(name, "exact"), self.num_pieces))
+            sites[name] = choose_bound(name, potential, requested.get(name, "exact"), self.num_pieces)
         if self.method in ("coordinate", "opper-archambeau"):
             _check_proper(reading, form, self.method)
         if self.covariance == "shared":
@@ -146,13 +139,13 @@ class VariationalGaussian(Engine):
             points = [space.initial(self.init_values)]
             if space.size:  # what is the same in all rows at one value may differ at others
                 points.append(points[0] + 0.1 * jax.random.normal(jax.random.key(0), (space.size,), points[0].dtype))
-            bounds = tuple(site.bound for site in sites)
+            bounds = tuple(site.bound for site in sites.values())
             check_shared_covariance(_treat(bounds, reading.form(space.unpack(point))) for point in points)
-        self._treatment = _Treatment(names, tuple(sites))
+        return sites
 
-    def _algorithm(self) -> Algorithm:
-        """Of the model that was checked last."""
-        treat = partial(_treat, tuple(site.bound for site in self._treatment.sites))
+    def _algorithm(self, reading: Any) -> Algorithm:
+        sites = self._choose_bounds(reading)
+        treat = partial(_treat, tuple(site.bound for site in sites.values()))
         init: Callable[..., Any] = variational_gaussian.init
         family: dict[str, Any] = {"space": "shared"} if self.covariance == "shared" else {"covariance": self.covariance}
         solve: Callable[..., Any] = partial(variational_gaussian.solve, **family)
@@ -167,14 +160,9 @@ class VariationalGaussian(Engine):
             log_evidence=lambda form, state: variational_gaussian.log_evidence(treat(form), state, **family),
             posterior=lambda form, state: variational_gaussian.posterior(treat(form), state, **family),
             key=("VariationalGaussian", self.method, repr(self.bound), self.num_pieces, self.covariance),
+            notes=tuple(f"expectation: {name} ({site.description})" for name, site in sites.items()),
+            is_lower_bound=all(site.is_lower_bound for site in sites.values()),
         )
-
-
-class _Treatment(NamedTuple):
-    """Observed sites of the last checked model, and what each gets."""
-
-    names: tuple[str, ...]
-    sites: tuple[SiteBound, ...]
 
 
 def _treat(bounds: tuple[Any, ...], form: LatentGaussian) -> LatentGaussian:

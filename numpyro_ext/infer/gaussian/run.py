@@ -1,0 +1,142 @@
+"""A run on a latent Gaussian model: posterior, draws, predictive densities and a guide."""
+
+from __future__ import annotations
+
+from functools import cached_property, partial
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from numpyro.infer import psis_diagnostic
+from numpyro.infer.autoguide import AutoMultivariateNormal
+
+from ..front.draws import draw_inside_support, with_hyper
+from ..front.run import FinishedRun
+from ..front.saved_runs import fit_to_content
+from ..front.sites import PosteriorSites, SitePosterior, missing_sites
+from ..front.state import Fit
+from ..hyper.space import UnconstrainedSpace
+from .guide import field_importance_pair, fitted_guide
+from .prediction import by_site, check_same_unknowns
+from .programs import Algorithm, Programs
+
+__all__ = ["GaussianRun"]
+
+
+class GaussianRun(FinishedRun):
+    """What an algorithm has found for a latent Gaussian model.
+
+    :param algorithm: that was run, with its options.
+    :param Programs programs: its compiled functions; all else as in :class:`FinishedRun`.
+    """
+
+    def __init__(
+        self,
+        reading: Any,
+        space: UnconstrainedSpace,
+        algorithm: Algorithm,
+        programs: Programs,
+        fit: Fit,
+        rng_key: Array,
+        num_samples: int,
+    ) -> None:
+        super().__init__(reading, space, fit, rng_key, num_samples)
+        self.algorithm, self.programs = algorithm, programs
+
+    @property
+    def inputs(self) -> tuple[Any, dict[str, Array], Any]:
+        """Data, hyperparameters and state: the first arguments of every program."""
+        return self.reading.data, self.fit.hyper, self.fit.last_state.state
+
+    @property
+    def is_lower_bound(self) -> bool:  # type: ignore[override]
+        """Whether the log evidence cannot exceed the exact one."""
+        return self.algorithm.is_lower_bound
+
+    def describe(self) -> str:
+        """How the model was read, and what the algorithm says of its treatment."""
+        return "\n".join([super().describe(), *self.algorithm.notes])
+
+    @cached_property
+    def _moments(self) -> dict[str, tuple[Array, Array]]:
+        moments = self.programs.moments(*self.inputs)
+        for name, (mean, variance) in moments.items():
+            if not (np.isfinite(mean).all() and np.isfinite(variance).all() and np.all(np.asarray(variance) >= 0.0)):
+                raise FloatingPointError(
+                    f"The posterior of site {name!r} is not finite, although the evidence is. The usual cause is a "
+                    "covariance close to singular: add jitter, or use float64 (numpyro.enable_x64())."
+                )
+        return moments
+
+    @cached_property
+    def posterior(self) -> PosteriorSites:
+        """Exact Gaussian marginals by name, for every field site and every deterministic site affine in the field."""
+        reading, programs = self.reading, self.programs
+
+        def site(name: str) -> SitePosterior:
+            return SitePosterior(
+                name,
+                tuple(reading.site_shapes[name]),
+                moments=lambda: self._moments[name],
+                covariance=lambda: programs.covariance(*self.inputs, name=name),
+                sample=lambda rng_key, num_samples: programs.draw_site(
+                    *self.inputs, rng_key, name=name, num_samples=num_samples
+                ),
+            )
+
+        return PosteriorSites({name: site(name) for name in reading.affine_sites}, missing_sites(reading))
+
+    def draw(self, rng_key: Array) -> tuple[dict[str, Array], Array]:
+        """Draws of all sites but the observed ones, and the log density of each."""
+        draw = partial(self.programs.draws, *self.inputs, num_samples=self.num_samples)
+        sites, log_density = draw_inside_support(draw, rng_key)
+        return with_hyper(sites, self.fit.hyper, self.reading.factor_names, self.num_samples), log_density
+
+    def log_predictive(self, new: Any = None) -> dict[str, Array]:
+        """Log predictive density of the masked observations, or of those of another reading.
+
+        :raises ValueError: if the field of the other reading is another one.
+        """
+        if new is None:
+            values, observed = self.programs.log_predictive(*self.inputs)
+            return by_site(self.reading, values, ~observed)
+        check_same_unknowns(self.reading, new, self.fit.hyper)
+        values, observed = self.programs.log_predictive(*self.inputs, new.form(self.fit.hyper, new.data))
+        return by_site(new, values, observed)
+
+    @cached_property
+    def guide_and_params(self) -> tuple[AutoMultivariateNormal, dict[str, Array]]:
+        """The posterior as a fitted autoguide over all latent sites, and its parameters."""
+        reading, space, result = self.reading, self.space, self.fit
+        mean, rows = self.programs.stacked_moments(*self.inputs, names=tuple(reading.field))
+        field, start = {}, 0
+        for name in reading.field:
+            shape = tuple(reading.site_shapes[name])
+            stop = start + int(np.prod(shape))
+            field[name] = (mean[start:stop].reshape(shape), rows[start:stop])
+            start = stop
+        factor = np.zeros((space.size, space.size))
+        if result.covariance is not None:
+            factor = np.linalg.cholesky(result.covariance)
+        hyper, params = {}, {}
+        for name, site in reading.hyper.items():
+            if site.is_param:
+                params[name] = result.hyper[name]
+            elif name in space.fixed:
+                free = site.transform.inv(result.hyper[name])
+                hyper[name] = (free, jnp.zeros((free.size, space.size), mean.dtype))
+            else:
+                free = space.unpack_unconstrained(result.last_state.values)[name]
+                hyper[name] = (free, jnp.asarray(factor[space.slices[name]], mean.dtype))
+        return fitted_guide(reading.model, reading.args, reading.kwargs, field=field, hyper=hyper, params=params)
+
+    def psis_diagnostic(self, rng_key: Array, num_particles: int) -> float:
+        """Pareto k-hat of the field's posterior, given the hyperparameters."""
+        form, mean, scale_tril = self.programs.weight_inputs(*self.inputs)
+        model, guide = field_importance_pair(form.log_density, mean, scale_tril)
+        return psis_diagnostic(rng_key, {}, model, guide, num_particles=num_particles)
+
+    def content(self) -> dict[str, Any]:
+        """The outcome as plain containers."""
+        return fit_to_content(self.fit, self.reading)
