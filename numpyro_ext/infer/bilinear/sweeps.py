@@ -11,9 +11,9 @@ which is kept only if its own function did not fall, with a step size :math:`\rh
 expectation does not exist has the value minus infinity, so that no step is ever made to one.
 
 >>> import jax, jax.numpy as jnp
->>> from numpyro_ext.infer import bilinear_gaussian as bg
+>>> from numpyro_ext.infer.bilinear import sweeps as bg
 >>> from numpyro_ext.potentials import PoissonExpPotential
->>> from numpyro_ext.structure.bilinear.form import Bilinear, GaussianSide
+>>> from numpyro_ext.structure.bilinear import Bilinear, GaussianSide
 >>> zero, one = jnp.zeros((1, 1)), jnp.ones((1, 1))
 >>> first = jnp.zeros(1, int)
 >>> form = Bilinear(
@@ -39,7 +39,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from ...linalg.cholesky import cholesky, cholesky_solve, solve_lower
-from ...structure.bilinear.form import Bilinear, GaussianSide
+from ...structure.bilinear import Bilinear, GaussianSide
 from .cells import Block, CellSums, View, find_tangents, largest_product, make_view, sum_cells, sum_values
 from .device_sums import over_devices
 from .gauge import gauge_step

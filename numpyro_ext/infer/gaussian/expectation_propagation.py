@@ -5,11 +5,11 @@ parameters are such that the Gaussian with all sites has the mean and variance o
 which factor ``i`` is exact. The functions here are pure; options that change what is compiled are keywords.
 
 >>> import jax.numpy as jnp
->>> from numpyro_ext.infer import expectation_propagation as ep
+>>> from numpyro_ext.infer.gaussian import expectation_propagation as ep
 >>> from numpyro_ext.linalg.gaussian.design import DenseDesign
 >>> from numpyro_ext.linalg.gaussian.prior import DiagonalPrior
 >>> from numpyro_ext.potentials import ProbitPotential
->>> from numpyro_ext.structure.latent_gaussian.form import Blocks, LatentGaussian
+>>> from numpyro_ext.structure.latent_gaussian import Blocks, LatentGaussian
 >>> form = LatentGaussian(
 ...     prior=(DiagonalPrior(jnp.ones(1)),), design=DenseDesign(jnp.ones((2, 1))), offset=jnp.zeros(2),
 ...     potentials=(ProbitPotential(jnp.array([1.0, 1.0])),), observed=(jnp.ones(2, bool),),
@@ -35,7 +35,7 @@ from ...linalg.gaussian.conditioning import LinearGaussian, Space, choose_space
 from ...linalg.gaussian.marginals import Marginals, relative_change
 from ...linalg.gaussian.prior import FlatPrior, is_valid_prior
 from ...potentials.base import TiltedMoments
-from ...structure.latent_gaussian.form import LatentGaussian
+from ...structure.latent_gaussian import LatentGaussian
 from .posterior import GaussianPosterior, gaussian_prior
 
 __all__ = ["Info", "SolveInfo", "State", "init", "log_evidence", "posterior", "solve", "step"]

@@ -25,7 +25,7 @@ from jax.typing import ArrayLike
 from ...linalg.gaussian.block_diagonal import BlockDiagonal
 from ...linalg.gaussian.prior import FlatPrior, is_valid_prior
 from ...structure import read_latent_gaussian
-from ...structure.latent_gaussian.form import LatentGaussian
+from ...structure.latent_gaussian import LatentGaussian
 from ..front.failures import not_finite_error
 from ..hyper.space import UnconstrainedSpace
 
@@ -97,7 +97,7 @@ def estimate(
     >>> from numpyro_ext.linalg.gaussian.design import DenseDesign
     >>> from numpyro_ext.linalg.gaussian.prior import DiagonalPrior
     >>> from numpyro_ext.potentials import ProbitPotential
-    >>> from numpyro_ext.structure.latent_gaussian.form import Blocks
+    >>> from numpyro_ext.structure.latent_gaussian import Blocks
     >>> form = LatentGaussian(
     ...     prior=(DiagonalPrior(jnp.ones(1)),), design=DenseDesign(jnp.ones((2, 1))), offset=jnp.zeros(2),
     ...     potentials=(ProbitPotential(jnp.array([1.0, 1.0])),), observed=(jnp.ones(2, bool),),

@@ -5,11 +5,11 @@ The posterior is approximated by the Gaussian at its mode with the curvature the
 observations, :math:`e = C A^T a`, so that no covariance is inverted, or whitened unknowns.
 
 >>> import jax.numpy as jnp
->>> from numpyro_ext.infer import laplace
+>>> from numpyro_ext.infer.gaussian import laplace
 >>> from numpyro_ext.linalg.gaussian.design import DenseDesign
 >>> from numpyro_ext.linalg.gaussian.prior import DiagonalPrior
 >>> from numpyro_ext.potentials import ProbitPotential
->>> from numpyro_ext.structure.latent_gaussian.form import Blocks, LatentGaussian
+>>> from numpyro_ext.structure.latent_gaussian import Blocks, LatentGaussian
 >>> form = LatentGaussian(
 ...     prior=(DiagonalPrior(jnp.ones(1)),), design=DenseDesign(jnp.ones((2, 1))), offset=jnp.zeros(2),
 ...     potentials=(ProbitPotential(jnp.array([1.0, 1.0])),), observed=(jnp.ones(2, bool),),
@@ -29,7 +29,7 @@ from jax import Array, lax
 
 from ...linalg.gaussian.conditioning import LinearGaussian, Space
 from ...linalg.gaussian.prior import FlatPrior, is_valid_prior
-from ...structure.latent_gaussian.form import LatentGaussian
+from ...structure.latent_gaussian import LatentGaussian
 from .posterior import GaussianPosterior, gaussian_prior
 
 __all__ = ["Info", "SolveInfo", "State", "init", "log_evidence", "posterior", "solve", "step"]

@@ -12,7 +12,7 @@ from ...linalg.frozen_pytree import frozen_pytree
 from ...linalg.gaussian.coefficient_space import CoefficientPosterior
 from ...linalg.gaussian.conditioning import LinearGaussian, LinearGaussianPosterior, Space, linear_gaussian
 from ...linalg.gaussian.mean_field_space import MeanFieldPosterior, MeanFieldSpace
-from ...structure.latent_gaussian.form import AffineMap, LatentGaussian
+from ...structure.latent_gaussian import AffineMap, LatentGaussian
 
 __all__ = ["Covariance", "GaussianPosterior", "gaussian_prior"]
 
@@ -59,7 +59,7 @@ class GaussianPosterior:
     >>> import jax.numpy as jnp
     >>> from numpyro_ext.linalg.gaussian.design import DenseDesign
     >>> from numpyro_ext.linalg.gaussian.prior import DiagonalPrior
-    >>> from numpyro_ext.structure.latent_gaussian.form import Blocks
+    >>> from numpyro_ext.structure.latent_gaussian import Blocks
     >>> form = LatentGaussian(
     ...     prior=(DiagonalPrior(jnp.ones(1)),), design=DenseDesign(jnp.ones((3, 1))), offset=jnp.zeros(3),
     ...     potentials=(), observed=(), log_constant=jnp.zeros(()),

@@ -39,7 +39,7 @@ class FitInfo(NamedTuple):
 
 
 class Algorithm(NamedTuple):
-    """An algorithm on a :class:`~numpyro_ext.structure.latent_gaussian.form.LatentGaussian`, its options bound."""
+    """An algorithm on a :class:`~numpyro_ext.structure.LatentGaussian`, its options bound."""
 
     init: Callable[[LatentGaussian], Any]
     solve: Callable[..., tuple[Any, Any]]

@@ -25,7 +25,7 @@ are the second moments of :math:`B s`; all else stays.
 >>> from numpyro_ext.potentials import LaplacePotential
 >>> from numpyro_ext.potentials.trees.forest import Forest
 >>> from numpyro_ext.potentials.trees.mixture import TreeParameters
->>> from numpyro_ext.structure.sparse_linear.form import SparseLinear
+>>> from numpyro_ext.structure.sparse_linear import SparseLinear
 >>> tree = TreeParameters(
 ...     LaplacePotential(0.0, jnp.full(1, 0.1)), LaplacePotential(0.0, jnp.full(1, 1.0)),
 ...     jnp.full(1, 0.5), jnp.array([[0.1, 0.9]]),
@@ -54,7 +54,7 @@ from ...linalg.solvers.posterior_precision import PosteriorPrecision
 from ...potentials.bounds.super_gaussian import SuperGaussianPotential
 from ...potentials.trees.forest import SumProduct
 from ...potentials.trees.mixture import components_of_nodes, state_posterior
-from ...structure.sparse_linear.form import SparseLinear
+from ...structure.sparse_linear import SparseLinear
 from .gaussian_solver import (
     Options,
     Solved,

@@ -9,11 +9,11 @@ The best Gaussian of independent unknowns (``covariance="diagonal"``) is given b
 those of the joint Gaussian; see :class:`~numpyro_ext.linalg.gaussian.mean_field_space.MeanFieldSpace`.
 
 >>> import jax.numpy as jnp
->>> from numpyro_ext.infer import variational_gaussian as vg
+>>> from numpyro_ext.infer.gaussian.variational import natural_gradient as vg
 >>> from numpyro_ext.linalg.gaussian.design import DenseDesign
 >>> from numpyro_ext.linalg.gaussian.prior import DiagonalPrior
 >>> from numpyro_ext.potentials import ProbitPotential
->>> from numpyro_ext.structure.latent_gaussian.form import Blocks, LatentGaussian
+>>> from numpyro_ext.structure.latent_gaussian import Blocks, LatentGaussian
 >>> form = LatentGaussian(
 ...     prior=(DiagonalPrior(jnp.ones(1)),), design=DenseDesign(jnp.ones((2, 1))), offset=jnp.zeros(2),
 ...     potentials=(ProbitPotential(jnp.array([1.0, 1.0])),), observed=(jnp.ones(2, bool),),
@@ -36,7 +36,7 @@ from ....linalg.gaussian.conditioning import LinearGaussian, Space, kl_divergenc
 from ....linalg.gaussian.marginals import relative_change
 from ....linalg.gaussian.mean_field_space import MeanFieldSpace, expected_log_prior
 from ....linalg.gaussian.prior import is_valid_prior
-from ....structure.latent_gaussian.form import LatentGaussian
+from ....structure.latent_gaussian import LatentGaussian
 from ..posterior import Covariance, GaussianPosterior, gaussian_prior
 from .anderson import History, empty_history, mixing_correction, remember
 from .bound import (
