@@ -6,6 +6,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+import scipy.optimize
 
 from numpyro_ext.infer import EP, LaplaceApproximation
 from numpyro_ext.infer.gaussian import fitting as fitting_module
@@ -200,6 +201,25 @@ def test_many_refused_factors_are_an_error(counts_case, fitted_counts):
     )
     with pytest.raises(RuntimeError, match="3 of 12 factors.*'y'"):
         fitting_module.judge(bad, reading, "EP")
+
+
+def test_programs_are_not_shared_where_indices_differ():
+    """In a deterministic site, and behind a function: both were taken from the first run of the program."""
+
+    def model(index, order, y):
+        f = numpyro.sample("f", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+        numpyro.deterministic("chosen", f[index])
+        numpyro.sample("y", dist.Normal(jnp.exp(f)[order], 1.0), obs=y)
+
+    y, start = jnp.arange(4.0), np.zeros(3)
+    for index, order in [([0, 1], [0, 1, 2, 2]), ([2, 0], [0, 1, 1, 2])]:
+        engine = LaplaceApproximation(model, progress_bar=False)
+        engine.run(jax.random.key(0), jnp.array(index), jnp.array(order), y)
+        mode = scipy.optimize.minimize(
+            lambda f, order=order: 0.5 * np.sum(f**2) + 0.5 * np.sum((np.exp(f)[order] - np.asarray(y)) ** 2), start
+        )
+        np.testing.assert_allclose(engine.posterior["f"].mean, mode.x, atol=1e-4)
+        np.testing.assert_array_equal(engine.posterior["chosen"].mean, engine.posterior["f"].mean[jnp.array(index)])
 
 
 def test_programs_are_shared_by_runs_of_the_same_structure(counts_case, fitted_counts):

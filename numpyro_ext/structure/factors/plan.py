@@ -38,6 +38,8 @@ class FactorPlan(NamedTuple):
     label: str
     """What was recognised, in words."""
     is_closed_form: bool
+    targets: tuple[np.ndarray, ...] = ()
+    """Of a factor by quadrature: the row of each element of the log probability."""
 
 
 def plan_factor(program: Program, degrees: Degrees, name: str, traced: FactorTrace, probe: Env) -> FactorPlan:
@@ -89,5 +91,6 @@ def _elementwise_plan(program: Program, degrees: Degrees, name: str, traced: Fac
             potential, observed = factor.build(env)
             return Built(potential), observed
 
-        return FactorPlan(name, factor.parts, factor.shape, 1, build, "elementwise factor, by quadrature", False)
+        label = "elementwise factor, by quadrature"
+        return FactorPlan(name, factor.parts, factor.shape, 1, build, label, False, tuple(factor.targets))
     raise error or ValueError("no term to read")

@@ -68,7 +68,7 @@ class LatentGaussianReading(ModelReading):
         parts = [part for plan in self.plans for part in plan.parts]
         self._rows = AffineRows(self._program, self._field, parts)
         self.affine_sites = self._affine_sites(degrees)
-        self._maps: dict[str, AffineRows] = {}
+        self._maps = {n: self._map(n) for n in self.affine_sites}
         self._blocks = find_blocks(
             self._rows.pattern, self._rows.num_rows, self._rows.num_columns, self._coupled_columns()
         )
@@ -93,6 +93,8 @@ class LatentGaussianReading(ModelReading):
     def _structure_key(self) -> tuple[Any, ...]:
         static = hashlib.blake2b(digest_size=16)
         arrays: list[Any] = [self._rows.pattern, *self._blocks, *(rows for _, rows in self._rows.parts)]
+        arrays += [rows.pattern for rows in self._maps.values()]
+        arrays += [target for plan in self.plans for target in plan.targets]
         for array in arrays:
             static.update(b"none" if array is None else np.ascontiguousarray(array).tobytes())
         labels = tuple((p.name, p.label, p.shape) for p in self.plans)
@@ -134,13 +136,11 @@ class LatentGaussianReading(ModelReading):
     ) -> dict[str, AffineMap]:
         """Affine sites as maps of the unknowns: value ``= (design @ e + offset).reshape(site_shapes[name])``."""
         env = self._env(hyper, data)
-        return {n: AffineMap(*self._map(n).design(env)) for n in (self.affine_sites if names is None else names)}
+        return {n: AffineMap(*self._maps[n].design(env)) for n in (self.affine_sites if names is None else names)}
 
     def _map(self, name: str) -> AffineRows:
-        if name not in self._maps:
-            size = int(np.prod(self.site_shapes[name]))
-            self._maps[name] = AffineRows(self._program, self._field, [(self._trace.values[name], np.arange(size))])
-        return self._maps[name]
+        size = int(np.prod(self.site_shapes[name]))
+        return AffineRows(self._program, self._field, [(self._trace.values[name], np.arange(size))])
 
     def log_joint(self, hyper: Mapping[str, Any], e: Array, data: Sequence[Any]) -> Array:
         return self.form(hyper, data).log_density(e) + self.log_prior(hyper, data)

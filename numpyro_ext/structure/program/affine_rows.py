@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -41,14 +42,17 @@ class AffineRows:
         self.num_rows = sum(len(rows) for _, rows in self.parts)
         pattern = self._pattern()
         self.pattern = None if pattern is None else pattern.astype(np.int32)
-        self._sparse: tuple[np.ndarray, np.ndarray, int] | None = None
-        if self.pattern is not None and (self.pattern.shape[1] == 1 or 3 * self.pattern.shape[1] <= self.num_columns):
-            self._sparse = (self.pattern, *_colour_columns(self.pattern, self.num_columns))
 
     @property
     def is_dense(self) -> bool:
         """Whether the design is materialised."""
-        return self._sparse is None
+        return self.pattern is None or (self.pattern.shape[1] > 1 and 3 * self.pattern.shape[1] > self.num_columns)
+
+    @cached_property
+    def _sparse(self) -> tuple[np.ndarray, np.ndarray, int] | None:
+        if self.pattern is None or self.is_dense:
+            return None
+        return self.pattern, *_colour_columns(self.pattern, self.num_columns)
 
     def _pattern(self) -> np.ndarray | None:
         starts = np.concatenate([[0], np.cumsum(self.sizes)])
