@@ -10,6 +10,8 @@ from .gaussian.engine import Engine
 from .gaussian.importance_sampling import annealed_importance_sampling
 from .gaussian.inla import INLA
 from .gaussian.laplace_approximation import LaplaceApproximation
+from .gaussian.posterior import GaussianPosterior
+from .gaussian.programs import Algorithm, FitInfo
 from .gaussian.variational.engine import VariationalGaussian
 from .rows.expectation_maximisation import variational_em
 from .rows.posteriors import LatentGaussianRows, predictive_log_density
@@ -18,9 +20,12 @@ from .sparse.mean_field_engine import StructuredMeanField
 __all__ = [
     "EP",
     "INLA",
+    "Algorithm",
     "BilinearVG",
     "CrossValidation",
     "Engine",
+    "FitInfo",
+    "GaussianPosterior",
     "GridSearch",
     "LaplaceApproximation",
     "LatentGaussianRows",

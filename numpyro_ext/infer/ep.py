@@ -109,7 +109,7 @@ class EP(Engine):
         self.average_over = check_average(model, num_shifts, average_over)
         self.num_shifts = num_shifts
 
-    def _algorithm(self, reading: Any) -> Algorithm:
+    def algorithm(self, reading: Any) -> Algorithm:
         if isinstance(reading, SparseLinearReading):
             raise ModelStructureError(
                 f"This needs a Gaussian field, and the model was read as sparse coefficients {list(reading.field)}."

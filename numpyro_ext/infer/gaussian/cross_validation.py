@@ -104,7 +104,7 @@ def cross_validate(
     key, rng_key = jax.random.split(rng_key)
     given = kwargs.get(mask_argument, True)
     reading = engine._read(rng_key, args, {**kwargs, mask_argument: given})
-    engine._algorithm(reading)  # refuses what it cannot run on
+    engine.algorithm(reading)  # refuses what it cannot run on
     if len(reading.factor_names) != 1:
         raise ValueError(
             f"Cross-validation needs one observed site, the model has {list(reading.factor_names)}. "

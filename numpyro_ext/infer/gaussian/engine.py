@@ -42,7 +42,7 @@ class EngineOptions(TypedDict, total=False):
 
 
 class Engine(BaseEngine):
-    """Base class of the engines on latent Gaussian models: a subclass names its algorithm, in :meth:`_algorithm`.
+    """Base class of the engines on latent Gaussian models: a subclass names its algorithm, in :meth:`algorithm`.
 
     :param model: a NumPyro model whose field is Gaussian given its hyperparameters.
     :param int num_steps: steps of one fit of the field at most.
@@ -95,7 +95,7 @@ class Engine(BaseEngine):
         self.max_hyper_steps = max_hyper_steps
 
     @abstractmethod
-    def _algorithm(self, reading: Any) -> Algorithm:
+    def algorithm(self, reading: Any) -> Algorithm:
         """The algorithm for a model, with the options of this engine bound.
 
         :raises ModelStructureError: if it cannot run on this form: which site, what was found, and what to do.
@@ -152,7 +152,7 @@ class Engine(BaseEngine):
         )
 
     def _compile(self, reading: Any) -> tuple[UnconstrainedSpace, Algorithm, Programs]:
-        algorithm = self._algorithm(reading)
+        algorithm = self.algorithm(reading)
         space = UnconstrainedSpace(reading.hyper, self.hyper_values)
         options = self._options()
         programs = compiled_programs(

@@ -120,7 +120,7 @@ class INLA(LaplaceApproximation):
         self.grid_step = grid_step
         self.log_density_drop = log_density_drop
 
-    def _algorithm(self, reading: Any) -> Algorithm:
+    def algorithm(self, reading: Any) -> Algorithm:
         for name, site in reading.hyper.items():
             if site.is_param and name not in self.hyper_values:
                 raise ModelStructureError(
@@ -140,7 +140,7 @@ class INLA(LaplaceApproximation):
                     f"The simplified Laplace marginals need factors of one predictor each, and those of site {name!r} "
                     f"({type(potential.base).__name__}) have several. Use INLA(model, marginal='gaussian')."
                 )
-        return super()._algorithm(reading)
+        return super().algorithm(reading)
 
     def run(self, rng_key: Array, *args: Any, init_state: EngineState | None = None, **kwargs: Any) -> None:
         """Read the model on these arguments, find the mode of its hyperparameters, and integrate over them.

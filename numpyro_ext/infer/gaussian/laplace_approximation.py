@@ -47,7 +47,7 @@ class LaplaceApproximation(Engine):
         ``progress_bar``.
     """
 
-    def _algorithm(self, reading: Any) -> Algorithm:
+    def algorithm(self, reading: Any) -> Algorithm:
         for name, potential in zip(reading.factor_names, reading.abstract_form.potentials, strict=True):
             if not potential.is_smooth:
                 raise ModelStructureError(

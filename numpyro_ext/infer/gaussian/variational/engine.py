@@ -143,7 +143,7 @@ class VariationalGaussian(Engine):
             check_shared_covariance(_treat(bounds, reading.form(space.unpack(point))) for point in points)
         return sites
 
-    def _algorithm(self, reading: Any) -> Algorithm:
+    def algorithm(self, reading: Any) -> Algorithm:
         sites = self._choose_bounds(reading)
         treat = partial(_treat, tuple(site.bound for site in sites.values()))
         init: Callable[..., Any] = variational_gaussian.init
