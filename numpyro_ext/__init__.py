@@ -8,11 +8,24 @@ if TYPE_CHECKING:
     from .infer import (
         EP,
         INLA,
+        Algorithm,
         BilinearVG,
+        CrossValidation,
+        Engine,
+        FitInfo,
+        GaussianPosterior,
+        GridSearch,
         LaplaceApproximation,
+        LatentGaussianRows,
+        StructuredMeanField,
         VariationalGaussian,
         annealed_importance_sampling,
         cross_validate,
+        fit_batches,
+        grid_search,
+        predictive_log_density,
+        ranking_scores,
+        variational_em,
     )
 
 __version__ = "0.2.0"
@@ -20,11 +33,24 @@ __version__ = "0.2.0"
 __all__ = [
     "EP",
     "INLA",
+    "Algorithm",
     "BilinearVG",
+    "CrossValidation",
+    "Engine",
+    "FitInfo",
+    "GaussianPosterior",
+    "GridSearch",
     "LaplaceApproximation",
+    "LatentGaussianRows",
+    "StructuredMeanField",
     "VariationalGaussian",
     "annealed_importance_sampling",
     "cross_validate",
+    "fit_batches",
+    "grid_search",
+    "predictive_log_density",
+    "ranking_scores",
+    "variational_em",
 ]
 
 find_models_of_checkout()

@@ -101,4 +101,6 @@ def test_names_of_all_public_rooms_can_be_imported():
     for room in ("distributions", "infer", "linalg", "models", "potentials", "structure"):
         module = __import__(f"{PACKAGE}.{room}", fromlist=["__all__"])
         assert all(hasattr(module, name) for name in module.__all__), room
-    assert PACKAGE in sys.modules
+    package, infer = sys.modules[PACKAGE], sys.modules[f"{PACKAGE}.infer"]
+    assert package.__all__ == infer.__all__
+    assert all(getattr(package, name) is getattr(infer, name) for name in infer.__all__)
