@@ -13,6 +13,7 @@ from .gaussian.laplace_approximation import LaplaceApproximation
 from .gaussian.posterior import GaussianPosterior
 from .gaussian.programs import Algorithm, FitInfo
 from .gaussian.variational.engine import VariationalGaussian
+from .gaussian.variational.multinomial_probit_bayes import multinomial_probit_bayes
 from .rows.expectation_maximisation import variational_em
 from .rows.posteriors import LatentGaussianRows, predictive_log_density
 from .sparse.mean_field_engine import StructuredMeanField
@@ -35,6 +36,7 @@ __all__ = [
     "cross_validate",
     "fit_batches",
     "grid_search",
+    "multinomial_probit_bayes",
     "predictive_log_density",
     "ranking_scores",
     "variational_em",

@@ -14,7 +14,10 @@ import pytest
 
 from numpyro_ext.datasets import data_path
 from numpyro_ext.infer import EP, VariationalGaussian
-from numpyro_ext.infer.multinomial_probit_bayes import multinomial_probit_bayes, predict_probabilities
+from numpyro_ext.infer.gaussian.variational.multinomial_probit_bayes import (
+    multinomial_probit_bayes,
+    predict_probabilities,
+)
 from numpyro_ext.models import gp_classification, multiclass_gp_classification
 
 pytestmark = pytest.mark.slow

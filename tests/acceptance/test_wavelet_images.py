@@ -13,13 +13,14 @@ import numpy as np
 import pytest
 import pywt
 
+from benchmarks.baselines import tree_parameters
+from benchmarks.baselines.tree_parameters import initial_parameters
 from numpyro_ext.infer.sparse import mean_field as smf
-from numpyro_ext.infer.sparse import tree_learning
 from numpyro_ext.linalg import identity, select
 from numpyro_ext.linalg.operators.wavelets import wavelet_transform
 from numpyro_ext.potentials import Forest, LaplacePotential
 from numpyro_ext.potentials.trees.forest import wavelet_forest
-from numpyro_ext.potentials.trees.mixture import TreeParameters, initial_parameters
+from numpyro_ext.potentials.trees.mixture import TreeParameters
 from numpyro_ext.structure.sparse_linear.form import SparseLinear
 
 METHODS = ("VB-fact", "MAP-fact", "VB-tree", "MAP-tree")
@@ -49,17 +50,17 @@ def decibels(truth, estimate):
 def fit(form, workspace, coefficients, options, num_steps, is_exact=False):
     second_moment = None
     if is_exact:
-        prior, second_moment = tree_learning.fit_prior_to_noisy(form, coefficients, form.noise_variance)
+        prior, second_moment = tree_parameters.fit_prior_to_noisy(form, coefficients, form.noise_variance)
     elif options.variances == "none":
         # Which mode is found depends on the start; the table's begins at the raw coefficients.
         prior, second_moment = form.prior, jnp.square(coefficients)
     else:
-        prior = tree_learning.fit_prior(form, coefficients, 10)
+        prior = tree_parameters.fit_prior(form, coefficients, 10)
     form = form._replace(prior=prior)
     state = smf.init(form, workspace, options, coefficients)
     if second_moment is not None:
         state = state._replace(second_moment=second_moment)
-    return smf.solve(form, workspace, state, options, num_steps=num_steps, tol=1e-6, learn=tree_learning.learn_prior)
+    return smf.solve(form, workspace, state, options, num_steps=num_steps, tol=1e-6, learn=tree_parameters.learn_prior)
 
 
 def restore(method, transform, operator, data, noise_variance, coefficients, num_steps, **choices):
@@ -131,7 +132,7 @@ def test_denoising_table(wavelet, name):
 
 @functools.partial(jax.jit, static_argnames="options")
 def go_on(form, workspace, state, options):
-    return smf.solve(form, workspace, state, options, num_steps=6, tol=1e-2, learn=tree_learning.learn_prior)
+    return smf.solve(form, workspace, state, options, num_steps=6, tol=1e-2, learn=tree_parameters.learn_prior)
 
 
 def inpaint(method, truth, num_levels, factorial=None):
@@ -153,7 +154,7 @@ def inpaint(method, truth, num_levels, factorial=None):
         prior = TreeParameters(prior.low, prior.low, zeros, jnp.zeros_like(prior.transition))
     form = SparseLinear(select(mask) @ transform.T, jnp.asarray(data), jnp.asarray(1e-2), forest, prior)
     if factorial is None:
-        form = form._replace(prior=jax.jit(tree_learning.fit_prior)(form, coefficients, 5))
+        form = form._replace(prior=jax.jit(tree_parameters.fit_prior)(form, coefficients, 5))
     options = smf.choose_options(
         form, variances="auto" if "VB" in method else "none", is_diagonal=False,
         num_samples=8, num_determinant_products=2, mean_tol=1e-5, draw_tol=3e-3, max_iterations=150,

@@ -6,7 +6,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from numpyro_ext.infer.multinomial_probit_bayes import multinomial_probit_bayes, predict_probabilities
+from numpyro_ext.infer.gaussian.variational.multinomial_probit_bayes import (
+    multinomial_probit_bayes,
+    predict_probabilities,
+)
 from numpyro_ext.potentials import MultinomialProbitPotential
 
 X = np.array([-1.5, -0.2, 0.9])

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from benchmarks.baselines import tree_parameters
 from numpyro_ext.infer.sparse import mean_field as smf
-from numpyro_ext.infer.sparse import tree_learning
 from numpyro_ext.linalg import from_matrix, identity, select
 from numpyro_ext.linalg.solvers.posterior_precision import PosteriorPrecision
 from numpyro_ext.potentials import Forest, GaussianPotential, LaplacePotential, StudentTPotential
@@ -22,7 +22,7 @@ KINDS = ["laplace-tree", "student-tree", "student-product"]
 
 @functools.partial(jax.jit, static_argnames=("options", "num_steps", "learns"))
 def fit(form, workspace, state, options, num_steps=1000, tol=1e-9, learns=False):
-    learn = tree_learning.learn_prior if learns else None
+    learn = tree_parameters.learn_prior if learns else None
     return smf.solve(form, workspace, state, options, num_steps=num_steps, tol=tol, learn=learn)
 
 
@@ -31,8 +31,8 @@ def begin(form, workspace, options):
     return smf.init(form, workspace, options)
 
 
-fit_prior = jax.jit(tree_learning.fit_prior)
-fit_prior_to_noisy = jax.jit(tree_learning.fit_prior_to_noisy)
+fit_prior = jax.jit(tree_parameters.fit_prior)
+fit_prior_to_noisy = jax.jit(tree_parameters.fit_prior_to_noisy)
 
 
 def prepare(form, **choices):

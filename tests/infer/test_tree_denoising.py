@@ -5,10 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from numpyro_ext.infer.tree_denoising import denoise, fit, pixel_variance
+from benchmarks.baselines.tree_denoising import denoise, fit, pixel_variance
+from benchmarks.baselines.tree_parameters import initial_parameters
 from numpyro_ext.linalg import wavelet_transform
 from numpyro_ext.potentials import wavelet_forest
-from numpyro_ext.potentials.trees.mixture import initial_parameters, tilted_moments
+from numpyro_ext.potentials.trees.mixture import tilted_moments
 
 NOISE = 0.04
 TRANSFORM = wavelet_transform((8, 8), "db2", 2)

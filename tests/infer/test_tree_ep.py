@@ -11,11 +11,11 @@ import numpyro.distributions as dist
 import pytest
 from scipy import integrate, optimize, stats
 
+from benchmarks.baselines.tree_denoising import denoise
 from models.images import wavelet_denoising
 from numpyro_ext.distributions import HiddenMarkovTree
 from numpyro_ext.infer import EP, cross_validate
 from numpyro_ext.infer.sparse import tree_propagation as core
-from numpyro_ext.infer.tree_denoising import denoise
 from numpyro_ext.linalg import from_matrix, identity, wavelet_transform
 from numpyro_ext.potentials import GaussianPotential, LaplacePotential, wavelet_forest
 from numpyro_ext.potentials.trees.draws import _draw_tilted_laplace, _truncated_quantile, tree_draws

@@ -6,14 +6,12 @@ import numpy as np
 import pytest
 from scipy import integrate, optimize
 
+from benchmarks.baselines.tree_parameters import em_step, initial_parameters, m_step
 from numpyro_ext.potentials import Forest, GaussianPotential, LaplacePotential, StudentTPotential, TemperedPotential
 from numpyro_ext.potentials.trees.mixture import (
     TreeParameters,
-    em_step,
-    initial_parameters,
     log_density,
     log_evidence,
-    m_step,
     state_posterior,
     tilted_moments,
 )

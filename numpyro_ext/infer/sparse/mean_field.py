@@ -235,8 +235,7 @@ def solve(
     :param num_steps: steps at most, a number or a traced scalar.
     :param float tol: bound on :attr:`Info.max_change`.
     :param int trace_length: of the trace, at least ``num_steps``; needed where that is traced.
-    :param learn: called after each step with ``form`` and state, returns the new ``form``:
-        :func:`~numpyro_ext.infer.sparse.tree_learning.learn_prior`.
+    :param learn: called after each step with ``form`` and state, returns the new ``form``.
     :param make_form: from what is learned to the model.
     :return: the state and how the iteration ended; with ``learn``, the learned form before these.
     """

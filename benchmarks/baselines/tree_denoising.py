@@ -8,6 +8,8 @@ coefficients is white as well, and the tree times it is one factor with exact mo
 A wavelet basis is not invariant under shifts. The mixture of the posteriors of models whose basis is shifted is: its
 mean is the average of the means, its variance the average of the variances plus the variance of the means.
 
+Superseded by ``EP(wavelet_denoising, num_shifts=...)``, which reads a model.
+
 **References**
 
 1. Coifman, R. R. and Donoho, D. L. (1995), *Translation-invariant de-noising*, in Wavelets and Statistics, 125-150
@@ -26,9 +28,11 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike
 
-from ..linalg.operators.wavelets import WaveletTransform, wavelet_transform
-from ..potentials.trees.forest import Forest
-from ..potentials.trees.mixture import TreeMoments, TreeParameters, em_step, tilted_moments
+from numpyro_ext.linalg.operators.wavelets import WaveletTransform, wavelet_transform
+from numpyro_ext.potentials.trees.forest import Forest
+from numpyro_ext.potentials.trees.mixture import TreeMoments, TreeParameters, tilted_moments
+
+from .tree_parameters import em_step
 
 __all__ = ["TreeDenoising", "TreeFit", "denoise", "fit", "pixel_variance"]
 
@@ -70,7 +74,7 @@ def fit(
     :param WaveletTransform transform: the orthonormal transform.
     :param Forest forest: the forest over its coefficients (:func:`~numpyro_ext.potentials.wavelet_forest`).
     :param TreeParameters parameters: where to start
-        (:func:`~numpyro_ext.potentials.trees.mixture.initial_parameters`).
+        (:func:`~benchmarks.baselines.tree_parameters.initial_parameters`).
     :param ArrayLike observed: the noisy image, of shape ``transform.shape_of_signal``.
     :param ArrayLike noise_variance: variance of the noise, or where to start.
     :param int num_steps: number of steps; none lowers the log evidence. The first 15 bring most of the gain.

@@ -15,8 +15,8 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.typing import ArrayLike
 
-from ..linalg.cholesky import cholesky, half_log_determinant, solve_lower
-from ..potentials import MultinomialProbitPotential
+from ....linalg.cholesky import cholesky, half_log_determinant, solve_lower
+from ....potentials import MultinomialProbitPotential
 
 __all__ = ["MultinomialProbitFit", "multinomial_probit_bayes", "predict_probabilities"]
 
