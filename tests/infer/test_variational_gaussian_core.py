@@ -146,10 +146,9 @@ def test_climbing_in_the_cholesky_factor_finds_the_same_optima():
         assert np.all(np.diff(np.asarray(info.objective_trace)[: info.num_steps]) >= 0.0)
 
 
-@pytest.mark.slow
 def test_climbing_in_two_numbers_per_factor_finds_the_same_optima():
-    # Broad priors make this parameterisation flat: beyond the first three settings it takes many thousands of steps.
-    for (_, info), expected in climb("opper-archambeau", range(3), 3000):
+    for (_, info), expected in climb("opper-archambeau", range(5), 400):
+        assert info.converged
         np.testing.assert_allclose(info.objective, expected, atol=1e-6)
         assert np.all(np.diff(np.asarray(info.objective_trace)[: info.num_steps]) >= 0.0)
 
@@ -187,11 +186,16 @@ def dense_bound(form, precision, mean, covariance):
     return form.log_constant + expected + log_prior + entropy
 
 
-@pytest.mark.parametrize("space", ["observation", "coefficient", "sparse"])
-@pytest.mark.parametrize("is_flat", [False, True], ids=["proper", "flat"])
+@pytest.mark.parametrize(
+    "space, is_flat",
+    [
+        pytest.param(space, is_flat, id=f"{'flat' if is_flat else 'proper'}-{space}")
+        for space in ("observation", "coefficient", "sparse")
+        for is_flat in (False, True)
+        if not (is_flat and space == "observation")  # flat priors have no covariance
+    ],
+)
 def test_bound_of_any_sites_is_that_of_the_dense_formula(space, is_flat):
-    if is_flat and space == "observation":
-        pytest.skip("flat priors have no covariance")
     rng = np.random.default_rng(3)
     offset, potentials = jnp.asarray(rng.normal(size=NUM)), (PoissonExpPotential(COUNTS, 1.0),)
     form = make_form(mixed_prior(rng, is_flat), random_sparse(rng, NUM, 11, 3), potentials, offset, log_constant=0.7)

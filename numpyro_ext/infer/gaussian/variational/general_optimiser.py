@@ -2,7 +2,7 @@ r"""The variational Gaussian by a general optimiser, to compare the special algo
 
 Two parameterisations of the same optimum (Khan 2012, §3.5): mean and Cholesky factor of the whitened unknowns, in which
 the bound is concave for log-concave factors (Challis and Barber 2011), and one pull and one log precision per factor
-(Opper and Archambeau 2009), which are few but have long flat regions. Both are slow; both climb by L-BFGS until the
+(Opper and Archambeau 2009), which are few. Both are slow; both climb by L-BFGS until the
 gradient vanishes.
 """
 
@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from ....linalg.cholesky import cholesky, cholesky_solve
+from ....linalg.cholesky import cholesky, cholesky_solve, solve_upper
 from ....linalg.gaussian.coefficient_space import CoefficientSpace
 from ....linalg.gaussian.observation_space import ObservationSpace
 from ....linalg.gaussian.prior import is_valid_prior
@@ -154,19 +154,28 @@ def _cholesky_problem(form: LatentGaussian) -> _Problem:
 
 
 def _opper_archambeau_problem(form: LatentGaussian) -> _Problem:
-    r"""Pulls :math:`\alpha` with mean :math:`b + K \alpha`, and logarithms of the site precisions."""
+    r"""Pulls :math:`\alpha` with mean :math:`b + K \alpha`, and logarithms of the site precisions.
+
+    In the pulls themselves the bound is as ill-conditioned as the covariance :math:`K = R R^\top` of the predictors,
+    and the search crawls. It goes along :math:`z` with :math:`R^\top \alpha = L^{-\top} z`, where
+    :math:`L L^\top = I + R^\top R`: then the curvature is one if that of all factors is.
+    """
     space = gaussian_prior(form, "observation")
     assert isinstance(space, ObservationSpace)  # asked for by name
     observed = jnp.concatenate(form.observed)
+    eigenvalues, vectors = jnp.linalg.eigh(space.covariance)
+    root = vectors * jnp.sqrt(jnp.maximum(eigenvalues, 0.0))[:, None, :]
+    unit, _ = vg.initial_sites(form)
+    seen = space.to_local(unit)[..., None] * root
+    factor = cholesky(jnp.eye(root.shape[-1], dtype=root.dtype) + root.swapaxes(-1, -2) @ seen)
 
     def moments(values: Array) -> tuple[Array, Array, Array]:
-        pull, log_precision = jnp.split(values, 2)
-        coordinates = space.to_local(jnp.where(observed, pull, 0.0))
+        direction, log_precision = jnp.split(values, 2)
+        whitened = solve_upper(factor, space.to_local(direction)[..., None])
         precision = jnp.where(observed, jnp.exp(log_precision), 0.0)
         posterior = space.condition(precision, jnp.zeros_like(precision))
         variance = posterior.marginals().variance
-        total = posterior.log_volume() + 0.5 * jnp.sum(precision * variance)
-        total -= 0.5 * space.inner(coordinates, coordinates)
-        return space.predictor(coordinates) + form.offset, variance, total
+        total = posterior.log_volume() + 0.5 * jnp.sum(precision * variance) - 0.5 * jnp.sum(jnp.square(whitened))
+        return space.to_rows((root @ whitened)[..., 0]) + form.offset, variance, total
 
     return _Problem(jnp.zeros((2 * form.num_rows,), form.offset.dtype), moments)
