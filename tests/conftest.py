@@ -44,6 +44,11 @@ def _forget_compiled_programs() -> Iterator[None]:
         gc.collect()
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    # At the end, one worker would run a long test while the other has nothing to do.
+    config.addinivalue_line("markers", "first: a long test, which runs before all others")
+
+
 def pytest_report_header() -> str:
     optimised = "optimised" if IS_OPTIMISED else "little optimised"
     return f"jax {jax.__version__} on {jax.default_backend()}, {PRECISION}, {optimised}"
@@ -64,5 +69,4 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         others = [item for item in items if item.get_closest_marker("slow") and _quarter(item) != int(QUARTER)]
         config.hook.pytest_deselected(items=others)
         items[:] = [item for item in items if item not in others]
-    # The longest test first: at the end, one worker would run it while the other has nothing to do.
-    items.sort(key=lambda item: "sixty_random_models" not in item.nodeid)
+    items.sort(key=lambda item: item.get_closest_marker("first") is None)

@@ -42,41 +42,21 @@ def test_every_row_and_every_cell_has_one_place():
     assert few.is_used.sum() == 2 and few.is_cell.sum() == 1
 
 
-SWEEPS = """
-from functools import partial
-import jax, jax.numpy as jnp, numpy as np
-jax.config.update("jax_enable_x64", True)
-jax.config.update("jax_disable_most_optimizations", True)
-from numpyro_ext.infer import bilinear_gaussian as bg
-from numpyro_ext.infer.bilinear_sharding import OneDevice, SeveralDevices
-from tests.infer.bilinear_devices import NUM_COLUMNS, NUM_ROWS, make_counts
-from tests.infer.bilinear_forms import factorisation
-rows, columns, counts = make_counts()
-form = factorisation(rows, columns, counts, (NUM_ROWS, NUM_COLUMNS), (1.0, 0.5), 2)
-state = jax.jit(bg.init, static_argnums=(2, 3))(form, jax.random.key(0), "diagonal", "diagonal")
-def step(devices, prepared, state):
-    state, info = devices.sweep(prepared, state)
-    return state.objective, state, info
-found = []
-for devices in (OneDevice(), SeveralDevices(jax.devices(), rows, columns, NUM_ROWS)):
-    prepared = devices.put_cells(jax.jit(devices.prepare)(form, state.rows, state.columns))
-    sweep = devices.compile_solve(partial(step, devices))
-    value, now = devices.put(state.objective, state)
-    for _ in range(5):
-        value, now, _ = sweep(prepared, now)
-    found.append(devices.get(value, now))
-assert len(jax.devices()) == 4 and np.isfinite(found[0][0])
-jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-11, atol=1e-12), *found)
-"""
-
-
 def environment(num_devices):
     flags = f"--xla_force_host_platform_device_count={num_devices}"
     return {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
 
 
-def test_sweeps_on_four_devices():
-    subprocess.run([sys.executable, "-c", SWEEPS], env=environment(4), check=True, timeout=300)
+def test_sweeps_on_four_devices(tmp_path):
+    path = tmp_path / "sweeps.npz"
+    command = [sys.executable, "-m", "tests.infer.bilinear_device_sweeps", str(path)]
+    subprocess.run(command, env=environment(4), check=True, timeout=300)
+    with np.load(path) as found:
+        assert found["num_devices"] == 4
+        names = [name.removeprefix("one-") for name in found if name.startswith("one-")]
+        assert np.isfinite(found["one-0"]) and len(names) > 4
+        for name in names:
+            np.testing.assert_allclose(found[f"all-{name}"], found[f"one-{name}"], rtol=1e-11, atol=1e-12)
 
 
 def test_devices_of_other_processes_alone():

@@ -36,6 +36,7 @@ def _read_all(seeds: range) -> None:
     assert len(refused) <= 0.15 * len(seeds), refused
 
 
+@pytest.mark.first
 def test_sixty_random_models() -> None:
     _read_all(range(60))
 
