@@ -1,6 +1,6 @@
 """Factors ``t(eta)`` of a model, scalar or of a few predictors: log densities, moments, expectations; pure JAX."""
 
-from .base import ExpectedLogDensity, LogisticTerms, Potential, TiltedMoments, potential
+from .base import Potential, potential
 from .bounds.log_sum_exp import ExpectedLogSumExp, LogSumExpBound, log_sum_exp_bound
 from .bounds.logistic import (
     BohningBound,
@@ -43,6 +43,7 @@ from .integrals.logistic_expectation import expected_log_partition
 from .integrals.normal import TruncatedNormal, erfcx, inverse_mills_ratio, log_ndtr, truncated_normal
 from .integrals.normal_interval import NormalInterval, normal_interval
 from .integrals.tilted_moments import gaussian_expectation, tilted_moments
+from .moments import ExpectedLogDensity, LogisticTerms, TiltedMoments
 from .trees.forest import Forest, SumProduct, log_partition, sum_product, wavelet_forest
 from .vector import VectorExpectedLogDensity, VectorPotential
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, NamedTuple, dataclass_transform
+from typing import Any, ClassVar, dataclass_transform
 
 import jax
 import jax.numpy as jnp
@@ -11,68 +11,11 @@ from jax.typing import ArrayLike
 
 from ..linalg.frozen_pytree import frozen_pytree
 from ..linalg.saved_names import saved_as
+from .integrals.expectation import expected_log_density
+from .integrals.tilted_moments import tilted_moments
+from .moments import ExpectedLogDensity, LogisticTerms, TiltedMoments
 
-__all__ = ["ExpectedLogDensity", "LogisticTerms", "Potential", "TiltedMoments", "potential"]
-
-
-class TiltedMoments(NamedTuple):
-    r"""Moments of the tilted density :math:`t(\eta)^p\, N(\eta \mid \mu, v) / \hat Z`, one entry per factor.
-
-    The site parameters are stored beside the moments because forming them as
-    ``1 / variance - 1 / v`` loses all digits when the factor says little.
-    """
-
-    log_z: Array
-    """:math:`\\log \\hat Z`; differentiable in the cavity and in the parameters of the potential."""
-    mean: Array
-    """Mean of the tilted density."""
-    variance: Array
-    """Variance of the tilted density."""
-    site_precision: Array
-    """:math:`1/\\hat v - 1/v`: the precision that moment matching asks of the site."""
-    site_shift: Array
-    """:math:`\\hat\\mu/\\hat v - \\mu/v`: the precision times mean that moment matching asks of the site."""
-
-
-class ExpectedLogDensity(NamedTuple):
-    r"""Gaussian expectation :math:`f(m, v) = E_{N(\eta \mid m, v)} \log t(\eta)` of a log factor, or a lower bound.
-
-    The slopes are stored beside the value because a variational site is made of them: its precision is
-    :math:`-2\, \partial f / \partial v`.
-    """
-
-    value: Array
-    mean_slope: Array
-    """:math:`\\partial f / \\partial m`, which is :math:`E\\, (\\log t)'` for the expectation itself."""
-    variance_slope: Array
-    """:math:`\\partial f / \\partial v`, which is :math:`\\tfrac12 E\\, (\\log t)''` for the expectation itself."""
-
-
-class LogisticTerms(NamedTuple):
-    r"""A log factor that is linear but for logistic log-partitions with weights of one sign:
-
-    .. math:: \log t(\eta) = \text{constant} + \text{linear}\;\eta
-        - \sum_j \text{weight}_j \log(1 + e^{\text{slope}_j \eta + \text{offset}_j}), \quad \text{weight}_j \ge 0.
-
-    An upper bound of the Gaussian expectation of :math:`\log(1 + e^x)` gives a lower bound of that of the factor. The
-    weights, slopes and offsets have the terms on their first axis; the axes after it, and those of ``constant`` and
-    ``linear``, broadcast against ``eta``.
-    """
-
-    constant: Array
-    linear: Array
-    weights: Array
-    """Non-negative, shape ``(num_terms, ...)``."""
-    slopes: Array
-    """Shape ``(num_terms, ...)``."""
-    offsets: Array
-    """Shape ``(num_terms, ...)``."""
-
-    def log_density(self, eta: ArrayLike) -> Array:
-        """The log factor that the terms describe, elementwise."""
-        eta = jnp.asarray(eta)
-        parts = jax.vmap(lambda n, a, b: n * jax.nn.softplus(a * eta + b))(self.weights, self.slopes, self.offsets)
-        return self.constant + self.linear * eta - jnp.sum(parts, axis=0)
+__all__ = ["Potential", "potential"]
 
 
 class Potential:
@@ -84,8 +27,21 @@ class Potential:
     """
 
     is_log_concave: ClassVar[bool] = False
+    """Whether the log density is concave, for every observation and all parameters."""
     is_smooth: ClassVar[bool] = True
     """Whether second derivatives exist and carry the curvature (false for kinks): Laplace's method needs it."""
+    is_analytic: ClassVar[bool] = False
+    """Whether the log density, for all parameters, is analytic at least 2.5 to either side of the real line (as that of
+    logistic, probit and Gaussian factors), and grows no faster than a polynomial along it. Expectations under products
+    of Gaussian vectors need it: see :func:`~numpyro_ext.potentials.expected_bilinear_log_density`."""
+    has_exponential_mean: ClassVar[bool] = False
+    """Whether :meth:`mean` is proportional to the exponential of the predictor."""
+    has_closed_derivatives: ClassVar[bool]
+    """Whether the class has :meth:`derivatives` of its own."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        cls.has_closed_derivatives = cls.derivatives is not Potential.derivatives
 
     def log_density(self, eta: ArrayLike) -> Array:
         r"""Elementwise :math:`\log t_i(\eta_i)`, with every normalising constant of the observation."""
@@ -99,8 +55,6 @@ class Potential:
         :param ArrayLike power: exponent :math:`p`. Closed forms that hold for ``p = 1`` only are used for a Python
             number, not for an array (which may be traced).
         """
-        from .integrals.tilted_moments import tilted_moments
-
         return tilted_moments(self, mean, variance, power)
 
     def expected_log_density(self, mean: ArrayLike, variance: ArrayLike) -> ExpectedLogDensity:
@@ -109,9 +63,11 @@ class Potential:
         :param ArrayLike mean: means :math:`m` of the predictor.
         :param ArrayLike variance: variances :math:`v` of the predictor.
         """
-        from .integrals.expectation import expected_log_density
-
         return expected_log_density(self, mean, variance)
+
+    def mean(self, eta: ArrayLike) -> Array | None:
+        """Elementwise mean of the observations at a predictor, or ``None`` where they have none that is known."""
+        return None
 
     def has_finite_expectation(self) -> Array:
         """Which factors have a finite Gaussian expectation of their logarithm, as booleans that broadcast.

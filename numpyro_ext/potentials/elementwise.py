@@ -10,7 +10,8 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike
 
-from .base import ExpectedLogDensity, LogisticTerms, Potential, TiltedMoments, potential
+from .base import Potential, potential
+from .moments import ExpectedLogDensity, LogisticTerms, TiltedMoments
 
 __all__ = ["ElementwisePotential", "TemperedPotential"]
 
@@ -58,6 +59,17 @@ class TemperedPotential(Potential):
     @property
     def is_smooth(self) -> bool:  # type: ignore[override]
         return self.base.is_smooth
+
+    @property
+    def is_analytic(self) -> bool:  # type: ignore[override]
+        return self.base.is_analytic
+
+    @property
+    def has_exponential_mean(self) -> bool:  # type: ignore[override]
+        return self.base.has_exponential_mean
+
+    def mean(self, eta: ArrayLike) -> Array | None:
+        return self.base.mean(eta)
 
     def log_density(self, eta: ArrayLike) -> Array:
         return self.weight * self.base.log_density(eta)

@@ -7,7 +7,8 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
-from .base import ExpectedLogDensity, Potential, TiltedMoments, potential
+from .base import Potential, potential
+from .moments import ExpectedLogDensity, TiltedMoments
 from .vector import VectorPotential
 
 __all__ = ["VectorRows", "row_directions"]

@@ -4,6 +4,19 @@ from .bilinear.form import Bilinear
 from .bilinear.read import read_bilinear
 from .bilinear.reading import BilinearReading
 from .errors import ModelStructureError, Reason
+from .families import (
+    EXP,
+    IDENTITY,
+    LOGISTIC,
+    PROBIT,
+    RECTIFIED_LINEAR,
+    SOFTPLUS,
+    Built,
+    Family,
+    Link,
+    Observations,
+    register_family,
+)
 from .latent_gaussian.form import AffineMap, Blocks, LatentGaussian
 from .latent_gaussian.read import read_latent_gaussian
 from .latent_gaussian.reading import LatentGaussianReading
@@ -13,18 +26,29 @@ from .sparse_linear.read import read_sparse_linear
 from .sparse_linear.reading import SparseLinearReading
 
 __all__ = [
+    "EXP",
+    "IDENTITY",
+    "LOGISTIC",
+    "PROBIT",
+    "RECTIFIED_LINEAR",
+    "SOFTPLUS",
     "AffineMap",
     "Bilinear",
     "BilinearReading",
     "Blocks",
+    "Built",
+    "Family",
     "HyperSite",
     "LatentGaussian",
     "LatentGaussianReading",
+    "Link",
     "ModelStructureError",
+    "Observations",
     "Reason",
     "SparseLinear",
     "SparseLinearReading",
     "read_bilinear",
     "read_latent_gaussian",
     "read_sparse_linear",
+    "register_family",
 ]

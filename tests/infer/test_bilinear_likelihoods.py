@@ -27,12 +27,14 @@ LIKELIHOODS = {
     "negative_binomial": lambda eta: dist.NegativeBinomial2(2.0 * jnp.exp(eta), 1.5),
     "logits": lambda eta: dist.Bernoulli(logits=eta),
     "ordered_probit": lambda eta: OrderedProbit(eta, jnp.array([-1.0, 0.5])),
+    "normal": lambda eta: dist.Normal(eta, 0.7),
 }
 DATA = {
     "softplus": np.random.default_rng(4).poisson(3.0 * np.logaddexp(0.0, FACTORS.ravel())),
     "negative_binomial": np.random.default_rng(5).poisson(2.0 * np.exp(FACTORS.ravel())),
     "logits": (NOISY > 0.0).astype(int),
     "ordered_probit": np.digitize(NOISY, [-1.0, 0.5]),
+    "normal": NOISY,
 }
 
 
@@ -139,6 +141,33 @@ def test_probabilities_and_new_rows():
     again = engine.fold_in(random.key(1), "softplus", ROWS[chosen], COLS[chosen], y[chosen], num_rows=2)
     np.testing.assert_allclose(again.posterior["w"].mean, engine.posterior["w"].mean[:2], atol=1e-3)
     np.testing.assert_allclose(again.posterior["bias"].sd, engine.posterior["bias"].sd[:2], atol=1e-3)
+
+
+@needs_float64
+def test_normal_values_against_the_closed_form():
+    """The expected square of ``y - u @ w - b``, and the divergence of the posterior from the prior, by hand."""
+    engine = full_fit("normal")
+    assert engine.diagnostics.converged and engine.distance_to_boundary == np.inf
+    state, form = engine.last_state.state, engine._run.reading.form({})
+    (u, uu), (w, ww) = ((np.asarray(b.mean), np.asarray(b.covariance)) for b in (state.rows, state.columns))
+    # The vectors of the rows are weights and bias, that of the columns weights only.
+    v = np.concatenate([w, np.ones((C, 1))], axis=-1)[:, : u.shape[1]]
+    vv = np.zeros((C, u.shape[1], u.shape[1]))
+    vv[:, :K, :K] = ww
+    order = np.argsort(np.asarray(form.rows.precision[0]))  # the bias has the largest precision, and comes last
+    u, uu = u[:, order], uu[:, order][:, :, order]
+    second = np.einsum("rij,cij->rc", uu + u[:, :, None] * u[:, None, :], vv + v[:, :, None] * v[:, None, :])
+    mean = u @ v.T
+    np.testing.assert_allclose(engine.predictive_mean()["y"], mean.ravel(), rtol=1e-6)
+    y = NOISY.reshape(R, C)
+    expected = -0.5 * (y**2 - 2.0 * y * mean + second) / 0.49 - 0.5 * np.log(2.0 * np.pi * 0.49)
+    priors = np.array([0.9, 0.9, 0.5]) ** 2, np.ones(K)
+    divergence = sum(
+        0.5 * (np.diagonal(cov, axis1=1, axis2=2) / p + m**2 / p + np.log(p) - 1.0).sum()
+        - 0.5 * np.linalg.slogdet(cov)[1].sum()
+        for m, cov, p in zip((u, w), (uu, ww), priors, strict=True)
+    )
+    np.testing.assert_allclose(engine.log_evidence, expected.sum() - divergence, rtol=1e-7)
 
 
 def learning_model(rows, cols, y):

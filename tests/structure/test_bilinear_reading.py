@@ -161,7 +161,7 @@ def two_sites():
 LIKELIHOODS = {
     "poisson, softplus link": lambda: dist.Poisson(EXPOSURE * jax.nn.softplus(predictor())),
     "softplus poisson": lambda: SoftplusPoisson(predictor(), EXPOSURE, 0.3 * EXPOSURE),
-    "gamma, exp link": lambda: dist.NegativeBinomialLogits(2.0, predictor()),
+    "negative binomial, exp link": lambda: dist.NegativeBinomialLogits(2.0, predictor()),
     "bernoulli logits": lambda: dist.Bernoulli(logits=predictor()),
     "bernoulli, logistic link": lambda: dist.Bernoulli(probs=jax.nn.sigmoid(-predictor())),
     "bernoulli, probit link": lambda: dist.Bernoulli(probs=jax.scipy.stats.norm.cdf(predictor())),

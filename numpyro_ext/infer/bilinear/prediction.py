@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,9 +12,6 @@ from numpy.typing import ArrayLike
 
 from ...potentials.base import Potential
 from ...potentials.base import potential as make_potential
-from ...potentials.families.binary import BinomialLogitPotential, LogitPotential, ProbitPotential
-from ...potentials.families.negative_binomial import NegativeBinomialExpPotential
-from ...potentials.families.poisson import PoissonExpPotential, PoissonSoftplusPotential
 from ...structure.bilinear.form import Bilinear
 from .cells import Block, Side, cell_expectations, cell_values, conditional_moments, draw_block
 
@@ -71,22 +66,15 @@ def expected_means(form: Bilinear, rows: Block, columns: Block) -> Array:
     :raises ValueError: if observations are categories, which have no mean.
     """
     potential = form.potential
-    if isinstance(potential, PoissonExpPotential | NegativeBinomialExpPotential):
-        return potential.exposure * jnp.exp(cell_expectations(form, rows, columns))
-    if type(potential) not in _MEANS:
+    start = potential.mean(jnp.zeros_like(form.offset))
+    if start is None:
         raise ValueError(
-            "Ordered categories have no mean: use log_predictive for their probabilities, one category at a time, or "
-            "expected_ranks."
+            f"What {type(potential).__name__} describes, such as ordered categories, has no mean: use log_predictive "
+            "for probabilities, one category at a time, or expected_ranks."
         )
+    if potential.has_exponential_mean:
+        return start * jnp.exp(cell_expectations(form, rows, columns))
     return cell_values(form._replace(potential=_Mean(potential)), rows, columns)
-
-
-_MEANS: dict[type, Callable[[Any, Array], Array]] = {
-    PoissonSoftplusPotential: lambda counts, eta: counts.exposure * jax.nn.softplus(eta),
-    LogitPotential: lambda _, eta: jax.nn.sigmoid(eta),
-    ProbitPotential: lambda _, eta: jax.scipy.stats.norm.cdf(eta),
-    BinomialLogitPotential: lambda counts, eta: counts.total * jax.nn.sigmoid(eta),
-}
 
 
 @make_potential
@@ -96,7 +84,9 @@ class _Mean(Potential):
     base: Potential
 
     def log_density(self, eta: ArrayLike) -> Array:
-        return _MEANS[type(self.base)](self.base, jnp.asarray(eta))
+        found = self.base.mean(jnp.asarray(eta))
+        assert found is not None  # by expected_means
+        return found
 
 
 @partial(jax.jit, static_argnames="num_samples")

@@ -34,7 +34,7 @@ from jax.typing import ArrayLike
 from ...linalg.gaussian.conditioning import LinearGaussian, Space, choose_space
 from ...linalg.gaussian.marginals import Marginals, relative_change
 from ...linalg.gaussian.prior import FlatPrior, is_valid_prior
-from ...potentials.base import TiltedMoments
+from ...potentials.moments import TiltedMoments
 from ...structure.latent_gaussian import LatentGaussian
 from .posterior import GaussianPosterior, gaussian_prior
 

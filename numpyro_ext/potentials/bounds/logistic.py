@@ -25,9 +25,10 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
-from ..base import ExpectedLogDensity, LogisticTerms, Potential, TiltedMoments, potential
+from ..base import Potential, potential
 from ..integrals.expectation import expected_logistic_terms
 from ..integrals.logistic_expectation import expected_log_partition
+from ..moments import ExpectedLogDensity, LogisticTerms, TiltedMoments
 from .piecewise import PiecewiseCoefficients, minimax_pieces
 
 __all__ = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 from jax import Array
 
-from ..base import LogisticTerms
+from ..moments import LogisticTerms
 
 __all__ = ["two_sided_terms"]
 

@@ -11,12 +11,13 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike
 
-from ..base import LogisticTerms, Potential, TiltedMoments, potential
+from ..base import Potential, potential
 from ..bounds.logistic_terms import two_sided_terms
 from ..integrals.normal import TruncatedNormal, log_ndtr, truncated_normal
 from ..integrals.stirling import log_binomial_coefficient
 from ..integrals.tilted_moments import sum_over_nodes, tilted_moments_unless_wide, with_site
 from ..integrals.tilted_window import Cavity
+from ..moments import LogisticTerms, TiltedMoments
 
 __all__ = ["BinomialLogitPotential", "LogitPotential", "ProbitPotential"]
 
@@ -50,10 +51,14 @@ class ProbitPotential(Potential):
     label: Array
 
     is_log_concave: ClassVar[bool] = True
+    is_analytic: ClassVar[bool] = True
 
     def log_density(self, eta: ArrayLike) -> Array:
         eta = jnp.asarray(eta)
         return log_ndtr(_signs(self.label, eta.dtype) * eta)
+
+    def mean(self, eta: ArrayLike) -> Array:
+        return jax.scipy.special.ndtr(jnp.asarray(eta))
 
     def derivatives(self, eta: ArrayLike) -> tuple[Array, Array, Array]:
         eta = jnp.asarray(eta)
@@ -130,10 +135,14 @@ class LogitPotential(Potential):
     label: Array
 
     is_log_concave: ClassVar[bool] = True
+    is_analytic: ClassVar[bool] = True
 
     def log_density(self, eta: ArrayLike) -> Array:
         eta = jnp.asarray(eta)
         return jax.nn.log_sigmoid(_signs(self.label, eta.dtype) * eta)
+
+    def mean(self, eta: ArrayLike) -> Array:
+        return jax.nn.sigmoid(jnp.asarray(eta))
 
     def tilted_moments(self, mean: ArrayLike, variance: ArrayLike, power: ArrayLike = 1.0) -> TiltedMoments:
         """A short rule if no cavity variance exceeds two and the power is the Python number one, else quadrature."""
@@ -169,12 +178,16 @@ class BinomialLogitPotential(Potential):
     total: Array
 
     is_log_concave: ClassVar[bool] = True
+    is_analytic: ClassVar[bool] = True
 
     def log_density(self, eta: ArrayLike) -> Array:
         eta = jnp.asarray(eta)
         count, total = jnp.asarray(self.count, eta.dtype), jnp.asarray(self.total, eta.dtype)
         successes, failures = count * jax.nn.log_sigmoid(eta), (total - count) * jax.nn.log_sigmoid(-eta)
         return log_binomial_coefficient(total, count) + successes + failures
+
+    def mean(self, eta: ArrayLike) -> Array:
+        return self.total * jax.nn.sigmoid(jnp.asarray(eta))
 
     def derivatives(self, eta: ArrayLike) -> tuple[Array, Array, Array]:
         eta = jnp.asarray(eta)

@@ -9,8 +9,9 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike
 
-from ..base import ExpectedLogDensity, TiltedMoments, potential
+from ..base import potential
 from ..bounds.super_gaussian import SuperGaussianPotential
+from ..moments import ExpectedLogDensity, TiltedMoments
 
 __all__ = ["GaussianPotential"]
 
@@ -29,6 +30,7 @@ class GaussianPotential(SuperGaussianPotential):
     scale: Array | float
 
     is_log_concave: ClassVar[bool] = True
+    is_analytic: ClassVar[bool] = True
 
     @property
     def center(self) -> Array:
@@ -48,6 +50,9 @@ class GaussianPotential(SuperGaussianPotential):
     def log_density(self, eta: ArrayLike) -> Array:
         residual = (self.observation - jnp.asarray(eta)) / self.scale
         return -0.5 * (residual**2 + _LOG_2PI) - jnp.log(self.scale)
+
+    def mean(self, eta: ArrayLike) -> Array:
+        return jnp.asarray(eta)
 
     def tilted_moments(self, mean: ArrayLike, variance: ArrayLike, power: ArrayLike = 1.0) -> TiltedMoments:
         mean, variance = jnp.asarray(mean), jnp.asarray(variance)

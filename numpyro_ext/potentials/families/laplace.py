@@ -10,9 +10,10 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike
 
-from ..base import ExpectedLogDensity, TiltedMoments, potential
+from ..base import potential
 from ..bounds.super_gaussian import SuperGaussianPotential
 from ..integrals.normal import TruncatedNormal, truncated_normal
+from ..moments import ExpectedLogDensity, TiltedMoments
 
 __all__ = ["LaplacePotential"]
 
@@ -46,6 +47,9 @@ class LaplacePotential(SuperGaussianPotential):
 
     def log_density(self, eta: ArrayLike) -> Array:
         return -jnp.abs(jnp.asarray(eta) - self.location) / self.scale - jnp.log(self.scale) - _LOG_2
+
+    def mean(self, eta: ArrayLike) -> Array:
+        return jnp.asarray(eta)
 
     def tilted_moments(self, mean: ArrayLike, variance: ArrayLike, power: ArrayLike = 1.0) -> TiltedMoments:
         r"""A mixture of two truncated Gaussians, one on each side of the kink.

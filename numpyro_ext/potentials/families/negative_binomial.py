@@ -9,9 +9,10 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike
 
-from ..base import LogisticTerms, Potential, potential
+from ..base import Potential, potential
 from ..bounds.logistic_terms import two_sided_terms
 from ..integrals.stirling import log_rising_coefficient
+from ..moments import LogisticTerms
 
 __all__ = ["NegativeBinomialExpPotential", "NegativeBinomialLogitPotential"]
 
@@ -30,6 +31,8 @@ class NegativeBinomialExpPotential(Potential):
     exposure: Array | float = 1.0
 
     is_log_concave: ClassVar[bool] = True
+    is_analytic: ClassVar[bool] = True
+    has_exponential_mean: ClassVar[bool] = True
 
     def log_density(self, eta: ArrayLike) -> Array:
         eta = jnp.asarray(eta)
@@ -40,6 +43,9 @@ class NegativeBinomialExpPotential(Potential):
             + count * jax.nn.log_sigmoid(logit)
             + concentration * jax.nn.log_sigmoid(-logit)
         )
+
+    def mean(self, eta: ArrayLike) -> Array:
+        return self.exposure * jnp.exp(eta)
 
     def logistic_terms(self) -> LogisticTerms:
         dtype = jnp.result_type(self.count, self.concentration, self.exposure, float)
@@ -60,12 +66,17 @@ class NegativeBinomialLogitPotential(Potential):
     total: Array | float
 
     is_log_concave: ClassVar[bool] = True
+    is_analytic: ClassVar[bool] = True
+    has_exponential_mean: ClassVar[bool] = True
 
     def log_density(self, eta: ArrayLike) -> Array:
         eta = jnp.asarray(eta)
         count, total = jnp.asarray(self.count, eta.dtype), jnp.asarray(self.total, eta.dtype)
         constant = log_rising_coefficient(count, total)
         return constant + count * jax.nn.log_sigmoid(eta) + total * jax.nn.log_sigmoid(-eta)
+
+    def mean(self, eta: ArrayLike) -> Array:
+        return self.total * jnp.exp(eta)
 
     def logistic_terms(self) -> LogisticTerms:
         dtype = jnp.result_type(self.count, self.total, float)

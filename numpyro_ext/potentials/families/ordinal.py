@@ -13,8 +13,9 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike
 
-from ..base import LogisticTerms, Potential, potential
+from ..base import Potential, potential
 from ..integrals.normal_interval import NormalInterval, normal_interval
+from ..moments import LogisticTerms
 from .stick_breaking import stick_breaking_labels
 
 __all__ = [
@@ -65,6 +66,7 @@ class CumulativeLogitPotential(Potential):
     thresholds: Array
 
     is_log_concave: ClassVar[bool] = True
+    is_analytic: ClassVar[bool] = True
 
     def log_density(self, eta: ArrayLike) -> Array:
         return self.derivatives(eta)[0]
@@ -121,6 +123,7 @@ class CumulativeProbitPotential(Potential):
     thresholds: Array
 
     is_log_concave: ClassVar[bool] = True
+    is_analytic: ClassVar[bool] = True
 
     def _interval(self, eta: Array) -> NormalInterval:
         lower, upper = _bracket(self.label, self.thresholds, eta.dtype)
@@ -154,6 +157,7 @@ class ContinuationRatioPotential(Potential):
     thresholds: Array
 
     is_log_concave: ClassVar[bool] = True
+    is_analytic: ClassVar[bool] = True
 
     def _sticks(self, dtype: jnp.dtype) -> tuple[Array, Array, Array]:
         """Thresholds, with sign -1 where the label stops and +1 where it passes, and weight zero after it."""

@@ -11,10 +11,11 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike
 
-from ..base import ExpectedLogDensity, Potential, TiltedMoments, potential
+from ..base import Potential, potential
 from ..integrals.stirling import stirling_error
 from ..integrals.tilted_moments import sum_over_nodes, tilted_moments_unless_wide, with_site
 from ..integrals.tilted_window import Cavity
+from ..moments import ExpectedLogDensity, TiltedMoments
 
 __all__ = ["PoissonExpPotential", "PoissonSoftplusPotential"]
 
@@ -53,6 +54,7 @@ class PoissonExpPotential(Potential):
     exposure: Array | float = 1.0
 
     is_log_concave: ClassVar[bool] = True
+    has_exponential_mean: ClassVar[bool] = True
 
     def log_density(self, eta: ArrayLike) -> Array:
         eta = jnp.asarray(eta)
@@ -60,6 +62,9 @@ class PoissonExpPotential(Potential):
         log_exposure = jnp.log(jnp.asarray(self.exposure, eta.dtype))
         log_ratio = eta + (log_exposure - jnp.log(jnp.where(count > 0.0, count, 1.0)))
         return _log_poisson(count, jnp.exp(eta + log_exposure), jnp.expm1(log_ratio), log_ratio)
+
+    def mean(self, eta: ArrayLike) -> Array:
+        return self.exposure * jnp.exp(eta)
 
     def tilted_moments(self, mean: ArrayLike, variance: ArrayLike, power: ArrayLike = 1.0) -> TiltedMoments:
         """A short rule if no cavity variance exceeds 1/2 and the power is the Python number one, else quadrature."""
@@ -142,6 +147,7 @@ class PoissonSoftplusPotential(Potential):
     exposure: Array | float = 1.0
 
     is_log_concave: ClassVar[bool] = True
+    is_analytic: ClassVar[bool] = True
 
     def log_density(self, eta: ArrayLike) -> Array:
         eta = jnp.asarray(eta)
@@ -153,6 +159,9 @@ class PoissonSoftplusPotential(Potential):
         log_near = jnp.log1p(jnp.where(near, excess, 0.0))
         log_far = jnp.log(jnp.asarray(self.exposure, eta.dtype)) + _log_softplus(eta) - jnp.log(safe_count)
         return _log_poisson(count, rate, excess, jnp.where(near, log_near, log_far))
+
+    def mean(self, eta: ArrayLike) -> Array:
+        return self.exposure * jax.nn.softplus(jnp.asarray(eta))
 
     def derivatives(self, eta: ArrayLike) -> tuple[Array, Array, Array]:
         eta = jnp.asarray(eta)

@@ -17,8 +17,9 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike
 
-from ..base import ExpectedLogDensity, Potential, TiltedMoments, potential
+from ..base import Potential, potential
 from ..integrals.normal import truncated_normal
+from ..moments import ExpectedLogDensity, TiltedMoments
 from .rectified_linear_poisson_kernel import HalfLineMoments, half_line_cumulants, half_line_moments
 from .rectified_linear_poisson_reference import recursion_moments, trapezoid_half_line_moments
 
@@ -264,6 +265,9 @@ class RectifiedLinearPoissonPotential(Potential):
         # Outside a nan of eta must stay one, and the slope be zero.
         outside = jnp.where(count == 0.0, 0.0, -jnp.inf)
         return jnp.where(positive, inside, jnp.where(jnp.isnan(rate), jnp.nan, outside))
+
+    def mean(self, eta: ArrayLike) -> Array:
+        return self.exposure * jnp.maximum(jnp.asarray(eta) + self.offset, 0.0)
 
     def tilted_moments(self, mean: ArrayLike, variance: ArrayLike, power: ArrayLike = 1.0) -> TiltedMoments:
         """Closed form for a ``power`` that is the Python number one, else quadrature in ``log(eta + offset)``."""

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike
 
-from ..base import ExpectedLogDensity, Potential, potential
+from ..base import Potential, potential
+from ..moments import ExpectedLogDensity
 
 __all__ = ["StochasticVolatilityPotential"]
 

@@ -44,6 +44,10 @@ class StudentTPotential(SuperGaussianPotential):
         residual = (self.observation - eta) / self.scale
         return self._log_peak(df) - 0.5 * (df + 1.0) * jnp.log1p(jnp.square(residual) / df)
 
+    def mean(self, eta: ArrayLike) -> Array:
+        """The location; ``nan`` for one degree of freedom or fewer."""
+        return jnp.where(jnp.asarray(self.df) > 1.0, eta, jnp.nan)
+
     def _log_peak(self, df: Array) -> Array:
         return (
             jax.lax.lgamma(0.5 * (df + 1.0))

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from ..base import Potential
+from ..moments import LogFactor
 
 __all__ = ["ExpectedBilinearLogDensity", "ProductPredictor", "expected_bilinear_log_density", "expected_bilinear_value"]
 
@@ -236,7 +236,7 @@ class _Moments(NamedTuple):
     """:math:`E f'' q q^\\top`, shape ``(n, r, r)``, or its diagonal."""
 
 
-def _moments(potential: Potential, predictor: ProductPredictor) -> _Moments:
+def _moments(potential: LogFactor, predictor: ProductPredictor) -> _Moments:
     form, rule = _canonical(predictor), _rule(predictor.mean)
     spectrum, tables = _spectrum(form, rule), _tables(rule, predictor.mean.dtype)
     values, firsts, seconds = potential.derivatives(_nodes(form, spectrum))
@@ -261,14 +261,14 @@ def _moments(potential: Potential, predictor: ProductPredictor) -> _Moments:
     return _Moments(value, jnp.sum(real, -1), jnp.sum(real2, -1), first_q, second_q, second_qq)
 
 
-def expected_bilinear_log_density(potential: Potential, predictor: ProductPredictor) -> ExpectedBilinearLogDensity:
+def expected_bilinear_log_density(potential: LogFactor, predictor: ProductPredictor) -> ExpectedBilinearLogDensity:
     r"""Expected log factors and their slopes in mean and covariance of ``u``.
 
     In float64 the error is about ``1e-12`` of the size of the log factor, for factors that are analytic within a
     distance of two or three of the real line, as long as the largest singular value of :math:`A^{1/2} R` does not
     exceed one; at two it is ``1e-8`` and at four ``1e-5``. In float32 it is about ``1e-5``.
 
-    :param Potential potential: the factors, whose arrays have leading axes ``n``; ``derivatives`` is used.
+    :param LogFactor potential: the factors, whose arrays have leading axes ``n``; ``derivatives`` is used.
     :param ProductPredictor predictor: distributions of their predictors.
     :return: value and slopes.
 
@@ -306,7 +306,7 @@ def expected_bilinear_log_density(potential: Potential, predictor: ProductPredic
 
 
 @jax.custom_jvp
-def expected_bilinear_value(potential: Potential, predictor: ProductPredictor) -> Array:
+def expected_bilinear_value(potential: LogFactor, predictor: ProductPredictor) -> Array:
     """The value of :func:`expected_bilinear_log_density` alone, at a third of its cost.
 
     Differentiable once, in everything, by moments and not through the quadrature.
@@ -331,7 +331,7 @@ def _expected_bilinear_value_jvp(primals: Any, tangents: Any) -> tuple[Array, Ar
     spectrum, tables = _spectrum(form, rule), _tables(rule, mean.dtype)
     nodes = _nodes(form, spectrum)
 
-    def at_held_nodes(potential: Potential) -> Array:
+    def at_held_nodes(potential: LogFactor) -> Array:
         return _value(form, spectrum, tables, potential.log_density(form.center), potential.log_density(nodes))
 
     _, change = jax.jvp(at_held_nodes, (potential,), (d_potential,))

@@ -15,7 +15,7 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
-from ..base import ExpectedLogDensity, LogisticTerms, Potential
+from ..moments import ExpectedLogDensity, LogFactor, LogisticTerms
 from .logistic_expectation import LogPartitionExpectation, expected_log_partition
 from .tilted_moments import broadcast_to_factors
 
@@ -36,7 +36,7 @@ _DOUBLE = _Rule(num_nodes=20, half_range=12.0, tolerance=1e-13)
 _SINGLE = _Rule(num_nodes=12, half_range=8.0, tolerance=2e-6)
 
 
-def expected_log_density(potential: Potential, mean: ArrayLike, variance: ArrayLike) -> ExpectedLogDensity:
+def expected_log_density(potential: LogFactor, mean: ArrayLike, variance: ArrayLike) -> ExpectedLogDensity:
     r"""Expectation of any elementwise log factor and its slopes in the mean and the variance of the Gaussian.
 
     The slopes are those of the value, :math:`E\,f'` and :math:`\tfrac12 E\,f''` (a kink of :math:`f`, of which the
@@ -53,7 +53,7 @@ def expected_log_density(potential: Potential, mean: ArrayLike, variance: ArrayL
     Gaussian, and 90 more for each halving of a panel: about 2500 for bends that are a thousand times narrower than the
     Gaussian, 7000 at most. Memory of about 1000 arrays of the size of the result.
 
-    :param Potential potential: the factors; only ``logistic_terms``, ``log_density`` and ``derivatives`` are used.
+    :param LogFactor potential: the factors; only ``logistic_terms``, ``log_density`` and ``derivatives`` are used.
     :param ArrayLike mean: means :math:`m`.
     :param ArrayLike variance: positive variances :math:`v`.
     :return: value and slopes, of the broadcast shape of the factors, ``mean`` and ``variance``.
@@ -120,7 +120,7 @@ class _Panels(NamedTuple):
 
 
 @jax.jit
-def _by_quadrature(potential: Potential, mean: ArrayLike, variance: ArrayLike) -> ExpectedLogDensity:
+def _by_quadrature(potential: LogFactor, mean: ArrayLike, variance: ArrayLike) -> ExpectedLogDensity:
     mean, variance = broadcast_to_factors(potential, mean, variance)
     rule = _SINGLE if jnp.finfo(mean.dtype).bits <= 32 else _DOUBLE
     panels = _refined_panels(*jax.lax.stop_gradient((potential, mean, variance)), rule)
@@ -157,7 +157,7 @@ def _functionals(num_nodes: int) -> tuple[np.ndarray, np.ndarray]:
     return np.concatenate([nodes, [-1.0, 1.0]]), rows
 
 
-def _refined_panels(potential: Potential, mean: Array, variance: Array, rule: _Rule) -> _Panels:
+def _refined_panels(potential: LogFactor, mean: Array, variance: Array, rule: _Rule) -> _Panels:
     """Halve the worst panel of every row until no row has a panel whose halves change the integral."""
     scale = jnp.sqrt(variance)
     powers = jnp.stack([jnp.ones_like(scale), scale, variance])
@@ -213,7 +213,7 @@ def _refined_panels(potential: Potential, mean: Array, variance: Array, rule: _R
 
 
 def _integral(
-    potential: Potential, mean: Array, variance: Array, left: Array, right: Array, rule: _Rule
+    potential: LogFactor, mean: Array, variance: Array, left: Array, right: Array, rule: _Rule
 ) -> ExpectedLogDensity:
     """The expectation on given panels. Those without length contribute nothing."""
     scale = jnp.sqrt(variance)

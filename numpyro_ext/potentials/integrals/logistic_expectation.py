@@ -19,7 +19,7 @@ from jax import Array
 from jax.typing import ArrayLike
 from scipy import special
 
-from ..base import ExpectedLogDensity
+from ..moments import ExpectedLogDensity
 
 __all__ = ["LogPartitionExpectation", "expected_log_partition"]
 

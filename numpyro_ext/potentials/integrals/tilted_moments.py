@@ -17,7 +17,7 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
-from ..base import Potential, TiltedMoments
+from ..moments import LogFactor, TiltedMoments
 from .tilted_window import Cavity, Piece, log_concave_mode, segments, two_pieces
 
 __all__ = [
@@ -60,7 +60,7 @@ def gaussian_expectation(
 
 
 def tilted_moments(
-    potential: Potential, mean: ArrayLike, variance: ArrayLike, power: ArrayLike = 1.0, *, num_nodes: int | None = None
+    potential: LogFactor, mean: ArrayLike, variance: ArrayLike, power: ArrayLike = 1.0, *, num_nodes: int | None = None
 ) -> TiltedMoments:
     r"""Moments of :math:`t(\eta)^p N(\eta \mid \mu, v)` for any elementwise factor.
 
@@ -74,7 +74,7 @@ def tilted_moments(
     Cost: about 250 evaluations of the log density for log-concave factors, 1500 for others (of which some with the
     slope); memory of about 20 arrays (200 for others) of the size of the result.
 
-    :param Potential potential: the factors; only ``log_density`` and ``derivatives`` are used.
+    :param LogFactor potential: the factors; only ``log_density`` and ``derivatives`` are used.
     :param ArrayLike mean: cavity means.
     :param ArrayLike variance: cavity variances.
     :param ArrayLike power: the exponent of the factor, in (0, 1].
@@ -87,7 +87,7 @@ def tilted_moments(
 
 @functools.partial(jax.jit, static_argnames="num_nodes")
 def _tilted_moments(
-    potential: Potential, mean: ArrayLike, variance: ArrayLike, power: ArrayLike, num_nodes: int | None
+    potential: LogFactor, mean: ArrayLike, variance: ArrayLike, power: ArrayLike, num_nodes: int | None
 ) -> TiltedMoments:
     mean, variance, power = broadcast_to_factors(potential, mean, variance, power)
     single = jnp.finfo(mean.dtype).bits <= 32
@@ -149,16 +149,16 @@ def _tilted_moments(
     return with_site(log_z, shift, second - first**2, slope, first * slope - product, Cavity(mean, variance))
 
 
-def _value_and_slope(potential: Potential, eta: Array) -> tuple[Array, Array]:
+def _value_and_slope(potential: LogFactor, eta: Array) -> tuple[Array, Array]:
     """Log density and its slope, from the closed form if the family has one."""
-    if type(potential).derivatives is not Potential.derivatives:
+    if potential.has_closed_derivatives:
         value, slope, _ = potential.derivatives(eta)
         return value, slope
     return jax.jvp(potential.log_density, (eta,), (jnp.ones_like(eta),))
 
 
 def tilted_moments_unless_wide(
-    potential: Potential,
+    potential: LogFactor,
     rule: Callable[[Array, Array], TiltedMoments],
     widest: float,
     mean: ArrayLike,
@@ -215,7 +215,7 @@ def with_site(
     )
 
 
-def broadcast_to_factors(potential: Potential, mean: ArrayLike, variance: ArrayLike, *others: ArrayLike) -> list[Array]:
+def broadcast_to_factors(potential: LogFactor, mean: ArrayLike, variance: ArrayLike, *others: ArrayLike) -> list[Array]:
     """Arrays of the floating dtype of mean and variance, and of the shape of the factors at these."""
     mean = jnp.asarray(mean)
     dtype = jnp.result_type(mean, variance, float)

@@ -25,7 +25,8 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from ...linalg.saved_names import saved_as
-from ..base import Potential, TiltedMoments
+from ..base import Potential
+from ..moments import TiltedMoments
 from .forest import Forest, SumProduct, log_partition, sum_product
 
 __all__ = [

@@ -10,45 +10,47 @@ import jax.numpy as jnp
 import numpy as np
 
 from ...potentials.base import Potential
-from ...potentials.families.poisson import PoissonSoftplusPotential
+from ...potentials.families.poisson import PoissonExpPotential, PoissonSoftplusPotential
 from ..errors import ModelStructureError
 from .form import Bilinear
 
-__all__ = ["TAKEN", "Unlisted", "check_label", "check_same_family", "check_unlisted", "join_cells", "take_cells"]
+__all__ = [
+    "TAKEN",
+    "Unlisted",
+    "check_factor",
+    "check_same_family",
+    "check_unlisted",
+    "is_exponential",
+    "join_cells",
+    "take_cells",
+]
 
 Unlisted = Literal["missing", "zero"]
 
-# Labels of the recogniser. All are log-concave, and analytic in a strip around the real line that is wide enough for
-# their expectations under products of Gaussians, in which there is no place for kinks.
-_LABELS = (
-    "poisson, exp link",
-    "poisson, softplus link",
-    "softplus poisson",
-    "gamma, exp link",
-    "bernoulli logits",
-    "bernoulli, logistic link",
-    "bernoulli, probit link",
-    "binomial logits",
-    "binomial, logistic link",
-    "ordered logistic",
-    "ordered probit",
-    "continuation ratio",
-)
 TAKEN = (
-    "Poisson counts with the rate exp(predictor) or softplus(predictor), times an exposure if need be, negative "
-    "binomial counts, Bernoulli and binomial outcomes (logits, or probit), and ordered categories (OrderedLogistic, "
-    "OrderedProbit, ContinuationRatio)"
+    "log densities that are concave and analytic in the predictor: those of Poisson counts with the rate "
+    "exp(predictor) or softplus(predictor), times an exposure if need be, negative binomial counts, Bernoulli and "
+    "binomial outcomes (logits, or probit), ordered categories (OrderedLogistic, OrderedProbit, ContinuationRatio), "
+    "Normal values, and what was registered with structure.register_family and says so"
 )
 
 
-def check_label(name: str, label: str) -> None:
-    """Refuse an observed site whose log factor is of another family.
+def is_exponential(potential: Potential) -> bool:
+    """Whether expectations are those of an exponential: in closed form, and infinite for wide posteriors."""
+    return isinstance(potential, PoissonExpPotential)
+
+
+def check_factor(name: str, label: str, potential: Potential, rows_per_observation: int) -> None:
+    """Refuse an observed site whose log factor has no expectation under products of Gaussian vectors.
 
     :param str name: of the site.
     :param str label: what was recognised.
+    :param Potential potential: its factors.
+    :param int rows_per_observation: how many predictors an observation has.
     :raises ModelStructureError: if it is not taken.
     """
-    if label not in _LABELS:
+    is_taken = potential.is_log_concave and (potential.is_analytic or is_exponential(potential))
+    if not is_taken or rows_per_observation != 1:
         raise ModelStructureError(
             f"observed site '{name}' was read as {label}: this engine takes {TAKEN}. Use NUTS for other likelihoods."
         )

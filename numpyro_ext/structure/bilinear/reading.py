@@ -15,7 +15,6 @@ from ...compilation.lean_jit import lean_jit
 from ...compilation.recent import Recent
 from ...linalg.cholesky import cholesky, solve_lower
 from ...linalg.gaussian.prior import CovariancePrior, DiagonalPrior, FlatPrior, PrecisionPrior
-from ...potentials import PoissonExpPotential
 from ...potentials.base import Potential
 from ..conflict import Conflict
 from ..errors import ModelStructureError
@@ -25,7 +24,16 @@ from ..model.reading import ModelReading
 from ..model.tracing import SiteInfo
 from ..program.degrees import Degree, Degrees, classify
 from ..program.program import Constant
-from .factors import TAKEN, Unlisted, check_label, check_same_family, check_unlisted, join_cells, take_cells
+from .factors import (
+    TAKEN,
+    Unlisted,
+    check_factor,
+    check_same_family,
+    check_unlisted,
+    is_exponential,
+    join_cells,
+    take_cells,
+)
 from .form import Bilinear, GaussianSide
 from .layouts import (
     Layout,
@@ -100,7 +108,7 @@ class BilinearReading(ModelReading):
         self._signs = tuple(f.build(start_env, jnp.asarray(True)).sign for f in self._found)
         shapes_of = [jax.eval_shape(lambda i=i: self._factors(i, start_env)[0]) for i in range(len(self._found))]
         check_same_family(self.factor_names, shapes_of)
-        self.has_boundary = isinstance(shapes_of[0], PoissonExpPotential)
+        self.has_boundary = is_exponential(shapes_of[0])
         coupled = {n: self._coupled_axes(n) for n in self.field}
         shapes = {n: tuple(self.site_shapes[n]) for n in self.field}
         numbers = {n: number for n, (number, _) in self._field.items()}
@@ -156,7 +164,8 @@ class BilinearReading(ModelReading):
                 if alone.of(traced.log_prob) == Degree.NONLINEAR and self._is_squared(alone, name):
                     raise ModelStructureError(shared_block(site))
                 continue
-            check_label(name, found.label)
+            potential = jax.eval_shape(lambda found=found: found.build(probe, jnp.asarray(True)).potential)
+            check_factor(name, found.label, potential, len(found.rows) // int(np.prod(program.shape(traced.log_prob))))
             fields = {n for n, _ in self._field.values()}
             parameters = [a for a in traced.parameters.values() if isinstance(a, int)]
             if program.ancestors(parameters, [found.predictor]) & fields:

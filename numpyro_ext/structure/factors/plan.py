@@ -11,12 +11,13 @@ from jax import Array
 
 from ...potentials import TemperedPotential
 from ..conflict import Conflict
+from ..families import Built
 from ..model.tracing import FactorTrace
 from ..program.degrees import Degree, Degrees
 from ..program.program import Constant, Program
 from ..program.sums import Term, sum_terms
 from .elementwise import ElementwiseFactor
-from .recognise import Built, Recognised, recognise
+from .recognise import Recognised, recognise
 
 __all__ = ["FactorPlan", "plan_factor"]
 

@@ -194,10 +194,8 @@ class ModelReading:
 
     def _model_key(self) -> tuple[Any, ...]:
         """Equal for readings whose program, field, hyperparameters, classes of priors and families are the same."""
-        # A program knows the arrays of a prior, not what they are the parameters of. Classes made by JAX's own
-        # register_dataclass may compare equal as tree structures, so that their names are in the key as well.
-        structure = jax.tree.structure(self._trace)
-        return (self._program.fingerprint(), self.field, self._hyper_key(), structure, str(structure))
+        # A program knows the arrays of a prior or a site, not what they are the parameters of.
+        return (self._program.fingerprint(), self.field, self._hyper_key(), jax.tree.structure(self._trace))
 
     def _hyper_key(self) -> tuple[Any, ...]:
         return tuple((n, h.shape, _transform_key(h.transform), h.is_param) for n, h in self.hyper.items())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -17,16 +16,8 @@ from numpyro.distributions import biject_to
 from numpyro.primitives import Messenger
 
 from ...compilation.recent import Recent
-from ...distributions import (
-    AdjacentCategory,
-    ContinuationRatio,
-    MultinomialProbit,
-    OrderedProbit,
-    RectifiedLinearPoisson,
-    SoftplusPoisson,
-    StickBreakingCategorical,
-)
 from ..errors import ModelStructureError, Reason
+from ..families import Family, family_of
 from ..program.program import Constant, make_program
 from .priors import is_gaussian, location, mask_of, shift_to_value, unwrap
 
@@ -67,14 +58,6 @@ class SiteInfo(NamedTuple):
     """The distribution of a latent site, until its candidates are marked."""
 
 
-@jax.tree_util.register_static
-@dataclasses.dataclass(frozen=True)
-class Static:
-    """A constant that is not an array, carried through a trace."""
-
-    value: str | None
-
-
 class FactorTrace(NamedTuple):
     """Arrays of one factor site, inside a trace."""
 
@@ -84,12 +67,12 @@ class FactorTrace(NamedTuple):
     scale: Any
     value: Any
     parameters: dict[str, Any]
-    """Parameters of the distribution, if it is of a known family, broadcast to the shape of ``log_prob``, and for
-    those that are vectors one axis more."""
+    """Parameters of the family, if there is one, broadcast to the shape of ``log_prob``, and for those that are
+    vectors one axis more."""
     constant: Any
     """A term to add to the log density (log determinants)."""
-    family: Any
-    """Key of the family in the recogniser, as a :class:`Static`, so that it passes through a trace."""
+    family: Family | None
+    """What is registered for the distribution; static, so that it passes through a trace."""
 
 
 class ModelTrace(NamedTuple):
@@ -99,43 +82,6 @@ class ModelTrace(NamedTuple):
     priors: dict[str, Any]
     factors: dict[str, FactorTrace]
     values: dict[str, Any]
-
-
-# families whose parameters the recogniser understands
-_FAMILIES: dict[type, tuple[str, tuple[str, ...]]] = {
-    dist.Normal: ("normal", ("loc", "scale")),
-    dist.StudentT: ("student_t", ("df", "loc", "scale")),
-    dist.Laplace: ("laplace", ("loc", "scale")),
-    dist.Poisson: ("poisson", ("rate",)),
-    dist.BernoulliLogits: ("bernoulli_logits", ("logits",)),
-    dist.BernoulliProbs: ("bernoulli_probs", ("probs",)),
-    dist.BinomialLogits: ("binomial_logits", ("logits", "total_count")),
-    dist.BinomialProbs: ("binomial_probs", ("probs", "total_count")),
-    dist.GammaPoisson: ("gamma_poisson", ("concentration", "rate")),
-    dist.NegativeBinomial2: ("gamma_poisson", ("concentration", "rate")),
-    dist.NegativeBinomialLogits: ("gamma_poisson", ("concentration", "rate")),
-    dist.NegativeBinomialProbs: ("gamma_poisson", ("concentration", "rate")),
-    RectifiedLinearPoisson: ("rectified_linear_poisson", ("predictor", "exposure", "offset")),
-    SoftplusPoisson: ("softplus_poisson", ("predictor", "exposure", "offset")),
-    dist.CategoricalLogits: ("categorical_logits", ("logits",)),
-    MultinomialProbit: ("multinomial_probit", ("predictor",)),
-    StickBreakingCategorical: ("stick_breaking", ("logits",)),
-    dist.OrderedLogistic: ("ordered_logistic", ("predictor", "cutpoints")),
-    OrderedProbit: ("ordered_probit", ("predictor", "cutpoints")),
-    ContinuationRatio: ("continuation_ratio", ("predictor", "thresholds")),
-    AdjacentCategory: ("adjacent_category", ("predictor", "thresholds", "scores")),
-}
-# parameters with an axis of their own after the shape of the observations
-_VECTOR_PARAMETERS = {
-    ("categorical_logits", "logits"),
-    ("multinomial_probit", "predictor"),
-    ("stick_breaking", "logits"),
-    ("ordered_logistic", "cutpoints"),
-    ("ordered_probit", "cutpoints"),
-    ("continuation_ratio", "thresholds"),
-    ("adjacent_category", "thresholds"),
-    ("adjacent_category", "scores"),
-}
 
 
 class _Innovations(Messenger):
@@ -214,21 +160,22 @@ def _factor(site: dict[str, Any]) -> FactorTrace:
     mask = jnp.broadcast_to(mask, shape)
     weight = 1.0 if scale is None else scale
     constant = -jnp.sum(jnp.where(mask, weight * jnp.broadcast_to(log_diagonal, shape), 0.0))
-    family, names = _FAMILIES.get(type(base), (None, ()))
+    family = family_of(base)
     return FactorTrace(
         jnp.broadcast_to(log_prob, shape),
         mask,
         None if scale is None else jnp.broadcast_to(scale, shape),
-        jnp.broadcast_to(value, shape) if names else value,
-        {n: _broadcast_parameter(family, n, getattr(base, n), shape) for n in names},
+        value if family is None else jnp.broadcast_to(value, shape),
+        {} if family is None else _parameters(family, base, shape),
         constant,
-        Static(family),
+        family,
     )
 
 
-def _broadcast_parameter(family: str | None, name: str, value: Any, shape: tuple[int, ...]) -> Array:
-    own = jnp.shape(value)[-1:] if (family, name) in _VECTOR_PARAMETERS else ()
-    return jnp.broadcast_to(value, (*shape, *own))
+def _parameters(family: Family, base: Any, shape: tuple[int, ...]) -> dict[str, Array]:
+    values = {n: getattr(base, n) for n in (family.predictor, *family.parameters)}
+    own = {n: jnp.shape(v)[-1:] if n in family.vectors else () for n, v in values.items()}
+    return {n: jnp.broadcast_to(v, (*shape, *own[n])) for n, v in values.items()}
 
 
 def _whiten(base: Any, value: Array) -> tuple[Array, Array]:

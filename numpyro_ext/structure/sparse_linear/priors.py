@@ -7,26 +7,16 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
-import numpyro.distributions as dist
 from jax import Array
 
 from ...distributions import AnalysisPrior
 from ...linalg.operators.operator import LinearOperator
-from ...potentials.base import Potential
-from ...potentials.families.gaussian import GaussianPotential
-from ...potentials.families.laplace import LaplacePotential
-from ...potentials.families.student_t import StudentTPotential
 from ...potentials.trees.forest import Forest
 from ...potentials.trees.mixture import TreeParameters
+from ..families import IDENTITY, Observations, family_of
 from ..model.priors import unwrap
 
 __all__ = ["SparsePrior", "is_sparse", "join", "join_forests", "sparse_prior"]
-
-_FAMILIES: dict[type, type[Potential]] = {
-    dist.Laplace: LaplacePotential,
-    dist.Normal: GaussianPotential,
-    dist.StudentT: StudentTPotential,
-}
 
 
 class SparsePrior(NamedTuple):
@@ -45,7 +35,8 @@ def is_sparse(fn: Any) -> bool:
     base = unwrap(fn)
     if isinstance(base, AnalysisPrior):
         return fn.batch_shape == () and is_sparse(base.prior)
-    return type(base) in _FAMILIES or (_has_forest(base) and fn.batch_shape == ())
+    family = family_of(base)
+    return (family is not None and family.is_sparse_prior) or (_has_forest(base) and fn.batch_shape == ())
 
 
 def _has_forest(base: Any) -> bool:
@@ -61,16 +52,18 @@ def sparse_prior(fn: Any) -> SparsePrior:
     if _has_forest(base):
         return SparsePrior(base.forest, base.parameters)
     shape = fn.batch_shape + fn.event_shape
-    names = ("scale", "df") if isinstance(base, dist.StudentT) else ("scale",)
-    own = np.broadcast_shapes(*(jnp.shape(getattr(base, n)) for n in names))
+    family = family_of(base)
+    assert family is not None  # by is_sparse
+    given = {n: getattr(base, n) for n in family.parameters}
+    own = np.broadcast_shapes(*(jnp.shape(v) for v in given.values()))
     num_groups = int(np.prod(own))
     groups = np.broadcast_to(np.arange(num_groups).reshape(own), shape).reshape(-1)
-    scale, *others = (jnp.broadcast_to(getattr(base, n), own).reshape(-1) for n in names)
-    component: Any = _FAMILIES[type(base)]
-    zeros = jnp.zeros((num_groups,), scale.dtype)
-    potential = component(zeros, scale, *others)
+    dtype = jnp.result_type(float, *given.values())
+    parameters = {n: jnp.broadcast_to(v, own).reshape(-1).astype(dtype) for n, v in given.items()}
+    zeros = jnp.zeros((num_groups,), dtype)
+    potential = family.build(IDENTITY, Observations(zeros, parameters, jnp.ones(()), 1)).potential
     forest = Forest.from_parents(np.full(groups.size, -1), groups)
-    return SparsePrior(forest, TreeParameters(potential, potential, zeros, jnp.zeros((num_groups, 2), scale.dtype)))
+    return SparsePrior(forest, TreeParameters(potential, potential, zeros, jnp.zeros((num_groups, 2), dtype)))
 
 
 def join(priors: Sequence[TreeParameters], num_groups: Sequence[int]) -> TreeParameters:

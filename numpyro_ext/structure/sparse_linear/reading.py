@@ -17,6 +17,7 @@ from ...potentials.trees.forest import Forest
 from ...potentials.trees.mixture import TreeParameters
 from ..conflict import Conflict
 from ..errors import ModelStructureError
+from ..families import NORMAL
 from ..model.reading import ModelReading
 from ..model.tracing import FactorTrace, SiteInfo
 from ..program.affine_operator import AffineValues, OperatorMap
@@ -116,7 +117,7 @@ class SparseLinearReading(ModelReading):
 
     def _check_factor(self, name: str, factor: FactorTrace) -> None:
         degrees, field = self._degrees, list(self.field)
-        if factor.family.value != "normal":
+        if factor.family is not NORMAL:
             raise ModelStructureError(
                 f"observed site '{name}' ({self.sites[name].family}) depends on {field} and is not Gaussian: this "
                 "engine needs dist.Normal(mean, scale). For other likelihoods use EP with flat or Gaussian latent "

@@ -14,7 +14,7 @@ from jax import Array, lax
 
 from ....linalg.gaussian.conditioning import LinearGaussian, kl_divergence
 from ....linalg.gaussian.mean_field_space import MeanFieldSpace
-from ....potentials.base import ExpectedLogDensity
+from ....potentials.moments import ExpectedLogDensity
 from ....structure.latent_gaussian.form import LatentGaussian
 
 __all__ = [

@@ -1,0 +1,400 @@
+"""The likelihoods with closed forms: one entry per distribution, and the registry that users add theirs to.
+
+A site of any other distribution needs no entry: where its log density is an elementwise function of one predictor, that
+function is integrated by quadrature. An entry gives it closed forms, and the engines that ask for more than a function
+(bilinear models, sparse linear models) learn from the potential what they need to know.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro.distributions as dist
+from jax import Array
+from numpyro.distributions import constraints
+
+from ..distributions import (
+    AdjacentCategory,
+    ContinuationRatio,
+    MultinomialProbit,
+    OrderedProbit,
+    RectifiedLinearPoisson,
+    SoftplusPoisson,
+    StickBreakingCategorical,
+)
+from ..potentials import (
+    AdjacentCategoryPotential,
+    BinomialLogitPotential,
+    ContinuationRatioPotential,
+    CumulativeLogitPotential,
+    CumulativeProbitPotential,
+    GaussianPotential,
+    LaplacePotential,
+    LogitPotential,
+    MultinomialProbitPotential,
+    NegativeBinomialExpPotential,
+    PoissonExpPotential,
+    PoissonSoftplusPotential,
+    Potential,
+    ProbitPotential,
+    RectifiedLinearPoissonPotential,
+    SoftmaxPotential,
+    StudentTPotential,
+    VectorPotential,
+    stick_breaking_labels,
+)
+from ..potentials.vector_rows import VectorRows
+
+__all__ = [
+    "EXP",
+    "IDENTITY",
+    "LOGISTIC",
+    "NORMAL",
+    "PROBIT",
+    "RECTIFIED_LINEAR",
+    "SOFTPLUS",
+    "Built",
+    "Family",
+    "Link",
+    "Observations",
+    "family_of",
+    "register_family",
+]
+
+
+class Observations(NamedTuple):
+    """The observations of a site, flattened, from which its potential is made."""
+
+    value: Array
+    """Floating point, shape ``(n,)``; where data are missing, some value of the support."""
+    parameters: Mapping[str, Array]
+    """The other parameters of the distribution: shape ``(n,)``, and one axis more for those that are vectors."""
+    scale: Array
+    """The factor that the link leaves open, such as the exposure in ``exposure * exp(predictor)``: shape ``(n,)``, or
+    a one without shape."""
+    dimension: int
+    """Length of the last axis of the parameter that carries the predictors."""
+
+    @property
+    def label(self) -> Array:
+        """The values as integers."""
+        return self.value.astype(int)
+
+
+class Built(NamedTuple):
+    """A potential of ``sign * predictor + shift``."""
+
+    potential: Potential
+    sign: float = 1.0
+    shift: Any = 0.0
+    observed: Any = True
+    """Which rows have a factor at all, besides what the mask of the model says."""
+
+
+Build = Callable[[Observations], Potential | VectorPotential | Built]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Link:
+    """A function from the predictor to the parameter that carries it, told from others by its values on a grid.
+
+    :param str name: as users read it.
+    :param Callable function: of a NumPy array, elementwise; the sign of the predictor may be either.
+    :param bool has_scale: whether the parameter may be any positive multiple of the function.
+    """
+
+    name: str
+    function: Callable[[np.ndarray], np.ndarray]
+    has_scale: bool = False
+
+
+IDENTITY = Link("identity", lambda x: x)
+EXP = Link("exp", np.exp, has_scale=True)
+SOFTPLUS = Link("softplus", lambda x: np.logaddexp(x, 0.0), has_scale=True)
+RECTIFIED_LINEAR = Link("rectified linear", lambda x: np.maximum(x, 0.0), has_scale=True)
+LOGISTIC = Link("logistic", lambda x: 1.0 / (1.0 + np.exp(-x)))
+PROBIT = Link("probit", lambda x: np.asarray(jax.scipy.stats.norm.cdf(x)))
+
+
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Family:
+    """What the readers know of a distribution; made by :func:`register_family`, which describes the fields."""
+
+    label: str
+    predictor: str
+    links: Mapping[Link, Build]
+    parameters: tuple[str, ...]
+    vectors: frozenset[str]
+    is_joint: bool
+    is_sparse_prior: bool
+    support: constraints.Constraint
+    """Of the observations; where it depends on parameters, the counts and categories."""
+
+    def __repr__(self) -> str:
+        return f"Family({self.label})"
+
+    def build(self, link: Link, observations: Observations) -> Built:
+        """The factors of a site whose parameter is this link of the predictor."""
+        made = self.links[link](observations)
+        if isinstance(made, VectorPotential):
+            made = VectorRows(made)
+        return made if isinstance(made, Built) else Built(made)
+
+
+_REGISTRY: dict[type, Family] = {}
+
+
+def family_of(distribution: Any) -> Family | None:
+    """The family of a distribution (an instance without wrappers, or a class), if there is one.
+
+    A subclass has a density of its own, and so is not of the family of its base.
+    """
+    return _REGISTRY.get(distribution if isinstance(distribution, type) else type(distribution))
+
+
+def register_family(
+    *distributions: type,
+    label: str,
+    predictor: str,
+    links: Mapping[Link, Build],
+    parameters: tuple[str, ...] = (),
+    vectors: tuple[str, ...] = (),
+    is_joint: bool = False,
+    is_sparse_prior: bool = False,
+) -> Family:
+    """Teach all readers a likelihood: which parameter carries the predictor, and the potential behind it.
+
+    What a distribution was registered as before is forgotten.
+
+    :param distributions: classes of NumPyro distributions, without ``mask``, ``expand`` or ``to_event``. They share
+        the parameters that are named here, which are attributes of their instances.
+    :param str label: the name of the family, as users read it.
+    :param str predictor: the parameter that carries the predictor. It varies with the field, and no other may.
+    :param links: for each function from the predictor to that parameter how to build the factors of
+        :class:`Observations`: a potential of the predictor, or a :class:`Built` for factors of
+        ``sign * predictor + shift``. Where the parameter is another function of the predictor, or is not the only one
+        that varies, the site is left to quadrature.
+    :param parameters: the other parameters that the potential is made of.
+    :param vectors: those parameters that have an axis after the shape of the observations, such as thresholds.
+    :param bool is_joint: whether the last axis of the parameter that carries the predictors belongs to one factor; the
+        potential is then a :class:`~numpyro_ext.potentials.VectorPotential`. A vector that is not joint has one factor
+        for each of its elements.
+    :param bool is_sparse_prior: whether coefficients of sparse linear models may have this distribution. It must then
+        be symmetric about its location, which is the parameter that carries the predictor, by the identity link.
+    :return: the family.
+    :raises TypeError: if a distribution is not a class of distributions.
+    :raises ValueError: if there is no distribution or no link, if ``vectors`` are no parameters, or if joint factors
+        have another link than the identity.
+
+    **Example:**
+
+    >>> import numpyro.distributions as dist
+    >>> from numpyro_ext.potentials import Potential, potential
+    >>> from numpyro_ext.structure import EXP, register_family
+    >>> class Waiting(dist.Exponential):
+    ...     pass
+    >>> @potential
+    ... class WaitingPotential(Potential):
+    ...     time: jax.Array
+    ...     scale: jax.Array
+    ...     is_log_concave = True
+    ...     def log_density(self, eta):
+    ...         rate = self.scale * jnp.exp(eta)
+    ...         return jnp.log(rate) - rate * self.time
+    >>> register_family(
+    ...     Waiting, label="waiting", predictor="rate", links={EXP: lambda y: WaitingPotential(y.value, y.scale)}
+    ... )
+    Family(waiting)
+    """
+    for each in distributions:
+        if not (isinstance(each, type) and issubclass(each, dist.Distribution)):
+            raise TypeError(f"register_family takes classes of NumPyro distributions; got {each!r}.")
+    if not distributions or not links:
+        raise ValueError(
+            f"The family {label!r} needs a distribution and a link; got {distributions} and {list(links)}."
+        )
+    unknown = set(vectors) - {predictor, *parameters}
+    if unknown:
+        raise ValueError(f"The family {label!r} has vectors {sorted(unknown)} that are none of its parameters.")
+    if is_joint and set(links) != {IDENTITY}:
+        raise ValueError(f"The factors of the family {label!r} are joint: their only link can be the identity.")
+    support = getattr(distributions[0], "support", None)
+    if isinstance(support, property) or not isinstance(support, constraints.Constraint):
+        support = constraints.nonnegative_integer  # it depends on parameters, as numbers of trials or of categories do
+    family = Family(
+        label, predictor, dict(links), tuple(parameters), frozenset(vectors), is_joint, is_sparse_prior, support
+    )
+    _REGISTRY.update(dict.fromkeys(distributions, family))
+    return family
+
+
+NORMAL = register_family(
+    dist.Normal,
+    label="normal",
+    predictor="loc",
+    parameters=("scale",),
+    links={IDENTITY: lambda y: GaussianPotential(y.value, y.parameters["scale"])},
+    is_sparse_prior=True,
+)
+register_family(
+    dist.StudentT,
+    label="student t",
+    predictor="loc",
+    parameters=("scale", "df"),
+    links={IDENTITY: lambda y: StudentTPotential(y.value, y.parameters["scale"], y.parameters["df"])},
+    is_sparse_prior=True,
+)
+register_family(
+    dist.Laplace,
+    label="laplace",
+    predictor="loc",
+    parameters=("scale",),
+    links={IDENTITY: lambda y: LaplacePotential(y.value, y.parameters["scale"])},
+    is_sparse_prior=True,
+)
+register_family(
+    dist.Poisson,
+    label="poisson",
+    predictor="rate",
+    links={
+        EXP: lambda y: PoissonExpPotential(y.value, y.scale),
+        SOFTPLUS: lambda y: PoissonSoftplusPotential(y.value, y.scale),
+        RECTIFIED_LINEAR: lambda y: RectifiedLinearPoissonPotential(y.value, y.scale, jnp.zeros_like(y.scale)),
+    },
+)
+register_family(
+    RectifiedLinearPoisson,
+    label="rectified linear poisson",
+    predictor="predictor",
+    parameters=("exposure", "offset"),
+    links={
+        IDENTITY: lambda y: RectifiedLinearPoissonPotential(y.value, y.parameters["exposure"], y.parameters["offset"])
+    },
+)
+register_family(
+    SoftplusPoisson,
+    label="softplus poisson",
+    predictor="predictor",
+    parameters=("exposure", "offset"),
+    links={
+        IDENTITY: lambda y: Built(
+            PoissonSoftplusPotential(y.value, y.parameters["exposure"]), shift=y.parameters["offset"]
+        )
+    },
+)
+
+
+def _negative_binomial(y: Observations) -> Built:
+    """Of the rate ``scale * exp(predictor)`` of the gamma variable, which the mean is inversely proportional to."""
+    concentration = y.parameters["concentration"]
+    return Built(NegativeBinomialExpPotential(y.value, concentration, concentration / y.scale), sign=-1.0)
+
+
+register_family(
+    dist.GammaPoisson,
+    dist.NegativeBinomial2,
+    dist.NegativeBinomialLogits,
+    dist.NegativeBinomialProbs,
+    label="negative binomial",
+    predictor="rate",
+    parameters=("concentration",),
+    links={EXP: _negative_binomial},
+)
+register_family(
+    dist.BernoulliLogits,
+    label="bernoulli logits",
+    predictor="logits",
+    links={IDENTITY: lambda y: LogitPotential(y.value)},
+)
+register_family(
+    dist.BernoulliProbs,
+    label="bernoulli",
+    predictor="probs",
+    links={LOGISTIC: lambda y: LogitPotential(y.value), PROBIT: lambda y: ProbitPotential(y.value)},
+)
+
+
+def _binomial(y: Observations) -> Potential:
+    return BinomialLogitPotential(y.value, y.parameters["total_count"])
+
+
+register_family(
+    dist.BinomialLogits,
+    label="binomial logits",
+    predictor="logits",
+    parameters=("total_count",),
+    links={IDENTITY: _binomial},
+)
+register_family(
+    dist.BinomialProbs, label="binomial", predictor="probs", parameters=("total_count",), links={LOGISTIC: _binomial}
+)
+register_family(
+    dist.CategoricalLogits,
+    label="categorical logits",
+    predictor="logits",
+    vectors=("logits",),
+    links={IDENTITY: lambda y: SoftmaxPotential(y.label, y.dimension)},
+    is_joint=True,
+)
+register_family(
+    MultinomialProbit,
+    label="multinomial probit",
+    predictor="predictor",
+    vectors=("predictor",),
+    links={IDENTITY: lambda y: MultinomialProbitPotential(y.label, y.dimension)},
+    is_joint=True,
+)
+
+
+def _stick_breaking(y: Observations) -> Built:
+    labels, observed = stick_breaking_labels(y.value, y.dimension)
+    # A stick that was never looked at is no trial, and so does not count in the prediction of a held-out value.
+    labels, observed = jnp.reshape(labels, -1), jnp.reshape(observed, -1)
+    return Built(BinomialLogitPotential(labels, observed.astype(int)), observed=observed)
+
+
+register_family(
+    StickBreakingCategorical,
+    label="stick breaking",
+    predictor="logits",
+    vectors=("logits",),
+    links={IDENTITY: _stick_breaking},
+)
+register_family(
+    dist.OrderedLogistic,
+    label="ordered logistic",
+    predictor="predictor",
+    parameters=("cutpoints",),
+    vectors=("cutpoints",),
+    links={IDENTITY: lambda y: CumulativeLogitPotential(y.label, y.parameters["cutpoints"])},
+)
+register_family(
+    OrderedProbit,
+    label="ordered probit",
+    predictor="predictor",
+    parameters=("cutpoints",),
+    vectors=("cutpoints",),
+    links={IDENTITY: lambda y: CumulativeProbitPotential(y.label, y.parameters["cutpoints"])},
+)
+register_family(
+    ContinuationRatio,
+    label="continuation ratio",
+    predictor="predictor",
+    parameters=("thresholds",),
+    vectors=("thresholds",),
+    links={IDENTITY: lambda y: ContinuationRatioPotential(y.label, y.parameters["thresholds"])},
+)
+register_family(
+    AdjacentCategory,
+    label="adjacent category",
+    predictor="predictor",
+    parameters=("thresholds", "scores"),
+    vectors=("thresholds", "scores"),
+    links={IDENTITY: lambda y: AdjacentCategoryPotential(y.label, y.parameters["thresholds"], y.parameters["scores"])},
+)
