@@ -133,7 +133,7 @@ _CASES: dict[str, tuple[Callable[[], None], str]] = {
     "column of observations": (lambda: _poisson(COUNTS[:, None]), r"'y' has data of shape \(6, 1\).*\(6, 6\).*ravel"),
     "empty data": (lambda: _poisson(COUNTS[:0], X[:0]), r"'y' is empty"),
     "wrong number of rows": (lambda: _poisson(COUNTS[:4]), r"(site 'y'|after site 'b').*shape"),
-    "wrong number of columns": (lambda: _poisson(x=X[:, :1]), r"after site 'b' it fails with.*shape"),
+    "wrong number of columns": (lambda: _poisson(x=X[:, :1]), r"after site 'b' \(line .*x @ b.*it fails with.*shape"),
 }
 
 

@@ -13,6 +13,7 @@ from jax import Array
 
 from ...structure.bilinear.form import GaussianSide
 from ...structure.bilinear.read import read_like
+from ...structure.model.execution import check_key
 from ..front.progress import progress_bar, warn
 from ..front.results import Diagnostics
 from ..front.state import EngineState
@@ -83,6 +84,7 @@ def fit_batches(
         >>> bool(fitted.log_evidence.is_lower_bound), fitted.posterior["z"].mean.shape
         (True, (6, 1))
     """
+    check_key(rng_key)
     if num_epochs < 1:
         raise ValueError(f"num_epochs must be at least 1, got {num_epochs}.")
     if engine.devices is not None or engine.solver != "natural-gradient" or engine.unlisted_cells != "missing":

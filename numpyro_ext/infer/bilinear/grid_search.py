@@ -12,6 +12,7 @@ import jax
 import numpy as np
 from jax import Array
 
+from ...structure.model.execution import check_key
 from ..front.progress import progress_bar, warn
 from .engine import BilinearVG
 
@@ -97,6 +98,7 @@ def grid_search(
     num_cells = _num_cells(cells)
     if not 0.0 < test_size < 1.0 or not 0 < round(test_size * num_cells) < num_cells:
         raise ValueError(f"test_size must leave some of the {num_cells} cells on either side, got {test_size}.")
+    check_key(rng_key)
     if num_splits < 1:
         raise ValueError(f"num_splits must be at least 1, got {num_splits}.")
     if not param_grid or not all(len(values) for values in param_grid.values()):

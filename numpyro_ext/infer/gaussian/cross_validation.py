@@ -10,6 +10,7 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
+from ...structure.model.execution import check_key
 from ..front.progress import progress_bar, warn
 
 if TYPE_CHECKING:
@@ -101,6 +102,7 @@ def cross_validate(
             f"The folds are fitted at the best hyperparameters, and {type(engine).__name__} integrates over them: give "
             "the engine of the field alone (LaplaceApproximation, EP), or run and score each fold by itself."
         )
+    check_key(rng_key)
     key, rng_key = jax.random.split(rng_key)
     given = kwargs.get(mask_argument, True)
     reading = engine._read(rng_key, args, {**kwargs, mask_argument: given})

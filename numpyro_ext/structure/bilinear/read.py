@@ -90,7 +90,7 @@ def read_bilinear(
             remaining = [n for n in names if n not in conflict.sites]
             if field is not None or not remaining or len(remaining) == len(names):
                 prefix = "" if field is None else f"With field={list(field)}: "
-                raise ModelStructureError(prefix + " ".join(reasons)) from None
+                raise ModelStructureError(prefix + " ".join(reasons)) from conflict
             names = remaining
     check_hyper(reading, sites)
     if check:

@@ -14,6 +14,7 @@ from ..conflict import Conflict
 from ..errors import ModelStructureError
 from ..program.degrees import Degree, Degrees, classify
 from ..program.program import Atom, Program, make_program
+from .execution import describe_arguments, line_of_model
 from .tracing import ModelTrace, SiteInfo, trace_with_innovations
 from .validation import can_be_scored
 
@@ -74,8 +75,9 @@ class ModelReading:
         except (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError) as error:
             raise ModelStructureError(
                 "the model needs the values of traced arrays (it indexes a NumPy array with one, or branches on one), "
-                "so NumPyro cannot compile it either. Pass the data as jax arrays, and use jnp.where for branches. "
-                f"JAX says: {str(error).splitlines()[0]}"
+                "so NumPyro cannot compile it either. Pass the data as jax arrays, and use jnp.where for branches. It "
+                f"was given {describe_arguments(args, kwargs, model)}. "
+                f"JAX says{line_of_model(error, model)}: {str(error).splitlines()[0]}"
             ) from error
         self._trace = _in_model_order(self._trace, sites)
         structure = jax.tree.structure((innovations, given))

@@ -13,6 +13,7 @@ from jax import Array
 
 from ..conflict import Conflict
 from ..errors import ModelStructureError, Reason
+from .execution import check_key
 from .reading import ModelReading
 from .tracing import SiteInfo, inspect_sites, mark_candidates
 from .validation import check_data
@@ -105,8 +106,10 @@ def inspect_model(
 ) -> dict[str, SiteInfo]:
     """The sites of a model, with starting values, after a check of its data.
 
+    :raises TypeError: if ``rng_key`` is no key.
     :raises ModelStructureError: if the model does not run, or data or starting values do not fit.
     """
+    check_key(rng_key)
     sites = with_values(inspect_sites(model, args, kwargs, rng_key), hyper_values or {})
     check_data(sites)
     return sites
@@ -132,7 +135,9 @@ def find_candidates(
     candidates = [n for n, s in sites.items() if s.is_candidate]
     if not candidates:
         latents = {n: s.family for n, s in sites.items() if s.kind == "latent"}
-        raise ModelStructureError(no_candidate.format(latents or "none"), reason=Reason.NO_FIELD)
+        discrete = [n for n, s in sites.items() if s.kind == "latent" and s.is_discrete]
+        more = f" The discrete sites {discrete} can be summed out in the model (a mixture)." if discrete else ""
+        raise ModelStructureError(no_candidate.format(latents or "none") + more, reason=Reason.NO_FIELD)
     return sites, candidates
 
 

@@ -13,12 +13,14 @@ from jax import Array
 from jax.scipy.linalg import solve_triangular
 from numpyro import handlers
 from numpyro.distributions import biject_to
+from numpyro.ops.pytree import PytreeTrace
 from numpyro.primitives import Messenger
 
 from ...compilation.recent import Recent
-from ..errors import ModelStructureError, Reason
+from ..errors import ModelStructureError
 from ..families import Family, family_of
 from ..program.program import Constant, make_program
+from .execution import check_call, execution_error
 from .priors import is_gaussian, location, mask_of, shift_to_value, unwrap
 
 __all__ = ["FactorTrace", "ModelTrace", "SiteInfo", "inspect_sites", "mark_candidates", "trace_with_innovations"]
@@ -193,13 +195,24 @@ def _low_rank_tril(base: Any) -> Array:
     return jnp.linalg.cholesky(factor @ jnp.swapaxes(factor, -1, -2) + diagonal)
 
 
-class _LastSite(Messenger):
-    """Remember the last site that went by, to say where a model failed."""
+class _Watch(Messenger):
+    """Remember the last site that went by, to say where a model failed, and refuse sites that cannot be reached."""
 
-    name: str | None = None
+    last_site: str | None = None
 
     def postprocess_message(self, msg: dict[str, Any]) -> None:
-        self.name = msg.get("name") or self.name
+        self.last_site = msg.get("name") or self.last_site
+        if msg["type"] == "control_flow":
+            leaves = jax.tree.leaves(msg["value"], is_leaf=lambda leaf: isinstance(leaf, PytreeTrace))
+            traces = [leaf.trace for leaf in leaves if isinstance(leaf, PytreeTrace)]
+            for name, site in (item for trace in traces for item in trace.items()):
+                if site["type"] in ("sample", "param") and not site.get("is_observed"):
+                    raise ModelStructureError(
+                        f"site '{name}' is inside a scan or cond of numpyro.contrib.control_flow, where it cannot be "
+                        "read. Write all its steps as one site outside: a Gaussian chain as dist.GaussianRandomWalk, "
+                        "as cumulative sums of independent innovations, or as dist.MultivariateNormal; or use NUTS.",
+                        site=name,
+                    )
 
 
 def inspect_sites(
@@ -213,9 +226,11 @@ def inspect_sites(
     The run is compiled as a whole, which costs less than compiling its operations one by one; a model that only runs
     with concrete values is run without. None of the sites is a candidate for a field yet: see :func:`mark_candidates`.
 
-    :raises ModelStructureError: for models that fail on their arguments, subsampled plates and scaled latent sites.
+    :raises ModelStructureError: for models that fail on their arguments, subsampled plates, scaled latent sites and
+        sites inside a scan.
     """
-    central = _LastSite(handlers.substitute(model, substitute_fn=_central_value))
+    check_call(model, args, kwargs)
+    central = _Watch(handlers.substitute(model, substitute_fn=_central_value))
     static: dict[str, dict[str, Any]] = {}
 
     def run(key: Array) -> dict[str, Any]:
@@ -235,16 +250,11 @@ def inspect_sites(
             arrays = _run_compiled(run, rng_key)
         except (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError, TypeError):
             arrays = run(rng_key)
+    except ModelStructureError:
+        raise
     # NumPyro asserts that plates are not empty.
-    except (AssertionError, TypeError, ValueError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        after = f"after site '{central.name}'" if central.name else "before its first site"
-        raise ModelStructureError(
-            f"the model does not run on these arguments; {after} it fails with: {reason} Check the "
-            "shapes of the arguments, and the data and covariates for NaN, infinity and values outside their range; "
-            "scales and variances must be positive.",
-            reason=Reason.EXECUTION,
-        ) from error
+    except (AssertionError, IndexError, TypeError, ValueError) as error:
+        raise execution_error(error, central.last_site, model, args, kwargs) from error
     kinds = ("sample", "param", "deterministic", "plate")
     return {n: _inspect(n, {**site, **arrays.get(n, {})}) for n, site in static.items() if site["type"] in kinds}
 

@@ -1,0 +1,134 @@
+"""Why a model does not run on its arguments, in words that name its line, its last site and what it was given."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import traceback
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..errors import ModelStructureError, Reason
+
+__all__ = ["check_call", "check_key", "describe_arguments", "execution_error", "line_of_model"]
+
+_MOST_ARGUMENTS = 8
+
+
+def check_key(rng_key: Any) -> None:
+    """Refuse what is no random key, as the first argument of a model in its place.
+
+    :raises TypeError: saying what was given.
+    """
+    dtype, ndim = getattr(rng_key, "dtype", np.dtype(object)), np.ndim(rng_key)
+    if jnp.issubdtype(dtype, jax.dtypes.prng_key):
+        if ndim == 0:
+            return
+        found = f"{np.size(rng_key)} keys, where one is needed"
+    elif dtype == np.uint32 and ndim == 1:  # a key as jax.random.PRNGKey makes it
+        return
+    else:
+        found = describe_value(rng_key)
+    raise TypeError(
+        f"A random key comes first, before the arguments of the model, as in run(jax.random.key(0), x, y); got {found}."
+    )
+
+
+def check_call(model: Callable[..., Any], args: tuple, kwargs: Mapping[str, Any]) -> None:
+    """Refuse arguments that do not fit the signature of a model.
+
+    :raises ModelStructureError: with the signature.
+    """
+    try:
+        signature = inspect.signature(model)
+    except (TypeError, ValueError):  # callables without one
+        return
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise ModelStructureError(
+            f"the model cannot be called like this: {error}. It is {_name(model)}{_plain(signature)}; it was given "
+            f"{describe_arguments(args, kwargs)}.",
+            reason=Reason.EXECUTION,
+        ) from error
+
+
+def execution_error(
+    error: Exception, last_site: str | None, model: Callable[..., Any], args: tuple, kwargs: Mapping[str, Any]
+) -> ModelStructureError:
+    """The error for a model that fails while it runs, to be raised from what it failed with.
+
+    :param error: that the model raised.
+    :param str last_site: the last site before it.
+    """
+    where = f"after site '{last_site}'" if last_site else "before its first site"
+    what = str(error).strip() or type(error).__name__
+    return ModelStructureError(
+        f"the model does not run on these arguments; {where}{line_of_model(error, model)} it fails with: "
+        f"{what.rstrip('.')}. It was given {describe_arguments(args, kwargs, model)}. Check their order and shapes, "
+        "and data and covariates for NaN, infinity and values outside their range; scales and variances must be "
+        "positive.",
+        reason=Reason.EXECUTION,
+    )
+
+
+def line_of_model(error: BaseException, model: Callable[..., Any]) -> str:
+    """Where in the file of a model an error came from, as `` (line 7: mean = x @ b)``; empty if it is not known."""
+    code = _code(model)
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [f for f in frames if code is not None and f.filename == code.co_filename]
+    if not lines:
+        return ""
+    return f" (line {lines[-1].lineno}{f': {lines[-1].line}' if lines[-1].line else ''})"
+
+
+def describe_value(value: Any) -> str:
+    """An argument in a few words: dtype and shape of arrays, numbers as they are, else the type."""
+    if isinstance(value, jax.Array | np.ndarray | np.generic):
+        return f"{value.dtype}{list(value.shape)}"
+    if isinstance(value, bool | int | float | None):
+        return repr(value)
+    library = type(value).__module__.split(".")[0]
+    if library in ("pandas", "polars"):
+        return f"a {type(value).__name__} of {library} (give the model .to_numpy() of it)"
+    hint = " (jnp.asarray makes an array of numbers)" if isinstance(value, list) else ""
+    return f"a {type(value).__name__}{hint}"
+
+
+def describe_arguments(args: tuple, kwargs: Mapping[str, Any], model: Callable[..., Any] | None = None) -> str:
+    """What a model is given, by the names of its parameters where ``model`` is given and takes them."""
+    named = {f"argument {number + 1}": value for number, value in enumerate(args)} | dict(kwargs)
+    if model is not None:
+        try:
+            bound = inspect.signature(model).bind(*args, **kwargs)
+        except (TypeError, ValueError):
+            pass
+        else:
+            bound.apply_defaults()
+            named = bound.arguments
+    found = [f"{name} = {describe_value(value)}" for name, value in named.items()]
+    return ", ".join(found[:_MOST_ARGUMENTS] + ["..."] * (len(found) > _MOST_ARGUMENTS)) or "no arguments"
+
+
+def _plain(signature: inspect.Signature) -> inspect.Signature:
+    """The signature without its annotations."""
+    parameters = [p.replace(annotation=inspect.Parameter.empty) for p in signature.parameters.values()]
+    return inspect.Signature(parameters)
+
+
+def _name(model: Callable[..., Any]) -> str:
+    return getattr(model, "__name__", type(model).__name__)
+
+
+def _code(model: Any) -> Any:
+    """The code of a function behind handlers and partial applications."""
+    while not hasattr(model, "__code__"):
+        inner = model.func if isinstance(model, functools.partial) else getattr(model, "fn", None)
+        if inner is None:
+            return getattr(type(model).__call__, "__code__", None)
+        model = inner
+    return inspect.unwrap(model).__code__

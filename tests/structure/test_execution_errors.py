@@ -1,0 +1,173 @@
+"""A model that cannot be run on what it was given: the message says what was given, and keeps the whole cause."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from numpyro import handlers
+from numpyro.contrib.control_flow import cond, scan
+
+from numpyro_ext.infer import EP, BilinearVG, StructuredMeanField, cross_validate, fit_batches, grid_search
+from numpyro_ext.structure import ModelStructureError, Reason, read_bilinear, read_latent_gaussian, read_sparse_linear
+
+KEY = jax.random.key(0)
+X, Y = np.ones((6, 2)), np.array([0, 1, 1, 0, 1, 0])
+
+
+def model(x: Any, y: Any = None) -> None:
+    b = numpyro.sample("b", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+    numpyro.sample("y", dist.Bernoulli(logits=x @ b), obs=y)
+
+
+@pytest.mark.parametrize("run", [EP(model).run, BilinearVG(model).run, StructuredMeanField(model).run])
+def test_a_forgotten_key_is_named(run: Any) -> None:
+    with pytest.raises(TypeError, match=r"key comes first.*run\(jax.random.key\(0\), x, y\); got float64\[6, 2\]"):
+        run(X, Y)
+
+
+@pytest.mark.parametrize(
+    ("key", "found"),
+    [
+        (0, "got 0"),
+        (jax.random.split(KEY), "got 2 keys, where one is needed"),
+        ([0, 1], "got a list"),
+        (np.zeros(2), r"got float64\[2\]"),
+    ],
+)
+def test_what_is_no_key(key: Any, found: str) -> None:
+    engine = EP(model)
+    with pytest.raises(TypeError, match=found):
+        engine.run(key, X, Y)
+    with pytest.raises(TypeError, match=found):
+        cross_validate(engine, key, X, Y)
+    with pytest.raises(TypeError, match=found):
+        fit_batches(BilinearVG(model), key, [(X, Y)], over="rows")
+    with pytest.raises(TypeError, match=found):
+        grid_search(BilinearVG(model), key, X, Y, param_grid={"rank": [1]})
+
+
+def test_both_kinds_of_keys_are_taken() -> None:
+    for key in (KEY, jax.random.PRNGKey(0), np.asarray(jax.random.PRNGKey(0))):
+        assert read_latent_gaussian(model, (X, Y), rng_key=key, check=False).field == ("b",)
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "message"),
+    [
+        ((), {}, r"missing a required argument: 'x'. It is model\(x, y=None\); it was given no arguments"),
+        ((X, Y, Y), {}, r"too many positional arguments. .* argument 3 = int64\[6\]"),
+        ((X,), {"labels": Y}, r"unexpected keyword argument 'labels'.*labels = int64\[6\]"),
+        (
+            (Y, X),
+            {},
+            r"after site 'b' \(line \d+: numpyro.sample.*given x = int64\[6\], y = float64\[6, 2\].*order",
+        ),
+        ((X.tolist(), Y), {}, r"given x = a list \(jnp.asarray"),
+    ],
+)
+def test_arguments_that_do_not_fit(args: tuple, kwargs: dict, message: str) -> None:
+    with pytest.raises(ModelStructureError, match="(?s)" + message) as caught:
+        read_latent_gaussian(model, args, kwargs)
+    assert caught.value.reason is Reason.EXECUTION and isinstance(caught.value.__cause__, TypeError)
+
+
+def test_tables_of_pandas_are_named() -> None:
+    pandas = pytest.importorskip("pandas")
+    with pytest.raises(ModelStructureError, match=r"x = a DataFrame of pandas \(give the model .to_numpy\(\) of it\)"):
+        read_latent_gaussian(model, (pandas.DataFrame(X), Y))
+
+
+def test_the_whole_message_of_a_model_and_its_cause_are_kept() -> None:
+    class TooSmall(ValueError):
+        pass
+
+    def failing(y: Any) -> None:
+        numpyro.sample("f", dist.Normal(0.0, 1.0))
+        raise TooSmall("The table is too small.\nIt has 3 rows,\nand 4 are needed.")
+
+    for read in (read_latent_gaussian, read_sparse_linear, read_bilinear):
+        with pytest.raises(ModelStructureError, match="(?s)too small.*3 rows,.*4 are needed") as caught:
+            read(failing, (Y,))
+        assert isinstance(caught.value.__cause__, TooSmall)
+    with pytest.raises(ModelStructureError) as caught:
+        EP(failing, progress_bar=False).run(KEY, Y)
+    assert isinstance(caught.value.__cause__, TooSmall)
+
+
+def test_errors_of_other_kinds_pass_as_they_are() -> None:
+    def failing(y: Any) -> None:
+        y["no such column"]
+
+    with pytest.raises(KeyError, match="no such column"):
+        EP(failing).run(KEY, {"y": Y})
+
+
+def test_the_line_of_a_wrapped_model_is_found() -> None:
+    for wrapped in (handlers.seed(model, 0), handlers.scale(handlers.seed(model, 0), scale=1.0)):
+        with pytest.raises(ModelStructureError, match=r"line \d+: numpyro.sample\(\"y\""):
+            read_latent_gaussian(wrapped, (Y, X))
+
+
+def test_branches_and_numpy_functions_are_found_by_their_line() -> None:
+    def branching(y: Any) -> None:
+        s = numpyro.sample("s", dist.HalfNormal(1.0))
+        f = numpyro.sample("f", dist.Normal(0.0, s))
+        if s > 1.0:
+            f = 2.0 * f
+        numpyro.sample("y", dist.Normal(f, 1.0), obs=y)
+
+    with pytest.raises(ModelStructureError, match=r"y = float64\[6\].*line \d+: if s > 1.0:.*boolean conversion"):
+        read_latent_gaussian(branching, (X[:, 0],))
+
+
+def test_sites_inside_a_scan_or_a_branch_are_named() -> None:
+    def scanned(y: Any) -> None:
+        def step(carry: Any, value: Any) -> tuple[Any, None]:
+            z = numpyro.sample("z", dist.Normal(carry, 1.0))
+            numpyro.sample("y", dist.Normal(z, 1.0), obs=value)
+            return z, None
+
+        scan(step, 0.0, y)
+
+    def branched(y: Any) -> None:
+        f = numpyro.sample("f", dist.Normal(0.0, 1.0))
+        level = cond(
+            y[0] > 0.0,
+            lambda _: numpyro.sample("z", dist.Normal(0.0, 1.0)),
+            lambda _: numpyro.sample("z", dist.Normal(1.0, 1.0)),
+            None,
+        )
+        numpyro.sample("y", dist.Normal(f + level, 1.0), obs=y)
+
+    for inside in (scanned, branched):
+        with pytest.raises(ModelStructureError, match="site 'z' is inside a scan.*GaussianRandomWalk.*NUTS") as caught:
+            read_latent_gaussian(inside, (X[:, 0],))
+        assert caught.value.site == "z"
+
+
+def test_observations_inside_a_scan_are_no_reason_to_refuse() -> None:
+    def scanned(y: Any) -> None:
+        b = numpyro.sample("b", dist.Normal(0.0, 1.0))
+
+        def step(carry: Any, value: Any) -> tuple[Any, None]:
+            numpyro.sample("y", dist.Normal(b, 1.0), obs=value)
+            return carry, None
+
+        scan(step, 0.0, y)
+
+    assert read_latent_gaussian(scanned, (X[:, 0],)).field == ("b",)
+
+
+def test_a_discrete_site_is_named_where_no_other_is_left() -> None:
+    def discrete(y: Any) -> None:
+        k = numpyro.sample("k", dist.Categorical(jnp.ones(3) / 3.0))
+        numpyro.sample("y", dist.Normal(1.0 * k, 1.0), obs=y)
+
+    with pytest.raises(ModelStructureError, match=r"discrete sites \['k'\] can be summed out"):
+        read_latent_gaussian(discrete, (X[:, 0],))
