@@ -12,7 +12,6 @@ from .bounds.logistic import (
     PiecewiseBound,
     logistic_bound,
 )
-from .bounds.piecewise import PiecewiseCoefficients, minimax_pieces
 from .bounds.super_gaussian import ConvexifiedPenalty, SuperGaussianPotential
 from .elementwise import ElementwisePotential, TemperedPotential
 from .families.binary import BinomialLogitPotential, LogitPotential, ProbitPotential
@@ -27,7 +26,7 @@ from .families.ordinal import (
     CumulativeProbitPotential,
 )
 from .families.poisson import PoissonExpPotential, PoissonSoftplusPotential
-from .families.rectified_linear_poisson import RectifiedLinearPoissonPotential, rectified_linear_poisson_moments
+from .families.rectified_linear_poisson import RectifiedLinearPoissonPotential
 from .families.stick_breaking import stick_breaking_labels
 from .families.stochastic_volatility import StochasticVolatilityPotential
 from .families.student_t import StudentTPotential
@@ -35,17 +34,27 @@ from .integrals.bilinear_expectation import (
     ExpectedBilinearLogDensity,
     ProductPredictor,
     expected_bilinear_log_density,
-    expected_bilinear_value,
 )
-from .integrals.expectation import expected_log_density, expected_logistic_terms
-from .integrals.exponential_product import log_expected_exp_product, log_expected_exp_product_diagonal, product_moments
-from .integrals.logistic_expectation import expected_log_partition
-from .integrals.normal import TruncatedNormal, erfcx, inverse_mills_ratio, log_ndtr, truncated_normal
-from .integrals.normal_interval import NormalInterval, normal_interval
+from .integrals.expectation import expected_log_density
 from .integrals.tilted_moments import gaussian_expectation, tilted_moments
 from .moments import ExpectedLogDensity, LogisticTerms, TiltedMoments
 from .trees.forest import Forest, SumProduct, log_partition, sum_product, wavelet_forest
 from .vector import VectorExpectedLogDensity, VectorPotential
+
+# Parts of the numerics, which release 0.1 showed here; they are at home in their modules.
+# isort: split
+from .bounds.piecewise import PiecewiseCoefficients, minimax_pieces  # noqa: F401
+from .families.rectified_linear_poisson import rectified_linear_poisson_moments  # noqa: F401
+from .integrals.bilinear_expectation import expected_bilinear_value  # noqa: F401
+from .integrals.expectation import expected_logistic_terms  # noqa: F401
+from .integrals.exponential_product import (  # noqa: F401
+    log_expected_exp_product,
+    log_expected_exp_product_diagonal,
+    product_moments,
+)
+from .integrals.logistic_expectation import expected_log_partition  # noqa: F401
+from .integrals.normal import TruncatedNormal, erfcx, inverse_mills_ratio, log_ndtr, truncated_normal  # noqa: F401
+from .integrals.normal_interval import NormalInterval, normal_interval  # noqa: F401
 
 __all__ = [
     "AdjacentCategoryPotential",
@@ -73,9 +82,7 @@ __all__ = [
     "MultinomialProbitPotential",
     "NegativeBinomialExpPotential",
     "NegativeBinomialLogitPotential",
-    "NormalInterval",
     "PiecewiseBound",
-    "PiecewiseCoefficients",
     "PoissonExpPotential",
     "PoissonSoftplusPotential",
     "Potential",
@@ -89,31 +96,17 @@ __all__ = [
     "SuperGaussianPotential",
     "TemperedPotential",
     "TiltedMoments",
-    "TruncatedNormal",
     "VectorExpectedLogDensity",
     "VectorPotential",
-    "erfcx",
     "expected_bilinear_log_density",
-    "expected_bilinear_value",
     "expected_log_density",
-    "expected_log_partition",
-    "expected_logistic_terms",
     "gaussian_expectation",
-    "inverse_mills_ratio",
-    "log_expected_exp_product",
-    "log_expected_exp_product_diagonal",
-    "log_ndtr",
     "log_partition",
     "log_sum_exp_bound",
     "logistic_bound",
-    "minimax_pieces",
-    "normal_interval",
     "potential",
-    "product_moments",
-    "rectified_linear_poisson_moments",
     "stick_breaking_labels",
     "sum_product",
     "tilted_moments",
-    "truncated_normal",
     "wavelet_forest",
 ]
