@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         multinomial_probit_bayes,
         predictive_log_density,
         ranking_scores,
+        table_rows,
         variational_em,
     )
 
@@ -52,6 +53,7 @@ __all__ = [
     "multinomial_probit_bayes",
     "predictive_log_density",
     "ranking_scores",
+    "table_rows",
     "variational_em",
 ]
 

@@ -16,6 +16,7 @@ from .gaussian.variational.engine import VariationalGaussian
 from .gaussian.variational.multinomial_probit_bayes import multinomial_probit_bayes
 from .rows.expectation_maximisation import variational_em
 from .rows.posteriors import LatentGaussianRows, predictive_log_density
+from .rows.table import table_rows
 from .sparse.mean_field_engine import StructuredMeanField
 
 __all__ = [
@@ -39,5 +40,6 @@ __all__ = [
     "multinomial_probit_bayes",
     "predictive_log_density",
     "ranking_scores",
+    "table_rows",
     "variational_em",
 ]

@@ -67,7 +67,7 @@ def test_constant_columns_run_away_and_this_is_reported():
     table = TABLE.copy()
     table[:, 1] = 1
     model = partial(factor_analysis, num_factors=1, kinds="binary")
-    engine = VariationalGaussian(model, bound="jaakkola", max_hyper_steps=30, progress_bar=False)
+    engine = VariationalGaussian(model, bound="jaakkola", max_hyper_steps=10, progress_bar=False)
     with pytest.warns(UserWarning, match="hyperparameters did not converge"):
         engine.run(KEY, table)
     assert float(engine.hyper["intercept"].value[1]) > 3.0

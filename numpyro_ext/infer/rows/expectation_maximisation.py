@@ -9,6 +9,7 @@ r"""Variational EM for rows of data: factor analysis and Gaussian graphical mode
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Collection
 from functools import partial
 from typing import Any, Literal, NamedTuple, get_args
@@ -24,6 +25,7 @@ from .expectation import expectation_step, initial_modes, initial_posteriors, sh
 from .maximisation import Parameter, loading_penalty, maximisation_step, scatter
 from .minibatches import fit_in_batches
 from .posteriors import LatentGaussianRows, RowPosteriors
+from .table import checked_rows, runaway_columns
 
 __all__ = ["EMResult", "variational_em"]
 
@@ -44,7 +46,7 @@ class EMResult(NamedTuple):
     """The objective after every step: E, then M and E for every iteration; shape ``(2 num_steps + 1,)``. With batches
     at the end only, shape ``(1,)``."""
     converged: bool
-    """Never with batches, which have no test."""
+    """Never with batches, which have no test, and never where a column leaves the objective without a maximum."""
     num_steps: int
     """Iterations that were made."""
     precision: np.ndarray | None
@@ -86,8 +88,9 @@ def variational_em(
     ``method="map"`` is the baseline that maximises the joint density over latent variables and parameters, which
     overfits: the posteriors have no variance, and the objective bounds nothing.
 
-    :param LatentGaussianRows rows: data, and parameters to start from. Loadings should start with the full rank: from
-        one that is lower, as from zero, EM does not get away.
+    :param LatentGaussianRows rows: data, and parameters to start from; :func:`table_rows` makes them of a table.
+        Loadings that are learned start with their full rank: from one that is lower, as from zero, EM does not get
+        away.
     :param learn: which of ``"mean"``, ``"covariance"``, ``"loadings"``, ``"intercept"`` and ``"noise"`` (the ``scale``
         of Gaussian columns: one number if it has no axes, else one per column) to maximise over.
     :param str method: ``"variational"`` or ``"map"``.
@@ -105,7 +108,9 @@ def variational_em(
     :param int chunk_size: how many rows are worked on together; memory beyond the result is proportional to it.
     :param bool progress_bar: whether a run longer than a second shows a bar.
     :return: the fit, see :class:`EMResult`.
-    :raises ValueError: for an unknown parameter or method, for noise to be learned without real columns or that differs
+    :raises ValueError: for data that their potentials do not allow, NaN in an observed cell, shapes that do not fit, no
+        rows, more latent variables than predictors or loadings of a lower rank to start from; for an unknown parameter
+        or method, for noise to be learned without real columns or that differs
         between rows, for ``sparsity`` without learning the covariance, or for options that do not go together.
 
     **Example:**
@@ -120,8 +125,18 @@ def variational_em(
     >>> bool(np.all(np.diff(found.objective_trace) > -1e-4)), found.rows.loadings.shape
     (True, (3, 1))
     """
+    rows = checked_rows(rows, learns_loadings="loadings" in learn)
     learn = _checked(rows, learn, sparsity)
     _check_method(rows, learn, method, sparsity, loading_scale, batch_size, rng_key)
+    runaways = runaway_columns(rows, learn)
+    if runaways:
+        warnings.warn(
+            "The objective has no finite maximum, and the fit is not reported as converged: "
+            + "; ".join(runaways)
+            + ". Leave such columns or categories out, or do not learn what runs away.",
+            UserWarning,
+            stacklevel=2,
+        )
     if batch_size is not None:
         assert rng_key is not None  # checked above
         rows = fit_in_batches(
@@ -164,7 +179,7 @@ def variational_em(
             if not np.isfinite(trace[-1]):
                 break
             converged = bool(trace[-1] - trace[-3] < tol * total_weight)
-    return EMResult(rows, posteriors, np.array(trace), converged, count, precision)
+    return EMResult(rows, posteriors, np.array(trace), converged and not runaways, count, precision)
 
 
 def _start(rows: LatentGaussianRows, method: Method) -> RowPosteriors:
