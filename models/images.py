@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -75,13 +76,14 @@ def poisson_deblurring(
     :param smoothness: the rate :math:`\tau` per unit of intensity between neighbours; ``None`` gives it a log-normal
         prior two wide around ten over the largest count.
     :param mask: false where a count is missing or held out, shape ``(rows, columns)``.
-    :raises ValueError: if ``counts`` is no matrix, the shapes disagree or the noise is unknown.
+    :raises ValueError: if ``counts`` is no matrix, the mask keeps nothing, the shapes disagree or the noise is unknown.
     """
     if noise not in ("poisson", "gaussian"):
         raise ValueError(f"noise must be 'poisson' or 'gaussian'; got {noise!r}.")
     shape = np.shape(counts)
     if len(shape) != 2:
         raise ValueError(f"poisson_deblurring takes a matrix of counts; got an array of shape {shape}.")
+    mask = _seen(mask, shape)
     size = int(np.prod(shape))
     if blur is None:
         operator: LinearOperator = identity(size)
@@ -105,7 +107,7 @@ def poisson_deblurring(
         if noise == "poisson":
             numpyro.sample("counts", RectifiedLinearPoisson(predictor), obs=counts)
         else:
-            level = np.mean(np.asarray(counts)[np.broadcast_to(mask, shape)])
+            level = np.mean(np.asarray(counts)[mask])
             variance = numpyro.sample("noise_variance", dist.LogNormal(jnp.log(1.0 + level), 1.0))
             numpyro.sample("counts", dist.Normal(predictor, jnp.sqrt(variance)), obs=counts)
 
@@ -151,8 +153,8 @@ def wavelet_denoising(
 
     1. Ko, Y. J. (2017), *Applications of Approximate Learning and Inference for Probabilistic Models*, EPFL.
 
-    :param noisy: the data, one to three axes of any sizes. Sides that cannot be halved ``num_levels`` times are
-        continued by reflection; the continuation counts as data, and ``image`` is cut back.
+    :param noisy: the data, one to three axes of any sizes; colours are given one at a time. Sides that cannot be halved
+        ``num_levels`` times are continued by reflection; the continuation counts as data, and ``image`` is cut back.
     :param noise_scale: standard deviation of the noise, or ``None`` to learn it.
     :param str wavelet: an orthogonal wavelet of PyWavelets.
     :param num_levels: scales; by default five, or as many as the sides allow.
@@ -162,7 +164,8 @@ def wavelet_denoising(
     :param bool per_orientation: whether orientations have parameters of their own.
     :param shift: circular shift of the wavelet basis in pixels, one number per axis; engines average over some.
     :param int num_bases: how many shifted bases the prior speaks of, see :func:`wavelet_inpainting`.
-    :raises ValueError: if the data hold nan (missing pixels: :func:`wavelet_inpainting`), or a name is unknown.
+    :raises ValueError: if the data hold nan (missing pixels: :func:`wavelet_inpainting`) or are a colour image, or a
+        name is unknown.
     """
     if not isinstance(noisy, jax.core.Tracer) and np.isnan(np.asarray(noisy)).any():
         raise ValueError(
@@ -227,11 +230,8 @@ def wavelet_inpainting(
     :param int num_bases: how many shifted bases the prior speaks of; cost grows with it.
     :raises ValueError: if the mask keeps nothing or has another shape.
     """
-    mask, shape = np.asarray(mask, bool), np.shape(observed)
-    if mask.shape != shape:
-        raise ValueError(f"The mask has the shape {mask.shape}, the image {shape}.")
-    if not mask.any():
-        raise ValueError("The mask keeps no pixel: there is nothing to learn from.")
+    shape = np.shape(observed)
+    mask = _seen(mask, shape)
     observed = jnp.where(mask, jnp.asarray(observed, float), 0.0)
     transform, padded = _transform(shape, wavelet, num_levels)
     filled = _filled(observed, mask)
@@ -293,10 +293,35 @@ def compressed_sensing(
     numpyro.sample("measurements", dist.Normal(operator @ image.reshape(-1), noise_scale).to_event(1), obs=measurements)
 
 
+_MOST_CHANNELS = 4
+
+
+def _seen(mask: ArrayLike, shape: tuple[int, ...]) -> Any:
+    """The mask as booleans for every pixel; one that is traced as it is."""
+    if isinstance(mask, jax.core.Tracer):
+        return mask
+    found = np.asarray(mask, bool)
+    if found.shape not in ((), shape):
+        raise ValueError(f"The mask has the shape {found.shape}, the image {shape}.")
+    if not found.any():
+        raise ValueError("The mask keeps no pixel: there is nothing to learn from.")
+    return np.broadcast_to(found, shape)
+
+
 def _transform(
     shape: tuple[int, ...], wavelet: str, num_levels: int | None
 ) -> tuple[WaveletTransform, tuple[int, ...]]:
     """The transform of images of at least this shape, and that shape."""
+    if not 1 <= len(shape) <= 3 or min(shape) < 2:
+        raise ValueError(f"Signals, images and volumes have one to three axes of two places or more; got {shape}.")
+    short = [axis for axis in range(len(shape)) if shape[axis] <= _MOST_CHANNELS]
+    if len(shape) == 3 and short in ([0], [2]):
+        channel = "0, :, :" if short == [0] else ":, :, 0"
+        raise ValueError(
+            f"Three axes are a volume, but axis {short[0]} of {shape} is short like one of colours, along which "
+            f"wavelet coefficients are not sparse. Give one channel at a time, such as image[{channel}]. If these are "
+            "slices of a volume, move this axis to the middle."
+        )
     if num_levels is None:
         num_levels = max(min(5, *(int(np.log2(max(side, 1))) - 1 for side in shape)), 1)
     step = 2**num_levels

@@ -104,6 +104,14 @@ def test_a_shift_moves_the_basis():
     [
         (lambda: poisson_deblurring(np.ones(3)), "takes a matrix of counts"),
         (lambda: poisson_deblurring(np.ones((3, 3)), noise="none"), "noise must be 'poisson' or 'gaussian'"),
+        (lambda: poisson_deblurring(np.ones((3, 3)), mask=np.zeros((3, 3), bool)), "keeps no pixel"),
+        (lambda: poisson_deblurring(np.ones((3, 3)), mask=False), "keeps no pixel"),
+        (lambda: poisson_deblurring(np.ones((3, 3)), mask=np.ones((3, 2), bool)), "The mask has the shape"),
+        (lambda: wavelet_denoising(np.ones((8, 8, 3)), 0.1), r"like one of colours.*image\[:, :, 0\]"),
+        (lambda: wavelet_denoising(np.ones((4, 8, 16)), 0.1, num_levels=2), r"image\[0, :, :\]"),
+        (lambda: wavelet_inpainting(np.ones((8, 8, 3)), np.ones((8, 8, 3), bool)), "like one of colours"),
+        (lambda: wavelet_denoising(np.ones((8, 8, 1)), 0.1), "axes of two places or more"),
+        (lambda: wavelet_denoising(3.0, 0.1), "one to three axes"),
         (lambda: wavelet_denoising(np.array([[np.nan, 1.0], [1.0, 1.0]]), 0.1), "wavelet_inpainting.image, ~isnan"),
         (lambda: wavelet_denoising(np.ones((8, 8)), 0.1, wavelet="bior2.2"), "not orthogonal"),
         (lambda: wavelet_denoising(np.ones((8, 8)), 0.1, low="cauchy"), "A component is one of"),
@@ -115,3 +123,9 @@ def test_a_shift_moves_the_basis():
 def test_what_cannot_be(call, message):
     with pytest.raises(ValueError, match=message), handlers.seed(rng_seed=0):
         call()
+
+
+def test_volumes_are_read():
+    noisy = np.random.default_rng(0).standard_normal((8, 4, 8))
+    trace = handlers.trace(handlers.seed(wavelet_denoising, 0)).get_trace(noisy, 1.0, wavelet="haar")
+    assert trace["image"]["value"].shape == noisy.shape
