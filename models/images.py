@@ -83,7 +83,7 @@ def poisson_deblurring(
     shape = np.shape(counts)
     if len(shape) != 2:
         raise ValueError(f"poisson_deblurring takes a matrix of counts; got an array of shape {shape}.")
-    mask = _seen(mask, shape)
+    is_seen = _seen(mask, shape)
     size = int(np.prod(shape))
     if blur is None:
         operator: LinearOperator = identity(size)
@@ -94,7 +94,7 @@ def poisson_deblurring(
     differences = total_variation(shape)
 
     if smoothness is None:
-        largest = np.max(np.where(mask, counts, 0))
+        largest = np.max(np.where(is_seen, counts, 0))
         smoothness = numpyro.sample("smoothness", dist.LogNormal(jnp.log(10.0 / max(float(largest), 1.0)), 2.0))
     u = numpyro.sample("u", dist.ImproperUniform(dist.constraints.real_vector, (), (size,)))
     numpyro.deterministic("image", u.reshape(shape))
@@ -103,11 +103,11 @@ def poisson_deblurring(
     # The power of the normalised prior, less the one that the factors bring with them.
     numpyro.factor("normaliser", (size - 1 - num_factors) * jnp.log(smoothness))
     predictor = (operator @ u).reshape(shape)
-    with handlers.mask(mask=mask):
+    with handlers.mask(mask=is_seen):
         if noise == "poisson":
             numpyro.sample("counts", RectifiedLinearPoisson(predictor), obs=counts)
         else:
-            level = np.mean(np.asarray(counts)[mask])
+            level = np.mean(np.asarray(counts)[is_seen])
             variance = numpyro.sample("noise_variance", dist.LogNormal(jnp.log(1.0 + level), 1.0))
             numpyro.sample("counts", dist.Normal(predictor, jnp.sqrt(variance)), obs=counts)
 
@@ -231,13 +231,13 @@ def wavelet_inpainting(
     :raises ValueError: if the mask keeps nothing or has another shape.
     """
     shape = np.shape(observed)
-    mask = _seen(mask, shape)
-    observed = jnp.where(mask, jnp.asarray(observed, float), 0.0)
+    is_seen = _seen(mask, shape)
+    observed = jnp.where(is_seen, jnp.asarray(observed, float), 0.0)
     transform, padded = _transform(shape, wavelet, num_levels)
-    filled = _filled(observed, mask)
+    filled = _filled(observed, is_seen)
     image = _tree_image(transform, _continued(filled, padded), shift, low, high, factorial, per_orientation, num_bases)
     image = numpyro.deterministic("image", _cut(image, shape))
-    seen = np.flatnonzero(mask)
+    seen = np.flatnonzero(is_seen)
     numpyro.sample(
         "observed", dist.Normal(image.reshape(-1)[seen], noise_scale).to_event(1), obs=observed.reshape(-1)[seen]
     )
@@ -296,7 +296,7 @@ def compressed_sensing(
 _MOST_CHANNELS = 4
 
 
-def _seen(mask: ArrayLike, shape: tuple[int, ...]) -> Any:
+def _seen(mask: Any, shape: tuple[int, ...]) -> Any:
     """The mask as booleans for every pixel; one that is traced as it is."""
     if isinstance(mask, jax.core.Tracer):
         return mask
