@@ -12,6 +12,7 @@ from numpyro.infer import Predictive
 from numpyro_ext.distributions import HiddenMarkovTree
 from numpyro_ext.infer import StructuredMeanField
 from numpyro_ext.linalg import from_matrix, select
+from numpyro_ext.models import wavelet_denoising
 from tests.potentials.tree_cases import CASES, reference_model
 
 ROWS, COLUMNS = 20, 8
@@ -139,6 +140,27 @@ def test_learned_hyperparameters_are_a_maximum_of_the_bound(learned):
             assert objective({**at, name: factor * value}) < best
         slope = (objective({**at, name: 1.01 * value}) - objective({**at, name: value / 1.01})) / 0.02
         assert abs(slope) < 0.01
+
+
+def test_parameters_of_a_tree_converge_in_the_defaults():
+    """To a maximum of the bound: none does better a little further, with all coefficients refitted."""
+    picture = np.kron([[0.0, 1.0], [1.0, 0.5]], np.ones((8, 8)))
+    noisy = picture + 0.1 * np.random.default_rng(0).standard_normal(picture.shape)
+    engine = StructuredMeanField(wavelet_denoising, progress_bar=False)
+    engine.run(jax.random.key(0), noisy, 0.1, wavelet="haar")
+    assert engine.diagnostics.converged
+    assert np.all(np.diff(engine.diagnostics.objective_trace) >= -1e-9)
+    at = {name: np.asarray(estimate.value) for name, estimate in engine.hyper.items()}
+    again = StructuredMeanField(wavelet_denoising, hyper_values=at, num_steps=1000, tol=1e-6, progress_bar=False)
+    again.run(jax.random.key(0), noisy, 0.1, wavelet="haar")
+    best = float(again.log_evidence)
+    np.testing.assert_allclose(best, engine.log_evidence, atol=1e-3)
+    for name, value in at.items():
+        for factor in (0.97, 1.03):
+            moved = factor * value if name.endswith("scale") else value**factor
+            again.hyper_values = {**at, name: moved}
+            again.run(jax.random.key(0), noisy, 0.1, wavelet="haar", init_state=again.last_state)
+            assert again.log_evidence < best + 1e-6
 
 
 def test_summary_and_description(learned, capsys):

@@ -44,6 +44,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -55,6 +56,7 @@ from ...potentials.bounds.super_gaussian import SuperGaussianPotential
 from ...potentials.trees.forest import SumProduct
 from ...potentials.trees.mixture import components_of_nodes, state_posterior
 from ...structure.sparse_linear import SparseLinear
+from .extrapolation import extrapolate
 from .gaussian_solver import (
     Options,
     Solved,
@@ -225,6 +227,7 @@ def solve(
     trace_length: int | None = None,
     learn: Callable[[Any, State], Any] | None = None,
     make_form: Callable[[Any], SparseLinear] = lambda form: form,
+    accelerates: bool = False,
 ) -> tuple[Any, ...]:
     """Steps until the largest change is below ``tol``, in one compiled loop that ends where something is not finite.
 
@@ -237,6 +240,9 @@ def solve(
     :param int trace_length: of the trace, at least ``num_steps``; needed where that is traced.
     :param learn: called after each step with ``form`` and state, returns the new ``form``.
     :param make_form: from what is learned to the model.
+    :param bool accelerates: whether every third step starts where the two before it point at
+        (:func:`~numpyro_ext.infer.sparse.extrapolation.extrapolate`), and is refused if the bound is lower there. For a
+        ``form`` of floating-point arrays, where variances are exact: an estimated bound may refuse at random.
     :return: the state and how the iteration ended; with ``learn``, the learned form before these.
     """
     trace = jnp.full((num_steps if trace_length is None else trace_length,), jnp.nan, state.mean.dtype)
@@ -246,27 +252,56 @@ def solve(
     def goes_on(info: Info, number: Array) -> Array:
         return (number < num_steps) & (info.max_change > tol) & jnp.isfinite(info.objective)
 
+    def leap(carry: _Carry, point: _Point, info: Info) -> tuple[_Point, Info, _Point, _Point]:
+        """Where the next step starts, what is known there, and what carries on as ``first`` and ``kept``."""
+        turn = carry.number % 3
+        start = _Point(carry.form, carry.state)
+        is_refused = (turn == 2) & ~(info.objective >= carry.info.objective)
+        before = carry.info._replace(num_iterations=info.num_iterations)
+        point, info = jax.tree.map(partial(jnp.where, is_refused), (carry.kept, before), (point, info))
+        logs = [(form, jnp.log(state.second_moment)) for form, state in (carry.first, start, point)]
+        form, log_second_moment = extrapolate(*logs)
+        further = _Point(form, point.state._replace(second_moment=jnp.exp(log_second_moment)))
+        # After the last step nothing would judge it.
+        leaps = (turn == 1) & goes_on(info, carry.number + 1)
+        following, first = (
+            jax.tree.map(partial(jnp.where, is_so), new, old)
+            for is_so, new, old in ((leaps, further, point), (turn == 0, start, carry.first))
+        )
+        return following, info, first, point
+
     # The last turn of the loop only finds the bound where the iteration has ended, so that this is compiled once.
     def advance(carry: _Carry) -> _Carry:
         is_over = ~goes_on(carry.info, carry.number)
         state, info = _advance(make_form(carry.form), workspace, carry.state, options, is_over)
+        found = info.objective
         form = carry.form if learn is None else lax.cond(is_over, lambda f, _: f, learn, carry.form, state)
+        point = _Point(form, state)
+        point, info, first, kept = leap(carry, point, info) if accelerates else (point, info, None, None)
         trace = carry.trace.at[carry.number].set(info.objective, mode="drop")
         total = info._replace(num_iterations=info.num_iterations + carry.info.num_iterations)
-        state, last, number, trace = jax.tree.map(
+        point, last, number, trace = jax.tree.map(
             lambda old, new: jnp.where(is_over, old, new),
-            (carry.state, carry.info, carry.number, carry.trace),
-            (state, total, carry.number + 1, trace),
+            (_Point(carry.form, carry.state), carry.info, carry.number, carry.trace),
+            (point, total, carry.number + 1, trace),
         )
-        return _Carry(form, state, last, number, trace, info.objective, is_over)
+        return _Carry(*point, last, number, trace, found, is_over, first, kept)
 
-    start = _Carry(form, state, nothing, jnp.zeros((), jnp.int32), trace, infinity, jnp.asarray(False))
+    nowhere = _Point(form, state) if accelerates else None
+    start = _Carry(
+        form, state, nothing, jnp.zeros((), jnp.int32), trace, infinity, jnp.asarray(False), nowhere, nowhere
+    )
     end = lax.while_loop(lambda carry: ~carry.is_over, advance, start)
     converged = (end.info.max_change <= tol) & jnp.isfinite(end.objective)
     summary = SolveInfo(
         converged, end.number, end.objective, end.trace, end.info.max_change, end.info.num_iterations, end.info.residual
     )
     return (end.state, summary) if learn is None else (end.form, end.state, summary)
+
+
+class _Point(NamedTuple):
+    form: Any
+    state: State
 
 
 class _Carry(NamedTuple):
@@ -277,6 +312,10 @@ class _Carry(NamedTuple):
     trace: Array
     objective: Array
     is_over: Array
+    first: _Point | None
+    """Where the last step but one started, for extrapolation; ``None`` without."""
+    kept: _Point | None
+    """What the last step ended at, to go back to."""
 
 
 def _super_gaussian(form: SparseLinear) -> tuple[SuperGaussianPotential, SuperGaussianPotential]:

@@ -81,7 +81,8 @@ class StructuredMeanField(BaseEngine):
         1.82 True
 
     :param model: a NumPyro model.
-    :param int num_steps: steps at most; each updates the hyperparameters once.
+    :param int num_steps: steps at most; each updates the hyperparameters once. Where variances are exact every third
+        step leaps ahead, and is taken back if the bound fell.
     :param float tol: the largest change in a step, of the root second moment of a coefficient in standard deviations
         of its noise, at which the iteration has converged; by default ``1e-4`` in float64 and ``1e-3`` in float32.
     :param str variances: ``"auto"``: exact where the operator has orthogonal columns or at most 1024 coefficients,
@@ -104,7 +105,7 @@ class StructuredMeanField(BaseEngine):
         self,
         model: Callable[..., Any],
         *,
-        num_steps: int = 100,
+        num_steps: int = 300,
         tol: float | None = None,
         variances: Variances = "auto",
         num_rounds: int = 3,
