@@ -155,7 +155,8 @@ def wavelet_denoising(
 
     :param noisy: the data, one to three axes of any sizes; colours are given one at a time. Sides that cannot be halved
         ``num_levels`` times are continued by reflection; the continuation counts as data, and ``image`` is cut back.
-    :param noise_scale: standard deviation of the noise, or ``None`` to learn it.
+    :param noise_scale: standard deviation of the noise, or ``None`` to learn it, which EP does; the bound of
+        :class:`~numpyro_ext.infer.StructuredMeanField` cannot.
     :param str wavelet: an orthogonal wavelet of PyWavelets.
     :param num_levels: scales; by default five, or as many as the sides allow.
     :param str low: component of the low state: ``"laplace"``, ``"gaussian"`` or ``"student"`` (2.1 degrees of freedom).
@@ -264,7 +265,7 @@ def compressed_sensing(
     :param operator: the operator on flattened images, ``m`` rows (:func:`~numpyro_ext.linalg.masked_fourier`,
         :func:`~numpyro_ext.linalg.from_matrix`).
     :param shape: sides of the image, which can be halved ``num_levels`` times.
-    :param noise_scale: standard deviation of the noise of the measurements, or ``None`` to learn it.
+    :param noise_scale: standard deviation of the noise of the measurements, or ``None`` to learn it, which EP does.
     :param str wavelet: an orthogonal wavelet of PyWavelets.
     :param num_levels: scales; by default five, or as many as the sides allow.
     :param str low: component of the low state.

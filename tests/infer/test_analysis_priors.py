@@ -126,7 +126,10 @@ def framed(y, frame=FRAME, prior=TREE, weight=0.5):
 
 def test_engine_reads_learns_and_draws(tmp_path):
     engine = StructuredMeanField(framed, num_samples=4000, tol=1e-2, progress_bar=False)
-    engine.run(jax.random.key(0), DATA)
+    with pytest.raises(ValueError, match=r"'scale' would have to be learned.*'scale': 0.3}, the value.*start\.$"):
+        engine.run(jax.random.key(0), DATA)
+    # Every unknown twice: then there are residuals to learn the noise from.
+    engine.run(jax.random.key(0), jnp.stack([DATA, DATA + jnp.array([0.2, -0.3, 0.1, -0.1])]))
     assert engine.diagnostics.converged and "frame: 8 coefficients of 4 unknowns" in engine.describe()
     found = engine.posterior["x"]
     draws = engine.get_samples()["x"]

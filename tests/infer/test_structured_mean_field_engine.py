@@ -163,6 +163,23 @@ def test_parameters_of_a_tree_converge_in_the_defaults():
             assert again.log_evidence < best + 1e-6
 
 
+def test_noise_is_not_learned_without_residual_degrees_of_freedom():
+    """Its bound would end at a tenth of the noise, and the result be the noisy picture."""
+    noisy = np.kron([[0.0, 1.0], [1.0, 0.5]], np.ones((8, 8))) + 0.1 * np.random.default_rng(0).standard_normal(
+        (16, 16)
+    )
+    engine = StructuredMeanField(wavelet_denoising, progress_bar=False)
+    with pytest.raises(
+        ValueError, match=r"256 observations of 256 .*hyper_values=\{'noise_scale': 0\.\d+\}.*EP"
+    ) as error:
+        engine.run(jax.random.key(0), noisy, wavelet="haar")
+    # What the message tells to give is a robust estimate.
+    value = float(str(error.value).split("'noise_scale': ")[1].split("}")[0])
+    assert 0.08 < value < 0.12
+    with pytest.raises(ValueError, match="'noise' would have to be learned, a noise scale of 8 observations of 8"):
+        StructuredMeanField(learning, variances="none").run(jax.random.key(0), MATRIX[:8], DATA[:8])
+
+
 def test_summary_and_description(learned, capsys):
     learned.print_summary()
     text = capsys.readouterr().out

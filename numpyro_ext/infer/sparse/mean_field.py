@@ -254,6 +254,7 @@ def solve(
 
     def leap(carry: _Carry, point: _Point, info: Info) -> tuple[_Point, Info, _Point, _Point]:
         """Where the next step starts, what is known there, and what carries on as ``first`` and ``kept``."""
+        assert carry.first is not None
         turn = carry.number % 3
         start = _Point(carry.form, carry.state)
         is_refused = (turn == 2) & ~(info.objective >= carry.info.objective)
@@ -285,7 +286,7 @@ def solve(
             (_Point(carry.form, carry.state), carry.info, carry.number, carry.trace),
             (point, total, carry.number + 1, trace),
         )
-        return _Carry(*point, last, number, trace, found, is_over, first, kept)
+        return _Carry(point.form, point.state, last, number, trace, found, is_over, first, kept)
 
     nowhere = _Point(form, state) if accelerates else None
     start = _Carry(

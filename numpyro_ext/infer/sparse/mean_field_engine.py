@@ -54,7 +54,9 @@ class StructuredMeanField(BaseEngine):
     Accepts models in which coefficients with a sparse prior (:class:`~numpyro_ext.distributions.HiddenMarkovTree`, or
     independent Laplace, Student-t and Normal sites) are seen through a linear map with Gaussian noise. The map is only
     multiplied with: images of 256 x 256 pixels take seconds to minutes. Hyperparameters of prior and noise are learned
-    by raising the bound plus their log prior (generalised expectation-maximisation), one update per step.
+    by raising the bound plus their log prior (expectation-maximisation), one update per step. A noise scale can be
+    learned from more observations than coefficients only: the bound is the looser the larger it is, so that it is
+    too small by some per cent there, and has its maximum near zero elsewhere.
 
     ``log_evidence`` is a lower bound: exact with exact variances, an estimate of it with others. With
     ``variances="none"`` the mean is the posterior mode given the hyperparameters (for trees, of the density with the
@@ -156,13 +158,13 @@ class StructuredMeanField(BaseEngine):
         :param EngineState init_state: ``last_state`` of an earlier run on data of the same shapes, to go on from.
         :param kwargs: keyword arguments of the model.
         :raises ModelStructureError: if the model is not of the form.
-        :raises ValueError: if the bound is not finite; the message names the likely cause.
+        :raises ValueError: if the bound is not finite; the message names the likely cause. Also if a noise scale would
+            have to be learned from no more observations than coefficients.
         """
         self._forget()
         reading, space, programs, workspace = self._prepare(rng_key, args, kwargs)
         if init_state is None:
-            hyper_start = {name: value for name, value in self.init_values.items() if name in reading.hyper}
-            values, state = space.initial(hyper_start), None
+            values, state = space.initial(self._hyper_start(reading)), None
         else:
             shapes = programs.state_shapes(reading.data, space.unpack(space.initial()), workspace)
             check_init_state(init_state, shapes, space.size)
@@ -203,9 +205,12 @@ class StructuredMeanField(BaseEngine):
                     "The linear map or the mean depends on hyperparameters, which are learned from prior and noise "
                     f"only. Give the values of those it depends on (hyper_values); free now: {', '.join(space.names)}."
                 )
+            learned_noise = [name for name in reading.noise_hyper() if name in space.names]
+            if learned_noise and form.num_rows <= form.num_columns:
+                start = space.unpack(space.initial(self._hyper_start(reading)))[learned_noise[0]]
+                raise ValueError(_explain_noise(learned_noise[0], start, form))
             # With several learned noise levels the residual of each has to be known, not their sum.
-            is_noise_fixed = not set(reading.noise_hyper()) & set(space.names)
-            is_diagonal = is_diagonal and (jnp.ndim(form.noise_variance) == 0 or is_noise_fixed)
+            is_diagonal = is_diagonal and (jnp.ndim(form.noise_variance) == 0 or not learned_noise)
         return core.choose_options(
             form,
             variances=self.variances,
@@ -216,6 +221,9 @@ class StructuredMeanField(BaseEngine):
             max_iterations=self.max_iterations,
             mean_tol=1e-6 if jnp.finfo(form.observed.dtype).bits == 64 else 1e-5,
         )
+
+    def _hyper_start(self, reading: Any) -> dict[str, Any]:
+        return {name: value for name, value in self.init_values.items() if name in reading.hyper}
 
     def _initial_coefficients(self, reading: Any, hyper: dict[str, Array]) -> Array | None:
         given = [name for name in reading.field if name in self.init_values]
@@ -443,6 +451,17 @@ class _Site(SitePosterior):
         if self._known is None:
             self._known = self._moments()
         return self._known[1].reshape(self.shape)
+
+
+def _explain_noise(name: str, start: Array, form: Any) -> str:
+    value = f"{float(start):.4g}" if jnp.size(start) == 1 else "..."
+    kept = ", the value at which its search would start" if jnp.size(start) == 1 else ""
+    return (
+        f"{name!r} would have to be learned, a noise scale of {form.num_rows} observations of {form.num_columns} "
+        "unknowns. Without residual degrees of freedom this bound has its maximum far below the noise, because it is "
+        "tight only where there is none, and the result would be the noisy data. Give "
+        f"hyper_values={{{name!r}: {value}}}{kept}{'; or use EP, which learns it.' if form.analysis is None else '.'}"
+    )
 
 
 def _explain(reading: Any, hyper: dict[str, Array], value: float) -> str:
