@@ -3,6 +3,7 @@
 from .bilinear.form import Bilinear
 from .bilinear.read import read_bilinear
 from .bilinear.reading import BilinearReading
+from .conflict import Conflict
 from .errors import ModelStructureError, Reason
 from .families import (
     EXP,
@@ -15,12 +16,14 @@ from .families import (
     Family,
     Link,
     Observations,
+    family_of,
     register_family,
 )
 from .latent_gaussian.form import AffineMap, Blocks, LatentGaussian
 from .latent_gaussian.read import read_latent_gaussian
 from .latent_gaussian.reading import LatentGaussianReading
-from .model.reading import HyperSite
+from .model.reading import HyperSite, ModelReading
+from .model.search import Form, read_first
 from .sparse_linear.form import SparseLinear
 from .sparse_linear.read import read_sparse_linear
 from .sparse_linear.reading import SparseLinearReading
@@ -37,17 +40,22 @@ __all__ = [
     "BilinearReading",
     "Blocks",
     "Built",
+    "Conflict",
     "Family",
+    "Form",
     "HyperSite",
     "LatentGaussian",
     "LatentGaussianReading",
     "Link",
+    "ModelReading",
     "ModelStructureError",
     "Observations",
     "Reason",
     "SparseLinear",
     "SparseLinearReading",
+    "family_of",
     "read_bilinear",
+    "read_first",
     "read_latent_gaussian",
     "read_sparse_linear",
     "register_family",

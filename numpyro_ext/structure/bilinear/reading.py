@@ -497,10 +497,7 @@ class BilinearReading(ModelReading):
         for what, value in (("predictor", form.offset), ("log density or an exposure", at_offset)):
             if not bool(jnp.all(jnp.isfinite(value))):
                 raise ModelStructureError(f"the {what} of {list(self.factor_names)} is not finite in some cells.")
-        raise ModelStructureError(
-            "the log density of the model is NaN: give better starting values through hyper_values, or check the "
-            f"model with numpyro.validation_enabled(). What was read:\n{self.describe()}"
-        )
+        super().explain_nan()
 
     def describe(self) -> str:
         """The split and what was recognised, one line each."""

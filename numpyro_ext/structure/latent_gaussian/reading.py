@@ -153,13 +153,9 @@ class LatentGaussianReading(ModelReading):
         return jnp.concatenate(parts)
 
     def explain_nan(self) -> None:
-        """Say why the log density is not a number.
-
-        :raises ModelStructureError: always.
-        """
         hyper = self.initial_hyper()
         form = self.form(hyper)
-        at = f" at {_format(hyper)}" if hyper else ""
+        at = self._at_start()
         for name, block in zip(self.field, form.prior, strict=True):
             leaves = jax.tree.leaves(block)
             if not all(bool(jnp.all(jnp.isfinite(leaf))) for leaf in leaves):
@@ -178,10 +174,7 @@ class LatentGaussianReading(ModelReading):
                     f"the predictor of site '{name}' is not finite in {int(part.sum())} rows (the first is {row}): "
                     "check the covariates for NaN or infinity, or mask the rows and set their covariates to zero."
                 )
-        raise ModelStructureError(
-            f"the log density of the model is NaN{at}: give better starting values through hyper_values, or check the "
-            f"model with numpyro.validation_enabled(). What was read:\n{self.describe()}"
-        )
+        super().explain_nan()
 
     def describe(self) -> str:
         """The split and what was recognised, one line each."""
@@ -203,8 +196,3 @@ def _scale_rows(design: Design, weight: Array) -> Design:
 
 def _rows_of(design: Any) -> Array:
     return design.matrix if hasattr(design, "matrix") else design.values
-
-
-def _format(hyper: dict[str, Any]) -> str:
-    parts = [f"{n}={np.asarray(v):.4g}" if np.ndim(v) == 0 else f"{n}={np.asarray(v)}" for n, v in hyper.items()]
-    return ", ".join(parts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -33,8 +34,12 @@ class HyperSite(NamedTuple):
     """Starting value, constrained."""
 
 
-class ModelReading:
+class ModelReading(ABC):
     """A model as a program of innovations and hyperparameters, with a given split into field and hyperparameters.
+
+    The reading of a form is a subclass: it looks at what depends on the field, raises :class:`Conflict` with the sites
+    of which one must leave it, and defines :meth:`form`, :meth:`log_joint` and :meth:`draw`. Names with an underscore
+    are for subclasses.
 
     All methods that take ``hyper`` (constrained values by site name) are pure in ``hyper`` and ``data`` and can be
     passed through ``jit``, ``vmap`` and ``grad``.
@@ -267,13 +272,21 @@ class ModelReading:
         """How many families of factors have closed forms."""
         return 0
 
+    @abstractmethod
+    def form(self, hyper: Mapping[str, Any], data: Sequence[Any] | None = None) -> Any:
+        """The form at given hyperparameters: arrays, and a ``log_density`` of the unknowns.
+
+        :param hyper: constrained values of all sites in :attr:`hyper`.
+        :param data: arrays to use instead of :attr:`data`; what was read of the structure stays.
+        """
+
+    @abstractmethod
     def log_joint(self, hyper: Mapping[str, Any], e: Array, data: Sequence[Any]) -> Array:
         """Log density of the unknowns ``e``, hyperparameters and data, from the form."""
-        raise NotImplementedError
 
+    @abstractmethod
     def draw(self, hyper: Mapping[str, Any], white: Array, data: Sequence[Any]) -> Array:
         """Unknowns of a plausible size, made of standard normal numbers of shape ``(num_columns,)``."""
-        raise NotImplementedError
 
     def linearity_error(self, hyper: Mapping[str, Any], data: Sequence[Any]) -> Array:
         """How far the operators of the form are from their adjoints, where it has operators."""
@@ -284,14 +297,25 @@ class ModelReading:
 
         :raises ModelStructureError: always.
         """
-        raise NotImplementedError
+        raise ModelStructureError(f"the operators of {list(self.field)} differ from their adjoints by {error:.2g}.")
 
     def explain_nan(self) -> None:
-        """Say why the log density is not a number.
+        """Say why the log density is not a number. Readings look for what they know before.
 
         :raises ModelStructureError: always.
         """
-        raise NotImplementedError
+        raise ModelStructureError(
+            f"the log density of the model is NaN{self._at_start()}: give better starting values through hyper_values, "
+            "or check the model with numpyro.validation_enabled(). What was read:\n" + self.describe()
+        )
+
+    def _at_start(self) -> str:
+        """Words for the starting values of the hyperparameters."""
+        parts = [
+            f"{n}={np.asarray(v):.4g}" if np.ndim(v) == 0 else f"{n}={np.asarray(v)}"
+            for n, v in self.initial_hyper().items()
+        ]
+        return f" at {', '.join(parts)}" if parts else ""
 
     def describe(self) -> str:
         """The split and what was recognised, one line each."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import jax
 import numpy as np
@@ -33,10 +33,14 @@ _MAX_ATTEMPTS = 48
 _MAX_HYPER_SIZE = 100
 
 
-class Form(NamedTuple):
+_Reading_co = TypeVar("_Reading_co", bound=ModelReading, covariant=True)
+
+
+class Form(NamedTuple, Generic[_Reading_co]):
     """What a model is read into."""
 
-    reading: Callable[..., ModelReading]
+    reading: Callable[..., _Reading_co]
+    """Makes a reading of model, arguments, keyword arguments, sites, field and random number generator key."""
     is_candidate: Callable[[Any], bool]
     """Whether a distribution may belong to the field."""
     no_candidate: str
@@ -44,7 +48,7 @@ class Form(NamedTuple):
 
 
 def read_first(
-    forms: Sequence[Form],
+    forms: Sequence[Form[_Reading_co]],
     model: Callable[..., Any],
     args: tuple = (),
     kwargs: Mapping[str, Any] | None = None,
@@ -53,7 +57,7 @@ def read_first(
     hyper_values: Mapping[str, Any] | None = None,
     rng_key: Array | None = None,
     check: bool = True,
-) -> Any:
+) -> _Reading_co:
     """Read a model into the first of several forms that it has. The model is run, and its data checked, once.
 
     :param forms: in the order of preference; all else as for the ``read_*`` function of a form.
@@ -73,7 +77,7 @@ def read_first(
 
 
 def _read(
-    form: Form,
+    form: Form[_Reading_co],
     model: Callable[..., Any],
     args: tuple,
     kwargs: dict,
@@ -81,10 +85,10 @@ def _read(
     field: Sequence[str] | None,
     rng_key: Array,
     check: bool,
-) -> ModelReading:
+) -> _Reading_co:
     sites, candidates = find_candidates(inspected, form.is_candidate, form.no_candidate, field=field)
 
-    def attempt(names: frozenset[str]) -> ModelReading:
+    def attempt(names: frozenset[str]) -> _Reading_co:
         reading = form.reading(model, args, kwargs, sites, tuple(names), rng_key)
         check_hyper(reading, sites)
         return reading
@@ -177,10 +181,10 @@ def check_field(field: Sequence[str], sites: Mapping[str, SiteInfo]) -> None:
 
 
 def _search(
-    attempt: Callable[[frozenset[str]], Any],
+    attempt: Callable[[frozenset[str]], _Reading_co],
     sites: Mapping[str, SiteInfo],
     candidates: Sequence[str],
-) -> Any:
+) -> _Reading_co:
     """Largest workable field first: drop one site of each conflict at a time."""
     sizes = {n: int(np.prod(sites[n].shape)) for n in candidates}
     order = itertools.count()
@@ -188,7 +192,7 @@ def _search(
     queue = [(-sum(sizes.values()), next(order), start)]
     seen = {start}
     first_error: Conflict | ModelStructureError | None = None
-    best: Any = None
+    best: _Reading_co | None = None
     best_score: tuple[int, int] | None = None
     for _ in range(_MAX_ATTEMPTS):
         if not queue:

@@ -269,10 +269,7 @@ class SparseLinearReading(ModelReading):
                     f"{rows[np.argmax(bad)]}): check operators and covariates for NaN and infinity."
                 )
             start += rows.size
-        raise ModelStructureError(
-            "the log density of the model is NaN: give better starting values through hyper_values, or check the "
-            f"model with numpyro.validation_enabled(). What was read:\n{self.describe()}"
-        )
+        super().explain_nan()
 
     def describe(self) -> str:
         """The split and what was recognised, one line each."""
