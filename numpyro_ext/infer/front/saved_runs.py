@@ -11,7 +11,7 @@ from jax import Array
 
 from ..hyper.space import UnconstrainedSpace
 from .results import Diagnostics, HyperDiagnostics
-from .state import EngineState, Fit
+from .state import EngineState, Fit, as_numbers
 
 __all__ = ["diagnostics_from_content", "fit_from_content", "fit_to_content", "outcome_to_content"]
 
@@ -103,7 +103,7 @@ def fit_from_content(content: dict[str, Any], reading: Any, programs: Restorable
 def _form_totals(reading: Any, hyper: dict[str, Array]) -> np.ndarray:
     """Sums over the arrays of the form: two models that agree in them are taken to be the same."""
     leaves = jax.tree.leaves(reading.form(hyper, reading.data))
-    return np.array([np.sum(np.asarray(leaf)) for leaf in leaves])
+    return np.array([np.sum(as_numbers(leaf)) for leaf in leaves])
 
 
 def _fits(shapes: Any, leaves: list[Array]) -> bool:

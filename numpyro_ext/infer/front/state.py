@@ -13,7 +13,7 @@ from jax import Array
 from ..hyper.search import SearchState
 from .results import Diagnostics
 
-__all__ = ["EngineState", "Fit", "check_init_state", "data_digest"]
+__all__ = ["EngineState", "Fit", "as_numbers", "check_init_state", "data_digest"]
 
 
 class EngineState(NamedTuple):
@@ -45,11 +45,17 @@ class Fit(NamedTuple):
     diagnostics: Diagnostics
 
 
+def as_numbers(leaf: Any) -> np.ndarray:
+    """An array as NumPy has it; of a random key its numbers."""
+    is_key = jnp.issubdtype(jnp.result_type(leaf), jax.dtypes.prng_key)
+    return np.asarray(jax.random.key_data(leaf) if is_key else leaf)
+
+
 def data_digest(data: Any, fixed: dict[str, Array]) -> str:
     """A fingerprint of arrays: equal for equal data."""
     digest = hashlib.sha256()
     for leaf in jax.tree.leaves((data, fixed)):
-        array = np.asarray(leaf)
+        array = as_numbers(leaf)
         digest.update(str((array.shape, array.dtype)).encode())
         digest.update(array.tobytes())
     return digest.hexdigest()

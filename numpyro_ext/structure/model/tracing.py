@@ -21,9 +21,17 @@ from ..errors import ModelStructureError
 from ..families import Family, family_of
 from ..program.program import Constant, make_program
 from .execution import check_call, execution_error
+from .plain_sites import PlainSites, to_real
 from .priors import is_gaussian, location, mask_of, shift_to_value, unwrap
 
-__all__ = ["FactorTrace", "ModelTrace", "SiteInfo", "inspect_sites", "mark_candidates", "trace_with_innovations"]
+__all__ = [
+    "FactorTrace",
+    "ModelTrace",
+    "SiteInfo",
+    "inspect_sites",
+    "mark_candidates",
+    "trace_with_innovations",
+]
 
 
 _COMPILED = Recent(64)
@@ -118,7 +126,7 @@ def trace_with_innovations(
     """
 
     def run(innovations: dict[str, Any], given: dict[str, Any]) -> ModelTrace:
-        seeded = handlers.seed(model, rng_key)
+        seeded = handlers.seed(PlainSites(model), rng_key)
         sites = handlers.trace(_Innovations(seeded, innovations, given)).get_trace(*args, **kwargs)
         out = ModelTrace({}, {}, {}, {})
         for name, site in sites.items():
@@ -230,19 +238,21 @@ def inspect_sites(
         sites inside a scan.
     """
     check_call(model, args, kwargs)
-    central = _Watch(handlers.substitute(model, substitute_fn=_central_value))
+    central = _Watch(handlers.substitute(PlainSites(model), substitute_fn=_central_value))
     static: dict[str, dict[str, Any]] = {}
 
     def run(key: Array) -> dict[str, Any]:
         arrays = {}
         for name, site in handlers.trace(handlers.seed(central, key)).get_trace(*args, **kwargs).items():
-            if site["type"] in ("sample", "param", "deterministic"):
-                arrays[name] = {"fn": None, "value": site["value"], "scale": None}
-            if site["type"] == "sample":
-                arrays[name] |= {"fn": site["fn"], "scale": site["scale"]}
             static[name] = {
                 n: site[n] for n in ("type", "kwargs", "args", "cond_indep_stack", "is_observed") if n in site
             }
+            if site["type"] in ("sample", "param", "deterministic"):
+                arrays[name] = {"fn": None, "value": site["value"], "scale": None}
+            if site["type"] == "sample":
+                # JAX would compare what a distribution keeps beside its arrays, such as a sparse matrix
+                leaves, static[name]["structure"] = jax.tree.flatten(site["fn"])
+                arrays[name] |= {"fn": leaves, "scale": site["scale"]}
         return arrays
 
     try:
@@ -299,11 +309,11 @@ def _inspect(name: str, site: dict[str, Any]) -> SiteInfo:
             )
     if site["type"] == "param":
         constraint = site["kwargs"].get("constraint", dist.constraints.real)
-        return info._replace(family="param", transform=biject_to(constraint), init=value)
+        return info._replace(family="param", transform=biject_to(constraint), init=to_real(value))
     if site["type"] != "sample":
         return info
-    fn, base = site["fn"], unwrap(site["fn"])
-    mask = mask_of(fn)
+    fn = jax.tree.unflatten(site["structure"], site["fn"])
+    base, mask = unwrap(fn), mask_of(fn)
     plates = tuple((frame.name, frame.size) for frame in site["cond_indep_stack"])
     info = info._replace(family=type(base).__name__, plates=plates, mask=mask)
     if site["is_observed"]:
@@ -347,8 +357,8 @@ def _central_value(site: dict[str, Any]) -> Any:
     for attempt in (lambda: fn.mean, lambda: fn.icdf(0.5)):
         try:
             center = jnp.broadcast_to(attempt(), shape)
-        except (NotImplementedError, AttributeError, TypeError, ValueError, ImportError):
-            continue  # not every distribution has them, and some need packages that are not installed
+        except (NotImplementedError, AttributeError, TypeError, ValueError, ImportError, ArithmeticError):
+            continue  # not every distribution has them, at all parameters, or without packages that are not installed
         inside = jnp.all(fn.support(center)) & jnp.all(jnp.isfinite(transform.inv(center)))
         value = jnp.where(inside, center, value)
     return value

@@ -15,6 +15,7 @@ from ...compilation.lean_jit import lean_jit
 from ...compilation.recent import Recent
 from ..errors import ModelStructureError, Reason
 from ..program.program import make_program
+from .plain_sites import PlainSites
 from .reading import ModelReading
 
 __all__ = ["check_form", "log_densities"]
@@ -85,7 +86,7 @@ def _perturb(reading: ModelReading, rng: np.random.Generator, size: float) -> di
 
 def _compile(reading: ModelReading, rng_key: Array) -> tuple[Any, Any]:
     """The two log densities as one compiled function of hyperparameters, whitened unknowns and both sets of data."""
-    seeded = handlers.seed(reading.model, rng_key)
+    seeded = handlers.seed(PlainSites(reading.model), rng_key)
 
     def reference(values: dict[str, Any]) -> Array:
         left_out = {n: reading.sites[n].init for n in reading.predictive}

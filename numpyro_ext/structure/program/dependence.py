@@ -249,7 +249,7 @@ def _updated(
     eqn: Equation, patterns: Sequence[Any], program: Program, concrete: ConcreteFn, shapes: Sequence[tuple[int, ...]]
 ) -> Pattern:
     """Scatter and dynamic_update_slice: elements of the operand, replaced by or added to elements of the update."""
-    is_scatter = eqn.primitive.name.startswith("scatter")
+    is_scatter, is_sum = eqn.primitive.name.startswith("scatter"), eqn.primitive.name in ("scatter-add", "scatter_add")
     where_update = 2 if is_scatter else 1
     index_positions = [1] if is_scatter else list(range(2, len(eqn.inputs)))
     indices = {i: concrete(eqn.inputs[i]) for i in index_positions}
@@ -263,9 +263,13 @@ def _updated(
         values[0], values[where_update] = jnp.asarray(base, jnp.int32), jnp.asarray(new, jnp.int32)
         for i, v in indices.items():
             values[i] = v
+        if is_sum:
+            # the equation itself carries a program that adds numbers of its own dtype
+            options = {n: eqn.params[n] for n in ("dimension_numbers", "unique_indices", "indices_are_sorted", "mode")}
+            return np.asarray(jax.lax.scatter_add(*values, **options))
         return np.asarray(apply_equation(eqn, values)[0])
 
-    if eqn.primitive.name in ("scatter-add", "scatter_add"):
+    if is_sum:
         hits = bind(np.zeros(operand.shape[:-1]), np.ones(update.shape[:-1]))
         if hits.max(initial=0) > 1:
             return _everything(patterns, shapes)[0]

@@ -200,8 +200,9 @@ def is_opaque_call(eqn: Equation) -> bool:
 def _atom_key(atom: Atom) -> Any:
     if isinstance(atom, int):
         return atom
-    value = np.asarray(atom.value) if not jnp.issubdtype(jnp.asarray(atom.value).dtype, jax.dtypes.extended) else None
-    return ("key",) if value is None else (str(value.dtype), value.shape, value.tobytes())
+    is_key = jnp.issubdtype(jnp.result_type(atom.value), jax.dtypes.prng_key)
+    value = np.asarray(jax.random.key_data(atom.value) if is_key else atom.value)
+    return ("key" if is_key else str(value.dtype), value.shape, value.tobytes())
 
 
 def _params_key(params: Mapping[str, Any]) -> str:

@@ -1,0 +1,122 @@
+"""Sites in the plain form that a reading takes, however they are written: ``Normal(0, 1)``, ``sample_shape``."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro.distributions as dist
+from jax import Array
+from numpyro.primitives import Messenger
+
+from ..errors import ModelStructureError, Reason
+
+__all__ = ["PlainSites", "in_working_precision", "to_real"]
+
+# distributions that keep what they computed from their parameters
+_DERIVED: dict[type, tuple[str, ...]] = {
+    dist.LowRankMultivariateNormal: ("loc", "cov_factor", "cov_diag"),
+    dist.OrderedLogistic: ("predictor", "cutpoints"),
+}
+
+
+def to_real(value: Any) -> Any:
+    """Numbers in the floating dtype of the reading (that of ``jnp.result_type(float)``); others are left as they are.
+
+    :param value: an array, a number, or a tree of these.
+    """
+
+    def convert(leaf: Any) -> Any:
+        if isinstance(leaf, bool | int | float):
+            return float(leaf)
+        is_number = isinstance(leaf, jax.Array | np.ndarray | np.generic) and _is_real(leaf.dtype)
+        return jnp.asarray(leaf, jnp.result_type(float)) if is_number else leaf
+
+    return jax.tree.map(convert, value)
+
+
+def _is_real(dtype: Any) -> bool:
+    return any(jnp.issubdtype(dtype, kind) for kind in (np.bool_, np.integer, np.floating))
+
+
+def _is_floating(value: Any) -> bool:
+    return jnp.issubdtype(getattr(value, "dtype", np.bool_), np.floating)
+
+
+def in_working_precision(fn: Any) -> Any:
+    """The same distribution with its real parameters in the floating dtype of the reading.
+
+    Parameters that are whole numbers by their nature, as the total count of a binomial, stay what they are, and so do
+    points (``Delta``), which a model may use as indices.
+    """
+    if isinstance(fn, dist.Delta):
+        return fn
+    changed = {}
+    real = [n for n, c in fn.arg_constraints.items() if not _is_discrete(c) or _is_floating(vars(fn).get(n))]
+    static = type(fn).gather_pytree_aux_fields()
+    for name, value in vars(fn).items():
+        if isinstance(value, dist.Distribution):
+            new = in_working_precision(value)
+        elif name in real and name not in static:
+            new = to_real(value)
+        else:
+            continue
+        if new is not value:
+            changed[name] = new
+    if not changed:
+        return fn
+    if type(fn) in _DERIVED:
+        return _rebuilt(fn, _DERIVED[type(fn)])
+    if type(fn) is dist.MultivariateNormal:
+        given = [n for n in ("covariance_matrix", "precision_matrix") if n in vars(fn)]
+        return _rebuilt(fn, ("loc", *(given[:1] or ["scale_tril"])))
+    out = copy.copy(fn)
+    for name, value in changed.items():
+        setattr(out, name, value)
+    return out
+
+
+def _rebuilt(fn: Any, names: tuple[str, ...]) -> Any:
+    return type(fn)(**{n: to_real(getattr(fn, n)) for n in names}, validate_args=False)
+
+
+def _is_discrete(constraint: Any) -> bool:
+    try:
+        return bool(constraint.is_discrete)
+    except NotImplementedError:
+        return True
+
+
+class PlainSites(Messenger):
+    """Run a model with plain sites.
+
+    Real parameters of distributions have the floating dtype of the reading, observed values are arrays, and
+    ``sample_shape`` is a part of the batch shape.
+    """
+
+    def process_message(self, msg: dict[str, Any]) -> None:
+        if msg["type"] != "sample" or not isinstance(msg["fn"], dist.Distribution):
+            return
+        msg["fn"] = in_working_precision(msg["fn"])
+        if msg["kwargs"].get("sample_shape"):
+            msg["fn"] = msg["fn"].expand_by(msg["kwargs"]["sample_shape"])
+            msg["kwargs"]["sample_shape"] = ()
+        if msg["is_observed"] and msg["value"] is not None:
+            msg["value"] = _observed(msg["name"], msg["value"])
+
+
+def _observed(name: str, value: Any) -> Array:
+    is_array = isinstance(value, jax.Array | np.ndarray | np.generic) and _is_real(value.dtype)
+    if is_array or isinstance(value, bool | int | float):
+        return jnp.asarray(value)
+    dtype = f" of dtype {value.dtype}" if hasattr(value, "dtype") else ""
+    raise ModelStructureError(
+        f"observed site '{name}' is given a {type(value).__name__}{dtype}, which NumPyro does not compute with: give "
+        "an array of numbers (.to_numpy() of a pandas column, jnp.asarray of a list; categories as codes counted from "
+        "zero, as of pandas.factorize).",
+        reason=Reason.DATA,
+        site=name,
+    )

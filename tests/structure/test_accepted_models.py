@@ -1,0 +1,155 @@
+"""What ordinary NumPyro code does besides the algebra, such as tables, keys and scatters: read, or refused by name."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pandas as pd
+import pytest
+import scipy.sparse
+
+from numpyro_ext.infer import EP
+from numpyro_ext.structure import ModelStructureError, read_latent_gaussian
+from numpyro_ext.structure.model.verification import log_densities
+
+KEY = jax.random.key(0)
+Y = np.array([0.3, -1.2, 0.7, 2.0, -0.4])
+GROUP = np.array([0, 1, 2, 0, 1])
+TABLE = pd.DataFrame({"y": Y, "group": GROUP, "x": np.arange(5)})
+
+
+def check_is_read(model, *args):
+    """The form has the density that NumPyro computes, which the reading itself has compared once."""
+    reading = read_latent_gaussian(model, args)
+    np.testing.assert_allclose(
+        *log_densities(reading, jax.random.key(1)).T, rtol=1e-9 if Y.dtype == jnp.zeros(()).dtype else 1e-3
+    )
+    return reading
+
+
+def test_sample_shapes_are_read():
+    def model(y):
+        scale = numpyro.sample("scale", dist.HalfNormal(1), sample_shape=(2,))
+        effect = numpyro.sample("effect", dist.Normal(0, scale.sum()), sample_shape=(3,))
+        with numpyro.plate("rows", 5):
+            noise = numpyro.sample("noise", dist.Normal(0, 1), sample_shape=(5,))
+        numpyro.sample("y", dist.Normal(effect[GROUP] + noise, 0.5), obs=y)
+
+    reading = check_is_read(model, Y)
+    assert reading.site_shapes["effect"] == (3,)
+    assert reading.hyper["scale"].shape == (2,)
+
+
+def test_priors_without_a_mean_start_elsewhere():
+    def model(y):
+        variance = numpyro.sample("variance", dist.InverseGamma(1, 1))
+        numpyro.sample("y", dist.Normal(numpyro.sample("f", dist.Normal(0, 1)), jnp.sqrt(variance)), obs=y)
+
+    assert float(check_is_read(model, Y).hyper["variance"].init) > 0.0
+
+
+@pytest.mark.parametrize("amounts", [2, [1, 2, 3]], ids=["scalar", "array"])
+def test_numbers_added_to_places_are_read(amounts):
+    place = np.array([0, 1, 1])
+
+    def model(y):
+        f = numpyro.sample("f", dist.Normal(0, 1).expand([5]))
+        collected = jnp.zeros(5).at[place].add(f[:3])
+        numpyro.sample("y", dist.Normal(f.at[place].add(jnp.asarray(amounts)) + collected, 0.5), obs=y)
+
+    check_is_read(model, Y)
+
+
+def test_sums_at_places_keep_the_design_sparse():
+    def model(y):
+        f = numpyro.sample("f", dist.Normal(0, 1).expand([20]))
+        numpyro.sample("y", dist.Normal(jnp.zeros(20).at[np.arange(19)].add(f[1:]) + f, 0.5), obs=y)
+
+    assert "2 entries per row" in check_is_read(model, np.linspace(-1.0, 1.0, 20)).describe()
+
+
+def noisy(y, key):
+    f = numpyro.sample("f", dist.Normal(0, 1))
+
+    def step(key, _):
+        key, use = jax.random.split(key)
+        return key, jax.random.normal(use)
+
+    numpyro.sample("y", dist.Normal(f + jax.lax.scan(step, key, None, length=5)[1], 0.5), obs=y)
+
+
+@pytest.mark.parametrize("key", [jax.random.key(3), jax.random.PRNGKey(3)], ids=["typed", "raw"])
+def test_a_random_key_in_a_scan_is_data(key, tmp_path):
+    engine = EP(noisy, progress_bar=False, num_samples=2)
+    engine.run(KEY, Y, key)
+    _, noise = jax.lax.scan(
+        lambda k, _: (jax.random.split(k)[0], jax.random.normal(jax.random.split(k)[1])), key, length=5
+    )
+    precision = 1.0 + 5 / 0.25
+    np.testing.assert_allclose(engine.posterior["f"].mean, np.sum(Y - noise) / 0.25 / precision, rtol=1e-5)
+    engine.save(tmp_path / "run")
+    assert float(EP.load(tmp_path / "run", noisy).log_evidence) == float(engine.log_evidence)
+
+
+def test_keys_that_differ_make_different_numbers():
+    first, second = jax.random.key(1), jax.random.key(2)
+
+    def model(y):
+        f = numpyro.sample("f", dist.Normal(0, 1))
+        noise = jax.random.normal(first, (5,)) * jax.random.normal(second, (5,))
+        numpyro.sample("y", dist.Normal(f + noise, 0.5), obs=y)
+
+    check_is_read(model, Y)
+
+
+@pytest.mark.parametrize("adjacency", [np.asarray, scipy.sparse.csr_matrix], ids=["array", "sparse"])
+def test_a_sparse_adjacency_matrix_is_taken(adjacency):
+    chain = np.eye(5, k=1, dtype=int) + np.eye(5, k=-1, dtype=int)
+
+    def model(y):
+        f = numpyro.sample(
+            "f", dist.CAR(0, 0.5, numpyro.sample("tau", dist.Gamma(2, 1)), adjacency(chain), is_sparse=True)
+        )
+        numpyro.sample("y", dist.Normal(f, 0.5), obs=y)
+
+    check_is_read(model, Y)
+
+
+def test_tables_are_taken_where_the_model_makes_arrays_of_them():
+    def model(table, options):
+        effect = numpyro.sample("effect", dist.Normal(0, options["scale"]).expand([table["group"].nunique()]))
+        mean = effect[table["group"].to_numpy()] + 0.1 * table["x"].values
+        numpyro.sample("y", dist.Normal(mean, 1), obs=table.y.to_numpy())
+
+    check_is_read(model, TABLE, {"scale": 2, "names": ["a", "b"], "kinds": {1, 2}})
+
+
+def table_in_a_product(table, y):
+    b = numpyro.sample("b", dist.Normal(0, 1).expand([2]))
+    numpyro.sample("y", dist.Normal(jnp.dot(table, b), 1), obs=y)
+
+
+def table_as_index(table, y):
+    b = numpyro.sample("b", dist.Normal(0, 1).expand([3]))
+    numpyro.sample("y", dist.Normal(b[table["group"]], 1), obs=y)
+
+
+def table_times_latent(table, y):
+    b = numpyro.sample("b", dist.Normal(0, 1))
+    numpyro.sample("y", dist.Normal(b * table["x"], 1), obs=y)
+
+
+@pytest.mark.parametrize("model", [table_in_a_product, table_as_index, table_times_latent])
+def test_tables_that_jax_does_not_take_are_named(model):
+    with pytest.raises(ModelStructureError, match=r"table = a DataFrame of pandas \(give the model \.to_numpy\(\)"):
+        read_latent_gaussian(model, (TABLE[["x", "group"]], Y))
+
+
+@pytest.mark.parametrize("values", [TABLE["y"], list(Y), np.array(["a"] * 5)], ids=["series", "list", "strings"])
+def test_observations_that_are_no_arrays_of_numbers_are_refused_by_name(values):
+    def model(y):
+        numpyro.sample("y", dist.Normal(numpyro.sample("f", dist.Normal(0, 1)), 1), obs=y)
+
+    with pytest.raises(ModelStructureError, match=f"observed site 'y' is given a {type(values).__name__}"):
+        read_latent_gaussian(model, (values,))
