@@ -62,24 +62,25 @@ def test_whole_fit(benchmark, results, problem):
     extra_seconds = seconds_of_draws(num_draws - NUM_SAMPLES, nuts, reference, num_reference - NUM_SAMPLES)
     for temperature, target in (("cold", 3), ("warm", 30)):
         seconds, nuts_seconds = ep[f"{temperature}_seconds"], nuts[f"{temperature}_seconds"]
-        peer_seconds = nuts_seconds + extra_seconds
-        results.add(
-            Row(
-                item=f"whole fit, {problem}, {temperature}",
-                dtype="float64",
-                seconds=seconds,
-                peer="NUTS, equally accurate",
-                peer_seconds=peer_seconds,
-                figure="speed-up",
-                value=peer_seconds / seconds,
-                target=at_least(target),
-                compile_seconds=ep["cold_seconds"] - ep["warm_seconds"],
-                peak_bytes=ep["peak_bytes"],
-                peer_peak_bytes=nuts["peak_bytes"],
-                remark=(
-                    f"Measured: NUTS with {NUM_WARMUP} + {NUM_SAMPLES} transitions, {nuts_seconds:.3g} s (speed-up"
-                    f" {nuts_seconds / seconds:.3g}). Error of its means {nuts_error:.3f} posterior deviations,"
-                    f" of EP's {ep_error:.3f} at most; equal after {num_draws:.0f} draws."
-                ),
+        run = f"NUTS, {NUM_WARMUP} + {NUM_SAMPLES} transitions"
+        peers = {run: nuts_seconds, "NUTS, equally accurate (calculated)": nuts_seconds + extra_seconds}
+        for peer, peer_seconds in peers.items():
+            results.add(
+                Row(
+                    item=f"whole fit, {problem}, {temperature}",
+                    dtype="float64",
+                    seconds=seconds,
+                    peer=peer,
+                    peer_seconds=peer_seconds,
+                    figure="speed-up",
+                    value=peer_seconds / seconds,
+                    target=at_least(target),
+                    compile_seconds=ep["cold_seconds"] - ep["warm_seconds"],
+                    peak_bytes=ep["peak_bytes"],
+                    peer_peak_bytes=nuts["peak_bytes"],
+                    remark=(
+                        f"Error of the means of {run} {nuts_error:.3f} posterior deviations, of EP's {ep_error:.3f} at "
+                        f"most, against a reference of {num_reference} draws; equal after {num_draws:.0f} draws."
+                    ),
+                )
             )
-        )

@@ -63,6 +63,11 @@ class Row:
     """Whether the figure is ``value`` or more: the peer was stopped before it was done."""
 
     @property
+    def key(self) -> tuple[str, str, str, str]:
+        """What makes it another row than others: the same item may be compared with several peers."""
+        return self.item, self.dtype, self.peer, self.figure
+
+    @property
     def verdict(self) -> str:
         if self.target is None:
             return ""
@@ -85,7 +90,12 @@ class ResultsTable:
         self._rows: list[Row] = []
 
     def add(self, row: Row) -> None:
-        """Append a row, and print it for whoever watches."""
+        """Append a row, and print it for whoever watches.
+
+        :raises ValueError: if this session has such a row: one of the two would be lost.
+        """
+        if row.key in {other.key for other in self._rows}:
+            raise ValueError(f"There is a row {row.key} already: give items, peers or figures different names.")
         self._rows.append(row)
         target = f" (target {row.target}: {row.verdict})" if row.target else ""
         print(f"\n{row.item}, {row.dtype}: {row.figure_and_value}{target} {row.remark}")
@@ -101,7 +111,7 @@ class ResultsTable:
         folder.mkdir(parents=True, exist_ok=True)
         environment = _environment()
         path, kept = _choose_file(folder / f"{environment['date']}-{jax.default_backend()}", environment)
-        kept.update({(row.item, row.dtype): row for row in self._rows})
+        kept.update({row.key: row for row in self._rows})
         path.with_suffix(".md").write_text(_to_markdown(list(kept.values()), environment), encoding="utf-8")
         rows = [
             {**dataclasses.asdict(row), "target": str(row.target or ""), "verdict": row.verdict}
@@ -111,8 +121,8 @@ class ResultsTable:
         path.with_suffix(".json").write_text(content + "\n", encoding="utf-8")
 
 
-def _choose_file(first: Path, environment: dict[str, str]) -> tuple[Path, dict[tuple[str, str], Row]]:
-    """Where this environment writes, without suffix, and the rows it wrote there before, by item and precision."""
+def _choose_file(first: Path, environment: dict[str, str]) -> tuple[Path, dict[tuple[str, str, str, str], Row]]:
+    """Where this environment writes, without suffix, and the rows it wrote there before, by their keys."""
     path, number = first, 1
     while True:
         if not path.with_suffix(".json").exists():
@@ -124,7 +134,7 @@ def _choose_file(first: Path, environment: dict[str, str]) -> tuple[Path, dict[t
         path = first.with_name(f"{first.name}-{number}")
 
 
-def _rows(content: dict[str, Any]) -> dict[tuple[str, str], Row]:
+def _rows(content: dict[str, Any]) -> dict[tuple[str, str, str, str], Row]:
     rows = []
     for row in content["rows"]:
         del row["verdict"]
@@ -133,7 +143,7 @@ def _rows(content: dict[str, Any]) -> dict[tuple[str, str], Row]:
             sign, limit = target.split()
             row["target"] = Target(float(limit), sign == "≤")
         rows.append(Row(**row))
-    return {(row.item, row.dtype): row for row in rows}
+    return {row.key: row for row in rows}
 
 
 def _environment() -> dict[str, str]:
