@@ -71,7 +71,7 @@ else
 	@echo "notebooks/ holds no notebook: nothing to run"
 endif
 
-bench: $(VENV)/.dev ## benchmarks; results are printed and written to benchmarks/results
+bench: $(VENV)/.benchmark ## benchmarks; results are printed and written to benchmarks/results
 ifneq ($(wildcard benchmarks/*.py),)
 	$(VENV)/bin/python -m pytest -q -m "" --benchmark-enable --benchmark-columns=min,median,iqr,rounds benchmarks
 else
@@ -101,10 +101,16 @@ $(NEWEST)/bin/python:
 	@$*/bin/python -m pip install --quiet --disable-pip-version-check -e ".[dev]"
 	@touch $@
 
+# Some peers of the benchmarks compile, which takes minutes.
+%/.benchmark: pyproject.toml | %/.dev
+	@echo "Installing the peers of the benchmarks in $*"
+	@$*/bin/python -m pip install --quiet --disable-pip-version-check -e ".[benchmark]"
+	@touch $@
+
 %/.oldest: pyproject.toml scripts/oldest_versions.py | %/bin/python
 	@echo "Installing numpyro_ext with the oldest versions of its dependencies in $*"
 	@$*/bin/python scripts/oldest_versions.py > $*/constraints.txt
 	@$*/bin/python -m pip install --quiet --disable-pip-version-check -c $*/constraints.txt -e ".[test]"
 	@touch $@
 
-.PRECIOUS: %/bin/python %/.test %/.dev %/.oldest
+.PRECIOUS: %/bin/python %/.test %/.dev %/.benchmark %/.oldest

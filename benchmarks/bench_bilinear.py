@@ -11,7 +11,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from typing import Any
 
 import jax
@@ -19,17 +18,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.sparse
-import scipy.stats
 
 from numpyro_ext.infer.bilinear import sweeps as bg
-from numpyro_ext.infer.bilinear.prediction import log_predictive_counts
 
 from .bilinear_once import RANK, Counts, make_counts, make_form
 from .compilation import Compiled, compile_function
 from .results_table import Row, at_most
 
 NUM_ROWS, NUM_COLUMNS, NUM_CELLS = 2000, 1000, 538_423
-MAX_SWEEPS = 100
 
 
 @pytest.fixture
@@ -122,78 +118,6 @@ def test_sweep_against_one_iteration(name, dtype, race, results, company):
             peak_bytes=ours.peak_bytes,
             remark="Single precision in the peers that have it; ours steps both sides, and never lowers the bound."
             + company,
-        )
-    )
-
-
-def _peer(name: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        return pytest.skip(f"{name} is not installed here: {error}")
-
-
-def test_time_to_the_log_likelihood_of_hpfrec(results, company):
-    """A tenth of the cells is held out; hpfrec runs with its own stopping rule, ours until it predicts as well.
-
-    To hpfrec cells that are not listed are zeros, here they are missing. So held-out counts are scored given that they
-    are positive, by both.
-    """
-    hpfrec = _peer("hpfrec")
-    import pandas as pd
-
-    data = make_counts(NUM_ROWS, NUM_COLUMNS, NUM_CELLS)
-    is_test = np.random.default_rng(1).uniform(size=NUM_CELLS) < 0.1
-    train, test = (
-        Counts(data.rows[part], data.columns[part], data.counts[part], data.shape) for part in (~is_test, is_test)
-    )
-    frame = pd.DataFrame({"UserId": train.rows, "ItemId": train.columns, "Count": train.counts.astype("float32")})
-    start = time.perf_counter()
-    peer = hpfrec.HPF(
-        k=RANK, reindex=False, verbose=False, ncores=os.cpu_count(), random_seed=1, keep_data=False,
-        produce_dicts=False,
-    )  # fmt: skip
-    peer.fit(frame)
-    peer_seconds = time.perf_counter() - start
-    rates = (peer.Theta[test.rows] * peer.Beta[test.columns]).sum(-1).astype(float)
-    log_probability = scipy.stats.poisson.logpmf(test.counts, rates) - np.log(-np.expm1(-rates))
-    goal = float(log_probability.mean())
-
-    form, held_out = make_form(train, RANK), make_form(test, RANK)
-    zeros = make_form(test._replace(counts=np.zeros_like(test.counts)), RANK)
-
-    def score(state: bg.State) -> float:
-        """Probabilities of the counts over those of being positive."""
-        found, none = (
-            log_predictive_counts(cells, state.rows, state.columns, jax.random.key(1), num_samples=20)
-            for cells in (held_out, zeros)
-        )
-        return float(jnp.mean(found - jnp.log(-jnp.expm1(none))))
-
-    compiled = compile_sweep(train, RANK, "diagonal")
-    _, views, _ = compiled.args
-    state = jax.jit(bg.init, static_argnums=(2, 3))(form, jax.random.key(0), "diagonal", "diagonal")
-    seconds, reached, num_sweeps = 0.0, -np.inf, 0
-    while reached < goal and num_sweeps < MAX_SWEEPS:
-        start = time.perf_counter()
-        state, _ = jax.block_until_ready(compiled.executable(form, views, state))
-        seconds += time.perf_counter() - start
-        num_sweeps += 1
-        reached = score(state)
-    assert reached >= goal, (reached, goal)
-    results.add(
-        Row(
-            item="Mean field until it predicts as well as hpfrec at its end, 2000 × 1000, 538,423 cells, rank 10",
-            dtype="float64",
-            seconds=seconds,
-            peer="hpfrec, its own stopping rule",
-            peer_seconds=peer_seconds,
-            figure="time ratio",
-            value=seconds / peer_seconds,
-            target=at_most(0.5),
-            compile_seconds=compiled.seconds,
-            remark=f"Mean log probability of held-out counts, given that they are positive: {reached:.3f} after sweep "
-            f"{num_sweeps}, theirs {goal:.3f} at the end. To hpfrec cells that are not listed are zeros.{company}",
         )
     )
 
