@@ -13,6 +13,7 @@ import numpyro.distributions as dist
 import pytest
 from numpyro import handlers
 
+from numpyro_ext.infer import EP
 from numpyro_ext.structure import ModelStructureError, Reason, read_latent_gaussian
 
 N = 6
@@ -48,6 +49,11 @@ def _several_probabilities() -> None:
     f = numpyro.sample("f", dist.Normal(0.0, 1.0).expand([N, 3]))
     probs = jnp.exp(f) / jnp.sum(jnp.exp(f), axis=-1, keepdims=True)
     numpyro.sample("y", dist.Categorical(probs=probs), obs=np.array([0, 1, 2, 0, 1, 2]))
+
+
+def _correlated() -> None:
+    b = numpyro.sample("b", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+    numpyro.sample("y", dist.MultivariateStudentT(3.0, X @ b, jnp.eye(N)), obs=X[:, 0])
 
 
 def _local_gamma() -> None:
@@ -107,7 +113,8 @@ _CASES: dict[str, tuple[Callable[[], None], str]] = {
     ),
     "product of latents": (_product, r"site 'y': .*\(a product of u and v\).*field="),
     "quadratic in the latents": (_quadratic_form, r"site 'y': .* 6 predictors, through 'f'.*product of f"),
-    "categorical, not by logits": (_several_probabilities, r"site 'y': .* 3 predictors, through 'f'"),
+    "categorical, not by logits": (_several_probabilities, r"site 'y': .* 3 predictors, through 'f'.*Categorical"),
+    "vectors of observations": (_correlated, r"site 'y': .* 6 predictors, through 'b'.*one predictor each.*correlated"),
     "local latent that is not Gaussian": (
         _local_gamma,
         r"'w' \(Gamma, shape \(6,\)\) is not Gaussian.*6 elements.*Student-t",
@@ -173,6 +180,15 @@ def test_field_override_is_checked() -> None:
         ModelStructureError, match=r"site 'rate' is Gamma; latent sites of this model that this form takes: \[\]"
     ):
         read_latent_gaussian(_no_gaussian, field=["rate"])
+
+
+def test_one_name_is_a_field_of_one_site() -> None:
+    def model() -> None:
+        level = numpyro.sample("level", dist.Normal(0.0, 1.0))
+        numpyro.sample("y", dist.Normal(level, 1.0), obs=X[:, 0])
+
+    assert read_latent_gaussian(model, field="level", check=False).field == ("level",)
+    assert EP(model, field="level").field == ("level",)
 
 
 def test_values_for_hyperparameters_are_checked() -> None:

@@ -13,7 +13,7 @@ from jax import Array
 from ...structure.bilinear.factors import Unlisted
 from ...structure.bilinear.read import read_like
 from ..front.draws import finite_draws, with_hyper
-from ..front.engine import BaseEngine
+from ..front.engine import BaseEngine, default_tolerance
 from ..front.progress import warn
 from ..front.results import Diagnostics
 from ..front.sites import PosteriorSites, SitePosterior, missing_sites
@@ -60,8 +60,7 @@ class BilinearAnswers(BaseEngine):
         return compiled_bilinear_programs(reading, space, families, tol, self.devices, self.solver)
 
     def _tolerance(self) -> float:
-        is_double = jnp.finfo(jnp.result_type(float)).bits == 64
-        return self.tol if self.tol is not None else (1e-6 if is_double else 1e-5)
+        return default_tolerance(self.tol, 1e-6, 1e-5)
 
     def _families(self, reading: Any) -> tuple[core.Family, core.Family]:
         if not isinstance(self.covariance, dict):

@@ -24,7 +24,7 @@ from .sites import PosteriorSites, SitePosterior
 from .state import EngineState, Fit
 from .summary import format_summary
 
-__all__ = ["BaseEngine", "check_at_least", "check_positive", "hyper_estimates"]
+__all__ = ["BaseEngine", "check_at_least", "check_positive", "default_tolerance", "hyper_estimates"]
 
 _LARGEST_COVARIANCE = 2048
 
@@ -59,7 +59,7 @@ class BaseEngine(ArviZInterface):
             raise TypeError(f"model must be a callable with NumPyro primitives, got {type(model).__name__}.")
         check_at_least(1, num_samples=num_samples)
         self.model = model
-        self.field = None if field is None else tuple(field)
+        self.field = (field,) if isinstance(field, str) else None if field is None else tuple(field)
         self.hyper_values = dict(hyper_values or {})
         self.init_values = dict(init_values or {})
         self.num_samples = num_samples
@@ -326,3 +326,10 @@ def check_positive(**values: float | None) -> None:
     for name, value in values.items():
         if value is not None and not value > 0.0:
             raise ValueError(f"{name} must be positive, got {value!r}.")
+
+
+def default_tolerance(given: float | None, double: float, single: float) -> float:
+    """A tolerance as it was given, or else its default in the floating dtype at work, float64 or float32."""
+    if given is not None:
+        return given
+    return double if jnp.finfo(jnp.result_type(float)).bits == 64 else single

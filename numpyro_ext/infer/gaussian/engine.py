@@ -6,13 +6,12 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, TypedDict
 
-import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike
 from numpyro.infer.autoguide import AutoMultivariateNormal
 
 from ...structure import read_latent_gaussian
-from ..front.engine import BaseEngine, check_at_least, check_positive
+from ..front.engine import BaseEngine, check_at_least, check_positive, default_tolerance
 from ..front.results import HyperEstimate
 from ..front.run import FinishedRun
 from ..front.saved_runs import fit_from_content
@@ -135,11 +134,10 @@ class Engine(BaseEngine):
         return GaussianRun(reading, space, algorithm, programs, result, rng_key, self.num_samples)
 
     def _options(self) -> RunOptions:
-        is_double = jnp.finfo(jnp.result_type(float)).bits == 64
         return RunOptions(
             num_steps=self.num_steps,
-            tol=self.tol if self.tol is not None else (1e-8 if is_double else 1e-4),
-            hyper_tol=self.hyper_tol if self.hyper_tol is not None else (1e-4 if is_double else 1e-2),
+            tol=default_tolerance(self.tol, 1e-8, 1e-4),
+            hyper_tol=default_tolerance(self.hyper_tol, 1e-4, 1e-2),
             num_restarts=self.num_restarts,
             max_hyper_steps=self.max_hyper_steps,
             progress_bar=self.progress_bar,

@@ -16,7 +16,7 @@ from ...linalg.solvers.posterior_precision import has_diagonal_gram
 from ...structure import read_sparse_linear
 from ..front.chunks import run_in_chunks
 from ..front.draws import finite_draws, with_hyper
-from ..front.engine import BaseEngine, check_at_least, check_positive
+from ..front.engine import BaseEngine, check_at_least, check_positive, default_tolerance
 from ..front.failures import at_values
 from ..front.progress import warn
 from ..front.results import Diagnostics, LogEvidence
@@ -192,8 +192,7 @@ class StructuredMeanField(BaseEngine):
         return reading, space, programs, workspace
 
     def _tolerance(self) -> float:
-        is_double = jnp.finfo(jnp.result_type(float)).bits == 64
-        return self.tol if self.tol is not None else (1e-4 if is_double else 1e-3)
+        return default_tolerance(self.tol, 1e-4, 1e-3)
 
     def _options(self, reading: Any, space: UnconstrainedSpace) -> core.Options:
         """Static choices, from the form at the start."""
@@ -219,7 +218,7 @@ class StructuredMeanField(BaseEngine):
             is_convexified=self.convexified,
             num_samples=self.num_variance_samples,
             max_iterations=self.max_iterations,
-            mean_tol=1e-6 if jnp.finfo(form.observed.dtype).bits == 64 else 1e-5,
+            mean_tol=default_tolerance(None, 1e-6, 1e-5),
         )
 
     def _hyper_start(self, reading: Any) -> dict[str, Any]:

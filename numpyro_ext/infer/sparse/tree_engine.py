@@ -16,7 +16,7 @@ from jax import Array
 from ...linalg.solvers.posterior_precision import has_diagonal_gram
 from ...structure import ModelStructureError, read_sparse_linear
 from ..front.draws import with_hyper
-from ..front.engine import hyper_estimates
+from ..front.engine import default_tolerance, hyper_estimates
 from ..front.results import HyperEstimate
 from ..front.run import FinishedRun
 from ..front.sites import PosteriorSites, missing_sites
@@ -296,15 +296,14 @@ class TreeFitter:
                 f"{reading.num_columns}, behind an operator whose columns {why}. Use StructuredMeanField, which only "
                 "multiplies with the operator."
             )
-        is_double = jnp.finfo(form.observed.dtype).bits == 64
         # Many parameters are hardly determined by the data: to follow their ridges further changes no answer.
-        tolerance = 0.5 if space.size > LARGEST_CURVATURE else (1e-2 if is_double else 1e-1)
+        is_large = space.size > LARGEST_CURVATURE
         return TreeOptions(
             is_exact=is_exact,
             num_steps=self.num_steps,
-            tol=self.tol if self.tol is not None else (1e-8 if is_double else 1e-4),
+            tol=default_tolerance(self.tol, 1e-8, 1e-4),
             damping=self.damping,
-            hyper_tol=self.hyper_tol if self.hyper_tol is not None else tolerance,
+            hyper_tol=default_tolerance(self.hyper_tol, *((0.5, 0.5) if is_large else (1e-2, 1e-1))),
         )
 
     def _fit(

@@ -77,6 +77,7 @@ def read_bilinear(
     Cost: a few abstract traces of the model and three compilations, reused for data of the same shapes.
     """
     kwargs = dict(kwargs or {})
+    field = [field] if isinstance(field, str) else field
     rng_key = jax.random.key(0) if rng_key is None else rng_key
     sites = inspect_model(model, args, kwargs, rng_key, hyper_values)
     sites, names = find_candidates(sites, _is_candidate, _NO_GAUSSIAN_SITE, field=field)

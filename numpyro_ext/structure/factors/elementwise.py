@@ -125,11 +125,16 @@ def _one_predictor(
         ids, element = ids_of(pattern[where]), f"element {where} of " if where else ""
     sites = frozenset().union(*(degrees.sites_of(c) for c, lo, hi in ranges if np.any((ids >= lo) & (ids < hi))))
     through = " and ".join(f"'{s}'" for s in sorted(sites))
+    remedy = (
+        "fix or give a hyperprior to all but one of these sites (field=[...] says which are the field)"
+        if len(sites) > 1
+        else "write the data as observations of one predictor each (counts by category as Poisson, an outcome as "
+        "Categorical(logits=...), correlated noise as a latent Gaussian site of its own)"
+    )
     raise Conflict(
         f"site '{name}': {element}its log density depends on {ids.size} predictors, through {through}"
         f"{_product(program, degrees, atom)}. This engine treats one predictor, affine in the Gaussian sites, per "
-        "observation: fix or give a hyperprior to all but one of these sites (field=[...] says which are the field), "
-        "or use NUTS.",
+        f"observation: {remedy}, or use NUTS.",
         sites,
     )
 

@@ -65,6 +65,7 @@ def read_first(
     :raises ModelStructureError: if it has none of them, that of the first form for which it has candidates.
     """
     kwargs = dict(kwargs or {})
+    field = [field] if isinstance(field, str) else field
     rng_key = jax.random.key(0) if rng_key is None else rng_key
     sites = inspect_model(model, args, kwargs, rng_key, hyper_values)
     refusals: list[ModelStructureError] = []

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .dependence import CUMULATIVE, MOVEMENT, Pattern, propagate
+from .dependence import MOVEMENT, Pattern, propagate
 from .program import Atom, Constant, Equation, Program
 
 __all__ = ["Degree", "Degrees", "Source", "affine_cuts", "classify"]
@@ -27,7 +27,6 @@ _LINEAR_IN_FIRST = (MOVEMENT | {"reduce_sum", "cumsum", "neg", "gather", "dynami
 _JOINTLY_LINEAR = frozenset("add add_any sub concatenate stack pad complex optimization_barrier".split())
 # linear in either operand when the other is constant
 _BILINEAR = frozenset("mul dot_general conv_general_dilated".split())
-assert "cumsum" in CUMULATIVE
 
 
 class Degree(enum.IntEnum):
