@@ -19,6 +19,7 @@ from ..hyper import search as hyper_search
 from ..hyper.search import SearchState
 from ..hyper.space import UnconstrainedSpace
 from .programs import Programs
+from .pseudo_observations import explain_powers
 
 __all__ = ["RunOptions", "fit", "judge"]
 
@@ -127,7 +128,9 @@ def _learn(
     digest: str,
 ) -> Fit:
     data, fixed = reading.data, space.fixed
-    messages: list[str] = []
+    messages = explain_powers(reading, space)
+    for message in messages:
+        warn(message)
     starts = [init_values]
     resumed = None if init_state is None else init_state.search
     if resumed is None:

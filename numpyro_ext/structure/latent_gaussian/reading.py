@@ -79,6 +79,25 @@ class LatentGaussianReading(ModelReading):
         """How many families of factors have closed forms."""
         return sum(plan.is_closed_form for plan in self.plans)
 
+    def equal_observations(self) -> dict[str, tuple[str, ...]]:
+        """Observed sites of location and scale (Normal, Laplace, Student-t) whose values are all equal, as those are
+        that write a prior as observations of zero; and the hyperparameters on which their scale depends, but no other
+        observation."""
+        found = {}
+        for name in self.factor_names:
+            site = self._trace.factors[name]
+            if site.scale is not None or not {"loc", "scale"} <= set(site.parameters):
+                continue
+            others = [self._trace.factors[n].log_prob for n in self.factor_names if n != name]
+            behind = set(self._hyper_behind([site.parameters["scale"]])) - set(self._hyper_behind(others))
+            if not behind or self._program.ancestors([site.value]) & set(jax.tree.leaves(self._given)):
+                continue
+            values = np.broadcast_to(self._known_value(site.value), self._program.shape(site.log_prob))
+            values = values.reshape(-1)[self._observations_in_use(name)]
+            if values.size and np.all(values == values[0]):
+                found[name] = tuple(n for n in self.hyper if n in behind)
+        return found
+
     def _coupled_columns(self) -> list[tuple[int, int, int]]:
         out, start = [], 0
         for name in self.field:
