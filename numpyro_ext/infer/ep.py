@@ -120,7 +120,8 @@ class EP(Engine):
                 raise ModelStructureError(
                     f"EP matches moments of one predictor per observation, and site {name!r} has "
                     f"{base.base.dimension} each. Use VariationalGaussian or LaplaceApproximation, or write the site "
-                    "as numpyro_ext.distributions.StickBreakingCategorical, whose factors have one predictor."
+                    "as numpyro_ext.distributions.StickBreakingCategorical, whose factors have one predictor.",
+                    site=name,
                 )
         options: dict[str, Any] = {
             "damping": self.damping,

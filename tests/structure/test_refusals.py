@@ -159,6 +159,10 @@ def test_refusal_names_the_site_and_the_way_out(name: str) -> None:
         ("negative counts", Reason.DATA, "y"),
         ("wrong number of columns", Reason.EXECUTION, None),
         ("product of latents", Reason.STRUCTURE, None),
+        ("discrete latent", Reason.STRUCTURE, "k"),
+        ("scaled latent", Reason.STRUCTURE, "f"),
+        ("local latent that is not Gaussian", Reason.STRUCTURE, "w"),
+        ("covariance not positive definite", Reason.STRUCTURE, "f"),
     ],
 )
 def test_reasons_are_data_and_survive_pickling(name: str, reason: Reason, site: str | None) -> None:

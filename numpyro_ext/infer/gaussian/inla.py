@@ -138,7 +138,8 @@ class INLA(LaplaceApproximation):
             if self.marginal == "simplified-laplace" and isinstance(potential, VectorRows):
                 raise ModelStructureError(
                     f"The simplified Laplace marginals need factors of one predictor each, and those of site {name!r} "
-                    f"({type(potential.base).__name__}) have several. Use INLA(model, marginal='gaussian')."
+                    f"({type(potential.base).__name__}) have several. Use INLA(model, marginal='gaussian').",
+                    site=name,
                 )
         return super().algorithm(reading)
 

@@ -52,7 +52,8 @@ class LaplaceApproximation(Engine):
             if not potential.is_smooth:
                 raise ModelStructureError(
                     f"Laplace's method needs the curvature of every factor, and the factor of site {name!r} "
-                    f"({type(potential).__name__}) has a kink, where there is none. Use EP, which integrates over it."
+                    f"({type(potential).__name__}) has a kink, where there is none. Use EP, which integrates over it.",
+                    site=name,
                 )
         return Algorithm(
             init=laplace.init,

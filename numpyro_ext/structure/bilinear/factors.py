@@ -52,7 +52,8 @@ def check_factor(name: str, label: str, potential: Potential, rows_per_observati
     is_taken = potential.is_log_concave and (potential.is_analytic or is_exponential(potential))
     if not is_taken or rows_per_observation != 1:
         raise ModelStructureError(
-            f"observed site '{name}' was read as {label}: this engine takes {TAKEN}. Use NUTS for other likelihoods."
+            f"observed site '{name}' was read as {label}: this engine takes {TAKEN}. Use NUTS for other likelihoods.",
+            site=name,
         )
 
 

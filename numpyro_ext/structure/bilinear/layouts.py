@@ -141,7 +141,9 @@ def same_layout(
             found = _seen(program, field[name], places, predictors)
             index = None if found is None or index is None else np.where(found < 0, -1, index * length + found)
         if index is None:
-            raise ModelStructureError(f"on these arguments an observation touches several vectors of site '{name}'.")
+            raise ModelStructureError(
+                f"on these arguments an observation touches several vectors of site '{name}'.", site=name
+            )
         groupings.append(_Grouping(known.axes[name], int(np.prod([shapes[name][a] for a in known.axes[name]])), index))
     merged = _merge(groupings)
     if merged is None:
@@ -218,7 +220,8 @@ def _two_colour(
                     raise ModelStructureError(
                         f"the predictor of site '{predictors[0].name}' has products of {', '.join(map(repr, names))}, "
                         "each with each other: it is not bilinear in two blocks. Fix one of them (hyper_values, or "
-                        f"field={names[:2]} makes a hyperparameter of the others), or use NUTS."
+                        f"field={names[:2]} makes a hyperparameter of the others), or use NUTS.",
+                        site=predictors[0].name,
                     )
         components.append(component)
     sides = components[0]

@@ -118,7 +118,9 @@ def read_like(
     sites = mark_candidates(inspect_sites(reading.model, args, dict(kwargs), rng_key), _is_candidate)
     missing = [n for n in reading.field if n not in sites]
     if missing:
-        raise ModelStructureError(f"on these arguments the model has no site '{missing[0]}', which was fitted.")
+        raise ModelStructureError(
+            f"on these arguments the model has no site '{missing[0]}', which was fitted.", site=missing[0]
+        )
     if not is_held_out:
         check_data(sites)
     return BilinearReading(

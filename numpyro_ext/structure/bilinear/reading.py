@@ -151,7 +151,9 @@ class BilinearReading(ModelReading):
         traced, program = self._trace.factors[name], self._program
         for part, atom in (("mask", traced.mask), ("scale", traced.scale), ("value", traced.value)):
             if atom is not None and degrees.of(atom) != Degree.CONSTANT:
-                raise ModelStructureError(f"the {part} of site '{name}' depends on {sorted(degrees.sites_of(atom))}.")
+                raise ModelStructureError(
+                    f"the {part} of site '{name}' depends on {sorted(degrees.sites_of(atom))}.", site=name
+                )
         probe = self._env(self.initial_hyper(), None)
         for number, _ in self._field.values():
             probe[number] = jnp.zeros(program.shape(number), jnp.result_type(float))
@@ -174,7 +176,8 @@ class BilinearReading(ModelReading):
         raise ModelStructureError(
             f"observed site '{name}' ({self.sites[name].family}) has no predictor that is affine in one of "
             f"{list(self.field)}, or is of a family that was not recognised: this engine takes {TAKEN}. Use NUTS for "
-            "other models."
+            "other models.",
+            site=name,
         )
 
     def _is_squared(self, degrees: Degrees, name: str) -> bool:
@@ -190,7 +193,8 @@ class BilinearReading(ModelReading):
             if isinstance(self._trace.priors[name], FlatPrior):
                 raise ModelStructureError(
                     f"site '{name}' has a flat prior: a factor of a product needs a proper one, because its scale is "
-                    "not determined by the data. Use dist.Normal with a scale of its own."
+                    "not determined by the data. Use dist.Normal with a scale of its own.",
+                    site=name,
                 )
 
     # Coefficients

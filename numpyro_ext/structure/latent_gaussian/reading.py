@@ -178,11 +178,14 @@ class LatentGaussianReading(ModelReading):
         for name, block in zip(self.field, form.prior, strict=True):
             leaves = jax.tree.leaves(block)
             if not all(bool(jnp.all(jnp.isfinite(leaf))) for leaf in leaves):
-                raise ModelStructureError(f"the prior of site '{name}' has parameters that are not finite{at}.")
+                raise ModelStructureError(
+                    f"the prior of site '{name}' has parameters that are not finite{at}.", site=name
+                )
             if not bool(jnp.isfinite(block.log_density(jnp.zeros((block.size,))))):
                 raise ModelStructureError(
                     f"the covariance of site '{name}' is not positive definite{at}: add a jitter to its diagonal "
-                    "(1e-6 of its largest entry, in float32 1e-4), or check the kernel for duplicate inputs."
+                    "(1e-6 of its largest entry, in float32 1e-4), or check the kernel for duplicate inputs.",
+                    site=name,
                 )
         rows = jnp.concatenate([form.offset[:, None], _rows_of(form.design)], axis=1)
         bad = ~jnp.all(jnp.isfinite(rows), axis=1)
@@ -191,7 +194,8 @@ class LatentGaussianReading(ModelReading):
                 row = int(jnp.argmax(part))
                 raise ModelStructureError(
                     f"the predictor of site '{name}' is not finite in {int(part.sum())} rows (the first is {row}): "
-                    "check the covariates for NaN or infinity, or mask the rows and set their covariates to zero."
+                    "check the covariates for NaN or infinity, or mask the rows and set their covariates to zero.",
+                    site=name,
                 )
         super().explain_nan()
 

@@ -154,7 +154,7 @@ class ModelReading(ABC):
         atom = self._trace.factors[name].mask
         if self._program.ancestors([atom]) & set(self._program.inputs):
             raise ModelStructureError(
-                f"the mask of observed site '{name}' depends on latent or param sites: masks must be known."
+                f"the mask of observed site '{name}' depends on latent or param sites: masks must be known.", site=name
             )
         return np.asarray(self._known_value(atom))
 
@@ -176,7 +176,8 @@ class ModelReading(ABC):
         if found.size == 0 and not is_held_out:
             raise ModelStructureError(
                 f"every observation of site '{name}' is masked: there is nothing to learn from. Masks are true where "
-                "data is in use."
+                "data is in use.",
+                site=name,
             )
         return found
 

@@ -155,11 +155,14 @@ def with_values(sites: dict[str, SiteInfo], values: Mapping[str, Any]) -> dict[s
     for name, value in values.items():
         if name not in sites or sites[name].kind not in ("latent", "param"):
             free = sorted(n for n, s in sites.items() if s.kind in ("latent", "param"))
-            raise ModelStructureError(f"no latent or param site '{name}' to give a value to; the model has {free}.")
+            raise ModelStructureError(
+                f"no latent or param site '{name}' to give a value to; the model has {free}.", site=name
+            )
         if np.shape(value) != sites[name].shape:
             raise ModelStructureError(
                 f"the value given for site '{name}' has shape {np.shape(value)}, "
-                f"the site has shape {sites[name].shape}."
+                f"the site has shape {sites[name].shape}.",
+                site=name,
             )
         out[name] = sites[name]._replace(init=np.asarray(value, float))
     return out
@@ -232,12 +235,14 @@ def check_hyper(reading: ModelReading, sites: Mapping[str, SiteInfo]) -> None:
         if info.is_discrete:
             raise ModelStructureError(
                 f"{what} is discrete and affects the likelihood: sum it out in the model (a mixture distribution), "
-                "condition on it, or use NUTS with enumeration."
+                "condition on it, or use NUTS with enumeration.",
+                site=name,
             )
         if info.is_masked:
             raise ModelStructureError(
                 f"{what} is masked but other sites depend on it: move the mask to the observations, or index the "
-                "elements that are in use."
+                "elements that are in use.",
+                site=name,
             )
         if site.is_param or size == 1:
             continue
@@ -247,5 +252,6 @@ def check_hyper(reading: ModelReading, sites: Mapping[str, SiteInfo]) -> None:
                 f"{what} is {kind}, so it would be a hyperparameter, but it has {size} elements for {num_rows} "
                 "observations, too many to maximise over. Integrate it out in the model (a scale mixture written as a "
                 "Student-t, a Gamma-Poisson), give it a Gaussian prior where the predictor is affine in it, or "
-                "use NUTS."
+                "use NUTS.",
+                site=name,
             )

@@ -328,7 +328,8 @@ def _inspect(name: str, site: dict[str, Any]) -> SiteInfo:
     if site["scale"] is not None and not bool(np.all(np.asarray(site["scale"]) == 1.0)):
         raise ModelStructureError(
             f"latent site '{name}' is inside a scale of {np.ravel(site['scale'])[0]:g}: only observed sites may be "
-            "scaled. Move the sample statement out of the handler."
+            "scaled. Move the sample statement out of the handler.",
+            site=name,
         )
     is_masked = not (mask is True or bool(np.all(mask)))
     is_discrete = bool(fn.support.is_discrete)

@@ -103,7 +103,8 @@ class SparseLinearReading(ModelReading):
         if self._hyper_behind(fixed):
             raise ModelStructureError(
                 f"frame or weight of the prior of site '{found[0]}' depend on {self._hyper_behind(fixed)}: they must "
-                "be known."
+                "be known.",
+                site=found[0],
             )
         frame = jax.tree.map(self._known_value, prior.analysis)
         p, n = frame.shape
@@ -112,7 +113,8 @@ class SparseLinearReading(ModelReading):
             raise ModelStructureError(
                 f"the operator of the prior of site '{found[0]}' ({p} x {n}) is no tight frame: its adjoint times "
                 "itself must be a multiple of the identity, as with shifted_transforms(...) or stacked orthonormal "
-                "transforms. For finite differences (total variation) use EP with Laplace factors."
+                "transforms. For finite differences (total variation) use EP with Laplace factors.",
+                site=found[0],
             )
 
     def _check_factor(self, name: str, factor: FactorTrace) -> None:
@@ -121,7 +123,8 @@ class SparseLinearReading(ModelReading):
             raise ModelStructureError(
                 f"observed site '{name}' ({self.sites[name].family}) depends on {field} and is not Gaussian: this "
                 "engine needs dist.Normal(mean, scale). For other likelihoods use EP with flat or Gaussian latent "
-                "sites (dense, up to some thousand unknowns), or NUTS."
+                "sites (dense, up to some thousand unknowns), or NUTS.",
+                site=name,
             )
         location, value = factor.parameters["loc"], factor.value
         if Degree.NONLINEAR in (degrees.of(location), degrees.of(value)):
@@ -141,7 +144,8 @@ class SparseLinearReading(ModelReading):
         if factor.scale is not None and not bool(np.all(np.asarray(self._value_at_start(factor.scale)) == 1.0)):
             raise ModelStructureError(
                 f"observed site '{name}' is inside a scale handler: this engine needs each observation once. Remove "
-                "the handler, or divide the noise variance instead."
+                "the handler, or divide the noise variance instead.",
+                site=name,
             )
         scale = np.asarray(self._value_at_start(factor.parameters["scale"]))
         mask = np.asarray(self._value_at_start(factor.mask))
@@ -149,7 +153,8 @@ class SparseLinearReading(ModelReading):
         if bad.any():
             raise ModelStructureError(
                 f"the noise scale of observed site '{name}' is {scale[bad][0]:.4g} in {int(bad.sum())} of {bad.size} "
-                "observations: it must be positive and finite. For data without noise use a small scale."
+                "observations: it must be positive and finite. For data without noise use a small scale.",
+                site=name,
             )
 
     def _value_at_start(self, atom: Atom) -> Array:
@@ -266,7 +271,8 @@ class SparseLinearReading(ModelReading):
             if bad.any():
                 raise ModelStructureError(
                     f"the mean of observed site '{name}' is not finite in {int(bad.sum())} rows (the first is "
-                    f"{rows[np.argmax(bad)]}): check operators and covariates for NaN and infinity."
+                    f"{rows[np.argmax(bad)]}): check operators and covariates for NaN and infinity.",
+                    site=name,
                 )
             start += rows.size
         super().explain_nan()

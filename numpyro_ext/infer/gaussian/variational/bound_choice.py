@@ -56,7 +56,8 @@ def choose_bound(site: str, potential: Potential, name: BoundName, num_pieces: i
                 names = ", ".join(map(repr, ("exact", *LOG_SUM_EXP_BOUNDS)))
                 raise ModelStructureError(
                     f"The bound {name!r} is one for binary logistic factors, and site {site!r} is categorical "
-                    f"({family}). Choose one of {names}; or write the site as StickBreakingCategorical."
+                    f"({family}). Choose one of {names}; or write the site as StickBreakingCategorical.",
+                    site=site,
                 )
             chosen = dataclasses.replace(base.base, bound=key)
             words = "expectation by quadrature" if key == "quadrature" else f"bound {key} of log-sum-exp"
@@ -70,13 +71,15 @@ def choose_bound(site: str, potential: Potential, name: BoundName, num_pieces: i
     if isinstance(base, VectorRows) or (isinstance(name, str) and name not in LOGISTIC_BOUNDS):
         raise ModelStructureError(
             f"The bound {name!r} does not hold for site {site!r} ({family}). Treat it exactly: bound='exact', or a "
-            "dictionary that names other sites only."
+            "dictionary that names other sites only.",
+            site=site,
         )
     bound = logistic_bound(name, num_pieces)
     if potential.logistic_terms() is None:
         raise ModelStructureError(
             f"The bound {bound.name!r} is one for logistic likelihoods, and the factor of site {site!r} "
-            f"({family}) is none. Treat it exactly: bound='exact', or a dictionary that names other sites only."
+            f"({family}) is none. Treat it exactly: bound='exact', or a dictionary that names other sites only.",
+            site=site,
         )
     return SiteBound(bound, f"local bound {bound.name}", True)
 

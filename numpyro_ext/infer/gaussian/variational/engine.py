@@ -129,7 +129,8 @@ class VariationalGaussian(Engine):
             if not np.all(is_finite | ~np.asarray(mask)):
                 raise ModelStructureError(
                     f"The factor of site {name!r} ({type(potential).__name__}) is zero on a part of the line: the "
-                    "Gaussian expectation of its log density is -inf, and no Gaussian has a finite bound. Use EP."
+                    "Gaussian expectation of its log density is -inf, and no Gaussian has a finite bound. Use EP.",
+                    site=name,
                 )
             sites[name] = choose_bound(name, potential, requested.get(name, "exact"), self.num_pieces)
         if self.method in ("coordinate", "opper-archambeau"):
