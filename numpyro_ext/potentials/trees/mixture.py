@@ -84,6 +84,7 @@ def log_density(forest: Forest, parameters: TreeParameters, s: ArrayLike) -> Arr
 
     **Example:**
 
+    >>> from numpyro_ext.potentials import LaplacePotential
     >>> forest = Forest.from_parents([-1, 0])
     >>> narrow, wide = LaplacePotential(0.0, jnp.full(2, 0.1)), LaplacePotential(0.0, jnp.full(2, 1.0))
     >>> tree = TreeParameters(narrow, wide, jnp.full(2, 0.5), jnp.array([[0.1, 0.9], [0.1, 0.9]]))
