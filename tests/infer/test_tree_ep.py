@@ -20,7 +20,7 @@ from numpyro_ext.linalg import from_matrix, identity, wavelet_transform
 from numpyro_ext.potentials import GaussianPotential, LaplacePotential, wavelet_forest
 from numpyro_ext.potentials.trees.draws import _draw_tilted_laplace, _truncated_quantile, tree_draws
 from numpyro_ext.potentials.trees.mixture import TreeParameters, tilted_moments
-from numpyro_ext.structure import ModelStructureError, read_latent_gaussian, read_sparse_linear
+from numpyro_ext.structure import ModelStructureError, Reason, read_latent_gaussian, read_sparse_linear
 from numpyro_ext.structure.sparse_linear.form import SparseLinear
 from tests.potentials.tree_cases import CASES, reference_model
 
@@ -322,6 +322,9 @@ def test_what_is_refused():
         EP(learning).run(jax.random.key(0), COEFFICIENTS.at[0].set(jnp.nan))
     with pytest.raises(ModelStructureError, match="not Gaussian"):
         EP(counting).run(jax.random.key(0), jnp.ones(3, int))
+    with pytest.raises(ModelStructureError, match="no Gaussian latent site.* 'Gamma'.*no site of sparse") as caught:
+        EP(rates).run(jax.random.key(0), jnp.ones(3, int))
+    assert caught.value.reason is Reason.NO_FIELD
 
 
 def gaussian_field(data):
@@ -332,6 +335,10 @@ def gaussian_field(data):
 def blurred(data):
     s = numpyro.sample("s", dist.Laplace(0.0, 1.0).expand([3000]).to_event(1))
     numpyro.sample("y", dist.Normal(s + jnp.roll(s, 1), 0.1), obs=data)
+
+
+def rates(data):
+    numpyro.sample("y", dist.Poisson(numpyro.sample("rate", dist.Gamma(1.0, 1.0))), obs=data)
 
 
 def counting(data):

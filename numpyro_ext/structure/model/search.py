@@ -62,7 +62,8 @@ def read_first(
 
     :param forms: in the order of preference; all else as for the ``read_*`` function of a form.
     :return: the reading.
-    :raises ModelStructureError: if it has none of them, that of the first form for which it has candidates.
+    :raises ModelStructureError: if it has none of them, that of the first form for which it has candidates; if
+        there are none, what each form needs.
     """
     kwargs = dict(kwargs or {})
     field = [field] if isinstance(field, str) else field
@@ -74,7 +75,10 @@ def read_first(
             return _read(form, model, args, kwargs, sites, field, rng_key, check)
         except ModelStructureError as error:
             refusals.append(error)
-    raise next((error for error in refusals if error.reason is not Reason.NO_FIELD), refusals[0])
+    telling = [error for error in refusals if error.reason is not Reason.NO_FIELD]
+    if telling or len(refusals) == 1:
+        raise (telling or refusals)[0]
+    raise ModelStructureError(" Nor in another form: ".join(map(str, refusals)), reason=Reason.NO_FIELD)
 
 
 def _read(
