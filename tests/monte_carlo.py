@@ -30,3 +30,18 @@ def assert_close_covariance(draws, expected):
     error = np.sqrt((np.outer(variance, variance) + expected**2) / (len(draws) - 1))
     gap = np.abs(np.cov(np.asarray(draws).T) - expected)
     assert np.all(gap <= NUM_ERRORS * error), (gap / error).max()
+
+
+def trace_error(matrix, num_signs):
+    """Standard error of the average of ``s' A s`` over vectors of random signs (Hutchinson 1990)."""
+    matrix = np.asarray(matrix)
+    return np.sqrt(2.0 * np.sum(np.square(matrix - np.diag(np.diagonal(matrix)))) / num_signs)
+
+
+def log_determinant_error(precision, scale, num_signs):
+    """Standard error of half the log determinant of a dense precision, averaged over quadratic forms in its logarithm.
+
+    :param scale: the diagonal that it is divided by first.
+    """
+    eigenvalues, vectors = np.linalg.eigh(np.asarray(precision) / np.sqrt(np.outer(scale, scale)))
+    return 0.5 * trace_error((vectors * np.log(eigenvalues)) @ vectors.T, num_signs)

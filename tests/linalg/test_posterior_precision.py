@@ -17,6 +17,7 @@ from numpyro_ext.linalg.solvers.posterior_precision import (
     lanczos_log_determinant,
     lanczos_variance,
 )
+from tests.monte_carlo import log_determinant_error, trace_error
 
 ROWS, COLUMNS = 24, 32
 
@@ -29,11 +30,6 @@ def precision():
     operator = select(np.arange(ROWS), COLUMNS) @ from_matrix(basis)
     noise = jnp.asarray(rng.uniform(0.5, 2.0, ROWS))
     return PosteriorPrecision(operator, noise, jnp.asarray(10.0 ** rng.uniform(-1.0, 3.0, COLUMNS)))
-
-
-def trace_error(matrix, num_signs):
-    """Standard error of the average of ``s' A s`` over vectors of random signs (Hutchinson 1990)."""
-    return np.sqrt(2.0 * np.sum(np.square(matrix - np.diag(np.diagonal(matrix)))) / num_signs)
 
 
 @pytest.fixture(scope="module")
@@ -147,10 +143,7 @@ def test_lanczos_log_determinant(precision, exact):
     truth = 0.5 * np.linalg.slogdet(exact)[1]
     signs = jnp.sign(jax.random.normal(jax.random.key(4), (200, COLUMNS)))
     found = lanczos_log_determinant(precision, jnp.asarray(0.75), signs, COLUMNS)
-    # What is averaged are quadratic forms in the logarithm of the preconditioned matrix.
-    root = np.sqrt(0.75 + np.asarray(precision.precision))
-    eigenvalues, vectors = np.linalg.eigh(exact / np.outer(root, root))
-    error = 0.5 * trace_error(vectors @ np.diag(np.log(eigenvalues)) @ vectors.T, 200)
+    error = log_determinant_error(exact, 0.75 + np.asarray(precision.precision), 200)
     np.testing.assert_allclose(found, truth, atol=4.0 * error)
     # Fewer products than dimensions are enough.
     np.testing.assert_allclose(lanczos_log_determinant(precision, jnp.asarray(0.75), signs, 20), found, rtol=1e-6)
