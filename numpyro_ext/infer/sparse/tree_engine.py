@@ -154,7 +154,8 @@ class TreeFitter:
     all combinations of these arguments of the model (averages over shifts: Coifman and Donoho 1995). Hyperparameters
     are learned once for each combination without shift. ``log_evidence`` is the log of the average evidence; that of
     each member is in ``members``. Of the sites only deterministic ones are reported, as the coefficients of different
-    bases are different quantities.
+    bases are different quantities. Bands of the mixture are wide, because they hold what the transforms differ by:
+    those of 80 % held 89 to 90 % of the pixels of three photographs.
 
     All options are those of :class:`EP`, but for these:
 
