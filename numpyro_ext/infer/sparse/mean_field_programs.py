@@ -284,7 +284,7 @@ def compiled_sparse_programs(
     :param float tol: at which the iteration has converged.
     """
     key = (reading.structure_key, space.key, options, tol)
-    return _COMPILED.get(key, lambda: SparsePrograms(reading, space, options, tol=tol))
+    return _COMPILED.get(key, lambda: SparsePrograms(reading.skeleton(), space.skeleton(), options, tol=tol))
 
 
 def compiled_form(reading: Any) -> Any:
@@ -292,4 +292,4 @@ def compiled_form(reading: Any) -> Any:
 
     :param reading: of the model.
     """
-    return _FORMS.get(reading.structure_key, lambda: jax.jit(reading.form))
+    return _FORMS.get(reading.structure_key, lambda: jax.jit(reading.skeleton().form))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -246,4 +245,4 @@ class TreePrograms:
 def compiled_tree_programs(reading: Any, space: UnconstrainedSpace, options: TreeOptions) -> TreePrograms:
     """The programs for this structure, from the store if a run of the same structure has been made before."""
     key = (reading.structure_key, space.key, options)
-    return _COMPILED.get(key, partial(TreePrograms, reading, space, options))
+    return _COMPILED.get(key, lambda: TreePrograms(reading.skeleton(), space.skeleton(), options))
