@@ -10,18 +10,15 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from ...compilation.recent import Recent
-from ...linalg.cholesky import solve_upper
+from ...linalg.cholesky import LARGEST_DENSE, solve_upper
 from ...potentials.trees.draws import tree_draws
 from ...potentials.trees.mixture import components_of_nodes, state_posterior, tilted_moments
 from ..hyper import search as hyper_search
 from ..hyper.space import UnconstrainedSpace
 from . import tree_propagation as core
 
-__all__ = ["LARGEST_DENSE", "TreeOptions", "TreePrograms", "compiled_tree_programs"]
+__all__ = ["TreeOptions", "TreePrograms", "compiled_tree_programs"]
 
-LARGEST_DENSE = 2048
-"""Coefficients up to which an operator is turned into a matrix."""
-_LARGEST_COVARIANCE = 1024
 _DRAWS_AT_A_TIME = 10
 _COMPILED = Recent(16)
 
@@ -165,9 +162,7 @@ class TreePrograms:
     def has_exact_variance(self, name: str) -> bool:
         """Whether the variance of a site is computed without draws."""
         return (
-            self._reading.num_columns <= _LARGEST_COVARIANCE
-            or not self.options.is_exact
-            or self._reading.is_selection(name)
+            self._reading.num_columns <= LARGEST_DENSE or not self.options.is_exact or self._reading.is_selection(name)
         )
 
     def _map(self, data: Any, hyper: dict, name: str) -> Any:
