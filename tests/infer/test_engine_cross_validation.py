@@ -54,7 +54,13 @@ def test_folds_side_by_side_give_the_same(counts_case, scores):
 def test_fixed_hyperparameters_and_masked_observations(counts_case):
     engine = EP(counts_case.model, hyper_values={"scale": 0.8}, progress_bar=False)
     found = cross_validate(
-        engine, jax.random.key(0), counts_case.t, counts_case.y, num_folds=3, num_draws=2, mask=counts_case.mask
+        engine,
+        jax.random.key(0),
+        counts_case.t,
+        counts_case.y,
+        num_folds=3,
+        num_draws=2,
+        mask=counts_case.mask.tolist(),
     )
     assert found.log_predictive.shape == (2, 12)
     np.testing.assert_array_equal(found.log_predictive == 0.0, np.broadcast_to(~np.asarray(counts_case.mask), (2, 12)))

@@ -105,6 +105,7 @@ def cross_validate(
     check_key(rng_key)
     key, rng_key = jax.random.split(rng_key)
     given = kwargs.get(mask_argument, True)
+    given = given if isinstance(given, bool) else jnp.asarray(given, bool)
     reading = engine._read(rng_key, args, {**kwargs, mask_argument: given})
     engine.algorithm(reading)  # refuses what it cannot run on
     if len(reading.factor_names) != 1:
