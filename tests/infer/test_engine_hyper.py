@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from numpyro_ext.infer.hyper.search import (
-    curvature_covariance,
+    curvature,
     evaluation_fn,
     hessian,
     init_search,
@@ -54,15 +54,30 @@ def test_curvature_by_differences_of_the_gradient():
     final = maximise(objective_of(function), jnp.array([1.0, 1.0]), jnp.array(0), tol=1e-6)
     exact = jax.hessian(function)(final.values)
     np.testing.assert_allclose(hessian(final, tol=1e-6), exact, rtol=1e-3, atol=1e-6)
-    covariance, is_peak = curvature_covariance(exact)
-    assert is_peak
-    np.testing.assert_allclose(covariance, -jnp.linalg.inv(exact), rtol=1e-9)
+    found = curvature(exact, tol=1e-6)
+    assert found.is_peak
+    np.testing.assert_allclose(found.covariance, -jnp.linalg.inv(exact), rtol=1e-9)
 
 
-def test_a_flat_direction_has_no_standard_error_but_a_finite_covariance():
-    covariance, is_peak = curvature_covariance(jnp.diag(jnp.array([-4.0, 0.0])))
-    assert not is_peak
-    np.testing.assert_allclose(covariance, jnp.diag(jnp.array([0.25, 100.0])), rtol=1e-6)
+def test_wide_standard_errors_are_not_cut():
+    found = curvature(-np.diag(np.array([38.73, 0.05]) ** -2.0), tol=1e-4)
+    assert found.is_peak
+    np.testing.assert_allclose(np.sqrt(np.diagonal(found.covariance)), [38.73, 0.05], rtol=1e-12)
+
+
+def test_a_flat_direction_has_no_standard_error_and_no_variance():
+    found = curvature(np.diag([-4.0, 0.0]), tol=1e-4)
+    assert not found.is_peak and list(found.wide_axes) == [False, True]
+    np.testing.assert_allclose(found.covariance, np.diag([0.25, 0.0]), rtol=1e-12)
+    # A ridge across the axes, with the errors that differences of a gradient make.
+    ridge = curvature(np.array([[-1000.0, 1000.0], [1000.0, -1000.0]]) + 0.05 * np.eye(2), tol=1e-4)
+    assert len(ridge.flat) == 1 and not len(ridge.rising)
+    np.testing.assert_allclose(np.abs(ridge.flat), np.sqrt(0.5), rtol=1e-12)
+
+
+def test_a_saddle_rises_in_the_direction_of_its_slope():
+    found = curvature(np.array([[0.0, 1.0], [1.0, 0.0]]), tol=1e-4)
+    np.testing.assert_allclose(np.abs(found.rising @ np.ones(2)), np.sqrt(2.0), rtol=1e-12)
 
 
 def test_backs_away_from_points_that_are_not_finite():

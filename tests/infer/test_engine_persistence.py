@@ -153,7 +153,7 @@ def test_a_damaged_file_is_said_to_be_damaged(saved, counts_case, tmp_path, dama
     middle = len(whole) // 2
     contents = {
         "cut": whole[:middle],
-        "changed": whole[:middle] + bytes(8) + whole[middle + 8 :],
+        "changed": whole[:middle] + bytes(255 - byte for byte in whole[middle : middle + 99]) + whole[middle + 99 :],
         "empty": b"",
         "text": b"no archive at all",
     }

@@ -1,5 +1,7 @@
 """Running: order of calls, resuming, interruption, and the ways in which a run can fail."""
 
+import signal
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -139,6 +141,54 @@ def test_an_interruption_leaves_a_usable_state(counts_case, monkeypatch, hyper_v
     assert resumed.diagnostics.converged
 
 
+@pytest.fixture
+def _python_handles_control_c():
+    # A test run in the background of a shell ignores the signal.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("_python_handles_control_c")
+@pytest.mark.parametrize("moment, num_restarts", [("restart", 2), ("first chunk", 0)])
+def test_control_c_keeps_what_was_computed(counts_case, fitted_counts, monkeypatch, moment, num_restarts):
+    """A real signal, while a chunk is computed: that chunk and all searches before it count."""
+    programs = fitted_counts._run.programs
+    original, first = programs.search, float(fitted_counts.last_state.search.best.objective)
+    calls = []
+
+    def interrupted(*args):
+        calls.append(int(args[2].num_evaluations))
+        # The second search begins anew, at evaluation zero.
+        if calls.count(0) == (1 if moment == "first chunk" else 2):
+            signal.raise_signal(signal.SIGINT)
+        return original(*args)
+
+    engine = EP(counts_case.model, progress_bar=False, num_restarts=num_restarts)
+    with monkeypatch.context() as patch, pytest.warns(UserWarning, match="Interrupted after"):
+        patch.setattr(programs, "search", interrupted)
+        engine.run(KEY, counts_case.t, counts_case.y, mask=counts_case.mask)
+    assert not engine.diagnostics.converged
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if moment == "restart":
+        assert float(engine.last_state.search.best.objective) == pytest.approx(first, abs=1e-9)
+    engine.run(KEY, counts_case.t, counts_case.y, mask=counts_case.mask, init_state=engine.last_state)
+    assert engine.diagnostics.converged
+    np.testing.assert_allclose(engine.hyper["scale"].value, fitted_counts.hyper["scale"].value, rtol=1e-3)
+
+
+@pytest.mark.usefixtures("_python_handles_control_c")
+def test_the_second_control_c_ends_the_run_at_once(counts_case, fitted_counts, monkeypatch):
+    def interrupted(*args):
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+
+    engine = EP(counts_case.model, progress_bar=False)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(fitted_counts._run.programs, "search", interrupted)
+        engine.run(KEY, counts_case.t, counts_case.y, mask=counts_case.mask)
+
+
 def test_restarts_keep_the_best_and_can_only_help(counts_case, fitted_counts):
     engine = EP(counts_case.model, progress_bar=False, num_restarts=2)
     engine.run(KEY, counts_case.t, counts_case.y, mask=counts_case.mask)
@@ -200,7 +250,7 @@ def test_many_refused_factors_are_an_error(counts_case, fitted_counts):
         diagnostics=diagnostics._replace(num_skipped=3, skipped={"y": np.array([1, 4, 5])})
     )
     with pytest.raises(RuntimeError, match="3 of 12 factors.*'y'"):
-        fitting_module.judge(bad, reading, "EP")
+        fitting_module.check_skipped(bad, reading, "EP")
 
 
 def test_programs_are_not_shared_where_indices_differ():

@@ -213,8 +213,7 @@ class BilinearVG(BilinearAnswers):
                 break
         assert best is not None
         self._last_state = best.last_state
-        if not best.diagnostics.converged:
-            warn(f"{type(self).__name__} did not converge. " + " ".join(best.diagnostics.messages))
+        best = self._report(best, space)
         self._run = BilinearRun(reading, space, programs, best, rng_key)
         if not reading.has_boundary and "point" not in self._families(reading):
             _check_widths(1.0 - float(programs.margin(*self._run.inputs)))

@@ -29,6 +29,7 @@ class ArviZInterface:
 
     model: Callable[..., Any]
     num_samples: int
+    diagnostics: Any
     thinning = 1
     num_chains = 1
 
@@ -57,12 +58,20 @@ class ArviZInterface:
         """The draws as ArviZ's data with dimensions ``chain`` (of size one) and ``draw``, log likelihood included.
 
         :param options: passed on to ``arviz.from_numpyro``.
-        :return: an ``InferenceData`` (ArviZ 0.x) or ``DataTree`` (1.x) for ``arviz.loo`` and ``arviz.compare``.
+        :return: an ``InferenceData`` (ArviZ 0.x) or ``DataTree`` (1.x) for ``arviz.loo`` and ``arviz.compare``. The
+            attributes of its posterior name the engine, say whether it ``converged`` (0 or 1), and list the sites that
+            it set to ``points``.
         """
         import arviz
 
         is_legacy = arviz.__version__.startswith("0.")
-        return arviz.from_numpyro(self if is_legacy else _OneChain(self), **{"log_likelihood": True, **options})
+        data = arviz.from_numpyro(self if is_legacy else _OneChain(self), **{"log_likelihood": True, **options})
+        data["posterior"].attrs |= {
+            "inference_engine": type(self).__name__,
+            "converged": int(self.diagnostics.converged),
+            "points": list(self.diagnostics.points),
+        }
+        return data
 
     def get_sample_stats(self, **kwargs: Any) -> dict[str, Array]:
         """The extra fields, under the name by which ArviZ 1.x asks for them."""

@@ -2,15 +2,50 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from types import FrameType
+from typing import Any, NamedTuple, Self
 
 import jax
 import numpy as np
 
 from .progress import progress_bar
 
-__all__ = ["Chunks", "run_in_chunks"]
+__all__ = ["Chunks", "Interruption", "run_in_chunks"]
+
+
+class Interruption:
+    """Holds back Ctrl-C while a chunk is computed, whose result it would throw away.
+
+    A context in which the first Ctrl-C makes the object true, to be looked at between chunks, and the second one raises
+    :class:`KeyboardInterrupt` at once. Outside the main thread, and where a program handles Ctrl-C in its own way,
+    nothing is held back.
+    """
+
+    def __init__(self) -> None:
+        self.is_asked = False
+        self._is_installed = False
+
+    def __bool__(self) -> bool:
+        return self.is_asked
+
+    def __enter__(self) -> Self:
+        is_main = threading.current_thread() is threading.main_thread()
+        if is_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            signal.signal(signal.SIGINT, self._ask)
+            self._is_installed = True
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._is_installed:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def _ask(self, number: int, frame: FrameType | None) -> None:
+        if self.is_asked:
+            signal.default_int_handler(number, frame)
+        self.is_asked = True
 
 
 class Chunks(NamedTuple):
@@ -52,16 +87,16 @@ def run_in_chunks(
     :param str name: beside the bar.
     :param str unit: of the steps, in the plural.
     :param bool show_bar: whether there is a bar.
-    :raises KeyboardInterrupt: if the first chunk is interrupted; later ones leave what the chunks before them reached.
+    :raises KeyboardInterrupt: if interrupted twice before the first chunk has ended.
     """
     info: Any = None
     objective: Any = np.nan
     traces: list[np.ndarray] = []
     messages: list[str] = []
     done = 0
-    with progress_bar(num_steps, name, enabled=show_bar) as bar:
+    with progress_bar(num_steps, name, enabled=show_bar) as bar, Interruption() as interruption:
         try:
-            while done < num_steps:
+            while done < num_steps and (info is None or not interruption):
                 length = min(chunk, num_steps - done)
                 carry, info, objective = jax.block_until_ready(advance(carry, length, before + done))
                 taken = int(info.num_steps)
@@ -73,6 +108,8 @@ def run_in_chunks(
         except KeyboardInterrupt:
             if info is None:
                 raise
+            interruption.is_asked = True
+        if interruption:
             messages.append(f"Interrupted after {before + done} {unit}.")
         bar.update(num_steps - bar.n)
     return Chunks(carry, info, float(objective), np.concatenate(traces), before + done, messages)

@@ -14,18 +14,21 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike
 
-from ...linalg.cholesky import LARGEST_DENSE
 from ...linalg.operators.operator import LinearOperator
 from ..hyper.space import UnconstrainedSpace
 from .archive import read_archive, write_archive
 from .arviz import ArviZInterface
 from .draws import with_predictive
+from .points import point_sites, warn_of_points
+from .progress import warn
 from .results import Diagnostics, HyperEstimate, LogEvidence
 from .sites import PosteriorSites, SitePosterior
 from .state import EngineState, Fit
 from .summary import format_summary
 
 __all__ = ["BaseEngine", "check_at_least", "check_positive", "default_tolerance", "hyper_estimates"]
+
+_LARGEST_COVARIANCE = 2048
 
 
 class BaseEngine(ArviZInterface):
@@ -99,6 +102,18 @@ class BaseEngine(ArviZInterface):
     def _not_run(self) -> RuntimeError:
         return RuntimeError(f"run(...) should be called first to obtain results from {type(self).__name__}.")
 
+    def _report(self, result: Fit, space: UnconstrainedSpace) -> Fit:
+        """Say what a person should know of the outcome of a run, and note in it which sites it set to points."""
+        diagnostics = result.diagnostics._replace(points=self._point_sites(space))
+        if not diagnostics.converged:
+            warn(f"{type(self).__name__} did not converge. " + " ".join(diagnostics.messages))
+        warn_of_points(diagnostics, space, type(self).__name__)
+        return result._replace(diagnostics=diagnostics)
+
+    def _point_sites(self, space: UnconstrainedSpace) -> tuple[str, ...]:
+        """Latent sites without a distribution in the posterior of this engine."""
+        return point_sites(space)
+
     # Results
 
     @property
@@ -120,7 +135,8 @@ class BaseEngine(ArviZInterface):
 
     @property
     def diagnostics(self) -> Diagnostics:
-        """Convergence, number of steps, objective trace, refused factors and messages of the last run."""
+        """Convergence, number of steps, objective trace, refused factors and messages of the last run, and which sites
+        it set to a point (``points``)."""
         return self._finished().fit.diagnostics
 
     @cached_property
@@ -222,7 +238,7 @@ class BaseEngine(ArviZInterface):
     def _row_variance(self, rows: LinearOperator | Array, site: str | None) -> Array:
         """Posterior variance of each row applied to the site."""
         posterior = self._measured_site(site)
-        if posterior.size <= LARGEST_DENSE:
+        if posterior.size <= _LARGEST_COVARIANCE:
             dense = rows.materialise() if isinstance(rows, LinearOperator) else rows
             covariance = posterior.covariance().reshape(posterior.size, posterior.size)
             return jnp.einsum("ri,ij,rj->r", dense, covariance, dense)

@@ -88,3 +88,7 @@ class Diagnostics(NamedTuple):
     """``None`` where there was nothing to learn."""
     messages: tuple[str, ...]
     """What a reader of the results should know."""
+    points: tuple[str, ...] = ()
+    """Latent sites that the run set to a point: one value in all draws, without uncertainty."""
+    edges: tuple[str, ...] = ()
+    """Hyperparameters at the edge of their support, such as a scale of zero."""

@@ -54,6 +54,8 @@ def format_summary(
     lines += ["", f"{kind}: {float(log_evidence):.3f}", f"Field {ending} after {diagnostics.num_steps} steps"]
     if diagnostics.hyper is not None:
         lines[-1] += f"; hyperparameters learned with {diagnostics.hyper.num_evaluations} fits"
+    if diagnostics.points:
+        lines.append(f"Set to a point, without uncertainty: {', '.join(diagnostics.points)}")
     return "\n".join(["", *lines, *diagnostics.messages, ""])
 
 

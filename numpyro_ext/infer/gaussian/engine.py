@@ -18,7 +18,7 @@ from ..front.saved_runs import fit_from_content
 from ..front.sites import PosteriorSites
 from ..front.state import EngineState
 from ..hyper.space import UnconstrainedSpace
-from .fitting import RunOptions, fit, judge
+from .fitting import RunOptions, check_skipped, fit
 from .programs import Algorithm, Programs, compiled_programs
 from .run import GaussianRun
 
@@ -117,7 +117,8 @@ class Engine(BaseEngine):
         self._forget()
         run = self._start(rng_key, args, kwargs, init_state)
         self._last_state = run.fit.last_state
-        judge(run.fit, run.reading, type(self).__name__)
+        check_skipped(run.fit, run.reading, type(self).__name__)
+        run.fit = self._report(run.fit, run.space)
         self._run = run
 
     def _start(
@@ -132,6 +133,9 @@ class Engine(BaseEngine):
         values = space.initial(self.init_values)
         result = fit(reading, programs, space, rng_key, self._options(), init_values=values, init_state=init_state)
         return GaussianRun(reading, space, algorithm, programs, result, rng_key, self.num_samples)
+
+    def _point_sites(self, space: UnconstrainedSpace) -> tuple[str, ...]:
+        return () if self.integrates_hyper else super()._point_sites(space)
 
     def _options(self) -> RunOptions:
         return RunOptions(
@@ -221,7 +225,8 @@ class Engine(BaseEngine):
     def guide(self) -> AutoMultivariateNormal:
         """The posterior as a fitted autoguide over all latent sites, for ``Predictive``, ELBO or PSIS; see ``params``.
 
-        Hyperparameters have in it the covariance given by the curvature, and are independent of the field.
+        Hyperparameters have in it the covariance given by the curvature (none in directions in which the evidence does
+        not curve), and are independent of the field.
         """
         return self._finished().guide_and_params[0]
 

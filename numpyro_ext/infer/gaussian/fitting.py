@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -12,19 +13,17 @@ from jax import Array
 from ...linalg.gaussian.prior import FlatPrior
 from ..front.chunks import run_in_chunks
 from ..front.failures import not_finite_error
+from ..front.learning import Climb, learn
 from ..front.progress import progress_bar, warn
 from ..front.results import Diagnostics, HyperDiagnostics
 from ..front.state import EngineState, Fit, check_init_state, data_digest
-from ..hyper import search as hyper_search
-from ..hyper.search import SearchState
 from ..hyper.space import UnconstrainedSpace
 from .programs import Programs
 from .pseudo_observations import explain_powers
 
-__all__ = ["RunOptions", "fit", "judge"]
+__all__ = ["RunOptions", "check_skipped", "fit"]
 
 _LARGEST_CHUNK = 50
-_EVALUATIONS_PER_CHUNK = 10
 _LARGEST_SKIPPED_FRACTION = 0.01
 
 
@@ -131,106 +130,39 @@ def _learn(
     messages = explain_powers(reading, space)
     for message in messages:
         warn(message)
-    starts = [init_values]
-    resumed = None if init_state is None else init_state.search
-    if resumed is None:
-        noise = jax.random.normal(rng_key, (options.num_restarts, space.size), init_values.dtype)
-        starts += [init_values + shift for shift in noise]
-
-    best: SearchState | None = None
-    traces: list[np.ndarray] = []
-    with progress_bar(options.max_hyper_steps * len(starts), options.name, enabled=options.progress_bar) as bar:
-        for number, start in enumerate(starts):
-            if resumed is not None:
-                current = _reopen(resumed)
-            else:
-                state = None if init_state is None else init_state.state
-                current = programs.init_search(data, fixed, start, state)
-            limit = int(current.num_iterations) + options.max_hyper_steps
-            try:
-                current, trace = _search_to_end(programs, data, fixed, current, limit, bar)
-            except _Interrupted as interruption:
-                current, trace = interruption.state, interruption.trace
-                messages.append(f"Interrupted after {int(current.num_evaluations)} evaluations.")
-            if int(current.num_iterations) == 0:
-                if number == 0 and len(starts) == 1:
-                    raise not_finite_error(reading, space.unpack(start, fixed))
-                messages.append(f"Restart {number} began where the log evidence is not finite and was left out.")
-            elif best is None or float(current.best.objective) > float(best.best.objective):
-                best = current
-            traces.append(trace)
-            bar.update((number + 1) * options.max_hyper_steps - bar.n)
-            if messages and messages[-1].startswith("Interrupted"):
-                break
-    if best is None:
-        raise not_finite_error(reading, space.unpack(init_values, fixed))
-    return _conclude(reading, space, options, best, np.concatenate(traces), messages, digest)
-
-
-def _reopen(search: SearchState) -> SearchState:
-    """A search that stopped for want of steps goes on; its curvature is then of no more use."""
-    unfinished = ~search.converged
-    return search._replace(is_searching=unfinished, num_probes=jnp.where(unfinished, 0, search.num_probes))
-
-
-class _Interrupted(Exception):
-    def __init__(self, state: SearchState, trace: np.ndarray) -> None:
-        super().__init__()
-        self.state, self.trace = state, trace
-
-
-def _search_to_end(
-    programs: Programs, data: Any, fixed: dict[str, Array], state: SearchState, limit: int, bar: Any
-) -> tuple[SearchState, np.ndarray]:
-    traces: list[np.ndarray] = []
-    try:
-        while not bool(hyper_search.is_finished(state)):
-            before = int(state.num_iterations)
-            state, trace = jax.block_until_ready(
-                programs.search(data, fixed, state, limit, num_evaluations=_EVALUATIONS_PER_CHUNK)
-            )
-            trace = np.asarray(trace)
-            traces.append(trace[~np.isnan(trace)])
-            bar.update(int(state.num_iterations) - before)
-    except KeyboardInterrupt:
-        if int(state.num_iterations) == 0:
-            raise
-        raise _Interrupted(state, np.concatenate([np.zeros(0), *traces])) from None
-    return state, np.concatenate([np.zeros(0), *traces])
-
-
-def _conclude(
-    reading: Any,
-    space: UnconstrainedSpace,
-    options: RunOptions,
-    search: SearchState,
-    trace: np.ndarray,
-    messages: list[str],
-    digest: str,
-) -> Fit:
-    hyper = space.unpack(search.values)
-    covariance, has_curvature = None, False
-    if int(search.num_probes) == 2 * space.size and bool(np.all(np.isfinite(search.probes))):
-        curvature = hyper_search.hessian(search, tol=options.hyper_tol)
-        covariance, has_curvature = hyper_search.curvature_covariance(curvature)
-        if not has_curvature:
-            messages.append("The log evidence does not curve downwards in every direction: no standard errors.")
-    info = search.best.info
-    learning = HyperDiagnostics(
-        converged=bool(search.converged),
-        num_iterations=int(search.num_iterations) - 1,  # the first evaluation is no step
-        num_evaluations=int(search.num_evaluations),
-        objective_trace=trace,
-        max_gradient=float(np.max(np.abs(search.best.gradient))),
+    climb = Climb(
+        begin=partial(programs.init_search, data, fixed),
+        advance=partial(programs.search, data, fixed),
+        space=space,
+        origin=jnp.zeros_like(init_values),
+        units=jnp.ones_like(init_values),
+        tol=options.hyper_tol,
+        max_steps=options.max_hyper_steps,
     )
-    steps = int(info.num_steps)
-    interrupted = any(message.startswith("Interrupted") for message in messages)
-    converged = bool(info.converged) and learning.converged and not interrupted
+    noise = jax.random.normal(rng_key, (options.num_restarts, space.size), init_values.dtype)
+    starts = [init_values, *(init_values + shift for shift in noise)]
+    with progress_bar(options.max_hyper_steps * len(starts), options.name, enabled=options.progress_bar) as bar:
+        found = learn(
+            climb,
+            starts,
+            rng_key,
+            state=None if init_state is None else init_state.state,
+            resumed=None if init_state is None else init_state.search,
+            bar=bar,
+        )
+    if found is None:
+        raise not_finite_error(reading, space.unpack(init_values, fixed))
+    best, info, learning = found.search.best, found.search.best.info, found.diagnostics
+    steps, messages = int(info.num_steps), messages + list(found.messages)
+    converged = bool(info.converged) and learning.converged and not found.is_interrupted
     diagnostics = _diagnose(
         reading, info, np.asarray(info.objective_trace)[:steps], steps, learning, messages, converged, options
     )
-    last = EngineState(search.values, search.best.state, search, 0, digest)
-    return Fit(last, hyper, covariance, has_curvature, float(search.best.log_evidence), diagnostics)
+    last = EngineState(found.search.values, best.state, found.search, 0, digest)
+    covariance = None if found.curvature is None else found.curvature.covariance
+    has_curvature = found.curvature is not None and found.curvature.is_peak
+    diagnostics = diagnostics._replace(edges=found.edges)
+    return Fit(last, space.unpack(last.values), covariance, has_curvature, float(best.log_evidence), diagnostics)
 
 
 def _diagnose(
@@ -260,7 +192,7 @@ def _diagnose(
                 f"The prior of {', '.join(map(repr, flat))} is flat: where the likelihood has no maximum, as with "
                 "classes that can be separated, estimates run away. A proper prior holds them."
             )
-    if learning is not None and not learning.converged:
+    if learning is not None and not learning.converged and learning.max_gradient > options.hyper_tol:
         messages.append(
             f"The hyperparameters did not converge in {learning.num_iterations} steps: the largest derivative is "
             f"{learning.max_gradient:.2g}, the tolerance {options.hyper_tol:.2g}."
@@ -285,8 +217,8 @@ def _skipped_by_site(reading: Any, info: Any) -> dict[str, np.ndarray]:
     return out
 
 
-def judge(fit: Fit, reading: Any, name: str) -> None:
-    """Warn once if the run did not converge, and refuse a result in which too many factors were left behind.
+def check_skipped(fit: Fit, reading: Any, name: str) -> None:
+    """Refuse a result in which too many factors were left behind.
 
     :param Fit fit: the outcome.
     :param reading: of the model.
@@ -301,5 +233,3 @@ def judge(fit: Fit, reading: Any, name: str) -> None:
             f"(sites {', '.join(repr(site) for site in diagnostics.skipped)}), so the result is not to be trusted. "
             "Damping, a power below one, or the sequential schedule often cure this."
         )
-    if not diagnostics.converged:
-        warn(f"{name} did not converge. " + " ".join(diagnostics.messages))

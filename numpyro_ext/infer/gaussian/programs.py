@@ -13,7 +13,7 @@ from jax import Array
 from ...compilation.recent import Recent
 from ...structure.latent_gaussian.form import AffineMap, LatentGaussian
 from ..hyper import search as hyper_search
-from ..hyper.search import Evaluation, SearchState
+from ..hyper.search import EVALUATIONS_PER_CHUNK, Evaluation, SearchState
 from ..hyper.space import UnconstrainedSpace
 from .prediction import log_predictive_factors
 
@@ -107,7 +107,7 @@ class Programs:
         self.evaluate = jax.jit(self._evaluate)
         self.solve = jax.jit(self._solve, static_argnames="num_steps")
         self.init_state = jax.jit(self._init_state)
-        self.search = jax.jit(self._search, static_argnames="num_evaluations")
+        self.search = jax.jit(self._search)
         self.fits = jax.jit(self._fits, static_argnames="marginals_fn")
         self.moments = jax.jit(self._moments)
         self.covariance = jax.jit(self._covariance, static_argnames="name")
@@ -166,7 +166,7 @@ class Programs:
         return hyper_search.init_search(jax.eval_shape(self.evaluate, data, fixed, values, state), values, state)
 
     def _search(
-        self, data: Any, fixed: dict, state: SearchState, max_iterations: Array, *, num_evaluations: int
+        self, data: Any, fixed: dict, state: SearchState, max_iterations: Array, num_evaluations: Array
     ) -> tuple[SearchState, Array]:
         return hyper_search.search(
             partial(self.evaluate, data, fixed),
@@ -174,6 +174,7 @@ class Programs:
             num_evaluations=num_evaluations,
             tol=self._hyper_tol,
             max_iterations=max_iterations,
+            trace_length=EVALUATIONS_PER_CHUNK,
         )
 
     def _posterior(self, data: Any, hyper: dict, state: Any) -> Any:
@@ -268,4 +269,4 @@ def compiled_programs(reading: Any, algorithm: Algorithm, space: UnconstrainedSp
     :param options: as for :class:`Programs`.
     """
     key = (reading.structure_key, algorithm.key, space.key, tuple(sorted(options.items())))
-    return _COMPILED.get(key, lambda: Programs(reading.skeleton(), algorithm, space.skeleton(), **options))
+    return _COMPILED.get(key, lambda: Programs(reading, algorithm, space, **options))

@@ -118,7 +118,9 @@ class GaussianRun(FinishedRun):
             start = stop
         factor = np.zeros((space.size, space.size))
         if result.covariance is not None:
-            factor = np.linalg.cholesky(result.covariance)
+            # Without variance in directions in which the evidence does not curve.
+            variances, vectors = np.linalg.eigh(result.covariance)
+            factor = vectors * np.sqrt(np.maximum(variances, 0.0))
         hyper, params = {}, {}
         for name, site in reading.hyper.items():
             if site.is_param:

@@ -21,9 +21,11 @@ import optax
 from jax import Array
 
 __all__ = [
+    "EVALUATIONS_PER_CHUNK",
+    "Curvature",
     "Evaluation",
     "SearchState",
-    "curvature_covariance",
+    "curvature",
     "evaluation_fn",
     "hessian",
     "init_search",
@@ -32,10 +34,14 @@ __all__ = [
     "search",
 ]
 
+EVALUATIONS_PER_CHUNK = 10
+"""Of a compiled chunk of a search, between which a bar moves and a person may interrupt."""
 _MEMORY = 10
 _SUFFICIENT_INCREASE = 1e-4
 _CURVATURE = 0.9
 _MAX_TRIALS = 25
+_LARGEST_TRUNCATION = 10.0
+_PLATEAU = 1e-2
 
 
 class Evaluation(NamedTuple):
@@ -50,6 +56,8 @@ class Evaluation(NamedTuple):
     """State of the algorithm at its fixed point."""
     info: Any
     """What the algorithm says about reaching it."""
+    moves: Array | None = None
+    """Along which axes the log evidence has a derivative other than zero, shape ``(d,)``, where that is asked."""
 
 
 class SearchState(NamedTuple):
@@ -79,6 +87,8 @@ class SearchState(NamedTuple):
     """Evaluations made for the curvature, of ``2 d``."""
     probes: Array
     """Gradients at ``values`` plus and minus one difference step along each axis, shape ``(d, 2, d)``."""
+    moved: Array | None = None
+    """Along which axes the log evidence had a derivative other than zero in any evaluation, shape ``(d,)``."""
 
 
 def evaluation_fn(
@@ -100,12 +110,9 @@ def evaluation_fn(
         solved, info = solve_fn(form_fn(values), state)
         solved = jax.lax.stop_gradient(solved)
 
-        def objective(values: Array) -> tuple[Array, Array]:
-            log_evidence = log_evidence_fn(form_fn(values), solved)
-            return log_evidence + log_prior_fn(values), log_evidence
-
-        (total, log_evidence), gradient = jax.value_and_grad(objective, has_aux=True)(values)
-        return Evaluation(total, gradient, log_evidence, solved, info)
+        log_evidence, slope = jax.value_and_grad(lambda x: log_evidence_fn(form_fn(x), solved))(values)
+        log_prior, prior_slope = jax.value_and_grad(log_prior_fn)(values)
+        return Evaluation(log_evidence + log_prior, slope + prior_slope, log_evidence, solved, info, slope != 0.0)
 
     return evaluate
 
@@ -143,6 +150,7 @@ def init_search(shapes: Evaluation, values: Array, state: Any) -> SearchState:
         converged=constant((), False),
         num_probes=count,
         probes=constant((values.size, 2, values.size), 0.0, values.dtype),
+        moved=None if shapes.moves is None else constant(values.shape, False),
     )
 
 
@@ -201,8 +209,9 @@ def _line_search(
 
 
 def _difference_step(dtype: Any, tol: float) -> float:
-    """Balances the error of the central difference against that of gradients known to about ``tol``."""
-    return max(tol, float(jnp.finfo(dtype).eps) ** 0.5) ** (1.0 / 3.0)
+    """Balances the error of the central difference against that of gradients, which are known to a small part of what
+    the search asks of them."""
+    return max(1e-2 * tol, float(jnp.finfo(dtype).eps) ** 0.5) ** (1.0 / 3.0)
 
 
 def is_finished(state: SearchState) -> Array:
@@ -215,19 +224,21 @@ def search(
     evaluate: Callable[[Array, Any], Evaluation],
     state: SearchState,
     *,
-    num_evaluations: int,
+    num_evaluations: int | Array,
     tol: float,
     max_iterations: int | Array,
+    trace_length: int | None = None,
 ) -> tuple[SearchState, Array]:
     """Go on with a search for at most ``num_evaluations`` evaluations.
 
     :param evaluate: as made by :func:`evaluation_fn`.
     :param SearchState state: from :func:`init_search` or an earlier call.
-    :param int num_evaluations: the length of this chunk (static).
+    :param int num_evaluations: the length of this chunk, at most ``trace_length``.
     :param float tol: the search has converged when no derivative of the objective exceeds this; also the accuracy
         that the curvature's difference step reckons with.
     :param int max_iterations: accepted steps of the search at most.
-    :return: the new state, and the objective at each evaluation of this chunk, of shape ``(num_evaluations,)``, ``nan``
+    :param int trace_length: of the trace, where ``num_evaluations`` is traced.
+    :return: the new state, and the objective at each evaluation of this chunk, of shape ``(trace_length,)``, ``nan``
         where none was made.
     """
     start = state.num_evaluations
@@ -250,9 +261,11 @@ def search(
             jnp.where(jnp.isfinite(new.objective), new.objective, -jnp.inf)
         )
         state = _select(state.is_searching, searched, probed)
-        return state._replace(num_evaluations=state.num_evaluations + 1), trace
+        moved = None if new.moves is None else state.moved | new.moves
+        return state._replace(num_evaluations=state.num_evaluations + 1, moved=moved), trace
 
-    trace = jnp.full((num_evaluations,), jnp.nan, state.best.objective.dtype)
+    length = num_evaluations if trace_length is None else trace_length
+    trace = jnp.full((length,), jnp.nan, state.best.objective.dtype)
     return jax.lax.while_loop(unfinished, advance, (state, trace))
 
 
@@ -268,17 +281,49 @@ def hessian(state: SearchState, *, tol: float) -> np.ndarray:
     return 0.5 * (rows + rows.T)
 
 
-def curvature_covariance(second_derivatives: np.ndarray) -> tuple[np.ndarray, bool]:
-    """Inverse of the negative Hessian, kept positive definite.
+class Curvature(NamedTuple):
+    """How the objective curves where a search ended, as far as differences of its gradient can tell.
+
+    Directions are judged in the metric of the diagonal, in which errors of the differences are alike in all of them:
+    each curves downwards, upwards, or is flat within these errors.
+    """
+
+    covariance: np.ndarray
+    """Inverse of the negative Hessian over the directions that curve downwards, zero in the others; ``(d, d)``."""
+    rising: np.ndarray
+    """Unit vectors along which the objective curves upwards, shape ``(k, d)``."""
+    flat: np.ndarray
+    """Unit vectors along which it does neither, shape ``(l, d)``."""
+    wide_axes: np.ndarray
+    """Axes along which the objective falls by less than a half over ten units: a plateau, shape ``(d,)``, boolean."""
+
+    @property
+    def is_peak(self) -> bool:
+        """Whether the objective curves downwards in every direction, so that standard errors exist."""
+        return not len(self.rising) and not len(self.flat)
+
+
+def curvature(second_derivatives: np.ndarray, *, tol: float) -> Curvature:
+    """What second derivatives by central differences of a gradient say about a stationary point.
 
     :param second_derivatives: the Hessian of the objective, shape ``(d, d)``.
-    :return: the covariance, in which a direction without downward curvature is given standard deviation 10 (all of
-        the line for a transformed parameter), and whether every direction had such curvature.
+    :param float tol: as given to :func:`search`.
+    :return: directions up, down and flat, and the covariance.
     """
-    eigenvalues, vectors = np.linalg.eigh(-np.asarray(second_derivatives))
-    floor = max(1e-2, np.max(np.abs(eigenvalues)) * np.finfo(eigenvalues.dtype).eps)
-    covariance = (vectors / np.maximum(eigenvalues, floor)) @ vectors.T
-    return covariance, bool(np.all(eigenvalues > 0.0))
+    matrix = np.asarray(second_derivatives)
+    step = _difference_step(matrix.dtype, tol)
+    # The step balances both errors: of the gradient, over the step, and of the difference, relative.
+    least, truncation = step**2, _LARGEST_TRUNCATION * step**2
+    diagonal = np.abs(np.diagonal(matrix))
+    units = 1.0 / np.sqrt(np.maximum(diagonal, least))
+    eigenvalues, vectors = np.linalg.eigh(units[:, None] * matrix * units)
+    directions = units * vectors.T
+    squared_length = np.sum(np.square(directions), axis=1)
+    is_known = (np.abs(eigenvalues) > truncation) & (np.abs(eigenvalues) > least * squared_length)
+    down, up = is_known & (eigenvalues < 0.0), is_known & (eigenvalues > 0.0)
+    covariance = (directions[down].T / -eigenvalues[down]) @ directions[down]
+    directions /= np.sqrt(squared_length)[:, None]
+    return Curvature(covariance, directions[up], directions[~is_known], diagonal <= _PLATEAU)
 
 
 def maximise(
@@ -319,5 +364,5 @@ def maximise(
     if not with_curvature:
         start = start._replace(num_probes=jnp.asarray(2 * values.size, jnp.int32))
     limit = max_iterations * _MAX_TRIALS + 2 * values.size
-    final, _ = search(evaluate, start, num_evaluations=limit, tol=tol, max_iterations=max_iterations)
+    final, _ = search(evaluate, start, num_evaluations=limit, tol=tol, max_iterations=max_iterations, trace_length=1)
     return final

@@ -21,7 +21,7 @@ from ...linalg.solvers.posterior_precision import (
 from ...structure.sparse_linear.form import SparseLinear
 
 __all__ = [
-    "LARGEST_DENSE_STEP",
+    "LARGEST_DENSE",
     "Options",
     "Solved",
     "State",
@@ -36,8 +36,7 @@ __all__ = [
 Variances = Literal["exact", "perturb-and-map", "lanczos", "none"]
 Solver = Literal["diagonal", "dense", "conjugate-gradient"]
 
-LARGEST_DENSE_STEP = 1024
-"""Coefficients up to which every step factorises a matrix: beyond, some products with the operator cost less."""
+LARGEST_DENSE = 1024
 _NUM_PROBES = 4
 
 
@@ -124,13 +123,13 @@ def choose_options(
     if is_diagonal is None:
         is_diagonal = has_diagonal_gram(form.operator, form.noise_variance)
     is_diagonal = is_diagonal and form.analysis is None
-    is_dense = form.num_columns <= LARGEST_DENSE_STEP
+    is_dense = form.num_columns <= LARGEST_DENSE
     solver: Solver = "diagonal" if is_diagonal else "dense" if is_dense else "conjugate-gradient"
     if variances == "auto":
         variances = "perturb-and-map" if solver == "conjugate-gradient" else "exact"
     if variances == "exact" and solver == "conjugate-gradient":
         raise ValueError(
-            f"Exact variances need an operator whose columns are orthogonal, or at most {LARGEST_DENSE_STEP} "
+            f"Exact variances need an operator whose columns are orthogonal, or at most {LARGEST_DENSE} "
             f"coefficients; there are {form.num_columns}. Use variances='perturb-and-map'."
         )
     return Options(solver, variances, **options)

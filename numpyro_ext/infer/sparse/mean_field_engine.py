@@ -18,7 +18,6 @@ from ..front.chunks import run_in_chunks
 from ..front.draws import finite_draws, with_hyper
 from ..front.engine import BaseEngine, check_at_least, check_positive, default_tolerance
 from ..front.failures import at_values
-from ..front.progress import warn
 from ..front.results import Diagnostics, LogEvidence
 from ..front.saved_runs import fit_from_content, fit_to_content
 from ..front.sites import PosteriorSites, SitePosterior, missing_sites
@@ -171,8 +170,7 @@ class StructuredMeanField(BaseEngine):
             values, state = init_state.values, init_state.state
         result = self._iterate(reading, space, programs, workspace, values, state, init_state)
         self._last_state = result.last_state
-        if not result.diagnostics.converged:
-            warn(f"{type(self).__name__} did not converge. " + " ".join(result.diagnostics.messages))
+        result = self._report(result, space)
         self._run = _Run(reading, space, programs, workspace, result, rng_key)
 
     def _prepare(
@@ -355,7 +353,7 @@ class StructuredMeanField(BaseEngine):
     def posterior(self) -> PosteriorSites:
         """Gaussian marginals by name, for every coefficient site and every deterministic site linear in them.
 
-        Variances are exact with exact variances for the coefficients, and for other sites up to 2048 coefficients;
+        Variances are exact with exact variances for the coefficients, and for other sites up to 1024 coefficients;
         elsewhere they are estimated from ``num_samples`` draws, with relative standard deviation
         ``sqrt(2 / num_samples)``.
         """

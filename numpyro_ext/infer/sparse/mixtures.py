@@ -169,5 +169,6 @@ def combined_fit(learned: Sequence[Member], members: Sequence[Member]) -> Fit:
         objective_trace=values,
         max_change=max(m.fit.diagnostics.max_change for m in seen.values()),
         messages=tuple(messages),
+        edges=tuple(dict.fromkeys(name for member in learned for name in member.fit.diagnostics.edges)),
     )
     return first._replace(log_evidence=log_evidence, diagnostics=diagnostics)

@@ -13,7 +13,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from ...linalg.cholesky import LARGEST_DENSE
 from ...linalg.solvers.posterior_precision import has_diagonal_gram
 from ...structure import ModelStructureError, read_sparse_linear
 from ..front.draws import with_hyper
@@ -27,7 +26,7 @@ from .mean_field_programs import compiled_form
 from .mixtures import Member, MixtureSite, combined_fit, label, order, shares
 from .saved_members import member_from_content, member_to_content
 from .tree_fitting import LARGEST_CURVATURE, fit_tree
-from .tree_programs import TreeOptions, TreePrograms, compiled_tree_programs
+from .tree_programs import LARGEST_DENSE, TreeOptions, TreePrograms, compiled_tree_programs
 
 __all__ = ["TreeFitter", "TreeRun"]
 
@@ -83,7 +82,7 @@ class TreeRun(FinishedRun):
         """Marginals by name: of coefficient sites (not in mixtures) and deterministic sites linear in them.
 
         Means are exact given the hyperparameters and the approximation. So are variances of coefficients, and of other
-        sites up to 2048 coefficients; elsewhere they are estimated from ``num_samples`` draws, with a relative
+        sites up to 1024 coefficients; elsewhere they are estimated from ``num_samples`` draws, with a relative
         standard deviation of about ``sqrt(2 / num_samples)``. Quantiles are those of the draws: the marginals are no
         Gaussians.
         """
@@ -155,8 +154,7 @@ class TreeFitter:
     all combinations of these arguments of the model (averages over shifts: Coifman and Donoho 1995). Hyperparameters
     are learned once for each combination without shift. ``log_evidence`` is the log of the average evidence; that of
     each member is in ``members``. Of the sites only deterministic ones are reported, as the coefficients of different
-    bases are different quantities. Bands of the mixture are wide, because they hold what the transforms differ by:
-    those of 80 % held 89 to 90 % of the pixels of three photographs.
+    bases are different quantities.
 
     All options are those of :class:`EP`, but for these:
 
@@ -164,7 +162,7 @@ class TreeFitter:
     :param float hyper_tol: the search ends when no hyperparameter has a derivative above this, per about one standard
         error; by default ``1e-2`` in float64 and ``1e-1`` in float32, and 0.5 for more than 20 of them.
     :param int num_samples: draws made for samples, for quantiles, and for variances of sites other than coefficients
-        where there are more than 2048 of these.
+        where there are more than 1024 of these.
     """
 
     model: Callable[..., Any]
@@ -210,7 +208,7 @@ class TreeFitter:
             first = {**kwargs, **choice, **({} if self.num_shifts is None else {"shift": self._no_shift(args, kwargs)})}
             if reading is None or self._averaged():
                 reading = read_sparse_linear(self.model, args, first, field=self.field, rng_key=rng_key)
-            member = self._member(reading, choice, init_state)
+            member = self._member(rng_key, reading, choice, init_state)
             learned.append(member)
             if self.num_shifts is None:
                 members.append(member)
@@ -248,7 +246,7 @@ class TreeFitter:
         key = jax.random.fold_in(rng_key, 2)
         return jax.random.randint(key, (self.num_shifts, num_axes), 0, jnp.asarray(sides), jnp.int32)
 
-    def _member(self, reading: Any, choice: dict[str, Any], init_state: EngineState | None) -> Member:
+    def _member(self, rng_key: Array, reading: Any, choice: dict[str, Any], init_state: EngineState | None) -> Member:
         space = UnconstrainedSpace(reading.hyper, self.hyper_values)
         values = space.initial(self.init_values)
         programs = compiled_tree_programs(reading, space, self._options(reading, space))
@@ -260,7 +258,7 @@ class TreeFitter:
             shapes = jax.eval_shape(programs.init_state, reading.data, reading.initial_hyper())
             check_init_state(init_state, shapes, space.size)
             values, state = init_state.values, init_state.state
-        fit = self._fit(reading, space, programs, projection, values, state)
+        fit = self._fit(reading, space, programs, projection, values, state, rng_key)
         return Member(choice, reading, space, programs, projection, fit)
 
     def _shifted(self, member: Member, rng_key: Array, args: tuple, kwargs: dict, arguments: dict) -> Member:
@@ -271,7 +269,7 @@ class TreeFitter:
         programs = compiled_tree_programs(reading, space, options)
         projection = programs.project(reading.data, member.fit.hyper)
         state = programs.init_state(reading.data, member.fit.hyper)
-        fit = self._fit(reading, space, programs, projection, jnp.zeros((0,)), state)
+        fit = self._fit(reading, space, programs, projection, jnp.zeros((0,)), state, rng_key)
         return Member(arguments, reading, space, programs, projection, fit)
 
     def _options(self, reading: Any, space: UnconstrainedSpace) -> TreeOptions:
@@ -316,6 +314,7 @@ class TreeFitter:
         projection: Any,
         values: Array,
         state: Any,
+        rng_key: Array,
     ) -> Fit:
         return fit_tree(
             reading,
@@ -324,6 +323,7 @@ class TreeFitter:
             projection,
             values,
             state,
+            rng_key,
             max_hyper_steps=self.max_hyper_steps,
             progress_bar=self.progress_bar,
         )

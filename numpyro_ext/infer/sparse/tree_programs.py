@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -10,15 +11,19 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from ...compilation.recent import Recent
-from ...linalg.cholesky import LARGEST_DENSE, solve_upper
+from ...linalg.cholesky import solve_upper
 from ...potentials.trees.draws import tree_draws
 from ...potentials.trees.mixture import components_of_nodes, state_posterior, tilted_moments
 from ..hyper import search as hyper_search
+from ..hyper.search import EVALUATIONS_PER_CHUNK
 from ..hyper.space import UnconstrainedSpace
 from . import tree_propagation as core
 
-__all__ = ["TreeOptions", "TreePrograms", "compiled_tree_programs"]
+__all__ = ["LARGEST_DENSE", "TreeOptions", "TreePrograms", "compiled_tree_programs"]
 
+LARGEST_DENSE = 2048
+"""Coefficients up to which an operator is turned into a matrix."""
+_LARGEST_COVARIANCE = 1024
 _DRAWS_AT_A_TIME = 10
 _COMPILED = Recent(16)
 
@@ -48,7 +53,7 @@ class TreePrograms:
         self.init_state = jax.jit(self._init_state)
         self.units = jax.jit(self._units)
         self.evaluate = jax.jit(self._evaluate)
-        self.search = jax.jit(self._search, static_argnames="num_evaluations")
+        self.search = jax.jit(self._search)
         self.site_mean = jax.jit(self._site_mean, static_argnames="name")
         self.site_variance = jax.jit(self._site_variance, static_argnames="name")
         self.site_covariance = jax.jit(self._site_covariance, static_argnames="name")
@@ -126,10 +131,9 @@ class TreePrograms:
         return evaluate(jnp.zeros_like(values), state)
 
     def init_search(
-        self, data: Any, fixed: dict, projection: Any, origin: Array, units: Array, state: Any, with_curvature: bool
+        self, data: Any, fixed: dict, projection: Any, origin: Array, x: Array, state: Any, with_curvature: bool
     ) -> hyper_search.SearchState:
-        """The search before its first evaluation."""
-        x = jnp.zeros_like(origin)
+        """The search before its first evaluation, in units from ``origin`` on."""
         shapes = jax.eval_shape(self._evaluate, data, fixed, projection, state, origin)
         start = hyper_search.init_search(shapes, x, state)
         if not with_curvature:
@@ -145,12 +149,16 @@ class TreePrograms:
         units: Array,
         search: hyper_search.SearchState,
         max_iterations: Array,
-        *,
-        num_evaluations: int,
+        num_evaluations: Array,
     ) -> tuple[hyper_search.SearchState, Array]:
         evaluate = self._evaluation(data, fixed, projection, origin, units)
         return hyper_search.search(
-            evaluate, search, num_evaluations=num_evaluations, tol=self.options.hyper_tol, max_iterations=max_iterations
+            evaluate,
+            search,
+            num_evaluations=num_evaluations,
+            tol=self.options.hyper_tol,
+            max_iterations=max_iterations,
+            trace_length=EVALUATIONS_PER_CHUNK,
         )
 
     # Answers
@@ -162,7 +170,9 @@ class TreePrograms:
     def has_exact_variance(self, name: str) -> bool:
         """Whether the variance of a site is computed without draws."""
         return (
-            self._reading.num_columns <= LARGEST_DENSE or not self.options.is_exact or self._reading.is_selection(name)
+            self._reading.num_columns <= _LARGEST_COVARIANCE
+            or not self.options.is_exact
+            or self._reading.is_selection(name)
         )
 
     def _map(self, data: Any, hyper: dict, name: str) -> Any:
@@ -240,4 +250,4 @@ class TreePrograms:
 def compiled_tree_programs(reading: Any, space: UnconstrainedSpace, options: TreeOptions) -> TreePrograms:
     """The programs for this structure, from the store if a run of the same structure has been made before."""
     key = (reading.structure_key, space.key, options)
-    return _COMPILED.get(key, lambda: TreePrograms(reading.skeleton(), space.skeleton(), options))
+    return _COMPILED.get(key, partial(TreePrograms, reading, space, options))

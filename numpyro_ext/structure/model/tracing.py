@@ -273,15 +273,13 @@ def _run_compiled(run: Callable[[Array], Any], rng_key: Array) -> Any:
     """``run(rng_key)`` by a compiled function that is shared by all runs of the same operations on other data."""
     program, output = make_program(run, rng_key)
     leaves, structure = jax.tree.flatten(output, is_leaf=lambda leaf: isinstance(leaf, Constant))
-    data = program.data
-    program.release()
 
     def evaluate(inputs: Sequence[Any], data: Sequence[Any]) -> list[Any]:
         env = dict(zip((*program.inputs, *program.constants), (*inputs, *data), strict=True))
         return program.evaluate(leaves, env)
 
     compiled = _COMPILED.get(program.fingerprint(), lambda: jax.jit(evaluate))
-    values = compiled(jax.tree.leaves(rng_key), data)
+    values = compiled(jax.tree.leaves(rng_key), program.data)
     return jax.tree.unflatten(structure, values)
 
 

@@ -1,0 +1,348 @@
+"""Learning hyperparameters: searches, a judgement of where they ended, and the way on from what is no maximum.
+
+A search ends where the gradient vanishes. That may be a saddle (loadings of a factor model at zero), a plateau (a scale
+that a step of the search made tiny), or no stationary point at all but a step function, whose derivative is zero
+everywhere. So the point reached is judged by its curvature and by other points, and the search goes on from a better
+one until there is none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from ...structure import ModelStructureError
+from ..hyper import search as hyper_search
+from ..hyper.search import EVALUATIONS_PER_CHUNK, Curvature, SearchState
+from ..hyper.space import UnconstrainedSpace
+from .chunks import Interruption
+from .results import HyperDiagnostics
+
+__all__ = ["Climb", "Learned", "learn"]
+
+_MOST_ESCAPES = 5
+_ESCAPE_STEPS = (0.5, -0.5, 0.05, -0.05)
+_MOST_AXES = 20
+_NUM_RANDOM_POINTS = 6
+_EDGE = 1e-2
+
+
+class Climb(NamedTuple):
+    """A search problem in ``d`` coordinates ``x``; the unconstrained hyperparameters are ``origin + units x``."""
+
+    begin: Callable[[Array, Any], SearchState]
+    """``(x, state)``: a search before its first evaluation; ``state`` of the field, or ``None`` for a cold start."""
+    advance: Callable[[SearchState, int, int], tuple[SearchState, Array]]
+    """``(search, max_iterations, num_evaluations)``: the search after a chunk, and the objectives in it."""
+    space: UnconstrainedSpace
+    origin: Array
+    units: Array
+    tol: float
+    max_steps: int
+    """Accepted steps of each search at most."""
+    with_curvature: bool = True
+
+    def hyper(self, x: Array) -> dict[str, Array]:
+        """All hyperparameters, constrained."""
+        return self.space.unpack(self.origin + self.units * x)
+
+    def coordinates(self, values: Array) -> Array:
+        """The inverse: from unconstrained hyperparameters."""
+        return (values - self.origin) / self.units
+
+
+class Learned(NamedTuple):
+    """Where the searches ended."""
+
+    search: SearchState
+    curvature: Curvature | None
+    """Of the objective there, in the coordinates of the search; ``None`` where it was not computed."""
+    diagnostics: HyperDiagnostics
+    edges: tuple[str, ...]
+    """Hyperparameters at the edge of their support."""
+    messages: tuple[str, ...]
+    is_interrupted: bool
+
+
+class _Run:
+    """The searches of one run: the best end so far, and what they have met on their way."""
+
+    def __init__(self, climb: Climb, interruption: Interruption, progress: Callable[[int], Any]) -> None:
+        self.climb, self.interruption, self.progress = climb, interruption, progress
+        self.best: SearchState | None = None
+        self.current: SearchState | None = None
+        self.moved = np.zeros(climb.space.size, bool)
+        self.traces = [np.zeros(0)]
+        self.num_evaluations = 0
+
+    def climb_from(self, search: SearchState) -> SearchState:
+        """Search to the end, or to an interruption; the first evaluation is a chunk of its own, to have one soon."""
+        limit = int(search.num_iterations) + self.climb.max_steps
+        is_first = True
+        while not bool(hyper_search.is_finished(search)):
+            if self.interruption and not (is_first and self.best is None):
+                break
+            before = int(search.num_iterations)
+            search, trace = self._advance(search, limit, 1 if is_first else EVALUATIONS_PER_CHUNK)
+            self.current = search
+            self.traces.append(trace)
+            self.progress(int(search.num_iterations) - before)
+            is_first = False
+        self.moved |= np.asarray(search.moved)
+        return search
+
+    def _advance(self, search: SearchState, limit: int, num_evaluations: int) -> tuple[SearchState, np.ndarray]:
+        before = int(search.num_evaluations)
+        search, trace = jax.block_until_ready(self.climb.advance(search, limit, num_evaluations))
+        self.num_evaluations += int(search.num_evaluations) - before
+        self.moved |= np.asarray(search.moved)
+        return search, np.asarray(trace)[~np.isnan(np.asarray(trace))]
+
+    def keep(self, search: SearchState) -> bool:
+        """Whether a search ended higher than all before it; it is then the best."""
+        if int(search.num_iterations) == 0:
+            return False
+        if self.best is not None and not float(search.best.objective) > self.height + self.rounding:
+            return False
+        self.best = search
+        return True
+
+    @property
+    def height(self) -> float:
+        assert self.best is not None
+        return float(self.best.best.objective)
+
+    @property
+    def rounding(self) -> float:
+        return 10.0 * float(jnp.finfo(self.climb.origin.dtype).eps) * max(1.0, abs(self.height))
+
+    def look(self, x: np.ndarray) -> SearchState:
+        """A single evaluation, from the state of the best point."""
+        assert self.best is not None
+        start = self.climb.begin(jnp.asarray(x, self.climb.origin.dtype), self.best.best.state)
+        start = start._replace(num_probes=jnp.asarray(2 * start.values.size, jnp.int32))
+        found, trace = self._advance(start, 0, 1)
+        self.traces.append(trace)
+        return found
+
+    def curvature(self) -> Curvature | None:
+        """Of the best point, if all its probes were made and finite."""
+        search, climb = self.best, self.climb
+        assert search is not None
+        is_complete = climb.with_curvature and int(search.num_probes) == 2 * search.values.size
+        if not is_complete or not bool(np.all(np.isfinite(search.probes))):
+            return None
+        return hyper_search.curvature(hyper_search.hessian(search, tol=climb.tol), tol=climb.tol)
+
+
+def learn(
+    climb: Climb,
+    starts: Sequence[Array],
+    rng_key: Array,
+    *,
+    state: Any = None,
+    resumed: SearchState | None = None,
+    bar: Any,
+) -> Learned | None:
+    """Search from each start, keep the best end, and go on from it while it is no maximum.
+
+    :param Climb climb: the problem.
+    :param starts: coordinates, each of shape ``(d,)``.
+    :param rng_key: for the directions in which saddles are left.
+    :param state: of the field, where the first fit of each search starts; ``None`` for a cold start.
+    :param SearchState resumed: a search to go on with, instead of the starts.
+    :param bar: of the progress.
+    :return: the best end; ``None`` if no start has a finite objective.
+    :raises ModelStructureError: if the evidence is a step function of a hyperparameter.
+    :raises KeyboardInterrupt: if interrupted before there is anything to keep.
+    """
+    messages: list[str] = []
+    with Interruption() as interruption:
+        run = _Run(climb, interruption, bar.update)
+        try:
+            for number, start in enumerate(starts if resumed is None else [resumed.values]):
+                found = run.climb_from(climb.begin(start, state) if resumed is None else _reopen(resumed))
+                if not run.keep(found) and int(found.num_iterations) == 0 and not interruption:
+                    messages.append(f"Restart {number} began where the log evidence is not finite and was left out.")
+                bar.update((number + 1) * climb.max_steps - bar.n)
+                if interruption:
+                    break
+            if run.best is None and interruption:
+                raise KeyboardInterrupt
+            if run.best is None:
+                return None
+            failure = _go_on(run, rng_key)
+        except KeyboardInterrupt:
+            if run.current is not None:
+                run.keep(run.current)
+            if run.best is None:
+                raise
+            interruption.is_asked, failure = True, None
+    best = run.best
+    curvature = run.curvature()
+    if interruption:
+        messages.append(f"Interrupted after {run.num_evaluations} evaluations.")
+    max_gradient = float(np.max(np.abs(best.best.gradient)))
+    converged = bool(best.converged) and failure is None
+    if converged and max_gradient > climb.tol and curvature is not None:
+        # The line search met rounding: that is the top only if a Newton step promises nothing.
+        gradient = np.asarray(best.best.gradient)
+        converged = 0.5 * float(gradient @ curvature.covariance @ gradient) <= climb.tol
+    if failure is not None:
+        messages.append(failure)
+    elif curvature is not None and not curvature.is_peak:
+        directions = np.concatenate([curvature.rising, curvature.flat])
+        messages.append(
+            f"The log evidence does not curve downwards in every direction ({_names(climb.space, directions)}): "
+            "no standard errors."
+        )
+    learning = HyperDiagnostics(
+        converged=converged,
+        num_iterations=int(best.num_iterations) - 1,  # the first evaluation is no step
+        num_evaluations=run.num_evaluations,
+        objective_trace=np.concatenate(run.traces),
+        max_gradient=max_gradient,
+    )
+    return Learned(best, curvature, learning, _edges(climb, best, curvature), tuple(messages), bool(interruption))
+
+
+def _reopen(search: SearchState) -> SearchState:
+    """A search that stopped for want of steps goes on; its curvature is then of no more use."""
+    unfinished = ~search.converged
+    return search._replace(is_searching=unfinished, num_probes=jnp.where(unfinished, 0, search.num_probes))
+
+
+def _go_on(run: _Run, rng_key: Array) -> str | None:
+    """Leave the best point while it is no maximum; says why if it cannot be left."""
+    for number in range(_MOST_ESCAPES + 1):
+        assert run.best is not None
+        if run.interruption:
+            return None
+        curvature = run.curvature()
+        higher = _from_unmoved(run)
+        if not bool(run.best.converged):
+            return None
+        if higher is None and curvature is not None:
+            higher = _from_plateau(run, curvature)
+        if higher is not None:
+            start = jnp.asarray(higher, run.climb.origin.dtype)
+            run.keep(run.climb_from(run.climb.begin(start, run.best.best.state)))
+        elif curvature is None or not len(curvature.rising):
+            return None
+        elif number == _MOST_ESCAPES or not _leave_saddle(run, curvature, jax.random.fold_in(rng_key, number)):
+            break
+    assert curvature is not None
+    names = _names(run.climb.space, curvature.rising)
+    return (
+        f"The point reached is not a maximum: the objective curves upwards there ({names}), and no search from beside "
+        "it ended higher. Give other starting values (init_values) or num_restarts."
+    )
+
+
+def _leave_saddle(run: _Run, curvature: Curvature, rng_key: Array) -> bool:
+    """Search from beside a point, in a random direction among those in which the objective curves upwards."""
+    assert run.best is not None
+    saddle = run.best
+    weights = np.asarray(jax.random.normal(rng_key, (len(curvature.rising),)))
+    direction = weights @ curvature.rising
+    direction /= np.linalg.norm(direction)
+    for step in _ESCAPE_STEPS:
+        found = run.climb_from(
+            run.climb.begin(saddle.values + jnp.asarray(step * direction, saddle.values.dtype), saddle.best.state)
+        )
+        if run.keep(found):
+            return True
+        if run.interruption:
+            return False
+    return False
+
+
+def _from_plateau(run: _Run, curvature: Curvature) -> np.ndarray | None:
+    """A higher point on the way back from a plateau of the objective, if there is one."""
+    assert run.best is not None
+    values = np.asarray(run.best.values)
+    reference = np.asarray(run.climb.coordinates(run.climb.space.initial()))
+    best, height = None, run.height + run.climb.tol
+    for axis in np.flatnonzero(curvature.wide_axes)[:_MOST_AXES]:
+        way = reference[axis] - values[axis]
+        offsets = way * np.array([0.25, 0.5, 0.75, 1.0]) if abs(way) > 1.0 else np.array([-4.0, -2.0, 2.0, 4.0])
+        for offset in offsets:
+            point = values.copy()
+            point[axis] += offset
+            found = float(run.look(point).best.objective)
+            if found > height:
+                best, height = point, found
+    return best
+
+
+def _from_unmoved(run: _Run) -> np.ndarray | None:
+    """Where the log evidence never had a derivative: whether it depends on the hyperparameter at all, and then how.
+
+    :return: a higher point, if it turns out to have derivatives elsewhere.
+    :raises ModelStructureError: if it changes without ever having one.
+    """
+    if run.moved.all():
+        return None
+    assert run.best is not None
+    climb, origin = run.climb, run.best
+    best, height = None, run.height + climb.tol
+    least = max(climb.tol, 1e-6 * abs(float(origin.best.log_evidence)))
+    for name, part in climb.space.slices.items():
+        still = np.flatnonzero(~run.moved[part]) + part.start
+        if not len(still):
+            continue
+        changes, has_slope = False, False
+        # The same points in every run: what is refused should not depend on a key.
+        shifts = 2.0 * np.random.default_rng(0).normal(size=(_NUM_RANDOM_POINTS, len(still)))
+        for shift in shifts:
+            point = np.asarray(origin.values).copy()
+            point[still] += shift / np.asarray(climb.units)[still]
+            found = run.look(point)
+            changes |= abs(float(found.best.log_evidence) - float(origin.best.log_evidence)) > least
+            has_slope |= bool(np.asarray(found.moved)[still].any())
+            if float(found.best.objective) > height:
+                best, height = point, float(found.best.objective)
+        if changes and not has_slope:
+            raise ModelStructureError(
+                f"Hyperparameter {name!r} cannot be learned by its derivative: the log evidence changes with it, but "
+                "in steps, with derivative zero everywhere (it enters through a comparison, an index or rounding). "
+                f"Give its value (hyper_values={{{name!r}: ...}}) and compare log_evidence, write a smooth version "
+                "(jax.nn.sigmoid((x - threshold) / width) for x > threshold), sum over its values inside the model, "
+                "or sample it by MCMC."
+            )
+    return best
+
+
+def _names(space: UnconstrainedSpace, directions: np.ndarray) -> str:
+    """The hyperparameters that have a part in some directions."""
+    share = np.max(np.square(directions), axis=0)
+    return ", ".join(repr(name) for name, part in space.slices.items() if np.any(share[part] > 0.1))
+
+
+def _edges(climb: Climb, search: SearchState, curvature: Curvature | None) -> tuple[str, ...]:
+    """Sites on a plateau of the objective whose constrained value hardly answers to its coordinate any more."""
+    if curvature is None or not curvature.wide_axes.any():
+        return ()
+    space = climb.space
+    here = space.unpack_unconstrained(climb.origin + climb.units * search.values)
+    there = space.unpack_unconstrained(space.initial())
+    out = []
+    for name, part in space.slices.items():
+        wide = curvature.wide_axes[part]
+        if not wide.any():
+            continue
+        answers = [_answer(space.sites[name].transform, point[name]) for point in (here, there)]
+        if np.any(wide & (answers[0] < _EDGE * answers[1])):
+            out.append(name)
+    return tuple(out)
+
+
+def _answer(transform: Any, value: Array) -> np.ndarray:
+    """The length by which the constrained value moves per unit of each coordinate."""
+    jacobian = jax.jacobian(transform)(value)
+    return np.linalg.norm(np.asarray(jacobian).reshape(-1, value.size), axis=0)

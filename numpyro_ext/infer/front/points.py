@@ -1,0 +1,66 @@
+"""Sites that a run sets to a point: which they are, and when a person has to be told."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from numpyro.distributions import constraints
+
+from ..hyper.space import UnconstrainedSpace
+from .progress import warn
+from .results import Diagnostics
+
+__all__ = ["point_sites", "warn_of_points"]
+
+_UNBOUNDED = (type(constraints.real), constraints.zero_sum)
+_MOST_NAMES = 5
+
+
+def point_sites(space: UnconstrainedSpace) -> tuple[str, ...]:
+    """Latent sites that are learned as hyperparameters; neither ``param`` sites nor those that the user fixed.
+
+    :param UnconstrainedSpace space: of the hyperparameters of the run.
+    """
+    return tuple(name for name in space.names if not space.sites[name].is_param)
+
+
+def warn_of_points(diagnostics: Diagnostics, space: UnconstrainedSpace, engine: str) -> None:
+    """Warn once of points whose missing uncertainty misleads: several effects, or scales at zero.
+
+    Scales, correlations, probabilities and single parameters are what hyperparameters usually are, and pass; so do
+    ``param`` sites, which have no distribution.
+
+    :param Diagnostics diagnostics: of the run.
+    :param UnconstrainedSpace space: of its hyperparameters.
+    :param str engine: its name, for the message.
+    """
+    parts = []
+    effects = [name for name in diagnostics.points if _are_effects(space.sites[name])]
+    if effects:
+        shapes = _listed([f"{name!r} {tuple(space.sites[name].shape)}" for name in effects])
+        parts.append(
+            f"{shapes} has no place in the Gaussian field (its prior is not Gaussian, or the predictor is not affine "
+            "in it) and was set to a point: standard deviations of zero in get_samples() and summaries are not its "
+            "uncertainty. A Normal prior, field=[...], or NUTS give that."
+        )
+    if diagnostics.edges:
+        parts.append(
+            f"{_listed([repr(name) for name in diagnostics.edges])} ended at the edge of the support: what it scales "
+            "has next to no variance in this posterior, which says that the data prefer none, not that it is known to "
+            "be none. Give a prior that keeps away from the edge, or a value (hyper_values)."
+        )
+    if parts:
+        warn(f"{engine}: " + " ".join(parts))
+
+
+def _are_effects(site: Any) -> bool:
+    constraint = site.transform.codomain
+    while isinstance(constraint, constraints.independent):
+        constraint = constraint.base_constraint
+    return math.prod(site.shape) > 1 and isinstance(constraint, _UNBOUNDED)
+
+
+def _listed(words: list[str]) -> str:
+    more = f" and {len(words) - _MOST_NAMES} more" if len(words) > _MOST_NAMES else ""
+    return ", ".join(words[:_MOST_NAMES]) + more

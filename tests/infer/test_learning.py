@@ -1,0 +1,151 @@
+"""Searches are judged: saddles and plateaus are left, and what cannot be learned by a derivative is refused by name."""
+
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from numpyro.distributions import biject_to, constraints
+
+from numpyro_ext.infer import EP, LaplaceApproximation
+from numpyro_ext.infer.front.learning import Climb, learn
+from numpyro_ext.infer.hyper.search import EVALUATIONS_PER_CHUNK, evaluation_fn, init_search, search
+from numpyro_ext.infer.hyper.space import UnconstrainedSpace
+from numpyro_ext.structure import ModelStructureError
+
+LENGTH = EVALUATIONS_PER_CHUNK
+KEY = jax.random.key(0)
+PAIR = {name: SimpleNamespace(shape=(), transform=biject_to(constraints.real), init=0.0) for name in ("a", "b")}
+
+
+def climb(evidence, start, prior=lambda x: 0.0 * jnp.sum(x), sites=PAIR):
+    """Learn two numbers from functions of them."""
+    evaluate = evaluation_fn(lambda x: x, prior, lambda form, state: (state, ()), lambda form, state: evidence(form))
+    space = UnconstrainedSpace(sites)
+    start = jnp.asarray(start)
+    shapes = jax.eval_shape(evaluate, start, jnp.zeros(()))
+    problem = Climb(
+        begin=lambda x, state: init_search(shapes, x, jnp.zeros(())),
+        advance=jax.jit(
+            lambda state, limit, number: search(
+                evaluate,
+                state,
+                num_evaluations=number,
+                tol=1e-4,
+                max_iterations=limit,
+                trace_length=EVALUATIONS_PER_CHUNK,
+            )
+        ),
+        space=space,
+        origin=jnp.zeros(2),
+        units=jnp.ones(2),
+        tol=1e-4,
+        max_steps=50,
+    )
+    return learn(problem, [start], KEY, bar=SimpleNamespace(n=0, update=lambda amount: None))
+
+
+def test_a_saddle_is_left_for_a_maximum():
+    found = climb(lambda x: jnp.square(x[0]) - x[0] ** 4 - jnp.square(x[1] - x[0]), [0.0, 0.0])
+    assert found.diagnostics.converged and not found.messages and found.curvature.is_peak
+    np.testing.assert_allclose(np.abs(found.search.values), np.sqrt(0.5), atol=1e-3)
+
+
+def test_a_saddle_between_the_axes_is_left():
+    found = climb(lambda x: x[0] * x[1] - 0.25 * jnp.sum(x**4), [0.0, 0.0])
+    np.testing.assert_allclose(np.abs(found.search.values), 1.0, atol=1e-3)
+    assert found.diagnostics.converged and float(found.search.values[0] * found.search.values[1]) > 0.0
+
+
+def test_a_saddle_that_cannot_be_left_is_not_called_converged():
+    def evidence(x):
+        return jnp.where(jnp.sum(x**2) < 0.02**2, jnp.square(x[0]) - jnp.square(x[1]), -jnp.inf)
+
+    found = climb(evidence, [0.0, 0.0])
+    assert not found.diagnostics.converged and len(found.curvature.rising) == 1
+    assert "not a maximum" in found.messages[0] and "('a')" in found.messages[0]
+
+
+def test_a_plateau_far_below_the_maximum_is_left():
+    # The evidence of a scale exp(a) is level where the scale is tiny, and highest at one.
+    found = climb(_bump, [-12.0, 0.0])
+    assert found.diagnostics.converged and found.curvature.is_peak
+    np.testing.assert_allclose(found.search.values, 0.0, atol=1e-3)
+
+
+def _bump(x):
+    scale = jnp.exp(2.0 * x[0])
+    return 10.0 * scale / jnp.square(1.0 + scale) - jnp.square(x[1])
+
+
+def test_steps_are_refused_by_name():
+    with pytest.raises(ModelStructureError, match="'b' cannot be learned.*hyper_values={'b'"):
+        climb(lambda x: -jnp.square(x[0]) + jnp.floor(x[1]), [1.0, 0.3], prior=lambda x: -jnp.sum(x**2))
+
+
+def test_what_only_the_prior_knows_is_learned_from_the_prior():
+    found = climb(lambda x: -jnp.square(x[0] - 1.0), [0.0, 3.0], prior=lambda x: -jnp.square(x[1] + x[0]))
+    assert found.diagnostics.converged and found.curvature.is_peak
+    np.testing.assert_allclose(found.search.values, [1.0, -1.0], atol=1e-3)
+
+
+def test_a_hyperparameter_without_slope_at_the_start_is_followed_where_it_has_one():
+    # A hinge: level up to one, where the start lies; beyond, a hill.
+    found = climb(lambda x: -jnp.square(jnp.maximum(x[0] - 1.0, 0.0) - 2.0) - x[1] ** 2, [0.0, 0.0])
+    np.testing.assert_allclose(found.search.values, [3.0, 0.0], atol=1e-3)
+
+
+def test_a_threshold_is_refused_by_name():
+    t = np.arange(20.0)
+
+    def model(y):
+        switch = numpyro.sample("switch", dist.Uniform(0.0, 20.0))
+        level = numpyro.sample("level", dist.Normal(0, 1).expand([2]).to_event(1))
+        numpyro.sample("y", dist.Normal(jnp.where(t < switch, level[0], level[1]), 0.3), obs=y)
+
+    with pytest.raises(ModelStructureError, match="'switch' cannot be learned by its derivative"):
+        EP(model, progress_bar=False).run(KEY, np.where(t < 13.0, 0.0, 2.0) + 0.1 * np.sin(t))
+
+
+def test_loadings_of_a_factor_model_leave_zero_for_the_closed_form():
+    """Probabilistic principal components: the maximum is known (Tipping and Bishop, 1999)."""
+    generator = np.random.default_rng(0)
+    num_rows, num_columns, rank = 12, 4, 2
+    y = generator.normal(size=(num_rows, rank)) @ generator.normal(size=(rank, num_columns))
+    y += 0.4 * generator.normal(size=y.shape)
+
+    def model(y):
+        loadings = numpyro.param("loadings", jnp.zeros((num_columns, rank)))
+        noise = numpyro.param("noise", 1.0, constraint=constraints.positive)
+        z = numpyro.sample("z", dist.Normal(0.0, 1.0).expand([num_rows, rank]).to_event(2))
+        numpyro.sample("y", dist.Normal(z @ loadings.T, noise).to_event(2), obs=y)
+
+    engine = LaplaceApproximation(model, field=["z"], progress_bar=False)
+    engine.run(KEY, y)
+    eigenvalues = np.sort(np.linalg.eigvalsh(y.T @ y / num_rows))[::-1]
+    rest = np.mean(eigenvalues[rank:])
+    log_det = np.sum(np.log(eigenvalues[:rank])) + (num_columns - rank) * np.log(rest)
+    highest = -0.5 * num_rows * (num_columns * np.log(2.0 * np.pi) + log_det + num_columns)
+    assert engine.diagnostics.converged
+    np.testing.assert_allclose(float(engine.log_evidence), highest, atol=1e-5)
+    np.testing.assert_allclose(float(engine.hyper["noise"].value), np.sqrt(rest), rtol=1e-4)
+    # A rotation of the factors changes nothing: no standard errors, said with the name.
+    assert "'loadings'" in engine.diagnostics.messages[0] and engine.hyper["noise"].standard_error is None
+
+
+def test_a_wide_standard_error_is_the_closed_form_in_estimates_and_guide():
+    def model(y):
+        mean = numpyro.sample("mean", dist.Normal(0.0, 1000.0))
+        f = numpyro.sample("f", dist.Normal(mean, 1.0).expand([4]).to_event(1))
+        numpyro.sample("y", dist.Normal(f, 77.45), obs=y)
+
+    engine = LaplaceApproximation(model, field=["f"], progress_bar=False)
+    engine.run(KEY, np.array([30.0, -10.0, 5.0, 40.0]))
+    exact = (4.0 / (1.0 + 77.45**2) + 1e-6) ** -0.5
+    np.testing.assert_allclose(float(engine.hyper["mean"].standard_error), exact, rtol=1e-3)
+    covariance = engine.guide.get_posterior(engine.params).covariance_matrix
+    np.testing.assert_allclose(np.sqrt(np.diagonal(covariance)[0]), exact, rtol=1e-3)
+    assert not engine.diagnostics.messages
