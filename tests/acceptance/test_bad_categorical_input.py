@@ -9,7 +9,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 
-from numpyro_ext.distributions import StickBreakingCategorical
+from numpyro_ext.distributions import OrderedProbit, StickBreakingCategorical
 from numpyro_ext.infer import VariationalGaussian
 from numpyro_ext.models import factor_analysis
 from numpyro_ext.structure import ModelStructureError
@@ -37,13 +37,18 @@ def test_category_out_of_range_is_named(model, bad):
         VariationalGaussian(model).run(KEY, X, label)
 
 
-def test_thresholds_out_of_order_are_reported():
+@pytest.mark.parametrize("distribution", [dist.OrderedLogistic, OrderedProbit])
+@pytest.mark.parametrize("thresholds", [[0.5, -0.5], [0.5, 0.5]], ids=["crossed", "equal"])
+@pytest.mark.parametrize("label", [[0, 1, 2, 1, 1, 0, 2], [0, 0, 2, 0, 0, 0, 2]], ids=["between", "none between"])
+def test_thresholds_that_do_not_increase_are_named(distribution, thresholds, label):
+    """Also where no label falls between them, and the density is finite."""
+
     def model(X, label):
         weights = numpyro.sample("w", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
-        numpyro.sample("y", dist.OrderedLogistic(X @ weights, jnp.array([0.5, -0.5])), obs=label)
+        numpyro.sample("y", distribution(X @ weights, jnp.array(thresholds)), obs=label)
 
-    with pytest.raises((ModelStructureError, ValueError), match="'y'|OrderedLogistic|cutpoints|NaN"):
-        VariationalGaussian(model).run(KEY, X, np.array([0, 1, 2, 1, 1, 0, 2]))
+    with pytest.raises(ModelStructureError, match="'y': the cutpoints of Ordered.* must increase strictly"):
+        VariationalGaussian(model).run(KEY, X, np.array(label))
 
 
 def test_one_category_only_is_an_ordinary_posterior():

@@ -317,6 +317,7 @@ def _inspect(name: str, site: dict[str, Any]) -> SiteInfo:
     plates = tuple((frame.name, frame.size) for frame in site["cond_indep_stack"])
     info = info._replace(family=type(base).__name__, plates=plates, mask=mask)
     if site["is_observed"]:
+        _check_order(name, base)
         shape = fn.batch_shape + fn.event_shape
         return info._replace(
             kind="observed",
@@ -341,6 +342,19 @@ def _inspect(name: str, site: dict[str, Any]) -> SiteInfo:
         transform=None if is_discrete else biject_to(fn.support),
         init=value,
     )
+
+
+def _check_order(name: str, base: dist.Distribution) -> None:
+    """Refuse thresholds that do not increase: the probabilities of the categories would not add up to one."""
+    for parameter, constraint in base.arg_constraints.items():
+        value = np.asarray(getattr(base, parameter)) if constraint is dist.constraints.ordered_vector else np.zeros(1)
+        if np.any(np.diff(value, axis=-1) <= 0.0):
+            raise ModelStructureError(
+                f"site '{name}': the {parameter} of {type(base).__name__} must increase strictly, and here they are "
+                f"{value}. Sort given ones and merge categories between equal ones; for unknown ones take a prior that "
+                "orders them (dist.TransformedDistribution(prior, dist.transforms.OrderedTransform())).",
+                site=name,
+            )
 
 
 def _central_value(site: dict[str, Any]) -> Any:
