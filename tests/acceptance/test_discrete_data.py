@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from numpyro_ext.datasets import data_path
-from numpyro_ext.infer import EP, VariationalGaussian
+from numpyro_ext.infer import EP, VariationalGaussian, predictive_log_density, table_rows, variational_em
 from numpyro_ext.infer.gaussian.variational.multinomial_probit_bayes import (
     multinomial_probit_bayes,
     predict_probabilities,
@@ -168,3 +168,50 @@ def probit_baseline(X, label, is_training, scale, length):
     cross, variance = kernel[~is_training][:, is_training], jnp.diagonal(kernel)[~is_training]
     probabilities = np.asarray(predict_probabilities(fit, inside, cross, variance))
     return float(fit.bound), -np.log2(probabilities[np.arange(len(probabilities)), label[~is_training]]).mean()
+
+
+def test_evidence_of_sonar():
+    """104 rows to learn from and 104 to predict: sixty measurements, where the process is far from linear."""
+    X, kind = shuffled_table("sonar.csv.gz")
+    data = (X - X.mean(axis=0)) / X.std(axis=0), (kind == "M").astype(int), np.arange(len(X)) < 104
+    grid = settings((0.5, 3.0), (1.8,))
+    evidence, bits = surfaces(BINARY, grid, *data, tol=1e-5, num_steps=1000)
+    assert_bounds_are_ordered(evidence)
+    # Bohning's bound is far from the others where the scale is large, and that is where they predict best.
+    assert evidence["bohning"][1] < evidence["bohning"][0] - 20.0
+    assert np.abs(bits["exact"] - bits["EP"]).max() < 0.05
+    assert bits["exact"][1] < bits["exact"][0] < 1.0
+
+
+def test_mixed_columns_of_cars():
+    """Five real, two categorical and one binary column, a tenth of the cells hidden: one factor tells of the others."""
+    with gzip.open(find("categorical", "auto-mpg-392.csv.gz"), "rt") as file:
+        records = list(csv.DictReader(file))
+    real = np.array(
+        [[float(r[c]) for c in ("mpg", "displacement", "horsepower", "weight", "acceleration")] for r in records]
+    )
+    labels = [np.unique([int(r[c]) for r in records], return_inverse=True)[1] for c in ("cylinders", "origin")]
+    is_late = [int(r["year"]) >= 76 for r in records]
+    table = np.column_stack([(real - real.mean(axis=0)) / real.std(axis=0), *labels, is_late])
+    assert table.shape == (392, 8)
+    hidden = np.random.default_rng(0).random(table.shape) < 0.1
+    options = {"kinds": ["real"] * 5 + [5, 3, "binary"], "binary_bound": "bohning", "categorical_bound": "bohning"}
+    nats = {}
+    for num_factors in (1, 2):
+        rows = table_rows(table, ~hidden, num_factors=num_factors, **options)
+        found = variational_em(rows, learn=("loadings", "intercept", "noise"), num_steps=40, progress_bar=False)
+        assert np.all(np.diff(found.objective_trace) > -1e-6)
+        cells = np.concatenate(predictive_log_density(found.rows, found.posteriors), axis=1)
+        nats[num_factors] = np.array([-cells[hidden[:, k], k].mean() for k in range(8)])
+    nats["columns"] = []
+    for k in range(8):
+        seen, held = table[~hidden[:, k], k], table[hidden[:, k], k]
+        if k < 5:
+            density = -0.5 * ((held - seen.mean()) / seen.std()) ** 2 - 0.5 * np.log(2 * np.pi * seen.var())
+        else:
+            density = np.log(np.bincount(seen.astype(int))[held.astype(int)] / len(seen))
+        nats["columns"].append(-density.mean())
+    print({name: np.round(value, 3) for name, value in nats.items()})
+    assert nats[1][:5].mean() < np.mean(nats["columns"][:5]) - 0.4
+    assert nats[1][5] < 0.6 * nats["columns"][5] and nats[1][6] < nats["columns"][6]
+    assert nats[2][:5].mean() < nats[1][:5].mean()

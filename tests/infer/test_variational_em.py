@@ -234,17 +234,12 @@ def test_sparse_precision():
 def test_a_column_without_observations_changes_nothing():
     observed = np.ones((NUM_ROWS, 5), bool)
     observed[:, 4] = False
-    _, rows = real_rows(observed)
+    table, rows = real_rows(observed)
     found = variational_em(rows, learn=ALL, num_steps=5, tol=-1.0)
-    fewer = rows._replace(
-        loadings=rows.loadings[:4],
-        intercept=rows.intercept[:4],
-        potentials=(GaussianPotential(rows.potentials[0].observation[:, :4], jnp.ones(4)),),
-        observed=(rows.observed[0][:, :4],),
-    )
-    others = variational_em(fewer, learn=ALL, num_steps=5, tol=-1.0)
-    np.testing.assert_allclose(found.objective_trace, others.objective_trace, rtol=1e-12)
     np.testing.assert_allclose(found.rows.loadings[4], rows.loadings[4])
+    assert found.rows.intercept[4] == 0.0 and found.rows.potentials[0].scale[4] == 1.0
+    exact = gaussian_log_density(found.rows, table, observed)
+    np.testing.assert_allclose(found.posteriors.bound, exact, atol=1e-9)
 
 
 def test_what_to_learn_is_checked():
@@ -298,6 +293,7 @@ def test_rows_with_the_same_observed_cells_share_a_covariance():
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-8, atol=1e-10), new, expected)
 
 
+@pytest.mark.slow
 def test_em_with_shared_covariances_rises_and_ends_where_the_general_one_does(monkeypatch):
     rows, options = constant_rows(), {"learn": ALL, "num_steps": 20, "tol": -1.0, "expectation_tol": 1e-14}
     shared = variational_em(rows, **options)
@@ -389,7 +385,7 @@ def test_a_prior_on_the_loadings_of_real_columns():
 def test_batches_come_near_the_optimum_of_all_rows(kind):
     rng = np.random.default_rng(5)
     loadings = rng.normal(size=(5, 2))
-    eta = rng.normal(size=(600, 2)) @ loadings.T + 0.3
+    eta = rng.normal(size=(300, 2)) @ loadings.T + 0.3
     seen = rng.random(eta.shape) > 0.1
     learn = ("loadings", "intercept")
     if kind == "real":
@@ -400,13 +396,14 @@ def test_batches_come_near_the_optimum_of_all_rows(kind):
         potential = BoundedPotential(LogitPotential(jnp.asarray(table)), JaakkolaBound())
     rows = make_rows([potential], [seen])
     whole = variational_em(rows, learn=learn, num_steps=150, progress_bar=False)
-    options = {"learn": learn, "num_steps": 8, "batch_size": 60, "rng_key": jax.random.key(0), "progress_bar": False}
+    options = {"learn": learn, "num_steps": 8, "batch_size": 50, "rng_key": jax.random.key(0), "progress_bar": False}
     batched = variational_em(rows, **options)
     start = float(expectation_step(rows, initial_posteriors(rows), num_steps=50).bound.sum())
     end = batched.objective_trace.item()
     assert 0.95 * (whole.objective_trace[-1] - start) < end - start < whole.objective_trace[-1] - start + 1.0
-    assert not batched.converged and batched.posteriors.mean.shape == (600, 2)
-    np.testing.assert_array_equal(variational_em(rows, **options).rows.loadings, batched.rows.loadings)
+    assert not batched.converged and batched.posteriors.mean.shape == (300, 2)
+    once, again = (variational_em(rows, **{**options, "num_steps": 1}).rows.loadings for _ in range(2))
+    np.testing.assert_array_equal(once, again)
 
 
 def test_one_batch_of_all_rows_is_the_whole():

@@ -68,7 +68,8 @@ def table_rows(
     :param table: cells, shape ``(N, C)``: an array, a list of lists or a pandas ``DataFrame``; NaN where one is
         missing.
     :param mask: false where a cell is missing or held out, shape ``(N, C)``. With a mask NaN is missing only where the
-        mask says so, and an error elsewhere.
+        mask says so, and an error elsewhere. Values that are held out stay in the potentials, where
+        :func:`predictive_log_density` finds them.
     :param kinds: of all columns or of each: ``"real"``, ``"binary"``, ``"count"``, or a whole number, which is the
         number of categories.
     :param int num_factors: length of the latent vector; ``None``: one latent variable behind every predictor.
@@ -107,8 +108,8 @@ def table_rows(
         columns = list(group)
         part, is_seen = cells[:, columns], seen[:, columns]
         _refuse(~is_seen | ~np.isnan(part), part, columns, "is NaN where the mask says observed", "Mask it")
-        # What stands in missing cells is never used, but has to be a number of the right kind.
-        values = jnp.asarray(np.where(is_seen, part, 0.0))
+        # Cells that are held out stay, for their predictive density; not even a masked cell may be NaN.
+        values = jnp.asarray(np.nan_to_num(part))
         potential: Potential | VectorPotential
         if kind == "real":
             potential = GaussianPotential(values, jnp.ones(len(columns)))
