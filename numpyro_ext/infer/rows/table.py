@@ -109,7 +109,7 @@ def table_rows(
         part, is_seen = cells[:, columns], seen[:, columns]
         _refuse(~is_seen | ~np.isnan(part), part, columns, "is NaN where the mask says observed", "Mask it")
         # Cells that are held out stay, for their predictive density; not even a masked cell may be NaN.
-        values = jnp.asarray(np.nan_to_num(part))
+        values = jnp.asarray(np.where(np.isnan(part), 0.0, part))
         potential: Potential | VectorPotential
         if kind == "real":
             potential = GaussianPotential(values, jnp.ones(len(columns)))
