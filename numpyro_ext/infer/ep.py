@@ -142,7 +142,14 @@ class EP(Engine):
     def _read(self, rng_key: Array, args: tuple, kwargs: dict[str, Any], *, check: bool = True) -> Any:
         """The reading in the first form that the model has."""
         return read_first(
-            [LATENT_GAUSSIAN, SPARSE_LINEAR], self.model, args, kwargs, field=self.field, rng_key=rng_key, check=check
+            [LATENT_GAUSSIAN, SPARSE_LINEAR],
+            self.model,
+            args,
+            kwargs,
+            field=self.field,
+            init_values=self._start_values,
+            rng_key=rng_key,
+            check=check,
         )
 
     def _start(

@@ -207,7 +207,11 @@ def test_the_start_of_the_search_can_be_given(counts_case, fitted_counts):
 
 @pytest.mark.parametrize(
     "values, text",
-    [({"scales": 1.0}, "not a hyperparameter"), ({"scale": -1.0}, "support"), ({"scale": [1.0, 2.0]}, "shape")],
+    [
+        ({"scales": 1.0}, "no latent or param site 'scales'"),
+        ({"scale": -1.0}, "support"),
+        ({"scale": [1.0, 2.0]}, "shape"),
+    ],
 )
 def test_given_hyperparameters_are_checked(counts_case, values, text):
     with pytest.raises(ValueError, match=text):

@@ -258,7 +258,7 @@ def test_raw_coefficients_as_the_start(given):
     np.testing.assert_allclose(engine.posterior["s"].mean, given.posterior["s"].mean, atol=1e-7)
     with pytest.raises(ValueError, match="shape"):
         StructuredMeanField(learning, init_values={"s": np.ones(3)}).run(jax.random.key(0), MATRIX, DATA)
-    with pytest.raises(ValueError, match="neither"):
+    with pytest.raises(ValueError, match="no latent or param site 't'"):
         StructuredMeanField(learning, init_values={"t": 1.0}).run(jax.random.key(0), MATRIX, DATA)
 
 

@@ -6,6 +6,7 @@ import pickle
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
@@ -15,6 +16,8 @@ from numpyro import handlers
 
 from numpyro_ext.infer import EP
 from numpyro_ext.structure import ModelStructureError, Reason, read_latent_gaussian
+
+IS_DOUBLE = jax.config.jax_enable_x64
 
 N = 6
 X = np.random.default_rng(1).normal(size=(N, 2))
@@ -197,9 +200,9 @@ def test_one_name_is_a_field_of_one_site() -> None:
 
 def test_values_for_hyperparameters_are_checked() -> None:
     with pytest.raises(ModelStructureError, match=r"no latent or param site 'w'.*\['f', 'v'\]"):
-        read_latent_gaussian(_funnel, hyper_values={"w": 1.0})
+        read_latent_gaussian(_funnel, init_values={"w": 1.0})
     with pytest.raises(ModelStructureError, match=r"site 'v' has shape \(2,\), the site has shape \(\)"):
-        read_latent_gaussian(_funnel, hyper_values={"v": np.ones(2)})
+        read_latent_gaussian(_funnel, init_values={"v": np.ones(2)})
 
 
 def test_misreading_is_caught_by_the_check() -> None:
@@ -213,3 +216,33 @@ def test_misreading_is_caught_by_the_check() -> None:
 
     with pytest.raises(ModelStructureError, match="misread"):
         read_latent_gaussian(model)
+
+
+def _nearly_singular_triangle() -> None:
+    tril = np.array([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 1.0, 1e-7 if IS_DOUBLE else 1e-3]])
+    f = numpyro.sample("f", dist.MultivariateNormal(0, scale_tril=tril))
+    numpyro.sample("y", dist.Normal(f, 0.5), obs=np.zeros(3))
+
+
+def _nearly_singular_rank() -> None:
+    diagonal = jnp.full(3, 1e-12 if IS_DOUBLE else 1e-6)
+    f = numpyro.sample("f", dist.LowRankMultivariateNormal(jnp.zeros(3), jnp.ones((3, 1)), diagonal))
+    numpyro.sample("y", dist.Normal(f, 0.5), obs=np.zeros(3))
+
+
+@pytest.mark.parametrize("model", [_nearly_singular_triangle, _nearly_singular_rank])
+def test_a_nearly_singular_prior_is_called_that(model) -> None:
+    with pytest.raises(ModelStructureError, match="covariance of site 'f' is nearly singular.*jitter"):
+        read_latent_gaussian(model)
+
+
+@pytest.mark.parametrize("field", ["slope", ("slope"), ["slope"]])
+def test_a_field_of_one_site_may_be_its_name(field) -> None:
+    def model() -> None:
+        mean = numpyro.sample("slope", dist.Normal(0, 1)) + numpyro.sample("level", dist.Normal(0, 1))
+        numpyro.sample("y", dist.Normal(mean, 1), obs=np.zeros(3))
+
+    assert read_latent_gaussian(model, field=field).field == ("slope",)
+    assert EP(model, field=field).field == ("slope",)
+    with pytest.raises(ModelStructureError, match="site 'slop' does not exist"):
+        read_latent_gaussian(model, field="slop")

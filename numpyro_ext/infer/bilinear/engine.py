@@ -226,6 +226,7 @@ class BilinearVG(BilinearAnswers):
             args,
             kwargs,
             field=self.field,
+            init_values=self._start_values,
             rng_key=rng_key,
             check=check,
             unlisted_cells=self.unlisted_cells,

@@ -15,6 +15,7 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from ...linalg.operators.operator import LinearOperator
+from ...structure.model.search import field_names
 from ..hyper.space import UnconstrainedSpace
 from .archive import read_archive, write_archive
 from .arviz import ArviZInterface
@@ -61,13 +62,18 @@ class BaseEngine(ArviZInterface):
             raise TypeError(f"model must be a callable with NumPyro primitives, got {type(model).__name__}.")
         check_at_least(1, num_samples=num_samples)
         self.model = model
-        self.field = (field,) if isinstance(field, str) else None if field is None else tuple(field)
+        self.field = field_names(field)
         self.hyper_values = dict(hyper_values or {})
         self.init_values = dict(init_values or {})
         self.num_samples = num_samples
         self.progress_bar = progress_bar
         self._run: Any = None
         self._last_state: EngineState | None = None
+
+    @property
+    def _start_values(self) -> dict[str, Any]:
+        """Where a model is read: at the values that are given, whether to start from or to hold."""
+        return {**self.init_values, **self.hyper_values}
 
     @property
     @abstractmethod

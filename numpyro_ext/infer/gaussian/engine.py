@@ -150,7 +150,13 @@ class Engine(BaseEngine):
 
     def _read(self, rng_key: Array, args: tuple, kwargs: dict[str, Any], *, check: bool = True) -> Any:
         return read_latent_gaussian(
-            self.model, args, kwargs, field=self.field, hyper_values=None, rng_key=rng_key, check=check
+            self.model,
+            args,
+            kwargs,
+            field=self.field,
+            init_values=self._start_values,
+            rng_key=rng_key,
+            check=check,
         )
 
     def _compile(self, reading: Any) -> tuple[UnconstrainedSpace, Algorithm, Programs]:

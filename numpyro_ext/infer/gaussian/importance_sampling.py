@@ -281,7 +281,7 @@ def annealed_importance_sampling(
             raise ValueError("temperatures must increase strictly.")
         temperatures, num_temperatures = schedule, schedule.size - 1
     read_key, rng_key = random.split(rng_key)
-    reading = read_latent_gaussian(model, args, kwargs, rng_key=read_key)
+    reading = read_latent_gaussian(model, args, kwargs, init_values=hyper_values, rng_key=read_key)
     space = UnconstrainedSpace(reading.hyper, hyper_values)
     if space.names:
         raise ValueError(

@@ -176,7 +176,15 @@ class StructuredMeanField(BaseEngine):
     def _prepare(
         self, rng_key: Array, args: tuple, kwargs: dict[str, Any], *, check: bool = True
     ) -> tuple[Any, UnconstrainedSpace, SparsePrograms, core.Workspace]:
-        reading = read_sparse_linear(self.model, args, kwargs, field=self.field, rng_key=rng_key, check=check)
+        reading = read_sparse_linear(
+            self.model,
+            args,
+            kwargs,
+            field=self.field,
+            init_values=self._start_values,
+            rng_key=rng_key,
+            check=check,
+        )
         unknown = set(self.init_values) - set(reading.hyper) - set(reading.field)
         if unknown:
             raise ValueError(

@@ -207,7 +207,14 @@ class TreeFitter:
             # A shift of zero makes a model of the same structure as all others: they share compiled functions.
             first = {**kwargs, **choice, **({} if self.num_shifts is None else {"shift": self._no_shift(args, kwargs)})}
             if reading is None or self._averaged():
-                reading = read_sparse_linear(self.model, args, first, field=self.field, rng_key=rng_key)
+                reading = read_sparse_linear(
+                    self.model,
+                    args,
+                    first,
+                    field=self.field,
+                    init_values={**self.init_values, **self.hyper_values},
+                    rng_key=rng_key,
+                )
             member = self._member(rng_key, reading, choice, init_state)
             learned.append(member)
             if self.num_shifts is None:
@@ -263,7 +270,10 @@ class TreeFitter:
 
     def _shifted(self, member: Member, rng_key: Array, args: tuple, kwargs: dict, arguments: dict) -> Member:
         """The posterior of a shifted model at the hyperparameters that were learned without shift."""
-        reading = read_sparse_linear(self.model, args, kwargs, field=member.reading.field, rng_key=rng_key, check=False)
+        field, values = member.reading.field, member.fit.hyper
+        reading = read_sparse_linear(
+            self.model, args, kwargs, field=field, init_values=values, rng_key=rng_key, check=False
+        )
         options = member.programs.options
         space = UnconstrainedSpace(reading.hyper, member.fit.hyper)
         programs = compiled_tree_programs(reading, space, options)
@@ -331,9 +341,13 @@ class TreeFitter:
     def restore(self, content: dict[str, Any], rng_key: Array, args: tuple, kwargs: dict[str, Any]) -> TreeRun:
         """The run from the ``"tree"`` of :meth:`TreeRun.content`."""
 
+        values = {**self.init_values, **self.hyper_values}
+
         def read(part: dict[str, Any], field: Any) -> Any:
             arguments = {**kwargs, **part["arguments"]}
-            return read_sparse_linear(self.model, args, arguments, field=field, rng_key=rng_key, check=False)
+            return read_sparse_linear(
+                self.model, args, arguments, field=field, init_values=values, rng_key=rng_key, check=False
+            )
 
         learned, members = [], []
         for part in content["learned"]:

@@ -219,8 +219,9 @@ def _two_colour(
                     names = [n for n in field if n in {name, other, *third[:1]}]
                     raise ModelStructureError(
                         f"the predictor of site '{predictors[0].name}' has products of {', '.join(map(repr, names))}, "
-                        "each with each other: it is not bilinear in two blocks. Fix one of them (hyper_values, or "
-                        f"field={names[:2]} makes a hyperparameter of the others), or use NUTS.",
+                        "each with each other: it is not bilinear in two blocks. Hold one of them "
+                        f"(field={names[:2]} makes a hyperparameter of the other, to be learned or given in "
+                        "hyper_values), or use NUTS.",
                         site=predictors[0].name,
                     )
         components.append(component)

@@ -12,7 +12,7 @@ from jax import Array
 from ..conflict import Conflict
 from ..errors import ModelStructureError
 from ..model.priors import is_gaussian, unwrap
-from ..model.search import check_hyper, find_candidates, inspect_model
+from ..model.search import check_hyper, field_names, find_candidates, inspect_model
 from ..model.tracing import inspect_sites, mark_candidates
 from ..model.validation import check_data
 from ..model.verification import check_form
@@ -33,7 +33,7 @@ def read_bilinear(
     kwargs: Mapping[str, Any] | None = None,
     *,
     field: Sequence[str] | None = None,
-    hyper_values: Mapping[str, Any] | None = None,
+    init_values: Mapping[str, Any] | None = None,
     rng_key: Array | None = None,
     check: bool = True,
     unlisted_cells: Unlisted = "missing",
@@ -51,7 +51,8 @@ def read_bilinear(
     :param tuple args: its arguments, which stay concrete.
     :param dict kwargs: its keyword arguments.
     :param field: names of the sites of both blocks, instead of searching.
-    :param hyper_values: starting values of hyperparameters (constrained), instead of the centres of their priors.
+    :param dict init_values: starting values of hyperparameters (constrained), instead of the centres of their priors;
+        the model need not have a density elsewhere.
     :param rng_key: for models that draw random numbers themselves.
     :param bool check: compare the form with NumPyro's log density at random points.
     :param str unlisted_cells: ``"zero"`` adds counts of zero in all pairs of a row and a column that the model does not
@@ -76,10 +77,9 @@ def read_bilinear(
 
     Cost: a few abstract traces of the model and three compilations, reused for data of the same shapes.
     """
-    kwargs = dict(kwargs or {})
-    field = [field] if isinstance(field, str) else field
+    kwargs, field = dict(kwargs or {}), field_names(field)
     rng_key = jax.random.key(0) if rng_key is None else rng_key
-    sites = inspect_model(model, args, kwargs, rng_key, hyper_values)
+    sites = inspect_model(model, args, kwargs, rng_key, init_values)
     sites, names = find_candidates(sites, _is_candidate, _NO_GAUSSIAN_SITE, field=field)
     reasons: list[str] = []
     while True:
@@ -115,7 +115,9 @@ def read_like(
     :param str unlisted_cells: as for :func:`read_bilinear`.
     :raises ModelStructureError: if the model has other sites on these arguments.
     """
-    sites = mark_candidates(inspect_sites(reading.model, args, dict(kwargs), rng_key), _is_candidate)
+    sites = mark_candidates(
+        inspect_sites(reading.model, args, dict(kwargs), rng_key, reading.initial_hyper()), _is_candidate
+    )
     missing = [n for n in reading.field if n not in sites]
     if missing:
         raise ModelStructureError(

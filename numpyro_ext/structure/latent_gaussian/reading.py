@@ -184,7 +184,8 @@ class LatentGaussianReading(ModelReading):
             if not bool(jnp.isfinite(block.log_density(jnp.zeros((block.size,))))):
                 raise ModelStructureError(
                     f"the covariance of site '{name}' is not positive definite{at}: add a jitter to its diagonal "
-                    "(1e-6 of its largest entry, in float32 1e-4), or check the kernel for duplicate inputs.",
+                    "(1e-6 of its largest entry, in float32 1e-4), check the kernel for duplicate inputs, or give "
+                    "hyperparameters at which it is through init_values or hyper_values.",
                     site=name,
                 )
         rows = jnp.concatenate([form.offset[:, None], _rows_of(form.design)], axis=1)

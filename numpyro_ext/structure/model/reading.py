@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from ...linalg.gaussian.prior import CovariancePrior, PrecisionPrior
 from ..conflict import Conflict
 from ..errors import ModelStructureError
 from ..program.degrees import Degree, Degrees, classify
@@ -258,6 +259,30 @@ class ModelReading(ABC):
         found = self._program.evaluate([self._trace.values[n] for n in names], env)
         return dict(zip(names, (jnp.asarray(v) for v in found), strict=True))
 
+    def check_conditioning(self, tolerance: float) -> None:
+        """Refuse a prior so close to singular that rounding alone makes two ways to compute its density differ.
+
+        :param float tolerance: relative difference of two log densities that is no rounding.
+        :raises ModelStructureError: naming the site.
+        """
+        env, eps = self._env(self.initial_hyper(), None), float(jnp.finfo(jnp.result_type(float)).eps)
+        for name in self.field:
+            prior = self._trace.priors[name]
+            if not isinstance(prior, CovariancePrior | PrecisionPrior):
+                continue
+            (matrices,) = jax.tree.leaves(self._evaluated(prior, env))
+            values = np.linalg.eigvalsh(np.asarray(matrices, float))
+            ratio = float(np.max(values[:, -1] / np.maximum(values[:, 0], eps * values[:, -1])))
+            if eps * ratio > 0.1 * tolerance:
+                remedy = "" if eps < 1e-10 else " Or use float64 (numpyro.enable_x64())."
+                raise ModelStructureError(
+                    f"the covariance of site '{name}' is nearly singular{self._at_start()}: its largest eigenvalue is "
+                    f"{ratio:.1g} times the smallest, too much for the digits of {jnp.result_type(float)}. Add a "
+                    "jitter to its diagonal (1e-6 of its largest entry, in float32 1e-4), or leave out inputs and "
+                    f"columns that are nearly the same.{remedy}",
+                    site=name,
+                )
+
     def initial_hyper(self) -> dict[str, Any]:
         """Starting values of the hyperparameters: medians or means of their priors, initial values of ``param``."""
         return {n: h.init for n, h in self.hyper.items()}
@@ -305,9 +330,11 @@ class ModelReading(ABC):
 
         :raises ModelStructureError: always.
         """
+        self.check_conditioning(tolerance=0.1)
         raise ModelStructureError(
-            f"the log density of the model is NaN{self._at_start()}: give better starting values through hyper_values, "
-            "or check the model with numpyro.validation_enabled(). What was read:\n" + self.describe()
+            f"the log density of the model is NaN{self._at_start()}: give values at which it is not through "
+            "init_values or hyper_values, or check the model with numpyro.validation_enabled(). What was read:\n"
+            + self.describe()
         )
 
     def _at_start(self) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
@@ -23,10 +24,11 @@ __all__ = [
     "Form",
     "check_field",
     "check_hyper",
+    "check_values",
+    "field_names",
     "find_candidates",
     "inspect_model",
     "read_first",
-    "with_values",
 ]
 
 _MAX_ATTEMPTS = 48
@@ -47,6 +49,11 @@ class Form(NamedTuple, Generic[_Reading_co]):
     """Says that none does, with ``{}`` for the latent sites there are."""
 
 
+def field_names(field: Sequence[str] | str | None) -> tuple[str, ...] | None:
+    """The names in ``field``, which may be a single one."""
+    return (field,) if isinstance(field, str) else None if field is None else tuple(field)
+
+
 def read_first(
     forms: Sequence[Form[_Reading_co]],
     model: Callable[..., Any],
@@ -54,7 +61,7 @@ def read_first(
     kwargs: Mapping[str, Any] | None = None,
     *,
     field: Sequence[str] | None = None,
-    hyper_values: Mapping[str, Any] | None = None,
+    init_values: Mapping[str, Any] | None = None,
     rng_key: Array | None = None,
     check: bool = True,
 ) -> _Reading_co:
@@ -65,10 +72,9 @@ def read_first(
     :raises ModelStructureError: if it has none of them, that of the first form for which it has candidates; if
         there are none, what each form needs.
     """
-    kwargs = dict(kwargs or {})
-    field = [field] if isinstance(field, str) else field
+    kwargs, field = dict(kwargs or {}), field_names(field)
     rng_key = jax.random.key(0) if rng_key is None else rng_key
-    sites = inspect_model(model, args, kwargs, rng_key, hyper_values)
+    sites = inspect_model(model, args, kwargs, rng_key, init_values)
     refusals: list[ModelStructureError] = []
     for form in forms:
         try:
@@ -111,7 +117,7 @@ def _read(
 
 
 def inspect_model(
-    model: Callable[..., Any], args: tuple, kwargs: dict, rng_key: Array, hyper_values: Mapping[str, Any] | None
+    model: Callable[..., Any], args: tuple, kwargs: dict, rng_key: Array, init_values: Mapping[str, Any] | None
 ) -> dict[str, SiteInfo]:
     """The sites of a model, with starting values, after a check of its data.
 
@@ -119,7 +125,9 @@ def inspect_model(
     :raises ModelStructureError: if the model does not run, or data or starting values do not fit.
     """
     check_key(rng_key)
-    sites = with_values(inspect_sites(model, args, kwargs, rng_key), hyper_values or {})
+    values = dict(init_values or {})
+    sites = inspect_sites(model, args, kwargs, rng_key, values)
+    check_values(sites, values)
     check_data(sites)
     return sites
 
@@ -150,26 +158,23 @@ def find_candidates(
     return sites, candidates
 
 
-def with_values(sites: dict[str, SiteInfo], values: Mapping[str, Any]) -> dict[str, SiteInfo]:
-    """The sites with other starting values of hyperparameters.
+def check_values(sites: Mapping[str, SiteInfo], values: Mapping[str, Any]) -> None:
+    """Refuse starting values of sites that are not there, or outside the support of their site.
 
-    :raises ModelStructureError: if one is no such site, or has another shape.
+    :raises ModelStructureError: naming the first.
     """
-    out = dict(sites)
-    for name, value in values.items():
+    for name in values:
         if name not in sites or sites[name].kind not in ("latent", "param"):
             free = sorted(n for n, s in sites.items() if s.kind in ("latent", "param"))
             raise ModelStructureError(
-                f"no latent or param site '{name}' to give a value to; the model has {free}.", site=name
-            )
-        if np.shape(value) != sites[name].shape:
-            raise ModelStructureError(
-                f"the value given for site '{name}' has shape {np.shape(value)}, "
-                f"the site has shape {sites[name].shape}.",
+                f"no latent or param site '{name}' to give a value to; the model has {free}.",
                 site=name,
             )
-        out[name] = sites[name]._replace(init=np.asarray(value, float))
-    return out
+        site = sites[name]
+        if site.transform is not None and not bool(jnp.all(jnp.isfinite(site.transform.inv(site.init)))):
+            raise ModelStructureError(
+                f"the value given for site '{name}' is outside or at the edge of its support.", site=name
+            )
 
 
 def check_field(field: Sequence[str], sites: Mapping[str, SiteInfo]) -> None:

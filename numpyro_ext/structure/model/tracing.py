@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -228,21 +229,25 @@ def inspect_sites(
     args: tuple,
     kwargs: dict,
     rng_key: Array,
+    init_values: Mapping[str, Any],
 ) -> dict[str, SiteInfo]:
     """Run the model once, with cheap central values for its latent sites, and describe its sites.
 
     The run is compiled as a whole, which costs less than compiling its operations one by one; a model that only runs
     with concrete values is run without. None of the sites is a candidate for a field yet: see :func:`mark_candidates`.
 
+    :param init_values: values of latent and param sites to be used in place of central ones (constrained).
     :raises ModelStructureError: for models that fail on their arguments, subsampled plates, scaled latent sites and
         sites inside a scan.
     """
     check_call(model, args, kwargs)
-    central = _Watch(handlers.substitute(PlainSites(model), substitute_fn=_central_value))
+    values = {name: to_real(jnp.asarray(value)) for name, value in init_values.items()}
+    watch = _Watch(PlainSites(model))
     static: dict[str, dict[str, Any]] = {}
 
-    def run(key: Array) -> dict[str, Any]:
+    def run(key: Array, values: dict[str, Any]) -> dict[str, Any]:
         arrays = {}
+        central = handlers.substitute(watch, substitute_fn=partial(_initial_value, values))
         for name, site in handlers.trace(handlers.seed(central, key)).get_trace(*args, **kwargs).items():
             static[name] = {
                 n: site[n] for n in ("type", "kwargs", "args", "cond_indep_stack", "is_observed") if n in site
@@ -257,21 +262,21 @@ def inspect_sites(
 
     try:
         try:
-            arrays = _run_compiled(run, rng_key)
+            arrays = _run_compiled(run, rng_key, values)
         except (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError, TypeError):
-            arrays = run(rng_key)
+            arrays = run(rng_key, values)
     except ModelStructureError:
         raise
     # NumPyro asserts that plates are not empty.
     except (AssertionError, IndexError, TypeError, ValueError) as error:
-        raise execution_error(error, central.last_site, model, args, kwargs) from error
+        raise execution_error(error, watch.last_site, model, args, kwargs) from error
     kinds = ("sample", "param", "deterministic", "plate")
     return {n: _inspect(n, {**site, **arrays.get(n, {})}) for n, site in static.items() if site["type"] in kinds}
 
 
-def _run_compiled(run: Callable[[Array], Any], rng_key: Array) -> Any:
-    """``run(rng_key)`` by a compiled function that is shared by all runs of the same operations on other data."""
-    program, output = make_program(run, rng_key)
+def _run_compiled(run: Callable[..., Any], *args: Any) -> Any:
+    """``run(*args)`` by a compiled function that is shared by all runs of the same operations on other data."""
+    program, output = make_program(run, *args)
     leaves, structure = jax.tree.flatten(output, is_leaf=lambda leaf: isinstance(leaf, Constant))
 
     def evaluate(inputs: Sequence[Any], data: Sequence[Any]) -> list[Any]:
@@ -279,7 +284,7 @@ def _run_compiled(run: Callable[[Array], Any], rng_key: Array) -> Any:
         return program.evaluate(leaves, env)
 
     compiled = _COMPILED.get(program.fingerprint(), lambda: jax.jit(evaluate))
-    values = compiled(jax.tree.leaves(rng_key), program.data)
+    values = compiled(jax.tree.leaves(args), program.data)
     return jax.tree.unflatten(structure, values)
 
 
@@ -355,6 +360,23 @@ def _check_order(name: str, base: dist.Distribution) -> None:
                 "orders them (dist.TransformedDistribution(prior, dist.transforms.OrderedTransform())).",
                 site=name,
             )
+
+
+def _initial_value(given: Mapping[str, Any], site: dict[str, Any]) -> Any:
+    """The value at which the model is run: what is given for a site, else a central one."""
+    name = site["name"]
+    if name not in given or site["type"] not in ("sample", "param") or site.get("is_observed"):
+        return _central_value(site)
+    if site["type"] == "sample":
+        shape = site["fn"].batch_shape + site["fn"].event_shape
+    else:
+        shape = np.shape(given[name] if callable(site["args"][0]) else site["args"][0])
+    try:
+        return jnp.broadcast_to(given[name], shape)
+    except ValueError:
+        raise ModelStructureError(
+            f"the value given for site '{name}' has shape {np.shape(given[name])}, the site has shape {shape}."
+        ) from None
 
 
 def _central_value(site: dict[str, Any]) -> Any:

@@ -64,6 +64,7 @@ def check_form(reading: ModelReading, rng_key: Array) -> None:
     close = np.abs(difference) <= tolerance * (1.0 + np.abs(np.where(both_finite, numpyro_value, 0.0)))
     same = np.where(both_finite, close, form == numpyro_value)
     if not same.all():
+        reading.check_conditioning(tolerance)
         worst = int(np.argmax(~same))
         raise ModelStructureError(
             f"the model was misread: its log density is {numpyro_value[worst]:.10g} at a random point, the form gives "

@@ -27,7 +27,7 @@ def read_sparse_linear(
     kwargs: Mapping[str, Any] | None = None,
     *,
     field: Sequence[str] | None = None,
-    hyper_values: Mapping[str, Any] | None = None,
+    init_values: Mapping[str, Any] | None = None,
     rng_key: Array | None = None,
     check: bool = True,
 ) -> SparseLinearReading:
@@ -41,7 +41,8 @@ def read_sparse_linear(
     :param tuple args: its arguments, which stay concrete.
     :param dict kwargs: its keyword arguments.
     :param field: names of the sites to use as coefficients, instead of searching.
-    :param hyper_values: starting values of hyperparameters (constrained), instead of the centres of their priors.
+    :param dict init_values: starting values of hyperparameters (constrained), instead of the centres of their priors;
+        the model need not have a density elsewhere.
     :param rng_key: for models that draw random numbers themselves.
     :param bool check: compare the form with NumPyro's log density at random points, and the operator with its adjoint.
     :return: the reading.
@@ -65,5 +66,5 @@ def read_sparse_linear(
     Cost: a few abstract traces of the model; with ``check`` one compilation, reused for data of the same shapes.
     """
     return read_first(
-        [SPARSE_LINEAR], model, args, kwargs, field=field, hyper_values=hyper_values, rng_key=rng_key, check=check
+        [SPARSE_LINEAR], model, args, kwargs, field=field, init_values=init_values, rng_key=rng_key, check=check
     )
