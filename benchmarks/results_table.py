@@ -98,7 +98,8 @@ class ResultsTable:
             raise ValueError(f"There is a row {row.key} already: give items, peers or figures different names.")
         self._rows.append(row)
         target = f" (target {row.target}: {row.verdict})" if row.target else ""
-        print(f"\n{row.item}, {row.dtype}: {row.figure_and_value}{target} {row.remark}")
+        against = f", against {row.peer}" if row.peer else ""
+        print(f"\n{row.item}, {row.dtype}{against}: {row.figure_and_value}{target} {row.remark}")
 
     def write(self, folder: Path) -> None:
         """Write ``<date>-<backend>.md`` and ``.json``; nothing if there is no row.

@@ -9,7 +9,19 @@ import jax.numpy as jnp
 from jax import Array
 from jax.scipy.linalg import solve_triangular
 
-__all__ = ["cholesky", "cholesky_solve", "half_log_determinant", "safe_sqrt", "solve_lower", "solve_upper"]
+__all__ = [
+    "LARGEST_DENSE",
+    "cholesky",
+    "cholesky_solve",
+    "half_log_determinant",
+    "safe_sqrt",
+    "solve_lower",
+    "solve_upper",
+]
+
+LARGEST_DENSE = 2048
+"""Unknowns up to which a matrix of all their pairs is made where nothing else will do, or once for an answer: 32 MiB
+and a factorisation of a fraction of a second."""
 
 # A batched library call splits its batch among the threads of the CPU and waits for them. Where it runs inside a
 # compiled loop, these threads may all be waiting for each other (seen with JAX 0.10 on two cores), and nothing moves

@@ -35,7 +35,8 @@ class Potential:
     logistic, probit and Gaussian factors), and grows no faster than a polynomial along it. Expectations under products
     of Gaussian vectors need it: see :func:`~numpyro_ext.potentials.expected_bilinear_log_density`."""
     has_exponential_mean: ClassVar[bool] = False
-    """Whether :meth:`mean` is proportional to the exponential of the predictor."""
+    """Whether :meth:`mean` is proportional to the exponential of the predictor: its expectation is then taken in closed
+    form, and may be infinite. Other means must not grow faster than a polynomial where a bilinear model uses them."""
     has_closed_derivatives: ClassVar[bool]
     """Whether the class has :meth:`derivatives` of its own."""
 

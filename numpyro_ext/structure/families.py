@@ -239,7 +239,7 @@ NORMAL = register_family(
     label="normal",
     predictor="loc",
     parameters=("scale",),
-    links={IDENTITY: lambda y: GaussianPotential(y.value, y.parameters["scale"])},
+    links={IDENTITY: lambda y: GaussianPotential(y.value, **y.parameters)},
     is_sparse_prior=True,
 )
 register_family(
@@ -247,7 +247,7 @@ register_family(
     label="student t",
     predictor="loc",
     parameters=("scale", "df"),
-    links={IDENTITY: lambda y: StudentTPotential(y.value, y.parameters["scale"], y.parameters["df"])},
+    links={IDENTITY: lambda y: StudentTPotential(y.value, **y.parameters)},
     is_sparse_prior=True,
 )
 register_family(
@@ -255,7 +255,7 @@ register_family(
     label="laplace",
     predictor="loc",
     parameters=("scale",),
-    links={IDENTITY: lambda y: LaplacePotential(y.value, y.parameters["scale"])},
+    links={IDENTITY: lambda y: LaplacePotential(y.value, **y.parameters)},
     is_sparse_prior=True,
 )
 register_family(
@@ -273,9 +273,7 @@ register_family(
     label="rectified linear poisson",
     predictor="predictor",
     parameters=("exposure", "offset"),
-    links={
-        IDENTITY: lambda y: RectifiedLinearPoissonPotential(y.value, y.parameters["exposure"], y.parameters["offset"])
-    },
+    links={IDENTITY: lambda y: RectifiedLinearPoissonPotential(y.value, **y.parameters)},
 )
 register_family(
     SoftplusPoisson,
@@ -388,7 +386,7 @@ register_family(
     predictor="predictor",
     parameters=("thresholds",),
     vectors=("thresholds",),
-    links={IDENTITY: lambda y: ContinuationRatioPotential(y.label, y.parameters["thresholds"])},
+    links={IDENTITY: lambda y: ContinuationRatioPotential(y.label, **y.parameters)},
 )
 register_family(
     AdjacentCategory,
@@ -396,5 +394,5 @@ register_family(
     predictor="predictor",
     parameters=("thresholds", "scores"),
     vectors=("thresholds", "scores"),
-    links={IDENTITY: lambda y: AdjacentCategoryPotential(y.label, y.parameters["thresholds"], y.parameters["scores"])},
+    links={IDENTITY: lambda y: AdjacentCategoryPotential(y.label, **y.parameters)},
 )

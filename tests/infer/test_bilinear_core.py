@@ -278,11 +278,12 @@ def test_synthetic_counts(family, best):
     listed = max(reference["VB" if family == "full" else "MF"]["all_bounds"])
     np.testing.assert_allclose(listed, best, atol=0.05)
     form = factorisation(*train, (50, 60), (1.0, reference["sigma2_v"]), 3)
-    state, info = solve(form, init(form, jax.random.key(2), family, family))
+    # Diagonal covariances have several optima within two nats; this start leads to the best.
+    state, info = solve(form, init(form, jax.random.key(3), family, family))
     trace = np.asarray(info.objective_trace)[: int(info.num_steps)]
     assert bool(info.converged)
     assert np.all(np.diff(trace) >= -1e-8 * abs(best))
-    assert listed - 3.0 < info.objective < listed + 3.0
+    np.testing.assert_allclose(info.objective, listed, atol=2e-3)
     np.testing.assert_allclose(bound(form, state.rows, state.columns), info.objective, rtol=1e-12)
     assert gauge_residual(form, state.rows, state.columns) < 1e-8
     # at any optimum the posterior is narrower than the prior

@@ -170,6 +170,29 @@ def test_normal_values_against_the_closed_form():
     np.testing.assert_allclose(engine.log_evidence, expected.sum() - divergence, rtol=1e-7)
 
 
+@needs_float64
+@slow
+def test_the_noise_of_normal_values_is_learned():
+    """At the end it solves ``-n / s + S / s^3 - s = 0``, with the expected sum of squares and a half-normal prior."""
+
+    def noisy(y):
+        noise = numpyro.sample("noise", dist.HalfNormal(1.0))
+        with numpyro.plate("rows", R):
+            w = numpyro.sample("w", dist.Normal(0.0, 1.0))
+        with numpyro.plate("cols", C):
+            z = numpyro.sample("z", dist.Normal(0.0, 1.0))
+        numpyro.sample("y", dist.Normal(w[ROWS] * z[COLS], noise), obs=y)
+
+    y = FACTORS.ravel() + 0.3 * np.random.default_rng(6).normal(size=R * C)
+    engine = BilinearVG(noisy, progress_bar=False, tol=1e-9)
+    engine.run(random.key(0), y)
+    (u, uu), (w, ww) = ((np.ravel(b.mean), np.ravel(b.covariance)) for b in engine._blocks())
+    squares = np.sum(y**2 - 2.0 * y * u[ROWS] * w[COLS] + (u**2 + uu)[ROWS] * (w**2 + ww)[COLS])
+    noise = engine.hyper["noise"].value
+    assert engine.diagnostics.converged
+    np.testing.assert_allclose(-y.size / noise + squares / noise**3, noise, rtol=1e-6)
+
+
 def learning_model(rows, cols, y):
     """A scale in the prior, and thresholds in the likelihood."""
     scale = numpyro.sample("scale", dist.HalfNormal(1.0))

@@ -16,6 +16,7 @@ from numpyro.infer.autoguide import AutoMultivariateNormal
 from numpyro_ext.infer import VariationalGaussian, cross_validate
 from numpyro_ext.models import cox_process
 from numpyro_ext.structure import ModelStructureError
+from tests.monte_carlo import assert_close_deviations, assert_close_means
 
 KEY = jax.random.key(0)
 REGRESSION = json.loads((Path(__file__).parents[1] / "reference" / "khan_lgm_small.json").read_text())["blr"]
@@ -127,8 +128,8 @@ def test_hyperparameters_maximise_the_bound(fitted, counts_case):
 
 def test_draws_and_held_out_densities(fitted, counts_case):
     draws = fitted.get_samples()
-    np.testing.assert_allclose(np.mean(draws["f"], 0), fitted.posterior["f"].mean, atol=0.1)
-    np.testing.assert_allclose(np.std(draws["f"], 0), fitted.posterior["f"].sd, rtol=0.15)
+    assert_close_means(draws["f"], fitted.posterior["f"].mean)
+    assert_close_deviations(draws["f"], fitted.posterior["f"].sd)
     held_out = fitted.log_predictive()["y"]
     assert np.all((np.asarray(held_out) < 0.0) == ~np.asarray(counts_case.mask))
 

@@ -238,7 +238,8 @@ def test_mode(given):
 
 def test_conjugate_gradients_give_the_same_answers(given, dense, monkeypatch):
     mean, covariance = dense
-    monkeypatch.setattr("numpyro_ext.infer.sparse.gaussian_solver.LARGEST_DENSE", 1)
+    monkeypatch.setattr("numpyro_ext.infer.sparse.gaussian_solver.LARGEST_DENSE_STEP", 1)
+    monkeypatch.setattr("numpyro_ext.infer.sparse.mean_field_programs.LARGEST_DENSE", 1)
     engine = StructuredMeanField(
         learning, hyper_values=GIVEN, num_steps=100, tol=1e-4, num_variance_samples=500, num_samples=1000
     )

@@ -180,9 +180,10 @@ def test_dense_operator_is_close_to_quadrature_over_states():
     state, info = core.solve(form, core.init(form), num_steps=200, tol=1e-10)
     moments = core.gaussian(form, state)
     assert info.converged
-    assert np.all(np.abs(moments.mean - mean) < 0.1 * np.sqrt(variance))
-    np.testing.assert_allclose(moments.variance, variance, rtol=0.2)
-    np.testing.assert_allclose(info.objective, log_evidence, atol=0.05)
+    # What is left is the error of EP itself: eight accurate data for five coefficients leave little to approximate.
+    assert np.all(np.abs(moments.mean - mean) < 1e-3 * np.sqrt(variance))
+    np.testing.assert_allclose(moments.variance, variance, rtol=3e-3)
+    np.testing.assert_allclose(info.objective, log_evidence, atol=1e-3)
 
     def converged_evidence(log_noise):
         moved = form._replace(noise_variance=jnp.exp(log_noise))

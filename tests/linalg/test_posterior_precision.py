@@ -9,6 +9,7 @@ from numpyro_ext.linalg import diagonal, from_matrix, identity, select, wavelet_
 from numpyro_ext.linalg.solvers.conjugate_gradient import conjugate_gradient
 from numpyro_ext.linalg.solvers.perturb_and_map import draw_perturbations, perturb_and_map
 from numpyro_ext.linalg.solvers.posterior_precision import (
+    _NUM_SIGNS,
     PosteriorPrecision,
     dense_moments,
     gram_diagonal,
@@ -16,6 +17,7 @@ from numpyro_ext.linalg.solvers.posterior_precision import (
     lanczos_log_determinant,
     lanczos_variance,
 )
+from tests.monte_carlo import log_determinant_error, trace_error
 
 ROWS, COLUMNS = 24, 32
 
@@ -89,7 +91,10 @@ def test_another_gram_matrix_is_averaged():
     operator = select(np.arange(ROWS), COLUMNS) @ from_matrix(basis)
     assert not has_diagonal_gram(operator, jnp.asarray(0.25))
     assert not has_diagonal_gram(from_matrix(basis), jnp.linspace(1.0, 2.0, COLUMNS))
-    np.testing.assert_allclose(gram_diagonal(operator, jnp.asarray(0.25), False), 4.0 * ROWS / COLUMNS, rtol=0.3)
+    gram = 4.0 * basis[:ROWS].T @ basis[:ROWS]
+    error = trace_error(gram, _NUM_SIGNS) / COLUMNS
+    found = gram_diagonal(operator, jnp.asarray(0.25), False)
+    np.testing.assert_allclose(found, np.trace(gram) / COLUMNS, atol=4.0 * error)
 
 
 def test_dense_moments(precision, exact):
@@ -137,8 +142,11 @@ def test_lanczos_variance_is_a_lower_bound_and_exact_on_the_whole_space(precisio
 def test_lanczos_log_determinant(precision, exact):
     truth = 0.5 * np.linalg.slogdet(exact)[1]
     signs = jnp.sign(jax.random.normal(jax.random.key(4), (200, COLUMNS)))
-    found = lanczos_log_determinant(precision, jnp.asarray(0.75), signs, 20)
-    np.testing.assert_allclose(found, truth, atol=0.3)
+    found = lanczos_log_determinant(precision, jnp.asarray(0.75), signs, COLUMNS)
+    error = log_determinant_error(exact, 0.75 + np.asarray(precision.precision), 200)
+    np.testing.assert_allclose(found, truth, atol=4.0 * error)
+    # Fewer products than dimensions are enough.
+    np.testing.assert_allclose(lanczos_log_determinant(precision, jnp.asarray(0.75), signs, 20), found, rtol=1e-6)
 
 
 def test_lanczos_log_determinant_of_a_matrix_that_the_preconditioner_equals():

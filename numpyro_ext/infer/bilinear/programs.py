@@ -255,4 +255,6 @@ def compiled_bilinear_programs(
 ) -> BilinearPrograms:
     """Programs for the structure of a reading, from the last ones made if they serve."""
     key = (reading.structure_key, space.key, families, tol, devices, solver)
-    return _COMPILED.get(key, lambda: BilinearPrograms(reading, space, families, tol, devices, solver))
+    return _COMPILED.get(
+        key, lambda: BilinearPrograms(reading.skeleton(), space.skeleton(), families, tol, devices, solver)
+    )

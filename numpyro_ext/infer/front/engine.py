@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike
 
+from ...linalg.cholesky import LARGEST_DENSE
 from ...linalg.operators.operator import LinearOperator
 from ...structure.model.search import field_names
 from ..hyper.space import UnconstrainedSpace
@@ -28,8 +29,6 @@ from .state import EngineState, Fit
 from .summary import format_summary
 
 __all__ = ["BaseEngine", "check_at_least", "check_positive", "default_tolerance", "hyper_estimates"]
-
-_LARGEST_COVARIANCE = 2048
 
 
 class BaseEngine(ArviZInterface):
@@ -244,7 +243,7 @@ class BaseEngine(ArviZInterface):
     def _row_variance(self, rows: LinearOperator | Array, site: str | None) -> Array:
         """Posterior variance of each row applied to the site."""
         posterior = self._measured_site(site)
-        if posterior.size <= _LARGEST_COVARIANCE:
+        if posterior.size <= LARGEST_DENSE:
             dense = rows.materialise() if isinstance(rows, LinearOperator) else rows
             covariance = posterior.covariance().reshape(posterior.size, posterior.size)
             return jnp.einsum("ri,ij,rj->r", dense, covariance, dense)

@@ -269,4 +269,4 @@ def compiled_programs(reading: Any, algorithm: Algorithm, space: UnconstrainedSp
     :param options: as for :class:`Programs`.
     """
     key = (reading.structure_key, algorithm.key, space.key, tuple(sorted(options.items())))
-    return _COMPILED.get(key, lambda: Programs(reading, algorithm, space, **options))
+    return _COMPILED.get(key, lambda: Programs(reading.skeleton(), algorithm, space.skeleton(), **options))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Hashable, Mapping
 from typing import Any
@@ -39,6 +40,12 @@ class UnconstrainedSpace:
             self.slices[name] = slice(start, stop)
             start = stop
         self.size = start
+
+    def skeleton(self) -> UnconstrainedSpace:
+        """This space without the values that are fixed and those to start from: what compiled programs keep of it."""
+        out = copy.copy(self)
+        out.sites, out.fixed = {name: site._replace(init=None) for name, site in self.sites.items()}, {}
+        return out
 
     @property
     def key(self) -> Hashable:

@@ -21,7 +21,7 @@ from ...linalg.solvers.posterior_precision import (
 from ...structure.sparse_linear.form import SparseLinear
 
 __all__ = [
-    "LARGEST_DENSE",
+    "LARGEST_DENSE_STEP",
     "Options",
     "Solved",
     "State",
@@ -36,7 +36,8 @@ __all__ = [
 Variances = Literal["exact", "perturb-and-map", "lanczos", "none"]
 Solver = Literal["diagonal", "dense", "conjugate-gradient"]
 
-LARGEST_DENSE = 1024
+LARGEST_DENSE_STEP = 1024
+"""Coefficients up to which every step factorises a matrix: beyond, some products with the operator cost less."""
 _NUM_PROBES = 4
 
 
@@ -123,13 +124,13 @@ def choose_options(
     if is_diagonal is None:
         is_diagonal = has_diagonal_gram(form.operator, form.noise_variance)
     is_diagonal = is_diagonal and form.analysis is None
-    is_dense = form.num_columns <= LARGEST_DENSE
+    is_dense = form.num_columns <= LARGEST_DENSE_STEP
     solver: Solver = "diagonal" if is_diagonal else "dense" if is_dense else "conjugate-gradient"
     if variances == "auto":
         variances = "perturb-and-map" if solver == "conjugate-gradient" else "exact"
     if variances == "exact" and solver == "conjugate-gradient":
         raise ValueError(
-            f"Exact variances need an operator whose columns are orthogonal, or at most {LARGEST_DENSE} "
+            f"Exact variances need an operator whose columns are orthogonal, or at most {LARGEST_DENSE_STEP} "
             f"coefficients; there are {form.num_columns}. Use variances='perturb-and-map'."
         )
     return Options(solver, variances, **options)

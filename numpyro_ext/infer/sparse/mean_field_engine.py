@@ -361,7 +361,7 @@ class StructuredMeanField(BaseEngine):
     def posterior(self) -> PosteriorSites:
         """Gaussian marginals by name, for every coefficient site and every deterministic site linear in them.
 
-        Variances are exact with exact variances for the coefficients, and for other sites up to 1024 coefficients;
+        Variances are exact with exact variances for the coefficients, and for other sites up to 2048 coefficients;
         elsewhere they are estimated from ``num_samples`` draws, with relative standard deviation
         ``sqrt(2 / num_samples)``.
         """

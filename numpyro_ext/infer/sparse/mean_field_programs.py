@@ -10,13 +10,12 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from ...compilation.recent import Recent
-from ...linalg.cholesky import cholesky, cholesky_solve, solve_upper
+from ...linalg.cholesky import LARGEST_DENSE, cholesky, cholesky_solve, solve_upper
 from ...linalg.operators.operator import LinearOperator
 from ...linalg.solvers.perturb_and_map import draw_perturbations, perturb_and_map
 from ...linalg.solvers.posterior_precision import gram_diagonal
 from ..hyper import search as hyper_search
 from ..hyper.space import UnconstrainedSpace
-from . import gaussian_solver as structured_gaussian
 from . import mean_field as core
 from . import tree_learning
 
@@ -145,7 +144,7 @@ class SparsePrograms:
 
     @property
     def _is_small(self) -> bool:
-        return self._reading.num_columns <= structured_gaussian.LARGEST_DENSE
+        return self._reading.num_columns <= LARGEST_DENSE
 
     def _site_mean(self, data: Any, hyper: dict, workspace: core.Workspace, state: core.State, *, name: str) -> Array:
         operator, offset = self._reading.maps(hyper, data, (name,))[name]
@@ -284,7 +283,7 @@ def compiled_sparse_programs(
     :param float tol: at which the iteration has converged.
     """
     key = (reading.structure_key, space.key, options, tol)
-    return _COMPILED.get(key, lambda: SparsePrograms(reading, space, options, tol=tol))
+    return _COMPILED.get(key, lambda: SparsePrograms(reading.skeleton(), space.skeleton(), options, tol=tol))
 
 
 def compiled_form(reading: Any) -> Any:
@@ -292,4 +291,4 @@ def compiled_form(reading: Any) -> Any:
 
     :param reading: of the model.
     """
-    return _FORMS.get(reading.structure_key, lambda: jax.jit(reading.form))
+    return _FORMS.get(reading.structure_key, lambda: jax.jit(reading.skeleton().form))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -11,7 +10,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from ...compilation.recent import Recent
-from ...linalg.cholesky import solve_upper
+from ...linalg.cholesky import LARGEST_DENSE, solve_upper
 from ...potentials.trees.draws import tree_draws
 from ...potentials.trees.mixture import components_of_nodes, state_posterior, tilted_moments
 from ..hyper import search as hyper_search
@@ -19,11 +18,8 @@ from ..hyper.search import EVALUATIONS_PER_CHUNK
 from ..hyper.space import UnconstrainedSpace
 from . import tree_propagation as core
 
-__all__ = ["LARGEST_DENSE", "TreeOptions", "TreePrograms", "compiled_tree_programs"]
+__all__ = ["TreeOptions", "TreePrograms", "compiled_tree_programs"]
 
-LARGEST_DENSE = 2048
-"""Coefficients up to which an operator is turned into a matrix."""
-_LARGEST_COVARIANCE = 1024
 _DRAWS_AT_A_TIME = 10
 _COMPILED = Recent(16)
 
@@ -170,9 +166,7 @@ class TreePrograms:
     def has_exact_variance(self, name: str) -> bool:
         """Whether the variance of a site is computed without draws."""
         return (
-            self._reading.num_columns <= _LARGEST_COVARIANCE
-            or not self.options.is_exact
-            or self._reading.is_selection(name)
+            self._reading.num_columns <= LARGEST_DENSE or not self.options.is_exact or self._reading.is_selection(name)
         )
 
     def _map(self, data: Any, hyper: dict, name: str) -> Any:
@@ -250,4 +244,4 @@ class TreePrograms:
 def compiled_tree_programs(reading: Any, space: UnconstrainedSpace, options: TreeOptions) -> TreePrograms:
     """The programs for this structure, from the store if a run of the same structure has been made before."""
     key = (reading.structure_key, space.key, options)
-    return _COMPILED.get(key, partial(TreePrograms, reading, space, options))
+    return _COMPILED.get(key, lambda: TreePrograms(reading.skeleton(), space.skeleton(), options))

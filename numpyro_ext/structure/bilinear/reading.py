@@ -286,20 +286,21 @@ class BilinearReading(ModelReading):
         point = jnp.asarray(rng.standard_normal(self.num_columns), jnp.result_type(float))
         sizes = self.elements[0].shape[1], self.elements[1].shape[1]
         tests = tuple(jnp.asarray(rng.uniform(1.0, 2.0, size), jnp.result_type(float)) for size in sizes)
+        reading = self.skeleton()
 
         def meetings(
             env: dict[int, Any], weights: Array, point: Array, tests: tuple[Array, Array]
         ) -> tuple[Array, list[Array]]:
             """How strongly components meet; of combinations of the coefficients the range over the cells."""
-            predict, zeros = self._predictor_fn(env), jnp.zeros_like(point)
+            predict, zeros = reading._predictor_fn(env), jnp.zeros_like(point)
             slopes = jax.grad(lambda x: jnp.dot(weights, predict(x)))
 
             def products_of(position: Array) -> Array:
-                return jax.jvp(slopes, (point,), (self._direction(0, position),))[1]
+                return jax.jvp(slopes, (point,), (reading._direction(0, position),))[1]
 
             found = jax.lax.map(products_of, jnp.arange(sizes[0]))
-            largest = jnp.max(jnp.abs(found[:, jnp.asarray(self.elements[1])]), axis=1)
-            rows, columns = (self._spread(side, test) for side, test in enumerate(tests))
+            largest = jnp.max(jnp.abs(found[:, jnp.asarray(reading.elements[1])]), axis=1)
+            rows, columns = (reading._spread(side, test) for side, test in enumerate(tests))
 
             def slope_of_rows(x: Array) -> Array:
                 return jax.jvp(predict, (x,), (rows,))[1]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -68,7 +69,8 @@ class ModelReading(ABC):
         rng_key: Array,
         prior: Callable[[Any], Any],
     ):
-        self.model, self.args, self.kwargs = model, args, kwargs
+        self.model: Any = model
+        self.args, self.kwargs = args, kwargs
         self.sites = dict(sites)
         self.field = tuple(n for n in sites if n in field)
         free = [s for s in sites.values() if s.kind in ("latent", "param") and s.name not in self.field]
@@ -89,7 +91,7 @@ class ModelReading(ABC):
         structure = jax.tree.structure((innovations, given))
         inputs, self._given = jax.tree.unflatten(structure, self._program.inputs)
         self._field = {n: (inputs[n], sizes[n]) for n in self.field}
-        self.data = self._program.data
+        self.data: Sequence[Any] = self._program.data
         self.predictive = _predictive_sites(self._program, self._trace, self._given, free)
         self.hyper = {
             s.name: HyperSite(s.shape, s.transform, s.kind == "param", s.init)
@@ -282,6 +284,21 @@ class ModelReading(ABC):
                     f"columns that are nearly the same.{remedy}",
                     site=name,
                 )
+
+    def skeleton(self) -> Self:
+        """This reading without the model, its arguments and its data: what compiled programs keep of it.
+
+        Its functions of hyperparameters and data are the same, where they are given both. What has to be looked up in
+        the data, such as indices, is found before, when a model is read.
+        """
+        self._program.release()
+        out = copy.copy(self)
+        out.model, out.args, out.kwargs = None, (), {}
+        out.data = jax.eval_shape(lambda: self.data)
+        init = {n: s.init if n in self.predictive else None for n, s in self.sites.items()}
+        out.sites = {n: SiteInfo(n, s.kind, s.shape, s.family, init=init[n]) for n, s in self.sites.items()}
+        out.hyper = {n: h._replace(init=jax.eval_shape(lambda h=h: h.init)) for n, h in self.hyper.items()}
+        return out
 
     def initial_hyper(self) -> dict[str, Any]:
         """Starting values of the hyperparameters: medians or means of their priors, initial values of ``param``."""

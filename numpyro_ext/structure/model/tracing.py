@@ -278,13 +278,15 @@ def _run_compiled(run: Callable[..., Any], *args: Any) -> Any:
     """``run(*args)`` by a compiled function that is shared by all runs of the same operations on other data."""
     program, output = make_program(run, *args)
     leaves, structure = jax.tree.flatten(output, is_leaf=lambda leaf: isinstance(leaf, Constant))
+    data = program.data
+    program.release()
 
     def evaluate(inputs: Sequence[Any], data: Sequence[Any]) -> list[Any]:
         env = dict(zip((*program.inputs, *program.constants), (*inputs, *data), strict=True))
         return program.evaluate(leaves, env)
 
     compiled = _COMPILED.get(program.fingerprint(), lambda: jax.jit(evaluate))
-    values = compiled(jax.tree.leaves(args), program.data)
+    values = compiled(jax.tree.leaves(args), data)
     return jax.tree.unflatten(structure, values)
 
 

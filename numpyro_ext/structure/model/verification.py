@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -95,21 +96,25 @@ def _compile(reading: ModelReading, rng_key: Array) -> tuple[Any, Any]:
         terms = [jnp.sum(v) for n, v in log_joint.items() if n not in reading.predictive]
         return jnp.asarray(sum(terms, start=0.0))
 
-    def latent_values(hyper: Any, e: Array, data: Any) -> dict[str, Any]:
-        values = reading.values(hyper, e, data)
-        return {n: values.get(n, hyper.get(n)) for n in (*reading.field, *reading.hyper)}
-
     zeros = jnp.zeros((reading.num_columns,), jnp.result_type(float))
-    example = jax.eval_shape(latent_values, reading.initial_hyper(), zeros, reading.data)
+    skeleton = reading.skeleton()
+    example = jax.eval_shape(partial(_latent_values, skeleton), skeleton.initial_hyper(), zeros, skeleton.data)
     program, output = make_program(reference, example)
+    reference_data = program.data
+    program.release()
 
     def both(hyper: Any, white: Array, data: Any, reference_data: Any) -> tuple[Array, ...]:
-        e = reading.draw(hyper, white, data)
-        leaves = jax.tree.leaves(latent_values(hyper, e, data))
+        e = skeleton.draw(hyper, white, data)
+        leaves = jax.tree.leaves(_latent_values(skeleton, hyper, e, data))
         env = dict(zip(program.inputs, leaves, strict=True))
         env |= dict(zip(program.constants, reference_data, strict=True))
         (expected,) = program.evaluate([output], env)
-        return reading.log_joint(hyper, e, data), expected, reading.linearity_error(hyper, data)
+        return skeleton.log_joint(hyper, e, data), expected, skeleton.linearity_error(hyper, data)
 
     key = (reading.structure_key, program.fingerprint())
-    return _COMPILED.get(key, lambda: lean_jit(both)), program.data
+    return _COMPILED.get(key, lambda: lean_jit(both)), reference_data
+
+
+def _latent_values(reading: ModelReading, hyper: Any, e: Array, data: Any) -> dict[str, Any]:
+    values = reading.values(hyper, e, data)
+    return {n: values.get(n, hyper.get(n)) for n in (*reading.field, *reading.hyper)}

@@ -115,6 +115,10 @@ class Program:
         self.constants = tuple(c for c, _ in kept)
         self.data = tuple(d for _, d in kept)
 
+    def release(self) -> None:
+        """Let go of the data: compiled functions keep programs, and should keep no arrays alive."""
+        self.data = ()
+
     def needed(self, wanted: Iterable[Atom], known: Iterable[int]) -> set[int]:
         """Indices of the equations required to compute ``wanted`` when the values ``known`` are given."""
         known = set(known)

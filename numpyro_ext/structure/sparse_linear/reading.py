@@ -75,7 +75,6 @@ class SparseLinearReading(ModelReading):
             parts.append((factor.parameters["loc"], factor.value, None if everything else rows))
         self._mean = AffineValues(self._program, degrees, self._field, parts, (self.structure_key, "mean"))
         self._maps: dict[str, AffineValues] = {}
-        self._selections: dict[str, bool] = {}
         self.is_design_fixed = not self._mean.depends_on(set(jax.tree.leaves(self._given)))
 
     def _check_components(self) -> None:
@@ -214,13 +213,7 @@ class SparseLinearReading(ModelReading):
 
     def is_selection(self, name: str) -> bool:
         """Whether a site consists of coefficients one by one: not if its location is made of others."""
-        if name not in self.field:
-            return False
-        if name not in self._selections:
-            with jax.ensure_compile_time_eval():
-                operator = self.maps(self.initial_hyper(), self.data, (name,))[name].operator
-                self._selections[name] = has_diagonal_gram(operator, jnp.ones(()))
-        return self._selections[name]
+        return name in self.field and self._degrees.of(self._trace.locations[name]) == Degree.CONSTANT
 
     def maps(
         self, hyper: Mapping[str, Any], data: Sequence[Any] | None = None, names: Sequence[str] | None = None
