@@ -15,6 +15,7 @@ from numpyro.infer import MCMC, NUTS
 
 from numpyro_ext.datasets import data_path
 from numpyro_ext.infer import BilinearVG
+from numpyro_ext.infer.bilinear import loop
 from numpyro_ext.infer.bilinear import sweeps as bg
 from numpyro_ext.infer.bilinear.prediction import log_predictive_counts
 from numpyro_ext.structure.bilinear.form import GaussianSide
@@ -36,7 +37,7 @@ def test_four_posteriors_of_synthetic_counts():
         pytest.skip("checks float64 accuracy")
     train, test = synthetic_counts()
     reference = json.loads((REFERENCE / "ko-pmf-synth-results.json").read_text())
-    solve = jax.jit(partial(bg.solve, num_sweeps=600, tol=1e-7))
+    solve = jax.jit(partial(loop.solve, num_sweeps=600, tol=1e-7))
     init = jax.jit(bg.init, static_argnums=(2, 3))
     for listed in reference["runs"]:
         form = factorisation(*train, (50, 60), (1.0, listed["sigma2_v"]), 3)
@@ -141,7 +142,7 @@ def test_plays_of_artists(plays):
     """
     user, artist, counts = plays
     num_users, num_artists = user.max() + 1, artist.max() + 1
-    solve = jax.jit(partial(bg.solve, num_sweeps=100, tol=1e-6))
+    solve = jax.jit(partial(loop.solve, num_sweeps=100, tol=1e-6))
     init = jax.jit(bg.init, static_argnums=(2, 3))
     errors = {method: [] for method in METHODS}
     for split in range(10):

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from numpyro_ext.infer.bilinear import loop
 from numpyro_ext.infer.bilinear import sweeps as bg
 from numpyro_ext.infer.bilinear.cells import Block, make_view, sum_cells, sum_values
 from numpyro_ext.infer.bilinear.gauge import gauge_residual, gauge_step
@@ -17,7 +18,7 @@ from tests.infer.bilinear_forms import REFERENCE, factorisation, reference_probl
 
 needs_float64 = pytest.mark.skipif(not jax.config.jax_enable_x64, reason="checks float64 accuracy")
 BOTH = pytest.mark.float32
-solve = jax.jit(partial(bg.solve, num_sweeps=400, tol=1e-7))
+solve = jax.jit(partial(loop.solve, num_sweeps=400, tol=1e-7))
 bound = jax.jit(bg.bound)
 step_side = jax.jit(bg.step_side)
 init = jax.jit(bg.init, static_argnums=(2, 3))

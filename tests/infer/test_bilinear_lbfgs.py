@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from numpyro_ext.infer import BilinearVG
+from numpyro_ext.infer.bilinear import loop
 from numpyro_ext.infer.bilinear import sweeps as bg
 from numpyro_ext.infer.bilinear.cells import Block
 from numpyro_ext.infer.bilinear.lbfgs import lbfgs_side
@@ -49,8 +50,8 @@ def test_both_solvers_end_at_the_same_bound(family):
     """From a start near an optimum, so that there is one to find, and no start is infeasible."""
     form, found = reference_problem()
     state = bg.init(form, jax.random.key(3), family, family)
-    near, _ = jax.jit(partial(bg.solve, num_sweeps=5, tol=1e-9))(form, state)
-    best, info = jax.jit(partial(bg.solve, num_sweeps=2000, tol=1e-12))(form, near)
+    near, _ = jax.jit(partial(loop.solve, num_sweeps=5, tol=1e-9))(form, state)
+    best, info = jax.jit(partial(loop.solve, num_sweeps=2000, tol=1e-12))(form, near)
     views = bg.make_views(form, near.rows, near.columns)
     sweep = jax.jit(partial(bg.sweep, take_step=lbfgs_side))
     state, objectives = near, []

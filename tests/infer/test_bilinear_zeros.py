@@ -11,6 +11,7 @@ import pytest
 from numpyro.infer.util import log_density
 
 from numpyro_ext.infer import BilinearVG
+from numpyro_ext.infer.bilinear import loop
 from numpyro_ext.infer.bilinear import sweeps as bg
 from numpyro_ext.infer.bilinear.cells import Block, make_view, sum_cells, sum_values
 from numpyro_ext.infer.bilinear.zeros import ListedPotential
@@ -168,7 +169,7 @@ def test_tangents_are_the_best_and_the_bound_is_one():
 def test_sweeps_raise_the_bound_to_a_stationary_point(family):
     sparse, _, _, _ = problem(2, is_paired=True)
     state = bg.init(sparse, jax.random.key(0), family, family)
-    state, info = jax.jit(partial(bg.solve, num_sweeps=400, tol=1e-12))(sparse, state)
+    state, info = jax.jit(partial(loop.solve, num_sweeps=400, tol=1e-12))(sparse, state)
     trace = np.asarray(info.objective_trace)[: int(info.num_steps)]
     assert bool(info.converged) and np.all(np.diff(trace) >= -1e-10)
     bound = jax.jit(bg.bound)

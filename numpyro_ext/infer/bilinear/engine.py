@@ -269,7 +269,7 @@ class BilinearVG(BilinearAnswers):
                 reached = EngineState(*programs.devices.get(values, state), None, steps, digest)
                 if jax.process_index() == 0:
                     write_checkpoint(checkpoint, reached)
-            return (values, state), info, info.log_evidence
+            return (values, state), info, info.objective
 
         result = run_in_chunks(
             advance,

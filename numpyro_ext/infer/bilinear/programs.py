@@ -14,11 +14,12 @@ from ...structure.bilinear.form import Bilinear
 from ..hyper import search as hyper_search
 from ..hyper.space import UnconstrainedSpace
 from . import sweeps as core
-from .cells import Block, draw_block
+from .cells import Block, View, draw_block
 from .devices import OneDevice, Prepared, SeveralDevices
 from .lbfgs import lbfgs_side
+from .loop import SolveInfo, fit_side, iterate
 
-__all__ = ["CHUNK", "BilinearPrograms", "FoldInfo", "RunInfo", "Solver", "compiled_bilinear_programs"]
+__all__ = ["CHUNK", "BilinearPrograms", "FoldInfo", "Solver", "compiled_bilinear_programs"]
 
 CHUNK = 10
 _LEARNING_STEPS = 5
@@ -26,19 +27,6 @@ _COMPILED = Recent(16)
 
 Solver = Literal["natural-gradient", "lbfgs"]
 _SOLVERS = {"natural-gradient": core.step_side, "lbfgs": lbfgs_side}
-
-
-class RunInfo(NamedTuple):
-    """How a chunk of sweeps ended."""
-
-    converged: Array
-    num_steps: Array
-    objective_trace: Array
-    """Bound plus log prior of the hyperparameters after each sweep, shape ``(CHUNK,)``, padded with nan."""
-    max_change: Array
-    num_refused: Array
-    log_evidence: Array
-    """The bound at the last hyperparameters."""
 
 
 class FoldInfo(NamedTuple):
@@ -113,7 +101,7 @@ class BilinearPrograms:
         state: core.State,
         num_sweeps: Array,
         is_learning: Array,
-    ) -> tuple[Array, core.State, RunInfo]:
+    ) -> tuple[Array, core.State, SolveInfo]:
         """At most :data:`CHUNK` sweeps, each with an update of the hyperparameters where there are any."""
         reading, space, devices = self._reading, self._space, self.devices
 
@@ -134,7 +122,7 @@ class BilinearPrograms:
         def log_prior(values: Array) -> Array:
             return reading.log_prior(space.unpack(values, fixed), data)
 
-        def learn(values: Array, state: core.State) -> tuple[Array, Array]:
+        def raise_objective(values: Array, state: core.State) -> tuple[Array, Array]:
             """Hyperparameters that raise the objective while the posterior is held, and the bound there."""
 
             def expected(prepared: Prepared, _: Any) -> Array:
@@ -158,38 +146,23 @@ class BilinearPrograms:
             is_better = (found.best.objective > before + log_prior(values)) & jnp.all(jnp.isfinite(found.values))
             return jnp.where(is_better, found.values, values), jnp.where(is_better, objective, state.objective)
 
-        def proceed(carry: Any) -> Array:
-            _, state, _, _, count = carry
-            return (count < num_sweeps) & (state.num_quiet < 2) & jnp.isfinite(state.objective)
+        def learn(values: Array, state: core.State) -> tuple[Array, Array]:
+            return lax.cond(
+                is_learning, raise_objective, lambda values, state: (values, state.objective), values, state
+            )
 
-        def advance(carry: Any) -> Any:
-            values, state, total, trace, count = carry
-            state, info = devices.sweep(make_form(values), state)
-            if space.size:
-                values, objective = lax.cond(
-                    is_learning, learn, lambda values, state: (values, state.objective), values, state
-                )
-                state = state._replace(objective=objective)
-            new_total = state.objective + log_prior(values)
-            change = core.relative_change(new_total, total, info.loss)
-            quiet = (change < limit) & is_learning
-            state = state._replace(num_quiet=jnp.where(quiet, state.num_quiet + 1, 0))
-            last = info._replace(change=change)
-            return values, state, new_total, (trace[0].at[count].set(new_total), last), count + 1
-
-        limit = jnp.maximum(self._tol, 10 * jnp.finfo(state.rows.mean.dtype).eps)
-        first = make_form(values)
-        start, start_values = devices.make_feasible(first, state.rows, state.columns)
-        cost = total_divergence(first.form, start, state.columns)
-        objective = first.form.log_constant + jnp.sum(start_values) - cost
-        state = state._replace(rows=start, objective=objective, num_quiet=jnp.minimum(state.num_quiet, 1))
-        infinite = jnp.full_like(objective, jnp.inf)
-        blank = core.Info(objective, infinite, infinite, jnp.asarray(0))
-        trace = jnp.full((CHUNK,), jnp.nan, objective.dtype)
-        carry = (values, state, objective + log_prior(values), (trace, blank), jnp.asarray(0))
-        values, state, _, (trace, info), count = lax.while_loop(proceed, advance, carry)
-        converged = (state.num_quiet >= 2) & jnp.isfinite(state.objective)
-        return values, state, RunInfo(converged, count, trace, info.change, info.num_refused, state.objective)
+        return iterate(
+            make_form,
+            values,
+            state,
+            devices=devices,
+            num_sweeps=num_sweeps,
+            trace_length=CHUNK,
+            tol=self._tol,
+            learn=learn if space.size else None,
+            log_prior=log_prior,
+            may_end=is_learning,
+        )
 
     def _draws(
         self, data: Any, hyper: dict[str, Array], state: core.State, rng_key: Array, *, num_samples: int
@@ -221,28 +194,28 @@ class BilinearPrograms:
         view = views.rows if is_rows else views.columns
         own, _ = core.make_feasible(view, own, held)
 
-        def proceed(carry: Any) -> Array:
-            _, _, _, gain, count = carry
-            return (count < num_steps) & ~(gain < limit)
-
-        def advance(carry: Any) -> Any:
-            own, step, values, _, count = carry
+        def find_view(own: Block) -> View:
             best = core.with_tangents(views, *((own, held) if is_rows else (held, own)))
-            view = best.rows if is_rows else best.columns
-            own, step, new_values, loss = core.step_side(view, own, held, prior, step)
-            gain = jnp.max(jnp.maximum(jnp.abs(new_values - values), loss) / (1.0 + jnp.abs(new_values)))
-            return own, step, new_values, gain, count + 1
+            return best.rows if is_rows else best.columns
 
         # The step is exact to second order near the optimum, so that the last gain is far above what is left.
-        limit = 100 * jnp.finfo(own.mean.dtype).eps
-        num = own.mean.shape[0]
-        infinite = jnp.full((num,), -jnp.inf, own.mean.dtype)
-        carry = (own, jnp.full((num,), 0.5, own.mean.dtype), infinite, jnp.asarray(jnp.inf, own.mean.dtype), 0)
-        own, _, values, gain, _ = lax.while_loop(proceed, advance, carry)
+        limit = 100 * float(jnp.finfo(own.mean.dtype).eps)
+        num, dtype = own.mean.shape[0], own.mean.dtype
+        own, _, values, change = fit_side(
+            find_view,
+            own,
+            held,
+            prior,
+            jnp.full((num,), 0.5, dtype),
+            jnp.full((num,), -jnp.inf, dtype),
+            num_steps=num_steps,
+            tol=limit,
+            measure=lambda gain, values: jnp.max(gain / (1.0 + jnp.abs(values))),
+        )
         rows, columns = (own, held) if is_rows else (held, own)
         steps = (jnp.ones(b.mean.shape[:1], own.mean.dtype) for b in (rows, columns))
         state = core.State(rows, columns, next(steps), next(steps), jnp.sum(values), jnp.asarray(0))
-        return state, FoldInfo(gain < limit, values)
+        return state, FoldInfo(change < limit, values)
 
 
 def compiled_bilinear_programs(

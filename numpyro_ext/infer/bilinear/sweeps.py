@@ -9,23 +9,6 @@ per vector of the other; each takes a damped natural-gradient step
 
 which is kept only if its own function did not fall, with a step size :math:`\rho` of its own. A point at which an
 expectation does not exist has the value minus infinity, so that no step is ever made to one.
-
->>> import jax, jax.numpy as jnp
->>> from numpyro_ext.infer.bilinear import sweeps as bg
->>> from numpyro_ext.potentials import PoissonExpPotential
->>> from numpyro_ext.structure.bilinear import Bilinear, GaussianSide
->>> zero, one = jnp.zeros((1, 1)), jnp.ones((1, 1))
->>> first = jnp.zeros(1, int)
->>> form = Bilinear(
-...     rows=GaussianSide(zero, one), columns=GaussianSide(zero, 2.0 * one), row_index=first, column_index=first,
-...     coupling=one, row_linear=zero, column_linear=zero, offset=jnp.zeros(1),
-...     potential=PoissonExpPotential(jnp.array([10.0]), jnp.ones(1)), weight=jnp.ones(1),
-...     log_constant=jnp.zeros(()), row_order=first, column_order=first,
-... )
->>> state = bg.init(form, jax.random.key(1), "full", "full")
->>> state, info = bg.solve(form, state, num_sweeps=300, tol=1e-7)
->>> print(bool(info.converged), round(float(info.objective), 3))
-True -7.872
 """
 
 from __future__ import annotations
@@ -47,14 +30,12 @@ from .gauge import gauge_step
 __all__ = [
     "Family",
     "Info",
-    "SolveInfo",
     "State",
     "Views",
     "block_objective",
     "bound",
     "init",
     "make_views",
-    "solve",
     "spectral_margin",
     "step_side",
     "sweep",
@@ -102,19 +83,6 @@ class Info(NamedTuple):
     """What the refused steps would have lost."""
     num_refused: Array
     """Vectors that stayed where they were, because their own objective would have fallen."""
-
-
-class SolveInfo(NamedTuple):
-    """How a run of sweeps ended."""
-
-    converged: Array
-    num_steps: Array
-    objective: Array
-    objective_trace: Array
-    """After each sweep, shape ``(num_sweeps,)`` as requested, padded with nan."""
-    max_change: Array
-    """:attr:`Info.change` of the last sweep."""
-    num_refused: Array
 
 
 def make_views(form: Bilinear, rows: Block, columns: Block) -> Views:
@@ -381,48 +349,6 @@ def relative_change(objective: Array, before: Array, loss: Array) -> Array:
     """
     change = jnp.maximum(jnp.abs(objective - before), loss) / (1.0 + jnp.abs(objective))
     return jnp.where(jnp.isfinite(before) & jnp.isfinite(objective), change, jnp.inf)
-
-
-def count_quiet(state: State, info: Info, tol: float | Array) -> State:
-    """Note whether the sweep changed the objective by less than ``tol``, and refused steps would have, too."""
-    return state._replace(num_quiet=jnp.where(info.change < tol, state.num_quiet + 1, 0))
-
-
-def solve(
-    form: Bilinear, state: State, *, num_sweeps: int, tol: float, with_gauge: bool = True
-) -> tuple[State, SolveInfo]:
-    """Sweep until the objective has changed by less than ``tol`` of itself two times in a row.
-
-    :param Bilinear form: the model.
-    :param State state: from :func:`init`, or from a run on a form of the same shapes. Covariances of rows are reduced
-        where an expectation does not exist.
-    :param int num_sweeps: the largest number of sweeps.
-    :param float tol: relative change of the objective.
-    :param bool with_gauge: see :func:`sweep`.
-    :return: the final state and how the run ended.
-    """
-    views = make_views(form, state.rows, state.columns)
-    rows, values = make_feasible(views.rows, state.rows, state.columns)
-    cost = jnp.sum(divergence(rows, form.rows)) + jnp.sum(divergence(state.columns, form.columns))
-    objective = form.log_constant + jnp.sum(values) - cost
-    start = state._replace(rows=rows, objective=objective, num_quiet=jnp.asarray(0))
-    limit = jnp.maximum(tol, 10 * jnp.finfo(rows.mean.dtype).eps)
-
-    def proceed(carry: Any) -> Array:
-        state, _, _, count = carry
-        return (count < num_sweeps) & (state.num_quiet < 2) & jnp.isfinite(state.objective)
-
-    def advance(carry: Any) -> Any:
-        state, _, trace, count = carry
-        state, info = sweep(form, views, state, with_gauge=with_gauge)
-        return count_quiet(state, info, limit), info, trace.at[count].set(info.objective), count + 1
-
-    trace = jnp.full((num_sweeps,), jnp.nan, rows.mean.dtype)
-    infinite = jnp.full_like(start.objective, jnp.inf)
-    first = Info(start.objective, infinite, infinite, jnp.asarray(0))
-    state, info, trace, count = lax.while_loop(proceed, advance, (start, first, trace, jnp.asarray(0)))
-    converged = (state.num_quiet >= 2) & jnp.isfinite(state.objective)
-    return state, SolveInfo(converged, count, state.objective, trace, info.change, info.num_refused)
 
 
 def spectral_margin(form: Bilinear, state: State) -> Array:

@@ -22,6 +22,7 @@ from ...linalg.cholesky import cholesky, cholesky_solve
 from ...structure.bilinear.form import Bilinear, GaussianSide
 from . import sweeps as core
 from .cells import Block, Side, View, sum_cells
+from .loop import fit_side
 
 __all__ = [
     "BatchStore",
@@ -153,19 +154,16 @@ def visit_batch(
     own_view, shared_view, own_prior = prepared.own_view, prepared.shared_view, prepared.own_prior
     own, values = core.make_feasible(own_view, visited.own, shared.block)
 
-    def is_moving(carry: tuple[Block, Array, Array, Array, Array]) -> Array:
-        return (carry[4] < _OWN_STEPS) & ~(carry[3] < _OWN_TOL)
-
-    def move_own(carry: tuple[Block, Array, Array, Array, Array]) -> tuple[Block, Array, Array, Array, Array]:
-        own, step, before, _, count = carry
-        own, step, after, loss = core.step_side(own_view, own, shared.block, own_prior, step)
-        gain = jnp.sum(jnp.maximum(after - before, loss)) / (1.0 + jnp.abs(jnp.sum(after)))
-        return own, step, after, jnp.where(jnp.isfinite(gain), gain, jnp.inf), count + 1
-
-    before = values - core.divergence(own, own_prior)
-    infinity = jnp.full((), jnp.inf, before.dtype)
-    own, own_step, values, _, _ = lax.while_loop(
-        is_moving, move_own, (own, visited.own_step, before, infinity, jnp.asarray(0))
+    own, own_step, values, _ = fit_side(
+        lambda own: own_view,
+        own,
+        shared.block,
+        own_prior,
+        visited.own_step,
+        values - core.divergence(own, own_prior),
+        num_steps=_OWN_STEPS,
+        tol=_OWN_TOL,
+        measure=lambda gain, values: jnp.sum(gain) / (1.0 + jnp.abs(jnp.sum(values))),
     )
 
     # What the prior and all other batches say of the shared vectors.
