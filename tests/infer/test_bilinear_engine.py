@@ -68,6 +68,29 @@ def test_what_a_run_reports(fitted, capsys):
         fitted.posterior["row_scale"]
 
 
+def test_several_starts_by_default(monkeypatch):
+    """A start that ends five nats below another, converged: by default it is not the only one."""
+    scales = {**SCALES, "row_scale": 1.2}
+    rates = np.exp(1.0 + 1.5 * np.random.default_rng(55).normal(size=COUNTS.size))
+    counts = np.random.default_rng(5).poisson(rates)
+
+    def run(**options):
+        engine = BilinearVG(
+            poisson_factorization, covariance="full", hyper_values=scales, progress_bar=False, tol=1e-9, **options
+        )
+        engine.run(random.key(3), ROWS, COLS, counts, **SIZES)
+        assert engine.diagnostics.converged
+        return engine
+
+    single, several = run(num_restarts=0), run()
+    assert several.log_evidence > single.log_evidence + 5.0 and not single.diagnostics.messages
+    ends = [engine.diagnostics.objective_trace[-1] for engine in (single, several)]
+    expected = f"4 random starts ended at objectives from {ends[0]:.6g} to {ends[1]:.6g}; the best is kept."
+    assert several.diagnostics.messages == (expected,)
+    monkeypatch.setattr("numpyro_ext.infer.bilinear.engine._MOST_CELLS_RESTARTED", COUNTS.size - 1)
+    assert run().log_evidence == single.log_evidence
+
+
 def test_marginals_and_draws(fitted):
     draws = fitted.get_samples()
     assert set(draws) == {"w", "z", "row_bias", "col_bias", *SCALES}
@@ -167,7 +190,7 @@ def test_folding_in_rows_that_were_fitted_gives_them_back(fitted):
     assert again.diagnostics.converged and again.log_evidence < 0.0
     assert again.get_samples()["w"].shape == (400, 3, K)
     with pytest.raises(ValueError, match="held"):
-        fitted.fold_in(random.key(5), [0], [0], [1], **{**SIZES, "num_rows": 1, "num_cols": 2})
+        fitted.fold_in(random.key(5), *np.array([[0], [0], [1]]), **{**SIZES, "num_rows": 1, "num_cols": 2})
 
 
 def test_similar_vectors(fitted):
@@ -187,9 +210,8 @@ def test_saving_and_going_on(fitted, tmp_path):
     assert loaded.log_evidence == fitted.log_evidence
     np.testing.assert_array_equal(loaded.posterior["z"].mean, fitted.posterior["z"].mean)
     np.testing.assert_array_equal(loaded.get_samples()["w"], fitted.get_samples()["w"])
-    short = BilinearVG(
-        poisson_factorization, covariance="full", hyper_values=SCALES, progress_bar=False, tol=1e-9, num_steps=20
-    )
+    options = {"covariance": "full", "hyper_values": SCALES, "progress_bar": False, "tol": 1e-9, "num_restarts": 0}
+    short = BilinearVG(poisson_factorization, num_steps=20, **options)
     with pytest.warns(UserWarning, match="did not converge"):
         short.run(random.key(0), ROWS, COLS, COUNTS, **SIZES)
     short.num_steps = 500

@@ -31,6 +31,8 @@ __all__ = ["BilinearVG"]
 Covariance = core.Family
 _WARM_UP = CHUNK
 _WIDEST_PRODUCT = 9.0
+_RESTARTS = 3
+_MOST_CELLS_RESTARTED = 20_000
 
 
 class BilinearVG(BilinearAnswers):
@@ -51,7 +53,9 @@ class BilinearVG(BilinearAnswers):
     reported but is no bound. Hyperparameters (scales, an intercept, hierarchical means) are learned by raising the
     objective plus their log prior; a scale that goes to zero prunes its components.
 
-    The objective has several maxima: ``num_restarts`` runs from further random starts keep the best.
+    The objective has several maxima: ``num_restarts`` runs from further random starts keep the best, and
+    ``diagnostics.messages`` says between which objectives they ended. (Single runs from six keys on 659 cells, all of
+    them converged, ended up to five nats apart.)
 
     With ``devices`` the rows and their cells are divided between these, and the columns are on all. Under
     ``jax.distributed`` every process makes the same calls with the same arguments and ``devices=jax.devices()``, and
@@ -90,7 +94,8 @@ class BilinearVG(BilinearAnswers):
     :param int num_steps: sweeps at most.
     :param float tol: relative change of the objective at which a run has converged, by default ``1e-6`` in float64 and
         ``1e-5`` in float32.
-    :param int num_restarts: further runs from other random starts.
+    :param int num_restarts: further runs from other random starts; by default three up to 20,000 cells, where these
+        take less time than compilation, and none beyond, with a checkpoint or with ``init_state``.
     :param str solver: how a sweep moves the vectors of one side: ``"natural-gradient"``, one step each, or
         ``"lbfgs"``, five iterations of L-BFGS each, as in the papers, which end at the same optima.
     :param str unlisted_cells: ``"missing"``, or ``"zero"``: then all pairs of a row and a column that the model does
@@ -114,7 +119,7 @@ class BilinearVG(BilinearAnswers):
         covariance: Covariance | Mapping[str, Covariance] = "diagonal",
         num_steps: int = 1000,
         tol: float | None = None,
-        num_restarts: int = 0,
+        num_restarts: int | None = None,
         solver: Solver = "natural-gradient",
         unlisted_cells: Unlisted = "missing",
         field: Sequence[str] | None = None,
@@ -133,7 +138,7 @@ class BilinearVG(BilinearAnswers):
             progress_bar=progress_bar,
         )
         check_at_least(1, num_steps=num_steps)
-        check_at_least(0, num_restarts=num_restarts)
+        check_at_least(0, num_restarts=0 if num_restarts is None else num_restarts)
         check_positive(tol=tol)
         for family in covariance.values() if isinstance(covariance, Mapping) else [covariance]:
             if family not in get_args(core.Family):
@@ -200,23 +205,27 @@ class BilinearVG(BilinearAnswers):
             starts.append((init_state.values, init_state.state, before))
         else:
             values = space.initial(self.init_values)
-            for number in range(1 + self.num_restarts):
+            for number in range(1 + self._num_restarts(reading, checkpoint)):
                 key = jax.random.fold_in(rng_key, number)
                 starts.append((values, programs.init_state(reading.data, space.unpack(values), key), 0))
-        best: Fit | None = None
+        fits: list[Fit] = []
         for values, state, before in starts:
             num_steps = self.num_steps if resumed is None else max(1, self.num_steps - before)
-            found = self._iterate(reading, space, programs, values, state, before, num_steps, digest, checkpoint)
-            if best is None or found.diagnostics.objective_trace[-1] > best.diagnostics.objective_trace[-1]:
-                best = found
-            if any(message.startswith("Interrupted") for message in found.diagnostics.messages):
+            fits.append(self._iterate(reading, space, programs, values, state, before, num_steps, digest, checkpoint))
+            if any(message.startswith("Interrupted") for message in fits[-1].diagnostics.messages):
                 break
-        assert best is not None
+        best = _best(fits, self._tolerance())
         self._last_state = best.last_state
         best = self._report(best, space)
         self._run = BilinearRun(reading, space, programs, best, rng_key)
         if not reading.has_boundary and "point" not in self._families(reading):
             _check_widths(1.0 - float(programs.margin(*self._run.inputs)))
+
+    def _num_restarts(self, reading: Any, checkpoint: Any) -> int:
+        if self.num_restarts is not None:
+            return self.num_restarts
+        is_small = sum(cells.size for cells in reading.cells) <= _MOST_CELLS_RESTARTED
+        return _RESTARTS if is_small and checkpoint is None else 0
 
     def _prepare(
         self, rng_key: Array, args: tuple, kwargs: dict[str, Any], *, check: bool = True
@@ -320,6 +329,20 @@ class BilinearVG(BilinearAnswers):
         reading, space, programs = self._prepare(rng_key, args, kwargs, check=False)
         restorable: Any = programs
         return BilinearRun(reading, space, programs, fit_from_content(content, reading, restorable, space), rng_key)
+
+
+def _best(fits: list[Fit], tol: float) -> Fit:
+    """The fit with the largest objective, which says between which objectives all of them ended.
+
+    The first one among equals, which differ in the signs and the order of their components.
+    """
+    ends = [float(found.diagnostics.objective_trace[-1]) for found in fits]
+    best = fits[int(np.argmax(np.array(ends) >= max(ends) - tol * (1.0 + abs(max(ends)))))]
+    if len(fits) == 1:
+        return best
+    spread = f"{len(ends)} random starts ended at objectives from {min(ends):.6g} to {max(ends):.6g}; the best is kept."
+    messages = (*best.diagnostics.messages, spread)
+    return best._replace(diagnostics=best.diagnostics._replace(messages=messages))
 
 
 def _check_widths(product: float) -> None:
