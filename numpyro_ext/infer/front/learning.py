@@ -185,6 +185,10 @@ def learn(
             interruption.is_asked, failure = True, None
     best = run.best
     curvature = run.curvature()
+    edges = _edges(climb, best, curvature)
+    if failure is None and not interruption and bool(best.converged):
+        failure = _runaway(run, curvature, edges)
+    best = run.best
     if interruption:
         messages.append(f"Interrupted after {run.num_evaluations} evaluations.")
     max_gradient = float(np.max(np.abs(best.best.gradient)))
@@ -208,7 +212,7 @@ def learn(
         objective_trace=np.concatenate(run.traces),
         max_gradient=max_gradient,
     )
-    return Learned(best, curvature, learning, _edges(climb, best, curvature), tuple(messages), bool(interruption))
+    return Learned(best, curvature, learning, edges, tuple(messages), bool(interruption))
 
 
 def _reopen(search: SearchState) -> SearchState:
@@ -278,6 +282,31 @@ def _from_plateau(run: _Run, curvature: Curvature) -> np.ndarray | None:
             if found > height:
                 best, height = point, found
     return best
+
+
+def _runaway(run: _Run, curvature: Curvature | None, edges: tuple[str, ...]) -> str | None:
+    """Says which hyperparameters are on a plateau that rises from their start and does not end: there is no maximum."""
+    if curvature is None:
+        return None
+    space = run.climb.space
+    reference = np.asarray(run.climb.coordinates(space.initial()))
+    found = []
+    for axis in np.flatnonzero(curvature.wide_axes)[:_MOST_AXES]:
+        name, part = next((n, p) for n, p in space.slices.items() if p.start <= axis < p.stop)
+        point, height = np.asarray(run.best.values if run.best is not None else reference), run.height
+        way = np.where(np.arange(point.size) == axis, point - reference, 0.0)
+        if name in edges or np.abs(way).max() <= 1.0:
+            continue
+        behind, ahead = (float(run.look(point + step * way).best.objective) for step in (-1.0, 1.0))
+        if behind < height - run.climb.tol and abs(ahead - height) <= run.climb.tol:
+            found.append(f"{name!r} (element {axis - part.start})")
+    if not found:
+        return None
+    return (
+        f"{', '.join(found)} would grow for ever: the log evidence rises towards a plateau without a maximum, as where "
+        "all observations behind a parameter are the same (a constant column, separated classes). Give a prior, or "
+        "leave such data out."
+    )
 
 
 def _from_unmoved(run: _Run) -> np.ndarray | None:
