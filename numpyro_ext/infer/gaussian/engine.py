@@ -12,6 +12,7 @@ from numpyro.infer.autoguide import AutoMultivariateNormal
 
 from ...structure import read_latent_gaussian
 from ..front.engine import BaseEngine, check_at_least, check_positive, default_tolerance
+from ..front.progress import warn
 from ..front.results import HyperEstimate
 from ..front.run import FinishedRun
 from ..front.saved_runs import fit_from_content
@@ -19,6 +20,7 @@ from ..front.sites import PosteriorSites
 from ..front.state import EngineState
 from ..hyper.space import UnconstrainedSpace
 from .fitting import RunOptions, check_skipped, fit
+from .modes import explain_two_modes
 from .programs import Algorithm, Programs, compiled_programs
 from .run import GaussianRun
 
@@ -132,6 +134,11 @@ class Engine(BaseEngine):
         space, algorithm, programs = self._compile(reading)
         values = space.initial(self.init_values)
         result = fit(reading, programs, space, rng_key, self._options(), init_values=values, init_state=init_state)
+        messages = explain_two_modes(reading, result.hyper)
+        for message in messages:
+            warn(f"{type(self).__name__}: {message}")
+        diagnostics = result.diagnostics._replace(messages=(*result.diagnostics.messages, *messages))
+        result = result._replace(diagnostics=diagnostics)
         return GaussianRun(reading, space, algorithm, programs, result, rng_key, self.num_samples)
 
     def _point_sites(self, space: UnconstrainedSpace) -> tuple[str, ...]:

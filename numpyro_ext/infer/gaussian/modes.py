@@ -1,0 +1,67 @@
+"""Factors with two modes, of which a Gaussian posterior covers one, or the valley between them."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from ...potentials.elementwise import ElementwisePotential
+from ...structure import LatentGaussian
+from .posterior import GaussianPosterior
+
+__all__ = ["explain_two_modes", "valley_depths"]
+
+_DEEPEST = 0.5
+_GRID = jnp.linspace(-4.0, 4.0, 129)
+
+
+@partial(jax.jit, static_argnames="first")
+def valley_depths(form: LatentGaussian, first: int) -> Array:
+    """How deep the deepest valley of each factor times the prior of its predictor is, in nats, over four deviations.
+
+    Zero for log-concave factors; for others at most the drop from the lower of two maxima to the minimum in between.
+
+    Cost: the prior variances of all predictors, and 129 evaluations of the family.
+
+    :param LatentGaussian form: the model.
+    :param int first: number of the family of factors.
+    :return: shape ``(num_rows,)`` of the family; nan where the prior of a predictor is flat.
+    """
+    zeros = jnp.zeros_like(form.offset)
+    mean, variance = (form.split_rows(x)[first] for x in GaussianPosterior(form, zeros, zeros).predictor_moments())
+    potential, scale = form.potentials[first], jnp.sqrt(variance)
+    grid = _GRID.astype(mean.dtype)
+    values = lax.map(lambda z: potential.log_density(mean + z * scale) - 0.5 * z**2, grid)
+    low = lax.cummax(values)
+    high = lax.cummax(values, reverse=True)
+    depth = jnp.max(jnp.where(jnp.isfinite(values), jnp.minimum(low, high) - values, 0.0), axis=0)
+    return jnp.where(form.observed[first], depth, 0.0)
+
+
+def explain_two_modes(reading: Any, hyper: dict[str, Array]) -> list[str]:
+    """A message for each observed site whose factors have two modes under the prior; families that are known have one.
+
+    :param reading: of the model.
+    :param dict hyper: all hyperparameters, as they were found.
+    """
+    potentials = reading.abstract_form.potentials
+    numbers = [number for number, potential in enumerate(potentials) if isinstance(potential, ElementwisePotential)]
+    if not numbers:
+        return []
+    form, messages = reading.form(hyper, reading.data), []
+    for number in numbers:
+        depth = np.asarray(valley_depths(form, number))
+        count = int(np.sum(depth > _DEEPEST))
+        if count:
+            messages.append(
+                f"{count} of {depth.size} factors of {reading.factor_names[number]!r} have two modes in their "
+                f"predictor, with valleys of up to {np.nanmax(depth):.1f} nats between them: a Gaussian posterior "
+                "covers one of the two, or what lies between. NUTS draws from both; where only one is of interest, "
+                "give the field a prior that leaves out the other."
+            )
+    return messages
