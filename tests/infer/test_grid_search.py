@@ -79,7 +79,7 @@ def test_bad_input():
         (TRAIN, {"num_splits": 0}, "num_splits"),
         (TRAIN, {"param_grid": {}}, "at least one value"),
         (TRAIN, {"param_grid": {"variance": []}}, "at least one value"),
-        (TRAIN, {"param_grid": {"varience": [1.0]}}, "'varience' is not a hyperparameter"),
+        (TRAIN, {"param_grid": {"varience": [1.0]}}, "no latent or param site 'varience'"),
     ):
         with pytest.raises(ValueError, match=words):
             grid_search(engine, random.key(0), *arguments, **{"param_grid": grid, **SIZES, **options})
