@@ -134,7 +134,7 @@ class Family:
     is_joint: bool
     is_sparse_prior: bool
     support: constraints.Constraint
-    """Of the observations; where it depends on parameters, the counts and categories."""
+    """Support of the observations; where it depends on parameters, the counts and categories."""
 
     def __repr__(self) -> str:
         return f"Family({self.label})"
@@ -289,7 +289,7 @@ register_family(
 
 
 def _negative_binomial(y: Observations) -> Built:
-    """Of the rate ``scale * exp(predictor)`` of the gamma variable, which the mean is inversely proportional to."""
+    """Counts whose gamma variable has the rate ``scale * exp(predictor)``, which is inverse to their mean."""
     concentration = y.parameters["concentration"]
     return Built(NegativeBinomialExpPotential(y.value, concentration, concentration / y.scale), sign=-1.0)
 

@@ -48,7 +48,7 @@ class GaussianSide(NamedTuple):
         return jnp.einsum("eij,ej->ei", self.precision, x)
 
     def log_determinant(self) -> Array:
-        """Of each precision, shape ``(num,)``; nan where one is not positive definite."""
+        """Log determinant of each precision, shape ``(num,)``; nan where one is not positive definite."""
         if self.precision.ndim == 2:
             return jnp.sum(jnp.log(self.precision), -1)
         diagonal = jnp.diagonal(cholesky(self.precision), axis1=-2, axis2=-1)
@@ -91,8 +91,8 @@ class Bilinear(NamedTuple):
     column_order: Array
     """Cells in the order of their columns."""
     zero_exposure: Array | None = None
-    """If given, a pair of a row and a column that is no cell is a softplus Poisson count of zero with this exposure,
-    and with the coefficients and the offset that all cells share."""
+    """Exposure of the pairs of a row and a column that are no cells, where these are softplus Poisson counts of
+    zero, with the coefficients and the offset that all cells share; ``None`` where they are missing."""
 
     @property
     def num_cells(self) -> int:

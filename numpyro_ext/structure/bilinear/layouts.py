@@ -43,7 +43,7 @@ class Layout(NamedTuple):
     vector: np.ndarray
     """Which vector each observation touches, all observed sites one after another."""
     axes: dict[str, tuple[int, ...]]
-    """For each site the axes along which vectors are counted; of the others, a vector holds everything."""
+    """Axes of each site along which vectors are counted; of the others, a vector holds everything."""
 
 
 def elements_of(layout: Layout, shapes: Mapping[str, tuple[int, ...]], starts: Mapping[str, int]) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""From the log probability of a site to a family of factors, one per predictor."""
+"""The way from the log probability of a site to a family of factors, one per predictor."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ class FactorPlan(NamedTuple):
     rows_per_observation: int
     """One, or more for observations of several predictors; the rows of an observation follow each other."""
     build: Callable[[Env], tuple[Built, Array]]
-    """From the values of hyperparameters and data: the potential and the observed mask."""
+    """Makes the potential and the observed mask from the values of hyperparameters and data."""
     label: str
     """What was recognised, in words."""
     is_closed_form: bool
     targets: tuple[np.ndarray, ...] = ()
-    """Of a factor by quadrature: the row of each element of the log probability."""
+    """The row of each element of the log probability, for a factor by quadrature."""
 
 
 def plan_factor(program: Program, degrees: Degrees, name: str, traced: FactorTrace, probe: Env) -> FactorPlan:

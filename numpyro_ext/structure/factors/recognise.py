@@ -34,7 +34,7 @@ class Recognised(NamedTuple):
     rows: np.ndarray
     """Flat indices of the elements that are predictors; pairs of them where rows are differences."""
     build: Callable[[Env, Array], Built]
-    """From hyperparameters, data and the observed mask."""
+    """Makes the factors from hyperparameters, data and the observed mask."""
     label: str
 
 

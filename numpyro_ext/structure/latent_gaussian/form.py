@@ -49,7 +49,7 @@ class LatentGaussian(NamedTuple):
     potentials: tuple[Potential, ...]
     """Families of factors; consecutive runs of rows belong to consecutive families."""
     observed: tuple[Array, ...]
-    """For each family a boolean array over its rows: false where a mask removes the factor."""
+    """Boolean array over the rows of each family: false where a mask removes the factor."""
     log_constant: Array
     """Terms of the log density that do not depend on ``e``."""
     blocks: Blocks

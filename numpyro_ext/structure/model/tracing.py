@@ -52,7 +52,7 @@ class SiteInfo(NamedTuple):
     is_discrete: bool = False
     is_masked: bool = False
     transform: Any = None
-    """From unconstrained values, for latent and param sites."""
+    """Transform from unconstrained values, for latent and param sites."""
     init: Any = None
     """A central value of the prior, or the initial value of a ``param``."""
     plates: tuple[tuple[str, int], ...] = ()

@@ -42,7 +42,7 @@ class Source(NamedTuple):
 
     root: int
     elements: np.ndarray
-    """For each element the flat index of that element of the root, ``-1`` for constants."""
+    """Flat index in the root of what each element is made of, ``-1`` for constants."""
 
 
 class Degrees(NamedTuple):
@@ -53,7 +53,7 @@ class Degrees(NamedTuple):
     sites: dict[int, frozenset[str]]
     """Field sites that a value depends on."""
     source: dict[int, Source]
-    """For affine values: where they come from, elementwise."""
+    """Origin of affine values, elementwise."""
 
     def of(self, atom: Atom) -> Degree:
         """Degree of an atom."""

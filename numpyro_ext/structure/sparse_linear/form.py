@@ -29,7 +29,7 @@ class SparseLinear(NamedTuple):
     observed: Array
     """:math:`y - \\text{offset}`, of shape ``(num_rows,)``."""
     noise_variance: Array
-    """Of shape ``()`` or ``(num_rows,)``."""
+    """Shape ``()`` or ``(num_rows,)``."""
     forest: Forest
     """The states of the prior; all of them roots where the prior is a product."""
     prior: TreeParameters
