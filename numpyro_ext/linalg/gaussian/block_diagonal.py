@@ -117,7 +117,7 @@ class BlockCovariance(NamedTuple):
     matrix: Array
     columns: Array
     home: Array
-    """For every unknown its block and its position in the block: shape ``(2, num_columns)``."""
+    """Block of every unknown and its position in the block, shape ``(2, num_columns)``."""
 
     @classmethod
     def build(cls, matrix: Array, columns: Array, num_columns: int) -> BlockCovariance:

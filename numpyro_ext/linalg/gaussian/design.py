@@ -53,7 +53,7 @@ class DenseDesign:
 
 @frozen_pytree
 class SparseRows:
-    """At most ``k`` entries in every row, at ``columns`` with ``values``, both of shape ``(num_rows, k)``.
+    """Rows of at most ``k`` entries each, at ``columns`` with ``values``, both of shape ``(num_rows, k)``.
 
     A column may repeat inside a row (its values add); padding entries have value zero and any valid column.
     Identity, selections, gathers of random effects and sums of a few of them are of this kind.

@@ -62,7 +62,7 @@ class MeanFieldSpace:
         return cls(joint, design.squared(), jnp.concatenate([variance for variance, _ in parts]), excess)
 
     def condition(self, site_precision: Array, site_shift: Array) -> MeanFieldPosterior:
-        """As for the joint Gaussian; the precisions may be negative while the sums for the unknowns are positive."""
+        """Posterior under sites, whose precisions may be negative while the sums for the unknowns are positive."""
         joint = self.joint.condition(site_precision, site_shift)
         gained = self.squared_design.rmatvec(site_precision)
         is_flat = jnp.isinf(self.conditional_variance)
@@ -81,7 +81,7 @@ class MeanFieldPosterior:
     joint: LinearGaussianPosterior
     """Has the same means."""
     variance: Array
-    """Of the unknowns, shape ``(num_columns,)``."""
+    """Variances of the unknowns, shape ``(num_columns,)``."""
 
     def unknowns(self) -> Array:
         """Means of the unknowns, shape ``(num_columns,)``."""

@@ -80,7 +80,7 @@ class CovariancePrior:
 
 @frozen_pytree
 class PrecisionPrior:
-    """As :class:`CovariancePrior`, but given by ``precision`` of shape ``(batch, width, width)``."""
+    """Prior like :class:`CovariancePrior`, but given by ``precision`` of shape ``(batch, width, width)``."""
 
     precision: Array
 

@@ -19,7 +19,7 @@ class ConjugateGradientResult(NamedTuple):
     """Solutions, and how far they are from it."""
 
     solution: Array
-    """Of the shape of the right-hand sides."""
+    """Shape of the right-hand sides."""
     num_iterations: Array
     """Products with the matrix that the slowest system took, a scalar."""
     residual: Array

@@ -180,7 +180,7 @@ class PiecewiseBound(LogisticBound):
 
     @property
     def breakpoints(self) -> np.ndarray:
-        """Where the pieces meet, ascending."""
+        """Points where the pieces meet, ascending."""
         return self.coefficients.breakpoints
 
     @property
@@ -341,7 +341,7 @@ class BoundedPotential(Potential):
 
     @property
     def is_log_concave(self) -> bool:  # type: ignore[override]
-        """Of what takes the place of the factor: it says that no Gaussian site has a negative precision."""
+        """Whether what takes the place of the factor is log-concave: no Gaussian site has a negative precision."""
         return self.base.is_log_concave and self.bound.is_convex
 
     @property

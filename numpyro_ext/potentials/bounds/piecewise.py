@@ -26,7 +26,7 @@ class PiecewiseCoefficients(NamedTuple):
     """Pieces ``quadratic * x^2 + linear * x + constant``, from left to right."""
 
     breakpoints: np.ndarray
-    """Where they meet, ascending, one fewer than pieces; a piece holds at its right end."""
+    """Points where pieces meet, ascending, one fewer than pieces; a piece holds at its right end."""
     quadratic: np.ndarray
     linear: np.ndarray
     constant: np.ndarray
@@ -106,7 +106,7 @@ def _root(function: Callable[[float], float], lower: float, upper: float) -> flo
 
 
 def _tail(error: float) -> float:
-    """Where the raised asymptote ``x + error`` begins: it touches nothing, and at minus this point the function is
+    """Beginning of the raised asymptote ``x + error``: it touches nothing, and at minus this point the function is
     the error."""
     return -math.log(math.expm1(error))
 
@@ -154,7 +154,7 @@ def _quadratic_piece(upper: float, error: float) -> _Piece:
         return (a * x + b) * x + c - _softplus(x)
 
     def peak(touch: float) -> float:
-        """Where the parabola is farthest above the function, left of the point where it touches it."""
+        """Point where the parabola is farthest above the function, left of the point where it touches it."""
         a, b, _ = parabola(touch)
         steepest = _inverse_bell(2.0 * a)
         if steepest >= touch:
@@ -185,7 +185,7 @@ def _inverse_bell(height: float) -> float:
 
 
 def _quadratic_middle(half: float) -> tuple[float, tuple[float, float, float]]:
-    r"""In :math:`u = x^2` the even part :math:`G = \log 2\cosh(x/2)` is concave: a chord raised to a tangent."""
+    r"""Bound of the even part :math:`G = \log 2\cosh(x/2)`, concave in :math:`u = x^2`: a chord raised to a tangent."""
     even = _softplus(half) - 0.5 * half
     a = (even - _LOG_2) / half**2
     touch = _root(lambda x: math.tanh(0.5 * x) / (4.0 * x) - a, 1e-9, half)

@@ -25,7 +25,7 @@ class ConvexifiedPenalty(NamedTuple):
     r"""A convex upper bound of :math:`-2 \log t` at one value of :math:`x`, and the width that attains it."""
 
     value: Array
-    """At least :math:`-2 \\log t(\\text{center} + \\sqrt x)`, with equality where the width is the reference width."""
+    """The bound, equal to :math:`-2 \\log t(\\text{center} + \\sqrt x)` where the width is the reference width."""
     width: Array
     """Its minimiser :math:`\\gamma`; half its inverse is the slope of ``value`` in :math:`s` divided by :math:`2 s`."""
 
@@ -48,7 +48,7 @@ class SuperGaussianPotential(Potential):
 
     @property
     def center(self) -> Array:
-        """Where the factor has its peak."""
+        """Place of the peak of the factor."""
         return jnp.zeros(())
 
     def radial_log_density(self, squared: ArrayLike) -> Array:

@@ -198,7 +198,7 @@ class MultinomialProbitPotential(_CategoricalPotential):
         return _multinomial_probit(*jnp.broadcast_arrays(eta, self._indicator(eta.dtype)))
 
     def expected_log_density(self, mean: ArrayLike, covariance: ArrayLike) -> VectorExpectedLogDensity:
-        """By a product of Gauss-Hermite rules in one dimension less, for up to four categories.
+        """Expectation by a product of Gauss-Hermite rules in one dimension less, for up to four categories.
 
         :raises NotImplementedError: for more categories.
         """

@@ -36,7 +36,7 @@ class LaplacePotential(SuperGaussianPotential):
 
     @property
     def center(self) -> Array:
-        """Where the kink is."""
+        """Place of the kink."""
         return jnp.asarray(self.location)
 
     def width(self, squared: ArrayLike) -> Array:

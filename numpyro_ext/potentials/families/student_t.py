@@ -33,7 +33,7 @@ class StudentTPotential(SuperGaussianPotential):
 
     @property
     def center(self) -> Array:
-        """Where the factor has its peak, for the quadrature."""
+        """Place of the peak of the factor, for the quadrature."""
         return jnp.asarray(self.observation)
 
     is_log_concave: ClassVar[bool] = False

@@ -79,7 +79,7 @@ def product_expectation(mean_u: Array, covariance_u: Array, mean_v: Array, root_
 def diagonal_product_expectation(
     mean_u: Array, variance_u: Array, mean_v: Array, variance_v: Array
 ) -> ProductExpectation:
-    """As :func:`product_expectation` for independent components, all arguments of shape ``(..., d)``; cost ``O(d)``."""
+    """The same as :func:`product_expectation` for independent components, all of shape ``(..., d)``; cost ``O(d)``."""
     gap = 1.0 - variance_u * variance_v
     inverse = 1.0 / gap
     numerator = mean_u * mean_v + 0.5 * (variance_u * mean_v**2 + variance_v * mean_u**2)
@@ -151,7 +151,7 @@ def _pairs(slopes: tuple[Array, ...], tangents: tuple[Array, ...]) -> list[tuple
 def log_expected_exp_product_diagonal(
     mean_u: ArrayLike, variance_u: ArrayLike, mean_v: ArrayLike, variance_v: ArrayLike
 ) -> Array:
-    """As :func:`log_expected_exp_product` for independent components; all arguments of shape ``(..., d)``."""
+    """The same as :func:`log_expected_exp_product` for independent components; all arguments of shape ``(..., d)``."""
     arguments = jnp.broadcast_arrays(mean_u, variance_u, mean_v, variance_v)
     return diagonal_product_expectation(*arguments).log_value
 

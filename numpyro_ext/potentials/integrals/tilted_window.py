@@ -1,4 +1,4 @@
-"""Where a tilted density ``exp(g)`` has its mass: its modes, and the points where it has dropped by given amounts.
+"""The mass of a tilted density ``exp(g)``: its modes, and the points where it has dropped by given amounts.
 
 ``g(eta) = power * log t(eta) - (eta - mean)^2 / (2 variance)``, elementwise over an array of factors. Nothing here is
 differentiated: quadrature rules place their nodes by these numbers, and any placement near them gives the same sum.

@@ -55,7 +55,7 @@ class Forest:
     positions: Array
     """Position of each node in the order by depth."""
     parents_in_order: Array
-    """For each position, that of the parent *within its level*; -1 for roots."""
+    """Position of the parent *within its level*, for each position; -1 for roots."""
     num_groups: int = dataclasses.field(metadata={"static": True})
     levels: tuple[_Level, ...] = dataclasses.field(metadata={"static": True})
 
