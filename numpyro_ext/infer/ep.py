@@ -181,7 +181,7 @@ class EP(Engine):
 
     @property
     def members(self) -> tuple[Any, ...]:
-        """Of a mixture over shifts and other arguments: see :attr:`TreeRun.members`."""
+        """Members of a mixture over shifts and other arguments: see :attr:`TreeRun.members`."""
         return self._finished().members
 
     def state_probabilities(self) -> Array:

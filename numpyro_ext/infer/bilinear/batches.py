@@ -215,7 +215,7 @@ class _BatchRun:
         self._own = "rows" if self._over in sides[0] else "columns"
 
     def _first_shared(self, start: Block) -> Block:
-        """Where the shared vectors start: at random, or where an earlier fit left them."""
+        """Start of the shared vectors: at random, or where an earlier fit left them."""
         if self._init_state is None:
             return start
         state = self._init_state.state
@@ -254,7 +254,7 @@ class _BatchRun:
             )
 
     def objective(self) -> float:
-        """Of all batches, each as of its last visit."""
+        """Objective of all batches, each as of its last visit."""
         return float(
             sum(float(v.objective) for v in self._visited) - jnp.sum(core.divergence(self._shared.block, self._prior))
         )

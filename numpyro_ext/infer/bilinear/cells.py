@@ -187,7 +187,7 @@ def sum_values(view: View, own: Block, other: Block) -> Array:
 
 
 def find_tangents(view: View, rows: Block, columns: Block) -> Array:
-    """Where the parabolas of the zeros of each row touch best, shape ``(num_rows,)``.
+    """Predictors at which the parabolas of the zeros of each row touch best, shape ``(num_rows,)``.
 
     :param View view: of the rows, with zeros in all pairs that are no cells.
     """

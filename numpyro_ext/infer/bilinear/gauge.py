@@ -77,7 +77,7 @@ def gauge_residual(form: Bilinear, rows: Block, columns: Block) -> Array:
 
 
 def _num_paired(form: Bilinear) -> int:
-    """Of the components that may be transformed; zero if it is known beforehand that none may."""
+    """Number of components that may be transformed; zero if it is known beforehand that none may."""
     if not form.is_paired or form.coupling.shape[0] != 1:
         return 0
     return form.coupling.shape[-1]
@@ -90,7 +90,7 @@ def _num_entropies(block: Block, prior: GaussianSide) -> int | Array:
 
 
 def _second_moment(block: Block, prior: GaussianSide, k: int) -> Array:
-    """Of the first ``k`` components of each vector, ``(num, k, k)``; zero for those that are not used."""
+    """Second moments of the first ``k`` components of each vector, ``(num, k, k)``; zero for those not used."""
     mean = block.mean[:, :k]
     moment = mean[:, :, None] * mean[:, None, :]
     if block.covariance is not None and block.covariance.ndim == 2:

@@ -34,7 +34,7 @@ class FoldInfo(NamedTuple):
 
     converged: Array
     objective: Array
-    """Of each new vector, shape ``(num,)``."""
+    """Objective of each new vector, shape ``(num,)``."""
 
 
 class BilinearPrograms:
@@ -102,7 +102,7 @@ class BilinearPrograms:
         num_sweeps: Array,
         is_learning: Array,
     ) -> tuple[Array, core.State, SolveInfo]:
-        """At most :data:`CHUNK` sweeps, each with an update of the hyperparameters where there are any."""
+        """Run at most :data:`CHUNK` sweeps, each with an update of the hyperparameters where there are any."""
         reading, space, devices = self._reading, self._space, self.devices
 
         def make_form(values: Array) -> Prepared:

@@ -16,7 +16,7 @@ __all__ = ["SitePlaces", "site_places"]
 
 
 class SitePlaces(NamedTuple):
-    """Where the elements of a site are among the vectors of its side, in C order."""
+    """Places of the elements of a site among the vectors of its side, in C order."""
 
     block: Block
     vector: np.ndarray

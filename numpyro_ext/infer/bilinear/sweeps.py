@@ -192,7 +192,7 @@ def make_feasible(view: View, own: Block, other: Block) -> tuple[Block, Array]:
 
 
 def divergence(block: Block, prior: GaussianSide) -> Array:
-    """Of each vector the Kullback-Leibler divergence from its prior, or minus its log prior density if it is a point.
+    """Kullback-Leibler divergence of each vector from its prior, or minus its log prior density if it is a point.
 
     :return: shape ``(num,)``.
     """

@@ -31,12 +31,12 @@ __all__ = ["CellTerms", "Coefficients", "Factors", "Pairing", "Partner", "diagon
 
 
 class Coefficients(NamedTuple):
-    """Of the product and of the linear terms, as one side sees them; ``None`` for what there is not."""
+    """Coefficients of the product and of the linear terms, as one side sees them; ``None`` for what there is not."""
 
     pairs: Array | None
-    """Of the products of the first components, ``(..., k)``."""
+    """Coefficients of the products of the first components, ``(..., k)``."""
     matrix: Array | None
-    """Of all products of components, ``(..., size, other_size)``."""
+    """Coefficients of all products of components, ``(..., size, other_size)``."""
     own_linear: Array | None
     other_linear: Array | None
 
@@ -45,19 +45,19 @@ class Partner(NamedTuple):
     """The vector that multiplies ``u`` in a cell, and scalars beside the product."""
 
     shift: Array
-    """Of the log expectation of the exponential of the predictor, ``(n,)``."""
+    """Shift of the log expectation of the exponential of the predictor, ``(n,)``."""
     mean_shift: Array
-    """Of the mean of the predictor, ``(n,)``."""
+    """Shift of the mean of the predictor, ``(n,)``."""
     mean: Array
     """Shape ``(n, size)``."""
     tilted: Array
     """Mean under the tilt of the linear terms."""
     root: Array | None
-    """Of the covariance, ``(n, size, r)``, or ``(n, size)`` where that is diagonal; ``None`` for a point."""
+    """Root of the covariance, ``(n, size, r)``, or ``(n, size)`` where that is diagonal; ``None`` for a point."""
     linear: Array | None
     """The linear terms as multiples of the columns of the root, ``(n, r)``; ``None`` where there are none."""
     variance: Array | None
-    """Of what else is in the linear terms, ``(n,)``."""
+    """Variance of what else is in the linear terms, ``(n,)``."""
 
 
 def diagonal_partner(
@@ -135,14 +135,14 @@ class Pairing(NamedTuple):
     """The distributions of the two vectors that cells touch."""
 
     mean: Array
-    """Of ``u``, shape ``(n, size)``."""
+    """Mean of ``u``, shape ``(n, size)``."""
     covariance: Array | None
     """Shape ``(n, size, size)``, or variances ``(n, size)`` where everything is diagonal."""
     partner: Partner
     is_diagonal: bool
 
     def exponential_product(self) -> ProductExpectation:
-        """As :func:`product_expectation`, without factorisations where one side is a point."""
+        """The same as :func:`product_expectation`, without factorisations where one side is a point."""
         mean, covariance, other, root = self.mean, self.covariance, self.partner.tilted, self.partner.root
         if self.is_diagonal:
             zeros = jnp.zeros_like(mean)
@@ -170,7 +170,7 @@ class Pairing(NamedTuple):
 
 
 class CellTerms(NamedTuple):
-    """Of the weighted log factors."""
+    """Expectations of the weighted log factors, with their slopes."""
 
     value: Array
     """Expectation, shape ``(n,)``."""

@@ -57,7 +57,7 @@ class SharedVectors(NamedTuple):
     step: Array
     """Step sizes, one per vector."""
     precision: Array
-    """Of the prior times the factors of all batches, shape ``(num, size, size)``."""
+    """Precision of the prior times the factors of all batches, shape ``(num, size, size)``."""
     shift: Array
     """Precision times mean of the same, shape ``(num, size)``."""
 
@@ -68,7 +68,7 @@ class Visited(NamedTuple):
     own: Block
     own_step: Array
     precision: Array
-    """Of the batch's factor, shape ``(num, size, size)``."""
+    """Precision of the batch's factor, shape ``(num, size, size)``."""
     shift: Array
     objective: Array
     """The batch's part of the objective before the shared vectors moved, a scalar."""

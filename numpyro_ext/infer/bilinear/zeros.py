@@ -33,7 +33,7 @@ class ListedPotential(Potential):
     base: Potential
     exposure: Array
     tangent: Array
-    """Where the parabola touches, one per cell."""
+    """Predictor at which the parabola touches, one per cell."""
 
     def log_density(self, eta: ArrayLike) -> Array:
         eta = jnp.asarray(eta)
@@ -56,13 +56,13 @@ class ZeroCells(NamedTuple):
     exposure: Array
     """Factor of the rates."""
     offset: Array
-    """Of the predictors."""
+    """Offset of the predictors."""
     coefficients: Coefficients
     """With leading axes of length one."""
     own_tangent: Array | None
-    """Where the parabolas touch, if ``own`` are the rows, shape ``(num_rows,)``."""
+    """Predictors at which the parabolas touch, if ``own`` are the rows, shape ``(num_rows,)``."""
     other_tangent: Array | None
-    """If the others are."""
+    """The same if the others are the rows."""
 
     def listed(self, base: Potential, own: Array, other: Array) -> ListedPotential:
         """The factors of listed cells, given which vectors they touch."""
@@ -78,7 +78,7 @@ class ZeroSums(NamedTuple):
     value: Array
     """Sum over the pairs of each own vector, shape ``(num,)``."""
     slope: Array
-    """In the means, shape ``(num, size)``."""
+    """Slope in the means, shape ``(num, size)``."""
     precision: Array
     """The same for all own vectors: minus twice the slope in a covariance, shape ``(size, size)``."""
 
@@ -122,7 +122,7 @@ def best_tangents(
     listed_sum: Array,
     num_listed: Array,
 ) -> Array:
-    """For each row the mean of the expected predictors of its zeros.
+    """Mean of the expected predictors of the zeros of each row.
 
     :param zeros: as the rows see them.
     :param listed_sum: sum of the expected predictors of listed cells, shape ``(num_rows,)``.

@@ -29,7 +29,7 @@ class CrossValidation(NamedTuple):
     hyper: dict[str, Array]
     """Hyperparameters learned on each fold, ``(num_draws, num_folds, *site)``."""
     converged: np.ndarray
-    """Of field and hyperparameters, ``(num_draws, num_folds)``."""
+    """Convergence of field and hyperparameters, ``(num_draws, num_folds)``."""
 
 
 def random_folds(rng_key: Array, shape: tuple[int, ...], num_folds: int) -> np.ndarray:

@@ -55,11 +55,11 @@ class State(NamedTuple):
     site_shift: Array
     """Precision times mean of every site, shape ``(num_rows,)``."""
     marginals: Marginals
-    """Of ``eta - offset`` under prior and sites."""
+    """Marginals of ``eta - offset`` under prior and sites."""
     step_size: Array
     """Fraction of the way to the proposed sites that the next sweep goes."""
     max_change: Array
-    """Of the sweep that led here; infinite at the start."""
+    """Change in the sweep that led here; infinite at the start."""
     last_move: Array
     """How the marginals changed in that sweep, in their own units: means then variances, shape ``(2 num_rows,)``."""
     is_start: Array
@@ -421,13 +421,13 @@ def _sweep_sequentially(
 
 
 def _is_log_concave(form: LatentGaussian) -> np.ndarray:
-    """For each row whether its family of factors is log-concave."""
+    """Whether the family of factors of each row is log-concave."""
     sizes = [mask.shape[0] for mask in form.observed]
     return np.repeat([potential.is_log_concave for potential in form.potentials], sizes).astype(bool)
 
 
 def _open(form: LatentGaussian, state: State, observed: Array, precision: Array, shift: Array) -> tuple[Array, Array]:
-    """Of the sites that match the factors under the cavities of the opening, those to start from: see :func:`init`."""
+    """Sites to start from, among those that match the factors under the cavities of the opening: see :func:`init`."""
     has_flat = any(isinstance(block, FlatPrior) for block in form.prior)
     is_good = jnp.isfinite(precision) & jnp.isfinite(shift) & (precision > 0)
     broad = 1.0 / state.marginals.variance

@@ -44,7 +44,8 @@ class AnnealedImportanceSampling(NamedTuple):
     log_evidence: Array
     """Logarithm of the mean weight: too low on average, by half the squared standard error."""
     standard_error: Array
-    """Of ``log_evidence``, from the spread of the weights (delta method); not to be trusted if above about one half."""
+    """Standard error of ``log_evidence``, from the spread of the weights (delta method); not to be trusted if above
+    about one half."""
     effective_sample_size: Array
     """Squared sum of the weights over the sum of their squares, between one and the number of chains."""
     log_weights: Array

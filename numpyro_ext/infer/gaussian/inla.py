@@ -382,6 +382,6 @@ class _Exploration(NamedTuple):
     weights: np.ndarray
     """Posterior masses, shape ``(K,)``, summing to one."""
     fits: PointFit
-    """Of the field, with a leading axis of ``K``."""
+    """Fits of the field, with a leading axis of ``K``."""
     log_evidence: float
     messages: tuple[str, ...]

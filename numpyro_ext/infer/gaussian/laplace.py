@@ -43,13 +43,13 @@ class State(NamedTuple):
     """A point on the way to the mode."""
 
     coordinates: Array
-    """In the space of the conditioning, shape ``(num_blocks, size)``."""
+    """Coordinates in the space of the conditioning, shape ``(num_blocks, size)``."""
     predictor: Array
-    """``eta - offset`` there, shape ``(num_rows,)``."""
+    """Values of ``eta - offset`` there, shape ``(num_rows,)``."""
     gradient_norm: Array
-    """Of the step that led here; infinite at the start."""
+    """Newton's decrement before the step that led here; infinite at the start."""
     previous_norm: Array
-    """Of the step before that one."""
+    """Newton's decrement one step earlier."""
 
 
 class Info(NamedTuple):

@@ -48,7 +48,7 @@ class SkewNormal(NamedTuple):
 
 
 class MarginalMixture(NamedTuple):
-    """For each of ``R`` quantities a mixture of ``K`` skew normals with common weights."""
+    """Mixtures of ``K`` skew normals with common weights, one for each of ``R`` quantities."""
 
     weights: np.ndarray
     """Shape ``(K,)``, summing to one."""

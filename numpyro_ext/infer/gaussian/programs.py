@@ -29,7 +29,7 @@ class FitInfo(NamedTuple):
     converged: Array
     num_steps: Array
     objective_trace: Array
-    """At each step, shape ``(num_steps,)`` as requested, ``nan`` beyond the last."""
+    """Objective at each step, shape ``(num_steps,)`` as requested, ``nan`` beyond the last."""
     max_change: Array
     """What was compared with ``tol`` in the last step."""
     skipped: Array

@@ -28,7 +28,7 @@ __all__ = ["MarginalMoments", "gaussian_marginals", "simplified_laplace_marginal
 
 
 class MarginalMoments(NamedTuple):
-    """Of ``R`` quantities, shapes ``(R,)``."""
+    """Moments of ``R`` quantities, shapes ``(R,)``."""
 
     mean: Array
     variance: Array

@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 EVALUATIONS_PER_CHUNK = 10
-"""Of a compiled chunk of a search, between which a bar moves and a person may interrupt."""
+"""Evaluations of a compiled chunk of a search, between which a bar moves and a person may interrupt."""
 _MEMORY = 10
 _SUFFICIENT_INCREASE = 1e-4
 _CURVATURE = 0.9
@@ -50,7 +50,7 @@ class Evaluation(NamedTuple):
     objective: Array
     """Log evidence plus log prior."""
     gradient: Array
-    """Of the objective, shape ``(d,)``."""
+    """Gradient of the objective, shape ``(d,)``."""
     log_evidence: Array
     state: Any
     """State of the algorithm at its fixed point."""

@@ -37,11 +37,11 @@ class ColumnStatistics(NamedTuple):
     """Weighted sums over rows for ``C`` columns of ``K`` predictors each."""
 
     gram: Array
-    """Of precisions times second moments of latent variables and one, shape ``(C, K, K, L + 1, L + 1)``."""
+    """Sum of precisions times second moments of latent variables and one, shape ``(C, K, K, L + 1, L + 1)``."""
     gradient: Array
     """Slopes of the expected log factors in loadings and intercept, shape ``(C, K, L + 1)``."""
     value: Array
-    """Of expected log factors, shape ``(C,)``."""
+    """Sum of expected log factors, shape ``(C,)``."""
 
 
 @partial(jax.jit, static_argnames=("learn", "chunk_size"))
@@ -134,7 +134,7 @@ def _raise_columns(
 
 
 def newton_moves(statistics: list[ColumnStatistics], learn: tuple[Parameter, ...]) -> list[Array]:
-    """For each family the change of loadings and intercept that solves the least-squares problem, ``(C, K, L + 1)``."""
+    """Change of loadings and intercept that solves the least-squares problem of each family, ``(C, K, L + 1)``."""
     moves = []
     for gram, gradient, _ in statistics:
         columns, width, extended = gradient.shape

@@ -39,9 +39,9 @@ class _Averages(NamedTuple):
     weight: Array
     mean: Array
     second: Array
-    """Of the latent variables, shape ``(L, L)``."""
+    """Second moment of the latent variables, shape ``(L, L)``."""
     columns: list[ColumnStatistics]
-    """In place of the gradient what the least-squares problem is to equal: it does not depend on the loadings of now,
+    """What the least-squares problem is to equal, in place of the gradient: it does not depend on the loadings of now,
     if the precisions do not."""
     noise: list[tuple[Array, Array]]
 

@@ -65,7 +65,7 @@ class LatentGaussianRows(NamedTuple):
     broadcasts to ``(N, C)``; what all rows share has fewer than two axes or one row. A column of a vector family takes
     as many consecutive predictors as the family has dimensions."""
     observed: tuple[Array, ...]
-    """For each family booleans ``(N, C)``, false where a cell is missing."""
+    """Booleans ``(N, C)`` of each family, false where a cell is missing."""
     weights: Array
     """How often each row is counted, shape ``(N,)``; need not be whole numbers."""
 
@@ -174,7 +174,7 @@ class RowPosteriors(NamedTuple):
     precision: Array | None
     """Shape ``(N, L, L)``, or ``(U, L, L)`` with a :attr:`pattern`. None: points without variance."""
     covariance: Array
-    """As the precision."""
+    """Covariance, of the shape of the precision."""
     bound: Array
     """Lower bounds of the log densities of the rows, not weighted, shape ``(N,)``. Minus infinity: not computed."""
     start_bound: Array
@@ -183,7 +183,7 @@ class RowPosteriors(NamedTuple):
     """Which of ``U`` covariances a row has, shape ``(N,)``; none: each its own."""
 
     def covariances(self) -> Array | None:
-        """For every row, shape ``(N, L, L)``; or ``(1, L, L)`` where all have the same; none for points."""
+        """Covariances of all rows, shape ``(N, L, L)``; or ``(1, L, L)`` where all have the same; none for points."""
         if self.precision is None:
             return None
         return self.covariance if self.pattern is None or len(self.covariance) == 1 else self.covariance[self.pattern]

@@ -221,7 +221,7 @@ def runaway_columns(rows: LatentGaussianRows, learn: Sequence[str]) -> list[str]
 
 class _Range(NamedTuple):
     name: str
-    """Of the field of the potential that holds the cells."""
+    """Name of the field of the potential that holds the cells."""
     lower: float
     upper: Any
     is_whole: bool

@@ -1,4 +1,4 @@
-"""Where three successive points of a slow fixed-point iteration point at."""
+"""The limit that three successive points of a slow fixed-point iteration point at."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ class Info(NamedTuple):
     max_change: Array
     """Largest change of :math:`\\sqrt{x_j}`, in standard deviations of the noise of one coefficient."""
     num_iterations: Array
-    """Of conjugate gradients, all rounds together."""
+    """Iterations of conjugate gradients, all rounds together."""
     residual: Array
     """The largest relative residual that conjugate gradients left, in units of their tolerance."""
 
@@ -123,7 +123,7 @@ def posterior_precision(form: SparseLinear, workspace: Workspace, state: State) 
 
 
 def init(form: SparseLinear, workspace: Workspace, options: Options, coefficients: Array | None = None) -> State:
-    """Where the iteration starts: one round from the marginals of the prior.
+    """Start of the iteration: one round from the marginals of the prior.
 
     :param SparseLinear form: the model.
     :param Workspace workspace: of it.
@@ -253,7 +253,7 @@ def solve(
         return (number < num_steps) & (info.max_change > tol) & jnp.isfinite(info.objective)
 
     def leap(carry: _Carry, point: _Point, info: Info) -> tuple[_Point, Info, _Point, _Point]:
-        """Where the next step starts, what is known there, and what carries on as ``first`` and ``kept``."""
+        """Start of the next step, what is known there, and what carries on as ``first`` and ``kept``."""
         assert carry.first is not None
         turn = carry.number % 3
         start = _Point(carry.form, carry.state)
@@ -314,7 +314,7 @@ class _Carry(NamedTuple):
     objective: Array
     is_over: Array
     first: _Point | None
-    """Where the last step but one started, for extrapolation; ``None`` without."""
+    """Start of the last step but one, for extrapolation; ``None`` without."""
     kept: _Point | None
     """What the last step ended at, to go back to."""
 

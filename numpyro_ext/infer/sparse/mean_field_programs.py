@@ -75,7 +75,7 @@ class SparsePrograms:
         state: core.State,
         num_steps: Array | int,
     ) -> tuple[Array, core.State, core.SolveInfo]:
-        """At most :data:`CHUNK` steps, each with an update of the hyperparameters where there are any."""
+        """Run at most :data:`CHUNK` steps, each with an update of the hyperparameters where there are any."""
         reading, space = self._reading, self._space
 
         def make_form(values: Array) -> Any:

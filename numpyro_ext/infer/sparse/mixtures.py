@@ -50,7 +50,7 @@ class MixtureSite(SitePosterior):
 
     @cached_property
     def _means(self) -> Array:
-        """Of the members, shape ``(num_members, size)``."""
+        """Means of the members, shape ``(num_members, size)``."""
         return jnp.stack([m.programs.site_mean(*m.inputs, name=self.name) for m in self._members])
 
     @cached_property

@@ -41,7 +41,7 @@ class Statistics(NamedTuple):
     """What parameters of prior and noise are learned from."""
 
     second_moment: Array
-    """Of the coefficients, of shape ``(num_coefficients,)``."""
+    """Second moments of the coefficients, of shape ``(num_coefficients,)``."""
     states: SumProduct
     """Marginals and pair marginals of the states."""
     squared_residual: Array
@@ -87,6 +87,6 @@ def expected_log_joint(
 
 
 def _weighted_sum(weights: Array, logs: Array) -> Array:
-    """Where a state has no weight its logarithm may be infinite."""
+    """Sum of weighted logarithms; where a state has no weight its logarithm may be infinite."""
     present = weights > 0.0
     return jnp.sum(weights * jnp.where(present, logs, 0.0))

@@ -112,7 +112,7 @@ def _node_evidence(forest: Forest, prior: TreeParameters, cavity: Cavity) -> Arr
 def gradient_scales(
     forest: Forest, parameters_fn: Callable[[Array], tuple[TreeParameters, Array]], values: Array, cavity: Cavity
 ) -> Array:
-    """For each parameter the root of the sum over nodes of the squared derivative of the log evidence.
+    """Root of the sum over nodes of the squared derivative of the log evidence, for each parameter.
 
     With parameters in units of its inverse the search is much better conditioned: groups of a wavelet forest have from
     a few to some ten thousand nodes. By Fisher's identity the derivative is a sum over nodes with fixed probabilities

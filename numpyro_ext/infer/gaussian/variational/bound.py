@@ -35,7 +35,7 @@ class Point(NamedTuple):
     bound: Array
     """nan or infinite where the Gaussian is improper or an expectation does not exist."""
     mean: Array
-    """Of the predictors, offset included."""
+    """Means of the predictors, offset included."""
     variance: Array
     mean_slope: Array
     """Derivative of the expected log factor in the mean; zero without factor."""

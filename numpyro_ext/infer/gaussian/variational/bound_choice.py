@@ -20,7 +20,7 @@ class SiteBound(NamedTuple):
     """How the expectation of the log factors of one site is taken."""
 
     bound: LogisticBound | str | None
-    """Of the logistic log-partition; the name of one of log-sum-exp; or ``None`` for the expectation itself."""
+    """Bound of the logistic log-partition; the name of one of log-sum-exp; or ``None`` for the expectation itself."""
     description: str
     is_lower_bound: bool
     """Whether the value cannot exceed the expectation, but by the rounding of accurate quadrature."""

@@ -77,13 +77,13 @@ class State(NamedTuple):
     point: Point
     """The bound and its slopes there."""
     history: History
-    """Of the moves of the sites: precisions, then shifts."""
+    """Latest moves of the sites: precisions, then shifts."""
     step_size: Array
     """Fraction of the way that an unmixed step goes."""
     is_mixed: Array
     """Whether the next step is a mixed one; after a refusal it is not."""
     max_change: Array
-    """Of the last accepted step; infinite at the start."""
+    """Change in the last accepted step; infinite at the start."""
 
 
 class Info(NamedTuple):
@@ -218,7 +218,7 @@ def bound_at_sites(form: LatentGaussian, precision: Array, shift: Array, space: 
 
 
 def _mean_field_bound(form: LatentGaussian, precision: Array, shift: Array, space: Space) -> Array:
-    """As :func:`bound_at_sites`, for independent unknowns, whose moments are held."""
+    """The same as :func:`bound_at_sites`, for independent unknowns, whose moments are held."""
     held = lax.stop_gradient(form)
     prior = gaussian_prior(held, space, "diagonal")
     assert isinstance(prior, MeanFieldSpace)  # asked for by name
