@@ -13,9 +13,9 @@ export NUMPYRO_EXT_DATA
 
 # The fast tests compile with few optimisations (tests/conftest.py); these, the examples and notebooks as users do.
 test-slow test-optimised: export NUMPYRO_EXT_TEST_OPTIMIZE = 1
-# The quarter of the slow tests that test-slow runs, 0 to 3; all of them if empty.
-QUARTER ?=
-test-slow: export NUMPYRO_EXT_TEST_QUARTER = $(QUARTER)
+# What test-slow and test-newest run of their tests, such as 0/4 to 3/4; all if empty.
+SHARE ?=
+test-slow test-newest: export NUMPYRO_EXT_TEST_SHARE = $(SHARE)
 
 # Workers with several BLAS threads each wait for one another when there are more of them than cores.
 test test-float32 test-optimised test-slow test-newest test-oldest docs-test: export OPENBLAS_NUM_THREADS = 1
@@ -41,10 +41,10 @@ test-full: test test-optimised test-slow ## everything on this Python
 test-optimised: $(VENV)/.test ## the tests of the single-precision job in float64, compiled as users have it
 	$(VENV)/bin/python $(PYTEST) -n $(WORKERS) -m "float32 and not slow"
 
-test-slow: $(VENV)/.test ## long runs: samplers, random models, builds of the package; QUARTER=0..3 for a part of them
+test-slow: $(VENV)/.test ## long runs: samplers, random models, builds of the package; SHARE=0/4 for a part of them
 	$(VENV)/bin/python $(PYTEST) -n $(WORKERS) -m slow --durations=20
 
-test-newest: $(NEWEST)/.test ## the fast suite on the newest Python of this machine
+test-newest: $(NEWEST)/.test ## the fast suite on the newest Python of this machine; SHARE=0/2 for a part of it
 	$(NEWEST)/bin/python $(PYTEST) -n $(WORKERS)
 
 test-oldest: $(OLDEST)/.oldest ## the tests of the single-precision job in float64, with the oldest versions of all dependencies

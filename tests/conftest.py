@@ -1,12 +1,13 @@
 """How the tests run: the precision, how hard programs are optimised, and how many of them are kept.
 
 ``NUMPYRO_EXT_TEST_PRECISION=float32`` asks for single precision, ``NUMPYRO_EXT_TEST_OPTIMIZE=1`` for compilation as
-users have it, ``NUMPYRO_EXT_TEST_QUARTER=0`` to ``3`` for a quarter of the slow tests. Without the second XLA optimises
+users have it, ``NUMPYRO_EXT_TEST_SHARE=0/4`` to ``3/4`` for a quarter of the tests. Without the second XLA optimises
 little: most tests run a small program once, and two thirds of their time would be spent on making it fast.
 """
 
 import gc
 import os
+import re
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -54,19 +55,20 @@ def pytest_report_header() -> str:
     return f"jax {jax.__version__} on {jax.default_backend()}, {PRECISION}, {optimised}"
 
 
-QUARTER = os.environ.get("NUMPYRO_EXT_TEST_QUARTER") or None
-if QUARTER not in (None, "0", "1", "2", "3"):
-    raise pytest.UsageError(f"NUMPYRO_EXT_TEST_QUARTER is {QUARTER!r}; it must be 0, 1, 2 or 3.")
+SHARE = re.fullmatch(r"([0-9]+)/([1-9][0-9]*)|", os.environ.get("NUMPYRO_EXT_TEST_SHARE", ""))
+if SHARE is None or (SHARE[0] and int(SHARE[1]) >= int(SHARE[2])):
+    raise pytest.UsageError("NUMPYRO_EXT_TEST_SHARE must be a share of the tests such as 0/4, 1/4, 2/4 or 3/4.")
 
 
-def _quarter(item: pytest.Item) -> int:
-    """The same on every machine; tests of one function stay together, because they share compiled programs."""
-    return zlib.crc32(item.nodeid.partition("[")[0].encode()) % 4
+def _is_in_share(item: pytest.Item) -> bool:
+    """Whether a test is in the share that is run: the same on every machine, and spread over cases of one test."""
+    assert SHARE is not None
+    return not SHARE[0] or zlib.crc32(item.nodeid.encode()) % int(SHARE[2]) == int(SHARE[1])
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if QUARTER is not None:
-        others = [item for item in items if item.get_closest_marker("slow") and _quarter(item) != int(QUARTER)]
+    others = [item for item in items if not _is_in_share(item)]
+    if others:
         config.hook.pytest_deselected(items=others)
-        items[:] = [item for item in items if item not in others]
+        items[:] = [item for item in items if _is_in_share(item)]
     items.sort(key=lambda item: item.get_closest_marker("first") is None)
