@@ -18,7 +18,7 @@ from ..structure.sparse_linear.read import SPARSE_LINEAR
 from .front.run import FinishedRun
 from .front.state import EngineState
 from .gaussian import expectation_propagation
-from .gaussian.engine import Engine, EngineOptions
+from .gaussian.engine import Engine, GaussianOptions
 from .gaussian.programs import Algorithm, FitInfo
 from .sparse.mixtures import check_average
 from .sparse.tree_engine import TreeFitter, TreeRun
@@ -93,7 +93,7 @@ class EP(Engine):
         schedule: Literal["parallel", "sequential"] = "parallel",
         num_shifts: int | None = None,
         average_over: Mapping[str, Sequence[Any]] | None = None,
-        **options: Unpack[EngineOptions],
+        **options: Unpack[GaussianOptions],
     ) -> None:
         if not 0.0 <= damping < 1.0:
             raise ValueError(f"damping is the fraction of the old site that is kept, in [0, 1); got {damping!r}.")

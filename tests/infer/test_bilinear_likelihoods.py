@@ -100,7 +100,7 @@ def test_families_of_posteriors_are_stationary(covariance):
     engine = fit("logits", covariance=covariance, tol=1e-13, num_steps=3000)
     assert np.all(np.diff(engine.diagnostics.objective_trace) >= -1e-9)
     form = engine._run.reading.form({})
-    blocks = engine._blocks()
+    blocks = engine._run.blocks
     bound = jax.jit(bg.bound)
     np.testing.assert_allclose(bound(form, *blocks), engine.log_evidence, rtol=1e-10)
     leaves, structure = jax.tree.flatten(blocks)
@@ -186,7 +186,7 @@ def test_the_noise_of_normal_values_is_learned():
     y = FACTORS.ravel() + 0.3 * np.random.default_rng(6).normal(size=R * C)
     engine = BilinearVG(noisy, progress_bar=False, tol=1e-9)
     engine.run(random.key(0), y)
-    (u, uu), (w, ww) = ((np.ravel(b.mean), np.ravel(b.covariance)) for b in engine._blocks())
+    (u, uu), (w, ww) = ((np.ravel(b.mean), np.ravel(b.covariance)) for b in engine._run.blocks)
     squares = np.sum(y**2 - 2.0 * y * u[ROWS] * w[COLS] + (u**2 + uu)[ROWS] * (w**2 + ww)[COLS])
     noise = engine.hyper["noise"].value
     assert engine.diagnostics.converged
@@ -212,7 +212,7 @@ def test_thresholds_are_learned():
     engine.run(random.key(1), ROWS, COLS, DATA["ordered_probit"])
     trace = engine.diagnostics.objective_trace
     assert np.all(np.diff(trace) >= -1e-9)
-    run, blocks = engine._run, engine._blocks()
+    run, blocks = engine._run, engine._run.blocks
     held = {name: jnp.asarray(site.init) for name, site in run.reading.hyper.items()}
 
     @jax.jit

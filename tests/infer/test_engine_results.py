@@ -62,7 +62,7 @@ def test_information_gain_of_further_measurements(line_case, fitted_line, monkey
     expected = 0.5 * np.log1p(np.einsum("ri,ij,rj->r", rows, covariance, rows) / np.array([0.25, 1.0, 4.0]))
     gain = fitted_line.information_gain(rows, np.array([0.25, 1.0, 4.0]))
     np.testing.assert_allclose(gain, expected, rtol=1e-8)
-    monkeypatch.setattr("numpyro_ext.infer.front.engine.LARGEST_DENSE", 1)
+    monkeypatch.setattr("numpyro_ext.infer.front.run.LARGEST_DENSE", 1)
     by_draws = fitted_line.information_gain(rows, np.array([0.25, 1.0, 4.0]), site="slopes")
     np.testing.assert_allclose(np.expm1(2 * by_draws), np.expm1(2 * expected), rtol=0.2)
     with pytest.raises(ValueError, match="Give the noise_variance"):

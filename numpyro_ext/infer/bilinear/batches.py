@@ -20,6 +20,7 @@ from ..front.state import EngineState
 from . import sweeps as core
 from .cells import Block, Side
 from .engine import BilinearVG
+from .run import BilinearRun
 from .visits import BatchStore, SharedVectors, Visited, prepare_batch, start_shared, start_visited, visit_batch
 
 __all__ = ["fit_batches"]
@@ -266,4 +267,8 @@ class _BatchRun:
         sides = own, (self._shared.block, self._shared.step)
         (rows, row_step), (columns, column_step) = sides if self._own == "rows" else sides[::-1]
         state = core.State(rows, columns, row_step, column_step, jnp.asarray(bound), jnp.asarray(0))
-        return self.engine._sibling(self._reading, self._space, state, bound, diagnostics, self._key)
+        engine, reading, space = self.engine, self._reading, self._space
+        programs = engine._programs(reading, space)
+        return engine._with_run(
+            BilinearRun.ended_at(reading, space, programs, state, bound, diagnostics, self._key, engine.num_samples)
+        )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, get_args
+from typing import Any, Literal, Self, Unpack, get_args
 
 import jax
 import jax.numpy as jnp
@@ -14,17 +14,17 @@ from jax import Array
 from ...structure.bilinear.factors import Unlisted
 from ...structure.bilinear.read import read_bilinear
 from ..front.checkpoints import read_checkpoint, write_checkpoint
-from ..front.chunks import run_in_chunks
-from ..front.engine import check_at_least, check_positive
+from ..front.chunks import fit_in_chunks
+from ..front.engine import BaseEngine, EngineOptions, check_at_least, check_positive, default_tolerance
 from ..front.failures import at_values
 from ..front.progress import warn
-from ..front.results import Diagnostics
-from ..front.saved_runs import fit_from_content, fit_to_content
+from ..front.run import ask
+from ..front.saved_runs import fit_from_content
 from ..front.state import EngineState, Fit, check_init_state, data_digest
 from ..hyper.space import UnconstrainedSpace
 from . import sweeps as core
-from .answers import BilinearAnswers, BilinearRun
-from .programs import CHUNK, BilinearPrograms, Solver
+from .programs import CHUNK, BilinearPrograms, Solver, compiled_bilinear_programs
+from .run import BilinearRun
 
 __all__ = ["BilinearVG"]
 
@@ -35,7 +35,7 @@ _RESTARTS = 3
 _MOST_CELLS_RESTARTED = 20_000
 
 
-class BilinearVG(BilinearAnswers):
+class BilinearVG(BaseEngine):
     r"""Gaussian posteriors for both blocks of a bilinear model of counts (Ko and Khan 2014; Ko 2017, section 3.1).
 
     For Poisson counts with the rate :math:`e^{\eta}` and a predictor that is affine in each of two Gaussian blocks
@@ -102,13 +102,10 @@ class BilinearVG(BilinearAnswers):
         not list are counts of zero, of which the model itself knows nothing (NUTS on it sees the listed ones). For
         Poisson counts with a softplus rate, by a quadratic bound (Seeger and Bouchard 2012) at a cost that does not
         depend on the number of zeros. The density of a draw in :meth:`get_samples` is exact, and visits all of them.
-    :param field: names of the sites of both sides, instead of searching for them.
-    :param dict hyper_values: hyperparameters that are given and not learned.
-    :param dict init_values: where the search for the others starts (constrained).
     :param devices: between which sweeps divide the rows, such as ``jax.devices()``; by default JAX's default device.
         Not kept by :meth:`save`.
-    :param int num_samples: draws made for :meth:`get_samples`.
-    :param bool progress_bar: whether runs longer than a second show a bar.
+    :param options: those of every engine, see :class:`~numpyro_ext.infer.front.engine.BaseEngine`: ``field`` (the sites
+        of both sides), ``hyper_values``, ``init_values``, ``num_samples`` and ``progress_bar``.
     :raises ValueError: if a covariance is unknown, or no device belongs to this process.
     """
 
@@ -122,21 +119,10 @@ class BilinearVG(BilinearAnswers):
         num_restarts: int | None = None,
         solver: Solver = "natural-gradient",
         unlisted_cells: Unlisted = "missing",
-        field: Sequence[str] | None = None,
-        hyper_values: Mapping[str, Any] | None = None,
-        init_values: Mapping[str, Any] | None = None,
         devices: Sequence[jax.Device] | None = None,
-        num_samples: int = 1000,
-        progress_bar: bool = True,
+        **options: Unpack[EngineOptions],
     ) -> None:
-        super().__init__(
-            model,
-            field=field,
-            hyper_values=hyper_values,
-            init_values=init_values,
-            num_samples=num_samples,
-            progress_bar=progress_bar,
-        )
+        super().__init__(model, **options)
         check_at_least(1, num_steps=num_steps)
         check_at_least(0, num_restarts=0 if num_restarts is None else num_restarts)
         check_positive(tol=tol)
@@ -187,7 +173,20 @@ class BilinearVG(BilinearAnswers):
         :raises ValueError: if the objective is not finite; the message names the likely cause. Also if scales of point
             estimates would have to be learned, or if the checkpoint is of other data or another model.
         """
-        self._forget()
+        self._run = None
+        run = self._start(rng_key, args, kwargs, init_state, checkpoint)
+        self._keep(run)
+        if not run.reading.has_boundary and run.is_lower_bound:
+            _check_widths(run.widest_product)
+
+    def _start(
+        self,
+        rng_key: Array,
+        args: tuple,
+        kwargs: dict[str, Any],
+        init_state: EngineState | None,
+        checkpoint: str | os.PathLike | None = None,
+    ) -> BilinearRun:
         reading, space, programs = self._prepare(rng_key, args, kwargs)
         self._check_points(reading, space)
         digest = data_digest(reading.data, space.fixed)
@@ -215,11 +214,7 @@ class BilinearVG(BilinearAnswers):
             if any(message.startswith("Interrupted") for message in fits[-1].diagnostics.messages):
                 break
         best = _best(fits, self._tolerance())
-        self._last_state = best.last_state
-        best = self._report(best, space)
-        self._run = BilinearRun(reading, space, programs, best, rng_key)
-        if not reading.has_boundary and "point" not in self._families(reading):
-            _check_widths(1.0 - float(programs.margin(*self._run.inputs)))
+        return BilinearRun(reading, space, programs, best, rng_key, self.num_samples)
 
     def _num_restarts(self, reading: Any, checkpoint: Any) -> int:
         if self.num_restarts is not None:
@@ -242,6 +237,30 @@ class BilinearVG(BilinearAnswers):
         )
         space = UnconstrainedSpace(reading.hyper, self.hyper_values)
         return reading, space, self._programs(reading, space)
+
+    def _programs(self, reading: Any, space: UnconstrainedSpace) -> BilinearPrograms:
+        families, tol = self._families(reading), self._tolerance()
+        return compiled_bilinear_programs(reading, space, families, tol, self.devices, self.solver)
+
+    def _tolerance(self) -> float:
+        return default_tolerance(self.tol, 1e-6, 1e-5)
+
+    def _families(self, reading: Any) -> tuple[core.Family, core.Family]:
+        if not isinstance(self.covariance, dict):
+            return self.covariance, self.covariance
+        unknown = [n for n in self.covariance if n not in reading.field]
+        if unknown:
+            raise ValueError(
+                f"covariance names {unknown[0]!r}, which belongs to neither side; rows: {reading.sides[0]}, "
+                f"columns: {reading.sides[1]}."
+            )
+        out: list[core.Family] = []
+        for names in reading.sides:
+            found = {self.covariance[n] for n in names if n in self.covariance}
+            if len(found) > 1:
+                raise ValueError(f"covariance gives {sorted(found)} for {list(names)}, which are of one side.")
+            out.append(found.pop() if found else "diagonal")
+        return out[0], out[1]
 
     def _check_points(self, reading: Any, space: UnconstrainedSpace) -> None:
         for side, family in enumerate(self._families(reading)):
@@ -280,9 +299,15 @@ class BilinearVG(BilinearAnswers):
                     write_checkpoint(checkpoint, reached)
             return (values, state), info, info.objective
 
-        result = run_in_chunks(
+        found, info = fit_in_chunks(
             advance,
             programs.devices.put(values, state),
+            space,
+            digest=digest,
+            tol=self._tolerance(),
+            change="The relative change of the objective",
+            explain=lambda hyper, objective: _explain(programs.form(reading.data, hyper), hyper, objective),
+            to_host=programs.devices.get,
             num_steps=num_steps,
             chunk=CHUNK if checkpoint is None else 1,
             before=before,
@@ -290,30 +315,46 @@ class BilinearVG(BilinearAnswers):
             unit="sweeps",
             show_bar=self.progress_bar,
         )
-        info, messages = result.info, result.messages
-        values, state = programs.devices.get(*result.carry)
-        hyper = space.unpack(values)
-        if not np.isfinite(result.objective):
-            raise ValueError(_explain(programs.form(reading.data, hyper), hyper, result.objective))
-        converged = bool(info.converged) and not messages
-        if not converged:
-            messages.append(
-                f"The relative change of the objective in the last of {result.num_steps} sweeps is "
-                f"{float(info.max_change):.2g}, the tolerance {self._tolerance():.2g}. Give more sweeps (num_steps) or "
-                "go on with init_state=engine.last_state."
-            )
-        last = EngineState(values, state, None, result.num_steps, digest)
-        diagnostics = Diagnostics(
-            converged,
-            result.num_steps,
-            result.trace,
-            float(info.max_change),
-            int(info.num_refused),
-            {},
-            None,
-            tuple(messages),
-        )
-        return Fit(last, hyper, None, False, result.objective, diagnostics)
+        return found._replace(diagnostics=found.diagnostics._replace(num_skipped=int(info.num_refused)))
+
+    # Answers
+
+    @property
+    def distance_to_boundary(self) -> float:
+        r"""One less the largest eigenvalue of :math:`\operatorname{Cov}(u) \operatorname{Cov}(v)` over all cells.
+
+        Expected exponential rates grow without limit as it goes to zero; every accepted step keeps it positive. Other
+        expectations always exist: then it is ``inf``.
+        """
+        run = self._finished()
+        return 1.0 - run.widest_product if run.reading.has_boundary else np.inf
+
+    log_predictive = ask(BilinearRun.log_predictive)
+    predictive_mean = ask(BilinearRun.predictive_mean)
+    expected_ranks = ask(BilinearRun.expected_ranks)
+    similar = ask(BilinearRun.similar)
+
+    def fold_in(self, rng_key: Array, *args: Any, side: Literal["rows", "columns"] = "rows", **kwargs: Any) -> Self:
+        """Posteriors of new rows (or columns) while the other side and the hyperparameters stay as they were fitted.
+
+        The optimum given the other side is unique, and costs a few passes over the new cells.
+
+        :param rng_key: random number generator key.
+        :param args: arguments of the model with the new rows alone: their number, and their cells.
+        :param str side: ``"rows"`` or ``"columns"``, which side is new.
+        :param kwargs: keyword arguments of the model.
+        :return: an engine that answers for the new rows as this one for those of the fit. Its ``log_evidence`` is the
+            lower bound of the log predictive density of the new cells under the posterior of the other side.
+        :raises ValueError: if the other side has another size than in the fit.
+        """
+        found = self._finished().fold_in(rng_key, args, kwargs, side=side, unlisted_cells=self.unlisted_cells)
+        return self._with_run(found)
+
+    def _with_run(self, run: BilinearRun) -> Self:
+        """An engine of the same options that has made this run."""
+        engine = type(self)(self.model, **{name: getattr(self, name) for name in self._option_names()})
+        engine._run, engine._last_state = run, run.fit.last_state
+        return engine
 
     # Persistence
 
@@ -321,14 +362,11 @@ class BilinearVG(BilinearAnswers):
     def _option_names(cls) -> list[str]:
         return [name for name in super()._option_names() if name != "devices"]
 
-    def _content(self) -> dict[str, Any]:
-        run = self._finished()
-        return fit_to_content(run.fit, run.reading)
-
     def _restore(self, content: dict[str, Any], rng_key: Array, args: tuple, kwargs: dict[str, Any]) -> BilinearRun:
         reading, space, programs = self._prepare(rng_key, args, kwargs, check=False)
         restorable: Any = programs
-        return BilinearRun(reading, space, programs, fit_from_content(content, reading, restorable, space), rng_key)
+        result = fit_from_content(content, reading, restorable, space)
+        return BilinearRun(reading, space, programs, result, rng_key, self.num_samples)
 
 
 def _best(fits: list[Fit], tol: float) -> Fit:

@@ -57,7 +57,8 @@ class BilinearPrograms:
         devices: tuple[Any, ...] | None = None,
         solver: Solver = "natural-gradient",
     ) -> None:
-        self._reading, self._space, self._families, self._tol = reading, space, families, tol
+        self._reading, self._space, self.families, self._tol = reading, space, families, tol
+        self._others = devices, solver
         self.devices: OneDevice | SeveralDevices = (
             OneDevice(_SOLVERS[solver])
             if devices is None
@@ -71,12 +72,17 @@ class BilinearPrograms:
         self.margin = jax.jit(self._margin)
         self.fold = jax.jit(self._fold, static_argnames=("side", "num_steps"))
 
+    def like(self, reading: Any, space: UnconstrainedSpace, *, on_one_device: bool = False) -> BilinearPrograms:
+        """Programs with the same options for another reading."""
+        others = () if on_one_device else self._others
+        return compiled_bilinear_programs(reading, space, self.families, self._tol, *others)
+
     def _form(self, data: Any, hyper: dict[str, Array]) -> Bilinear:
         return self._reading.form(hyper, data)
 
     def _init_state(self, data: Any, hyper: dict[str, Array], rng_key: Array | None = None) -> core.State:
         key = jax.random.key(0) if rng_key is None else rng_key
-        return core.init(self._reading.form(hyper, data), key, *self._families)
+        return core.init(self._reading.form(hyper, data), key, *self.families)
 
     def prepare(
         self, data: Any, fixed: dict[str, Array], values: Array
@@ -187,7 +193,7 @@ class BilinearPrograms:
     ) -> tuple[core.State, FoldInfo]:
         """The optimum of the vectors of one side, which is unique, while the others are held."""
         form = self._reading.form(hyper, data)
-        start = core.init(form, rng_key, *self._families)
+        start = core.init(form, rng_key, *self.families)
         is_rows = side == "rows"
         own, prior = (start.rows, form.rows) if is_rows else (start.columns, form.columns)
         views = core.make_views(form, own, held) if is_rows else core.make_views(form, held, own)

@@ -6,38 +6,43 @@ import inspect
 import os
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
-from typing import Any, Self
+from typing import Any, Self, TypedDict
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike
 
-from ...linalg.cholesky import LARGEST_DENSE
 from ...linalg.operators.operator import LinearOperator
 from ...structure.model.search import field_names
-from ..hyper.space import UnconstrainedSpace
 from .archive import read_archive, write_archive
 from .arviz import ArviZInterface
-from .draws import with_predictive
-from .points import point_sites, warn_of_points
+from .points import warn_of_points
 from .progress import warn
 from .results import Diagnostics, HyperEstimate, LogEvidence
-from .sites import PosteriorSites, SitePosterior
-from .state import EngineState, Fit
+from .run import FinishedRun
+from .sites import PosteriorSites
+from .state import EngineState
 from .summary import format_summary
 
-__all__ = ["BaseEngine", "check_at_least", "check_positive", "default_tolerance", "hyper_estimates"]
+__all__ = ["BaseEngine", "EngineOptions", "check_at_least", "check_positive", "default_tolerance"]
+
+
+class EngineOptions(TypedDict, total=False):
+    """The options that every engine has, for the constructors of subclasses; see :class:`BaseEngine`."""
+
+    field: Sequence[str] | str | None
+    hyper_values: Mapping[str, Any] | None
+    init_values: Mapping[str, Any] | None
+    num_samples: int
+    progress_bar: bool
 
 
 class BaseEngine(ArviZInterface):
-    """A model, its options, and the answers that need nothing but the outcome of a run.
+    """What every engine is: a model, options, and a run, which answers for itself.
 
-    A run is kept as an object with the reading of the model (``reading``), the space of its hyperparameters
-    (``space``), the outcome (``fit``, a :class:`~numpyro_ext.infer.front.state.Fit`) and the key (``rng_key``). A
-    subclass says how a run is made (``run``), drawn from (:meth:`_draw`) and put together again from a file
-    (:meth:`_restore`).
+    A subclass adds its own options and says how a run is made (:meth:`_start`) and put together again from a file
+    (:meth:`_restore`). The answers are those of the run, a :class:`~numpyro_ext.infer.front.run.FinishedRun`.
 
     :param model: a NumPyro model.
     :param field: names of the latent sites to be treated as the field, where two choices are possible.
@@ -51,11 +56,11 @@ class BaseEngine(ArviZInterface):
         self,
         model: Callable[..., Any],
         *,
-        field: Sequence[str] | None,
-        hyper_values: Mapping[str, Any] | None,
-        init_values: Mapping[str, Any] | None,
-        num_samples: int,
-        progress_bar: bool,
+        field: Sequence[str] | str | None = None,
+        hyper_values: Mapping[str, Any] | None = None,
+        init_values: Mapping[str, Any] | None = None,
+        num_samples: int = 1000,
+        progress_bar: bool = True,
     ) -> None:
         if not callable(model):
             raise TypeError(f"model must be a callable with NumPyro primitives, got {type(model).__name__}.")
@@ -74,30 +79,42 @@ class BaseEngine(ArviZInterface):
         """Where a model is read: at the values that are given, whether to start from or to hold."""
         return {**self.init_values, **self.hyper_values}
 
-    @property
-    @abstractmethod
-    def posterior(self) -> PosteriorSites:
-        """Marginals by name."""
+    # Running
 
     @abstractmethod
-    def _draw(self, rng_key: Array) -> tuple[dict[str, Array], Array]:
-        """Draws of all sites but the observed and the left-out ones, and the log density of each."""
+    def _start(
+        self, rng_key: Array, args: tuple, kwargs: dict[str, Any], init_state: EngineState | None
+    ) -> FinishedRun:
+        """Read the model and run the algorithm for its form."""
 
     @abstractmethod
-    def _content(self) -> dict[str, Any]:
-        """The outcome of the run as plain containers."""
+    def _restore(self, content: dict[str, Any], rng_key: Array, args: tuple, kwargs: dict[str, Any]) -> FinishedRun:
+        """The run from its :meth:`FinishedRun.content`."""
 
-    @abstractmethod
-    def _restore(self, content: dict[str, Any], rng_key: Array, args: tuple, kwargs: dict[str, Any]) -> Any:
-        """The run from these containers."""
+    def run(self, rng_key: Array, *args: Any, init_state: EngineState | None = None, **kwargs: Any) -> None:
+        """Read the model on these arguments, learn its hyperparameters and fit its latent sites.
 
-    def _forget(self) -> None:
-        """Drop the run and all that was computed from it."""
+        :param rng_key: random number generator key, for the check of the reading, the restarts and the draws.
+        :param args: arguments of the model.
+        :param EngineState init_state: ``last_state`` of an earlier run. On the same data the run goes on exactly where
+            that one stopped; on other data of the same shapes it starts from its values.
+        :param kwargs: keyword arguments of the model.
+        :raises ModelStructureError: if the model is not of the form, or not one for this algorithm.
+        :raises ValueError: if the objective is not finite; the message names the likely cause.
+        :raises RuntimeError: if more than one factor in a hundred was refused in the last step.
+        """
         self._run = None
-        for cls in type(self).__mro__:
-            for name, member in vars(cls).items():
-                if isinstance(member, cached_property):
-                    self.__dict__.pop(name, None)
+        self._keep(self._start(rng_key, args, kwargs, init_state))
+
+    def _keep(self, run: FinishedRun) -> None:
+        """Take over a run, and say what a person should know of how it ended."""
+        self._last_state = run.fit.last_state
+        diagnostics = run.fit.diagnostics._replace(points=run.points)
+        if not diagnostics.converged:
+            warn(f"{type(self).__name__} did not converge. " + " ".join(diagnostics.messages))
+        warn_of_points(diagnostics, run.space, type(self).__name__)
+        run.fit = run.fit._replace(diagnostics=diagnostics)
+        self._run = run
 
     def _finished(self) -> Any:
         if self._run is None:
@@ -106,18 +123,6 @@ class BaseEngine(ArviZInterface):
 
     def _not_run(self) -> RuntimeError:
         return RuntimeError(f"run(...) should be called first to obtain results from {type(self).__name__}.")
-
-    def _report(self, result: Fit, space: UnconstrainedSpace) -> Fit:
-        """Say what a person should know of the outcome of a run, and note in it which sites it set to points."""
-        diagnostics = result.diagnostics._replace(points=self._point_sites(space))
-        if not diagnostics.converged:
-            warn(f"{type(self).__name__} did not converge. " + " ".join(diagnostics.messages))
-        warn_of_points(diagnostics, space, type(self).__name__)
-        return result._replace(diagnostics=diagnostics)
-
-    def _point_sites(self, space: UnconstrainedSpace) -> tuple[str, ...]:
-        """Latent sites without a distribution in the posterior of this engine."""
-        return point_sites(space)
 
     # Results
 
@@ -129,52 +134,52 @@ class BaseEngine(ArviZInterface):
         return self._last_state
 
     @property
+    def posterior(self) -> PosteriorSites:
+        """Marginals by name, for the sites of the field and the deterministic sites affine in it."""
+        return self._finished().posterior
+
+    @property
     def is_lower_bound(self) -> bool:
         """Whether the reported log evidence cannot exceed the exact one."""
-        return False
+        return self._finished().is_lower_bound
 
     @property
     def log_evidence(self) -> LogEvidence:
         """Log evidence at the reported hyperparameters: a float with the attribute ``is_lower_bound``."""
-        return LogEvidence(self._finished().fit.log_evidence, self.is_lower_bound)
+        return self._finished().log_evidence
 
     @property
     def diagnostics(self) -> Diagnostics:
         """Convergence, number of steps, objective trace, refused factors and messages of the last run, and which sites
         it set to a point (``points``)."""
-        return self._finished().fit.diagnostics
+        return self._finished().diagnostics
 
-    @cached_property
+    @property
     def hyper(self) -> dict[str, HyperEstimate]:
         """For each hyperparameter its value and standard error, constrained and unconstrained.
 
         The errors come from the Hessian of log evidence plus log prior at the optimum, by central differences of its
         gradient in the unconstrained space; those of the constrained values follow by the delta method.
         """
+        return self._finished().hyper
+
+    def _draws(self, seed: int | None = None) -> tuple[dict[str, Array], Array]:
         run = self._finished()
-        return hyper_estimates(run.space, run.fit)
-
-    @cached_property
-    def _draws(self) -> tuple[dict[str, Array], Array]:
-        return self._draw_all(self._finished().rng_key)
-
-    def _draw_all(self, rng_key: Array) -> tuple[dict[str, Array], Array]:
-        sites, log_density = self._draw(rng_key)
-        return with_predictive(self._finished().reading, sites, jax.random.fold_in(rng_key, 3)), log_density
+        return run.draws if seed is None else run.draw_all(jax.random.key(seed))
 
     def get_samples(self, group_by_chain: bool = False, seed: int | None = None) -> dict[str, Array]:
         """Independent draws from the posterior, every latent and deterministic site by name.
 
-        Hyperparameters and ``param`` sites are at their optimum in every draw, so that ``Predictive(model, draws)`` and
-        ``log_likelihood(model, draws, ...)`` see the model that was fitted. Draws at which the model has density zero
-        are drawn again. Missing values (sites that nothing depends on, such as those that ``obs_mask`` makes) are drawn
-        given the others.
+        Hyperparameters that are not integrated over, and ``param`` sites, are at their optimum in every draw, so that
+        ``Predictive(model, draws)`` and ``log_likelihood(model, draws, ...)`` see the model that was fitted. Draws at
+        which the model has density zero are drawn again. Missing values (sites that nothing depends on, such as those
+        that ``obs_mask`` makes) are drawn given the others.
 
         :param bool group_by_chain: whether to put a chain dimension of size one in front.
         :param int seed: draw anew from this seed (as ArviZ may ask); the default are the draws that belong to the run.
         :return: arrays of shape ``(num_samples, ...)``, or ``(1, num_samples, ...)``.
         """
-        sites, _ = self._draws if seed is None else self._draw_all(jax.random.key(seed))
+        sites, _ = self._draws(seed)
         return {name: value[None] if group_by_chain else value for name, value in sites.items()}
 
     def get_extra_fields(self, group_by_chain: bool = False) -> dict[str, Array]:
@@ -182,7 +187,7 @@ class BaseEngine(ArviZInterface):
 
         :param bool group_by_chain: whether to put a chain dimension of size one in front.
         """
-        energy = -self._draws[1]
+        energy = -self._draws()[1]
         return {"potential_energy": energy[None] if group_by_chain else energy}
 
     def print_summary(self, prob: float = 0.9, exclude_deterministic: bool = True) -> None:
@@ -198,7 +203,7 @@ class BaseEngine(ArviZInterface):
 
     def describe(self) -> str:
         """How the model was read: the field, the hyperparameters, what each factor was recognised as, the design."""
-        return self._finished().reading.describe()
+        return self._finished().describe()
 
     def information_gain(
         self,
@@ -222,37 +227,15 @@ class BaseEngine(ArviZInterface):
         :return: of shape ``(r,)``.
         :raises ValueError: if the rows do not fit the site, or a noise variance is missing or not positive.
         """
-        size = self._measured_size(site)
+        run = self._finished()
+        size = run.measured_size(site)
         rows = operator_rows if isinstance(operator_rows, LinearOperator) else jnp.asarray(operator_rows)
         if len(rows.shape) != 2 or rows.shape[1] != size:
             raise ValueError(f"operator_rows has the shape {tuple(rows.shape)}; it must be (r, {size}).")
-        noise = jnp.asarray(self._typical_noise() if noise_variance is None else noise_variance)
+        noise = jnp.asarray(run.typical_noise() if noise_variance is None else noise_variance)
         if not bool(jnp.all(noise > 0.0)):
             raise ValueError(f"noise_variance must be positive, got {noise_variance}.")
-        return 0.5 * jnp.log1p(self._row_variance(rows, site) / noise)
-
-    def _measured_site(self, site: str | None) -> SitePosterior:
-        field = self._finished().reading.field
-        if site is None and len(field) > 1:
-            raise ValueError(f"Several sites can be measured: give site, one of {', '.join(map(repr, field))}.")
-        return self.posterior[field[0] if site is None else site]
-
-    def _measured_size(self, site: str | None) -> int:
-        return self._measured_site(site).size
-
-    def _row_variance(self, rows: LinearOperator | Array, site: str | None) -> Array:
-        """Posterior variance of each row applied to the site."""
-        posterior = self._measured_site(site)
-        if posterior.size <= LARGEST_DENSE:
-            dense = rows.materialise() if isinstance(rows, LinearOperator) else rows
-            covariance = posterior.covariance().reshape(posterior.size, posterior.size)
-            return jnp.einsum("ri,ij,rj->r", dense, covariance, dense)
-        draws = posterior.sample(self._finished().rng_key, self.num_samples).reshape(self.num_samples, -1)
-        centered = draws - posterior.mean.reshape(-1)
-        return jnp.mean(jnp.square(jax.lax.map(lambda x: rows @ x, centered)), axis=0)
-
-    def _typical_noise(self) -> ArrayLike:
-        raise ValueError("Give the noise_variance of the measurements: the model does not say what it is.")
+        return 0.5 * jnp.log1p(run.row_variance(rows, site) / noise)
 
     # Interoperation
 
@@ -281,7 +264,7 @@ class BaseEngine(ArviZInterface):
             "args": run.reading.args,
             "kwargs": dict(run.reading.kwargs),
             "rng_key": run.rng_key,
-            "fit": self._content(),
+            "fit": run.content(),
         }
         write_archive(path, content)
 
@@ -312,20 +295,6 @@ class BaseEngine(ArviZInterface):
             if "__init__" in vars(part) and part is not object and issubclass(part, BaseEngine):
                 names |= dict.fromkeys(inspect.signature(part).parameters)
         return [name for name in names if name not in ("model", "options")]
-
-
-def hyper_estimates(space: UnconstrainedSpace, fit: Fit) -> dict[str, HyperEstimate]:
-    """Value and standard error of each hyperparameter of a fit; no errors where it has no curvature."""
-    vector = fit.last_state.values
-    errors = space.standard_errors(vector, fit.covariance) if fit.has_curvature and fit.covariance is not None else {}
-    unconstrained = space.unpack_unconstrained(vector)
-    out = {}
-    for name, value in fit.hyper.items():
-        is_fixed = name in space.fixed
-        free = space.sites[name].transform.inv(value) if is_fixed else unconstrained[name]
-        constrained_error, error = errors.get(name, (None, None))
-        out[name] = HyperEstimate(value, constrained_error, free, error, is_fixed)
-    return out
 
 
 def check_at_least(least: int, **values: Any) -> None:

@@ -3,27 +3,38 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from functools import cached_property
-from typing import Any
+from collections.abc import Callable
+from functools import cached_property, wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
+import jax
+import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike
 from numpyro.infer.autoguide import AutoMultivariateNormal
 
+from ...linalg.cholesky import LARGEST_DENSE
+from ...linalg.operators.operator import LinearOperator
 from ..hyper.space import UnconstrainedSpace
-from .engine import hyper_estimates
-from .results import HyperEstimate
-from .sites import PosteriorSites
+from .draws import with_predictive
+from .points import point_sites
+from .results import Diagnostics, HyperEstimate, LogEvidence
+from .saved_runs import fit_to_content
+from .sites import PosteriorSites, SitePosterior
 from .state import Fit
 
-__all__ = ["FinishedRun"]
+__all__ = ["FinishedRun", "ask", "hyper_estimates"]
+
+_Question = ParamSpec("_Question")
+_Answer = TypeVar("_Answer")
 
 
 class FinishedRun(ABC):
     """The outcome of a run. An engine holds options; a run holds the form that was read and answers for it.
 
     So an engine that takes several forms makes the run of the form that it finds, and asks all of them alike. What only
-    some forms can answer is refused here, and answered by the runs of those forms.
+    some forms can answer is refused here, and answered by the runs of those forms. What engines let users ask is
+    described there, in :class:`~numpyro_ext.infer.front.engine.BaseEngine`.
 
     :ivar reading: of the model.
     :ivar space: of its hyperparameters.
@@ -31,9 +42,6 @@ class FinishedRun(ABC):
     :ivar rng_key: of the run.
     :ivar num_samples: draws made for samples.
     """
-
-    is_lower_bound = False
-    """Whether the log evidence cannot exceed the exact one."""
 
     def __init__(self, reading: Any, space: UnconstrainedSpace, fit: Fit, rng_key: Array, num_samples: int) -> None:
         self.reading, self.space, self.fit = reading, space, fit
@@ -46,11 +54,27 @@ class FinishedRun(ABC):
 
     @abstractmethod
     def draw(self, rng_key: Array) -> tuple[dict[str, Array], Array]:
-        """``num_samples`` draws of all sites but the observed ones, and the log density of each."""
+        """``num_samples`` draws of all sites but the observed and the left-out ones, and the log density of each."""
 
-    @abstractmethod
-    def content(self) -> dict[str, Any]:
-        """The outcome as plain containers."""
+    @property
+    def is_lower_bound(self) -> bool:
+        """Whether the log evidence cannot exceed the exact one."""
+        return False
+
+    @property
+    def log_evidence(self) -> LogEvidence:
+        """Log evidence at the hyperparameters of the fit."""
+        return LogEvidence(self.fit.log_evidence, self.is_lower_bound)
+
+    @property
+    def diagnostics(self) -> Diagnostics:
+        """How the run ended."""
+        return self.fit.diagnostics
+
+    @property
+    def points(self) -> tuple[str, ...]:
+        """Latent sites without a distribution in the posterior."""
+        return point_sites(self.space)
 
     @cached_property
     def hyper(self) -> dict[str, HyperEstimate]:
@@ -61,6 +85,39 @@ class FinishedRun(ABC):
         """How the model was read."""
         return self.reading.describe()
 
+    def content(self) -> dict[str, Any]:
+        """The outcome as plain containers."""
+        return fit_to_content(self.fit, self.reading)
+
+    # Draws
+
+    @cached_property
+    def draws(self) -> tuple[dict[str, Array], Array]:
+        """Those that belong to the run: of all sites but the observed ones, and the log density of each."""
+        return self.draw_all(self.rng_key)
+
+    def draw_all(self, rng_key: Array) -> tuple[dict[str, Array], Array]:
+        """Draws with those of the missing values, given the others."""
+        sites, log_density = self.draw(rng_key)
+        return with_predictive(self.reading, sites, jax.random.fold_in(rng_key, 3)), log_density
+
+    # Further measurements
+
+    def measured_size(self, site: str | None) -> int:
+        """The number of elements of a site, by default the field, that can be measured."""
+        return self._measured_site(site).size
+
+    def row_variance(self, rows: LinearOperator | Array, site: str | None) -> Array:
+        """Posterior variance of each row applied to the site."""
+        posterior = self._measured_site(site)
+        if posterior.size <= LARGEST_DENSE:
+            dense = rows.materialise() if isinstance(rows, LinearOperator) else rows
+            covariance = posterior.covariance().reshape(posterior.size, posterior.size)
+            return jnp.einsum("ri,ij,rj->r", dense, covariance, dense)
+        draws = posterior.sample(self.rng_key, self.num_samples).reshape(self.num_samples, -1)
+        centered = draws - posterior.mean.reshape(-1)
+        return jnp.mean(jnp.square(jax.lax.map(lambda x: rows @ x, centered)), axis=0)
+
     def typical_noise(self) -> ArrayLike:
         """The average variance of Gaussian noise.
 
@@ -68,9 +125,15 @@ class FinishedRun(ABC):
         """
         raise ValueError("Give the noise_variance of the measurements: the model does not say what it is.")
 
+    def _measured_site(self, site: str | None) -> SitePosterior:
+        field = self.reading.field
+        if site is None and len(field) > 1:
+            raise ValueError(f"Several sites can be measured: give site, one of {', '.join(map(repr, field))}.")
+        return self.posterior[field[0] if site is None else site]
+
     # Answers of a Gaussian field
 
-    def log_predictive(self, new: Any = None) -> dict[str, Array]:
+    def log_predictive(self, *args: Any, **kwargs: Any) -> dict[str, Array]:
         """Log predictive density of the masked observations, or of those of another reading.
 
         :raises RuntimeError: where the posterior is not Gaussian; as the two below.
@@ -105,3 +168,30 @@ class FinishedRun(ABC):
 
     def _not_sparse(self) -> RuntimeError:
         return RuntimeError("This model has a Gaussian field; there are no sparse coefficients.")
+
+
+def hyper_estimates(space: UnconstrainedSpace, fit: Fit) -> dict[str, HyperEstimate]:
+    """Value and standard error of each hyperparameter of a fit; no errors where it has no curvature."""
+    vector = fit.last_state.values
+    errors = space.standard_errors(vector, fit.covariance) if fit.has_curvature and fit.covariance is not None else {}
+    unconstrained = space.unpack_unconstrained(vector)
+    out = {}
+    for name, value in fit.hyper.items():
+        is_fixed = name in space.fixed
+        free = space.sites[name].transform.inv(value) if is_fixed else unconstrained[name]
+        constrained_error, error = errors.get(name, (None, None))
+        out[name] = HyperEstimate(value, constrained_error, free, error, is_fixed)
+    return out
+
+
+def ask(answer: Callable[Concatenate[Any, _Question], _Answer]) -> Callable[Concatenate[Any, _Question], _Answer]:
+    """A method of an engine that asks the finished run.
+
+    :param answer: the method of the run, whose signature and description it has.
+    """
+
+    @wraps(answer)
+    def method(self: Any, *args: _Question.args, **kwargs: _Question.kwargs) -> _Answer:
+        return answer(self._finished(), *args, **kwargs)
+
+    return method

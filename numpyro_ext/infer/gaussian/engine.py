@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, TypedDict
+from collections.abc import Callable
+from functools import partial
+from typing import Any, ClassVar, Unpack
 
 from jax import Array
-from jax.typing import ArrayLike
 from numpyro.infer.autoguide import AutoMultivariateNormal
 
 from ...structure import read_latent_gaussian
-from ..front.engine import BaseEngine, check_at_least, check_positive, default_tolerance
+from ..front.engine import BaseEngine, EngineOptions, check_at_least, check_positive, default_tolerance
 from ..front.progress import warn
-from ..front.results import HyperEstimate
 from ..front.run import FinishedRun
 from ..front.saved_runs import fit_from_content
-from ..front.sites import PosteriorSites
 from ..front.state import EngineState
 from ..hyper.space import UnconstrainedSpace
 from .fitting import RunOptions, check_skipped, fit
@@ -24,22 +22,17 @@ from .modes import explain_two_modes
 from .programs import Algorithm, Programs, compiled_programs
 from .run import GaussianRun
 
-__all__ = ["Engine", "EngineOptions"]
+__all__ = ["Engine", "GaussianOptions"]
 
 
-class EngineOptions(TypedDict, total=False):
+class GaussianOptions(EngineOptions, total=False):
     """The keyword arguments of :class:`Engine`, for the constructors of its subclasses."""
 
     num_steps: int
     tol: float | None
-    field: Sequence[str] | None
-    hyper_values: Mapping[str, Any] | None
-    init_values: Mapping[str, Any] | None
     num_restarts: int
     hyper_tol: float | None
     max_hyper_steps: int
-    num_samples: int
-    progress_bar: bool
 
 
 class Engine(BaseEngine):
@@ -49,15 +42,13 @@ class Engine(BaseEngine):
     :param int num_steps: steps of one fit of the field at most.
     :param float tol: largest change in a step at which the field has converged; by default ``1e-8`` in float64 and
         ``1e-4`` in float32.
-    :param field: names of the latent sites to be treated as the Gaussian field, where two choices are possible.
-    :param dict hyper_values: hyperparameters that are given and not learned.
-    :param dict init_values: where the search for the others starts (constrained).
-    :param int num_restarts: further searches, from normal perturbations of that point; the best is kept.
+    :param int num_restarts: further searches for hyperparameters, from normal perturbations of where the first one
+        starts; the best is kept.
     :param float hyper_tol: the search ends when no derivative of log evidence plus log prior with respect to an
         unconstrained hyperparameter exceeds this.
     :param int max_hyper_steps: steps of the search at most.
-    :param int num_samples: draws made for :meth:`get_samples`.
-    :param bool progress_bar: whether runs longer than a second show a bar.
+    :param options: those of every engine, see :class:`~numpyro_ext.infer.front.engine.BaseEngine`: ``field``,
+        ``hyper_values``, ``init_values``, ``num_samples`` and ``progress_bar``.
     """
 
     integrates_hyper: ClassVar[bool] = False
@@ -69,23 +60,12 @@ class Engine(BaseEngine):
         *,
         num_steps: int = 100,
         tol: float | None = None,
-        field: Sequence[str] | None = None,
-        hyper_values: Mapping[str, Any] | None = None,
-        init_values: Mapping[str, Any] | None = None,
         num_restarts: int = 0,
         hyper_tol: float | None = None,
         max_hyper_steps: int = 100,
-        num_samples: int = 1000,
-        progress_bar: bool = True,
+        **options: Unpack[EngineOptions],
     ) -> None:
-        super().__init__(
-            model,
-            field=field,
-            hyper_values=hyper_values,
-            init_values=init_values,
-            num_samples=num_samples,
-            progress_bar=progress_bar,
-        )
+        super().__init__(model, **options)
         check_at_least(1, num_steps=num_steps, max_hyper_steps=max_hyper_steps)
         check_at_least(0, num_restarts=num_restarts)
         check_positive(tol=tol, hyper_tol=hyper_tol)
@@ -104,29 +84,9 @@ class Engine(BaseEngine):
 
     # Running
 
-    def run(self, rng_key: Array, *args: Any, init_state: EngineState | None = None, **kwargs: Any) -> None:
-        """Read the model on these arguments, learn its hyperparameters and fit its field.
-
-        :param rng_key: random number generator key, for the check of the reading, the restarts and the draws.
-        :param args: arguments of the model.
-        :param EngineState init_state: ``last_state`` of an earlier run. On the same data the run goes on exactly where
-            that one stopped; on other data of the same shapes it starts from its values.
-        :param kwargs: keyword arguments of the model.
-        :raises ModelStructureError: if the model is not of the form, or not one for this algorithm.
-        :raises ValueError: if the evidence is not finite; the message names the likely cause.
-        :raises RuntimeError: if more than one factor in a hundred was refused in the last step.
-        """
-        self._forget()
-        run = self._start(rng_key, args, kwargs, init_state)
-        self._last_state = run.fit.last_state
-        check_skipped(run.fit, run.reading, type(self).__name__)
-        run.fit = self._report(run.fit, run.space)
-        self._run = run
-
     def _start(
         self, rng_key: Array, args: tuple, kwargs: dict[str, Any], init_state: EngineState | None
     ) -> FinishedRun:
-        """Read the model and run the algorithm for its form."""
         return self._fit(self._read(rng_key, args, kwargs), rng_key, init_state)
 
     def _fit(self, reading: Any, rng_key: Array, init_state: EngineState | None) -> GaussianRun:
@@ -139,10 +99,16 @@ class Engine(BaseEngine):
             warn(f"{type(self).__name__}: {message}")
         diagnostics = result.diagnostics._replace(messages=(*result.diagnostics.messages, *messages))
         result = result._replace(diagnostics=diagnostics)
-        return GaussianRun(reading, space, algorithm, programs, result, rng_key, self.num_samples)
+        return self._new_run(reading, space, algorithm, programs, result, rng_key)
 
-    def _point_sites(self, space: UnconstrainedSpace) -> tuple[str, ...]:
-        return () if self.integrates_hyper else super()._point_sites(space)
+    def _keep(self, run: FinishedRun) -> None:
+        self._last_state = run.fit.last_state
+        check_skipped(run.fit, run.reading, type(self).__name__)
+        super()._keep(run)
+
+    @property
+    def _new_run(self) -> Callable[..., GaussianRun]:
+        return partial(GaussianRun, num_samples=self.num_samples)
 
     def _options(self) -> RunOptions:
         return RunOptions(
@@ -181,37 +147,6 @@ class Engine(BaseEngine):
             is_density_unconstrained=self.integrates_hyper,
         )
         return space, algorithm, programs
-
-    # Results
-
-    @property
-    def is_lower_bound(self) -> bool:
-        """Whether the reported log evidence cannot exceed the exact one."""
-        return self._finished().is_lower_bound
-
-    @property
-    def posterior(self) -> PosteriorSites:
-        """Exact marginals by name, for every field site and every deterministic site affine in the field."""
-        return self._finished().posterior
-
-    @property
-    def hyper(self) -> dict[str, HyperEstimate]:
-        """For each hyperparameter its value and standard error, constrained and unconstrained.
-
-        The errors come from the Hessian of log evidence plus log prior at the optimum, by central differences of its
-        gradient in the unconstrained space; those of the constrained values follow by the delta method.
-        """
-        return self._finished().hyper
-
-    def describe(self) -> str:
-        """How the model was read: the field, the hyperparameters, what each factor was recognised as, the design."""
-        return self._finished().describe()
-
-    def _draw(self, rng_key: Array) -> tuple[dict[str, Array], Array]:
-        return self._finished().draw(rng_key)
-
-    def _typical_noise(self) -> ArrayLike:
-        return self._finished().typical_noise()
 
     # Prediction
 
@@ -259,11 +194,8 @@ class Engine(BaseEngine):
 
     # Persistence
 
-    def _content(self) -> dict[str, Any]:
-        return self._finished().content()
-
     def _restore(self, content: dict[str, Any], rng_key: Array, args: tuple, kwargs: dict[str, Any]) -> FinishedRun:
         reading = self._read(rng_key, args, kwargs, check=False)
         space, algorithm, programs = self._compile(reading)
         result = fit_from_content(content, reading, programs, space)
-        return GaussianRun(reading, space, algorithm, programs, result, rng_key, self.num_samples)
+        return self._new_run(reading, space, algorithm, programs, result, rng_key)

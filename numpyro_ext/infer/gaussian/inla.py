@@ -3,44 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from functools import cached_property
-from operator import itemgetter
-from typing import Any, ClassVar, Literal, NamedTuple, Unpack, get_args
+from collections.abc import Callable
+from functools import partial
+from typing import Any, ClassVar, Unpack, get_args
 
-import jax
-import jax.numpy as jnp
-import numpy as np
-from jax import Array, random
-from jax.scipy.special import logsumexp
+from jax import Array
 
 from ...potentials.vector_rows import VectorRows
 from ...structure import ModelStructureError
-from ..front.draws import draw_inside_support, with_hyper
 from ..front.progress import warn
-from ..front.results import Diagnostics, LogEvidence
-from ..front.sites import PosteriorSites, missing_sites
 from ..front.state import EngineState
-from ..hyper.design import LARGEST_DIMENSION, PROBE, Design, central_composite, explore_lattice, stretch
+from ..hyper.design import LARGEST_DIMENSION
 from ..hyper.space import UnconstrainedSpace
-from .engine import EngineOptions
+from .engine import GaussianOptions
+from .inla_run import DesignName, DesignOptions, INLARun, Marginal
 from .laplace_approximation import LaplaceApproximation
-from .mixture_marginals import MarginalMixture
-from .mixture_posteriors import HyperPosterior, MixturePosterior
-from .prediction import by_site, check_same_unknowns
-from .programs import Algorithm, PointFit
-from .simplified_laplace import gaussian_marginals, simplified_laplace_marginals
+from .programs import Algorithm
 
 __all__ = ["INLA"]
-
-Marginal = Literal["simplified-laplace", "gaussian"]
-DesignName = Literal["auto", "lattice", "central-composite"]
-
-_LARGEST_LATTICE_DIMENSION = 2
-_POINTS_PER_CALL = 8
-_DRAWS_PER_CALL = 32
-# A point of the design so far above the mode says that there is another mode.
-_LARGEST_RISE = 0.1
 
 
 class INLA(LaplaceApproximation):
@@ -105,7 +85,7 @@ class INLA(LaplaceApproximation):
         design: DesignName = "auto",
         grid_step: float = 0.75,
         log_density_drop: float = 10.0,
-        **options: Unpack[EngineOptions],
+        **options: Unpack[GaussianOptions],
     ) -> None:
         if marginal not in get_args(Marginal):
             raise ValueError(f"marginal must be one of {', '.join(map(repr, get_args(Marginal)))}, got {marginal!r}.")
@@ -157,231 +137,14 @@ class INLA(LaplaceApproximation):
         """
         super().run(rng_key, *args, init_state=init_state, **kwargs)
         try:
-            messages = self._exploration.messages
+            messages = self._finished().exploration.messages
         except RuntimeError:
-            self._forget()
+            self._run = None
             raise
         if messages:
             warn(f"{type(self).__name__}: " + " ".join(messages))
 
-    @cached_property
-    def _exploration(self) -> _Exploration:
-        run = self._finished()
-        size, mode = run.space.size, np.asarray(run.fit.last_state.values)
-        factor = np.zeros((0, 0))
-        if size:
-            if run.fit.covariance is None or not run.fit.has_curvature:
-                raise RuntimeError(
-                    "INLA explores the hyperparameters from their posterior mode, and at the point found the density "
-                    "does not curve downwards in every direction. Give tighter priors, other init_values or more "
-                    "max_hyper_steps, or give values to the hyperparameters without information (hyper_values)."
-                )
-            eigenvalues, vectors = np.linalg.eigh(run.fit.covariance)
-            factor = vectors * np.sqrt(eigenvalues)
-        marginals_fn = gaussian_marginals if self.marginal == "gaussian" else simplified_laplace_marginals
-        parts: list[PointFit] = []
-
-        def evaluate(points: np.ndarray) -> np.ndarray:
-            values = mode + points @ factor.T
-            for start in range(0, len(values), _POINTS_PER_CALL):
-                part = values[start : start + _POINTS_PER_CALL]
-                # The last batch is filled with repetitions, so that one program serves all.
-                padded = np.concatenate([part, np.repeat(part[-1:], self._batch(size) - len(part), axis=0)])
-                fits = run.programs.fits(
-                    run.reading.data,
-                    run.space.fixed,
-                    jnp.asarray(padded, run.fit.last_state.values.dtype),
-                    run.fit.last_state.state,
-                    marginals_fn=marginals_fn,
-                )
-                fits = jax.tree.map(np.asarray, fits)
-                parts.append(jax.tree.map(itemgetter(slice(len(part))), fits))
-            objective = np.concatenate([part.objective for part in parts])[-len(values) :]
-            return np.where(np.isfinite(objective), objective, -np.inf)
-
-        ended = True
-        if size == 0:
-            evaluate(np.zeros((1, 0)))
-            design, chosen = Design(np.zeros((1, 0)), np.zeros(1)), np.zeros(1, int)
-        elif self.design == "lattice" or (self.design == "auto" and size <= _LARGEST_LATTICE_DIMENSION):
-            design, chosen, ended = explore_lattice(evaluate, size, self.grid_step, self.log_density_drop)
-        else:
-            axes = PROBE * np.eye(size)
-            probes = evaluate(np.concatenate([np.zeros((1, size)), axes, -axes]))
-            design = stretch(central_composite(size), (probes[0] - probes[1:]).reshape(2, size))
-            inside = np.flatnonzero(np.isfinite(evaluate(design.points)))
-            design = Design(design.points[inside], design.log_volumes[inside])
-            chosen = len(probes) + inside
-        fits = jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
-        messages = self._judge_points(fits.objective, fits.converged[chosen], ended)
-        fits = jax.tree.map(lambda leaf: leaf[chosen], fits)
-        log_volume = np.linalg.slogdet(factor)[1] if size else 0.0
-        log_masses = fits.objective + design.log_volumes + log_volume
-        log_evidence = float(logsumexp(log_masses))
-        weights = np.exp(log_masses - log_evidence)
-        # Rounding must not be visible where probabilities are asked to sum to one.
-        weights = weights / weights.sum()
-        return _Exploration(mode + design.points @ factor.T, weights, fits, log_evidence, messages)
-
-    @staticmethod
-    def _batch(size: int) -> int:
-        return _POINTS_PER_CALL if size else 1
-
-    @staticmethod
-    def _judge_points(objective: np.ndarray, converged: np.ndarray, ended: bool) -> tuple[str, ...]:
-        messages = []
-        failed = int(np.sum(~np.isfinite(objective)))
-        if failed:
-            messages.append(
-                f"At {failed} of {objective.size} points of the hyperparameters the evidence is not finite."
-            )
-        if not converged.all():
-            messages.append(f"At {int(np.sum(~converged))} of {converged.size} points the field did not converge.")
-        rise = float(np.max(objective, initial=-np.inf, where=np.isfinite(objective)) - objective[0])
-        if rise > _LARGEST_RISE:
-            messages.append(
-                f"A point of the design has a log density {rise:.2g} above that of the mode: the search ended too "
-                "early, or there are several modes. Use num_restarts or other init_values."
-            )
-        if not ended:
-            messages.append(
-                "The density of the hyperparameters does not fall off, so the lattice was cut. Give tighter priors."
-            )
-        return tuple(messages)
-
-    # Results
-
     @property
-    def log_evidence(self) -> LogEvidence:
-        """Log evidence of the model, integrated over field and hyperparameters."""
-        return LogEvidence(self._exploration.log_evidence, self.is_lower_bound)
-
-    @property
-    def diagnostics(self) -> Diagnostics:
-        """How the search for the mode ended, with what was found in the exploration among the messages."""
-        found = self._finished().fit.diagnostics
-        return found._replace(messages=found.messages + self._exploration.messages)
-
-    @cached_property
-    def hyper(self) -> dict[str, HyperPosterior]:  # type: ignore[override]
-        """The posterior of each hyperparameter."""
-        run, found = self._finished(), self._exploration
-        values = jax.vmap(run.space.unpack)(jnp.asarray(found.points))
-        free = jax.vmap(run.space.unpack_unconstrained)(jnp.asarray(found.points))
-        out = {}
-        for name, mode in run.fit.hyper.items():
-            transform = run.space.sites[name].transform
-            is_fixed = name in run.space.fixed
-            inner = jnp.broadcast_to(transform.inv(mode), (len(found.weights), *jnp.shape(transform.inv(mode))))
-            out[name] = HyperPosterior(
-                name, np.asarray(values[name]), np.asarray(inner if is_fixed else free[name]), found.weights, mode,
-                transform, is_fixed,
-            )  # fmt: skip
-        return out
-
-    @cached_property
-    def posterior(self) -> PosteriorSites:
-        """Posterior marginals by name, for every field site and every deterministic site affine in the field."""
-        run, found = self._finished(), self._exploration
-        reading, programs = run.reading, run.programs
-
-        def site(name: str) -> MixturePosterior:
-            moments = found.fits.marginals[name]
-            mixture = MarginalMixture(found.weights, *(np.asarray(moment) for moment in moments))
-
-            def covariance() -> Array:
-                centred = jnp.asarray(mixture.means - mixture.mean_and_variance()[0])
-                total = (centred.T * found.weights) @ centred
-                for weight, inputs in zip(found.weights, self._inputs(), strict=True):
-                    total = total + weight * programs.covariance(*inputs, name=name)
-                return total
-
-            def sample(rng_key: Array, num_samples: int) -> Array:
-                return self._draw_over_points(
-                    rng_key,
-                    num_samples,
-                    lambda inputs, key: programs.draw_site(*inputs, key, name=name, num_samples=_DRAWS_PER_CALL),
-                )
-
-            return MixturePosterior(name, tuple(reading.site_shapes[name]), mixture, covariance, sample)
-
-        return PosteriorSites({name: site(name) for name in reading.affine_sites}, missing_sites(reading))
-
-    def _inputs(self) -> Iterator[tuple[Any, dict[str, Array], Any]]:
-        """The first arguments of every program, point by point."""
-        run, found = self._finished(), self._exploration
-        for k, point in enumerate(found.points):
-            hyper = run.space.unpack(jnp.asarray(point, run.fit.last_state.values.dtype))
-            yield run.reading.data, hyper, jax.tree.map(lambda leaf, k=k: jnp.asarray(leaf[k]), found.fits.state)
-
-    def _draw_over_points(self, rng_key: Array, num_samples: int, draw: Callable[..., Any]) -> Any:
-        """Draws from the mixture; ``draw`` makes ``_DRAWS_PER_CALL`` of them from a point's inputs and a key."""
-        found = self._exploration
-        choice_key, draw_key, order_key = random.split(rng_key, 3)
-        choice = random.choice(choice_key, len(found.weights), (num_samples,), p=jnp.asarray(found.weights))
-        counts = np.bincount(np.asarray(choice), minlength=len(found.weights))
-        parts: list[Any] = []
-        for count, inputs in zip(counts, self._inputs(), strict=True):
-            for start in range(0, int(count), _DRAWS_PER_CALL):
-                number = min(_DRAWS_PER_CALL, int(count) - start)
-                drawn = draw(inputs, random.fold_in(draw_key, len(parts)))
-                parts.append(jax.tree.map(lambda leaf, number=number: np.asarray(leaf[:number]), drawn))
-        order = np.asarray(random.permutation(order_key, num_samples))
-        return jax.tree.map(lambda *leaves: jnp.asarray(np.concatenate(leaves)[order]), *parts)
-
-    def _draw(self, rng_key: Array) -> tuple[dict[str, Array], Array]:
-        run = self._finished()
-
-        def one_point(inputs: tuple, key: Array) -> tuple[dict[str, Array], Array]:
-            return run.programs.draws(*inputs, key, num_samples=_DRAWS_PER_CALL)
-
-        def draw(key: Array) -> tuple[dict[str, Array], Array]:
-            return self._draw_over_points(key, self.num_samples, one_point)
-
-        sites, log_density = draw_inside_support(draw, rng_key)
-        return with_hyper(sites, run.space.fixed, run.reading.factor_names, self.num_samples), log_density
-
-    def get_samples(self, group_by_chain: bool = False, seed: int | None = None) -> dict[str, Array]:
-        """Independent draws from the posterior, every latent and deterministic site by name.
-
-        Hyperparameters are drawn from the points of the design by their weights, and the field from its Gaussian there.
-
-        :param bool group_by_chain: whether to put a chain dimension of size one in front.
-        :param int seed: draw anew from this seed (as ArviZ may ask); the default are the draws that belong to the run.
-        :return: arrays of shape ``(num_samples, ...)``, or ``(1, num_samples, ...)``.
-        """
-        return super().get_samples(group_by_chain, seed)
-
-    def log_predictive(self, *args: Any, **kwargs: Any) -> dict[str, Array]:
-        """Log predictive density of observations that the fit has not seen, averaged over the hyperparameters.
-
-        See :meth:`Engine.log_predictive`. The components are Gaussian.
-
-        :param args: arguments of the model.
-        :param kwargs: keyword arguments of the model.
-        :return: for each observed site an array in the shape of its observations, zero where nothing was scored.
-        :raises ValueError: if the field of the model on these arguments is another one.
-        """
-        run, found = self._finished(), self._exploration
-        new = None
-        if args or kwargs:
-            new = self._read(run.rng_key, args, kwargs, check=False)
-            check_same_unknowns(run.reading, new, run.fit.hyper)
-        parts = []
-        for inputs in self._inputs():
-            form = () if new is None else (new.form(inputs[1], new.data),)
-            values, observed = run.programs.log_predictive(*inputs, *form)
-            parts.append(values)
-        total = logsumexp(jnp.stack(parts), axis=0, b=jnp.asarray(found.weights)[:, None])
-        return by_site(run.reading, total, ~observed) if new is None else by_site(new, total, observed)
-
-
-class _Exploration(NamedTuple):
-    points: np.ndarray
-    """Unconstrained hyperparameters, shape ``(K, d)``."""
-    weights: np.ndarray
-    """Posterior masses, shape ``(K,)``, summing to one."""
-    fits: PointFit
-    """Fits of the field, with a leading axis of ``K``."""
-    log_evidence: float
-    messages: tuple[str, ...]
+    def _new_run(self) -> Callable[..., INLARun]:
+        options = DesignOptions(self.marginal, self.design, self.grid_step, self.log_density_drop)
+        return partial(INLARun, num_samples=self.num_samples, options=options)

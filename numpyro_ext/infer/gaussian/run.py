@@ -13,7 +13,6 @@ from numpyro.infer.autoguide import AutoMultivariateNormal
 
 from ..front.draws import draw_inside_support, with_hyper
 from ..front.run import FinishedRun
-from ..front.saved_runs import fit_to_content
 from ..front.sites import PosteriorSites, SitePosterior, missing_sites
 from ..front.state import Fit
 from ..hyper.space import UnconstrainedSpace
@@ -50,7 +49,7 @@ class GaussianRun(FinishedRun):
         return self.reading.data, self.fit.hyper, self.fit.last_state.state
 
     @property
-    def is_lower_bound(self) -> bool:  # type: ignore[override]
+    def is_lower_bound(self) -> bool:
         """Whether the log evidence cannot exceed the exact one."""
         return self.algorithm.is_lower_bound
 
@@ -138,7 +137,3 @@ class GaussianRun(FinishedRun):
         form, mean, scale_tril = self.programs.weight_inputs(*self.inputs)
         model, guide = field_importance_pair(form.log_density, mean, scale_tril)
         return psis_diagnostic(rng_key, {}, model, guide, num_particles=num_particles)
-
-    def content(self) -> dict[str, Any]:
-        """The outcome as plain containers."""
-        return fit_to_content(self.fit, self.reading)

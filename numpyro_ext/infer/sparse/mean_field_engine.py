@@ -2,49 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property, partial
-from typing import Any, Literal, NamedTuple, get_args
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Literal, Unpack, get_args
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
 
-from ...linalg.operators.operator import LinearOperator
 from ...linalg.solvers.posterior_precision import has_diagonal_gram
 from ...structure import read_sparse_linear
-from ..front.chunks import run_in_chunks
-from ..front.draws import finite_draws, with_hyper
-from ..front.engine import BaseEngine, check_at_least, check_positive, default_tolerance
+from ..front.chunks import fit_in_chunks
+from ..front.engine import BaseEngine, EngineOptions, check_at_least, check_positive, default_tolerance
 from ..front.failures import at_values
-from ..front.results import Diagnostics, LogEvidence
-from ..front.saved_runs import fit_from_content, fit_to_content
-from ..front.sites import PosteriorSites, SitePosterior, missing_sites
+from ..front.saved_runs import fit_from_content
 from ..front.state import EngineState, Fit, check_init_state, data_digest
 from ..hyper.space import UnconstrainedSpace
 from . import mean_field as core
 from .mean_field_programs import CHUNK, SparsePrograms, compiled_form, compiled_sparse_programs
+from .mean_field_run import MeanFieldRun
 
 __all__ = ["StructuredMeanField"]
 
 Variances = Literal["auto", "exact", "perturb-and-map", "lanczos", "none"]
-
-
-class _Run(NamedTuple):
-    """All that the answers are computed from."""
-
-    reading: Any
-    space: UnconstrainedSpace
-    programs: SparsePrograms
-    workspace: core.Workspace
-    fit: Fit
-    rng_key: Array
-
-    @property
-    def inputs(self) -> tuple[Any, dict[str, Array], core.Workspace, core.State]:
-        """The first arguments of every program."""
-        return self.reading.data, self.fit.hyper, self.workspace, self.fit.last_state.state
 
 
 class StructuredMeanField(BaseEngine):
@@ -93,13 +73,11 @@ class StructuredMeanField(BaseEngine):
         step. The fixed points are the same.
     :param int num_variance_samples: draws from which perturb-and-MAP estimates variances during the iteration.
     :param int max_iterations: iterations of conjugate gradients per system at most.
-    :param field: names of the coefficient sites, where two choices are possible.
-    :param dict hyper_values: hyperparameters that are given and not learned.
-    :param dict init_values: where the search for the others starts (constrained); for coefficient sites the raw
-        coefficients of the data, where the iteration starts.
-    :param int num_samples: draws made for :meth:`get_samples` and for variances that have no closed form.
-    :param bool progress_bar: whether runs longer than a second show a bar.
-    :raises ValueError: if an option is out of range.
+    :param options: those of every engine, see :class:`~numpyro_ext.infer.front.engine.BaseEngine`: ``field``,
+        ``hyper_values``, ``init_values`` (for coefficient sites the raw coefficients of the data, where the iteration
+        starts), ``num_samples`` (200 by default; also for variances that have no closed form) and ``progress_bar``.
+    :raises ValueError: if an option is out of range. At :meth:`run` also if a noise scale would have to be learned from
+        no more observations than coefficients.
     """
 
     def __init__(
@@ -113,20 +91,10 @@ class StructuredMeanField(BaseEngine):
         convexified: bool = False,
         num_variance_samples: int = 30,
         max_iterations: int = 500,
-        field: Sequence[str] | None = None,
-        hyper_values: Mapping[str, Any] | None = None,
-        init_values: Mapping[str, Any] | None = None,
-        num_samples: int = 200,
-        progress_bar: bool = True,
+        **options: Unpack[EngineOptions],
     ) -> None:
-        super().__init__(
-            model,
-            field=field,
-            hyper_values=hyper_values,
-            init_values=init_values,
-            num_samples=num_samples,
-            progress_bar=progress_bar,
-        )
+        options.setdefault("num_samples", 200)
+        super().__init__(model, **options)
         check_at_least(
             1,
             num_steps=num_steps,
@@ -149,18 +117,9 @@ class StructuredMeanField(BaseEngine):
 
     # Running
 
-    def run(self, rng_key: Array, *args: Any, init_state: EngineState | None = None, **kwargs: Any) -> None:
-        """Read the model on these arguments, learn its hyperparameters and fit its coefficients.
-
-        :param rng_key: random number generator key, for the check of the reading and all draws.
-        :param args: arguments of the model.
-        :param EngineState init_state: ``last_state`` of an earlier run on data of the same shapes, to go on from.
-        :param kwargs: keyword arguments of the model.
-        :raises ModelStructureError: if the model is not of the form.
-        :raises ValueError: if the bound is not finite; the message names the likely cause. Also if a noise scale would
-            have to be learned from no more observations than coefficients.
-        """
-        self._forget()
+    def _start(
+        self, rng_key: Array, args: tuple, kwargs: dict[str, Any], init_state: EngineState | None
+    ) -> MeanFieldRun:
         reading, space, programs, workspace = self._prepare(rng_key, args, kwargs)
         if init_state is None:
             values, state = space.initial(self._hyper_start(reading)), None
@@ -169,9 +128,7 @@ class StructuredMeanField(BaseEngine):
             check_init_state(init_state, shapes, space.size)
             values, state = init_state.values, init_state.state
         result = self._iterate(reading, space, programs, workspace, values, state, init_state)
-        self._last_state = result.last_state
-        result = self._report(result, space)
-        self._run = _Run(reading, space, programs, workspace, result, rng_key)
+        return MeanFieldRun(reading, space, programs, workspace, result, rng_key, self.num_samples)
 
     def _prepare(
         self, rng_key: Array, args: tuple, kwargs: dict[str, Any], *, check: bool = True
@@ -268,9 +225,15 @@ class StructuredMeanField(BaseEngine):
             values, state, info = programs.solve(data, fixed, carry[0], workspace, carry[1], length)
             return (values, state), info, info.objective
 
-        result = run_in_chunks(
+        found, info = fit_in_chunks(
             advance,
             (values, state),
+            space,
+            digest=digest,
+            tol=self._tolerance(),
+            change="The largest change, in standard deviations of the noise,",
+            explain=partial(_explain, reading),
+            log_constant=lambda hyper: reading.log_constant(hyper, data),
             num_steps=self.num_steps,
             chunk=CHUNK,
             before=before,
@@ -278,184 +241,24 @@ class StructuredMeanField(BaseEngine):
             unit="steps",
             show_bar=self.progress_bar,
         )
-        values, state = result.carry
-        hyper = space.unpack(values)
-        log_evidence = result.objective + float(reading.log_constant(hyper, data))
-        if not np.isfinite(log_evidence):
-            raise ValueError(_explain(reading, hyper, log_evidence))
-        diagnostics = self._diagnose(result.info, result.trace, result.num_steps, result.messages)
-        last = EngineState(values, state, None, result.num_steps, digest)
-        return Fit(last, hyper, None, False, log_evidence, diagnostics)
-
-    def _diagnose(self, info: Any, trace: np.ndarray, num_steps: int, messages: list[str]) -> Diagnostics:
-        converged = bool(info.converged) and not messages
-        if not converged:
-            messages.append(
-                f"The largest change of the last of {num_steps} steps is {float(info.max_change):.2g} standard "
-                f"deviations of the noise, the tolerance {self._tolerance():.2g}. Give more steps (num_steps) or go on "
-                "with init_state=engine.last_state."
-            )
-        if float(info.residual) > 1.0:
-            converged = False
-            messages.append(
-                f"Conjugate gradients stopped after {self.max_iterations} iterations with residuals up to "
-                f"{float(info.residual):.2g} times their tolerance: give more (max_iterations)."
-            )
-        return Diagnostics(converged, num_steps, trace, float(info.max_change), 0, {}, None, tuple(messages))
-
-    # Results
-
-    @property
-    def is_lower_bound(self) -> bool:
-        """True: the objective is a bound. With variances that are not exact it is known up to their errors."""
-        return True
-
-    @property
-    def log_evidence(self) -> LogEvidence:
-        """The lower bound of the log evidence at the reported hyperparameters.
-
-        :raises RuntimeError: without variances, where there is none.
-        """
-        run = self._finished()
-        if self.variances == "none":
-            raise RuntimeError(
-                "The search for the mode (variances='none') has no log evidence; the log joint density after each step "
-                "is in diagnostics.objective_trace."
-            )
-        return LogEvidence(run.fit.log_evidence, self.is_lower_bound)
-
-    def describe(self) -> str:
-        """How the model was read, and how the Gaussian is solved for."""
-        options = self._finished().programs.options
-        return "\n".join([super().describe(), f"solver: {options.solver}, variances: {options.variances}"])
-
-    @cached_property
-    def _centered_draws(self) -> Array:
-        """Draws of the coefficients less their mean, for variances without closed form; ``(num_samples, n)``."""
-        run = self._finished()
-        return run.programs.draw_centered(*run.inputs, run.rng_key, num_samples=self.num_samples)
-
-    def _site_moments(self, name: str) -> tuple[Array, Array]:
-        run = self._finished()
-        self._check_variances(name)
-        mean, variance = run.programs.site_moments(*run.inputs, self._draws_for(name), name=name)
-        if not bool(jnp.all(jnp.isfinite(mean)) & jnp.all(jnp.isfinite(variance))):
-            raise FloatingPointError(f"The posterior of site {name!r} is not finite, although the bound is.")
-        return mean, variance
-
-    def _draws_for(self, name: str) -> Array:
-        """No draws where the variance is exact."""
-        run = self._finished()
-        if run.programs.has_exact_variance(name):
-            return jnp.zeros((0, run.reading.num_columns))
-        return self._centered_draws
-
-    def _check_variances(self, name: str) -> None:
-        if self.variances == "none":
-            raise RuntimeError(
-                f"variances='none' finds the mode only: {name!r} has no posterior variance. Its mode is "
-                "engine.posterior[...].mean."
-            )
-
-    @cached_property
-    def posterior(self) -> PosteriorSites:
-        """Gaussian marginals by name, for every coefficient site and every deterministic site linear in them.
-
-        Variances are exact with exact variances for the coefficients, and for other sites up to 2048 coefficients;
-        elsewhere they are estimated from ``num_samples`` draws, with relative standard deviation
-        ``sqrt(2 / num_samples)``.
-        """
-        run = self._finished()
-        reading, programs = run.reading, run.programs
-        sites = {
-            name: _Site(
-                name,
-                tuple(reading.site_shapes[name]),
-                mean=partial(programs.site_mean, *run.inputs, name=name),
-                moments=partial(self._site_moments, name),
-                covariance=partial(self._covariance, name),
-                sample=partial(self._sample_site, name),
-            )
-            for name in reading.affine_sites
-        }
-        return PosteriorSites(sites, missing_sites(reading))
-
-    def _covariance(self, name: str) -> Array:
-        run = self._finished()
-        self._check_variances(name)
-        return run.programs.site_covariance(*run.inputs, name=name)
-
-    def _sample_site(self, name: str, rng_key: Array, num_samples: int) -> Array:
-        run = self._finished()
-        self._check_variances(name)
-        return run.programs.draw_site(*run.inputs, rng_key, name=name, num_samples=num_samples)
-
-    def _draw(self, rng_key: Array) -> tuple[dict[str, Array], Array]:
-        run = self._finished()
-        self._check_variances(run.reading.field[0])
-        centered = (
-            self._centered_draws
-            if rng_key is run.rng_key
-            else run.programs.draw_centered(*run.inputs, rng_key, num_samples=self.num_samples)
+        if float(info.residual) <= 1.0:
+            return found
+        message = (
+            f"Conjugate gradients stopped after {self.max_iterations} iterations with residuals up to "
+            f"{float(info.residual):.2g} times their tolerance: give more (max_iterations)."
         )
-        sites, log_density = finite_draws(run.programs.draws(*run.inputs, centered))
-        return with_hyper(sites, run.fit.hyper, run.reading.factor_names, self.num_samples), log_density
+        messages = (*found.diagnostics.messages, message)
+        return found._replace(diagnostics=found.diagnostics._replace(converged=False, messages=messages))
 
-    def state_probabilities(self) -> Array:
-        """Probability that each coefficient is in the high state, of shape ``(n,)``; zero where there are no states."""
-        run = self._finished()
-        return run.programs.state_probabilities(*run.inputs)
-
-    def _measured_size(self, site: str | None) -> int:
-        reading = self._finished().reading
-        self._check_variances(site or reading.field[0])
-        if site is None:
-            return reading.num_columns
-        if site not in reading.affine_sites:
-            raise ValueError(f"{site!r} is not linear in the coefficients; sites: {', '.join(reading.affine_sites)}.")
-        return int(np.prod(reading.site_shapes[site]))
-
-    def _row_variance(self, rows: LinearOperator | Array, site: str | None) -> Array:
-        """By one solution with the posterior precision per row; without a site, of all coefficients in order."""
-        run = self._finished()
-        return run.programs.row_variance(*run.inputs, rows, name=site)
-
-    def _typical_noise(self) -> Array:
-        run = self._finished()
-        return jnp.mean(run.reading.noise_variance(run.fit.hyper))
-
-    # Persistence
-
-    def _content(self) -> dict[str, Any]:
-        run = self._finished()
-        return fit_to_content(run.fit, run.reading)
-
-    def _restore(self, content: dict[str, Any], rng_key: Array, args: tuple, kwargs: dict[str, Any]) -> _Run:
+    def _restore(self, content: dict[str, Any], rng_key: Array, args: tuple, kwargs: dict[str, Any]) -> MeanFieldRun:
         reading, space, programs, workspace = self._prepare(rng_key, args, kwargs, check=False)
         bound: Any = programs.bound_to(workspace)
         result = fit_from_content(content, reading, bound, space)
-        return _Run(reading, space, programs, workspace, result, rng_key)
+        return MeanFieldRun(reading, space, programs, workspace, result, rng_key, self.num_samples)
 
-
-class _Site(SitePosterior):
-    """A site whose mean is known at less cost than its variance, or without one."""
-
-    def __init__(self, name: str, shape: tuple[int, ...], mean: Callable[[], Array], **functions: Any) -> None:
-        super().__init__(name, shape, **functions)
-        self._mean = mean
-        self._known: tuple[Array, Array] | None = None
-
-    @property
-    def mean(self) -> Array:
-        """Posterior mean, in the shape of the site."""
-        return self._mean().reshape(self.shape)
-
-    @property
-    def variance(self) -> Array:
-        """Posterior variance of each element, in the shape of the site."""
-        if self._known is None:
-            self._known = self._moments()
-        return self._known[1].reshape(self.shape)
+    def state_probabilities(self) -> Array:
+        """Probability that each coefficient is in the high state, of shape ``(n,)``; zero where there are no states."""
+        return self._finished().state_probabilities()
 
 
 def _explain_noise(name: str, start: Array, form: Any) -> str:

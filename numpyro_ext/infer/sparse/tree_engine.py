@@ -17,9 +17,9 @@ from ...linalg.cholesky import LARGEST_DENSE
 from ...linalg.solvers.posterior_precision import has_diagonal_gram
 from ...structure import ModelStructureError, read_sparse_linear
 from ..front.draws import with_hyper
-from ..front.engine import default_tolerance, hyper_estimates
+from ..front.engine import default_tolerance
 from ..front.results import HyperEstimate
-from ..front.run import FinishedRun
+from ..front.run import FinishedRun, hyper_estimates
 from ..front.sites import PosteriorSites, missing_sites
 from ..front.state import EngineState, Fit, check_init_state
 from ..hyper.space import UnconstrainedSpace

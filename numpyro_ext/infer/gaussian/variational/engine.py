@@ -14,7 +14,7 @@ from ....linalg.gaussian.prior import FlatPrior
 from ....structure import ModelStructureError
 from ....structure.latent_gaussian.form import LatentGaussian
 from ...hyper.space import UnconstrainedSpace
-from ..engine import Engine, EngineOptions
+from ..engine import Engine, GaussianOptions
 from ..programs import Algorithm, FitInfo
 from . import coordinate_ascent as variational_coordinate
 from . import general_optimiser as variational_reference
@@ -95,7 +95,7 @@ class VariationalGaussian(Engine):
         num_pieces: int = 20,
         method: Method = "natural-gradient",
         covariance: Covariance = "full",
-        **options: Unpack[EngineOptions],
+        **options: Unpack[GaussianOptions],
     ) -> None:
         if method not in get_args(Method):
             raise ValueError(f"method must be one of {', '.join(map(repr, get_args(Method)))}, got {method!r}.")

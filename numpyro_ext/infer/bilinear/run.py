@@ -1,0 +1,231 @@
+"""A run on a bilinear model: posteriors, predictions of cells, rankings, and new rows."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from ...structure.bilinear.factors import Unlisted
+from ...structure.bilinear.read import read_like
+from ..front.draws import finite_draws, with_hyper
+from ..front.progress import warn
+from ..front.results import Diagnostics
+from ..front.run import FinishedRun
+from ..front.sites import PosteriorSites, SitePosterior, missing_sites
+from ..front.state import EngineState, Fit, data_digest
+from ..hyper.space import UnconstrainedSpace
+from . import sweeps as core
+from .cells import Block
+from .prediction import draw_predictors, expected_means, expected_ranks, log_predictive_counts
+from .programs import BilinearPrograms
+from .sites import site_places
+
+__all__ = ["BilinearRun"]
+
+_FOLD_STEPS = 200
+
+
+class BilinearRun(FinishedRun):
+    """Posteriors of the vectors of both sides.
+
+    :param BilinearPrograms programs: compiled functions; all else as in :class:`FinishedRun`.
+    """
+
+    def __init__(
+        self,
+        reading: Any,
+        space: UnconstrainedSpace,
+        programs: BilinearPrograms,
+        fit: Fit,
+        rng_key: Array,
+        num_samples: int,
+    ) -> None:
+        super().__init__(reading, space, fit, rng_key, num_samples)
+        self.programs = programs
+
+    @classmethod
+    def ended_at(
+        cls,
+        reading: Any,
+        space: UnconstrainedSpace,
+        programs: BilinearPrograms,
+        state: core.State,
+        bound: float,
+        diagnostics: Diagnostics,
+        rng_key: Array,
+        num_samples: int,
+    ) -> BilinearRun:
+        """A run with nothing to learn, from the state and the bound at its end."""
+        last = EngineState(jnp.zeros((0,)), state, None, diagnostics.num_steps, data_digest(reading.data, space.fixed))
+        fit = Fit(last, space.fixed, None, False, bound, diagnostics)
+        return cls(reading, space, programs, fit, rng_key, num_samples)
+
+    @property
+    def inputs(self) -> tuple[Any, dict[str, Array], core.State]:
+        """The first arguments of every program."""
+        return self.reading.data, self.fit.hyper, self.fit.last_state.state
+
+    @property
+    def blocks(self) -> tuple[Block, Block]:
+        """The posteriors of rows and columns."""
+        state = self.fit.last_state.state
+        return state.rows, state.columns
+
+    @property
+    def is_lower_bound(self) -> bool:
+        """Whether the log evidence cannot exceed the exact one: where no side is a point."""
+        return "point" not in self.programs.families
+
+    @cached_property
+    def widest_product(self) -> float:
+        r"""The largest eigenvalue of :math:`\operatorname{Cov}(u) \operatorname{Cov}(v)` over all cells."""
+        return 1.0 - float(self.programs.margin(*self.inputs))
+
+    @cached_property
+    def posterior(self) -> PosteriorSites:
+        """Gaussian marginals by name, for every site of the two sides; points have no variance."""
+        sites = {}
+        for name in self.reading.field:
+            places = site_places(self.reading, self.blocks, name)
+            shape = tuple(self.reading.site_shapes[name])
+            sites[name] = SitePosterior(name, shape, places.moments, places.covariance, places.sample)
+        return PosteriorSites(sites, missing_sites(self.reading, "draws of it are in get_samples()"))
+
+    def draw(self, rng_key: Array) -> tuple[dict[str, Array], Array]:
+        """Draws of all sites but the observed ones, and the log density of each."""
+        draws = self.programs.draws(*self.inputs, rng_key, num_samples=self.num_samples)
+        sites, log_density = finite_draws(draws)
+        return with_hyper(sites, self.fit.hyper, self.reading.factor_names, self.num_samples), log_density
+
+    # Other cells of the same vectors
+
+    def _read_cells(self, args: tuple, kwargs: dict[str, Any], *, is_held_out: bool = False) -> Any:
+        reading = read_like(self.reading, args, kwargs, self.rng_key, is_held_out=is_held_out)
+        _check_sizes(self.reading, reading, (0, 1), "Use fold_in for rows or columns that were not fitted.")
+        form = self.programs.like(reading, self.space, on_one_device=True).form(reading.data, self.fit.hyper)
+        return reading, form
+
+    def _by_site(self, reading: Any, values: Any) -> dict[str, Array]:
+        out, start = {}, 0
+        for name, cells, shape in zip(reading.factor_names, reading.cells, reading.factor_shapes, strict=True):
+            filled = np.zeros(int(np.prod(shape)), np.asarray(values).dtype)
+            filled[cells] = values[start : start + cells.size]
+            out[name] = jnp.asarray(filled.reshape(shape))
+            start += cells.size
+        return out
+
+    def log_predictive(self, *args: Any, num_samples: int = 500, **kwargs: Any) -> dict[str, Array]:
+        """Log predictive probability of counts that the fit has not seen.
+
+        Without arguments these are the masked observations of the fit; those whose value is missing (NaN, or outside
+        the support, such as a count coded -1) score zero. With arguments the model is read on them, and all its
+        observations (that are not masked) are scored, one by one; the two sides must have the same sizes.
+
+        :param args: arguments of the model.
+        :param int num_samples: draws of one side, over which probabilities given the draw are averaged.
+        :param kwargs: keyword arguments of the model.
+        :return: for each observed site an array in the shape of its observations, zero where nothing was scored.
+        :raises ValueError: if there are other vectors on these arguments.
+        """
+        own, is_held_out = self.reading, not args and not kwargs
+        if is_held_out:
+            args, kwargs = own.args, dict(own.kwargs)
+            shapes = dict(zip(own.factor_names, own.factor_shapes, strict=True))
+            if all(cells.size == int(np.prod(s)) for cells, s in zip(own.cells, shapes.values(), strict=True)):
+                return {name: jnp.zeros(shape) for name, shape in shapes.items()}
+        reading, form = self._read_cells(args, kwargs, is_held_out=is_held_out)
+        key = jax.random.fold_in(self.rng_key, 2)
+        values = log_predictive_counts(form, *self.blocks, key, num_samples=num_samples)
+        has_value = zip(reading.factor_names, reading.cells, strict=True)
+        known = np.concatenate([reading.has_value(name).reshape(-1)[cells] for name, cells in has_value])
+        return self._by_site(reading, jnp.where(known, values, 0.0))
+
+    def predictive_mean(self, *args: Any, **kwargs: Any) -> dict[str, Array]:
+        """Posterior mean of rates or probabilities, without draws; ``inf``, with a warning, where there is none.
+
+        That of an exponential rate exists in every cell of a Poisson fit, and in all cells if the product of the prior
+        variances is below one. Where it does not, compare predictions by :meth:`log_predictive` or
+        :meth:`expected_ranks`.
+
+        :param args: arguments of the model, by default those of the fit.
+        :param kwargs: keyword arguments of the model.
+        :return: for each observed site an array in the shape of its observations, zero where masked.
+        :raises ValueError: if observations are ordered categories.
+        """
+        if not args and not kwargs:
+            args, kwargs = self.reading.args, dict(self.reading.kwargs)
+        reading, form = self._read_cells(args, kwargs)
+        means = expected_means(form, *self.blocks)
+        number = int(jnp.sum(~jnp.isfinite(means)))
+        if number:
+            warn(
+                f"The predictive mean does not exist in {number} of {means.size} cells: the product of the covariances "
+                "of their row and column has an eigenvalue of one or more. Use log_predictive, or narrower priors."
+            )
+        return self._by_site(reading, means)
+
+    def expected_ranks(self, rng_key: Array, *args: Any, num_samples: int = 200, **kwargs: Any) -> dict[str, Array]:
+        """Posterior expectation of the rank of each cell among the given cells of its row, by predictor, from one.
+
+        :param rng_key: random number generator key.
+        :param args: arguments of the model with the candidate cells; their counts play no part.
+        :param int num_samples: number of draws.
+        :param kwargs: keyword arguments of the model.
+        :return: for each observed site an array in the shape of its observations, zero where masked.
+        """
+        reading, form = self._read_cells(args, kwargs)
+        draws = draw_predictors(form, *self.blocks, rng_key, num_samples=num_samples)
+        return self._by_site(reading, expected_ranks(draws, reading.index[0]))
+
+    # Vectors
+
+    def similar(
+        self, rng_key: Array, site: str, index: int, *, num_similar: int = 10, num_samples: int = 500
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The vectors of one site that are most similar to one of them, by cosine, with uncertainty.
+
+        :param rng_key: random number generator key.
+        :param str site: such as ``"z"``, with several components per vector.
+        :param int index: of the vector to compare with.
+        :param int num_similar: how many to return.
+        :param int num_samples: posterior draws of the cosines.
+        :return: indices, means and standard deviations of the cosines, most similar first.
+        :raises ValueError: if the site belongs to neither side, or there is no such vector.
+        """
+        places = site_places(self.reading, self.blocks, site)
+        return places.similar(rng_key, index, num_similar=num_similar, num_samples=num_samples)
+
+    def fold_in(
+        self, rng_key: Array, args: tuple, kwargs: dict[str, Any], *, side: str, unlisted_cells: Unlisted
+    ) -> BilinearRun:
+        """The run of new vectors of one side, while the other side and the hyperparameters stay as they are."""
+        if side not in ("rows", "columns"):
+            raise ValueError(f"side must be 'rows' or 'columns', got {side!r}.")
+        reading = read_like(self.reading, args, kwargs, self.rng_key, unlisted_cells=unlisted_cells)
+        other = 1 if side == "rows" else 0
+        _check_sizes(self.reading, reading, (other,), "That side is held and must be the same.")
+        space = UnconstrainedSpace(reading.hyper, self.fit.hyper)
+        programs = self.programs.like(reading, space)
+        held = self.blocks[other]
+        state, info = programs.fold(reading.data, self.fit.hyper, held, rng_key, side=side, num_steps=_FOLD_STEPS)
+        messages = () if bool(info.converged) else (f"The new {side} did not converge in {_FOLD_STEPS} steps.",)
+        if messages:
+            warn(messages[0])
+        bound = float(jnp.sum(info.objective))
+        diagnostics = Diagnostics(bool(info.converged), 0, np.array([bound]), 0.0, 0, {}, None, messages)
+        return self.ended_at(reading, space, programs, state, bound, diagnostics, rng_key, self.num_samples)
+
+
+def _check_sizes(old: Any, new: Any, sides: tuple[int, ...], advice: str) -> None:
+    for side in sides:
+        fitted, found = old.elements[side].shape, new.elements[side].shape
+        if fitted != found:
+            raise ValueError(
+                f"On the new arguments {list(new.sides[side])} make {found[0]} vectors of {found[1]} components, in "
+                f"the fit {fitted[0]} of {fitted[1]}. {advice}"
+            )
