@@ -103,13 +103,13 @@ def poisson_deblurring(
     # The power of the normalised prior, less the one that the factors bring with them.
     numpyro.factor("normaliser", (size - 1 - num_factors) * jnp.log(smoothness))
     predictor = (operator @ u).reshape(shape)
+    likelihood: dist.Distribution = RectifiedLinearPoisson(predictor)
+    if noise == "gaussian":
+        level = np.mean(np.asarray(counts)[is_seen])
+        variance = numpyro.sample("noise_variance", dist.LogNormal(jnp.log(1.0 + level), 1.0))
+        likelihood = dist.Normal(predictor, jnp.sqrt(variance))
     with handlers.mask(mask=is_seen):
-        if noise == "poisson":
-            numpyro.sample("counts", RectifiedLinearPoisson(predictor), obs=counts)
-        else:
-            level = np.mean(np.asarray(counts)[is_seen])
-            variance = numpyro.sample("noise_variance", dist.LogNormal(jnp.log(1.0 + level), 1.0))
-            numpyro.sample("counts", dist.Normal(predictor, jnp.sqrt(variance)), obs=counts)
+        numpyro.sample("counts", likelihood, obs=counts)
 
 
 def wavelet_denoising(

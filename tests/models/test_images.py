@@ -44,6 +44,13 @@ def test_poisson_deblurring_beats_gaussian_noise_and_learns_the_smoothness():
     assert 0.1 < smoothness["poisson"] < 2.0
 
 
+def test_one_noise_variance_serves_all_pixels_seen_or_not():
+    counts, mask = np.array([[1, 0, 4], [2, 1, 5]]), np.array([[True, True, False], [True, True, True]])
+    model = handlers.seed(handlers.condition(poisson_deblurring, {"u": jnp.ones(6)}), 0)
+    sites = handlers.trace(model).get_trace(counts, mask=mask, noise="gaussian")
+    assert sites["noise_variance"]["value"].shape == ()
+
+
 def test_density_of_the_smoothness_is_that_of_the_normalised_prior():
     counts = np.array([[1, 0, 4], [2, 1, 5]])
     u = jnp.linspace(1.0, 3.0, 6)
