@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,8 +13,7 @@ from jax import Array
 
 from ...compilation.lean_jit import lean_jit
 from ...compilation.recent import Recent
-from ...linalg.cholesky import cholesky, solve_lower
-from ...linalg.gaussian.prior import CovariancePrior, DiagonalPrior, FlatPrior, PrecisionPrior
+from ...linalg.gaussian.prior import CovariancePrior, FlatPrior, PrecisionPrior
 from ...potentials.base import Potential
 from ..conflict import Conflict
 from ..errors import ModelStructureError
@@ -24,6 +23,17 @@ from ..model.reading import ModelReading
 from ..model.tracing import SiteInfo
 from ..program.degrees import Degree, Degrees, classify
 from ..program.program import Constant
+from .coefficients import (
+    Design,
+    Probe,
+    Vectors,
+    coefficients,
+    find_design,
+    find_pairs,
+    meetings,
+    off_zero,
+    random_probe,
+)
 from .factors import (
     TAKEN,
     Unlisted,
@@ -45,21 +55,11 @@ from .layouts import (
     self_product,
     shared_block,
 )
+from .sides import gaussian_side
 
 __all__ = ["BilinearReading"]
 
 _COMPILED = Recent(32)
-_LARGEST_COUPLING = 100_000_000
-
-
-class _Design(NamedTuple):
-    """What was found of the coefficients: which there are, and which are the same for all cells."""
-
-    num_pairs: int | None
-    """Products of single components, or ``None`` if the coupling is a matrix."""
-    is_coupling_shared: bool
-    has_linear: tuple[bool, bool]
-    is_linear_shared: tuple[bool, bool]
 
 
 class BilinearReading(ModelReading):
@@ -94,6 +94,8 @@ class BilinearReading(ModelReading):
         super().__init__(model, args, kwargs, sites, field, rng_key, prior_block)
         degrees = classify(self._program, {n: number for n, (number, _) in self._field.items()}, with_sources=False)
         self._check_priors(degrees)
+
+        # What is observed: the cells of each site and their predictors.
         self.factor_names = tuple(self._sort_factors(degrees))
         self.factor_shapes = tuple(self._program.shape(self._trace.factors[n].log_prob) for n in self.factor_names)
         self.rows_per_observation = (1,) * len(self.factor_names)
@@ -104,37 +106,32 @@ class BilinearReading(ModelReading):
             Predictor(n, f.predictor, np.asarray(f.rows)[cells])
             for n, f, cells in zip(self.factor_names, self._found, self.cells, strict=True)
         ]
-        start_env = self._env(self.initial_hyper(), None)
-        self._signs = tuple(f.build(start_env, jnp.asarray(True)).sign for f in self._found)
-        shapes_of = [jax.eval_shape(lambda i=i: self._factors(i, start_env)[0]) for i in range(len(self._found))]
-        check_same_family(self.factor_names, shapes_of)
-        self.has_boundary = is_exponential(shapes_of[0])
-        coupled = {n: self._coupled_axes(n) for n in self.field}
-        shapes = {n: tuple(self.site_shapes[n]) for n in self.field}
-        numbers = {n: number for n, (number, _) in self._field.items()}
-        if like is None:
-            self.layouts = find_layouts(self._program, numbers, shapes, coupled, self._predictors)
-        else:
-            known = (same_layout(self._program, numbers, shapes, self._predictors, layout) for layout in like.layouts)
-            self.layouts = (next(known), next(known))
+        start = self._env(self.initial_hyper(), None)
+        self._signs = tuple(f.build(start, jnp.asarray(True)).sign for f in self._found)
+        families = [jax.eval_shape(lambda i=i: self._factors(i, start)[0]) for i in range(len(self._found))]
+        check_same_family(self.factor_names, families)
+        self.has_boundary = is_exponential(families[0])
+        self.is_design_fixed = self._is_design_fixed()
+
+        # Which sites make the rows and which the columns, and the vectors of both: this takes the predictors.
+        starts = np.cumsum([0, *(size for _, size in self._field.values())])[:-1]
+        self._starts = dict(zip(self.field, starts.tolist(), strict=True))
+        self.layouts = self._find_layouts(like)
         self._check_flat(self.layouts)
         self.sides = (self.layouts[0].names, self.layouts[1].names)
-        self.index = (self.layouts[0].vector, self.layouts[1].vector)
-        sizes = np.cumsum([0, *(size for _, size in self._field.values())])
-        self._starts = dict(zip(self.field, sizes[:-1].tolist(), strict=True))
-        self.elements = tuple(elements_of(layout, shapes, self._starts) for layout in self.layouts)
-        inputs = set(jax.tree.leaves(self._given))
-        wanted = [p.atom for p in self._predictors]
-        wanted += [a for n in self.field for a in [self._trace.locations[n]] if isinstance(a, int)]
-        exposures = [self._trace.factors[n] for n in self.factor_names]
-        wanted += [a for f in exposures for a in jax.tree.leaves((f.log_prob, f.scale)) if isinstance(a, int)]
-        self.is_design_fixed = not self._program.ancestors(wanted) & inputs
-        self._design = self._probe(rng_key, like)
+        elements = tuple(elements_of(layout, self.site_shapes, self._starts) for layout in self.layouts)
+        vectors = Vectors(self.num_columns, elements, tuple(layout.vector for layout in self.layouts))
+
+        # What coefficients there are, and in which order components stand: this takes the vectors.
+        self._design, self._orders = self._probe(vectors, rng_key, like)
+        self._vectors = vectors.ordered(self._orders)
+        self.elements, self.index = self._vectors.elements, self._vectors.of_cells
         self.unlisted_cells: Unlisted = unlisted_cells
+        self.affine_sites = self.field
+        key = self._layout_key(self._vectors), self.sides, self._design, unlisted_cells
+        self.structure_key = ("bilinear", *key)
         if unlisted_cells == "zero":
             self._check_unlisted()
-        self.affine_sites = self.field
-        self.structure_key = self._structure_key()
 
     # Reading
 
@@ -154,22 +151,23 @@ class BilinearReading(ModelReading):
                 raise ModelStructureError(
                     f"the {part} of site '{name}' depends on {sorted(degrees.sites_of(atom))}.", site=name
                 )
+        fields = {number for number, _ in self._field.values()}
+        parameters = [a for a in traced.parameters.values() if isinstance(a, int)]
         probe = self._env(self.initial_hyper(), None)
         for number, _ in self._field.values():
             probe[number] = jnp.zeros(program.shape(number), jnp.result_type(float))
         for site, (number, _) in self._field.items():
             alone = classify(program, {site: number}, with_sources=False)
-            if alone.of(traced.log_prob) == Degree.CONSTANT:
+            degree = alone.of(traced.log_prob)
+            if degree == Degree.CONSTANT:
                 continue
             found = recognise(program, alone, traced, probe)
             if found is None:
-                if alone.of(traced.log_prob) == Degree.NONLINEAR and self._is_squared(alone, name):
+                if degree == Degree.NONLINEAR and any(self_product(program, alone, a) for a in parameters):
                     raise ModelStructureError(shared_block(site))
                 continue
             potential = jax.eval_shape(lambda found=found: found.build(probe, jnp.asarray(True)).potential)
             check_factor(name, found.label, potential, len(found.rows) // int(np.prod(program.shape(traced.log_prob))))
-            fields = {n for n, _ in self._field.values()}
-            parameters = [a for a in traced.parameters.values() if isinstance(a, int)]
             if program.ancestors(parameters, [found.predictor]) & fields:
                 continue
             return found
@@ -180,13 +178,22 @@ class BilinearReading(ModelReading):
             site=name,
         )
 
-    def _is_squared(self, degrees: Degrees, name: str) -> bool:
-        parameters = [a for a in self._trace.factors[name].parameters.values() if isinstance(a, int)]
-        return any(self_product(self._program, degrees, a) for a in parameters)
+    def _is_design_fixed(self) -> bool:
+        traced = [self._trace.factors[n] for n in self.factor_names]
+        wanted = [p.atom for p in self._predictors]
+        others = ([self._trace.locations[n] for n in self.field], [(f.log_prob, f.scale) for f in traced])
+        wanted += [a for a in jax.tree.leaves(others) if isinstance(a, int)]
+        return not self._program.ancestors(wanted) & set(jax.tree.leaves(self._given))
 
-    def _coupled_axes(self, name: str) -> frozenset[int]:
-        prior, shape = self._trace.priors[name], self.site_shapes[name]
-        return frozenset([len(shape) - 1]) if isinstance(prior, CovariancePrior | PrecisionPrior) else frozenset()
+    def _find_layouts(self, like: BilinearReading | None) -> tuple[Layout, Layout]:
+        shapes = {n: tuple(self.site_shapes[n]) for n in self.field}
+        numbers = {n: number for n, (number, _) in self._field.items()}
+        if like is None:
+            is_joint = {n: isinstance(self._trace.priors[n], CovariancePrior | PrecisionPrior) for n in self.field}
+            coupled = {n: frozenset([len(shapes[n]) - 1] if is_joint[n] else []) for n in self.field}
+            return find_layouts(self._program, numbers, shapes, coupled, self._predictors)
+        known = (same_layout(self._program, numbers, shapes, self._predictors, layout) for layout in like.layouts)
+        return next(known), next(known)
 
     def _check_flat(self, layouts: tuple[Layout, Layout]) -> None:
         for name in (n for layout in layouts for n in layout.names):
@@ -211,8 +218,7 @@ class BilinearReading(ModelReading):
 
     def _predictor_fn(self, env: dict[int, Any]) -> Callable[[Array], Array]:
         """The predictors of the cells in use as a function of all unknowns."""
-        location = self._locations(env)
-        given = dict(env)
+        location, given = self._locations(env), dict(env)
 
         def predict(unknowns: Array) -> Array:
             values, start = dict(given), 0
@@ -229,128 +235,32 @@ class BilinearReading(ModelReading):
 
         return predict
 
-    def _direction(self, side: int, position: Array) -> Array:
-        """Unknowns that are one at a position of every vector of a side, else zero."""
-        elements = jnp.asarray(self.elements[side])
-        zeros = jnp.zeros((self.num_columns,), jnp.result_type(float))
-        return zeros.at[elements[:, position]].set(1.0)
-
-    def _spread(self, side: int, vector: Array) -> Array:
-        """Unknowns in which every vector of a side is the same."""
-        elements = jnp.asarray(self.elements[side])
-        zeros = jnp.zeros((self.num_columns,), jnp.result_type(float))
-        return zeros.at[elements].set(jnp.broadcast_to(vector, elements.shape))
-
-    def _first_cell(self, predict: Callable[[Array], Array]) -> tuple[Array, Array, Array]:
-        """Coupling and both linear coefficients of the first cell, each with a leading axis of length one."""
-        zeros = jnp.zeros((self.num_columns,), jnp.result_type(float))
-        rows, columns = (jnp.asarray(e[i[0]]) for e, i in zip(self.elements, self.index, strict=True))
-        slope = jax.grad(lambda x: predict(x)[0])
-
-        def product(places: Array) -> Array:
-            """Of all components of the row with the sum of some of the column."""
-            return jax.jvp(slope, (zeros,), (zeros.at[places].set(1.0),))[1][rows]
-
-        if self._design.num_pairs is not None:
-            coupling = product(columns)[: self._design.num_pairs]
-        else:
-            coupling = jax.lax.map(product, columns).T
-        at_zero = slope(zeros)
-        return coupling[None], at_zero[rows][None], at_zero[columns][None]
-
-    def _slopes(self, predict: Callable[[Array], Array], side: int) -> Array:
-        """Of the predictors in each component where all else is zero, shape ``(cells, size)``."""
-        zeros = jnp.zeros((self.num_columns,), jnp.result_type(float))
-        positions = jnp.arange(self.elements[side].shape[1])
-        return jax.lax.map(lambda i: jax.jvp(predict, (zeros,), (self._direction(side, i),))[1], positions).T
-
-    def _mixed(self, predict: Callable[[Array], Array], row_positions: Array, column_positions: Array) -> Array:
-        """Mixed second derivatives in pairs of components, shape ``(cells, pairs)``."""
-        zeros = jnp.zeros((self.num_columns,), jnp.result_type(float))
-
-        def one(pair: tuple[Array, Array]) -> Array:
-            row, column = self._direction(0, pair[0]), self._direction(1, pair[1])
-
-            def slope(x: Array) -> Array:
-                return jax.jvp(predict, (x,), (row,))[1]
-
-            return jax.jvp(slope, (zeros,), (column,))[1]
-
-        return jax.lax.map(one, (row_positions, column_positions)).T
-
-    def _probe(self, rng_key: Array, like: BilinearReading | None) -> _Design:
-        """Find which components meet, order those that meet one other first, and look what all cells share."""
-        rng = np.random.default_rng(np.asarray(jax.random.key_data(rng_key)))
-        num_cells = self.index[0].size
-        weights = jnp.asarray(rng.uniform(1.0, 2.0, num_cells), jnp.result_type(float))
-        point = jnp.asarray(rng.standard_normal(self.num_columns), jnp.result_type(float))
-        sizes = self.elements[0].shape[1], self.elements[1].shape[1]
-        tests = tuple(jnp.asarray(rng.uniform(1.0, 2.0, size), jnp.result_type(float)) for size in sizes)
+    def _probe(
+        self, vectors: Vectors, rng_key: Array, like: BilinearReading | None
+    ) -> tuple[Design, tuple[np.ndarray, np.ndarray]]:
+        """Find the coefficients, and the orders of components in which pairs come first."""
         reading = self.skeleton()
 
-        def meetings(
-            env: dict[int, Any], weights: Array, point: Array, tests: tuple[Array, Array]
-        ) -> tuple[Array, list[Array]]:
-            """How strongly components meet; of combinations of the coefficients the range over the cells."""
-            predict, zeros = reading._predictor_fn(env), jnp.zeros_like(point)
-            slopes = jax.grad(lambda x: jnp.dot(weights, predict(x)))
+        def look(env: dict[int, Any], probe: Probe) -> tuple[Array, list[Array]]:
+            return meetings(reading._predictor_fn(env), vectors, probe)
 
-            def products_of(position: Array) -> Array:
-                return jax.jvp(slopes, (point,), (reading._direction(0, position),))[1]
+        compiled = _COMPILED.get(("meetings", self._layout_key(vectors)), lambda: lean_jit(look))
+        found = compiled(self._env(off_zero(self.hyper), None), random_probe(vectors, rng_key))
+        largest, ranges = jax.tree.map(np.asarray, found)
+        num_pairs, orders = find_pairs(largest) if like is None else (like._design.num_pairs, like._orders)
+        return find_design(num_pairs, ranges, vectors), orders
 
-            found = jax.lax.map(products_of, jnp.arange(sizes[0]))
-            largest = jnp.max(jnp.abs(found[:, jnp.asarray(reading.elements[1])]), axis=1)
-            rows, columns = (reading._spread(side, test) for side, test in enumerate(tests))
-
-            def slope_of_rows(x: Array) -> Array:
-                return jax.jvp(predict, (x,), (rows,))[1]
-
-            row_slopes, products = map(_limits, jax.jvp(slope_of_rows, (zeros,), (columns,)))
-            return largest, [products, row_slopes, _limits(jax.jvp(predict, (zeros,), (columns,))[1])]
-
-        env = self._env(_off_zero(self), None)
-        key = ("meetings", self._layout_key())
-        compiled = _COMPILED.get(key, lambda: lean_jit(meetings))
-        largest, ranges = jax.tree.map(np.asarray, compiled(env, weights, point, tests))
-        rounding = 1e-9 if largest.dtype == np.float64 else 1e-5
-        meets = largest > rounding * np.max(largest, initial=0.0)
-        if like is None:
-            is_matching = bool(meets.any() and np.all(meets.sum(0) <= 1) and np.all(meets.sum(1) <= 1))
-            rows, columns = np.nonzero(meets) if is_matching else (np.zeros(0, int), np.zeros(0, int))
-            self._orders = (_first(rows, sizes[0]), _first(columns, sizes[1]))
-            num_pairs = len(rows)
-        else:
-            is_matching = like._design.num_pairs is not None
-            self._orders, num_pairs = like._orders, like._design.num_pairs or 0
-        if is_matching:
-            orders = self._orders
-            self.elements = tuple(e[:, order] for e, order in zip(self.elements, orders, strict=True))
-        elif not _is_shared(ranges[0]) and num_cells * sizes[0] * sizes[1] > _LARGEST_COUPLING:
-            raise ModelStructureError(
-                f"the {num_cells} cells have products of {sizes[0]} x {sizes[1]} components each, which is more "
-                "than can be kept. Write the predictor as a sum of products of single components."
-            )
-        return _Design(
-            num_pairs if is_matching else None,
-            _is_shared(ranges[0]),
-            (bool(np.any(ranges[1])), bool(np.any(ranges[2]))),
-            (_is_shared(ranges[1]), _is_shared(ranges[2])),
-        )
-
-    def _layout_key(self) -> tuple[Any, ...]:
+    def _layout_key(self, vectors: Vectors) -> tuple[Any, ...]:
         static = hashlib.blake2b(digest_size=16)
-        for array in (*self.index, *self.elements, *(p.rows for p in self._predictors)):
+        for array in (*vectors.of_cells, *vectors.elements, *(p.rows for p in self._predictors)):
             static.update(str(array.shape).encode())
             static.update(np.ascontiguousarray(array).tobytes())
         return (self._model_key(), static.hexdigest())
 
-    def _structure_key(self) -> tuple[Any, ...]:
-        return ("bilinear", self._layout_key(), self.sides, self._design, self.unlisted_cells)
-
     def _check_unlisted(self) -> None:
         """Refuse what zeros in all other cells cannot be added to."""
         is_shared = self._design.is_coupling_shared and all(self._design.is_linear_shared)
-        check_unlisted(self.form(_off_zero(self)), self.factor_names, self.cells, self.factor_shapes, is_shared)
+        check_unlisted(self.form(off_zero(self.hyper)), self.factor_names, self.cells, self.factor_shapes, is_shared)
 
     def _factors(self, number: int, env: dict[int, Any]) -> tuple[Potential, Array, Array]:
         """Factors, shifts of the predictors and weights of the cells in use of one observed site."""
@@ -381,27 +291,9 @@ class BilinearReading(ModelReading):
         """
         env = self._env(hyper, data)
         rows, columns = self._sides_at(env)
-        predict, design = self._predictor_fn(env), self._design
-        num_cells, sizes = self.index[0].size, tuple(e.shape[1] for e in self.elements)
-        is_any_shared = design.is_coupling_shared or any(design.is_linear_shared)
-        first: Any = self._first_cell(predict) if is_any_shared else ()
-        if design.is_coupling_shared:
-            coupling = first[0]
-        elif design.num_pairs is not None:
-            positions = jnp.arange(design.num_pairs)
-            coupling = self._mixed(predict, positions, positions)
-        else:
-            row_positions, column_positions = np.divmod(np.arange(sizes[0] * sizes[1]), sizes[1])
-            coupling = self._mixed(predict, jnp.asarray(row_positions), jnp.asarray(column_positions))
-            coupling = coupling.reshape(num_cells, *sizes)
-        linear = []
-        for side in (0, 1):
-            if not design.has_linear[side]:
-                linear.append(jnp.zeros((1, 0)))
-            else:
-                is_shared = design.is_linear_shared[side]
-                linear.append(first[1 + side] if is_shared else self._slopes(predict, side))
-        offset = predict(jnp.zeros((self.num_columns,), jnp.result_type(float)))
+        predict = self._predictor_fn(env)
+        coupling, row_linear, column_linear = coefficients(predict, self._vectors, self._design)
+        offset = predict(self._vectors.zeros)
         factors = [self._factors(i, env) for i in range(len(self.factor_names))]
         potentials, shifts, weights = zip(*factors, strict=True)
         return Bilinear(
@@ -410,8 +302,8 @@ class BilinearReading(ModelReading):
             jnp.asarray(self.index[0]),
             jnp.asarray(self.index[1]),
             coupling,
-            linear[0],
-            linear[1],
+            row_linear,
+            column_linear,
             offset + jnp.concatenate(shifts),
             join_cells(potentials),
             jnp.concatenate(weights),
@@ -431,25 +323,15 @@ class BilinearReading(ModelReading):
 
     def _sides_at(self, env: dict[int, Any]) -> tuple[GaussianSide, GaussianSide]:
         location = self._locations(env)
-        starts = self._starts
-        out = []
-        for names, elements in zip(self.sides, self.elements, strict=True):
-            priors = {name: self._evaluated(self._trace.priors[name], env) for name in names}
-            mean = location[elements]
-            if all(isinstance(p, DiagonalPrior) for p in priors.values()):
-                variance = jnp.zeros((self.num_columns,), mean.dtype)
-                for name in names:
-                    size = priors[name].size
-                    variance = variance.at[starts[name] : starts[name] + size].set(priors[name].variance)
-                out.append(GaussianSide(mean, 1.0 / variance[elements]))
-                continue
-            precision = jnp.zeros((*elements.shape, elements.shape[1]), mean.dtype)
-            for name in names:
-                local = elements - starts[name]
-                is_own = (local >= 0) & (local < priors[name].size)
-                precision += _dense_precision(priors[name], np.where(is_own, local, -1)).astype(mean.dtype)
-            out.append(GaussianSide(mean, precision))
-        return out[0], out[1]
+        rows, columns = (
+            gaussian_side(
+                location[elements],
+                elements,
+                [(self._starts[name], self._evaluated(self._trace.priors[name], env)) for name in names],
+            )
+            for names, elements in zip(self.sides, self.elements, strict=True)
+        )
+        return rows, columns
 
     def scale_hyper(self, side: int) -> list[str]:
         """Hyperparameters on which the prior covariances of a side depend."""
@@ -457,20 +339,16 @@ class BilinearReading(ModelReading):
         return self._hyper_behind(atoms)
 
     def site_start(self, name: str) -> int:
-        """Where the elements of a field site begin among the unknowns."""
+        """Number of the first unknown of a field site."""
         return self._starts[name]
 
     def vectors(self, unknowns: Array) -> tuple[Array, Array]:
         """Rows and columns of all unknowns, of shape ``(..., num_columns)``."""
-        return unknowns[..., self.elements[0]], unknowns[..., self.elements[1]]
+        return self._vectors.split(unknowns)
 
     def unknowns(self, rows: Array, columns: Array) -> Array:
         """All unknowns of rows and columns, whose leading axes are kept."""
-        lead = rows.shape[:-2]
-        out = jnp.zeros((*lead, self.num_columns), rows.dtype)
-        for vectors, elements in zip((rows, columns), self.elements, strict=True):
-            out = out.at[..., elements.reshape(-1)].set(vectors.reshape(*lead, -1))
-        return out
+        return self._vectors.join(rows, columns)
 
     def site_values(
         self, hyper: Mapping[str, Any], unknowns: Array, data: Sequence[Any] | None = None
@@ -520,45 +398,3 @@ class BilinearReading(ModelReading):
         if self.unlisted_cells == "zero":
             lines.append(f"unlisted: {np.prod([len(e) for e in self.elements]) - self.index[0].size} counts of zero")
         return "\n".join(lines)
-
-
-def _dense_precision(prior: Any, local: np.ndarray) -> Array:
-    """Precision matrices of the vectors with these elements of the site, zero in rows and columns of others (-1)."""
-    num, size = local.shape
-    if isinstance(prior, DiagonalPrior):
-        values = jnp.where(local >= 0, 1.0 / prior.variance[np.maximum(local, 0)], 0.0)
-        return values[:, :, None] * jnp.eye(size, dtype=values.dtype)
-    if isinstance(prior, PrecisionPrior):
-        blocks = prior.precision
-    else:
-        factor = cholesky(prior.covariance)
-        identity = jnp.broadcast_to(jnp.eye(factor.shape[-1], dtype=factor.dtype), factor.shape)
-        half = solve_lower(factor, identity)
-        blocks = half.swapaxes(-1, -2) @ half
-    batch, place = np.divmod(np.maximum(local, 0), blocks.shape[-1])
-    same = (batch[:, :, None] == batch[:, None, :]) & (local >= 0)[:, :, None] & (local >= 0)[:, None, :]
-    return jnp.where(same, blocks[batch[:, :, None], place[:, :, None], place[:, None, :]], 0.0)
-
-
-def _first(chosen: np.ndarray, size: int) -> np.ndarray:
-    """Positions with the chosen ones in front."""
-    return np.concatenate([chosen, np.setdiff1d(np.arange(size), chosen)])
-
-
-def _limits(x: Array) -> Array:
-    return jnp.stack([jnp.min(x), jnp.max(x)])
-
-
-def _is_shared(limits: np.ndarray) -> bool:
-    """Whether what lies between two limits is the same up to rounding."""
-    return bool(np.ptp(limits) <= 16 * np.finfo(limits.dtype).eps * np.abs(limits).max())
-
-
-def _off_zero(reading: BilinearReading) -> dict[str, Any]:
-    """Hyperparameters near their starting values, none of which makes a coefficient zero by chance."""
-    out = {}
-    for number, (name, site) in enumerate(reading.hyper.items()):
-        free = site.transform.inv(jnp.asarray(site.init, jnp.result_type(float)))
-        shift = 0.3 + 0.1 * jnp.cos(1.0 + number + jnp.arange(free.size)).reshape(free.shape)
-        out[name] = site.transform(free + shift)
-    return out

@@ -1,0 +1,56 @@
+"""The prior of the vectors of a side, put together from those of its sites."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from ...linalg.cholesky import cholesky, solve_lower
+from ...linalg.gaussian.prior import DiagonalPrior, PrecisionPrior
+from .form import GaussianSide
+
+__all__ = ["gaussian_side"]
+
+
+def gaussian_side(mean: Array, elements: np.ndarray, priors: Sequence[tuple[int, Any]]) -> GaussianSide:
+    """The prior of the vectors of one side.
+
+    :param mean: prior means, shape ``(num, size)``.
+    :param elements: which unknowns make which vector, of the same shape.
+    :param priors: for each site of the side the first of its unknowns, and its prior.
+    :return: with a diagonal precision if all sites have one.
+    """
+    is_diagonal = all(isinstance(prior, DiagonalPrior) for _, prior in priors)
+    precision = jnp.zeros(elements.shape if is_diagonal else (*elements.shape, elements.shape[1]), mean.dtype)
+    for start, prior in priors:
+        local = elements - start
+        local = np.where((local >= 0) & (local < prior.size), local, -1)
+        found = _diagonal_precision(prior, local) if is_diagonal else _dense_precision(prior, local)
+        precision += found.astype(mean.dtype)
+    return GaussianSide(mean, precision)
+
+
+def _diagonal_precision(prior: DiagonalPrior, local: np.ndarray) -> Array:
+    """Precisions of these elements of the site, zero for others (-1)."""
+    return jnp.where(local >= 0, 1.0 / prior.variance[np.maximum(local, 0)], 0.0)
+
+
+def _dense_precision(prior: Any, local: np.ndarray) -> Array:
+    """Precision matrices of the vectors with these elements of the site, zero in rows and columns of others (-1)."""
+    if isinstance(prior, DiagonalPrior):
+        values = _diagonal_precision(prior, local)
+        return values[:, :, None] * jnp.eye(local.shape[1], dtype=values.dtype)
+    if isinstance(prior, PrecisionPrior):
+        blocks = prior.precision
+    else:
+        factor = cholesky(prior.covariance)
+        identity = jnp.broadcast_to(jnp.eye(factor.shape[-1], dtype=factor.dtype), factor.shape)
+        half = solve_lower(factor, identity)
+        blocks = half.swapaxes(-1, -2) @ half
+    batch, place = np.divmod(np.maximum(local, 0), blocks.shape[-1])
+    same = (batch[:, :, None] == batch[:, None, :]) & (local >= 0)[:, :, None] & (local >= 0)[:, None, :]
+    return jnp.where(same, blocks[batch[:, :, None], place[:, :, None], place[:, None, :]], 0.0)
