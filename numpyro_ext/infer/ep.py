@@ -19,7 +19,7 @@ from .front.run import FinishedRun
 from .front.state import EngineState
 from .gaussian import expectation_propagation
 from .gaussian.engine import Engine, GaussianOptions
-from .gaussian.programs import Algorithm, FitInfo
+from .gaussian.programs import Algorithm
 from .sparse.mixtures import check_average
 from .sparse.tree_engine import TreeFitter, TreeRun
 
@@ -131,7 +131,7 @@ class EP(Engine):
         }
         return Algorithm(
             init=expectation_propagation.init,
-            solve=partial(_solve, **options),
+            solve=partial(expectation_propagation.solve, **options),
             log_evidence=partial(expectation_propagation.log_evidence, power=self.power),
             posterior=expectation_propagation.posterior,
             key=("EP", *options.values()),
@@ -187,10 +187,3 @@ class EP(Engine):
     def state_probabilities(self) -> Array:
         """Probability that each coefficient of a sparse linear model is in the high state, of shape ``(n,)``."""
         return self._finished().state_probabilities()
-
-
-def _solve(form: Any, state: Any, *, tol: float, **options: Any) -> tuple[Any, FitInfo]:
-    state, info = expectation_propagation.solve(form, state, tol=tol, **options)
-    return state, FitInfo(
-        info.converged, info.num_steps, info.objective_trace, info.max_change, info.skipped, info.objective
-    )

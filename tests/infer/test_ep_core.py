@@ -130,7 +130,7 @@ def test_evidence_of_two_factors(potential, approximate, exact):
 def test_spaces_and_schedules_reach_one_fixed_point(make, power):
     form = make()
     state, info = fit(form, space="observation", power=power)
-    assert info.converged and info.num_skipped == 0
+    assert info.converged and not info.skipped.any()
     np.testing.assert_allclose(ep.log_evidence(form, state, power=power), info.objective, rtol=1e-12)
     if make is heavy_tailed:
         assert state.site_precision.min() < -0.1
@@ -257,8 +257,8 @@ def test_forms_stack_under_vmap_and_warm_starts_are_short():
 @pytest.mark.parametrize("make", [probit_and_counts, heavy_tailed])
 def test_damping_changes_the_way_but_not_the_end(make):
     _, info = fit(make())
-    _, damped = fit(make(), damping=0.3)
-    assert damped.converged and damped.step_size <= 0.7
+    state, damped = fit(make(), damping=0.3)
+    assert damped.converged and state.step_size <= 0.7
     np.testing.assert_allclose(damped.objective, info.objective, rtol=1e-10)
 
 
@@ -277,7 +277,7 @@ def test_site_without_cavity_is_kept_and_reported():
     factors = (LogitPotential(jnp.concatenate([LABELS, LABELS[::-1]])),)
     form = make_form((DiagonalPrior(jnp.ones(1)), FlatPrior(1)), design, factors)
     state, info = fit(form)
-    assert info.num_skipped == 1 and info.skipped[4]
+    assert list(np.flatnonzero(info.skipped)) == [4]
     assert np.isnan(info.objective) and not info.converged
     assert np.all(np.isfinite(state.site_precision))
 
@@ -292,7 +292,7 @@ def test_pinned_predictor_contributes_its_constant():
     (_, info), (_, expected) = fit(form), fit(alone)
     constant = form.potentials[0].log_density(jnp.full(2, 0.5))[1]
     np.testing.assert_allclose(info.objective, expected.objective + constant, rtol=1e-12)
-    assert info.converged and info.num_skipped == 0
+    assert info.converged and not info.skipped.any()
 
 
 def test_all_kinds_of_prior_and_a_flat_start():
@@ -307,7 +307,7 @@ def test_all_kinds_of_prior_and_a_flat_start():
         offset=jnp.full(24, 2.0),
     )
     (state, info), (other, other_info) = fit(form, space="coefficient", tol=1e-10), fit(form, space="sparse", tol=1e-10)
-    assert info.converged and other_info.converged and info.num_skipped == 0
+    assert info.converged and other_info.converged and not info.skipped.any()
     np.testing.assert_allclose(other_info.objective, info.objective, rtol=1e-9)
     np.testing.assert_allclose(other.marginals.mean, state.marginals.mean, rtol=1e-6, atol=1e-8)
 
@@ -319,8 +319,9 @@ def test_many_rows_under_a_broad_prior_do_not_overshoot(variance):
     matrix = rng.normal(size=(2000, 5))
     labels = (rng.logistic(size=2000) < matrix @ np.ones(5)).astype(float)
     prior = (DiagonalPrior(jnp.full(5, variance)),)
-    _, info = fit(make_form(prior, DenseDesign(jnp.asarray(matrix)), (LogitPotential(jnp.asarray(labels)),)), tol=1e-8)
-    assert info.converged and info.num_steps < 20 and info.step_size == 1.0
+    form = make_form(prior, DenseDesign(jnp.asarray(matrix)), (LogitPotential(jnp.asarray(labels)),))
+    state, info = fit(form, tol=1e-8)
+    assert info.converged and info.num_steps < 20 and state.step_size == 1.0
 
 
 def test_heavy_tailed_regression_starts_at_its_data():

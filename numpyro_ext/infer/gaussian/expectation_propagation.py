@@ -23,7 +23,7 @@ which factor ``i`` is exact. The functions here are pure; options that change wh
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -34,17 +34,23 @@ from jax.typing import ArrayLike
 from ...linalg.gaussian.conditioning import LinearGaussian, Space, choose_space
 from ...linalg.gaussian.marginals import Marginals, relative_change
 from ...linalg.gaussian.prior import FlatPrior, is_valid_prior
-from ...potentials.moments import TiltedMoments
 from ...structure.latent_gaussian import LatentGaussian
+from .fit_info import FitInfo
 from .posterior import GaussianPosterior, gaussian_prior
+from .tilting import Tilted, is_log_concave, propose, tilt
 
-__all__ = ["Info", "SolveInfo", "State", "init", "log_evidence", "posterior", "solve", "step"]
+__all__ = ["Info", "State", "init", "log_evidence", "posterior", "solve", "step"]
 
 Schedule = Literal["parallel", "sequential"]
 
 _MIN_STEP_SIZE = 1.0 / 64.0
+"""Fraction of the way after six halvings: what does not settle then is not for want of damping."""
 _SLOW_DECREASE = 0.8
+"""Ratio of successive changes, ten sweeps to a digit, from which turning back costs more than damping."""
 _RECOVERY_OF_STEP = 1.25
+"""Growth of the step size in a sweep that goes on in the direction of the last: three of them undo a halving."""
+_BROAD = 1e12
+"""Variance of a cavity that has no say in where a factor finds its datum, for data up to a million units."""
 
 
 class State(NamedTuple):
@@ -82,21 +88,6 @@ class Info(NamedTuple):
     """The step size that the sweep used."""
 
 
-class SolveInfo(NamedTuple):
-    """How a run of sweeps ended."""
-
-    converged: Array
-    num_steps: Array
-    objective: Array
-    """Log evidence at the final sites; nan if it does not exist or a prior is not positive definite."""
-    objective_trace: Array
-    """Log evidence before each sweep, shape ``(num_steps,)`` as requested, padded with nan."""
-    max_change: Array
-    num_skipped: Array
-    skipped: Array
-    step_size: Array
-
-
 def init(form: LatentGaussian) -> State:
     """The state before the opening sweep, which gives sites to start from and is not counted as a step.
 
@@ -109,7 +100,7 @@ def init(form: LatentGaussian) -> State:
     """
     nowhere = jnp.zeros_like(form.offset)
     one = jnp.ones((), form.offset.dtype)
-    variance = jnp.asarray(np.where(_is_log_concave(form), 1.0, 1e12), form.offset.dtype)
+    variance = jnp.asarray(np.where(is_log_concave(form), 1.0, _BROAD), form.offset.dtype)
     cavities = Marginals(nowhere, variance, jnp.ones_like(nowhere), 0.0 * one)
     no_move = jnp.zeros((2 * form.num_rows,), one.dtype)
     return State(nowhere, nowhere, cavities, one, jnp.inf * one, no_move, jnp.asarray(True))
@@ -161,7 +152,7 @@ def solve(
     power: float = 1.0,
     schedule: Schedule = "parallel",
     space: Space = "auto",
-) -> tuple[State, SolveInfo]:
+) -> tuple[State, FitInfo]:
     """Sweep until no marginal changes by more than ``tol``, in one compiled loop.
 
     The state may come from another form of the same shapes (warm start): its marginals are recomputed first, and if
@@ -186,31 +177,42 @@ def solve(
     state = jax.tree.map(partial(jnp.where, afresh), start, warm)
     bound = jnp.maximum(tol, 100 * jnp.finfo(infinity.dtype).eps)
 
-    def proceed(carry: tuple[Any, ...]) -> Array:
-        state, *_, is_finished = carry
-        return ~is_finished & _is_proper(state.marginals)
+    def proceed(run: _Run) -> Array:
+        return ~run.is_finished & _is_proper(run.state.marginals)
 
-    def sweep(carry: tuple[Any, ...]) -> tuple[Any, ...]:
-        state, info, _, trace, count, _ = carry
+    def sweep(run: _Run) -> _Run:
         # One more sweep than steps: it evaluates the evidence at the last sites, and is not taken.
-        is_finished = ~state.is_start & ((count >= num_steps) | (state.max_change < bound))
-        next_state, next_info = _step(form, prior, state, damping, adapt_damping, power, schedule)
-        objective, is_counted = next_info.objective, ~(is_finished | state.is_start)
-        trace = trace.at[jnp.where(is_counted, count, num_steps)].set(objective, mode="drop")
-        state, info = jax.tree.map(partial(jnp.where, is_finished), (state, info), (next_state, next_info))
-        return state, info, objective, trace, count + is_counted, is_finished
+        is_start = run.state.is_start
+        is_finished = ~is_start & ((run.num_steps >= num_steps) | (run.state.max_change < bound))
+        is_counted = ~(is_finished | is_start)
+        moved, found = _step(form, prior, run.state, damping, adapt_damping, power, schedule)
+        trace = run.trace.at[jnp.where(is_counted, run.num_steps, num_steps)].set(found.objective, mode="drop")
+        state, info = jax.tree.map(partial(jnp.where, is_finished), (run.state, run.info), (moved, found))
+        return _Run(state, info, found.objective, trace, run.num_steps + is_counted, is_finished)
 
-    no_row = jnp.zeros((form.num_rows,), bool)
     unknown = jnp.full_like(infinity, jnp.nan)
-    before = Info(unknown, infinity, jnp.asarray(0), no_row, state.step_size)
+    before = Info(unknown, infinity, jnp.asarray(0), jnp.zeros((form.num_rows,), bool), state.step_size)
     trace = jnp.full((num_steps,), jnp.nan, infinity.dtype)
-    carry = (state, before, unknown, trace, jnp.asarray(0), jnp.asarray(False))
-    state, info, objective, trace, count, _ = lax.while_loop(proceed, sweep, carry)
-    objective = jnp.where(is_valid_prior(form.prior) & _is_proper(state.marginals), objective, jnp.nan)
+    run = _Run(state, before, unknown, trace, jnp.asarray(0), jnp.asarray(False))
+    run = lax.while_loop(proceed, sweep, run)
+    state = run.state
+    objective = jnp.where(is_valid_prior(form.prior) & _is_proper(state.marginals), run.objective, jnp.nan)
     converged = (state.max_change < bound) & jnp.isfinite(objective)
-    return state, SolveInfo(
-        converged, count, objective, trace, info.max_change, info.num_skipped, info.skipped, info.step_size
-    )
+    return state, FitInfo(converged, run.num_steps, run.trace, run.info.max_change, run.info.skipped, objective)
+
+
+class _Run(NamedTuple):
+    """What the loop of :func:`solve` carries."""
+
+    state: State
+    info: Info
+    """Findings of the last sweep that was taken."""
+    objective: Array
+    """Log evidence at the sites before the last sweep, taken or not."""
+    trace: Array
+    num_steps: Array
+    """Sweeps taken, without the opening."""
+    is_finished: Array
 
 
 def log_evidence(form: LatentGaussian, state: State, *, power: float = 1.0, space: Space = "auto") -> Array:
@@ -229,7 +231,7 @@ def log_evidence(form: LatentGaussian, state: State, *, power: float = 1.0, spac
     precision, shift = lax.stop_gradient((state.site_precision, state.site_shift))
     marginals = _refresh(form, gaussian_prior(form, space), precision, shift)
     state = state._replace(site_precision=precision, site_shift=shift, marginals=marginals)
-    value = _objective(form, state, _tilt(form, state, power), power)
+    value = _objective(form, state, tilt(form, marginals, precision, shift, power), power)
     return jnp.where(lax.stop_gradient(is_valid_prior(form.prior)), value, jnp.nan)
 
 
@@ -244,16 +246,6 @@ def _space(form: LatentGaussian, space: Space, schedule: Schedule) -> Space:
     return space
 
 
-class _Tilted(NamedTuple):
-    """Cavities and tilted moments of all rows, safe numbers where there is none."""
-
-    moments: TiltedMoments
-    observed: Array
-    is_pinned: Array
-    """The prior leaves the predictor no freedom: the factor is a constant."""
-    is_valid: Array
-
-
 def _refresh(form: LatentGaussian, prior: LinearGaussian, precision: Array, shift: Array) -> Marginals:
     return prior.condition(precision, shift - precision * form.offset).marginals()
 
@@ -264,32 +256,7 @@ def _is_proper(marginals: Marginals) -> Array:
     return jnp.isfinite(total)
 
 
-def _tilted_moments(form: LatentGaussian, mean: Array, variance: Array, power: ArrayLike) -> TiltedMoments:
-    parts = [
-        potential.tilted_moments(m, v, power)
-        for potential, m, v in zip(form.potentials, form.split_rows(mean), form.split_rows(variance), strict=True)
-    ]
-    return jax.tree.map(lambda *arrays: jnp.concatenate(arrays), *parts)
-
-
-def _tilt(form: LatentGaussian, state: State, power: ArrayLike) -> _Tilted:
-    r"""Tilted moments with the cavity written through :math:`c = 1 - \tau v` rather than through
-    :math:`1/v - \tau`, which loses all digits where a site dominates."""
-    mean, variance, ratio, _ = state.marginals
-    observed = jnp.concatenate(form.observed)
-    shift = state.site_shift - state.site_precision * form.offset
-    cavity_ratio = (1.0 - power) + power * ratio
-    is_pinned = observed & (variance <= 0)
-    is_proper = observed & ~is_pinned & (cavity_ratio > 0)
-    safe_ratio = jnp.where(is_proper, cavity_ratio, 1.0)
-    cavity_variance = jnp.where(is_proper, variance / safe_ratio, 1.0)
-    cavity_mean = jnp.where(is_proper, (mean - power * variance * shift) / safe_ratio + form.offset, 0.0)
-    moments = _tilted_moments(form, cavity_mean, cavity_variance, power)
-    is_finite = jnp.isfinite(sum(moments))
-    return _Tilted(moments, observed, is_pinned, is_proper & is_finite & (moments.variance > 0))
-
-
-def _objective(form: LatentGaussian, state: State, tilted: _Tilted, power: ArrayLike) -> Array:
+def _objective(form: LatentGaussian, state: State, tilted: Tilted, power: ArrayLike) -> Array:
     r"""Log evidence: the partition function of prior and sites, with each site's part replaced by its factor's.
 
     The part of site ``i`` is the log integral of the cavity times the site, which with :math:`c = 1 - \tau v` is
@@ -311,16 +278,6 @@ def _objective(form: LatentGaussian, state: State, tilted: _Tilted, power: Array
     return jnp.where(jnp.any(is_free & ~has_cavity), jnp.nan, total)
 
 
-def _propose(form: LatentGaussian, state: State, tilted: _Tilted, power: ArrayLike) -> tuple[Array, Array, Array]:
-    """Undamped sites that match the tilted moments, and the rows that keep theirs for want of such moments."""
-    lower = np.where(_is_log_concave(form), 0.0, -np.inf)
-    precision = jnp.maximum(tilted.moments.site_precision / power, lower.astype(state.site_precision.dtype))
-    precision = jnp.where(tilted.is_valid, precision, state.site_precision)
-    shift = jnp.where(tilted.is_valid, tilted.moments.site_shift / power, state.site_shift)
-    skipped = tilted.observed & ~tilted.is_pinned & ~tilted.is_valid
-    return precision, shift, skipped
-
-
 def _step(
     form: LatentGaussian,
     prior: LinearGaussian,
@@ -334,9 +291,9 @@ def _step(
         raise ValueError(f"Unknown schedule {schedule!r}: expected 'parallel' or 'sequential'.")
     is_start = state.is_start
     size = jnp.where(is_start, 1.0, jnp.minimum(state.step_size, 1.0 - damping))
-    tilted = _tilt(form, state, power)
+    tilted = tilt(form, state.marginals, state.site_precision, state.site_shift, power)
     objective = jnp.where(is_start, jnp.nan, _objective(form, state, tilted, power))
-    precision, shift, skipped = _propose(form, state, tilted, power)
+    precision, shift, skipped = propose(form, state.site_precision, state.site_shift, tilted, power)
     precision = state.site_precision + size * (precision - state.site_precision)
     shift = state.site_shift + size * (shift - state.site_shift)
     opening = (*_open(form, state, tilted.observed, precision, shift), jnp.zeros_like(skipped))
@@ -399,8 +356,8 @@ def _sweep_sequentially(
         m, v = jnp.sum(row * mean, -1), jnp.sum(row * direction, -1)
         # Rows that are not visited get the cavity ratio zero, which keeps their sites.
         here = Marginals(to_rows(m), to_rows(v), to_rows(1.0 - at_row(precision) * v), jnp.zeros((), v.dtype))
-        visited = state._replace(site_precision=precision, site_shift=shift, marginals=here)
-        new_precision, new_shift, is_kept = _propose(form, visited, _tilt(form, visited, power), power)
+        tilted = tilt(form, here, precision, shift, power)
+        new_precision, new_shift, is_kept = propose(form, precision, shift, tilted, power)
         d_precision = size * at_row(new_precision - precision)
         d_shift = size * at_row(new_shift - shift)
         denominator = 1.0 + d_precision * v
@@ -420,18 +377,12 @@ def _sweep_sequentially(
     return lax.fori_loop(0, prior.rows.shape[1], visit, carry)[2:]
 
 
-def _is_log_concave(form: LatentGaussian) -> np.ndarray:
-    """Whether the family of factors of each row is log-concave."""
-    sizes = [mask.shape[0] for mask in form.observed]
-    return np.repeat([potential.is_log_concave for potential in form.potentials], sizes).astype(bool)
-
-
 def _open(form: LatentGaussian, state: State, observed: Array, precision: Array, shift: Array) -> tuple[Array, Array]:
     """Sites to start from, among those that match the factors under the cavities of the opening: see :func:`init`."""
     has_flat = any(isinstance(block, FlatPrior) for block in form.prior)
     is_good = jnp.isfinite(precision) & jnp.isfinite(shift) & (precision > 0)
     broad = 1.0 / state.marginals.variance
-    starts = observed & (_is_log_concave(form) | has_flat)
+    starts = observed & (is_log_concave(form) | has_flat)
     shift = jnp.where(is_good, shift, broad * form.offset)
     precision = jnp.where(is_good, precision, broad)
     return jnp.where(starts, precision, 0.0), jnp.where(starts, shift, 0.0)

@@ -30,9 +30,10 @@ from jax import Array, lax
 from ...linalg.gaussian.conditioning import LinearGaussian, Space
 from ...linalg.gaussian.prior import FlatPrior, is_valid_prior
 from ...structure.latent_gaussian import LatentGaussian
+from .fit_info import FitInfo
 from .posterior import GaussianPosterior, gaussian_prior
 
-__all__ = ["Info", "SolveInfo", "State", "init", "log_evidence", "posterior", "solve", "step"]
+__all__ = ["Info", "State", "init", "log_evidence", "posterior", "solve", "step"]
 
 _MAX_HALVINGS = 50
 _SUFFICIENT_INCREASE = 1e-4
@@ -64,20 +65,6 @@ class Info(NamedTuple):
     """Fraction of the Newton step taken; zero if no fraction increased the density."""
 
 
-class SolveInfo(NamedTuple):
-    """How Newton's method ended."""
-
-    converged: Array
-    num_steps: Array
-    objective: Array
-    """Log joint density (up to the constants of the prior) at the end; nan if a prior is not positive definite."""
-    objective_trace: Array
-    """The same before each step, shape ``(num_steps,)`` as requested, padded with nan."""
-    gradient_norm: Array
-    is_proper: Array
-    """Whether the curvature at the end is that of a maximum, so that the Gaussian approximation exists."""
-
-
 def init(form: LatentGaussian, *, space: Space = "auto") -> State:
     """The mean of the prior, or zero where it is flat."""
     prior = gaussian_prior(form, space)
@@ -101,7 +88,7 @@ def step(form: LatentGaussian, state: State, *, space: Space = "auto") -> tuple[
 
 def solve(
     form: LatentGaussian, state: State, *, num_steps: int = 100, tol: float = 1e-8, space: Space = "auto"
-) -> tuple[State, SolveInfo]:
+) -> tuple[State, FitInfo]:
     """Newton's method to the mode, in one compiled loop.
 
     :param LatentGaussian form: the model.
@@ -137,7 +124,8 @@ def solve(
         # at the rate exp(-1/2) a step, and not quadratically as at a maximum.
         is_proper &= ~(state.gradient_norm > _SLOWEST_DECREASE * state.previous_norm)
     converged = (state.gradient_norm < bound) & jnp.isfinite(objective) & is_proper
-    return state, SolveInfo(converged, count, objective, trace, state.gradient_norm, is_proper)
+    no_row = jnp.zeros((form.num_rows,), bool)
+    return state, FitInfo(converged, count, trace, state.gradient_norm, no_row)
 
 
 def log_evidence(form: LatentGaussian, state: State, *, space: Space = "auto") -> Array:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax.numpy as jnp
-
 from ...structure import ModelStructureError
 from . import laplace
 from .engine import Engine
-from .programs import Algorithm, FitInfo
+from .programs import Algorithm
 
 __all__ = ["LaplaceApproximation"]
 
@@ -57,14 +55,8 @@ class LaplaceApproximation(Engine):
                 )
         return Algorithm(
             init=laplace.init,
-            solve=_solve,
+            solve=laplace.solve,
             log_evidence=laplace.log_evidence,
             posterior=laplace.posterior,
             key=("LaplaceApproximation",),
         )
-
-
-def _solve(form: Any, state: Any, **options: Any) -> tuple[Any, FitInfo]:
-    state, info = laplace.solve(form, state, **options)
-    skipped = jnp.zeros((form.num_rows,), bool)
-    return state, FitInfo(info.converged, info.num_steps, info.objective_trace, info.gradient_norm, skipped)

@@ -15,27 +15,13 @@ from ...structure.latent_gaussian.form import AffineMap, LatentGaussian
 from ..hyper import search as hyper_search
 from ..hyper.search import EVALUATIONS_PER_CHUNK, Evaluation, SearchState
 from ..hyper.space import UnconstrainedSpace
+from .fit_info import FitInfo
 from .prediction import log_predictive_factors
 
 __all__ = ["Algorithm", "FitInfo", "PointFit", "Programs", "compiled_programs"]
 
 _LARGEST_BATCH = 10_000_000
 _COMPILED = Recent(16)
-
-
-class FitInfo(NamedTuple):
-    """How one fit of the field ended, in the same words for all algorithms."""
-
-    converged: Array
-    num_steps: Array
-    objective_trace: Array
-    """Objective at each step, shape ``(num_steps,)`` as requested, ``nan`` beyond the last."""
-    max_change: Array
-    """What was compared with ``tol`` in the last step."""
-    skipped: Array
-    """Which factors kept their old value in the last step, shape ``(num_rows,)``."""
-    objective: Array | None = None
-    """Log evidence at the end, if the algorithm has it at hand."""
 
 
 class Algorithm(NamedTuple):

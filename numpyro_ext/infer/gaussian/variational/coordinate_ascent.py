@@ -19,6 +19,7 @@ from ....linalg.gaussian.marginals import relative_change
 from ....linalg.gaussian.observation_space import ObservationSpace
 from ....linalg.gaussian.prior import is_valid_prior
 from ....structure.latent_gaussian.form import LatentGaussian
+from ..fit_info import FitInfo
 from ..posterior import gaussian_prior
 from . import natural_gradient as vg
 from .bound import evaluate, expected_log_factors, is_finite, site_floor, unknown_point
@@ -49,7 +50,7 @@ def step(form: LatentGaussian, state: vg.State) -> tuple[vg.State, vg.Info]:
 
 def solve(
     form: LatentGaussian, state: vg.State, *, num_steps: int = 100, tol: float = 1e-8
-) -> tuple[vg.State, vg.SolveInfo]:
+) -> tuple[vg.State, FitInfo]:
     """Sweep until no marginal changes by more than ``tol``, in one compiled loop.
 
     :param LatentGaussian form: the model.
@@ -76,7 +77,8 @@ def solve(
     state, trace, count = lax.while_loop(proceed, advance, (state, trace, jnp.asarray(0)))
     objective = jnp.where(is_valid_prior(form.prior), state.point.bound, jnp.nan)
     converged = (state.max_change < bound) & jnp.isfinite(objective)
-    return state, vg.SolveInfo(converged, count, objective, trace, state.max_change)
+    no_row = jnp.zeros((form.num_rows,), bool)
+    return state, FitInfo(converged, count, trace, state.max_change, no_row, objective)
 
 
 def _observation_space(form: LatentGaussian) -> ObservationSpace:

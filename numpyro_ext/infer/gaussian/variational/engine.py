@@ -7,7 +7,6 @@ from functools import partial
 from typing import Any, Literal, Unpack, get_args
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from ....linalg.gaussian.prior import FlatPrior
@@ -15,7 +14,7 @@ from ....structure import ModelStructureError
 from ....structure.latent_gaussian.form import LatentGaussian
 from ...hyper.space import UnconstrainedSpace
 from ..engine import Engine, GaussianOptions
-from ..programs import Algorithm, FitInfo
+from ..programs import Algorithm
 from . import coordinate_ascent as variational_coordinate
 from . import general_optimiser as variational_reference
 from . import natural_gradient as variational_gaussian
@@ -157,7 +156,7 @@ class VariationalGaussian(Engine):
             solve = partial(variational_reference.solve, parameters=self.method)
         return Algorithm(
             init=lambda form: init(treat(form)),
-            solve=lambda form, state, **options: _solve(solve, treat(form), state, **options),
+            solve=lambda form, state, **options: solve(treat(form), state, **options),
             log_evidence=lambda form, state: variational_gaussian.log_evidence(treat(form), state, **family),
             posterior=lambda form, state: variational_gaussian.posterior(treat(form), state, **family),
             key=("VariationalGaussian", self.method, repr(self.bound), self.num_pieces, self.covariance),
@@ -178,11 +177,3 @@ def _check_proper(reading: Any, form: LatentGaussian, method: str) -> None:
                 f"({', '.join(map(repr, reading.field))}) has a part with a flat prior, which has none. "
                 "Use method='natural-gradient' or 'cholesky'."
             )
-
-
-def _solve(solve: Callable[..., Any], form: LatentGaussian, state: Any, **options: Any) -> tuple[Any, FitInfo]:
-    state, info = solve(form, state, **options)
-    skipped = jnp.zeros((form.num_rows,), bool)
-    return state, FitInfo(
-        info.converged, info.num_steps, info.objective_trace, info.max_change, skipped, info.objective
-    )

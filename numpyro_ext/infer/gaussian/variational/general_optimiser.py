@@ -23,6 +23,7 @@ from ....linalg.gaussian.prior import is_valid_prior
 from ....structure.latent_gaussian.form import Blocks, LatentGaussian
 from ...hyper import search
 from ...hyper.search import Evaluation, SearchState
+from ..fit_info import FitInfo
 from ..posterior import gaussian_prior
 from . import natural_gradient as vg
 from .bound import Point, expected_log_factors, linearised_sum, optimal_sites
@@ -62,7 +63,7 @@ def init(form: LatentGaussian, *, parameters: Parameters) -> State:
 
 def solve(
     form: LatentGaussian, state: State, *, parameters: Parameters, num_steps: int = 1000, tol: float = 1e-6
-) -> tuple[State, vg.SolveInfo]:
+) -> tuple[State, FitInfo]:
     """Climb until no derivative of the bound exceeds ``tol``.
 
     :param LatentGaussian form: the model.
@@ -99,12 +100,13 @@ def solve(
     objective = jnp.where(is_valid_prior(form.prior), found.best.objective, jnp.nan)
     best = jnp.maximum(lax.cummax(jnp.where(jnp.isnan(trace), -jnp.inf, trace)), begun.best.objective)
     trace = jnp.where(jnp.isnan(trace), jnp.nan, best)
-    info = vg.SolveInfo(
+    info = FitInfo(
         found.converged & jnp.isfinite(objective),
         found.num_evaluations - begun.num_evaluations,
-        objective,
         trace,
         jnp.max(jnp.abs(found.best.gradient)),
+        jnp.zeros((form.num_rows,), bool),
+        objective,
     )
     return State(precision, shift, found), info
 

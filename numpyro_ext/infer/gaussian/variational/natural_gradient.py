@@ -37,6 +37,7 @@ from ....linalg.gaussian.marginals import relative_change
 from ....linalg.gaussian.mean_field_space import MeanFieldSpace, expected_log_prior
 from ....linalg.gaussian.prior import is_valid_prior
 from ....structure.latent_gaussian import LatentGaussian
+from ..fit_info import FitInfo
 from ..posterior import Covariance, GaussianPosterior, gaussian_prior
 from .anderson import History, empty_history, mixing_correction, remember
 from .bound import (
@@ -52,7 +53,6 @@ from .bound import (
 
 __all__ = [
     "Info",
-    "SolveInfo",
     "State",
     "bound_at_sites",
     "init",
@@ -98,19 +98,6 @@ class Info(NamedTuple):
     """Whether the sites moved."""
 
 
-class SolveInfo(NamedTuple):
-    """How a run of steps ended."""
-
-    converged: Array
-    num_steps: Array
-    """Evaluations of the bound: the first one, and one for every step, refused ones included."""
-    objective: Array
-    """The bound at the final sites; nan if it does not exist or a prior is not positive definite."""
-    objective_trace: Array
-    """The bound after each step, shape ``(num_steps,)`` as requested, padded with nan."""
-    max_change: Array
-
-
 def init(form: LatentGaussian, *, space: Space = "auto") -> State:
     """Start at the mean of the prior, with unit precision of every site; nothing is evaluated yet.
 
@@ -148,7 +135,7 @@ def solve(
     tol: float = 1e-8,
     space: Space = "auto",
     covariance: Covariance = "full",
-) -> tuple[State, SolveInfo]:
+) -> tuple[State, FitInfo]:
     """Step until no marginal changes by more than ``tol``, in one compiled loop.
 
     :param LatentGaussian form: the model.
@@ -158,7 +145,8 @@ def solve(
     :param float tol: see :attr:`Info.max_change`; a hundred roundings at least.
     :param str space: where to do the algebra.
     :param str covariance: ``"full"``, or ``"diagonal"`` for independent unknowns.
-    :return: the final state and how the run ended.
+    :return: the final state and how the run ended. Steps are counted by evaluations of the bound: the first one, and
+        one for every step, refused ones included.
     """
     prior = gaussian_prior(form, space, covariance)
     infinity = jnp.full_like(state.max_change, jnp.inf)
@@ -179,7 +167,8 @@ def solve(
     state, trace, count = lax.while_loop(proceed, advance, (state, trace, jnp.asarray(0)))
     objective = jnp.where(is_valid_prior(form.prior), state.point.bound, jnp.nan)
     converged = (state.max_change < bound) & jnp.isfinite(objective)
-    return state, SolveInfo(converged, count, objective, trace, state.max_change)
+    no_row = jnp.zeros((form.num_rows,), bool)
+    return state, FitInfo(converged, count, trace, state.max_change, no_row, objective)
 
 
 def log_evidence(

@@ -1,0 +1,26 @@
+"""How a fit of the field ended, in the same words for all algorithms."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from jax import Array
+
+__all__ = ["FitInfo"]
+
+
+class FitInfo(NamedTuple):
+    """How one fit of the field ended, in the same words for all algorithms."""
+
+    converged: Array
+    """Whether a step changed less than ``tol``, and what is sought exists there."""
+    num_steps: Array
+    objective_trace: Array
+    """Objective at each step, shape ``(num_steps,)`` as requested, ``nan`` beyond the last."""
+    max_change: Array
+    """What was compared with ``tol`` in the last step."""
+    skipped: Array
+    """Which factors kept their old value in the last step, shape ``(num_rows,)``."""
+    objective: Array | None = None
+    """Log evidence at the end, if the algorithm has it at hand; nan if it does not exist or a prior is not positive
+    definite."""

@@ -1,0 +1,78 @@
+"""Cavities and tilted moments of the factors of a latent-Gaussian form, and the sites that match them.
+
+The pieces of :mod:`~.expectation_propagation` that look at factors; the joint Gaussian is its business.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.typing import ArrayLike
+
+from ...linalg.gaussian.marginals import Marginals
+from ...potentials.moments import TiltedMoments
+from ...structure.latent_gaussian import LatentGaussian
+
+__all__ = ["Tilted", "is_log_concave", "propose", "tilt"]
+
+
+class Tilted(NamedTuple):
+    """Cavities and tilted moments of all rows, safe numbers where there is none."""
+
+    moments: TiltedMoments
+    observed: Array
+    """False where a mask removes the factor."""
+    is_pinned: Array
+    """The prior leaves the predictor no freedom: the factor is a constant."""
+    is_valid: Array
+    """The cavity and the moments are proper and finite."""
+
+
+def _tilted_moments(form: LatentGaussian, mean: Array, variance: Array, power: ArrayLike) -> TiltedMoments:
+    parts = [
+        potential.tilted_moments(m, v, power)
+        for potential, m, v in zip(form.potentials, form.split_rows(mean), form.split_rows(variance), strict=True)
+    ]
+    return jax.tree.map(lambda *arrays: jnp.concatenate(arrays), *parts)
+
+
+def tilt(form: LatentGaussian, marginals: Marginals, precision: Array, shift: Array, power: ArrayLike) -> Tilted:
+    r"""Tilted moments at sites of these precisions and shifts.
+
+    The cavity is written through :math:`c = 1 - \tau v`, with the site precision :math:`\tau` and the marginal
+    variance ``v``, rather than through :math:`1/v - \tau`, which loses all digits where a site dominates.
+    """
+    mean, variance, ratio, _ = marginals
+    observed = jnp.concatenate(form.observed)
+    shift = shift - precision * form.offset
+    cavity_ratio = (1.0 - power) + power * ratio
+    is_pinned = observed & (variance <= 0)
+    is_proper = observed & ~is_pinned & (cavity_ratio > 0)
+    safe_ratio = jnp.where(is_proper, cavity_ratio, 1.0)
+    cavity_variance = jnp.where(is_proper, variance / safe_ratio, 1.0)
+    cavity_mean = jnp.where(is_proper, (mean - power * variance * shift) / safe_ratio + form.offset, 0.0)
+    moments = _tilted_moments(form, cavity_mean, cavity_variance, power)
+    is_finite = jnp.isfinite(sum(moments))
+    return Tilted(moments, observed, is_pinned, is_proper & is_finite & (moments.variance > 0))
+
+
+def propose(
+    form: LatentGaussian, precision: Array, shift: Array, tilted: Tilted, power: ArrayLike
+) -> tuple[Array, Array, Array]:
+    """Undamped sites that match the tilted moments, and the rows that keep theirs for want of such moments."""
+    lower = jnp.asarray(np.where(is_log_concave(form), 0.0, -np.inf), precision.dtype)
+    matching = jnp.maximum(tilted.moments.site_precision / power, lower)
+    precision = jnp.where(tilted.is_valid, matching, precision)
+    shift = jnp.where(tilted.is_valid, tilted.moments.site_shift / power, shift)
+    skipped = tilted.observed & ~tilted.is_pinned & ~tilted.is_valid
+    return precision, shift, skipped
+
+
+def is_log_concave(form: LatentGaussian) -> np.ndarray:
+    """Whether the family of factors of each row is log-concave."""
+    sizes = [mask.shape[0] for mask in form.observed]
+    return np.repeat([potential.is_log_concave for potential in form.potentials], sizes).astype(bool)
