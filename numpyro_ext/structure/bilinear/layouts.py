@@ -10,7 +10,8 @@ import numpy as np
 from ..conflict import Conflict
 from ..errors import ModelStructureError
 from ..program.degrees import Degree, Degrees, classify
-from ..program.dependence import DenseDependence, dependence
+from ..program.dependence import dependence
+from ..program.patterns import DenseDependence
 from ..program.program import Atom, Constant, Program
 
 __all__ = [

@@ -13,7 +13,8 @@ from ...potentials import ElementwisePotential
 from ..conflict import Conflict
 from ..model.tracing import FactorTrace
 from ..program.degrees import Degree, Degrees, affine_cuts
-from ..program.dependence import Pattern, dependence, ids_of
+from ..program.dependence import dependence
+from ..program.patterns import Pattern, ids_of
 from ..program.program import Atom, Constant, Program
 from ..program.sums import Term
 

@@ -13,7 +13,8 @@ import scipy.sparse
 from jax import Array
 
 from ...linalg.gaussian.design import DenseDesign, Design, SparseRows
-from .dependence import DenseDependence, deduplicate, dependence
+from .dependence import dependence
+from .patterns import DenseDependence, deduplicate
 from .program import Program
 
 __all__ = ["AffineRows"]

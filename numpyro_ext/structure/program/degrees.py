@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .dependence import MOVEMENT, Pattern, propagate
+from .dependence import MOVEMENT, propagate
+from .patterns import Pattern
 from .program import Atom, Constant, Equation, Program
 
 __all__ = ["Degree", "Degrees", "Source", "affine_cuts", "classify"]

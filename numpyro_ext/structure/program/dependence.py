@@ -1,8 +1,7 @@
 """Which elements of which values an element depends on: sparsity patterns pushed through a program.
 
-A pattern of a value of shape ``s`` is an integer array of shape ``s + (k,)``: for each element the numbers of the seed
-elements it may depend on, padded with ``-1``. Patterns are supersets of the truth: an operation that is not known
-makes every output element depend on every input element, which can cost speed or a refusal, never correctness.
+An operation that is not known makes every output element depend on every input element, which can cost speed or a
+refusal, never correctness.
 """
 
 from __future__ import annotations
@@ -14,22 +13,27 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .patterns import (
+    MAX_ENTRIES,
+    Pattern,
+    TooLarge,
+    as_array,
+    broadcast,
+    check_size,
+    cumulate,
+    deduplicate,
+    everything,
+    merge,
+    or_nothing,
+    reduce_axes,
+    same_width,
+)
 from .program import Atom, Constant, Equation, Program, apply_equation, inner_jaxpr, is_opaque_call
 
-__all__ = ["DenseDependence", "Pattern", "deduplicate", "propagate"]
+__all__ = ["dependence", "propagate"]
 
 
-class DenseDependence:
-    """Every element depends on (up to) every one of the seed elements ``ids``."""
-
-    def __init__(self, ids: np.ndarray):
-        self.ids = ids
-
-
-Pattern = np.ndarray | DenseDependence
 ConcreteFn = Callable[[Atom], Any]
-
-_MAX_ENTRIES = 60_000_000
 
 ELEMENTWISE = frozenset(
     "add add_any sub mul div rem neg abs sign floor ceil round exp exp2 log log1p expm1 tanh tan sin cos asin acos "
@@ -55,9 +59,9 @@ def propagate(
     """
     shapes = [tuple(program.avals[n].shape) for n in eqn.outputs]
     try:
-        return _propagate(eqn, [None if p is None else _array(p) for p in patterns], program, concrete, shapes)
-    except _TooLarge:
-        return _everything(patterns, shapes)
+        return _propagate(eqn, [None if p is None else as_array(p) for p in patterns], program, concrete, shapes)
+    except TooLarge:
+        return everything(patterns, shapes)
 
 
 def _propagate(
@@ -71,9 +75,9 @@ def _propagate(
     if is_opaque_call(eqn):
         return _through_call(eqn, patterns, concrete)
     if name == "optimization_barrier":
-        return [_or_nothing(p, s) for p, s in zip(patterns, shapes, strict=True)]
+        return [or_nothing(p, s) for p, s in zip(patterns, shapes, strict=True)]
     if name in ELEMENTWISE:
-        return [_merge([_broadcast(p, shapes[0]) for p in patterns if p is not None])]
+        return [merge([broadcast(p, shapes[0]) for p in patterns if p is not None])]
     if name in MOVEMENT:
         moved = None if patterns[0] is None else _move(eqn, patterns[0], shapes[0])
         return [_apply_per_slot(eqn, patterns, [None] * len(patterns)) if moved is None else moved]
@@ -94,92 +98,10 @@ def _propagate(
     if first is not None and name == "split":
         return np.split(first, np.cumsum(eqn.params["sizes"])[:-1], axis=eqn.params["axis"])
     if first is not None and name in REDUCTIONS:
-        return [_reduce(first, tuple(eqn.params["axes"]))]
+        return [reduce_axes(first, tuple(eqn.params["axes"]))]
     if first is not None and name in CUMULATIVE:
-        return [_cumulate(first, eqn.params["axis"], eqn.params.get("reverse", False))]
-    return _everything(patterns, shapes)
-
-
-def _array(pattern: Pattern) -> np.ndarray:
-    if isinstance(pattern, DenseDependence):
-        raise _TooLarge
-    return pattern
-
-
-class _TooLarge(Exception):
-    """A pattern would not fit; fall back to the dense superset."""
-
-
-def ids_of(pattern: Pattern | None) -> np.ndarray:
-    """The seed elements that occur in a pattern, sorted."""
-    if pattern is None:
-        return np.zeros((0,), np.int64)
-    found = np.unique(pattern.ids if isinstance(pattern, DenseDependence) else pattern)
-    return found[found >= 0]
-
-
-def _everything(patterns: Sequence[Pattern | None], shapes: Sequence[tuple[int, ...]]) -> list[Pattern]:
-    ids = np.unique(np.concatenate([ids_of(p) for p in patterns])).astype(np.int64)
-    out: list[Pattern] = []
-    for shape in shapes:
-        if int(np.prod(shape)) * max(ids.size, 1) > _MAX_ENTRIES:
-            out.append(DenseDependence(ids))
-        else:
-            out.append(np.broadcast_to(ids, (*shape, ids.size)))
-    return out
-
-
-def _or_nothing(pattern: Any, shape: tuple[int, ...]) -> np.ndarray:
-    return np.full((*shape, 1), -1, np.int64) if pattern is None else pattern
-
-
-def _broadcast(pattern: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    return np.broadcast_to(pattern, (*shape, pattern.shape[-1]))
-
-
-def _check(size: float) -> None:
-    if size > _MAX_ENTRIES:
-        raise _TooLarge
-
-
-def _merge(patterns: Sequence[np.ndarray]) -> np.ndarray:
-    first = patterns[0]
-    if all(p is first or (p.shape == first.shape and np.array_equal(p, first)) for p in patterns[1:]):
-        return first
-    width = sum(p.shape[-1] for p in patterns)
-    _check(np.prod(first.shape[:-1]) * width)
-    return deduplicate(np.concatenate(patterns, axis=-1))
-
-
-def _is_repeated(pattern: np.ndarray) -> bool:
-    """Whether all numbers on the last axis are the same."""
-    return bool(np.all(pattern == pattern[..., :1]))
-
-
-def deduplicate(pattern: np.ndarray) -> np.ndarray:
-    """Keep one of equal numbers on the last axis, and pad with ``-1``."""
-    if pattern.shape[-1] <= 1 or pattern.size == 0:
-        return pattern
-    if _is_repeated(pattern):
-        return pattern[..., :1].copy()
-    ordered = np.sort(pattern, axis=-1)
-    repeated = np.zeros(ordered.shape, bool)
-    repeated[..., 1:] = ordered[..., 1:] == ordered[..., :-1]
-    ordered[repeated] = -1
-    width = max(int((ordered >= 0).sum(-1).max()), 1)
-    if width == ordered.shape[-1]:
-        return ordered
-    # descending order brings the padding to the end, where it can be cut off
-    return np.sort(ordered, axis=-1)[..., ::-1][..., :width][..., ::-1].copy()
-
-
-def _same_width(patterns: Sequence[np.ndarray]) -> list[np.ndarray]:
-    width = max(p.shape[-1] for p in patterns)
-    out = []
-    for p in patterns:
-        missing = width - p.shape[-1]
-        out.append(np.concatenate([p, np.full((*p.shape[:-1], missing), -1, p.dtype)], -1) if missing else p)
-    return out
+        return [cumulate(first, eqn.params["axis"], eqn.params.get("reverse", False))]
+    return everything(patterns, shapes)
 
 
 def _move(eqn: Equation, pattern: np.ndarray, shape: tuple[int, ...]) -> np.ndarray | None:
@@ -218,14 +140,14 @@ def _apply_per_slot(eqn: Equation, patterns: Sequence[Any], others: Sequence[Any
 
 
 def _join(eqn: Equation, patterns: Sequence[Any], program: Program) -> np.ndarray:
-    full = _same_width([_or_nothing(p, program.shape(a)) for p, a in zip(patterns, eqn.inputs, strict=True)])
+    full = same_width([or_nothing(p, program.shape(a)) for p, a in zip(patterns, eqn.inputs, strict=True)])
     if eqn.primitive.name == "stack":
         return np.stack(full, axis=eqn.params.get("axis", eqn.params.get("dimension", 0)))
     return np.concatenate(full, axis=eqn.params["dimension"])
 
 
 def _pad(eqn: Equation, patterns: Sequence[Any], program: Program) -> np.ndarray:
-    operand = _or_nothing(patterns[0], program.shape(eqn.inputs[0]))
+    operand = or_nothing(patterns[0], program.shape(eqn.inputs[0]))
     padding = [-1] if patterns[1] is None else list(np.ravel(patterns[1]))
     slots = []
     for slot in range(max(operand.shape[-1], len(padding))):
@@ -241,7 +163,7 @@ def _indexed(
 ) -> Pattern:
     indices = [concrete(a) for a in eqn.inputs[1:]]
     if patterns[0] is None or any(p is not None for p in patterns[1:]) or any(i is None for i in indices):
-        return _everything(patterns, shapes)[0]
+        return everything(patterns, shapes)[0]
     return _apply_per_slot(eqn, patterns, [None, *indices])
 
 
@@ -254,9 +176,9 @@ def _updated(
     index_positions = [1] if is_scatter else list(range(2, len(eqn.inputs)))
     indices = {i: concrete(eqn.inputs[i]) for i in index_positions}
     if any(patterns[i] is not None for i in index_positions) or any(v is None for v in indices.values()):
-        return _everything(patterns, shapes)[0]
-    operand = _or_nothing(patterns[0], program.shape(eqn.inputs[0]))
-    update = _or_nothing(patterns[where_update], program.shape(eqn.inputs[where_update]))
+        return everything(patterns, shapes)[0]
+    operand = or_nothing(patterns[0], program.shape(eqn.inputs[0]))
+    update = or_nothing(patterns[where_update], program.shape(eqn.inputs[where_update]))
 
     def bind(base: np.ndarray, new: np.ndarray) -> np.ndarray:
         values: list[Any] = [None] * len(eqn.inputs)
@@ -272,32 +194,12 @@ def _updated(
     if is_sum:
         hits = bind(np.zeros(operand.shape[:-1]), np.ones(update.shape[:-1]))
         if hits.max(initial=0) > 1:
-            return _everything(patterns, shapes)[0]
+            return everything(patterns, shapes)[0]
         # without collisions, adding (id + 1) to zeros places each id where it is added
         placed = [bind(np.zeros(operand.shape[:-1]), update[..., s] + 1) - 1 for s in range(update.shape[-1])]
-        return _merge([operand, np.stack(placed, axis=-1).astype(np.int64)])
-    operand, update = _same_width([operand, update])
+        return merge([operand, np.stack(placed, axis=-1).astype(np.int64)])
+    operand, update = same_width([operand, update])
     return np.stack([bind(operand[..., s], update[..., s]) for s in range(operand.shape[-1])], -1).astype(np.int64)
-
-
-def _reduce(pattern: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:
-    kept = [i for i in range(pattern.ndim - 1) if i not in axes]
-    moved = np.transpose(pattern, (*kept, *axes, pattern.ndim - 1))
-    merged = moved.reshape(*(pattern.shape[i] for i in kept), -1)
-    if not _is_repeated(merged):
-        _check(merged.size)
-    return deduplicate(merged)
-
-
-def _cumulate(pattern: np.ndarray, axis: int, reverse: bool) -> np.ndarray:
-    length, width = pattern.shape[axis], pattern.shape[-1]
-    _check(pattern.size * length)
-    moved = np.moveaxis(pattern, axis, -2)
-    rows, columns = np.arange(length)[:, None], np.arange(length)[None, :]
-    seen = columns >= rows if reverse else columns <= rows
-    spread = np.where(seen[..., None], moved[..., None, :, :], -1)
-    out = deduplicate(spread.reshape(*moved.shape[:-1], length * width))
-    return np.moveaxis(out, -2, axis)
 
 
 def _dot(eqn: Equation, patterns: Sequence[Any], shape: tuple[int, ...]) -> np.ndarray:
@@ -311,15 +213,15 @@ def _dot(eqn: Equation, patterns: Sequence[Any], shape: tuple[int, ...]) -> np.n
         free = [i for i in range(pattern.ndim - 1) if i not in contract and i not in batch]
         moved = np.transpose(pattern, (*batch, *free, *contract, pattern.ndim - 1))
         lead = moved.shape[: len(batch) + len(free)]
-        _check(moved.size)
+        check_size(moved.size)
         moved = deduplicate(moved.reshape(*lead, -1))
         num_batch, num_other = len(batch), len(shape) - len(lead)
         if side == 0:
             moved = moved.reshape(*lead, *(1,) * num_other, moved.shape[-1])
         else:
             moved = moved.reshape(*lead[:num_batch], *(1,) * num_other, *lead[num_batch:], moved.shape[-1])
-        parts.append(_broadcast(moved, shape))
-    return _merge(parts)
+        parts.append(broadcast(moved, shape))
+    return merge(parts)
 
 
 def _dot_with_known(
@@ -336,7 +238,7 @@ def _dot_with_known(
     pattern = np.moveaxis(patterns[1 - side], contract[1 - side][0], 0)
     present = np.moveaxis(np.asarray(known) != 0, contract[side][0], -1)
     lead, width = present.shape[:-1], int(present.sum(-1).max(initial=0))
-    if width >= present.shape[-1] or np.prod(shape) * max(width, 1) * pattern.shape[-1] > _MAX_ENTRIES:
+    if width >= present.shape[-1] or np.prod(shape) * max(width, 1) * pattern.shape[-1] > MAX_ENTRIES:
         return None
     # the places of the nonzero numbers of each row first, then one place of none
     order = np.argsort(~present, axis=-1, kind="stable")[..., : max(width, 1)]
@@ -361,7 +263,7 @@ def _convolve(eqn: Equation, pattern: np.ndarray, program: Program) -> np.ndarra
     features, *window = (kernel[i] for i in (numbers.rhs_spec[0], *numbers.rhs_spec[2:]))
     moved = np.transpose(pattern, (*numbers.lhs_spec, pattern.ndim - 1))
     moved = np.pad(moved, [(0, 0), (0, 0), *eqn.params["padding"], (0, 0)], constant_values=-1)
-    _check(moved.size * float(np.prod(window)))
+    check_size(moved.size * float(np.prod(window)))
     seen = np.lib.stride_tricks.sliding_window_view(moved, window, tuple(range(2, 2 + len(window))))
     # batch, feature, places, slots, window -> batch, places, everything else
     seen = np.moveaxis(seen, 1, -1)
@@ -380,7 +282,7 @@ def _through_call(eqn: Equation, patterns: Sequence[Any], concrete: ConcreteFn) 
     found = dependence(program, seeds, known)
     shapes = [program.shape(a) for a in program.outputs]
     return [
-        _or_nothing(found.get(a) if isinstance(a, int) else None, s)
+        or_nothing(found.get(a) if isinstance(a, int) else None, s)
         for a, s in zip(program.outputs, shapes, strict=True)
     ]
 
