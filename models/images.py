@@ -1,4 +1,7 @@
-"""Images and signals seen through a linear operator."""
+"""Images and signals seen through a linear operator.
+
+Three of the four models share the transform and the tree of their prior, so they stand in one file.
+"""
 
 from __future__ import annotations
 

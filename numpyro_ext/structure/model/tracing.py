@@ -23,7 +23,8 @@ from ..families import Family, family_of
 from ..program.program import Constant, make_program
 from .execution import check_call, execution_error
 from .plain_sites import PlainSites, to_real
-from .priors import is_gaussian, location, mask_of, shift_to_value, unwrap
+from .priors import location, mask_of, shift_to_value, unwrap
+from .start_values import initial_value
 
 __all__ = [
     "FactorTrace",
@@ -247,7 +248,7 @@ def inspect_sites(
 
     def run(key: Array, values: dict[str, Any]) -> dict[str, Any]:
         arrays = {}
-        central = handlers.substitute(watch, substitute_fn=partial(_initial_value, values))
+        central = handlers.substitute(watch, substitute_fn=partial(initial_value, values))
         for name, site in handlers.trace(handlers.seed(central, key)).get_trace(*args, **kwargs).items():
             static[name] = {
                 n: site[n] for n in ("type", "kwargs", "args", "cond_indep_stack", "is_observed") if n in site
@@ -362,42 +363,3 @@ def _check_order(name: str, base: dist.Distribution) -> None:
                 "orders them (dist.TransformedDistribution(prior, dist.transforms.OrderedTransform())).",
                 site=name,
             )
-
-
-def _initial_value(given: Mapping[str, Any], site: dict[str, Any]) -> Any:
-    """The value at which the model is run: what is given for a site, else a central one."""
-    name = site["name"]
-    if name not in given or site["type"] not in ("sample", "param") or site.get("is_observed"):
-        return _central_value(site)
-    if site["type"] == "sample":
-        shape = site["fn"].batch_shape + site["fn"].event_shape
-    else:
-        shape = np.shape(given[name] if callable(site["args"][0]) else site["args"][0])
-    try:
-        return jnp.broadcast_to(given[name], shape)
-    except ValueError:
-        raise ModelStructureError(
-            f"the value given for site '{name}' has shape {np.shape(given[name])}, the site has shape {shape}."
-        ) from None
-
-
-def _central_value(site: dict[str, Any]) -> Any:
-    """A central value of a latent site without drawing a sample: median, else mean, else the image of zero."""
-    if site["type"] != "sample" or site["is_observed"] or site["value"] is not None:
-        return None
-    fn = site["fn"]
-    shape = fn.batch_shape + fn.event_shape
-    if is_gaussian(fn):
-        return location(fn)
-    if fn.support.is_discrete:
-        return None
-    transform = biject_to(fn.support)
-    value = transform(jnp.zeros(transform.inverse_shape(shape)))
-    for attempt in (lambda: fn.mean, lambda: fn.icdf(0.5)):
-        try:
-            center = jnp.broadcast_to(attempt(), shape)
-        except (NotImplementedError, AttributeError, TypeError, ValueError, ImportError, ArithmeticError):
-            continue  # not every distribution has them, at all parameters, or without packages that are not installed
-        inside = jnp.all(fn.support(center)) & jnp.all(jnp.isfinite(transform.inv(center)))
-        value = jnp.where(inside, center, value)
-    return value
