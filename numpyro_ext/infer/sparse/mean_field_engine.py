@@ -35,7 +35,8 @@ class StructuredMeanField(BaseEngine):
     multiplied with: images of 256 x 256 pixels take seconds to minutes. Hyperparameters of prior and noise are learned
     by raising the bound plus their log prior (expectation-maximisation), one update per step. A noise scale can be
     learned from more observations than coefficients only: the bound is the looser the larger it is, so that it is
-    too small by some per cent there, and has its maximum near zero elsewhere.
+    too small there, by up to a third with few residual degrees of freedom and by a few per cent with twice as many
+    observations as coefficients, and has its maximum near zero elsewhere.
 
     ``log_evidence`` is a lower bound: exact with exact variances, an estimate of it with others. With
     ``variances="none"`` the mean is the posterior mode given the hyperparameters (for trees, of the density with the
