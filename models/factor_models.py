@@ -58,8 +58,8 @@ def _observe(
     if mask is None:
         mask = True if table is None else ~jnp.isnan(jnp.asarray(table, float))
     mask = jnp.broadcast_to(jnp.asarray(mask, bool), shape)
-    # Not even a masked cell may be NaN: it would be in the gradient.
-    cells = None if table is None else jnp.where(mask, jnp.asarray(table), 0)
+    # Not even a masked cell may be NaN: it would be in the gradient. Other masked values stay: predictions are of them.
+    cells = None if table is None else jnp.where(mask | jnp.isfinite(jnp.asarray(table, float)), jnp.asarray(table), 0)
     for kind in sorted(set(kinds), key=str):
         columns = np.flatnonzero([k == kind for k in kinds])
         observed = None if cells is None else cells[:, columns]

@@ -15,6 +15,7 @@ from numpyro.infer import Predictive
 from numpyro.infer.util import initialize_model, log_density
 
 from numpyro_ext import models
+from numpyro_ext.infer import LaplaceApproximation
 from numpyro_ext.structure import ModelStructureError, read_latent_gaussian
 
 RNG = np.random.default_rng(0)
@@ -41,14 +42,35 @@ def log_cells(eta, noise):
     )
 
 
-@pytest.mark.parametrize("is_masked", [True, False], ids=["mask", "NaN"])
-def test_factor_analysis_density_is_its_formula(is_masked):
+@pytest.mark.parametrize(
+    "arguments",
+    [(TABLE, KEPT), (np.where(KEPT, TABLE, -99.0), KEPT), (np.where(KEPT, TABLE, np.nan),)],
+    ids=["mask", "code", "NaN"],
+)
+def test_factor_analysis_density_is_its_formula(arguments):
     values = {"factors": Z, "loadings": LOADINGS, "intercept": INTERCEPT, "noise": np.array([0.7])}
     model = partial(models.factor_analysis, num_factors=2, kinds=KINDS)
-    arguments = (TABLE, KEPT) if is_masked else (np.where(KEPT, TABLE, np.nan),)
-    found, _ = log_density(model, arguments, {}, values)
+    found, slope = jax.value_and_grad(lambda values: log_density(model, arguments, {}, values)[0])(values)
     expected = scipy.stats.norm.logpdf(Z).sum() + log_cells(Z @ LOADINGS.T + INTERCEPT, 0.7)[KEPT].sum()
     np.testing.assert_allclose(found, expected, rtol=1e-10)
+    assert all(np.isfinite(part).all() for part in slope.values())
+
+
+def test_held_out_cells_are_scored_at_their_own_values():
+    """The predictive probabilities of the two values of a hidden cell sum to one."""
+    table, is_seen = np.array([[1, 1, 0], [0, 1, 1], [1, 0, 1], [0, 0, 0]]), np.ones((4, 3), bool)
+    is_seen[[0, 1, 2], [0, 1, 2]] = False
+    values = {"loadings": LOADINGS[:3], "intercept": INTERCEPT[:3]}
+    model = partial(models.factor_analysis, num_factors=2, kinds="binary")
+    engine = LaplaceApproximation(model, hyper_values=values, progress_bar=False)
+    found, evidence = [], []
+    for cells in (table, 1 - table, -1):
+        engine.run(random.key(0), np.where(is_seen, table, cells), is_seen)
+        found.append(engine.log_predictive()["binary"][~is_seen])
+        evidence.append(engine.log_evidence)
+    np.testing.assert_allclose(evidence, evidence[0], rtol=1e-12)
+    np.testing.assert_allclose(np.exp(found[0]) + np.exp(found[1]), 1.0, rtol=1e-6)
+    assert np.abs(found[0] - found[1]).min() > 0.01
 
 
 def test_priors_of_factor_analysis():
