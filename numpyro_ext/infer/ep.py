@@ -13,7 +13,6 @@ from ..potentials import TemperedPotential
 from ..potentials.vector_rows import VectorRows
 from ..structure import ModelStructureError, SparseLinearReading
 from ..structure.latent_gaussian.read import LATENT_GAUSSIAN
-from ..structure.model.search import read_first
 from ..structure.sparse_linear.read import SPARSE_LINEAR
 from .front.run import FinishedRun
 from .front.state import EngineState
@@ -83,6 +82,8 @@ class EP(Engine):
         ``progress_bar``.
     """
 
+    forms = (LATENT_GAUSSIAN, SPARSE_LINEAR)
+
     def __init__(
         self,
         model: Callable[..., Any],
@@ -138,19 +139,6 @@ class EP(Engine):
         )
 
     # The two forms
-
-    def _read(self, rng_key: Array, args: tuple, kwargs: dict[str, Any], *, check: bool = True) -> Any:
-        """The reading in the first form that the model has."""
-        return read_first(
-            [LATENT_GAUSSIAN, SPARSE_LINEAR],
-            self.model,
-            args,
-            kwargs,
-            field=self.field,
-            init_values=self._start_values,
-            rng_key=rng_key,
-            check=check,
-        )
 
     def _start(
         self, rng_key: Array, args: tuple, kwargs: dict[str, Any], init_state: EngineState | None

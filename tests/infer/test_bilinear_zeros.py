@@ -291,7 +291,7 @@ def test_options():
 
     with pytest.raises(ModelStructureError, match="softplus"):
         BilinearVG(exponential, unlisted_cells="zero").run(jax.random.key(0), ROWS, COLS, MATRIX[ROWS, COLS])
-    with pytest.raises(ValueError, match="'missing' or 'zero'"):
+    with pytest.raises(ValueError, match="must be one of 'missing', 'zero'"):
         BilinearVG(model, unlisted_cells="zeros")
     with pytest.raises(ValueError, match="one device"):
         BilinearVG(model, unlisted_cells="zero", devices=jax.devices())

@@ -143,7 +143,7 @@ def test_engine():
 
 
 def test_options_are_checked():
-    with pytest.raises(ValueError, match="covariance must be 'full', 'diagonal' or 'shared'"):
+    with pytest.raises(ValueError, match="covariance must be one of 'full', 'diagonal', 'shared'"):
         VariationalGaussian(regression, covariance="low-rank")
     with pytest.raises(ValueError, match="natural-gradient' only"):
         VariationalGaussian(regression, covariance="diagonal", method="cholesky")

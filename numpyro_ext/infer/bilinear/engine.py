@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, Self, Unpack, get_args
+from typing import Any, Literal, Self, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -13,11 +13,11 @@ from jax import Array
 
 from ...structure.bilinear.factors import Unlisted
 from ...structure.bilinear.read import read_bilinear
+from ...structure.bilinear.reading import BilinearReading
 from ..front.checkpoints import read_checkpoint, write_checkpoint
 from ..front.chunks import fit_in_chunks
-from ..front.engine import BaseEngine, EngineOptions, check_at_least, check_positive, default_tolerance
+from ..front.engine import BaseEngine, EngineOptions, check_at_least, check_one_of, check_positive, default_tolerance
 from ..front.failures import at_values
-from ..front.progress import warn
 from ..front.run import ask
 from ..front.saved_runs import fit_from_content
 from ..front.state import EngineState, Fit, check_init_state, data_digest
@@ -30,7 +30,6 @@ __all__ = ["BilinearVG"]
 
 Covariance = core.Family
 _WARM_UP = CHUNK
-_WIDEST_PRODUCT = 9.0
 _RESTARTS = 3
 _MOST_CELLS_RESTARTED = 20_000
 
@@ -127,21 +126,16 @@ class BilinearVG(BaseEngine):
         check_at_least(0, num_restarts=0 if num_restarts is None else num_restarts)
         check_positive(tol=tol)
         for family in covariance.values() if isinstance(covariance, Mapping) else [covariance]:
-            if family not in get_args(core.Family):
-                raise ValueError(
-                    f"covariance must be one of {', '.join(map(repr, get_args(core.Family)))}, got {family!r}."
-                )
+            check_one_of(core.Family, covariance=family)
         self.covariance = dict(covariance) if isinstance(covariance, Mapping) else covariance
         self.num_steps = num_steps
         self.tol = tol
         self.num_restarts = num_restarts
-        if solver not in get_args(Solver):
-            raise ValueError(f"solver must be 'natural-gradient' or 'lbfgs', got {solver!r}.")
+        check_one_of(Solver, solver=solver)
+        check_one_of(Unlisted, unlisted_cells=unlisted_cells)
         if solver == "lbfgs" and devices is not None:
             raise ValueError("L-BFGS runs on one device: leave devices out, or take solver='natural-gradient'.")
         self.solver: Solver = solver
-        if unlisted_cells not in get_args(Unlisted):
-            raise ValueError(f"unlisted_cells must be 'missing' or 'zero', got {unlisted_cells!r}.")
         if unlisted_cells == "zero" and devices is not None:
             raise ValueError("Zeros in unlisted cells are for one device: leave devices out.")
         self.unlisted_cells: Unlisted = unlisted_cells
@@ -174,10 +168,8 @@ class BilinearVG(BaseEngine):
             estimates would have to be learned, or if the checkpoint is of other data or another model.
         """
         self._run = None
-        run = self._start(rng_key, args, kwargs, init_state, checkpoint)
-        self._keep(run)
-        if not run.reading.has_boundary and run.is_lower_bound:
-            _check_widths(run.widest_product)
+        self._keep(self._start(rng_key, args, kwargs, init_state, checkpoint))
+        self._run.check_widths()
 
     def _start(
         self,
@@ -222,19 +214,22 @@ class BilinearVG(BaseEngine):
         is_small = sum(cells.size for cells in reading.cells) <= _MOST_CELLS_RESTARTED
         return _RESTARTS if is_small and checkpoint is None else 0
 
-    def _prepare(
-        self, rng_key: Array, args: tuple, kwargs: dict[str, Any], *, check: bool = True
-    ) -> tuple[Any, UnconstrainedSpace, BilinearPrograms]:
-        reading = read_bilinear(
+    def _read(self, rng_key: Array, args: tuple, kwargs: dict[str, Any], *, check: bool = True) -> BilinearReading:
+        return read_bilinear(
             self.model,
             args,
             kwargs,
+            unlisted_cells=self.unlisted_cells,
             field=self.field,
             init_values=self._start_values,
             rng_key=rng_key,
             check=check,
-            unlisted_cells=self.unlisted_cells,
         )
+
+    def _prepare(
+        self, rng_key: Array, args: tuple, kwargs: dict[str, Any], *, check: bool = True
+    ) -> tuple[Any, UnconstrainedSpace, BilinearPrograms]:
+        reading = self._read(rng_key, args, kwargs, check=check)
         space = UnconstrainedSpace(reading.hyper, self.hyper_values)
         return reading, space, self._programs(reading, space)
 
@@ -381,15 +376,6 @@ def _best(fits: list[Fit], tol: float) -> Fit:
     spread = f"{len(ends)} random starts ended at objectives from {min(ends):.6g} to {max(ends):.6g}; the best is kept."
     messages = (*best.diagnostics.messages, spread)
     return best._replace(diagnostics=best.diagnostics._replace(messages=messages))
-
-
-def _check_widths(product: float) -> None:
-    """Warn if the quadrature of the expectations is not accurate, because both factors of a product vary widely."""
-    if product > _WIDEST_PRODUCT:
-        warn(
-            f"The product of the posterior covariances of a row and its column has an eigenvalue of {product:.3g}; "
-            f"above {_WIDEST_PRODUCT:.0f} the quadrature of expected log factors loses accuracy. Use narrower priors."
-        )
 
 
 def _explain(form: Any, hyper: dict[str, Array], value: float) -> str:

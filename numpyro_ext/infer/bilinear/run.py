@@ -12,6 +12,7 @@ from jax import Array
 
 from ...structure.bilinear.factors import Unlisted
 from ...structure.bilinear.read import read_like
+from ...structure.bilinear.reading import BilinearReading
 from ..front.draws import finite_draws, with_hyper
 from ..front.progress import warn
 from ..front.results import Diagnostics
@@ -28,6 +29,7 @@ from .sites import site_places
 __all__ = ["BilinearRun"]
 
 _FOLD_STEPS = 200
+_WIDEST_PRODUCT = 9.0
 
 
 class BilinearRun(FinishedRun):
@@ -35,6 +37,8 @@ class BilinearRun(FinishedRun):
 
     :param BilinearPrograms programs: compiled functions; all else as in :class:`FinishedRun`.
     """
+
+    reading: BilinearReading
 
     def __init__(
         self,
@@ -85,6 +89,15 @@ class BilinearRun(FinishedRun):
     def widest_product(self) -> float:
         r"""The largest eigenvalue of :math:`\operatorname{Cov}(u) \operatorname{Cov}(v)` over all cells."""
         return 1.0 - float(self.programs.margin(*self.inputs))
+
+    def check_widths(self) -> None:
+        """Warn if the quadrature of the expectations is not accurate: both factors of a product vary widely."""
+        if not self.reading.has_boundary and self.is_lower_bound and self.widest_product > _WIDEST_PRODUCT:
+            warn(
+                f"The product of the posterior covariances of a row and its column has an eigenvalue of "
+                f"{self.widest_product:.3g}; above {_WIDEST_PRODUCT:.0f} the quadrature of expected log factors loses "
+                "accuracy. Use narrower priors."
+            )
 
     @cached_property
     def posterior(self) -> PosteriorSites:

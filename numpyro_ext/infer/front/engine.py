@@ -6,7 +6,7 @@ import inspect
 import os
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Self, TypedDict
+from typing import Any, ClassVar, Self, TypedDict, get_args
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from ...linalg.operators.operator import LinearOperator
-from ...structure.model.search import field_names
+from ...structure.model.search import Form, field_names, read_first
 from .archive import read_archive, write_archive
 from .arviz import ArviZInterface
 from .points import warn_of_points
@@ -25,7 +25,7 @@ from .sites import PosteriorSites
 from .state import EngineState
 from .summary import format_summary
 
-__all__ = ["BaseEngine", "EngineOptions", "check_at_least", "check_positive", "default_tolerance"]
+__all__ = ["BaseEngine", "EngineOptions", "check_at_least", "check_one_of", "check_positive", "default_tolerance"]
 
 
 class EngineOptions(TypedDict, total=False):
@@ -41,8 +41,9 @@ class EngineOptions(TypedDict, total=False):
 class BaseEngine(ArviZInterface):
     """What every engine is: a model, options, and a run, which answers for itself.
 
-    A subclass adds its own options and says how a run is made (:meth:`_start`) and put together again from a file
-    (:meth:`_restore`). The answers are those of the run, a :class:`~numpyro_ext.infer.front.run.FinishedRun`.
+    A subclass adds its own options, and says what models are read into (``forms``), how a run is made (:meth:`_start`)
+    and how it is put together again from a file (:meth:`_restore`). The answers are those of the run, a
+    :class:`~numpyro_ext.infer.front.run.FinishedRun`.
 
     :param model: a NumPyro model.
     :param field: names of the latent sites to be treated as the field, where two choices are possible.
@@ -80,6 +81,21 @@ class BaseEngine(ArviZInterface):
         return {**self.init_values, **self.hyper_values}
 
     # Running
+
+    forms: ClassVar[Sequence[Form[Any]]] = ()
+    """What a model is read into: the first of them that it has."""
+
+    def _read(self, rng_key: Array, args: tuple, kwargs: dict[str, Any], *, check: bool = True) -> Any:
+        return read_first(
+            self.forms,
+            self.model,
+            args,
+            kwargs,
+            field=self.field,
+            init_values=self._start_values,
+            rng_key=rng_key,
+            check=check,
+        )
 
     @abstractmethod
     def _start(
@@ -305,6 +321,16 @@ def check_at_least(least: int, **values: Any) -> None:
     for name, value in values.items():
         if not isinstance(value, int) or value < least:
             raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}.")
+
+
+def check_one_of(kinds: Any, **values: Any) -> None:
+    """Refuse options that are none of the strings of a ``Literal``.
+
+    :raises ValueError: naming the option.
+    """
+    for name, value in values.items():
+        if value not in get_args(kinds):
+            raise ValueError(f"{name} must be one of {', '.join(map(repr, get_args(kinds)))}, got {value!r}.")
 
 
 def check_positive(**values: float | None) -> None:

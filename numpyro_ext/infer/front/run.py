@@ -15,6 +15,7 @@ from numpyro.infer.autoguide import AutoMultivariateNormal
 
 from ...linalg.cholesky import LARGEST_DENSE
 from ...linalg.operators.operator import LinearOperator
+from ...structure.model.reading import ModelReading
 from ..hyper.space import UnconstrainedSpace
 from .draws import with_predictive
 from .points import point_sites
@@ -42,6 +43,8 @@ class FinishedRun(ABC):
     :ivar rng_key: of the run.
     :ivar num_samples: draws made for samples.
     """
+
+    reading: ModelReading
 
     def __init__(self, reading: Any, space: UnconstrainedSpace, fit: Fit, rng_key: Array, num_samples: int) -> None:
         self.reading, self.space, self.fit = reading, space, fit

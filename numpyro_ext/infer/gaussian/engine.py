@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, ClassVar, Unpack
 
 from jax import Array
 from numpyro.infer.autoguide import AutoMultivariateNormal
 
-from ...structure import read_latent_gaussian
+from ...structure.latent_gaussian.read import LATENT_GAUSSIAN
+from ...structure.model.search import Form
 from ..front.engine import BaseEngine, EngineOptions, check_at_least, check_positive, default_tolerance
 from ..front.progress import warn
 from ..front.run import FinishedRun
@@ -51,6 +52,7 @@ class Engine(BaseEngine):
         ``hyper_values``, ``init_values``, ``num_samples`` and ``progress_bar``.
     """
 
+    forms: ClassVar[Sequence[Form[Any]]] = (LATENT_GAUSSIAN,)
     integrates_hyper: ClassVar[bool] = False
     """Whether hyperparameters are integrated over; otherwise they are set to their optimum."""
 
@@ -119,17 +121,6 @@ class Engine(BaseEngine):
             max_hyper_steps=self.max_hyper_steps,
             progress_bar=self.progress_bar,
             name=type(self).__name__,
-        )
-
-    def _read(self, rng_key: Array, args: tuple, kwargs: dict[str, Any], *, check: bool = True) -> Any:
-        return read_latent_gaussian(
-            self.model,
-            args,
-            kwargs,
-            field=self.field,
-            init_values=self._start_values,
-            rng_key=rng_key,
-            check=check,
         )
 
     def _compile(self, reading: Any) -> tuple[UnconstrainedSpace, Algorithm, Programs]:

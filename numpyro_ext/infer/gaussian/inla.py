@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any, ClassVar, Unpack, get_args
+from typing import Any, ClassVar, Unpack
 
 from jax import Array
 
 from ...potentials.vector_rows import VectorRows
 from ...structure import ModelStructureError
+from ..front.engine import check_one_of, check_positive
 from ..front.progress import warn
 from ..front.state import EngineState
 from ..hyper.design import LARGEST_DIMENSION
@@ -87,13 +88,9 @@ class INLA(LaplaceApproximation):
         log_density_drop: float = 10.0,
         **options: Unpack[GaussianOptions],
     ) -> None:
-        if marginal not in get_args(Marginal):
-            raise ValueError(f"marginal must be one of {', '.join(map(repr, get_args(Marginal)))}, got {marginal!r}.")
-        if design not in get_args(DesignName):
-            raise ValueError(f"design must be one of {', '.join(map(repr, get_args(DesignName)))}, got {design!r}.")
-        for name, value in (("grid_step", grid_step), ("log_density_drop", log_density_drop)):
-            if not value > 0.0:
-                raise ValueError(f"{name} must be positive, got {value!r}.")
+        check_one_of(Marginal, marginal=marginal)
+        check_one_of(DesignName, design=design)
+        check_positive(grid_step=grid_step, log_density_drop=log_density_drop)
         super().__init__(model, **options)
         self.marginal = marginal
         self.design = design

@@ -11,6 +11,7 @@ from jax import Array
 from numpyro.infer import psis_diagnostic
 from numpyro.infer.autoguide import AutoMultivariateNormal
 
+from ...structure import LatentGaussianReading
 from ..front.draws import draw_inside_support, with_hyper
 from ..front.run import FinishedRun
 from ..front.sites import PosteriorSites, SitePosterior, missing_sites
@@ -29,6 +30,8 @@ class GaussianRun(FinishedRun):
     :param algorithm: that was run, with its options.
     :param Programs programs: its compiled functions; all else as in :class:`FinishedRun`.
     """
+
+    reading: LatentGaussianReading
 
     def __init__(
         self,

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal, Unpack, get_args
+from typing import Any, Literal, Unpack
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
 from ...linalg.solvers.posterior_precision import has_diagonal_gram
-from ...structure import read_sparse_linear
+from ...structure.sparse_linear.read import SPARSE_LINEAR
 from ..front.chunks import fit_in_chunks
-from ..front.engine import BaseEngine, EngineOptions, check_at_least, check_positive, default_tolerance
+from ..front.engine import BaseEngine, EngineOptions, check_at_least, check_one_of, check_positive, default_tolerance
 from ..front.failures import at_values
 from ..front.saved_runs import fit_from_content
 from ..front.state import EngineState, Fit, check_init_state, data_digest
@@ -81,6 +81,8 @@ class StructuredMeanField(BaseEngine):
         no more observations than coefficients.
     """
 
+    forms = (SPARSE_LINEAR,)
+
     def __init__(
         self,
         model: Callable[..., Any],
@@ -104,10 +106,7 @@ class StructuredMeanField(BaseEngine):
             max_iterations=max_iterations,
         )
         check_positive(tol=tol)
-        if variances not in get_args(Variances):
-            raise ValueError(
-                f"variances must be one of {', '.join(map(repr, get_args(Variances)))}, got {variances!r}."
-            )
+        check_one_of(Variances, variances=variances)
         self.num_steps = num_steps
         self.tol = tol
         self.variances = variances
@@ -134,15 +133,7 @@ class StructuredMeanField(BaseEngine):
     def _prepare(
         self, rng_key: Array, args: tuple, kwargs: dict[str, Any], *, check: bool = True
     ) -> tuple[Any, UnconstrainedSpace, SparsePrograms, core.Workspace]:
-        reading = read_sparse_linear(
-            self.model,
-            args,
-            kwargs,
-            field=self.field,
-            init_values=self._start_values,
-            rng_key=rng_key,
-            check=check,
-        )
+        reading = self._read(rng_key, args, kwargs, check=check)
         unknown = set(self.init_values) - set(reading.hyper) - set(reading.field)
         if unknown:
             raise ValueError(

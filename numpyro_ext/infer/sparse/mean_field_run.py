@@ -11,6 +11,7 @@ import numpy as np
 from jax import Array
 
 from ...linalg.operators.operator import LinearOperator
+from ...structure import SparseLinearReading
 from ..front.draws import finite_draws, with_hyper
 from ..front.results import LogEvidence
 from ..front.run import FinishedRun
@@ -29,6 +30,8 @@ class MeanFieldRun(FinishedRun):
     :param SparsePrograms programs: the compiled functions of the structure.
     :param workspace: what they share; all else as in :class:`FinishedRun`.
     """
+
+    reading: SparseLinearReading
 
     def __init__(
         self,

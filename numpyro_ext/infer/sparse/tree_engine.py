@@ -15,7 +15,7 @@ from jax import Array
 
 from ...linalg.cholesky import LARGEST_DENSE
 from ...linalg.solvers.posterior_precision import has_diagonal_gram
-from ...structure import ModelStructureError, read_sparse_linear
+from ...structure import ModelStructureError, SparseLinearReading, read_sparse_linear
 from ..front.draws import with_hyper
 from ..front.engine import default_tolerance
 from ..front.results import HyperEstimate
@@ -39,6 +39,8 @@ class TreeRun(FinishedRun):
     :param learned: those that learned hyperparameters: one for each combination of arguments other than the shift.
     :param averages: what it is a mixture over, in words; all else as in :class:`FinishedRun`.
     """
+
+    reading: SparseLinearReading
 
     def __init__(
         self,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypedDict, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +22,7 @@ from .verification import check_form
 
 __all__ = [
     "Form",
+    "ReadOptions",
     "check_field",
     "check_hyper",
     "check_values",
@@ -54,20 +55,37 @@ def field_names(field: Sequence[str] | str | None) -> tuple[str, ...] | None:
     return (field,) if isinstance(field, str) else None if field is None else tuple(field)
 
 
+class ReadOptions(TypedDict, total=False):
+    """The options of every function that reads a model, described at :func:`read_first`."""
+
+    field: Sequence[str] | str | None
+    init_values: Mapping[str, Any] | None
+    rng_key: Array | None
+    check: bool
+
+
 def read_first(
     forms: Sequence[Form[_Reading_co]],
     model: Callable[..., Any],
     args: tuple = (),
     kwargs: Mapping[str, Any] | None = None,
     *,
-    field: Sequence[str] | None = None,
+    field: Sequence[str] | str | None = None,
     init_values: Mapping[str, Any] | None = None,
     rng_key: Array | None = None,
     check: bool = True,
 ) -> _Reading_co:
     """Read a model into the first of several forms that it has. The model is run, and its data checked, once.
 
-    :param forms: in the order of preference; all else as for the ``read_*`` function of a form.
+    :param forms: in the order of preference.
+    :param model: a NumPyro model.
+    :param tuple args: its arguments, which stay concrete.
+    :param dict kwargs: its keyword arguments.
+    :param field: names of the sites to use as field, instead of searching.
+    :param dict init_values: starting values of hyperparameters (constrained), instead of the centres of their priors;
+        the model need not have a density elsewhere.
+    :param rng_key: for models that draw random numbers themselves.
+    :param bool check: compare the form with NumPyro's log density at random points, and operators with their adjoints.
     :return: the reading.
     :raises ModelStructureError: if it has none of them, that of the first form for which it has candidates; if
         there are none, what each form needs.

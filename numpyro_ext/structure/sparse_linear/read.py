@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Unpack
 
-from jax import Array
-
-from ..model.search import Form, read_first
+from ..model.search import Form, ReadOptions, read_first
 from .priors import is_sparse
 from .reading import SparseLinearReading
 
@@ -25,11 +23,7 @@ def read_sparse_linear(
     model: Callable[..., Any],
     args: tuple = (),
     kwargs: Mapping[str, Any] | None = None,
-    *,
-    field: Sequence[str] | None = None,
-    init_values: Mapping[str, Any] | None = None,
-    rng_key: Array | None = None,
-    check: bool = True,
+    **options: Unpack[ReadOptions],
 ) -> SparseLinearReading:
     """Read a model as sparse linear: coefficients with a product or forest prior behind an operator, Gaussian noise.
 
@@ -40,11 +34,8 @@ def read_sparse_linear(
     :param model: a NumPyro model.
     :param tuple args: its arguments, which stay concrete.
     :param dict kwargs: its keyword arguments.
-    :param field: names of the sites to use as coefficients, instead of searching.
-    :param dict init_values: starting values of hyperparameters (constrained), instead of the centres of their priors;
-        the model need not have a density elsewhere.
-    :param rng_key: for models that draw random numbers themselves.
-    :param bool check: compare the form with NumPyro's log density at random points, and the operator with its adjoint.
+    :param options: ``field``, ``init_values``, ``rng_key`` and ``check``: see
+        :func:`~numpyro_ext.structure.read_first`.
     :return: the reading.
     :raises ModelStructureError: naming the site that does not fit, what was found there and what to do.
 
@@ -65,6 +56,4 @@ def read_sparse_linear(
 
     Cost: a few abstract traces of the model; with ``check`` one compilation, reused for data of the same shapes.
     """
-    return read_first(
-        [SPARSE_LINEAR], model, args, kwargs, field=field, init_values=init_values, rng_key=rng_key, check=check
-    )
+    return read_first([SPARSE_LINEAR], model, args, kwargs, **options)

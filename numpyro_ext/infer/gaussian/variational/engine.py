@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Literal, Unpack, get_args
+from typing import Any, Literal, Unpack
 
 import jax
 import numpy as np
@@ -12,6 +12,7 @@ import numpy as np
 from ....linalg.gaussian.prior import FlatPrior
 from ....structure import ModelStructureError
 from ....structure.latent_gaussian.form import LatentGaussian
+from ...front.engine import check_one_of
 from ...hyper.space import UnconstrainedSpace
 from ..engine import Engine, GaussianOptions
 from ..programs import Algorithm
@@ -96,10 +97,8 @@ class VariationalGaussian(Engine):
         covariance: Covariance = "full",
         **options: Unpack[GaussianOptions],
     ) -> None:
-        if method not in get_args(Method):
-            raise ValueError(f"method must be one of {', '.join(map(repr, get_args(Method)))}, got {method!r}.")
-        if covariance not in get_args(Covariance):
-            raise ValueError(f"covariance must be 'full', 'diagonal' or 'shared', got {covariance!r}.")
+        check_one_of(Method, method=method)
+        check_one_of(Covariance, covariance=covariance)
         if covariance != "full" and method != "natural-gradient":
             raise ValueError(f"A {covariance} covariance is fitted by method='natural-gradient' only, got {method!r}.")
         for part in bound.values() if isinstance(bound, Mapping) else [bound]:
