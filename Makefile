@@ -18,7 +18,7 @@ SHARE ?=
 test-slow test-newest: export NUMPYRO_EXT_TEST_SHARE = $(SHARE)
 
 # Workers with several BLAS threads each wait for one another when there are more of them than cores.
-test test-float32 test-optimised test-slow test-newest test-oldest docs-test: export OPENBLAS_NUM_THREADS = 1
+test test-float32 test-optimised test-slow test-newest test-oldest docs-test notebooks: export OPENBLAS_NUM_THREADS = 1
 
 .PHONY: help demo test test-full test-float32 test-optimised test-slow test-newest test-oldest lint format types docs-test notebooks bench clean
 .DEFAULT_GOAL := help
@@ -66,7 +66,7 @@ docs-test: $(VENV)/.test ## the examples in the docstrings and the code of the R
 
 notebooks: $(VENV)/.dev ## run the notebooks from top to bottom
 ifneq ($(wildcard notebooks/*.ipynb),)
-	$(VENV)/bin/python $(PYTEST) --nbmake --nbmake-timeout=1200 notebooks
+	$(VENV)/bin/python $(PYTEST) -n $(WORKERS) --nbmake --nbmake-timeout=1200 notebooks
 else
 	@echo "notebooks/ holds no notebook: nothing to run"
 endif

@@ -11,7 +11,7 @@ import pytest
 from numpyro.distributions import biject_to, constraints
 
 from numpyro_ext.infer import EP, LaplaceApproximation
-from numpyro_ext.infer.front.learning import Climb, learn
+from numpyro_ext.infer.front.learning import Climb, _names, learn
 from numpyro_ext.infer.hyper.search import EVALUATIONS_PER_CHUNK, evaluation_fn, init_search, search
 from numpyro_ext.infer.hyper.space import UnconstrainedSpace
 from numpyro_ext.structure import ModelStructureError
@@ -149,3 +149,10 @@ def test_a_wide_standard_error_is_the_closed_form_in_estimates_and_guide():
     covariance = engine.guide.get_posterior(engine.params).covariance_matrix
     np.testing.assert_allclose(np.sqrt(np.diagonal(covariance)[0]), exact, rtol=1e-3)
     assert not engine.diagnostics.messages
+
+
+def test_sites_that_share_a_direction_between_many_elements_are_named():
+    loadings = SimpleNamespace(shape=(40,), transform=biject_to(constraints.real), init=np.zeros(40))
+    space = UnconstrainedSpace({"loadings": loadings, "b": PAIR["b"]})
+    even = np.concatenate([np.full(40, 1.0 / np.sqrt(40.0)), [0.0]])
+    assert _names(space, even[None]) == "'loadings'"

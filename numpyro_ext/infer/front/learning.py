@@ -349,8 +349,9 @@ def _from_unmoved(run: _Run) -> np.ndarray | None:
 
 def _names(space: UnconstrainedSpace, directions: np.ndarray) -> str:
     """The hyperparameters that have a part in some directions."""
-    share = np.max(np.square(directions), axis=0)
-    return ", ".join(repr(name) for name, part in space.slices.items() if np.any(share[part] > 0.1))
+    squares = np.square(directions)
+    shares = {name: np.max(np.sum(squares[:, part], axis=1)) for name, part in space.slices.items()}
+    return ", ".join(repr(name) for name, share in shares.items() if share > 0.1)
 
 
 def _edges(climb: Climb, search: SearchState, curvature: Curvature | None) -> tuple[str, ...]:
