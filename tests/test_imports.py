@@ -1,6 +1,7 @@
 """Imports go one way: between the rooms of the package, between the rooms inside each, and between modules."""
 
 import ast
+import subprocess
 import sys
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -103,3 +104,13 @@ def test_names_of_all_public_rooms_can_be_imported():
     package, infer = sys.modules[PACKAGE], sys.modules[f"{PACKAGE}.infer"]
     assert package.__all__ == infer.__all__
     assert all(getattr(package, name) is getattr(infer, name) for name in infer.__all__)
+
+
+def test_importing_starts_no_backend():
+    """Before `jax.distributed.initialize` nothing may be computed, and users choose platforms after importing."""
+    lines = [
+        f"import {PACKAGE}.infer, {PACKAGE}.models",
+        "from jax._src import xla_bridge",
+        "assert not xla_bridge.backends_are_initialized()",
+    ]
+    subprocess.run([sys.executable, "-c", "\n".join(lines)], cwd=ROOT, check=True)

@@ -17,7 +17,7 @@ from .posterior import GaussianPosterior
 __all__ = ["explain_two_modes", "valley_depths"]
 
 _DEEPEST = 0.5
-_GRID = jnp.linspace(-4.0, 4.0, 129)
+_GRID = np.linspace(-4.0, 4.0, 129)
 
 
 @partial(jax.jit, static_argnames="first")
@@ -35,7 +35,7 @@ def valley_depths(form: LatentGaussian, first: int) -> Array:
     zeros = jnp.zeros_like(form.offset)
     mean, variance = (form.split_rows(x)[first] for x in GaussianPosterior(form, zeros, zeros).predictor_moments())
     potential, scale = form.potentials[first], jnp.sqrt(variance)
-    grid = _GRID.astype(mean.dtype)
+    grid = jnp.asarray(_GRID, mean.dtype)
     values = lax.map(lambda z: potential.log_density(mean + z * scale) - 0.5 * z**2, grid)
     low = lax.cummax(values)
     high = lax.cummax(values, reverse=True)
