@@ -38,13 +38,53 @@ class Prepared(NamedTuple):
 
 
 class OneDevice:
-    """Sweeps as they are.
+    """Sweeps where everything is on one device.
+
+    What is computed is written here once; what several devices do otherwise is where arrays are.
 
     :param Callable take_step: see :func:`~numpyro_ext.infer.bilinear.sweeps.sweep`.
     """
 
+    _axis_name: str | None = None
+
     def __init__(self, take_step: Callable[..., tuple[Block, Array, Array, Array]] = core.step_side) -> None:
         self._take_step = take_step
+
+    def _on_devices(self, function: Any, in_specs: Any, out_specs: Any) -> Any:
+        """A function that every device computes of the parts that it holds of the arguments."""
+        return function
+
+    def sweep(self, prepared: Prepared, state: core.State) -> tuple[core.State, core.Info]:
+        """See :func:`~numpyro_ext.infer.bilinear.sweeps.sweep`."""
+
+        def run(form: Bilinear, views: core.Views, state: core.State) -> tuple[core.State, core.Info]:
+            return core.sweep(form, views, state, axis_name=self._axis_name, take_step=self._take_step)
+
+        return self._on_devices(run, (_FORM, _BY_ROW, _STATE), (_STATE, _EVERYWHERE))(*prepared, state)
+
+    def make_feasible(self, prepared: Prepared, rows: Block, columns: Block) -> tuple[Block, Array]:
+        """See :func:`~numpyro_ext.infer.bilinear.sweeps.make_feasible`; the block is that of the rows."""
+
+        def run(views: core.Views, rows: Block, columns: Block) -> tuple[Block, Array]:
+            return core.make_feasible(core.with_tangents(views, rows, columns).rows, rows, columns)
+
+        specs = (_BY_ROW, _BY_ROW, _EVERYWHERE)
+        return self._on_devices(run, specs, (_BY_ROW, _BY_ROW))(prepared.views, rows, columns)
+
+    def divergence(self, block: Block, prior: GaussianSide) -> Array:
+        """See :func:`~numpyro_ext.infer.bilinear.sweeps.divergence`; the block is that of the rows."""
+        return self._on_devices(core.divergence, (_BY_ROW, _BY_ROW), _BY_ROW)(block, prior)
+
+    def row_objective(self, prepared: Prepared, rows: Block, columns: Block) -> Array:
+        """See :func:`~numpyro_ext.infer.bilinear.sweeps.block_objective`."""
+
+        def run(views: core.Views, rows: Block, columns: Block, prior: GaussianSide) -> Array:
+            return core.block_objective(core.with_tangents(views, rows, columns).rows, rows, columns, prior)
+
+        specs = (_BY_ROW, _BY_ROW, _EVERYWHERE, _BY_ROW)
+        return self._on_devices(run, specs, _BY_ROW)(prepared.views, rows, columns, prepared.form.rows)
+
+    # Where arrays are
 
     def prepare(self, form: Bilinear, rows: Block, columns: Block) -> Prepared:
         """Order the cells; of the blocks only the shapes count."""
@@ -53,23 +93,6 @@ class OneDevice:
     def arrange(self, rows: GaussianSide) -> GaussianSide:
         """The prior of the rows in the order of the devices."""
         return rows
-
-    def sweep(self, prepared: Prepared, state: core.State) -> tuple[core.State, core.Info]:
-        """See :func:`~numpyro_ext.infer.bilinear.sweeps.sweep`."""
-        return core.sweep(prepared.form, prepared.views, state, take_step=self._take_step)
-
-    def make_feasible(self, prepared: Prepared, rows: Block, columns: Block) -> tuple[Block, Array]:
-        """See :func:`~numpyro_ext.infer.bilinear.sweeps.make_feasible`; the block is that of the rows."""
-        return core.make_feasible(core.with_tangents(prepared.views, rows, columns).rows, rows, columns)
-
-    def divergence(self, block: Block, prior: GaussianSide) -> Array:
-        """Of each row."""
-        return core.divergence(block, prior)
-
-    def row_objective(self, prepared: Prepared, rows: Block, columns: Block) -> Array:
-        """See :func:`~numpyro_ext.infer.bilinear.sweeps.block_objective`."""
-        views = core.with_tangents(prepared.views, rows, columns)
-        return core.block_objective(views.rows, rows, columns, prepared.form.rows)
 
     def put_cells(self, prepared: Prepared) -> Prepared:
         """Move cells to the devices."""
@@ -96,17 +119,17 @@ class RowPlaces(NamedTuple):
     """Which device has which rows and cells."""
 
     position: np.ndarray
-    """Of each row among the rows of all devices, ``num_devices`` times the same number; shape ``(num_rows,)``."""
+    """Place of each row among the rows of all devices, ``num_devices`` times the same number; shape ``(num_rows,)``."""
     source: np.ndarray
     """The row at each position; some row where there is none, shape ``(num_positions,)``."""
     is_used: np.ndarray
-    """Where there is a row, shape ``(num_positions,)``."""
+    """Whether there is a row, shape ``(num_positions,)``."""
     cells: np.ndarray
     """Cells of each device in the order of its rows, shape ``(num_devices, num_local_cells)``."""
     is_cell: np.ndarray
     """False for what only fills up the array, of the same shape."""
     local_row: np.ndarray
-    """Of these cells, counted from the first row of the device."""
+    """Row of each of these cells, counted from the first row of the device."""
     column: np.ndarray
     column_order: np.ndarray
     """Positions of the cells in the order of their columns."""
@@ -149,7 +172,7 @@ def place_rows(row_index: np.ndarray, column_index: np.ndarray, num_rows: int, n
     return RowPlaces(position, source, is_used, cells, is_cell, local_row, column, column_order)
 
 
-class SeveralDevices:
+class SeveralDevices(OneDevice):
     """Sweeps with the rows divided between devices.
 
     :param devices: the same in all processes.
@@ -158,13 +181,20 @@ class SeveralDevices:
     :param int num_rows: number of rows.
     """
 
+    _axis_name = _AXIS
+
     def __init__(self, devices: Sequence[Any], row_index: np.ndarray, column_index: np.ndarray, num_rows: int) -> None:
+        super().__init__()
         self._mesh = Mesh(np.array(devices), (_AXIS,), axis_types=(AxisType.Auto,))
         self._places = place_rows(row_index, column_index, num_rows, len(devices))
         self._gather = jax.jit(lambda x: x, out_shardings=NamedSharding(self._mesh, _EVERYWHERE))
 
     def _on_devices(self, function: Any, in_specs: Any, out_specs: Any) -> Any:
-        return jax.shard_map(function, mesh=self._mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
+        # Views have a leading axis for the devices.
+        def run(*args: Any) -> Any:
+            return function(*(jax.tree.map(lambda x: x[0], a) if isinstance(a, core.Views) else a for a in args))
+
+        return jax.shard_map(run, mesh=self._mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
 
     def prepare(self, form: Bilinear, rows: Block, columns: Block) -> Prepared:
         """Views with a leading axis for the devices."""
@@ -198,38 +228,8 @@ class SeveralDevices:
         weight = jnp.asarray(places.is_used, rows.mean.dtype)
         return GaussianSide(rows.mean[places.source], rows.precision[places.source], weight)
 
-    def sweep(self, prepared: Prepared, state: core.State) -> tuple[core.State, core.Info]:
-        """A sweep on all devices together."""
-
-        def run(form: Bilinear, views: core.Views, state: core.State) -> tuple[core.State, core.Info]:
-            return core.sweep(form, _own(views), state, axis_name=_AXIS)
-
-        return self._on_devices(run, (_FORM, _BY_ROW, _STATE), (_STATE, _EVERYWHERE))(*prepared, state)
-
-    def make_feasible(self, prepared: Prepared, rows: Block, columns: Block) -> tuple[Block, Array]:
-        """Each device its own rows."""
-
-        def run(views: core.Views, rows: Block, columns: Block) -> tuple[Block, Array]:
-            return core.make_feasible(_own(views).rows, rows, columns)
-
-        specs = (_BY_ROW, _BY_ROW, _EVERYWHERE)
-        return self._on_devices(run, specs, (_BY_ROW, _BY_ROW))(prepared.views, rows, columns)
-
-    def divergence(self, block: Block, prior: GaussianSide) -> Array:
-        """Each device its own rows."""
-        return self._on_devices(core.divergence, (_BY_ROW, _BY_ROW), _BY_ROW)(block, prior)
-
-    def row_objective(self, prepared: Prepared, rows: Block, columns: Block) -> Array:
-        """Each device its own rows."""
-
-        def run(views: core.Views, rows: Block, columns: Block, prior: GaussianSide) -> Array:
-            return core.block_objective(_own(views).rows, rows, columns, prior)
-
-        specs = (_BY_ROW, _BY_ROW, _EVERYWHERE, _BY_ROW)
-        return self._on_devices(run, specs, _BY_ROW)(prepared.views, rows, columns, prepared.form.rows)
-
     def put_cells(self, prepared: Prepared) -> Prepared:
-        """To every device its part; each process needs the whole."""
+        """Give every device its part; each process needs the whole."""
         form, views = prepared
         nothing: Any = ()
         rows, views = jax.tree.map(lambda x: self._put(x, _BY_ROW), (form.rows, views))
@@ -241,7 +241,7 @@ class SeveralDevices:
         return jax.tree.map(np.asarray, arrays)
 
     def put(self, values: Array, state: core.State) -> tuple[Array, core.State]:
-        """To every device its rows, and all columns."""
+        """Give every device its rows, and all columns."""
         source = self._places.source
 
         def put_rows(x: Array) -> Array:
@@ -271,8 +271,3 @@ class SeveralDevices:
     def _put(self, x: Any, spec: PartitionSpec) -> Array:
         array = np.asarray(x)
         return jax.make_array_from_callback(array.shape, NamedSharding(self._mesh, spec), lambda index: array[index])
-
-
-def _own(views: core.Views) -> core.Views:
-    """Of views with a leading axis for the devices those of this device."""
-    return jax.tree.map(lambda x: x[0], views)

@@ -30,7 +30,7 @@ from jax import Array, lax
 from ...structure.bilinear import Bilinear, GaussianSide
 from . import sweeps as core
 from .cells import Block, View
-from .devices import OneDevice, Prepared, SeveralDevices
+from .devices import OneDevice, Prepared
 
 __all__ = ["SolveInfo", "fit_side", "iterate", "solve"]
 
@@ -78,7 +78,7 @@ def iterate(
     values: Array,
     state: core.State,
     *,
-    devices: OneDevice | SeveralDevices,
+    devices: OneDevice,
     num_sweeps: int | Array,
     trace_length: int,
     tol: float,

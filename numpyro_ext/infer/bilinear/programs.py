@@ -59,7 +59,7 @@ class BilinearPrograms:
     ) -> None:
         self._reading, self._space, self.families, self._tol = reading, space, families, tol
         self._others = devices, solver
-        self.devices: OneDevice | SeveralDevices = (
+        self.devices: OneDevice = (
             OneDevice(_SOLVERS[solver])
             if devices is None
             else SeveralDevices(devices, reading.index[0], reading.index[1], reading.elements[0].shape[0])
