@@ -1,4 +1,4 @@
-"""Where to find data that cannot be distributed with the package."""
+"""Sources of data that cannot be distributed with the package."""
 
 from __future__ import annotations
 

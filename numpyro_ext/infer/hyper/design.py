@@ -1,4 +1,4 @@
-"""Where to evaluate the density of a few hyperparameters in order to integrate over them (Rue et al. 2009, §6.5).
+"""Points at which to evaluate the density of a few hyperparameters, to integrate over them (Rue et al. 2009, §6.5).
 
 Points are given in standardised coordinates ``z``, in which the density is about ``N(0, I)``. With weights that sum to
 one for that density, the integral of any function ``f`` is about ``sum_k exp(log_volumes[k]) f(z_k)``.

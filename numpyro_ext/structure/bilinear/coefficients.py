@@ -39,9 +39,9 @@ class Vectors(NamedTuple):
 
     num_unknowns: int
     elements: Sequence[np.ndarray]
-    """For rows and columns the flat indices of the unknowns, shape ``(num, size)``."""
+    """Flat indices of the unknowns, for rows and columns, shape ``(num, size)``."""
     of_cells: Sequence[np.ndarray]
-    """For rows and columns the vector that each cell touches, shape ``(num_cells,)``."""
+    """Vector that each cell touches, for rows and columns, shape ``(num_cells,)``."""
 
     @property
     def sizes(self) -> tuple[int, int]:

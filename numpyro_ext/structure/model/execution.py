@@ -77,7 +77,7 @@ def execution_error(
 
 
 def line_of_model(error: BaseException, model: Callable[..., Any]) -> str:
-    """Where in the file of a model an error came from, as `` (line 7: mean = x @ b)``; empty if it is not known."""
+    """Place in the file of a model where an error arose, as `` (line 7: mean = x @ b)``; empty if it is not known."""
     code = _code(model)
     frames = traceback.extract_tb(error.__traceback__)
     lines = [f for f in frames if code is not None and f.filename == code.co_filename]
