@@ -206,7 +206,7 @@ class BilinearVG(BaseEngine):
             if any(message.startswith("Interrupted") for message in fits[-1].diagnostics.messages):
                 break
         best = _best(fits, self._tolerance())
-        return BilinearRun(reading, space, programs, best, rng_key, self.num_samples)
+        return BilinearRun(reading, space, best, rng_key, self.num_samples, programs)
 
     def _num_restarts(self, reading: Any, checkpoint: Any) -> int:
         if self.num_restarts is not None:
@@ -361,7 +361,7 @@ class BilinearVG(BaseEngine):
         reading, space, programs = self._prepare(rng_key, args, kwargs, check=False)
         restorable: Any = programs
         result = fit_from_content(content, reading, restorable, space)
-        return BilinearRun(reading, space, programs, result, rng_key, self.num_samples)
+        return BilinearRun(reading, space, result, rng_key, self.num_samples, programs)
 
 
 def _best(fits: list[Fit], tol: float) -> Fit:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -32,6 +33,7 @@ _FOLD_STEPS = 200
 _WIDEST_PRODUCT = 9.0
 
 
+@dataclass(eq=False, repr=False)
 class BilinearRun(FinishedRun):
     """Posteriors of the vectors of both sides.
 
@@ -39,18 +41,7 @@ class BilinearRun(FinishedRun):
     """
 
     reading: BilinearReading
-
-    def __init__(
-        self,
-        reading: Any,
-        space: UnconstrainedSpace,
-        programs: BilinearPrograms,
-        fit: Fit,
-        rng_key: Array,
-        num_samples: int,
-    ) -> None:
-        super().__init__(reading, space, fit, rng_key, num_samples)
-        self.programs = programs
+    programs: BilinearPrograms
 
     @classmethod
     def ended_at(
@@ -67,7 +58,7 @@ class BilinearRun(FinishedRun):
         """A run with nothing to learn, from the state and the bound at its end."""
         last = EngineState(jnp.zeros((0,)), state, None, diagnostics.num_steps, data_digest(reading.data, space.fixed))
         fit = Fit(last, space.fixed, None, False, bound, diagnostics)
-        return cls(reading, space, programs, fit, rng_key, num_samples)
+        return cls(reading, space, fit, rng_key, num_samples, programs)
 
     @property
     def inputs(self) -> tuple[Any, dict[str, Array], core.State]:

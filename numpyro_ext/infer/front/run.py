@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cached_property, wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -30,6 +31,7 @@ _Question = ParamSpec("_Question")
 _Answer = TypeVar("_Answer")
 
 
+@dataclass(eq=False, repr=False)
 class FinishedRun(ABC):
     """The outcome of a run. An engine holds options; a run holds the form that was read and answers for it.
 
@@ -45,10 +47,10 @@ class FinishedRun(ABC):
     """
 
     reading: ModelReading
-
-    def __init__(self, reading: Any, space: UnconstrainedSpace, fit: Fit, rng_key: Array, num_samples: int) -> None:
-        self.reading, self.space, self.fit = reading, space, fit
-        self.rng_key, self.num_samples = rng_key, num_samples
+    space: UnconstrainedSpace
+    fit: Fit
+    rng_key: Array
+    num_samples: int
 
     @property
     @abstractmethod

@@ -101,7 +101,7 @@ class Engine(BaseEngine):
             warn(f"{type(self).__name__}: {message}")
         diagnostics = result.diagnostics._replace(messages=(*result.diagnostics.messages, *messages))
         result = result._replace(diagnostics=diagnostics)
-        return self._new_run(reading, space, algorithm, programs, result, rng_key)
+        return self._new_run(reading, space, result, rng_key, algorithm=algorithm, programs=programs)
 
     def _keep(self, run: FinishedRun) -> None:
         self._last_state = run.fit.last_state
@@ -189,4 +189,4 @@ class Engine(BaseEngine):
         reading = self._read(rng_key, args, kwargs, check=False)
         space, algorithm, programs = self._compile(reading)
         result = fit_from_content(content, reading, programs, space)
-        return self._new_run(reading, space, algorithm, programs, result, rng_key)
+        return self._new_run(reading, space, result, rng_key, algorithm=algorithm, programs=programs)

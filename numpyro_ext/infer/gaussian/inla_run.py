@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import cached_property
 from operator import itemgetter
 from typing import Any, Literal, NamedTuple
@@ -58,20 +59,19 @@ class Exploration(NamedTuple):
     messages: tuple[str, ...]
 
 
+@dataclass(eq=False, repr=False)
 class INLARun(GaussianRun):
     """Laplace's method at the mode of the hyperparameters, and the posterior integrated over a design around it.
 
     :param DesignOptions options: of the integration; all else as in :class:`GaussianRun`.
     """
 
-    def __init__(self, *parts: Any, options: DesignOptions, **named: Any) -> None:
-        super().__init__(*parts, **named)
-        self._options = options
+    options: DesignOptions
 
     @cached_property
     def exploration(self) -> Exploration:
         """The field at the points of the design, whose mode has been found."""
-        options = self._options
+        options = self.options
         size, mode = self.space.size, np.asarray(self.fit.last_state.values)
         factor = np.zeros((0, 0))
         if size:

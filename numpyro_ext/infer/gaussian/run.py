@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
 
@@ -15,8 +16,6 @@ from ...structure import LatentGaussianReading
 from ..front.draws import draw_inside_support, with_hyper
 from ..front.run import FinishedRun
 from ..front.sites import PosteriorSites, SitePosterior, missing_sites
-from ..front.state import Fit
-from ..hyper.space import UnconstrainedSpace
 from .guide import field_importance_pair, fitted_guide
 from .prediction import by_site, check_same_unknowns
 from .programs import Algorithm, Programs
@@ -24,6 +23,7 @@ from .programs import Algorithm, Programs
 __all__ = ["GaussianRun"]
 
 
+@dataclass(eq=False, repr=False)
 class GaussianRun(FinishedRun):
     """What an algorithm has found for a latent Gaussian model.
 
@@ -32,19 +32,8 @@ class GaussianRun(FinishedRun):
     """
 
     reading: LatentGaussianReading
-
-    def __init__(
-        self,
-        reading: Any,
-        space: UnconstrainedSpace,
-        algorithm: Algorithm,
-        programs: Programs,
-        fit: Fit,
-        rng_key: Array,
-        num_samples: int,
-    ) -> None:
-        super().__init__(reading, space, fit, rng_key, num_samples)
-        self.algorithm, self.programs = algorithm, programs
+    algorithm: Algorithm
+    programs: Programs
 
     @property
     def inputs(self) -> tuple[Any, dict[str, Array], Any]:

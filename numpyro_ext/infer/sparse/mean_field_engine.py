@@ -128,7 +128,7 @@ class StructuredMeanField(BaseEngine):
             check_init_state(init_state, shapes, space.size)
             values, state = init_state.values, init_state.state
         result = self._iterate(reading, space, programs, workspace, values, state, init_state)
-        return MeanFieldRun(reading, space, programs, workspace, result, rng_key, self.num_samples)
+        return MeanFieldRun(reading, space, result, rng_key, self.num_samples, programs, workspace)
 
     def _prepare(
         self, rng_key: Array, args: tuple, kwargs: dict[str, Any], *, check: bool = True
@@ -246,7 +246,7 @@ class StructuredMeanField(BaseEngine):
         reading, space, programs, workspace = self._prepare(rng_key, args, kwargs, check=False)
         bound: Any = programs.bound_to(workspace)
         result = fit_from_content(content, reading, bound, space)
-        return MeanFieldRun(reading, space, programs, workspace, result, rng_key, self.num_samples)
+        return MeanFieldRun(reading, space, result, rng_key, self.num_samples, programs, workspace)
 
     def state_probabilities(self) -> Array:
         """Probability that each coefficient is in the high state, of shape ``(n,)``; zero where there are no states."""

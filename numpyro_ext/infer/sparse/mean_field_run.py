@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
 
@@ -16,14 +17,13 @@ from ..front.draws import finite_draws, with_hyper
 from ..front.results import LogEvidence
 from ..front.run import FinishedRun
 from ..front.sites import PosteriorSites, SitePosterior, missing_sites
-from ..front.state import Fit
-from ..hyper.space import UnconstrainedSpace
 from . import mean_field as core
 from .mean_field_programs import SparsePrograms
 
 __all__ = ["MeanFieldRun"]
 
 
+@dataclass(eq=False, repr=False)
 class MeanFieldRun(FinishedRun):
     """A Gaussian over sparse coefficients, and a tree over their states.
 
@@ -32,19 +32,8 @@ class MeanFieldRun(FinishedRun):
     """
 
     reading: SparseLinearReading
-
-    def __init__(
-        self,
-        reading: Any,
-        space: UnconstrainedSpace,
-        programs: SparsePrograms,
-        workspace: core.Workspace,
-        fit: Fit,
-        rng_key: Array,
-        num_samples: int,
-    ) -> None:
-        super().__init__(reading, space, fit, rng_key, num_samples)
-        self.programs, self.workspace = programs, workspace
+    programs: SparsePrograms
+    workspace: core.Workspace
 
     @property
     def inputs(self) -> tuple[Any, dict[str, Array], core.Workspace, core.State]:
