@@ -155,7 +155,14 @@ def _environment() -> dict[str, str]:
         "memory": f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.0f} GiB",
         "python": platform.python_version(),
     }
-    return environment | {package: importlib.metadata.version(package) for package in _PACKAGES}
+    return environment | {package: _version(package) for package in _PACKAGES}
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:  # a peer that is not installed has no rows
+        return "not installed"
 
 
 def _processor() -> str:

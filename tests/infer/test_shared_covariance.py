@@ -146,7 +146,7 @@ def test_refusals(arguments, message):
 
 
 def test_options():
-    with pytest.raises(ValueError, match="'full', 'diagonal' or 'shared'"):
+    with pytest.raises(ValueError, match="one of 'full', 'diagonal', 'shared'"):
         engine("equal")
     with pytest.raises(ValueError, match="natural-gradient"):
         engine("shared", method="cholesky")

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+import pandas as pd
 import pytest
 from numpyro import handlers
 from numpyro.contrib.control_flow import cond, scan
@@ -78,9 +79,8 @@ def test_arguments_that_do_not_fit(args: tuple, kwargs: dict, message: str) -> N
 
 
 def test_tables_of_pandas_are_named() -> None:
-    pandas = pytest.importorskip("pandas")
     with pytest.raises(ModelStructureError, match=r"x = a DataFrame of pandas \(give the model .to_numpy\(\) of it\)"):
-        read_latent_gaussian(model, (pandas.DataFrame(X), Y))
+        read_latent_gaussian(model, (pd.DataFrame(X), Y))
 
 
 def test_the_whole_message_of_a_model_and_its_cause_are_kept() -> None:
