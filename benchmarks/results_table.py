@@ -92,7 +92,7 @@ class ResultsTable:
     def add(self, row: Row) -> None:
         """Append a row, and print it for whoever watches.
 
-        :raises ValueError: if this session has such a row: one of the two would be lost.
+        :raises ValueError: if this run has such a row: one of the two would be lost.
         """
         if row.key in {other.key for other in self._rows}:
             raise ValueError(f"There is a row {row.key} already: give items, peers or figures different names.")

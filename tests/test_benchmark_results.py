@@ -24,7 +24,7 @@ def written(folder, *rows):
 def test_one_item_against_several_peers_makes_several_rows(tmp_path):
     rows = written(tmp_path, row(), row("the same, y = 10", figure="time ratio"), row("NUTS", 3.0))
     assert [(r["peer"], r["value"]) for r in rows] == [("quad", 2.0), ("the same, y = 10", 2.0), ("NUTS", 3.0)]
-    # a later session replaces what it measured anew, and nothing else
+    # a later run replaces what it measured anew, and nothing else
     rows = written(tmp_path, row("NUTS", 5.0))
     assert [r["value"] for r in rows] == [2.0, 2.0, 5.0]
 

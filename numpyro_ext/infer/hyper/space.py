@@ -72,10 +72,10 @@ class UnconstrainedSpace:
         value = jnp.asarray(value, jnp.result_type(site.init))
         try:
             value = jnp.broadcast_to(value, tuple(site.shape))
-        except ValueError:
+        except ValueError as error:
             raise ValueError(
                 f"The value given for hyperparameter {name!r} has shape {value.shape}, the site {tuple(site.shape)}."
-            ) from None
+            ) from error
         if not bool(jnp.all(jnp.isfinite(site.transform.inv(value)))):
             raise ValueError(f"The value given for hyperparameter {name!r} is outside or at the edge of its support.")
         return value

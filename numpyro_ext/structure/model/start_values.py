@@ -26,10 +26,10 @@ def initial_value(given: Mapping[str, Any], site: dict[str, Any]) -> Any:
         shape = np.shape(given[name] if callable(site["args"][0]) else site["args"][0])
     try:
         return jnp.broadcast_to(given[name], shape)
-    except ValueError:
+    except ValueError as error:
         raise ModelStructureError(
             f"the value given for site '{name}' has shape {np.shape(given[name])}, the site has shape {shape}."
-        ) from None
+        ) from error
 
 
 def _central_value(site: dict[str, Any]) -> Any:
