@@ -6,9 +6,8 @@ from pathlib import Path
 
 project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
 extras = project["optional-dependencies"]
-for requirement in sorted(
-    set(sum((extras[name] for name in ("demo", "images", "rows", "test")), project["dependencies"]))
-):
+needed = {*project["dependencies"], *extras["demo"], *extras["images"], *extras["rows"], *extras["test"]}
+for requirement in sorted(needed):
     bound = re.fullmatch(r"([\w.-]+)>=([\d.]+)", requirement)
     if bound:
         print(f"{bound[1]}=={bound[2]}")
