@@ -278,16 +278,17 @@ def test_a_killed_run_goes_on_from_its_checkpoint(fitted, monkeypatch, tmp_path)
         engine.run(random.key(0), ROWS, COLS, COUNTS + 1, checkpoint=path, **SIZES)
 
 
+# So many cells that the sweeps do not come to rest while the test runs, however fast the machine.
 KILLED = """
 import sys, numpy as np, jax
 jax.config.update("jax_enable_x64", True)
 from numpyro_ext.infer import BilinearVG
 from numpyro_ext.models import poisson_factorization
-rows, cols = np.divmod(np.arange(200), 10)
-counts = np.random.default_rng(0).poisson(2.0, 200)
+rows, cols = np.divmod(np.arange(50_000), 100)
+counts = np.random.default_rng(0).poisson(2.0, 50_000)
 scales = {"row_scale": 0.8, "row_bias_scale": 0.5, "col_bias_scale": 0.5}
 engine = BilinearVG(poisson_factorization, hyper_values=scales, num_steps=10**6, tol=1e-300, progress_bar=False)
-engine.run(jax.random.key(0), rows, cols, counts, num_rows=20, num_cols=10, rank=2, checkpoint=sys.argv[1])
+engine.run(jax.random.key(0), rows, cols, counts, num_rows=500, num_cols=100, rank=5, checkpoint=sys.argv[1])
 """
 
 
