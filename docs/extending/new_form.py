@@ -120,19 +120,15 @@ class BetaBinomial(NamedTuple):
 class BetaBinomialReading(ModelReading):
     """A model read as beta-binomial. The unknowns are the values of the Beta sites, one after another."""
 
-    def __init__(
-        self, model: Any, args: tuple, kwargs: dict, sites: Mapping[str, Any], field: Sequence[str], rng_key: Array
-    ):
-        super().__init__(model, args, kwargs, sites, field, rng_key, prior=_concentrations)
+    def __init__(self, call: Any, sites: Mapping[str, Any], field: Sequence[str]):
+        super().__init__(call, sites, field, prior=_concentrations)
         degrees = self._classify("independent Beta variables")
-        self.factor_names = tuple(self._sort_factors(degrees))
-        self.factor_shapes = tuple(self._program.shape(self._trace.factors[n].log_prob) for n in self.factor_names)
+        self._sort_factors(degrees)
         self._used = [self._observations_in_use(n) for n in self.factor_names]
         pairs = zip(self.factor_names, self._used, strict=True)
         self._index = [self._probability_of(name, used, degrees) for name, used in pairs]
-        # Readings with the same key may share compiled programs.
-        static = tuple(array.tobytes() for array in (*self._used, *self._index))
-        self.structure_key = ("beta-binomial", self._model_key(), static)
+        # Readings with the same key may share compiled programs: what was looked up in the data belongs to it.
+        self.structure_key = ("beta-binomial", self._model_key([*self._used, *self._index]))
 
     def _probability_of(self, name: str, used: np.ndarray, degrees: Any) -> np.ndarray:
         """The element of the field behind each observation."""
@@ -160,9 +156,6 @@ class BetaBinomialReading(ModelReading):
         return BetaBinomial(
             *concentrations, index, jnp.concatenate(counts), jnp.concatenate(totals), self._log_constant(env)
         )
-
-    def log_joint(self, hyper: Mapping[str, Any], e: Array, data: Sequence[Any]) -> Array:
-        return self.form(hyper, data).log_density(e) + self.log_prior(hyper, data)
 
     def draw(self, hyper: Mapping[str, Any], white: Array, data: Sequence[Any]) -> Array:
         return sigmoid(white)

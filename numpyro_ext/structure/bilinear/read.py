@@ -2,41 +2,60 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, Unpack
 
-import jax
 import numpyro.distributions as dist
 from jax import Array
 
 from ..conflict import Conflict
 from ..errors import ModelStructureError
+from ..model.execution import ModelCall
 from ..model.priors import is_gaussian, unwrap
-from ..model.search import check_hyper, field_names, find_candidates, inspect_model
+from ..model.search import Attempt, Form, ReadOptions, read_first
 from ..model.tracing import inspect_sites, mark_candidates
 from ..model.validation import check_data
-from ..model.verification import check_form
 from .factors import Unlisted
 from .reading import BilinearReading
 
-__all__ = ["read_bilinear", "read_like"]
+__all__ = ["BILINEAR", "read_bilinear", "read_like"]
 
-_NO_GAUSSIAN_SITE = (
+
+def _is_candidate(fn: Any) -> bool:
+    # the values of a random walk are sums of many innovations
+    return is_gaussian(fn) and not isinstance(unwrap(fn), dist.GaussianRandomWalk)
+
+
+def _without_conflicts(attempt: Attempt[BilinearReading], sizes: Mapping[str, int]) -> BilinearReading:
+    """All sites of a conflict leave the field together, as a compilation is too much for trying them one by one."""
+    names, reasons = frozenset(sizes), []
+    while True:
+        try:
+            return attempt(names)
+        except Conflict as conflict:
+            reasons.append(str(conflict))
+            if not names & conflict.sites or names <= conflict.sites:
+                raise ModelStructureError(" ".join(reasons)) from conflict
+            names -= conflict.sites
+
+
+BILINEAR = Form(
+    BilinearReading,
+    _is_candidate,
     "the model has no Gaussian latent site (latent sites: {}). This engine needs two blocks of Normal or "
-    "MultivariateNormal sites; use NUTS."
+    "MultivariateNormal sites; use NUTS.",
+    _without_conflicts,
 )
 
 
 def read_bilinear(
     model: Callable[..., Any],
-    args: tuple = (),
+    args: tuple[Any, ...] = (),
     kwargs: Mapping[str, Any] | None = None,
     *,
-    field: Sequence[str] | None = None,
-    init_values: Mapping[str, Any] | None = None,
-    rng_key: Array | None = None,
-    check: bool = True,
     unlisted_cells: Unlisted = "missing",
+    **options: Unpack[ReadOptions],
 ) -> BilinearReading:
     """Read a model as bilinear: the predictors of its observations are affine in each of two Gaussian blocks.
 
@@ -50,13 +69,10 @@ def read_bilinear(
     :param model: a NumPyro model.
     :param tuple args: its arguments, which stay concrete.
     :param dict kwargs: its keyword arguments.
-    :param field: names of the sites of both blocks, instead of searching.
-    :param dict init_values: starting values of hyperparameters (constrained), instead of the centres of their priors;
-        the model need not have a density elsewhere.
-    :param rng_key: for models that draw random numbers themselves.
-    :param bool check: compare the form with NumPyro's log density at random points.
     :param str unlisted_cells: ``"zero"`` adds counts of zero in all pairs of a row and a column that the model does not
         list, which it then knows nothing of.
+    :param options: ``field`` (the sites of both blocks), ``init_values``, ``rng_key`` and ``check``: see
+        :func:`~numpyro_ext.structure.read_first`.
     :return: the reading.
     :raises ModelStructureError: naming the site that does not fit, what was found there and what to do.
 
@@ -77,31 +93,13 @@ def read_bilinear(
 
     Cost: a few abstract traces of the model and three compilations, reused for data of the same shapes.
     """
-    kwargs, field = dict(kwargs or {}), field_names(field)
-    rng_key = jax.random.key(0) if rng_key is None else rng_key
-    sites = inspect_model(model, args, kwargs, rng_key, init_values)
-    sites, names = find_candidates(sites, _is_candidate, _NO_GAUSSIAN_SITE, field=field)
-    reasons: list[str] = []
-    while True:
-        try:
-            reading = BilinearReading(model, args, kwargs, sites, names, rng_key, unlisted_cells=unlisted_cells)
-            break
-        except Conflict as conflict:
-            reasons.append(str(conflict))
-            remaining = [n for n in names if n not in conflict.sites]
-            if field is not None or not remaining or len(remaining) == len(names):
-                prefix = "" if field is None else f"With field={list(field)}: "
-                raise ModelStructureError(prefix + " ".join(reasons)) from conflict
-            names = remaining
-    check_hyper(reading, sites)
-    if check:
-        check_form(reading, rng_key)
-    return reading
+    form = BILINEAR._replace(reading=partial(BilinearReading, unlisted_cells=unlisted_cells))
+    return read_first([form], model, args, kwargs, **options)
 
 
 def read_like(
     reading: BilinearReading,
-    args: tuple,
+    args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
     rng_key: Array,
     *,
@@ -115,9 +113,8 @@ def read_like(
     :param str unlisted_cells: as for :func:`read_bilinear`.
     :raises ModelStructureError: if the model has other sites on these arguments.
     """
-    sites = mark_candidates(
-        inspect_sites(reading.model, args, dict(kwargs), rng_key, reading.initial_hyper()), _is_candidate
-    )
+    call = ModelCall(reading.model, args, dict(kwargs), rng_key)
+    sites = mark_candidates(inspect_sites(call, reading.initial_hyper()), _is_candidate)
     missing = [n for n in reading.field if n not in sites]
     if missing:
         raise ModelStructureError(
@@ -126,18 +123,5 @@ def read_like(
     if not is_held_out:
         check_data(sites)
     return BilinearReading(
-        reading.model,
-        args,
-        dict(kwargs),
-        sites,
-        reading.field,
-        rng_key,
-        like=reading,
-        is_held_out=is_held_out,
-        unlisted_cells=unlisted_cells,
+        call, sites, reading.field, like=reading, is_held_out=is_held_out, unlisted_cells=unlisted_cells
     )
-
-
-def _is_candidate(fn: Any) -> bool:
-    # the values of a random walk are sums of many innovations
-    return is_gaussian(fn) and not isinstance(unwrap(fn), dist.GaussianRandomWalk)

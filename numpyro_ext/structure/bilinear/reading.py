@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -18,7 +17,8 @@ from ...potentials.base import Potential
 from ..conflict import Conflict
 from ..errors import ModelStructureError
 from ..factors.recognise import Recognised, recognise
-from ..model.priors import colour, prior_block
+from ..model.execution import ModelCall
+from ..model.priors import prior_block
 from ..model.reading import ModelReading
 from ..model.tracing import SiteInfo
 from ..program.degrees import Degree, Degrees, classify
@@ -80,24 +80,20 @@ class BilinearReading(ModelReading):
 
     def __init__(
         self,
-        model: Callable[..., Any],
-        args: tuple,
-        kwargs: dict,
+        call: ModelCall,
         sites: Mapping[str, SiteInfo],
-        field: Sequence[str],
-        rng_key: Array,
+        field: Iterable[str],
         *,
         like: BilinearReading | None = None,
         is_held_out: bool = False,
         unlisted_cells: Unlisted = "missing",
     ):
-        super().__init__(model, args, kwargs, sites, field, rng_key, prior_block)
+        super().__init__(call, sites, field, prior_block)
         degrees = classify(self._program, {n: number for n, (number, _) in self._field.items()}, with_sources=False)
         self._check_priors(degrees)
 
         # What is observed: the cells of each site and their predictors.
-        self.factor_names = tuple(self._sort_factors(degrees))
-        self.factor_shapes = tuple(self._program.shape(self._trace.factors[n].log_prob) for n in self.factor_names)
+        self._sort_factors(degrees)
         self.rows_per_observation = (1,) * len(self.factor_names)
         check_indices(self._program, degrees, self.field)
         self._found = [self._recognise(n, degrees) for n in self.factor_names]
@@ -114,8 +110,7 @@ class BilinearReading(ModelReading):
         self.is_design_fixed = self._is_design_fixed()
 
         # Which sites make the rows and which the columns, and the vectors of both: this takes the predictors.
-        starts = np.cumsum([0, *(size for _, size in self._field.values())])[:-1]
-        self._starts = dict(zip(self.field, starts.tolist(), strict=True))
+        self._starts = {n: columns.start for n, columns in self._columns.items()}
         self.layouts = self._find_layouts(like)
         self._check_flat(self.layouts)
         self.sides = (self.layouts[0].names, self.layouts[1].names)
@@ -123,7 +118,7 @@ class BilinearReading(ModelReading):
         vectors = Vectors(self.num_columns, elements, tuple(layout.vector for layout in self.layouts))
 
         # What coefficients there are, and in which order components stand: this takes the vectors.
-        self._design, self._orders = self._probe(vectors, rng_key, like)
+        self._design, self._orders = self._probe(vectors, call.rng_key, like)
         self._vectors = vectors.ordered(self._orders)
         self.elements, self.index = self._vectors.elements, self._vectors.of_cells
         self.unlisted_cells: Unlisted = unlisted_cells
@@ -221,11 +216,8 @@ class BilinearReading(ModelReading):
         location, given = self._locations(env), dict(env)
 
         def predict(unknowns: Array) -> Array:
-            values, start = dict(given), 0
-            for number, size in self._field.values():
-                piece = (unknowns - location)[start : start + size]
-                values[number] = piece.reshape(self._program.shape(number))
-                start += size
+            innovations = unknowns - location
+            values = given | {number: innovations[self._columns[n]] for n, (number, _) in self._field.items()}
             found = self._program.evaluate([p.atom for p in self._predictors], values)
             parts = [
                 sign * jnp.reshape(v, -1)[p.rows]
@@ -251,11 +243,7 @@ class BilinearReading(ModelReading):
         return find_design(num_pairs, ranges, vectors), orders
 
     def _layout_key(self, vectors: Vectors) -> tuple[Any, ...]:
-        static = hashlib.blake2b(digest_size=16)
-        for array in (*vectors.of_cells, *vectors.elements, *(p.rows for p in self._predictors)):
-            static.update(str(array.shape).encode())
-            static.update(np.ascontiguousarray(array).tobytes())
-        return (self._model_key(), static.hexdigest())
+        return self._model_key([*vectors.of_cells, *vectors.elements, *(p.rows for p in self._predictors)])
 
     def _check_unlisted(self) -> None:
         """Refuse what zeros in all other cells cannot be added to."""
@@ -361,14 +349,6 @@ class BilinearReading(ModelReading):
         # The model knows of no other cells.
         form = self.form(hyper, data)._replace(zero_exposure=None)
         return form.log_density(*self.vectors(unknowns)) + self.log_prior(hyper, data)
-
-    def draw(self, hyper: Mapping[str, Any], white: Array, data: Sequence[Any]) -> Array:
-        env, parts, start = self._env(hyper, data), [], 0
-        for name in self.field:
-            block = self._evaluated(self._trace.priors[name], env)
-            parts.append(colour(block, white[start : start + block.size]))
-            start += block.size
-        return jnp.concatenate(parts)
 
     def explain_nan(self) -> None:
         hyper = self.initial_hyper()

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -16,11 +15,11 @@ from ...linalg.gaussian.design import DenseDesign, Design, SparseRows
 from ...linalg.gaussian.prior import CovariancePrior, PrecisionPrior
 from ..errors import ModelStructureError
 from ..factors.plan import FactorPlan, plan_factor
-from ..model.priors import colour, prior_block
+from ..model.execution import ModelCall
+from ..model.priors import prior_block
 from ..model.reading import ModelReading
 from ..model.tracing import SiteInfo
 from ..program.affine_rows import AffineRows
-from ..program.degrees import Degrees
 from .blocks import find_blocks
 from .form import AffineMap, Blocks, LatentGaussian
 
@@ -43,26 +42,14 @@ class LatentGaussianReading(ModelReading):
     :ivar data: the arrays that the model closed over, explicit so that forms of equal structure can be batched.
     """
 
-    def __init__(
-        self,
-        model: Callable[..., Any],
-        args: tuple,
-        kwargs: dict,
-        sites: Mapping[str, SiteInfo],
-        field: Sequence[str],
-        rng_key: Array,
-    ):
-        super().__init__(model, args, kwargs, sites, field, rng_key, prior_block)
+    def __init__(self, call: ModelCall, sites: Mapping[str, SiteInfo], field: Iterable[str]):
+        super().__init__(call, sites, field, prior_block)
         degrees = self._classify("jointly Gaussian")
-        self._plan(degrees)
-
-    def _plan(self, degrees: Degrees) -> None:
-        probe = self._env({n: h.init for n, h in self.hyper.items()}, None)
-        names = self._sort_factors(degrees)
+        self._sort_factors(degrees)
+        probe = self._env(self.initial_hyper(), None)
         self.plans: list[FactorPlan] = [
-            plan_factor(self._program, degrees, name, self._trace.factors[name], probe) for name in names
+            plan_factor(self._program, degrees, name, self._trace.factors[name], probe) for name in self.factor_names
         ]
-        self.factor_names = tuple(p.name for p in self.plans)
         self.factor_shapes = tuple(p.shape for p in self.plans)
         self.rows_per_observation = tuple(p.rows_per_observation for p in self.plans)
         parts = [part for plan in self.plans for part in plan.parts]
@@ -72,7 +59,11 @@ class LatentGaussianReading(ModelReading):
         self._blocks = find_blocks(
             self._rows.pattern, self._rows.num_rows, self._rows.num_columns, self._coupled_columns()
         )
-        self.structure_key = self._structure_key()
+        targets = [target for plan in self.plans for target in plan.targets]
+        patterns = [rows.pattern for rows in self._maps.values()]
+        arrays = [self._rows.pattern, *self._blocks, *(rows for _, rows in self._rows.parts), *patterns, *targets]
+        labels = tuple((p.name, p.label, p.shape) for p in self.plans)
+        self.structure_key = (self._model_key(arrays), labels)
 
     @property
     def num_closed_forms(self) -> int:
@@ -99,25 +90,13 @@ class LatentGaussianReading(ModelReading):
         return found
 
     def _coupled_columns(self) -> list[tuple[int, int, int]]:
-        out, start = [], 0
-        for name in self.field:
+        out = []
+        for name, columns in self._columns.items():
             block = self._trace.priors[name]
             if isinstance(block, CovariancePrior | PrecisionPrior):
-                leaf = jax.tree.leaves(block)[0]
-                batch, width = self._program.shape(leaf)[:2]
-                out.append((start, batch, width))
-            start += self._field[name][1]
+                batch, width = self._program.shape(jax.tree.leaves(block)[0])[:2]
+                out.append((columns.start, batch, width))
         return out
-
-    def _structure_key(self) -> tuple[Any, ...]:
-        static = hashlib.blake2b(digest_size=16)
-        arrays: list[Any] = [self._rows.pattern, *self._blocks, *(rows for _, rows in self._rows.parts)]
-        arrays += [rows.pattern for rows in self._maps.values()]
-        arrays += [target for plan in self.plans for target in plan.targets]
-        for array in arrays:
-            static.update(b"none" if array is None else np.ascontiguousarray(array).tobytes())
-        labels = tuple((p.name, p.label, p.shape) for p in self.plans)
-        return (self._model_key(), labels, static.hexdigest())
 
     def form(self, hyper: Mapping[str, Any], data: Sequence[Any] | None = None) -> LatentGaussian:
         """The form at given hyperparameters.
@@ -160,16 +139,6 @@ class LatentGaussianReading(ModelReading):
     def _map(self, name: str) -> AffineRows:
         size = int(np.prod(self.site_shapes[name]))
         return AffineRows(self._program, self._field, [(self._trace.values[name], np.arange(size))])
-
-    def log_joint(self, hyper: Mapping[str, Any], e: Array, data: Sequence[Any]) -> Array:
-        return self.form(hyper, data).log_density(e) + self.log_prior(hyper, data)
-
-    def draw(self, hyper: Mapping[str, Any], white: Array, data: Sequence[Any]) -> Array:
-        parts, start = [], 0
-        for block in self.form(hyper, data).prior:
-            parts.append(colour(block, white[start : start + block.size]))
-            start += block.size
-        return jnp.concatenate(parts)
 
     def explain_nan(self) -> None:
         hyper = self.initial_hyper()

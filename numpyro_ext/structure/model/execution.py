@@ -6,7 +6,7 @@ import functools
 import inspect
 import traceback
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,9 +14,19 @@ import numpy as np
 
 from ..errors import ModelStructureError, Reason
 
-__all__ = ["check_call", "check_key", "describe_arguments", "execution_error", "line_of_model"]
+__all__ = ["ModelCall", "check_call", "check_key", "describe_arguments", "execution_error", "line_of_model"]
 
 _MOST_ARGUMENTS = 8
+
+
+class ModelCall(NamedTuple):
+    """A model with what it is called with."""
+
+    model: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    rng_key: jax.Array
+    """For models that draw random numbers themselves."""
 
 
 def check_key(rng_key: Any) -> None:
@@ -38,28 +48,26 @@ def check_key(rng_key: Any) -> None:
     )
 
 
-def check_call(model: Callable[..., Any], args: tuple, kwargs: Mapping[str, Any]) -> None:
+def check_call(call: ModelCall) -> None:
     """Refuse arguments that do not fit the signature of a model.
 
     :raises ModelStructureError: with the signature.
     """
     try:
-        signature = inspect.signature(model)
+        signature = inspect.signature(call.model)
     except (TypeError, ValueError):  # callables without one
         return
     try:
-        signature.bind(*args, **kwargs)
+        signature.bind(*call.args, **call.kwargs)
     except TypeError as error:
         raise ModelStructureError(
-            f"the model cannot be called like this: {error}. It is {_name(model)}{_plain(signature)}; it was given "
-            f"{describe_arguments(args, kwargs)}.",
+            f"the model cannot be called like this: {error}. It is {_name(call.model)}{_plain(signature)}; it was "
+            f"given {describe_arguments(call, is_named=False)}.",
             reason=Reason.EXECUTION,
         ) from error
 
 
-def execution_error(
-    error: Exception, last_site: str | None, model: Callable[..., Any], args: tuple, kwargs: Mapping[str, Any]
-) -> ModelStructureError:
+def execution_error(error: Exception, last_site: str | None, call: ModelCall) -> ModelStructureError:
     """The error for a model that fails while it runs, to be raised from what it failed with.
 
     :param error: that the model raised.
@@ -68,8 +76,8 @@ def execution_error(
     where = f"after site '{last_site}'" if last_site else "before its first site"
     what = str(error).strip() or type(error).__name__
     return ModelStructureError(
-        f"the model does not run on these arguments; {where}{line_of_model(error, model)} it fails with: "
-        f"{what.rstrip('.')}. It was given {describe_arguments(args, kwargs, model)}. Check their order and shapes, "
+        f"the model does not run on these arguments; {where}{line_of_model(error, call.model)} it fails with: "
+        f"{what.rstrip('.')}. It was given {describe_arguments(call)}. Check their order and shapes, "
         "and data and covariates for NaN, infinity and values outside their range; scales and variances must be "
         "positive.",
         reason=Reason.EXECUTION,
@@ -99,12 +107,12 @@ def describe_value(value: Any) -> str:
     return f"a {type(value).__name__}{hint}"
 
 
-def describe_arguments(args: tuple, kwargs: Mapping[str, Any], model: Callable[..., Any] | None = None) -> str:
-    """What a model is given, by the names of its parameters where ``model`` is given and takes them."""
-    named = {f"argument {number + 1}": value for number, value in enumerate(args)} | dict(kwargs)
-    if model is not None:
+def describe_arguments(call: ModelCall, *, is_named: bool = True) -> str:
+    """What a model is given, by the names of its parameters where it takes them."""
+    named: Mapping[str, Any] = {f"argument {i + 1}": value for i, value in enumerate(call.args)} | call.kwargs
+    if is_named:
         try:
-            bound = inspect.signature(model).bind(*args, **kwargs)
+            bound = inspect.signature(call.model).bind(*call.args, **call.kwargs)
         except (TypeError, ValueError):
             pass
         else:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpyro.distributions as dist
 from jax import Array
 from numpyro.distributions import constraints
 
+from ...linalg.gaussian.block_diagonal import BlockDiagonal
 from ...linalg.gaussian.prior import CovariancePrior, DiagonalPrior, FlatPrior, PrecisionPrior, PriorBlock
 
 __all__ = ["colour", "is_gaussian", "location", "mask_of", "prior_block", "shift_to_value", "unwrap"]
@@ -96,17 +96,7 @@ def prior_block(fn: Any) -> PriorBlock:
 
 def colour(block: PriorBlock, white: Array) -> Array:
     """A draw from the prior block made of standard normal numbers (themselves, where it is flat)."""
-    if isinstance(block, FlatPrior):
-        return white
-    if isinstance(block, DiagonalPrior):
-        return jnp.sqrt(block.variance) * white
-    if isinstance(block, CovariancePrior):
-        factor = jnp.linalg.cholesky(block.covariance)
-        return jnp.einsum("bij,bj->bi", factor, white.reshape(factor.shape[:2])).reshape(-1)
-    factor = jnp.linalg.cholesky(block.precision)
-    white = white.reshape(factor.shape[:2])
-    solve = jax.vmap(lambda f, w: jax.scipy.linalg.solve_triangular(f, w, lower=True, trans=1))
-    return solve(factor, white).reshape(-1)
+    return white if isinstance(block, FlatPrior) else BlockDiagonal((block.scale_part(),)).apply(white)
 
 
 def _stack(matrix: Array, shape: tuple[int, ...], width: int) -> Array:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
 import jax
@@ -17,7 +18,8 @@ from ..conflict import Conflict
 from ..errors import ModelStructureError
 from ..program.degrees import Degree, Degrees, classify
 from ..program.program import Atom, Program, make_program
-from .execution import describe_arguments, line_of_model
+from .execution import ModelCall, describe_arguments, line_of_model
+from .priors import colour
 from .tracing import ModelTrace, SiteInfo, trace_with_innovations
 from .validation import can_be_scored
 
@@ -40,8 +42,8 @@ class ModelReading(ABC):
     """A model as a program of innovations and hyperparameters, with a given split into field and hyperparameters.
 
     The reading of a form is a subclass: it looks at what depends on the field, raises :class:`Conflict` with the sites
-    of which one must leave it, and defines :meth:`form`, :meth:`log_joint` and :meth:`draw`. Names with an underscore
-    are for subclasses.
+    of which one must leave it, and defines :meth:`form`; where unknowns are no Gaussian innovations with priors of
+    :mod:`~numpyro_ext.structure.model.priors`, also :meth:`draw`. Names with an underscore are for subclasses.
 
     All methods that take ``hyper`` (constrained values by site name) are pure in ``hyper`` and ``data`` and can be
     passed through ``jit``, ``vmap`` and ``grad``.
@@ -60,37 +62,32 @@ class ModelReading(ABC):
     factor_shapes: tuple[tuple[int, ...], ...]
 
     def __init__(
-        self,
-        model: Callable[..., Any],
-        args: tuple,
-        kwargs: dict,
-        sites: Mapping[str, SiteInfo],
-        field: Sequence[str],
-        rng_key: Array,
-        prior: Callable[[Any], Any],
+        self, call: ModelCall, sites: Mapping[str, SiteInfo], field: Iterable[str], prior: Callable[[Any], Any]
     ):
-        self.model: Any = model
-        self.args, self.kwargs = args, kwargs
+        self.model: Any = call.model
+        self.args, self.kwargs = call.args, call.kwargs
         self.sites = dict(sites)
         self.field = tuple(n for n in sites if n in field)
         free = [s for s in sites.values() if s.kind in ("latent", "param") and s.name not in self.field]
         sizes = {n: int(np.prod(sites[n].shape)) for n in self.field}
         innovations = {n: jnp.zeros((sizes[n],)) for n in self.field}
         given = {s.name: s.init for s in free}
-        function = trace_with_innovations(model, args, kwargs, self.field, rng_key, prior)
+        function = trace_with_innovations(call, self.field, prior)
         try:
             self._program, self._trace = make_program(function, innovations, given)
         except (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError) as error:
             raise ModelStructureError(
                 "the model needs the values of traced arrays (it indexes a NumPy array with one, or branches on one), "
                 "so NumPyro cannot compile it either. Pass the data as jax arrays, and use jnp.where for branches. It "
-                f"was given {describe_arguments(args, kwargs, model)}. "
-                f"JAX says{line_of_model(error, model)}: {str(error).splitlines()[0]}"
+                f"was given {describe_arguments(call)}. "
+                f"JAX says{line_of_model(error, call.model)}: {str(error).splitlines()[0]}"
             ) from error
         self._trace = _in_model_order(self._trace, sites)
         structure = jax.tree.structure((innovations, given))
         inputs, self._given = jax.tree.unflatten(structure, self._program.inputs)
         self._field = {n: (inputs[n], sizes[n]) for n in self.field}
+        ends = dict(zip(self.field, np.cumsum(list(sizes.values())).tolist(), strict=True))
+        self._columns = {n: slice(end - sizes[n], end) for n, end in ends.items()}
         self.data: Sequence[Any] = self._program.data
         self.predictive = _predictive_sites(self._program, self._trace, self._given, free)
         self.hyper = {
@@ -127,8 +124,8 @@ class ModelReading(ABC):
                     )
         return degrees
 
-    def _sort_factors(self, degrees: Degrees) -> list[str]:
-        """Names of the factors that depend on the field; the others are kept as constants or priors."""
+    def _sort_factors(self, degrees: Degrees) -> None:
+        """Find the factors that depend on the field; the others are kept as constants or priors."""
         self._constant_factors: list[str] = []
         self._prior_factors: list[str] = []
         found = []
@@ -146,7 +143,8 @@ class ModelReading(ABC):
                 f"no observed site depends on the field {list(self.field)}: there is nothing to infer. "
                 "Pass the data (obs=...), or check that the predictor uses these sites."
             )
-        return found
+        self.factor_names = tuple(found)
+        self.factor_shapes = tuple(self._program.shape(self._trace.factors[n].log_prob) for n in found)
 
     def known_mask(self, name: str) -> np.ndarray:
         """The mask of an observed site, true where it is in use, in the shape of its observations.
@@ -203,13 +201,19 @@ class ModelReading(ABC):
         values = {n: a for n, a in self._trace.values.items() if n not in self.predictive}
         return tuple(n for n, a in values.items() if n in self.field or degrees.of(a) == Degree.AFFINE)
 
-    def _model_key(self) -> tuple[Any, ...]:
-        """Equal for readings whose program, field, hyperparameters, classes of priors and families are the same."""
-        # A program knows the arrays of a prior or a site, not what they are the parameters of.
-        return (self._program.fingerprint(), self.field, self._hyper_key(), jax.tree.structure(self._trace))
+    def _model_key(self, arrays: Iterable[Any]) -> tuple[Any, ...]:
+        """Equal for readings whose program, field, hyperparameters, classes of priors and families are the same.
 
-    def _hyper_key(self) -> tuple[Any, ...]:
-        return tuple((n, h.shape, _transform_key(h.transform), h.is_param) for n, h in self.hyper.items())
+        :param arrays: what was looked up in the data; ``None`` in the place of what there is not.
+        """
+        static = hashlib.blake2b(digest_size=16)
+        for array in (np.asarray(() if array is None else array) for array in arrays):
+            static.update(f"{array.shape}{array.dtype}".encode())
+            static.update(np.ascontiguousarray(array).tobytes())
+        hyper = tuple((n, h.shape, _transform_key(h.transform), h.is_param) for n, h in self.hyper.items())
+        # A program knows the arrays of a prior or a site, not what they are the parameters of.
+        structure = jax.tree.structure(self._trace)
+        return (self._program.fingerprint(), self.field, hyper, structure, static.hexdigest())
 
     def _describe_sites(self) -> list[str]:
         lines = [f"field: {n} {self.site_shapes[n]} ({self.sites[n].family})" for n in self.field]
@@ -253,10 +257,7 @@ class ModelReading(ABC):
     def values(self, hyper: Mapping[str, Any], e: Array, data: Sequence[Any] | None = None) -> dict[str, Array]:
         """Every latent and deterministic site at the unknowns ``e`` of shape ``(num_columns,)``."""
         env = self._env(hyper, data)
-        start = 0
-        for atom, size in self._field.values():
-            env[atom] = e[start : start + size]
-            start += size
+        env |= {atom: e[self._columns[name]] for name, (atom, _) in self._field.items()}
         names = [n for n in self._trace.values if n not in self.predictive]
         found = self._program.evaluate([self._trace.values[n] for n in names], env)
         return dict(zip(names, (jnp.asarray(v) for v in found), strict=True))
@@ -323,13 +324,14 @@ class ModelReading(ABC):
         :param data: arrays to use instead of :attr:`data`; what was read of the structure stays.
         """
 
-    @abstractmethod
     def log_joint(self, hyper: Mapping[str, Any], e: Array, data: Sequence[Any]) -> Array:
         """Log density of the unknowns ``e``, hyperparameters and data, from the form."""
+        return self.form(hyper, data).log_density(e) + self.log_prior(hyper, data)
 
-    @abstractmethod
     def draw(self, hyper: Mapping[str, Any], white: Array, data: Sequence[Any]) -> Array:
         """Unknowns of a plausible size, made of standard normal numbers of shape ``(num_columns,)``."""
+        priors = self._evaluated({n: self._trace.priors[n] for n in self.field}, self._env(hyper, data))
+        return jnp.concatenate([colour(priors[n], white[columns]) for n, columns in self._columns.items()])
 
     def linearity_error(self, hyper: Mapping[str, Any], data: Sequence[Any]) -> Array:
         """How far the operators of the form are from their adjoints, where it has operators."""

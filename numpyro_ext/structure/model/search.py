@@ -14,21 +14,17 @@ from jax import Array
 
 from ..conflict import Conflict
 from ..errors import ModelStructureError, Reason
-from .execution import check_key
+from .execution import ModelCall, check_key
 from .reading import ModelReading
 from .tracing import SiteInfo, inspect_sites, mark_candidates
 from .validation import check_data
 from .verification import check_form
 
 __all__ = [
+    "Attempt",
     "Form",
     "ReadOptions",
-    "check_field",
-    "check_hyper",
-    "check_values",
     "field_names",
-    "find_candidates",
-    "inspect_model",
     "read_first",
 ]
 
@@ -38,16 +34,58 @@ _MAX_HYPER_SIZE = 100
 
 _Reading_co = TypeVar("_Reading_co", bound=ModelReading, covariant=True)
 
+Attempt = Callable[[frozenset[str]], _Reading_co]
+"""Reads a model with these sites as field, or raises the :class:`Conflict` for which it cannot."""
+
+
+def largest_field(attempt: Attempt[_Reading_co], sizes: Mapping[str, int]) -> _Reading_co:
+    """Largest workable field first: drop one site of each conflict at a time.
+
+    :param sizes: of all candidates.
+    """
+    order = itertools.count()
+    start = frozenset(sizes)
+    queue = [(-sum(sizes.values()), next(order), start)]
+    seen = {start}
+    first_error: Conflict | ModelStructureError | None = None
+    best: _Reading_co | None = None
+    best_score: tuple[int, int] | None = None
+    for _ in range(_MAX_ATTEMPTS):
+        if not queue:
+            break
+        negative_size, _, names = heapq.heappop(queue)
+        if best_score is not None and -negative_size < best_score[0]:
+            break
+        try:
+            reading = attempt(names)
+            score = (-negative_size, reading.num_closed_forms)
+            if best_score is None or score > best_score:
+                best, best_score = reading, score
+        except Conflict as conflict:
+            first_error = first_error or conflict
+            for site in sorted(conflict.sites & names):
+                rest = names - {site}
+                if rest and rest not in seen:
+                    seen.add(rest)
+                    heapq.heappush(queue, (-sum(sizes[n] for n in rest), next(order), rest))
+        except ModelStructureError as error:
+            first_error = first_error or error
+    if best is None:
+        raise first_error if isinstance(first_error, ModelStructureError) else ModelStructureError(str(first_error))
+    return best
+
 
 class Form(NamedTuple, Generic[_Reading_co]):
     """What a model is read into."""
 
     reading: Callable[..., _Reading_co]
-    """Makes a reading of model, arguments, keyword arguments, sites, field and random number generator key."""
+    """Makes a reading of a :class:`~numpyro_ext.structure.model.execution.ModelCall`, its sites, and the field."""
     is_candidate: Callable[[Any], bool]
     """Whether a distribution may belong to the field."""
     no_candidate: str
     """Says that none does, with ``{}`` for the latent sites there are."""
+    search: Callable[[Attempt[_Reading_co], Mapping[str, int]], _Reading_co] = largest_field
+    """Tries fields until a model can be read, given the sizes of all candidates."""
 
 
 def field_names(field: Sequence[str] | str | None) -> tuple[str, ...] | None:
@@ -90,13 +128,17 @@ def read_first(
     :raises ModelStructureError: if it has none of them, that of the first form for which it has candidates; if
         there are none, what each form needs.
     """
-    kwargs, field = dict(kwargs or {}), field_names(field)
-    rng_key = jax.random.key(0) if rng_key is None else rng_key
-    sites = inspect_model(model, args, kwargs, rng_key, init_values)
+    call = ModelCall(model, args, dict(kwargs or {}), jax.random.key(0) if rng_key is None else rng_key)
+    field = field_names(field)
+    check_key(call.rng_key)
+    values = dict(init_values or {})
+    sites = inspect_sites(call, values)
+    check_values(sites, values)
+    check_data(sites)
     refusals: list[ModelStructureError] = []
     for form in forms:
         try:
-            return _read(form, model, args, kwargs, sites, field, rng_key, check)
+            return _read(form, call, sites, field, check)
         except ModelStructureError as error:
             refusals.append(error)
     telling = [error for error in refusals if error.reason is not Reason.NO_FIELD]
@@ -107,73 +149,39 @@ def read_first(
 
 def _read(
     form: Form[_Reading_co],
-    model: Callable[..., Any],
-    args: tuple,
-    kwargs: dict,
+    call: ModelCall,
     inspected: Mapping[str, SiteInfo],
     field: Sequence[str] | None,
-    rng_key: Array,
     check: bool,
 ) -> _Reading_co:
-    sites, candidates = find_candidates(inspected, form.is_candidate, form.no_candidate, field=field)
+    sites = mark_candidates(inspected, form.is_candidate)
 
     def attempt(names: frozenset[str]) -> _Reading_co:
-        reading = form.reading(model, args, kwargs, sites, tuple(names), rng_key)
+        reading = form.reading(call, sites, names)
         check_hyper(reading, sites)
         return reading
 
     if field is None:
-        reading = _search(attempt, sites, candidates)
+        sizes = {n: int(np.prod(s.shape)) for n, s in sites.items() if s.is_candidate}
+        if not sizes:
+            raise ModelStructureError(_nothing_to_read(form.no_candidate, sites), reason=Reason.NO_FIELD)
+        reading = form.search(attempt, sizes)
     else:
+        check_field(field, sites)
         try:
-            reading = attempt(frozenset(candidates))
+            reading = attempt(frozenset(field))
         except Conflict as conflict:
             raise ModelStructureError(f"With field={list(field)}: {conflict}") from conflict
     if check:
-        check_form(reading, rng_key)
+        check_form(reading, call.rng_key)
     return reading
 
 
-def inspect_model(
-    model: Callable[..., Any], args: tuple, kwargs: dict, rng_key: Array, init_values: Mapping[str, Any] | None
-) -> dict[str, SiteInfo]:
-    """The sites of a model, with starting values, after a check of its data.
-
-    :raises TypeError: if ``rng_key`` is no key.
-    :raises ModelStructureError: if the model does not run, or data or starting values do not fit.
-    """
-    check_key(rng_key)
-    values = dict(init_values or {})
-    sites = inspect_sites(model, args, kwargs, rng_key, values)
-    check_values(sites, values)
-    check_data(sites)
-    return sites
-
-
-def find_candidates(
-    sites: Mapping[str, SiteInfo],
-    is_candidate: Callable[[Any], bool],
-    no_candidate: str,
-    *,
-    field: Sequence[str] | None,
-) -> tuple[dict[str, SiteInfo], list[str]]:
-    """The sites with candidates marked, and the names of those that may belong to the field, in the model's order.
-
-    :param is_candidate: whether a distribution may belong to the field.
-    :param str no_candidate: says that none does, with ``{}`` for the latent sites there are.
-    :raises ModelStructureError: if ``field`` names a site that is no candidate, or if there is none.
-    """
-    sites = mark_candidates(sites, is_candidate)
-    if field is not None:
-        check_field(field, sites)
-        return sites, [n for n in sites if n in field]
-    candidates = [n for n, s in sites.items() if s.is_candidate]
-    if not candidates:
-        latents = {n: s.family for n, s in sites.items() if s.kind == "latent"}
-        discrete = [n for n, s in sites.items() if s.kind == "latent" and s.is_discrete]
-        more = f" The discrete sites {discrete} can be summed out in the model (a mixture)." if discrete else ""
-        raise ModelStructureError(no_candidate.format(latents or "none") + more, reason=Reason.NO_FIELD)
-    return sites, candidates
+def _nothing_to_read(no_candidate: str, sites: Mapping[str, SiteInfo]) -> str:
+    latents = {n: s.family for n, s in sites.items() if s.kind == "latent"}
+    discrete = [n for n, s in sites.items() if s.kind == "latent" and s.is_discrete]
+    more = f" The discrete sites {discrete} can be summed out in the model (a mixture)." if discrete else ""
+    return no_candidate.format(latents or "none") + more
 
 
 def check_values(sites: Mapping[str, SiteInfo], values: Mapping[str, Any]) -> None:
@@ -209,45 +217,6 @@ def check_field(field: Sequence[str], sites: Mapping[str, SiteInfo]) -> None:
                 reason=Reason.NO_FIELD,
                 site=name,
             )
-
-
-def _search(
-    attempt: Callable[[frozenset[str]], _Reading_co],
-    sites: Mapping[str, SiteInfo],
-    candidates: Sequence[str],
-) -> _Reading_co:
-    """Largest workable field first: drop one site of each conflict at a time."""
-    sizes = {n: int(np.prod(sites[n].shape)) for n in candidates}
-    order = itertools.count()
-    start = frozenset(candidates)
-    queue = [(-sum(sizes.values()), next(order), start)]
-    seen = {start}
-    first_error: Conflict | ModelStructureError | None = None
-    best: _Reading_co | None = None
-    best_score: tuple[int, int] | None = None
-    for _ in range(_MAX_ATTEMPTS):
-        if not queue:
-            break
-        negative_size, _, names = heapq.heappop(queue)
-        if best_score is not None and -negative_size < best_score[0]:
-            break
-        try:
-            reading = attempt(names)
-            score = (-negative_size, reading.num_closed_forms)
-            if best_score is None or score > best_score:
-                best, best_score = reading, score
-        except Conflict as conflict:
-            first_error = first_error or conflict
-            for site in sorted(conflict.sites & names):
-                rest = names - {site}
-                if rest and rest not in seen:
-                    seen.add(rest)
-                    heapq.heappush(queue, (-sum(sizes[n] for n in rest), next(order), rest))
-        except ModelStructureError as error:
-            first_error = first_error or error
-    if best is None:
-        raise first_error if isinstance(first_error, ModelStructureError) else ModelStructureError(str(first_error))
-    return best
 
 
 def check_hyper(reading: ModelReading, sites: Mapping[str, SiteInfo]) -> None:

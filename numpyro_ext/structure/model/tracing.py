@@ -21,7 +21,7 @@ from ...compilation.recent import Recent
 from ..errors import ModelStructureError
 from ..families import Family, family_of
 from ..program.program import Constant, make_program
-from .execution import check_call, execution_error
+from .execution import ModelCall, check_call, execution_error
 from .plain_sites import PlainSites, to_real
 from .priors import location, mask_of, shift_to_value, unwrap
 from .start_values import initial_value
@@ -115,12 +115,7 @@ class _Innovations(Messenger):
 
 
 def trace_with_innovations(
-    model: Callable[..., Any],
-    args: tuple,
-    kwargs: dict,
-    field: tuple[str, ...],
-    rng_key: Array,
-    prior: Callable[[Any], Any],
+    call: ModelCall, field: tuple[str, ...], prior: Callable[[Any], Any]
 ) -> Callable[[dict[str, Any], dict[str, Any]], ModelTrace]:
     """A function of flat innovations per field site and values of all other free sites, to be traced.
 
@@ -128,8 +123,8 @@ def trace_with_innovations(
     """
 
     def run(innovations: dict[str, Any], given: dict[str, Any]) -> ModelTrace:
-        seeded = handlers.seed(PlainSites(model), rng_key)
-        sites = handlers.trace(_Innovations(seeded, innovations, given)).get_trace(*args, **kwargs)
+        seeded = handlers.seed(PlainSites(call.model), call.rng_key)
+        sites = handlers.trace(_Innovations(seeded, innovations, given)).get_trace(*call.args, **call.kwargs)
         out = ModelTrace({}, {}, {}, {})
         for name, site in sites.items():
             if site["type"] == "sample" and name in field:
@@ -225,13 +220,7 @@ class _Watch(Messenger):
                     )
 
 
-def inspect_sites(
-    model: Callable[..., Any],
-    args: tuple,
-    kwargs: dict,
-    rng_key: Array,
-    init_values: Mapping[str, Any],
-) -> dict[str, SiteInfo]:
+def inspect_sites(call: ModelCall, init_values: Mapping[str, Any]) -> dict[str, SiteInfo]:
     """Run the model once, with cheap central values for its latent sites, and describe its sites.
 
     The run is compiled as a whole, which costs less than compiling its operations one by one; a model that only runs
@@ -241,15 +230,15 @@ def inspect_sites(
     :raises ModelStructureError: for models that fail on their arguments, subsampled plates, scaled latent sites and
         sites inside a scan.
     """
-    check_call(model, args, kwargs)
+    check_call(call)
     values = {name: to_real(jnp.asarray(value)) for name, value in init_values.items()}
-    watch = _Watch(PlainSites(model))
+    watch = _Watch(PlainSites(call.model))
     static: dict[str, dict[str, Any]] = {}
 
     def run(key: Array, values: dict[str, Any]) -> dict[str, Any]:
         arrays = {}
         central = handlers.substitute(watch, substitute_fn=partial(initial_value, values))
-        for name, site in handlers.trace(handlers.seed(central, key)).get_trace(*args, **kwargs).items():
+        for name, site in handlers.trace(handlers.seed(central, key)).get_trace(*call.args, **call.kwargs).items():
             static[name] = {
                 n: site[n] for n in ("type", "kwargs", "args", "cond_indep_stack", "is_observed") if n in site
             }
@@ -263,14 +252,14 @@ def inspect_sites(
 
     try:
         try:
-            arrays = _run_compiled(run, rng_key, values)
+            arrays = _run_compiled(run, call.rng_key, values)
         except (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError, TypeError):
-            arrays = run(rng_key, values)
+            arrays = run(call.rng_key, values)
     except ModelStructureError:
         raise
     # NumPyro asserts that plates are not empty.
     except (AssertionError, IndexError, TypeError, ValueError) as error:
-        raise execution_error(error, watch.last_site, model, args, kwargs) from error
+        raise execution_error(error, watch.last_site, call) from error
     kinds = ("sample", "param", "deterministic", "plate")
     return {n: _inspect(n, {**site, **arrays.get(n, {})}) for n, site in static.items() if site["type"] in kinds}
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -18,6 +17,7 @@ from ...potentials.trees.mixture import TreeParameters
 from ..conflict import Conflict
 from ..errors import ModelStructureError
 from ..families import NORMAL
+from ..model.execution import ModelCall
 from ..model.reading import ModelReading
 from ..model.tracing import FactorTrace, SiteInfo
 from ..program.affine_operator import AffineValues, OperatorMap
@@ -42,23 +42,14 @@ class SparseLinearReading(ModelReading):
     :ivar is_design_fixed: whether operator and offset are the same for all hyperparameters.
     """
 
-    def __init__(
-        self,
-        model: Callable[..., Any],
-        args: tuple,
-        kwargs: dict,
-        sites: Mapping[str, SiteInfo],
-        field: Sequence[str],
-        rng_key: Array,
-    ):
-        super().__init__(model, args, kwargs, sites, field, rng_key, sparse_prior)
+    def __init__(self, call: ModelCall, sites: Mapping[str, SiteInfo], field: Iterable[str]):
+        super().__init__(call, sites, field, sparse_prior)
         degrees = self._classify("independent given the others", with_sources=False)
         self._priors: dict[str, SparsePrior] = self._trace.priors
         self._check_components()
         self._check_analysis()
         self._degrees = degrees
-        self.factor_names = tuple(self._sort_factors(degrees))
-        self.factor_shapes = tuple(self._program.shape(self._trace.factors[n].log_prob) for n in self.factor_names)
+        self._sort_factors(degrees)
         for name in self.factor_names:
             self._check_factor(name, self._trace.factors[name])
         self.rows = tuple(self._observations_in_use(name) for name in self.factor_names)
@@ -67,7 +58,7 @@ class SparseLinearReading(ModelReading):
         self._num_groups = [forest.num_groups for forest in forests]
         self.forest: Forest = jax.tree.map(jnp.asarray, join_forests(forests))
         self.affine_sites = self._affine_sites(degrees)
-        self.structure_key = self._structure_key()
+        self.structure_key = ("sparse", self._model_key([*self.rows, self.forest.parents, self.forest.groups]))
         parts = []
         for name, rows in zip(self.factor_names, self.rows, strict=True):
             factor = self._trace.factors[name]
@@ -165,12 +156,6 @@ class SparseLinearReading(ModelReading):
             return None
         return _single_value(self._program, self._trace.factors[self.factor_names[0]].parameters["scale"])
 
-    def _structure_key(self) -> tuple[Any, ...]:
-        static = hashlib.blake2b(digest_size=16)
-        for array in (*self.rows, self.forest.parents, self.forest.groups):
-            static.update(np.ascontiguousarray(array).tobytes())
-        return ("sparse", self._model_key(), static.hexdigest())
-
     def prior(self, hyper: Mapping[str, Any], data: Sequence[Any] | None = None) -> TreeParameters:
         """Components and probabilities of the groups of :attr:`forest` at given hyperparameters."""
         env = self._env(hyper, data)
@@ -234,8 +219,8 @@ class SparseLinearReading(ModelReading):
         """Whether the prior speaks of coefficients in a frame instead of the unknowns themselves."""
         return self._priors[self.field[0]].analysis is not None
 
-    def log_joint(self, hyper: Mapping[str, Any], s: Array, data: Sequence[Any]) -> Array:
-        return self.form(hyper, data).log_density(s) + self.log_constant(hyper, data) + self.log_prior(hyper, data)
+    def log_joint(self, hyper: Mapping[str, Any], e: Array, data: Sequence[Any]) -> Array:
+        return super().log_joint(hyper, e, data) + self.log_constant(hyper, data)
 
     def draw(self, hyper: Mapping[str, Any], white: Array, data: Sequence[Any]) -> Array:
         component: Any = self.prior(hyper, data).high
