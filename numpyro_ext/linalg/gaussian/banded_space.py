@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
-
 import jax.numpy as jnp
 from jax import Array, random
 
 from ..frozen_pytree import frozen_pytree
 from .block_tridiagonal import BlockTridiagonal, BlockTridiagonalFactor
+from .coefficient_space import WhitenedPrior
 from .design import Design, SparseRows
-from .marginals import Marginals, cavity_ratio
+from .marginals import NotSequential, WhitenedPosterior
 from .prior import DiagonalPrior, FlatPrior, PriorBlock
 
 __all__ = ["BandedPosterior", "BandedSpace", "can_be_banded", "is_worth_banding"]
@@ -32,7 +31,7 @@ def is_worth_banding(design: Design) -> bool:
 
 
 @frozen_pytree
-class BandedSpace:
+class BandedSpace(NotSequential):
     r"""Unknowns :math:`e = s \circ w` with a diagonal prior, each row touching a stretch of at most ``bandwidth + 1``.
 
     The posterior precision is block tridiagonal with blocks as wide as the band, so that a factorisation and all
@@ -50,18 +49,8 @@ class BandedSpace:
     @classmethod
     def build(cls, prior: tuple[PriorBlock, ...], design: SparseRows) -> BandedSpace:
         """Whiten the prior."""
-        dtype = design.values.dtype
-        is_flat = [isinstance(block, FlatPrior) for block in prior]
-        scale = [
-            jnp.ones((block.size,), dtype) if flat else block.scale_part()
-            for block, flat in zip(prior, is_flat, strict=True)
-        ]
-        precision = [
-            jnp.full((block.size,), 0.0 if flat else 1.0, dtype) for block, flat in zip(prior, is_flat, strict=True)
-        ]
-        num_flat = sum(block.size for block, flat in zip(prior, is_flat, strict=True) if flat)
-        constant = jnp.asarray(0.5 * num_flat * math.log(2.0 * math.pi), dtype)
-        return cls(design, jnp.concatenate(scale), jnp.concatenate(precision), constant)
+        factor, precision, constant = WhitenedPrior.build(prior, design.values.dtype)
+        return cls(design, jnp.concatenate(factor.parts), jnp.concatenate(precision.parts), constant)
 
     @property
     def rows(self) -> Array:
@@ -98,13 +87,6 @@ class BandedSpace:
         """The coordinates of the prior mean."""
         return jnp.zeros_like(self.scale)[None]
 
-    def sequential_row(self, i: int | Array) -> Array:
-        """Refused: updates by single rows need the dense covariance.
-
-        :raises ValueError: always.
-        """
-        raise ValueError("The sequential schedule has no banded form: ask for space='sparse' or space='coefficient'.")
-
     def condition(self, site_precision: Array, site_shift: Array) -> BandedPosterior:
         r"""Multiply the prior by sites :math:`\exp(-\tau_i h_i^2/2 + \nu_i h_i)`, one per row.
 
@@ -137,7 +119,7 @@ class BandedSpace:
 
 
 @frozen_pytree
-class BandedPosterior:
+class BandedPosterior(WhitenedPosterior, NotSequential):
     """The Gaussian of :meth:`BandedSpace.condition`."""
 
     space: BandedSpace
@@ -145,31 +127,13 @@ class BandedPosterior:
     factor: BlockTridiagonalFactor
     white_mean: Array
     coordinates: Array
-    """:math:`E[w]`, shape ``(1, N)``."""
+    """Shape ``(1, N)``."""
 
-    def marginals(self) -> Marginals:
-        """Moments of every predictor and the log partition function."""
-        mean = self.space.predictor(self.coordinates)
-        variance = self._variance_of_rows(self.space.design)
-        ratio = cavity_ratio(self.site_precision, variance)
-        log_partition = 0.5 * jnp.sum(self.white_mean**2) + self.log_volume()
-        return Marginals(mean, variance, ratio, log_partition)
+    def row_variance(self) -> Array:
+        return self._variance_of_rows(self.space.design)
 
     def log_volume(self) -> Array:
-        r""":math:`\frac12 \log|P| - \frac12 \log|H|`, where :math:`|P|` counts :math:`2 \pi` for a flat unknown."""
         return self.space.half_log_determinant - self.factor.half_log_determinant()
-
-    def sequential_moments(self) -> tuple[Array, Array]:
-        """Refused like :meth:`BandedSpace.sequential_row`.
-
-        :raises ValueError: always.
-        """
-        self.space.sequential_row(0)
-        raise AssertionError
-
-    def unknowns(self) -> Array:
-        """Posterior mean of the unknowns, shape ``(N,)``."""
-        return self.space.unknowns(self.coordinates)
 
     def map_variance(self, design: Design) -> Array:
         """Posterior variance of ``J e`` for a design ``J``, shape ``(rows of J,)``."""

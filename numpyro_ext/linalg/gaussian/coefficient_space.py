@@ -13,7 +13,7 @@ from ..cholesky import cholesky, half_log_determinant, solve_lower, solve_upper
 from ..frozen_pytree import frozen_pytree
 from .block_diagonal import BlockCovariance, BlockDiagonal, quadratic_form
 from .design import DenseDesign, Design, SparseRows
-from .marginals import Marginals, cavity_ratio
+from .marginals import WhitenedPosterior
 from .prior import FlatPrior, PrecisionPrior, PriorBlock
 
 __all__ = ["CoefficientSpace"]
@@ -160,7 +160,7 @@ class CoefficientSpace:
 
 
 @frozen_pytree
-class CoefficientPosterior:
+class CoefficientPosterior(WhitenedPosterior):
     """The Gaussian of :meth:`CoefficientSpace.condition`."""
 
     space: CoefficientSpace
@@ -168,35 +168,23 @@ class CoefficientPosterior:
     factor: Array
     """Cholesky factor :math:`R` of the posterior precision of :math:`w`, shape ``(b, n, n)``."""
     white_mean: Array
-    """:math:`R^T E[w]`, shape ``(b, n)``."""
+    """Shape ``(b, n)``."""
     coordinates: Array
-    """:math:`E[w]`, shape ``(b, n)``."""
+    """Shape ``(b, n)``."""
 
-    def marginals(self) -> Marginals:
-        """Moments of every predictor and the log partition function."""
-        space = self.space
-        mean = space.predictor(self.coordinates)
-        if space.is_sparse:
-            variance = quadratic_form(space.design, self._block_covariance())
-        else:
-            white = solve_lower(self.factor, space.matrix.swapaxes(-1, -2))
-            variance = space.to_rows(jnp.sum(white**2, axis=-2))
-        ratio = cavity_ratio(self.site_precision, variance)
-        log_partition = 0.5 * jnp.sum(self.white_mean**2) + self.log_volume()
-        return Marginals(mean, variance, ratio, log_partition)
+    def row_variance(self) -> Array:
+        if self.space.is_sparse:
+            return quadratic_form(self.space.design, self._block_covariance())
+        white = solve_lower(self.factor, self.space.matrix.swapaxes(-1, -2))
+        return self.space.to_rows(jnp.sum(white**2, axis=-2))
 
     def log_volume(self) -> Array:
-        r""":math:`\frac12 \log|P| - \frac12 \log|H|`, where :math:`|P|` counts :math:`2 \pi` for a flat unknown."""
         return self.space.whitened.half_log_determinant - half_log_determinant(self.factor)
 
     def sequential_moments(self) -> tuple[Array, Array]:
         """Mean ``(b, n)`` and covariance ``(b, n, n)`` of :math:`w`."""
         inverse = solve_lower(self.factor, _identity_like(self.factor))
         return self.coordinates, inverse.swapaxes(-1, -2) @ inverse
-
-    def unknowns(self) -> Array:
-        """Posterior mean of the unknowns, shape ``(num_columns,)``."""
-        return self.space.unknowns(self.coordinates)
 
     def map_variance(self, design: Design) -> Array:
         """Posterior variance of ``J e`` for a design ``J``, shape ``(rows of J,)``."""

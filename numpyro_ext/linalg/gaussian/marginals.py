@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from abc import ABC, abstractmethod
+from typing import Any, NamedTuple, Protocol
 
 import jax.numpy as jnp
 from jax import Array
 
-__all__ = ["Marginals", "cavity_ratio", "relative_change"]
+__all__ = ["Marginals", "NotSequential", "WhitenedPosterior", "cavity_ratio", "relative_change"]
 
 
 class Marginals(NamedTuple):
@@ -31,6 +32,61 @@ def cavity_ratio(site_precision: Array, variance: Array) -> Array:
     """
     ratio = 1.0 - site_precision * variance
     return jnp.where(jnp.abs(ratio) < 64 * jnp.finfo(ratio.dtype).eps, 0.0, ratio)
+
+
+class WhitenedPosterior(ABC):
+    """A Gaussian that is conditioned in coordinates :math:`w` of the unknowns: what it has of its factorisation."""
+
+    space: Any
+    """The space that conditioned the prior."""
+    site_precision: Array
+    """Shape ``(num_rows,)``."""
+    white_mean: Array
+    """:math:`R^T E[w]` for the Cholesky factor :math:`R` of the precision of :math:`w`."""
+    coordinates: Array
+    """:math:`E[w]`."""
+
+    @abstractmethod
+    def row_variance(self) -> Array:
+        """Variances of the predictors, shape ``(num_rows,)``."""
+
+    @abstractmethod
+    def log_volume(self) -> Array:
+        r""":math:`\frac12 \log|P| - \frac12 \log|H|`, the precisions before and after conditioning, where
+        :math:`|P|` counts :math:`2 \pi` for a flat unknown."""
+
+    def marginals(self) -> Marginals:
+        """Moments of every predictor and the log partition function."""
+        variance = self.row_variance()
+        log_partition = 0.5 * jnp.sum(self.white_mean**2) + self.log_volume()
+        ratio = cavity_ratio(self.site_precision, variance)
+        return Marginals(self.space.predictor(self.coordinates), variance, ratio, log_partition)
+
+    def unknowns(self) -> Array:
+        """Posterior mean of the unknowns, shape ``(num_columns,)``."""
+        unknowns: Array = self.space.unknowns(self.coordinates)
+        return unknowns
+
+
+class NotSequential:
+    """A space, or a posterior in it, that cannot update sites one by one."""
+
+    def sequential_row(self, i: int | Array) -> Array:
+        """Refused: updates by single rows need the dense covariance of all unknowns.
+
+        :raises ValueError: always.
+        """
+        raise ValueError(
+            "The sequential schedule has no banded form, and none for blocks that share a covariance: ask for "
+            "space='sparse' or space='coefficient'."
+        )
+
+    def sequential_moments(self) -> tuple[Array, Array]:
+        """Refused like :meth:`sequential_row`.
+
+        :raises ValueError: always.
+        """
+        return self.sequential_row(0), self.sequential_row(0)
 
 
 class _Moments(Protocol):

@@ -38,10 +38,6 @@ class DiagonalPrior:
         """A factor ``F`` with ``F F^T`` the covariance, as a part of a block diagonal."""
         return safe_sqrt(self.variance)
 
-    def is_valid(self) -> Array:
-        """Whether the parameter is that of a Gaussian; a variance of zero pins the unknown and is allowed."""
-        return jnp.all((self.variance >= 0) & (self.variance < jnp.inf))
-
 
 @frozen_pytree
 class CovariancePrior:
@@ -73,10 +69,6 @@ class CovariancePrior:
         """A factor ``F`` with ``F F^T`` the covariance, as a part of a block diagonal."""
         return cholesky(self.covariance)
 
-    def is_valid(self) -> Array:
-        """Whether every block is positive definite in the arithmetic at hand; costs a factorisation."""
-        return jnp.all(jnp.isfinite(jnp.diagonal(cholesky(self.covariance), axis1=-2, axis2=-1)))
-
 
 @frozen_pytree
 class PrecisionPrior:
@@ -107,10 +99,6 @@ class PrecisionPrior:
         identity = jnp.broadcast_to(jnp.eye(factor.shape[-1], dtype=factor.dtype), factor.shape)
         return solve_lower(factor, identity).swapaxes(-1, -2)
 
-    def is_valid(self) -> Array:
-        """Whether every block is positive definite in the arithmetic at hand; costs a factorisation."""
-        return jnp.all(jnp.isfinite(jnp.diagonal(cholesky(self.precision), axis1=-2, axis2=-1)))
-
 
 @frozen_pytree
 class FlatPrior:
@@ -136,10 +124,6 @@ class FlatPrior:
         """
         return self.covariance_part()
 
-    def is_valid(self) -> Array:
-        """True: there is no parameter."""
-        return jnp.asarray(True)
-
 
 PriorBlock = DiagonalPrior | CovariancePrior | PrecisionPrior | FlatPrior
 
@@ -147,6 +131,16 @@ PriorBlock = DiagonalPrior | CovariancePrior | PrecisionPrior | FlatPrior
 def is_valid_prior(prior: tuple[PriorBlock, ...]) -> Array:
     """Whether all blocks have parameters of a Gaussian, as a scalar boolean array.
 
-    Conditioning in observation space never factorises a prior covariance, so it would not notice an indefinite one.
+    Conditioning in observation space never factorises a prior covariance, so it would not notice an indefinite one. A
+    variance of zero pins the unknown and is allowed. Costs a factorisation of every covariance or precision.
     """
-    return jnp.all(jnp.stack([block.is_valid() for block in prior]))
+
+    def is_valid(block: PriorBlock) -> Array:
+        if isinstance(block, FlatPrior):
+            return jnp.asarray(True)
+        if isinstance(block, DiagonalPrior):
+            return jnp.all((block.variance >= 0) & (block.variance < jnp.inf))
+        factor = cholesky(block.covariance if isinstance(block, CovariancePrior) else block.precision)
+        return jnp.all(jnp.isfinite(jnp.diagonal(factor, axis1=-2, axis2=-1)))
+
+    return jnp.all(jnp.stack([is_valid(block) for block in prior]))

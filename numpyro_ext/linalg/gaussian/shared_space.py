@@ -11,14 +11,14 @@ from ..cholesky import cholesky, half_log_determinant, solve_lower, solve_upper
 from ..frozen_pytree import frozen_pytree
 from .block_diagonal import BlockCovariance, BlockDiagonal, quadratic_form
 from .design import Design
-from .marginals import Marginals, cavity_ratio
+from .marginals import NotSequential, WhitenedPosterior
 from .prior import PriorBlock
 
 __all__ = ["SharedPosterior", "SharedSpace"]
 
 
 @frozen_pytree
-class SharedSpace:
+class SharedSpace(NotSequential):
     r"""Blocks of unknowns :math:`e_b = F w_b` seen through :math:`h_b = X w_b`, with one :math:`F` and one :math:`X`.
 
     Blocks have the same prior, the same linear map, and sites of the same precisions; only the shifts differ. Then all
@@ -80,13 +80,6 @@ class SharedSpace:
         """The coordinates of the prior mean."""
         return jnp.zeros(self.columns.shape, self.factor.dtype)
 
-    def sequential_row(self, i: int | Array) -> Array:
-        """Refused: sites that are updated one by one do not have equal precisions.
-
-        :raises NotImplementedError: always.
-        """
-        raise NotImplementedError("Blocks that share a covariance cannot be updated one factor at a time.")
-
     def condition(self, site_precision: Array, site_shift: Array) -> SharedPosterior:
         r"""Multiply the prior by sites :math:`\exp(-\tau_i h_i^2/2 + \nu_i h_i)`, one per row.
 
@@ -105,7 +98,7 @@ class SharedSpace:
 
 
 @frozen_pytree
-class SharedPosterior:
+class SharedPosterior(WhitenedPosterior, NotSequential):
     """The Gaussian of :meth:`SharedSpace.condition`."""
 
     space: SharedSpace
@@ -113,34 +106,16 @@ class SharedPosterior:
     factor: Array
     """Cholesky factor :math:`R` of the posterior precision of :math:`w`, shape ``(n, n)``."""
     white_mean: Array
-    """:math:`R^T E[w]`, shape ``(b, n)``."""
+    """Shape ``(b, n)``."""
     coordinates: Array
-    """:math:`E[w]`, shape ``(b, n)``."""
+    """Shape ``(b, n)``."""
 
-    def marginals(self) -> Marginals:
-        """Moments of every predictor and the log partition function."""
-        space = self.space
-        variance = jnp.sum(solve_lower(self.factor, space.matrix.T) ** 2, axis=0)
-        variance = space.to_rows(jnp.broadcast_to(variance, space.rows.shape))
-        ratio = cavity_ratio(self.site_precision, variance)
-        log_partition = 0.5 * jnp.sum(self.white_mean**2) + self.log_volume()
-        return Marginals(space.predictor(self.coordinates), variance, ratio, log_partition)
+    def row_variance(self) -> Array:
+        variance = jnp.sum(solve_lower(self.factor, self.space.matrix.T) ** 2, axis=0)
+        return self.space.to_rows(jnp.broadcast_to(variance, self.space.rows.shape))
 
     def log_volume(self) -> Array:
-        """Half the log determinant of the posterior covariance less that of the prior's."""
         return -len(self.coordinates) * half_log_determinant(self.factor)
-
-    def sequential_moments(self) -> tuple[Array, Array]:
-        """Refused like :meth:`SharedSpace.sequential_row`.
-
-        :raises NotImplementedError: always.
-        """
-        self.space.sequential_row(0)
-        raise AssertionError("unreachable")
-
-    def unknowns(self) -> Array:
-        """Posterior mean of the unknowns, shape ``(num_columns,)``."""
-        return self.space.unknowns(self.coordinates)
 
     def map_variance(self, design: Design) -> Array:
         """Posterior variance of ``J e`` for a design ``J``, shape ``(rows of J,)``."""

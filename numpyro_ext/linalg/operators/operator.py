@@ -233,9 +233,6 @@ class _Diagonal(LinearOperator):
     def matvec(self, x: Array) -> Array:
         return self.entries * x
 
-    def rmatvec(self, y: Array) -> Array:
-        return self.entries * y
-
 
 @saved_as("Matrix")
 @frozen_pytree
@@ -250,9 +247,6 @@ class _Matrix(LinearOperator):
     def matvec(self, x: Array) -> Array:
         return self.matrix @ x
 
-    def rmatvec(self, y: Array) -> Array:
-        return y @ self.matrix
-
 
 @saved_as("Selection")
 @frozen_pytree
@@ -266,9 +260,6 @@ class _Selection(LinearOperator):
 
     def matvec(self, x: Array) -> Array:
         return x[self.indices]
-
-    def rmatvec(self, y: Array) -> Array:
-        return jnp.zeros((self.num_columns,), y.dtype).at[self.indices].add(y)
 
 
 @saved_as("Stack")
