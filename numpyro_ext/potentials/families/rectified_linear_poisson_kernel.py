@@ -21,6 +21,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array
+from numpy.polynomial import Polynomial, polynomial
 
 from ..integrals.normal import truncated_normal
 from ..integrals.stirling import stirling_error
@@ -61,36 +62,8 @@ def _settings(dtype: jnp.dtype) -> _Settings:
     return _Settings(8.0, 10, 7) if jnp.finfo(dtype).bits <= 32 else _Settings(11.0, 15, 12)
 
 
-# Coefficients of the series: polynomials in q as lists of coefficients, lowest power first.
-
-
-def _add(a: list, b: list, scale: int | Fraction = 1) -> list:
-    size = max(len(a), len(b))
-    a, b = a + [0] * (size - len(a)), b + [0] * (size - len(b))
-    return [x + scale * y for x, y in zip(a, b, strict=True)]
-
-
-def _multiply(a: list, b: list) -> list:
-    out = [0] * (len(a) + len(b) - 1)
-    for i, x in enumerate(a):
-        for j, y in enumerate(b):
-            out[i + j] += x * y
-    return out
-
-
-def _derivative(a: list) -> list:
-    return [i * c for i, c in enumerate(a)][1:] or [0]
-
-
-def _divide_by_complement(a: list, times: int) -> list:
-    """Exact quotient of ``a`` by ``(1 - q)^times``."""
-    for _ in range(times):
-        a = [sum(a[: i + 1]) for i in range(len(a) - 1)]
-    return a
-
-
 @functools.cache
-def _series_coefficients(num_terms: int) -> tuple[list, ...]:
+def _series_coefficients(num_terms: int) -> tuple[list[list[float]], ...]:
     r"""Polynomials of the asymptotic series: :math:`p_j`, :math:`d_j`, and two that make up :math:`e_j`.
 
     With :math:`r` the positive root of :math:`r^2 - xr - y`, :math:`q = r/s`, :math:`\bar q = 1 - q` and
@@ -101,39 +74,31 @@ def _series_coefficients(num_terms: int) -> tuple[list, ...]:
     :math:`C_j`. Fixed at :math:`q = 0`, where it also absorbs Stirling's series,
     it leads to :math:`e_j = B_j(q) - C_j(1/\bar q)`.
     """
-    q, complement, sign = [0, 1], [1, -1], [-1, 2]
-    p, d = [[1]], []
+    q, complement, sign = (Polynomial([Fraction(a), Fraction(b)]) for a, b in ((0, 1), (1, -1), (-1, 2)))
+    p, d = [q // q], []
     for j in range(1, num_terms + 1):
-        inner = _add(_multiply(complement, _derivative(p[-1])), p[-1], -1)
-        inner = _add([2 * c for c in _multiply(q, inner)], _multiply(sign, p[-1]), 1 - 2 * j)
-        d.append([-c for c in inner])
-        square: list = [0]
-        for a in range(j):
-            square = _add(square, _multiply(p[a], p[j - 1 - a]))
-        p.append(_add(d[-1], _multiply(complement, square), -1))
+        # Polynomials have methods for slopes and integrals, but these are not exact.
+        slope = Polynomial(polynomial.polyder(p[-1].coef))
+        d.append((2 * j - 1) * sign * p[-1] - 2 * q * (complement * slope - p[-1]))
+        p.append(d[-1] - complement * sum(p[a] * p[j - 1 - a] for a in range(j)))
     regular, polar = [], []
     for j in range(1, num_terms + 1):
-        slope = p[j]
-        for factor in [q] * (j - 1) + [complement] * j:
-            slope = _multiply(slope, factor)
-        integral = [Fraction(0)] + [Fraction(c) / (2 * i + 2) for i, c in enumerate(slope)]
-        integral[0] -= sum(integral)
+        integral = Polynomial(polynomial.polyint((p[j] * q ** (j - 1) * complement**j).coef)) * Fraction(1, 2)
         # This is e_j q^j.
-        quotient = _divide_by_complement(integral, j)
-        regular.append(quotient[j : 1 + max(i for i, c in enumerate(quotient) if c)])
+        quotient = ((integral - integral(1)) // complement**j).coef.tolist()
+        regular.append(quotient[j:])
         polar.append([0, *quotient[j - 1 :: -1]])
-    tables = ([[float(c) for c in poly] for poly in polys] for polys in (p[:num_terms], d, regular, polar))
-    return tuple(tables)
+    return tuple([[float(c) for c in each] for each in table] for table in (p[:num_terms], d, regular, polar))
 
 
-def _horner(coefficients: list, x: Array) -> Array:
+def _horner(coefficients: list[float], x: Array) -> Array:
     total = jnp.full_like(x, coefficients[-1])
     for c in coefficients[-2::-1]:
         total = total * x + c
     return total
 
 
-def _sum_series(polynomials: list, q: Array, w: Array, stride: int = 1) -> Array:
+def _sum_series(polynomials: list[list[float]], q: Array, w: Array, stride: int = 1) -> Array:
     """Sum of ``polynomials[i](q) * w^(1 + i * stride)``."""
     power = w if stride == 1 else w**stride
     total = _horner(polynomials[-1], q)
