@@ -12,8 +12,10 @@ from jax.scipy.linalg import solve_triangular
 __all__ = [
     "LARGEST_DENSE",
     "cholesky",
+    "cholesky_inverse",
     "cholesky_solve",
     "half_log_determinant",
+    "inverse_lower",
     "safe_sqrt",
     "solve_lower",
     "solve_upper",
@@ -85,6 +87,17 @@ def solve_upper(factor: Array, x: Array) -> Array:
 def cholesky_solve(factor: Array, x: Array) -> Array:
     """``(L L^T)^-1 x`` for ``x`` of shape ``(..., n)``."""
     return solve_upper(factor, solve_lower(factor, x[..., None]))[..., 0]
+
+
+def inverse_lower(factor: Array) -> Array:
+    """``L^-1`` of shape ``(..., n, n)``."""
+    return solve_lower(factor, jnp.broadcast_to(jnp.eye(factor.shape[-1], dtype=factor.dtype), factor.shape))
+
+
+def cholesky_inverse(factor: Array) -> Array:
+    """``(L L^T)^-1`` of shape ``(..., n, n)``, symmetric by construction; where the matrix itself is wanted."""
+    root = inverse_lower(factor)
+    return root.swapaxes(-1, -2) @ root
 
 
 def safe_sqrt(x: Array) -> Array:

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from ...linalg.cholesky import cholesky, cholesky_solve, solve_lower
+from ...linalg.cholesky import cholesky, cholesky_inverse, cholesky_solve
 from ...potentials import (
     BohningBound,
     BoundedPotential,
@@ -44,12 +44,12 @@ Point = TypeVar("Point")
 def initial_posteriors(rows: LatentGaussianRows) -> RowPosteriors:
     """Gaussians at the prior mean, with unit precision of every factor: under a broad prior itself expectations may
     overflow."""
-    prior = _inverse_from_cholesky(cholesky(rows.covariance))
+    prior = cholesky_inverse(cholesky(rows.covariance))
     precision = jnp.broadcast_to(prior, (rows.num_rows, *prior.shape))
     for family in rows.families():
         gram = jnp.einsum("ckl,ckm->clm", family.loadings, family.loadings)
         precision = precision + jnp.tensordot(family.observed.astype(gram.dtype), gram, axes=1)
-    return _at_prior_mean(rows, precision, _inverse_from_cholesky(cholesky(precision)))
+    return _at_prior_mean(rows, precision, cholesky_inverse(cholesky(precision)))
 
 
 def initial_modes(rows: LatentGaussianRows) -> RowPosteriors:
@@ -80,7 +80,7 @@ def shared_posteriors(rows: LatentGaussianRows) -> RowPosteriors | None:
     if len(first) * _LEAST_ROWS > rows.num_rows:
         return None
     precision = _best_precisions(rows, jnp.asarray(first))
-    covariance = _inverse_from_cholesky(cholesky(precision))
+    covariance = cholesky_inverse(cholesky(precision))
     return _at_prior_mean(rows, precision, covariance, jnp.asarray(pattern.reshape(-1)))
 
 
@@ -123,7 +123,7 @@ def expectation_step(
         count = len(posteriors.covariance)
         first = jax.ops.segment_min(jnp.arange(rows.num_rows), posteriors.pattern, num_segments=count)
         precision = _best_precisions(rows, first)
-        new = posteriors._replace(precision=precision, covariance=_inverse_from_cholesky(cholesky(precision)))
+        new = posteriors._replace(precision=precision, covariance=cholesky_inverse(cholesky(precision)))
 
     def solve(rows: LatentGaussianRows, part: RowPosteriors) -> tuple[Array, Array, Array]:
         # The new covariances are of all chunks, the means of this one.
@@ -142,7 +142,7 @@ def _climb_gaussians(rows: LatentGaussianRows, start: RowPosteriors, num_steps: 
     def evaluate(point: tuple[Array, Array]) -> tuple[Array, tuple[Array, Array, Array]]:
         mean, precision = point
         factor = cholesky(precision)
-        covariance = _inverse_from_cholesky(factor)
+        covariance = cholesky_inverse(factor)
         spreads = [family.covariances(covariance) for family in rows.families()]
         value, slope, target = _joint(rows, mean, spreads)
         shift = slope + jnp.einsum("nlm,nm->nl", target, mean)
@@ -200,7 +200,7 @@ def _means_evaluation(rows: LatentGaussianRows, posteriors: RowPosteriors) -> Ca
 def _joint(rows: LatentGaussianRows, mean: Array, spreads: Sequence[Array | None]) -> tuple[Array, Array, Array]:
     """Expected log factors less half the squared distance of the mean from the prior's, the slope in the mean, and the
     best precision; at means ``(n, L)``, and covariances of the predictors of each family or none."""
-    prior_precision = _inverse_from_cholesky(cholesky(rows.covariance))
+    prior_precision = cholesky_inverse(cholesky(rows.covariance))
     slope = (rows.mean - mean) @ prior_precision
     value = 0.5 * jnp.sum(slope * (mean - rows.mean), axis=-1)
     precision = jnp.broadcast_to(prior_precision, (len(mean), *prior_precision.shape))
@@ -263,18 +263,11 @@ def _at_prior_mean(
     return RowPosteriors(mean, precision, covariance, nothing, nothing, pattern)
 
 
-def _inverse_from_cholesky(factor: Array) -> Array:
-    """``(L L^T)^-1``, which is symmetric by construction."""
-    identity = jnp.broadcast_to(jnp.eye(factor.shape[-1], dtype=factor.dtype), factor.shape)
-    root = solve_lower(factor, identity)
-    return root.swapaxes(-1, -2) @ root
-
-
 def _spread_divergence(prior_factor: Array, covariance: Array, factor: Array) -> Array:
     """Kullback-Leibler divergences between Gaussians of one mean, from Cholesky factors of the prior's covariance and
     of the precisions."""
     size = prior_factor.shape[-1]
-    trace = covariance.reshape(-1, size**2) @ _inverse_from_cholesky(prior_factor).reshape(-1)
+    trace = covariance.reshape(-1, size**2) @ cholesky_inverse(prior_factor).reshape(-1)
     log_ratio = jnp.log(jnp.diagonal(factor, axis1=-2, axis2=-1)).sum(axis=-1)
     return 0.5 * (trace - size) + log_ratio + jnp.sum(jnp.log(jnp.diagonal(prior_factor)))
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jax import Array, random
 
-from ..cholesky import cholesky, half_log_determinant, solve_lower, solve_upper
+from ..cholesky import cholesky, cholesky_inverse, half_log_determinant, solve_lower, solve_upper
 from ..frozen_pytree import frozen_pytree
 from .block_diagonal import BlockCovariance, BlockDiagonal, quadratic_form
 from .design import DenseDesign, Design, SparseRows
@@ -183,8 +183,7 @@ class CoefficientPosterior(WhitenedPosterior):
 
     def sequential_moments(self) -> tuple[Array, Array]:
         """Mean ``(b, n)`` and covariance ``(b, n, n)`` of :math:`w`."""
-        inverse = solve_lower(self.factor, _identity_like(self.factor))
-        return self.coordinates, inverse.swapaxes(-1, -2) @ inverse
+        return self.coordinates, cholesky_inverse(self.factor)
 
     def map_variance(self, design: Design) -> Array:
         """Posterior variance of ``J e`` for a design ``J``, shape ``(rows of J,)``."""
@@ -224,10 +223,6 @@ class CoefficientPosterior(WhitenedPosterior):
         space = self.space
         root = solve_lower(self.factor, self._dense_factor().swapaxes(-1, -2))
         return BlockCovariance.build(root.swapaxes(-1, -2) @ root, space.columns, space.design.num_columns)
-
-
-def _identity_like(matrix: Array) -> Array:
-    return jnp.broadcast_to(jnp.eye(matrix.shape[-1], dtype=matrix.dtype), matrix.shape)
 
 
 def _sparse_gram(design: SparseRows, weight: Array) -> Array:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jax import Array, random
 
-from ..cholesky import cholesky, half_log_determinant, solve_lower
+from ..cholesky import cholesky, half_log_determinant, inverse_lower
 from ..frozen_pytree import frozen_pytree
 from .conditioning import LinearGaussian, LinearGaussianPosterior
 from .design import Design
@@ -151,8 +151,7 @@ def _conditional_variance(block: PriorBlock, dtype: jnp.dtype) -> tuple[Array, A
         return block.variance, zero
     if isinstance(block, CovariancePrior):
         factor = cholesky(block.covariance)
-        identity = jnp.broadcast_to(jnp.eye(factor.shape[-1], dtype=factor.dtype), factor.shape)
-        precision = jnp.sum(jnp.square(solve_lower(factor, identity)), axis=-2).reshape(-1)
+        precision = jnp.sum(jnp.square(inverse_lower(factor)), axis=-2).reshape(-1)
         half_log = half_log_determinant(factor)
     else:
         precision = jnp.diagonal(block.precision, axis1=-2, axis2=-1).reshape(-1)

@@ -8,7 +8,7 @@ import math
 import jax.numpy as jnp
 from jax import Array
 
-from ..cholesky import cholesky, safe_sqrt, solve_lower
+from ..cholesky import cholesky, inverse_lower, safe_sqrt, solve_lower
 from ..frozen_pytree import frozen_pytree
 
 __all__ = ["CovariancePrior", "DiagonalPrior", "FlatPrior", "PrecisionPrior", "PriorBlock", "is_valid_prior"]
@@ -95,9 +95,7 @@ class PrecisionPrior:
 
     def scale_part(self) -> Array:
         """A factor ``F`` with ``F F^T`` the covariance, as a part of a block diagonal."""
-        factor = cholesky(self.precision)
-        identity = jnp.broadcast_to(jnp.eye(factor.shape[-1], dtype=factor.dtype), factor.shape)
-        return solve_lower(factor, identity).swapaxes(-1, -2)
+        return inverse_lower(cholesky(self.precision)).swapaxes(-1, -2)
 
 
 @frozen_pytree

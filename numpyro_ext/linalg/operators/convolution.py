@@ -129,16 +129,6 @@ class _FourierConvolution(LinearOperator):
         inside = tuple(slice(k - 1, None) for k in self.kernel_shape)
         return padded[inside].reshape(-1)
 
-    def rmatvec(self, y: Array) -> Array:
-        image = y.reshape(self.sides)
-        if self.boundary == "periodic":
-            return _filter(image, jnp.conj(self.transfer)).reshape(-1)
-        padded = jnp.pad(image, [(k - 1, 0) for k in self.kernel_shape])
-        filtered = _filter(padded, jnp.conj(self.transfer))
-        example = jax.ShapeDtypeStruct(self.sides, filtered.dtype)
-        (out,) = jax.linear_transpose(lambda x: _pad(x, self.kernel_shape, self.boundary), example)(filtered)
-        return out.reshape(-1)
-
 
 def _filter(image: Array, transfer: Array) -> Array:
     return jnp.fft.irfftn(jnp.fft.rfftn(image) * transfer, s=image.shape)

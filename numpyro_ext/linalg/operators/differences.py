@@ -70,8 +70,3 @@ class _FiniteDifferences(LinearOperator):
 
     def matvec(self, x: Array) -> Array:
         return jnp.diff(x.reshape(self.sides), axis=self.axis).reshape(-1)
-
-    def rmatvec(self, y: Array) -> Array:
-        differences = y.reshape([n - (axis == self.axis) for axis, n in enumerate(self.sides)])
-        border = [(int(axis == self.axis),) * 2 for axis in range(len(self.sides))]
-        return -jnp.diff(jnp.pad(differences, border), axis=self.axis).reshape(-1)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from ...linalg.cholesky import cholesky, solve_lower
+from ...linalg.cholesky import cholesky, cholesky_inverse
 from ...linalg.gaussian.prior import DiagonalPrior, PrecisionPrior
 from .form import GaussianSide
 
@@ -47,10 +47,7 @@ def _dense_precision(prior: Any, local: np.ndarray) -> Array:
     if isinstance(prior, PrecisionPrior):
         blocks = prior.precision
     else:
-        factor = cholesky(prior.covariance)
-        identity = jnp.broadcast_to(jnp.eye(factor.shape[-1], dtype=factor.dtype), factor.shape)
-        half = solve_lower(factor, identity)
-        blocks = half.swapaxes(-1, -2) @ half
+        blocks = cholesky_inverse(cholesky(prior.covariance))
     batch, place = np.divmod(np.maximum(local, 0), blocks.shape[-1])
     same = (batch[:, :, None] == batch[:, None, :]) & (local >= 0)[:, :, None] & (local >= 0)[:, None, :]
     return jnp.where(same, blocks[batch[:, :, None], place[:, :, None], place[:, None, :]], 0.0)

@@ -29,17 +29,13 @@ __all__ = ["LatentGaussianReading"]
 class LatentGaussianReading(ModelReading):
     """A model read as a latent Gaussian form, with a given split into field and hyperparameters.
 
-    Made by :func:`~numpyro_ext.structure.read_latent_gaussian`. All its methods that take ``hyper`` (constrained
-    values by site name) are pure in ``hyper`` and ``data`` and can be passed through ``jit``, ``vmap`` and ``grad``.
+    Made by :func:`~numpyro_ext.structure.read_latent_gaussian`. What all readings have is described at
+    :class:`~numpyro_ext.structure.ModelReading`.
 
-    :ivar field: latent sites of the Gaussian field, in the order of the model.
-    :ivar hyper: all other latent and ``param`` sites.
-    :ivar predictive: latent sites that nothing depends on (missing observations): left out, as they integrate to one.
     :ivar factor_names: observed sites, one per family of factors of the form.
     :ivar factor_shapes: shapes of the observations of each family.
     :ivar rows_per_observation: how many rows of the form each observation of a family has.
     :ivar affine_sites: field and deterministic sites that are affine in the field.
-    :ivar data: the arrays that the model closed over, explicit so that forms of equal structure can be batched.
     """
 
     def __init__(self, call: ModelCall, sites: Mapping[str, SiteInfo], field: Iterable[str]):
