@@ -234,30 +234,21 @@ def register_family(
     return family
 
 
-NORMAL = register_family(
-    dist.Normal,
-    label="normal",
-    predictor="loc",
-    parameters=("scale",),
-    links={IDENTITY: lambda y: GaussianPotential(y.value, **y.parameters)},
-    is_sparse_prior=True,
-)
-register_family(
-    dist.StudentT,
-    label="student t",
-    predictor="loc",
-    parameters=("scale", "df"),
-    links={IDENTITY: lambda y: StudentTPotential(y.value, **y.parameters)},
-    is_sparse_prior=True,
-)
-register_family(
-    dist.Laplace,
-    label="laplace",
-    predictor="loc",
-    parameters=("scale",),
-    links={IDENTITY: lambda y: LaplacePotential(y.value, **y.parameters)},
-    is_sparse_prior=True,
-)
+def _by_location(distribution: type, label: str, parameters: tuple[str, ...], potential: Callable[..., Any]) -> Family:
+    """Values that are symmetric about their location."""
+    return register_family(
+        distribution,
+        label=label,
+        predictor="loc",
+        parameters=parameters,
+        links={IDENTITY: lambda y: potential(y.value, **y.parameters)},
+        is_sparse_prior=True,
+    )
+
+
+NORMAL = _by_location(dist.Normal, "normal", ("scale",), GaussianPotential)
+_by_location(dist.StudentT, "student t", ("scale", "df"), StudentTPotential)
+_by_location(dist.Laplace, "laplace", ("scale",), LaplacePotential)
 register_family(
     dist.Poisson,
     label="poisson",
@@ -332,22 +323,16 @@ register_family(
 register_family(
     dist.BinomialProbs, label="binomial", predictor="probs", parameters=("total_count",), links={LOGISTIC: _binomial}
 )
-register_family(
-    dist.CategoricalLogits,
-    label="categorical logits",
-    predictor="logits",
-    vectors=("logits",),
-    links={IDENTITY: lambda y: SoftmaxPotential(y.label, y.dimension)},
-    is_joint=True,
-)
-register_family(
-    MultinomialProbit,
-    label="multinomial probit",
-    predictor="predictor",
-    vectors=("predictor",),
-    links={IDENTITY: lambda y: MultinomialProbitPotential(y.label, y.dimension)},
-    is_joint=True,
-)
+
+
+def _joint(distribution: type, label: str, predictor: str, potential: Callable[..., Any]) -> None:
+    """Categories with a predictor each."""
+    links: dict[Link, Build] = {IDENTITY: lambda y: potential(y.label, y.dimension)}
+    register_family(distribution, label=label, predictor=predictor, vectors=(predictor,), links=links, is_joint=True)
+
+
+_joint(dist.CategoricalLogits, "categorical logits", "logits", SoftmaxPotential)
+_joint(MultinomialProbit, "multinomial probit", "predictor", MultinomialProbitPotential)
 
 
 def _stick_breaking(y: Observations) -> Built:
@@ -364,35 +349,17 @@ register_family(
     vectors=("logits",),
     links={IDENTITY: _stick_breaking},
 )
-register_family(
-    dist.OrderedLogistic,
-    label="ordered logistic",
-    predictor="predictor",
-    parameters=("cutpoints",),
-    vectors=("cutpoints",),
-    links={IDENTITY: lambda y: CumulativeLogitPotential(y.label, y.parameters["cutpoints"])},
-)
-register_family(
-    OrderedProbit,
-    label="ordered probit",
-    predictor="predictor",
-    parameters=("cutpoints",),
-    vectors=("cutpoints",),
-    links={IDENTITY: lambda y: CumulativeProbitPotential(y.label, y.parameters["cutpoints"])},
-)
-register_family(
-    ContinuationRatio,
-    label="continuation ratio",
-    predictor="predictor",
-    parameters=("thresholds",),
-    vectors=("thresholds",),
-    links={IDENTITY: lambda y: ContinuationRatioPotential(y.label, **y.parameters)},
-)
-register_family(
-    AdjacentCategory,
-    label="adjacent category",
-    predictor="predictor",
-    parameters=("thresholds", "scores"),
-    vectors=("thresholds", "scores"),
-    links={IDENTITY: lambda y: AdjacentCategoryPotential(y.label, **y.parameters)},
-)
+
+
+def _ordered(distribution: type, label: str, parameters: tuple[str, ...], potential: Callable[..., Any]) -> None:
+    """Categories on a scale with one predictor, and vectors of thresholds and the like."""
+    links: dict[Link, Build] = {IDENTITY: lambda y: potential(y.label, *y.parameters.values())}
+    register_family(
+        distribution, label=label, predictor="predictor", parameters=parameters, vectors=parameters, links=links
+    )
+
+
+_ordered(dist.OrderedLogistic, "ordered logistic", ("cutpoints",), CumulativeLogitPotential)
+_ordered(OrderedProbit, "ordered probit", ("cutpoints",), CumulativeProbitPotential)
+_ordered(ContinuationRatio, "continuation ratio", ("thresholds",), ContinuationRatioPotential)
+_ordered(AdjacentCategory, "adjacent category", ("thresholds", "scores"), AdjacentCategoryPotential)
