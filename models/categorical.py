@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import jax
 import jax.numpy as jnp
 import numpyro
 import numpyro.distributions as dist
@@ -21,19 +20,22 @@ from .gaussian_process import squared_exponential
 
 __all__ = ["discrete_choice", "multiclass_gp_classification", "multinomial_regression", "ordinal_regression"]
 
-_LIKELIHOODS = ("softmax", "stick-breaking", "probit")
-_ORDINAL = ("cumulative-logit", "cumulative-probit", "continuation-ratio", "adjacent-category")
-
-
-def _categories(likelihood: str, predictor: jax.Array) -> dist.Distribution:
-    if likelihood == "softmax":
-        return dist.Categorical(logits=predictor)
-    return StickBreakingCategorical(predictor) if likelihood == "stick-breaking" else MultinomialProbit(predictor)
+_LIKELIHOODS = {
+    "softmax": lambda predictor: dist.Categorical(logits=predictor),
+    "stick-breaking": StickBreakingCategorical,
+    "probit": MultinomialProbit,
+}
+_ORDINAL = {
+    "cumulative-logit": dist.OrderedLogistic,
+    "cumulative-probit": OrderedProbit,
+    "continuation-ratio": ContinuationRatio,
+    "adjacent-category": AdjacentCategory,
+}
 
 
 def _num_predictors(likelihood: str, num_categories: int) -> int:
     if likelihood not in _LIKELIHOODS:
-        raise ValueError(f"likelihood must be one of {_LIKELIHOODS}; got {likelihood!r}.")
+        raise ValueError(f"likelihood must be one of {tuple(_LIKELIHOODS)}; got {likelihood!r}.")
     return num_categories - (likelihood == "stick-breaking")
 
 
@@ -80,7 +82,7 @@ def multinomial_regression(
     intercept = numpyro.sample("intercept", prior.expand([size]).to_event(1))
     coefficients = numpyro.sample("coefficients", prior.expand([X.shape[1], size]).to_event(2))
     with handlers.mask(mask=mask):
-        numpyro.sample("y", _categories(likelihood, X @ coefficients + intercept), obs=y)
+        numpyro.sample("y", _LIKELIHOODS[likelihood](X @ coefficients + intercept), obs=y)
 
 
 def multiclass_gp_classification(
@@ -114,7 +116,7 @@ def multiclass_gp_classification(
     with numpyro.plate("classes", size):
         f = numpyro.sample("f", dist.MultivariateNormal(0.0, covariance))
     with handlers.mask(mask=mask):
-        numpyro.sample("y", _categories(likelihood, f.T), obs=y)
+        numpyro.sample("y", _LIKELIHOODS[likelihood](f.T), obs=y)
 
 
 def ordinal_regression(
@@ -154,25 +156,15 @@ def ordinal_regression(
     :raises ValueError: if the likelihood is unknown.
     """
     if likelihood not in _ORDINAL:
-        raise ValueError(f"likelihood must be one of {_ORDINAL}; got {likelihood!r}.")
+        raise ValueError(f"likelihood must be one of {tuple(_ORDINAL)}; got {likelihood!r}.")
     X = jnp.asarray(X)
     prior = dist.Normal(0.0, coefficient_scale)
     coefficients = numpyro.sample("coefficients", prior.expand([X.shape[1]]).to_event(1))
     free = prior.expand([num_categories - 1]).to_event(1)
     ordered = dist.TransformedDistribution(free, dist.transforms.OrderedTransform())
     thresholds = numpyro.sample("thresholds", ordered)
-    predictor = X @ coefficients
-    distribution: dist.Distribution
-    if likelihood == "cumulative-logit":
-        distribution = dist.OrderedLogistic(predictor, thresholds)
-    elif likelihood == "cumulative-probit":
-        distribution = OrderedProbit(predictor, thresholds)
-    elif likelihood == "continuation-ratio":
-        distribution = ContinuationRatio(predictor, thresholds)
-    else:
-        distribution = AdjacentCategory(predictor, thresholds)
     with handlers.mask(mask=mask):
-        numpyro.sample("y", distribution, obs=y)
+        numpyro.sample("y", _ORDINAL[likelihood](X @ coefficients, thresholds), obs=y)
 
 
 def discrete_choice(

@@ -15,6 +15,12 @@ from numpyro_ext.optional import optional
 
 __all__ = ["cox_process", "gp_classification"]
 
+_INTENSITIES = {
+    "rectified": RectifiedLinearPoisson,
+    "softplus": SoftplusPoisson,
+    "exponential": lambda f, exposure: dist.Poisson(exposure * jnp.exp(f)),
+}
+
 
 def cox_process(
     t: ArrayLike,
@@ -72,7 +78,7 @@ def cox_process(
     :param float jitter: share of :math:`s^2` added to the variances of ``f``.
     :raises ValueError: if the non-linearity is unknown.
     """
-    if nonlinearity not in ("rectified", "softplus", "exponential"):
+    if nonlinearity not in _INTENSITIES:
         raise ValueError(f"nonlinearity must be 'rectified', 'softplus' or 'exponential'; got {nonlinearity!r}.")
     t = jnp.asarray(t)
     if priors:
@@ -90,13 +96,7 @@ def cox_process(
         base = numpyro.sample("f_base", dist.Normal().expand([t.shape[0]]).to_event(1))
         f = numpyro.deterministic("f", mean + jnp.linalg.cholesky(covariance) @ base)
 
-    likelihood: dist.Distribution
-    if nonlinearity == "rectified":
-        likelihood = RectifiedLinearPoisson(f, exposure)
-    elif nonlinearity == "softplus":
-        likelihood = SoftplusPoisson(f, exposure)
-    else:
-        likelihood = dist.Poisson(exposure * jnp.exp(f))
+    likelihood = _INTENSITIES[nonlinearity](f, exposure)
     numpyro.deterministic("intensity", likelihood.mean)
     with handlers.mask(mask=mask):
         numpyro.sample("counts", likelihood, obs=counts)
