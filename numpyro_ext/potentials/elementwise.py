@@ -40,16 +40,10 @@ class ElementwisePotential(Potential):
         return self.function(jnp.asarray(eta), *self.args)
 
 
-@potential
-class TemperedPotential(Potential):
-    r"""``weight`` times the log density of another potential: a scaled or subsampled observation.
-
-    :param Potential base: the factors.
-    :param Array weight: positive exponents.
-    """
+class DerivedPotential(Potential):
+    """Factors made of those of another potential, :attr:`base`, and the same in all that is not said otherwise."""
 
     base: Potential
-    weight: Array | float
 
     # What is a fact of the class elsewhere is one of the base here.
     @property
@@ -72,6 +66,33 @@ class TemperedPotential(Potential):
         return self.base.mean(eta)
 
     def log_density(self, eta: ArrayLike) -> Array:
+        return self.base.log_density(eta)
+
+    def tilted_moments(self, mean: ArrayLike, variance: ArrayLike, power: ArrayLike = 1.0) -> TiltedMoments:
+        return self.base.tilted_moments(mean, variance, power)
+
+    def derivatives(self, eta: ArrayLike) -> tuple[Array, Array, Array]:
+        return self.base.derivatives(eta)
+
+    def has_finite_expectation(self) -> Array:
+        return self.base.has_finite_expectation()
+
+    def logistic_terms(self) -> LogisticTerms | None:
+        return self.base.logistic_terms()
+
+
+@potential
+class TemperedPotential(DerivedPotential):
+    r"""``weight`` times the log density of another potential: a scaled or subsampled observation.
+
+    :param Potential base: the factors.
+    :param Array weight: positive exponents.
+    """
+
+    base: Potential
+    weight: Array | float
+
+    def log_density(self, eta: ArrayLike) -> Array:
         return self.weight * self.base.log_density(eta)
 
     def tilted_moments(self, mean: ArrayLike, variance: ArrayLike, power: ArrayLike = 1.0) -> TiltedMoments:
@@ -84,9 +105,6 @@ class TemperedPotential(Potential):
     def expected_log_density(self, mean: ArrayLike, variance: ArrayLike) -> ExpectedLogDensity:
         value, mean_slope, variance_slope = self.base.expected_log_density(mean, variance)
         return ExpectedLogDensity(self.weight * value, self.weight * mean_slope, self.weight * variance_slope)
-
-    def has_finite_expectation(self) -> Array:
-        return self.base.has_finite_expectation()
 
     def logistic_terms(self) -> LogisticTerms | None:
         terms = self.base.logistic_terms()

@@ -308,6 +308,7 @@ def test_bounded_potential():
         np.testing.assert_allclose(part, other, rtol=1e-13)
     # All else is that of the base.
     np.testing.assert_array_equal(potential.log_density(mean), base.log_density(mean))
+    np.testing.assert_array_equal(potential.mean(mean), base.mean(mean))
     np.testing.assert_array_equal(potential.derivatives(mean), base.derivatives(mean))
     traced, of_base = (str(jax.make_jaxpr(p.tilted_moments)(mean, variance)) for p in (potential, base))
     assert traced == of_base

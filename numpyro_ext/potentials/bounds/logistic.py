@@ -26,9 +26,10 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from ..base import Potential, potential
+from ..elementwise import DerivedPotential
 from ..integrals.expectation import expected_logistic_terms
 from ..integrals.logistic_expectation import expected_log_partition
-from ..moments import ExpectedLogDensity, LogisticTerms, TiltedMoments
+from ..moments import ExpectedLogDensity
 from .piecewise import PiecewiseCoefficients, minimax_pieces
 
 __all__ = [
@@ -321,7 +322,7 @@ def logistic_bound(name: str | LogisticBound | tuple | list, num_pieces: int = 2
 
 
 @potential
-class BoundedPotential(Potential):
+class BoundedPotential(DerivedPotential):
     """Factors whose expected log density is replaced by a lower bound. All else is as in ``base``.
 
     :param Potential base: factors that have logistic terms.
@@ -343,22 +344,6 @@ class BoundedPotential(Potential):
     def is_log_concave(self) -> bool:  # type: ignore[override]
         """Whether what takes the place of the factor is log-concave: no Gaussian site has a negative precision."""
         return self.base.is_log_concave and self.bound.is_convex
-
-    @property
-    def is_smooth(self) -> bool:  # type: ignore[override]
-        return self.base.is_smooth
-
-    def log_density(self, eta: ArrayLike) -> Array:
-        return self.base.log_density(eta)
-
-    def derivatives(self, eta: ArrayLike) -> tuple[Array, Array, Array]:
-        return self.base.derivatives(eta)
-
-    def tilted_moments(self, mean: ArrayLike, variance: ArrayLike, power: ArrayLike = 1.0) -> TiltedMoments:
-        return self.base.tilted_moments(mean, variance, power)
-
-    def logistic_terms(self) -> LogisticTerms | None:
-        return self.base.logistic_terms()
 
     def expected_log_density(self, mean: ArrayLike, variance: ArrayLike) -> ExpectedLogDensity:
         """A lower bound of the expectation, and its slopes."""
