@@ -1,0 +1,103 @@
+"""First fits in a process of its own, in CPU-seconds: ``python -m benchmarks.cold_once EP random-intercepts``.
+
+Fits a small model to one data set, to another one, and to one whose index of groups is another, each up to 1000 draws
+and the marginals in hand, without a cache on disk. Prints a JSON object: for each of the three fits its CPU-seconds and
+the programs compiled, with the seconds of tracing, lowering and compiling; with ``--programs`` a table of them as well.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+
+from .compilation import ProgramLog, program_table
+
+NUM_ROWS, NUM_GROUPS = 300, 20
+
+
+def few_rows(x: Any, y: Any = None) -> None:
+    """Logistic regression."""
+    intercept = numpyro.sample("intercept", dist.Normal(0.0, 2.0))
+    slopes = numpyro.sample("slopes", dist.Normal(0.0, 1.0).expand([x.shape[1]]).to_event(1))
+    numpyro.sample("y", dist.Bernoulli(logits=intercept + x @ slopes), obs=y)
+
+
+def random_intercepts(group: Any, num_groups: int, y: Any = None) -> None:
+    """Counts in groups, whose intercepts have a scale that is learned."""
+    scale = numpyro.sample("scale", dist.HalfNormal(1.0))
+    mean = numpyro.sample("mean", dist.Normal(0.0, 2.0))
+    with numpyro.plate("groups", num_groups):
+        shift = numpyro.sample("shift", dist.Normal(0.0, scale))
+    numpyro.sample("y", dist.Poisson(jnp.exp(mean + shift[group])), obs=y)
+
+
+def few_rows_data(seed: int, index_seed: int) -> tuple[Any, ...]:
+    rng = np.random.default_rng(seed)
+    x = rng.standard_normal((10, 2))
+    return x, rng.binomial(1, 1.0 / (1.0 + np.exp(-x[:, 0])))
+
+
+def random_intercepts_data(seed: int, index_seed: int) -> tuple[Any, ...]:
+    group = np.random.default_rng(index_seed).permutation(np.arange(NUM_ROWS) % NUM_GROUPS)
+    rng = np.random.default_rng(seed)
+    shift = 0.5 * rng.standard_normal(NUM_GROUPS)
+    return group, NUM_GROUPS, rng.poisson(np.exp(1.0 + shift[group]))
+
+
+PROBLEMS = {"few-rows": (few_rows, few_rows_data), "random-intercepts": (random_intercepts, random_intercepts_data)}
+ENGINES = ("EP", "LaplaceApproximation", "VariationalGaussian", "INLA")
+
+
+def cpu_seconds() -> float:
+    """User and system time of this process so far."""
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime
+
+
+def fit(engine: str, model: Callable[..., None], args: tuple[Any, ...], seed: int) -> Any:
+    """From the model to draws and marginals."""
+    from numpyro_ext import infer
+
+    run = getattr(infer, engine)(model, progress_bar=False)
+    run.run(jax.random.key(seed), *args)
+    jax.block_until_ready(run.get_samples())
+    for site in run.posterior.values():
+        jax.block_until_ready((site.mean, site.sd))
+    return run
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("engine", choices=ENGINES)
+    parser.add_argument("problem", choices=PROBLEMS)
+    parser.add_argument("--programs", action="store_true", help="list what was compiled")
+    arguments = parser.parse_args()
+    import numpyro_ext.infer  # noqa: F401
+
+    jax.config.update("jax_enable_x64", True)
+    jax.config.update("jax_enable_compilation_cache", False)
+    result: dict[str, Any] = {"import": cpu_seconds()}
+    jax.block_until_ready(jax.device_put(np.zeros(1)))
+    model, data = PROBLEMS[arguments.problem]
+    # Indices are data: the last fit has those of other rows.
+    for name, seeds in (("first", (0, 0)), ("next", (1, 0)), ("other groups", (2, 1))):
+        before = cpu_seconds()
+        with ProgramLog() as log:
+            fit(arguments.engine, model, data(*seeds), seed=seeds[0])
+        result[name] = {"cpu": cpu_seconds() - before, **log.totals()}
+        if arguments.programs:
+            print(f"{name}: {result[name]}\n{program_table(log)}")
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()
