@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from ...compilation.lean_jit import lean_jit
+from ...compilation.quick_jit import quick_jit
 from ...compilation.recent import Recent
 from ...structure.bilinear.form import Bilinear
 from ..hyper import search as hyper_search
@@ -64,9 +64,9 @@ class BilinearPrograms:
             if devices is None
             else SeveralDevices(devices, reading.index[0], reading.index[1], reading.elements[0].shape[0])
         )
-        self.form = lean_jit(self._form)
-        self.init_state = lean_jit(self._init_state)
-        self._compiled_prepare = lean_jit(self._prepare)
+        self.form = quick_jit(self._form, is_lean=True)
+        self.init_state = quick_jit(self._init_state, is_lean=True)
+        self._compiled_prepare = quick_jit(self._prepare, is_lean=True)
         self.solve = self.devices.compile_solve(self._solve)
         self.draws = jax.jit(self._draws, static_argnames="num_samples")
         self.margin = jax.jit(self._margin)

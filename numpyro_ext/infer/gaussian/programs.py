@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from ...compilation.quick_jit import holds_little, quick_jit
 from ...compilation.recent import Recent
 from ...structure.latent_gaussian.form import AffineMap, LatentGaussian
 from ..hyper import search as hyper_search
@@ -21,6 +22,7 @@ from .prediction import log_predictive_factors
 __all__ = ["Algorithm", "FitInfo", "PointFit", "Programs", "compiled_programs"]
 
 _LARGEST_BATCH = 10_000_000
+_MOST_SMALL_ROWS, _MOST_SMALL_NUMBERS = 500, 20_000
 _COMPILED = Recent(16)
 
 
@@ -91,18 +93,19 @@ class Programs:
 
         # Compiled only as a part of others, but traced once for all of them.
         self.evaluate = jax.jit(self._evaluate)
-        self.solve = jax.jit(self._solve, static_argnames="num_steps")
-        self.init_state = jax.jit(self._init_state)
-        self.search = jax.jit(self._search)
-        self.fits = jax.jit(self._fits, static_argnames="marginals_fn")
-        self.moments = jax.jit(self._moments)
-        self.covariance = jax.jit(self._covariance, static_argnames="name")
-        self.draw_site = jax.jit(self._draw_site, static_argnames=("name", "num_samples"))
-        self.draws = jax.jit(self._draws, static_argnames="num_samples")
-        self.stacked_moments = jax.jit(self._stacked_moments, static_argnames="names")
-        self.log_predictive = jax.jit(self._log_predictive)
-        self.weight_inputs = jax.jit(self._weight_inputs)
-        self.fold_predictive = jax.jit(self._fold_predictives, static_argnames="batch_size")
+        compile_ = partial(quick_jit, is_small=_is_small(reading.abstract_form))
+        self.solve = compile_(self._solve, static_argnames="num_steps")
+        self.init_state = compile_(self._init_state)
+        self.search = compile_(self._search)
+        self.fits = compile_(self._fits, static_argnames="marginals_fn")
+        self.moments = compile_(self._moments)
+        self.covariance = compile_(self._covariance, static_argnames="name")
+        self.draw_site = compile_(self._draw_site, static_argnames=("name", "num_samples"))
+        self.draws = compile_(self._draws, static_argnames="num_samples")
+        self.stacked_moments = compile_(self._stacked_moments, static_argnames="names")
+        self.log_predictive = compile_(self._log_predictive)
+        self.weight_inputs = compile_(self._weight_inputs)
+        self.fold_predictive = compile_(self._fold_predictives, static_argnames="batch_size")
 
     def _evaluate(self, data: Any, fixed: dict[str, Array], values: Array, state: Any) -> Evaluation:
         """The objective of the hyperparameter search; see :func:`~numpyro_ext.infer.hyper.search.evaluation_fn`."""
@@ -244,6 +247,11 @@ class Programs:
             final, hyper = None, dict(fixed)
             state, info, _ = self._solve(data, hyper, None, num_steps=self._num_steps)
         return self._log_predictive(data, hyper, state)[0], final, info
+
+
+def _is_small(form: LatentGaussian) -> bool:
+    """Whether fits of such a form take a tenth of a second, whatever the compiler makes of it."""
+    return form.num_rows <= _MOST_SMALL_ROWS and holds_little(form, _MOST_SMALL_NUMBERS)
 
 
 def compiled_programs(reading: Any, algorithm: Algorithm, space: UnconstrainedSpace, **options: Any) -> Programs:

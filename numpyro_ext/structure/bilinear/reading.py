@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from ...compilation.lean_jit import lean_jit
+from ...compilation.quick_jit import quick_jit
 from ...compilation.recent import Recent
 from ...linalg.gaussian.prior import CovariancePrior, FlatPrior, PrecisionPrior
 from ...potentials.base import Potential
@@ -236,7 +236,7 @@ class BilinearReading(ModelReading):
         def look(env: dict[int, Any], probe: Probe) -> tuple[Array, list[Array]]:
             return meetings(reading._predictor_fn(env), vectors, probe)
 
-        compiled = _COMPILED.get(("meetings", self._layout_key(vectors)), lambda: lean_jit(look))
+        compiled = _COMPILED.get(("meetings", self._layout_key(vectors)), lambda: quick_jit(look, is_lean=True))
         found = compiled(self._env(off_zero(self.hyper), None), random_probe(vectors, rng_key))
         largest, ranges = jax.tree.map(np.asarray, found)
         num_pairs, orders = find_pairs(largest) if like is None else (like._design.num_pairs, like._orders)

@@ -6,6 +6,7 @@ to, say, a Poisson rate, it is the exponential link if the rate behaves as one o
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -14,6 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from ...compilation.quick_jit import holds_little, quick_jit
+from ...compilation.recent import Recent
 from ...potentials.vector_rows import row_directions
 from ..families import IDENTITY, Built, Family, Link, Observations
 from ..model.tracing import FactorTrace
@@ -25,6 +28,7 @@ __all__ = ["Recognised", "recognise"]
 
 Env = Mapping[int, Any]
 _GRID = np.array([0.0, 1.0, -1.0, -2.5, 0.4, 3.1])
+_COMPILED = Recent(64)
 
 
 class Recognised(NamedTuple):
@@ -106,11 +110,17 @@ def _single_passages(program: Program, degrees: Degrees, leaf: Atom) -> list[int
 def _responses(program: Program, traced: FactorTrace, predictor: int, leaf: Atom, probe: Env) -> np.ndarray:
     """The parameter on a grid of values of the predictor, shape ``(grid, elements in use)``."""
     dtype = jnp.result_type(float)
+    bare = copy.copy(program)
+    bare.release()
 
     def respond(point: Array, env: Env) -> Array:
-        return program.evaluate([leaf], {**env, predictor: jnp.full(program.shape(predictor), point, dtype)})[0]
+        return bare.evaluate([leaf], {**env, predictor: jnp.full(bare.shape(predictor), point, dtype)})[0]
 
-    found = jax.jit(jax.vmap(respond, in_axes=(0, None)))(jnp.asarray(_GRID, dtype), dict(probe))
+    key = (program.fingerprint(), predictor, leaf, str(dtype))
+    on_grid = _COMPILED.get(
+        key, lambda: quick_jit(jax.vmap(respond, in_axes=(0, None)), is_small=holds_little(program.data))
+    )
+    found = on_grid(np.asarray(_GRID, dtype), dict(probe))
     values = np.asarray(found, float)
     mask = np.broadcast_to(np.asarray(program.evaluate([traced.mask], probe)[0]), values.shape[1:])
     used = values[:, mask] if mask.any() and not mask.all() else values.reshape(len(_GRID), -1)

@@ -17,6 +17,7 @@ from numpyro.distributions import biject_to
 from numpyro.ops.pytree import PytreeTrace
 from numpyro.primitives import Messenger
 
+from ...compilation.quick_jit import holds_little, quick_jit
 from ...compilation.recent import Recent
 from ..errors import ModelStructureError
 from ..families import Family, family_of
@@ -275,7 +276,7 @@ def _run_compiled(run: Callable[..., Any], *args: Any) -> Any:
         env = dict(zip((*program.inputs, *program.constants), (*inputs, *data), strict=True))
         return program.evaluate(leaves, env)
 
-    compiled = _COMPILED.get(program.fingerprint(), lambda: jax.jit(evaluate))
+    compiled = _COMPILED.get(program.fingerprint(), lambda: quick_jit(evaluate, is_small=holds_little(data)))
     values = compiled(jax.tree.leaves(args), data)
     return jax.tree.unflatten(structure, values)
 

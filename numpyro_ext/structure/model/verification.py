@@ -12,7 +12,7 @@ from jax import Array
 from numpyro import handlers
 from numpyro.infer.util import compute_log_probs
 
-from ...compilation.lean_jit import lean_jit
+from ...compilation.quick_jit import holds_little, quick_jit
 from ...compilation.recent import Recent
 from ..errors import ModelStructureError, Reason
 from ..program.program import make_program
@@ -112,7 +112,8 @@ def _compile(reading: ModelReading, rng_key: Array) -> tuple[Any, Any]:
         return skeleton.log_joint(hyper, e, data), expected, skeleton.linearity_error(hyper, data)
 
     key = (reading.structure_key, program.fingerprint())
-    return _COMPILED.get(key, lambda: lean_jit(both)), reference_data
+    is_small = holds_little((reading.data, reference_data))
+    return _COMPILED.get(key, lambda: quick_jit(both, is_small=is_small, is_lean=True)), reference_data
 
 
 def _latent_values(reading: ModelReading, hyper: Any, e: Array, data: Any) -> dict[str, Any]:

@@ -1,0 +1,75 @@
+"""How many programs a run compiles, which is what a first fit takes its time for."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+
+from numpyro_ext.compilation import quick_jit as module
+from numpyro_ext.compilation.quick_jit import quick_jit
+from numpyro_ext.infer import EP, LaplaceApproximation, VariationalGaussian
+
+NUM_ROWS, NUM_GROUPS = 24, 4
+
+
+@contextmanager
+def compiled_programs() -> Iterator[list[str]]:
+    """The names of the programs that are compiled meanwhile, or taken from a cache on disk."""
+    names: list[str] = []
+
+    def listen(event: str, duration_secs: float, **info: str | int) -> None:
+        if event == "/jax/core/compile/backend_compile_duration":
+            names.append(str(info.get("fun_name")))
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        yield names
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+
+
+def random_intercepts(group, y=None):
+    scale = numpyro.sample("scale", dist.HalfNormal(1.0))
+    mean = numpyro.sample("mean", dist.Normal(0.0, 2.0))
+    with numpyro.plate("groups", NUM_GROUPS):
+        shift = numpyro.sample("shift", dist.Normal(0.0, scale))
+    numpyro.sample("y", dist.Poisson(jnp.exp(mean + shift[group])), obs=y)
+
+
+def fit(engine, seed, group):
+    """A run up to draws and marginals."""
+    y = np.random.default_rng(seed).poisson(np.exp(1.0 + np.linspace(-0.5, 0.5, NUM_GROUPS))[group])
+    run = engine(random_intercepts, num_samples=10, progress_bar=False)
+    run.run(jax.random.key(seed), group, y)
+    jax.block_until_ready((run.get_samples(), [(site.mean, site.sd) for site in run.posterior.values()]))
+    return run
+
+
+@pytest.mark.parametrize("engine", [EP, LaplaceApproximation, VariationalGaussian])
+def test_second_fit_of_a_structure_compiles_nothing(engine):
+    group = np.arange(NUM_ROWS) % NUM_GROUPS
+    fit(engine, 0, group)
+    with compiled_programs() as names:
+        fit(engine, 1, group)
+    assert names == []
+
+
+def test_unknown_options_of_the_compiler_are_left_out(monkeypatch):
+    monkeypatch.setattr(module, "_SIMPLE", {**module._SIMPLE, "xla_cpu_no_such_option": True})
+    assert quick_jit(lambda x: 2.0 * x)(3.0) == 6.0
+
+
+@pytest.mark.parametrize("is_small", [False, True])
+def test_less_optimisation_computes_the_same(is_small):
+    x = jnp.linspace(0.1, 3.0, 7)
+
+    def function(x):
+        return jnp.cumsum(jnp.log1p(jnp.exp(-x)) * x), jnp.linalg.cholesky(jnp.eye(7) + x[:, None] * x)
+
+    for quick, usual in zip(quick_jit(function, is_small=is_small)(x), jax.jit(function)(x), strict=True):
+        np.testing.assert_allclose(quick, usual, rtol=100 * jnp.finfo(x.dtype).eps, atol=1e-6 * (x.dtype == "float32"))
