@@ -41,10 +41,26 @@ def random_intercepts(group, y=None):
     numpyro.sample("y", dist.Poisson(jnp.exp(mean + shift[group])), obs=y)
 
 
-def fit(engine, seed, group):
+def grouped_counts(group, y=None):
+    """Without a common mean, so that groups are independent blocks."""
+    scale = numpyro.sample("scale", dist.HalfNormal(1.0))
+    with numpyro.plate("groups", NUM_GROUPS):
+        shift = numpyro.sample("shift", dist.Normal(0.0, scale))
+    numpyro.sample("y", dist.Poisson(jnp.exp(shift[group])), obs=y)
+
+
+def one_hot_counts(indicators, y, has_mean):
+    """Both of these with a dense design."""
+    scale = numpyro.sample("scale", dist.HalfNormal(1.0))
+    mean = numpyro.sample("mean", dist.Normal(0.0, 2.0)) if has_mean else 0.0
+    shift = numpyro.sample("shift", dist.Normal(0.0, scale).expand([NUM_GROUPS]).to_event(1))
+    numpyro.sample("y", dist.Poisson(jnp.exp(mean + indicators @ shift)), obs=y)
+
+
+def fit(engine, seed, group, model=random_intercepts):
     """A run up to draws and marginals."""
-    y = np.random.default_rng(seed).poisson(np.exp(1.0 + np.linspace(-0.5, 0.5, NUM_GROUPS))[group])
-    run = engine(random_intercepts, num_samples=10, progress_bar=False)
+    y = np.random.default_rng(seed).poisson(np.exp(1.0 + np.linspace(-1.5, 1.5, NUM_GROUPS))[group])
+    run = engine(model, num_samples=10, progress_bar=False)
     run.run(jax.random.key(seed), group, y)
     jax.block_until_ready((run.get_samples(), [(site.mean, site.sd) for site in run.posterior.values()]))
     return run
@@ -57,6 +73,25 @@ def test_second_fit_of_a_structure_compiles_nothing(engine):
     with compiled_programs() as names:
         fit(engine, 1, group)
     assert names == []
+
+
+@pytest.mark.parametrize("engine", [EP, LaplaceApproximation, VariationalGaussian])
+@pytest.mark.parametrize("model", [random_intercepts, grouped_counts])
+def test_another_index_of_the_same_shape_compiles_nothing(engine, model):
+    fit(engine, 0, np.arange(NUM_ROWS) % NUM_GROUPS, model)
+    fit(engine, 0, np.repeat(np.arange(NUM_GROUPS), [9, 7, 5, 3]), model)
+    with compiled_programs() as names:
+        fit(engine, 1, np.random.default_rng(1).permutation(np.arange(NUM_ROWS) % NUM_GROUPS), model)
+        run = fit(engine, 2, np.repeat(np.arange(NUM_GROUPS), [3, 10, 3, 8]), model)
+    assert names == []
+    group, y = run._run.reading.args
+    scale = float(run.hyper["scale"].value)
+    dense = engine(one_hot_counts, hyper_values={"scale": scale}, progress_bar=False)
+    dense.run(jax.random.key(0), np.eye(NUM_GROUPS)[np.asarray(group)], y, model is random_intercepts)
+    tolerance = {"rtol": 1e-6, "atol": 1e-7} if dense.posterior["shift"].mean.dtype == "float64" else {"rtol": 1e-2}
+    for name in dense.posterior:
+        np.testing.assert_allclose(run.posterior[name].mean, dense.posterior[name].mean, **tolerance)
+        np.testing.assert_allclose(run.posterior[name].sd, dense.posterior[name].sd, **tolerance)
 
 
 def test_unknown_options_of_the_compiler_are_left_out(monkeypatch):

@@ -12,7 +12,7 @@ from .design import Design, SparseRows
 from .marginals import NotSequential, WhitenedPosterior
 from .prior import DiagonalPrior, FlatPrior, PriorBlock
 
-__all__ = ["BandedPosterior", "BandedSpace", "can_be_banded", "is_worth_banding"]
+__all__ = ["BandedPosterior", "BandedSpace", "can_be_banded", "is_worth_banding", "known_bandwidth"]
 
 # Below this width, steps of the loops over blocks cost more than the arithmetic in them.
 _SMALLEST_BLOCK = 32
@@ -27,7 +27,19 @@ def can_be_banded(prior: tuple[PriorBlock, ...], design: Design) -> bool:
 def is_worth_banding(design: Design) -> bool:
     """Whether a band of blocks is much smaller than the matrix."""
     assert isinstance(design, SparseRows) and design.bandwidth is not None  # see can_be_banded
-    return 8 * max(design.bandwidth, _SMALLEST_BLOCK) <= design.num_columns
+    return _is_narrow(design.bandwidth, design.num_columns)
+
+
+def known_bandwidth(bandwidth: int, num_columns: int) -> int:
+    """The bandwidth of a design as far as it is of use: that of a full matrix where the band is not narrow.
+
+    So designs whose rows lie elsewhere have equal static facts, and share compiled programs.
+    """
+    return bandwidth if _is_narrow(bandwidth, num_columns) else max(num_columns - 1, 0)
+
+
+def _is_narrow(bandwidth: int, num_columns: int) -> bool:
+    return 8 * max(bandwidth, _SMALLEST_BLOCK) <= num_columns
 
 
 @frozen_pytree

@@ -41,8 +41,8 @@ def find_blocks(
     row_label[~(pattern >= 0).any(axis=1)] = column_label[0]
     names, column_label = np.unique(column_label, return_inverse=True)
     row_label = np.searchsorted(names, row_label)
-    row_blocks = _group(row_label, names.size, num_rows)
     column_blocks = _group(column_label, names.size, num_columns)
+    row_blocks = _group(row_label, names.size, num_rows, other_width=column_blocks.shape[1])
     inner = min(row_blocks.shape[1], column_blocks.shape[1])
     whole = min(num_rows, num_columns)
     if names.size * float(inner) ** 3 >= float(whole) ** 3 or row_blocks.size > 4 * num_rows + 64:
@@ -50,10 +50,23 @@ def find_blocks(
     return row_blocks, column_blocks
 
 
-def _group(label: np.ndarray, num_groups: int, fill: int) -> np.ndarray:
+def _group(label: np.ndarray, num_groups: int, fill: int, *, other_width: int | None = None) -> np.ndarray:
     order = np.argsort(label, kind="stable")
     counts = np.bincount(label, minlength=num_groups)
-    out = np.full((num_groups, max(int(counts.max(initial=0)), 1)), fill)
+    width = max(int(counts.max(initial=0)), 1)
+    if other_width is not None and np.any(counts != width):
+        width = _rounded_up(width, other_width)
+    out = np.full((num_groups, width), fill)
     position = np.arange(label.size) - np.repeat(np.cumsum(counts) - counts, counts)
     out[label[order], position] = order
     return out
+
+
+def _rounded_up(width: int, other_width: int) -> int:
+    """A width of padded groups by up to a quarter larger, so that other groups, as of a bootstrap, have the same.
+
+    The shorter side of a block stays the shorter one: the algebra is done there.
+    """
+    step = 2 ** max(width.bit_length() - 3, 0)
+    rounded = -(-width // step) * step
+    return min(rounded, other_width) if width <= other_width else rounded

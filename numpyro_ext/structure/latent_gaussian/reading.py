@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -19,11 +19,19 @@ from ..model.execution import ModelCall
 from ..model.priors import prior_block
 from ..model.reading import ModelReading
 from ..model.tracing import SiteInfo
-from ..program.affine_rows import AffineRows
+from ..program.affine_rows import AffineRows, RowIndices
 from .blocks import find_blocks
 from .form import AffineMap, Blocks, LatentGaussian
 
 __all__ = ["LatentGaussianReading"]
+
+
+class _Indices(NamedTuple):
+    """What was looked up in the data: arrays beside it, so that other indices run the same programs."""
+
+    rows: RowIndices | None
+    maps: dict[str, RowIndices | None]
+    blocks: tuple[np.ndarray, np.ndarray]
 
 
 class LatentGaussianReading(ModelReading):
@@ -52,14 +60,23 @@ class LatentGaussianReading(ModelReading):
         self._rows = AffineRows(self._program, self._field, parts)
         self.affine_sites = self._affine_sites(degrees)
         self._maps = {n: self._map(n) for n in self.affine_sites}
-        self._blocks = find_blocks(
-            self._rows.pattern, self._rows.num_rows, self._rows.num_columns, self._coupled_columns()
-        )
+        blocks = find_blocks(self._rows.pattern, self._rows.num_rows, self._rows.num_columns, self._coupled_columns())
+        self._block_shape = blocks[1].shape
+        maps = {name: rows.indices for name, rows in self._maps.items()}
+        self.data = (*self.data, _Indices(self._rows.indices, maps, blocks))
         targets = [target for plan in self.plans for target in plan.targets]
-        patterns = [rows.pattern for rows in self._maps.values()]
-        arrays = [self._rows.pattern, *self._blocks, *(rows for _, rows in self._rows.parts), *patterns, *targets]
         labels = tuple((p.name, p.label, p.shape) for p in self.plans)
-        self.structure_key = (self._model_key(arrays), labels)
+        keys = tuple(rows.key for rows in (self._rows, *self._maps.values()))
+        self.structure_key = (self._model_key(targets), labels, keys, *(b.shape for b in blocks))
+
+    def skeleton(self) -> Self:
+        out = super().skeleton()
+        out._rows = self._rows.skeleton()
+        out._maps = {name: rows.skeleton() for name, rows in self._maps.items()}
+        return out
+
+    def _indices(self, data: Sequence[Any] | None) -> _Indices:
+        return (self.data if data is None else data)[-1]
 
     @property
     def num_closed_forms(self) -> int:
@@ -98,12 +115,13 @@ class LatentGaussianReading(ModelReading):
         """The form at given hyperparameters.
 
         :param hyper: constrained values of all sites in :attr:`hyper`.
-        :param data: arrays to use instead of :attr:`data`; indices, and zeros of designs, stay where they were read.
+        :param data: arrays to use instead of :attr:`data`, of a reading of equal ``structure_key``.
         :return: the form; its columns are the innovations of the field sites in the order of :attr:`field`.
         """
         env = self._env(hyper, data)
         prior = tuple(self._evaluated(self._trace.priors[n], env) for n in self.field)
-        design, offset = self._rows.design(env)
+        indices = self._indices(data)
+        design, offset = self._rows.design(env, indices.rows)
         built = [plan.build(env) for plan in self.plans]
         sizes = [sum(len(rows) for _, rows in plan.parts) for plan in self.plans]
         sign = jnp.concatenate([jnp.full((n,), b.sign) for n, (b, _) in zip(sizes, built, strict=True)])
@@ -117,7 +135,7 @@ class LatentGaussianReading(ModelReading):
             tuple(b.potential for b, _ in built),
             tuple(mask for _, mask in built),
             self._log_constant(env),
-            Blocks(*(jnp.asarray(b) for b in self._blocks)),
+            Blocks(*map(jnp.asarray, indices.blocks)),
         )
 
     @cached_property
@@ -129,8 +147,9 @@ class LatentGaussianReading(ModelReading):
         self, hyper: Mapping[str, Any], data: Sequence[Any] | None = None, names: Sequence[str] | None = None
     ) -> dict[str, AffineMap]:
         """Affine sites as maps of the unknowns: value ``= (design @ e + offset).reshape(site_shapes[name])``."""
-        env = self._env(hyper, data)
-        return {n: AffineMap(*self._maps[n].design(env)) for n in (self.affine_sites if names is None else names)}
+        env, indices = self._env(hyper, data), self._indices(data).maps
+        names = self.affine_sites if names is None else names
+        return {n: AffineMap(*self._maps[n].design(env, indices[n])) for n in names}
 
     def _map(self, name: str) -> AffineRows:
         size = int(np.prod(self.site_shapes[name]))
@@ -169,8 +188,8 @@ class LatentGaussianReading(ModelReading):
         """The split and what was recognised, one line each."""
         lines = self._describe_sites()
         lines += [f"factor: {p.name} {p.shape} ({p.label})" for p in self.plans]
-        blocks, width = self._blocks[1].shape
-        kind = "dense" if self._rows.is_dense else f"{self._rows.pattern.shape[1]} entries per row"  # type: ignore[union-attr]
+        blocks, width = self._block_shape
+        kind = "dense" if self._rows.is_dense else f"{self._rows.width} entries per row"
         lines.append(f"design: {self._rows.num_rows} x {self._rows.num_columns}, {kind}")
         if blocks > 1:
             lines.append(f"blocks: {blocks} independent, of up to {width} unknowns")

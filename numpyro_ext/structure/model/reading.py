@@ -53,7 +53,8 @@ class ModelReading(ABC):
     :ivar predictive: latent sites that nothing depends on (missing observations): left out, as they integrate to one.
     :ivar site_shapes: shapes of all latent, ``param`` and deterministic sites.
     :ivar num_columns: number of unknowns, the elements of the field.
-    :ivar data: the arrays that the model closed over, explicit so that forms of equal structure can be batched.
+    :ivar data: the arrays that the model closed over, explicit so that forms of equal structure can be batched; behind
+        them what a form has looked up in them (indices), where that is not a part of the structure.
     """
 
     structure_key: tuple[Any, ...]
@@ -184,7 +185,7 @@ class ModelReading(ABC):
 
     def _known_value(self, atom: Atom) -> Array:
         """A value of the program that depends on nothing but data."""
-        env = dict(zip(self._program.constants, self.data, strict=True))
+        env = dict(zip(self._program.constants, self.data, strict=False))
         return jnp.asarray(self._program.evaluate([atom], env)[0])
 
     def _hyper_behind(self, atoms: Sequence[Atom]) -> list[str]:
@@ -228,7 +229,8 @@ class ModelReading(ABC):
             value = self.sites[name].init if name in self.predictive else hyper[name]
             leaves = jax.tree.leaves(value)
             env.update(zip(jax.tree.leaves(atom), (jnp.asarray(v) for v in leaves), strict=True))
-        env.update(zip(self._program.constants, self.data if data is None else data, strict=True))
+        # A form may keep there, after these, what it has looked up in them.
+        env.update(zip(self._program.constants, self.data if data is None else data, strict=False))
         for atom in jax.tree.leaves(self._given):
             env[atom] = env[atom].astype(self._program.avals[atom].dtype)
         return env

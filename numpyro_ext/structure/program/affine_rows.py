@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
-from typing import Any
+import copy
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,14 +12,28 @@ import numpy as np
 import scipy.sparse
 from jax import Array
 
+from ...linalg.gaussian.banded_space import known_bandwidth
 from ...linalg.gaussian.design import DenseDesign, Design, SparseRows
 from .dependence import dependence
 from .patterns import DenseDependence, deduplicate
 from .program import Program
 
-__all__ = ["AffineRows"]
+__all__ = ["AffineRows", "RowIndices"]
 
 Evaluate = Callable[[Mapping[str, Any]], Any]
+
+
+class RowIndices(NamedTuple):
+    """Where the entries of sparse rows are: looked up in the data, and passed to compiled functions beside it."""
+
+    columns: np.ndarray
+    """Shape ``(num_rows, k)``; padding stands at a column that the row has anyway, so as not to widen the band."""
+    is_entry: np.ndarray
+    """Boolean, false at padding, of the same shape."""
+    colours: np.ndarray
+    """Of every column, so that no row holds two of one colour; shape ``(num_columns,)``."""
+    entry_colours: np.ndarray
+    """Of every entry, shape ``(num_rows, k)``."""
 
 
 class AffineRows:
@@ -42,18 +56,36 @@ class AffineRows:
         self.num_columns = sum(self.sizes)
         self.num_rows = sum(len(rows) for _, rows in self.parts)
         pattern = self._pattern()
-        self.pattern = None if pattern is None else pattern.astype(np.int32)
+        self.pattern: np.ndarray | None = None if pattern is None else pattern.astype(np.int32)
+        self.width = self.num_columns if pattern is None else pattern.shape[1]
+        self.is_dense = self.pattern is None or (self.width > 1 and 3 * self.width > self.num_columns)
+        """Whether the design is materialised."""
+        self.indices: RowIndices | None = None
+        self._num_colours, self._bandwidth, self._has_padding = 0, 0, False
+        if self.pattern is not None and not self.is_dense:
+            self.indices = self._find_indices(self.pattern)
+
+    def _find_indices(self, pattern: np.ndarray) -> RowIndices:
+        colours, self._num_colours = _colour_columns(pattern, self.num_columns)
+        is_entry = pattern >= 0
+        columns = np.where(is_entry, pattern, np.max(pattern, axis=1, keepdims=True, initial=0))
+        self._has_padding = not is_entry.all()
+        self._bandwidth = known_bandwidth(int(np.max(np.ptp(columns, axis=1), initial=0)), self.num_columns)
+        colours = colours.astype(np.int32)
+        return RowIndices(columns, is_entry, colours, colours[columns])
 
     @property
-    def is_dense(self) -> bool:
-        """Whether the design is materialised."""
-        return self.pattern is None or (self.pattern.shape[1] > 1 and 3 * self.pattern.shape[1] > self.num_columns)
+    def key(self) -> Hashable:
+        """Equal for rows of the same program that make the same function of numbers and indices."""
+        parts = tuple((atom, rows.shape, rows.tobytes()) for atom, rows in self.parts)
+        static = (self.width, self.is_dense, self._num_colours, self._bandwidth, self._has_padding)
+        return (self.num_rows, self.num_columns, static, parts)
 
-    @cached_property
-    def _sparse(self) -> tuple[np.ndarray, np.ndarray, int] | None:
-        if self.pattern is None or self.is_dense:
-            return None
-        return self.pattern, *_colour_columns(self.pattern, self.num_columns)
+    def skeleton(self) -> AffineRows:
+        """These rows without what was looked up in the data."""
+        out = copy.copy(self)
+        out.pattern, out.indices = None, None
+        return out
 
     def _pattern(self) -> np.ndarray | None:
         starts = np.concatenate([[0], np.cumsum(self.sizes)])
@@ -89,20 +121,18 @@ class AffineRows:
         dtype = jnp.result_type(float)
         return jnp.concatenate(parts).astype(dtype) if parts else jnp.zeros((0,), dtype)
 
-    def design(self, env: Mapping[int, Any]) -> tuple[Design, Array]:
-        """Design and offset at the given hyperparameters and data."""
+    def design(self, env: Mapping[int, Any], indices: RowIndices | None) -> tuple[Design, Array]:
+        """Design and offset at the given hyperparameters and data, with the :attr:`indices` that belong to the data."""
         zero = jnp.zeros((self.num_columns,), jnp.result_type(float))
         offset, push = jax.linearize(lambda e: self.evaluate(e, env), zero)
-        if self._sparse is None:
+        if indices is None:
             return DenseDesign(jax.vmap(push, out_axes=1)(jnp.eye(self.num_columns, dtype=zero.dtype))), offset
-        pattern, colour, num_colours = self._sparse
-        directions = jnp.arange(num_colours)[:, None] == jnp.asarray(colour)[None, :]
+        directions = np.arange(self._num_colours)[:, None] == jnp.asarray(indices.colours)
         slopes = jax.vmap(push)(directions.astype(zero.dtype))
-        # Padding stands at a column that the row has anyway, so that it does not widen the band.
-        columns = np.where(pattern >= 0, pattern, np.max(pattern, axis=1, keepdims=True, initial=0))
-        values = jnp.where(pattern >= 0, slopes[colour[columns], np.arange(self.num_rows)[:, None]], 0.0)
-        bandwidth = int(np.max(np.ptp(columns, axis=1), initial=0))
-        return SparseRows(jnp.asarray(columns), values, self.num_columns, bandwidth), offset
+        values = slopes[indices.entry_colours, np.arange(self.num_rows)[:, None]]
+        if self._has_padding:
+            values = jnp.where(indices.is_entry, values, 0.0)
+        return SparseRows(jnp.asarray(indices.columns), values, self.num_columns, self._bandwidth), offset
 
 
 def _pattern_of_rows(pattern: np.ndarray, rows: np.ndarray) -> np.ndarray:
