@@ -8,6 +8,7 @@ little: most tests run a small program once, and two thirds of their time would 
 import gc
 import os
 import re
+import time
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -36,11 +37,15 @@ _MEMORY_MAPS = Path("/proc/self/maps")
 _MOST_MAPS = 30_000
 
 
-@pytest.fixture(autouse=True, scope="module")
+@pytest.fixture(autouse=True)
 def _forget_compiled_programs() -> Iterator[None]:
-    # Every compiled program holds several memory maps, and at 65,530 of them Linux ends the process.
+    # Every compiled program holds several memory maps, and at 65,530 of them Linux ends the process. A slow test alone
+    # may compile thousands of programs; a quick one compiles few, and counting takes some milliseconds.
+    start = time.monotonic()
     yield
-    if _MEMORY_MAPS.exists() and _MEMORY_MAPS.read_bytes().count(b"\n") > _MOST_MAPS:
+    if time.monotonic() - start < 0.2 or not _MEMORY_MAPS.exists():
+        return
+    if _MEMORY_MAPS.read_bytes().count(b"\n") > _MOST_MAPS:
         jax.clear_caches()
         gc.collect()
 
