@@ -7,6 +7,7 @@ import numpy as np
 
 from numpyro_ext.linalg.gaussian.design import DenseDesign, SparseRows
 from numpyro_ext.linalg.gaussian.prior import CovariancePrior, DiagonalPrior, FlatPrior, PrecisionPrior
+from numpyro_ext.potentials import PoissonExpPotential
 from numpyro_ext.structure.latent_gaussian.form import Blocks, LatentGaussian
 
 
@@ -74,3 +75,24 @@ def random_sparse(rng, num_rows, num_columns, k):
 
 def random_dense(rng, num_rows, num_columns):
     return DenseDesign(jnp.asarray(rng.normal(size=(num_rows, num_columns)) / np.sqrt(num_columns)))
+
+
+def counts_in_single_precision(num, counts):
+    """Poisson counts driven by a Gaussian process, all arrays in float32."""
+    prior = (CovariancePrior(kernel(num, jitter=1e-3).astype(jnp.float32)[None]),)
+    design = DenseDesign(jnp.eye(num, dtype=jnp.float32))
+    factors = (PoissonExpPotential(counts.astype(jnp.float32), jnp.float32(1.0)),)
+    form = make_form(prior, design, factors, jnp.zeros(num, jnp.float32))
+    return form._replace(log_constant=jnp.float32(0.0))
+
+
+def assert_gradient_of_refits(refit, point):
+    """The gradient of an evidence, with the state held, is that of the evidence of fits beside it.
+
+    :param refit: from parameters to evidence, gradient, and whether the fit converged.
+    """
+    _, gradient, converged = refit(point)
+    assert converged
+    for i, shift in enumerate(1e-4 * jnp.eye(point.size)):
+        difference = (refit(point + shift)[0] - refit(point - shift)[0]) / 2e-4
+        np.testing.assert_allclose(gradient[i], difference, rtol=1e-5, atol=1e-6)

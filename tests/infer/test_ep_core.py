@@ -22,7 +22,15 @@ from numpyro_ext.potentials import (
     StudentTPotential,
 )
 from numpyro_ext.structure.latent_gaussian.form import AffineMap, Blocks
-from tests.infer.gaussian_forms import identity, kernel, make_form, mixed_prior, random_dense, random_sparse
+from tests.infer.gaussian_forms import (
+    assert_gradient_of_refits,
+    identity,
+    kernel,
+    make_form,
+    mixed_prior,
+    random_dense,
+    random_sparse,
+)
 
 NUM = 12
 SPACES = ["observation", "coefficient", "sparse"]
@@ -171,13 +179,7 @@ def test_gradient_of_evidence_against_refitted_differences(family, space):
         gradient = jax.grad(lambda p: ep.log_evidence(evidence_of_parameters(p, family), state, space=space))
         return info.objective, gradient(parameters), info.converged
 
-    _, gradient, converged = refit(point)
-    assert converged
-    step = 1e-4
-    for i in range(3):
-        shift = step * jnp.eye(3)[i]
-        difference = (refit(point + shift)[0] - refit(point - shift)[0]) / (2 * step)
-        np.testing.assert_allclose(gradient[i], difference, rtol=1e-5, atol=1e-6)
+    assert_gradient_of_refits(refit, point)
 
 
 def test_masked_rows_are_as_if_deleted_and_still_predicted():

@@ -13,7 +13,15 @@ from numpyro_ext.infer.gaussian import laplace
 from numpyro_ext.linalg.gaussian.design import DenseDesign
 from numpyro_ext.linalg.gaussian.prior import CovariancePrior, DiagonalPrior, FlatPrior
 from numpyro_ext.potentials import GaussianPotential, LogitPotential, PoissonExpPotential, StudentTPotential
-from tests.infer.gaussian_forms import identity, kernel, make_form, mixed_prior, random_dense
+from tests.infer.gaussian_forms import (
+    assert_gradient_of_refits,
+    counts_in_single_precision,
+    identity,
+    kernel,
+    make_form,
+    mixed_prior,
+    random_dense,
+)
 
 NUM = 12
 SPACES = ["observation", "coefficient", "sparse"]
@@ -131,13 +139,7 @@ def test_gradient_of_evidence_against_refitted_differences(family, space):
 
         return *jax.value_and_grad(evidence)(parameters), info.converged
 
-    _, gradient, converged = refit(point)
-    assert converged
-    step = 1e-4
-    for i in range(3):
-        shift = step * jnp.eye(3)[i]
-        difference = (refit(point + shift)[0] - refit(point - shift)[0]) / (2 * step)
-        np.testing.assert_allclose(gradient[i], difference, rtol=1e-5, atol=1e-6)
+    assert_gradient_of_refits(refit, point)
 
 
 def test_masked_rows_are_as_if_deleted():
@@ -180,12 +182,9 @@ def test_unbounded_and_indefinite_problems_are_reported():
 
 @pytest.mark.float32
 def test_single_precision():
-    prior = (CovariancePrior(kernel(NUM, jitter=1e-3).astype(jnp.float32)[None]),)
-    design = DenseDesign(jnp.eye(NUM, dtype=jnp.float32))
-    factors = (PoissonExpPotential(COUNTS.astype(jnp.float32), jnp.float32(1.0)),)
-    form = make_form(prior, design, factors, jnp.zeros(NUM, jnp.float32))._replace(log_constant=jnp.float32(0.0))
+    form = counts_in_single_precision(NUM, COUNTS)
     state, info = fit(form, tol=1e-5)
     assert info.converged and state.predictor.dtype == jnp.float32
     gradient = jax.grad(form.log_density)(laplace.posterior(form, state).mean)
-    factor = jnp.linalg.cholesky(prior[0].covariance[0])
+    factor = jnp.linalg.cholesky(form.prior[0].covariance[0])
     np.testing.assert_allclose(factor.T @ gradient, 0.0, atol=2e-3)

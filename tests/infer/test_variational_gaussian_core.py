@@ -20,6 +20,7 @@ from numpyro_ext.potentials import GaussianPotential, LogitPotential, PoissonExp
 from numpyro_ext.potentials.bounds.logistic import BoundedPotential, logistic_bound
 from numpyro_ext.structure.latent_gaussian.form import Blocks
 from tests.infer.gaussian_forms import (
+    counts_in_single_precision,
     dense_prior_precision,
     identity,
     kernel,
@@ -397,10 +398,7 @@ def test_stacked_forms_under_vmap():
 
 @pytest.mark.float32
 def test_single_precision():
-    prior = (CovariancePrior(kernel(NUM, jitter=1e-3).astype(jnp.float32)[None]),)
-    design = DenseDesign(jnp.eye(NUM, dtype=jnp.float32))
-    factors = (PoissonExpPotential(COUNTS.astype(jnp.float32), jnp.float32(1.0)),)
-    form = make_form(prior, design, factors, jnp.zeros(NUM, jnp.float32))._replace(log_constant=jnp.float32(0.0))
+    form = counts_in_single_precision(NUM, COUNTS)
     state, info = fit(form, tol=1e-4)
     assert info.converged and state.site_shift.dtype == jnp.float32
     np.testing.assert_allclose(-2.0 * state.point.variance_slope, state.site_precision, rtol=1e-3)

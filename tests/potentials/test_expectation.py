@@ -23,6 +23,8 @@ from numpyro_ext.potentials import (
     TemperedPotential,
 )
 
+from .log_densities import binomial, log_sigmoid, negative_binomial, softplus
+
 needs_float64 = pytest.mark.skipif(not jax.config.jax_enable_x64, reason="checks float64 accuracy")
 
 NODES, WEIGHTS = np.polynomial.legendre.leggauss(16)
@@ -47,29 +49,6 @@ def direct_expectation(log_density, mean, variance, anchors):
     return [term.sum() for term in terms], [np.abs(term).sum() for term in terms]
 
 
-def _log_sigmoid(x):
-    return -np.logaddexp(0.0, -x)
-
-
-def _binomial(count, total):
-    constant = special.gammaln(total + 1) - special.gammaln(count + 1) - special.gammaln(total - count + 1)
-    return lambda x: constant + count * _log_sigmoid(x) + (total - count) * _log_sigmoid(-x)
-
-
-def _negative_binomial(count, size, shift):
-    constant = special.gammaln(count + size) - special.gammaln(size) - special.gammaln(count + 1)
-    return lambda x: constant + count * _log_sigmoid(x + shift) + size * _log_sigmoid(-x - shift)
-
-
-def _softplus(count, exposure):
-    def log_density(x):
-        log_softplus = np.where(x < -30.0, x, np.log(np.logaddexp(0.0, np.maximum(x, -30.0))))
-        rate = exposure * np.logaddexp(0.0, x)
-        return count * (log_softplus + np.log(exposure)) - rate - special.gammaln(count + 1.0)
-
-    return log_density
-
-
 def _laplace(location, scale):
     return lambda x: -np.abs(x - location) / scale - np.log(2.0 * scale)
 
@@ -81,25 +60,25 @@ def _rectified(exposure, offset):
 # Potential of two rows, their log densities in NumPy, the points where they bend.
 FAMILIES = {
     "probit": (ProbitPotential(jnp.array([0, 1])), [lambda x: special.log_ndtr(-x), special.log_ndtr], [0.0]),
-    "logit": (LogitPotential(jnp.array([0, 1])), [lambda x: _log_sigmoid(-x), _log_sigmoid], [0.0]),
+    "logit": (LogitPotential(jnp.array([0, 1])), [lambda x: log_sigmoid(-x), log_sigmoid], [0.0]),
     "binomial": (
         BinomialLogitPotential(jnp.array([4.0, 90.0]), jnp.array([5.0, 100.0])),
-        [_binomial(4.0, 5.0), _binomial(90.0, 100.0)],
+        [binomial(4.0, 5.0), binomial(90.0, 100.0)],
         [0.0],
     ),
     "negative_binomial_exp": (
         NegativeBinomialExpPotential(jnp.array([0.0, 30.0]), jnp.array([0.5, 8.0]), jnp.array([1.0, 0.2])),
-        [_negative_binomial(0.0, 0.5, np.log(2.0)), _negative_binomial(30.0, 8.0, np.log(0.025))],
+        [negative_binomial(0.0, 0.5, np.log(2.0)), negative_binomial(30.0, 8.0, np.log(0.025))],
         [-np.log(2.0), -np.log(0.025)],
     ),
     "negative_binomial_logit": (
         NegativeBinomialLogitPotential(jnp.array([0.0, 30.0]), jnp.array([0.5, 8.0])),
-        [_negative_binomial(0.0, 0.5, 0.0), _negative_binomial(30.0, 8.0, 0.0)],
+        [negative_binomial(0.0, 0.5, 0.0), negative_binomial(30.0, 8.0, 0.0)],
         [0.0],
     ),
     "poisson_softplus": (
         PoissonSoftplusPotential(jnp.array([0.0, 25.0]), jnp.array([1.0, 0.3])),
-        [_softplus(0.0, 1.0), _softplus(25.0, 0.3)],
+        [softplus(0.0, 1.0), softplus(25.0, 0.3)],
         [0.0, 80.0],
     ),
     "gaussian": (

@@ -22,38 +22,11 @@ from numpyro_ext.potentials import (
 )
 
 from .direct_integral import direct_moments, largest_errors
+from .log_densities import binomial, log_sigmoid, negative_binomial, poisson, softplus
 
 VARIANCES = (1e-8, 0.01, 1.0, 25.0, 1e4, 1e8)
 MEANS = (-30.0, 0.7, 12.0)
 needs_float64 = pytest.mark.skipif(not jax.config.jax_enable_x64, reason="checks float64 accuracy")
-
-
-def _log_sigmoid(x):
-    return -np.logaddexp(0.0, -x)
-
-
-def _log_softplus(x):
-    return np.where(x < -30.0, x, np.log(np.logaddexp(0.0, np.maximum(x, -30.0))))
-
-
-def _poisson(count, exposure):
-    return lambda x: count * (x + np.log(exposure)) - exposure * np.exp(x) - special.gammaln(count + 1.0)
-
-
-def _softplus(count, exposure):
-    return lambda x: (
-        count * (_log_softplus(x) + np.log(exposure)) - exposure * np.logaddexp(0.0, x) - special.gammaln(count + 1.0)
-    )
-
-
-def _binomial(count, total):
-    constant = special.gammaln(total + 1) - special.gammaln(count + 1) - special.gammaln(total - count + 1)
-    return lambda x: constant + count * _log_sigmoid(x) + (total - count) * _log_sigmoid(-x)
-
-
-def _negative_binomial(count, size, shift):
-    constant = special.gammaln(count + size) - special.gammaln(size) - special.gammaln(count + 1)
-    return lambda x: constant + count * _log_sigmoid(x + shift) + size * _log_sigmoid(-x - shift)
 
 
 def _student(observation, scale, df):
@@ -66,26 +39,26 @@ def _laplace(location, scale):
 
 # Family, its parameters row by row, the same log density in NumPy, points where it bends.
 FAMILIES = {
-    "poisson_exp": (PoissonExpPotential, [(0.0, 1.0), (1.0, 2.0), (20.0, 0.1), (1e6, 1.0)], _poisson, [0.0, 5.3, 13.8]),
+    "poisson_exp": (PoissonExpPotential, [(0.0, 1.0), (1.0, 2.0), (20.0, 0.1), (1e6, 1.0)], poisson, [0.0, 5.3, 13.8]),
     "poisson_softplus": (
         PoissonSoftplusPotential,
         [(0.0, 1.0), (1.0, 2.0), (20.0, 0.1), (1e6, 1.0)],
-        _softplus,
+        softplus,
         [0, 1e6],
     ),
     "probit": (ProbitPotential, [(0,), (1,)], lambda label: lambda x: special.log_ndtr((2 * label - 1) * x), [0.0]),
-    "logit": (LogitPotential, [(0,), (1,)], lambda label: lambda x: _log_sigmoid((2 * label - 1) * x), [0.0]),
-    "binomial": (BinomialLogitPotential, [(0.0, 5.0), (40.0, 100.0), (1e6, 2e6)], _binomial, [0.0]),
+    "logit": (LogitPotential, [(0,), (1,)], lambda label: lambda x: log_sigmoid((2 * label - 1) * x), [0.0]),
+    "binomial": (BinomialLogitPotential, [(0.0, 5.0), (40.0, 100.0), (1e6, 2e6)], binomial, [0.0]),
     "negative_binomial_exp": (
         NegativeBinomialExpPotential,
         [(0.0, 0.5, 1.0), (3.0, 2.0, 0.3), (1e6, 10.0, 1.0)],
-        lambda count, size, exposure: _negative_binomial(count, size, np.log(exposure / size)),
+        lambda count, size, exposure: negative_binomial(count, size, np.log(exposure / size)),
         [0.0, 2.3, 13.8],
     ),
     "negative_binomial_logit": (
         NegativeBinomialLogitPotential,
         [(0.0, 0.5), (3.0, 2.0), (200.0, 7.0)],
-        lambda count, size: _negative_binomial(count, size, 0.0),
+        lambda count, size: negative_binomial(count, size, 0.0),
         [0.0, 3.4],
     ),
     "gaussian": (
