@@ -11,6 +11,9 @@ from numpyro.distributions import Distribution, constraints
 from numpyro.distributions.util import promote_shapes, validate_sample
 from numpyro.util import is_prng_key
 
+from ..potentials.families.poisson import log_softplus
+from ..potentials.families.rectified_linear_poisson import RectifiedLinearPoissonPotential
+
 __all__ = ["RectifiedLinearPoisson", "SoftplusPoisson"]
 
 
@@ -113,12 +116,7 @@ class RectifiedLinearPoisson(_RectifiedPoisson):
 
     @validate_sample
     def log_prob(self, value: ArrayLike) -> Array:
-        shifted = self._shifted_predictor()
-        value = jnp.asarray(value, shifted.dtype)
-        is_active = shifted > 0
-        rate = self.exposure * jnp.where(is_active, shifted, 1.0)
-        active = value * jnp.log(rate) - rate - gammaln(value + 1.0)
-        return jnp.where(is_active, active, jnp.where(value == 0, 0.0, -jnp.inf))
+        return RectifiedLinearPoissonPotential(jnp.asarray(value), self.exposure).log_density(self._shifted_predictor())
 
 
 class SoftplusPoisson(_RectifiedPoisson):
@@ -161,15 +159,6 @@ class SoftplusPoisson(_RectifiedPoisson):
     def log_prob(self, value: ArrayLike) -> Array:
         shifted = self._shifted_predictor()
         value = jnp.asarray(value, shifted.dtype)
-        log_rate = jnp.log(self.exposure) + _log_softplus(shifted)
-        return value * log_rate - self.exposure * jax.nn.softplus(shifted) - gammaln(value + 1.0)
-
-
-def _log_softplus(x: Array) -> Array:
-    r""":math:`\log \log(1 + e^x)`, by the series :math:`x - e^x / 2 + 5 e^{2x} / 24` where :math:`e^x` is small."""
-    # Below the cut the next term of the series, e^(3x) / 8, is under the rounding error of x.
-    cut = jnp.log(jnp.finfo(x.dtype).eps) / 3.0
-    is_small = x < cut
-    exponential = jnp.exp(jnp.where(is_small, x, cut))
-    series = x + exponential * (5.0 / 24.0 * exponential - 0.5)
-    return jnp.where(is_small, series, jnp.log(jax.nn.softplus(jnp.where(is_small, cut, x))))
+        log_rate = jnp.log(self.exposure) + log_softplus(shifted)
+        found: Array = value * log_rate - self.exposure * jax.nn.softplus(shifted) - gammaln(value + 1.0)
+        return found

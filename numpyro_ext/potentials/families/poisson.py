@@ -17,14 +17,14 @@ from ..integrals.tilted_moments import sum_over_nodes, tilted_moments_unless_wid
 from ..integrals.tilted_window import Cavity
 from ..moments import ExpectedLogDensity, TiltedMoments
 
-__all__ = ["PoissonExpPotential", "PoissonSoftplusPotential"]
+__all__ = ["PoissonExpPotential", "PoissonSoftplusPotential", "log_softplus"]
 
 _NARROW = 0.5
 # In standard deviations of the tilted density at its mode; it falls slowest to the left, where the count bends it less.
 _SPACING, _LEFT, _RIGHT = 0.45, 12.0, 9.0
 
 
-def _log_softplus(eta: Array) -> Array:
+def log_softplus(eta: Array) -> Array:
     """``log log(1 + e^eta)``, which below -40 is ``eta``, where the outer logarithm would come to see zero."""
     small = eta < -40.0
     safe = jnp.where(small, 0.0, eta)
@@ -157,7 +157,7 @@ class PoissonSoftplusPotential(Potential):
         excess = (rate - safe_count) / safe_count
         near = jnp.abs(excess) < 0.5
         log_near = jnp.log1p(jnp.where(near, excess, 0.0))
-        log_far = jnp.log(jnp.asarray(self.exposure, eta.dtype)) + _log_softplus(eta) - jnp.log(safe_count)
+        log_far = jnp.log(jnp.asarray(self.exposure, eta.dtype)) + log_softplus(eta) - jnp.log(safe_count)
         return _log_poisson(count, rate, excess, jnp.where(near, log_near, log_far))
 
     def mean(self, eta: ArrayLike) -> Array:

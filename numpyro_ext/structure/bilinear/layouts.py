@@ -12,7 +12,7 @@ from ..errors import ModelStructureError
 from ..program.degrees import Degree, Degrees, classify
 from ..program.dependence import dependence
 from ..program.patterns import DenseDependence
-from ..program.program import Atom, Constant, Program
+from ..program.program import Atom, Program
 
 __all__ = [
     "Layout",
@@ -298,7 +298,8 @@ def _merge(groupings: Sequence[_Grouping]) -> _Grouping | None:
 
 
 def _merged_index(groupings: Sequence[_Grouping]) -> np.ndarray:
-    return np.max([g.vector for g in groupings], axis=0)
+    found: np.ndarray = np.max([g.vector for g in groupings], axis=0)
+    return found
 
 
 def _elements(shape: tuple[int, ...], axes: tuple[int, ...]) -> np.ndarray:
@@ -313,23 +314,18 @@ def check_indices(program: Program, degrees: Degrees, names: Sequence[str]) -> N
 
     :raises ModelStructureError: naming the sites.
     """
-    given = dict(zip(program.constants, program.data, strict=True))
     for eqn in program.equations:
         if eqn.primitive.name != "gather" or degrees.of(eqn.inputs[0]) == Degree.CONSTANT:
             continue
-        atom = eqn.inputs[1]
-        if isinstance(atom, Constant):
-            starts = np.asarray(atom.value)
-        elif program.ancestors([atom], given) & set(program.inputs):
+        starts = program.known_value(eqn.inputs[1])
+        if starts is None:
             continue
-        else:
-            starts = np.asarray(program.evaluate([atom], given)[0])
         shape = program.shape(eqn.inputs[0])
         axes = eqn.params["dimension_numbers"].start_index_map
         sizes = eqn.params["slice_sizes"]
         for position, axis in enumerate(axes):
             largest = shape[axis] - sizes[axis]
-            found = starts[..., position]
+            found = np.asarray(starts)[..., position]
             bad = found[(found < 0) | (found > largest)]
             if bad.size:
                 sites = ", ".join(map(repr, sorted(degrees.sites_of(eqn.inputs[0]) & set(names))))

@@ -137,7 +137,8 @@ class AffineRows:
 
 def _pattern_of_rows(pattern: np.ndarray, rows: np.ndarray) -> np.ndarray:
     if rows.ndim == 1:
-        return pattern[rows]
+        found: np.ndarray = pattern[rows]
+        return found
     plus, minus = rows.T
     return deduplicate(np.concatenate([pattern[plus], np.where(minus[:, None] < 0, -1, pattern[minus])], axis=1))
 

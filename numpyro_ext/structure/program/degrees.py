@@ -134,15 +134,7 @@ def _sources(eqn: Equation, found: Degrees, program: Program) -> list[Source | N
     if len(roots) != 1 or eqn.primitive.name in ("triangular_solve", "conv_general_dilated", "reduce_window_sum"):
         return nothing
     patterns: list[Pattern | None] = [None if s is None else s.elements[..., None] for s in inputs]
-
-    def concrete(atom: Atom) -> object:
-        if isinstance(atom, Constant):
-            return atom.value
-        given = dict(zip(program.constants, program.data, strict=True))
-        free = program.ancestors([atom], given) & set(program.inputs)
-        return None if free else np.asarray(program.evaluate([atom], given)[0])
-
-    out = propagate(eqn, patterns, program, concrete)
+    out = propagate(eqn, patterns, program, program.known_value)
     root = roots.pop()
     return [Source(root, p[..., 0]) if isinstance(p, np.ndarray) and p.shape[-1] == 1 else None for p in out]
 

@@ -296,17 +296,12 @@ def dependence(
     :param wanted: restrict the work to what these values need.
     """
     patterns: dict[int, Pattern] = dict(seeds)
-    cache: dict[Any, Any] = {}
+    given = {number: value for number, value in known.items() if value is not None}
+    cache: dict[Atom, Any] = {}
 
     def concrete(atom: Atom) -> Any:
-        if isinstance(atom, Constant):
-            return atom.value
         if atom not in cache:
-            given = {
-                n: v for n, v in (*known.items(), *zip(program.constants, program.data, strict=True)) if v is not None
-            }
-            free = program.ancestors([atom], given) & (set(program.inputs) - set(given))
-            cache[atom] = None if free or atom in patterns else jax.device_get(program.evaluate([atom], given)[0])
+            cache[atom] = None if atom in patterns else program.known_value(atom, given)
         return cache[atom]
 
     # patterns are concrete even where the caller is being compiled

@@ -162,6 +162,14 @@ class Program:
                 values.setdefault(number, result)
         return [read(a) for a in wanted]
 
+    def known_value(self, atom: Atom, given: Mapping[int, Any] | None = None) -> Any:
+        """The value of an atom that follows from the data, and from other values that are given, else ``None``."""
+        if isinstance(atom, Constant):
+            return atom.value
+        env = dict(zip(self.constants, self.data, strict=True)) | dict(given or {})
+        free = self.ancestors([atom], env) & (set(self.inputs) - set(env))
+        return None if free else jax.device_get(self.evaluate([atom], env)[0])
+
     def fingerprint(self) -> tuple[Any, ...]:
         """Hashable description: two programs with equal fingerprints compute the same function of inputs and data."""
         body = tuple(
