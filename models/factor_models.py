@@ -41,7 +41,8 @@ def _table_shape(table: ArrayLike | None, shape: tuple[int, int] | None, model: 
 
 
 def _parameter(name: str, start: ArrayLike, prior: dist.Distribution | None, **constraint: Any) -> jax.Array:
-    return numpyro.param(name, jnp.asarray(start), **constraint) if prior is None else numpyro.sample(name, prior)
+    value: jax.Array = numpyro.sample(name, prior) if prior else numpyro.param(name, jnp.asarray(start), **constraint)
+    return value
 
 
 def _observe(

@@ -156,6 +156,6 @@ def squared_exponential(x: jax.Array, scale: jax.Array, length: jax.Array, jitte
 
     :param x: inputs, shape ``(n,)`` or ``(n, d)``.
     """
-    correlation = optional("tinygp.kernels", "demo").ExpSquared(length)(x, x)
+    correlation: jax.Array = optional("tinygp.kernels", "demo").ExpSquared(length)(x, x)
     share = max(jitter, 4 * x.shape[0] * float(jnp.finfo(correlation.dtype).eps))
     return scale**2 * (correlation + share * jnp.eye(x.shape[0]))

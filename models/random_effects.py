@@ -124,20 +124,22 @@ def _grouping(name: str, index: ArrayLike, size: int | None) -> tuple[np.ndarray
 
 
 def _fixed_effects(X: ArrayLike | None, num_observations: int) -> jax.Array:
-    intercept = numpyro.sample("intercept", dist.Normal(0.0, 5.0))
+    intercept: jax.Array = numpyro.sample("intercept", dist.Normal(0.0, 5.0))
     if X is None:
         return intercept
     X = jnp.asarray(X)
     if X.ndim != 2 or X.shape[0] != num_observations:
         raise ValueError(f"X must have shape ({num_observations}, columns); got {X.shape}.")
     coefficients = numpyro.sample("coefficients", dist.Normal(0.0, 2.5).expand([X.shape[1]]).to_event(1))
-    return intercept + X @ coefficients
+    predictor: jax.Array = intercept + X @ coefficients
+    return predictor
 
 
 def _random_effect(name: str, size: int) -> jax.Array:
     scale = numpyro.sample(f"{name}_scale", dist.HalfNormal(2.0))
     with numpyro.plate(f"{name}s", size):
-        return numpyro.sample(f"{name}_effect", dist.Normal(0.0, scale))
+        effect: jax.Array = numpyro.sample(f"{name}_effect", dist.Normal(0.0, scale))
+    return effect
 
 
 def _observe(family: str, predictor: jax.Array, y: ArrayLike | None) -> None:

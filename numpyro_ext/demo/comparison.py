@@ -74,7 +74,8 @@ def compare(data: EventCounts, num_samples: int = 1000) -> list[Result]:
 def _with_values(model: Callable[..., None], draws: Any, names: tuple[str, ...]) -> Callable[..., None]:
     """The model with some sites fixed to their (constant) value among the draws, and their priors left out."""
     fixed = handlers.substitute(model, data={name: draws[name][0] for name in names})
-    return handlers.block(fixed, hide=list(names))
+    found: Callable[..., None] = handlers.block(fixed, hide=list(names))
+    return found
 
 
 def _nuts(nonlinearity: str, model: Callable[..., None], data: EventCounts, num_samples: int) -> Result:

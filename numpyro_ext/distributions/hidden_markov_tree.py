@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +23,8 @@ from ..potentials.trees.forest import Forest, SumProduct
 from ..potentials.trees.mixture import TreeParameters, log_density, log_evidence, sample_states, state_posterior
 
 __all__ = ["HiddenMarkovTree"]
+
+Tree = TypeVar("Tree")
 
 
 class HiddenMarkovTree(Distribution):
@@ -78,7 +80,7 @@ class HiddenMarkovTree(Distribution):
         low: Distribution,
         high: Distribution,
         root_probability: ArrayLike = 0.5,
-        transition: ArrayLike | Sequence = (0.1, 0.8),
+        transition: ArrayLike | Sequence[Any] = (0.1, 0.8),
         *,
         validate_args: bool | None = None,
     ) -> None:
@@ -125,7 +127,8 @@ class HiddenMarkovTree(Distribution):
 
         def component(name: str) -> Potential:
             potential, _ = _potential(name, getattr(self, name))
-            return jax.tree.map(lambda x: jnp.broadcast_to(jnp.asarray(x, float), shape), potential)
+            found: Potential = jax.tree.map(lambda x: jnp.broadcast_to(jnp.asarray(x, float), shape), potential)
+            return found
 
         return TreeParameters(
             component("low"),
@@ -134,7 +137,7 @@ class HiddenMarkovTree(Distribution):
             jnp.broadcast_to(self.transition, (*shape, 2)),
         )
 
-    def _map(self, function: Callable[[TreeParameters, Array], Any], value: Array, *, axes: int) -> Any:
+    def _map(self, function: Callable[[TreeParameters, Array], Tree], value: Array, *, axes: int) -> Tree:
         """A function of the parameters and of ``axes`` axes of a value, over all axes before these."""
         lead = lax.broadcast_shapes(value.shape[: value.ndim - axes], self.batch_shape)
         value = jnp.broadcast_to(value, lead + value.shape[value.ndim - axes :])
@@ -149,7 +152,8 @@ class HiddenMarkovTree(Distribution):
                 lambda x: jnp.broadcast_to(x, lead + x.shape[skip:]).reshape(-1, *x.shape[skip:]), self.parameters
             )
             found = jax.vmap(function)(parameters, flat)
-        return jax.tree.map(lambda x: x.reshape(*lead, *x.shape[1:]), found)
+        joined: Tree = jax.tree.map(lambda x: x.reshape(*lead, *x.shape[1:]), found)
+        return joined
 
     @validate_sample
     def log_prob(self, value: ArrayLike) -> Array:
@@ -227,7 +231,7 @@ def _location(component: Any) -> Array:
 
 def _draw(key: Array, component: Any, groups: Array) -> Array:
     """One value per node."""
-    location, scale = _location(component)[groups], component.scale[groups]
+    location, scale = _location(component)[groups], jnp.asarray(component.scale)[groups]
     if isinstance(component, StudentTPotential):
         standard = random.t(key, jnp.asarray(component.df)[groups], groups.shape, scale.dtype)
     else:

@@ -44,7 +44,7 @@ def _one_by_one(function: Callable[..., Array], *arrays: Array) -> Array:
     """``function`` of the matrices on the last two axes, for arrays that have the same leading axes."""
     leading = arrays[0].shape[:-2]
     flat = [array.reshape(-1, *array.shape[-2:]) for array in arrays]
-    result = jax.lax.map(lambda parts: function(*parts), tuple(flat))
+    result: Array = jax.lax.map(lambda parts: function(*parts), tuple(flat))
     return result.reshape(*leading, *result.shape[-2:])
 
 

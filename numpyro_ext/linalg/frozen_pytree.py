@@ -10,29 +10,30 @@ import jax
 
 __all__ = ["frozen_pytree"]
 
-_Class = TypeVar("_Class")
+_Class = TypeVar("_Class", bound=type)
 
 
 @dataclass_transform(frozen_default=True)
-def frozen_pytree(cls: type[_Class]) -> type[_Class]:
+def frozen_pytree(cls: _Class) -> _Class:
     """Class decorator: freeze as a dataclass and register as a pytree whose fields are all data.
 
     Fields with ``metadata={"static": True}`` are compared instead, and so is the class. With
     ``jax.tree_util.register_dataclass`` it would not be: the structures of two classes with as many fields are equal
     there (JAX 0.10 to 0.12), and ``jit`` now and then runs what it has compiled for the one on the other.
     """
+    # The same class, with methods added to it.
     made: Any = dataclasses.dataclass(frozen=True, eq=False)(cls)
     names = [f.name for f in dataclasses.fields(made) if not f.metadata.get("static")]
     static = [f.name for f in dataclasses.fields(made) if f.metadata.get("static")]
 
-    def flatten_with_keys(self: Any) -> tuple[tuple, tuple]:
+    def flatten_with_keys(self: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         children = tuple((jax.tree_util.GetAttrKey(name), getattr(self, name)) for name in names)
         return children, (made, *(getattr(self, name) for name in static))
 
-    def flatten(self: Any) -> tuple[tuple, tuple]:
+    def flatten(self: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         return tuple(getattr(self, name) for name in names), (made, *(getattr(self, name) for name in static))
 
-    def unflatten(auxiliary: tuple, children: Iterable) -> Any:
+    def unflatten(auxiliary: tuple[Any, ...], children: Iterable[Any]) -> Any:
         # Not by the constructor: the leaves may be placeholders.
         self = object.__new__(made)
         for name, value in (*zip(names, children, strict=True), *zip(static, auxiliary[1:], strict=True)):
@@ -40,4 +41,4 @@ def frozen_pytree(cls: type[_Class]) -> type[_Class]:
         return self
 
     jax.tree_util.register_pytree_with_keys(made, flatten_with_keys, unflatten, flatten)
-    return made
+    return cls

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, dataclass_transform
+from typing import Any, ClassVar, TypeVar, dataclass_transform
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,8 @@ from .integrals.tilted_moments import tilted_moments
 from .moments import ExpectedLogDensity, LogisticTerms, TiltedMoments
 
 __all__ = ["Potential", "potential"]
+
+_Class = TypeVar("_Class", bound=type)
 
 
 class Potential:
@@ -102,7 +104,7 @@ class Potential:
 
 
 @dataclass_transform(frozen_default=True)
-def potential(cls: type) -> type:
+def potential(cls: _Class) -> _Class:
     """Class decorator of potentials: a frozen dataclass, registered as a pytree; see :func:`frozen_pytree`."""
-    made: type = frozen_pytree(cls)
+    made = frozen_pytree(cls)
     return saved_as(cls.__name__)(made) if cls.__module__.startswith("numpyro_ext.") else made

@@ -230,7 +230,7 @@ def _climb(
 
     def proceed(state: tuple[Any, ...]) -> Array:
         *_, is_done, count = state
-        return (count < num_steps) & ~jnp.all(is_done)
+        return jnp.logical_and(count < num_steps, ~jnp.all(is_done))
 
     def advance(state: tuple[Any, ...]) -> tuple[Any, ...]:
         (_, value, _), size, is_done, count = state

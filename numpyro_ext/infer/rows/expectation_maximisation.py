@@ -248,7 +248,7 @@ def _sparse_covariance(
     _, found = graphical_lasso(moment, sparsity, tol=1e-8, enet_tol=1e-8, max_iter=500)
 
     def objective(matrix: np.ndarray) -> float:
-        return 0.5 * (np.linalg.slogdet(matrix)[1] - np.sum(moment * matrix)) - _penalty(matrix, sparsity)
+        return 0.5 * float(np.linalg.slogdet(matrix)[1] - np.sum(moment * matrix)) - _penalty(matrix, sparsity)
 
     best = max((precision, found), key=objective)
     return rows._replace(covariance=jnp.asarray(np.linalg.inv(best), rows.mean.dtype)), best

@@ -255,6 +255,9 @@ def map_chunks(
         return function(rows._replace(potentials=potentials, observed=observed, weights=weights), part)
 
     results = lax.map(apply, chunks)
-    if is_sum:
-        return jax.tree.map(lambda x: jnp.sum(x, axis=0), results)
-    return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[:size], results)
+
+    def join(parts: Array) -> Array:
+        return jnp.sum(parts, axis=0) if is_sum else parts.reshape(-1, *parts.shape[2:])[:size]
+
+    joined: Tree = jax.tree.map(join, results)
+    return joined

@@ -46,7 +46,8 @@ class BlockDiagonal(NamedTuple):
         blocks: list[Array] = []
         for part in self.parts:
             blocks.extend(part if part.ndim == 3 else [jnp.diag(part)])
-        return block_diag(*blocks)
+        found: Array = block_diag(*blocks)
+        return found
 
     def entries(self, i: Array, j: Array) -> Array:
         """The elements at broadcast indices ``(i, j)``; zero where an index is ``N`` (padding)."""

@@ -91,9 +91,9 @@ def _linearity_error(function: Callable[[Array], Array], size: int) -> Array:
     rng = np.random.default_rng(1)
     x, z = (jnp.asarray(rng.standard_normal(size), jnp.result_type(float)) for _ in range(2))
     first, second = function(x), function(z)
-    gap = jnp.linalg.norm(function(2.0 * x - 3.0 * z) - (2.0 * first - 3.0 * second))
+    gap: Array = jnp.linalg.norm(function(2.0 * x - 3.0 * z) - (2.0 * first - 3.0 * second))
     return gap / jnp.maximum(jnp.linalg.norm(first) + jnp.linalg.norm(second), jnp.finfo(first.dtype).tiny)
 
 
 def _tolerance() -> float:
-    return float(jnp.finfo(jnp.result_type(float)).eps) ** 0.75
+    return float(jnp.finfo(jnp.result_type(float)).eps ** 0.75)

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import operator as python_operators
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, overload
 
 import jax
 import jax.numpy as jnp
@@ -60,13 +60,19 @@ class LinearOperator:
         """The product of the adjoint with one vector of shape ``(rows,)``: shape ``(columns,)``."""
         x = jax.ShapeDtypeStruct((self.shape[1],), y.dtype)
         dtype = jax.eval_shape(self.matvec, x).dtype
-        (out,) = jax.linear_transpose(self.matvec, x)(y.astype(dtype))
+        out: Array = jax.linear_transpose(self.matvec, x)(y.astype(dtype))[0]
         return out
 
     @property
     def T(self) -> LinearOperator:
         """The adjoint."""
         return _Adjoint(self)
+
+    @overload
+    def __matmul__(self, other: LinearOperator) -> LinearOperator: ...
+
+    @overload
+    def __matmul__(self, other: ArrayLike) -> Array: ...
 
     def __matmul__(self, other: Any) -> Any:
         if isinstance(other, LinearOperator):
@@ -113,10 +119,10 @@ class LinearOperator:
 
 
 def _as_real(x: Any) -> Array:
-    x = jnp.asarray(x)
-    if jnp.issubdtype(x.dtype, jnp.complexfloating):
+    values = jnp.asarray(x)
+    if jnp.issubdtype(values.dtype, jnp.complexfloating):
         raise ValueError("operators are real; stack the real and imaginary parts.")
-    return x if jnp.issubdtype(x.dtype, jnp.floating) else x.astype(float)
+    return values if jnp.issubdtype(values.dtype, jnp.floating) else values.astype(float)
 
 
 @saved_as("Adjoint")

@@ -105,10 +105,12 @@ class WaveletTransform(LinearOperator):
         return size, size
 
     def matvec(self, x: Array) -> Array:
-        return _analyse(x.reshape(self.shape_of_signal), self.wavelet, self.num_levels).reshape(-1)
+        found: Array = _analyse(x.reshape(self.shape_of_signal), self.wavelet, self.num_levels).reshape(-1)
+        return found
 
     def rmatvec(self, y: Array) -> Array:
-        return _synthesise(y.reshape(self.shape_of_signal), self.wavelet, self.num_levels).reshape(-1)
+        found: Array = _synthesise(y.reshape(self.shape_of_signal), self.wavelet, self.num_levels).reshape(-1)
+        return found
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2))

@@ -106,7 +106,8 @@ def log_sum_exp_bound(name: str) -> LogSumExpBound:
 
 
 def _diagonal(matrix: Array) -> Array:
-    return jnp.diagonal(matrix, axis1=-2, axis2=-1)
+    found: Array = jnp.diagonal(matrix, axis1=-2, axis2=-1)
+    return found
 
 
 def _times(matrix: Array, vector: Array) -> Array:

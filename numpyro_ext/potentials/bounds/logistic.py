@@ -17,7 +17,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -223,7 +223,8 @@ class PiecewiseBound(LogisticBound):
     def _jumps(self, order: int) -> np.ndarray:
         t, a, b, c, _ = self.coefficients
         a, b, c = (np.diff(x) for x in (a, b, c))
-        return (a * t + b) * t + c if order == 0 else 2.0 * a * t + b
+        found: np.ndarray = (a * t + b) * t + c if order == 0 else 2.0 * a * t + b
+        return found
 
 
 def _legendre_moments(t: Array, mean: Array, scale: Array) -> list[Array]:
@@ -296,7 +297,7 @@ LOGISTIC_BOUNDS: dict[str, Callable[[int], LogisticBound]] = {
 }
 
 
-def logistic_bound(name: str | LogisticBound | tuple | list, num_pieces: int = 20) -> LogisticBound:
+def logistic_bound(name: str | LogisticBound | tuple[Any, ...] | list[Any], num_pieces: int = 20) -> LogisticBound:
     """The bound with a name, or the minimum of several.
 
     :param name: ``"exact"``, ``"jaakkola"``, ``"bohning"``, ``"piecewise-linear"``, ``"piecewise-quadratic"``, a bound

@@ -62,7 +62,8 @@ class SuperGaussianPotential(Potential):
         """
         squared = jnp.asarray(squared, jnp.result_type(squared, float))
         _, slope = jax.jvp(self.radial_log_density, (squared,), (jnp.ones_like(squared),))
-        return -0.5 / slope
+        found: Array = -0.5 / slope
+        return found
 
     def width_penalty(self, width: ArrayLike) -> Array:
         r"""The conjugate :math:`h(\gamma)`, so that the bound of the factor is :math:`-\tfrac12(x/\gamma + h(\gamma))`.

@@ -195,7 +195,8 @@ class MultinomialProbitPotential(_CategoricalPotential):
         return self._restrict(*self._complete_derivatives(complete))
 
     def _complete_derivatives(self, eta: Array) -> tuple[Array, Array, Array]:
-        return _multinomial_probit(*jnp.broadcast_arrays(eta, self._indicator(eta.dtype)))
+        found: tuple[Array, Array, Array] = _multinomial_probit(*jnp.broadcast_arrays(eta, self._indicator(eta.dtype)))
+        return found
 
     def expected_log_density(self, mean: ArrayLike, covariance: ArrayLike) -> VectorExpectedLogDensity:
         """Expectation by a product of Gauss-Hermite rules in one dimension less, for up to four categories.

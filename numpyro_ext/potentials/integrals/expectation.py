@@ -68,7 +68,8 @@ def expected_log_density(potential: LogFactor, mean: ArrayLike, variance: ArrayL
     terms = potential.logistic_terms()
     if terms is not None:
         return expected_logistic_terms(terms, expected_log_partition, mean, variance)
-    return _by_quadrature(potential, mean, variance)
+    found: ExpectedLogDensity = _by_quadrature(potential, mean, variance)
+    return found
 
 
 def expected_logistic_terms(
@@ -130,7 +131,10 @@ def _by_quadrature(potential: LogFactor, mean: ArrayLike, variance: ArrayLike) -
 
     # Few panels do unless some Gaussian is wide. The sum cannot stop early in a loop, or it would have no gradient.
     few = 16
-    return jax.lax.cond(panels.num_used > few, lambda: with_panels(_MAX_PANELS), lambda: with_panels(few))
+    found: ExpectedLogDensity = jax.lax.cond(
+        panels.num_used > few, lambda: with_panels(_MAX_PANELS), lambda: with_panels(few)
+    )
+    return found
 
 
 def _points(left: Array, right: Array, nodes: np.ndarray) -> tuple[Array, Array]:

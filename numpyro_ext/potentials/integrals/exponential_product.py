@@ -208,4 +208,5 @@ def semidefinite_root(covariance: Array) -> Array:
         return rest - column[..., :, None] * column[..., None, :], root.at[..., :, j].set(column)
 
     _, root = jax.lax.fori_loop(0, size, eliminate, (covariance, jnp.zeros_like(covariance)))
-    return root
+    found: Array = root
+    return found

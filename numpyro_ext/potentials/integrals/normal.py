@@ -115,7 +115,8 @@ def _excess(a: Array) -> tuple[Array, Array]:
     mean = inverse * _polynomial(_MEAN_COEFFICIENTS, t)
     variance = inverse * inverse * _polynomial(_VARIANCE_COEFFICIENTS, t)
     # Keeps XLA from evaluating the polynomials once more for every result that uses them.
-    return jax.lax.optimization_barrier((mean, variance))
+    found: tuple[Array, Array] = jax.lax.optimization_barrier((mean, variance))
+    return found
 
 
 def _half_square_exp(x: Array) -> Array:

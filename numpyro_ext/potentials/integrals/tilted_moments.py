@@ -82,7 +82,8 @@ def tilted_moments(
         16 in float32, twice that for factors that are not log-concave or not smooth.
     :return: tilted moments, of the broadcast shape of the factors, ``mean``, ``variance`` and ``power``.
     """
-    return _tilted_moments(potential, mean, variance, power, num_nodes)
+    found: TiltedMoments = _tilted_moments(potential, mean, variance, power, num_nodes)
+    return found
 
 
 @functools.partial(jax.jit, static_argnames="num_nodes")
@@ -173,7 +174,8 @@ def tilted_moments_unless_wide(
         return tilted_moments(potential, mean, variance, power)
     mean, variance = broadcast_to_factors(potential, mean, variance)
     is_narrow = jnp.all((variance > 0.0) & (variance <= widest))
-    return jax.lax.cond(is_narrow, rule, functools.partial(tilted_moments, potential), mean, variance)
+    found: TiltedMoments = jax.lax.cond(is_narrow, rule, functools.partial(tilted_moments, potential), mean, variance)
+    return found
 
 
 def sum_over_nodes(terms: Callable[[Any], tuple[Array, ...]], nodes: Any, like: Array) -> tuple[Array, ...]:

@@ -6,6 +6,7 @@ They are exact derivatives of the predictors of all cells as a function of all u
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -128,17 +129,14 @@ def meetings(predict: Predict, vectors: Vectors, probe: Probe) -> tuple[Array, l
     slopes = jax.grad(lambda x: jnp.dot(probe.weights, predict(x)))
 
     def products_of(position: Array) -> Array:
-        return jax.jvp(slopes, (probe.unknowns,), (vectors.direction(0, position),))[1]
+        return _along(vectors.direction(0, position), slopes, probe.unknowns)
 
     found = jax.lax.map(products_of, jnp.arange(vectors.sizes[0]))
     largest = jnp.max(jnp.abs(found[:, jnp.asarray(vectors.elements[1])]), axis=1)
     rows, columns = (vectors.spread(side, test) for side, test in enumerate(probe.tests))
 
-    def slope_of_rows(x: Array) -> Array:
-        return jax.jvp(predict, (x,), (rows,))[1]
-
-    row_slopes, products = map(_limits, jax.jvp(slope_of_rows, (vectors.zeros,), (columns,)))
-    return largest, [products, row_slopes, _limits(jax.jvp(predict, (vectors.zeros,), (columns,))[1])]
+    row_slopes, products = map(_limits, jax.jvp(partial(_along, rows, predict), (vectors.zeros,), (columns,)))
+    return largest, [products, row_slopes, _limits(_along(columns, predict, vectors.zeros))]
 
 
 def find_pairs(largest: np.ndarray) -> tuple[int | None, tuple[np.ndarray, np.ndarray]]:
@@ -208,7 +206,7 @@ def _first_cell(predict: Predict, vectors: Vectors, design: Design) -> tuple[Arr
 
     def product(places: Array) -> Array:
         """Products of all components of the row with the sum of some of the column."""
-        return jax.jvp(slope, (zeros,), (zeros.at[places].set(1.0),))[1][rows]
+        return _along(zeros.at[places].set(1.0), slope, zeros)[rows]
 
     if design.num_pairs is not None:
         coupling = product(columns)[: design.num_pairs]
@@ -220,8 +218,12 @@ def _first_cell(predict: Predict, vectors: Vectors, design: Design) -> tuple[Arr
 
 def _slopes(predict: Predict, vectors: Vectors, side: int) -> Array:
     """Slopes of the predictors in each component where all else is zero, shape ``(cells, size)``."""
-    positions = jnp.arange(vectors.sizes[side])
-    return jax.lax.map(lambda i: jax.jvp(predict, (vectors.zeros,), (vectors.direction(side, i),))[1], positions).T
+
+    def one(position: Array) -> Array:
+        return _along(vectors.direction(side, position), predict, vectors.zeros)
+
+    slopes: Array = jax.lax.map(one, jnp.arange(vectors.sizes[side])).T
+    return slopes
 
 
 def _mixed(predict: Predict, vectors: Vectors, row_positions: np.ndarray, column_positions: np.ndarray) -> Array:
@@ -229,13 +231,16 @@ def _mixed(predict: Predict, vectors: Vectors, row_positions: np.ndarray, column
 
     def one(pair: tuple[Array, Array]) -> Array:
         row, column = vectors.direction(0, pair[0]), vectors.direction(1, pair[1])
+        return _along(column, partial(_along, row, predict), vectors.zeros)
 
-        def slope(x: Array) -> Array:
-            return jax.jvp(predict, (x,), (row,))[1]
+    products: Array = jax.lax.map(one, (jnp.asarray(row_positions), jnp.asarray(column_positions))).T
+    return products
 
-        return jax.jvp(slope, (vectors.zeros,), (column,))[1]
 
-    return jax.lax.map(one, (jnp.asarray(row_positions), jnp.asarray(column_positions))).T
+def _along(direction: Array, function: Predict, x: Array) -> Array:
+    """The derivative of a function at ``x`` along a direction."""
+    slope: Array = jax.jvp(function, (x,), (direction,))[1]
+    return slope
 
 
 def _limits(x: Array) -> Array:

@@ -65,7 +65,7 @@ def check_same_family(names: Sequence[str], potentials: Sequence[Potential]) -> 
     :raises ModelStructureError: if one differs from the first.
     """
 
-    def kind(potential: Potential) -> tuple:
+    def kind(potential: Potential) -> tuple[type, list[tuple[int, ...]]]:
         return type(potential), [jnp.shape(x)[1:] for x in jax.tree.leaves(potential)]
 
     for name, potential in zip(names, potentials, strict=True):
@@ -137,9 +137,11 @@ def take_cells(potential: Potential, size: int, cells: np.ndarray) -> Potential:
         found = jnp.broadcast_to(x, (size, *x.shape[1:]))[cells]
         return found if is_label else found.astype(jnp.result_type(float))
 
-    return jax.tree.map(take, potential)
+    taken: Potential = jax.tree.map(take, potential)
+    return taken
 
 
 def join_cells(potentials: Sequence[Potential]) -> Potential:
     """The factors of several sites, one after another."""
-    return jax.tree.map(lambda *parts: jnp.concatenate(parts), *potentials)
+    joined: Potential = jax.tree.map(lambda *parts: jnp.concatenate(parts), *potentials)
+    return joined

@@ -110,7 +110,7 @@ class BilinearReading(ModelReading):
         self.is_design_fixed = self._is_design_fixed()
 
         # Which sites make the rows and which the columns, and the vectors of both: this takes the predictors.
-        self._starts = {n: columns.start for n, columns in self._columns.items()}
+        self._starts: dict[str, int] = {n: columns.start for n, columns in self._columns.items()}
         self.layouts = self._find_layouts(like)
         self._check_flat(self.layouts)
         self.sides = (self.layouts[0].names, self.layouts[1].names)
@@ -304,10 +304,6 @@ class BilinearReading(ModelReading):
     def priors(self, hyper: Mapping[str, Any], data: Sequence[Any] | None = None) -> tuple[GaussianSide, GaussianSide]:
         """The priors of rows and columns at given hyperparameters; the rest of the form may be the same for all."""
         return self._sides_at(self._env(hyper, data))
-
-    def log_constant(self, hyper: Mapping[str, Any], data: Sequence[Any] | None = None) -> Array:
-        """Terms of the log density that depend on no unknown and are no priors of hyperparameters."""
-        return self._log_constant(self._env(hyper, data))
 
     def _sides_at(self, env: dict[int, Any]) -> tuple[GaussianSide, GaussianSide]:
         location = self._locations(env)

@@ -113,7 +113,7 @@ def _responses(program: Program, traced: FactorTrace, predictor: int, leaf: Atom
     bare = copy.copy(program)
     bare.release()
 
-    def respond(point: Array, env: Env) -> Array:
+    def respond(point: Array, env: Env) -> Any:
         return bare.evaluate([leaf], {**env, predictor: jnp.full(bare.shape(predictor), point, dtype)})[0]
 
     key = (program.fingerprint(), predictor, leaf, str(dtype))

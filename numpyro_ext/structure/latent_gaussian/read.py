@@ -21,7 +21,7 @@ LATENT_GAUSSIAN = Form(
 
 def read_latent_gaussian(
     model: Callable[..., Any],
-    args: tuple = (),
+    args: tuple[Any, ...] = (),
     kwargs: Mapping[str, Any] | None = None,
     **options: Unpack[ReadOptions],
 ) -> LatentGaussianReading:

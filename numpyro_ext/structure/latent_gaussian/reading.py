@@ -141,7 +141,8 @@ class LatentGaussianReading(ModelReading):
     @cached_property
     def abstract_form(self) -> LatentGaussian:
         """The form with shapes and dtypes in place of numbers, for questions about its families; costs one trace."""
-        return jax.eval_shape(self.form, self.initial_hyper(), self.data)
+        found: LatentGaussian = jax.eval_shape(self.form, self.initial_hyper(), self.data)
+        return found
 
     def maps(
         self, hyper: Mapping[str, Any], data: Sequence[Any] | None = None, names: Sequence[str] | None = None
@@ -202,5 +203,5 @@ def _scale_rows(design: Design, weight: Array) -> Design:
     return SparseRows(design.columns, weight[:, None] * design.values, design.num_columns)
 
 
-def _rows_of(design: Any) -> Array:
-    return design.matrix if hasattr(design, "matrix") else design.values
+def _rows_of(design: Design) -> Array:
+    return design.matrix if isinstance(design, DenseDesign) else design.values

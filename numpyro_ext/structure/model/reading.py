@@ -256,6 +256,10 @@ class ModelReading(ABC):
         """Log prior density of the hyperparameter sample sites, in the constrained space (no Jacobian)."""
         return self._sum_factors(self._prior_factors, self._env(hyper, data))
 
+    def log_constant(self, hyper: Mapping[str, Any], data: Sequence[Any] | None = None) -> Array:
+        """Terms of the log density that depend on no unknown and are no priors of hyperparameters."""
+        return self._log_constant(self._env(hyper, data))
+
     def values(self, hyper: Mapping[str, Any], e: Array, data: Sequence[Any] | None = None) -> dict[str, Array]:
         """Every latent and deterministic site at the unknowns ``e`` of shape ``(num_columns,)``."""
         env = self._env(hyper, data)
@@ -328,7 +332,8 @@ class ModelReading(ABC):
 
     def log_joint(self, hyper: Mapping[str, Any], e: Array, data: Sequence[Any]) -> Array:
         """Log density of the unknowns ``e``, hyperparameters and data, from the form."""
-        return self.form(hyper, data).log_density(e) + self.log_prior(hyper, data)
+        found: Array = self.form(hyper, data).log_density(e) + self.log_prior(hyper, data)
+        return found
 
     def draw(self, hyper: Mapping[str, Any], white: Array, data: Sequence[Any]) -> Array:
         """Unknowns of a plausible size, made of standard normal numbers of shape ``(num_columns,)``."""

@@ -105,7 +105,7 @@ class ReadOptions(TypedDict, total=False):
 def read_first(
     forms: Sequence[Form[_Reading_co]],
     model: Callable[..., Any],
-    args: tuple = (),
+    args: tuple[Any, ...] = (),
     kwargs: Mapping[str, Any] | None = None,
     *,
     field: Sequence[str] | str | None = None,

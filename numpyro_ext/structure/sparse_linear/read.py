@@ -21,7 +21,7 @@ SPARSE_LINEAR = Form(
 
 def read_sparse_linear(
     model: Callable[..., Any],
-    args: tuple = (),
+    args: tuple[Any, ...] = (),
     kwargs: Mapping[str, Any] | None = None,
     **options: Unpack[ReadOptions],
 ) -> SparseLinearReading:

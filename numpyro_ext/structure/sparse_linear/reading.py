@@ -192,10 +192,6 @@ class SparseLinearReading(ModelReading):
             return form
         return form._replace(analysis=self._evaluated(prior.analysis, env), weight=self._evaluated(prior.weight, env))
 
-    def log_constant(self, hyper: Mapping[str, Any], data: Sequence[Any] | None = None) -> Array:
-        """Terms of the log density that do not depend on the coefficients and are no priors of hyperparameters."""
-        return self._log_constant(self._env(hyper, data))
-
     def is_selection(self, name: str) -> bool:
         """Whether a site consists of coefficients one by one: not if its location is made of others."""
         return name in self.field and self._degrees.of(self._trace.locations[name]) == Degree.CONSTANT
