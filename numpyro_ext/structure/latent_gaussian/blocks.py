@@ -67,6 +67,6 @@ def _rounded_up(width: int, other_width: int) -> int:
 
     The shorter side of a block stays the shorter one: the algebra is done there.
     """
-    step = 2 ** max(width.bit_length() - 3, 0)
+    step = 1 << max(width.bit_length() - 3, 0)
     rounded = -(-width // step) * step
     return min(rounded, other_width) if width <= other_width else rounded

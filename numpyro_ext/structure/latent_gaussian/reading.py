@@ -76,7 +76,8 @@ class LatentGaussianReading(ModelReading):
         return out
 
     def _indices(self, data: Sequence[Any] | None) -> _Indices:
-        return (self.data if data is None else data)[-1]
+        indices: _Indices = (self.data if data is None else data)[-1]
+        return indices
 
     @property
     def num_closed_forms(self) -> int:
