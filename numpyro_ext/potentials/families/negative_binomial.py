@@ -17,8 +17,31 @@ from ..moments import LogisticTerms
 __all__ = ["NegativeBinomialExpPotential", "NegativeBinomialLogitPotential"]
 
 
+class _NegativeBinomialPotential(Potential):
+    """Counts with the log density ``count * log sigmoid(x) + size * log sigmoid(-x)`` of a shifted predictor ``x``."""
+
+    is_log_concave: ClassVar[bool] = True
+    is_analytic: ClassVar[bool] = True
+    has_exponential_mean: ClassVar[bool] = True
+
+    def _parts(self, dtype: jnp.dtype) -> tuple[Array, Array, Array]:
+        """Count, size and shift."""
+        raise NotImplementedError
+
+    def log_density(self, eta: ArrayLike) -> Array:
+        eta = jnp.asarray(eta)
+        count, size, shift = self._parts(eta.dtype)
+        logit = eta + shift
+        constant = log_rising_coefficient(count, size)
+        return constant + count * jax.nn.log_sigmoid(logit) + size * jax.nn.log_sigmoid(-logit)
+
+    def logistic_terms(self) -> LogisticTerms:
+        count, size, shift = self._parts(jnp.result_type(*jax.tree.leaves(self), float))
+        return two_sided_terms(log_rising_coefficient(count, size), count, size, shift)
+
+
 @potential
-class NegativeBinomialExpPotential(Potential):
+class NegativeBinomialExpPotential(_NegativeBinomialPotential):
     r"""Counts with mean :math:`m = \text{exposure}\; e^{\eta}` and variance :math:`m + m^2 / \text{concentration}`.
 
     :param Array count: counts.
@@ -30,32 +53,17 @@ class NegativeBinomialExpPotential(Potential):
     concentration: Array | float
     exposure: Array | float = 1.0
 
-    is_log_concave: ClassVar[bool] = True
-    is_analytic: ClassVar[bool] = True
-    has_exponential_mean: ClassVar[bool] = True
-
-    def log_density(self, eta: ArrayLike) -> Array:
-        eta = jnp.asarray(eta)
-        count, concentration = jnp.asarray(self.count, eta.dtype), jnp.asarray(self.concentration, eta.dtype)
-        logit = eta + jnp.log(self.exposure) - jnp.log(concentration)
-        return (
-            log_rising_coefficient(count, concentration)
-            + count * jax.nn.log_sigmoid(logit)
-            + concentration * jax.nn.log_sigmoid(-logit)
-        )
+    def _parts(self, dtype: jnp.dtype) -> tuple[Array, Array, Array]:
+        concentration = jnp.asarray(self.concentration, dtype)
+        shift = jnp.log(jnp.asarray(self.exposure, dtype)) - jnp.log(concentration)
+        return jnp.asarray(self.count, dtype), concentration, shift
 
     def mean(self, eta: ArrayLike) -> Array:
         return self.exposure * jnp.exp(eta)
 
-    def logistic_terms(self) -> LogisticTerms:
-        dtype = jnp.result_type(self.count, self.concentration, self.exposure, float)
-        count, concentration = jnp.asarray(self.count, dtype), jnp.asarray(self.concentration, dtype)
-        shift = jnp.log(jnp.asarray(self.exposure, dtype)) - jnp.log(concentration)
-        return two_sided_terms(log_rising_coefficient(count, concentration), count, concentration, shift)
-
 
 @potential
-class NegativeBinomialLogitPotential(Potential):
+class NegativeBinomialLogitPotential(_NegativeBinomialPotential):
     r"""Successes before ``total`` failures, with success probability :math:`1 / (1 + e^{-\eta})`.
 
     :param Array count: successes.
@@ -65,20 +73,8 @@ class NegativeBinomialLogitPotential(Potential):
     count: Array
     total: Array | float
 
-    is_log_concave: ClassVar[bool] = True
-    is_analytic: ClassVar[bool] = True
-    has_exponential_mean: ClassVar[bool] = True
-
-    def log_density(self, eta: ArrayLike) -> Array:
-        eta = jnp.asarray(eta)
-        count, total = jnp.asarray(self.count, eta.dtype), jnp.asarray(self.total, eta.dtype)
-        constant = log_rising_coefficient(count, total)
-        return constant + count * jax.nn.log_sigmoid(eta) + total * jax.nn.log_sigmoid(-eta)
+    def _parts(self, dtype: jnp.dtype) -> tuple[Array, Array, Array]:
+        return jnp.asarray(self.count, dtype), jnp.asarray(self.total, dtype), jnp.zeros((), dtype)
 
     def mean(self, eta: ArrayLike) -> Array:
         return self.total * jnp.exp(eta)
-
-    def logistic_terms(self) -> LogisticTerms:
-        dtype = jnp.result_type(self.count, self.total, float)
-        count, total = jnp.asarray(self.count, dtype), jnp.asarray(self.total, dtype)
-        return two_sided_terms(log_rising_coefficient(count, total), count, total, jnp.zeros((), dtype))
