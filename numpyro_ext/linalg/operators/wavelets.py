@@ -105,34 +105,26 @@ class WaveletTransform(LinearOperator):
         return size, size
 
     def matvec(self, x: Array) -> Array:
-        found: Array = _analyse(x.reshape(self.shape_of_signal), self.wavelet, self.num_levels).reshape(-1)
-        return found
+        return self._apply(x, is_transposed=False)
 
     def rmatvec(self, y: Array) -> Array:
-        found: Array = _synthesise(y.reshape(self.shape_of_signal), self.wavelet, self.num_levels).reshape(-1)
-        return found
+        return self._apply(y, is_transposed=True)
+
+    def _apply(self, x: Array, is_transposed: bool) -> Array:
+        array = x.reshape(self.shape_of_signal)
+        out: Array = _transformed(array, self.wavelet, self.num_levels, is_transposed)
+        return out.reshape(-1)
 
 
-@functools.partial(jax.jit, static_argnums=(1, 2))
-def _analyse(array: Array, wavelet: str, num_levels: int) -> Array:
-    """Split along every axis, and again in the corner of the averages."""
-    for level in range(num_levels):
+@functools.partial(jax.jit, static_argnums=(1, 2, 3))
+def _transformed(array: Array, wavelet: str, num_levels: int, is_transposed: bool) -> Array:
+    """Split along every axis, and again in the corner of the averages; transposed: merge from this corner on."""
+    step, levels = (_merge, range(num_levels)[::-1]) if is_transposed else (_split, range(num_levels))
+    for level in levels:
         corner = tuple(slice(0, side >> level) for side in array.shape)
         block = array[corner]
         for axis in range(block.ndim):
-            block = _split(block, axis, wavelet)
-        array = block if level == 0 else array.at[corner].set(block)
-    return array
-
-
-@functools.partial(jax.jit, static_argnums=(1, 2))
-def _synthesise(array: Array, wavelet: str, num_levels: int) -> Array:
-    """The transpose of :func:`_analyse`."""
-    for level in range(num_levels - 1, -1, -1):
-        corner = tuple(slice(0, side >> level) for side in array.shape)
-        block = array[corner]
-        for axis in range(block.ndim):
-            block = _merge(block, axis, wavelet)
+            block = step(block, axis, wavelet)
         array = block if level == 0 else array.at[corner].set(block)
     return array
 
