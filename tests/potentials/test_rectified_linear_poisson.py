@@ -252,3 +252,11 @@ def test_factor_is_log_concave_for_any_cavity(y, log_deviation, position):
 @jax.jit
 def _tilted(y, mean, variance):
     return RectifiedLinearPoissonPotential(y).tilted_moments(mean, variance)
+
+
+@pytest.mark.float32
+def test_numpy_numbers_have_the_precision_at_hand():
+    factors = RectifiedLinearPoissonPotential(np.array([0, 3]), np.float64(2.0), np.zeros(2))
+    found = factors.log_density(np.array([-1.0, 1.5]))
+    assert found.dtype == jnp.result_type(float)
+    np.testing.assert_allclose(found, [0.0, 3.0 * np.log(3.0) - 3.0 - np.log(6.0)], rtol=1e-6)

@@ -160,7 +160,8 @@ def _raw_moments(y: Array, mean: Array, variance: Array, order: int) -> list[Arr
 
 def _broadcast(*values: ArrayLike) -> list[Array]:
     """Arrays of one shape, in the floating dtype of the arguments that have one."""
-    dtypes = [v.dtype for v in values if hasattr(v, "dtype")]
+    # As arrays of JAX: without float64 those of NumPy are cut to float32.
+    dtypes = [jnp.asarray(v).dtype for v in values if hasattr(v, "dtype")]
     floating = [d for d in dtypes if jnp.issubdtype(d, jnp.floating)]
     dtype = jnp.result_type(*floating) if floating else jnp.result_type(float)
     return jnp.broadcast_arrays(*(jnp.asarray(v, dtype) for v in values))
