@@ -67,7 +67,9 @@ def test_both_solvers_end_at_the_same_bound(family):
 def test_the_option():
     """The engine runs by L-BFGS, with a learned scale; devices are refused."""
     rows, cols = np.divmod(np.arange(30), 5)
-    counts = np.random.default_rng(0).poisson(2.0, 30)
+    generator = np.random.default_rng(0)
+    factors = generator.normal(size=6)[rows] * generator.normal(size=5)[cols]
+    counts = generator.poisson(2.0 * np.exp(factors))
     options = {"hyper_values": {"row_bias_scale": 0.5, "col_bias_scale": 0.5}, "progress_bar": False, "num_steps": 300}
     engine = BilinearVG(poisson_factorization, solver="lbfgs", **options)
     engine.run(jax.random.key(0), rows, cols, counts, num_rows=6, num_cols=5, rank=1, log_rate=0.7)

@@ -15,14 +15,15 @@ from ...structure.bilinear.factors import Unlisted
 from ...structure.bilinear.read import read_bilinear
 from ...structure.bilinear.reading import BilinearReading
 from ..front.checkpoints import read_checkpoint, write_checkpoint
-from ..front.chunks import fit_in_chunks
 from ..front.engine import BaseEngine, EngineOptions, check_at_least, check_one_of, check_positive, default_tolerance
 from ..front.failures import at_values
+from ..front.iterations import Iterations, Parts, StepInfo, fit_in_chunks, judge
 from ..front.run import ask
 from ..front.saved_runs import fit_from_content
 from ..front.state import EngineState, Fit, check_init_state, data_digest
 from ..hyper.space import UnconstrainedSpace
 from . import sweeps as core
+from .cells import Block
 from .programs import CHUNK, BilinearPrograms, Solver, compiled_bilinear_programs
 from .run import BilinearRun
 
@@ -32,6 +33,12 @@ Covariance = core.Family
 _WARM_UP = CHUNK
 _RESTARTS = 3
 _MOST_CELLS_RESTARTED = 20_000
+_ROUNDING = 1e3
+"""Errors of the objective, in units of the last place."""
+_ONE_START = (
+    "This is the end of a single random start, and the objective has several maxima: other starts are made by default "
+    f"up to {_MOST_CELLS_RESTARTED} cells and without a checkpoint, and elsewhere where num_restarts says so."
+)
 
 
 class BilinearVG(BaseEngine):
@@ -53,8 +60,11 @@ class BilinearVG(BaseEngine):
     objective plus their log prior; a scale that goes to zero prunes its components.
 
     The objective has several maxima: ``num_restarts`` runs from further random starts keep the best, and
-    ``diagnostics.messages`` says between which objectives they ended. (Single runs from six keys on 659 cells, all of
-    them converged, ended up to five nats apart.)
+    ``diagnostics.messages`` says between which objectives they ended, or that there was one start by default. (Single
+    runs from six keys on 659 cells, all of them converged, ended up to five nats apart.)
+
+    A run that has converged is judged: iterations from beside its end show a saddle, which is left, and hyperparameters
+    that end at the edge of their support, that run away, or on which the bound depends in steps are named.
 
     With ``devices`` the rows and their cells are divided between these, and the columns are on all. Under
     ``jax.distributed`` every process makes the same calls with the same arguments and ``devices=jax.devices()``, and
@@ -190,22 +200,29 @@ class BilinearVG(BaseEngine):
                 raise ValueError("A run with restarts has no checkpoint: give num_restarts=0.")
             resumed = read_checkpoint(checkpoint, shapes, digest)
             init_state = resumed or init_state
+        notes: tuple[str, ...] = ()
         if init_state is not None:
             check_init_state(init_state, shapes, space.size)
             before = init_state.num_steps if init_state.data_digest == digest else 0
             starts.append((init_state.values, init_state.state, before))
         else:
-            values = space.initial(self.init_values)
-            for number in range(1 + self._num_restarts(reading, checkpoint)):
+            values, num_restarts = space.initial(self.init_values), self._num_restarts(reading, checkpoint)
+            if self.num_restarts is None and not num_restarts:
+                notes = (_ONE_START,)
+            for number in range(1 + num_restarts):
                 key = jax.random.fold_in(rng_key, number)
                 starts.append((values, programs.init_state(reading.data, space.unpack(values), key), 0))
-        fits: list[Fit] = []
+        problem = self._problem(reading, space, programs, starts[0][0], digest)
+        fits = []
         for values, state, before in starts:
             num_steps = self.num_steps if resumed is None else max(1, self.num_steps - before)
-            fits.append(self._iterate(reading, space, programs, values, state, before, num_steps, digest, checkpoint))
-            if any(message.startswith("Interrupted") for message in fits[-1].diagnostics.messages):
+            fits.append(self._iterate(problem, programs, values, state, before, num_steps, checkpoint))
+            if any(message.startswith("Interrupted") for message in fits[-1][0].diagnostics.messages):
                 break
-        best = _best(fits, self._tolerance())
+        best, info = _best(fits, self._tolerance())
+        best = judge(problem, best, info, rng_key)
+        diagnostics = best.diagnostics._replace(messages=(*best.diagnostics.messages, *notes))
+        best = best._replace(diagnostics=diagnostics)
         return BilinearRun(reading, space, best, rng_key, self.num_samples, programs)
 
     def _num_restarts(self, reading: Any, checkpoint: Any) -> int:
@@ -267,50 +284,59 @@ class BilinearVG(BaseEngine):
                     f"values (hyper_values={{{learned[0]!r}: ...}}), chosen on held-out counts, or use Gaussians."
                 )
 
+    def _problem(
+        self, reading: Any, space: UnconstrainedSpace, programs: BilinearPrograms, values: Array, digest: str
+    ) -> Iterations:
+        first_arguments = programs.prepare(reading.data, space.fixed, values)
+        return Iterations(
+            solve=lambda *arguments: programs.solve(*first_arguments, *arguments),
+            space=space,
+            parts=_parts,
+            with_parts=_with_parts,
+            digest=digest,
+            tol=self._tolerance(),
+            gain=self._tolerance(),
+            rounding=_ROUNDING * float(jnp.finfo(values.dtype).eps),
+            change="The relative change of the objective",
+            explain=lambda hyper, objective: _explain(programs.form(reading.data, hyper), hyper, objective),
+            num_steps=self.num_steps,
+            chunk=CHUNK,
+            name=type(self).__name__,
+            unit="sweeps",
+            show_bar=self.progress_bar,
+            put=programs.devices.put,
+            get=programs.devices.get,
+        )
+
     def _iterate(
         self,
-        reading: Any,
-        space: UnconstrainedSpace,
+        problem: Iterations,
         programs: BilinearPrograms,
         values: Array,
         state: core.State,
         before: int,
         num_steps: int,
-        digest: str,
         checkpoint: str | os.PathLike | None,
-    ) -> Fit:
-        first_arguments = programs.prepare(reading.data, space.fixed, values)
-        warm_up = min(_WARM_UP, self.num_steps - 1)
-
-        def advance(carry: tuple[Array, core.State], length: int, done: int) -> tuple[Any, Any, Array]:
-            # Scales learned from the first random means would shrink to these.
-            is_learning = not space.size or done >= warm_up
-            limits = np.asarray(length), np.asarray(is_learning)
-            values, state, info = programs.solve(*first_arguments, *carry, *limits)
+    ) -> tuple[Fit, StepInfo]:
+        def keep(values: Array, state: core.State, done: int) -> None:
             if checkpoint is not None:
-                steps = done + int(info.num_steps)
-                reached = EngineState(*programs.devices.get(values, state), None, steps, digest)
+                reached = EngineState(*programs.devices.get(values, state), None, done, problem.digest)
                 if jax.process_index() == 0:
                     write_checkpoint(checkpoint, reached)
-            return (values, state), info, info.objective
 
         found, info = fit_in_chunks(
-            advance,
-            programs.devices.put(values, state),
-            space,
-            digest=digest,
-            tol=self._tolerance(),
-            change="The relative change of the objective",
-            explain=lambda hyper, objective: _explain(programs.form(reading.data, hyper), hyper, objective),
-            to_host=programs.devices.get,
+            problem,
+            values,
+            state,
+            before=before,
             num_steps=num_steps,
             chunk=CHUNK if checkpoint is None else 1,
-            before=before,
-            name=type(self).__name__,
-            unit="sweeps",
-            show_bar=self.progress_bar,
+            # Scales learned from the first random means would shrink to these.
+            warm_up=min(_WARM_UP, self.num_steps - 1),
+            keep=keep,
         )
-        return found._replace(diagnostics=found.diagnostics._replace(num_skipped=int(info.num_refused)))
+        diagnostics = found.diagnostics._replace(num_skipped=int(info.solved.num_refused))
+        return found._replace(diagnostics=diagnostics), info
 
     # Answers
 
@@ -364,18 +390,40 @@ class BilinearVG(BaseEngine):
         return BilinearRun(reading, space, result, rng_key, self.num_samples, programs)
 
 
-def _best(fits: list[Fit], tol: float) -> Fit:
+def _parts(state: core.State) -> Parts:
+    blocks = state.rows, state.columns
+    sizes = [float(np.sqrt(np.mean(np.square(b.mean)) + np.mean(_variances(b)))) or 1.0 for b in blocks]
+    covariances = tuple(b.covariance for b in blocks if b.covariance is not None)
+    squares = [size**2 for size, b in zip(sizes, blocks, strict=True) if b.covariance is not None]
+    return Parts((state.rows.mean, state.columns.mean), covariances, (*sizes, *squares))
+
+
+def _variances(block: Block) -> Any:
+    covariance = np.zeros(1) if block.covariance is None else np.asarray(block.covariance)
+    return covariance if covariance.ndim < 3 else np.diagonal(covariance, axis1=1, axis2=2)
+
+
+def _with_parts(state: core.State, means: tuple[Array, Array], covariances: tuple[Array, ...]) -> core.State:
+    left = iter(covariances)
+    rows, columns = (
+        Block(mean, None if block.covariance is None else next(left))
+        for block, mean in zip((state.rows, state.columns), means, strict=True)
+    )
+    return state._replace(rows=rows, columns=columns)
+
+
+def _best(fits: list[tuple[Fit, StepInfo]], tol: float) -> tuple[Fit, StepInfo]:
     """The fit with the largest objective, which says between which objectives all of them ended.
 
     The first one among equals, which differ in the signs and the order of their components.
     """
-    ends = [float(found.diagnostics.objective_trace[-1]) for found in fits]
-    best = fits[int(np.argmax(np.array(ends) >= max(ends) - tol * (1.0 + abs(max(ends)))))]
+    ends = [float(found.diagnostics.objective_trace[-1]) for found, _ in fits]
+    best, info = fits[int(np.argmax(np.array(ends) >= max(ends) - tol * (1.0 + abs(max(ends)))))]
     if len(fits) == 1:
-        return best
+        return best, info
     spread = f"{len(ends)} random starts ended at objectives from {min(ends):.6g} to {max(ends):.6g}; the best is kept."
     messages = (*best.diagnostics.messages, spread)
-    return best._replace(diagnostics=best.diagnostics._replace(messages=messages))
+    return best._replace(diagnostics=best.diagnostics._replace(messages=messages)), info
 
 
 def _explain(form: Any, hyper: dict[str, Array], value: float) -> str:

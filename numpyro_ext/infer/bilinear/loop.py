@@ -61,7 +61,7 @@ def solve(form: Bilinear, state: core.State, *, num_sweeps: int, tol: float) -> 
     """
     devices = OneDevice()
     prepared = devices.prepare(form, state.rows, state.columns)
-    _, state, info = iterate(
+    _, state, info, _ = iterate(
         lambda values: prepared,
         jnp.zeros((0,)),
         state,
@@ -82,10 +82,10 @@ def iterate(
     num_sweeps: int | Array,
     trace_length: int,
     tol: float,
-    learn: Callable[[Array, core.State], tuple[Array, Array]] | None = None,
+    learn: Callable[[Array, core.State], tuple[Array, Array, Array]] | None = None,
     log_prior: Callable[[Array], Array] = lambda values: jnp.zeros(()),
     may_end: Array | bool = True,
-) -> tuple[Array, core.State, SolveInfo]:
+) -> tuple[Array, core.State, SolveInfo, Array]:
     """The loop of sweeps of every run, each with an update of what is learned.
 
     :param make_form: from what is learned to the form with its ordered cells.
@@ -95,26 +95,26 @@ def iterate(
     :param num_sweeps: at most.
     :param int trace_length: of the trace, at least ``num_sweeps``.
     :param float tol: see :func:`solve`.
-    :param learn: maps values and a state to values and the bound there.
+    :param learn: maps values and a state to values, the bound there, and whether it had a derivative in each of them.
     :param log_prior: of the values.
     :param may_end: false where no sweep counts as the last.
-    :return: values, state, and how the run ended.
+    :return: values, state, how the run ended, and in which of the values the bound ever had a derivative.
     """
 
     def proceed(carry: Any) -> Array:
-        _, state, _, _, count = carry
+        _, state, _, _, _, count = carry
         return (count < num_sweeps) & (state.num_quiet < 2) & jnp.isfinite(state.objective)
 
     def advance(carry: Any) -> Any:
-        values, state, before, (trace, _), count = carry
+        values, state, moved, before, (trace, _), count = carry
         state, info = devices.sweep(make_form(values), state)
         if learn is not None:
-            values, objective = learn(values, state)
-            state = state._replace(objective=objective)
+            values, objective, moves = learn(values, state)
+            state, moved = state._replace(objective=objective), moved | moves
         total = state.objective + log_prior(values)
         change = core.relative_change(total, before, info.loss)
         state = state._replace(num_quiet=jnp.where((change < limit) & may_end, state.num_quiet + 1, 0))
-        return values, state, total, (trace.at[count].set(total), info._replace(change=change)), count + 1
+        return values, state, moved, total, (trace.at[count].set(total), info._replace(change=change)), count + 1
 
     limit = jnp.maximum(tol, 10 * jnp.finfo(state.rows.mean.dtype).eps)
     first = make_form(values)
@@ -127,10 +127,12 @@ def iterate(
     infinite = jnp.full_like(objective, jnp.inf)
     blank = core.Info(objective, infinite, infinite, jnp.asarray(0))
     trace = jnp.full((trace_length,), jnp.nan, objective.dtype)
-    carry = (values, state, objective + log_prior(values), (trace, blank), jnp.asarray(0))
-    values, state, _, (trace, info), count = lax.while_loop(proceed, advance, carry)
+    moved = jnp.zeros(values.shape, bool)
+    carry = (values, state, moved, objective + log_prior(values), (trace, blank), jnp.asarray(0))
+    values, state, moved, _, (trace, info), count = lax.while_loop(proceed, advance, carry)
     converged = (state.num_quiet >= 2) & jnp.isfinite(state.objective)
-    return values, state, SolveInfo(converged, count, state.objective, trace, info.change, info.num_refused)
+    solved = SolveInfo(converged, count, state.objective, trace, info.change, info.num_refused)
+    return values, state, solved, moved
 
 
 def fit_side(

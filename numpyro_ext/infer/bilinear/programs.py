@@ -11,13 +11,14 @@ from jax import Array, lax
 from ...compilation.quick_jit import quick_jit
 from ...compilation.recent import Recent
 from ...structure.bilinear.form import Bilinear
+from ..front.iterations import StepInfo
 from ..hyper import search as hyper_search
 from ..hyper.space import UnconstrainedSpace
 from . import sweeps as core
 from .cells import Block, View, draw_block
 from .devices import OneDevice, Prepared, SeveralDevices
 from .lbfgs import lbfgs_side
-from .loop import SolveInfo, fit_side, iterate
+from .loop import fit_side, iterate
 
 __all__ = ["CHUNK", "BilinearPrograms", "FoldInfo", "Solver", "compiled_bilinear_programs"]
 
@@ -107,7 +108,7 @@ class BilinearPrograms:
         state: core.State,
         num_sweeps: Array,
         is_learning: Array,
-    ) -> tuple[Array, core.State, SolveInfo]:
+    ) -> tuple[Array, core.State, StepInfo]:
         """Run at most :data:`CHUNK` sweeps, each with an update of the hyperparameters where there are any."""
         reading, space, devices = self._reading, self._space, self.devices
 
@@ -128,8 +129,9 @@ class BilinearPrograms:
         def log_prior(values: Array) -> Array:
             return reading.log_prior(space.unpack(values, fixed), data)
 
-        def raise_objective(values: Array, state: core.State) -> tuple[Array, Array]:
-            """Hyperparameters that raise the objective while the posterior is held, and the bound there."""
+        def raise_objective(values: Array, state: core.State) -> tuple[Array, Array, Array]:
+            """Hyperparameters that raise the objective while the posterior is held, the bound there, and in which of
+            them it has a derivative."""
 
             def expected(prepared: Prepared, _: Any) -> Array:
                 form = prepared.form
@@ -150,14 +152,19 @@ class BilinearPrograms:
             before = expected(make_form(values), ()) if reading.is_design_fixed else state.objective
             objective = state.objective + (found.best.log_evidence - before)
             is_better = (found.best.objective > before + log_prior(values)) & jnp.all(jnp.isfinite(found.values))
-            return jnp.where(is_better, found.values, values), jnp.where(is_better, objective, state.objective)
-
-        def learn(values: Array, state: core.State) -> tuple[Array, Array]:
-            return lax.cond(
-                is_learning, raise_objective, lambda values, state: (values, state.objective), values, state
+            values, objective = jax.tree.map(
+                lambda new, old: jnp.where(is_better, new, old), (found.values, objective), (values, state.objective)
             )
+            assert found.moved is not None
+            return values, objective, found.moved
 
-        return iterate(
+        def hold(values: Array, state: core.State) -> tuple[Array, Array, Array]:
+            return values, state.objective, jnp.zeros(values.shape, bool)
+
+        def learn(values: Array, state: core.State) -> tuple[Array, Array, Array]:
+            return lax.cond(is_learning, raise_objective, hold, values, state)
+
+        values, state, info, moved = iterate(
             make_form,
             values,
             state,
@@ -169,6 +176,7 @@ class BilinearPrograms:
             log_prior=log_prior,
             may_end=is_learning,
         )
+        return values, state, StepInfo(info, info.objective, log_prior(values), moved)
 
     def _draws(
         self, data: Any, hyper: dict[str, Array], state: core.State, rng_key: Array, *, num_samples: int

@@ -60,7 +60,7 @@ class ArviZInterface:
         :param options: passed on to ``arviz.from_numpyro``.
         :return: an ``InferenceData`` (ArviZ 0.x) or ``DataTree`` (1.x) for ``arviz.loo`` and ``arviz.compare``. The
             attributes of its posterior name the engine, say whether it ``converged`` (0 or 1), and list the sites that
-            it set to ``points``.
+            it set to ``points`` and those that ended at ``edges`` of their support.
         """
         import arviz
 
@@ -70,6 +70,7 @@ class ArviZInterface:
             "inference_engine": type(self).__name__,
             "converged": int(self.diagnostics.converged),
             "points": list(self.diagnostics.points),
+            "edges": list(self.diagnostics.edges),
         }
         return data
 

@@ -10,14 +10,10 @@ from typing import Any, NamedTuple, Self
 
 import jax
 import numpy as np
-from jax import Array
 
-from ..hyper.space import UnconstrainedSpace
 from .progress import progress_bar
-from .results import Diagnostics
-from .state import EngineState, Fit
 
-__all__ = ["Chunks", "Interruption", "fit_in_chunks", "run_in_chunks"]
+__all__ = ["Chunks", "Interruption", "run_in_chunks"]
 
 
 class Interruption:
@@ -117,49 +113,3 @@ def run_in_chunks(
             messages.append(f"Interrupted after {before + done} {unit}.")
         bar.update(num_steps - bar.n)
     return Chunks(carry, info, float(objective), np.concatenate(traces), before + done, messages)
-
-
-def fit_in_chunks(
-    advance: Callable[[Any, int, int], tuple[Any, Any, Any]],
-    carry: tuple[Array, Any],
-    space: UnconstrainedSpace,
-    *,
-    digest: str,
-    tol: float,
-    change: str,
-    explain: Callable[[dict[str, Array], float], str],
-    log_constant: Callable[[dict[str, Array]], Any] = lambda hyper: 0.0,
-    to_host: Callable[..., tuple[Array, Any]] = lambda values, state: (values, state),
-    unit: str,
-    **options: Any,
-) -> tuple[Fit, Any]:
-    """Advance as :func:`run_in_chunks` does, where hyperparameters, if any, are learned within the steps.
-
-    :param carry: unconstrained hyperparameters and a state, to start from.
-    :param UnconstrainedSpace space: of the hyperparameters.
-    :param str digest: of the data.
-    :param float tol: for ``max_change`` of an info.
-    :param str change: what that is, in words.
-    :param explain: why a log evidence is not finite, from the hyperparameters and its value.
-    :param log_constant: by which the log evidence exceeds the objective.
-    :param to_host: from a carry to hyperparameters and state as they are kept.
-    :param options: the others of :func:`run_in_chunks`.
-    :return: the fit, and the info of the last chunk.
-    :raises ValueError: if the log evidence is not finite.
-    """
-    result = run_in_chunks(advance, carry, unit=unit, **options)
-    info, messages = result.info, result.messages
-    values, state = to_host(*result.carry)
-    hyper = space.unpack(values)
-    log_evidence = result.objective + float(log_constant(hyper))
-    if not np.isfinite(log_evidence):
-        raise ValueError(explain(hyper, log_evidence))
-    converged, last_change = bool(info.converged) and not messages, float(info.max_change)
-    if not converged:
-        messages.append(
-            f"{change} in the last of {result.num_steps} {unit} is {last_change:.2g}, the tolerance {tol:.2g}. Give "
-            f"more {unit} (num_steps) or go on with init_state=engine.last_state."
-        )
-    diagnostics = Diagnostics(converged, result.num_steps, result.trace, last_change, 0, {}, None, tuple(messages))
-    last = EngineState(values, state, None, result.num_steps, digest)
-    return Fit(last, hyper, None, False, log_evidence, diagnostics), info

@@ -30,10 +30,12 @@ _ESCAPE_STEPS = (0.5, -0.5, 0.05, -0.05)
 _MOST_AXES = 20
 _NUM_RANDOM_POINTS = 6
 _EDGE = 1e-2
+"""Of what it was at the start: an answer of the constrained value to its coordinate that says that it is at an edge."""
 
 
 class Climb(NamedTuple):
-    """A search problem in ``d`` coordinates ``x``; the unconstrained hyperparameters are ``origin + units x``."""
+    """A search problem in coordinates ``x``; the unconstrained hyperparameters are the first ``d`` of
+    ``origin + units x``, and all of them unless the field is searched over as well."""
 
     begin: Callable[[Array, Any], SearchState]
     """``(x, state)``: a search before its first evaluation; ``state`` of the field, or ``None`` for a cold start."""
@@ -46,6 +48,8 @@ class Climb(NamedTuple):
     max_steps: int
     """Accepted steps of each search at most."""
     with_curvature: bool = True
+    find_curvature: Callable[[_Run], Curvature] | None = None
+    """Of the best point, where searches make no probes; it may go on to a better one before."""
 
     def hyper(self, x: Array) -> dict[str, Array]:
         """All hyperparameters, constrained."""
@@ -76,6 +80,7 @@ class _Run:
         self.climb, self.interruption, self.progress = climb, interruption, progress
         self.best: SearchState | None = None
         self.current: SearchState | None = None
+        self._judged: tuple[SearchState, Curvature] | None = None
         self.moved = np.zeros(climb.space.size, bool)
         self.traces = [np.zeros(0)]
         self.num_evaluations = 0
@@ -134,6 +139,11 @@ class _Run:
         """Of the best point, if all its probes were made and finite."""
         search, climb = self.best, self.climb
         assert search is not None
+        if climb.find_curvature is not None:
+            if self._judged is None or self._judged[0] is not search:
+                found = climb.find_curvature(self)
+                self._judged = self.best, found  # type: ignore[assignment]
+            return self._judged[1]  # type: ignore[index]
         is_complete = climb.with_curvature and int(search.num_probes) == 2 * search.values.size
         if not is_complete or not bool(np.all(np.isfinite(search.probes))):
             return None
@@ -294,8 +304,9 @@ def _runaway(run: _Run, curvature: Curvature | None, edges: tuple[str, ...]) -> 
     for axis in np.flatnonzero(curvature.wide_axes)[:_MOST_AXES]:
         name, part = next((n, p) for n, p in space.slices.items() if p.start <= axis < p.stop)
         point, height = np.asarray(run.best.values if run.best is not None else reference), run.height
-        way = np.where(np.arange(point.size) == axis, point - reference, 0.0)
-        if name in edges or np.abs(way).max() <= 1.0:
+        way = np.zeros_like(point)
+        way[axis] = point[axis] - reference[axis]
+        if name in edges or np.abs(way[axis]) <= 1.0:
             continue
         behind, ahead = (float(run.look(point + step * way).best.objective) for step in (-1.0, 1.0))
         if behind < height - run.climb.tol and abs(ahead - height) <= run.climb.tol:
@@ -330,7 +341,7 @@ def _from_unmoved(run: _Run) -> np.ndarray | None:
         shifts = 2.0 * np.random.default_rng(0).normal(size=(_NUM_RANDOM_POINTS, len(still)))
         for shift in shifts:
             point = np.asarray(origin.values).copy()
-            point[still] += shift / np.asarray(climb.units)[still]
+            point[still] += shift / np.broadcast_to(climb.units, point.shape)[still]
             found = run.look(point)
             changes |= abs(float(found.best.log_evidence) - float(origin.best.log_evidence)) > least
             has_slope |= bool(np.asarray(found.moved)[still].any())
@@ -348,10 +359,11 @@ def _from_unmoved(run: _Run) -> np.ndarray | None:
 
 
 def _names(space: UnconstrainedSpace, directions: np.ndarray) -> str:
-    """The hyperparameters that have a part in some directions."""
+    """The hyperparameters that have a part in some directions; what is no hyperparameter is the field."""
     squares = np.square(directions)
-    shares = {name: np.max(np.sum(squares[:, part], axis=1)) for name, part in space.slices.items()}
-    return ", ".join(repr(name) for name, share in shares.items() if share > 0.1)
+    shares = {repr(name): np.max(np.sum(squares[:, part], axis=1)) for name, part in space.slices.items()}
+    shares["the field"] = np.max(np.sum(squares[:, space.size :], axis=1), initial=0.0)
+    return ", ".join(name for name, share in shares.items() if share > 0.1)
 
 
 def _edges(climb: Climb, search: SearchState, curvature: Curvature | None) -> tuple[str, ...]:

@@ -56,6 +56,8 @@ def format_summary(
         lines[-1] += f"; hyperparameters learned with {diagnostics.hyper.num_evaluations} fits"
     if diagnostics.points:
         lines.append(f"Set to a point, without uncertainty: {', '.join(diagnostics.points)}")
+    if diagnostics.edges:
+        lines.append(f"At the edge of the support: {', '.join(diagnostics.edges)}")
     return "\n".join(["", *lines, *diagnostics.messages, ""])
 
 

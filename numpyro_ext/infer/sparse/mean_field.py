@@ -276,6 +276,9 @@ def solve(
         is_over = ~goes_on(carry.info, carry.number)
         state, info = _advance(make_form(carry.form), workspace, carry.state, options, is_over)
         found = info.objective
+        if learn is not None:
+            # What is learned belongs to the coefficients from the first step on: that one alone says nothing of it.
+            info = info._replace(max_change=jnp.where(carry.number == 0, jnp.inf, info.max_change))
         form = carry.form if learn is None else lax.cond(is_over, lambda f, _: f, learn, carry.form, state)
         point = _Point(form, state)
         point, info, first, kept = leap(carry, point, info) if accelerates else (point, info, None, None)

@@ -12,9 +12,9 @@ from jax import Array
 
 from ...linalg.solvers.posterior_precision import has_diagonal_gram
 from ...structure.sparse_linear.read import SPARSE_LINEAR
-from ..front.chunks import fit_in_chunks
 from ..front.engine import BaseEngine, EngineOptions, check_at_least, check_one_of, check_positive, default_tolerance
 from ..front.failures import at_values
+from ..front.iterations import Iterations, Parts, fit_in_chunks, judge
 from ..front.saved_runs import fit_from_content
 from ..front.state import EngineState, Fit, check_init_state, data_digest
 from ..hyper.space import UnconstrainedSpace
@@ -23,6 +23,9 @@ from .mean_field_programs import CHUNK, SparsePrograms, compiled_form, compiled_
 from .mean_field_run import MeanFieldRun
 
 __all__ = ["StructuredMeanField"]
+
+_ROUNDING = 1e3
+"""Errors of the bound, in units of the last place."""
 
 Variances = Literal["auto", "exact", "perturb-and-map", "lanczos", "none"]
 
@@ -127,7 +130,7 @@ class StructuredMeanField(BaseEngine):
             shapes = programs.state_shapes(reading.data, space.unpack(space.initial()), workspace)
             check_init_state(init_state, shapes, space.size)
             values, state = init_state.values, init_state.state
-        result = self._iterate(reading, space, programs, workspace, values, state, init_state)
+        result = self._iterate(reading, space, programs, workspace, values, state, init_state, rng_key)
         return MeanFieldRun(reading, space, result, rng_key, self.num_samples, programs, workspace)
 
     def _prepare(
@@ -205,6 +208,7 @@ class StructuredMeanField(BaseEngine):
         values: Array,
         state: core.State | None,
         init_state: EngineState | None,
+        rng_key: Array,
     ) -> Fit:
         data, fixed = reading.data, space.fixed
         digest = data_digest(data, fixed)
@@ -213,31 +217,34 @@ class StructuredMeanField(BaseEngine):
         if state is None:
             state = programs.init_state(data, hyper, workspace, self._initial_coefficients(reading, hyper))
 
-        def advance(carry: tuple[Array, core.State], length: int, done: int) -> tuple[Any, Any, Array]:
-            values, state, info = programs.solve(data, fixed, carry[0], workspace, carry[1], length)
-            return (values, state), info, info.objective
+        def solve(values: Array, state: core.State, num_steps: Any, is_learning: Any) -> tuple[Any, Any, Any]:
+            return programs.solve(data, fixed, values, workspace, state, num_steps, is_learning)
 
-        found, info = fit_in_chunks(
-            advance,
-            (values, state),
-            space,
+        is_exact = programs.options.variances in ("exact", "none")
+        problem = Iterations(
+            solve=solve,
+            space=space,
+            parts=lambda state: Parts((jnp.log(state.second_moment),), (), (1.0,)),
+            with_parts=lambda state, free, _: state._replace(second_moment=jnp.exp(free[0])),
             digest=digest,
             tol=self._tolerance(),
+            gain=1e-6 if is_exact else 1e-3,
+            rounding=_ROUNDING * float(jnp.finfo(values.dtype).eps) if is_exact else 1e-4,
             change="The largest change, in standard deviations of the noise,",
             explain=partial(_explain, reading),
-            log_constant=lambda hyper: reading.log_constant(hyper, data),
             num_steps=self.num_steps,
             chunk=CHUNK,
-            before=before,
             name=type(self).__name__,
             unit="steps",
             show_bar=self.progress_bar,
         )
-        if float(info.residual) <= 1.0:
+        found, info = fit_in_chunks(problem, values, state, before=before)
+        found = judge(problem, found, info, rng_key)
+        if float(info.solved.residual) <= 1.0:
             return found
         message = (
             f"Conjugate gradients stopped after {self.max_iterations} iterations with residuals up to "
-            f"{float(info.residual):.2g} times their tolerance: give more (max_iterations)."
+            f"{float(info.solved.residual):.2g} times their tolerance: give more (max_iterations)."
         )
         messages = (*found.diagnostics.messages, message)
         return found._replace(diagnostics=found.diagnostics._replace(converged=False, messages=messages))

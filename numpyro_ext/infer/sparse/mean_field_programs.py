@@ -14,6 +14,7 @@ from ...linalg.cholesky import LARGEST_DENSE, cholesky, cholesky_solve, solve_up
 from ...linalg.operators.operator import LinearOperator
 from ...linalg.solvers.perturb_and_map import draw_perturbations, perturb_and_map
 from ...linalg.solvers.posterior_precision import gram_diagonal
+from ..front.iterations import StepInfo
 from ..hyper import search as hyper_search
 from ..hyper.space import UnconstrainedSpace
 from . import mean_field as core
@@ -73,17 +74,22 @@ class SparsePrograms:
         values: Array,
         workspace: core.Workspace,
         state: core.State,
-        num_steps: Array | int,
-    ) -> tuple[Array, core.State, core.SolveInfo]:
+        num_steps: Array,
+        is_learning: Array,
+    ) -> tuple[Array, core.State, StepInfo]:
         """Run at most :data:`CHUNK` steps, each with an update of the hyperparameters where there are any."""
         reading, space = self._reading, self._space
 
-        def make_form(values: Array) -> Any:
-            return reading.form(space.unpack(values, fixed), data)
+        def make_form(form: tuple[Array, Array]) -> Any:
+            return reading.form(space.unpack(form[0], fixed), data)
 
-        solve = partial(
-            core.solve,
-            values,
+        def learn(form: tuple[Array, Array], state: core.State) -> tuple[Array, Array]:
+            update = partial(self._learn, data, fixed)
+            return lax.cond(is_learning, update, lambda values, moved, _: (values, moved), *form, state)
+
+        start = values, jnp.zeros(values.shape, bool)
+        *learned, state, info = core.solve(
+            start,
             workspace,
             state,
             self.options,
@@ -91,12 +97,15 @@ class SparsePrograms:
             tol=self._tol,
             trace_length=CHUNK,
             accelerates=self.options.variances == "exact",
+            make_form=make_form,
+            learn=learn if space.size else None,
         )
-        if not space.size:
-            return values, *solve(make_form=make_form)
-        return solve(make_form=make_form, learn=partial(self._learn, data, fixed))
+        values, moved = learned[0] if space.size else start
+        hyper = space.unpack(values, fixed)
+        log_evidence = info.objective + reading.log_constant(hyper, data)
+        return values, state, StepInfo(info, log_evidence, reading.log_prior(hyper, data), moved)
 
-    def _learn(self, data: Any, fixed: dict, values: Array, state: core.State) -> Array:
+    def _learn(self, data: Any, fixed: dict, values: Array, moved: Array, state: core.State) -> tuple[Array, Array]:
         """The maximum of the expected log joint density plus log prior, by L-BFGS.
 
         Groups of few and of many coefficients have curvatures that are orders of magnitude apart. So the search is in
@@ -113,7 +122,8 @@ class SparsePrograms:
         def expected(values: Array) -> Array:
             hyper = space.unpack(values, fixed)
             prior, noise = reading.prior(hyper, data), reading.noise_variance(hyper, data)
-            return tree_learning.expected_log_joint(reading.forest, prior, noise, statistics, weight=form.weight)
+            total = tree_learning.expected_log_joint(reading.forest, prior, noise, statistics, weight=form.weight)
+            return total + reading.log_constant(hyper, data)
 
         signs = jax.random.rademacher(jax.random.key(0), values.shape, values.dtype)
         gradient = jax.grad(lambda values: expected(values) + log_prior(values))
@@ -129,7 +139,8 @@ class SparsePrograms:
         found = hyper_search.maximise(
             evaluate, jnp.zeros_like(values), (), tol=1e-4, max_iterations=_LEARNING_STEPS, with_curvature=False
         )
-        return values + unit * found.values
+        assert found.moved is not None
+        return values + unit * found.values, moved | found.moved
 
     def _precision(self, data: Any, hyper: dict, workspace: core.Workspace, state: core.State) -> Any:
         return core.posterior_precision(self._reading.form(hyper, data), workspace, state)
