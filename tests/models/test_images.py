@@ -76,6 +76,8 @@ def test_wavelet_denoising_of_a_side_that_is_no_power_of_two():
     assert engine.log_evidence.is_lower_bound
 
 
+# Two flat regions have next to no coefficients on some levels, whose scales go to zero.
+@pytest.mark.filterwarnings("ignore:.*ended at the edge of the support")
 def test_wavelet_inpainting_and_compressed_sensing():
     image = steps((16, 16))
     rng = np.random.default_rng(2)
