@@ -12,10 +12,37 @@ from matplotlib.ticker import MaxNLocator
 from ..datasets import EventCounts
 from .results import Result
 
-__all__ = ["plot_cross_validation", "plot_intensities", "plot_predictive_check"]
+__all__ = ["plot_cross_validation", "plot_engines", "plot_intensities", "plot_predictive_check"]
 
 _COLOURS = {"rectified": "#1b6ca8", "softplus": "#c0572b", "exponential": "#5b8c3a"}
 _INK = "#333333"
+
+
+def plot_engines(results: Sequence[Result], path: Path) -> None:
+    """How far each engine is from NUTS, and its seconds: a first fit and, at the other end of the line, the next."""
+    figure, axes = plt.subplots(1, 3, figsize=(11.0, 3.8), sharex=True, sharey=True, layout="constrained")
+    for axis, (nonlinearity, colour) in zip(axes, _COLOURS.items(), strict=True):
+        for result in results:
+            if result.nonlinearity != nonlinearity or result.draws is None:
+                continue
+            first, later = result.first_seconds, result.next_seconds
+            if result.engine == "NUTS":
+                axis.axvline(first, color=_INK, lw=1, ls=":", label="NUTS, first fit")
+                axis.axvline(later, color=_INK, lw=1, label="NUTS, next fit")
+                continue
+            axis.plot([later, first], [result.sd_gap] * 2, color=colour, lw=1, alpha=0.5)
+            axis.plot(later, result.sd_gap, "o", color=colour, ms=6)
+            axis.plot(first, result.sd_gap, "o", color="white", mec=colour, ms=6)
+            label = {"xytext": (0, 6), "textcoords": "offset points", "fontsize": 8, "ha": "center"}
+            axis.annotate(result.engine, (later, result.sd_gap), **label)
+        axis.set(xscale="log", xlabel="seconds (● next fit, ○ first fit)")
+        axis.set_title(f"{nonlinearity} link", loc="left", fontsize=11)
+        _despine(axis)
+    axes[0].set_ylim(0.0, 0.05 + max(result.sd_gap for result in results))
+    axes[0].set_ylabel("largest gap to the sd of NUTS")
+    axes[0].legend(frameon=False, fontsize=8, loc="lower left")
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
 
 
 def plot_intensities(results: Sequence[Result], data: EventCounts, dates: np.ndarray, path: Path) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from .compilation import Stopwatch
-
 __all__ = ["Result"]
 
 
@@ -14,8 +12,15 @@ class Result(NamedTuple):
 
     nonlinearity: str
     engine: str
-    watch: Stopwatch | None = None
+    first_seconds: float = 0.0
+    """Of a run in a process that has compiled nothing for this engine and model."""
+    next_seconds: float = 0.0
+    """Of a run on other data of the same shape."""
     draws: dict[str, Any] | None = None
     log_evidence: str = ""
-    loo: float | None = None
+    loo: float = 0.0
+    mean_gap: float = 0.0
+    """Largest difference of the means of the field to those of NUTS, in standard deviations of NUTS."""
+    sd_gap: float = 0.0
+    """Largest difference of a standard deviation of the field to that of NUTS, as a share of it."""
     remark: str = ""
