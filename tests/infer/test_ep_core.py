@@ -76,6 +76,18 @@ def test_exact_on_gaussian_likelihood(space, options):
     np.testing.assert_allclose(ep.log_evidence(form, state, space=space, power=power), expected, rtol=1e-10)
 
 
+@pytest.mark.parametrize("space", SPACES)
+@pytest.mark.parametrize("power", [1.0, 0.5])
+def test_evidence_is_exact_where_sites_dominate(space, power):
+    form = gaussian_process((GaussianPotential(DATA, 3e-4),), length=0.05)
+    state, info = fit(form, space=space, power=power)
+    noisy = np.asarray(form.prior[0].covariance[0]) + 9e-8 * np.eye(NUM)
+    expected = multivariate_normal.logpdf(DATA, np.full(NUM, 0.3), noisy)
+    assert info.converged
+    np.testing.assert_allclose(info.objective, expected, rtol=1e-8)
+    np.testing.assert_allclose(ep.log_evidence(form, state, space=space, power=power), expected, rtol=1e-8)
+
+
 def test_exact_on_gaussian_likelihood_with_flat_prior():
     rng = np.random.default_rng(4)
     design, prior = random_dense(rng, NUM, 3), (FlatPrior(2), DiagonalPrior(jnp.array([2.0])))

@@ -259,8 +259,10 @@ def _is_proper(marginals: Marginals) -> Array:
 def _objective(form: LatentGaussian, state: State, tilted: Tilted, power: ArrayLike) -> Array:
     r"""Log evidence: the partition function of prior and sites, with each site's part replaced by its factor's.
 
-    The part of site ``i`` is the log integral of the cavity times the site, which with :math:`c = 1 - \tau v` is
-    :math:`-\frac12(\tau m^2 - 2 \nu m + v \nu^2)/c + \frac12 \log c` at marginal mean ``m`` and variance ``v``.
+    The part of site ``i`` is the log integral of the cavity times the site. With marginal variance ``v``,
+    :math:`c = 1 - \tau v` and the mean of the cavity times ``c``, :math:`\mu = m - v \nu`, it is
+    :math:`\frac12 \log c + \mu (\nu - \frac12 \tau \mu / c) + \frac12 v \nu^2`. Where a site dominates, a form that
+    divides the last term by ``c`` as well divides its rounding, too.
     """
     power = jnp.asarray(power)
     mean, variance, ratio, log_partition = state.marginals
@@ -270,7 +272,8 @@ def _objective(form: LatentGaussian, state: State, tilted: Tilted, power: ArrayL
     is_free = tilted.observed & ~tilted.is_pinned
     has_cavity = is_free & (ratio > 0)
     c = jnp.where(has_cavity, ratio, 1.0)
-    site = 0.5 * jnp.log(c) - 0.5 * (tau * mean**2 - 2.0 * nu * mean + variance * nu**2) / c
+    mu = mean - variance * nu
+    site = 0.5 * jnp.log(c) + mu * (nu - 0.5 * tau * mu / c) + 0.5 * variance * nu**2
     terms = jnp.where(has_cavity, (tilted.moments.log_z - site) / power, 0.0)
     pinned = form.log_factors(jnp.where(tilted.is_pinned, mean + form.offset, 0.0))
     terms += jnp.where(tilted.is_pinned, pinned, 0.0)
