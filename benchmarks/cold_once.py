@@ -1,8 +1,9 @@
 """First fits in a process of its own, in CPU-seconds: ``python -m benchmarks.cold_once EP random-intercepts``.
 
 Fits a small model to one data set, to another one, and to one whose index of groups is another, each up to 1000 draws
-and the marginals in hand, without a cache on disk. Prints a JSON object: for each of the three fits its CPU-seconds and
-the programs compiled, with the seconds of tracing, lowering and compiling; with ``--programs`` a table of them as well.
+and the marginals in hand, without a cache on disk unless ``--cache FOLDER`` names one. Prints a JSON object: for each
+of the three fits its CPU-seconds and the programs compiled, with the seconds of tracing, lowering and compiling; with
+``--programs`` a table of them as well.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+
+from numpyro_ext import keep_compiled_programs
 
 from .compilation import ProgramLog, program_table
 
@@ -80,11 +83,15 @@ def main() -> None:
     parser.add_argument("engine", choices=ENGINES)
     parser.add_argument("problem", choices=PROBLEMS)
     parser.add_argument("--programs", action="store_true", help="list what was compiled")
+    parser.add_argument("--cache", help="folder of compiled programs, to see what a new process costs")
     arguments = parser.parse_args()
     import numpyro_ext.infer  # noqa: F401
 
     jax.config.update("jax_enable_x64", True)
-    jax.config.update("jax_enable_compilation_cache", False)
+    if arguments.cache is None:
+        jax.config.update("jax_enable_compilation_cache", False)
+    else:
+        keep_compiled_programs(arguments.cache)
     result: dict[str, Any] = {"import": cpu_seconds()}
     jax.block_until_ready(jax.device_put(np.zeros(1)))
     model, data = PROBLEMS[arguments.problem]

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 from ._checkout import find_models_of_checkout
 
 if TYPE_CHECKING:
+    from .compilation.disk_cache import keep_compiled_programs
     from .infer import (
         EP,
         INLA,
@@ -50,6 +51,7 @@ __all__ = [
     "cross_validate",
     "fit_batches",
     "grid_search",
+    "keep_compiled_programs",
     "multinomial_probit_bayes",
     "predictive_log_density",
     "ranking_scores",
@@ -62,7 +64,11 @@ del find_models_of_checkout
 
 
 def __getattr__(name: str) -> Any:
-    # The engines are imported when they are asked for, so that distributions and potentials stay light.
+    # Engines are imported when they are asked for, so that distributions and potentials stay light.
+    if name == "keep_compiled_programs":
+        from .compilation.disk_cache import keep_compiled_programs
+
+        return keep_compiled_programs
     if name in __all__:
         from . import infer
 
