@@ -22,7 +22,7 @@ from ..families import IDENTITY, Built, Family, Link, Observations
 from ..model.tracing import FactorTrace
 from ..program.degrees import Degree, Degrees, affine_cuts
 from ..program.dependence import dependence
-from ..program.program import Atom, Program
+from ..program.program import Atom, Program, apply_to_known
 
 __all__ = ["Recognised", "recognise"]
 
@@ -122,7 +122,7 @@ def _responses(program: Program, traced: FactorTrace, predictor: int, leaf: Atom
     )
     found = on_grid(np.asarray(_GRID, dtype), dict(probe))
     values = np.asarray(found, float)
-    mask = np.broadcast_to(np.asarray(program.evaluate([traced.mask], probe)[0]), values.shape[1:])
+    mask = np.broadcast_to(np.asarray(program.evaluate([traced.mask], probe, apply_to_known)[0]), values.shape[1:])
     used = values[:, mask] if mask.any() and not mask.all() else values.reshape(len(_GRID), -1)
     is_finite = np.isfinite(used).all(axis=0)
     return used if is_finite.all() else used[:, is_finite]

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from ...compilation.recent import Recent
 from ...linalg.gaussian.design import DenseDesign, Design, SparseRows
 from ...linalg.gaussian.prior import CovariancePrior, PrecisionPrior
 from ..errors import ModelStructureError
@@ -24,6 +25,8 @@ from .blocks import find_blocks
 from .form import AffineMap, Blocks, LatentGaussian
 
 __all__ = ["LatentGaussianReading"]
+
+_ABSTRACT = Recent(64)
 
 
 class _Indices(NamedTuple):
@@ -141,8 +144,10 @@ class LatentGaussianReading(ModelReading):
 
     @cached_property
     def abstract_form(self) -> LatentGaussian:
-        """The form with shapes and dtypes in place of numbers, for questions about its families; costs one trace."""
-        found: LatentGaussian = jax.eval_shape(self.form, self.initial_hyper(), self.data)
+        """The form with shapes and dtypes in place of numbers, for questions about its families."""
+        found: LatentGaussian = _ABSTRACT.get(
+            self.structure_key, lambda: jax.eval_shape(self.skeleton().form, self.initial_hyper(), self.data)
+        )
         return found
 
     def maps(

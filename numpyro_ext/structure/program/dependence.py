@@ -28,7 +28,7 @@ from .patterns import (
     reduce_axes,
     same_width,
 )
-from .program import Atom, Constant, Equation, Program, apply_equation, inner_jaxpr, is_opaque_call
+from .program import Atom, Constant, Equation, Program, apply_equation, apply_to_known, inner_jaxpr, is_opaque_call
 
 __all__ = ["dependence", "propagate"]
 
@@ -133,8 +133,8 @@ def _apply_per_slot(eqn: Equation, patterns: Sequence[Any], others: Sequence[Any
         eqn = eqn._replace(params={**eqn.params, "fill_value": -1})
     slots = []
     for slot in range(pattern.shape[-1]):
-        values = [jnp.asarray(pattern[..., slot], jnp.int32) if i == which else others[i] for i in range(len(patterns))]
-        slots.append(np.asarray(apply_equation(eqn, values)[0]))
+        values = [pattern[..., slot].astype(np.int32) if i == which else others[i] for i in range(len(patterns))]
+        slots.append(np.asarray(apply_to_known(eqn, values)[0]))
     out = np.stack(slots, axis=-1).astype(np.int64)
     return np.where(out < 0, -1, out)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -10,7 +10,18 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
-__all__ = ["Constant", "Equation", "Program", "apply_equation", "inner_jaxpr", "is_opaque_call", "make_program"]
+from .known_values import known_result
+
+__all__ = [
+    "Constant",
+    "Equation",
+    "Program",
+    "apply_equation",
+    "apply_to_known",
+    "inner_jaxpr",
+    "is_opaque_call",
+    "make_program",
+]
 
 _INLINED = ("jit", "pjit", "closed_call", "core_call", "call", "remat", "remat2", "checkpoint")
 _OPAQUE_CALLS = ("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr")
@@ -144,9 +155,12 @@ class Program:
             found |= {a for a in self.equations[index].inputs if isinstance(a, int)}
         return found
 
-    def evaluate(self, wanted: Iterable[Atom], env: Mapping[int, Any]) -> list[Any]:
+    def evaluate(
+        self, wanted: Iterable[Atom], env: Mapping[int, Any], apply: Callable[..., Sequence[Any]] | None = None
+    ) -> list[Any]:
         """Values of ``wanted``, computed from ``env`` (inputs, constants, or any intermediate values to take as given).
 
+        :param apply: what computes an equation, by default :func:`apply_equation`.
         :raises KeyError: if ``wanted`` depends on an input or constant that ``env`` does not give.
         """
         wanted = list(wanted)
@@ -157,7 +171,7 @@ class Program:
 
         for index in sorted(self.needed(wanted, env)):
             eqn = self.equations[index]
-            results = apply_equation(eqn, [read(a) for a in eqn.inputs])
+            results = (apply or apply_equation)(eqn, [read(a) for a in eqn.inputs])
             for number, result in zip(eqn.outputs, results, strict=True):
                 values.setdefault(number, result)
         return [read(a) for a in wanted]
@@ -168,7 +182,7 @@ class Program:
             return atom.value
         env = dict(zip(self.constants, self.data, strict=True)) | dict(given or {})
         free = self.ancestors([atom], env) & (set(self.inputs) - set(env))
-        return None if free else jax.device_get(self.evaluate([atom], env)[0])
+        return None if free else jax.device_get(self.evaluate([atom], env, apply_to_known)[0])
 
     def fingerprint(self) -> tuple[Any, ...]:
         """Hashable description: two programs with equal fingerprints compute the same function of inputs and data."""
@@ -191,6 +205,12 @@ def apply_equation(eqn: Equation, values: Sequence[Any]) -> Sequence[Any]:
     """Results of one equation on the values of its inputs."""
     results = eqn.primitive.bind(*values, **eqn.primitive.get_bind_params(eqn.params))
     return results if eqn.primitive.multiple_results else (results,)
+
+
+def apply_to_known(eqn: Equation, values: Sequence[Any]) -> Sequence[Any]:
+    """As :func:`apply_equation`, for values that are known; by NumPy, which compiles nothing, where it can be."""
+    result = known_result(eqn.primitive.name, eqn.params, values)
+    return apply_equation(eqn, values) if result is None else (result,)
 
 
 def inner_jaxpr(params: Mapping[str, Any]) -> ClosedJaxpr | None:
