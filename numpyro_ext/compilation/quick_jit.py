@@ -41,7 +41,7 @@ def quick_jit(function: Callable[..., Any], *, is_small: bool = False, is_lean: 
     if jax.default_backend() != "cpu":
         return jax.jit(function, **options)
     chosen = (_PLAIN if is_small else _SIMPLE) | (_LEAN if is_lean else {})
-    return jax.jit(function, compiler_options={k: v for k, v in chosen.items() if _is_known(k, v)}, **options)
+    return jax.jit(function, compiler_options=dict(_known(tuple(chosen.items()))), **options)
 
 
 def holds_little(tree: Any, most_numbers: int = 100_000) -> bool:
@@ -57,10 +57,10 @@ def holds_little(tree: Any, most_numbers: int = 100_000) -> bool:
 
 
 @functools.cache
-def _is_known(option: str, value: bool | int | str) -> bool:
-    """Whether this version of XLA has an option of the compiler: later ones may drop it."""
+def _known(options: tuple[tuple[str, Any], ...]) -> tuple[tuple[str, Any], ...]:
+    """Those options of the compiler that this version of XLA has: later ones drop some."""
     try:
-        jax.jit(lambda: 0, compiler_options={option: value}).lower().compile()
+        jax.jit(lambda: 0, compiler_options=dict(options)).lower().compile()
     except jax.errors.JaxRuntimeError:
-        return False
-    return True
+        return tuple(known for option in options for known in _known((option,))) if len(options) > 1 else ()
+    return options

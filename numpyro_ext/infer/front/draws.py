@@ -83,7 +83,7 @@ def with_predictive(reading: Any, draws: Mapping[str, Array], rng_key: Array) ->
 
     :param reading: of the model; says which sites are left out, as nothing depends on them.
     :param draws: of the other sites, with the leading axis running over them.
-    :param rng_key: random number generator key.
+    :param rng_key: random number generator key of the draws of the other sites.
     :return: draws of all sites. If some of the others were not drawn, what is left out stays so.
     """
     names = reading.behind_predictive
@@ -92,4 +92,4 @@ def with_predictive(reading: Any, draws: Mapping[str, Array], rng_key: Array) ->
     if not names or not all(name in draws for name in given):
         return out
     predictive = Predictive(reading.model, {name: draws[name] for name in given}, return_sites=list(names))
-    return out | predictive(rng_key, *reading.args, **reading.kwargs)
+    return out | predictive(jax.random.fold_in(rng_key, 3), *reading.args, **reading.kwargs)

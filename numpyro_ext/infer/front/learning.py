@@ -42,8 +42,8 @@ class Climb(NamedTuple):
     advance: Callable[[SearchState, int, int], tuple[SearchState, Array]]
     """``(search, max_iterations, num_evaluations)``: the search after a chunk, and the objectives in it."""
     space: UnconstrainedSpace
-    origin: Array
-    units: Array
+    origin: Array | np.ndarray
+    units: Array | np.ndarray
     tol: float
     max_steps: int
     """Accepted steps of each search at most."""
@@ -53,11 +53,11 @@ class Climb(NamedTuple):
 
     def hyper(self, x: Array) -> dict[str, Array]:
         """All hyperparameters, constrained."""
-        return self.space.unpack(self.origin + self.units * x)
+        return self.space.unpack(jnp.asarray(self.origin + self.units * x))
 
-    def coordinates(self, values: Array) -> Array:
+    def coordinates(self, values: Array) -> np.ndarray:
         """The inverse: from unconstrained hyperparameters."""
-        return (values - self.origin) / self.units
+        return (np.asarray(values) - np.asarray(self.origin)) / np.asarray(self.units)
 
 
 class Learned(NamedTuple):
@@ -280,7 +280,7 @@ def _from_plateau(run: _Run, curvature: Curvature) -> np.ndarray | None:
     """A higher point on the way back from a plateau of the objective, if there is one."""
     assert run.best is not None
     values = np.asarray(run.best.values)
-    reference = np.asarray(run.climb.coordinates(run.climb.space.initial()))
+    reference = run.climb.coordinates(run.climb.space.initial())
     best, height = None, run.height + run.climb.tol
     for axis in np.flatnonzero(curvature.wide_axes)[:_MOST_AXES]:
         way = reference[axis] - values[axis]
@@ -299,7 +299,7 @@ def _runaway(run: _Run, curvature: Curvature | None, edges: tuple[str, ...]) -> 
     if curvature is None:
         return None
     space = run.climb.space
-    reference = np.asarray(run.climb.coordinates(space.initial()))
+    reference = run.climb.coordinates(space.initial())
     found = []
     for axis in np.flatnonzero(curvature.wide_axes)[:_MOST_AXES]:
         name, part = next((n, p) for n, p in space.slices.items() if p.start <= axis < p.stop)
@@ -371,7 +371,7 @@ def _edges(climb: Climb, search: SearchState, curvature: Curvature | None) -> tu
     if curvature is None or not curvature.wide_axes.any():
         return ()
     space = climb.space
-    here = space.unpack_unconstrained(climb.origin + climb.units * search.values)
+    here = space.unpack_unconstrained(jnp.asarray(climb.origin + climb.units * search.values))
     there = space.unpack_unconstrained(space.initial())
     out = []
     for name, part in space.slices.items():

@@ -104,7 +104,7 @@ class FinishedRun(ABC):
     def draw_all(self, rng_key: Array) -> tuple[dict[str, Array], Array]:
         """Draws with those of the missing values, given the others."""
         sites, log_density = self.draw(rng_key)
-        return with_predictive(self.reading, sites, jax.random.fold_in(rng_key, 3)), log_density
+        return with_predictive(self.reading, sites, rng_key), log_density
 
     # Further measurements
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jax.scipy.special import ndtri
 from jax.typing import ArrayLike
@@ -40,17 +41,21 @@ class SitePosterior:
     @property
     def mean(self) -> Array:
         """Posterior mean, in the shape of the site."""
-        return self._moments()[0].reshape(self.shape)
+        return self._shaped(self._moments()[0])
 
     @property
     def variance(self) -> Array:
         """Posterior variance of each element, in the shape of the site."""
-        return self._moments()[1].reshape(self.shape)
+        return self._shaped(self._moments()[1])
 
     @property
     def sd(self) -> Array:
         """Posterior standard deviation of each element, in the shape of the site."""
-        return jnp.sqrt(self.variance)
+        return self._shaped(np.sqrt(self._moments()[1]))
+
+    def _shaped(self, values: ArrayLike) -> Array:
+        # NumPy compiles nothing.
+        return jnp.asarray(np.reshape(values, self.shape))
 
     def covariance(self) -> Array:
         """Covariance between all elements, of shape ``shape + shape``; quadratic in their number."""

@@ -134,13 +134,15 @@ def _learn(
         begin=partial(programs.init_search, data, fixed),
         advance=partial(programs.search, data, fixed),
         space=space,
-        origin=jnp.zeros_like(init_values),
-        units=jnp.ones_like(init_values),
+        origin=np.zeros(init_values.shape, init_values.dtype),
+        units=np.ones(init_values.shape, init_values.dtype),
         tol=options.hyper_tol,
         max_steps=options.max_hyper_steps,
     )
-    noise = jax.random.normal(rng_key, (options.num_restarts, space.size), init_values.dtype)
-    starts = [init_values, *(init_values + shift for shift in noise)]
+    starts = [init_values]
+    if options.num_restarts:
+        noise = jax.random.normal(rng_key, (options.num_restarts, space.size), init_values.dtype)
+        starts += [init_values + shift for shift in noise]
     with progress_bar(options.max_hyper_steps * len(starts), options.name, enabled=options.progress_bar) as bar:
         found = learn(
             climb,

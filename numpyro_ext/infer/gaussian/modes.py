@@ -13,6 +13,7 @@ from jax import Array, lax
 from ...potentials.elementwise import ElementwisePotential
 from ...structure import LatentGaussian
 from .posterior import GaussianPosterior
+from .programs import compiled_form
 
 __all__ = ["explain_two_modes", "valley_depths"]
 
@@ -53,7 +54,7 @@ def explain_two_modes(reading: Any, hyper: dict[str, Array]) -> list[str]:
     numbers = [number for number, potential in enumerate(potentials) if isinstance(potential, ElementwisePotential)]
     if not numbers:
         return []
-    form, messages = reading.form(hyper, reading.data), []
+    form, messages = compiled_form(reading, hyper), []
     for number in numbers:
         depth = np.asarray(valley_depths(form, number))
         count = int(np.sum(depth > _DEEPEST))

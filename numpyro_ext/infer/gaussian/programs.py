@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -19,11 +19,11 @@ from ..hyper.space import UnconstrainedSpace
 from .fit_info import FitInfo
 from .prediction import log_predictive_factors
 
-__all__ = ["Algorithm", "FitInfo", "PointFit", "Programs", "compiled_programs"]
+__all__ = ["Algorithm", "FitInfo", "PointFit", "Programs", "compiled_form", "compiled_programs"]
 
 _LARGEST_BATCH = 10_000_000
 _MOST_SMALL_ROWS, _MOST_SMALL_NUMBERS = 500, 20_000
-_COMPILED = Recent(16)
+_COMPILED, _FORMS = Recent(16), Recent(16)
 
 
 class Algorithm(NamedTuple):
@@ -247,6 +247,17 @@ class Programs:
             final, hyper = None, dict(fixed)
             state, info, _ = self._solve(data, hyper, None, num_steps=self._num_steps)
         return self._log_predictive(data, hyper, state)[0], final, info
+
+
+def compiled_form(reading: Any, hyper: Mapping[str, Any]) -> LatentGaussian:
+    """The form of a reading at given hyperparameters, by one compiled function instead of one for each operation.
+
+    :param reading: of the model.
+    :param hyper: all hyperparameters, constrained.
+    """
+    form = _FORMS.get(reading.structure_key, lambda: quick_jit(reading.skeleton().form, is_small=True))
+    found: LatentGaussian = form(hyper, reading.data)
+    return found
 
 
 def _is_small(form: LatentGaussian) -> bool:

@@ -101,7 +101,8 @@ def evaluation_fn(
 
     :param form_fn: the form that the algorithm runs on, as a function of the vector.
     :param log_prior_fn: log prior density of the hyperparameters, as a function of the vector.
-    :param solve_fn: ``(form, state) -> (state, info)``, to the fixed point of the field.
+    :param solve_fn: ``(form, state) -> (state, info)``, to the fixed point of the field; where the info has an
+        ``objective``, that is the log evidence there.
     :param log_evidence_fn: ``(form, state) -> scalar`` whose gradient with the state held is that of the log evidence.
     :return: a function ``(vector, state) -> Evaluation``; pure, so that it may be compiled and batched.
     """
@@ -110,7 +111,10 @@ def evaluation_fn(
         solved, info = solve_fn(form_fn(values), state)
         solved = jax.lax.stop_gradient(solved)
 
+        # Only the gradient, if the value is known already: of the value it has what it needs.
         log_evidence, slope = jax.value_and_grad(lambda x: log_evidence_fn(form_fn(x), solved))(values)
+        if getattr(info, "objective", None) is not None:
+            log_evidence = info.objective
         log_prior, prior_slope = jax.value_and_grad(log_prior_fn)(values)
         return Evaluation(log_evidence + log_prior, slope + prior_slope, log_evidence, solved, info, slope != 0.0)
 
@@ -138,7 +142,7 @@ def init_search(shapes: Evaluation, values: Array, state: Any) -> SearchState:
     return SearchState(
         values=values,
         best=blank,
-        memory=_lbfgs().init(values),
+        memory=jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), jax.eval_shape(_lbfgs().init, values)),
         direction=constant(values.shape, 0.0, values.dtype),
         step_size=zero,
         lower=zero,
@@ -216,8 +220,11 @@ def _difference_step(dtype: Any, tol: float) -> float:
 
 def is_finished(state: SearchState) -> Array:
     """Whether neither the search nor its curvature has anything left to evaluate."""
-    is_probing = (state.num_probes < 2 * state.values.size) & (state.num_iterations > 0)
-    return ~(state.is_searching | is_probing)
+    flags = state.is_searching, state.num_probes, state.num_iterations
+    if not any(isinstance(flag, jax.core.Tracer) for flag in flags):
+        flags = jax.device_get(flags)  # NumPy compiles nothing
+    is_searching, num_probes, num_iterations = flags
+    return ~(is_searching | ((num_probes < 2 * state.values.size) & (num_iterations > 0)))
 
 
 def search(

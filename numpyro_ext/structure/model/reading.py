@@ -71,7 +71,7 @@ class ModelReading(ABC):
         self.field = tuple(n for n in sites if n in field)
         free = [s for s in sites.values() if s.kind in ("latent", "param") and s.name not in self.field]
         sizes = {n: int(np.prod(sites[n].shape)) for n in self.field}
-        innovations = {n: jnp.zeros((sizes[n],)) for n in self.field}
+        innovations = {n: np.zeros((sizes[n],), jnp.result_type(float)) for n in self.field}
         given = {s.name: s.init for s in free}
         function = trace_with_innovations(call, self.field, prior)
         try:

@@ -40,9 +40,9 @@ def _evaluate(reading: ModelReading, rng_key: Array, spreads: tuple[float, ...])
     # NumPy draws without compiling anything.
     rng = np.random.default_rng(np.asarray(jax.random.key_data(rng_key)))
     for number, spread in enumerate(spreads):
-        hyper = _perturb(reading, rng, 0.0 if number == 0 else 0.1)
-        white = jnp.asarray(spread * rng.standard_normal(reading.num_columns), jnp.result_type(float))
-        rows.append(compiled(hyper, white, reading.data, reference_data))
+        noise = _noise(reading, rng, 0.0 if number == 0 else 0.1)
+        white = np.asarray(spread * rng.standard_normal(reading.num_columns), jnp.result_type(float))
+        rows.append(compiled(reading.initial_hyper(), noise, white, reading.data, reference_data))
     return np.asarray(rows)
 
 
@@ -75,15 +75,19 @@ def check_form(reading: ModelReading, rng_key: Array) -> None:
         )
 
 
-def _perturb(reading: ModelReading, rng: np.random.Generator, size: float) -> dict[str, Any]:
-    out = {}
-    for name, site in reading.hyper.items():
-        if site.is_param and not hasattr(site.init, "shape"):
-            out[name] = site.init
-            continue
-        free = site.transform.inv(jnp.asarray(site.init, jnp.result_type(float)))
-        out[name] = site.transform(free + size * rng.standard_normal(jnp.shape(free)))
-    return out
+def _noise(reading: ModelReading, rng: np.random.Generator, size: float) -> dict[str, np.ndarray]:
+    """By which each hyperparameter moves from its start, unconstrained; a ``param`` that is no array stays there."""
+    sites = {n: s for n, s in reading.hyper.items() if not s.is_param or hasattr(s.init, "shape")}
+    shapes = {name: site.transform.inverse_shape(tuple(site.shape)) for name, site in sites.items()}
+    return {n: np.asarray(size * rng.standard_normal(shape), jnp.result_type(float)) for n, shape in shapes.items()}
+
+
+def _perturb(reading: ModelReading, hyper: dict[str, Any], noise: dict[str, Array]) -> dict[str, Any]:
+    def moved(name: str) -> Any:
+        transform = reading.hyper[name].transform
+        return transform(transform.inv(jnp.asarray(hyper[name], jnp.result_type(float))) + noise[name])
+
+    return {name: moved(name) if name in noise else value for name, value in hyper.items()}
 
 
 def _compile(reading: ModelReading, rng_key: Array) -> tuple[Any, Any]:
@@ -96,14 +100,15 @@ def _compile(reading: ModelReading, rng_key: Array) -> tuple[Any, Any]:
         terms = [jnp.sum(v) for n, v in log_joint.items() if n not in reading.predictive]
         return jnp.asarray(sum(terms, start=0.0))
 
-    zeros = jnp.zeros((reading.num_columns,), jnp.result_type(float))
+    zeros = np.zeros((reading.num_columns,), jnp.result_type(float))
     skeleton = reading.skeleton()
     example = jax.eval_shape(partial(_latent_values, skeleton), skeleton.initial_hyper(), zeros, skeleton.data)
     program, output = make_program(reference, example)
     reference_data = program.data
     program.release()
 
-    def both(hyper: Any, white: Array, data: Any, reference_data: Any) -> tuple[Array, ...]:
+    def both(hyper: Any, noise: Any, white: Array, data: Any, reference_data: Any) -> tuple[Array, ...]:
+        hyper = _perturb(skeleton, hyper, noise)
         e = skeleton.draw(hyper, white, data)
         leaves = jax.tree.leaves(_latent_values(skeleton, hyper, e, data))
         env = dict(zip(program.inputs, leaves, strict=True))

@@ -15,7 +15,7 @@ from ....structure.latent_gaussian.form import LatentGaussian
 from ...front.engine import check_one_of
 from ...hyper.space import UnconstrainedSpace
 from ..engine import Engine, GaussianOptions
-from ..programs import Algorithm
+from ..programs import Algorithm, compiled_form
 from . import coordinate_ascent as variational_coordinate
 from . import general_optimiser as variational_reference
 from . import natural_gradient as variational_gaussian
@@ -115,7 +115,7 @@ class VariationalGaussian(Engine):
 
         :raises ModelStructureError: if there is no such expectation, or the method or covariance does not serve it.
         """
-        form = reading.form(reading.initial_hyper(), reading.data)
+        form = compiled_form(reading, reading.initial_hyper())
         names = tuple(reading.factor_names)
         requested = self.bound if isinstance(self.bound, dict) else dict.fromkeys(names, self.bound)
         unknown = [name for name in requested if name not in names]
