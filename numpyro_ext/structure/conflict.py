@@ -4,8 +4,12 @@ __all__ = ["Conflict"]
 
 
 class Conflict(Exception):
-    """A set of field sites that cannot stay together: the reason, and the sites of which one must leave the field."""
+    """A set of field sites that cannot stay together: the reason, and the sites of which one must leave the field.
 
-    def __init__(self, message: str, sites: frozenset[str]):
+    :param str site: the site at which it was found, as the message names it.
+    """
+
+    def __init__(self, message: str, sites: frozenset[str], site: str | None = None):
         super().__init__(message)
         self.sites = sites
+        self.site = site

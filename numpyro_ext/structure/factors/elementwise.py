@@ -137,6 +137,7 @@ def _one_predictor(
         f"{_product(program, degrees, atom)}. This engine treats one predictor, affine in the Gaussian sites, per "
         f"observation: {remedy}, or use NUTS.",
         sites,
+        name,
     )
 
 

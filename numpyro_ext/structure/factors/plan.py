@@ -52,7 +52,13 @@ def plan_factor(program: Program, degrees: Degrees, name: str, traced: FactorTra
     """
     for part, atom in (("mask", traced.mask), ("scale", traced.scale), ("covariance", traced.constant)):
         if atom is not None and degrees.of(atom) != Degree.CONSTANT:
-            raise Conflict(f"the {part} of site '{name}' depends on latent values.", degrees.sites_of(atom))
+            sites = degrees.sites_of(atom)
+            raise Conflict(
+                f"the {part} of site '{name}' depends on {sorted(sites)}, so the site is no factor of one predictor, "
+                "affine in the Gaussian sites, per observation. Choose the field with field=[...], or use NUTS.",
+                sites,
+                name,
+            )
     found = recognise(program, degrees, traced, probe)
     if found is not None:
         return _recognised_plan(program, name, traced, found)

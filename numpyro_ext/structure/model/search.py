@@ -70,8 +70,10 @@ def largest_field(attempt: Attempt[_Reading_co], sizes: Mapping[str, int]) -> _R
                     heapq.heappush(queue, (-sum(sizes[n] for n in rest), next(order), rest))
         except ModelStructureError as error:
             first_error = first_error or error
+    if isinstance(first_error, Conflict) and best is None:
+        raise ModelStructureError(str(first_error), site=first_error.site) from first_error
     if best is None:
-        raise first_error if isinstance(first_error, ModelStructureError) else ModelStructureError(str(first_error))
+        raise first_error or ModelStructureError("no field was tried.")
     return best
 
 
@@ -171,7 +173,7 @@ def _read(
         try:
             reading = attempt(frozenset(field))
         except Conflict as conflict:
-            raise ModelStructureError(f"With field={list(field)}: {conflict}") from conflict
+            raise ModelStructureError(f"With field={list(field)}: {conflict}", site=conflict.site) from conflict
     if check:
         check_form(reading, call.rng_key)
     return reading
