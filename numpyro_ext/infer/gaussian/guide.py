@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpyro
 import numpyro.distributions as dist
@@ -41,11 +42,12 @@ def fitted_guide(
     :return: the guide, prepared, and its parameters.
     :raises ValueError: if the model has latent sites that are in neither.
     """
-    parts = {**field, **hyper}
     seeded = handlers.seed(handlers.substitute(model, data=dict(params)), rng_seed=0)
     values = {name: mean for name, (mean, _) in field.items()}
     trace = handlers.trace(handlers.substitute(seeded, substitute_fn=_from(values, hyper))).get_trace(*args, **kwargs)
     order = [name for name, site in trace.items() if site["type"] == "sample" and not site["is_observed"]]
+    field = {name: _unconstrained(trace[name]["fn"], *part) for name, part in field.items()}
+    parts = {**field, **hyper}
     unknown = [name for name in order if name not in parts]
     if unknown:
         raise ValueError(
@@ -66,6 +68,15 @@ def fitted_guide(
         blocks.append(jnp.concatenate([rows, blank] if name in field else [blank, rows], axis=1))
     loc = jnp.concatenate([jnp.reshape(parts[name][0], -1) for name in order])
     return guide, {"auto_loc": loc, "auto_scale_tril": _lower_factor(jnp.concatenate(blocks)), **params}
+
+
+def _unconstrained(fn: Any, mean: Array, rows: Array) -> tuple[Array, Array]:
+    """Mean and covariance rows of a field site in its unconstrained space, where it is a linear subspace."""
+    transform = biject_to(fn.support)
+    if transform.inverse_shape(mean.shape) == mean.shape:
+        return mean, rows
+    columns = jax.vmap(lambda column: jnp.reshape(transform.inv(column.reshape(mean.shape)), -1), 1, 1)(rows)
+    return transform.inv(mean), columns
 
 
 def field_importance_pair(

@@ -12,7 +12,7 @@ from jax import Array
 from ..conflict import Conflict
 from ..errors import ModelStructureError
 from ..model.execution import ModelCall
-from ..model.priors import is_gaussian, unwrap
+from ..model.priors import is_gaussian, is_unweighted, unwrap
 from ..model.search import Attempt, Form, ReadOptions, read_first
 from ..model.tracing import inspect_sites, mark_candidates
 from ..model.validation import check_data
@@ -23,8 +23,9 @@ __all__ = ["BILINEAR", "read_bilinear", "read_like"]
 
 
 def _is_candidate(fn: Any) -> bool:
-    # the values of a random walk are sums of many innovations
-    return is_gaussian(fn) and not isinstance(unwrap(fn), dist.GaussianRandomWalk)
+    # values of these are not one innovation each, or have joint priors over two axes
+    mixing = dist.GaussianRandomWalk | dist.ZeroSumNormal | dist.MatrixNormal
+    return is_gaussian(fn) and not is_unweighted(fn) and not isinstance(unwrap(fn), mixing)
 
 
 def _without_conflicts(attempt: Attempt[BilinearReading], sizes: Mapping[str, int]) -> BilinearReading:

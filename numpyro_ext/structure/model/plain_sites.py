@@ -90,6 +90,14 @@ def _is_discrete(constraint: Any) -> bool:
         return True
 
 
+def _as_numpyro(fn: Any) -> Any:
+    """The distribution of a Gaussian process of tinygp, which is no pytree, as one of NumPyro; others as they are."""
+    process = getattr(fn, "gp", None)
+    if process is None or type(fn).__module__.partition(".")[0] != "tinygp":
+        return fn
+    return dist.MultivariateNormal(process.loc, covariance_matrix=process.covariance, validate_args=False)
+
+
 class PlainSites(Messenger):
     """Run a model with plain sites.
 
@@ -100,7 +108,7 @@ class PlainSites(Messenger):
     def process_message(self, msg: dict[str, Any]) -> None:
         if msg["type"] != "sample" or not isinstance(msg["fn"], dist.Distribution):
             return
-        msg["fn"] = in_working_precision(msg["fn"])
+        msg["fn"] = in_working_precision(_as_numpyro(msg["fn"]))
         if msg["kwargs"].get("sample_shape"):
             msg["fn"] = msg["fn"].expand_by(msg["kwargs"]["sample_shape"])
             msg["kwargs"]["sample_shape"] = ()

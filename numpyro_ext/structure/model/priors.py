@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 import numpyro.distributions as dist
 from jax import Array
 from numpyro.distributions import constraints
@@ -12,7 +14,17 @@ from numpyro.distributions import constraints
 from ...linalg.gaussian.block_diagonal import BlockDiagonal
 from ...linalg.gaussian.prior import CovariancePrior, DiagonalPrior, FlatPrior, PrecisionPrior, PriorBlock
 
-__all__ = ["colour", "is_gaussian", "location", "mask_of", "prior_block", "shift_to_value", "unwrap"]
+__all__ = [
+    "colour",
+    "innovation_shape",
+    "is_gaussian",
+    "is_unweighted",
+    "location",
+    "mask_of",
+    "prior_block",
+    "shift_to_value",
+    "unwrap",
+]
 
 
 def unwrap(fn: Any) -> Any:
@@ -32,6 +44,11 @@ def mask_of(fn: Any) -> Any:
             mask = fn._mask if mask is True else jnp.logical_and(mask, fn._mask)
         fn = fn.base_dist
     return mask
+
+
+def is_unweighted(fn: Any) -> bool:
+    """Whether a mask takes all of the density of ``fn`` away, as imputation does before it gives a joint one."""
+    return mask_of(fn) is False
 
 
 def is_gaussian(fn: Any) -> bool:
@@ -57,28 +74,44 @@ def location(fn: Any) -> Array:
     return jnp.broadcast_to(base.loc, shape)
 
 
+def innovation_shape(fn: Any) -> tuple[int, ...]:
+    """Shape of the innovation of a Gaussian site: that of its values, less what a sum of zero takes away."""
+    base, shape = unwrap(fn), fn.batch_shape + fn.event_shape
+    if isinstance(base, dist.ZeroSumNormal):
+        return shape[: len(shape) - base.event_dim] + base.base_dist.event_shape
+    return shape
+
+
 def shift_to_value(fn: Any, innovation: Array) -> Array:
-    """The value of a Gaussian site from its innovation, a map of unit Jacobian."""
-    if isinstance(unwrap(fn), dist.GaussianRandomWalk):
+    """The value of a Gaussian site from its innovation, a map of unit Jacobian (onto sums of zero, an isometry)."""
+    base = unwrap(fn)
+    if isinstance(base, dist.GaussianRandomWalk):
         return jnp.cumsum(innovation, axis=-1)
+    if isinstance(base, dist.ZeroSumNormal):
+        return base.transforms[0](innovation)
     return location(fn) + innovation
 
 
 def prior_block(fn: Any) -> PriorBlock:
     """Distribution of the innovation of a Gaussian site, flattened in C order, as the model parameterised it."""
     base = unwrap(fn)
-    shape = fn.batch_shape + fn.event_shape
-    size = 1
-    for length in shape:
-        size *= length
-    if isinstance(base, dist.ImproperUniform):
-        return FlatPrior(size)
-    if isinstance(base, dist.Normal):
+    shape = innovation_shape(fn)
+    if isinstance(base, dist.ImproperUniform) or is_unweighted(fn):
+        return FlatPrior(math.prod(shape))
+    if isinstance(base, dist.Normal | dist.ZeroSumNormal):
         return DiagonalPrior(jnp.broadcast_to(jnp.square(base.scale), shape).reshape(-1))
     if isinstance(base, dist.GaussianRandomWalk):
         scale = jnp.broadcast_to(jnp.asarray(base.scale)[..., None], shape)
         return DiagonalPrior(jnp.square(scale).reshape(-1))
-    width = fn.event_shape[-1]
+    if isinstance(base, dist.MatrixNormal):
+        row, column = (tril @ jnp.swapaxes(tril, -1, -2) for tril in (base.scale_tril_row, base.scale_tril_column))
+        width = math.prod(shape[-2:])
+        joint = jnp.einsum("...ij,...kl->...ikjl", row, column)
+        return CovariancePrior(_stack(joint.reshape(*joint.shape[:-4], width, width), (*shape[:-2], width), width))
+    width = shape[-1]
+    if isinstance(base, dist.CirculantNormal):
+        lag = (np.arange(width)[:, None] - np.arange(width)) % width
+        return CovariancePrior(_stack(jnp.fft.irfft(base.covariance_rfft, width)[..., lag], shape, width))
     if isinstance(base, dist.CAR):
         return PrecisionPrior(_stack(_car_precision(base), shape, width))
     if isinstance(base, dist.MultivariateNormal):
@@ -117,4 +150,7 @@ _GAUSSIAN = {
     dist.LowRankMultivariateNormal,
     dist.GaussianRandomWalk,
     dist.CAR,
+    dist.CirculantNormal,
+    dist.MatrixNormal,
+    dist.ZeroSumNormal,
 }

@@ -17,7 +17,7 @@ from ...linalg.gaussian.prior import CovariancePrior, PrecisionPrior
 from ..conflict import Conflict
 from ..errors import ModelStructureError
 from ..program.degrees import Degree, Degrees, classify
-from ..program.program import Atom, Program, make_program
+from ..program.program import Atom, Constant, Program, make_program
 from .execution import ModelCall, describe_arguments, line_of_model
 from .priors import colour
 from .tracing import ModelTrace, SiteInfo, trace_with_innovations
@@ -70,7 +70,7 @@ class ModelReading(ABC):
         self.sites = dict(sites)
         self.field = tuple(n for n in sites if n in field)
         free = [s for s in sites.values() if s.kind in ("latent", "param") and s.name not in self.field]
-        sizes = {n: int(np.prod(sites[n].shape)) for n in self.field}
+        sizes = {n: sites[n].num_unknowns for n in self.field}
         innovations = {n: np.zeros((sizes[n],), jnp.result_type(float)) for n in self.field}
         given = {s.name: s.init for s in free}
         function = trace_with_innovations(call, self.field, prior)
@@ -91,6 +91,9 @@ class ModelReading(ABC):
         self._columns = {n: slice(end - sizes[n], end) for n, end in ends.items()}
         self.data: Sequence[Any] = self._program.data
         self.predictive = _predictive_sites(self._program, self._trace, self._given, free)
+        for name in self.field:
+            if sites[name].is_masked and not _is_used(self._program, self._trace, name, [inputs[name]]):
+                raise Conflict(f"site '{name}' is masked, and nothing depends on it.", frozenset([name]), name)
         self.hyper = {
             s.name: HyperSite(s.shape, s.transform, s.kind == "param", s.init)
             for s in free
@@ -114,6 +117,7 @@ class ModelReading(ABC):
                     f"the location of site '{name}' is not affine in {sorted(sites)}, so they are not {what}. "
                     "Choose the field with field=[...], or use NUTS.",
                     sites | {name},
+                    name,
                 )
             for leaf in jax.tree.leaves(self._trace.priors[name]):
                 if degrees.of(leaf) != Degree.CONSTANT:
@@ -122,6 +126,7 @@ class ModelReading(ABC):
                         f"the scale of site '{name}' depends on {sorted(sites)}, so they are not {what}. "
                         "Choose the field with field=[...], or use NUTS.",
                         sites | {name},
+                        name,
                     )
         return degrees
 
@@ -260,10 +265,13 @@ class ModelReading(ABC):
         """Terms of the log density that depend on no unknown and are no priors of hyperparameters."""
         return self._log_constant(self._env(hyper, data))
 
+    def _env_at(self, hyper: Mapping[str, Any], e: Array, data: Sequence[Any] | None) -> dict[int, Any]:
+        field = {atom: e[self._columns[name]] for name, (atom, _) in self._field.items()}
+        return self._env(hyper, data) | field
+
     def values(self, hyper: Mapping[str, Any], e: Array, data: Sequence[Any] | None = None) -> dict[str, Array]:
         """Every latent and deterministic site at the unknowns ``e`` of shape ``(num_columns,)``."""
-        env = self._env(hyper, data)
-        env |= {atom: e[self._columns[name]] for name, (atom, _) in self._field.items()}
+        env = self._env_at(hyper, e, data)
         names = [n for n in self._trace.values if n not in self.predictive]
         found = self._program.evaluate([self._trace.values[n] for n in names], env)
         return dict(zip(names, (jnp.asarray(v) for v in found), strict=True))
@@ -344,6 +352,17 @@ class ModelReading(ABC):
         """How far the operators of the form are from their adjoints, where it has operators."""
         return jnp.zeros(())
 
+    def reference_rounding(self, hyper: Mapping[str, Any], e: Array, data: Sequence[Any]) -> Array:
+        """Bound on the error of log densities of binary data that are computed from probabilities."""
+        env, total = self._env_at(hyper, e, data), jnp.zeros(())
+        for name, traced in self._trace.factors.items():
+            if name not in self.predictive and "probs" in traced.parameters and not traced.family.is_joint:
+                atoms = [traced.parameters["probs"], traced.parameters.get("total_count", Constant(1.0)), traced.mask]
+                probability, count, mask = self._program.evaluate(atoms, env)
+                left = jnp.where(mask, 1.0 - probability, 1.0)
+                total = total + jnp.sum(jnp.finfo(left.dtype).eps * count / left)
+        return total
+
     def explain_linearity_error(self, error: float) -> None:
         """Refuse operators that are too far from their adjoints.
 
@@ -381,13 +400,19 @@ def _predictive_sites(
 ) -> tuple[str, ...]:
     out = []
     for site in free:
-        if site.kind != "latent" or site.is_candidate:
+        if site.kind != "latent" or (site.is_candidate and not site.is_masked):
             continue
-        others = [f for n, f in trace.factors.items() if n != site.name]
-        used = program.ancestors(jax.tree.leaves((trace.locations, trace.priors, others)))
-        if not used & set(jax.tree.leaves(given[site.name])):
+        if not _is_used(program, trace, site.name, jax.tree.leaves(given[site.name])):
             out.append(site.name)
     return tuple(out)
+
+
+def _is_used(program: Program, trace: ModelTrace, name: str, atoms: Sequence[Atom]) -> bool:
+    """Whether anything but the prior of a site depends on its values."""
+    priors = [p for n, p in trace.priors.items() if n != name]
+    locations = [a for n, a in trace.locations.items() if n != name]
+    others = [f for n, f in trace.factors.items() if n != name]
+    return bool(program.ancestors(jax.tree.leaves((locations, priors, others))) & set(atoms))
 
 
 def _in_model_order(trace: ModelTrace, sites: Mapping[str, SiteInfo]) -> ModelTrace:

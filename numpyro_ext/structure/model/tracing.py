@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -24,7 +26,7 @@ from ..families import Family, family_of
 from ..program.program import Constant, make_program
 from .execution import ModelCall, check_call, execution_error
 from .plain_sites import PlainSites, to_real
-from .priors import location, mask_of, shift_to_value, unwrap
+from .priors import innovation_shape, is_unweighted, location, mask_of, shift_to_value, unwrap
 from .start_values import initial_value
 
 __all__ = [
@@ -67,6 +69,8 @@ class SiteInfo(NamedTuple):
     """Batch shape that the mask of an observed site covers."""
     full_shape: tuple[int, ...] = ()
     """Shape of the distribution of an observed site."""
+    num_unknowns: int = 0
+    """How many innovations a latent site has, should it join the field."""
     prior: Any = None
     """The distribution of a latent site, until its candidates are marked."""
 
@@ -110,7 +114,7 @@ class _Innovations(Messenger):
         if msg["type"] == "sample" and not msg["is_observed"] and name in self.innovations:
             fn = msg["fn"]
             flat = self.innovations[name]
-            msg["value"] = shift_to_value(fn, jnp.reshape(flat, fn.batch_shape + fn.event_shape))
+            msg["value"] = shift_to_value(fn, jnp.reshape(flat, innovation_shape(fn)))
         elif msg["type"] in ("sample", "param") and not msg.get("is_observed") and name in self.given:
             msg["value"] = self.given[name]
 
@@ -163,6 +167,11 @@ def _factor(site: dict[str, Any]) -> FactorTrace:
         mask = mask[..., None]
         scale = None if scale is None else scale[..., None]
         base, value = dist.Normal(-white, 1.0, validate_args=False), jnp.zeros(())
+    if isinstance(value, jax.core.Tracer):
+        # values joined with imputed ones: that they are in the support was checked, and a check here would hide that
+        # only their difference from the location matters
+        base = copy.copy(base)
+        base._validate_args = False
     log_prob = base.log_prob(value)
     shape = np.broadcast_shapes(jnp.shape(log_prob), shape, mask.shape, () if scale is None else scale.shape)
     mask = jnp.broadcast_to(mask, shape)
@@ -283,14 +292,18 @@ def _run_compiled(run: Callable[..., Any], *args: Any) -> Any:
 
 
 def mark_candidates(sites: Mapping[str, SiteInfo], is_candidate: Callable[[Any], bool]) -> dict[str, SiteInfo]:
-    """The sites, with those latent ones marked that may join the field of a form: not masked, of a family it takes.
+    """The sites, with those latent ones marked that may join the field of a form: of a family that it takes, and not
+    masked (or wholly, as imputation does: then they are flat).
 
     :param is_candidate: which distributions the form takes.
     """
     # A prior may hold a large covariance: a reading keeps its sites, so it is let go.
     return {
         name: site._replace(
-            is_candidate=site.kind == "latent" and not site.is_masked and is_candidate(site.prior), prior=None
+            is_candidate=site.kind == "latent"
+            and (not site.is_masked or is_unweighted(site.prior))
+            and is_candidate(site.prior),
+            prior=None,
         )
         for name, site in sites.items()
     }
@@ -340,6 +353,7 @@ def _inspect(name: str, site: dict[str, Any]) -> SiteInfo:
         is_masked=is_masked,
         transform=None if is_discrete else biject_to(fn.support),
         init=value,
+        num_unknowns=math.prod(innovation_shape(fn)),
     )
 
 

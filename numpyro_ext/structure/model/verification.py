@@ -23,6 +23,7 @@ __all__ = ["check_form", "log_densities"]
 
 _COMPILED = Recent(64)
 _SPREADS = (0.1, 0.5, 1.0)
+_MOST_HALVINGS = 12
 
 
 def log_densities(reading: ModelReading, rng_key: Array, spreads: tuple[float, ...] = _SPREADS) -> np.ndarray:
@@ -34,7 +35,11 @@ def log_densities(reading: ModelReading, rng_key: Array, spreads: tuple[float, .
 
 
 def _evaluate(reading: ModelReading, rng_key: Array, spreads: tuple[float, ...]) -> np.ndarray:
-    """Both log densities and the error of the operators, one row per point."""
+    """Both log densities and the error of the operators, one row per point.
+
+    Probabilities near one have lost the digits of the log of what is left to one, so a point at which the reference
+    has is brought nearer to the centre of the prior.
+    """
     compiled, reference_data = _compile(reading, rng_key)
     rows = []
     # NumPy draws without compiling anything.
@@ -42,8 +47,20 @@ def _evaluate(reading: ModelReading, rng_key: Array, spreads: tuple[float, ...])
     for number, spread in enumerate(spreads):
         noise = _noise(reading, rng, 0.0 if number == 0 else 0.1)
         white = np.asarray(spread * rng.standard_normal(reading.num_columns), jnp.result_type(float))
-        rows.append(compiled(reading.initial_hyper(), noise, white, reading.data, reference_data))
+        for halvings in range(_MOST_HALVINGS):
+            point = white * 0.5**halvings
+            *found, rounding = compiled(reading.initial_hyper(), noise, point, reading.data, reference_data)
+            if halvings == 0:
+                rows.append(found)
+            if not rounding > 0.1 * _tolerance() * (1.0 + abs(found[1])):
+                rows[-1] = found
+                break
     return np.asarray(rows)
+
+
+def _tolerance() -> float:
+    """Relative difference of two log densities that is no rounding."""
+    return 1e-7 if jnp.result_type(float) == np.float64 else 2e-3
 
 
 def check_form(reading: ModelReading, rng_key: Array) -> None:
@@ -59,7 +76,7 @@ def check_form(reading: ModelReading, rng_key: Array) -> None:
     if not linearity_error < np.sqrt(np.finfo(found.dtype).eps):
         reading.explain_linearity_error(linearity_error)
     form, numpyro_value = found.T
-    tolerance = 1e-7 if found.dtype == np.float64 else 2e-3
+    tolerance = _tolerance()
     both_finite = np.isfinite(form) & np.isfinite(numpyro_value)
     difference = np.where(both_finite, form, 0.0) - np.where(both_finite, numpyro_value, 0.0)
     close = np.abs(difference) <= tolerance * (1.0 + np.abs(np.where(both_finite, numpyro_value, 0.0)))
@@ -114,7 +131,8 @@ def _compile(reading: ModelReading, rng_key: Array) -> tuple[Any, Any]:
         env = dict(zip(program.inputs, leaves, strict=True))
         env |= dict(zip(program.constants, reference_data, strict=True))
         (expected,) = program.evaluate([output], env)
-        return skeleton.log_joint(hyper, e, data), expected, skeleton.linearity_error(hyper, data)
+        errors = skeleton.linearity_error(hyper, data), skeleton.reference_rounding(hyper, e, data)
+        return skeleton.log_joint(hyper, e, data), expected, *errors
 
     key = (reading.structure_key, program.fingerprint())
     is_small = holds_little((reading.data, reference_data))

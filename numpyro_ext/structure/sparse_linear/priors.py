@@ -14,7 +14,7 @@ from ...linalg.operators.operator import LinearOperator
 from ...potentials.trees.forest import Forest
 from ...potentials.trees.mixture import TreeParameters
 from ..families import IDENTITY, Observations, family_of
-from ..model.priors import unwrap
+from ..model.priors import is_unweighted, unwrap
 
 __all__ = ["SparsePrior", "is_sparse", "join", "join_forests", "sparse_prior"]
 
@@ -36,7 +36,8 @@ def is_sparse(fn: Any) -> bool:
     if isinstance(base, AnalysisPrior):
         return fn.batch_shape == () and is_sparse(base.prior)
     family = family_of(base)
-    return (family is not None and family.is_sparse_prior) or (_has_forest(base) and fn.batch_shape == ())
+    is_product = family is not None and family.is_sparse_prior and not is_unweighted(fn)
+    return is_product or (_has_forest(base) and fn.batch_shape == ())
 
 
 def _has_forest(base: Any) -> bool:

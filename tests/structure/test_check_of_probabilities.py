@@ -1,0 +1,60 @@
+"""The check of what was read where NumPyro has lost digits: sound models pass it, misread ones do not."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from jax.scipy.stats import norm
+
+from numpyro_ext.structure import ModelStructureError, Reason, read_latent_gaussian
+from numpyro_ext.structure.model.verification import check_form
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(40, 3))
+Y = np.arange(40) % 4 // 2
+KEYS = [jax.random.key(number) for number in range(10)]
+
+
+def probit(x, y, scale):
+    b = numpyro.sample("b", dist.Normal(0, scale).expand([3]))
+    numpyro.sample("y", dist.Bernoulli(probs=norm.cdf(x @ b)), obs=y)
+
+
+def logistic_counts(x, y, scale):
+    b = numpyro.sample("b", dist.Normal(0, scale).expand([3]))
+    numpyro.sample("y", dist.Binomial(50, jax.nn.sigmoid(x @ b)), obs=50 * y)
+
+
+def flipped(x):
+    return np.where(np.arange(3) == 1, -x, x)
+
+
+def shuffled(x):
+    return x[np.r_[2, 1, 0, 3 : len(x)]]  # rows of unlike outcomes
+
+
+@pytest.mark.parametrize("model", [probit, logistic_counts])
+@pytest.mark.parametrize("scale", [jnp.float32(0.3), 3.0, 5.0, 20.0, 300.0])
+def test_sound_models_pass_and_planted_errors_do_not(model, scale):
+    right = read_latent_gaussian(model, (X, Y, scale), check=False)
+    wrong = [read_latent_gaussian(model, (change(X), Y, scale), check=False) for change in (flipped, shuffled)]
+    for reading in wrong:  # what was read is of other arguments than what NumPyro is given
+        reading.args = right.args
+    for key in KEYS:
+        check_form(right, key)
+        for reading in wrong:
+            with pytest.raises(ModelStructureError) as caught:
+                check_form(reading, key)
+            assert caught.value.reason is Reason.MISREAD
+
+
+def test_a_sign_of_one_row_is_found_where_others_are_saturated():
+    x = np.concatenate([X, [[0.0, 0.0, 0.02]]])
+    y = np.append(Y, 1)
+    reading = read_latent_gaussian(probit, (np.concatenate([X, -x[-1:]]), y, 5.0), check=False)
+    reading.args = (x, y, 5.0)
+    for key in KEYS:
+        with pytest.raises(ModelStructureError, match="misread"):
+            check_form(reading, key)
