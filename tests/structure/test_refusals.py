@@ -161,7 +161,7 @@ def test_refusal_names_the_site_and_the_way_out(name: str) -> None:
         ("no data", Reason.DATA, None),
         ("negative counts", Reason.DATA, "y"),
         ("wrong number of columns", Reason.EXECUTION, None),
-        ("product of latents", Reason.STRUCTURE, None),
+        ("product of latents", Reason.STRUCTURE, "y"),
         ("discrete latent", Reason.STRUCTURE, "k"),
         ("scaled latent", Reason.STRUCTURE, "f"),
         ("local latent that is not Gaussian", Reason.STRUCTURE, "w"),

@@ -76,9 +76,10 @@ def location(fn: Any) -> Array:
 
 def innovation_shape(fn: Any) -> tuple[int, ...]:
     """Shape of the innovation of a Gaussian site: that of its values, less what a sum of zero takes away."""
-    base, shape = unwrap(fn), fn.batch_shape + fn.event_shape
+    base = unwrap(fn)
+    shape: tuple[int, ...] = fn.batch_shape + fn.event_shape
     if isinstance(base, dist.ZeroSumNormal):
-        return shape[: len(shape) - base.event_dim] + base.base_dist.event_shape
+        return *shape[: len(shape) - base.event_dim], *base.base_dist.event_shape
     return shape
 
 
@@ -88,7 +89,7 @@ def shift_to_value(fn: Any, innovation: Array) -> Array:
     if isinstance(base, dist.GaussianRandomWalk):
         return jnp.cumsum(innovation, axis=-1)
     if isinstance(base, dist.ZeroSumNormal):
-        return base.transforms[0](innovation)
+        return jnp.asarray(base.transforms[0](innovation))
     return location(fn) + innovation
 
 
