@@ -101,7 +101,7 @@ def latent_variable_process(y):
 @published(
     "NumPyro: Bayesian neural network",
     _spikes,
-    refusal=Refusal(Reason.STRUCTURE, None, "hyperparameter|predictors|product"),
+    refusal=Refusal(Reason.STRUCTURE, "y", "120 predictors"),
 )
 def neural_network(x, y):
     w1 = numpyro.sample("w1", dist.Normal(jnp.zeros((6, 10)), 1))
