@@ -22,6 +22,7 @@ def plot_engines(results: Sequence[Result], path: Path) -> None:
     """How far each engine is from NUTS, and its seconds: a first fit and, at the other end of the line, the next."""
     figure, axes = plt.subplots(1, 3, figsize=(11.0, 3.8), sharex=True, sharey=True, layout="constrained")
     for axis, (nonlinearity, colour) in zip(axes, _COLOURS.items(), strict=True):
+        labelled: list[np.ndarray] = []
         for result in results:
             if result.nonlinearity != nonlinearity or result.draws is None:
                 continue
@@ -33,7 +34,10 @@ def plot_engines(results: Sequence[Result], path: Path) -> None:
             axis.plot([later, first], [result.sd_gap] * 2, color=colour, lw=1, alpha=0.5)
             axis.plot(later, result.sd_gap, "o", color=colour, ms=6)
             axis.plot(first, result.sd_gap, "o", color="white", mec=colour, ms=6)
-            label = {"xytext": (0, 6), "textcoords": "offset points", "fontsize": 8, "ha": "center"}
+            here = np.array([np.log10(later), 30.0 * result.sd_gap])
+            level = sum(bool(np.max(np.abs(here - there)) < 0.4) for there in labelled)
+            labelled.append(here)
+            label = {"xytext": (0, 6 + 10 * level), "textcoords": "offset points", "fontsize": 8, "ha": "center"}
             axis.annotate(result.engine, (later, result.sd_gap), **label)
         axis.set(xscale="log", xlabel="seconds (● next fit, ○ first fit)")
         axis.set_title(f"{nonlinearity} link", loc="left", fontsize=11)
