@@ -17,10 +17,11 @@ from ...linalg.gaussian.prior import CovariancePrior, PrecisionPrior
 from ..conflict import Conflict
 from ..errors import ModelStructureError
 from ..program.degrees import Degree, Degrees, classify
-from ..program.program import Atom, Constant, Program, make_program
+from ..program.program import Atom, Constant, make_program
 from .execution import ModelCall, describe_arguments, line_of_model
 from .priors import colour
-from .tracing import ModelTrace, SiteInfo, trace_with_innovations
+from .tracing import SiteInfo, trace_with_innovations
+from .unused_sites import is_used, unused_sites
 from .validation import can_be_scored
 
 __all__ = ["HyperSite", "ModelReading"]
@@ -83,16 +84,15 @@ class ModelReading(ABC):
                 f"was given {describe_arguments(call)}. "
                 f"JAX says{line_of_model(error, call.model)}: {str(error).splitlines()[0]}"
             ) from error
-        self._trace = _in_model_order(self._trace, sites)
-        structure = jax.tree.structure((innovations, given))
-        inputs, self._given = jax.tree.unflatten(structure, self._program.inputs)
+        self._trace = self._trace.in_order(sites)
+        inputs, self._given = jax.tree.unflatten(jax.tree.structure((innovations, given)), self._program.inputs)
         self._field = {n: (inputs[n], sizes[n]) for n in self.field}
         ends = dict(zip(self.field, np.cumsum(list(sizes.values())).tolist(), strict=True))
         self._columns = {n: slice(end - sizes[n], end) for n, end in ends.items()}
         self.data: Sequence[Any] = self._program.data
-        self.predictive = _predictive_sites(self._program, self._trace, self._given, free)
+        self.predictive = unused_sites(self._program, self._trace, self._given, free)
         for name in self.field:
-            if sites[name].is_masked and not _is_used(self._program, self._trace, name, [inputs[name]]):
+            if sites[name].is_masked and not is_used(self._program, self._trace, name, [inputs[name]]):
                 raise Conflict(f"site '{name}' is masked, and nothing depends on it.", frozenset([name]), name)
         self.hyper = {
             s.name: HyperSite(s.shape, s.transform, s.kind == "param", s.init)
@@ -393,31 +393,6 @@ class ModelReading(ABC):
     def describe(self) -> str:
         """The split and what was recognised, one line each."""
         return "\n".join(self._describe_sites())
-
-
-def _predictive_sites(
-    program: Program, trace: ModelTrace, given: Mapping[str, Any], free: Sequence[SiteInfo]
-) -> tuple[str, ...]:
-    out = []
-    for site in free:
-        if site.kind != "latent" or (site.is_candidate and not site.is_masked):
-            continue
-        if not _is_used(program, trace, site.name, jax.tree.leaves(given[site.name])):
-            out.append(site.name)
-    return tuple(out)
-
-
-def _is_used(program: Program, trace: ModelTrace, name: str, atoms: Sequence[Atom]) -> bool:
-    """Whether anything but the prior of a site depends on its values."""
-    priors = [p for n, p in trace.priors.items() if n != name]
-    locations = [a for n, a in trace.locations.items() if n != name]
-    others = [f for n, f in trace.factors.items() if n != name]
-    return bool(program.ancestors(jax.tree.leaves((locations, priors, others))) & set(atoms))
-
-
-def _in_model_order(trace: ModelTrace, sites: Mapping[str, SiteInfo]) -> ModelTrace:
-    # passing through a trace sorts dictionaries by name
-    return ModelTrace(*({n: part[n] for n in sites if n in part} for part in trace))
 
 
 def _transform_key(transform: Any) -> tuple[Any, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -99,6 +99,11 @@ class ModelTrace(NamedTuple):
     priors: dict[str, Any]
     factors: dict[str, FactorTrace]
     values: dict[str, Any]
+
+    def in_order(self, names: Iterable[str]) -> ModelTrace:
+        """The same in the order of the model: passing through a trace sorts dictionaries by name."""
+        names = list(names)
+        return ModelTrace(*({n: part[n] for n in names if n in part} for part in self))
 
 
 class _Innovations(Messenger):

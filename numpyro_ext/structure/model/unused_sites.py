@@ -1,0 +1,37 @@
+"""Latent sites that nothing depends on, such as those that ``obs_mask`` makes: they integrate to one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+
+from ..program.program import Atom, Program
+from .tracing import ModelTrace, SiteInfo
+
+__all__ = ["is_used", "unused_sites"]
+
+
+def unused_sites(
+    program: Program, trace: ModelTrace, given: Mapping[str, Any], free: Sequence[SiteInfo]
+) -> tuple[str, ...]:
+    """Names of the sites among ``free`` that can be left out of a fit and drawn by the model afterwards.
+
+    :param given: the atoms of each site.
+    """
+    out = []
+    for site in free:
+        if site.kind != "latent" or (site.is_candidate and not site.is_masked):
+            continue
+        if not is_used(program, trace, site.name, jax.tree.leaves(given[site.name])):
+            out.append(site.name)
+    return tuple(out)
+
+
+def is_used(program: Program, trace: ModelTrace, name: str, atoms: Sequence[Atom]) -> bool:
+    """Whether anything but the prior of a site depends on its values."""
+    priors = [p for n, p in trace.priors.items() if n != name]
+    locations = [a for n, a in trace.locations.items() if n != name]
+    others = [f for n, f in trace.factors.items() if n != name]
+    return bool(program.ancestors(jax.tree.leaves((locations, priors, others))) & set(atoms))
