@@ -61,8 +61,9 @@ def test_there_are_sixty_models_of_four_projects():
 
 def test_rows_of_a_plate_are_independent_blocks():
     reading = read_latent_gaussian(MODELS["factor_analysis"].model, MODELS["factor_analysis"].data())
-    assert reading._blocks[0].shape == (12, 4)
-    assert reading._blocks[1].shape == (12, 2)
+    blocks = reading.form(reading.initial_hyper()).blocks
+    assert blocks.rows.shape == (12, 4)
+    assert blocks.columns.shape == (12, 2)
 
 
 def test_gathers_stay_sparse():

@@ -115,6 +115,7 @@ class Programs:
             log_prior_fn=lambda values: self._log_prior(data, fixed, values),
             solve_fn=partial(self._algorithm.solve, num_steps=self._num_steps, tol=self._tol),
             log_evidence_fn=self._algorithm.log_evidence,
+            value_fn=lambda info: info.objective,
         )
         return evaluate(values, state)
 

@@ -96,14 +96,15 @@ def evaluation_fn(
     log_prior_fn: Callable[[Array], Array],
     solve_fn: Callable[[Any, Any], tuple[Any, Any]],
     log_evidence_fn: Callable[[Any, Any], Array],
+    value_fn: Callable[[Any], Array | None] = lambda info: None,
 ) -> Callable[[Array, Any], Evaluation]:
     """The objective as a function of the unconstrained vector and of a state to start the field from.
 
     :param form_fn: the form that the algorithm runs on, as a function of the vector.
     :param log_prior_fn: log prior density of the hyperparameters, as a function of the vector.
-    :param solve_fn: ``(form, state) -> (state, info)``, to the fixed point of the field; where the info has an
-        ``objective``, that is the log evidence there.
+    :param solve_fn: ``(form, state) -> (state, info)``, to the fixed point of the field.
     :param log_evidence_fn: ``(form, state) -> scalar`` whose gradient with the state held is that of the log evidence.
+    :param value_fn: maps the info to the log evidence, where the solver knows it, or to ``None``.
     :return: a function ``(vector, state) -> Evaluation``; pure, so that it may be compiled and batched.
     """
 
@@ -111,10 +112,9 @@ def evaluation_fn(
         solved, info = solve_fn(form_fn(values), state)
         solved = jax.lax.stop_gradient(solved)
 
-        # Only the gradient, if the value is known already: of the value it has what it needs.
         log_evidence, slope = jax.value_and_grad(lambda x: log_evidence_fn(form_fn(x), solved))(values)
-        if getattr(info, "objective", None) is not None:
-            log_evidence = info.objective
+        known = value_fn(info)  # of the value, the compiler then leaves what the gradient does not need
+        log_evidence = log_evidence if known is None else known
         log_prior, prior_slope = jax.value_and_grad(log_prior_fn)(values)
         return Evaluation(log_evidence + log_prior, slope + prior_slope, log_evidence, solved, info, slope != 0.0)
 
