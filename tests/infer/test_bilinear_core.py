@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from numpyro_ext.infer.bilinear import loop
+from numpyro_ext.infer.bilinear import loop, steps
 from numpyro_ext.infer.bilinear import sweeps as bg
 from numpyro_ext.infer.bilinear.cells import Block, make_view, sum_cells, sum_values
-from numpyro_ext.infer.bilinear.gauge import gauge_residual, gauge_step
+from numpyro_ext.infer.bilinear.sweeps import gauge_residual, gauge_step
 from numpyro_ext.potentials import PoissonExpPotential, log_expected_exp_product
 from numpyro_ext.structure.bilinear.form import Bilinear, GaussianSide, order_cells
 from tests.infer.bilinear_forms import REFERENCE, factorisation, reference_problem, synthetic_counts
@@ -20,7 +20,7 @@ needs_float64 = pytest.mark.skipif(not jax.config.jax_enable_x64, reason="checks
 BOTH = pytest.mark.float32
 solve = jax.jit(partial(loop.solve, num_sweeps=400, tol=1e-7))
 bound = jax.jit(bg.bound)
-step_side = jax.jit(bg.step_side)
+step_side = jax.jit(steps.step_side)
 init = jax.jit(bg.init, static_argnums=(2, 3))
 margin_of = jax.jit(bg.spectral_margin)
 best_gauge = jax.jit(gauge_step)

@@ -11,7 +11,7 @@ from numpyro_ext.infer import BilinearVG
 from numpyro_ext.infer.bilinear import loop
 from numpyro_ext.infer.bilinear import sweeps as bg
 from numpyro_ext.infer.bilinear.cells import Block
-from numpyro_ext.infer.bilinear.lbfgs import lbfgs_side
+from numpyro_ext.infer.bilinear.steps import lbfgs_side
 from numpyro_ext.models import poisson_factorization
 from tests.infer.bilinear_forms import reference_problem
 

@@ -17,6 +17,7 @@ from ...structure.model.execution import check_key
 from ..front.progress import progress_bar, warn
 from ..front.results import Diagnostics
 from ..front.state import EngineState
+from . import steps
 from . import sweeps as core
 from .cells import Block, Side
 from .engine import BilinearVG
@@ -257,7 +258,7 @@ class _BatchRun:
     def objective(self) -> float:
         """Objective of all batches, each as of its last visit."""
         return float(
-            sum(float(v.objective) for v in self._visited) - jnp.sum(core.divergence(self._shared.block, self._prior))
+            sum(float(v.objective) for v in self._visited) - jnp.sum(steps.divergence(self._shared.block, self._prior))
         )
 
     def finish(self, bound: float, diagnostics: Diagnostics) -> BilinearVG:

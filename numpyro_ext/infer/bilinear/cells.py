@@ -32,6 +32,7 @@ __all__ = [
     "find_tangents",
     "largest_product",
     "make_view",
+    "over_devices",
     "sum_cells",
     "sum_values",
 ]
@@ -324,3 +325,12 @@ def draw_block(block: Block, rng_key: Array) -> Array:
     if block.covariance.ndim == 2:
         return block.mean + jnp.sqrt(block.covariance) * white
     return block.mean + jnp.einsum("eij,ej->ei", cholesky(block.covariance), white)
+
+
+def over_devices(x: Any, axis_name: str | None) -> Any:
+    """The sum over the devices of an axis, within ``shard_map``; ``x`` itself where there is no such axis.
+
+    :param x: array or tree of arrays.
+    :param str axis_name: of the axis of devices.
+    """
+    return x if axis_name is None else jax.lax.psum(x, axis_name)

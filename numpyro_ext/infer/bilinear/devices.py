@@ -17,6 +17,7 @@ from jax import Array
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from ...structure.bilinear.form import Bilinear, GaussianSide
+from . import steps
 from . import sweeps as core
 from .cells import Block
 
@@ -47,7 +48,7 @@ class OneDevice:
 
     _axis_name: str | None = None
 
-    def __init__(self, take_step: Callable[..., tuple[Block, Array, Array, Array]] = core.step_side) -> None:
+    def __init__(self, take_step: Callable[..., tuple[Block, Array, Array, Array]] = steps.step_side) -> None:
         self._take_step = take_step
 
     def _on_devices(self, function: Any, in_specs: Any, out_specs: Any) -> Any:
@@ -63,23 +64,23 @@ class OneDevice:
         return self._on_devices(run, (_FORM, _BY_ROW, _STATE), (_STATE, _EVERYWHERE))(*prepared, state)
 
     def make_feasible(self, prepared: Prepared, rows: Block, columns: Block) -> tuple[Block, Array]:
-        """See :func:`~numpyro_ext.infer.bilinear.sweeps.make_feasible`; the block is that of the rows."""
+        """See :func:`~numpyro_ext.infer.bilinear.steps.make_feasible`; the block is that of the rows."""
 
         def run(views: core.Views, rows: Block, columns: Block) -> tuple[Block, Array]:
-            return core.make_feasible(core.with_tangents(views, rows, columns).rows, rows, columns)
+            return steps.make_feasible(core.with_tangents(views, rows, columns).rows, rows, columns)
 
         specs = (_BY_ROW, _BY_ROW, _EVERYWHERE)
         return self._on_devices(run, specs, (_BY_ROW, _BY_ROW))(prepared.views, rows, columns)
 
     def divergence(self, block: Block, prior: GaussianSide) -> Array:
-        """See :func:`~numpyro_ext.infer.bilinear.sweeps.divergence`; the block is that of the rows."""
-        return self._on_devices(core.divergence, (_BY_ROW, _BY_ROW), _BY_ROW)(block, prior)
+        """See :func:`~numpyro_ext.infer.bilinear.steps.divergence`; the block is that of the rows."""
+        return self._on_devices(steps.divergence, (_BY_ROW, _BY_ROW), _BY_ROW)(block, prior)
 
     def row_objective(self, prepared: Prepared, rows: Block, columns: Block) -> Array:
-        """See :func:`~numpyro_ext.infer.bilinear.sweeps.block_objective`."""
+        """See :func:`~numpyro_ext.infer.bilinear.steps.block_objective`."""
 
         def run(views: core.Views, rows: Block, columns: Block, prior: GaussianSide) -> Array:
-            return core.block_objective(core.with_tangents(views, rows, columns).rows, rows, columns, prior)
+            return steps.block_objective(core.with_tangents(views, rows, columns).rows, rows, columns, prior)
 
         specs = (_BY_ROW, _BY_ROW, _EVERYWHERE, _BY_ROW)
         return self._on_devices(run, specs, _BY_ROW)(prepared.views, rows, columns, prepared.form.rows)

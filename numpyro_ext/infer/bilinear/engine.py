@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, Self, Unpack
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
@@ -16,14 +15,12 @@ from ...structure.bilinear.read import read_bilinear
 from ...structure.bilinear.reading import BilinearReading
 from ..front.checkpoints import read_checkpoint, write_checkpoint
 from ..front.engine import BaseEngine, EngineOptions, check_at_least, check_one_of, check_positive, default_tolerance
-from ..front.failures import at_values
-from ..front.iterations import Iterations, Parts, StepInfo, fit_in_chunks, judge
+from ..front.iterations import Iterations, StepInfo, fit_in_chunks, judge
 from ..front.run import ask
 from ..front.saved_runs import fit_from_content
 from ..front.state import EngineState, Fit, check_init_state, data_digest
 from ..hyper.space import UnconstrainedSpace
 from . import sweeps as core
-from .cells import Block
 from .programs import CHUNK, BilinearPrograms, Solver, compiled_bilinear_programs
 from .run import BilinearRun
 
@@ -33,8 +30,6 @@ Covariance = core.Family
 _WARM_UP = CHUNK
 _RESTARTS = 3
 _MOST_CELLS_RESTARTED = 20_000
-_ROUNDING = 1e3
-"""Errors of the objective, in units of the last place."""
 _ONE_START = (
     "This is the end of a single random start, and the objective has several maxima: other starts are made by default "
     f"up to {_MOST_CELLS_RESTARTED} cells and without a checkpoint, and elsewhere where num_restarts says so."
@@ -212,7 +207,12 @@ class BilinearVG(BaseEngine):
             for number in range(1 + num_restarts):
                 key = jax.random.fold_in(rng_key, number)
                 starts.append((values, programs.init_state(reading.data, space.unpack(values), key), 0))
-        problem = self._problem(reading, space, programs, starts[0][0], digest)
+        options: dict[str, Any] = {
+            "num_steps": self.num_steps,
+            "name": type(self).__name__,
+            "show_bar": self.progress_bar,
+        }
+        problem = programs.iterations(reading.data, space, starts[0][0], digest, **options)
         fits = []
         for values, state, before in starts:
             num_steps = self.num_steps if resumed is None else max(1, self.num_steps - before)
@@ -283,30 +283,6 @@ class BilinearVG(BaseEngine):
                     "where these sites are points: their density grows without limit as a scale goes to zero. Give "
                     f"values (hyper_values={{{learned[0]!r}: ...}}), chosen on held-out counts, or use Gaussians."
                 )
-
-    def _problem(
-        self, reading: Any, space: UnconstrainedSpace, programs: BilinearPrograms, values: Array, digest: str
-    ) -> Iterations:
-        first_arguments = programs.prepare(reading.data, space.fixed, values)
-        return Iterations(
-            solve=lambda *arguments: programs.solve(*first_arguments, *arguments),
-            space=space,
-            parts=_parts,
-            with_parts=_with_parts,
-            digest=digest,
-            tol=self._tolerance(),
-            gain=self._tolerance(),
-            rounding=_ROUNDING * float(jnp.finfo(values.dtype).eps),
-            change="The relative change of the objective",
-            explain=lambda hyper, objective: _explain(programs.form(reading.data, hyper), hyper, objective),
-            num_steps=self.num_steps,
-            chunk=CHUNK,
-            name=type(self).__name__,
-            unit="sweeps",
-            show_bar=self.progress_bar,
-            put=programs.devices.put,
-            get=programs.devices.get,
-        )
 
     def _iterate(
         self,
@@ -390,28 +366,6 @@ class BilinearVG(BaseEngine):
         return BilinearRun(reading, space, result, rng_key, self.num_samples, programs)
 
 
-def _parts(state: core.State) -> Parts:
-    blocks = state.rows, state.columns
-    sizes = [float(np.sqrt(np.mean(np.square(b.mean)) + np.mean(_variances(b)))) or 1.0 for b in blocks]
-    covariances = tuple(b.covariance for b in blocks if b.covariance is not None)
-    squares = [size**2 for size, b in zip(sizes, blocks, strict=True) if b.covariance is not None]
-    return Parts((state.rows.mean, state.columns.mean), covariances, (*sizes, *squares))
-
-
-def _variances(block: Block) -> Any:
-    covariance = np.zeros(1) if block.covariance is None else np.asarray(block.covariance)
-    return covariance if covariance.ndim < 3 else np.diagonal(covariance, axis1=1, axis2=2)
-
-
-def _with_parts(state: core.State, means: tuple[Array, Array], covariances: tuple[Array, ...]) -> core.State:
-    left = iter(covariances)
-    rows, columns = (
-        Block(mean, None if block.covariance is None else next(left))
-        for block, mean in zip((state.rows, state.columns), means, strict=True)
-    )
-    return state._replace(rows=rows, columns=columns)
-
-
 def _best(fits: list[tuple[Fit, StepInfo]], tol: float) -> tuple[Fit, StepInfo]:
     """The fit with the largest objective, which says between which objectives all of them ended.
 
@@ -424,17 +378,3 @@ def _best(fits: list[tuple[Fit, StepInfo]], tol: float) -> tuple[Fit, StepInfo]:
     spread = f"{len(ends)} random starts ended at objectives from {min(ends):.6g} to {max(ends):.6g}; the best is kept."
     messages = (*best.diagnostics.messages, spread)
     return best._replace(diagnostics=best.diagnostics._replace(messages=messages)), info
-
-
-def _explain(form: Any, hyper: dict[str, Array], value: float) -> str:
-    where = at_values(hyper)
-    for what, side in (("rows", form.rows), ("columns", form.columns)):
-        if not bool(jnp.all(jnp.isfinite(side.log_determinant()))):
-            return f"The prior of the {what} is not that of a Gaussian{where}: a scale is zero or not finite."
-    if not bool(jnp.all(jnp.isfinite(form.offset))):
-        return f"The predictor is not finite{where}: check covariates and exposures for NaN and infinity."
-    return (
-        f"The objective is {value}{where}, although data and priors are finite: the rates overflow. Center the "
-        "predictor with an intercept or exposures, give other starting values (init_values), or use float64 "
-        "(numpyro.enable_x64())."
-    )

@@ -28,6 +28,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from ...structure.bilinear import Bilinear, GaussianSide
+from . import steps
 from . import sweeps as core
 from .cells import Block, View
 from .devices import OneDevice, Prepared
@@ -120,7 +121,7 @@ def iterate(
     first = make_form(values)
     rows, row_values = devices.make_feasible(first, state.rows, state.columns)
     cost = jnp.sum(devices.divergence(rows, first.form.rows)) + jnp.sum(
-        core.divergence(state.columns, first.form.columns)
+        steps.divergence(state.columns, first.form.columns)
     )
     objective = first.form.log_constant + jnp.sum(row_values) - cost
     state = state._replace(rows=rows, objective=objective, num_quiet=jnp.minimum(state.num_quiet, 1))
@@ -168,7 +169,7 @@ def fit_side(
 
     def advance(carry: Any) -> Any:
         own, step, before, _, count = carry
-        own, step, after, loss = core.step_side(find_view(own), own, other, prior, step)
+        own, step, after, loss = steps.step_side(find_view(own), own, other, prior, step)
         change = measure(jnp.maximum(jnp.abs(after - before), loss), after)
         return own, step, after, change, count + 1
 

@@ -6,28 +6,32 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 
 from ...compilation.quick_jit import quick_jit
 from ...compilation.recent import Recent
 from ...structure.bilinear.form import Bilinear
-from ..front.iterations import StepInfo
+from ..front.failures import at_values
+from ..front.iterations import Iterations, Parts, StepInfo
 from ..hyper import search as hyper_search
 from ..hyper.space import UnconstrainedSpace
+from . import steps
 from . import sweeps as core
 from .cells import Block, View, draw_block
 from .devices import OneDevice, Prepared, SeveralDevices
-from .lbfgs import lbfgs_side
 from .loop import fit_side, iterate
 
 __all__ = ["CHUNK", "BilinearPrograms", "FoldInfo", "Solver", "compiled_bilinear_programs"]
 
 CHUNK = 10
+_ROUNDING = 1e3
+"""Errors of the objective, in units of the last place."""
 _LEARNING_STEPS = 5
 _COMPILED = Recent(16)
 
 Solver = Literal["natural-gradient", "lbfgs"]
-_SOLVERS = {"natural-gradient": core.step_side, "lbfgs": lbfgs_side}
+_SOLVERS = {"natural-gradient": steps.step_side, "lbfgs": steps.lbfgs_side}
 
 
 class FoldInfo(NamedTuple):
@@ -78,6 +82,45 @@ class BilinearPrograms:
         others = () if on_one_device else self._others
         return compiled_bilinear_programs(reading, space, self.families, self._tol, *others)
 
+    def iterations(
+        self,
+        data: Any,
+        space: UnconstrainedSpace,
+        values: Array,
+        digest: str,
+        *,
+        num_steps: int,
+        name: str,
+        show_bar: bool,
+    ) -> Iterations:
+        """The sweeps over these data as a run makes them, and its judge.
+
+        :param data: of a reading.
+        :param UnconstrainedSpace space: with the values that are given.
+        :param values: unconstrained hyperparameters, at which cells are ordered.
+        :param str digest: of the data.
+        """
+        first_arguments = self.prepare(data, space.fixed, values)
+        return Iterations(
+            solve=lambda *arguments: self.solve(*first_arguments, *arguments),
+            space=space,
+            parts=_parts,
+            with_parts=_with_parts,
+            digest=digest,
+            tol=self._tol,
+            gain=self._tol,
+            rounding=_ROUNDING * float(jnp.finfo(values.dtype).eps),
+            change="The relative change of the objective",
+            explain=lambda hyper, objective: _explain(self.form(data, hyper), hyper, objective),
+            num_steps=num_steps,
+            chunk=CHUNK,
+            name=name,
+            unit="sweeps",
+            show_bar=show_bar,
+            put=self.devices.put,
+            get=self.devices.get,
+        )
+
     def _form(self, data: Any, hyper: dict[str, Array]) -> Bilinear:
         return self._reading.form(hyper, data)
 
@@ -124,7 +167,7 @@ class BilinearPrograms:
             return prepared._replace(form=form)
 
         def total_divergence(form: Bilinear, rows: Block, columns: Block) -> Array:
-            return jnp.sum(devices.divergence(rows, form.rows)) + jnp.sum(core.divergence(columns, form.columns))
+            return jnp.sum(devices.divergence(rows, form.rows)) + jnp.sum(steps.divergence(columns, form.columns))
 
         def log_prior(values: Array) -> Array:
             return reading.log_prior(space.unpack(values, fixed), data)
@@ -137,7 +180,7 @@ class BilinearPrograms:
                 form = prepared.form
                 if not reading.is_design_fixed:
                     value = jnp.sum(devices.row_objective(prepared, state.rows, state.columns))
-                    return form.log_constant + value - jnp.sum(core.divergence(state.columns, form.columns))
+                    return form.log_constant + value - jnp.sum(steps.divergence(state.columns, form.columns))
                 return form.log_constant - total_divergence(form, state.rows, state.columns)
 
             evaluate = hyper_search.evaluation_fn(
@@ -206,7 +249,7 @@ class BilinearPrograms:
         own, prior = (start.rows, form.rows) if is_rows else (start.columns, form.columns)
         views = core.make_views(form, own, held) if is_rows else core.make_views(form, held, own)
         view = views.rows if is_rows else views.columns
-        own, _ = core.make_feasible(view, own, held)
+        own, _ = steps.make_feasible(view, own, held)
 
         def find_view(own: Block) -> View:
             best = core.with_tangents(views, *((own, held) if is_rows else (held, own)))
@@ -227,8 +270,8 @@ class BilinearPrograms:
             measure=lambda gain, values: jnp.max(gain / (1.0 + jnp.abs(values))),
         )
         rows, columns = (own, held) if is_rows else (held, own)
-        steps = (jnp.ones(b.mean.shape[:1], own.mean.dtype) for b in (rows, columns))
-        state = core.State(rows, columns, next(steps), next(steps), jnp.sum(values), jnp.asarray(0))
+        sizes = (jnp.ones(b.mean.shape[:1], own.mean.dtype) for b in (rows, columns))
+        state = core.State(rows, columns, next(sizes), next(sizes), jnp.sum(values), jnp.asarray(0))
         return state, FoldInfo(change < limit, values)
 
 
@@ -244,4 +287,40 @@ def compiled_bilinear_programs(
     key = (reading.structure_key, space.key, families, tol, devices, solver)
     return _COMPILED.get(
         key, lambda: BilinearPrograms(reading.skeleton(), space.skeleton(), families, tol, devices, solver)
+    )
+
+
+def _parts(state: core.State) -> Parts:
+    blocks = state.rows, state.columns
+    sizes = [float(np.sqrt(np.mean(np.square(b.mean)) + np.mean(_variances(b)))) or 1.0 for b in blocks]
+    covariances = tuple(b.covariance for b in blocks if b.covariance is not None)
+    squares = [size**2 for size, b in zip(sizes, blocks, strict=True) if b.covariance is not None]
+    return Parts((state.rows.mean, state.columns.mean), covariances, (*sizes, *squares))
+
+
+def _variances(block: Block) -> Any:
+    covariance = np.zeros(1) if block.covariance is None else np.asarray(block.covariance)
+    return covariance if covariance.ndim < 3 else np.diagonal(covariance, axis1=1, axis2=2)
+
+
+def _with_parts(state: core.State, means: tuple[Array, Array], covariances: tuple[Array, ...]) -> core.State:
+    left = iter(covariances)
+    rows, columns = (
+        Block(mean, None if block.covariance is None else next(left))
+        for block, mean in zip((state.rows, state.columns), means, strict=True)
+    )
+    return state._replace(rows=rows, columns=columns)
+
+
+def _explain(form: Any, hyper: dict[str, Array], value: float) -> str:
+    where = at_values(hyper)
+    for what, side in (("rows", form.rows), ("columns", form.columns)):
+        if not bool(jnp.all(jnp.isfinite(side.log_determinant()))):
+            return f"The prior of the {what} is not that of a Gaussian{where}: a scale is zero or not finite."
+    if not bool(jnp.all(jnp.isfinite(form.offset))):
+        return f"The predictor is not finite{where}: check covariates and exposures for NaN and infinity."
+    return (
+        f"The objective is {value}{where}, although data and priors are finite: the rates overflow. Center the "
+        "predictor with an intercept or exposures, give other starting values (init_values), or use float64 "
+        "(numpyro.enable_x64())."
     )

@@ -1,19 +1,16 @@
-r"""The variational Gaussian approximation of bilinear Poisson models, in closed form (Ko and Khan 2014; Ko 2017, §3.1).
+r"""The variational Gaussian approximation of bilinear models (Ko and Khan 2014; Ko 2017, §3.1): sweeps over both sides.
 
 The posterior is a product of Gaussians, one for each vector of either side, of which each side has a family: ``full``
 covariances, ``diagonal`` ones, or ``point`` estimates. Points on both sides are MAP, points on one are EM, Gaussians on
-both a lower bound of the log evidence. Given one side, the objective separates into strictly concave functions, one
-per vector of the other; each takes a damped natural-gradient step
-
-.. math:: A^{-1} \leftarrow (1 - \rho) A^{-1} + \rho P, \qquad a \leftarrow a + \rho A g,
-
-which is kept only if its own function did not fall, with a step size :math:`\rho` of its own. A point at which an
-expectation does not exist has the value minus infinity, so that no step is ever made to one.
+both a lower bound of the log evidence. After a step of the vectors of either side
+(:mod:`~numpyro_ext.infer.bilinear.steps`) a sweep moves along the directions in which the data is silent,
+:math:`u \to X u`, :math:`v \to M^{-1} X^{-\top} M v`: products stay the same, priors and entropies do not, so the best
+``X`` can be had in closed form without a look at the data. Alternating between the sides is slow in just these
+directions.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
@@ -21,23 +18,23 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from ...linalg.cholesky import cholesky, cholesky_solve, solve_lower
-from ...structure.bilinear import Bilinear, GaussianSide
-from .cells import Block, CellSums, View, find_tangents, largest_product, make_view, sum_cells, sum_values
-from .device_sums import over_devices
-from .gauge import gauge_step
+from ...linalg.cholesky import cholesky, solve_lower
+from ...structure.bilinear.form import Bilinear, GaussianSide
+from .cells import Block, View, find_tangents, largest_product, make_view, over_devices
+from .steps import block_objective, divergence, step_side
 
 __all__ = [
     "Family",
     "Info",
     "State",
     "Views",
-    "block_objective",
     "bound",
+    "gauge_residual",
+    "gauge_step",
     "init",
     "make_views",
+    "relative_change",
     "spectral_margin",
-    "step_side",
     "sweep",
     "with_tangents",
     "without_cells",
@@ -45,10 +42,8 @@ __all__ = [
 
 Family = Literal["full", "diagonal", "point"]
 
-_LOG_2PI = math.log(2.0 * math.pi)
 _INITIAL_VARIANCE = 0.1
 _INITIAL_SPREAD = 0.3
-_MAX_HALVINGS = 60
 
 
 class Views(NamedTuple):
@@ -164,63 +159,6 @@ def _initial_block(prior: GaussianSide, rng_key: Array, family: Family) -> Block
     return Block(mean, variance[:, :, None] * jnp.eye(mean.shape[1], dtype=mean.dtype))
 
 
-def make_feasible(view: View, own: Block, other: Block) -> tuple[Block, Array]:
-    """Halve covariances, and pull means towards zero if that does not help, until every expectation is finite.
-
-    :return: the block, and its expected log factors of shape ``(num,)``; minus infinity where nothing helped.
-    """
-
-    def proceed(carry: tuple[Block, Array, Array]) -> Array:
-        _, values, count = carry
-        return ~jnp.all(jnp.isfinite(values)) & (count < _MAX_HALVINGS)
-
-    def halve(carry: tuple[Block, Array, Array]) -> tuple[Block, Array, Array]:
-        block, values, count = carry
-        # In the first round nothing has been evaluated yet.
-        factor = jnp.where(jnp.isfinite(values) | (count == 0), 1.0, 0.5)
-        covariance = block.covariance
-        if covariance is not None:
-            covariance = covariance * factor.reshape(-1, *(1,) * (covariance.ndim - 1))
-        # By half of the rounds the covariances are negligible.
-        pull = jnp.where(count >= _MAX_HALVINGS // 2, factor, 1.0) if covariance is not None else factor
-        block = Block(block.mean * pull[:, None], covariance)
-        return block, sum_values(view, block, other), count + 1
-
-    start = own, jnp.full(own.mean.shape[:1], -jnp.inf, own.mean.dtype), jnp.asarray(0)
-    block, values, _ = lax.while_loop(proceed, halve, start)
-    return block, values
-
-
-def divergence(block: Block, prior: GaussianSide) -> Array:
-    """Kullback-Leibler divergence of each vector from its prior, or minus its log prior density if it is a point.
-
-    :return: shape ``(num,)``.
-    """
-    if block.covariance is None:
-        return -prior.log_density(block.mean)
-    residual, size = block.mean - prior.mean, block.mean.shape[1]
-    if block.covariance.ndim == 3:
-        factor = cholesky(block.covariance)
-        log_determinant = 2.0 * jnp.sum(jnp.log(jnp.diagonal(factor, axis1=-2, axis2=-1)), -1)
-        variance = jnp.diagonal(block.covariance, axis1=-2, axis2=-1)
-    else:
-        variance = block.covariance
-        log_determinant = jnp.sum(jnp.log(variance), -1)
-    if prior.precision.ndim == 2:
-        trace = jnp.sum(prior.precision * variance, -1)
-    elif block.covariance.ndim == 2:
-        trace = jnp.sum(jnp.diagonal(prior.precision, axis1=-2, axis2=-1) * variance, -1)
-    else:
-        trace = jnp.sum(prior.precision * block.covariance, (-2, -1))
-    quadratic = trace + prior.quadratic(residual) - size
-    return prior.weighted(0.5 * (quadratic - prior.log_determinant() - log_determinant))
-
-
-def block_objective(view: View, own: Block, other: Block, prior: GaussianSide) -> Array:
-    """The part of the objective that belongs to each vector of ``own``, shape ``(num,)``."""
-    return sum_values(view, own, other) - divergence(own, prior)
-
-
 def bound(form: Bilinear, rows: Block, columns: Block, views: Views | None = None) -> Array:
     """The objective: with Gaussians on both sides a lower bound of the log evidence (eq. (8) of Ko and Khan, with its
     constants), with points the log joint density at them, expected over the other side.
@@ -230,70 +168,6 @@ def bound(form: Bilinear, rows: Block, columns: Block, views: Views | None = Non
     views = with_tangents(make_views(form, rows, columns) if views is None else views, rows, columns)
     value = jnp.sum(block_objective(views.rows, rows, columns, form.rows))
     return form.log_constant + value - jnp.sum(divergence(columns, form.columns))
-
-
-def _natural_step(own: Block, prior: GaussianSide, sums: CellSums, step: Array) -> Block:
-    """Every vector one damped step, by its step size."""
-    slope = sums.slope - prior.apply(own.mean - prior.mean)
-    precision = sums.precision
-    if precision.ndim == 2:
-        diagonal = prior.precision
-        diagonal = diagonal if diagonal.ndim == 2 else jnp.diagonal(diagonal, axis1=-2, axis2=-1)
-        precision = precision + diagonal
-        if own.covariance is None:
-            return Block(own.mean + step[:, None] * slope / precision, None)
-        variance = 1.0 / ((1.0 - step[:, None]) / own.covariance + step[:, None] * precision)
-        return Block(own.mean + step[:, None] * variance * slope, variance)
-    own_prior = prior.precision
-    if own_prior.ndim == 2:
-        own_prior = own_prior[:, :, None] * jnp.eye(own_prior.shape[-1], dtype=own_prior.dtype)
-    precision = precision + own_prior
-    if own.covariance is None:
-        return Block(own.mean + step[:, None] * cholesky_solve(cholesky(precision), slope), None)
-    weight = step[:, None, None]
-    mixed = (1.0 - weight) * _inverse(own.covariance) + weight * precision
-    covariance = _inverse(mixed)
-    return Block(own.mean + step[:, None] * (covariance @ slope[..., None])[..., 0], covariance)
-
-
-def _inverse(matrix: Array) -> Array:
-    identity = jnp.broadcast_to(jnp.eye(matrix.shape[-1], dtype=matrix.dtype), matrix.shape)
-    half = solve_lower(cholesky(matrix), identity)
-    return half.swapaxes(-1, -2) @ half
-
-
-def step_side(
-    view: View, own: Block, other: Block, prior: GaussianSide, step: Array, *, axis_name: str | None = None
-) -> tuple[Block, Array, Array, Array]:
-    """Try a step of every vector of one side, the other being held.
-
-    :param view: the cells in the order of this side.
-    :param own: the vectors that move.
-    :param other: those that are held.
-    :param prior: of the vectors that move.
-    :param step: their step sizes, shape ``(num,)``.
-    :param str axis_name: of the axis of devices between which the cells of each vector are divided, if they are.
-    :return: the new vectors, their new step sizes, their objectives, and what each would have lost by its step: zero
-        for those that took it.
-
-    Cost: one pass over the cells with slopes and one for the values.
-    """
-    sums = over_devices(sum_cells(view, own, other), axis_name)
-    before = sums.value - divergence(own, prior)
-    trial = _natural_step(own, prior, sums, step)
-    after = over_devices(sum_values(view, trial, other), axis_name) - divergence(trial, prior)
-    # Near the optimum the gain is below rounding, and the step must still be taken.
-    slack = 10 * jnp.finfo(before.dtype).eps * (1.0 + jnp.abs(before) + jnp.abs(sums.value))
-    moved = after >= before - slack
-    block = Block(
-        jnp.where(moved[:, None], trial.mean, own.mean),
-        None
-        if trial.covariance is None or own.covariance is None
-        else jnp.where(moved.reshape(-1, *(1,) * (own.covariance.ndim - 1)), trial.covariance, own.covariance),
-    )
-    loss = jnp.where(jnp.isfinite(before) & jnp.isfinite(after), before - after, jnp.inf)
-    new_step = jnp.where(moved, jnp.minimum(1.0, 2.0 * step), 0.5 * step)
-    return block, new_step, jnp.where(moved, after, before), jnp.where(moved, 0.0, loss)
 
 
 def sweep(
@@ -356,3 +230,149 @@ def spectral_margin(form: Bilinear, state: State) -> Array:
     :math:`\operatorname{Cov}(u) \operatorname{Cov}(M v)` over all cells with data."""
     views = make_views(form, state.rows, state.columns)
     return 1.0 - largest_product(views.rows, state.rows, state.columns)
+
+
+def gauge_step(form: Bilinear, rows: Block, columns: Block, *, axis_name: str | None = None) -> tuple[Block, Block]:
+    r"""The best ``X``: any matrix if the priors of the paired components are isotropic and independent, and the
+    covariances full or points; else a diagonal one.
+
+    With :math:`P = \sum_r E u u^\top / \sigma_u^2`, :math:`Q` likewise and ``n`` the difference in the numbers of
+    vectors that have a covariance, it maximises
+    :math:`-\tfrac12 \operatorname{tr} X P X^\top - \tfrac12 \operatorname{tr} X^{-\top} Q X^{-1} + n \log |X|`.
+
+    Where the transformation does not apply (no paired components, linear terms or prior means in them, a coupling that
+    differs between cells or priors correlated beyond them), it is the identity.
+
+    :param Bilinear form: the model.
+    :param Block rows: posterior of the rows.
+    :param Block columns: of the columns.
+    :param str axis_name: of the axis of devices between which the rows are divided, if they are.
+    :return: both, transformed.
+    """
+    k = _num_paired(form)
+    if k == 0:
+        return rows, columns
+    scale = form.coupling[0]
+    row_moment, column_moment = _second_moment(rows, form.rows, k), _second_moment(columns, form.columns, k)
+    row_precision, column_precision = _paired_precision(form.rows, k), _paired_precision(form.columns, k)
+    num_rows = over_devices(_num_entropies(rows, form.rows), axis_name)
+    excess = jnp.asarray(num_rows - _num_entropies(columns, form.columns), rows.mean.dtype)
+    # per component, with precisions of their own
+    p = over_devices(jnp.einsum("ek,ekk->k", row_precision, row_moment), axis_name)
+    q = jnp.einsum("ek,ekk->k", column_precision, column_moment)
+    stretch = _positive_root(p, q, excess)
+    transform = jnp.diag(jnp.sqrt(stretch))
+    if all(b.covariance is None or b.covariance.ndim == 3 for b in (rows, columns)):
+        full = _best_transform(
+            row_precision[0, 0] * over_devices(jnp.sum(row_moment, 0), axis_name),
+            column_precision[0, 0] * jnp.sum(column_moment, 0),
+            excess,
+        )
+        is_isotropic = _is_constant(row_precision, axis_name) & _is_constant(column_precision) & _is_constant(scale)
+        transform = jnp.where(is_isotropic & jnp.all(jnp.isfinite(full)), full, transform)
+    applies = _applies(form, k, axis_name) & jnp.all(jnp.isfinite(transform))
+    transform = jnp.where(applies, transform, jnp.eye(k, dtype=transform.dtype))
+    inverse = jnp.linalg.inv(transform).T
+    back = inverse * (scale[None, :] / scale[:, None])
+    return _transformed(rows, transform), _transformed(columns, jnp.where(applies, back, jnp.eye(k, dtype=back.dtype)))
+
+
+def gauge_residual(form: Bilinear, rows: Block, columns: Block) -> Array:
+    r"""Largest entry of :math:`(P - n_u I) - (Q - n_v I)`, zero at an optimum if the priors are isotropic.
+
+    Of the diagonal only, where covariances are diagonal.
+    """
+    k = _num_paired(form)
+    p = _paired_precision(form.rows, k)[0, 0] * jnp.sum(_second_moment(rows, form.rows, k), 0)
+    q = _paired_precision(form.columns, k)[0, 0] * jnp.sum(_second_moment(columns, form.columns, k), 0)
+    excess = _num_entropies(rows, form.rows) - _num_entropies(columns, form.columns)
+    residual = p - q - excess * jnp.eye(k, dtype=p.dtype)
+    is_full = all(b.covariance is None or b.covariance.ndim == 3 for b in (rows, columns))
+    return jnp.max(jnp.abs(residual if is_full else jnp.diagonal(residual)))
+
+
+def _num_paired(form: Bilinear) -> int:
+    """Number of components that may be transformed; zero if it is known beforehand that none may."""
+    if not form.is_paired or form.coupling.shape[0] != 1:
+        return 0
+    return form.coupling.shape[-1]
+
+
+def _num_entropies(block: Block, prior: GaussianSide) -> int | Array:
+    if block.covariance is None:
+        return 0
+    return block.mean.shape[0] if prior.weight is None else jnp.sum(prior.weight)
+
+
+def _second_moment(block: Block, prior: GaussianSide, k: int) -> Array:
+    """Second moments of the first ``k`` components of each vector, ``(num, k, k)``; zero for those not used."""
+    mean = block.mean[:, :k]
+    moment = mean[:, :, None] * mean[:, None, :]
+    if block.covariance is not None and block.covariance.ndim == 2:
+        moment += block.covariance[:, :k, None] * jnp.eye(k, dtype=mean.dtype)
+    elif block.covariance is not None:
+        moment += block.covariance[:, :k, :k]
+    return moment if prior.weight is None else prior.weight[:, None, None] * moment
+
+
+def _paired_precision(prior: GaussianSide, k: int) -> Array:
+    if prior.precision.ndim == 2:
+        return prior.precision[:, :k]
+    return jnp.diagonal(prior.precision, axis1=-2, axis2=-1)[:, :k]
+
+
+def _is_constant(x: Array, axis_name: str | None = None) -> Array:
+    """On all devices of the axis."""
+    least, most = jnp.min(x), jnp.max(x)
+    if axis_name is not None:
+        least, most = lax.pmin(least, axis_name), lax.pmax(most, axis_name)
+    return most - least <= 8 * jnp.finfo(x.dtype).eps * jnp.maximum(jnp.abs(least), jnp.abs(most))
+
+
+def _applies(form: Bilinear, k: int, axis_name: str | None) -> Array:
+    """Whether nothing but the products and independent priors with mean zero know of the paired components."""
+    num_hindrances = [over_devices(_num_hindrances(form.rows, k), axis_name), _num_hindrances(form.columns, k)]
+    num_hindrances += [jnp.sum(linear[:, :k] != 0.0) for linear in (form.row_linear, form.column_linear)]
+    return jnp.all(form.coupling != 0.0) & (sum(num_hindrances) == 0)
+
+
+def _num_hindrances(prior: GaussianSide, k: int) -> Array:
+    """How many means of the first components are not zero, and how many of their correlations."""
+    found = jnp.sum(prior.mean[:, :k] != 0.0)
+    if prior.precision.ndim == 3:
+        others = prior.precision[:, :k, :] * (1.0 - jnp.eye(k, prior.precision.shape[-1]))
+        found += jnp.sum(others != 0.0)
+    return found
+
+
+def _best_transform(p: Array, q: Array, excess: Array) -> Array:
+    r"""With :math:`P = R R^\top` and :math:`R^\top Q R = W \operatorname{diag}(e) W^\top` it is, up to
+    rotations, :math:`\operatorname{diag}(\sqrt s) W^\top R^{-1}`, where ``s`` solves a quadratic equation.
+    """
+    root = cholesky(p)
+    eigenvalues, vectors = jnp.linalg.eigh(root.T @ q @ root)
+    stretch = _positive_root(jnp.ones_like(eigenvalues), jnp.maximum(eigenvalues, 0.0), excess)
+    inverse = solve_lower(root, jnp.eye(p.shape[0], dtype=p.dtype))
+    transform = jnp.sqrt(stretch)[:, None] * (vectors.T @ inverse)
+    # Among those that differ by a rotation the symmetric one, which is the identity at the optimum.
+    _, singular_values, right = jnp.linalg.svd(transform)
+    return right.T @ (singular_values[:, None] * right)
+
+
+def _positive_root(p: Array, q: Array, excess: Array) -> Array:
+    """The positive ``s`` with ``p s^2 - excess s - q = 0``."""
+    root = jnp.sqrt(excess**2 + 4.0 * p * q)
+    # of two equal expressions the one that does not subtract
+    return jnp.where(excess > 0.0, (excess + root) / (2.0 * p), 2.0 * q / (root - jnp.minimum(excess, 0.0)))
+
+
+def _transformed(block: Block, transform: Array) -> Block:
+    """The first components times a matrix; it is diagonal where the components are independent."""
+    k, size = transform.shape[0], block.mean.shape[1]
+    mean = block.mean.at[:, :k].set(block.mean[:, :k] @ transform.T)
+    if block.covariance is None:
+        return Block(mean, None)
+    if block.covariance.ndim == 2:
+        return Block(mean, block.covariance.at[:, :k].multiply(jnp.diagonal(transform) ** 2))
+    whole = jnp.eye(size, dtype=transform.dtype).at[:k, :k].set(transform)
+    return Block(mean, whole @ block.covariance @ whole.T)

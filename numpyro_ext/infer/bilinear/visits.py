@@ -20,6 +20,7 @@ from jax import Array, lax
 
 from ...linalg.cholesky import cholesky, cholesky_solve
 from ...structure.bilinear.form import Bilinear, GaussianSide
+from . import steps
 from . import sweeps as core
 from .cells import Block, Side, View, sum_cells
 from .loop import fit_side
@@ -152,7 +153,7 @@ def visit_batch(
     Cost: at most some 20 passes over the cells.
     """
     own_view, shared_view, own_prior = prepared.own_view, prepared.shared_view, prepared.own_prior
-    own, values = core.make_feasible(own_view, visited.own, shared.block)
+    own, values = steps.make_feasible(own_view, visited.own, shared.block)
 
     own, own_step, values, _ = fit_side(
         lambda own: own_view,
@@ -160,7 +161,7 @@ def visit_batch(
         shared.block,
         own_prior,
         visited.own_step,
-        values - core.divergence(own, own_prior),
+        values - steps.divergence(own, own_prior),
         num_steps=_OWN_STEPS,
         tol=_OWN_TOL,
         measure=lambda gain, values: jnp.sum(gain) / (1.0 + jnp.abs(jnp.sum(values))),
@@ -171,7 +172,7 @@ def visit_batch(
     others = GaussianSide(cholesky_solve(cholesky(precision), shift), precision)
 
     def move_shared(_: int, carry: tuple[Block, Array]) -> tuple[Block, Array]:
-        return core.step_side(shared_view, carry[0], own, others, carry[1])[:2]
+        return steps.step_side(shared_view, carry[0], own, others, carry[1])[:2]
 
     block, step = lax.fori_loop(0, jnp.where(moves_shared, _SHARED_STEPS, 0), move_shared, (shared.block, shared.step))
     sums = sum_cells(shared_view, block, own, with_matrix=True)
