@@ -88,7 +88,10 @@ def test_several_starts_by_default(monkeypatch):
     expected = f"4 random starts ended at objectives from {ends[0]:.6g} to {ends[1]:.6g}; the best is kept."
     assert several.diagnostics.messages == (expected,)
     monkeypatch.setattr("numpyro_ext.infer.bilinear.engine._MOST_CELLS_RESTARTED", COUNTS.size - 1)
-    assert run().log_evidence == single.log_evidence
+    beyond = run()
+    assert beyond.log_evidence == single.log_evidence
+    (message,) = beyond.diagnostics.messages
+    assert message.startswith("This is the end of a single random start")
 
 
 def test_marginals_and_draws(fitted):

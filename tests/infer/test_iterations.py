@@ -71,6 +71,25 @@ def test_a_saddle_of_hyperparameters_is_left():
 
 
 @pytest.mark.parametrize("engine", [StructuredMeanField, BilinearVG])
+def test_a_saddle_that_cannot_be_left_is_not_called_converged(engine, monkeypatch):
+    """Without a search from beside it: an ascent from a higher point would end higher."""
+    monkeypatch.setattr("numpyro_ext.infer.front.learning._MOST_ESCAPES", 0)
+
+    def scale():
+        return jnp.exp(numpyro.param("b", 0.0) * numpyro.param("c", 0.0))
+
+    model, y, options = {
+        StructuredMeanField: (sparse(scale), SIGNAL, {}),
+        BilinearVG: (counts_of(scale=scale), COUNTS, {"num_restarts": 0}),
+    }[engine]
+    engine = engine(model, progress_bar=False, **options)
+    with pytest.warns(UserWarning, match="not a maximum.*curves upwards there .*'b', 'c'"):
+        engine.run(KEY, y)
+    assert not engine.diagnostics.converged
+    assert abs(engine.hyper["b"].value) < 1e-6 and abs(engine.hyper["c"].value) < 1e-6
+
+
+@pytest.mark.parametrize("engine", [StructuredMeanField, BilinearVG])
 def test_steps_are_refused_by_name(engine):
     def threshold(size):
         position = numpyro.sample("switch", dist.Uniform(0.0, float(size)))
@@ -128,6 +147,30 @@ def test_factors_at_zero_are_left_and_steps_say_where_they_went():
     np.testing.assert_allclose(engine.log_evidence, best, rtol=1e-7)
     bound = BilinearBound(engine, counts_of(), COUNTS)
     np.testing.assert_allclose(bound(bound.point), best, rtol=1e-6)
+
+
+@needs_float64
+def test_equal_components_part():
+    """Two components that are equal stay so in every sweep: data of two are then explained by one."""
+    rng = np.random.default_rng(3)
+    w, z = rng.normal(size=(R, 2)), rng.normal(size=(C, 2))
+    counts = rng.poisson(np.exp(np.minimum(1.0 + np.sum(w[ROWS] * z[COLS], -1), 4.0)))
+
+    def model(y):
+        w = numpyro.sample("w", dist.Normal(0, 1).expand([R, 2]))
+        z = numpyro.sample("z", dist.Normal(0, 1).expand([C, 2]))
+        numpyro.sample("y", dist.Poisson(jnp.exp(1 + jnp.sum(w[ROWS] * z[COLS], -1))), obs=y)
+
+    engine = BilinearVG(model, progress_bar=False, tol=1e-9)
+    engine.run(KEY, counts)
+    best, last = engine.log_evidence, engine.last_state
+    equal = {n: jax.tree.map(lambda x: x[:, :1] + 0 * x, getattr(last.state, n)) for n in ("rows", "columns")}
+    engine.run(KEY, counts, init_state=last._replace(state=last.state._replace(**equal)))
+    trace = engine.diagnostics.objective_trace
+    resting = np.diff(trace) < 1e-8 * abs(best)
+    assert trace[:-1][resting].min() < best - 5.0, "sweeps rested on the way"
+    assert engine.diagnostics.converged
+    np.testing.assert_allclose(engine.log_evidence, best, rtol=1e-7)
 
 
 def test_what_grows_for_ever_is_no_maximum():
