@@ -161,16 +161,17 @@ def test_equal_components_part():
         z = numpyro.sample("z", dist.Normal(0, 1).expand([C, 2]))
         numpyro.sample("y", dist.Poisson(jnp.exp(1 + jnp.sum(w[ROWS] * z[COLS], -1))), obs=y)
 
-    engine = BilinearVG(model, progress_bar=False, tol=1e-9)
+    engine = BilinearVG(model, progress_bar=False, tol=1e-7, num_steps=5000, num_restarts=0)
     engine.run(KEY, counts)
     best, last = engine.log_evidence, engine.last_state
     equal = {n: jax.tree.map(lambda x: x[:, :1] + 0 * x, getattr(last.state, n)) for n in ("rows", "columns")}
     engine.run(KEY, counts, init_state=last._replace(state=last.state._replace(**equal)))
     trace = engine.diagnostics.objective_trace
-    resting = np.diff(trace) < 1e-8 * abs(best)
-    assert trace[:-1][resting].min() < best - 5.0, "sweeps rested on the way"
+    rests = np.abs(np.diff(trace)) < 1e-6 * abs(best)
+    assert trace[1:][rests].min() < best - 100.0, "a saddle was met"
     assert engine.diagnostics.converged
-    np.testing.assert_allclose(engine.log_evidence, best, rtol=1e-7)
+    # The components turn into those of the other end slowly, with hundredths of a nat to gain.
+    np.testing.assert_allclose(engine.log_evidence, best, atol=0.05)
 
 
 def test_what_grows_for_ever_is_no_maximum():

@@ -25,6 +25,7 @@ from .loop import fit_side, iterate
 __all__ = ["CHUNK", "BilinearPrograms", "FoldInfo", "Solver", "compiled_bilinear_programs"]
 
 CHUNK = 10
+_SHORT_STEP = 0.25
 _ROUNDING = 1e3
 """Errors of the objective, in units of the last place."""
 _LEARNING_STEPS = 5
@@ -309,7 +310,9 @@ def _with_parts(state: core.State, means: tuple[Array, Array], covariances: tupl
         Block(mean, None if block.covariance is None else next(left))
         for block, mean in zip((state.rows, state.columns), means, strict=True)
     )
-    return state._replace(rows=rows, columns=columns)
+    # Short steps are not refused: near a point the sweep is then a smooth map.
+    row_step, column_step = (jnp.minimum(step, _SHORT_STEP) for step in (state.row_step, state.column_step))
+    return state._replace(rows=rows, columns=columns, row_step=row_step, column_step=column_step)
 
 
 def _explain(form: Any, hyper: dict[str, Array], value: float) -> str:
