@@ -145,8 +145,8 @@ def wavelet_denoising(
         >>> from jax import random
         >>> from numpyro_ext.infer import StructuredMeanField
         >>> from numpyro_ext.models import wavelet_denoising
-        >>> steps = jnp.kron(jnp.array([[0.0, 1.0], [1.0, 0.5]]), jnp.ones((8, 8)))
-        >>> noisy = steps + 0.1 * random.normal(random.key(0), steps.shape)
+        >>> waves = jnp.sin(jnp.arange(16.0))[:, None] * jnp.cos(jnp.arange(16.0) ** 2 / 20.0)
+        >>> noisy = waves + 0.1 * random.normal(random.key(0), waves.shape)
         >>> engine = StructuredMeanField(wavelet_denoising, tol=0.2, progress_bar=False)
         >>> engine.run(random.key(1), noisy, 0.1, wavelet="haar")
         >>> print(engine.posterior["image"].mean.shape)
@@ -214,7 +214,7 @@ def wavelet_inpainting(
         >>> from jax import random
         >>> from numpyro_ext.infer import StructuredMeanField
         >>> from numpyro_ext.models import wavelet_inpainting
-        >>> picture = np.kron([[0.0, 1.0], [1.0, 0.5]], np.ones((8, 8)))
+        >>> picture = np.sin(np.arange(16.0))[:, None] * np.cos(np.arange(16.0) ** 2 / 20.0)
         >>> mask = np.random.default_rng(0).random(picture.shape) < 0.5
         >>> engine = StructuredMeanField(wavelet_inpainting, tol=0.5, num_variance_samples=8, progress_bar=False)
         >>> engine.run(random.key(1), np.where(mask, picture, np.nan), mask, num_bases=4, wavelet="haar")

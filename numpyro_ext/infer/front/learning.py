@@ -361,9 +361,9 @@ def _from_unmoved(run: _Run) -> np.ndarray | None:
 def _names(space: UnconstrainedSpace, directions: np.ndarray) -> str:
     """The hyperparameters that have a part in some directions; what is no hyperparameter is the field."""
     squares = np.square(directions)
-    shares = {repr(name): np.max(np.sum(squares[:, part], axis=1)) for name, part in space.slices.items()}
+    shares = {repr(name): np.max(np.sum(squares[:, part], axis=1), initial=0.0) for name, part in space.slices.items()}
     shares["the field"] = np.max(np.sum(squares[:, space.size :], axis=1), initial=0.0)
-    return ", ".join(name for name, share in shares.items() if share > 0.1)
+    return ", ".join(name for name, share in shares.items() if share > min(0.1, 0.5 * max(shares.values())))
 
 
 def _edges(climb: Climb, search: SearchState, curvature: Curvature | None) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 from numpyro.distributions import constraints
 
 from ..hyper.space import UnconstrainedSpace
@@ -14,6 +15,7 @@ from .results import Diagnostics
 __all__ = ["point_sites", "warn_of_points"]
 
 _UNBOUNDED = (type(constraints.real), constraints.zero_sum)
+_SIMPLEX = type(constraints.simplex)
 _MOST_NAMES = 5
 
 
@@ -29,7 +31,7 @@ def warn_of_points(diagnostics: Diagnostics, space: UnconstrainedSpace, engine: 
     """Warn once of points whose missing uncertainty misleads: several effects, or scales at zero.
 
     Scales, correlations, probabilities and single parameters are what hyperparameters usually are, and pass; so do
-    ``param`` sites, which have no distribution.
+    ``param`` sites, which have no distribution. Probabilities at zero or one are in ``diagnostics.edges`` alone.
 
     :param Diagnostics diagnostics: of the run.
     :param UnconstrainedSpace space: of its hyperparameters.
@@ -44,9 +46,10 @@ def warn_of_points(diagnostics: Diagnostics, space: UnconstrainedSpace, engine: 
             "in it) and was set to a point: standard deviations of zero in get_samples() and summaries are not its "
             "uncertainty. A Normal prior, field=[...], or NUTS give that."
         )
-    if diagnostics.edges:
+    scales = [name for name in diagnostics.edges if not _is_bounded(space.sites[name])]
+    if scales:
         parts.append(
-            f"{_listed([repr(name) for name in diagnostics.edges])} ended at the edge of the support: what it scales "
+            f"{_listed([repr(name) for name in scales])} ended at the edge of the support: what it scales "
             "has next to no variance in this posterior, which says that the data prefer none, not that it is known to "
             "be none. Give a prior that keeps away from the edge, or a value (hyper_values)."
         )
@@ -55,10 +58,20 @@ def warn_of_points(diagnostics: Diagnostics, space: UnconstrainedSpace, engine: 
 
 
 def _are_effects(site: Any) -> bool:
+    return math.prod(site.shape) > 1 and isinstance(_constraint(site), _UNBOUNDED)
+
+
+def _is_bounded(site: Any) -> bool:
+    constraint = _constraint(site)
+    return isinstance(constraint, _SIMPLEX) or bool(np.all(np.isfinite(getattr(constraint, "upper_bound", np.inf))))
+
+
+def _constraint(site: Any) -> Any:
+    """Of one element of a site."""
     constraint = site.transform.codomain
     while isinstance(constraint, constraints.independent):
         constraint = constraint.base_constraint
-    return math.prod(site.shape) > 1 and isinstance(constraint, _UNBOUNDED)
+    return constraint
 
 
 def _listed(words: list[str]) -> str:
