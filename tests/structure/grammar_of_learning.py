@@ -190,3 +190,83 @@ OBSERVED: dict[str, tuple[Callable[[Any, Any, Literals], None], Callable[[Any, A
     "negative binomial": (_negative_binomial, _counts),
     "binary": (_binary, lambda rng, truth: (truth + rng.logistic(size=N) > 0).astype(int)),
 }
+
+
+def random_sparse_model(seed: int) -> tuple[Callable[..., None], Callable[[int], Any]]:
+    """As :func:`random_learning_model`, of coefficients ``s`` with a sparse prior in Gaussian noise."""
+    rng = np.random.default_rng((1, seed))
+    prior, scale = str(rng.choice(list(SPARSE))), str(rng.choice(list(SPREADS)))
+    has_matrix, learns_noise = rng.random(2) < 0.5
+    matrix = rng.normal(size=(2 * N, J)) if has_matrix else np.eye(N)
+    literals = Literals(rng)
+
+    def model(y: Any) -> None:
+        literals.rewind()
+        deviation = SPREADS[scale](literals)
+        noise = literals.scale("noise") if learns_noise and has_matrix else 0.3
+        s = numpyro.sample("s", SPARSE[prior](deviation, literals).expand([matrix.shape[1]]))
+        numpyro.sample("y", dist.Normal(matrix @ s, noise), obs=y)
+
+    def draw(data_seed: int) -> Any:
+        rng = np.random.default_rng((seed, data_seed))
+        s = rng.choice([0.02, 0.5, 2.0]) * rng.laplace(size=matrix.shape[1])
+        return matrix @ s + 0.3 * rng.normal(size=matrix.shape[0])
+
+    model.description = f"{seed}: {prior}, {scale}, matrix {has_matrix}, noise {learns_noise}"  # type: ignore[attr-defined]
+    return model, draw
+
+
+SPARSE: dict[str, Callable[[Any, Literals], Any]] = {
+    "laplace": lambda scale, c: dist.Laplace(c(0), scale),
+    "student": lambda scale, c: dist.StudentT(c(3), c(0), scale),
+    "normal": lambda scale, c: dist.Normal(c(0), scale),
+}
+
+
+def _log_product(c: Literals) -> Any:
+    """Both start at zero, which is a saddle."""
+    return jnp.exp(numpyro.param("first", 0.0) * numpyro.param("second", 0.0))
+
+
+def _log_square(c: Literals) -> Any:
+    return jnp.exp(numpyro.sample("root", dist.Normal(c(0), c(1))) ** 2 - c(1))
+
+
+SPREADS: dict[str, Callable[[Literals], Any]] = {
+    "plain": lambda c: c.scale("scale"),
+    "product": _log_product,
+    "square": _log_square,
+    "two": lambda c: c.scale("scale") * c.scale("other"),
+}
+
+
+def random_bilinear_model(seed: int) -> tuple[Callable[..., None], Callable[[int], Any]]:
+    """As :func:`random_learning_model`, of counts whose log rates are products of single numbers ``w`` and ``z``."""
+    rng = np.random.default_rng((2, seed))
+    row_scale, level = str(rng.choice(list(SPREADS))), str(rng.choice(list(LEVELS)))
+    rows, columns = np.divmod(np.arange(N * J), J)
+    literals = Literals(rng)
+
+    def model(y: Any) -> None:
+        literals.rewind()
+        base, factor = LEVELS[level](literals)
+        w = numpyro.sample("w", dist.Normal(literals(0), SPREADS[row_scale](literals)).expand([N]))
+        z = numpyro.sample("z", dist.Normal(literals(0), 0.8).expand([J]))
+        numpyro.sample("y", dist.Poisson(jnp.exp(base + factor * w[rows] * z[columns])), obs=y)
+
+    def draw(data_seed: int) -> Any:
+        rng = np.random.default_rng((seed, data_seed))
+        # Counts without products would leave scales to crawl to zero, and runs without an end to judge.
+        w, z = rng.normal(size=N), rng.choice([-1.0, 1.0], size=J) * rng.uniform(0.5, 1.5, size=J)
+        return rng.poisson(np.exp(np.clip(1.0 + rng.choice([0.6, 1.0, 1.4]) * w[rows] * z[columns], -3.0, 4.0)))
+
+    model.description = f"{seed}: {row_scale}, {level}"  # type: ignore[attr-defined]
+    return model, draw
+
+
+LEVELS: dict[str, Callable[[Literals], Any]] = {
+    "given": lambda c: (c(1), c(1)),
+    "level": lambda c: (numpyro.sample("level", dist.Normal(c(0), c(2))), c(1)),
+    "factor": lambda c: (c(1), numpyro.sample("factor", dist.Normal(c(0), c(1)))),
+    "param": lambda c: (numpyro.param("level", 0.0), c(1)),
+}
