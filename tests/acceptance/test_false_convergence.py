@@ -83,7 +83,13 @@ class Density:
             return sum((jnp.sum(prior) for prior in priors), start=jnp.zeros(()))
 
         self.laplace = jax.jit(lambda points, mean, y: jax.lax.map(lambda point: laplace(point, mean, y), points))
+
+        def rounding(point, mean, y):
+            curvatures = jnp.linalg.eigvalsh(-jax.hessian(log_joint)(mean, point, y))
+            return jnp.finfo(mean.dtype).eps * jnp.max(jnp.abs(curvatures)) * jnp.max(jnp.square(mean), initial=1.0)
+
         self.log_prior = jax.jit(log_prior)
+        self.rounding = jax.jit(rounding)
 
     def free(self, engine):
         return {name: t.inv(jnp.asarray(engine.hyper[name].value, float)) for name, t in self.transforms.items()}
@@ -118,18 +124,22 @@ def false_convergence(engine, name, density, y):
             return np.asarray(density.laplace(points, mean, y))
         return density.own_values(engine, points)
 
-    return fault_at(objective, point, float(engine.last_state.search.best.objective))
+    rounding = float(density.rounding(point, mean, y))
+    return fault_at(objective, point, float(engine.last_state.search.best.objective), rounding)
 
 
-def fault_at(objective, point, own):
-    """What is wrong with a point that is said to be a maximum, from values of the objective around it."""
+def fault_at(objective, point, own, rounding=0.0):
+    """What is wrong with a point that is said to be a maximum, from values of the objective around it.
+
+    ``rounding`` is that of the values: noise of 1e-6, where a scale is at its edge, leaves four digits of them.
+    """
     size = point.size
     shifts = np.concatenate([STEP * np.eye(size), -STEP * np.eye(size)])
     pairs = [(i, j) for i in range(size) for j in range(i)]
     both = STEP * np.array([np.eye(size)[i] + np.eye(size)[j] for i, j in pairs]).reshape(-1, size)
     values = objective(np.concatenate([point[None], point + shifts, point + both]))
     here, up, down, mixed = values[0], values[1 : size + 1], values[size + 1 : 2 * size + 1], values[2 * size + 1 :]
-    if not np.isclose(here, own, rtol=1e-6, atol=1e-5):
+    if not np.isclose(here, own, rtol=1e-6, atol=1e-5 + rounding):
         return f"the objective is {here:.6f}, reported as {own:.6f}"
     gradient = (up - down) / (2.0 * STEP)
     hessian = np.diag((up - 2.0 * here + down) / STEP**2)
@@ -140,11 +150,11 @@ def fault_at(objective, point, own):
     curvatures, directions = np.linalg.eigh(hessian)
     # Differences over a step see the third derivative: a Newton step is to promise nothing.
     promised = np.sum(np.square(directions.T @ gradient) / np.maximum(np.abs(curvatures), 1e-2)) / 2.0
-    if promised > 1e-4 and np.max(values) > here + 1e-6:
+    if promised > 1e-4 and np.max(values) > here + 1e-6 + rounding:
         return f"the gradient is {gradient}"
     if curvatures[-1] > 1e-3 * max(1.0, np.max(np.abs(curvatures))):
         beside = objective(point + np.array([0.1, -0.1, 0.4, -0.4])[:, None] * directions[:, -1])
-        if np.max(beside) > here + 1e-5:
+        if np.max(beside) > here + 1e-5 + rounding:
             return f"it curves upwards by {curvatures[-1]:.2g} along {directions[:, -1]}"
     # At the edge of a support all derivatives vanish; there the constrained value is what to move.
     back = objective(point + 2.0 * np.eye(size))
