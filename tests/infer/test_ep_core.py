@@ -309,6 +309,27 @@ def test_pinned_predictor_contributes_its_constant():
     assert info.converged and not info.skipped.any()
 
 
+def test_gradient_where_a_predictor_is_pinned():
+    """Of the scale and of the offset of a Gaussian factor, one predictor free and one without freedom."""
+
+    def form_at(x):
+        prior = (DiagonalPrior(jnp.array([1.0, 0.0])),)
+        return make_form(
+            prior, DenseDesign(jnp.eye(2)), (GaussianPotential(DATA[:2], jnp.exp(x[0])),), jnp.full(2, x[1])
+        )
+
+    def exact(x):
+        variance = jnp.array([1.0, 0.0]) + jnp.exp(2.0 * x[0])
+        return -0.5 * jnp.sum(jnp.log(2.0 * jnp.pi * variance) + (DATA[:2] - x[1]) ** 2 / variance)
+
+    x = jnp.array([-0.3, 0.4])
+    state, _ = fit(form_at(x))
+    value, gradient = jax.value_and_grad(lambda x: ep.log_evidence(form_at(x), state))(x)
+    expected, slope = jax.value_and_grad(exact)(x)
+    np.testing.assert_allclose(value, expected, rtol=1e-10)
+    np.testing.assert_allclose(gradient, slope, rtol=1e-8)
+
+
 def test_all_kinds_of_prior_and_a_flat_start():
     rng = np.random.default_rng(6)
     prior, design = mixed_prior(rng, is_flat=True), random_sparse(rng, 24, 11, 3)
