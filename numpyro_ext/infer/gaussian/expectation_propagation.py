@@ -230,16 +230,15 @@ def log_evidence(form: LatentGaussian, state: State, *, power: float = 1.0, spac
     """
     precision, shift = lax.stop_gradient((state.site_precision, state.site_shift))
     marginals = _refresh(form, gaussian_prior(form, space), precision, shift)
-    # At a fixed point it is stationary in the moments of the predictors as well: held in all but the partition function,
-    # whose derivative in the offset lacks what the sites, which are on the predictors, have of it.
+    # Stationary in the moments of the predictors as well, so they are held in all but the partition function, whose
+    # derivative in the offset lacks what the sites, which are on the predictors, have of it.
     held, offset = lax.stop_gradient((marginals, form.offset))
     held, still = held._replace(log_partition=marginals.log_partition), form._replace(offset=offset)
     state = state._replace(site_precision=precision, site_shift=shift, marginals=held)
     tilted = tilt(still, held, precision, shift, power)
     value = _objective(still, state, tilted, power)
-    # Factors of pinned predictors have no part of their sites; their parameters are in the value already.
-    at = jnp.where(tilted.is_pinned, marginals.mean + form.offset, 0.0)
-    pinned = jax.tree.map(lax.stop_gradient, form).log_factors(at)
+    factors = jax.tree.map(lax.stop_gradient, form).log_factors  # their parameters are in the value already
+    pinned = factors(jnp.where(tilted.is_pinned, marginals.mean + form.offset, 0.0))
     of_offset = jnp.where(tilted.is_pinned, pinned, shift * form.offset - 0.5 * precision * form.offset**2)
     value += jnp.sum(of_offset - lax.stop_gradient(of_offset))
     return jnp.where(lax.stop_gradient(is_valid_prior(form.prior)), value, jnp.nan)
