@@ -128,6 +128,11 @@ def false_convergence(engine, name, density, y):
     return fault_at(objective, point, float(engine.last_state.search.best.objective), rounding)
 
 
+def _promised_by_newton(gradient, curvatures, directions):
+    """By how much a Newton step would raise the objective; differences over a step see the third derivative as well."""
+    return np.sum(np.square(directions.T @ gradient) / np.maximum(np.abs(curvatures), 1e-2)) / 2.0
+
+
 def fault_at(objective, point, own, rounding=0.0):
     """What is wrong with a point that is said to be a maximum, from values of the objective around it.
 
@@ -148,8 +153,7 @@ def fault_at(objective, point, own, rounding=0.0):
     if not np.all(np.isfinite(hessian)):
         return None if here == np.max(values) else "a neighbour is higher"
     curvatures, directions = np.linalg.eigh(hessian)
-    # Differences over a step see the third derivative: a Newton step is to promise nothing.
-    promised = np.sum(np.square(directions.T @ gradient) / np.maximum(np.abs(curvatures), 1e-2)) / 2.0
+    promised = _promised_by_newton(gradient, curvatures, directions)
     if promised > 1e-4 and np.max(values) > here + 1e-6 + rounding:
         return f"the gradient is {gradient}"
     if curvatures[-1] > 1e-3 * max(1.0, np.max(np.abs(curvatures))):
@@ -232,7 +236,7 @@ def _fault_of_bilinear(engine, model, y):
     if not np.isclose(value, own, rtol=1e-6, atol=1e-5):
         return f"the bound is {value:.6f}, reported as {own:.6f}"
     curvatures, directions = np.linalg.eigh(hessian)
-    promised = np.sum(np.square(directions.T @ gradient) / np.maximum(np.abs(curvatures), 1e-2)) / 2.0
+    promised = _promised_by_newton(gradient, curvatures, directions)
     if promised > 1e-3:
         return f"a step of Newton promises {promised:.3g}; the derivatives are {gradient[: bound.size]}"
     if curvatures[-1] > 1e-3 * np.abs(curvatures[0]):

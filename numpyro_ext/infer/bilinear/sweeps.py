@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from ...linalg.cholesky import cholesky, solve_lower
+from ...linalg.cholesky import cholesky, inverse_lower
 from ...structure.bilinear.form import Bilinear, GaussianSide
 from .cells import Block, View, find_tangents, largest_product, make_view, over_devices
 from .steps import block_objective, divergence, step_side
@@ -352,8 +352,7 @@ def _best_transform(p: Array, q: Array, excess: Array) -> Array:
     root = cholesky(p)
     eigenvalues, vectors = jnp.linalg.eigh(root.T @ q @ root)
     stretch = _positive_root(jnp.ones_like(eigenvalues), jnp.maximum(eigenvalues, 0.0), excess)
-    inverse = solve_lower(root, jnp.eye(p.shape[0], dtype=p.dtype))
-    transform = jnp.sqrt(stretch)[:, None] * (vectors.T @ inverse)
+    transform = jnp.sqrt(stretch)[:, None] * (vectors.T @ inverse_lower(root))
     # Among those that differ by a rotation the symmetric one, which is the identity at the optimum.
     _, singular_values, right = jnp.linalg.svd(transform)
     return right.T @ (singular_values[:, None] * right)

@@ -141,9 +141,10 @@ class _Run:
         assert search is not None
         if climb.find_curvature is not None:
             if self._judged is None or self._judged[0] is not search:
-                found = climb.find_curvature(self)
-                self._judged = self.best, found  # type: ignore[assignment]
-            return self._judged[1]  # type: ignore[index]
+                found = climb.find_curvature(self)  # which may go on to a better point
+                assert self.best is not None
+                self._judged = self.best, found
+            return self._judged[1]
         is_complete = climb.with_curvature and int(search.num_probes) == 2 * search.values.size
         if not is_complete or not bool(np.all(np.isfinite(search.probes))):
             return None

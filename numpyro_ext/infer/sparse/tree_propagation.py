@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from ...linalg.cholesky import cholesky, cholesky_solve, half_log_determinant, solve_lower
+from ...linalg.cholesky import cholesky, cholesky_solve, half_log_determinant, inverse_lower
 from ...linalg.operators.operator import LinearOperator
 from ...linalg.solvers.posterior_precision import gram_diagonal
 from ...potentials.trees.forest import Forest, log_partition
@@ -202,8 +202,7 @@ def gaussian(form: SparseLinear, state: State) -> GaussianMoments:
 
 def _gaussian(likelihood: _Likelihood, state: State) -> GaussianMoments:
     factor = cholesky(likelihood.precision + jnp.diag(state.precision))
-    inverse = solve_lower(factor, jnp.eye(factor.shape[0], dtype=factor.dtype))
-    variance = jnp.sum(jnp.square(inverse), axis=0)
+    variance = jnp.sum(jnp.square(inverse_lower(factor)), axis=0)
     mean = cholesky_solve(factor, likelihood.shift + state.shift)
     # A cavity precision is the difference of two numbers; where nothing of it is left the cavity is wide.
     precision = jnp.maximum(1.0 / variance - state.precision, jnp.finfo(mean.dtype).eps ** 0.5 / variance)
