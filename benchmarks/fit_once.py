@@ -20,9 +20,10 @@ from numpyro.diagnostics import effective_sample_size
 from numpyro.infer import MCMC, NUTS, init_to_median
 
 from numpyro_ext.datasets import load_coal_mining_counts
-from numpyro_ext.demo.compilation import stopwatch
 from numpyro_ext.infer import EP
 from numpyro_ext.models import cox_process, logistic_regression
+
+from .stopwatch import stopwatch
 
 NUM_WARMUP, NUM_SAMPLES = 500, 1000
 # Whitened, the coal-mining posterior still takes trajectories of 2^5 to 2^6 leapfrog steps; the bound is not reached.

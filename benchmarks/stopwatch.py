@@ -1,0 +1,48 @@
+"""How much of a stretch of code is compilation, as JAX itself reports it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import jax
+
+__all__ = ["Stopwatch", "stopwatch"]
+
+_EVENTS = ("/jax/core/compile/backend_compile_duration", "/jax/core/compile/jaxpr_to_mlir_module_duration")
+_running: list[Stopwatch] = []
+
+
+class Stopwatch:
+    """Seconds between entering and leaving :func:`stopwatch`."""
+
+    total: float = 0.0
+    compiling: float = 0.0
+
+    @property
+    def without_compilation(self) -> float:
+        """Seconds that a second run of the same shapes would take."""
+        return self.total - self.compiling
+
+
+def _listen(event: str, duration_secs: float, **_: str | int) -> None:
+    if event in _EVENTS:
+        for watch in _running:
+            watch.compiling += duration_secs
+
+
+jax.monitoring.register_event_duration_secs_listener(_listen)
+
+
+@contextmanager
+def stopwatch() -> Iterator[Stopwatch]:
+    """Measure the time of a block, and the part of it spent in compilation."""
+    watch = Stopwatch()
+    _running.append(watch)
+    start = time.perf_counter()
+    try:
+        yield watch
+    finally:
+        watch.total = time.perf_counter() - start
+        _running.remove(watch)
