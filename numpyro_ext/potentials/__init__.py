@@ -15,7 +15,7 @@ from .bounds.logistic import (
 from .bounds.super_gaussian import ConvexifiedPenalty, SuperGaussianPotential
 from .elementwise import ElementwisePotential, TemperedPotential
 from .families.binary import BinomialLogitPotential, LogitPotential, ProbitPotential
-from .families.categorical import MultinomialProbitPotential, SoftmaxPotential
+from .families.categorical import MultinomialLogitPotential, MultinomialProbitPotential, SoftmaxPotential
 from .families.gaussian import GaussianPotential
 from .families.laplace import LaplacePotential
 from .families.negative_binomial import NegativeBinomialExpPotential, NegativeBinomialLogitPotential
@@ -79,6 +79,7 @@ __all__ = [
     "LogisticTerms",
     "LogitPotential",
     "MinimumBound",
+    "MultinomialLogitPotential",
     "MultinomialProbitPotential",
     "NegativeBinomialExpPotential",
     "NegativeBinomialLogitPotential",

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
+import scipy.special
 from jax import Array
 from numpyro.distributions import constraints
 
@@ -36,6 +37,7 @@ from ..potentials import (
     GaussianPotential,
     LaplacePotential,
     LogitPotential,
+    MultinomialLogitPotential,
     MultinomialProbitPotential,
     NegativeBinomialExpPotential,
     PoissonExpPotential,
@@ -54,9 +56,11 @@ __all__ = [
     "EXP",
     "IDENTITY",
     "LOGISTIC",
+    "LOG_SOFTMAX",
     "NORMAL",
     "PROBIT",
     "RECTIFIED_LINEAR",
+    "SOFTMAX",
     "SOFTPLUS",
     "Built",
     "Family",
@@ -71,7 +75,8 @@ class Observations(NamedTuple):
     """The observations of a site, flattened, from which its potential is made."""
 
     value: Array
-    """Floating point, shape ``(n,)``; where data are missing, some value of the support."""
+    """Floating point, shape ``(n,)``, or ``(n, k)`` of values that are vectors; where data are missing, some value of
+    the support."""
     parameters: Mapping[str, Array]
     """The other parameters of the distribution: shape ``(n,)``, and one axis more for those that are vectors."""
     scale: Array
@@ -106,11 +111,13 @@ class Link:
     :param str name: as users read it.
     :param Callable function: of a NumPy array, elementwise; the sign of the predictor may be either.
     :param bool has_scale: whether the parameter may be any positive multiple of the function.
+    :param bool is_joint: whether the function is one of vectors on the last axis, for factors of several predictors.
     """
 
     name: str
     function: Callable[[np.ndarray], np.ndarray]
     has_scale: bool = False
+    is_joint: bool = False
 
 
 IDENTITY = Link("identity", lambda x: x)
@@ -118,6 +125,8 @@ EXP = Link("exp", np.exp, has_scale=True)
 SOFTPLUS = Link("softplus", lambda x: np.logaddexp(x, 0.0), has_scale=True)
 RECTIFIED_LINEAR = Link("rectified linear", lambda x: np.maximum(x, 0.0), has_scale=True)
 LOGISTIC = Link("logistic", lambda x: 1.0 / (1.0 + np.exp(-x)))
+SOFTMAX = Link("softmax", lambda x: scipy.special.softmax(x, axis=-1), is_joint=True)
+LOG_SOFTMAX = Link("log softmax", lambda x: scipy.special.log_softmax(x, axis=-1), is_joint=True)
 PROBIT = Link("probit", lambda x: np.asarray(jax.scipy.stats.norm.cdf(x)))
 
 
@@ -189,8 +198,8 @@ def register_family(
         be symmetric about its location, which is the parameter that carries the predictor, by the identity link.
     :return: the family.
     :raises TypeError: if a distribution is not a class of distributions.
-    :raises ValueError: if there is no distribution or no link, if ``vectors`` are no parameters, or if joint factors
-        have another link than the identity.
+    :raises ValueError: if there is no distribution or no link, if ``vectors`` are no parameters, or if factors are
+        joint and a link other than the identity is not, or the other way round.
 
     **Example:**
 
@@ -222,8 +231,11 @@ def register_family(
     unknown = set(vectors) - {predictor, *parameters}
     if unknown:
         raise ValueError(f"The family {label!r} has vectors {sorted(unknown)} that are none of its parameters.")
-    if is_joint and set(links) != {IDENTITY}:
-        raise ValueError(f"The factors of the family {label!r} are joint: their only link can be the identity.")
+    if any(link.is_joint != is_joint for link in links if link is not IDENTITY):
+        raise ValueError(
+            f"The family {label!r} has factors of {'several predictors' if is_joint else 'one predictor'} each, and "
+            f"so have to have its links other than the identity (is_joint); got {[link.name for link in links]}."
+        )
     support = getattr(distributions[0], "support", None)
     if isinstance(support, property) or not isinstance(support, constraints.Constraint):
         support = constraints.nonnegative_integer  # it depends on parameters, as numbers of trials or of categories do
@@ -325,14 +337,35 @@ register_family(
 )
 
 
-def _joint(distribution: type, label: str, predictor: str, potential: Callable[..., Any]) -> None:
+def _joint(distribution: type, label: str, predictor: str, build: Build, *links: Link) -> None:
     """Categories with a predictor each."""
-    links: dict[Link, Build] = {IDENTITY: lambda y: potential(y.label, y.dimension)}
-    register_family(distribution, label=label, predictor=predictor, vectors=(predictor,), links=links, is_joint=True)
+    register_family(
+        distribution,
+        label=label,
+        predictor=predictor,
+        vectors=(predictor,),
+        links=dict.fromkeys(links, build),
+        is_joint=True,
+    )
 
 
-_joint(dist.CategoricalLogits, "categorical logits", "logits", SoftmaxPotential)
-_joint(MultinomialProbit, "multinomial probit", "predictor", MultinomialProbitPotential)
+def _softmax(y: Observations) -> VectorPotential:
+    return SoftmaxPotential(y.label, y.dimension)
+
+
+def _multinomial(y: Observations) -> VectorPotential:
+    return MultinomialLogitPotential(y.value)
+
+
+def _multinomial_probit(y: Observations) -> VectorPotential:
+    return MultinomialProbitPotential(y.label, y.dimension)
+
+
+_joint(dist.CategoricalLogits, "categorical logits", "logits", _softmax, IDENTITY, LOG_SOFTMAX)
+_joint(dist.CategoricalProbs, "categorical", "probs", _softmax, SOFTMAX)
+_joint(dist.MultinomialLogits, "multinomial logits", "logits", _multinomial, IDENTITY, LOG_SOFTMAX)
+_joint(dist.MultinomialProbs, "multinomial", "probs", _multinomial, SOFTMAX)
+_joint(MultinomialProbit, "multinomial probit", "predictor", _multinomial_probit, IDENTITY)
 
 
 def _stick_breaking(y: Observations) -> Built:

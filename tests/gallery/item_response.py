@@ -134,6 +134,19 @@ def discrete_choice(price, quality, chosen):
 
 
 @published(
+    "PyMC: discrete choice, heating systems by their costs", _choices, "alphas beta_ic beta_oc", engines=NO_VECTORS
+)
+def heating_choice(installation, operating, chosen):
+    beta_ic = numpyro.sample("beta_ic", dist.Normal(0, 1))
+    beta_oc = numpyro.sample("beta_oc", dist.Normal(0, 1))
+    alphas = numpyro.sample("alphas", dist.Normal(0, 1).expand([3]))
+    u = [alphas[j] + beta_ic * installation[:, j] + beta_oc * operating[:, j] for j in range(2)]
+    s = jnp.stack([*u, 0 + beta_ic * installation[:, 2] + beta_oc * operating[:, 2]], axis=1)
+    p = numpyro.deterministic("p", jax.nn.softmax(s, axis=1))
+    numpyro.sample("y_cat", dist.Categorical(probs=p), obs=chosen)
+
+
+@published(
     "Stan user's guide: 1.11, ideal points of legislators", _responses, "x a", "b", engines=f"{GAUSSIAN} BilinearVG"
 )
 def ideal_points(legislator, bill, vote):

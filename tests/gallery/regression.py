@@ -7,9 +7,7 @@ import numpyro
 import numpyro.distributions as dist
 from jax.scipy.stats import norm
 
-from numpyro_ext.structure import Reason
-
-from .catalogue import Refusal, published
+from .catalogue import published
 
 NO_VECTORS = "LaplaceApproximation VariationalGaussian"
 NUM_ROWS = 40
@@ -288,13 +286,25 @@ def multi_logit_with_pivot(x, y):
     numpyro.sample("y", dist.Categorical(logits=logits), obs=y)
 
 
-@published(
-    "Statistical Rethinking: 11.3, multinomial and categorical models",
-    _classes,
-    refusal=Refusal(Reason.STRUCTURE, "career", "3 predictors"),
-)
+@published("Statistical Rethinking: 11.3, multinomial and categorical models", _classes, "a b", engines=NO_VECTORS)
 def career_choice(x, career):
     a = numpyro.sample("a", dist.Normal(0, 1).expand([2]))
     b = numpyro.sample("b", dist.Normal(0, 1).expand([2]))
     scores = jnp.stack([a[0] + b[0] * x[:, 0], a[1] + b[1] * x[:, 0], jnp.zeros(len(x))], axis=-1)
     numpyro.sample("career", dist.Categorical(probs=jax.nn.softmax(scores, axis=-1)), obs=career)
+
+
+def _incomes():
+    rng = np.random.default_rng(41)
+    income = np.array([1.0, 2.0, 5.0])
+    return income, rng.choice(3, size=40, p=np.exp(0.5 * income) / np.exp(0.5 * income).sum())
+
+
+@published("Statistical Rethinking: 11.3, careers by their income", _incomes, "a", "b", NO_VECTORS)
+def career_by_income(income, career):
+    a = numpyro.sample("a", dist.Normal(0, 1).expand([2]))
+    b = numpyro.sample("b", dist.HalfNormal(0.5))
+    s_1 = a[0] + b * income[0]
+    s_2 = a[1] + b * income[1]
+    p = jax.nn.softmax(jnp.stack([s_1, s_2, jnp.zeros(())]))
+    numpyro.sample("career", dist.Categorical(probs=p), obs=career)

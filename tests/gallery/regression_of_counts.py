@@ -6,9 +6,8 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 
-from numpyro_ext.structure import Reason
-
-from .catalogue import Refusal, published
+from .catalogue import published
+from .regression import NO_VECTORS
 
 # Ten island societies of Oceania: thousands of people, rate of contact (1 is high), kinds of tools.
 _POPULATION = [1.1, 1.5, 3.6, 4.791, 7.4, 8.0, 9.2, 13.0, 17.5, 275.0]
@@ -133,9 +132,7 @@ def _tables():
     return x, np.array([rng.multinomial(12, p / p.sum()) for p in probs])
 
 
-@published(
-    "bambi: categorical regression, counts by category", _tables, refusal=Refusal(Reason.STRUCTURE, "y", "3 predictors")
-)
+@published("bambi: categorical regression, counts by category", _tables, "beta", engines=NO_VECTORS)
 def multinomial_regression(x, y):
     beta = numpyro.sample("beta", dist.Normal(0, 2).expand([2, 3]).to_event(2))
     numpyro.sample("y", dist.Multinomial(12, logits=x @ beta), obs=y)

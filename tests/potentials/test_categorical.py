@@ -7,7 +7,12 @@ import pytest
 import scipy.integrate
 import scipy.stats
 
-from numpyro_ext.potentials.families.categorical import MultinomialProbitPotential, SoftmaxPotential
+from numpyro_ext.potentials.families.binary import BinomialLogitPotential
+from numpyro_ext.potentials.families.categorical import (
+    MultinomialLogitPotential,
+    MultinomialProbitPotential,
+    SoftmaxPotential,
+)
 
 BOTH = pytest.mark.parametrize("family", [SoftmaxPotential, MultinomialProbitPotential])
 ETA = np.array([[0.3, -1.0, 0.8], [2.0, 2.0, -3.0], [-5.0, 4.0, 1.0]])
@@ -116,6 +121,39 @@ def test_softmax_bounds_are_below_the_expectation_and_say_so():
         assert np.linalg.eigvalsh(result.covariance_slope).max() < 1e-13
     assert not SoftmaxPotential(LABEL, 3, bound="delta").is_lower_bound
     assert not SoftmaxPotential(LABEL, 5, bound="quadrature").is_lower_bound
+
+
+COUNTS = np.array([[2, 0, 1], [0, 0, 4], [1, 1, 1]])
+
+
+@needs_float64
+@pytest.mark.parametrize("bound", ["tilted", "bohning", "log", "delta", "quadrature"])
+def test_counts_are_sums_of_observations(bound):
+    potential = MultinomialLogitPotential(COUNTS.astype(float), bound=bound)
+    value, *derivatives = potential.derivatives(ETA)
+    expected = potential.expected_log_density(ETA, COVARIANCE)
+    constant = scipy.stats.multinomial.logpmf(COUNTS, COUNTS.sum(-1), np.full(3, 1 / 3)) + COUNTS.sum(-1) * np.log(3.0)
+    parts = [SoftmaxPotential(np.full(3, k), 3, bound=bound) for k in range(3)]
+    sums = [
+        sum(COUNTS[:, k].reshape(-1, *[1] * (np.ndim(x[0]) - 1)) * x[k] for k in range(3))
+        for x in zip(*([[*p.derivatives(ETA), *p.expected_log_density(ETA, COVARIANCE)] for p in parts]), strict=True)
+    ]
+    for found, total in zip(
+        (value - constant, *derivatives, expected.value - constant, *expected[1:]), sums, strict=True
+    ):
+        np.testing.assert_allclose(found, total, atol=1e-10)
+    assert potential.is_log_concave and potential.is_lower_bound == parts[0].is_lower_bound
+
+
+@needs_float64
+@pytest.mark.parametrize("number", [5, 100, 10_000])
+def test_predictive_densities_of_many_counts(number):
+    """Two categories are a binomial observation, whose integral in one dimension is another program."""
+    success = 3 * number // 10
+    potential = MultinomialLogitPotential(np.array([[success, number - success]], float))
+    found = potential.log_normaliser(np.array([[0.5, 0.0]]), np.diag([0.3, 0.4])[None])
+    single = BinomialLogitPotential(jnp.array([success]), jnp.array([number]))
+    np.testing.assert_allclose(found, single.log_normaliser(jnp.array([0.5]), jnp.array([0.7])), atol=1e-8)
 
 
 @pytest.mark.float32

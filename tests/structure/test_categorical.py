@@ -6,6 +6,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+import scipy.special
 from jax.flatten_util import ravel_pytree
 from numpyro.handlers import mask
 from numpyro.infer.util import log_density
@@ -20,6 +21,7 @@ from numpyro_ext.distributions import (
 from numpyro_ext.infer import EP, LaplaceApproximation, VariationalGaussian
 from numpyro_ext.potentials import log_sum_exp_bound
 from numpyro_ext.structure import ModelStructureError, read_latent_gaussian
+from numpyro_ext.structure.model.verification import check_form
 
 RNG = np.random.default_rng(0)
 X = jnp.asarray(RNG.standard_normal((7, 2)))
@@ -27,6 +29,8 @@ LABEL = jnp.array([0, 2, 1, 1, 0, 2, 2])
 KEPT = np.arange(7) != 2
 GROUP = jnp.array([0, 0, 1, 1, 2, 2, 3])
 THRESHOLDS = jnp.array([-0.5, 0.5])
+COUNTS = np.random.default_rng(2).multinomial(12, [0.2, 0.3, 0.5], size=7)
+ALTERNATIVES = np.random.default_rng(3).standard_normal((7, 3, 2))
 
 
 def coefficients(*shape):
@@ -43,6 +47,42 @@ def softmax(X, label):
 def pinned(X, label):
     logits = jnp.concatenate([jnp.zeros((7, 1)), X @ coefficients(2, 2)], axis=1)
     numpyro.sample("y", dist.Categorical(logits=logits), obs=label)
+
+
+def probabilities(X, label):
+    numpyro.sample("y", dist.Categorical(jax.nn.softmax(X @ coefficients(2, 3))), obs=label)
+
+
+def written_out(X, label):
+    odds = jnp.exp((X @ coefficients(2, 3)).at[..., 0].set(0))
+    with mask(mask=KEPT):
+        numpyro.sample("y", dist.Categorical(probs=odds / odds.sum(-1, keepdims=True)), obs=label)
+
+
+def categories_first(X, label):
+    probs = jax.nn.softmax(coefficients(3, 2) @ X.T, axis=0)
+    numpyro.sample("y", dist.Categorical(probs=probs.T), obs=label)
+
+
+def log_probabilities(X, label):
+    numpyro.sample("y", dist.Categorical(logits=jax.nn.log_softmax(X @ coefficients(2, 3))), obs=label)
+
+
+def alternatives(X, label):
+    beta = numpyro.sample("beta", dist.Normal(0, 1).expand([2]))
+    numpyro.sample("y", dist.Categorical(logits=ALTERNATIVES @ beta), obs=label)
+
+
+def counts(X, label):
+    logits = X @ coefficients(2, 3)
+    with mask(mask=KEPT):
+        numpyro.sample("y", dist.Multinomial(12, logits=logits), obs=COUNTS)
+
+
+def counts_of_probabilities(X, label):
+    probs = jax.nn.softmax(X @ coefficients(2, 3), -1)
+    with numpyro.plate("tables", 7):
+        numpyro.sample("y", dist.Multinomial(COUNTS.sum(-1), probs=probs), obs=COUNTS.astype(np.float32))
 
 
 def weighted(X, label):
@@ -95,9 +135,10 @@ def adjacent_category(X, label):
     numpyro.sample("y", AdjacentCategory(X @ coefficients(2), THRESHOLDS), obs=label)
 
 
-VECTOR = [softmax, pinned, weighted, gaussian_processes, varying_intercepts, probit]
+LINKED = [probabilities, written_out, categories_first, log_probabilities, counts_of_probabilities]
+VECTOR = [softmax, pinned, weighted, gaussian_processes, varying_intercepts, probit, alternatives, counts, *LINKED]
 SCALAR = [stick_breaking, ordered_logistic, ordered_probit, continuation_ratio, adjacent_category]
-FAST = [softmax, weighted, varying_intercepts, stick_breaking]
+FAST = [softmax, weighted, varying_intercepts, stick_breaking, alternatives, counts, *LINKED]
 
 
 @pytest.mark.parametrize(
@@ -113,6 +154,80 @@ def test_density_is_that_of_numpyro(model):
     expected, _ = log_density(model, (X, LABEL), {}, {**values, **hyper})
     found = reading.form(hyper).log_density(e) + reading.log_prior(hyper)
     np.testing.assert_allclose(found, expected, rtol=1e-10)
+
+
+@pytest.mark.parametrize("model", [probabilities, counts_of_probabilities])
+@pytest.mark.parametrize("change", [lambda x: -x, lambda x: x[::-1], lambda x: x[:, ::-1]])
+def test_a_planted_error_behind_a_softmax_is_found(model, change):
+    right = read_latent_gaussian(model, (X, LABEL), check=False)
+    wrong = read_latent_gaussian(model, (change(X), LABEL), check=False)
+    wrong.args = right.args  # what was read is of other arguments than what NumPyro is given
+    for key in jax.random.split(jax.random.key(0), 5):
+        check_form(right, key)
+        with pytest.raises(ModelStructureError, match="misread"):
+            check_form(wrong, key)
+
+
+@pytest.mark.parametrize(
+    "probs",
+    [
+        lambda eta: 0.9 * jax.nn.softmax(eta) + 0.1 / 3,
+        lambda eta: jax.nn.softmax(2.0 * jnp.tanh(eta)),
+        lambda eta: jax.nn.softmax(eta)[:, jnp.array([0, 1, 1])],
+        lambda eta: jax.nn.softmax(eta, axis=0),
+    ],
+)
+def test_what_is_no_softmax_of_its_predictors_is_refused(probs):
+    def model(label):
+        numpyro.sample("y", dist.Categorical(probs=probs(X @ coefficients(2, 3))), obs=label)
+
+    with pytest.raises(ModelStructureError, match="predictors, through 'W'"):
+        read_latent_gaussian(model, (LABEL,))
+
+
+@pytest.mark.parametrize("engine", [LaplaceApproximation, VariationalGaussian])
+def test_probabilities_and_logits_are_one_model(engine):
+    found = []
+    for model in (probabilities, log_probabilities):
+        fitted = engine(model, progress_bar=False)
+        fitted.run(jax.random.key(0), X, LABEL)
+        found.append((fitted.log_evidence, *np.ravel(fitted.posterior["W"].mean)))
+    np.testing.assert_allclose(*found, rtol=1e-6)
+
+
+def test_a_table_of_counts_is_that_of_its_observations():
+    """Their densities differ by the number of orders in which observations can be counted."""
+    table = np.bincount(LABEL, minlength=3)
+
+    def one_by_one(label):
+        numpyro.sample("y", dist.Categorical(logits=coefficients(3)).expand([7]), obs=label)
+
+    def together(label):
+        numpyro.sample("y", dist.Multinomial(7, logits=coefficients(3)), obs=table)
+
+    engines = [VariationalGaussian(model, progress_bar=False) for model in (one_by_one, together)]
+    for engine in engines:
+        engine.run(jax.random.key(0), LABEL)
+    apart, joint = engines
+    arrangements = scipy.special.gammaln(8.0) - scipy.special.gammaln(table + 1.0).sum()
+    np.testing.assert_allclose(joint.log_evidence - apart.log_evidence, arrangements, rtol=1e-7)
+    np.testing.assert_allclose(joint.posterior["W"].mean, apart.posterior["W"].mean, atol=1e-6)
+
+
+def test_counts_have_to_add_up():
+    wrong = COUNTS + (np.arange(7) == 4)[:, None] * np.array([0, 1, 0])
+
+    def model(counts, keep=True):
+        logits = X @ coefficients(2, 3)
+        with mask(mask=keep):
+            numpyro.sample("y", dist.Multinomial(12, logits=logits), obs=counts)
+
+    with pytest.raises(ModelStructureError, match=r"add up to the total_count of \[12\].*at index \(4,\)"):
+        read_latent_gaussian(model, (wrong,))
+    for missing in (np.nan, -1.0):
+        table = np.where((np.arange(7) == 4)[:, None], missing, COUNTS)
+        reading = read_latent_gaussian(model, (table, np.arange(7) != 4))
+        np.testing.assert_array_equal(reading.has_value("y"), np.arange(7) != 4)
 
 
 def test_groups_are_blocks():

@@ -173,7 +173,7 @@ def test_a_sparse_prior_of_the_user_is_read() -> None:
         ((WaitingPotential,), {}, TypeError, "classes of NumPyro distributions"),
         ((Waiting(1.0),), {}, TypeError, "classes of NumPyro distributions"),
         ((Waiting,), {"vectors": ("cutpoints",)}, ValueError, "none of its parameters"),
-        ((Waiting,), {"is_joint": True}, ValueError, "only link can be the identity"),
+        ((Waiting,), {"is_joint": True}, ValueError, "so have to have its links"),
     ],
 )
 def test_what_cannot_be_registered(distributions: Any, options: Any, error: Any, words: str) -> None:

@@ -50,7 +50,7 @@ def _quadratic_form() -> None:
 
 def _several_probabilities() -> None:
     f = numpyro.sample("f", dist.Normal(0.0, 1.0).expand([N, 3]))
-    probs = jnp.exp(f) / jnp.sum(jnp.exp(f), axis=-1, keepdims=True)
+    probs = jnp.exp(f**2) / jnp.sum(jnp.exp(f**2), axis=-1, keepdims=True)
     numpyro.sample("y", dist.Categorical(probs=probs), obs=np.array([0, 1, 2, 0, 1, 2]))
 
 
@@ -116,7 +116,10 @@ _CASES: dict[str, tuple[Callable[[], None], str]] = {
     ),
     "product of latents": (_product, r"site 'y': .*\(a product of u and v\).*field="),
     "quadratic in the latents": (_quadratic_form, r"site 'y': .* 6 predictors, through 'f'.*product of f"),
-    "categorical, not by logits": (_several_probabilities, r"site 'y': .* 3 predictors, through 'f'.*Categorical"),
+    "categorical, neither by logits nor by a softmax": (
+        _several_probabilities,
+        r"site 'y': .* 3 predictors, through 'f'.*Categorical",
+    ),
     "vectors of observations": (_correlated, r"site 'y': .* 6 predictors, through 'b'.*one predictor each.*correlated"),
     "local latent that is not Gaussian": (
         _local_gamma,

@@ -1,10 +1,10 @@
-"""Unordered categories with one predictor for each of them: multinomial logit and multinomial probit."""
+"""Unordered categories with one predictor for each of them, and counts of such: multinomial logit and probit."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from typing import ClassVar
+from typing import Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
@@ -16,10 +16,10 @@ from jax.typing import ArrayLike
 from ..base import potential
 from ..bounds.log_sum_exp import log_sum_exp_bound
 from ..integrals.normal import truncated_normal
-from ..integrals.vector_quadrature import LARGEST_TENSOR_DIMENSION, difference_expectation
+from ..integrals.vector_quadrature import LARGEST_TENSOR_DIMENSION, difference_expectation, log_concave_normaliser
 from ..vector import VectorExpectedLogDensity, VectorPotential
 
-__all__ = ["MultinomialProbitPotential", "SoftmaxPotential"]
+__all__ = ["LogSumExpPotential", "MultinomialLogitPotential", "MultinomialProbitPotential", "SoftmaxPotential"]
 
 _LOG_2PI = math.log(2.0 * math.pi)
 _NUM_MODE_STEPS = 12
@@ -28,9 +28,13 @@ _NUM_MODE_STEPS = 12
 class _CategoricalPotential(VectorPotential):
     """Factors of ``num_categories`` predictors, one of which may be pinned to zero and left out."""
 
-    label: Array
     num_categories: int
     pinned: int | None
+
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        """Shape of the observations."""
+        raise NotImplementedError
 
     def __post_init__(self) -> None:
         if self.num_categories < 2:
@@ -81,7 +85,7 @@ class _CategoricalPotential(VectorPotential):
         dtype = jnp.result_type(mean, covariance, float)
         mean, covariance = self._complete(jnp.asarray(mean, dtype)), jnp.asarray(covariance, dtype)
         free = self._free()
-        shape = jnp.broadcast_shapes(mean.shape[:-1], covariance.shape[:-2], jnp.shape(self.label))
+        shape = jnp.broadcast_shapes(mean.shape[:-1], covariance.shape[:-2], self.batch_shape)
         full = jnp.zeros((*covariance.shape[:-2], self.num_categories, self.num_categories), dtype)
         full = full.at[..., free[:, None], free].set(covariance)
         mean = jnp.broadcast_to(mean, (*shape, self.num_categories))
@@ -92,15 +96,73 @@ class _CategoricalPotential(VectorPotential):
         free = self._free()
         return value, slope[..., free], matrix[..., free[:, None], free]
 
-    def _indicator(self, dtype: jnp.dtype) -> Array:
-        """One at the label and zero elsewhere; nan for labels out of range."""
-        label = jnp.asarray(self.label)[..., None]
-        is_category = (label >= 0) & (label < self.num_categories)
-        return jnp.where(is_category, (label == jnp.arange(self.num_categories)).astype(dtype), jnp.nan)
+
+def _indicator(label: ArrayLike, num_categories: int, dtype: jnp.dtype) -> Array:
+    """One at the label and zero elsewhere; nan for labels out of range."""
+    label = jnp.asarray(label)[..., None]
+    is_category = (label >= 0) & (label < num_categories)
+    return jnp.where(is_category, (label == jnp.arange(num_categories)).astype(dtype), jnp.nan)
+
+
+class LogSumExpPotential(_CategoricalPotential):
+    r"""Products of probabilities :math:`e^{\eta_k} / \sum_j e^{\eta_j}`, times a constant.
+
+    The expectation :math:`\sum_k y_k m_k - n\, U(m, V)` takes the place of the unknown one of
+    :math:`n\, \mathrm{lse}(\eta)` by one of the functions of :func:`~numpyro_ext.potentials.log_sum_exp_bound`.
+    """
+
+    bound: str
+
+    is_log_concave: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        log_sum_exp_bound(self.bound)
+
+    def with_bound(self, bound: str) -> Self:
+        """The same factors with another bound of log-sum-exp."""
+        dataclass: Any = self
+        changed: Self = dataclasses.replace(dataclass, bound=bound)
+        return changed
+
+    def _counts(self, dtype: jnp.dtype) -> Array:
+        """How often each category was observed, :math:`y`, with the categories on the last axis."""
+        raise NotImplementedError
+
+    def _log_arrangements(self, counts: Array) -> Array:
+        """The constant: the logarithm of in how many orders these counts can be observed."""
+        return jnp.zeros(counts.shape[:-1], counts.dtype)
+
+    @property
+    def is_lower_bound(self) -> bool:
+        if self.bound == "quadrature":
+            return self.num_categories - 1 <= LARGEST_TENSOR_DIMENSION
+        return log_sum_exp_bound(self.bound).is_bound
+
+    def derivatives(self, eta: ArrayLike) -> tuple[Array, Array, Array]:
+        complete = self._complete(eta)
+        complete, counts = jnp.broadcast_arrays(complete, self._counts(complete.dtype))
+        total = jnp.sum(counts, axis=-1, keepdims=True)
+        probs = jax.nn.softmax(complete)
+        value = self._log_arrangements(counts) + jnp.sum(counts * jax.nn.log_softmax(complete), axis=-1)
+        identity = jnp.eye(self.num_categories, dtype=probs.dtype)
+        hessian = total[..., None] * probs[..., None] * (probs[..., None, :] - identity)
+        return self._restrict(value, counts - total * probs, hessian)
+
+    def expected_log_density(self, mean: ArrayLike, covariance: ArrayLike) -> VectorExpectedLogDensity:
+        mean, covariance = self._complete_moments(mean, covariance)
+        counts = self._counts(mean.dtype)
+        total = jnp.sum(counts, axis=-1)
+        # lse(eta) - eta_y is lse of the differences, but the bounds are equivariant under a shift of all predictors.
+        upper = log_sum_exp_bound(self.bound)(mean, covariance)
+        value = self._log_arrangements(counts) + jnp.sum(counts * mean, axis=-1) - total * upper.value
+        slope = counts - total[..., None] * upper.mean_slope
+        matrix = -total[..., None, None] * upper.covariance_slope
+        return VectorExpectedLogDensity(*self._restrict(value, slope, matrix))
 
 
 @potential
-class SoftmaxPotential(_CategoricalPotential):
+class SoftmaxPotential(LogSumExpPotential):
     r"""Multinomial logit: category :math:`k` with probability :math:`e^{\eta_k} / \sum_j e^{\eta_j}`.
 
     The expectation :math:`m_y - U(m, V)` takes the place of the unknown :math:`E\,\mathrm{lse}(\eta)` by one of the
@@ -126,36 +188,55 @@ class SoftmaxPotential(_CategoricalPotential):
     pinned: int | None = dataclasses.field(default=None, metadata={"static": True})
     bound: str = dataclasses.field(default="tilted", metadata={"static": True})
 
-    is_log_concave: ClassVar[bool] = True
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        return jnp.shape(self.label)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        log_sum_exp_bound(self.bound)
+    def _counts(self, dtype: jnp.dtype) -> Array:
+        return _indicator(self.label, self.num_categories, dtype)
+
+
+@potential
+class MultinomialLogitPotential(LogSumExpPotential):
+    r"""Counts by category of observations with probabilities :math:`e^{\eta_k} / \sum_j e^{\eta_j}`.
+
+    .. math:: p(y \mid \eta) = \frac{n!}{\prod_k y_k!} \prod_k \Big(\frac{e^{\eta_k}}{\sum_j e^{\eta_j}}\Big)^{y_k},
+        \quad n = \sum_k y_k
+
+    :param Array counts: :math:`y`, shape ``(..., num_categories)``.
+    :param str bound: name of the bound of log-sum-exp, as in :class:`SoftmaxPotential`.
+    :raises ValueError: for one category, or an unknown bound.
+
+    **Example:**
+
+    >>> potential = MultinomialLogitPotential(jnp.array([[2.0, 0.0, 1.0], [0.0, 0.0, 1.0]]))
+    >>> print(potential.log_density(jnp.array([1.0, 0.0, 2.0])))
+    [-2.1242 -0.4076]
+    """
+
+    counts: Array
+    bound: str = dataclasses.field(default="tilted", metadata={"static": True})
+
+    pinned = None
 
     @property
-    def is_lower_bound(self) -> bool:
-        if self.bound == "quadrature":
-            return self.num_categories - 1 <= LARGEST_TENSOR_DIMENSION
-        return log_sum_exp_bound(self.bound).is_bound
+    def num_categories(self) -> int:  # type: ignore[override]
+        return jnp.shape(self.counts)[-1]
 
-    def derivatives(self, eta: ArrayLike) -> tuple[Array, Array, Array]:
-        complete = self._complete(eta)
-        indicator = self._indicator(complete.dtype)
-        complete, indicator = jnp.broadcast_arrays(complete, indicator)
-        probs = jax.nn.softmax(complete)
-        # Differences from the predictor of the label keep the digits of small log densities.
-        own = jnp.sum(indicator * complete, axis=-1, keepdims=True)
-        value = -logsumexp(complete - own, axis=-1)
-        hessian = probs[..., None] * (probs[..., None, :] - jnp.eye(self.num_categories, dtype=probs.dtype))
-        return self._restrict(value, indicator - probs, hessian)
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        return jnp.shape(self.counts)[:-1]
 
-    def expected_log_density(self, mean: ArrayLike, covariance: ArrayLike) -> VectorExpectedLogDensity:
-        mean, covariance = self._complete_moments(mean, covariance)
-        indicator = self._indicator(mean.dtype)
-        # lse(eta) - eta_y is lse of the differences, but the bounds are equivariant under a shift of all predictors.
-        upper = log_sum_exp_bound(self.bound)(mean, covariance)
-        value = jnp.sum(indicator * mean, axis=-1) - upper.value
-        return VectorExpectedLogDensity(*self._restrict(value, indicator - upper.mean_slope, -upper.covariance_slope))
+    def log_normaliser(self, mean: ArrayLike, covariance: ArrayLike) -> Array:
+        # Many counts say much more than the prior: nodes that are laid for this would miss the peak.
+        return log_concave_normaliser(self.derivatives, *self._complete_moments(mean, covariance))
+
+    def _counts(self, dtype: jnp.dtype) -> Array:
+        return jnp.asarray(self.counts, dtype)
+
+    def _log_arrangements(self, counts: Array) -> Array:
+        log_factorial = jax.lax.lgamma
+        return log_factorial(jnp.sum(counts, axis=-1) + 1.0) - jnp.sum(log_factorial(counts + 1.0), axis=-1)
 
 
 @potential
@@ -187,6 +268,10 @@ class MultinomialProbitPotential(_CategoricalPotential):
     is_log_concave: ClassVar[bool] = True
 
     @property
+    def batch_shape(self) -> tuple[int, ...]:
+        return jnp.shape(self.label)
+
+    @property
     def is_lower_bound(self) -> bool:
         return self.num_categories - 1 <= LARGEST_TENSOR_DIMENSION
 
@@ -195,7 +280,9 @@ class MultinomialProbitPotential(_CategoricalPotential):
         return self._restrict(*self._complete_derivatives(complete))
 
     def _complete_derivatives(self, eta: Array) -> tuple[Array, Array, Array]:
-        found: tuple[Array, Array, Array] = _multinomial_probit(*jnp.broadcast_arrays(eta, self._indicator(eta.dtype)))
+        found: tuple[Array, Array, Array] = _multinomial_probit(
+            *jnp.broadcast_arrays(eta, _indicator(self.label, self.num_categories, eta.dtype))
+        )
         return found
 
     def expected_log_density(self, mean: ArrayLike, covariance: ArrayLike) -> VectorExpectedLogDensity:

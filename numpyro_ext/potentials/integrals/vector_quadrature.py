@@ -15,9 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from ...linalg.cholesky import cholesky
+from ...linalg.cholesky import cholesky, cholesky_solve, inverse_lower
 
-__all__ = ["LARGEST_TENSOR_DIMENSION", "difference_expectation", "gaussian_rule"]
+__all__ = ["LARGEST_TENSOR_DIMENSION", "difference_expectation", "gaussian_rule", "log_concave_normaliser"]
 
 LARGEST_TENSOR_DIMENSION = 3
 # Gauss-Hermite nodes on each axis.
@@ -25,6 +25,8 @@ _NUM_NODES = {0: 1, 1: 100, 2: 64, 3: 32}
 _LOG2_NUM_POINTS = 13
 # Nodes that are evaluated at a time.
 _CHUNK = 64
+_NUM_MODE_STEPS = 30
+_NUM_STEP_SIZES = 8
 
 
 @functools.lru_cache
@@ -67,12 +69,7 @@ def difference_expectation(function: Callable[[Array], Any], mean: Array, covari
     nodes = np.concatenate([nodes, np.zeros((-len(nodes) % _CHUNK, dimension))]).reshape(-1, _CHUNK, dimension)
     weights = np.concatenate([weights, np.zeros(-len(weights) % _CHUNK)]).reshape(-1, _CHUNK)
 
-    center = mean[..., :-1] - mean[..., -1:]
-    half = covariance[..., :-1, :] - covariance[..., -1:, :]
-    spread = half[..., :-1] - half[..., -1:]
-    # A singular covariance has a factor too, with what is invisible at the precision of the predictors added.
-    size = 1.0 + jnp.max(jnp.diagonal(spread, axis1=-2, axis2=-1), axis=-1)[..., None, None]
-    root = cholesky(spread + 8.0 * jnp.finfo(dtype).eps * size * jnp.eye(dimension, dtype=dtype))
+    center, root = _differences(mean, covariance)
     zero = jnp.zeros((_CHUNK, *mean.shape[:-1], 1), dtype)
 
     def add(total: Any, rule: tuple[Array, Array]) -> tuple[Any, None]:
@@ -84,3 +81,57 @@ def difference_expectation(function: Callable[[Array], Any], mean: Array, covari
     shapes = jax.eval_shape(function, jax.ShapeDtypeStruct((_CHUNK, *mean.shape), dtype))
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape[1:], x.dtype), shapes)
     return jax.lax.scan(add, zeros, (jnp.asarray(nodes, dtype), jnp.asarray(weights, dtype)))[0]
+
+
+def log_concave_normaliser(derivatives: Callable[[Array], Any], mean: Array, covariance: Array) -> Array:
+    r"""Log expectation of a log-concave factor that may be much narrower than the Gaussian.
+
+    Nodes are laid around the mode of the integrand, in the units of its curvature there, which Newton's method finds.
+
+    :param Callable derivatives: value ``(..., )``, gradient ``(..., K)`` and Hessian ``(..., K, K)`` of the log factor,
+        of predictors ``(..., K)`` whose differences alone matter.
+    :param Array mean: means, shape ``(..., K)``.
+    :param Array covariance: covariances, shape ``(..., K, K)``, positive semidefinite.
+    :return: shape ``(...)``.
+    """
+    center, root = _differences(mean, covariance)
+    sizes = jnp.asarray(0.5 ** np.arange(_NUM_STEP_SIZES), center.dtype)
+
+    def value_at(z: Array) -> tuple[Array, Array, Array]:
+        eta = center + jnp.einsum("...ij,...j->...i", root, z)
+        value, gradient, hessian = derivatives(jnp.concatenate([eta, jnp.zeros_like(eta[..., :1])], axis=-1))
+        slope = jnp.einsum("...ij,...i->...j", root, gradient[..., :-1]) - z
+        curvature = jnp.eye(z.shape[-1], dtype=z.dtype) - jnp.einsum(
+            "...ki,...kl,...lj->...ij", root, hessian[..., :-1, :-1], root
+        )
+        return value - 0.5 * jnp.sum(z**2, axis=-1), slope, curvature
+
+    def climb(_: int, z: Array) -> Array:
+        slope, curvature = value_at(z)[1:]
+        step = cholesky_solve(cholesky(curvature), slope)
+        trials = z + sizes.reshape(-1, *(1 for _ in z.shape)) * step
+        best = jnp.argmax(value_at(trials)[0], axis=0)
+        return z + sizes[best][..., None] * step
+
+    mode = jax.lax.stop_gradient(jax.lax.fori_loop(0, _NUM_MODE_STEPS, climb, jnp.zeros_like(center)))
+    peak, _, curvature = value_at(mode)
+    whitening = inverse_lower(cholesky(curvature))
+
+    def ratio(u: Array) -> Array:
+        z = mode + jnp.einsum("...ji,...j->...i", whitening, u[..., :-1])
+        return jnp.exp(value_at(z)[0] + 0.5 * jnp.sum(u**2, axis=-1) - peak)
+
+    standard = np.diag([1.0] * center.shape[-1] + [0.0]).astype(mean.dtype)
+    total = difference_expectation(ratio, jnp.zeros_like(mean), jnp.broadcast_to(standard, covariance.shape))
+    return peak + jnp.log(total) + jnp.sum(jnp.log(jnp.diagonal(whitening, axis1=-2, axis2=-1)), axis=-1)
+
+
+def _differences(mean: Array, covariance: Array) -> tuple[Array, Array]:
+    """Mean, and a factor of the covariance, of the differences from the last predictor."""
+    center = mean[..., :-1] - mean[..., -1:]
+    half = covariance[..., :-1, :] - covariance[..., -1:, :]
+    spread = half[..., :-1] - half[..., -1:]
+    # A singular covariance has a factor too, with what is invisible at the precision of the predictors added.
+    size = 1.0 + jnp.max(jnp.diagonal(spread, axis1=-2, axis2=-1), axis=-1)[..., None, None]
+    identity = jnp.eye(center.shape[-1], dtype=mean.dtype)
+    return center, cholesky(spread + 8.0 * jnp.finfo(mean.dtype).eps * size * identity)

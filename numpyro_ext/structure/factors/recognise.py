@@ -22,6 +22,7 @@ from ..families import IDENTITY, Built, Family, Link, Observations
 from ..model.tracing import FactorTrace
 from ..program.degrees import Degree, Degrees, affine_cuts
 from ..program.dependence import dependence
+from ..program.patterns import Pattern
 from ..program.program import Atom, Program, apply_to_known
 
 __all__ = ["Recognised", "recognise"]
@@ -64,15 +65,16 @@ def recognise(program: Program, degrees: Degrees, traced: FactorTrace, probe: En
     if IDENTITY not in family.links:
         return None
     build = _builder(program, family, traced, leaf, leaf, _Match(IDENTITY))
-    return Recognised(leaf, _rows(family, program.shape(leaf)), build, family.label)
+    shape = program.shape(leaf)
+    return Recognised(leaf, _rows(family, np.arange(int(np.prod(shape))).reshape(shape)), build, family.label)
 
 
-def _rows(family: Family, shape: tuple[int, ...]) -> np.ndarray:
-    index = np.arange(int(np.prod(shape)))
+def _rows(family: Family, index: np.ndarray) -> np.ndarray:
+    """Rows of the predictors with these flat indices, which have the axes of the parameter that carries them."""
     if not family.is_joint:
-        return index
-    plus, minus = row_directions(shape[-1]).T
-    groups = index.reshape(-1, shape[-1])
+        return index.reshape(-1)
+    plus, minus = row_directions(index.shape[-1]).T
+    groups = index.reshape(-1, index.shape[-1])
     return np.stack([groups[:, plus], np.where(minus < 0, -1, groups[:, minus])], axis=-1).reshape(-1, 2)
 
 
@@ -84,19 +86,35 @@ def _behind_a_link(
     leaf: Atom,
     probe: Env,
 ) -> Recognised | None:
-    candidates = _single_passages(program, degrees, leaf)
-    for predictor in candidates:
+    for predictor in _single_passages(program, degrees, leaf):
         # one after the other: for large data each is large, and the first is mostly the right one
-        match = _match_link(_responses(program, traced, predictor, leaf, probe), family.links)
-        if match is None:
-            continue
-        shape = program.shape(predictor)
-        seeds = {predictor: np.arange(int(np.prod(shape)), dtype=np.int64).reshape(*shape, 1)}
-        pattern = dependence(program, seeds, {}, [leaf])[leaf]  # type: ignore[index]
-        if isinstance(pattern, np.ndarray) and pattern.shape[-1] == 1 and np.all(pattern >= 0):
+        if family.is_joint:
+            index = _indices(program, predictor, leaf, program.shape(leaf)[-1])
+            match = None if index is None else _match_joint(program, family, traced, predictor, leaf, probe, index)
+        else:
+            match = _match_link(_responses(program, traced, predictor, leaf, probe, _GRID)[0], family.links)
+            index = None if match is None else _indices(program, predictor, leaf, None)
+        if match is not None and index is not None:
             build = _builder(program, family, traced, predictor, leaf, match)
-            return Recognised(predictor, pattern.reshape(-1), build, f"{family.label}, {match.link.name} link")
+            return Recognised(predictor, _rows(family, index), build, f"{family.label}, {match.link.name} link")
     return None
+
+
+def _indices(program: Program, predictor: int, leaf: Atom, dimension: int | None) -> np.ndarray | None:
+    """Flat indices of the predictors of each element of the parameter, or of each of its vectors of this length.
+
+    ``None`` where their number is another one.
+    """
+    shape = program.shape(predictor)
+    seeds: dict[int, Pattern] = {predictor: np.arange(int(np.prod(shape)), dtype=np.int64).reshape(*shape, 1)}
+    pattern = dependence(program, seeds, {}, [leaf])[leaf]  # type: ignore[index]
+    if not isinstance(pattern, np.ndarray) or pattern.shape[-1] != (dimension or 1) or np.any(pattern < 0):
+        return None
+    if dimension is None:
+        return pattern[..., 0]
+    # Categories stand in the order of the predictors, or the values of the parameter are not those of the link.
+    vectors = np.sort(pattern, axis=-1)
+    return vectors[..., 0, :] if np.all(vectors == vectors[..., :1, :]) else None
 
 
 def _single_passages(program: Program, degrees: Degrees, leaf: Atom) -> list[int]:
@@ -107,32 +125,36 @@ def _single_passages(program: Program, degrees: Degrees, leaf: Atom) -> list[int
     return [n for n in sorted(affine, reverse=True) if not program.ancestors([leaf], [n]) & free - {n}]
 
 
-def _responses(program: Program, traced: FactorTrace, predictor: int, leaf: Atom, probe: Env) -> np.ndarray:
-    """The parameter on a grid of values of the predictor, shape ``(grid, elements in use)``."""
+def _responses(
+    program: Program, traced: FactorTrace, predictor: int, leaf: Atom, probe: Env, grid: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """The parameter at values of the predictor, shape ``(grid, elements in use)``, and which elements these are."""
     dtype = jnp.result_type(float)
     bare = copy.copy(program)
     bare.release()
 
     def respond(point: Array, env: Env) -> Any:
-        return bare.evaluate([leaf], {**env, predictor: jnp.full(bare.shape(predictor), point, dtype)})[0]
+        value = jnp.broadcast_to(point, bare.shape(predictor))
+        return bare.evaluate([leaf], {**env, predictor: value})[0]
 
-    key = (program.fingerprint(), predictor, leaf, str(dtype))
+    key = (program.fingerprint(), predictor, leaf, str(dtype), np.shape(grid))
     on_grid = _COMPILED.get(
         key, lambda: quick_jit(jax.vmap(respond, in_axes=(0, None)), is_small=holds_little(program.data))
     )
-    found = on_grid(np.asarray(_GRID, dtype), dict(probe))
-    values = np.asarray(found, float)
-    mask = np.broadcast_to(np.asarray(program.evaluate([traced.mask], probe, apply_to_known)[0]), values.shape[1:])
-    used = values[:, mask] if mask.any() and not mask.all() else values.reshape(len(_GRID), -1)
-    is_finite = np.isfinite(used).all(axis=0)
-    return used if is_finite.all() else used[:, is_finite]
+    values = np.asarray(on_grid(np.asarray(grid, dtype), dict(probe)), float)
+    mask = np.asarray(program.evaluate([traced.mask], probe, apply_to_known)[0])
+    mask = np.broadcast_to(mask.reshape(mask.shape + (1,) * (values.ndim - 1 - mask.ndim)), values.shape[1:])
+    is_used = np.isfinite(values).all(axis=0) & (mask if mask.any() else True)
+    return values[:, is_used], is_used
 
 
 def _match_link(values: np.ndarray, links: Iterable[Link]) -> _Match | None:
     if not values.size:
         return None
-    tolerance = 1e-9 if jnp.result_type(float) == np.float64 else 2e-5
+    tolerance = _tolerance()
     for link in links:
+        if link.is_joint:
+            continue
         for sign in (1.0, -1.0):
             function = link.function(sign * _GRID)
             at = int(np.argmax(function != 0.0))
@@ -145,6 +167,23 @@ def _match_link(values: np.ndarray, links: Iterable[Link]) -> _Match | None:
     return None
 
 
+def _match_joint(
+    program: Program, family: Family, traced: FactorTrace, predictor: int, leaf: Atom, probe: Env, index: np.ndarray
+) -> _Match | None:
+    """As :func:`_match_link`, for functions of the vectors of predictors with these indices."""
+    shape = program.shape(predictor)
+    grid = 3.0 * np.cos(np.outer(np.arange(1, 5), 1.0 + np.arange(int(np.prod(shape))) ** 2))
+    values, is_used = _responses(program, traced, predictor, leaf, probe, grid.reshape(-1, *shape))
+    for link in family.links if values.size else ():
+        if link.is_joint and np.all(np.abs(values - link.function(grid[:, index])[:, is_used]) <= _tolerance()):
+            return _Match(link)
+    return None
+
+
+def _tolerance() -> float:
+    return 1e-9 if jnp.result_type(float) == np.float64 else 2e-5
+
+
 def _builder(
     program: Program, family: Family, traced: FactorTrace, predictor: int, leaf: Atom, match: _Match
 ) -> Callable[[Env, Array], Built]:
@@ -153,9 +192,13 @@ def _builder(
     def build(env: Env, mask: Array) -> Built:
         atoms = [traced.value, *(traced.parameters[n] for n in family.parameters)]
         value, *others = program.evaluate(atoms, env)
+        shape = program.shape(traced.log_prob)
         # a vector parameter keeps its last axis
-        others = [jnp.reshape(v, (-1, *jnp.shape(v)[jnp.ndim(value) :])) for v in others]
-        value = jnp.reshape(value, -1).astype(dtype)
+        others = [jnp.reshape(v, (-1, *jnp.shape(v)[len(shape) :])) for v in others]
+        # as does a value that is a vector
+        value = jnp.reshape(value, (-1, *jnp.shape(value)[len(shape) :])).astype(dtype)
+        if value.ndim > 1:
+            mask = mask[:, None]
         # what is missing may be coded as anything: give masked rows a harmless value unless theirs is usable
         harmless = family.support.feasible_like(value)
         value = jnp.where(mask | (jnp.isfinite(value) & family.support(value)), value, harmless)

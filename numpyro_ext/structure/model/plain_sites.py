@@ -119,7 +119,9 @@ class PlainSites(Messenger):
 def _observed(name: str, value: Any) -> Array:
     is_array = isinstance(value, jax.Array | np.ndarray | np.generic) and _is_real(value.dtype)
     if is_array or isinstance(value, bool | int | float):
-        return jnp.asarray(value)
+        array = jnp.asarray(value)
+        # counts of low precision would lose digits of their factorials
+        return array.astype(jnp.result_type(float)) if _is_floating(array) else array
     dtype = f" of dtype {value.dtype}" if hasattr(value, "dtype") else ""
     raise ModelStructureError(
         f"observed site '{name}' is given a {type(value).__name__}{dtype}, which NumPyro does not compute with: give "

@@ -63,7 +63,7 @@ class SiteInfo(NamedTuple):
     value: Any = None
     """The observed value."""
     support: Any = None
-    """Support of the elementwise distribution of an observed site."""
+    """Support of an observed site whose distribution is one of numbers, or of vectors of counts."""
     mask: Any = None
     batch_shape: tuple[int, ...] = ()
     """Batch shape that the mask of an observed site covers."""
@@ -187,7 +187,7 @@ def _factor(site: dict[str, Any]) -> FactorTrace:
         jnp.broadcast_to(log_prob, shape),
         mask,
         None if scale is None else jnp.broadcast_to(scale, shape),
-        value if family is None else jnp.broadcast_to(value, shape),
+        value if family is None else jnp.broadcast_to(value, (*shape, *base.event_shape)),
         {} if family is None else _parameters(family, base, shape),
         constant,
         family,
@@ -339,7 +339,7 @@ def _inspect(name: str, site: dict[str, Any]) -> SiteInfo:
         return info._replace(
             kind="observed",
             value=value,
-            support=None if base.event_dim > 0 else getattr(base, "support", None),
+            support=_support(base),
             full_shape=shape,
             batch_shape=shape[: len(shape) - base.event_dim],
         )
@@ -360,6 +360,12 @@ def _inspect(name: str, site: dict[str, Any]) -> SiteInfo:
         init=value,
         num_unknowns=math.prod(innovation_shape(fn)),
     )
+
+
+def _support(base: dist.Distribution) -> Any:
+    """Support of observations, where it can be held against each of them: of numbers, and of vectors of counts."""
+    support: Any = getattr(base, "support", None)
+    return support if base.event_dim == 0 or (base.event_dim == 1 and support.is_discrete) else None
 
 
 def _check_order(name: str, base: dist.Distribution) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from numpyro.distributions import constraints
 
 from ..errors import ModelStructureError, Reason
 from .tracing import SiteInfo
@@ -49,7 +50,8 @@ def can_be_scored(site: SiteInfo, shape: tuple[int, ...]) -> np.ndarray:
     value = np.asarray(site.value)
     is_data = np.isfinite(value) if np.issubdtype(value.dtype, np.inexact) else np.ones(value.shape, bool)
     if site.support is not None:
-        is_data = is_data & np.asarray(site.support(value))
+        is_inside = np.asarray(site.support(value))
+        is_data = is_data.all(axis=tuple(range(is_inside.ndim, value.ndim))) & is_inside
     try:
         return np.broadcast_to(is_data, shape)
     except ValueError:  # numpyro.factor has no values, and factors that share a predictor are one
@@ -92,12 +94,15 @@ def _check_site(site: SiteInfo) -> None:
         remedy = "remove it, or mask it: handlers.mask(mask=jnp.isfinite(y)) around the site, and obs=jnp.nan_to_num(y)"
         _report(site, spread, mask & ~np.isfinite(spread), "not finite", remedy)
     if site.support is not None:
-        inside = np.broadcast_to(np.asarray(site.support(spread)), mask.shape)
+        inside = np.asarray(site.support(spread))
+        axes = tuple(range(inside.ndim, mask.ndim))
         what = f"outside the support of {site.family} ({_describe(site.support)})"
-        _report(site, spread, mask & ~inside, what, "correct the data, or choose another likelihood")
+        _report(site, spread, mask.any(axis=axes) & ~inside, what, "correct the data, or choose another likelihood")
 
 
 def _describe(support: Any) -> str:
+    if isinstance(support, type(constraints.multinomial(1))):
+        return f"counts that add up to the total_count of {np.unique(np.asarray(support.upper_bound))}"
     return type(support).__name__.strip("_").lower() if str(support).startswith("<") else str(support)
 
 

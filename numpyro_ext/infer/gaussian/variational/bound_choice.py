@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 from typing import NamedTuple
 
-from ....potentials import Potential, SoftmaxPotential, TemperedPotential
+from ....potentials import Potential, TemperedPotential
 from ....potentials.bounds.log_sum_exp import LOG_SUM_EXP_BOUNDS, log_sum_exp_bound
 from ....potentials.bounds.logistic import LOGISTIC_BOUNDS, BoundedPotential, LogisticBound, logistic_bound
+from ....potentials.families.categorical import LogSumExpPotential
 from ....potentials.vector_rows import VectorRows
 from ....structure import ModelStructureError
 
@@ -50,7 +51,7 @@ def choose_bound(site: str, potential: Potential, name: BoundName, num_pieces: i
     base = potential.base if isinstance(potential, TemperedPotential) else potential
     family = type(base.base).__name__ if isinstance(base, VectorRows) else type(base).__name__
     if isinstance(base, VectorRows):
-        if isinstance(base.base, SoftmaxPotential):
+        if isinstance(base.base, LogSumExpPotential):
             key = "quadrature" if name == "exact" else name
             if not isinstance(key, str) or key not in LOG_SUM_EXP_BOUNDS:
                 names = ", ".join(map(repr, ("exact", *LOG_SUM_EXP_BOUNDS)))
@@ -59,7 +60,7 @@ def choose_bound(site: str, potential: Potential, name: BoundName, num_pieces: i
                     f"({family}). Choose one of {names}; or write the site as StickBreakingCategorical.",
                     site=site,
                 )
-            chosen = dataclasses.replace(base.base, bound=key)
+            chosen = base.base.with_bound(key)
             words = "expectation by quadrature" if key == "quadrature" else f"bound {key} of log-sum-exp"
             if not log_sum_exp_bound(key).is_bound and key != "quadrature":
                 words = f"approximation {key} of log-sum-exp, which is no bound"
@@ -92,5 +93,5 @@ def with_bound(potential: Potential, bound: LogisticBound | str | None) -> Poten
         return BoundedPotential(potential, bound)
     if isinstance(potential, TemperedPotential):
         return dataclasses.replace(potential, base=with_bound(potential.base, bound))
-    assert isinstance(potential, VectorRows) and isinstance(potential.base, SoftmaxPotential)  # by choose_bound
-    return VectorRows(dataclasses.replace(potential.base, bound=bound))
+    assert isinstance(potential, VectorRows) and isinstance(potential.base, LogSumExpPotential)  # by choose_bound
+    return VectorRows(potential.base.with_bound(bound))

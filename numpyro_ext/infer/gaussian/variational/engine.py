@@ -65,6 +65,23 @@ class VariationalGaussian(Engine):
         >>> bool(looser.log_evidence < engine.log_evidence)
         True
 
+    Categories have a predictor each, in the words in which they are written: logits or a softmax, of coefficients for
+    each of them, of pivoted ones, or of what is known of the alternatives.
+
+    .. code-block:: python
+
+        >>> def choice(price, chosen=None):
+        ...     sensitivity = numpyro.sample("sensitivity", dist.Normal(0, 1))
+        ...     probs = jax.nn.softmax(-sensitivity * price, axis=-1)
+        ...     numpyro.sample("chosen", dist.Categorical(probs=probs), obs=chosen)
+
+        >>> price = jnp.array([[1.0, 2.0, 3.0], [2.0, 1.0, 0.5], [0.5, 2.5, 1.0]])
+        >>> engine = VariationalGaussian(choice)
+        >>> engine.run(jax.random.key(0), price, jnp.array([0, 2, 0]))
+        >>> found = engine.posterior["sensitivity"]
+        >>> print(f"{found.mean:.3f}, variance {found.variance:.3f}")
+        1.153, variance 0.526
+
     :param model: a NumPyro model.
     :param bound: ``"exact"``, or a local bound for logistic likelihoods: ``"jaakkola"``, ``"bohning"``,
         ``"piecewise-linear"`` or ``"piecewise-quadratic"``; a tuple of names for the tightest of them at each factor;
