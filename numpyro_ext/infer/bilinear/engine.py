@@ -361,8 +361,7 @@ class BilinearVG(BaseEngine):
 
     def _restore(self, content: dict[str, Any], rng_key: Array, args: tuple, kwargs: dict[str, Any]) -> BilinearRun:
         reading, space, programs = self._prepare(rng_key, args, kwargs, check=False)
-        restorable: Any = programs
-        result = fit_from_content(content, reading, restorable, space)
+        result = fit_from_content(content, reading, space, programs.init_state)
         return BilinearRun(reading, space, result, rng_key, self.num_samples, programs)
 
 

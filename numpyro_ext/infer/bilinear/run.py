@@ -96,7 +96,7 @@ class BilinearRun(FinishedRun):
         for name in self.reading.field:
             places = site_places(self.reading, self.blocks, name)
             shape = tuple(self.reading.site_shapes[name])
-            sites[name] = SitePosterior(name, shape, places.moments, places.covariance, places.sample)
+            sites[name] = SitePosterior(name, shape, places.mean, places.variance, places.covariance, places.sample)
         return PosteriorSites(sites, missing_sites(self.reading, "draws of it are in get_samples()"))
 
     def draw(self, rng_key: Array) -> tuple[dict[str, Array], Array]:
@@ -241,20 +241,24 @@ class SitePlaces(NamedTuple):
     vector: np.ndarray
     component: np.ndarray
 
-    def moments(self) -> tuple[Array, Array]:
-        """Mean and variance of each element; points have no variance."""
-        mean, covariance = self.block.mean[self.vector, self.component], self.block.covariance
+    def mean(self) -> Array:
+        """Mean of each element."""
+        return self.block.mean[self.vector, self.component]
+
+    def variance(self) -> Array:
+        """Variance of each element; points have none."""
+        covariance = self.block.covariance
         if covariance is None:
-            return mean, jnp.zeros_like(mean)
+            return jnp.zeros_like(self.mean())
         if covariance.ndim == 2:
-            return mean, covariance[self.vector, self.component]
-        return mean, covariance[self.vector, self.component, self.component]
+            return covariance[self.vector, self.component]
+        return covariance[self.vector, self.component, self.component]
 
     def covariance(self) -> Array:
         """Covariance between all elements; different vectors are independent."""
         covariance, vector, component = self.block.covariance, self.vector, self.component
         if covariance is None or covariance.ndim == 2:
-            return jnp.diag(self.moments()[1])
+            return jnp.diag(self.variance())
         full = covariance[vector[:, None], component[:, None], component[None, :]]
         return jnp.where(vector[:, None] == vector[None, :], full, 0.0)
 

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from .archive import read_archive, write_archive
-from .state import EngineState
+from .state import EngineState, fits, rebuilt
 
 __all__ = ["read_checkpoint", "write_checkpoint"]
 
@@ -49,8 +49,7 @@ def read_checkpoint(path: str | os.PathLike, shapes: Any, data_digest: str) -> E
     content = read_archive(path)
     if "state" not in content:
         raise ValueError(f"{os.fspath(path)!r} is a finished run, for load(...), and no checkpoint: give another path.")
-    leaves, structure = jax.tree.flatten(shapes)
-    if [x.shape for x in leaves] != [jnp.shape(x) for x in content["state"]]:
+    if not fits(shapes, content["state"]):
         raise ValueError(
             f"{os.fspath(path)!r} holds the state of another model, or of this one on data of other shapes or with "
             "other options: give another path, or remove it."
@@ -60,7 +59,5 @@ def read_checkpoint(path: str | os.PathLike, shapes: Any, data_digest: str) -> E
             f"{os.fspath(path)!r} holds the state of a run on other data or other given hyperparameters: give another "
             "path, or remove it."
         )
-    state = jax.tree.unflatten(
-        structure, [jnp.asarray(x, s.dtype) for x, s in zip(content["state"], leaves, strict=True)]
-    )
+    state = rebuilt(shapes, content["state"])
     return EngineState(jnp.asarray(content["values"]), state, None, content["num_steps"], content["data_digest"])

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from ...structure.model.reading import ModelReading
 from ..hyper.space import UnconstrainedSpace
 from .results import Diagnostics, HyperDiagnostics
-from .state import EngineState, Fit, as_numbers
+from .state import EngineState, Fit, as_numbers, fits, rebuilt
 
-__all__ = ["diagnostics_from_content", "fit_from_content", "fit_to_content", "outcome_to_content"]
+__all__ = [
+    "diagnostics_from_content",
+    "fit_from_content",
+    "fit_to_content",
+    "outcome_to_content",
+    "state_from_content",
+]
 
 
 def outcome_to_content(fit: Fit) -> dict[str, Any]:
@@ -41,11 +49,11 @@ def diagnostics_from_content(content: dict[str, Any]) -> Diagnostics:
     return Diagnostics(**content["diagnostics"])._replace(hyper=hyper)
 
 
-def fit_to_content(fit: Fit, reading: Any) -> dict[str, Any]:
+def fit_to_content(fit: Fit, reading: ModelReading) -> dict[str, Any]:
     """Take a fit apart into dictionaries, lists, numbers and arrays.
 
     :param Fit fit: the outcome of a run.
-    :param reading: of the model that was run.
+    :param ModelReading reading: of the model that was run.
     :return: what :func:`fit_from_content` understands.
     """
     last = fit.last_state
@@ -58,39 +66,29 @@ def fit_to_content(fit: Fit, reading: Any) -> dict[str, Any]:
     }
 
 
-class Restorable(Protocol):
-    """What tells the shapes of the states that a file holds."""
-
-    def init_state(self, data: Any, hyper: dict[str, Array], /) -> Any:
-        """State of the algorithm before its first step."""
-
-    def init_search(self, data: Any, fixed: dict[str, Array], values: Array, state: Any, /) -> Any:
-        """State of the search for hyperparameters before its first step."""
-
-
-def fit_from_content(content: dict[str, Any], reading: Any, programs: Restorable, space: UnconstrainedSpace) -> Fit:
+def fit_from_content(
+    content: dict[str, Any],
+    reading: ModelReading,
+    space: UnconstrainedSpace,
+    init_state: Callable[[Any, dict[str, Array]], Any],
+    init_search: Callable[[Any, dict[str, Array], Array, Any], Any] | None = None,
+) -> Fit:
     """Put a fit together again.
 
     :param dict content: from :func:`fit_to_content`.
-    :param reading: of the model on the saved arguments.
-    :param Restorable programs: for its structure.
+    :param ModelReading reading: of the model on the saved arguments.
     :param UnconstrainedSpace space: of its hyperparameters.
+    :param init_state: ``(data, hyper)``: the state of the algorithm before its first step, or its shapes.
+    :param init_search: ``(data, fixed, values, state)``: that of a search around it, where there is one.
     :return: the fit.
     :raises ValueError: if model or algorithm are not those of the run.
     """
-    values = jnp.asarray(content["values"])
-    if values.shape != (space.size,):
-        raise ValueError(
-            f"The saved run learned {values.size} unconstrained hyperparameters; this model has {space.size}."
-        )
-    hyper = space.unpack(values)
-    shapes = jax.eval_shape(programs.init_state, reading.data, hyper)
-    state = _rebuild(shapes, content["state"])
-    search = None
-    if content["search"] is not None:
-        shapes = jax.eval_shape(programs.init_search, reading.data, space.fixed, values, state)
+    values, state = state_from_content(content, reading, space, init_state)
+    hyper, search = space.unpack(values), None
+    if content["search"] is not None and init_search is not None:
+        shapes = jax.eval_shape(init_search, reading.data, space.fixed, values, state)
         # A release that searches in another way goes on from the values alone.
-        search = _rebuild(shapes, content["search"]) if _fits(shapes, content["search"]) else None
+        search = rebuilt(shapes, content["search"]) if fits(shapes, content["search"]) else None
     totals, saved = _form_totals(reading, hyper), content["form_totals"]
     totals = totals if np.iscomplexobj(saved) else totals.real  # files of version 1 keep real parts
     if totals.shape != saved.shape or not np.allclose(totals, saved, rtol=1e-4):
@@ -100,18 +98,26 @@ def fit_from_content(content: dict[str, Any], reading: Any, programs: Restorable
     return Fit(last, hyper, content["covariance"], content["has_curvature"], content["log_evidence"], diagnostics)
 
 
-def _form_totals(reading: Any, hyper: dict[str, Array]) -> np.ndarray:
+def state_from_content(
+    content: dict[str, Any],
+    reading: ModelReading,
+    space: UnconstrainedSpace,
+    init_state: Callable[[Any, dict[str, Array]], Any],
+) -> tuple[Array, Any]:
+    """The unconstrained hyperparameters and the state that :func:`outcome_to_content` took apart.
+
+    :raises ValueError: if they are not those of this model; the parameters are those of :func:`fit_from_content`.
+    """
+    values = jnp.asarray(content["values"])
+    if values.shape != (space.size,):
+        raise ValueError(f"The saved run learned {values.size} hyperparameters; this model has {space.size}.")
+    shapes = jax.eval_shape(init_state, reading.data, space.unpack(values))
+    if not fits(shapes, content["state"]):
+        raise ValueError("The saved state does not fit this model: it comes from another model or algorithm.")
+    return values, rebuilt(shapes, content["state"])
+
+
+def _form_totals(reading: ModelReading, hyper: dict[str, Array]) -> np.ndarray:
     """Sums over the arrays of the form: two models that agree in them are taken to be the same."""
     leaves = jax.tree.leaves(reading.form(hyper, reading.data))
     return np.array([np.sum(as_numbers(leaf)) for leaf in leaves])
-
-
-def _fits(shapes: Any, leaves: list[Array]) -> bool:
-    return [x.shape for x in jax.tree.leaves(shapes)] == [jnp.shape(x) for x in leaves]
-
-
-def _rebuild(shapes: Any, leaves: list[Array]) -> Any:
-    expected, treedef = jax.tree.flatten(shapes)
-    if not _fits(shapes, leaves):
-        raise ValueError("The saved state does not fit this model: it comes from another model or algorithm.")
-    return jax.tree.unflatten(treedef, [jnp.asarray(leaf, x.dtype) for x, leaf in zip(expected, leaves, strict=True)])

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.scipy.special import ndtri
-from jax.typing import ArrayLike
+from jax.typing import ArrayLike, DTypeLike
 
-__all__ = ["PosteriorSites", "SitePosterior", "missing_sites"]
+__all__ = ["PosteriorSites", "SitePosterior", "missing_sites", "probabilities"]
 
 
 class SitePosterior:
@@ -25,13 +25,15 @@ class SitePosterior:
         self,
         name: str,
         shape: tuple[int, ...],
-        moments: Callable[[], tuple[Array, Array]],
+        mean: Callable[[], ArrayLike],
+        variance: Callable[[], ArrayLike],
         covariance: Callable[[], Array],
         sample: Callable[[Array, int], Array],
     ) -> None:
         self.name = name
         self.shape = shape
-        self._moments = moments
+        self._mean = mean
+        self._variance = variance
         self._covariance = covariance
         self._sample = sample
 
@@ -41,17 +43,17 @@ class SitePosterior:
     @property
     def mean(self) -> Array:
         """Posterior mean, in the shape of the site."""
-        return self._shaped(self._moments()[0])
+        return self._shaped(self._mean())
 
     @property
     def variance(self) -> Array:
         """Posterior variance of each element, in the shape of the site."""
-        return self._shaped(self._moments()[1])
+        return self._shaped(self._variance())
 
     @property
     def sd(self) -> Array:
         """Posterior standard deviation of each element, in the shape of the site."""
-        return self._shaped(np.sqrt(self._moments()[1]))
+        return self._shaped(np.sqrt(self._variance()))
 
     def _shaped(self, values: ArrayLike) -> Array:
         # NumPy compiles nothing.
@@ -62,15 +64,16 @@ class SitePosterior:
         return self._covariance().reshape(self.shape + self.shape)
 
     def quantile(self, q: ArrayLike) -> Array:
-        """Quantiles of each element.
+        """Quantiles of each element; of those that are estimated from draws, the draws that belong to the run.
 
         :param q: probability, or array of probabilities, inside (0, 1).
         :return: of shape ``q.shape + shape``.
         :raises ValueError: if a probability is outside (0, 1).
         """
-        q = jnp.asarray(q, self.mean.dtype)
-        if not bool(jnp.all((q > 0.0) & (q < 1.0))):
-            raise ValueError(f"Quantiles of a Gaussian need probabilities inside (0, 1), got {q}.")
+        q = probabilities(q, self.mean.dtype)
+        return self._quantile(q).reshape(q.shape + self.shape)
+
+    def _quantile(self, q: np.ndarray) -> Array:
         return self.mean + self.sd * ndtri(q).reshape(q.shape + (1,) * len(self.shape))
 
     def interval(self, prob: float = 0.9) -> tuple[Array, Array]:
@@ -95,6 +98,17 @@ class SitePosterior:
     def size(self) -> int:
         """Number of elements."""
         return math.prod(self.shape)
+
+
+def probabilities(q: ArrayLike, dtype: DTypeLike) -> np.ndarray:
+    """What quantiles are asked at, as an array.
+
+    :raises ValueError: unless all of them are inside (0, 1).
+    """
+    found = np.asarray(q, dtype)
+    if not np.all((found > 0.0) & (found < 1.0)):
+        raise ValueError(f"Quantiles need probabilities inside (0, 1), got {found}.")
+    return found
 
 
 class PosteriorSites(Mapping[str, SitePosterior]):

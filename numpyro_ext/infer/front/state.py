@@ -13,7 +13,7 @@ from jax import Array
 from ..hyper.search import SearchState
 from .results import Diagnostics
 
-__all__ = ["EngineState", "Fit", "as_numbers", "check_init_state", "data_digest"]
+__all__ = ["EngineState", "Fit", "as_numbers", "check_init_state", "data_digest", "fits", "rebuilt"]
 
 
 class EngineState(NamedTuple):
@@ -79,3 +79,18 @@ def check_init_state(init_state: EngineState, shapes: Any, num_hyper: int) -> No
             "init_state comes from a run of another model, or of this one on data of other shapes or with other "
             "options: its state and hyperparameters do not match."
         )
+
+
+def fits(shapes: Any, leaves: list[Array]) -> bool:
+    """Whether arrays, as a file holds them, are those of a tree.
+
+    :param shapes: of the tree, from ``jax.eval_shape``.
+    :param leaves: its arrays in order.
+    """
+    return [x.shape for x in jax.tree.leaves(shapes)] == [jnp.shape(x) for x in leaves]
+
+
+def rebuilt(shapes: Any, leaves: list[Array]) -> Any:
+    """A tree from its arrays, which fit it, in the dtypes that it has now."""
+    expected, structure = jax.tree.flatten(shapes)
+    return jax.tree.unflatten(structure, [jnp.asarray(leaf, x.dtype) for x, leaf in zip(expected, leaves, strict=True)])

@@ -188,5 +188,5 @@ class Engine(BaseEngine):
     def _restore(self, content: dict[str, Any], rng_key: Array, args: tuple, kwargs: dict[str, Any]) -> FinishedRun:
         reading = self._read(rng_key, args, kwargs, check=False)
         space, algorithm, programs = self._compile(reading)
-        result = fit_from_content(content, reading, programs, space)
+        result = fit_from_content(content, reading, space, programs.init_state, programs.init_search)
         return self._new_run(reading, space, result, rng_key, algorithm=algorithm, programs=programs)

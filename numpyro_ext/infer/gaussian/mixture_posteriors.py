@@ -10,7 +10,7 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
-from ..front.sites import SitePosterior
+from ..front.sites import SitePosterior, probabilities
 from .mixture_marginals import MarginalMixture
 
 __all__ = ["HyperPosterior", "MixturePosterior"]
@@ -74,9 +74,7 @@ class HyperPosterior:
         :raises ValueError: if a probability is outside (0, 1), the value was given, or the elements of the site are not
             functions of one unconstrained element each (simplices, Cholesky factors).
         """
-        q = np.asarray(q, self.values.dtype)
-        if not np.all((q > 0.0) & (q < 1.0)):
-            raise ValueError(f"Quantiles need probabilities inside (0, 1), got {q}.")
+        q = probabilities(q, self.values.dtype)
         if self.is_fixed:
             raise ValueError(f"Hyperparameter {self.name!r} was given: it has no distribution.")
         if self._transform.domain.event_dim or self._transform.codomain.event_dim:
@@ -108,7 +106,7 @@ class MixturePosterior(SitePosterior):
         sample: Callable[[Array, int], Array],
     ) -> None:
         mean, variance = (jnp.asarray(moment) for moment in mixture.mean_and_variance())
-        super().__init__(name, shape, lambda: (mean, variance), covariance, sample)
+        super().__init__(name, shape, lambda: mean, lambda: variance, covariance, sample)
         self.mixture = mixture
 
     def cdf(self, x: ArrayLike) -> Array:
@@ -121,14 +119,5 @@ class MixturePosterior(SitePosterior):
         flat = x.reshape(*x.shape[: x.ndim - len(self.shape)], self.size)
         return jnp.asarray(self.mixture.cdf(flat)).reshape(x.shape)
 
-    def quantile(self, q: ArrayLike) -> Array:
-        """Quantiles of each element.
-
-        :param q: probability, or array of probabilities, inside (0, 1).
-        :return: of shape ``q.shape + shape``.
-        :raises ValueError: if a probability is outside (0, 1).
-        """
-        q = np.asarray(q, self.mixture.means.dtype)
-        if not np.all((q > 0.0) & (q < 1.0)):
-            raise ValueError(f"Quantiles need probabilities inside (0, 1), got {q}.")
-        return jnp.asarray(self.mixture.quantile(q)).reshape(q.shape + self.shape)
+    def _quantile(self, q: np.ndarray) -> Array:
+        return jnp.asarray(self.mixture.quantile(q))

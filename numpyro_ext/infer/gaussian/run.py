@@ -69,7 +69,8 @@ class GaussianRun(FinishedRun):
             return SitePosterior(
                 name,
                 tuple(reading.site_shapes[name]),
-                moments=lambda: self._moments[name],
+                mean=lambda: self._moments[name][0],
+                variance=lambda: self._moments[name][1],
                 covariance=lambda: programs.covariance(*self.inputs, name=name),
                 sample=lambda rng_key, num_samples: programs.draw_site(
                     *self.inputs, rng_key, name=name, num_samples=num_samples

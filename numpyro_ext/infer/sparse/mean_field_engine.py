@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from ...linalg.solvers.posterior_precision import has_diagonal_gram
+from ...structure import SparseLinearReading
 from ...structure.sparse_linear.read import SPARSE_LINEAR
 from ..front.engine import BaseEngine, EngineOptions, check_at_least, check_one_of, check_positive, default_tolerance
 from ..front.failures import at_values
@@ -19,8 +20,10 @@ from ..front.saved_runs import fit_from_content
 from ..front.state import EngineState, Fit, check_init_state, data_digest
 from ..hyper.space import UnconstrainedSpace
 from . import mean_field as core
-from .mean_field_programs import CHUNK, SparsePrograms, compiled_form, compiled_sparse_programs
+from .mean_field_programs import CHUNK, MeanFieldPrograms, compiled_mean_field_programs
 from .mean_field_run import MeanFieldRun
+from .programs import compiled_form
+from .run import Member
 
 __all__ = ["StructuredMeanField"]
 
@@ -131,11 +134,13 @@ class StructuredMeanField(BaseEngine):
             check_init_state(init_state, shapes, space.size)
             values, state = init_state.values, init_state.state
         result = self._iterate(reading, space, programs, workspace, values, state, init_state, rng_key)
-        return MeanFieldRun(reading, space, result, rng_key, self.num_samples, programs, workspace)
+        return MeanFieldRun(
+            [Member({}, reading, space, programs, workspace, result)], result, rng_key, self.num_samples
+        )
 
     def _prepare(
         self, rng_key: Array, args: tuple, kwargs: dict[str, Any], *, check: bool = True
-    ) -> tuple[Any, UnconstrainedSpace, SparsePrograms, core.Workspace]:
+    ) -> tuple[SparseLinearReading, UnconstrainedSpace, MeanFieldPrograms, core.Workspace]:
         reading = self._read(rng_key, args, kwargs, check=check)
         unknown = set(self.init_values) - set(reading.hyper) - set(reading.field)
         if unknown:
@@ -144,7 +149,7 @@ class StructuredMeanField(BaseEngine):
             )
         space = UnconstrainedSpace(reading.hyper, self.hyper_values)
         options = self._options(reading, space)
-        programs = compiled_sparse_programs(reading, space, options, tol=self._tolerance())
+        programs = compiled_mean_field_programs(reading, space, options, tol=self._tolerance())
         # The draws of the iteration must not be those that are reported.
         workspace = programs.make_workspace(reading.data, space.unpack(space.initial()), jax.random.fold_in(rng_key, 1))
         return reading, space, programs, workspace
@@ -152,7 +157,7 @@ class StructuredMeanField(BaseEngine):
     def _tolerance(self) -> float:
         return default_tolerance(self.tol, 1e-4, 1e-3)
 
-    def _options(self, reading: Any, space: UnconstrainedSpace) -> core.Options:
+    def _options(self, reading: SparseLinearReading, space: UnconstrainedSpace) -> core.Options:
         """Static choices, from the form at the start."""
         form = compiled_form(reading)(space.unpack(space.initial()), reading.data)
         is_diagonal = not reading.is_analysis and has_diagonal_gram(form.operator, form.noise_variance)
@@ -179,10 +184,10 @@ class StructuredMeanField(BaseEngine):
             mean_tol=default_tolerance(None, 1e-6, 1e-5),
         )
 
-    def _hyper_start(self, reading: Any) -> dict[str, Any]:
+    def _hyper_start(self, reading: SparseLinearReading) -> dict[str, Any]:
         return {name: value for name, value in self.init_values.items() if name in reading.hyper}
 
-    def _initial_coefficients(self, reading: Any, hyper: dict[str, Array]) -> Array | None:
+    def _initial_coefficients(self, reading: SparseLinearReading, hyper: dict[str, Array]) -> Array | None:
         given = [name for name in reading.field if name in self.init_values]
         if not given:
             return None
@@ -201,9 +206,9 @@ class StructuredMeanField(BaseEngine):
 
     def _iterate(
         self,
-        reading: Any,
+        reading: SparseLinearReading,
         space: UnconstrainedSpace,
-        programs: SparsePrograms,
+        programs: MeanFieldPrograms,
         workspace: core.Workspace,
         values: Array,
         state: core.State | None,
@@ -251,9 +256,10 @@ class StructuredMeanField(BaseEngine):
 
     def _restore(self, content: dict[str, Any], rng_key: Array, args: tuple, kwargs: dict[str, Any]) -> MeanFieldRun:
         reading, space, programs, workspace = self._prepare(rng_key, args, kwargs, check=False)
-        bound: Any = programs.bound_to(workspace)
-        result = fit_from_content(content, reading, bound, space)
-        return MeanFieldRun(reading, space, result, rng_key, self.num_samples, programs, workspace)
+        result = fit_from_content(content, reading, space, partial(programs.state_shapes, workspace=workspace))
+        return MeanFieldRun(
+            [Member({}, reading, space, programs, workspace, result)], result, rng_key, self.num_samples
+        )
 
     def state_probabilities(self) -> Array:
         """Probability that each coefficient is in the high state, of shape ``(n,)``; zero where there are no states."""
@@ -271,7 +277,7 @@ def _explain_noise(name: str, start: Array, form: Any) -> str:
     )
 
 
-def _explain(reading: Any, hyper: dict[str, Array], value: float) -> str:
+def _explain(reading: SparseLinearReading, hyper: dict[str, Array], value: float) -> str:
     form = compiled_form(reading)(hyper, reading.data)
     if not bool(jnp.all(jnp.isfinite(form.observed))):
         number = int(jnp.sum(~jnp.isfinite(form.observed)))

@@ -13,49 +13,40 @@ from ...compilation.recent import Recent
 from ...linalg.cholesky import LARGEST_DENSE, cholesky, cholesky_solve, solve_upper
 from ...linalg.operators.operator import LinearOperator
 from ...linalg.solvers.perturb_and_map import draw_perturbations, perturb_and_map
-from ...linalg.solvers.posterior_precision import gram_diagonal
+from ...linalg.solvers.posterior_precision import PosteriorPrecision, gram_diagonal
+from ...structure import SparseLinearReading
 from ..front.iterations import StepInfo
 from ..hyper import search as hyper_search
 from ..hyper.space import UnconstrainedSpace
 from . import mean_field as core
 from . import tree_learning
+from .programs import DRAWS_AT_A_TIME, Inputs, SparsePrograms
 
-__all__ = ["CHUNK", "SparsePrograms", "compiled_form", "compiled_sparse_programs"]
+__all__ = ["CHUNK", "MeanFieldPrograms", "compiled_mean_field_programs"]
 
 CHUNK = 10
 _LEARNING_STEPS = 50
-_DRAWS_AT_A_TIME = 25
 _COMPILED = Recent(16)
-_FORMS = Recent(16)
 
 
-class SparsePrograms:
-    """Compiled functions of ``(data, hyper, workspace, state, ...)`` for one model structure.
+class MeanFieldPrograms(SparsePrograms):
+    """Compiled functions of structured mean field for one model structure; what is prepared is its workspace.
 
-    :param reading: any reading of the structure.
+    :param SparseLinearReading reading: any reading of the structure.
     :param UnconstrainedSpace space: of the hyperparameters that are learned.
     :param Options options: of the core.
     :param float tol: at which the iteration has converged.
     """
 
-    def __init__(self, reading: Any, space: UnconstrainedSpace, options: core.Options, *, tol: float) -> None:
-        self._reading, self._space, self._tol = reading, space, tol
-        self.options = options
+    def __init__(
+        self, reading: SparseLinearReading, space: UnconstrainedSpace, options: core.Options, *, tol: float
+    ) -> None:
+        super().__init__(reading, space)
+        self._tol, self.options = tol, options
         self.make_workspace = jax.jit(self._make_workspace)
         self.init_state = jax.jit(self._init_state)
         self.solve = jax.jit(self._solve)
-        self.site_mean = jax.jit(self._site_mean, static_argnames="name")
-        self.site_moments = jax.jit(self._site_moments, static_argnames="name")
-        self.site_covariance = jax.jit(self._site_covariance, static_argnames="name")
-        self.draw_centered = jax.jit(self._draw_centered, static_argnames="num_samples")
-        self.draw_site = jax.jit(self._draw_site, static_argnames=("name", "num_samples"))
-        self.draws = jax.jit(self._draws)
-        self.state_probabilities = jax.jit(self._state_probabilities)
         self.row_variance = jax.jit(self._row_variance, static_argnames="name")
-
-    def bound_to(self, workspace: core.Workspace) -> _BoundPrograms:
-        """The two functions by which a saved run is put together again."""
-        return _BoundPrograms(self, workspace)
 
     def state_shapes(self, data: Any, hyper: dict, workspace: core.Workspace) -> core.State:
         """Shapes and dtypes of the state."""
@@ -142,10 +133,11 @@ class SparsePrograms:
         assert found.moved is not None
         return values + unit * found.values, moved | found.moved
 
-    def _precision(self, data: Any, hyper: dict, workspace: core.Workspace, state: core.State) -> Any:
-        return core.posterior_precision(self._reading.form(hyper, data), workspace, state)
+    def _precision(self, inputs: Inputs) -> PosteriorPrecision:
+        form = self._reading.form(inputs.hyper, inputs.data)
+        return core.posterior_precision(form, inputs.prepared, inputs.state)
 
-    def _gram(self, precision: Any) -> Array:
+    def _gram(self, precision: PosteriorPrecision) -> Array:
         return gram_diagonal(precision.operator, precision.noise_variance, self.options.solver == "diagonal")
 
     def has_exact_variance(self, name: str) -> bool:
@@ -157,43 +149,35 @@ class SparsePrograms:
     def _is_small(self) -> bool:
         return self._reading.num_columns <= LARGEST_DENSE
 
-    def _site_mean(self, data: Any, hyper: dict, workspace: core.Workspace, state: core.State, *, name: str) -> Array:
-        operator, offset = self._reading.maps(hyper, data, (name,))[name]
-        return operator @ state.mean + offset
+    def _mean(self, inputs: Inputs) -> Array:
+        mean: Array = inputs.state.mean
+        return mean
 
-    def _site_moments(
-        self, data: Any, hyper: dict, workspace: core.Workspace, state: core.State, draws: Array, *, name: str
-    ) -> tuple[Array, Array]:
-        operator, offset = self._reading.maps(hyper, data, (name,))[name]
-        mean = operator @ state.mean + offset
-        if not self.has_exact_variance(name):
-            total = lax.map(operator.matvec, draws, batch_size=_DRAWS_AT_A_TIME)
-            return mean, jnp.mean(jnp.square(total), axis=0)
-        precision = self._precision(data, hyper, workspace, state)
+    def _site_variance(self, inputs: Inputs, *, name: str) -> Array:
+        operator, _ = self._map(inputs, name)
+        precision = self._precision(inputs)
         if self.options.solver == "diagonal":
             variance = 1.0 / (self._gram(precision) + precision.precision)
             if self._reading.is_selection(name):
-                return mean, operator @ variance
-            return mean, jnp.square(operator.materialise()) @ variance
-        return mean, jnp.sum(jnp.square(self._root(precision, operator)), axis=0)
+                return operator @ variance
+            return jnp.square(operator.materialise()) @ variance
+        return jnp.sum(jnp.square(self._root(precision, operator)), axis=0)
 
-    def _root(self, precision: Any, operator: LinearOperator) -> Array:
+    def _root(self, precision: PosteriorPrecision, operator: LinearOperator) -> Array:
         """``F`` with ``F^T F`` the covariance of what the operator makes of the coefficients."""
         factor = cholesky(precision.dense())
         return jax.scipy.linalg.solve_triangular(factor, operator.materialise().T, lower=True)
 
-    def _site_covariance(
-        self, data: Any, hyper: dict, workspace: core.Workspace, state: core.State, *, name: str
-    ) -> Array:
-        operator, _ = self._reading.maps(hyper, data, (name,))[name]
-        precision = self._precision(data, hyper, workspace, state)
+    def _site_covariance(self, inputs: Inputs, *, name: str) -> Array:
+        operator, _ = self._map(inputs, name)
+        precision = self._precision(inputs)
         if self._is_small:
             root = self._root(precision, operator)
             return root.T @ root
-        rows = lax.map(operator.T.matvec, jnp.eye(operator.shape[0]), batch_size=_DRAWS_AT_A_TIME)
-        return lax.map(operator.matvec, self._solve_rows(precision, rows), batch_size=_DRAWS_AT_A_TIME)
+        rows = lax.map(operator.T.matvec, jnp.eye(operator.shape[0]), batch_size=DRAWS_AT_A_TIME)
+        return lax.map(operator.matvec, self._solve_rows(precision, rows), batch_size=DRAWS_AT_A_TIME)
 
-    def _solve_rows(self, precision: Any, rows: Array) -> Array:
+    def _solve_rows(self, precision: PosteriorPrecision, rows: Array) -> Array:
         gram = self._gram(precision)
         if self.options.solver == "diagonal":
             return rows / (gram + precision.precision)
@@ -205,17 +189,14 @@ class SparsePrograms:
         )
         return lax.map(lambda row: solve(row).solution, rows)
 
-    def _draw_centered(
-        self, data: Any, hyper: dict, workspace: core.Workspace, state: core.State, rng_key: Array, *, num_samples: int
-    ) -> Array:
-        """Draws of the coefficients less their mean, shape ``(num_samples, n)``."""
-        precision = self._precision(data, hyper, workspace, state)
+    def _draw(self, inputs: Inputs, rng_key: Array, *, num_samples: int) -> Array:
+        precision, mean = self._precision(inputs), self._mean(inputs)
         size = precision.shape[0]
         if self.options.solver != "conjugate-gradient":
-            white = jax.random.normal(rng_key, (num_samples, size), state.mean.dtype)
+            white = jax.random.normal(rng_key, (num_samples, size), mean.dtype)
             if self.options.solver == "diagonal":
-                return white / jnp.sqrt(self._gram(precision) + precision.precision)
-            return solve_upper(cholesky(precision.dense()), white.T).T
+                return mean + white / jnp.sqrt(self._gram(precision) + precision.precision)
+            return mean + solve_upper(cholesky(precision.dense()), white.T).T
         gram = self._gram(precision)
 
         def some(rng_key: Array) -> Array:
@@ -224,82 +205,37 @@ class SparsePrograms:
             tol, max_iterations = self.options.reported_draw_tol, self.options.max_iterations
             return perturb_and_map(precision, perturbations, gram, tol=tol, max_iterations=max_iterations).solution
 
-        batch = min(num_samples, _DRAWS_AT_A_TIME)
+        batch = min(num_samples, DRAWS_AT_A_TIME)
         parts = lax.map(some, jax.random.split(rng_key, -(-num_samples // batch)))
-        return parts.reshape(-1, size)[:num_samples]
+        return mean + parts.reshape(-1, size)[:num_samples]
 
-    def _draw_site(self, *inputs: Any, name: str, num_samples: int) -> Array:
-        data, hyper, _, state, _ = inputs
-        operator, offset = self._reading.maps(hyper, data, (name,))[name]
-        draws = state.mean + self._draw_centered(*inputs, num_samples=num_samples)
-        return lax.map(operator.matvec, draws, batch_size=_DRAWS_AT_A_TIME) + offset
+    def _state_probabilities(self, inputs: Inputs) -> Array:
+        form = self._reading.form(inputs.hyper, inputs.data)
+        return tree_learning.states_given(form, inputs.state.second_moment).marginals
 
-    def _draws(
-        self, data: Any, hyper: dict, workspace: core.Workspace, state: core.State, centered: Array
-    ) -> tuple[dict[str, Array], Array]:
-        """Every site at draws of the coefficients, and the log density of each."""
-        form = self._reading.form(hyper, data)
-
-        def at(draw: Array) -> tuple[dict[str, Array], Array]:
-            s = state.mean + draw
-            return self._reading.values(hyper, s, data), form.log_density(s)
-
-        sites, log_density = lax.map(at, centered, batch_size=min(_DRAWS_AT_A_TIME, centered.shape[0]))
-        return sites, log_density + self._reading.log_constant(hyper, data) + self._reading.log_prior(hyper, data)
-
-    def _state_probabilities(self, data: Any, hyper: dict, workspace: core.Workspace, state: core.State) -> Array:
-        return tree_learning.statistics(self._reading.form(hyper, data), state).states.marginals
-
-    def _row_variance(
-        self,
-        data: Any,
-        hyper: dict,
-        workspace: core.Workspace,
-        state: core.State,
-        rows: LinearOperator | Array,
-        *,
-        name: str | None,
-    ) -> Array:
+    def _row_variance(self, inputs: Inputs, rows: LinearOperator | Array, *, name: str | None) -> Array:
         """Variances of linear functionals of a site, or of the coefficients."""
-        dtype = state.mean.dtype
+        dtype = self._mean(inputs).dtype
         if isinstance(rows, LinearOperator):
-            functionals = lax.map(rows.rmatvec, jnp.eye(rows.shape[0], dtype=dtype), batch_size=_DRAWS_AT_A_TIME)
+            functionals = lax.map(rows.rmatvec, jnp.eye(rows.shape[0], dtype=dtype), batch_size=DRAWS_AT_A_TIME)
         else:
             functionals = rows.astype(dtype)
         if name is not None:
-            operator, _ = self._reading.maps(hyper, data, (name,))[name]
-            functionals = lax.map(operator.rmatvec, functionals, batch_size=_DRAWS_AT_A_TIME)
-        precision = self._precision(data, hyper, workspace, state)
+            operator, _ = self._map(inputs, name)
+            functionals = lax.map(operator.rmatvec, functionals, batch_size=DRAWS_AT_A_TIME)
+        precision = self._precision(inputs)
         return jnp.sum(functionals * self._solve_rows(precision, functionals), axis=-1)
 
 
-class _BoundPrograms:
-    """What :func:`~numpyro_ext.infer.front.saved_runs.fit_from_content` asks for."""
-
-    def __init__(self, programs: SparsePrograms, workspace: core.Workspace) -> None:
-        self._programs, self._workspace = programs, workspace
-
-    def init_state(self, data: Any, hyper: dict) -> core.State:
-        return self._programs.init_state(data, hyper, self._workspace, None)
-
-
-def compiled_sparse_programs(
-    reading: Any, space: UnconstrainedSpace, options: core.Options, *, tol: float
-) -> SparsePrograms:
+def compiled_mean_field_programs(
+    reading: SparseLinearReading, space: UnconstrainedSpace, options: core.Options, *, tol: float
+) -> MeanFieldPrograms:
     """The programs for this structure, from the store if a run of the same structure has been made before.
 
-    :param reading: of the model.
+    :param SparseLinearReading reading: of the model.
     :param UnconstrainedSpace space: of the hyperparameters that are learned.
     :param Options options: of the core.
     :param float tol: at which the iteration has converged.
     """
     key = (reading.structure_key, space.key, options, tol)
-    return _COMPILED.get(key, lambda: SparsePrograms(reading.skeleton(), space.skeleton(), options, tol=tol))
-
-
-def compiled_form(reading: Any) -> Any:
-    """``reading.form`` as a compiled function of hyperparameters and data, shared by readings of one structure.
-
-    :param reading: of the model.
-    """
-    return _FORMS.get(reading.structure_key, lambda: jax.jit(reading.skeleton().form))
+    return _COMPILED.get(key, lambda: MeanFieldPrograms(reading.skeleton(), space.skeleton(), options, tol=tol))

@@ -1,126 +1,89 @@
-"""Mixtures, with equal weights, of posteriors under several values of arguments of the model."""
+"""Runs of EP on trees: mixtures, with equal weights, of posteriors under several values of arguments of the model."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.typing import ArrayLike
 
 from ..front.engine import check_at_least
-from ..front.sites import SitePosterior
+from ..front.results import HyperEstimate
+from ..front.run import hyper_estimates
 from ..front.state import Fit
-from ..hyper.space import UnconstrainedSpace
+from .run import Member, SparseRun, SparseSite
+from .saved_members import member_to_content
 from .tree_programs import TreePrograms
 
-__all__ = ["Member", "MixtureSite", "check_average", "combined_fit", "label", "order", "shares"]
+__all__ = ["TreeRun", "check_average"]
+
+TreeMember = Member[TreePrograms]
 
 
-class Member(NamedTuple):
-    """The posterior under one choice of the arguments that are averaged over."""
+class TreeSite(SparseSite):
+    """A site under exact posteriors or those of EP, whose quantiles are those of draws: they are no Gaussians."""
 
-    arguments: dict[str, Any]
-    """What the model got besides the arguments of the run."""
-    reading: Any
-    space: UnconstrainedSpace
-    programs: TreePrograms
-    projection: Any
-    fit: Fit
-
-    @property
-    def inputs(self) -> tuple[Any, dict[str, Array], Any, Any]:
-        """The first arguments of every program."""
-        return self.reading.data, self.fit.hyper, self.projection, self.fit.last_state.state
+    def _quantile(self, q: np.ndarray) -> Array:
+        draws = np.concatenate([np.asarray(d) for d in self._own_draws])
+        return jnp.asarray(np.quantile(draws, q, axis=0), self.mean.dtype)
 
 
-class MixtureSite(SitePosterior):
-    """A site under a mixture with equal weights, each member of which has an exact mean."""
+class TreeRun(SparseRun[TreePrograms]):
+    """A run of EP on sparse coefficients: one posterior, or a mixture of several with equal weights.
+
+    :param members: the members of the mixture.
+    :param learned: those that learned hyperparameters: one for each combination of arguments other than the shift.
+    :param averages: what it is a mixture over, in words; all else as in :class:`FinishedRun`.
+    """
+
+    site_class = TreeSite
 
     def __init__(
-        self, name: str, shape: tuple[int, ...], members: Sequence[Member], rng_key: Array, num_samples: int
+        self,
+        members: Sequence[TreeMember],
+        learned: Sequence[TreeMember],
+        averages: Sequence[str],
+        rng_key: Array,
+        num_samples: int,
     ) -> None:
-        self._members, self._rng_key, self._num_samples = members, rng_key, num_samples
-        super().__init__(name, shape, moments=self._known_moments, covariance=self._full_covariance, sample=self._mixed)
+        fit = _combined_fit(learned, members) if len(members) > 1 else learned[0].fit
+        super().__init__(members, fit, rng_key, num_samples)
+        self.reading, self.space = learned[0].reading, learned[0].space
+        self.learned, self.averages = tuple(learned), tuple(averages)
 
     @cached_property
-    def _means(self) -> Array:
-        """Means of the members, shape ``(num_members, size)``."""
-        return jnp.stack([m.programs.site_mean(*m.inputs, name=self.name) for m in self._members])
+    def hyper(self) -> dict[str, HyperEstimate]:
+        """Value and standard error of each hyperparameter; in a mixture over other arguments than shifts, of each
+        combination, with its arguments in front of the name.
 
-    @cached_property
-    def _all_draws(self) -> list[Array]:
-        """Draws of each member."""
-        return self._draw_members(self._rng_key, self._num_samples)
-
-    def _draw_members(self, rng_key: Array, num_samples: int) -> list[Array]:
-        return [
-            m.programs.draw_site(*m.inputs, key, name=self.name, num_samples=share)
-            for key, share, m in shares(rng_key, self._members, num_samples)
-        ]
-
-    @property
-    def mean(self) -> Array:
-        """Posterior mean, in the shape of the site."""
-        return jnp.mean(self._means, axis=0).reshape(self.shape)
-
-    @cached_property
-    def _variance(self) -> Array:
-        means = self._means
-        if all(m.programs.has_exact_variance(self.name) for m in self._members):
-            parts = [m.programs.site_variance(*m.inputs, name=self.name) for m in self._members]
-        else:
-            parts = [jnp.mean(jnp.square(d - mean), axis=0) for d, mean in zip(self._all_draws, means, strict=True)]
-        between = jnp.mean(jnp.square(means - jnp.mean(means, axis=0)), axis=0)
-        variance = sum(parts[1:], parts[0]) / len(parts) + between
-        if not bool(jnp.all(jnp.isfinite(variance))):
-            raise FloatingPointError(f"The posterior of site {self.name!r} is not finite, although the evidence is.")
-        return variance
-
-    def _known_moments(self) -> tuple[Array, Array]:
-        return self.mean.reshape(-1), self._variance
-
-    def _full_covariance(self) -> Array:
-        parts = [m.programs.site_covariance(*m.inputs, name=self.name) for m in self._members]
-        centered = self._means - jnp.mean(self._means, axis=0)
-        return (sum(parts[1:], parts[0]) + centered.T @ centered) / len(parts)
-
-    def _mixed(self, rng_key: Array, num_samples: int) -> Array:
-        draws = jnp.concatenate(self._draw_members(rng_key, num_samples))
-        return draws[order(rng_key, len(self._members), num_samples)]
-
-    def quantile(self, q: ArrayLike) -> Array:
-        """Quantiles of each element, of the ``num_samples`` draws of the run.
-
-        :param q: probability, or array of probabilities, inside (0, 1).
-        :return: of shape ``q.shape + shape``.
-        :raises ValueError: if a probability is outside (0, 1).
+        Standard errors are computed for up to 20 hyperparameters.
         """
-        q = np.asarray(q, float)
-        if not np.all((q > 0.0) & (q < 1.0)):
-            raise ValueError(f"Quantiles need probabilities inside (0, 1), got {q}.")
-        draws = np.concatenate([np.asarray(d) for d in self._all_draws])
-        return jnp.asarray(np.quantile(draws, q, axis=0), self.mean.dtype).reshape(q.shape + self.shape)
+        out: dict[str, HyperEstimate] = {}
+        for member in self.learned:
+            prefix = "" if len(self.learned) == 1 else _label(member.arguments) + ": "
+            out |= {prefix + name: e for name, e in hyper_estimates(member.space, member.fit).items()}
+        return out
+
+    def describe(self) -> str:
+        """How the model was read, how the posterior is found, and what it is a mixture of."""
+        is_exact = self.learned[0].programs.options.is_exact
+        lines = [super().describe(), f"posterior: {'exact' if is_exact else 'expectation propagation'}"]
+        if len(self.members) > 1:
+            lines.append(f"mixture of {len(self.members)} members ({'; '.join(self.averages)})")
+        return "\n".join(lines)
+
+    def content(self) -> dict[str, Any]:
+        """The outcome as plain containers."""
+        is_learned = {id(member) for member in self.learned}
+        shifted = [member_to_content(member) for member in self.members if id(member) not in is_learned]
+        return {"tree": {"learned": [member_to_content(member) for member in self.learned], "shifted": shifted}}
 
 
-def shares(rng_key: Array, members: Sequence[Member], num_samples: int) -> Iterable[tuple[Array, int, Member]]:
-    """Equal numbers of draws of all members, in all at least as many as asked for."""
-    share = -(-num_samples // len(members))
-    return ((key, share, m) for key, m in zip(jax.random.split(rng_key, len(members)), members, strict=True))
-
-
-def order(rng_key: Array, num_members: int, num_samples: int) -> Array:
-    """Which of the draws to keep, in random order."""
-    total = num_members * -(-num_samples // num_members)
-    return jax.random.permutation(jax.random.fold_in(rng_key, 3), total)[:num_samples]
-
-
-def label(arguments: Mapping[str, Any]) -> str:
+def _label(arguments: Mapping[str, Any]) -> str:
     return ", ".join(f"{name}={np.asarray(value).tolist()!r}" for name, value in arguments.items())
 
 
@@ -154,14 +117,14 @@ def check_average(
     return average
 
 
-def combined_fit(learned: Sequence[Member], members: Sequence[Member]) -> Fit:
+def _combined_fit(learned: Sequence[TreeMember], members: Sequence[TreeMember]) -> Fit:
     """The fit of the mixture: hyperparameters of each combination, and the average of the evidences."""
     values = np.array([member.fit.log_evidence for member in members])
     log_evidence = float(np.logaddexp.reduce(values) - np.log(values.size))
     messages: list[str] = []
-    seen: dict[int, Member] = {id(member): member for member in (*learned, *members)}
+    seen: dict[int, TreeMember] = {id(member): member for member in (*learned, *members)}
     for member in seen.values():
-        prefix = label(member.arguments)
+        prefix = _label(member.arguments)
         messages += [f"{prefix}: {m}" if prefix else m for m in member.fit.diagnostics.messages]
     first = learned[0].fit
     diagnostics = first.diagnostics._replace(

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
-from ..front.saved_runs import diagnostics_from_content, outcome_to_content
+from ...structure import SparseLinearReading
+from ..front.saved_runs import diagnostics_from_content, outcome_to_content, state_from_content
 from ..front.state import EngineState, Fit, data_digest
 from ..hyper.space import UnconstrainedSpace
-from .mixtures import Member
-from .tree_programs import TreeOptions, compiled_tree_programs
+from .run import Member
+from .tree_programs import TreeOptions, TreePrograms, compiled_tree_programs
 
 __all__ = ["member_from_content", "member_to_content"]
 
 
-def member_to_content(member: Member) -> dict[str, Any]:
+def member_to_content(member: Member[TreePrograms]) -> dict[str, Any]:
     """Take a member apart into dictionaries, lists, numbers and arrays.
 
     :param Member member: of a run.
@@ -27,24 +26,20 @@ def member_to_content(member: Member) -> dict[str, Any]:
 
 
 def member_from_content(
-    content: dict[str, Any], reading: Any, space: UnconstrainedSpace, options: TreeOptions
-) -> Member:
+    content: dict[str, Any], reading: SparseLinearReading, space: UnconstrainedSpace, options: TreeOptions
+) -> Member[TreePrograms]:
     """Put a member together again.
 
     :param dict content: from :func:`member_to_content`.
-    :param reading: of the model on the arguments of the member.
+    :param SparseLinearReading reading: of the model on the arguments of the member.
     :param UnconstrainedSpace space: of its hyperparameters.
     :param TreeOptions options: of its run.
     :raises ValueError: if the model is not the one that was run.
     """
-    values = jnp.asarray(content["values"])
-    if values.shape != (space.size,):
-        raise ValueError(f"The saved run learned {values.size} hyperparameters; this model has {space.size}.")
     programs = compiled_tree_programs(reading, space, options)
+    values, state = state_from_content(content, reading, space, programs.init_state)
     hyper = space.unpack(values)
     projection = programs.project(reading.data, hyper)
-    shapes = jax.eval_shape(programs.init_state, reading.data, hyper)
-    state = jax.tree.unflatten(jax.tree.structure(shapes), [jnp.asarray(x) for x in content["state"]])
     found = float(programs.evaluate(reading.data, space.fixed, projection, state, values).log_evidence)
     if not np.isclose(found, content["log_evidence"], rtol=1e-4):
         raise ValueError("On the saved arguments this model has another density than the one that was run.")

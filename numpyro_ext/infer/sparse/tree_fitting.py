@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from ...structure import SparseLinearReading
 from ..front.failures import at_values
 from ..front.learning import Climb, Learned, learn
 from ..front.progress import progress_bar as show_progress
@@ -23,7 +24,7 @@ LARGEST_CURVATURE = 20
 
 
 def fit_tree(
-    reading: Any,
+    reading: SparseLinearReading,
     space: UnconstrainedSpace,
     programs: TreePrograms,
     projection: Any,

@@ -7,20 +7,27 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import Array
 
 from ...compilation.recent import Recent
 from ...linalg.cholesky import LARGEST_DENSE, solve_upper
 from ...potentials.trees.draws import tree_draws
-from ...potentials.trees.mixture import components_of_nodes, state_posterior, tilted_moments
+from ...potentials.trees.mixture import (
+    TreeMoments,
+    TreeParameters,
+    components_of_nodes,
+    state_posterior,
+    tilted_moments,
+)
+from ...structure import SparseLinearReading
 from ..hyper import search as hyper_search
 from ..hyper.search import EVALUATIONS_PER_CHUNK
 from ..hyper.space import UnconstrainedSpace
 from . import tree_propagation as core
+from .programs import Inputs, SparsePrograms
 
 __all__ = ["TreeOptions", "TreePrograms", "compiled_tree_programs"]
 
-_DRAWS_AT_A_TIME = 10
 _COMPILED = Recent(16)
 
 
@@ -35,27 +42,22 @@ class TreeOptions(NamedTuple):
     hyper_tol: float
 
 
-class TreePrograms:
-    """Compiled functions of ``(data, hyper, projection, state, ...)`` for one model structure.
+class TreePrograms(SparsePrograms):
+    """Compiled functions of EP on trees for one model structure; what is prepared is the projection of the data.
 
-    :param reading: any reading of the structure.
+    :param SparseLinearReading reading: any reading of the structure.
     :param UnconstrainedSpace space: of the hyperparameters that are learned.
     :param TreeOptions options: static choices.
     """
 
-    def __init__(self, reading: Any, space: UnconstrainedSpace, options: TreeOptions) -> None:
-        self._reading, self._space, self.options = reading, space, options
+    def __init__(self, reading: SparseLinearReading, space: UnconstrainedSpace, options: TreeOptions) -> None:
+        super().__init__(reading, space)
+        self.options = options
         self.project = jax.jit(self._project)
         self.init_state = jax.jit(self._init_state)
         self.units = jax.jit(self._units)
         self.evaluate = jax.jit(self._evaluate)
         self.search = jax.jit(self._search)
-        self.site_mean = jax.jit(self._site_mean, static_argnames="name")
-        self.site_variance = jax.jit(self._site_variance, static_argnames="name")
-        self.site_covariance = jax.jit(self._site_covariance, static_argnames="name")
-        self.draw_site = jax.jit(self._draw_site, static_argnames=("name", "num_samples"))
-        self.draws = jax.jit(self._draws, static_argnames="num_samples")
-        self.state_probabilities = jax.jit(lambda *inputs: self._moments(*inputs).marginals)
 
     # Fitting
 
@@ -99,11 +101,10 @@ class TreePrograms:
 
         def form(x: Array) -> Any:
             hyper = hyper_at(x)
+            constant = reading.log_constant(hyper, data)
             if options.is_exact:
-                parts = reading.prior(hyper, data), reading.noise_variance(hyper, data)
-            else:
-                parts = reading.form(hyper, data)
-            return parts, reading.log_constant(hyper, data)
+                return (reading.prior(hyper, data), reading.noise_variance(hyper, data)), constant
+            return reading.form(hyper, data), constant
 
         def log_evidence(form: Any, state: Any) -> Array:
             parts, constant = form
@@ -159,9 +160,16 @@ class TreePrograms:
 
     # Answers
 
-    def _moments(self, data: Any, hyper: dict, projection: Any, state: Any) -> Any:
-        cavity = self._cavity(data, hyper, projection, state)
-        return tilted_moments(self._reading.forest, self._reading.prior(hyper, data), *cavity)
+    def _cavity_at(self, inputs: Inputs) -> tuple[TreeParameters, core.Cavity]:
+        data, hyper, projection, state = inputs
+        return self._reading.prior(hyper, data), self._cavity(data, hyper, projection, state)
+
+    def _moments(self, inputs: Inputs) -> TreeMoments:
+        prior, cavity = self._cavity_at(inputs)
+        return tilted_moments(self._reading.forest, prior, *cavity)
+
+    def _gaussian(self, inputs: Inputs) -> core.GaussianMoments:
+        return core.gaussian(self._reading.form(inputs.hyper, inputs.data), inputs.state)
 
     def has_exact_variance(self, name: str) -> bool:
         """Whether the variance of a site is computed without draws."""
@@ -169,36 +177,27 @@ class TreePrograms:
             self._reading.num_columns <= LARGEST_DENSE or not self.options.is_exact or self._reading.is_selection(name)
         )
 
-    def _map(self, data: Any, hyper: dict, name: str) -> Any:
-        return self._reading.maps(hyper, data, (name,))[name]
+    def _state_probabilities(self, inputs: Inputs) -> Array:
+        return self._moments(inputs).marginals
 
-    def _mean(self, data: Any, hyper: dict, projection: Any, state: Any) -> Array:
-        if self.options.is_exact:
-            return self._moments(data, hyper, projection, state).mean
-        return core.gaussian(self._reading.form(hyper, data), state).mean
+    def _mean(self, inputs: Inputs) -> Array:
+        return self._moments(inputs).mean if self.options.is_exact else self._gaussian(inputs).mean
 
-    def _site_mean(self, data: Any, hyper: dict, projection: Any, state: Any, *, name: str) -> Array:
-        operator, offset = self._map(data, hyper, name)
-        return operator @ self._mean(data, hyper, projection, state) + offset
-
-    def _site_variance(self, data: Any, hyper: dict, projection: Any, state: Any, *, name: str) -> Array:
+    def _site_variance(self, inputs: Inputs, *, name: str) -> Array:
         if self.options.is_exact and self._reading.is_selection(name):
-            operator, _ = self._map(data, hyper, name)
-            return operator @ self._moments(data, hyper, projection, state).variance
-        return jnp.diagonal(self._site_covariance(data, hyper, projection, state, name=name))
+            return self._map(inputs, name).operator @ self._moments(inputs).variance
+        return jnp.diagonal(self._site_covariance(inputs, name=name))
 
-    def _site_covariance(self, data: Any, hyper: dict, projection: Any, state: Any, *, name: str) -> Array:
-        matrix = self._map(data, hyper, name).operator.materialise()
+    def _site_covariance(self, inputs: Inputs, *, name: str) -> Array:
+        matrix = self._map(inputs, name).operator.materialise()
         if not self.options.is_exact:
-            factor = core.gaussian(self._reading.form(hyper, data), state).factor
-            root = jax.scipy.linalg.solve_triangular(factor, matrix.T, lower=True)
+            root = jax.scipy.linalg.solve_triangular(self._gaussian(inputs).factor, matrix.T, lower=True)
             return root.T @ root
-        return matrix @ self._covariance(data, hyper, projection, state) @ matrix.T
+        return matrix @ self._covariance(inputs) @ matrix.T
 
-    def _covariance(self, data: Any, hyper: dict, projection: Any, state: Any) -> Array:
+    def _covariance(self, inputs: Inputs) -> Array:
         """Given the states the coefficients are independent; the covariance of the states is a slope of marginals."""
-        prior, forest = self._reading.prior(hyper, data), self._reading.forest
-        cavity = self._cavity(data, hyper, projection, state)
+        forest, (prior, cavity) = self._reading.forest, self._cavity_at(inputs)
         low, high = (c.tilted_moments(*cavity) for c in components_of_nodes(forest, prior))
         evidence = jnp.stack([low.log_z, high.log_z], axis=-1)
 
@@ -211,37 +210,18 @@ class TreePrograms:
         within = (1.0 - p) * low.variance + p * high.variance
         return jnp.diag(within) + gap[:, None] * states * gap
 
-    def _draw(self, data: Any, hyper: dict, projection: Any, state: Any, rng_key: Array, num_samples: int) -> Array:
+    def _draw(self, inputs: Inputs, rng_key: Array, *, num_samples: int) -> Array:
         if self.options.is_exact:
-            cavity = self._cavity(data, hyper, projection, state)
-            forest, prior = self._reading.forest, self._reading.prior(hyper, data)
-            return tree_draws(rng_key, forest, prior, *cavity, num_samples)[0]
-        moments = core.gaussian(self._reading.form(hyper, data), state)
+            prior, cavity = self._cavity_at(inputs)
+            return tree_draws(rng_key, self._reading.forest, prior, *cavity, num_samples)[0]
+        moments = self._gaussian(inputs)
         white = jax.random.normal(rng_key, (num_samples, moments.mean.size), moments.mean.dtype)
         return moments.mean + solve_upper(moments.factor, white.T).T
 
-    def _draw_site(
-        self, data: Any, hyper: dict, projection: Any, state: Any, rng_key: Array, *, name: str, num_samples: int
-    ) -> Array:
-        operator, offset = self._map(data, hyper, name)
-        draws = self._draw(data, hyper, projection, state, rng_key, num_samples)
-        return lax.map(operator.matvec, draws, batch_size=_DRAWS_AT_A_TIME) + offset
 
-    def _draws(
-        self, data: Any, hyper: dict, projection: Any, state: Any, rng_key: Array, *, num_samples: int
-    ) -> tuple[dict[str, Array], Array]:
-        """Every site at draws of the coefficients, and the log density of each."""
-        form = self._reading.form(hyper, data)
-        draws = self._draw(data, hyper, projection, state, rng_key, num_samples)
-
-        def at(s: Array) -> tuple[dict[str, Array], Array]:
-            return self._reading.values(hyper, s, data), form.log_density(s)
-
-        sites, log_density = lax.map(at, draws, batch_size=min(_DRAWS_AT_A_TIME, num_samples))
-        return sites, log_density + self._reading.log_constant(hyper, data) + self._reading.log_prior(hyper, data)
-
-
-def compiled_tree_programs(reading: Any, space: UnconstrainedSpace, options: TreeOptions) -> TreePrograms:
+def compiled_tree_programs(
+    reading: SparseLinearReading, space: UnconstrainedSpace, options: TreeOptions
+) -> TreePrograms:
     """The programs for this structure, from the store if a run of the same structure has been made before."""
     key = (reading.structure_key, space.key, options)
     return _COMPILED.get(key, lambda: TreePrograms(reading.skeleton(), space.skeleton(), options))
