@@ -5,11 +5,14 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import jax
 
 __all__ = ["holds_little", "quick_jit"]
+
+_Arguments = ParamSpec("_Arguments")
+_Result = TypeVar("_Result")
 
 # The generator of code for fused operations that XLA has beside its older one takes most of the time of small programs,
 # for code that is no faster.
@@ -23,7 +26,9 @@ _PLAIN = _SIMPLE | {
 _LEAN = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
 
 
-def quick_jit(function: Callable[..., Any], *, is_small: bool = False, is_lean: bool = False, **options: Any) -> Any:
+def quick_jit(
+    function: Callable[_Arguments, _Result], *, is_small: bool = False, is_lean: bool = False, **options: Any
+) -> Callable[_Arguments, _Result]:
     """``jax.jit`` that spends less time on optimisation, on CPUs; elsewhere it is ``jax.jit`` itself.
 
     What it returns cannot be called within another ``jit``, like all functions with options for the compiler.

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from typing import Any
+from typing import Any, TypeVar
 
 __all__ = ["Recent"]
+
+_Kept = TypeVar("_Kept")
 
 
 class Recent:
@@ -23,7 +25,7 @@ class Recent:
         self._size = size
         self._kept: OrderedDict[Hashable, Any] = OrderedDict()
 
-    def get(self, key: Hashable, make: Callable[[], Any]) -> Any:
+    def get(self, key: Hashable, make: Callable[[], _Kept]) -> _Kept:
         """What is kept under a key, made if it is not there.
 
         :param key: equal keys mean equal things.
@@ -34,4 +36,5 @@ class Recent:
         self._kept.move_to_end(key)
         while len(self._kept) > self._size:
             self._kept.popitem(last=False)
-        return self._kept[key]
+        found: _Kept = self._kept[key]
+        return found

@@ -11,7 +11,7 @@ from jax import Array
 
 from ..potentials import TemperedPotential
 from ..potentials.vector_rows import VectorRows
-from ..structure import ModelStructureError, SparseLinearReading
+from ..structure import LatentGaussianReading, ModelStructureError, SparseLinearReading
 from ..structure.latent_gaussian.read import LATENT_GAUSSIAN
 from ..structure.sparse_linear.read import SPARSE_LINEAR
 from .front.run import FinishedRun
@@ -110,7 +110,7 @@ class EP(Engine):
         self.average_over = check_average(model, num_shifts, average_over)
         self.num_shifts = num_shifts
 
-    def algorithm(self, reading: Any) -> Algorithm:
+    def algorithm(self, reading: LatentGaussianReading | SparseLinearReading) -> Algorithm:
         if isinstance(reading, SparseLinearReading):
             raise ModelStructureError(
                 f"This needs a Gaussian field, and the model was read as sparse coefficients {list(reading.field)}."
@@ -141,7 +141,7 @@ class EP(Engine):
     # The two forms
 
     def _start(
-        self, rng_key: Array, args: tuple, kwargs: dict[str, Any], init_state: EngineState | None
+        self, rng_key: Array, args: tuple[Any, ...], kwargs: dict[str, Any], init_state: EngineState | None
     ) -> FinishedRun:
         if self.num_shifts is not None or self.average_over:
             return self._tree_fitter().run(rng_key, args, kwargs, init_state)
@@ -155,7 +155,9 @@ class EP(Engine):
             raise ValueError("Fractional EP (power below one) is for latent Gaussian models, not for coefficients.")
         return TreeFitter(**{field.name: getattr(self, field.name) for field in dataclasses.fields(TreeFitter)})
 
-    def _restore(self, content: dict[str, Any], rng_key: Array, args: tuple, kwargs: dict[str, Any]) -> FinishedRun:
+    def _restore(
+        self, content: dict[str, Any], rng_key: Array, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> FinishedRun:
         if "tree" in content:
             return self._tree_fitter().restore(content["tree"], rng_key, args, kwargs)
         return super()._restore(content, rng_key, args, kwargs)

@@ -13,10 +13,12 @@ from jax import Array
 
 from ...structure.bilinear.form import GaussianSide
 from ...structure.bilinear.read import read_like
+from ...structure.bilinear.reading import BilinearReading
 from ...structure.model.execution import check_key
 from ..front.progress import progress_bar, warn
 from ..front.results import Diagnostics
 from ..front.state import EngineState
+from ..hyper.space import UnconstrainedSpace
 from . import steps
 from . import sweeps as core
 from .cells import Block, Side
@@ -156,8 +158,8 @@ class _BatchRun:
         self.engine, self._key, self._over, self._kwargs = engine, rng_key, over, kwargs
         self._init_state, self._store = init_state, store
         self._visited: list[Visited] = []
-        self._reading: Any
-        self._space: Any
+        self._reading: BilinearReading
+        self._space: UnconstrainedSpace
         self._shared: SharedVectors
         self._prior: GaussianSide
         self._own: Side

@@ -8,7 +8,7 @@ chunks, so that memory does not grow with their number times the square of the s
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -38,6 +38,7 @@ __all__ = [
 ]
 
 Side = Literal["rows", "columns"]
+_Carry = TypeVar("_Carry")
 
 # Numbers in the largest array of a chunk: it should stay in the cache.
 _CHUNK_NUMBERS = 1 << 19
@@ -203,7 +204,9 @@ def find_tangents(view: View, rows: Block, columns: Block) -> Array:
     return best_tangents(view.zeros, rows, columns, sums[:, 0], sums[:, 1])
 
 
-def _visit_cells(view: View, own: Block, other: Block, visit: Any, start: Any) -> Any:
+def _visit_cells(
+    view: View, own: Block, other: Block, visit: Callable[[_Carry, Cells, Pairing], _Carry], start: _Carry
+) -> _Carry:
     """``visit(carry, cells, pairing)`` for one chunk after the other."""
     is_diagonal = _is_diagonal(view, own, other)
     size = own.mean.shape[1]
@@ -216,7 +219,7 @@ def _visit_cells(view: View, own: Block, other: Block, visit: Any, start: Any) -
     is_shared = all(x is None for x in view.cells.coefficients)
     prepared = make_partner(view.shared, size, *held) if is_shared else held
 
-    def step(carry: Any, cells: Cells) -> tuple[Any, None]:
+    def step(carry: _Carry, cells: Cells) -> tuple[_Carry, None]:
         partner = jax.tree.map(lambda x: x.at[cells.other].get(**_IN_RANGE), prepared)
         if not is_shared:
             both = zip(view.shared, cells.coefficients, strict=True)
@@ -229,7 +232,8 @@ def _visit_cells(view: View, own: Block, other: Block, visit: Any, start: Any) -
             cells = cells._replace(factors=Factors(None, listed))
         return visit(carry, cells, Pairing(mean, covariance, partner, is_diagonal)), None
 
-    return jax.lax.scan(step, start, view.cells)[0]
+    end: _Carry = jax.lax.scan(step, start, view.cells)[0]
+    return end
 
 
 def _is_diagonal(view: View, own: Block, other: Block) -> bool:
@@ -327,10 +331,11 @@ def draw_block(block: Block, rng_key: Array) -> Array:
     return block.mean + jnp.einsum("eij,ej->ei", cholesky(block.covariance), white)
 
 
-def over_devices(x: Any, axis_name: str | None) -> Any:
+def over_devices(x: _Carry, axis_name: str | None) -> _Carry:
     """The sum over the devices of an axis, within ``shard_map``; ``x`` itself where there is no such axis.
 
     :param x: array or tree of arrays.
     :param str axis_name: of the axis of devices.
     """
-    return x if axis_name is None else jax.lax.psum(x, axis_name)
+    total: _Carry = x if axis_name is None else jax.lax.psum(x, axis_name)
+    return total

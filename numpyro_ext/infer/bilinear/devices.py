@@ -8,7 +8,7 @@ sweep), and then every device takes the same step. Devices may belong to several
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +23,7 @@ from .cells import Block
 
 __all__ = ["OneDevice", "Prepared", "RowPlaces", "SeveralDevices", "place_rows"]
 
+_Result = TypeVar("_Result")
 _AXIS = "rows"
 # In place of arrays, in trees that specify where these are.
 _BY_ROW: Any = PartitionSpec(_AXIS)
@@ -51,7 +52,7 @@ class OneDevice:
     def __init__(self, take_step: Callable[..., tuple[Block, Array, Array, Array]] = steps.step_side) -> None:
         self._take_step = take_step
 
-    def _on_devices(self, function: Any, in_specs: Any, out_specs: Any) -> Any:
+    def _on_devices(self, function: Callable[..., _Result], in_specs: Any, out_specs: Any) -> Callable[..., _Result]:
         """A function that every device computes of the parts that it holds of the arguments."""
         return function
 
@@ -190,12 +191,15 @@ class SeveralDevices(OneDevice):
         self._places = place_rows(row_index, column_index, num_rows, len(devices))
         self._gather = jax.jit(lambda x: x, out_shardings=NamedSharding(self._mesh, _EVERYWHERE))
 
-    def _on_devices(self, function: Any, in_specs: Any, out_specs: Any) -> Any:
+    def _on_devices(self, function: Callable[..., _Result], in_specs: Any, out_specs: Any) -> Callable[..., _Result]:
         # Views have a leading axis for the devices.
-        def run(*args: Any) -> Any:
+        def run(*args: Any) -> _Result:
             return function(*(jax.tree.map(lambda x: x[0], a) if isinstance(a, core.Views) else a for a in args))
 
-        return jax.shard_map(run, mesh=self._mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
+        divided: Callable[..., _Result] = jax.shard_map(
+            run, mesh=self._mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
+        )
+        return divided
 
     def prepare(self, form: Bilinear, rows: Block, columns: Block) -> Prepared:
         """Views with a leading axis for the devices."""
@@ -260,7 +264,8 @@ class SeveralDevices(OneDevice):
         position = self._places.position
         rows, row_step = jax.tree.map(lambda x: x[position], (found.rows, found.row_step))
         found = found._replace(rows=rows, row_step=row_step)
-        return jax.tree.map(jnp.asarray, (np.asarray(values), found))
+        gathered: tuple[Array, core.State] = jax.tree.map(jnp.asarray, (np.asarray(values), found))
+        return gathered
 
     def compile_solve(self, solve: Any) -> Any:
         """``jit`` that leaves the state where it is."""

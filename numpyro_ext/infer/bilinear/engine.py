@@ -36,7 +36,7 @@ _ONE_START = (
 )
 
 
-class BilinearVG(BaseEngine):
+class BilinearVG(BaseEngine[BilinearRun]):
     r"""Gaussian posteriors for both blocks of a bilinear model of counts (Ko and Khan 2014; Ko 2017, section 3.1).
 
     For Poisson counts with the rate :math:`e^{\eta}` and a predictor that is affine in each of two Gaussian blocks
@@ -155,7 +155,7 @@ class BilinearVG(BaseEngine):
         rng_key: Array,
         *args: Any,
         init_state: EngineState | None = None,
-        checkpoint: str | os.PathLike | None = None,
+        checkpoint: str | os.PathLike[str] | None = None,
         **kwargs: Any,
     ) -> None:
         """Read the model on these arguments, learn its hyperparameters and fit both sides.
@@ -173,16 +173,17 @@ class BilinearVG(BaseEngine):
             estimates would have to be learned, or if the checkpoint is of other data or another model.
         """
         self._run = None
-        self._keep(self._start(rng_key, args, kwargs, init_state, checkpoint))
-        self._run.check_widths()
+        run = self._start(rng_key, args, kwargs, init_state, checkpoint)
+        self._keep(run)
+        run.check_widths()
 
     def _start(
         self,
         rng_key: Array,
-        args: tuple,
+        args: tuple[Any, ...],
         kwargs: dict[str, Any],
         init_state: EngineState | None,
-        checkpoint: str | os.PathLike | None = None,
+        checkpoint: str | os.PathLike[str] | None = None,
     ) -> BilinearRun:
         reading, space, programs = self._prepare(rng_key, args, kwargs)
         self._check_points(reading, space)
@@ -225,13 +226,15 @@ class BilinearVG(BaseEngine):
         best = best._replace(diagnostics=diagnostics)
         return BilinearRun(reading, space, best, rng_key, self.num_samples, programs)
 
-    def _num_restarts(self, reading: Any, checkpoint: Any) -> int:
+    def _num_restarts(self, reading: BilinearReading, checkpoint: Any) -> int:
         if self.num_restarts is not None:
             return self.num_restarts
         is_small = sum(cells.size for cells in reading.cells) <= _MOST_CELLS_RESTARTED
         return _RESTARTS if is_small and checkpoint is None else 0
 
-    def _read(self, rng_key: Array, args: tuple, kwargs: dict[str, Any], *, check: bool = True) -> BilinearReading:
+    def _read(
+        self, rng_key: Array, args: tuple[Any, ...], kwargs: dict[str, Any], *, check: bool = True
+    ) -> BilinearReading:
         return read_bilinear(
             self.model,
             args,
@@ -244,20 +247,20 @@ class BilinearVG(BaseEngine):
         )
 
     def _prepare(
-        self, rng_key: Array, args: tuple, kwargs: dict[str, Any], *, check: bool = True
-    ) -> tuple[Any, UnconstrainedSpace, BilinearPrograms]:
+        self, rng_key: Array, args: tuple[Any, ...], kwargs: dict[str, Any], *, check: bool = True
+    ) -> tuple[BilinearReading, UnconstrainedSpace, BilinearPrograms]:
         reading = self._read(rng_key, args, kwargs, check=check)
         space = UnconstrainedSpace(reading.hyper, self.hyper_values)
         return reading, space, self._programs(reading, space)
 
-    def _programs(self, reading: Any, space: UnconstrainedSpace) -> BilinearPrograms:
+    def _programs(self, reading: BilinearReading, space: UnconstrainedSpace) -> BilinearPrograms:
         families, tol = self._families(reading), self._tolerance()
         return compiled_bilinear_programs(reading, space, families, tol, self.devices, self.solver)
 
     def _tolerance(self) -> float:
         return default_tolerance(self.tol, 1e-6, 1e-5)
 
-    def _families(self, reading: Any) -> tuple[core.Family, core.Family]:
+    def _families(self, reading: BilinearReading) -> tuple[core.Family, core.Family]:
         if not isinstance(self.covariance, dict):
             return self.covariance, self.covariance
         unknown = [n for n in self.covariance if n not in reading.field]
@@ -274,7 +277,7 @@ class BilinearVG(BaseEngine):
             out.append(found.pop() if found else "diagonal")
         return out[0], out[1]
 
-    def _check_points(self, reading: Any, space: UnconstrainedSpace) -> None:
+    def _check_points(self, reading: BilinearReading, space: UnconstrainedSpace) -> None:
         for side, family in enumerate(self._families(reading)):
             learned = [n for n in reading.scale_hyper(side) if n in space.names]
             if family == "point" and learned:
@@ -292,7 +295,7 @@ class BilinearVG(BaseEngine):
         state: core.State,
         before: int,
         num_steps: int,
-        checkpoint: str | os.PathLike | None,
+        checkpoint: str | os.PathLike[str] | None,
     ) -> tuple[Fit, StepInfo]:
         def keep(values: Array, state: core.State, done: int) -> None:
             if checkpoint is not None:
@@ -349,9 +352,7 @@ class BilinearVG(BaseEngine):
 
     def _with_run(self, run: BilinearRun) -> Self:
         """An engine of the same options that has made this run."""
-        engine = type(self)(self.model, **{name: getattr(self, name) for name in self._option_names()})
-        engine._run, engine._last_state = run, run.fit.last_state
-        return engine
+        return type(self)(self.model, **{name: getattr(self, name) for name in self._option_names()})._with(run)
 
     # Persistence
 
@@ -359,7 +360,9 @@ class BilinearVG(BaseEngine):
     def _option_names(cls) -> list[str]:
         return [name for name in super()._option_names() if name != "devices"]
 
-    def _restore(self, content: dict[str, Any], rng_key: Array, args: tuple, kwargs: dict[str, Any]) -> BilinearRun:
+    def _restore(
+        self, content: dict[str, Any], rng_key: Array, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> BilinearRun:
         reading, space, programs = self._prepare(rng_key, args, kwargs, check=False)
         result = fit_from_content(content, reading, space, programs.init_state)
         return BilinearRun(reading, space, result, rng_key, self.num_samples, programs)

@@ -152,7 +152,7 @@ def _num_cells(cells: Sequence[Any]) -> int:
             f"positional arguments need one entry per cell on their first axis, got the shapes "
             f"{[np.shape(x) for x in cells]}. Pass what is not of cells as keyword arguments."
         )
-    return lengths.pop()[0]
+    return int(lengths.pop()[0])
 
 
 def _with_values(engine: BilinearVG, given: Mapping[str, Any]) -> BilinearVG:

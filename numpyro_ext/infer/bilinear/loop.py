@@ -104,7 +104,8 @@ def iterate(
 
     def proceed(carry: Any) -> Array:
         _, state, _, _, _, count = carry
-        return (count < num_sweeps) & (state.num_quiet < 2) & jnp.isfinite(state.objective)
+        goes_on: Array = (count < num_sweeps) & (state.num_quiet < 2) & jnp.isfinite(state.objective)
+        return goes_on
 
     def advance(carry: Any) -> Any:
         values, state, moved, before, (trace, _), count = carry
@@ -163,7 +164,7 @@ def fit_side(
     :return: vectors, step sizes, objectives, and the last measure.
     """
 
-    def proceed(carry: Any) -> Array:
+    def proceed(carry: tuple[Block, Array, Array, Array, Array]) -> Array:
         _, _, _, change, count = carry
         return (count < num_steps) & ~(change < tol)
 

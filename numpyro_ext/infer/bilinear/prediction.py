@@ -97,7 +97,8 @@ def draw_predictors(form: Bilinear, rows: Block, columns: Block, rng_key: Array,
         row_key, column_key = jax.random.split(key)
         return form.predictor(draw_block(rows, row_key), draw_block(columns, column_key))
 
-    return jax.lax.map(one, jax.random.split(rng_key, num_samples))
+    draws: Array = jax.lax.map(one, jax.random.split(rng_key, num_samples))
+    return draws
 
 
 def expected_ranks(draws: ArrayLike, group: ArrayLike) -> np.ndarray:

@@ -12,6 +12,7 @@ from jax import Array, lax
 from ...compilation.quick_jit import quick_jit
 from ...compilation.recent import Recent
 from ...structure.bilinear.form import Bilinear
+from ...structure.bilinear.reading import BilinearReading
 from ..front.failures import at_values
 from ..front.iterations import Iterations, Parts, StepInfo
 from ..hyper import search as hyper_search
@@ -46,7 +47,7 @@ class FoldInfo(NamedTuple):
 class BilinearPrograms:
     """Compiled functions of ``(data, hyper, state, ...)`` for one model structure.
 
-    :param reading: any reading of the structure.
+    :param BilinearReading reading: any reading of the structure.
     :param UnconstrainedSpace space: of the hyperparameters that are learned.
     :param families: of rows and columns.
     :param float tol: relative change of the objective at which a run has converged.
@@ -56,7 +57,7 @@ class BilinearPrograms:
 
     def __init__(
         self,
-        reading: Any,
+        reading: BilinearReading,
         space: UnconstrainedSpace,
         families: tuple[core.Family, core.Family],
         tol: float,
@@ -78,7 +79,9 @@ class BilinearPrograms:
         self.margin = jax.jit(self._margin)
         self.fold = jax.jit(self._fold, static_argnames=("side", "num_steps"))
 
-    def like(self, reading: Any, space: UnconstrainedSpace, *, on_one_device: bool = False) -> BilinearPrograms:
+    def like(
+        self, reading: BilinearReading, space: UnconstrainedSpace, *, on_one_device: bool = False
+    ) -> BilinearPrograms:
         """Programs with the same options for another reading."""
         others = () if on_one_device else self._others
         return compiled_bilinear_programs(reading, space, self.families, self._tol, *others)
@@ -206,7 +209,8 @@ class BilinearPrograms:
             return values, state.objective, jnp.zeros(values.shape, bool)
 
         def learn(values: Array, state: core.State) -> tuple[Array, Array, Array]:
-            return lax.cond(is_learning, raise_objective, hold, values, state)
+            found: tuple[Array, Array, Array] = lax.cond(is_learning, raise_objective, hold, values, state)
+            return found
 
         values, state, info, moved = iterate(
             make_form,
@@ -235,7 +239,8 @@ class BilinearPrograms:
             sites = reading.site_values(hyper, reading.unknowns(u, v), data)
             return sites, form.log_density(u, v) + reading.log_prior(hyper, data)
 
-        return lax.map(one, jax.random.split(rng_key, num_samples))
+        draws: tuple[dict[str, Array], Array] = lax.map(one, jax.random.split(rng_key, num_samples))
+        return draws
 
     def _margin(self, data: Any, hyper: dict[str, Array], state: core.State) -> Array:
         return core.spectral_margin(self._reading.form(hyper, data), state)
@@ -277,7 +282,7 @@ class BilinearPrograms:
 
 
 def compiled_bilinear_programs(
-    reading: Any,
+    reading: BilinearReading,
     space: UnconstrainedSpace,
     families: tuple[core.Family, core.Family],
     tol: float,

@@ -10,8 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.typing import ArrayLike
 
 from ...structure.bilinear.factors import Unlisted
+from ...structure.bilinear.form import Bilinear
 from ...structure.bilinear.read import read_like
 from ...structure.bilinear.reading import BilinearReading
 from ..front.draws import finite_draws, with_hyper
@@ -45,7 +47,7 @@ class BilinearRun(FinishedRun):
     @classmethod
     def ended_at(
         cls,
-        reading: Any,
+        reading: BilinearReading,
         space: UnconstrainedSpace,
         programs: BilinearPrograms,
         state: core.State,
@@ -107,17 +109,19 @@ class BilinearRun(FinishedRun):
 
     # Other cells of the same vectors
 
-    def _read_cells(self, args: tuple, kwargs: dict[str, Any], *, is_held_out: bool = False) -> Any:
+    def _read_cells(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_held_out: bool = False
+    ) -> tuple[BilinearReading, Bilinear]:
         reading = read_like(self.reading, args, kwargs, self.rng_key, is_held_out=is_held_out)
         _check_sizes(self.reading, reading, (0, 1), "Use fold_in for rows or columns that were not fitted.")
         form = self.programs.like(reading, self.space, on_one_device=True).form(reading.data, self.fit.hyper)
         return reading, form
 
-    def _by_site(self, reading: Any, values: Any) -> dict[str, Array]:
-        out, start = {}, 0
+    def _by_site(self, reading: BilinearReading, values: ArrayLike) -> dict[str, Array]:
+        out, start, numbers = {}, 0, np.asarray(values)
         for name, cells, shape in zip(reading.factor_names, reading.cells, reading.factor_shapes, strict=True):
-            filled = np.zeros(int(np.prod(shape)), np.asarray(values).dtype)
-            filled[cells] = values[start : start + cells.size]
+            filled = np.zeros(int(np.prod(shape)), numbers.dtype)
+            filled[cells] = numbers[start : start + cells.size]
             out[name] = jnp.asarray(filled.reshape(shape))
             start += cells.size
         return out
@@ -204,7 +208,7 @@ class BilinearRun(FinishedRun):
         return places.similar(rng_key, index, num_similar=num_similar, num_samples=num_samples)
 
     def fold_in(
-        self, rng_key: Array, args: tuple, kwargs: dict[str, Any], *, side: str, unlisted_cells: Unlisted
+        self, rng_key: Array, args: tuple[Any, ...], kwargs: dict[str, Any], *, side: str, unlisted_cells: Unlisted
     ) -> BilinearRun:
         """The run of new vectors of one side, while the other side and the hyperparameters stay as they are."""
         if side not in ("rows", "columns"):
@@ -224,7 +228,7 @@ class BilinearRun(FinishedRun):
         return self.ended_at(reading, space, programs, state, bound, diagnostics, rng_key, self.num_samples)
 
 
-def _check_sizes(old: Any, new: Any, sides: tuple[int, ...], advice: str) -> None:
+def _check_sizes(old: BilinearReading, new: BilinearReading, sides: tuple[int, ...], advice: str) -> None:
     for side in sides:
         fitted, found = old.elements[side].shape, new.elements[side].shape
         if fitted != found:
@@ -264,7 +268,7 @@ class SitePlaces(NamedTuple):
 
     def sample(self, rng_key: Array, num_samples: int) -> Array:
         """Draws of all elements, shape ``(num_samples, n)``."""
-        draws = jax.lax.map(partial(draw_block, self.block), jax.random.split(rng_key, num_samples))
+        draws: Array = jax.lax.map(partial(draw_block, self.block), jax.random.split(rng_key, num_samples))
         return draws[:, self.vector, self.component]
 
     def similar(
@@ -291,10 +295,10 @@ class SitePlaces(NamedTuple):
         return order, mean[order], deviation[order]
 
 
-def site_places(reading: Any, blocks: tuple[Block, Block], name: str) -> SitePlaces:
+def site_places(reading: BilinearReading, blocks: tuple[Block, Block], name: str) -> SitePlaces:
     """The places of a site in the posterior of its side.
 
-    :param reading: a bilinear reading.
+    :param BilinearReading reading: of the model.
     :param blocks: posteriors of rows and columns.
     :param str name: of a site of one of them.
     :raises ValueError: if the site belongs to neither side.

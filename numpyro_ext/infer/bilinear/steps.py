@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import optax
 from jax import Array, lax
 
-from ...linalg.cholesky import cholesky, cholesky_solve, solve_lower
+from ...linalg.cholesky import cholesky, cholesky_inverse, cholesky_solve
 from ...structure.bilinear.form import GaussianSide
 from .cells import Block, CellSums, View, over_devices, sum_cells, sum_values
 
@@ -111,15 +111,9 @@ def _natural_step(own: Block, prior: GaussianSide, sums: CellSums, step: Array) 
     if own.covariance is None:
         return Block(own.mean + step[:, None] * cholesky_solve(cholesky(precision), slope), None)
     weight = step[:, None, None]
-    mixed = (1.0 - weight) * _inverse(own.covariance) + weight * precision
-    covariance = _inverse(mixed)
+    mixed = (1.0 - weight) * cholesky_inverse(cholesky(own.covariance)) + weight * precision
+    covariance = cholesky_inverse(cholesky(mixed))
     return Block(own.mean + step[:, None] * (covariance @ slope[..., None])[..., 0], covariance)
-
-
-def _inverse(matrix: Array) -> Array:
-    identity = jnp.broadcast_to(jnp.eye(matrix.shape[-1], dtype=matrix.dtype), matrix.shape)
-    half = solve_lower(cholesky(matrix), identity)
-    return half.swapaxes(-1, -2) @ half
 
 
 def step_side(

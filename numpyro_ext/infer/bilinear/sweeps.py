@@ -298,10 +298,10 @@ def _num_paired(form: Bilinear) -> int:
     return form.coupling.shape[-1]
 
 
-def _num_entropies(block: Block, prior: GaussianSide) -> int | Array:
+def _num_entropies(block: Block, prior: GaussianSide) -> Array:
     if block.covariance is None:
-        return 0
-    return block.mean.shape[0] if prior.weight is None else jnp.sum(prior.weight)
+        return jnp.asarray(0)
+    return jnp.asarray(block.mean.shape[0]) if prior.weight is None else jnp.sum(prior.weight)
 
 
 def _second_moment(block: Block, prior: GaussianSide, k: int) -> Array:
@@ -312,13 +312,15 @@ def _second_moment(block: Block, prior: GaussianSide, k: int) -> Array:
         moment += block.covariance[:, :k, None] * jnp.eye(k, dtype=mean.dtype)
     elif block.covariance is not None:
         moment += block.covariance[:, :k, :k]
-    return moment if prior.weight is None else prior.weight[:, None, None] * moment
+    weighted: Array = moment if prior.weight is None else prior.weight[:, None, None] * moment
+    return weighted
 
 
 def _paired_precision(prior: GaussianSide, k: int) -> Array:
     if prior.precision.ndim == 2:
         return prior.precision[:, :k]
-    return jnp.diagonal(prior.precision, axis1=-2, axis2=-1)[:, :k]
+    diagonal: Array = jnp.diagonal(prior.precision, axis1=-2, axis2=-1)[:, :k]
+    return diagonal
 
 
 def _is_constant(x: Array, axis_name: str | None = None) -> Array:

@@ -93,7 +93,7 @@ def _decode(node: dict[str, Any], arrays: dict[str, np.ndarray], class_name: Cal
     return jnp.asarray(array) if node["is_jax"] else array
 
 
-def write_archive(path: str | os.PathLike, content: dict[str, Any]) -> None:
+def write_archive(path: str | os.PathLike[str], content: dict[str, Any]) -> None:
     """Write nested dictionaries, lists and tuples of arrays, numbers, strings, random keys and objects.
 
     Objects are those of classes with a name in files (:func:`~numpyro_ext.linalg.saved_as`), as linear operators have.
@@ -110,7 +110,7 @@ def write_archive(path: str | os.PathLike, content: dict[str, Any]) -> None:
         np.savez_compressed(file, **members)
 
 
-def read_archive(path: str | os.PathLike) -> dict[str, Any]:
+def read_archive(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Read what :func:`write_archive` wrote.
 
     :param path: of the file.

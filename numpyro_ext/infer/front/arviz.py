@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from jax import Array
+
+from .results import Diagnostics
 
 __all__ = ["ArviZInterface"]
 
@@ -29,15 +32,27 @@ class ArviZInterface:
 
     model: Callable[..., Any]
     num_samples: int
-    diagnostics: Any
     thinning = 1
     num_chains = 1
 
-    def get_samples(self, group_by_chain: bool = False, seed: int | None = None) -> dict[str, Array]:
-        raise NotImplementedError
+    @property
+    @abstractmethod
+    def diagnostics(self) -> Diagnostics:
+        """How the last run ended."""
 
-    def get_extra_fields(self, group_by_chain: bool = False) -> dict[str, Array]:
-        raise NotImplementedError
+    @property
+    @abstractmethod
+    def _args(self) -> tuple[Any, ...]: ...
+
+    @property
+    @abstractmethod
+    def _kwargs(self) -> dict[str, Any]: ...
+
+    @abstractmethod
+    def get_samples(self, group_by_chain: bool = False, seed: int | None = None) -> dict[str, Array]: ...
+
+    @abstractmethod
+    def get_extra_fields(self, group_by_chain: bool = False) -> dict[str, Array]: ...
 
     @property
     def sampler(self) -> _Sampler:
@@ -84,7 +99,7 @@ class _OneChain:
 
     sample_dims = ["chain", "draw"]
 
-    def __init__(self, engine: Any) -> None:
+    def __init__(self, engine: ArviZInterface) -> None:
         self._engine = engine
         self.model = engine.model
         self.sample_shape = (engine.num_chains, engine.num_samples)

@@ -15,7 +15,7 @@ from .state import EngineState, fits, rebuilt
 __all__ = ["read_checkpoint", "write_checkpoint"]
 
 
-def write_checkpoint(path: str | os.PathLike, state: EngineState) -> None:
+def write_checkpoint(path: str | os.PathLike[str], state: EngineState) -> None:
     """Write a state beside ``path`` and move it there: at every moment the file is the old one or the new one, whole.
 
     A plain file of arrays: a state is a few arrays on one host, and reading it back runs no code.
@@ -35,7 +35,7 @@ def write_checkpoint(path: str | os.PathLike, state: EngineState) -> None:
     os.replace(unfinished, target)
 
 
-def read_checkpoint(path: str | os.PathLike, shapes: Any, data_digest: str) -> EngineState | None:
+def read_checkpoint(path: str | os.PathLike[str], shapes: Any, data_digest: str) -> EngineState | None:
     """The state in a file, or ``None`` if there is no file.
 
     :param path: of the file.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +10,7 @@ import numpy as np
 from jax import Array
 from numpyro.infer import Predictive
 
+from ...structure.model.reading import ModelReading
 from .progress import warn
 
 __all__ = ["draw_inside_support", "finite_draws", "with_hyper", "with_predictive"]
@@ -78,10 +78,10 @@ def with_hyper(
     return {name: value for name, value in {**sites, **held}.items() if name not in observed}
 
 
-def with_predictive(reading: Any, draws: Mapping[str, Array], rng_key: Array) -> dict[str, Array]:
+def with_predictive(reading: ModelReading, draws: Mapping[str, Array], rng_key: Array) -> dict[str, Array]:
     """The draws, and of each one by the model itself what the fit leaves out: missing values, given all other sites.
 
-    :param reading: of the model; says which sites are left out, as nothing depends on them.
+    :param ModelReading reading: of the model; says which sites are left out, as nothing depends on them.
     :param draws: of the other sites, with the leading axis running over them.
     :param rng_key: random number generator key of the draws of the other sites.
     :return: draws of all sites. If some of the others were not drawn, what is left out stays so.
@@ -92,4 +92,5 @@ def with_predictive(reading: Any, draws: Mapping[str, Array], rng_key: Array) ->
     if not names or not all(name in draws for name in given):
         return out
     predictive = Predictive(reading.model, {name: draws[name] for name in given}, return_sites=list(names))
-    return out | predictive(jax.random.fold_in(rng_key, 3), *reading.args, **reading.kwargs)
+    out |= predictive(jax.random.fold_in(rng_key, 3), *reading.args, **reading.kwargs)
+    return out

@@ -6,7 +6,7 @@ import inspect
 import os
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Self, TypedDict, get_args
+from typing import Any, ClassVar, Generic, Self, TypedDict, TypeVar, get_args
 
 import jax
 import jax.numpy as jnp
@@ -28,6 +28,9 @@ from .summary import format_summary
 __all__ = ["BaseEngine", "EngineOptions", "check_at_least", "check_one_of", "check_positive", "default_tolerance"]
 
 
+_Run = TypeVar("_Run", bound=FinishedRun)
+
+
 class EngineOptions(TypedDict, total=False):
     """The options that every engine has, for the constructors of subclasses; see :class:`BaseEngine`."""
 
@@ -38,7 +41,7 @@ class EngineOptions(TypedDict, total=False):
     progress_bar: bool
 
 
-class BaseEngine(ArviZInterface):
+class BaseEngine(ArviZInterface, Generic[_Run]):
     """What every engine is: a model, options, and a run, which answers for itself.
 
     A subclass adds its own options, and says what models are read into (``forms``), how a run is made (:meth:`_start`)
@@ -72,7 +75,7 @@ class BaseEngine(ArviZInterface):
         self.init_values = dict(init_values or {})
         self.num_samples = num_samples
         self.progress_bar = progress_bar
-        self._run: Any = None
+        self._run: _Run | None = None
         self._last_state: EngineState | None = None
 
     @property
@@ -85,7 +88,7 @@ class BaseEngine(ArviZInterface):
     forms: ClassVar[Sequence[Form[Any]]] = ()
     """What a model is read into: the first of them that it has."""
 
-    def _read(self, rng_key: Array, args: tuple, kwargs: dict[str, Any], *, check: bool = True) -> Any:
+    def _read(self, rng_key: Array, args: tuple[Any, ...], kwargs: dict[str, Any], *, check: bool = True) -> Any:
         return read_first(
             self.forms,
             self.model,
@@ -99,12 +102,12 @@ class BaseEngine(ArviZInterface):
 
     @abstractmethod
     def _start(
-        self, rng_key: Array, args: tuple, kwargs: dict[str, Any], init_state: EngineState | None
-    ) -> FinishedRun:
+        self, rng_key: Array, args: tuple[Any, ...], kwargs: dict[str, Any], init_state: EngineState | None
+    ) -> _Run:
         """Read the model and run the algorithm for its form."""
 
     @abstractmethod
-    def _restore(self, content: dict[str, Any], rng_key: Array, args: tuple, kwargs: dict[str, Any]) -> FinishedRun:
+    def _restore(self, content: dict[str, Any], rng_key: Array, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Run:
         """The run from its :meth:`FinishedRun.content`."""
 
     def run(self, rng_key: Array, *args: Any, init_state: EngineState | None = None, **kwargs: Any) -> None:
@@ -122,7 +125,7 @@ class BaseEngine(ArviZInterface):
         self._run = None
         self._keep(self._start(rng_key, args, kwargs, init_state))
 
-    def _keep(self, run: FinishedRun) -> None:
+    def _keep(self, run: _Run) -> None:
         """Take over a run, and say what a person should know of how it ended."""
         self._last_state = run.fit.last_state
         diagnostics = run.fit.diagnostics._replace(points=run.points)
@@ -132,7 +135,7 @@ class BaseEngine(ArviZInterface):
         run.fit = run.fit._replace(diagnostics=diagnostics)
         self._run = run
 
-    def _finished(self) -> Any:
+    def _finished(self) -> _Run:
         if self._run is None:
             raise self._not_run()
         return self._run
@@ -256,7 +259,7 @@ class BaseEngine(ArviZInterface):
     # Interoperation
 
     @property
-    def _args(self) -> tuple:
+    def _args(self) -> tuple[Any, ...]:
         return self._finished().reading.args
 
     @property
@@ -265,7 +268,7 @@ class BaseEngine(ArviZInterface):
 
     # Persistence
 
-    def save(self, path: str | os.PathLike) -> None:
+    def save(self, path: str | os.PathLike[str]) -> None:
         """Write the run to a file from which :meth:`load` makes an engine with the same results.
 
         :param path: of the file.
@@ -285,7 +288,7 @@ class BaseEngine(ArviZInterface):
         write_archive(path, content)
 
     @classmethod
-    def load(cls, path: str | os.PathLike, model: Callable[..., Any]) -> Self:
+    def load(cls, path: str | os.PathLike[str], model: Callable[..., Any]) -> Self:
         """An engine with the options and results of a saved run, without running again.
 
         :param path: of a file written by :meth:`save`.
@@ -299,9 +302,12 @@ class BaseEngine(ArviZInterface):
         if content["engine"] != cls.__name__:
             raise ValueError(f"{os.fspath(path)!r} holds a run of {content['engine']}; load it with that class.")
         engine = cls(model, **content["options"])
-        engine._run = engine._restore(content["fit"], content["rng_key"], content["args"], content["kwargs"])
-        engine._last_state = engine._run.fit.last_state
-        return engine
+        return engine._with(engine._restore(content["fit"], content["rng_key"], content["args"], content["kwargs"]))
+
+    def _with(self, run: _Run) -> Self:
+        """This engine, as if it had made a run."""
+        self._run, self._last_state = run, run.fit.last_state
+        return self
 
     @classmethod
     def _option_names(cls) -> list[str]:

@@ -1,58 +1,14 @@
-"""Why a model's evidence is not finite, in words that name the site."""
+"""Where in a model something failed, in words."""
 
 from __future__ import annotations
 
-from typing import Any
-
-import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-__all__ = ["at_values", "explain_failure", "not_finite_error"]
+__all__ = ["at_values"]
 
 
 def at_values(hyper: dict[str, Array]) -> str:
     """The words " at name = value, ..." for an error message; those of more than four numbers are left out."""
     values = [f"{name} = {np.asarray(value)}" for name, value in hyper.items() if np.size(value) <= 4]
     return f" at {', '.join(values)}" if values else ""
-
-
-def not_finite_error(reading: Any, hyper: dict[str, Array]) -> ValueError:
-    """The error for a log evidence that is not finite: where it happened, and the likely cause.
-
-    :param reading: of the model.
-    :param dict hyper: all hyperparameters, constrained.
-    :return: the exception, to be raised by the caller.
-    """
-    return ValueError(f"The log evidence is not finite{at_values(hyper)}. {explain_failure(reading, hyper)}")
-
-
-def explain_failure(reading: Any, hyper: dict[str, Array]) -> str:
-    """The likely reason why a form cannot be evaluated, in a sentence that names the site."""
-    form = reading.form(hyper, reading.data)
-    names = reading.field if len(reading.field) == len(form.prior) else [f"block {i}" for i in range(len(form.prior))]
-    for name, block in zip(names, form.prior, strict=True):
-        for kind in ("variance", "covariance", "precision"):
-            value = getattr(block, kind, None)
-            if value is None:
-                continue
-            if not bool(jnp.all(jnp.isfinite(value))):
-                return f"The prior {kind} of site {name!r} has entries that are not finite."
-            if kind == "variance" and not bool(jnp.all(value > 0.0)):
-                return f"The prior variance of site {name!r} is not positive everywhere."
-            if kind != "variance" and not bool(jnp.all(jnp.isfinite(jnp.linalg.cholesky(value)))):
-                return (
-                    f"The prior {kind} of site {name!r} is not positive definite to working precision: "
-                    f"add a small jitter to its diagonal, or use float64 (numpyro.enable_x64())."
-                )
-    if not all(bool(jnp.all(jnp.isfinite(leaf))) for leaf in jax.tree.leaves((form.design, form.offset))):
-        return "The linear predictor has coefficients that are not finite: check the model's arguments for nan and inf."
-    for name, potential in zip(reading.factor_names, form.potentials, strict=True):
-        leaves = [leaf for leaf in jax.tree.leaves(potential) if jnp.issubdtype(jnp.result_type(leaf), jnp.inexact)]
-        if not all(bool(jnp.all(jnp.isfinite(leaf))) for leaf in leaves):
-            return f"The observations or parameters of site {name!r} are not all finite."
-    return (
-        "Prior and data are finite, so the algorithm itself failed: try damping, other starting values (init_values) "
-        "or float64 (numpyro.enable_x64())."
-    )

@@ -250,7 +250,9 @@ class _Ends:
         flags = {"is_searching": ~no, "converged": no, "moved": np.zeros(self._problem.space.size, bool)}
         return SearchState(**{**blank, **counts, **flags, "values": x, "best": best})
 
-    def found(self, values: Array, state: Any, traces: tuple, info: StepInfo, *, limit: int) -> SearchState:
+    def found(
+        self, values: Array, state: Any, traces: tuple[np.ndarray, ...], info: StepInfo, *, limit: int
+    ) -> SearchState:
         """Where iterations have ended, or at most ``limit`` of them have been made."""
         log_evidence, log_prior = float(info.log_evidence), float(info.log_prior)
         start = self.begin(self._pack(values, state), (state, traces))
@@ -334,7 +336,7 @@ class _Ends:
         start = np.zeros_like(x)
         start[: self._free_size] = np.asarray(jax.random.normal(self._key, (self._free_size,)))
         step = float(np.sqrt(np.finfo(x.dtype).eps)) ** 0.5
-        base, basis = after(x), [start / np.linalg.norm(start)]
+        base, basis = after(x), [_unit(start)]
         columns: list[np.ndarray] = []
         for _ in range(min(_KRYLOV, x.size)):
             image = (after(x + step * basis[-1]) - base) / step
@@ -354,5 +356,9 @@ class _Ends:
         if not size:
             return basis[0]
         eigenvalues, vectors = np.linalg.eig(np.array(columns).T[:size, :size])
-        direction = vectors[:, np.argmax(eigenvalues.real)].real @ np.array(basis[:size])
-        return direction / np.linalg.norm(direction)
+        return _unit(vectors[:, np.argmax(eigenvalues.real)].real @ np.array(basis[:size]))
+
+
+def _unit(x: np.ndarray) -> np.ndarray:
+    scaled: np.ndarray = x / np.linalg.norm(x)
+    return scaled

@@ -57,7 +57,8 @@ class Climb(NamedTuple):
 
     def coordinates(self, values: Array) -> np.ndarray:
         """The inverse: from unconstrained hyperparameters."""
-        return (np.asarray(values) - np.asarray(self.origin)) / np.asarray(self.units)
+        found: np.ndarray = (np.asarray(values) - np.asarray(self.origin)) / np.asarray(self.units)
+        return found
 
 
 class Learned(NamedTuple):
@@ -387,5 +388,6 @@ def _edges(climb: Climb, search: SearchState, curvature: Curvature | None) -> tu
 
 def _answer(transform: Any, value: Array) -> np.ndarray:
     """The length by which the constrained value moves per unit of each coordinate."""
-    jacobian = jax.jacobian(transform)(value)
-    return np.linalg.norm(np.asarray(jacobian).reshape(-1, value.size), axis=0)
+    jacobian = np.asarray(jax.jacobian(transform)(value)).reshape(-1, value.size)
+    lengths: np.ndarray = np.sqrt(np.sum(np.square(jacobian), axis=0))
+    return lengths

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.scipy.special import ndtri
 from jax.typing import ArrayLike, DTypeLike
+
+from ...structure.model.reading import ModelReading
 
 __all__ = ["PosteriorSites", "SitePosterior", "missing_sites", "probabilities"]
 
@@ -141,11 +142,11 @@ class PosteriorSites(Mapping[str, SitePosterior]):
 
 
 def missing_sites(
-    reading: Any, otherwise: str = "it is not affine in the field; draws of it are in get_samples()"
+    reading: ModelReading, otherwise: str = "it is not affine in the field; draws of it are in get_samples()"
 ) -> dict[str, str]:
     """Why sites of a model have no exact posterior, for :class:`PosteriorSites`.
 
-    :param reading: of the model.
+    :param ModelReading reading: of the model.
     :param str otherwise: the reason of latent and deterministic sites that are neither observed nor hyperparameters.
     """
     return (

@@ -161,7 +161,7 @@ def _assignments(
 def _one_draw(
     engine: Engine,
     rng_key: Array,
-    args: tuple,
+    args: tuple[Any, ...],
     kwargs: dict[str, Any],
     mask_argument: str,
     assignment: np.ndarray,

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Unpack
 from jax import Array
 from numpyro.infer.autoguide import AutoMultivariateNormal
 
+from ...structure import LatentGaussianReading
 from ...structure.latent_gaussian.read import LATENT_GAUSSIAN
 from ...structure.model.search import Form
 from ..front.engine import BaseEngine, EngineOptions, check_at_least, check_positive, default_tolerance
@@ -36,7 +37,7 @@ class GaussianOptions(EngineOptions, total=False):
     max_hyper_steps: int
 
 
-class Engine(BaseEngine):
+class Engine(BaseEngine[FinishedRun]):
     """Base class of the engines on latent Gaussian models: a subclass names its algorithm, in :meth:`algorithm`.
 
     :param model: a NumPyro model whose field is Gaussian given its hyperparameters.
@@ -78,7 +79,7 @@ class Engine(BaseEngine):
         self.max_hyper_steps = max_hyper_steps
 
     @abstractmethod
-    def algorithm(self, reading: Any) -> Algorithm:
+    def algorithm(self, reading: LatentGaussianReading) -> Algorithm:
         """The algorithm for a model, with the options of this engine bound.
 
         :raises ModelStructureError: if it cannot run on this form: which site, what was found, and what to do.
@@ -87,11 +88,11 @@ class Engine(BaseEngine):
     # Running
 
     def _start(
-        self, rng_key: Array, args: tuple, kwargs: dict[str, Any], init_state: EngineState | None
+        self, rng_key: Array, args: tuple[Any, ...], kwargs: dict[str, Any], init_state: EngineState | None
     ) -> FinishedRun:
         return self._fit(self._read(rng_key, args, kwargs), rng_key, init_state)
 
-    def _fit(self, reading: Any, rng_key: Array, init_state: EngineState | None) -> GaussianRun:
+    def _fit(self, reading: LatentGaussianReading, rng_key: Array, init_state: EngineState | None) -> GaussianRun:
         """Run the algorithm on a latent Gaussian model."""
         space, algorithm, programs = self._compile(reading)
         values = space.initial(self.init_values)
@@ -123,7 +124,7 @@ class Engine(BaseEngine):
             name=type(self).__name__,
         )
 
-    def _compile(self, reading: Any) -> tuple[UnconstrainedSpace, Algorithm, Programs]:
+    def _compile(self, reading: LatentGaussianReading) -> tuple[UnconstrainedSpace, Algorithm, Programs]:
         algorithm = self.algorithm(reading)
         space = UnconstrainedSpace(reading.hyper, self.hyper_values)
         options = self._options()
@@ -185,7 +186,9 @@ class Engine(BaseEngine):
 
     # Persistence
 
-    def _restore(self, content: dict[str, Any], rng_key: Array, args: tuple, kwargs: dict[str, Any]) -> FinishedRun:
+    def _restore(
+        self, content: dict[str, Any], rng_key: Array, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> FinishedRun:
         reading = self._read(rng_key, args, kwargs, check=False)
         space, algorithm, programs = self._compile(reading)
         result = fit_from_content(content, reading, space, programs.init_state, programs.init_search)

@@ -384,9 +384,9 @@ def _sweep_sequentially(
         shift = shift.at[index].add(d_shift, mode="drop")
         return mean, covariance, precision, shift, skipped.at[index].set(is_kept, mode="drop")
 
-    no_row = jnp.zeros(nowhere.shape, bool)
-    carry = (*joint.sequential_moments(), state.site_precision, state.site_shift, no_row)
-    return lax.fori_loop(0, prior.rows.shape[1], visit, carry)[2:]
+    carry = (*joint.sequential_moments(), state.site_precision, state.site_shift, jnp.zeros(nowhere.shape, bool))
+    *_, precision, shift, skipped = lax.fori_loop(0, prior.rows.shape[1], visit, carry)
+    return precision, shift, skipped
 
 
 def _open(form: LatentGaussian, state: State, observed: Array, precision: Array, shift: Array) -> tuple[Array, Array]:

@@ -11,13 +11,14 @@ import numpy as np
 from jax import Array
 
 from ...linalg.gaussian.prior import FlatPrior
+from ...structure import LatentGaussianReading, ModelReading
 from ..front.chunks import run_in_chunks
-from ..front.failures import not_finite_error
 from ..front.learning import Climb, learn
 from ..front.progress import progress_bar, warn
 from ..front.results import Diagnostics, HyperDiagnostics
 from ..front.state import EngineState, Fit, check_init_state, data_digest
 from ..hyper.space import UnconstrainedSpace
+from .failures import not_finite_error
 from .programs import Programs
 from .pseudo_observations import explain_powers
 
@@ -46,7 +47,7 @@ def _chunk(num_steps: int) -> int:
 
 
 def fit(
-    reading: Any,
+    reading: LatentGaussianReading,
     programs: Programs,
     space: UnconstrainedSpace,
     rng_key: Array,
@@ -57,7 +58,7 @@ def fit(
 ) -> Fit:
     """Learn the hyperparameters, if any, and fit the field.
 
-    :param reading: of the model.
+    :param LatentGaussianReading reading: of the model.
     :param Programs programs: compiled for the reading's structure.
     :param UnconstrainedSpace space: of the hyperparameters to learn.
     :param rng_key: for the restarts.
@@ -82,7 +83,7 @@ def fit(
 
 
 def _fit_field(
-    reading: Any,
+    reading: LatentGaussianReading,
     programs: Programs,
     space: UnconstrainedSpace,
     options: RunOptions,
@@ -117,7 +118,7 @@ def _fit_field(
 
 
 def _learn(
-    reading: Any,
+    reading: LatentGaussianReading,
     programs: Programs,
     space: UnconstrainedSpace,
     rng_key: Array,
@@ -168,7 +169,7 @@ def _learn(
 
 
 def _diagnose(
-    reading: Any,
+    reading: LatentGaussianReading,
     info: Any,
     trace: np.ndarray,
     num_steps: int,
@@ -202,12 +203,12 @@ def _diagnose(
     return Diagnostics(converged, num_steps, trace, max_change, num_skipped, skipped, learning, tuple(messages))
 
 
-def _flat_sites(reading: Any) -> list[str]:
+def _flat_sites(reading: LatentGaussianReading) -> list[str]:
     prior = reading.abstract_form.prior
     return [name for name, block in zip(reading.field, prior, strict=True) if isinstance(block, FlatPrior)]
 
 
-def _skipped_by_site(reading: Any, info: Any) -> dict[str, np.ndarray]:
+def _skipped_by_site(reading: LatentGaussianReading, info: Any) -> dict[str, np.ndarray]:
     flags, start, out = np.asarray(info.skipped), 0, {}
     families = zip(reading.factor_names, reading.factor_shapes, reading.rows_per_observation, strict=True)
     for name, shape, num_rows in families:
@@ -219,11 +220,11 @@ def _skipped_by_site(reading: Any, info: Any) -> dict[str, np.ndarray]:
     return out
 
 
-def check_skipped(fit: Fit, reading: Any, name: str) -> None:
+def check_skipped(fit: Fit, reading: ModelReading, name: str) -> None:
     """Refuse a result in which too many factors were left behind.
 
     :param Fit fit: the outcome.
-    :param reading: of the model.
+    :param ModelReading reading: of the model.
     :param str name: of the engine, for the message.
     :raises RuntimeError: if more than one factor in a hundred was refused in the last step (Ko, 2017).
     """

@@ -20,7 +20,7 @@ __all__ = ["field_importance_pair", "fitted_guide"]
 
 def fitted_guide(
     model: Callable[..., Any],
-    args: tuple,
+    args: tuple[Any, ...],
     kwargs: dict[str, Any],
     *,
     field: Mapping[str, tuple[Array, Array]],
@@ -100,14 +100,17 @@ def field_importance_pair(
     return model, guide
 
 
-def _from(values: Mapping[str, Array], hyper: Mapping[str, tuple[Array, Array]]) -> Callable[[dict], Array | None]:
+def _from(
+    values: Mapping[str, Array], hyper: Mapping[str, tuple[Array, Array]]
+) -> Callable[[dict[str, Any]], Array | None]:
     """Substitutes means: those of the hyperparameters have to pass through the support of their site first."""
 
     def substitute(site: dict[str, Any]) -> Array | None:
         if site["type"] != "sample" or site["is_observed"]:
             return None
         if site["name"] in hyper:
-            return biject_to(site["fn"].support)(hyper[site["name"]][0])
+            constrained: Array = biject_to(site["fn"].support)(hyper[site["name"]][0])
+            return constrained
         return values.get(site["name"])
 
     return substitute

@@ -26,8 +26,8 @@ from ...linalg.gaussian.block_diagonal import BlockDiagonal
 from ...linalg.gaussian.prior import FlatPrior, is_valid_prior
 from ...structure import read_latent_gaussian
 from ...structure.latent_gaussian import LatentGaussian
-from ..front.failures import not_finite_error
 from ..hyper.space import UnconstrainedSpace
+from .failures import not_finite_error
 
 __all__ = ["AnnealedImportanceSampling", "annealed_importance_sampling", "estimate", "power_temperatures"]
 
@@ -178,7 +178,8 @@ def _slice(
 
     def proceed(carry: Any) -> Array:
         _, _, value, _, _, count = carry
-        return ~(temperature * value >= level) & (count < _MAX_SHRINKAGES)
+        outside: Array = ~(temperature * value >= level) & (count < _MAX_SHRINKAGES)
+        return outside
 
     def shrink(carry: Any) -> Any:
         angle, _, _, lower, upper, count = carry
@@ -289,7 +290,7 @@ def annealed_importance_sampling(
             f"Annealed importance sampling integrates over the field at given hyperparameters: give a value for "
             f"{', '.join(map(repr, space.names))} in hyper_values (those of an engine are in engine.hyper[name].value)."
         )
-    result = _compiled_estimate(
+    result: AnnealedImportanceSampling = _compiled_estimate(
         reading.form(space.fixed, reading.data),
         rng_key,
         num_chains=num_chains,

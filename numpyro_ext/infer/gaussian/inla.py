@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Unpack
 from jax import Array
 
 from ...potentials.vector_rows import VectorRows
-from ...structure import ModelStructureError
+from ...structure import LatentGaussianReading, ModelStructureError
 from ..front.engine import check_one_of, check_positive
 from ..front.progress import warn
 from ..front.state import EngineState
@@ -97,7 +97,7 @@ class INLA(LaplaceApproximation):
         self.grid_step = grid_step
         self.log_density_drop = log_density_drop
 
-    def algorithm(self, reading: Any) -> Algorithm:
+    def algorithm(self, reading: LatentGaussianReading) -> Algorithm:
         for name, site in reading.hyper.items():
             if site.is_param and name not in self.hyper_values:
                 raise ModelStructureError(
@@ -134,7 +134,9 @@ class INLA(LaplaceApproximation):
         """
         super().run(rng_key, *args, init_state=init_state, **kwargs)
         try:
-            messages = self._finished().exploration.messages
+            run = self._finished()
+            assert isinstance(run, INLARun)  # of _new_run
+            messages = run.exploration.messages
         except RuntimeError:
             self._run = None
             raise

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from operator import itemgetter
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -29,6 +29,9 @@ __all__ = ["DesignName", "DesignOptions", "INLARun", "Marginal"]
 
 Marginal = Literal["simplified-laplace", "gaussian"]
 DesignName = Literal["auto", "lattice", "central-composite"]
+
+Point = tuple[Any, dict[str, Array], Any]
+Drawn = TypeVar("Drawn")
 
 _LARGEST_LATTICE_DIMENSION = 2
 _POINTS_PER_CALL = 8
@@ -205,24 +208,23 @@ class INLARun(GaussianRun):
                 return total
 
             def sample(rng_key: Array, num_samples: int) -> Array:
-                return self._draw_over_points(
-                    rng_key,
-                    num_samples,
-                    lambda inputs, key: programs.draw_site(*inputs, key, name=name, num_samples=_DRAWS_PER_CALL),
-                )
+                def draw(inputs: Point, key: Array) -> Array:
+                    return programs.draw_site(*inputs, key, name=name, num_samples=_DRAWS_PER_CALL)
+
+                return self._draw_over_points(rng_key, num_samples, draw)
 
             return MixturePosterior(name, tuple(reading.site_shapes[name]), mixture, covariance, sample)
 
         return PosteriorSites({name: site(name) for name in reading.affine_sites}, missing_sites(reading))
 
-    def _points(self) -> Iterator[tuple[Any, dict[str, Array], Any]]:
+    def _points(self) -> Iterator[Point]:
         """The first arguments of every program, point by point."""
         found = self.exploration
         for k, point in enumerate(found.points):
             hyper = self.space.unpack(jnp.asarray(point, self.fit.last_state.values.dtype))
             yield self.reading.data, hyper, jax.tree.map(lambda leaf, k=k: jnp.asarray(leaf[k]), found.fits.state)
 
-    def _draw_over_points(self, rng_key: Array, num_samples: int, draw: Callable[..., Any]) -> Any:
+    def _draw_over_points(self, rng_key: Array, num_samples: int, draw: Callable[[Point, Array], Drawn]) -> Drawn:
         """Draws from the mixture; ``draw`` makes ``_DRAWS_PER_CALL`` of them from a point's inputs and a key."""
         found = self.exploration
         choice_key, draw_key, order_key = random.split(rng_key, 3)
@@ -235,12 +237,13 @@ class INLARun(GaussianRun):
                 drawn = draw(inputs, random.fold_in(draw_key, len(parts)))
                 parts.append(jax.tree.map(lambda leaf, number=number: np.asarray(leaf[:number]), drawn))
         order = np.asarray(random.permutation(order_key, num_samples))
-        return jax.tree.map(lambda *leaves: jnp.asarray(np.concatenate(leaves)[order]), *parts)
+        drawn_in_order: Drawn = jax.tree.map(lambda *leaves: jnp.asarray(np.concatenate(leaves)[order]), *parts)
+        return drawn_in_order
 
     def draw(self, rng_key: Array) -> tuple[dict[str, Array], Array]:
         """Hyperparameters from the points of the design by their weights, and the field from its Gaussian there."""
 
-        def one_point(inputs: tuple, key: Array) -> tuple[dict[str, Array], Array]:
+        def one_point(inputs: Point, key: Array) -> tuple[dict[str, Array], Array]:
             return self.programs.draws(*inputs, key, num_samples=_DRAWS_PER_CALL)
 
         def draw(key: Array) -> tuple[dict[str, Array], Array]:

@@ -210,7 +210,7 @@ def _step(form: LatentGaussian, prior: LinearGaussian, state: State) -> tuple[St
         eta = state.predictor + length * direction.predictor + form.offset
         trial = form.log_constant + jnp.sum(form.log_factors(eta))
         trial -= energy + length * (energy_slope + length * energy_curvature)
-        wanted = current + _SUFFICIENT_INCREASE * length * direction.slope - slack
+        wanted: Array = current + _SUFFICIENT_INCREASE * length * direction.slope - slack
         return (trial >= wanted) | (jnp.isfinite(trial) & ~jnp.isfinite(current))
 
     def halve(carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from ...structure import ModelStructureError
+from ...structure import LatentGaussianReading, ModelStructureError
 from . import laplace
 from .engine import Engine
 from .programs import Algorithm
@@ -45,7 +43,7 @@ class LaplaceApproximation(Engine):
         ``progress_bar``.
     """
 
-    def algorithm(self, reading: Any) -> Algorithm:
+    def algorithm(self, reading: LatentGaussianReading) -> Algorithm:
         for name, potential in zip(reading.factor_names, reading.abstract_form.potentials, strict=True):
             if not potential.is_smooth:
                 raise ModelStructureError(

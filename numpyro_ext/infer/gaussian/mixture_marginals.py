@@ -90,4 +90,5 @@ class MarginalMixture(NamedTuple):
             middle = 0.5 * (lower + upper)
             is_below = self.cdf(middle) < target
             lower, upper = np.where(is_below, middle, lower), np.where(is_below, upper, middle)
-        return 0.5 * (lower + upper)
+        found: np.ndarray = 0.5 * (lower + upper)
+        return found

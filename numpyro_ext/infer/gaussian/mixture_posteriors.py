@@ -87,7 +87,8 @@ class HyperPosterior:
         ends = [self._transform((mean + shift * np.sqrt(variance)).reshape(self.values.shape[1:])) for shift in (-1, 1)]
         is_increasing = np.asarray(ends[1] >= ends[0])
         low, high = (mixture.quantile(p).reshape(q.shape + is_increasing.shape) for p in (q, 1.0 - q))
-        return self._transform(jnp.asarray(np.where(is_increasing, low, high)))
+        found: Array = self._transform(jnp.asarray(np.where(is_increasing, low, high)))
+        return found
 
 
 class MixturePosterior(SitePosterior):

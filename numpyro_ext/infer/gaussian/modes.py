@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +10,7 @@ import numpy as np
 from jax import Array, lax
 
 from ...potentials.elementwise import ElementwisePotential
-from ...structure import LatentGaussian
+from ...structure import LatentGaussian, LatentGaussianReading
 from .posterior import GaussianPosterior
 from .programs import compiled_form
 
@@ -44,10 +43,10 @@ def valley_depths(form: LatentGaussian, first: int) -> Array:
     return jnp.where(form.observed[first], depth, 0.0)
 
 
-def explain_two_modes(reading: Any, hyper: dict[str, Array]) -> list[str]:
+def explain_two_modes(reading: LatentGaussianReading, hyper: dict[str, Array]) -> list[str]:
     """A message for each observed site whose factors have two modes under the prior; families that are known have one.
 
-    :param reading: of the model.
+    :param LatentGaussianReading reading: of the model.
     :param dict hyper: all hyperparameters, as they were found.
     """
     potentials = reading.abstract_form.potentials

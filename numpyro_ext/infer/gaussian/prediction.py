@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from ...structure import LatentGaussianReading
 from ...structure.latent_gaussian.form import LatentGaussian
 
 __all__ = ["by_site", "check_same_unknowns", "log_predictive_factors"]
@@ -29,7 +30,7 @@ def log_predictive_factors(form: LatentGaussian, mean: Array, variance: Array) -
     return jnp.concatenate(terms) if terms else jnp.zeros((0,), mean.dtype)
 
 
-def by_site(reading: Any, values: Array, scored: Array) -> dict[str, Array]:
+def by_site(reading: LatentGaussianReading, values: Array, scored: Array) -> dict[str, Array]:
     """Cut values of all rows into the observed sites, with zero where nothing is to be scored or no value is known.
 
     The rows of one observation are added up, which treats the sticks of a stick-breaking one as independent.
@@ -56,7 +57,7 @@ def by_site(reading: Any, values: Array, scored: Array) -> dict[str, Array]:
     return out
 
 
-def check_same_unknowns(fitted: Any, new: Any, hyper: dict[str, Array]) -> None:
+def check_same_unknowns(fitted: LatentGaussianReading, new: LatentGaussianReading, hyper: dict[str, Array]) -> None:
     """Refuse new arguments under which the field is another one than in the fit.
 
     :param fitted: reading of the fit.

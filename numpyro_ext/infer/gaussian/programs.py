@@ -12,6 +12,7 @@ from jax import Array
 
 from ...compilation.quick_jit import holds_little, quick_jit
 from ...compilation.recent import Recent
+from ...structure import LatentGaussianReading
 from ...structure.latent_gaussian.form import AffineMap, LatentGaussian
 from ..hyper import search as hyper_search
 from ..hyper.search import EVALUATIONS_PER_CHUNK, Evaluation, SearchState
@@ -59,7 +60,7 @@ class Programs:
     ``data`` are the arrays of a reading, ``hyper`` its hyperparameters (constrained), ``state`` the state of the
     algorithm. Functions compile on first use; another reading of the same structure runs them as they are.
 
-    :param reading: any reading of the structure.
+    :param LatentGaussianReading reading: any reading of the structure.
     :param Algorithm algorithm: the algorithm.
     :param UnconstrainedSpace space: of the hyperparameters that are learned.
     :param int num_steps: steps of one fit of the field at most.
@@ -72,7 +73,7 @@ class Programs:
 
     def __init__(
         self,
-        reading: Any,
+        reading: LatentGaussianReading,
         algorithm: Algorithm,
         space: UnconstrainedSpace,
         *,
@@ -137,26 +138,27 @@ class Programs:
             posterior = self._algorithm.posterior(form, solved)
             return PointFit(objective, solved, info.converged, marginals_fn(form, posterior, self._maps(data, hyper)))
 
-        return jax.lax.map(at, points)
+        fits: PointFit = jax.lax.map(at, points)
+        return fits
 
-    def _solve(self, data: Any, hyper: dict, state: Any, *, num_steps: int) -> tuple[Any, Any, Array]:
+    def _solve(self, data: Any, hyper: dict[str, Array], state: Any, *, num_steps: int) -> tuple[Any, Any, Array]:
         form = self._reading.form(hyper, data)
         state = self._algorithm.init(form) if state is None else state
         state, info = self._algorithm.solve(form, state, num_steps=num_steps, tol=self._tol)
         log_evidence = self._algorithm.log_evidence(form, state) if info.objective is None else info.objective
         return state, info, log_evidence
 
-    def _init_state(self, data: Any, hyper: dict) -> Any:
+    def _init_state(self, data: Any, hyper: dict[str, Array]) -> Any:
         return self._algorithm.init(self._reading.form(hyper, data))
 
-    def init_search(self, data: Any, fixed: dict, values: Array, state: Any) -> SearchState:
+    def init_search(self, data: Any, fixed: dict[str, Array], values: Array, state: Any) -> SearchState:
         """The search before its first evaluation; ``state`` may be ``None`` for a cold start of the field."""
         if state is None:
             state = self.init_state(data, self._space.unpack(values, fixed))
         return hyper_search.init_search(jax.eval_shape(self.evaluate, data, fixed, values, state), values, state)
 
     def _search(
-        self, data: Any, fixed: dict, state: SearchState, max_iterations: Array, num_evaluations: Array
+        self, data: Any, fixed: dict[str, Array], state: SearchState, max_iterations: Array, num_evaluations: Array
     ) -> tuple[SearchState, Array]:
         return hyper_search.search(
             partial(self.evaluate, data, fixed),
@@ -167,26 +169,29 @@ class Programs:
             trace_length=EVALUATIONS_PER_CHUNK,
         )
 
-    def _posterior(self, data: Any, hyper: dict, state: Any) -> Any:
+    def _posterior(self, data: Any, hyper: dict[str, Array], state: Any) -> Any:
         return self._algorithm.posterior(self._reading.form(hyper, data), state)
 
-    def _maps(self, data: Any, hyper: dict) -> dict[str, AffineMap]:
+    def _maps(self, data: Any, hyper: dict[str, Array]) -> dict[str, AffineMap]:
         return self._reading.maps(hyper, data)
 
-    def _moments(self, data: Any, hyper: dict, state: Any) -> dict[str, tuple[Array, Array]]:
+    def _moments(self, data: Any, hyper: dict[str, Array], state: Any) -> dict[str, tuple[Array, Array]]:
         posterior = self._posterior(data, hyper, state)
         maps = self._maps(data, hyper)
         return {name: posterior.mean_and_variance(map_) for name, map_ in maps.items()}
 
-    def _covariance(self, data: Any, hyper: dict, state: Any, *, name: str) -> Array:
-        return self._posterior(data, hyper, state).covariance(self._maps(data, hyper)[name])
+    def _covariance(self, data: Any, hyper: dict[str, Array], state: Any, *, name: str) -> Array:
+        covariance: Array = self._posterior(data, hyper, state).covariance(self._maps(data, hyper)[name])
+        return covariance
 
-    def _draw_site(self, data: Any, hyper: dict, state: Any, rng_key: Array, *, name: str, num_samples: int) -> Array:
+    def _draw_site(
+        self, data: Any, hyper: dict[str, Array], state: Any, rng_key: Array, *, name: str, num_samples: int
+    ) -> Array:
         design, offset = self._maps(data, hyper)[name]
         return design.matvec(self._posterior(data, hyper, state).sample(rng_key, num_samples)) + offset
 
     def _draws(
-        self, data: Any, hyper: dict, state: Any, rng_key: Array, *, num_samples: int
+        self, data: Any, hyper: dict[str, Array], state: Any, rng_key: Array, *, num_samples: int
     ) -> tuple[dict[str, Array], Array]:
         """Draws of every site, and the log density of each with the data and the hyperparameters' prior."""
         form = self._reading.form(hyper, data)
@@ -200,7 +205,9 @@ class Programs:
         sites, log_density = jax.lax.map(at, unknowns, batch_size=batch_size)
         return sites, log_density + self._reading.log_prior(hyper, data)
 
-    def _stacked_moments(self, data: Any, hyper: dict, state: Any, *, names: tuple[str, ...]) -> tuple[Array, Array]:
+    def _stacked_moments(
+        self, data: Any, hyper: dict[str, Array], state: Any, *, names: tuple[str, ...]
+    ) -> tuple[Array, Array]:
         """Joint mean of the named sites, flattened one after the other, and a factor ``F`` of their covariance
         ``F F^T``, of shape ``(total size, num_columns)``."""
         maps = self._maps(data, hyper)
@@ -210,7 +217,7 @@ class Programs:
         return design @ posterior.mean + offset, design @ posterior.scale_tril()
 
     def _log_predictive(
-        self, data: Any, hyper: dict, state: Any, new: LatentGaussian | None = None
+        self, data: Any, hyper: dict[str, Array], state: Any, new: LatentGaussian | None = None
     ) -> tuple[Array, Array]:
         """Log predictive density of every factor and whether it is observed, of the fit itself or of another form on
         the same unknowns."""
@@ -222,19 +229,24 @@ class Programs:
             moments = posterior.mean_and_variance(AffineMap(new.design, new.offset))
         return log_predictive_factors(new, *moments), jnp.concatenate(new.observed)
 
-    def _weight_inputs(self, data: Any, hyper: dict, state: Any) -> tuple[LatentGaussian, Array, Array]:
+    def _weight_inputs(self, data: Any, hyper: dict[str, Array], state: Any) -> tuple[LatentGaussian, Array, Array]:
         """The form, and mean and lower Cholesky factor of its unknowns: what importance weights are made of."""
         form = self._reading.form(hyper, data)
         posterior = self._algorithm.posterior(form, state)
         return form, posterior.mean, posterior.scale_tril()
 
     def _fold_predictives(
-        self, data: Any, fixed: dict, values: Array, *, batch_size: int | None
+        self, data: Any, fixed: dict[str, Array], values: Array, *, batch_size: int | None
     ) -> tuple[Array, SearchState | None, Any]:
         """:meth:`_fold_predictive` for folds whose ``data`` are stacked, so many of them at a time."""
-        return jax.lax.map(lambda fold: self._fold_predictive(fold, fixed, values), data, batch_size=batch_size)
+        found: tuple[Array, SearchState | None, Any] = jax.lax.map(
+            lambda fold: self._fold_predictive(fold, fixed, values), data, batch_size=batch_size
+        )
+        return found
 
-    def _fold_predictive(self, data: Any, fixed: dict, values: Array) -> tuple[Array, SearchState | None, Any]:
+    def _fold_predictive(
+        self, data: Any, fixed: dict[str, Array], values: Array
+    ) -> tuple[Array, SearchState | None, Any]:
         """Fit one fold and score all its factors: predictive densities, the search, and the algorithm's info."""
         reading, space = self._reading, self._space
         if space.size:
@@ -250,10 +262,10 @@ class Programs:
         return self._log_predictive(data, hyper, state)[0], final, info
 
 
-def compiled_form(reading: Any, hyper: Mapping[str, Any]) -> LatentGaussian:
+def compiled_form(reading: LatentGaussianReading, hyper: Mapping[str, Any]) -> LatentGaussian:
     """The form of a reading at given hyperparameters, by one compiled function instead of one for each operation.
 
-    :param reading: of the model.
+    :param LatentGaussianReading reading: of the model.
     :param hyper: all hyperparameters, constrained.
     """
     form = _FORMS.get(reading.structure_key, lambda: quick_jit(reading.skeleton().form, is_small=True))
@@ -266,10 +278,12 @@ def _is_small(form: LatentGaussian) -> bool:
     return form.num_rows <= _MOST_SMALL_ROWS and holds_little(form, _MOST_SMALL_NUMBERS)
 
 
-def compiled_programs(reading: Any, algorithm: Algorithm, space: UnconstrainedSpace, **options: Any) -> Programs:
+def compiled_programs(
+    reading: LatentGaussianReading, algorithm: Algorithm, space: UnconstrainedSpace, **options: Any
+) -> Programs:
     """The programs for this structure, from the cache if a run of the same structure has been made before.
 
-    :param reading: of the model.
+    :param LatentGaussianReading reading: of the model.
     :param Algorithm algorithm: with its options bound.
     :param UnconstrainedSpace space: of the hyperparameters that are learned.
     :param options: as for :class:`Programs`.

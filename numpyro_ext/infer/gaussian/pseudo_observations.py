@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ...linalg.gaussian.design import DenseDesign
+from ...structure import LatentGaussianReading
 from ..hyper.space import UnconstrainedSpace
 
 __all__ = ["explain_powers"]
@@ -16,7 +17,7 @@ __all__ = ["explain_powers"]
 _LARGEST_MATRIX = 1 << 20
 
 
-def explain_powers(reading: Any, space: UnconstrainedSpace) -> list[str]:
+def explain_powers(reading: LatentGaussianReading, space: UnconstrainedSpace) -> list[str]:
     r"""What is wrong with models whose learned scales multiply more densities than there are directions.
 
     A prior such as :math:`\prod_k e^{-|(B u)_k| / \sigma}` is often written as ``K`` observations of zero. The field
@@ -72,11 +73,11 @@ def _rank_if_met(form: Any, index: int, observed: np.ndarray) -> int | None:
     if rows.size * form.num_columns <= _LARGEST_MATRIX:
         matrix = np.asarray(form.design.to_dense())[rows]
         solution, _, rank, _ = np.linalg.lstsq(matrix, missing)
-        error = np.abs(matrix @ solution - missing).max()
+        error = float(np.abs(matrix @ solution - missing).max())
         return int(rank) if error <= 1e3 * np.finfo(missing.dtype).eps * np.abs(missing).max() else None
     if missing.any():
         return None
     if isinstance(form.design, DenseDesign):
-        return min(rows.size, int(np.any(np.asarray(form.design.matrix)[rows] != 0.0, axis=0).sum()))
+        return min(int(rows.size), int(np.any(np.asarray(form.design.matrix)[rows] != 0.0, axis=0).sum()))
     columns, values = np.asarray(form.design.columns)[rows], np.asarray(form.design.values)[rows]
-    return min(rows.size, np.unique(columns[values != 0.0]).size)
+    return int(min(rows.size, np.unique(columns[values != 0.0]).size))

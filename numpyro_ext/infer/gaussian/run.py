@@ -129,4 +129,4 @@ class GaussianRun(FinishedRun):
         """Pareto k-hat of the field's posterior, given the hyperparameters."""
         form, mean, scale_tril = self.programs.weight_inputs(*self.inputs)
         model, guide = field_importance_pair(form.log_density, mean, scale_tril)
-        return psis_diagnostic(rng_key, {}, model, guide, num_particles=num_particles)
+        return float(psis_diagnostic(rng_key, {}, model, guide, num_particles=num_particles))

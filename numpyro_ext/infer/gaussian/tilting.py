@@ -37,7 +37,8 @@ def _tilted_moments(form: LatentGaussian, mean: Array, variance: Array, power: A
         potential.tilted_moments(m, v, power)
         for potential, m, v in zip(form.potentials, form.split_rows(mean), form.split_rows(variance), strict=True)
     ]
-    return jax.tree.map(lambda *arrays: jnp.concatenate(arrays), *parts)
+    moments: TiltedMoments = jax.tree.map(lambda *arrays: jnp.concatenate(arrays), *parts)
+    return moments
 
 
 def tilt(form: LatentGaussian, marginals: Marginals, precision: Array, shift: Array, power: ArrayLike) -> Tilted:

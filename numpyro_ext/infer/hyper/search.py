@@ -215,7 +215,7 @@ def _line_search(
 def _difference_step(dtype: Any, tol: float) -> float:
     """Balances the error of the central difference against that of gradients, which are known to a small part of what
     the search asks of them."""
-    return max(1e-2 * tol, float(jnp.finfo(dtype).eps) ** 0.5) ** (1.0 / 3.0)
+    return float(max(1e-2 * tol, float(jnp.finfo(dtype).eps) ** 0.5) ** (1.0 / 3.0))
 
 
 def is_finished(state: SearchState) -> Array:
@@ -285,7 +285,8 @@ def hessian(state: SearchState, *, tol: float) -> np.ndarray:
     """
     probes = np.asarray(state.probes)
     rows = (probes[:, 0] - probes[:, 1]) / (2.0 * _difference_step(probes.dtype, tol))
-    return 0.5 * (rows + rows.T)
+    symmetric: np.ndarray = 0.5 * (rows + rows.T)
+    return symmetric
 
 
 class Curvature(NamedTuple):

@@ -69,16 +69,16 @@ class UnconstrainedSpace:
                 f"{name!r} is not a hyperparameter of this model. Hyperparameters: {sorted(self.sites) or 'none'}."
             )
         site = self.sites[name]
-        value = jnp.asarray(value, jnp.result_type(site.init))
+        given = jnp.asarray(value, jnp.result_type(site.init))
         try:
-            value = jnp.broadcast_to(value, tuple(site.shape))
+            checked = jnp.broadcast_to(given, tuple(site.shape))
         except ValueError as error:
             raise ValueError(
-                f"The value given for hyperparameter {name!r} has shape {value.shape}, the site {tuple(site.shape)}."
+                f"The value given for hyperparameter {name!r} has shape {given.shape}, the site {tuple(site.shape)}."
             ) from error
-        if not bool(jnp.all(jnp.isfinite(site.transform.inv(value)))):
+        if not bool(jnp.all(jnp.isfinite(site.transform.inv(checked)))):
             raise ValueError(f"The value given for hyperparameter {name!r} is outside or at the edge of its support.")
-        return value
+        return checked
 
     def pack(self, values: Mapping[str, Any]) -> Array:
         """Constrained values of the free hyperparameters as an unconstrained vector of shape ``(size,)``."""

@@ -50,6 +50,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
+from jax.typing import DTypeLike
 
 from ...linalg.solvers.posterior_precision import PosteriorPrecision
 from ...potentials.bounds.super_gaussian import SuperGaussianPotential
@@ -137,7 +138,7 @@ def init(form: SparseLinear, workspace: Workspace, options: Options, coefficient
     zeros = jnp.zeros((n,), gram.dtype)
     shift = precision_with(form, workspace, zeros).project(form.observed)
     if coefficients is None and options.solver != "diagonal":
-        components = components_of_nodes(form.forest, form.prior)
+        components = _super_gaussian(form)
         typical = [jnp.broadcast_to(_typical_square(component, gram.dtype), (p,)) for component in components]
         q = prior_states.marginals
         second_moment = 1.0 / ((1.0 - q) / typical[0] + q / typical[1])
@@ -201,7 +202,10 @@ def _advance(
         return new, objective, solved.add(more)
 
     def advance(number: Array, carry: tuple[State, Array, Solved]) -> tuple[State, Array, Solved]:
-        return lax.cond(judges_only & (number > 0), lambda _, carry: carry, round_of, number, carry)
+        new: tuple[State, Array, Solved] = lax.cond(
+            judges_only & (number > 0), lambda _, carry: carry, round_of, number, carry
+        )
+        return new
 
     zero = jnp.zeros((), gram.dtype)
     start = state, zero, Solved(jnp.zeros((), jnp.int32), zero)
@@ -344,10 +348,11 @@ def _gaussian_precision(
     return form.weight * ((1.0 - q) / low + q / high)
 
 
-def _typical_square(component: Any, dtype: Any) -> Array:
+def _typical_square(component: SuperGaussianPotential, dtype: DTypeLike) -> Array:
     """The square at which the width equals it: the squared scale of all families here."""
     start = jnp.ones(jnp.broadcast_shapes(*(jnp.shape(leaf) for leaf in jax.tree.leaves(component))), dtype)
-    return lax.fori_loop(0, 60, lambda _, x: component.width(x), start)
+    found: Array = lax.fori_loop(0, 60, lambda _, x: component.width(x), start)
+    return found
 
 
 def _objective(

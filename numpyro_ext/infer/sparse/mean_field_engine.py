@@ -33,7 +33,7 @@ _ROUNDING = 1e3
 Variances = Literal["auto", "exact", "perturb-and-map", "lanczos", "none"]
 
 
-class StructuredMeanField(BaseEngine):
+class StructuredMeanField(BaseEngine[MeanFieldRun]):
     r"""A Gaussian over sparse coefficients times a tree over their states (Ko and Seeger 2012; Ko 2017, section 2.2).
 
     Accepts models in which coefficients with a sparse prior (:class:`~numpyro_ext.distributions.HiddenMarkovTree`, or
@@ -124,7 +124,7 @@ class StructuredMeanField(BaseEngine):
     # Running
 
     def _start(
-        self, rng_key: Array, args: tuple, kwargs: dict[str, Any], init_state: EngineState | None
+        self, rng_key: Array, args: tuple[Any, ...], kwargs: dict[str, Any], init_state: EngineState | None
     ) -> MeanFieldRun:
         reading, space, programs, workspace = self._prepare(rng_key, args, kwargs)
         if init_state is None:
@@ -139,7 +139,7 @@ class StructuredMeanField(BaseEngine):
         )
 
     def _prepare(
-        self, rng_key: Array, args: tuple, kwargs: dict[str, Any], *, check: bool = True
+        self, rng_key: Array, args: tuple[Any, ...], kwargs: dict[str, Any], *, check: bool = True
     ) -> tuple[SparseLinearReading, UnconstrainedSpace, MeanFieldPrograms, core.Workspace]:
         reading = self._read(rng_key, args, kwargs, check=check)
         unknown = set(self.init_values) - set(reading.hyper) - set(reading.field)
@@ -222,12 +222,9 @@ class StructuredMeanField(BaseEngine):
         if state is None:
             state = programs.init_state(data, hyper, workspace, self._initial_coefficients(reading, hyper))
 
-        def solve(values: Array, state: core.State, num_steps: Any, is_learning: Any) -> tuple[Any, Any, Any]:
-            return programs.solve(data, fixed, values, workspace, state, num_steps, is_learning)
-
         is_exact = programs.options.variances in ("exact", "none")
         problem = Iterations(
-            solve=solve,
+            solve=lambda values, state, *limits: programs.solve(data, fixed, values, workspace, state, *limits),
             space=space,
             parts=lambda state: Parts((jnp.log(state.second_moment),), (), (1.0,)),
             with_parts=lambda state, free, _: state._replace(second_moment=jnp.exp(free[0])),
@@ -254,7 +251,9 @@ class StructuredMeanField(BaseEngine):
         messages = (*found.diagnostics.messages, message)
         return found._replace(diagnostics=found.diagnostics._replace(converged=False, messages=messages))
 
-    def _restore(self, content: dict[str, Any], rng_key: Array, args: tuple, kwargs: dict[str, Any]) -> MeanFieldRun:
+    def _restore(
+        self, content: dict[str, Any], rng_key: Array, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> MeanFieldRun:
         reading, space, programs, workspace = self._prepare(rng_key, args, kwargs, check=False)
         result = fit_from_content(content, reading, space, partial(programs.state_shapes, workspace=workspace))
         return MeanFieldRun(

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from ...compilation.recent import Recent
-from ...linalg.cholesky import LARGEST_DENSE, cholesky, cholesky_solve, solve_upper
+from ...linalg.cholesky import LARGEST_DENSE, cholesky, solve_lower, solve_upper
 from ...linalg.operators.operator import LinearOperator
 from ...linalg.solvers.perturb_and_map import draw_perturbations, perturb_and_map
 from ...linalg.solvers.posterior_precision import PosteriorPrecision, gram_diagonal
@@ -48,20 +48,23 @@ class MeanFieldPrograms(SparsePrograms):
         self.solve = jax.jit(self._solve)
         self.row_variance = jax.jit(self._row_variance, static_argnames="name")
 
-    def state_shapes(self, data: Any, hyper: dict, workspace: core.Workspace) -> core.State:
+    def state_shapes(self, data: Any, hyper: dict[str, Array], workspace: core.Workspace) -> core.State:
         """Shapes and dtypes of the state."""
-        return jax.eval_shape(self._init_state, data, hyper, workspace, None)
+        shapes: core.State = jax.eval_shape(self._init_state, data, hyper, workspace, None)
+        return shapes
 
-    def _make_workspace(self, data: Any, hyper: dict, rng_key: Array) -> core.Workspace:
+    def _make_workspace(self, data: Any, hyper: dict[str, Array], rng_key: Array) -> core.Workspace:
         return core.make_workspace(self._reading.form(hyper, data), rng_key, self.options)
 
-    def _init_state(self, data: Any, hyper: dict, workspace: core.Workspace, coefficients: Array | None) -> core.State:
+    def _init_state(
+        self, data: Any, hyper: dict[str, Array], workspace: core.Workspace, coefficients: Array | None
+    ) -> core.State:
         return core.init(self._reading.form(hyper, data), workspace, self.options, coefficients)
 
     def _solve(
         self,
         data: Any,
-        fixed: dict,
+        fixed: dict[str, Array],
         values: Array,
         workspace: core.Workspace,
         state: core.State,
@@ -76,7 +79,10 @@ class MeanFieldPrograms(SparsePrograms):
 
         def learn(form: tuple[Array, Array], state: core.State) -> tuple[Array, Array]:
             update = partial(self._learn, data, fixed)
-            return lax.cond(is_learning, update, lambda values, moved, _: (values, moved), *form, state)
+            learned: tuple[Array, Array] = lax.cond(
+                is_learning, update, lambda values, moved, _: (values, moved), *form, state
+            )
+            return learned
 
         start = values, jnp.zeros(values.shape, bool)
         *learned, state, info = core.solve(
@@ -96,7 +102,9 @@ class MeanFieldPrograms(SparsePrograms):
         log_evidence = info.objective + reading.log_constant(hyper, data)
         return values, state, StepInfo(info, log_evidence, reading.log_prior(hyper, data), moved)
 
-    def _learn(self, data: Any, fixed: dict, values: Array, moved: Array, state: core.State) -> tuple[Array, Array]:
+    def _learn(
+        self, data: Any, fixed: dict[str, Array], values: Array, moved: Array, state: core.State
+    ) -> tuple[Array, Array]:
         """The maximum of the expected log joint density plus log prior, by L-BFGS.
 
         Groups of few and of many coefficients have curvatures that are orders of magnitude apart. So the search is in
@@ -165,8 +173,7 @@ class MeanFieldPrograms(SparsePrograms):
 
     def _root(self, precision: PosteriorPrecision, operator: LinearOperator) -> Array:
         """``F`` with ``F^T F`` the covariance of what the operator makes of the coefficients."""
-        factor = cholesky(precision.dense())
-        return jax.scipy.linalg.solve_triangular(factor, operator.materialise().T, lower=True)
+        return solve_lower(cholesky(precision.dense()), operator.materialise().T)
 
     def _site_covariance(self, inputs: Inputs, *, name: str) -> Array:
         operator, _ = self._map(inputs, name)
@@ -175,7 +182,8 @@ class MeanFieldPrograms(SparsePrograms):
             root = self._root(precision, operator)
             return root.T @ root
         rows = lax.map(operator.T.matvec, jnp.eye(operator.shape[0]), batch_size=DRAWS_AT_A_TIME)
-        return lax.map(operator.matvec, self._solve_rows(precision, rows), batch_size=DRAWS_AT_A_TIME)
+        covariance: Array = lax.map(operator.matvec, self._solve_rows(precision, rows), batch_size=DRAWS_AT_A_TIME)
+        return covariance
 
     def _solve_rows(self, precision: PosteriorPrecision, rows: Array) -> Array:
         gram = self._gram(precision)
@@ -183,11 +191,12 @@ class MeanFieldPrograms(SparsePrograms):
             return rows / (gram + precision.precision)
         if self.options.solver == "dense":
             factor = cholesky(precision.dense())
-            return jax.vmap(partial(cholesky_solve, factor))(rows)
+            return solve_upper(factor, solve_lower(factor, rows.T)).T
         solve = partial(
             precision.solve, gram_diagonal=gram, tol=self.options.mean_tol, max_iterations=self.options.max_iterations
         )
-        return lax.map(lambda row: solve(row).solution, rows)
+        found: Array = lax.map(lambda row: solve(row).solution, rows)
+        return found
 
     def _draw(self, inputs: Inputs, rng_key: Array, *, num_samples: int) -> Array:
         precision, mean = self._precision(inputs), self._mean(inputs)
@@ -206,7 +215,7 @@ class MeanFieldPrograms(SparsePrograms):
             return perturb_and_map(precision, perturbations, gram, tol=tol, max_iterations=max_iterations).solution
 
         batch = min(num_samples, DRAWS_AT_A_TIME)
-        parts = lax.map(some, jax.random.split(rng_key, -(-num_samples // batch)))
+        parts: Array = lax.map(some, jax.random.split(rng_key, -(-num_samples // batch)))
         return mean + parts.reshape(-1, size)[:num_samples]
 
     def _state_probabilities(self, inputs: Inputs) -> Array:

@@ -80,7 +80,8 @@ class SparsePrograms(ABC):
 
     def _site_at(self, inputs: Inputs, draws: Array, *, name: str) -> Array:
         operator, offset = self._map(inputs, name)
-        return lax.map(operator.matvec, draws, batch_size=DRAWS_AT_A_TIME) + offset
+        values: Array = lax.map(operator.matvec, draws, batch_size=DRAWS_AT_A_TIME)
+        return values + offset
 
     def _sites_at(self, inputs: Inputs, draws: Array) -> tuple[dict[str, Array], Array]:
         """Every site at draws of the coefficients, and the log density of each."""

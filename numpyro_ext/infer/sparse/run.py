@@ -74,7 +74,9 @@ class SparseSite(SitePosterior):
             parts = [m.programs.site_variance(m.inputs, name=self.name) for m in members]
         else:
             parts = [jnp.mean(jnp.square(d - mean), axis=0) for d, mean in zip(self._own_draws, means, strict=True)]
-        variance = sum(parts[1:], parts[0]) / len(parts) + jnp.mean(jnp.square(means - self._mixed_mean()), axis=0)
+        variance: Array = sum(parts[1:], parts[0]) / len(parts) + jnp.mean(
+            jnp.square(means - self._mixed_mean()), axis=0
+        )
         if not bool(jnp.all(jnp.isfinite(variance))):
             raise FloatingPointError(f"The posterior of site {self.name!r} is not finite, although the evidence is.")
         return variance

@@ -72,7 +72,7 @@ class TreeFitter:
     def run(
         self,
         rng_key: Array,
-        args: tuple,
+        args: tuple[Any, ...],
         kwargs: dict[str, Any],
         init_state: EngineState | None = None,
         *,
@@ -116,7 +116,7 @@ class TreeFitter:
     def _read(
         self,
         rng_key: Array,
-        args: tuple,
+        args: tuple[Any, ...],
         kwargs: dict[str, Any],
         field: Sequence[str] | None = None,
         values: Mapping[str, Any] | None = None,
@@ -137,7 +137,7 @@ class TreeFitter:
     def _averaged(self) -> list[str]:
         return [*self.average_over, *(() if self.num_shifts is None else ("shift",))]
 
-    def _no_shift(self, args: tuple, kwargs: dict[str, Any]) -> Array:
+    def _no_shift(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Array:
         """Zeros, one per axis of the first argument of the model that is an array."""
         for value in (*args, *kwargs.values()):
             if np.ndim(value) > 0:
@@ -221,7 +221,9 @@ class TreeFitter:
             hyper_tol=default_tolerance(self.hyper_tol, *((0.5, 0.5) if is_large else (1e-2, 1e-1))),
         )
 
-    def restore(self, content: dict[str, Any], rng_key: Array, args: tuple, kwargs: dict[str, Any]) -> TreeRun:
+    def restore(
+        self, content: dict[str, Any], rng_key: Array, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> TreeRun:
         """The run from the ``"tree"`` of :meth:`TreeRun.content`."""
         learned, members = [], []
         for part in content["learned"]:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from ...compilation.recent import Recent
-from ...linalg.cholesky import LARGEST_DENSE, solve_upper
+from ...linalg.cholesky import LARGEST_DENSE, solve_lower, solve_upper
 from ...potentials.trees.draws import tree_draws
 from ...potentials.trees.mixture import (
     TreeMoments,
@@ -61,22 +61,22 @@ class TreePrograms(SparsePrograms):
 
     # Fitting
 
-    def _project(self, data: Any, hyper: dict) -> Any:
+    def _project(self, data: Any, hyper: dict[str, Array]) -> Any:
         """The data as Gaussians over single coefficients; nothing where they are not."""
         if not self.options.is_exact:
             return ()
         form = self._reading.form(hyper, data)
         return core.project(form.operator, form.observed, form.noise_variance)
 
-    def _init_state(self, data: Any, hyper: dict) -> Any:
+    def _init_state(self, data: Any, hyper: dict[str, Array]) -> Any:
         return () if self.options.is_exact else core.init(self._reading.form(hyper, data))
 
-    def _cavity(self, data: Any, hyper: dict, projection: Any, state: Any) -> core.Cavity:
+    def _cavity(self, data: Any, hyper: dict[str, Array], projection: Any, state: Any) -> core.Cavity:
         if self.options.is_exact:
             return core.exact_cavity(projection, self._reading.noise_variance(hyper, data))
         return core.gaussian(self._reading.form(hyper, data), state).cavity
 
-    def _units(self, data: Any, fixed: dict, projection: Any, state: Any, values: Array) -> Array:
+    def _units(self, data: Any, fixed: dict[str, Array], projection: Any, state: Any, values: Array) -> Array:
         """About the standard error of each hyperparameter, at most one: the steps of the search are in these units."""
         reading, space = self._reading, self._space
         num_rows = sum(rows.size for rows in reading.rows)
@@ -90,7 +90,7 @@ class TreePrograms(SparsePrograms):
         return 1.0 / jnp.sqrt(1.0 + jnp.square(scales))
 
     def _evaluation(
-        self, data: Any, fixed: dict, projection: Any, origin: Array, units: Array
+        self, data: Any, fixed: dict[str, Array], projection: Any, origin: Array, units: Array
     ) -> Callable[[Array, Any], hyper_search.Evaluation]:
         """The objective at ``origin + units * x``."""
         reading, options = self._reading, self.options
@@ -108,12 +108,10 @@ class TreePrograms(SparsePrograms):
 
         def log_evidence(form: Any, state: Any) -> Array:
             parts, constant = form
+            value: Array = constant
             if options.is_exact:
-                prior, noise = parts
-                value = core.exact_log_evidence(reading.forest, prior, projection, noise, num_rows)
-            else:
-                value = core.log_evidence(parts, state)
-            return value + constant
+                return value + core.exact_log_evidence(reading.forest, parts[0], projection, parts[1], num_rows)
+            return value + core.log_evidence(parts, state)
 
         def solve(form: Any, state: Any) -> tuple[Any, core.SolveInfo]:
             if options.is_exact:
@@ -123,12 +121,19 @@ class TreePrograms(SparsePrograms):
 
         return hyper_search.evaluation_fn(form, lambda x: reading.log_prior(hyper_at(x), data), solve, log_evidence)
 
-    def _evaluate(self, data: Any, fixed: dict, projection: Any, state: Any, values: Array) -> Any:
+    def _evaluate(self, data: Any, fixed: dict[str, Array], projection: Any, state: Any, values: Array) -> Any:
         evaluate = self._evaluation(data, fixed, projection, values, jnp.ones_like(values))
         return evaluate(jnp.zeros_like(values), state)
 
     def init_search(
-        self, data: Any, fixed: dict, projection: Any, origin: Array, x: Array, state: Any, with_curvature: bool
+        self,
+        data: Any,
+        fixed: dict[str, Array],
+        projection: Any,
+        origin: Array,
+        x: Array,
+        state: Any,
+        with_curvature: bool,
     ) -> hyper_search.SearchState:
         """The search before its first evaluation, in units from ``origin`` on."""
         shapes = jax.eval_shape(self._evaluate, data, fixed, projection, state, origin)
@@ -140,7 +145,7 @@ class TreePrograms(SparsePrograms):
     def _search(
         self,
         data: Any,
-        fixed: dict,
+        fixed: dict[str, Array],
         projection: Any,
         origin: Array,
         units: Array,
@@ -166,7 +171,8 @@ class TreePrograms(SparsePrograms):
 
     def _moments(self, inputs: Inputs) -> TreeMoments:
         prior, cavity = self._cavity_at(inputs)
-        return tilted_moments(self._reading.forest, prior, *cavity)
+        moments: TreeMoments = tilted_moments(self._reading.forest, prior, *cavity)
+        return moments
 
     def _gaussian(self, inputs: Inputs) -> core.GaussianMoments:
         return core.gaussian(self._reading.form(inputs.hyper, inputs.data), inputs.state)
@@ -185,15 +191,19 @@ class TreePrograms(SparsePrograms):
 
     def _site_variance(self, inputs: Inputs, *, name: str) -> Array:
         if self.options.is_exact and self._reading.is_selection(name):
-            return self._map(inputs, name).operator @ self._moments(inputs).variance
-        return jnp.diagonal(self._site_covariance(inputs, name=name))
+            operator, _ = self._map(inputs, name)
+            variance: Array = operator @ self._moments(inputs).variance
+            return variance
+        diagonal: Array = jnp.diagonal(self._site_covariance(inputs, name=name))
+        return diagonal
 
     def _site_covariance(self, inputs: Inputs, *, name: str) -> Array:
         matrix = self._map(inputs, name).operator.materialise()
         if not self.options.is_exact:
-            root = jax.scipy.linalg.solve_triangular(self._gaussian(inputs).factor, matrix.T, lower=True)
+            root = solve_lower(self._gaussian(inputs).factor, matrix.T)
             return root.T @ root
-        return matrix @ self._covariance(inputs) @ matrix.T
+        covariance: Array = matrix @ self._covariance(inputs) @ matrix.T
+        return covariance
 
     def _covariance(self, inputs: Inputs) -> Array:
         """Given the states the coefficients are independent; the covariance of the states is a slope of marginals."""
@@ -206,7 +216,7 @@ class TreePrograms(SparsePrograms):
 
         zeros = jnp.zeros_like(cavity.mean)
         p, gap = marginals(zeros), high.mean - low.mean
-        states = jax.jacfwd(marginals)(zeros)
+        states: Array = jax.jacfwd(marginals)(zeros)
         within = (1.0 - p) * low.variance + p * high.variance
         return jnp.diag(within) + gap[:, None] * states * gap
 

@@ -101,7 +101,9 @@ def exact_log_evidence(
 
 
 def _log_normaliser(forest: Forest, prior: TreeParameters, cavity: Cavity) -> Array:
-    return log_partition(forest, _node_evidence(forest, prior, cavity), *log_probabilities(forest, prior))
+    evidence = _node_evidence(forest, prior, cavity)
+    found: Array = log_partition(forest, evidence, *log_probabilities(forest, prior))
+    return found
 
 
 def _node_evidence(forest: Forest, prior: TreeParameters, cavity: Cavity) -> Array:
@@ -237,7 +239,7 @@ def solve(
         )
         return State(tilted.site_precision, tilted.site_shift), change
 
-    def unfinished(carry: Any) -> Array:
+    def unfinished(carry: tuple[Array, State, State, Array, Array]) -> Array:
         step, _, _, change, _ = carry
         return (step < num_steps) & (change > tol)
 

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.typing import ArrayLike
 
 from ...compilation.quick_jit import holds_little, quick_jit
 from ...compilation.recent import Recent
@@ -133,7 +134,7 @@ def _responses(
     bare = copy.copy(program)
     bare.release()
 
-    def respond(point: Array, env: Env) -> Any:
+    def respond(point: ArrayLike, env: Env) -> Any:
         value = jnp.broadcast_to(point, bare.shape(predictor))
         return bare.evaluate([leaf], {**env, predictor: value})[0]
 

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from ....linalg.cholesky import cholesky, cholesky_solve, solve_upper
+from ....linalg.cholesky import cholesky, cholesky_inverse, solve_upper
 from ....linalg.gaussian.coefficient_space import CoefficientSpace
 from ....linalg.gaussian.observation_space import ObservationSpace
 from ....linalg.gaussian.prior import is_valid_prior
@@ -76,7 +76,7 @@ def solve(
     """
     problem = _problem(form, parameters)
 
-    def evaluate(values: Array, _: tuple) -> Evaluation:
+    def evaluate(values: Array, _: tuple[()]) -> Evaluation:
         def bound(values: Array) -> Array:
             mean, variance, negative_divergence = problem.moments(values)
             return form.log_constant + linearised_sum(form, mean, variance) + negative_divergence
@@ -150,8 +150,7 @@ def _cholesky_problem(form: LatentGaussian) -> _Problem:
 
     sites, _ = vg.initial_sites(form)
     root = space.condition(sites, jnp.zeros_like(sites)).factor[0]
-    inverse = jax.vmap(partial(cholesky_solve, root))(jnp.eye(size, dtype=root.dtype))
-    start = jnp.concatenate([jnp.zeros((size,), root.dtype), cholesky(inverse)[lower]])
+    start = jnp.concatenate([jnp.zeros((size,), root.dtype), cholesky(cholesky_inverse(root))[lower]])
     return _Problem(start, moments)
 
 

@@ -90,8 +90,8 @@ def multinomial_probit_bayes(
         return jnp.sum(value) - 0.5 * jnp.sum(weights * mean) - constant
 
     def proceed(state: tuple[Any, ...]) -> Array:
-        _, _, change, count = state
-        return (count < num_steps) & ~(change <= tol)
+        unfinished: Array = (state[3] < num_steps) & ~(state[2] <= tol)
+        return unfinished
 
     def advance(state: tuple[Any, ...]) -> tuple[Any, ...]:
         mean, trace, _, count = state
