@@ -1,35 +1,13 @@
 """Inference engines for NumPyro models that read the structure of the model."""
 
+# ruff: noqa: F403, F405 (the names of the engines are those of infer)
 from typing import TYPE_CHECKING, Any
 
 from ._checkout import find_models_of_checkout
 
 if TYPE_CHECKING:
     from .compilation.disk_cache import keep_compiled_programs
-    from .infer import (
-        EP,
-        INLA,
-        Algorithm,
-        BilinearVG,
-        CrossValidation,
-        Engine,
-        FitInfo,
-        GaussianPosterior,
-        GridSearch,
-        LaplaceApproximation,
-        LatentGaussianRows,
-        StructuredMeanField,
-        VariationalGaussian,
-        annealed_importance_sampling,
-        cross_validate,
-        fit_batches,
-        grid_search,
-        multinomial_probit_bayes,
-        predictive_log_density,
-        ranking_scores,
-        table_rows,
-        variational_em,
-    )
+    from .infer import *
 
 __version__ = "0.2.0"
 

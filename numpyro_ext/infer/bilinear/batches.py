@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterable, Mapping, Sized
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -143,31 +144,27 @@ def _iterate(run: _BatchRun, batches: Iterable[tuple[Any, ...] | Mapping[str, An
     return run.finish(bound, diagnostics)
 
 
+@dataclass
 class _BatchRun:
     """The batches that have been read, and where their fit is."""
 
-    def __init__(
-        self,
-        engine: BilinearVG,
-        rng_key: Array,
-        over: str,
-        kwargs: dict[str, Any],
-        init_state: EngineState | None,
-        store: BatchStore,
-    ) -> None:
-        self.engine, self._key, self._over, self._kwargs = engine, rng_key, over, kwargs
-        self._init_state, self._store = init_state, store
-        self._visited: list[Visited] = []
-        self._reading: BilinearReading
-        self._space: UnconstrainedSpace
-        self._shared: SharedVectors
-        self._prior: GaussianSide
-        self._own: Side
-        self._num_own = 0
+    engine: BilinearVG
+    rng_key: Array
+    over: str
+    kwargs: dict[str, Any]
+    init_state: EngineState | None
+    store: BatchStore
+    visited: list[Visited] = field(default_factory=list)
+    num_own: int = 0
+    _reading: BilinearReading = field(init=False)
+    _space: UnconstrainedSpace = field(init=False)
+    _shared: SharedVectors = field(init=False)
+    _prior: GaussianSide = field(init=False)
+    _own: Side = field(init=False)
 
     @property
     def num_batches(self) -> int:
-        return len(self._visited)
+        return len(self.visited)
 
     def check_not_empty(self) -> None:
         if not self.num_batches:
@@ -181,13 +178,13 @@ class _BatchRun:
             error.add_note(f"In batch {self.num_batches}, counted from zero.")
             raise
         # Shared vectors that have seen other batches must not forget them before these have been visited.
-        self.visit(self.num_batches - 1, moves_shared=self._init_state is None)
+        self.visit(self.num_batches - 1, moves_shared=self.init_state is None)
 
     def _read(self, batch: tuple[Any, ...] | Mapping[str, Any]) -> None:
         engine, number = self.engine, self.num_batches
         args = () if isinstance(batch, Mapping) else tuple(batch)
-        kwargs = {**self._kwargs, **(batch if isinstance(batch, Mapping) else {})}
-        key = jax.random.fold_in(self._key, number)
+        kwargs = {**self.kwargs, **(batch if isinstance(batch, Mapping) else {})}
+        key = jax.random.fold_in(self.rng_key, number)
         if number:
             self._reading = read_like(self._reading, args, kwargs, key)
         else:
@@ -202,10 +199,10 @@ class _BatchRun:
             self._check_shared(prior)
         else:
             self._prior, self._shared = prior, start_shared(self._first_shared(shared), prior)
-        self._num_own = own.mean.shape[0]
+        self.num_own = own.mean.shape[0]
         prepared = prepare_batch(form, self._own, own, shared)
-        self._store.append(prepared)
-        self._visited.append(start_visited(prepared, own, self._shared))
+        self.store.append(prepared)
+        self.visited.append(start_visited(prepared, own, self._shared))
 
     def _check_first(self) -> None:
         if self._space.names:
@@ -214,15 +211,15 @@ class _BatchRun:
                 "engine.run, and give BilinearVG(..., hyper_values=...) what it learned."
             )
         sides = self._reading.sides
-        if self._over not in self._reading.field:
-            raise ValueError(f"over must be a site of one of the sides, {sides[0]} or {sides[1]}; got {self._over!r}.")
-        self._own = "rows" if self._over in sides[0] else "columns"
+        if self.over not in self._reading.field:
+            raise ValueError(f"over must be a site of one of the sides, {sides[0]} or {sides[1]}; got {self.over!r}.")
+        self._own = "rows" if self.over in sides[0] else "columns"
 
     def _first_shared(self, start: Block) -> Block:
         """Start of the shared vectors: at random, or where an earlier fit left them."""
-        if self._init_state is None:
+        if self.init_state is None:
             return start
-        state = self._init_state.state
+        state = self.init_state.state
         found: Block = state.columns if self._own == "rows" else state.rows
         shapes = [None if x is None else x.shape for x in (*start, *found)]
         if shapes[:2] != shapes[2:]:
@@ -245,12 +242,10 @@ class _BatchRun:
             raise ValueError(f"{what} have another prior than in the first batch: all batches must share it.")
 
     def visit(self, number: int, *, moves_shared: bool = True) -> None:
-        visited, shared = visit_batch(
-            self._store[number], self._visited[number], self._shared, jnp.asarray(moves_shared)
-        )
+        visited, shared = visit_batch(self.store[number], self.visited[number], self._shared, jnp.asarray(moves_shared))
         visited = jax.tree.map(np.asarray, visited)
         # Together, once both are there: an interruption must not leave a factor that is counted twice.
-        self._visited[number], self._shared = visited, shared
+        self.visited[number], self._shared = visited, shared
         if not np.isfinite(visited.objective):
             raise ValueError(
                 f"The objective of batch {number}, counted from zero, is {float(visited.objective)}: its counts or "
@@ -260,12 +255,12 @@ class _BatchRun:
     def objective(self) -> float:
         """Objective of all batches, each as of its last visit."""
         return float(
-            sum(float(v.objective) for v in self._visited) - jnp.sum(steps.divergence(self._shared.block, self._prior))
+            sum(float(v.objective) for v in self.visited) - jnp.sum(steps.divergence(self._shared.block, self._prior))
         )
 
     def finish(self, bound: float, diagnostics: Diagnostics) -> BilinearVG:
         """The engine of the last batch."""
-        last, num = self._visited[-1], self._num_own
+        last, num = self.visited[-1], self.num_own
         own: tuple[Block, Array] = jax.tree.map(lambda x: jnp.asarray(x[:num]), (last.own, last.own_step))
         sides = own, (self._shared.block, self._shared.step)
         (rows, row_step), (columns, column_step) = sides if self._own == "rows" else sides[::-1]
@@ -273,5 +268,5 @@ class _BatchRun:
         engine, reading, space = self.engine, self._reading, self._space
         programs = engine._programs(reading, space)
         return engine._with_run(
-            BilinearRun.ended_at(reading, space, programs, state, bound, diagnostics, self._key, engine.num_samples)
+            BilinearRun.ended_at(reading, space, programs, state, bound, diagnostics, self.rng_key, engine.num_samples)
         )

@@ -352,7 +352,7 @@ class BilinearVG(BaseEngine[BilinearRun]):
 
     def _with_run(self, run: BilinearRun) -> Self:
         """An engine of the same options that has made this run."""
-        return type(self)(self.model, **{name: getattr(self, name) for name in self._option_names()})._with(run)
+        return type(self)(self.model, **self._options_given())._with(run)
 
     # Persistence
 

@@ -157,7 +157,5 @@ def _num_cells(cells: Sequence[Any]) -> int:
 
 def _with_values(engine: BilinearVG, given: Mapping[str, Any]) -> BilinearVG:
     """An engine with the same options, and these hyperparameters given."""
-    options = {name: getattr(engine, name) for name in engine._option_names()}
-    options["hyper_values"] = {**(engine.hyper_values or {}), **given}
-    options["progress_bar"] = False
-    return type(engine)(engine.model, **options, devices=engine.devices)
+    changed = {"hyper_values": {**engine.hyper_values, **given}, "progress_bar": False, "devices": engine.devices}
+    return type(engine)(engine.model, **{**engine._options_given(), **changed})

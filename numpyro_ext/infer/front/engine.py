@@ -279,7 +279,7 @@ class BaseEngine(ArviZInterface, Generic[_Run]):
         run = self._finished()
         content = {
             "engine": type(self).__name__,
-            "options": {name: getattr(self, name) for name in self._option_names()},
+            "options": self._options_given(),
             "args": run.reading.args,
             "kwargs": dict(run.reading.kwargs),
             "rng_key": run.rng_key,
@@ -308,6 +308,9 @@ class BaseEngine(ArviZInterface, Generic[_Run]):
         """This engine, as if it had made a run."""
         self._run, self._last_state = run, run.fit.last_state
         return self
+
+    def _options_given(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self._option_names()}
 
     @classmethod
     def _option_names(cls) -> list[str]:

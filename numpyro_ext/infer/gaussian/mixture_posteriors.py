@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import jax.numpy as jnp
@@ -16,32 +17,25 @@ from .mixture_marginals import MarginalMixture
 __all__ = ["HyperPosterior", "MixturePosterior"]
 
 
+@dataclass(eq=False, repr=False)
 class HyperPosterior:
     """The posterior of one hyperparameter; moments are integrals over the design, in the shape of the site.
 
     Obtained as ``engine.hyper[name]``.
     """
 
-    def __init__(
-        self,
-        name: str,
-        values: np.ndarray,
-        unconstrained: np.ndarray,
-        weights: np.ndarray,
-        mode: Array,
-        transform: Any,
-        is_fixed: bool,
-    ) -> None:
-        self.name = name
-        self.values = values
-        """Constrained values at the points of the design, shape ``(K,) + shape``."""
-        self.weights = weights
-        """Their posterior masses, shape ``(K,)``."""
-        self.mode = mode
-        """The value at the mode of the unconstrained density."""
-        self.is_fixed = is_fixed
-        self._unconstrained = unconstrained
-        self._transform = transform
+    name: str
+    values: np.ndarray
+    """Constrained values at the points of the design, shape ``(K,) + shape``."""
+    unconstrained: np.ndarray
+    """The values before the transform of the site, shape ``(K,) + shape``."""
+    weights: np.ndarray
+    """Their posterior masses, shape ``(K,)``."""
+    mode: Array
+    """The value at the mode of the unconstrained density."""
+    transform: Any
+    """From unconstrained values."""
+    is_fixed: bool
 
     def __repr__(self) -> str:
         return f"HyperPosterior({self.name!r}, mean={np.asarray(self.mean)}, sd={np.asarray(self.sd)})"
@@ -77,17 +71,17 @@ class HyperPosterior:
         q = probabilities(q, self.values.dtype)
         if self.is_fixed:
             raise ValueError(f"Hyperparameter {self.name!r} was given: it has no distribution.")
-        if self._transform.domain.event_dim or self._transform.codomain.event_dim:
+        if self.transform.domain.event_dim or self.transform.codomain.event_dim:
             raise ValueError(f"The elements of {self.name!r} are not monotone in one unconstrained number each.")
-        free = self._unconstrained.reshape(len(self.weights), -1)
+        free = self.unconstrained.reshape(len(self.weights), -1)
         mean = self.weights @ free
         variance = self.weights @ (free - mean) ** 2
         skewness = self.weights @ (free - mean) ** 3 / variance**1.5
         mixture = MarginalMixture(np.ones(1), mean[None], variance[None], skewness[None])
-        ends = [self._transform((mean + shift * np.sqrt(variance)).reshape(self.values.shape[1:])) for shift in (-1, 1)]
+        ends = [self.transform((mean + shift * np.sqrt(variance)).reshape(self.values.shape[1:])) for shift in (-1, 1)]
         is_increasing = np.asarray(ends[1] >= ends[0])
         low, high = (mixture.quantile(p).reshape(q.shape + is_increasing.shape) for p in (q, 1.0 - q))
-        found: Array = self._transform(jnp.asarray(np.where(is_increasing, low, high)))
+        found: Array = self.transform(jnp.asarray(np.where(is_increasing, low, high)))
         return found
 
 

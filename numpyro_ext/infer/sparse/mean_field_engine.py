@@ -17,7 +17,7 @@ from ..front.engine import BaseEngine, EngineOptions, check_at_least, check_one_
 from ..front.failures import at_values
 from ..front.iterations import Iterations, Parts, fit_in_chunks, judge
 from ..front.saved_runs import fit_from_content
-from ..front.state import EngineState, Fit, check_init_state, data_digest
+from ..front.state import EngineState, check_init_state, data_digest
 from ..hyper.space import UnconstrainedSpace
 from . import mean_field as core
 from .mean_field_programs import CHUNK, MeanFieldPrograms, compiled_mean_field_programs
@@ -127,16 +127,44 @@ class StructuredMeanField(BaseEngine[MeanFieldRun]):
         self, rng_key: Array, args: tuple[Any, ...], kwargs: dict[str, Any], init_state: EngineState | None
     ) -> MeanFieldRun:
         reading, space, programs, workspace = self._prepare(rng_key, args, kwargs)
+        data, fixed, digest, before = reading.data, space.fixed, data_digest(reading.data, space.fixed), 0
         if init_state is None:
-            values, state = space.initial(self._hyper_start(reading)), None
+            values = space.initial(self._hyper_start(reading))
+            hyper = space.unpack(values)
+            state = programs.init_state(data, hyper, workspace, self._initial_coefficients(reading, hyper))
         else:
-            shapes = programs.state_shapes(reading.data, space.unpack(space.initial()), workspace)
+            shapes = programs.state_shapes(data, space.unpack(space.initial()), workspace)
             check_init_state(init_state, shapes, space.size)
             values, state = init_state.values, init_state.state
-        result = self._iterate(reading, space, programs, workspace, values, state, init_state, rng_key)
-        return MeanFieldRun(
-            [Member({}, reading, space, programs, workspace, result)], result, rng_key, self.num_samples
+            before = init_state.num_steps if init_state.data_digest == digest else 0
+        is_exact = programs.options.variances in ("exact", "none")
+        problem = Iterations(
+            solve=lambda values, state, *limits: programs.solve(data, fixed, values, workspace, state, *limits),
+            space=space,
+            parts=lambda state: Parts((jnp.log(state.second_moment),), (), (1.0,)),
+            with_parts=lambda state, free, _: state._replace(second_moment=jnp.exp(free[0])),
+            digest=digest,
+            tol=self._tolerance(),
+            gain=1e-6 if is_exact else 1e-3,
+            rounding=_ROUNDING * float(jnp.finfo(values.dtype).eps) if is_exact else 1e-4,
+            change="The largest change, in standard deviations of the noise,",
+            explain=partial(_explain, reading),
+            num_steps=self.num_steps,
+            chunk=CHUNK,
+            name=type(self).__name__,
+            unit="steps",
+            show_bar=self.progress_bar,
         )
+        found, info = fit_in_chunks(problem, values, state, before=before)
+        found = judge(problem, found, info, rng_key)
+        if float(info.solved.residual) > 1.0:
+            message = (
+                f"Conjugate gradients stopped after {self.max_iterations} iterations with residuals up to "
+                f"{float(info.solved.residual):.2g} times their tolerance: give more (max_iterations)."
+            )
+            messages = (*found.diagnostics.messages, message)
+            found = found._replace(diagnostics=found.diagnostics._replace(converged=False, messages=messages))
+        return MeanFieldRun([Member({}, reading, space, programs, workspace, found)], found, rng_key, self.num_samples)
 
     def _prepare(
         self, rng_key: Array, args: tuple[Any, ...], kwargs: dict[str, Any], *, check: bool = True
@@ -203,53 +231,6 @@ class StructuredMeanField(BaseEngine[MeanFieldRun]):
                 raise ValueError(f"init_values[{name!r}] has the shape {value.shape}; the site has {shape}.")
             parts.append(value.reshape(-1) - offset)
         return jnp.concatenate(parts)
-
-    def _iterate(
-        self,
-        reading: SparseLinearReading,
-        space: UnconstrainedSpace,
-        programs: MeanFieldPrograms,
-        workspace: core.Workspace,
-        values: Array,
-        state: core.State | None,
-        init_state: EngineState | None,
-        rng_key: Array,
-    ) -> Fit:
-        data, fixed = reading.data, space.fixed
-        digest = data_digest(data, fixed)
-        before = init_state.num_steps if init_state is not None and init_state.data_digest == digest else 0
-        hyper = space.unpack(values)
-        if state is None:
-            state = programs.init_state(data, hyper, workspace, self._initial_coefficients(reading, hyper))
-
-        is_exact = programs.options.variances in ("exact", "none")
-        problem = Iterations(
-            solve=lambda values, state, *limits: programs.solve(data, fixed, values, workspace, state, *limits),
-            space=space,
-            parts=lambda state: Parts((jnp.log(state.second_moment),), (), (1.0,)),
-            with_parts=lambda state, free, _: state._replace(second_moment=jnp.exp(free[0])),
-            digest=digest,
-            tol=self._tolerance(),
-            gain=1e-6 if is_exact else 1e-3,
-            rounding=_ROUNDING * float(jnp.finfo(values.dtype).eps) if is_exact else 1e-4,
-            change="The largest change, in standard deviations of the noise,",
-            explain=partial(_explain, reading),
-            num_steps=self.num_steps,
-            chunk=CHUNK,
-            name=type(self).__name__,
-            unit="steps",
-            show_bar=self.progress_bar,
-        )
-        found, info = fit_in_chunks(problem, values, state, before=before)
-        found = judge(problem, found, info, rng_key)
-        if float(info.solved.residual) <= 1.0:
-            return found
-        message = (
-            f"Conjugate gradients stopped after {self.max_iterations} iterations with residuals up to "
-            f"{float(info.solved.residual):.2g} times their tolerance: give more (max_iterations)."
-        )
-        messages = (*found.diagnostics.messages, message)
-        return found._replace(diagnostics=found.diagnostics._replace(converged=False, messages=messages))
 
     def _restore(
         self, content: dict[str, Any], rng_key: Array, args: tuple[Any, ...], kwargs: dict[str, Any]

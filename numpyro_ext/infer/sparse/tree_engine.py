@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -16,16 +17,21 @@ from ...linalg.cholesky import LARGEST_DENSE
 from ...linalg.solvers.posterior_precision import has_diagonal_gram
 from ...structure import ModelStructureError, SparseLinearReading, read_sparse_linear
 from ..front.engine import default_tolerance
-from ..front.state import EngineState, check_init_state
+from ..front.failures import at_values
+from ..front.learning import Climb, Learned, learn
+from ..front.progress import progress_bar
+from ..front.results import Diagnostics
+from ..front.state import EngineState, Fit, check_init_state, data_digest
 from ..hyper.space import UnconstrainedSpace
 from .mixtures import TreeMember, TreeRun
 from .programs import compiled_form
 from .run import Member
 from .saved_members import member_from_content
-from .tree_fitting import LARGEST_CURVATURE, fit_tree
 from .tree_programs import TreeOptions, compiled_tree_programs
 
 __all__ = ["TreeFitter", "TreeRun"]
+
+_LARGEST_CURVATURE = 20
 
 
 @dataclass(frozen=True)
@@ -166,25 +172,82 @@ class TreeFitter:
         choice: dict[str, Any],
         init_state: EngineState | None = None,
     ) -> TreeMember:
+        """Learn the hyperparameters of a model, find its posterior, and describe how the fit ended.
+
+        :raises ValueError: if the log evidence is not finite, or ``init_state`` is of another model.
+        """
         programs, values = compiled_tree_programs(reading, space, options), space.initial(self.init_values)
-        hyper = space.unpack(values)
-        projection = programs.project(reading.data, hyper)
+        data, fixed, hyper = reading.data, space.fixed, space.unpack(values)
+        projection = programs.project(data, hyper)
         if init_state is None:
-            state = programs.init_state(reading.data, hyper)
+            state = programs.init_state(data, hyper)
         else:
-            check_init_state(init_state, jax.eval_shape(programs.init_state, reading.data, hyper), space.size)
+            check_init_state(init_state, jax.eval_shape(programs.init_state, data, hyper), space.size)
             values, state = init_state.values, init_state.state
-        fit = fit_tree(
-            reading,
-            space,
-            programs,
-            projection,
-            values,
-            state,
-            rng_key,
-            max_hyper_steps=self.max_hyper_steps,
-            progress_bar=self.progress_bar,
+        learning, covariance, has_curvature = None, None, False
+        messages: list[str] = []
+        found: Learned | None = None
+        edges: tuple[str, ...] = ()
+        if space.size:
+            units = programs.units(data, fixed, projection, state, values)
+            if not bool(jnp.all(jnp.isfinite(units))):
+                units = jnp.ones_like(values)
+            origin, is_small = values, space.size <= _LARGEST_CURVATURE
+            climb = Climb(
+                begin=lambda x, start: programs.init_search(
+                    data, fixed, projection, origin, x, state if start is None else start, is_small
+                ),
+                advance=partial(programs.search, data, fixed, projection, origin, units),
+                space=space,
+                origin=origin,
+                units=units,
+                tol=programs.options.hyper_tol,
+                max_steps=self.max_hyper_steps,
+                with_curvature=is_small,
+            )
+            with progress_bar(self.max_hyper_steps, "EP", enabled=self.progress_bar) as bar:
+                found = learn(climb, [jnp.zeros_like(values)], rng_key, bar=bar)
+            if found is None:
+                raise _not_finite(space.unpack(values, fixed))
+            best, values, learning = found.search.best, origin + units * found.search.values, found.diagnostics
+            messages += found.messages
+            edges = found.edges
+            if not learning.converged and learning.max_gradient > climb.tol:
+                messages.append(
+                    f"The hyperparameters did not converge in {learning.num_iterations} steps: the largest "
+                    f"derivative is {learning.max_gradient:.2g} per standard error, the tolerance {climb.tol:.2g}. "
+                    "Give more steps (max_hyper_steps)."
+                )
+            if found.curvature is not None:
+                scale = np.asarray(units)
+                covariance, has_curvature = scale[:, None] * found.curvature.covariance * scale, found.curvature.is_peak
+        else:
+            best = programs.evaluate(data, fixed, projection, state, values)
+        hyper, info = space.unpack(values), best.info
+        converged = bool(info.converged) and (
+            found is None or (found.diagnostics.converged and not found.is_interrupted)
         )
+        if not np.isfinite(float(best.log_evidence)):
+            raise _not_finite(hyper)
+        if not bool(info.converged):
+            messages.append(
+                f"Expectation propagation did not converge in {int(info.num_steps)} steps: moments disagree by "
+                f"{float(info.max_change):.2g}, the tolerance is {programs.options.tol:.2g}. Give more steps "
+                "(num_steps) or damping, or use StructuredMeanField."
+            )
+        diagnostics = Diagnostics(
+            converged=converged,
+            num_steps=int(info.num_steps),
+            objective_trace=np.asarray(best.log_evidence).reshape(1),
+            max_change=float(info.max_change),
+            num_skipped=0,
+            skipped={},
+            hyper=learning,
+            messages=tuple(messages),
+            edges=edges,
+        )
+        last = EngineState(values, best.state, None, int(info.num_steps), data_digest(data, fixed))
+        fit = Fit(last, hyper, covariance, has_curvature, float(best.log_evidence), diagnostics)
         return Member(choice, reading, space, programs, projection, fit)
 
     def _options(self, reading: SparseLinearReading, space: UnconstrainedSpace) -> TreeOptions:
@@ -212,7 +275,7 @@ class TreeFitter:
                 "multiplies with the operator."
             )
         # Many parameters are hardly determined by the data: to follow their ridges further changes no answer.
-        is_large = space.size > LARGEST_CURVATURE
+        is_large = space.size > _LARGEST_CURVATURE
         return TreeOptions(
             is_exact=is_exact,
             num_steps=self.num_steps,
@@ -237,3 +300,10 @@ class TreeFitter:
             space = UnconstrainedSpace(reading.hyper, origin.fit.hyper)
             members.append(member_from_content(part, reading, space, origin.programs.options))
         return self._finished(members or learned, learned, rng_key)
+
+
+def _not_finite(hyper: dict[str, Array]) -> ValueError:
+    return ValueError(
+        f"The log evidence is not finite{at_values(hyper)}: scales of prior or noise may be zero or not finite. Give "
+        "other starting values (init_values), or use float64 (numpyro.enable_x64())."
+    )

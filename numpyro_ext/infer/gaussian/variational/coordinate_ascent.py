@@ -10,6 +10,7 @@ are maximised by Newton's method with the variances held. State and results are 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -17,12 +18,11 @@ from jax import Array, lax
 
 from ....linalg.gaussian.marginals import relative_change
 from ....linalg.gaussian.observation_space import ObservationSpace
-from ....linalg.gaussian.prior import is_valid_prior
 from ....structure.latent_gaussian.form import LatentGaussian
 from ..fit_info import FitInfo
 from ..posterior import gaussian_prior
 from . import natural_gradient as vg
-from .bound import evaluate, expected_log_factors, is_finite, site_floor, unknown_point
+from .bound import evaluate, expected_log_factors, is_finite, site_floor
 
 __all__ = ["solve", "step"]
 
@@ -59,26 +59,9 @@ def solve(
     :param float tol: largest change of a mean in standard deviations or of a variance relative to itself.
     :return: the final state and how the run ended.
     """
-    prior = _observation_space(form)
-    infinity = jnp.full_like(state.max_change, jnp.inf)
-    state = state._replace(point=unknown_point(form), max_change=infinity, is_mixed=jnp.asarray(True))
-    bound = jnp.maximum(tol, 1e3 * jnp.finfo(infinity.dtype).eps)
-
-    def proceed(carry: tuple[vg.State, Array, Array]) -> Array:
-        state, _, count = carry
-        return (count < num_steps) & ~(state.max_change < bound) & (state.step_size > 0)
-
-    def advance(carry: tuple[vg.State, Array, Array]) -> tuple[vg.State, Array, Array]:
-        state, trace, count = carry
-        state, info = _step(form, prior, state)
-        return state, trace.at[count].set(info.objective), count + 1
-
-    trace = jnp.full((num_steps,), jnp.nan, infinity.dtype)
-    state, trace, count = lax.while_loop(proceed, advance, (state, trace, jnp.asarray(0)))
-    objective = jnp.where(is_valid_prior(form.prior), state.point.bound, jnp.nan)
-    converged = (state.max_change < bound) & jnp.isfinite(objective)
-    no_row = jnp.zeros((form.num_rows,), bool)
-    return state, FitInfo(converged, count, trace, state.max_change, no_row, objective)
+    step = partial(_step, form, _observation_space(form))
+    bound = jnp.maximum(tol, 1e3 * jnp.finfo(state.max_change.dtype).eps)
+    return vg.repeat(form, state._replace(is_mixed=jnp.asarray(True)), step, num_steps=num_steps, bound=bound)
 
 
 def _observation_space(form: LatentGaussian) -> ObservationSpace:

@@ -26,6 +26,8 @@ those of the joint Gaussian; see :class:`~numpyro_ext.linalg.gaussian.mean_field
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -59,6 +61,7 @@ __all__ = [
     "initial_sites",
     "log_evidence",
     "posterior",
+    "repeat",
     "solve",
     "step",
 ]
@@ -149,10 +152,25 @@ def solve(
         one for every step, refused ones included.
     """
     prior = gaussian_prior(form, space, covariance)
+    bound = jnp.maximum(tol, 100 * jnp.finfo(state.max_change.dtype).eps)
+    return repeat(form, state, partial(_step, form, prior), num_steps=num_steps, bound=bound)
+
+
+def repeat(
+    form: LatentGaussian,
+    state: State,
+    step: Callable[[State], tuple[State, Info]],
+    *,
+    num_steps: int,
+    bound: Array,
+) -> tuple[State, FitInfo]:
+    """Take steps of a form until the largest change is below ``bound``, or steps are too small to be taken.
+
+    :param step: from a state to the next one, and what it found. All else is as for :func:`solve`.
+    """
     infinity = jnp.full_like(state.max_change, jnp.inf)
     size = jnp.maximum(state.step_size, _MIN_STEP_SIZE)
     state = state._replace(point=unknown_point(form), max_change=infinity, step_size=size)
-    bound = jnp.maximum(tol, 100 * jnp.finfo(infinity.dtype).eps)
 
     def proceed(carry: tuple[State, Array, Array]) -> Array:
         state, _, count = carry
@@ -160,7 +178,7 @@ def solve(
 
     def advance(carry: tuple[State, Array, Array]) -> tuple[State, Array, Array]:
         state, trace, count = carry
-        state, info = _step(form, prior, state)
+        state, info = step(state)
         return state, trace.at[count].set(info.objective), count + 1
 
     trace = jnp.full((num_steps,), jnp.nan, infinity.dtype)
