@@ -16,12 +16,13 @@ from ...structure.bilinear.reading import BilinearReading
 from ..front.checkpoints import read_checkpoint, write_checkpoint
 from ..front.engine import BaseEngine, EngineOptions, check_at_least, check_one_of, check_positive, default_tolerance
 from ..front.iterations import Iterations, StepInfo, fit_in_chunks, judge
+from ..front.programs import compiled
 from ..front.run import ask
 from ..front.saved_runs import fit_from_content
 from ..front.state import EngineState, Fit, check_init_state, data_digest
 from ..hyper.space import UnconstrainedSpace
 from . import sweeps as core
-from .programs import CHUNK, BilinearPrograms, Solver, compiled_bilinear_programs
+from .programs import CHUNK, BilinearPrograms, Solver
 from .run import BilinearRun
 
 __all__ = ["BilinearVG"]
@@ -255,7 +256,7 @@ class BilinearVG(BaseEngine[BilinearRun]):
 
     def _programs(self, reading: BilinearReading, space: UnconstrainedSpace) -> BilinearPrograms:
         families, tol = self._families(reading), self._tolerance()
-        return compiled_bilinear_programs(reading, space, families, tol, self.devices, self.solver)
+        return compiled(BilinearPrograms, reading, space, families, tol, self.devices, self.solver)
 
     def _tolerance(self) -> float:
         return default_tolerance(self.tol, 1e-6, 1e-5)

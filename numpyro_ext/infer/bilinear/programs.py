@@ -10,11 +10,11 @@ import numpy as np
 from jax import Array, lax
 
 from ...compilation.quick_jit import quick_jit
-from ...compilation.recent import Recent
 from ...structure.bilinear.form import Bilinear
 from ...structure.bilinear.reading import BilinearReading
 from ..front.failures import at_values
 from ..front.iterations import Iterations, Parts, StepInfo
+from ..front.programs import compiled
 from ..hyper import search as hyper_search
 from ..hyper.space import UnconstrainedSpace
 from . import steps
@@ -23,14 +23,13 @@ from .cells import Block, View, draw_block
 from .devices import OneDevice, Prepared, SeveralDevices
 from .loop import fit_side, iterate
 
-__all__ = ["CHUNK", "BilinearPrograms", "FoldInfo", "Solver", "compiled_bilinear_programs"]
+__all__ = ["CHUNK", "BilinearPrograms", "FoldInfo", "Solver"]
 
 CHUNK = 10
 _SHORT_STEP = 0.25
 _ROUNDING = 1e3
 """Errors of the objective, in units of the last place."""
 _LEARNING_STEPS = 5
-_COMPILED = Recent(16)
 
 Solver = Literal["natural-gradient", "lbfgs"]
 _SOLVERS = {"natural-gradient": steps.step_side, "lbfgs": steps.lbfgs_side}
@@ -84,7 +83,7 @@ class BilinearPrograms:
     ) -> BilinearPrograms:
         """Programs with the same options for another reading."""
         others = () if on_one_device else self._others
-        return compiled_bilinear_programs(reading, space, self.families, self._tol, *others)
+        return compiled(BilinearPrograms, reading, space, self.families, self._tol, *others)
 
     def iterations(
         self,
@@ -279,21 +278,6 @@ class BilinearPrograms:
         sizes = (jnp.ones(b.mean.shape[:1], own.mean.dtype) for b in (rows, columns))
         state = core.State(rows, columns, next(sizes), next(sizes), jnp.sum(values), jnp.asarray(0))
         return state, FoldInfo(change < limit, values)
-
-
-def compiled_bilinear_programs(
-    reading: BilinearReading,
-    space: UnconstrainedSpace,
-    families: tuple[core.Family, core.Family],
-    tol: float,
-    devices: tuple[Any, ...] | None = None,
-    solver: Solver = "natural-gradient",
-) -> BilinearPrograms:
-    """Programs for the structure of a reading, from the last ones made if they serve."""
-    key = (reading.structure_key, space.key, families, tol, devices, solver)
-    return _COMPILED.get(
-        key, lambda: BilinearPrograms(reading.skeleton(), space.skeleton(), families, tol, devices, solver)
-    )
 
 
 def _parts(state: core.State) -> Parts:

@@ -16,11 +16,12 @@ from ...structure.sparse_linear.read import SPARSE_LINEAR
 from ..front.engine import BaseEngine, EngineOptions, check_at_least, check_one_of, check_positive, default_tolerance
 from ..front.failures import at_values
 from ..front.iterations import Iterations, Parts, fit_in_chunks, judge
+from ..front.programs import compiled
 from ..front.saved_runs import fit_from_content
 from ..front.state import EngineState, check_init_state, data_digest
 from ..hyper.space import UnconstrainedSpace
 from . import mean_field as core
-from .mean_field_programs import CHUNK, MeanFieldPrograms, compiled_mean_field_programs
+from .mean_field_programs import CHUNK, MeanFieldPrograms
 from .mean_field_run import MeanFieldRun
 from .programs import compiled_form
 from .run import Member
@@ -177,7 +178,7 @@ class StructuredMeanField(BaseEngine[MeanFieldRun]):
             )
         space = UnconstrainedSpace(reading.hyper, self.hyper_values)
         options = self._options(reading, space)
-        programs = compiled_mean_field_programs(reading, space, options, tol=self._tolerance())
+        programs = compiled(MeanFieldPrograms, reading, space, options, self._tolerance())
         # The draws of the iteration must not be those that are reported.
         workspace = programs.make_workspace(reading.data, space.unpack(space.initial()), jax.random.fold_in(rng_key, 1))
         return reading, space, programs, workspace

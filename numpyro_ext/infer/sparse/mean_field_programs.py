@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from ...compilation.recent import Recent
 from ...linalg.cholesky import LARGEST_DENSE, cholesky, solve_lower, solve_upper
 from ...linalg.operators.operator import LinearOperator
 from ...linalg.solvers.perturb_and_map import draw_perturbations, perturb_and_map
@@ -22,11 +21,10 @@ from . import mean_field as core
 from . import tree_learning
 from .programs import DRAWS_AT_A_TIME, Inputs, SparsePrograms
 
-__all__ = ["CHUNK", "MeanFieldPrograms", "compiled_mean_field_programs"]
+__all__ = ["CHUNK", "MeanFieldPrograms"]
 
 CHUNK = 10
 _LEARNING_STEPS = 50
-_COMPILED = Recent(16)
 
 
 class MeanFieldPrograms(SparsePrograms):
@@ -39,7 +37,7 @@ class MeanFieldPrograms(SparsePrograms):
     """
 
     def __init__(
-        self, reading: SparseLinearReading, space: UnconstrainedSpace, options: core.Options, *, tol: float
+        self, reading: SparseLinearReading, space: UnconstrainedSpace, options: core.Options, tol: float
     ) -> None:
         super().__init__(reading, space)
         self._tol, self.options = tol, options
@@ -234,17 +232,3 @@ class MeanFieldPrograms(SparsePrograms):
             functionals = lax.map(operator.rmatvec, functionals, batch_size=DRAWS_AT_A_TIME)
         precision = self._precision(inputs)
         return jnp.sum(functionals * self._solve_rows(precision, functionals), axis=-1)
-
-
-def compiled_mean_field_programs(
-    reading: SparseLinearReading, space: UnconstrainedSpace, options: core.Options, *, tol: float
-) -> MeanFieldPrograms:
-    """The programs for this structure, from the store if a run of the same structure has been made before.
-
-    :param SparseLinearReading reading: of the model.
-    :param UnconstrainedSpace space: of the hyperparameters that are learned.
-    :param Options options: of the core.
-    :param float tol: at which the iteration has converged.
-    """
-    key = (reading.structure_key, space.key, options, tol)
-    return _COMPILED.get(key, lambda: MeanFieldPrograms(reading.skeleton(), space.skeleton(), options, tol=tol))

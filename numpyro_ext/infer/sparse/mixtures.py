@@ -16,7 +16,6 @@ from ..front.results import HyperEstimate
 from ..front.run import hyper_estimates
 from ..front.state import Fit
 from .run import Member, SparseRun, SparseSite
-from .saved_members import member_to_content
 from .tree_programs import TreePrograms
 
 __all__ = ["TreeRun", "check_average"]
@@ -79,8 +78,8 @@ class TreeRun(SparseRun[TreePrograms]):
     def content(self) -> dict[str, Any]:
         """The outcome as plain containers."""
         is_learned = {id(member) for member in self.learned}
-        shifted = [member_to_content(member) for member in self.members if id(member) not in is_learned]
-        return {"tree": {"learned": [member_to_content(member) for member in self.learned], "shifted": shifted}}
+        shifted = [member.content() for member in self.members if id(member) not in is_learned]
+        return {"tree": {"learned": [member.content() for member in self.learned], "shifted": shifted}}
 
 
 def _label(arguments: Mapping[str, Any]) -> str:

@@ -13,6 +13,7 @@ from jax import Array
 from ...structure import SparseLinearReading
 from ..front.draws import with_hyper
 from ..front.run import FinishedRun
+from ..front.saved_runs import outcome_to_content
 from ..front.sites import PosteriorSites, SitePosterior, missing_sites
 from ..front.state import Fit
 from ..hyper.space import UnconstrainedSpace
@@ -39,6 +40,10 @@ class Member(NamedTuple, Generic[_Programs]):
     def inputs(self) -> Inputs:
         """The first argument of every program."""
         return Inputs(self.reading.data, self.fit.hyper, self.prepared, self.fit.last_state.state)
+
+    def content(self) -> dict[str, Any]:
+        """Arguments and outcome as plain containers."""
+        return {"arguments": self.arguments, **outcome_to_content(self.fit)}
 
 
 class SparseSite(SitePosterior):

@@ -19,15 +19,16 @@ from ...structure import ModelStructureError, SparseLinearReading, read_sparse_l
 from ..front.engine import default_tolerance
 from ..front.failures import at_values
 from ..front.learning import Climb, Learned, learn
+from ..front.programs import compiled
 from ..front.progress import progress_bar
 from ..front.results import Diagnostics
+from ..front.saved_runs import diagnostics_from_content, state_from_content
 from ..front.state import EngineState, Fit, check_init_state, data_digest
 from ..hyper.space import UnconstrainedSpace
 from .mixtures import TreeMember, TreeRun
 from .programs import compiled_form
 from .run import Member
-from .saved_members import member_from_content
-from .tree_programs import TreeOptions, compiled_tree_programs
+from .tree_programs import TreeOptions, TreePrograms
 
 __all__ = ["TreeFitter", "TreeRun"]
 
@@ -176,7 +177,7 @@ class TreeFitter:
 
         :raises ValueError: if the log evidence is not finite, or ``init_state`` is of another model.
         """
-        programs, values = compiled_tree_programs(reading, space, options), space.initial(self.init_values)
+        programs, values = compiled(TreePrograms, reading, space, options), space.initial(self.init_values)
         data, fixed, hyper = reading.data, space.fixed, space.unpack(values)
         projection = programs.project(data, hyper)
         if init_state is None:
@@ -292,14 +293,33 @@ class TreeFitter:
         for part in content["learned"]:
             reading = self._read(rng_key, args, {**kwargs, **part["arguments"]}, check=False)
             space = UnconstrainedSpace(reading.hyper, self.hyper_values)
-            learned.append(member_from_content(part, reading, space, self._options(reading, space)))
+            learned.append(self._restored(part, reading, space, self._options(reading, space)))
         for number, part in enumerate(content["shifted"]):
             # The shifted ones of the first choice of arguments come first.
             origin = learned[number * len(learned) // len(content["shifted"])]
             reading = self._read(rng_key, args, {**kwargs, **part["arguments"]}, origin.reading.field, check=False)
             space = UnconstrainedSpace(reading.hyper, origin.fit.hyper)
-            members.append(member_from_content(part, reading, space, origin.programs.options))
+            members.append(self._restored(part, reading, space, origin.programs.options))
         return self._finished(members or learned, learned, rng_key)
+
+    def _restored(
+        self, content: dict[str, Any], reading: SparseLinearReading, space: UnconstrainedSpace, options: TreeOptions
+    ) -> TreeMember:
+        """A member from its :meth:`Member.content`.
+
+        :raises ValueError: if the model is not the one that was run.
+        """
+        programs, data, fixed = compiled(TreePrograms, reading, space, options), reading.data, space.fixed
+        values, state = state_from_content(content, reading, space, programs.init_state)
+        hyper = space.unpack(values)
+        projection = programs.project(data, hyper)
+        found = float(programs.evaluate(data, fixed, projection, state, values).log_evidence)
+        if not np.isclose(found, content["log_evidence"], rtol=1e-4):
+            raise ValueError("On the saved arguments this model has another density than the one that was run.")
+        diagnostics = diagnostics_from_content(content)
+        last = EngineState(values, state, None, diagnostics.num_steps, data_digest(data, fixed))
+        fit = Fit(last, hyper, content["covariance"], content["has_curvature"], content["log_evidence"], diagnostics)
+        return Member(dict(content["arguments"]), reading, space, programs, projection, fit)
 
 
 def _not_finite(hyper: dict[str, Array]) -> ValueError:

@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from ...compilation.recent import Recent
 from ...linalg.cholesky import LARGEST_DENSE, solve_lower, solve_upper
 from ...potentials.trees.draws import tree_draws
 from ...potentials.trees.mixture import (
@@ -26,9 +25,7 @@ from ..hyper.space import UnconstrainedSpace
 from . import tree_propagation as core
 from .programs import Inputs, SparsePrograms
 
-__all__ = ["TreeOptions", "TreePrograms", "compiled_tree_programs"]
-
-_COMPILED = Recent(16)
+__all__ = ["TreeOptions", "TreePrograms"]
 
 
 class TreeOptions(NamedTuple):
@@ -227,11 +224,3 @@ class TreePrograms(SparsePrograms):
         moments = self._gaussian(inputs)
         white = jax.random.normal(rng_key, (num_samples, moments.mean.size), moments.mean.dtype)
         return moments.mean + solve_upper(moments.factor, white.T).T
-
-
-def compiled_tree_programs(
-    reading: SparseLinearReading, space: UnconstrainedSpace, options: TreeOptions
-) -> TreePrograms:
-    """The programs for this structure, from the store if a run of the same structure has been made before."""
-    key = (reading.structure_key, space.key, options)
-    return _COMPILED.get(key, lambda: TreePrograms(reading.skeleton(), space.skeleton(), options))
