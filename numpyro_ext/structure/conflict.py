@@ -1,6 +1,6 @@
 """Why a set of sites cannot form the field, inside the search for one."""
 
-__all__ = ["Conflict"]
+__all__ = ["Conflict", "names_of"]
 
 
 class Conflict(Exception):
@@ -13,3 +13,10 @@ class Conflict(Exception):
         super().__init__(message)
         self.sites = sites
         self.site = site
+
+
+def names_of(sites: frozenset[str], own: str) -> str:
+    """Names of the sites on which a site depends, itself included if it is carried through a scan."""
+    others = sorted(sites - {own})
+    carried = ["its own values at earlier steps of the scan"] if own in sites else []
+    return " and ".join(([str(others)] if others else []) + carried)

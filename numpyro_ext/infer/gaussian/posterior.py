@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal, overload
+from typing import Any, Literal, overload
 
 import jax
 from jax import Array
@@ -11,7 +11,9 @@ from jax import Array
 from ...linalg.frozen_pytree import frozen_pytree
 from ...linalg.gaussian.coefficient_space import CoefficientPosterior
 from ...linalg.gaussian.conditioning import LinearGaussian, LinearGaussianPosterior, Space, linear_gaussian
+from ...linalg.gaussian.design import AnyDesign, DenseDesign, StateSpaceDesign
 from ...linalg.gaussian.mean_field_space import MeanFieldPosterior, MeanFieldSpace
+from ...linalg.gaussian.state_space import StatePosterior
 from ...structure.latent_gaussian import AffineMap, LatentGaussian
 
 __all__ = ["Covariance", "GaussianPosterior", "gaussian_prior"]
@@ -105,11 +107,12 @@ class GaussianPosterior:
         """
         posterior = self.condition()
         mean = affine_map.design.matvec(posterior.unknowns()) + affine_map.offset
-        return mean, posterior.map_variance(affine_map.design)
+        return mean, posterior.map_variance(_readable(posterior, affine_map.design))
 
     def covariance(self, affine_map: AffineMap) -> Array:
         """Exact joint covariance of ``R`` quantities affine in the unknowns, shape ``(R, R)``."""
-        return self.condition().map_covariance(affine_map.design)
+        posterior = self.condition()
+        return posterior.map_covariance(_readable(posterior, affine_map.design))
 
     def sample(self, rng_key: Array, num_samples: int) -> Array:
         """Independent exact draws of the unknowns.
@@ -135,6 +138,12 @@ class GaussianPosterior:
         dense = whole.condition("coefficient")
         assert isinstance(dense, CoefficientPosterior)  # asked for by name
         return dense.scale_tril()
+
+
+def _readable(posterior: LinearGaussianPosterior | MeanFieldPosterior, design: AnyDesign) -> Any:
+    """The design as a matrix, where the posterior is not that of a state space."""
+    is_state = isinstance(design, StateSpaceDesign) and not isinstance(posterior, StatePosterior)
+    return DenseDesign(design.to_dense()) if is_state else design
 
 
 def _all(size: int) -> Array:

@@ -9,38 +9,44 @@ from jax import Array
 
 from .banded_space import BandedPosterior, BandedSpace, can_be_banded, is_worth_banding
 from .coefficient_space import CoefficientPosterior, CoefficientSpace
-from .design import Design, SparseRows
+from .design import AnyDesign, DenseDesign, SparseRows, StateSpaceDesign
 from .observation_space import ObservationPosterior, ObservationSpace
 from .prior import FlatPrior, PriorBlock
 from .shared_space import SharedPosterior, SharedSpace
+from .state_space import StatePosterior, StateSpace
 
 __all__ = ["LinearGaussian", "LinearGaussianPosterior", "Space", "choose_space", "kl_divergence", "linear_gaussian"]
 
-Space = Literal["auto", "observation", "coefficient", "sparse", "banded", "shared"]
-LinearGaussian = ObservationSpace | CoefficientSpace | BandedSpace | SharedSpace
-LinearGaussianPosterior = ObservationPosterior | CoefficientPosterior | BandedPosterior | SharedPosterior
+Space = Literal["auto", "observation", "coefficient", "sparse", "banded", "shared", "state"]
+LinearGaussian = ObservationSpace | CoefficientSpace | BandedSpace | SharedSpace | StateSpace
+LinearGaussianPosterior = (
+    ObservationPosterior | CoefficientPosterior | BandedPosterior | SharedPosterior | StatePosterior
+)
 
 # A scattered update costs about as much as this many multiply-adds of a matrix product.
 _SCATTER_COST = 64
 
 
 def choose_space(
-    prior: tuple[PriorBlock, ...], design: Design, rows: Array, columns: Array, *, is_sequential: bool = False
+    prior: tuple[PriorBlock, ...], design: AnyDesign, rows: Array, columns: Array, *, is_sequential: bool = False
 ) -> Space:
     """The cheaper space, from shapes and kinds of prior alone, so that it is known before anything is traced.
 
-    Unknowns in a band where each row touches only a stretch of them, as in images; predictors where a block has no more
-    rows than columns and every prior is proper; otherwise unknowns, with the design kept sparse when one block has few
-    entries per row.
+    A state space where the design is one; unknowns in a band where each row touches only a stretch of them, as in
+    images; predictors where a block has no more rows than columns and every prior is proper; otherwise unknowns, with
+    the design kept sparse when one block has few entries per row.
 
     :param tuple prior: the prior blocks.
-    :param Design design: the linear map from unknowns to predictors.
+    :param AnyDesign design: the linear map from unknowns to predictors.
     :param jax.Array rows: rows of each block, shape ``(num_blocks, max_rows)``.
     :param jax.Array columns: columns of each block, shape ``(num_blocks, max_columns)``.
     :param bool is_sequential: whether sites will be updated one by one, which needs a dense joint.
-    :return: ``"observation"``, ``"coefficient"``, ``"sparse"`` or ``"banded"``.
+    :return: ``"observation"``, ``"coefficient"``, ``"sparse"``, ``"banded"`` or ``"state"``.
     """
-    if rows.shape[0] == 1 and not is_sequential and can_be_banded(prior, design) and is_worth_banding(design):
+    if isinstance(design, StateSpaceDesign):
+        if not is_sequential:
+            return "state"
+    elif rows.shape[0] == 1 and not is_sequential and can_be_banded(prior, design) and is_worth_banding(design):
         return "banded"
     is_proper = not any(isinstance(block, FlatPrior) for block in prior)
     if is_proper and rows.shape[1] <= columns.shape[1]:
@@ -53,7 +59,7 @@ def choose_space(
 
 def linear_gaussian(
     prior: tuple[PriorBlock, ...],
-    design: Design,
+    design: AnyDesign,
     rows: Array,
     columns: Array,
     *,
@@ -63,7 +69,7 @@ def linear_gaussian(
     """Prepare to condition ``e ~ prior`` on Gaussian sites of ``A e``; do this once, then ``condition`` many times.
 
     :param tuple prior: the prior blocks.
-    :param Design design: the linear map ``A``.
+    :param AnyDesign design: the linear map ``A``.
     :param jax.Array rows: rows of each independent block, padded with ``num_rows``.
     :param jax.Array columns: columns of each independent block, padded with ``num_columns``.
     :param bool is_signed: whether site precisions may be negative.
@@ -84,6 +90,12 @@ def linear_gaussian(
     """
     if space == "auto":
         space = choose_space(prior, design, rows, columns)
+    if space == "state":
+        if not isinstance(design, StateSpaceDesign):
+            raise ValueError("The state space needs a design of one, as models with scans have.")
+        return StateSpace.build(prior, design)
+    if isinstance(design, StateSpaceDesign):
+        design = DenseDesign(design.to_dense())
     if space == "observation":
         if any(isinstance(block, FlatPrior) for block in prior):
             raise ValueError("Flat priors have no covariance: condition in the space of the coefficients instead.")
@@ -103,7 +115,7 @@ def linear_gaussian(
         return CoefficientSpace.build(prior, design, rows, columns, is_sparse=True)
     if space == "coefficient":
         return CoefficientSpace.build(prior, design, rows, columns, is_sparse=False)
-    names = "'auto', 'observation', 'coefficient', 'sparse', 'banded' or 'shared'"
+    names = "'auto', 'observation', 'coefficient', 'sparse', 'banded', 'shared' or 'state'"
     raise ValueError(f"Unknown space {space!r}: expected {names}.")
 
 

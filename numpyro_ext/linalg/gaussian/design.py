@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Hashable
 
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 
 from ..frozen_pytree import frozen_pytree
 
-__all__ = ["DenseDesign", "Design", "SparseRows"]
+__all__ = [
+    "AnyDesign",
+    "DenseDesign",
+    "Design",
+    "Dynamics",
+    "SparseRows",
+    "StateSpaceDesign",
+    "run_backward",
+    "run_forward",
+]
 
 
 @frozen_pytree
@@ -45,6 +55,10 @@ class DenseDesign:
     def take_blocks(self, rows: Array, columns: Array) -> Array:
         """Submatrices at ``rows`` ``(b, m)`` and ``columns`` ``(b, n)``: shape ``(b, m, n)``, zero at padding."""
         return self.matrix.at[rows[:, :, None], columns[:, None, :]].get(mode="fill", fill_value=0.0)
+
+    def scale_rows(self, weight: Array) -> DenseDesign:
+        """Each row times a number."""
+        return DenseDesign(weight[:, None] * self.matrix)
 
     def squared(self) -> DenseDesign:
         """The squares of the elements: maps variances of independent unknowns to those of the predictors."""
@@ -107,6 +121,10 @@ class SparseRows:
         out = jnp.zeros((*rows.shape, columns.shape[1]), self.values.dtype)
         return out.at[block, row, local].add(values)
 
+    def scale_rows(self, weight: Array) -> SparseRows:
+        """Each row times a number."""
+        return SparseRows(self.columns, weight[:, None] * self.values, self.num_columns, self.bandwidth)
+
     def squared(self) -> SparseRows:
         """The squares of the elements: maps variances of independent unknowns to those of the predictors."""
         is_same = self.columns[:, :, None] == self.columns[:, None, :]
@@ -114,4 +132,108 @@ class SparseRows:
         return SparseRows(self.columns, self.values * whole, self.num_columns)
 
 
+@frozen_pytree
+class Dynamics:
+    """How states go on from block to block of steps: ``c_{k+1} = transition c_k + gain e_k``, ``c_1 = start e_shared``.
+
+    Every unknown is local, seen in the rows of one block and in later ones only through the state, or it is shared.
+    """
+
+    transition: Array
+    """Shape ``(K, s, s)``."""
+    gain: Array
+    """Shape ``(K, s, n)``."""
+    start: Array
+    """Shape ``(s, p)``."""
+    columns: Array
+    """The local unknowns of each block, shape ``(K, n)``, padded with ``num_columns``."""
+    shared: Array
+    """The shared unknowns, shape ``(p,)``."""
+    num_columns: int = dataclasses.field(metadata={"static": True})
+    key: Hashable = dataclasses.field(metadata={"static": True})
+    """Designs of equal keys have equal dynamics."""
+
+
+@frozen_pytree
+class StateSpaceDesign:
+    """Rows that see the state before a block and the local unknowns of the block: ``h_k = states c_k + local e_k``.
+
+    Products cost time and memory linear in the number of blocks.
+    """
+
+    dynamics: Dynamics
+    rows: Array
+    """The rows of each block, shape ``(K, m)``, padded with ``num_rows``."""
+    states: Array
+    """Shape ``(K, m, s)``, zero at padding."""
+    local: Array
+    """Shape ``(K, m, n)``, zero at padding."""
+    num_rows: int = dataclasses.field(metadata={"static": True})
+
+    @property
+    def num_columns(self) -> int:
+        return self.dynamics.num_columns
+
+    def to_blocks(self, values: Array) -> Array:
+        """Values of shape ``(..., num_rows)`` as ``(..., K, m)``, zero at padding."""
+        return values.at[..., self.rows].get(mode="fill", fill_value=0.0)
+
+    def from_blocks(self, values: Array) -> Array:
+        """The inverse of :meth:`to_blocks`."""
+        out = jnp.zeros((*values.shape[:-2], self.num_rows), values.dtype)
+        return out.at[..., self.rows].set(values, mode="drop")
+
+    def matvec(self, x: Array) -> Array:
+        """``A x`` for ``x`` of shape ``(..., num_columns)``."""
+        dynamics, flat = self.dynamics, x.reshape(-1, x.shape[-1])
+        local = jnp.moveaxis(flat.at[:, dynamics.columns].get(mode="fill", fill_value=0.0), 0, -1)
+        start = dynamics.start @ flat[:, dynamics.shared].T
+        states = run_forward(dynamics.transition, dynamics.gain @ local, start)
+        blocks = jnp.moveaxis(self.states @ states + self.local @ local, -1, 0)
+        return self.from_blocks(blocks).reshape(*x.shape[:-1], self.num_rows)
+
+    def rmatvec(self, y: Array) -> Array:
+        """``A^T y`` for ``y`` of shape ``(..., num_rows)``."""
+        dynamics = self.dynamics
+        blocks = jnp.moveaxis(self.to_blocks(y.reshape(-1, y.shape[-1])), 0, -1)
+        first, after = run_backward(dynamics.transition, self.states.swapaxes(-1, -2) @ blocks)
+        local = self.local.swapaxes(-1, -2) @ blocks + dynamics.gain.swapaxes(-1, -2) @ after
+        out = jnp.zeros((blocks.shape[-1], self.num_columns), y.dtype)
+        out = out.at[:, dynamics.columns].set(jnp.moveaxis(local, -1, 0), mode="drop")
+        out = out.at[:, dynamics.shared].set((dynamics.start.T @ first).T)
+        return out.reshape(*y.shape[:-1], self.num_columns)
+
+    def to_dense(self) -> Array:
+        """Materialise as ``(num_rows, num_columns)``."""
+        return self.matvec(jnp.eye(self.num_columns, dtype=self.states.dtype)).T
+
+    def scale_rows(self, weight: Array) -> StateSpaceDesign:
+        """Each row times a number."""
+        weight = self.to_blocks(weight)[..., None]
+        return dataclasses.replace(self, states=weight * self.states, local=weight * self.local)
+
+    def squared(self) -> DenseDesign:
+        """The squares of the elements, which have no state space: a matrix of ``num_rows * num_columns`` numbers."""
+        return DenseDesign(jnp.square(self.to_dense()))
+
+
+def run_forward(transition: Array, inflow: Array, start: Array) -> Array:
+    """States before each block, ``c_{k+1} = transition c_k + inflow_k``: ``(K, s, r)`` for a start ``(s, r)``."""
+
+    def go_on(state: Array, block: tuple[Array, Array]) -> tuple[Array, Array]:
+        return block[0] @ state + block[1], state
+
+    return lax.scan(go_on, start, (transition, inflow))[1]
+
+
+def run_backward(transition: Array, inflow: Array) -> tuple[Array, Array]:
+    """The adjoint, ``l_k = transition^T l_{k+1} + inflow_k``: that of the first block, and what follows each block."""
+
+    def go_on(after: Array, block: tuple[Array, Array]) -> tuple[Array, Array]:
+        return block[0].T @ after + block[1], after
+
+    return lax.scan(go_on, jnp.zeros_like(inflow[0]), (transition, inflow), reverse=True)
+
+
 Design = DenseDesign | SparseRows
+AnyDesign = Design | StateSpaceDesign

@@ -11,7 +11,7 @@ from jax import Array, random
 from ..cholesky import cholesky, half_log_determinant, inverse_lower
 from ..frozen_pytree import frozen_pytree
 from .conditioning import LinearGaussian, LinearGaussianPosterior
-from .design import Design
+from .design import AnyDesign, Design
 from .prior import CovariancePrior, DiagonalPrior, FlatPrior, PriorBlock
 
 __all__ = ["MeanFieldPosterior", "MeanFieldSpace", "PredictorMoments", "expected_log_prior"]
@@ -54,7 +54,7 @@ class MeanFieldSpace:
     conditional variances; zero for independent unknowns."""
 
     @classmethod
-    def build(cls, joint: LinearGaussian, prior: tuple[PriorBlock, ...], design: Design) -> MeanFieldSpace:
+    def build(cls, joint: LinearGaussian, prior: tuple[PriorBlock, ...], design: AnyDesign) -> MeanFieldSpace:
         """Take the diagonal of the precision of every block, which costs one factorisation of a correlated block."""
         dtype = joint.zeros().dtype
         parts = [_conditional_variance(block, dtype) for block in prior]

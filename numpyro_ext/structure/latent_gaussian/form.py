@@ -7,7 +7,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jax import Array
 
-from ...linalg.gaussian.design import Design
+from ...linalg.gaussian.design import AnyDesign
 from ...linalg.gaussian.prior import PriorBlock
 from ...potentials.base import Potential
 
@@ -17,7 +17,7 @@ __all__ = ["AffineMap", "Blocks", "LatentGaussian"]
 class AffineMap(NamedTuple):
     """A quantity ``design @ e + offset`` of the unknowns ``e``, flattened in C order."""
 
-    design: Design
+    design: AnyDesign
     offset: Array
 
 
@@ -42,7 +42,7 @@ class LatentGaussian(NamedTuple):
 
     prior: tuple[PriorBlock, ...]
     """Independent blocks of ``e``, in the order of the columns of ``A``."""
-    design: Design
+    design: AnyDesign
     """:math:`A`, of shape ``(num_rows, num_columns)``."""
     offset: Array
     """:math:`b`, of shape ``(num_rows,)``."""

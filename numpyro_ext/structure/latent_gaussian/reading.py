@@ -12,21 +12,27 @@ import numpy as np
 from jax import Array
 
 from ...compilation.recent import Recent
-from ...linalg.gaussian.design import DenseDesign, Design, SparseRows
-from ...linalg.gaussian.prior import CovariancePrior, PrecisionPrior
+from ...linalg.gaussian.design import AnyDesign, DenseDesign, StateSpaceDesign
+from ...linalg.gaussian.prior import CovariancePrior, FlatPrior, PrecisionPrior
 from ..errors import ModelStructureError
 from ..factors.plan import FactorPlan, plan_factor
 from ..model.execution import ModelCall
 from ..model.priors import prior_block
 from ..model.reading import ModelReading
 from ..model.tracing import SiteInfo
-from ..program.affine_rows import AffineRows, RowIndices
+from ..program.affine_rows import AffineRows, Parts, RowIndices
+from ..program.degrees import Degrees
+from ..program.state_rows import NoStateSpace, StateRows, find_time_blocks
 from .blocks import find_blocks
 from .form import AffineMap, Blocks, LatentGaussian
 
 __all__ = ["LatentGaussianReading"]
 
 _ABSTRACT = Recent(64)
+_LONGEST_WAY = 5.0
+"""Largest predictor of the paths at which a form with scans is checked: likelihoods overflow elsewhere."""
+_LARGEST_DENSE = 50_000_000
+"""Elements of the largest matrix that may stand for a scan without a state space."""
 
 
 class _Indices(NamedTuple):
@@ -49,6 +55,8 @@ class LatentGaussianReading(ModelReading):
     :ivar affine_sites: field and deterministic sites that are affine in the field.
     """
 
+    opens_scans = True
+
     def __init__(self, call: ModelCall, sites: Mapping[str, SiteInfo], field: Iterable[str]):
         super().__init__(call, sites, field, prior_block)
         degrees = self._classify("jointly Gaussian")
@@ -60,9 +68,10 @@ class LatentGaussianReading(ModelReading):
         self.factor_shapes = tuple(p.shape for p in self.plans)
         self.rows_per_observation = tuple(p.rows_per_observation for p in self.plans)
         parts = [part for plan in self.plans for part in plan.parts]
-        self._rows = AffineRows(self._program, self._field, parts)
-        self.affine_sites = self._affine_sites(degrees)
-        self._maps = {n: self._map(n) for n in self.affine_sites}
+        self._rows = self._predictor_rows(degrees, parts)
+        found = {n: self._map(n) for n in self._affine_sites(degrees)}
+        self._maps = {n: rows for n, rows in found.items() if rows is not None}
+        self.affine_sites = tuple(self._maps)
         blocks = find_blocks(self._rows.pattern, self._rows.num_rows, self._rows.num_columns, self._coupled_columns())
         self._block_shape = blocks[1].shape
         maps = {name: rows.indices for name, rows in self._maps.items()}
@@ -115,6 +124,30 @@ class LatentGaussianReading(ModelReading):
                 out.append((columns.start, batch, width))
         return out
 
+    def _predictor_rows(self, degrees: Degrees, parts: Parts) -> AffineRows | StateRows:
+        try:
+            blocks = find_time_blocks(self._program, degrees, self._field, parts, self._prior_blocks())
+        except NoStateSpace as reason:
+            num_rows = sum(len(rows) for _, rows in parts)
+            if num_rows * self.num_columns > _LARGEST_DENSE:
+                raise ModelStructureError(
+                    f"a scan of many steps needs a state space, and {reason}. This model has {num_rows} predictors of "
+                    f"{self.num_columns} unknowns, too many for a matrix: let each observation see one step alone "
+                    "(hand what it needs of earlier ones on in the carry), or use fewer steps."
+                ) from reason
+            return AffineRows(self._program, self._field, parts)
+        return AffineRows(self._program, self._field, parts) if blocks is None else StateRows.build(blocks, parts)
+
+    def _prior_blocks(self) -> np.ndarray:
+        """The number of the independent block of the prior that each unknown belongs to, -1 for flat ones."""
+        numbers = np.arange(self.num_columns)
+        for start, batch, width in self._coupled_columns():
+            numbers[start : start + batch * width] = start + np.repeat(np.arange(batch) * width, width)
+        for name, columns in self._columns.items():
+            if isinstance(self._trace.priors[name], FlatPrior):
+                numbers[columns] = -1
+        return numbers
+
     def form(self, hyper: Mapping[str, Any], data: Sequence[Any] | None = None) -> LatentGaussian:
         """The form at given hyperparameters.
 
@@ -131,7 +164,7 @@ class LatentGaussianReading(ModelReading):
         sign = jnp.concatenate([jnp.full((n,), b.sign) for n, (b, _) in zip(sizes, built, strict=True)])
         shift = jnp.concatenate([jnp.broadcast_to(b.shift, (n,)) for n, (b, _) in zip(sizes, built, strict=True)])
         if any(b.sign != 1.0 for b, _ in built):
-            design = _scale_rows(design, sign)
+            design = design.scale_rows(sign)
         return LatentGaussian(
             prior,
             design,
@@ -158,9 +191,23 @@ class LatentGaussianReading(ModelReading):
         names = self.affine_sites if names is None else names
         return {n: AffineMap(*self._maps[n].design(env, indices[n])) for n in names}
 
-    def _map(self, name: str) -> AffineRows:
-        size = int(np.prod(self.site_shapes[name]))
-        return AffineRows(self._program, self._field, [(self._trace.values[name], np.arange(size))])
+    def _map(self, name: str) -> AffineRows | StateRows | None:
+        """Rows of a site; None for one that sees several blocks of a long scan, such as differences in time."""
+        parts = [(self._trace.values[name], np.arange(int(np.prod(self.site_shapes[name]))))]
+        if isinstance(self._rows, StateRows):
+            try:
+                return StateRows.build(self._rows.blocks, parts)
+            except NoStateSpace:
+                if len(parts[0][1]) * self.num_columns > _LARGEST_DENSE:
+                    return None
+        return AffineRows(self._program, self._field, parts)
+
+    def draw(self, hyper: Mapping[str, Any], white: Array, data: Sequence[Any]) -> Array:
+        e, form = super().draw(hyper, white, data), self.form(hyper, data)
+        if isinstance(form.design, StateSpaceDesign):
+            # a long path goes where likelihoods overflow
+            e = e * jnp.minimum(1.0, _LONGEST_WAY / jnp.max(jnp.abs(form.design.matvec(e))))
+        return e
 
     def explain_nan(self) -> None:
         hyper = self.initial_hyper()
@@ -196,18 +243,14 @@ class LatentGaussianReading(ModelReading):
         lines = self._describe_sites()
         lines += [f"factor: {p.name} {p.shape} ({p.label})" for p in self.plans]
         blocks, width = self._block_shape
-        kind = "dense" if self._rows.is_dense else f"{self._rows.width} entries per row"
-        lines.append(f"design: {self._rows.num_rows} x {self._rows.num_columns}, {kind}")
+        lines.append(f"design: {self._rows.num_rows} x {self._rows.num_columns}, {self._rows.describe()}")
         if blocks > 1:
             lines.append(f"blocks: {blocks} independent, of up to {width} unknowns")
         return "\n".join(lines)
 
 
-def _scale_rows(design: Design, weight: Array) -> Design:
-    if isinstance(design, DenseDesign):
-        return DenseDesign(weight[:, None] * design.matrix)
-    return SparseRows(design.columns, weight[:, None] * design.values, design.num_columns)
-
-
-def _rows_of(design: Design) -> Array:
+def _rows_of(design: AnyDesign) -> Array:
+    if isinstance(design, StateSpaceDesign):
+        # a sum that is not finite where a number in it is not
+        return design.from_blocks(jnp.sum(design.states, -1) + jnp.sum(design.local, -1))[:, None]
     return design.matrix if isinstance(design, DenseDesign) else design.values

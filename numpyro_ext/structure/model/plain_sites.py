@@ -10,17 +10,23 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
 from jax import Array
+from numpyro.contrib.control_flow.scan import scan_wrapper
 from numpyro.primitives import Messenger
 
 from ..errors import ModelStructureError, Reason
 
-__all__ = ["PlainSites", "in_working_precision", "to_real"]
+__all__ = ["PlainSites", "in_working_precision", "is_scan", "to_real"]
 
 # distributions that keep what they computed from their parameters
 _DERIVED: dict[type, tuple[str, ...]] = {
     dist.LowRankMultivariateNormal: ("loc", "cov_factor", "cov_diag"),
     dist.OrderedLogistic: ("predictor", "cutpoints"),
 }
+
+
+def is_scan(msg: dict[str, Any]) -> bool:
+    """Whether a message is ``numpyro.contrib.control_flow.scan``, whose body runs out of sight of other handlers."""
+    return msg["type"] == "control_flow" and msg["fn"] is scan_wrapper
 
 
 def to_real(value: Any) -> Any:
@@ -106,6 +112,8 @@ class PlainSites(Messenger):
     """
 
     def process_message(self, msg: dict[str, Any]) -> None:
+        if is_scan(msg):
+            msg["args"] = (PlainSites(msg["args"][0]), *msg["args"][1:])
         if msg["type"] != "sample" or not isinstance(msg["fn"], dist.Distribution):
             return
         msg["fn"] = in_working_precision(_as_numpyro(msg["fn"]))

@@ -6,7 +6,7 @@ import copy
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ import numpy as np
 from jax import Array
 
 from ...linalg.gaussian.prior import CovariancePrior, PrecisionPrior
-from ..conflict import Conflict
+from ..conflict import Conflict, names_of
 from ..errors import ModelStructureError
 from ..program.degrees import Degree, Degrees, classify
 from ..program.program import Atom, Constant, make_program
@@ -62,6 +62,8 @@ class ModelReading(ABC):
     """Readings with equal keys make the same functions of hyperparameters and data."""
     factor_names: tuple[str, ...]
     factor_shapes: tuple[tuple[int, ...], ...]
+    opens_scans: ClassVar[bool] = False
+    """Whether scans over unknowns are taken apart, for forms that know recurrences."""
 
     def __init__(
         self, call: ModelCall, sites: Mapping[str, SiteInfo], field: Iterable[str], prior: Callable[[Any], Any]
@@ -76,7 +78,8 @@ class ModelReading(ABC):
         given = {s.name: s.init for s in free}
         function = trace_with_innovations(call, self.field, prior)
         try:
-            self._program, self._trace = make_program(function, innovations, given)
+            num_unknowns = len(innovations) if self.opens_scans else 0
+            self._program, self._trace = make_program(function, innovations, given, num_unknowns=num_unknowns)
         except (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError) as error:
             raise ModelStructureError(
                 "the model needs the values of traced arrays (it indexes a NumPy array with one, or branches on one), "
@@ -112,23 +115,20 @@ class ModelReading(ABC):
         degrees = classify(self._program, {n: number for n, (number, _) in self._field.items()}, with_sources)
         for name in self.field:
             if degrees.of(self._trace.locations[name]) == Degree.NONLINEAR:
-                sites = degrees.sites_of(self._trace.locations[name])
-                raise Conflict(
-                    f"the location of site '{name}' is not affine in {sorted(sites)}, so they are not {what}. "
-                    "Choose the field with field=[...], or use NUTS.",
-                    sites | {name},
-                    name,
-                )
+                self._refuse(degrees, name, self._trace.locations[name], "location", "is not affine in", what)
             for leaf in jax.tree.leaves(self._trace.priors[name]):
                 if degrees.of(leaf) != Degree.CONSTANT:
-                    sites = degrees.sites_of(leaf)
-                    raise Conflict(
-                        f"the scale of site '{name}' depends on {sorted(sites)}, so they are not {what}. "
-                        "Choose the field with field=[...], or use NUTS.",
-                        sites | {name},
-                        name,
-                    )
+                    self._refuse(degrees, name, leaf, "scale", "depends on", what)
         return degrees
+
+    def _refuse(self, degrees: Degrees, name: str, atom: Atom, part: str, verb: str, what: str) -> None:
+        sites = degrees.sites_of(atom)
+        raise Conflict(
+            f"the {part} of site '{name}' {verb} {names_of(sites, name)}, so they are not {what}. "
+            "Choose the field with field=[...], or use NUTS.",
+            sites | {name},
+            name,
+        )
 
     def _sort_factors(self, degrees: Degrees) -> None:
         """Find the factors that depend on the field; the others are kept as constants or priors."""

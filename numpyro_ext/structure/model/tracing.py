@@ -16,7 +16,6 @@ from jax import Array
 from jax.scipy.linalg import solve_triangular
 from numpyro import handlers
 from numpyro.distributions import biject_to
-from numpyro.ops.pytree import PytreeTrace
 from numpyro.primitives import Messenger
 
 from ...compilation.quick_jit import holds_little, quick_jit
@@ -24,8 +23,9 @@ from ...compilation.recent import Recent
 from ..errors import ModelStructureError
 from ..families import Family, family_of
 from ..program.program import Constant, make_program
+from .control_flow import Watch
 from .execution import ModelCall, check_call, execution_error
-from .plain_sites import PlainSites, to_real
+from .plain_sites import PlainSites, is_scan, to_real
 from .priors import innovation_shape, is_unweighted, location, mask_of, shift_to_value, unwrap
 from .start_values import initial_value
 
@@ -116,12 +116,30 @@ class _Innovations(Messenger):
 
     def process_message(self, msg: dict[str, Any]) -> None:
         name = str(msg.get("name"))
-        if msg["type"] == "sample" and not msg["is_observed"] and name in self.innovations:
+        if is_scan(msg):
+            self._enter_scan(msg)
+        elif msg.get("_control_flow_done"):
+            return
+        elif msg["type"] == "sample" and not msg["is_observed"] and name in self.innovations:
             fn = msg["fn"]
             flat = self.innovations[name]
             msg["value"] = shift_to_value(fn, jnp.reshape(flat, innovation_shape(fn)))
         elif msg["type"] in ("sample", "param") and not msg.get("is_observed") and name in self.given:
             msg["value"] = self.given[name]
+
+    def _enter_scan(self, msg: dict[str, Any]) -> None:
+        """Hand what is given for all steps to the steps, one slice to each, since the body hides its sites."""
+        function, start, slices, length, reverse = msg["args"]
+        length = len(jax.tree.leaves(slices)[0]) if length is None else length
+        # What has another length belongs to sites outside, and so may what has this one: nobody asks for it then.
+        innovations = {n: v.reshape(length, -1) for n, v in self.innovations.items() if v.size % max(length, 1) == 0}
+        given = {n: v for n, v in self.given.items() if np.shape(v)[:1] == (length,)}
+
+        def step(carry: Any, now: tuple[Any, dict[str, Any], dict[str, Any]]) -> Any:
+            own, innovations, given = now
+            return _Innovations(function, innovations, {**self.given, **given})(carry, own)
+
+        msg["args"] = (step, start, (slices, innovations, given), length, reverse)
 
 
 def trace_with_innovations(
@@ -216,26 +234,6 @@ def _low_rank_tril(base: Any) -> Array:
     return found
 
 
-class _Watch(Messenger):
-    """Remember the last site that went by, to say where a model failed, and refuse sites that cannot be reached."""
-
-    last_site: str | None = None
-
-    def postprocess_message(self, msg: dict[str, Any]) -> None:
-        self.last_site = msg.get("name") or self.last_site
-        if msg["type"] == "control_flow":
-            leaves = jax.tree.leaves(msg["value"], is_leaf=lambda leaf: isinstance(leaf, PytreeTrace))
-            traces = [leaf.trace for leaf in leaves if isinstance(leaf, PytreeTrace)]
-            for name, site in (item for trace in traces for item in trace.items()):
-                if site["type"] in ("sample", "param") and not site.get("is_observed"):
-                    raise ModelStructureError(
-                        f"site '{name}' is inside a scan or cond of numpyro.contrib.control_flow, where it cannot be "
-                        "read. Write all its steps as one site outside: a Gaussian chain as dist.GaussianRandomWalk, "
-                        "as cumulative sums of independent innovations, or as dist.MultivariateNormal; or use NUTS.",
-                        site=name,
-                    )
-
-
 def inspect_sites(call: ModelCall, init_values: Mapping[str, Any]) -> dict[str, SiteInfo]:
     """Run the model once, with cheap central values for its latent sites, and describe its sites.
 
@@ -248,7 +246,7 @@ def inspect_sites(call: ModelCall, init_values: Mapping[str, Any]) -> dict[str, 
     """
     check_call(call)
     values = {name: to_real(jnp.asarray(value)) for name, value in init_values.items()}
-    watch = _Watch(PlainSites(call.model))
+    watch = Watch(PlainSites(call.model))
     static: dict[str, dict[str, Any]] = {}
 
     def run(key: Array, values: dict[str, Any]) -> dict[str, Any]:

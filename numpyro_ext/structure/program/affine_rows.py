@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -15,12 +15,13 @@ from jax import Array
 from ...linalg.gaussian.banded_space import known_bandwidth
 from ...linalg.gaussian.design import DenseDesign, Design, SparseRows
 from .dependence import dependence
-from .patterns import DenseDependence, deduplicate
+from .patterns import DenseDependence, Pattern, deduplicate
 from .program import Program
 
-__all__ = ["AffineRows", "RowIndices"]
+__all__ = ["AffineRows", "Parts", "RowIndices", "rows_of_pattern"]
 
-Evaluate = Callable[[Mapping[str, Any]], Any]
+Parts = Sequence[tuple[int, np.ndarray]]
+"""Values, and the flat indices of their elements that are taken; or pairs of them, of which the difference is."""
 
 
 class RowIndices(NamedTuple):
@@ -48,7 +49,7 @@ class AffineRows:
         whose difference is taken, with ``-1`` for nothing to subtract.
     """
 
-    def __init__(self, program: Program, field: Mapping[str, tuple[int, int]], parts: Sequence[tuple[int, np.ndarray]]):
+    def __init__(self, program: Program, field: Mapping[str, tuple[int, int]], parts: Parts):
         self.program = program
         self.inputs = tuple(number for number, _ in field.values())
         self.sizes = tuple(size for _, size in field.values())
@@ -93,21 +94,7 @@ class AffineRows:
             number: (start + np.arange(size, dtype=np.int64)).reshape(*self.program.shape(number), 1)
             for number, start, size in zip(self.inputs, starts[:-1], self.sizes, strict=True)
         }
-        found = dependence(self.program, seeds, {}, [atom for atom, _ in self.parts])
-        pieces = []
-        for atom, rows in self.parts:
-            pattern = found.get(atom)
-            if isinstance(pattern, DenseDependence):
-                return None
-            if pattern is None:
-                pieces.append(np.full((len(rows), 1), -1, np.int64))
-            else:
-                pieces.append(_pattern_of_rows(pattern.reshape(-1, pattern.shape[-1]), rows))
-        width = max((p.shape[1] for p in pieces), default=1)
-        if self.num_rows * width > 2e8:
-            return None
-        pieces = [np.pad(p, ((0, 0), (0, width - p.shape[1])), constant_values=-1) for p in pieces]
-        return np.concatenate(pieces) if pieces else np.zeros((0, 1), np.int64)
+        return rows_of_pattern(dependence(self.program, seeds, {}, [atom for atom, _ in self.parts]), self.parts)
 
     def evaluate(self, e: Array, env: Mapping[int, Any]) -> Array:
         """The selected elements at the unknowns ``e``, given all other inputs and constants; shape ``(num_rows,)``."""
@@ -116,10 +103,19 @@ class AffineRows:
         for number, size in zip(self.inputs, self.sizes, strict=True):
             values[number] = e[start : start + size].reshape(self.program.shape(number))
             start += size
-        found = self.program.evaluate([atom for atom, _ in self.parts], values)
-        parts = [_take(jnp.reshape(v, -1), rows) for v, (_, rows) in zip(found, self.parts, strict=True)]
+        return self.select(self.program, values, self.parts)
+
+    @staticmethod
+    def select(program: Program, values: Mapping[int, Any], parts: Parts) -> Array:
+        """The selected elements, from any values from which they follow."""
+        found = program.evaluate([atom for atom, _ in parts], values)
+        taken = [_take(jnp.reshape(v, -1), rows) for v, (_, rows) in zip(found, parts, strict=True)]
         dtype = jnp.result_type(float)
-        return jnp.concatenate(parts).astype(dtype) if parts else jnp.zeros((0,), dtype)
+        return jnp.concatenate(taken).astype(dtype) if taken else jnp.zeros((0,), dtype)
+
+    def describe(self) -> str:
+        """The kind of design in words."""
+        return "dense" if self.is_dense else f"{self.width} entries per row"
 
     def design(self, env: Mapping[int, Any], indices: RowIndices | None) -> tuple[Design, Array]:
         """Design and offset at the given hyperparameters and data, with the :attr:`indices` that belong to the data."""
@@ -133,6 +129,27 @@ class AffineRows:
         if self._has_padding:
             values = jnp.where(indices.is_entry, values, 0.0)
         return SparseRows(jnp.asarray(indices.columns), values, self.num_columns, self._bandwidth), offset
+
+
+def rows_of_pattern(found: Mapping[int, Pattern], parts: Parts) -> np.ndarray | None:
+    """What each of the selected elements depends on, ``(rows, k)`` padded with ``-1``; None if that is too much.
+
+    :param found: the patterns of their values.
+    """
+    pieces = []
+    for atom, rows in parts:
+        pattern = found.get(atom)
+        if isinstance(pattern, DenseDependence):
+            return None
+        if pattern is None:
+            pieces.append(np.full((len(rows), 1), -1, np.int64))
+        else:
+            pieces.append(_pattern_of_rows(pattern.reshape(-1, pattern.shape[-1]), rows))
+    width = max((p.shape[1] for p in pieces), default=1)
+    if sum(len(p) for p in pieces) * width > 2e8:
+        return None
+    pieces = [np.pad(p, ((0, 0), (0, width - p.shape[1])), constant_values=-1) for p in pieces]
+    return np.concatenate(pieces) if pieces else np.zeros((0, 1), np.int64)
 
 
 def _pattern_of_rows(pattern: np.ndarray, rows: np.ndarray) -> np.ndarray:

@@ -79,20 +79,59 @@ def classify(program: Program, field: Mapping[str, int], with_sources: bool = Tr
         found.sites[number] = frozenset([name])
         if with_sources:
             found.source[number] = _root(program, number)
+    _push(program, found, with_sources)
+    return found
+
+
+def _push(program: Program, found: Degrees, with_sources: bool) -> list[Degree]:
+    """Classify what follows from the values that are classified; return the degrees of the outputs."""
     for eqn in program.equations:
         degrees = [found.of(a) for a in eqn.inputs]
         if max(degrees, default=Degree.CONSTANT) == Degree.CONSTANT:
             continue
-        degree = _degree(eqn, degrees)
         sites = frozenset().union(*(found.sites_of(a) for a in eqn.inputs))
-        has_source = with_sources and degree == Degree.AFFINE
-        sources = _sources(eqn, found, program) if has_source else [None] * len(eqn.outputs)
+        if eqn.primitive.name == "scan":
+            for number, degree in zip(eqn.outputs, _scan_degrees(eqn, degrees), strict=True):
+                _set(found, program, number, degree, sites, with_sources)
+            continue
+        degree = _degree(eqn, degrees)
+        sources = (
+            _sources(eqn, found, program) if with_sources and degree == Degree.AFFINE else [None] * len(eqn.outputs)
+        )
         for number, source in zip(eqn.outputs, sources, strict=True):
-            found.degree[number] = degree
-            found.sites[number] = sites
-            if has_source:
-                found.source[number] = source or _root(program, number)
-    return found
+            _set(found, program, number, degree, sites, with_sources, source)
+    return [found.of(a) for a in program.outputs]
+
+
+def _set(
+    found: Degrees,
+    program: Program,
+    number: int,
+    degree: Degree,
+    sites: frozenset[str],
+    with_sources: bool,
+    source: Source | None = None,
+) -> None:
+    if degree == Degree.CONSTANT:
+        return
+    found.degree[number], found.sites[number] = degree, sites
+    if with_sources and degree == Degree.AFFINE:
+        found.source[number] = source or _root(program, number)
+
+
+def _scan_degrees(eqn: Equation, degrees: list[Degree]) -> list[Degree]:
+    """Degrees of the outputs of a scan, from those of its inputs: what is carried depends on what was."""
+    body, degrees = Program(eqn.params["jaxpr"]), list(degrees)
+    first, last = eqn.params["num_consts"], eqn.params["num_consts"] + eqn.params["num_carry"]
+    while True:
+        found = Degrees({}, {}, {})
+        for number, degree in zip(body.inputs, degrees, strict=True):
+            _set(found, body, number, degree, frozenset(), False)
+        outputs = _push(body, found, with_sources=False)
+        carried = [max(a, b) for a, b in zip(degrees[first:last], outputs, strict=False)]
+        if carried == degrees[first:last]:
+            return outputs
+        degrees[first:last] = carried
 
 
 def _root(program: Program, number: int) -> Source:

@@ -11,6 +11,7 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
 from .known_values import known_result
+from .recurrences import OpenedScan
 
 __all__ = [
     "Constant",
@@ -57,9 +58,12 @@ class Program:
     The first values are the inputs, then come the constants (arrays that the traced function closed over: the data of
     a model), then the results. Calls are inlined under fresh names, since nested calls share one jaxpr object;
     equal equations are merged, so that a predictor that a model computes twice is one value.
+
+    :param closed: the jaxpr.
+    :param int num_unknowns: how many inputs, the first ones, are unknowns: scans that depend on them are opened.
     """
 
-    def __init__(self, closed: ClosedJaxpr):
+    def __init__(self, closed: ClosedJaxpr, num_unknowns: int = 0):
         self.avals: list[Any] = []
         self.equations: list[Equation] = []
         self.defined_by: dict[int, int] = {}
@@ -68,6 +72,9 @@ class Program:
         self.inputs = tuple(self._new(v.aval) for v in jaxpr.invars)
         self.constants = tuple(self._new(v.aval) for v in jaxpr.constvars)
         self.data = tuple(closed.consts)
+        self._dependent = set(self.inputs[:num_unknowns])
+        self.recurrences: list[int] = []
+        """For each scan that was opened and is of use, its first state: all states before each step."""
         env: dict[Any, Atom] = dict(
             zip((*jaxpr.invars, *jaxpr.constvars), (*self.inputs, *self.constants), strict=True)
         )
@@ -89,14 +96,47 @@ class Program:
         for eqn in jaxpr.eqns:
             inputs = tuple(read(v) for v in eqn.invars)
             inner = inner_jaxpr(eqn.params) if eqn.primitive.name in _INLINED else None
-            if inner is not None:
+            if eqn.primitive.name == "scan" and self._depends(inputs) and eqn.params["length"] > 0:
+                results: tuple[Atom, ...] = self._open(eqn, inputs)
+            elif inner is not None:
                 consts = tuple(self._embed(c) for c in inner.consts)
                 inner_env = dict(zip((*inner.jaxpr.invars, *inner.jaxpr.constvars), (*inputs, *consts), strict=True))
-                results: tuple[Atom, ...] = self._inline(inner.jaxpr, inner_env)
+                results = self._inline(inner.jaxpr, inner_env)
             else:
                 results = self._assign(eqn, inputs)
             env.update(zip(eqn.outvars, results, strict=True))
         return tuple(read(v) for v in jaxpr.outvars)
+
+    def _depends(self, inputs: Iterable[Atom]) -> bool:
+        return any(a in self._dependent for a in inputs if isinstance(a, int))
+
+    def _open(self, eqn: Any, inputs: tuple[Atom, ...]) -> tuple[Atom, ...]:
+        """Take a scan apart, see :mod:`.recurrences`."""
+        is_dependent = [a in self._dependent if isinstance(a, int) else False for a in inputs]
+        opened = OpenedScan(Program(eqn.params["jaxpr"]), eqn.params, is_dependent)
+        needed = [a if used else None for a, used in zip(inputs, opened.used, strict=True)]
+        others = self._call(opened.carry_others, *needed) if opened.others else ()
+        states: tuple[Atom, ...] = ()
+        if opened.states:
+            states = self._call(opened.carry_states, others, *needed, is_opened=True)
+            self.recurrences.append(states[0])  # type: ignore[arg-type]
+        return self._call(opened.outputs, others, states, *needed)
+
+    def _call(self, function: Any, *args: Any, is_opened: bool = False) -> tuple[Atom, ...]:
+        """Inline a function of atoms."""
+        atoms, structure = jax.tree.flatten(args, is_leaf=lambda leaf: isinstance(leaf, Constant))
+        examples = [jax.typeof(a.value) if isinstance(a, Constant) else self.avals[a] for a in atoms]
+        closed = jax.make_jaxpr(lambda *leaves: function(*jax.tree.unflatten(structure, leaves)))(*examples)
+        constants = [self._embed(c) for c in closed.consts]
+        env: dict[Any, Atom] = dict(
+            zip((*closed.jaxpr.invars, *closed.jaxpr.constvars), (*atoms, *constants), strict=True)
+        )
+        if not is_opened:
+            return self._inline(closed.jaxpr, env)
+        (scan,) = closed.jaxpr.eqns
+        return self._assign(scan, tuple(Constant(a.val) if isinstance(a, Literal) else env[a] for a in scan.invars))[
+            -len(closed.jaxpr.outvars) :
+        ]
 
     def _embed(self, value: Any) -> int:
         # constants of an inner call join the data of the program, so that no array hides in an equation
@@ -113,6 +153,8 @@ class Program:
                 self.defined_by[number] = len(self.equations)
             self.equations.append(Equation(eqn.primitive, eqn.params, inputs, outputs))
             self._seen[key] = outputs
+            if self._depends(inputs):
+                self._dependent.update(outputs)
         return self._seen[key]
 
     def _drop_unused(self) -> None:
@@ -125,6 +167,7 @@ class Program:
         kept = [(c, d) for c, d in zip(self.constants, self.data, strict=True) if c in used]
         self.constants = tuple(c for c, _ in kept)
         self.data = tuple(d for _, d in kept)
+        self.recurrences = [n for n in dict.fromkeys(self.recurrences) if n in self.defined_by]
 
     def release(self) -> None:
         """Let go of the data: compiled functions keep programs, and should keep no arrays alive."""
@@ -194,10 +237,13 @@ class Program:
         return (header, self.inputs, self.constants, body, tuple(_atom_key(a) for a in self.outputs))
 
 
-def make_program(function: Any, *args: Any) -> tuple[Program, Any]:
-    """Trace ``function(*args)`` into a :class:`Program`; also return its output structure, with atoms as leaves."""
+def make_program(function: Any, *args: Any, num_unknowns: int = 0) -> tuple[Program, Any]:
+    """Trace ``function(*args)`` into a :class:`Program`; also return its output structure, with atoms as leaves.
+
+    :param int num_unknowns: as for :class:`Program`, counted in arrays.
+    """
     closed, out_shape = jax.make_jaxpr(function, return_shape=True)(*args)
-    program = Program(closed)
+    program = Program(closed, num_unknowns)
     return program, jax.tree.unflatten(jax.tree.structure(out_shape), program.outputs)
 
 

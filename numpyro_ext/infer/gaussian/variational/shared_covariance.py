@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from ....linalg.gaussian.design import StateSpaceDesign
 from ....linalg.gaussian.prior import FlatPrior
 from ....linalg.gaussian.shared_space import SharedSpace
 from ....structure import ModelStructureError
@@ -38,6 +39,10 @@ def check_shared_covariance(forms: Iterable[LatentGaussian]) -> None:
             raise ModelStructureError(
                 "covariance='shared' needs independent blocks of one size (the rows of a plate), and the "
                 f"{len(rows)} blocks of this model have several. {_ADVICE}"
+            )
+        if isinstance(form.design, StateSpaceDesign):
+            raise ModelStructureError(
+                f"covariance='shared' needs independent blocks, and the steps of a scan are one. {_ADVICE}"
             )
         space = SharedSpace.build(form.prior, form.design, form.blocks.rows, form.blocks.columns)
         if not np.all(np.isfinite(space.factor)):

@@ -1,0 +1,101 @@
+"""Scans taken apart: what is carried from step to step, and what follows from it step by step.
+
+A scan is one equation whose body an analysis does not see. Here it becomes two scans that do nothing but carry, one of
+what does not depend on the unknowns (a counter, lags of data) and one of the states that do, and the body mapped over
+all steps at once. The mapped body is ordinary equations on stacked arrays, in which likelihoods are recognised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+from jax import Array, lax
+
+__all__ = ["OpenedScan"]
+
+
+class OpenedScan:
+    """The parts of one scan, each a function of arrays.
+
+    :param body: program of one step, whose inputs are constants, carry and slices.
+    :param params: parameters of the scan.
+    :param is_dependent: for each input of the scan, whether it depends on the unknowns.
+    """
+
+    def __init__(self, body: Any, params: Mapping[str, Any], is_dependent: Sequence[bool]):
+        self._body = body
+        num_consts, self.num_carry = params["num_consts"], params["num_carry"]
+        self.length, self._reverse = params["length"], params["reverse"]
+        self._behind = [body.ancestors([atom]) & set(body.inputs) for atom in body.outputs]
+        used = set().union(*self._behind)
+        self._consts, self._carry, self._slices = (
+            body.inputs[:num_consts],
+            body.inputs[num_consts : num_consts + self.num_carry],
+            body.inputs[num_consts + self.num_carry :],
+        )
+        dependent = {n for n, flag in zip(body.inputs, is_dependent, strict=True) if flag and n in used}
+        while True:
+            more = {n for n, behind in zip(self._carry, self._behind, strict=False) if behind & dependent} - dependent
+            if not more:
+                break
+            dependent |= more
+        self.states = [i for i, n in enumerate(self._carry) if n in dependent]
+        """Which parts of the carry depend on the unknowns."""
+        self.others = [i for i in range(self.num_carry) if i not in self.states]
+        self.used = [n in used for n in body.inputs]
+        """Which inputs the body needs."""
+
+    def _step(self, wanted: Sequence[int], given: Mapping[int, Any]) -> list[Any]:
+        env = {**dict(zip(self._body.constants, self._body.data, strict=True)), **given}
+        values: list[Any] = self._body.evaluate([self._body.outputs[i] for i in wanted], env)
+        return values
+
+    def _carried(self, which: Sequence[int]) -> Callable[..., list[Any]]:
+        """The scan of some parts of the carry: from inputs of the body to these parts before each step."""
+
+        def run(start: list[Any], fixed: dict[int, Any], slices: dict[int, Any]) -> list[Any]:
+            def step(carry: list[Any], now: dict[int, Any]) -> tuple[list[Any], list[Any]]:
+                given = {self._carry[i]: v for i, v in zip(which, carry, strict=True)}
+                return self._step(which, {**fixed, **now, **given}), carry
+
+            return lax.scan(step, start, slices, length=self.length, reverse=self._reverse)[1]
+
+        return run
+
+    def _split(self, inputs: Sequence[Any]) -> tuple[dict[int, Any], list[Any], dict[int, Any]]:
+        known = dict(zip(self._body.inputs, inputs, strict=True))
+        fixed = {n: known[n] for n in self._consts if known[n] is not None}
+        slices = {n: known[n] for n in self._slices if known[n] is not None}
+        return fixed, [known[n] for n in self._carry], slices
+
+    def carry_others(self, *inputs: Any) -> list[Array]:
+        """Parts of the carry that do not depend on the unknowns, before each step.
+
+        :param inputs: those of the scan, None for what is not needed.
+        """
+        fixed, start, slices = self._split(inputs)
+        needed = set().union(*(self._behind[i] for i in self.others))
+        fixed = {n: v for n, v in fixed.items() if n in needed}
+        slices = {n: v for n, v in slices.items() if n in needed}
+        return self._carried(self.others)([start[i] for i in self.others], fixed, slices)
+
+    def carry_states(self, others: Sequence[Any], *inputs: Any) -> list[Array]:
+        """The states before each step."""
+        fixed, start, slices = self._split(inputs)
+        slices |= {self._carry[i]: v for i, v in zip(self.others, others, strict=True)}
+        needed = set().union(*(self._behind[i] for i in self.states))
+        fixed = {n: v for n, v in fixed.items() if n in needed}
+        slices = {n: v for n, v in slices.items() if n in needed}
+        return self._carried(self.states)([start[i] for i in self.states], fixed, slices)
+
+    def outputs(self, others: Sequence[Any], states: Sequence[Any], *inputs: Any) -> list[Array]:
+        """The outputs of the scan."""
+        fixed, _, slices = self._split(inputs)
+        slices |= {self._carry[i]: v for i, v in zip(self.others, others, strict=True)}
+        slices |= {self._carry[i]: v for i, v in zip(self.states, states, strict=True)}
+        wanted = range(len(self._body.outputs))
+        stacked = jax.vmap(lambda now: self._step(wanted, {**fixed, **now}), axis_size=self.length)(slices)
+        last = 0 if self._reverse else -1
+        return [v[last] if i < self.num_carry else v for i, v in enumerate(stacked)]
