@@ -11,6 +11,7 @@ import numpy as np
 from .dependence import MOVEMENT, propagate
 from .patterns import Pattern
 from .program import Atom, Constant, Equation, Program
+from .recurrences import body_of, layout_of
 
 __all__ = ["Degree", "Degrees", "Source", "affine_cuts", "classify"]
 
@@ -121,8 +122,9 @@ def _set(
 
 def _scan_degrees(eqn: Equation, degrees: list[Degree]) -> list[Degree]:
     """Degrees of the outputs of a scan, from those of its inputs: what is carried depends on what was."""
-    body, degrees = Program(eqn.params["jaxpr"]), list(degrees)
-    first, last = eqn.params["num_consts"], eqn.params["num_consts"] + eqn.params["num_carry"]
+    body, degrees = Program(body_of(eqn.params)), list(degrees)
+    first, num_carry = layout_of(eqn.params)
+    last = first + num_carry
     while True:
         found = Degrees({}, {}, {})
         for number, degree in zip(body.inputs, degrees, strict=True):

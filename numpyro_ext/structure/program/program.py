@@ -11,7 +11,7 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
 from .known_values import known_result
-from .recurrences import OpenedScan
+from .recurrences import OpenedScan, body_of
 
 __all__ = [
     "Constant",
@@ -113,7 +113,7 @@ class Program:
     def _open(self, eqn: Any, inputs: tuple[Atom, ...]) -> tuple[Atom, ...]:
         """Take a scan apart, see :mod:`.recurrences`."""
         is_dependent = [a in self._dependent if isinstance(a, int) else False for a in inputs]
-        opened = OpenedScan(Program(eqn.params["jaxpr"]), eqn.params, is_dependent)
+        opened = OpenedScan(Program(body_of(eqn.params)), eqn.params, is_dependent)
         needed = [a if used else None for a, used in zip(inputs, opened.used, strict=True)]
         others = self._call(opened.carry_others, *needed) if opened.others else ()
         states: tuple[Atom, ...] = ()

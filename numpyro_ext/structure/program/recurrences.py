@@ -12,8 +12,24 @@ from typing import Any
 
 import jax
 from jax import Array, lax
+from jax.extend.core import ClosedJaxpr
 
-__all__ = ["OpenedScan"]
+__all__ = ["OpenedScan", "body_of", "layout_of"]
+
+
+def body_of(params: Mapping[str, Any]) -> ClosedJaxpr:
+    """The body of a scan."""
+    body = params["jaxpr"]
+    return body if isinstance(body, ClosedJaxpr) else ClosedJaxpr(body, ())
+
+
+def layout_of(params: Mapping[str, Any]) -> tuple[int, int]:
+    """How many of the inputs of a scan are constants, and how many are carried."""
+    if "num_consts" in params:
+        return params["num_consts"], params["num_carry"]
+    # later versions of JAX keep them as flattened trees
+    constants, carried, _ = params["ft_in"].unpack()
+    return len(list(constants)), len(list(carried))
 
 
 class OpenedScan:
@@ -26,7 +42,7 @@ class OpenedScan:
 
     def __init__(self, body: Any, params: Mapping[str, Any], is_dependent: Sequence[bool]):
         self._body = body
-        num_consts, self.num_carry = params["num_consts"], params["num_carry"]
+        num_consts, self.num_carry = layout_of(params)
         self.length, self._reverse = params["length"], params["reverse"]
         self._behind = [body.ancestors([atom]) & set(body.inputs) for atom in body.outputs]
         used = set().union(*self._behind)

@@ -18,6 +18,7 @@ from .degrees import Degree, Degrees
 from .dependence import dependence
 from .patterns import DenseDependence, Pattern
 from .program import Equation, Program
+from .recurrences import body_of, layout_of
 
 __all__ = ["NoStateSpace", "StateRows", "TimeBlocks", "find_time_blocks"]
 
@@ -120,13 +121,13 @@ class TimeBlocks:
             carried, states = self._run(scan, given, pieces)
             values.update(zip(states_of(scan), states, strict=True))
             after += [v.reshape(self.num_blocks, -1) for v in carried]
-            num_consts = scan.params["num_consts"]
+            num_consts, _ = layout_of(scan.params)
             first += [jnp.reshape(v, -1) for v in given[num_consts : num_consts + len(shapes)]]
         return AffineRows.select(self.program, values, parts), jnp.concatenate(after, 1), jnp.concatenate(first)
 
     def _run(self, scan: Equation, given: Sequence[Any], starts: list[Array]) -> tuple[list[Array], list[Array]]:
-        num_consts, num_carry = scan.params["num_consts"], scan.params["num_carry"]
-        step = jaxpr_as_fun(scan.params["jaxpr"])
+        num_consts, num_carry = layout_of(scan.params)
+        step = jaxpr_as_fun(body_of(scan.params))
         consts, slices = given[:num_consts], [jnp.asarray(v) for v in given[num_consts + num_carry :]]
         # the last block is filled with the last step again, which nobody looks at
         index = np.minimum(np.arange(self.num_blocks * self.size), self.length - 1)
@@ -266,7 +267,7 @@ def find_time_blocks(
 
 def states_of(scan: Equation) -> tuple[int, ...]:
     """The states before each step, of a scan that does nothing but carry."""
-    return scan.outputs[scan.params["num_carry"] :]
+    return scan.outputs[layout_of(scan.params)[1] :]
 
 
 def _homes(blocks: TimeBlocks, parts: Parts, together: np.ndarray) -> np.ndarray:
@@ -283,7 +284,7 @@ def _homes(blocks: TimeBlocks, parts: Parts, together: np.ndarray) -> np.ndarray
         np.maximum.at(last, pattern[pattern >= 0], block)
 
     for scan in blocks.scans:
-        num_fixed = scan.params["num_consts"] + scan.params["num_carry"]
+        num_fixed = sum(layout_of(scan.params))
         for position, atom in enumerate(scan.inputs):
             pattern = found.get(atom) if isinstance(atom, int) else None
             if isinstance(pattern, DenseDependence):
