@@ -126,6 +126,42 @@ def test_branches_and_numpy_functions_are_found_by_their_line() -> None:
         read_latent_gaussian(branching, (X[:, 0],))
 
 
+def test_lengths_that_depend_on_unknowns_are_found_by_their_line() -> None:
+    def random_length(y: Any) -> None:
+        n = numpyro.sample("n", dist.Poisson(5.0))
+        f = numpyro.sample("f", dist.Normal(0.0, 1.0))
+        total = scan(lambda level, _: (level + f, None), 0.0, None, length=n)[0]
+        numpyro.sample("y", dist.Normal(total, 1.0), obs=y)
+
+    with pytest.raises(ModelStructureError, match=r"takes one for a length.*line \d+: total = scan\("):
+        read_latent_gaussian(random_length, (X[:, 0],))
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [
+        lambda step, y: jax.lax.scan(step, 0.0, y),
+        lambda step, y: jax.vmap(step)(0.0 * y, y),
+        lambda step, y: jax.jit(step)(0.0, y[0]),
+    ],
+    ids=["scan", "vmap", "jit"],
+)
+def test_sites_inside_a_function_that_jax_transforms_are_named(transform: Any) -> None:
+    def lost(y: Any) -> None:
+        scale = numpyro.sample("scale", dist.HalfNormal(1.0))
+
+        def step(level: Any, value: Any) -> tuple[Any, Any]:
+            level = numpyro.sample("level", dist.Normal(level, scale))
+            numpyro.sample("y", dist.Normal(level, 1.0), obs=value)
+            return level, level
+
+        transform(step, y)
+
+    with pytest.raises(ModelStructureError, match="site 'level' is inside a function that JAX.*control_flow") as caught:
+        read_latent_gaussian(lost, (X[:, 0],))
+    assert caught.value.site == "level"
+
+
 def test_sites_inside_a_branch_are_named() -> None:
     def branched(y: Any) -> None:
         f = numpyro.sample("f", dist.Normal(0.0, 1.0))

@@ -91,6 +91,16 @@ def gaussian(location: Any, scale: Any) -> Any:
     return numpyro.sample("x", dist.Normal(location, scale))
 
 
+def hidden(carry: Any, scale: Any, _: Any) -> Any:
+    with handlers.block():
+        return gaussian(carry, scale)
+
+
+def masked(y: Any) -> None:
+    with handlers.mask(mask=np.arange(LENGTH) > 3):
+        scan(lambda c, v: (gaussian(c, 1.0), numpyro.sample("y", dist.Normal(c, 1.0), obs=v)), 0.0, y)
+
+
 def nested(carry: Any, scale: Any, _: Any) -> Any:
     def inner(z: Any, _: Any) -> tuple[Any, None]:
         return numpyro.sample("z", dist.Normal(z, scale)), None
@@ -109,10 +119,16 @@ def nested(carry: Any, scale: Any, _: Any) -> Any:
             "latent site 'k' .* is discrete",
         ),
         (recursion(nested), "site 'z' is inside a scan within a scan"),
+        (recursion(hidden), r"asks for a random key \(as a site hidden by a block does\)"),
+        (
+            recursion(lambda c, s, _: numpyro.sample("k", dist.Poisson(jnp.exp(jnp.sin(c) + s))).astype(float)),
+            r"discrete sites \['k'\] can be",
+        ),
+        (masked, r"sites \['x'\] are masked: mask their observations alone"),
         (recursion(lambda c, s, _: gaussian(c, s), reverse=True), "site 'x' is inside a scan .* reverse=True"),
         (
             recursion(lambda c, s, _: gaussian(c, s) + jax.random.normal(numpyro.prng_key())),
-            "asks for a random key after site 'x'",
+            "asks for a random key .* after site 'x'",
         ),
         (recursion(lambda c, s, _: gaussian(c, s) * numpyro.param("w", 1.0)), "asks for the param 'w'"),
         (
@@ -120,11 +136,65 @@ def nested(carry: Any, scale: Any, _: Any) -> Any:
             "latent site 'tau' .* 22 elements for 22 observations",
         ),
     ],
-    ids=["not-affine", "scale", "discrete", "switching", "nested", "reverse", "key", "param", "local-scales"],
+    ids=[
+        "not-affine",
+        "scale",
+        "discrete",
+        "switching",
+        "nested",
+        "hidden",
+        "counts",
+        "masked",
+        "reverse",
+        "key",
+        "param",
+        "local-scales",
+    ],
 )
 def test_steps_that_cannot_be_read_are_named(model: Any, words: str) -> None:
     with pytest.raises(ModelStructureError, match=words):
         read_latent_gaussian(model, (PATH,))
+
+
+@pytest.mark.parametrize("is_switching", [False, True])
+def test_steps_that_do_not_look_back_are_read_or_refused_like_a_plate(is_switching: bool) -> None:
+    """The carry enters no step: what is handed on has no start that anything depends on."""
+
+    def model(y: Any) -> None:
+        means = numpyro.sample("means", dist.Normal(0.0, 3.0).expand([2]))
+
+        def step(carry: Any, value: Any) -> tuple[Any, None]:
+            k = numpyro.sample("k", dist.Bernoulli(0.5)) if is_switching else carry + 0 * value.astype(int)
+            numpyro.sample("y", dist.Normal(means[k], 1.0), obs=value)
+            return (k, None) if is_switching else (1 - value.astype(int) * 0, None)
+
+        scan(step, 0, y)
+
+    if is_switching:
+        with pytest.raises(ModelStructureError, match="latent site 'k' .* is discrete") as caught:
+            read_latent_gaussian(model, (PATH,))
+        assert caught.value.site == "k"
+    else:
+        assert read_latent_gaussian(model, (PATH,)).field == ("means",)
+
+
+def test_keys_that_are_carried_make_numbers_that_stay_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    def model(y: Any) -> None:
+        key = numpyro.prng_key()
+
+        def step(carry: Any, value: Any) -> tuple[Any, None]:
+            key, x = carry
+            key, own = jax.random.split(key)
+            x = numpyro.sample("x", dist.Normal(0.9 * x, 1.0))
+            numpyro.sample("y", dist.Normal(x + jax.random.normal(own), 1.0), obs=value)
+            return (key, x), None
+
+        scan(step, (key, 0), y)
+
+    small_blocks(monkeypatch)
+    reading = read_latent_gaussian(model, (PATH,))
+    form = reading.form({})
+    assert isinstance(form.design, StateSpaceDesign) and np.ptp(form.offset) > 1.0
 
 
 def test_a_scan_that_is_longer_than_its_data_is_refused_and_a_second_one_is_read(

@@ -33,11 +33,12 @@ class Watch(Messenger):
         if is_scan(msg):
             msg["args"] = (Watch(msg["args"][0], self), *msg["args"][1:])
         elif self.outer is not None and msg["type"] in ("param", "prng_key"):
-            what = f"the param '{msg['name']}'" if msg["type"] == "param" else "a random key"
+            is_param = msg["type"] == "param"
+            what = f"the param '{msg['name']}'" if is_param else "a random key (as a site hidden by a block does)"
             raise ModelStructureError(
                 f"a step of a scan asks for {what}{f' after site {self.last_site!r}' if self.last_site else ''}, of "
                 "which NumPyro keeps no value. Ask for it before the scan, and hand it in by the carry or xs.",
-                site=msg["name"] if msg["type"] == "param" else self.last_site,
+                site=msg["name"] if is_param else self.last_site,
             )
 
     def postprocess_message(self, msg: dict[str, Any]) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 
 from ..errors import ModelStructureError, Reason
 
-__all__ = ["ModelCall", "check_call", "check_key", "describe_arguments", "execution_error", "line_of_model"]
+__all__ = ["ModelCall", "check_call", "check_key", "execution_error", "tracing_error"]
 
 _MOST_ARGUMENTS = 8
 
@@ -81,6 +81,19 @@ def execution_error(error: Exception, last_site: str | None, call: ModelCall) ->
         "and data and covariates for NaN, infinity and values outside their range; scales and variances must be "
         "positive.",
         reason=Reason.EXECUTION,
+    )
+
+
+def tracing_error(error: Exception, call: ModelCall) -> ModelStructureError:
+    """The error for a model that cannot be traced because it needs values, to be raised from what JAX says.
+
+    :param error: that JAX raised.
+    """
+    return ModelStructureError(
+        "the model needs the values of traced arrays (it indexes a NumPy array with one, branches on one, or takes one "
+        "for a length), so NumPyro cannot compile it either. Pass the data as jax arrays, use jnp.where for branches, "
+        "and take lengths from shapes of the data or as arguments of the model. It was given "
+        f"{describe_arguments(call)}. JAX says{line_of_model(error, call.model)}: {str(error).splitlines()[0]}"
     )
 
 

@@ -18,7 +18,7 @@ from ..conflict import Conflict, names_of
 from ..errors import ModelStructureError
 from ..program.degrees import Degree, Degrees, classify
 from ..program.program import Atom, Constant, make_program
-from .execution import ModelCall, describe_arguments, line_of_model
+from .execution import ModelCall, tracing_error
 from .priors import colour
 from .tracing import SiteInfo, trace_with_innovations
 from .unused_sites import is_used, unused_sites
@@ -81,12 +81,7 @@ class ModelReading(ABC):
             num_unknowns = len(innovations) if self.opens_scans else 0
             self._program, self._trace = make_program(function, innovations, given, num_unknowns=num_unknowns)
         except (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError) as error:
-            raise ModelStructureError(
-                "the model needs the values of traced arrays (it indexes a NumPy array with one, or branches on one), "
-                "so NumPyro cannot compile it either. Pass the data as jax arrays, and use jnp.where for branches. It "
-                f"was given {describe_arguments(call)}. "
-                f"JAX says{line_of_model(error, call.model)}: {str(error).splitlines()[0]}"
-            ) from error
+            raise tracing_error(error, call) from error
         self._trace = self._trace.in_order(sites)
         inputs, self._given = jax.tree.unflatten(jax.tree.structure((innovations, given)), self._program.inputs)
         self._field = {n: (inputs[n], sizes[n]) for n in self.field}

@@ -182,7 +182,10 @@ def _read(
 def _nothing_to_read(no_candidate: str, sites: Mapping[str, SiteInfo]) -> str:
     latents = {n: s.family for n, s in sites.items() if s.kind == "latent"}
     discrete = [n for n, s in sites.items() if s.kind == "latent" and s.is_discrete]
+    masked = [n for n, s in sites.items() if s.kind == "latent" and s.is_masked]
     more = f" The discrete sites {discrete} can be summed out in the model (a mixture)." if discrete else ""
+    if masked:
+        more += f" The sites {masked} are masked: mask their observations alone, with the handler around these."
     return no_candidate.format(latents or "none") + more
 
 

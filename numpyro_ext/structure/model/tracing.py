@@ -269,6 +269,7 @@ def inspect_sites(call: ModelCall, init_values: Mapping[str, Any]) -> dict[str, 
             arrays = _run_compiled(run, call.rng_key, values)
         except (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError, TypeError):
             arrays = run(call.rng_key, values)
+            _check_concrete(arrays)
     except ModelStructureError:
         raise
     # NumPyro asserts that plates are not empty.
@@ -276,6 +277,18 @@ def inspect_sites(call: ModelCall, init_values: Mapping[str, Any]) -> dict[str, 
         raise execution_error(error, watch.last_site, call) from error
     kinds = ("sample", "param", "deterministic", "plate")
     return {n: _inspect(n, {**site, **arrays.get(n, {})}) for n, site in static.items() if site["type"] in kinds}
+
+
+def _check_concrete(arrays: Mapping[str, Mapping[str, Any]]) -> None:
+    """Refuse sites whose values were left behind in a function that JAX has traced."""
+    for name, site in arrays.items():
+        if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((site["fn"], site["value"]))):
+            raise ModelStructureError(
+                f"site '{name}' is inside a function that JAX transforms (jax.lax.scan, cond, vmap, jit), where "
+                "NumPyro does not see its value. Take numpyro.plate or scan of numpyro.contrib.control_flow for it, or "
+                "sample all its elements outside, as one site.",
+                site=name,
+            )
 
 
 def _run_compiled(run: Callable[..., Any], *args: Any) -> Any:

@@ -58,8 +58,8 @@ class OpenedScan:
                 break
             dependent |= more
         self.states = [i for i, n in enumerate(self._carry) if n in dependent]
-        """Which parts of the carry depend on the unknowns."""
-        self.others = [i for i in range(self.num_carry) if i not in self.states]
+        """Which parts of the carry depend on the unknowns, of those that a step looks at."""
+        self.others = [i for i, n in enumerate(self._carry) if n in used and i not in self.states]
         self.used = [n in used for n in body.inputs]
         """Which inputs the body needs."""
 
