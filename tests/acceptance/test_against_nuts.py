@@ -19,6 +19,7 @@ from numpyro_ext.datasets import load_coal_mining_counts
 from numpyro_ext.demo.leave_one_out import psis_loo
 from numpyro_ext.infer import EP
 from numpyro_ext.models import cox_process, gp_classification
+from tests import scan_models
 
 pytestmark = pytest.mark.slow
 
@@ -70,6 +71,9 @@ def _cases() -> dict[str, Case]:
     for family, y in (("logistic", binary), ("Poisson", counts)):
         model = partial(_regression, family=family)
         cases[f"{family} regression"] = Case(model, model, (x, y), {}, "b", "y")
+    series = (rng.random(120) < 0.6).astype(int)
+    model, hyper = scan_models.second_order, {"phi": 0.3, "sigma": 0.8}
+    cases["autoregression by scan"] = Case(model, model, (series,), hyper, "x", "y")
     for name, hyper in {
         "rectified": {"scale": 4.0, "length": 15.0, "mean": 8.0},
         "softplus": {"scale": 4.0, "length": 15.0, "mean": 8.0},
