@@ -8,6 +8,7 @@ from scipy import special, stats
 
 from numpyro_ext.potentials import (
     BinomialLogitPotential,
+    CumulativeLogitPotential,
     ElementwisePotential,
     GaussianPotential,
     LaplacePotential,
@@ -35,6 +36,15 @@ def _student(observation, scale, df):
 
 def _laplace(location, scale):
     return lambda x: stats.laplace.logpdf(x, location, scale)
+
+
+def _ordered_logistic(label, lower, upper):
+    def log_density(x):
+        gap = np.log(-np.expm1(lower - upper))
+        terms = {0: log_sigmoid(lower - x), 1: log_sigmoid(upper - x) + log_sigmoid(x - lower) + gap}
+        return terms.get(label, log_sigmoid(x - upper))
+
+    return log_density
 
 
 # Family, its parameters row by row, the same log density in NumPy, points where it bends.
@@ -102,16 +112,28 @@ def test_family_against_direct_integral(name, power):
 
 # Short rules apply only where no cavity of the call is wide, so these need grids of their own.
 SHORT_RULES = {
-    "logit": ([(0,), (1,)], (1e-8, 0.01, 0.3, 1.0, 2.0)),
-    "poisson_exp": ([(0.0, 1.0), (1.0, 2.0), (20.0, 0.1), (1000.0, 1.0)], (1e-8, 1e-4, 0.03, 0.2, 0.5)),
+    "logit": (FAMILIES["logit"][0], FAMILIES["logit"][2], [(0,), (1,)], (1e-8, 0.01, 0.3, 1.0, 2.0)),
+    "poisson_exp": (
+        FAMILIES["poisson_exp"][0],
+        FAMILIES["poisson_exp"][2],
+        [(0.0, 1.0), (1.0, 2.0), (20.0, 0.1), (1000.0, 1.0)],
+        (1e-8, 1e-4, 0.03, 0.2, 0.5),
+    ),
+    # the last row: two thresholds so close that the factor is a bell between them
+    "cumulative_logit": (
+        lambda label, lower, upper: CumulativeLogitPotential(label, jnp.stack([lower, upper], axis=-1)),
+        _ordered_logistic,
+        [(0, -1.0, 1.5), (1, -1.0, 1.5), (2, -30.0, -20.0), (1, 3.0, 3.0001)],
+        (1e-8, 0.01, 0.3, 1.0, 2.0),
+    ),
 }
 
 
 @needs_float64
 @pytest.mark.parametrize("name", SHORT_RULES)
 def test_short_rules_of_narrow_cavities(name):
-    family, _, density, anchors = FAMILIES[name]
-    rows, variances = SHORT_RULES[name]
+    family, density, rows, variances = SHORT_RULES[name]
+    anchors = [0.0, 3.0, 5.3, 13.8]
     mean, variance, row, columns = _grid(rows, variances)
     solve = jax.jit(lambda columns, m, v: family(*columns).tilted_moments(m, v))
     moments = solve(columns, mean, variance)

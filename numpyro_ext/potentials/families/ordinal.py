@@ -14,8 +14,9 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from ..base import Potential, potential
+from ..integrals.logistic_tilting import logistic_tilted_moments, sigmoids
 from ..integrals.normal_interval import NormalInterval, normal_interval
-from ..moments import LogisticTerms
+from ..moments import LogisticTerms, TiltedMoments
 from .stick_breaking import stick_breaking_labels
 
 __all__ = [
@@ -46,6 +47,31 @@ def _bracket(label: Array, thresholds: Array, dtype: jnp.dtype) -> tuple[Array, 
 
 
 @potential
+class _LogisticInterval(Potential):
+    """The factors of :class:`CumulativeLogitPotential` with the thresholds of each label looked up, once for all nodes
+    of a rule."""
+
+    lower: Array
+    upper: Array
+    has_lower: Array
+    has_upper: Array
+    constant: Array
+
+    is_log_concave: ClassVar[bool] = True
+    is_analytic: ClassVar[bool] = True
+
+    def log_density(self, eta: ArrayLike) -> Array:
+        return self.derivatives(eta)[0]
+
+    def derivatives(self, eta: ArrayLike) -> tuple[Array, Array, Array]:
+        eta = jnp.asarray(eta)
+        # Of falling below the upper and of rising above the lower threshold.
+        log_under, under, over = (jnp.where(self.has_upper, x, 0.0) for x in sigmoids(self.upper - eta))
+        log_above, above, below = (jnp.where(self.has_lower, x, 0.0) for x in sigmoids(eta - self.lower))
+        return self.constant + log_under + log_above, below - over, -under * over - above * below
+
+
+@potential
 class CumulativeLogitPotential(Potential):
     r"""Ordered categories with :math:`P(y \le k) = \sigma(\phi_k - \eta)`, proportional odds, as ``OrderedLogistic``.
 
@@ -73,16 +99,12 @@ class CumulativeLogitPotential(Potential):
 
     def derivatives(self, eta: ArrayLike) -> tuple[Array, Array, Array]:
         eta = jnp.asarray(eta)
-        lower, upper, has_lower, has_upper, constant = self._ends(eta.dtype)
-        # The probabilities of falling below the upper and of rising above the lower threshold.
-        value = constant
-        value = value + jnp.where(has_upper, jax.nn.log_sigmoid(upper - eta), 0.0)
-        value = value + jnp.where(has_lower, jax.nn.log_sigmoid(eta - lower), 0.0)
-        above = jnp.where(has_upper, jax.nn.sigmoid(eta - upper), 0.0)
-        below = jnp.where(has_lower, jax.nn.sigmoid(lower - eta), 0.0)
-        curvature_above = jnp.where(has_upper, above * jax.nn.sigmoid(upper - eta), 0.0)
-        curvature_below = jnp.where(has_lower, below * jax.nn.sigmoid(eta - lower), 0.0)
-        return value, below - above, -curvature_above - curvature_below
+        return _LogisticInterval(*self._ends(eta.dtype)).derivatives(eta)
+
+    def tilted_moments(self, mean: ArrayLike, variance: ArrayLike, power: ArrayLike = 1.0) -> TiltedMoments:
+        """A short rule if no cavity variance exceeds two and the power is the Python number one, else quadrature."""
+        interval = _LogisticInterval(*self._ends(jnp.result_type(mean, variance, float)))
+        return logistic_tilted_moments(interval, mean, variance, power)
 
     def logistic_terms(self) -> LogisticTerms:
         dtype = jnp.result_type(self.thresholds, float)

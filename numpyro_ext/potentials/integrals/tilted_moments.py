@@ -181,8 +181,11 @@ def tilted_moments_unless_wide(
 def sum_over_nodes(terms: Callable[[Any], tuple[Array, ...]], nodes: Any, like: Array) -> tuple[Array, ...]:
     """Sums of the five arrays, of the shape of ``like``, that ``terms`` makes of each node, one after another."""
 
+    # Derivatives make the terms of a node again: storing them for all nodes takes longer than the factors do.
+    at_node = jax.checkpoint(terms, prevent_cse=False)
+
     def add(sums: tuple[Array, ...], node: Any) -> tuple[tuple[Array, ...], None]:
-        return tuple(total + term for total, term in zip(sums, terms(node), strict=True)), None
+        return tuple(total + term for total, term in zip(sums, at_node(node), strict=True)), None
 
     zeros: tuple[Array, ...] = (jnp.zeros_like(like),) * 5
     return jax.lax.scan(add, zeros, nodes)[0]
