@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 
-__all__ = ["ResultsTable", "Row", "Target", "at_least", "at_most"]
+__all__ = ["ResultsTable", "Row", "Target", "at_least", "at_most", "run_environment"]
 
 _PACKAGES = ("jax", "jaxlib", "numpy", "scipy", "numpyro", "statsmodels")
 
@@ -110,7 +110,7 @@ class ResultsTable:
         if not self._rows:
             return
         folder.mkdir(parents=True, exist_ok=True)
-        environment = _environment()
+        environment = run_environment()
         path, kept = _choose_file(folder / f"{environment['date']}-{jax.default_backend()}", environment)
         kept.update({row.key: row for row in self._rows})
         path.with_suffix(".md").write_text(_to_markdown(list(kept.values()), environment), encoding="utf-8")
@@ -147,7 +147,8 @@ def _rows(content: dict[str, Any]) -> dict[tuple[str, str, str, str], Row]:
     return {row.key: row for row in rows}
 
 
-def _environment() -> dict[str, str]:
+def run_environment() -> dict[str, str]:
+    """Date, machine and versions, each by its name."""
     environment = {
         "date": datetime.date.today().isoformat(),
         "backend": f"{jax.default_backend()} ({jax.devices()[0].device_kind})",
