@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, Unpack
 
@@ -14,6 +14,8 @@ from ..potentials.vector_rows import VectorRows
 from ..structure import LatentGaussianReading, ModelStructureError, SparseLinearReading
 from ..structure.latent_gaussian.read import LATENT_GAUSSIAN
 from ..structure.sparse_linear.read import SPARSE_LINEAR
+from .front.engine import BaseEngine
+from .front.many import Dataset
 from .front.run import FinishedRun
 from .front.state import EngineState
 from .gaussian import expectation_propagation
@@ -149,6 +151,10 @@ class EP(Engine):
         if isinstance(reading, SparseLinearReading):
             return self._tree_fitter().run(rng_key, args, kwargs, init_state, reading=reading)
         return self._fit(reading, rng_key, init_state)
+
+    def _start_many(self, datasets: Sequence[Dataset]) -> Iterator[Callable[[], FinishedRun]]:
+        is_mixture = self.num_shifts is not None or bool(self.average_over)
+        return BaseEngine._start_many(self, datasets) if is_mixture else super()._start_many(datasets)
 
     def _tree_fitter(self) -> TreeFitter:
         if self.power != 1.0:

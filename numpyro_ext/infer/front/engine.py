@@ -5,7 +5,8 @@ from __future__ import annotations
 import inspect
 import os
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar, Generic, Self, TypedDict, TypeVar, get_args
 
 import jax
@@ -17,6 +18,7 @@ from ...linalg.operators.operator import LinearOperator
 from ...structure.model.search import Form, field_names, read_first
 from .archive import read_archive, write_archive
 from .arviz import ArviZInterface
+from .many import Dataset, Fits, as_datasets, collect_fits
 from .points import warn_of_points
 from .progress import warn
 from .results import Diagnostics, HyperEstimate, LogEvidence
@@ -124,6 +126,31 @@ class BaseEngine(ArviZInterface, Generic[_Run]):
         """
         self._run = None
         self._keep(self._start(rng_key, args, kwargs, init_state))
+
+    def run_many(self, rng_key: Array, datasets: Sequence[Any], **kwargs: Any) -> Fits[Self]:
+        """Fit many data sets of one structure: bootstrap samples, simulations from the prior, one series per shop.
+
+        Engines on Gaussian fields read the model once for each and then fit them together, in compiled, batched loops;
+        the others run one after the other. This engine itself stays as it is. What warnings say of several data sets
+        is said once; a data set that cannot be fitted does not end the others (``fits.errors``), and Ctrl-C leaves
+        those that have been fitted.
+
+        :param rng_key: random number generator key; every data set gets one of its own.
+        :param datasets: for each of them a tuple with the arguments of the model, a dictionary of keyword arguments,
+            or a single argument (an array, a list). Shapes, and what the model computes with in Python, are equal.
+        :param kwargs: keyword arguments of the model that all have.
+        :return: the fits: ``fits[i]`` is an engine as after :meth:`run`, and ``fits.log_evidence``, ``fits.hyper``,
+            ``fits.mean``, ``fits.sd``, ``fits.converged`` and ``fits.get_samples()`` are of all.
+        :raises ModelStructureError: if a data set cannot be read; as all below before any is fitted.
+        :raises ValueError: if there are none, or one of them is of another structure: which, and in what.
+        """
+        given = as_datasets(rng_key, datasets, kwargs)
+        return collect_fits(self, self._start_many(given), len(given), show_bar=self.progress_bar)
+
+    def _start_many(self, datasets: Sequence[Dataset]) -> Iterator[Callable[[], _Run]]:
+        """For each data set a function that makes its run."""
+        for rng_key, args, kwargs in datasets:
+            yield partial(self._start, rng_key, args, kwargs, None)
 
     def _keep(self, run: _Run) -> None:
         """Take over a run, and say what a person should know of how it ended."""

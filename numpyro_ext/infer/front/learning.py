@@ -86,6 +86,13 @@ class _Run:
         self.traces = [np.zeros(0)]
         self.num_evaluations = 0
 
+    def take(self, search: SearchState, trace: np.ndarray) -> SearchState:
+        """A search that was made elsewhere."""
+        self.traces.append(trace)
+        self.num_evaluations += int(search.num_evaluations)
+        self.moved |= np.asarray(search.moved)
+        return search
+
     def climb_from(self, search: SearchState) -> SearchState:
         """Search to the end, or to an interruption; the first evaluation is a chunk of its own, to have one soon."""
         limit = int(search.num_iterations) + self.climb.max_steps
@@ -120,8 +127,7 @@ class _Run:
 
     @property
     def height(self) -> float:
-        assert self.best is not None
-        return float(self.best.best.objective)
+        return float(self.best.best.objective) if self.best is not None else -np.inf
 
     @property
     def rounding(self) -> float:
@@ -159,6 +165,7 @@ def learn(
     *,
     state: Any = None,
     resumed: SearchState | None = None,
+    searched: tuple[SearchState, np.ndarray] | None = None,
     bar: Any,
 ) -> Learned | None:
     """Search from each start, keep the best end, and go on from it while it is no maximum.
@@ -168,6 +175,7 @@ def learn(
     :param rng_key: for the directions in which saddles are left.
     :param state: of the field, where the first fit of each search starts; ``None`` for a cold start.
     :param SearchState resumed: a search to go on with, instead of the starts.
+    :param searched: the search from the first start and its objectives, where it has been made already.
     :param bar: of the progress.
     :return: the best end; ``None`` if no start has a finite objective.
     :raises ModelStructureError: if the evidence is a step function of a hyperparameter.
@@ -178,7 +186,10 @@ def learn(
         run = _Run(climb, interruption, bar.update)
         try:
             for number, start in enumerate(starts if resumed is None else [resumed.values]):
-                found = run.climb_from(climb.begin(start, state) if resumed is None else _reopen(resumed))
+                if searched is not None and number == 0:
+                    found = run.take(*searched)
+                else:
+                    found = run.climb_from(_reopen(resumed) if resumed else climb.begin(start, state))
                 if not run.keep(found) and int(found.num_iterations) == 0 and not interruption:
                     messages.append(f"Restart {number} began where the log evidence is not finite and was left out.")
                 bar.update((number + 1) * climb.max_steps - bar.n)
@@ -195,12 +206,11 @@ def learn(
             if run.best is None:
                 raise
             interruption.is_asked, failure = True, None
+    curvature = run.curvature()  # which may go on to a better point
     best = run.best
-    curvature = run.curvature()
     edges = _edges(climb, best, curvature)
     if failure is None and not interruption and bool(best.converged):
         failure = _runaway(run, curvature, edges)
-    best = run.best
     if interruption:
         messages.append(f"Interrupted after {run.num_evaluations} evaluations.")
     max_gradient = float(np.max(np.abs(best.best.gradient)))

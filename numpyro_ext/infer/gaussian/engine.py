@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, ClassVar, Unpack
 
 from jax import Array
 from numpyro.infer.autoguide import AutoMultivariateNormal
 
-from ...structure import LatentGaussianReading
+from ...structure import LatentGaussianReading, ModelStructureError
 from ...structure.latent_gaussian.read import LATENT_GAUSSIAN
 from ...structure.model.search import Form
 from ..front.engine import BaseEngine, EngineOptions, check_at_least, check_positive, default_tolerance
+from ..front.many import Dataset
 from ..front.progress import warn
 from ..front.run import FinishedRun
 from ..front.saved_runs import fit_from_content
 from ..front.state import EngineState
 from ..hyper.space import UnconstrainedSpace
 from .fitting import RunOptions, check_skipped, fit
+from .many import Begun, begin_together, check_alike
 from .modes import explain_two_modes
 from .programs import Algorithm, Programs, compiled_programs
 from .run import GaussianRun
@@ -92,11 +94,43 @@ class Engine(BaseEngine[FinishedRun]):
     ) -> FinishedRun:
         return self._fit(self._read(rng_key, args, kwargs), rng_key, init_state)
 
-    def _fit(self, reading: LatentGaussianReading, rng_key: Array, init_state: EngineState | None) -> GaussianRun:
+    def _start_many(self, datasets: Sequence[Dataset]) -> Iterator[Callable[[], FinishedRun]]:
+        readings = []
+        for number, (rng_key, args, kwargs) in enumerate(datasets):
+            try:
+                # What a check finds wrong it finds on the first: the others are of its structure.
+                readings.append(self._read(rng_key, args, kwargs, check=not readings))
+            except ModelStructureError as error:
+                raise ModelStructureError(
+                    f"datasets[{number}]: {error}", reason=error.reason, site=error.site
+                ) from error
+        if not all(isinstance(reading, LatentGaussianReading) for reading in readings):
+            yield from super()._start_many(datasets)
+            return
+        check_alike(readings)
+        spaces = [UnconstrainedSpace(reading.hyper, self.hyper_values) for reading in readings]
+        values = [space.initial(self.init_values) for space in spaces]
+        steps = self.max_hyper_steps if spaces[0].size else self.num_steps
+        begun = begin_together(readings, lambda reading: self._compile(reading)[2], spaces[0], values, steps)
+        for data, reading, part in zip(datasets, readings, begun, strict=True):
+            yield partial(self._fit, reading, data.rng_key, None, part)
+
+    def _fit(
+        self, reading: LatentGaussianReading, rng_key: Array, init_state: EngineState | None, begun: Begun | None = None
+    ) -> GaussianRun:
         """Run the algorithm on a latent Gaussian model."""
         space, algorithm, programs = self._compile(reading)
         values = space.initial(self.init_values)
-        result = fit(reading, programs, space, rng_key, self._options(), init_values=values, init_state=init_state)
+        result = fit(
+            reading,
+            programs,
+            space,
+            rng_key,
+            self._options(),
+            init_values=values,
+            init_state=init_state,
+            begun=begun or Begun(),
+        )
         messages = explain_two_modes(reading, result.hyper)
         for message in messages:
             warn(f"{type(self).__name__}: {message}")

@@ -19,12 +19,14 @@ from ..front.results import Diagnostics, HyperDiagnostics
 from ..front.state import EngineState, Fit, check_init_state, data_digest
 from ..hyper.space import UnconstrainedSpace
 from .failures import not_finite_error
+from .many import Begun
 from .programs import Programs
 from .pseudo_observations import explain_powers
 
 __all__ = ["RunOptions", "check_skipped", "fit"]
 
 _LARGEST_CHUNK = 50
+_NOTHING = Begun()
 _LARGEST_SKIPPED_FRACTION = 0.01
 
 
@@ -55,6 +57,7 @@ def fit(
     *,
     init_values: Array,
     init_state: EngineState | None = None,
+    begun: Begun = _NOTHING,
 ) -> Fit:
     """Learn the hyperparameters, if any, and fit the field.
 
@@ -65,6 +68,7 @@ def fit(
     :param RunOptions options: see there.
     :param init_values: unconstrained hyperparameters to start from.
     :param EngineState init_state: of an earlier run, to go on from.
+    :param Begun begun: what has been computed already, together with other data sets.
     :raises ValueError: if the density of the model cannot be evaluated, or ``init_state`` is of another model.
     :raises RuntimeError: if the result is not finite, or too many factors were refused in the last step.
     """
@@ -76,9 +80,9 @@ def fit(
             init_state = init_state._replace(search=None, num_steps=0, data_digest=digest)
         init_values = init_state.values
     if space.size:
-        result = _learn(reading, programs, space, rng_key, options, init_values, init_state, digest)
+        result = _learn(reading, programs, space, rng_key, options, init_values, init_state, digest, begun)
     else:
-        result = _fit_field(reading, programs, space, options, init_state, digest)
+        result = _fit_field(reading, programs, space, options, init_state, digest, begun)
     return result
 
 
@@ -89,6 +93,7 @@ def _fit_field(
     options: RunOptions,
     init_state: EngineState | None,
     digest: str,
+    begun: Begun,
 ) -> Fit:
     hyper, data = space.unpack(jnp.zeros((0,))), reading.data
     state = programs.init_state(data, hyper) if init_state is None else init_state.state
@@ -97,7 +102,7 @@ def _fit_field(
     def advance(state: Any, length: int, done: int) -> tuple[Any, Any, Array]:
         return programs.solve(data, hyper, state, num_steps=length)
 
-    result = run_in_chunks(
+    result = begun.solved or run_in_chunks(
         advance,
         state,
         num_steps=options.num_steps,
@@ -126,6 +131,7 @@ def _learn(
     init_values: Array,
     init_state: EngineState | None,
     digest: str,
+    begun: Begun,
 ) -> Fit:
     data, fixed = reading.data, space.fixed
     messages = explain_powers(reading, space)
@@ -151,6 +157,7 @@ def _learn(
             rng_key,
             state=None if init_state is None else init_state.state,
             resumed=None if init_state is None else init_state.search,
+            searched=begun.search,
             bar=bar,
         )
     if found is None:

@@ -24,6 +24,7 @@ __all__ = ["Algorithm", "FitInfo", "PointFit", "Programs", "compiled_form", "com
 
 _LARGEST_BATCH = 10_000_000
 _MOST_SMALL_ROWS, _MOST_SMALL_NUMBERS = 500, 20_000
+_LONGEST_TRACE = 500
 _COMPILED, _FORMS = Recent(16), Recent(16)
 
 
@@ -98,6 +99,9 @@ class Programs:
         self.solve = compile_(self._solve, static_argnames="num_steps")
         self.init_state = compile_(self._init_state)
         self.search = compile_(self._search)
+        # These run often, so that optimisation pays.
+        self.searches = quick_jit(self._searches, static_argnames="max_iterations")
+        self.solves = quick_jit(self._solves, static_argnames="num_steps")
         self.fits = compile_(self._fits, static_argnames="marginals_fn")
         self.moments = compile_(self._moments)
         self.covariance = compile_(self._covariance, static_argnames="name")
@@ -148,6 +152,10 @@ class Programs:
         log_evidence = self._algorithm.log_evidence(form, state) if info.objective is None else info.objective
         return state, info, log_evidence
 
+    def _solves(self, data: Any, hyper: dict[str, Array], *, num_steps: int) -> tuple[Any, Any, Array]:
+        """:meth:`_solve` from the start, for data of several data sets, stacked."""
+        return jax.lax.map(lambda one: self._solve(one, hyper, None, num_steps=num_steps), data)
+
     def _init_state(self, data: Any, hyper: dict[str, Array]) -> Any:
         return self._algorithm.init(self._reading.form(hyper, data))
 
@@ -156,6 +164,29 @@ class Programs:
         if state is None:
             state = self.init_state(data, self._space.unpack(values, fixed))
         return hyper_search.init_search(jax.eval_shape(self.evaluate, data, fixed, values, state), values, state)
+
+    def _searches(
+        self, data: Any, fixed: dict[str, Array], values: Array, *, max_iterations: int
+    ) -> tuple[SearchState, Array]:
+        """Whole searches and their objectives, for data and starting values of several data sets, stacked.
+
+        One after the other: together, each would wait for the slowest, and conditions would compute both branches.
+        """
+
+        def one(inputs: tuple[Any, Array]) -> tuple[SearchState, Array]:
+            data, values = inputs
+            state = self._init_state(data, self._space.unpack(values, fixed))
+            shapes = jax.eval_shape(self._evaluate, data, fixed, values, state)
+            return hyper_search.search(
+                partial(self._evaluate, data, fixed),
+                jax.tree.map(jnp.asarray, hyper_search.init_search(shapes, values, state)),
+                num_evaluations=jnp.iinfo(jnp.int32).max,
+                tol=self._hyper_tol,
+                max_iterations=max_iterations,
+                trace_length=_LONGEST_TRACE,
+            )
+
+        return jax.lax.map(one, (data, values))
 
     def _search(
         self, data: Any, fixed: dict[str, Array], state: SearchState, max_iterations: Array, num_evaluations: Array

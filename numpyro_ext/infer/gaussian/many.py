@@ -1,0 +1,115 @@
+"""Fits of many data sets: compiled loops over batches of data sets whose readings have one structure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from ...structure import LatentGaussianReading
+from ..front.chunks import Chunks
+from ..hyper.search import SearchState
+from ..hyper.space import UnconstrainedSpace
+from .programs import Programs
+
+__all__ = ["Begun", "begin_together", "check_alike"]
+
+_MOST_LANES = 32
+_MOST_ROWS = 30_000
+"""Rows of all data sets of a batch: beyond, a fit takes so long that nothing is gained by fitting others beside it."""
+
+
+class Begun(NamedTuple):
+    """What has been computed of a fit together with those of other data sets."""
+
+    search: tuple[SearchState, np.ndarray] | None = None
+    """For the hyperparameters, to its end, and its objectives."""
+    solved: Chunks | None = None
+    """The field, where there is nothing to learn."""
+
+
+def check_alike(readings: Sequence[LatentGaussianReading]) -> None:
+    """Refuse data sets whose answers have other shapes.
+
+    :raises ValueError: saying which data set differs from the first, and in what.
+    """
+    shapes = [_shapes(reading) for reading in readings]
+    for number, other in enumerate(shapes):
+        for name in shapes[0] | other:
+            here, there = (found.get(name, "not in it") for found in (shapes[0], other))
+            if here != there:
+                raise ValueError(
+                    f"datasets[{number}] is not of the structure of datasets[0]: the shape of site {name!r} is {there} "
+                    f"there and {here} here. Data sets of one call have equal shapes: pad the shorter ones with masked "
+                    "observations, or make a call for each structure."
+                )
+
+
+def _shapes(reading: LatentGaussianReading) -> dict[str, tuple[int, ...]]:
+    hyper = {name: tuple(site.shape) for name, site in reading.hyper.items()}
+    factors = dict(zip(reading.factor_names, map(tuple, reading.factor_shapes), strict=True))
+    return {name: tuple(shape) for name, shape in reading.site_shapes.items()} | hyper | factors
+
+
+def begin_together(
+    readings: Sequence[LatentGaussianReading],
+    programs_of: Callable[[LatentGaussianReading], Programs],
+    space: UnconstrainedSpace,
+    values: Sequence[Array],
+    steps: int,
+) -> Iterator[Begun]:
+    """Compute what takes long of the fits, batch by batch.
+
+    :param readings: of the data sets. Those of one batch have one structure: where groups are independent of one
+        another, the size of the largest is a part of it.
+    :param programs_of: the compiled programs for a reading.
+    :param space: of the hyperparameters to learn.
+    :param values: where the search of each starts, unconstrained.
+    :param int steps: of a search at most, or of a solve where there is nothing to learn.
+    :return: for each reading what was computed, in turn; nothing for models so large that batches do not pay.
+    """
+    num_rows = max(1, readings[0].abstract_form.num_rows)
+    num_lanes = min(_MOST_LANES, len(readings), _MOST_ROWS // num_rows)
+    done: dict[int, Begun] = {}
+    for number, reading in enumerate(readings):
+        if num_lanes < 2:
+            yield Begun()
+            continue
+        if number not in done:
+            alike = [n for n, r in enumerate(readings) if n not in done and r.structure_key == reading.structure_key]
+            batch = [n for n in alike if n >= number][:num_lanes]
+            # A batch that is not full is filled up, so that one program serves all.
+            lanes = batch + [number] * (num_lanes - len(batch))
+            data = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(readings[n].data for n in lanes))
+            programs = programs_of(reading)
+            if space.size:
+                found = _searches(data, programs, space, jnp.stack([values[n] for n in lanes]), steps)
+            else:
+                found = _solves(data, programs, space, steps)
+            done |= zip(batch, found, strict=False)
+        yield done.pop(number)
+
+
+def _searches(data: Any, programs: Programs, space: UnconstrainedSpace, values: Array, steps: int) -> list[Begun]:
+    found = _lanes(programs.searches(data, space.fixed, values, max_iterations=steps))
+    return [Begun(search=(search, trace[~np.isnan(trace)])) for search, trace in found]
+
+
+def _solves(data: Any, programs: Programs, space: UnconstrainedSpace, steps: int) -> list[Begun]:
+    hyper = space.unpack(jnp.zeros((0,)))
+    out = []
+    for state, info, objective in _lanes(programs.solves(data, hyper, num_steps=steps)):
+        taken = int(info.num_steps)
+        out.append(Begun(solved=Chunks(state, info, float(objective), info.objective_trace[:taken], taken, [])))
+    return out
+
+
+def _lanes(stacked: Any) -> list[Any]:
+    """The trees that were stacked to one, in NumPy's memory."""
+    stacked = jax.device_get(stacked)
+    count = len(jax.tree.leaves(stacked)[0])
+    return [jax.tree.map(lambda leaf, i=i: leaf[i], stacked) for i in range(count)]
