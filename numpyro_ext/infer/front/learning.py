@@ -86,13 +86,6 @@ class _Run:
         self.traces = [np.zeros(0)]
         self.num_evaluations = 0
 
-    def take(self, search: SearchState, trace: np.ndarray) -> SearchState:
-        """A search that was made elsewhere."""
-        self.traces.append(trace)
-        self.num_evaluations += int(search.num_evaluations)
-        self.moved |= np.asarray(search.moved)
-        return search
-
     def climb_from(self, search: SearchState) -> SearchState:
         """Search to the end, or to an interruption; the first evaluation is a chunk of its own, to have one soon."""
         limit = int(search.num_iterations) + self.climb.max_steps
@@ -187,9 +180,12 @@ def learn(
         try:
             for number, start in enumerate(starts if resumed is None else [resumed.values]):
                 if searched is not None and number == 0:
-                    found = run.take(*searched)
+                    begun = searched[0]
+                    run.traces.append(searched[1])
+                    run.num_evaluations = int(begun.num_evaluations)
                 else:
-                    found = run.climb_from(_reopen(resumed) if resumed else climb.begin(start, state))
+                    begun = climb.begin(start, state) if resumed is None else _reopen(resumed)
+                found = run.climb_from(begun)  # nothing, where it has ended
                 if not run.keep(found) and int(found.num_iterations) == 0 and not interruption:
                     messages.append(f"Restart {number} began where the log evidence is not finite and was left out.")
                 bar.update((number + 1) * climb.max_steps - bar.n)

@@ -95,7 +95,7 @@ class Engine(BaseEngine[FinishedRun]):
         return self._fit(self._read(rng_key, args, kwargs), rng_key, init_state)
 
     def _start_many(self, datasets: Sequence[Dataset]) -> Iterator[Callable[[], FinishedRun]]:
-        readings = []
+        readings: list[Any] = []
         for number, (rng_key, args, kwargs) in enumerate(datasets):
             try:
                 # What a check finds wrong it finds on the first: the others are of its structure.

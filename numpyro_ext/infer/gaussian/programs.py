@@ -154,7 +154,10 @@ class Programs:
 
     def _solves(self, data: Any, hyper: dict[str, Array], *, num_steps: int) -> tuple[Any, Any, Array]:
         """:meth:`_solve` from the start, for data of several data sets, stacked."""
-        return jax.lax.map(lambda one: self._solve(one, hyper, None, num_steps=num_steps), data)
+        found: tuple[Any, Any, Array] = jax.lax.map(
+            lambda one: self._solve(one, hyper, None, num_steps=num_steps), data
+        )
+        return found
 
     def _init_state(self, data: Any, hyper: dict[str, Array]) -> Any:
         return self._algorithm.init(self._reading.form(hyper, data))
@@ -186,7 +189,8 @@ class Programs:
                 trace_length=_LONGEST_TRACE,
             )
 
-        return jax.lax.map(one, (data, values))
+        found: tuple[SearchState, Array] = jax.lax.map(one, (data, values))
+        return found
 
     def _search(
         self, data: Any, fixed: dict[str, Array], state: SearchState, max_iterations: Array, num_evaluations: Array
