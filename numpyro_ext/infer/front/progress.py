@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import inspect
 import os
+import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+import jax
 from tqdm.auto import tqdm
 
 __all__ = ["progress_bar", "warn"]
@@ -16,9 +19,51 @@ __all__ = ["progress_bar", "warn"]
 _PACKAGE = str(Path(__file__).resolve().parents[2]) + os.sep
 
 
+class _Bar(tqdm):
+    """Says that the compiler is at work where nothing has been done yet, and leaves its time out of the estimate."""
+
+    def __init__(self, *, delay: float, **options: Any) -> None:
+        super().__init__(delay=delay, **options)
+        self._is_first = True
+        self._is_compiling = False
+        self._timer = threading.Timer(delay, self._say)
+        self._timer.daemon = True
+        if not self.disable:
+            jax.monitoring.register_event_duration_secs_listener(self._listen)
+            self._timer.start()
+
+    def _listen(self, event: str, duration_secs: float, **info: str | int) -> None:
+        self._is_compiling |= event == "/jax/core/compile/jaxpr_trace_duration"
+
+    def _say(self) -> None:
+        if self._is_first and self._is_compiling:
+            self.delay = 0.0  # shown from now on
+            self.set_postfix_str("compiling")
+
+    def update(self, n: float | None = 1) -> bool | None:
+        if self._is_first and not self.disable:
+            self._begin(n or 0)
+        shown: bool | None = super().update(n)
+        return shown
+
+    def _begin(self, done: float) -> None:
+        self._is_first = False
+        self._timer.cancel()
+        self.set_postfix_str("", refresh=False)
+        self.initial, self.start_t = self.n + done, self._time()
+
+    def close(self) -> None:
+        if not self.disable:
+            self._timer.cancel()
+            jax.monitoring.unregister_event_duration_listener(self._listen)
+        super().close()
+
+
 @contextmanager
 def progress_bar(total: int, description: str, *, enabled: bool = True, delay: float = 1.0) -> Iterator[tqdm]:
     """A bar of ``total`` units that shows itself only once ``delay`` seconds have passed.
+
+    Before the first units are done it says "compiling" where a program is compiled, and it counts time from then on.
 
     :param int total: the number of units at most; a run that converges earlier ends at a full bar.
     :param str description: shown on the left.
@@ -26,7 +71,7 @@ def progress_bar(total: int, description: str, *, enabled: bool = True, delay: f
     :param float delay: runs shorter than this draw nothing.
     :return: a context manager giving the bar, to be advanced with ``update``.
     """
-    bar = tqdm(total=total, desc=description, delay=delay, disable=not enabled, leave=True)
+    bar = _Bar(total=total, desc=description, delay=delay, disable=not enabled, leave=True)
     try:
         yield bar
     finally:

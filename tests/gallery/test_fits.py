@@ -1,0 +1,52 @@
+"""Published models are fitted by two engines each, to points that are optima of what these maximise."""
+
+from __future__ import annotations
+
+import warnings
+
+import jax
+import numpy as np
+import pytest
+from jax.flatten_util import ravel_pytree
+
+import numpyro_ext.infer as engines
+
+from ..infer.evidence_by_density import Density, fault_at
+from . import GAUSSIAN, MODELS
+
+READ = [name for name, model in MODELS.items() if not model.refusal]
+# The others are long runs; these two guard the same promise.
+FAST = ["divorce", "rasch"]
+PREFERENCE = [*GAUSSIAN.split(), "BilinearVG", "StructuredMeanField"]
+
+
+def _run(name, engine_name):
+    published = MODELS[name]
+    engine = getattr(engines, engine_name)(published.model, progress_bar=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # points and edges, which are in the diagnostics
+        engine.run(jax.random.key(0), *published.data())
+    return engine
+
+
+def _fault(engine, published):
+    args = published.data()
+    density = Density(engine, lambda _: published.model(*args), None)
+    point = np.asarray(ravel_pytree(density.free(engine))[0])
+    best = float(engine.last_state.search.best.objective)
+    return fault_at(lambda points: density.own_values(engine, points), point, best)
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in READ]
+)
+def test_a_model_is_fitted_by_two_engines(name):
+    published = MODELS[name]
+    for engine_name in [name for name in PREFERENCE if name in published.engines][:2]:
+        engine = _run(name, engine_name)
+        assert np.isfinite(float(engine.log_evidence))
+        for site, draws in engine.get_samples().items():
+            assert np.isfinite(draws).all(), site
+        assert engine.diagnostics.converged, engine.diagnostics.messages
+        if engine.hyper and engine_name in GAUSSIAN.split():
+            assert _fault(engine, published) is None, engine_name
