@@ -1,9 +1,9 @@
 """First fits in a process of its own, in CPU-seconds: ``python -m benchmarks.cold_once EP random-intercepts``.
 
 Fits a small model to one data set, to another one, and to one whose index of groups is another, each up to 1000 draws
-and the marginals in hand, without a cache on disk unless ``--cache FOLDER`` names one. Prints a JSON object: for each
-of the three fits its CPU-seconds and the programs compiled, with the seconds of tracing, lowering and compiling; with
-``--programs`` a table of them as well.
+and the marginals in hand, or by NumPyro's NUTS or SVI, without a cache on disk unless ``--cache FOLDER`` names one.
+Prints a JSON object: for each of the three fits its CPU-seconds and the programs compiled, with the seconds of tracing,
+lowering and compiling; with ``--programs`` a table of them as well.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+from numpyro.infer import MCMC, NUTS, SVI, Trace_ELBO
+from numpyro.infer.autoguide import AutoMultivariateNormal
 
 from numpyro_ext import keep_compiled_programs
 
@@ -58,6 +60,8 @@ def random_intercepts_data(seed: int, index_seed: int) -> tuple[Any, ...]:
 
 PROBLEMS = {"few-rows": (few_rows, few_rows_data), "random-intercepts": (random_intercepts, random_intercepts_data)}
 ENGINES = ("EP", "LaplaceApproximation", "VariationalGaussian", "INLA")
+PEERS = ("NUTS", "SVI")
+NUM_WARMUP, NUM_SAMPLES, NUM_SVI_STEPS = 500, 1000, 2000
 
 
 def cpu_seconds() -> float:
@@ -78,9 +82,23 @@ def fit(engine: str, model: Callable[..., None], args: tuple[Any, ...], seed: in
     return run
 
 
+def fit_peer(peer: str, model: Callable[..., None], args: tuple[Any, ...], seed: int) -> None:
+    """From the model to draws with NumPyro's own engines, as its tutorials run them."""
+    if peer == "NUTS":
+        mcmc = MCMC(NUTS(model), num_warmup=NUM_WARMUP, num_samples=NUM_SAMPLES, progress_bar=False)
+        mcmc.run(jax.random.key(seed), *args)
+        jax.block_until_ready(mcmc.get_samples())
+        return
+    guide = AutoMultivariateNormal(model)
+    svi = SVI(model, guide, numpyro.optim.Adam(0.01), Trace_ELBO())
+    fitted = svi.run(jax.random.key(seed), NUM_SVI_STEPS, *args, progress_bar=False)
+    draws = guide.sample_posterior(jax.random.key(seed), fitted.params, sample_shape=(NUM_SAMPLES,))
+    jax.block_until_ready(draws)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("engine", choices=ENGINES)
+    parser.add_argument("engine", choices=ENGINES + PEERS)
     parser.add_argument("problem", choices=PROBLEMS)
     parser.add_argument("--programs", action="store_true", help="list what was compiled")
     parser.add_argument("--cache", help="folder of compiled programs, to see what a new process costs")
@@ -99,7 +117,8 @@ def main() -> None:
     for name, seeds in (("first", (0, 0)), ("next", (1, 0)), ("other groups", (2, 1))):
         before = cpu_seconds()
         with ProgramLog() as log:
-            fit(arguments.engine, model, data(*seeds), seed=seeds[0])
+            fit_one = fit if arguments.engine in ENGINES else fit_peer
+            fit_one(arguments.engine, model, data(*seeds), seed=seeds[0])
         result[name] = {"cpu": cpu_seconds() - before, **log.totals()}
         if arguments.programs:
             print(f"{name}: {result[name]}\n{program_table(log)}")

@@ -1,0 +1,64 @@
+"""First fits, next ones and those of a new process, in CPU-seconds beside NUTS and SVI on the same models."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .cold_once import ENGINES, NUM_SAMPLES, NUM_SVI_STEPS, NUM_WARMUP, PEERS, PROBLEMS
+from .results_table import Row, at_most
+
+ROOT = Path(__file__).parents[1]
+FIRST = {"few-rows": 2.0, "random-intercepts": 5.0}
+"""Of EP; of the others what the Laplace engine took before."""
+FIRST_OF_OTHERS = {"few-rows": 1.9, "random-intercepts": 7.2}
+NEXT, NEW_PROCESS = 0.1, 1.5
+NAMES = {"NUTS": f"NUTS, {NUM_WARMUP} + {NUM_SAMPLES} transitions", "SVI": f"SVI, {NUM_SVI_STEPS} steps"}
+
+
+def cold(engine: str, problem: str, *options: str) -> dict[str, Any]:
+    command = [sys.executable, "-m", "benchmarks.cold_once", engine, problem, *options]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command[1:])} failed:\n{done.stderr}")
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+@pytest.fixture(scope="module")
+def peers() -> dict[tuple[str, str], dict[str, Any]]:
+    return {(peer, problem): cold(peer, problem) for peer in PEERS for problem in PROBLEMS}
+
+
+@pytest.mark.parametrize("problem", PROBLEMS)
+@pytest.mark.parametrize("engine", ENGINES)
+def test_cold(benchmark, results, peers, tmp_path, engine, problem):
+    found: dict[str, Any] = benchmark.pedantic(cold, args=(engine, problem), rounds=1)
+    cold(engine, problem, f"--cache={tmp_path}")
+    kept = cold(engine, problem, f"--cache={tmp_path}")["first"]
+    first = (FIRST if engine == "EP" else FIRST_OF_OTHERS)[problem]
+    fits = {
+        "first fit": (found["first"]["cpu"], "first", at_most(first)),
+        "next fit": (found["next"]["cpu"], "next", at_most(NEXT)),
+        "other groups": (found["other groups"]["cpu"], "other groups", at_most(NEXT)),
+        "first fit of a new process, programs kept": (kept["cpu"], "first", at_most(NEW_PROCESS)),
+    }
+    for item, (seconds, kind, target) in fits.items():
+        for peer in PEERS:
+            results.add(
+                Row(
+                    item=f"{item}, {engine}, {problem}",
+                    dtype="float64",
+                    seconds=seconds,
+                    peer=NAMES[peer],
+                    peer_seconds=peers[peer, problem][kind]["cpu"],
+                    figure="CPU-seconds",
+                    value=seconds,
+                    target=target,
+                )
+            )
