@@ -159,11 +159,7 @@ def mortality(age, space, time, population, deaths=None):
         numpyro.sample("deaths", dist.Binomial(population, logits=latent), obs=deaths)
 
 
-@published(
-    "NumPyro: distributions, a Gaussian state space",
-    _walk,
-    refusal=Refusal(Reason.NO_FIELD, None, "GaussianStateSpace"),
-)
+@published("NumPyro: distributions, a Gaussian state space", _walk, "z", "noise")
 def gaussian_state_space(y):
     transition = np.array([[1.0, 1.0], [0.0, 0.9]])
     z = numpyro.sample("z", dist.GaussianStateSpace(len(y), transition, scale_tril=np.array([[0.3, 0.0], [0.0, 0.1]])))

@@ -33,6 +33,17 @@ def centred(size):
     return np.eye(size) - 1.0 / size
 
 
+TRANSITION = np.array([[1.0, 1.0], [0.0, 0.9]])
+
+
+def state_space_covariance(num_steps):
+    """Of all states, from the map of the noise of all steps to them."""
+    powers = [np.linalg.matrix_power(TRANSITION, k) for k in range(num_steps)]
+    zero = np.zeros((2, 2))
+    states = np.block([[powers[t - k] if k <= t else zero for k in range(num_steps)] for t in range(num_steps)])
+    return states @ np.kron(np.eye(num_steps), TRIL_2 @ TRIL_2.T) @ states.T
+
+
 # a distribution, and the covariance of its values
 FAMILIES = {
     "circulant by row": (lambda: dist.CirculantNormal(np.arange(5), covariance_row=ROW), CIRCULANT),
@@ -48,6 +59,14 @@ FAMILIES = {
     "matrix, several": (
         lambda: dist.MatrixNormal(jnp.zeros((2, 3)), TRIL_2, TRIL_3).expand([2]).to_event(1),
         np.kron(np.eye(2), MATRIX),
+    ),
+    "state space": (
+        lambda: dist.GaussianStateSpace(4, TRANSITION, covariance_matrix=TRIL_2 @ TRIL_2.T),
+        state_space_covariance(4),
+    ),
+    "state space from a start": (
+        lambda: dist.GaussianStateSpace(3, TRANSITION, scale_tril=TRIL_2, initial_value=np.array([1.0, -2.0])),
+        state_space_covariance(3),
     ),
     "zero sum, several": (
         lambda: dist.ZeroSumNormal(2, event_shape=(4,)).expand([3]),

@@ -24,7 +24,7 @@ __all__ = ["BILINEAR", "read_bilinear", "read_like"]
 
 def _is_candidate(fn: Any) -> bool:
     # values of these are not one innovation each, or have joint priors over two axes
-    mixing = dist.GaussianRandomWalk | dist.ZeroSumNormal | dist.MatrixNormal
+    mixing = dist.GaussianRandomWalk | dist.GaussianStateSpace | dist.ZeroSumNormal | dist.MatrixNormal
     return is_gaussian(fn) and not is_unweighted(fn) and not isinstance(unwrap(fn), mixing)
 
 

@@ -88,7 +88,7 @@ def shift_to_value(fn: Any, innovation: Array) -> Array:
     base = unwrap(fn)
     if isinstance(base, dist.GaussianRandomWalk):
         return jnp.cumsum(innovation, axis=-1)
-    if isinstance(base, dist.ZeroSumNormal):
+    if isinstance(base, dist.ZeroSumNormal | dist.GaussianStateSpace):
         return jnp.asarray(base.transforms[0](innovation))
     return location(fn) + innovation
 
@@ -113,6 +113,8 @@ def prior_block(fn: Any) -> PriorBlock:
     if isinstance(base, dist.CirculantNormal):
         lag = (np.arange(width)[:, None] - np.arange(width)) % width
         return CovariancePrior(_stack(jnp.fft.irfft(base.covariance_rfft, width)[..., lag], shape, width))
+    if isinstance(base, dist.GaussianStateSpace):  # the noise of each step
+        return CovariancePrior(_stack(base.covariance_matrix[..., None, :, :], shape, width))
     if isinstance(base, dist.CAR):
         return PrecisionPrior(_stack(_car_precision(base), shape, width))
     if isinstance(base, dist.MultivariateNormal):
@@ -150,6 +152,7 @@ _GAUSSIAN = {
     dist.MultivariateNormal,
     dist.LowRankMultivariateNormal,
     dist.GaussianRandomWalk,
+    dist.GaussianStateSpace,
     dist.CAR,
     dist.CirculantNormal,
     dist.MatrixNormal,
