@@ -135,6 +135,18 @@ class BaseEngine(ArviZInterface, Generic[_Run]):
         is said once; a data set that cannot be fitted does not end the others (``fits.errors``), and Ctrl-C leaves
         those that have been fitted.
 
+        >>> import jax
+        >>> import jax.numpy as jnp
+        >>> import numpyro
+        >>> import numpyro.distributions as dist
+        >>> from numpyro_ext.infer import EP
+        >>> def model(y):
+        ...     level = numpyro.sample("level", dist.Normal(0, 2))
+        ...     numpyro.sample("y", dist.Poisson(jnp.exp(level)), obs=y)
+        >>> fits = EP(model).run_many(jax.random.key(0), [jnp.array([3, 5, 2]), jnp.array([0, 1, 1])])
+        >>> print(fits.mean["level"].round(2), fits.converged, fits[1].posterior["level"].sd.round(2))
+        [ 1.13 -0.55] [ True  True] 0.67
+
         :param rng_key: random number generator key; every data set gets one of its own.
         :param datasets: for each of them a tuple with the arguments of the model, a dictionary of keyword arguments,
             or a single argument (an array, a list). Shapes, and what the model computes with in Python, are equal.

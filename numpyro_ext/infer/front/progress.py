@@ -50,7 +50,8 @@ class _Bar(tqdm):
         self._is_first = False
         self._timer.cancel()
         self.set_postfix_str("", refresh=False)
-        self.initial, self.start_t = self.n + done, self._time()
+        self.initial = self.last_print_n = self.n + done
+        self.start_t = self.last_print_t = self._time()
 
     def close(self) -> None:
         if not self.disable:
