@@ -7,9 +7,7 @@ import numpyro.distributions as dist
 from numpyro import handlers
 from numpyro.infer.reparam import LocScaleReparam, TransformReparam
 
-from numpyro_ext.structure import Reason
-
-from .catalogue import Refusal, published
+from .catalogue import published
 
 
 def _returns():
