@@ -19,6 +19,7 @@ from ..hyper.space import UnconstrainedSpace
 from .engine import GaussianOptions
 from .inla_run import DesignName, DesignOptions, INLARun, Marginal
 from .laplace_approximation import LaplaceApproximation
+from .posterior import LARGEST_DENSE_COVARIANCE
 from .programs import Algorithm
 
 __all__ = ["INLA"]
@@ -118,6 +119,12 @@ class INLA(LaplaceApproximation):
                     f"({type(potential.base).__name__}) have several. Use INLA(model, marginal='gaussian').",
                     site=name,
                 )
+        num_unknowns = reading.abstract_form.num_columns
+        if self.marginal == "simplified-laplace" and num_unknowns > LARGEST_DENSE_COVARIANCE:
+            raise ModelStructureError(
+                f"The simplified Laplace marginals need the covariance of every predictor with all {num_unknowns} "
+                "unknowns, which is too large. Use INLA(model, marginal='gaussian')."
+            )
         return super().algorithm(reading)
 
     def run(self, rng_key: Array, *args: Any, init_state: EngineState | None = None, **kwargs: Any) -> None:

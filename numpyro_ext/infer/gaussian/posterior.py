@@ -16,7 +16,10 @@ from ...linalg.gaussian.mean_field_space import MeanFieldPosterior, MeanFieldSpa
 from ...linalg.gaussian.state_space import StatePosterior
 from ...structure.latent_gaussian import AffineMap, LatentGaussian
 
-__all__ = ["Covariance", "GaussianPosterior", "gaussian_prior"]
+__all__ = ["LARGEST_DENSE_COVARIANCE", "Covariance", "GaussianPosterior", "gaussian_prior"]
+
+LARGEST_DENSE_COVARIANCE = 30_000
+"""Unknowns at most of which all covariances are held at once: 7 GB in double precision."""
 
 Covariance = Literal["full", "diagonal"]
 
@@ -124,7 +127,16 @@ class GaussianPosterior:
         return self.condition().sample(rng_key, num_samples)
 
     def scale_tril(self) -> Array:
-        """Lower Cholesky factor of the dense covariance of the unknowns, ``(N, N)``, at cost ``O(N^3)``."""
+        """Lower Cholesky factor of the dense covariance of the unknowns, ``(N, N)``, at cost ``O(N^3)``.
+
+        :raises ValueError: if that is far more than fits into memory.
+        """
+        if self.form.num_columns > LARGEST_DENSE_COVARIANCE:
+            raise ValueError(
+                f"The joint covariance of the {self.form.num_columns} unknowns of this field, which guides and "
+                "importance weights need, is too large to be held. Moments of each site (engine.posterior) and draws "
+                "(engine.get_samples()) are exact without it."
+            )
         if self.covariance_family == "diagonal":
             posterior = self.condition()
             assert isinstance(posterior, MeanFieldPosterior)  # asked for by name
