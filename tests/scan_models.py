@@ -193,3 +193,10 @@ def holt_winters(y: Any, period: int = 4) -> None:
         return (new, trend, season), mean
 
     scan(step, (level, trend, season), y)
+
+
+def random_walk(y: Any) -> None:
+    """No scan at all, but a sum over all earlier steps."""
+    scale = numpyro.sample("scale", dist.HalfNormal(1))
+    walk = numpyro.sample("walk", dist.GaussianRandomWalk(scale, num_steps=len(y)))
+    numpyro.sample("y", dist.Normal(walk, 1), obs=y)

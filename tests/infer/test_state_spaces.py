@@ -183,10 +183,16 @@ def programs_of(engine, data):
     return reading, space, Programs(reading.skeleton(), engine.algorithm(reading), space, **options)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_no_program_holds_steps_by_steps(engine):
+@pytest.mark.parametrize(
+    "engine, model",
+    [
+        *((engine, scan_models.local_linear_trend) for engine in ENGINES),
+        (LaplaceApproximation, scan_models.random_walk),
+    ],
+)
+def test_no_program_holds_steps_by_steps(engine, model):
     num_steps = 4096
-    reading, space, programs = programs_of(engine(scan_models.local_linear_trend), jnp.zeros(num_steps))
+    reading, space, programs = programs_of(engine(model), jnp.zeros(num_steps))
     data, hyper = reading.data, reading.initial_hyper()
     state = jax.eval_shape(programs.init_state, data, hyper)
     traced = [

@@ -13,7 +13,7 @@ from numpyro.contrib.control_flow import scan
 
 from numpyro_ext.linalg.gaussian.design import DenseDesign, StateSpaceDesign
 from numpyro_ext.structure import ModelStructureError, read_latent_gaussian
-from numpyro_ext.structure.program import state_rows
+from numpyro_ext.structure.program import recurrences, state_rows
 from tests import scan_models
 
 LENGTH = 22
@@ -281,3 +281,60 @@ def test_sites_beside_the_state_space_keep_their_marginals() -> None:
     assert isinstance(maps["white"].design, StateSpaceDesign) and not isinstance(
         maps["change"].design, StateSpaceDesign
     )
+
+
+def test_each_step_may_take_its_element_of_a_site_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in forecasts where all drifts are sampled before the scan, which indexes them."""
+
+    def model(y: Any) -> None:
+        scale = numpyro.sample("scale", dist.HalfNormal(1))
+        slope = numpyro.sample("slope", dist.Normal(0, 1))
+        drift = numpyro.sample("drift", dist.Normal(0, scale).expand([len(y)]))
+
+        def step(level: Any, t: Any) -> tuple[Any, Any]:
+            level = 0.9 * level + drift[t] * jnp.sqrt(1.0 + t) + 0.5 * slope
+            return level, level
+
+        levels = scan(step, 0, jnp.arange(len(y)))[1]
+        numpyro.sample("y", dist.Normal(levels, 1), obs=y)
+
+    plain = read_latent_gaussian(model, (PATH,), check=False)
+    small_blocks(monkeypatch)
+    reading = read_latent_gaussian(model, (PATH,))
+    assert f"{LENGTH} steps of 1 states, 1 shared unknowns" in reading.describe()
+    form, dense = (r.form(r.initial_hyper()) for r in (reading, plain))
+    np.testing.assert_allclose(form.design.to_dense(), dense.design.to_dense(), atol=1e-12)
+
+
+def sum_of_steps(y: Any) -> None:
+    start = numpyro.sample("start", dist.Normal(0, 5))
+    steps = numpyro.sample("steps", dist.Normal(0, 1).expand([len(y) - 1]))
+    numpyro.sample("y", dist.Normal(start + jnp.pad(jnp.cumsum(steps), (1, 0)), 1), obs=y)
+
+
+def walk_backwards(y: Any) -> None:
+    steps = numpyro.sample("steps", dist.Normal(0, 1).expand([len(y)]))
+    numpyro.sample("y", dist.Normal(jnp.cumsum(steps[::-1])[::-1], 1), obs=y)
+
+
+def two_walks(y: Any) -> None:
+    with numpyro.plate("series", 2):
+        walks = numpyro.sample("walks", dist.GaussianRandomWalk(1, num_steps=len(y)))
+    numpyro.sample("y", dist.Normal(walks[0] + jnp.linspace(0, 1, len(y)) * walks[1], 1), obs=y)
+
+
+@pytest.mark.parametrize("model", [scan_models.random_walk, sum_of_steps, walk_backwards, two_walks])
+def test_long_walks_are_state_spaces(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = read_latent_gaussian(model, (PATH,), check=False)
+    hyper = plain.initial_hyper()
+    plain = plain.form(hyper).design
+    assert isinstance(plain, DenseDesign)
+    small_blocks(monkeypatch)
+    monkeypatch.setattr(recurrences, "_SHORTEST_SUM", 8)
+    reading = read_latent_gaussian(model, (PATH,))
+    design = reading.form(hyper).design
+    assert isinstance(design, StateSpaceDesign)
+    np.testing.assert_allclose(design.to_dense(), plain.to_dense(), atol=1e-12)
+    assert all(isinstance(m.design, StateSpaceDesign) for m in reading.maps(hyper).values())
+    monkeypatch.undo()
+    assert " steps of " in read_latent_gaussian(model, (jnp.zeros(600),), check=False).describe()

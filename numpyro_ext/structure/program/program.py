@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -11,7 +12,7 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
 from .known_values import known_result
-from .recurrences import OpenedScan, body_of
+from .recurrences import OpenedScan, body_of, is_long_sum, sum_step_by_step
 
 __all__ = [
     "Constant",
@@ -98,6 +99,10 @@ class Program:
             inner = inner_jaxpr(eqn.params) if eqn.primitive.name in _INLINED else None
             if eqn.primitive.name == "scan" and self._depends(inputs) and eqn.params["length"] > 0:
                 results: tuple[Atom, ...] = self._open(eqn, inputs)
+            elif eqn.primitive.name == "cumsum" and self._depends(inputs) and is_long_sum(eqn):
+                results = self._call(
+                    partial(sum_step_by_step, axis=eqn.params["axis"], reverse=eqn.params["reverse"]), *inputs
+                )
             elif inner is not None:
                 consts = tuple(self._embed(c) for c in inner.consts)
                 inner_env = dict(zip((*inner.jaxpr.invars, *inner.jaxpr.constvars), (*inputs, *consts), strict=True))
@@ -118,7 +123,8 @@ class Program:
         others = self._call(opened.carry_others, *needed) if opened.others else ()
         states: tuple[Atom, ...] = ()
         if opened.states:
-            states = self._call(opened.carry_states, others, *needed, is_opened=True)
+            hoisted = self._call(opened.hoisted, others, *needed)
+            states = self._call(opened.carry_states, others, hoisted, *needed, is_opened=True)
             self.recurrences.append(states[0])  # type: ignore[arg-type]
         return self._call(opened.outputs, others, states, *needed)
 

@@ -7,14 +7,18 @@ all steps at once. The mapped body is ordinary equations on stacked arrays, in w
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import Array, lax
 from jax.extend.core import ClosedJaxpr
 
-__all__ = ["OpenedScan", "body_of", "layout_of"]
+__all__ = ["OpenedScan", "body_of", "is_long_sum", "layout_of", "sum_step_by_step"]
+
+_SHORTEST_SUM, _MOST_SUMS = 500, 8
 
 
 def body_of(params: Mapping[str, Any]) -> ClosedJaxpr:
@@ -30,6 +34,23 @@ def layout_of(params: Mapping[str, Any]) -> tuple[int, int]:
     # later versions of JAX keep them as flattened trees
     constants, carried, _ = params["ft_in"].unpack()
     return len(list(constants)), len(list(carried))
+
+
+def is_long_sum(eqn: Any) -> bool:
+    """Whether a cumulative sum, as of a random walk, is so long that a state space is cheaper than its matrix."""
+    shape: tuple[int, ...] = eqn.outvars[0].aval.shape
+    length: int = shape[eqn.params["axis"]]
+    return length >= _SHORTEST_SUM and math.prod(shape) <= _MOST_SUMS * length
+
+
+def sum_step_by_step(x: Array, *, axis: int, reverse: bool) -> list[Array]:
+    """A cumulative sum written as a recurrence."""
+
+    def step(total: Array, now: Array) -> tuple[Array, Array]:
+        return total + now, total + now
+
+    x = jnp.moveaxis(x, axis, 0)
+    return [jnp.moveaxis(lax.scan(step, jnp.zeros_like(x[0]), x, reverse=reverse)[1], 0, axis)]
 
 
 class OpenedScan:
@@ -62,10 +83,30 @@ class OpenedScan:
         self.others = [i for i, n in enumerate(self._carry) if n in used and i not in self.states]
         self.used = [n in used for n in body.inputs]
         """Which inputs the body needs."""
+        self._find_hoisted(dependent)
+
+    def _find_hoisted(self, dependent: set[int]) -> None:
+        """What a step computes from unknowns without the states, such as an element ``drift[t]`` of a site outside: it
+        is computed for all steps at once, so that each step is seen to need its own element alone."""
+        body = self._body
+        carried = {self._carry[i] for i in self.states}
+        moving, unknown = _behind(body, carried), _behind(body, dependent - carried)
+        each_step = _behind(body, {*self._slices, *(self._carry[i] for i in self.others)})
+        wanted = [body.outputs[i] for i in self.states]
+        read = {
+            a for i in body.needed(wanted, ()) for a in body.equations[i].inputs if _moves(body.equations[i], moving)
+        }
+        found = sorted(a for a in read | set(wanted) if a in unknown - moving - set(body.inputs))
+        self._fixed = [a for a in found if a not in each_step]
+        self._stacked = [a for a in found if a in each_step]
+        self._needed = body.ancestors(wanted, found)
 
     def _step(self, wanted: Sequence[int], given: Mapping[int, Any]) -> list[Any]:
+        return self._values([self._body.outputs[i] for i in wanted], given)
+
+    def _values(self, wanted: Sequence[Any], given: Mapping[int, Any]) -> list[Any]:
         env = {**dict(zip(self._body.constants, self._body.data, strict=True)), **given}
-        values: list[Any] = self._body.evaluate([self._body.outputs[i] for i in wanted], env)
+        values: list[Any] = self._body.evaluate(wanted, env)
         return values
 
     def _carried(self, which: Sequence[int]) -> Callable[..., list[Any]]:
@@ -97,13 +138,21 @@ class OpenedScan:
         slices = {n: v for n, v in slices.items() if n in needed}
         return self._carried(self.others)([start[i] for i in self.others], fixed, slices)
 
-    def carry_states(self, others: Sequence[Any], *inputs: Any) -> list[Array]:
+    def hoisted(self, others: Sequence[Any], *inputs: Any) -> list[Array]:
+        """What the states are made of, apart from themselves, for all steps at once."""
+        fixed, _, slices = self._split(inputs)
+        slices |= {self._carry[i]: v for i, v in zip(self.others, others, strict=True)}
+        stacked = jax.vmap(lambda now: self._values(self._stacked, {**fixed, **now}), axis_size=self.length)(slices)
+        return self._values(self._fixed, fixed) + stacked
+
+    def carry_states(self, others: Sequence[Any], hoisted: Sequence[Any], *inputs: Any) -> list[Array]:
         """The states before each step."""
         fixed, start, slices = self._split(inputs)
         slices |= {self._carry[i]: v for i, v in zip(self.others, others, strict=True)}
-        needed = set().union(*(self._behind[i] for i in self.states))
-        fixed = {n: v for n, v in fixed.items() if n in needed}
-        slices = {n: v for n, v in slices.items() if n in needed}
+        fixed |= dict(zip(self._fixed, hoisted, strict=False))
+        slices |= dict(zip(self._stacked, hoisted[len(self._fixed) :], strict=True))
+        fixed = {n: v for n, v in fixed.items() if n in self._needed}
+        slices = {n: v for n, v in slices.items() if n in self._needed}
         return self._carried(self.states)([start[i] for i in self.states], fixed, slices)
 
     def outputs(self, others: Sequence[Any], states: Sequence[Any], *inputs: Any) -> list[Array]:
@@ -115,3 +164,16 @@ class OpenedScan:
         stacked = jax.vmap(lambda now: self._step(wanted, {**fixed, **now}), axis_size=self.length)(slices)
         last = 0 if self._reverse else -1
         return [v[last] if i < self.num_carry else v for i, v in enumerate(stacked)]
+
+
+def _behind(body: Any, seeds: set[int]) -> set[int]:
+    """All values that depend on some, themselves included."""
+    found = set(seeds)
+    for eqn in body.equations:
+        if _moves(eqn, found):
+            found.update(eqn.outputs)
+    return found
+
+
+def _moves(eqn: Any, values: set[int]) -> bool:
+    return any(a in values for a in eqn.inputs if isinstance(a, int))
