@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, Self, Unpack
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
@@ -22,7 +23,7 @@ from ..front.saved_runs import fit_from_content
 from ..front.state import EngineState, Fit, check_init_state, data_digest
 from ..hyper.space import UnconstrainedSpace
 from . import sweeps as core
-from .programs import CHUNK, BilinearPrograms, Solver
+from .programs import CHUNK, BilinearPrograms, Solver, explain, parts, with_parts
 from .run import BilinearRun
 
 __all__ = ["BilinearVG"]
@@ -30,6 +31,8 @@ __all__ = ["BilinearVG"]
 Covariance = core.Family
 _WARM_UP = CHUNK
 _RESTARTS = 3
+_ROUNDING = 1e3
+"""Errors of the objective, in units of the last place."""
 _MOST_CELLS_RESTARTED = 20_000
 _ONE_START = (
     "This is the end of a single random start, and the objective has several maxima: other starts are made by default "
@@ -209,19 +212,51 @@ class BilinearVG(BaseEngine[BilinearRun]):
             for number in range(1 + num_restarts):
                 key = jax.random.fold_in(rng_key, number)
                 starts.append((values, programs.init_state(reading.data, space.unpack(values), key), 0))
-        options: dict[str, Any] = {
-            "num_steps": self.num_steps,
-            "name": type(self).__name__,
-            "show_bar": self.progress_bar,
-        }
-        problem = programs.iterations(reading.data, space, starts[0][0], digest, **options)
+        tol, first_arguments = self._tolerance(), programs.prepare(reading.data, space.fixed, starts[0][0])
+        problem = Iterations(
+            solve=lambda *arguments: programs.solve(*first_arguments, *arguments),
+            space=space,
+            parts=parts,
+            with_parts=with_parts,
+            digest=digest,
+            tol=tol,
+            gain=tol,
+            rounding=_ROUNDING * float(jnp.finfo(starts[0][0].dtype).eps),
+            change="The relative change of the objective",
+            explain=lambda hyper, value: explain(programs.form(reading.data, hyper), hyper, value),
+            num_steps=self.num_steps,
+            chunk=CHUNK,
+            name=type(self).__name__,
+            unit="sweeps",
+            show_bar=self.progress_bar,
+            put=programs.devices.put,
+            get=programs.devices.get,
+        )
+
+        def keep(values: Array, state: core.State, done: int) -> None:
+            if checkpoint is not None:
+                reached = EngineState(*programs.devices.get(values, state), None, done, digest)
+                if jax.process_index() == 0:
+                    write_checkpoint(checkpoint, reached)
+
         fits = []
         for values, state, before in starts:
-            num_steps = self.num_steps if resumed is None else max(1, self.num_steps - before)
-            fits.append(self._iterate(problem, programs, values, state, before, num_steps, checkpoint))
-            if any(message.startswith("Interrupted") for message in fits[-1][0].diagnostics.messages):
+            found, info = fit_in_chunks(
+                problem,
+                values,
+                state,
+                before=before,
+                num_steps=self.num_steps if resumed is None else max(1, self.num_steps - before),
+                chunk=CHUNK if checkpoint is None else 1,
+                # Scales learned from the first random means would shrink to these.
+                warm_up=min(_WARM_UP, self.num_steps - 1),
+                keep=keep,
+            )
+            diagnostics = found.diagnostics._replace(num_skipped=int(info.solved.num_refused))
+            fits.append((found._replace(diagnostics=diagnostics), info))
+            if any(message.startswith("Interrupted") for message in diagnostics.messages):
                 break
-        best, info = _best(fits, self._tolerance())
+        best, info = _best(fits, tol)
         best = judge(problem, best, info, rng_key)
         diagnostics = best.diagnostics._replace(messages=(*best.diagnostics.messages, *notes))
         best = best._replace(diagnostics=diagnostics)
@@ -287,36 +322,6 @@ class BilinearVG(BaseEngine[BilinearRun]):
                     "where these sites are points: their density grows without limit as a scale goes to zero. Give "
                     f"values (hyper_values={{{learned[0]!r}: ...}}), chosen on held-out counts, or use Gaussians."
                 )
-
-    def _iterate(
-        self,
-        problem: Iterations,
-        programs: BilinearPrograms,
-        values: Array,
-        state: core.State,
-        before: int,
-        num_steps: int,
-        checkpoint: str | os.PathLike[str] | None,
-    ) -> tuple[Fit, StepInfo]:
-        def keep(values: Array, state: core.State, done: int) -> None:
-            if checkpoint is not None:
-                reached = EngineState(*programs.devices.get(values, state), None, done, problem.digest)
-                if jax.process_index() == 0:
-                    write_checkpoint(checkpoint, reached)
-
-        found, info = fit_in_chunks(
-            problem,
-            values,
-            state,
-            before=before,
-            num_steps=num_steps,
-            chunk=CHUNK if checkpoint is None else 1,
-            # Scales learned from the first random means would shrink to these.
-            warm_up=min(_WARM_UP, self.num_steps - 1),
-            keep=keep,
-        )
-        diagnostics = found.diagnostics._replace(num_skipped=int(info.solved.num_refused))
-        return found._replace(diagnostics=diagnostics), info
 
     # Answers
 

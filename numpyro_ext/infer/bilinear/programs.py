@@ -13,7 +13,7 @@ from ...compilation.quick_jit import quick_jit
 from ...structure.bilinear.form import Bilinear
 from ...structure.bilinear.reading import BilinearReading
 from ..front.failures import at_values
-from ..front.iterations import Iterations, Parts, StepInfo
+from ..front.iterations import Parts, StepInfo
 from ..front.programs import compiled
 from ..hyper import search as hyper_search
 from ..hyper.space import UnconstrainedSpace
@@ -23,12 +23,10 @@ from .cells import Block, View, draw_block
 from .devices import OneDevice, Prepared, SeveralDevices
 from .loop import fit_side, iterate
 
-__all__ = ["CHUNK", "BilinearPrograms", "FoldInfo", "Solver"]
+__all__ = ["CHUNK", "BilinearPrograms", "FoldInfo", "Solver", "explain", "parts", "with_parts"]
 
 CHUNK = 10
 _SHORT_STEP = 0.25
-_ROUNDING = 1e3
-"""Errors of the objective, in units of the last place."""
 _LEARNING_STEPS = 5
 
 Solver = Literal["natural-gradient", "lbfgs"]
@@ -84,45 +82,6 @@ class BilinearPrograms:
         """Programs with the same options for another reading."""
         others = () if on_one_device else self._others
         return compiled(BilinearPrograms, reading, space, self.families, self._tol, *others)
-
-    def iterations(
-        self,
-        data: Any,
-        space: UnconstrainedSpace,
-        values: Array,
-        digest: str,
-        *,
-        num_steps: int,
-        name: str,
-        show_bar: bool,
-    ) -> Iterations:
-        """The sweeps over these data as a run makes them, and its judge.
-
-        :param data: of a reading.
-        :param UnconstrainedSpace space: with the values that are given.
-        :param values: unconstrained hyperparameters, at which cells are ordered.
-        :param str digest: of the data.
-        """
-        first_arguments = self.prepare(data, space.fixed, values)
-        return Iterations(
-            solve=lambda *arguments: self.solve(*first_arguments, *arguments),
-            space=space,
-            parts=_parts,
-            with_parts=_with_parts,
-            digest=digest,
-            tol=self._tol,
-            gain=self._tol,
-            rounding=_ROUNDING * float(jnp.finfo(values.dtype).eps),
-            change="The relative change of the objective",
-            explain=lambda hyper, objective: _explain(self.form(data, hyper), hyper, objective),
-            num_steps=num_steps,
-            chunk=CHUNK,
-            name=name,
-            unit="sweeps",
-            show_bar=show_bar,
-            put=self.devices.put,
-            get=self.devices.get,
-        )
 
     def _form(self, data: Any, hyper: dict[str, Array]) -> Bilinear:
         return self._reading.form(hyper, data)
@@ -280,7 +239,8 @@ class BilinearPrograms:
         return state, FoldInfo(change < limit, values)
 
 
-def _parts(state: core.State) -> Parts:
+def parts(state: core.State) -> Parts:
+    """What determines the objective, for the judge: see :class:`~numpyro_ext.infer.front.iterations.Iterations`."""
     blocks = state.rows, state.columns
     sizes = [float(np.sqrt(np.mean(np.square(b.mean)) + np.mean(_variances(b)))) or 1.0 for b in blocks]
     covariances = tuple(b.covariance for b in blocks if b.covariance is not None)
@@ -293,7 +253,8 @@ def _variances(block: Block) -> Any:
     return covariance if covariance.ndim < 3 else np.diagonal(covariance, axis1=1, axis2=2)
 
 
-def _with_parts(state: core.State, means: tuple[Array, Array], covariances: tuple[Array, ...]) -> core.State:
+def with_parts(state: core.State, means: tuple[Array, Array], covariances: tuple[Array, ...]) -> core.State:
+    """The state with other such arrays."""
     left = iter(covariances)
     rows, columns = (
         Block(mean, None if block.covariance is None else next(left))
@@ -304,7 +265,8 @@ def _with_parts(state: core.State, means: tuple[Array, Array], covariances: tupl
     return state._replace(rows=rows, columns=columns, row_step=row_step, column_step=column_step)
 
 
-def _explain(form: Any, hyper: dict[str, Array], value: float) -> str:
+def explain(form: Bilinear, hyper: dict[str, Array], value: float) -> str:
+    """Why an objective is not finite, from the form, its hyperparameters and the value."""
     where = at_values(hyper)
     for what, side in (("rows", form.rows), ("columns", form.columns)):
         if not bool(jnp.all(jnp.isfinite(side.log_determinant()))):

@@ -122,12 +122,44 @@ def cross_validate(
         )
     assignments = _assignments(key, shape, num_folds, num_draws, folds)
 
+    def score(assignment: np.ndarray) -> tuple[Array, dict[str, Array], np.ndarray]:
+        readings = [
+            engine._read(rng_key, args, {**kwargs, mask_argument: jnp.asarray(keep & (assignment != k))}, check=False)
+            for k in range(num_folds)
+        ]
+        space, _, programs = engine._compile(readings[0])
+        if any(other.structure_key != readings[0].structure_key for other in readings):
+            raise ValueError(f"The structure of the model depends on the values of {mask_argument!r}: fold it by hand.")
+        _check_masks(readings, mask_argument, [keep & (assignment != k) for k in range(num_folds)])
+        data = jax.tree.map(lambda *leaves: jnp.stack(leaves), *[other.data for other in readings])
+        values, search, info = programs.fold_predictive(
+            data, space.fixed, space.initial(engine.init_values), batch_size=batch_size
+        )
+
+        # the rows of an observation follow each other
+        values = values.reshape(num_folds, assignment.size, -1).sum(-1)
+        scores = jnp.take_along_axis(values, jnp.asarray(assignment.reshape(1, -1)), axis=0)[0].reshape(
+            assignment.shape
+        )
+        scores = jnp.where(keep, scores, 0.0)
+        failed = np.zeros(num_folds, bool) if search is None else np.asarray(search.num_iterations == 0)
+        bad = sorted({*np.flatnonzero(failed).tolist(), *assignment[np.isnan(np.asarray(scores))].tolist()})
+        if bad:
+            raise FloatingPointError(
+                f"Evidence or predictive density is not finite in folds {bad}: run the engine with one of their masks "
+                "to see why."
+            )
+        converged = np.asarray(info.converged)
+        hyper = {name: jnp.broadcast_to(value, (num_folds, *value.shape)) for name, value in space.fixed.items()}
+        if search is not None:
+            converged = converged & np.asarray(search.converged)
+            hyper = jax.vmap(space.unpack)(search.values)
+        return scores, hyper, converged
+
     outcomes = []
     with progress_bar(len(assignments), "cross-validation", enabled=engine.progress_bar) as bar:
         for assignment in assignments:
-            outcomes.append(
-                _one_draw(engine, rng_key, args, kwargs, mask_argument, assignment, keep, num_folds, batch_size)
-            )
+            outcomes.append(score(assignment))
             bar.update(1)
     scores, hyper, converged = zip(*outcomes, strict=True)
     converged = np.stack(converged)
@@ -156,49 +188,6 @@ def _assignments(
                 f"{f'folds {missing} have none' if missing else f'found fold {draw.min()} or {draw.max()}'}."
             )
     return out
-
-
-def _one_draw(
-    engine: Engine,
-    rng_key: Array,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    mask_argument: str,
-    assignment: np.ndarray,
-    keep: np.ndarray,
-    num_folds: int,
-    batch_size: int | None,
-) -> tuple[Array, dict[str, Array], np.ndarray]:
-    readings = [
-        engine._read(rng_key, args, {**kwargs, mask_argument: jnp.asarray(keep & (assignment != k))}, check=False)
-        for k in range(num_folds)
-    ]
-    space, _, programs = engine._compile(readings[0])
-    if any(other.structure_key != readings[0].structure_key for other in readings):
-        raise ValueError(f"The structure of the model depends on the values of {mask_argument!r}: fold it by hand.")
-    _check_masks(readings, mask_argument, [keep & (assignment != k) for k in range(num_folds)])
-    data = jax.tree.map(lambda *leaves: jnp.stack(leaves), *[other.data for other in readings])
-    values, search, info = programs.fold_predictive(
-        data, space.fixed, space.initial(engine.init_values), batch_size=batch_size
-    )
-
-    # the rows of an observation follow each other
-    values = values.reshape(num_folds, assignment.size, -1).sum(-1)
-    scores = jnp.take_along_axis(values, jnp.asarray(assignment.reshape(1, -1)), axis=0)[0].reshape(assignment.shape)
-    scores = jnp.where(keep, scores, 0.0)
-    failed = np.zeros(num_folds, bool) if search is None else np.asarray(search.num_iterations == 0)
-    bad = sorted({*np.flatnonzero(failed).tolist(), *assignment[np.isnan(np.asarray(scores))].tolist()})
-    if bad:
-        raise FloatingPointError(
-            f"Evidence or predictive density is not finite in folds {bad}: run the engine with one of their masks to "
-            "see why."
-        )
-    converged = np.asarray(info.converged)
-    hyper = {name: jnp.broadcast_to(value, (num_folds, *value.shape)) for name, value in space.fixed.items()}
-    if search is not None:
-        converged = converged & np.asarray(search.converged)
-        hyper = jax.vmap(space.unpack)(search.values)
-    return scores, hyper, converged
 
 
 def _check_masks(readings: list[Any], mask_argument: str, masks: list[np.ndarray]) -> None:
