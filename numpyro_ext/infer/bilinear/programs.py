@@ -12,9 +12,9 @@ from jax import Array, lax
 from ...compilation.quick_jit import quick_jit
 from ...structure.bilinear.form import Bilinear
 from ...structure.bilinear.reading import BilinearReading
-from ..front.failures import at_values
 from ..front.iterations import Parts, StepInfo
 from ..front.programs import compiled
+from ..front.results import at_values
 from ..hyper import search as hyper_search
 from ..hyper.space import UnconstrainedSpace
 from . import steps

@@ -1,4 +1,4 @@
-"""What an engine reports about a run: plain containers, no computation."""
+"""What an engine reports about a run: plain containers, and values in words."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jax import Array
 
-__all__ = ["Diagnostics", "HyperDiagnostics", "HyperEstimate", "LogEvidence"]
+__all__ = ["Diagnostics", "HyperDiagnostics", "HyperEstimate", "LogEvidence", "at_values"]
 
 
 class LogEvidence(float):
@@ -92,3 +92,9 @@ class Diagnostics(NamedTuple):
     """Latent sites that the run set to a point: one value in all draws, without uncertainty."""
     edges: tuple[str, ...] = ()
     """Hyperparameters at the edge of their support, such as a scale of zero."""
+
+
+def at_values(hyper: dict[str, Array]) -> str:
+    """The words " at name = value, ..." for an error message; those of more than four numbers are left out."""
+    values = [f"{name} = {np.asarray(value)}" for name, value in hyper.items() if np.size(value) <= 4]
+    return f" at {', '.join(values)}" if values else ""

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from ...structure import LatentGaussianReading
-from ..front.failures import at_values
+from ..front.results import at_values
 
 __all__ = ["explain_failure", "not_finite_error"]
 
