@@ -63,7 +63,11 @@ def _default_folder() -> Path:
 
 
 def _trim(folder: Path, max_bytes: int) -> None:
-    """Remove the cached programs that were not used for longest; another process may be doing the same."""
+    """Remove the cached programs that were not used for longest; another process may be doing the same.
+
+    JAX has a limit of its own (``jax_compilation_cache_max_size``), which needs a package for locks, and looks at all
+    files whenever it writes one.
+    """
     used = []
     for file in folder.glob("*-cache"):
         try:

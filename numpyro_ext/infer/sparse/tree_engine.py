@@ -27,7 +27,7 @@ from ..hyper.space import UnconstrainedSpace
 from .mixtures import TreeMember, TreeRun
 from .programs import compiled_form
 from .run import Member
-from .tree_programs import TreeOptions, TreePrograms
+from .tree_programs import Searched, TreeOptions, TreePrograms
 
 __all__ = ["TreeFitter", "TreeRun"]
 
@@ -188,19 +188,17 @@ class TreeFitter:
         messages: list[str] = []
         found: Learned | None = None
         edges: tuple[str, ...] = ()
+        at = Searched(data, fixed, projection, values, jnp.ones_like(values))
         if space.size:
-            units = programs.units(data, fixed, projection, state, values)
-            if not bool(jnp.all(jnp.isfinite(units))):
-                units = jnp.ones_like(values)
-            origin, is_small = values, space.size <= _LARGEST_CURVATURE
+            units = programs.units(at, state)
+            at = at._replace(units=units) if bool(jnp.all(jnp.isfinite(units))) else at
+            is_small = space.size <= _LARGEST_CURVATURE
             climb = Climb(
-                begin=lambda x, start: programs.init_search(
-                    data, fixed, projection, origin, x, state if start is None else start, is_small
-                ),
-                advance=partial(programs.search, data, fixed, projection, origin, units),
+                begin=lambda x, start: programs.init_search(at, is_small, x, state if start is None else start),
+                advance=partial(programs.search, at),
                 space=space,
-                origin=origin,
-                units=units,
+                origin=at.origin,
+                units=at.units,
                 tol=programs.options.hyper_tol,
                 max_steps=self.max_hyper_steps,
                 with_curvature=is_small,
@@ -209,7 +207,8 @@ class TreeFitter:
                 found = learn(climb, [jnp.zeros_like(values)], rng_key, bar=bar)
             if found is None:
                 raise _not_finite(space.unpack(values, fixed))
-            best, values, learning = found.search.best, origin + units * found.search.values, found.diagnostics
+            best, learning = found.search.best, found.diagnostics
+            values = at.origin + at.units * found.search.values
             messages += found.messages
             edges = found.edges
             if not learning.converged and learning.max_gradient > climb.tol:
@@ -219,10 +218,10 @@ class TreeFitter:
                     "Give more steps (max_hyper_steps)."
                 )
             if found.curvature is not None:
-                scale = np.asarray(units)
+                scale = np.asarray(at.units)
                 covariance, has_curvature = scale[:, None] * found.curvature.covariance * scale, found.curvature.is_peak
         else:
-            best = programs.evaluate(data, fixed, projection, state, values)
+            best = programs.evaluate(at, jnp.zeros_like(values), state)
         hyper, info = space.unpack(values), best.info
         converged = bool(info.converged) and (
             found is None or (found.diagnostics.converged and not found.is_interrupted)
@@ -312,7 +311,8 @@ class TreeFitter:
         values, state = state_from_content(content, reading, space, programs.init_state)
         hyper = space.unpack(values)
         projection = programs.project(data, hyper)
-        found = float(programs.evaluate(data, fixed, projection, state, values).log_evidence)
+        at = Searched(data, fixed, projection, values, jnp.ones_like(values))
+        found = float(programs.evaluate(at, jnp.zeros_like(values), state).log_evidence)
         if not np.isclose(found, content["log_evidence"], rtol=1e-4):
             raise ValueError("On the saved arguments this model has another density than the one that was run.")
         diagnostics = diagnostics_from_content(content)

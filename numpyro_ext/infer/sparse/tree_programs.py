@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -25,7 +25,7 @@ from ..hyper.space import UnconstrainedSpace
 from . import tree_propagation as core
 from .programs import Inputs, SparsePrograms
 
-__all__ = ["TreeOptions", "TreePrograms"]
+__all__ = ["Searched", "TreeOptions", "TreePrograms"]
 
 
 class TreeOptions(NamedTuple):
@@ -37,6 +37,16 @@ class TreeOptions(NamedTuple):
     tol: float
     damping: float
     hyper_tol: float
+
+
+class Searched(NamedTuple):
+    """Where hyperparameters are searched for: at ``origin + units * x``."""
+
+    data: Any
+    fixed: dict[str, Array]
+    projection: Any
+    origin: Array
+    units: Array
 
 
 class TreePrograms(SparsePrograms):
@@ -73,24 +83,24 @@ class TreePrograms(SparsePrograms):
             return core.exact_cavity(projection, self._reading.noise_variance(hyper, data))
         return core.gaussian(self._reading.form(hyper, data), state).cavity
 
-    def _units(self, data: Any, fixed: dict[str, Array], projection: Any, state: Any, values: Array) -> Array:
+    def _units(self, at: Searched, state: Any) -> Array:
         """About the standard error of each hyperparameter, at most one: the steps of the search are in these units."""
         reading, space = self._reading, self._space
+        data, fixed, projection, origin, _ = at
         num_rows = sum(rows.size for rows in reading.rows)
 
         def parameters(values: Array) -> tuple[Any, Array]:
             hyper = space.unpack(values, fixed)
             return reading.prior(hyper, data), jnp.broadcast_to(reading.noise_variance(hyper, data), (num_rows,))
 
-        cavity = self._cavity(data, space.unpack(values, fixed), projection, state)
-        scales = core.gradient_scales(reading.forest, parameters, values, cavity)
+        cavity = self._cavity(data, space.unpack(origin, fixed), projection, state)
+        scales = core.gradient_scales(reading.forest, parameters, origin, cavity)
         return 1.0 / jnp.sqrt(1.0 + jnp.square(scales))
 
-    def _evaluation(
-        self, data: Any, fixed: dict[str, Array], projection: Any, origin: Array, units: Array
-    ) -> Callable[[Array, Any], hyper_search.Evaluation]:
-        """The objective at ``origin + units * x``."""
+    def _evaluate(self, at: Searched, x: Array, state: Any) -> hyper_search.Evaluation:
+        """The objective."""
         reading, options = self._reading, self.options
+        data, fixed, projection, origin, units = at
         num_rows = sum(rows.size for rows in reading.rows)
 
         def hyper_at(x: Array) -> dict[str, Array]:
@@ -116,43 +126,21 @@ class TreePrograms(SparsePrograms):
                 return state, core.SolveInfo(jnp.asarray(True), jnp.ones((), jnp.int32), zero, zero)
             return core.solve(form[0], state, num_steps=options.num_steps, tol=options.tol, damping=options.damping)
 
-        return hyper_search.evaluation_fn(form, lambda x: reading.log_prior(hyper_at(x), data), solve, log_evidence)
+        evaluate = hyper_search.evaluation_fn(form, lambda x: reading.log_prior(hyper_at(x), data), solve, log_evidence)
+        return evaluate(x, state)
 
-    def _evaluate(self, data: Any, fixed: dict[str, Array], projection: Any, state: Any, values: Array) -> Any:
-        evaluate = self._evaluation(data, fixed, projection, values, jnp.ones_like(values))
-        return evaluate(jnp.zeros_like(values), state)
-
-    def init_search(
-        self,
-        data: Any,
-        fixed: dict[str, Array],
-        projection: Any,
-        origin: Array,
-        x: Array,
-        state: Any,
-        with_curvature: bool,
-    ) -> hyper_search.SearchState:
-        """The search before its first evaluation, in units from ``origin`` on."""
-        shapes = jax.eval_shape(self._evaluate, data, fixed, projection, state, origin)
-        start = hyper_search.init_search(shapes, x, state)
+    def init_search(self, at: Searched, with_curvature: bool, x: Array, state: Any) -> hyper_search.SearchState:
+        """The search before its first evaluation."""
+        start = hyper_search.init_search(jax.eval_shape(self._evaluate, at, x, state), x, state)
         if not with_curvature:
             start = start._replace(num_probes=jnp.asarray(2 * x.size, jnp.int32))
         return start
 
     def _search(
-        self,
-        data: Any,
-        fixed: dict[str, Array],
-        projection: Any,
-        origin: Array,
-        units: Array,
-        search: hyper_search.SearchState,
-        max_iterations: Array,
-        num_evaluations: Array,
+        self, at: Searched, search: hyper_search.SearchState, max_iterations: Array, num_evaluations: Array
     ) -> tuple[hyper_search.SearchState, Array]:
-        evaluate = self._evaluation(data, fixed, projection, origin, units)
         return hyper_search.search(
-            evaluate,
+            partial(self._evaluate, at),
             search,
             num_evaluations=num_evaluations,
             tol=self.options.hyper_tol,
