@@ -138,10 +138,8 @@ def cross_validate(
 
         # the rows of an observation follow each other
         values = values.reshape(num_folds, assignment.size, -1).sum(-1)
-        scores = jnp.take_along_axis(values, jnp.asarray(assignment.reshape(1, -1)), axis=0)[0].reshape(
-            assignment.shape
-        )
-        scores = jnp.where(keep, scores, 0.0)
+        scores = jnp.take_along_axis(values, jnp.asarray(assignment.reshape(1, -1)), axis=0)[0]
+        scores = jnp.where(keep, scores.reshape(assignment.shape), 0.0)
         failed = np.zeros(num_folds, bool) if search is None else np.asarray(search.num_iterations == 0)
         bad = sorted({*np.flatnonzero(failed).tolist(), *assignment[np.isnan(np.asarray(scores))].tolist()})
         if bad:

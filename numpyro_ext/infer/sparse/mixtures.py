@@ -27,8 +27,7 @@ class TreeSite(SparseSite):
     """A site under exact posteriors or those of EP, whose quantiles are those of draws: they are no Gaussians."""
 
     def _quantile(self, q: np.ndarray) -> Array:
-        draws = np.concatenate([np.asarray(d) for d in self._own_draws])
-        return jnp.asarray(np.quantile(draws, q, axis=0), self.mean.dtype)
+        return jnp.asarray(np.quantile(np.concatenate(self._own_draws), q, axis=0), self.mean.dtype)
 
 
 class TreeRun(SparseRun[TreePrograms]):

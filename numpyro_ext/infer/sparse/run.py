@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
+from jax.typing import ArrayLike
 
 from ...structure import SparseLinearReading
 from ..front.draws import with_hyper
@@ -54,48 +56,48 @@ class SparseSite(SitePosterior):
         shape = tuple(run.reading.site_shapes[name])
         super().__init__(name, shape, self._mixed_mean, lambda: self._mixed_variance, self._mixed_covariance, self._mix)
 
-    @cached_property
-    def _means(self) -> Array:
-        """Means of the members, shape ``(num_members, size)``."""
-        return jnp.stack([m.programs.site_mean(m.inputs, name=self.name) for m in self._run.members])
+    # NumPy compiles nothing.
 
-    def _draws(self, rng_key: Array, num_samples: int) -> list[Array]:
+    @cached_property
+    def _means(self) -> np.ndarray:
+        """Means of the members, shape ``(num_members, size)``."""
+        return np.stack([np.asarray(m.programs.site_mean(m.inputs, name=self.name)) for m in self._run.members])
+
+    def _draws(self, rng_key: Array, num_samples: int) -> list[np.ndarray]:
         """Draws of each member."""
         drawn = self._run.coefficient_draws(rng_key, num_samples)
-        return [m.programs.site_at(m.inputs, draws, name=self.name) for m, draws in drawn]
+        return [np.asarray(m.programs.site_at(m.inputs, draws, name=self.name)) for m, draws in drawn]
 
     @cached_property
-    def _own_draws(self) -> list[Array]:
+    def _own_draws(self) -> list[np.ndarray]:
         return self._draws(self._run.rng_key, self._run.num_samples)
 
-    def _mixed_mean(self) -> Array:
-        return jnp.mean(self._means, axis=0)
+    def _mixed_mean(self) -> np.ndarray:
+        mean: np.ndarray = np.mean(self._means, axis=0)
+        return mean
 
     @cached_property
-    def _mixed_variance(self) -> Array:
+    def _mixed_variance(self) -> np.ndarray:
         members, means = self._run.members, self._means
         self._run.check_variances(self.name)
         if all(m.programs.has_exact_variance(self.name) for m in members):
-            parts = [m.programs.site_variance(m.inputs, name=self.name) for m in members]
+            parts = [np.asarray(m.programs.site_variance(m.inputs, name=self.name)) for m in members]
         else:
-            parts = [jnp.mean(jnp.square(d - mean), axis=0) for d, mean in zip(self._own_draws, means, strict=True)]
-        variance: Array = sum(parts[1:], parts[0]) / len(parts) + jnp.mean(
-            jnp.square(means - self._mixed_mean()), axis=0
-        )
-        if not bool(jnp.all(jnp.isfinite(variance))):
+            parts = [np.mean(np.square(d - mean), axis=0) for d, mean in zip(self._own_draws, means, strict=True)]
+        variance: np.ndarray = np.mean(parts, axis=0) + np.mean(np.square(means - self._mixed_mean()), axis=0)
+        if not np.all(np.isfinite(variance)):
             raise FloatingPointError(f"The posterior of site {self.name!r} is not finite, although the evidence is.")
         return variance
 
     def _mixed_covariance(self) -> Array:
         self._run.check_variances(self.name)
-        parts = [m.programs.site_covariance(m.inputs, name=self.name) for m in self._run.members]
+        parts = [np.asarray(m.programs.site_covariance(m.inputs, name=self.name)) for m in self._run.members]
         centered = self._means - self._mixed_mean()
-        covariance: Array = (sum(parts[1:], parts[0]) + centered.T @ centered) / len(parts)
-        return covariance
+        return jnp.asarray((sum(parts[1:], parts[0]) + centered.T @ centered) / len(parts))
 
     def _mix(self, rng_key: Array, num_samples: int) -> Array:
         self._run.check_variances(self.name)
-        return jnp.concatenate(self._draws(rng_key, num_samples))[self._run.order(rng_key, num_samples)]
+        return self._run.in_order(self._draws(rng_key, num_samples), rng_key, num_samples)
 
 
 class SparseRun(FinishedRun, Generic[_Programs]):
@@ -147,14 +149,18 @@ class SparseRun(FinishedRun, Generic[_Programs]):
 
     def coefficient_draws(self, rng_key: Array, num_samples: int) -> Iterator[tuple[Member[_Programs], Array]]:
         """Equal numbers of draws of the coefficients of all members, in all at least as many as asked for."""
-        share = -(-num_samples // len(self.members))
-        for member, key in zip(self.members, jax.random.split(rng_key, len(self.members)), strict=True):
-            yield member, member.programs.draw(member.inputs, key, num_samples=share)
+        number = len(self.members)
+        keys = [rng_key] if number == 1 else jax.random.split(rng_key, number)
+        for member, key in zip(self.members, keys, strict=True):
+            yield member, member.programs.draw(member.inputs, key, num_samples=-(-num_samples // number))
 
-    def order(self, rng_key: Array, num_samples: int) -> Array:
-        """Which of these draws to keep, in random order."""
-        total = len(self.members) * -(-num_samples // len(self.members))
-        return jax.random.permutation(jax.random.fold_in(rng_key, 3), total)[:num_samples]
+    def in_order(self, parts: Sequence[ArrayLike], rng_key: Array, num_samples: int) -> Array:
+        """As many of the draws of all members as asked for, in random order."""
+        if len(parts) == 1:
+            return jnp.asarray(parts[0])
+        drawn = np.concatenate(parts)
+        order = jax.random.permutation(jax.random.fold_in(rng_key, 3), len(drawn))
+        return jnp.asarray(drawn[np.asarray(order)[:num_samples]])
 
     def draw(self, rng_key: Array) -> tuple[dict[str, Array], Array]:
         """Equal shares of the draws from all members, in random order."""
@@ -167,9 +173,9 @@ class SparseRun(FinishedRun, Generic[_Programs]):
             parts.append((with_hyper(sites, member.fit.hyper, member.reading.factor_names, len(draws)), log_density))
         shapes = [{n: v.shape[1:] for n, v in sites.items()} for sites, _ in parts]
         names = [n for n, shape in shapes[0].items() if all(s.get(n) == shape for s in shapes)]
-        kept = self.order(rng_key, self.num_samples)
-        sites = {n: jnp.concatenate([s[n] for s, _ in parts])[kept] for n in names}
-        return sites, jnp.concatenate([log_density for _, log_density in parts])[kept]
+        in_order = partial(self.in_order, rng_key=rng_key, num_samples=self.num_samples)
+        sites = {n: in_order([s[n] for s, _ in parts]) for n in names}
+        return sites, in_order([log_density for _, log_density in parts])
 
     def state_probabilities(self) -> Array:
         """Probability that each coefficient is in the high state, of shape ``(n,)``; zero where there are no states.
