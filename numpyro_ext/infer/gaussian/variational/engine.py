@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from ....linalg.gaussian.prior import FlatPrior
-from ....structure import ModelStructureError
+from ....structure import LatentGaussianReading, ModelStructureError
 from ....structure.latent_gaussian.form import LatentGaussian
 from ...front.engine import check_one_of
 from ...hyper.space import UnconstrainedSpace
@@ -127,7 +127,7 @@ class VariationalGaussian(Engine):
         self.method = method
         self.covariance = covariance
 
-    def _choose_bounds(self, reading: Any) -> dict[str, SiteBound]:
+    def _choose_bounds(self, reading: LatentGaussianReading) -> dict[str, SiteBound]:
         """How the expectation of each observed site is taken.
 
         :raises ModelStructureError: if there is no such expectation, or the method or covariance does not serve it.
@@ -159,7 +159,7 @@ class VariationalGaussian(Engine):
             check_shared_covariance(_treat(bounds, reading.form(space.unpack(point))) for point in points)
         return sites
 
-    def algorithm(self, reading: Any) -> Algorithm:
+    def algorithm(self, reading: LatentGaussianReading) -> Algorithm:
         sites = self._choose_bounds(reading)
         treat = partial(_treat, tuple(site.bound for site in sites.values()))
         init: Callable[..., Any] = variational_gaussian.init
@@ -185,7 +185,7 @@ def _treat(bounds: tuple[Any, ...], form: LatentGaussian) -> LatentGaussian:
     return form._replace(potentials=tuple(map(with_bound, form.potentials, bounds)))
 
 
-def _check_proper(reading: Any, form: LatentGaussian, method: str) -> None:
+def _check_proper(reading: LatentGaussianReading, form: LatentGaussian, method: str) -> None:
     for block in form.prior:
         if isinstance(block, FlatPrior):
             raise ModelStructureError(
