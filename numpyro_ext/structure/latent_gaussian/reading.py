@@ -107,7 +107,7 @@ class LatentGaussianReading(ModelReading):
                 continue
             others = [self._trace.factors[n].log_prob for n in self.factor_names if n != name]
             behind = set(self._hyper_behind([site.parameters["scale"]])) - set(self._hyper_behind(others))
-            if not behind or self._program.ancestors([site.value]) & set(jax.tree.leaves(self._given)):
+            if not behind or not self._is_known(site.value):  # missing values are imputed by the field
                 continue
             values = np.broadcast_to(self._known_value(site.value), self._program.shape(site.log_prob))
             values = values.reshape(-1)[self._observations_in_use(name)]

@@ -154,7 +154,7 @@ class ModelReading(ABC):
         :raises ModelStructureError: if the mask depends on anything but data.
         """
         atom = self._trace.factors[name].mask
-        if self._program.ancestors([atom]) & set(self._program.inputs):
+        if not self._is_known(atom):
             raise ModelStructureError(
                 f"the mask of observed site '{name}' depends on latent or param sites: masks must be known.", site=name
             )
@@ -182,6 +182,10 @@ class ModelReading(ABC):
                 site=name,
             )
         return found
+
+    def _is_known(self, atom: Atom) -> bool:
+        """Whether a value of the program depends on nothing but data."""
+        return not self._program.ancestors([atom]) & set(self._program.inputs)
 
     def _known_value(self, atom: Atom) -> Array:
         """A value of the program that depends on nothing but data."""
