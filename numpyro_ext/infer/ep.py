@@ -32,11 +32,12 @@ class EP(Engine):
 
     Accepts models in which, given the hyperparameters, some latent sites are jointly Gaussian (the field) and every
     observation depends on the field through one predictor affine in it: generalised linear and multilevel models,
-    Gaussian processes, random walks, with any likelihood of one predictor. Everything else latent, and every ``param``
-    site, is a hyperparameter and is set to the maximum of log evidence plus log prior. Other models are refused at
-    :meth:`run` with a :class:`~numpyro_ext.structure.ModelStructureError` that says why.
+    Gaussian processes, random walks, series in time by ``scan``, with any likelihood of one predictor. Everything else
+    latent, and every ``param`` site, is a hyperparameter and is set to the maximum of log evidence plus log prior.
+    Other models are refused at :meth:`run` with a :class:`~numpyro_ext.structure.ModelStructureError` that says why.
 
-    Each step costs one Cholesky factorisation in the number of observations or of unknowns, whichever is smaller.
+    Each step costs one Cholesky factorisation in the number of observations or of unknowns, whichever is smaller; for
+    long series, one pass over their steps.
 
     The posterior is a Gaussian. Where all factors cut the prior from one side, as with classes that can be separated,
     the exact one is skewed, and deviations by EP can be a fifth too small.

@@ -162,6 +162,15 @@ def test_sites_inside_a_function_that_jax_transforms_are_named(transform: Any) -
     assert caught.value.site == "level"
 
 
+def test_numpy_arrays_that_a_step_indexes_are_found_by_their_line() -> None:
+    def indexed(y: Any) -> None:
+        f = numpyro.sample("f", dist.Normal(0.0, 1.0))
+        scan(lambda _, t: (None, numpyro.sample("y", dist.Normal(f, 1.0), obs=y[t])), None, jnp.arange(len(y)))
+
+    with pytest.raises(ModelStructureError, match=r"data as jax arrays.*y = float64\[6\].*line \d+: scan\(lambda"):
+        read_latent_gaussian(indexed, (X[:, 0],))
+
+
 def test_sites_inside_a_branch_are_named() -> None:
     def branched(y: Any) -> None:
         f = numpyro.sample("f", dist.Normal(0.0, 1.0))

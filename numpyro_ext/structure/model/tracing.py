@@ -24,7 +24,7 @@ from ..errors import ModelStructureError
 from ..families import Family, family_of
 from ..program.program import Constant, make_program
 from .control_flow import Watch
-from .execution import ModelCall, check_call, execution_error
+from .execution import ModelCall, check_call, execution_error, tracing_error
 from .plain_sites import PlainSites, is_scan, to_real
 from .priors import innovation_shape, is_unweighted, location, mask_of, shift_to_value, unwrap
 from .start_values import initial_value
@@ -274,6 +274,8 @@ def inspect_sites(call: ModelCall, init_values: Mapping[str, Any]) -> dict[str, 
         raise
     # NumPyro asserts that plates are not empty.
     except (AssertionError, IndexError, TypeError, ValueError) as error:
+        if isinstance(error, jax.errors.ConcretizationTypeError | jax.errors.TracerArrayConversionError):
+            raise tracing_error(error, call) from error
         raise execution_error(error, watch.last_site, call) from error
     kinds = ("sample", "param", "deterministic", "plate")
     return {n: _inspect(n, {**site, **arrays.get(n, {})}) for n, site in static.items() if site["type"] in kinds}
