@@ -323,7 +323,15 @@ def two_walks(y: Any) -> None:
     numpyro.sample("y", dist.Normal(walks[0] + jnp.linspace(0, 1, len(y)) * walks[1], 1), obs=y)
 
 
-@pytest.mark.parametrize("model", [scan_models.random_walk, sum_of_steps, walk_backwards, two_walks])
+def gaussian_state_space(y: Any) -> None:
+    turn, root = np.array([[1.0, 1.0], [0.0, 0.9]]), np.array([[0.3, 0.0], [0.1, 0.2]])
+    z = numpyro.sample("z", dist.GaussianStateSpace(len(y), turn, scale_tril=root))
+    numpyro.sample("y", dist.Normal(z[:, 0], 1), obs=y)
+
+
+@pytest.mark.parametrize(
+    "model", [scan_models.random_walk, sum_of_steps, walk_backwards, two_walks, gaussian_state_space]
+)
 def test_long_walks_are_state_spaces(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = read_latent_gaussian(model, (PATH,), check=False)
     hyper = plain.initial_hyper()

@@ -19,6 +19,7 @@ from jax.extend.core import ClosedJaxpr
 __all__ = ["OpenedScan", "body_of", "is_long_sum", "layout_of", "sum_step_by_step"]
 
 _SHORTEST_SUM, _MOST_SUMS = 500, 8
+"""Elements at least of a cumulative sum that becomes a scan, and sums side by side at most, which make its state."""
 
 
 def body_of(params: Mapping[str, Any]) -> ClosedJaxpr:
