@@ -11,6 +11,7 @@ import pytest
 from numpyro import handlers
 from numpyro.contrib.control_flow import scan
 
+from numpyro_ext.infer.front.sites import missing_sites
 from numpyro_ext.linalg.gaussian.design import DenseDesign, StateSpaceDesign
 from numpyro_ext.structure import ModelStructureError, read_latent_gaussian
 from numpyro_ext.structure.program import recurrences, state_rows
@@ -276,6 +277,8 @@ def test_sites_beside_the_state_space_keep_their_marginals() -> None:
         numpyro.deterministic("change", jnp.diff(states))
         numpyro.sample("y", dist.Normal(states, 1.0), obs=y)
 
+    long = read_latent_gaussian(model, (jnp.zeros(8000),), check=False)
+    assert "change" not in long.affine_sites and "several steps of a long series" in missing_sites(long)["change"]
     reading = read_latent_gaussian(model, (jnp.zeros(300),), check=False)
     maps = reading.maps({})
     assert isinstance(maps["white"].design, StateSpaceDesign) and not isinstance(

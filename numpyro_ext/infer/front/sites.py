@@ -142,7 +142,9 @@ class PosteriorSites(Mapping[str, SitePosterior]):
 
 
 def missing_sites(
-    reading: ModelReading, otherwise: str = "it is not affine in the field; draws of it are in get_samples()"
+    reading: ModelReading,
+    otherwise: str = "it is not affine in the field, or sees several steps of a long series; draws of it are in "
+    "get_samples()",
 ) -> dict[str, str]:
     """Why sites of a model have no exact posterior, for :class:`PosteriorSites`.
 
