@@ -15,7 +15,7 @@ from numpyro import handlers
 from numpyro.contrib.control_flow import scan
 from numpyro.infer import Predictive
 
-from numpyro_ext.infer import EP, INLA, LaplaceApproximation, cross_validate
+from numpyro_ext.infer import EP, INLA, LaplaceApproximation, VariationalGaussian, cross_validate
 from numpyro_ext.structure import ModelStructureError
 from numpyro_ext.structure.program import state_rows
 from tests.infer.test_state_spaces import smooth
@@ -116,6 +116,23 @@ def test_folds_are_scored_as_those_of_a_matrix(monkeypatch: pytest.MonkeyPatch) 
         engine = EP(masked_counts, hyper_values={"scale": 0.4}, progress_bar=False)
         scores.append(cross_validate(engine, jax.random.key(0), COUNTS, folds=folds, num_folds=3).log_predictive)
     np.testing.assert_allclose(*scores, atol=1e-6)
+
+
+def test_independent_unknowns_are_those_of_a_matrix_and_shared_covariances_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    options: dict[str, Any] = {"hyper_values": {"scale": 0.4}, "progress_bar": False}
+    engines = []
+    for fewest in (8, NUM_STEPS):
+        monkeypatch.setattr(state_rows, "_FEWEST_BLOCKS", fewest)
+        engines.append(VariationalGaussian(masked_counts, covariance="diagonal", **options))
+        engines[-1].run(jax.random.key(0), COUNTS)
+    np.testing.assert_allclose(*(e.log_evidence for e in engines), atol=1e-8)
+    for moment in ("mean", "sd"):
+        np.testing.assert_allclose(*(getattr(e.posterior["x"], moment) for e in engines), atol=1e-8)
+    monkeypatch.undo()
+    with pytest.raises(ModelStructureError, match="the steps of a scan are one"):
+        VariationalGaussian(masked_counts, covariance="shared", **options).run(jax.random.key(0), COUNTS)
 
 
 @pytest.mark.slow
