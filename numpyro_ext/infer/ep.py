@@ -13,6 +13,9 @@ from ..potentials import TemperedPotential
 from ..potentials.vector_rows import VectorRows
 from ..structure import LatentGaussianReading, ModelStructureError, SparseLinearReading
 from ..structure.latent_gaussian.read import LATENT_GAUSSIAN
+from ..structure.model.priors import is_gaussian
+from ..structure.model.search import whole_field
+from ..structure.sparse_linear.priors import is_sparse
 from ..structure.sparse_linear.read import SPARSE_LINEAR
 from .front.engine import BaseEngine
 from .front.many import Dataset
@@ -42,7 +45,12 @@ class EP(Engine):
     The posterior is a Gaussian. Where all factors cut the prior from one side, as with classes that can be separated,
     the exact one is skewed, and deviations by EP can be a fifth too small.
 
-    A model without such a field whose latent sites are sparse coefficients
+    Coefficients whose prior is not Gaussian (Laplace, Student-t, Cauchy, logistic, soft or asymmetric Laplace) are in
+    the field as well: their priors are factors like those of observations. Where a heavy-tailed prior and the data are
+    far apart the posterior has several modes, and a run may end without having converged, which it says. An element
+    of which the data say nothing needs a prior that has a variance.
+
+    A model without any Gaussian site whose latent sites are sparse coefficients
     (:class:`~numpyro_ext.distributions.HiddenMarkovTree`, Laplace, Student-t) behind a linear map with Gaussian noise
     is run by :class:`~numpyro_ext.infer.sparse.tree_engine.TreeFitter`: the prior of all coefficients is one factor,
     and for orthonormal transforms the posterior is exact. ``num_shifts`` and ``average_over`` make it a mixture over
@@ -72,6 +80,23 @@ class EP(Engine):
         >>> ep.get_samples()["slope"].shape
         (1000,)
 
+    A regression with Laplace coefficients is integrated over them, and the scale of their prior is learned:
+
+    .. code-block:: python
+
+        >>> def lasso(x, y=None):
+        ...     tau = numpyro.sample("tau", dist.HalfCauchy(1))
+        ...     level = numpyro.sample("level", dist.Normal(0, 5))
+        ...     b = numpyro.sample("b", dist.Laplace(0, tau).expand([3]))
+        ...     numpyro.sample("y", dist.Normal(level + x @ b, 0.5), obs=y)
+
+        >>> columns = jnp.stack([x, x**2, jnp.cos(x)], axis=1)
+        >>> ep = EP(lasso)
+        >>> ep.run(jax.random.key(0), columns, 1.5 * x)
+        >>> found = ep.posterior["b"]
+        >>> print(f"{found.mean[0]:.2f}, variance {found.variance[0]:.2f}; tau = {ep.hyper['tau'].value:.2f}")
+        1.46, variance 0.02; tau = 0.59
+
     :param model: a NumPyro model.
     :param float damping: fraction of the old site that is kept in a step, in ``[0, 1)``.
     :param bool adapt_damping: whether to damp more while the changes grow from step to step.
@@ -85,7 +110,13 @@ class EP(Engine):
         ``progress_bar``.
     """
 
-    forms = (LATENT_GAUSSIAN, SPARSE_LINEAR)
+    # Coefficients with sparse priors are one factor of the sparse form, where nothing else is in the field.
+    forms = (
+        LATENT_GAUSSIAN._replace(makes_field=lambda fn: is_gaussian(fn) or not is_sparse(fn)),
+        SPARSE_LINEAR._replace(search=whole_field),
+        LATENT_GAUSSIAN,
+        SPARSE_LINEAR,
+    )
 
     def __init__(
         self,

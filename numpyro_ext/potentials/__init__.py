@@ -18,6 +18,7 @@ from .families.binary import BinomialLogitPotential, LogitPotential, ProbitPoten
 from .families.categorical import MultinomialLogitPotential, MultinomialProbitPotential, SoftmaxPotential
 from .families.gaussian import GaussianPotential
 from .families.laplace import LaplacePotential
+from .families.location import AsymmetricLaplacePotential, LogisticPotential, SoftLaplacePotential
 from .families.negative_binomial import NegativeBinomialExpPotential, NegativeBinomialLogitPotential
 from .families.ordinal import (
     AdjacentCategoryPotential,
@@ -58,6 +59,7 @@ from .integrals.normal_interval import NormalInterval, normal_interval  # noqa: 
 
 __all__ = [
     "AdjacentCategoryPotential",
+    "AsymmetricLaplacePotential",
     "BinomialLogitPotential",
     "BohningBound",
     "BoundedPotential",
@@ -76,6 +78,7 @@ __all__ = [
     "LaplacePotential",
     "LogSumExpBound",
     "LogisticBound",
+    "LogisticPotential",
     "LogisticTerms",
     "LogitPotential",
     "MinimumBound",
@@ -90,6 +93,7 @@ __all__ = [
     "ProbitPotential",
     "ProductPredictor",
     "RectifiedLinearPoissonPotential",
+    "SoftLaplacePotential",
     "SoftmaxPotential",
     "StochasticVolatilityPotential",
     "StudentTPotential",

@@ -80,6 +80,14 @@ class Potential:
         """
         return jnp.asarray(True)
 
+    def has_finite_variance(self) -> Array:
+        """Which factors, as functions of the predictor, are densities with a variance, as booleans that broadcast.
+
+        These say where a predictor is without anything else: coefficients of which the data know nothing have no more.
+        Functions that are not known are assumed to have none.
+        """
+        return jnp.asarray(False)
+
     def logistic_terms(self) -> LogisticTerms | None:
         """The factor as a linear function minus logistic log-partitions, or ``None`` if the family is not of that form.
 

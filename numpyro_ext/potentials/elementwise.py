@@ -77,6 +77,9 @@ class DerivedPotential(Potential):
     def has_finite_expectation(self) -> Array:
         return self.base.has_finite_expectation()
 
+    def has_finite_variance(self) -> Array:
+        return self.base.has_finite_variance()
+
     def logistic_terms(self) -> LogisticTerms | None:
         return self.base.logistic_terms()
 
@@ -105,6 +108,10 @@ class TemperedPotential(DerivedPotential):
     def expected_log_density(self, mean: ArrayLike, variance: ArrayLike) -> ExpectedLogDensity:
         value, mean_slope, variance_slope = self.base.expected_log_density(mean, variance)
         return ExpectedLogDensity(self.weight * value, self.weight * mean_slope, self.weight * variance_slope)
+
+    def has_finite_variance(self) -> Array:
+        # a power of a heavy tail may be too heavy
+        return self.base.has_finite_variance() & jnp.asarray(self.is_log_concave)
 
     def logistic_terms(self) -> LogisticTerms | None:
         terms = self.base.logistic_terms()

@@ -1,5 +1,6 @@
 """Reading NumPyro models into the forms that engines run on."""
 
+from . import likelihoods  # noqa: F401  the entries of the registry
 from .bilinear.form import Bilinear
 from .bilinear.read import read_bilinear
 from .bilinear.reading import BilinearReading
@@ -8,9 +9,11 @@ from .errors import ModelStructureError, Reason
 from .families import (
     EXP,
     IDENTITY,
+    LOG_SOFTMAX,
     LOGISTIC,
     PROBIT,
     RECTIFIED_LINEAR,
+    SOFTMAX,
     SOFTPLUS,
     Built,
     Family,
@@ -32,8 +35,10 @@ __all__ = [
     "EXP",
     "IDENTITY",
     "LOGISTIC",
+    "LOG_SOFTMAX",
     "PROBIT",
     "RECTIFIED_LINEAR",
+    "SOFTMAX",
     "SOFTPLUS",
     "AffineMap",
     "Bilinear",

@@ -1,8 +1,9 @@
 """A run that says ``converged=True`` is at a local maximum: random models, judged from NumPyro's density alone.
 
 The evidence is computed anew from :func:`numpyro.infer.util.log_density`, by a dense Hessian at the mode of the field:
-exact where the noise is Gaussian, and elsewhere what Laplace's method says that it maximises. For EP and variational
-Gaussians on other likelihoods the values (not the derivatives) are the engine's own. Derivatives are differences.
+exact where noise and priors are Gaussian, and elsewhere what Laplace's method says that it maximises. For EP and
+variational Gaussians on other factors the values (not the derivatives) are the engine's own. Derivatives are
+differences.
 The bounds of structured mean field and bilinear engines are computed anew from the densities of the model's sites; of
 the latter all of the posterior is judged as well, by derivatives of that.
 """

@@ -1,4 +1,4 @@
-"""Priors that shrink: horseshoes, Laplace, Student-t and Cauchy coefficients."""
+"""Priors that shrink, and those that are typed against extremes: horseshoes, Laplace, Student-t, Cauchy, logistic."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -9,7 +9,9 @@ from numpyro_ext.structure import Reason
 
 from .catalogue import NOT_INTEGRATED, Refusal, published
 
-SPARSE = "EP StructuredMeanField"
+INTEGRATED = "EP VariationalGaussian"
+"""Engines that integrate over coefficients whose prior is not Gaussian, nor smooth and log-concave."""
+SPARSE = f"{INTEGRATED} StructuredMeanField"
 
 
 def _few_of_many():
@@ -21,6 +23,12 @@ def _few_of_many():
 def _few_of_many_classes():
     x, y = _few_of_many()
     return x, (y > 0).astype(int)
+
+
+def _overlapping_classes():
+    rng = np.random.default_rng(111)
+    x = rng.normal(size=(30, 5))
+    return x, (x @ np.array([2.0, 0, 0, -1.5, 0]) + 1.5 * rng.logistic(size=30) > 0).astype(int)
 
 
 @published("NumPyro: horseshoe regression", _few_of_many, "unscaled_betas", "lambdas tau prec_obs", NOT_INTEGRATED)
@@ -62,8 +70,9 @@ def laplace_changes(x, y):
 
 @published(
     "Gelman et al.: a weakly informative Cauchy prior for logistic regression",
-    _few_of_many_classes,
-    refusal=Refusal(Reason.NO_FIELD, None, "Cauchy"),
+    _overlapping_classes,
+    "beta",
+    engines=INTEGRATED,
 )
 def cauchy_logistic(x, y):
     beta = numpyro.sample("beta", dist.Cauchy(0, 2.5).expand([x.shape[1]]))
@@ -72,12 +81,44 @@ def cauchy_logistic(x, y):
 
 @published(
     "rstanarm: Student-t coefficients of a logistic regression",
-    _few_of_many_classes,
-    refusal=Refusal(Reason.NO_FIELD, None, "StudentT"),
+    _overlapping_classes,
+    "beta",
+    engines=INTEGRATED,
 )
 def student_t_logistic(x, y):
     beta = numpyro.sample("beta", dist.StudentT(7, 0, 2.5).expand([x.shape[1]]))
     numpyro.sample("y", dist.Bernoulli(logits=x @ beta), obs=y)
+
+
+@published(
+    "Stan wiki: choice of priors, a learned scale of Laplace coefficients",
+    _few_of_many,
+    "a b",
+    "tau sigma",
+    INTEGRATED,
+)
+def lasso_with_a_learned_scale(x, y):
+    a = numpyro.sample("a", dist.StudentT(3, 0, 5))
+    tau = numpyro.sample("tau", dist.HalfCauchy(1))
+    sigma = numpyro.sample("sigma", dist.HalfNormal(1))
+    with numpyro.plate("columns", x.shape[1]):
+        b = numpyro.sample("b", dist.Laplace(0, tau))
+    numpyro.sample("y", dist.Normal(a + x @ b, sigma), obs=y)
+
+
+@published("brms: a linear model with its default priors of intercept and scale", _few_of_many, "Intercept b", "sigma")
+def brms_defaults(x, y):
+    intercept = numpyro.sample("Intercept", dist.StudentT(3, 0, 2.5))
+    sigma = numpyro.sample("sigma", dist.FoldedDistribution(dist.StudentT(3, 0, 2.5)))
+    b = numpyro.sample("b", dist.Normal(0, 10).expand([5]))
+    numpyro.sample("y", dist.Normal(intercept + (x - x.mean(0)) @ b, sigma), obs=y)
+
+
+@published("brms: logistic priors of a logistic regression", _few_of_many_classes, "Intercept b")
+def logistic_coefficients(x, y):
+    intercept = numpyro.sample("Intercept", dist.Normal(0, 2))
+    b = numpyro.sample("b", dist.Logistic(0, 1), sample_shape=(5,))
+    numpyro.sample("y", dist.BernoulliLogits(intercept + x @ b), obs=y)
 
 
 @published(

@@ -48,5 +48,6 @@ def test_a_model_is_fitted_by_two_engines(name):
         for site, draws in engine.get_samples().items():
             assert np.isfinite(draws).all(), site
         assert engine.diagnostics.converged, engine.diagnostics.messages
-        if engine.hyper and engine_name in GAUSSIAN.split():
+        # sparse coefficients have another state
+        if engine.hyper and engine_name in GAUSSIAN.split() and engine.last_state.search is not None:
             assert _fault(engine, published) is None, engine_name

@@ -9,7 +9,15 @@ import numpy as np
 import pytest
 
 import numpyro_ext.infer as engines
-from numpyro_ext.structure import ModelStructureError, read_bilinear, read_latent_gaussian, read_sparse_linear
+from numpyro_ext.structure import (
+    LatentGaussianReading,
+    ModelStructureError,
+    read_bilinear,
+    read_first,
+    read_latent_gaussian,
+    read_sparse_linear,
+)
+from numpyro_ext.structure.latent_gaussian.read import LATENT_GAUSSIAN
 from numpyro_ext.structure.model.verification import log_densities
 
 from . import GAUSSIAN, MODELS
@@ -34,7 +42,11 @@ def test_a_model_is_read(name):
     assert np.isfinite(log_densities(reading, jax.random.key(1))).any()
     for engine in GAUSSIAN.split():
         try:
-            getattr(engines, engine)(published.model).algorithm(reading)
+            kind = getattr(engines, engine)
+            # Laplace's method reads priors that are not smooth as points
+            own = [form for form in kind.forms if form.reading is LatentGaussianReading]
+            same = own[-1] is LATENT_GAUSSIAN
+            kind(published.model).algorithm(reading if same else read_first(own, published.model, args, check=False))
         except ModelStructureError:
             assert engine not in takers
         else:

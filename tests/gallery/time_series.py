@@ -34,7 +34,7 @@ def stochastic_volatility(returns):
     numpyro.sample("r", dist.StudentT(df=nu, loc=0.0, scale=jnp.exp(s)), obs=returns)
 
 
-@published("Stan user's guide: 2.5, stochastic volatility", _returns, "h_std", "mu phi sigma")
+@published("Stan user's guide: 2.5, stochastic volatility", _returns, "mu h_std", "phi sigma")
 def stochastic_volatility_from_noise(y):
     mu = numpyro.sample("mu", dist.Cauchy(0, 10))
     phi = numpyro.sample("phi", dist.Uniform(-1, 1))

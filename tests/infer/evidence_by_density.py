@@ -10,6 +10,8 @@ from numpyro import handlers
 from numpyro.distributions import biject_to, constraints
 from numpyro.infer.util import log_density
 
+from numpyro_ext.potentials import GaussianPotential
+
 STEP = 0.02
 _NEWTON_STEPS = 40
 
@@ -99,7 +101,8 @@ def false_convergence(engine, name, density, y):
     """What is wrong with the end of a converged run, or nothing."""
     point = np.asarray(ravel_pytree(density.free(engine))[0])
     mean = ravel_pytree(density.means(engine))[0]
-    is_gaussian = type(engine._run.reading.abstract_form.potentials[0]).__name__.startswith("Gaussian")
+    # all factors: observations, and priors that are not Gaussian
+    is_gaussian = all(isinstance(p, GaussianPotential) for p in engine._run.reading.abstract_form.potentials)
 
     def objective(points):
         points = jnp.asarray(points)

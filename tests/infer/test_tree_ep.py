@@ -321,11 +321,15 @@ def test_what_is_refused():
         EP(blurred).run(jax.random.key(0), jnp.ones(3000))
     with pytest.raises(ModelStructureError, match="mask it"):
         EP(learning).run(jax.random.key(0), COEFFICIENTS.at[0].set(jnp.nan))
-    with pytest.raises(ModelStructureError, match="not Gaussian"):
-        EP(counting).run(jax.random.key(0), jnp.ones(3, int))
     with pytest.raises(ModelStructureError, match="no Gaussian latent site.* 'Gamma'.*no site of sparse") as caught:
         EP(rates).run(jax.random.key(0), jnp.ones(3, int))
     assert caught.value.reason is Reason.NO_FIELD
+
+
+def test_coefficients_of_other_observations_are_latent_gaussian():
+    engine = EP(counting, progress_bar=False)
+    engine.run(jax.random.key(0), jnp.ones(3, int))
+    assert engine.tree is None and engine.diagnostics.converged
 
 
 def gaussian_field(data):

@@ -1,7 +1,7 @@
 """Log densities of families in NumPy, as functions of the predictor."""
 
 import numpy as np
-from scipy import special
+from scipy import special, stats
 
 
 def log_sigmoid(x):
@@ -30,3 +30,15 @@ def binomial(count, total):
 def negative_binomial(count, size, shift):
     constant = special.gammaln(count + size) - special.gammaln(size) - special.gammaln(count + 1)
     return lambda x: constant + count * log_sigmoid(x + shift) + size * log_sigmoid(-x - shift)
+
+
+def logistic(observation, scale):
+    return lambda x: log_sigmoid((observation - x) / scale) + log_sigmoid((x - observation) / scale) - np.log(scale)
+
+
+def soft_laplace(observation, scale):
+    return lambda x: np.log(2.0 / (np.pi * scale)) - np.logaddexp((observation - x) / scale, (x - observation) / scale)
+
+
+def asymmetric_laplace(observation, scale, asymmetry):
+    return lambda x: stats.laplace_asymmetric.logpdf(observation, asymmetry, x, scale)

@@ -7,10 +7,12 @@ import pytest
 from scipy import special, stats
 
 from numpyro_ext.potentials import (
+    AsymmetricLaplacePotential,
     BinomialLogitPotential,
     ElementwisePotential,
     GaussianPotential,
     LaplacePotential,
+    LogisticPotential,
     LogitPotential,
     NegativeBinomialExpPotential,
     NegativeBinomialLogitPotential,
@@ -18,12 +20,21 @@ from numpyro_ext.potentials import (
     PoissonSoftplusPotential,
     ProbitPotential,
     RectifiedLinearPoissonPotential,
+    SoftLaplacePotential,
     StochasticVolatilityPotential,
     StudentTPotential,
     TemperedPotential,
 )
 
-from .log_densities import binomial, log_sigmoid, negative_binomial, softplus
+from .log_densities import (
+    asymmetric_laplace,
+    binomial,
+    log_sigmoid,
+    logistic,
+    negative_binomial,
+    soft_laplace,
+    softplus,
+)
 
 needs_float64 = pytest.mark.skipif(not jax.config.jax_enable_x64, reason="checks float64 accuracy")
 
@@ -89,6 +100,21 @@ FAMILIES = {
     "student_t": (
         StudentTPotential(jnp.array([0.5, -3.0]), jnp.array([2.0, 0.05]), jnp.array([4.0, 1.0])),
         [lambda x: stats.t.logpdf(0.5, 4.0, x, 2.0), lambda x: stats.t.logpdf(-3.0, 1.0, x, 0.05)],
+        [0.5, -3.0],
+    ),
+    "logistic": (
+        LogisticPotential(jnp.array([0.5, -3.0]), jnp.array([2.0, 0.05])),
+        [logistic(0.5, 2.0), logistic(-3.0, 0.05)],
+        [0.5, -3.0],
+    ),
+    "soft_laplace": (
+        SoftLaplacePotential(jnp.array([0.5, -3.0]), jnp.array([2.0, 0.05])),
+        [soft_laplace(0.5, 2.0), soft_laplace(-3.0, 0.05)],
+        [0.5, -3.0],
+    ),
+    "asymmetric_laplace": (
+        AsymmetricLaplacePotential(jnp.array([0.5, -3.0]), jnp.array([2.0, 0.05]), jnp.array([2.0, 0.3])),
+        [asymmetric_laplace(0.5, 2.0, 2.0), asymmetric_laplace(-3.0, 0.05, 0.3)],
         [0.5, -3.0],
     ),
     "laplace": (

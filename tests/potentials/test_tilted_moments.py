@@ -7,23 +7,35 @@ import pytest
 from scipy import special, stats
 
 from numpyro_ext.potentials import (
+    AsymmetricLaplacePotential,
     BinomialLogitPotential,
     CumulativeLogitPotential,
     ElementwisePotential,
     GaussianPotential,
     LaplacePotential,
+    LogisticPotential,
     LogitPotential,
     NegativeBinomialExpPotential,
     NegativeBinomialLogitPotential,
     PoissonExpPotential,
     PoissonSoftplusPotential,
     ProbitPotential,
+    SoftLaplacePotential,
     StudentTPotential,
     rectified_linear_poisson_moments,
 )
 
 from .direct_integral import direct_moments, largest_errors
-from .log_densities import binomial, log_sigmoid, negative_binomial, poisson, softplus
+from .log_densities import (
+    asymmetric_laplace,
+    binomial,
+    log_sigmoid,
+    logistic,
+    negative_binomial,
+    poisson,
+    soft_laplace,
+    softplus,
+)
 
 VARIANCES = (1e-8, 0.01, 1.0, 25.0, 1e4, 1e8)
 MEANS = (-30.0, 0.7, 12.0)
@@ -78,6 +90,14 @@ FAMILIES = {
         [0.0, 5.0],
     ),
     "laplace": (LaplacePotential, [(0.0, 1.0), (5.0, 0.05)], _laplace, [0.0, 5.0]),
+    "logistic": (LogisticPotential, [(0.0, 1.0), (5.0, 0.05)], logistic, [0.0, 5.0]),
+    "soft_laplace": (SoftLaplacePotential, [(0.0, 1.0), (5.0, 0.05)], soft_laplace, [0.0, 5.0]),
+    "asymmetric_laplace": (
+        AsymmetricLaplacePotential,
+        [(0.0, 1.0, 2.0), (5.0, 0.05, 0.3)],
+        asymmetric_laplace,
+        [0.0, 5.0],
+    ),
     # The last two: narrow and far from the cavity, where the tilted density has two separate modes.
     "student_t": (
         StudentTPotential,

@@ -35,7 +35,7 @@ def random_learning_model(seed: int) -> tuple[Callable[..., None], Callable[[int
         size = rng.choice([0.1, 1.0, 2.0])
         return OBSERVED[kind][1](rng, size * (rng.normal(size=J)[GROUP] + np.sin(2.0 * X + rng.normal())))
 
-    model.description = f"{seed}: {', '.join(chosen)}, {extra}, {kind}"  # type: ignore[attr-defined]
+    model.description = f"{seed}: {', '.join(chosen)}, {extra}, {kind}, priors {literals.priors}"  # type: ignore[attr-defined]
     return model, draw
 
 
@@ -47,14 +47,20 @@ class Literals:
     def __init__(self, rng: Any) -> None:
         self._forms = [self._FORMS[i] for i in rng.integers(0, len(self._FORMS), size=40)]
         self._scales = [int(i) for i in rng.integers(0, len(SCALES), size=10)]
+        self.priors = [str(name) for name in rng.choice(list(PRIORS), size=2, p=[0.5, *[0.1] * 5])]
         self.rewind()
 
     def rewind(self) -> None:
-        self._number = self._scale = 0
+        self._number = self._scale = self._prior = 0
 
     def __call__(self, value: int) -> Any:
         self._number += 1
         return self._forms[self._number](value)
+
+    def prior(self, location: Any, scale: Any) -> Any:
+        """A prior of coefficients: Gaussian, or a factor on them."""
+        self._prior += 1
+        return PRIORS[self.priors[self._prior - 1]](location, scale, self)
 
     def scale(self, name: str) -> Any:
         """A positive hyperparameter."""
@@ -74,9 +80,19 @@ SCALES: list[Callable[[Literals], Any]] = [
 ]
 
 
+PRIORS: dict[str, Callable[[Any, Any, Literals], Any]] = {
+    "normal": lambda location, scale, c: dist.Normal(location, scale),
+    "laplace": lambda location, scale, c: dist.Laplace(location, scale),
+    "student": lambda location, scale, c: dist.StudentT(c(4), location, scale),
+    "cauchy": lambda location, scale, c: dist.Cauchy(location, scale),
+    "logistic": lambda location, scale, c: dist.Logistic(location, scale),
+    "asymmetric": lambda location, scale, c: dist.AsymmetricLaplace(location, scale, c(2)),
+}
+
+
 def _groups(name: str, c: Literals) -> Any:
     location = numpyro.sample("location", dist.Normal(c(0), c(2)))
-    return numpyro.sample(name, dist.Normal(location, c.scale(f"{name}_scale")).expand([J]))[GROUP]
+    return numpyro.sample(name, c.prior(location, c.scale(f"{name}_scale")).expand([J]))[GROUP]
 
 
 def _scaled(name: str, c: Literals) -> Any:
@@ -106,7 +122,7 @@ def _walk(name: str, c: Literals) -> Any:
 
 
 def _slope(name: str, c: Literals) -> Any:
-    return numpyro.sample(name, dist.Normal(c(0), c(2))) * X
+    return numpyro.sample(name, c.prior(c(0), c(2))) * X
 
 
 FIELDS: dict[str, Callable[[str, Literals], Any]] = {

@@ -154,7 +154,7 @@ def missing_sites(
     return (
         dict.fromkeys(reading.site_shapes, otherwise)
         | dict.fromkeys(reading.hyper, "it is a hyperparameter; see engine.hyper")
-        | dict.fromkeys(reading.factor_names, "it is observed")
+        | dict.fromkeys(reading.observed_names, "it is observed")
     )
 
 

@@ -108,9 +108,9 @@ def cross_validate(
     given = given if isinstance(given, bool) else jnp.asarray(given, bool)
     reading = engine._read(rng_key, args, {**kwargs, mask_argument: given})
     engine.algorithm(reading)  # refuses what it cannot run on
-    if len(reading.factor_names) != 1:
+    if len(reading.observed_names) != 1:
         raise ValueError(
-            f"Cross-validation needs one observed site, the model has {list(reading.factor_names)}. "
+            f"Cross-validation needs one observed site, the model has {list(reading.observed_names)}. "
             "For several, fit each mask with engine.run(...) and score it with engine.log_predictive()."
         )
     shape = tuple(reading.factor_shapes[0])
@@ -136,7 +136,8 @@ def cross_validate(
             data, space.fixed, space.initial(engine.init_values), batch_size=batch_size
         )
 
-        # the rows of an observation follow each other
+        # the rows of an observation follow each other, and those of priors stand behind
+        values = values[:, : assignment.size * readings[0].rows_per_observation[0]]
         values = values.reshape(num_folds, assignment.size, -1).sum(-1)
         scores = jnp.take_along_axis(values, jnp.asarray(assignment.reshape(1, -1)), axis=0)[0]
         scores = jnp.where(keep, scores.reshape(assignment.shape), 0.0)

@@ -37,7 +37,7 @@ from ...linalg.gaussian.prior import FlatPrior, is_valid_prior
 from ...structure.latent_gaussian import LatentGaussian
 from .fit_info import FitInfo
 from .posterior import GaussianPosterior, gaussian_prior
-from .tilting import Tilted, is_log_concave, propose, tilt
+from .tilting import Tilted, is_log_concave, propose, tilt, with_broad_cavities
 
 __all__ = ["Info", "State", "init", "log_evidence", "posterior", "solve", "step"]
 
@@ -256,7 +256,7 @@ def _space(form: LatentGaussian, space: Space, schedule: Schedule) -> Space:
 
 
 def _refresh(form: LatentGaussian, prior: LinearGaussian, precision: Array, shift: Array) -> Marginals:
-    return prior.condition(precision, shift - precision * form.offset).marginals()
+    return with_broad_cavities(form, prior.condition(precision, shift - precision * form.offset).marginals())
 
 
 def _is_proper(marginals: Marginals) -> Array:
@@ -366,9 +366,9 @@ def _sweep_sequentially(
 
         direction = jnp.einsum("bij,bj->bi", covariance, row)
         m, v = jnp.sum(row * mean, -1), jnp.sum(row * direction, -1)
-        # Rows that are not visited get the cavity ratio zero, which keeps their sites.
+        # Rows that are not visited get the variance zero, which keeps their sites.
         here = Marginals(to_rows(m), to_rows(v), to_rows(1.0 - at_row(precision) * v), jnp.zeros((), v.dtype))
-        tilted = tilt(form, here, precision, shift, power)
+        tilted = tilt(form, with_broad_cavities(form, here), precision, shift, power)
         new_precision, new_shift, is_kept = propose(form, precision, shift, tilted, power)
         d_precision = size * at_row(new_precision - precision)
         d_shift = size * at_row(new_shift - shift)

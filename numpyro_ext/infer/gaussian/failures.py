@@ -46,6 +46,12 @@ def explain_failure(reading: LatentGaussianReading, hyper: dict[str, Array]) -> 
         leaves = [leaf for leaf in jax.tree.leaves(potential) if jnp.issubdtype(jnp.result_type(leaf), jnp.inexact)]
         if not all(bool(jnp.all(jnp.isfinite(leaf))) for leaf in leaves):
             return f"The observations or parameters of site {name!r} are not all finite."
+        if name in reading.field and not bool(jnp.all(potential.has_finite_variance())):
+            return (
+                f"The prior of site {name!r} has no variance (Cauchy, or Student-t with two degrees of freedom or "
+                "fewer), which matching moments needs for every element of which the data say nothing: leave these "
+                "out, give more degrees of freedom, or use VariationalGaussian, which needs no variance."
+            )
     return (
         "Prior and data are finite, so the algorithm itself failed: try damping, other starting values (init_values) "
         "or float64 (numpyro.enable_x64())."

@@ -211,8 +211,8 @@ def _diagnose(
 
 
 def _flat_sites(reading: LatentGaussianReading) -> list[str]:
-    prior = reading.abstract_form.prior
-    return [name for name, block in zip(reading.field, prior, strict=True) if isinstance(block, FlatPrior)]
+    blocks = zip(reading.field, reading.abstract_form.prior, strict=True)
+    return [n for n, block in blocks if isinstance(block, FlatPrior) and n not in reading.factor_names]
 
 
 def _skipped_by_site(reading: LatentGaussianReading, info: Any) -> dict[str, np.ndarray]:

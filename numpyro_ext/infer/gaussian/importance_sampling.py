@@ -91,7 +91,7 @@ def estimate(
     :param int num_transitions: transitions at each temperature.
     :param temperatures: a schedule to use instead, strictly increasing from zero to one, ``(num_temperatures + 1,)``.
     :return: the estimate; nan if a prior is not positive definite.
-    :raises ValueError: if a prior is flat, so that there is no evidence to estimate.
+    :raises ValueError: if a prior is flat, or not Gaussian: there is nothing to start from.
 
     >>> import jax
     >>> import jax.numpy as jnp
@@ -109,7 +109,10 @@ def estimate(
     True
     """
     if any(isinstance(block, FlatPrior) for block in form.prior):
-        raise ValueError("A flat prior is improper: it has no evidence, and nothing to start annealing from.")
+        raise ValueError(
+            "Annealing starts from a Gaussian prior, and a part of the field has none: flat priors have no evidence, "
+            "and priors of coefficients that are not Gaussian are factors here."
+        )
     pilot_key, rng_key = random.split(rng_key)
     dtype = form.offset.dtype
     if temperatures is None:

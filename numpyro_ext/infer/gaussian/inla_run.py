@@ -250,7 +250,7 @@ class INLARun(GaussianRun):
             return self._draw_over_points(key, self.num_samples, one_point)
 
         sites, log_density = draw_inside_support(draw, rng_key)
-        return with_hyper(sites, self.space.fixed, self.reading.factor_names, self.num_samples), log_density
+        return with_hyper(sites, self.space.fixed, self.reading.observed_names, self.num_samples), log_density
 
     def log_predictive(self, new: Any = None) -> dict[str, Array]:
         """Log predictive density of the masked observations, or of those of another reading, over the design."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ...structure import LatentGaussianReading, ModelStructureError
+from ...structure.latent_gaussian.read import SMOOTH_LATENT_GAUSSIAN
 from . import laplace
 from .engine import Engine
 from .programs import Algorithm
@@ -16,6 +17,8 @@ class LaplaceApproximation(Engine):
     Accepts the models of :class:`~numpyro_ext.infer.ep.EP` whose likelihoods are twice differentiable. It is cheaper
     than EP and less accurate where posteriors are skewed. Models with a kink in a factor (rectified-linear Poisson,
     Laplace likelihoods) are refused at :meth:`run`: the curvature at the mode says nothing about the posterior there.
+    Logistic and soft Laplace priors of coefficients are integrated over; coefficients with Laplace, Student-t, Cauchy
+    and asymmetric Laplace priors are set to a point, and listed as such.
 
     **Example:**
 
@@ -43,12 +46,21 @@ class LaplaceApproximation(Engine):
         ``progress_bar``.
     """
 
+    forms = (SMOOTH_LATENT_GAUSSIAN,)
+
     def algorithm(self, reading: LatentGaussianReading) -> Algorithm:
         for name, potential in zip(reading.factor_names, reading.abstract_form.potentials, strict=True):
             if not potential.is_smooth:
                 raise ModelStructureError(
                     f"Laplace's method needs the curvature of every factor, and the factor of site {name!r} "
                     f"({type(potential).__name__}) has a kink, where there is none. Use EP, which integrates over it.",
+                    site=name,
+                )
+            if name in reading.field and not potential.is_log_concave:
+                raise ModelStructureError(
+                    f"The prior of site {name!r} ({type(potential).__name__}) is not log-concave, so that the "
+                    "posterior may have several modes, of which Laplace's method sees one. Use EP or "
+                    "VariationalGaussian.",
                     site=name,
                 )
         return Algorithm(

@@ -44,6 +44,8 @@ def by_site(reading: LatentGaussianReading, values: Array, scored: Array) -> dic
     out, start = {}, 0
     families = zip(reading.factor_names, reading.factor_shapes, reading.rows_per_observation, strict=True)
     for name, shape, num_rows in families:
+        if name not in reading.observed_names:  # priors, which stand behind all observations
+            break
         stop = start + int(np.prod(shape)) * num_rows
         has_value = np.repeat(reading.has_value(name).reshape(-1), num_rows)
         kept = jnp.where(scored[start:stop] & has_value, values[start:stop], 0.0)
@@ -81,7 +83,10 @@ def check_same_unknowns(fitted: LatentGaussianReading, new: LatentGaussianReadin
     for name in fitted.field:
         if not _same(old_maps[name], new_maps[name]):
             raise ValueError(f"The prior mean of field site {name!r} is another one on the new arguments. {advice}")
-    if not _same(old_form.prior, new_form.prior):
+    # Priors that are not Gaussian are the factors behind those of observations.
+    old_priors = old_form.prior, old_form.potentials[len(fitted.observed_names) :]
+    new_priors = new_form.prior, new_form.potentials[len(new.observed_names) :]
+    if not _same(old_priors, new_priors):
         raise ValueError(f"The prior of the field {list(fitted.field)} is another one on the new arguments. {advice}")
 
 

@@ -83,7 +83,7 @@ class GaussianRun(FinishedRun):
         """Draws of all sites but the observed ones, and the log density of each."""
         draw = partial(self.programs.draws, *self.inputs, num_samples=self.num_samples)
         sites, log_density = draw_inside_support(draw, rng_key)
-        return with_hyper(sites, self.fit.hyper, self.reading.factor_names, self.num_samples), log_density
+        return with_hyper(sites, self.fit.hyper, self.reading.observed_names, self.num_samples), log_density
 
     def log_predictive(self, new: Any = None) -> dict[str, Array]:
         """Log predictive density of the masked observations, or of those of another reading.

@@ -17,7 +17,7 @@ from ...linalg.gaussian.marginals import Marginals
 from ...potentials.moments import TiltedMoments
 from ...structure.latent_gaussian import LatentGaussian
 
-__all__ = ["Tilted", "is_log_concave", "propose", "tilt"]
+__all__ = ["Tilted", "is_log_concave", "propose", "tilt", "with_broad_cavities"]
 
 
 class Tilted(NamedTuple):
@@ -59,6 +59,22 @@ def tilt(form: LatentGaussian, marginals: Marginals, precision: Array, shift: Ar
     moments = _tilted_moments(form, cavity_mean, cavity_variance, power)
     is_finite = jnp.isfinite(sum(moments))
     return Tilted(moments, observed, is_pinned, is_proper & is_finite & (moments.variance > 0))
+
+
+def with_broad_cavities(form: LatentGaussian, marginals: Marginals) -> Marginals:
+    """The marginals with broad cavities in the place of flat ones, where the factor alone has a variance.
+
+    That is a prior that is a factor, of a coefficient of which nothing else knows anything. Without its site nothing
+    holds the predictor, and the ratio of variances is rounding; a cavity that is broader by the root of that changes
+    the moments of the factor by as little.
+    """
+    floor = jnp.sqrt(jnp.finfo(marginals.variance.dtype).eps)
+    parts = [
+        jnp.broadcast_to(potential.has_finite_variance(), mask.shape)
+        for potential, mask in zip(form.potentials, form.observed, strict=True)
+    ]
+    is_flat = jnp.concatenate(parts) & (jnp.abs(marginals.cavity_ratio) < floor)
+    return marginals._replace(cavity_ratio=jnp.where(is_flat, floor, marginals.cavity_ratio))
 
 
 def propose(

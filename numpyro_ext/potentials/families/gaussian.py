@@ -51,6 +51,9 @@ class GaussianPotential(SuperGaussianPotential):
         residual = (self.observation - jnp.asarray(eta)) / self.scale
         return -0.5 * (residual**2 + _LOG_2PI) - jnp.log(self.scale)
 
+    def has_finite_variance(self) -> Array:
+        return jnp.asarray(True)
+
     def mean(self, eta: ArrayLike) -> Array:
         return jnp.asarray(eta)
 

@@ -51,6 +51,9 @@ class LaplacePotential(SuperGaussianPotential):
     def mean(self, eta: ArrayLike) -> Array:
         return jnp.asarray(eta)
 
+    def has_finite_variance(self) -> Array:
+        return jnp.asarray(True)
+
     def tilted_moments(self, mean: ArrayLike, variance: ArrayLike, power: ArrayLike = 1.0) -> TiltedMoments:
         r"""A mixture of two truncated Gaussians, one on each side of the kink.
 

@@ -48,6 +48,9 @@ class StudentTPotential(SuperGaussianPotential):
         """The location; ``nan`` for one degree of freedom or fewer."""
         return jnp.where(jnp.asarray(self.df) > 1.0, eta, jnp.nan)
 
+    def has_finite_variance(self) -> Array:
+        return jnp.asarray(self.df) > 2.0
+
     def _log_peak(self, df: Array) -> Array:
         return (
             jax.lax.lgamma(0.5 * (df + 1.0))

@@ -5,18 +5,37 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Unpack
 
-from ..model.priors import is_gaussian
+from ..model.priors import factor_potential, is_gaussian
 from ..model.search import Form, ReadOptions, read_first
 from .reading import LatentGaussianReading
 
-__all__ = ["LATENT_GAUSSIAN", "read_latent_gaussian"]
+__all__ = ["LATENT_GAUSSIAN", "SMOOTH_LATENT_GAUSSIAN", "read_latent_gaussian"]
+
+
+def _is_candidate(fn: Any) -> bool:
+    return is_gaussian(fn) or factor_potential(fn) is not None
+
+
+def _is_smooth_candidate(fn: Any) -> bool:
+    prior = factor_potential(fn)
+    return is_gaussian(fn) or (prior is not None and prior.is_smooth and prior.is_log_concave)
+
 
 LATENT_GAUSSIAN = Form(
     LatentGaussianReading,
-    is_gaussian,
-    "the model has no Gaussian latent site (latent sites: {}). This engine needs a field of Normal, "
-    "MultivariateNormal, LowRankMultivariateNormal, GaussianRandomWalk, CAR or flat real sites; use NUTS.",
+    _is_candidate,
+    "the model has no Gaussian latent site (latent sites: {}), nor coefficients with another prior on the real line. "
+    "This engine needs a field of Normal, MultivariateNormal, LowRankMultivariateNormal, GaussianRandomWalk, CAR or "
+    "flat real sites, or of Laplace, StudentT, Cauchy, Logistic, SoftLaplace or AsymmetricLaplace ones; use NUTS.",
 )
+SMOOTH_LATENT_GAUSSIAN = LATENT_GAUSSIAN._replace(
+    is_candidate=_is_smooth_candidate,
+    no_candidate="the model has no Gaussian latent site (latent sites: {}), nor coefficients with another smooth and "
+    "log-concave prior. This engine needs a field of Normal, MultivariateNormal, LowRankMultivariateNormal, "
+    "GaussianRandomWalk, CAR or flat real sites, or of Logistic or SoftLaplace ones; EP and VariationalGaussian take "
+    "Laplace, StudentT, Cauchy and AsymmetricLaplace ones besides; or use NUTS.",
+)
+"""For engines that need one mode and its curvature; sites with other priors are points to them."""
 
 
 def read_latent_gaussian(
@@ -26,6 +45,9 @@ def read_latent_gaussian(
     **options: Unpack[ReadOptions],
 ) -> LatentGaussianReading:
     """Read a model as latent Gaussian: the largest jointly Gaussian field, affine predictors, one factor each.
+
+    Coefficients with another prior about a location (Laplace, Student-t, Cauchy, logistic) are flat unknowns, and their
+    prior is a factor on them like those of observations.
 
     The field is the largest set of latent sites that is jointly Gaussian, and in which every predictor is jointly
     affine, given all other sites; among sets of equal size the one whose factors have closed forms. Everything else

@@ -49,7 +49,8 @@ class LatentGaussianReading(ModelReading):
     Made by :func:`~numpyro_ext.structure.read_latent_gaussian`. What all readings have is described at
     :class:`~numpyro_ext.structure.ModelReading`.
 
-    :ivar factor_names: observed sites, one per family of factors of the form.
+    :ivar observed_names: observed sites that depend on the field.
+    :ivar factor_names: one per family of factors of the form: these, and sites of the field whose prior is a factor.
     :ivar factor_shapes: shapes of the observations of each family.
     :ivar rows_per_observation: how many rows of the form each observation of a family has.
     :ivar affine_sites: field and deterministic sites that are affine in the field.
@@ -101,7 +102,7 @@ class LatentGaussianReading(ModelReading):
         that write a prior as observations of zero; and the hyperparameters on which their scale depends, but no other
         observation."""
         found = {}
-        for name in self.factor_names:
+        for name in self.observed_names:
             site = self._trace.factors[name]
             if site.scale is not None or not {"loc", "scale"} <= set(site.parameters):
                 continue

@@ -1,10 +1,12 @@
-"""Which distributions are Gaussian, and what their location and prior block are."""
+"""Which distributions are Gaussian, or factors on flat unknowns, and what their location and prior block are."""
 
 from __future__ import annotations
 
+import copy
 import math
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
@@ -13,10 +15,15 @@ from numpyro.distributions import constraints
 
 from ...linalg.gaussian.block_diagonal import BlockDiagonal
 from ...linalg.gaussian.prior import CovariancePrior, DiagonalPrior, FlatPrior, PrecisionPrior, PriorBlock
+from ...potentials.base import Potential
+from ..families import IDENTITY, Observations, family_of
 
 __all__ = [
+    "at_location",
     "colour",
+    "factor_potential",
     "innovation_shape",
+    "is_factor",
     "is_gaussian",
     "is_unweighted",
     "location",
@@ -59,6 +66,38 @@ def is_gaussian(fn: Any) -> bool:
     return type(base) in _GAUSSIAN
 
 
+def is_factor(fn: Any) -> bool:
+    """Whether a site of ``fn`` is its location plus innovations with a registered density each, other than a Gaussian.
+
+    Such innovations are flat unknowns of a latent Gaussian form, and their densities factors on them, as those of
+    observations are.
+    """
+    base = unwrap(fn)
+    family = family_of(base)
+    if family is None or family.predictor != "loc" or IDENTITY not in family.links or is_gaussian(fn):
+        return False
+    return not base.event_dim and _is_real(base.support) and not is_unweighted(fn)
+
+
+def factor_potential(fn: Any) -> Potential | None:
+    """The potential of the innovations of ``fn`` with shapes in place of numbers, if they have one."""
+    if not is_factor(fn):
+        return None
+    base, family = unwrap(fn), family_of(unwrap(fn))
+    assert family is not None  # by is_factor
+    parameters = {n: getattr(base, n) for n in family.parameters}
+    observations = Observations(jnp.zeros(jnp.shape(base.loc)), parameters, jnp.ones(()), 1)
+    found: Potential = jax.eval_shape(lambda y: family.build(IDENTITY, y._replace(dimension=1)).potential, observations)
+    return found
+
+
+def at_location(fn: Any, value: Array) -> Any:
+    """The distribution below :func:`unwrap` with another location."""
+    base = copy.copy(unwrap(fn))
+    base.loc, base._validate_args = value, False
+    return base
+
+
 def _is_real(support: Any) -> bool:
     while hasattr(support, "base_constraint"):
         support = support.base_constraint
@@ -97,7 +136,7 @@ def prior_block(fn: Any) -> PriorBlock:
     """Distribution of the innovation of a Gaussian site, flattened in C order, as the model parameterised it."""
     base = unwrap(fn)
     shape = innovation_shape(fn)
-    if isinstance(base, dist.ImproperUniform) or is_unweighted(fn):
+    if isinstance(base, dist.ImproperUniform) or is_unweighted(fn) or is_factor(fn):
         return FlatPrior(math.prod(shape))
     if isinstance(base, dist.Normal | dist.ZeroSumNormal):
         return DiagonalPrior(jnp.broadcast_to(jnp.square(base.scale), shape).reshape(-1))

@@ -60,8 +60,6 @@ class ModelReading(ABC):
 
     structure_key: tuple[Any, ...]
     """Readings with equal keys make the same functions of hyperparameters and data."""
-    factor_names: tuple[str, ...]
-    factor_shapes: tuple[tuple[int, ...], ...]
     opens_scans: ClassVar[bool] = False
     """Whether scans over unknowns are taken apart, for forms that know recurrences."""
 
@@ -90,8 +88,9 @@ class ModelReading(ABC):
         self.data: Sequence[Any] = self._program.data
         self.predictive = unused_sites(self._program, self._trace, self._given, free)
         for name in self.field:
-            if sites[name].is_masked and not is_used(self._program, self._trace, name, [inputs[name]]):
-                raise Conflict(f"site '{name}' is masked, and nothing depends on it.", frozenset([name]), name)
+            has_no_prior_block = sites[name].is_masked or name in self._trace.factors
+            if has_no_prior_block and not is_used(self._program, self._trace, name, [inputs[name]]):
+                raise Conflict(f"nothing depends on site '{name}' but its own density.", frozenset([name]), name)
         self.hyper = {
             s.name: HyperSite(s.shape, s.transform, s.kind == "param", s.init)
             for s in free
@@ -126,7 +125,7 @@ class ModelReading(ABC):
         )
 
     def _sort_factors(self, degrees: Degrees) -> None:
-        """Find the factors that depend on the field; the others are kept as constants or priors."""
+        """Find the factors that depend on the field, observations first; the others are kept as constants or priors."""
         self._constant_factors: list[str] = []
         self._prior_factors: list[str] = []
         found = []
@@ -139,18 +138,19 @@ class ModelReading(ABC):
                 self._prior_factors.append(name)
             else:
                 self._constant_factors.append(name)
-        if not found:
+        self.observed_names = tuple(n for n in found if n not in self.field)
+        if not self.observed_names:
             raise ModelStructureError(
                 f"no observed site depends on the field {list(self.field)}: there is nothing to infer. "
                 "Pass the data (obs=...), or check that the predictor uses these sites."
             )
-        self.factor_names = tuple(found)
-        self.factor_shapes = tuple(self._program.shape(self._trace.factors[n].log_prob) for n in found)
+        self.factor_names = self.observed_names + tuple(n for n in found if n in self.field)
+        self.factor_shapes = tuple(self._program.shape(self._trace.factors[n].log_prob) for n in self.factor_names)
 
     def known_mask(self, name: str) -> np.ndarray:
         """The mask of an observed site, true where it is in use, in the shape of its observations.
 
-        :param str name: one of ``factor_names``.
+        :param str name: one of ``observed_names``.
         :raises ModelStructureError: if the mask depends on anything but data.
         """
         atom = self._trace.factors[name].mask
@@ -163,7 +163,7 @@ class ModelReading(ABC):
     def has_value(self, name: str) -> np.ndarray:
         """Which observations of a site have a value that can be scored, neither NaN nor a code such as -1.
 
-        :param str name: one of ``factor_names``.
+        :param str name: one of ``observed_names``.
         :return: boolean, in the shape of the observations.
         """
         return can_be_scored(self.sites[name], self.factor_shapes[self.factor_names.index(name)])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, TypedDict, TypeVar
 
 import jax
@@ -26,6 +26,7 @@ __all__ = [
     "ReadOptions",
     "field_names",
     "read_first",
+    "whole_field",
 ]
 
 _MAX_ATTEMPTS = 48
@@ -41,6 +42,8 @@ Attempt = Callable[[frozenset[str]], _Reading_co]
 def largest_field(attempt: Attempt[_Reading_co], sizes: Mapping[str, int]) -> _Reading_co:
     """Largest workable field first: drop one site of each conflict at a time.
 
+    Of a conflict of many sites each two are tried alone: sets of sites with a pair that has one need no attempt.
+
     :param sizes: of all candidates.
     """
     order = itertools.count()
@@ -50,12 +53,25 @@ def largest_field(attempt: Attempt[_Reading_co], sizes: Mapping[str, int]) -> _R
     first_error: Conflict | ModelStructureError | None = None
     best: _Reading_co | None = None
     best_score: tuple[int, int] | None = None
-    for _ in range(_MAX_ATTEMPTS):
-        if not queue:
-            break
+    bad_pairs: set[frozenset[str]] = set()
+    num_attempts = 0
+
+    def leave_out_each(sites: Iterable[str], names: frozenset[str]) -> None:
+        for site in sorted(sites):
+            rest = names - {site}
+            if rest and rest not in seen:
+                seen.add(rest)
+                heapq.heappush(queue, (-sum(sizes[n] for n in rest), next(order), rest))
+
+    while queue and num_attempts < _MAX_ATTEMPTS:
         negative_size, _, names = heapq.heappop(queue)
         if best_score is not None and -negative_size < best_score[0]:
             break
+        known = next((pair for pair in bad_pairs if pair <= names), None)
+        if known is not None:
+            leave_out_each(known, names)
+            continue
+        num_attempts += 1
         try:
             reading = attempt(names)
             score = (-negative_size, reading.num_closed_forms)
@@ -63,11 +79,9 @@ def largest_field(attempt: Attempt[_Reading_co], sizes: Mapping[str, int]) -> _R
                 best, best_score = reading, score
         except Conflict as conflict:
             first_error = first_error or conflict
-            for site in sorted(conflict.sites & names):
-                rest = names - {site}
-                if rest and rest not in seen:
-                    seen.add(rest)
-                    heapq.heappush(queue, (-sum(sizes[n] for n in rest), next(order), rest))
+            if len(conflict.sites & names) > 2 and conflict.site not in sizes:
+                bad_pairs |= _bad_pairs(attempt, conflict, names)
+            leave_out_each(conflict.sites & names, names)
         except ModelStructureError as error:
             first_error = first_error or error
     if isinstance(first_error, Conflict) and best is None:
@@ -75,6 +89,36 @@ def largest_field(attempt: Attempt[_Reading_co], sizes: Mapping[str, int]) -> _R
     if best is None:
         raise first_error or ModelStructureError("no field was tried.")
     return best
+
+
+def is_anything(fn: Any) -> bool:
+    """True for every distribution."""
+    return True
+
+
+def whole_field(attempt: Attempt[_Reading_co], sizes: Mapping[str, int]) -> _Reading_co:
+    """All candidates or none, where another form has room for what this one would leave out.
+
+    :param sizes: of all candidates.
+    """
+    try:
+        return attempt(frozenset(sizes))
+    except Conflict as conflict:
+        raise ModelStructureError(str(conflict), site=conflict.site) from conflict
+
+
+def _bad_pairs(attempt: Attempt[_Reading_co], conflict: Conflict, names: frozenset[str]) -> set[frozenset[str]]:
+    """Pairs of the sites of a conflict at an observation that have one there without the others, as in every field."""
+    found = set()
+    for pair in map(frozenset, itertools.combinations(sorted(conflict.sites & names), 2)):
+        try:
+            attempt(pair)
+        except Conflict as alone:
+            if alone.site == conflict.site:
+                found.add(pair)
+        except ModelStructureError:
+            pass
+    return found
 
 
 class Form(NamedTuple, Generic[_Reading_co]):
@@ -88,6 +132,8 @@ class Form(NamedTuple, Generic[_Reading_co]):
     """Says that none does, with ``{}`` for the latent sites there are."""
     search: Callable[[Attempt[_Reading_co], Mapping[str, int]], _Reading_co] = largest_field
     """Tries fields until a model can be read, given the sizes of all candidates."""
+    makes_field: Callable[[Any], bool] = is_anything
+    """Whether a candidate of this distribution is enough to ask for the form; one of the field has to be."""
 
 
 def field_names(field: Sequence[str] | str | None) -> tuple[str, ...] | None:
@@ -146,7 +192,8 @@ def read_first(
     telling = [error for error in refusals if error.reason is not Reason.NO_FIELD]
     if telling or len(refusals) == 1:
         raise (telling or refusals)[0]
-    raise ModelStructureError(" Nor in another form: ".join(map(str, refusals)), reason=Reason.NO_FIELD)
+    words = dict.fromkeys(map(str, refusals))
+    raise ModelStructureError(" Nor in another form: ".join(words), reason=Reason.NO_FIELD)
 
 
 def _read(
@@ -165,11 +212,13 @@ def _read(
 
     if field is None:
         sizes = {n: int(np.prod(s.shape)) for n, s in sites.items() if s.is_candidate}
-        if not sizes:
+        if not any(form.makes_field(inspected[n].prior) for n in sizes):
             raise ModelStructureError(_nothing_to_read(form.no_candidate, sites), reason=Reason.NO_FIELD)
         reading = form.search(attempt, sizes)
     else:
         check_field(field, sites)
+        if not any(form.makes_field(inspected[n].prior) for n in field):
+            raise ModelStructureError(_nothing_to_read(form.no_candidate, sites), reason=Reason.NO_FIELD)
         try:
             reading = attempt(frozenset(field))
         except Conflict as conflict:
@@ -229,7 +278,7 @@ def check_hyper(reading: ModelReading, sites: Mapping[str, SiteInfo]) -> None:
 
     :raises ModelStructureError: naming the site.
     """
-    num_rows = sum(int(np.prod(s)) for s in reading.factor_shapes)
+    num_rows = sum(int(np.prod(s)) for s in reading.factor_shapes[: len(reading.observed_names)])
     for name, site in reading.hyper.items():
         size, info = int(np.prod(site.shape)), sites[name]
         what = f"latent site '{name}' ({info.family}, shape {site.shape})"

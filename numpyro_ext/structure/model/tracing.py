@@ -20,13 +20,14 @@ from numpyro.primitives import Messenger
 
 from ...compilation.quick_jit import holds_little, quick_jit
 from ...compilation.recent import Recent
+from ...linalg.gaussian.prior import FlatPrior
 from ..errors import ModelStructureError
 from ..families import Family, family_of
 from ..program.program import Constant, make_program
 from .control_flow import Watch
 from .execution import ModelCall, check_call, execution_error, tracing_error
 from .plain_sites import PlainSites, is_scan, to_real
-from .priors import innovation_shape, is_unweighted, location, mask_of, shift_to_value, unwrap
+from .priors import at_location, innovation_shape, is_factor, is_unweighted, location, mask_of, shift_to_value, unwrap
 from .start_values import initial_value
 
 __all__ = [
@@ -98,6 +99,7 @@ class ModelTrace(NamedTuple):
     locations: dict[str, Any]
     priors: dict[str, Any]
     factors: dict[str, FactorTrace]
+    """Of all sites outside the field, and of those of the field whose prior is a factor on their innovations."""
     values: dict[str, Any]
 
     def in_order(self, names: Iterable[str]) -> ModelTrace:
@@ -161,8 +163,12 @@ def trace_with_innovations(
                 out.locations[name] = jnp.zeros(()) if is_walk else location(fn)
                 out.priors[name] = prior(fn)
                 out.values[name] = site["value"]
+                if isinstance(out.priors[name], FlatPrior) and is_factor(fn):
+                    # the density of an innovation is that of zero about a location of minus the innovation
+                    innovation = jnp.reshape(innovations[name], innovation_shape(fn))
+                    out.factors[name] = _factor(fn, at_location(fn, -innovation), jnp.zeros(()), None)
             elif site["type"] == "sample":
-                out.factors[name] = _factor(site)
+                out.factors[name] = _factor(site["fn"], unwrap(site["fn"]), jnp.asarray(site["value"]), site["scale"])
                 if not site["is_observed"]:
                     out.values[name] = site["value"]
             elif site["type"] == "deterministic":
@@ -172,14 +178,13 @@ def trace_with_innovations(
     return run
 
 
-def _factor(site: dict[str, Any]) -> FactorTrace:
-    fn = site["fn"]
-    base, value = unwrap(fn), jnp.asarray(site["value"])
+def _factor(fn: Any, base: Any, value: Array, scale: Any) -> FactorTrace:
+    """The factor of a site of distribution ``fn``, which is ``base`` below its wrappers."""
     # of the event dimensions, those of a to_event are elementwise below; those of a vector distribution are not
     event_dim = fn.event_dim - base.event_dim
     shape: tuple[int, ...] = fn.batch_shape + fn.event_shape[:event_dim]
     mask = jnp.asarray(mask_of(fn))
-    scale = None if site["scale"] is None else jnp.asarray(site["scale"])
+    scale = None if scale is None else jnp.asarray(scale)
     if scale is not None:
         scale = jnp.reshape(scale, scale.shape + (1,) * event_dim)
     log_diagonal = jnp.zeros(())

@@ -22,9 +22,7 @@ def unused_sites(
     """
     out = []
     for site in free:
-        if site.kind != "latent" or (site.is_candidate and not site.is_masked):
-            continue
-        if not is_used(program, trace, site.name, jax.tree.leaves(given[site.name])):
+        if site.kind == "latent" and not is_used(program, trace, site.name, jax.tree.leaves(given[site.name])):
             out.append(site.name)
     return tuple(out)
 

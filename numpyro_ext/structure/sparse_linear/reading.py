@@ -16,7 +16,7 @@ from ...potentials.trees.forest import Forest
 from ...potentials.trees.mixture import TreeParameters
 from ..conflict import Conflict
 from ..errors import ModelStructureError
-from ..families import NORMAL
+from ..likelihoods import NORMAL
 from ..model.execution import ModelCall
 from ..model.reading import ModelReading
 from ..model.tracing import FactorTrace, SiteInfo

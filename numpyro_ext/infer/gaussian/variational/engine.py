@@ -38,6 +38,8 @@ class VariationalGaussian(Engine):
     step raises it. ``log_evidence`` is that bound, and hyperparameters are learned by raising it further; the
     ``objective_trace`` of the diagnostics is the bound after each step.
 
+    Priors of coefficients that are not Gaussian (Laplace, Student-t, Cauchy, logistic, ...) are factors of the bound.
+
     The expectations of the log factors are exact (to the accuracy of closed forms and quadrature) or, for logistic
     likelihoods, smaller quantities with a closed form, the local bounds. A step costs what one of EP costs.
 
@@ -134,7 +136,7 @@ class VariationalGaussian(Engine):
         """
         form = compiled_form(reading, reading.initial_hyper())
         names = tuple(reading.factor_names)
-        requested = self.bound if isinstance(self.bound, dict) else dict.fromkeys(names, self.bound)
+        requested = self.bound if isinstance(self.bound, dict) else dict.fromkeys(reading.observed_names, self.bound)
         unknown = [name for name in requested if name not in names]
         if unknown:
             raise ValueError(f"bound names {unknown[0]!r}, which is no observed site; there are {', '.join(names)}.")
@@ -190,6 +192,7 @@ def _check_proper(reading: LatentGaussianReading, form: LatentGaussian, method: 
         if isinstance(block, FlatPrior):
             raise ModelStructureError(
                 f"method={method!r} works with the prior covariance of the predictors, and the field "
-                f"({', '.join(map(repr, reading.field))}) has a part with a flat prior, which has none. "
+                f"({', '.join(map(repr, reading.field))}) has a part whose prior is flat or not Gaussian, which "
+                "has none. "
                 "Use method='natural-gradient' or 'cholesky'."
             )
