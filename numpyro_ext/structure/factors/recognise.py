@@ -56,7 +56,11 @@ class _Match(NamedTuple):
 def recognise(program: Program, degrees: Degrees, traced: FactorTrace, probe: Env) -> Recognised | None:
     """The named potential of a site, or None if it has to be treated by quadrature."""
     family = traced.family
-    if family is None or degrees.of(traced.value) != Degree.CONSTANT:
+    if family is None:
+        return None
+    if degrees.of(traced.value) == Degree.AFFINE:
+        return _residual(program, degrees, family, traced, probe)
+    if degrees.of(traced.value) != Degree.CONSTANT:
         return None
     if [n for n, atom in traced.parameters.items() if degrees.of(atom) != Degree.CONSTANT] != [family.predictor]:
         return None
@@ -68,6 +72,27 @@ def recognise(program: Program, degrees: Degrees, traced: FactorTrace, probe: En
     build = _builder(program, family, traced, leaf, leaf, _Match(IDENTITY))
     shape = program.shape(leaf)
     return Recognised(leaf, _rows(family, np.arange(int(np.prod(shape))).reshape(shape)), build, family.label)
+
+
+def _residual(program: Program, degrees: Degrees, family: Family, traced: FactorTrace, probe: Env) -> Recognised | None:
+    """A location family whose values are of the field, as those that are imputed: zeros are seen of the difference."""
+    shape = program.shape(traced.log_prob)
+    others = {n: degrees.of(atom) for n, atom in traced.parameters.items() if n != family.predictor}
+    if family.is_joint or IDENTITY not in family.links or set(others.values()) - {Degree.CONSTANT}:
+        return None
+    for predictor in _single_passages(program, degrees, traced.log_prob):
+        if program.shape(predictor) != shape:
+            continue
+        values, is_used = _responses(program, traced, predictor, traced.log_prob, probe, _GRID)
+        for sign in (1.0, -1.0):
+            match = _Match(IDENTITY, sign)
+            build = _builder(program, family, traced, predictor, traced.log_prob, match, is_residual=True)
+            built = build(probe, jnp.ones(is_used.size, bool))
+            grid = jnp.asarray(built.sign * _GRID[:, None] + built.shift) * jnp.ones(is_used.size)
+            expected = np.asarray(jax.vmap(built.potential.log_density)(grid))[:, is_used.reshape(-1)]
+            if np.allclose(values, expected, rtol=_tolerance(), atol=_tolerance()):
+                return Recognised(predictor, np.arange(is_used.size), build, f"{family.label}, imputed")
+    return None
 
 
 def _rows(family: Family, index: np.ndarray) -> np.ndarray:
@@ -186,14 +211,21 @@ def _tolerance() -> float:
 
 
 def _builder(
-    program: Program, family: Family, traced: FactorTrace, predictor: int, leaf: Atom, match: _Match
+    program: Program,
+    family: Family,
+    traced: FactorTrace,
+    predictor: int,
+    leaf: Atom,
+    match: _Match,
+    *,
+    is_residual: bool = False,
 ) -> Callable[[Env, Array], Built]:
     dtype = jnp.result_type(float)
 
     def build(env: Env, mask: Array) -> Built:
-        atoms = [traced.value, *(traced.parameters[n] for n in family.parameters)]
-        value, *others = program.evaluate(atoms, env)
         shape = program.shape(traced.log_prob)
+        others = program.evaluate([traced.parameters[n] for n in family.parameters], env)
+        value = jnp.zeros(shape) if is_residual else program.evaluate([traced.value], env)[0]
         # a vector parameter keeps its last axis
         others = [jnp.reshape(v, (-1, *jnp.shape(v)[len(shape) :])) for v in others]
         # as does a value that is a vector
