@@ -22,6 +22,7 @@ from numpyro.infer import MCMC, NUTS, init_to_median
 from tqdm.auto import tqdm
 
 import numpyro_ext.infer as engines
+from numpyro_ext.structure import read_latent_gaussian
 from tests.gallery import GAUSSIAN, MODELS, Published
 
 from .results_table import run_environment
@@ -86,9 +87,8 @@ def _fit(published: Published, name: str) -> dict[str, Any]:
 
 
 def _has_params(published: Published) -> bool:
-    with numpyro.handlers.seed(rng_seed=0), numpyro.handlers.trace() as trace:
-        published.model(*published.data())
-    return any(site["type"] == "param" for site in trace.values())
+    reading = read_latent_gaussian(published.model, published.data())
+    return any(site.is_param for site in reading.hyper.values())
 
 
 def fit_all(work: Path) -> None:
