@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import statsmodels.api as sm
 
-from numpyro_ext.infer.gaussian import expectation_propagation as ep
+from numpyro_ext.infer.gaussian.algorithms import expectation_propagation as ep
 from numpyro_ext.linalg.gaussian.design import DenseDesign
 from numpyro_ext.linalg.gaussian.prior import DiagonalPrior
 from numpyro_ext.potentials import LogitPotential, PoissonExpPotential, ProbitPotential

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Self
 
 import jax
 
-from numpyro_ext.infer.gaussian import expectation_propagation as ep
+from numpyro_ext.infer.gaussian.algorithms import expectation_propagation as ep
 from numpyro_ext.structure.latent_gaussian.form import LatentGaussian
 
 __all__ = ["Compiled", "ProgramLog", "compile_function", "compile_sweep", "program_table"]

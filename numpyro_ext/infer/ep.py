@@ -21,7 +21,7 @@ from .front.engine import BaseEngine
 from .front.many import Dataset
 from .front.run import FinishedRun
 from .front.state import EngineState
-from .gaussian import expectation_propagation
+from .gaussian.algorithms import expectation_propagation
 from .gaussian.engine import Engine, GaussianOptions
 from .gaussian.programs import Algorithm
 from .sparse.mixtures import check_average

@@ -20,8 +20,8 @@ from scipy import stats
 from numpyro_ext.infer import BilinearVG, ranking_scores
 from numpyro_ext.infer.bilinear.cells import Block
 from numpyro_ext.infer.bilinear.prediction import expected_ranks, log_predictive_counts
-from numpyro_ext.infer.front.archive import read_archive
-from numpyro_ext.infer.front.checkpoints import write_checkpoint
+from numpyro_ext.infer.front.files.archive import read_archive
+from numpyro_ext.infer.front.files.checkpoints import write_checkpoint
 from numpyro_ext.models import poisson_factorization
 from numpyro_ext.structure import ModelStructureError
 from tests.infer.bilinear_forms import REFERENCE, factorisation

@@ -12,8 +12,8 @@ import pytest
 from jax import Array
 
 from numpyro_ext.infer import EP, LaplaceApproximation
-from numpyro_ext.infer.front.archive import read_archive, write_archive
-from numpyro_ext.infer.front.checkpoints import read_checkpoint, write_checkpoint
+from numpyro_ext.infer.front.files.archive import read_archive, write_archive
+from numpyro_ext.infer.front.files.checkpoints import read_checkpoint, write_checkpoint
 from numpyro_ext.linalg import LinearOperator, convolution, frozen_pytree, saved_as, select, wavelet_transform
 from numpyro_ext.linalg.operators.convolution import _by_fourier
 from numpyro_ext.potentials.trees.forest import Forest

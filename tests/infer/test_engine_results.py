@@ -10,7 +10,7 @@ import scipy.optimize
 import scipy.stats
 
 from numpyro_ext.infer import EP, LaplaceApproximation
-from numpyro_ext.infer.front.draws import draw_inside_support
+from numpyro_ext.infer.front.answers.draws import draw_inside_support
 
 
 def exact_line(case, scale, level):

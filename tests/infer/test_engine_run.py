@@ -127,7 +127,7 @@ def test_an_interruption_leaves_a_usable_state(counts_case, monkeypatch, hyper_v
     def bar(*args, **kwargs):
         yield Interrupting()
 
-    for module in ("gaussian.fitting", "front.chunks"):
+    for module in ("gaussian.fitting", "front.running.chunks"):
         monkeypatch.setattr(f"numpyro_ext.infer.{module}.progress_bar", bar)
     options = {"hyper_values": hyper_values, "progress_bar": False, "num_steps": 1 if hyper_values else 100}
     engine = EP(counts_case.model, tol=1e-13, **options)

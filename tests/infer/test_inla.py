@@ -14,7 +14,7 @@ from scipy.special import expit, logsumexp
 from scipy.stats import halfnorm, lognorm, multivariate_normal, norm, poisson, skewnorm
 
 from numpyro_ext.infer import INLA, cross_validate
-from numpyro_ext.infer.gaussian.mixture_marginals import MarginalMixture, SkewNormal
+from numpyro_ext.infer.gaussian.inla.mixture_marginals import MarginalMixture, SkewNormal
 from numpyro_ext.infer.hyper.design import central_composite, explore_lattice
 from numpyro_ext.structure import ModelStructureError
 

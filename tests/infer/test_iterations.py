@@ -73,7 +73,7 @@ def test_a_saddle_of_hyperparameters_is_left():
 @pytest.mark.parametrize("engine", [StructuredMeanField, BilinearVG])
 def test_a_saddle_that_cannot_be_left_is_not_called_converged(engine, monkeypatch):
     """Without a search from beside it: an ascent from a higher point would end higher."""
-    monkeypatch.setattr("numpyro_ext.infer.front.learning._MOST_ESCAPES", 0)
+    monkeypatch.setattr("numpyro_ext.infer.front.running.learning._MOST_ESCAPES", 0)
 
     def scale():
         return jnp.exp(numpyro.param("b", 0.0) * numpyro.param("c", 0.0))

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize
 
-from numpyro_ext.infer.gaussian import expectation_propagation as ep
-from numpyro_ext.infer.gaussian import laplace
+from numpyro_ext.infer.gaussian.algorithms import expectation_propagation as ep
+from numpyro_ext.infer.gaussian.algorithms import laplace
 from numpyro_ext.linalg.gaussian.design import DenseDesign
 from numpyro_ext.linalg.gaussian.prior import CovariancePrior, DiagonalPrior, FlatPrior
 from numpyro_ext.potentials import GaussianPotential, LogitPotential, PoissonExpPotential, StudentTPotential

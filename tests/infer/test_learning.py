@@ -11,7 +11,7 @@ import pytest
 from numpyro.distributions import biject_to, constraints
 
 from numpyro_ext.infer import EP, LaplaceApproximation
-from numpyro_ext.infer.front.learning import Climb, _names, learn
+from numpyro_ext.infer.front.running.learning import Climb, _names, learn
 from numpyro_ext.infer.hyper.search import EVALUATIONS_PER_CHUNK, evaluation_fn, init_search, search
 from numpyro_ext.infer.hyper.space import UnconstrainedSpace
 from numpyro_ext.structure import ModelStructureError

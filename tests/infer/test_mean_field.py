@@ -9,7 +9,7 @@ import pytest
 from scipy import optimize
 
 from numpyro_ext.infer import VariationalGaussian
-from numpyro_ext.infer.gaussian.posterior import gaussian_prior
+from numpyro_ext.infer.gaussian.algorithms.posterior import gaussian_prior
 from numpyro_ext.infer.gaussian.variational import natural_gradient as vg
 from numpyro_ext.infer.gaussian.variational.bound import evaluate
 from numpyro_ext.linalg.gaussian.design import DenseDesign, SparseRows

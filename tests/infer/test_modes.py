@@ -8,7 +8,7 @@ import numpyro.distributions as dist
 import pytest
 
 from numpyro_ext.infer import EP, VariationalGaussian
-from numpyro_ext.infer.gaussian.modes import valley_depths
+from numpyro_ext.infer.gaussian.algorithms.modes import valley_depths
 from numpyro_ext.structure import read_latent_gaussian
 
 SQUARES = np.array([4.0, 0.01, 1.0])

@@ -5,7 +5,7 @@ import time
 import jax
 import pytest
 
-from numpyro_ext.infer.front.progress import progress_bar
+from numpyro_ext.infer.front.running.progress import progress_bar
 
 
 def test_it_says_that_it_compiles_and_does_not_count_that_time(capsys):

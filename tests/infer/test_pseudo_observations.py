@@ -10,8 +10,8 @@ import numpyro.distributions as dist
 import pytest
 
 from numpyro_ext.infer import LaplaceApproximation
-from numpyro_ext.infer.gaussian import pseudo_observations
-from numpyro_ext.infer.gaussian.pseudo_observations import explain_powers
+from numpyro_ext.infer.gaussian.algorithms import pseudo_observations
+from numpyro_ext.infer.gaussian.algorithms.pseudo_observations import explain_powers
 from numpyro_ext.infer.hyper.space import UnconstrainedSpace
 from numpyro_ext.linalg import total_variation
 from numpyro_ext.models import poisson_deblurring

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from numpyro_ext.infer.front.archive import read_archive
+from numpyro_ext.infer.front.files.archive import read_archive
 from numpyro_ext.potentials import Forest, LaplacePotential
 from tests.infer.saved_runs import operators, runs
 

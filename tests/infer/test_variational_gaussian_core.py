@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from numpyro_ext.infer.gaussian.posterior import gaussian_prior
+from numpyro_ext.infer.gaussian.algorithms.posterior import gaussian_prior
 from numpyro_ext.infer.gaussian.variational import coordinate_ascent as variational_coordinate
 from numpyro_ext.infer.gaussian.variational import general_optimiser as variational_reference
 from numpyro_ext.infer.gaussian.variational import natural_gradient as vg

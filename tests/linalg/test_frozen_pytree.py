@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 import numpyro_ext
-from numpyro_ext.infer.gaussian.posterior import GaussianPosterior
+from numpyro_ext.infer.gaussian.algorithms.posterior import GaussianPosterior
 from numpyro_ext.linalg.gaussian.design import DenseDesign, SparseRows
 from numpyro_ext.linalg.gaussian.prior import CovariancePrior, DiagonalPrior, FlatPrior, PrecisionPrior
 

@@ -11,7 +11,7 @@ import pytest
 from numpyro import handlers
 from numpyro.contrib.control_flow import scan
 
-from numpyro_ext.infer.front.sites import missing_sites
+from numpyro_ext.infer.front.answers.sites import missing_sites
 from numpyro_ext.linalg.gaussian.design import DenseDesign, StateSpaceDesign
 from numpyro_ext.structure import ModelStructureError, read_latent_gaussian
 from numpyro_ext.structure.program import recurrences, state_rows

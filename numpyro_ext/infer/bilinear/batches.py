@@ -16,8 +16,8 @@ from ...structure.bilinear.form import GaussianSide
 from ...structure.bilinear.read import read_like
 from ...structure.bilinear.reading import BilinearReading
 from ...structure.model.execution import check_key
-from ..front.progress import progress_bar, warn
 from ..front.results import Diagnostics
+from ..front.running.progress import progress_bar, warn
 from ..front.state import EngineState
 from ..hyper.space import UnconstrainedSpace
 from . import steps

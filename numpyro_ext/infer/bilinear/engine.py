@@ -14,12 +14,12 @@ from jax import Array
 from ...structure.bilinear.factors import Unlisted
 from ...structure.bilinear.read import read_bilinear
 from ...structure.bilinear.reading import BilinearReading
-from ..front.checkpoints import read_checkpoint, write_checkpoint
 from ..front.engine import BaseEngine, EngineOptions, check_at_least, check_one_of, check_positive, default_tolerance
-from ..front.iterations import Iterations, StepInfo, fit_in_chunks, judge
+from ..front.files.checkpoints import read_checkpoint, write_checkpoint
+from ..front.files.saved_runs import fit_from_content
 from ..front.programs import compiled
 from ..front.run import ask
-from ..front.saved_runs import fit_from_content
+from ..front.running.iterations import Iterations, StepInfo, fit_in_chunks, judge
 from ..front.state import EngineState, Fit, check_init_state, data_digest
 from ..hyper.space import UnconstrainedSpace
 from . import sweeps as core

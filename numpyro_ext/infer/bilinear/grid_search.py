@@ -13,7 +13,7 @@ import numpy as np
 from jax import Array
 
 from ...structure.model.execution import check_key
-from ..front.progress import progress_bar, warn
+from ..front.running.progress import progress_bar, warn
 from .engine import BilinearVG
 
 __all__ = ["Candidate", "GridSearch", "grid_search"]

@@ -12,9 +12,9 @@ from jax import Array, lax
 from ...compilation.quick_jit import quick_jit
 from ...structure.bilinear.form import Bilinear
 from ...structure.bilinear.reading import BilinearReading
-from ..front.iterations import Parts, StepInfo
 from ..front.programs import compiled
 from ..front.results import at_values
+from ..front.running.iterations import Parts, StepInfo
 from ..hyper import search as hyper_search
 from ..hyper.space import UnconstrainedSpace
 from . import steps
@@ -240,7 +240,8 @@ class BilinearPrograms:
 
 
 def parts(state: core.State) -> Parts:
-    """What determines the objective, for the judge: see :class:`~numpyro_ext.infer.front.iterations.Iterations`."""
+    """What determines the objective, for the judge; see
+    :class:`~numpyro_ext.infer.front.running.iterations.Iterations`."""
     blocks = state.rows, state.columns
     sizes = [float(np.sqrt(np.mean(np.square(b.mean)) + np.mean(_variances(b)))) or 1.0 for b in blocks]
     covariances = tuple(b.covariance for b in blocks if b.covariance is not None)

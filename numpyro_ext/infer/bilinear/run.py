@@ -16,11 +16,11 @@ from ...structure.bilinear.factors import Unlisted
 from ...structure.bilinear.form import Bilinear
 from ...structure.bilinear.read import read_like
 from ...structure.bilinear.reading import BilinearReading
-from ..front.draws import finite_draws, with_hyper
-from ..front.progress import warn
+from ..front.answers.draws import finite_draws, with_hyper
+from ..front.answers.sites import PosteriorSites, SitePosterior, missing_sites
 from ..front.results import Diagnostics
 from ..front.run import FinishedRun
-from ..front.sites import PosteriorSites, SitePosterior, missing_sites
+from ..front.running.progress import warn
 from ..front.state import EngineState, Fit, data_digest
 from ..hyper.space import UnconstrainedSpace
 from . import sweeps as core

@@ -16,16 +16,16 @@ from jax.typing import ArrayLike
 
 from ...linalg.operators.operator import LinearOperator
 from ...structure.model.search import Form, field_names, read_first
-from .archive import read_archive, write_archive
-from .arviz import ArviZInterface
+from .answers.arviz import ArviZInterface
+from .answers.points import warn_of_points
+from .answers.sites import PosteriorSites
+from .answers.summary import format_summary
+from .files.archive import read_archive, write_archive
 from .many import Dataset, Fits, as_datasets, collect_fits
-from .points import warn_of_points
-from .progress import warn
 from .results import Diagnostics, HyperEstimate, LogEvidence
 from .run import FinishedRun
-from .sites import PosteriorSites
+from .running.progress import warn
 from .state import EngineState
-from .summary import format_summary
 
 __all__ = ["BaseEngine", "EngineOptions", "check_at_least", "check_one_of", "check_positive", "default_tolerance"]
 

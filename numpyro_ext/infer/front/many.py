@@ -12,9 +12,9 @@ import jax
 import numpy as np
 from jax import Array
 
-from .chunks import Interruption
-from .progress import progress_bar, warn
 from .run import FinishedRun
+from .running.chunks import Interruption
+from .running.progress import progress_bar, warn
 
 __all__ = ["Dataset", "Fits", "as_datasets", "collect_fits"]
 

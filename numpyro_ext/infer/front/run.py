@@ -18,11 +18,11 @@ from ...linalg.cholesky import LARGEST_DENSE
 from ...linalg.operators.operator import LinearOperator
 from ...structure.model.reading import ModelReading
 from ..hyper.space import UnconstrainedSpace
-from .draws import with_predictive
-from .points import point_sites
+from .answers.draws import with_predictive
+from .answers.points import point_sites
+from .answers.sites import PosteriorSites, SitePosterior
+from .files.saved_runs import fit_to_content
 from .results import Diagnostics, HyperEstimate, LogEvidence
-from .saved_runs import fit_to_content
-from .sites import PosteriorSites, SitePosterior
 from .state import Fit
 
 __all__ = ["FinishedRun", "ask", "hyper_estimates"]

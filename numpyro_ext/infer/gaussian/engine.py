@@ -14,15 +14,15 @@ from ...structure import LatentGaussianReading, ModelStructureError
 from ...structure.latent_gaussian.read import LATENT_GAUSSIAN
 from ...structure.model.search import Form
 from ..front.engine import BaseEngine, EngineOptions, check_at_least, check_positive, default_tolerance
+from ..front.files.saved_runs import fit_from_content
 from ..front.many import Dataset
-from ..front.progress import warn
 from ..front.run import FinishedRun
-from ..front.saved_runs import fit_from_content
+from ..front.running.progress import warn
 from ..front.state import EngineState
 from ..hyper.space import UnconstrainedSpace
+from .algorithms.modes import explain_two_modes
 from .fitting import RunOptions, check_skipped, fit
 from .many import Begun, begin_together, check_alike
-from .modes import explain_two_modes
 from .programs import Algorithm, Programs, compiled_programs
 from .run import GaussianRun
 

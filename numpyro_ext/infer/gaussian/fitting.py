@@ -12,16 +12,16 @@ from jax import Array
 
 from ...linalg.gaussian.prior import FlatPrior
 from ...structure import LatentGaussianReading, ModelReading
-from ..front.chunks import run_in_chunks
-from ..front.learning import Climb, learn
-from ..front.progress import progress_bar, warn
 from ..front.results import Diagnostics, HyperDiagnostics
+from ..front.running.chunks import run_in_chunks
+from ..front.running.learning import Climb, learn
+from ..front.running.progress import progress_bar, warn
 from ..front.state import EngineState, Fit, check_init_state, data_digest
 from ..hyper.space import UnconstrainedSpace
+from .algorithms.pseudo_observations import explain_powers
 from .failures import not_finite_error
 from .many import Begun
 from .programs import Programs
-from .pseudo_observations import explain_powers
 
 __all__ = ["RunOptions", "check_skipped", "fit"]
 

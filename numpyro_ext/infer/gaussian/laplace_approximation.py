@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...structure import LatentGaussianReading, ModelStructureError
 from ...structure.latent_gaussian.read import SMOOTH_LATENT_GAUSSIAN
-from . import laplace
+from .algorithms import laplace
 from .engine import Engine
 from .programs import Algorithm
 

@@ -11,7 +11,7 @@ import numpy as np
 from jax import Array
 
 from ...structure import LatentGaussianReading
-from ..front.chunks import Chunks
+from ..front.running.chunks import Chunks
 from ..hyper.search import SearchState
 from ..hyper.space import UnconstrainedSpace
 from .programs import Programs

@@ -17,8 +17,8 @@ from ...structure.latent_gaussian.form import AffineMap, LatentGaussian
 from ..hyper import search as hyper_search
 from ..hyper.search import EVALUATIONS_PER_CHUNK, Evaluation, SearchState
 from ..hyper.space import UnconstrainedSpace
-from .fit_info import FitInfo
-from .prediction import log_predictive_factors
+from .algorithms.fit_info import FitInfo
+from .answers.prediction import log_predictive_factors
 
 __all__ = ["Algorithm", "FitInfo", "PointFit", "Programs", "compiled_form", "compiled_programs"]
 

@@ -13,11 +13,11 @@ from numpyro.infer import psis_diagnostic
 from numpyro.infer.autoguide import AutoMultivariateNormal
 
 from ...structure import LatentGaussianReading
-from ..front.draws import draw_inside_support, with_hyper
+from ..front.answers.draws import draw_inside_support, with_hyper
+from ..front.answers.sites import PosteriorSites, SitePosterior, missing_sites
 from ..front.run import FinishedRun
-from ..front.sites import PosteriorSites, SitePosterior, missing_sites
-from .guide import field_importance_pair, fitted_guide
-from .prediction import by_site, check_same_unknowns
+from .answers.guide import field_importance_pair, fitted_guide
+from .answers.prediction import by_site, check_same_unknowns
 from .programs import Algorithm, Programs
 
 __all__ = ["GaussianRun"]

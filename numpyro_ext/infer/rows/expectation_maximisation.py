@@ -20,7 +20,7 @@ from jax import Array
 
 from ...optional import optional
 from ...potentials import GaussianPotential
-from ..front.progress import progress_bar as progress
+from ..front.running.progress import progress_bar as progress
 from .expectation import expectation_step, initial_modes, initial_posteriors, shared_posteriors
 from .maximisation import Parameter, loading_penalty, maximisation_step, scatter
 from .minibatches import fit_in_batches

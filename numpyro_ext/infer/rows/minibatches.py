@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, random
 
-from ..front.progress import progress_bar
+from ..front.running.progress import progress_bar
 from .expectation import expectation_step, initial_posteriors
 from .maximisation import (
     ColumnStatistics,

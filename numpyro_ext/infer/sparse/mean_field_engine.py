@@ -14,10 +14,10 @@ from ...linalg.solvers.posterior_precision import has_diagonal_gram
 from ...structure import SparseLinearReading
 from ...structure.sparse_linear.read import SPARSE_LINEAR
 from ..front.engine import BaseEngine, EngineOptions, check_at_least, check_one_of, check_positive, default_tolerance
-from ..front.iterations import Iterations, Parts, fit_in_chunks, judge
+from ..front.files.saved_runs import fit_from_content
 from ..front.programs import compiled
 from ..front.results import at_values
-from ..front.saved_runs import fit_from_content
+from ..front.running.iterations import Iterations, Parts, fit_in_chunks, judge
 from ..front.state import EngineState, check_init_state, data_digest
 from ..hyper.space import UnconstrainedSpace
 from . import mean_field as core

@@ -14,7 +14,7 @@ from ...linalg.operators.operator import LinearOperator
 from ...linalg.solvers.perturb_and_map import draw_perturbations, perturb_and_map
 from ...linalg.solvers.posterior_precision import PosteriorPrecision, gram_diagonal
 from ...structure import SparseLinearReading
-from ..front.iterations import StepInfo
+from ..front.running.iterations import StepInfo
 from ..hyper import search as hyper_search
 from ..hyper.space import UnconstrainedSpace
 from . import mean_field as core

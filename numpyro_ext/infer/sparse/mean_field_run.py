@@ -9,7 +9,7 @@ import numpy as np
 from jax import Array
 
 from ...linalg.operators.operator import LinearOperator
-from ..front.draws import finite_draws
+from ..front.answers.draws import finite_draws
 from ..front.results import LogEvidence
 from .mean_field_programs import MeanFieldPrograms
 from .run import Member, SparseRun

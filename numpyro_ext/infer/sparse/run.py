@@ -13,10 +13,10 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from ...structure import SparseLinearReading
-from ..front.draws import with_hyper
+from ..front.answers.draws import with_hyper
+from ..front.answers.sites import PosteriorSites, SitePosterior, missing_sites
+from ..front.files.saved_runs import outcome_to_content
 from ..front.run import FinishedRun
-from ..front.saved_runs import outcome_to_content
-from ..front.sites import PosteriorSites, SitePosterior, missing_sites
 from ..front.state import Fit
 from ..hyper.space import UnconstrainedSpace
 from .programs import Inputs, SparsePrograms

@@ -17,11 +17,11 @@ from ...linalg.cholesky import LARGEST_DENSE
 from ...linalg.solvers.posterior_precision import has_diagonal_gram
 from ...structure import ModelStructureError, SparseLinearReading, read_sparse_linear
 from ..front.engine import default_tolerance
-from ..front.learning import Climb, Learned, learn
+from ..front.files.saved_runs import diagnostics_from_content, state_from_content
 from ..front.programs import compiled
-from ..front.progress import progress_bar
 from ..front.results import Diagnostics, at_values
-from ..front.saved_runs import diagnostics_from_content, state_from_content
+from ..front.running.learning import Climb, Learned, learn
+from ..front.running.progress import progress_bar
 from ..front.state import EngineState, Fit, check_init_state, data_digest
 from ..hyper.space import UnconstrainedSpace
 from .mixtures import TreeMember, TreeRun

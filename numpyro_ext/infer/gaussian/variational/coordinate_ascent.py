@@ -19,8 +19,8 @@ from jax import Array, lax
 from ....linalg.gaussian.marginals import relative_change
 from ....linalg.gaussian.observation_space import ObservationSpace
 from ....structure.latent_gaussian.form import LatentGaussian
-from ..fit_info import FitInfo
-from ..posterior import gaussian_prior
+from ..algorithms.fit_info import FitInfo
+from ..algorithms.posterior import gaussian_prior
 from . import natural_gradient as vg
 from .bound import evaluate, expected_log_factors, is_finite, site_floor
 

@@ -23,8 +23,8 @@ from ....linalg.gaussian.prior import is_valid_prior
 from ....structure.latent_gaussian.form import Blocks, LatentGaussian
 from ...hyper import search
 from ...hyper.search import Evaluation, SearchState
-from ..fit_info import FitInfo
-from ..posterior import gaussian_prior
+from ..algorithms.fit_info import FitInfo
+from ..algorithms.posterior import gaussian_prior
 from . import natural_gradient as vg
 from .bound import Point, expected_log_factors, linearised_sum, optimal_sites
 

@@ -39,8 +39,8 @@ from ....linalg.gaussian.marginals import relative_change
 from ....linalg.gaussian.mean_field_space import MeanFieldSpace, expected_log_prior
 from ....linalg.gaussian.prior import is_valid_prior
 from ....structure.latent_gaussian import LatentGaussian
-from ..fit_info import FitInfo
-from ..posterior import Covariance, GaussianPosterior, gaussian_prior
+from ..algorithms.fit_info import FitInfo
+from ..algorithms.posterior import Covariance, GaussianPosterior, gaussian_prior
 from .anderson import History, empty_history, mixing_correction, remember
 from .bound import (
     Point,

@@ -9,8 +9,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from ..state import EngineState, fits, rebuilt
 from .archive import read_archive, write_archive
-from .state import EngineState, fits, rebuilt
 
 __all__ = ["read_checkpoint", "write_checkpoint"]
 

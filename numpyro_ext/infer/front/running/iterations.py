@@ -5,7 +5,7 @@ on a saddle as well as on a maximum. Near such a point one iteration is a linear
 objective curves upwards in some direction if and only if the map has an eigenvalue above one (it is :math:`I + M H`
 with ``H`` the second derivatives and a positive ``M``). A few iterations from beside the end show its largest ones
 (Arnoldi), and the objective itself, a little to either side, decides. All else is the judge of
-:mod:`~numpyro_ext.infer.front.learning`.
+:mod:`~numpyro_ext.infer.front.running.learning`.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from ..hyper.search import Curvature, Evaluation, SearchState
-from ..hyper.space import UnconstrainedSpace
+from ...hyper.search import Curvature, Evaluation, SearchState
+from ...hyper.space import UnconstrainedSpace
+from ..results import Diagnostics
+from ..state import EngineState, Fit
 from .chunks import run_in_chunks
 from .learning import Climb, learn
 from .progress import progress_bar
-from .results import Diagnostics
-from .state import EngineState, Fit
 
 __all__ = ["Iterations", "StepInfo", "fit_in_chunks", "judge"]
 

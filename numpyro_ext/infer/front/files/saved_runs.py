@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from ...structure.model.reading import ModelReading
-from ..hyper.space import UnconstrainedSpace
-from .results import Diagnostics, HyperDiagnostics
-from .state import EngineState, Fit, as_numbers, fits, rebuilt
+from ....structure.model.reading import ModelReading
+from ...hyper.space import UnconstrainedSpace
+from ..results import Diagnostics, HyperDiagnostics
+from ..state import EngineState, Fit, as_numbers, fits, rebuilt
 
 __all__ = [
     "diagnostics_from_content",

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from numpyro.distributions import constraints
 
-from ..hyper.space import UnconstrainedSpace
-from .progress import warn
-from .results import Diagnostics
+from ...hyper.space import UnconstrainedSpace
+from ..results import Diagnostics
+from ..running.progress import warn
 
 __all__ = ["point_sites", "warn_of_points"]
 

@@ -21,8 +21,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from ...structure.latent_gaussian.form import AffineMap, LatentGaussian
-from .posterior import GaussianPosterior
+from ....structure.latent_gaussian.form import AffineMap, LatentGaussian
+from ..algorithms.posterior import GaussianPosterior
 
 __all__ = ["MarginalMoments", "gaussian_marginals", "simplified_laplace_marginals"]
 

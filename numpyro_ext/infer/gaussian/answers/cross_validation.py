@@ -10,11 +10,11 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
-from ...structure.model.execution import check_key
-from ..front.progress import progress_bar, warn
+from ....structure.model.execution import check_key
+from ...front.running.progress import progress_bar, warn
 
 if TYPE_CHECKING:
-    from .engine import Engine
+    from ..engine import Engine
 
 __all__ = ["CrossValidation", "cross_validate", "random_folds"]
 

@@ -13,9 +13,9 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
-from ...linalg.gaussian.marginals import Marginals
-from ...potentials.moments import TiltedMoments
-from ...structure.latent_gaussian import LatentGaussian
+from ....linalg.gaussian.marginals import Marginals
+from ....potentials.moments import TiltedMoments
+from ....structure.latent_gaussian import LatentGaussian
 
 __all__ = ["Tilted", "is_log_concave", "propose", "tilt", "with_broad_cavities"]
 

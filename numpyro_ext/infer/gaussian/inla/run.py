@@ -14,15 +14,15 @@ import numpy as np
 from jax import Array, random
 from jax.scipy.special import logsumexp
 
-from ..front.draws import draw_inside_support, with_hyper
-from ..front.results import Diagnostics, LogEvidence
-from ..front.sites import PosteriorSites, missing_sites
-from ..hyper.design import PROBE, Design, central_composite, explore_lattice, stretch
+from ...front.answers.draws import draw_inside_support, with_hyper
+from ...front.answers.sites import PosteriorSites, missing_sites
+from ...front.results import Diagnostics, LogEvidence
+from ...hyper.design import PROBE, Design, central_composite, explore_lattice, stretch
+from ..answers.prediction import by_site, check_same_unknowns
+from ..programs import PointFit
+from ..run import GaussianRun
 from .mixture_marginals import MarginalMixture
 from .mixture_posteriors import HyperPosterior, MixturePosterior
-from .prediction import by_site, check_same_unknowns
-from .programs import PointFit
-from .run import GaussianRun
 from .simplified_laplace import gaussian_marginals, simplified_laplace_marginals
 
 __all__ = ["DesignName", "DesignOptions", "INLARun", "Marginal"]

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ...linalg.saved_names import class_of, field_names, name_of
+from ....linalg.saved_names import class_of, field_names, name_of
 
 __all__ = ["FORMAT_VERSION", "read_archive", "write_archive"]
 

@@ -5,7 +5,7 @@ parameters are such that the Gaussian with all sites has the mean and variance o
 which factor ``i`` is exact. The functions here are pure; options that change what is compiled are keywords.
 
 >>> import jax.numpy as jnp
->>> from numpyro_ext.infer.gaussian import expectation_propagation as ep
+>>> from numpyro_ext.infer.gaussian.algorithms import expectation_propagation as ep
 >>> from numpyro_ext.linalg.gaussian.design import DenseDesign
 >>> from numpyro_ext.linalg.gaussian.prior import DiagonalPrior
 >>> from numpyro_ext.potentials import ProbitPotential
@@ -31,10 +31,10 @@ import numpy as np
 from jax import Array, lax
 from jax.typing import ArrayLike
 
-from ...linalg.gaussian.conditioning import LinearGaussian, Space, choose_space
-from ...linalg.gaussian.marginals import Marginals, relative_change
-from ...linalg.gaussian.prior import FlatPrior, is_valid_prior
-from ...structure.latent_gaussian import LatentGaussian
+from ....linalg.gaussian.conditioning import LinearGaussian, Space, choose_space
+from ....linalg.gaussian.marginals import Marginals, relative_change
+from ....linalg.gaussian.prior import FlatPrior, is_valid_prior
+from ....structure.latent_gaussian import LatentGaussian
 from .fit_info import FitInfo
 from .posterior import GaussianPosterior, gaussian_prior
 from .tilting import Tilted, is_log_concave, propose, tilt, with_broad_cavities

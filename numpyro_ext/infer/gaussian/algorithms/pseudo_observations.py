@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ...linalg.gaussian.design import DenseDesign, StateSpaceDesign
-from ...structure import LatentGaussianReading
-from ..hyper.space import UnconstrainedSpace
+from ....linalg.gaussian.design import DenseDesign, StateSpaceDesign
+from ....structure import LatentGaussianReading
+from ...hyper.space import UnconstrainedSpace
 
 __all__ = ["explain_powers"]
 

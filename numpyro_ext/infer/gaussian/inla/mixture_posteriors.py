@@ -11,7 +11,7 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
-from ..front.sites import SitePosterior, probabilities
+from ...front.answers.sites import SitePosterior, probabilities
 from .mixture_marginals import MarginalMixture
 
 __all__ = ["HyperPosterior", "MixturePosterior"]

@@ -16,12 +16,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from ...structure import ModelStructureError
-from ..hyper import search as hyper_search
-from ..hyper.search import EVALUATIONS_PER_CHUNK, Curvature, SearchState
-from ..hyper.space import UnconstrainedSpace
+from ....structure import ModelStructureError
+from ...hyper import search as hyper_search
+from ...hyper.search import EVALUATIONS_PER_CHUNK, Curvature, SearchState
+from ...hyper.space import UnconstrainedSpace
+from ..results import HyperDiagnostics
 from .chunks import Interruption
-from .results import HyperDiagnostics
 
 __all__ = ["Climb", "Learned", "learn"]
 

@@ -8,13 +8,13 @@ from typing import Any, Literal, overload
 import jax
 from jax import Array
 
-from ...linalg.frozen_pytree import frozen_pytree
-from ...linalg.gaussian.coefficient_space import CoefficientPosterior
-from ...linalg.gaussian.conditioning import LinearGaussian, LinearGaussianPosterior, Space, linear_gaussian
-from ...linalg.gaussian.design import AnyDesign, DenseDesign, StateSpaceDesign
-from ...linalg.gaussian.mean_field_space import MeanFieldPosterior, MeanFieldSpace
-from ...linalg.gaussian.state_space import StatePosterior
-from ...structure.latent_gaussian import AffineMap, LatentGaussian
+from ....linalg.frozen_pytree import frozen_pytree
+from ....linalg.gaussian.coefficient_space import CoefficientPosterior
+from ....linalg.gaussian.conditioning import LinearGaussian, LinearGaussianPosterior, Space, linear_gaussian
+from ....linalg.gaussian.design import AnyDesign, DenseDesign, StateSpaceDesign
+from ....linalg.gaussian.mean_field_space import MeanFieldPosterior, MeanFieldSpace
+from ....linalg.gaussian.state_space import StatePosterior
+from ....structure.latent_gaussian import AffineMap, LatentGaussian
 
 __all__ = ["LARGEST_DENSE_COVARIANCE", "Covariance", "GaussianPosterior", "gaussian_prior"]
 

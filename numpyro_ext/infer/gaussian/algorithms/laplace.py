@@ -5,7 +5,7 @@ The posterior is approximated by the Gaussian at its mode with the curvature the
 observations, :math:`e = C A^T a`, so that no covariance is inverted, or whitened unknowns.
 
 >>> import jax.numpy as jnp
->>> from numpyro_ext.infer.gaussian import laplace
+>>> from numpyro_ext.infer.gaussian.algorithms import laplace
 >>> from numpyro_ext.linalg.gaussian.design import DenseDesign
 >>> from numpyro_ext.linalg.gaussian.prior import DiagonalPrior
 >>> from numpyro_ext.potentials import ProbitPotential
@@ -27,9 +27,9 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jax import Array, lax
 
-from ...linalg.gaussian.conditioning import LinearGaussian, Space
-from ...linalg.gaussian.prior import FlatPrior, is_valid_prior
-from ...structure.latent_gaussian import LatentGaussian
+from ....linalg.gaussian.conditioning import LinearGaussian, Space
+from ....linalg.gaussian.prior import FlatPrior, is_valid_prior
+from ....structure.latent_gaussian import LatentGaussian
 from .fit_info import FitInfo
 from .posterior import GaussianPosterior, gaussian_prior
 

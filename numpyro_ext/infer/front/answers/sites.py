@@ -11,7 +11,7 @@ from jax import Array
 from jax.scipy.special import ndtri
 from jax.typing import ArrayLike, DTypeLike
 
-from ...structure.model.reading import ModelReading
+from ....structure.model.reading import ModelReading
 
 __all__ = ["PosteriorSites", "SitePosterior", "missing_sites", "probabilities"]
 

@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from ...potentials.elementwise import ElementwisePotential
-from ...structure import LatentGaussian, LatentGaussianReading
+from ....potentials.elementwise import ElementwisePotential
+from ....structure import LatentGaussian, LatentGaussianReading
+from ..programs import compiled_form
 from .posterior import GaussianPosterior
-from .programs import compiled_form
 
 __all__ = ["explain_two_modes", "valley_depths"]
 

@@ -9,18 +9,18 @@ from typing import Any, ClassVar, Unpack
 
 from jax import Array
 
-from ...potentials.vector_rows import VectorRows
-from ...structure import LatentGaussianReading, ModelStructureError
-from ..front.engine import check_one_of, check_positive
-from ..front.progress import warn
-from ..front.state import EngineState
-from ..hyper.design import LARGEST_DIMENSION
-from ..hyper.space import UnconstrainedSpace
-from .engine import GaussianOptions
-from .inla_run import DesignName, DesignOptions, INLARun, Marginal
-from .laplace_approximation import LaplaceApproximation
-from .posterior import LARGEST_DENSE_COVARIANCE
-from .programs import Algorithm
+from ....potentials.vector_rows import VectorRows
+from ....structure import LatentGaussianReading, ModelStructureError
+from ...front.engine import check_one_of, check_positive
+from ...front.running.progress import warn
+from ...front.state import EngineState
+from ...hyper.design import LARGEST_DIMENSION
+from ...hyper.space import UnconstrainedSpace
+from ..algorithms.posterior import LARGEST_DENSE_COVARIANCE
+from ..engine import GaussianOptions
+from ..laplace_approximation import LaplaceApproximation
+from ..programs import Algorithm
+from .run import DesignName, DesignOptions, INLARun, Marginal
 
 __all__ = ["INLA"]
 

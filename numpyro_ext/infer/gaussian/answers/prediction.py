@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from ...structure import LatentGaussianReading
-from ...structure.latent_gaussian.form import LatentGaussian
+from ....structure import LatentGaussianReading
+from ....structure.latent_gaussian.form import LatentGaussian
 
 __all__ = ["by_site", "check_same_unknowns", "log_predictive_factors"]
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from jax import Array
 
-from .results import Diagnostics
+from ..results import Diagnostics
 
 __all__ = ["ArviZInterface"]
 

@@ -7,7 +7,7 @@ from itertools import product
 
 import numpy as np
 
-from .results import Diagnostics, HyperEstimate, LogEvidence
+from ..results import Diagnostics, HyperEstimate, LogEvidence
 from .sites import SitePosterior
 
 __all__ = ["format_summary"]

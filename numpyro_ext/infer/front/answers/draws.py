@@ -10,8 +10,8 @@ import numpy as np
 from jax import Array
 from numpyro.infer import Predictive
 
-from ...structure.model.reading import ModelReading
-from .progress import warn
+from ....structure.model.reading import ModelReading
+from ..running.progress import warn
 
 __all__ = ["draw_inside_support", "finite_draws", "with_hyper", "with_predictive"]
 

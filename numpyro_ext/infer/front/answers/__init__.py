@@ -1,0 +1,1 @@
+"""What a finished run answers: marginals, draws, summaries, ArviZ."""

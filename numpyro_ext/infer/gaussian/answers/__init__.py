@@ -1,0 +1,1 @@
+"""What a Gaussian posterior answers besides its marginals."""

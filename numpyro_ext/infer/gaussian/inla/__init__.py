@@ -1,0 +1,1 @@
+"""Laplace's method integrated over the hyperparameters."""
