@@ -17,6 +17,13 @@ from . import GAUSSIAN, MODELS
 READ = [name for name, model in MODELS.items() if not model.refusal]
 # The others are long runs; these two guard the same promise.
 FAST = ["rasch", "milk_imputation"]
+# Fits that say that they did not converge, and why they cannot.
+NOT_CONVERGED = {
+    # the quantile's loss has a kink, written out so that it is not known as one
+    ("quantile_regression", "LaplaceApproximation"),
+    # the density of Beta(1/2, 1/2) grows without bound towards the edge
+    ("besag_york_mollie_2", "EP"),
+}
 PREFERENCE = [*GAUSSIAN.split(), "BilinearVG", "StructuredMeanField"]
 
 
@@ -47,6 +54,9 @@ def test_a_model_is_fitted_by_two_engines(name):
         assert np.isfinite(float(engine.log_evidence))
         for site, draws in engine.get_samples().items():
             assert np.isfinite(draws).all(), site
+        if (name, engine_name) in NOT_CONVERGED:
+            assert not engine.diagnostics.converged and engine.diagnostics.messages
+            continue
         assert engine.diagnostics.converged, engine.diagnostics.messages
         # sparse coefficients have another state
         if engine.hyper and engine_name in GAUSSIAN.split() and engine.last_state.search is not None:
