@@ -78,7 +78,7 @@ def _fit(published: Published, name: str) -> dict[str, Any]:
                 np.ravel(engine.posterior[site].mean).tolist(),
                 np.sqrt(np.ravel(engine.posterior[site].variance)).tolist(),
             )
-            for site in sorted(published.field)
+            for site in sorted(published.field & set(engine.posterior))
         }
         out["edges"] = engine.diagnostics.edges
     engine.get_samples()
@@ -112,8 +112,8 @@ def _gaps(found: dict[str, Any], engine: str) -> tuple[float, float] | None:
     if "moments" not in found.get(engine, {}) or reference is None or not reference["trusted"]:
         return None
     means, scales = [], []
-    for site, (mean, sd) in reference["moments"].items():
-        own_mean, own_sd = (np.array(part) for part in found[engine]["moments"][site])
+    for site, own in found[engine]["moments"].items():  # what an engine sets to a point is not among them
+        (mean, sd), (own_mean, own_sd) = reference["moments"][site], (np.array(part) for part in own)
         known = (np.array(sd) > 1e-9) & (own_sd > 0.0)
         means.append(((own_mean - mean) / np.maximum(sd, 1e-12))[known])
         scales.append(np.log(own_sd[known] / np.array(sd)[known]))

@@ -9,9 +9,7 @@ from numpyro import handlers
 from numpyro.contrib.control_flow import scan
 from numpyro.infer.reparam import LocScaleReparam
 
-from numpyro_ext.structure import Reason
-
-from .catalogue import Refusal, published
+from .catalogue import INTEGRATED, published
 
 
 def _series(seed=70, scale=0.3):
@@ -221,7 +219,7 @@ def coefficients_that_walk(x, y):
     scan(step, beta_0, (x, y))
 
 
-@published("Stan user's guide: 2.5, stochastic volatility step by step", _series, "h", "mu phi sigma")
+@published("Stan user's guide: 2.5, stochastic volatility step by step", _series, "h mu", "phi sigma")
 def volatility_step_by_step(y):
     mu = numpyro.sample("mu", dist.Cauchy(0, 10))
     phi = numpyro.sample("phi", dist.Uniform(-1, 1))
@@ -238,7 +236,9 @@ def volatility_step_by_step(y):
 @published(
     "NumPyro: time series forecasting, seasonal with global trend",
     _positive,
-    refusal=Refusal(Reason.NO_FIELD, None, "no Gaussian latent site"),
+    "coef_trend",
+    "sigma pow_trend_beta level_sm",
+    engines=INTEGRATED,
 )
 def global_trend(y):
     sigma = numpyro.sample("sigma", dist.HalfCauchy(1))

@@ -7,10 +7,8 @@ import numpyro.distributions as dist
 
 from numpyro_ext.structure import Reason
 
-from .catalogue import NOT_INTEGRATED, Refusal, published
+from .catalogue import INTEGRATED, NOT_INTEGRATED, Refusal, published
 
-INTEGRATED = "EP VariationalGaussian"
-"""Engines that integrate over coefficients whose prior is not Gaussian, nor smooth and log-concave."""
 SPARSE = f"{INTEGRATED} StructuredMeanField"
 
 

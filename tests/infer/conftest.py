@@ -1,5 +1,6 @@
 """Small models and fits that the tests of the engines share, so that each is compiled once."""
 
+import signal
 from types import SimpleNamespace
 
 import jax
@@ -65,3 +66,11 @@ def fitted_counts(counts_case):
     engine = EP(counts_case.model, progress_bar=False)
     engine.run(jax.random.key(0), counts_case.t, counts_case.y, mask=counts_case.mask)
     return engine
+
+
+@pytest.fixture
+def python_handles_control_c():
+    """A test run in the background of a shell ignores the signal."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)

@@ -142,15 +142,7 @@ def test_an_interruption_leaves_a_usable_state(counts_case, monkeypatch, hyper_v
     assert resumed.diagnostics.converged
 
 
-@pytest.fixture
-def _python_handles_control_c():
-    # A test run in the background of a shell ignores the signal.
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-@pytest.mark.usefixtures("_python_handles_control_c")
+@pytest.mark.usefixtures("python_handles_control_c")
 @pytest.mark.parametrize("moment, num_restarts", [("restart", 2), ("first chunk", 0)])
 def test_control_c_keeps_what_was_computed(counts_case, fitted_counts, monkeypatch, moment, num_restarts):
     """A real signal, while a chunk is computed: that chunk and all searches before it count."""
@@ -178,7 +170,7 @@ def test_control_c_keeps_what_was_computed(counts_case, fitted_counts, monkeypat
     np.testing.assert_allclose(engine.hyper["scale"].value, fitted_counts.hyper["scale"].value, rtol=1e-3)
 
 
-@pytest.mark.usefixtures("_python_handles_control_c")
+@pytest.mark.usefixtures("python_handles_control_c")
 def test_the_second_control_c_ends_the_run_at_once(counts_case, fitted_counts, monkeypatch):
     def interrupted(*args):
         signal.raise_signal(signal.SIGINT)

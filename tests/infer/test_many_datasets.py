@@ -1,6 +1,5 @@
 """Fits of many data sets: the same as one by one, with nothing lost when one of them goes wrong."""
 
-import os
 import signal
 
 import jax
@@ -149,13 +148,13 @@ def test_warnings_of_several_data_sets_are_one():
     assert "4 of 4 data sets (0, 1, 2, 3): EP did not converge" in str(caught[0].message)
 
 
-def test_interrupted(monkeypatch, two_at_a_time):
+def test_interrupted(monkeypatch, two_at_a_time, python_handles_control_c):
     fit, calls = EP._fit, []
 
     def interrupted(self, *args, **kwargs):
         calls.append(args)
         if len(calls) == 2:
-            os.kill(os.getpid(), signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
         return fit(self, *args, **kwargs)
 
     monkeypatch.setattr(EP, "_fit", interrupted)

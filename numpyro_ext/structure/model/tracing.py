@@ -381,9 +381,10 @@ def _inspect(name: str, site: dict[str, Any]) -> SiteInfo:
 
 
 def _support(base: dist.Distribution) -> Any:
-    """Support of observations, where it can be held against each of them: of numbers, and of vectors of counts."""
+    """Support of observations (numbers, vectors of counts), where each can be held against it and bounds are known."""
     support: Any = getattr(base, "support", None)
-    return support if base.event_dim == 0 or (base.event_dim == 1 and support.is_discrete) else None
+    is_known = not any(isinstance(bound, jax.core.Tracer) for bound in getattr(support, "__dict__", {}).values())
+    return support if is_known and (base.event_dim == 0 or (base.event_dim == 1 and support.is_discrete)) else None
 
 
 def _check_order(name: str, base: dist.Distribution) -> None:
