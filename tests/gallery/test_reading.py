@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -82,3 +83,9 @@ def test_gathers_stay_sparse():
     reading = read_latent_gaussian(MODELS["rasch"].model, MODELS["rasch"].data())
     form = reading.form(reading.initial_hyper())
     assert form.design.values.shape == (40, 2)
+
+
+def test_every_model_is_in_the_table_of_the_pages():
+    page = (Path(__file__).parents[2] / "docs" / "gallery.md").read_text(encoding="utf-8")
+    missing = [name for name in MODELS if f"| `{name}` |" not in page]
+    assert not missing, f"python -m benchmarks.gallery_table FOLDER writes the table; it lacks {missing}"
