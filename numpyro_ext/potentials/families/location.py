@@ -52,8 +52,8 @@ class LogisticPotential(_LocationPotential):
 
     **Example:**
 
-    >>> print(LogisticPotential(jnp.array([0.0, 2.0]), 1.0).log_density(0.0))
-    [-1.3863 -2.2539]
+    >>> print(LogisticPotential(jnp.array([0.0, 2.0]), 1.0).log_density(0.0).round(3))
+    [-1.386 -2.254]
     """
 
     observation: Array
