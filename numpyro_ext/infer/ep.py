@@ -177,7 +177,7 @@ class EP(Engine):
     def _start(
         self, rng_key: Array, args: tuple[Any, ...], kwargs: dict[str, Any], init_state: EngineState | None
     ) -> FinishedRun:
-        if self.num_shifts is not None or self.average_over:
+        if self._is_mixture:
             return self._tree_fitter().run(rng_key, args, kwargs, init_state)
         reading = self._read(rng_key, args, kwargs)
         if isinstance(reading, SparseLinearReading):
@@ -185,8 +185,11 @@ class EP(Engine):
         return self._fit(reading, rng_key, init_state)
 
     def _start_many(self, datasets: Sequence[Dataset]) -> Iterator[Callable[[], FinishedRun]]:
-        is_mixture = self.num_shifts is not None or bool(self.average_over)
-        return BaseEngine._start_many(self, datasets) if is_mixture else super()._start_many(datasets)
+        return BaseEngine._start_many(self, datasets) if self._is_mixture else super()._start_many(datasets)
+
+    @property
+    def _is_mixture(self) -> bool:
+        return self.num_shifts is not None or bool(self.average_over)
 
     def _tree_fitter(self) -> TreeFitter:
         if self.power != 1.0:

@@ -10,7 +10,6 @@ import numpyro.distributions as dist
 import pytest
 
 from numpyro_ext.infer import EP, BilinearVG, LaplaceApproximation
-from numpyro_ext.infer.front import many as front
 from numpyro_ext.infer.gaussian import many
 from numpyro_ext.structure import ModelStructureError
 
@@ -113,7 +112,7 @@ def test_single_arguments_and_literals():
 
 
 def test_data_sets_of_another_structure_are_refused_before_any_is_fitted(monkeypatch):
-    monkeypatch.setattr(front, "collect_fits", None)
+    monkeypatch.setattr(EP, "_fit", None)
     datasets = _datasets(2)
     short = tuple(array[:-1] for array in datasets[1])
     with pytest.raises(ValueError, match=r"datasets\[2\].*shape of site 'y' is \(11,\) there and \(12,\) here"):

@@ -156,8 +156,7 @@ class BaseEngine(ArviZInterface, Generic[_Run]):
         :raises ModelStructureError: if a data set cannot be read; as all below before any is fitted.
         :raises ValueError: if there are none, or one of them is of another structure: which, and in what.
         """
-        given = as_datasets(rng_key, datasets, kwargs)
-        return collect_fits(self, self._start_many(given), len(given), show_bar=self.progress_bar)
+        return collect_fits(self, as_datasets(rng_key, datasets, kwargs))
 
     def _start_many(self, datasets: Sequence[Dataset]) -> Iterator[Callable[[], _Run]]:
         """For each data set a function that makes its run."""

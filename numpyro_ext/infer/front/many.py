@@ -5,14 +5,13 @@ from __future__ import annotations
 import copy
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar, overload
 
 import jax
 import numpy as np
 from jax import Array
 
-from .run import FinishedRun
 from .running.chunks import Interruption
 from .running.progress import progress_bar, warn
 
@@ -126,33 +125,30 @@ class Fits(Sequence[_Engine]):
         return found
 
 
-def collect_fits(
-    engine: _Engine, starts: Iterator[Callable[[], FinishedRun]], total: int, *, show_bar: bool
-) -> Fits[_Engine]:
-    """Run what an engine starts for each data set, and keep what has been finished when a person interrupts.
+def collect_fits(engine: _Engine, datasets: Sequence[Dataset]) -> Fits[_Engine]:
+    """Run an engine on each data set, and keep what has been finished when a person interrupts.
 
     :param engine: whose options the fits have.
-    :param starts: for each data set a function that makes its run.
-    :param int total: how many there are.
+    :param datasets: from :func:`as_datasets`.
     :raises KeyboardInterrupt: if interrupted before the first was finished.
     :raises Exception: that of the first data set, if none can be fitted.
     """
     engines: list[_Engine] = []
     errors: dict[int, Exception] = {}
     said: list[tuple[int, str]] = []
-    name = type(engine).__name__
-    with progress_bar(total, f"{name}, data sets", enabled=show_bar) as bar, Interruption() as interruption:
+    name, total = type(engine).__name__, len(datasets)
+    quiet = copy.copy(engine)
+    quiet.progress_bar = False  # one bar for all
+    with progress_bar(total, f"{name}, data sets", enabled=engine.progress_bar) as bar, Interruption() as interruption:
         try:
-            for number, start in enumerate(starts):
+            for number, start in enumerate(quiet._start_many(datasets)):
                 fitted = copy.copy(engine)
-                fitted.progress_bar = False
                 with warnings.catch_warnings(record=True) as caught:
                     warnings.simplefilter("always")
                     try:
                         fitted._keep(start())
                     except (ValueError, RuntimeError, ArithmeticError) as error:
                         errors[number] = error
-                fitted.progress_bar = engine.progress_bar
                 said += [(number, str(warning.message)) for warning in caught]
                 engines.append(fitted)
                 bar.update()

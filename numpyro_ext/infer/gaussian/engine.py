@@ -95,18 +95,19 @@ class Engine(BaseEngine[FinishedRun]):
         return self._fit(self._read(rng_key, args, kwargs), rng_key, init_state)
 
     def _start_many(self, datasets: Sequence[Dataset]) -> Iterator[Callable[[], FinishedRun]]:
-        readings: list[Any] = []
+        readings: list[LatentGaussianReading] = []
         for number, (rng_key, args, kwargs) in enumerate(datasets):
             try:
                 # What a check finds wrong it finds on the first: the others are of its structure.
-                readings.append(self._read(rng_key, args, kwargs, check=not readings))
+                reading = self._read(rng_key, args, kwargs, check=not readings)
             except ModelStructureError as error:
                 raise ModelStructureError(
                     f"datasets[{number}]: {error}", reason=error.reason, site=error.site
                 ) from error
-        if not all(isinstance(reading, LatentGaussianReading) for reading in readings):
-            yield from super()._start_many(datasets)
-            return
+            if not isinstance(reading, LatentGaussianReading):
+                yield from super()._start_many(datasets)
+                return
+            readings.append(reading)
         check_alike(readings)
         spaces = [UnconstrainedSpace(reading.hyper, self.hyper_values) for reading in readings]
         values = [space.initial(self.init_values) for space in spaces]

@@ -74,14 +74,17 @@ def begin_together(
     """
     num_rows = max(1, readings[0].abstract_form.num_rows)
     num_lanes = min(_MOST_LANES, len(readings), _MOST_ROWS // num_rows)
+    if num_lanes < 2:
+        yield from (Begun() for _ in readings)
+        return
+    waiting: dict[Any, list[int]] = {}
+    for number, reading in enumerate(readings):
+        waiting.setdefault(reading.structure_key, []).append(number)
     done: dict[int, Begun] = {}
     for number, reading in enumerate(readings):
-        if num_lanes < 2:
-            yield Begun()
-            continue
         if number not in done:
-            alike = [n for n, r in enumerate(readings) if n not in done and r.structure_key == reading.structure_key]
-            batch = [n for n in alike if n >= number][:num_lanes]
+            alike = waiting[reading.structure_key]
+            batch, alike[:num_lanes] = alike[:num_lanes], []
             # A batch that is not full is filled up, so that one program serves all.
             lanes = batch + [number] * (num_lanes - len(batch))
             data = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(readings[n].data for n in lanes))

@@ -25,6 +25,7 @@ __all__ = ["Algorithm", "FitInfo", "PointFit", "Programs", "compiled_form", "com
 _LARGEST_BATCH = 10_000_000
 _MOST_SMALL_ROWS, _MOST_SMALL_NUMBERS = 500, 20_000
 _LONGEST_TRACE = 500
+"""Evaluations of a whole search whose objectives are kept; a search may make more."""
 _COMPILED, _FORMS = Recent(16), Recent(16)
 
 
@@ -179,21 +180,20 @@ class Programs:
         def one(inputs: tuple[Any, Array]) -> tuple[SearchState, Array]:
             data, values = inputs
             state = self._init_state(data, self._space.unpack(values, fixed))
-            shapes = jax.eval_shape(self._evaluate, data, fixed, values, state)
-            return hyper_search.search(
-                partial(self._evaluate, data, fixed),
-                jax.tree.map(jnp.asarray, hyper_search.init_search(shapes, values, state)),
-                num_evaluations=jnp.iinfo(jnp.int32).max,
-                tol=self._hyper_tol,
-                max_iterations=max_iterations,
-                trace_length=_LONGEST_TRACE,
-            )
+            start = jax.tree.map(jnp.asarray, self.init_search(data, fixed, values, state))
+            return self._search(data, fixed, start, max_iterations, jnp.iinfo(jnp.int32).max, _LONGEST_TRACE)
 
         found: tuple[SearchState, Array] = jax.lax.map(one, (data, values))
         return found
 
     def _search(
-        self, data: Any, fixed: dict[str, Array], state: SearchState, max_iterations: Array, num_evaluations: Array
+        self,
+        data: Any,
+        fixed: dict[str, Array],
+        state: SearchState,
+        max_iterations: int | Array,
+        num_evaluations: int | Array,
+        trace_length: int = EVALUATIONS_PER_CHUNK,
     ) -> tuple[SearchState, Array]:
         return hyper_search.search(
             partial(self.evaluate, data, fixed),
@@ -201,7 +201,7 @@ class Programs:
             num_evaluations=num_evaluations,
             tol=self._hyper_tol,
             max_iterations=max_iterations,
-            trace_length=EVALUATIONS_PER_CHUNK,
+            trace_length=trace_length,
         )
 
     def _posterior(self, data: Any, hyper: dict[str, Array], state: Any) -> Any:

@@ -224,7 +224,10 @@ class StateRows:
             blocks.key,
         )
         rows = jnp.asarray(self.rows)
-        take = lambda values: jnp.moveaxis(values.at[:, rows].get(mode="fill", fill_value=0.0), 0, -1)  # noqa: E731
+
+        def take(values: Array) -> Array:
+            return jnp.moveaxis(values.at[:, rows].get(mode="fill", fill_value=0.0), 0, -1)
+
         states = jnp.concatenate([take(by_state[0]), take(common[0])], -1)
         design = StateSpaceDesign(dynamics, rows, states, take(local[0]), self.num_rows)
         path = run_forward(before, origin[1][..., None], origin[2][:, None])
