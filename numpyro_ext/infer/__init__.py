@@ -9,7 +9,7 @@ from .gaussian.algorithms.posterior import GaussianPosterior
 from .gaussian.answers.cross_validation import CrossValidation, cross_validate
 from .gaussian.answers.importance_sampling import annealed_importance_sampling
 from .gaussian.engine import Engine
-from .gaussian.inla.engine import INLA
+from .gaussian.inla import INLA
 from .gaussian.laplace_approximation import LaplaceApproximation
 from .gaussian.programs import Algorithm, FitInfo
 from .gaussian.variational.engine import VariationalGaussian

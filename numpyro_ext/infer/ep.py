@@ -192,6 +192,10 @@ class EP(Engine):
         return self.num_shifts is not None or bool(self.average_over)
 
     def _tree_fitter(self) -> TreeFitter:
+        if self.integrate not in ("none", "auto"):
+            raise ValueError(
+                f"integrate={self.integrate!r} is for Gaussian fields. The parameters of sparse priors are learned."
+            )
         if self.power != 1.0:
             raise ValueError("Fractional EP (power below one) is for latent Gaussian models, not for coefficients.")
         return TreeFitter(**{field.name: getattr(self, field.name) for field in dataclasses.fields(TreeFitter)})

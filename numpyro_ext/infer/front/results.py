@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from jax import Array
@@ -10,31 +10,44 @@ from jax import Array
 __all__ = ["Diagnostics", "HyperDiagnostics", "HyperEstimate", "LogEvidence", "at_values"]
 
 
+OfHyperparameters = Literal["none", "optimum", "integrated"]
+
+
 class LogEvidence(float):
-    """A float that also says whether it is a lower bound of the log evidence or an approximation of it.
+    """A float that also says what it is: a lower bound of the log evidence or an approximation of it, and whether the
+    hyperparameters are at their optimum or integrated over.
+
+    Only evidences of integrated models may be compared with those of other models: the best hyperparameters of a model
+    with many fit too well.
 
     **Example:**
 
     .. code-block:: python
 
         >>> from numpyro_ext.infer.front.results import LogEvidence
-        >>> value = LogEvidence(-162.9, is_lower_bound=False)
-        >>> value + 1.0, value.is_lower_bound
-        (-161.9, False)
+        >>> value = LogEvidence(-162.9, is_lower_bound=False, hyperparameters="optimum")
+        >>> value + 1.0, value.is_lower_bound, value.hyperparameters
+        (-161.9, False, 'optimum')
 
     :param float value: the log evidence.
     :param bool is_lower_bound: true if the value cannot exceed the exact one.
+    :param str hyperparameters: ``"none"`` if there are none, or they were given; ``"optimum"``: the value is the log
+        evidence at the best of them; ``"integrated"``: it is the log evidence of the whole model.
     """
 
     is_lower_bound: bool
+    hyperparameters: OfHyperparameters
 
-    def __new__(cls, value: float, is_lower_bound: bool = False) -> LogEvidence:
+    def __new__(
+        cls, value: float, is_lower_bound: bool = False, hyperparameters: OfHyperparameters = "none"
+    ) -> LogEvidence:
         out = super().__new__(cls, value)
         out.is_lower_bound = is_lower_bound
+        out.hyperparameters = hyperparameters
         return out
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return LogEvidence, (float(self), self.is_lower_bound)
+        return LogEvidence, (float(self), self.is_lower_bound, self.hyperparameters)
 
 
 class HyperEstimate(NamedTuple):

@@ -69,7 +69,7 @@ class FinishedRun(ABC):
     @property
     def log_evidence(self) -> LogEvidence:
         """Log evidence at the hyperparameters of the fit."""
-        return LogEvidence(self.fit.log_evidence, self.is_lower_bound)
+        return LogEvidence(self.fit.log_evidence, self.is_lower_bound, "optimum" if self.space.size else "none")
 
     @property
     def diagnostics(self) -> Diagnostics:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -13,15 +14,31 @@ from numpyro.infer.autoguide import AutoMultivariateNormal
 from ...structure import LatentGaussianReading, ModelStructureError
 from ...structure.latent_gaussian.read import LATENT_GAUSSIAN
 from ...structure.model.search import Form
-from ..front.engine import BaseEngine, EngineOptions, check_at_least, check_positive, default_tolerance
+from ..front.engine import (
+    BaseEngine,
+    EngineOptions,
+    check_at_least,
+    check_one_of,
+    check_positive,
+    default_tolerance,
+)
 from ..front.files.saved_runs import fit_from_content
 from ..front.many import Dataset
 from ..front.run import FinishedRun
 from ..front.running.progress import warn
-from ..front.state import EngineState
+from ..front.state import EngineState, Fit
 from ..hyper.space import UnconstrainedSpace
 from .algorithms.modes import explain_two_modes
 from .fitting import RunOptions, check_skipped, fit
+from .integration.exploration import (
+    LARGEST_DESIGN,
+    LARGEST_LATTICE,
+    Integrate,
+    Integration,
+    NoDesign,
+)
+from .integration.run import IntegratedRun
+from .integration.simplified_laplace import gaussian_marginals
 from .many import Begun, begin_together, check_alike
 from .programs import Algorithm, Programs, compiled_programs
 from .run import GaussianRun
@@ -37,6 +54,7 @@ class GaussianOptions(EngineOptions, total=False):
     num_restarts: int
     hyper_tol: float | None
     max_hyper_steps: int
+    integrate: Integrate
 
 
 class Engine(BaseEngine[FinishedRun]):
@@ -51,13 +69,27 @@ class Engine(BaseEngine[FinishedRun]):
     :param float hyper_tol: the search ends when no derivative of log evidence plus log prior with respect to an
         unconstrained hyperparameter exceeds this.
     :param int max_hyper_steps: steps of the search at most.
+    :param str integrate: what becomes of the hyperparameters. ``"none"``: they are set to their optimum, in draws,
+        marginals and predictions. Otherwise these are integrated over them, by fits of the field at points around the
+        mode of their posterior density in the unconstrained space:
+
+        - ``"grid"``: a lattice in the eigenbasis of the curvature (about 11, 110 and 900 points for one, two and three
+          hyperparameters; at most four), exact to three digits;
+        - ``"ccd"``: a central composite design (up to six; 15 to 45 points), exact where the log density is quadratic
+          on each side of the mode; elsewhere it leaves errors of hundredths in the log evidence and in the moments of
+          the field (in standard deviations), and of a tenth in the standard deviations of skewed hyperparameters;
+        - ``"normal"``: 64 draws of their normal approximation, for any number of them;
+        - ``"auto"``: a grid for one or two, a central composite design for three to six, else the normal approximation;
+          where their density has no curvature to place points by, the optimum, with a warning.
+
+        ``param`` sites, which have no prior, and given values stay what they are.
     :param options: those of every engine, see :class:`~numpyro_ext.infer.front.engine.BaseEngine`: ``field``,
         ``hyper_values``, ``init_values``, ``num_samples`` and ``progress_bar``.
     """
 
     forms: ClassVar[Sequence[Form[Any]]] = (LATENT_GAUSSIAN,)
-    integrates_hyper: ClassVar[bool] = False
-    """Whether hyperparameters are integrated over; otherwise they are set to their optimum."""
+    must_integrate: ClassVar[bool] = False
+    """Whether there is no engine without integration over the hyperparameters."""
 
     def __init__(
         self,
@@ -68,17 +100,20 @@ class Engine(BaseEngine[FinishedRun]):
         num_restarts: int = 0,
         hyper_tol: float | None = None,
         max_hyper_steps: int = 100,
+        integrate: Integrate = "none",
         **options: Unpack[EngineOptions],
     ) -> None:
         super().__init__(model, **options)
         check_at_least(1, num_steps=num_steps, max_hyper_steps=max_hyper_steps)
         check_at_least(0, num_restarts=num_restarts)
         check_positive(tol=tol, hyper_tol=hyper_tol)
+        check_one_of(Integrate, integrate=integrate)
         self.num_steps = num_steps
         self.tol = tol
         self.num_restarts = num_restarts
         self.hyper_tol = hyper_tol
         self.max_hyper_steps = max_hyper_steps
+        self.integrate: Integrate = integrate
 
     @abstractmethod
     def algorithm(self, reading: LatentGaussianReading) -> Algorithm:
@@ -137,16 +172,55 @@ class Engine(BaseEngine[FinishedRun]):
             warn(f"{type(self).__name__}: {message}")
         diagnostics = result.diagnostics._replace(messages=(*result.diagnostics.messages, *messages))
         result = result._replace(diagnostics=diagnostics)
-        return self._new_run(reading, space, result, rng_key, algorithm=algorithm, programs=programs)
+        make = partial(self._make_run, reading, space, rng_key=rng_key, algorithm=algorithm, programs=programs)
+        if not (self.must_integrate or (self.integrate != "none" and len(space.integrable))):
+            return make(result)
+        run = make(result, is_integrated=True)
+        assert isinstance(run, IntegratedRun)  # as asked
+        try:
+            messages = list(run.exploration.messages)
+        except NoDesign as error:
+            if self.integrate != "auto" or self.must_integrate:
+                raise RuntimeError(
+                    f"{type(self).__name__} integrates over the hyperparameters around their posterior mode, but "
+                    f"{error}. Give tighter priors, other init_values or more max_hyper_steps, or give values to the "
+                    "hyperparameters without information (hyper_values)."
+                ) from error
+            messages = [f"The hyperparameters are at their mode and not integrated over: {error}."]
+            run = make(result._replace(diagnostics=diagnostics._replace(messages=(*diagnostics.messages, *messages))))
+        except KeyboardInterrupt:
+            messages = ["Interrupted: the hyperparameters are at their mode and not integrated over."]
+            run = make(result._replace(diagnostics=diagnostics._replace(messages=(*diagnostics.messages, *messages))))
+        if messages:
+            warn(f"{type(self).__name__}: " + " ".join(messages))
+        return run
 
     def _keep(self, run: FinishedRun) -> None:
         self._last_state = run.fit.last_state
         check_skipped(run.fit, run.reading, type(self).__name__)
         super()._keep(run)
 
+    def _make_run(
+        self,
+        reading: LatentGaussianReading,
+        space: UnconstrainedSpace,
+        result: Fit,
+        is_integrated: bool = False,
+        **parts: Any,
+    ) -> GaussianRun:
+        parts |= {"reading": reading, "space": space, "fit": result, "num_samples": self.num_samples}
+        if is_integrated:
+            return IntegratedRun(**parts, options=self._integration, marginals_fn=self._marginals_fn)
+        return GaussianRun(**parts)
+
     @property
-    def _new_run(self) -> Callable[..., GaussianRun]:
-        return partial(GaussianRun, num_samples=self.num_samples)
+    def _integration(self) -> Integration:
+        return Integration(self.integrate)
+
+    @property
+    def _marginals_fn(self) -> Callable[..., Any]:
+        """What the components of mixtures over hyperparameters are."""
+        return gaussian_marginals
 
     def _options(self) -> RunOptions:
         return RunOptions(
@@ -162,6 +236,7 @@ class Engine(BaseEngine[FinishedRun]):
     def _compile(self, reading: LatentGaussianReading) -> tuple[UnconstrainedSpace, Algorithm, Programs]:
         algorithm = self.algorithm(reading)
         space = UnconstrainedSpace(reading.hyper, self.hyper_values)
+        self._check_design(space)
         options = self._options()
         programs = compiled_programs(
             reading,
@@ -171,9 +246,19 @@ class Engine(BaseEngine[FinishedRun]):
             tol=options.tol,
             hyper_tol=options.hyper_tol,
             max_iterations=options.max_hyper_steps,
-            is_density_unconstrained=self.integrates_hyper,
+            is_density_unconstrained=self.integrate != "none",
         )
         return space, algorithm, programs
+
+    def _check_design(self, space: UnconstrainedSpace) -> None:
+        largest = {"grid": LARGEST_LATTICE, "ccd": LARGEST_DESIGN}.get(self.integrate)
+        if largest is not None and len(space.integrable) > largest:
+            sizes = ", ".join(f"{name!r} ({math.prod(space.shapes[name])})" for name in space.names)
+            raise ModelStructureError(
+                f"integrate={self.integrate!r} takes up to {largest} hyperparameters, and this model has "
+                f"{len(space.integrable)}: {sizes}. Use integrate='normal', or give values to some of them in "
+                "hyper_values."
+            )
 
     # Prediction
 
@@ -227,4 +312,13 @@ class Engine(BaseEngine[FinishedRun]):
         reading = self._read(rng_key, args, kwargs, check=False)
         space, algorithm, programs = self._compile(reading)
         result = fit_from_content(content, reading, space, programs.init_state, programs.init_search)
-        return self._new_run(reading, space, result, rng_key, algorithm=algorithm, programs=programs)
+        return self._make_run(
+            reading,
+            space,
+            result,
+            # Files of earlier releases do not say it.
+            is_integrated=content.get("is_integrated", self.must_integrate),
+            rng_key=rng_key,
+            algorithm=algorithm,
+            programs=programs,
+        )

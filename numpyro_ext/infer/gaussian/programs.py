@@ -130,21 +130,36 @@ class Programs:
         return total + self._space.log_volume(values) if self._is_density_unconstrained else total
 
     def _fits(
-        self, data: Any, fixed: dict[str, Array], points: Array, state: Any, *, marginals_fn: Callable[..., Any]
+        self,
+        data: Any,
+        fixed: dict[str, Array],
+        points: Array,
+        num_points: int | Array,
+        state: Any,
+        *,
+        marginals_fn: Callable[..., Any],
     ) -> PointFit:
-        """Fit the field at each of the unconstrained ``points``, one after the other and all from the same ``state``;
-        ``marginals_fn`` is a function of the form, its posterior and the maps of the affine sites."""
+        """Fit the field at the first ``num_points`` of the unconstrained ``points``, one after the other and all from
+        the same ``state``; ``marginals_fn`` is a function of the form, its posterior and the maps of the affine
+        sites."""
 
         def at(values: Array) -> PointFit:
             hyper = self._space.unpack(values, fixed)
             form = self._reading.form(hyper, data)
             solved, info = self._algorithm.solve(form, state, num_steps=self._num_steps, tol=self._tol)
-            objective = self._algorithm.log_evidence(form, solved) + self._log_prior(data, fixed, values)
+            log_evidence = self._algorithm.log_evidence(form, solved) if info.objective is None else info.objective
+            objective = log_evidence + self._log_prior(data, fixed, values)
             posterior = self._algorithm.posterior(form, solved)
             return PointFit(objective, solved, info.converged, marginals_fn(form, posterior, self._maps(data, hyper)))
 
-        fits: PointFit = jax.lax.map(at, points)
-        return fits
+        def step(k: Array, fits: PointFit) -> PointFit:
+            moved: PointFit = jax.tree.map(lambda leaves, leaf: leaves.at[k].set(leaf), fits, at(points[k]))
+            return moved
+
+        shapes = jax.eval_shape(at, points[0])
+        fits = jax.tree.map(lambda leaf: jnp.zeros((len(points), *leaf.shape), leaf.dtype), shapes)
+        found: PointFit = jax.lax.fori_loop(0, num_points, step, fits)
+        return found
 
     def _solve(self, data: Any, hyper: dict[str, Array], state: Any, *, num_steps: int) -> tuple[Any, Any, Array]:
         form = self._reading.form(hyper, data)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-__all__ = ["LARGEST_DIMENSION", "PROBE", "Design", "central_composite", "explore_lattice", "stretch"]
+__all__ = ["LARGEST_DIMENSION", "PROBE", "Design", "central_composite", "explore_lattice", "normal_points", "stretch"]
 
 LARGEST_DIMENSION = 6
 PROBE = math.sqrt(2.0)
@@ -67,6 +67,29 @@ def central_composite(dimension: int) -> Design:
     masses[0] = 1.0 - shell
     log_volumes = np.log(masses) + 0.5 * np.sum(points**2, axis=1) + 0.5 * dimension * math.log(2.0 * math.pi)
     return Design(points, log_volumes)
+
+
+def normal_points(dimension: int, num_points: int) -> Design:
+    """Draws from ``N(0, I)`` and their opposites, with equal masses.
+
+    Their means are exact; so are their covariances for at most ``num_points / 2`` dimensions, and variances for more.
+
+    :param int dimension: any.
+    :param int num_points: even.
+    :return: the design.
+
+    >>> points = normal_points(8, 64).points
+    >>> bool(np.allclose(points.mean(0), 0.0)), bool(np.allclose(points.T @ points / 64, np.eye(8)))
+    (True, True)
+    """
+    half = np.random.default_rng(0).standard_normal((num_points // 2, dimension))
+    if dimension <= len(half):
+        half = math.sqrt(len(half)) * np.linalg.qr(half)[0]
+    else:
+        half /= np.sqrt(np.mean(half**2, axis=0))
+    points = np.concatenate([half, -half])
+    log_normaliser = 0.5 * dimension * math.log(2.0 * math.pi)
+    return Design(points, 0.5 * np.sum(points**2, axis=1) + log_normaliser - math.log(num_points))
 
 
 def stretch(design: Design, falls: np.ndarray) -> Design:

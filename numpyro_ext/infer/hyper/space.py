@@ -19,8 +19,8 @@ __all__ = ["UnconstrainedSpace"]
 class UnconstrainedSpace:
     """Packs the free hyperparameters of a model into a vector of real numbers; the fixed ones stay beside it.
 
-    :param sites: for each hyperparameter an object with ``shape``, ``transform`` (unconstrained to constrained) and
-        ``init`` (constrained), in the order of the model.
+    :param sites: for each hyperparameter an object with ``shape``, ``transform`` (unconstrained to constrained),
+        ``init`` (constrained) and ``is_param``, in the order of the model.
     :param fixed: constrained values of the hyperparameters that are not learned.
     :raises ValueError: if a fixed value names no hyperparameter, has another shape, or lies outside the support.
     """
@@ -53,8 +53,15 @@ class UnconstrainedSpace:
         parts = []
         for name in self.names:
             leaves, treedef = jax.tree.flatten(self.sites[name].transform)
-            parts.append((name, self.shapes[name], treedef, tuple(np.asarray(leaf).tobytes() for leaf in leaves)))
+            data = tuple(np.asarray(leaf).tobytes() for leaf in leaves)
+            parts.append((name, self.shapes[name], self.sites[name].is_param, treedef, data))
         return tuple(parts)
+
+    @property
+    def integrable(self) -> np.ndarray:
+        """Which coordinates have a density: those of sample sites. The others are of ``param`` sites."""
+        names = [name for name in self.names if not self.sites[name].is_param]
+        return np.concatenate([np.zeros(0, int), *(np.arange(self.size)[self.slices[name]] for name in names)])
 
     def check(self, name: str, value: Any) -> Array:
         """Bring a constrained value given by a user to the dtype and shape of its site.
@@ -106,8 +113,8 @@ class UnconstrainedSpace:
         return {name: fixed[name] if name in fixed else site.transform(free[name]) for name, site in self.sites.items()}
 
     def log_volume(self, vector: Array) -> Array:
-        """Log volume of the constrained values per unit volume of the vector: adding it to the log density of the
-        former gives that of the latter.
+        """Log volume of the constrained values of sample sites per unit volume of the vector: adding it to the log
+        density of the former gives that of the latter. ``param`` sites have no density.
 
         :param vector: of shape ``(size,)``.
         :return: a scalar.
@@ -115,6 +122,8 @@ class UnconstrainedSpace:
         total = jnp.zeros((), vector.dtype)
         for name, value in self.unpack_unconstrained(vector).items():
             transform = self.sites[name].transform
+            if self.sites[name].is_param:
+                continue
             total += jnp.sum(transform.log_abs_det_jacobian(value, transform(value)))
         return total
 

@@ -12,6 +12,12 @@ from .sites import SitePosterior
 
 __all__ = ["format_summary"]
 
+_OF_HYPERPARAMETERS = {
+    "none": "",
+    "optimum": " (at these hyperparameters)",
+    "integrated": " (integrated over hyperparameters)",
+}
+
 
 def format_summary(
     sites: Mapping[str, SitePosterior],
@@ -50,8 +56,9 @@ def format_summary(
         lines += ["", *_table(["hyperparameter", "value", "std.error"], rows)]
 
     kind = "Log evidence, at least" if log_evidence.is_lower_bound else "Log evidence"
+    of_hyper = _OF_HYPERPARAMETERS[log_evidence.hyperparameters]
     ending = "converged" if diagnostics.converged else "NOT converged"
-    lines += ["", f"{kind}: {float(log_evidence):.3f}", f"Field {ending} after {diagnostics.num_steps} steps"]
+    lines += ["", f"{kind}: {float(log_evidence):.3f}{of_hyper}", f"Field {ending} after {diagnostics.num_steps} steps"]
     if diagnostics.hyper is not None:
         lines[-1] += f"; hyperparameters learned with {diagnostics.hyper.num_evaluations} fits"
     if diagnostics.points:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -97,11 +98,13 @@ def cross_validate(
         >>> scores.log_predictive.shape
         (1, 6)
     """
-    if engine.integrates_hyper:
+    if engine.must_integrate:
         raise ValueError(
             f"The folds are fitted at the best hyperparameters, and {type(engine).__name__} integrates over them: give "
             "the engine of the field alone (LaplaceApproximation, EP), or run and score each fold by itself."
         )
+    engine = copy(engine)
+    engine.integrate = "none"
     check_key(rng_key)
     key, rng_key = jax.random.split(rng_key)
     given = kwargs.get(mask_argument, True)

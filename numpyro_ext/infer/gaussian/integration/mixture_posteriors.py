@@ -60,6 +60,17 @@ class HyperPosterior:
         """The posterior standard deviation, ``None`` for a value that was given."""
         return None if self.is_fixed else self.sd
 
+    @property
+    def unconstrained_value(self) -> Array:
+        """The posterior mean of the unconstrained value."""
+        return jnp.asarray(np.tensordot(self.weights, self.unconstrained, 1))
+
+    @property
+    def unconstrained_standard_error(self) -> Array | None:
+        """The posterior standard deviation of the unconstrained value, ``None`` for one that was given."""
+        squares = (self.unconstrained - np.asarray(self.unconstrained_value)) ** 2
+        return None if self.is_fixed else jnp.asarray(np.sqrt(np.tensordot(self.weights, squares, 1)))
+
     def quantile(self, q: ArrayLike) -> Array:
         """Quantiles of each element, from the skew normal with three moments of the unconstrained values.
 

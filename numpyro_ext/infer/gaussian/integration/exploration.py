@@ -1,0 +1,191 @@
+"""The field at points of a design over the hyperparameters, placed around their mode (Rue, Martino and Chopin 2009,
+§6.5)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from operator import itemgetter
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.scipy.special import logsumexp
+
+from ...front.state import Fit
+from ...hyper.design import LARGEST_DIMENSION, PROBE, Design, central_composite, explore_lattice, normal_points, stretch
+from ...hyper.space import UnconstrainedSpace
+from ..programs import PointFit, Programs
+
+__all__ = ["LARGEST_DESIGN", "LARGEST_LATTICE", "Exploration", "Integrate", "Integration", "NoDesign", "explore"]
+
+Integrate = Literal["auto", "none", "normal", "grid", "ccd"]
+
+LARGEST_DESIGN = LARGEST_DIMENSION
+"""Hyperparameters that a central composite design can hold."""
+LARGEST_LATTICE = 4
+"""Hyperparameters over which a lattice stays below thousands of points."""
+_LARGEST_LATTICE_DIMENSION = 2
+_NUM_NORMAL_POINTS = 64
+_POINTS_PER_CALL = 9
+# A point of the design so far above the mode says that there is another mode.
+_LARGEST_RISE = 0.1
+
+
+class Integration(NamedTuple):
+    """How hyperparameters are integrated over; see :class:`~numpyro_ext.infer.Engine`."""
+
+    integrate: Integrate
+    grid_step: float = 1.0
+    """Of a lattice, in standard deviations: sums over it converge exponentially for smooth densities."""
+    log_density_drop: float = 7.0
+    """Where a lattice ends, below the mode."""
+
+    def design(self, size: int) -> str:
+        """The design for so many hyperparameters."""
+        if self.integrate != "auto":
+            return self.integrate
+        return "grid" if size <= _LARGEST_LATTICE_DIMENSION else "ccd" if size <= LARGEST_DESIGN else "normal"
+
+
+class Exploration(NamedTuple):
+    """The field at the points of a design over the hyperparameters."""
+
+    points: np.ndarray
+    """Unconstrained hyperparameters, shape ``(K, d)``."""
+    weights: np.ndarray
+    """Posterior masses, shape ``(K,)``, summing to one."""
+    fits: PointFit
+    """Fits of the field, with a leading axis of ``K``."""
+    log_evidence: float
+    messages: tuple[str, ...]
+
+
+class NoDesign(RuntimeError):
+    """There is nothing to place a design around."""
+
+
+def explore(
+    programs: Programs,
+    data: Any,
+    space: UnconstrainedSpace,
+    fit: Fit,
+    options: Integration,
+    marginals_fn: Callable[..., Any],
+) -> Exploration:
+    """Fit the field at the points of a design around the mode of the hyperparameters.
+
+    :param Programs programs: of the run, whose objective is a density in the unconstrained space.
+    :param data: the arrays of the reading.
+    :param UnconstrainedSpace space: of the hyperparameters; ``param`` sites stay at their optimum.
+    :param Fit fit: the end of the search for the mode.
+    :param Integration options: which design.
+    :param marginals_fn: what is asked of the posterior at each point; see :meth:`Programs.fits`.
+    :raises NoDesign: if the density does not fall in every direction from the point found.
+    """
+    axes = space.integrable
+    size, mode = len(axes), np.asarray(fit.last_state.values)
+    factor = _factor(fit, axes)
+    parts: list[PointFit] = []
+
+    def place(points: np.ndarray) -> np.ndarray:
+        values = np.repeat(mode[None], len(points), axis=0)
+        values[:, axes] += points @ factor.T
+        return values
+
+    def evaluate(points: np.ndarray) -> np.ndarray:
+        values = place(points)
+        batch = _POINTS_PER_CALL if size else 1
+        for start in range(0, len(values), batch):
+            part = values[start : start + batch]
+            # Filled up, so that one program serves all.
+            padded = np.concatenate([part, np.zeros((batch - len(part), part.shape[1]))])
+            fits = programs.fits(
+                data,
+                space.fixed,
+                jnp.asarray(padded, fit.last_state.values.dtype),
+                len(part),
+                fit.last_state.state,
+                marginals_fn=marginals_fn,
+            )
+            fits = jax.tree.map(np.asarray, fits)
+            parts.append(jax.tree.map(itemgetter(slice(len(part))), fits))
+        objective = np.concatenate([part.objective for part in parts])[-len(values) :]
+        return np.where(np.isfinite(objective), objective, -np.inf)
+
+    ended, name = True, options.design(size)
+    if size == 0:
+        evaluate(np.zeros((1, 0)))
+        design, chosen = Design(np.zeros((1, 0)), np.zeros(1)), np.zeros(1, int)
+    elif name == "grid":
+        design, chosen, ended = explore_lattice(evaluate, size, options.grid_step, options.log_density_drop)
+    elif name == "ccd":
+        steps = PROBE * np.eye(size)
+        probes = evaluate(np.concatenate([np.zeros((1, size)), steps, -steps]))
+        design = stretch(central_composite(size), (probes[0] - probes[1:]).reshape(2, size))
+        inside = np.flatnonzero(np.isfinite(evaluate(design.points)))
+        design = Design(design.points[inside], design.log_volumes[inside])
+        chosen = len(probes) + inside
+    else:
+        design = normal_points(size, _NUM_NORMAL_POINTS)
+        found = evaluate(np.concatenate([np.zeros((1, size)), design.points]))
+        chosen = 1 + np.flatnonzero(np.isfinite(found[1:]))
+        design = Design(design.points[chosen - 1], design.log_volumes[chosen - 1])
+    fits = jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
+    messages = _judge_points(fits.objective, fits.converged[chosen], ended)
+    if not len(chosen):
+        raise NoDesign("the evidence is not finite at any point of the design around its mode")
+    log_volume = np.linalg.slogdet(factor)[1] if size else 0.0
+    if name == "normal" and size:
+        # The normal density itself, and its integral: the data say nothing of its tails.
+        log_evidence = float(fits.objective[0]) + 0.5 * size * math.log(2.0 * math.pi) + log_volume
+        weights = np.full(len(chosen), 1.0 / len(chosen))
+    else:
+        log_masses = fits.objective[chosen] + design.log_volumes + log_volume
+        log_evidence = float(logsumexp(log_masses))
+        weights = np.exp(log_masses - log_evidence)
+    fits = jax.tree.map(lambda leaf: leaf[chosen], fits)
+    # Rounding must not be visible where probabilities are asked to sum to one.
+    weights = weights / weights.sum()
+    return Exploration(place(design.points), weights, fits, log_evidence, messages)
+
+
+def _factor(fit: Fit, axes: np.ndarray) -> np.ndarray:
+    """A root of the covariance of the integrable hyperparameters, given the others."""
+    if not len(axes):
+        return np.zeros((0, 0))
+    if fit.covariance is None or not fit.has_curvature:
+        raise NoDesign("the density of the hyperparameters does not curve downwards in every direction from its mode")
+    covariance = np.asarray(fit.covariance)
+    others = np.setdiff1d(np.arange(len(covariance)), axes)
+    cross = covariance[np.ix_(axes, others)]
+    covariance = covariance[np.ix_(axes, axes)]
+    if len(others):
+        covariance = covariance - cross @ np.linalg.solve(np.asarray(fit.covariance)[np.ix_(others, others)], cross.T)
+    eigenvalues, vectors = np.linalg.eigh(covariance)
+    factor: np.ndarray = vectors * np.sqrt(np.maximum(eigenvalues, 0.0))
+    return factor
+
+
+def _judge_points(objective: np.ndarray, converged: np.ndarray, ended: bool) -> tuple[str, ...]:
+    messages = []
+    failed = int(np.sum(~np.isfinite(objective)))
+    if failed:
+        messages.append(
+            f"At {failed} of {objective.size} points of the hyperparameters the evidence is not finite; they are left "
+            "out."
+        )
+    if not converged.all():
+        messages.append(f"At {int(np.sum(~converged))} of {converged.size} points the field did not converge.")
+    rise = float(np.max(objective, initial=-np.inf, where=np.isfinite(objective)) - objective[0])
+    if rise > _LARGEST_RISE:
+        messages.append(
+            f"A point of the design has a log density {rise:.2g} above that of the mode: the search ended too "
+            "early, or there are several modes. Use num_restarts or other init_values."
+        )
+    if not ended:
+        messages.append(
+            "The density of the hyperparameters does not fall off, so the lattice was cut. Give tighter priors."
+        )
+    return tuple(messages)

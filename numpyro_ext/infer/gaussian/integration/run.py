@@ -1,0 +1,165 @@
+"""A run that integrates over hyperparameters: its answers are mixtures over a design around their mode."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, random
+from jax.scipy.special import logsumexp
+
+from ...front.answers.draws import draw_inside_support, with_hyper
+from ...front.answers.sites import PosteriorSites, missing_sites
+from ...front.results import Diagnostics, HyperEstimate, LogEvidence
+from ...front.run import hyper_estimates
+from ..answers.prediction import by_site, check_same_unknowns
+from ..run import GaussianRun
+from .exploration import Exploration, Integration, explore
+from .mixture_marginals import MarginalMixture
+from .mixture_posteriors import HyperPosterior, MixturePosterior
+
+__all__ = ["IntegratedRun"]
+
+Point = tuple[Any, dict[str, Array], Any]
+Drawn = TypeVar("Drawn")
+
+_DRAWS_PER_CALL = 32
+
+
+@dataclass(eq=False, repr=False)
+class IntegratedRun(GaussianRun):
+    """An algorithm at the mode of the hyperparameters, and the posterior integrated over a design around it.
+
+    :param Integration options: of the integration.
+    :param marginals_fn: what the components of the marginals are; all else as in :class:`GaussianRun`.
+    """
+
+    options: Integration
+    marginals_fn: Callable[..., Any]
+
+    @cached_property
+    def exploration(self) -> Exploration:
+        """The field at the points of the design, whose mode has been found."""
+        return explore(self.programs, self.reading.data, self.space, self.fit, self.options, self.marginals_fn)
+
+    @property
+    def points(self) -> tuple[str, ...]:
+        """None: hyperparameters have a distribution."""
+        return ()
+
+    @property
+    def log_evidence(self) -> LogEvidence:
+        """Log evidence of the model, integrated over field and hyperparameters."""
+        # A sum over points is no bound, even where each of them is one.
+        is_bound = self.is_lower_bound and not len(self.space.integrable)
+        return LogEvidence(self.exploration.log_evidence, is_bound, "integrated")
+
+    @property
+    def diagnostics(self) -> Diagnostics:
+        """How the search for the mode ended, with what was found in the exploration among the messages."""
+        found = self.fit.diagnostics
+        return found._replace(messages=found.messages + self.exploration.messages)
+
+    def content(self) -> dict[str, Any]:
+        """The fit at the mode: the design is explored again when it is asked for."""
+        return {**super().content(), "is_integrated": True}
+
+    @cached_property
+    def hyper(self) -> dict[str, HyperEstimate | HyperPosterior]:  # type: ignore[override]
+        """The posterior of each hyperparameter; of ``param`` sites, which have no prior, the estimate."""
+        found = self.exploration
+        values = jax.vmap(self.space.unpack)(jnp.asarray(found.points))
+        free = jax.vmap(self.space.unpack_unconstrained)(jnp.asarray(found.points))
+        out: dict[str, HyperEstimate | HyperPosterior] = {}
+        estimates = hyper_estimates(self.space, self.fit)
+        for name, mode in self.fit.hyper.items():
+            transform = self.space.sites[name].transform
+            is_fixed = name in self.space.fixed
+            if self.space.sites[name].is_param and not is_fixed:
+                out[name] = estimates[name]
+                continue
+            inner = jnp.broadcast_to(transform.inv(mode), (len(found.weights), *jnp.shape(transform.inv(mode))))
+            out[name] = HyperPosterior(
+                name, np.asarray(values[name]), np.asarray(inner if is_fixed else free[name]), found.weights, mode,
+                transform, is_fixed,
+            )  # fmt: skip
+        return out
+
+    @cached_property
+    def posterior(self) -> PosteriorSites:
+        """Mixtures over the design by name, for every field site and every deterministic site affine in the field."""
+        found = self.exploration
+        reading, programs = self.reading, self.programs
+
+        def site(name: str) -> MixturePosterior:
+            moments = found.fits.marginals[name]
+            mixture = MarginalMixture(found.weights, *(np.asarray(moment) for moment in moments))
+
+            def covariance() -> Array:
+                centred = jnp.asarray(mixture.means - mixture.mean_and_variance()[0])
+                total = (centred.T * found.weights) @ centred
+                for weight, inputs in zip(found.weights, self._points(), strict=True):
+                    total = total + weight * programs.covariance(*inputs, name=name)
+                return total
+
+            def sample(rng_key: Array, num_samples: int) -> Array:
+                def draw(inputs: Point, key: Array) -> Array:
+                    return programs.draw_site(*inputs, key, name=name, num_samples=_DRAWS_PER_CALL)
+
+                return self._draw_over_points(rng_key, num_samples, draw)
+
+            return MixturePosterior(name, tuple(reading.site_shapes[name]), mixture, covariance, sample)
+
+        return PosteriorSites({name: site(name) for name in reading.affine_sites}, missing_sites(reading))
+
+    def _points(self) -> Iterator[Point]:
+        """The first arguments of every program, point by point."""
+        found = self.exploration
+        for k, point in enumerate(found.points):
+            hyper = self.space.unpack(jnp.asarray(point, self.fit.last_state.values.dtype))
+            yield self.reading.data, hyper, jax.tree.map(lambda leaf, k=k: jnp.asarray(leaf[k]), found.fits.state)
+
+    def _draw_over_points(self, rng_key: Array, num_samples: int, draw: Callable[[Point, Array], Drawn]) -> Drawn:
+        """Draws from the mixture; ``draw`` makes ``_DRAWS_PER_CALL`` of them from a point's inputs and a key."""
+        found = self.exploration
+        choice_key, draw_key, order_key = random.split(rng_key, 3)
+        choice = random.choice(choice_key, len(found.weights), (num_samples,), p=jnp.asarray(found.weights))
+        counts = np.bincount(np.asarray(choice), minlength=len(found.weights))
+        parts: list[Any] = []
+        for count, inputs in zip(counts, self._points(), strict=True):
+            for start in range(0, int(count), _DRAWS_PER_CALL):
+                number = min(_DRAWS_PER_CALL, int(count) - start)
+                drawn = draw(inputs, random.fold_in(draw_key, len(parts)))
+                parts.append(jax.tree.map(lambda leaf, number=number: np.asarray(leaf[:number]), drawn))
+        order = np.asarray(random.permutation(order_key, num_samples))
+        drawn_in_order: Drawn = jax.tree.map(lambda *leaves: jnp.asarray(np.concatenate(leaves)[order]), *parts)
+        return drawn_in_order
+
+    def draw(self, rng_key: Array) -> tuple[dict[str, Array], Array]:
+        """Hyperparameters from the points of the design by their weights, and the field from its Gaussian there."""
+
+        def one_point(inputs: Point, key: Array) -> tuple[dict[str, Array], Array]:
+            return self.programs.draws(*inputs, key, num_samples=_DRAWS_PER_CALL)
+
+        def draw(key: Array) -> tuple[dict[str, Array], Array]:
+            return self._draw_over_points(key, self.num_samples, one_point)
+
+        sites, log_density = draw_inside_support(draw, rng_key)
+        return with_hyper(sites, self.fit.hyper, self.reading.observed_names, self.num_samples), log_density
+
+    def log_predictive(self, new: Any = None) -> dict[str, Array]:
+        """Log predictive density of the masked observations, or of those of another reading, over the design."""
+        if new is not None:
+            check_same_unknowns(self.reading, new, self.fit.hyper)
+        parts = []
+        for inputs in self._points():
+            form = () if new is None else (new.form(inputs[1], new.data),)
+            values, observed = self.programs.log_predictive(*inputs, *form)
+            parts.append(values)
+        total = logsumexp(jnp.stack(parts), axis=0, b=jnp.asarray(self.exploration.weights)[:, None])
+        return by_site(self.reading, total, ~observed) if new is None else by_site(new, total, observed)

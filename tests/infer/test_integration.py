@@ -1,0 +1,235 @@
+"""Integration over hyperparameters by every engine on Gaussian fields, against quadrature where the field is exact."""
+
+import warnings
+
+import arviz as az
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from numpyro.infer import Predictive
+from scipy.special import logsumexp
+from scipy.stats import halfnorm, multivariate_normal, norm
+
+from numpyro_ext.infer import EP, LaplaceApproximation, VariationalGaussian, cross_validate
+from numpyro_ext.infer.gaussian.integration import exploration
+from numpyro_ext.structure import ModelStructureError
+
+KEY = jax.random.key(0)
+ENGINES = [EP, VariationalGaussian, LaplaceApproximation]
+GROUP = np.arange(24) % 6
+Y = np.array([0.9, -0.4, 1.6, 0.1, -1.1, 0.5])[GROUP] + 0.6 * np.sin(5.0 * np.arange(24))
+
+
+def groups(y, group=GROUP):
+    spread = numpyro.sample("spread", dist.HalfNormal(2))
+    with numpyro.plate("groups", 6):
+        effect = numpyro.sample("effect", dist.Normal(0, spread))
+    numpyro.deterministic("difference", effect[0] - effect[1])
+    numpyro.sample("y", dist.Normal(effect[group], 0.6), obs=y)
+
+
+def masked(y, mask=True):
+    spread = numpyro.sample("spread", dist.HalfNormal(2))
+    effect = numpyro.sample("effect", dist.Normal(0, spread).expand([6]))
+    with numpyro.handlers.mask(mask=mask):
+        numpyro.sample("y", dist.Normal(effect[GROUP], 0.6), obs=y)
+
+
+def run(engine, model, *args, **options):
+    engine = engine(model, progress_bar=False, **options)
+    engine.run(KEY, *args)
+    return engine
+
+
+@pytest.fixture(scope="module")
+def exact():
+    """Evidence and moments by quadrature over the log of the scale."""
+    values = np.linspace(-6.0, 4.0, 2001)
+    spread, same = np.exp(values), GROUP[:, None] == GROUP
+    log_density = np.array(
+        [multivariate_normal.logpdf(Y, np.zeros(24), s**2 * same + 0.36 * np.eye(24)) for s in spread]
+    )
+    log_density += halfnorm.logpdf(spread, scale=2.0) + values
+    weights = np.exp(log_density - logsumexp(log_density))
+    total = np.bincount(GROUP, Y)
+    precision = 4 / 0.36 + 1 / spread**2
+    mean = (total / 0.36) / precision[:, None]
+    average = weights @ mean
+    variance = weights @ (1 / precision[:, None] + (mean - average) ** 2)
+    evidence = logsumexp(log_density) + np.log(values[1] - values[0])
+    spread_mean = weights @ spread
+    return evidence, average, np.sqrt(variance), spread_mean, np.sqrt(weights @ (spread - spread_mean) ** 2)
+
+
+@pytest.mark.float32
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_grid_is_quadrature(engine, exact):
+    evidence, mean, sd, spread, spread_sd = exact
+    fitted = run(engine, groups, Y, integrate="grid", num_samples=4000)
+    np.testing.assert_allclose(fitted.log_evidence, evidence, atol=3e-3)
+    np.testing.assert_allclose(fitted.posterior["effect"].mean, mean, atol=2e-3)
+    np.testing.assert_allclose(fitted.posterior["effect"].sd, sd, rtol=3e-3)
+    np.testing.assert_allclose(fitted.hyper["spread"].value, spread, rtol=5e-3)
+    np.testing.assert_allclose(fitted.hyper["spread"].standard_error, spread_sd, rtol=0.03)
+    assert fitted.log_evidence.hyperparameters == "integrated" and not fitted.log_evidence.is_lower_bound
+    assert fitted.diagnostics.points == () and fitted.diagnostics.converged
+    draws = fitted.get_samples()
+    np.testing.assert_allclose(draws["effect"].mean(0), mean, atol=5 * np.max(sd) / np.sqrt(4000))
+    np.testing.assert_allclose(draws["spread"].std(), spread_sd, rtol=0.1)
+    np.testing.assert_allclose(draws["difference"], draws["effect"][:, 0] - draws["effect"][:, 1], rtol=1e-5)
+
+
+@pytest.mark.parametrize("integrate, tolerance", [("ccd", 0.01), ("normal", 0.02)])
+def test_designs_come_close(exact, integrate, tolerance):
+    """The density of the scale is skewed, which a normal approximation does not know."""
+    evidence, mean, sd, _, spread_sd = exact
+    fitted = run(LaplaceApproximation, groups, Y, integrate=integrate)
+    at_optimum = run(LaplaceApproximation, groups, Y)
+    np.testing.assert_allclose(fitted.log_evidence, evidence, atol=3 * tolerance)
+    np.testing.assert_allclose(fitted.posterior["effect"].mean, mean, atol=tolerance)
+    np.testing.assert_allclose(fitted.posterior["effect"].sd, sd, rtol=2 * tolerance)
+    np.testing.assert_allclose(fitted.hyper["spread"].standard_error, spread_sd, rtol=0.2)
+    # What the optimum gives is another thing.
+    assert at_optimum.log_evidence.hyperparameters == "optimum"
+    assert at_optimum.log_evidence - evidence > 0.5 and np.ptp(at_optimum.get_samples()["spread"]) == 0.0
+
+
+def test_auto_chooses_by_the_number_of_hyperparameters(exact):
+    automatic = run(LaplaceApproximation, groups, Y, integrate="auto")
+    grid = run(LaplaceApproximation, groups, Y, integrate="grid")
+    assert float(automatic.log_evidence) == float(grid.log_evidence)
+    sizes = [exploration.Integration("auto").design(size) for size in (1, 2, 3, 6, 7, 50)]
+    assert sizes == ["grid", "grid", "ccd", "ccd", "normal", "normal"]
+
+
+def test_a_scale_without_data_behind_it_keeps_its_group():
+    """At the optimum the scale is zero and takes the effects with it; over its posterior they vary."""
+    y = 0.6 * np.sin(5.0 * np.arange(24))  # no difference between the groups
+    with pytest.warns(UserWarning, match="'spread' ended at the edge"):
+        at_optimum = run(EP, groups, y)
+    integrated = run(EP, groups, y, integrate="auto")
+    assert float(at_optimum.posterior["effect"].sd[0]) < 0.01
+    assert float(integrated.posterior["effect"].sd[0]) > 0.05
+    assert integrated.diagnostics.edges == ()
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_params_stay_at_their_optimum(engine):
+    def model(y):
+        level = numpyro.param("level", 0)
+        spread = numpyro.sample("spread", dist.HalfNormal(2))
+        effect = numpyro.sample("effect", dist.Normal(0, spread).expand([6]))
+        numpyro.sample("y", dist.Normal(level + effect[GROUP], 0.6), obs=y)
+
+    fitted = run(engine, model, Y, integrate="grid")
+    level = float(fitted.hyper["level"].value)
+    given = run(engine, model, Y, integrate="grid", hyper_values={"level": level})
+    # Given the param site, the others are integrated over as if its value were known.
+    np.testing.assert_allclose(fitted.log_evidence, given.log_evidence, atol=2e-3)
+    np.testing.assert_allclose(fitted.posterior["effect"].sd, given.posterior["effect"].sd, rtol=2e-3)
+    assert np.ptp(fitted.get_samples()["level"]) == 0.0 and fitted.get_samples()["spread"].std() > 0.1
+
+
+def test_many_hyperparameters_are_normal():
+    """Fields that are flat in their hyperparameters: these have their own normal density, which is what comes back."""
+
+    def model(y):
+        shift = numpyro.sample("shift", dist.StudentT(10000, 0, 1).expand([8]))
+        level = numpyro.sample("level", dist.Normal(0, 1))
+        numpyro.sample("y", dist.Normal(level + jnp.tile(jnp.arange(8) / 8 * shift, 2), 0.7), obs=y)
+
+    y = np.linspace(-1.0, 1.5, 16)
+    fitted = run(LaplaceApproximation, model, y, integrate="auto", num_samples=4000)
+    design, noise = np.column_stack([np.ones(16), np.tile(np.diag(np.arange(8) / 8), (2, 1))]), 0.49 * np.eye(16)
+    covariance = np.linalg.inv(design.T @ np.linalg.solve(noise, design) + np.eye(9))
+    np.testing.assert_allclose(fitted.posterior["level"].sd, np.sqrt(covariance[0, 0]), rtol=0.01)
+    np.testing.assert_allclose(fitted.hyper["shift"].standard_error, np.sqrt(np.diag(covariance))[1:], rtol=0.01)
+    marginal = multivariate_normal.logpdf(y, np.zeros(16), design @ design.T + noise)
+    np.testing.assert_allclose(fitted.log_evidence, marginal, atol=0.02)
+
+
+def test_answers_of_an_integrated_run(tmp_path, capsys, exact):
+    fitted = run(EP, groups, Y, integrate="grid", num_samples=500)
+    fitted.print_summary()
+    assert "(integrated over hyperparameters)" in capsys.readouterr().out
+    fitted.save(tmp_path / "run.npz")
+    loaded = EP.load(tmp_path / "run.npz", groups)
+    assert loaded.integrate == "grid" and float(loaded.log_evidence) == pytest.approx(float(fitted.log_evidence))
+    np.testing.assert_allclose(loaded.posterior["effect"].sd, fitted.posterior["effect"].sd, rtol=1e-9)
+    data = fitted.to_arviz()
+    assert float(data["posterior"]["spread"].std()) > 0.1
+    assert np.isfinite(az.loo(data).elpd_loo if hasattr(az.loo(data), "elpd_loo") else az.loo(data).elpd)
+    predicted = Predictive(groups, fitted.get_samples())(jax.random.key(1), None)["y"]
+    assert predicted.shape == (500, 24)
+    many = EP(groups, integrate="grid", progress_bar=False).run_many(KEY, [Y, Y[::-1].copy()])
+    np.testing.assert_allclose(many.log_evidence[0], fitted.log_evidence, rtol=1e-8)
+    _, mean, sd, _, _ = exact
+    covariance = fitted.posterior["effect"].covariance()
+    np.testing.assert_allclose(np.sqrt(np.diag(covariance)), sd, rtol=3e-3)
+
+
+def test_predictions_are_mixtures():
+    mask = GROUP != 5
+    fitted = run(LaplaceApproximation, masked, Y, mask, integrate="grid")
+    scores = fitted.log_predictive()["y"]
+    spread = np.asarray(fitted.hyper["spread"].values)
+    weights = fitted.hyper["spread"].weights
+    expected = np.log(norm.pdf(Y[:, None], 0.0, np.sqrt(spread**2 + 0.36)) @ weights)
+    np.testing.assert_allclose(scores[~mask], expected[~mask], rtol=1e-6)
+    assert np.all(scores[mask] == 0.0)
+
+
+def test_cross_validation_is_at_the_optimum():
+    scores = [
+        cross_validate(
+            LaplaceApproximation(masked, integrate=integrate, progress_bar=False), KEY, Y, num_folds=3
+        ).log_predictive
+        for integrate in ("none", "grid")
+    ]
+    np.testing.assert_array_equal(*scores)
+
+
+def test_what_cannot_be_integrated_is_said(monkeypatch):
+    with pytest.raises(ValueError, match="integrate must be one of 'auto', 'none', 'normal', 'grid', 'ccd'"):
+        EP(groups, integrate="lattice")
+
+    def five(y):
+        spread = numpyro.sample("spread", dist.HalfNormal(2).expand([5]).to_event(1))
+        effect = numpyro.sample("effect", dist.Normal(0, spread).to_event(1))
+        numpyro.sample("y", dist.Normal(effect[GROUP % 5], 0.6), obs=y)
+
+    with pytest.raises(ModelStructureError, match=r"'grid' takes up to 4 .* has 5: 'spread' \(5\). Use .*'normal'"):
+        run(EP, five, Y, integrate="grid")
+
+    def interrupt(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("numpyro_ext.infer.gaussian.integration.run.explore", interrupt)
+    with pytest.warns(UserWarning, match="Interrupted: .* not integrated over"):
+        fitted = run(EP, groups, Y, integrate="grid")
+    assert fitted.posterior["effect"].mean.shape == (6,) and fitted.diagnostics.points == ("spread",)
+    assert fitted.log_evidence.hyperparameters == "optimum"
+
+
+def test_a_density_that_does_not_curve_is_said(monkeypatch):
+    def no_design(*args, **kwargs):
+        raise exploration.NoDesign("there is no curvature")
+
+    monkeypatch.setattr("numpyro_ext.infer.gaussian.integration.run.explore", no_design)
+    with pytest.raises(RuntimeError, match="LaplaceApproximation integrates .* but there is no curvature. Give"):
+        run(LaplaceApproximation, groups, Y, integrate="ccd")
+    with pytest.warns(UserWarning, match="at their mode and not integrated over: there is no curvature"):
+        fitted = run(LaplaceApproximation, groups, Y, integrate="auto")
+    assert any("not integrated" in message for message in fitted.diagnostics.messages)
+
+
+def test_nothing_to_integrate_over_changes_nothing():
+    given = {"hyper_values": {"spread": 1}}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fitted, plain = (run(EP, groups, Y, integrate=how, **given) for how in ("auto", "none"))
+    assert float(fitted.log_evidence) == float(plain.log_evidence)
+    assert fitted.log_evidence.hyperparameters == "none"
