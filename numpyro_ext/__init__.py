@@ -30,6 +30,7 @@ __all__ = [
     "fit_batches",
     "grid_search",
     "keep_compiled_programs",
+    "marginalize",
     "multinomial_probit_bayes",
     "predictive_log_density",
     "ranking_scores",

@@ -14,6 +14,7 @@ from .gaussian.laplace_approximation import LaplaceApproximation
 from .gaussian.programs import Algorithm, FitInfo
 from .gaussian.variational.engine import VariationalGaussian
 from .gaussian.variational.multinomial_probit_bayes import multinomial_probit_bayes
+from .marginal import marginalize
 from .rows.expectation_maximisation import variational_em
 from .rows.posteriors import LatentGaussianRows, predictive_log_density
 from .rows.table import table_rows
@@ -37,6 +38,7 @@ __all__ = [
     "cross_validate",
     "fit_batches",
     "grid_search",
+    "marginalize",
     "multinomial_probit_bayes",
     "predictive_log_density",
     "ranking_scores",

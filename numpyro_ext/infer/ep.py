@@ -170,6 +170,7 @@ class EP(Engine):
             log_evidence=partial(expectation_propagation.log_evidence, power=self.power),
             posterior=expectation_propagation.posterior,
             key=("EP", *options.values()),
+            is_exact_for_gaussian=True,
         )
 
     # The two forms

@@ -69,4 +69,5 @@ class LaplaceApproximation(Engine):
             log_evidence=laplace.log_evidence,
             posterior=laplace.posterior,
             key=("LaplaceApproximation",),
+            is_exact_for_gaussian=True,
         )

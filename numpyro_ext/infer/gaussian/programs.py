@@ -43,6 +43,8 @@ class Algorithm(NamedTuple):
     """How it treats this model, one line each, for ``describe()``."""
     is_lower_bound: bool = False
     """Whether its log evidence cannot exceed the exact one."""
+    is_exact_for_gaussian: bool = False
+    """Whether it finds the exact evidence and posterior where all factors are Gaussian."""
 
 
 class PointFit(NamedTuple):

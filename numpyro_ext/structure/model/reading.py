@@ -321,8 +321,17 @@ class ModelReading(ABC):
     @property
     def behind_predictive(self) -> tuple[str, ...]:
         """The sites of :attr:`predictive`, and those deterministic sites that are computed from them."""
-        found = {atom for name in self.predictive for atom in jax.tree.leaves(self._given[name])}
-        return tuple(n for n, atom in self._trace.values.items() if self._program.ancestors([atom]) & found)
+        return self._computed_from(atom for name in self.predictive for atom in jax.tree.leaves(self._given[name]))
+
+    @property
+    def behind_field(self) -> tuple[str, ...]:
+        """The sites of the field and of :attr:`predictive`, and the deterministic ones computed from them."""
+        field = self._computed_from(atom for atom, _ in self._field.values())
+        return tuple(dict.fromkeys((*field, *self.behind_predictive)))
+
+    def _computed_from(self, inputs: Iterable[Atom]) -> tuple[str, ...]:
+        inputs = set(inputs)
+        return tuple(n for n, atom in self._trace.values.items() if self._program.ancestors([atom]) & inputs)
 
     @property
     def num_closed_forms(self) -> int:

@@ -180,6 +180,7 @@ class VariationalGaussian(Engine):
             key=("VariationalGaussian", self.method, repr(self.bound), self.num_pieces, self.covariance),
             notes=tuple(f"expectation: {name} ({site.description})" for name, site in sites.items()),
             is_lower_bound=all(site.is_lower_bound for site in sites.values()),
+            is_exact_for_gaussian=self.covariance != "diagonal",
         )
 
 

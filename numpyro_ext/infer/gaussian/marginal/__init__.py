@@ -1,0 +1,1 @@
+"""Models over hyperparameters alone, from which a Gaussian field has been integrated."""

@@ -1,0 +1,65 @@
+"""Where all factors are Gaussian: the evidence and the posterior in closed form, without a fit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+from jax import Array, lax
+
+from ....linalg.gaussian.prior import is_valid_prior
+from ....potentials import GaussianPotential
+from ....structure.latent_gaussian import LatentGaussian
+from ..algorithms.fit_info import FitInfo
+from ..algorithms.posterior import GaussianPosterior, gaussian_prior
+from ..programs import Algorithm
+
+__all__ = ["exactly", "log_evidence"]
+
+
+def exactly(algorithm: Algorithm, form: LatentGaussian) -> Algorithm:
+    """The algorithm, or where all factors are Gaussian and it would find the exact posterior, one that has it at once.
+
+    :param Algorithm algorithm: to be run on forms like this one.
+    :param LatentGaussian form: its families of factors are looked at, its numbers are not.
+    """
+    is_gaussian = all(type(potential) is GaussianPotential for potential in form.potentials)
+    if not (is_gaussian and algorithm.is_exact_for_gaussian):
+        return algorithm
+    return Algorithm(
+        init=lambda form: (), solve=_solve, log_evidence=log_evidence, posterior=_posterior, key=("exact",)
+    )
+
+
+def log_evidence(form: LatentGaussian, state: Any = ()) -> Array:
+    """The log density of the data of a form whose factors are Gaussian, the unknowns integrated out.
+
+    :param LatentGaussian form: the model; differentiable.
+    :param state: not used.
+    :return: a scalar; nan where a prior is not positive definite.
+    """
+    precision, shift = _sites(form)
+    posterior = gaussian_prior(form).condition(precision, shift - precision * form.offset)
+    at_offset = jnp.sum(form.log_factors(form.offset))
+    total = form.log_constant + at_offset + posterior.marginals().log_partition
+    return jnp.where(lax.stop_gradient(is_valid_prior(form.prior)), total, jnp.nan)
+
+
+def _sites(form: LatentGaussian) -> tuple[Array, Array]:
+    """Precisions and shifts of the factors, which are their own site approximations."""
+    precisions, shifts = [], []
+    for potential, observed in zip(form.potentials, form.observed, strict=True):
+        assert isinstance(potential, GaussianPotential)
+        precision = jnp.where(observed, 1.0 / jnp.square(potential.scale), 0.0)
+        precisions.append(precision)
+        shifts.append(jnp.where(observed, precision * potential.observation, 0.0))
+    return jnp.concatenate(precisions), jnp.concatenate(shifts)
+
+
+def _solve(form: LatentGaussian, state: Any, *, num_steps: int, tol: float) -> tuple[Any, FitInfo]:
+    zero = jnp.zeros((), form.offset.dtype)
+    return state, FitInfo(jnp.asarray(True), jnp.asarray(1), zero[None], zero, jnp.zeros((form.num_rows,), bool))
+
+
+def _posterior(form: LatentGaussian, state: Any) -> GaussianPosterior:
+    return GaussianPosterior(form, *_sites(form))
