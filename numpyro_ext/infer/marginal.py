@@ -73,9 +73,9 @@ def marginalize(model: Callable[..., Any], engine: Callable[..., Any] = EP, **op
             f"{name} gives no log evidence of a Gaussian field to be differentiated. Take EP, VariationalGaussian or "
             "LaplaceApproximation."
         )
-    if made.integrates_hyper:
+    if made.must_integrate or made.integrate not in ("none", "auto"):
         raise TypeError(
-            f"{name} integrates over the hyperparameters by itself. For a chain over them take LaplaceApproximation, "
-            "whose evidence it uses."
+            f"{name} with integrate={made.integrate!r} integrates over the hyperparameters by itself. For a chain over "
+            "them leave integrate out, and take LaplaceApproximation instead of INLA: its evidence is the same."
         )
     return MarginalModel(made)

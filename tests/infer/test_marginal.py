@@ -324,8 +324,9 @@ def test_refusals_teach():
         marginalize(schools, "EP")
     with pytest.raises(TypeError, match="BilinearVG gives no log evidence"):
         marginalize(schools, BilinearVG)
-    with pytest.raises(TypeError, match="For a chain over them take LaplaceApproximation"):
-        marginalize(schools, INLA)
+    for engine, options in ((INLA, {}), (EP, {"integrate": "ccd"})):
+        with pytest.raises(TypeError, match="For a chain over them leave integrate out"):
+            marginalize(schools, engine, **options)
     with pytest.raises(ModelStructureError, match="close over the data"):
         jax.jit(lambda y: density(marginalize(schools), (SIGMA, y), tau=1.0))(EFFECT)
     with pytest.raises(ModelStructureError, match=r"nothing to sample.*hyper_values \['tau'\]"):
