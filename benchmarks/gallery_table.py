@@ -10,7 +10,7 @@ import argparse
 import json
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,8 @@ _NUM_WARMUP, _NUM_SAMPLES, _NUM_CHAINS = 500, 1000, 2
 _LEAST_EFFECTIVE, _LARGEST_R_HAT, _MOST_DIVERGENT = 100, 1.05, 0.02
 _ENGINES = GAUSSIAN.split()
 _SHORT = {"LaplaceApproximation": "Laplace", "VariationalGaussian": "VG"}
+_HOW = ("none", "auto")
+"""What becomes of hyperparameters: their optimum, or integrated over. INLA always integrates."""
 
 
 def _reference(published: Published) -> dict[str, Any]:
@@ -61,9 +63,17 @@ def _reference(published: Published) -> dict[str, Any]:
     return {"seconds": seconds, "trusted": trusted, "moments": moments}
 
 
-def _fit(published: Published, name: str) -> dict[str, Any]:
+def _variants(names: Iterable[str]) -> Iterator[str]:
+    """Names of engines, with how they treat hyperparameters where that is a choice."""
+    for name in names:
+        yield from [name] if name not in _ENGINES or name == "INLA" else [f"{name} {how}" for how in _HOW]
+
+
+def _fit(published: Published, variant: str) -> dict[str, Any]:
     """Moments of the field by an engine, its seconds and how the run ended."""
-    engine = getattr(engines, name)(published.model, progress_bar=False)
+    name, *how = variant.split()
+    options = {"integrate": how[0]} if how else {}
+    engine = getattr(engines, name)(published.model, progress_bar=False, **options)
     start = time.process_time()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # the messages are in the diagnostics

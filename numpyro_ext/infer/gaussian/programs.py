@@ -18,6 +18,7 @@ from ..hyper import search as hyper_search
 from ..hyper.search import EVALUATIONS_PER_CHUNK, Evaluation, SearchState
 from ..hyper.space import UnconstrainedSpace
 from .algorithms.fit_info import FitInfo
+from .answers.leave_one_out import log_leave_one_out
 from .answers.prediction import log_predictive_factors
 
 __all__ = ["Algorithm", "FitInfo", "PointFit", "Programs", "compiled_form", "compiled_programs"]
@@ -112,6 +113,7 @@ class Programs:
         self.draws = compile_(self._draws, static_argnames="num_samples")
         self.stacked_moments = compile_(self._stacked_moments, static_argnames="names")
         self.log_predictive = compile_(self._log_predictive)
+        self.leave_one_out = compile_(self._leave_one_out)
         self.weight_inputs = compile_(self._weight_inputs)
         self.fold_predictive = compile_(self._fold_predictives, static_argnames="batch_size")
 
@@ -280,6 +282,11 @@ class Programs:
         else:
             moments = posterior.mean_and_variance(AffineMap(new.design, new.offset))
         return log_predictive_factors(new, *moments), jnp.concatenate(new.observed)
+
+    def _leave_one_out(self, data: Any, hyper: dict[str, Array], state: Any) -> tuple[Array, Array]:
+        """Log predictive density of every factor without and with its own observation."""
+        form = self._reading.form(hyper, data)
+        return log_leave_one_out(form, self._algorithm.posterior(form, state))
 
     def _weight_inputs(self, data: Any, hyper: dict[str, Array], state: Any) -> tuple[LatentGaussian, Array, Array]:
         """The form, and mean and lower Cholesky factor of its unknowns: what importance weights are made of."""

@@ -98,6 +98,12 @@ class GaussianRun(FinishedRun):
         return by_site(new, values, observed)
 
     @cached_property
+    def leave_one_out(self) -> tuple[Array, Array]:
+        """Log predictive density of every factor without and with its own observation."""
+        found: tuple[Array, Array] = self.programs.leave_one_out(*self.inputs)
+        return found
+
+    @cached_property
     def guide_and_params(self) -> tuple[AutoMultivariateNormal, dict[str, Array]]:
         """The posterior as a fitted autoguide over all latent sites, and its parameters."""
         reading, space, result = self.reading, self.space, self.fit

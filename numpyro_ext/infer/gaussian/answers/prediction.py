@@ -30,14 +30,14 @@ def log_predictive_factors(form: LatentGaussian, mean: Array, variance: Array) -
     return jnp.concatenate(terms) if terms else jnp.zeros((0,), mean.dtype)
 
 
-def by_site(reading: LatentGaussianReading, values: Array, scored: Array) -> dict[str, Array]:
+def by_site(reading: LatentGaussianReading, values: Array, scored: Array | None = None) -> dict[str, Array]:
     """Cut values of all rows into the observed sites, with zero where nothing is to be scored or no value is known.
 
     The rows of one observation are added up, which treats the sticks of a stick-breaking one as independent.
 
     :param reading: names, shapes and values of the observed sites.
     :param values: one per factor, shape ``(num_rows,)``.
-    :param scored: boolean, which factors to keep; same shape.
+    :param scored: boolean, which factors to keep; same shape. All of them if left out.
     :return: from site name to an array in the shape of the site's observations.
     :raises FloatingPointError: if a kept value is ``nan``; the message names the site.
     """
@@ -48,7 +48,8 @@ def by_site(reading: LatentGaussianReading, values: Array, scored: Array) -> dic
             break
         stop = start + int(np.prod(shape)) * num_rows
         has_value = np.repeat(reading.has_value(name).reshape(-1), num_rows)
-        kept = jnp.where(scored[start:stop] & has_value, values[start:stop], 0.0)
+        is_scored = has_value if scored is None else scored[start:stop] & has_value
+        kept = jnp.where(is_scored, values[start:stop], 0.0)
         if bool(jnp.any(jnp.isnan(kept))):
             raise FloatingPointError(
                 f"The log predictive density of site {name!r} is nan at "

@@ -163,3 +163,11 @@ class IntegratedRun(GaussianRun):
             parts.append(values)
         total = logsumexp(jnp.stack(parts), axis=0, b=jnp.asarray(self.exploration.weights)[:, None])
         return by_site(self.reading, total, ~observed) if new is None else by_site(new, total, observed)
+
+    @cached_property
+    def leave_one_out(self) -> tuple[Array, Array]:
+        """The same over the design: without an observation, hyperparameters that fit it less have more mass, which
+        makes harmonic means of the densities at the points (Held, Schrodle and Rue 2010, eq. 7)."""
+        without, within = map(jnp.stack, zip(*(self.programs.leave_one_out(*p) for p in self._points()), strict=True))
+        weights = jnp.asarray(self.exploration.weights)[:, None]
+        return -logsumexp(-without, axis=0, b=weights), logsumexp(within, axis=0, b=weights)

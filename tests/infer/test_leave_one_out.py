@@ -1,0 +1,170 @@
+"""Leave-one-out scores from cavities: against algebra, quadrature, and fits without the observation."""
+
+import arviz as az
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from scipy.special import logsumexp
+from scipy.stats import multivariate_normal, norm, poisson
+
+from numpyro_ext.infer import EP, INLA, LaplaceApproximation, VariationalGaussian
+
+KEY = jax.random.key(0)
+X = np.linspace(-1.0, 1.0, 12)
+Y = 0.5 + X + 0.6 * np.sin(9.0 * X)
+COUNTS = np.array([3, 0, 1, 2, 5, 1, 0, 2, 4, 3, 1, 6])
+
+
+def fit(engine, model, *args, **options):
+    engine = engine(model, progress_bar=False, **options)
+    engine.run(KEY, *args)
+    return engine
+
+
+def pointwise(found):
+    return np.asarray(found["loo_i"] if az.__version__.startswith("0.") else found.elpd_i)
+
+
+def total(found):
+    return found["elpd_loo"] if az.__version__.startswith("0.") else found.elpd
+
+
+def line(y, mask=True):
+    level = numpyro.sample("level", dist.Normal(0, 2))
+    slope = numpyro.sample("slope", dist.Normal(0, 1))
+    with numpyro.handlers.mask(mask=mask):
+        numpyro.sample("y", dist.Normal(level + slope * X, 0.5), obs=y)
+
+
+@pytest.mark.float32
+@pytest.mark.parametrize("engine", [EP, LaplaceApproximation, VariationalGaussian, INLA])
+def test_gaussian_likelihoods_are_exact(engine):
+    design = np.column_stack([2.0 * np.ones(12), X])
+    covariance = design @ design.T + 0.25 * np.eye(12)
+    inverse = np.linalg.inv(covariance)
+    # Sundararajan and Keerthi (2001), eq. 6.
+    variance = 1.0 / np.diag(inverse)
+    exact = norm.logpdf(Y, Y - inverse @ Y * variance, np.sqrt(variance))
+    found = fit(engine, line, Y).loo()
+    np.testing.assert_allclose(pointwise(found), exact, rtol=1e-4)
+    np.testing.assert_allclose(total(found), exact.sum(), rtol=1e-4)
+
+
+def test_masked_observations_score_zero():
+    mask = np.arange(12) != 4
+    found = pointwise(fit(EP, line, Y, mask).loo())
+    assert found[4] == 0.0 and np.all(found[mask] < 0.0)
+
+
+def test_scores_of_an_integrated_run_are_over_hyperparameters():
+    """The field is exact given the noise, so that quadrature over the noise is the truth."""
+
+    def model(y):
+        noise = numpyro.sample("noise", dist.LogNormal(-1, 0.7))
+        level = numpyro.sample("level", dist.Normal(0, 2))
+        numpyro.sample("y", dist.Normal(level + X, noise), obs=y)
+
+    noise = np.exp(np.linspace(-4.0, 3.0, 301))
+
+    def log_evidence(keep):
+        size = int(keep.sum())
+        parts = [
+            multivariate_normal.logpdf((Y - X)[keep], np.zeros(size), 4.0 * np.ones((size, size)) + s**2 * np.eye(size))
+            for s in noise
+        ]
+        return logsumexp(np.array(parts) + norm.logpdf(np.log(noise), -1.0, 0.7))
+
+    exact = [log_evidence(np.ones(12, bool)) - log_evidence(np.arange(12) != i) for i in range(12)]
+    integrated = pointwise(fit(EP, model, Y, integrate="grid").loo())
+    np.testing.assert_allclose(integrated, exact, atol=5e-3)
+    at_optimum = pointwise(fit(EP, model, Y).loo())
+    assert np.max(np.abs(at_optimum - exact)) > 0.05
+
+
+def rectified(y, mask=True):
+    f = numpyro.sample(
+        "f", dist.MultivariateNormal(1.0, jnp.exp(-0.5 * ((X[:, None] - X) / 0.7) ** 2) + 1e-6 * jnp.eye(12))
+    )
+    with numpyro.handlers.mask(mask=mask):
+        numpyro.sample("y", dist.Poisson(jnp.maximum(f, 0.0)), obs=y)
+
+
+def test_likelihoods_that_vanish():
+    """Each observation masked, EP fitted again, and the observation scored: the other sites stay where they were."""
+    found = fit(EP, rectified, COUNTS).loo()
+    left_out = [fit(EP, rectified, COUNTS, np.arange(12) != i).log_predictive()["y"][i] for i in range(12)]
+    assert np.all(np.abs(pointwise(found) - left_out) < 0.1)
+    assert abs(total(found) - np.sum(left_out)) < 0.1 * found["se"]
+
+
+@pytest.mark.parametrize("engine, tolerance", [(EP, 0.01), (VariationalGaussian, 0.01), (LaplaceApproximation, 0.05)])
+def test_one_unknown_by_quadrature(engine, tolerance):
+    def model(y):
+        level = numpyro.sample("level", dist.Normal(0, 2))
+        numpyro.sample("y", dist.Poisson(jnp.exp(level)), obs=y)
+
+    y = np.concatenate([COUNTS, COUNTS, COUNTS])
+    level = np.linspace(-8.0, 6.0, 4001)
+    factors = poisson.logpmf(y[:, None], np.exp(level))
+    prior = norm.logpdf(level, 0.0, 2.0)
+    exact = [logsumexp(prior + factors.sum(0)) - logsumexp(prior + factors.sum(0) - factors[i]) for i in range(36)]
+    np.testing.assert_allclose(pointwise(fit(engine, model, y).loo()), exact, atol=tolerance)
+
+
+def test_categories_are_left_out_with_all_their_predictors():
+    kinds = np.array([0, 1, 2, 2, 1, 0, 1, 1, 2, 0, 2, 2])
+
+    def model(y, mask=True):
+        weights = numpyro.sample("weights", dist.Normal(0, 1).expand([2, 3]))
+        logits = jnp.stack([jnp.ones(12), X], 1) @ weights
+        with numpyro.handlers.mask(mask=mask):
+            numpyro.sample("y", dist.Categorical(logits=logits), obs=y)
+
+    found = pointwise(fit(VariationalGaussian, model, kinds).loo())
+    for i in (0, 5):
+        left_out = fit(VariationalGaussian, model, kinds, np.arange(12) != i)
+        np.testing.assert_allclose(found[i], left_out.log_predictive()["y"][i], atol=0.03)
+
+
+@pytest.mark.filterwarnings("ignore:The inplace keyword")  # of ArviZ itself
+def test_arviz_prints_and_compares():
+    engine = fit(EP, line, Y)
+    found = engine.loo()
+    assert "elpd_loo" in str(found) and "Pareto" not in str(found)
+    by_draws = az.loo(engine.to_arviz())
+    np.testing.assert_allclose(total(found), total(by_draws), atol=0.15)
+    flat = fit(EP, lambda y: numpyro.sample("y", dist.Normal(numpyro.sample("m", dist.Normal(0, 2)), 0.5), obs=y), Y)
+    table = az.compare({"line": found, "level": flat.loo()})
+    assert list(table.index) == ["line", "level"]
+
+
+def test_what_cannot_be_left_out_is_said():
+    def two(y, z):
+        level = numpyro.sample("level", dist.Normal(0, 2))
+        numpyro.sample("y", dist.Normal(level, 0.5), obs=y)
+        numpyro.sample("z", dist.Poisson(jnp.exp(level)), obs=z)
+        numpyro.factor("held", -0.5 * level**2)
+
+    engine = fit(EP, two, Y, COUNTS)
+    with pytest.raises(ValueError, match="Give var_name, .* there are 'y', 'z'"):
+        engine.loo()
+    with pytest.raises(ValueError, match="'held' is no observed site"):
+        engine.loo("held")
+    assert pointwise(engine.loo("z")).shape == (12,)
+
+    def together(y):
+        level = numpyro.sample("level", dist.Normal(0, 2).expand([2]))
+        numpyro.sample("y", dist.MultivariateNormal(level, jnp.array([[1.0, 0.5], [0.5, 1.0]])), obs=y)
+
+    with pytest.raises(ValueError, match="'y' .MultivariateNormal. depend on each other"):
+        fit(EP, together, Y.reshape(6, 2)).loo()
+
+    def flat(y):
+        level = numpyro.sample("level", dist.ImproperUniform(dist.constraints.real, (12,), ()))
+        numpyro.sample("y", dist.Normal(level, 0.5), obs=y)
+
+    with pytest.raises(FloatingPointError, match="12 of 12 predictors have no proper"):
+        fit(LaplaceApproximation, flat, Y).loo()
