@@ -7,12 +7,14 @@ of the observation is the integral of its factor over the cavity. For a Gaussian
 
 from __future__ import annotations
 
+import dataclasses
 from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from ....linalg.gaussian.mean_field_space import MeanFieldPosterior
 from ....potentials.vector_rows import VectorRows, row_directions
 from ....structure import LatentGaussianReading
 from ....structure.latent_gaussian.form import LatentGaussian
@@ -71,7 +73,10 @@ def log_leave_one_out(form: LatentGaussian, posterior: GaussianPosterior) -> tup
     :return: two arrays of shape ``(num_rows,)``, the first ``nan`` where the cavity is improper and zero where a mask
         removes the factor.
     """
-    mean, variance, ratio, _ = posterior.condition().marginals()
+    # Where unknowns are independent in the approximation, the Gaussian of the same sites has the cavities.
+    conditioned = dataclasses.replace(posterior, covariance_family="full").condition()
+    assert not isinstance(conditioned, MeanFieldPosterior)  # as asked
+    mean, variance, ratio, _ = conditioned.marginals()
     rows = mean + form.offset, variance, ratio, posterior.site_precision, posterior.site_shift
     without, within = [], []
     parts = [form.split_rows(values) for values in rows]
