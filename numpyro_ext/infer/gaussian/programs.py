@@ -55,6 +55,8 @@ class PointFit(NamedTuple):
     """Log evidence plus log prior density, as in the search."""
     state: Any
     converged: Array
+    hyper: dict[str, Array]
+    """All hyperparameters, constrained."""
     marginals: Any
     """What was asked of the posterior there."""
 
@@ -144,17 +146,15 @@ class Programs:
         marginals_fn: Callable[..., Any],
     ) -> PointFit:
         """Fit the field at the first ``num_points`` of the unconstrained ``points``, one after the other and all from
-        the same ``state``; ``marginals_fn`` is a function of the form, its posterior and the maps of the affine
-        sites."""
+        the same ``state``; ``marginals_fn`` is a function of the posterior and the maps of the affine sites."""
 
+        @jax.jit  # traced once, for the shapes and for the loop
         def at(values: Array) -> PointFit:
             hyper = self._space.unpack(values, fixed)
-            form = self._reading.form(hyper, data)
-            solved, info = self._algorithm.solve(form, state, num_steps=self._num_steps, tol=self._tol)
-            log_evidence = self._algorithm.log_evidence(form, solved) if info.objective is None else info.objective
-            objective = log_evidence + self._log_prior(data, fixed, values)
-            posterior = self._algorithm.posterior(form, solved)
-            return PointFit(objective, solved, info.converged, marginals_fn(form, posterior, self._maps(data, hyper)))
+            found = self.evaluate(data, fixed, values, state)
+            posterior = self._posterior(data, hyper, found.state)
+            marginals = marginals_fn(posterior, self._maps(data, hyper))
+            return PointFit(found.objective, found.state, found.info.converged, hyper, marginals)
 
         def step(k: Array, fits: PointFit) -> PointFit:
             moved: PointFit = jax.tree.map(lambda leaves, leaf: leaves.at[k].set(leaf), fits, at(points[k]))

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.scipy.special import logsumexp
+from scipy.special import logsumexp
 
 from ...front.state import Fit
 from ...hyper.design import LARGEST_DIMENSION, PROBE, Design, central_composite, explore_lattice, normal_points, stretch

@@ -72,22 +72,20 @@ class IntegratedRun(GaussianRun):
     @cached_property
     def hyper(self) -> dict[str, HyperEstimate | HyperPosterior]:  # type: ignore[override]
         """The posterior of each hyperparameter; of ``param`` sites, which have no prior, the estimate."""
-        found = self.exploration
-        values = jax.vmap(self.space.unpack)(jnp.asarray(found.points))
-        free = jax.vmap(self.space.unpack_unconstrained)(jnp.asarray(found.points))
+        found, space = self.exploration, self.space
+        estimates = hyper_estimates(space, self.fit)
         out: dict[str, HyperEstimate | HyperPosterior] = {}
-        estimates = hyper_estimates(self.space, self.fit)
         for name, mode in self.fit.hyper.items():
-            transform = self.space.sites[name].transform
-            is_fixed = name in self.space.fixed
-            if self.space.sites[name].is_param and not is_fixed:
+            transform, is_fixed = space.sites[name].transform, name in space.fixed
+            if space.sites[name].is_param and not is_fixed:
                 out[name] = estimates[name]
                 continue
-            inner = jnp.broadcast_to(transform.inv(mode), (len(found.weights), *jnp.shape(transform.inv(mode))))
-            out[name] = HyperPosterior(
-                name, np.asarray(values[name]), np.asarray(inner if is_fixed else free[name]), found.weights, mode,
-                transform, is_fixed,
-            )  # fmt: skip
+            values = np.asarray(found.fits.hyper[name])
+            if is_fixed:
+                free = np.broadcast_to(transform.inv(mode), (len(found.weights), *jnp.shape(transform.inv(mode))))
+            else:
+                free = found.points[:, space.slices[name]].reshape(-1, *space.shapes[name])
+            out[name] = HyperPosterior(name, values, free, found.weights, mode, transform, is_fixed)
         return out
 
     @cached_property
@@ -119,24 +117,28 @@ class IntegratedRun(GaussianRun):
 
     def _points(self) -> Iterator[Point]:
         """The first arguments of every program, point by point."""
-        found = self.exploration
-        for k, point in enumerate(found.points):
-            hyper = self.space.unpack(jnp.asarray(point, self.fit.last_state.values.dtype))
-            yield self.reading.data, hyper, jax.tree.map(lambda leaf, k=k: jnp.asarray(leaf[k]), found.fits.state)
+        fits = self.exploration.fits
+        for k in range(len(self.exploration.weights)):
+            hyper, state = jax.tree.map(lambda leaf, k=k: jnp.asarray(leaf[k]), (fits.hyper, fits.state))
+            yield self.reading.data, hyper, state
 
     def _draw_over_points(self, rng_key: Array, num_samples: int, draw: Callable[[Point, Array], Drawn]) -> Drawn:
         """Draws from the mixture; ``draw`` makes ``_DRAWS_PER_CALL`` of them from a point's inputs and a key."""
-        found = self.exploration
-        choice_key, draw_key, order_key = random.split(rng_key, 3)
-        choice = random.choice(choice_key, len(found.weights), (num_samples,), p=jnp.asarray(found.weights))
-        counts = np.bincount(np.asarray(choice), minlength=len(found.weights))
+        weights = self.exploration.weights
+        is_typed = jnp.issubdtype(rng_key.dtype, jax.dtypes.prng_key)
+        data = np.asarray(random.key_data(rng_key) if is_typed else rng_key)
+        # By NumPy: each of a dozen small programs would have to be compiled.
+        generator = np.random.default_rng(data)
+        counts = np.bincount(generator.choice(len(weights), num_samples, p=weights), minlength=len(weights))
         parts: list[Any] = []
         for count, inputs in zip(counts, self._points(), strict=True):
             for start in range(0, int(count), _DRAWS_PER_CALL):
                 number = min(_DRAWS_PER_CALL, int(count) - start)
-                drawn = draw(inputs, random.fold_in(draw_key, len(parts)))
-                parts.append(jax.tree.map(lambda leaf, number=number: np.asarray(leaf[:number]), drawn))
-        order = np.asarray(random.permutation(order_key, num_samples))
+                fresh = jnp.asarray(generator.integers(2**32, size=data.shape, dtype=data.dtype))
+                key = random.wrap_key_data(fresh, impl=random.key_impl(rng_key)) if is_typed else fresh
+                drawn = draw(inputs, key)
+                parts.append(jax.tree.map(lambda leaf, number=number: np.asarray(leaf)[:number], drawn))
+        order = generator.permutation(num_samples)
         drawn_in_order: Drawn = jax.tree.map(lambda *leaves: jnp.asarray(np.concatenate(leaves)[order]), *parts)
         return drawn_in_order
 

@@ -35,12 +35,9 @@ class MarginalMoments(NamedTuple):
     skewness: Array
 
 
-def gaussian_marginals(
-    form: LatentGaussian, posterior: GaussianPosterior, maps: Mapping[str, AffineMap]
-) -> dict[str, MarginalMoments]:
+def gaussian_marginals(posterior: GaussianPosterior, maps: Mapping[str, AffineMap]) -> dict[str, MarginalMoments]:
     """The marginals of the Gaussian itself.
 
-    :param LatentGaussian form: the model.
     :param GaussianPosterior posterior: at its mode.
     :param maps: the quantities, by name.
     """
@@ -49,21 +46,21 @@ def gaussian_marginals(
 
 
 def simplified_laplace_marginals(
-    form: LatentGaussian, posterior: GaussianPosterior, maps: Mapping[str, AffineMap]
+    posterior: GaussianPosterior, maps: Mapping[str, AffineMap]
 ) -> dict[str, MarginalMoments]:
     """Marginals with mean and skewness correct to first order, by the covariance of each quantity with each predictor:
     memory for ``num_rows`` numbers per quantity, and time for ``num_columns`` times as many operations.
 
-    :param LatentGaussian form: the model; its factors are elementwise.
-    :param GaussianPosterior posterior: at its mode, where the third derivatives are taken.
+    :param GaussianPosterior posterior: at its mode, where the third derivatives are taken; factors are elementwise.
     :param maps: the quantities, by name.
     """
+    form = posterior.form
     predictor, predictor_variance = posterior.predictor_moments()
     third = _third_derivatives(form, predictor)
     root = posterior.scale_tril().T
     predictor_root = form.design.matvec(root)
     out = {}
-    for name, (mean, variance, _) in gaussian_marginals(form, posterior, maps).items():
+    for name, (mean, variance, _) in gaussian_marginals(posterior, maps).items():
         covariance = maps[name].design.matvec(root).T @ predictor_root
         is_free = variance > 0.0
         deviation = jnp.sqrt(jnp.where(is_free, variance, 1.0))
