@@ -224,6 +224,27 @@ def test_a_density_that_does_not_curve_is_said(monkeypatch):
     assert any("not integrated" in message for message in fitted.diagnostics.messages)
 
 
+@pytest.mark.filterwarnings("ignore:LaplaceApproximation did not converge")
+def test_directions_without_curvature_stay_at_the_mode():
+    """Of two numbers the data know the product: the density of the pair is a ridge."""
+
+    def model(y):
+        shares = numpyro.sample("shares", dist.ImproperUniform(dist.constraints.real, (), (2,)))
+        spread = numpyro.sample("spread", dist.HalfNormal(2))
+        effect = numpyro.sample("effect", dist.Normal(0, spread).expand([6]))
+        numpyro.factor("held", -20.0 * (shares[0] * shares[1] - 1.0) ** 2)
+        numpyro.sample("y", dist.Normal(effect[GROUP], 0.6), obs=y)
+
+    with pytest.warns(UserWarning, match="Along 1 of 3 directions the density of the hyperparameters does not curve"):
+        fitted = run(LaplaceApproximation, model, Y, integrate="auto", init_values={"shares": [1, 1]})
+    reference = run(LaplaceApproximation, groups, Y, integrate="auto")
+    np.testing.assert_allclose(fitted.posterior["effect"].sd, reference.posterior["effect"].sd, rtol=0.01)
+    shares = fitted.get_samples()["shares"]
+    assert np.std(shares.sum(1)) > 0.1 and np.std(shares[:, 0] - shares[:, 1]) < 1e-6
+    with pytest.raises(RuntimeError, match="does not curve downwards in every direction"):
+        run(LaplaceApproximation, model, Y, integrate="grid", init_values={"shares": [1, 1]})
+
+
 def test_nothing_to_integrate_over_changes_nothing():
     given = {"hyper_values": {"spread": 1}}
     with warnings.catch_warnings():

@@ -184,7 +184,7 @@ class Engine(BaseEngine[FinishedRun]):
         try:
             messages = list(run.exploration.messages)
         except NoDesign as error:
-            if self.integrate != "auto" or self.must_integrate:
+            if run.is_strict:
                 raise RuntimeError(
                     f"{type(self).__name__} integrates over the hyperparameters around their posterior mode, but "
                     f"{error}. Give tighter priors, other init_values or more max_hyper_steps, or give values to the "
@@ -214,7 +214,10 @@ class Engine(BaseEngine[FinishedRun]):
     ) -> GaussianRun:
         parts |= {"reading": reading, "space": space, "fit": result, "num_samples": self.num_samples}
         if is_integrated:
-            return IntegratedRun(**parts, options=self._integration, marginals_fn=self._marginals_fn)
+            is_strict = self.must_integrate or self.integrate != "auto"
+            return IntegratedRun(
+                **parts, options=self._integration, marginals_fn=self._marginals_fn, is_strict=is_strict
+            )
         return GaussianRun(**parts)
 
     @property

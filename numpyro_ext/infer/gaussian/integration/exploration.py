@@ -73,6 +73,8 @@ def explore(
     fit: Fit,
     options: Integration,
     marginals_fn: Callable[..., Any],
+    *,
+    is_strict: bool,
 ) -> Exploration:
     """Fit the field at the points of a design around the mode of the hyperparameters.
 
@@ -81,12 +83,14 @@ def explore(
     :param UnconstrainedSpace space: of the hyperparameters; ``param`` sites stay at their optimum.
     :param Fit fit: the end of the search for the mode.
     :param Integration options: which design.
-    :param marginals_fn: what is asked of the posterior at each point; see :meth:`Programs.fits`.
-    :raises NoDesign: if the density does not fall in every direction from the point found.
+    :param marginals_fn: what is asked of the posterior at each point; see :class:`Programs`.
+    :param bool is_strict: whether the density has to fall in every direction from the point found. Otherwise
+        hyperparameters stay at it in the directions in which it does not, which is among the messages.
+    :raises NoDesign: if it has to and does not, or falls in none.
     """
-    axes = space.integrable
-    size, mode = len(axes), np.asarray(fit.last_state.values)
-    factor = _factor(fit, axes)
+    axes, mode = space.integrable, np.asarray(fit.last_state.values)
+    factor = _factor(fit, axes, is_strict=is_strict)
+    size = factor.shape[1]
     parts: list[PointFit] = []
 
     def place(points: np.ndarray) -> np.ndarray:
@@ -134,9 +138,15 @@ def explore(
         design = Design(design.points[chosen - 1], design.log_volumes[chosen - 1])
     fits = jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
     messages = _judge_points(fits.objective, fits.converged[chosen], ended)
+    if size < len(axes):
+        messages = (
+            *messages,
+            f"Along {len(axes) - size} of {len(axes)} directions the density of the hyperparameters "
+            "does not curve: there they are at their mode and not integrated over.",
+        )
     if not len(chosen):
         raise NoDesign("the evidence is not finite at any point of the design around its mode")
-    log_volume = np.linalg.slogdet(factor)[1] if size else 0.0
+    log_volume = 0.5 * np.linalg.slogdet(factor.T @ factor)[1] if size else 0.0
     if name == "normal" and size:
         # The normal density itself, and its integral: the data say nothing of its tails.
         log_evidence = float(fits.objective[0]) + 0.5 * size * math.log(2.0 * math.pi) + log_volume
@@ -151,20 +161,23 @@ def explore(
     return Exploration(place(design.points), weights, fits, log_evidence, messages)
 
 
-def _factor(fit: Fit, axes: np.ndarray) -> np.ndarray:
-    """A root of the covariance of the integrable hyperparameters, given the others."""
+def _factor(fit: Fit, axes: np.ndarray, *, is_strict: bool) -> np.ndarray:
+    """A root of the covariance of the integrable hyperparameters, given the others, with a column for each direction in
+    which their density curves."""
     if not len(axes):
         return np.zeros((0, 0))
-    if fit.covariance is None or not fit.has_curvature:
+    if fit.covariance is None or (is_strict and not fit.has_curvature):
         raise NoDesign("the density of the hyperparameters does not curve downwards in every direction from its mode")
     covariance = np.asarray(fit.covariance)
     others = np.setdiff1d(np.arange(len(covariance)), axes)
     cross = covariance[np.ix_(axes, others)]
-    covariance = covariance[np.ix_(axes, axes)]
-    if len(others):
-        covariance = covariance - cross @ np.linalg.solve(np.asarray(fit.covariance)[np.ix_(others, others)], cross.T)
-    eigenvalues, vectors = np.linalg.eigh(covariance)
-    factor: np.ndarray = vectors * np.sqrt(np.maximum(eigenvalues, 0.0))
+    # Of what the others have of them; directions without curvature have no variance here.
+    given = cross @ np.linalg.pinv(covariance[np.ix_(others, others)], hermitian=True) @ cross.T
+    eigenvalues, vectors = np.linalg.eigh(covariance[np.ix_(axes, axes)] - given)
+    has_variance = eigenvalues > np.finfo(eigenvalues.dtype).eps * len(axes) * np.max(eigenvalues)
+    if not has_variance.any():
+        raise NoDesign("the density of the hyperparameters does not curve downwards in any direction from its mode")
+    factor: np.ndarray = (vectors * np.sqrt(np.maximum(eigenvalues, 0.0)))[:, has_variance]
     return factor
 
 

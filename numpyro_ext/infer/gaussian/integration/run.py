@@ -36,16 +36,26 @@ class IntegratedRun(GaussianRun):
     """An algorithm at the mode of the hyperparameters, and the posterior integrated over a design around it.
 
     :param Integration options: of the integration.
-    :param marginals_fn: what the components of the marginals are; all else as in :class:`GaussianRun`.
+    :param marginals_fn: what the components of the marginals are.
+    :param bool is_strict: whether all hyperparameters must be integrated over; all else as in :class:`GaussianRun`.
     """
 
     options: Integration
     marginals_fn: Callable[..., Any]
+    is_strict: bool
 
     @cached_property
     def exploration(self) -> Exploration:
         """The field at the points of the design, whose mode has been found."""
-        return explore(self.programs, self.reading.data, self.space, self.fit, self.options, self.marginals_fn)
+        return explore(
+            self.programs,
+            self.reading.data,
+            self.space,
+            self.fit,
+            self.options,
+            self.marginals_fn,
+            is_strict=self.is_strict,
+        )
 
     @property
     def points(self) -> tuple[str, ...]:
