@@ -171,7 +171,7 @@ class Engine(BaseEngine[FinishedRun]):
             init_state=init_state,
             begun=begun or Begun(),
         )
-        messages = explain_two_modes(reading, result.hyper)
+        messages = self._explain(reading, result)
         for message in messages:
             warn(f"{type(self).__name__}: {message}")
         diagnostics = result.diagnostics._replace(messages=(*result.diagnostics.messages, *messages))
@@ -198,6 +198,10 @@ class Engine(BaseEngine[FinishedRun]):
         if messages:
             warn(f"{type(self).__name__}: " + " ".join(messages))
         return run
+
+    def _explain(self, reading: LatentGaussianReading, found: Fit) -> list[str]:
+        """What the factors of a model mean for how a fit of it ended."""
+        return explain_two_modes(reading, found.hyper)
 
     def _keep(self, run: FinishedRun) -> None:
         self._last_state = run.fit.last_state

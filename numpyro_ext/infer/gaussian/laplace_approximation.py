@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from ...structure import LatentGaussianReading, ModelStructureError
 from ...structure.latent_gaussian.read import SMOOTH_LATENT_GAUSSIAN
+from ..front.state import Fit
 from .algorithms import laplace
+from .algorithms.kinks import explain_kinks
 from .engine import Engine
 from .programs import Algorithm
 
@@ -71,3 +73,7 @@ class LaplaceApproximation(Engine):
             key=("LaplaceApproximation",),
             is_exact_for_gaussian=True,
         )
+
+    def _explain(self, reading: LatentGaussianReading, found: Fit) -> list[str]:
+        kinks = [] if found.diagnostics.converged else explain_kinks(reading, found.hyper)
+        return super()._explain(reading, found) + kinks
