@@ -45,6 +45,22 @@ def test_options_are_checked_at_construction(counts_case, options, text):
         EP("model")
 
 
+@pytest.mark.parametrize("key", [None, 0, np.arange(3.0), [1, 2], jax.random.split(KEY)])
+def test_a_forgotten_key_is_missed_at_once(counts_case, key):
+    def model(*args):
+        raise AssertionError("the model was run")
+
+    for call in (lambda: EP(model).run(key, counts_case.y), lambda: EP(model).run_many(key, [counts_case.y])):
+        with pytest.raises(TypeError, match=r"first argument is a random number generator key.*Got"):
+            call()
+
+
+def test_keys_of_the_older_kind_are_keys(counts_case):
+    engine = LaplaceApproximation(counts_case.model, progress_bar=False)
+    engine.run(np.asarray(jax.random.PRNGKey(0)), counts_case.t, counts_case.y)
+    assert engine.diagnostics.converged
+
+
 def test_run_returns_nothing_and_forgets_the_run_before(counts_case):
     engine = EP(counts_case.model, progress_bar=False, num_samples=10)
     assert engine.run(KEY, counts_case.t, counts_case.y) is None

@@ -21,6 +21,7 @@ from .answers.points import warn_of_points
 from .answers.sites import PosteriorSites
 from .answers.summary import format_summary
 from .files.archive import read_archive, write_archive
+from .keys import check_key
 from .many import Dataset, Fits, as_datasets, collect_fits
 from .results import Diagnostics, HyperEstimate, LogEvidence
 from .run import FinishedRun
@@ -121,9 +122,11 @@ class BaseEngine(ArviZInterface, Generic[_Run]):
             that one stopped; on other data of the same shapes it starts from its values.
         :param kwargs: keyword arguments of the model.
         :raises ModelStructureError: if the model is not of the form, or not one for this algorithm.
+        :raises TypeError: if the first argument is no key.
         :raises ValueError: if the objective is not finite; the message names the likely cause.
         :raises RuntimeError: if more than one factor in a hundred was refused in the last step.
         """
+        check_key(rng_key)
         self._run = None
         self._keep(self._start(rng_key, args, kwargs, init_state))
 

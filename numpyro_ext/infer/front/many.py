@@ -12,6 +12,7 @@ import jax
 import numpy as np
 from jax import Array
 
+from .keys import check_key
 from .running.chunks import Interruption
 from .running.progress import progress_bar, warn
 
@@ -35,8 +36,9 @@ def as_datasets(rng_key: Array, datasets: Sequence[Any], shared: Mapping[str, An
     :param datasets: tuples of arguments, dictionaries of keyword arguments, or single arguments.
     :param shared: keyword arguments of all.
     :raises ValueError: if there are none.
-    :raises TypeError: if one of them gives what is shared.
+    :raises TypeError: if one of them gives what is shared, or the key is none.
     """
+    check_key(rng_key)
     given = list(datasets)
     if not given:
         raise ValueError("There are no data sets to fit.")
