@@ -11,7 +11,7 @@ from jax.typing import ArrayLike
 
 from ..base import Potential, potential
 from ..bounds.logistic_terms import two_sided_terms
-from ..integrals.logistic_tilting import logistic_tilted_moments, sigmoids
+from ..integrals.logistic_tilting import logistic_tilted_moments, sigmoid
 from ..integrals.normal import TruncatedNormal, log_ndtr, truncated_normal
 from ..integrals.stirling import log_binomial_coefficient
 from ..moments import LogisticTerms, TiltedMoments
@@ -104,8 +104,14 @@ class LogitPotential(Potential):
     def derivatives(self, eta: ArrayLike) -> tuple[Array, Array, Array]:
         eta = jnp.asarray(eta)
         sign = _signs(self.label, eta.dtype)
-        log_right, right, wrong = sigmoids(sign * eta)
-        return log_right, sign * wrong, -wrong * right
+        right = sigmoid(sign * eta)
+        return right.log, sign * right.complement, -right.value * right.complement
+
+    def product(self, eta: Array) -> tuple[Array, Array, Array]:
+        """Exponent, weight and slope for :func:`~..integrals.logistic_tilting.logistic_tilted_moments`."""
+        sign = _signs(self.label, eta.dtype)
+        right = sigmoid(sign * eta)
+        return right.exponent, right.weight, sign * right.complement
 
     def logistic_terms(self) -> LogisticTerms:
         sign = _signs(self.label, jnp.result_type(self.label, float))
@@ -144,7 +150,8 @@ class BinomialLogitPotential(Potential):
     def derivatives(self, eta: ArrayLike) -> tuple[Array, Array, Array]:
         eta = jnp.asarray(eta)
         count, total = jnp.asarray(self.count, eta.dtype), jnp.asarray(self.total, eta.dtype)
-        log_up, up, down = sigmoids(eta)
+        success = sigmoid(eta)
+        log_up, up, down = success.log, success.value, success.complement
         # log sigmoid(-eta) = log sigmoid(eta) - eta.
         value = log_binomial_coefficient(total, count) + total * log_up - (total - count) * eta
         return value, count * down - (total - count) * up, -total * up * down

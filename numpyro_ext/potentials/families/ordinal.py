@@ -14,7 +14,7 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from ..base import Potential, potential
-from ..integrals.logistic_tilting import logistic_tilted_moments, sigmoids
+from ..integrals.logistic_tilting import Sigmoid, logistic_tilted_moments, sigmoid
 from ..integrals.normal_interval import NormalInterval, normal_interval
 from ..moments import LogisticTerms, TiltedMoments
 from .stick_breaking import stick_breaking_labels
@@ -64,11 +64,24 @@ class _LogisticInterval(Potential):
         return self.derivatives(eta)[0]
 
     def derivatives(self, eta: ArrayLike) -> tuple[Array, Array, Array]:
-        eta = jnp.asarray(eta)
-        # Of falling below the upper and of rising above the lower threshold.
-        log_under, under, over = (jnp.where(self.has_upper, x, 0.0) for x in sigmoids(self.upper - eta))
-        log_above, above, below = (jnp.where(self.has_lower, x, 0.0) for x in sigmoids(eta - self.lower))
-        return self.constant + log_under + log_above, below - over, -under * over - above * below
+        under, above = self._sides(jnp.asarray(eta))
+        curvature = -under.value * under.complement - above.value * above.complement
+        return self.constant + under.log + above.log, above.complement - under.complement, curvature
+
+    def product(self, eta: Array) -> tuple[Array, Array, Array]:
+        """Exponent, weight and slope for :func:`~..integrals.logistic_tilting.logistic_tilted_moments`."""
+        under, above = self._sides(eta)
+        exponent = self.constant + under.exponent + above.exponent
+        return exponent, under.weight * above.weight, above.complement - under.complement
+
+    def _sides(self, eta: Array) -> tuple[Sigmoid, Sigmoid]:
+        """Of falling below the upper and of rising above the lower threshold: certain where there is none."""
+        certain = 0.0, 1.0, 1.0, 0.0, 0.0  # a sigmoid of infinity
+        under, above = sigmoid(self.upper - eta), sigmoid(eta - self.lower)
+        return (
+            Sigmoid(*(jnp.where(self.has_upper, x, y) for x, y in zip(under, certain, strict=True))),
+            Sigmoid(*(jnp.where(self.has_lower, x, y) for x, y in zip(above, certain, strict=True))),
+        )
 
 
 @potential

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
+from typing import NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -14,34 +15,61 @@ from ..moments import LogFactor, TiltedMoments
 from .tilted_moments import sum_over_nodes, tilted_moments_unless_wide, with_site
 from .tilted_window import Cavity
 
-__all__ = ["logistic_tilted_moments", "sigmoids"]
+__all__ = ["LogisticFactor", "Sigmoid", "logistic_tilted_moments", "sigmoid"]
 
 _NARROW = 2.0
 _SPACING, _NUM_SPACINGS = 0.4, 23
 
 
-def sigmoids(logit: Array) -> tuple[Array, Array, Array]:
-    """``log sigmoid(x)``, ``sigmoid(x)`` and ``sigmoid(-x)`` from one exponential."""
+class Sigmoid(NamedTuple):
+    """The sigmoid of a logit as ``weight * exp(exponent)``, in which a sum over nodes needs no logarithm."""
+
+    exponent: Array
+    """The smaller of the logit and zero."""
+    weight: Array
+    """Between a half and one."""
+    value: Array
+    complement: Array
+    """Of the negative logit, which is the slope of the logarithm."""
+
+    decayed: Array
+    """Exponential of minus the distance of the logit from zero."""
+
+    @property
+    def log(self) -> Array:
+        return self.exponent - jnp.log1p(self.decayed)
+
+
+def sigmoid(logit: Array) -> Sigmoid:
+    """From one exponential."""
     decayed = jnp.exp(-jnp.abs(logit))
     larger = 1.0 / (1.0 + decayed)
     smaller = decayed * larger
     positive = logit >= 0.0
-    log_sigmoid = jnp.minimum(logit, 0.0) - jnp.log1p(decayed)
-    return log_sigmoid, jnp.where(positive, larger, smaller), jnp.where(positive, smaller, larger)
+    value, complement = jnp.where(positive, larger, smaller), jnp.where(positive, smaller, larger)
+    return Sigmoid(jnp.minimum(logit, 0.0), larger, value, complement, decayed)
+
+
+class LogisticFactor(LogFactor, Protocol):
+    """A factor that can be had as a product in which no logarithm is taken."""
+
+    def product(self, eta: Array) -> tuple[Array, Array, Array]:
+        """The factor at ``eta`` as ``weight * exp(exponent)`` with a weight that is neither large nor small: exponent,
+        weight, and the slope of the logarithm."""
 
 
 def logistic_tilted_moments(
-    potential: LogFactor, mean: ArrayLike, variance: ArrayLike, power: ArrayLike
+    potential: LogisticFactor, mean: ArrayLike, variance: ArrayLike, power: ArrayLike
 ) -> TiltedMoments:
     """A short rule if no cavity variance exceeds two and the power is the Python number one, else quadrature.
 
-    :param LogFactor potential: log-concave factors with slopes between -1 and 1, analytic within :math:`\\pi` of the
-        real line, as a logistic function or a product of a rising and a falling one.
+    :param LogisticFactor potential: log-concave factors with slopes between -1 and 1, analytic within :math:`\\pi` of
+        the real line, as a logistic function or a product of a rising and a falling one.
     """
     return tilted_moments_unless_wide(potential, partial(_narrow, potential), _NARROW, mean, variance, power)
 
 
-def _narrow(potential: LogFactor, mean: Array, variance: Array) -> TiltedMoments:
+def _narrow(potential: LogisticFactor, mean: Array, variance: Array) -> TiltedMoments:
     r"""Tilted moments under cavities that are not wide, by the trapezoidal rule.
 
     The poles of the factor lie :math:`\pi` off the real line, so with nodes :math:`h\sqrt v` apart the relative error
@@ -57,8 +85,8 @@ def _narrow(potential: LogFactor, mean: Array, variance: Array) -> TiltedMoments
 
     def terms(number: Array) -> tuple[Array, ...]:
         x = center + number * spacing
-        value, slope, _ = potential.derivatives(fixed_mean + x)
-        density = jnp.exp(value - log_height - 0.5 * jnp.square(x - moved) / variance)
+        exponent, weight, slope = potential.product(fixed_mean + x)
+        density = weight * jnp.exp(exponent - log_height - 0.5 * jnp.square(x - moved) / variance)
         weighted, distance = density * slope, x - center
         return density, density * distance, density * distance**2, weighted, weighted * distance
 
