@@ -1,4 +1,4 @@
-"""First fits, next ones and those of a new process, in CPU-seconds beside NUTS and SVI on the same models."""
+"""First fits, next ones and those of a new process, in CPU-seconds beside NUTS, SVI and PyMC on the same models."""
 
 from __future__ import annotations
 
@@ -18,7 +18,11 @@ FIRST = {"few-rows": 2.0, "random-intercepts": 5.0}
 """Of EP; of the others what the Laplace engine took before."""
 FIRST_OF_OTHERS = {"few-rows": 1.9, "random-intercepts": 7.2}
 NEXT, NEW_PROCESS = 0.1, 1.5
-NAMES = {"NUTS": f"NUTS, {NUM_WARMUP} + {NUM_SAMPLES} transitions", "SVI": f"SVI, {NUM_SVI_STEPS} steps"}
+NAMES = {
+    "NUTS": f"NUTS, {NUM_WARMUP} + {NUM_SAMPLES} transitions",
+    "SVI": f"SVI, {NUM_SVI_STEPS} steps",
+    "PyMC": "PyMC's Laplace",
+}
 
 
 def cold(engine: str, problem: str, *options: str) -> dict[str, Any]:

@@ -1,9 +1,10 @@
 """First fits in a process of its own, in CPU-seconds: ``python -m benchmarks.cold_once EP random-intercepts``.
 
 Fits a small model to one data set, to another one, and to one whose index of groups is another, each up to 1000 draws
-and the marginals in hand, or by NumPyro's NUTS or SVI, without a cache on disk unless ``--cache FOLDER`` names one.
-Prints a JSON object: for each of the three fits its CPU-seconds and the programs compiled, with the seconds of tracing,
-lowering and compiling; with ``--programs`` a table of them as well.
+and the marginals in hand, or by NumPyro's NUTS or SVI, or by PyMC's Laplace approximation where that is installed,
+without a cache on disk unless ``--cache FOLDER`` names one. Prints a JSON object: for each of the three fits its
+CPU-seconds and the programs compiled, with the seconds of tracing, lowering and compiling; with ``--programs`` a table
+of them as well.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import argparse
 import json
 import resource
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Any
 
 import jax
@@ -60,14 +62,14 @@ def random_intercepts_data(seed: int, index_seed: int) -> tuple[Any, ...]:
 
 PROBLEMS = {"few-rows": (few_rows, few_rows_data), "random-intercepts": (random_intercepts, random_intercepts_data)}
 ENGINES = ("EP", "LaplaceApproximation", "VariationalGaussian", "INLA")
-PEERS = ("NUTS", "SVI")
+PEERS = ("NUTS", "SVI") + (("PyMC",) if find_spec("pymc_extras") else ())
 NUM_WARMUP, NUM_SAMPLES, NUM_SVI_STEPS = 500, 1000, 2000
 
 
 def cpu_seconds() -> float:
-    """User and system time of this process so far."""
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    return usage.ru_utime + usage.ru_stime
+    """User and system time of this process so far, and of compilers that it started."""
+    usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
 def fit(engine: str, model: Callable[..., None], args: tuple[Any, ...], seed: int) -> Any:
@@ -96,6 +98,25 @@ def fit_peer(peer: str, model: Callable[..., None], args: tuple[Any, ...], seed:
     jax.block_until_ready(draws)
 
 
+def fit_pymc(problem: str, args: tuple[Any, ...], seed: int) -> None:
+    """The same model by the Laplace approximation of PyMC, which is joint in field and hyperparameters, to draws."""
+    import pymc
+    from pymc_extras import fit_laplace
+
+    *inputs, y = args
+    with pymc.Model():
+        if problem == "few-rows":
+            (x,) = inputs
+            slopes = pymc.Normal("slopes", 0.0, 1.0, shape=x.shape[1])
+            pymc.Bernoulli("y", logit_p=pymc.Normal("intercept", 0.0, 2.0) + x @ slopes, observed=y)
+        else:
+            group, num_groups = inputs
+            scale = pymc.HalfNormal("scale", 1.0)
+            mean, shift = pymc.Normal("mean", 0.0, 2.0), pymc.Normal("shift", 0.0, scale, shape=num_groups)
+            pymc.Poisson("y", pymc.math.exp(mean + shift[group]), observed=y)
+        fit_laplace(progressbar=False, draws=NUM_SAMPLES, random_seed=seed)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("engine", choices=ENGINES + PEERS)
@@ -117,8 +138,11 @@ def main() -> None:
     for name, seeds in (("first", (0, 0)), ("next", (1, 0)), ("other groups", (2, 1))):
         before = cpu_seconds()
         with ProgramLog() as log:
-            fit_one = fit if arguments.engine in ENGINES else fit_peer
-            fit_one(arguments.engine, model, data(*seeds), seed=seeds[0])
+            if arguments.engine == "PyMC":
+                fit_pymc(arguments.problem, data(*seeds), seeds[0])
+            else:
+                fit_one = fit if arguments.engine in ENGINES else fit_peer
+                fit_one(arguments.engine, model, data(*seeds), seed=seeds[0])
         result[name] = {"cpu": cpu_seconds() - before, **log.totals()}
         if arguments.programs:
             print(f"{name}: {result[name]}\n{program_table(log)}")
