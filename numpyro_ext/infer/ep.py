@@ -21,7 +21,7 @@ from .front.engine import BaseEngine
 from .front.many import Dataset
 from .front.run import FinishedRun
 from .front.state import EngineState
-from .gaussian.algorithms import expectation_propagation
+from .gaussian.algorithms import expectation_propagation, local_factors
 from .gaussian.engine import Engine, GaussianOptions
 from .gaussian.programs import Algorithm
 from .sparse.mixtures import check_average
@@ -171,6 +171,7 @@ class EP(Engine):
             posterior=expectation_propagation.posterior,
             key=("EP", *options.values()),
             is_exact_for_gaussian=True,
+            localised=partial(local_factors.localised, power=self.power),
         )
 
     # The two forms

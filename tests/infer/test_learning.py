@@ -81,6 +81,20 @@ def _bump(x):
     return 10.0 * scale / jnp.square(1.0 + scale) - jnp.square(x[1])
 
 
+@pytest.mark.parametrize("wall", [1.0, 0.7, 0.3])
+def test_before_a_wall_the_best_trial_is_kept(wall):
+    # Behind the wall nothing is finite, and no step to before it meets the condition on the slope.
+    found = climb(lambda x: jnp.where(x[0] < wall, x[0], -jnp.inf) - jnp.square(x[1]), [0.0, 0.0])
+    assert not found.diagnostics.converged
+    assert wall - 1e-5 < float(found.search.values[0]) < wall
+
+
+def test_before_a_pole_the_best_trial_is_kept():
+    found = climb(lambda x: -jnp.log(1.0 - x[0]) - jnp.square(x[1]), [0.0, 0.0])
+    assert not found.diagnostics.converged
+    assert 10.0 < float(found.search.best.objective) == pytest.approx(-np.log1p(-float(found.search.values[0])))
+
+
 def test_steps_are_refused_by_name():
     with pytest.raises(ModelStructureError, match="'b' cannot be learned.*hyper_values={'b'"):
         climb(lambda x: -jnp.square(x[0]) + jnp.floor(x[1]), [1.0, 0.3], prior=lambda x: -jnp.sum(x**2))

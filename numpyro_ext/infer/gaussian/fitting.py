@@ -145,6 +145,7 @@ def _learn(
         units=np.ones(init_values.shape, init_values.dtype),
         tol=options.hyper_tol,
         max_steps=options.max_hyper_steps,
+        probe_locally=partial(programs.probe_locally, data, fixed) if programs.probes_locally else None,
     )
     starts = [init_values]
     if options.num_restarts:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from ...compilation.quick_jit import holds_little, quick_jit
@@ -25,6 +26,8 @@ __all__ = ["Algorithm", "FitInfo", "PointFit", "Programs", "compiled_form", "com
 
 _LARGEST_BATCH = 10_000_000
 _MOST_SMALL_ROWS, _MOST_SMALL_NUMBERS = 500, 20_000
+_LEAST_HYPER, _LEAST_PROBES = 8, 50_000
+"""Hyperparameters, and these times rows, from which probes by the model take longer than to compile others."""
 _LONGEST_TRACE = 500
 """Evaluations of a whole search whose objectives are kept; a search may make more."""
 _COMPILED, _FORMS = Recent(16), Recent(16)
@@ -46,6 +49,9 @@ class Algorithm(NamedTuple):
     """Whether its log evidence cannot exceed the exact one."""
     is_exact_for_gaussian: bool = False
     """Whether it finds the exact evidence and posterior where all factors are Gaussian."""
+    localised: Callable[[LatentGaussian, Any], Callable[[LatentGaussian], LatentGaussian] | None] | None = None
+    """``(form, state)`` at a fixed point: what gives forms near it factors that cost little and have the same first and
+    second derivatives, if the algorithm knows of any; see :mod:`.algorithms.local_factors`."""
 
 
 class PointFit(NamedTuple):
@@ -99,12 +105,19 @@ class Programs:
         self._max_iterations = max_iterations
         self._is_density_unconstrained = is_density_unconstrained
 
+        # Whether the curvature is left to `probe_locally`.
+        num_probes = space.size * reading.abstract_form.num_rows
+        self.probes_locally = (
+            algorithm.localised is not None and space.size >= _LEAST_HYPER and num_probes >= _LEAST_PROBES
+        )
+
         # Compiled only as a part of others, but traced once for all of them.
         self.evaluate = jax.jit(self._evaluate)
         compile_ = partial(quick_jit, is_small=_is_small(reading.abstract_form))
         self.solve = compile_(self._solve, static_argnames="num_steps")
         self.init_state = compile_(self._init_state)
         self.search = compile_(self._search)
+        self.probe_locally = compile_(self._probe_locally)
         # These run often, so that optimisation pays.
         self.searches = quick_jit(self._searches, static_argnames="max_iterations")
         self.solves = quick_jit(self._solves, static_argnames="num_steps")
@@ -122,14 +135,40 @@ class Programs:
     def _evaluate(self, data: Any, fixed: dict[str, Array], values: Array, state: Any) -> Evaluation:
         """The objective of the hyperparameter search; see :func:`~numpyro_ext.infer.hyper.search.evaluation_fn`."""
         reading, space = self._reading, self._space
-        evaluate = hyper_search.evaluation_fn(
-            form_fn=lambda values: reading.form(space.unpack(values, fixed), data),
+        evaluate = self._evaluation(data, fixed, lambda values: reading.form(space.unpack(values, fixed), data))
+        return evaluate(values, state)
+
+    def _evaluation(
+        self, data: Any, fixed: dict[str, Array], form_fn: Callable[[Array], LatentGaussian]
+    ) -> Callable[[Array, Any], Evaluation]:
+        return hyper_search.evaluation_fn(
+            form_fn=form_fn,
             log_prior_fn=lambda values: self._log_prior(data, fixed, values),
             solve_fn=partial(self._algorithm.solve, num_steps=self._num_steps, tol=self._tol),
             log_evidence_fn=self._algorithm.log_evidence,
             value_fn=lambda info: info.objective,
         )
-        return evaluate(values, state)
+
+    def _probe_locally(self, data: Any, fixed: dict[str, Array], state: SearchState) -> SearchState:
+        """The probes of the curvature where a search has ended, with factors that cost little in the place of the
+        model's; none where there are no such factors."""
+        algorithm = self._algorithm
+
+        def form_fn(values: Array) -> LatentGaussian:
+            return self._reading.form(self._space.unpack(values, fixed), data)
+
+        near = None if algorithm.localised is None else algorithm.localised(form_fn(state.values), state.best.state)
+        if near is None:
+            return state
+        found, _ = hyper_search.search(
+            self._evaluation(data, fixed, lambda values: near(form_fn(values))),
+            state._replace(num_probes=jnp.zeros_like(state.num_probes)),
+            num_evaluations=2 * state.values.size,
+            tol=self._hyper_tol,
+            max_iterations=0,
+            trace_length=1,
+        )
+        return state._replace(probes=found.probes, num_probes=found.num_probes)
 
     def _log_prior(self, data: Any, fixed: dict[str, Array], values: Array) -> Array:
         total = self._reading.log_prior(self._space.unpack(values, fixed), data)
@@ -186,7 +225,9 @@ class Programs:
         """The search before its first evaluation; ``state`` may be ``None`` for a cold start of the field."""
         if state is None:
             state = self.init_state(data, self._space.unpack(values, fixed))
-        return hyper_search.init_search(jax.eval_shape(self.evaluate, data, fixed, values, state), values, state)
+        start = hyper_search.init_search(jax.eval_shape(self.evaluate, data, fixed, values, state), values, state)
+        none: Any = np.asarray(2 * values.size + 1, np.int32)
+        return start._replace(num_probes=none) if self.probes_locally else start
 
     def _searches(
         self, data: Any, fixed: dict[str, Array], values: Array, *, max_iterations: int

@@ -6,7 +6,7 @@ algorithm that fits the field, and under ``vmap`` (cross-validation folds) every
 
 The direction is that of L-BFGS (Liu and Nocedal, 1989; from optax). The step size is found by bisection on the weak
 Wolfe conditions (Lewis and Overton, 2013, algorithm 2.6); a trial point where the objective is not finite counts as one
-where it did not increase, so the search backs away from it.
+where it did not increase. Where no step meets the conditions, the search ends at the longest that increased it.
 """
 
 from __future__ import annotations
@@ -26,8 +26,10 @@ __all__ = [
     "Evaluation",
     "SearchState",
     "curvature",
+    "difference_step",
     "evaluation_fn",
     "hessian",
+    "hessian_error",
     "init_search",
     "is_finished",
     "maximise",
@@ -84,7 +86,7 @@ class SearchState(NamedTuple):
     converged: Array
     """Whether it ended because the gradient vanished."""
     num_probes: Array
-    """Evaluations made for the curvature, of ``2 d``."""
+    """Evaluations made for the curvature, of ``2 d``; more than that where the search is to make none."""
     probes: Array
     """Gradients at ``values`` plus and minus one difference step along each axis, shape ``(d, 2, d)``."""
     moved: Array | None = None
@@ -174,7 +176,12 @@ def _line_search(
     gain = new.objective - old.objective
     increased = finite & (gain >= _SUFFICIENT_INCREASE * state.step_size * slope - rounding)
     flattened = jnp.dot(new.gradient, state.direction) <= _CURVATURE * slope + tol**2
-    accepted = increased & flattened
+    # Out of trials, as before a wall behind which nothing is finite: the search ends at the longest step that helped.
+    # At rounding level no step does: that is the top, if what the slope still promises is below any interest.
+    exhausted = state.num_trials + 1 >= _MAX_TRIALS
+    at_top = exhausted & (0.5 * slope <= tol)
+    gives_up = exhausted & ~at_top
+    accepted = increased & (flattened | gives_up)
 
     # The accepted branch. Inputs are replaced where they are not finite, so that nothing spreads into the memory.
     gradient = jnp.where(finite, new.gradient, old.gradient)
@@ -189,14 +196,14 @@ def _line_search(
     upper = jnp.where(increased, state.upper, state.step_size)
     bounded = jnp.isfinite(upper)
     step_size = jnp.where(bounded, 0.5 * (lower + jnp.where(bounded, upper, 0.0)), 2.0 * lower)
-    exhausted = state.num_trials + 1 >= _MAX_TRIALS
-    # At rounding level no step improves: that is the top, if what the slope still promises is below any interest.
-    at_top = exhausted & (0.5 * slope <= tol)
+    returns = gives_up & (lower > 0.0) & (state.num_trials < _MAX_TRIALS)  # the last trial is then made again
+    step_size = jnp.where(returns, lower, step_size)
     refused_at_start = (state.num_iterations == 0) & ~finite
 
     one = jnp.ones((), dtype)
     num_iterations = state.num_iterations + accepted
-    is_searching = jnp.where(accepted, ~vanished & (num_iterations <= max_iterations), ~exhausted & ~refused_at_start)
+    goes_on = ~vanished & ~gives_up & (num_iterations <= max_iterations)
+    is_searching = jnp.where(accepted, goes_on, (~exhausted | returns) & ~refused_at_start)
     return state._replace(
         values=jnp.where(accepted, trial, state.values),
         best=_select(accepted, new, old),
@@ -212,9 +219,13 @@ def _line_search(
     )
 
 
-def _difference_step(dtype: Any, tol: float) -> float:
-    """Balances the error of the central difference against that of gradients, which are known to a small part of what
-    the search asks of them."""
+def difference_step(dtype: Any, tol: float) -> float:
+    """The step of the curvature's differences: balances the error of the central difference against that of gradients,
+    which are known to a small part of what the search asks of them.
+
+    :param dtype: of the coordinates.
+    :param float tol: as given to :func:`search`.
+    """
     return float(max(1e-2 * tol, float(jnp.finfo(dtype).eps) ** 0.5) ** (1.0 / 3.0))
 
 
@@ -249,7 +260,7 @@ def search(
         where none was made.
     """
     start = state.num_evaluations
-    step = _difference_step(state.values.dtype, tol)
+    step = difference_step(state.values.dtype, tol)
 
     def unfinished(carry: tuple[SearchState, Array]) -> Array:
         state, _ = carry
@@ -284,7 +295,7 @@ def hessian(state: SearchState, *, tol: float) -> np.ndarray:
     :return: symmetric array of shape ``(d, d)``; meaningless before ``num_probes`` has reached ``2 d``.
     """
     probes = np.asarray(state.probes)
-    rows = (probes[:, 0] - probes[:, 1]) / (2.0 * _difference_step(probes.dtype, tol))
+    rows = (probes[:, 0] - probes[:, 1]) / (2.0 * difference_step(probes.dtype, tol))
     symmetric: np.ndarray = 0.5 * (rows + rows.T)
     return symmetric
 
@@ -319,7 +330,7 @@ def curvature(second_derivatives: np.ndarray, *, tol: float) -> Curvature:
     :return: directions up, down and flat, and the covariance.
     """
     matrix = np.asarray(second_derivatives)
-    step = _difference_step(matrix.dtype, tol)
+    step = difference_step(matrix.dtype, tol)
     # The step balances both errors: of the gradient, over the step, and of the difference, relative.
     least, truncation = step**2, _LARGEST_TRUNCATION * step**2
     diagonal = np.abs(np.diagonal(matrix))
@@ -332,6 +343,19 @@ def curvature(second_derivatives: np.ndarray, *, tol: float) -> Curvature:
     covariance = (directions[down].T / -eigenvalues[down]) @ directions[down]
     directions /= np.sqrt(squared_length)[:, None]
     return Curvature(covariance, directions[up], directions[~is_known], diagonal <= _PLATEAU)
+
+
+def hessian_error(matrix: np.ndarray, direction: np.ndarray, product: np.ndarray, *, tol: float) -> float:
+    """The error of second derivatives along one direction, in units of what :func:`curvature` reckons with.
+
+    :param matrix: the Hessian in question; ``tol`` as given to :func:`search`.
+    :param direction: unit vector; ``product`` a central difference of gradients along it.
+    :return: below one, if the error says nothing about directions that the judgement calls up or down.
+    """
+    least = difference_step(matrix.dtype, tol) ** 2
+    units = 1.0 / np.sqrt(np.maximum(np.abs(np.diagonal(matrix)), least))  # as in :func:`curvature`
+    allowed = _LARGEST_TRUNCATION * least * np.linalg.norm(direction / units) + least * np.linalg.norm(units)
+    return float(np.linalg.norm(units * (matrix @ direction - product)) / allowed)
 
 
 def maximise(

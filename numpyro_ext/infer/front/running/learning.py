@@ -22,6 +22,8 @@ from ...hyper.search import EVALUATIONS_PER_CHUNK, Curvature, SearchState
 from ...hyper.space import UnconstrainedSpace
 from ..results import HyperDiagnostics
 from .chunks import Interruption
+from .edges import edges_of
+from .probes import probed
 
 __all__ = ["Climb", "Learned", "learn"]
 
@@ -29,8 +31,6 @@ _MOST_ESCAPES = 5
 _ESCAPE_STEPS = (0.5, -0.5, 0.05, -0.05)
 _MOST_AXES = 20
 _NUM_RANDOM_POINTS = 6
-_EDGE = 1e-2
-"""Of what it was at the start: an answer of the constrained value to its coordinate that says that it is at an edge."""
 
 
 class Climb(NamedTuple):
@@ -50,6 +50,8 @@ class Climb(NamedTuple):
     with_curvature: bool = True
     find_curvature: Callable[[_Run], Curvature] | None = None
     """Of the best point, where searches make no probes; it may go on to a better one before."""
+    probe_locally: Callable[[SearchState], SearchState] | None = None
+    """The probes of a search that has made none, at less than their cost; see :func:`~.probes.probed`."""
 
     def hyper(self, x: Array) -> dict[str, Array]:
         """All hyperparameters, constrained."""
@@ -145,6 +147,8 @@ class _Run:
                 assert self.best is not None
                 self._judged = self.best, found
             return self._judged[1]
+        if climb.probe_locally is not None and int(search.num_probes) > 2 * search.values.size:
+            search = self.best = probed(self, climb.probe_locally, search)
         is_complete = climb.with_curvature and int(search.num_probes) == 2 * search.values.size
         if not is_complete or not bool(np.all(np.isfinite(search.probes))):
             return None
@@ -184,7 +188,7 @@ def learn(
                     run.traces.append(searched[1])
                     run.num_evaluations = int(begun.num_evaluations)
                 else:
-                    begun = climb.begin(start, state) if resumed is None else _reopen(resumed)
+                    begun = climb.begin(start, state) if resumed is None else _reopen(resumed, climb)
                 found = run.climb_from(begun)  # nothing, where it has ended
                 if not run.keep(found) and int(found.num_iterations) == 0 and not interruption:
                     messages.append(f"Restart {number} began where the log evidence is not finite and was left out.")
@@ -204,8 +208,10 @@ def learn(
             interruption.is_asked, failure = True, None
     curvature = run.curvature()  # which may go on to a better point
     best = run.best
-    edges = _edges(climb, best, curvature)
-    if failure is None and not interruption and bool(best.converged):
+    edges: tuple[str, ...] = ()
+    if curvature is not None and curvature.wide_axes.any():
+        edges = edges_of(climb.space, jnp.asarray(climb.origin + climb.units * best.values), curvature.wide_axes)
+    if not failure and not interruption and bool(best.converged):
         failure = _runaway(run, curvature, edges)
     if interruption:
         messages.append(f"Interrupted after {run.num_evaluations} evaluations.")
@@ -233,10 +239,10 @@ def learn(
     return Learned(best, curvature, learning, edges, tuple(messages), bool(interruption))
 
 
-def _reopen(search: SearchState) -> SearchState:
+def _reopen(search: SearchState, climb: Climb) -> SearchState:
     """A search that stopped for want of steps goes on; its curvature is then of no more use."""
-    unfinished = ~search.converged
-    return search._replace(is_searching=unfinished, num_probes=jnp.where(unfinished, 0, search.num_probes))
+    unfinished, none = ~search.converged, 0 if climb.probe_locally is None else 2 * search.values.size + 1
+    return search._replace(is_searching=unfinished, num_probes=jnp.where(unfinished, none, search.num_probes))
 
 
 def _go_on(run: _Run, rng_key: Array) -> str | None:
@@ -372,28 +378,3 @@ def _names(space: UnconstrainedSpace, directions: np.ndarray) -> str:
     shares = {repr(name): np.max(np.sum(squares[:, part], axis=1), initial=0.0) for name, part in space.slices.items()}
     shares["the field"] = np.max(np.sum(squares[:, space.size :], axis=1), initial=0.0)
     return ", ".join(name for name, share in shares.items() if share > min(0.1, 0.5 * max(shares.values())))
-
-
-def _edges(climb: Climb, search: SearchState, curvature: Curvature | None) -> tuple[str, ...]:
-    """Sites on a plateau of the objective whose constrained value hardly answers to its coordinate any more."""
-    if curvature is None or not curvature.wide_axes.any():
-        return ()
-    space = climb.space
-    here = space.unpack_unconstrained(jnp.asarray(climb.origin + climb.units * search.values))
-    there = space.unpack_unconstrained(space.initial())
-    out = []
-    for name, part in space.slices.items():
-        wide = curvature.wide_axes[part]
-        if not wide.any():
-            continue
-        answers = [_answer(space.sites[name].transform, point[name]) for point in (here, there)]
-        if np.any(wide & (answers[0] < _EDGE * answers[1])):
-            out.append(name)
-    return tuple(out)
-
-
-def _answer(transform: Any, value: Array) -> np.ndarray:
-    """The length by which the constrained value moves per unit of each coordinate."""
-    jacobian = np.asarray(jax.jacobian(transform)(value)).reshape(-1, value.size)
-    lengths: np.ndarray = np.sqrt(np.sum(np.square(jacobian), axis=0))
-    return lengths

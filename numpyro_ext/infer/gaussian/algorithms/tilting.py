@@ -17,7 +17,7 @@ from ....linalg.gaussian.marginals import Marginals
 from ....potentials.moments import TiltedMoments
 from ....structure.latent_gaussian import LatentGaussian
 
-__all__ = ["Tilted", "is_log_concave", "propose", "tilt", "with_broad_cavities"]
+__all__ = ["Tilted", "cavities", "is_log_concave", "propose", "tilt", "with_broad_cavities"]
 
 
 class Tilted(NamedTuple):
@@ -47,18 +47,34 @@ def tilt(form: LatentGaussian, marginals: Marginals, precision: Array, shift: Ar
     The cavity is written through :math:`c = 1 - \tau v`, with the site precision :math:`\tau` and the marginal
     variance ``v``, rather than through :math:`1/v - \tau`, which loses all digits where a site dominates.
     """
-    mean, variance, ratio, _ = marginals
-    observed = jnp.concatenate(form.observed)
-    shift = shift - precision * form.offset
-    cavity_ratio = (1.0 - power) + power * ratio
-    is_pinned = observed & (variance <= 0)
-    is_proper = observed & ~is_pinned & (cavity_ratio > 0)
-    safe_ratio = jnp.where(is_proper, cavity_ratio, 1.0)
-    cavity_variance = jnp.where(is_proper, variance / safe_ratio, 1.0)
-    cavity_mean = jnp.where(is_proper, (mean - power * variance * shift) / safe_ratio + form.offset, 0.0)
-    moments = _tilted_moments(form, cavity_mean, cavity_variance, power)
+    observed, is_pinned, is_proper = _which(form, marginals, power)
+    moments = _tilted_moments(form, *cavities(form, marginals, precision, shift, power), power)
     is_finite = jnp.isfinite(sum(moments))
     return Tilted(moments, observed, is_pinned, is_proper & is_finite & (moments.variance > 0))
+
+
+def _which(form: LatentGaussian, marginals: Marginals, power: ArrayLike) -> tuple[Array, Array, Array]:
+    """The rows that are observed, those that are pinned, and those with a proper cavity."""
+    observed = jnp.concatenate(form.observed)
+    is_pinned = observed & (marginals.variance <= 0)
+    return observed, is_pinned, observed & ~is_pinned & (_cavity_ratio(marginals, power) > 0)
+
+
+def _cavity_ratio(marginals: Marginals, power: ArrayLike) -> Array:
+    return (1.0 - jnp.asarray(power)) + power * marginals.cavity_ratio
+
+
+def cavities(
+    form: LatentGaussian, marginals: Marginals, precision: Array, shift: Array, power: ArrayLike
+) -> tuple[Array, Array]:
+    """Means and variances of the cavities of all rows, zero and one where there is none."""
+    mean, variance, _, _ = marginals
+    *_, is_proper = _which(form, marginals, power)
+    shift = shift - precision * form.offset
+    safe_ratio = jnp.where(is_proper, _cavity_ratio(marginals, power), 1.0)
+    cavity_variance = jnp.where(is_proper, variance / safe_ratio, 1.0)
+    cavity_mean = jnp.where(is_proper, (mean - power * variance * shift) / safe_ratio + form.offset, 0.0)
+    return cavity_mean, cavity_variance
 
 
 def with_broad_cavities(form: LatentGaussian, marginals: Marginals) -> Marginals:

@@ -1,0 +1,167 @@
+r"""Factors near a fixed point of EP, known by second derivatives of :math:`\log \hat Z`: no integral is made again.
+
+The log evidence of EP is stationary in the sites, so its second derivatives in the hyperparameters need those of the
+partition functions of the factors, :math:`\log \hat Z_i(\mu, v, \theta)` of cavity and parameters, and no more. With
+quadratic functions in their place the sweeps and gradients near the fixed point are those of the model to first order,
+and cost the algebra of the Gaussian alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.typing import ArrayLike
+
+from ....potentials.base import Potential, potential
+from ....potentials.moments import TiltedMoments
+from ....structure.latent_gaussian import LatentGaussian
+from .expectation_propagation import State
+from .tilting import cavities
+
+__all__ = ["localised"]
+
+_MOST_COORDINATES = 12
+"""Of a factor: cavity mean and variance, and numbers among its parameters. Integrals go with the square."""
+
+
+@potential
+class LocalFactors(Potential):
+    """Factors whose log partition functions are quadratic about a reference.
+
+    Coordinates, on the first axis, are the mean and the variance of the cavity and the numbers that a factor's
+    parameters are made of.
+    """
+
+    current: Potential
+    """The factors themselves, at the parameters in question."""
+    reference: Potential
+    """The factors at the reference."""
+    cavity: Array
+    """Means and variances of the cavities at the reference, shape ``(2, num_rows)``."""
+    log_z: Array
+    """Value there, shape ``(num_rows,)``."""
+    slope: Array
+    """First derivatives, shape ``(num_coordinates, num_rows)``."""
+    curvature: Array
+    """Second ones, shape ``(num_coordinates, num_coordinates, num_rows)``."""
+
+    def log_density(self, eta: ArrayLike) -> Array:
+        return self.current.log_density(eta)
+
+    def has_finite_variance(self) -> Array:
+        return self.current.has_finite_variance()
+
+    def tilted_moments(self, mean: ArrayLike, variance: ArrayLike, power: ArrayLike = 1.0) -> TiltedMoments:
+        """From the derivatives in the cavity; ``power`` is that of the reference."""
+        mean, variance = jnp.asarray(mean), jnp.asarray(variance)
+        num_rows = self.log_z.shape[0]
+        old, new = (_components(p, num_rows) for p in (self.reference, self.current))
+        moves = [mean - self.cavity[0], variance - self.cavity[1], *(x - y for x, y in zip(new, old, strict=True))]
+        move = jnp.stack([jnp.broadcast_to(x, (num_rows,)) for x in moves])
+        turn = jnp.sum(self.curvature * move, axis=1)  # faster than products of many small matrices
+        log_z = self.log_z + jnp.sum(move * (self.slope + 0.5 * turn), axis=0)
+        # In the mean the second derivative is twice the first in the variance, less the square of the slope.
+        slope, in_variance = self.slope[:2] + turn[:2]
+        bend = 2.0 * in_variance - slope**2
+        ratio = 1.0 + variance * bend
+        return TiltedMoments(
+            log_z=log_z,
+            mean=mean + variance * slope,
+            variance=variance * ratio,
+            site_precision=-bend / ratio,
+            site_shift=(slope - bend * mean) / ratio,
+        )
+
+
+def localised(
+    form: LatentGaussian, state: State, *, power: float = 1.0
+) -> Callable[[LatentGaussian], LatentGaussian] | None:
+    """What puts quadratic factors into forms near one whose fixed point is known.
+
+    :param LatentGaussian form: the model.
+    :param State state: a fixed point of :func:`~.expectation_propagation.step` for ``form``.
+    :param float power: the power that the fixed point was found with.
+    :return: a function from a form of the same structure to one with quadratic factors; ``None`` where a factor has
+        parameters of too many numbers.
+    """
+    sizes = [mask.shape[0] for mask in form.observed]
+    if any(2 + len(_components(p, n)) > _MOST_COORDINATES for p, n in zip(form.potentials, sizes, strict=True)):
+        return None
+    at = cavities(form, state.marginals, state.site_precision, state.site_shift, power)
+    means, variances = map(form.split_rows, at)
+    parts = [_expand(*part, power) for part in zip(form.potentials, means, variances, strict=True)]
+
+    def near(other: LatentGaussian) -> LatentGaussian:
+        made = tuple(make(current) for make, current in zip(parts, other.potentials, strict=True))
+        return other._replace(potentials=made)
+
+    return near
+
+
+def _expand(factors: Potential, mean: Array, variance: Array, power: float) -> Callable[[Potential], LocalFactors]:
+    num_rows = mean.shape[0]
+    num_coordinates = 2 + len(_components(factors, num_rows))
+
+    def log_z(move: Array) -> Array:
+        # All rows move alike, and no row depends on the move of another: a derivative has those of all of them.
+        moved = _shifted(factors, move[2:], num_rows)
+        return moved.tilted_moments(mean + move[0], variance + move[1], power).log_z
+
+    def slope(move: Array) -> tuple[Array, Array]:
+        value, push = jax.linearize(log_z, move)
+        return jax.lax.map(push, jnp.eye(num_coordinates, dtype=mean.dtype)), value
+
+    def both(direction: Array) -> tuple[Array, Any]:
+        origin = jnp.zeros(num_coordinates, mean.dtype)
+        first, second = jax.jvp(lambda move: slope(move)[0], (origin,), (direction,))
+        return second, first
+
+    curvature, slopes = jax.lax.map(both, jnp.eye(num_coordinates, dtype=mean.dtype))
+    value = log_z(jnp.zeros(num_coordinates, mean.dtype))
+    return partial(
+        LocalFactors,
+        reference=factors,
+        cavity=jnp.stack([mean, variance]),
+        log_z=value,
+        slope=slopes[0],
+        curvature=curvature,
+    )
+
+
+def _components(factors: Potential, num_rows: int) -> list[Array]:
+    """The numbers in the parameters of each factor, as arrays that broadcast against the rows."""
+    return [part for leaf in jax.tree.leaves(factors) if _may_move(leaf) for part in _split(leaf, num_rows)]
+
+
+def _shifted(factors: Potential, moves: Array, num_rows: int) -> Potential:
+    """The factors with a number added to each of their components."""
+    leaves, structure = jax.tree.flatten(factors)
+    start = 0
+    for place, leaf in enumerate(leaves):
+        if _may_move(leaf):
+            shape = leaf.shape[1:] if _has_rows(leaf, num_rows) else leaf.shape
+            size = len(_split(leaf, num_rows))
+            leaves[place] = leaf + moves[start : start + size].reshape(shape)
+            start += size
+    shifted: Potential = jax.tree.unflatten(structure, leaves)
+    return shifted
+
+
+def _may_move(leaf: Array) -> bool:
+    return bool(jnp.issubdtype(jnp.result_type(leaf), jnp.inexact))
+
+
+def _has_rows(leaf: Array, num_rows: int) -> bool:
+    # A table that all rows share may have as many entries: what comes of it is compared with the model by its user.
+    return leaf.ndim > 0 and leaf.shape[0] == num_rows
+
+
+def _split(leaf: Array, num_rows: int) -> list[Array]:
+    if _has_rows(leaf, num_rows):
+        return list(leaf.reshape(num_rows, -1).T)
+    return list(leaf.reshape(-1))

@@ -1,0 +1,148 @@
+"""Curvature in many hyperparameters, by factors that cost little: equal to differences of the model's own gradients,
+and never believed where it is not."""
+
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from numpyro.distributions import biject_to, constraints
+
+from numpyro_ext.infer import EP
+from numpyro_ext.infer.front.running.learning import Climb, learn
+from numpyro_ext.infer.gaussian import programs
+from numpyro_ext.infer.hyper.search import curvature, evaluation_fn, hessian, init_search, search
+from numpyro_ext.infer.hyper.space import UnconstrainedSpace
+
+KEY = jax.random.key(0)
+RNG = np.random.default_rng(5)
+GROUP = np.arange(40) % 5
+
+
+def graded(level):
+    """Thresholds of five items: the parameters of a factor are numbers of its own."""
+    item = np.arange(40) // 8
+    ability = numpyro.sample("ability", dist.Normal(0.0, 1.0).expand([8]))
+    slope = numpyro.sample("slope", dist.LogNormal(0.0, 0.5).expand([5]))
+    ordered = dist.transforms.OrderedTransform()
+    prior = dist.TransformedDistribution(dist.Normal(0.0, 2.0).expand([5, 2]).to_event(1), ordered)
+    kappa = numpyro.sample("kappa", prior)
+    numpyro.sample("y", dist.OrderedLogistic(slope[item] * jnp.tile(ability, 5), kappa[item]), obs=level)
+
+
+def overdispersed(count):
+    """A dispersion that all factors share, and scales of the prior and of an offset."""
+    level = numpyro.sample("level", dist.Normal(0.0, 1.0))
+    scale = numpyro.sample("scale", dist.HalfNormal(1.0))
+    dispersion = numpyro.sample("dispersion", dist.LogNormal(1.0, 0.5))
+    shift = numpyro.sample("shift", dist.Normal(0.0, scale).expand([5]))
+    power = numpyro.sample("power", dist.Normal(0.0, 1.0))
+    offset = jnp.sin(power * np.linspace(0.0, 1.0, 40))
+    numpyro.sample("y", dist.NegativeBinomial2(jnp.exp(level + shift[GROUP] + offset), dispersion), obs=count)
+
+
+def robust(y):
+    """Factors that are not log-concave, known by quadrature."""
+    scale = numpyro.sample("scale", dist.HalfNormal(1.0))
+    noise = numpyro.sample("noise", dist.LogNormal(-1.0, 0.5))
+    shift = numpyro.sample("shift", dist.Normal(0.0, scale).expand([5]))
+    numpyro.sample("y", dist.StudentT(4.0, shift[GROUP], noise), obs=y)
+
+
+DATA = {
+    graded: np.digitize(RNG.normal(size=8)[np.arange(40) % 8] + RNG.logistic(size=40), [-1.0, 1.0]),
+    overdispersed: RNG.poisson(np.exp(1.0 + 0.5 * RNG.normal(size=5))[GROUP]),
+    robust: RNG.normal(size=5)[GROUP] + 0.4 * RNG.standard_t(4.0, 40),
+}
+
+
+@pytest.mark.parametrize("model", [graded, overdispersed, pytest.param(robust, marks=pytest.mark.slow)])
+def test_local_factors_have_the_curvature_of_the_model(model):
+    engine = EP(model, progress_bar=False)
+    engine.run(KEY, DATA[model])
+    ended = engine.last_state.search
+    reading = engine._read(KEY, (DATA[model],), {})
+    _, _, compiled = engine._compile(reading)
+    assert not compiled.probes_locally  # so that the run has differences of the gradients of the model
+    expected = hessian(ended, tol=1e-4)
+    found = hessian(compiled.probe_locally(reading.data, {}, ended), tol=1e-4)
+    units = 1.0 / np.sqrt(np.abs(np.diagonal(expected)))
+    np.testing.assert_allclose(units[:, None] * found * units, units[:, None] * expected * units, atol=2e-4)
+
+
+def test_a_run_with_local_probes_answers_as_one_without(monkeypatch, tmp_path):
+    plain, quick = EP(graded, progress_bar=False), EP(graded, progress_bar=False, max_hyper_steps=99)
+    plain.run(KEY, DATA[graded])
+    monkeypatch.setattr(programs, "_LEAST_PROBES", 0)
+    quick.run(KEY, DATA[graded])
+    assert quick.diagnostics.converged
+    assert quick.diagnostics.hyper.num_evaluations < plain.diagnostics.hyper.num_evaluations - 2 * 15 + 6
+    np.testing.assert_allclose(quick.log_evidence, plain.log_evidence, rtol=1e-12)
+    for name, site in plain.hyper.items():
+        np.testing.assert_allclose(quick.hyper[name].standard_error, site.standard_error, rtol=1e-3)
+    quick.save(tmp_path / "run.npz")
+    again = EP.load(tmp_path / "run.npz", graded)
+    np.testing.assert_array_equal(again.hyper["kappa"].standard_error, quick.hyper["kappa"].standard_error)
+    again.run(KEY, DATA[graded], init_state=quick.last_state)
+    assert again.diagnostics.hyper.num_evaluations == 0
+    np.testing.assert_array_equal(again.hyper["kappa"].standard_error, quick.hyper["kappa"].standard_error)
+
+
+SIZE = 100
+BASIS = np.linalg.qr(np.random.default_rng(1).normal(size=(SIZE, SIZE)))[0]
+
+
+def planted(bend, claimed):
+    """Learn a hundred numbers from a function that curves by ``bend`` in one direction, downwards in all others, with
+    cheap probes that say ``claimed``."""
+    weights = np.linspace(-3.0, -0.5, SIZE)
+
+    def matrix(last):
+        return (BASIS * np.append(weights[:-1], last)) @ BASIS.T
+
+    def evidence(x):
+        return 0.5 * x @ matrix(bend) @ x - 0.25 * jnp.sum((BASIS.T @ x) ** 4)
+
+    evaluate = evaluation_fn(
+        lambda x: x, lambda x: 0.0 * jnp.sum(x), lambda form, state: (state, ()), lambda x, s: evidence(x)
+    )
+    start = jnp.zeros(SIZE)
+    shapes = jax.eval_shape(evaluate, start, jnp.zeros(()))
+    advance = jax.jit(
+        lambda state, limit, number: search(
+            evaluate, state, num_evaluations=number, tol=1e-4, max_iterations=limit, trace_length=10
+        )
+    )
+
+    def begin(x, state):
+        return init_search(shapes, x, jnp.zeros(()))._replace(num_probes=jnp.asarray(2 * SIZE + 1))
+
+    def probe_locally(state):
+        rows = 1e-2 * matrix(claimed) if np.allclose(state.values, 0.0) else 1e-2 * jax.hessian(evidence)(state.values)
+        return state._replace(probes=np.stack([rows, -rows], axis=1), num_probes=jnp.asarray(2 * SIZE))
+
+    site = SimpleNamespace(shape=(SIZE,), transform=biject_to(constraints.real), init=jnp.zeros(SIZE))
+    problem = Climb(
+        begin, advance, UnconstrainedSpace({"a": site}), start, jnp.ones(SIZE), 1e-4, 50, probe_locally=probe_locally
+    )
+    return learn(problem, [start], KEY, bar=SimpleNamespace(n=0, update=lambda amount: None))
+
+
+@pytest.mark.parametrize("claimed", [0.02, -0.02])
+def test_a_faint_saddle_in_a_hundred_numbers_is_left_whatever_cheap_probes_say(claimed):
+    found = planted(0.02, claimed)
+    assert found.diagnostics.converged and found.curvature.is_peak
+    # The maxima are where 0.02 x = x^3 along the planted direction.
+    np.testing.assert_allclose(np.abs(BASIS.T @ found.search.values)[-1], np.sqrt(0.02), rtol=1e-2)
+    assert (found.diagnostics.num_evaluations > 2 * SIZE) == (claimed < 0.0)  # only what is wrong is found out
+
+
+@pytest.mark.parametrize("claimed", [0.02, -0.02])
+def test_a_faint_maximum_in_a_hundred_numbers_is_kept_whatever_cheap_probes_say(claimed):
+    found = planted(-0.02, claimed)
+    assert found.diagnostics.converged and found.curvature.is_peak and not np.any(found.search.values)
+    truth = curvature((BASIS * np.append(np.linspace(-3.0, -0.5, SIZE)[:-1], -0.02)) @ BASIS.T, tol=1e-4)
+    np.testing.assert_allclose(found.curvature.covariance, truth.covariance, atol=0.02)
