@@ -66,3 +66,23 @@ def test_cold(benchmark, results, peers, tmp_path, engine, problem):
                     target=target,
                 )
             )
+
+
+def test_many_hyperparameters(benchmark, results):
+    """EP beside Laplace's method where 96 numbers are learned."""
+    ep: dict[str, Any] = benchmark.pedantic(cold, args=("EP", "graded-response"), rounds=1)
+    laplace = cold("LaplaceApproximation", "graded-response")
+    for kind in ("first", "next"):
+        seconds, others = ep[kind]["cpu"], laplace[kind]["cpu"]
+        results.add(
+            Row(
+                item=f"{kind} fit, EP, graded response",
+                dtype="float64",
+                seconds=seconds,
+                peer="LaplaceApproximation",
+                peer_seconds=others,
+                figure="times the peer's CPU-seconds",
+                value=seconds / others,
+                target=at_most(3.0),
+            )
+        )

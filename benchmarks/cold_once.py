@@ -29,6 +29,7 @@ from numpyro_ext import keep_compiled_programs
 from .compilation import ProgramLog, program_table
 
 NUM_ROWS, NUM_GROUPS = 300, 20
+NUM_PERSONS, NUM_ITEMS, NUM_LEVELS = 316, 24, 4
 
 
 def few_rows(x: Any, y: Any = None) -> None:
@@ -47,6 +48,16 @@ def random_intercepts(group: Any, num_groups: int, y: Any = None) -> None:
     numpyro.sample("y", dist.Poisson(jnp.exp(mean + shift[group])), obs=y)
 
 
+def graded_response(person: Any, item: Any, level: Any = None) -> None:
+    """Answers on a scale, by abilities that are integrated over, with 96 numbers to learn."""
+    ability = numpyro.sample("ability", dist.Normal(0.0, 1.0).expand([NUM_PERSONS]))
+    slope = numpyro.sample("slope", dist.LogNormal(0.0, 0.5).expand([NUM_ITEMS]))
+    thresholds = dist.Normal(0.0, 2.0).expand([NUM_ITEMS, NUM_LEVELS - 1]).to_event(1)
+    ordered = dist.TransformedDistribution(thresholds, dist.transforms.OrderedTransform())
+    kappa = numpyro.sample("kappa", ordered)
+    numpyro.sample("y", dist.OrderedLogistic(slope[item] * ability[person], kappa[item]), obs=level)
+
+
 def few_rows_data(seed: int, index_seed: int) -> tuple[Any, ...]:
     rng = np.random.default_rng(seed)
     x = rng.standard_normal((10, 2))
@@ -60,7 +71,17 @@ def random_intercepts_data(seed: int, index_seed: int) -> tuple[Any, ...]:
     return group, NUM_GROUPS, rng.poisson(np.exp(1.0 + shift[group]))
 
 
+def graded_response_data(seed: int, index_seed: int) -> tuple[Any, ...]:
+    rng = np.random.default_rng(seed)
+    person, item = np.divmod(np.arange(NUM_PERSONS * NUM_ITEMS), NUM_ITEMS)
+    slope = np.exp(0.3 * rng.normal(size=NUM_ITEMS))
+    kappa = np.sort(1.2 * rng.normal(size=(NUM_ITEMS, NUM_LEVELS - 1)), 1) + 0.3 * rng.normal(size=(NUM_ITEMS, 1))
+    latent = slope[item] * rng.normal(size=NUM_PERSONS)[person] + rng.logistic(size=len(item))
+    return person, item, (latent[:, None] > kappa[item]).sum(1)
+
+
 PROBLEMS = {"few-rows": (few_rows, few_rows_data), "random-intercepts": (random_intercepts, random_intercepts_data)}
+LARGE = {"graded-response": (graded_response, graded_response_data)}
 ENGINES = ("EP", "LaplaceApproximation", "VariationalGaussian", "INLA")
 PEERS = ("NUTS", "SVI") + (("PyMC",) if find_spec("pymc_extras") else ())
 NUM_WARMUP, NUM_SAMPLES, NUM_SVI_STEPS = 500, 1000, 2000
@@ -120,7 +141,7 @@ def fit_pymc(problem: str, args: tuple[Any, ...], seed: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("engine", choices=ENGINES + PEERS)
-    parser.add_argument("problem", choices=PROBLEMS)
+    parser.add_argument("problem", choices={**PROBLEMS, **LARGE})
     parser.add_argument("--programs", action="store_true", help="list what was compiled")
     parser.add_argument("--cache", help="folder of compiled programs, to see what a new process costs")
     arguments = parser.parse_args()
@@ -133,7 +154,7 @@ def main() -> None:
         keep_compiled_programs(arguments.cache)
     result: dict[str, Any] = {"import": cpu_seconds()}
     jax.block_until_ready(jax.device_put(np.zeros(1)))
-    model, data = PROBLEMS[arguments.problem]
+    model, data = {**PROBLEMS, **LARGE}[arguments.problem]
     # Indices are data: the last fit has those of other rows.
     for name, seeds in (("first", (0, 0)), ("next", (1, 0)), ("other groups", (2, 1))):
         before = cpu_seconds()
