@@ -222,6 +222,21 @@ def test_missing_values_are_drawn():
     assert abs(float(draws["y_unobserved"][:, 3].mean()) - 1.0) < 0.1
 
 
+def test_more_scales_than_observations_may_be_sampled():
+    def horseshoe(x, y):
+        local = numpyro.sample("local", dist.HalfCauchy(1.0).expand([x.shape[1]]))
+        slopes = numpyro.sample("slopes", dist.Normal(0.0, local))
+        numpyro.sample("y", dist.Normal(x @ slopes, 1.0), obs=y)
+
+    x, y = np.random.default_rng(0).normal(size=(3, 5)), np.array([1.0, -2.0, 0.5])
+    with pytest.raises(ModelStructureError, match="too many to maximise over"):
+        EP(horseshoe).run(jax.random.key(0), x, y)
+    local = np.linspace(0.2, 3.0, 5)
+    exact = multivariate_normal.logpdf(y, np.zeros(3), (x * local**2) @ x.T + np.eye(3))
+    exact += dist.HalfCauchy(1.0).log_prob(local).sum()
+    np.testing.assert_allclose(density(marginalize(horseshoe), (x, y), local=local), exact, rtol=1e-9)
+
+
 def correlated(y, jitter=0.0):
     correlation = numpyro.sample("correlation", dist.Uniform(0.0, 2.0))
     covariance = jnp.array([[1.0 + jitter, correlation], [correlation, 1.0 + jitter]])

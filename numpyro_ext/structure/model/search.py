@@ -148,6 +148,7 @@ class ReadOptions(TypedDict, total=False):
     init_values: Mapping[str, Any] | None
     rng_key: Array | None
     check: bool
+    learns_hyper: bool
 
 
 def read_first(
@@ -160,6 +161,7 @@ def read_first(
     init_values: Mapping[str, Any] | None = None,
     rng_key: Array | None = None,
     check: bool = True,
+    learns_hyper: bool = True,
 ) -> _Reading_co:
     """Read a model into the first of several forms that it has. The model is run, and its data checked, once.
 
@@ -172,6 +174,7 @@ def read_first(
         the model need not have a density elsewhere.
     :param rng_key: for models that draw random numbers themselves.
     :param bool check: compare the form with NumPyro's log density at random points, and operators with their adjoints.
+    :param bool learns_hyper: whether hyperparameters are to be maximised over, for which there must not be too many.
     :return: the reading.
     :raises ModelStructureError: if it has none of them, that of the first form for which it has candidates; if
         there are none, what each form needs.
@@ -186,7 +189,7 @@ def read_first(
     refusals: list[ModelStructureError] = []
     for form in forms:
         try:
-            return _read(form, call, sites, field, check)
+            return _read(form, call, sites, field, check, learns_hyper)
         except ModelStructureError as error:
             refusals.append(error)
     telling = [error for error in refusals if error.reason is not Reason.NO_FIELD]
@@ -202,12 +205,13 @@ def _read(
     inspected: Mapping[str, SiteInfo],
     field: Sequence[str] | None,
     check: bool,
+    learns_hyper: bool,
 ) -> _Reading_co:
     sites = mark_candidates(inspected, form.is_candidate)
 
     def attempt(names: frozenset[str]) -> _Reading_co:
         reading = form.reading(call, sites, names)
-        check_hyper(reading, sites)
+        check_hyper(reading, sites, learns_hyper)
         return reading
 
     if field is None:
@@ -273,8 +277,8 @@ def check_field(field: Sequence[str], sites: Mapping[str, SiteInfo]) -> None:
             )
 
 
-def check_hyper(reading: ModelReading, sites: Mapping[str, SiteInfo]) -> None:
-    """Refuse hyperparameters that cannot be maximised over.
+def check_hyper(reading: ModelReading, sites: Mapping[str, SiteInfo], are_learned: bool) -> None:
+    """Refuse hyperparameters that are discrete or masked, or too many where they are to be maximised over.
 
     :raises ModelStructureError: naming the site.
     """
@@ -294,7 +298,7 @@ def check_hyper(reading: ModelReading, sites: Mapping[str, SiteInfo]) -> None:
                 "elements that are in use.",
                 site=name,
             )
-        if site.is_param or size == 1:
+        if site.is_param or size == 1 or not are_learned:
             continue
         kind = "not Gaussian" if not info.is_candidate else "used nonlinearly"
         if size >= num_rows or size > _MAX_HYPER_SIZE:

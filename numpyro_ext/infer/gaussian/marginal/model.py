@@ -17,6 +17,7 @@ from numpyro.primitives import Messenger
 
 from ....compilation.recent import Recent
 from ....structure import LatentGaussianReading, ModelStructureError
+from ....structure.model.search import read_first
 from ...front.answers.draws import with_predictive
 from ...front.engine import default_tolerance
 from ...front.running.progress import warn
@@ -180,7 +181,15 @@ class MarginalModel:
 
     def _read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Prepared:
         engine = self.engine
-        reading = engine._read(jax.random.key(0), args, kwargs)
+        reading = read_first(
+            engine.forms,
+            engine.model,
+            args,
+            kwargs,
+            field=engine.field,
+            init_values=engine._start_values,
+            learns_hyper=False,
+        )
         if not isinstance(reading, LatentGaussianReading):
             raise ModelStructureError(
                 f"a marginal model needs a Gaussian field, and {type(engine).__name__} reads this model as sparse "
