@@ -237,6 +237,25 @@ def test_more_scales_than_observations_may_be_sampled():
     np.testing.assert_allclose(density(marginalize(horseshoe), (x, y), local=local), exact, rtol=1e-9)
 
 
+def test_groups_of_very_different_sizes_are_blocks():
+    """One group with most of the rows pads all others; the joint of all unknowns is dearer yet."""
+    group = np.concatenate([np.zeros(60, int), np.arange(1, 21)])
+    x, y = np.random.default_rng(0).normal(size=(2, 80))
+
+    def slopes(x, y):
+        scale = numpyro.sample("scale", dist.HalfNormal(1.0))
+        level = numpyro.sample("level", dist.Normal(0.0, scale).expand([21]))
+        slope = numpyro.sample("slope", dist.Normal(0.0, 1.0).expand([21]))
+        numpyro.sample("y", dist.Normal(level[group] + slope[group] * x, 0.5), obs=y)
+
+    marginal = marginalize(slopes)
+    assert "blocks: 21 independent, of up to 2 unknowns" in marginal.describe(x, y)
+    same = group[:, None] == group
+    covariance = same * (0.49 + np.outer(x, x)) + 0.25 * np.eye(80)
+    exact = multivariate_normal.logpdf(y, np.zeros(80), covariance) + dist.HalfNormal(1.0).log_prob(0.7)
+    np.testing.assert_allclose(density(marginal, (x, y), scale=0.7), exact, rtol=1e-9)
+
+
 def correlated(y, jitter=0.0):
     correlation = numpyro.sample("correlation", dist.Uniform(0.0, 2.0))
     covariance = jnp.array([[1.0 + jitter, correlation], [correlation, 1.0 + jitter]])

@@ -10,6 +10,11 @@ from scipy.sparse.csgraph import connected_components
 
 __all__ = ["find_blocks"]
 
+_CHEAP = 0.1
+"""Of the operations of the joint, those that blocks of very different sizes may spend on padding."""
+_MOST_PADDED = 1_000_000
+"""Rows, with those of padding, up to which that is looked at."""
+
 
 def find_blocks(
     pattern: np.ndarray | None, num_rows: int, num_columns: int, coupled: Sequence[tuple[int, int, int]]
@@ -45,7 +50,10 @@ def find_blocks(
     row_blocks = _group(row_label, names.size, num_rows, other_width=column_blocks.shape[1])
     inner = min(row_blocks.shape[1], column_blocks.shape[1])
     whole = min(num_rows, num_columns)
-    if names.size * float(inner) ** 3 >= float(whole) ** 3 or row_blocks.size > 4 * num_rows + 64:
+    # padding costs memory and a few operations an entry: much of it pays only where the joint is much dearer
+    padded, joint = row_blocks.size, float(whole) ** 3
+    is_cheap = padded <= _MOST_PADDED and padded * float(inner) ** 2 <= _CHEAP * joint
+    if names.size * float(inner) ** 3 >= joint or (padded > 4 * num_rows + 64 and not is_cheap):
         return single
     return row_blocks, column_blocks
 
