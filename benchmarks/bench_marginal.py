@@ -65,7 +65,7 @@ def two_parameter_logistic(student, item, num_students, num_items, correct=None)
 
 
 def answers():
-    rng, students, items = np.random.default_rng(1), 60, 10
+    rng, students, items = np.random.default_rng(1), 40, 6
     student, item = np.divmod(np.arange(students * items), items)
     logits = rng.lognormal(0.0, 0.4, items)[item] * (rng.normal(size=students)[student] - rng.normal(size=items)[item])
     return student, item, students, items, rng.binomial(1, 1 / (1 + np.exp(-logits)))
