@@ -21,9 +21,10 @@ def marginalize(model: Callable[..., Any], engine: Callable[..., Any] = EP, **op
     its draws. The density is that of EP, of the variational bound or of Laplace's method; where all factors are
     Gaussian, it is exact and costs a single factorisation.
 
-    It pays where the scales are uncertain and full NUTS moves slowly, most of all where the likelihood is Gaussian.
-    Where an evaluation of the evidence (some 10 factorisations for EP on other likelihoods) costs a hundred times what
-    a gradient of the full density costs, and that is no funnel, full NUTS gives more effective draws per second.
+    It pays where full NUTS moves slowly and the field is small with Gaussian factors: two to five times the effective
+    draws per second on eight schools, a horseshoe, four counties. It does not where an evaluation of the evidence
+    (a factorisation, or some ten for EP on other likelihoods) costs many gradients of the full density: full NUTS is
+    ten times faster and more than EP's marginal models of counts and answers, and two to four times than Laplace's.
     With ``field=[...]`` one may leave what couples the groups to the chain, so that they are small independent blocks.
 
     >>> import jax
