@@ -81,6 +81,25 @@ def test_a_grid_is_quadrature(engine, exact):
     np.testing.assert_allclose(draws["difference"], draws["effect"][:, 0] - draws["effect"][:, 1], rtol=1e-5)
 
 
+@pytest.mark.parametrize("integrate", ["grid", "ccd"])
+def test_draws_of_hyperparameters_are_of_their_density(integrate):
+    """Not of the points of the design: quantiles of draws are those of the density, by quadrature."""
+    values = np.linspace(-6.0, 4.0, 2001)
+    spread, same = np.exp(values), GROUP[:, None] == GROUP
+    log_density = [multivariate_normal.logpdf(Y, np.zeros(24), s**2 * same + 0.36 * np.eye(24)) for s in spread]
+    log_density = np.array(log_density) + halfnorm.logpdf(spread, scale=2.0) + values
+    cdf = np.cumsum(np.exp(log_density - logsumexp(log_density)))
+    q = np.array([0.03, 0.25, 0.5, 0.75, 0.97])
+    draws = run(LaplaceApproximation, groups, Y, integrate=integrate, num_samples=2000).get_samples()
+    # In probabilities, whose Monte Carlo error for 100 even points is about 0.005.
+    found = np.interp(np.quantile(np.asarray(draws["spread"]), q), spread, cdf)
+    np.testing.assert_allclose(found, q, atol=0.02)
+    assert len(np.unique(draws["spread"])) > 80
+    # The field follows its own scale.
+    wide = draws["spread"] > np.median(draws["spread"])
+    assert np.mean(draws["effect"][wide] ** 2) > 1.02 * np.mean(draws["effect"][~wide] ** 2)
+
+
 @pytest.mark.parametrize("integrate, tolerance", [("ccd", 0.01), ("normal", 0.02)])
 def test_designs_come_close(exact, integrate, tolerance):
     """The density of the scale is skewed, which a normal approximation does not know."""

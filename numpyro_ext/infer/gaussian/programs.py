@@ -100,7 +100,7 @@ class Programs:
         self._algorithm = algorithm
         self._space = space
         self._num_steps = num_steps
-        self._tol = tol
+        self.tol = tol
         self._hyper_tol = hyper_tol
         self._max_iterations = max_iterations
         self._is_density_unconstrained = is_density_unconstrained
@@ -125,6 +125,7 @@ class Programs:
         self.moments = compile_(self._moments)
         self.covariance = compile_(self._covariance, static_argnames="name")
         self.draw_site = compile_(self._draw_site, static_argnames=("name", "num_samples"))
+        self.draws_over = compile_(self._draws_over, static_argnames="num_samples")
         self.draws = compile_(self._draws, static_argnames="num_samples")
         self.stacked_moments = compile_(self._stacked_moments, static_argnames="names")
         self.log_predictive = compile_(self._log_predictive)
@@ -132,7 +133,7 @@ class Programs:
         self.weight_inputs = compile_(self._weight_inputs)
         self.fold_predictive = compile_(self._fold_predictives, static_argnames="batch_size")
 
-    def _evaluate(self, data: Any, fixed: dict[str, Array], values: Array, state: Any) -> Evaluation:
+    def _evaluate(self, data: Any, fixed: dict[str, Array], values: Array, state: Any, tol: Array) -> Evaluation:
         """The objective of the hyperparameter search; see :func:`~numpyro_ext.infer.hyper.search.evaluation_fn`."""
         reading, space = self._reading, self._space
         evaluate = self._evaluation(data, fixed, lambda values: reading.form(space.unpack(values, fixed), data))
@@ -144,7 +145,7 @@ class Programs:
         return hyper_search.evaluation_fn(
             form_fn=form_fn,
             log_prior_fn=lambda values: self._log_prior(data, fixed, values),
-            solve_fn=partial(self._algorithm.solve, num_steps=self._num_steps, tol=self._tol),
+            solve_fn=partial(self._algorithm.solve, num_steps=self._num_steps, tol=tol),
             log_evidence_fn=self._algorithm.log_evidence,
             value_fn=lambda info: info.objective,
         )
@@ -170,6 +171,11 @@ class Programs:
         )
         return state._replace(probes=found.probes, num_probes=found.num_probes)
 
+    def _objective(self, data: Any, fixed: dict[str, Array]) -> Callable[[Array, Any], Evaluation]:
+        """The objective with the fields of the run's own tolerance."""
+        tol = np.asarray(self.tol, jnp.result_type(float))
+        return lambda values, state: self.evaluate(data, fixed, values, state, tol)
+
     def _log_prior(self, data: Any, fixed: dict[str, Array], values: Array) -> Array:
         total = self._reading.log_prior(self._space.unpack(values, fixed), data)
         return total + self._space.log_volume(values) if self._is_density_unconstrained else total
@@ -180,26 +186,29 @@ class Programs:
         fixed: dict[str, Array],
         points: Array,
         num_points: int | Array,
-        state: Any,
+        states: Any,
+        tol: Array,
         *,
         marginals_fn: Callable[..., Any],
     ) -> PointFit:
-        """Fit the field at the first ``num_points`` of the unconstrained ``points``, one after the other and all from
-        the same ``state``; ``marginals_fn`` is a function of the posterior and the maps of the affine sites."""
+        """Fit the field at the first ``num_points`` of the unconstrained ``points``, one after the other, each from
+        the state that stands beside it; ``marginals_fn`` is a function of the posterior and the maps of the affine
+        sites."""
 
         @jax.jit  # traced once, for the shapes and for the loop
-        def at(values: Array) -> PointFit:
+        def at(values: Array, state: Any) -> PointFit:
             hyper = self._space.unpack(values, fixed)
-            found = self.evaluate(data, fixed, values, state)
+            found = self.evaluate(data, fixed, values, state, tol)
             posterior = self._posterior(data, hyper, found.state)
             marginals = marginals_fn(posterior, self._maps(data, hyper))
             return PointFit(found.objective, found.state, found.info.converged, hyper, marginals)
 
         def step(k: Array, fits: PointFit) -> PointFit:
-            moved: PointFit = jax.tree.map(lambda leaves, leaf: leaves.at[k].set(leaf), fits, at(points[k]))
+            point, state = jax.tree.map(lambda leaf: leaf[k], (points, states))
+            moved: PointFit = jax.tree.map(lambda leaves, leaf: leaves.at[k].set(leaf), fits, at(point, state))
             return moved
 
-        shapes = jax.eval_shape(at, points[0])
+        shapes = jax.eval_shape(at, *jax.tree.map(lambda leaf: leaf[0], (points, states)))
         fits = jax.tree.map(lambda leaf: jnp.zeros((len(points), *leaf.shape), leaf.dtype), shapes)
         found: PointFit = jax.lax.fori_loop(0, num_points, step, fits)
         return found
@@ -207,7 +216,7 @@ class Programs:
     def _solve(self, data: Any, hyper: dict[str, Array], state: Any, *, num_steps: int) -> tuple[Any, Any, Array]:
         form = self._reading.form(hyper, data)
         state = self._algorithm.init(form) if state is None else state
-        state, info = self._algorithm.solve(form, state, num_steps=num_steps, tol=self._tol)
+        state, info = self._algorithm.solve(form, state, num_steps=num_steps, tol=self.tol)
         log_evidence = self._algorithm.log_evidence(form, state) if info.objective is None else info.objective
         return state, info, log_evidence
 
@@ -225,7 +234,7 @@ class Programs:
         """The search before its first evaluation; ``state`` may be ``None`` for a cold start of the field."""
         if state is None:
             state = self.init_state(data, self._space.unpack(values, fixed))
-        start = hyper_search.init_search(jax.eval_shape(self.evaluate, data, fixed, values, state), values, state)
+        start = hyper_search.init_search(jax.eval_shape(self._objective(data, fixed), values, state), values, state)
         none: Any = np.asarray(2 * values.size + 1, np.int32)
         return start._replace(num_probes=none) if self.probes_locally else start
 
@@ -256,7 +265,7 @@ class Programs:
         trace_length: int = EVALUATIONS_PER_CHUNK,
     ) -> tuple[SearchState, Array]:
         return hyper_search.search(
-            partial(self.evaluate, data, fixed),
+            self._objective(data, fixed),
             state,
             num_evaluations=num_evaluations,
             tol=self._hyper_tol,
@@ -299,6 +308,18 @@ class Programs:
         batch_size = min(num_samples, max(1, _LARGEST_BATCH // max(1, form.num_rows)))
         sites, log_density = jax.lax.map(at, unknowns, batch_size=batch_size)
         return sites, log_density + self._reading.log_prior(hyper, data)
+
+    def _draws_over(
+        self, data: Any, hypers: dict[str, Array], states: Any, rng_keys: Array, *, num_samples: int
+    ) -> tuple[dict[str, Array], Array]:
+        """:meth:`_draws` at several hyperparameters, whose values, states and keys are stacked."""
+
+        def at(point: tuple[dict[str, Array], Any, Array]) -> tuple[dict[str, Array], Array]:
+            hyper, state, rng_key = point
+            return self._draws(data, hyper, state, rng_key, num_samples=num_samples)
+
+        found: tuple[dict[str, Array], Array] = jax.lax.map(at, (hypers, states, rng_keys))
+        return found
 
     def _stacked_moments(
         self, data: Any, hyper: dict[str, Array], state: Any, *, names: tuple[str, ...]
@@ -350,7 +371,7 @@ class Programs:
         """Fit one fold and score all its factors: predictive densities, the search, and the algorithm's info."""
         reading, space = self._reading, self._space
         if space.size:
-            evaluate = partial(self.evaluate, data, fixed)
+            evaluate = self._objective(data, fixed)
             start = self._algorithm.init(reading.form(space.unpack(values, fixed), data))
             final = hyper_search.maximise(
                 evaluate, values, start, tol=self._hyper_tol, max_iterations=self._max_iterations, with_curvature=False

@@ -18,7 +18,16 @@ from ...hyper.design import LARGEST_DIMENSION, PROBE, Design, central_composite,
 from ...hyper.space import UnconstrainedSpace
 from ..programs import PointFit, Programs
 
-__all__ = ["LARGEST_DESIGN", "LARGEST_LATTICE", "Exploration", "Integrate", "Integration", "NoDesign", "explore"]
+__all__ = [
+    "LARGEST_DESIGN",
+    "LARGEST_LATTICE",
+    "Exploration",
+    "Integrate",
+    "Integration",
+    "NoDesign",
+    "Surroundings",
+    "explore",
+]
 
 Integrate = Literal["auto", "none", "normal", "grid", "ccd"]
 
@@ -53,7 +62,9 @@ class Exploration(NamedTuple):
     """The field at the points of a design over the hyperparameters."""
 
     points: np.ndarray
-    """Unconstrained hyperparameters, shape ``(K, d)``."""
+    """Of the design, shape ``(K, k)``."""
+    values: np.ndarray
+    """Unconstrained hyperparameters there, shape ``(K, d)``."""
     weights: np.ndarray
     """Posterior masses, shape ``(K,)``, summing to one."""
     fits: PointFit
@@ -66,57 +77,96 @@ class NoDesign(RuntimeError):
     """There is nothing to place a design around."""
 
 
-def explore(
-    programs: Programs,
-    data: Any,
-    space: UnconstrainedSpace,
-    fit: Fit,
-    options: Integration,
-    marginals_fn: Callable[..., Any],
-    *,
-    is_strict: bool,
-) -> Exploration:
-    """Fit the field at the points of a design around the mode of the hyperparameters.
+class Surroundings(NamedTuple):
+    """The mode of the hyperparameters, and coordinates ``z`` in which their density around it is about ``N(0, I)``."""
 
-    :param Programs programs: of the run, whose objective is a density in the unconstrained space.
-    :param data: the arrays of the reading.
-    :param UnconstrainedSpace space: of the hyperparameters; ``param`` sites stay at their optimum.
-    :param Fit fit: the end of the search for the mode.
-    :param Integration options: which design.
-    :param marginals_fn: what is asked of the posterior at each point; see :class:`Programs`.
-    :param bool is_strict: whether the density has to fall in every direction from the point found. Otherwise
-        hyperparameters stay at it in the directions in which it does not, which is among the messages.
-    :raises NoDesign: if it has to and does not, or falls in none.
-    """
-    axes, mode = space.integrable, np.asarray(fit.last_state.values)
-    factor = _factor(fit, axes, is_strict=is_strict)
-    size = factor.shape[1]
-    parts: list[PointFit] = []
+    programs: Programs
+    """Of the run, whose objective is a density in the unconstrained space."""
+    data: Any
+    """The arrays of the reading."""
+    space: UnconstrainedSpace
+    """Of the hyperparameters; ``param`` sites stay at their optimum."""
+    fit: Fit
+    """The end of the search for the mode."""
+    marginals_fn: Callable[..., Any]
+    """What is asked of the posterior at each point; see :class:`Programs`."""
+    factor: np.ndarray
+    """From ``z`` to integrable hyperparameters, shape ``(d, k)``."""
 
-    def place(points: np.ndarray) -> np.ndarray:
-        values = np.repeat(mode[None], len(points), axis=0)
-        values[:, axes] += points @ factor.T
+    @classmethod
+    def of(
+        cls,
+        programs: Programs,
+        data: Any,
+        space: UnconstrainedSpace,
+        fit: Fit,
+        marginals_fn: Callable[..., Any],
+        *,
+        is_strict: bool,
+    ) -> Surroundings:
+        """Those of the mode of a fit.
+
+        :param bool is_strict: whether the density has to fall in every direction from it. Otherwise hyperparameters
+            stay at it in the directions in which it does not.
+        :raises NoDesign: if it has to and does not, or falls in none.
+        """
+        return cls(programs, data, space, fit, marginals_fn, _factor(fit, space.integrable, is_strict=is_strict))
+
+    @property
+    def size(self) -> int:
+        """The number of coordinates."""
+        return int(self.factor.shape[1])
+
+    def place(self, points: np.ndarray) -> np.ndarray:
+        """Unconstrained hyperparameters of points, shapes ``(n, k)`` and ``(n, d)``."""
+        values = np.repeat(np.asarray(self.fit.last_state.values)[None], len(points), axis=0)
+        values[:, self.space.integrable] += points @ self.factor.T
         return values
 
-    def evaluate(points: np.ndarray) -> np.ndarray:
-        values = place(points)
-        batch = _POINTS_PER_CALL if size else 1
+    def fits(self, points: np.ndarray, states: Any = None, tol: float | None = None) -> PointFit:
+        """The field at points of shape ``(n, k)``.
+
+        :param states: where the fits start, stacked; by default where the mode was left.
+        :param float tol: of the fits; by default that of the run.
+        """
+        values, last = self.place(points), self.fit.last_state
+        tolerance = jnp.asarray(self.programs.tol if tol is None else max(tol, self.programs.tol), values.dtype)
+        batch, parts = _POINTS_PER_CALL if self.size else 1, []
         for start in range(0, len(values), batch):
-            part = values[start : start + batch]
+            number = min(batch, len(values) - start)
             # Filled up, so that one program serves all.
-            padded = np.concatenate([part, np.zeros((batch - len(part), part.shape[1]))])
-            fits = programs.fits(
-                data,
-                space.fixed,
-                jnp.asarray(padded, fit.last_state.values.dtype),
-                len(part),
-                fit.last_state.state,
-                marginals_fn=marginals_fn,
+            index = np.minimum(np.arange(start, start + batch), len(values) - 1)
+            if states is None:
+                begun = jax.tree.map(lambda leaf: np.repeat(np.asarray(leaf)[None], batch, axis=0), last.state)
+            else:
+                begun = jax.tree.map(itemgetter(index), states)
+            found = self.programs.fits(
+                self.data,
+                self.space.fixed,
+                jnp.asarray(values[index], last.values.dtype),
+                number,
+                begun,
+                tolerance,
+                marginals_fn=self.marginals_fn,
             )
-            fits = jax.tree.map(np.asarray, fits)
-            parts.append(jax.tree.map(itemgetter(slice(len(part))), fits))
-        objective = np.concatenate([part.objective for part in parts])[-len(values) :]
-        return np.where(np.isfinite(objective), objective, -np.inf)
+            parts.append(jax.tree.map(lambda leaf, number=number: np.asarray(leaf)[:number], found))
+        found_at_all: PointFit = jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
+        return found_at_all
+
+
+def explore(around: Surroundings, options: Integration) -> Exploration:
+    """Fit the field at the points of a design around the mode of the hyperparameters.
+
+    :param Surroundings around: the mode.
+    :param Integration options: which design.
+    :raises NoDesign: if the evidence is finite at none of its points.
+    """
+    size, factor = around.size, around.factor
+    parts: list[PointFit] = []
+
+    def evaluate(points: np.ndarray) -> np.ndarray:
+        parts.append(around.fits(points))
+        return np.where(np.isfinite(parts[-1].objective), parts[-1].objective, -np.inf)
 
     ended, name = True, options.design(size)
     if size == 0:
@@ -138,10 +188,11 @@ def explore(
         design = Design(design.points[chosen - 1], design.log_volumes[chosen - 1])
     fits = jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
     messages = _judge_points(fits.objective, fits.converged[chosen], ended)
-    if size < len(axes):
+    num_hyper = len(factor)
+    if size < num_hyper:
         messages = (
             *messages,
-            f"Along {len(axes) - size} of {len(axes)} directions the density of the hyperparameters "
+            f"Along {num_hyper - size} of {num_hyper} directions the density of the hyperparameters "
             "does not curve: there they are at their mode and not integrated over.",
         )
     if not len(chosen):
@@ -158,7 +209,7 @@ def explore(
     fits = jax.tree.map(lambda leaf: leaf[chosen], fits)
     # Rounding must not be visible where probabilities are asked to sum to one.
     weights = weights / weights.sum()
-    return Exploration(place(design.points), weights, fits, log_evidence, messages)
+    return Exploration(design.points, around.place(design.points), weights, fits, log_evidence, messages)
 
 
 def _factor(fit: Fit, axes: np.ndarray, *, is_strict: bool) -> np.ndarray:

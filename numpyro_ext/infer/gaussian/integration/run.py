@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,16 +19,17 @@ from ...front.results import Diagnostics, HyperEstimate, LogEvidence
 from ...front.run import hyper_estimates
 from ..answers.prediction import by_site, check_same_unknowns
 from ..run import GaussianRun
-from .exploration import Exploration, Integration, explore
+from .exploration import Exploration, Integration, Surroundings, explore
 from .mixture_marginals import MarginalMixture
 from .mixture_posteriors import HyperPosterior, MixturePosterior
+from .scatter import Scatter, scatter
 
 __all__ = ["IntegratedRun"]
 
 Point = tuple[Any, dict[str, Array], Any]
-Drawn = TypeVar("Drawn")
 
-_DRAWS_PER_CALL = 32
+_DRAWS_PER_POINT = 16
+_POINTS_PER_CALL = 32
 
 
 @dataclass(eq=False, repr=False)
@@ -47,14 +48,12 @@ class IntegratedRun(GaussianRun):
     @cached_property
     def exploration(self) -> Exploration:
         """The field at the points of the design, whose mode has been found."""
-        return explore(
-            self.programs,
-            self.reading.data,
-            self.space,
-            self.fit,
-            self.options,
-            self.marginals_fn,
-            is_strict=self.is_strict,
+        return explore(self._surroundings, self.options)
+
+    @cached_property
+    def _surroundings(self) -> Surroundings:
+        return Surroundings.of(
+            self.programs, self.reading.data, self.space, self.fit, self.marginals_fn, is_strict=self.is_strict
         )
 
     @property
@@ -94,7 +93,7 @@ class IntegratedRun(GaussianRun):
             if is_fixed:
                 free = np.broadcast_to(transform.inv(mode), (len(found.weights), *jnp.shape(transform.inv(mode))))
             else:
-                free = found.points[:, space.slices[name]].reshape(-1, *space.shapes[name])
+                free = found.values[:, space.slices[name]].reshape(-1, *space.shapes[name])
             out[name] = HyperPosterior(name, values, free, found.weights, mode, transform, is_fixed)
         return out
 
@@ -116,10 +115,7 @@ class IntegratedRun(GaussianRun):
                 return total
 
             def sample(rng_key: Array, num_samples: int) -> Array:
-                def draw(inputs: Point, key: Array) -> Array:
-                    return programs.draw_site(*inputs, key, name=name, num_samples=_DRAWS_PER_CALL)
-
-                return self._draw_over_points(rng_key, num_samples, draw)
+                return self._draw_over(Scatter(found.weights, found.fits), rng_key, num_samples)[0][name]
 
             return MixturePosterior(name, tuple(reading.site_shapes[name]), mixture, covariance, sample)
 
@@ -132,36 +128,40 @@ class IntegratedRun(GaussianRun):
             hyper, state = jax.tree.map(lambda leaf, k=k: jnp.asarray(leaf[k]), (fits.hyper, fits.state))
             yield self.reading.data, hyper, state
 
-    def _draw_over_points(self, rng_key: Array, num_samples: int, draw: Callable[[Point, Array], Drawn]) -> Drawn:
-        """Draws from the mixture; ``draw`` makes ``_DRAWS_PER_CALL`` of them from a point's inputs and a key."""
-        weights = self.exploration.weights
-        is_typed = jnp.issubdtype(rng_key.dtype, jax.dtypes.prng_key)
-        data = np.asarray(random.key_data(rng_key) if is_typed else rng_key)
+    def _draw_over(self, points: Scatter, rng_key: Array, num_samples: int) -> tuple[dict[str, Array], Array]:
+        """Draws from a mixture over points, in random order, and the log density of each."""
         # By NumPy: each of a dozen small programs would have to be compiled.
-        generator = np.random.default_rng(data)
-        counts = np.bincount(generator.choice(len(weights), num_samples, p=weights), minlength=len(weights))
+        generator, make_keys = _generator_and_keys(rng_key)
+        ends = np.cumsum(points.weights)
+        chosen = np.searchsorted(ends / ends[-1], (np.arange(num_samples) + generator.random()) / num_samples)
+        counts = np.bincount(chosen, minlength=len(ends))
+        calls = np.repeat(np.arange(len(counts)), -(-counts // _DRAWS_PER_POINT))
         parts: list[Any] = []
-        for count, inputs in zip(counts, self._points(), strict=True):
-            for start in range(0, int(count), _DRAWS_PER_CALL):
-                number = min(_DRAWS_PER_CALL, int(count) - start)
-                fresh = jnp.asarray(generator.integers(2**32, size=data.shape, dtype=data.dtype))
-                key = random.wrap_key_data(fresh, impl=random.key_impl(rng_key)) if is_typed else fresh
-                drawn = draw(inputs, key)
-                parts.append(jax.tree.map(lambda leaf, number=number: np.asarray(leaf)[:number], drawn))
+        for start in range(0, len(calls), _POINTS_PER_CALL):
+            # Filled up, so that one program serves all.
+            index = calls[np.minimum(np.arange(start, start + _POINTS_PER_CALL), len(calls) - 1)]
+            hypers, states = jax.tree.map(lambda leaf, index=index: leaf[index], (points.fits.hyper, points.fits.state))
+            drawn = self.programs.draws_over(
+                self.reading.data, hypers, states, make_keys(len(index)), num_samples=_DRAWS_PER_POINT
+            )
+            drawn = jax.tree.map(np.asarray, drawn)
+            for row, k in enumerate(calls[start : start + _POINTS_PER_CALL]):
+                number, counts[k] = min(_DRAWS_PER_POINT, counts[k]), counts[k] - min(_DRAWS_PER_POINT, counts[k])
+                parts.append(jax.tree.map(lambda leaf, row=row, n=number: leaf[row, :n], drawn))
         order = generator.permutation(num_samples)
-        drawn_in_order: Drawn = jax.tree.map(lambda *leaves: jnp.asarray(np.concatenate(leaves)[order]), *parts)
-        return drawn_in_order
+        out: tuple[dict[str, Array], Array] = jax.tree.map(
+            lambda *leaves: jnp.asarray(np.concatenate(leaves)[order]), *parts
+        )
+        return out
 
     def draw(self, rng_key: Array) -> tuple[dict[str, Array], Array]:
-        """Hyperparameters from the points of the design by their weights, and the field from its Gaussian there."""
-
-        def one_point(inputs: Point, key: Array) -> tuple[dict[str, Array], Array]:
-            return self.programs.draws(*inputs, key, num_samples=_DRAWS_PER_CALL)
-
-        def draw(key: Array) -> tuple[dict[str, Array], Array]:
-            return self._draw_over_points(key, self.num_samples, one_point)
-
-        sites, log_density = draw_inside_support(draw, rng_key)
+        """Hyperparameters from their density, and the field from its Gaussian there."""
+        found = self.exploration
+        points = Scatter(found.weights, found.fits)
+        if self._surroundings.size:
+            is_normal = self.options.design(self._surroundings.size) == "normal"
+            points = scatter(self._surroundings, found, _generator_and_keys(rng_key)[0], is_normal=is_normal)
+        sites, log_density = draw_inside_support(lambda key: self._draw_over(points, key, self.num_samples), rng_key)
         return with_hyper(sites, self.fit.hyper, self.reading.observed_names, self.num_samples), log_density
 
     def log_predictive(self, new: Any = None) -> dict[str, Array]:
@@ -183,3 +183,16 @@ class IntegratedRun(GaussianRun):
         without, within = map(jnp.stack, zip(*(self.programs.leave_one_out(*p) for p in self._points()), strict=True))
         weights = jnp.asarray(self.exploration.weights)[:, None]
         return -logsumexp(-without, axis=0, b=weights), logsumexp(within, axis=0, b=weights)
+
+
+def _generator_and_keys(rng_key: Array) -> tuple[np.random.Generator, Callable[[int], Array]]:
+    """NumPy's generator from a random key, and a function that makes so many keys of the same kind from it."""
+    is_typed = jnp.issubdtype(rng_key.dtype, jax.dtypes.prng_key)
+    data = np.asarray(random.key_data(rng_key) if is_typed else rng_key)
+    generator = np.random.default_rng(data)
+
+    def make_keys(number: int) -> Array:
+        fresh = jnp.asarray(generator.integers(2**32, size=(number, *data.shape), dtype=data.dtype))
+        return random.wrap_key_data(fresh, impl=random.key_impl(rng_key)) if is_typed else fresh
+
+    return generator, make_keys

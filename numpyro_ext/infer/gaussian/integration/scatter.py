@@ -1,0 +1,80 @@
+"""Hyperparameters between the points of a design, for draws: nothing in a histogram of draws shows a lattice."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import numpy as np
+from scipy.special import ndtri
+
+from ..programs import PointFit
+from .exploration import Exploration, Surroundings
+
+__all__ = ["Scatter", "scatter"]
+
+_NUM_POINTS = 100
+_TOL = 1e-2
+_WIDENING = 1.1
+"""Of the density that proposes, over that of the design: its tails must not be the lighter ones."""
+_LEAST_EFFECTIVE = 0.2
+
+
+class Scatter(NamedTuple):
+    """Points with weights, and the field there."""
+
+    weights: np.ndarray
+    fits: PointFit
+
+
+def scatter(around: Surroundings, found: Exploration, generator: np.random.Generator, *, is_normal: bool) -> Scatter:
+    """Evenly spread points of a Gaussian with a width of its own on each side of each axis, weighted by the density.
+
+    The widths are those of the design. Fits start from the nearest of its points and end early, as draws need fewer
+    digits. Where the weights say that the density is another one, the points of the design stand for it.
+
+    :param Surroundings around: the mode.
+    :param Exploration found: the design around it.
+    :param generator: of where the sequence starts.
+    :param bool is_normal: whether the hyperparameters are taken as normal, so that there are no weights.
+    """
+    size = around.size
+    uniforms = _even(_NUM_POINTS, size, generator)
+    widths = np.ones((2, size)) if is_normal else _WIDENING * _widths(found)
+    share = widths[0] / widths.sum(axis=0)
+    below = widths[0] * ndtri(0.5 * uniforms / share)
+    above = widths[1] * ndtri(0.5 + 0.5 * (uniforms - share) / (1.0 - share))
+    points = np.where(uniforms < share, below, above)
+    scaled = points / np.where(uniforms < share, widths[0], widths[1])
+    distance = np.sum(((points[:, None] - found.points) / widths.mean(axis=0)) ** 2, axis=-1)
+    nearest = np.argmin(distance, axis=1)
+    fits = around.fits(points, jax.tree.map(lambda leaf: leaf[nearest], found.fits.state), tol=_TOL)
+    is_finite = np.isfinite(fits.objective)
+    log_weights = np.zeros(len(points)) if is_normal else fits.objective + 0.5 * np.sum(scaled**2, axis=1)
+    log_weights = np.where(is_finite, log_weights, -np.inf)
+    if not is_finite.any():
+        return Scatter(found.weights, found.fits)
+    weights = np.exp(log_weights - np.max(log_weights))
+    weights /= weights.sum()
+    if 1.0 / np.sum(weights**2) < _LEAST_EFFECTIVE * len(weights):
+        return Scatter(found.weights, found.fits)
+    return Scatter(weights, fits)
+
+
+def _even(num_points: int, size: int, generator: np.random.Generator) -> np.ndarray:
+    """Points that fill the unit cube evenly: multiples of powers of the inverse of the root of ``x^(k+1) = x + 1``."""
+    root = 2.0
+    for _ in range(50):
+        root = (1.0 + root) ** (1.0 / (size + 1))
+    steps = root ** -np.arange(1.0, size + 1)
+    uniforms = (generator.random(size) + np.arange(1, num_points + 1)[:, None] * steps) % 1.0
+    return np.clip(uniforms, 1e-6, 1.0 - 1e-6)
+
+
+def _widths(found: Exploration) -> np.ndarray:
+    """Root mean squares of the design on the negative and the positive side of each axis, shape ``(2, k)``."""
+    out = []
+    for side in (found.points < 0.0, found.points > 0.0):
+        mass = found.weights @ (side + 0.5 * (found.points == 0.0))
+        out.append(np.sqrt(found.weights @ (side * found.points**2) / np.maximum(mass, 1e-12)))
+    return np.maximum(out, 0.1)
