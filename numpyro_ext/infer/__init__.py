@@ -5,13 +5,14 @@ from .bilinear.engine import BilinearVG
 from .bilinear.grid_search import GridSearch, grid_search
 from .bilinear.prediction import ranking_scores
 from .ep import EP
+from .gaussian.algorithms.algorithm import Algorithm
+from .gaussian.algorithms.fit_info import FitInfo
 from .gaussian.algorithms.posterior import GaussianPosterior
 from .gaussian.answers.cross_validation import CrossValidation, cross_validate
 from .gaussian.answers.importance_sampling import annealed_importance_sampling
 from .gaussian.engine import Engine
 from .gaussian.inla import INLA
 from .gaussian.laplace_approximation import LaplaceApproximation
-from .gaussian.programs import Algorithm, FitInfo
 from .gaussian.variational.engine import VariationalGaussian
 from .gaussian.variational.multinomial_probit_bayes import multinomial_probit_bayes
 from .marginal import marginalize

@@ -22,8 +22,8 @@ from .front.many import Dataset
 from .front.run import FinishedRun
 from .front.state import EngineState
 from .gaussian.algorithms import expectation_propagation, local_factors
+from .gaussian.algorithms.algorithm import Algorithm
 from .gaussian.engine import Engine, GaussianOptions
-from .gaussian.programs import Algorithm
 from .sparse.mixtures import check_average
 from .sparse.tree_engine import TreeFitter, TreeRun
 

@@ -30,6 +30,7 @@ from ..front.run import FinishedRun
 from ..front.running.progress import warn
 from ..front.state import EngineState, Fit
 from ..hyper.space import UnconstrainedSpace
+from .algorithms.algorithm import Algorithm
 from .algorithms.modes import explain_two_modes
 from .answers.leave_one_out import check_cavities, check_single
 from .answers.prediction import by_site
@@ -44,7 +45,7 @@ from .integration.exploration import (
 from .integration.run import IntegratedRun
 from .integration.simplified_laplace import gaussian_marginals
 from .many import Begun, begin_together, check_alike
-from .programs import Algorithm, Programs, compiled_programs
+from .programs import Programs, compiled_programs
 from .run import GaussianRun
 
 __all__ = ["Engine", "GaussianOptions"]

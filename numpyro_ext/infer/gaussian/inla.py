@@ -8,12 +8,12 @@ from typing import Any, ClassVar, Literal, Unpack
 from ...potentials.vector_rows import VectorRows
 from ...structure import LatentGaussianReading, ModelStructureError
 from ..front.engine import check_one_of, check_positive
+from .algorithms.algorithm import Algorithm
 from .algorithms.posterior import LARGEST_DENSE_COVARIANCE
 from .engine import GaussianOptions
 from .integration.exploration import Integrate, Integration
 from .integration.simplified_laplace import gaussian_marginals, simplified_laplace_marginals
 from .laplace_approximation import LaplaceApproximation
-from .programs import Algorithm
 
 __all__ = ["INLA"]
 

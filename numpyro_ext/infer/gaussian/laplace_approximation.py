@@ -6,9 +6,9 @@ from ...structure import LatentGaussianReading, ModelStructureError
 from ...structure.latent_gaussian.read import SMOOTH_LATENT_GAUSSIAN
 from ..front.state import Fit
 from .algorithms import laplace
+from .algorithms.algorithm import Algorithm
 from .algorithms.kinks import explain_kinks
 from .engine import Engine
-from .programs import Algorithm
 
 __all__ = ["LaplaceApproximation"]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -18,11 +18,11 @@ from ...structure.latent_gaussian.form import AffineMap, LatentGaussian
 from ..hyper import search as hyper_search
 from ..hyper.search import EVALUATIONS_PER_CHUNK, Evaluation, SearchState
 from ..hyper.space import UnconstrainedSpace
-from .algorithms.fit_info import FitInfo
+from .algorithms.algorithm import Algorithm
 from .answers.leave_one_out import log_leave_one_out
 from .answers.prediction import log_predictive_factors
 
-__all__ = ["Algorithm", "FitInfo", "PointFit", "Programs", "compiled_form", "compiled_programs"]
+__all__ = ["PointFit", "Programs", "compiled_form", "compiled_programs"]
 
 _LARGEST_BATCH = 10_000_000
 _MOST_SMALL_ROWS, _MOST_SMALL_NUMBERS = 500, 20_000
@@ -31,27 +31,6 @@ _LEAST_HYPER, _LEAST_PROBES = 8, 50_000
 _LONGEST_TRACE = 500
 """Evaluations of a whole search whose objectives are kept; a search may make more."""
 _COMPILED, _FORMS = Recent(16), Recent(16)
-
-
-class Algorithm(NamedTuple):
-    """An algorithm on a :class:`~numpyro_ext.structure.LatentGaussian`, its options bound."""
-
-    init: Callable[[LatentGaussian], Any]
-    solve: Callable[..., tuple[Any, Any]]
-    """``(form, state, num_steps=, tol=) -> (state, FitInfo)``."""
-    log_evidence: Callable[[LatentGaussian, Any], Array]
-    posterior: Callable[[LatentGaussian, Any], Any]
-    key: Hashable
-    """Name and options: equal keys mean equal functions."""
-    notes: tuple[str, ...] = ()
-    """How it treats this model, one line each, for ``describe()``."""
-    is_lower_bound: bool = False
-    """Whether its log evidence cannot exceed the exact one."""
-    is_exact_for_gaussian: bool = False
-    """Whether it finds the exact evidence and posterior where all factors are Gaussian."""
-    localised: Callable[[LatentGaussian, Any], Callable[[LatentGaussian], LatentGaussian] | None] | None = None
-    """``(form, state)`` at a fixed point: what gives forms near it factors that cost little and have the same first and
-    second derivatives, if the algorithm knows of any; see :mod:`.algorithms.local_factors`."""
 
 
 class PointFit(NamedTuple):
@@ -136,11 +115,11 @@ class Programs:
     def _evaluate(self, data: Any, fixed: dict[str, Array], values: Array, state: Any, tol: Array) -> Evaluation:
         """The objective of the hyperparameter search; see :func:`~numpyro_ext.infer.hyper.search.evaluation_fn`."""
         reading, space = self._reading, self._space
-        evaluate = self._evaluation(data, fixed, lambda values: reading.form(space.unpack(values, fixed), data))
+        evaluate = self._evaluation(data, fixed, lambda values: reading.form(space.unpack(values, fixed), data), tol)
         return evaluate(values, state)
 
     def _evaluation(
-        self, data: Any, fixed: dict[str, Array], form_fn: Callable[[Array], LatentGaussian]
+        self, data: Any, fixed: dict[str, Array], form_fn: Callable[[Array], LatentGaussian], tol: float | Array
     ) -> Callable[[Array, Any], Evaluation]:
         return hyper_search.evaluation_fn(
             form_fn=form_fn,
@@ -162,7 +141,7 @@ class Programs:
         if near is None:
             return state
         found, _ = hyper_search.search(
-            self._evaluation(data, fixed, lambda values: near(form_fn(values))),
+            self._evaluation(data, fixed, lambda values: near(form_fn(values)), self.tol),
             state._replace(num_probes=jnp.zeros_like(state.num_probes)),
             num_evaluations=2 * state.values.size,
             tol=self._hyper_tol,

@@ -16,9 +16,10 @@ from ...structure import LatentGaussianReading
 from ..front.answers.draws import draw_inside_support, with_hyper
 from ..front.answers.sites import PosteriorSites, SitePosterior, missing_sites
 from ..front.run import FinishedRun
+from .algorithms.algorithm import Algorithm
 from .answers.guide import field_importance_pair, fitted_guide
 from .answers.prediction import by_site, check_same_unknowns
-from .programs import Algorithm, Programs
+from .programs import Programs
 
 __all__ = ["GaussianRun"]
 

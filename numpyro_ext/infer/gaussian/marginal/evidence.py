@@ -12,7 +12,7 @@ from jax import Array
 from ....compilation.quick_jit import quick_jit
 from ....compilation.recent import Recent
 from ....structure import LatentGaussianReading
-from ..programs import Algorithm
+from ..algorithms.algorithm import Algorithm
 from .exact import exactly
 
 __all__ = ["EvidencePrograms", "FieldDraws", "evidence_programs"]

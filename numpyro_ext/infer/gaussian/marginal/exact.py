@@ -10,9 +10,9 @@ from jax import Array, lax
 from ....linalg.gaussian.prior import is_valid_prior
 from ....potentials import GaussianPotential
 from ....structure.latent_gaussian import LatentGaussian
+from ..algorithms.algorithm import Algorithm
 from ..algorithms.fit_info import FitInfo
 from ..algorithms.posterior import GaussianPosterior, gaussian_prior
-from ..programs import Algorithm
 
 __all__ = ["exactly", "log_evidence"]
 

@@ -14,8 +14,9 @@ from ....structure import LatentGaussianReading, ModelStructureError
 from ....structure.latent_gaussian.form import LatentGaussian
 from ...front.engine import check_one_of
 from ...hyper.space import UnconstrainedSpace
+from ..algorithms.algorithm import Algorithm
 from ..engine import Engine, GaussianOptions
-from ..programs import Algorithm, compiled_form
+from ..programs import compiled_form
 from . import coordinate_ascent as variational_coordinate
 from . import general_optimiser as variational_reference
 from . import natural_gradient as variational_gaussian

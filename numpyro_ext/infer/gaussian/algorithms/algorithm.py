@@ -1,0 +1,33 @@
+"""What an engine on Gaussian fields hands to the programs around it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Any, NamedTuple
+
+from jax import Array
+
+from ....structure.latent_gaussian.form import LatentGaussian
+
+__all__ = ["Algorithm"]
+
+
+class Algorithm(NamedTuple):
+    """An algorithm on a :class:`~numpyro_ext.structure.LatentGaussian`, its options bound."""
+
+    init: Callable[[LatentGaussian], Any]
+    solve: Callable[..., tuple[Any, Any]]
+    """``(form, state, num_steps=, tol=) -> (state, FitInfo)``."""
+    log_evidence: Callable[[LatentGaussian, Any], Array]
+    posterior: Callable[[LatentGaussian, Any], Any]
+    key: Hashable
+    """Name and options: equal keys mean equal functions."""
+    notes: tuple[str, ...] = ()
+    """How it treats this model, one line each, for ``describe()``."""
+    is_lower_bound: bool = False
+    """Whether its log evidence cannot exceed the exact one."""
+    is_exact_for_gaussian: bool = False
+    """Whether it finds the exact evidence and posterior where all factors are Gaussian."""
+    localised: Callable[[LatentGaussian, Any], Callable[[LatentGaussian], LatentGaussian] | None] | None = None
+    """``(form, state)`` at a fixed point: what gives forms near it factors that cost little and have the same first and
+    second derivatives, if the algorithm knows of any; see :mod:`.algorithms.local_factors`."""
