@@ -23,6 +23,7 @@ from .front.run import FinishedRun
 from .front.state import EngineState
 from .gaussian.algorithms import expectation_propagation, local_factors
 from .gaussian.algorithms.algorithm import Algorithm
+from .gaussian.algorithms.modes import check_mixtures
 from .gaussian.engine import Engine, GaussianOptions
 from .sparse.mixtures import check_average
 from .sparse.tree_engine import TreeFitter, TreeRun
@@ -149,11 +150,18 @@ class EP(Engine):
             raise ModelStructureError(
                 f"This needs a Gaussian field, and the model was read as sparse coefficients {list(reading.field)}."
             )
+        check_mixtures(reading, "EP")
         for name, potential in zip(reading.factor_names, reading.abstract_form.potentials, strict=True):
             base = potential.base if isinstance(potential, TemperedPotential) else potential
-            if isinstance(base, VectorRows):
+            if isinstance(base, VectorRows) and base.base.has_tilted_moments and self.schedule == "sequential":
                 raise ModelStructureError(
-                    f"EP matches moments of one predictor per observation, and site {name!r} has "
+                    f"The sequential schedule visits one predictor at a time, and the factors of site {name!r} have "
+                    f"{base.base.dimension} each. Use EP(model), which updates all sites at once.",
+                    site=name,
+                )
+            if isinstance(base, VectorRows) and not base.base.has_tilted_moments:
+                raise ModelStructureError(
+                    f"EP matches moments of one or two predictors per observation, and site {name!r} has "
                     f"{base.base.dimension} each. Use VariationalGaussian or LaplaceApproximation, or write the site "
                     "as numpyro_ext.distributions.StickBreakingCategorical, whose factors have one predictor.",
                     site=name,

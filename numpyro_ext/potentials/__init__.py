@@ -39,8 +39,9 @@ from .integrals.bilinear_expectation import (
 from .integrals.expectation import expected_log_density
 from .integrals.tilted_moments import gaussian_expectation, tilted_moments
 from .moments import ExpectedLogDensity, LogisticTerms, TiltedMoments
+from .pairs import PairPotential
 from .trees.forest import Forest, SumProduct, log_partition, sum_product, wavelet_forest
-from .vector import VectorExpectedLogDensity, VectorPotential
+from .vector import VectorExpectedLogDensity, VectorPotential, VectorTiltedMoments
 
 # Parts of the numerics, which release 0.1 showed here; they are at home in their modules.
 # isort: split
@@ -86,6 +87,7 @@ __all__ = [
     "MultinomialProbitPotential",
     "NegativeBinomialExpPotential",
     "NegativeBinomialLogitPotential",
+    "PairPotential",
     "PiecewiseBound",
     "PoissonExpPotential",
     "PoissonSoftplusPotential",
@@ -103,6 +105,7 @@ __all__ = [
     "TiltedMoments",
     "VectorExpectedLogDensity",
     "VectorPotential",
+    "VectorTiltedMoments",
     "expected_bilinear_log_density",
     "expected_log_density",
     "gaussian_expectation",

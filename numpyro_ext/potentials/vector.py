@@ -1,4 +1,4 @@
-"""The protocol of a factor ``t(eta)`` of a small vector of predictors: categorical observations."""
+"""The protocol of a factor ``t(eta)`` of a small vector of predictors: categories, or a location and a log scale."""
 
 from __future__ import annotations
 
@@ -7,7 +7,18 @@ from typing import ClassVar, NamedTuple
 from jax import Array
 from jax.typing import ArrayLike
 
-__all__ = ["VectorExpectedLogDensity", "VectorPotential"]
+__all__ = ["VectorExpectedLogDensity", "VectorPotential", "VectorTiltedMoments"]
+
+
+class VectorTiltedMoments(NamedTuple):
+    r"""Moments of the tilted density :math:`t(\eta)^p\, N(\eta \mid \mu, C) / \hat Z`, one entry per factor."""
+
+    log_z: Array
+    """:math:`\\log \\hat Z`, shape ``(...)``."""
+    mean: Array
+    """Shape ``(..., K)``."""
+    covariance: Array
+    """Shape ``(..., K, K)``."""
 
 
 class VectorExpectedLogDensity(NamedTuple):
@@ -30,10 +41,12 @@ class VectorPotential:
 
     Concrete potentials are frozen dataclasses registered as pytrees with :func:`~numpyro_ext.potentials.potential`.
     Their array fields broadcast against ``eta`` without its last axis, so one object holds the factors of a whole
-    observed site. Subclasses define all of the members.
+    observed site. Subclasses define all of the members but :meth:`tilted_moments`.
     """
 
     is_log_concave: ClassVar[bool] = False
+    has_tilted_moments: ClassVar[bool] = False
+    """Whether :meth:`tilted_moments` is there: expectation propagation needs it."""
 
     @property
     def dimension(self) -> int:
@@ -60,6 +73,15 @@ class VectorPotential:
         :param ArrayLike covariance: covariances :math:`V`, shape ``(..., K, K)``, symmetric and positive semidefinite.
         """
         raise NotImplementedError
+
+    def tilted_moments(self, mean: ArrayLike, covariance: ArrayLike, power: ArrayLike = 1.0) -> VectorTiltedMoments:
+        r"""Moments of :math:`t(\eta)^p N(\eta \mid \mu, C)`, for families that say that they have them.
+
+        :param ArrayLike mean: cavity means :math:`\mu`, shape ``(..., K)``.
+        :param ArrayLike covariance: cavity covariances :math:`C`, shape ``(..., K, K)``, positive definite.
+        :param ArrayLike power: exponent :math:`p`.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has {self.dimension} predictors: no tilted moments.")
 
     def log_normaliser(self, mean: ArrayLike, covariance: ArrayLike) -> Array:
         r"""Log predictive density :math:`\log \int t_i(\eta) N(\eta \mid m, V)\, d\eta` of shape ``(...)``."""

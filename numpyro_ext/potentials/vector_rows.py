@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
@@ -51,17 +53,17 @@ class VectorRows(Potential):
         return self.base.dimension * (self.base.dimension + 1) // 2
 
     def log_density(self, eta: ArrayLike) -> Array:
-        return self._on_first_row(self.base.log_density(self._predictors(eta)))
+        return self.on_first_row(self.base.log_density(self._predictors(eta)))
 
     def derivatives(self, eta: ArrayLike) -> tuple[Array, Array, Array]:
         """Value, slope and curvature of rows: the Hessian is the sum of curvatures times :math:`a_r a_r^T`."""
         value, gradient, hessian = self.base.derivatives(self._predictors(eta))
-        return self._on_first_row(value), self._on_units(gradient), self._weights(hessian)
+        return self.on_first_row(value), self._on_units(gradient), self._weights(hessian)
 
     def expected_log_density(self, mean: ArrayLike, variance: ArrayLike) -> ExpectedLogDensity:
         """Gaussian expectations from the moments of the rows, which must be those of one joint Gaussian."""
         value, slope, matrix = self.base.expected_log_density(*self.joint_moments(mean, variance))
-        return ExpectedLogDensity(self._on_first_row(value), self._on_units(slope), self._weights(matrix))
+        return ExpectedLogDensity(self.on_first_row(value), self._on_units(slope), self._weights(matrix))
 
     def joint_moments(self, mean: ArrayLike, variance: ArrayLike) -> tuple[Array, Array]:
         """Means ``(n, K)`` and covariances ``(n, K, K)`` of the predictors, from the moments of the rows."""
@@ -74,19 +76,37 @@ class VectorRows(Potential):
         covariance = covariance.at[:, j, k].set(cross).at[:, k, j].set(cross)
         return self._predictors(mean), covariance.at[:, np.arange(size), np.arange(size)].set(own)
 
+    def joint_site(self, precision: Array, shift: Array) -> tuple[Array, Array]:
+        """Precisions ``(n, K, K)`` and shifts ``(n, K)`` of the sites that scalar ones on the rows make together."""
+        directions = self._directions(precision.dtype)
+        rows, shifts = (jnp.reshape(part, (-1, self.num_rows)) for part in (precision, shift))
+        return jnp.einsum("nr,ri,rj->nij", rows, directions, directions), shifts @ directions
+
+    def row_sites(self, precision: Array, shift: Array) -> tuple[Array, Array]:
+        """Scalar sites on the rows that make these joint ones: the inverse of :meth:`joint_site`."""
+        return self._weights(precision), self._on_units(shift)
+
+    def to_rows(self, of_factor: Array) -> Array:
+        """What is the same for all rows of a factor."""
+        return jnp.repeat(of_factor, self.num_rows)
+
     def tilted_moments(self, mean: ArrayLike, variance: ArrayLike, power: ArrayLike = 1.0) -> TiltedMoments:
-        """:raises NotImplementedError: always; moment matching is offered for one predictor only."""
-        raise NotImplementedError(
-            f"{type(self.base).__name__} has {self.base.dimension} predictors: no tilted moments."
-        )
+        """:raises NotImplementedError: always; those of :attr:`base` belong to all rows of a factor together."""
+        raise NotImplementedError("Rows of one factor have no tilted moments of their own: ask the base.")
 
     def log_normaliser(self, mean: ArrayLike, variance: ArrayLike) -> Array:
-        return self._on_first_row(self.base.log_normaliser(*self.joint_moments(mean, variance)))
+        return self.on_first_row(self.base.log_normaliser(*self.joint_moments(mean, variance)))
+
+    def _directions(self, dtype: Any) -> Array:
+        plus, minus = row_directions(self.base.dimension).T
+        identity = np.eye(self.base.dimension)
+        return jnp.asarray(identity[plus] - np.where(minus[:, None] < 0, 0.0, identity[minus]), dtype)
 
     def _predictors(self, rows: ArrayLike) -> Array:
         return jnp.reshape(jnp.asarray(rows), (-1, self.num_rows))[:, : self.base.dimension]
 
-    def _on_first_row(self, value: Array) -> Array:
+    def on_first_row(self, value: Array) -> Array:
+        """What counts once for each factor: zero on its other rows."""
         return jnp.pad(value[:, None], ((0, 0), (0, self.num_rows - 1))).reshape(-1)
 
     def _on_units(self, gradient: Array) -> Array:

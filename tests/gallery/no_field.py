@@ -150,13 +150,3 @@ def subsampled(y):
     mu = numpyro.sample("mu", dist.Normal(0, 10))
     with numpyro.plate("data", len(y), subsample_size=10) as index:
         numpyro.sample("y", dist.Normal(mu, 1), obs=y[index])
-
-
-@_refused("Bayesian Data Analysis: 22.2, mixture of two regressions", _two_bumps, "2 predictors", "y", Reason.STRUCTURE)
-def two_regressions(y):
-    x = np.linspace(-1, 1, len(y))
-    b = numpyro.sample("b", dist.Normal(0, 2).expand([2, 2]))
-    p = numpyro.sample("p", dist.Beta(2, 2))
-    parts = jnp.stack([b[0, 0] + b[0, 1] * x, b[1, 0] + b[1, 1] * x], -1)
-    weights = dist.Categorical(probs=jnp.stack([p, 1 - p]))
-    numpyro.sample("y", dist.MixtureSameFamily(weights, dist.Normal(parts, 0.5)), obs=y)

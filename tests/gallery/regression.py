@@ -7,7 +7,7 @@ import numpyro
 import numpyro.distributions as dist
 from jax.scipy.stats import norm
 
-from .catalogue import published
+from .catalogue import NOT_INTEGRATED, published
 
 NO_VECTORS = "LaplaceApproximation VariationalGaussian"
 NUM_ROWS = 40
@@ -169,12 +169,27 @@ def tobit(x, y):
     numpyro.factor("y", jnp.where(below, hidden, seen))
 
 
-@published("bambi: distributional models, location and scale", _line, "a b", "g")
+@published("bambi: distributional models, location and scale", _line, "a b g", engines=NOT_INTEGRATED)
 def location_and_scale(x, unused, y):
     a = numpyro.sample("a", dist.Normal(0, 2))
     b = numpyro.sample("b", dist.Normal(0, 2))
     g = numpyro.sample("g", dist.Normal(0, 1).expand([2]))
     numpyro.sample("y", dist.Normal(a + b * x, jnp.exp(g[0] + g[1] * x)), obs=y)
+
+
+def _two_lines():
+    rng = np.random.default_rng(120)
+    return (np.concatenate([rng.normal(-2, 1, 15), rng.normal(2, 1, 15)]),)
+
+
+@published("Bayesian Data Analysis: 22.2, mixture of two regressions", _two_lines, "b", "p", "LaplaceApproximation")
+def two_regressions(y):
+    x = np.linspace(-1, 1, len(y))
+    b = numpyro.sample("b", dist.Normal(0, 2).expand([2, 2]))
+    p = numpyro.sample("p", dist.Beta(2, 2))
+    parts = jnp.stack([b[0, 0] + b[0, 1] * x, b[1, 0] + b[1, 1] * x], -1)
+    weights = dist.Categorical(probs=jnp.stack([p, 1 - p]))
+    numpyro.sample("y", dist.MixtureSameFamily(weights, dist.Normal(parts, 0.5)), obs=y)
 
 
 def _rates():

@@ -34,7 +34,8 @@ def _two_predictors() -> None:
     with numpyro.plate("rows", N):
         loc = numpyro.sample("loc", dist.Normal(0.0, 1.0))
         log_scale = numpyro.sample("log_scale", dist.Normal(0.0, 1.0))
-        numpyro.sample("y", dist.Normal(loc, jnp.exp(log_scale)), obs=X[:, 0])
+        scale = jnp.exp(log_scale)[jnp.array([0, 0, 1, 2, 3, 4])]
+        numpyro.sample("y", dist.Normal(loc, scale), obs=X[:, 0])
 
 
 def _product() -> None:
@@ -110,9 +111,9 @@ def _singular() -> None:
 
 
 _CASES: dict[str, tuple[Callable[[], None], str]] = {
-    "two predictors per observation": (
+    "two predictors, one of them shared": (
         _two_predictors,
-        r"site 'y': .* 2 predictors, through 'loc' and 'log_scale'.*NUTS",
+        r"site 'y': .* 2 predictors, through 'loc' and 'log_scale', .*share one.*exp\(log_scale\[group\]\).*NUTS",
     ),
     "product of latents": (_product, r"site 'y': .*\(a product of u and v\).*field="),
     "quadratic in the latents": (_quadratic_form, r"site 'y': .* 6 predictors, through 'f'.*product of f"),

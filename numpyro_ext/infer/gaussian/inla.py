@@ -102,7 +102,8 @@ class INLA(LaplaceApproximation):
             if self.marginal == "simplified-laplace" and isinstance(potential, VectorRows):
                 raise ModelStructureError(
                     f"The simplified Laplace marginals need factors of one predictor each, and those of site {name!r} "
-                    f"({type(potential.base).__name__}) have several. Use INLA(model, marginal='gaussian').",
+                    f"({type(potential.base).__name__}) have several. Use INLA(model, marginal='gaussian'), or keep "
+                    "one predictor in the field (field=[...]) and integrate over the other's few coefficients.",
                     site=name,
                 )
         num_unknowns = reading.abstract_form.num_columns

@@ -9,14 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from ...potentials import ElementwisePotential
 from ..conflict import Conflict
 from ..model.tracing import FactorTrace
 from ..program.degrees import Degree, Degrees, affine_cuts
-from ..program.dependence import dependence
 from ..program.patterns import Pattern, ids_of
 from ..program.program import Atom, Constant, Program
 from ..program.sums import Term
+from .pairs import Pairs, Ranges, patterns_from
 
 __all__ = ["ElementwiseFactor"]
 
@@ -24,60 +23,70 @@ Env = Mapping[int, Any]
 
 
 class ElementwiseFactor:
-    """A sum of elementwise terms, each element a function of one predictor; one factor per predictor element.
+    """A sum of elementwise terms, each element a function of one predictor, or of the two of a pair.
 
-    :ivar parts: the affine values cut at, and the flat indices of their elements that are the predictors.
+    There is one factor for each predictor, or pair of predictors.
+
+    :param pairs: what :func:`~.pairs.find_pairs` has found, for factors of two predictors.
+    :ivar cut: the affine values cut at.
+    :ivar predictors: the flat indices of their elements that are the predictors, through all values cut at: shape
+        ``(num_factors,)``, for pairs ``(num_factors, 2)``.
     :ivar shape: shape of the log probability if each of its elements has a predictor of its own, so that rows line up
         with observations; else elements that share a predictor are added up.
-    :raises Conflict: if an element depends on several predictors.
+    :raises Conflict: if an element depends on several predictors and pairs are not given.
     """
 
     def __init__(
-        self, program: Program, degrees: Degrees, name: str, traced: FactorTrace, terms: Sequence[Term]
+        self,
+        program: Program,
+        degrees: Degrees,
+        name: str,
+        traced: FactorTrace,
+        terms: Sequence[Term],
+        *,
+        pairs: Pairs | None = None,
     ) -> None:
         self.program, self.traced = program, traced
         self.varying = [t for t in terms if degrees.of(t.atom) != Degree.CONSTANT]
         self.fixed = [t for t in terms if degrees.of(t.atom) == Degree.CONSTANT]
         atoms = [t.atom for t in self.varying]
-        cut = _choose_cut(program, degrees, atoms)
-        starts = np.concatenate([[0], np.cumsum([np.prod(program.shape(c)) for c in cut])]).astype(int)
-        ranges = list(zip(cut, starts[:-1], starts[1:], strict=True))
-        seeds: dict[int, Pattern] = {c: np.arange(lo, hi).reshape(*program.shape(c), 1) for c, lo, hi in ranges}
-        patterns = dependence(program, seeds, {}, atoms)
-        # for each element of each term the number of its predictor, -1 for constants such as a padded zero
-        maps = [_one_predictor(program, degrees, name, a, patterns[a], ranges).reshape(-1) for a in atoms]  # type: ignore[index]
-        used = np.unique(np.concatenate(maps))
-        used = used[used >= 0]
-        self.is_one_to_one = len(maps) == 1 and maps[0].size == used.size
+        if pairs is not None:
+            self.cut, maps = pairs
+        else:
+            self.cut = _choose_cut(program, degrees, atoms)
+            ranges, patterns = patterns_from(program, self.cut, atoms)
+            # for each element of each term the number of its predictor, -1 for constants such as a padded zero
+            maps = [_one_predictor(program, degrees, name, a, p, ranges).reshape(-1) for a, p in patterns]
+        numbers = np.concatenate(maps)
+        varies = numbers.reshape(len(numbers), -1)[:, 0] >= 0
+        self.predictors, which = np.unique(numbers[varies], axis=0, return_inverse=True)
+        self.is_one_to_one = len(maps) == 1 and len(self.predictors) == len(numbers)
         if self.is_one_to_one:
-            used = maps[0]
-        self.parts = tuple((c, used[(used >= lo) & (used < hi)] - lo) for c, lo, hi in ranges)
-        rows = np.concatenate([lo + index for (_, lo, _), (_, index) in zip(ranges, self.parts, strict=True)])
-        row_of = np.zeros(int(starts[-1]) + 1, int)
-        row_of[rows] = np.arange(rows.size)
-        # constants are kept with the first row
-        self.targets = [np.where(m < 0, 0, row_of[m]) for m in maps]
-        self.num_rows = rows.size
-        self.shape = program.shape(self.varying[0].atom) if self.is_one_to_one else (rows.size,)
+            self.predictors, which = numbers, np.arange(len(numbers))
+        # constants are kept with the first factor
+        row_of = np.zeros(len(numbers), int)
+        row_of[varies] = which.reshape(-1)
+        self.targets = np.split(row_of, np.cumsum([len(m) for m in maps])[:-1])
+        self.num_factors = len(self.predictors)
+        self.shape = program.shape(self.varying[0].atom) if self.is_one_to_one else (self.num_factors,)
         scalars = [a for t in terms for a, _ in t.scalars]
-        needed = program.ancestors([*atoms, *(t.atom for t in self.fixed), *scalars, *self._modifiers], cut)
-        self.given = tuple(sorted((needed & {*program.inputs, *program.constants}) - set(cut)))
+        needed = program.ancestors([*atoms, *(t.atom for t in self.fixed), *scalars, *self._modifiers], self.cut)
+        self.given = tuple(sorted((needed & {*program.inputs, *program.constants}) - set(self.cut)))
 
     @property
     def _modifiers(self) -> list[Atom]:
         return [self.traced.mask, Constant(1.0) if self.traced.scale is None else self.traced.scale]
 
     def log_density(self, eta: Array, *values: Any) -> Array:
-        """Log factors of all rows at the predictors ``eta``, given the values of :attr:`given`."""
+        """Log factors at the predictors ``eta``, of the shape of :attr:`predictors`, given the values of
+        :attr:`given`."""
         env = dict(zip(self.given, values, strict=True))
-        start = 0
-        for atom, index in self.parts:
-            shape = self.program.shape(atom)
-            flat = jnp.zeros((int(np.prod(shape)),), eta.dtype).at[index].set(eta[start : start + len(index)])
-            env[atom] = flat.reshape(shape)
-            start += len(index)
+        sizes = [int(np.prod(self.program.shape(atom))) for atom in self.cut]
+        flat = jnp.zeros((sum(sizes),), eta.dtype).at[self.predictors].set(eta)
+        pieces = jnp.split(flat, np.cumsum(sizes)[:-1])
+        env |= {a: jnp.reshape(piece, self.program.shape(a)) for a, piece in zip(self.cut, pieces, strict=True)}
         mask, scale = self.program.evaluate(self._modifiers, env)
-        total = jnp.zeros((self.num_rows,), eta.dtype)
+        total = jnp.zeros((self.num_factors,), eta.dtype)
         for term, target in zip(self.varying, self.targets, strict=True):
             value = scale * term.coefficient(self.program, env) * self.program.evaluate([term.atom], env)[0]
             if not self.is_one_to_one:
@@ -88,13 +97,17 @@ class ElementwiseFactor:
             total = total.at[0].add(jnp.where(jnp.all(mask), jnp.max(scale) * value, 0.0))
         return total
 
-    def build(self, env: Env) -> tuple[ElementwisePotential, Array]:
-        """The potential and the observed mask at given hyperparameters and data."""
+    def observed(self, env: Env) -> Array:
+        """Which factors are not masked, at given hyperparameters and data."""
         (mask,) = self.program.evaluate([self.traced.mask], env)
-        observed = jnp.zeros((self.num_rows,), bool)
+        observed = jnp.zeros((self.num_factors,), bool)
         for target in self.targets:
             observed = observed.at[target].max(jnp.broadcast_to(jnp.reshape(mask, -1), target.shape))
-        return ElementwisePotential(self.log_density, tuple(env[g] for g in self.given)), observed
+        return observed
+
+    def arguments(self, env: Env) -> tuple[Any, ...]:
+        """The values of :attr:`given`."""
+        return tuple(env[g] for g in self.given)
 
 
 def _choose_cut(program: Program, degrees: Degrees, atoms: Sequence[Atom]) -> list[int]:
@@ -115,7 +128,7 @@ def _one_predictor(
     name: str,
     atom: Atom,
     pattern: Pattern,
-    ranges: Sequence[tuple[int, int, int]],
+    ranges: Ranges,
 ) -> np.ndarray:
     if isinstance(pattern, np.ndarray) and pattern.shape[-1] == 1:
         return pattern[..., 0]

@@ -9,7 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from ...potentials import TemperedPotential
+from ...potentials import ElementwisePotential, PairPotential, TemperedPotential
+from ...potentials.pairs import kind_of_pair
+from ...potentials.vector_rows import VectorRows, row_directions
 from ..conflict import Conflict
 from ..families import Built
 from ..model.tracing import FactorTrace
@@ -17,6 +19,7 @@ from ..program.degrees import Degree, Degrees
 from ..program.program import Constant, Program
 from ..program.sums import Term, sum_terms
 from .elementwise import ElementwiseFactor
+from .pairs import find_pairs
 from .recognise import Recognised, recognise
 
 __all__ = ["FactorPlan", "plan_factor"]
@@ -28,7 +31,7 @@ class FactorPlan(NamedTuple):
     """How to build one family of factors from hyperparameters and data."""
 
     name: str
-    parts: tuple[tuple[int, np.ndarray], ...]
+    parts: tuple[tuple[tuple[int, ...], np.ndarray], ...]
     """Affine values and the flat indices of their elements that are the predictors, row by row."""
     shape: tuple[int, ...]
     """Shape of the observations in the model."""
@@ -48,7 +51,7 @@ def plan_factor(program: Program, degrees: Degrees, name: str, traced: FactorTra
 
     :param traced: the site, with atoms of ``program`` as leaves.
     :param probe: values of all hyperparameters and data at one point, to test what was recognised.
-    :raises Conflict: if an observation depends on the field through more than one predictor.
+    :raises Conflict: if an observation depends on the field through more predictors than engines treat.
     """
     for part, atom in (("mask", traced.mask), ("scale", traced.scale), ("covariance", traced.constant)):
         if atom is not None and degrees.of(atom) != Degree.CONSTANT:
@@ -62,7 +65,7 @@ def plan_factor(program: Program, degrees: Degrees, name: str, traced: FactorTra
     found = recognise(program, degrees, traced, probe)
     if found is not None:
         return _recognised_plan(program, name, traced, found)
-    return _elementwise_plan(program, degrees, name, traced)
+    return _elementwise_plan(program, degrees, name, traced, probe)
 
 
 def _recognised_plan(program: Program, name: str, traced: FactorTrace, found: Recognised) -> FactorPlan:
@@ -77,13 +80,13 @@ def _recognised_plan(program: Program, name: str, traced: FactorTrace, found: Re
         return built, jnp.repeat(mask, rows_per_observation) & built.observed
 
     label = found.label if traced.scale is None else f"{found.label}, weighted"
-    parts = ((found.predictor, found.rows),)
+    parts = (((found.predictor,), found.rows),)
     shape = program.shape(traced.log_prob)
     rows_per_observation = len(found.rows) // max(int(np.prod(shape)), 1)
     return FactorPlan(name, parts, shape, rows_per_observation, build, label, traced.scale is None)
 
 
-def _elementwise_plan(program: Program, degrees: Degrees, name: str, traced: FactorTrace) -> FactorPlan:
+def _elementwise_plan(program: Program, degrees: Degrees, name: str, traced: FactorTrace, probe: Env) -> FactorPlan:
     whole = [Term(traced.log_prob)]
     attempts = [whole] if program.shape(traced.log_prob) else [sum_terms(program, degrees, traced.log_prob), whole]
     error: Conflict | None = None
@@ -95,9 +98,30 @@ def _elementwise_plan(program: Program, degrees: Degrees, name: str, traced: Fac
             continue
 
         def build(env: Env, factor: ElementwiseFactor = factor) -> tuple[Built, Array]:
-            potential, observed = factor.build(env)
-            return Built(potential), observed
+            return Built(ElementwisePotential(factor.log_density, factor.arguments(env))), factor.observed(env)
 
         label = "elementwise factor, by quadrature"
-        return FactorPlan(name, factor.parts, factor.shape, 1, build, label, False, tuple(factor.targets))
+        parts = ((tuple(factor.cut), factor.predictors),)
+        return FactorPlan(name, parts, factor.shape, 1, build, label, False, tuple(factor.targets))
+    for terms in attempts:
+        atoms = [t.atom for t in terms if degrees.of(t.atom) != Degree.CONSTANT]
+        pairs = find_pairs(program, degrees, name, atoms)
+        if pairs is not None:
+            return _pair_plan(name, ElementwiseFactor(program, degrees, name, traced, terms, pairs=pairs), probe)
     raise error or ValueError("no term to read")
+
+
+def _pair_plan(name: str, factor: ElementwiseFactor, probe: Env) -> FactorPlan:
+    kind = kind_of_pair(PairPotential(factor.log_density, factor.arguments(probe)), factor.num_factors)
+
+    def build(env: Env) -> tuple[Built, Array]:
+        potential = PairPotential(factor.log_density, factor.arguments(env), *kind)
+        return Built(VectorRows(potential)), jnp.repeat(factor.observed(env), len(row_directions(2)))
+
+    plus, minus = row_directions(2).T
+    rows = np.stack([factor.predictors[:, plus], np.where(minus < 0, -1, factor.predictors[:, minus])], axis=-1)
+    label = "mixture of functions of two predictors" if kind.is_mixture else "factor of two predictors"
+    label += ", Gaussian in one" if kind.is_gaussian else ", by quadrature"
+    targets = (*factor.targets, np.asarray(kind.inner))
+    parts = ((tuple(factor.cut), rows.reshape(-1, 2)),)
+    return FactorPlan(name, parts, factor.shape, len(plus), build, label, kind.is_gaussian, targets)

@@ -194,7 +194,7 @@ class LatentGaussianReading(ModelReading):
 
     def _map(self, name: str) -> AffineRows | StateRows | None:
         """Rows of a site; None for one that sees several blocks of a long scan, such as differences in time."""
-        parts = [(self._trace.values[name], np.arange(int(np.prod(self.site_shapes[name]))))]
+        parts = [((self._trace.values[name],), np.arange(int(np.prod(self.site_shapes[name]))))]
         if isinstance(self._rows, StateRows):
             try:
                 return StateRows.build(self._rows.blocks, parts)

@@ -15,13 +15,19 @@ from jax import Array
 from ...linalg.gaussian.banded_space import known_bandwidth
 from ...linalg.gaussian.design import DenseDesign, Design, SparseRows
 from .dependence import dependence
-from .patterns import DenseDependence, Pattern, deduplicate
+from .patterns import DenseDependence, Pattern, deduplicate, or_nothing, same_width
 from .program import Program
 
-__all__ = ["AffineRows", "Parts", "RowIndices", "rows_of_pattern"]
+__all__ = ["AffineRows", "Parts", "RowIndices", "atoms_of", "rows_of_pattern"]
 
-Parts = Sequence[tuple[int, np.ndarray]]
-"""Values, and the flat indices of their elements that are taken; or pairs of them, of which the difference is."""
+Parts = Sequence[tuple[tuple[int, ...], np.ndarray]]
+"""Values, of which the elements stand one after another, and the flat indices of those that are taken; or pairs of
+these, of which the difference is."""
+
+
+def atoms_of(parts: Parts) -> list[int]:
+    """The values of which rows are taken."""
+    return [atom for atoms, _ in parts for atom in atoms]
 
 
 class RowIndices(NamedTuple):
@@ -45,15 +51,15 @@ class AffineRows:
 
     :param program: the traced model.
     :param field: input value and size of each field site, in the order of the columns.
-    :param parts: pairs of a value and the flat indices of its elements to take, one for each row; or two for each row,
-        whose difference is taken, with ``-1`` for nothing to subtract.
+    :param parts: values and the flat indices of their elements to take, one for each row; or two for each row, whose
+        difference is taken, with ``-1`` for nothing to subtract.
     """
 
     def __init__(self, program: Program, field: Mapping[str, tuple[int, int]], parts: Parts):
         self.program = program
         self.inputs = tuple(number for number, _ in field.values())
         self.sizes = tuple(size for _, size in field.values())
-        self.parts = tuple((atom, np.asarray(rows)) for atom, rows in parts)
+        self.parts = tuple((atoms, np.asarray(rows)) for atoms, rows in parts)
         self.num_columns = sum(self.sizes)
         self.num_rows = sum(len(rows) for _, rows in self.parts)
         pattern = self._pattern()
@@ -78,7 +84,7 @@ class AffineRows:
     @property
     def key(self) -> Hashable:
         """Equal for rows of the same program that make the same function of numbers and indices."""
-        parts = tuple((atom, rows.shape, rows.tobytes()) for atom, rows in self.parts)
+        parts = tuple((atoms, rows.shape, rows.tobytes()) for atoms, rows in self.parts)
         static = (self.width, self.is_dense, self._num_colours, self._bandwidth, self._has_padding)
         return (self.num_rows, self.num_columns, static, parts)
 
@@ -94,7 +100,8 @@ class AffineRows:
             number: (start + np.arange(size, dtype=np.int64)).reshape(*self.program.shape(number), 1)
             for number, start, size in zip(self.inputs, starts[:-1], self.sizes, strict=True)
         }
-        return rows_of_pattern(dependence(self.program, seeds, {}, [atom for atom, _ in self.parts]), self.parts)
+        found = dependence(self.program, seeds, {}, atoms_of(self.parts))
+        return rows_of_pattern(self.program, found, self.parts)
 
     def evaluate(self, e: Array, env: Mapping[int, Any]) -> Array:
         """The selected elements at the unknowns ``e``, given all other inputs and constants; shape ``(num_rows,)``."""
@@ -108,8 +115,8 @@ class AffineRows:
     @staticmethod
     def select(program: Program, values: Mapping[int, Any], parts: Parts) -> Array:
         """The selected elements, from any values from which they follow."""
-        found = program.evaluate([atom for atom, _ in parts], values)
-        taken = [_take(jnp.reshape(v, -1), rows) for v, (_, rows) in zip(found, parts, strict=True)]
+        found = dict(zip(atoms_of(parts), program.evaluate(atoms_of(parts), values), strict=True))
+        taken = [_take([jnp.reshape(found[atom], -1) for atom in atoms], rows) for atoms, rows in parts]
         dtype = jnp.result_type(float)
         return jnp.concatenate(taken).astype(dtype) if taken else jnp.zeros((0,), dtype)
 
@@ -131,20 +138,20 @@ class AffineRows:
         return SparseRows(jnp.asarray(indices.columns), values, self.num_columns, self._bandwidth), offset
 
 
-def rows_of_pattern(found: Mapping[int, Pattern], parts: Parts) -> np.ndarray | None:
+def rows_of_pattern(program: Program, found: Mapping[int, Pattern], parts: Parts) -> np.ndarray | None:
     """What each of the selected elements depends on, ``(rows, k)`` padded with ``-1``; None if that is too much.
 
     :param found: the patterns of their values.
     """
     pieces = []
-    for atom, rows in parts:
-        pattern = found.get(atom)
-        if isinstance(pattern, DenseDependence):
-            return None
-        if pattern is None:
-            pieces.append(np.full((len(rows), 1), -1, np.int64))
-        else:
-            pieces.append(_pattern_of_rows(pattern.reshape(-1, pattern.shape[-1]), rows))
+    for atoms, rows in parts:
+        values = []
+        for atom in atoms:
+            pattern = or_nothing(found.get(atom), program.shape(atom))
+            if isinstance(pattern, DenseDependence):
+                return None
+            values.append(pattern.reshape(-1, pattern.shape[-1]))
+        pieces.append(_pattern_of_rows(np.concatenate(same_width(values)) if len(values) > 1 else values[0], rows))
     width = max((p.shape[1] for p in pieces), default=1)
     if sum(len(p) for p in pieces) * width > 2e8:
         return None
@@ -160,7 +167,8 @@ def _pattern_of_rows(pattern: np.ndarray, rows: np.ndarray) -> np.ndarray:
     return deduplicate(np.concatenate([pattern[plus], np.where(minus[:, None] < 0, -1, pattern[minus])], axis=1))
 
 
-def _take(values: Array, rows: np.ndarray) -> Array:
+def _take(pieces: Sequence[Array], rows: np.ndarray) -> Array:
+    values = pieces[0] if len(pieces) == 1 else jnp.concatenate(pieces)
     if rows.ndim == 2:
         plus, minus = rows.T
         return values[plus] - jnp.where(minus < 0, 0.0, values[minus])

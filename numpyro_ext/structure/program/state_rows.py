@@ -13,7 +13,7 @@ from jax import Array, lax
 from jax.extend.core import jaxpr_as_fun
 
 from ...linalg.gaussian.design import Dynamics, StateSpaceDesign, run_forward
-from .affine_rows import AffineRows, Parts, rows_of_pattern
+from .affine_rows import AffineRows, Parts, atoms_of, rows_of_pattern
 from .degrees import Degree, Degrees
 from .dependence import dependence
 from .patterns import DenseDependence, Pattern
@@ -174,13 +174,13 @@ class StateRows:
 
         :raises NoStateSpace: if one of them sees several blocks.
         """
-        found = dependence(blocks.program, blocks.seeds(), {}, [atom for atom, _ in parts])
-        return cls(blocks, parts, blocks.blocks_of(rows_of_pattern(found, parts)))
+        found = dependence(blocks.program, blocks.seeds(), {}, atoms_of(parts))
+        return cls(blocks, parts, blocks.blocks_of(rows_of_pattern(blocks.program, found, parts)))
 
     @property
     def key(self) -> Hashable:
         """Equal for rows of the same program that make the same function of numbers."""
-        parts = tuple((atom, rows.shape, rows.tobytes()) for atom, rows in self.parts)
+        parts = tuple((atoms, rows.shape, rows.tobytes()) for atoms, rows in self.parts)
         return (self.num_rows, self.blocks.key, self.rows.tobytes(), parts)
 
     def skeleton(self) -> StateRows:
@@ -249,7 +249,7 @@ def find_time_blocks(
         eliminated block by block.
     :raises NoStateSpace: if the rows have none.
     """
-    needed = program.ancestors([atom for atom, _ in parts])
+    needed = program.ancestors(atoms_of(parts))
     scans = [program.equations[program.defined_by[n]] for n in program.recurrences if n in needed]
     if not scans:
         return None
@@ -277,7 +277,7 @@ def _homes(blocks: TimeBlocks, parts: Parts, together: np.ndarray) -> np.ndarray
     """The block of each unknown, -1 for shared ones."""
     num_columns = blocks.num_columns
     atoms = [a for scan in blocks.scans for a in scan.inputs if isinstance(a, int)]
-    found = dependence(blocks.program, blocks.seeds(), {}, [*atoms, *(atom for atom, _ in parts)])
+    found = dependence(blocks.program, blocks.seeds(), {}, [*atoms, *atoms_of(parts)])
     first, last = np.full(num_columns + blocks.num_blocks, _NOWHERE), np.full(num_columns + blocks.num_blocks, -2)
 
     def see(pattern: np.ndarray, block: np.ndarray) -> None:
@@ -301,7 +301,7 @@ def _homes(blocks: TimeBlocks, parts: Parts, together: np.ndarray) -> np.ndarray
         raise NoStateSpace("it depends on states of another scan at other steps")
     home = np.where(last == -2, _NOWHERE, np.where(first == last, first, -1))[:num_columns]
     blocks.home = home
-    pattern = rows_of_pattern(found, parts)
+    pattern = rows_of_pattern(blocks.program, found, parts)
     block = blocks.blocks_of(pattern)
     assert pattern is not None  # it has blocks
     see(np.where(pattern < num_columns, pattern, -1), block)

@@ -34,10 +34,12 @@ from jax.typing import ArrayLike
 from ....linalg.gaussian.conditioning import LinearGaussian, Space, choose_space
 from ....linalg.gaussian.marginals import Marginals, relative_change
 from ....linalg.gaussian.prior import FlatPrior, is_valid_prior
+from ....potentials.vector_rows import VectorRows
 from ....structure.latent_gaussian import LatentGaussian
+from . import laplace
 from .fit_info import FitInfo
 from .posterior import GaussianPosterior, gaussian_prior
-from .tilting import Tilted, is_log_concave, propose, tilt, with_broad_cavities
+from .tilting import Tilted, is_log_concave, loses_cavity, propose, tilt, with_broad_cavities
 
 __all__ = ["Info", "State", "init", "log_evidence", "posterior", "solve", "step"]
 
@@ -94,7 +96,8 @@ def init(form: LatentGaussian) -> State:
     A log-concave factor starts with the site that matches it under a cavity of variance one at the offset. The usual
     start without sites lets all factors answer a broad prior at once, and with many rows per coefficient the parallel
     sweeps then overshoot further each time. Other factors start without a site, unless some prior is flat and sites
-    must make the posterior proper: then under a broad cavity, where a heavy-tailed factor finds its datum.
+    must make the posterior proper: then under a broad cavity, where a heavy-tailed factor finds its datum. Factors of
+    several predictors start with the sites of Laplace's method.
 
     The opening is a sweep like the others so that a compiled run holds the tilted moments once.
     """
@@ -175,6 +178,8 @@ def solve(
     if not all(potential.is_log_concave for potential in form.potentials):
         afresh |= ~_is_proper(marginals)
     state = jax.tree.map(partial(jnp.where, afresh), start, warm)
+    if any(isinstance(potential, VectorRows) for potential in form.potentials):
+        state = lax.cond(afresh, partial(_start_at_mode, form, prior, space), lambda state: state, state)
     bound = jnp.maximum(tol, 100 * jnp.finfo(infinity.dtype).eps)
 
     def proceed(run: _Run) -> Array:
@@ -266,28 +271,17 @@ def _is_proper(marginals: Marginals) -> Array:
 
 
 def _objective(form: LatentGaussian, state: State, tilted: Tilted, power: ArrayLike) -> Array:
-    r"""Log evidence: the partition function of prior and sites, with each site's part replaced by its factor's.
+    """Log evidence: the partition function of prior and sites, with each site's part replaced by its factor's.
 
-    The part of site ``i`` is the log integral of the cavity times the site. With marginal variance ``v``,
-    :math:`c = 1 - \tau v` and the mean of the cavity times ``c``, :math:`\mu = m - v \nu`, it is
-    :math:`\frac12 \log c + \mu (\nu - \frac12 \tau \mu / c) + \frac12 v \nu^2`. Where a site dominates, a form that
-    divides the last term by ``c`` as well divides its rounding, too.
+    The part of a site is the log integral of the cavity times the site.
     """
-    power = jnp.asarray(power)
-    mean, variance, ratio, log_partition = state.marginals
-    tau = power * state.site_precision
-    nu = power * state.site_shift - tau * form.offset
-    ratio = (1.0 - power) + power * ratio
+    mean, _, _, log_partition = state.marginals
     is_free = tilted.observed & ~tilted.is_pinned
-    has_cavity = is_free & (ratio > 0)
-    c = jnp.where(has_cavity, ratio, 1.0)
-    mu = mean - variance * nu
-    site = 0.5 * jnp.log(c) + mu * (nu - 0.5 * tau * mu / c) + 0.5 * variance * nu**2
-    terms = jnp.where(has_cavity, (tilted.moments.log_z - site) / power, 0.0)
+    terms = jnp.where(tilted.has_cavity, (tilted.log_z - tilted.log_site) / jnp.asarray(power), 0.0)
     pinned = form.log_factors(jnp.where(tilted.is_pinned, mean + form.offset, 0.0))
     terms += jnp.where(tilted.is_pinned, pinned, 0.0)
     total = form.log_constant + log_partition + jnp.sum(terms)
-    return jnp.where(jnp.any(is_free & ~has_cavity), jnp.nan, total)
+    return jnp.where(jnp.any(is_free & ~tilted.has_cavity), jnp.nan, total)
 
 
 def _step(
@@ -316,7 +310,8 @@ def _step(
         sweep = partial(_sweep_sequentially, form, prior, state, size, power)
         precision, shift, skipped = lax.cond(is_start, lambda: opening, sweep)
     marginals = _refresh(form, prior, precision, shift)
-    is_proper = _is_proper(marginals) & ~_loses_cavity(tilted.observed, state.marginals, marginals, power)
+    is_proper = _is_proper(marginals)
+    is_proper &= ~loses_cavity(form, state.marginals, marginals, (state.site_precision, precision), power)
     # There is nothing to go back to before the opening.
     is_proper |= is_start
     move = relative_change(marginals, state.marginals) / size
@@ -336,15 +331,6 @@ def _step(
     kept = state._replace(step_size=next_size, max_change=max_change)
     state = jax.tree.map(partial(jnp.where, is_proper), moved, kept)
     return state, Info(objective, max_change, jnp.sum(skipped), skipped, size)
-
-
-def _loses_cavity(observed: Array, old: Marginals, new: Marginals, power: ArrayLike) -> Array:
-    """Whether a sweep leaves some factor without a proper cavity that had one: its site could never move again."""
-
-    def has_cavity(marginals: Marginals) -> Array:
-        return 1.0 - jnp.asarray(power) * (1.0 - marginals.cavity_ratio) > 0
-
-    return jnp.any(observed & (new.variance > 0) & has_cavity(old) & ~has_cavity(new))
 
 
 def _sweep_sequentially(
@@ -387,6 +373,19 @@ def _sweep_sequentially(
     carry = (*joint.sequential_moments(), state.site_precision, state.site_shift, jnp.zeros(nowhere.shape, bool))
     *_, precision, shift, skipped = lax.fori_loop(0, prior.rows.shape[1], visit, carry)
     return precision, shift, skipped
+
+
+def _start_at_mode(form: LatentGaussian, prior: LinearGaussian, space: Space, state: State) -> State:
+    """The sites of Laplace's method in the place of the opening, if it finds a mode: under a broad prior a location
+    far from its datum asks for a large scale, and all factors together for one without end."""
+    mode, _ = laplace.solve(form, laplace.init(form, space=space), num_steps=50, tol=1e-3, space=space)
+    sites = laplace.posterior(form, mode, space=space)
+    precision, shift = sites.site_precision, sites.site_shift
+    marginals = _refresh(form, prior, precision, shift)
+    no, is_proper = jnp.asarray(False), _is_proper(marginals)
+    start = state._replace(site_precision=precision, site_shift=shift, marginals=marginals, is_start=no)
+    chosen: State = jax.tree.map(partial(jnp.where, is_proper), start, state)
+    return chosen
 
 
 def _open(form: LatentGaussian, state: State, observed: Array, precision: Array, shift: Array) -> tuple[Array, Array]:

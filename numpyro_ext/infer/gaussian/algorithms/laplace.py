@@ -38,6 +38,7 @@ __all__ = ["Info", "State", "init", "log_evidence", "posterior", "solve", "step"
 _MAX_HALVINGS = 50
 _SUFFICIENT_INCREASE = 1e-4
 _SLOWEST_DECREASE = 0.5
+_BESIDE = 0.01
 
 
 class State(NamedTuple):
@@ -66,10 +67,16 @@ class Info(NamedTuple):
 
 
 def init(form: LatentGaussian, *, space: Space = "auto") -> State:
-    """The mean of the prior, or zero where it is flat."""
+    """The mean of the prior, or zero where it is flat.
+
+    A mixture of two regressions with the same prior has a saddle there, from which no gradient leads: beside it.
+    """
     prior = gaussian_prior(form, space)
     infinity = jnp.asarray(jnp.inf, form.offset.dtype)
-    return State(prior.zeros(), jnp.zeros_like(form.offset), infinity, infinity)
+    start = prior.zeros()
+    if any(getattr(getattr(potential, "base", None), "is_mixture", False) for potential in form.potentials):
+        start += _BESIDE * jnp.cos(jnp.arange(start.size, dtype=start.dtype) ** 2).reshape(start.shape)
+    return State(start, jnp.zeros_like(form.offset), infinity, infinity)
 
 
 def step(form: LatentGaussian, state: State, *, space: Space = "auto") -> tuple[State, Info]:

@@ -19,6 +19,7 @@ from jax.typing import ArrayLike
 
 from ....potentials.base import Potential, potential
 from ....potentials.moments import TiltedMoments
+from ....potentials.vector_rows import VectorRows
 from ....structure.latent_gaussian import LatentGaussian
 from .expectation_propagation import State
 from .tilting import cavities
@@ -87,8 +88,10 @@ def localised(
     :param State state: a fixed point of :func:`~.expectation_propagation.step` for ``form``.
     :param float power: the power that the fixed point was found with.
     :return: a function from a form of the same structure to one with quadratic factors; ``None`` where a factor has
-        parameters of too many numbers.
+        parameters of too many numbers, or several predictors.
     """
+    if any(isinstance(potential, VectorRows) for potential in form.potentials):
+        return None
     sizes = [mask.shape[0] for mask in form.observed]
     if any(2 + len(_components(p, n)) > _MOST_COORDINATES for p, n in zip(form.potentials, sizes, strict=True)):
         return None

@@ -10,11 +10,12 @@ import numpy as np
 from jax import Array, lax
 
 from ....potentials.elementwise import ElementwisePotential
-from ....structure import LatentGaussian, LatentGaussianReading
+from ....potentials.pairs import PairPotential
+from ....structure import LatentGaussian, LatentGaussianReading, ModelStructureError
 from ..programs import compiled_form
 from .posterior import GaussianPosterior
 
-__all__ = ["explain_two_modes", "valley_depths"]
+__all__ = ["check_mixtures", "explain_two_modes", "valley_depths"]
 
 _DEEPEST = 0.5
 _GRID = np.linspace(-4.0, 4.0, 129)
@@ -43,6 +44,34 @@ def valley_depths(form: LatentGaussian, first: int) -> Array:
     return jnp.where(form.observed[first], depth, 0.0)
 
 
+def _mixtures(reading: LatentGaussianReading) -> list[str]:
+    """Names of the sites whose observations belong to one of two regressions."""
+    bases = [getattr(potential, "base", None) for potential in reading.abstract_form.potentials]
+    return [
+        name
+        for name, base in zip(reading.factor_names, bases, strict=True)
+        if isinstance(base, PairPotential) and base.is_mixture
+    ]
+
+
+def check_mixtures(reading: LatentGaussianReading, method: str) -> None:
+    """Refuse mixtures of two regressions, whose posterior has a mode for each way to name them.
+
+    :param LatentGaussianReading reading: of the model.
+    :param str method: what a Gaussian is fitted by, in words.
+    :raises ModelStructureError: naming the site.
+    """
+    for name in _mixtures(reading):
+        raise ModelStructureError(
+            f"Each observation of site {name!r} belongs to one of two regressions, both of which are in the field "
+            f"{list(reading.field)}: the posterior has several modes, and {method} fits one Gaussian, which covers "
+            "one of them or what lies between. LaplaceApproximation describes the mode that it finds; with "
+            "field=[...] the coefficients of one regression stay, and those of the other are set to a point; NUTS "
+            "draws from all modes.",
+            site=name,
+        )
+
+
 def explain_two_modes(reading: LatentGaussianReading, hyper: dict[str, Array]) -> list[str]:
     """A message for each observed site whose factors have two modes under the prior; families that are known have one.
 
@@ -51,9 +80,14 @@ def explain_two_modes(reading: LatentGaussianReading, hyper: dict[str, Array]) -
     """
     potentials = reading.abstract_form.potentials
     numbers = [number for number, potential in enumerate(potentials) if isinstance(potential, ElementwisePotential)]
+    messages = [
+        f"Each observation of {name!r} belongs to one of two regressions, so that the posterior has several modes: "
+        "this is one of them. NUTS draws from all."
+        for name in _mixtures(reading)
+    ]
     if not numbers:
-        return []
-    form, messages = compiled_form(reading, hyper), []
+        return messages
+    form = compiled_form(reading, hyper)
     for number in numbers:
         depth = np.asarray(valley_depths(form, number))
         count = int(np.sum(depth > _DEEPEST))

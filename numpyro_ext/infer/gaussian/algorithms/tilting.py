@@ -14,43 +14,175 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from ....linalg.gaussian.marginals import Marginals
-from ....potentials.moments import TiltedMoments
+from ....potentials import Potential
+from ....potentials.vector_rows import VectorRows
 from ....structure.latent_gaussian import LatentGaussian
 
-__all__ = ["Tilted", "cavities", "is_log_concave", "propose", "tilt", "with_broad_cavities"]
+__all__ = ["Tilted", "cavities", "is_log_concave", "loses_cavity", "propose", "tilt", "with_broad_cavities"]
 
 
 class Tilted(NamedTuple):
-    """Cavities and tilted moments of all rows, safe numbers where there is none."""
+    """What factors make of their cavities, row by row, safe numbers where there is none."""
 
-    moments: TiltedMoments
+    log_z: Array
+    """Log integral of the cavity times the factor; on the first row of a factor of several."""
+    log_site: Array
+    """The same with the site in the place of the factor."""
+    site_precision: Array
+    """What moment matching asks of the site."""
+    site_shift: Array
     observed: Array
     """False where a mask removes the factor."""
     is_pinned: Array
     """The prior leaves the predictor no freedom: the factor is a constant."""
+    has_cavity: Array
+    """The cavity is proper."""
     is_valid: Array
-    """The cavity and the moments are proper and finite."""
+    """The moments are proper and finite, too."""
 
 
-def _tilted_moments(form: LatentGaussian, mean: Array, variance: Array, power: ArrayLike) -> TiltedMoments:
-    parts = [
-        potential.tilted_moments(m, v, power)
-        for potential, m, v in zip(form.potentials, form.split_rows(mean), form.split_rows(variance), strict=True)
-    ]
-    moments: TiltedMoments = jax.tree.map(lambda *arrays: jnp.concatenate(arrays), *parts)
-    return moments
+class _Rows(NamedTuple):
+    """What is known of the rows of a family."""
+
+    observed: Array
+    mean: Array
+    """Of the predictor, without its offset."""
+    variance: Array
+    ratio: Array
+    """Variance of the marginal over that of the cavity."""
+    offset: Array
+    precision: Array
+    """Of the site."""
+    shift: Array
+    """Of the site, as a function of the predictor without its offset."""
 
 
 def tilt(form: LatentGaussian, marginals: Marginals, precision: Array, shift: Array, power: ArrayLike) -> Tilted:
-    r"""Tilted moments at sites of these precisions and shifts.
+    """Cavities, and the moments of the factors under them, at sites of these precisions and shifts."""
+    mean, variance, ratio, _ = marginals
+    rows = _Rows(
+        jnp.concatenate(form.observed), mean, variance, ratio, form.offset, precision, shift - precision * form.offset
+    )
+    parts = [
+        (_tilt_vectors if isinstance(potential, VectorRows) else _tilt_scalars)(potential, _Rows(*family), power)
+        for potential, family in zip(form.potentials, zip(*map(form.split_rows, rows), strict=True), strict=True)
+    ]
+    tilted: Tilted = jax.tree.map(lambda *arrays: jnp.concatenate(arrays), *parts)
+    return tilted
 
-    The cavity is written through :math:`c = 1 - \tau v`, with the site precision :math:`\tau` and the marginal
+
+def _tilt_scalars(potential: Potential, rows: _Rows, power: ArrayLike) -> Tilted:
+    r"""The cavity is written through :math:`c = 1 - \tau v`, with the site precision :math:`\tau` and the marginal
     variance ``v``, rather than through :math:`1/v - \tau`, which loses all digits where a site dominates.
+
+    With the mean of the cavity times ``c``, :math:`\mu = m - v \nu`, the log integral of cavity times site is
+    :math:`\frac12 \log c + \mu (\nu - \frac12 \tau \mu / c) + \frac12 v \nu^2`. Where a site dominates, a form that
+    divides the last term by ``c`` as well divides its rounding, too.
     """
-    observed, is_pinned, is_proper = _which(form, marginals, power)
-    moments = _tilted_moments(form, *cavities(form, marginals, precision, shift, power), power)
-    is_finite = jnp.isfinite(sum(moments))
-    return Tilted(moments, observed, is_pinned, is_proper & is_finite & (moments.variance > 0))
+    observed, mean, variance, ratio, offset, precision, shift = rows
+    fraction = jnp.asarray(power)
+    ratio = (1.0 - fraction) + fraction * ratio
+    tau, nu = fraction * precision, fraction * shift
+    is_pinned = observed & (variance <= 0)
+    has_cavity = observed & ~is_pinned & (ratio > 0)
+    c = jnp.where(has_cavity, ratio, 1.0)
+    mu = mean - variance * nu
+    log_site = 0.5 * jnp.log(c) + mu * (nu - 0.5 * tau * mu / c) + 0.5 * variance * nu**2
+    cavity_mean = jnp.where(has_cavity, mu / c + offset, 0.0)
+    moments = potential.tilted_moments(cavity_mean, jnp.where(has_cavity, variance / c, 1.0), power)
+    is_valid = has_cavity & jnp.isfinite(sum(moments)) & (moments.variance > 0)
+    return Tilted(
+        moments.log_z,
+        log_site,
+        moments.site_precision,
+        moments.site_shift,
+        observed,
+        is_pinned,
+        has_cavity,
+        is_valid,
+    )
+
+
+def _tilt_vectors(potential: Potential, rows: _Rows, power: ArrayLike) -> Tilted:
+    r"""The same for factors of several predictors, which have one cavity and one site on all their rows together.
+
+    With the site precision ``T`` and shift ``h``, :math:`M = 1 - V T` takes the place of ``c``.
+    """
+    assert isinstance(potential, VectorRows)
+    observed, mean, _, _, offset, _, _ = rows
+    means, marginal, site, shift, inverse, covariance, has_cavity = _vector_cavities(potential, rows, power)
+    rest = means - jnp.einsum("nij,nj->ni", marginal, shift)
+    center = jnp.einsum("nij,nj->ni", inverse, rest)
+    log_site = -0.5 * jnp.log(_determinant(inverse)) + jnp.sum(shift * rest, -1)
+    log_site += 0.5 * jnp.einsum("ni,nij,nj->n", shift, marginal, shift)
+    log_site -= 0.5 * jnp.einsum("ni,nij,nj->n", rest, site, center)
+    away = potential.joint_moments(offset, jnp.zeros_like(offset))[0]
+    moments = potential.base.tilted_moments(center + away, covariance, power)
+    matching = _inverse(moments.covariance) - _inverse(covariance)
+    matched_shift = _times(_inverse(moments.covariance), moments.mean) - _times(_inverse(covariance), center + away)
+    row_precision, row_shift = potential.row_sites(0.5 * (matching + matching.mT), matched_shift)
+    is_proper = jnp.all(jnp.diagonal(moments.covariance, axis1=-2, axis2=-1) > 0, -1)
+    is_proper &= _determinant(moments.covariance) > 0
+    has_cavity = potential.to_rows(has_cavity) & observed
+    finite = jnp.isfinite(moments.log_z + jnp.sum(matching, (-2, -1)) + jnp.sum(matched_shift, -1))
+    is_valid = has_cavity & potential.to_rows(is_proper & finite)
+    return Tilted(
+        potential.on_first_row(moments.log_z),
+        potential.on_first_row(log_site),
+        row_precision,
+        row_shift,
+        observed,
+        jnp.zeros_like(observed),
+        has_cavity,
+        is_valid,
+    )
+
+
+def _vector_cavities(potential: VectorRows, rows: _Rows, power: ArrayLike) -> tuple[Array, ...]:
+    """Joint marginals and sites, the inverse of ``M``, covariances of the cavities, and which of these are proper."""
+    means, marginal = potential.joint_moments(rows.mean, rows.variance)
+    # what the prior leaves no freedom keeps next to none, so that a precision exists
+    smallest = jnp.sqrt(jnp.finfo(marginal.dtype).eps) * (1e-4 + jnp.max(jnp.abs(marginal), axis=(-2, -1)))
+    diagonal = jnp.diagonal(marginal, axis1=-2, axis2=-1)
+    spread = jnp.where(diagonal > smallest[:, None] ** 2, diagonal, smallest[:, None] ** 2)
+    identity = jnp.eye(marginal.shape[-1], dtype=marginal.dtype)
+    marginal = marginal + (spread - diagonal)[..., None] * identity
+    fraction = jnp.asarray(power)
+    site, shift = potential.joint_site(fraction * rows.precision, fraction * rows.shift)
+    inverse = _inverse(identity - marginal @ site)
+    covariance = inverse @ marginal
+    covariance = 0.5 * (covariance + covariance.mT)
+    is_proper = jnp.all(jnp.diagonal(covariance, axis1=-2, axis2=-1) > 0, -1) & (_determinant(covariance) > 0)
+    safe = jnp.where(is_proper[:, None, None], covariance, identity)
+    inverse = jnp.where(is_proper[:, None, None], inverse, identity)
+    return means, marginal, site, shift, inverse, safe, is_proper
+
+
+def loses_cavity(
+    form: LatentGaussian, old: Marginals, new: Marginals, sites: tuple[Array, Array], power: ArrayLike
+) -> Array:
+    """Whether new marginals leave some factor without a proper cavity that had one: its site could never move again.
+
+    :param sites: the site precisions that belong to each.
+    """
+    return jnp.any(
+        _has_cavity(form, old, sites[0], power) & (new.variance > 0) & ~_has_cavity(form, new, sites[1], power)
+    )
+
+
+def _has_cavity(form: LatentGaussian, marginals: Marginals, precision: Array, power: ArrayLike) -> Array:
+    mean, variance, ratio, _ = marginals
+    nowhere = jnp.zeros_like(mean)
+    rows = _Rows(jnp.concatenate(form.observed), mean, variance, ratio, nowhere, precision, nowhere)
+    parts = []
+    for potential, family in zip(form.potentials, zip(*map(form.split_rows, rows), strict=True), strict=True):
+        part = _Rows(*family)
+        if isinstance(potential, VectorRows):
+            is_proper = potential.to_rows(_vector_cavities(potential, part, power)[-1])
+        else:
+            is_proper = 1.0 - jnp.asarray(power) * (1.0 - part.ratio) > 0
+        parts.append(is_proper & part.observed)
+    return jnp.concatenate(parts)
 
 
 def _which(form: LatentGaussian, marginals: Marginals, power: ArrayLike) -> tuple[Array, Array, Array]:
@@ -98,9 +230,9 @@ def propose(
 ) -> tuple[Array, Array, Array]:
     """Undamped sites that match the tilted moments, and the rows that keep theirs for want of such moments."""
     lower = jnp.asarray(np.where(is_log_concave(form), 0.0, -np.inf), precision.dtype)
-    matching = jnp.maximum(tilted.moments.site_precision / power, lower)
+    matching = jnp.maximum(tilted.site_precision / power, lower)
     precision = jnp.where(tilted.is_valid, matching, precision)
-    shift = jnp.where(tilted.is_valid, tilted.moments.site_shift / power, shift)
+    shift = jnp.where(tilted.is_valid, tilted.site_shift / power, shift)
     skipped = tilted.observed & ~tilted.is_pinned & ~tilted.is_valid
     return precision, shift, skipped
 
@@ -109,3 +241,18 @@ def is_log_concave(form: LatentGaussian) -> np.ndarray:
     """Whether the family of factors of each row is log-concave."""
     sizes = [mask.shape[0] for mask in form.observed]
     return np.repeat([potential.is_log_concave for potential in form.potentials], sizes).astype(bool)
+
+
+def _times(matrix: Array, vector: Array) -> Array:
+    return jnp.einsum("nij,nj->ni", matrix, vector)
+
+
+def _inverse(matrix: Array) -> Array:
+    """Inverses of a batch of 2 x 2 matrices, not positive definite perhaps."""
+    top = jnp.stack([matrix[:, 1, 1], -matrix[:, 0, 1]], -1)
+    bottom = jnp.stack([-matrix[:, 1, 0], matrix[:, 0, 0]], -1)
+    return jnp.stack([top, bottom], -2) / _determinant(matrix)[:, None, None]
+
+
+def _determinant(matrix: Array) -> Array:
+    return matrix[:, 0, 0] * matrix[:, 1, 1] - matrix[:, 0, 1] * matrix[:, 1, 0]

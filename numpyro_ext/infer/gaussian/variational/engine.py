@@ -15,6 +15,7 @@ from ....structure.latent_gaussian.form import LatentGaussian
 from ...front.engine import check_one_of
 from ...hyper.space import UnconstrainedSpace
 from ..algorithms.algorithm import Algorithm
+from ..algorithms.modes import check_mixtures
 from ..engine import Engine, GaussianOptions
 from ..programs import compiled_form
 from . import coordinate_ascent as variational_coordinate
@@ -163,6 +164,7 @@ class VariationalGaussian(Engine):
         return sites
 
     def algorithm(self, reading: LatentGaussianReading) -> Algorithm:
+        check_mixtures(reading, "a variational Gaussian")
         sites = self._choose_bounds(reading)
         treat = partial(_treat, tuple(site.bound for site in sites.values()))
         init: Callable[..., Any] = variational_gaussian.init

@@ -1,0 +1,171 @@
+"""Factors of two predictors given by any function of them: location and log scale, rate and zero inflation."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+from jax.typing import ArrayLike
+
+from .base import potential
+from .integrals.pair_quadrature import Slice, expectation, tilted_moments
+from .vector import VectorExpectedLogDensity, VectorPotential, VectorTiltedMoments
+
+__all__ = ["PairKind", "PairPotential", "kind_of_pair"]
+
+_PROBES = np.array([-1.0, 0.3, 2.0])
+_OTHERS = np.array([-2.0, 0.1, 1.5])
+_NUM_CLIMBS = 30
+
+
+class PairKind(NamedTuple):
+    """Over which of the two predictors a factor is integrated first, and how."""
+
+    inner: int
+    is_gaussian: bool
+    """Whether the factor is Gaussian in that predictor, given the other."""
+    is_mixture: bool
+    """Whether the factor is a function of one predictor plus a function of the other."""
+
+
+@potential
+class PairPotential(VectorPotential):
+    r"""Factors :math:`\log t_i(\eta_{i1}, \eta_{i2})` computed by one function of all pairs of predictors.
+
+    Smoothness is assumed, concavity is not. Integrals over the plane are nested: over one predictor given the other, in
+    closed form where the factor is Gaussian in it (a location), around its mode otherwise, and then over the other.
+
+    :param Callable function: ``function(eta, *args)`` maps ``eta`` of shape ``(n, 2)`` to log factors of shape
+        ``(n,)``, each of its own pair. It must be hashable, and what it computes must depend on arrays only through
+        ``args``.
+    :param tuple args: pytree of arrays, in which results are differentiable.
+    :param int inner: the predictor that is integrated first: the one of which the factor says more.
+    :param bool is_gaussian: whether the logarithm is quadratic in that one.
+    :param bool is_mixture: whether a factor is the sum of a function of one predictor and one of the other, as the
+        density of an observation that belongs to one of two regressions: posteriors then have several modes.
+
+    **Example:**
+
+    >>> def normal(eta, y):
+    ...     return -0.5 * ((y - eta[:, 0]) * jnp.exp(-eta[:, 1])) ** 2 - eta[:, 1] - 0.5 * jnp.log(2 * jnp.pi)
+    >>> noisy = PairPotential(normal, (jnp.array([3.0]),), is_gaussian=True)
+    >>> tilted = noisy.tilted_moments(jnp.zeros((1, 2)), jnp.eye(2)[None])
+    >>> tilted.mean.round(3).tolist()  # the location moves to the datum, and the scale grows
+    [[1.005, 0.538]]
+    """
+
+    function: Callable[..., Array] = dataclasses.field(metadata={"static": True})
+    args: tuple[Any, ...] = ()
+    inner: int = dataclasses.field(default=0, metadata={"static": True})
+    is_gaussian: bool = dataclasses.field(default=False, metadata={"static": True})
+    is_mixture: bool = dataclasses.field(default=False, metadata={"static": True})
+
+    has_tilted_moments = True
+    is_lower_bound = True
+    dimension = 2
+
+    def log_density(self, eta: ArrayLike) -> Array:
+        return self.function(jnp.asarray(eta), *self.args)
+
+    def derivatives(self, eta: ArrayLike) -> tuple[Array, Array, Array]:
+        eta = jnp.asarray(eta)
+        first, second = (jnp.broadcast_to(jnp.eye(2, dtype=eta.dtype)[k], eta.shape) for k in range(2))
+
+        def slopes(x: Array) -> tuple[Array, Array, Array]:
+            value, of_first = jax.jvp(self.log_density, (x,), (first,))
+            return value, of_first, jax.jvp(self.log_density, (x,), (second,))[1]
+
+        (value, of_first, of_second), (_, twice_first, mixed) = jax.jvp(slopes, (eta,), (first,))
+        twice_second = jax.jvp(lambda x: jax.jvp(self.log_density, (x,), (second,))[1], (eta,), (second,))[1]
+        hessian = jnp.stack([jnp.stack([twice_first, mixed], -1), jnp.stack([mixed, twice_second], -1)], -2)
+        return value, jnp.stack([of_first, of_second], -1), hessian
+
+    def tilted_moments(self, mean: ArrayLike, covariance: ArrayLike, power: ArrayLike = 1.0) -> VectorTiltedMoments:
+        order = self._order
+        covariance = jnp.asarray(covariance)[..., order, :][..., order]
+        found = tilted_moments(self._slice, jnp.asarray(mean)[..., order], covariance, power, self.is_gaussian)
+        return VectorTiltedMoments(found.log_z, found.mean[..., order], found.covariance[..., order, :][..., order])
+
+    def expected_log_density(self, mean: ArrayLike, covariance: ArrayLike) -> VectorExpectedLogDensity:
+        order = self._order
+        covariance = jnp.asarray(covariance)[..., order, :][..., order]
+
+        def derivatives(inner: Array, outer: Array) -> tuple[Array, Array, Array]:
+            return self.derivatives(jnp.stack([inner, outer], axis=-1)[..., order])
+
+        parts = expectation(derivatives, jnp.asarray(mean)[..., order], covariance, self.is_gaussian)
+        value, slope, hessian = parts
+        return VectorExpectedLogDensity(value, slope, 0.5 * hessian)
+
+    def log_normaliser(self, mean: ArrayLike, covariance: ArrayLike) -> Array:
+        return self.tilted_moments(mean, covariance).log_z
+
+    @property
+    def _order(self) -> np.ndarray:
+        """The inner predictor first; its own inverse."""
+        return np.array([self.inner, 1 - self.inner])
+
+    @property
+    def _slice(self) -> Slice:
+        return lambda inner, outer: self.log_density(jnp.stack([inner, outer], axis=-1)[..., self._order])
+
+
+def kind_of_pair(factors: PairPotential, num_factors: int) -> PairKind:
+    """How to integrate factors, from their derivatives at a few points.
+
+    A factor that is Gaussian in a predictor has the same second derivative in it wherever that predictor is. Otherwise
+    the one comes first of which the factor can say most: the location, however small the scale. What a change of one
+    predictor does to a mixture does not depend on the other.
+
+    :param PairPotential factors: with any :attr:`PairPotential.inner`.
+    :param int num_factors: of them.
+    """
+    dtype = jnp.result_type(float)
+
+    def derivatives(inner: Array, outer: Array, k: int) -> tuple[Array, Array]:
+        pair = jnp.stack([inner, outer] if k == 0 else [outer, inner], axis=-1)
+        _, gradient, hessian = factors.derivatives(pair)
+        return gradient[:, k], hessian[:, k, k]
+
+    def log_densities(point: Array) -> Array:
+        return factors.log_density(jnp.broadcast_to(point, (num_factors, 2)))
+
+    def probe(outer: Array) -> tuple[Array, Array]:
+        """Curvatures at some points, and at the peak, in either predictor; the other one is given."""
+        others = jnp.full((num_factors,), outer)
+
+        def climb(k: int, x: Array) -> Array:
+            slope, curvature = derivatives(x, others, k)
+            step = slope / jnp.maximum(jnp.abs(curvature), 1e-3)
+            return x + jnp.where(jnp.isfinite(step), jnp.clip(step, -1.0 - jnp.abs(x), 1.0 + jnp.abs(x)), 0.0)
+
+        along, peaks = [], []
+        for k in range(2):
+            at = partial(derivatives, outer=others, k=k)
+            along.append(lax.map(lambda x, at=at: at(jnp.full((num_factors,), x))[1], jnp.asarray(_PROBES, dtype)))
+            peak = lax.fori_loop(0, _NUM_CLIMBS, lambda _, x, k=k: climb(k, x), jnp.zeros((num_factors,), dtype))
+            peaks.append(-at(peak)[1])
+        return jnp.stack(along), jnp.stack(peaks)
+
+    grid = jnp.asarray(np.stack(np.meshgrid(_PROBES, _PROBES, indexing="ij"), axis=-1).reshape(-1, 2), dtype)
+    (along, peaks), values = jax.jit(
+        lambda: (lax.map(probe, jnp.asarray(_OTHERS, dtype)), lax.map(log_densities, grid))
+    )()
+    along, peaks = np.asarray(along, float), np.nan_to_num(np.asarray(peaks, float), nan=0.0, posinf=0.0, neginf=0.0)
+    tolerance = 1e-9 if dtype == np.float64 else 1e-3
+    values = np.asarray(values, float)[:, np.isfinite(values).all(axis=0)].reshape(3, 3, -1)
+    densities = np.exp(values - values.max(axis=(0, 1), initial=-np.inf))
+    changes = np.diff(np.diff(densities, axis=0), axis=1)
+    is_mixture = bool(changes.size and np.all(np.abs(changes) < tolerance))
+    for k in range(2):
+        curvature = along[:, k][..., np.isfinite(along[:, k]).all(axis=(0, 1))]
+        is_constant = np.allclose(curvature, curvature[:, :1], rtol=tolerance, atol=0.0)
+        if curvature.size and np.all(curvature < 0) and is_constant:
+            return PairKind(k, True, is_mixture)
+    return PairKind(int(np.argmax(np.mean(peaks.max(axis=0), axis=-1))), False, is_mixture)
