@@ -7,13 +7,11 @@ from typing import Any, NamedTuple
 
 from numpyro_ext.structure import Reason
 
-__all__ = ["GAUSSIAN", "INTEGRATED", "MODELS", "NOT_INTEGRATED", "Published", "Refusal", "published"]
+__all__ = ["GAUSSIAN", "INTEGRATED", "MODELS", "Published", "Refusal", "published"]
 
-NOT_INTEGRATED = "EP LaplaceApproximation VariationalGaussian"
-"""Engines for hyperparameters that are too many for INLA, or have no prior."""
+GAUSSIAN = "EP LaplaceApproximation VariationalGaussian INLA"
 INTEGRATED = "EP VariationalGaussian"
 """Engines that integrate over coefficients whose priors are neither Gaussian nor smooth."""
-GAUSSIAN = f"{NOT_INTEGRATED} INLA"
 
 
 class Refusal(NamedTuple):

@@ -6,7 +6,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 
-from .catalogue import GAUSSIAN, NOT_INTEGRATED, published
+from .catalogue import GAUSSIAN, published
 from .regression import NO_VECTORS
 
 NUM_STUDENTS, NUM_ITEMS = 8, 5
@@ -56,7 +56,7 @@ def _levels():
     return student, item, np.digitize(latent, [-1.0, 1.0])
 
 
-@published("Stan case study: graded response model", _levels, "theta", "kappa", engines=NOT_INTEGRATED)
+@published("Stan case study: graded response model", _levels, "theta", "kappa", engines=GAUSSIAN)
 def graded_response(student, item, level):
     theta = numpyro.sample("theta", dist.Normal(0, 1).expand([NUM_STUDENTS]))
     ordered = dist.transforms.OrderedTransform()

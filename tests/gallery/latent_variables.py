@@ -8,9 +8,9 @@ import numpyro.distributions as dist
 
 from numpyro_ext.structure import Reason
 
-from .catalogue import GAUSSIAN, NOT_INTEGRATED, Refusal, published
+from .catalogue import GAUSSIAN, Refusal, published
 
-GAUSSIAN_OR_BILINEAR = f"{NOT_INTEGRATED} BilinearVG"
+GAUSSIAN_OR_BILINEAR = f"{GAUSSIAN} BilinearVG"
 NUM_ROWS, NUM_COLUMNS = 12, 4
 
 
@@ -25,7 +25,7 @@ def _table():
     _table,
     "z",
     "loadings noise",
-    engines=NOT_INTEGRATED,
+    engines=GAUSSIAN,
 )
 def factor_analysis(y):
     loadings = numpyro.param("loadings", jnp.linspace(-1.0, 1.0, 2 * y.shape[1]).reshape(2, y.shape[1]))
@@ -118,7 +118,7 @@ def neural_network(x, y):
     "w2",
     "w1 b1",
     is_slow=True,
-    engines=NOT_INTEGRATED,
+    engines=GAUSSIAN,
 )
 def small_network(x, y):
     w1 = numpyro.sample("w1", dist.Normal(0, 1).expand([6, 2]))
@@ -179,7 +179,7 @@ def instrumental_variable(q, e, w):
     _table,
     "beta",
     "L_Omega L_sigma",
-    engines=NOT_INTEGRATED,
+    engines=GAUSSIAN,
     is_slow=True,
 )
 def seemingly_unrelated_regressions(y):

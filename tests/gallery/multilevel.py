@@ -7,7 +7,7 @@ import numpyro.distributions as dist
 from numpyro import handlers
 from numpyro.infer.reparam import LocScaleReparam, TransformReparam
 
-from .catalogue import NOT_INTEGRATED, published
+from .catalogue import GAUSSIAN, published
 
 _EFFECT = [28, 8, -3, 7, -1, 1, 18, 12]
 _ERROR = [15, 10, 16, 11, 9, 11, 10, 18]
@@ -49,9 +49,7 @@ def eight_schools_noncentered(sigma, y=None):
         numpyro.sample("obs", dist.Normal(theta, sigma), obs=y)
 
 
-@published(
-    "NumPyro: automatic reparameterisation", _schools, "mu theta_decentered", "tau theta_centered", NOT_INTEGRATED
-)
+@published("NumPyro: automatic reparameterisation", _schools, "mu theta_decentered", "tau theta_centered", GAUSSIAN)
 def eight_schools_learned_centring(sigma, y=None):
     mu = numpyro.sample("mu", dist.Normal(0, 5))
     tau = numpyro.sample("tau", dist.HalfCauchy(5))

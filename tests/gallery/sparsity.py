@@ -7,7 +7,7 @@ import numpyro.distributions as dist
 
 from numpyro_ext.structure import Reason
 
-from .catalogue import INTEGRATED, NOT_INTEGRATED, Refusal, published
+from .catalogue import GAUSSIAN, INTEGRATED, Refusal, published
 
 SPARSE = f"{INTEGRATED} StructuredMeanField"
 
@@ -29,7 +29,7 @@ def _overlapping_classes():
     return x, (x @ np.array([2.0, 0, 0, -1.5, 0]) + 1.5 * rng.logistic(size=30) > 0).astype(int)
 
 
-@published("NumPyro: horseshoe regression", _few_of_many, "unscaled_betas", "lambdas tau prec_obs", NOT_INTEGRATED)
+@published("NumPyro: horseshoe regression", _few_of_many, "unscaled_betas", "lambdas tau prec_obs", GAUSSIAN)
 def horseshoe(x, y):
     lambdas = numpyro.sample("lambdas", dist.HalfCauchy(jnp.ones(x.shape[1])))
     tau = numpyro.sample("tau", dist.HalfCauchy(jnp.ones(1)))
@@ -39,7 +39,7 @@ def horseshoe(x, y):
     numpyro.sample("y", dist.Normal(x @ betas, 1.0 / jnp.sqrt(prec)), obs=y)
 
 
-@published("Stan case study: regularised horseshoe", _few_of_many_classes, "alpha z", "tau lambda_ c2", NOT_INTEGRATED)
+@published("Stan case study: regularised horseshoe", _few_of_many_classes, "alpha z", "tau lambda_ c2", GAUSSIAN)
 def regularised_horseshoe(x, y):
     alpha = numpyro.sample("alpha", dist.Normal(0, 5))
     tau = numpyro.sample("tau", dist.HalfCauchy(0.1))

@@ -5,7 +5,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 
-from .catalogue import NOT_INTEGRATED, published
+from .catalogue import GAUSSIAN, published
 
 
 def _times():
@@ -58,7 +58,7 @@ def piecewise_hazards(x, exposure, died):
     numpyro.sample("died", dist.Poisson(rate), obs=died)
 
 
-@published("PyMC: frailty and survival", _intervals, "beta frailty", "hazard sd", NOT_INTEGRATED)
+@published("PyMC: frailty and survival", _intervals, "beta frailty", "hazard sd", GAUSSIAN)
 def frailty(x, exposure, died):
     beta = numpyro.sample("beta", dist.Normal(0, 2))
     hazard = numpyro.sample("hazard", dist.Gamma(1, 1).expand([exposure.shape[1]]).to_event(1))
