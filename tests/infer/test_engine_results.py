@@ -168,11 +168,14 @@ def test_new_observations_may_have_another_shape(line_case, fitted_line):
     np.testing.assert_allclose(scores, exact.logpdf(y), rtol=1e-8)
 
 
-def test_a_field_at_new_inputs_is_refused(counts_case, fitted_counts):
-    with pytest.raises(ValueError, match="field has the sites"):
-        fitted_counts.log_predictive(counts_case.t[:5], counts_case.y[:5])
-    with pytest.raises(ValueError, match="prior of the field"):
-        fitted_counts.log_predictive(2.0 * counts_case.t, counts_case.y)
+def test_observations_at_new_inputs_are_scored_as_masked_ones(counts_case, fitted_counts):
+    t, y, num_old = 0.3 + 2.0 * counts_case.t, counts_case.y, counts_case.t.size
+    hyper = {"scale": fitted_counts.hyper["scale"].value}
+    masked = EP(counts_case.model, progress_bar=False, hyper_values=hyper)
+    mask = jnp.append(counts_case.mask, jnp.zeros(num_old, bool))
+    masked.run(jax.random.key(0), jnp.append(counts_case.t, t), jnp.append(counts_case.y, y), mask=mask)
+    expected = masked.log_predictive()["y"][num_old:]
+    np.testing.assert_allclose(fitted_counts.log_predictive(t, y)["y"], expected, rtol=1e-6)
 
 
 def test_a_covariance_is_not_taken_for_a_precision():

@@ -88,8 +88,10 @@ def test_forecasts_go_on_from_the_last_state(level: LaplaceApproximation) -> Non
     assert_close_means(found, np.full(NUM_AHEAD, means[-1, 0]))
     variance = covariances[-1, 0, 0] + ahead * HYPER["drift"] ** 2 + HYPER["noise"] ** 2
     assert_close_deviations(found, np.sqrt(variance))
-    with pytest.raises(ValueError, match="the field has the sites .*'x': .274,.*mask the observations"):
-        level.log_predictive(np.append(WALK, np.zeros(NUM_AHEAD)), num_steps=NUM_STEPS + NUM_AHEAD)
+    scores = level.log_predictive(np.append(WALK, np.zeros(NUM_AHEAD)), num_steps=NUM_STEPS + NUM_AHEAD)["y"]
+    expected = dist.Normal(means[-1, 0], np.sqrt(variance)).log_prob(0.0)
+    np.testing.assert_allclose(scores[NUM_STEPS:], expected, atol=1e-8 if IS_DOUBLE else 1e-3)
+    np.testing.assert_array_equal(scores[:NUM_STEPS], 0.0)
 
 
 def test_scores_of_observations_are_the_densities_of_gaussians(level: LaplaceApproximation) -> None:

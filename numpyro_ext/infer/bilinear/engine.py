@@ -335,6 +335,7 @@ class BilinearVG(BaseEngine[BilinearRun]):
         run = self._finished()
         return 1.0 - run.widest_product if run.reading.has_boundary else np.inf
 
+    predict = ask(BilinearRun.predict)
     log_predictive = ask(BilinearRun.log_predictive)
     predictive_mean = ask(BilinearRun.predictive_mean)
     expected_ranks = ask(BilinearRun.expected_ranks)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -106,6 +106,14 @@ class BilinearRun(FinishedRun):
         draws = self.programs.draws(*self.inputs, rng_key, num_samples=self.num_samples)
         sites, log_density = finite_draws(draws)
         return with_hyper(sites, self.fit.hyper, self.reading.factor_names, self.num_samples), log_density
+
+    def predict(self, rng_key: Array, *args: Any, **kwargs: Any) -> NoReturn:
+        """There is none; see what this says instead."""
+        raise RuntimeError(
+            "predict needs one Gaussian field, and this model has a product of two. fold_in(rng_key, *new_args) gives "
+            "the posterior of new rows or columns without refitting; predictive_mean, expected_ranks and "
+            "log_predictive say what is expected in cells of the rows and columns that were fitted."
+        )
 
     # Other cells of the same vectors
 

@@ -24,7 +24,7 @@ from .files.archive import read_archive, write_archive
 from .keys import check_key
 from .many import Dataset, Fits, as_datasets, collect_fits
 from .results import Diagnostics, HyperEstimate, LogEvidence
-from .run import FinishedRun
+from .run import FinishedRun, ask
 from .running.progress import warn
 from .state import EngineState
 
@@ -297,7 +297,7 @@ class BaseEngine(ArviZInterface, Generic[_Run]):
             raise ValueError(f"noise_variance must be positive, got {noise_variance}.")
         return 0.5 * jnp.log1p(run.row_variance(rows, site) / noise)
 
-    # Interoperation
+    predict = ask(FinishedRun.predict)
 
     @property
     def _args(self) -> tuple[Any, ...]:

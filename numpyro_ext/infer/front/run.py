@@ -19,6 +19,7 @@ from ...linalg.operators.operator import LinearOperator
 from ...structure.model.reading import ModelReading
 from ..hyper.space import UnconstrainedSpace
 from .answers.draws import with_predictive
+from .answers.model_draws import model_draws, observed_leaves
 from .answers.points import point_sites
 from .answers.sites import PosteriorSites, SitePosterior
 from .files.saved_runs import fit_to_content
@@ -106,6 +107,14 @@ class FinishedRun(ABC):
         sites, log_density = self.draw(rng_key)
         return with_predictive(self.reading, sites, rng_key), log_density
 
+    @cached_property
+    def posterior_predictive(self) -> dict[str, Array]:
+        """Draws of the observed sites at the arguments of the run, one for each of :attr:`draws`."""
+        sites, reading = self.draws[0], self.reading
+        latents = {name: sites[name] for name in (*reading.field, *reading.hyper)}
+        drawn = model_draws(reading, latents, jax.random.fold_in(self.rng_key, 5), observed_leaves(reading))
+        return {name: value for name, value in drawn.items() if reading.sites[name].kind == "observed"}
+
     # Further measurements
 
     def measured_size(self, site: str | None) -> int:
@@ -153,6 +162,17 @@ class FinishedRun(ABC):
     def psis_diagnostic(self, rng_key: Array, num_particles: int) -> float:
         """Pareto k-hat of the posterior of the field."""
         raise self._not_gaussian("psis_diagnostic")
+
+    def predict(self, rng_key: Array, *args: Any, **kwargs: Any) -> Any:
+        """The posterior at new arguments of the model, for engines on Gaussian fields.
+
+        :raises RuntimeError: by others, saying what they have instead.
+        """
+        raise RuntimeError(
+            "predict needs a Gaussian posterior; that of sparse coefficients is none. Give the model all inputs at "
+            "once and mask the observations that are to be predicted; where the coefficients are the same at the new "
+            "arguments, Predictive(model, engine.get_samples())(rng_key, *new_args) draws what is observed there."
+        )
 
     def _not_gaussian(self, what: str) -> RuntimeError:
         return RuntimeError(f"{what} needs a Gaussian posterior; that of sparse coefficients is none.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar, Unpack
 
@@ -45,6 +45,7 @@ from .integration.exploration import (
 from .integration.run import IntegratedRun
 from .integration.simplified_laplace import gaussian_marginals
 from .many import Begun, begin_together, check_alike
+from .new_arguments import Prediction, log_predictive, predict
 from .programs import Programs, compiled_programs
 from .run import GaussianRun
 
@@ -274,14 +275,34 @@ class Engine(BaseEngine[FinishedRun]):
 
     # Prediction
 
+    def predict(self, rng_key: Array, *args: Any, joint: Mapping[str, Any] | None = None, **kwargs: Any) -> Prediction:
+        """The posterior at new arguments of the model, as if it were fitted with the new observations masked; no refit.
+
+        The model is read on old and new arguments together: arrays are put one behind the other along the axis in which
+        they differ (or taken as they are where they begin with those of the fit), numbers that count rows or members
+        take the sum or the larger value, and indices point into the whole. That the predictors of the fit stay what
+        they are is checked: a model that computes something of all its inputs, as ``x - x.mean()``, is refused.
+
+        :param rng_key: random number generator key of the draws.
+        :param args: arguments of the model, without observations (or ``None`` for them); by default those of the fit.
+        :param dict joint: what a parameter is for old and new rows together, the old ones first, where it is unclear.
+        :param kwargs: keyword arguments of the model.
+        :return: with ``posterior``, ``get_samples()`` and ``to_arviz()``, as an engine has them.
+        :raises ValueError: if the arguments do not go together, or the model on both is not that of the fit.
+        """
+        run = self._finished()
+        if not isinstance(run, GaussianRun):
+            run.predict(rng_key)
+        assert isinstance(run, GaussianRun)  # the others refuse
+        return predict(run, partial(self._read, run.rng_key, check=False), rng_key, args, kwargs, joint)
+
     def log_predictive(self, *args: Any, **kwargs: Any) -> dict[str, Array]:
         """Log predictive density of observations that the fit has not seen.
 
         Without arguments these are the masked observations of the fit; those whose value is missing (NaN, or outside
         the support, such as a count or category coded -1) score zero. With arguments the model is read on them and all
-        its observations (that are not masked) are scored under the posterior of the fit, one by one; the field must
-        have the same sites, shapes and prior. A Gaussian process at new inputs has another field: give the model all
-        inputs at once and mask the ones to be predicted.
+        its observations (that are not masked) are scored under the posterior of the fit, one by one; where
+        the field is another one (a Gaussian process at new inputs) it is what :meth:`predict` finds.
 
         :param args: arguments of the model.
         :param kwargs: keyword arguments of the model.
@@ -289,7 +310,9 @@ class Engine(BaseEngine[FinishedRun]):
         :raises ValueError: if the field of the model on these arguments is another one.
         """
         run = self._finished()
-        return run.log_predictive(self._read(run.rng_key, args, kwargs, check=False) if args or kwargs else None)
+        if not (isinstance(run, GaussianRun) and (args or kwargs)):
+            return run.log_predictive()
+        return log_predictive(run, partial(self._read, run.rng_key, check=False), args, kwargs)
 
     def loo(self, var_name: str | None = None) -> Any:
         """Leave-one-out cross-validation from the cavities of the fit, in ArviZ's type.

@@ -107,6 +107,8 @@ class Programs:
         self.draws_over = compile_(self._draws_over, static_argnames="num_samples")
         self.draws = compile_(self._draws, static_argnames="num_samples")
         self.stacked_moments = compile_(self._stacked_moments, static_argnames="names")
+        self.marginals = compile_(self._marginals, static_argnames="marginals_fn")
+        self.rows = compile_(self._rows)
         self.log_predictive = compile_(self._log_predictive)
         self.leave_one_out = compile_(self._leave_one_out)
         self.weight_inputs = compile_(self._weight_inputs)
@@ -179,7 +181,7 @@ class Programs:
             hyper = self._space.unpack(values, fixed)
             found = self.evaluate(data, fixed, values, state, tol)
             posterior = self._posterior(data, hyper, found.state)
-            marginals = marginals_fn(posterior, self._maps(data, hyper))
+            marginals = marginals_fn(posterior, self._reading.maps(hyper, data))
             return PointFit(found.objective, found.state, found.info.converged, hyper, marginals)
 
         def step(k: Array, fits: PointFit) -> PointFit:
@@ -255,22 +257,28 @@ class Programs:
     def _posterior(self, data: Any, hyper: dict[str, Array], state: Any) -> Any:
         return self._algorithm.posterior(self._reading.form(hyper, data), state)
 
-    def _maps(self, data: Any, hyper: dict[str, Array]) -> dict[str, AffineMap]:
-        return self._reading.maps(hyper, data)
-
     def _moments(self, data: Any, hyper: dict[str, Array], state: Any) -> dict[str, tuple[Array, Array]]:
         posterior = self._posterior(data, hyper, state)
-        maps = self._maps(data, hyper)
-        return {name: posterior.mean_and_variance(map_) for name, map_ in maps.items()}
+        return {n: posterior.mean_and_variance(map_) for n, map_ in self._reading.maps(hyper, data).items()}
+
+    def _marginals(self, data: Any, hyper: dict[str, Array], state: Any, *, marginals_fn: Callable[..., Any]) -> Any:
+        return marginals_fn(self._posterior(data, hyper, state), self._reading.maps(hyper, data))
+
+    def _rows(self, data: Any, hyper: dict[str, Array], state: Any) -> tuple[Any, Array, Array, Array]:
+        """The posterior, mean and variance of the predictors, and log factors a deviation below, at and above them."""
+        form, posterior = self._reading.form(hyper, data), self._posterior(data, hyper, state)
+        mean, variance = posterior.predictor_moments()
+        points = mean + jnp.sqrt(jnp.maximum(variance, 0.0)) * jnp.array([[-1.0], [0.0], [1.0]])
+        return posterior, mean, variance, jax.vmap(form.log_factors)(points)
 
     def _covariance(self, data: Any, hyper: dict[str, Array], state: Any, *, name: str) -> Array:
-        covariance: Array = self._posterior(data, hyper, state).covariance(self._maps(data, hyper)[name])
+        covariance: Array = self._posterior(data, hyper, state).covariance(self._reading.maps(hyper, data)[name])
         return covariance
 
     def _draw_site(
         self, data: Any, hyper: dict[str, Array], state: Any, rng_key: Array, *, name: str, num_samples: int
     ) -> Array:
-        design, offset = self._maps(data, hyper)[name]
+        design, offset = self._reading.maps(hyper, data)[name]
         return design.matvec(self._posterior(data, hyper, state).sample(rng_key, num_samples)) + offset
 
     def _draws(
@@ -305,7 +313,7 @@ class Programs:
     ) -> tuple[Array, Array]:
         """Joint mean of the named sites, flattened one after the other, and a factor ``F`` of their covariance
         ``F F^T``, of shape ``(total size, num_columns)``."""
-        maps = self._maps(data, hyper)
+        maps = self._reading.maps(hyper, data)
         posterior = self._posterior(data, hyper, state)
         design = jnp.concatenate([maps[name].design.to_dense() for name in names])
         offset = jnp.concatenate([maps[name].offset for name in names])

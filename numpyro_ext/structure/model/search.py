@@ -15,6 +15,7 @@ from jax import Array
 from ..conflict import Conflict
 from ..errors import ModelStructureError, Reason
 from .execution import ModelCall, check_key
+from .pandas_arguments import with_arrays
 from .reading import ModelReading
 from .tracing import SiteInfo, inspect_sites, mark_candidates
 from .validation import check_data
@@ -183,7 +184,18 @@ def read_first(
     field = field_names(field)
     check_key(call.rng_key)
     values = dict(init_values or {})
-    sites = inspect_sites(call, values)
+    try:
+        sites = inspect_sites(call, values)
+    except ModelStructureError as error:
+        # A model may work with a table itself; where it does not, it may ask for what JAX would make of it.
+        plain = with_arrays(call)
+        if plain is None:
+            raise
+        try:
+            sites = inspect_sites(plain, values)
+        except ModelStructureError as other:
+            raise (error if other.reason is Reason.EXECUTION else other) from other.__cause__
+        call = plain
     check_values(sites, values)
     check_data(sites)
     refusals: list[ModelStructureError] = []

@@ -3,14 +3,31 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+import numpy as np
 from jax import Array
 
 from ..results import Diagnostics
 
-__all__ = ["ArviZInterface"]
+__all__ = ["ArviZInterface", "prediction_to_arviz"]
+
+
+def prediction_to_arviz(draws: Mapping[str, Array], **options: Any) -> Any:
+    """Draws at new arguments as the group ``predictions`` of ArviZ's data.
+
+    :param draws: with the leading axis running over them.
+    :param options: ``coords`` and ``dims``, as for ``arviz.from_dict``.
+    """
+    import arviz
+
+    group: Any = {"predictions": {name: np.asarray(value)[None] for name, value in draws.items()}}
+    return arviz.from_dict(**group, **options) if _is_legacy(arviz) else arviz.from_dict(group, **options)
+
+
+def _is_legacy(arviz: Any) -> bool:
+    return bool(arviz.__version__.startswith("0."))
 
 
 class _Sampler(NamedTuple):
@@ -54,6 +71,9 @@ class ArviZInterface:
     @abstractmethod
     def get_extra_fields(self, group_by_chain: bool = False) -> dict[str, Array]: ...
 
+    @abstractmethod
+    def _finished(self) -> Any: ...
+
     @property
     def sampler(self) -> _Sampler:
         """Holds the model, where ArviZ 0.x looks for it."""
@@ -69,18 +89,31 @@ class ArviZInterface:
         """Their sizes, for ArviZ 1.x."""
         return (self.num_samples,)
 
-    def to_arviz(self, **options: Any) -> Any:
+    def to_arviz(self, *, posterior_predictive: Any = None, predictions: Any = None, **options: Any) -> Any:
         """The draws as ArviZ's data with dimensions ``chain`` (of size one) and ``draw``, log likelihood included.
 
-        :param options: passed on to ``arviz.from_numpyro``.
+        :param posterior_predictive: ``True`` for draws of the observed sites at the arguments of the fit, or draws of
+            your own by name.
+        :param predictions: what :meth:`predict` gave at new arguments, or draws by name.
+        :param options: passed on to ``arviz.from_numpyro``, such as ``coords``, ``dims`` and ``pred_dims`` (of
+            predictions).
         :return: an ``InferenceData`` (ArviZ 0.x) or ``DataTree`` (1.x) for ``arviz.loo`` and ``arviz.compare``. The
             attributes of its posterior name the engine, say whether it ``converged`` (0 or 1), and list the sites that
             it set to ``points`` and those that ended at ``edges`` of their support.
         """
         import arviz
 
-        is_legacy = arviz.__version__.startswith("0.")
-        data = arviz.from_numpyro(self if is_legacy else _OneChain(self), **{"log_likelihood": True, **options})
+        if posterior_predictive is True:
+            posterior_predictive = self._finished().posterior_predictive
+        if hasattr(predictions, "get_samples"):
+            predictions = predictions.get_samples()
+        for group, draws in (("posterior_predictive", posterior_predictive), ("predictions", predictions)):
+            if draws:
+                options[group] = {name: np.asarray(value) for name, value in draws.items()}
+        if predictions:
+            # Those that ArviZ finds in the model have the lengths of the fit.
+            options.setdefault("pred_dims", {})
+        data = arviz.from_numpyro(self if _is_legacy(arviz) else _OneChain(self), **{"log_likelihood": True, **options})
         data["posterior"].attrs |= {
             "inference_engine": type(self).__name__,
             "converged": int(self.diagnostics.converged),

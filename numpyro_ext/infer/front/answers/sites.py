@@ -95,6 +95,21 @@ class SitePosterior:
         """
         return self._sample(rng_key, num_samples).reshape((num_samples, *self.shape))
 
+    def part(self, places: np.ndarray) -> SitePosterior:
+        """Some of the elements as a site of their own.
+
+        :param places: their numbers in C order, in the shape that the part is to have.
+        """
+        flat = np.asarray(places).reshape(-1)
+        return SitePosterior(
+            self.name,
+            np.shape(places),
+            mean=lambda: np.reshape(self._mean(), -1)[flat],
+            variance=lambda: np.reshape(self._variance(), -1)[flat],
+            covariance=lambda: self._covariance().reshape(self.size, self.size)[np.ix_(flat, flat)],
+            sample=lambda rng_key, num_samples: self.sample(rng_key, num_samples).reshape(num_samples, -1)[:, flat],
+        )
+
     @property
     def size(self) -> int:
         """Number of elements."""
@@ -122,6 +137,11 @@ class PosteriorSites(Mapping[str, SitePosterior]):
     def __init__(self, sites: Mapping[str, SitePosterior], reasons: Mapping[str, str]) -> None:
         self._sites = dict(sites)
         self._reasons = dict(reasons)
+
+    @property
+    def reasons(self) -> dict[str, str]:
+        """Why the other sites of the model have none."""
+        return dict(self._reasons)
 
     def __getitem__(self, name: str) -> SitePosterior:
         if name in self._sites:

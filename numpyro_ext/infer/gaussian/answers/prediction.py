@@ -12,7 +12,11 @@ from jax import Array
 from ....structure import LatentGaussianReading
 from ....structure.latent_gaussian.form import LatentGaussian
 
-__all__ = ["by_site", "check_same_unknowns", "log_predictive_factors"]
+__all__ = ["OtherField", "by_site", "check_same_unknowns", "log_predictive_factors"]
+
+
+class OtherField(ValueError):
+    """New arguments under which the field is another one than in the fit."""
 
 
 def log_predictive_factors(form: LatentGaussian, mean: Array, variance: Array) -> Array:
@@ -66,29 +70,29 @@ def check_same_unknowns(fitted: LatentGaussianReading, new: LatentGaussianReadin
     :param fitted: reading of the fit.
     :param new: reading of the new arguments.
     :param dict hyper: all hyperparameters, constrained.
-    :raises ValueError: if sites, shapes or priors of the field differ, or a hyperparameter is missing.
+    :raises OtherField: if sites, shapes or priors of the field differ, or a hyperparameter is missing.
     """
     advice = "Give the model all inputs at once, and mask the observations that are to be predicted."
     old_shapes = {name: tuple(fitted.site_shapes[name]) for name in fitted.field}
     new_shapes = {name: tuple(new.site_shapes[name]) for name in new.field}
     if old_shapes != new_shapes:
-        raise ValueError(
+        raise OtherField(
             f"On the new arguments the field has the sites {new_shapes}, in the fit it has {old_shapes}. {advice}"
         )
     if set(new.hyper) != set(hyper):
-        raise ValueError(
+        raise OtherField(
             f"On the new arguments the hyperparameters are {sorted(new.hyper)}, in the fit they are {sorted(hyper)}."
         )
     old_form, new_form = fitted.form(hyper, fitted.data), new.form(hyper, new.data)
     old_maps, new_maps = fitted.maps(hyper, fitted.data), new.maps(hyper, new.data)
     for name in fitted.field:
         if not _same(old_maps[name], new_maps[name]):
-            raise ValueError(f"The prior mean of field site {name!r} is another one on the new arguments. {advice}")
+            raise OtherField(f"The prior mean of field site {name!r} is another one on the new arguments. {advice}")
     # Priors that are not Gaussian are the factors behind those of observations.
     old_priors = old_form.prior, old_form.potentials[len(fitted.observed_names) :]
     new_priors = new_form.prior, new_form.potentials[len(new.observed_names) :]
     if not _same(old_priors, new_priors):
-        raise ValueError(f"The prior of the field {list(fitted.field)} is another one on the new arguments. {advice}")
+        raise OtherField(f"The prior of the field {list(fitted.field)} is another one on the new arguments. {advice}")
 
 
 def _same(old: Any, new: Any) -> bool:

@@ -115,6 +115,14 @@ class MixturePosterior(SitePosterior):
         super().__init__(name, shape, lambda: mean, lambda: variance, covariance, sample)
         self.mixture = mixture
 
+    def part(self, places: np.ndarray) -> MixturePosterior:
+        """Some of the elements as a site of their own; see :meth:`SitePosterior.part`."""
+        flat, rest = np.asarray(places).reshape(-1), super().part(places)
+        mixture = self.mixture._replace(
+            **{name: getattr(self.mixture, name)[:, flat] for name in ("means", "variances", "skewnesses")}
+        )
+        return MixturePosterior(self.name, np.shape(places), mixture, rest.covariance, rest.sample)
+
     def cdf(self, x: ArrayLike) -> Array:
         """Posterior probability of each element being below ``x``.
 

@@ -110,7 +110,7 @@ class IntegratedRun(GaussianRun):
             def covariance() -> Array:
                 centred = jnp.asarray(mixture.means - mixture.mean_and_variance()[0])
                 total = (centred.T * found.weights) @ centred
-                for weight, inputs in zip(found.weights, self._points(), strict=True):
+                for weight, inputs in zip(found.weights, self.design_points(), strict=True):
                     total = total + weight * programs.covariance(*inputs, name=name)
                 return total
 
@@ -121,7 +121,7 @@ class IntegratedRun(GaussianRun):
 
         return PosteriorSites({name: site(name) for name in reading.affine_sites}, missing_sites(reading))
 
-    def _points(self) -> Iterator[Point]:
+    def design_points(self) -> Iterator[Point]:
         """The first arguments of every program, point by point."""
         fits = self.exploration.fits
         for k in range(len(self.exploration.weights)):
@@ -154,13 +154,17 @@ class IntegratedRun(GaussianRun):
         )
         return out
 
+    def draw_points(self, rng_key: Array) -> Scatter:
+        """Hyperparameters drawn from their density, and the field there."""
+        found = self.exploration
+        if not self._surroundings.size:
+            return Scatter(found.weights, found.fits)
+        is_normal = self.options.design(self._surroundings.size) == "normal"
+        return scatter(self._surroundings, found, _generator_and_keys(rng_key)[0], is_normal=is_normal)
+
     def draw(self, rng_key: Array) -> tuple[dict[str, Array], Array]:
         """Hyperparameters from their density, and the field from its Gaussian there."""
-        found = self.exploration
-        points = Scatter(found.weights, found.fits)
-        if self._surroundings.size:
-            is_normal = self.options.design(self._surroundings.size) == "normal"
-            points = scatter(self._surroundings, found, _generator_and_keys(rng_key)[0], is_normal=is_normal)
+        points = self.draw_points(rng_key)
         sites, log_density = draw_inside_support(lambda key: self._draw_over(points, key, self.num_samples), rng_key)
         return with_hyper(sites, self.fit.hyper, self.reading.observed_names, self.num_samples), log_density
 
@@ -169,7 +173,7 @@ class IntegratedRun(GaussianRun):
         if new is not None:
             check_same_unknowns(self.reading, new, self.fit.hyper)
         parts = []
-        for inputs in self._points():
+        for inputs in self.design_points():
             form = () if new is None else (new.form(inputs[1], new.data),)
             values, observed = self.programs.log_predictive(*inputs, *form)
             parts.append(values)
@@ -180,7 +184,9 @@ class IntegratedRun(GaussianRun):
     def leave_one_out(self) -> tuple[Array, Array]:
         """The same over the design: without an observation, hyperparameters that fit it less have more mass, which
         makes harmonic means of the densities at the points (Held, Schrodle and Rue 2010, eq. 7)."""
-        without, within = map(jnp.stack, zip(*(self.programs.leave_one_out(*p) for p in self._points()), strict=True))
+        without, within = map(
+            jnp.stack, zip(*(self.programs.leave_one_out(*p) for p in self.design_points()), strict=True)
+        )
         weights = jnp.asarray(self.exploration.weights)[:, None]
         return -logsumexp(-without, axis=0, b=weights), logsumexp(within, axis=0, b=weights)
 

@@ -1,0 +1,69 @@
+"""Draws of all sites of a model by the model itself, observed ones included, given draws of its latent sites."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from jax import Array
+from numpyro import handlers
+from numpyro.infer import Predictive
+
+from ....structure.model.reading import ModelReading
+from .joint_arguments import bound_arguments, leaves_equal_to, without
+
+__all__ = ["model_draws", "observed_leaves"]
+
+
+def observed_leaves(reading: ModelReading) -> frozenset[int]:
+    """Which leaves of the arguments of a reading are the values of its observed sites.
+
+    :param ModelReading reading: of a model.
+    """
+    values = [np.asarray(site.value) for site in reading.sites.values() if site.kind == "observed"]
+    return leaves_equal_to(bound_arguments(reading.model, reading.args, reading.kwargs)[0], values)
+
+
+def model_draws(
+    reading: ModelReading,
+    latents: Mapping[str, Array],
+    rng_key: Array,
+    observations: frozenset[int],
+    other: ModelReading | None = None,
+) -> dict[str, Array]:
+    """Draws of all sites but ``numpyro.factor``, those of latent sites as they are given.
+
+    :param ModelReading reading: of the model on the arguments at which to draw.
+    :param latents: draws of the latent and ``param`` sites, with the leading axis running over them.
+    :param rng_key: random number generator key.
+    :param observations: which leaves of the arguments are observations: they are ``None`` to the model, as NumPyro's
+        ``Predictive`` wants it; a model that does not run so is given them, and draws in their place.
+    :param other: a reading with other values in the place of observations that there are not: what depends on them is
+        left out.
+    :raises ValueError: if the model gives its observations back in place of draws, or needs some that there are not.
+    """
+    arguments, make_call = bound_arguments(reading.model, reading.args, reading.kwargs)
+    args, kwargs = make_call(without(arguments, observations))
+    predictive = Predictive(handlers.uncondition(reading.model), dict(latents))
+    try:
+        found = predictive(rng_key, *args, **kwargs)
+    except (AttributeError, IndexError, TypeError, ValueError):
+        found = predictive(rng_key, *reading.args, **reading.kwargs)
+        if other is not None:
+            again = predictive(rng_key, *other.args, **other.kwargs)
+            found = {name: value for name, value in found.items() if np.array_equal(value, again[name])}
+            for name in reading.observed_names:
+                if name in again and name not in found:
+                    raise ValueError(
+                        f"Draws of {name!r} depend on observations that are left out, as in a regression on values of "
+                        "steps before. Let the model draw what it needs: a scan that carries them."
+                    ) from None
+        for name in reading.observed_names:
+            values = np.asarray(found.get(name, 0.0))
+            if values.size and np.array_equal(values, np.broadcast_to(reading.sites[name].value, values.shape)):
+                raise ValueError(
+                    f"The model gives the observations of {name!r} back in place of draws (a scan hides its sites), "
+                    "and does not run without them. Let it take None for them, as NumPyro's Predictive needs."
+                ) from None
+    factors = [name for name, site in reading.sites.items() if site.family == "Unit"]
+    return {name: value for name, value in {**latents, **found}.items() if name not in factors}

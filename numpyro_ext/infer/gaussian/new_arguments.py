@@ -1,0 +1,388 @@
+"""Prediction at new arguments of the model: the posterior of a fit on a form that has old and new rows, without refit.
+
+The model is read on old and new rows together. The Gaussian sites that stand for the old observations in the fit go to
+their rows in that form, and the new rows have none: this is the posterior of the model fitted with the new observations
+masked, as long as the form on all rows contains that of the fit, which is checked.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from functools import cached_property, partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from ...structure import LatentGaussianReading, ModelStructureError
+from ...structure.latent_gaussian.rows_in_use import ReadingOfRows
+from ...structure.model.execution import check_key
+from ..front.answers.arviz import prediction_to_arviz
+from ..front.answers.joint_arguments import JointCall, NotJoined, bound_arguments, joint_calls
+from ..front.answers.model_draws import model_draws, observed_leaves
+from ..front.answers.sites import PosteriorSites, SitePosterior
+from ..hyper.space import UnconstrainedSpace
+from .algorithms.algorithm import Algorithm
+from .algorithms.posterior import GaussianPosterior
+from .answers.prediction import OtherField
+from .integration.exploration import Exploration
+from .integration.run import IntegratedRun, Point
+from .integration.scatter import Scatter
+from .programs import PointFit, Programs, compiled_programs
+from .run import GaussianRun
+
+__all__ = ["Prediction", "log_predictive", "predict"]
+
+_ADVICE = "Give the model all inputs at once in run(...), and mask the observations that are to be predicted."
+
+
+class Prediction:
+    """The posterior of a fit at new arguments of its model: marginals without sampling error, and draws.
+
+    Obtained as ``engine.predict(rng_key, ...)``. Axes that count observations are those of the new arguments. Other
+    axes, such as the members of a group, are those of old and new arguments together; so is what the model computes
+    over all rows (the mean of a field).
+    """
+
+    def __init__(
+        self,
+        run: GaussianRun,
+        old: LatentGaussianReading,
+        call: JointCall,
+        rng_key: Array,
+        other: LatentGaussianReading | None = None,
+    ) -> None:
+        self._run = run
+        self._old = old
+        self._call = call
+        self._rng_key = rng_key
+        self._other = other
+
+    def __repr__(self) -> str:
+        return f"Prediction({', '.join(self.posterior)})"
+
+    @cached_property
+    def posterior(self) -> PosteriorSites:
+        """Exact marginals by name, for every field site and every deterministic site affine in the field."""
+        sites = self._run.posterior
+        return PosteriorSites({name: self._new_part(site) for name, site in sites.items()}, sites.reasons)
+
+    def get_samples(self, group_by_chain: bool = False) -> dict[str, Array]:
+        """Draws of every site of the model by name: latent and deterministic ones, and what is to be observed.
+
+        Latent sites are drawn from the posterior, all else by the model itself, given these.
+
+        :param bool group_by_chain: whether to put a chain dimension of size one in front.
+        :return: arrays of shape ``(num_samples, ...)``, or ``(1, num_samples, ...)``.
+        """
+        return {name: value[None] if group_by_chain else value for name, value in self._draws.items()}
+
+    def log_predictive(self) -> dict[str, Array]:
+        """Log predictive density of the new observations, where the new arguments hold them; masked ones as well.
+
+        :return: for each observed site an array in the shape of its new observations.
+        :raises ValueError: if they were left out.
+        """
+        if self._call.left_out:
+            raise NotJoined("Give the observations that are to be scored: predict(rng_key, x, y).log_predictive().")
+        scores = self._run.log_predictive()
+        return {name: value[self._new_slices(name, value.shape)] for name, value in scores.items()}
+
+    def to_arviz(self, **options: Any) -> Any:
+        """The draws as the group ``predictions`` of ArviZ's data.
+
+        :param options: ``coords`` and ``dims``, as for ``arviz.from_dict``.
+        """
+        return prediction_to_arviz(self.get_samples(), **options)
+
+    @cached_property
+    def _draws(self) -> dict[str, Array]:
+        run, reading = self._run, self._run.reading
+        drawn, _ = run.draw(self._rng_key)
+        latents = {name: drawn[name] for name in (*reading.field, *reading.hyper)}
+        missing = self._call.left_out | observed_leaves(self._old)
+        found = model_draws(reading, latents, jax.random.fold_in(self._rng_key, 1), missing, self._other)
+        return {name: value[(slice(None), *self._new_slices(name, value.shape[1:]))] for name, value in found.items()}
+
+    def _new_slices(self, name: str, shape: tuple[int, ...]) -> tuple[slice, ...]:
+        """The part of a site that belongs to the new rows."""
+        old, appended = self._old.sites.get(name), self._call.appended
+        if old is None or len(old.shape) != len(shape):
+            return tuple(slice(None) for _ in shape)
+        are_rows = [a in appended and b == a + appended[a] for a, b in zip(old.shape, shape, strict=True)]
+        return tuple(slice(a if is_row else None, None) for a, is_row in zip(old.shape, are_rows, strict=True))
+
+    def _new_part(self, site: SitePosterior) -> SitePosterior:
+        places = np.arange(site.size).reshape(site.shape)[self._new_slices(site.name, site.shape)]
+        return site if places.size == site.size else site.part(places)
+
+
+def predict(
+    run: GaussianRun,
+    read: Callable[..., LatentGaussianReading],
+    rng_key: Array,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    joint: Mapping[str, Any] | None,
+) -> Prediction:
+    """See :meth:`~numpyro_ext.infer.Engine.predict`.
+
+    :param GaussianRun run: of the engine.
+    :param read: reads the model on arguments and keyword arguments.
+    """
+    check_key(rng_key)
+    reading = run.reading
+    old, make_call = bound_arguments(reading.model, reading.args, reading.kwargs)
+    unknown = sorted(set(joint or {}) - set(old))
+    if unknown:
+        raise NotJoined(f"joint= names {unknown}, and the arguments of the model are {sorted(old)}.")
+    new = old if not (args or kwargs or joint) else bound_arguments(reading.model, args, kwargs, joint)[0]
+    lengths = {length for shape in reading.factor_shapes[: len(reading.observed_names)] for length in shape}
+    refusals: list[ValueError] = []
+    calls = [joint_calls(old, new, lengths, dict(joint or {}), fill=fill) for fill in (0, 1)]
+    for call, again in zip(*calls, strict=True):
+        if not call.is_new:
+            return Prediction(run, reading, call, rng_key)
+        try:
+            found = _on_all_rows(run, read(*make_call(call.arguments)))
+            other = read(*make_call(again.arguments)) if call.left_out else None
+            if other is not None:
+                _check_left_out(found, other)
+            return Prediction(found, reading, call, rng_key, other)
+        except ModelStructureError as error:
+            refusals.append(NotJoined(f"The model cannot be read on old and new arguments together: {error}"))
+            refusals[-1].__cause__ = error
+        except NotJoined as error:
+            refusals.append(error)
+    raise refusals[0]
+
+
+def log_predictive(
+    run: GaussianRun, read: Callable[..., LatentGaussianReading], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> dict[str, Array]:
+    """Log predictive density of the observations of other arguments; see :func:`predict`.
+
+    :raises OtherField: if the field is another one, and its posterior cannot be predicted.
+    """
+    try:
+        return run.log_predictive(read(args, kwargs))
+    except OtherField as error:
+        try:
+            return predict(run, read, run.rng_key, args, kwargs, None).log_predictive()
+        except NotJoined as refusal:
+            raise error from refusal
+
+
+class _Sites(NamedTuple):
+    """The state of a posterior whose sites are given."""
+
+    precision: Array
+    shift: Array
+
+
+def _on_all_rows(run: GaussianRun, found: LatentGaussianReading) -> GaussianRun:
+    """The run with its Gaussian sites on a reading of old and new rows."""
+    places = _places(run.reading, found)
+    if set(found.hyper) != set(run.fit.hyper) or any(
+        tuple(site.shape) != np.shape(run.fit.hyper[name]) for name, site in found.hyper.items()
+    ):
+        old = {name: np.shape(value) for name, value in run.fit.hyper.items()}
+        raise NotJoined(
+            f"With old and new arguments together the hyperparameters have the shapes "
+            f"{ {name: tuple(site.shape) for name, site in found.hyper.items()} }, in the fit {old}: what the fit has "
+            f"not learned has no value to predict with. {_ADVICE}"
+        )
+    fitted = run.programs.rows(*run.inputs)[0]
+    if not isinstance(fitted, GaussianPosterior):
+        raise NotJoined(f"A {type(fitted).__name__} has no sites to predict with. {_ADVICE}")
+    observed = np.concatenate([np.asarray(part) for part in fitted.form.observed])
+    num_rows = sum(
+        int(np.prod(shape)) * k for shape, k in zip(found.factor_shapes, found.rows_per_observation, strict=True)
+    )
+    in_use = np.zeros(num_rows, bool)
+    in_use[places] = observed
+    reading = ReadingOfRows(found, in_use)
+    reading.check_indices()
+    algorithm = Algorithm(
+        _refuse_to_fit, _refuse_to_fit, _refuse_to_fit, partial(_posterior, fitted.covariance_family),
+        key=("given sites", fitted.covariance_family),
+    )  # fmt: skip
+    programs = _programs(reading, algorithm, run.space)
+
+    def sites(inputs: Point) -> _Sites:
+        posterior, *before = run.programs.rows(*inputs)
+        parts = np.zeros((2, num_rows), posterior.site_precision.dtype)
+        parts[:, places] = posterior.site_precision, posterior.site_shift
+        state = _Sites(*map(jnp.asarray, parts))
+        after = programs.rows(reading.data, inputs[1], state)[1:]
+        _check_contained(run.reading, before, [np.asarray(part)[..., places] for part in after])
+        return state
+
+    parts = {field.name: getattr(run, field.name) for field in dataclasses.fields(run)}
+    last = run.fit.last_state._replace(state=sites(run.inputs))
+    parts |= {"reading": reading, "algorithm": algorithm, "programs": programs}
+    parts["fit"] = run.fit._replace(last_state=last)
+    if isinstance(run, IntegratedRun):
+        return _IntegratedPrediction(**parts, fitted=run, sites=sites)
+    return GaussianRun(**parts)
+
+
+@dataclasses.dataclass(eq=False, repr=False)
+class _IntegratedPrediction(IntegratedRun):
+    """A mixture over the points of a fit, whose Gaussian sites are on old and new rows together.
+
+    :param fitted: the run at the arguments of the fit.
+    :param sites: from the inputs of its programs to the state here.
+    """
+
+    fitted: IntegratedRun
+    sites: Callable[[Point], _Sites]
+
+    @cached_property
+    def exploration(self) -> Exploration:
+        """The design of the fit, with marginals of the sites here."""
+        found = self.fitted.exploration
+        fits = self._moved(found.fits)
+        marginals = [
+            self.programs.marginals(self.reading.data, hyper, state, marginals_fn=self.marginals_fn)
+            for hyper, state in _unstacked((fits.hyper, fits.state), len(found.weights))
+        ]
+        return found._replace(fits=fits._replace(marginals=_stacked(marginals)))
+
+    def draw_points(self, rng_key: Array) -> Scatter:
+        """Those of the fit."""
+        points = self.fitted.draw_points(rng_key)
+        return points._replace(fits=self._moved(points.fits))
+
+    def _moved(self, fits: PointFit) -> PointFit:
+        pairs = _unstacked((fits.hyper, fits.state), len(fits.objective))
+        return fits._replace(state=_stacked([self.sites((self.fitted.reading.data, *pair)) for pair in pairs]))
+
+
+def _unstacked(tree: Any, number: int) -> list[Any]:
+    return [jax.tree.map(lambda leaf, k=k: jnp.asarray(leaf[k]), tree) for k in range(number)]
+
+
+def _check_left_out(run: GaussianRun, other: LatentGaussianReading) -> None:
+    """Refuse a model whose sites depend on observations that there are not.
+
+    :param other: reading with other values in their place.
+    """
+    reading = ReadingOfRows(other, run.reading.data[-2])
+    found = run.programs.moments(*run.inputs)
+    again = _programs(reading, run.algorithm, run.space).moments(reading.data, *run.inputs[1:])
+    for name, moments in found.items():
+        if not all(np.allclose(*pair, rtol=1e-5, atol=1e-8) for pair in zip(moments, again[name], strict=True)):
+            raise NotJoined(
+                f"Site {name!r} depends on observations that are left out. Let it depend on latent sites alone, as a "
+                f"scan that carries them does. {_ADVICE}"
+            )
+
+
+def _programs(reading: ReadingOfRows, algorithm: Algorithm, space: UnconstrainedSpace) -> Programs:
+    return compiled_programs(reading, algorithm, space, num_steps=1, tol=0.0, hyper_tol=0.0, max_iterations=0)
+
+
+def _stacked(trees: list[Any]) -> Any:
+    return jax.tree.map(lambda *leaves: np.stack([np.asarray(leaf) for leaf in leaves]), *trees)
+
+
+def _posterior(family: Any, form: Any, state: _Sites) -> GaussianPosterior:
+    return GaussianPosterior(form, state.precision, state.shift, covariance_family=family)
+
+
+def _refuse_to_fit(*args: Any, **kwargs: Any) -> Any:
+    raise AssertionError("Predictions are not fitted.")
+
+
+def _places(old: LatentGaussianReading, new: LatentGaussianReading) -> np.ndarray:
+    """For each row of the fit its row in the reading of old and new arguments, where old rows come first.
+
+    :raises NotJoined: if the sites of the fit have no place there.
+    """
+    starts, start, shapes = {}, 0, {}
+    for name, shape, rows in zip(new.factor_names, new.factor_shapes, new.rows_per_observation, strict=True):
+        starts[name], shapes[name] = start, (tuple(shape), rows)
+        start += int(np.prod(shape)) * rows
+    out = [np.zeros(0, int)]
+    for name, shape, rows in zip(old.factor_names, old.factor_shapes, old.rows_per_observation, strict=True):
+        is_prior = name not in old.observed_names
+        found, now = shapes.get(name, ((), 0))
+        fits = rows == now and len(found) == len(shape) and all(a <= b for a, b in zip(shape, found, strict=True))
+        if not fits:
+            raise NotJoined(
+                f"With old and new arguments together the site {name!r} is not what it is in the fit: it has factors "
+                f"of the shape {tuple(shape)} and {rows} predictors each there, and "
+                f"{f'of the shape {found} and {now} here' if now else 'none here'}. {_ADVICE}"
+            )
+        _check_new_members(old, name, tuple(shape), found, is_prior)
+        numbers = np.arange(int(np.prod(found))).reshape(found)[tuple(slice(n) for n in shape)].reshape(-1)
+        out.append(starts[name] + (numbers[:, None] * rows + np.arange(rows)).reshape(-1))
+    unknown = [name for name in new.factor_names if name not in old.factor_names and name not in new.observed_names]
+    if unknown:
+        raise NotJoined(f"The prior of {unknown[0]!r}, which the fit does not have, is not Gaussian. {_ADVICE}")
+    return np.concatenate(out)
+
+
+def _check_new_members(
+    old: LatentGaussianReading, name: str, shape: tuple[int, ...], found: tuple[int, ...], is_prior: bool
+) -> None:
+    """Refuse new elements of a site whose distribution needs a fit, or depends on the observations of old ones."""
+    if is_prior and shape != found:
+        raise NotJoined(
+            f"The prior of site {name!r} ({old.sites[name].family}) is not Gaussian, so its new elements (shape "
+            f"{found}, in the fit {shape}) need a fit. {_ADVICE}"
+        )
+    num_batch = len(old.sites[name].batch_shape)
+    if old.sites[name].family in _VECTORS and shape[num_batch:] != found[num_batch:]:
+        raise NotJoined(
+            f"New coordinates of the observed site {name!r} ({old.sites[name].family}) depend on the old ones through "
+            f"its covariance, which predictions do not follow. Write what they share as a latent site. {_ADVICE}"
+        )
+
+
+_VECTORS = ("MultivariateNormal", "LowRankMultivariateNormal")
+
+
+def _check_contained(reading: LatentGaussianReading, before: Any, after: Any) -> None:
+    """Refuse a model on all rows in which the old predictors or their factors are others than in the fit.
+
+    :param before: mean, variance and log factors of the predictors in the fit.
+    :param after: the same of these rows in the model on all rows.
+    """
+    mean, variance, factors = (np.asarray(part) for part in before)
+    new_mean, new_variance, new_factors = after
+    # What moves predictors by less than a thousandth of their deviation is of no concern.
+    tolerance = float(np.finfo(mean.dtype).eps ** 0.25)
+    deviation, rounding = np.sqrt(np.maximum(variance, 0.0)), 1e3 * np.finfo(mean.dtype).eps * np.abs(mean)
+    with np.errstate(invalid="ignore"):
+        moved = np.abs(new_mean - mean) / (deviation + rounding + np.finfo(mean.dtype).tiny)
+        is_moved = ~(np.abs(new_mean - mean) <= tolerance * deviation + rounding)
+        is_other = ~(np.abs(new_variance - variance) <= tolerance * variance + rounding**2)
+    is_changed = ~np.isclose(new_factors, factors, rtol=tolerance, atol=tolerance, equal_nan=True).all(0)
+    bad = np.flatnonzero(is_moved | is_other | is_changed)
+    if not bad.size:
+        return
+    name = _site_of(reading, int(bad[0]))
+    if not np.all(np.isfinite(new_mean) & np.isfinite(new_variance)):
+        what = "the posterior is not finite (inputs that are in both make a covariance singular: add a jitter)"
+    elif np.any(is_moved | is_other):
+        ratio = np.sqrt(np.max(new_variance[bad] / np.maximum(variance[bad], np.finfo(mean.dtype).tiny)))
+        what = f"their means move by up to {np.max(moved):.2g} standard deviations, which change by up to {ratio:.2g}"
+    else:
+        what = "their factors are others"
+    raise NotJoined(
+        f"The model on old and new arguments together is not the one that was fitted: of the {mean.size} predictors of "
+        f"the fit {bad.size} have changed (the first belongs to {name!r}), and {what}. A model does so that computes "
+        "something of all inputs, as x - x.mean(), the ends of a basis, or the scale of a kernel: compute it outside "
+        f"and give the model the result. {_ADVICE}"
+    )
+
+
+def _site_of(reading: LatentGaussianReading, row: int) -> str:
+    sizes = [int(np.prod(s)) * k for s, k in zip(reading.factor_shapes, reading.rows_per_observation, strict=True)]
+    names: tuple[str, ...] = reading.factor_names
+    return names[int(np.searchsorted(np.cumsum(sizes), row, side="right"))]

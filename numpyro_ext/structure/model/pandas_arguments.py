@@ -1,0 +1,58 @@
+"""Arguments of pandas as the arrays that JAX would make of them."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import jax
+import numpy as np
+
+from ..errors import ModelStructureError, Reason
+from .execution import ModelCall
+
+__all__ = ["is_pandas", "with_arrays"]
+
+
+def is_pandas(value: Any) -> bool:
+    """Whether a value is a column, an index or a table of pandas."""
+    return type(value).__module__.split(".")[0] == "pandas" and hasattr(value, "to_numpy")
+
+
+def with_arrays(call: ModelCall) -> ModelCall | None:
+    """The call with arrays of NumPy in the place of columns and tables of numbers; ``None`` if it has none.
+
+    :raises ModelStructureError: for a column of anything but numbers, by the name of the argument.
+    """
+    leaves, structure = jax.tree_util.tree_flatten_with_path((call.args, call.kwargs))
+    arrays = [_as_array(value) if is_pandas(value) else value for _, value in leaves]
+    for array, (path, value) in zip(arrays, leaves, strict=True):
+        if is_pandas(array) and np.ndim(value) == 1:
+            raise ModelStructureError(
+                f"argument {_name(call, path)} is a {type(value).__name__} of pandas of {value.dtype}, which is no "
+                "type of numbers: give codes counted from zero for labels (.cat.codes, or pandas.factorize), and "
+                "numbers for dates.",
+                reason=Reason.DATA,
+            )
+    if all(array is value for array, (_, value) in zip(arrays, leaves, strict=True)):
+        return None
+    args, kwargs = jax.tree.unflatten(structure, arrays)
+    return call._replace(args=args, kwargs=kwargs)
+
+
+def _as_array(value: Any) -> Any:
+    """The numbers of a pandas object, or itself if it holds something else."""
+    found = np.asarray(value)
+    kinds = [getattr(dtype, "kind", "O") for dtype in np.ravel(value.dtypes if found.ndim == 2 else value.dtype)]
+    if found.dtype == object and set(kinds) <= set("iufb"):  # of types with a place for missing numbers
+        found = value.to_numpy(dtype=float, na_value=np.nan)
+    return found if found.dtype.kind in "iufb" else value
+
+
+def _name(call: ModelCall, path: Any) -> str:
+    is_keyword, place = path[0].idx == 1, path[1]
+    inner = jax.tree_util.keystr(tuple(path[2:]))
+    if is_keyword:
+        return f"{place.key!r}{inner}"
+    names = list(inspect.signature(call.model).parameters)
+    return f"{names[place.idx]!r}{inner}" if place.idx < len(names) else f"{place.idx + 1}{inner}"

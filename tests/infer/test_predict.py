@@ -1,0 +1,507 @@
+"""Posteriors at new arguments, against the model fitted with the new observations present and masked."""
+
+import warnings
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pandas as pd
+import pytest
+import tinygp
+from numpyro import handlers
+from numpyro.contrib.control_flow import scan
+from numpyro.contrib.hsgp.approximation import hsgp_squared_exponential
+
+from numpyro_ext.infer import EP, INLA, BilinearVG, LaplaceApproximation, VariationalGaussian
+from tests.monte_carlo import assert_close_deviations, assert_close_means
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", FutureWarning)
+    import arviz as az
+
+KEY = jax.random.key(0)
+N, M = 12, 4
+IS_OLD = np.arange(N + M) < N
+_generator = np.random.default_rng(0)
+GROUP, NEW_GROUP = np.arange(N) % 3, np.array([0, 3, 3, 2])
+X, NEW_X = _generator.normal(size=(2, N))[:, :N][0], _generator.normal(size=M)
+Y = 0.5 * X + 0.3 * GROUP + 0.2 * _generator.normal(size=N)
+COUNTS = _generator.poisson(2.0, size=N)
+
+needs_float64 = pytest.mark.skipif(not jax.config.jax_enable_x64, reason="checks float64 accuracy")
+
+
+def joined(*parts: Any) -> np.ndarray:
+    return np.concatenate(parts)
+
+
+def padded(y: np.ndarray, number: int = M) -> np.ndarray:
+    return np.append(y, np.zeros(number, y.dtype))
+
+
+def slopes(group, x, num_groups, y=None, mask=True, *, centred=False):
+    """Intercepts and slopes of groups, correlated."""
+    corr = numpyro.sample("corr", dist.LKJCholesky(2, 2.0))
+    scale = numpyro.sample("scale", dist.HalfNormal(1.0).expand([2]).to_event(1))
+    mean = numpyro.sample("mean", dist.Normal(0, 1).expand([2]).to_event(1))
+    tril = scale[:, None] * corr
+    if centred:
+        with numpyro.plate("groups", num_groups):
+            b = numpyro.sample("b", dist.MultivariateNormal(mean, scale_tril=tril))
+    else:
+        z = numpyro.sample("z", dist.Normal(0, 1).expand([num_groups, 2]).to_event(2))
+        b = numpyro.deterministic("b", mean + z @ tril.T)
+    line = numpyro.deterministic("line", b[group, 0] + b[group, 1] * x)
+    with numpyro.plate("rows", len(x)), handlers.mask(mask=mask):
+        numpyro.sample("y", dist.Normal(line, 0.3), obs=y)
+
+
+def labelled(label, x, y=None, mask=True):
+    """The model recodes labels, so that new ones come between old ones."""
+    _, group = np.unique(np.asarray(label), return_inverse=True)
+    scale = numpyro.sample("scale", dist.HalfNormal(1.0))
+    a = numpyro.sample("a", dist.Normal(0, scale).expand([int(group.max()) + 1]))
+    with handlers.mask(mask=mask):
+        numpyro.sample("y", dist.Normal(a[group] + x, 0.3), obs=y)
+
+
+def process(x, y=None, mask=True):
+    scale = numpyro.sample("scale", dist.HalfNormal(1.0))
+    gp = tinygp.GaussianProcess(scale**2 * tinygp.kernels.Matern52(0.8), x, diag=1e-4)
+    f = numpyro.sample("f", gp.numpyro_dist())
+    numpyro.deterministic("double", 2.0 * f)
+    numpyro.deterministic("rate", jnp.exp(f))
+    with handlers.mask(mask=mask):
+        numpyro.sample("y", dist.Poisson(jnp.exp(f)), obs=y)
+
+
+def basis(x, y=None, mask=True, ell=3.0):
+    f = hsgp_squared_exponential(x, alpha=1.0, length=0.7, ell=ell, m=10)
+    noise = numpyro.sample("noise", dist.HalfNormal(1.0))
+    numpyro.deterministic("f", f)
+    with handlers.mask(mask=mask):
+        numpyro.sample("y", dist.Normal(f, noise), obs=y)
+
+
+def walk(num_steps, y=None, mask=True):
+    scale = numpyro.sample("scale", dist.HalfNormal(1.0))
+    level = numpyro.sample("level", dist.GaussianRandomWalk(scale, num_steps=num_steps))
+    with handlers.mask(mask=mask):
+        numpyro.sample("y", dist.Poisson(jnp.exp(level)), obs=y)
+
+
+def series(y=None, num_steps=N, mask=None):
+    scale = numpyro.sample("scale", dist.HalfNormal(1))
+
+    def step(level, now):
+        value, is_seen = (now, True) if mask is None else now
+        level = numpyro.sample("level", dist.Normal(level, scale))
+        with handlers.mask(mask=is_seen):
+            numpyro.sample("y", dist.Normal(level, 0.5), obs=value)
+        return level, None
+
+    scan(step, numpyro.sample("start", dist.Normal(0, 3)), y if mask is None else (y, mask), length=num_steps)
+
+
+def forecast(y, num_ahead=0):
+    scale = numpyro.sample("scale", dist.HalfNormal(1.0))
+    level = numpyro.sample("level", dist.GaussianRandomWalk(scale, num_steps=len(y) + num_ahead))
+    numpyro.sample("y", dist.Normal(level[: len(y)], 0.5), obs=y)
+    if num_ahead:
+        numpyro.sample("ahead", dist.Normal(level[len(y) :], 0.5))
+
+
+def two(x, z, y=None, counts=None, mask=True, mask_counts=True):
+    """Two observed sites of different lengths."""
+    a, b = numpyro.sample("a", dist.Normal(0, 1)), numpyro.sample("b", dist.Normal(0, 1))
+    rate = numpyro.deterministic("log_rate", a + b * z)
+    with handlers.mask(mask=mask):
+        numpyro.sample("y", dist.Normal(b * x, 0.3), obs=y)
+    with handlers.mask(mask=mask_counts):
+        numpyro.sample("counts", dist.Poisson(jnp.exp(rate)), obs=counts)
+
+
+def classes(x, y=None, mask=True):
+    b = numpyro.sample("b", dist.Normal(0, 1).expand([2, 3]).to_event(2))
+    logits = numpyro.deterministic("logits", jnp.stack([jnp.ones(len(x)), x], -1) @ b)
+    with handlers.mask(mask=mask):
+        numpyro.sample("y", dist.Categorical(logits=logits), obs=y)
+
+
+LABELS, NEW_LABELS = np.array(["b", "d", "e"])[GROUP], np.array(["a", "b", "c", "d"])
+ALL_X, ALL_GROUPS = joined(X, NEW_X), joined(GROUP, NEW_GROUP)
+LONG = np.cumsum(np.random.default_rng(1).normal(size=300)) * 0.3
+CASES = {
+    "members of groups": (
+        LaplaceApproximation, slopes, (GROUP, X, 3, Y), (NEW_GROUP, NEW_X, 4),
+        (ALL_GROUPS, ALL_X, 4, padded(Y), IS_OLD), {"line": (N,)},
+    ),
+    "members, centred": (
+        EP, partial(slopes, centred=True), (GROUP, X, 3, Y), (NEW_GROUP, NEW_X, 4),
+        (ALL_GROUPS, ALL_X, 4, padded(Y), IS_OLD), {"line": (N,)},
+    ),
+    "labels": (
+        LaplaceApproximation, labelled, (LABELS, X, Y), (NEW_LABELS, NEW_X),
+        (joined(LABELS, NEW_LABELS), ALL_X, padded(Y), IS_OLD), {},
+    ),
+    "process": (EP, process, (X, COUNTS), (NEW_X,), (ALL_X, padded(COUNTS), IS_OLD), {"f": (N,), "double": (N,)}),
+    "process, bound": (
+        VariationalGaussian, process, (X, COUNTS), (NEW_X,), (ALL_X, padded(COUNTS), IS_OLD),
+        {"f": (N,), "double": (N,)},
+    ),
+    "basis": (LaplaceApproximation, basis, (X, Y), (2 * NEW_X,), (joined(X, 2 * NEW_X), padded(Y), IS_OLD),
+              {"f": (N,)}),
+    "walk": (LaplaceApproximation, walk, (N, COUNTS), (N + M,), (N + M, padded(COUNTS), IS_OLD), {}),
+    "scan": (LaplaceApproximation, series, (Y, N), (None, N + M), (padded(Y), N + M, IS_OLD), {}),
+    "state space": (LaplaceApproximation, series, (LONG, 300), (None, 304), (padded(LONG), 304, np.arange(304) < 300),
+                    {}),
+    "forecast": (LaplaceApproximation, forecast, (Y,), (Y, M), (Y, M), {}),
+    "two sites": (
+        EP, two, (X, X[:7], Y, COUNTS[:7]), (NEW_X, NEW_X[:2]),
+        (ALL_X, joined(X[:7], NEW_X[:2]), padded(Y), padded(COUNTS[:7], 2), IS_OLD, np.arange(9) < 7),
+        {"log_rate": (7,)},
+    ),
+    "classes": (VariationalGaussian, classes, (X, GROUP), (NEW_X,), (ALL_X, padded(GROUP), IS_OLD), {"logits": (N,)}),
+}  # fmt: skip
+
+
+def given(model):
+    """Values of the hyperparameters, so that nothing is to be learned."""
+    function = getattr(model, "func", model)
+    if function is slopes:
+        return {"corr": np.array([[1.0, 0.0], [0.6, 0.8]]), "scale": np.array([0.6, 0.4])}
+    name = {basis: "noise", two: None, classes: None}.get(function, "scale")
+    return {} if name is None else {name: 0.6}
+
+
+def fitted(engine, model, args, **options):
+    found = engine(model, progress_bar=False, **{"hyper_values": given(model), **options})
+    found.run(KEY, *args)
+    return found
+
+
+@needs_float64
+@pytest.mark.parametrize("case", CASES)
+def test_predictions_are_those_of_the_fit_with_new_observations_masked(case):
+    engine, model, old, new, joint, starts = CASES[case]
+    found = fitted(engine, model, old, tol=1e-10).predict(KEY, *new)
+    whole = fitted(engine, model, joint, tol=1e-10)
+    assert set(found.posterior) == set(whole.posterior)
+    for name, site in found.posterior.items():
+        cut = tuple(slice(n, None) for n in starts.get(name, ()))
+        expected = whole.posterior[name]
+        np.testing.assert_allclose(site.mean, expected.mean[cut], atol=1e-8, err_msg=name)
+        np.testing.assert_allclose(site.sd, expected.sd[cut], atol=1e-8, err_msg=name)
+        ends = [end[cut] for end in expected.interval(0.9)]
+        np.testing.assert_allclose(site.interval(0.9), ends, atol=1e-8, err_msg=name)
+
+
+@needs_float64
+@pytest.mark.parametrize("marginal", ["gaussian", "simplified-laplace"])
+def test_mixtures_over_hyperparameters_are_predicted_point_by_point(marginal):
+    """Each component is the masked fit at its point of the design, with the weight that the fit gave it."""
+    engine = fitted(INLA, process, (X, COUNTS), marginal=marginal, hyper_values={}, tol=1e-10, grid_step=1.5)
+    found = engine.predict(KEY, NEW_X)
+    run = engine._finished()
+    parts = []
+    for _, hyper, _ in run.design_points():
+        part = fitted(INLA, process, (ALL_X, padded(COUNTS), IS_OLD), marginal=marginal, hyper_values=hyper, tol=1e-10)
+        parts.append(part.posterior["f"].mixture)
+    weights = run.exploration.weights
+    site = found.posterior["f"]
+    assert site.shape == (M,) and len(weights) > 3
+    for name in ("means", "variances", "skewnesses"):
+        expected = np.concatenate([getattr(part, name)[:, N:] for part in parts])
+        np.testing.assert_allclose(getattr(site.mixture, name), expected, atol=1e-8)
+    centred = np.asarray(site.mixture.means) - np.asarray(site.mean)
+    np.testing.assert_allclose(np.diag(site.covariance()), weights @ (site.mixture.variances + centred**2), rtol=1e-8)
+    draws = found.get_samples()
+    assert len(np.unique(draws["scale"])) > 2 and draws["f"].shape == draws["y"].shape == (1000, M)
+
+
+@pytest.fixture(scope="module")
+def groups():
+    return fitted(LaplaceApproximation, slopes, (GROUP, X, 3, Y), num_samples=4000)
+
+
+def test_draws_have_the_moments_of_the_posterior_and_observations_their_noise(groups):
+    found = groups.predict(KEY, NEW_GROUP, NEW_X, 4)
+    draws = found.get_samples()
+    assert {name: value.shape[1:] for name, value in draws.items()} == {
+        "corr": (2, 2), "scale": (2,), "mean": (2,), "z": (4, 2), "b": (4, 2), "line": (M,), "y": (M,),
+    }  # fmt: skip
+    for name, site in found.posterior.items():
+        assert_close_means(draws[name], site.mean)
+        assert_close_deviations(draws[name], site.sd)
+    noise = np.asarray(draws["y"]) - np.asarray(draws["line"])
+    assert_close_means(noise, np.zeros(M))
+    assert_close_deviations(noise, np.full(M, 0.3))
+    covariance = found.posterior["line"].covariance()
+    np.testing.assert_allclose(np.sqrt(np.diag(covariance)), found.posterior["line"].sd, rtol=1e-5)
+    drawn = found.posterior["line"].sample(KEY, 4000)
+    assert drawn.shape == (4000, M)
+    assert_close_deviations(drawn, found.posterior["line"].sd)
+    with pytest.raises(KeyError, match="'y': it is observed"):
+        found.posterior["y"]
+
+
+AS_TYPED = {
+    "lists": (GROUP.tolist(), X.tolist(), 3, Y),
+    "jax": (jnp.asarray(GROUP), jnp.asarray(X), 3, jnp.asarray(Y)),
+    "small": (GROUP.astype(np.int8), X.astype(np.float32), np.int64(3), Y),
+    "pandas": (pd.Series(GROUP), pd.Series(X, index=range(5, 5 + N)), 3, pd.Series(Y)),
+}
+NEW_AS_TYPED = {
+    "lists": (NEW_GROUP.tolist(), NEW_X.tolist(), 4),
+    "jax": (jnp.asarray(NEW_GROUP), jnp.asarray(NEW_X), 4, None),
+    "small": (NEW_GROUP.astype(np.int32), NEW_X.astype(np.float32), np.int8(4)),
+    "pandas": (pd.Series(NEW_GROUP), pd.Series(NEW_X), 4),
+}
+
+
+def as_arrays(group, x, num_groups, y=None):
+    slopes(np.asarray(group), np.asarray(x), num_groups, y)
+
+
+@pytest.mark.parametrize("old", AS_TYPED)
+@pytest.mark.parametrize("new", NEW_AS_TYPED)
+def test_arguments_are_what_people_type(groups, old, new):
+    expected = groups.predict(KEY, NEW_GROUP, NEW_X, 4).posterior["line"]
+    model = as_arrays if old == "lists" else slopes
+    found = fitted(LaplaceApproximation, model, AS_TYPED[old], hyper_values=given(slopes))
+    site = found.predict(KEY, *NEW_AS_TYPED[new]).posterior["line"]
+    np.testing.assert_allclose(site.mean, expected.mean, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(site.sd, expected.sd, rtol=1e-4)
+
+
+def by_name(data, mask=True):
+    b = numpyro.sample("b", dist.Normal(0, 1))
+    numpyro.deterministic("line", b * np.asarray(data["x"]))
+    with handlers.mask(mask=mask):
+        numpyro.sample("y", dist.Normal(b * np.asarray(data["x"]), 0.3), obs=np.asarray(data["y"]))
+
+
+@pytest.mark.parametrize("kind", [dict, pd.DataFrame])
+def test_tables_may_leave_out_what_is_observed(kind):
+    """The model reads the observations from the table whether they are there or not."""
+    engine = fitted(LaplaceApproximation, by_name, (kind({"x": X, "y": Y}),), hyper_values={})
+    found = engine.predict(KEY, kind({"x": NEW_X}))
+    np.testing.assert_allclose(found.posterior["line"].mean, NEW_X * engine.posterior["b"].mean, rtol=1e-6)
+    draws = found.get_samples()
+    assert draws["y"].shape == (1000, M)
+    assert_close_means(draws["y"], found.posterior["line"].mean)
+
+
+def test_rows_that_are_as_many_as_those_of_the_fit_come_behind_them(groups):
+    """Groups that are equal in both calls count rows as well."""
+    found = groups.predict(KEY, GROUP, X + 1.0, 3).posterior
+    assert found["line"].shape == (N,) and found["b"].shape == (3, 2)
+    b = np.asarray(groups.posterior["b"].mean)
+    np.testing.assert_allclose(found["line"].mean, b[GROUP, 0] + b[GROUP, 1] * (X + 1.0), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("new", [(), (GROUP, X, 3), (GROUP, X, 3, Y)], ids=["none", "the same", "with observations"])
+def test_without_new_arguments_it_is_the_posterior_of_the_fit(groups, new):
+    found = groups.predict(KEY, *new)
+    np.testing.assert_array_equal(found.posterior["line"].mean, groups.posterior["line"].mean)
+    draws = found.get_samples()["y"]
+    assert draws.shape == (4000, N)
+    sd = np.sqrt(np.asarray(groups.posterior["line"].variance) + 0.09)
+    assert_close_means(draws, groups.posterior["line"].mean)
+    assert_close_deviations(draws, sd)
+
+
+def test_inputs_that_begin_with_those_of_the_fit_are_all_inputs():
+    engine = fitted(LaplaceApproximation, process, (X, COUNTS))
+    found, behind = engine.predict(KEY, ALL_X), engine.predict(KEY, NEW_X)
+    assert found.posterior["f"].shape == (N + M,) and found.get_samples()["y"].shape == (1000, N + M)
+    np.testing.assert_allclose(found.posterior["f"].mean[N:], behind.posterior["f"].mean, atol=1e-6)
+    np.testing.assert_allclose(found.posterior["f"].mean[:N], engine.posterior["f"].mean, atol=1e-5)
+
+
+def by_distances(distances, y=None):
+    f = numpyro.sample("f", dist.MultivariateNormal(0.0, jnp.exp(-distances) + 1e-4 * jnp.eye(len(distances))))
+    numpyro.sample("y", dist.Normal(f, 0.3), obs=y)
+
+
+def test_what_cannot_be_told_from_the_calls_is_said(groups):
+    def distances(a, b):
+        return np.abs(a[:, None] - b)
+
+    engine = fitted(LaplaceApproximation, by_distances, (distances(X, X), Y), hyper_values={})
+    with pytest.raises(ValueError, match=r"argument 'distances' is .*two axes.*joint=\{'distances': ...\}"):
+        engine.predict(KEY, distances(NEW_X, NEW_X))
+    found = engine.predict(KEY, joint={"distances": distances(ALL_X, ALL_X)}).posterior["f"]
+    prior = np.exp(-distances(ALL_X, ALL_X)) + 1e-4 * np.eye(N + M)
+    gain = prior[:, :N] @ np.linalg.inv(prior[:N, :N] + 0.09 * np.eye(N))
+    np.testing.assert_allclose(found.mean, (gain @ Y)[N:], rtol=1e-4, atol=1e-5)
+    with pytest.raises(ValueError, match=r"joint= names \['distance'\].*\['distances', 'y'\]"):
+        engine.predict(KEY, joint={"distance": 1.0})
+
+
+def test_new_observations_are_scored_by_the_densities_of_the_masked_fit():
+    engine = fitted(LaplaceApproximation, by_distances_of, (X, Y), hyper_values={})
+    new_y = np.array([0.1, -0.3, 0.2, 0.5])
+    found = engine.predict(KEY, NEW_X)
+    f = found.posterior["f"]
+    expected = dist.Normal(f.mean, jnp.sqrt(f.variance + 0.09)).log_prob(new_y)
+    np.testing.assert_allclose(engine.log_predictive(NEW_X, new_y)["y"], expected, rtol=1e-5)
+    np.testing.assert_allclose(engine.predict(KEY, NEW_X, new_y).log_predictive()["y"], expected, rtol=1e-5)
+    with pytest.raises(ValueError, match="Give the observations that are to be scored"):
+        found.log_predictive()
+
+
+def by_distances_of(x, y=None):
+    by_distances(jnp.abs(x[:, None] - x), y)
+
+
+# Models that are others on old and new rows together, and arguments that do not go together.
+
+
+def standardised(x, y=None):
+    b = numpyro.sample("b", dist.Normal(0, 1))
+    numpyro.sample("y", dist.Normal(b * (x - x.mean()) / x.std(), 0.3), obs=y)
+
+
+def standardised_values(x, y=None):
+    b = numpyro.sample("b", dist.Normal(0, 1))
+    numpyro.sample("y", dist.Normal(b * x, 0.3), obs=None if y is None else y - y.mean())
+
+
+def domain_of_data(x, y=None):
+    basis(x, y, ell=1.5 * np.abs(np.asarray(x)).max())
+
+
+def kernel_of_data(x, y=None):
+    process(x / x.std(), y)
+
+
+def fixed_size(group, x, y=None):
+    slopes(group, x, 3, y)
+
+
+def scale_of_members(group, num_groups, y=None):
+    scale = numpyro.sample("scale", dist.LogNormal(0.0, 0.3).expand([num_groups]))
+    b = numpyro.sample("b", dist.Normal(0, 1).expand([num_groups]))
+    numpyro.sample("y", dist.Normal(b[group], 0.2 + scale[group]), obs=y)
+
+
+def heavy_members(group, num_groups, y=None):
+    mean = numpyro.sample("mean", dist.Normal(0, 1))
+    b = numpyro.sample("b", dist.StudentT(4.0, 0.0, 1.0).expand([num_groups]))
+    numpyro.sample("y", dist.Bernoulli(logits=mean + b[group]), obs=y)
+
+
+def correlated_noise(x, y=None):
+    b = numpyro.sample("b", dist.Normal(0, 1))
+    numpyro.sample("y", dist.MultivariateNormal(b * x, jnp.exp(-jnp.abs(x[:, None] - x))), obs=y)
+
+
+def regression_on_steps_before(num_steps, y=None):
+    b = numpyro.sample("b", dist.Normal(0, 1))
+    before = jnp.concatenate([jnp.zeros(1), y[:-1]])
+    numpyro.deterministic("mean", b * before)
+    numpyro.sample("y", dist.Normal(b * before, 0.3), obs=y)
+
+
+REFUSED = {
+    "standardised": (LaplaceApproximation, standardised, (X, Y), (NEW_X,), r"12 predictors of the fit 12 have changed"),
+    "values": (LaplaceApproximation, standardised_values, (X, Y), (NEW_X,), "belongs to 'y'.*their factors are others"),
+    "domain": (LaplaceApproximation, domain_of_data, (X, Y), (3 * NEW_X,), r"move by up to .* the ends of a basis"),
+    "kernel": (LaplaceApproximation, kernel_of_data, (X, COUNTS), (NEW_X,), r"as x - x.mean\(\).*compute it outside"),
+    "fixed": (LaplaceApproximation, fixed_size, (GROUP, X, Y), (NEW_GROUP, NEW_X),
+              "element 3 of site 'b', which has 3"),
+    "negative": (LaplaceApproximation, fixed_size, (GROUP, X, Y), (NEW_GROUP - 5, NEW_X), "element -2 of site 'b'"),
+    "number": (LaplaceApproximation, slopes, (GROUP, X, 3, Y), (NEW_GROUP, NEW_X, 3), "New members of a group need a"),
+    "cut": (LaplaceApproximation, walk, (N, COUNTS), (4,), "'num_steps' is 12 .* give the total.*num_steps=16"),
+    "hyperparameter": (EP, scale_of_members, (GROUP, 3, Y), (NEW_GROUP, 4), r"'scale': \(4,\).* in the fit .*\(3,\)"),
+    "heavy": (EP, heavy_members, (GROUP, 3, GROUP > 0), (NEW_GROUP, 4),
+              r"prior of site 'b' \(StudentT\) is not Gaussian"),
+    "noise": (LaplaceApproximation, correlated_noise, (X, Y), (NEW_X,), "coordinates of the observed site 'y'"),
+    "lengths": (LaplaceApproximation, slopes, (GROUP, X, 3, Y), (NEW_GROUP, NEW_X[:3], 4), "'x' .* have 4 new ones"),
+    "axes": (LaplaceApproximation, slopes, (GROUP, X, 3, Y), (NEW_GROUP, NEW_X[:, None], 4), "have 1 and 2 axes"),
+    "number of rows": (LaplaceApproximation, slopes, (GROUP, X, 3, Y), (0, 0.5, 3), "a number stands for rows only"),
+    "missing": (LaplaceApproximation, slopes, (GROUP, X, 3, Y), (NEW_GROUP, NEW_X), "missing a required argument"),
+    "steps before": (LaplaceApproximation, regression_on_steps_before, (N, Y), (N + M,),
+                     "'mean' depends on observations"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_predicted_is_refused_with_what_was_found(case):
+    engine, model, old, new, message = REFUSED[case]
+    options = {}
+    if model in (domain_of_data, kernel_of_data, fixed_size):
+        options["hyper_values"] = given({domain_of_data: basis, kernel_of_data: process, fixed_size: slopes}[model])
+    elif model not in (slopes, walk):
+        options["hyper_values"] = {}
+    found = fitted(engine, model, old, **options)
+    with pytest.raises(ValueError, match="(?s)" + message):
+        found.predict(KEY, *new)
+
+
+def test_draws_that_need_observations_that_there_are_not_are_refused():
+    def model(num_steps, y=None):
+        b = numpyro.sample("b", dist.Normal(0, 1))
+        numpyro.sample("y", dist.Normal(b * jnp.concatenate([jnp.zeros(1), y[:-1]]), 0.3), obs=y)
+
+    found = fitted(LaplaceApproximation, model, (N, Y), hyper_values={}).predict(KEY, N + M)
+    with pytest.raises(ValueError, match="Draws of 'y' depend on observations that are left out"):
+        found.get_samples()
+
+
+def test_other_posteriors_say_what_they_have_instead():
+    def sparse(y=None):
+        b = numpyro.sample("b", dist.Laplace(0.0, 1.0).expand([N]).to_event(1))
+        numpyro.sample("y", dist.Normal(b, 0.3).to_event(1), obs=y)
+
+    with pytest.raises(RuntimeError, match=r"sparse coefficients .* mask the observations"):
+        fitted(EP, sparse, (Y,), hyper_values={}).predict(KEY, NEW_X)
+
+    def product(rows, columns, y=None):
+        u = numpyro.sample("u", dist.Normal(0, 1).expand([3, 1]).to_event(2))
+        v = numpyro.sample("v", dist.Normal(0, 1).expand([4, 1]).to_event(2))
+        numpyro.sample("y", dist.Poisson(jnp.exp((u[rows] * v[columns]).sum(-1))), obs=y)
+
+    bilinear = BilinearVG(product, progress_bar=False)
+    bilinear.run(KEY, GROUP, np.arange(N) % 4, COUNTS)
+    with pytest.raises(RuntimeError, match="fold_in.*predictive_mean, expected_ranks and log_predictive"):
+        bilinear.predict(KEY, GROUP, np.arange(N) % 4)
+    assert np.asarray(bilinear.to_arviz(posterior_predictive=True)["posterior_predictive"]["y"]).shape == (1, 1000, N)
+
+
+def test_arviz_has_predictions_and_posterior_predictive_draws(groups):
+    found = groups.predict(KEY, NEW_GROUP, NEW_X, 4)
+    coords = {"group": ["a", "b", "c"], "member": ["a", "b", "c", "d"], "effect": ["level", "slope"]}
+    data = groups.to_arviz(
+        posterior_predictive=True,
+        predictions=found,
+        coords=coords,
+        dims={"b": ["group", "effect"]},
+        pred_dims={"b": ["member", "effect"]},
+    )
+    assert data["posterior"]["b"].dims == ("chain", "draw", "group", "effect")
+    assert data["predictions"]["b"].dims == ("chain", "draw", "member", "effect")
+    np.testing.assert_array_equal(data["predictions"]["y"][0], found.get_samples()["y"])
+    np.testing.assert_array_equal(data["posterior"]["line"][0], groups.get_samples()["line"])
+    drawn = np.asarray(data["posterior_predictive"]["y"][0]) - np.asarray(data["posterior"]["line"][0])
+    assert_close_means(drawn, np.zeros(N))
+    assert_close_deviations(drawn, np.full(N, 0.3))
+    assert float(az.summary(data["predictions"]["b"]).iloc[0, 0]) == pytest.approx(
+        float(found.posterior["b"].mean[0, 0]), abs=0.05
+    )
+    alone = found.to_arviz(coords=coords, dims={"b": ["member", "effect"]})
+    np.testing.assert_array_equal(alone["predictions"]["b"], data["predictions"]["b"])
+
+
+def test_a_run_that_was_loaded_predicts(groups, tmp_path):
+    groups.save(tmp_path / "run")
+    again = LaplaceApproximation.load(tmp_path / "run", slopes)
+    found, expected = (engine.predict(KEY, NEW_GROUP, NEW_X, 4) for engine in (again, groups))
+    np.testing.assert_allclose(found.posterior["line"].mean, expected.posterior["line"].mean, rtol=1e-12)
+    with pytest.raises(TypeError, match="A random key comes first"):
+        again.predict(NEW_GROUP, NEW_X, 4)
