@@ -32,7 +32,7 @@ def _judge(seed, data_seed, engines, densities):
     model, draw = random_learning_model(seed)
     y = draw(data_seed)
     for name in engines:
-        engine = ENGINES[name](model, progress_bar=False)
+        engine = ENGINES[name](model, integrate=("auto", "none")[seed % 2], progress_bar=False)
         where = f"{model.description}, data {data_seed}, {name}"
         try:
             with warnings.catch_warnings():
@@ -49,7 +49,7 @@ def _judge(seed, data_seed, engines, densities):
         densities.setdefault(key, None)
         densities[key] = densities[key] or Density(engine, model, y)
         fault = false_convergence(engine, name, densities[key], y)
-        values = {site: np.asarray(estimate.value).round(4).tolist() for site, estimate in engine.hyper.items()}
+        values = {site: np.asarray(value).round(4).tolist() for site, value in engine._run.fit.hyper.items()}
         yield "false" if fault else "converged", f"{where}: {fault} at {values}"
 
 

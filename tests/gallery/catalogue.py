@@ -7,9 +7,11 @@ from typing import Any, NamedTuple
 
 from numpyro_ext.structure import Reason
 
-__all__ = ["GAUSSIAN", "INTEGRATED", "MODELS", "Published", "Refusal", "published"]
+__all__ = ["GAUSSIAN", "INTEGRATED", "MODELS", "OF_PAIRS", "Published", "Refusal", "published"]
 
 GAUSSIAN = "EP LaplaceApproximation VariationalGaussian INLA"
+OF_PAIRS = "EP LaplaceApproximation VariationalGaussian"
+"""Engines for factors of two predictors, which INLA's own marginals do not take."""
 INTEGRATED = "EP VariationalGaussian"
 """Engines that integrate over coefficients whose priors are neither Gaussian nor smooth."""
 

@@ -7,7 +7,7 @@ import numpyro
 import numpyro.distributions as dist
 from jax.scipy.stats import norm
 
-from .catalogue import NOT_INTEGRATED, published
+from .catalogue import OF_PAIRS, published
 
 NO_VECTORS = "LaplaceApproximation VariationalGaussian"
 NUM_ROWS = 40
@@ -169,7 +169,7 @@ def tobit(x, y):
     numpyro.factor("y", jnp.where(below, hidden, seen))
 
 
-@published("bambi: distributional models, location and scale", _line, "a b g", engines=NOT_INTEGRATED)
+@published("bambi: distributional models, location and scale", _line, "a b g", engines=OF_PAIRS)
 def location_and_scale(x, unused, y):
     a = numpyro.sample("a", dist.Normal(0, 2))
     b = numpyro.sample("b", dist.Normal(0, 2))

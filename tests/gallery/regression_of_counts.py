@@ -6,7 +6,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 
-from .catalogue import NOT_INTEGRATED, published
+from .catalogue import OF_PAIRS, published
 from .regression import NO_VECTORS
 
 # Ten island societies of Oceania: thousands of people, rate of contact (1 is high), kinds of tools.
@@ -81,7 +81,7 @@ def monks(y):
     numpyro.sample("y", dist.ZeroInflatedPoisson(p, jnp.exp(al)), obs=y)
 
 
-@published("bambi: zero-inflated models with a regression of the zeros", _inflated, "b g", engines=NOT_INTEGRATED)
+@published("bambi: zero-inflated models with a regression of the zeros", _inflated, "b g", engines=OF_PAIRS)
 def zeros_with_their_regression(x, y):
     b = numpyro.sample("b", dist.Normal(0, 1).expand([3]))
     g = numpyro.sample("g", dist.Normal(0, 1).expand([2]))

@@ -54,7 +54,7 @@ def counts_case():
 def fitted_line(line_case):
     from numpyro_ext.infer import EP
 
-    engine = EP(line_case.model, progress_bar=False, num_samples=4000)
+    engine = EP(line_case.model, integrate="none", progress_bar=False, num_samples=4000)
     engine.run(jax.random.key(0), line_case.x, line_case.y, mask=line_case.mask)
     return engine
 

@@ -19,7 +19,8 @@ _NEWTON_STEPS = 40
 class Density:
     """Log evidence plus log prior as a function of the unconstrained hyperparameters, from NumPyro's density.
 
-    Compiled once for a model and a split into field and hyperparameters.
+    Of an engine that integrates over hyperparameters, the prior is per unit of the unconstrained space, and the point
+    to be judged is the mode around which it does. Compiled once for a model and a split into field and hyperparameters.
     """
 
     def __init__(self, engine, model, y):
@@ -35,6 +36,7 @@ class Density:
             )
             for name in engine.hyper
         }
+        integrated = set() if engine.integrate == "none" else set(engine.hyper) - params
         self.field = [
             name
             for name, site in sites.items()
@@ -46,7 +48,13 @@ class Density:
         def log_joint(x, point, y):
             values = self.hyper(point)
             held = {name: value for name, value in values.items() if name in params}
-            return log_density(handlers.substitute(model, data=held), (y,), {}, {**unravel_field(x), **values})[0]
+            density = log_density(handlers.substitute(model, data=held), (y,), {}, {**unravel_field(x), **values})[0]
+            return density + log_volume(point)
+
+        def log_volume(point):
+            free, values = self.unravel(point), self.hyper(point)
+            parts = [self.transforms[name].log_abs_det_jacobian(free[name], values[name]) for name in integrated]
+            return sum((jnp.sum(part) for part in parts), start=jnp.zeros(()))
 
         def laplace(point, mean, y):
             def newton(_, x):
@@ -65,7 +73,7 @@ class Density:
         def log_prior(point):
             values = self.hyper(point)
             priors = [sites[name]["fn"].log_prob(value) for name, value in values.items() if name not in params]
-            return sum((jnp.sum(prior) for prior in priors), start=jnp.zeros(()))
+            return sum((jnp.sum(prior) for prior in priors), start=log_volume(point))
 
         self.laplace = jax.jit(lambda points, mean, y: jax.lax.map(lambda point: laplace(point, mean, y), points))
 
@@ -77,10 +85,12 @@ class Density:
         self.rounding = jax.jit(rounding)
 
     def free(self, engine):
-        return {name: t.inv(jnp.asarray(engine.hyper[name].value, float)) for name, t in self.transforms.items()}
+        found = engine._run.fit.hyper
+        return {name: t.inv(jnp.asarray(found[name], float)) for name, t in self.transforms.items()}
 
     def means(self, engine):
-        return {name: jnp.asarray(engine.posterior[name].mean) for name in self.field}
+        moments = engine._run._moments
+        return {name: jnp.reshape(moments[name][0], engine.posterior[name].shape) for name in self.field}
 
     def hyper(self, point):
         return {name: self.transforms[name](value) for name, value in self.unravel(point).items()}

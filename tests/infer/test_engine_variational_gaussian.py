@@ -30,7 +30,7 @@ def regression(x, y=None):
 
 @pytest.fixture(scope="module")
 def fitted(counts_case):
-    engine = VariationalGaussian(counts_case.model, progress_bar=False)
+    engine = VariationalGaussian(counts_case.model, integrate="none", progress_bar=False)
     engine.run(KEY, counts_case.t, counts_case.y, mask=counts_case.mask)
     return engine
 

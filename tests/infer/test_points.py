@@ -29,7 +29,7 @@ def effects(y, is_heavy_tailed=True):
 
 @pytest.fixture(scope="module")
 def fitted():
-    engine = LaplaceApproximation(effects, progress_bar=False, num_samples=50)
+    engine = LaplaceApproximation(effects, integrate="none", progress_bar=False, num_samples=50)
     with pytest.warns(UserWarning, match=r"'effect' \(3,\) has no place in the Gaussian field"):
         engine.run(KEY, Y)
     return engine
@@ -54,7 +54,7 @@ def test_scalars_and_params_pass_without_a_warning():
         slope = numpyro.sample("slope", dist.Normal(0.0, 1.0))
         numpyro.sample("y", dist.Normal(level[GROUP] + slope * X, scale), obs=y)
 
-    engine = LaplaceApproximation(model, progress_bar=False)
+    engine = LaplaceApproximation(model, integrate="none", progress_bar=False)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         engine.run(KEY, Y)
@@ -76,7 +76,7 @@ def test_a_scale_at_zero_is_warned_of():
         effect = numpyro.sample("effect", dist.Normal(0.0, scale).expand([3]).to_event(1))
         numpyro.sample("y", dist.Normal(effect[GROUP], 1.0), obs=y)
 
-    engine = EP(model, progress_bar=False)
+    engine = EP(model, integrate="none", progress_bar=False)
     with pytest.warns(UserWarning, match="'group_scale' ended at the edge of the support"):
         engine.run(KEY, 0.1 * np.sin(np.arange(12)))
     assert engine.diagnostics.edges == ("group_scale",)

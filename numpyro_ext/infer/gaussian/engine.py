@@ -75,18 +75,18 @@ class Engine(BaseEngine[FinishedRun]):
     :param float hyper_tol: the search ends when no derivative of log evidence plus log prior with respect to an
         unconstrained hyperparameter exceeds this.
     :param int max_hyper_steps: steps of the search at most.
-    :param str integrate: what becomes of the hyperparameters. ``"none"``: they are set to their optimum, in draws,
+    :param str integrate: what becomes of the hyperparameters. With ``"none"`` they are set to their optimum, in draws,
         marginals and predictions. Otherwise these are integrated over them, by fits of the field at points around the
         mode of their posterior density in the unconstrained space:
 
-        - ``"grid"``: a lattice in the eigenbasis of the curvature (about 11, 110 and 900 points for one, two and three
-          hyperparameters; at most four), exact to three digits;
+        - ``"auto"``: a grid for one or two, a central composite design for three to six, else their normal
+          approximation; at the mode, with a warning, where the density has no curvature to place points by;
+        - ``"grid"``: a lattice in the eigenbasis of the curvature (about 10 and 50 points for one and two
+          hyperparameters; at most four), exact to two or three digits;
         - ``"ccd"``: a central composite design (up to six; 15 to 45 points), exact where the log density is quadratic
           on each side of the mode; elsewhere it leaves errors of hundredths in the log evidence and in the moments of
           the field (in standard deviations), and of a tenth in the standard deviations of skewed hyperparameters;
-        - ``"normal"``: 64 draws of their normal approximation, for any number of them;
-        - ``"auto"``: a grid for one or two, a central composite design for three to six, else the normal approximation;
-          where their density has no curvature to place points by, the optimum, with a warning.
+        - ``"normal"``: 64 points of their normal approximation, for any number of them.
 
         ``param`` sites, which have no prior, and given values stay what they are.
     :param options: those of every engine, see :class:`~numpyro_ext.infer.front.engine.BaseEngine`: ``field``,
@@ -106,7 +106,7 @@ class Engine(BaseEngine[FinishedRun]):
         num_restarts: int = 0,
         hyper_tol: float | None = None,
         max_hyper_steps: int = 100,
-        integrate: Integrate = "none",
+        integrate: Integrate = "auto",
         **options: Unpack[EngineOptions],
     ) -> None:
         super().__init__(model, **options)
@@ -197,7 +197,7 @@ class Engine(BaseEngine[FinishedRun]):
         except KeyboardInterrupt:
             messages = ["Interrupted: the hyperparameters are at their mode and not integrated over."]
             run = make(result._replace(diagnostics=diagnostics._replace(messages=(*diagnostics.messages, *messages))))
-        if messages:
+        if messages and diagnostics.converged:  # of other runs all messages are said
             warn(f"{type(self).__name__}: " + " ".join(messages))
         return run
 
