@@ -81,7 +81,7 @@ class EP(Engine):
         >>> ep.get_samples()["slope"].shape
         (1000,)
 
-    A regression with Laplace coefficients is integrated over them, and the scale of their prior is learned:
+    A regression with Laplace coefficients is integrated over them, and over the scale of their prior:
 
     .. code-block:: python
 
@@ -96,7 +96,7 @@ class EP(Engine):
         >>> ep.run(jax.random.key(0), columns, 1.5 * x)
         >>> found = ep.posterior["b"]
         >>> print(f"{found.mean[0]:.2f}, variance {found.variance[0]:.2f}; tau = {ep.hyper['tau'].value:.2f}")
-        1.46, variance 0.02; tau = 0.59
+        1.47, variance 0.02; tau = 1.10
 
     :param model: a NumPyro model.
     :param float damping: fraction of the old site that is kept in a step, in ``[0, 1)``.
