@@ -17,6 +17,7 @@ from jax.typing import ArrayLike
 from ...linalg.operators.operator import LinearOperator
 from ...structure.model.search import Form, field_names, read_first
 from .answers.arviz import ArviZInterface
+from .answers.display import ShownEngine
 from .answers.points import warn_of_points
 from .answers.sites import PosteriorSites
 from .answers.summary import format_summary
@@ -44,7 +45,7 @@ class EngineOptions(TypedDict, total=False):
     progress_bar: bool
 
 
-class BaseEngine(ArviZInterface, Generic[_Run]):
+class BaseEngine(ShownEngine, ArviZInterface, Generic[_Run]):
     """What every engine is: a model, options, and a run, which answers for itself.
 
     A subclass adds its own options, and says what models are read into (``forms``), how a run is made (:meth:`_start`)

@@ -7,6 +7,9 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from jax import Array
 
+from ...display import as_html, as_text
+from .answers.display import ending
+
 __all__ = ["Diagnostics", "HyperDiagnostics", "HyperEstimate", "LogEvidence", "at_values"]
 
 
@@ -105,6 +108,12 @@ class Diagnostics(NamedTuple):
     """Latent sites that the run set to a point: one value in all draws, without uncertainty."""
     edges: tuple[str, ...] = ()
     """Hyperparameters at the edge of their support, such as a scale of zero."""
+
+    def __repr__(self) -> str:
+        return as_text(["Diagnostics", *ending(self)])
+
+    def _repr_html_(self) -> str:
+        return as_html(["Diagnostics", *ending(self)])
 
 
 def at_values(hyper: dict[str, Array]) -> str:

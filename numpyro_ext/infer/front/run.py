@@ -78,6 +78,11 @@ class FinishedRun(ABC):
         return self.fit.diagnostics
 
     @property
+    def is_at_hand(self) -> bool:
+        """Whether diagnostics and evidence are known without further computation, so that they may be shown."""
+        return True
+
+    @property
     def points(self) -> tuple[str, ...]:
         """Latent sites without a distribution in the posterior."""
         return point_sites(self.space)

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from ...display import Shown, Table
 from ...linalg.gaussian.prior import CovariancePrior, PrecisionPrior
 from ..conflict import Conflict, names_of
 from ..errors import ModelStructureError
@@ -39,7 +40,7 @@ class HyperSite(NamedTuple):
     """Starting value, constrained."""
 
 
-class ModelReading(ABC):
+class ModelReading(Shown, ABC):
     """A model as a program of innovations and hyperparameters, with a given split into field and hyperparameters.
 
     The reading of a form is a subclass: it looks at what depends on the field, raises :class:`Conflict` with the sites
@@ -337,6 +338,10 @@ class ModelReading(ABC):
     def num_closed_forms(self) -> int:
         """How many families of factors have closed forms."""
         return 0
+
+    def _shown(self) -> list[str | Table]:
+        # A skeleton has no model and no data to describe.
+        return [type(self).__name__, *(self.describe().split("\n") if self.model is not None else ["(a skeleton)"])]
 
     @abstractmethod
     def form(self, hyper: Mapping[str, Any], data: Sequence[Any] | None = None) -> Any:

@@ -12,11 +12,12 @@ from jax.scipy.special import ndtri
 from jax.typing import ArrayLike, DTypeLike
 
 from ....structure.model.reading import ModelReading
+from .display import ShownSite, ShownSites
 
 __all__ = ["PosteriorSites", "SitePosterior", "missing_sites", "probabilities"]
 
 
-class SitePosterior:
+class SitePosterior(ShownSite):
     """The Gaussian posterior of one site that is affine in the field; nothing here is estimated from draws.
 
     Obtained as ``engine.posterior[name]``.
@@ -37,9 +38,6 @@ class SitePosterior:
         self._variance = variance
         self._covariance = covariance
         self._sample = sample
-
-    def __repr__(self) -> str:
-        return f"SitePosterior({self.name!r}, shape={self.shape})"
 
     @property
     def mean(self) -> Array:
@@ -127,7 +125,7 @@ def probabilities(q: ArrayLike, dtype: DTypeLike) -> np.ndarray:
     return found
 
 
-class PosteriorSites(Mapping[str, SitePosterior]):
+class PosteriorSites(ShownSites, Mapping[str, SitePosterior]):
     """The sites with an exact posterior, by name; a wrong name says which there are and why others are not.
 
     :param sites: the posteriors.
@@ -135,7 +133,7 @@ class PosteriorSites(Mapping[str, SitePosterior]):
     """
 
     def __init__(self, sites: Mapping[str, SitePosterior], reasons: Mapping[str, str]) -> None:
-        self._sites = dict(sites)
+        self._sites: dict[str, SitePosterior] = dict(sites)
         self._reasons = dict(reasons)
 
     @property
@@ -156,9 +154,6 @@ class PosteriorSites(Mapping[str, SitePosterior]):
 
     def __len__(self) -> int:
         return len(self._sites)
-
-    def __repr__(self) -> str:
-        return f"PosteriorSites({', '.join(self._sites)})"
 
 
 def missing_sites(

@@ -11,6 +11,7 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
+from ...front.answers.display import ShownSite
 from ...front.answers.sites import SitePosterior, probabilities
 from .mixture_marginals import MarginalMixture
 
@@ -18,7 +19,7 @@ __all__ = ["HyperPosterior", "MixturePosterior"]
 
 
 @dataclass(eq=False, repr=False)
-class HyperPosterior:
+class HyperPosterior(ShownSite):
     """The posterior of one hyperparameter; moments are integrals over the design, in the shape of the site.
 
     Obtained as ``engine.hyper[name]``.
@@ -37,8 +38,10 @@ class HyperPosterior:
     """From unconstrained values."""
     is_fixed: bool
 
-    def __repr__(self) -> str:
-        return f"HyperPosterior({self.name!r}, mean={np.asarray(self.mean)}, sd={np.asarray(self.sd)})"
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the site."""
+        return self.values.shape[1:]
 
     @property
     def mean(self) -> Array:

@@ -57,6 +57,11 @@ class IntegratedRun(GaussianRun):
         )
 
     @property
+    def is_at_hand(self) -> bool:
+        """Whether the design has been explored; that of a run from a file has not."""
+        return "exploration" in vars(self)
+
+    @property
     def points(self) -> tuple[str, ...]:
         """None: hyperparameters have a distribution."""
         return ()

@@ -1,0 +1,120 @@
+"""What engines and their answers show of themselves: what was run, how it ended, and the numbers that are at hand."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from itertools import islice, product
+from typing import Any
+
+import numpy as np
+
+from ....display import MOST_ROWS, Shown, Table, number
+
+__all__ = ["ShownEngine", "ShownSite", "ShownSites", "ending", "evidence"]
+
+_LARGEST_SHOWN = 1000
+"""Elements of a site whose moments are computed only to be shown."""
+_OF_HYPERPARAMETERS = {
+    "none": "",
+    "optimum": " at the best hyperparameters",
+    "integrated": ", hyperparameters integrated out",
+}
+
+
+def evidence(value: Any) -> str:
+    """A log evidence in words: ``"at least -12.30 at the best hyperparameters"``.
+
+    :param LogEvidence value: of a run.
+    """
+    sign = "at least " if value.is_lower_bound else ""
+    return f"{sign}{float(value):.2f}{_OF_HYPERPARAMETERS[value.hyperparameters]}"
+
+
+def ending(diagnostics: Any) -> list[str]:
+    """How a run ended, what it set to a point, and what stands at the edge of its support.
+
+    :param Diagnostics diagnostics: of the run.
+    """
+    end = "converged" if diagnostics.converged else "NOT converged"
+    more = "" if diagnostics.hyper is None else f", {diagnostics.hyper.num_evaluations} fits for hyperparameters"
+    lines = [f"{end} after {diagnostics.num_steps} steps{more}"]
+    if diagnostics.num_skipped:
+        lines.append(f"{diagnostics.num_skipped} factors were refused in the last step")
+    if diagnostics.points:
+        lines.append(f"set to a point, without uncertainty: {', '.join(diagnostics.points)}")
+    if diagnostics.edges:
+        lines.append(f"at the edge of the support: {', '.join(diagnostics.edges)}")
+    return lines + list(diagnostics.messages)
+
+
+class ShownEngine(Shown):
+    """An engine with its model and the outcome of its run."""
+
+    model: Any
+    _run: Any
+
+    def _shown(self) -> list[str | Table]:
+        name = f"{type(self).__name__}({getattr(self.model, '__name__', type(self.model).__name__)})"
+        run = self._run
+        if run is None:
+            return [f"{name}: not run yet"]
+        diagnostics = run.diagnostics if run.is_at_hand else run.fit.diagnostics
+        end, *lines = ending(diagnostics)
+        out: list[str | Table] = [f"{name}: {end}"]
+        if run.is_at_hand:
+            out.append(f"log evidence: {evidence(run.log_evidence)}")
+        for role, names in (("field", run.reading.field), ("hyperparameters", tuple(run.reading.hyper))):
+            if names:
+                out.append(f"{role}: {', '.join(f'{n} {tuple(run.reading.site_shapes[n])}' for n in names)}")
+        return out + list(lines)
+
+
+class ShownSite(Shown):
+    """The posterior of one site, with the mean and standard deviation of its first elements."""
+
+    name: str
+
+    def _shown(self) -> list[str | Table]:
+        site: Any = self
+        shape = tuple(site.shape)
+        title, size = f"{type(self).__name__}({self.name!r}, shape={shape})", math.prod(shape)
+        if not 0 < size <= _LARGEST_SHOWN:
+            return [title]
+        try:
+            moments = [np.asarray(value) for value in (site.mean, site.sd)]
+        except FloatingPointError:
+            return [title, "its moments are not finite"]
+        places = islice(product(*map(range, shape)), MOST_ROWS)
+        rows = [[_label(self.name, place), *(number(value[place]) for value in moments)] for place in places]
+        more = [f"and {size - MOST_ROWS} more"] if size > MOST_ROWS else []
+        return [title, Table(["", "mean", "sd"], rows), *more]
+
+
+def _label(name: str, place: tuple[int, ...]) -> str:
+    return f"{name}[{','.join(map(str, place))}]" if place else name
+
+
+class ShownSites(Shown):
+    """Posteriors by name, each with its shape and the range of its means."""
+
+    _sites: Mapping[str, Any]
+
+    def _shown(self) -> list[str | Table]:
+        title = f"{type(self).__name__}({', '.join(self._sites)})"
+        return [title, Table(["site", "shape", "mean", "sd"], [*self._rows()])]
+
+    def _rows(self) -> Iterator[list[str]]:
+        for name, site in self._sites.items():
+            row = [name, str(tuple(site.shape)), "", ""]
+            if 0 < site.size <= _LARGEST_SHOWN:
+                try:
+                    row[2:] = [_range(site.mean), _range(site.sd)]
+                except FloatingPointError:
+                    row[2] = "not finite"
+            yield row
+
+
+def _range(values: Any) -> str:
+    low, high = number(np.min(values)), number(np.max(values))
+    return low if low == high else f"{low} to {high}"

@@ -1,0 +1,81 @@
+"""What engines, posteriors, diagnostics and readings show of themselves, as text and in notebooks."""
+
+import jax
+import jax.numpy as jnp
+import numpyro
+import numpyro.distributions as dist
+import pytest
+
+from numpyro_ext.display import Shown, Table
+from numpyro_ext.infer import INLA, LaplaceApproximation
+from numpyro_ext.structure import read_latent_gaussian
+
+
+def scaled_line(x, y=None):
+    scale = numpyro.sample("scale<b>", dist.HalfNormal(1.0))
+    slopes = numpyro.sample("slopes", dist.Normal(0.0, scale).expand([12]).to_event(1))
+    numpyro.deterministic("fitted", x @ slopes)
+    numpyro.sample("y", dist.Normal(x @ slopes, 0.5), obs=y)
+
+
+X = jnp.sin(jnp.arange(20.0)[:, None] * jnp.arange(1.0, 13.0))
+Y = X @ jnp.linspace(-1.0, 1.0, 12)
+
+
+@pytest.fixture(scope="module")
+def inla():
+    engine = INLA(scaled_line, num_samples=50, progress_bar=False)
+    engine.run(jax.random.key(0), X, Y)
+    return engine
+
+
+def test_what_is_shown_is_escaped_in_html_and_aligned_in_text():
+    class Fit(Shown):
+        def _shown(self):
+            return ["<script>", "a & b", Table(["x", "long header"], [["<i>", "1"], ["longer", "2"]])]
+
+    html, text = Fit()._repr_html_(), repr(Fit())
+    assert "<script>" not in html and "<i>" not in html and "a &amp; b" in html and html.count("<tr>") == 3
+    columns = [line.index(word) for line, word in zip(text.split("\n")[2:], ("long", "1", "2"), strict=True)]
+    assert len(set(columns)) == 1
+
+
+def test_engine_before_and_after_its_run(inla):
+    engine = LaplaceApproximation(scaled_line, progress_bar=False, max_hyper_steps=1, integrate="none")
+    assert repr(engine) == "LaplaceApproximation(scaled_line): not run yet"
+    with pytest.warns(UserWarning, match="did not converge"):
+        engine.run(jax.random.key(0), X, Y)
+    assert repr(engine).startswith("LaplaceApproximation(scaled_line): NOT converged")
+    assert "at the best hyperparameters" in repr(engine) and "scale<b>" in repr(engine)
+    assert f"log evidence: {float(engine.log_evidence):.2f}" in repr(engine)
+    assert "scale&lt;b&gt;" in engine._repr_html_() and "scale<b>" not in engine._repr_html_()
+    assert repr(inla).startswith("INLA(scaled_line): converged") and "integrated out" in repr(inla)
+
+
+def test_run_from_a_file_is_shown_without_exploring_its_design(inla, tmp_path):
+    inla.save(tmp_path / "run")
+    loaded = INLA.load(tmp_path / "run", scaled_line)
+    assert "log evidence" not in repr(loaded) and "exploration" not in vars(loaded._run)
+    float(loaded.log_evidence)
+    assert "log evidence" in repr(loaded)
+
+
+def test_posteriors_show_their_moments(inla):
+    site = inla.posterior["slopes"]
+    lines = repr(site).split("\n")
+    assert f"{float(site.mean[3]):.2f}" in lines[5] and f"{float(site.sd[3]):.2f}" in lines[5]
+    assert lines[-1].strip() == "and 2 more" and "and 2 more" in site._repr_html_()
+    shown = repr(inla.posterior)
+    assert "slopes" in shown and "(20,)" in shown and f"{float(site.sd.max()):.2f}" in shown
+    assert f"{float(inla.hyper['scale<b>'].mean):.2f}" in repr(inla.hyper["scale<b>"])
+    assert "&lt;b&gt;" in inla.hyper["scale<b>"]._repr_html_()
+
+
+def test_diagnostics_and_readings_show_sentences(inla):
+    found = inla.diagnostics._replace(edges=("tau",), points=("b",), converged=False, messages=("Said < this.",))
+    assert "NOT converged" in repr(found) and "edge of the support: tau" in repr(found) and "point" in repr(found)
+    assert "Said &lt; this." in found._repr_html_()
+    reading = read_latent_gaussian(scaled_line, (X, Y))
+    assert repr(reading).startswith("LatentGaussianReading\n  field: slopes (12,)")
+    assert "hyperparameter: scale&lt;b&gt;" in reading._repr_html_()
+    assert "skeleton" in repr(reading.skeleton())
