@@ -15,6 +15,7 @@ import tinygp
 from numpyro import handlers
 from numpyro.contrib.control_flow import scan
 from numpyro.contrib.hsgp.approximation import hsgp_squared_exponential
+from numpyro.infer import MCMC, NUTS, Predictive
 
 from numpyro_ext.infer import EP, INLA, BilinearVG, LaplaceApproximation, VariationalGaussian
 from tests.monte_carlo import assert_close_deviations, assert_close_means
@@ -30,7 +31,7 @@ _generator = np.random.default_rng(0)
 GROUP, NEW_GROUP = np.arange(N) % 3, np.array([0, 3, 3, 2])
 X, NEW_X = _generator.normal(size=(2, N))[:, :N][0], _generator.normal(size=M)
 Y = 0.5 * X + 0.3 * GROUP + 0.2 * _generator.normal(size=N)
-COUNTS = _generator.poisson(2.0, size=N)
+COUNTS = _generator.poisson(2.0, size=N) + 1
 
 needs_float64 = pytest.mark.skipif(not jax.config.jax_enable_x64, reason="checks float64 accuracy")
 
@@ -132,6 +133,23 @@ def classes(x, y=None, mask=True):
         numpyro.sample("y", dist.Categorical(logits=logits), obs=y)
 
 
+def totals(x, total, y=None, mask=True):
+    """New totals may be below every old count."""
+    b = numpyro.sample("b", dist.Normal(0, 1))
+    line = numpyro.deterministic("line", b * x)
+    with handlers.mask(mask=mask):
+        numpyro.sample("y", dist.Binomial(total, logits=line), obs=y)
+
+
+def panel(x, y=None, mask=True):
+    a = numpyro.sample("a", dist.Normal(0, 1).expand([x.shape[1]]))
+    walk = numpyro.sample("walk", dist.GaussianRandomWalk(0.5, num_steps=x.shape[0]))
+    line = numpyro.deterministic("line", a + walk[:, None] + 0.1 * x)
+    with handlers.mask(mask=mask):
+        numpyro.sample("y", dist.Normal(line, 0.3), obs=y)
+
+
+TOTALS, PANEL = np.full(N, 20), np.random.default_rng(2).normal(size=(6, 3))
 LABELS, NEW_LABELS = np.array(["b", "d", "e"])[GROUP], np.array(["a", "b", "c", "d"])
 ALL_X, ALL_GROUPS = joined(X, NEW_X), joined(GROUP, NEW_GROUP)
 LONG = np.cumsum(np.random.default_rng(1).normal(size=300)) * 0.3
@@ -165,6 +183,11 @@ CASES = {
         (ALL_X, joined(X[:7], NEW_X[:2]), padded(Y), padded(COUNTS[:7], 2), IS_OLD, np.arange(9) < 7),
         {"log_rate": (7,)},
     ),
+    "totals": (EP, totals, (X, TOTALS, COUNTS), (NEW_X, np.array([3, 1, 9, 2])),
+               (ALL_X, joined(TOTALS, [3, 1, 9, 2]), padded(COUNTS), IS_OLD), {"line": (N,)}),
+    "panel": (LaplaceApproximation, panel, (PANEL, 2.0 * PANEL), (PANEL[:2],),
+              (joined(PANEL, PANEL[:2]), joined(2.0 * PANEL, PANEL[:2]), (np.arange(8) < 6)[:, None]),
+              {"line": (6, 0), "walk": (6,)}),
     "classes": (VariationalGaussian, classes, (X, GROUP), (NEW_X,), (ALL_X, padded(GROUP), IS_OLD), {"logits": (N,)}),
 }  # fmt: skip
 
@@ -174,7 +197,7 @@ def given(model):
     function = getattr(model, "func", model)
     if function is slopes:
         return {"corr": np.array([[1.0, 0.0], [0.6, 0.8]]), "scale": np.array([0.6, 0.4])}
-    name = {basis: "noise", two: None, classes: None}.get(function, "scale")
+    name = ({basis: "noise"} | dict.fromkeys((two, classes, totals, panel))).get(function, "scale")
     return {} if name is None else {name: 0.6}
 
 
@@ -408,11 +431,15 @@ def regression_on_steps_before(num_steps, y=None):
     numpyro.sample("y", dist.Normal(b * before, 0.3), obs=y)
 
 
+def conditioned(x):
+    handlers.condition(basis, data={"y": Y})(x)
+
+
 REFUSED = {
     "standardised": (LaplaceApproximation, standardised, (X, Y), (NEW_X,), r"12 predictors of the fit 12 have changed"),
     "values": (LaplaceApproximation, standardised_values, (X, Y), (NEW_X,), "belongs to 'y'.*their factors are others"),
-    "domain": (LaplaceApproximation, domain_of_data, (X, Y), (3 * NEW_X,), r"move by up to .* the ends of a basis"),
-    "kernel": (LaplaceApproximation, kernel_of_data, (X, COUNTS), (NEW_X,), r"as x - x.mean\(\).*compute it outside"),
+    "domain": (LaplaceApproximation, domain_of_data, (X, Y), (3 * NEW_X,), r"move by up to .* ends of a basis"),
+    "kernel": (LaplaceApproximation, kernel_of_data, (X, COUNTS), (3 * NEW_X,), r"as x - x.mean\(\).*outside"),
     "fixed": (LaplaceApproximation, fixed_size, (GROUP, X, Y), (NEW_GROUP, NEW_X),
               "element 3 of site 'b', which has 3"),
     "negative": (LaplaceApproximation, fixed_size, (GROUP, X, Y), (NEW_GROUP - 5, NEW_X), "element -2 of site 'b'"),
@@ -426,6 +453,10 @@ REFUSED = {
     "axes": (LaplaceApproximation, slopes, (GROUP, X, 3, Y), (NEW_GROUP, NEW_X[:, None], 4), "have 1 and 2 axes"),
     "number of rows": (LaplaceApproximation, slopes, (GROUP, X, 3, Y), (0, 0.5, 3), "a number stands for rows only"),
     "missing": (LaplaceApproximation, slopes, (GROUP, X, 3, Y), (NEW_GROUP, NEW_X), "missing a required argument"),
+    "nothing": (LaplaceApproximation, slopes, (GROUP, X, 3, Y), (NEW_GROUP[:0], NEW_X[:0], 3),
+                "there is nothing to predict"),
+    "missing inputs": (LaplaceApproximation, basis, (X, Y), (np.nan * NEW_X,), "not finite.*NaN in the new arguments"),
+    "conditioned": (LaplaceApproximation, conditioned, (X,), (NEW_X,), "Observations have to be an argument"),
     "steps before": (LaplaceApproximation, regression_on_steps_before, (N, Y), (N + M,),
                      "'mean' depends on observations"),
 }  # fmt: skip
@@ -435,9 +466,10 @@ REFUSED = {
 def test_what_cannot_be_predicted_is_refused_with_what_was_found(case):
     engine, model, old, new, message = REFUSED[case]
     options = {}
-    if model in (domain_of_data, kernel_of_data, fixed_size):
-        options["hyper_values"] = given({domain_of_data: basis, kernel_of_data: process, fixed_size: slopes}[model])
-    elif model not in (slopes, walk):
+    like = {domain_of_data: basis, conditioned: basis, kernel_of_data: process, fixed_size: slopes}
+    if model in like:
+        options["hyper_values"] = given(like[model])
+    elif model not in (slopes, walk, basis):
         options["hyper_values"] = {}
     found = fitted(engine, model, old, **options)
     with pytest.raises(ValueError, match="(?s)" + message):
@@ -505,3 +537,34 @@ def test_a_run_that_was_loaded_predicts(groups, tmp_path):
     np.testing.assert_allclose(found.posterior["line"].mean, expected.posterior["line"].mean, rtol=1e-12)
     with pytest.raises(TypeError, match="A random key comes first"):
         again.predict(NEW_GROUP, NEW_X, 4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["members of groups", "process"])
+def test_predictions_agree_with_nuts_on_old_and_new_rows_together(kind):
+    """A fit that integrates over its hyperparameters, and a sampler of the joint model with the new rows masked."""
+    generator = np.random.default_rng(3)
+    if kind == "process":
+        model, x = process, generator.uniform(-3, 3, size=40)
+        y, new = generator.poisson(np.exp(1.0 + np.sin(2 * x))), np.array([-3.5, -1.1, 0.2, 2.9, 4.0])
+        old_args, new_args, site, num_new = (x, y), (new,), "f", 5
+        joint = (np.append(x, new), padded(y, 5), np.arange(45) < 40)
+    else:
+        model, group, x = slopes, np.arange(96) % 12, generator.normal(size=96)
+        b = np.array([0.3, 0.5]) + generator.normal(size=(12, 2)) @ np.array([[0.7, 0.0], [0.3, 0.4]]).T
+        y = b[group, 0] + b[group, 1] * x + 0.3 * generator.normal(size=96)
+        new_group, new_x, num_new = np.array([0, 3, 12, 12, 13]), np.array([0.5, -2.0, 0.0, 1.5, -1.0]), 5
+        old_args, new_args, site = (group, x, 12, y), (new_group, new_x, 14), "line"
+        joint = (np.append(group, new_group), np.append(x, new_x), 14, padded(y, 5), np.arange(101) < 96)
+    found = fitted(EP, model, old_args, hyper_values={}, integrate="auto", num_samples=4000).predict(KEY, *new_args)
+    mcmc = MCMC(NUTS(model), num_warmup=500, num_samples=2500, progress_bar=False)
+    mcmc.run(jax.random.key(1), *joint)
+    draws = np.asarray(mcmc.get_samples()[site])[:, -num_new:]
+    mean, sd = draws.mean(0), draws.std(0)
+    assert np.all(np.abs(found.posterior[site].mean - mean) < 0.1 * sd), (found.posterior[site].mean - mean) / sd
+    np.testing.assert_allclose(found.posterior[site].sd, sd, rtol=0.1)
+    without = [None if part is joint[-2] else part for part in joint[:-1]]
+    drawn = Predictive(model, mcmc.get_samples())(jax.random.key(2), *without)["y"][:, -num_new:]
+    own = found.get_samples()["y"]
+    np.testing.assert_allclose(own.mean(0), drawn.mean(0), atol=0.15 * float(drawn.std()))
+    np.testing.assert_allclose(np.quantile(own, [0.1, 0.9], 0), np.quantile(drawn, [0.1, 0.9], 0), rtol=0.15, atol=1.0)

@@ -269,7 +269,7 @@ class BilinearVG(BaseEngine[BilinearRun]):
         return _RESTARTS if is_small and checkpoint is None else 0
 
     def _read(
-        self, rng_key: Array, args: tuple[Any, ...], kwargs: dict[str, Any], *, check: bool = True
+        self, rng_key: Array, args: tuple[Any, ...], kwargs: dict[str, Any], *, check: bool = True, **options: Any
     ) -> BilinearReading:
         return read_bilinear(
             self.model,

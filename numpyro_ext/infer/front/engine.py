@@ -92,17 +92,9 @@ class BaseEngine(ShownEngine, ArviZInterface, Generic[_Run]):
     forms: ClassVar[Sequence[Form[Any]]] = ()
     """What a model is read into: the first of them that it has."""
 
-    def _read(self, rng_key: Array, args: tuple[Any, ...], kwargs: dict[str, Any], *, check: bool = True) -> Any:
-        return read_first(
-            self.forms,
-            self.model,
-            args,
-            kwargs,
-            field=self.field,
-            init_values=self._start_values,
-            rng_key=rng_key,
-            check=check,
-        )
+    def _read(self, rng_key: Array, args: tuple[Any, ...], kwargs: dict[str, Any], **options: Any) -> Any:
+        options |= {"field": self.field, "init_values": self._start_values, "rng_key": rng_key}
+        return read_first(self.forms, self.model, args, kwargs, **options)
 
     @abstractmethod
     def _start(

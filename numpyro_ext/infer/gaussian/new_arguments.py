@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from ...structure import LatentGaussianReading, ModelStructureError
+from ...structure import LatentGaussianReading, ModelStructureError, Reason
 from ...structure.latent_gaussian.rows_in_use import ReadingOfRows
 from ...structure.model.execution import check_key
 from ..front.answers.arviz import prediction_to_arviz
@@ -153,7 +153,9 @@ def predict(
                 _check_left_out(found, other)
             return Prediction(found, reading, call, rng_key, other)
         except ModelStructureError as error:
-            refusals.append(NotJoined(f"The model cannot be read on old and new arguments together: {error}"))
+            hint = "Observations have to be an argument of the model, so that they can be left out."
+            hint = f" {hint}" if error.reason is Reason.DATA else ""
+            refusals.append(NotJoined(f"The model cannot be read on old and new arguments together: {error}{hint}"))
             refusals[-1].__cause__ = error
         except NotJoined as error:
             refusals.append(error)
@@ -366,19 +368,23 @@ def _check_contained(reading: LatentGaussianReading, before: Any, after: Any) ->
     bad = np.flatnonzero(is_moved | is_other | is_changed)
     if not bad.size:
         return
-    name = _site_of(reading, int(bad[0]))
-    if not np.all(np.isfinite(new_mean) & np.isfinite(new_variance)):
-        what = "the posterior is not finite (inputs that are in both make a covariance singular: add a jitter)"
-    elif np.any(is_moved | is_other):
-        ratio = np.sqrt(np.max(new_variance[bad] / np.maximum(variance[bad], np.finfo(mean.dtype).tiny)))
-        what = f"their means move by up to {np.max(moved):.2g} standard deviations, which change by up to {ratio:.2g}"
-    else:
-        what = "their factors are others"
-    raise NotJoined(
+    what = (
         f"The model on old and new arguments together is not the one that was fitted: of the {mean.size} predictors of "
-        f"the fit {bad.size} have changed (the first belongs to {name!r}), and {what}. A model does so that computes "
-        "something of all inputs, as x - x.mean(), the ends of a basis, or the scale of a kernel: compute it outside "
-        f"and give the model the result. {_ADVICE}"
+        f"the fit {bad.size} have changed (the first belongs to {_site_of(reading, int(bad[0]))!r}), and "
+    )
+    if not np.all(np.isfinite(new_mean) & np.isfinite(new_variance)):
+        raise NotJoined(
+            f"{what}the posterior is not finite. The causes are NaN in the new arguments, and inputs that are in both, "
+            "which make a covariance singular: leave them out, or add a jitter to its diagonal."
+        )
+    if np.any(is_moved | is_other):
+        ratio = np.sqrt(np.max(new_variance[bad] / np.maximum(variance[bad], np.finfo(mean.dtype).tiny)))
+        what += f"their means move by up to {np.max(moved):.2g} deviations, and these by a factor of {ratio:.2g}"
+    else:
+        what += "their factors are others"
+    raise NotJoined(
+        f"{what}. A model does so that computes something of all inputs, as x - x.mean(), the ends of a basis, or the "
+        f"scale of a kernel: compute it outside and give the model the result. {_ADVICE}"
     )
 
 

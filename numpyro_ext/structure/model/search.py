@@ -150,6 +150,7 @@ class ReadOptions(TypedDict, total=False):
     rng_key: Array | None
     check: bool
     learns_hyper: bool
+    check_observations: bool
 
 
 def read_first(
@@ -163,6 +164,7 @@ def read_first(
     rng_key: Array | None = None,
     check: bool = True,
     learns_hyper: bool = True,
+    check_observations: bool = True,
 ) -> _Reading_co:
     """Read a model into the first of several forms that it has. The model is run, and its data checked, once.
 
@@ -176,6 +178,7 @@ def read_first(
     :param rng_key: for models that draw random numbers themselves.
     :param bool check: compare the form with NumPyro's log density at random points, and operators with their adjoints.
     :param bool learns_hyper: whether hyperparameters are to be maximised over, for which there must not be too many.
+    :param bool check_observations: whether observed values have to be finite and inside their support.
     :return: the reading.
     :raises ModelStructureError: if it has none of them, that of the first form for which it has candidates; if
         there are none, what each form needs.
@@ -197,7 +200,7 @@ def read_first(
             raise (error if other.reason is Reason.EXECUTION else other) from other.__cause__
         call = plain
     check_values(sites, values)
-    check_data(sites)
+    check_data(sites, check_observations)
     refusals: list[ModelStructureError] = []
     for form in forms:
         try:

@@ -14,9 +14,10 @@ from .tracing import SiteInfo
 __all__ = ["can_be_scored", "check_data"]
 
 
-def check_data(sites: Mapping[str, SiteInfo]) -> None:
+def check_data(sites: Mapping[str, SiteInfo], check_values: bool = True) -> None:
     """Check observed values: present, finite, inside the support, of the shape of their distribution.
 
+    :param bool check_values: whether they have to be finite and inside the support.
     :raises ModelStructureError: naming the site, the first offending value and its place.
     """
     observed = [s for s in sites.values() if s.kind == "observed" and s.family != "Unit"]
@@ -27,7 +28,7 @@ def check_data(sites: Mapping[str, SiteInfo]) -> None:
             reason=Reason.DATA,
         )
     for site in observed:
-        _check_site(site)
+        _check_site(site, check_values)
     counts = [int(np.sum(_mask(s))) for s in observed]
     if observed and not factors and not any(counts):
         names = [s.name for s in observed]
@@ -68,7 +69,7 @@ def _mask(site: SiteInfo) -> np.ndarray:
     )
 
 
-def _check_site(site: SiteInfo) -> None:
+def _check_site(site: SiteInfo, check_values: bool) -> None:
     value = np.asarray(site.value)
     if value.size == 0:
         raise ModelStructureError(
@@ -88,6 +89,8 @@ def _check_site(site: SiteInfo) -> None:
             reason=Reason.DATA,
             site=site.name,
         )
+    if not check_values:
+        return
     mask = _mask(site)
     spread = np.broadcast_to(value, mask.shape)
     if np.issubdtype(value.dtype, np.inexact):

@@ -171,6 +171,8 @@ class _Pair(NamedTuple):
         found = [k for k in range(first.ndim) if first.shape[k] != second.shape[k]]
         if len(found) > 1:
             raise self.refuse("two axes have another length, so they cannot be put one behind the other")
+        if not second.size:
+            raise self.refuse("there is nothing to predict")
         counting = [k for k in range(first.ndim) if first.shape[k] in lengths]
         return found[0] if found else counting[0] if counting else None
 
