@@ -119,8 +119,10 @@ def test_auto_chooses_by_the_number_of_hyperparameters(exact):
     automatic = run(LaplaceApproximation, groups, Y)
     grid = run(LaplaceApproximation, groups, Y, integrate="grid")
     assert float(automatic.log_evidence) == float(grid.log_evidence)
-    sizes = [exploration.Integration("auto").design(size) for size in (1, 2, 3, 6, 7, 50)]
-    assert sizes == ["grid", "grid", "ccd", "ccd", "normal", "normal"]
+    names = [exploration.Integration("auto").design(size, 100) for size in (1, 2, 3, 6, 7, 50)]
+    assert names == ["grid", "grid", "ccd", "ccd", "normal", "normal"]
+    names = [exploration.Integration("auto").design(size, exploration.MANY_ROWS + 1) for size in (1, 2)]
+    assert names == ["grid", "ccd"]
 
 
 def test_a_scale_without_data_behind_it_keeps_its_group():

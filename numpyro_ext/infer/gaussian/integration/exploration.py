@@ -21,6 +21,7 @@ from ..programs import PointFit, Programs
 __all__ = [
     "LARGEST_DESIGN",
     "LARGEST_LATTICE",
+    "MANY_ROWS",
     "Exploration",
     "Integrate",
     "Integration",
@@ -35,6 +36,8 @@ LARGEST_DESIGN = LARGEST_DIMENSION
 """Hyperparameters that a central composite design can hold."""
 LARGEST_LATTICE = 4
 """Hyperparameters over which a lattice stays below thousands of points."""
+MANY_ROWS = 5_000
+"""Rows from which on fits of the field are saved where they can be."""
 _LARGEST_LATTICE_DIMENSION = 2
 _NUM_NORMAL_POINTS = 64
 _POINTS_PER_CALL = 9
@@ -51,11 +54,13 @@ class Integration(NamedTuple):
     log_density_drop: float = 7.0
     """Where a lattice ends, below the mode."""
 
-    def design(self, size: int) -> str:
-        """The design for so many hyperparameters."""
+    def design(self, size: int, num_rows: int) -> str:
+        """The design for so many hyperparameters of a form with so many rows."""
         if self.integrate != "auto":
             return self.integrate
-        return "grid" if size <= _LARGEST_LATTICE_DIMENSION else "ccd" if size <= LARGEST_DESIGN else "normal"
+        # A lattice of two takes five times the fits of the other design.
+        largest = _LARGEST_LATTICE_DIMENSION if num_rows <= MANY_ROWS else 1
+        return "grid" if size <= largest else "ccd" if size <= LARGEST_DESIGN else "normal"
 
 
 class Exploration(NamedTuple):
@@ -90,6 +95,8 @@ class Surroundings(NamedTuple):
     """The end of the search for the mode."""
     marginals_fn: Callable[..., Any]
     """What is asked of the posterior at each point; see :class:`Programs`."""
+    num_rows: int
+    """Of the form."""
     factor: np.ndarray
     """From ``z`` to integrable hyperparameters, shape ``(d, k)``."""
 
@@ -101,6 +108,7 @@ class Surroundings(NamedTuple):
         space: UnconstrainedSpace,
         fit: Fit,
         marginals_fn: Callable[..., Any],
+        num_rows: int,
         *,
         is_strict: bool,
     ) -> Surroundings:
@@ -110,7 +118,8 @@ class Surroundings(NamedTuple):
             stay at it in the directions in which it does not.
         :raises NoDesign: if it has to and does not, or falls in none.
         """
-        return cls(programs, data, space, fit, marginals_fn, _factor(fit, space.integrable, is_strict=is_strict))
+        factor = _factor(fit, space.integrable, is_strict=is_strict)
+        return cls(programs, data, space, fit, marginals_fn, num_rows, factor)
 
     @property
     def size(self) -> int:
@@ -168,7 +177,7 @@ def explore(around: Surroundings, options: Integration) -> Exploration:
         parts.append(around.fits(points))
         return np.where(np.isfinite(parts[-1].objective), parts[-1].objective, -np.inf)
 
-    ended, name = True, options.design(size)
+    ended, name = True, options.design(size, around.num_rows)
     if size == 0:
         evaluate(np.zeros((1, 0)))
         design, chosen = Design(np.zeros((1, 0)), np.zeros(1)), np.zeros(1, int)

@@ -19,7 +19,7 @@ from ...front.results import Diagnostics, HyperEstimate, LogEvidence
 from ...front.run import hyper_estimates
 from ..answers.prediction import by_site, check_same_unknowns
 from ..run import GaussianRun
-from .exploration import Exploration, Integration, Surroundings, explore
+from .exploration import MANY_ROWS, Exploration, Integration, Surroundings, explore
 from .mixture_marginals import MarginalMixture
 from .mixture_posteriors import HyperPosterior, MixturePosterior
 from .scatter import Scatter, scatter
@@ -53,7 +53,13 @@ class IntegratedRun(GaussianRun):
     @cached_property
     def _surroundings(self) -> Surroundings:
         return Surroundings.of(
-            self.programs, self.reading.data, self.space, self.fit, self.marginals_fn, is_strict=self.is_strict
+            self.programs,
+            self.reading.data,
+            self.space,
+            self.fit,
+            self.marginals_fn,
+            self.reading.abstract_form.num_rows,
+            is_strict=self.is_strict,
         )
 
     @property
@@ -160,12 +166,13 @@ class IntegratedRun(GaussianRun):
         return out
 
     def draw_points(self, rng_key: Array) -> Scatter:
-        """Hyperparameters drawn from their density, and the field there."""
-        found = self.exploration
-        if not self._surroundings.size:
+        """Hyperparameters drawn from their density, and the field there. Where fits of the field are dear, the points of the
+        design stand for the density."""
+        found, around = self.exploration, self._surroundings
+        if not around.size or around.num_rows > MANY_ROWS:
             return Scatter(found.weights, found.fits)
-        is_normal = self.options.design(self._surroundings.size) == "normal"
-        return scatter(self._surroundings, found, _generator_and_keys(rng_key)[0], is_normal=is_normal)
+        is_normal = self.options.design(around.size, around.num_rows) == "normal"
+        return scatter(around, found, _generator_and_keys(rng_key)[0], is_normal=is_normal)
 
     def draw(self, rng_key: Array) -> tuple[dict[str, Array], Array]:
         """Hyperparameters from their density, and the field from its Gaussian there."""
