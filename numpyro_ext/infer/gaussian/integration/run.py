@@ -166,7 +166,7 @@ class IntegratedRun(GaussianRun):
         return out
 
     def draw_points(self, rng_key: Array) -> Scatter:
-        """Hyperparameters drawn from their density, and the field there; the points of the design where fits are dear."""
+        """Hyperparameters of their density, and the field there; the points of the design where fits are dear."""
         found, around = self.exploration, self._surroundings
         if not around.size or around.num_rows > MANY_ROWS:
             return Scatter(found.weights, found.fits)
