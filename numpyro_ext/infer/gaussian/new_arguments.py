@@ -27,6 +27,7 @@ from ..front.answers.sites import PosteriorSites, SitePosterior
 from ..hyper.space import UnconstrainedSpace
 from .algorithms.algorithm import Algorithm
 from .algorithms.posterior import GaussianPosterior
+from .answers.containment import ADVICE, check_contained, row_places
 from .answers.prediction import OtherField
 from .integration.exploration import Exploration
 from .integration.run import IntegratedRun, Point
@@ -36,7 +37,8 @@ from .run import GaussianRun
 
 __all__ = ["Prediction", "log_predictive", "predict"]
 
-_ADVICE = "Give the model all inputs at once in run(...), and mask the observations that are to be predicted."
+_MOST_CHECKED = 5
+"""Points of a design at which the predictors of the fit are looked for on all rows, beside the mode."""
 
 
 class Prediction:
@@ -187,7 +189,7 @@ class _Sites(NamedTuple):
 
 def _on_all_rows(run: GaussianRun, found: LatentGaussianReading) -> GaussianRun:
     """The run with its Gaussian sites on a reading of old and new rows."""
-    places = _places(run.reading, found)
+    places = row_places(run.reading, found)
     if set(found.hyper) != set(run.fit.hyper) or any(
         tuple(site.shape) != np.shape(run.fit.hyper[name]) for name, site in found.hyper.items()
     ):
@@ -195,11 +197,11 @@ def _on_all_rows(run: GaussianRun, found: LatentGaussianReading) -> GaussianRun:
         raise NotJoined(
             f"With old and new arguments together the hyperparameters have the shapes "
             f"{ {name: tuple(site.shape) for name, site in found.hyper.items()} }, in the fit {old}: what the fit has "
-            f"not learned has no value to predict with. {_ADVICE}"
+            f"not learned has no value to predict with. {ADVICE}"
         )
     fitted = run.programs.rows(*run.inputs)[0]
     if not isinstance(fitted, GaussianPosterior):
-        raise NotJoined(f"A {type(fitted).__name__} has no sites to predict with. {_ADVICE}")
+        raise NotJoined(f"A {type(fitted).__name__} has no sites to predict with. {ADVICE}")
     observed = np.concatenate([np.asarray(part) for part in fitted.form.observed])
     num_rows = sum(
         int(np.prod(shape)) * k for shape, k in zip(found.factor_shapes, found.rows_per_observation, strict=True)
@@ -214,17 +216,18 @@ def _on_all_rows(run: GaussianRun, found: LatentGaussianReading) -> GaussianRun:
     )  # fmt: skip
     programs = _programs(reading, algorithm, run.space)
 
-    def sites(inputs: Point) -> _Sites:
+    def sites(inputs: Point, is_checked: bool) -> _Sites:
         posterior, *before = run.programs.rows(*inputs)
         parts = np.zeros((2, num_rows), posterior.site_precision.dtype)
         parts[:, places] = posterior.site_precision, posterior.site_shift
         state = _Sites(*map(jnp.asarray, parts))
-        after = programs.rows(reading.data, inputs[1], state)[1:]
-        _check_contained(run.reading, before, [np.asarray(part)[..., places] for part in after])
+        if is_checked:
+            after = programs.rows(reading.data, inputs[1], state)[1:]
+            check_contained(run.reading, before, [np.asarray(part)[..., places] for part in after])
         return state
 
     parts = {field.name: getattr(run, field.name) for field in dataclasses.fields(run)}
-    last = run.fit.last_state._replace(state=sites(run.inputs))
+    last = run.fit.last_state._replace(state=sites(run.inputs, True))
     parts |= {"reading": reading, "algorithm": algorithm, "programs": programs}
     parts["fit"] = run.fit._replace(last_state=last)
     if isinstance(run, IntegratedRun):
@@ -237,17 +240,17 @@ class _IntegratedPrediction(IntegratedRun):
     """A mixture over the points of a fit, whose Gaussian sites are on old and new rows together.
 
     :param fitted: the run at the arguments of the fit.
-    :param sites: from the inputs of its programs to the state here.
+    :param sites: from the inputs of its programs to the state here, with a check of what becomes of its predictors.
     """
 
     fitted: IntegratedRun
-    sites: Callable[[Point], _Sites]
+    sites: Callable[[Point, bool], _Sites]
 
     @cached_property
     def exploration(self) -> Exploration:
         """The design of the fit, with marginals of the sites here."""
         found = self.fitted.exploration
-        fits = self._moved(found.fits)
+        fits = self._moved(found.fits, _MOST_CHECKED)
         marginals = [
             self.programs.marginals(self.reading.data, hyper, state, marginals_fn=self.marginals_fn)
             for hyper, state in _unstacked((fits.hyper, fits.state), len(found.weights))
@@ -257,11 +260,13 @@ class _IntegratedPrediction(IntegratedRun):
     def draw_points(self, rng_key: Array) -> Scatter:
         """Those of the fit."""
         points = self.fitted.draw_points(rng_key)
-        return points._replace(fits=self._moved(points.fits))
+        return points._replace(fits=self._moved(points.fits, 0))
 
-    def _moved(self, fits: PointFit) -> PointFit:
+    def _moved(self, fits: PointFit, num_checked: int) -> PointFit:
         pairs = _unstacked((fits.hyper, fits.state), len(fits.objective))
-        return fits._replace(state=_stacked([self.sites((self.fitted.reading.data, *pair)) for pair in pairs]))
+        checked = set(np.linspace(0, len(pairs) - 1, num_checked).astype(int).tolist())
+        data = self.fitted.reading.data
+        return fits._replace(state=_stacked([self.sites((data, *pair), k in checked) for k, pair in enumerate(pairs)]))
 
 
 def _unstacked(tree: Any, number: int) -> list[Any]:
@@ -280,7 +285,7 @@ def _check_left_out(run: GaussianRun, other: LatentGaussianReading) -> None:
         if not all(np.allclose(*pair, rtol=1e-5, atol=1e-8) for pair in zip(moments, again[name], strict=True)):
             raise NotJoined(
                 f"Site {name!r} depends on observations that are left out. Let it depend on latent sites alone, as a "
-                f"scan that carries them does. {_ADVICE}"
+                f"scan that carries them does. {ADVICE}"
             )
 
 
@@ -298,97 +303,3 @@ def _posterior(family: Any, form: Any, state: _Sites) -> GaussianPosterior:
 
 def _refuse_to_fit(*args: Any, **kwargs: Any) -> Any:
     raise AssertionError("Predictions are not fitted.")
-
-
-def _places(old: LatentGaussianReading, new: LatentGaussianReading) -> np.ndarray:
-    """For each row of the fit its row in the reading of old and new arguments, where old rows come first.
-
-    :raises NotJoined: if the sites of the fit have no place there.
-    """
-    starts, start, shapes = {}, 0, {}
-    for name, shape, rows in zip(new.factor_names, new.factor_shapes, new.rows_per_observation, strict=True):
-        starts[name], shapes[name] = start, (tuple(shape), rows)
-        start += int(np.prod(shape)) * rows
-    out = [np.zeros(0, int)]
-    for name, shape, rows in zip(old.factor_names, old.factor_shapes, old.rows_per_observation, strict=True):
-        is_prior = name not in old.observed_names
-        found, now = shapes.get(name, ((), 0))
-        fits = rows == now and len(found) == len(shape) and all(a <= b for a, b in zip(shape, found, strict=True))
-        if not fits:
-            raise NotJoined(
-                f"With old and new arguments together the site {name!r} is not what it is in the fit: it has factors "
-                f"of the shape {tuple(shape)} and {rows} predictors each there, and "
-                f"{f'of the shape {found} and {now} here' if now else 'none here'}. {_ADVICE}"
-            )
-        _check_new_members(old, name, tuple(shape), found, is_prior)
-        numbers = np.arange(int(np.prod(found))).reshape(found)[tuple(slice(n) for n in shape)].reshape(-1)
-        out.append(starts[name] + (numbers[:, None] * rows + np.arange(rows)).reshape(-1))
-    unknown = [name for name in new.factor_names if name not in old.factor_names and name not in new.observed_names]
-    if unknown:
-        raise NotJoined(f"The prior of {unknown[0]!r}, which the fit does not have, is not Gaussian. {_ADVICE}")
-    return np.concatenate(out)
-
-
-def _check_new_members(
-    old: LatentGaussianReading, name: str, shape: tuple[int, ...], found: tuple[int, ...], is_prior: bool
-) -> None:
-    """Refuse new elements of a site whose distribution needs a fit, or depends on the observations of old ones."""
-    if is_prior and shape != found:
-        raise NotJoined(
-            f"The prior of site {name!r} ({old.sites[name].family}) is not Gaussian, so its new elements (shape "
-            f"{found}, in the fit {shape}) need a fit. {_ADVICE}"
-        )
-    num_batch = len(old.sites[name].batch_shape)
-    if old.sites[name].family in _VECTORS and shape[num_batch:] != found[num_batch:]:
-        raise NotJoined(
-            f"New coordinates of the observed site {name!r} ({old.sites[name].family}) depend on the old ones through "
-            f"its covariance, which predictions do not follow. Write what they share as a latent site. {_ADVICE}"
-        )
-
-
-_VECTORS = ("MultivariateNormal", "LowRankMultivariateNormal")
-
-
-def _check_contained(reading: LatentGaussianReading, before: Any, after: Any) -> None:
-    """Refuse a model on all rows in which the old predictors or their factors are others than in the fit.
-
-    :param before: mean, variance and log factors of the predictors in the fit.
-    :param after: the same of these rows in the model on all rows.
-    """
-    mean, variance, factors = (np.asarray(part) for part in before)
-    new_mean, new_variance, new_factors = after
-    # What moves predictors by less than a thousandth of their deviation is of no concern.
-    tolerance = float(np.finfo(mean.dtype).eps ** 0.25)
-    deviation, rounding = np.sqrt(np.maximum(variance, 0.0)), 1e3 * np.finfo(mean.dtype).eps * np.abs(mean)
-    with np.errstate(invalid="ignore"):
-        moved = np.abs(new_mean - mean) / (deviation + rounding + np.finfo(mean.dtype).tiny)
-        is_moved = ~(np.abs(new_mean - mean) <= tolerance * deviation + rounding)
-        is_other = ~(np.abs(new_variance - variance) <= tolerance * variance + rounding**2)
-    is_changed = ~np.isclose(new_factors, factors, rtol=tolerance, atol=tolerance, equal_nan=True).all(0)
-    bad = np.flatnonzero(is_moved | is_other | is_changed)
-    if not bad.size:
-        return
-    what = (
-        f"The model on old and new arguments together is not the one that was fitted: of the {mean.size} predictors of "
-        f"the fit {bad.size} have changed (the first belongs to {_site_of(reading, int(bad[0]))!r}), and "
-    )
-    if not np.all(np.isfinite(new_mean) & np.isfinite(new_variance)):
-        raise NotJoined(
-            f"{what}the posterior is not finite. The causes are NaN in the new arguments, and inputs that are in both, "
-            "which make a covariance singular: leave them out, or add a jitter to its diagonal."
-        )
-    if np.any(is_moved | is_other):
-        ratio = np.sqrt(np.max(new_variance[bad] / np.maximum(variance[bad], np.finfo(mean.dtype).tiny)))
-        what += f"their means move by up to {np.max(moved):.2g} deviations, and these by a factor of {ratio:.2g}"
-    else:
-        what += "their factors are others"
-    raise NotJoined(
-        f"{what}. A model does so that computes something of all inputs, as x - x.mean(), the ends of a basis, or the "
-        f"scale of a kernel: compute it outside and give the model the result. {_ADVICE}"
-    )
-
-
-def _site_of(reading: LatentGaussianReading, row: int) -> str:
-    sizes = [int(np.prod(s)) * k for s, k in zip(reading.factor_shapes, reading.rows_per_observation, strict=True)]
-    names: tuple[str, ...] = reading.factor_names
-    return names[int(np.searchsorted(np.cumsum(sizes), row, side="right"))]
