@@ -26,6 +26,7 @@ __all__ = [
     "StructuredMeanField",
     "VariationalGaussian",
     "annealed_importance_sampling",
+    "compare_engines",
     "cross_validate",
     "fit_batches",
     "grid_search",
@@ -34,6 +35,7 @@ __all__ = [
     "multinomial_probit_bayes",
     "predictive_log_density",
     "ranking_scores",
+    "recommend",
     "table_rows",
     "variational_em",
 ]

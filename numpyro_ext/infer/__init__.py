@@ -4,6 +4,8 @@ from .bilinear.batches import fit_batches
 from .bilinear.engine import BilinearVG
 from .bilinear.grid_search import GridSearch, grid_search
 from .bilinear.prediction import ranking_scores
+from .comparison.compare import compare_engines
+from .comparison.recommend import recommend
 from .ep import EP
 from .gaussian.algorithms.algorithm import Algorithm
 from .gaussian.algorithms.fit_info import FitInfo
@@ -36,6 +38,7 @@ __all__ = [
     "StructuredMeanField",
     "VariationalGaussian",
     "annealed_importance_sampling",
+    "compare_engines",
     "cross_validate",
     "fit_batches",
     "grid_search",
@@ -43,6 +46,7 @@ __all__ = [
     "multinomial_probit_bayes",
     "predictive_log_density",
     "ranking_scores",
+    "recommend",
     "table_rows",
     "variational_em",
 ]

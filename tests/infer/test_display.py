@@ -1,5 +1,7 @@
 """What engines, posteriors, diagnostics and readings show of themselves, as text and in notebooks."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpyro
@@ -43,6 +45,7 @@ def test_what_is_shown_is_escaped_in_html_and_aligned_in_text():
 def test_engine_before_and_after_its_run(inla):
     engine = LaplaceApproximation(scaled_line, progress_bar=False, max_hyper_steps=1, integrate="none")
     assert repr(engine) == "LaplaceApproximation(scaled_line): not run yet"
+    assert repr(LaplaceApproximation(partial(scaled_line, y=Y))) == repr(engine)
     with pytest.warns(UserWarning, match="did not converge"):
         engine.run(jax.random.key(0), X, Y)
     assert repr(engine).startswith("LaplaceApproximation(scaled_line): NOT converged")

@@ -55,7 +55,8 @@ class ShownEngine(Shown):
     _run: Any
 
     def _shown(self) -> list[str | Table]:
-        name = f"{type(self).__name__}({getattr(self.model, '__name__', type(self.model).__name__)})"
+        model = getattr(self.model, "func", self.model)  # of a functools.partial
+        name = f"{type(self).__name__}({getattr(model, '__name__', type(model).__name__)})"
         run = self._run
         if run is None:
             return [f"{name}: not run yet"]

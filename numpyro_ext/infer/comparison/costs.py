@@ -1,0 +1,39 @@
+"""What one step of a Gaussian engine costs, from the shapes of the form alone."""
+
+from __future__ import annotations
+
+from ...linalg.gaussian.conditioning import choose_space
+from ...linalg.gaussian.design import SparseRows
+from ...structure import LatentGaussianReading
+
+__all__ = ["gaussian_cost"]
+
+
+def gaussian_cost(reading: LatentGaussianReading) -> str:
+    """The algebra of a step in words, with the multiplications of its factorisation.
+
+    A Cholesky factorisation of ``n x n`` takes ``n^3 / 6`` multiplications, as many additions, and is done once for
+    each independent block.
+
+    :param LatentGaussianReading reading: of the model.
+    """
+    form = reading.abstract_form
+    rows, columns = form.num_rows, form.num_columns
+    (blocks, block_rows), block_columns = form.blocks.rows.shape, form.blocks.columns.shape[1]
+    space = choose_space(form.prior, form.design, form.blocks.rows, form.blocks.columns)
+    head = f"{rows} rows, {columns} unknowns: "
+    if space == "state":
+        return head + "one pass over the steps of the series, linear in their number"
+    if space == "banded":
+        return head + f"a band of {columns} unknowns is factorised, linear in them for a given width of the band"
+    size = block_rows if space == "observation" else block_columns
+    of = "predictors" if space == "observation" else "unknowns"
+    if blocks > 1:
+        work = f"{blocks} independent blocks of up to {size} {of} are factorised, linear in their number"
+    else:
+        work = f"one Cholesky factorisation of {size} x {size} {of}, cubic in them"
+    more = ""
+    if space == "sparse":
+        assert isinstance(form.design, SparseRows)  # which that space is for
+        more = f"; {form.design.columns.shape[1]} entries per row"
+    return f"{head}{work} (about {float(blocks * size**3 / 6):.0e} multiplications a step{more})"
