@@ -228,7 +228,7 @@ class Engine(BaseEngine[FinishedRun]):
 
     @property
     def _integration(self) -> Integration:
-        return Integration(self.integrate)
+        return Integration(self.integrate, progress_bar=self.progress_bar)
 
     @property
     def _marginals_fn(self) -> Callable[..., Any]:

@@ -116,7 +116,7 @@ class INLA(LaplaceApproximation):
 
     @property
     def _integration(self) -> Integration:
-        return Integration(self.integrate, self.grid_step, self.log_density_drop)
+        return Integration(self.integrate, self.grid_step, self.log_density_drop, self.progress_bar)
 
     @property
     def _marginals_fn(self) -> Callable[..., Any]:

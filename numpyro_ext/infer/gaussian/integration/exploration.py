@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from scipy.special import logsumexp
 
+from ...front.running.progress import progress_bar
 from ...front.state import Fit
 from ...hyper.design import LARGEST_DIMENSION, PROBE, Design, central_composite, explore_lattice, normal_points, stretch
 from ...hyper.space import UnconstrainedSpace
@@ -53,6 +54,7 @@ class Integration(NamedTuple):
     """Of a lattice, in standard deviations: sums over it converge exponentially for smooth densities."""
     log_density_drop: float = 7.0
     """Where a lattice ends, below the mode."""
+    progress_bar: bool = False
 
     def design(self, size: int, num_rows: int) -> str:
         """The design for so many hyperparameters of a form with so many rows."""
@@ -99,6 +101,7 @@ class Surroundings(NamedTuple):
     """Of the form."""
     factor: np.ndarray
     """From ``z`` to integrable hyperparameters, shape ``(d, k)``."""
+    progress_bar: bool
 
     @classmethod
     def of(
@@ -111,6 +114,7 @@ class Surroundings(NamedTuple):
         num_rows: int,
         *,
         is_strict: bool,
+        progress_bar: bool,
     ) -> Surroundings:
         """Those of the mode of a fit.
 
@@ -119,7 +123,7 @@ class Surroundings(NamedTuple):
         :raises NoDesign: if it has to and does not, or falls in none.
         """
         factor = _factor(fit, space.integrable, is_strict=is_strict)
-        return cls(programs, data, space, fit, marginals_fn, num_rows, factor)
+        return cls(programs, data, space, fit, marginals_fn, num_rows, factor, progress_bar)
 
     @property
     def size(self) -> int:
@@ -141,24 +145,26 @@ class Surroundings(NamedTuple):
         values, last = self.place(points), self.fit.last_state
         tolerance = jnp.asarray(self.programs.tol if tol is None else max(tol, self.programs.tol), values.dtype)
         batch, parts = _POINTS_PER_CALL if self.size else 1, []
-        for start in range(0, len(values), batch):
-            number = min(batch, len(values) - start)
-            # Filled up, so that one program serves all.
-            index = np.minimum(np.arange(start, start + batch), len(values) - 1)
-            if states is None:
-                begun = jax.tree.map(lambda leaf: np.repeat(np.asarray(leaf)[None], batch, axis=0), last.state)
-            else:
-                begun = jax.tree.map(itemgetter(index), states)
-            found = self.programs.fits(
-                self.data,
-                self.space.fixed,
-                jnp.asarray(values[index], last.values.dtype),
-                number,
-                begun,
-                tolerance,
-                marginals_fn=self.marginals_fn,
-            )
-            parts.append(jax.tree.map(lambda leaf, number=number: np.asarray(leaf)[:number], found))
+        with progress_bar(len(values), "Integration", enabled=self.progress_bar) as bar:
+            for start in range(0, len(values), batch):
+                number = min(batch, len(values) - start)
+                # Filled up, so that one program serves all.
+                index = np.minimum(np.arange(start, start + batch), len(values) - 1)
+                if states is None:
+                    begun = jax.tree.map(lambda leaf: np.repeat(np.asarray(leaf)[None], batch, axis=0), last.state)
+                else:
+                    begun = jax.tree.map(itemgetter(index), states)
+                found = self.programs.fits(
+                    self.data,
+                    self.space.fixed,
+                    jnp.asarray(values[index], last.values.dtype),
+                    number,
+                    begun,
+                    tolerance,
+                    marginals_fn=self.marginals_fn,
+                )
+                parts.append(jax.tree.map(lambda leaf, number=number: np.asarray(leaf)[:number], found))
+                bar.update(number)
         found_at_all: PointFit = jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
         return found_at_all
 

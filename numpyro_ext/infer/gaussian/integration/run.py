@@ -60,6 +60,7 @@ class IntegratedRun(GaussianRun):
             self.marginals_fn,
             self.reading.abstract_form.num_rows,
             is_strict=self.is_strict,
+            progress_bar=self.options.progress_bar,
         )
 
     @property
