@@ -63,7 +63,7 @@ GAUSSIAN = {"EP", "VariationalGaussian", "LaplaceApproximation", "INLA"}
 CASES = {
     "logistic": (logistic_regression, (X, ANSWERS), {}, "LaplaceApproximation", GAUSSIAN),
     "intercepts": (partial(random_intercepts, family="poisson"), (np.arange(24) % 4, COUNTS), {}, "EP", GAUSSIAN),
-    "rectified": (cox_process, (TIMES, BUMPS), {}, "EP", {"EP"}),
+    "rectified": (partial(cox_process, centered=False), (TIMES, BUMPS), {}, "EP", {"EP"}),
     "series": (poisson_series, (COUNTS,), {}, "EP", GAUSSIAN),
     "wavelets": (
         wavelet_denoising,
