@@ -4,6 +4,7 @@ from .bilinear.batches import fit_batches
 from .bilinear.engine import BilinearVG
 from .bilinear.grid_search import GridSearch, grid_search
 from .bilinear.prediction import ranking_scores
+from .calibration import Calibration, calibrate
 from .comparison.compare import compare_engines
 from .comparison.recommend import recommend
 from .ep import EP
@@ -28,6 +29,7 @@ __all__ = [
     "INLA",
     "Algorithm",
     "BilinearVG",
+    "Calibration",
     "CrossValidation",
     "Engine",
     "FitInfo",
@@ -38,6 +40,7 @@ __all__ = [
     "StructuredMeanField",
     "VariationalGaussian",
     "annealed_importance_sampling",
+    "calibrate",
     "compare_engines",
     "cross_validate",
     "fit_batches",

@@ -1,0 +1,164 @@
+"""Simulation-based calibration: whether the posteriors of an engine are as wide as they should be, on average."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro.distributions as dist
+from jax import Array
+from numpyro import handlers
+from numpyro.infer import Predictive
+
+from .front.engine import BaseEngine, check_at_least
+from .front.keys import check_key
+from .front.many import Dataset, collect_fits
+from .front.running.chunks import Interruption
+from .front.running.progress import progress_bar, warn
+
+__all__ = ["Calibration", "calibrate"]
+
+
+class Calibration:
+    """The outcome of :func:`calibrate`, about the simulations that could be fitted.
+
+    :ivar ranks: by site, how many of the draws are below the true value, of shape ``(num_fitted, ...)``; uniform on
+        ``0, ..., num_draws`` where the posteriors are exact. Ties are broken at random.
+    :ivar int num_draws: from each posterior.
+    :ivar converged: which of the fits converged; the others are among the ranks, too.
+    :ivar errors: by the number of the simulation, why it could not be fitted.
+    """
+
+    def __init__(
+        self, ranks: dict[str, np.ndarray], num_draws: int, converged: np.ndarray, errors: dict[int, Exception]
+    ) -> None:
+        self.ranks, self.num_draws, self.converged, self.errors = ranks, num_draws, converged, errors
+
+    def __repr__(self) -> str:
+        return (
+            f"<Calibration of {', '.join(self.ranks)}: {len(self.converged)} simulations fitted, "
+            f"{int((~self.converged).sum())} of them not converged; {len(self.errors)} failed>"
+        )
+
+    def coverage(self, probs: Sequence[float] = (0.5, 0.8, 0.95)) -> dict[str, dict[float, tuple[float, float]]]:
+        """How often central intervals hold the true value.
+
+        :param probs: the masses of the intervals.
+        :return: by site and mass the share, over the elements of the site and the simulations, and its standard
+            error. Elements of one simulation are not independent: the error is that of the mean over simulations, one
+            hit and one miss added, so that it is not zero where all hit.
+        """
+        out: dict[str, dict[float, tuple[float, float]]] = {}
+        for name, ranks in self.ranks.items():
+            distance = np.abs((ranks.reshape(len(ranks), -1) + 0.5) / (self.num_draws + 1) - 0.5)
+            out[name] = {}
+            for prob in probs:
+                hits = np.mean(distance <= prob / 2, axis=1)
+                error = np.std([*hits, 0.0, 1.0]) / np.sqrt(len(hits) + 2)
+                out[name][prob] = float(np.mean(hits)), float(error)
+        return out
+
+
+def calibrate(
+    engine: BaseEngine[Any],
+    rng_key: Array,
+    *args: Any,
+    num_simulations: int = 200,
+    observed: Sequence[str] | str | None = None,
+    **kwargs: Any,
+) -> Calibration:
+    """Ranks of true values among the draws of an engine, on data simulated from the prior of its model.
+
+    Over parameters from the prior and data given them, an exact posterior holds the true value with its own probability
+    (Talts, Betancourt, Simpson, Vehtari and Gelman 2018): ranks are uniform. Posteriors that are too narrow make ranks
+    at both ends, those that are too wide in the middle. Cost: ``num_simulations`` fits.
+
+    :param engine: with its model and options; it stays as it is.
+    :param rng_key: random number generator key.
+    :param args: arguments of the model, as for ``engine.run``; those with observations are ``None`` or left out.
+    :param int num_simulations: data sets to fit.
+    :param observed: names of the arguments that hold observations, each that of its site; by default all arguments
+        that are ``None`` and bear the name of a site.
+    :param kwargs: keyword arguments of the model.
+    :return: ranks and coverage. Fits that did not converge count; those that failed are in ``errors``. Ctrl-C leaves
+        what was done.
+    :raises ValueError: if no argument holds observations, a site has data all the same, or the prior cannot be drawn
+        from: ``param`` sites, improper priors, ``numpyro.factor``; the site is named.
+    """
+    check_key(rng_key)
+    check_at_least(1, num_simulations=num_simulations)
+    signature = inspect.signature(engine.model)
+    bound = signature.bind_partial(*args, **kwargs)
+    bound.apply_defaults()
+    asked = [observed] if isinstance(observed, str) else list(observed or ())
+    unknown = sorted(set(asked) - set(signature.parameters))
+    if unknown:
+        raise ValueError(f"observed names no argument of the model: {', '.join(map(repr, unknown))}.")
+    for name in asked:
+        bound.arguments[name] = None
+    model = handlers.condition(engine.model, data=engine.hyper_values)
+    drawable = handlers.substitute(model, substitute_fn=_in_place_of_improper)
+    trace = handlers.trace(handlers.seed(drawable, jax.random.key(0))).get_trace(*bound.args, **bound.kwargs)
+    sites = {name: site for name, site in trace.items() if site["type"] in ("sample", "param")}
+    names = [n for n in asked or signature.parameters if bound.arguments.get(n, 0) is None and n in sites]
+    if not names or set(asked) - set(names):
+        raise ValueError(
+            "The arguments with the observations are given as None, or named by observed=[...]; each has the name of "
+            f"its site. Sites of the model: {', '.join(sites)}."
+        )
+    latent = [name for name in sites if name not in names and name not in engine.hyper_values]
+    for name in latent:
+        _check_prior(name, sites[name])
+    key_prior, key_fits, key_ties = jax.random.split(rng_key, 3)
+    simulated = Predictive(model, num_samples=num_simulations)(key_prior, *bound.args, **bound.kwargs)
+    datasets = []
+    for i in range(num_simulations):
+        bound.arguments.update({name: np.asarray(simulated[name][i]) for name in names})
+        datasets.append(Dataset(jax.random.fold_in(key_fits, i), tuple(bound.args), dict(bound.kwargs)))
+    fits = collect_fits(engine, datasets)
+    generator = np.random.default_rng(np.asarray(jax.random.bits(key_ties, (2,))))
+    fitted = [i for i in range(len(fits)) if i not in fits.errors]
+    ranks: dict[str, list[np.ndarray]] = {name: [] for name in latent}
+    converged: list[bool] = []
+    with (
+        progress_bar(len(fitted), f"{type(engine).__name__}, ranks", enabled=engine.progress_bar) as bar,
+        Interruption() as interruption,
+    ):
+        for i in fitted:
+            draws = fits[i].get_samples()
+            for name in latent:
+                drawn, truth = np.asarray(draws[name]), np.asarray(simulated[name][i])
+                ties = np.sum(drawn == truth, axis=0)
+                ranks[name].append(np.sum(drawn < truth, axis=0) + generator.integers(0, ties + 1))
+            converged.append(bool(fits[i].diagnostics.converged))
+            bar.update()
+            if interruption:
+                warn(f"Interrupted: {len(converged)} of {num_simulations} simulations have ranks.")
+                break
+    stacked = {name: np.stack(values) for name, values in ranks.items()}
+    return Calibration(stacked, engine.num_samples, np.array(converged), fits.errors)
+
+
+def _is_improper(site: dict[str, Any]) -> bool:
+    return isinstance(getattr(site["fn"], "base_dist", site["fn"]), dist.ImproperUniform)
+
+
+def _in_place_of_improper(site: dict[str, Any]) -> Array | None:
+    """A value with which the model can be traced, so that the site is refused by name."""
+    return jnp.zeros(site["fn"].shape()) if site["type"] == "sample" and _is_improper(site) else None
+
+
+def _check_prior(name: str, site: dict[str, Any]) -> None:
+    if site["type"] == "param":
+        found = "is a param site without a prior: give its value in hyper_values, or a prior"
+    elif site["is_observed"]:
+        found = "has data, or is a numpyro.factor: parameters from the prior know nothing of it. Name its argument"
+    elif _is_improper(site):
+        found = "has an improper prior, from which nothing can be drawn: give it a proper one"
+    else:
+        return
+    raise ValueError(f"Calibration draws from the prior, but site {name!r} {found}.")

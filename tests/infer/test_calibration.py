@@ -1,0 +1,63 @@
+"""Calibration: exact posteriors have uniform ranks, and one that is too narrow is caught."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+
+from numpyro_ext.infer import EP
+from numpyro_ext.infer.calibration import calibrate
+
+NUM_ROWS, NUM_SIMULATIONS = 4, 150
+X = np.linspace(-1, 1, NUM_ROWS)
+
+
+def line(x, y=None, believed=1.0):
+    slope = numpyro.sample("slope", dist.Normal(0, 1).expand([2]).to_event(1))
+    # A model that is told of data has less noise than the one that makes them, where asked for.
+    noise = 1.0 if y is None else believed
+    numpyro.sample("y", dist.Normal(slope[0] + slope[1] * x, noise), obs=y)
+
+
+def coverage(**options):
+    found = calibrate(EP(line, num_samples=200), jax.random.key(1), X, num_simulations=NUM_SIMULATIONS, **options)
+    return found, found.coverage()["slope"]
+
+
+def test_ranks_of_an_exact_posterior_are_uniform():
+    found, held = coverage()
+    assert found.ranks["slope"].shape == (NUM_SIMULATIONS, 2)
+    assert found.converged.all() and not found.errors
+    for prob, (share, error) in held.items():
+        assert abs(share - prob) < 3.5 * error, prob
+    assert abs(found.ranks["slope"].mean() / 200 - 0.5) < 3.5 / np.sqrt(12 * NUM_SIMULATIONS)
+
+
+def test_a_posterior_that_is_too_narrow_is_caught():
+    _, held = coverage(believed=0.3)
+    assert held[0.8][0] < 0.8 - 5 * held[0.8][1]
+
+
+@pytest.mark.parametrize(
+    ("prior", "message"),
+    [
+        (lambda: numpyro.param("b", 0.0), "'b' is a param"),
+        (lambda: numpyro.sample("b", dist.ImproperUniform(dist.constraints.real, (), ())), "'b' has an improper"),
+        (lambda: numpyro.factor("b", jnp.zeros(())) or 0.0, "'b' has data, or is a numpyro.factor"),
+    ],
+)
+def test_what_cannot_be_drawn_is_refused_by_name(prior, message):
+    def model(y=None):
+        shift = prior()
+        level = numpyro.sample("level", dist.Normal(0, 1))
+        numpyro.sample("y", dist.Normal(level + shift, 1.0), obs=y)
+
+    with pytest.raises(ValueError, match=message):
+        calibrate(EP(model), jax.random.key(0))
+
+
+def test_observations_have_to_be_found():
+    with pytest.raises(ValueError, match="given as None"):
+        calibrate(EP(line), jax.random.key(0), X, jnp.zeros(NUM_ROWS))
