@@ -81,7 +81,7 @@ class Engine(BaseEngine[FinishedRun]):
 
         - ``"auto"``: a grid for one or two, a central composite design for three to six, else their normal
           approximation; at the mode, with a warning, where the density has no curvature to place points by;
-        - ``"grid"``: a lattice in the eigenbasis of the curvature (about 10 and 50 points for one and two
+        - ``"grid"``: a lattice in the eigenbasis of the curvature (about 7 and 25 points for one and two
           hyperparameters; at most four), exact to two or three digits;
         - ``"ccd"``: a central composite design (up to six; 15 to 45 points), exact where the log density is quadratic
           on each side of the mode; elsewhere it leaves errors of hundredths in the log evidence and in the moments of

@@ -121,7 +121,7 @@ def explore_lattice(
     :param evaluate: log density at points of shape ``(n, d)``, as ``(n,)``.
     :param int dimension: the number of coordinates.
     :param float step: of the lattice, in standard deviations.
-    :param float drop: where the walk ends, below the largest value found.
+    :param float drop: where the walk does not go on, below the largest value found.
     :return: the design, which indexes the evaluated points, in the order of evaluation, that are not left out; the
         indices of these among all points evaluated; and whether the walk ended by itself.
     """
@@ -136,7 +136,7 @@ def explore_lattice(
         order += frontier
         newest = values[-len(frontier) :] > np.max(values) - drop
         frontier = sorted(_neighbours(np.array(frontier)[newest]) - set(order))
-    inside = np.flatnonzero(values > np.max(values) - drop)
+    inside = np.flatnonzero(values > -np.inf)
     points = step * np.array(order, float).reshape(-1, dimension)[inside]
     return Design(points, np.full(len(points), dimension * math.log(step))), inside, not frontier
 

@@ -42,6 +42,8 @@ MANY_ROWS = 5_000
 _LARGEST_LATTICE_DIMENSION = 2
 _NUM_NORMAL_POINTS = 64
 _POINTS_PER_CALL = 9
+_TOL = 1e-5
+"""Of fits at a design: marginals are mixtures over points that are a standard deviation apart."""
 # A point of the design so far above the mode says that there is another mode.
 _LARGEST_RISE = 0.1
 
@@ -50,10 +52,10 @@ class Integration(NamedTuple):
     """How hyperparameters are integrated over; see :class:`~numpyro_ext.infer.Engine`."""
 
     integrate: Integrate
-    grid_step: float = 1.0
+    grid_step: float = 1.25
     """Of a lattice, in standard deviations: sums over it converge exponentially for smooth densities."""
-    log_density_drop: float = 7.0
-    """Where a lattice ends, below the mode."""
+    log_density_drop: float = 3.8
+    """Where a lattice does not go on, below the mode."""
     progress_bar: bool = False
 
     def design(self, size: int, num_rows: int) -> str:
@@ -136,14 +138,14 @@ class Surroundings(NamedTuple):
         values[:, self.space.integrable] += points @ self.factor.T
         return values
 
-    def fits(self, points: np.ndarray, states: Any = None, tol: float | None = None) -> PointFit:
+    def fits(self, points: np.ndarray, states: Any = None, tol: float = _TOL) -> PointFit:
         """The field at points of shape ``(n, k)``.
 
         :param states: where the fits start, stacked; by default where the mode was left.
-        :param float tol: of the fits; by default that of the run.
+        :param float tol: of the fits.
         """
         values, last = self.place(points), self.fit.last_state
-        tolerance = jnp.asarray(self.programs.tol if tol is None else max(tol, self.programs.tol), values.dtype)
+        tolerance = jnp.asarray(max(tol, self.programs.tol), values.dtype)
         batch, parts = _POINTS_PER_CALL if self.size else 1, []
         with progress_bar(len(values), "Integration", enabled=self.progress_bar) as bar:
             for start in range(0, len(values), batch):

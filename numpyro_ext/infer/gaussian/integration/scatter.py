@@ -13,7 +13,7 @@ from .exploration import Exploration, Surroundings
 
 __all__ = ["Scatter", "scatter"]
 
-_NUM_POINTS = 100
+_NUM_POINTS = 64
 _TOL = 1e-2
 _WIDENING = 1.1
 """Of the density that proposes, over that of the design: its tails must not be the lighter ones."""
