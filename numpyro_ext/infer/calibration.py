@@ -14,8 +14,8 @@ from jax import Array
 from numpyro import handlers
 from numpyro.infer import Predictive
 
+from ..structure.model.execution import check_key
 from .front.engine import BaseEngine, check_at_least
-from .front.keys import check_key
 from .front.many import Dataset, collect_fits
 from .front.running.chunks import Interruption
 from .front.running.progress import progress_bar, warn

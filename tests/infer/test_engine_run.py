@@ -51,7 +51,7 @@ def test_a_forgotten_key_is_missed_at_once(counts_case, key):
         raise AssertionError("the model was run")
 
     for call in (lambda: EP(model).run(key, counts_case.y), lambda: EP(model).run_many(key, [counts_case.y])):
-        with pytest.raises(TypeError, match=r"first argument is a random number generator key.*Got"):
+        with pytest.raises(TypeError, match=r"key comes first, before the arguments of the model.* got"):
             call()
 
 

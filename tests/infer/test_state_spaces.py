@@ -196,7 +196,7 @@ def test_no_program_holds_steps_by_steps(engine, model):
     data, hyper = reading.data, reading.initial_hyper()
     state = jax.eval_shape(programs.init_state, data, hyper)
     traced = [
-        programs.evaluate.trace(data, {}, space.pack(hyper), state),
+        programs.evaluate.trace(data, {}, space.pack(hyper), state, 1e-8),
         programs.solve.trace(data, hyper, state, num_steps=20),
         programs.moments.trace(data, hyper, state),
         programs.log_predictive.trace(data, hyper, state),

@@ -15,7 +15,7 @@ from numpyro.infer import MCMC, NUTS, init_to_median
 
 from ...display import Shown, Table, number
 from ...structure import ModelStructureError
-from ..front.keys import check_key
+from ...structure.model.execution import check_key
 from ..front.running.chunks import Interruption
 from ..front.running.progress import progress_bar, warn
 from .contestants import NUM_SAMPLES, NUM_WARMUP, Chain, Contestant, Moments, as_contestants, moments_of

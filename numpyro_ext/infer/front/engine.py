@@ -15,6 +15,7 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from ...linalg.operators.operator import LinearOperator
+from ...structure.model.execution import check_key
 from ...structure.model.search import Form, field_names, read_first
 from .answers.arviz import ArviZInterface
 from .answers.display import ShownEngine
@@ -22,7 +23,6 @@ from .answers.points import warn_of_points
 from .answers.sites import PosteriorSites
 from .answers.summary import format_summary
 from .files.archive import read_archive, write_archive
-from .keys import check_key
 from .many import Dataset, Fits, as_datasets, collect_fits
 from .results import Diagnostics, HyperEstimate, LogEvidence
 from .run import FinishedRun, ask
