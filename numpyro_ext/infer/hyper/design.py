@@ -23,6 +23,8 @@ _GENERATED_FACTORS: dict[int, tuple[int, ...]] = {5: (0, 1, 2, 3), 6: (0, 1, 2, 
 _RADIUS_FACTOR = 1.1
 _LARGEST_STRETCH = 3.0
 _MOST_POINTS = 2000
+_NOTHING = 10.0
+"""A fall of the log density below which points of a lattice are left out."""
 
 
 class Design(NamedTuple):
@@ -136,7 +138,7 @@ def explore_lattice(
         order += frontier
         newest = values[-len(frontier) :] > np.max(values) - drop
         frontier = sorted(_neighbours(np.array(frontier)[newest]) - set(order))
-    inside = np.flatnonzero(values > -np.inf)
+    inside = np.flatnonzero(values > np.max(values) - max(drop, _NOTHING))
     points = step * np.array(order, float).reshape(-1, dimension)[inside]
     return Design(points, np.full(len(points), dimension * math.log(step))), inside, not frontier
 
