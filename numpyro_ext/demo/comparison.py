@@ -158,7 +158,7 @@ _ENGINES: dict[str, Callable[[Callable[..., None], int], Draw]] = {
 def format_table(results: list[Result]) -> str:
     """The table: seconds of a first fit and of the next, evidence, PSIS-LOO, and the largest gaps of ``f`` to NUTS."""
     lines = [
-        "All engines fit the whole model; EP, Laplace and VG set the two parameters of the kernel to their maximum.",
+        "All engines fit the whole model; EP, Laplace, VG and INLA integrate over the two parameters of the kernel.",
         "                            seconds          log                 largest gap to NUTS",
         "non-linearity  engine    first     next    evidence   PSIS-LOO   mean (sd)    sd (%)",
     ]

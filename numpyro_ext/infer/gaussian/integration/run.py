@@ -74,11 +74,14 @@ class IntegratedRun(GaussianRun):
         return ()
 
     @property
+    def is_lower_bound(self) -> bool:
+        """Not of a sum over points, even where each of them has a bound."""
+        return super().is_lower_bound and not len(self.space.integrable)
+
+    @property
     def log_evidence(self) -> LogEvidence:
         """Log evidence of the model, integrated over field and hyperparameters."""
-        # A sum over points is no bound, even where each of them is one.
-        is_bound = self.is_lower_bound and not len(self.space.integrable)
-        return LogEvidence(self.exploration.log_evidence, is_bound, "integrated")
+        return LogEvidence(self.exploration.log_evidence, self.is_lower_bound, "integrated")
 
     @property
     def diagnostics(self) -> Diagnostics:
