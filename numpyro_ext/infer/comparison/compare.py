@@ -16,6 +16,8 @@ from numpyro.infer import MCMC, NUTS, init_to_median
 from ...display import Shown, Table, number
 from ...structure import ModelStructureError
 from ...structure.model.execution import check_key
+from ..front.answers.display import kind_of_evidence
+from ..front.results import LogEvidence
 from ..front.running.chunks import Interruption
 from ..front.running.progress import progress_bar, warn
 from .contestants import NUM_SAMPLES, NUM_WARMUP, Chain, Contestant, Moments, as_contestants, moments_of
@@ -41,6 +43,7 @@ class Row(NamedTuple):
     """Wall-clock seconds of a second run on the same data with another key."""
     next_cpu: float = np.nan
     log_evidence: float = np.nan
+    """A ``LogEvidence``, which also says what it is."""
     evidence_kind: str = ""
     k_hat: float = np.nan
     """Of the field given the hyperparameters: below 0.7 importance weights could correct the approximation."""
@@ -74,7 +77,7 @@ class Comparison(Shown):
     @property
     def table(self) -> Any:
         """All columns of all rows, as a pandas ``DataFrame`` indexed by engine."""
-        import pandas as pd  # type: ignore[import-untyped]
+        import pandas as pd
 
         return pd.DataFrame(self.rows, columns=Row._fields).set_index("engine")
 
@@ -82,9 +85,11 @@ class Comparison(Shown):
         header = ["engine", "", "first s", "compile s", "next s", "log evidence", "k-hat", "mean gap", "sd ratio", "at"]
         rows, notes = [], []
         for row in self.rows:
-            sign = ">= " if row.evidence_kind.startswith("at least") else ""
-            kind = " (optimum)" if "best" in row.evidence_kind else ""
-            value = f"{sign}{row.log_evidence:.2f}{kind}" if np.isfinite(row.log_evidence) else ""
+            value = ""
+            if isinstance(row.log_evidence, LogEvidence) and np.isfinite(row.log_evidence):
+                sign = ">= " if row.log_evidence.is_lower_bound else ""
+                kind = " (optimum)" if row.log_evidence.hyperparameters == "optimum" else ""
+                value = f"{sign}{row.log_evidence:.2f}{kind}"
             seconds = (row.first_seconds, row.compile_seconds, row.next_seconds)
             gaps = (row.mean_gap, row.sd_ratio)
             rows.append(
@@ -213,8 +218,8 @@ def _row(
                 status="converged" if contestant.has_converged else "not converged",
                 next_seconds=later,
                 next_cpu=later_cpu,
-                log_evidence=contestant.log_evidence,
-                evidence_kind=contestant.evidence_kind,
+                log_evidence=np.nan if contestant.log_evidence is None else contestant.log_evidence,
+                evidence_kind="" if contestant.log_evidence is None else kind_of_evidence(contestant.log_evidence),
                 k_hat=contestant.k_hat,
             )
             moments[contestant.name] = found

@@ -19,30 +19,30 @@ from numpyro.infer.mcmc import MCMCKernel
 
 from ..bilinear.engine import BilinearVG
 from ..ep import EP
-from ..front.answers.display import evidence
 from ..front.engine import BaseEngine
+from ..front.results import LogEvidence
 from ..gaussian.engine import Engine
 from ..gaussian.inla import INLA
 from ..gaussian.laplace_approximation import LaplaceApproximation
 from ..gaussian.variational.engine import VariationalGaussian
 from ..sparse.mean_field_engine import StructuredMeanField
 
-__all__ = ["BY_NAME", "NUM_SAMPLES", "NUM_WARMUP", "Chain", "Contestant", "Moments", "as_contestants"]
+__all__ = ["BY_NAME", "ENGINES", "NUM_SAMPLES", "NUM_WARMUP", "Chain", "Contestant", "Moments", "as_contestants"]
 
 NUM_WARMUP, NUM_SAMPLES = 1000, 2000
 """Length of a chain that a person leaves to us."""
 _SVI_STEPS, _SVI_RATE = 5000, 0.01
 _MOST_RHAT = 1.05
 
-BY_NAME: dict[str, Any] = {
-    "EP": EP,
-    "VariationalGaussian": VariationalGaussian,
-    "LaplaceApproximation": LaplaceApproximation,
-    "INLA": INLA,
-    "StructuredMeanField": StructuredMeanField,
-    "BilinearVG": BilinearVG,
-    "NUTS": NUTS,
-}
+ENGINES: tuple[type[BaseEngine[Any]], ...] = (
+    EP,
+    VariationalGaussian,
+    LaplaceApproximation,
+    INLA,
+    StructuredMeanField,
+    BilinearVG,
+)
+BY_NAME: dict[str, Any] = {**{engine.__name__: engine for engine in ENGINES}, "NUTS": NUTS}
 """The engines that can be asked for by name."""
 
 Moments = dict[str, tuple[np.ndarray, np.ndarray]]
@@ -53,8 +53,7 @@ class Contestant(ABC):
     """One way to a posterior: run it, then ask."""
 
     has_converged: bool | None = None
-    log_evidence: float = np.nan
-    evidence_kind: str = ""
+    log_evidence: LogEvidence | None = None
     k_hat: float = np.nan
     notes: tuple[str, ...] = ()
     has_params: bool = False
@@ -101,8 +100,7 @@ class Fitted(Contestant):
         found, value = self.engine.diagnostics, self.engine.log_evidence
         self.has_converged = bool(found.converged)
         self.has_params = any(site.is_param for site in self.engine._run.reading.hyper.values())
-        self.log_evidence = float(value)
-        self.evidence_kind = evidence(value).replace(f"{float(value):.2f}", "").strip(" ,") or "approximate"
+        self.log_evidence = value
         self.notes = found.messages
         if isinstance(self.engine, Engine) and not (isinstance(self.engine, EP) and self.engine.tree is not None):
             self.k_hat = self.engine.psis_diagnostic(rng_key)
@@ -166,7 +164,7 @@ class Guided(Contestant):
         losses = np.asarray(self._fit.losses)
         early, late = losses[-_SVI_STEPS // 5 : -_SVI_STEPS // 10], losses[-_SVI_STEPS // 10 :]
         error = np.sqrt(early.var() / early.size + late.var() / late.size)
-        self.log_evidence, self.evidence_kind = -float(late.mean()), "at least, hyperparameters integrated out"
+        self.log_evidence = LogEvidence(-float(late.mean()), True, "integrated")
         self.has_converged = bool(np.isfinite(late).all() and abs(early.mean() - late.mean()) < 3.0 * error + 1e-3)
         self.notes = (f"{_SVI_STEPS} steps of Adam({_SVI_RATE})",)
 

@@ -22,23 +22,14 @@ from ..bilinear.engine import BilinearVG
 from ..ep import EP
 from ..front.engine import BaseEngine
 from ..gaussian.engine import Engine
-from ..gaussian.inla import INLA
 from ..gaussian.laplace_approximation import LaplaceApproximation
-from ..gaussian.variational.engine import VariationalGaussian
 from ..hyper.space import UnconstrainedSpace
 from ..sparse.mean_field_engine import StructuredMeanField
+from .contestants import ENGINES
 from .costs import gaussian_cost
 
 __all__ = ["Candidate", "Recommendation", "recommend"]
 
-_ENGINES: tuple[type[BaseEngine[Any]], ...] = (
-    EP,
-    VariationalGaussian,
-    LaplaceApproximation,
-    INLA,
-    StructuredMeanField,
-    BilinearVG,
-)
 _MANY_ROWS = 10
 """Rows per unknown from which posteriors under log-concave likelihoods have little skewness."""
 
@@ -131,7 +122,7 @@ def recommend(model: Callable[..., Any], *args: Any, **kwargs: Any) -> Recommend
     readings: dict[str, ModelReading] = {}
     engines: dict[str, BaseEngine[Any]] = {}
     candidates = []
-    for kind in _ENGINES:
+    for kind in ENGINES:
         engine, name = kind(model, progress_bar=False), kind.__name__
         try:
             reading = _shared(engine, readings) or engine._read(jax.random.key(0), args, kwargs)
@@ -210,11 +201,9 @@ def _fate(engine: BaseEngine[Any], reading: ModelReading) -> str:
         return "none"
     if isinstance(engine, Engine) and isinstance(reading, LatentGaussianReading):
         number = len(space.integrable)
-        if number and engine.integrate != "none":
+        if number:
             design = engine._integration.design(number, reading.abstract_form.num_rows)
             return f"{number}, integrated over ({design})"
-        if number and not isinstance(engine, INLA):
-            return f"{space.size}, set to their optimum (integrate='auto' integrates over them)"
     return f"{space.size}, learned (set to a point)"
 
 

@@ -29,6 +29,7 @@ from ..front.many import Dataset
 from ..front.run import FinishedRun
 from ..front.running.progress import warn
 from ..front.state import EngineState, Fit
+from ..hyper.design import LARGEST_DIMENSION
 from ..hyper.space import UnconstrainedSpace
 from .algorithms.algorithm import Algorithm
 from .algorithms.modes import explain_two_modes
@@ -36,7 +37,6 @@ from .answers.leave_one_out import check_cavities, check_single
 from .answers.prediction import by_site
 from .fitting import RunOptions, check_skipped, fit
 from .integration.exploration import (
-    LARGEST_DESIGN,
     LARGEST_LATTICE,
     Integrate,
     Integration,
@@ -183,6 +183,7 @@ class Engine(BaseEngine[FinishedRun]):
             return make(result)
         run = make(result, is_integrated=True)
         assert isinstance(run, IntegratedRun)  # as asked
+        reason: str | None = None
         try:
             messages = list(run.exploration.messages)
         except NoDesign as error:
@@ -192,11 +193,12 @@ class Engine(BaseEngine[FinishedRun]):
                     f"{error}. Give tighter priors, other init_values or more max_hyper_steps, or give values to the "
                     "hyperparameters without information (hyper_values)."
                 ) from error
-            messages = [f"The hyperparameters are at their mode and not integrated over: {error}."]
-            run = make(result._replace(diagnostics=diagnostics._replace(messages=(*diagnostics.messages, *messages))))
+            reason = f"The hyperparameters are at their mode and not integrated over: {error}."
         except KeyboardInterrupt:
-            messages = ["Interrupted: the hyperparameters are at their mode and not integrated over."]
-            run = make(result._replace(diagnostics=diagnostics._replace(messages=(*diagnostics.messages, *messages))))
+            reason = "Interrupted: the hyperparameters are at their mode and not integrated over."
+        if reason is not None:
+            messages = [reason]
+            run = make(result._replace(diagnostics=diagnostics._replace(messages=(*diagnostics.messages, reason))))
         if messages and diagnostics.converged:  # of other runs all messages are said
             warn(f"{type(self).__name__}: " + " ".join(messages))
         return run
@@ -264,7 +266,7 @@ class Engine(BaseEngine[FinishedRun]):
         return space, algorithm, programs
 
     def _check_design(self, space: UnconstrainedSpace) -> None:
-        largest = {"grid": LARGEST_LATTICE, "ccd": LARGEST_DESIGN}.get(self.integrate)
+        largest = {"grid": LARGEST_LATTICE, "ccd": LARGEST_DIMENSION}.get(self.integrate)
         if largest is not None and len(space.integrable) > largest:
             sizes = ", ".join(f"{name!r} ({math.prod(space.shapes[name])})" for name in space.names)
             raise ModelStructureError(

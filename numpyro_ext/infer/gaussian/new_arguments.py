@@ -30,7 +30,7 @@ from .algorithms.posterior import GaussianPosterior
 from .answers.containment import ADVICE, check_contained, row_places
 from .answers.prediction import OtherField
 from .integration.exploration import Exploration
-from .integration.run import IntegratedRun, Point
+from .integration.run import IntegratedRun, Point, unstacked
 from .integration.scatter import Scatter
 from .programs import PointFit, Programs, compiled_programs
 from .run import GaussianRun
@@ -253,7 +253,7 @@ class _IntegratedPrediction(IntegratedRun):
         fits = self._moved(found.fits, _MOST_CHECKED)
         marginals = [
             self.programs.marginals(self.reading.data, hyper, state, marginals_fn=self.marginals_fn)
-            for hyper, state in _unstacked((fits.hyper, fits.state), len(found.weights))
+            for hyper, state in unstacked((fits.hyper, fits.state), len(found.weights))
         ]
         return found._replace(fits=fits._replace(marginals=_stacked(marginals)))
 
@@ -263,14 +263,10 @@ class _IntegratedPrediction(IntegratedRun):
         return points._replace(fits=self._moved(points.fits, 0))
 
     def _moved(self, fits: PointFit, num_checked: int) -> PointFit:
-        pairs = _unstacked((fits.hyper, fits.state), len(fits.objective))
+        pairs = unstacked((fits.hyper, fits.state), len(fits.objective))
         checked = set(np.linspace(0, len(pairs) - 1, num_checked).astype(int).tolist())
         data = self.fitted.reading.data
         return fits._replace(state=_stacked([self.sites((data, *pair), k in checked) for k, pair in enumerate(pairs)]))
-
-
-def _unstacked(tree: Any, number: int) -> list[Any]:
-    return [jax.tree.map(lambda leaf, k=k: jnp.asarray(leaf[k]), tree) for k in range(number)]
 
 
 def _check_left_out(run: GaussianRun, other: LatentGaussianReading) -> None:

@@ -169,19 +169,24 @@ class Programs:
         num_points: int | Array,
         states: Any,
         tol: Array,
+        with_marginals: bool | Array,
         *,
         marginals_fn: Callable[..., Any],
     ) -> PointFit:
         """Fit the field at the first ``num_points`` of the unconstrained ``points``, one after the other, each from
         the state that stands beside it; ``marginals_fn`` is a function of the posterior and the maps of the affine
-        sites."""
+        sites, for which there are zeros where marginals are not asked for."""
 
         @jax.jit  # traced once, for the shapes and for the loop
         def at(values: Array, state: Any) -> PointFit:
             hyper = self._space.unpack(values, fixed)
             found = self.evaluate(data, fixed, values, state, tol)
-            posterior = self._posterior(data, hyper, found.state)
-            marginals = marginals_fn(posterior, self._reading.maps(hyper, data))
+
+            def compute() -> Any:
+                return marginals_fn(self._posterior(data, hyper, found.state), self._reading.maps(hyper, data))
+
+            zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(compute))
+            marginals = jax.lax.cond(with_marginals, compute, lambda: zeros)
             return PointFit(found.objective, found.state, found.info.converged, hyper, marginals)
 
         def step(k: Array, fits: PointFit) -> PointFit:

@@ -75,6 +75,11 @@ class SiteInfo(NamedTuple):
     prior: Any = None
     """The distribution of a latent site, until its candidates are marked."""
 
+    @property
+    def has_joint_coordinates(self) -> bool:
+        """Whether an observation is a vector whose coordinates depend on each other, which whitening takes apart."""
+        return self.family in (dist.MultivariateNormal.__name__, dist.LowRankMultivariateNormal.__name__)
+
 
 class FactorTrace(NamedTuple):
     """Arrays of one factor site, inside a trace."""

@@ -11,7 +11,7 @@ import numpy as np
 
 from ....display import MOST_ROWS, Shown, Table, number
 
-__all__ = ["ShownEngine", "ShownSite", "ShownSites", "ending", "evidence"]
+__all__ = ["ShownEngine", "ShownSite", "ShownSites", "ending", "evidence", "kind_of_evidence"]
 
 _LARGEST_SHOWN = 1000
 """Elements of a site whose moments are computed only to be shown."""
@@ -29,6 +29,15 @@ def evidence(value: Any) -> str:
     """
     sign = "at least " if value.is_lower_bound else ""
     return f"{sign}{float(value):.2f}{_OF_HYPERPARAMETERS[value.hyperparameters]}"
+
+
+def kind_of_evidence(value: Any) -> str:
+    """The words without the number; ``"approximate"`` where there are none.
+
+    :param LogEvidence value: of a run.
+    """
+    sign = "at least" if value.is_lower_bound else ""
+    return f"{sign}{_OF_HYPERPARAMETERS[value.hyperparameters]}".strip(" ,") or "approximate"
 
 
 def ending(diagnostics: Any) -> list[str]:

@@ -347,7 +347,7 @@ def _copies(array: np.ndarray, axis: int, number: int, fill: int) -> np.ndarray:
 def _joined(old: Any, new: Any, axis: int) -> Any:
     """Two arrays, lists or tables, one behind the other, of the kind of the old one."""
     if is_pandas(old) and is_pandas(new):
-        import pandas  # type: ignore[import-untyped]
+        import pandas
 
         return pandas.concat([old, new], axis=axis, ignore_index=axis == 0)
     return _like(old, np.concatenate([_as_array(old), _as_array(new)], axis))

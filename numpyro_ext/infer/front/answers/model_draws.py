@@ -47,7 +47,7 @@ def model_draws(
     predictive = Predictive(handlers.uncondition(reading.model), dict(latents))
     try:
         found = predictive(rng_key, *args, **kwargs)
-    except (AttributeError, IndexError, TypeError, ValueError):
+    except (AttributeError, IndexError, TypeError, ValueError) as failure:
         found = predictive(rng_key, *reading.args, **reading.kwargs)
         if other is not None:
             again = predictive(rng_key, *other.args, **other.kwargs)
@@ -57,13 +57,13 @@ def model_draws(
                     raise ValueError(
                         f"Draws of {name!r} depend on observations that are left out, as in a regression on values of "
                         "steps before. Let the model draw what it needs: a scan that carries them."
-                    ) from None
+                    ) from failure
         for name in reading.observed_names:
             values = np.asarray(found.get(name, 0.0))
             if values.size and np.array_equal(values, np.broadcast_to(reading.sites[name].value, values.shape)):
                 raise ValueError(
                     f"The model gives the observations of {name!r} back in place of draws (a scan hides its sites), "
                     "and does not run without them. Let it take None for them, as NumPyro's Predictive needs."
-                ) from None
+                ) from failure
     factors = [name for name, site in reading.sites.items() if site.family == "Unit"]
     return {name: value for name, value in {**latents, **found}.items() if name not in factors}

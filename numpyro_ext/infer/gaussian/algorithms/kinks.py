@@ -12,7 +12,7 @@ from jax import Array, lax
 from ....potentials.elementwise import ElementwisePotential
 from ....structure import LatentGaussian, LatentGaussianReading
 from ..programs import compiled_form
-from .posterior import GaussianPosterior
+from .posterior import prior_range
 
 __all__ = ["explain_kinks", "slope_jumps"]
 
@@ -32,9 +32,7 @@ def slope_jumps(form: LatentGaussian, first: int) -> Array:
     :param int first: number of the family of factors.
     :return: shape ``(num_rows,)`` of the family; nan where the prior of a predictor is flat.
     """
-    zeros = jnp.zeros_like(form.offset)
-    mean, variance = (form.split_rows(x)[first] for x in GaussianPosterior(form, zeros, zeros).predictor_moments())
-    potential, scale = form.potentials[first], jnp.sqrt(variance)
+    potential, (mean, scale) = form.potentials[first], prior_range(form, first)
 
     def slope(z: Array) -> Array:
         found: Array = jax.jvp(potential.log_density, (mean + z * scale,), (scale,))[1]

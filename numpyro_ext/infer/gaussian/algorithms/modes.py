@@ -13,7 +13,7 @@ from ....potentials.elementwise import ElementwisePotential
 from ....potentials.pairs import PairPotential
 from ....structure import LatentGaussian, LatentGaussianReading, ModelStructureError
 from ..programs import compiled_form
-from .posterior import GaussianPosterior
+from .posterior import prior_range
 
 __all__ = ["check_mixtures", "explain_two_modes", "valley_depths"]
 
@@ -33,9 +33,7 @@ def valley_depths(form: LatentGaussian, first: int) -> Array:
     :param int first: number of the family of factors.
     :return: shape ``(num_rows,)`` of the family; nan where the prior of a predictor is flat.
     """
-    zeros = jnp.zeros_like(form.offset)
-    mean, variance = (form.split_rows(x)[first] for x in GaussianPosterior(form, zeros, zeros).predictor_moments())
-    potential, scale = form.potentials[first], jnp.sqrt(variance)
+    potential, (mean, scale) = form.potentials[first], prior_range(form, first)
     grid = jnp.asarray(_GRID, mean.dtype)
     values = lax.map(lambda z: potential.log_density(mean + z * scale) - 0.5 * z**2, grid)
     low = lax.cummax(values)

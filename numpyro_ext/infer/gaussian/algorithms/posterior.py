@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any, Literal, overload
 
 import jax
+import jax.numpy as jnp
 from jax import Array
 
 from ....linalg.frozen_pytree import frozen_pytree
@@ -16,7 +17,7 @@ from ....linalg.gaussian.mean_field_space import MeanFieldPosterior, MeanFieldSp
 from ....linalg.gaussian.state_space import StatePosterior
 from ....structure.latent_gaussian import AffineMap, LatentGaussian
 
-__all__ = ["LARGEST_DENSE_COVARIANCE", "Covariance", "GaussianPosterior", "gaussian_prior"]
+__all__ = ["LARGEST_DENSE_COVARIANCE", "Covariance", "GaussianPosterior", "gaussian_prior", "prior_range"]
 
 LARGEST_DENSE_COVARIANCE = 30_000
 """Unknowns at most of which all covariances are held at once: 7 GB in double precision."""
@@ -150,6 +151,17 @@ class GaussianPosterior:
         dense = whole.condition("coefficient")
         assert isinstance(dense, CoefficientPosterior)  # asked for by name
         return dense.scale_tril()
+
+
+def prior_range(form: LatentGaussian, first: int) -> tuple[Array, Array]:
+    """Prior mean and standard deviation of the predictors of one family of factors; infinite where a prior is flat.
+
+    :param LatentGaussian form: the model.
+    :param int first: number of the family.
+    """
+    zeros = jnp.zeros_like(form.offset)
+    mean, variance = (form.split_rows(x)[first] for x in GaussianPosterior(form, zeros, zeros).predictor_moments())
+    return mean, jnp.sqrt(variance)
 
 
 def _readable(posterior: LinearGaussianPosterior | MeanFieldPosterior, design: AnyDesign) -> Any:

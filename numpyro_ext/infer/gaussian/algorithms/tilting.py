@@ -185,25 +185,15 @@ def _has_cavity(form: LatentGaussian, marginals: Marginals, precision: Array, po
     return jnp.concatenate(parts)
 
 
-def _which(form: LatentGaussian, marginals: Marginals, power: ArrayLike) -> tuple[Array, Array, Array]:
-    """The rows that are observed, those that are pinned, and those with a proper cavity."""
-    observed = jnp.concatenate(form.observed)
-    is_pinned = observed & (marginals.variance <= 0)
-    return observed, is_pinned, observed & ~is_pinned & (_cavity_ratio(marginals, power) > 0)
-
-
-def _cavity_ratio(marginals: Marginals, power: ArrayLike) -> Array:
-    return (1.0 - jnp.asarray(power)) + power * marginals.cavity_ratio
-
-
 def cavities(
     form: LatentGaussian, marginals: Marginals, precision: Array, shift: Array, power: ArrayLike
 ) -> tuple[Array, Array]:
     """Means and variances of the cavities of all rows, zero and one where there is none."""
-    mean, variance, _, _ = marginals
-    *_, is_proper = _which(form, marginals, power)
+    mean, variance, ratio, _ = marginals
+    ratio = (1.0 - jnp.asarray(power)) + power * ratio
+    is_proper = jnp.concatenate(form.observed) & (variance > 0) & (ratio > 0)
     shift = shift - precision * form.offset
-    safe_ratio = jnp.where(is_proper, _cavity_ratio(marginals, power), 1.0)
+    safe_ratio = jnp.where(is_proper, ratio, 1.0)
     cavity_variance = jnp.where(is_proper, variance / safe_ratio, 1.0)
     cavity_mean = jnp.where(is_proper, (mean - power * variance * shift) / safe_ratio + form.offset, 0.0)
     return cavity_mean, cavity_variance

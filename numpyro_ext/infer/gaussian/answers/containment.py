@@ -12,7 +12,6 @@ from ...front.answers.joint_arguments import NotJoined
 __all__ = ["ADVICE", "check_contained", "row_places"]
 
 ADVICE = "Give the model all inputs at once in run(...), and mask the observations that are to be predicted."
-_VECTORS = ("MultivariateNormal", "LowRankMultivariateNormal")
 
 
 def row_places(old: LatentGaussianReading, new: LatentGaussianReading) -> np.ndarray:
@@ -54,7 +53,7 @@ def _check_new_members(
             f"{found}, in the fit {shape}) need a fit. {ADVICE}"
         )
     num_batch = len(old.sites[name].batch_shape)
-    if old.sites[name].family in _VECTORS and shape[num_batch:] != found[num_batch:]:
+    if old.sites[name].has_joint_coordinates and shape[num_batch:] != found[num_batch:]:
         raise NotJoined(
             f"New coordinates of the observed site {name!r} ({old.sites[name].family}) depend on the old ones through "
             f"its covariance, which predictions do not follow. Write what they share as a latent site. {ADVICE}"

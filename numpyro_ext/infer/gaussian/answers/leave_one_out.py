@@ -11,18 +11,17 @@ import dataclasses
 from typing import NamedTuple
 
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
 
 from ....linalg.gaussian.mean_field_space import MeanFieldPosterior
-from ....potentials.vector_rows import VectorRows, row_directions
+from ....potentials.base import Potential
+from ....potentials.vector_rows import VectorRows
 from ....structure import LatentGaussianReading
 from ....structure.latent_gaussian.form import LatentGaussian
 from ..algorithms.posterior import GaussianPosterior
+from ..algorithms.tilting import cavities
 
 __all__ = ["check_cavities", "check_single", "log_leave_one_out"]
-
-_VECTORS = ("MultivariateNormal", "LowRankMultivariateNormal")
 
 
 def check_single(reading: LatentGaussianReading, var_name: str | None) -> str:
@@ -39,7 +38,7 @@ def check_single(reading: LatentGaussianReading, var_name: str | None) -> str:
     name = names[0] if var_name is None else var_name
     if name not in names:
         raise ValueError(f"{name!r} is no observed site that depends on the field; there are {listed}.")
-    if reading.sites[name].family in _VECTORS:
+    if reading.sites[name].has_joint_coordinates:
         raise ValueError(
             f"The coordinates of an observation of {name!r} ({reading.sites[name].family}) depend on each other: one "
             "of them cannot be left out. Use cross_validate, or mask observations and score them by log_predictive()."
@@ -76,20 +75,25 @@ def log_leave_one_out(form: LatentGaussian, posterior: GaussianPosterior) -> tup
     # Where unknowns are independent in the approximation, the Gaussian of the same sites has the cavities.
     conditioned = dataclasses.replace(posterior, covariance_family="full").condition()
     assert not isinstance(conditioned, MeanFieldPosterior)  # as asked
-    mean, variance, ratio, _ = conditioned.marginals()
-    rows = mean + form.offset, variance, ratio, posterior.site_precision, posterior.site_shift
+    marginals = conditioned.marginals()
+    means = cavities(form, marginals, posterior.site_precision, posterior.site_shift, 1.0)
+    rows = _Rows(
+        marginals.mean + form.offset,
+        marginals.variance,
+        marginals.cavity_ratio,
+        *means,
+        posterior.site_precision,
+        posterior.site_shift,
+    )
     without, within = [], []
-    parts = [form.split_rows(values) for values in rows]
-    for number, (potential, observed) in enumerate(zip(form.potentials, form.observed, strict=True)):
-        moments = _Rows(*(part[number] for part in parts))
-        if isinstance(potential, VectorRows):
-            left, is_proper = _leave_vector_out(potential, moments)
-        else:
-            left, is_proper = _leave_out(moments)
-        value = jnp.where(is_proper, potential.log_normaliser(*left), jnp.nan)
+    for potential, observed, family in zip(
+        form.potentials, form.observed, zip(*map(form.split_rows, rows), strict=True), strict=True
+    ):
+        leave_out = _leave_vector_out if isinstance(potential, VectorRows) else _leave_out
+        value = leave_out(potential, _Rows(*family))
         without.append(jnp.where(observed, value, 0.0))
-        within.append(jnp.where(observed, potential.log_normaliser(moments.mean, moments.variance), 0.0))
-    empty = jnp.zeros((0,), mean.dtype)
+        within.append(jnp.where(observed, potential.log_normaliser(*family[:2]), 0.0))
+    empty = jnp.zeros((0,), form.offset.dtype)
     return jnp.concatenate([empty, *without]), jnp.concatenate([empty, *within])
 
 
@@ -99,38 +103,31 @@ class _Rows(NamedTuple):
     mean: Array
     variance: Array
     cavity_ratio: Array
+    cavity_mean: Array
+    """As the next of single rows, and of no use to factors of several."""
+    cavity_variance: Array
     site_precision: Array
     site_shift: Array
 
 
-def _leave_out(rows: _Rows) -> tuple[tuple[Array, Array], Array]:
-    """Moments of the predictors without their sites, and whether there are such."""
-    mean, variance, ratio, _, shift = rows
-    is_pinned = variance <= 0.0
-    is_proper = ratio > 0.0
-    safe = jnp.where(is_proper & ~is_pinned, ratio, 1.0)
-    left = jnp.where(is_pinned, mean, (mean - variance * shift) / safe), jnp.where(is_pinned, 0.0, variance / safe)
-    return left, is_proper | is_pinned
+def _leave_out(potential: Potential, rows: _Rows) -> Array:
+    """Log predictive densities under the cavities; ``nan`` where there is none."""
+    is_pinned = rows.variance <= 0.0
+    mean = jnp.where(is_pinned, rows.mean, rows.cavity_mean)
+    value = potential.log_normaliser(mean, jnp.where(is_pinned, 0.0, rows.cavity_variance))
+    return jnp.where(is_pinned | (rows.cavity_ratio > 0.0), value, jnp.nan)
 
 
-def _leave_vector_out(potential: VectorRows, rows: _Rows) -> tuple[tuple[Array, Array], Array]:
-    """The same for factors of several predictors, whose sites are matrices; moments are those of the rows."""
-    mean, variance, _, precision, shift = rows
-    size = potential.base.dimension
-    directions = np.zeros((potential.num_rows, size))
-    for row, (added, taken) in enumerate(row_directions(size)):
-        directions[row, added] = 1.0
-        if taken >= 0:
-            directions[row, taken] = -1.0
-    matrix = jnp.einsum("nr,ri,rj->nij", precision.reshape(-1, potential.num_rows), directions, directions)
-    vector = shift.reshape(-1, potential.num_rows) @ directions
-    means, covariances = potential.joint_moments(mean, variance)
-    remainder = jnp.eye(size) - covariances @ matrix
+def _leave_vector_out(potential: Potential, rows: _Rows) -> Array:
+    """The same for factors of any number of predictors, whose sites are matrices."""
+    assert isinstance(potential, VectorRows)
+    means, covariances = potential.joint_moments(rows.mean, rows.variance)
+    precision, shift = potential.joint_site(rows.site_precision, rows.site_shift)
+    remainder = jnp.eye(means.shape[-1]) - covariances @ precision
     left = jnp.linalg.solve(remainder, covariances)
-    left = 0.5 * (left + left.swapaxes(-1, -2))
-    moved = jnp.linalg.solve(remainder, (means - jnp.einsum("nij,nj->ni", covariances, vector))[..., None])[..., 0]
+    left = 0.5 * (left + left.mT)
+    moved = jnp.linalg.solve(remainder, (means - jnp.einsum("nij,nj->ni", covariances, shift))[..., None])[..., 0]
     is_proper = jnp.all(jnp.linalg.eigvalsh(left) >= 0.0, axis=-1) & jnp.all(jnp.isfinite(moved), axis=-1)
     left = jnp.where(is_proper[:, None, None], left, covariances)
-    moved = jnp.where(is_proper[:, None], moved, means)
-    variances = jnp.einsum("ri,nij,rj->nr", directions, left, directions)
-    return ((moved @ directions.T).reshape(-1), variances.reshape(-1)), jnp.repeat(is_proper, potential.num_rows)
+    value = potential.base.log_normaliser(jnp.where(is_proper[:, None], moved, means), left)
+    return potential.on_first_row(jnp.where(is_proper, value, jnp.nan))

@@ -20,7 +20,6 @@ from ...hyper.space import UnconstrainedSpace
 from ..programs import PointFit, Programs
 
 __all__ = [
-    "LARGEST_DESIGN",
     "LARGEST_LATTICE",
     "MANY_ROWS",
     "Exploration",
@@ -33,8 +32,6 @@ __all__ = [
 
 Integrate = Literal["auto", "none", "normal", "grid", "ccd"]
 
-LARGEST_DESIGN = LARGEST_DIMENSION
-"""Hyperparameters that a central composite design can hold."""
 LARGEST_LATTICE = 4
 """Hyperparameters over which a lattice stays below thousands of points."""
 MANY_ROWS = 5_000
@@ -62,9 +59,9 @@ class Integration(NamedTuple):
         """The design for so many hyperparameters of a form with so many rows."""
         if self.integrate != "auto":
             return self.integrate
-        # A lattice of two takes five times the fits of the other design.
+        # A lattice of two takes about twice the fits of the other design.
         largest = _LARGEST_LATTICE_DIMENSION if num_rows <= MANY_ROWS else 1
-        return "grid" if size <= largest else "ccd" if size <= LARGEST_DESIGN else "normal"
+        return "grid" if size <= largest else "ccd" if size <= LARGEST_DIMENSION else "normal"
 
 
 class Exploration(NamedTuple):
@@ -138,24 +135,26 @@ class Surroundings(NamedTuple):
         values[:, self.space.integrable] += points @ self.factor.T
         return values
 
-    def fits(self, points: np.ndarray, states: Any = None, tol: float = _TOL) -> PointFit:
+    def fits(
+        self, points: np.ndarray, states: Any = None, tol: float = _TOL, *, with_marginals: bool = True
+    ) -> PointFit:
         """The field at points of shape ``(n, k)``.
 
         :param states: where the fits start, stacked; by default where the mode was left.
         :param float tol: of the fits.
+        :param bool with_marginals: false for zeros in their place.
         """
         values, last = self.place(points), self.fit.last_state
         tolerance = jnp.asarray(max(tol, self.programs.tol), values.dtype)
         batch, parts = _POINTS_PER_CALL if self.size else 1, []
+        if states is None:
+            mode = jax.tree.map(lambda leaf: np.repeat(np.asarray(leaf)[None], batch, axis=0), last.state)
         with progress_bar(len(values), "Integration", enabled=self.progress_bar) as bar:
             for start in range(0, len(values), batch):
                 number = min(batch, len(values) - start)
                 # Filled up, so that one program serves all.
                 index = np.minimum(np.arange(start, start + batch), len(values) - 1)
-                if states is None:
-                    begun = jax.tree.map(lambda leaf: np.repeat(np.asarray(leaf)[None], batch, axis=0), last.state)
-                else:
-                    begun = jax.tree.map(itemgetter(index), states)
+                begun = mode if states is None else jax.tree.map(itemgetter(index), states)
                 found = self.programs.fits(
                     self.data,
                     self.space.fixed,
@@ -163,6 +162,7 @@ class Surroundings(NamedTuple):
                     number,
                     begun,
                     tolerance,
+                    with_marginals,
                     marginals_fn=self.marginals_fn,
                 )
                 parts.append(jax.tree.map(lambda leaf, number=number: np.asarray(leaf)[:number], found))

@@ -24,7 +24,7 @@ from .mixture_marginals import MarginalMixture
 from .mixture_posteriors import HyperPosterior, MixturePosterior
 from .scatter import Scatter, scatter
 
-__all__ = ["IntegratedRun"]
+__all__ = ["IntegratedRun", "Point", "unstacked"]
 
 Point = tuple[Any, dict[str, Array], Any]
 
@@ -97,12 +97,11 @@ class IntegratedRun(GaussianRun):
     def hyper(self) -> dict[str, HyperEstimate | HyperPosterior]:  # type: ignore[override]
         """The posterior of each hyperparameter; of ``param`` sites, which have no prior, the estimate."""
         found, space = self.exploration, self.space
-        estimates = hyper_estimates(space, self.fit)
         out: dict[str, HyperEstimate | HyperPosterior] = {}
         for name, mode in self.fit.hyper.items():
             transform, is_fixed = space.sites[name].transform, name in space.fixed
             if space.sites[name].is_param and not is_fixed:
-                out[name] = estimates[name]
+                out[name] = hyper_estimates(space, self.fit)[name]
                 continue
             values = np.asarray(found.fits.hyper[name])
             if is_fixed:
@@ -130,7 +129,7 @@ class IntegratedRun(GaussianRun):
                 return total
 
             def sample(rng_key: Array, num_samples: int) -> Array:
-                return self._draw_over(Scatter(found.weights, found.fits), rng_key, num_samples)[0][name]
+                return self._draw_over(Scatter.of(found), rng_key, num_samples)[0][name]
 
             return MixturePosterior(name, tuple(reading.site_shapes[name]), mixture, covariance, sample)
 
@@ -139,8 +138,7 @@ class IntegratedRun(GaussianRun):
     def design_points(self) -> Iterator[Point]:
         """The first arguments of every program, point by point."""
         fits = self.exploration.fits
-        for k in range(len(self.exploration.weights)):
-            hyper, state = jax.tree.map(lambda leaf, k=k: jnp.asarray(leaf[k]), (fits.hyper, fits.state))
+        for hyper, state in unstacked((fits.hyper, fits.state), len(fits.objective)):
             yield self.reading.data, hyper, state
 
     def _draw_over(self, points: Scatter, rng_key: Array, num_samples: int) -> tuple[dict[str, Array], Array]:
@@ -173,7 +171,7 @@ class IntegratedRun(GaussianRun):
         """Hyperparameters of their density, and the field there; the points of the design where fits are dear."""
         found, around = self.exploration, self._surroundings
         if not around.size or around.num_rows > MANY_ROWS:
-            return Scatter(found.weights, found.fits)
+            return Scatter.of(found)
         is_normal = self.options.design(around.size, around.num_rows) == "normal"
         return scatter(around, found, _generator_and_keys(rng_key)[0], is_normal=is_normal)
 
@@ -204,6 +202,11 @@ class IntegratedRun(GaussianRun):
         )
         weights = jnp.asarray(self.exploration.weights)[:, None]
         return -logsumexp(-without, axis=0, b=weights), logsumexp(within, axis=0, b=weights)
+
+
+def unstacked(tree: Any, number: int) -> list[Any]:
+    """The parts of a tree whose leaves have a leading axis."""
+    return [jax.tree.map(lambda leaf, k=k: jnp.asarray(leaf[k]), tree) for k in range(number)]
 
 
 def _generator_and_keys(rng_key: Array) -> tuple[np.random.Generator, Callable[[int], Array]]:

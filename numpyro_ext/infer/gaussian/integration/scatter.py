@@ -26,6 +26,11 @@ class Scatter(NamedTuple):
     weights: np.ndarray
     fits: PointFit
 
+    @classmethod
+    def of(cls, found: Exploration) -> Scatter:
+        """The points of the design themselves."""
+        return cls(found.weights, found.fits)
+
 
 def scatter(around: Surroundings, found: Exploration, generator: np.random.Generator, *, is_normal: bool) -> Scatter:
     """Evenly spread points of a Gaussian with a width of its own on each side of each axis, weighted by the density.
@@ -48,16 +53,17 @@ def scatter(around: Surroundings, found: Exploration, generator: np.random.Gener
     scaled = points / np.where(uniforms < share, widths[0], widths[1])
     distance = np.sum(((points[:, None] - found.points) / widths.mean(axis=0)) ** 2, axis=-1)
     nearest = np.argmin(distance, axis=1)
-    fits = around.fits(points, jax.tree.map(lambda leaf: leaf[nearest], found.fits.state), tol=_TOL)
+    states = jax.tree.map(lambda leaf: leaf[nearest], found.fits.state)
+    fits = around.fits(points, states, tol=_TOL, with_marginals=False)
     is_finite = np.isfinite(fits.objective)
     log_weights = np.zeros(len(points)) if is_normal else fits.objective + 0.5 * np.sum(scaled**2, axis=1)
     log_weights = np.where(is_finite, log_weights, -np.inf)
     if not is_finite.any():
-        return Scatter(found.weights, found.fits)
+        return Scatter.of(found)
     weights = np.exp(log_weights - np.max(log_weights))
     weights /= weights.sum()
     if 1.0 / np.sum(weights**2) < _LEAST_EFFECTIVE * len(weights):
-        return Scatter(found.weights, found.fits)
+        return Scatter.of(found)
     return Scatter(weights, fits)
 
 
