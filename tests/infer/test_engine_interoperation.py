@@ -155,3 +155,23 @@ def test_missing_values_are_drawn_given_the_field(line_case):
     assert {"slopes", "y", "y_unobserved"} <= set(data["posterior"].data_vars)
     likelihood = engine.to_arviz()["log_likelihood"]["y_observed"]
     assert likelihood.shape == (1, 4000, 12) and np.all(np.asarray(likelihood)[..., ~mask] == 0.0)
+
+
+def test_guide_says_where_it_draws_other_points_than_those_asked_for():
+    def process(inputs, y=None):
+        distance = inputs[:, None] - inputs[None, :]
+        covariance = jnp.exp(-0.5 * distance**2) + 1e-6 * jnp.eye(inputs.shape[0])
+        f = numpyro.sample("f", dist.MultivariateNormal(0, covariance))
+        numpyro.sample("y", dist.Normal(f, 0.5), obs=y)
+
+    inputs = np.linspace(0.0, 3.0, 6)
+    engine = EP(process, progress_bar=False)
+    engine.run(jax.random.key(0), inputs, np.sin(inputs))
+    predictive = Predictive(process, guide=engine.guide, params=engine.params, num_samples=3)
+    assert predictive(jax.random.key(1), jnp.asarray(inputs))["y"].shape == (3, 6)  # without a warning
+    with pytest.warns(UserWarning, match=r"prior of the latent site 'f' depends on arguments .* engine.predict"):
+        predictive(jax.random.key(1), 2 * inputs)
+    with pytest.warns(UserWarning, match=r"prior of the latent site 'f' depends"):
+        predictive(jax.random.key(1), inputs + 0.3)  # of the same covariance
+    with pytest.raises(ValueError, match=r"'f' has shape \(4,\) at these arguments and \(6,\) in the fit"):
+        predictive(jax.random.key(1), inputs[:4])

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import numpyro
 import numpyro.distributions as dist
 from jax import Array
@@ -15,7 +17,91 @@ from numpyro.distributions import biject_to, constraints
 from numpyro.infer.autoguide import AutoMultivariateNormal
 from numpyro.infer.initialization import init_to_value
 
-__all__ = ["field_importance_pair", "fitted_guide"]
+__all__ = ["FittedGuide", "field_importance_pair", "fitted_guide"]
+
+
+class FittedGuide(AutoMultivariateNormal):
+    """An autoguide that knows the arguments of its fit: its sites are the elements and points that were fitted.
+
+    ``Predictive(model, guide=engine.guide, params=engine.params)(rng_key, *new_args)`` draws these whatever the
+    arguments. Where the priors of the latent sites are other distributions at the new arguments, other elements are
+    meant than those that come back, and the guide says so.
+    """
+
+    fitted_priors: dict[str, Any] | None = None
+    fitted_call: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
+    prior_trace: Callable[..., Any]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Draws of all latent sites.
+
+        :raises ValueError: if a latent site has another shape at these arguments.
+        :warns UserWarning: if its prior has other parameters, such as the covariance at other inputs of a process.
+        """
+        if self.fitted_priors is not None and not _are_same((args, kwargs), self.fitted_call):
+            self._check_priors(*args, **kwargs)
+        draws: dict[str, Any] = super().__call__(*args, **kwargs)
+        return draws
+
+    def _check_priors(self, *args: Any, **kwargs: Any) -> None:
+        if not self._has_fitted_priors(args, kwargs):
+            return
+        # A shift of all inputs leaves a stationary covariance what it was; half of them moved does not.
+        old_args, old_kwargs = self.fitted_call
+        half_args = tuple(_half(*pair) for pair in zip(args, old_args, strict=False))
+        half_kwargs = {name: _half(kwargs[name], value) for name, value in old_kwargs.items() if name in kwargs}
+        self._has_fitted_priors((*half_args, *args[len(half_args) :]), {**kwargs, **half_kwargs})
+
+    def _has_fitted_priors(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        assert self.fitted_priors is not None
+        with handlers.block(), jax.ensure_compile_time_eval():  # Predictive maps guides, and what is mapped is traced
+            trace = self.prior_trace(*args, **kwargs)
+        for name, prior in self.fitted_priors.items():
+            if name not in trace:
+                continue
+            now = trace[name]["fn"]
+            if now.shape() != prior.shape():
+                raise ValueError(
+                    f"The latent site {name!r} has shape {now.shape()} at these arguments and {prior.shape()} in the "
+                    "fit of this guide. engine.predict(rng_key, *new_args) predicts new elements."
+                )
+            if not _are_same(now, prior):
+                warnings.warn(
+                    f"The prior of the latent site {name!r} depends on arguments that have other values than in the "
+                    "fit of this guide, which draws the elements of the fit (for a process, its values at the old "
+                    "inputs). engine.predict(rng_key, *new_args) predicts at new ones.",
+                    stacklevel=4,
+                )
+                return False
+        return True
+
+
+def _half(new: Any, old: Any) -> Any:
+    """An argument with every other number from the fit, if it is an array of the same shape."""
+    if not isinstance(new, np.ndarray | jax.Array) or isinstance(new, jax.core.Tracer):
+        return new
+    if np.shape(new) != np.shape(old) or jax.dtypes.issubdtype(new.dtype, jax.dtypes.prng_key):
+        return new
+    is_old = np.arange(new.size).reshape(new.shape) % 2 == 0
+    return np.where(is_old, np.asarray(old), np.asarray(new))
+
+
+def _are_same(new: Any, old: Any) -> bool:
+    """Whether two trees hold the same numbers up to rounding; what is traced is not known and taken as equal."""
+    new_leaves, old_leaves = jax.tree.leaves(new), jax.tree.leaves(old)
+    return len(new_leaves) == len(old_leaves) and all(map(_is_same, new_leaves, old_leaves))
+
+
+def _is_same(new: Any, old: Any) -> bool:
+    if new is old or isinstance(new, jax.core.Tracer) or isinstance(old, jax.core.Tracer):
+        return True
+    if jax.dtypes.issubdtype(getattr(new, "dtype", None), jax.dtypes.prng_key):
+        return True
+    try:
+        first, second = np.asarray(new), np.asarray(old)
+        return first.shape == second.shape and bool(np.allclose(first, second, rtol=1e-5, atol=1e-8, equal_nan=True))
+    except (TypeError, ValueError):  # no numbers: an option, a data set
+        return bool(new == old)
 
 
 def fitted_guide(
@@ -43,8 +129,9 @@ def fitted_guide(
     :raises ValueError: if the model has latent sites that are in neither.
     """
     seeded = handlers.seed(handlers.substitute(model, data=dict(params)), rng_seed=0)
-    values = {name: mean for name, (mean, _) in field.items()}
-    trace = handlers.trace(handlers.substitute(seeded, substitute_fn=_from(values, hyper))).get_trace(*args, **kwargs)
+    means = {name: mean for name, (mean, _) in field.items()}
+    prior_trace = handlers.trace(handlers.substitute(seeded, substitute_fn=_from(means, hyper))).get_trace
+    trace = prior_trace(*args, **kwargs)
     order = [name for name, site in trace.items() if site["type"] == "sample" and not site["is_observed"]]
     field = {name: _unconstrained(trace[name]["fn"], *part) for name, part in field.items()}
     parts = {**field, **hyper}
@@ -56,9 +143,11 @@ def fitted_guide(
         )
     values = {name: trace[name]["value"] for name in order}
 
-    guide = AutoMultivariateNormal(model, init_loc_fn=init_to_value(values=values))
+    guide = FittedGuide(model, init_loc_fn=init_to_value(values=values))
     with handlers.block():
         handlers.seed(handlers.substitute(guide, data=dict(params)), rng_seed=0)(*args, **kwargs)
+    guide.fitted_priors, guide.fitted_call = {name: trace[name]["fn"] for name in order}, (args, kwargs)
+    guide.prior_trace = prior_trace
 
     width = {id(group): next((rows.shape[1] for _, rows in group.values()), 0) for group in (field, hyper)}
     blocks = []
