@@ -206,6 +206,22 @@ def test_restarts_keep_the_best_and_can_only_help(counts_case, fitted_counts):
     assert best >= float(fitted_counts.last_state.search.best.objective) - 1e-8
 
 
+def test_restarts_that_end_elsewhere_are_said():
+    def squared(y):
+        shift = numpyro.sample("shift", dist.Normal(0, 2))
+        f = numpyro.sample("f", dist.Normal(0, 1).expand([8]).to_event(1))
+        numpyro.sample("y", dist.Normal(0.1 * f + shift**2, 1), obs=y)
+
+    engine = EP(squared, progress_bar=False, num_restarts=4, integrate="none")
+    engine.run(jax.random.key(0), np.full(8, 3.0))
+    (said,) = [message for message in engine.diagnostics.messages if "other stationary points" in message]
+    value = float(engine.hyper["shift"].value)
+    assert f"shift = {-value:.3g} for {value:.3g}" in said
+    single = EP(squared, progress_bar=False, integrate="none")
+    single.run(jax.random.key(0), np.full(8, 3.0))
+    assert not any("other stationary points" in message for message in single.diagnostics.messages)
+
+
 def test_the_start_of_the_search_can_be_given(counts_case, fitted_counts):
     engine = EP(counts_case.model, progress_bar=False, init_values={"scale": 2.0})
     engine.run(KEY, counts_case.t, counts_case.y, mask=counts_case.mask)

@@ -23,6 +23,7 @@ from ...hyper.space import UnconstrainedSpace
 from ..results import HyperDiagnostics
 from .chunks import Interruption
 from .edges import edges_of
+from .maxima import other_maxima
 from .probes import probed
 
 __all__ = ["Climb", "Learned", "learn"]
@@ -179,6 +180,7 @@ def learn(
     :raises KeyboardInterrupt: if interrupted before there is anything to keep.
     """
     messages: list[str] = []
+    ends: list[SearchState] = []
     with Interruption() as interruption:
         run = _Run(climb, interruption, bar.update)
         try:
@@ -190,6 +192,7 @@ def learn(
                 else:
                     begun = climb.begin(start, state) if resumed is None else _reopen(resumed, climb)
                 found = run.climb_from(begun)  # nothing, where it has ended
+                ends.append(found)
                 if not run.keep(found) and int(found.num_iterations) == 0 and not interruption:
                     messages.append(f"Restart {number} began where the log evidence is not finite and was left out.")
                 bar.update((number + 1) * climb.max_steps - bar.n)
@@ -221,6 +224,9 @@ def learn(
         # The line search met rounding: that is the top only if a Newton step promises nothing.
         gradient = np.asarray(best.best.gradient)
         converged = 0.5 * float(gradient @ curvature.covariance @ gradient) <= climb.tol
+    others = other_maxima(ends, best, curvature, climb.hyper) if len(ends) > 1 else None
+    if others is not None:
+        messages.append(others)
     if failure is not None:
         messages.append(failure)
     elif curvature is not None and not curvature.is_peak:
@@ -328,7 +334,7 @@ def _runaway(run: _Run, curvature: Curvature | None, edges: tuple[str, ...]) -> 
     if not found:
         return None
     return (
-        f"{', '.join(found)} would grow for ever: the log evidence rises towards a plateau without a maximum, as where "
+        f"{', '.join(found)} would grow for ever, or shrink towards the edge of its support: the log evidence rises towards a plateau without a maximum, as where "
         "all observations behind a parameter are the same (a constant column, separated classes). Give a prior, or "
         "leave such data out."
     )
