@@ -334,9 +334,9 @@ def _runaway(run: _Run, curvature: Curvature | None, edges: tuple[str, ...]) -> 
     if not found:
         return None
     return (
-        f"{', '.join(found)} would grow for ever, or shrink towards the edge of its support: the log evidence rises towards a plateau without a maximum, as where "
-        "all observations behind a parameter are the same (a constant column, separated classes). Give a prior, or "
-        "leave such data out."
+        f"{', '.join(found)} would grow for ever, or shrink towards the edge of its support: the log evidence rises "
+        "towards a plateau without a maximum, as where all observations behind a parameter are the same (a constant "
+        "column, separated classes). Give a prior, or leave such data out."
     )
 
 
