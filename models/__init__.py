@@ -6,6 +6,13 @@ from .categorical import (
     multinomial_regression,
     ordinal_regression,
 )
+from .comparisons import (
+    bradley_terry,
+    collaborative_preferences,
+    joint_preference_gp,
+    preference_factorization,
+    preference_gp,
+)
 from .count_matrices import low_rank_count_field, poisson_factorization, receptive_field_counts
 from .factor_models import correlated_topic_model, factor_analysis, latent_gaussian_graphical_model
 from .gaussian_process import cox_process, gp_classification
@@ -21,6 +28,8 @@ from .regression import (
 )
 
 __all__ = [
+    "bradley_terry",
+    "collaborative_preferences",
     "compressed_sensing",
     "correlated_topic_model",
     "cox_process",
@@ -28,6 +37,7 @@ __all__ = [
     "discrete_choice",
     "factor_analysis",
     "gp_classification",
+    "joint_preference_gp",
     "latent_gaussian_graphical_model",
     "linear_regression",
     "logistic_regression",
@@ -39,6 +49,8 @@ __all__ = [
     "poisson_deblurring",
     "poisson_factorization",
     "poisson_regression",
+    "preference_factorization",
+    "preference_gp",
     "probit_regression",
     "random_intercepts",
     "receptive_field_counts",

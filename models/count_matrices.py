@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import jax.numpy as jnp
-import numpy as np
 import numpyro
 import numpyro.distributions as dist
 from jax.typing import ArrayLike
+
+from .indices import checked_indices
 
 __all__ = ["low_rank_count_field", "poisson_factorization", "receptive_field_counts"]
 
@@ -53,7 +54,7 @@ def poisson_factorization(
     :param log_rate: a known offset, such as the logarithm of the mean count or of exposures; shape ``()`` or ``(n,)``.
     :raises ValueError: if an index is out of range, or the shapes differ.
     """
-    rows, cols = _cells(rows=(rows, num_rows), cols=(cols, num_cols))
+    rows, cols = checked_indices(rows=(rows, num_rows), cols=(cols, num_cols))
     row_scale = numpyro.sample("row_scale", dist.HalfNormal(1.0))
     row_bias_scale = numpyro.sample("row_bias_scale", dist.HalfNormal(1.0))
     col_bias_scale = numpyro.sample("col_bias_scale", dist.HalfNormal(1.0))
@@ -112,7 +113,7 @@ def low_rank_count_field(
     :param log_rate: a known offset, shape ``()`` or ``(n,)``.
     :raises ValueError: if an index is out of range, or the shapes differ.
     """
-    place, time = _cells(place=(place, num_places), time=(time, num_times))
+    place, time = checked_indices(place=(place, num_places), time=(time, num_times))
     place_scale = numpyro.sample("place_scale", dist.HalfNormal(1.0))
     steps = jnp.arange(num_times, dtype=jnp.result_type(float))
     # Smooth kernels are singular to rounding.
@@ -167,19 +168,3 @@ def receptive_field_counts(
     eta = log_rate + jnp.einsum("kp,npl,kl->n", w, stimulus, z)
     with numpyro.plate("cells", num_counts):
         numpyro.sample("counts", dist.Poisson(jnp.exp(eta)), obs=counts)
-
-
-def _cells(**indices: tuple[ArrayLike, int]) -> list[np.ndarray]:
-    """Indices as concrete arrays of one length, which JAX would clip without a word were they out of range."""
-    out = []
-    for name, (values, size) in indices.items():
-        index = np.asarray(values)
-        if index.ndim != 1 or not np.issubdtype(index.dtype, np.integer):
-            raise ValueError(f"{name} must be a vector of integers; got {index.dtype} of shape {index.shape}.")
-        if index.size and not 0 <= index.min() <= index.max() < size:
-            raise ValueError(f"{name} must lie in 0, ..., {size - 1}; got values from {index.min()} to {index.max()}.")
-        out.append(index)
-    if len({index.shape for index in out}) > 1:
-        shapes = " and ".join(str(index.shape) for index in out)
-        raise ValueError(f"{' and '.join(indices)} must have the same length; got {shapes}.")
-    return out

@@ -116,3 +116,14 @@ def test_values_of_any_kind_are_taken(value):
 def test_values_outside_the_support_are_refused():
     with pytest.raises(ModelStructureError, match="'correlation' is outside or at the edge of its support"):
         read_latent_gaussian(correlated, (Y,), init_values={"correlation": -0.5})
+
+
+def test_a_value_is_taken_for_a_parameter_whose_initial_value_is_a_function_of_a_key():
+    def model(y):
+        mean = numpyro.param("mean", lambda key: jax.random.normal(key, (3, 1)))
+        numpyro.sample("y", dist.Normal(numpyro.sample("f", dist.Normal(mean, 1.0)), 0.5), obs=y)
+
+    reading = read_latent_gaussian(model, (Y[:, :1],), init_values={"mean": 0.5})
+    np.testing.assert_array_equal(reading.hyper["mean"].init, np.full((3, 1), 0.5))
+    with pytest.raises(ModelStructureError, match=r"site 'mean' has shape \(2,\), the site has shape \(3, 1\)"):
+        read_latent_gaussian(model, (Y[:, :1],), init_values={"mean": np.zeros(2)})

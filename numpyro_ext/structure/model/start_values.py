@@ -23,7 +23,7 @@ def initial_value(given: Mapping[str, Any], site: dict[str, Any]) -> Any:
     if site["type"] == "sample":
         shape = site["fn"].batch_shape + site["fn"].event_shape
     else:
-        shape = np.shape(given[name] if callable(site["args"][0]) else site["args"][0])
+        shape = np.shape(site["args"][0] if site["args"] else site["fn"]())  # a function of a key has no arguments
     try:
         return jnp.broadcast_to(given[name], shape)
     except ValueError as error:
