@@ -162,6 +162,12 @@ def test_short_rules_of_narrow_cavities(name):
     ]
     # The brute-force integral itself rounds at 1e-12 for a thousand counts.
     assert largest_errors(moments, expected, mean, variance).max() < 2e-11
+    # A rule may go by the widest cavity of a call: each width by itself.
+    for alone in variances:
+        rows_here = np.flatnonzero(variance == alone)
+        found = [value[rows_here] for value in solve(columns, mean, np.full_like(variance, alone))]
+        wanted = [expected[i] for i in rows_here]
+        assert largest_errors(found, wanted, mean[rows_here], variance[rows_here]).max() < 2e-11, alone
 
     alpha, beta = (moments.mean - mean) / variance, (1.0 - moments.variance / variance) / variance
     by_mean, by_variance = jax.grad(lambda *cavity: solve(columns, *cavity).log_z.sum(), (0, 1))(mean, variance)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -13,15 +13,18 @@ from jax.typing import ArrayLike
 
 from ..base import Potential, potential
 from ..integrals.stirling import stirling_error
-from ..integrals.tilted_moments import sum_over_nodes, tilted_moments_unless_wide, with_site
+from ..integrals.tilted_moments import tilted_moments_unless_wide, with_site
 from ..integrals.tilted_window import Cavity
 from ..moments import ExpectedLogDensity, TiltedMoments
 
 __all__ = ["PoissonExpPotential", "PoissonSoftplusPotential", "log_softplus"]
 
 _NARROW = 0.5
-# In standard deviations of the tilted density at its mode; it falls slowest to the left, where the count bends it less.
-_SPACING, _LEFT, _RIGHT = 0.45, 12.0, 9.0
+# Of nodes, in standard deviations of the tilted density at its mode, as functions of the widest cavity variance: with
+# these, errors stay below 3e-14 (against four times as many nodes) for all counts and rates.
+_SPACING, _SPACING_SLOPE = 0.72, -0.45
+_REACH, _REACH_SLOPE = 9.5, 4.0
+_MOST_PAIRS = math.ceil((_REACH + _REACH_SLOPE * _NARROW) / (_SPACING + _SPACING_SLOPE * _NARROW))
 
 
 def log_softplus(eta: Array) -> Array:
@@ -106,30 +109,46 @@ def _way_to_mode(factors: PoissonExpPotential, mean: Array, variance: Array) -> 
 def _narrow_tilted_moments(factors: PoissonExpPotential, mean: Array, variance: Array) -> TiltedMoments:
     r"""Tilted moments under cavities that are not wide, by the trapezoidal rule around the tilted mode.
 
-    In the complex plane the factor grows :math:`\pi / 2` off the real line, so with nodes :math:`h\sqrt v` apart the
-    relative error is about :math:`\exp(\pi^2/8v - \pi^2/h\sqrt v)`, below 1e-12 here.
+    In the complex plane the factor grows :math:`\pi / 2` off the real line, so nodes stand the closer the wider the
+    cavity. Those on either side of the center are made from the center outwards, the exponential of each from that of
+    the last.
     """
-    fixed_mean, fixed = jax.lax.stop_gradient((mean, factors))
-    distance, scale = _way_to_mode(fixed, fixed_mean, jax.lax.stop_gradient(variance))
+    fixed_mean, fixed, fixed_variance = jax.lax.stop_gradient((mean, factors, variance))
+    distance, scale = _way_to_mode(fixed, fixed_mean, fixed_variance)
     # Nodes are held under differentiation; the integrand follows the cavity and the parameters of the factor.
     center = fixed_mean + distance
     from_mean = distance - (mean - fixed_mean)
     value, slope_at_center, curvature = factors.derivatives(center)
     rate = -curvature
     tilt = slope_at_center - from_mean / variance
+    widest = jnp.max(fixed_variance, initial=0.0)
+    spacing, reach = _SPACING + _SPACING_SLOPE * widest, _REACH + _REACH_SLOPE * widest
+    step = spacing * scale
+    ahead, behind = jnp.expm1(step), jnp.expm1(-step)
 
-    def terms(number: Array) -> tuple[Array, ...]:
-        x = number * scale
-        growth = jnp.expm1(x)
+    @partial(jax.checkpoint, prevent_cse=False)
+    def terms(x: Array, growth: Array) -> tuple[Array, ...]:
+        """At ``center + x``, with ``growth`` for ``exp(x) - 1``."""
         density = jnp.exp(tilt * x - rate * (growth - x) - 0.5 * jnp.square(x) / variance)
         excess = density * (rate * growth)
         return density, density * x, density * jnp.square(x), excess, excess * x
 
-    numbers = jnp.arange(-_LEFT, _RIGHT + 0.5 * _SPACING, _SPACING, dtype=mean.dtype)
-    total, *rest = sum_over_nodes(terms, numbers, mean)
+    def add_pair(carry: tuple[Any, ...]) -> tuple[Any, ...]:
+        number, rise, fall, sums = carry
+        rise, fall = rise + ahead * (1.0 + rise), fall + behind * (1.0 + fall)
+        x = number * step
+        pair = zip(sums, terms(x, rise), terms(-x, fall), strict=True)
+        return number + 1.0, rise, fall, tuple(total + (right + left) for total, right, left in pair)
+
+    def visit(carry: tuple[Any, ...], _: None) -> tuple[tuple[Any, ...], None]:
+        return jax.lax.cond(carry[0] * spacing <= reach, add_pair, lambda carry: carry, carry), None
+
+    nothing = jnp.zeros_like(mean)
+    start = jnp.ones((), mean.dtype), nothing, nothing, (jnp.ones_like(mean), *(nothing,) * 4)
+    (*_, (total, *rest)), _ = jax.lax.scan(visit, start, length=_MOST_PAIRS)
     first, second, excess, product = (moment / total for moment in rest)
     log_z = value - 0.5 * jnp.square(from_mean) / variance
-    log_z += jnp.log(total * (_SPACING * scale)) - 0.5 * jnp.log(2.0 * math.pi * variance)
+    log_z += jnp.log(total * step) - 0.5 * jnp.log(2.0 * math.pi * variance)
     cavity = Cavity(mean, variance)
     slope, shrinkage = slope_at_center - excess, product - first * excess
     return with_site(log_z, from_mean + first, second - first**2, slope, shrinkage, cavity)
