@@ -14,6 +14,7 @@ from scipy.stats import halfnorm, multivariate_normal, norm
 
 from numpyro_ext.infer import EP, LaplaceApproximation, VariationalGaussian, cross_validate
 from numpyro_ext.infer.gaussian.integration import exploration
+from numpyro_ext.infer.gaussian.integration.interpolation import interpolated
 from numpyro_ext.structure import ModelStructureError
 
 KEY = jax.random.key(0)
@@ -28,6 +29,12 @@ def groups(y, group=GROUP):
         effect = numpyro.sample("effect", dist.Normal(0, spread))
     numpyro.deterministic("difference", effect[0] - effect[1])
     numpyro.sample("y", dist.Normal(effect[group], 0.6), obs=y)
+
+
+def counts(y):
+    spread = numpyro.sample("spread", dist.HalfNormal(2))
+    effect = numpyro.sample("effect", dist.Normal(0, spread).expand([6]))
+    numpyro.sample("y", dist.Poisson(jnp.exp(effect[GROUP])), obs=y)
 
 
 def masked(y, mask=True):
@@ -98,6 +105,33 @@ def test_draws_of_hyperparameters_are_of_their_density(integrate):
     # The field follows its own scale.
     wide = draws["spread"] > np.median(draws["spread"])
     assert np.mean(draws["effect"][wide] ** 2) > 1.02 * np.mean(draws["effect"][~wide] ** 2)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_between_the_points_of_a_lattice_states_are_those_of_fits(engine):
+    fitted = run(engine, counts, np.array([3, 0, 5, 2, 1, 2])[GROUP] + np.arange(24) % 3, num_samples=10)._run
+    around, found = fitted._surroundings, fitted.exploration
+    points = np.linspace(-2.6, 2.6, 12)[:, None]
+    nearest = np.argmin(np.abs(points - found.points.T), axis=1)
+    states = jax.tree.map(lambda leaf: leaf[nearest], found.fits.state)
+    between, there = interpolated(around, found, points, states), around.fits(points, states, 1e-8)
+    np.testing.assert_allclose(between.objective, there.objective, atol=0.02)
+    np.testing.assert_allclose(between.hyper["spread"], there.hyper["spread"], rtol=1e-12)
+    for k in range(len(points)):
+        hyper, state = jax.tree.map(lambda leaf, k=k: leaf[k], (between.hyper, between.state))
+        mean, variance = fitted.programs.moments(fitted.reading.data, hyper, state)["effect"]
+        exact = there.marginals["effect"]
+        np.testing.assert_allclose((mean - exact.mean[k]) / np.sqrt(exact.variance[k]), 0.0, atol=0.02)
+        np.testing.assert_allclose(variance, exact.variance[k], rtol=0.02)
+        assert np.max(np.abs(found.fits.marginals["effect"].mean[nearest[k]] - mean)) > 1e-4  # of another point
+
+    # A lattice whose polynomial is not that of the fits is told from one whose is.
+    bent = found._replace(fits=found.fits._replace(objective=np.abs(found.points[:, 0])))
+    assert interpolated(around, bent, points, states) is None
+    effect = found.fits.marginals["effect"]
+    moved = effect._replace(mean=effect.mean + 0.05 * np.sign(found.points) * np.sqrt(effect.variance))
+    moved = found._replace(fits=found.fits._replace(marginals={**found.fits.marginals, "effect": moved}))
+    assert interpolated(around, moved, points, states) is None
 
 
 @pytest.mark.parametrize("integrate, tolerance", [("ccd", 0.01), ("normal", 0.02)])

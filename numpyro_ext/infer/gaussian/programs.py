@@ -101,6 +101,7 @@ class Programs:
         self.searches = quick_jit(self._searches, static_argnames="max_iterations")
         self.solves = quick_jit(self._solves, static_argnames="num_steps")
         self.fits = compile_(self._fits, static_argnames="marginals_fn")
+        self.hypers = compile_(self._hypers)
         self.moments = compile_(self._moments)
         self.covariance = compile_(self._covariance, static_argnames="name")
         self.draw_site = compile_(self._draw_site, static_argnames=("name", "num_samples"))
@@ -197,6 +198,11 @@ class Programs:
         shapes = jax.eval_shape(at, *jax.tree.map(lambda leaf: leaf[0], (points, states)))
         fits = jax.tree.map(lambda leaf: jnp.zeros((len(points), *leaf.shape), leaf.dtype), shapes)
         found: PointFit = jax.lax.fori_loop(0, num_points, step, fits)
+        return found
+
+    def _hypers(self, fixed: dict[str, Array], points: Array) -> dict[str, Array]:
+        """All hyperparameters, constrained, at unconstrained points, which are stacked."""
+        found: dict[str, Array] = jax.vmap(lambda values: self._space.unpack(values, fixed))(points)
         return found
 
     def _solve(self, data: Any, hyper: dict[str, Array], state: Any, *, num_steps: int) -> tuple[Any, Any, Array]:

@@ -172,8 +172,8 @@ class IntegratedRun(GaussianRun):
         found, around = self.exploration, self._surroundings
         if not around.size or around.num_rows > MANY_ROWS:
             return Scatter.of(found)
-        is_normal = self.options.design(around.size, around.num_rows) == "normal"
-        return scatter(around, found, _generator_and_keys(rng_key)[0], is_normal=is_normal)
+        design = self.options.design(around.size, around.num_rows)
+        return scatter(around, found, _generator_and_keys(rng_key)[0], design)
 
     def draw(self, rng_key: Array) -> tuple[dict[str, Array], Array]:
         """Hyperparameters from their density, and the field from its Gaussian there."""

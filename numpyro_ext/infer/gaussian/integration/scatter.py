@@ -10,11 +10,11 @@ from scipy.special import ndtri
 
 from ..programs import PointFit
 from .exploration import Exploration, Surroundings
+from .interpolation import FEW_DIGITS, interpolated
 
 __all__ = ["Scatter", "scatter"]
 
 _NUM_POINTS = 64
-_TOL = 1e-2
 _WIDENING = 1.1
 """Of the density that proposes, over that of the design: its tails must not be the lighter ones."""
 _LEAST_EFFECTIVE = 0.2
@@ -32,17 +32,19 @@ class Scatter(NamedTuple):
         return cls(found.weights, found.fits)
 
 
-def scatter(around: Surroundings, found: Exploration, generator: np.random.Generator, *, is_normal: bool) -> Scatter:
+def scatter(around: Surroundings, found: Exploration, generator: np.random.Generator, design: str) -> Scatter:
     """Evenly spread points of a Gaussian with a width of its own on each side of each axis, weighted by the density.
 
-    The widths are those of the design. Fits start from the nearest of its points and end early, as draws need fewer
-    digits. Where the weights say that the density is another one, the points of the design stand for it.
+    The widths are those of the design. The fits there are those of :func:`.interpolation.interpolated`, where the
+    design is a lattice and they are as good; others start from the nearest of its points and end early, as draws need
+    fewer digits. Where the weights say that the density is another one, the points of the design stand for it.
 
     :param Surroundings around: the mode.
     :param Exploration found: the design around it.
     :param generator: of where the sequence starts.
-    :param bool is_normal: whether the hyperparameters are taken as normal, so that there are no weights.
+    :param str design: its name; the hyperparameters of ``"normal"`` ones are taken as normal: there are no weights.
     """
+    is_normal = design == "normal"
     size = around.size
     uniforms = _even(_NUM_POINTS, size, generator)
     widths = np.ones((2, size)) if is_normal else _WIDENING * _widths(found)
@@ -54,7 +56,8 @@ def scatter(around: Surroundings, found: Exploration, generator: np.random.Gener
     distance = np.sum(((points[:, None] - found.points) / widths.mean(axis=0)) ** 2, axis=-1)
     nearest = np.argmin(distance, axis=1)
     states = jax.tree.map(lambda leaf: leaf[nearest], found.fits.state)
-    fits = around.fits(points, states, tol=_TOL, with_marginals=False)
+    fits = interpolated(around, found, points, states) if design == "grid" else None
+    fits = around.fits(points, states, tol=FEW_DIGITS, with_marginals=False) if fits is None else fits
     is_finite = np.isfinite(fits.objective)
     log_weights = np.zeros(len(points)) if is_normal else fits.objective + 0.5 * np.sum(scaled**2, axis=1)
     log_weights = np.where(is_finite, log_weights, -np.inf)

@@ -1,0 +1,78 @@
+"""Fits of the field between the points of a lattice, without fitting it."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..programs import PointFit
+from .exploration import Exploration, Surroundings
+
+__all__ = ["FEW_DIGITS", "interpolated"]
+
+FEW_DIGITS = 1e-2
+"""Tolerance of fits for draws."""
+_LARGEST_DEGREE = 6
+_NUM_CHECKED = 9
+_LARGEST_ERROR = 0.02
+"""Of log densities, of means in standard deviations and of variances, relative: below what a thousand draws tell."""
+
+
+def interpolated(around: Surroundings, found: Exploration, points: np.ndarray, states: Any) -> PointFit | None:
+    """The density and the state at points among those of a lattice, by the polynomial nearest to it, without marginals.
+
+    The field is fitted at some of the points, the outermost among them, and compared: ``None`` where density or
+    marginals differ by more than draws show.
+
+    :param Surroundings around: the mode.
+    :param Exploration found: the lattice around it.
+    :param points: of shape ``(n, k)``.
+    :param states: from which fits there would start, stacked.
+    """
+    shares = _shares(found, points)
+    extremes = np.concatenate([np.argmin(points, axis=0), np.argmax(points, axis=0)])
+    checked = np.array(list(dict.fromkeys([*extremes.tolist(), *range(len(points))]))[:_NUM_CHECKED])
+    fits = around.fits(points[checked], jax.tree.map(lambda leaf: leaf[checked], states), FEW_DIGITS)
+    objective = shares @ found.fits.objective
+    errors = [objective[checked] - fits.objective]
+    for name, moments in fits.marginals.items():
+        mean, variance = (shares[checked] @ moment for moment in found.fits.marginals[name][:2])
+        safe = np.where(moments.variance > 0.0, moments.variance, 1.0)
+        errors += [(mean - moments.mean) / np.sqrt(safe), (variance - moments.variance) / safe]
+    if not all(np.all(np.abs(error) <= _LARGEST_ERROR) for error in errors):
+        return None
+    values = jnp.asarray(around.place(points), around.fit.last_state.values.dtype)
+    hyper = jax.tree.map(np.asarray, around.programs.hypers(around.space.fixed, values))
+
+    def mixed(leaves: np.ndarray, nearest: np.ndarray) -> np.ndarray:
+        if not np.issubdtype(leaves.dtype, np.inexact):
+            return nearest
+        with np.errstate(all="ignore"):
+            mixture = np.tensordot(shares, leaves, 1)
+        return np.where(np.isfinite(mixture), mixture, nearest).astype(leaves.dtype)
+
+    state = jax.tree.map(mixed, found.fits.state, states)
+    return PointFit(objective, state, np.ones(len(points), bool), hyper, None)  # type: ignore[arg-type]
+
+
+def _shares(found: Exploration, points: np.ndarray) -> np.ndarray:
+    """What each point of the lattice contributes to the value of the polynomial at each of the points, ``(n, K)``.
+
+    It is fitted by least squares with the root of the mass of a point as its weight.
+    """
+    size = points.shape[1]
+    degree = max(d for d in range(_LARGEST_DEGREE + 1) if math.comb(size + d, d) <= len(found.points))
+    exponents = [e for e in itertools.product(range(degree + 1), repeat=size) if sum(e) <= degree]
+    scale = np.maximum(np.max(np.abs(found.points), axis=0), 1.0)
+
+    def monomials(at: np.ndarray) -> np.ndarray:
+        return np.stack([np.prod((at / scale) ** np.array(exponent), axis=1) for exponent in exponents], axis=1)
+
+    weights = np.sqrt(found.weights)
+    shares: np.ndarray = monomials(points) @ np.linalg.pinv(weights[:, None] * monomials(found.points)) * weights
+    return shares
