@@ -10,7 +10,7 @@ import scipy.optimize
 import scipy.stats
 
 from numpyro_ext.infer import EP, LaplaceApproximation
-from numpyro_ext.infer.front.answers.draws import draw_inside_support
+from numpyro_ext.infer.front.answers.draws import Draws, draw_inside_support
 
 
 def exact_line(case, scale, level):
@@ -252,9 +252,9 @@ def test_draws_stay_where_the_model_has_density():
     # A Gaussian with half of its mass below zero: what remains is the half-normal.
     def draw(rng_key):
         value = jax.random.normal(rng_key, (2000,))
-        return {"x": value}, jnp.where(value > 0.0, -0.5 * value**2, -jnp.inf)
+        return Draws({"x": value}, jnp.where(value > 0.0, -0.5 * value**2, -jnp.inf))
 
-    sites, log_density = draw_inside_support(draw, jax.random.key(0))
+    sites, log_density, _ = draw_inside_support(draw, jax.random.key(0))
     assert bool(jnp.all(sites["x"] > 0.0))
     np.testing.assert_array_equal(log_density, -0.5 * sites["x"] ** 2)
     assert len(np.unique(sites["x"])) == 2000
@@ -264,9 +264,9 @@ def test_draws_stay_where_the_model_has_density():
 def test_draws_without_support_are_reported():
     def draw(rng_key):
         value = jax.random.normal(rng_key, (10,))
-        return {"x": value}, jnp.full((10,), -jnp.inf)
+        return Draws({"x": value}, jnp.full((10,), -jnp.inf))
 
     with pytest.warns(UserWarning, match="10 of 10 draws"):
         draw_inside_support(draw, jax.random.key(0))
     with pytest.raises(FloatingPointError, match="nan"):
-        draw_inside_support(lambda key: ({}, jnp.full((3,), jnp.nan)), jax.random.key(0))
+        draw_inside_support(lambda key: Draws({}, jnp.full((3,), jnp.nan)), jax.random.key(0))

@@ -113,6 +113,21 @@ class FinishedRun(ABC):
         return with_predictive(self.reading, sites, rng_key), log_density
 
     @cached_property
+    def resampled(self) -> dict[str, Array]:
+        """The draws of :meth:`resample` that belong to the run."""
+        return self.resample(self.rng_key)
+
+    def resample(self, rng_key: Array) -> dict[str, Array]:
+        """Draws of all sites but the observed ones, by Pareto-smoothed importance weights.
+
+        :raises RuntimeError: where the density of the draws is not known.
+        """
+        raise RuntimeError(
+            "resample='psis' weights draws of a Gaussian posterior; those of this engine have no density that can be "
+            "divided by. Leave it out for the draws of the engine, or give the model to NUTS."
+        )
+
+    @cached_property
     def posterior_predictive(self) -> dict[str, Array]:
         """Draws of the observed sites at the arguments of the run, one for each of :attr:`draws`."""
         sites, reading = self.draws[0], self.reading

@@ -15,6 +15,7 @@ from ...compilation.quick_jit import holds_little, quick_jit
 from ...compilation.recent import Recent
 from ...structure import LatentGaussianReading
 from ...structure.latent_gaussian.form import AffineMap, LatentGaussian
+from ..front.answers.draws import Draws
 from ..hyper import search as hyper_search
 from ..hyper.search import EVALUATIONS_PER_CHUNK, Evaluation, SearchState
 from ..hyper.space import UnconstrainedSpace
@@ -38,6 +39,7 @@ class PointFit(NamedTuple):
 
     objective: Array
     """Log evidence plus log prior density, as in the search."""
+    log_evidence: Array
     state: Any
     converged: Array
     hyper: dict[str, Array]
@@ -105,8 +107,8 @@ class Programs:
         self.moments = compile_(self._moments)
         self.covariance = compile_(self._covariance, static_argnames="name")
         self.draw_site = compile_(self._draw_site, static_argnames=("name", "num_samples"))
-        self.draws_over = compile_(self._draws_over, static_argnames="num_samples")
-        self.draws = compile_(self._draws, static_argnames="num_samples")
+        self.draws_over = compile_(self._draws_over, static_argnames=("num_samples", "is_weighted"))
+        self.draws = compile_(self._draws, static_argnames=("num_samples", "is_weighted"))
         self.stacked_moments = compile_(self._stacked_moments, static_argnames="names")
         self.marginals = compile_(self._marginals, static_argnames="marginals_fn")
         self.rows = compile_(self._rows)
@@ -188,7 +190,7 @@ class Programs:
 
             zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(compute))
             marginals = jax.lax.cond(with_marginals, compute, lambda: zeros)
-            return PointFit(found.objective, found.state, found.info.converged, hyper, marginals)
+            return PointFit(found.objective, found.log_evidence, found.state, found.info.converged, hyper, marginals)
 
         def step(k: Array, fits: PointFit) -> PointFit:
             point, state = jax.tree.map(lambda leaf: leaf[k], (points, states))
@@ -293,30 +295,43 @@ class Programs:
         return design.matvec(self._posterior(data, hyper, state).sample(rng_key, num_samples)) + offset
 
     def _draws(
-        self, data: Any, hyper: dict[str, Array], state: Any, rng_key: Array, *, num_samples: int
-    ) -> tuple[dict[str, Array], Array]:
-        """Draws of every site, and the log density of each with the data and the hyperparameters' prior."""
+        self,
+        data: Any,
+        hyper: dict[str, Array],
+        state: Any,
+        rng_key: Array,
+        *,
+        num_samples: int,
+        is_weighted: bool = False,
+    ) -> Draws:
+        """Draws of every site, the log density of each with the data and the hyperparameters' prior, and the log
+        weight of those of the field, if asked for."""
         form = self._reading.form(hyper, data)
-        unknowns = self._algorithm.posterior(form, state).sample(rng_key, num_samples)
+        posterior = self._algorithm.posterior(form, state)
+        unknowns = posterior.sample(rng_key, num_samples)
+        log_weight = posterior.log_weight_fn() if is_weighted else lambda e: None
 
-        def at(e: Array) -> tuple[dict[str, Array], Array]:
-            return self._reading.values(hyper, e, data), form.log_density(e)
+        def at(e: Array) -> Draws:
+            return Draws(self._reading.values(hyper, e, data), form.log_density(e), log_weight(e))
 
         # Batches bound the memory that the factors of many observations take at many draws.
         batch_size = min(num_samples, max(1, _LARGEST_BATCH // max(1, form.num_rows)))
-        sites, log_density = jax.lax.map(at, unknowns, batch_size=batch_size)
-        return sites, log_density + self._reading.log_prior(hyper, data)
+        found: Draws = jax.lax.map(at, unknowns, batch_size=batch_size)
+        return found._replace(log_density=found.log_density + self._reading.log_prior(hyper, data))
 
     def _draws_over(
-        self, data: Any, hypers: dict[str, Array], states: Any, rng_keys: Array, *, num_samples: int
-    ) -> tuple[dict[str, Array], Array]:
+        self,
+        data: Any,
+        hypers: dict[str, Array],
+        states: Any,
+        rng_keys: Array,
+        *,
+        num_samples: int,
+        is_weighted: bool = False,
+    ) -> Draws:
         """:meth:`_draws` at several hyperparameters, whose values, states and keys are stacked."""
-
-        def at(point: tuple[dict[str, Array], Any, Array]) -> tuple[dict[str, Array], Array]:
-            hyper, state, rng_key = point
-            return self._draws(data, hyper, state, rng_key, num_samples=num_samples)
-
-        found: tuple[dict[str, Array], Array] = jax.lax.map(at, (hypers, states, rng_keys))
+        draw = partial(self._draws, data, num_samples=num_samples, is_weighted=is_weighted)
+        found: Draws = jax.lax.map(lambda point: draw(*point), (hypers, states, rng_keys))
         return found
 
     def _stacked_moments(

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
@@ -13,7 +14,8 @@ from numpyro.infer import psis_diagnostic
 from numpyro.infer.autoguide import AutoMultivariateNormal
 
 from ...structure import LatentGaussianReading
-from ..front.answers.draws import draw_inside_support, with_hyper
+from ..front.answers.draws import Draws, draw_inside_support, with_hyper, with_predictive
+from ..front.answers.resampling import num_proposals, psis_resampled
 from ..front.answers.sites import PosteriorSites, SitePosterior, missing_sites
 from ..front.run import FinishedRun
 from .algorithms.algorithm import Algorithm
@@ -82,9 +84,24 @@ class GaussianRun(FinishedRun):
 
     def draw(self, rng_key: Array) -> tuple[dict[str, Array], Array]:
         """Draws of all sites but the observed ones, and the log density of each."""
-        draw = partial(self.programs.draws, *self.inputs, num_samples=self.num_samples)
-        sites, log_density = draw_inside_support(draw, rng_key)
-        return with_hyper(sites, self.fit.hyper, self.reading.observed_names, self.num_samples), log_density
+        found = self._propose(rng_key, self.num_samples)
+        return self._latents(found.sites, self.num_samples), found.log_density
+
+    def _propose(self, rng_key: Array, num_samples: int, is_weighted: bool = False) -> Draws:
+        """Draws of the sites that the posterior has, with weights if asked for."""
+        draw = partial(self.programs.draws, *self.inputs, num_samples=num_samples, is_weighted=is_weighted)
+        return draw_inside_support(draw, rng_key)
+
+    def _latents(self, sites: dict[str, Array], num_samples: int) -> dict[str, Array]:
+        return with_hyper(sites, self.fit.hyper, self.reading.observed_names, num_samples)
+
+    def resample(self, rng_key: Array) -> dict[str, Array]:
+        """Draws by Pareto-smoothed importance weights."""
+        key_draws, key_choice = jax.random.split(rng_key)
+        found = self._propose(key_draws, num_proposals(self.num_samples), is_weighted=True)
+        chosen = psis_resampled(np.asarray(found.log_weight), self.num_samples, key_choice)
+        sites = self._latents({name: value[chosen] for name, value in found.sites.items()}, self.num_samples)
+        return with_predictive(self.reading, sites, rng_key)
 
     def log_predictive(self, new: Any = None) -> dict[str, Array]:
         """Log predictive density of the masked observations, or of those of another reading.

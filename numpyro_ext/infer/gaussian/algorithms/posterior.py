@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, Literal, overload
 
 import jax
@@ -126,6 +127,31 @@ class GaussianPosterior:
         :return: draws of shape ``(num_samples, N)``.
         """
         return self.condition().sample(rng_key, num_samples)
+
+    def log_weight_fn(self) -> Callable[[Array], Array]:
+        r"""Log density of unknowns and data over the density of the unknowns here, as a function of ``e``, ``(N,)``.
+
+        The prior is in both: what is left are the factors over the sites, times the integral of prior and sites.
+        """
+        form, posterior = self.form, self.condition()
+        if isinstance(posterior, MeanFieldPosterior):
+            mean, is_free = posterior.unknowns(), posterior.variance > 0.0
+            variance = jnp.where(is_free, posterior.variance, 1.0)
+
+            def over_independent(e: Array) -> Array:
+                terms = -0.5 * ((e - mean) ** 2 / variance + jnp.log(2.0 * jnp.pi * variance))
+                return form.log_density(e) - jnp.sum(jnp.where(is_free, terms, 0.0))
+
+            return over_independent
+        log_partition = form.log_constant + posterior.marginals().log_partition
+        shift = self.site_shift - self.site_precision * form.offset
+
+        def over_sites(e: Array) -> Array:
+            eta = form.predictor(e)
+            away = eta - form.offset
+            return log_partition + jnp.sum(form.log_factors(eta) - (shift - 0.5 * self.site_precision * away) * away)
+
+        return over_sites
 
     def scale_tril(self) -> Array:
         """Lower Cholesky factor of the dense covariance of the unknowns, ``(N, N)``, at cost ``O(N^3)``.

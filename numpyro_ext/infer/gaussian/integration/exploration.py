@@ -73,6 +73,8 @@ class Exploration(NamedTuple):
     """Unconstrained hyperparameters there, shape ``(K, d)``."""
     weights: np.ndarray
     """Posterior masses, shape ``(K,)``, summing to one."""
+    log_volumes: np.ndarray
+    """Of the space that each stands for, up to a constant, shape ``(K,)``."""
     fits: PointFit
     """Fits of the field, with a leading axis of ``K``."""
     log_evidence: float
@@ -226,7 +228,9 @@ def explore(around: Surroundings, options: Integration) -> Exploration:
     fits = jax.tree.map(lambda leaf: leaf[chosen], fits)
     # Rounding must not be visible where probabilities are asked to sum to one.
     weights = weights / weights.sum()
-    return Exploration(design.points, around.place(design.points), weights, fits, log_evidence, messages)
+    return Exploration(
+        design.points, around.place(design.points), weights, design.log_volumes, fits, log_evidence, messages
+    )
 
 
 def _factor(fit: Fit, axes: np.ndarray, *, is_strict: bool) -> np.ndarray:

@@ -13,7 +13,7 @@ import numpy as np
 from jax import Array, random
 from jax.scipy.special import logsumexp
 
-from ...front.answers.draws import draw_inside_support, with_hyper
+from ...front.answers.draws import Draws, draw_inside_support
 from ...front.answers.sites import PosteriorSites, missing_sites
 from ...front.results import Diagnostics, HyperEstimate, LogEvidence
 from ...front.run import hyper_estimates
@@ -129,7 +129,7 @@ class IntegratedRun(GaussianRun):
                 return total
 
             def sample(rng_key: Array, num_samples: int) -> Array:
-                return self._draw_over(Scatter.of(found), rng_key, num_samples)[0][name]
+                return self._draw_over(Scatter.of(found), rng_key, num_samples).sites[name]
 
             return MixturePosterior(name, tuple(reading.site_shapes[name]), mixture, covariance, sample)
 
@@ -141,30 +141,36 @@ class IntegratedRun(GaussianRun):
         for hyper, state in unstacked((fits.hyper, fits.state), len(fits.objective)):
             yield self.reading.data, hyper, state
 
-    def _draw_over(self, points: Scatter, rng_key: Array, num_samples: int) -> tuple[dict[str, Array], Array]:
-        """Draws from a mixture over points, in random order, and the log density of each."""
+    def _draw_over(self, points: Scatter, rng_key: Array, num_samples: int, is_weighted: bool = False) -> Draws:
+        """Draws from a mixture over points, in random order."""
         # By NumPy: each of a dozen small programs would have to be compiled.
         generator, make_keys = _generator_and_keys(rng_key)
         ends = np.cumsum(points.weights)
         chosen = np.searchsorted(ends / ends[-1], (np.arange(num_samples) + generator.random()) / num_samples)
         counts = np.bincount(chosen, minlength=len(ends))
         calls = np.repeat(np.arange(len(counts)), -(-counts // _DRAWS_PER_POINT))
-        parts: list[Any] = []
+        log_weights = points.log_weights
+        parts: list[Draws] = []
         for start in range(0, len(calls), _POINTS_PER_CALL):
             # Filled up, so that one program serves all.
             index = calls[np.minimum(np.arange(start, start + _POINTS_PER_CALL), len(calls) - 1)]
             hypers, states = jax.tree.map(lambda leaf, index=index: leaf[index], (points.fits.hyper, points.fits.state))
             drawn = self.programs.draws_over(
-                self.reading.data, hypers, states, make_keys(len(index)), num_samples=_DRAWS_PER_POINT
+                self.reading.data,
+                hypers,
+                states,
+                make_keys(len(index)),
+                num_samples=_DRAWS_PER_POINT,
+                is_weighted=is_weighted,
             )
             drawn = jax.tree.map(np.asarray, drawn)
+            if is_weighted:
+                drawn = drawn._replace(log_weight=drawn.log_weight + log_weights[index][:, None])
             for row, k in enumerate(calls[start : start + _POINTS_PER_CALL]):
                 number, counts[k] = min(_DRAWS_PER_POINT, counts[k]), counts[k] - min(_DRAWS_PER_POINT, counts[k])
                 parts.append(jax.tree.map(lambda leaf, row=row, n=number: leaf[row, :n], drawn))
         order = generator.permutation(num_samples)
-        out: tuple[dict[str, Array], Array] = jax.tree.map(
-            lambda *leaves: jnp.asarray(np.concatenate(leaves)[order]), *parts
-        )
+        out: Draws = jax.tree.map(lambda *leaves: jnp.asarray(np.concatenate(leaves)[order]), *parts)
         return out
 
     def draw_points(self, rng_key: Array) -> Scatter:
@@ -175,11 +181,10 @@ class IntegratedRun(GaussianRun):
         design = self.options.design(around.size, around.num_rows)
         return scatter(around, found, _generator_and_keys(rng_key)[0], design)
 
-    def draw(self, rng_key: Array) -> tuple[dict[str, Array], Array]:
+    def _propose(self, rng_key: Array, num_samples: int, is_weighted: bool = False) -> Draws:
         """Hyperparameters from their density, and the field from its Gaussian there."""
         points = self.draw_points(rng_key)
-        sites, log_density = draw_inside_support(lambda key: self._draw_over(points, key, self.num_samples), rng_key)
-        return with_hyper(sites, self.fit.hyper, self.reading.observed_names, self.num_samples), log_density
+        return draw_inside_support(lambda key: self._draw_over(points, key, num_samples, is_weighted), rng_key)
 
     def log_predictive(self, new: Any = None) -> dict[str, Array]:
         """Log predictive density of the masked observations, or of those of another reading, over the design."""

@@ -24,12 +24,22 @@ class Scatter(NamedTuple):
     """Points with weights, and the field there."""
 
     weights: np.ndarray
+    """By which points are drawn, summing to one."""
+    log_volumes: np.ndarray
+    """Of the space that each stands for, up to a constant."""
     fits: PointFit
+
+    @property
+    def log_weights(self) -> np.ndarray:
+        """What turns draws by ``weights`` into draws from the prior of the hyperparameters, up to a constant."""
+        with np.errstate(divide="ignore"):  # of points that are never drawn
+            log_prior: np.ndarray = np.asarray(self.fits.objective - self.fits.log_evidence)
+            return log_prior + self.log_volumes - np.log(self.weights)
 
     @classmethod
     def of(cls, found: Exploration) -> Scatter:
         """The points of the design themselves."""
-        return cls(found.weights, found.fits)
+        return cls(found.weights, found.log_volumes, found.fits)
 
 
 def scatter(around: Surroundings, found: Exploration, generator: np.random.Generator, design: str) -> Scatter:
@@ -59,7 +69,8 @@ def scatter(around: Surroundings, found: Exploration, generator: np.random.Gener
     fits = interpolated(around, found, points, states) if design == "grid" else None
     fits = around.fits(points, states, tol=FEW_DIGITS, with_marginals=False) if fits is None else fits
     is_finite = np.isfinite(fits.objective)
-    log_weights = np.zeros(len(points)) if is_normal else fits.objective + 0.5 * np.sum(scaled**2, axis=1)
+    log_volumes = 0.5 * np.sum(scaled**2, axis=1)
+    log_weights = np.zeros(len(points)) if is_normal else fits.objective + log_volumes
     log_weights = np.where(is_finite, log_weights, -np.inf)
     if not is_finite.any():
         return Scatter.of(found)
@@ -67,7 +78,7 @@ def scatter(around: Surroundings, found: Exploration, generator: np.random.Gener
     weights /= weights.sum()
     if 1.0 / np.sum(weights**2) < _LEAST_EFFECTIVE * len(weights):
         return Scatter.of(found)
-    return Scatter(weights, fits)
+    return Scatter(weights, log_volumes, fits)
 
 
 def _even(num_points: int, size: int, generator: np.random.Generator) -> np.ndarray:
