@@ -33,8 +33,9 @@ class Scatter(NamedTuple):
     def log_weights(self) -> np.ndarray:
         """What turns draws by ``weights`` into draws from the prior of the hyperparameters, up to a constant."""
         with np.errstate(divide="ignore"):  # of points that are never drawn
-            log_prior: np.ndarray = np.asarray(self.fits.objective - self.fits.log_evidence)
-            return log_prior + self.log_volumes - np.log(self.weights)
+            log_prior = np.asarray(self.fits.objective - self.fits.log_evidence)
+            found: np.ndarray = log_prior + self.log_volumes - np.log(self.weights)
+            return found
 
     @classmethod
     def of(cls, found: Exploration) -> Scatter:
