@@ -38,8 +38,8 @@ def interpolated(around: Surroundings, found: Exploration, points: np.ndarray, s
     extremes = np.concatenate([np.argmin(points, axis=0), np.argmax(points, axis=0)])
     checked = np.array(list(dict.fromkeys([*extremes.tolist(), *range(len(points))]))[:_NUM_CHECKED])
     fits = around.fits(points[checked], jax.tree.map(lambda leaf: leaf[checked], states), FEW_DIGITS)
-    objective = shares @ found.fits.objective
-    errors = [objective[checked] - fits.objective]
+    objective, log_evidence = shares @ found.fits.objective, shares @ found.fits.log_evidence
+    errors = [objective[checked] - fits.objective, log_evidence[checked] - fits.log_evidence]
     for name, moments in fits.marginals.items():
         mean, variance = (shares[checked] @ moment for moment in found.fits.marginals[name][:2])
         safe = np.where(moments.variance > 0.0, moments.variance, 1.0)
@@ -57,7 +57,7 @@ def interpolated(around: Surroundings, found: Exploration, points: np.ndarray, s
         return np.where(np.isfinite(mixture), mixture, nearest).astype(leaves.dtype)
 
     state = jax.tree.map(mixed, found.fits.state, states)
-    return PointFit(objective, state, np.ones(len(points), bool), hyper, None)  # type: ignore[arg-type]
+    return PointFit(objective, log_evidence, state, np.ones(len(points), bool), hyper, None)  # type: ignore[arg-type]
 
 
 def _shares(found: Exploration, points: np.ndarray) -> np.ndarray:
