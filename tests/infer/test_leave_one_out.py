@@ -171,3 +171,53 @@ def test_what_cannot_be_left_out_is_said():
 
     with pytest.raises(FloatingPointError, match="12 of 12 predictors have no proper"):
         fit(LaplaceApproximation, flat, Y).loo()
+
+
+def own_level(y):
+    """A level for each count: without its own observation a level has the prior, three times as broad."""
+    level = numpyro.sample("level", dist.Normal(0, 2).expand([12]))
+    numpyro.sample("y", dist.Poisson(jnp.exp(level)), obs=y)
+
+
+@pytest.mark.parametrize(
+    "model, what", [(rectified, "vanishes at some draws"), (own_level, "varies so much that k-hat is above 0.7")]
+)
+def test_a_warning_leads_from_arviz_to_cavities(model, what):
+    engine = fit(EP, model, COUNTS)
+    with pytest.warns(UserWarning, match=f"arviz.loo weights .* site 'y': .* of 12 .* {what}. Use EP.loo"):
+        data = engine.to_arviz()
+    engine.to_arviz()  # said once
+    with pytest.warns(UserWarning, match="Pareto distribution is greater"):
+        az.loo(data)
+    if az.__version__.startswith("0."):
+        again = fit(EP, model, COUNTS)
+        again.to_arviz(log_likelihood=False)
+        with pytest.warns(UserWarning, match="Use EP.loo"):
+            az.from_numpyro(again)
+
+
+def test_ordinary_models_are_not_warned_of():
+    """And the weights of ArviZ agree with cavities on them."""
+
+    def schools(y):
+        level = numpyro.sample("level", dist.Normal(0, 5))
+        spread = numpyro.sample("spread", dist.HalfCauchy(5))
+        effect = numpyro.sample("effect", dist.Normal(level, spread).expand([8]))
+        numpyro.sample("y", dist.Normal(effect, jnp.array([15, 10, 16, 11, 9, 11, 10, 18])), obs=y)
+
+    def intercepts(y):
+        spread = numpyro.sample("spread", dist.HalfNormal(1))
+        effect = numpyro.sample("effect", dist.Normal(0, spread).expand([3]))
+        numpyro.sample("y", dist.Poisson(jnp.exp(1.0 + effect[np.arange(12) % 3])), obs=y)
+
+    def logistic(y):
+        slope = numpyro.sample("slope", dist.Normal(0, 2).expand([2]))
+        numpyro.sample("y", dist.Bernoulli(logits=slope[0] + slope[1] * X), obs=y)
+
+    for model, y in (
+        (schools, np.array([28, 8, -3, 7, -1, 1, 18, 12])),
+        (intercepts, COUNTS),
+        (logistic, (X + 0.5 * np.sin(9.0 * X) > 0).astype(int)),
+    ):
+        engine = fit(EP, model, y)
+        np.testing.assert_allclose(total(az.loo(engine.to_arviz())), total(engine.loo()), atol=0.3)

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, wraps
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, ClassVar, Concatenate, ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -52,6 +52,7 @@ class FinishedRun(ABC):
     fit: Fit
     rng_key: Array
     num_samples: int
+    has_warned_of_weights: ClassVar[bool] = False
 
     @property
     @abstractmethod
@@ -91,6 +92,11 @@ class FinishedRun(ABC):
     def hyper(self) -> dict[str, HyperEstimate]:
         """For each hyperparameter its value and standard error, constrained and unconstrained."""
         return hyper_estimates(self.space, self.fit)
+
+    @property
+    def against_weights(self) -> tuple[str, ...]:
+        """What speaks against leaving observations out by weights of draws, of engines that have another way."""
+        return ()
 
     def describe(self) -> str:
         """How the model was read."""

@@ -20,7 +20,7 @@ from ..hyper import search as hyper_search
 from ..hyper.search import EVALUATIONS_PER_CHUNK, Evaluation, SearchState
 from ..hyper.space import UnconstrainedSpace
 from .algorithms.algorithm import Algorithm
-from .answers.leave_one_out import log_leave_one_out
+from .answers.leave_one_out import log_factors_at_draws, log_leave_one_out
 from .answers.prediction import log_predictive_factors
 
 __all__ = ["PointFit", "Programs", "compiled_form", "compiled_programs"]
@@ -114,6 +114,7 @@ class Programs:
         self.rows = compile_(self._rows)
         self.log_predictive = compile_(self._log_predictive)
         self.leave_one_out = compile_(self._leave_one_out)
+        self.log_factors_at_draws = compile_(self._log_factors_at_draws)
         self.weight_inputs = compile_(self._weight_inputs)
         self.fold_predictive = compile_(self._fold_predictives, static_argnames="batch_size")
 
@@ -362,6 +363,10 @@ class Programs:
         """Log predictive density of every factor without and with its own observation."""
         form = self._reading.form(hyper, data)
         return log_leave_one_out(form, self._algorithm.posterior(form, state))
+
+    def _log_factors_at_draws(self, data: Any, hyper: dict[str, Array], state: Any) -> Array:
+        form = self._reading.form(hyper, data)
+        return log_factors_at_draws(form, self._algorithm.posterior(form, state))
 
     def _weight_inputs(self, data: Any, hyper: dict[str, Array], state: Any) -> tuple[LatentGaussian, Array, Array]:
         """The form, and mean and lower Cholesky factor of its unknowns: what importance weights are made of."""

@@ -20,10 +20,14 @@ from ..front.answers.sites import PosteriorSites, SitePosterior, missing_sites
 from ..front.run import FinishedRun
 from .algorithms.algorithm import Algorithm
 from .answers.guide import field_importance_pair, fitted_guide
+from .answers.leave_one_out import weights_fail
 from .answers.prediction import by_site, check_same_unknowns
 from .programs import Programs
 
 __all__ = ["GaussianRun"]
+
+_FEW_OUTLIERS = 0.01
+"""Share of observations whose weights may fail: ArviZ says so of single ones."""
 
 
 @dataclass(eq=False, repr=False)
@@ -120,6 +124,21 @@ class GaussianRun(FinishedRun):
         """Log predictive density of every factor without and with its own observation."""
         found: tuple[Array, Array] = self.programs.leave_one_out(*self.inputs)
         return found
+
+    @cached_property
+    def against_weights(self) -> tuple[str, ...]:
+        """What speaks against leaving observations out by weights of draws, site by site, at the mode."""
+        log_factors = self.programs.log_factors_at_draws(*self.inputs)
+        vanishing, heavy = (by_site(self.reading, jnp.asarray(x)) for x in weights_fail(np.asarray(log_factors)))
+        found = []
+        for name, zeros in vanishing.items():
+            site, is_zero, fails = self.reading.sites[name], zeros > 0.0, (zeros + heavy[name]) > 0.0
+            if site.has_joint_coordinates or site.family == "Unit":
+                continue
+            if is_zero.any() or fails.mean() > _FEW_OUTLIERS:
+                cause = "vanishes at some draws" if is_zero.any() else "varies so much that k-hat is above 0.7"
+                found.append(f"{name!r}: of {fails.sum()} of {fails.size} observations it {cause}")
+        return tuple(found)
 
     @cached_property
     def guide_and_params(self) -> tuple[AutoMultivariateNormal, dict[str, Array]]:

@@ -10,6 +10,7 @@ import numpy as np
 from jax import Array
 
 from ..results import Diagnostics
+from ..running.progress import warn
 
 __all__ = ["ArviZInterface", "prediction_to_arviz"]
 
@@ -76,8 +77,20 @@ class ArviZInterface:
 
     @property
     def sampler(self) -> _Sampler:
-        """Holds the model, where ArviZ 0.x looks for it."""
+        """Holds the model, where ArviZ 0.x looks for it before it computes log likelihoods."""
+        self._warn_of_weights()
         return _Sampler(self.model)
+
+    def _warn_of_weights(self) -> None:
+        """Lead from ``arviz.loo`` to :meth:`loo`, once a run, where weights of draws cannot leave observations out."""
+        run = self._finished()
+        if run.against_weights and not run.has_warned_of_weights:
+            run.has_warned_of_weights = True
+            warn(
+                "arviz.loo weights draws by one over the likelihood of an observation, which fails here for site "
+                f"{'; site '.join(run.against_weights)}. Use {type(self).__name__}.loo(), which computes the same "
+                "scores from the cavities of the fit."
+            )
 
     @property
     def sample_dims(self) -> list[str]:
@@ -113,7 +126,10 @@ class ArviZInterface:
         if predictions:
             # Those that ArviZ finds in the model have the lengths of the fit.
             options.setdefault("pred_dims", {})
-        data = arviz.from_numpyro(self if _is_legacy(arviz) else _OneChain(self), **{"log_likelihood": True, **options})
+        options.setdefault("log_likelihood", True)
+        if options["log_likelihood"]:
+            self._warn_of_weights()
+        data = arviz.from_numpyro(_WithoutWarning(self) if _is_legacy(arviz) else _OneChain(self), **options)
         data["posterior"].attrs |= {
             "inference_engine": type(self).__name__,
             "converged": int(self.diagnostics.converged),
@@ -125,6 +141,17 @@ class ArviZInterface:
     def get_sample_stats(self, **kwargs: Any) -> dict[str, Array]:
         """The extra fields, under the name by which ArviZ 1.x asks for them."""
         return self.get_extra_fields(**kwargs)
+
+
+class _WithoutWarning:
+    """What ArviZ 0.x reads of an engine."""
+
+    def __init__(self, engine: ArviZInterface) -> None:
+        self._engine = engine
+        self.sampler = _Sampler(engine.model)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
 
 
 class _OneChain:

@@ -10,18 +10,25 @@ from __future__ import annotations
 import dataclasses
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
+from scipy.special import ndtri
 
 from ....linalg.gaussian.mean_field_space import MeanFieldPosterior
 from ....potentials.base import Potential
 from ....potentials.vector_rows import VectorRows
 from ....structure import LatentGaussianReading
 from ....structure.latent_gaussian.form import LatentGaussian
+from ...front.answers.resampling import LARGEST_SHAPE, pareto_smoothed
 from ..algorithms.posterior import GaussianPosterior
 from ..algorithms.tilting import cavities
 
-__all__ = ["check_cavities", "check_single", "log_leave_one_out"]
+__all__ = ["check_cavities", "check_single", "log_factors_at_draws", "log_leave_one_out", "weights_fail"]
+
+_NUM_PLACES = 256
+_LEAST_UNEVEN = 1.5
 
 
 def check_single(reading: LatentGaussianReading, var_name: str | None) -> str:
@@ -59,6 +66,38 @@ def check_cavities(values: Array) -> None:
             "(a flat prior, or an observation that alone informs an unknown). Give proper priors, or use "
             "cross_validate."
         )
+
+
+def log_factors_at_draws(form: LatentGaussian, posterior: GaussianPosterior) -> Array:
+    """Log factors of one predictor at evenly spaced quantiles of it, shape ``(256, num_rows)``.
+
+    They stand for draws: what is rarer than one in five hundred is not among them.
+    """
+    mean, variance = posterior.predictor_moments()
+    scale = jnp.sqrt(jnp.maximum(variance, 0.0))
+    places = jnp.asarray(ndtri((np.arange(_NUM_PLACES) + 0.5) / _NUM_PLACES), mean.dtype)
+    found: Array = jax.lax.map(lambda z: form.log_factors(mean + z * scale), places)
+    is_scalar = np.repeat(
+        [not isinstance(potential, VectorRows) for potential in form.potentials],
+        [mask.shape[0] for mask in form.observed],
+    ).astype(bool)
+    return jnp.where(is_scalar, found, 0.0)
+
+
+def weights_fail(log_factors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Of which factors the inverse, by which draws would be weighted to leave it out, cannot be averaged.
+
+    :param log_factors: at draws, shape ``(num_draws, num_rows)``.
+    :return: which vanish at some of the draws, and which have weights with a Pareto k-hat above 0.7.
+    """
+    vanishes = np.min(log_factors, axis=0, initial=0.0) == -np.inf
+    weights = np.exp(np.min(np.where(vanishes, 0.0, log_factors), axis=0) - np.where(vanishes, 0.0, log_factors))
+    # A heavy tail makes weights uneven; the rest need not be fitted.
+    is_uneven = np.mean(weights**2, axis=0) > _LEAST_UNEVEN * np.mean(weights, axis=0) ** 2
+    is_heavy = np.zeros_like(vanishes)
+    for row in np.flatnonzero(is_uneven):
+        is_heavy[row] = pareto_smoothed(-log_factors[:, row])[1] > LARGEST_SHAPE
+    return vanishes, is_heavy
 
 
 def log_leave_one_out(form: LatentGaussian, posterior: GaussianPosterior) -> tuple[Array, Array]:
