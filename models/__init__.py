@@ -10,6 +10,7 @@ from .comparisons import (
     bradley_terry,
     collaborative_preferences,
     joint_preference_gp,
+    plackett_luce,
     preference_factorization,
     preference_gp,
 )
@@ -46,6 +47,7 @@ __all__ = [
     "multinomial_regression",
     "negative_binomial_regression",
     "ordinal_regression",
+    "plackett_luce",
     "poisson_deblurring",
     "poisson_factorization",
     "poisson_regression",

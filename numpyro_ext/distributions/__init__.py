@@ -9,6 +9,7 @@ from .categories import (
     StickBreakingCategorical,
 )
 from .hidden_markov_tree import HiddenMarkovTree
+from .plackett_luce import PlackettLuce
 from .rectified_poisson import RectifiedLinearPoisson, SoftplusPoisson
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "HiddenMarkovTree",
     "MultinomialProbit",
     "OrderedProbit",
+    "PlackettLuce",
     "RectifiedLinearPoisson",
     "SoftplusPoisson",
     "StickBreakingCategorical",

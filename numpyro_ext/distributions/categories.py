@@ -55,7 +55,7 @@ class _Categories(Distribution):
         return jnp.exp(self.log_probs)
 
     def sample(self, key: jax.Array | None, sample_shape: tuple[int, ...] = ()) -> Array:
-        return random.categorical(_checked_key(self, key), self.log_probs, shape=sample_shape + self.batch_shape)
+        return random.categorical(checked_key(self, key), self.log_probs, shape=sample_shape + self.batch_shape)
 
     @constraints.dependent_property(is_discrete=True, event_dim=0)
     def support(self) -> constraints.Constraint:
@@ -67,7 +67,7 @@ class _Categories(Distribution):
         return jnp.broadcast_to(values, values.shape[:1] + self.batch_shape) if expand else values
 
 
-def _checked_key(distribution: Distribution, key: jax.Array | None) -> Array:
+def checked_key(distribution: Distribution, key: jax.Array | None) -> Array:
     if key is None or not is_prng_key(key):
         raise TypeError(
             f"{type(distribution).__name__}.sample needs a random key as made by jax.random.key; got {key!r}."
@@ -309,5 +309,5 @@ class MultinomialProbit(_Categories):
     def sample(self, key: jax.Array | None, sample_shape: tuple[int, ...] = ()) -> Array:
         predictor = jnp.asarray(self.predictor)
         predictor = predictor.astype(jnp.result_type(predictor, float))
-        noise = random.normal(_checked_key(self, key), sample_shape + predictor.shape, predictor.dtype)
+        noise = random.normal(checked_key(self, key), sample_shape + predictor.shape, predictor.dtype)
         return jnp.argmax(predictor + noise, axis=-1)

@@ -26,6 +26,7 @@ from .families.ordinal import (
     CumulativeLogitPotential,
     CumulativeProbitPotential,
 )
+from .families.plackett_luce import PlackettLucePotential, ranking_places
 from .families.poisson import PoissonExpPotential, PoissonSoftplusPotential
 from .families.rectified_linear_poisson import RectifiedLinearPoissonPotential
 from .families.stick_breaking import stick_breaking_labels
@@ -89,6 +90,7 @@ __all__ = [
     "NegativeBinomialLogitPotential",
     "PairPotential",
     "PiecewiseBound",
+    "PlackettLucePotential",
     "PoissonExpPotential",
     "PoissonSoftplusPotential",
     "Potential",
@@ -113,6 +115,7 @@ __all__ = [
     "log_sum_exp_bound",
     "logistic_bound",
     "potential",
+    "ranking_places",
     "stick_breaking_labels",
     "sum_product",
     "tilted_moments",

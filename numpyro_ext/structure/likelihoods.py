@@ -14,6 +14,7 @@ from ..distributions import (
     ContinuationRatio,
     MultinomialProbit,
     OrderedProbit,
+    PlackettLuce,
     RectifiedLinearPoisson,
     SoftplusPoisson,
     StickBreakingCategorical,
@@ -32,6 +33,7 @@ from ..potentials import (
     MultinomialLogitPotential,
     MultinomialProbitPotential,
     NegativeBinomialExpPotential,
+    PlackettLucePotential,
     PoissonExpPotential,
     PoissonSoftplusPotential,
     Potential,
@@ -41,6 +43,7 @@ from ..potentials import (
     SoftmaxPotential,
     StudentTPotential,
     VectorPotential,
+    ranking_places,
     stick_breaking_labels,
 )
 from .families import (
@@ -175,12 +178,15 @@ register_family(
 )
 
 
-def _joint(distribution: type, label: str, predictor: str, build: Build, *links: Link) -> None:
+def _joint(
+    distribution: type, label: str, predictor: str, build: Build, *links: Link, parameters: tuple[str, ...] = ()
+) -> None:
     """Categories with a predictor each."""
     register_family(
         distribution,
         label=label,
         predictor=predictor,
+        parameters=parameters,
         vectors=(predictor,),
         links=dict.fromkeys(links, build),
         is_joint=True,
@@ -199,11 +205,16 @@ def _multinomial_probit(y: Observations) -> VectorPotential:
     return MultinomialProbitPotential(y.label, y.dimension)
 
 
+def _ranking(y: Observations) -> VectorPotential:
+    return PlackettLucePotential(ranking_places(y.value, y.parameters["num_ranked"], y.dimension))
+
+
 _joint(dist.CategoricalLogits, "categorical logits", "logits", _softmax, IDENTITY, LOG_SOFTMAX)
 _joint(dist.CategoricalProbs, "categorical", "probs", _softmax, SOFTMAX)
 _joint(dist.MultinomialLogits, "multinomial logits", "logits", _multinomial, IDENTITY, LOG_SOFTMAX)
 _joint(dist.MultinomialProbs, "multinomial", "probs", _multinomial, SOFTMAX)
 _joint(MultinomialProbit, "multinomial probit", "predictor", _multinomial_probit, IDENTITY)
+_joint(PlackettLuce, "plackett luce", "utilities", _ranking, IDENTITY, parameters=("num_ranked",))
 
 
 def _stick_breaking(y: Observations) -> Built:
