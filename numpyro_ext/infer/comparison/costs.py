@@ -20,12 +20,18 @@ def gaussian_cost(reading: LatentGaussianReading) -> str:
     form = reading.abstract_form
     rows, columns = form.num_rows, form.num_columns
     (blocks, block_rows), block_columns = form.blocks.rows.shape, form.blocks.columns.shape[1]
-    space = choose_space(form.prior, form.design, form.blocks.rows, form.blocks.columns)
+    space = choose_space(form.prior, form.design, form.blocks.rows, form.blocks.columns, border=form.border)
     head = f"{rows} rows, {columns} unknowns: "
     if space == "state":
         return head + "one pass over the steps of the series, linear in their number"
     if space == "banded":
         return head + f"a band of {columns} unknowns is factorised, linear in them for a given width of the band"
+    if space == "border":
+        assert form.border is not None  # which that space is for
+        (blocks, size), shared = form.border.columns.shape, form.border.shared.size
+        work = f"{blocks} blocks of up to {size} unknowns that share {shared} others are factorised"
+        count = blocks * size**3 / 6 + rows * shared**2
+        return f"{head}{work}, linear in their number (about {float(count):.0e} multiplications a step)"
     size = block_rows if space == "observation" else block_columns
     of = "predictors" if space == "observation" else "unknowns"
     if blocks > 1:

@@ -5,12 +5,15 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 from jax.scipy.linalg import block_diag
 
 from .design import DenseDesign, Design, SparseRows
 
 __all__ = ["BlockCovariance", "BlockDiagonal", "cross_product", "quadratic_form"]
+
+_FEW_ENTRIES = 4
+"""Entries of a row of which all pairs are looked up at once."""
 
 
 class BlockDiagonal(NamedTuple):
@@ -103,8 +106,16 @@ def quadratic_form(design: Design, matrix: BlockDiagonal | BlockCovariance) -> A
     """The diagonal of ``A D A^T`` without its other elements, of shape ``(rows of A,)``."""
     if isinstance(design, SparseRows):
         columns, values = design.columns, design.values
-        pairs = matrix.entries(columns[:, :, None], columns[:, None, :])
-        return jnp.einsum("rk,rkl,rl->r", values, pairs, values)
+        if columns.shape[1] <= _FEW_ENTRIES:
+            pairs = matrix.entries(columns[:, :, None], columns[:, None, :])
+            return jnp.einsum("rk,rkl,rl->r", values, pairs, values)
+
+        # memory for one entry of each row with all others, and not for all pairs of them
+        def with_others(entry: tuple[Array, Array]) -> Array:
+            column, value = entry
+            return value * jnp.sum(matrix.entries(column[:, None], columns) * values, axis=-1)
+
+        return jnp.sum(lax.map(with_others, (columns.T, values.T)), axis=0)
     return jnp.sum(matrix.apply(design.matrix) * design.matrix, axis=-1)
 
 

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from .banded_space import BandedPosterior, BandedSpace, can_be_banded, is_worth_banding
+from .border_space import Border, BorderPosterior, BorderSpace
 from .coefficient_space import CoefficientPosterior, CoefficientSpace
 from .design import AnyDesign, DenseDesign, SparseRows, StateSpaceDesign
 from .observation_space import ObservationPosterior, ObservationSpace
@@ -17,10 +18,10 @@ from .state_space import StatePosterior, StateSpace
 
 __all__ = ["LinearGaussian", "LinearGaussianPosterior", "Space", "choose_space", "kl_divergence", "linear_gaussian"]
 
-Space = Literal["auto", "observation", "coefficient", "sparse", "banded", "shared", "state"]
-LinearGaussian = ObservationSpace | CoefficientSpace | BandedSpace | SharedSpace | StateSpace
+Space = Literal["auto", "observation", "coefficient", "sparse", "banded", "border", "shared", "state"]
+LinearGaussian = ObservationSpace | CoefficientSpace | BandedSpace | BorderSpace | SharedSpace | StateSpace
 LinearGaussianPosterior = (
-    ObservationPosterior | CoefficientPosterior | BandedPosterior | SharedPosterior | StatePosterior
+    ObservationPosterior | CoefficientPosterior | BandedPosterior | BorderPosterior | SharedPosterior | StatePosterior
 )
 
 # A scattered update costs about as much as this many multiply-adds of a matrix product.
@@ -28,24 +29,33 @@ _SCATTER_COST = 64
 
 
 def choose_space(
-    prior: tuple[PriorBlock, ...], design: AnyDesign, rows: Array, columns: Array, *, is_sequential: bool = False
+    prior: tuple[PriorBlock, ...],
+    design: AnyDesign,
+    rows: Array,
+    columns: Array,
+    *,
+    border: Border | None = None,
+    is_sequential: bool = False,
 ) -> Space:
     """The cheaper space, from shapes and kinds of prior alone, so that it is known before anything is traced.
 
-    A state space where the design is one; unknowns in a band where each row touches only a stretch of them, as in
-    images; predictors where a block has no more rows than columns and every prior is proper; otherwise unknowns, with
-    the design kept sparse when one block has few entries per row.
+    A state space where the design is one; blocks with a border where the form has one; unknowns in a band where each
+    row touches only a stretch of them, as in images; predictors where a block has no more rows than columns and every
+    prior is proper; otherwise unknowns, with the design kept sparse when one block has few entries per row.
 
     :param tuple prior: the prior blocks.
     :param AnyDesign design: the linear map from unknowns to predictors.
     :param jax.Array rows: rows of each block, shape ``(num_blocks, max_rows)``.
     :param jax.Array columns: columns of each block, shape ``(num_blocks, max_columns)``.
+    :param Border border: blocks that are independent given a few unknowns, if that pays.
     :param bool is_sequential: whether sites will be updated one by one, which needs a dense joint.
-    :return: ``"observation"``, ``"coefficient"``, ``"sparse"``, ``"banded"`` or ``"state"``.
+    :return: ``"observation"``, ``"coefficient"``, ``"sparse"``, ``"banded"``, ``"border"`` or ``"state"``.
     """
     if isinstance(design, StateSpaceDesign):
         if not is_sequential:
             return "state"
+    elif border is not None and not is_sequential:
+        return "border"
     elif rows.shape[0] == 1 and not is_sequential and can_be_banded(prior, design) and is_worth_banding(design):
         return "banded"
     is_proper = not any(isinstance(block, FlatPrior) for block in prior)
@@ -63,6 +73,7 @@ def linear_gaussian(
     rows: Array,
     columns: Array,
     *,
+    border: Border | None = None,
     is_signed: bool = False,
     space: Space = "auto",
 ) -> LinearGaussian:
@@ -72,6 +83,7 @@ def linear_gaussian(
     :param AnyDesign design: the linear map ``A``.
     :param jax.Array rows: rows of each independent block, padded with ``num_rows``.
     :param jax.Array columns: columns of each independent block, padded with ``num_columns``.
+    :param Border border: blocks that are independent given a few unknowns, for the space of this name.
     :param bool is_signed: whether site precisions may be negative.
     :param str space: the space to work in; ``"auto"`` takes :func:`choose_space`, which never takes ``"shared"``, for
         blocks that are alike.
@@ -89,7 +101,7 @@ def linear_gaussian(
     (1.5, 0.25)
     """
     if space == "auto":
-        space = choose_space(prior, design, rows, columns)
+        space = choose_space(prior, design, rows, columns, border=border)
     if space == "state":
         if not isinstance(design, StateSpaceDesign):
             raise ValueError("The state space needs a design of one, as models with scans have.")
@@ -100,6 +112,13 @@ def linear_gaussian(
         if any(isinstance(block, FlatPrior) for block in prior):
             raise ValueError("Flat priors have no covariance: condition in the space of the coefficients instead.")
         return ObservationSpace.build(prior, design, rows, columns, is_signed)
+    if space == "border":
+        if border is None or not isinstance(design, SparseRows):
+            raise ValueError(
+                "The space with a border needs sparse rows, and blocks of unknowns that are independent given a few "
+                "others; this design has none that would pay. Leave the choice to space='auto'."
+            )
+        return BorderSpace.build(prior, design, border)
     if space == "shared":
         return SharedSpace.build(prior, design, rows, columns)
     if space == "banded":
@@ -115,7 +134,7 @@ def linear_gaussian(
         return CoefficientSpace.build(prior, design, rows, columns, is_sparse=True)
     if space == "coefficient":
         return CoefficientSpace.build(prior, design, rows, columns, is_sparse=False)
-    names = "'auto', 'observation', 'coefficient', 'sparse', 'banded', 'shared' or 'state'"
+    names = "'auto', 'observation', 'coefficient', 'sparse', 'banded', 'border', 'shared' or 'state'"
     raise ValueError(f"Unknown space {space!r}: expected {names}.")
 
 

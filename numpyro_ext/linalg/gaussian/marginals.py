@@ -77,8 +77,8 @@ class NotSequential:
         :raises ValueError: always.
         """
         raise ValueError(
-            "The sequential schedule has no banded form, and none for blocks that share a covariance: ask for "
-            "space='sparse' or space='coefficient'."
+            "The sequential schedule has no banded form, and none for blocks that share a covariance or unknowns: ask "
+            "for space='sparse' or space='coefficient'."
         )
 
     def sequential_moments(self) -> tuple[Array, Array]:

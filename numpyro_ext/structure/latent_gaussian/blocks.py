@@ -8,7 +8,7 @@ import numpy as np
 import scipy.sparse
 from scipy.sparse.csgraph import connected_components
 
-__all__ = ["find_blocks"]
+__all__ = ["find_blocks", "group"]
 
 _CHEAP = 0.1
 """Of the operations of the joint, those that blocks of very different sizes may spend on padding."""
@@ -46,8 +46,8 @@ def find_blocks(
     row_label[~(pattern >= 0).any(axis=1)] = column_label[0]
     names, column_label = np.unique(column_label, return_inverse=True)
     row_label = np.searchsorted(names, row_label)
-    column_blocks = _group(column_label, names.size, num_columns)
-    row_blocks = _group(row_label, names.size, num_rows, other_width=column_blocks.shape[1])
+    column_blocks = group(column_label, names.size, num_columns)
+    row_blocks = group(row_label, names.size, num_rows, other_width=column_blocks.shape[1])
     inner = min(row_blocks.shape[1], column_blocks.shape[1])
     whole = min(num_rows, num_columns)
     # padding costs memory and a few operations an entry: much of it pays only where the joint is much dearer
@@ -58,7 +58,8 @@ def find_blocks(
     return row_blocks, column_blocks
 
 
-def _group(label: np.ndarray, num_groups: int, fill: int, *, other_width: int | None = None) -> np.ndarray:
+def group(label: np.ndarray, num_groups: int, fill: int, *, other_width: int | None = None) -> np.ndarray:
+    """Indices by label, ``(num_groups, ...)`` padded with ``fill``."""
     order = np.argsort(label, kind="stable")
     counts = np.bincount(label, minlength=num_groups)
     width = max(int(counts.max(initial=0)), 1)

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jax import Array
 
+from ...linalg.gaussian.border_space import Border
 from ...linalg.gaussian.design import AnyDesign
 from ...linalg.gaussian.prior import PriorBlock
 from ...potentials.base import Potential
@@ -54,6 +55,9 @@ class LatentGaussian(NamedTuple):
     """Terms of the log density that do not depend on ``e``."""
     blocks: Blocks
     """Independent groups of rows and columns."""
+    border: Border | None = None
+    """Groups that are independent given a few unknowns, where that is much cheaper; whoever does not know of them takes
+    all unknowns together, as :attr:`blocks` says."""
 
     @property
     def num_rows(self) -> int:

@@ -12,6 +12,7 @@ import numpy as np
 from jax import Array
 
 from ...compilation.recent import Recent
+from ...linalg.gaussian.border_space import Border
 from ...linalg.gaussian.design import AnyDesign, DenseDesign, StateSpaceDesign
 from ...linalg.gaussian.prior import CovariancePrior, FlatPrior, PrecisionPrior
 from ..errors import ModelStructureError
@@ -24,6 +25,7 @@ from ..program.affine_rows import AffineRows, Parts, RowIndices
 from ..program.degrees import Degrees
 from ..program.state_rows import NoStateSpace, StateRows, find_time_blocks
 from .blocks import find_blocks
+from .border import find_border
 from .form import AffineMap, Blocks, LatentGaussian
 
 __all__ = ["LatentGaussianReading"]
@@ -41,6 +43,7 @@ class _Indices(NamedTuple):
     rows: RowIndices | None
     maps: dict[str, RowIndices | None]
     blocks: tuple[np.ndarray, np.ndarray]
+    border: tuple[np.ndarray, np.ndarray, np.ndarray] | None
 
 
 class LatentGaussianReading(ModelReading):
@@ -74,13 +77,16 @@ class LatentGaussianReading(ModelReading):
         self._maps = {n: rows for n, rows in found.items() if rows is not None}
         self.affine_sites = tuple(self._maps)
         blocks = find_blocks(self._rows.pattern, self._rows.num_rows, self._rows.num_columns, self._coupled_columns())
-        self._block_shape = blocks[1].shape
+        border = self._find_border(blocks)
+        if border is not None:
+            blocks = np.arange(self._rows.num_rows)[None], np.arange(self._rows.num_columns)[None]
+        self._block_shape = blocks[1].shape if border is None else (*border[0].shape, border[1].size)
         maps = {name: rows.indices for name, rows in self._maps.items()}
-        self.data = (*self.data, _Indices(self._rows.indices, maps, blocks))
+        self.data = (*self.data, _Indices(self._rows.indices, maps, blocks, border))
         targets = [target for plan in self.plans for target in plan.targets]
         labels = tuple((p.name, p.label, p.shape) for p in self.plans)
         keys = tuple(rows.key for rows in (self._rows, *self._maps.values()))
-        self.structure_key = (self._model_key(targets), labels, keys, *(b.shape for b in blocks))
+        self.structure_key = (self._model_key(targets), labels, keys, *(b.shape for b in (*blocks, *(border or ()))))
 
     def skeleton(self) -> Self:
         out = super().skeleton()
@@ -124,6 +130,17 @@ class LatentGaussianReading(ModelReading):
                 batch, width = self._program.shape(jax.tree.leaves(block)[0])[:2]
                 out.append((columns.start, batch, width))
         return out
+
+    def _find_border(self, blocks: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
+        rows = self._rows
+        if not isinstance(rows, AffineRows) or rows.pattern is None or rows.is_dense:
+            return None
+        coupled = self._coupled_columns()
+        cost = len(blocks[0]) * float(min(blocks[0].shape[1], blocks[1].shape[1])) ** 3
+        if not coupled:
+            cost = min(cost, rows.num_columns * float(rows.bandwidth + 1) ** 2)
+        sites = [(columns.start, columns.stop - columns.start) for columns in self._columns.values()]
+        return find_border(rows.pattern, rows.num_columns, coupled, sites, cost)
 
     def _predictor_rows(self, degrees: Degrees, parts: Parts) -> AffineRows | StateRows:
         try:
@@ -174,6 +191,7 @@ class LatentGaussianReading(ModelReading):
             tuple(mask for _, mask in built),
             self._log_constant(env),
             Blocks(*map(jnp.asarray, indices.blocks)),
+            None if indices.border is None else Border(*map(jnp.asarray, indices.border)),
         )
 
     @cached_property
@@ -243,10 +261,11 @@ class LatentGaussianReading(ModelReading):
         """The split and what was recognised, one line each."""
         lines = self._describe_sites()
         lines += [f"factor: {p.name} {p.shape} ({p.label})" for p in self.plans]
-        blocks, width = self._block_shape
+        blocks, width, *border = self._block_shape
         lines.append(f"design: {self._rows.num_rows} x {self._rows.num_columns}, {self._rows.describe()}")
         if blocks > 1:
-            lines.append(f"blocks: {blocks} independent, of up to {width} unknowns")
+            given = f" given {border[0]} that they share" if border else ""
+            lines.append(f"blocks: {blocks} independent, of up to {width} unknowns{given}")
         return "\n".join(lines)
 
 

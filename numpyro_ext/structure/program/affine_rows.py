@@ -68,7 +68,7 @@ class AffineRows:
         self.is_dense = self.pattern is None or (self.width > 1 and 3 * self.width > self.num_columns)
         """Whether the design is materialised."""
         self.indices: RowIndices | None = None
-        self._num_colours, self._bandwidth, self._has_padding = 0, 0, False
+        self._num_colours, self.bandwidth, self._has_padding = 0, 0, False
         if self.pattern is not None and not self.is_dense:
             self.indices = self._find_indices(self.pattern)
 
@@ -77,7 +77,7 @@ class AffineRows:
         is_entry = pattern >= 0
         columns = np.where(is_entry, pattern, np.max(pattern, axis=1, keepdims=True, initial=0))
         self._has_padding = not is_entry.all()
-        self._bandwidth = known_bandwidth(int(np.max(np.ptp(columns, axis=1), initial=0)), self.num_columns)
+        self.bandwidth = known_bandwidth(int(np.max(np.ptp(columns, axis=1), initial=0)), self.num_columns)
         colours = colours.astype(np.int32)
         return RowIndices(columns, is_entry, colours, colours[columns])
 
@@ -85,7 +85,7 @@ class AffineRows:
     def key(self) -> Hashable:
         """Equal for rows of the same program that make the same function of numbers and indices."""
         parts = tuple((atoms, rows.shape, rows.tobytes()) for atoms, rows in self.parts)
-        static = (self.width, self.is_dense, self._num_colours, self._bandwidth, self._has_padding)
+        static = (self.width, self.is_dense, self._num_colours, self.bandwidth, self._has_padding)
         return (self.num_rows, self.num_columns, static, parts)
 
     def skeleton(self) -> AffineRows:
@@ -135,7 +135,7 @@ class AffineRows:
         values = slopes[indices.entry_colours, np.arange(self.num_rows)[:, None]]
         if self._has_padding:
             values = jnp.where(indices.is_entry, values, 0.0)
-        return SparseRows(jnp.asarray(indices.columns), values, self.num_columns, self._bandwidth), offset
+        return SparseRows(jnp.asarray(indices.columns), values, self.num_columns, self.bandwidth), offset
 
 
 def rows_of_pattern(program: Program, found: Mapping[int, Pattern], parts: Parts) -> np.ndarray | None:

@@ -48,6 +48,7 @@ def gaussian_prior(
         form.design,
         form.blocks.rows,
         form.blocks.columns,
+        border=form.border,
         is_signed=not all(potential.is_log_concave for potential in form.potentials),
         space=space,
     )

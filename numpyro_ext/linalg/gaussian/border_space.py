@@ -1,0 +1,265 @@
+r"""Conditioning blocks of unknowns that are independent given a few shared ones, by elimination block after block.
+
+Groups of observations share their common coefficients, and nothing else. With whitened unknowns :math:`w_b` of block
+:math:`b` and :math:`w_0` of the border, and sites of precision :math:`\tau`, the posterior precision is an arrow,
+
+.. math::
+    H = \begin{pmatrix} H_1 & & G_1 \\ & \ddots & \vdots \\ G_1^T & \cdots & H_0 \end{pmatrix}, \quad
+    H_b = R_b R_b^T, \quad V_b = R_b^{-1} G_b, \quad S = H_0 - \sum_b V_b^T V_b,
+
+whose Cholesky factor consists of the :math:`R_b`, the :math:`V_b^T` and the factor of the Schur complement :math:`S`
+(Golub and Van Loan 2013, *Matrix Computations*, section 4.2.5). It exists exactly when the posterior is proper,
+whatever the signs of :math:`\tau`. In the posterior :math:`w_0` has the covariance :math:`S^{-1}`, and
+:math:`w_b = m_b - R_b^{-T} V_b (w_0 - m_0) + R_b^{-T} \xi_b` with independent :math:`\xi_b` of variance one.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array, random
+
+from ..cholesky import cholesky, half_log_determinant, inverse_lower, solve_lower, solve_upper
+from ..frozen_pytree import frozen_pytree
+from .block_diagonal import BlockCovariance, column_home, quadratic_form
+from .coefficient_space import WhitenedPrior
+from .design import DenseDesign, Design, SparseRows
+from .marginals import NotSequential, WhitenedPosterior
+from .prior import PriorBlock
+
+__all__ = ["Border", "BorderPosterior", "BorderSpace"]
+
+
+class Border(NamedTuple):
+    """Unknowns in blocks that are independent, and touched by different rows, given those of the border."""
+
+    columns: Array
+    """The unknowns of each block, shape ``(num_blocks, n)``, padded with ``num_columns``."""
+    shared: Array
+    """The unknowns of the border, shape ``(p,)``; together with the blocks all unknowns, each once."""
+    slots: Array
+    """Which entries of each row are in its block and not in the border, shape ``(num_rows, k)``, padded with the number
+    of entries of a row."""
+
+
+@frozen_pytree
+class BorderSpace(NotSequential):
+    """Unknowns in independent blocks with a border, in whitened coordinates.
+
+    Coordinates are one vector: block after block, padding included, then those of the border.
+
+    >>> from numpyro_ext.linalg.gaussian.prior import DiagonalPrior
+    >>> prior = (DiagonalPrior(jnp.ones(3)),)
+    >>> design = SparseRows(jnp.array([[0, 2], [1, 2]]), jnp.ones((2, 2)), 3)
+    >>> border = Border(jnp.array([[0], [1]]), jnp.array([2]), jnp.array([[0], [0]]))
+    >>> posterior = BorderSpace.build(prior, design, border).condition(jnp.ones(2), jnp.array([1.0, 3.0]))
+    >>> print(posterior.unknowns(), posterior.row_variance())
+    [0. 1. 1.] [0.625 0.625]
+    """
+
+    design: SparseRows
+    border: Border
+    home: Array
+    """Block of every unknown and its position there, shape ``(2, num_columns)``; zeros for those of the border."""
+    is_local: Array
+    """One for unknowns in blocks and zero for those of the border, shape ``(num_columns,)``."""
+    entries: Array
+    """Unknowns of the entries of each row in its block, shape ``(num_rows, k)``."""
+    values: Array
+    """Their coefficients, zero at padding."""
+    shared_matrix: Array
+    """What the rows see of the whitened unknowns of the border, shape ``(num_rows, p)``."""
+    factor: Array
+    """From whitened unknowns of a block to its unknowns, shape ``(b, n, n)``."""
+    precision: Array
+    """Prior precision of the whitened unknowns of a block, one on the diagonal at padding; shape ``(b, n, n)``."""
+    shared_factor: Array
+    """The same of the border, shape ``(p, p)``."""
+    shared_precision: Array
+    """Shape ``(p, p)``."""
+    half_log_determinant: Array
+    """Half the log determinant of the precision, with the constant of the flat unknowns."""
+
+    @classmethod
+    def build(cls, prior: tuple[PriorBlock, ...], design: SparseRows, border: Border) -> BorderSpace:
+        """Whiten the prior, no block of which lies both in blocks and in the border, and cut the rows in two."""
+        columns, shared, slots = border
+        num_columns, dtype = design.num_columns, design.values.dtype
+        whitened = WhitenedPrior.build(prior, dtype)
+        is_padding = (columns == num_columns).astype(dtype)
+        precision = whitened.precision.take(columns) + is_padding[:, :, None] * jnp.eye(columns.shape[1], dtype=dtype)
+        shared_factor = whitened.factor.take(shared[None])[0]
+        is_local = jnp.ones((num_columns,), dtype).at[shared].set(0.0)
+        is_entry = slots < design.columns.shape[1]
+        slots = jnp.where(is_entry, slots, 0)
+        take = jnp.arange(design.num_rows)[:, None], slots
+        place = jnp.full((num_columns,), shared.size).at[shared].set(jnp.arange(shared.size))
+        matrix = jnp.zeros((design.num_rows, shared.size), dtype)
+        matrix = matrix.at[jnp.arange(design.num_rows)[:, None], place[design.columns]].add(design.values, mode="drop")
+        return cls(
+            design,
+            border,
+            column_home(columns, num_columns),
+            is_local,
+            design.columns[take],
+            jnp.where(is_entry, design.values[take], 0.0),
+            matrix @ shared_factor,
+            whitened.factor.take(columns),
+            precision,
+            shared_factor,
+            whitened.precision.take(shared[None])[0],
+            whitened.half_log_determinant,
+        )
+
+    @property
+    def rows(self) -> Array:
+        """Rows of the one whole."""
+        return jnp.arange(self.design.num_rows)[None]
+
+    def to_rows(self, local: Array) -> Array:
+        """Values of shape ``(1, m)`` as ``(num_rows,)``."""
+        return local[0]
+
+    def predictor(self, coordinates: Array) -> Array:
+        """Predictors of shape ``(num_rows,)`` for coordinates of shape ``(1, size)``."""
+        local, shared = self.split(coordinates[0])
+        block, position = self.places()
+        local = jnp.einsum("bij,bj->bi", self.factor, local)[block, position]
+        return jnp.sum(self.values * local, -1) + self.shared_matrix @ shared
+
+    def unknowns(self, coordinates: Array) -> Array:
+        """Unknowns of shape ``(..., num_columns)`` for coordinates of shape ``(..., 1, size)``."""
+        local, shared = self.split(coordinates[..., 0, :])
+        return self.from_parts(jnp.einsum("bij,...bj->...bi", self.factor, local), shared @ self.shared_factor.T)
+
+    def inner(self, a: Array, b: Array) -> Array:
+        """The prior's quadratic form between two coordinates; flat unknowns do not enter."""
+        (local_a, shared_a), (local_b, shared_b) = self.split(a[0]), self.split(b[0])
+        own = jnp.einsum("bi,bij,bj->", local_a, self.precision, local_b)
+        return own + shared_a @ self.shared_precision @ shared_b
+
+    def zeros(self) -> Array:
+        """The coordinates of the prior mean."""
+        return jnp.zeros((1, self.precision[..., 0].size + self.shared_factor.shape[0]), self.factor.dtype)
+
+    def split(self, coordinates: Array) -> tuple[Array, Array]:
+        """Coordinates ``(..., size)`` of the blocks, ``(..., b, n)``, and of the border, ``(..., p)``."""
+        local, shared = jnp.split(coordinates, [self.precision[..., 0].size], axis=-1)
+        return local.reshape(*local.shape[:-1], *self.precision.shape[:2]), shared
+
+    def from_parts(self, local: Array, shared: Array) -> Array:
+        """Values ``(..., b, n)`` and ``(..., p)`` at all unknowns, ``(..., num_columns)``."""
+        out = jnp.zeros((*shared.shape[:-1], self.design.num_columns), shared.dtype)
+        return out.at[..., self.border.columns].set(local, mode="drop").at[..., self.border.shared].set(shared)
+
+    def places(self) -> tuple[Array, Array]:
+        """Block of each row, ``(num_rows, 1)``, and the positions of its entries there, ``(num_rows, k)``."""
+        return self.home[0][self.entries[:, :1]], self.home[1][self.entries]
+
+    def condition(self, site_precision: Array, site_shift: Array) -> BorderPosterior:
+        r"""Multiply the prior by sites :math:`\exp(-\tau_i h_i^2/2 + \nu_i h_i)`, one per row.
+
+        Cost: :math:`n^3 + n p (n + p)` for each block, :math:`p^2` for each row, and :math:`p^3`.
+
+        :param jax.Array site_precision: :math:`\tau`, shape ``(num_rows,)``.
+        :param jax.Array site_shift: :math:`\nu`, shape ``(num_rows,)``.
+        :return: the posterior; nan where it is improper.
+        """
+        block, position = self.places()
+        weighted = site_precision[:, None] * self.values
+        gram = jnp.zeros_like(self.precision)
+        pairs = weighted[:, :, None] * self.values[:, None, :]
+        gram = gram.at[block[:, :, None], position[:, :, None], position[:, None, :]].add(pairs)
+        # the border and the shift side by side: one pass over the rows, one triangular solve
+        by_border, by_shift = weighted[..., None] * self.shared_matrix[:, None], self.values * site_shift[:, None]
+        seen = jnp.concatenate([by_border, by_shift[..., None]], -1)
+        cross = jnp.zeros((*self.precision.shape[:2], seen.shape[-1]), seen.dtype).at[block, position].add(seen)
+        transpose = self.factor.swapaxes(-1, -2)
+        factor = cholesky(self.precision + transpose @ gram @ self.factor)
+        white = solve_lower(factor, transpose @ cross)
+        gain, white = white[..., :-1], white[..., -1]
+        own = (self.shared_matrix * site_precision[:, None]).T @ self.shared_matrix
+        schur = cholesky(self.shared_precision + own - jnp.einsum("bnp,bnq->pq", gain, gain))
+        shared_shift = self.shared_matrix.T @ site_shift - jnp.einsum("bnp,bn->p", gain, white)
+        shared_white = solve_lower(schur, shared_shift[:, None])
+        shared = solve_upper(schur, shared_white)[:, 0]
+        local = solve_upper(factor, (white - gain @ shared)[..., None])[..., 0]
+        white_mean = jnp.concatenate([white.reshape(-1), shared_white[:, 0]])
+        coordinates = jnp.concatenate([local.reshape(-1), shared])[None]
+        return BorderPosterior(self, site_precision, factor, gain, schur, white_mean, coordinates)
+
+
+@frozen_pytree
+class BorderPosterior(WhitenedPosterior, NotSequential):
+    """The Gaussian of :meth:`BorderSpace.condition`."""
+
+    space: BorderSpace
+    site_precision: Array
+    factor: Array
+    """:math:`R_b`, shape ``(b, n, n)``."""
+    gain: Array
+    """:math:`V_b`, shape ``(b, n, p)``."""
+    schur: Array
+    """Cholesky factor of :math:`S`, shape ``(p, p)``."""
+    white_mean: Array
+    """Shape ``(size,)``."""
+    coordinates: Array
+    """Shape ``(1, size)``."""
+
+    def row_variance(self) -> Array:
+        space = self.space
+        covariance, slope = self._given_border()
+        block, position = space.places()
+        pairs = covariance[block[:, :, None], position[:, :, None], position[:, None, :]]
+        own = jnp.einsum("rk,rkl,rl->r", space.values, pairs, space.values)
+        moved = space.shared_matrix - jnp.einsum("rk,rkp->rp", space.values, slope[block, position])
+        return own + self._variance_by_border(moved)
+
+    def log_volume(self) -> Array:
+        own = half_log_determinant(self.factor) + half_log_determinant(self.schur)
+        return self.space.half_log_determinant - own
+
+    def map_variance(self, design: Design) -> Array:
+        """Posterior variance of ``J e`` for a design ``J``, shape ``(rows of J,)``."""
+        covariance, local, moved = self._parts(design)
+        return quadratic_form(local, covariance) + self._variance_by_border(moved)
+
+    def map_covariance(self, design: Design) -> Array:
+        """Posterior covariance of ``J e`` for a design ``J``, shape ``(rows of J, rows of J)``."""
+        covariance, local, moved = self._parts(design)
+        white = solve_lower(self.schur, moved.T)
+        return covariance.map_covariance(local) + white.T @ white
+
+    def sample(self, rng_key: Array, num_samples: int) -> Array:
+        """Exact draws of the unknowns by triangular solves, shape ``(num_samples, num_columns)``."""
+        keys = random.split(rng_key)
+        shared = solve_upper(self.schur, random.normal(keys[0], (len(self.schur), num_samples), self.schur.dtype))
+        noise = random.normal(keys[1], (*self.factor.shape[:2], num_samples), self.factor.dtype)
+        local = jnp.moveaxis(solve_upper(self.factor, noise - self.gain @ shared), -1, 0)
+        deviation = jnp.concatenate([local.reshape(num_samples, -1), shared.T], -1)
+        return self.space.unknowns(self.coordinates + deviation[:, None])
+
+    def _given_border(self) -> tuple[Array, Array]:
+        """Of the unknowns of each block given the border: their covariance, shape ``(b, n, n)``, and minus their slopes
+        in the whitened unknowns of the border, shape ``(b, n, p)``."""
+        root = solve_lower(self.factor, self.space.factor.swapaxes(-1, -2)).swapaxes(-1, -2)
+        return root @ root.swapaxes(-1, -2), root @ self.gain
+
+    def _parts(self, design: Design) -> tuple[BlockCovariance, Design, Array]:
+        """The covariance given the border, the entries of a design in the blocks, and how its rows move with the
+        whitened unknowns of the border, shape ``(rows of J, p)``."""
+        space = self.space
+        covariance, slope = self._given_border()
+        blocks = BlockCovariance(covariance, space.border.columns, space.home)
+        moved = space.from_parts(-jnp.moveaxis(slope, -1, 0), space.shared_factor.T)
+        if isinstance(design, DenseDesign):
+            return blocks, DenseDesign(design.matrix * space.is_local), design.matvec(moved).T
+        values = design.values * space.is_local[design.columns]
+        # one unknown of the border after the other: all at once would take as many numbers as all entries times these
+        moved = jax.lax.map(design.matvec, moved).T
+        return blocks, SparseRows(design.columns, values, design.num_columns), moved
+
+    def _variance_by_border(self, moved: Array) -> Array:
+        return jnp.sum((moved @ inverse_lower(self.schur).T) ** 2, axis=-1)

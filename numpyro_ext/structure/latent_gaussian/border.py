@@ -1,0 +1,108 @@
+"""A few unknowns that many rows share, given which the others fall into small blocks: found by counting operations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import scipy.sparse
+from scipy.sparse.csgraph import connected_components
+
+from .blocks import group
+
+__all__ = ["find_border"]
+
+_SCATTER_COST = 32
+"""Multiply-adds of a matrix product that cost as much as a scattered update."""
+_OVERHEAD = 1e6
+"""Operations below which nothing is gained."""
+_LARGEST_BORDER = 50_000_000
+"""Numbers of the largest matrix of the rows with the unknowns of the border, 400 MB."""
+
+
+def find_border(
+    pattern: np.ndarray,
+    num_columns: int,
+    coupled: Sequence[tuple[int, int, int]],
+    sites: Sequence[tuple[int, int]],
+    cost: float,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
+    """The border with which a factorisation is the cheapest, if it costs much less than without.
+
+    Tried are the unknowns that more rows touch than a threshold, for all thresholds, and whole sites, the smallest
+    first: common coefficients, and of crossed or nested effects those of fewer groups.
+
+    :param pattern: columns of each row, ``(num_rows, k)`` padded with ``-1``.
+    :param coupled: for each prior block with correlations ``(start, batch, width)``: consecutive runs of columns.
+    :param sites: first column and number of columns of each site.
+    :param cost: multiplications of a factorisation without a border.
+    :return: the arrays of a :class:`~numpyro_ext.linalg.gaussian.border_space.Border`, or None.
+    """
+    if cost <= _OVERHEAD:
+        return None
+    unit = np.arange(num_columns)
+    for start, batch, width in coupled:
+        unit[start : start + batch * width] = start + np.repeat(np.arange(batch) * width, width)
+    best, least = None, (cost - _OVERHEAD) / 4.0
+    num_rows = pattern.shape[0]
+    for is_shared, rest in _candidates(pattern, unit, sites):
+        size = int(is_shared.sum())
+        if num_rows * size > _LARGEST_BORDER or float(size) ** 3 + num_rows * float(size) ** 2 >= least:
+            continue
+        label = _components(rest, unit, is_shared)
+        width, num_blocks = int(np.bincount(label).max(initial=0)), int(label.max(initial=-1)) + 1
+        entries = int((rest >= 0).sum(axis=1).max(initial=1))
+        found = float(size) ** 3 + num_rows * (size**2 + _SCATTER_COST * entries * (entries + size))
+        found += num_blocks * float(width) * (width + size) ** 2
+        if num_blocks > 1 and found < least:
+            best, least = (is_shared, label), found
+    if best is None:
+        return None
+    is_shared, label = best
+    shared, local = np.flatnonzero(is_shared), np.flatnonzero(~is_shared)
+    is_entry = (pattern >= 0) & ~is_shared[pattern]
+    entries = max(int(is_entry.sum(axis=1).max(initial=0)), 1)
+    order = np.argsort(~is_entry, axis=1, kind="stable")[:, :entries]
+    slots = np.where(np.take_along_axis(is_entry, order, axis=1), order, pattern.shape[1])
+    columns = np.append(local, num_columns)[group(label, int(label.max()) + 1, local.size)]
+    return columns.astype(np.int32), shared.astype(np.int32), slots.astype(np.int32)
+
+
+def _candidates(
+    pattern: np.ndarray, unit: np.ndarray, sites: Sequence[tuple[int, int]]
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Which columns may be the border, and what is left of the pattern, ``-1`` in their places."""
+    num_rows, num_columns = pattern.shape[0], unit.size
+    touched = np.bincount(unit[pattern[pattern >= 0]], minlength=num_columns)[unit]
+    seen: set[bytes] = set()
+    marks = [touched > num_rows * 0.5**power for power in range(int(np.log2(max(num_rows, 2))) + 1)]
+    dense = marks[0]
+    chosen = np.zeros(num_columns, bool)
+    for start, size in sorted(sites, key=lambda site: site[1]):
+        chosen = chosen.copy()
+        chosen[start : start + size] = True
+        marks.append(chosen | dense)
+    if not dense.any():
+        marks.append(np.zeros(num_columns, bool))
+    # what half of the rows touch is in every border: without it the rows are short
+    left = np.where((pattern >= 0) & ~dense[pattern], pattern, -1)
+    width = max(int((left >= 0).sum(axis=1).max(initial=0)), 1)
+    if width < left.shape[1]:
+        left = -np.sort(-left, axis=1)[:, :width]
+    for mark in sorted(marks, key=np.count_nonzero):
+        if mark.tobytes() not in seen and not mark.all():
+            seen.add(mark.tobytes())
+            yield mark, np.where((left >= 0) & ~mark[left], left, -1)
+
+
+def _components(rest: np.ndarray, unit: np.ndarray, is_shared: np.ndarray) -> np.ndarray:
+    """The block of each column that is not in the border."""
+    columns = np.flatnonzero(~is_shared)
+    first = rest.max(axis=1, initial=-1)
+    rows, slots = np.nonzero((rest >= 0) & (rest != first[:, None]))
+    heads = np.concatenate([first[rows], columns])
+    tails = np.concatenate([rest[rows, slots], unit[columns]])
+    graph = scipy.sparse.coo_matrix((np.ones(heads.size, np.int8), (heads, tails)), (unit.size, unit.size))
+    label = connected_components(graph.tocsr(), directed=False)[1][columns]
+    found: np.ndarray = np.unique(label, return_inverse=True)[1]
+    return found

@@ -1,0 +1,183 @@
+"""Groups that share a few unknowns: found in the model, and the same answers as from all unknowns at once."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+
+from numpyro_ext.infer import EP, INLA, LaplaceApproximation, VariationalGaussian
+from numpyro_ext.infer.gaussian.algorithms.posterior import GaussianPosterior, gaussian_prior
+from numpyro_ext.linalg.gaussian.border_space import BorderSpace
+from numpyro_ext.structure import read_latent_gaussian
+from numpyro_ext.structure.latent_gaussian import border as module
+from numpyro_ext.structure.latent_gaussian.form import AffineMap
+
+from .grammar_of_blocks import random_multilevel_model
+
+G, ROWS = 160, 4
+
+
+def multilevel(group, x, y=None, offset=0.0):
+    scale = numpyro.sample("scale", dist.HalfNormal(1.0))
+    slopes = numpyro.sample("slopes", dist.Normal(0.0, 1.0).expand([x.shape[1]]).to_event(1))
+    intercept = numpyro.sample("intercept", dist.Normal(0.0, 2.0))
+    with numpyro.plate("groups", G):
+        effect = numpyro.sample("effect", dist.Normal(intercept, scale))
+    numpyro.sample("y", dist.Poisson(jnp.exp(x @ slopes + effect[group] + offset)), obs=y)
+
+
+@pytest.fixture(scope="module")
+def data():
+    rng = np.random.default_rng(0)
+    group = np.repeat(np.arange(G), ROWS)
+    x, effect = rng.normal(size=(group.size, 2)), rng.normal(size=G)
+    return group, x, rng.poisson(np.exp(0.4 * effect[group] + x @ [0.3, -0.2]))
+
+
+def border_of(model, *args):
+    found = read_latent_gaussian(model, args, check=False)
+    return found, found.abstract_form.border
+
+
+def test_common_coefficients_are_the_border(data):
+    reading, border = border_of(multilevel, *data)
+    assert border.columns.shape == (G, 1) and border.shared.shape == (3,)
+    assert "blocks: 160 independent, of up to 1 unknowns given 3 that they share" in reading.describe()
+    form = reading.abstract_form
+    assert form.blocks.rows.shape[0] == 1  # to whoever knows no border, all is one
+    assert isinstance(jax.eval_shape(gaussian_prior, form), BorderSpace)
+
+
+def test_effects_of_few_groups_are_the_border():
+    rng = np.random.default_rng(1)
+    subject, item, school = rng.integers(0, 300, 1500), rng.integers(0, 12, 1500), np.arange(300) // 100
+
+    def crossed(y=None):
+        by_subject = numpyro.sample("by_subject", dist.Normal(0.0, 1.0).expand([300]))
+        by_item = numpyro.sample("by_item", dist.Normal(0.0, 1.0).expand([12]))
+        numpyro.sample("y", dist.Bernoulli(logits=by_subject[subject] - by_item[item]), obs=y)
+
+    def nested(y=None):
+        of_school = numpyro.sample("of_school", dist.Normal(0.0, 1.0).expand([3]))
+        with numpyro.plate("subjects", 300):
+            effect = numpyro.sample("effect", dist.MultivariateNormal(jnp.zeros(2), 0.5 * jnp.eye(2) + 0.1))
+        eta = effect[subject, item % 2] + of_school[school[subject]]
+        numpyro.sample("y", dist.Bernoulli(logits=eta), obs=y)
+
+    y = rng.binomial(1, 0.5, 1500)
+    _, border = border_of(crossed, y)
+    assert border.columns.shape == (300, 1) and border.shared.shape == (12,)
+    _, border = border_of(nested, y)
+    assert border.columns.shape == (300, 2) and border.shared.shape == (3,)
+
+
+def test_where_nothing_is_gained_there_is_no_border():
+    """Few unknowns, chains, a joint process of all observations, and groups that share nothing."""
+    rng = np.random.default_rng(1)
+    group, x = np.repeat(np.arange(400), 4), np.linspace(0.0, 1.0, 300)
+    kernel = jnp.exp(-((x[:, None] - x) ** 2) / 0.02) + 1e-4 * jnp.eye(300)
+
+    def few():
+        intercept = numpyro.sample("intercept", dist.Normal(0.0, 1.0))
+        effect = numpyro.sample("effect", dist.Normal(0.0, 1.0).expand([10]))
+        numpyro.sample("y", dist.Poisson(jnp.exp(intercept + effect[group % 10])), obs=np.ones(1600))
+
+    def chain():
+        f = numpyro.sample("f", dist.Normal(0.0, 1.0).expand([400]))
+        numpyro.sample("y", dist.Laplace(f[1:] - f[:-1], 1.0), obs=np.zeros(399))
+
+    def process():
+        intercept = numpyro.sample("intercept", dist.Normal(0.0, 1.0))
+        f = numpyro.sample("f", dist.MultivariateNormal(jnp.zeros(300), kernel))
+        numpyro.sample("y", dist.Poisson(jnp.exp(intercept + f)), obs=rng.poisson(1.0, 300))
+
+    def apart():
+        effect = numpyro.sample("effect", dist.Normal(0.0, 1.0).expand([400]))
+        numpyro.sample("y", dist.Poisson(jnp.exp(effect[group])), obs=np.ones(1600))
+
+    for model in (few, chain, process, apart):
+        assert border_of(model)[1] is None, model.__name__
+
+
+def test_groups_of_very_different_sizes_need_no_padding():
+    """One group of many rows among a thousand of one each: their blocks would be padding for the most part."""
+    group = np.concatenate([np.zeros(3000, int), np.arange(1, 1000)])
+
+    def model():
+        with numpyro.plate("groups", 1000):
+            effect = numpyro.sample("effect", dist.MultivariateNormal(jnp.zeros(2), 0.5 * jnp.eye(2) + 0.1))
+        numpyro.sample("y", dist.Poisson(jnp.exp(effect[group, np.arange(group.size) % 2])), obs=np.ones(group.size))
+
+    border = border_of(model)[1]
+    assert border.columns.shape == (1000, 2) and border.shared.shape == (0,)
+
+
+@pytest.mark.parametrize("engine", [EP, LaplaceApproximation, VariationalGaussian, INLA])
+def test_engines_give_what_they_give_without_it(engine, data, monkeypatch):
+    group, x, y = data
+    results = []
+    for is_dense in (False, True):
+        if is_dense:
+            monkeypatch.setattr(module, "_OVERHEAD", np.inf)
+        options = {} if engine is INLA else {"integrate": "none"}
+        fitted = engine(multilevel, hyper_values={"scale": 0.5}, progress_bar=False, tol=1e-10, **options)
+        fitted.run(jax.random.key(0), group, x, y)
+        assert (fitted._run.reading.abstract_form.border is None) == is_dense
+        sites = {name: (site.mean, site.variance) for name, site in fitted.posterior.items()}
+        assert fitted.diagnostics.converged
+        results.append((fitted.log_evidence, sites, fitted.posterior["slopes"].covariance()))
+        if engine is EP:
+            results[-1] += np.asarray(fitted.loo().loo_i), fitted.log_predictive(group[:3], x[:3], y[:3])
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-8, atol=1e-9), *results)
+
+
+def answers(reading, form, precision, shift):
+    """Moments of the predictors with the evidence of Gaussian sites, of the unknowns, and of all sites."""
+    posterior = GaussianPosterior(form, precision, shift)
+    conditioned = posterior.condition()
+    sites = {}
+    for name, map_ in reading.maps(reading.initial_hyper()).items():
+        sites[name] = posterior.mean_and_variance(AffineMap(*map_))
+    return conditioned.marginals(), conditioned.unknowns(), sites
+
+
+def _compare(seeds, monkeypatch):
+    num_borders = 0
+    for seed in seeds:
+        model = random_multilevel_model(seed)
+        results = []
+        for overhead in (-1e30, np.inf):  # a border wherever there is one, and none
+            monkeypatch.setattr(module, "_OVERHEAD", overhead)
+            reading = read_latent_gaussian(model, check=overhead < 0)
+            num_rows = reading.abstract_form.num_rows
+            rng = np.random.default_rng(seed)
+            sites = jnp.asarray(rng.gamma(1.0, size=num_rows)), jnp.asarray(rng.normal(size=num_rows))
+
+            def evidence(hyper, reading=reading, sites=sites):
+                form = reading.form(hyper)
+                moments = answers(reading, form, *sites)
+                return moments[0].log_partition + jnp.sum(moments[0].variance), moments
+
+            is_there = reading.abstract_form.border is not None
+            results.append(jax.jit(jax.value_and_grad(evidence, has_aux=True))(reading.initial_hyper()))
+            assert not (is_there and overhead > 0)
+            num_borders += is_there
+        assert np.isfinite(sum(jnp.sum(leaf) for leaf in jax.tree.leaves(results[1]))), model.description
+        jax.tree.map(
+            lambda a, b, model=model: np.testing.assert_allclose(
+                a, b, rtol=1e-9, atol=1e-10, err_msg=model.description
+            ),
+            *results,
+        )
+    assert num_borders >= 0.8 * len(seeds)
+
+
+def test_random_multilevel_models(monkeypatch):
+    _compare(range(4), monkeypatch)
+
+
+@pytest.mark.slow
+def test_two_hundred_random_multilevel_models(monkeypatch):
+    _compare(range(100, 300), monkeypatch)
