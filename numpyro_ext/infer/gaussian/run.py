@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -19,6 +20,8 @@ from ..front.answers.resampling import num_proposals, psis_resampled
 from ..front.answers.sites import PosteriorSites, SitePosterior, missing_sites
 from ..front.run import FinishedRun
 from .algorithms.algorithm import Algorithm
+from .algorithms.cumulants import correction
+from .answers.corrected import Corrected, check_cumulants, corrected
 from .answers.guide import field_importance_pair, fitted_guide
 from .answers.leave_one_out import weights_fail
 from .answers.prediction import by_site, check_same_unknowns
@@ -139,6 +142,22 @@ class GaussianRun(FinishedRun):
                 cause = "vanishes at some draws" if is_zero.any() else "varies so much that k-hat is above 0.7"
                 found.append(f"{name!r}: of {fails.sum()} of {fails.size} observations it {cause}")
         return tuple(found)
+
+    @cached_property
+    def corrected(self) -> Corrected:
+        """What cumulants of the tilted densities add to the results of EP."""
+        check_cumulants(self.reading)
+        if not self.fit.diagnostics.converged:
+            raise RuntimeError("The correction is one of a fixed point of EP, and this run did not converge.")
+        points = list(self.weighted_points())
+        parts = [self.programs.marginals(*inputs, marginals_fn=correction) for _, inputs in points]
+        shapes = self.reading.site_shapes
+        parts = [p._replace(mean={n: m.reshape(shapes[n]) for n, m in p.mean.items()}) for p in parts]
+        return corrected(self.log_evidence, np.array([weight for weight, _ in points]), parts)
+
+    def weighted_points(self) -> Iterable[tuple[float, tuple[Any, dict[str, Array], Any]]]:
+        """Masses of the hyperparameters at which the field was fitted, and the first arguments of every program."""
+        return [(1.0, self.inputs)]
 
     @cached_property
     def guide_and_params(self) -> tuple[AutoMultivariateNormal, dict[str, Array]]:

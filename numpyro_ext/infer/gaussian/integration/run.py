@@ -141,6 +141,10 @@ class IntegratedRun(GaussianRun):
         for hyper, state in unstacked((fits.hyper, fits.state), len(fits.objective)):
             yield self.reading.data, hyper, state
 
+    def weighted_points(self) -> Iterator[tuple[float, Point]]:
+        """Masses and arguments, point by point."""
+        yield from zip(self.exploration.weights, self.design_points(), strict=True)
+
     def _draw_over(self, points: Scatter, rng_key: Array, num_samples: int, is_weighted: bool = False) -> Draws:
         """Draws from a mixture over points, in random order."""
         # By NumPy: each of a dozen small programs would have to be compiled.

@@ -1,0 +1,149 @@
+"""What cumulants add to EP, against quadrature in two and three dimensions."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from scipy.special import logsumexp
+from scipy.stats import halfnorm, norm, poisson
+
+from numpyro_ext.infer import EP
+from numpyro_ext.infer.gaussian.algorithms.cumulants import tilted_cumulants
+from numpyro_ext.potentials import (
+    LogitPotential,
+    PoissonExpPotential,
+    ProbitPotential,
+    RectifiedLinearPoissonPotential,
+    StudentTPotential,
+)
+
+from .small_problems import PROBLEMS, by_quadrature
+
+KEY = jax.random.key(0)
+
+
+def run(model, *args, **options):
+    engine = EP(model, progress_bar=False, **options)
+    engine.run(KEY, *args)
+    return engine
+
+
+def errors(name):
+    """Of log evidence and means, in standard deviations, without and with correction."""
+    model, y = PROBLEMS[name]
+    engine = run(model, y)
+    exact, means = by_quadrature(engine)
+    found, (site,) = engine.corrected(), engine.posterior
+    plain = engine.posterior[site]
+    gaps = [np.abs(mean - means) / plain.sd for mean in (plain.mean, found.mean[site])]
+    evidence = [abs(engine.log_evidence - exact), abs(found.log_evidence - exact)]
+    np.testing.assert_allclose(found.log_evidence - engine.log_evidence, found.change, atol=1e-12)
+    return evidence, [float(np.max(gap)) for gap in gaps]
+
+
+@pytest.mark.parametrize("name", ["logistic line", "Bernoulli, correlation 0.98", "ordinal line"])
+def test_evidence_and_means_come_closer(name):
+    evidence, means = errors(name)
+    assert evidence[1] < 0.25 * evidence[0] and means[1] < 0.5 * means[0], (evidence, means)
+
+
+@pytest.mark.slow
+def test_evidence_of_nearly_all_problems_comes_closer():
+    found = [errors(name) for name in PROBLEMS]
+    assert sum(evidence[1] < evidence[0] for evidence, _ in found) >= 11
+    assert sum(means[1] < means[0] for _, means in found) >= 9
+
+
+@pytest.mark.parametrize(
+    "potential",
+    [
+        LogitPotential(jnp.array([1.0])),
+        ProbitPotential(jnp.array([1.0])),
+        PoissonExpPotential(jnp.array([2.0])),
+        StudentTPotential(jnp.array([0.5]), 0.7, 4.0),
+    ],
+)
+def test_cumulants_by_quadrature(potential):
+    mean, variance = jnp.array([-0.7]), jnp.array([1.8])
+    found = tilted_cumulants(potential, mean, variance)
+
+    x = np.linspace(-13, 12, 4001)
+    weights = np.array(jnp.exp(potential.log_density(jnp.asarray(x)))) * norm.pdf(x, -0.7, np.sqrt(1.8))
+    weights /= weights.sum()
+    centred = x - weights @ x
+    third, fourth = weights @ centred**3, weights @ centred**4 - 3 * (weights @ centred**2) ** 2
+    np.testing.assert_allclose(np.concatenate(found), [third, fourth], rtol=1e-7, atol=1e-9)
+
+
+def test_cumulants_of_rectified_counts_are_exact():
+    """Gauss-Legendre rules on both sides of the kink."""
+    counts, mean, variance = np.array([0.0, 0.0, 1.0, 3.0]), np.array([-2.0, 1.0, 0.5, 2.0]), 1.7
+    nodes, weights = np.polynomial.legendre.leggauss(80)
+    x = np.concatenate([14.0 * (nodes - 1.0) / 2.0, 14.0 * (nodes + 1.0) / 2.0])[:, None]
+    masses = np.tile(weights, 2)[:, None] * norm.pdf(x, mean, np.sqrt(variance)) * poisson.pmf(counts, np.maximum(x, 0))
+    masses /= masses.sum(0)
+    centred = x - np.sum(masses * x, axis=0)
+    second, third, fourth = (np.sum(masses * centred**order, axis=0) for order in (2, 3, 4))
+    factors = RectifiedLinearPoissonPotential(jnp.asarray(counts))
+    found = tilted_cumulants(factors, jnp.asarray(mean), jnp.full(4, variance))
+    np.testing.assert_allclose(found[0], third, rtol=1e-7)
+    np.testing.assert_allclose(found[1], fourth - 3.0 * second**2, rtol=1e-6, atol=1e-9)
+
+
+def test_gaussian_factors_need_no_correction():
+    def model(y):
+        level = numpyro.sample("level", dist.Normal(0, 2))
+        numpyro.sample("y", dist.Normal(level, 0.5), obs=y)
+
+    found = run(model, np.array([0.3, -0.4, 1.0])).corrected()
+    np.testing.assert_allclose(found.change, 0.0, atol=1e-10)
+    assert "by cumulants to order 2" in repr(found)
+
+
+def test_hyperparameters_are_integrated_over():
+    y = np.array([0, 1, 0, 0, 0, 0, 0, 0])
+
+    def model(y):
+        scale = numpyro.sample("scale", dist.HalfNormal(3))
+        level = numpyro.sample("level", dist.Normal(0, scale))
+        numpyro.sample("y", dist.Bernoulli(logits=2.0 * level), obs=y)
+
+    u, level = np.linspace(-9, 4, 801)[:, None], np.linspace(-25, 15, 1601)
+    log_density = halfnorm.logpdf(np.exp(u), scale=3.0) + u + norm.logpdf(level, 0, np.exp(u))
+    log_density = log_density + 2.0 * level - len(y) * np.logaddexp(0.0, 2.0 * level)
+    exact = logsumexp(log_density) + np.log((u[1, 0] - u[0, 0]) * (level[1] - level[0]))
+    mean = np.sum(np.exp(log_density - logsumexp(log_density)) * level)
+    engine = run(model, y, integrate="grid")
+    found = engine.corrected()
+    assert abs(found.log_evidence - exact) < 0.5 * abs(engine.log_evidence - exact)
+    assert abs(found.mean["level"] - mean) < abs(engine.posterior["level"].mean - mean)
+    assert found.log_evidence.hyperparameters == "integrated"
+
+
+def test_what_cannot_be_corrected_is_refused():
+    model, y = PROBLEMS["logistic line"]
+    with pytest.raises(ValueError, match="power=0.5"):
+        run(model, y, power=0.5).corrected()
+
+    x = np.linspace(-1, 1, 40)
+
+    def two(y):
+        weights = numpyro.sample("weights", dist.Normal(0, 1).expand([2, 2]))
+        location, log_scale = weights @ jnp.stack([jnp.ones(40), x])
+        numpyro.sample("y", dist.Normal(location, jnp.exp(log_scale)), obs=y)
+
+    with pytest.raises(ValueError, match="site 'y' have 2"):
+        run(two, x + np.random.default_rng(0).standard_normal(40)).corrected()
+
+    def sparse(y):
+        x = numpyro.sample("x", dist.Laplace(0, 1).expand([4]))
+        numpyro.sample("y", dist.Normal(x, 1.0), obs=y)
+
+    with pytest.raises(ValueError, match="sparse coefficients are one factor"):
+        run(sparse, np.arange(4.0)).corrected()
+    with pytest.warns(UserWarning, match="did not converge"):
+        unfinished = run(model, y, num_steps=1)
+    with pytest.raises(RuntimeError, match="fixed point of EP"):
+        unfinished.corrected()
