@@ -64,7 +64,8 @@ class PoissonExpPotential(Potential):
         count = jnp.asarray(self.count, eta.dtype)
         log_exposure = jnp.log(jnp.asarray(self.exposure, eta.dtype))
         log_ratio = eta + (log_exposure - jnp.log(jnp.where(count > 0.0, count, 1.0)))
-        return _log_poisson(count, jnp.exp(eta + log_exposure), jnp.expm1(log_ratio), log_ratio)
+        excess = jnp.expm1(log_ratio)
+        return _log_poisson(count, 1.0 + excess, excess, log_ratio)  # the rate is only asked for of a count of zero
 
     def mean(self, eta: ArrayLike) -> Array:
         return self.exposure * jnp.exp(eta)
@@ -126,26 +127,31 @@ def _narrow_tilted_moments(factors: PoissonExpPotential, mean: Array, variance: 
     step = spacing * scale
     ahead, behind = jnp.expm1(step), jnp.expm1(-step)
 
-    @partial(jax.checkpoint, prevent_cse=False)
     def terms(x: Array, growth: Array) -> tuple[Array, ...]:
         """At ``center + x``, with ``growth`` for ``exp(x) - 1``."""
         density = jnp.exp(tilt * x - rate * (growth - x) - 0.5 * jnp.square(x) / variance)
         excess = density * (rate * growth)
         return density, density * x, density * jnp.square(x), excess, excess * x
 
-    def add_pair(carry: tuple[Any, ...]) -> tuple[Any, ...]:
-        number, rise, fall, sums = carry
+    def pair(x: Array, rise: Array, fall: Array) -> tuple[Array, ...]:
+        return tuple(right + left for right, left in zip(terms(x, rise), terms(-x, fall), strict=True))
+
+    nothing = (jnp.zeros_like(mean),) * 5
+
+    # As in `sum_over_nodes`.
+    @partial(jax.checkpoint, prevent_cse=False)
+    def at_pair(number: Array, *at: Array) -> tuple[Array, ...]:
+        found: tuple[Array, ...] = jax.lax.cond(number * spacing <= reach, pair, lambda *_: nothing, number * step, *at)
+        return found
+
+    def add(carry: tuple[Any, ...], number: Array) -> tuple[tuple[Any, ...], None]:
+        rise, fall, sums = carry
         rise, fall = rise + ahead * (1.0 + rise), fall + behind * (1.0 + fall)
-        x = number * step
-        pair = zip(sums, terms(x, rise), terms(-x, fall), strict=True)
-        return number + 1.0, rise, fall, tuple(total + (right + left) for total, right, left in pair)
+        sums = tuple(total + term for total, term in zip(sums, at_pair(number, rise, fall), strict=True))
+        return (rise, fall, sums), None
 
-    def visit(carry: tuple[Any, ...], _: None) -> tuple[tuple[Any, ...], None]:
-        return jax.lax.cond(carry[0] * spacing <= reach, add_pair, lambda carry: carry, carry), None
-
-    nothing = jnp.zeros_like(mean)
-    start = jnp.ones((), mean.dtype), nothing, nothing, (jnp.ones_like(mean), *(nothing,) * 4)
-    (*_, (total, *rest)), _ = jax.lax.scan(visit, start, length=_MOST_PAIRS)
+    start = nothing[0], nothing[0], (jnp.ones_like(mean), *nothing[1:])  # the center
+    (*_, (total, *rest)), _ = jax.lax.scan(add, start, jnp.arange(1, _MOST_PAIRS + 1, dtype=mean.dtype))
     first, second, excess, product = (moment / total for moment in rest)
     log_z = value - 0.5 * jnp.square(from_mean) / variance
     log_z += jnp.log(total * step) - 0.5 * jnp.log(2.0 * math.pi * variance)

@@ -178,16 +178,24 @@ def tilted_moments_unless_wide(
     return found
 
 
-def sum_over_nodes(terms: Callable[[Any], tuple[Array, ...]], nodes: Any, like: Array) -> tuple[Array, ...]:
-    """Sums of the five arrays, of the shape of ``like``, that ``terms`` makes of each node, one after another."""
+def sum_over_nodes(
+    terms: Callable[[Any], tuple[Array, ...]], nodes: Any, like: Array, is_used: Callable[[Any], Array] | None = None
+) -> tuple[Array, ...]:
+    """Sums of the five arrays, of the shape of ``like``, that ``terms`` makes of each node, one after another.
+
+    :param is_used: of a node, whether it is one of the sum; of others nothing is computed.
+    """
+
+    zeros: tuple[Array, ...] = (jnp.zeros_like(like),) * 5
 
     # Derivatives make the terms of a node again: storing them for all nodes takes longer than the factors do.
-    at_node = jax.checkpoint(terms, prevent_cse=False)
+    @functools.partial(jax.checkpoint, prevent_cse=False)
+    def at_node(node: Any) -> tuple[Array, ...]:
+        return terms(node) if is_used is None else jax.lax.cond(is_used(node), terms, lambda _: zeros, node)
 
     def add(sums: tuple[Array, ...], node: Any) -> tuple[tuple[Array, ...], None]:
         return tuple(total + term for total, term in zip(sums, at_node(node), strict=True)), None
 
-    zeros: tuple[Array, ...] = (jnp.zeros_like(like),) * 5
     return jax.lax.scan(add, zeros, nodes)[0]
 
 
