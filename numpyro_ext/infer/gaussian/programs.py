@@ -103,7 +103,6 @@ class Programs:
         self.searches = quick_jit(self._searches, static_argnames="max_iterations")
         self.solves = quick_jit(self._solves, static_argnames="num_steps")
         self.fits = compile_(self._fits, static_argnames="marginals_fn")
-        self.hypers = compile_(self._hypers)
         self.moments = compile_(self._moments)
         self.covariance = compile_(self._covariance, static_argnames="name")
         self.draw_site = compile_(self._draw_site, static_argnames=("name", "num_samples"))
@@ -118,14 +117,14 @@ class Programs:
         self.weight_inputs = compile_(self._weight_inputs)
         self.fold_predictive = compile_(self._fold_predictives, static_argnames="batch_size")
 
-    def _evaluate(self, data: Any, fixed: dict[str, Array], values: Array, state: Any, tol: Array) -> Evaluation:
+    def _evaluate(self, data: Any, fixed: dict[str, Array], values: Array, state: Any, tol: Any) -> Evaluation:
         """The objective of the hyperparameter search; see :func:`~numpyro_ext.infer.hyper.search.evaluation_fn`."""
         reading, space = self._reading, self._space
         evaluate = self._evaluation(data, fixed, lambda values: reading.form(space.unpack(values, fixed), data), tol)
         return evaluate(values, state)
 
     def _evaluation(
-        self, data: Any, fixed: dict[str, Array], form_fn: Callable[[Array], LatentGaussian], tol: float | Array
+        self, data: Any, fixed: dict[str, Array], form_fn: Callable[[Array], LatentGaussian], tol: Any
     ) -> Callable[[Array, Any], Evaluation]:
         return hyper_search.evaluation_fn(
             form_fn=form_fn,
@@ -172,7 +171,7 @@ class Programs:
         points: Array,
         num_points: int | Array,
         states: Any,
-        tol: Array,
+        tol: Any,
         with_marginals: bool | Array,
         *,
         marginals_fn: Callable[..., Any],
@@ -201,11 +200,6 @@ class Programs:
         shapes = jax.eval_shape(at, *jax.tree.map(lambda leaf: leaf[0], (points, states)))
         fits = jax.tree.map(lambda leaf: jnp.zeros((len(points), *leaf.shape), leaf.dtype), shapes)
         found: PointFit = jax.lax.fori_loop(0, num_points, step, fits)
-        return found
-
-    def _hypers(self, fixed: dict[str, Array], points: Array) -> dict[str, Array]:
-        """All hyperparameters, constrained, at unconstrained points, which are stacked."""
-        found: dict[str, Array] = jax.vmap(lambda values: self._space.unpack(values, fixed))(points)
         return found
 
     def _solve(self, data: Any, hyper: dict[str, Array], state: Any, *, num_steps: int) -> tuple[Any, Any, Array]:

@@ -147,7 +147,7 @@ class Surroundings(NamedTuple):
         :param bool with_marginals: false for zeros in their place.
         """
         values, last = self.place(points), self.fit.last_state
-        tolerance = jnp.asarray(max(tol, self.programs.tol), values.dtype)
+        tolerance = np.asarray(max(tol, self.programs.tol), values.dtype)
         batch, parts = _POINTS_PER_CALL if self.size else 1, []
         if states is None:
             mode = jax.tree.map(lambda leaf: np.repeat(np.asarray(leaf)[None], batch, axis=0), last.state)

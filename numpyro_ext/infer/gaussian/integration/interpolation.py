@@ -7,7 +7,6 @@ import math
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from ..programs import PointFit
@@ -46,8 +45,10 @@ def interpolated(around: Surroundings, found: Exploration, points: np.ndarray, s
         errors += [(mean - moments.mean) / np.sqrt(safe), (variance - moments.variance) / safe]
     if not all(np.all(np.abs(error) <= _LARGEST_ERROR) for error in errors):
         return None
-    values = jnp.asarray(around.place(points), around.fit.last_state.values.dtype)
-    hyper = jax.tree.map(np.asarray, around.programs.hypers(around.space.fixed, values))
+    values = around.place(points).astype(around.fit.last_state.values.dtype)
+    # One after the other: of these shapes there are compiled programs.
+    hypers = [around.space.unpack(point, around.space.fixed) for point in values]
+    hyper = jax.tree.map(lambda *leaves: np.stack([np.asarray(leaf) for leaf in leaves]), *hypers)
 
     def mixed(leaves: np.ndarray, nearest: np.ndarray) -> np.ndarray:
         if not np.issubdtype(leaves.dtype, np.inexact):
