@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,7 +14,9 @@ import numpyro.distributions as dist
 from jax import Array
 from numpyro import handlers
 from numpyro.infer import Predictive
+from scipy.stats import binom
 
+from ..optional import optional
 from ..structure.model.execution import check_key
 from .front.engine import BaseEngine, check_at_least
 from .front.many import Dataset, collect_fits
@@ -44,6 +47,53 @@ class Calibration:
             f"{int((~self.converged).sum())} of them not converged; {len(self.errors)} failed>"
         )
 
+    @property
+    def places(self) -> dict[str, np.ndarray]:
+        """The ranks as places in the unit interval, by site."""
+        return {name: (ranks + 0.5) / (self.num_draws + 1) for name, ranks in self.ranks.items()}
+
+    def to_arviz(self) -> Any:
+        """:attr:`places` as the group ``prior_sbc`` of ArviZ's data, one draw for each simulation.
+
+        ``arviz_plots.plot_ecdf_pit(found.to_arviz())`` of ArviZ 1.x draws what :meth:`plot` does, by distribution
+        functions.
+
+        :return: an ``InferenceData`` (ArviZ 0.x) or ``DataTree`` (1.x).
+        """
+        import arviz
+
+        groups = {"prior_sbc": {name: values[None] for name, values in self.places.items()}}
+        if not arviz.__version__.startswith("0."):
+            return arviz.from_dict(groups)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="prior_sbc group is not defined")
+            return arviz.InferenceData(prior_sbc=arviz.dict_to_dataset(groups["prior_sbc"]))
+
+    def plot(self, num_bins: int = 10, axes: Any = None) -> Any:
+        """Histograms of the ranks, a panel for each site, with the band that holds 99 % of the bars if they are exact.
+
+        Bars that are high at both ends say that posteriors are too narrow, high in the middle that they are too wide.
+        Elements of a site are drawn together; they depend on each other, so that bars of several spread more than the
+        band.
+
+        :param int num_bins: bars in a panel.
+        :param axes: of matplotlib, one for each site; a new figure by default.
+        :return: the axes.
+        """
+        if axes is None:
+            plt = optional("matplotlib.pyplot", "demo")
+            size = len(self.ranks)
+            _, axes = plt.subplots(1, size, figsize=(3.0 * size, 2.6), layout="constrained", squeeze=False)
+        axes = np.ravel(axes)
+        for axis, (name, places) in zip(axes, self.places.items(), strict=True):
+            axis.hist(places.ravel(), np.linspace(0, 1, num_bins + 1), color="#1b6ca8", alpha=0.8, edgecolor="white")
+            low, high = binom.ppf((0.005, 0.995), places.size, 1.0 / num_bins)
+            axis.axhspan(low, high, color="#777777", alpha=0.25, lw=0)
+            axis.axhline(places.size / num_bins, color="#777777", lw=1)
+            axis.set(title=name, xlabel="rank of the true value", yticks=[], xlim=(0, 1))
+            axis.spines[["top", "right", "left"]].set_visible(False)
+        return axes
+
     def coverage(self, probs: Sequence[float] = (0.5, 0.8, 0.95)) -> dict[str, dict[float, tuple[float, float]]]:
         """How often central intervals hold the true value.
 
@@ -53,8 +103,8 @@ class Calibration:
             hit and one miss added, so that it is not zero where all hit.
         """
         out: dict[str, dict[float, tuple[float, float]]] = {}
-        for name, ranks in self.ranks.items():
-            distance = np.abs((ranks.reshape(len(ranks), -1) + 0.5) / (self.num_draws + 1) - 0.5)
+        for name, places in self.places.items():
+            distance = np.abs(places.reshape(len(places), -1) - 0.5)
             out[name] = {}
             for prob in probs:
                 hits = np.mean(distance <= prob / 2, axis=1)

@@ -7,8 +7,9 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 
+from benchmarks.calibration_table import logistic_regression, poisson_intercepts
 from numpyro_ext.infer import EP
-from numpyro_ext.infer.calibration import calibrate
+from numpyro_ext.infer.calibration import Calibration, calibrate
 
 NUM_ROWS, NUM_SIMULATIONS = 4, 150
 X = np.linspace(-1, 1, NUM_ROWS)
@@ -61,3 +62,32 @@ def test_what_cannot_be_drawn_is_refused_by_name(prior, message):
 def test_observations_have_to_be_found():
     with pytest.raises(ValueError, match="given as None"):
         calibrate(EP(line), jax.random.key(0), X, jnp.zeros(NUM_ROWS))
+
+
+def test_ranks_for_arviz_and_as_a_picture():
+    matplotlib = pytest.importorskip("matplotlib")
+    matplotlib.use("Agg")
+    generator = np.random.default_rng(0)
+    ranks = {"a": generator.integers(0, 101, 400), "b": np.minimum(generator.integers(0, 101, (400, 2)), 60)}
+    found = Calibration(ranks, 100, np.ones(400, bool), {})
+    group = found.to_arviz()["prior_sbc"]
+    assert group["b"].shape == (1, 400, 2)
+    np.testing.assert_allclose(group["a"][0], (ranks["a"] + 0.5) / 101)
+    even, odd = found.plot()
+    (band,) = [patch for patch in even.patches if patch.get_width() == 1.0]
+    for axis, is_even in ((even, True), (odd, False)):
+        heights = [patch.get_height() for patch in axis.patches if patch.get_width() < 0.5]
+        assert len(heights) == 10
+        low, high = axis.patches[-1].get_y(), axis.patches[-1].get_y() + axis.patches[-1].get_height()
+        assert all(low <= height <= high for height in heights) == is_even
+    assert band is even.patches[-1] and even.get_title() == "a"
+    matplotlib.pyplot.close("all")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", [logistic_regression, poisson_intercepts])
+def test_intervals_of_ep_hold_what_they_say(model):
+    found = calibrate(EP(model, num_samples=400), jax.random.key(0), num_simulations=200)
+    assert found.converged.all() and not found.errors
+    places = np.concatenate([values.reshape(200, -1) for values in found.places.values()], axis=1)
+    assert 0.77 < np.mean(np.abs(places - 0.5) <= 0.4) < 0.83

@@ -1,0 +1,138 @@
+"""Coverage of EP's intervals on simulated data: ``python -m benchmarks.calibration_table WORK`` writes the table.
+
+``WORK`` is a folder that keeps the ranks, one file for a model and a batch of simulations, so that a run that was ended
+goes on. Some minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+
+from numpyro_ext.infer import EP
+from numpyro_ext.infer.calibration import Calibration, calibrate
+
+from .results_table import run_environment
+
+__all__ = ["MODELS", "main"]
+
+_FOLDER = Path(__file__).resolve().parent / "results"
+_NUM_SIMULATIONS, _BATCH, _NUM_SAMPLES = 200, 50, 400
+_GENERATOR = np.random.default_rng(0)
+X, LEVELS = _GENERATOR.standard_normal((60, 3)), np.arange(60) % 12
+TIMES = np.linspace(0.0, 4.0, 25)
+SQUARES = (TIMES[:, None] - TIMES) ** 2
+
+
+def logistic_regression(y: Any = None) -> None:
+    """Four coefficients of 60 observations."""
+    level = numpyro.sample("level", dist.Normal(0, 1.5))
+    slope = numpyro.sample("slope", dist.Normal(0, 1).expand([3]))
+    numpyro.sample("y", dist.Bernoulli(logits=level + jnp.asarray(X) @ slope), obs=y)
+
+
+def poisson_intercepts(y: Any = None) -> None:
+    """Twelve groups of five counts, with a scale."""
+    level = numpyro.sample("level", dist.Normal(0.5, 0.7))
+    spread = numpyro.sample("spread", dist.HalfNormal(0.7))
+    effect = numpyro.sample("effect", dist.Normal(0, 1).expand([12]))
+    numpyro.sample("y", dist.Poisson(jnp.exp(level + spread * effect[LEVELS])), obs=y)
+
+
+def counts_of_a_process(y: Any = None) -> None:
+    """A Gaussian process at 25 times with a scale and a length, and counts."""
+    scale = numpyro.sample("scale", dist.LogNormal(-0.5, 0.4))
+    length = numpyro.sample("length", dist.LogNormal(0.0, 0.4))
+    covariance = scale**2 * jnp.exp(-0.5 * SQUARES / length**2) + 1e-6 * jnp.eye(len(TIMES))
+    f = numpyro.sample("f", dist.MultivariateNormal(0.7, covariance))
+    numpyro.sample("y", dist.Poisson(jnp.exp(f)), obs=y)
+
+
+def student_t_regression(y: Any = None) -> None:
+    """Four coefficients of 60 observations with heavy-tailed noise of unknown scale."""
+    noise = numpyro.sample("noise", dist.LogNormal(-0.5, 0.5))
+    level = numpyro.sample("level", dist.Normal(0, 2))
+    slope = numpyro.sample("slope", dist.Normal(0, 1).expand([3]))
+    numpyro.sample("y", dist.StudentT(4.0, level + jnp.asarray(X) @ slope, noise), obs=y)
+
+
+MODELS = (logistic_regression, poisson_intercepts, counts_of_a_process, student_t_regression)
+
+
+def _simulate(model: Any, batch: int, path: Path) -> None:
+    engine = EP(model, num_samples=_NUM_SAMPLES, progress_bar=False)
+    start = time.process_time()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # fits that did not converge are counted
+        found = calibrate(engine, jax.random.key(batch), num_simulations=_BATCH)
+    content = {
+        "seconds": time.process_time() - start,
+        "ranks": {name: ranks.tolist() for name, ranks in found.ranks.items()},
+        "converged": found.converged.tolist(),
+        "errors": [str(error) for error in found.errors.values()],
+    }
+    path.write_text(json.dumps(content))
+
+
+def _together(parts: list[dict[str, Any]]) -> Calibration:
+    ranks = {name: np.concatenate([np.asarray(part["ranks"][name]) for part in parts]) for name in parts[0]["ranks"]}
+    converged = np.concatenate([np.asarray(part["converged"], bool) for part in parts])
+    errors: dict[int, Exception] = dict(enumerate(RuntimeError(e) for part in parts for e in part["errors"]))
+    return Calibration(ranks, _NUM_SAMPLES, converged, errors)
+
+
+def main() -> None:
+    """Simulate, fit and write."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("work", type=Path)
+    work = parser.parse_args().work
+    work.mkdir(parents=True, exist_ok=True)
+    numpyro.enable_x64()
+    rows = []
+    for model in MODELS:
+        paths = [work / f"{model.__name__}-{batch}.json" for batch in range(_NUM_SIMULATIONS // _BATCH)]
+        for batch, path in enumerate(paths):
+            if not path.exists():
+                _simulate(model, batch, path)
+        parts = [json.loads(path.read_text()) for path in paths]
+        found, seconds = _together(parts), sum(part["seconds"] for part in parts)
+        flat = {name: ranks.reshape(len(ranks), -1) for name, ranks in found.ranks.items()}
+        found.ranks = {"all sites": np.concatenate(list(flat.values()), axis=1), **flat}
+        for name, held in found.coverage((0.5, 0.8, 0.95)).items():
+            shares = " | ".join(f"{100 * share:.1f} ± {100 * error:.1f}" for share, error in held.values())
+            size = found.ranks[name].shape[1]
+            rows.append(f"| `{model.__name__}` | `{name}` ({size}) | {shares} |")
+        unfinished = int(np.sum(~found.converged))
+        shown = f"{len(found.converged)} fitted, {unfinished} not converged, {len(found.errors)} failed"
+        rows.append(f"| | {shown}, {seconds:.0f} CPU-seconds | | | |")
+    environment = ", ".join(f"{key} {value}" for key, value in run_environment().items())
+    lines = [
+        "# How often central intervals of EP hold the true value",
+        "",
+        f"`calibrate(EP(model))`: {_NUM_SIMULATIONS} data sets from the prior of each model, {_NUM_SAMPLES} draws",
+        "of each fit, hyperparameters integrated over. Shares in per cent, with standard errors over simulations.",
+        "",
+        "| model | site (elements) | 50 % | 80 % | 95 % |",
+        "|---|---|---|---|---|",
+        *rows,
+        "",
+        f"Measured by `python -m benchmarks.calibration_table`: {environment}.",
+        "",
+    ]
+    path = _FOLDER / f"{time.strftime('%Y-%m-%d')}-calibration.md"
+    path.write_text("\n".join(lines))
+    print(path)
+
+
+if __name__ == "__main__":
+    main()
