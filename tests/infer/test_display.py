@@ -4,12 +4,14 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
 
 from numpyro_ext.display import Shown, Table
-from numpyro_ext.infer import INLA, LaplaceApproximation
+from numpyro_ext.infer import EP, INLA, LaplaceApproximation
+from numpyro_ext.infer.front.results import HyperEstimate
 from numpyro_ext.structure import read_latent_gaussian
 
 
@@ -82,3 +84,27 @@ def test_diagnostics_and_readings_show_sentences(inla):
     assert repr(reading).startswith("LatentGaussianReading\n  field: slopes (12,)")
     assert "hyperparameter: scale&lt;b&gt;" in reading._repr_html_()
     assert "skeleton" in repr(reading.skeleton())
+
+
+def test_a_hyperparameter_shows_value_and_error():
+    one = HyperEstimate(np.float64(1.234), np.float64(0.25), np.float64(0.2), np.float64(0.1))
+    assert "1.23" in repr(one) and "0.25" in repr(one) and "<table>" in one._repr_html_()
+    many = HyperEstimate(np.arange(12.0), None, np.arange(12.0), None, True)
+    assert "[9]" in repr(many) and "[10]" not in repr(many) and "fixed" in repr(many) and "and 2 more" in repr(many)
+
+
+def test_coordinates_label_the_summary(capsys):
+    def model(y):
+        scale = numpyro.sample("scale", dist.HalfNormal(1))
+        effect = numpyro.sample("effect", dist.Normal(0, scale).expand([2, 3]))
+        numpyro.sample("y", dist.Normal(effect, 1.0), obs=y)
+
+    engine = EP(model, progress_bar=False, hyper_values={"scale": 1.0})
+    engine.run(jax.random.key(0), np.arange(6.0).reshape(2, 3))
+    engine.print_summary(coords={"shop": ["north", "south"]}, dims={"effect": ["shop", "day"]})
+    shown = capsys.readouterr().out
+    assert "effect[north,0]" in shown and "effect[south,2]" in shown
+    with pytest.raises(ValueError, match="3 labels of 'shop'; site 'effect' has 2"):
+        engine.print_summary(coords={"shop": ["a", "b", "c"]}, dims={"effect": ["shop", "day"]})
+    with pytest.raises(ValueError, match="1 dimensions"):
+        engine.print_summary(dims={"effect": ["shop"]})

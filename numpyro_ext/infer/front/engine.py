@@ -255,16 +255,17 @@ class BaseEngine(ShownEngine, ArviZInterface, Generic[_Run]):
         energy = -self._draws()[1]
         return {"potential_energy": energy[None] if group_by_chain else energy}
 
-    def print_summary(self, prob: float = 0.9, exclude_deterministic: bool = True) -> None:
+    def print_summary(self, prob: float = 0.9, exclude_deterministic: bool = True, **labels: Any) -> None:
         """Print exact marginals of the field, the hyperparameters, the log evidence and how the run ended.
 
         :param float prob: the probability mass of the central interval.
         :param bool exclude_deterministic: whether to leave out deterministic sites (where there are others).
+        :param labels: ``coords`` and ``dims``, as for :meth:`to_arviz`, for labels in the place of numbers.
         """
         run = self._finished()
         names = [n for n in self.posterior if not exclude_deterministic or n in run.reading.field]
         sites = {name: self.posterior[name] for name in names or self.posterior}
-        print(format_summary(sites, self.hyper, self.log_evidence, self.diagnostics, prob))
+        print(format_summary(sites, self.hyper, self.log_evidence, self.diagnostics, prob, **labels))
 
     def describe(self) -> str:
         """How the model was read: the field, the hyperparameters, what each factor was recognised as, the design."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from jax import Array
 
-from ...display import as_html, as_text
+from ...display import MOST_ROWS, Table, as_html, as_text, number
 from .answers.display import ending
 
 __all__ = ["Diagnostics", "HyperDiagnostics", "HyperEstimate", "LogEvidence", "at_values"]
@@ -70,6 +71,23 @@ class HyperEstimate(NamedTuple):
     """Square root of the diagonal of the inverse negative Hessian of log evidence plus log prior."""
     is_fixed: bool = False
     """True if the user gave the value."""
+
+    def _shown(self) -> list[str | Table]:
+        value = np.asarray(self.value)
+        absent = "fixed" if self.is_fixed else "none"
+        errors = np.full(value.shape, np.nan) if self.standard_error is None else np.asarray(self.standard_error)
+        places = list(islice(np.ndindex(value.shape), MOST_ROWS))
+        rows = [[str(list(at)) if at else "", number(value[at]), number(errors[at])] for at in places]
+        if self.standard_error is None:
+            rows = [[*row[:2], absent] for row in rows]
+        more = [f"and {value.size - MOST_ROWS} more"] if value.size > MOST_ROWS else []
+        return [f"HyperEstimate, shape {value.shape}", Table(["", "value", "std.error"], rows), *more]
+
+    def __repr__(self) -> str:
+        return as_text(self._shown())
+
+    def _repr_html_(self) -> str:
+        return as_html(self._shown())
 
 
 class HyperDiagnostics(NamedTuple):

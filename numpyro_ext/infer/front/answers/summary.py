@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import product
+from typing import Any
 
 import numpy as np
 
@@ -25,6 +26,8 @@ def format_summary(
     log_evidence: LogEvidence,
     diagnostics: Diagnostics,
     prob: float,
+    coords: Mapping[str, Sequence[Any]] | None = None,
+    dims: Mapping[str, Sequence[str]] | None = None,
 ) -> str:
     """Lay out marginals, hyperparameters and the end of a run as text, in the manner of NumPyro's summaries.
 
@@ -33,14 +36,21 @@ def format_summary(
     :param LogEvidence log_evidence: at these estimates.
     :param Diagnostics diagnostics: of the run.
     :param float prob: probability mass of the central interval.
+    :param coords: labels of the places along a dimension, by its name.
+    :param dims: names of the dimensions of a site.
     :return: several lines.
+    :raises ValueError: if there are not as many dimensions or labels as the site has.
     """
+
+    def labels(name: str, shape: tuple[int, ...]) -> list[tuple[str, tuple[int, ...]]]:
+        return _labels(name, shape, _coordinates(name, shape, coords or {}, (dims or {}).get(name)))
+
     ends = [f"{50 * (1 - prob):.1f}%", f"{50 * (1 + prob):.1f}%"]
     rows: list[list[str]] = []
     for name, site in sites.items():
         lower, upper = site.interval(prob)
         columns = [np.asarray(value) for value in (site.mean, site.sd, lower, upper)]
-        rows += [[label, *(_number(column[index]) for column in columns)] for label, index in _labels(name, site.shape)]
+        rows += [[label, *(_number(column[index]) for column in columns)] for label, index in labels(name, site.shape)]
     lines = _table(["", "mean", "std", *ends], rows)
 
     rows = []
@@ -50,7 +60,7 @@ def format_summary(
         absent = "fixed" if estimate.is_fixed else "none"
         rows += [
             [label, _number(value[index]), absent if error is None else _number(error[index])]
-            for label, index in _labels(name, value.shape)
+            for label, index in labels(name, value.shape)
         ]
     if rows:
         lines += ["", *_table(["hyperparameter", "value", "std.error"], rows)]
@@ -68,10 +78,27 @@ def format_summary(
     return "\n".join(["", *lines, *diagnostics.messages, ""])
 
 
-def _labels(name: str, shape: tuple[int, ...]) -> list[tuple[str, tuple[int, ...]]]:
+def _labels(
+    name: str, shape: tuple[int, ...], coordinates: Sequence[Sequence[Any]]
+) -> list[tuple[str, tuple[int, ...]]]:
     if not shape:
         return [(name, ())]
-    return [(f"{name}[{','.join(map(str, index))}]", index) for index in product(*map(range, shape))]
+    places = zip(product(*coordinates), product(*map(range, shape)), strict=True)
+    return [(f"{name}[{','.join(map(str, labels))}]", index) for labels, index in places]
+
+
+def _coordinates(
+    name: str, shape: tuple[int, ...], coords: Mapping[str, Sequence[Any]], dims: Sequence[str] | None
+) -> list[Sequence[Any]]:
+    """Labels along each axis of a site: numbers where none are known."""
+    if dims is not None and len(dims) != len(shape):
+        raise ValueError(f"Site {name!r} has the shape {shape}, and dims gives it {len(dims)} dimensions: {dims}.")
+    out: list[Sequence[Any]] = [range(size) for size in shape]
+    for axis, (dim, size) in enumerate(zip(dims or (), shape, strict=dims is not None)):
+        labels = out[axis] = coords.get(dim, out[axis])
+        if len(labels) != size:
+            raise ValueError(f"coords has {len(labels)} labels of {dim!r}; site {name!r} has {size} places along it.")
+    return out
 
 
 def _number(value: float) -> str:
