@@ -11,7 +11,7 @@ import pytest
 from numpyro_ext.infer.bilinear import loop, steps
 from numpyro_ext.infer.bilinear import sweeps as bg
 from numpyro_ext.infer.bilinear.cells import Block, make_view, sum_cells, sum_values
-from numpyro_ext.infer.bilinear.sweeps import gauge_residual, gauge_step
+from numpyro_ext.infer.bilinear.gauge import gauge_residual, gauge_step
 from numpyro_ext.potentials import PoissonExpPotential, log_expected_exp_product
 from numpyro_ext.structure.bilinear.form import Bilinear, GaussianSide, order_cells
 from tests.infer.bilinear_forms import REFERENCE, factorisation, reference_problem, synthetic_counts

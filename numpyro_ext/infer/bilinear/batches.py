@@ -195,6 +195,7 @@ class _BatchRun:
         is_rows = self._own == "rows"
         own, shared = (start.rows, start.columns) if is_rows else (start.columns, start.rows)
         prior = form.columns if is_rows else form.rows
+        assert isinstance(own, Block) and isinstance(shared, Block) and isinstance(prior, GaussianSide)
         if number:
             self._check_shared(prior)
         else:
@@ -211,6 +212,11 @@ class _BatchRun:
                 "engine.run, and give BilinearVG(..., hyper_values=...) what it learned."
             )
         sides = self._reading.sides
+        if any(self._reading.is_coupled):
+            raise ValueError(
+                "Batches share vectors that are independent, and covariance='component' is for vectors that depend on "
+                "each other: fit with engine.run, and add rows to the fit by fold_in."
+            )
         if self.over not in self._reading.field:
             raise ValueError(f"over must be a site of one of the sides, {sides[0]} or {sides[1]}; got {self.over!r}.")
         self._own = "rows" if self.over in sides[0] else "columns"

@@ -16,10 +16,11 @@ import numpy as np
 from jax import Array
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from ...structure.bilinear.form import Bilinear, GaussianSide
+from ...structure.bilinear.form import Bilinear, GaussianSide, Side
 from . import steps
 from . import sweeps as core
 from .cells import Block
+from .incidence import SideBlock, touched
 
 __all__ = ["OneDevice", "Prepared", "RowPlaces", "SeveralDevices", "place_rows"]
 
@@ -64,35 +65,37 @@ class OneDevice:
 
         return self._on_devices(run, (_FORM, _BY_ROW, _STATE), (_STATE, _EVERYWHERE))(*prepared, state)
 
-    def make_feasible(self, prepared: Prepared, rows: Block, columns: Block) -> tuple[Block, Array]:
+    def make_feasible(self, prepared: Prepared, rows: SideBlock, columns: SideBlock) -> tuple[SideBlock, Array]:
         """See :func:`~numpyro_ext.infer.bilinear.steps.make_feasible`; the block is that of the rows."""
 
-        def run(views: core.Views, rows: Block, columns: Block) -> tuple[Block, Array]:
-            return steps.make_feasible(core.with_tangents(views, rows, columns).rows, rows, columns)
+        def run(views: core.Views, rows: SideBlock, columns: SideBlock) -> tuple[SideBlock, Array]:
+            view = core.with_tangents(views, rows, columns).rows
+            return steps.make_feasible(view, rows, touched(columns, prepared.form.columns), prepared.form.rows)
 
         specs = (_BY_ROW, _BY_ROW, _EVERYWHERE)
         return self._on_devices(run, specs, (_BY_ROW, _BY_ROW))(prepared.views, rows, columns)
 
-    def divergence(self, block: Block, prior: GaussianSide) -> Array:
+    def divergence(self, block: SideBlock, prior: Side) -> Array:
         """See :func:`~numpyro_ext.infer.bilinear.steps.divergence`; the block is that of the rows."""
         return self._on_devices(steps.divergence, (_BY_ROW, _BY_ROW), _BY_ROW)(block, prior)
 
-    def row_objective(self, prepared: Prepared, rows: Block, columns: Block) -> Array:
+    def row_objective(self, prepared: Prepared, rows: SideBlock, columns: SideBlock) -> Array:
         """See :func:`~numpyro_ext.infer.bilinear.steps.block_objective`."""
 
-        def run(views: core.Views, rows: Block, columns: Block, prior: GaussianSide) -> Array:
-            return steps.block_objective(core.with_tangents(views, rows, columns).rows, rows, columns, prior)
+        def run(views: core.Views, rows: SideBlock, columns: SideBlock, prior: Side) -> Array:
+            view = core.with_tangents(views, rows, columns).rows
+            return steps.block_objective(view, rows, touched(columns, prepared.form.columns), prior)
 
         specs = (_BY_ROW, _BY_ROW, _EVERYWHERE, _BY_ROW)
         return self._on_devices(run, specs, _BY_ROW)(prepared.views, rows, columns, prepared.form.rows)
 
     # Where arrays are
 
-    def prepare(self, form: Bilinear, rows: Block, columns: Block) -> Prepared:
+    def prepare(self, form: Bilinear, rows: SideBlock, columns: SideBlock) -> Prepared:
         """Order the cells; of the blocks only the shapes count."""
         return Prepared(core.without_cells(form), core.make_views(form, rows, columns))
 
-    def arrange(self, rows: GaussianSide) -> GaussianSide:
+    def arrange(self, rows: Side) -> Side:
         """The prior of the rows in the order of the devices."""
         return rows
 
@@ -201,7 +204,7 @@ class SeveralDevices(OneDevice):
         )
         return divided
 
-    def prepare(self, form: Bilinear, rows: Block, columns: Block) -> Prepared:
+    def prepare(self, form: Bilinear, rows: SideBlock, columns: SideBlock) -> Prepared:
         """Views with a leading axis for the devices."""
         places, num_cells = self._places, form.num_cells
         is_of_cell: dict[str, Any] = {
@@ -227,8 +230,9 @@ class SeveralDevices(OneDevice):
         views = make_views(form._replace(**local))
         return Prepared(core.without_cells(form)._replace(rows=self.arrange(form.rows)), views)
 
-    def arrange(self, rows: GaussianSide) -> GaussianSide:
+    def arrange(self, rows: Side) -> Side:
         """The rows of each device, filled up to the same number."""
+        assert isinstance(rows, GaussianSide)  # others are refused, see families.py
         places = self._places
         weight = jnp.asarray(places.is_used, rows.mean.dtype)
         return GaussianSide(rows.mean[places.source], rows.precision[places.source], weight)

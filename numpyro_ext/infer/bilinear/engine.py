@@ -23,12 +23,12 @@ from ..front.running.iterations import Iterations, StepInfo, fit_in_chunks, judg
 from ..front.state import EngineState, Fit, check_init_state, data_digest
 from ..hyper.space import UnconstrainedSpace
 from . import sweeps as core
+from .families import Covariance, check_coupled, named_by_component, side_families
 from .programs import CHUNK, BilinearPrograms, Solver, explain, parts, with_parts
 from .run import BilinearRun
 
 __all__ = ["BilinearVG"]
 
-Covariance = core.Family
 _WARM_UP = CHUNK
 _RESTARTS = 3
 _ROUNDING = 1e3
@@ -97,8 +97,12 @@ class BilinearVG(BaseEngine[BilinearRun]):
         (True, (3, 1))
 
     :param model: a NumPyro model.
-    :param covariance: ``"diagonal"``, ``"full"`` or ``"point"``, or a dictionary from the name of a site to one of
-        them, which holds for its side; sides that are not named are diagonal.
+    :param covariance: ``"diagonal"``, ``"full"``, ``"component"`` or ``"point"``, or a dictionary from the name of a
+        site, or of a plate with sites, to one of them, which holds for its side; sides that are not named are diagonal.
+        Where cells touch several vectors of a side, as in ``w[u] @ (h[a] - h[b])``, or a Gaussian process correlates
+        these, ``"component"`` keeps one Gaussian over all vectors for each component, at a cost of their number cubed
+        (elsewhere it is the same as ``"diagonal"``); to the other families such a side is one vector, for small
+        problems.
     :param int num_steps: sweeps at most.
     :param float tol: relative change of the objective at which a run has converged, by default ``1e-6`` in float64 and
         ``1e-5`` in float32.
@@ -121,7 +125,7 @@ class BilinearVG(BaseEngine[BilinearRun]):
         self,
         model: Callable[..., Any],
         *,
-        covariance: Covariance | Mapping[str, Covariance] = "diagonal",
+        covariance: Covariance = "diagonal",
         num_steps: int = 1000,
         tol: float | None = None,
         num_restarts: int | None = None,
@@ -276,6 +280,7 @@ class BilinearVG(BaseEngine[BilinearRun]):
             args,
             kwargs,
             unlisted_cells=self.unlisted_cells,
+            by_component=named_by_component(self.covariance),
             field=self.field,
             init_values=self._start_values,
             rng_key=rng_key,
@@ -291,27 +296,15 @@ class BilinearVG(BaseEngine[BilinearRun]):
 
     def _programs(self, reading: BilinearReading, space: UnconstrainedSpace) -> BilinearPrograms:
         families, tol = self._families(reading), self._tolerance()
+        is_plain = self.devices is None and self.solver == "natural-gradient" and self.unlisted_cells == "missing"
+        check_coupled(reading, is_plain)
         return compiled(BilinearPrograms, reading, space, families, tol, self.devices, self.solver)
 
     def _tolerance(self) -> float:
         return default_tolerance(self.tol, 1e-6, 1e-5)
 
     def _families(self, reading: BilinearReading) -> tuple[core.Family, core.Family]:
-        if not isinstance(self.covariance, dict):
-            return self.covariance, self.covariance
-        unknown = [n for n in self.covariance if n not in reading.field]
-        if unknown:
-            raise ValueError(
-                f"covariance names {unknown[0]!r}, which belongs to neither side; rows: {reading.sides[0]}, "
-                f"columns: {reading.sides[1]}."
-            )
-        out: list[core.Family] = []
-        for names in reading.sides:
-            found = {self.covariance[n] for n in names if n in self.covariance}
-            if len(found) > 1:
-                raise ValueError(f"covariance gives {sorted(found)} for {list(names)}, which are of one side.")
-            out.append(found.pop() if found else "diagonal")
-        return out[0], out[1]
+        return side_families(self.covariance, reading)
 
     def _check_points(self, reading: BilinearReading, space: UnconstrainedSpace) -> None:
         for side, family in enumerate(self._families(reading)):

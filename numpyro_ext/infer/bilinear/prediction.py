@@ -13,13 +13,16 @@ from numpy.typing import ArrayLike
 from ...potentials.base import Potential
 from ...potentials.base import potential as make_potential
 from ...structure.bilinear.form import Bilinear
-from .cells import Block, Side, cell_expectations, cell_values, conditional_moments, draw_block
+from .cells import Side, cell_expectations, cell_values, conditional_moments
+from .incidence import SideBlock, draw_side, touched
 
 __all__ = ["draw_predictors", "expected_means", "expected_ranks", "log_predictive_counts", "ranking_scores"]
 
 
 @partial(jax.jit, static_argnames="num_samples")
-def log_predictive_counts(form: Bilinear, rows: Block, columns: Block, rng_key: Array, *, num_samples: int) -> Array:
+def log_predictive_counts(
+    form: Bilinear, rows: SideBlock, columns: SideBlock, rng_key: Array, *, num_samples: int
+) -> Array:
     r"""Log posterior predictive probability of the observation of each cell.
 
     The vectors of one side are drawn; given them the predictor is Gaussian, and the factor is integrated over by
@@ -34,13 +37,15 @@ def log_predictive_counts(form: Bilinear, rows: Block, columns: Block, rng_key: 
 
     Cost: one quadrature per cell and draw.
     """
-    swap = rows.covariance is None and columns.covariance is not None
-    own, other = (columns, rows) if swap else (rows, columns)
+    seen = touched(rows, form.rows), touched(columns, form.columns)
+    swap = seen[0].covariance is None and seen[1].covariance is not None
     side: Side = "columns" if swap else "rows"
+    own, other = seen[::-1] if swap else seen
+    drawn, prior = (rows, form.rows) if swap else (columns, form.columns)
     potential = form.potential
 
     def score(total: Array, key: Array) -> tuple[Array, None]:
-        mean, variance = conditional_moments(form, side, own, draw_block(other, key))
+        mean, variance = conditional_moments(form, side, own, prior.touched(draw_side(drawn, prior, key)))
         if own.covariance is None:
             value = potential.log_density(mean)
         else:
@@ -54,7 +59,7 @@ def log_predictive_counts(form: Bilinear, rows: Block, columns: Block, rng_key: 
 
 
 @jax.jit
-def expected_means(form: Bilinear, rows: Block, columns: Block) -> Array:
+def expected_means(form: Bilinear, rows: SideBlock, columns: SideBlock) -> Array:
     """Posterior expectation of the mean of each observation; ``inf`` where it does not exist.
 
     That of an exponential is in closed form, others are integrated over the distribution of the predictor.
@@ -72,6 +77,7 @@ def expected_means(form: Bilinear, rows: Block, columns: Block) -> Array:
             f"What {type(potential).__name__} describes, such as ordered categories, has no mean: use log_predictive "
             "for probabilities, one category at a time, or expected_ranks."
         )
+    rows, columns = touched(rows, form.rows), touched(columns, form.columns)
     if potential.has_exponential_mean:
         return start * jnp.exp(cell_expectations(form, rows, columns))
     return cell_values(form._replace(potential=_Mean(potential)), rows, columns)
@@ -90,12 +96,12 @@ class _Mean(Potential):
 
 
 @partial(jax.jit, static_argnames="num_samples")
-def draw_predictors(form: Bilinear, rows: Block, columns: Block, rng_key: Array, *, num_samples: int) -> Array:
+def draw_predictors(form: Bilinear, rows: SideBlock, columns: SideBlock, rng_key: Array, *, num_samples: int) -> Array:
     """Posterior draws of the predictors, shape ``(num_samples, num_cells)``."""
 
     def one(key: Array) -> Array:
         row_key, column_key = jax.random.split(key)
-        return form.predictor(draw_block(rows, row_key), draw_block(columns, column_key))
+        return form.predictor(draw_side(rows, form.rows, row_key), draw_side(columns, form.columns, column_key))
 
     draws: Array = jax.lax.map(one, jax.random.split(rng_key, num_samples))
     return draws

@@ -10,7 +10,7 @@ import numpy as np
 from jax import Array, lax
 
 from ...compilation.quick_jit import quick_jit
-from ...structure.bilinear.form import Bilinear
+from ...structure.bilinear.form import Bilinear, GaussianSide
 from ...structure.bilinear.reading import BilinearReading
 from ..front.programs import compiled
 from ..front.results import at_values
@@ -19,8 +19,9 @@ from ..hyper import search as hyper_search
 from ..hyper.space import UnconstrainedSpace
 from . import steps
 from . import sweeps as core
-from .cells import Block, View, draw_block
+from .cells import Block, View
 from .devices import OneDevice, Prepared, SeveralDevices
+from .incidence import CoupledBlock, SideBlock, draw_side, step_sizes, touched
 from .loop import fit_side, iterate
 
 __all__ = ["CHUNK", "BilinearPrograms", "FoldInfo", "Solver", "explain", "parts", "with_parts"]
@@ -128,7 +129,10 @@ class BilinearPrograms:
             form = prepared.form._replace(rows=devices.arrange(rows), columns=columns, log_constant=constant)
             return prepared._replace(form=form)
 
-        def total_divergence(form: Bilinear, rows: Block, columns: Block) -> Array:
+        # Of vectors that depend on each other their coordinates are held, and what cells see of them moves.
+        is_posterior_held = reading.is_design_fixed and not any(reading.is_coupled)
+
+        def total_divergence(form: Bilinear, rows: SideBlock, columns: SideBlock) -> Array:
             return jnp.sum(devices.divergence(rows, form.rows)) + jnp.sum(steps.divergence(columns, form.columns))
 
         def log_prior(values: Array) -> Array:
@@ -140,7 +144,7 @@ class BilinearPrograms:
 
             def expected(prepared: Prepared, _: Any) -> Array:
                 form = prepared.form
-                if not reading.is_design_fixed:
+                if not is_posterior_held:
                     value = jnp.sum(devices.row_objective(prepared, state.rows, state.columns))
                     return form.log_constant + value - jnp.sum(steps.divergence(state.columns, form.columns))
                 return form.log_constant - total_divergence(form, state.rows, state.columns)
@@ -154,7 +158,7 @@ class BilinearPrograms:
             found = hyper_search.maximise(
                 evaluate, values, (), tol=1e-6, max_iterations=_LEARNING_STEPS, with_curvature=False
             )
-            before = expected(make_form(values), ()) if reading.is_design_fixed else state.objective
+            before = expected(make_form(values), ()) if is_posterior_held else state.objective
             objective = state.objective + (found.best.log_evidence - before)
             is_better = (found.best.objective > before + log_prior(values)) & jnp.all(jnp.isfinite(found.values))
             values, objective = jax.tree.map(
@@ -193,7 +197,7 @@ class BilinearPrograms:
 
         def one(key: Array) -> tuple[dict[str, Array], Array]:
             row_key, column_key = jax.random.split(key)
-            u, v = draw_block(state.rows, row_key), draw_block(state.columns, column_key)
+            u, v = draw_side(state.rows, form.rows, row_key), draw_side(state.columns, form.columns, column_key)
             sites = reading.site_values(hyper, reading.unknowns(u, v), data)
             return sites, form.log_density(u, v) + reading.log_prior(hyper, data)
 
@@ -204,16 +208,19 @@ class BilinearPrograms:
         return core.spectral_margin(self._reading.form(hyper, data), state)
 
     def _fold(
-        self, data: Any, hyper: dict[str, Array], held: Block, rng_key: Array, *, side: str, num_steps: int
+        self, data: Any, hyper: dict[str, Array], held: SideBlock, rng_key: Array, *, side: str, num_steps: int
     ) -> tuple[core.State, FoldInfo]:
         """The optimum of the vectors of one side, which is unique, while the others are held."""
         form = self._reading.form(hyper, data)
         start = core.init(form, rng_key, *self.families)
         is_rows = side == "rows"
         own, prior = (start.rows, form.rows) if is_rows else (start.columns, form.columns)
+        assert isinstance(own, Block) and isinstance(prior, GaussianSide)  # by BilinearRun.fold_in
         views = core.make_views(form, own, held) if is_rows else core.make_views(form, held, own)
         view = views.rows if is_rows else views.columns
-        own, _ = steps.make_feasible(view, own, held)
+        seen = touched(held, form.columns if is_rows else form.rows)
+        feasible, _ = steps.make_feasible(view, own, seen, prior)
+        assert isinstance(feasible, Block)
 
         def find_view(own: Block) -> View:
             best = core.with_tangents(views, *((own, held) if is_rows else (held, own)))
@@ -224,8 +231,8 @@ class BilinearPrograms:
         num, dtype = own.mean.shape[0], own.mean.dtype
         own, _, values, change = fit_side(
             find_view,
-            own,
-            held,
+            feasible,
+            seen,
             prior,
             jnp.full((num,), 0.5, dtype),
             jnp.full((num,), -jnp.inf, dtype),
@@ -234,7 +241,7 @@ class BilinearPrograms:
             measure=lambda gain, values: jnp.max(gain / (1.0 + jnp.abs(values))),
         )
         rows, columns = (own, held) if is_rows else (held, own)
-        sizes = (jnp.ones(b.mean.shape[:1], own.mean.dtype) for b in (rows, columns))
+        sizes = (jnp.ones_like(step_sizes(b)) for b in (rows, columns))
         state = core.State(rows, columns, next(sizes), next(sizes), jnp.sum(values), jnp.asarray(0))
         return state, FoldInfo(change < limit, values)
 
@@ -244,12 +251,20 @@ def parts(state: core.State) -> Parts:
     :class:`~numpyro_ext.infer.front.running.iterations.Iterations`."""
     blocks = state.rows, state.columns
     sizes = [float(np.sqrt(np.mean(np.square(b.mean)) + np.mean(_variances(b)))) or 1.0 for b in blocks]
-    covariances = tuple(b.covariance for b in blocks if b.covariance is not None)
-    squares = [size**2 for size, b in zip(sizes, blocks, strict=True) if b.covariance is not None]
+    # The covariances of vectors that depend on each other follow from all else in a full step.
+    found = [_covariances(b) for b in blocks]
+    covariances = (*found[0], *found[1])
+    squares = [size**2 for size, own in zip(sizes, found, strict=True) for _ in own]
     return Parts((state.rows.mean, state.columns.mean), covariances, (*sizes, *squares))
 
 
-def _variances(block: Block) -> Any:
+def _covariances(block: SideBlock) -> tuple[Array, ...]:
+    return (block.covariance,) if isinstance(block, Block) and block.covariance is not None else ()
+
+
+def _variances(block: SideBlock) -> Any:
+    if isinstance(block, CoupledBlock):
+        return 1.0 / np.diagonal(np.asarray(block.precision), axis1=1, axis2=2)
     covariance = np.zeros(1) if block.covariance is None else np.asarray(block.covariance)
     return covariance if covariance.ndim < 3 else np.diagonal(covariance, axis1=1, axis2=2)
 
@@ -258,7 +273,7 @@ def with_parts(state: core.State, means: tuple[Array, Array], covariances: tuple
     """The state with other such arrays."""
     left = iter(covariances)
     rows, columns = (
-        Block(mean, None if block.covariance is None else next(left))
+        Block(mean, next(left)) if _covariances(block) else block._replace(mean=mean)
         for block, mean in zip((state.rows, state.columns), means, strict=True)
     )
     # Short steps are not refused: near a point the sweep is then a smooth map.

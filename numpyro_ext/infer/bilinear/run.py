@@ -13,7 +13,7 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from ...structure.bilinear.factors import Unlisted
-from ...structure.bilinear.form import Bilinear
+from ...structure.bilinear.form import Bilinear, CoupledSide, Side
 from ...structure.bilinear.read import read_like
 from ...structure.bilinear.reading import BilinearReading
 from ..front.answers.draws import finite_draws, with_hyper
@@ -24,7 +24,7 @@ from ..front.running.progress import warn
 from ..front.state import EngineState, Fit, data_digest
 from ..hyper.space import UnconstrainedSpace
 from . import sweeps as core
-from .cells import Block, draw_block
+from .incidence import CoupledBlock, SideBlock, coupled_moments, draw_side
 from .prediction import draw_predictors, expected_means, expected_ranks, log_predictive_counts
 from .programs import BilinearPrograms
 
@@ -67,7 +67,7 @@ class BilinearRun(FinishedRun):
         return self.reading.data, self.fit.hyper, self.fit.last_state.state
 
     @property
-    def blocks(self) -> tuple[Block, Block]:
+    def blocks(self) -> tuple[SideBlock, SideBlock]:
         """The posteriors of rows and columns."""
         state = self.fit.last_state.state
         return state.rows, state.columns
@@ -76,6 +76,11 @@ class BilinearRun(FinishedRun):
     def is_lower_bound(self) -> bool:
         """Whether the log evidence cannot exceed the exact one: where no side is a point."""
         return "point" not in self.programs.families
+
+    @cached_property
+    def priors(self) -> tuple[Side, Side]:
+        """The priors of rows and columns at the fitted hyperparameters."""
+        return self.reading.priors(self.fit.hyper)
 
     @cached_property
     def widest_product(self) -> float:
@@ -96,7 +101,7 @@ class BilinearRun(FinishedRun):
         """Gaussian marginals by name, for every site of the two sides; points have no variance."""
         sites = {}
         for name in self.reading.field:
-            places = site_places(self.reading, self.blocks, name)
+            places = site_places(self.reading, self.blocks, name, self.priors)
             shape = tuple(self.reading.site_shapes[name])
             sites[name] = SitePosterior(name, shape, places.mean, places.variance, places.covariance, places.sample)
         return PosteriorSites(sites, missing_sites(self.reading, "draws of it are in get_samples()"))
@@ -212,7 +217,7 @@ class BilinearRun(FinishedRun):
         :return: indices, means and standard deviations of the cosines, most similar first.
         :raises ValueError: if the site belongs to neither side, or there is no such vector.
         """
-        places = site_places(self.reading, self.blocks, site)
+        places = site_places(self.reading, self.blocks, site, self.priors)
         return places.similar(rng_key, index, num_similar=num_similar, num_samples=num_samples)
 
     def fold_in(
@@ -221,8 +226,14 @@ class BilinearRun(FinishedRun):
         """The run of new vectors of one side, while the other side and the hyperparameters stay as they are."""
         if side not in ("rows", "columns"):
             raise ValueError(f"side must be 'rows' or 'columns', got {side!r}.")
-        reading = read_like(self.reading, args, kwargs, self.rng_key, unlisted_cells=unlisted_cells)
         other = 1 if side == "rows" else 0
+        if self.reading.is_coupled[1 - other]:
+            raise ValueError(
+                f"{list(self.reading.sides[1 - other])} are vectors that depend on each other, and new ones cannot "
+                "be told from their own cells alone: fit all of them together. For new vectors of the other side say "
+                f"side={'columns' if other else 'rows'!r}."
+            )
+        reading = read_like(self.reading, args, kwargs, self.rng_key, unlisted_cells=unlisted_cells)
         _check_sizes(self.reading, reading, (other,), "That side is held and must be the same.")
         space = UnconstrainedSpace(reading.hyper, self.fit.hyper)
         programs = self.programs.like(reading, space)
@@ -249,16 +260,24 @@ def _check_sizes(old: BilinearReading, new: BilinearReading, sides: tuple[int, .
 class SitePlaces(NamedTuple):
     """Places of the elements of a site among the vectors of its side, in C order."""
 
-    block: Block
+    block: SideBlock
+    prior: Side
+    """Of the vectors."""
     vector: np.ndarray
     component: np.ndarray
 
     def mean(self) -> Array:
         """Mean of each element."""
-        return self.block.mean[self.vector, self.component]
+        mean = self.block.mean
+        if isinstance(self.block, CoupledBlock):
+            assert isinstance(self.prior, CoupledSide)
+            mean = self.prior.colour(mean)
+        return mean[self.vector, self.component]
 
     def variance(self) -> Array:
         """Variance of each element; points have none."""
+        if isinstance(self.block, CoupledBlock):
+            return self._correlated()[self.component, self.vector, self.vector]
         covariance = self.block.covariance
         if covariance is None:
             return jnp.zeros_like(self.mean())
@@ -267,16 +286,25 @@ class SitePlaces(NamedTuple):
         return covariance[self.vector, self.component, self.component]
 
     def covariance(self) -> Array:
-        """Covariance between all elements; different vectors are independent."""
-        covariance, vector, component = self.block.covariance, self.vector, self.component
+        """Covariance between all elements; different vectors are independent, or different components."""
+        vector, component = self.vector, self.component
+        if isinstance(self.block, CoupledBlock):
+            full = self._correlated()[component[:, None], vector[:, None], vector[None, :]]
+            return jnp.where(component[:, None] == component[None, :], full, 0.0)
+        covariance = self.block.covariance
         if covariance is None or covariance.ndim == 2:
             return jnp.diag(self.variance())
         full = covariance[vector[:, None], component[:, None], component[None, :]]
         return jnp.where(vector[:, None] == vector[None, :], full, 0.0)
 
+    def _correlated(self) -> Array:
+        """Covariances of each component between vectors that depend on each other, ``(size, num, num)``."""
+        assert isinstance(self.block, CoupledBlock) and isinstance(self.prior, CoupledSide)
+        return coupled_moments(self.block, self.prior)[1]
+
     def sample(self, rng_key: Array, num_samples: int) -> Array:
         """Draws of all elements, shape ``(num_samples, n)``."""
-        draws: Array = jax.lax.map(partial(draw_block, self.block), jax.random.split(rng_key, num_samples))
+        draws: Array = jax.lax.map(partial(draw_side, self.block, self.prior), jax.random.split(rng_key, num_samples))
         return draws[:, self.vector, self.component]
 
     def similar(
@@ -291,7 +319,7 @@ class SitePlaces(NamedTuple):
             raise ValueError(f"index must lie in 0, ..., {num - 1}, got {index}.")
 
         def cosines(key: Array) -> Array:
-            draw = draw_block(self.block, key)[:, used]
+            draw = draw_side(self.block, self.prior, key)[:, used]
             norm = jnp.linalg.norm(draw, axis=1)
             product = norm * norm[index]
             return jnp.where(product > 0.0, draw @ draw[index] / jnp.where(product > 0.0, product, 1.0), 0.0)
@@ -303,12 +331,15 @@ class SitePlaces(NamedTuple):
         return order, mean[order], deviation[order]
 
 
-def site_places(reading: BilinearReading, blocks: tuple[Block, Block], name: str) -> SitePlaces:
+def site_places(
+    reading: BilinearReading, blocks: tuple[SideBlock, SideBlock], name: str, priors: tuple[Side, Side]
+) -> SitePlaces:
     """The places of a site in the posterior of its side.
 
     :param BilinearReading reading: of the model.
     :param blocks: posteriors of rows and columns.
     :param str name: of a site of one of them.
+    :param priors: of rows and columns.
     :raises ValueError: if the site belongs to neither side.
     """
     sides = [side for side, names in enumerate(reading.sides) if name in names]
@@ -319,4 +350,4 @@ def site_places(reading: BilinearReading, blocks: tuple[Block, Block], name: str
     where = np.full(reading.num_columns, -1)
     where[elements.reshape(-1)] = np.arange(elements.size)
     vector, component = np.divmod(where[start : start + size], elements.shape[1])
-    return SitePlaces(blocks[sides[0]], vector, component)
+    return SitePlaces(blocks[sides[0]], priors[sides[0]], vector, component)

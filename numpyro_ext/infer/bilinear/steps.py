@@ -23,8 +23,9 @@ import optax
 from jax import Array, lax
 
 from ...linalg.cholesky import cholesky, cholesky_inverse, cholesky_solve
-from ...structure.bilinear.form import GaussianSide
+from ...structure.bilinear.form import CoupledSide, GaussianSide, Side
 from .cells import Block, CellSums, View, over_devices, sum_cells, sum_values
+from .incidence import CoupledBlock, SideBlock, coupled_divergence, make_coupled_feasible, touched
 
 __all__ = ["block_objective", "divergence", "lbfgs_side", "make_feasible", "step_side"]
 
@@ -35,11 +36,14 @@ _LINE_HALVINGS = 30
 _SUFFICIENT_INCREASE = 1e-4
 
 
-def make_feasible(view: View, own: Block, other: Block) -> tuple[Block, Array]:
+def make_feasible(view: View, own: SideBlock, other: Block, prior: Side) -> tuple[SideBlock, Array]:
     """Halve covariances, and pull means towards zero if that does not help, until every expectation is finite.
 
     :return: the block, and its expected log factors of shape ``(num,)``; minus infinity where nothing helped.
     """
+    if isinstance(own, CoupledBlock):
+        assert isinstance(prior, CoupledSide)
+        return make_coupled_feasible(view, own, other, prior, _MAX_HALVINGS)
 
     def proceed(carry: tuple[Block, Array, Array]) -> Array:
         _, values, count = carry
@@ -62,11 +66,14 @@ def make_feasible(view: View, own: Block, other: Block) -> tuple[Block, Array]:
     return block, values
 
 
-def divergence(block: Block, prior: GaussianSide) -> Array:
+def divergence(block: SideBlock, prior: Side) -> Array:
     """Kullback-Leibler divergence of each vector from its prior, or minus its log prior density if it is a point.
 
-    :return: shape ``(num,)``.
+    :return: shape ``(num,)``; of vectors that depend on each other one for each component, shape ``(size,)``.
     """
+    if isinstance(block, CoupledBlock):
+        return coupled_divergence(block)
+    assert isinstance(prior, GaussianSide)
     if block.covariance is None:
         return -prior.log_density(block.mean)
     residual, size = block.mean - prior.mean, block.mean.shape[1]
@@ -87,9 +94,11 @@ def divergence(block: Block, prior: GaussianSide) -> Array:
     return prior.weighted(0.5 * (quadratic - prior.log_determinant() - log_determinant))
 
 
-def block_objective(view: View, own: Block, other: Block, prior: GaussianSide) -> Array:
-    """The part of the objective that belongs to each vector of ``own``, shape ``(num,)``."""
-    return sum_values(view, own, other) - divergence(own, prior)
+def block_objective(view: View, own: SideBlock, other: Block, prior: Side) -> Array:
+    """The part of the objective that belongs to each vector of ``own``, shape ``(num,)``; of all together, shape
+    ``(1,)``, if they depend on each other."""
+    values, cost = sum_values(view, touched(own, prior), other), divergence(own, prior)
+    return (jnp.sum(values) - jnp.sum(cost))[None] if isinstance(own, CoupledBlock) else values - cost
 
 
 def _natural_step(own: Block, prior: GaussianSide, sums: CellSums, step: Array) -> Block:

@@ -116,6 +116,7 @@ def prepare_batch(form: Bilinear, own: Side, own_block: Block, shared: Block) ->
     num = (form.rows if own == "rows" else form.columns).mean.shape[0]
     own_block = jax.tree.map(lambda x: jnp.zeros((num, *x.shape[1:]), x.dtype), own_block)
     views = jax.jit(core.make_views)(form, *((own_block, shared) if own == "rows" else (shared, own_block)))
+    assert isinstance(form.rows, GaussianSide) and isinstance(form.columns, GaussianSide)  # by fit_batches
     if own == "rows":
         return Prepared(views.rows, views.columns, form.rows, form.log_constant)
     return Prepared(views.columns, views.rows, form.columns, form.log_constant)
@@ -154,7 +155,8 @@ def visit_batch(
     Cost: at most some 20 passes over the cells.
     """
     own_view, shared_view, own_prior = prepared.own_view, prepared.shared_view, prepared.own_prior
-    own, values = steps.make_feasible(own_view, visited.own, shared.block)
+    own, values = steps.make_feasible(own_view, visited.own, shared.block, own_prior)
+    assert isinstance(own, Block)
 
     own, own_step, values, _ = fit_side(
         lambda own: own_view,

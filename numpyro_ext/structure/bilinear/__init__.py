@@ -1,5 +1,5 @@
 """Two Gaussian blocks and their products: the form and how it is read."""
 
-from .form import Bilinear, GaussianSide, order_cells
+from .form import Bilinear, CoupledSide, GaussianSide, order_cells
 
-__all__ = ["Bilinear", "GaussianSide", "order_cells"]
+__all__ = ["Bilinear", "CoupledSide", "GaussianSide", "order_cells"]

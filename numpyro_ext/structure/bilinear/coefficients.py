@@ -42,7 +42,18 @@ class Vectors(NamedTuple):
     elements: Sequence[np.ndarray]
     """Flat indices of the unknowns, for rows and columns, shape ``(num, size)``."""
     of_cells: Sequence[np.ndarray]
-    """Vector that each cell touches, for rows and columns, shape ``(num_cells,)``."""
+    """Vector that each cell touches, for rows and columns, shape ``(num_cells,)``; of a side that is coupled the
+    combination of vectors."""
+    is_coupled: tuple[bool, bool] = (False, False)
+    reference: tuple[int, int, int] | None = None
+    """If a side is coupled: a cell, and the vectors of rows and columns that have the weight one in it."""
+
+    @property
+    def first(self) -> tuple[int, int, int]:
+        """The cell from which shared coefficients are read, and its vectors."""
+        if self.reference is not None:
+            return self.reference
+        return 0, int(self.of_cells[0][0]), int(self.of_cells[1][0])
 
     @property
     def sizes(self) -> tuple[int, int]:
@@ -70,14 +81,14 @@ class Vectors(NamedTuple):
             out = out.at[..., elements.reshape(-1)].set(vectors.reshape(*lead, -1))
         return out
 
-    def direction(self, side: int, position: Array) -> Array:
-        """Unknowns that are one at a position of every vector of a side, else zero."""
-        return self.zeros.at[jnp.asarray(self.elements[side])[:, position]].set(1.0)
+    def direction(self, side: int, position: Array, amounts: Array | float = 1.0) -> Array:
+        """Unknowns that are one (or the amounts) at a position of every vector of a side, else zero."""
+        return self.zeros.at[jnp.asarray(self.elements[side])[:, position]].set(amounts)
 
-    def spread(self, side: int, vector: Array) -> Array:
-        """Unknowns in which every vector of a side is the same."""
+    def spread(self, side: int, vector: Array, amounts: Array | float = 1.0) -> Array:
+        """Unknowns in which every vector of a side is the same, times the amounts."""
         elements = jnp.asarray(self.elements[side])
-        return self.zeros.at[elements].set(jnp.broadcast_to(vector, elements.shape))
+        return self.zeros.at[elements].set(jnp.broadcast_to(jnp.reshape(amounts, (-1, 1)) * vector, elements.shape))
 
 
 class Design(NamedTuple):
@@ -98,6 +109,8 @@ class Probe(NamedTuple):
     unknowns: Array
     tests: tuple[Array, Array]
     """A row and a column."""
+    amounts: tuple[Array | float, Array | float]
+    """Of each vector of a side that is coupled, so that differences of vectors do not vanish; else one."""
 
 
 def random_probe(vectors: Vectors, rng_key: Array) -> Probe:
@@ -107,7 +120,11 @@ def random_probe(vectors: Vectors, rng_key: Array) -> Probe:
     weights = jnp.asarray(rng.uniform(1.0, 2.0, vectors.of_cells[0].size), dtype)
     unknowns = jnp.asarray(rng.standard_normal(vectors.num_unknowns), dtype)
     row, column = (jnp.asarray(rng.uniform(1.0, 2.0, size), dtype) for size in vectors.sizes)
-    return Probe(weights, unknowns, (row, column))
+    rows, columns = (
+        jnp.asarray(rng.uniform(1.0, 2.0, len(e)), dtype) if coupled else 1.0
+        for e, coupled in zip(vectors.elements, vectors.is_coupled, strict=True)
+    )
+    return Probe(weights, unknowns, (row, column), (rows, columns))
 
 
 def off_zero(hyper: Mapping[str, HyperSite]) -> dict[str, Any]:
@@ -129,11 +146,11 @@ def meetings(predict: Predict, vectors: Vectors, probe: Probe) -> tuple[Array, l
     slopes = jax.grad(lambda x: jnp.dot(probe.weights, predict(x)))
 
     def products_of(position: Array) -> Array:
-        return _along(vectors.direction(0, position), slopes, probe.unknowns)
+        return _along(vectors.direction(0, position, probe.amounts[0]), slopes, probe.unknowns)
 
     found = jax.lax.map(products_of, jnp.arange(vectors.sizes[0]))
     largest = jnp.max(jnp.abs(found[:, jnp.asarray(vectors.elements[1])]), axis=1)
-    rows, columns = (vectors.spread(side, test) for side, test in enumerate(probe.tests))
+    rows, columns = (vectors.spread(side, probe.tests[side], probe.amounts[side]) for side in (0, 1))
 
     row_slopes, products = map(_limits, jax.jvp(partial(_along, rows, predict), (vectors.zeros,), (columns,)))
     return largest, [products, row_slopes, _limits(_along(columns, predict, vectors.zeros))]
@@ -165,12 +182,15 @@ def find_design(num_pairs: int | None, ranges: Sequence[np.ndarray], vectors: Ve
     :param Vectors vectors: of the model.
     :raises ModelStructureError: if there are too many.
     """
-    is_shared = [_is_shared(limits) for limits in ranges]
+    # Of coupled sides they are, by :func:`~.incidence.find_incidence`.
+    coupled = (any(vectors.is_coupled), *vectors.is_coupled)
+    is_shared = [known or _is_shared(limits) for known, limits in zip(coupled, ranges, strict=True)]
     num_cells, sizes = vectors.of_cells[0].size, vectors.sizes
     if num_pairs is None and not is_shared[0] and num_cells * sizes[0] * sizes[1] > _LARGEST_COUPLING:
         raise ModelStructureError(
             f"the {num_cells} cells have products of {sizes[0]} x {sizes[1]} components each, which is more "
-            "than can be kept. Write the predictor as a sum of products of single components."
+            "than can be kept. Write the predictor as a sum of products of single components, or, if cells touch "
+            "several vectors of a side, take covariance={...: 'component'} for that."
         )
     has_linear = bool(np.any(ranges[1])), bool(np.any(ranges[2]))
     return Design(num_pairs, is_shared[0], has_linear, (is_shared[1], is_shared[2]))
@@ -201,8 +221,9 @@ def coefficients(predict: Predict, vectors: Vectors, design: Design) -> tuple[Ar
 def _first_cell(predict: Predict, vectors: Vectors, design: Design) -> tuple[Array, ...]:
     """Coupling and both linear coefficients of the first cell, each with a leading axis of length one."""
     zeros = vectors.zeros
-    rows, columns = (jnp.asarray(e[i[0]]) for e, i in zip(vectors.elements, vectors.of_cells, strict=True))
-    slope = jax.grad(lambda x: predict(x)[0])
+    cell, *first = vectors.first
+    rows, columns = (jnp.asarray(e[i]) for e, i in zip(vectors.elements, first, strict=True))
+    slope = jax.grad(lambda x: predict(x)[cell])
 
     def product(places: Array) -> Array:
         """Products of all components of the row with the sum of some of the column."""

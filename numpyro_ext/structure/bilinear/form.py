@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from ...linalg.cholesky import cholesky
+from ...linalg.cholesky import cholesky, solve_lower
 from ...potentials.base import Potential
 
-__all__ = ["Bilinear", "GaussianSide", "order_cells"]
+__all__ = ["Bilinear", "CoupledSide", "GaussianSide", "Side", "order_cells"]
 
 _LOG_2PI = math.log(2.0 * math.pi)
 
@@ -54,6 +54,57 @@ class GaussianSide(NamedTuple):
         diagonal = jnp.diagonal(cholesky(self.precision), axis1=-2, axis2=-1)
         return 2.0 * jnp.sum(jnp.log(diagonal), -1)
 
+    def touched(self, x: Array) -> Array:
+        """What cells see of the vectors: themselves."""
+        return x
+
+
+class CoupledSide(NamedTuple):
+    r"""The prior of a block whose vectors depend on each other, independently by component, and of which a cell may
+    touch several: it sees a combination of them with fixed weights.
+
+    Component ``j`` of all vectors is :math:`\mu_j + s_j \odot R_{g(j)} z_j` with independent standard normal
+    ``z_j``. Roots are lower triangular, and held once where components share them.
+    """
+
+    mean: Array
+    """Shape ``(num, size)``."""
+    scale: Array
+    """Shape ``(num, size)``."""
+    root: Array
+    """Shape ``(num_groups, num, num)``."""
+    group: Array
+    """Which root each component has, shape ``(size,)``."""
+    places: Array
+    """Vectors in each combination that occurs, shape ``(num_combinations, k)``."""
+    weight: Array
+    """Their weights, zero for padding, of the same shape."""
+
+    def touched(self, x: Array) -> Array:
+        """The combinations of vectors ``x`` of shape ``(num, size)``, which cells see in the place of vectors."""
+        total = jnp.zeros((self.places.shape[0], x.shape[1]), x.dtype)
+        for slot in range(self.places.shape[1]):
+            total += self.weight[:, slot, None] * x[self.places[:, slot]]
+        return total
+
+    def colour(self, white: Array) -> Array:
+        """Vectors from their standard normal coordinates, both of shape ``(num, size)``."""
+        return self.mean + self.scale * jnp.einsum("dij,jd->id", self.root[self.group], white)
+
+    def log_density(self, x: Array) -> Array:
+        """Log density of each component of the vectors ``x``, shape ``(size,)``."""
+        residual = ((x - self.mean) / self.scale).T
+        white = solve_lower(self.root[self.group], residual[..., None])[..., 0]
+        return 0.5 * (self.log_determinant() - jnp.sum(white**2, -1) - x.shape[0] * _LOG_2PI)
+
+    def log_determinant(self) -> Array:
+        """Log determinant of the precision of each component, shape ``(size,)``; nan for what is no covariance."""
+        diagonal = jnp.diagonal(self.root, axis1=-2, axis2=-1)
+        return -2.0 * (jnp.sum(jnp.log(diagonal), -1)[self.group] + jnp.sum(jnp.log(self.scale), 0))
+
+
+Side = GaussianSide | CoupledSide
+
 
 class Bilinear(NamedTuple):
     r"""Vectors :math:`u_r` and :math:`v_s` with independent Gaussian priors, and cells ``c`` with predictors
@@ -62,11 +113,12 @@ class Bilinear(NamedTuple):
 
     Every cell has a log-concave factor of its predictor, such as that of a Poisson count with a rate proportional to
     :math:`e^{\eta_c}`. Arrays with a leading axis of length one are the same for all cells. Everything is an array: a
-    form passes through ``jit``, ``vmap`` and ``grad``.
+    form passes through ``jit``, ``vmap`` and ``grad``. Of a :class:`CoupledSide` cells touch combinations of vectors,
+    which then stand in the place of the vectors in all that follows.
     """
 
-    rows: GaussianSide
-    columns: GaussianSide
+    rows: Side
+    columns: Side
     row_index: Array
     """:math:`r(c)`, shape ``(num_cells,)``."""
     column_index: Array
@@ -105,7 +157,7 @@ class Bilinear(NamedTuple):
 
     def predictor(self, u: Array, v: Array) -> Array:
         """:math:`\\eta` of all cells at vectors ``u`` and ``v``, each of shape ``(num, size)``."""
-        own, other = u[self.row_index], v[self.column_index]
+        own, other = self.rows.touched(u)[self.row_index], self.columns.touched(v)[self.column_index]
         if self.is_paired:
             k = self.coupling.shape[-1]
             product = jnp.sum(self.coupling * own[:, :k] * other[:, :k], -1)

@@ -13,10 +13,10 @@ from ..program.degrees import Degree, Degrees, classify
 from ..program.dependence import dependence
 from ..program.patterns import DenseDependence
 from ..program.program import Atom, Program
+from .places import Predictor, axis_of_vectors, places_along, same_places, union_of_places
 
 __all__ = [
     "Layout",
-    "Predictor",
     "check_indices",
     "elements_of",
     "find_layouts",
@@ -28,15 +28,6 @@ __all__ = [
 _LARGEST_VECTOR = 500
 
 
-class Predictor(NamedTuple):
-    """Elements of a value of the program that are the predictors of one observed site."""
-
-    name: str
-    atom: int
-    rows: np.ndarray
-    """Flat indices of the elements, one per observation in use."""
-
-
 class Layout(NamedTuple):
     """The vectors of one block."""
 
@@ -45,6 +36,9 @@ class Layout(NamedTuple):
     """Which vector each observation touches, all observed sites one after another."""
     axes: dict[str, tuple[int, ...]]
     """Axes of each site along which vectors are counted; of the others, a vector holds everything."""
+    places: np.ndarray | None = None
+    """The vectors that each observation may touch, ``(observations, k)`` padded with ``-1``, if that are several or
+    vectors depend on each other; then ``vector`` is empty."""
 
 
 def elements_of(layout: Layout, shapes: Mapping[str, tuple[int, ...]], starts: Mapping[str, int]) -> np.ndarray:
@@ -68,6 +62,7 @@ def find_layouts(
     shapes: Mapping[str, tuple[int, ...]],
     coupled: Mapping[str, frozenset[int]],
     predictors: Sequence[Predictor],
+    by_component: frozenset[str] = frozenset(),
 ) -> tuple[Layout, Layout]:
     """Two-colour the products between sites, and cut both blocks into vectors so that a cell touches one of each.
 
@@ -76,6 +71,7 @@ def find_layouts(
     :param shapes: of the sites.
     :param coupled: for each site the axes along which its prior is correlated.
     :param predictors: where the predictors are.
+    :param by_component: sites of blocks whose vectors may depend on each other; cells may touch several of them.
     :return: layouts of the rows (the block with the first site of the model) and of the columns.
     :raises Conflict: naming sites that must leave the field.
     :raises ModelStructureError: for products that are not of two blocks.
@@ -89,16 +85,24 @@ def find_layouts(
     groupings = {n: _group(program, field[n], shapes[n], coupled[n], predictors) for n in field}
     sides = _two_colour(field, products, predictors, groupings)
     layouts: list[tuple[list[str], _Grouping, bool]] = []
-    for names in sides:
+    coupled_layouts: dict[int, Layout] = {}
+    for side, names in enumerate(sides):
         merged = _merge([groupings[n] for n in names])
         is_one = merged is None
+        if by_component & set(names) and (merged is None or not merged.axes):
+            linear = [n for n in field if not any(n in members for members in sides)]
+            found = _coupled_layout(program, field, shapes, coupled, predictors, names, linear)
+            coupled_layouts[side] = found
+            layouts.append((list(found.names), groupings[names[0]], True))
+            continue
         if merged is None:
             size = sum(int(np.prod(shapes[n])) for n in names)
             if size > _LARGEST_VECTOR:
                 raise ModelStructureError(
                     f"observations touch several elements of {sorted(names)} in ways that do not fall into independent "
                     f"vectors, and as one vector they have {size} elements. Index all of them by the same rows (or the "
-                    "same columns), with independent priors between these."
+                    "same columns), with independent priors between these; or, if each component enters with the same "
+                    f"weights, as in w[u] @ (h[a] - h[b]), take covariance={{{sorted(names)[0]!r}: 'component'}}."
                 )
             merged = _Grouping((), 1, np.zeros_like(groupings[names[0]].vector))
         layouts.append((list(names), merged, is_one))
@@ -112,7 +116,10 @@ def find_layouts(
         else:
             raise Conflict(f"site '{name}' enters linearly and belongs to neither block.", frozenset([name]))
     out = []
-    for members, merged, is_one in layouts:
+    for side, (members, merged, is_one) in enumerate(layouts):
+        if side in coupled_layouts:
+            out.append(coupled_layouts[side])
+            continue
         chosen = tuple(n for n in field if n in members)
         axes = {n: () if is_one else groupings[n].axes for n in chosen}
         index = merged.vector if is_one else _merged_index([groupings[n] for n in chosen])
@@ -131,6 +138,9 @@ def same_layout(
 
     :raises ModelStructureError: if an observation touches several vectors.
     """
+    if known.places is not None:
+        seen = [places_along(program, field[n], shapes[n], known.axes[n][0], predictors) for n in known.names]
+        return known._replace(places=union_of_places(seen))
     groupings = []
     for name in known.names:
         index = _seen(program, field[name], np.zeros(shapes[name], int), predictors)
@@ -150,6 +160,38 @@ def same_layout(
     if merged is None:
         raise ModelStructureError(f"on these arguments {list(known.names)} are not indexed alike.")
     return Layout(known.names, np.maximum(merged.vector, 0), known.axes)
+
+
+def _coupled_layout(
+    program: Program,
+    field: Mapping[str, int],
+    shapes: Mapping[str, tuple[int, ...]],
+    coupled: Mapping[str, frozenset[int]],
+    predictors: Sequence[Predictor],
+    names: Sequence[str],
+    linear: Sequence[str],
+) -> Layout:
+    """The vectors of a block that depend on each other, or of which observations touch several.
+
+    :param names: sites of the block.
+    :param linear: sites that enter linearly, of which those join that are seen at the same places.
+    """
+    chosen = {n: axis_of_vectors(program, field[n], shapes[n], coupled[n], predictors) for n in names}
+    lengths = {n: shapes[n][axis] for n, (axis, _) in chosen.items()}
+    if len(set(lengths.values())) > 1:
+        raise ModelStructureError(
+            f"covariance='component' needs as many vectors of every site of a side, and finds {lengths}. Take 'full' "
+            "or 'diagonal' for this side, or make hyperparameters of some (field=[...])."
+        )
+    places = union_of_places([found for _, found in chosen.values()])
+    for name in linear:
+        for axis, length in enumerate(shapes[name]):
+            found = places_along(program, field[name], shapes[name], axis, predictors)
+            if length == lengths[names[0]] and same_places(found, places):
+                chosen[name] = axis, found
+                break
+    members = tuple(n for n in field if n in chosen)
+    return Layout(members, np.zeros(0, int), {n: (chosen[n][0],) for n in members}, places)
 
 
 def _find_products(

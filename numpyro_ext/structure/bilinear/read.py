@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any, Unpack
 
@@ -56,6 +56,7 @@ def read_bilinear(
     kwargs: Mapping[str, Any] | None = None,
     *,
     unlisted_cells: Unlisted = "missing",
+    by_component: Collection[str] | bool = False,
     **options: Unpack[ReadOptions],
 ) -> BilinearReading:
     """Read a model as bilinear: the predictors of its observations are affine in each of two Gaussian blocks.
@@ -72,6 +73,9 @@ def read_bilinear(
     :param dict kwargs: its keyword arguments.
     :param str unlisted_cells: ``"zero"`` adds counts of zero in all pairs of a row and a column that the model does not
         list, which it then knows nothing of.
+    :param by_component: sites, or plates with sites, of blocks whose vectors may depend on each other by component, as
+        in a Gaussian process over items, and of which a cell may touch several with known weights; true for all. Other
+        blocks of this kind are one vector.
     :param options: ``field`` (the sites of both blocks), ``init_values``, ``rng_key`` and ``check``: see
         :func:`~numpyro_ext.structure.read_first`.
     :return: the reading.
@@ -94,7 +98,8 @@ def read_bilinear(
 
     Cost: a few abstract traces of the model and three compilations, reused for data of the same shapes.
     """
-    form = BILINEAR._replace(reading=partial(BilinearReading, unlisted_cells=unlisted_cells))
+    reading = partial(BilinearReading, unlisted_cells=unlisted_cells, by_component=by_component)
+    form = BILINEAR._replace(reading=reading)
     return read_first([form], model, args, kwargs, **options)
 
 

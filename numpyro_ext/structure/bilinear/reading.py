@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -44,10 +44,10 @@ from .factors import (
     join_cells,
     take_cells,
 )
-from .form import Bilinear, GaussianSide
+from .form import Bilinear, Side
+from .incidence import find_incidence, find_roots, static_key
 from .layouts import (
     Layout,
-    Predictor,
     check_indices,
     elements_of,
     find_layouts,
@@ -55,7 +55,8 @@ from .layouts import (
     self_product,
     shared_block,
 )
-from .sides import gaussian_side
+from .places import Predictor
+from .sides import coupled_side, gaussian_side
 
 __all__ = ["BilinearReading"]
 
@@ -70,7 +71,8 @@ class BilinearReading(ModelReading):
 
     :ivar sides: names of the sites of the rows and of the columns.
     :ivar elements: for rows and columns the flat indices of the unknowns, shape ``(num, size)``.
-    :ivar index: for rows and columns the vector that each cell touches.
+    :ivar index: for rows and columns the vector that each cell touches, or the combination of vectors.
+    :ivar is_coupled: for rows and columns whether vectors depend on each other, or cells touch several of them.
     :ivar factor_names: observed sites whose cells the form has, one after another.
     :ivar cells: for each of them the flat indices of the observations in use.
     :ivar unlisted_cells: whether pairs that are no cells are ``"missing"``, or ``"zero"`` counts.
@@ -87,6 +89,7 @@ class BilinearReading(ModelReading):
         like: BilinearReading | None = None,
         is_held_out: bool = False,
         unlisted_cells: Unlisted = "missing",
+        by_component: Collection[str] | bool = False,
     ):
         super().__init__(call, sites, field, prior_block)
         degrees = classify(self._program, {n: number for n, (number, _) in self._field.items()}, with_sources=False)
@@ -111,20 +114,25 @@ class BilinearReading(ModelReading):
 
         # Which sites make the rows and which the columns, and the vectors of both: this takes the predictors.
         self._starts: dict[str, int] = {n: columns.start for n, columns in self._columns.items()}
-        self.layouts = self._find_layouts(like)
+        self.layouts = self._find_layouts(like, by_component)
         self._check_flat(self.layouts)
         self.sides = (self.layouts[0].names, self.layouts[1].names)
         elements = tuple(elements_of(layout, self.site_shapes, self._starts) for layout in self.layouts)
-        vectors = Vectors(self.num_columns, elements, tuple(layout.vector for layout in self.layouts))
+        places = [layout.places for layout in self.layouts]
+        self.is_coupled = (places[0] is not None, places[1] is not None)
+        vectors = Vectors(self.num_columns, elements, [layout.vector for layout in self.layouts], self.is_coupled)
+        inputs = [self._env(hyper, None) for hyper in (off_zero(self.hyper), self.initial_hyper())]
+        vectors, self._incidences, like_first = find_incidence(self, vectors, places, inputs, call.rng_key)
 
         # What coefficients there are, and in which order components stand: this takes the vectors.
         self._design, self._orders = self._probe(vectors, call.rng_key, like)
         self._vectors = vectors.ordered(self._orders)
         self.elements, self.index = self._vectors.elements, self._vectors.of_cells
+        self._roots = find_roots(self, like_first)
         self.unlisted_cells: Unlisted = unlisted_cells
         self.affine_sites = self.field
-        key = self._layout_key(self._vectors), self.sides, self._design, unlisted_cells
-        self.structure_key = ("bilinear", *key)
+        key = self.layout_key(self._vectors), self.sides, self._design, unlisted_cells
+        self.structure_key = ("bilinear", *key, static_key(self._incidences, self._roots))
         if unlisted_cells == "zero":
             self._check_unlisted()
 
@@ -180,15 +188,24 @@ class BilinearReading(ModelReading):
         wanted += [a for a in jax.tree.leaves(others) if isinstance(a, int)]
         return not self._program.ancestors(wanted) & set(jax.tree.leaves(self._given))
 
-    def _find_layouts(self, like: BilinearReading | None) -> tuple[Layout, Layout]:
+    def _find_layouts(
+        self, like: BilinearReading | None, by_component: Collection[str] | bool
+    ) -> tuple[Layout, Layout]:
         shapes = {n: tuple(self.site_shapes[n]) for n in self.field}
         numbers = {n: number for n, (number, _) in self._field.items()}
         if like is None:
             is_joint = {n: isinstance(self._trace.priors[n], CovariancePrior | PrecisionPrior) for n in self.field}
             coupled = {n: frozenset([len(shapes[n]) - 1] if is_joint[n] else []) for n in self.field}
-            return find_layouts(self._program, numbers, shapes, coupled, self._predictors)
+            wanted = frozenset(n for n in self.field if self.is_named(n, by_component))
+            return find_layouts(self._program, numbers, shapes, coupled, self._predictors, wanted)
         known = (same_layout(self._program, numbers, shapes, self._predictors, layout) for layout in like.layouts)
         return next(known), next(known)
+
+    def is_named(self, name: str, names: Collection[str] | bool) -> bool:
+        """Whether a site, or a plate that it is in, is among these names; all are in ``True``."""
+        if isinstance(names, bool):
+            return names
+        return name in names or any(plate in names for plate, _ in self.sites[name].plates)
 
     def _check_flat(self, layouts: tuple[Layout, Layout]) -> None:
         for name in (n for layout in layouts for n in layout.names):
@@ -211,7 +228,7 @@ class BilinearReading(ModelReading):
         ]
         return jnp.concatenate(parts)
 
-    def _predictor_fn(self, env: dict[int, Any]) -> Callable[[Array], Array]:
+    def predictor_fn(self, env: dict[int, Any]) -> Callable[[Array], Array]:
         """The predictors of the cells in use as a function of all unknowns."""
         location, given = self._locations(env), dict(env)
 
@@ -234,16 +251,18 @@ class BilinearReading(ModelReading):
         reading = self.skeleton()
 
         def look(env: dict[int, Any], probe: Probe) -> tuple[Array, list[Array]]:
-            return meetings(reading._predictor_fn(env), vectors, probe)
+            return meetings(reading.predictor_fn(env), vectors, probe)
 
-        compiled = _COMPILED.get(("meetings", self._layout_key(vectors)), lambda: quick_jit(look, is_lean=True))
+        compiled = _COMPILED.get(("meetings", self.layout_key(vectors)), lambda: quick_jit(look, is_lean=True))
         found = compiled(self._env(off_zero(self.hyper), None), random_probe(vectors, rng_key))
         largest, ranges = jax.tree.map(np.asarray, found)
         num_pairs, orders = find_pairs(largest) if like is None else (like._design.num_pairs, like._orders)
         return find_design(num_pairs, ranges, vectors), orders
 
-    def _layout_key(self, vectors: Vectors) -> tuple[Any, ...]:
-        return self._model_key([*vectors.of_cells, *vectors.elements, *(p.rows for p in self._predictors)])
+    def layout_key(self, vectors: Vectors, others: Sequence[np.ndarray] = ()) -> tuple[Any, ...]:
+        """What a function depends on that was made of these vectors, and of other arrays."""
+        arrays = [*vectors.of_cells, *vectors.elements, *(p.rows for p in self._predictors), *others]
+        return *self._model_key(arrays), vectors.reference, vectors.is_coupled
 
     def _check_unlisted(self) -> None:
         """Refuse what zeros in all other cells cannot be added to."""
@@ -279,7 +298,7 @@ class BilinearReading(ModelReading):
         """
         env = self._env(hyper, data)
         rows, columns = self._sides_at(env)
-        predict = self._predictor_fn(env)
+        predict = self.predictor_fn(env)
         coupling, row_linear, column_linear = coefficients(predict, self._vectors, self._design)
         offset = predict(self._vectors.zeros)
         factors = [self._factors(i, env) for i in range(len(self.factor_names))]
@@ -301,21 +320,25 @@ class BilinearReading(ModelReading):
             potentials[0].exposure[0] if self.unlisted_cells == "zero" else None,
         )
 
-    def priors(self, hyper: Mapping[str, Any], data: Sequence[Any] | None = None) -> tuple[GaussianSide, GaussianSide]:
+    def priors(self, hyper: Mapping[str, Any], data: Sequence[Any] | None = None) -> tuple[Side, Side]:
         """The priors of rows and columns at given hyperparameters; the rest of the form may be the same for all."""
         return self._sides_at(self._env(hyper, data))
 
-    def _sides_at(self, env: dict[int, Any]) -> tuple[GaussianSide, GaussianSide]:
+    def prior_at(self, name: str, env: Mapping[int, Any]) -> Any:
+        """The prior of a field site given all inputs and constants of the program."""
+        return self._evaluated(self._trace.priors[name], env)
+
+    def _sides_at(self, env: dict[int, Any]) -> tuple[Side, Side]:
         location = self._locations(env)
-        rows, columns = (
-            gaussian_side(
-                location[elements],
-                elements,
-                [(self._starts[name], self._evaluated(self._trace.priors[name], env)) for name in names],
-            )
-            for names, elements in zip(self.sides, self.elements, strict=True)
-        )
-        return rows, columns
+
+        def side_at(side: int) -> Side:
+            elements, roots, incidence = self.elements[side], self._roots[side], self._incidences[side]
+            priors = {name: (self._starts[name], self.prior_at(name, env)) for name in self.sides[side]}
+            if roots is None or incidence is None:
+                return gaussian_side(location[elements], elements, list(priors.values()))
+            return coupled_side(location[elements], elements, priors, roots, incidence)
+
+        return side_at(0), side_at(1)
 
     def scale_hyper(self, side: int) -> list[str]:
         """Hyperparameters on which the prior covariances of a side depend."""
@@ -364,6 +387,7 @@ class BilinearReading(ModelReading):
         for what, names, elements in zip(("rows", "columns"), self.sides, self.elements, strict=True):
             num, size = elements.shape
             lines.append(f"{what}: {num} vectors of {size} components ({', '.join(names)})")
+        lines += [f"combinations: {found.describe()}" for found in self._incidences if found]
         sites = zip(self.factor_names, self.cells, self.factor_shapes, self._found, strict=True)
         for name, cells, shape, found in sites:
             lines.append(f"observed: {name}, {cells.size} of {int(np.prod(shape))} cells in use ({found.label})")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -11,9 +11,10 @@ from jax import Array
 
 from ...linalg.cholesky import cholesky, cholesky_inverse
 from ...linalg.gaussian.prior import DiagonalPrior, PrecisionPrior
-from .form import GaussianSide
+from .form import CoupledSide, GaussianSide
+from .incidence import Incidence, Roots
 
-__all__ = ["gaussian_side"]
+__all__ = ["coupled_side", "gaussian_side"]
 
 
 def gaussian_side(mean: Array, elements: np.ndarray, priors: Sequence[tuple[int, Any]]) -> GaussianSide:
@@ -32,6 +33,42 @@ def gaussian_side(mean: Array, elements: np.ndarray, priors: Sequence[tuple[int,
         found = _diagonal_precision(prior, local) if is_diagonal else _dense_precision(prior, local)
         precision += found.astype(mean.dtype)
     return GaussianSide(mean, precision)
+
+
+def coupled_side(
+    mean: Array, elements: np.ndarray, priors: Mapping[str, tuple[int, Any]], roots: Roots, incidence: Incidence
+) -> CoupledSide:
+    """The prior of a side whose vectors depend on each other.
+
+    :param mean: prior means, shape ``(num, size)``.
+    :param elements: which unknowns make which vector, of the same shape.
+    :param priors: for each site of the side the first of its unknowns, and its prior.
+    :param roots: which covariances there are.
+    :param incidence: which combinations of vectors cells see.
+    """
+    precision = jnp.zeros(elements.shape, mean.dtype)
+    for start, prior in priors.values():
+        if isinstance(prior, DiagonalPrior):
+            local = elements - start
+            precision += _diagonal_precision(prior, np.where((local >= 0) & (local < prior.size), local, -1))
+    scale = jnp.where(precision > 0.0, 1.0 / jnp.sqrt(jnp.where(precision > 0.0, precision, 1.0)), 1.0)
+
+    def root(source: tuple[str, int] | None) -> Array:
+        if source is None:
+            return jnp.eye(len(elements), dtype=mean.dtype)
+        prior = priors[source[0]][1]
+        block: Array = prior.precision if isinstance(prior, PrecisionPrior) else prior.covariance
+        block = block[source[1]].astype(mean.dtype)
+        return cholesky(cholesky_inverse(cholesky(block)) if isinstance(prior, PrecisionPrior) else block)
+
+    return CoupledSide(
+        mean,
+        scale,
+        jnp.stack([root(source) for source in roots.sources]),
+        jnp.asarray(roots.group),
+        jnp.asarray(incidence.places),
+        jnp.asarray(incidence.weight, mean.dtype),
+    )
 
 
 def _diagonal_precision(prior: DiagonalPrior, local: np.ndarray) -> Array:
