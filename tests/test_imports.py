@@ -24,7 +24,7 @@ FLOORS = {
     "linalg": [["gaussian", "operators"], ["solvers"]],
     "potentials": [["integrals"], ["bounds"], ["families"], ["trees"]],
     "structure": [["program"], ["model"], ["factors"], ["latent_gaussian", "sparse_linear", "bilinear"]],
-    "infer": [["hyper"], ["front"], ["gaussian", "sparse", "bilinear", "rows"], ["comparison"]],
+    "infer": [["hyper"], ["front"], ["gaussian", "sparse", "bilinear", "rows"], ["collaborative"], ["comparison"]],
 }
 # What may be run on arrays alone.
 WITHOUT_NUMPYRO = ("compilation", "linalg", "potentials")

@@ -5,6 +5,8 @@ from .bilinear.engine import BilinearVG
 from .bilinear.grid_search import GridSearch, grid_search
 from .bilinear.prediction import ranking_scores
 from .calibration import Calibration, calibrate
+from .collaborative.em import collaborative_em
+from .collaborative.fit import CollaborativeFit
 from .comparison.compare import compare_engines
 from .comparison.recommend import recommend
 from .ep import EP
@@ -30,6 +32,7 @@ __all__ = [
     "Algorithm",
     "BilinearVG",
     "Calibration",
+    "CollaborativeFit",
     "CrossValidation",
     "Engine",
     "FitInfo",
@@ -41,6 +44,7 @@ __all__ = [
     "VariationalGaussian",
     "annealed_importance_sampling",
     "calibrate",
+    "collaborative_em",
     "compare_engines",
     "cross_validate",
     "fit_batches",

@@ -57,7 +57,7 @@ from ...potentials.bounds.super_gaussian import SuperGaussianPotential
 from ...potentials.trees.forest import SumProduct
 from ...potentials.trees.mixture import components_of_nodes, state_posterior
 from ...structure.sparse_linear import SparseLinear
-from .extrapolation import extrapolate
+from ..front.running.extrapolation import extrapolate
 from .gaussian_solver import (
     Options,
     Solved,

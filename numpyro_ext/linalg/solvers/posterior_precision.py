@@ -30,6 +30,7 @@ __all__ = [
     "has_diagonal_gram",
     "lanczos_log_determinant",
     "lanczos_variance",
+    "tridiagonalise",
 ]
 
 _NUM_SIGNS = 4
@@ -214,12 +215,12 @@ def lanczos_variance(precision: PosteriorPrecision, start: Array, num_products: 
     :param int num_products: its dimension.
     :return: of shape ``(n,)``, or with a frame ``(p,)``.
     """
-    basis, tridiagonal = _tridiagonalise(precision.matvec, start, num_products)
+    basis, tridiagonal = tridiagonalise(precision.matvec, start, num_products)
     half = jax.vmap(precision.coefficients)(solve_lower(cholesky(tridiagonal), basis))
     return jnp.sum(half**2, axis=0)
 
 
-def _tridiagonalise(matvec: Callable[[Array], Array], start: Array, num_products: int) -> tuple[Array, Array]:
+def tridiagonalise(matvec: Callable[[Array], Array], start: Array, num_products: int) -> tuple[Array, Array]:
     """Orthonormal basis ``(k, n)`` of the Krylov space of a symmetric matrix, and the matrix on it, ``(k, k)``.
 
     The matrix is perturbed at the level of rounding errors: where the space has fewer dimensions than asked for, as
@@ -260,7 +261,7 @@ def lanczos_log_determinant(
         def matvec(x: Array) -> Array:
             return precision.matvec(x / root) / root
 
-        _, tridiagonal = _tridiagonalise(matvec, sign, num_products)
+        _, tridiagonal = tridiagonalise(matvec, sign, num_products)
         values, vectors = jnp.linalg.eigh(tridiagonal)
         return sign.size * jnp.sum(vectors[0] ** 2 * jnp.log(values))
 

@@ -28,7 +28,7 @@ def extrapolate(first: Any, second: Any, third: Any, *, largest: float = 16.0) -
     **Example:**
 
     >>> import jax.numpy as jnp
-    >>> from numpyro_ext.infer.sparse.extrapolation import extrapolate
+    >>> from numpyro_ext.infer.front.running.extrapolation import extrapolate
     >>> print(extrapolate(jnp.array([1.0]), jnp.array([0.9]), jnp.array([0.81])).round(6))
     [0.]
 

@@ -1,0 +1,1 @@
+"""Preferences of many people with shared tastes, on arrays of pairs."""

@@ -1,0 +1,117 @@
+"""M-steps for the prior that users share: probabilistic principal components in whitened items, or any covariance."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from ...linalg.cholesky import cholesky, solve_lower
+from ...linalg.solvers.posterior_precision import tridiagonalise
+from .user_inference import SharedPrior
+
+__all__ = ["aligned_loadings", "factor_step", "free_step", "prior_gradient"]
+
+_LARGEST_DENSE = 2000
+"""Items up to which all eigenvalues are computed."""
+
+
+@partial(jax.jit, static_argnames=("old_mean", "dense"))
+def factor_step(
+    prior: SharedPrior, shift: Array, curvature: Array, *, old_mean: bool = False, dense: bool | None = None
+) -> SharedPrior:
+    r"""The mean, loadings and variance that maximise the expected log prior (Ko 2017, section 3.2.2, corrected).
+
+    With :math:`K = L L^T` and :math:`\bar\Sigma = L^{-1} \Sigma L^{-T}` these are the principal components of
+    :math:`\bar C = \bar\Sigma - \bar\Sigma L^T S L \bar\Sigma`, and the variance is the mean of the other eigenvalues.
+
+    :param SharedPrior prior: the prior under which the users were inferred.
+    :param Array shift: mean over users of ``w``, see :class:`~.user_inference.UserStatistics`.
+    :param Array curvature: mean over users of ``G - w w^T``.
+    :param bool old_mean: whether the covariance is that about the old mean: slower, and as sure to ascend.
+    :param bool dense: whether to compute all eigenvalues; by default for up to 2000 items. Else the first ones come
+        from a Krylov space, by products with the factors of :math:`\bar C`.
+    :return: the next prior.
+
+    Cost: the cube of the number of items, or its square times the rank (after the factor of the kernel).
+    """
+    if dense is None:
+        dense = prior.mean.shape[0] <= _LARGEST_DENSE
+    size, rank = prior.loadings.shape
+    # with the outer product, the covariance is that about the new mean
+    second = curvature if old_mean else curvature + jnp.outer(shift, shift)
+    factor = cholesky(prior.kernel)
+    white = solve_lower(factor, prior.loadings)
+    mean = prior.mean + prior.loadings @ (prior.loadings.T @ shift) + prior.variance * (prior.kernel @ shift)
+
+    def times_prior(x: Array) -> Array:
+        return white @ (white.T @ x) + prior.variance * x
+
+    def matvec(x: Array) -> Array:
+        y = times_prior(x)
+        return y - times_prior(factor.T @ (second @ (factor @ y)))
+
+    if dense:
+        matrix = matvec(jnp.eye(size, dtype=white.dtype))
+        values, vectors = jnp.linalg.eigh(0.5 * (matrix + matrix.T))
+        total, values, vectors = jnp.sum(values), values[size - rank :], vectors[:, size - rank :]
+    else:
+        values, vectors = _leading(matvec, white, rank)
+        total = _trace(prior, white, second)
+    variance = (total - jnp.sum(values)) / (size - rank)
+    loadings = factor @ (vectors * jnp.sqrt(jnp.maximum(values - variance, 0.0)))
+    return SharedPrior(mean, loadings[:, ::-1], variance, prior.kernel)
+
+
+def _leading(matvec: Callable[[Array], Array], white: Array, rank: int) -> tuple[Array, Array]:
+    """The largest eigenvalues, increasing, and their vectors."""
+    size = white.shape[0]
+    start = jnp.asarray(np.random.default_rng(0).standard_normal(size), white.dtype)
+    start = start + jnp.sqrt(jnp.asarray(size, white.dtype)) * jnp.sum(white, axis=1)
+    basis, small = tridiagonalise(matvec, start, min(size, 4 * rank + 40))
+    values, inner = jnp.linalg.eigh(small)
+    chosen = values.size - rank
+    return values[chosen:], basis.T @ inner[:, chosen:]
+
+
+def _trace(prior: SharedPrior, white: Array, second: Array) -> Array:
+    r"""The trace of :math:`\bar C` without it."""
+    inner = prior.loadings.T @ second @ prior.loadings
+    lost = jnp.sum(inner * (white.T @ white)) + 2.0 * prior.variance * jnp.trace(inner)
+    lost += prior.variance**2 * jnp.sum(second * prior.kernel)
+    return jnp.sum(white**2) + prior.variance * white.shape[0] - lost
+
+
+@jax.jit
+def free_step(prior: SharedPrior, shift: Array, curvature: Array) -> SharedPrior:
+    r"""The mean and the covariance without structure that maximise the expected log prior (Yu et al. 2009, corrected).
+
+    :param SharedPrior prior: without loadings; its kernel is the covariance.
+    :param Array shift: as for :func:`factor_step`.
+    :param Array curvature: as for :func:`factor_step`.
+    :return: the next prior.
+    """
+    covariance = prior.covariance()
+    second = curvature + jnp.outer(shift, shift)
+    found = covariance - covariance @ second @ covariance
+    one = jnp.ones_like(prior.variance)
+    return SharedPrior(prior.mean + covariance @ shift, prior.loadings, one, 0.5 * (found + found.T))
+
+
+def aligned_loadings(loadings: Array, to: Array) -> Array:
+    """The rotation of loadings that is nearest to others: they mean the same, and iterations can be compared."""
+    left, _, right = jnp.linalg.svd(loadings.T @ to, full_matrices=False)
+    return loadings @ (left @ right)
+
+
+def prior_gradient(prior: SharedPrior, shift: Array, curvature: Array) -> tuple[Array, Array, Array]:
+    """Gradient of the log evidence in mean, loadings and variance, from sums over users (not means).
+
+    Exact where the evidence is stationary in the sites: not for Laplace's method, whose mode moves.
+    """
+    of_covariance = -0.5 * curvature
+    return shift, 2.0 * of_covariance @ prior.loadings, jnp.sum(of_covariance * prior.kernel)

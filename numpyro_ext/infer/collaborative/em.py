@@ -1,0 +1,326 @@
+r"""Expectation maximisation for the preferences of many people with shared tastes (Ko 2017, section 3.2, Algorithm 6).
+
+The E-step infers each user by the algorithms that the engines run on, the M-step is one of
+:mod:`~.component_analysis`. It differs from the printed algorithm where that is in error: statistics start at zero in
+every iteration, hold the outer product of the mean shift, and all is updated from the old variance.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, Literal, NamedTuple, get_args
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import scipy.optimize
+from jax import Array
+from numpy.typing import ArrayLike
+
+from ...linalg.cholesky import cholesky, solve_lower
+from ..front.running.extrapolation import extrapolate
+from ..front.running.progress import progress_bar as progress
+from .component_analysis import aligned_loadings, factor_step, free_step, prior_gradient
+from .fit import CollaborativeFit
+from .pairs import Pairs, UserBatch, batches_of_users, checked_pairs
+from .user_inference import Method, SharedPrior, infer_users, initial_state
+
+__all__ = ["collaborative_em"]
+
+Covariance = Literal["factor", "free"]
+Accelerator = Literal["none", "squarem", "lbfgs"]
+
+
+class _Expected(NamedTuple):
+    """Sums over all users under a prior."""
+
+    prior: SharedPrior
+    objective: float
+    shift: Array
+    curvature: Array
+    sites: tuple[tuple[Array, Array], ...]
+    converged: bool
+    skipped: int
+
+
+def collaborative_em(
+    pairs: Any,
+    kernel: ArrayLike,
+    rank: int,
+    *,
+    method: Method = "ep",
+    covariance: Covariance = "factor",
+    num_users: int | None = None,
+    accelerator: Accelerator = "squarem",
+    old_mean: bool = False,
+    num_pairs_per_user: int | None = None,
+    init_values: Mapping[str, Any] | None = None,
+    rng_key: Array | None = None,
+    num_steps: int = 100,
+    tol: float = 1e-5,
+    num_inference_steps: int = 200,
+    inference_tol: float = 1e-9,
+    progress_bar: bool = True,
+) -> CollaborativeFit:
+    r"""Learn from comparisons of many users what their utilities share.
+
+    .. math:: f_u \sim N(b, V V^T + \sigma^2 K), \qquad P(i \succ_u j) = \Phi(f_{ui} - f_{uj})
+
+    The same model as :func:`numpyro_ext.models.collaborative_preferences`, which any engine fits: here a user costs the
+    cube of the items or pairs that it has, an iteration is linear in the number of users, and the covariance of the
+    items is held once.
+
+    :param pairs: a table with the columns user, winner and loser, or user, first, second and won (1 or 0); or a tuple
+        of such arrays. Integers from zero. Repeats and contradictions are data.
+    :param kernel: positive definite covariance :math:`K` of the items, shape ``(items, items)``; the identity where
+        nothing is known of them. Something on its diagonal keeps it from being singular.
+    :param int rank: number of shared tastes, the columns of :math:`V`; zero for none.
+    :param str method: how users are inferred: ``"ep"``, ``"vg"`` (variational Gaussian), ``"jaakkola"`` (a bound, of a
+        logistic likelihood) or ``"laplace"``.
+    :param str covariance: ``"factor"`` as above, or ``"free"`` for any covariance of the items (Yu et al. 2009), which
+        starts at that of ``rank`` tastes.
+    :param int num_users: ``None`` for one more than the largest; users without pairs keep the prior.
+    :param str accelerator: ``"squarem"`` (Varadhan and Roland 2008) takes back what lowers the objective; ``"lbfgs"``
+        maximises the same objective by its gradient, in far fewer fits where users have few pairs each; ``"none"`` is
+        plain EM. Of a free covariance and of random pairs there is plain EM only.
+    :param bool old_mean: see :func:`~.component_analysis.factor_step`.
+    :param int num_pairs_per_user: take at most as many pairs of a user, others at random in each iteration.
+    :param init_values: values of ``"V"``, ``"b"`` and ``"sigma"`` to start from; by default whitened loadings of size
+        0.3 at random, zero and one.
+    :param Array rng_key: of the start and of random pairs; ``None`` for the key of the number zero.
+    :param int num_steps: the largest number of M-steps, or of fits by L-BFGS.
+    :param float tol: stop when an iteration raises the objective by less than this times its size.
+    :param int num_inference_steps: the largest number of steps in the inference of users.
+    :param float inference_tol: their tolerance, as the algorithms have it.
+    :param bool progress_bar: whether a run longer than a second shows a bar.
+    :return: the fit; see :class:`~.fit.CollaborativeFit`.
+    :raises ValueError: for pairs that are none, a kernel that is no covariance, a rank that is not below the number of
+        items, or options that do not go together.
+
+    **Example:**
+
+    >>> import numpy as np
+    >>> from numpyro_ext.infer import collaborative_em
+    >>> rng = np.random.default_rng(0)
+    >>> user, first, second = np.arange(60) % 20, rng.integers(5, size=60), rng.integers(5, size=60)
+    >>> pairs = np.stack([user, np.minimum(first, second), np.maximum(first, second)], axis=1)[first != second]
+    >>> fit = collaborative_em(pairs, np.eye(5), 1, progress_bar=False)
+    >>> fit.prior.mean.argmax().item(), bool(fit.predict([0], [0], [4]).probability[0] > 0.9)
+    (0, True)
+
+    **References**
+
+    1. Ko, Y. J. (2017), *Applications of Approximate Learning and Inference for Probabilistic Models*, EPFL,
+       section 3.2.
+    2. Yu, K., Lafferty, J., Zhu, S. and Gong, Y. (2009), Large-scale collaborative prediction using a nonparametric
+       random effects model, *ICML*.
+    """
+    K = _checked_kernel(kernel)
+    is_plain = covariance == "free" or num_pairs_per_user is not None
+    _check_options(K, rank, method, covariance, accelerator, num_pairs_per_user)
+    found, num_users, num_constant = checked_pairs(pairs, num_users, K.shape[0])
+    if num_constant:
+        warnings.warn(
+            f"{num_constant} pair{'s compare' if num_constant > 1 else ' compares'} an item with itself, which says "
+            "nothing of it: left out.",
+            UserWarning,
+            stacklevel=2,
+        )
+    if not found.user.size:
+        raise ValueError("All pairs compare an item with itself: nothing to learn from.")
+    start_key, pair_key = jax.random.split(jax.random.key(0) if rng_key is None else rng_key)
+    prior = _start(K, rank, init_values or {}, start_key)
+    if covariance == "free":
+        prior = SharedPrior(prior.mean, jnp.zeros((K.shape[0], 0)), jnp.ones(()), prior.covariance())
+    problem = _Problem(found, method, num_inference_steps, inference_tol, num_pairs_per_user, pair_key, K.shape[0])
+
+    def improve(expected: _Expected) -> SharedPrior:
+        means = expected.shift / num_users, expected.curvature / num_users
+        step: Callable[..., SharedPrior] = (
+            free_step if covariance == "free" else partial(factor_step, old_mean=old_mean)
+        )
+        return step(expected.prior, *means)
+
+    with progress(num_steps, "collaborative_em", enabled=progress_bar) as bar:
+        if accelerator == "lbfgs" and not is_plain:
+            expected, trace, converged, count = _climb(problem, prior, num_steps, tol, bar)
+        else:
+            squared = accelerator == "squarem" and not is_plain
+            expected, trace, converged, count = _alternate(problem, prior, improve, squared, num_steps, tol, bar)
+    return CollaborativeFit(
+        expected.prior,
+        method,
+        tuple(problem.batches),
+        expected.sites,
+        num_users,
+        np.array(trace),
+        converged and expected.converged and num_pairs_per_user is None,
+        count,
+        expected.skipped,
+        num_constant,
+    )
+
+
+class _Problem:
+    """The users, and the states from which their next inference starts."""
+
+    def __init__(
+        self, pairs: Pairs, method: Method, num_steps: int, tol: float, limit: int | None, key: Array, num_items: int
+    ) -> None:
+        self.pairs, self.method, self.num_steps, self.tol, self.limit = pairs, method, num_steps, tol, limit
+        self.rng, self.num_items = np.random.default_rng(np.asarray(jax.random.key_data(key)).ravel()), num_items
+        self.states: list[Any] | None = None
+        self.sizes: list[tuple[int, int]] | None = None
+        if limit is not None:
+            counts = np.unique(pairs.user, return_counts=True)[1]
+            sizes = np.unique(np.ceil(np.geomspace(1, min(limit, counts.max()), 4)).astype(int))
+            self.sizes = [(int(size), int(min(2 * size, num_items))) for size in sizes]
+        self.batches: list[UserBatch] = [] if limit is not None else batches_of_users(pairs, num_items)
+
+    def expect(self, prior: SharedPrior) -> _Expected:
+        """Infer all users."""
+        if self.limit is not None:
+            self.batches, self.states = batches_of_users(self._some(self.limit), self.num_items, self.sizes), None
+        total, skipped, converged, states, sites = 0.0, 0, True, [], []
+        shift, curvature = jnp.zeros_like(prior.mean), jnp.zeros_like(prior.kernel)
+        for k, batch in enumerate(self.batches):
+            nameless = batch._replace(users=None)  # type: ignore[arg-type]
+            state = initial_state(nameless, prior, self.method) if self.states is None else self.states[k]
+            state, found = infer_users(
+                nameless, prior, state, method=self.method, num_steps=self.num_steps, tol=self.tol
+            )
+            states.append(state)
+            sites.append((found.precision, found.site_shift))
+            shift, curvature = shift + found.shift, curvature + found.curvature
+            total, skipped = total + float(found.objective), skipped + int(found.skipped)
+            converged &= bool(found.converged)
+        if np.isfinite(total):
+            self.states = states
+        return _Expected(prior, total, shift, curvature, tuple(sites), converged, skipped)
+
+    def _some(self, limit: int) -> Pairs:
+        """At most so many pairs of each user, at random."""
+        order = np.lexsort((self.rng.random(self.pairs.user.size), self.pairs.user))
+        user = self.pairs.user[order]
+        starts = np.searchsorted(user, user)
+        return self.pairs.take(order[np.arange(user.size) - starts < limit])
+
+
+def _alternate(
+    problem: _Problem, prior: SharedPrior, improve: Any, squared: bool, num_steps: int, tol: float, bar: Any
+) -> tuple[_Expected, list[float], bool, int]:
+    """EM, where each third step may go where the last two point at."""
+    expected = problem.expect(prior)
+    trace, count, converged, was_small = [expected.objective], 0, False, not squared
+    while count < num_steps and not converged:
+        before, first = expected, problem.expect(improve(expected))
+        count += 1
+        expected = first
+        if squared and count < num_steps and first.objective > before.objective:
+            third = improve(first)
+            count += 1
+            jump = problem.expect(_extrapolated(before.prior, first.prior, third))
+            expected = jump if jump.objective >= first.objective else problem.expect(third)
+        bar.update(count - bar.n)
+        bar.set_postfix_str(f"objective {expected.objective:.6g}", refresh=False)
+        if not np.isfinite(expected.objective):
+            return before, trace, False, count
+        trace.append(expected.objective)
+        # a plain step after a jump may gain little and the next jump much
+        is_small = trace[-1] - trace[-2] < tol * abs(trace[-1])
+        converged = problem.limit is None and is_small and was_small
+        was_small = is_small or not squared
+    return expected, trace, converged, count
+
+
+def _extrapolated(first: SharedPrior, second: SharedPrior, third: SharedPrior) -> SharedPrior:
+    factor = cholesky(first.kernel)
+    points = []
+    for prior in (first, second, third):
+        white = aligned_loadings(solve_lower(factor, prior.loadings), solve_lower(factor, first.loadings))
+        points.append((prior.mean, white, jnp.log(prior.variance)))
+    mean, white, log_variance = extrapolate(*points)
+    return SharedPrior(mean, factor @ white, jnp.exp(log_variance), first.kernel)
+
+
+def _climb(
+    problem: _Problem, prior: SharedPrior, num_steps: int, tol: float, bar: Any
+) -> tuple[_Expected, list[float], bool, int]:
+    """L-BFGS on the objective, by the gradient that the statistics are."""
+    size, rank = prior.loadings.shape
+    best = problem.expect(prior)
+    trace = [best.objective]
+
+    def unpack(x: np.ndarray) -> SharedPrior:
+        b, V, log_variance = jnp.asarray(x[:size]), jnp.asarray(x[size:-1].reshape(size, rank)), jnp.asarray(x[-1])
+        dtype = prior.mean.dtype
+        return SharedPrior(b.astype(dtype), V.astype(dtype), jnp.exp(log_variance).astype(dtype), prior.kernel)
+
+    def evaluate(x: np.ndarray) -> tuple[float, np.ndarray]:
+        nonlocal best
+        expected = best if len(trace) == 1 and bar.n == 0 else problem.expect(unpack(x))
+        bar.update()
+        trace.append(expected.objective)
+        if not np.isfinite(expected.objective):
+            return np.inf, np.zeros_like(x)
+        if expected.objective >= best.objective:
+            best = expected
+        of_mean, of_loadings, of_variance = prior_gradient(expected.prior, expected.shift, expected.curvature)
+        parts = of_mean, of_loadings.reshape(-1), (of_variance * expected.prior.variance)[None]
+        return -expected.objective, -np.concatenate([np.asarray(part, float) for part in parts])
+
+    start = np.concatenate([prior.mean, np.ravel(prior.loadings), [np.log(prior.variance)]]).astype(float)
+    found = scipy.optimize.minimize(
+        evaluate, start, jac=True, method="L-BFGS-B", options={"maxfun": num_steps, "ftol": tol, "maxcor": 20}
+    )
+    fits = len(trace) - 1
+    return best, list(np.maximum.accumulate(trace[1:])), bool(found.success), fits
+
+
+def _checked_kernel(kernel: ArrayLike) -> Array:
+    K = jnp.asarray(kernel, float)
+    if K.ndim != 2 or K.shape[0] != K.shape[1]:
+        raise ValueError(f"kernel must be a square matrix, with the items on both axes; got shape {K.shape}.")
+    if not np.allclose(K, K.T, rtol=1e-6) or not bool(jnp.all(jnp.isfinite(cholesky(K)))):
+        raise ValueError(
+            "kernel must be symmetric and positive definite: items that are alike in all features, or no noise of "
+            "their own, make it singular. Add a share of the identity, such as 0.1 * np.eye(len(kernel))."
+        )
+    return K
+
+
+def _check_options(
+    K: Array, rank: int, method: str, covariance: str, accelerator: str, num_pairs_per_user: int | None
+) -> None:
+    for name, value, known in (
+        ("method", method, get_args(Method)),
+        ("covariance", covariance, get_args(Covariance)),
+        ("accelerator", accelerator, get_args(Accelerator)),
+    ):
+        if value not in known:
+            raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}; got {value!r}.")
+    if not 0 <= rank < K.shape[0]:
+        raise ValueError(f"rank must be in 0, ..., {K.shape[0] - 1}, below the number of items; got {rank}.")
+    if num_pairs_per_user is not None and num_pairs_per_user < 1:
+        raise ValueError(f"num_pairs_per_user must be one or more; got {num_pairs_per_user}.")
+    if accelerator == "lbfgs" and method == "laplace":
+        raise ValueError(
+            "accelerator='lbfgs' needs the gradient of the objective, which by method='laplace' lacks how the modes "
+            "move. Take accelerator='squarem', or another method."
+        )
+    if accelerator == "lbfgs" and (covariance == "free" or num_pairs_per_user is not None):
+        raise ValueError("accelerator='lbfgs' goes with covariance='factor' and all pairs.")
+
+
+def _start(K: Array, rank: int, given: Mapping[str, Any], key: Array) -> SharedPrior:
+    size = K.shape[0]
+    white = 0.3 * jax.random.normal(key, (size, rank), K.dtype)
+    values = {"V": cholesky(K) @ white, "b": jnp.zeros(size, K.dtype), "sigma": jnp.ones((), K.dtype)}
+    for name, value in given.items():
+        if name not in values or jnp.shape(value) != values[name].shape:
+            shapes = ", ".join(f"{n} {v.shape}" for n, v in values.items())
+            raise ValueError(f"init_values may hold {shapes}; got {name!r} of shape {jnp.shape(value)}.")
+        values[name] = jnp.asarray(value, K.dtype)
+    return SharedPrior(values["b"], values["V"], values["sigma"] ** 2, K)

@@ -1,0 +1,202 @@
+"""What expectation maximisation found of the users and of what they share, and what follows for new questions."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from numpy.typing import ArrayLike
+
+from .pairs import UserBatch, batches_of_users, checked_pairs
+from .user_inference import Method, SharedPrior, infer_users, initial_state, potential_of, user_moments
+
+__all__ = ["CollaborativeFit", "PairPrediction"]
+
+
+class PairPrediction(NamedTuple):
+    """The difference of two utilities, and what it means for a comparison; all of shape ``(n,)``."""
+
+    mean: np.ndarray
+    variance: np.ndarray
+    probability: np.ndarray
+    """That the first item wins."""
+
+
+class CollaborativeFit(NamedTuple):
+    """What :func:`collaborative_em` found.
+
+    Users are known by the pairs with which they were fitted, or folded in, and all others by the prior.
+    """
+
+    prior: SharedPrior
+    """Mean ``b``, loadings ``V``, variance ``sigma ** 2`` and kernel."""
+    method: Method
+    batches: tuple[UserBatch, ...]
+    sites: tuple[tuple[Array, Array], ...]
+    """Precisions and shifts of the sites of each batch."""
+    num_users: int
+    objective_trace: np.ndarray
+    """The sum over users of log evidences or bounds: at the start, then after each iteration."""
+    converged: bool
+    """Whether the last iteration gained little, and all posteriors were found. Never with random pairs."""
+    num_steps: int
+    """Iterations that were made; by L-BFGS fits of all users."""
+    num_skipped: int
+    """Sites that kept an old value in the last fit of the users."""
+    num_constant: int
+    """Pairs of an item with itself, which say nothing and were left out."""
+
+    @property
+    def parameters(self) -> dict[str, Array]:
+        """Values of the sites of :func:`numpyro_ext.models.collaborative_preferences`, for ``hyper_values``."""
+        found = {"b": self.prior.mean, "sigma": jnp.sqrt(self.prior.variance)}
+        return found | ({"V": self.prior.loadings} if self.prior.loadings.shape[1] else {})
+
+    def predict(self, user: ArrayLike | None, first: ArrayLike, second: ArrayLike) -> PairPrediction:
+        """Moments of the difference of two utilities, and the probability that the first item wins.
+
+        :param user: shape ``(n,)``; ``None`` for people of whom nothing is known.
+        :param first: items, shape ``(n,)``.
+        :param second: the other items.
+        :return: the predictions.
+        :raises ValueError: if an index is out of range.
+        """
+        size = self.prior.mean.shape[0]
+        who = np.zeros(np.shape(first), int) if user is None else user
+        asked = list(np.broadcast_arrays(who, first, second))
+        _check_queries(asked, self.num_users, size)
+        who, i, j = (np.asarray(part, int) for part in asked)
+        b, V, variance, K = self.prior
+        difference = V[i] - V[j]
+        mean = b[i] - b[j]
+        spread = jnp.sum(difference**2, -1) + variance * (K[i, i] + K[j, j] - 2.0 * K[i, j])
+        for batch, sites in zip(self.batches, self.sites, strict=True) if user is not None else ():
+            rows = np.flatnonzero(np.isin(batch.users, who))
+            if not rows.size:
+                continue
+            part = batch.take(rows)
+            matrix, vector = user_moments(part, self.prior, *(site[rows] for site in sites))
+            order = np.argsort(part.users)
+            place = np.minimum(np.searchsorted(part.users[order], who), rows.size - 1)
+            row = order[place]
+            mine = np.flatnonzero(part.users[row] == who)
+            row, items = row[mine], part.items[row[mine]]
+            safe = jnp.where(items < size, items, 0)
+            cross = jnp.einsum("qtd,qd->qt", V[safe], difference[mine])
+            cross += variance * (K[safe, i[mine, None]] - K[safe, j[mine, None]])
+            cross = jnp.where(items < size, cross, 0.0)
+            mean = mean.at[mine].add(jnp.sum(cross * vector[row], -1))
+            spread = spread.at[mine].add(-jnp.einsum("qt,qtr,qr->q", cross, matrix[row], cross))
+        potential = potential_of(self.method)
+        probability = jnp.exp(potential.log_normaliser(mean, jnp.maximum(spread, jnp.finfo(mean.dtype).tiny)))
+        return PairPrediction(*(np.asarray(found) for found in (mean, spread, probability)))
+
+    def log_predictive(
+        self, user: ArrayLike | None, first: ArrayLike, second: ArrayLike, won: ArrayLike | None = None
+    ) -> np.ndarray:
+        """Log probability of each outcome; by default that the first item wins.
+
+        :param user: as for :meth:`predict`.
+        :param first: items, shape ``(n,)``.
+        :param second: the other items.
+        :param won: one where the first won, else zero.
+        :return: shape ``(n,)``.
+        """
+        if won is None:
+            won = np.ones(np.shape(first), bool)
+        won = np.asarray(won) == 1
+        ordered = np.where(won, first, second), np.where(won, second, first)
+        found: np.ndarray = np.log(self.predict(user, *ordered).probability)
+        return found
+
+    def utilities(self, users: ArrayLike) -> tuple[Array, Array]:
+        """Posterior means, shape ``(n, items)``, and covariances, ``(n, items, items)``, of all items for some users.
+
+        An additive constant of all utilities of a user is not determined by comparisons.
+
+        :param users: their numbers, shape ``(n,)``.
+        :raises ValueError: if a number is out of range.
+        """
+        who = np.atleast_1d(np.asarray(users))
+        _check_queries([who], self.num_users, 0)
+        covariance = self.prior.covariance()
+        mean = jnp.tile(self.prior.mean, (who.size, 1))
+        spread = jnp.tile(covariance, (who.size, 1, 1))
+        for batch, sites in zip(self.batches, self.sites, strict=True):
+            for row in np.flatnonzero(np.isin(batch.users, who)):
+                here, one = np.flatnonzero(who == batch.users[row]), np.array([row])
+                matrix, vector = user_moments(batch.take(one), self.prior, *(site[one] for site in sites))
+                cross = covariance.at[:, batch.items[row]].get(mode="fill", fill_value=0.0)
+                mean = mean.at[here].add(cross @ vector[0])
+                spread = spread.at[here].add(-cross @ matrix[0] @ cross.T)
+        return mean, spread
+
+    def draw_utilities(self, rng_key: Array, users: ArrayLike, num_samples: int = 1000) -> Array:
+        """Draws of the utilities of all items for some users, shape ``(num_samples, n, items)``."""
+        mean, covariance = self.utilities(users)
+        return jax.random.multivariate_normal(rng_key, mean, covariance, (num_samples, mean.shape[0]), method="svd")
+
+    def fold_in(self, pairs: Any, num_users: int | None = None) -> CollaborativeFit:
+        """Other users under the prior that was found: nothing of it is learned anew.
+
+        :param pairs: as for :func:`collaborative_em`, with users numbered from zero.
+        :param num_users: ``None`` for one more than the largest number.
+        :return: a fit of these users; :attr:`objective_trace` holds their one log evidence.
+        """
+        size = self.prior.mean.shape[0]
+        found, num_users, num_constant = checked_pairs(pairs, num_users, size)
+        batches, sites, total, skipped, converged = batches_of_users(found, size), [], 0.0, 0, True
+        for batch in batches:
+            nameless = batch._replace(users=None)  # type: ignore[arg-type]
+            state = initial_state(nameless, self.prior, self.method)
+            _, each = infer_users(nameless, self.prior, state, method=self.method, num_steps=200, tol=1e-10)
+            sites.append((each.precision, each.site_shift))
+            total, skipped = total + float(each.objective), skipped + int(each.skipped)
+            converged &= bool(each.converged)
+        return self._replace(
+            batches=tuple(batches),
+            sites=tuple(sites),
+            num_users=num_users,
+            objective_trace=np.array([total]),
+            converged=converged,
+            num_steps=0,
+            num_skipped=skipped,
+            num_constant=num_constant,
+        )
+
+    def add_items(self, cross: ArrayLike, kernel: ArrayLike) -> CollaborativeFit:
+        """The same users with new items, of which nothing is known but how like the others they are.
+
+        New items have no loadings and the mean of the others: they are predicted by the Gaussian process part alone.
+
+        :param cross: kernel between new and old items, shape ``(new, old)``.
+        :param kernel: kernel of the new items, shape ``(new, new)``.
+        :return: a fit in which new items stand behind the others.
+        """
+        mean, V, variance, old = self.prior
+        cross, own = jnp.asarray(cross, old.dtype), jnp.asarray(kernel, old.dtype)
+        size, new = old.shape[0], own.shape[0]
+        if cross.shape != (new, size) or own.shape != (new, new):
+            raise ValueError(
+                f"cross and kernel must have shapes (new, {size}) and (new, new); got {cross.shape} and {own.shape}."
+            )
+        prior = SharedPrior(
+            jnp.concatenate([mean, jnp.full(new, jnp.mean(mean))]),
+            jnp.concatenate([V, jnp.zeros((new, V.shape[1]), V.dtype)]),
+            variance,
+            jnp.block([[old, cross.T], [cross, own]]),
+        )
+        padded = [b._replace(items=jnp.where(b.items < size, b.items, size + new)) for b in self.batches]
+        return self._replace(prior=prior, batches=tuple(padded))
+
+
+def _check_queries(parts: list[Any], num_users: int, num_items: int) -> None:
+    for name, part, size in zip(("user", "first", "second"), parts, (num_users, num_items, num_items), strict=False):
+        values = np.asarray(part)
+        if not np.issubdtype(values.dtype, np.integer) or (
+            values.size and not 0 <= values.min() <= values.max() < size
+        ):
+            raise ValueError(f"{name} must hold integers in 0, ..., {size - 1}; got {values}.")

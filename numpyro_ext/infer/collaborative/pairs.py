@@ -1,0 +1,138 @@
+"""Pairs that users compared, in a few batches of users with about as many pairs each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+__all__ = ["Pairs", "UserBatch", "batches_of_users", "checked_pairs"]
+
+_MOST_SHAPES = 5
+_LARGEST_BATCH = 2**24  # elements of the covariances of the users of a batch
+
+
+class Pairs(NamedTuple):
+    """Comparisons, each of which somebody decided for the winner."""
+
+    user: np.ndarray
+    winner: np.ndarray
+    loser: np.ndarray
+
+    def take(self, chosen: np.ndarray) -> Pairs:
+        """Some of the pairs."""
+        return Pairs(*(part[chosen] for part in self))
+
+
+class UserBatch(NamedTuple):
+    """Users side by side, each with the items that its pairs touch; padded to the largest numbers of both."""
+
+    users: np.ndarray
+    """Shape ``(n,)``; ``-1`` where there is none."""
+    items: Array
+    """Items that a user compared, shape ``(n, touched)``, padded by the number of items."""
+    winner: Array
+    """The winner of each pair as a place among the items of its user, shape ``(n, pairs)``."""
+    loser: Array
+    observed: Array
+    """False where there is no pair, shape ``(n, pairs)``."""
+
+    def take(self, chosen: np.ndarray) -> UserBatch:
+        """Some of the users."""
+        users, items, winner, loser, observed = self
+        return UserBatch(users[chosen], items[chosen], winner[chosen], loser[chosen], observed[chosen])
+
+
+def checked_pairs(pairs: Any, num_users: int | None, num_items: int) -> tuple[Pairs, int, int]:
+    """The pairs with the winner first, the number of users, and how often an item was compared with itself.
+
+    :param pairs: columns ``user, first, second`` and perhaps ``won``: an array or table of that many columns, or a
+        tuple of arrays.
+    :param num_users: ``None`` for one more than the largest.
+    :param int num_items: number of items.
+    :raises ValueError: for columns that are none of these, that are no integers, or that are out of range.
+    """
+    columns = list(pairs) if isinstance(pairs, tuple | list) else list(np.asarray(pairs).T)
+    if len(columns) not in (3, 4):
+        raise ValueError(
+            "pairs must have the columns user, winner and loser, or user, first, second and won (0 or 1); got "
+            f"{len(columns)} columns. A table of pairs has a row for each."
+        )
+    names = ("user", "winner", "loser") if len(columns) == 3 else ("user", "first", "second", "won")
+    arrays = [np.asarray(column) for column in columns]
+    if len({array.shape for array in arrays}) > 1 or arrays[0].ndim != 1:
+        raise ValueError(f"{', '.join(names)} must be vectors of one length; got {[a.shape for a in arrays]}.")
+    if num_users is None:
+        num_users = int(np.max(arrays[0], initial=-1)) + 1
+    sizes = (num_users, num_items, num_items, 2)
+    whole = []
+    for name, array, size in zip(names, arrays, sizes, strict=False):
+        index = array.astype(int)
+        if not np.all(index == array):
+            raise ValueError(f"{name} must hold integers; got {array[index != array][0]}.")
+        if index.size and not 0 <= index.min() <= index.max() < size:
+            raise ValueError(f"{name} must lie in 0, ..., {size - 1}; got values from {index.min()} to {index.max()}.")
+        whole.append(index)
+    if not whole[0].size:
+        raise ValueError("There are no pairs: nothing to learn from.")
+    user, first, second = whole[:3]
+    won = whole[3] == 1 if len(whole) == 4 else np.ones(user.size, bool)
+    found = Pairs(user, np.where(won, first, second), np.where(won, second, first))
+    is_same = first == second
+    return found.take(~is_same), num_users, int(is_same.sum())
+
+
+def batches_of_users(pairs: Pairs, num_items: int, sizes: Sequence[tuple[int, int]] | None = None) -> list[UserBatch]:
+    """Users with pairs, in batches of few shapes: with few pairs together, and with many.
+
+    :param Pairs pairs: the comparisons.
+    :param int num_items: number of items.
+    :param sizes: of batches, pairs and touched items, for batches of the same shapes each time; else the least.
+    """
+    users, number, counts = np.unique(pairs.user, return_inverse=True, return_counts=True)
+    order = np.argsort(number, kind="stable")
+    starts = np.cumsum(counts) - counts
+    own = [order[start : start + count] for start, count in zip(starts, counts, strict=True)]
+    touched = [np.unique([pairs.winner[mine], pairs.loser[mine]]) for mine in own]
+    if sizes is None:
+        limits = np.geomspace(counts.min(), counts.max(), _MOST_SHAPES + 1)[1:]
+        level = np.searchsorted(limits * (1.0 + 1e-9), counts)
+    else:
+        level = np.searchsorted([size[0] for size in sizes], counts)
+    batches: list[UserBatch] = []
+    for each in np.unique(level):
+        members = np.flatnonzero(level == each)
+        if sizes is None:
+            num_pairs, width = counts[members].max(), max(touched[k].size for k in members)
+        else:
+            num_pairs, width = sizes[each]
+        per_batch = max(1, min(len(members), _LARGEST_BATCH // width**2))
+        for start in range(0, len(members), per_batch):
+            part = members[start : start + per_batch]
+            batches.append(_batch(pairs, users, own, touched, part, (per_batch, num_pairs, width), num_items))
+    return batches
+
+
+def _batch(
+    pairs: Pairs,
+    users: np.ndarray,
+    own: list[np.ndarray],
+    touched: list[np.ndarray],
+    members: np.ndarray,
+    shape: tuple[int, int, int],
+    num_items: int,
+) -> UserBatch:
+    size, num_pairs, width = shape
+    who, items = np.full(size, -1), np.full((size, width), num_items)
+    winner, loser, observed = (np.zeros((size, num_pairs), kind) for kind in (int, int, bool))
+    for row, k in enumerate(members):
+        who[row] = users[k]
+        items[row, : touched[k].size] = touched[k]
+        count = own[k].size
+        winner[row, :count] = np.searchsorted(touched[k], pairs.winner[own[k]])
+        loser[row, :count] = np.searchsorted(touched[k], pairs.loser[own[k]])
+        observed[row, :count] = True
+    return UserBatch(who, *map(jnp.asarray, (items, winner, loser, observed)))

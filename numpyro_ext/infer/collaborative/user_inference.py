@@ -1,0 +1,169 @@
+r"""Posteriors of users under one shared prior, and what an M-step needs of them (Ko 2017, section 3.2).
+
+With the rows :math:`B_u` of the pairs of a user, sites of precision :math:`\Pi` and shift :math:`\beta`, the prior
+:math:`N(\mu, \Sigma)` and :math:`E = (\Pi^{-1} + B \Sigma B^T)^{-1}`, the posterior of the utilities of all items is
+
+.. math:: \xi = \mu + \Sigma w, \quad \Xi = \Sigma - \Sigma G \Sigma, \qquad G = B^T E B, \quad
+    w = B^T (\beta - E (B \Sigma B^T \beta + B \mu)).
+
+``G`` and ``w`` are zero but for items that the user compared. There, with the Laplacian :math:`L = B^T \Pi B`,
+:math:`G = (I + L \Sigma)^{-1} L`: nothing is inverted that may be singular, and pairs count linearly.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from types import ModuleType
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from ...linalg.gaussian.design import SparseRows
+from ...linalg.gaussian.prior import CovariancePrior
+from ...potentials import BoundedPotential, JaakkolaBound, LogitPotential, Potential, ProbitPotential
+from ...structure.latent_gaussian import Blocks, LatentGaussian
+from ..gaussian.algorithms import expectation_propagation, laplace
+from ..gaussian.variational import natural_gradient
+from .pairs import UserBatch
+
+__all__ = ["Method", "SharedPrior", "UserStatistics", "infer_users", "initial_state", "user_form", "user_moments"]
+
+Method = Literal["ep", "vg", "jaakkola", "laplace"]
+_ALGORITHMS: dict[str, ModuleType] = {
+    "ep": expectation_propagation,
+    "vg": natural_gradient,
+    "jaakkola": natural_gradient,
+    "laplace": laplace,
+}
+
+
+class SharedPrior(NamedTuple):
+    r"""The prior :math:`N(b, V V^T + \sigma^2 K)` of the utilities of every user."""
+
+    mean: Array
+    """:math:`b`, shape ``(items,)``."""
+    loadings: Array
+    """:math:`V`, shape ``(items, rank)``."""
+    variance: Array
+    """:math:`\\sigma^2`."""
+    kernel: Array
+    """:math:`K`, shape ``(items, items)``."""
+
+    def covariance(self) -> Array:
+        """Of all items, shape ``(items, items)``."""
+        return self.loadings @ self.loadings.T + self.variance * self.kernel
+
+    def blocks(self, items: Array) -> Array:
+        """Covariances of some items, ``(n, m)``, shape ``(n, m, m)``; the identity where there is no item."""
+        inside = items < self.mean.shape[0]
+        safe = jnp.where(inside, items, 0)
+        loadings = self.loadings[safe]
+        found = loadings @ loadings.mT + self.variance * self.kernel[safe[:, :, None], safe[:, None, :]]
+        both = inside[:, :, None] & inside[:, None, :]
+        return jnp.where(both, found, jnp.eye(items.shape[1], dtype=found.dtype))
+
+    def means(self, items: Array) -> Array:
+        """Means of these items, zero where there is none."""
+        return self.mean.at[items].get(mode="fill", fill_value=0.0)
+
+
+class UserStatistics(NamedTuple):
+    """What the pairs of the users of a batch say, summed over users."""
+
+    objective: Array
+    """Log evidence or its bound."""
+    shift: Array
+    """Sum of ``w``, shape ``(items,)``."""
+    curvature: Array
+    """Sum of ``G - w w^T``, shape ``(items, items)``."""
+    converged: Array
+    skipped: Array
+    """Sites that kept an old value for want of a proper one."""
+    precision: Array
+    """Of the sites, shape ``(n, pairs)``."""
+    site_shift: Array
+
+
+def potential_of(method: Method) -> Potential:
+    """The factor of a pair that was won."""
+    if method == "jaakkola":
+        return BoundedPotential(LogitPotential(jnp.ones(())), JaakkolaBound())
+    return ProbitPotential(jnp.ones(()))
+
+
+def user_form(batch: UserBatch, prior: SharedPrior, method: Method) -> LatentGaussian:
+    """What the algorithms of latent Gaussian models run on: a block of touched items for each user."""
+    num_users, width = batch.items.shape
+    num_pairs = batch.winner.shape[1]
+    first = width * jnp.arange(num_users)[:, None]
+    columns = jnp.stack([first + batch.winner, first + batch.loser], axis=-1).reshape(-1, 2)
+    observed = batch.observed.reshape(-1)
+    values = jnp.where(observed[:, None], jnp.array([1.0, -1.0], prior.mean.dtype), 0.0)
+    means = prior.means(batch.items)
+    offset = jnp.take_along_axis(means, batch.winner, 1) - jnp.take_along_axis(means, batch.loser, 1)
+    return LatentGaussian(
+        prior=(CovariancePrior(prior.blocks(batch.items)),),
+        design=SparseRows(columns, values, num_users * width),
+        offset=jnp.where(observed, offset.reshape(-1), 0.0),
+        potentials=(potential_of(method),),
+        observed=(observed,),
+        log_constant=jnp.zeros((), prior.mean.dtype),
+        blocks=Blocks(
+            jnp.arange(num_users * num_pairs).reshape(num_users, num_pairs),
+            jnp.arange(num_users * width).reshape(num_users, width),
+        ),
+    )
+
+
+def initial_state(batch: UserBatch, prior: SharedPrior, method: Method) -> Any:
+    """Where the algorithm of the method starts."""
+    return _ALGORITHMS[method].init(user_form(batch, prior, method))
+
+
+@partial(jax.jit, static_argnames=("method", "num_steps"))
+def infer_users(
+    batch: UserBatch, prior: SharedPrior, state: Any, *, method: Method, num_steps: int, tol: float
+) -> tuple[Any, UserStatistics]:
+    """Fit the posteriors of the users of a batch: the E-step.
+
+    :param UserBatch batch: the users, whose names are not looked at.
+    :param SharedPrior prior: the prior of all.
+    :param state: from :func:`initial_state`, or of a fit under another prior.
+    :param str method: ``"ep"``, ``"vg"``, ``"jaakkola"`` or ``"laplace"``.
+    :param int num_steps: the largest number of steps.
+    :param float tol: when to stop, as the algorithm has it.
+    :return: the state to go on from, and the statistics.
+
+    Cost: for each user and step the cube of its pairs or of the items that it touches, whichever are fewer.
+    """
+    algorithm, form = _ALGORITHMS[method], user_form(batch, prior, method)
+    state, info = algorithm.solve(form, state, num_steps=num_steps, tol=tol)
+    objective = algorithm.log_evidence(form, state) if info.objective is None else info.objective
+    posterior = algorithm.posterior(form, state)
+    sites = (jnp.where(form.observed[0], part, 0.0) for part in (posterior.site_precision, posterior.site_shift))
+    precision, shift = (part.reshape(batch.winner.shape) for part in sites)
+    matrix, vector = user_moments(batch, prior, precision, shift)
+    outer = matrix - vector[:, :, None] * vector[:, None, :]
+    items, size = batch.items, prior.mean.shape[0]
+    total = jnp.zeros((size,), vector.dtype).at[items].add(vector, mode="drop")
+    curvature = jnp.zeros((size, size), vector.dtype)
+    curvature = curvature.at[items[:, :, None], items[:, None, :]].add(outer, mode="drop")
+    skipped = jnp.sum(info.skipped)
+    return state, UserStatistics(objective, total, curvature, info.converged, skipped, precision, shift)
+
+
+def user_moments(batch: UserBatch, prior: SharedPrior, precision: Array, shift: Array) -> tuple[Array, Array]:
+    """``G``, shape ``(n, touched, touched)``, and ``w``, shape ``(n, touched)``, at sites of shape ``(n, pairs)``."""
+    row, width = jnp.arange(batch.items.shape[0])[:, None], batch.items.shape[1]
+    i, j = batch.winner, batch.loser
+    laplacian = jnp.zeros((row.size, width, width), precision.dtype)
+    laplacian = laplacian.at[row, i, i].add(precision).at[row, j, j].add(precision)
+    laplacian = laplacian.at[row, i, j].add(-precision).at[row, j, i].add(-precision)
+    pull = jnp.zeros((row.size, width), shift.dtype).at[row, i].add(shift).at[row, j].add(-shift)
+    covariance = prior.blocks(batch.items)
+    matrix = jnp.linalg.solve(jnp.eye(width, dtype=precision.dtype) + laplacian @ covariance, laplacian)
+    matrix = 0.5 * (matrix + matrix.mT)
+    reached = jnp.einsum("nij,nj->ni", covariance, pull) + prior.means(batch.items)
+    return matrix, pull - jnp.einsum("nij,nj->ni", matrix, reached)

@@ -1,0 +1,244 @@
+"""Expectation maximisation over many people's preferences, against the values of Ko (2017), section 3.2."""
+
+import json
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.stats
+from jax import random
+
+from numpyro_ext.infer import EP, collaborative_em
+from numpyro_ext.infer.collaborative.component_analysis import factor_step, free_step, prior_gradient
+from numpyro_ext.infer.collaborative.pairs import batches_of_users, checked_pairs
+from numpyro_ext.infer.collaborative.user_inference import SharedPrior, infer_users, initial_state, user_moments
+from numpyro_ext.models import collaborative_preferences
+
+REFERENCE = Path(__file__).parents[1] / "reference"
+KO = json.loads((REFERENCE / "ko-preferences.json").read_text())
+METHODS = {"ep": "EP", "vg": "VG", "jaakkola": "JK", "laplace": "LP"}
+USER = np.repeat(np.arange(10), [len(pairs) for pairs in KO["pairs"]])
+FIRST, SECOND = np.concatenate(KO["pairs"]).T
+PAIRS = (USER, FIRST, SECOND)
+
+
+def _kernel(X, psi, alpha):
+    X = np.asarray(X)
+    return np.exp(-np.sum((X[:, None] - X) ** 2, -1) / psi) + alpha * np.eye(len(X))
+
+
+KERNEL = _kernel(KO["X"], KO["psi"], KO["alpha"])
+START = {"V": np.array(KO["V"]), "b": np.array(KO["b"]), "sigma": KO["sigma2"] ** 0.5}
+PRIOR = SharedPrior(jnp.asarray(START["b"]), jnp.asarray(START["V"]), jnp.asarray(KO["sigma2"]), jnp.asarray(KERNEL))
+
+
+def _infer(method, prior=PRIOR, pairs=PAIRS):
+    """Batches with their statistics, and the sums of these."""
+    found = []
+    for batch in batches_of_users(checked_pairs(pairs, None, 8)[0], 8):
+        nameless = batch._replace(users=None)
+        state = initial_state(nameless, prior, method)
+        found.append((batch, infer_users(nameless, prior, state, method=method, num_steps=300, tol=1e-13)[1]))
+    return found, *(sum(getattr(each, name) for _, each in found) for name in ("objective", "shift", "curvature"))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_users_and_both_m_steps_have_the_reference_values(method):
+    expected = KO["inference"][METHODS[method]]
+    found, objective, shift, curvature = _infer(method)
+    np.testing.assert_allclose(objective, expected["objective"], rtol=1e-9)
+    for batch, each in found:
+        matrix, vector = user_moments(batch, PRIOR, each.precision, each.site_shift)
+        for row, user in enumerate(batch.users):
+            theirs, kept = expected["users"][user], np.asarray(batch.observed[row])
+            np.testing.assert_allclose(each.precision[row][kept], theirs["pi"], atol=1e-8)
+            np.testing.assert_allclose(each.site_shift[row][kept], theirs["beta"], atol=1e-8)
+            design = np.zeros((kept.sum(), batch.items.shape[1]))
+            design[np.arange(len(design)), batch.winner[row][kept]] += 1.0
+            design[np.arange(len(design)), batch.loser[row][kept]] -= 1.0
+            np.testing.assert_allclose(vector[row], design.T @ np.array(theirs["e"]), atol=1e-8)
+            pi = np.array(theirs["pi"])
+            E = np.linalg.inv(
+                np.diag(1.0 / pi) + design @ np.asarray(PRIOR.blocks(batch.items[row][None])[0]) @ design.T
+            )
+            np.testing.assert_allclose(np.diag(E), theirs["diagE"], atol=1e-8)
+            np.testing.assert_allclose(matrix[row], design.T @ E @ design, atol=1e-8)
+    shift, curvature = shift / 10, curvature / 10
+    np.testing.assert_allclose(shift, expected["s"], atol=1e-8)
+    np.testing.assert_allclose(curvature, expected["S_without_ss"], atol=1e-8)
+    for name, old_mean in (("mstep_joint", False), ("mstep_oldmean", True)):
+        step, theirs = factor_step(PRIOR, shift, curvature, old_mean=old_mean), expected[name]
+        np.testing.assert_allclose(step.mean, theirs["b"], atol=1e-8)
+        np.testing.assert_allclose(step.loadings @ step.loadings.T, theirs["VVt"], atol=1e-8)
+        np.testing.assert_allclose(step.variance, theirs["sigma2"], atol=1e-8)
+    krylov = factor_step(PRIOR, shift, curvature, dense=False)
+    dense = factor_step(PRIOR, shift, curvature)
+    np.testing.assert_allclose(krylov.loadings @ krylov.loadings.T, dense.loadings @ dense.loadings.T, atol=1e-10)
+    np.testing.assert_allclose(krylov.variance, dense.variance, rtol=1e-10)
+    free = SharedPrior(PRIOR.mean, jnp.zeros((8, 0)), jnp.ones(()), PRIOR.covariance())
+    np.testing.assert_allclose(free_step(free, shift, curvature).kernel, expected["npca_step_Sigma"], atol=1e-8)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_predictions_and_traces_have_the_reference_values(method):
+    expected = KO["inference"][METHODS[method]]
+    options = {"method": method, "init_values": START, "accelerator": "none", "progress_bar": False, "tol": 0.0}
+    options |= {"inference_tol": 1e-12, "num_inference_steps": 300}
+    at_start = collaborative_em(PAIRS, KERNEL, 2, num_steps=0, **options)
+    found = np.stack(at_start.predict(*np.array(KO["queries"]).T), axis=1)
+    np.testing.assert_allclose(found, expected["predict_m_v_p"], atol=1e-8)
+    fit = collaborative_em(np.stack(PAIRS, axis=1), KERNEL, 2, num_steps=24, **options)
+    np.testing.assert_allclose(fit.objective_trace, expected["em_objective"], atol=1e-6)
+    np.testing.assert_allclose(fit.prior.variance, expected["em_sigma2"][-1], atol=1e-6)
+    assert np.all(np.diff(fit.objective_trace) > 0) and fit.num_steps == 24 and not fit.converged
+
+
+def test_any_covariance_has_the_reference_trace():
+    fit = collaborative_em(
+        PAIRS, KERNEL, 2, covariance="free", init_values=START, num_steps=24, tol=0, inference_tol=1e-12,
+        progress_bar=False,
+    )  # fmt: skip
+    np.testing.assert_allclose(fit.objective_trace, KO["npca_ep_objective"], atol=1e-6)
+
+
+@pytest.mark.parametrize("method", ["ep", "vg", "jaakkola"])
+def test_statistics_are_the_gradient_of_the_objective(method):
+    _, _, shift, curvature = _infer(method)
+    found = prior_gradient(PRIOR, shift, curvature)
+    rng = np.random.default_rng(0)
+    for _ in range(2):
+        move = (rng.normal(size=8), rng.normal(size=(8, 2)), rng.normal())
+        ends = [
+            _infer(method, SharedPrior(*(p + step * m for p, m in zip(PRIOR[:3], move, strict=True)), PRIOR.kernel))[1]
+            for step in (1e-4, -1e-4)
+        ]
+        along = sum(np.sum(g * m) for g, m in zip(found, move, strict=True))
+        np.testing.assert_allclose(along, (ends[0] - ends[1]) / 2e-4, rtol=1e-6)
+
+
+def test_accelerators_reach_what_plain_steps_do_and_the_engine_has_the_same_evidence():
+    options = {"progress_bar": False, "num_steps": 100}
+    plain = collaborative_em(PAIRS, KERNEL, 1, **options, accelerator="none", tol=1e-3)
+    squared = collaborative_em(PAIRS, KERNEL, 1, **options, tol=1e-3)
+    climbed = collaborative_em(PAIRS, KERNEL, 1, **options, tol=1e-9, accelerator="lbfgs")
+    assert np.all(np.diff(squared.objective_trace) > 0) and squared.converged and plain.converged
+    assert climbed.converged and climbed.objective_trace[-1] > squared.objective_trace[-1] > plain.objective_trace[-1]
+    ep = EP(collaborative_preferences, hyper_values=squared.parameters, progress_bar=False)
+    ep.run(random.key(0), *PAIRS, np.ones(USER.size, int), num_users=10, kernel=KERNEL, rank=1)
+    np.testing.assert_allclose(ep.log_evidence, squared.objective_trace[-1], rtol=1e-6)
+
+
+def test_new_users_and_new_items_follow_from_the_prior():
+    fit = collaborative_em(PAIRS, KERNEL, 2, init_values=START, num_steps=0, progress_bar=False)
+    covariance = np.asarray(PRIOR.covariance())
+    new = fit.predict(None, [1, 2], [4, 0])
+    for k, (i, j) in enumerate([(1, 4), (2, 0)]):
+        variance = covariance[i, i] + covariance[j, j] - 2 * covariance[i, j]
+        mean = START["b"][i] - START["b"][j]
+        np.testing.assert_allclose([new.mean[k], new.variance[k]], [mean, variance], rtol=1e-12)
+        np.testing.assert_allclose(new.probability[k], scipy.stats.norm.cdf(mean / np.sqrt(1 + variance)), rtol=1e-10)
+    # those who answer alike are the same to the model
+    folded = fit.fold_in((USER[USER == 5] - 5, FIRST[USER == 5], SECOND[USER == 5]))
+    old, same = fit.predict([5, 5], [3, 1], [0, 6]), folded.predict([0, 0], [3, 1], [0, 6])
+    np.testing.assert_allclose(old, same, rtol=1e-6)
+    mean, spread = fit.utilities([5])
+    contrast = np.zeros(8)
+    contrast[[3, 0]] = 1.0, -1.0
+    np.testing.assert_allclose([contrast @ mean[0], contrast @ spread[0] @ contrast], [old.mean[0], old.variance[0]])
+    draws = np.asarray(fit.draw_utilities(random.key(0), [5], 20_000))[:, 0] @ contrast
+    np.testing.assert_allclose([draws.mean(), draws.var()], [old.mean[0], old.variance[0]], atol=0.03)
+    # an item that is as another one is but for its loadings, where there are none
+    plain = collaborative_em(PAIRS, KERNEL, 0, init_values={"b": np.zeros(8)}, num_steps=0, progress_bar=False)
+    more = plain.add_items(KERNEL[:1] - 0.1 * np.eye(8)[:1], [[KERNEL[0, 0]]])
+    assert more.prior.mean.shape == (9,)
+    np.testing.assert_allclose(more.predict([5], [3], [0]), plain.predict([5], [3], [0]), rtol=1e-10)
+    twin, known = more.predict([5, 2], [8, 8], [3, 3]), plain.predict([5, 2], [0, 0], [3, 3])
+    np.testing.assert_allclose([twin.mean[0], twin.variance[0]], [known.mean[0], known.variance[0]], rtol=1e-10)
+    assert twin.variance[1] > known.variance[1]  # who compared the one knows less of the other
+
+
+def test_random_pairs_and_pairs_that_lost():
+    options = {"progress_bar": False, "init_values": START, "num_steps": 3}
+    swapped = collaborative_em((USER, SECOND, FIRST, np.zeros(USER.size)), KERNEL, 2, **options)
+    straight = collaborative_em(PAIRS, KERNEL, 2, num_users=10, **options)
+    np.testing.assert_allclose(swapped.objective_trace, straight.objective_trace, rtol=1e-12)
+    few = collaborative_em(PAIRS, KERNEL, 2, num_pairs_per_user=2, **options)
+    assert not few.converged and max(batch.winner.shape[1] for batch in few.batches) == 2
+    assert np.isfinite(few.objective_trace).all() and few.objective_trace[0] > straight.objective_trace[0]
+    outcome = few.log_predictive([0, 0], [1, 2], [2, 1], [1, 0])
+    np.testing.assert_allclose(outcome[0], outcome[1], rtol=1e-12)
+    np.testing.assert_allclose(np.exp(outcome[0]), few.predict([0], [1], [2]).probability[0])
+
+
+def test_bad_input_is_explained():
+    for call, message in [
+        (lambda: collaborative_em(PAIRS, KERNEL, 8), "rank must be in 0, ..., 7"),
+        (lambda: collaborative_em(PAIRS, np.ones((8, 8)), 1), "Add a share of the identity"),
+        (lambda: collaborative_em(PAIRS, KERNEL[:7, :7], 1), "winner must lie in 0, ..., 6; got values from 0 to 7"),
+        (lambda: collaborative_em(PAIRS[:2], KERNEL, 1), "got 2 columns"),
+        (lambda: collaborative_em((USER, FIRST, SECOND + 0.5), KERNEL, 1), "loser must hold integers; got"),
+        (lambda: collaborative_em((USER, FIRST, SECOND, 2 * FIRST), KERNEL, 1), "won must lie in 0, ..., 1"),
+        (lambda: collaborative_em(PAIRS, KERNEL, 1, method="mcmc"), "method must be one of 'ep'"),
+        (lambda: collaborative_em(PAIRS, KERNEL, 1, method="laplace", accelerator="lbfgs"), "squarem"),
+        (lambda: collaborative_em(PAIRS, KERNEL, 1, init_values={"V": START["V"]}), r"init_values may hold V \(8, 1\)"),
+        (lambda: collaborative_em(np.zeros((0, 3), int), KERNEL, 1), "There are no pairs"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            call()
+    with pytest.warns(UserWarning, match="1 pair compares an item with itself"):
+        fit = collaborative_em(
+            tuple(np.append(part, 3) for part in PAIRS), KERNEL, 2, num_steps=0, init_values=START, progress_bar=False
+        )
+    assert fit.num_constant == 1
+    np.testing.assert_allclose(fit.objective_trace[0], KO["inference"]["EP"]["objective"], rtol=1e-7)
+    with pytest.raises(ValueError, match="user must hold integers in 0, ..., 9"):
+        fit.predict([10], [0], [1])
+
+
+def _synthetic():
+    table = np.genfromtxt(REFERENCE / "ko-preferences-synth.csv", delimiter=",", dtype=None, names=True, encoding=None)
+    results = json.loads((REFERENCE / "ko-preferences-synth-results.json").read_text())
+    parts = [
+        np.stack([table[n][table["split"] == split] for n in ("user", "winner", "loser")])
+        for split in ("train", "test")
+    ]
+    return *parts, _kernel(results["X"], results["psi"], results["alpha"]), results["models"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "rank", "options"),
+    [
+        ("GPVU-EP", 2, {}),
+        ("GPVU-VG", 2, {"method": "vg"}),
+        ("GPVU-JK", 2, {"method": "jaakkola"}),
+        ("GPVU-LP", 2, {"method": "laplace"}),
+        ("VU-EP", 2, {}),
+        ("GPitem-EP", 0, {}),
+        ("GPitem-LP", 0, {"method": "laplace"}),
+        ("NPCA-EP", 2, {"covariance": "free"}),
+    ],
+)
+def test_synthetic_users_after_forty_iterations(name, rank, options):
+    train, test, kernel, results = _synthetic()
+    kernel = np.eye(30) if name.startswith("VU") else kernel
+    fit = collaborative_em(
+        tuple(train), kernel, rank, accelerator="none", num_steps=40, tol=0, progress_bar=False, **options
+    )
+    assert np.all(np.diff(fit.objective_trace) > 0)
+    np.testing.assert_allclose(-fit.log_predictive(*test).mean(), results[name]["test_logloss"], atol=0.01)
+    if name.startswith("GPVU"):
+        np.testing.assert_allclose(fit.prior.variance, results[name]["sigma2"], atol=0.02)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scale", [0.1, 0.3, 1.0])
+def test_synthetic_users_at_the_optimum(scale):
+    train, test, kernel, _ = _synthetic()
+    white = scale * np.random.default_rng(0).normal(size=(30, 2))
+    fit = collaborative_em(
+        tuple(train), kernel, 2, accelerator="lbfgs", num_steps=40, tol=1e-7, progress_bar=False,
+        init_values={"V": np.linalg.cholesky(kernel) @ white},
+    )  # fmt: skip
+    assert fit.objective_trace[-1] >= -1479 and -fit.log_predictive(*test).mean() <= 0.472
