@@ -2,5 +2,17 @@
 
 from .coal_mining import EventCounts, bin_events, load_coal_mining, load_coal_mining_counts
 from .external import data_path
+from .preferences import PairsOfItems, Rankings, load_best_worst_pairs, load_sushi, simulate_preferences
 
-__all__ = ["EventCounts", "bin_events", "data_path", "load_coal_mining", "load_coal_mining_counts"]
+__all__ = [
+    "EventCounts",
+    "PairsOfItems",
+    "Rankings",
+    "bin_events",
+    "data_path",
+    "load_best_worst_pairs",
+    "load_coal_mining",
+    "load_coal_mining_counts",
+    "load_sushi",
+    "simulate_preferences",
+]

@@ -3,13 +3,13 @@
 from .bilinear.batches import fit_batches
 from .bilinear.engine import BilinearVG
 from .bilinear.grid_search import GridSearch, grid_search
-from .bilinear.prediction import ranking_scores
 from .calibration import Calibration, calibrate
 from .collaborative.em import collaborative_em
 from .collaborative.fit import CollaborativeFit
 from .comparison.compare import compare_engines
 from .comparison.recommend import recommend
 from .ep import EP
+from .front.answers.ranking import RankSummary, expected_ranks, rank_summary, ranking_scores, shortlist
 from .gaussian.algorithms.algorithm import Algorithm
 from .gaussian.algorithms.fit_info import FitInfo
 from .gaussian.algorithms.posterior import GaussianPosterior
@@ -40,6 +40,7 @@ __all__ = [
     "GridSearch",
     "LaplaceApproximation",
     "LatentGaussianRows",
+    "RankSummary",
     "StructuredMeanField",
     "VariationalGaussian",
     "annealed_importance_sampling",
@@ -47,13 +48,16 @@ __all__ = [
     "collaborative_em",
     "compare_engines",
     "cross_validate",
+    "expected_ranks",
     "fit_batches",
     "grid_search",
     "marginalize",
     "multinomial_probit_bayes",
     "predictive_log_density",
+    "rank_summary",
     "ranking_scores",
     "recommend",
+    "shortlist",
     "table_rows",
     "variational_em",
 ]

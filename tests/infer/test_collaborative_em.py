@@ -211,12 +211,8 @@ def _synthetic():
     ("name", "rank", "options"),
     [
         ("GPVU-EP", 2, {}),
-        ("GPVU-VG", 2, {"method": "vg"}),
-        ("GPVU-JK", 2, {"method": "jaakkola"}),
-        ("GPVU-LP", 2, {"method": "laplace"}),
         ("VU-EP", 2, {}),
         ("GPitem-EP", 0, {}),
-        ("GPitem-LP", 0, {"method": "laplace"}),
         ("NPCA-EP", 2, {"covariance": "free"}),
     ],
 )

@@ -1,4 +1,4 @@
-"""Predictions of bilinear posteriors: probabilities of observations, their expected means, rankings."""
+"""Predictions of bilinear posteriors: probabilities of observations and their expected means."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
-from numpy.typing import ArrayLike
+from jax.typing import ArrayLike
 
 from ...potentials.base import Potential
 from ...potentials.base import potential as make_potential
@@ -16,7 +15,7 @@ from ...structure.bilinear.form import Bilinear
 from .cells import Side, cell_expectations, cell_values, conditional_moments
 from .incidence import SideBlock, draw_side, touched
 
-__all__ = ["draw_predictors", "expected_means", "expected_ranks", "log_predictive_counts", "ranking_scores"]
+__all__ = ["draw_predictors", "expected_means", "log_predictive_counts"]
 
 
 @partial(jax.jit, static_argnames="num_samples")
@@ -105,59 +104,3 @@ def draw_predictors(form: Bilinear, rows: SideBlock, columns: SideBlock, rng_key
 
     draws: Array = jax.lax.map(one, jax.random.split(rng_key, num_samples))
     return draws
-
-
-def expected_ranks(draws: ArrayLike, group: ArrayLike) -> np.ndarray:
-    """Mean over draws of the rank of each entry within its group, the largest being first.
-
-    :param draws: shape ``(num_samples, n)``.
-    :param group: shape ``(n,)``.
-    :return: shape ``(n,)``, from one.
-
-    **Example:**
-
-    >>> from numpyro_ext.infer.bilinear.prediction import expected_ranks
-    >>> print(expected_ranks([[3.0, 1.0, 2.0], [3.0, 2.0, 1.0]], [0, 0, 0]))
-    [1.  2.5 2.5]
-    """
-    draws, group = np.asarray(draws), np.asarray(group)
-    total = np.zeros(draws.shape[1])
-    _, number, counts = np.unique(group, return_inverse=True, return_counts=True)
-    starts = np.cumsum(counts) - counts
-    for draw in draws:
-        order = np.lexsort((-draw, number))
-        total[order] += np.arange(order.size) - starts[number[order]] + 1
-    return total / len(draws)
-
-
-def ranking_scores(ranks: ArrayLike, relevant: ArrayLike, group: ArrayLike, k: int = 10) -> dict[str, float]:
-    """Precision, recall and normalised discounted cumulative gain among the first ``k``, averaged over groups.
-
-    :param ranks: of the entries within their groups; only their order counts. Shape ``(n,)``.
-    :param relevant: boolean, which entries should come first, shape ``(n,)``.
-    :param group: such as the user, shape ``(n,)``.
-    :param int k: length of the list that is shown.
-    :return: ``precision``, ``recall`` and ``ndcg``; groups without relevant entries are left out.
-    :raises ValueError: if nothing is relevant, or the shapes differ.
-
-    **Example:**
-
-    >>> from numpyro_ext.infer.bilinear.prediction import ranking_scores
-    >>> ranking_scores([1, 2, 3, 4], [True, False, True, False], [0, 0, 0, 0], k=2)
-    {'precision': 0.5, 'recall': 0.5, 'ndcg': 0.613}
-    """
-    ranks, relevant, group = np.asarray(ranks), np.asarray(relevant, bool), np.asarray(group)
-    if not ranks.shape == relevant.shape == group.shape:
-        raise ValueError(f"ranks, relevant and group have shapes {ranks.shape}, {relevant.shape} and {group.shape}.")
-    if not relevant.any():
-        raise ValueError("no entry is relevant: there is nothing to score.")
-    scores = []
-    gains = 1.0 / np.log2(np.arange(2, k + 2))
-    for one in np.unique(group[relevant]):
-        members = np.flatnonzero(group == one)
-        first = relevant[members[np.argsort(ranks[members], kind="stable")][:k]]
-        num_relevant = int(relevant[members].sum())
-        best = gains[: min(num_relevant, k)].sum()
-        scores.append((first.sum() / k, first.sum() / num_relevant, gains[: first.size][first].sum() / best))
-    precision, recall, ndcg = np.mean(scores, axis=0).tolist()
-    return {"precision": precision, "recall": recall, "ndcg": ndcg}

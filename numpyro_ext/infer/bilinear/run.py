@@ -17,6 +17,7 @@ from ...structure.bilinear.form import Bilinear, CoupledSide, Side
 from ...structure.bilinear.read import read_like
 from ...structure.bilinear.reading import BilinearReading
 from ..front.answers.draws import finite_draws, with_hyper
+from ..front.answers.ranking import expected_ranks
 from ..front.answers.sites import PosteriorSites, SitePosterior, missing_sites
 from ..front.results import Diagnostics
 from ..front.run import FinishedRun
@@ -25,7 +26,7 @@ from ..front.state import EngineState, Fit, data_digest
 from ..hyper.space import UnconstrainedSpace
 from . import sweeps as core
 from .incidence import CoupledBlock, SideBlock, coupled_moments, draw_side
-from .prediction import draw_predictors, expected_means, expected_ranks, log_predictive_counts
+from .prediction import draw_predictors, expected_means, log_predictive_counts
 from .programs import BilinearPrograms
 
 __all__ = ["BilinearRun", "SitePlaces", "site_places"]

@@ -1,0 +1,171 @@
+"""Rankings: what draws of utilities say of places, and how good a ranking is."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+__all__ = ["RankSummary", "expected_ranks", "rank_summary", "ranking_scores", "shortlist"]
+
+
+class RankSummary(NamedTuple):
+    """Places of items, the first being one, under the uncertainty of their utilities."""
+
+    expected_rank: np.ndarray
+    """Shape ``(..., items)``."""
+    lower: np.ndarray
+    """Lower end of the central interval of the rank, shape ``(..., items)``."""
+    upper: np.ndarray
+    best: np.ndarray
+    """Probability of the first place, shape ``(..., items)``."""
+    among_first: np.ndarray
+    """Probability of one of the first ``k`` places, shape ``(..., items)``."""
+    above: np.ndarray
+    """Probability that the item of the last axis but one stands above that of the last."""
+
+
+def rank_summary(
+    draws: Any, site: str | None = None, *, users: ArrayLike | None = None, k: int = 5, probability: float = 0.9
+) -> RankSummary:
+    """Places of items by their utilities: expected ranks with intervals, and probabilities of places.
+
+    :param draws: utilities of shape ``(num_samples, ..., items)``; or what has ``get_samples()``, such as an engine or
+        NumPyro's ``MCMC`` after its run, or the dictionary that this returns. For a fit of
+        :func:`~numpyro_ext.infer.collaborative_em` take its ``draw_utilities``.
+    :param str site: which site of an engine or dictionary holds the utilities.
+    :param users: which places of the axis before the items to take; ``None`` for all.
+    :param int k: how many places are the first ones.
+    :param float probability: of the central intervals.
+    :return: the summary, of shape ``(..., items)``; items of equal utility stand in their order.
+    :raises ValueError: if there is no such site, or ``k`` or the probability is out of range.
+
+    **Example:**
+
+    >>> from numpyro_ext.infer import rank_summary
+    >>> summary = rank_summary([[3.0, 1.0, 2.0], [3.0, 2.0, 1.0]], k=2)
+    >>> print(summary.expected_rank, summary.best, summary.among_first, summary.above[1])
+    [1.  2.5 2.5] [1. 0. 0.] [1.  0.5 0.5] [0.  0.  0.5]
+    """
+    utilities = _utilities(draws, site, users)
+    size = utilities.shape[-1]
+    if not 1 <= k <= size:
+        raise ValueError(f"k must be in 1, ..., {size}, the number of items; got {k}.")
+    if not 0.0 < probability < 1.0:
+        raise ValueError(f"probability must be between 0 and 1; got {probability}.")
+    ranks = np.argsort(np.argsort(-utilities, axis=-1, kind="stable"), axis=-1) + 1
+    tails = 0.5 * (1.0 - probability)
+    lower, upper = np.quantile(ranks, [tails, 1.0 - tails], axis=0, method="inverted_cdf")
+    above = np.zeros((*ranks.shape[1:], size))
+    for draw in ranks:
+        above += draw[..., :, None] < draw[..., None, :]
+    return RankSummary(ranks.mean(0), lower, upper, np.mean(ranks == 1, 0), np.mean(ranks <= k, 0), above / len(ranks))
+
+
+def shortlist(
+    draws: Any,
+    site: str | None = None,
+    *,
+    users: ArrayLike | None = None,
+    k: int = 5,
+    exclude: ArrayLike | None = None,
+) -> np.ndarray:
+    """The ``k`` items to show to each user: those that are the likeliest to be among the first ``k``.
+
+    (:func:`~numpyro_ext.infer.recommend` says which engine to start with.)
+
+    :param draws: as for :func:`rank_summary`.
+    :param str site: as for :func:`rank_summary`.
+    :param users: as for :func:`rank_summary`.
+    :param int k: how many.
+    :param exclude: booleans that broadcast against ``(..., items)``, true for what is not shown, such as items that the
+        user has; they take no places from others.
+    :return: items, the likeliest first, shape ``(..., k)``.
+    :raises ValueError: as for :func:`rank_summary`, or if fewer than ``k`` items are left.
+
+    **Example:**
+
+    >>> from numpyro_ext.infer import shortlist
+    >>> print(shortlist([[3.0, 1.0, 2.0], [3.0, 1.5, 1.0], [3.0, 1.5, 2.0]], k=1, exclude=[True, False, False]))
+    [2]
+    """
+    utilities = _utilities(draws, site, users)
+    if exclude is not None:
+        excluded = np.broadcast_to(np.asarray(exclude, bool), utilities.shape[1:])
+        if np.min(np.sum(~excluded, axis=-1)) < k:
+            raise ValueError(f"fewer than k = {k} items are left when others are excluded.")
+        utilities = np.where(excluded, -np.inf, utilities)
+    summary = rank_summary(utilities, k=k)
+    order = np.lexsort((summary.expected_rank, -summary.among_first), axis=-1)
+    found: np.ndarray = order[..., :k]
+    return found
+
+
+def _utilities(draws: Any, site: str | None, users: ArrayLike | None) -> np.ndarray:
+    if hasattr(draws, "get_samples"):
+        draws = draws.get_samples()
+    if isinstance(draws, dict):
+        if site not in draws:
+            raise ValueError(f"site must name the utilities, one of {', '.join(map(repr, draws))}; got {site!r}.")
+        draws = draws[site]
+    utilities = np.asarray(draws, float)
+    if utilities.ndim < 2:
+        raise ValueError(f"draws must have shape (num_samples, ..., items); got {utilities.shape}.")
+    return utilities if users is None else utilities[..., np.asarray(users), :]
+
+
+def expected_ranks(draws: ArrayLike, group: ArrayLike) -> np.ndarray:
+    """Mean over draws of the rank of each entry within its group, the largest being first.
+
+    :param draws: shape ``(num_samples, n)``.
+    :param group: shape ``(n,)``.
+    :return: shape ``(n,)``, from one.
+
+    **Example:**
+
+    >>> from numpyro_ext.infer import expected_ranks
+    >>> print(expected_ranks([[3.0, 1.0, 2.0], [3.0, 2.0, 1.0]], [0, 0, 0]))
+    [1.  2.5 2.5]
+    """
+    draws, group = np.asarray(draws), np.asarray(group)
+    total = np.zeros(draws.shape[1])
+    _, number, counts = np.unique(group, return_inverse=True, return_counts=True)
+    starts = np.cumsum(counts) - counts
+    for draw in draws:
+        order = np.lexsort((-draw, number))
+        total[order] += np.arange(order.size) - starts[number[order]] + 1
+    return total / len(draws)
+
+
+def ranking_scores(ranks: ArrayLike, relevant: ArrayLike, group: ArrayLike, k: int = 10) -> dict[str, float]:
+    """Precision, recall and normalised discounted cumulative gain among the first ``k``, averaged over groups.
+
+    :param ranks: of the entries within their groups; only their order counts. Shape ``(n,)``.
+    :param relevant: boolean, which entries should come first, shape ``(n,)``.
+    :param group: such as the user, shape ``(n,)``.
+    :param int k: length of the list that is shown.
+    :return: ``precision``, ``recall`` and ``ndcg``; groups without relevant entries are left out.
+    :raises ValueError: if nothing is relevant, or the shapes differ.
+
+    **Example:**
+
+    >>> from numpyro_ext.infer import ranking_scores
+    >>> ranking_scores([1, 2, 3, 4], [True, False, True, False], [0, 0, 0, 0], k=2)
+    {'precision': 0.5, 'recall': 0.5, 'ndcg': 0.613}
+    """
+    ranks, relevant, group = np.asarray(ranks), np.asarray(relevant, bool), np.asarray(group)
+    if not ranks.shape == relevant.shape == group.shape:
+        raise ValueError(f"ranks, relevant and group have shapes {ranks.shape}, {relevant.shape} and {group.shape}.")
+    if not relevant.any():
+        raise ValueError("no entry is relevant: there is nothing to score.")
+    scores = []
+    gains = 1.0 / np.log2(np.arange(2, k + 2))
+    for one in np.unique(group[relevant]):
+        members = np.flatnonzero(group == one)
+        first = relevant[members[np.argsort(ranks[members], kind="stable")][:k]]
+        num_relevant = int(relevant[members].sum())
+        best = gains[: min(num_relevant, k)].sum()
+        scores.append((first.sum() / k, first.sum() / num_relevant, gains[: first.size][first].sum() / best))
+    precision, recall, ndcg = np.mean(scores, axis=0).tolist()
+    return {"precision": precision, "recall": recall, "ndcg": ndcg}

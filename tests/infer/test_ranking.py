@@ -1,0 +1,58 @@
+"""Places of items from draws of their utilities."""
+
+from itertools import permutations
+
+import numpy as np
+import pytest
+
+from numpyro_ext.infer import expected_ranks, rank_summary, shortlist
+
+DRAWS = np.random.default_rng(0).normal(size=(400, 2, 4)) + np.array([0.0, 1.0, 0.5, -1.0])
+
+
+def test_places_are_counted_draw_by_draw():
+    summary = rank_summary(DRAWS, k=2, probability=0.5)
+    for user in range(2):
+        counts = np.zeros((4, 4))
+        above = np.zeros((4, 4))
+        for draw in DRAWS[:, user]:
+            order = sorted(range(4), key=lambda item: -draw[item])
+            for place, item in enumerate(order):
+                counts[item, place] += 1
+            for i, j in permutations(range(4), 2):
+                above[i, j] += order.index(i) < order.index(j)
+        share = counts / len(DRAWS)
+        np.testing.assert_allclose(summary.expected_rank[user], share @ np.arange(1, 5), rtol=1e-12)
+        np.testing.assert_allclose(summary.best[user], share[:, 0])
+        np.testing.assert_allclose(summary.among_first[user], share[:, :2].sum(1))
+        np.testing.assert_allclose(summary.above[user], above / len(DRAWS))
+        below = np.cumsum(share, axis=1)
+        np.testing.assert_array_equal(summary.lower[user], np.argmax(below >= 0.25, axis=1) + 1)
+        np.testing.assert_array_equal(summary.upper[user], np.argmax(below >= 0.75, axis=1) + 1)
+    np.testing.assert_allclose(expected_ranks(DRAWS[:, 0], np.zeros(4)), summary.expected_rank[0])
+
+
+def test_what_has_samples_serves_as_well_as_draws():
+    class Sampler:
+        def get_samples(self):
+            return {"utility": DRAWS, "scale": DRAWS[:, 0, 0]}
+
+    for source in (Sampler(), Sampler().get_samples()):
+        found = rank_summary(source, "utility", users=[1], k=2)
+        np.testing.assert_array_equal(found.best, rank_summary(DRAWS, k=2).best[[1]])
+    for call, message in [
+        (lambda: rank_summary(Sampler()), "one of 'utility', 'scale'; got None"),
+        (lambda: rank_summary(Sampler(), "scale"), r"\(num_samples, ..., items\); got \(400,\)"),
+        (lambda: rank_summary(DRAWS, k=5), "k must be in 1, ..., 4"),
+        (lambda: rank_summary(DRAWS, k=1, probability=90), "between 0 and 1; got 90"),
+        (lambda: shortlist(DRAWS, k=2, exclude=[1, 1, 1, 0]), "fewer than k = 2 items"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            call()
+
+
+def test_a_shortlist_leaves_out_what_is_excluded_and_gives_its_places_to_others():
+    np.testing.assert_array_equal(shortlist(DRAWS, k=3), [[1, 2, 0]] * 2)
+    exclude = np.array([[False, True, False, False], [False, False, True, False]])
+    np.testing.assert_array_equal(shortlist(DRAWS, k=2, exclude=exclude), [[2, 0], [1, 0]])
+    np.testing.assert_array_equal(shortlist(DRAWS, users=0, k=1), [1])
