@@ -209,7 +209,6 @@ def _on_all_rows(run: GaussianRun, found: LatentGaussianReading) -> GaussianRun:
     in_use = np.zeros(num_rows, bool)
     in_use[places] = observed
     reading = ReadingOfRows(found, in_use)
-    reading.check_indices()
     algorithm = Algorithm(
         _refuse_to_fit, _refuse_to_fit, _refuse_to_fit, partial(_posterior, fitted.covariance_family),
         key=("given sites", fitted.covariance_family),

@@ -307,11 +307,17 @@ class Programs:
         log_weight = posterior.log_weight_fn() if is_weighted else lambda e: None
 
         def at(e: Array) -> Draws:
-            return Draws(self._reading.values(hyper, e, data), form.log_density(e), log_weight(e))
+            sites = self._reading.values(hyper, e, data)
+            # batches of arrays without elements cannot be put together
+            sites = {name: value for name, value in sites.items() if value.size}
+            return Draws(sites, form.log_density(e), log_weight(e))
 
         # Batches bound the memory that the factors of many observations take at many draws.
         batch_size = min(num_samples, max(1, _LARGEST_BATCH // max(1, form.num_rows)))
         found: Draws = jax.lax.map(at, unknowns, batch_size=batch_size)
+        shapes = self._reading.site_shapes
+        empty = {n: jnp.zeros((num_samples, *shapes[n])) for n in shapes if 0 in shapes[n] and n not in found.sites}
+        found = found._replace(sites=found.sites | empty)
         return found._replace(log_density=found.log_density + self._reading.log_prior(hyper, data))
 
     def _draws_over(

@@ -56,6 +56,8 @@ class BlockDiagonal(NamedTuple):
         """The elements at broadcast indices ``(i, j)``; zero where an index is ``N`` (padding)."""
         total, start = jnp.zeros((), self.parts[0].dtype), 0
         for part, size in zip(self.parts, self.sizes, strict=True):
+            if not size:  # of a site without elements
+                continue
             a, b = i - start, j - start
             inside = (a >= 0) & (a < size) & (b >= 0) & (b < size)
             a, b = jnp.clip(a, 0, size - 1), jnp.clip(b, 0, size - 1)
@@ -92,6 +94,8 @@ def cross_product(left: Design, matrix: BlockDiagonal, right: Design) -> Array:
     """
     total, start = jnp.zeros((), matrix.parts[0].dtype), 0
     for part, size in zip(matrix.parts, matrix.sizes, strict=True):
+        if not size:  # of a site without elements
+            continue
         left_part, right_part = left.column_range(start, size), right.column_range(start, size)
         if part.ndim == 3 and part.shape[0] == 1:
             applied = left_part.matvec(part[0].T).T

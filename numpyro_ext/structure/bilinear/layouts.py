@@ -17,7 +17,6 @@ from .places import Predictor, axis_of_vectors, places_along, same_places, union
 
 __all__ = [
     "Layout",
-    "check_indices",
     "elements_of",
     "find_layouts",
     "same_layout",
@@ -349,29 +348,3 @@ def _elements(shape: tuple[int, ...], axes: tuple[int, ...]) -> np.ndarray:
     num = int(np.prod([shape[a] for a in axes]))
     others = [a for a in range(len(shape)) if a not in axes]
     return np.transpose(flat, (*axes, *others)).reshape(num, -1)
-
-
-def check_indices(program: Program, degrees: Degrees, names: Sequence[str]) -> None:
-    """Refuse gathers from latent sites with indices out of range, which JAX would clip without a word.
-
-    :raises ModelStructureError: naming the sites.
-    """
-    for eqn in program.equations:
-        if eqn.primitive.name != "gather" or degrees.of(eqn.inputs[0]) == Degree.CONSTANT:
-            continue
-        starts = program.known_value(eqn.inputs[1])
-        if starts is None:
-            continue
-        shape = program.shape(eqn.inputs[0])
-        axes = eqn.params["dimension_numbers"].start_index_map
-        sizes = eqn.params["slice_sizes"]
-        for position, axis in enumerate(axes):
-            largest = shape[axis] - sizes[axis]
-            found = np.asarray(starts)[..., position]
-            bad = found[(found < 0) | (found > largest)]
-            if bad.size:
-                sites = ", ".join(map(repr, sorted(degrees.sites_of(eqn.inputs[0]) & set(names))))
-                raise ModelStructureError(
-                    f"site {sites} is indexed out of range: {bad.size} indices, the first {int(bad.flat[0])}, on an "
-                    f"axis of length {shape[axis]}. Indices count from zero; check the sizes of the plates."
-                )

@@ -48,7 +48,6 @@ from .form import Bilinear, Side
 from .incidence import find_incidence, find_roots, static_key
 from .layouts import (
     Layout,
-    check_indices,
     elements_of,
     find_layouts,
     same_layout,
@@ -98,7 +97,6 @@ class BilinearReading(ModelReading):
         # What is observed: the cells of each site and their predictors.
         self._sort_factors(degrees)
         self.rows_per_observation = (1,) * len(self.factor_names)
-        check_indices(self._program, degrees, self.field)
         self._found = [self._recognise(n, degrees) for n in self.factor_names]
         self.cells = tuple(self._observations_in_use(n, is_held_out=is_held_out) for n in self.factor_names)
         self._predictors = [

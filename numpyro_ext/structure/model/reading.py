@@ -20,6 +20,7 @@ from ..errors import ModelStructureError
 from ..program.degrees import Degree, Degrees, classify
 from ..program.program import Atom, Constant, make_program
 from .execution import ModelCall, tracing_error
+from .index_check import check_indices
 from .priors import colour
 from .tracing import SiteInfo, trace_with_innovations
 from .unused_sites import is_used, unused_sites
@@ -101,6 +102,8 @@ class ModelReading(Shown, ABC):
         self.site_shapes = {n: self._program.shape(a) for n, a in values.items()}
         self.site_shapes |= {n: h.shape for n, h in self.hyper.items() if h.is_param}
         self.num_columns = sum(sizes.values())
+        unknowns = {n: jax.tree.leaves(self._given[n])[0] for n in self.hyper} | {n: inputs[n] for n in self.field}
+        check_indices(self._program, unknowns | values)
 
     def _classify(self, what: str, *, with_sources: bool = True) -> Degrees:
         """Degrees of the program, after checking that the field is ``what`` given everything else.
