@@ -12,12 +12,14 @@ import pytest
 import statsmodels.api as sm
 
 from numpyro_ext.infer.gaussian.algorithms import expectation_propagation as ep
-from numpyro_ext.linalg.gaussian.design import DenseDesign
+from numpyro_ext.infer.gaussian.algorithms.posterior import gaussian_prior
+from numpyro_ext.linalg.gaussian.border_space import Border
+from numpyro_ext.linalg.gaussian.design import DenseDesign, SparseRows
 from numpyro_ext.linalg.gaussian.prior import DiagonalPrior
 from numpyro_ext.potentials import LogitPotential, PoissonExpPotential, ProbitPotential
 from numpyro_ext.structure.latent_gaussian.form import Blocks, LatentGaussian
 
-from .compilation import compile_sweep
+from .compilation import compile_function, compile_sweep
 from .results_table import Row, at_most
 
 NUM_ROWS, NUM_COLUMNS = 10**5, 20
@@ -83,5 +85,68 @@ def test_sweep(race, results, family, dtype):
                 f" {'converged' if info.converged else 'not converged'}; its mean and the maximum of the likelihood"
                 f" differ by {gap:.0e} at most."
             ),
+        )
+    )
+
+
+NUM_COMMON, ROWS_PER_GROUP = 10, 5
+
+
+def grouped(num_groups: int) -> LatentGaussian:
+    """Counts with an intercept of each group and common coefficients."""
+    rng = np.random.default_rng(0)
+    num_rows, num_columns = ROWS_PER_GROUP * num_groups, num_groups + NUM_COMMON
+    group = np.repeat(np.arange(num_groups), ROWS_PER_GROUP)[:, None]
+    x = rng.standard_normal((num_rows, NUM_COMMON))
+    columns = np.concatenate([group, np.tile(num_groups + np.arange(NUM_COMMON), (num_rows, 1))], axis=1)
+    y = rng.poisson(np.exp(0.3 * rng.standard_normal(num_groups)[group[:, 0]] + 0.1 * x.sum(axis=1)))
+    return LatentGaussian(
+        prior=(DiagonalPrior(jnp.full(num_groups, 0.09)), DiagonalPrior(jnp.ones(NUM_COMMON))),
+        design=SparseRows(
+            jnp.asarray(columns), jnp.asarray(np.concatenate([np.ones_like(x[:, :1]), x], 1)), num_columns
+        ),
+        offset=jnp.zeros(num_rows),
+        potentials=(PoissonExpPotential(jnp.asarray(y, float)),),
+        observed=(jnp.ones(num_rows, bool),),
+        log_constant=jnp.zeros(()),
+        blocks=Blocks(jnp.arange(num_rows)[None], jnp.arange(num_columns)[None]),
+        border=Border(
+            jnp.arange(num_groups)[:, None], num_groups + jnp.arange(NUM_COMMON), jnp.zeros((num_rows, 1), int)
+        ),
+    )
+
+
+def test_groups_with_common_coefficients(race, results):
+    """The algebra of a sweep: all factorisations, all marginals."""
+    num_groups = 20_000
+
+    @jax.jit
+    def condition(space, precision):
+        return space.condition(precision, precision).marginals()
+
+    runs = []
+    for form in (grouped(num_groups), grouped(num_groups // 4)):
+        space = jax.jit(gaussian_prior)(form)
+        runs.append(compile_function(condition, space, jnp.full(form.num_rows, 0.7)))
+    x = jnp.asarray(np.random.default_rng(0).standard_normal((ROWS_PER_GROUP * num_groups, NUM_COMMON)))
+    weight = jnp.full(len(x), 0.7)
+    # one pass over the rows and one Cholesky factorisation of the border, as a regression without groups would take
+    floor = compile_function(
+        jax.jit(lambda x, weight: jnp.linalg.cholesky((x * weight[:, None]).T @ x + jnp.eye(NUM_COMMON))), x, weight
+    )
+    seconds, quarter, floor_seconds = race(runs[0].run, runs[1].run, floor.run, rounds=9)
+    results.add(
+        Row(
+            item=f"Border: {num_groups} groups of {ROWS_PER_GROUP} rows with {NUM_COMMON} common coefficients",
+            dtype="float64",
+            seconds=seconds,
+            peer="one weighted Gram matrix of the common columns and its Cholesky factor",
+            peer_seconds=floor_seconds,
+            figure="growth exponent in groups",
+            value=float(np.log(seconds / quarter) / np.log(4)),
+            target=at_most(1.1),
+            compile_seconds=runs[0].seconds,
+            peak_bytes=runs[0].peak_bytes,
+            remark=f"{seconds / floor_seconds:.2g} times the peer, which knows no groups and makes no marginals.",
         )
     )
