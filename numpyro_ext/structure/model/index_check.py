@@ -43,7 +43,7 @@ def check_indices(program: Program, values: Mapping[str, Atom]) -> None:
             raise ModelStructureError(
                 f"site '{name}' is indexed out of range: {bad.size} indices, the first {first}, along an axis of "
                 f"length {size} (0 to {size - 1}); JAX would take another element in its place. Check the sizes of the "
-                "plates; new members of a group need a larger number of members: give the model this number as an "
+                "plates. New members of a group need a larger number of members: give the model this number as an "
                 "argument, or let it take it from the labels that it is given. Rows that stand for nothing need an "
                 "index in range and a mask.",
                 site=name,
