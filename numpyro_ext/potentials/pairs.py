@@ -161,8 +161,10 @@ def kind_of_pair(factors: PairPotential, num_factors: int) -> PairKind:
     tolerance = 1e-9 if dtype == np.float64 else 1e-3
     values = np.asarray(values, float)[:, np.isfinite(values).all(axis=0)].reshape(3, 3, -1)
     densities = np.exp(values - values.max(axis=(0, 1), initial=-np.inf))
-    changes = np.diff(np.diff(densities, axis=0), axis=1)
-    is_mixture = bool(changes.size and np.all(np.abs(changes) < tolerance))
+    along_one, along_both = (np.diff(densities, axis=k) for k in range(2)), np.diff(np.diff(densities, axis=0), axis=1)
+    # A factor that is flat here in one predictor, such as one whose weight begins at zero, says nothing about itself.
+    varies = all(np.any(np.abs(change) > tolerance) for change in along_one)
+    is_mixture = bool(varies and np.all(np.abs(along_both) < tolerance))
     for k in range(2):
         curvature = along[:, k][..., np.isfinite(along[:, k]).all(axis=(0, 1))]
         is_constant = np.allclose(curvature, curvature[:, :1], rtol=tolerance, atol=0.0)

@@ -37,10 +37,11 @@ class Density:
             for name in engine.hyper
         }
         integrated = set() if engine.integrate == "none" else set(engine.hyper) - params
+        # Missing observations, on which nothing depends, are in no fit.
         self.field = [
             name
             for name, site in sites.items()
-            if site["type"] == "sample" and not site["is_observed"] and name not in engine.hyper
+            if site["type"] == "sample" and not site["is_observed"] and name in engine._run._moments
         ]
         _, self.unravel = ravel_pytree(self.free(engine))
         _, unravel_field = ravel_pytree(self.means(engine))

@@ -89,6 +89,13 @@ def two_lines(y, weight=0.5):
     numpyro.sample("y", dist.MixtureSameFamily(dist.Categorical(probs=jnp.array([weight, 1 - weight])), parts), obs=y)
 
 
+def two_units(y):
+    inner, outer = (numpyro.sample(name, dist.Normal(0, 1).expand([2])) for name in ("b", "c"))
+    weight = numpyro.sample("weight", dist.Normal(0, 1).expand([2]))  # zero where the model is read
+    logits = weight[0] * jnp.tanh(X[:N] @ inner) + weight[1] * jnp.tanh(X[:N] @ outer)
+    numpyro.sample("y", dist.Bernoulli(logits=logits), obs=(y > 0).astype(int))
+
+
 def _run(engine, model, *args, **options):
     found = engine(model, progress_bar=False, **options)
     found.run(jax.random.key(0), *args)
@@ -105,6 +112,7 @@ def _run(engine, model, *args, **options):
         (crossed, REAL, "b s", "y (30,) (factor of two predictors, by quadrature"),
         (inflated, COUNTS, "b c", "two predictors, by quadrature"),
         (inflated_by_hand, COUNTS, "b c", "two predictors, by quadrature"),
+        (two_units, REAL, "b c", "y (30,) (factor of two predictors, by quadrature"),
         (two_lines, REAL, "b c", "mixture of functions of two predictors"),
         # one number for all observations stays a hyperparameter, and the likelihood what it was
         (one_scale, REAL, "b", "(normal)"),

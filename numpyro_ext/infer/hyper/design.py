@@ -23,6 +23,8 @@ _GENERATED_FACTORS: dict[int, tuple[int, ...]] = {5: (0, 1, 2, 3), 6: (0, 1, 2, 
 _RADIUS_FACTOR = 1.1
 _LARGEST_STRETCH = 3.0
 _MOST_POINTS = 2000
+_MOST_BALLS = 10
+"""Points of a lattice, in those that it has for a normal density."""
 _NOTHING = 10.0
 """A fall of the log density below which points of a lattice are left out."""
 
@@ -133,7 +135,7 @@ def explore_lattice(
     frontier = sorted(ball, key=lambda index: sum(i * i for i in index))
     order: list[tuple[int, ...]] = []
     values = np.zeros(0)
-    while frontier and len(order) < _MOST_POINTS:
+    while frontier and len(order) < min(_MOST_POINTS, _MOST_BALLS * len(ball)):
         values = np.concatenate([values, evaluate(step * np.array(frontier, float).reshape(-1, dimension))])
         order += frontier
         newest = values[-len(frontier) :] > np.max(values) - drop
