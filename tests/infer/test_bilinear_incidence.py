@@ -63,7 +63,7 @@ def fitted():
 
 
 @needs_float64
-@pytest.mark.parametrize("link", ["probit", "logit"])
+@pytest.mark.parametrize("link", ["probit", pytest.param("logit", marks=pytest.mark.slow)])
 def test_one_component_is_the_same_as_all_covariances(link):
     """Of one vector of users and no shared utility, with given sides, both families are one."""
 

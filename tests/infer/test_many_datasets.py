@@ -74,7 +74,7 @@ def _one_by_one(engine, datasets, **kwargs):
         yield fitted
 
 
-@pytest.mark.parametrize("engine", [EP, LaplaceApproximation])
+@pytest.mark.parametrize("engine", [EP, pytest.param(LaplaceApproximation, marks=pytest.mark.slow)])
 def test_hyperparameters_are_learned_as_one_by_one(engine, two_at_a_time):
     datasets = _datasets(3)
     fits = engine(groups).run_many(jax.random.key(0), datasets)

@@ -77,6 +77,7 @@ def test_wavelet_denoising_of_a_side_that_is_no_power_of_two():
 
 
 # Two flat regions have next to no coefficients on some levels, whose scales go to zero.
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*ended at the edge of the support")
 def test_wavelet_inpainting_and_compressed_sensing():
     image = steps((16, 16))

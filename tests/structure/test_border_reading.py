@@ -114,7 +114,10 @@ def test_groups_of_very_different_sizes_need_no_padding():
     assert border.columns.shape == (1000, 2) and border.shared.shape == (0,)
 
 
-@pytest.mark.parametrize("engine", [EP, LaplaceApproximation, VariationalGaussian, INLA])
+@pytest.mark.parametrize(
+    "engine",
+    [EP, *(pytest.param(e, marks=pytest.mark.slow) for e in (LaplaceApproximation, VariationalGaussian, INLA))],
+)
 def test_engines_give_what_they_give_without_it(engine, data, monkeypatch):
     group, x, y = data
     results = []
