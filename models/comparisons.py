@@ -55,7 +55,7 @@ def bradley_terry(
         >>> first, second, result = np.array([0, 0, 1, 2, 1]), np.array([1, 2, 2, 0, 0]), np.array([1, 1, 1, 0, 0])
         >>> league = EP(bradley_terry, hyper_values={"scale": 1.0})
         >>> _ = league.run(random.key(0), first, second, result, num_items=3)
-        >>> print(league.posterior["strength"].mean.round(2))
+        >>> print(np.asarray(league.posterior["strength"].mean, float).round(2))
         [ 0.95 -0.18 -0.77]
 
     **References**

@@ -72,8 +72,9 @@ class PlackettLuce(Distribution):
         >>> import jax.numpy as jnp
         >>> from numpyro_ext.distributions import PlackettLuce
         >>> races = PlackettLuce(jnp.array([1.0, 0.0, 2.0]), num_ranked=jnp.array([3, 1]))
-        >>> print(jnp.exp(races.log_prob(jnp.array([[2, 0, 1], [2, -1, -1]]))))
-        [0.486 0.665]
+        >>> probabilities = jnp.exp(races.log_prob(jnp.array([[2, 0, 1], [2, -1, -1]])))
+        >>> print([f"{probability:.3f}" for probability in probabilities])
+        ['0.486', '0.665']
 
     **References**
 

@@ -56,3 +56,6 @@ def test_a_shortlist_leaves_out_what_is_excluded_and_gives_its_places_to_others(
     exclude = np.array([[False, True, False, False], [False, False, True, False]])
     np.testing.assert_array_equal(shortlist(DRAWS, k=2, exclude=exclude), [[2, 0], [1, 0]])
     np.testing.assert_array_equal(shortlist(DRAWS, users=0, k=1), [1])
+    # of four items the first five are all
+    np.testing.assert_array_equal(rank_summary(DRAWS).among_first, np.ones((2, 4)))
+    assert shortlist(DRAWS).shape == (2, 4) and shortlist(DRAWS, exclude=exclude).shape == (2, 3)

@@ -9,6 +9,8 @@ from numpy.typing import ArrayLike
 
 __all__ = ["RankSummary", "expected_ranks", "rank_summary", "ranking_scores", "shortlist"]
 
+_FIRST_PLACES = 5
+
 
 class RankSummary(NamedTuple):
     """Places of items, the first being one, under the uncertainty of their utilities."""
@@ -27,7 +29,12 @@ class RankSummary(NamedTuple):
 
 
 def rank_summary(
-    draws: Any, site: str | None = None, *, users: ArrayLike | None = None, k: int = 5, probability: float = 0.9
+    draws: Any,
+    site: str | None = None,
+    *,
+    users: ArrayLike | None = None,
+    k: int | None = None,
+    probability: float = 0.9,
 ) -> RankSummary:
     """Places of items by their utilities: expected ranks with intervals, and probabilities of places.
 
@@ -36,7 +43,7 @@ def rank_summary(
         :func:`~numpyro_ext.infer.collaborative_em` take its ``draw_utilities``.
     :param str site: which site of an engine or dictionary holds the utilities.
     :param users: which places of the axis before the items to take; ``None`` for all.
-    :param int k: how many places are the first ones.
+    :param int k: how many places are the first ones; ``None`` for five, or all of fewer.
     :param float probability: of the central intervals.
     :return: the summary, of shape ``(..., items)``; items of equal utility stand in their order.
     :raises ValueError: if there is no such site, or ``k`` or the probability is out of range.
@@ -50,6 +57,7 @@ def rank_summary(
     """
     utilities = _utilities(draws, site, users)
     size = utilities.shape[-1]
+    k = min(_FIRST_PLACES, size) if k is None else k
     if not 1 <= k <= size:
         raise ValueError(f"k must be in 1, ..., {size}, the number of items; got {k}.")
     if not 0.0 < probability < 1.0:
@@ -68,7 +76,7 @@ def shortlist(
     site: str | None = None,
     *,
     users: ArrayLike | None = None,
-    k: int = 5,
+    k: int | None = None,
     exclude: ArrayLike | None = None,
 ) -> np.ndarray:
     """The ``k`` items to show to each user: those that are the likeliest to be among the first ``k``.
@@ -78,7 +86,7 @@ def shortlist(
     :param draws: as for :func:`rank_summary`.
     :param str site: as for :func:`rank_summary`.
     :param users: as for :func:`rank_summary`.
-    :param int k: how many.
+    :param int k: how many; ``None`` for five, or all of fewer.
     :param exclude: booleans that broadcast against ``(..., items)``, true for what is not shown, such as items that the
         user has; they take no places from others.
     :return: items, the likeliest first, shape ``(..., k)``.
@@ -93,9 +101,12 @@ def shortlist(
     utilities = _utilities(draws, site, users)
     if exclude is not None:
         excluded = np.broadcast_to(np.asarray(exclude, bool), utilities.shape[1:])
-        if np.min(np.sum(~excluded, axis=-1)) < k:
-            raise ValueError(f"fewer than k = {k} items are left when others are excluded.")
+        num_left = int(np.min(np.sum(~excluded, axis=-1)))
+        k = min(_FIRST_PLACES, num_left) if k is None else k
+        if num_left < max(k, 1):
+            raise ValueError(f"fewer than k = {max(k, 1)} items are left when others are excluded.")
         utilities = np.where(excluded, -np.inf, utilities)
+    k = min(_FIRST_PLACES, utilities.shape[-1]) if k is None else k
     summary = rank_summary(utilities, k=k)
     order = np.lexsort((summary.expected_rank, -summary.among_first), axis=-1)
     found: np.ndarray = order[..., :k]
