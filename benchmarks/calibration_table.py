@@ -22,11 +22,10 @@ import numpyro.distributions as dist
 from numpyro_ext.infer import EP
 from numpyro_ext.infer.calibration import Calibration, calibrate
 
-from .results_table import run_environment
+from .results_table import write_report
 
 __all__ = ["MODELS", "main"]
 
-_FOLDER = Path(__file__).resolve().parent / "results"
 _NUM_SIMULATIONS, _BATCH, _NUM_SAMPLES = 200, 50, 400
 _GENERATOR = np.random.default_rng(0)
 X, LEVELS = _GENERATOR.standard_normal((60, 3)), np.arange(60) % 12
@@ -115,7 +114,6 @@ def main() -> None:
         unfinished = int(np.sum(~found.converged))
         shown = f"{len(found.converged)} fitted, {unfinished} not converged, {len(found.errors)} failed"
         rows.append(f"| | {shown}, {seconds:.0f} CPU-seconds | | | |")
-    environment = ", ".join(f"{key} {value}" for key, value in run_environment().items())
     lines = [
         "# How often central intervals of EP hold the true value",
         "",
@@ -125,13 +123,8 @@ def main() -> None:
         "| model | site (elements) | 50 % | 80 % | 95 % |",
         "|---|---|---|---|---|",
         *rows,
-        "",
-        f"Measured by `python -m benchmarks.calibration_table`: {environment}.",
-        "",
     ]
-    path = _FOLDER / f"{time.strftime('%Y-%m-%d')}-calibration.md"
-    path.write_text("\n".join(lines))
-    print(path)
+    write_report("calibration", lines)
 
 
 if __name__ == "__main__":

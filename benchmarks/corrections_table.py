@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -21,12 +20,11 @@ from numpyro_ext.infer import EP
 from numpyro_ext.infer.front.answers.resampling import LARGEST_SHAPE, pareto_smoothed
 from tests.infer.small_problems import PROBLEMS, by_quadrature
 
-from .results_table import run_environment
+from .results_table import write_report
 
 __all__ = ["main"]
 
 _NUM_BATCHES, _DRAWS_PER_BATCH = 50, 20_000
-_FOLDER = Path(__file__).resolve().parent / "results"
 
 
 def _larger() -> dict[str, tuple[Any, np.ndarray]]:
@@ -90,7 +88,6 @@ def main() -> None:
     numpyro.enable_x64()
     rows = list(_rows())
     closer = sum(abs(after) < abs(before) for _, _, _, before, after, _ in rows)
-    environment = ", ".join(f"{key} {value}" for key, value in run_environment().items())
     lines = [
         "# The log evidence of EP, corrected by cumulants",
         "",
@@ -104,13 +101,8 @@ def main() -> None:
             f"| {name} | {exact:.4f} | {error:.4f} | {before:+.1e} | {after:+.1e} | {seconds:.2f} |"
             for name, exact, error, before, after, seconds in rows
         ),
-        "",
-        f"Measured by `python -m benchmarks.corrections_table`: {environment}.",
-        "",
     ]
-    path = _FOLDER / f"{time.strftime('%Y-%m-%d')}-corrections.md"
-    path.write_text("\n".join(lines))
-    print(path)
+    write_report("corrections", lines)
 
 
 if __name__ == "__main__":

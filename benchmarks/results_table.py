@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 
-__all__ = ["ResultsTable", "Row", "Target", "at_least", "at_most", "run_environment"]
+__all__ = ["ResultsTable", "Row", "Target", "at_least", "at_most", "run_environment", "write_report"]
 
 _PACKAGES = ("jax", "jaxlib", "numpy", "scipy", "numpyro", "statsmodels")
 
@@ -157,6 +157,15 @@ def run_environment() -> dict[str, str]:
         "python": platform.python_version(),
     }
     return environment | {package: _version(package) for package in _PACKAGES}
+
+
+def write_report(name: str, lines: list[str]) -> Path:
+    """Write a table of today to ``benchmarks/results``, with the command that made it and the machine."""
+    environment = ", ".join(f"{key} {value}" for key, value in run_environment().items())
+    path = Path(__file__).parent / "results" / f"{datetime.date.today()}-{name}.md"
+    path.write_text("\n".join([*lines, "", f"Measured by `python -m benchmarks.{name}_table`: {environment}.", ""]))
+    print(path)
+    return path
 
 
 def _version(package: str) -> str:

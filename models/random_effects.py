@@ -9,6 +9,8 @@ import numpyro
 import numpyro.distributions as dist
 from jax.typing import ArrayLike
 
+from .indices import checked_indices
+
 __all__ = ["crossed_random_effects", "random_intercepts"]
 
 
@@ -113,14 +115,8 @@ def crossed_random_effects(
 
 def _grouping(name: str, index: ArrayLike, size: int | None) -> tuple[np.ndarray, int]:
     """The indices as a concrete array and the number of groups, which fixes shapes and must not be traced."""
-    index = np.asarray(index)
-    if index.ndim != 1 or not np.issubdtype(index.dtype, np.integer):
-        raise ValueError(f"{name} must be a vector of integers; got {index.dtype} of shape {index.shape}.")
-    if size is None:
-        size = int(index.max(initial=-1)) + 1
-    if index.size and not 0 <= index.min() <= index.max() < size:
-        raise ValueError(f"{name} must lie in 0, ..., {size - 1}; got values from {index.min()} to {index.max()}.")
-    return index, size
+    (index,) = checked_indices(**{name: (index, size)})
+    return index, int(index.max(initial=-1)) + 1 if size is None else size
 
 
 def _fixed_effects(X: ArrayLike | None, num_observations: int) -> jax.Array:

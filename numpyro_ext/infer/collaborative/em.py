@@ -186,11 +186,8 @@ class _Problem:
         total, skipped, converged, states, sites = 0.0, 0, True, [], []
         shift, curvature = jnp.zeros_like(prior.mean), jnp.zeros_like(prior.kernel)
         for k, batch in enumerate(self.batches):
-            nameless = batch._replace(users=None)  # type: ignore[arg-type]
-            state = initial_state(nameless, prior, self.method) if self.states is None else self.states[k]
-            state, found = infer_users(
-                nameless, prior, state, method=self.method, num_steps=self.num_steps, tol=self.tol
-            )
+            state = initial_state(batch, prior, self.method) if self.states is None else self.states[k]
+            state, found = infer_users(batch, prior, state, method=self.method, num_steps=self.num_steps, tol=self.tol)
             states.append(state)
             sites.append((found.precision, found.site_shift))
             shift, curvature = shift + found.shift, curvature + found.curvature

@@ -64,6 +64,11 @@ class CollaborativeFit(NamedTuple):
         :return: the predictions.
         :raises ValueError: if an index is out of range.
         """
+        mean, variance, log_probability = self._differences(user, first, second)
+        return PairPrediction(*(np.asarray(found) for found in (mean, variance, jnp.exp(log_probability))))
+
+    def _differences(self, user: ArrayLike | None, first: ArrayLike, second: ArrayLike) -> tuple[Array, Array, Array]:
+        """Means and variances of differences, and log probabilities that the first item wins, also of far tails."""
         size = self.prior.mean.shape[0]
         who = np.zeros(np.shape(first), int) if user is None else user
         asked = list(np.broadcast_arrays(who, first, second))
@@ -91,8 +96,7 @@ class CollaborativeFit(NamedTuple):
             mean = mean.at[mine].add(jnp.sum(cross * vector[row], -1))
             spread = spread.at[mine].add(-jnp.einsum("qt,qtr,qr->q", cross, matrix[row], cross))
         potential = potential_of(self.method)
-        probability = jnp.exp(potential.log_normaliser(mean, jnp.maximum(spread, jnp.finfo(mean.dtype).tiny)))
-        return PairPrediction(*(np.asarray(found) for found in (mean, spread, probability)))
+        return mean, spread, potential.log_normaliser(mean, jnp.maximum(spread, jnp.finfo(mean.dtype).tiny))
 
     def log_predictive(
         self, user: ArrayLike | None, first: ArrayLike, second: ArrayLike, won: ArrayLike | None = None
@@ -109,8 +113,7 @@ class CollaborativeFit(NamedTuple):
             won = np.ones(np.shape(first), bool)
         won = np.asarray(won) == 1
         ordered = np.where(won, first, second), np.where(won, second, first)
-        found: np.ndarray = np.log(self.predict(user, *ordered).probability)
-        return found
+        return np.asarray(self._differences(user, *ordered)[2])
 
     def utilities(self, users: ArrayLike) -> tuple[Array, Array]:
         """Posterior means, shape ``(n, items)``, and covariances, ``(n, items, items)``, of all items for some users.
@@ -150,9 +153,8 @@ class CollaborativeFit(NamedTuple):
         found, num_users, num_constant = checked_pairs(pairs, num_users, size)
         batches, sites, total, skipped, converged = batches_of_users(found, size), [], 0.0, 0, True
         for batch in batches:
-            nameless = batch._replace(users=None)  # type: ignore[arg-type]
-            state = initial_state(nameless, self.prior, self.method)
-            _, each = infer_users(nameless, self.prior, state, method=self.method, num_steps=200, tol=1e-10)
+            state = initial_state(batch, self.prior, self.method)
+            _, each = infer_users(batch, self.prior, state, method=self.method, num_steps=200, tol=1e-10)
             sites.append((each.precision, each.site_shift))
             total, skipped = total + float(each.objective), skipped + int(each.skipped)
             converged &= bool(each.converged)
