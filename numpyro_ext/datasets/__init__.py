@@ -2,17 +2,20 @@
 
 from .coal_mining import EventCounts, bin_events, load_coal_mining, load_coal_mining_counts
 from .external import data_path
+from .football import Season, load_premier_league
 from .preferences import PairsOfItems, Rankings, load_best_worst_pairs, load_sushi, simulate_preferences
 
 __all__ = [
     "EventCounts",
     "PairsOfItems",
     "Rankings",
+    "Season",
     "bin_events",
     "data_path",
     "load_best_worst_pairs",
     "load_coal_mining",
     "load_coal_mining_counts",
+    "load_premier_league",
     "load_sushi",
     "simulate_preferences",
 ]
