@@ -33,7 +33,8 @@ class Season(NamedTuple):
     @property
     def result(self) -> np.ndarray:
         """Two where the home team wins, one for a draw and zero where the guest wins, shape ``(matches,)``."""
-        return 1 + np.sign(self.home_goals - self.away_goals)
+        found: np.ndarray = 1 + np.sign(self.home_goals - self.away_goals)
+        return found
 
 
 def load_premier_league() -> Season:

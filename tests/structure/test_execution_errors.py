@@ -63,7 +63,7 @@ def test_both_kinds_of_keys_are_taken() -> None:
     [
         ((), {}, r"missing a required argument: 'x'. It is model\(x, y=None\); it was given no arguments"),
         ((X, Y, Y), {}, r"too many positional arguments. .* argument 3 = int64\[6\]"),
-        ((X,), {"labels": Y}, r"unexpected keyword argument 'labels'.*labels = int64\[6\]"),
+        ((X,), {"labels": Y}, r"unexpected keyword argument 'labels'.*labels = int64\[6\]. Options of an .*labels="),
         (
             (Y, X),
             {},

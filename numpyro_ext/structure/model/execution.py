@@ -60,9 +60,11 @@ def check_call(call: ModelCall) -> None:
     try:
         signature.bind(*call.args, **call.kwargs)
     except TypeError as error:
+        unknown = [name for name in call.kwargs if name not in signature.parameters]
+        hint = f" Options of an engine go where it is made, as in EP(model, {unknown[0]}=...)." if unknown else ""
         raise ModelStructureError(
             f"the model cannot be called like this: {error}. It is {_name(call.model)}{_plain(signature)}; it was "
-            f"given {describe_arguments(call, is_named=False)}.",
+            f"given {describe_arguments(call, is_named=False)}.{hint}",
             reason=Reason.EXECUTION,
         ) from error
 
