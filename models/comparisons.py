@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -73,6 +75,7 @@ def bradley_terry(
     :raises ValueError: if an index is out of range, or the shapes differ.
     """
     first, second = checked_indices(first=(first, num_items), second=(second, num_items))
+    _warn_of_self_comparisons(first, second)
     scale = numpyro.sample("scale", dist.HalfNormal(2.0))
     with numpyro.plate("items", num_items):
         strength = numpyro.sample("strength", dist.Normal(0.0, scale))
@@ -183,6 +186,7 @@ def preference_gp(
     """
     X = jnp.asarray(X)
     first, second = checked_indices(first=(first, X.shape[0]), second=(second, X.shape[0]))
+    _warn_of_self_comparisons(first, second)
     scale = numpyro.sample("scale", dist.HalfNormal(3.0))
     length = numpyro.sample("length", dist.LogNormal(0.5, 0.75))
     f = numpyro.sample("utility", dist.MultivariateNormal(0.0, squared_exponential(X, scale, length, jitter)))
@@ -244,7 +248,7 @@ def collaborative_preferences(
     kernel, num_items = _checked_kernel("kernel", kernel)
     if not 0 <= rank < num_items:
         raise ValueError(f"rank must be in 0, ..., {num_items - 1}, below the number of items; got {rank}.")
-    user, first, second = checked_indices(user=(user, num_users), first=(first, num_items), second=(second, num_items))
+    user, first, second = _checked_comparisons(user, first, second, num_users, num_items)
     utility = numpyro.param("b", jnp.zeros(num_items))
     sigma = numpyro.param("sigma", 1.0, constraint=dist.constraints.positive)
     if rank:
@@ -314,7 +318,7 @@ def preference_factorization(
     kernel, num_items = _checked_kernel("kernel", kernel)
     if rank < 1:
         raise ValueError(f"rank must be one or more; got {rank}.")
-    user, first, second = checked_indices(user=(user, num_users), first=(first, num_items), second=(second, num_items))
+    user, first, second = _checked_comparisons(user, first, second, num_users, num_items)
     on_items = dist.MultivariateNormal(jnp.zeros(num_items), kernel)
     if user_kernel is None:
         with numpyro.plate("users", num_users):
@@ -383,12 +387,31 @@ def joint_preference_gp(
     """
     kernel, num_items = _checked_kernel("kernel", kernel)
     user_kernel, num_users = _checked_kernel("user_kernel", user_kernel)
-    user, first, second = checked_indices(user=(user, num_users), first=(first, num_items), second=(second, num_items))
+    user, first, second = _checked_comparisons(user, first, second, num_users, num_items)
     scale = numpyro.sample("scale", dist.HalfNormal(3.0))
     factors = jnp.linalg.cholesky(user_kernel), jnp.linalg.cholesky(kernel)
     f = numpyro.sample("standardised", dist.MatrixNormal(jnp.zeros((num_users, num_items)), *factors))
     f = numpyro.deterministic("utility", scale * f)
     _compare(f[user, first] - f[user, second], won, link)
+
+
+def _checked_comparisons(
+    user: ArrayLike, first: ArrayLike, second: ArrayLike, num_users: int, num_items: int
+) -> list[np.ndarray]:
+    found = checked_indices(user=(user, num_users), first=(first, num_items), second=(second, num_items))
+    _warn_of_self_comparisons(*found[1:])
+    return found
+
+
+def _warn_of_self_comparisons(first: np.ndarray, second: np.ndarray) -> None:
+    same = np.flatnonzero(first == second)
+    if same.size:
+        warnings.warn(
+            f"{same.size} of {first.size} comparisons are of an item with itself (the first at index {same[0]}): they "
+            "say nothing of it, and add a constant to the evidence. Leave them out.",
+            UserWarning,
+            stacklevel=2,
+        )
 
 
 def _compare(difference: Array, won: ArrayLike | None, link: str) -> None:

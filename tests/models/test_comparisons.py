@@ -6,6 +6,8 @@ from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
+import numpyro
+import numpyro.distributions as dist
 import pytest
 import scipy.stats
 from jax import random
@@ -177,3 +179,38 @@ def test_one_person_by_expectation_propagation_agrees_with_samples():
 def test_bad_arguments_are_explained(call, message):
     with pytest.raises(ValueError, match=message):
         handlers.seed(call, random.key(0))()
+
+
+@pytest.mark.parametrize(
+    "model, args, kwargs",
+    [
+        (models.bradley_terry, (), {"num_items": 4}),
+        (models.preference_gp, (np.arange(4.0),), {}),
+        (models.preference_factorization, (USER,), {"num_users": 2, "kernel": KERNEL, "rank": 1}),
+    ],
+)
+def test_an_item_compared_with_itself_is_counted(model, args, kwargs):
+    second = np.where(np.arange(6) == 4, FIRST, SECOND)
+    with pytest.warns(UserWarning, match=r"1 of 6 comparisons are of an item with itself \(the first at index 4\)"):
+        handlers.seed(model, random.key(0))(*args, FIRST, second, WON, **kwargs)
+
+
+@pytest.mark.parametrize(
+    "first, second, found",
+    [
+        (FIRST, SECOND, "do not change if the same is added to its elements 0, 1, 2, 3, as where they are only comp"),
+        ([0, 0, 2, 2, 2], [1, 1, 3, 3, 3], "do not change if the same is added to its elements 0, 1, as where"),
+        (None, None, "say nothing of its element 3. Give a proper prior"),
+    ],
+)
+def test_flat_utilities_that_are_only_compared_are_named(first, second, found):
+    """Under a flat prior, what the observations do not see has no distribution."""
+
+    def model(won):
+        utility = numpyro.sample("utility", dist.ImproperUniform(dist.constraints.real, (), (4,)))
+        eta = utility[np.arange(5) % 3] if first is None else utility[np.array(first)] - utility[np.array(second)]
+        numpyro.sample("won", dist.Bernoulli(logits=eta), obs=won)
+
+    won = np.array([1, 0, 1, 1, 0, 1])[: 6 if first is FIRST else 5]
+    with pytest.raises(ValueError, match=f"The prior of site 'utility' is flat, and the observations {found}"):
+        LaplaceApproximation(model, progress_bar=False).run(random.key(0), won)

@@ -115,7 +115,7 @@ _CASES: dict[str, tuple[Callable[[], None], str]] = {
         _two_predictors,
         r"site 'y': .* 2 predictors, through 'loc' and 'log_scale', .*share one.*exp\(log_scale\[group\]\).*NUTS",
     ),
-    "product of latents": (_product, r"site 'y': .*\(a product of u and v\).*field="),
+    "product of latents": (_product, r"site 'y': .*\(a product of u and v\).*field=.*BilinearVG"),
     "quadratic in the latents": (_quadratic_form, r"site 'y': .* 6 predictors, through 'f'.*product of f"),
     "categorical, neither by logits nor by a softmax": (
         _several_probabilities,

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
+from ...linalg.gaussian.design import Design
+from ...linalg.gaussian.prior import FlatPrior
 from ...structure import LatentGaussianReading
 from ..front.results import at_values
 
@@ -52,7 +55,35 @@ def explain_failure(reading: LatentGaussianReading, hyper: dict[str, Array]) -> 
                 "fewer), which matching moments needs for every element of which the data say nothing: leave these "
                 "out, give more degrees of freedom, or use VariationalGaussian, which needs no variance."
             )
+    start = 0
+    for name, block in zip(names, form.prior, strict=True):
+        if isinstance(block, FlatPrior):
+            columns = form.design.column_range(start, block.size)
+            elements = _undetermined(columns.scale_rows(jnp.concatenate(form.observed).astype(form.offset.dtype)))
+            if elements.size:
+                shown = ", ".join(map(str, elements[:5])) + (", ..." if elements.size > 5 else "")
+                found = (
+                    f"say nothing of its element {shown}"
+                    if elements.size == 1
+                    else f"do not change if the same is added to its elements {shown}, as where they are only compared "
+                    "with each other"
+                )
+                return (
+                    f"The prior of site {name!r} is flat, and the observations {found}. Give a proper prior, such as "
+                    "dist.Normal(0, 10), or one that adds up to zero (dist.ZeroSumNormal)."
+                )
+        start += block.size
     return (
         "Prior and data are finite, so the algorithm itself failed: try damping, other starting values (init_values) "
         "or float64 (numpyro.enable_x64())."
     )
+
+
+def _undetermined(columns: Design) -> np.ndarray:
+    """Elements that move together along a direction in which no predictor changes; none if there is no such."""
+    matrix = np.asarray(columns.to_dense(), float)
+    _, size, directions = np.linalg.svd(matrix.T @ matrix)
+    null = directions[size <= 1e-10 * max(1.0, size.max(initial=0.0))]
+    projection = null.T @ null
+    which = int(np.argmax(np.diag(projection)))
+    return np.flatnonzero(np.abs(projection[which]) > 1e-3) if null.size else np.zeros(0, int)

@@ -145,9 +145,12 @@ def _one_predictor(
         else "write the data as observations of one predictor each (counts by category as Poisson, an outcome as "
         "Categorical(logits=...), correlated noise as a latent Gaussian site of its own)"
     )
+    product = _product(program, degrees, atom)
+    if product and len(sites) > 1:
+        remedy += ", take BilinearVG, which integrates over both factors of a product"
     raise Conflict(
         f"site '{name}': {element}its log density depends on {ids.size} predictors, through {through}"
-        f"{_product(program, degrees, atom)}. This engine treats one predictor, affine in the Gaussian sites, per "
+        f"{product}. This engine treats one predictor, affine in the Gaussian sites, per "
         f"observation: {remedy}, or use NUTS.",
         sites,
         name,
