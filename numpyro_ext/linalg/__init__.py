@@ -1,6 +1,7 @@
 """Linear operators, Gaussian algebra and the solvers that the engines share."""
 
 from .frozen_pytree import frozen_pytree
+from .inducing import fitc, pair_covariance
 from .operators.convolution import convolution
 from .operators.differences import finite_differences, total_variation
 from .operators.fourier import FourierOperator, fourier, masked_fourier
@@ -19,12 +20,14 @@ __all__ = [
     "convolution",
     "diagonal",
     "finite_differences",
+    "fitc",
     "fourier",
     "from_functions",
     "from_matrix",
     "identity",
     "frozen_pytree",
     "masked_fourier",
+    "pair_covariance",
     "saved_as",
     "select",
     "shifted_transforms",

@@ -1,5 +1,7 @@
 """Tilted moments of every family against brute-force integration, over cavities of twelve orders of magnitude."""
 
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -37,6 +39,7 @@ from .log_densities import (
     softplus,
 )
 
+REFERENCE = Path(__file__).parents[1] / "reference"
 VARIANCES = (1e-8, 0.01, 1.0, 25.0, 1e4, 1e8)
 MEANS = (-30.0, 0.7, 12.0)
 needs_float64 = pytest.mark.skipif(not jax.config.jax_enable_x64, reason="checks float64 accuracy")
@@ -325,3 +328,16 @@ class TestElementwise:
                 tolerance = 1e-4 if value.dtype == jnp.float32 else 1e-10
                 # One mean is zero by symmetry: rounding of the order of its standard deviation of about one remains.
                 np.testing.assert_allclose(value[k], other, rtol=tolerance, atol=tolerance)
+
+
+@needs_float64
+def test_reference_values_of_the_probit():
+    """Moments and sites computed elsewhere, with forty digits."""
+    table = np.genfromtxt(REFERENCE / "hm_probit_ep.csv", delimiter=",", names=True)
+    potential = ProbitPotential(jnp.asarray(table["y"] > 0))
+    found = potential.tilted_moments(jnp.asarray(table["m"]), jnp.asarray(table["v"]))
+    np.testing.assert_allclose(found.log_z, table["logZ"], rtol=1e-9)
+    np.testing.assert_allclose(found.mean, table["m_new"], rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(found.variance, table["v_new"], rtol=1e-9)
+    np.testing.assert_allclose(found.site_precision, table["site_prec"], rtol=1e-9)
+    np.testing.assert_allclose(found.site_shift, table["site_prec_mean"], rtol=1e-9)

@@ -113,6 +113,13 @@ def _summing_to_zero(name: str, group: Any, few: Any, x: Any) -> Any:
     return numpyro.sample(name, dist.ZeroSumNormal(0.8, event_shape=(NUM_FEW,)))[few]
 
 
+def _sparse_process(name: str, group: Any, few: Any, x: Any) -> Any:
+    """A value for each observation, of rank two but for its diagonal."""
+    scale = numpyro.sample(f"{name}_scale", dist.LogNormal(0.0, 0.3))
+    factor, diagonal = scale * jnp.asarray(x[:, :2]), 0.1 + jnp.asarray(x[:, 2] ** 2)
+    return numpyro.sample(name, dist.LowRankMultivariateNormal(jnp.full(group.size, 0.2), factor, diagonal))
+
+
 SHARED: dict[str, Callable[..., Any]] = {
     "scalar": _scalar,
     "flat": _flat,
@@ -120,4 +127,5 @@ SHARED: dict[str, Callable[..., Any]] = {
     "correlated": _correlated,
     "crossed": _crossed,
     "zero sum": _summing_to_zero,
+    "sparse process": _sparse_process,
 }

@@ -16,7 +16,7 @@ from numpyro.infer.util import log_density
 from numpyro_ext import potentials
 from numpyro_ext.distributions import RectifiedLinearPoisson, SoftplusPoisson
 from numpyro_ext.linalg.gaussian.design import SparseRows
-from numpyro_ext.linalg.gaussian.prior import CovariancePrior, DiagonalPrior, FlatPrior, PrecisionPrior
+from numpyro_ext.linalg.gaussian.prior import CovariancePrior, DiagonalPrior, FlatPrior, LowRankPrior, PrecisionPrior
 from numpyro_ext.structure import read_latent_gaussian
 
 N, P = 6, 2
@@ -102,7 +102,7 @@ PRIORS = {
     "covariance": (lambda: dist.MultivariateNormal(0.1, jnp.eye(N) + 0.2), CovariancePrior),
     "precision": (lambda: dist.MultivariateNormal(jnp.ones(N), precision_matrix=jnp.eye(N) + 0.2), PrecisionPrior),
     "scale_tril": (lambda: dist.MultivariateNormal(0.1, scale_tril=jnp.tril(jnp.eye(N) + 0.2)), CovariancePrior),
-    "low rank": (lambda: dist.LowRankMultivariateNormal(jnp.ones(N), jnp.ones((N, 1)), jnp.ones(N)), CovariancePrior),
+    "low rank": (lambda: dist.LowRankMultivariateNormal(jnp.ones(N), jnp.ones((N, 1)), jnp.ones(N)), LowRankPrior),
     "random walk": (lambda: dist.GaussianRandomWalk(0.7, N), DiagonalPrior),
     "flat": (lambda: dist.ImproperUniform(dist.constraints.real, (), (N,)), FlatPrior),
     "flat in a batch": (lambda: dist.ImproperUniform(dist.constraints.real, (N,), ()), FlatPrior),

@@ -83,8 +83,14 @@ class BorderSpace(NotSequential):
     """Half the log determinant of the precision, with the constant of the flat unknowns."""
 
     @classmethod
-    def build(cls, prior: tuple[PriorBlock, ...], design: SparseRows, border: Border) -> BorderSpace:
-        """Whiten the prior, no block of which lies both in blocks and in the border, and cut the rows in two."""
+    def build(
+        cls, prior: tuple[PriorBlock, ...], design: SparseRows, border: Border, by_last: Array | None = None
+    ) -> BorderSpace:
+        """Whiten the prior, no block of which lies both in blocks and in the border, and cut the rows in two.
+
+        :param jax.Array by_last: coefficients of the last unknowns of the border, of which the design has no entries,
+            shape ``(num_rows, q)``.
+        """
         columns, shared, slots = border
         num_columns, dtype = design.num_columns, design.values.dtype
         whitened = WhitenedPrior.build(prior, dtype)
@@ -98,6 +104,8 @@ class BorderSpace(NotSequential):
         place = jnp.full((num_columns,), shared.size).at[shared].set(jnp.arange(shared.size))
         matrix = jnp.zeros((design.num_rows, shared.size), dtype)
         matrix = matrix.at[jnp.arange(design.num_rows)[:, None], place[design.columns]].add(design.values, mode="drop")
+        if by_last is not None:
+            matrix = matrix.at[:, matrix.shape[1] - by_last.shape[1] :].add(by_last)
         return cls(
             design,
             border,
@@ -221,14 +229,14 @@ class BorderPosterior(WhitenedPosterior, NotSequential):
         own = half_log_determinant(self.factor) + half_log_determinant(self.schur)
         return self.space.half_log_determinant - own
 
-    def map_variance(self, design: Design) -> Array:
-        """Posterior variance of ``J e`` for a design ``J``, shape ``(rows of J,)``."""
-        covariance, local, moved = self._parts(design)
+    def map_variance(self, design: Design, by_last: Array | None = None) -> Array:
+        """Posterior variance of ``J e`` for a design ``J``, shape ``(rows of J,)``; see :meth:`BorderSpace.build`."""
+        covariance, local, moved = self._parts(design, by_last)
         return quadratic_form(local, covariance) + self._variance_by_border(moved)
 
-    def map_covariance(self, design: Design) -> Array:
+    def map_covariance(self, design: Design, by_last: Array | None = None) -> Array:
         """Posterior covariance of ``J e`` for a design ``J``, shape ``(rows of J, rows of J)``."""
-        covariance, local, moved = self._parts(design)
+        covariance, local, moved = self._parts(design, by_last)
         white = solve_lower(self.schur, moved.T)
         return covariance.map_covariance(local) + white.T @ white
 
@@ -247,19 +255,24 @@ class BorderPosterior(WhitenedPosterior, NotSequential):
         root = solve_lower(self.factor, self.space.factor.swapaxes(-1, -2)).swapaxes(-1, -2)
         return root @ root.swapaxes(-1, -2), root @ self.gain
 
-    def _parts(self, design: Design) -> tuple[BlockCovariance, Design, Array]:
+    def _parts(self, design: Design, by_last: Array | None) -> tuple[BlockCovariance, Design, Array]:
         """The covariance given the border, the entries of a design in the blocks, and how its rows move with the
         whitened unknowns of the border, shape ``(rows of J, p)``."""
         space = self.space
         covariance, slope = self._given_border()
         blocks = BlockCovariance(covariance, space.border.columns, space.home)
         moved = space.from_parts(-jnp.moveaxis(slope, -1, 0), space.shared_factor.T)
+        local: Design
         if isinstance(design, DenseDesign):
-            return blocks, DenseDesign(design.matrix * space.is_local), design.matvec(moved).T
-        values = design.values * space.is_local[design.columns]
-        # one unknown of the border after the other: all at once would take as many numbers as all entries times these
-        moved = jax.lax.map(design.matvec, moved).T
-        return blocks, SparseRows(design.columns, values, design.num_columns), moved
+            local, moved = DenseDesign(design.matrix * space.is_local), design.matvec(moved).T
+        else:
+            values = design.values * space.is_local[design.columns]
+            local = SparseRows(design.columns, values, design.num_columns)
+            # one unknown of the border after the other: all at once would take as many numbers as entries times these
+            moved = jax.lax.map(design.matvec, moved).T
+        if by_last is not None:
+            moved = moved + by_last @ space.shared_factor[len(space.shared_factor) - by_last.shape[1] :]
+        return blocks, local, moved
 
     def _variance_by_border(self, moved: Array) -> Array:
         return jnp.sum((moved @ inverse_lower(self.schur).T) ** 2, axis=-1)

@@ -11,17 +11,26 @@ from .banded_space import BandedPosterior, BandedSpace, can_be_banded, is_worth_
 from .border_space import Border, BorderPosterior, BorderSpace
 from .coefficient_space import CoefficientPosterior, CoefficientSpace
 from .design import AnyDesign, DenseDesign, SparseRows, StateSpaceDesign
+from .low_rank_space import LowRankPosterior, LowRankSpace
 from .observation_space import ObservationPosterior, ObservationSpace
-from .prior import FlatPrior, PriorBlock
+from .prior import FlatPrior, LowRankPrior, PriorBlock
 from .shared_space import SharedPosterior, SharedSpace
 from .state_space import StatePosterior, StateSpace
 
 __all__ = ["LinearGaussian", "LinearGaussianPosterior", "Space", "choose_space", "kl_divergence", "linear_gaussian"]
 
 Space = Literal["auto", "observation", "coefficient", "sparse", "banded", "border", "shared", "state"]
-LinearGaussian = ObservationSpace | CoefficientSpace | BandedSpace | BorderSpace | SharedSpace | StateSpace
+LinearGaussian = (
+    ObservationSpace | CoefficientSpace | BandedSpace | BorderSpace | LowRankSpace | SharedSpace | StateSpace
+)
 LinearGaussianPosterior = (
-    ObservationPosterior | CoefficientPosterior | BandedPosterior | BorderPosterior | SharedPosterior | StatePosterior
+    ObservationPosterior
+    | CoefficientPosterior
+    | BandedPosterior
+    | BorderPosterior
+    | LowRankPosterior
+    | SharedPosterior
+    | StatePosterior
 )
 
 # A scattered update costs about as much as this many multiply-adds of a matrix product.
@@ -83,7 +92,8 @@ def linear_gaussian(
     :param AnyDesign design: the linear map ``A``.
     :param jax.Array rows: rows of each independent block, padded with ``num_rows``.
     :param jax.Array columns: columns of each independent block, padded with ``num_columns``.
-    :param Border border: blocks that are independent given a few unknowns, for the space of this name.
+    :param Border border: blocks that are independent given a few unknowns, for the space of this name. The inducing
+        values of priors of low rank are unknowns here, behind all others, and in the border.
     :param bool is_signed: whether site precisions may be negative.
     :param str space: the space to work in; ``"auto"`` takes :func:`choose_space`, which never takes ``"shared"``, for
         blocks that are alike.
@@ -118,7 +128,8 @@ def linear_gaussian(
                 "The space with a border needs sparse rows, and blocks of unknowns that are independent given a few "
                 "others; this design has none that would pay. Leave the choice to space='auto'."
             )
-        return BorderSpace.build(prior, design, border)
+        is_of_low_rank = any(isinstance(block, LowRankPrior) for block in prior)
+        return (LowRankSpace if is_of_low_rank else BorderSpace).build(prior, design, border)
     if space == "shared":
         return SharedSpace.build(prior, design, rows, columns)
     if space == "banded":

@@ -12,7 +12,7 @@ from ..cholesky import cholesky, half_log_determinant, inverse_lower
 from ..frozen_pytree import frozen_pytree
 from .conditioning import LinearGaussian, LinearGaussianPosterior
 from .design import AnyDesign, Design
-from .prior import CovariancePrior, DiagonalPrior, FlatPrior, PriorBlock
+from .prior import CovariancePrior, DiagonalPrior, FlatPrior, LowRankPrior, PriorBlock
 
 __all__ = ["MeanFieldPosterior", "MeanFieldSpace", "PredictorMoments", "expected_log_prior"]
 
@@ -149,6 +149,8 @@ def _conditional_variance(block: PriorBlock, dtype: jnp.dtype) -> tuple[Array, A
         return jnp.full((block.size,), jnp.inf, dtype), zero
     if isinstance(block, DiagonalPrior):
         return block.variance, zero
+    if isinstance(block, LowRankPrior):
+        block = block.dense()
     if isinstance(block, CovariancePrior):
         factor = cholesky(block.covariance)
         precision = jnp.sum(jnp.square(inverse_lower(factor)), axis=-2).reshape(-1)

@@ -6,12 +6,22 @@ import dataclasses
 import math
 
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
-from ..cholesky import cholesky, inverse_lower, safe_sqrt, solve_lower
+from ..cholesky import cholesky, cholesky_solve, half_log_determinant, inverse_lower, safe_sqrt, solve_lower
 from ..frozen_pytree import frozen_pytree
 
-__all__ = ["CovariancePrior", "DiagonalPrior", "FlatPrior", "PrecisionPrior", "PriorBlock", "is_valid_prior"]
+__all__ = [
+    "CovariancePrior",
+    "DiagonalPrior",
+    "FlatPrior",
+    "LowRankPrior",
+    "PrecisionPrior",
+    "PriorBlock",
+    "extreme_eigenvalues",
+    "is_valid_prior",
+]
 
 _LOG_2PI = math.log(2.0 * math.pi)
 
@@ -71,6 +81,57 @@ class CovariancePrior:
 
 
 @frozen_pytree
+class LowRankPrior:
+    """Prior like :class:`CovariancePrior` of covariances ``factor @ factor^T + diag(diagonal)``.
+
+    The unknowns are ``factor @ u + sqrt(diagonal) * noise`` of standard normal ``u`` and noise.
+    """
+
+    factor: Array
+    """Shape ``(batch, width, rank)``."""
+    diagonal: Array
+    """Shape ``(batch, width)``; zeros are allowed wherever no density is asked for."""
+
+    @property
+    def size(self) -> int:
+        return self.diagonal.shape[0] * self.diagonal.shape[1]
+
+    def log_density(self, e: Array) -> Array:
+        """Log density of ``e`` of shape ``(size,)``, at cost ``width * rank^2`` for each block."""
+        scale = jnp.sqrt(self.diagonal)
+        white = e.reshape(self.diagonal.shape) / scale
+        factor = self.factor / scale[..., None]
+        gram = factor.swapaxes(-1, -2) @ factor + jnp.eye(factor.shape[-1], dtype=factor.dtype)
+        root = cholesky(gram)
+        mean = cholesky_solve(root, jnp.einsum("bnm,bn->bm", factor, white))
+        # of the nearest u: a sum of squares where Woodbury's identity takes a difference
+        rest = white - jnp.einsum("bnm,bm->bn", factor, mean)
+        log_volume = half_log_determinant(root) + jnp.sum(jnp.log(scale)) + 0.5 * self.size * _LOG_2PI
+        return -0.5 * (jnp.sum(rest**2) + jnp.sum(mean**2)) - log_volume
+
+    def draw(self, white: Array) -> Array:
+        """Unknowns of a plausible size made of ``white`` of shape ``(size,)``, numbers that ``u`` and noise share."""
+        white = white.reshape(self.diagonal.shape)
+        rank = self.factor.shape[-1]
+        copies = -(-rank // max(white.shape[1], 1))
+        by_rank = jnp.tile(white[:, ::-1], (1, copies))[:, :rank]
+        return (jnp.einsum("bnm,bm->bn", self.factor, by_rank) + safe_sqrt(self.diagonal) * white).reshape(-1)
+
+    def dense(self) -> CovariancePrior:
+        """The same prior by its covariances."""
+        diagonal = self.diagonal[..., None] * jnp.eye(self.diagonal.shape[1], dtype=self.diagonal.dtype)
+        return CovariancePrior(self.factor @ self.factor.swapaxes(-1, -2) + diagonal)
+
+    def covariance_part(self) -> Array:
+        """The covariance as a part of a :class:`~.block_diagonal.BlockDiagonal`."""
+        return self.dense().covariance_part()
+
+    def scale_part(self) -> Array:
+        """A factor ``F`` with ``F F^T`` the covariance, as a part of a block diagonal."""
+        return self.dense().scale_part()
+
+
+@frozen_pytree
 class PrecisionPrior:
     """Prior like :class:`CovariancePrior`, but given by ``precision`` of shape ``(batch, width, width)``."""
 
@@ -123,7 +184,18 @@ class FlatPrior:
         return self.covariance_part()
 
 
-PriorBlock = DiagonalPrior | CovariancePrior | PrecisionPrior | FlatPrior
+PriorBlock = DiagonalPrior | CovariancePrior | LowRankPrior | PrecisionPrior | FlatPrior
+
+
+def extreme_eigenvalues(block: CovariancePrior | LowRankPrior | PrecisionPrior) -> tuple[np.ndarray, np.ndarray]:
+    """Smallest and largest eigenvalues of its matrices, shape ``(batch,)`` each; of low rank bounds of these."""
+    if isinstance(block, LowRankPrior):
+        diagonal = np.asarray(block.diagonal, float)
+        norms = np.linalg.norm(np.asarray(block.factor, float), 2, axis=(1, 2))
+        return diagonal.min(axis=1), norms**2 + diagonal.max(axis=1)
+    matrices = block.covariance if isinstance(block, CovariancePrior) else block.precision
+    values = np.linalg.eigvalsh(np.asarray(matrices, float))
+    return values[:, 0], values[:, -1]
 
 
 def is_valid_prior(prior: tuple[PriorBlock, ...]) -> Array:
@@ -138,6 +210,9 @@ def is_valid_prior(prior: tuple[PriorBlock, ...]) -> Array:
             return jnp.asarray(True)
         if isinstance(block, DiagonalPrior):
             return jnp.all((block.variance >= 0) & (block.variance < jnp.inf))
+        if isinstance(block, LowRankPrior):
+            is_positive = (block.diagonal >= 0) & (block.diagonal < jnp.inf)
+            return jnp.all(is_positive) & jnp.all(jnp.isfinite(block.factor))
         factor = cholesky(block.covariance if isinstance(block, CovariancePrior) else block.precision)
         return jnp.all(jnp.isfinite(jnp.diagonal(factor, axis1=-2, axis2=-1)))
 

@@ -18,7 +18,7 @@ from ..conflict import Conflict
 from ..errors import ModelStructureError
 from ..factors.recognise import Recognised, recognise
 from ..model.execution import ModelCall
-from ..model.priors import prior_block
+from ..model.priors import dense_prior_block
 from ..model.reading import ModelReading
 from ..model.tracing import SiteInfo
 from ..program.degrees import Degree, Degrees, classify
@@ -90,7 +90,7 @@ class BilinearReading(ModelReading):
         unlisted_cells: Unlisted = "missing",
         by_component: Collection[str] | bool = False,
     ):
-        super().__init__(call, sites, field, prior_block)
+        super().__init__(call, sites, field, dense_prior_block)
         degrees = classify(self._program, {n: number for n, (number, _) in self._field.items()}, with_sources=False)
         self._check_priors(degrees)
 

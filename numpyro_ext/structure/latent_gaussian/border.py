@@ -26,6 +26,7 @@ def find_border(
     coupled: Sequence[tuple[int, int, int]],
     sites: Sequence[tuple[int, int]],
     cost: float,
+    num_inducing: int = 0,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
     """The border with which a factorisation is the cheapest, if it costs much less than without.
 
@@ -36,6 +37,8 @@ def find_border(
     :param coupled: for each prior block with correlations ``(start, batch, width)``: consecutive runs of columns.
     :param sites: first column and number of columns of each site.
     :param cost: multiplications of a factorisation without a border.
+    :param num_inducing: unknowns behind the columns that are in the border whatever else is, the inducing values of
+        sites of low rank.
     :return: the arrays of a :class:`~numpyro_ext.linalg.gaussian.border_space.Border`, or None.
     """
     if cost <= _OVERHEAD:
@@ -46,7 +49,7 @@ def find_border(
     best, least = None, (cost - _OVERHEAD) / 4.0
     num_rows = pattern.shape[0]
     for is_shared, rest in _candidates(pattern, unit, sites):
-        size = int(is_shared.sum())
+        size = int(is_shared.sum()) + num_inducing
         if num_rows * size > _LARGEST_BORDER or float(size) ** 3 + num_rows * float(size) ** 2 >= least:
             continue
         label = _components(rest, unit, is_shared)
@@ -64,7 +67,8 @@ def find_border(
     entries = max(int(is_entry.sum(axis=1).max(initial=0)), 1)
     order = np.argsort(~is_entry, axis=1, kind="stable")[:, :entries]
     slots = np.where(np.take_along_axis(is_entry, order, axis=1), order, pattern.shape[1])
-    columns = np.append(local, num_columns)[group(label, int(label.max()) + 1, local.size)]
+    columns = np.append(local, num_columns + num_inducing)[group(label, int(label.max()) + 1, local.size)]
+    shared = np.append(shared, num_columns + np.arange(num_inducing))
     return columns.astype(np.int32), shared.astype(np.int32), slots.astype(np.int32)
 
 

@@ -14,7 +14,7 @@ from jax import Array
 from ...compilation.recent import Recent
 from ...linalg.gaussian.border_space import Border
 from ...linalg.gaussian.design import AnyDesign, DenseDesign, StateSpaceDesign
-from ...linalg.gaussian.prior import CovariancePrior, FlatPrior, PrecisionPrior
+from ...linalg.gaussian.prior import CovariancePrior, FlatPrior, LowRankPrior, PrecisionPrior
 from ..errors import ModelStructureError
 from ..factors.plan import FactorPlan, plan_factor
 from ..model.execution import ModelCall
@@ -122,11 +122,14 @@ class LatentGaussianReading(ModelReading):
                 found[name] = tuple(n for n in self.hyper if n in behind)
         return found
 
-    def _coupled_columns(self) -> list[tuple[int, int, int]]:
+    def _coupled_columns(self, *, given_inducing: bool = False) -> list[tuple[int, int, int]]:
+        """First column, number and width of the blocks of each prior with correlations; those of low rank have none
+        given their inducing values."""
+        kinds = (CovariancePrior, PrecisionPrior) if given_inducing else (CovariancePrior, PrecisionPrior, LowRankPrior)
         out = []
         for name, columns in self._columns.items():
             block = self._trace.priors[name]
-            if isinstance(block, CovariancePrior | PrecisionPrior):
+            if isinstance(block, kinds):
                 batch, width = self._program.shape(jax.tree.leaves(block)[0])[:2]
                 out.append((columns.start, batch, width))
         return out
@@ -135,12 +138,15 @@ class LatentGaussianReading(ModelReading):
         rows = self._rows
         if not isinstance(rows, AffineRows) or rows.pattern is None or rows.is_dense:
             return None
-        coupled = self._coupled_columns()
+        coupled = self._coupled_columns(given_inducing=True)
+        low_rank = [block for block in self._trace.priors.values() if isinstance(block, LowRankPrior)]
+        shapes = [self._program.shape(jax.tree.leaves(block)[0]) for block in low_rank]  # of the factors
+        num_inducing = sum(batch * rank for batch, _, rank in shapes)
         cost = len(blocks[0]) * float(min(blocks[0].shape[1], blocks[1].shape[1])) ** 3
-        if not coupled:
+        if not coupled and not shapes:
             cost = min(cost, rows.num_columns * float(rows.bandwidth + 1) ** 2)
         sites = [(columns.start, columns.stop - columns.start) for columns in self._columns.values()]
-        return find_border(rows.pattern, rows.num_columns, coupled, sites, cost)
+        return find_border(rows.pattern, rows.num_columns, coupled, sites, cost, num_inducing)
 
     def _predictor_rows(self, degrees: Degrees, parts: Parts) -> AffineRows | StateRows:
         try:

@@ -14,13 +14,21 @@ from jax import Array
 from numpyro.distributions import constraints
 
 from ...linalg.gaussian.block_diagonal import BlockDiagonal
-from ...linalg.gaussian.prior import CovariancePrior, DiagonalPrior, FlatPrior, PrecisionPrior, PriorBlock
+from ...linalg.gaussian.prior import (
+    CovariancePrior,
+    DiagonalPrior,
+    FlatPrior,
+    LowRankPrior,
+    PrecisionPrior,
+    PriorBlock,
+)
 from ...potentials.base import Potential
 from ..families import IDENTITY, Observations, family_of
 
 __all__ = [
     "at_location",
     "colour",
+    "dense_prior_block",
     "factor_potential",
     "innovation_shape",
     "is_factor",
@@ -165,13 +173,21 @@ def prior_block(fn: Any) -> PriorBlock:
         tril = base.scale_tril
         return CovariancePrior(_stack(tril @ jnp.swapaxes(tril, -1, -2), shape, width))
     factor = base.cov_factor
-    diagonal = jnp.eye(width) * jnp.asarray(base.cov_diag)[..., None]
-    return CovariancePrior(_stack(factor @ jnp.swapaxes(factor, -1, -2) + diagonal, shape, width))
+    factor = jnp.broadcast_to(factor, (*shape, factor.shape[-1])).reshape(-1, width, factor.shape[-1])
+    return LowRankPrior(factor, jnp.broadcast_to(base.cov_diag, shape).reshape(-1, width))
+
+
+def dense_prior_block(fn: Any) -> PriorBlock:
+    """As :func:`prior_block`, and by its covariance where it is of low rank."""
+    block = prior_block(fn)
+    return block.dense() if isinstance(block, LowRankPrior) else block
 
 
 def colour(block: PriorBlock, white: Array) -> Array:
     """A draw from the prior block made of standard normal numbers (themselves, where it is flat)."""
-    return white if isinstance(block, FlatPrior) else BlockDiagonal((block.scale_part(),)).apply(white)
+    if isinstance(block, FlatPrior):
+        return white
+    return block.draw(white) if isinstance(block, LowRankPrior) else BlockDiagonal((block.scale_part(),)).apply(white)
 
 
 def _stack(matrix: Array, shape: tuple[int, ...], width: int) -> Array:

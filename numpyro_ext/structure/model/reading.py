@@ -14,7 +14,7 @@ import numpy as np
 from jax import Array
 
 from ...display import Shown, Table
-from ...linalg.gaussian.prior import CovariancePrior, PrecisionPrior
+from ...linalg.gaussian.prior import CovariancePrior, LowRankPrior, PrecisionPrior, extreme_eigenvalues
 from ..conflict import Conflict, names_of
 from ..errors import ModelStructureError
 from ..program.degrees import Degree, Degrees, classify
@@ -288,11 +288,10 @@ class ModelReading(Shown, ABC):
         env, eps = self._env(self.initial_hyper(), None), float(jnp.finfo(jnp.result_type(float)).eps)
         for name in self.field:
             prior = self._trace.priors[name]
-            if not isinstance(prior, CovariancePrior | PrecisionPrior):
+            if not isinstance(prior, CovariancePrior | LowRankPrior | PrecisionPrior):
                 continue
-            (matrices,) = jax.tree.leaves(self._evaluated(prior, env))
-            values = np.linalg.eigvalsh(np.asarray(matrices, float))
-            ratio = float(np.max(values[:, -1] / np.maximum(values[:, 0], eps * values[:, -1])))
+            smallest, largest = extreme_eigenvalues(self._evaluated(prior, env))
+            ratio = float(np.max(largest / np.maximum(smallest, eps * largest)))
             if eps * ratio > 0.1 * tolerance:
                 remedy = "" if eps < 1e-10 else " Or use float64 (numpyro.enable_x64())."
                 raise ModelStructureError(
