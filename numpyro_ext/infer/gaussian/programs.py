@@ -124,19 +124,30 @@ class Programs:
         return evaluate(values, state)
 
     def _evaluation(
-        self, data: Any, fixed: dict[str, Array], form_fn: Callable[[Array], LatentGaussian], tol: Any
+        self,
+        data: Any,
+        fixed: dict[str, Array],
+        form_fn: Callable[[Array], LatentGaussian],
+        tol: Any,
+        solve_fn: Callable[..., tuple[Any, Any]] | None = None,
     ) -> Callable[[Array, Any], Evaluation]:
         return hyper_search.evaluation_fn(
             form_fn=form_fn,
             log_prior_fn=lambda values: self._log_prior(data, fixed, values),
-            solve_fn=partial(self._algorithm.solve, num_steps=self._num_steps, tol=tol),
+            solve_fn=partial(solve_fn or self._algorithm.solve, num_steps=self._num_steps, tol=tol),
             log_evidence_fn=self._algorithm.log_evidence,
             value_fn=lambda info: info.objective,
         )
 
-    def _probe_locally(self, data: Any, fixed: dict[str, Array], state: SearchState) -> SearchState:
-        """The probes of the curvature where a search has ended, with factors that cost little in the place of the
-        model's; none where there are no such factors."""
+    def _probe_locally(
+        self, data: Any, fixed: dict[str, Array], state: SearchState, is_held: bool | Array = False
+    ) -> SearchState:
+        """The probes of the curvature at the best point of a search, with factors that cost little in the place of the
+        model's; none where there are no such factors.
+
+        ``is_held`` leaves out how the field answers: the curvature is then one of the evidence that holds its state,
+        which takes no fits, and is that of the evidence but for information that the field hides.
+        """
         algorithm = self._algorithm
 
         def form_fn(values: Array) -> LatentGaussian:
@@ -145,15 +156,24 @@ class Programs:
         near = None if algorithm.localised is None else algorithm.localised(form_fn(state.values), state.best.state)
         if near is None:
             return state
-        found, _ = hyper_search.search(
-            self._evaluation(data, fixed, lambda values: near(form_fn(values)), self.tol),
-            state._replace(num_probes=jnp.zeros_like(state.num_probes)),
-            num_evaluations=2 * state.values.size,
-            tol=self._hyper_tol,
-            max_iterations=0,
-            trace_length=1,
+
+        def solve(form: LatentGaussian, start: Any, **options: Any) -> tuple[Any, Any]:
+            held = start, state.best.info
+            fitted: tuple[Any, Any] = jax.lax.cond(
+                is_held, lambda: held, lambda: algorithm.solve(form, start, **options)
+            )
+            return fitted
+
+        # To a small part of the gradients' own tolerance, which is what the step of the differences reckons with.
+        tol = max(self.tol, 1e-2 * self._hyper_tol)
+        evaluate = self._evaluation(data, fixed, lambda values: near(form_fn(values)), tol, solve)
+        axes = np.eye(state.values.size, dtype=state.values.dtype)
+        steps = hyper_search.difference_step(axes.dtype, self._hyper_tol) * np.stack([axes, -axes], axis=1)
+        probes = jax.lax.map(
+            lambda step: evaluate(state.values + step, state.best.state).gradient, steps.reshape(-1, len(axes))
         )
-        return state._replace(probes=found.probes, num_probes=found.num_probes)
+        num_probes = jnp.asarray(len(probes), state.num_probes.dtype)
+        return state._replace(probes=probes.reshape(state.probes.shape), num_probes=num_probes)
 
     def _objective(self, data: Any, fixed: dict[str, Array]) -> Callable[[Array, Any], Evaluation]:
         """The objective with the fields of the run's own tolerance."""
@@ -223,7 +243,8 @@ class Programs:
         """The search before its first evaluation; ``state`` may be ``None`` for a cold start of the field."""
         if state is None:
             state = self.init_state(data, self._space.unpack(values, fixed))
-        start = hyper_search.init_search(jax.eval_shape(self._objective(data, fixed), values, state), values, state)
+        shapes = jax.eval_shape(self._objective(data, fixed), values, state)
+        start = hyper_search.init_search(shapes, values, state, has_metric=self.probes_locally)
         none: Any = np.asarray(2 * values.size + 1, np.int32)
         return start._replace(num_probes=none) if self.probes_locally else start
 

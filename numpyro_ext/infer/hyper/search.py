@@ -20,6 +20,8 @@ import numpy as np
 import optax
 from jax import Array
 
+from .metric import in_metric
+
 __all__ = [
     "EVALUATIONS_PER_CHUNK",
     "Curvature",
@@ -38,7 +40,8 @@ __all__ = [
 
 EVALUATIONS_PER_CHUNK = 10
 """Evaluations of a compiled chunk of a search, between which a bar moves and a person may interrupt."""
-_MEMORY = 10
+_MEMORY, _LARGEST_MEMORY = 10, 30
+"""Past steps that a search remembers: as many as there are coordinates, within these."""
 _SUFFICIENT_INCREASE = 1e-4
 _CURVATURE = 0.9
 _MAX_TRIALS = 25
@@ -91,6 +94,9 @@ class SearchState(NamedTuple):
     """Gradients at ``values`` plus and minus one difference step along each axis, shape ``(d, 2, d)``."""
     moved: Array | None = None
     """Along which axes the log evidence had a derivative other than zero in any evaluation, shape ``(d,)``."""
+    metric: Array | None = None
+    """What L-BFGS takes for the inverse of the curvature before it remembers a step, shape ``(d, d)``, if that may be
+    other than a multiple of the identity; zero as long as it is not. See :func:`~.metric.with_metric`."""
 
 
 def evaluation_fn(
@@ -123,16 +129,17 @@ def evaluation_fn(
     return evaluate
 
 
-def _lbfgs() -> optax.GradientTransformation:
-    return optax.scale_by_lbfgs(memory_size=_MEMORY)
+def _lbfgs(size: int) -> optax.GradientTransformation:
+    return optax.scale_by_lbfgs(memory_size=min(max(size, _MEMORY), _LARGEST_MEMORY))
 
 
-def init_search(shapes: Evaluation, values: Array, state: Any) -> SearchState:
+def init_search(shapes: Evaluation, values: Array, state: Any, *, has_metric: bool = False) -> SearchState:
     """The state before the first evaluation, which is made at ``values`` itself.
 
     :param Evaluation shapes: shapes and dtypes of an evaluation, from ``jax.eval_shape(evaluate, values, state)``.
     :param values: where to start, shape ``(d,)``.
     :param state: of the algorithm, where the first fit of the field starts.
+    :param bool has_metric: whether :func:`~.metric.with_metric` may be used.
     :return: a state for :func:`search`.
     """
     # NumPy makes these constants without compiling anything.
@@ -144,7 +151,7 @@ def init_search(shapes: Evaluation, values: Array, state: Any) -> SearchState:
     return SearchState(
         values=values,
         best=blank,
-        memory=jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), jax.eval_shape(_lbfgs().init, values)),
+        memory=jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), jax.eval_shape(_lbfgs(values.size).init, values)),
         direction=constant(values.shape, 0.0, values.dtype),
         step_size=zero,
         lower=zero,
@@ -157,6 +164,7 @@ def init_search(shapes: Evaluation, values: Array, state: Any) -> SearchState:
         num_probes=count,
         probes=constant((values.size, 2, values.size), 0.0, values.dtype),
         moved=None if shapes.moves is None else constant(values.shape, False),
+        metric=constant((values.size, values.size), 0.0, values.dtype) if has_metric else None,
     )
 
 
@@ -185,7 +193,9 @@ def _line_search(
 
     # The accepted branch. Inputs are replaced where they are not finite, so that nothing spreads into the memory.
     gradient = jnp.where(finite, new.gradient, old.gradient)
-    descent, memory = _lbfgs().update(-gradient, state.memory, trial)
+    descent, memory = _lbfgs(trial.size).update(-gradient, state.memory, trial)
+    if state.metric is not None:
+        descent = jnp.where(jnp.any(state.metric != 0.0), in_metric(-gradient, memory, state.metric), descent)
     direction = -jnp.asarray(descent, dtype)
     is_ascent = jnp.dot(direction, gradient) > 0.0
     direction = jnp.where(is_ascent, direction, gradient / jnp.maximum(1.0, jnp.linalg.norm(gradient)))

@@ -18,6 +18,7 @@ from jax import Array
 
 from ....structure import ModelStructureError
 from ...hyper import search as hyper_search
+from ...hyper.metric import is_due, with_metric
 from ...hyper.search import EVALUATIONS_PER_CHUNK, Curvature, SearchState
 from ...hyper.space import UnconstrainedSpace
 from ..results import HyperDiagnostics
@@ -51,8 +52,9 @@ class Climb(NamedTuple):
     with_curvature: bool = True
     find_curvature: Callable[[_Run], Curvature] | None = None
     """Of the best point, where searches make no probes; it may go on to a better one before."""
-    probe_locally: Callable[[SearchState], SearchState] | None = None
-    """The probes of a search that has made none, at less than their cost; see :func:`~.probes.probed`."""
+    probe_locally: Callable[[SearchState, Any], SearchState] | None = None
+    """``(search, is_held)``: the probes of a search that has made none, at less than their cost, see
+    :func:`~.probes.probed`; or at the cost of a few evaluations those with a curvature that will do as a metric."""
 
     def hyper(self, x: Array) -> dict[str, Array]:
         """All hyperparameters, constrained."""
@@ -102,6 +104,9 @@ class _Run:
             self.traces.append(trace)
             self.progress(int(search.num_iterations) - before)
             is_first = False
+            if self.climb.probe_locally is not None and search.metric is not None and is_due(search):
+                measured = self.climb.probe_locally(search, np.asarray(True))
+                search = self.current = with_metric(search, hyper_search.hessian(measured, tol=self.climb.tol))
         self.moved |= np.asarray(search.moved)
         return search
 

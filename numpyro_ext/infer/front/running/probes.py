@@ -14,7 +14,7 @@ from ...hyper.search import SearchState
 __all__ = ["probed"]
 
 
-def probed(run: Any, probe_locally: Callable[[SearchState], SearchState], search: SearchState) -> SearchState:
+def probed(run: Any, probe_locally: Callable[[SearchState, Any], SearchState], search: SearchState) -> SearchState:
     """An ended search with its probes: the cheap ones if the model agrees with them, else its own.
 
     The second derivatives of the cheap ones are compared with the model's along a direction that all coordinates have a
@@ -22,11 +22,12 @@ def probed(run: Any, probe_locally: Callable[[SearchState], SearchState], search
     least: what is judged is never a curvature of something else.
 
     :param run: the searches of the run, for evaluations of the model.
-    :param probe_locally: fills in cheap probes, or leaves the search as it is where there are none.
+    :param probe_locally: ``(search, is_held)``: fills in cheap probes, or leaves the search as it is where there are
+        none.
     :param SearchState search: without probes.
     :return: with probes, unless the run was interrupted.
     """
-    found = probe_locally(search)
+    found = probe_locally(search, np.asarray(False))
     if int(found.num_probes) == 2 * search.values.size and bool(np.all(np.isfinite(found.probes))):
         matrix = hyper_search.hessian(found, tol=run.climb.tol)
         if all(_agrees(run, search, matrix, direction) for direction in _directions(matrix)):
