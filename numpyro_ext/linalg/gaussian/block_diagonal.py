@@ -2,31 +2,66 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from typing import NamedTuple
 
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.scipy.linalg import block_diag
 
+from ..frozen_pytree import frozen_pytree
 from .design import DenseDesign, Design, SparseRows
 
-__all__ = ["BlockCovariance", "BlockDiagonal", "cross_product", "quadratic_form"]
+__all__ = ["BlockCovariance", "BlockDiagonal", "Part", "Repeated", "cross_product", "quadratic_form", "repeated"]
 
 _FEW_ENTRIES = 4
 """Entries of a row of which all pairs are looked up at once."""
 
 
+@frozen_pytree
+class Repeated:
+    """Blocks of shape ``(batch, width, width)`` that stand for ``count`` times as many, in turn."""
+
+    matrix: Array
+    count: int = dataclasses.field(metadata={"static": True})
+
+    @property
+    def ndim(self) -> int:
+        return 3
+
+    @property
+    def dtype(self) -> jnp.dtype:
+        return self.matrix.dtype
+
+    @property
+    def mT(self) -> Repeated:
+        return Repeated(self.matrix.mT, self.count)
+
+
+Part = Array | Repeated
+
+
+def repeated(matrix: Array, count: int) -> Part:
+    """Blocks that stand for ``count`` times as many, as a part of a :class:`BlockDiagonal`."""
+    return matrix if count == 1 else Repeated(matrix, count)
+
+
+def _blocks(part: Part) -> tuple[Array, int]:
+    return (part.matrix, part.count) if isinstance(part, Repeated) else (part, 1)
+
+
 class BlockDiagonal(NamedTuple):
     """A square block-diagonal matrix, part after part.
 
-    A part is a diagonal of shape ``(size,)``, or equal blocks of shape ``(batch, width, width)``.
+    A part is a diagonal of shape ``(size,)``, or blocks of equal shape, ``(batch, width, width)`` or :class:`Repeated`.
     """
 
-    parts: tuple[Array, ...]
+    parts: tuple[Part, ...]
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        return tuple(part.shape[0] * (part.shape[1] if part.ndim == 3 else 1) for part in self.parts)
+        return tuple(count * math.prod(matrix.shape[:2]) for matrix, count in map(_blocks, self.parts))
 
     def _split(self, x: Array) -> list[Array]:
         pieces, start = [], 0
@@ -41,14 +76,14 @@ class BlockDiagonal(NamedTuple):
 
     def apply_transpose(self, x: Array) -> Array:
         """``D^T x`` for ``x`` of shape ``(..., N)``."""
-        transposed = BlockDiagonal(tuple(p.swapaxes(-1, -2) if p.ndim == 3 else p for p in self.parts))
+        transposed = BlockDiagonal(tuple(p.mT if p.ndim == 3 else p for p in self.parts))
         return transposed.apply(x)
 
     def to_dense(self) -> Array:
         """Materialise as ``(N, N)``."""
         blocks: list[Array] = []
-        for part in self.parts:
-            blocks.extend(part if part.ndim == 3 else [jnp.diag(part)])
+        for matrix, count in map(_blocks, self.parts):
+            blocks.extend(list(matrix) * count if matrix.ndim == 3 else [jnp.diag(matrix)])
         found: Array = block_diag(*blocks)
         return found
 
@@ -61,13 +96,14 @@ class BlockDiagonal(NamedTuple):
             a, b = i - start, j - start
             inside = (a >= 0) & (a < size) & (b >= 0) & (b < size)
             a, b = jnp.clip(a, 0, size - 1), jnp.clip(b, 0, size - 1)
-            if part.ndim == 3:
-                width = part.shape[1]
+            matrix, _ = _blocks(part)
+            if matrix.ndim == 3:
+                batch, width = matrix.shape[:2]
                 inside &= a // width == b // width
-                value = part[a // width, a % width, b % width]
+                value = matrix[a // width % batch, a % width, b % width]
             else:
                 inside &= a == b
-                value = part[a]
+                value = matrix[a]
             total = total + jnp.where(inside, value, 0.0)
             start += size
         return total
@@ -77,14 +113,15 @@ class BlockDiagonal(NamedTuple):
         return self.entries(columns[:, :, None], columns[:, None, :])
 
 
-def _apply(part: Array, x: Array) -> Array:
-    if part.ndim == 1:
-        return part * x
-    if part.shape[0] == 1:
-        return x @ part[0].T
-    batch, width = part.shape[:2]
-    pieces = x.reshape(*x.shape[:-1], batch, width)
-    return jnp.einsum("bij,...bj->...bi", part, pieces).reshape(x.shape)
+def _apply(part: Part, x: Array) -> Array:
+    matrix, count = _blocks(part)
+    if matrix.ndim == 1:
+        return matrix * x
+    batch, width = matrix.shape[:2]
+    if batch == 1:
+        return (x.reshape(*x.shape[:-1], count, width) @ matrix[0].T).reshape(x.shape)
+    pieces = x.reshape(*x.shape[:-1], count, batch, width)
+    return jnp.einsum("bij,...cbj->...cbi", matrix, pieces).reshape(x.shape)
 
 
 def cross_product(left: Design, matrix: BlockDiagonal, right: Design) -> Array:
@@ -97,10 +134,10 @@ def cross_product(left: Design, matrix: BlockDiagonal, right: Design) -> Array:
         if not size:  # of a site without elements
             continue
         left_part, right_part = left.column_range(start, size), right.column_range(start, size)
-        if part.ndim == 3 and part.shape[0] == 1:
+        if not isinstance(part, Repeated) and part.ndim == 3 and part.shape[0] == 1:
             applied = left_part.matvec(part[0].T).T
         else:
-            applied = _apply(part.swapaxes(-1, -2) if part.ndim == 3 else part, left_part.to_dense())
+            applied = _apply(part.mT if part.ndim == 3 else part, left_part.to_dense())
         total = total + right_part.matvec(applied)
         start += size
     return total

@@ -43,8 +43,8 @@ class WhitenedPrior(NamedTuple):
                 total += 0.5 * block.size * math.log(2.0 * math.pi)
             elif isinstance(block, PrecisionPrior):
                 factors.append(ones)
-                precisions.append(block.precision)
-                total += half_log_determinant(cholesky(block.precision))
+                precisions.append(block.precision_part())
+                total += block.count * half_log_determinant(cholesky(block.precision))
             else:
                 factors.append(block.scale_part())
                 precisions.append(ones)

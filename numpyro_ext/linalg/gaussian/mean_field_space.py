@@ -158,4 +158,5 @@ def _conditional_variance(block: PriorBlock, dtype: jnp.dtype) -> tuple[Array, A
     else:
         precision = jnp.diagonal(block.precision, axis1=-2, axis2=-1).reshape(-1)
         half_log = -half_log_determinant(cholesky(block.precision))
-    return 1.0 / precision, half_log + 0.5 * jnp.sum(jnp.log(precision))
+    excess = half_log + 0.5 * jnp.sum(jnp.log(precision))
+    return jnp.tile(1.0 / precision, block.count), block.count * excess

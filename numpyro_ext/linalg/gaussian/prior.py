@@ -11,6 +11,7 @@ from jax import Array
 
 from ..cholesky import cholesky, cholesky_solve, half_log_determinant, inverse_lower, safe_sqrt, solve_lower
 from ..frozen_pytree import frozen_pytree
+from .block_diagonal import Part, Repeated, repeated
 
 __all__ = [
     "CovariancePrior",
@@ -51,33 +52,34 @@ class DiagonalPrior:
 
 @frozen_pytree
 class CovariancePrior:
-    """``batch`` independent blocks of ``width`` unknowns, ``covariance`` of shape ``(batch, width, width)``.
+    """``count * batch`` independent blocks of ``width`` unknowns, ``covariance`` of shape ``(batch, width, width)``.
 
-    The unknowns are ordered block after block; the covariance may be of low rank only if it is never factorised,
-    so models keep a jitter on its diagonal.
+    The unknowns are ordered block after block, and blocks take the covariances in turn, ``count`` times over: what a
+    plate of fields has in common is kept and factorised once. The covariance may be of low rank only if it is never
+    factorised, so models keep a jitter on its diagonal.
     """
 
     covariance: Array
+    count: int = dataclasses.field(default=1, metadata={"static": True})
 
     @property
     def size(self) -> int:
-        return self.covariance.shape[0] * self.covariance.shape[1]
+        return self.count * self.covariance.shape[0] * self.covariance.shape[1]
 
     def log_density(self, e: Array) -> Array:
         """Log density of ``e`` of shape ``(size,)``."""
         factor = cholesky(self.covariance)
-        e = e.reshape(self.covariance.shape[:2])
-        white = solve_lower(factor, e[..., None])[..., 0]
+        white = solve_lower(factor, _side_by_side(e, self.covariance))
         log_diagonal = jnp.log(jnp.diagonal(factor, axis1=-2, axis2=-1))
-        return -0.5 * jnp.sum(white**2 + 2.0 * log_diagonal + _LOG_2PI)
+        return -0.5 * (jnp.sum(white**2) + self.count * jnp.sum(2.0 * log_diagonal + _LOG_2PI))
 
-    def covariance_part(self) -> Array:
+    def covariance_part(self) -> Part:
         """The covariance as a part of a :class:`~.block_diagonal.BlockDiagonal`."""
-        return self.covariance
+        return repeated(self.covariance, self.count)
 
-    def scale_part(self) -> Array:
+    def scale_part(self) -> Part:
         """A factor ``F`` with ``F F^T`` the covariance, as a part of a block diagonal."""
-        return cholesky(self.covariance)
+        return repeated(cholesky(self.covariance), self.count)
 
 
 @frozen_pytree
@@ -136,26 +138,33 @@ class PrecisionPrior:
     """Prior like :class:`CovariancePrior`, but given by ``precision`` of shape ``(batch, width, width)``."""
 
     precision: Array
+    count: int = dataclasses.field(default=1, metadata={"static": True})
 
     @property
     def size(self) -> int:
-        return self.precision.shape[0] * self.precision.shape[1]
+        return self.count * self.precision.shape[0] * self.precision.shape[1]
 
     def log_density(self, e: Array) -> Array:
         """Log density of ``e`` of shape ``(size,)``."""
         factor = cholesky(self.precision)
-        e = e.reshape(self.precision.shape[:2])
-        white = jnp.einsum("bji,bj->bi", factor, e)
+        white = factor.swapaxes(-1, -2) @ _side_by_side(e, self.precision)
         log_diagonal = jnp.log(jnp.diagonal(factor, axis1=-2, axis2=-1))
-        return -0.5 * jnp.sum(white**2 - 2.0 * log_diagonal + _LOG_2PI)
+        return -0.5 * (jnp.sum(white**2) + self.count * jnp.sum(_LOG_2PI - 2.0 * log_diagonal))
 
-    def covariance_part(self) -> Array:
+    def covariance_part(self) -> Part:
         """The covariance as a part of a :class:`~.block_diagonal.BlockDiagonal`."""
-        scale = self.scale_part()
-        return scale @ scale.swapaxes(-1, -2)
+        scale = self._scale()
+        return repeated(scale @ scale.swapaxes(-1, -2), self.count)
 
-    def scale_part(self) -> Array:
+    def scale_part(self) -> Part:
         """A factor ``F`` with ``F F^T`` the covariance, as a part of a block diagonal."""
+        return repeated(self._scale(), self.count)
+
+    def precision_part(self) -> Part:
+        """The precision as a part of a block diagonal."""
+        return repeated(self.precision, self.count)
+
+    def _scale(self) -> Array:
         return inverse_lower(cholesky(self.precision)).swapaxes(-1, -2)
 
 
@@ -169,19 +178,24 @@ class FlatPrior:
         """Zero: the density is one everywhere."""
         return jnp.zeros((), e.dtype)
 
-    def covariance_part(self) -> Array:
+    def covariance_part(self) -> Part:
         """Refused: a flat prior has no covariance.
 
         :raises ValueError: always.
         """
         raise ValueError("a flat prior has no covariance: condition in the space of the unknowns.")
 
-    def scale_part(self) -> Array:
+    def scale_part(self) -> Part:
         """Refused like :meth:`covariance_part`.
 
         :raises ValueError: always.
         """
         return self.covariance_part()
+
+
+def _side_by_side(e: Array, matrix: Array) -> Array:
+    """Unknowns as columns, ``(batch, width, count)``, for matrices ``(batch, width, width)`` taken in turn."""
+    return jnp.moveaxis(e.reshape(-1, *matrix.shape[:2]), 0, -1)
 
 
 PriorBlock = DiagonalPrior | CovariancePrior | LowRankPrior | PrecisionPrior | FlatPrior

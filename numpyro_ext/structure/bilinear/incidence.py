@@ -318,7 +318,8 @@ def _roots_of(reading: SidesRead, side: int, like_first: Mapping[str, np.ndarray
                     "their covariance.",
                     site=name,
                 )
-            source = (name, 0 if like_first[name][block[0]] else int(block[0]))
+            number = int(block[0]) % len(like_first[name])
+            source = (name, 0 if like_first[name][number] else number)
         if source not in sources:
             sources.append(source)
         group.append(sources.index(source))

@@ -87,4 +87,5 @@ def _dense_precision(prior: Any, local: np.ndarray) -> Array:
         blocks = cholesky_inverse(cholesky(prior.covariance))
     batch, place = np.divmod(np.maximum(local, 0), blocks.shape[-1])
     same = (batch[:, :, None] == batch[:, None, :]) & (local >= 0)[:, :, None] & (local >= 0)[:, None, :]
+    batch = batch % len(blocks)
     return jnp.where(same, blocks[batch[:, :, None], place[:, :, None], place[:, None, :]], 0.0)

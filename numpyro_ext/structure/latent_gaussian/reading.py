@@ -130,8 +130,8 @@ class LatentGaussianReading(ModelReading):
         for name, columns in self._columns.items():
             block = self._trace.priors[name]
             if isinstance(block, kinds):
-                batch, width = self._program.shape(jax.tree.leaves(block)[0])[:2]
-                out.append((columns.start, batch, width))
+                width = self._program.shape(jax.tree.leaves(block)[0])[1]
+                out.append((columns.start, (columns.stop - columns.start) // max(width, 1), width))
         return out
 
     def _find_border(self, blocks: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:

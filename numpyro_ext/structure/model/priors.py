@@ -155,23 +155,23 @@ def prior_block(fn: Any) -> PriorBlock:
         row, column = (tril @ jnp.swapaxes(tril, -1, -2) for tril in (base.scale_tril_row, base.scale_tril_column))
         width = math.prod(shape[-2:])
         joint = jnp.einsum("...ij,...kl->...ikjl", row, column)
-        return CovariancePrior(_stack(joint.reshape(*joint.shape[:-4], width, width), (*shape[:-2], width), width))
+        return CovariancePrior(*_stack(joint.reshape(*joint.shape[:-4], width, width), (*shape[:-2], width)))
     width = shape[-1]
     if isinstance(base, dist.CirculantNormal):
         lag = (np.arange(width)[:, None] - np.arange(width)) % width
-        return CovariancePrior(_stack(jnp.fft.irfft(base.covariance_rfft, width)[..., lag], shape, width))
+        return CovariancePrior(*_stack(jnp.fft.irfft(base.covariance_rfft, width)[..., lag], shape))
     if isinstance(base, dist.GaussianStateSpace):  # the noise of each step
-        return CovariancePrior(_stack(base.covariance_matrix[..., None, :, :], shape, width))
+        return CovariancePrior(*_stack(base.covariance_matrix[..., None, :, :], shape))
     if isinstance(base, dist.CAR):
-        return PrecisionPrior(_stack(_car_precision(base), shape, width))
+        return PrecisionPrior(*_stack(_car_precision(base), shape))
     if isinstance(base, dist.MultivariateNormal):
         given = vars(base)
         if "covariance_matrix" in given:
-            return CovariancePrior(_stack(base.covariance_matrix, shape, width))
+            return CovariancePrior(*_stack(base.covariance_matrix, shape))
         if "precision_matrix" in given:
-            return PrecisionPrior(_stack(base.precision_matrix, shape, width))
+            return PrecisionPrior(*_stack(base.precision_matrix, shape))
         tril = base.scale_tril
-        return CovariancePrior(_stack(tril @ jnp.swapaxes(tril, -1, -2), shape, width))
+        return CovariancePrior(*_stack(tril @ jnp.swapaxes(tril, -1, -2), shape))
     factor = base.cov_factor
     factor = jnp.broadcast_to(factor, (*shape, factor.shape[-1])).reshape(-1, width, factor.shape[-1])
     return LowRankPrior(factor, jnp.broadcast_to(base.cov_diag, shape).reshape(-1, width))
@@ -190,8 +190,14 @@ def colour(block: PriorBlock, white: Array) -> Array:
     return block.draw(white) if isinstance(block, LowRankPrior) else BlockDiagonal((block.scale_part(),)).apply(white)
 
 
-def _stack(matrix: Array, shape: tuple[int, ...], width: int) -> Array:
-    return jnp.broadcast_to(matrix, (*shape[:-1], width, width)).reshape(-1, width, width)
+def _stack(matrix: Array, shape: tuple[int, ...]) -> tuple[Array, int]:
+    """Matrices of the fields of a batch, ``(batch, width, width)``, and how many times they are taken in turn: axes of
+    the batch in front of all along which matrices differ are not expanded."""
+    while matrix.shape[0] == 1 and matrix.ndim > 2:
+        matrix = matrix[0]
+    own = len(shape) + 1 - matrix.ndim
+    matrix = jnp.broadcast_to(matrix, (*shape[own:-1], *matrix.shape[-2:]))
+    return matrix.reshape(-1, *matrix.shape[-2:]), math.prod(shape[:own])
 
 
 def _car_precision(base: Any) -> Array:
