@@ -15,6 +15,7 @@ from ...compilation.quick_jit import holds_little, quick_jit
 from ...compilation.recent import Recent
 from ...structure import LatentGaussianReading
 from ...structure.latent_gaussian.form import AffineMap, LatentGaussian
+from ...structure.program.chosen_rows import ChosenIndices, ChosenRows
 from ..front.answers.draws import Draws
 from ..hyper import search as hyper_search
 from ..hyper.search import EVALUATIONS_PER_CHUNK, Evaluation, SearchState
@@ -105,6 +106,8 @@ class Programs:
         self.fits = compile_(self._fits, static_argnames="marginals_fn")
         self.moments = compile_(self._moments)
         self.covariance = compile_(self._covariance, static_argnames="name")
+        self.chosen_marginals = compile_(self._chosen_marginals, static_argnames=("chosen", "marginals_fn"))
+        self.chosen_covariance = compile_(self._chosen_covariance, static_argnames="chosen")
         self.draw_site = compile_(self._draw_site, static_argnames=("name", "num_samples"))
         self.draws_over = compile_(self._draws_over, static_argnames=("num_samples", "is_weighted"))
         self.draws = compile_(self._draws, static_argnames=("num_samples", "is_weighted"))
@@ -303,6 +306,30 @@ class Programs:
     def _covariance(self, data: Any, hyper: dict[str, Array], state: Any, *, name: str) -> Array:
         covariance: Array = self._posterior(data, hyper, state).covariance(self._reading.maps(hyper, data)[name])
         return covariance
+
+    def _chosen_marginals(
+        self,
+        data: Any,
+        hyper: dict[str, Array],
+        state: Any,
+        indices: ChosenIndices,
+        *,
+        chosen: ChosenRows,
+        marginals_fn: Callable[..., Any],
+    ) -> Any:
+        """The marginals of chosen elements of a large site."""
+        affine_map = self._reading.chosen_map(chosen, indices, hyper, data)
+        return marginals_fn(self._posterior(data, hyper, state), {"chosen": affine_map})["chosen"]
+
+    def _chosen_covariance(
+        self, data: Any, hyper: dict[str, Array], state: Any, indices: ChosenIndices, *, chosen: ChosenRows
+    ) -> Array:
+        affine_map, posterior = (
+            self._reading.chosen_map(chosen, indices, hyper, data),
+            self._posterior(data, hyper, state),
+        )
+        found: Array = posterior.covariance_of(affine_map, jnp.asarray(indices.used), jnp.asarray(indices.places))
+        return found
 
     def _draw_site(
         self, data: Any, hyper: dict[str, Array], state: Any, rng_key: Array, *, name: str, num_samples: int

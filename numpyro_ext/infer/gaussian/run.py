@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from typing import Any
 
 import jax
@@ -17,7 +17,7 @@ from numpyro.infer.autoguide import AutoMultivariateNormal
 from ...structure import LatentGaussianReading
 from ..front.answers.draws import Draws, draw_inside_support, with_hyper, with_predictive
 from ..front.answers.resampling import num_proposals, psis_resampled
-from ..front.answers.sites import PosteriorSites, SitePosterior, missing_sites
+from ..front.answers.sites import LargeSite, PosteriorSites, SitePosterior, gaussian_draws, missing_sites
 from ..front.run import FinishedRun
 from .algorithms.algorithm import Algorithm
 from .algorithms.cumulants import correction
@@ -25,6 +25,7 @@ from .answers.corrected import Corrected, check_cumulants, corrected
 from .answers.guide import field_importance_pair, fitted_guide
 from .answers.leave_one_out import weights_fail
 from .answers.prediction import by_site, check_same_unknowns
+from .integration.simplified_laplace import gaussian_marginals
 from .programs import Programs
 
 __all__ = ["GaussianRun"]
@@ -87,7 +88,37 @@ class GaussianRun(FinishedRun):
                 ),
             )
 
-        return PosteriorSites({name: site(name) for name in reading.affine_sites}, missing_sites(reading))
+        sites = {name: site(name) for name in reading.affine_sites}
+        return PosteriorSites(sites, missing_sites(reading), self._large_sites())
+
+    def _large_sites(self) -> dict[str, LargeSite]:
+        shapes = {name: tuple(self.reading.site_shapes[name]) for name in self.reading.large_sites}
+        return {name: LargeSite(name, shape, partial(self._chosen, name)) for name, shape in shapes.items()}
+
+    def _chosen(self, name: str, places: np.ndarray) -> SitePosterior:
+        """The posterior of chosen elements of a large site."""
+        chosen, indices = self.reading.choose(name, places.reshape(-1))
+
+        @cache
+        def moments() -> tuple[Array, Array]:
+            mean, variance, *_ = self.programs.chosen_marginals(
+                *self.inputs, indices, chosen=chosen, marginals_fn=gaussian_marginals
+            )
+            return mean, variance
+
+        @cache
+        def covariance() -> Array:
+            found: Array = self.programs.chosen_covariance(*self.inputs, indices, chosen=chosen)
+            return found
+
+        return SitePosterior(
+            name,
+            places.shape,
+            mean=lambda: moments()[0],
+            variance=lambda: moments()[1],
+            covariance=covariance,
+            sample=lambda rng_key, num_samples: gaussian_draws(moments()[0], covariance(), rng_key, num_samples),
+        )
 
     def draw(self, rng_key: Array) -> tuple[dict[str, Array], Array]:
         """Draws of all sites but the observed ones, and the log density of each."""

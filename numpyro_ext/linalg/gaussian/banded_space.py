@@ -62,7 +62,8 @@ class BandedSpace(NotSequential):
     def build(cls, prior: tuple[PriorBlock, ...], design: SparseRows) -> BandedSpace:
         """Whiten the prior."""
         factor, precision, constant = WhitenedPrior.build(prior, design.values.dtype)
-        return cls(design, jnp.concatenate(factor.parts), jnp.concatenate(precision.parts), constant)
+        ones = jnp.ones((design.num_columns,), design.values.dtype)
+        return cls(design, factor.apply(ones), precision.apply(ones), constant)
 
     @property
     def rows(self) -> Array:

@@ -11,7 +11,7 @@ from jax import Array, random
 
 from ..cholesky import cholesky, cholesky_inverse, half_log_determinant, solve_lower, solve_upper
 from ..frozen_pytree import frozen_pytree
-from .block_diagonal import BlockCovariance, BlockDiagonal, quadratic_form
+from .block_diagonal import BlockCovariance, BlockDiagonal, Part, quadratic_form
 from .design import DenseDesign, Design, SparseRows
 from .marginals import WhitenedPosterior
 from .prior import FlatPrior, PrecisionPrior, PriorBlock
@@ -34,7 +34,9 @@ class WhitenedPrior(NamedTuple):
     @classmethod
     def build(cls, prior: tuple[PriorBlock, ...], dtype: jnp.dtype) -> WhitenedPrior:
         """Whiten block by block."""
-        factors, precisions, total = [], [], jnp.zeros((), dtype)
+        factors: list[Part] = []
+        precisions: list[Part] = []
+        total = jnp.zeros((), dtype)
         for block in prior:
             ones = jnp.ones((block.size,), dtype)
             if isinstance(block, FlatPrior):

@@ -16,12 +16,20 @@ from .observation_space import ObservationPosterior, ObservationSpace
 from .prior import FlatPrior, LowRankPrior, PriorBlock
 from .shared_space import SharedPosterior, SharedSpace
 from .state_space import StatePosterior, StateSpace
+from .touched_space import Touched, TouchedPosterior, TouchedSpace
 
 __all__ = ["LinearGaussian", "LinearGaussianPosterior", "Space", "choose_space", "kl_divergence", "linear_gaussian"]
 
-Space = Literal["auto", "observation", "coefficient", "sparse", "banded", "border", "shared", "state"]
+Space = Literal["auto", "observation", "coefficient", "sparse", "banded", "border", "shared", "state", "touched"]
 LinearGaussian = (
-    ObservationSpace | CoefficientSpace | BandedSpace | BorderSpace | LowRankSpace | SharedSpace | StateSpace
+    ObservationSpace
+    | CoefficientSpace
+    | BandedSpace
+    | BorderSpace
+    | LowRankSpace
+    | SharedSpace
+    | StateSpace
+    | TouchedSpace
 )
 LinearGaussianPosterior = (
     ObservationPosterior
@@ -31,6 +39,7 @@ LinearGaussianPosterior = (
     | LowRankPosterior
     | SharedPosterior
     | StatePosterior
+    | TouchedPosterior
 )
 
 # A scattered update costs about as much as this many multiply-adds of a matrix product.
@@ -44,25 +53,31 @@ def choose_space(
     columns: Array,
     *,
     border: Border | None = None,
+    touched: Touched | None = None,
     is_sequential: bool = False,
 ) -> Space:
     """The cheaper space, from shapes and kinds of prior alone, so that it is known before anything is traced.
 
-    A state space where the design is one; blocks with a border where the form has one; unknowns in a band where each
-    row touches only a stretch of them, as in images; predictors where a block has no more rows than columns and every
-    prior is proper; otherwise unknowns, with the design kept sparse when one block has few entries per row.
+    A state space where the design is one; what rows touch, or blocks with a border, where the form has them; unknowns
+    in a band where each row touches only a stretch of them, as in images; predictors where a block has no more rows
+    than columns and every prior is proper; otherwise unknowns, with the design kept sparse when one block has few
+    entries per row.
 
     :param tuple prior: the prior blocks.
     :param AnyDesign design: the linear map from unknowns to predictors.
     :param jax.Array rows: rows of each block, shape ``(num_blocks, max_rows)``.
     :param jax.Array columns: columns of each block, shape ``(num_blocks, max_columns)``.
     :param Border border: blocks that are independent given a few unknowns, if that pays.
+    :param Touched touched: what rows touch of blocks, if that is much less than the blocks.
     :param bool is_sequential: whether sites will be updated one by one, which needs a dense joint.
-    :return: ``"observation"``, ``"coefficient"``, ``"sparse"``, ``"banded"``, ``"border"`` or ``"state"``.
+    :return: ``"observation"``, ``"coefficient"``, ``"sparse"``, ``"banded"``, ``"border"``, ``"touched"`` or
+        ``"state"``.
     """
     if isinstance(design, StateSpaceDesign):
         if not is_sequential:
             return "state"
+    elif touched is not None and not is_sequential:
+        return "touched"
     elif border is not None and not is_sequential:
         return "border"
     elif rows.shape[0] == 1 and not is_sequential and can_be_banded(prior, design) and is_worth_banding(design):
@@ -83,6 +98,7 @@ def linear_gaussian(
     columns: Array,
     *,
     border: Border | None = None,
+    touched: Touched | None = None,
     is_signed: bool = False,
     space: Space = "auto",
 ) -> LinearGaussian:
@@ -94,6 +110,7 @@ def linear_gaussian(
     :param jax.Array columns: columns of each independent block, padded with ``num_columns``.
     :param Border border: blocks that are independent given a few unknowns, for the space of this name. The inducing
         values of priors of low rank are unknowns here, behind all others, and in the border.
+    :param Touched touched: what rows touch of blocks, for the space of this name.
     :param bool is_signed: whether site precisions may be negative.
     :param str space: the space to work in; ``"auto"`` takes :func:`choose_space`, which never takes ``"shared"``, for
         blocks that are alike.
@@ -111,7 +128,7 @@ def linear_gaussian(
     (1.5, 0.25)
     """
     if space == "auto":
-        space = choose_space(prior, design, rows, columns, border=border)
+        space = choose_space(prior, design, rows, columns, border=border, touched=None if is_signed else touched)
     if space == "state":
         if not isinstance(design, StateSpaceDesign):
             raise ValueError("The state space needs a design of one, as models with scans have.")
@@ -130,6 +147,12 @@ def linear_gaussian(
             )
         is_of_low_rank = any(isinstance(block, LowRankPrior) for block in prior)
         return (LowRankSpace if is_of_low_rank else BorderSpace).build(prior, design, border)
+    if space == "touched":
+        if touched is None or is_signed:
+            raise ValueError(
+                "The space of what rows touch needs blocks of which they touch a part, and sites of positive precision."
+            )
+        return TouchedSpace.build(prior, touched)
     if space == "shared":
         return SharedSpace.build(prior, design, rows, columns)
     if space == "banded":
@@ -145,7 +168,7 @@ def linear_gaussian(
         return CoefficientSpace.build(prior, design, rows, columns, is_sparse=True)
     if space == "coefficient":
         return CoefficientSpace.build(prior, design, rows, columns, is_sparse=False)
-    names = "'auto', 'observation', 'coefficient', 'sparse', 'banded', 'border', 'shared' or 'state'"
+    names = "'auto', 'observation', 'coefficient', 'sparse', 'banded', 'border', 'shared', 'state' or 'touched'"
     raise ValueError(f"Unknown space {space!r}: expected {names}.")
 
 

@@ -11,7 +11,7 @@ from jax import Array
 
 from ..cholesky import cholesky, cholesky_solve, half_log_determinant, inverse_lower, safe_sqrt, solve_lower
 from ..frozen_pytree import frozen_pytree
-from .block_diagonal import Part, Repeated, repeated
+from .block_diagonal import Part, repeated
 
 __all__ = [
     "CovariancePrior",
@@ -124,11 +124,11 @@ class LowRankPrior:
         diagonal = self.diagonal[..., None] * jnp.eye(self.diagonal.shape[1], dtype=self.diagonal.dtype)
         return CovariancePrior(self.factor @ self.factor.swapaxes(-1, -2) + diagonal)
 
-    def covariance_part(self) -> Array:
+    def covariance_part(self) -> Part:
         """The covariance as a part of a :class:`~.block_diagonal.BlockDiagonal`."""
         return self.dense().covariance_part()
 
-    def scale_part(self) -> Array:
+    def scale_part(self) -> Part:
         """A factor ``F`` with ``F F^T`` the covariance, as a part of a block diagonal."""
         return self.dense().scale_part()
 

@@ -10,6 +10,7 @@ from jax import Array
 from ...linalg.gaussian.border_space import Border
 from ...linalg.gaussian.design import AnyDesign
 from ...linalg.gaussian.prior import PriorBlock
+from ...linalg.gaussian.touched_space import Touched
 from ...potentials.base import Potential
 
 __all__ = ["AffineMap", "Blocks", "LatentGaussian"]
@@ -58,6 +59,8 @@ class LatentGaussian(NamedTuple):
     border: Border | None = None
     """Groups that are independent given a few unknowns, where that is much cheaper; whoever does not know of them takes
     all unknowns together, as :attr:`blocks` says."""
+    touched: Touched | None = None
+    """What rows touch of blocks, where that is much less than the blocks."""
 
     @property
     def num_rows(self) -> int:

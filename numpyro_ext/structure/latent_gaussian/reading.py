@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple, Self
@@ -15,22 +16,27 @@ from ...compilation.recent import Recent
 from ...linalg.gaussian.border_space import Border
 from ...linalg.gaussian.design import AnyDesign, DenseDesign, StateSpaceDesign
 from ...linalg.gaussian.prior import CovariancePrior, FlatPrior, LowRankPrior, PrecisionPrior
-from ..errors import ModelStructureError
+from ..errors import ModelStructureError, Reason
 from ..factors.plan import FactorPlan, plan_factor
 from ..model.execution import ModelCall
 from ..model.priors import prior_block
 from ..model.reading import ModelReading
 from ..model.tracing import SiteInfo
 from ..program.affine_rows import AffineRows, Parts, RowIndices
+from ..program.chosen_rows import ChosenIndices, ChosenRows
 from ..program.degrees import Degrees
+from ..program.patterns import TooLarge
 from ..program.state_rows import NoStateSpace, StateRows, find_time_blocks
 from .blocks import find_blocks
 from .border import find_border
 from .form import AffineMap, Blocks, LatentGaussian
+from .touched import TouchedIndices, find_touched
 
 __all__ = ["LatentGaussianReading"]
 
 _ABSTRACT = Recent(64)
+_LARGE_SITE = 100_000
+"""Elements of a site from which its posterior is computed for those that are asked for, in blocks touched in part."""
 _LONGEST_WAY = 5.0
 """Largest predictor of the paths at which a form with scans is checked: likelihoods overflow elsewhere."""
 _LARGEST_DENSE = 50_000_000
@@ -44,6 +50,7 @@ class _Indices(NamedTuple):
     maps: dict[str, RowIndices | None]
     blocks: tuple[np.ndarray, np.ndarray]
     border: tuple[np.ndarray, np.ndarray, np.ndarray] | None
+    touched: TouchedIndices | None
 
 
 class LatentGaussianReading(ModelReading):
@@ -57,6 +64,7 @@ class LatentGaussianReading(ModelReading):
     :ivar factor_shapes: shapes of the observations of each family.
     :ivar rows_per_observation: how many rows of the form each observation of a family has.
     :ivar affine_sites: field and deterministic sites that are affine in the field.
+    :ivar large_sites: others, so large that only chosen elements have maps: see :meth:`choose`.
     """
 
     opens_scans = True
@@ -73,24 +81,34 @@ class LatentGaussianReading(ModelReading):
         self.rows_per_observation = tuple(p.rows_per_observation for p in self.plans)
         parts = [part for plan in self.plans for part in plan.parts]
         self._rows = self._predictor_rows(degrees, parts)
-        found = {n: self._map(n) for n in self._affine_sites(degrees)}
+        self._touched = None
+        is_plain = not any(isinstance(prior, FlatPrior | LowRankPrior) for prior in self._trace.priors.values())
+        if isinstance(self._rows, AffineRows) and is_plain:
+            self._touched = find_touched(self._program, degrees, self._rows, self._coupled_columns())
+        affine = self._affine_sites(degrees)
+        self.large_sites = tuple(n for n in affine if self._touched and math.prod(self.site_shapes[n]) > _LARGE_SITE)
+        found = {n: self._map(n) for n in affine if n not in self.large_sites}
         self._maps = {n: rows for n, rows in found.items() if rows is not None}
         self.affine_sites = tuple(self._maps)
         blocks = find_blocks(self._rows.pattern, self._rows.num_rows, self._rows.num_columns, self._coupled_columns())
-        border = self._find_border(blocks)
+        border = None if self._touched is not None else self._find_border(blocks)
         if border is not None:
             blocks = np.arange(self._rows.num_rows)[None], np.arange(self._rows.num_columns)[None]
         self._block_shape = blocks[1].shape if border is None else (*border[0].shape, border[1].size)
         maps = {name: rows.indices for name, rows in self._maps.items()}
-        self.data = (*self.data, _Indices(self._rows.indices, maps, blocks, border))
+        touched = None if self._touched is None else self._touched.indices
+        self.data = (*self.data, _Indices(self._rows.indices, maps, blocks, border, touched))
         targets = [target for plan in self.plans for target in plan.targets]
         labels = tuple((p.name, p.label, p.shape) for p in self.plans)
         keys = tuple(rows.key for rows in (self._rows, *self._maps.values()))
-        self.structure_key = (self._model_key(targets), labels, keys, *(b.shape for b in (*blocks, *(border or ()))))
+        shapes = [b.shape for b in (*blocks, *(border or ()))]
+        key = None if self._touched is None else self._touched.key
+        self.structure_key = (self._model_key(targets), labels, keys, *shapes, key)
 
     def skeleton(self) -> Self:
         out = super().skeleton()
         out._rows = self._rows.skeleton()
+        out._touched = None if self._touched is None else self._touched.skeleton()
         out._maps = {name: rows.skeleton() for name, rows in self._maps.items()}
         return out
 
@@ -189,6 +207,9 @@ class LatentGaussianReading(ModelReading):
         shift = jnp.concatenate([jnp.broadcast_to(b.shift, (n,)) for n, (b, _) in zip(sizes, built, strict=True)])
         if any(b.sign != 1.0 for b, _ in built):
             design = design.scale_rows(sign)
+        touched = None
+        if self._touched is not None and indices.touched is not None:
+            touched = self._touched.build(env, indices.touched, sign)
         return LatentGaussian(
             prior,
             design,
@@ -198,6 +219,7 @@ class LatentGaussianReading(ModelReading):
             self._log_constant(env),
             Blocks(*map(jnp.asarray, indices.blocks)),
             None if indices.border is None else Border(*map(jnp.asarray, indices.border)),
+            touched,
         )
 
     @cached_property
@@ -216,6 +238,24 @@ class LatentGaussianReading(ModelReading):
         names = self.affine_sites if names is None else names
         return {n: AffineMap(*self._maps[n].design(env, indices[n])) for n in names}
 
+    def choose(self, name: str, elements: np.ndarray) -> tuple[ChosenRows, ChosenIndices]:
+        """Chosen elements of one of :attr:`large_sites`.
+
+        :param elements: their numbers in C order.
+        :raises ValueError: if they depend on too many unknowns.
+        """
+        try:
+            assert isinstance(self._rows, AffineRows)  # as of all that have large sites
+            return ChosenRows.build(self._rows, self._trace.values[name], elements)
+        except TooLarge:
+            raise ValueError(f"{len(elements)} elements of {name!r} are too many at once: ask for fewer.") from None
+
+    def chosen_map(
+        self, chosen: ChosenRows, indices: ChosenIndices, hyper: Mapping[str, Any], data: Sequence[Any]
+    ) -> AffineMap:
+        """What :meth:`choose` found, as a map of the unknowns."""
+        return AffineMap(*chosen.design(self._env(hyper, data), indices))
+
     def _map(self, name: str) -> AffineRows | StateRows | None:
         """Rows of a site; None for one that sees several blocks of a long scan, such as differences in time."""
         parts = [((self._trace.values[name],), np.arange(int(np.prod(self.site_shapes[name]))))]
@@ -233,6 +273,23 @@ class LatentGaussianReading(ModelReading):
             # a long path goes where likelihoods overflow
             e = e * jnp.minimum(1.0, _LONGEST_WAY / jnp.max(jnp.abs(form.design.matvec(e))))
         return e
+
+    def linearity_error(self, hyper: Mapping[str, Any], data: Sequence[Any]) -> Array:
+        """How far rows by way of what they touch are from the rows, at one point."""
+        form = self.form(hyper, data)
+        if form.touched is None:
+            return super().linearity_error(hyper, data)
+        e = jnp.cos(jnp.arange(self.num_columns, dtype=form.offset.dtype) ** 2)
+        whole = form.design.matvec(e)
+        difference = form.touched.rows.matvec(form.touched.quantities.matvec(e)) - whole
+        return jnp.max(jnp.abs(difference)) / (1.0 + jnp.max(jnp.abs(whole)))
+
+    def explain_linearity_error(self, error: float) -> None:
+        raise ModelStructureError(
+            f"the model was misread: its predictors differ by {error:.2g} from what they touch. What was read:\n"
+            f"{self.describe()}\nPlease report this model; NUTS is not affected.",
+            reason=Reason.MISREAD,
+        )
 
     def explain_nan(self) -> None:
         hyper = self.initial_hyper()
@@ -272,6 +329,8 @@ class LatentGaussianReading(ModelReading):
         if blocks > 1:
             given = f" given {border[0]} that they share" if border else ""
             lines.append(f"blocks: {blocks} independent, of up to {width} unknowns{given}")
+        if self._touched is not None:
+            lines.append(self._touched.describe())
         return "\n".join(lines)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -15,10 +15,20 @@ from jax import Array
 from ...linalg.gaussian.banded_space import known_bandwidth
 from ...linalg.gaussian.design import DenseDesign, Design, SparseRows
 from .dependence import dependence
-from .patterns import DenseDependence, Pattern, deduplicate, or_nothing, same_width
+from .patterns import DenseDependence, Pattern, TooLarge, deduplicate, or_nothing, same_width
 from .program import Program
+from .selected import SelectedDependence
 
-__all__ = ["AffineRows", "Parts", "RowIndices", "atoms_of", "rows_of_pattern"]
+__all__ = [
+    "AffineRows",
+    "Parts",
+    "RowIndices",
+    "atoms_of",
+    "find_indices",
+    "rows_of_pattern",
+    "selected_rows",
+    "slopes_by_colour",
+]
 
 Parts = Sequence[tuple[tuple[int, ...], np.ndarray]]
 """Values, of which the elements stand one after another, and the flat indices of those that are taken; or pairs of
@@ -28,6 +38,11 @@ these, of which the difference is."""
 def atoms_of(parts: Parts) -> list[int]:
     """The values of which rows are taken."""
     return [atom for atoms, _ in parts for atom in atoms]
+
+
+_LARGE = 1_000_000
+"""Elements of a value from which only the patterns of those that are asked for are found, and directions are taken one
+after the other."""
 
 
 class RowIndices(NamedTuple):
@@ -62,7 +77,10 @@ class AffineRows:
         self.parts = tuple((atoms, np.asarray(rows)) for atoms, rows in parts)
         self.num_columns = sum(self.sizes)
         self.num_rows = sum(len(rows) for _, rows in self.parts)
-        pattern = self._pattern()
+        starts = np.cumsum((0, *self.sizes))[:-1]
+        selected = SelectedDependence(program, dict(zip(self.inputs, starts.tolist(), strict=True)))
+        self.is_large = max((selected.largest(atom) for atom in atoms_of(self.parts)), default=0) > _LARGE
+        pattern = self._pattern(selected)
         self.pattern: np.ndarray | None = None if pattern is None else pattern.astype(np.int32)
         self.width = self.num_columns if pattern is None else pattern.shape[1]
         self.is_dense = self.pattern is None or (self.width > 1 and 3 * self.width > self.num_columns)
@@ -70,16 +88,10 @@ class AffineRows:
         self.indices: RowIndices | None = None
         self._num_colours, self.bandwidth, self._has_padding = 0, 0, False
         if self.pattern is not None and not self.is_dense:
-            self.indices = self._find_indices(self.pattern)
-
-    def _find_indices(self, pattern: np.ndarray) -> RowIndices:
-        colours, self._num_colours = _colour_columns(pattern, self.num_columns)
-        is_entry = pattern >= 0
-        columns = np.where(is_entry, pattern, np.max(pattern, axis=1, keepdims=True, initial=0))
-        self._has_padding = not is_entry.all()
-        self.bandwidth = known_bandwidth(int(np.max(np.ptp(columns, axis=1), initial=0)), self.num_columns)
-        colours = colours.astype(np.int32)
-        return RowIndices(columns, is_entry, colours, colours[columns])
+            self.indices, self._num_colours = find_indices(self.pattern, self.num_columns)
+            columns = self.indices.columns
+            self._has_padding = not self.indices.is_entry.all()
+            self.bandwidth = known_bandwidth(int(np.max(np.ptp(columns, axis=1), initial=0)), self.num_columns)
 
     @property
     def key(self) -> Hashable:
@@ -94,7 +106,12 @@ class AffineRows:
         out.pattern, out.indices = None, None
         return out
 
-    def _pattern(self) -> np.ndarray | None:
+    def _pattern(self, selected: SelectedDependence) -> np.ndarray | None:
+        if self.is_large:
+            try:
+                return selected_rows(selected, self.program, self.parts)
+            except TooLarge:
+                pass
         starts = np.concatenate([[0], np.cumsum(self.sizes)])
         seeds = {
             number: (start + np.arange(size, dtype=np.int64)).reshape(*self.program.shape(number), 1)
@@ -105,12 +122,15 @@ class AffineRows:
 
     def evaluate(self, e: Array, env: Mapping[int, Any]) -> Array:
         """The selected elements at the unknowns ``e``, given all other inputs and constants; shape ``(num_rows,)``."""
-        values = dict(env)
-        start = 0
+        return self.select(self.program, self.given(e, env), self.parts)
+
+    def given(self, e: Array, env: Mapping[int, Any]) -> dict[int, Any]:
+        """All inputs and constants, with the unknowns ``e`` in their places."""
+        values, start = dict(env), 0
         for number, size in zip(self.inputs, self.sizes, strict=True):
             values[number] = e[start : start + size].reshape(self.program.shape(number))
             start += size
-        return self.select(self.program, values, self.parts)
+        return values
 
     @staticmethod
     def select(program: Program, values: Mapping[int, Any], parts: Parts) -> Array:
@@ -130,12 +150,64 @@ class AffineRows:
         offset, push = jax.linearize(lambda e: self.evaluate(e, env), zero)
         if indices is None:
             return DenseDesign(jax.vmap(push, out_axes=1)(jnp.eye(self.num_columns, dtype=zero.dtype))), offset
-        directions = np.arange(self._num_colours)[:, None] == jnp.asarray(indices.colours)
-        slopes = jax.vmap(push)(directions.astype(zero.dtype))
+        slopes = slopes_by_colour(push, indices, self._num_colours, zero.dtype, self.is_large)
         values = slopes[indices.entry_colours, np.arange(self.num_rows)[:, None]]
         if self._has_padding:
             values = jnp.where(indices.is_entry, values, 0.0)
         return SparseRows(jnp.asarray(indices.columns), values, self.num_columns, self.bandwidth), offset
+
+
+def find_indices(pattern: np.ndarray, num_columns: int) -> tuple[RowIndices, int]:
+    """Where the entries of rows of a pattern are, and the number of colours of the columns."""
+    colours, num_colours = _colour_columns(pattern, num_columns)
+    is_entry = pattern >= 0
+    columns = np.where(is_entry, pattern, np.max(pattern, axis=1, keepdims=True, initial=0))
+    colours = colours.astype(np.int32)
+    return RowIndices(columns, is_entry, colours, colours[columns]), num_colours
+
+
+def slopes_by_colour(
+    push: Callable[[Array], Array], indices: RowIndices, num_colours: int, dtype: Any, is_large: bool
+) -> Array:
+    """Derivatives of values in the direction of all columns of a colour, ``(num_colours, num_values)``."""
+    colours = jnp.asarray(indices.colours)
+    if is_large:  # all directions together would take as many copies of the largest value, and so would their reverse
+
+        @jax.checkpoint
+        def along(colour: Array) -> Array:
+            return push((colours == colour).astype(dtype))
+
+        found: Array = jax.lax.map(along, jnp.arange(num_colours))
+        return found
+    return jax.vmap(push)((np.arange(num_colours)[:, None] == colours).astype(dtype))
+
+
+def selected_rows(selected: SelectedDependence, program: Program, parts: Parts) -> np.ndarray:
+    """As :func:`rows_of_pattern`, from the selected elements backwards.
+
+    :raises TooLarge: if that is too much.
+    """
+
+    def look(atoms: tuple[int, ...], rows: np.ndarray) -> np.ndarray:
+        ends = np.cumsum([int(np.prod(program.shape(atom))) for atom in atoms])
+        which, found = np.searchsorted(ends, rows, side="right"), np.full((len(rows), 1), -1, np.int64)
+        for number, atom in enumerate(atoms):
+            chosen = which == number
+            if chosen.any():
+                pattern = selected.at(atom, rows[chosen] - (ends[number - 1] if number else 0))
+                found, pattern = same_width([found, pattern])
+                found[chosen] = pattern
+        return found
+
+    pieces = []
+    for atoms, rows in parts:
+        if rows.ndim == 1:
+            pieces.append(look(atoms, rows))
+            continue
+        plus, minus = rows.T
+        subtracted = np.where(minus[:, None] < 0, -1, look(atoms, np.maximum(minus, 0)))
+        pieces.append(deduplicate(np.concatenate([look(atoms, plus), subtracted], axis=1)))
+    return np.concatenate(same_width(pieces)) if pieces else np.zeros((0, 1), np.int64)
 
 
 def rows_of_pattern(program: Program, found: Mapping[int, Pattern], parts: Parts) -> np.ndarray | None:
@@ -197,10 +269,12 @@ def _greedy_colours(pattern: np.ndarray, num_columns: int) -> tuple[np.ndarray, 
     incidence = scipy.sparse.csr_matrix((ones, (rows, pattern[rows, slots])), (pattern.shape[0], num_columns))
     meets = (incidence.T @ incidence).tocsr()
     colour = np.full(num_columns, -1)
-    for column in range(num_columns):
+    colour[np.diff(meets.indptr) == 0] = 0
+    for column in np.flatnonzero(np.diff(meets.indptr)):
         taken = colour[meets.indices[meets.indptr[column] : meets.indptr[column + 1]]]
         taken = np.unique(taken[taken >= 0])
         # the first gap in the sorted colours of its neighbours
         gaps = np.nonzero(taken != np.arange(taken.size))[0]
         colour[column] = gaps[0] if gaps.size else taken.size
-    return colour, int(colour.max(initial=0)) + 1
+    count = int(colour.max(initial=0)) + 1
+    return colour, count if count <= 2 else -(-count // 4) * 4  # other data of equal shapes need as many

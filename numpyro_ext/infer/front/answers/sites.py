@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
+from jax import Array, random
 from jax.scipy.special import ndtri
 from jax.typing import ArrayLike, DTypeLike
 
 from ....structure.model.reading import ModelReading
 from .display import ShownSite, ShownSites
 
-__all__ = ["PosteriorSites", "SitePosterior", "missing_sites", "probabilities"]
+__all__ = ["LargeSite", "PosteriorSites", "SitePosterior", "gaussian_draws", "missing_sites", "probabilities"]
 
 
 class SitePosterior(ShownSite):
@@ -93,6 +94,13 @@ class SitePosterior(ShownSite):
         """
         return self._sample(rng_key, num_samples).reshape((num_samples, *self.shape))
 
+    def __getitem__(self, index: Any) -> SitePosterior:
+        """Some of the elements as a site of their own: ``engine.posterior["utility"][[3, 7]]``.
+
+        :param index: as of a NumPy array in the shape of the site.
+        """
+        return self.part(np.arange(self.size).reshape(self.shape)[index])
+
     def part(self, places: np.ndarray) -> SitePosterior:
         """Some of the elements as a site of their own.
 
@@ -114,6 +122,42 @@ class SitePosterior(ShownSite):
         return math.prod(self.shape)
 
 
+class LargeSite(SitePosterior):
+    """The posterior of a site with so many elements that it is computed for those alone that are asked for.
+
+    Such are the utilities of all items for all users: ``engine.posterior["utility"][[3, 7]]`` is that of two users.
+
+    :param str name: of the site.
+    :param shape: of the site.
+    :param part: from the numbers of some elements to their posterior.
+    """
+
+    def __init__(self, name: str, shape: tuple[int, ...], part: Callable[[np.ndarray], SitePosterior]) -> None:
+        def refuse(*args: Any) -> Any:
+            raise ValueError(
+                f"Site {name!r} has {math.prod(shape)} elements: ask for some of them, by an index as of an array, "
+                f"such as engine.posterior[{name!r}][[0, 1]].mean."
+            )
+
+        super().__init__(name, shape, refuse, refuse, refuse, refuse)
+        self._part = part
+
+    def part(self, places: np.ndarray) -> SitePosterior:
+        """Some of the elements as a site of their own.
+
+        :param places: their numbers in C order, in the shape that the part is to have.
+        """
+        return self._part(np.asarray(places))
+
+
+def gaussian_draws(mean: ArrayLike, covariance: ArrayLike, rng_key: Array, num_samples: int) -> Array:
+    """Draws from a Gaussian, whose covariance may be singular, shape ``(num_samples, n)``."""
+    values, vectors = np.linalg.eigh(np.asarray(covariance))
+    root = vectors * np.sqrt(np.maximum(values, 0.0))
+    noise = np.asarray(random.normal(rng_key, (num_samples, len(root)), root.dtype))
+    return jnp.asarray(np.asarray(mean) + noise @ root.T)
+
+
 def probabilities(q: ArrayLike, dtype: DTypeLike) -> np.ndarray:
     """What quantiles are asked at, as an array.
 
@@ -130,10 +174,17 @@ class PosteriorSites(ShownSites, Mapping[str, SitePosterior]):
 
     :param sites: the posteriors.
     :param reasons: for the other names of the model, why they have none.
+    :param large: sites that are found under their names, and left out where all are shown.
     """
 
-    def __init__(self, sites: Mapping[str, SitePosterior], reasons: Mapping[str, str]) -> None:
-        self._sites: dict[str, SitePosterior] = dict(sites)
+    def __init__(
+        self,
+        sites: Mapping[str, SitePosterior],
+        reasons: Mapping[str, str],
+        large: Mapping[str, LargeSite] | None = None,
+    ) -> None:
+        self._sites: dict[str, SitePosterior] = {**sites, **(large or {})}
+        self._small = tuple(sites)
         self._reasons = dict(reasons)
 
     @property
@@ -150,10 +201,10 @@ class PosteriorSites(ShownSites, Mapping[str, SitePosterior]):
         )
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._sites)
+        return iter(self._small)
 
     def __len__(self) -> int:
-        return len(self._sites)
+        return len(self._small)
 
 
 def missing_sites(

@@ -13,9 +13,10 @@ from jax import Array
 from ....linalg.frozen_pytree import frozen_pytree
 from ....linalg.gaussian.coefficient_space import CoefficientPosterior
 from ....linalg.gaussian.conditioning import LinearGaussian, LinearGaussianPosterior, Space, linear_gaussian
-from ....linalg.gaussian.design import AnyDesign, DenseDesign, StateSpaceDesign
+from ....linalg.gaussian.design import AnyDesign, DenseDesign, SparseRows, StateSpaceDesign
 from ....linalg.gaussian.mean_field_space import MeanFieldPosterior, MeanFieldSpace
 from ....linalg.gaussian.state_space import StatePosterior
+from ....linalg.gaussian.touched_space import TouchedPosterior
 from ....structure.latent_gaussian import AffineMap, LatentGaussian
 
 __all__ = ["LARGEST_DENSE_COVARIANCE", "Covariance", "GaussianPosterior", "gaussian_prior", "prior_range"]
@@ -49,6 +50,7 @@ def gaussian_prior(
         form.blocks.rows,
         form.blocks.columns,
         border=form.border,
+        touched=form.touched,
         is_signed=not all(potential.is_log_concave for potential in form.potentials),
         space=space,
     )
@@ -119,6 +121,18 @@ class GaussianPosterior:
         """Exact joint covariance of ``R`` quantities affine in the unknowns, shape ``(R, R)``."""
         posterior = self.condition()
         return posterior.map_covariance(_readable(posterior, affine_map.design))
+
+    def covariance_of(self, affine_map: AffineMap, used: Array, places: Array) -> Array:
+        """As :meth:`covariance`, of ``R`` quantities that depend on few of the unknowns.
+
+        :param AffineMap affine_map: the quantities, with sparse rows.
+        :param used: the unknowns on which they depend, shape ``(m,)``.
+        :param places: of the entries of the rows among these.
+        """
+        posterior, design = self.condition(), affine_map.design
+        if not (isinstance(posterior, TouchedPosterior) and isinstance(design, SparseRows)):
+            return self.covariance(affine_map)
+        return posterior.covariance_of(SparseRows(places, design.values, used.shape[0]), used)
 
     def sample(self, rng_key: Array, num_samples: int) -> Array:
         """Independent exact draws of the unknowns.

@@ -84,9 +84,12 @@ def check_same_unknowns(fitted: LatentGaussianReading, new: LatentGaussianReadin
             f"On the new arguments the hyperparameters are {sorted(new.hyper)}, in the fit they are {sorted(hyper)}."
         )
     old_form, new_form = fitted.form(hyper, fitted.data), new.form(hyper, new.data)
-    old_maps, new_maps = fitted.maps(hyper, fitted.data), new.maps(hyper, new.data)
+    # Affine functions of the same unknowns are the same where their values are, at zero and at a random point.
+    at = np.random.default_rng(0).standard_normal(fitted.num_columns)
+    points = np.zeros_like(at), at
+    old_values, new_values = ([r.values(hyper, jnp.asarray(e), r.data) for e in points] for r in (fitted, new))
     for name in fitted.field:
-        if not _same(old_maps[name], new_maps[name]):
+        if not all(_same(old[name], new[name]) for old, new in zip(old_values, new_values, strict=True)):
             raise OtherField(f"The prior mean of field site {name!r} is another one on the new arguments. {advice}")
     # Priors that are not Gaussian are the factors behind those of observations.
     old_priors = old_form.prior, old_form.potentials[len(fitted.observed_names) :]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import jax
@@ -14,7 +14,7 @@ from jax import Array, random
 from jax.scipy.special import logsumexp
 
 from ...front.answers.draws import Draws, draw_inside_support
-from ...front.answers.sites import PosteriorSites, missing_sites
+from ...front.answers.sites import PosteriorSites, SitePosterior, gaussian_draws, missing_sites
 from ...front.results import Diagnostics, HyperEstimate, LogEvidence
 from ...front.run import hyper_estimates
 from ..answers.prediction import by_site, check_same_unknowns
@@ -133,7 +133,38 @@ class IntegratedRun(GaussianRun):
 
             return MixturePosterior(name, tuple(reading.site_shapes[name]), mixture, covariance, sample)
 
-        return PosteriorSites({name: site(name) for name in reading.affine_sites}, missing_sites(reading))
+        sites = {name: site(name) for name in reading.affine_sites}
+        return PosteriorSites(sites, missing_sites(reading), self._large_sites())
+
+    def _chosen(self, name: str, places: np.ndarray) -> SitePosterior:
+        """The posterior of chosen elements of a large site: a mixture as the others."""
+        chosen, indices = self.reading.choose(name, places.reshape(-1))
+        programs, weights = self.programs, self.exploration.weights
+        parts = [
+            programs.chosen_marginals(*inputs, indices, chosen=chosen, marginals_fn=self.marginals_fn)
+            for inputs in self.design_points()
+        ]
+        mixture = MarginalMixture(weights, *(np.stack(moment) for moment in zip(*parts, strict=True)))
+
+        @cache
+        def covariances() -> list[np.ndarray]:
+            return [np.asarray(programs.chosen_covariance(*p, indices, chosen=chosen)) for p in self.design_points()]
+
+        def covariance() -> Array:
+            centred = mixture.means - mixture.mean_and_variance()[0]
+            return jnp.asarray((centred.T * weights) @ centred + np.tensordot(weights, np.stack(covariances()), 1))
+
+        def sample(rng_key: Array, num_samples: int) -> Array:
+            key_point, key_draw = random.split(rng_key)
+            points = np.asarray(random.choice(key_point, len(weights), (num_samples,), p=jnp.asarray(weights)))
+            out = np.empty((num_samples, places.size))
+            for number in np.unique(points):
+                here = np.flatnonzero(points == number)
+                key = random.fold_in(key_draw, number)
+                out[here] = gaussian_draws(mixture.means[number], covariances()[number], key, len(here))
+            return jnp.asarray(out)
+
+        return MixturePosterior(name, places.shape, mixture, covariance, sample)
 
     def design_points(self) -> Iterator[Point]:
         """The first arguments of every program, point by point."""

@@ -1,0 +1,307 @@
+"""What rows touch of independent blocks, found in the program: buckets of blocks of nearly equal size."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import scipy.sparse
+from jax import Array
+from scipy.sparse.csgraph import connected_components
+
+from ...linalg.gaussian.design import SparseRows
+from ...linalg.gaussian.touched_space import Touched
+from ..program.affine_rows import AffineRows, RowIndices, atoms_of, find_indices, slopes_by_colour
+from ..program.degrees import Degree, Degrees
+from ..program.patterns import TooLarge, same_width
+from ..program.program import Program
+from ..program.selected import SelectedDependence
+
+__all__ = ["TouchedIndices", "TouchedRows", "find_touched"]
+
+_MOST_BUCKETS = 5
+_COST_OF_BUCKET = 1e6
+"""Multiplications for which a bucket more is not worth its time to compile."""
+_LEAST_NUMBERS = 1_000_000
+"""Numbers of all covariances of whole blocks below which nothing is gained."""
+_LEAST_GAIN = 4.0
+
+
+class TouchedIndices(NamedTuple):
+    """What was looked up in the data."""
+
+    elements: np.ndarray
+    """What each quantity is: an element of the values between unknowns and rows, or, behind these, a row."""
+    quantities: RowIndices
+    """Where the quantities have entries among the unknowns."""
+    entries: RowIndices
+    """Where the rows have entries among the elements of the values between."""
+    places: np.ndarray
+    """The same entries among the quantities, ``(num_rows, k)``."""
+    is_itself: np.ndarray
+    """Whether a row is a quantity of its own, ``(num_rows,)``."""
+    columns: tuple[np.ndarray, ...]
+    home: np.ndarray
+
+
+class TouchedRows:
+    """Rows by way of the quantities that they touch, at every hyperparameter; see :class:`~numpyro_ext.linalg.gaussian
+    .touched_space.Touched`.
+
+    :param AffineRows rows: from the unknowns.
+    :param AffineRows seen: the same rows, from values between.
+    :param between: these values; the unknowns themselves, if there are none through which all rows go.
+    :param shapes: of the buckets.
+    :param int num_colours: of the unknowns, for the entries of quantities.
+    :param TouchedIndices indices: that belong to the data.
+    """
+
+    def __init__(
+        self,
+        rows: AffineRows,
+        seen: AffineRows,
+        between: tuple[int, ...],
+        shapes: tuple[tuple[int, int], ...],
+        num_colours: int,
+        indices: TouchedIndices,
+    ):
+        self._rows, self._seen, self._between = rows, seen, between
+        self.shapes, self._num_colours = shapes, num_colours
+        self._num_blocks = int(indices.home.max(initial=-1)) + 1
+        self.indices: TouchedIndices | None = indices
+
+    @property
+    def key(self) -> Any:
+        """Equal for what makes the same function of numbers and indices."""
+        assert self.indices is not None
+        arrays = jax.tree.leaves(self.indices)
+        return self._between, self.shapes, self._num_colours, self._seen.key, tuple(a.shape for a in arrays)
+
+    def skeleton(self) -> TouchedRows:
+        """The same without what was looked up in the data."""
+        out = copy.copy(self)
+        out._rows, out._seen, out.indices = self._rows.skeleton(), self._seen.skeleton(), None
+        return out
+
+    def describe(self) -> str:
+        """The buckets in words."""
+        sizes = ", ".join(f"{blocks} of {width}" for blocks, width in self.shapes)
+        return f"touched: {self._num_blocks} blocks of which rows touch a part, padded to {sizes} quantities"
+
+    def build(self, env: Mapping[int, Any], indices: TouchedIndices, sign: Array) -> Touched:
+        """The form's part, at the given hyperparameters and data.
+
+        :param sign: by which rows are multiplied, shape ``(num_rows,)``.
+        """
+        rows, dtype = self._rows, jnp.result_type(float)
+
+        def quantities(e: Array) -> Array:
+            given = rows.given(e, env)
+            between = rows.program.evaluate(self._between, given)
+            return jnp.concatenate([*(jnp.reshape(b, -1) for b in between), rows.evaluate(e, env)])[indices.elements]
+
+        _, push = jax.linearize(quantities, jnp.zeros((rows.num_columns,), dtype))
+        found = indices.quantities
+        slopes = slopes_by_colour(push, found, self._num_colours, dtype, rows.is_large)
+        values = slopes[found.entry_colours, np.arange(len(indices.elements))[:, None]]
+        values = jnp.where(found.is_entry, values, 0.0)
+        seen, _ = self._seen.design(env, indices.entries)
+        assert isinstance(seen, SparseRows)  # as find_touched asks
+        first = np.arange(seen.values.shape[1]) == 0
+        weights = sign[:, None] * jnp.where(indices.is_itself[:, None], first, seen.values)
+        return Touched(
+            SparseRows(jnp.asarray(indices.places), weights, len(indices.elements)),
+            SparseRows(jnp.asarray(found.columns), values, rows.num_columns),
+            tuple(map(jnp.asarray, indices.columns)),
+            jnp.asarray(indices.home),
+            self.shapes,
+        )
+
+
+def find_touched(
+    program: Program, degrees: Degrees, rows: AffineRows, coupled: Sequence[tuple[int, int, int]]
+) -> TouchedRows | None:
+    """What rows touch, if independent blocks with correlated unknowns make that much smaller than the blocks.
+
+    :param rows: from the unknowns.
+    :param coupled: for each prior block with correlations ``(start, batch, width)``: consecutive runs of columns.
+    """
+    if rows.pattern is None or rows.is_dense or not any(batch > 1 and width > 1 for _, batch, width in coupled):
+        return None
+    blocks = _Blocks.build(rows.pattern, rows.num_columns, coupled)
+    whole = blocks.num_blocks * float(blocks.largest) ** 2
+    if whole < _LEAST_NUMBERS:
+        return None
+    best = None
+    for between in _between(program, degrees, rows):
+        sizes = {str(number): (number, math.prod(program.shape(number))) for number in between}
+        seen = rows if between == rows.inputs else AffineRows(program, sizes, rows.parts)
+        if seen.pattern is None or seen.is_dense:
+            continue
+        found = _Quantities.build(blocks, seen.pattern)
+        if best is None or found.cost < best[0].cost:
+            best = found, seen, between
+    if best is None or _LEAST_GAIN * float(np.sum(best[0].sizes.astype(float) ** 2)) > whole:
+        return None
+    try:
+        return _lay_out(rows, blocks, *best)
+    except TooLarge:
+        return None
+
+
+def _between(program: Program, degrees: Degrees, rows: AffineRows) -> list[tuple[int, ...]]:
+    """Single values through which all rows see the unknowns, the last ones first; then the unknowns themselves."""
+    wanted, inputs = atoms_of(rows.parts), set(rows.inputs)
+    affine = [a for a in program.ancestors(wanted) - set(wanted) if degrees.of(a) == Degree.AFFINE]
+    found = [a for a in affine if not (program.ancestors(wanted, {a}) - {a}) & inputs]
+    found.sort(key=lambda a: program.defined_by.get(a, -1), reverse=True)
+    return [*((a,) for a in found if (a,) != rows.inputs), rows.inputs]
+
+
+class _Blocks(NamedTuple):
+    """Independent groups of unknowns, and of rows."""
+
+    label: np.ndarray
+    """Of each unknown."""
+    of_rows: np.ndarray
+    """Of each row, minus one for those that see nothing."""
+    num_blocks: int
+    largest: int
+
+    @classmethod
+    def build(cls, pattern: np.ndarray, num_columns: int, coupled: Sequence[tuple[int, int, int]]) -> _Blocks:
+        unit = np.arange(num_columns, dtype=np.int32)
+        for start, batch, width in coupled:
+            unit[start : start + batch * width] = start + np.repeat(np.arange(batch, dtype=np.int32) * width, width)
+        last = pattern.max(axis=1, initial=-1)
+        rows, slots = np.nonzero((pattern >= 0) & (pattern != last[:, None]))
+        edges = unit[last[rows]], unit[pattern[rows, slots]]
+        graph = scipy.sparse.coo_matrix((np.ones(rows.size, np.int8), edges), (num_columns, num_columns))
+        label = connected_components(graph.tocsr(), directed=False)[1][unit]
+        is_used = np.bincount(label, minlength=num_columns) > 0
+        label = (np.cumsum(is_used) - 1)[label].astype(np.int32)
+        sizes = np.bincount(label)
+        return cls(label, np.where(last >= 0, label[last], -1), len(sizes), int(sizes.max(initial=0)))
+
+
+class _Quantities(NamedTuple):
+    """What the rows of each block touch, or the rows themselves where these are fewer."""
+
+    elements: np.ndarray
+    """Elements that rows touch."""
+    blocks: np.ndarray
+    """The block of each."""
+    of_rows: np.ndarray
+    """Whether rows are the quantities of a block, ``(num_blocks,)``."""
+    sizes: np.ndarray
+    """Quantities of each block, ``(num_blocks,)``."""
+
+    @classmethod
+    def build(cls, blocks: _Blocks, pattern: np.ndarray) -> _Quantities:
+        rows, slots = np.nonzero((pattern >= 0) & (blocks.of_rows >= 0)[:, None])
+        elements, first = np.unique(pattern[rows, slots], return_index=True)
+        of_elements = blocks.of_rows[rows[first]]
+        touched = np.bincount(of_elements, minlength=blocks.num_blocks)
+        num_rows = np.bincount(blocks.of_rows[blocks.of_rows >= 0], minlength=blocks.num_blocks)
+        return cls(elements, of_elements, num_rows <= touched, np.minimum(num_rows, touched))
+
+    @property
+    def cost(self) -> float:
+        return float(np.sum(self.sizes.astype(float) ** 3))
+
+
+def _lay_out(
+    rows: AffineRows, blocks: _Blocks, found: _Quantities, seen: AffineRows, between: tuple[int, ...]
+) -> TouchedRows:
+    """Put the quantities of blocks of nearly equal size side by side."""
+    assert rows.pattern is not None and seen.indices is not None  # as find_touched asks
+    widths = _bucket_widths(found.sizes[found.sizes > 0])
+    bucket = np.searchsorted(widths, found.sizes)
+    number, place, shapes = np.full(blocks.num_blocks, -1), np.zeros(blocks.num_blocks, np.int64), []
+    num_before = quantities_before = 0
+    for which, width in enumerate(widths):
+        chosen = np.flatnonzero((bucket == which) & (found.sizes > 0))
+        shapes.append((_rounded_up(chosen.size), int(width)))
+        number[chosen] = num_before + np.arange(chosen.size)
+        place[chosen] = quantities_before + width * np.arange(chosen.size)
+        num_before += shapes[-1][0]
+        quantities_before += math.prod(shapes[-1])
+
+    def places(of_block: np.ndarray) -> np.ndarray:
+        order = np.argsort(of_block, kind="stable")
+        counts = np.bincount(of_block, minlength=blocks.num_blocks)
+        out = np.empty(len(of_block), np.int64)
+        out[order] = np.arange(len(of_block)) - np.repeat(np.cumsum(counts) - counts, counts)
+        found: np.ndarray = place[of_block] + out
+        return found
+
+    is_itself = (blocks.of_rows >= 0) & found.of_rows[blocks.of_rows]
+    themselves, chosen = np.flatnonzero(is_itself), ~found.of_rows[found.blocks]
+    of_elements, of_themselves = places(found.blocks[chosen]), places(blocks.of_rows[themselves])
+    elements = np.zeros(quantities_before, np.int32)
+    elements[of_elements] = found.elements[chosen]
+    elements[of_themselves] = seen.num_columns + themselves
+    behind = found.elements[chosen][:, None]
+    if between != rows.inputs:
+        starts = np.cumsum((0, *rows.sizes))[:-1]
+        selected = SelectedDependence(rows.program, dict(zip(rows.inputs, starts.tolist(), strict=True)))
+        behind = selected.at(between[0], found.elements[chosen])
+    behind, own = same_width([behind, rows.pattern[themselves]])
+    pattern = np.full((quantities_before, behind.shape[1]), -1, np.int32)
+    pattern[of_elements], pattern[of_themselves] = behind, own
+    quantities, num_colours = find_indices(pattern, rows.num_columns)
+
+    lookup = np.zeros(seen.num_columns, np.int32)
+    lookup[found.elements[chosen]] = of_elements
+    at_rows = lookup[seen.indices.columns]
+    at_rows[themselves] = of_themselves[:, None]
+
+    of_quantities = np.full(quantities_before, -1)
+    of_quantities[of_elements] = number[found.blocks[chosen]]
+    of_quantities[of_themselves] = number[blocks.of_rows[themselves]]
+    entry, slots = np.nonzero(pattern >= 0)
+    pairs = np.unique(of_quantities[entry] * np.int64(rows.num_columns) + pattern[entry, slots])
+    block, column = np.divmod(pairs, rows.num_columns)
+    counts = np.bincount(block, minlength=num_before)
+    position = np.arange(len(pairs)) - np.repeat(np.cumsum(counts) - counts, counts)
+    columns, before = [], 0
+    for size, _ in shapes:
+        inside = (block >= before) & (block < before + size)
+        width = _rounded_up(int(counts[before : before + size].max(initial=1)))
+        part = np.full((size, width), rows.num_columns, np.int32)
+        part[block[inside] - before, position[inside]] = column[inside]
+        columns.append(part)
+        before += size
+    home = number[blocks.label].astype(np.int32)
+    indices = TouchedIndices(elements, quantities, seen.indices, at_rows, is_itself, tuple(columns), home)
+    return TouchedRows(rows, seen, between, tuple(shapes), num_colours, indices)
+
+
+def _bucket_widths(sizes: np.ndarray) -> np.ndarray:
+    """Sizes to which blocks are padded, few of them, so that the cubes have the smallest sum."""
+    distinct, counts = np.unique([_rounded_up(int(size)) for size in sizes], return_counts=True)
+    cost = np.full((_MOST_BUCKETS + 1, len(distinct) + 1), np.inf)
+    cut = np.zeros(cost.shape, int)
+    cost[:, 0] = 0.0
+    for used in range(1, _MOST_BUCKETS + 1):
+        for end in range(1, len(distinct) + 1):
+            padded = np.cumsum(counts[:end][::-1])[::-1] * float(distinct[end - 1]) ** 3 + _COST_OF_BUCKET
+            totals = cost[used - 1, :end] + padded
+            cut[used, end] = int(np.argmin(totals))
+            cost[used, end] = totals[cut[used, end]]
+    widths, end, used = [], len(distinct), _MOST_BUCKETS
+    while end:
+        widths.append(distinct[end - 1])
+        end, used = cut[used, end], used - 1
+    return np.array(widths[::-1], int)
+
+
+def _rounded_up(size: int) -> int:
+    """A number by up to an eighth larger, so that other comparisons have the same shapes."""
+    step = 1 << max(size.bit_length() - 4, 0)
+    return -(-size // step) * step

@@ -1,0 +1,76 @@
+"""Chosen elements of a large affine value as rows of a design: which ones is data, so that others run the same code."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from ...linalg.gaussian.design import SparseRows
+from .affine_rows import AffineRows, RowIndices, find_indices, slopes_by_colour
+from .selected import SelectedDependence
+
+__all__ = ["ChosenIndices", "ChosenRows"]
+
+
+class ChosenIndices(NamedTuple):
+    """What was looked up in the data."""
+
+    elements: np.ndarray
+    """Flat numbers of the elements, shape ``(num_chosen,)``."""
+    rows: RowIndices
+    used: np.ndarray
+    """The unknowns that they depend on, shape ``(m,)``."""
+    places: np.ndarray
+    """The entries of the rows among these."""
+
+
+class ChosenRows:
+    """Elements of a value that is affine in the unknowns; equal ones make the same function of numbers and indices.
+
+    :param AffineRows rows: other rows of the same unknowns.
+    :param int atom: the value.
+    :param int num_colours: of the unknowns.
+    """
+
+    def __init__(self, rows: AffineRows, atom: int, num_colours: int):
+        self._rows, self._key = rows.skeleton(), (atom, num_colours)
+
+    @classmethod
+    def build(cls, rows: AffineRows, atom: int, elements: np.ndarray) -> tuple[ChosenRows, ChosenIndices]:
+        """Follow the elements to the unknowns.
+
+        :raises TooLarge: if that is too much.
+        """
+        starts = np.cumsum((0, *rows.sizes))[:-1]
+        selected = SelectedDependence(rows.program, dict(zip(rows.inputs, starts.tolist(), strict=True)))
+        pattern = selected.at(atom, elements).astype(np.int32)
+        indices, num_colours = find_indices(pattern, rows.num_columns)
+        used = np.unique(pattern[pattern >= 0]) if indices.is_entry.any() else np.zeros(1, np.int32)
+        places = np.minimum(np.searchsorted(used, indices.columns), len(used) - 1).astype(np.int32)
+        return cls(rows, atom, num_colours), ChosenIndices(elements.astype(np.int32), indices, used, places)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ChosenRows) and self._key == other._key
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+    def design(self, env: Mapping[int, Any], indices: ChosenIndices) -> tuple[SparseRows, Array]:
+        """Design and offset at the given hyperparameters and data."""
+        rows, (atom, num_colours) = self._rows, self._key
+
+        def chosen(e: Array) -> Array:
+            (value,) = rows.program.evaluate([atom], rows.given(e, env))
+            return jnp.reshape(value, -1)[indices.elements].astype(e.dtype)
+
+        zero = jnp.zeros((rows.num_columns,), jnp.result_type(float))
+        offset, push = jax.linearize(chosen, zero)
+        slopes = slopes_by_colour(push, indices.rows, num_colours, zero.dtype, is_large=True)
+        values = slopes[indices.rows.entry_colours, np.arange(offset.size)[:, None]]
+        values = jnp.where(indices.rows.is_entry, values, 0.0)
+        return SparseRows(jnp.asarray(indices.rows.columns), values, rows.num_columns), offset
