@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from ...linalg.gaussian.design import Design
+from ...linalg.gaussian.design import Design, StateSpaceDesign
 from ...linalg.gaussian.prior import FlatPrior
 from ...structure import LatentGaussianReading
 from ..front.results import at_values
@@ -57,7 +57,7 @@ def explain_failure(reading: LatentGaussianReading, hyper: dict[str, Array]) -> 
             )
     start = 0
     for name, block in zip(names, form.prior, strict=True):
-        if isinstance(block, FlatPrior):
+        if isinstance(block, FlatPrior) and not isinstance(form.design, StateSpaceDesign):
             columns = form.design.column_range(start, block.size)
             elements = _undetermined(columns.scale_rows(jnp.concatenate(form.observed).astype(form.offset.dtype)))
             if elements.size:
