@@ -15,6 +15,7 @@ __all__ = [
     "EP",
     "INLA",
     "Algorithm",
+    "BilinearEP",
     "BilinearVG",
     "Calibration",
     "CollaborativeFit",

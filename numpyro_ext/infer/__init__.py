@@ -3,6 +3,7 @@
 from .bilinear.batches import fit_batches
 from .bilinear.engine import BilinearVG
 from .bilinear.grid_search import GridSearch, grid_search
+from .bilinear.hybrid_engine import BilinearEP
 from .calibration import Calibration, calibrate
 from .collaborative.em import collaborative_em
 from .collaborative.fit import CollaborativeFit
@@ -30,6 +31,7 @@ __all__ = [
     "EP",
     "INLA",
     "Algorithm",
+    "BilinearEP",
     "BilinearVG",
     "Calibration",
     "CollaborativeFit",

@@ -28,6 +28,7 @@ from .cells import Block, View, draw_block, sum_cells, sum_values
 __all__ = [
     "CoupledBlock",
     "SideBlock",
+    "carried_back",
     "coupled_divergence",
     "coupled_moments",
     "draw_side",
@@ -173,7 +174,7 @@ def step_coupled(
     def move(one: tuple[Array, ...]) -> tuple[Array, Array]:
         mean, precision, scale, group, slope, cells = one
         root = scale[:, None] * prior.root[group]
-        white = root.T @ _carried_back(prior, cells) @ root
+        white = root.T @ carried_back(prior, cells) @ root
         mixed = (1.0 - step) * precision + step * (jnp.eye(len(mean), dtype=mean.dtype) + white)
         gain = cholesky_solve(cholesky(mixed), root.T @ slope - mean)
         return mean + step * gain, mixed
@@ -228,7 +229,7 @@ def _variances(prior: CoupledSide, covariance: Array) -> Array:
     return jnp.sum((matrix @ covariance) * matrix, -1)
 
 
-def _carried_back(prior: CoupledSide, precision: Array) -> Array:
+def carried_back(prior: CoupledSide, precision: Array) -> Array:
     """What precisions of all combinations say of the vectors in one component, shape ``(num, num)``."""
     if not _is_sparse(prior):
         matrix = _combinations(prior)

@@ -245,7 +245,7 @@ class BilinearRun(FinishedRun):
             warn(messages[0])
         bound = float(jnp.sum(info.objective))
         diagnostics = Diagnostics(bool(info.converged), 0, np.array([bound]), 0.0, 0, {}, None, messages)
-        return self.ended_at(reading, space, programs, state, bound, diagnostics, rng_key, self.num_samples)
+        return BilinearRun.ended_at(reading, space, programs, state, bound, diagnostics, rng_key, self.num_samples)
 
 
 def _check_sizes(old: BilinearReading, new: BilinearReading, sides: tuple[int, ...], advice: str) -> None:

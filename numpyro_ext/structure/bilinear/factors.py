@@ -40,19 +40,25 @@ def is_exponential(potential: Potential) -> bool:
     return isinstance(potential, PoissonExpPotential)
 
 
-def check_factor(name: str, label: str, potential: Potential, rows_per_observation: int) -> None:
+def check_factor(
+    name: str, label: str, potential: Potential, rows_per_observation: int, takes_any: bool = False
+) -> None:
     """Refuse an observed site whose log factor has no expectation under products of Gaussian vectors.
 
     :param str name: of the site.
     :param str label: what was recognised.
     :param Potential potential: its factors.
     :param int rows_per_observation: how many predictors an observation has.
+    :param bool takes_any: whether factors need no such expectation, but tilted moments alone.
     :raises ModelStructureError: if it is not taken.
     """
-    is_taken = potential.is_log_concave and (potential.is_analytic or is_exponential(potential))
+    is_taken = takes_any or (potential.is_log_concave and (potential.is_analytic or is_exponential(potential)))
     if not is_taken or rows_per_observation != 1:
+        taken = "likelihoods with one predictor per observation" if takes_any else TAKEN
+        other = "" if takes_any or rows_per_observation != 1 else "BilinearEP for others of one predictor, or "
         raise ModelStructureError(
-            f"observed site '{name}' was read as {label}: this engine takes {TAKEN}. Use NUTS for other likelihoods.",
+            f"observed site '{name}' was read as {label}: this engine takes {taken}. Use {other}NUTS for other "
+            "likelihoods.",
             site=name,
         )
 

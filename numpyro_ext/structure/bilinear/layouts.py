@@ -88,7 +88,8 @@ def find_layouts(
     for side, names in enumerate(sides):
         merged = _merge([groupings[n] for n in names])
         is_one = merged is None
-        if by_component & set(names) and (merged is None or not merged.axes):
+        # an axis of length one, as that of a single component, cuts nothing
+        if by_component & set(names) and (merged is None or merged.num == 1):
             linear = [n for n in field if not any(n in members for members in sides)]
             found = _coupled_layout(program, field, shapes, coupled, predictors, names, linear)
             coupled_layouts[side] = found

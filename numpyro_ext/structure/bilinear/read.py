@@ -57,6 +57,7 @@ def read_bilinear(
     *,
     unlisted_cells: Unlisted = "missing",
     by_component: Collection[str] | bool = False,
+    takes_any_factor: bool = False,
     **options: Unpack[ReadOptions],
 ) -> BilinearReading:
     """Read a model as bilinear: the predictors of its observations are affine in each of two Gaussian blocks.
@@ -76,6 +77,7 @@ def read_bilinear(
     :param by_component: sites, or plates with sites, of blocks whose vectors may depend on each other by component, as
         in a Gaussian process over items, and of which a cell may touch several with known weights; true for all. Other
         blocks of this kind are one vector.
+    :param bool takes_any_factor: whether observations may be of any family with one predictor.
     :param options: ``field`` (the sites of both blocks), ``init_values``, ``rng_key`` and ``check``: see
         :func:`~numpyro_ext.structure.read_first`.
     :return: the reading.
@@ -98,7 +100,12 @@ def read_bilinear(
 
     Cost: a few abstract traces of the model and three compilations, reused for data of the same shapes.
     """
-    reading = partial(BilinearReading, unlisted_cells=unlisted_cells, by_component=by_component)
+    reading = partial(
+        BilinearReading,
+        unlisted_cells=unlisted_cells,
+        by_component=by_component,
+        takes_any_factor=takes_any_factor,
+    )
     form = BILINEAR._replace(reading=reading)
     return read_first([form], model, args, kwargs, **options)
 
@@ -129,5 +136,11 @@ def read_like(
     if not is_held_out:
         check_data(sites)
     return BilinearReading(
-        call, sites, reading.field, like=reading, is_held_out=is_held_out, unlisted_cells=unlisted_cells
+        call,
+        sites,
+        reading.field,
+        like=reading,
+        is_held_out=is_held_out,
+        unlisted_cells=unlisted_cells,
+        takes_any_factor=reading.takes_any_factor,
     )

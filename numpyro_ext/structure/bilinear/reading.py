@@ -75,6 +75,7 @@ class BilinearReading(ModelReading):
     :ivar factor_names: observed sites whose cells the form has, one after another.
     :ivar cells: for each of them the flat indices of the observations in use.
     :ivar unlisted_cells: whether pairs that are no cells are ``"missing"``, or ``"zero"`` counts.
+    :ivar takes_any_factor: whether log factors need be neither concave nor analytic.
     :ivar has_boundary: whether expectations are infinite for wide posteriors, as those of exponential rates are.
     :ivar is_design_fixed: whether everything but the priors is the same for all hyperparameters.
     """
@@ -89,8 +90,10 @@ class BilinearReading(ModelReading):
         is_held_out: bool = False,
         unlisted_cells: Unlisted = "missing",
         by_component: Collection[str] | bool = False,
+        takes_any_factor: bool = False,
     ):
         super().__init__(call, sites, field, dense_prior_block)
+        self.takes_any_factor = takes_any_factor
         degrees = classify(self._program, {n: number for n, (number, _) in self._field.items()}, with_sources=False)
         self._check_priors(degrees)
 
@@ -168,7 +171,8 @@ class BilinearReading(ModelReading):
                     raise ModelStructureError(shared_block(site))
                 continue
             potential = jax.eval_shape(lambda found=found: found.build(probe, jnp.asarray(True)).potential)
-            check_factor(name, found.label, potential, len(found.rows) // int(np.prod(program.shape(traced.log_prob))))
+            num_rows = len(found.rows) // int(np.prod(program.shape(traced.log_prob)))
+            check_factor(name, found.label, potential, num_rows, self.takes_any_factor)
             if program.ancestors(parameters, [found.predictor]) & fields:
                 continue
             return found
