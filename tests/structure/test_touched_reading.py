@@ -189,6 +189,25 @@ def test_large_sites_are_answered_for_those_asked_for(always, monkeypatch):
         engine.posterior["utility"].mean  # noqa: B018
 
 
+def means_of_cells(y, num_cells):
+    mean = numpyro.param("mean", jnp.zeros(num_cells))
+    with numpyro.plate("cells", num_cells):
+        f = numpyro.sample("f", dist.Normal(mean, 0.5))
+        numpyro.sample("y", dist.Poisson(jnp.exp(f)), obs=y)
+
+
+@pytest.mark.parametrize("num_cells", [50, 51])
+def test_curvature_is_computed_for_few_numbers(num_cells):
+    engine = LaplaceApproximation(means_of_cells, progress_bar=False)
+    engine.run(jax.random.key(0), np.arange(num_cells) % 5 + 1, num_cells)
+    learning, is_few = engine.diagnostics.hyper, num_cells <= 50
+    assert engine.diagnostics.converged and learning.converged
+    assert (engine.hyper["mean"].standard_error is not None) == is_few
+    assert (learning.num_evaluations > 100) == is_few
+    assert ("more than 50 numbers" in " ".join(engine.diagnostics.messages)) != is_few
+    assert is_few or engine.last_state.search.probes.size == 2 * num_cells  # no room for what is not found
+
+
 def test_runs_from_files_answer_the_same(always, monkeypatch, tmp_path):
     monkeypatch.setattr(reading_module, "_LARGE_SITE", 50)
     engine = EP(collaborative_preferences, hyper_values=given(), progress_bar=False)

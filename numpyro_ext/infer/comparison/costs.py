@@ -20,7 +20,8 @@ def gaussian_cost(reading: LatentGaussianReading) -> str:
     form = reading.abstract_form
     rows, columns = form.num_rows, form.num_columns
     (blocks, block_rows), block_columns = form.blocks.rows.shape, form.blocks.columns.shape[1]
-    space = choose_space(form.prior, form.design, form.blocks.rows, form.blocks.columns, border=form.border)
+    rows_and_columns = form.blocks.rows, form.blocks.columns
+    space = choose_space(form.prior, form.design, *rows_and_columns, border=form.border, touched=form.touched)
     head = f"{rows} rows, {columns} unknowns: "
     if space == "state":
         return head + "one pass over the steps of the series, linear in their number"
@@ -32,6 +33,12 @@ def gaussian_cost(reading: LatentGaussianReading) -> str:
         work = f"{blocks} blocks of up to {size} unknowns that share {shared} others are factorised"
         count = blocks * size**3 / 6 + rows * shared**2
         return f"{head}{work}, linear in their number (about {float(count):.0e} multiplications a step)"
+    if space == "touched":
+        assert form.touched is not None  # which that space is for
+        shapes = form.touched.shapes
+        work = f"{sum(blocks for blocks, _ in shapes)} blocks of up to {max(size for _, size in shapes)} quantities"
+        count = float(sum(blocks * size**3 for blocks, size in shapes))
+        return f"{head}{work} that rows touch, linear in their number (about {count:.0e} multiplications a step)"
     size = block_rows if space == "observation" else block_columns
     of = "predictors" if space == "observation" else "unknowns"
     if blocks > 1:

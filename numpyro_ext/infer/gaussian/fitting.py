@@ -21,7 +21,7 @@ from ..hyper.space import UnconstrainedSpace
 from .algorithms.pseudo_observations import explain_powers
 from .failures import not_finite_error
 from .many import Begun
-from .programs import Programs
+from .programs import MOST_CURVED, Programs
 
 __all__ = ["RunOptions", "check_skipped", "fit"]
 
@@ -137,6 +137,11 @@ def _learn(
     messages = explain_powers(reading, space)
     for message in messages:
         warn(message)
+    if not programs.has_curvature:
+        messages.append(
+            f"The param sites have more than {MOST_CURVED} numbers: no standard errors, as the curvature of their "
+            "evidence would take two fits for each."
+        )
     climb = Climb(
         begin=partial(programs.init_search, data, fixed),
         advance=partial(programs.search, data, fixed),

@@ -24,12 +24,15 @@ from .algorithms.algorithm import Algorithm
 from .answers.leave_one_out import log_factors_at_draws, log_leave_one_out
 from .answers.prediction import log_predictive_factors
 
-__all__ = ["PointFit", "Programs", "compiled_form", "compiled_programs"]
+__all__ = ["MOST_CURVED", "PointFit", "Programs", "compiled_form", "compiled_programs"]
 
 _LARGEST_BATCH = 10_000_000
 _MOST_SMALL_ROWS, _MOST_SMALL_NUMBERS = 500, 20_000
 _LEAST_HYPER, _LEAST_PROBES = 8, 50_000
 """Hyperparameters, and these times rows, from which probes by the model take longer than to compile others."""
+MOST_CURVED, _MOST_LOCAL = 50, 500
+"""Numbers of ``param`` sites, which have no density, up to which the curvature of their evidence is computed: by two
+fits of the field for each, and by local factors."""
 _LONGEST_TRACE = 500
 """Evaluations of a whole search whose objectives are kept; a search may make more."""
 _COMPILED, _FORMS = Recent(16), Recent(16)
@@ -88,10 +91,10 @@ class Programs:
         self._is_density_unconstrained = is_density_unconstrained
 
         # Whether the curvature is left to `probe_locally`.
-        num_probes = space.size * reading.abstract_form.num_rows
-        self.probes_locally = (
-            algorithm.localised is not None and space.size >= _LEAST_HYPER and num_probes >= _LEAST_PROBES
-        )
+        num_probes, num_params = space.size * reading.abstract_form.num_rows, space.size - len(space.integrable)
+        self.probes_locally = algorithm.localised is not None and num_params <= _MOST_LOCAL
+        self.probes_locally &= space.size >= _LEAST_HYPER and num_probes >= _LEAST_PROBES
+        self.has_curvature = self.probes_locally or num_params <= MOST_CURVED
 
         # Compiled only as a part of others, but traced once for all of them.
         self.evaluate = jax.jit(self._evaluate)
@@ -247,7 +250,8 @@ class Programs:
         if state is None:
             state = self.init_state(data, self._space.unpack(values, fixed))
         shapes = jax.eval_shape(self._objective(data, fixed), values, state)
-        start = hyper_search.init_search(shapes, values, state, has_metric=self.probes_locally)
+        has = {"has_metric": self.probes_locally, "has_curvature": self.has_curvature}
+        start = hyper_search.init_search(shapes, values, state, **has)
         none: Any = np.asarray(2 * values.size + 1, np.int32)
         return start._replace(num_probes=none) if self.probes_locally else start
 

@@ -133,13 +133,16 @@ def _lbfgs(size: int) -> optax.GradientTransformation:
     return optax.scale_by_lbfgs(memory_size=min(max(size, _MEMORY), _LARGEST_MEMORY))
 
 
-def init_search(shapes: Evaluation, values: Array, state: Any, *, has_metric: bool = False) -> SearchState:
+def init_search(
+    shapes: Evaluation, values: Array, state: Any, *, has_metric: bool = False, has_curvature: bool = True
+) -> SearchState:
     """The state before the first evaluation, which is made at ``values`` itself.
 
     :param Evaluation shapes: shapes and dtypes of an evaluation, from ``jax.eval_shape(evaluate, values, state)``.
     :param values: where to start, shape ``(d,)``.
     :param state: of the algorithm, where the first fit of the field starts.
     :param bool has_metric: whether :func:`~.metric.with_metric` may be used.
+    :param bool has_curvature: false leaves out the evaluations of the curvature, and the room for what they find.
     :return: a state for :func:`search`.
     """
     # NumPy makes these constants without compiling anything.
@@ -161,8 +164,8 @@ def init_search(shapes: Evaluation, values: Array, state: Any, *, has_metric: bo
         num_evaluations=count,
         is_searching=constant((), True),
         converged=constant((), False),
-        num_probes=count,
-        probes=constant((values.size, 2, values.size), 0.0, values.dtype),
+        num_probes=count if has_curvature else constant((), 2 * values.size + 1, np.int32),
+        probes=constant((values.size if has_curvature else 1, 2, values.size), 0.0, values.dtype),
         moved=None if shapes.moves is None else constant(values.shape, False),
         metric=constant((values.size, values.size), 0.0, values.dtype) if has_metric else None,
     )
