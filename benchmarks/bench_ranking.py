@@ -7,19 +7,25 @@ have played is ranked, and what counts is how many of the held-out ones are amon
 from __future__ import annotations
 
 import os
+import resource
 import time
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
 
-from numpyro_ext.datasets import data_path
+from numpyro_ext.datasets import data_path, load_best_worst_pairs, simulate_preferences
 from numpyro_ext.infer import BilinearVG
+from numpyro_ext.infer.gaussian.algorithms import expectation_propagation as ep
+from numpyro_ext.linalg.cholesky import cholesky, inverse_lower
+from numpyro_ext.models import collaborative_preferences
+from numpyro_ext.structure import read_latent_gaussian
 
 from .results_table import Row, at_least, at_most
 
@@ -199,3 +205,147 @@ def test_ranking_artists(results):
     table = np.genfromtxt(path, delimiter=",", skip_header=1, dtype=int)
     counts = np.floor(np.sqrt(table[:, 2]) + 0.5).astype(int)
     compare(results, split_plays(table[:, 0], table[:, 1], counts), "LastFM, roots of plays")
+
+
+def shortest(function: Callable[..., Any], *args: Any, rounds: int = 3) -> float:
+    """Seconds of the fastest of a few runs, compiled before."""
+    jax.block_until_ready(function(*args))
+    times = []
+    for _ in range(rounds):
+        start = time.perf_counter()
+        jax.block_until_ready(function(*args))
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+class Preferences(NamedTuple):
+    """Times of EP on the comparisons of many users, and the memory of the process so far."""
+
+    reading: float
+    sweep: float
+    gradient: float
+    """Of the evidence, at the sites."""
+    next_gradient: float
+    """With the fit of the field that it needs, from that at parameters a step away."""
+    blocks: float
+    """Cholesky factors and their inverses, of blocks as those of a sweep."""
+    gibibytes: float
+    shapes: tuple[tuple[int, int], ...]
+
+
+def time_preferences(data: Any, rank: int) -> Preferences:
+    """Read the model of shared tastes and fit the users once."""
+    features, (user, winner, loser) = data.item_features, data.pairs.T
+    kernel = np.exp(-np.sum((features[:, None] - features) ** 2, -1)) + 0.1 * np.eye(data.num_items)
+    start = time.perf_counter()
+    reading = read_latent_gaussian(
+        collaborative_preferences,
+        (user, winner, loser, np.ones(user.size, int)),
+        {"num_users": data.num_users, "kernel": kernel, "rank": rank},
+        check=False,
+    )
+    seconds, hyper, arrays = time.perf_counter() - start, reading.initial_hyper(), reading.data
+
+    @jax.jit
+    def solve(hyper: Any, arrays: Any, state: Any, num_steps: Any) -> Any:
+        form = reading.form(hyper, arrays)
+        return jax.lax.fori_loop(0, num_steps, lambda _, state: ep.step(form, state)[0], state)
+
+    @jax.jit
+    def gradient(hyper: Any, arrays: Any, state: Any) -> Any:
+        return jax.value_and_grad(lambda hyper: ep.log_evidence(reading.form(hyper, arrays), state))(hyper)
+
+    @jax.jit
+    def evaluate(hyper: Any, arrays: Any, state: Any) -> Any:
+        state, _ = ep.solve(reading.form(hyper, arrays), state, tol=1e-4)
+        return jax.value_and_grad(lambda hyper: ep.log_evidence(reading.form(hyper, arrays), state))(hyper), state
+
+    state = jax.jit(lambda hyper, arrays: ep.init(reading.form(hyper, arrays)))(hyper, arrays)
+    (_, slope), state = evaluate(hyper, arrays, state)
+    short, long = (shortest(solve, hyper, arrays, state, count) for count in (1, 11))
+    size = max(float(jnp.max(jnp.abs(value))) for value in slope.values())
+    moved = {name: jnp.asarray(value) + 0.01 / size * slope[name] for name, value in hyper.items()}
+    touched = reading.abstract_form.touched
+    assert touched is not None
+    whole = [jnp.eye(size) + jnp.full((count, size, size), 0.1) for count, size in touched.shapes]
+    return Preferences(
+        seconds,
+        (long - short) / 10,
+        shortest(gradient, hyper, arrays, state),
+        shortest(evaluate, moved, arrays, state),
+        sum(shortest(jax.jit(lambda matrix: inverse_lower(cholesky(matrix))), matrix) for matrix in whole),
+        resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
+        touched.shapes,
+    )
+
+
+def test_preferences_of_many_users(results):
+    found = time_preferences(simulate_preferences(5000, 100, 10), rank=2)
+    remark = f"Read in {found.reading:.1f} s; evidence and gradient at the sites {found.gradient:.2f} s."
+    results.add(
+        Row(
+            item="EP sweep, preferences of 5000 users, 10 comparisons each, of 100 items",
+            dtype="float64",
+            seconds=found.sweep,
+            peer="Cholesky factors and their inverses, of the same blocks",
+            peer_seconds=found.blocks,
+            figure="time ratio",
+            value=found.sweep / found.blocks,
+            target=at_most(4),
+            remark=remark,
+        )
+    )
+    results.add(
+        Row(
+            item="EP with gradient, preferences of 5000 users, 10 comparisons each, of 100 items",
+            dtype="float64",
+            seconds=found.next_gradient,
+            peer="memory",
+            peer_seconds=None,
+            figure="GiB, of the whole process",
+            value=found.gibibytes,
+            target=at_most(1),
+            remark="Covariances written out for each user would take 0.4 GiB a copy.",
+        )
+    )
+
+
+def test_preferences_for_films(results):
+    try:
+        data = load_best_worst_pairs()
+    except FileNotFoundError as error:
+        pytest.skip(str(error))
+    found = time_preferences(data, rank=30)
+    results.add(
+        Row(
+            item=f"EP, evidence with its gradient, MovieLens-100K, all {len(data.pairs)} best-worst pairs, rank 30",
+            dtype="float64",
+            seconds=found.next_gradient,
+            peer="three seconds",
+            peer_seconds=3.0,
+            figure="time ratio",
+            value=found.next_gradient / 3.0,
+            target=at_most(1),
+            remark=f"With the fit from that of parameters nearby; a sweep {found.sweep:.2f} s, the gradient at the "
+            f"sites {found.gradient:.2f} s, reading {found.reading:.1f} s, {found.gibibytes:.2f} GiB in all, blocks "
+            f"{', '.join(f'{count} of {size}' for count, size in found.shapes)}.",
+        )
+    )
+
+
+@pytest.mark.parametrize("what", ["users", "comparisons"])
+def test_growth_of_preferences(results, what):
+    sizes = [(500, 20), (4000, 20)] if what == "users" else [(200, 500), (200, 4000)]
+    times = [time_preferences(simulate_preferences(users, 50, pairs), rank=2).sweep for users, pairs in sizes]
+    results.add(
+        Row(
+            item=f"EP sweep, preferences, growth in {what}",
+            dtype="float64",
+            seconds=times[1],
+            peer=f"an eighth of the {what}",
+            peer_seconds=times[0],
+            figure="exponent",
+            value=float(np.log(times[1] / times[0]) / np.log(8.0)),
+            target=at_most(1.05 if what == "users" else 1.1),
+        )
+    )
