@@ -120,6 +120,14 @@ def test_small_models_and_those_without_a_gain_are_read_as_before():
     assert form.touched is None and form.prior[1].count == NUM_USERS
 
 
+def test_many_comparisons_of_all_items_are_read_by_item():
+    user, first = np.repeat(np.arange(5), 6000), np.random.default_rng(0).integers(0, 40, 30_000)
+    data = user, first, (first + 1) % 40, np.ones(user.size, int)
+    kwargs = {"num_users": 5, "kernel": np.eye(40), "rank": 2}
+    form = read_latent_gaussian(collaborative_preferences, data, kwargs, check=False).abstract_form
+    assert form.touched.shapes == ((5, 40),)  # neither a cube of the pairs nor a matrix of them
+
+
 ENGINES = {
     "ep": EP,
     "variational": VariationalGaussian,

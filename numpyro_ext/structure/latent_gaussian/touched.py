@@ -27,8 +27,10 @@ __all__ = ["TouchedIndices", "TouchedRows", "find_touched"]
 _MOST_BUCKETS = 5
 _COST_OF_BUCKET = 1e6
 """Multiplications for which a bucket more is not worth its time to compile."""
+_COST_OF_ROW = 64.0
+"""Multiplications that scattering a row costs."""
 _LEAST_NUMBERS = 1_000_000
-"""Numbers of all covariances of whole blocks below which nothing is gained."""
+"""Numbers of whole blocks below which nothing is gained."""
 _LEAST_GAIN = 4.0
 
 
@@ -134,19 +136,27 @@ def find_touched(
     if rows.pattern is None or rows.is_dense or not any(batch > 1 and width > 1 for _, batch, width in coupled):
         return None
     blocks = _Blocks.build(rows.pattern, rows.num_columns, coupled)
-    whole = blocks.num_blocks * float(blocks.largest) ** 2
-    if whole < _LEAST_NUMBERS:
+    # what blocks take whole: numbers of a covariance or of rows by unknowns, and multiplications
+    widths = blocks.sizes.astype(float)
+    heights = np.bincount(blocks.of_rows + 1, minlength=blocks.num_blocks + 1)[1:].astype(float)
+    numbers = np.sum(widths * np.maximum(widths, heights))
+    work = np.sum(widths * heights * np.minimum(widths, heights))
+    if numbers < _LEAST_NUMBERS:
         return None
     best = None
     for between in _between(program, degrees, rows):
-        sizes = {str(number): (number, math.prod(program.shape(number))) for number in between}
-        seen = rows if between == rows.inputs else AffineRows(program, sizes, rows.parts)
+        shapes = {str(number): (number, math.prod(program.shape(number))) for number in between}
+        seen = rows if between == rows.inputs else AffineRows(program, shapes, rows.parts)
         if seen.pattern is None or seen.is_dense:
             continue
         found = _Quantities.build(blocks, seen.pattern)
         if best is None or found.cost < best[0].cost:
             best = found, seen, between
-    if best is None or _LEAST_GAIN * float(np.sum(best[0].sizes.astype(float) ** 2)) > whole:
+    if best is None:
+        return None
+    sizes = best[0].sizes.astype(float)
+    is_smaller = _LEAST_GAIN * float(np.sum(sizes**2)) <= np.sum(widths**2)
+    if not is_smaller and _LEAST_GAIN * (best[0].cost + _COST_OF_ROW * rows.num_rows) > work:
         return None
     try:
         return _lay_out(rows, blocks, *best)
@@ -170,8 +180,12 @@ class _Blocks(NamedTuple):
     """Of each unknown."""
     of_rows: np.ndarray
     """Of each row, minus one for those that see nothing."""
-    num_blocks: int
-    largest: int
+    sizes: np.ndarray
+    """Unknowns of each."""
+
+    @property
+    def num_blocks(self) -> int:
+        return len(self.sizes)
 
     @classmethod
     def build(cls, pattern: np.ndarray, num_columns: int, coupled: Sequence[tuple[int, int, int]]) -> _Blocks:
@@ -185,8 +199,7 @@ class _Blocks(NamedTuple):
         label = connected_components(graph.tocsr(), directed=False)[1][unit]
         is_used = np.bincount(label, minlength=num_columns) > 0
         label = (np.cumsum(is_used) - 1)[label].astype(np.int32)
-        sizes = np.bincount(label)
-        return cls(label, np.where(last >= 0, label[last], -1), len(sizes), int(sizes.max(initial=0)))
+        return cls(label, np.where(last >= 0, label[last], -1), np.bincount(label))
 
 
 class _Quantities(NamedTuple):
