@@ -10,7 +10,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 
-from numpyro_ext.infer import EP, INLA, LaplaceApproximation, VariationalGaussian
+from numpyro_ext.infer import EP, INLA, LaplaceApproximation, VariationalGaussian, rank_summary
 from numpyro_ext.infer.gaussian.algorithms.posterior import GaussianPosterior, gaussian_prior
 from numpyro_ext.linalg.gaussian.touched_space import TouchedSpace
 from numpyro_ext.models import collaborative_preferences
@@ -193,6 +193,9 @@ def test_large_sites_are_answered_for_those_asked_for(always, monkeypatch):
         np.testing.assert_allclose(found.covariance(), expected.covariance(), atol=1e-10)
     draws = engine.posterior["utility"][3].sample(jax.random.key(1), 4000)
     np.testing.assert_allclose(np.cov(draws.T), engine.posterior["utility"][3].covariance(), atol=0.15)
+    expected_rank = rank_summary(whole, "utility", users=[3, 7]).expected_rank
+    monkeypatch.setattr(engine, "get_samples", None)  # which would draw the utilities of all users
+    np.testing.assert_allclose(rank_summary(engine, "utility", users=[3, 7]).expected_rank, expected_rank, atol=0.5)
     with pytest.raises(ValueError, match=r"108 elements: ask for some of them.*\['utility'\]\[\[0, 1\]\]"):
         engine.posterior["utility"].mean  # noqa: B018
 

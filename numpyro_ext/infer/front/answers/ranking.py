@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 from numpy.typing import ArrayLike
+
+from .sites import LargeSite
 
 __all__ = ["RankSummary", "expected_ranks", "rank_summary", "ranking_scores", "shortlist"]
 
@@ -42,7 +45,8 @@ def rank_summary(
         NumPyro's ``MCMC`` after its run, or the dictionary that this returns. For a fit of
         :func:`~numpyro_ext.infer.collaborative_em` take its ``draw_utilities``.
     :param str site: which site of an engine or dictionary holds the utilities.
-    :param users: which places of the axis before the items to take; ``None`` for all.
+    :param users: which places of the axis before the items to take; ``None`` for all. Of a site of more than 100,000
+        utilities an engine then draws those of these users alone.
     :param int k: how many places are the first ones; ``None`` for five, or all of fewer.
     :param float probability: of the central intervals.
     :return: the summary, of shape ``(..., items)``; items of equal utility stand in their order.
@@ -114,6 +118,10 @@ def shortlist(
 
 
 def _utilities(draws: Any, site: str | None, users: ArrayLike | None) -> np.ndarray:
+    large = getattr(draws, "posterior", {}).get(site) if users is not None and site is not None else None
+    if isinstance(large, LargeSite):
+        # draws of all users at once would be of that many utilities each
+        return np.asarray(large[np.asarray(users)].sample(jax.random.key(0), draws.num_samples), float)
     if hasattr(draws, "get_samples"):
         draws = draws.get_samples()
     if isinstance(draws, dict):
