@@ -11,7 +11,8 @@ from jax import Array
 
 __all__ = ["Pairs", "UserBatch", "batches_of_users", "checked_pairs"]
 
-_MOST_SHAPES = 5
+_MOST_SHAPES = 6
+_COST_OF_PAIR = 200  # of a pair in a step, where factorising the covariance of n items costs their cube
 _LARGEST_BATCH = 2**24  # elements of the covariances of the users of a batch
 
 
@@ -98,8 +99,7 @@ def batches_of_users(pairs: Pairs, num_items: int, sizes: Sequence[tuple[int, in
     own = [order[start : start + count] for start, count in zip(starts, counts, strict=True)]
     touched = [np.unique([pairs.winner[mine], pairs.loser[mine]]) for mine in own]
     if sizes is None:
-        limits = np.geomspace(counts.min(), counts.max(), _MOST_SHAPES + 1)[1:]
-        level = np.searchsorted(limits * (1.0 + 1e-9), counts)
+        level = _levels(np.array([items.size for items in touched]), counts)
     else:
         level = np.searchsorted([size[0] for size in sizes], counts)
     batches: list[UserBatch] = []
@@ -114,6 +114,31 @@ def batches_of_users(pairs: Pairs, num_items: int, sizes: Sequence[tuple[int, in
             part = members[start : start + per_batch]
             batches.append(_batch(pairs, users, own, touched, part, (per_batch, num_pairs, width), num_items))
     return batches
+
+
+def _levels(widths: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """For each user one of a few levels such that padding all to the largest of their level costs least."""
+    sizes, place, members = np.unique(widths, return_inverse=True, return_counts=True)
+    pairs = np.zeros(sizes.size)
+    np.maximum.at(pairs, place, counts)
+    users, last = np.append(0, np.cumsum(members)), np.arange(sizes.size)
+    cost = np.full((sizes.size, sizes.size), np.inf)  # of a level that holds the sizes from one to another
+    for first in last:
+        padded = sizes[first:] ** 3.0 + _COST_OF_PAIR * np.maximum.accumulate(pairs[first:])
+        cost[first, first:] = (users[first + 1 :] - users[first]) * padded
+    # the least cost of all sizes up to the last one by a number of levels, and where the last of them begins
+    least, begins = cost[0], []
+    for _ in range(_MOST_SHAPES - 1):
+        split = np.concatenate([cost[:1], least[:-1, None] + cost[1:]])
+        begins.append(np.argmin(split, axis=0))
+        least = split[begins[-1], last]
+    level, end = np.zeros(sizes.size, int), sizes.size - 1
+    for number, begin in enumerate(reversed(begins)):
+        level[begin[end] : end + 1] = len(begins) - number
+        end = begin[end] - 1
+        if end < 0:
+            break
+    return np.asarray(level[place])
 
 
 def _batch(

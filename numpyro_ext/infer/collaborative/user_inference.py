@@ -93,33 +93,29 @@ def potential_of(method: Method) -> Potential:
     return ProbitPotential(jnp.ones(()))
 
 
-def user_form(batch: UserBatch, prior: SharedPrior, method: Method) -> LatentGaussian:
-    """What the algorithms of latent Gaussian models run on: a block of touched items for each user."""
-    num_users, width = batch.items.shape
-    num_pairs = batch.winner.shape[1]
-    first = width * jnp.arange(num_users)[:, None]
-    columns = jnp.stack([first + batch.winner, first + batch.loser], axis=-1).reshape(-1, 2)
-    observed = batch.observed.reshape(-1)
-    values = jnp.where(observed[:, None], jnp.array([1.0, -1.0], prior.mean.dtype), 0.0)
-    means = prior.means(batch.items)
-    offset = jnp.take_along_axis(means, batch.winner, 1) - jnp.take_along_axis(means, batch.loser, 1)
+def user_form(user: UserBatch, prior: SharedPrior, method: Method) -> LatentGaussian:
+    """What the algorithms of latent Gaussian models run on for one user: its pairs, among the items that they touch.
+
+    :param UserBatch user: a row of a batch, so that its arrays have one axis less.
+    """
+    (num_pairs,), (width,) = user.winner.shape, user.items.shape
+    means = prior.means(user.items)
+    signs = jnp.where(user.observed[:, None], jnp.array([1.0, -1.0], prior.mean.dtype), 0.0)
     return LatentGaussian(
-        prior=(CovariancePrior(prior.blocks(batch.items)),),
-        design=SparseRows(columns, values, num_users * width),
-        offset=jnp.where(observed, offset.reshape(-1), 0.0),
+        prior=(CovariancePrior(prior.blocks(user.items[None])),),
+        design=SparseRows(jnp.stack([user.winner, user.loser], axis=-1), signs, width),
+        offset=jnp.where(user.observed, means[user.winner] - means[user.loser], 0.0),
         potentials=(potential_of(method),),
-        observed=(observed,),
+        observed=(user.observed,),
         log_constant=jnp.zeros((), prior.mean.dtype),
-        blocks=Blocks(
-            jnp.arange(num_users * num_pairs).reshape(num_users, num_pairs),
-            jnp.arange(num_users * width).reshape(num_users, width),
-        ),
+        blocks=Blocks(jnp.arange(num_pairs)[None], jnp.arange(width)[None]),
     )
 
 
+@partial(jax.jit, static_argnames="method")
 def initial_state(batch: UserBatch, prior: SharedPrior, method: Method) -> Any:
-    """Where the algorithm of the method starts."""
-    return _ALGORITHMS[method].init(user_form(batch, prior, method))
+    """Where the algorithm of the method starts for each user."""
+    return jax.lax.map(lambda user: _ALGORITHMS[method].init(user_form(user, prior, method)), batch)
 
 
 @partial(jax.jit, static_argnames=("method", "num_steps"))
@@ -138,20 +134,26 @@ def infer_users(
 
     Cost: for each user and step the cube of its pairs or of the items that it touches, whichever are fewer.
     """
-    algorithm, form = _ALGORITHMS[method], user_form(batch, prior, method)
-    state, info = algorithm.solve(form, state, num_steps=num_steps, tol=tol)
-    objective = algorithm.log_evidence(form, state) if info.objective is None else info.objective
-    posterior = algorithm.posterior(form, state)
-    sites = (jnp.where(form.observed[0], part, 0.0) for part in (posterior.site_precision, posterior.site_shift))
-    precision, shift = (part.reshape(batch.winner.shape) for part in sites)
+    algorithm = _ALGORITHMS[method]
+
+    def infer(user: UserBatch, state: Any) -> tuple[Any, tuple[Array, ...]]:
+        form = user_form(user, prior, method)
+        state, info = algorithm.solve(form, state, num_steps=num_steps, tol=tol)
+        objective = algorithm.log_evidence(form, state) if info.objective is None else info.objective
+        posterior = algorithm.posterior(form, state)
+        sites = (jnp.where(user.observed, part, 0.0) for part in (posterior.site_precision, posterior.site_shift))
+        return state, (objective, info.converged, info.skipped, *sites)
+
+    # One after the other: each has steps and an end of its own, and who is hard to infer holds up nobody else.
+    state, (objective, converged, skipped, precision, shift) = jax.lax.map(lambda each: infer(*each), (batch, state))
     matrix, vector = user_moments(batch, prior, precision, shift)
     outer = matrix - vector[:, :, None] * vector[:, None, :]
     items, size = batch.items, prior.mean.shape[0]
     total = jnp.zeros((size,), vector.dtype).at[items].add(vector, mode="drop")
     curvature = jnp.zeros((size, size), vector.dtype)
     curvature = curvature.at[items[:, :, None], items[:, None, :]].add(outer, mode="drop")
-    skipped = jnp.sum(info.skipped)
-    return state, UserStatistics(objective, total, curvature, info.converged, skipped, precision, shift)
+    found = jnp.sum(objective), total, curvature, jnp.all(converged), jnp.sum(skipped), precision, shift
+    return state, UserStatistics(*found)
 
 
 def user_moments(batch: UserBatch, prior: SharedPrior, precision: Array, shift: Array) -> tuple[Array, Array]:
