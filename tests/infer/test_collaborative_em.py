@@ -288,22 +288,18 @@ def _synthetic():
     return *parts, _kernel(results["X"], results["psi"], results["alpha"]), results["models"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "rank", "options"),
     [
         ("GPVU-EP", 2, {}),
-        *(
-            pytest.param(*row, marks=pytest.mark.slow)
-            for row in [
-                ("GPVU-VG", 2, {"method": "vg"}),
-                ("GPVU-JK", 2, {"method": "jaakkola"}),
-                ("GPVU-LP", 2, {"method": "laplace"}),
-                ("VU-EP", 2, {}),
-                ("GPitem-EP", 0, {}),
-                ("GPitem-LP", 0, {"method": "laplace"}),
-                ("NPCA-EP", 2, {"covariance": "free"}),
-            ]
-        ),
+        ("GPVU-VG", 2, {"method": "vg"}),
+        ("GPVU-JK", 2, {"method": "jaakkola"}),
+        ("GPVU-LP", 2, {"method": "laplace"}),
+        ("VU-EP", 2, {}),
+        ("GPitem-EP", 0, {}),
+        ("GPitem-LP", 0, {"method": "laplace"}),
+        ("NPCA-EP", 2, {"covariance": "free"}),
     ],
 )
 def test_synthetic_users_after_forty_iterations(name, rank, options):
