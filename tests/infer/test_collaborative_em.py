@@ -34,6 +34,9 @@ USER = np.repeat(np.arange(10), [len(pairs) for pairs in KO["pairs"]])
 FIRST, SECOND = np.concatenate(KO["pairs"]).T
 PAIRS = (USER, FIRST, SECOND)
 
+# Most runs here are of a few steps on purpose.
+pytestmark = pytest.mark.filterwarnings("ignore:collaborative_em did not converge")
+
 
 def _kernel(X, psi, alpha):
     X = np.asarray(X)
@@ -202,7 +205,7 @@ def test_log_predictive_keeps_its_tails():
 def test_accelerators_reach_what_plain_steps_do_and_the_engine_has_the_same_evidence():
     options = {"progress_bar": False, "num_steps": 100}
     plain = collaborative_em(PAIRS, KERNEL, 1, **options, accelerator="none", tol=1e-3)
-    squared = collaborative_em(PAIRS, KERNEL, 1, **options, tol=1e-3)
+    squared = collaborative_em(PAIRS, KERNEL, 1, **options, tol=1e-3, accelerator="squarem")
     climbed = collaborative_em(PAIRS, KERNEL, 1, **options, tol=1e-9, accelerator="lbfgs")
     assert np.all(np.diff(squared.objective_trace) > 0) and squared.converged and plain.converged
     assert climbed.converged and climbed.objective_trace[-1] > squared.objective_trace[-1] > plain.objective_trace[-1]
@@ -276,6 +279,15 @@ def test_bad_input_is_explained():
     np.testing.assert_allclose(fit.objective_trace[0], KO["inference"]["EP"]["objective"], rtol=1e-7)
     with pytest.raises(ValueError, match="user must hold integers in 0, ..., 9"):
         fit.predict([10], [0], [1])
+
+
+@pytest.mark.filterwarnings("error:collaborative_em did not converge")
+def test_a_fit_that_is_not_at_its_end_says_so():
+    with pytest.warns(UserWarning, match="did not converge: the objective still rose in the last of"):
+        short = collaborative_em(PAIRS, KERNEL, 1, num_steps=2, progress_bar=False)
+    rows = np.stack(PAIRS, axis=1).tolist()
+    whole = collaborative_em(rows, KERNEL, 1, init_values=short.parameters, progress_bar=False)
+    assert whole.converged and not short.converged and whole.objective_trace[-1] > short.objective_trace[-1]
 
 
 def _synthetic():

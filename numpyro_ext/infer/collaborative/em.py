@@ -53,7 +53,7 @@ def collaborative_em(
     method: Method = "ep",
     covariance: Covariance = "factor",
     num_users: int | None = None,
-    accelerator: Accelerator = "squarem",
+    accelerator: Accelerator | None = None,
     old_mean: bool = False,
     num_pairs_per_user: int | None = None,
     init_values: Mapping[str, Any] | None = None,
@@ -82,9 +82,10 @@ def collaborative_em(
     :param str covariance: ``"factor"`` as above, or ``"free"`` for any covariance of the items (Yu et al. 2009), which
         starts at that of ``rank`` tastes.
     :param int num_users: ``None`` for one more than the largest; users without pairs keep the prior.
-    :param str accelerator: ``"squarem"`` (Varadhan and Roland 2008) takes back what lowers the objective; ``"lbfgs"``
-        maximises the same objective by its gradient, in far fewer fits where users have few pairs each; ``"none"`` is
-        plain EM. Of a free covariance and of random pairs there is plain EM only.
+    :param str accelerator: ``"lbfgs"`` maximises the objective by its gradient, in far fewer fits where users have few
+        pairs each, and is the default where there is one (not by Laplace's method); ``"squarem"`` (Varadhan and Roland
+        2008) extrapolates EM and takes back what lowers the objective; ``"none"`` is plain EM. Of a free covariance and
+        of random pairs there is plain EM only.
     :param bool old_mean: see :func:`~.component_analysis.factor_step`.
     :param int num_pairs_per_user: take at most as many pairs of a user, others at random in each iteration.
     :param init_values: values of ``"V"``, ``"b"`` and ``"sigma"`` to start from; by default whitened loadings of size
@@ -119,6 +120,8 @@ def collaborative_em(
     """
     K = _checked_kernel(kernel)
     is_plain = covariance == "free" or num_pairs_per_user is not None
+    if accelerator is None:
+        accelerator = "none" if is_plain else "squarem" if method == "laplace" else "lbfgs"
     _check_options(K, rank, method, covariance, accelerator, num_pairs_per_user)
     found, num_users, num_constant = checked_pairs(pairs, num_users, K.shape[0])
     if num_constant:
@@ -144,11 +147,19 @@ def collaborative_em(
         return step(expected.prior, *means)
 
     with progress(num_steps, "collaborative_em", enabled=progress_bar) as bar:
-        if accelerator == "lbfgs" and not is_plain:
+        if accelerator == "lbfgs" and num_steps:
             expected, trace, converged, count = _climb(problem, prior, num_steps, tol, bar)
         else:
             squared = accelerator == "squarem" and not is_plain
             expected, trace, converged, count = _alternate(problem, prior, improve, squared, num_steps, tol, bar)
+    if not (converged and expected.converged) and num_steps and num_pairs_per_user is None:
+        what = "the objective still rose" if expected.converged else "not all users were inferred to the end"
+        warnings.warn(
+            f"collaborative_em did not converge: {what} in the last of {count} steps. Give more (num_steps, or "
+            "num_inference_steps for the users), or go on from init_values=fit.parameters.",
+            UserWarning,
+            stacklevel=2,
+        )
     return CollaborativeFit(
         expected.prior,
         method,

@@ -56,7 +56,7 @@ def checked_pairs(pairs: Any, num_users: int | None, num_items: int) -> tuple[Pa
     :param int num_items: number of items.
     :raises ValueError: for columns that are none of these, that are no integers, or that are out of range.
     """
-    columns = list(pairs) if isinstance(pairs, tuple | list) else list(np.asarray(pairs).T)
+    columns = list(pairs) if isinstance(pairs, tuple) else list(np.asarray(pairs).T)
     if len(columns) not in (3, 4):
         raise ValueError(
             "pairs must have the columns user, winner and loser, or user, first, second and won (0 or 1); got "
