@@ -24,6 +24,7 @@ from numpyro_ext.infer.collaborative.user_inference import (
 )
 from numpyro_ext.infer.gaussian.algorithms import expectation_propagation
 from numpyro_ext.models import collaborative_preferences
+from numpyro_ext.potentials import ProbitPotential
 
 REFERENCE = Path(__file__).parents[1] / "reference"
 KO = json.loads((REFERENCE / "ko-preferences.json").read_text())
@@ -152,8 +153,9 @@ def test_statistics_are_what_differentiating_the_evidence_gives():
 
 @pytest.mark.parametrize("method", ["ep", pytest.param("vg", marks=pytest.mark.slow)])
 def test_users_stop_on_their_own(method):
-    # One contradicts itself about items that the others compare once: it takes many steps.
-    pairs = np.array([[0, 0, 1], [1, 0, 1], *[[1, k % 3, (k + 1) % 3] for k in range(9)], *[[1, 1, 0]] * 6])
+    # One went round in circles, and takes other steps than the one whose pairs agree.
+    own = [(0, 1), (1, 2), (0, 2)], [(0, 1), *((k % 3, (k + 1) % 3) for k in range(9)), *[(1, 0)] * 6]
+    pairs = np.array([(user, *pair) for user in range(2) for pair in own[user]])
     wide = SharedPrior(PRIOR.mean, PRIOR.loadings, 30.0 * PRIOR.variance, PRIOR.kernel)
     counts = np.bincount(pairs[:, 0])
     items = jnp.array([[0, 1, 2]] * 2)
@@ -168,7 +170,8 @@ def test_users_stop_on_their_own(method):
         state = initial_state(part, wide, method)
         return infer_users(part, wide, state, method=method, num_steps=100, tol=1e-2)[1].precision[0]
 
-    np.testing.assert_allclose(sites(np.array([0, 1])), sites(np.array([0, 0])), rtol=1e-13)
+    for one, other in ((0, 1), (1, 0)):
+        np.testing.assert_allclose(sites(np.array([one, other])), sites(np.array([one, one])), rtol=1e-13)
 
 
 def test_levels_of_users_cost_least(monkeypatch):
@@ -187,6 +190,19 @@ def test_levels_of_users_cost_least(monkeypatch):
         found = pairs_module._levels(widths, counts)
         assert len(np.unique(found)) <= 3
         np.testing.assert_allclose(cost(found, widths, counts), least)
+
+
+@pytest.mark.parametrize(("dtype", "digits"), [(jnp.float64, 1e-12), (jnp.float32, 1e-6)])
+def test_sites_of_single_pairs_in_far_tails(dtype, digits):
+    rows = {name: np.array([row[name] for row in KO["probit_site"]]) for name in KO["probit_site"][0]}
+    cavity = (jnp.asarray(rows[name], dtype) for name in ("cavity_mean", "cavity_var"))
+    log_z, mean, variance, precision, shift = ProbitPotential(jnp.ones((), dtype)).tilted_moments(*cavity)
+    for name, found in (("logZ", log_z), ("tilted_mean", mean), ("tilted_var", variance), ("pi", precision)):
+        assert found.dtype == dtype
+        np.testing.assert_allclose(np.asarray(found, float), rows[name], rtol=digits)
+    # a shift is the difference of the mean of the tilted density and that of the cavity, each times a precision
+    size = np.abs(rows["beta"]) + np.abs(rows["cavity_mean"] * rows["pi"])
+    np.testing.assert_array_less(np.abs(np.asarray(shift, float) - rows["beta"]), digits * size)
 
 
 def test_log_predictive_keeps_its_tails():
