@@ -21,8 +21,6 @@ FAST = ["rasch", "milk_imputation"]
 NOT_CONVERGED = {
     # the quantile's loss has a kink, written out so that it is not known as one
     ("quantile_regression", "LaplaceApproximation"),
-    # the density of Beta(1/2, 1/2) grows without bound towards the edge
-    ("besag_york_mollie_2", "EP"),
 }
 PREFERENCE = [*GAUSSIAN.split(), "BilinearVG", "StructuredMeanField"]
 

@@ -24,8 +24,10 @@ class Density:
     """
 
     def __init__(self, engine, model, y):
+        # improper sites cannot be drawn
+        known = {name: jnp.asarray(mean) for name, (mean, *_) in engine._run._moments.items()}
         with handlers.seed(rng_seed=0), handlers.trace() as trace:
-            model(y)
+            handlers.substitute(model, data=known)(y)
         sites = {name: site for name, site in trace.items() if "fn" in site or site["type"] == "param"}
         params = {name for name, site in sites.items() if site["type"] == "param"}
         self.transforms = {
