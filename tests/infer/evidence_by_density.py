@@ -25,7 +25,8 @@ class Density:
 
     def __init__(self, engine, model, y):
         # improper sites cannot be drawn
-        known = {name: jnp.asarray(mean) for name, (mean, *_) in engine._run._moments.items()}
+        sites = engine._run.posterior
+        known = {name: jnp.asarray(sites[name].mean) for name in engine._run._moments if name in sites}
         with handlers.seed(rng_seed=0), handlers.trace() as trace:
             handlers.substitute(model, data=known)(y)
         sites = {name: site for name, site in trace.items() if "fn" in site or site["type"] == "param"}
