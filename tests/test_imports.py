@@ -19,6 +19,7 @@ FLOORS = {
         ["distributions"],
         ["structure"],
         ["infer", "models"],
+        ["design"],
         ["demo"],
     ],
     "linalg": [["gaussian", "operators"], ["solvers"]],

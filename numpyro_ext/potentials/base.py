@@ -13,7 +13,7 @@ from ..linalg.frozen_pytree import frozen_pytree
 from ..linalg.saved_names import saved_as
 from .integrals.expectation import expected_log_density
 from .integrals.tilted_moments import tilted_moments
-from .moments import ExpectedLogDensity, LogisticTerms, TiltedMoments
+from .moments import ExpectedLogDensity, LogisticTerms, Outcomes, TiltedMoments
 
 __all__ = ["Potential", "potential"]
 
@@ -70,6 +70,14 @@ class Potential:
 
     def mean(self, eta: ArrayLike) -> Array | None:
         """Elementwise mean of the observations at a predictor, or ``None`` where they have none that is known."""
+        return None
+
+    def outcomes(self) -> Outcomes | None:
+        """What could have been observed in the place of what was, or ``None`` where that is not known.
+
+        Where the factor is the density of an observation, of which one field holds the value: the information that an
+        observation would give is asked of it (:mod:`~numpyro_ext.potentials.information`).
+        """
         return None
 
     def has_finite_expectation(self) -> Array:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike
 
-__all__ = ["ExpectedLogDensity", "LogFactor", "LogisticTerms", "TiltedMoments"]
+__all__ = ["ExpectedLogDensity", "LogFactor", "LogisticTerms", "Outcomes", "TiltedMoments"]
 
 
 class TiltedMoments(NamedTuple):
@@ -70,6 +70,19 @@ class LogisticTerms(NamedTuple):
         eta = jnp.asarray(eta)
         parts = jax.vmap(lambda n, a, b: n * jax.nn.softplus(a * eta + b))(self.weights, self.slopes, self.offsets)
         return self.constant + self.linear * eta - jnp.sum(parts, axis=0)
+
+
+class Outcomes(NamedTuple):
+    """What an observation may be: categories, counts or real numbers."""
+
+    field: str
+    """Of the potential, which holds the values that were observed."""
+    number: int | None = None
+    """Of categories ``0, ..., number - 1``."""
+    limit: Array | None = None
+    """The largest count; none, and no width, for counts without end."""
+    width: Array | float | None = None
+    """Of real numbers, the scale on which their density varies at a given predictor."""
 
 
 class LogFactor(Protocol):

@@ -14,7 +14,7 @@ from ..bounds.logistic_terms import two_sided_terms
 from ..integrals.logistic_tilting import logistic_tilted_moments, sigmoid
 from ..integrals.normal import TruncatedNormal, log_ndtr, truncated_normal
 from ..integrals.stirling import log_binomial_coefficient
-from ..moments import LogisticTerms, TiltedMoments
+from ..moments import LogisticTerms, Outcomes, TiltedMoments
 
 __all__ = ["BinomialLogitPotential", "LogitPotential", "ProbitPotential"]
 
@@ -39,6 +39,9 @@ class ProbitPotential(Potential):
     def log_density(self, eta: ArrayLike) -> Array:
         eta = jnp.asarray(eta)
         return log_ndtr(_signs(self.label, eta.dtype) * eta)
+
+    def outcomes(self) -> Outcomes:
+        return Outcomes("label", 2)
 
     def mean(self, eta: ArrayLike) -> Array:
         return jax.scipy.special.ndtr(jnp.asarray(eta))
@@ -94,6 +97,9 @@ class LogitPotential(Potential):
         eta = jnp.asarray(eta)
         return jax.nn.log_sigmoid(_signs(self.label, eta.dtype) * eta)
 
+    def outcomes(self) -> Outcomes:
+        return Outcomes("label", 2)
+
     def mean(self, eta: ArrayLike) -> Array:
         return jax.nn.sigmoid(jnp.asarray(eta))
 
@@ -143,6 +149,9 @@ class BinomialLogitPotential(Potential):
         count, total = jnp.asarray(self.count, eta.dtype), jnp.asarray(self.total, eta.dtype)
         successes, failures = count * jax.nn.log_sigmoid(eta), (total - count) * jax.nn.log_sigmoid(-eta)
         return log_binomial_coefficient(total, count) + successes + failures
+
+    def outcomes(self) -> Outcomes:
+        return Outcomes("count", limit=self.total)
 
     def mean(self, eta: ArrayLike) -> Array:
         return self.total * jax.nn.sigmoid(jnp.asarray(eta))

@@ -11,7 +11,7 @@ from jax.typing import ArrayLike
 
 from ..base import potential
 from ..bounds.super_gaussian import SuperGaussianPotential
-from ..moments import ExpectedLogDensity, TiltedMoments
+from ..moments import ExpectedLogDensity, Outcomes, TiltedMoments
 
 __all__ = ["GaussianPotential"]
 
@@ -50,6 +50,9 @@ class GaussianPotential(SuperGaussianPotential):
     def log_density(self, eta: ArrayLike) -> Array:
         residual = (self.observation - jnp.asarray(eta)) / self.scale
         return -0.5 * (residual**2 + _LOG_2PI) - jnp.log(self.scale)
+
+    def outcomes(self) -> Outcomes:
+        return Outcomes("observation", width=self.scale)
 
     def has_finite_variance(self) -> Array:
         return jnp.asarray(True)

@@ -13,7 +13,7 @@ from jax.typing import ArrayLike
 from ..base import potential
 from ..bounds.super_gaussian import SuperGaussianPotential
 from ..integrals.normal import TruncatedNormal, truncated_normal
-from ..moments import ExpectedLogDensity, TiltedMoments
+from ..moments import ExpectedLogDensity, Outcomes, TiltedMoments
 
 __all__ = ["LaplacePotential"]
 
@@ -44,6 +44,9 @@ class LaplacePotential(SuperGaussianPotential):
 
     def width_penalty(self, width: ArrayLike) -> Array:
         return jnp.asarray(width) / jnp.square(self.scale) + 2.0 * (_LOG_2 + jnp.log(self.scale))
+
+    def outcomes(self) -> Outcomes:
+        return Outcomes("location", width=self.scale)
 
     def log_density(self, eta: ArrayLike) -> Array:
         return -jnp.abs(jnp.asarray(eta) - self.location) / self.scale - jnp.log(self.scale) - _LOG_2

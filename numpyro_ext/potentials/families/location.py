@@ -13,7 +13,7 @@ from jax.typing import ArrayLike
 
 from ..base import Potential, potential
 from ..integrals.tilted_moments import tilted_moments
-from ..moments import ExpectedLogDensity, TiltedMoments
+from ..moments import ExpectedLogDensity, Outcomes, TiltedMoments
 
 __all__ = ["AsymmetricLaplacePotential", "LogisticPotential", "SoftLaplacePotential"]
 
@@ -30,6 +30,9 @@ class _LocationPotential(Potential):
     def center(self) -> Array:
         """Place of the peak of the factor, for the quadrature."""
         return jnp.asarray(self.observation)
+
+    def outcomes(self) -> Outcomes:
+        return Outcomes("observation", width=self.scale)
 
     def has_finite_variance(self) -> Array:
         return jnp.asarray(True)

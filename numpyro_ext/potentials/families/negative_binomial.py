@@ -12,7 +12,7 @@ from jax.typing import ArrayLike
 from ..base import Potential, potential
 from ..bounds.logistic_terms import two_sided_terms
 from ..integrals.stirling import log_rising_coefficient
-from ..moments import LogisticTerms
+from ..moments import LogisticTerms, Outcomes
 
 __all__ = ["NegativeBinomialExpPotential", "NegativeBinomialLogitPotential"]
 
@@ -27,6 +27,9 @@ class _NegativeBinomialPotential(Potential):
     def _parts(self, dtype: jnp.dtype) -> tuple[Array, Array, Array]:
         """Count, size and shift."""
         raise NotImplementedError
+
+    def outcomes(self) -> Outcomes:
+        return Outcomes("count")
 
     def log_density(self, eta: ArrayLike) -> Array:
         eta = jnp.asarray(eta)

@@ -16,7 +16,7 @@ from jax.typing import ArrayLike
 from ..base import Potential, potential
 from ..integrals.logistic_tilting import Sigmoid, logistic_tilted_moments, sigmoid
 from ..integrals.normal_interval import NormalInterval, normal_interval
-from ..moments import LogisticTerms, TiltedMoments
+from ..moments import LogisticTerms, Outcomes, TiltedMoments
 from .stick_breaking import stick_breaking_labels
 
 __all__ = [
@@ -110,6 +110,9 @@ class CumulativeLogitPotential(Potential):
     def log_density(self, eta: ArrayLike) -> Array:
         return self.derivatives(eta)[0]
 
+    def outcomes(self) -> Outcomes:
+        return Outcomes("label", self.thresholds.shape[-1] + 1)
+
     def derivatives(self, eta: ArrayLike) -> tuple[Array, Array, Array]:
         eta = jnp.asarray(eta)
         return _LogisticInterval(*self._ends(eta.dtype)).derivatives(eta)
@@ -167,6 +170,9 @@ class CumulativeProbitPotential(Potential):
     def log_density(self, eta: ArrayLike) -> Array:
         return self._interval(jnp.asarray(eta)).log_mass
 
+    def outcomes(self) -> Outcomes:
+        return Outcomes("label", self.thresholds.shape[-1] + 1)
+
     def derivatives(self, eta: ArrayLike) -> tuple[Array, Array, Array]:
         interval = self._interval(jnp.asarray(eta))
         return interval.log_mass, interval.mean, interval.variance - 1.0
@@ -208,6 +214,9 @@ class ContinuationRatioPotential(Potential):
 
     def log_density(self, eta: ArrayLike) -> Array:
         return self.derivatives(eta)[0]
+
+    def outcomes(self) -> Outcomes:
+        return Outcomes("label", self.thresholds.shape[-1] + 1)
 
     def derivatives(self, eta: ArrayLike) -> tuple[Array, Array, Array]:
         eta = jnp.asarray(eta)
@@ -254,6 +263,9 @@ class AdjacentCategoryPotential(Potential):
 
     def log_density(self, eta: ArrayLike) -> Array:
         return self.derivatives(eta)[0]
+
+    def outcomes(self) -> Outcomes:
+        return Outcomes("label", self.thresholds.shape[-1] + 1)
 
     def derivatives(self, eta: ArrayLike) -> tuple[Array, Array, Array]:
         eta = jnp.asarray(eta)

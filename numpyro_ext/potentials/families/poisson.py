@@ -15,7 +15,7 @@ from ..base import Potential, potential
 from ..integrals.stirling import stirling_error
 from ..integrals.tilted_moments import tilted_moments_unless_wide, with_site
 from ..integrals.tilted_window import Cavity
-from ..moments import ExpectedLogDensity, TiltedMoments
+from ..moments import ExpectedLogDensity, Outcomes, TiltedMoments
 
 __all__ = ["PoissonExpPotential", "PoissonSoftplusPotential", "log_softplus"]
 
@@ -66,6 +66,9 @@ class PoissonExpPotential(Potential):
         log_ratio = eta + (log_exposure - jnp.log(jnp.where(count > 0.0, count, 1.0)))
         excess = jnp.expm1(log_ratio)
         return _log_poisson(count, 1.0 + excess, excess, log_ratio)  # the rate is only asked for of a count of zero
+
+    def outcomes(self) -> Outcomes:
+        return Outcomes("count")
 
     def mean(self, eta: ArrayLike) -> Array:
         return self.exposure * jnp.exp(eta)
@@ -184,6 +187,9 @@ class PoissonSoftplusPotential(Potential):
         log_near = jnp.log1p(jnp.where(near, excess, 0.0))
         log_far = jnp.log(jnp.asarray(self.exposure, eta.dtype)) + log_softplus(eta) - jnp.log(safe_count)
         return _log_poisson(count, rate, excess, jnp.where(near, log_near, log_far))
+
+    def outcomes(self) -> Outcomes:
+        return Outcomes("count")
 
     def mean(self, eta: ArrayLike) -> Array:
         return self.exposure * jax.nn.softplus(jnp.asarray(eta))

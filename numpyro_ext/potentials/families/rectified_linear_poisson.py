@@ -19,7 +19,7 @@ from jax.typing import ArrayLike
 
 from ..base import Potential, potential
 from ..integrals.normal import truncated_normal
-from ..moments import ExpectedLogDensity, TiltedMoments
+from ..moments import ExpectedLogDensity, Outcomes, TiltedMoments
 from .rectified_linear_poisson_kernel import HalfLineMoments, half_line_cumulants, half_line_moments
 from .rectified_linear_poisson_reference import recursion_moments, trapezoid_half_line_moments
 
@@ -269,6 +269,9 @@ class RectifiedLinearPoissonPotential(Potential):
         # Outside a nan of eta must stay one, and the slope be zero.
         outside = jnp.where(count == 0.0, 0.0, -jnp.inf)
         return jnp.where(positive, inside, jnp.where(jnp.isnan(rate), jnp.nan, outside))
+
+    def outcomes(self) -> Outcomes:
+        return Outcomes("count")
 
     def mean(self, eta: ArrayLike) -> Array:
         return self.exposure * jnp.maximum(jnp.asarray(eta) + self.offset, 0.0)

@@ -12,6 +12,7 @@ from jax.typing import ArrayLike
 
 from ..base import potential
 from ..bounds.super_gaussian import ConvexifiedPenalty, SuperGaussianPotential
+from ..moments import Outcomes
 
 __all__ = ["StudentTPotential"]
 
@@ -37,6 +38,9 @@ class StudentTPotential(SuperGaussianPotential):
         return jnp.asarray(self.observation)
 
     is_log_concave: ClassVar[bool] = False
+
+    def outcomes(self) -> Outcomes:
+        return Outcomes("observation", width=self.scale)
 
     def log_density(self, eta: ArrayLike) -> Array:
         eta = jnp.asarray(eta)

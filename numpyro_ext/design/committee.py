@@ -1,0 +1,156 @@
+r"""Scores of a committee: what weighted members that each give probabilities to outcomes say together, on arrays.
+
+``log_p`` holds :math:`\log p(y \mid \theta_s)`, members on the first axis and outcomes on the last; candidates are in
+between. Larger scores are better; nats throughout.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.scipy.special import entr
+from jax.typing import ArrayLike
+
+from ..potentials.information import excess_terms
+
+__all__ = [
+    "BiasCorrection",
+    "committee_information",
+    "conditional_entropy",
+    "entropy",
+    "gini",
+    "least_confidence",
+    "margin",
+    "mixture",
+    "nested_information",
+    "vote_fractions",
+]
+
+BiasCorrection = Literal["none", "delta", "jackknife"]
+
+
+def mixture(log_p: ArrayLike, weights: ArrayLike | None = None) -> Array:
+    r"""Log of :math:`\bar p(y) = \sum_s w_s p(y \mid \theta_s)`, members on the first axis."""
+    log_p = jnp.asarray(log_p)
+    log_weights = jnp.log(_normalised(weights, log_p)).reshape(-1, *(1,) * (log_p.ndim - 1))
+    return jax.nn.logsumexp(log_p + log_weights, axis=0)
+
+
+def entropy(log_p: ArrayLike) -> Array:
+    """Entropy of the last axis: of a mixture the score of maximum entropy sampling."""
+    return jnp.sum(entr(jnp.exp(log_p)), axis=-1)
+
+
+def conditional_entropy(log_p: ArrayLike, weights: ArrayLike | None = None) -> Array:
+    """Weighted mean of the entropies of the members."""
+    log_p = jnp.asarray(log_p)
+    return jnp.tensordot(_normalised(weights, log_p), entropy(log_p), 1)
+
+
+def committee_information(
+    log_p: ArrayLike,
+    weights: ArrayLike | None = None,
+    *,
+    bias_correction: BiasCorrection = "none",
+    effective_sample_size: float | None = None,
+) -> Array:
+    r"""Information in an outcome about which member is right: :math:`\sum_s w_s KL[p_s \| \bar p]`.
+
+    Equal to the entropy of the mixture less the mean entropy (Houlsby 2014, eq. 2.12), and to the disagreement of a
+    committee by its divergence (McCallum and Nigam 1998). Sums of terms that are not negative, so that small values
+    keep their digits. Of a sample from the posterior it is below the information about the parameters by about
+    :math:`\frac{1}{2S} \sum_y \operatorname{Var} p(y \mid \theta) / \bar p(y)`, which ``"delta"`` adds and
+    ``"jackknife"`` takes from leaving members out; the results may be negative.
+
+    :param log_p: shape ``(members, ..., outcomes)``.
+    :param weights: of the members, shape ``(members,)``; equal if left out.
+    :param str bias_correction: see above.
+    :param float effective_sample_size: in the place of the number of members, as of draws from a chain; by default
+        :math:`1 / \sum w^2`.
+    :return: of the shape of the candidates; zero for one member.
+    :raises ValueError: for weights that are negative or all zero, and corrections of a single member.
+
+    **Example:**
+
+    >>> p = jnp.array([[0.9, 0.1], [0.2, 0.8]])
+    >>> print(committee_information(jnp.log(p)).round(4))
+    0.2754
+    """
+    log_p = jnp.asarray(log_p)
+    w = _normalised(weights, log_p)
+    plain = _information(log_p, w)
+    if bias_correction == "none":
+        return plain
+    size = 1.0 / float(jnp.sum(w**2)) if effective_sample_size is None else float(effective_sample_size)
+    if size <= 1.0:
+        raise ValueError(f"A bias correction needs an effective sample size above one; this one is {size:.3g}.")
+    if bias_correction == "delta":
+        p, mean = jnp.exp(log_p), jnp.exp(mixture(log_p, w))
+        variance = jnp.tensordot(w, jnp.square(p - mean), 1)
+        return plain + 0.5 / (size - 1.0) * jnp.sum(jnp.where(mean > 0.0, variance / mean, 0.0), axis=-1)
+
+    def without(number: Array) -> Array:
+        left = jnp.where(jnp.arange(len(w)) == number, 0.0, w)
+        return _information(log_p, left / jnp.sum(left))
+
+    # of weighted members, each leaves with its weight
+    others = jnp.tensordot(w, jax.lax.map(without, jnp.arange(len(w))), 1)
+    return size * plain - (size - 1.0) * others
+
+
+def nested_information(log_p: ArrayLike, weights: ArrayLike | None = None) -> Array:
+    r"""Information about a part of the parameters, the rest being a nuisance (Houlsby 2014, eq. 2.15).
+
+    :param log_p: shape ``(members, inner members, ..., outcomes)``: for each value of the part draws of the rest given
+        it.
+    :param weights: of the values of the part, shape ``(members,)``.
+    :return: of the shape of the candidates.
+    """
+    log_p = jnp.asarray(log_p)
+    inner = jax.nn.logsumexp(log_p, axis=1) - jnp.log(log_p.shape[1])
+    return committee_information(inner, weights)
+
+
+def least_confidence(log_mixture: ArrayLike) -> Array:
+    """One minus the largest probability."""
+    return 1.0 - jnp.exp(jnp.max(jnp.asarray(log_mixture), axis=-1))
+
+
+def margin(log_mixture: ArrayLike) -> Array:
+    """Minus the distance of the two largest probabilities."""
+    two = jax.lax.top_k(jnp.exp(jnp.asarray(log_mixture)), 2)[0]
+    return two[..., 1] - two[..., 0]
+
+
+def gini(log_mixture: ArrayLike) -> Array:
+    """One minus the sum of squared probabilities."""
+    return 1.0 - jnp.sum(jnp.exp(2.0 * jnp.asarray(log_mixture)), axis=-1)
+
+
+def vote_fractions(log_p: ArrayLike, weights: ArrayLike | None = None) -> Array:
+    """Share of the members whose likeliest outcome it is, shape ``(..., outcomes)``; ties go to the first."""
+    log_p = jnp.asarray(log_p)
+    votes = jax.nn.one_hot(jnp.argmax(log_p, axis=-1), log_p.shape[-1], dtype=log_p.dtype)
+    return jnp.tensordot(_normalised(weights, log_p), votes, 1)
+
+
+def _information(log_p: Array, w: Array) -> Array:
+    mean = mixture(log_p, w)
+    per_outcome = jnp.tensordot(w, excess_terms(log_p - mean), 1)
+    return jnp.sum(jnp.exp(mean) * per_outcome, axis=-1)
+
+
+def _normalised(weights: ArrayLike | None, log_p: Array) -> Array:
+    if weights is None:
+        return jnp.full(log_p.shape[0], 1.0 / log_p.shape[0], log_p.dtype)
+    w = jnp.asarray(weights, log_p.dtype)
+    if w.shape != log_p.shape[:1]:
+        raise ValueError(f"There are {log_p.shape[0]} members, and weights have the shape {w.shape}.")
+    if isinstance(w, jax.core.Tracer):
+        return w / jnp.sum(w)
+    if not bool(jnp.all(w >= 0.0)) or not bool(jnp.sum(w) > 0.0):
+        raise ValueError("Weights of members must not be negative, nor all zero.")
+    return w / jnp.sum(w)

@@ -1,0 +1,334 @@
+"""Outcomes of any NumPyro model under draws from its posterior, by the distributions of the model itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro.distributions as dist
+from jax import Array
+from jax.scipy.special import entr
+from numpyro import handlers
+
+from .outlooks import DrawnOutlook, Outlook, RealOutlook
+
+__all__ = ["PosteriorDraws", "draws_of", "outlooks_of_draws"]
+
+_TAIL = 1e-8
+"""Of the mass of counts, which may be left out."""
+_MOST_COUNTS = 16384
+_FURTHEST = 8.5
+_STEPS_PER_DEVIATION = 4
+_MOST_NODES = 20_000
+_LARGEST_TABLE = 2**28
+"""Numbers in a table of draws, observations and outcomes: 2 GB."""
+
+
+@dataclass
+class PosteriorDraws:
+    """Draws from a posterior with the model and the arguments that they are of; made by :func:`draws_of`."""
+
+    model: Callable[..., Any]
+    samples: dict[str, Array]
+    weights: Array | None = None
+    effective_sample_size: float | None = None
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        weighted = "" if self.weights is None else " weighted"
+        return f"PosteriorDraws({self.num_draws}{weighted} draws of {', '.join(self.samples)})"
+
+    @property
+    def num_draws(self) -> int:
+        return len(next(iter(self.samples.values())))
+
+
+def draws_of(
+    source: Any,
+    params: Mapping[str, Any] | None = None,
+    *,
+    model: Callable[..., Any] | None = None,
+    args: tuple[Any, ...] | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    weights: Any = None,
+    effective_sample_size: float | None = None,
+    num_samples: int = 1000,
+    rng_key: Array | None = None,
+) -> PosteriorDraws:
+    """Draws from any posterior as a source of scores: NUTS, a fitted guide, weighted particles, a dictionary.
+
+    :param source: NumPyro's ``MCMC`` after its run, an autoguide (with ``params``), an engine or sampler with
+        ``get_samples()``, or a dictionary of draws by the names of the latent sites.
+    :param params: of the guide, as ``svi.run`` returns them.
+    :param model: which the draws are of, where the source does not know.
+    :param args: arguments of the model, where the source does not know or others are meant.
+    :param kwargs: keyword arguments of the model.
+    :param weights: of the draws; equal if left out.
+    :param float effective_sample_size: what the draws are worth, for corrections of the bias.
+    :param int num_samples: draws to make from a guide.
+    :param rng_key: for these; a fixed key if left out.
+    :return: the draws, which every score takes in the place of an engine.
+    :raises TypeError: if the source is none of these, or does not know its model.
+    :raises ValueError: for weights of another length, negative ones or only zeros, and a single draw.
+
+    **Example:**
+
+    >>> import numpyro
+    >>> from numpyro_ext.design import draws_of, expected_information_gain
+    >>> def model(x, y=None):
+    ...     slope = numpyro.sample("slope", dist.Normal(0, 1))
+    ...     numpyro.sample("y", dist.Bernoulli(logits=slope * x), obs=y)
+    >>> draws = draws_of({"slope": jnp.array([-1.0, 0.5, 2.0])}, model=model)
+    >>> print(expected_information_gain(draws, jnp.array([0.0, 1.0, 3.0]))["y"].round(3))
+    [0.    0.14  0.436]
+    """
+    if isinstance(source, Mapping):
+        samples = dict(source)
+    elif hasattr(source, "sample_posterior"):
+        if params is None:
+            raise TypeError("Give the parameters of the guide: draws_of(guide, svi_result.params).")
+        model = model or getattr(source, "model", None)
+        key = jax.random.key(0) if rng_key is None else rng_key
+        samples = source.sample_posterior(key, params, sample_shape=(num_samples,))
+    elif hasattr(source, "get_samples"):
+        samples = source.get_samples()
+        model = model or getattr(source, "model", None) or getattr(getattr(source, "sampler", None), "model", None)
+        args = getattr(source, "_args", ()) if args is None else args
+        kwargs = getattr(source, "_kwargs", {}) if kwargs is None else kwargs
+    else:
+        raise TypeError(
+            f"A {type(source).__name__} has no draws: give an engine or MCMC after its run, a guide with its "
+            "parameters, or a dictionary of draws by site."
+        )
+    if model is None:
+        raise TypeError("Which model are the draws of? Give draws_of(..., model=model).")
+    samples = {name: jnp.asarray(value) for name, value in samples.items()}
+    lengths = {value.shape[0] if value.ndim else 0 for value in samples.values()}
+    if len(lengths) != 1 or 0 in lengths:
+        raise ValueError(
+            "Every site needs draws on its first axis, as many as the others; got the shapes "
+            f"{ {name: value.shape for name, value in samples.items()} }."
+        )
+    found = PosteriorDraws(model, samples, None, effective_sample_size, tuple(args or ()), dict(kwargs or {}))
+    if weights is not None:
+        found.weights = _checked_weights(weights, found.num_draws)
+    return found
+
+
+def _checked_weights(weights: Any, number: int) -> Array:
+    w = np.asarray(weights, float)
+    if w.shape != (number,):
+        raise ValueError(f"There are {number} draws, and the weights have the shape {w.shape}.")
+    if not np.isfinite(w).all() or (w < 0.0).any() or not w.sum() > 0.0:
+        raise ValueError("Weights of draws must be finite and not negative, and not all zero.")
+    return jnp.asarray(w / w.sum())
+
+
+def outlooks_of_draws(
+    draws: PosteriorDraws,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    is_candidate: Callable[[str, np.ndarray, bool], np.ndarray],
+    names: set[str] | None = None,
+) -> dict[str, Outlook]:
+    """The outcomes of the observed sites of a model.
+
+    :param PosteriorDraws draws: from its posterior.
+    :param args: arguments of the model.
+    :param is_candidate: of a site's name, its mask and whether it has observations, which could be observed next.
+    :param names: of the sites that are asked for; all of them if left out.
+    :raises ValueError: if draws lack a site, or outcomes are vectors that cannot be counted.
+    """
+    if draws.num_draws < 2:
+        raise ValueError("One draw knows nothing of its uncertainty: give more of them.")
+    drawn = _latents(draws, args, kwargs)
+    first = {name: value[0] for name, value in drawn.items()}
+    sites = _outcome_sites(draws.model, first, args, kwargs)
+    out: dict[str, Outlook] = {}
+    for name, site in sites.items():
+        if names is not None and name not in names:
+            continue
+        fn, mask = _plain(site["fn"])
+        shape = tuple(fn.batch_shape)
+        if fn.event_shape:
+            raise ValueError(
+                f"The observations of {name!r} are vectors of shape {tuple(fn.event_shape)} ({type(fn).__name__}), "
+                "whose outcomes cannot be counted. Write observations that are seen one by one under a plate."
+            )
+        common: dict[str, Any] = {
+            "name": name,
+            "shape": shape,
+            "is_candidate": is_candidate(name, np.broadcast_to(mask, shape), bool(site["is_observed"])),
+        }
+        outcomes = _Outcomes(draws.model, drawn, args, dict(kwargs), name)
+        if fn.support.is_discrete:
+            table = _table(outcomes, fn, draws.weights)
+            log_p = jnp.moveaxis(table.reshape(*table.shape[:2], -1), 1, -1)
+            out[name] = DrawnOutlook(
+                **common, log_p=log_p, weights=draws.weights, effective_sample_size=draws.effective_sample_size
+            )
+        else:
+            entropy, conditional = _real_entropies(outcomes, name, shape, draws)
+            out[name] = RealOutlook(**common, entropy=entropy, conditional=conditional)
+    if not out:
+        raise ValueError("The model has no site that could be observed: nothing is left to be measured.")
+    return out
+
+
+@dataclass
+class _Outcomes:
+    """The distribution of a site's observations, draw by draw."""
+
+    model: Callable[..., Any]
+    latents: dict[str, Array]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    name: str
+
+    def map(self, function: Callable[[Any], Any]) -> Any:
+        """What a function makes of the distribution under each draw, stacked."""
+
+        def at(latents: dict[str, Array]) -> Any:
+            found = _outcome_sites(self.model, latents, self.args, self.kwargs)
+            return function(_plain(found[self.name]["fn"])[0])
+
+        return jax.jit(lambda latents: jax.lax.map(at, latents))(self.latents)
+
+
+def _log_density(fn: Any, value: Array) -> Array:
+    """Log density of values, some of which may be outside of the support."""
+    value = jnp.broadcast_to(value, jnp.broadcast_shapes(value.shape, fn.batch_shape))
+    inside = fn.support(value)
+    safe = jnp.where(inside, value, fn.support.feasible_like(value))
+    return jnp.where(inside, fn.log_prob(safe), -jnp.inf)
+
+
+def _table(outcomes: _Outcomes, fn: Any, weights: Array | None) -> Array:
+    """Log probabilities of outcomes that can be counted, shape ``(draws, outcomes, ...)``."""
+    num_draws = len(next(iter(outcomes.latents.values())))
+    size = max(1, int(np.prod(fn.batch_shape)))
+
+    def of(values: np.ndarray) -> Array:
+        if num_draws * len(values) * size > _LARGEST_TABLE:
+            raise ValueError(
+                f"{num_draws} draws, {size} observations of {outcomes.name!r} and {len(values)} outcomes are too many "
+                "at once: give fewer draws, or score the candidates in parts."
+            )
+        column = values.reshape(-1, *(1,) * len(fn.batch_shape))
+        found: Array = outcomes.map(lambda fn: _log_density(fn, jnp.asarray(column)))
+        return found
+
+    try:
+        return of(np.asarray(fn.enumerate_support(expand=False)).reshape(-1))
+    except NotImplementedError:
+        pass
+    number = 16
+    while number <= _MOST_COUNTS:
+        table = of(np.arange(number))
+        mass = jnp.min(jax.nn.logsumexp(table, axis=1), axis=0)
+        if bool(jnp.all(mass > np.log1p(-_TAIL))):
+            return table
+        number *= 4
+    raise ValueError(
+        f"Counts up to {number // 4} do not hold the mass of some observations of {outcomes.name!r} under some draws: "
+        "leave such candidates out."
+    )
+
+
+def _real_entropies(
+    outcomes: _Outcomes, name: str, shape: tuple[int, ...], draws: PosteriorDraws
+) -> tuple[Array, Array]:
+    """Entropy of the mixture over draws, and the mean entropy of its parts, on a grid for each observation."""
+    means, variances = outcomes.map(lambda fn: (fn.mean, fn.variance))
+    means, deviations = np.asarray(means, float), np.sqrt(np.asarray(variances, float))
+    if not (np.isfinite(means).all() and np.isfinite(deviations).all() and (deviations > 0.0).all()):
+        raise ValueError(
+            f"The observations of {name!r} have no finite variance under some draws, by which a grid could be laid: "
+            "give draws whose likelihood has one, or use an engine with Gaussian predictors."
+        )
+    low = (means - _FURTHEST * deviations).min(0)
+    high = (means + _FURTHEST * deviations).max(0)
+    needed = np.max((high - low) / deviations.min(0), initial=1.0) * _STEPS_PER_DEVIATION
+    if needed > _MOST_NODES:
+        raise ValueError(
+            f"The narrowest density of {name!r} among the draws is {needed / _STEPS_PER_DEVIATION:.0f} times narrower "
+            "than their range, too little for a grid of outcomes: leave out draws that fit the data badly."
+        )
+    share = np.linspace(0.0, 1.0, int(2 ** np.ceil(np.log2(needed))) + 1)
+    grid = jnp.asarray(low + share.reshape(-1, *(1,) * len(shape)) * (high - low))
+    step = jnp.asarray((high - low) * share[1])
+    equal = jnp.full(draws.num_draws, 1.0 / draws.num_draws)
+    weights = equal if draws.weights is None else draws.weights
+
+    @jax.jit
+    def mixed(latents: dict[str, Array]) -> tuple[Array, Array, Array]:
+        def add(sums: tuple[Array, Array], one: tuple[dict[str, Array], Array]) -> tuple[tuple[Array, Array], Array]:
+            found = _outcome_sites(outcomes.model, one[0], outcomes.args, outcomes.kwargs)
+            density = jnp.exp(_log_density(_plain(found[name]["fn"])[0], grid))
+            total, conditional = sums
+            mass = step * jnp.sum(density, axis=0)
+            return (total + one[1] * density, conditional + one[1] * step * jnp.sum(entr(density), axis=0)), mass
+
+        zeros = jnp.zeros_like(grid), jnp.zeros(shape, grid.dtype)
+        (density, conditional), masses = jax.lax.scan(add, zeros, (latents, weights))
+        return step * jnp.sum(entr(density), axis=0), conditional, masses
+
+    entropy, conditional, masses = mixed(outcomes.latents)
+    if not bool(jnp.all(jnp.abs(masses - 1.0) < 1e-3)):
+        raise ValueError(
+            f"The densities of {name!r} do not integrate to one on a grid (a tail too long, or a peak too sharp): its "
+            "information cannot be computed from draws."
+        )
+    return entropy.reshape(-1), conditional.reshape(-1)
+
+
+def _outcome_sites(
+    model: Callable[..., Any], latents: Mapping[str, Array], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The sites of a model that are observed, or would be, at given latent sites."""
+    run = handlers.substitute(handlers.seed(model, jax.random.key(0)), data=dict(latents))
+    trace = handlers.trace(run).get_trace(*args, **kwargs)
+    return {
+        name: site
+        for name, site in trace.items()
+        if site["type"] == "sample" and name not in latents and not isinstance(site["fn"], dist.Unit)
+    }
+
+
+def _latents(draws: PosteriorDraws, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Array]:
+    """Draws of the latent sites of a model at these arguments: what is computed from them is left to the model."""
+    run = handlers.seed(draws.model, jax.random.key(0))
+    sites = handlers.trace(run).get_trace(*args, **kwargs)
+    found = {}
+    for name, value in draws.samples.items():
+        site = sites.get(name)
+        if site is None or site["type"] not in ("sample", "param") or site.get("is_observed"):
+            continue
+        if np.shape(site["value"]) != value.shape[1:]:
+            raise ValueError(
+                f"The draws of {name!r} have the shape {value.shape[1:]}, and the model at these arguments needs "
+                f"{np.shape(site['value'])}: new members have no draws yet."
+            )
+        found[name] = value
+    return found
+
+
+def _plain(fn: Any) -> tuple[Any, Any]:
+    """A distribution without its mask, and the mask."""
+    mask: Any = True
+    while isinstance(fn, dist.MaskedDistribution | dist.ExpandedDistribution):
+        if isinstance(fn, dist.MaskedDistribution):
+            mask = mask & jnp.asarray(fn._mask)
+            fn = fn.base_dist
+        elif isinstance(fn.base_dist, dist.MaskedDistribution):
+            inner = fn.base_dist
+            mask = mask & jnp.asarray(inner._mask)
+            fn = inner.base_dist.expand(fn.batch_shape)
+        else:
+            break
+    return fn, mask

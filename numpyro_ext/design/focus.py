@@ -1,0 +1,126 @@
+"""Which unknowns a measurement is made for, the others being a nuisance (Houlsby 2014, section 2.3)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from ..infer.gaussian.algorithms.posterior import GaussianPosterior
+from ..infer.gaussian.integration.run import IntegratedRun
+from ..infer.gaussian.run import GaussianRun
+from ..linalg.gaussian.design import DenseDesign
+from ..structure.latent_gaussian import AffineMap
+
+__all__ = ["Focus", "Interest", "as_focus"]
+
+_MOST_JOINT = 6000
+"""Predictors and elements of interest whose joint covariance is formed."""
+
+Focus = str | Sequence[str] | Mapping[str, Any]
+
+
+class Interest(NamedTuple):
+    """What is of interest in a run, as far as the conditional entropy of outcomes depends on it."""
+
+    elements: dict[str, np.ndarray]
+    """Flat numbers of the elements of interest, by affine site; empty if all of the field is, or nothing of it."""
+    is_about_hyper: bool
+    """Whether the hyperparameters are of interest, and nothing of the field."""
+
+    def left(self, run: GaussianRun, posterior: Any, hyper: dict[str, Array], rows: np.ndarray) -> Array | None:
+        """Variance of predictors that remains once the elements of interest are known.
+
+        :param posterior: of the run at one point.
+        :param hyper: hyperparameters there.
+        :param rows: numbers of the predictors.
+        """
+        if not self.elements:
+            return None
+        if not isinstance(posterior, GaussianPosterior):
+            raise ValueError(f"A {type(posterior).__name__} has no joint covariance to condition: use EP.")
+        maps = run.reading.maps(hyper, run.reading.data, list(self.elements))
+        chosen = [maps[name].design.to_dense()[numbers] for name, numbers in self.elements.items()]
+        design = jnp.concatenate([posterior.form.design.to_dense()[rows], *chosen])
+        if len(design) > _MOST_JOINT:
+            raise ValueError(
+                f"{len(rows)} candidates and {len(design) - len(rows)} elements of interest are too many for their "
+                f"joint covariance (at most {_MOST_JOINT}): ask for fewer."
+            )
+        return _left(posterior, design, len(rows))
+
+
+@jax.jit
+def _covariance(posterior: GaussianPosterior, design: Array) -> Array:
+    return posterior.covariance(AffineMap(DenseDesign(design), jnp.zeros(len(design), design.dtype)))
+
+
+def _left(posterior: GaussianPosterior, design: Array, number: int) -> Array:
+    joint = np.asarray(_covariance(posterior, design), float)
+    own, cross, known = joint[:number, :number], joint[:number, number:], joint[number:, number:]
+    # interest may be in quantities that determine each other
+    values, vectors = np.linalg.eigh(known)
+    kept = values > 1e-10 * max(values.max(initial=0.0), 0.0)
+    explained = np.square(cross @ vectors[:, kept]) / values[kept]
+    return jnp.maximum(jnp.asarray(np.diag(own) - explained.sum(1), design.dtype), 0.0)
+
+
+def as_focus(run: GaussianRun, focus: Focus | None) -> Interest:
+    """What a user's focus means for a run.
+
+    :param focus: names of sites; or a dictionary from them to indices of elements (``None`` for all).
+    :raises ValueError: if a site is none of the model's latent ones or fixed, if it names nothing, or if it leaves out
+        hyperparameters that are integrated over.
+    """
+    everything = Interest({}, False)
+    if focus is None:
+        return everything
+    reading = run.reading
+    named: dict[str, Any] = {}
+    if isinstance(focus, Mapping):
+        named = dict(focus)
+    else:
+        named = dict.fromkeys([focus] if isinstance(focus, str) else focus)
+    if not named:
+        raise ValueError("focus names no site. Leave it out where everything is of interest.")
+    known = [*reading.affine_sites, *reading.hyper]
+    for name in named:
+        if name not in known:
+            what = "an observed site" if name in reading.observed_names else "no latent site that is known of"
+            raise ValueError(f"focus names {name!r}, which is {what}; it can be of {known}.")
+    integrable = [n for n in run.space.names if not run.space.sites[n].is_param] if _is_mixture(run) else []
+    in_focus = {name for name in named if name in reading.hyper}
+    points = sorted(in_focus - set(integrable))
+    if points:
+        raise ValueError(
+            f"focus names {points}, which this fit sets to a point: nothing can be learned of it there. Use an engine "
+            "that integrates over hyperparameters, as INLA or integrate='auto' do."
+        )
+    missing = sorted(set(integrable) - in_focus)
+    if missing:
+        raise ValueError(
+            f"Over {missing} the fit integrates, and focus leaves it out: what is learned of one unknown while another "
+            "is a nuisance has no exact rule here. Add it to focus, or fit with integrate='none'."
+        )
+    elements = {}
+    for name, indices in named.items():
+        if name not in reading.hyper:
+            shape = tuple(reading.site_shapes[name])
+            numbers = np.arange(int(np.prod(shape))).reshape(shape)
+            try:
+                elements[name] = (numbers if indices is None else numbers[indices]).reshape(-1)
+            except IndexError as error:
+                raise ValueError(f"focus asks for {name!r}[{indices!r}], whose shape is {shape}.") from error
+    if not elements:
+        return Interest({}, True)
+    if set(reading.field) <= {name for name, indices in named.items() if indices is None}:
+        return everything
+    return Interest(elements, False)
+
+
+def _is_mixture(run: GaussianRun) -> bool:
+    return isinstance(run, IntegratedRun)

@@ -1,0 +1,282 @@
+"""What is known of outcomes that are still to be seen, site by site: by Gaussian predictors, or by draws."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, random
+
+from ..potentials import Potential
+from ..potentials.information import (
+    EntropyMethod,
+    expected_information,
+    log_predictive_probabilities,
+    log_probabilities,
+    num_outcomes,
+    predictive_entropy,
+)
+from . import committee
+from .committee import BiasCorrection
+
+__all__ = ["DrawnOutlook", "GaussianOutlook", "Outlook", "RealOutlook"]
+
+_FURTHEST, _NUM_VOTE_NODES = 8.5, 401
+"""Standard deviations to either side at which votes are counted, and at how many places."""
+
+
+@dataclass(kw_only=True)
+class Outlook(ABC):
+    """The outcomes of one observed site: what is expected of each of its observations.
+
+    :param str name: of the site.
+    :param tuple shape: of its observations.
+    :param is_candidate: boolean, in that shape: which could be observed next.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    is_candidate: np.ndarray
+
+    @abstractmethod
+    def part(self, chosen: np.ndarray) -> Self:
+        """The observations with these numbers, in the shape of the numbers."""
+
+    def shaped(self, values: Any) -> np.ndarray:
+        """Scores in the shape of the site, and minus infinity where there is no candidate."""
+        scores = np.asarray(values, float).reshape(self.shape)
+        if np.isnan(scores[self.is_candidate]).any():
+            raise FloatingPointError(
+                f"The score of {int(np.isnan(scores[self.is_candidate]).sum())} candidates of site {self.name!r} is "
+                "nan: is their predictor finite there?"
+            )
+        return np.where(self.is_candidate, scores, -np.inf)
+
+    @cached_property
+    def log_mixture(self) -> Array:
+        """Log probabilities of the outcomes of each observation, shape ``(observations, outcomes)``.
+
+        :raises ValueError: if outcomes are real numbers.
+        """
+        return self._log_mixture()
+
+    @abstractmethod
+    def _log_mixture(self) -> Array: ...
+
+    def predictive_entropy(self) -> Array:
+        """Of each observation, in nats."""
+        return committee.entropy(self.log_mixture)
+
+    @abstractmethod
+    def information(self, method: EntropyMethod, bias_correction: BiasCorrection) -> Array:
+        """Expected information gain of each observation, in nats."""
+
+    @abstractmethod
+    def members(self, num_members: int, rng_key: Array) -> tuple[Array, Array | None]:
+        """Log probabilities of outcomes by draws from the posterior, ``(members, observations, outcomes)``; weights."""
+
+    def _no_table(self) -> ValueError:
+        return ValueError(
+            f"The observations of {self.name!r} are real numbers, of which none has a probability or a vote: take "
+            "expected_information_gain or predictive_entropy."
+        )
+
+    def votes(self, num_votes: float, rng_key: Array) -> Array:
+        """Shares of members that hold each outcome for the likeliest, shape ``(observations, outcomes)``."""
+        log_p, weights = self.members(_as_number(num_votes), rng_key)
+        return committee.vote_fractions(log_p, weights)
+
+
+@dataclass(kw_only=True)
+class GaussianOutlook(Outlook):
+    """Scalar predictors that are Gaussian, or mixtures of Gaussians over hyperparameters.
+
+    :param Potential potential: the factors, whose leaves have the components on the first axis and observations on the
+        second.
+    :param mean: of the predictors, shape ``(components, observations)``.
+    :param variance: of the predictors.
+    :param weights: of the components.
+    :param left: variance of the predictors given what is of interest, where that is a part of the field.
+    :param bool is_about_hyper: whether the components alone are of interest, and the field is a nuisance.
+    """
+
+    potential: Potential
+    mean: Array
+    variance: Array
+    weights: Array
+    left: Array | None = None
+    is_about_hyper: bool = False
+
+    @property
+    def _inputs(self) -> tuple[Potential, Array, Array, Array]:
+        return self.potential, self.mean, self.variance, self.weights
+
+    def _log_mixture(self) -> Array:
+        number = num_outcomes(*self._inputs)
+        if number is None:
+            raise self._no_table()
+        return jnp.moveaxis(log_predictive_probabilities(*self._inputs, number), 0, -1)
+
+    def predictive_entropy(self) -> Array:
+        return predictive_entropy(*self._inputs)
+
+    def information(self, method: EntropyMethod, bias_correction: BiasCorrection) -> Array:
+        if self.is_about_hyper:  # components alone: what the field would tell is left over
+            each = predictive_entropy(self.potential, self.mean, self.variance)
+            return self.predictive_entropy() - jnp.tensordot(self.weights, each, 1)
+        return expected_information(*self._inputs, left=self.left, method=method)
+
+    def members(self, num_members: int, rng_key: Array) -> tuple[Array, Array | None]:
+        number = self.log_mixture.shape[-1]
+        key_component, key_noise = random.split(rng_key)
+        chosen = random.choice(key_component, len(self.weights), (num_members,), p=self.weights)
+        # the same draws for all candidates, so that their scores differ by what they are
+        noise = random.normal(key_noise, (num_members, 1), self.mean.dtype)
+        return self._at(chosen, noise, number), None
+
+    def votes(self, num_votes: float, rng_key: Array) -> Array:
+        if not np.isinf(num_votes):
+            return super().votes(num_votes, rng_key)
+        number = self.log_mixture.shape[-1]
+        shares = jax.lax.map(lambda c: _vote_shares(*c, number), (self.potential, self.mean, self.variance))
+        return jnp.tensordot(self.weights, shares, 1)
+
+    def part(self, chosen: np.ndarray) -> Self:
+        at, size = chosen.reshape(-1), self.mean.shape[1]
+
+        def cut(leaf: Array) -> Array:
+            return leaf[:, at] if leaf.shape[1] == size else leaf
+
+        parts = {name: getattr(self, name) for name in ("potential", "mean", "variance", "left")}
+        return dataclasses.replace(
+            self,
+            shape=chosen.shape,
+            is_candidate=self.is_candidate.reshape(-1)[chosen],
+            **{name: jax.tree.map(cut, part) for name, part in parts.items()},
+        )
+
+    def _at(self, chosen: Array, noise: Array, number: int) -> Array:
+        eta = self.mean[chosen] + jnp.sqrt(self.variance[chosen]) * noise
+        potential = jax.tree.map(lambda leaf: leaf[chosen], self.potential)
+        return jnp.moveaxis(log_probabilities(potential, eta, number), 0, -1)
+
+
+@dataclass(kw_only=True)
+class DrawnOutlook(Outlook):
+    """Outcomes that can be counted, under draws from the posterior.
+
+    :param log_p: log probabilities, shape ``(draws, observations, outcomes)``.
+    :param weights: of the draws, or ``None`` if equal.
+    :param float effective_sample_size: of the draws, where they depend on each other.
+    """
+
+    log_p: Array
+    weights: Array | None = None
+    effective_sample_size: float | None = None
+
+    def _log_mixture(self) -> Array:
+        return committee.mixture(self.log_p, self.weights)
+
+    def information(self, method: EntropyMethod, bias_correction: BiasCorrection) -> Array:
+        return committee.committee_information(
+            self.log_p,
+            self.weights,
+            bias_correction=bias_correction,
+            effective_sample_size=self.effective_sample_size,
+        )
+
+    def members(self, num_members: int, rng_key: Array) -> tuple[Array, Array | None]:
+        chosen = random.choice(rng_key, len(self.log_p), (num_members,), p=self.weights)
+        return self.log_p[chosen], None
+
+    def votes(self, num_votes: float, rng_key: Array) -> Array:
+        if np.isinf(num_votes):
+            return committee.vote_fractions(self.log_p, self.weights)
+        return super().votes(num_votes, rng_key)
+
+    def part(self, chosen: np.ndarray) -> Self:
+        is_candidate = self.is_candidate.reshape(-1)[chosen]
+        log_p = self.log_p[:, chosen.reshape(-1)]
+        return dataclasses.replace(self, shape=chosen.shape, is_candidate=is_candidate, log_p=log_p)
+
+
+@dataclass(kw_only=True)
+class RealOutlook(Outlook):
+    """Real outcomes under draws from the posterior: entropies alone.
+
+    :param entropy: of the predictive densities, shape ``(observations,)``.
+    :param conditional: expected entropies given the latent sites.
+    """
+
+    entropy: Array
+    conditional: Array
+
+    def _log_mixture(self) -> Array:
+        raise self._no_table()
+
+    def predictive_entropy(self) -> Array:
+        return self.entropy
+
+    def information(self, method: EntropyMethod, bias_correction: BiasCorrection) -> Array:
+        if bias_correction != "none":
+            raise ValueError(f"Corrections of the bias are of outcomes that are counted; {self.name!r} has real ones.")
+        return self.entropy - self.conditional
+
+    def members(self, num_members: int, rng_key: Array) -> tuple[Array, Array | None]:
+        raise self._no_table()
+
+    def part(self, chosen: np.ndarray) -> Self:
+        at = chosen.reshape(-1)
+        return dataclasses.replace(
+            self,
+            shape=chosen.shape,
+            is_candidate=self.is_candidate.reshape(-1)[chosen],
+            entropy=self.entropy[at],
+            conditional=self.conditional[at],
+        )
+
+
+@functools.partial(jax.jit, static_argnames="number")
+def _vote_shares(potential: Potential, mean: Array, variance: Array, number: int) -> Array:
+    """Probabilities that an outcome is the likeliest one, by where along the predictor one takes over from another."""
+    scale = jnp.sqrt(variance)
+    nodes = jnp.linspace(-_FURTHEST, _FURTHEST, _NUM_VOTE_NODES, dtype=mean.dtype)
+
+    def at(z: Array) -> Array:
+        table: Array = log_probabilities(potential, mean + scale * z, number)
+        return table
+
+    def add(sums: tuple[Array, Array, Array], z: Array) -> tuple[tuple[Array, Array, Array], None]:
+        total, before, log_p = sums
+        new = at(z)
+        old_vote, new_vote = jnp.argmax(log_p, axis=0), jnp.argmax(new, axis=0)
+
+        def lead(table: Array) -> Array:
+            first, second = (jnp.take_along_axis(table, vote[None], axis=0)[0] for vote in (old_vote, new_vote))
+            return jnp.where(old_vote == new_vote, 0.0, first - second)
+
+        start, end = lead(log_p), lead(new)
+        fraction = jnp.where(start > end, start / jnp.where(start > end, start - end, 1.0), 1.0)
+        split = jax.scipy.stats.norm.cdf(before + fraction * (z - before))
+        ends = jax.scipy.stats.norm.cdf(before), jax.scipy.stats.norm.cdf(z)
+        outcomes = jnp.arange(number).reshape(-1, *(1,) * mean.ndim)
+        total = total + (outcomes == old_vote) * (split - ends[0]) + (outcomes == new_vote) * (ends[1] - split)
+        return (total, z, new), None
+
+    start = jnp.zeros((number, *mean.shape), mean.dtype), nodes[0], at(nodes[0])
+    (total, *_), _ = jax.lax.scan(add, start, nodes[1:])
+    shares: Array = jnp.moveaxis(total / jnp.sum(total, axis=0), 0, -1)
+    return shares
+
+
+def _as_number(num_votes: float) -> int:
+    if not (num_votes >= 1 and float(num_votes).is_integer()):
+        raise ValueError(f"num_votes must be a whole number of at least one, or infinite; got {num_votes!r}.")
+    return int(num_votes)

@@ -1,0 +1,193 @@
+"""What each possible observation would be worth: functions of a posterior and of arguments of its model.
+
+All have one signature, ``(source, *args, rng_key=None, **kwargs) -> {site: array}``. The source is an engine after its
+run, or :func:`~numpyro_ext.design.draws_of` whatever else. Without arguments the candidates are the masked observations
+of the fit, with arguments of the model all its observations there. Arrays have the shape of the observations, larger is
+better, and what cannot be observed has minus infinity.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, Literal
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, random
+
+from ..infer.front.engine import check_one_of
+from ..potentials.information import EntropyMethod
+from . import committee
+from .committee import BiasCorrection
+from .focus import Focus
+from .outlooks import Outlook
+from .sources import outlooks
+
+__all__ = [
+    "Acquisition",
+    "committee_divergence",
+    "expected_information_gain",
+    "gini",
+    "least_confidence",
+    "margin",
+    "predictive_entropy",
+    "random_scores",
+    "variation_ratio",
+    "vote_entropy",
+]
+
+Acquisition = Callable[..., dict[str, np.ndarray]]
+Units = Literal["nats", "bits"]
+
+
+def expected_information_gain(
+    source: Any,
+    *args: Any,
+    rng_key: Array | None = None,
+    focus: Focus | None = None,
+    method: EntropyMethod = "quadrature",
+    bias_correction: BiasCorrection = "none",
+    units: Units = "nats",
+    **kwargs: Any,
+) -> dict[str, np.ndarray]:
+    r"""Expected information in each observation about the latent sites: BALD (Houlsby 2014, eq. 2.10).
+
+    The entropy of the predictive distribution less the expected entropy of the outcome if the latent sites were known;
+    equal to the expected fall of the posterior's entropy. It is zero where only noise is left, however uncertain the
+    outcome.
+
+    Engines on Gaussian fields (EP, VariationalGaussian, LaplaceApproximation, INLA) give it by quadrature over their
+    predictors, and over hyperparameters where they integrate; anything else by its draws, which are the same for all
+    candidates (then it is too small by about ``num_outcomes / (2 num_draws)`` at most).
+
+    Cost: one evaluation per candidate, outcome and node; of draws one per candidate, outcome and draw.
+
+    >>> import jax.numpy as jnp
+    >>> import numpyro
+    >>> import numpyro.distributions as dist
+    >>> from jax.scipy.stats import norm
+    >>> from numpyro_ext.infer import EP
+    >>> def model(x, y=None, seen=True):
+    ...     slope = numpyro.sample("slope", dist.Normal(0, 1))
+    ...     with numpyro.handlers.mask(mask=seen):
+    ...         numpyro.sample("y", dist.Bernoulli(probs=norm.cdf(slope * x)), obs=y)
+    >>> engine = EP(model)
+    >>> engine.run(random.key(0), jnp.array([0.5, 1.0, 3.0]), jnp.array([1, 0, 0]), jnp.array([True, False, False]))
+    >>> print(expected_information_gain(engine)["y"].round(3))
+    [ -inf 0.172 0.427]
+    >>> print(expected_information_gain(engine, jnp.array([0.0, 1.0]))["y"].round(3))
+    [0.    0.172]
+
+    :param source: an engine after its run, or draws.
+    :param args: arguments of the model at which to look.
+    :param rng_key: for draws that are made.
+    :param focus: names of the sites that the measurement is made for, or a dictionary from them to indices of elements;
+        the rest is a nuisance. Of engines on Gaussian fields: parts of the field, or all hyperparameters that are
+        integrated over.
+    :param str method: ``"closed-form"`` for the approximation of probit factors in the source.
+    :param str bias_correction: of draws, see :func:`~numpyro_ext.design.committee_information`.
+    :param str units: ``"bits"`` divides by log 2.
+    :param kwargs: keyword arguments of the model.
+    :return: for each observed site an array in the shape of its observations.
+    :raises ValueError: if nothing could be observed, a focus is none of the model's, or outcomes have no known entropy.
+    """
+    check_one_of(Units, units=units)
+    check_one_of(BiasCorrection, bias_correction=bias_correction)
+    check_one_of(EntropyMethod, method=method)
+    scale = math.log(2.0) if units == "bits" else 1.0
+    found = outlooks(source, args, kwargs, rng_key, focus)
+    return {name: o.shaped(o.information(method, bias_correction) / scale) for name, o in found.items()}
+
+
+def predictive_entropy(source: Any, *args: Any, rng_key: Array | None = None, **kwargs: Any) -> dict[str, np.ndarray]:
+    """Entropy of each observation, in nats: maximum entropy sampling, or the variance where outcomes are Gaussian.
+
+    It does not tell ignorance from noise (MacKay 1992): an observation that nobody can predict has the largest.
+    Arguments as for :func:`expected_information_gain`.
+    """
+    return _scores(Outlook.predictive_entropy, source, args, kwargs, rng_key)
+
+
+def least_confidence(source: Any, *args: Any, rng_key: Array | None = None, **kwargs: Any) -> dict[str, np.ndarray]:
+    """One minus the probability of the likeliest outcome; arguments as for :func:`expected_information_gain`."""
+    return _scores(lambda o: committee.least_confidence(o.log_mixture), source, args, kwargs, rng_key)
+
+
+def margin(source: Any, *args: Any, rng_key: Array | None = None, **kwargs: Any) -> dict[str, np.ndarray]:
+    """Minus the distance of the two likeliest outcomes; arguments as for :func:`expected_information_gain`."""
+    return _scores(lambda o: committee.margin(o.log_mixture), source, args, kwargs, rng_key)
+
+
+def gini(source: Any, *args: Any, rng_key: Array | None = None, **kwargs: Any) -> dict[str, np.ndarray]:
+    """One minus the sum of squared probabilities; arguments as for :func:`expected_information_gain`."""
+    return _scores(lambda o: committee.gini(o.log_mixture), source, args, kwargs, rng_key)
+
+
+def vote_entropy(
+    source: Any, *args: Any, rng_key: Array | None = None, num_votes: float = math.inf, **kwargs: Any
+) -> dict[str, np.ndarray]:
+    """Disagreement of a committee whose members vote for what they hold for likeliest (Seung et al. 1992), in nats.
+
+    :param source: an engine after its run, or draws.
+    :param args: arguments of the model at which to look.
+    :param rng_key: for the members.
+    :param float num_votes: members, drawn from the posterior; infinitely many by default, which needs no draws of an
+        engine on a Gaussian field.
+    :param kwargs: keyword arguments of the model.
+    :return: for each observed site an array in the shape of its observations.
+    :raises ValueError: if outcomes are real numbers, or the number of votes is no whole one.
+    """
+    key = _key(rng_key)
+    return _scores(lambda o: committee.entropy(jnp.log(o.votes(num_votes, key))), source, args, kwargs, rng_key)
+
+
+def variation_ratio(
+    source: Any, *args: Any, rng_key: Array | None = None, num_votes: float = math.inf, **kwargs: Any
+) -> dict[str, np.ndarray]:
+    """Share of votes that are not for the outcome with most of them; arguments as for :func:`vote_entropy`."""
+    key = _key(rng_key)
+    return _scores(lambda o: 1.0 - jnp.max(o.votes(num_votes, key), axis=-1), source, args, kwargs, rng_key)
+
+
+def committee_divergence(
+    source: Any, *args: Any, rng_key: Array | None = None, num_members: int = 100, **kwargs: Any
+) -> dict[str, np.ndarray]:
+    """Mean divergence of the members of a committee from their mixture (McCallum and Nigam 1998), in nats.
+
+    With many members it is :func:`expected_information_gain`.
+
+    :param source: an engine after its run, or draws.
+    :param args: arguments of the model at which to look.
+    :param rng_key: for the members.
+    :param int num_members: drawn from the posterior.
+    :param kwargs: keyword arguments of the model.
+    :return: for each observed site an array in the shape of its observations.
+    :raises ValueError: if outcomes are real numbers.
+    """
+    key = _key(rng_key)
+    return _scores(
+        lambda o: committee.committee_information(*o.members(num_members, key)), source, args, kwargs, rng_key
+    )
+
+
+def random_scores(source: Any, *args: Any, rng_key: Array | None = None, **kwargs: Any) -> dict[str, np.ndarray]:
+    """Uniform random numbers, the control that every score has to beat; arguments as for the others.
+
+    :raises ValueError: without a key.
+    """
+    if rng_key is None:
+        raise ValueError("random_scores needs a key: random_scores(engine, rng_key=random.key(0)).")
+    found = outlooks(source, args, kwargs, rng_key)
+    keys = random.split(rng_key, len(found))
+    return {name: o.shaped(random.uniform(key, o.shape)) for key, (name, o) in zip(keys, found.items(), strict=True)}
+
+
+def _scores(
+    function: Callable[[Outlook], Array], source: Any, args: tuple[Any, ...], kwargs: dict[str, Any], key: Array | None
+) -> dict[str, np.ndarray]:
+    return {name: o.shaped(function(o)) for name, o in outlooks(source, args, kwargs, key).items()}
+
+
+def _key(rng_key: Array | None) -> Array:
+    return random.key(0) if rng_key is None else rng_key

@@ -1,0 +1,89 @@
+"""Scores of committees against reference values, and how they are biased."""
+
+import json
+from functools import partial
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from numpyro_ext.design import committee, committee_information, nested_information
+from tests.monte_carlo import assert_close_means
+
+REFERENCE = json.loads((Path(__file__).parents[1] / "reference" / "active_bald_core.json").read_text())
+COMMITTEE, FOCUSED = REFERENCE["discrete_committee"], REFERENCE["focused_discrete"]
+LOG_P = jnp.log(jnp.array(COMMITTEE["p"]))
+
+
+@pytest.mark.parametrize("kind", ["uniform", "weighted"])
+def test_scores_are_the_reference_values(kind):
+    weights = None if kind == "uniform" else jnp.array(COMMITTEE["weights"])
+    expected = COMMITTEE[kind]
+    mean = committee.mixture(LOG_P, weights)
+    votes = committee.vote_fractions(LOG_P, weights)
+    found = {
+        "bald_nats": committee_information(LOG_P, weights),
+        "mes_nats": committee.entropy(mean),
+        "mean_cond_entropy_nats": committee.conditional_entropy(LOG_P, weights),
+        "least_confidence": committee.least_confidence(mean),
+        "margin": -committee.margin(mean),
+        "gini": committee.gini(mean),
+        "vote_entropy_nats": committee.entropy(jnp.log(votes)),
+        "variation_ratio": 1.0 - jnp.max(votes),
+        "bald_delta_corrected_nats": committee_information(LOG_P, weights, bias_correction="delta"),
+    }
+    if kind == "uniform":
+        found["bald_jackknife_nats"] = committee_information(LOG_P, bias_correction="jackknife")
+    for name, value in found.items():
+        np.testing.assert_allclose(value, expected[name], rtol=0.0, atol=1e-10, err_msg=name)
+    np.testing.assert_allclose(found["bald_nats"], found["mes_nats"] - found["mean_cond_entropy_nats"], atol=1e-13)
+    assert float(committee_information(LOG_P[:1])) == 0.0
+
+
+def test_the_chain_rule_holds_with_a_nuisance():
+    joint, outcomes = np.array(FOCUSED["p_theta_phi"]), np.array(FOCUSED["p_y_given"])
+    full = committee_information(jnp.log(outcomes.reshape(12, 3)), joint.reshape(-1))
+    np.testing.assert_allclose(full, FOCUSED["U_full_nats"], atol=1e-10)
+    given_theta = np.einsum("tp,tpy->ty", joint, outcomes) / joint.sum(1)[:, None]
+    theta = committee_information(jnp.log(given_theta), joint.sum(1))
+    np.testing.assert_allclose(theta, FOCUSED["U_theta_nats"], atol=1e-10)
+    np.testing.assert_allclose(full - theta, FOCUSED["I_phi_y_given_theta_nats"], atol=1e-10)
+    # Inner members of equal weight, each repeated as often as it weighs.
+    inner = jnp.log(jnp.stack([jnp.stack([p, p, q]) for p, q in zip(outcomes[:, 0], outcomes[:, 1], strict=True)]))
+    averaged = np.log((2.0 * outcomes[:, 0] + outcomes[:, 1]) / 3.0)
+    np.testing.assert_allclose(nested_information(inner), committee_information(averaged), atol=1e-13)
+
+
+def test_the_bias_of_few_members_and_its_corrections():
+    """Dirichlet members: what a sample of them says on average, against one of very many."""
+    concentration = np.array([1.0, 2.0, 0.7])
+    rng = np.random.default_rng(0)
+    many = rng.dirichlet(concentration, 400_000)
+    exact = float(committee_information(jnp.log(many)))
+    leading = -0.5 * np.sum(many.var(0) / many.mean(0))
+    for size in (5, 20):
+        members = jnp.log(jnp.asarray(rng.dirichlet(concentration, (4000, size))))
+        plain = jax.vmap(committee_information)(members)
+        slope = (np.asarray(plain) - exact) * size
+        assert abs(slope.mean() - leading) < 3.0 * slope.std() / np.sqrt(4000) + 0.15 * abs(leading)
+    members = jnp.log(jnp.asarray(rng.dirichlet(concentration, (400, 10))))
+    for correction in ("delta", "jackknife"):
+        corrected = jax.vmap(partial(committee_information, bias_correction=correction))(members)
+        assert_close_means(corrected, exact, other_error=0.003 / 5.0)
+
+
+def test_members_without_weight_are_refused():
+    with pytest.raises(ValueError, match="nor all zero"):
+        committee_information(LOG_P, jnp.zeros(7))
+    with pytest.raises(ValueError, match="There are 7 members"):
+        committee_information(LOG_P, jnp.ones(6))
+    with pytest.raises(ValueError, match="effective sample size above one"):
+        committee_information(LOG_P[:1], bias_correction="jackknife")
+
+
+def test_what_cannot_happen_counts_for_nothing():
+    p = jnp.array([[1.0, 0.0, 0.0], [0.5, 0.5, 0.0]])
+    expected = -0.75 * np.log(0.75) - 0.25 * np.log(0.25) - 0.5 * np.log(2.0)
+    np.testing.assert_allclose(committee_information(jnp.log(p)), expected, atol=1e-14)

@@ -1,0 +1,161 @@
+"""Entropies of outcomes under Gaussian predictors, against reference values, sums and adaptive quadrature."""
+
+import csv
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import integrate, stats
+from scipy.special import entr, expit
+
+from numpyro_ext.potentials import (
+    BinomialLogitPotential,
+    CumulativeLogitPotential,
+    CumulativeProbitPotential,
+    GaussianPotential,
+    LaplacePotential,
+    LogisticPotential,
+    LogitPotential,
+    NegativeBinomialExpPotential,
+    PoissonExpPotential,
+    ProbitPotential,
+    StochasticVolatilityPotential,
+    StudentTPotential,
+)
+from numpyro_ext.potentials.information import (
+    expected_conditional_entropy,
+    expected_information,
+    log_predictive_probabilities,
+    predictive_entropy,
+    with_outcome,
+)
+
+REFERENCE = Path(__file__).parents[1] / "reference" / "active_gpc_bald_scalar.csv"
+
+
+@pytest.fixture(scope="module")
+def scalar():
+    with REFERENCE.open() as file:
+        rows = list(csv.DictReader(file))
+    return {name: np.array([float(row[name]) for row in rows]) for name in rows[0]}
+
+
+def test_probit_entropies_are_those_of_thirty_digits(scalar):
+    factors, mean, variance = ProbitPotential(0), scalar["mu"], scalar["var"]
+    bits = np.log(2.0)
+    marginal = predictive_entropy(factors, mean, variance) / bits
+    np.testing.assert_allclose(marginal, scalar["H_marginal_bits"], atol=1e-14)
+    exact = expected_conditional_entropy(factors, mean, variance) / bits
+    np.testing.assert_allclose(exact, scalar["EH_exact_bits"], atol=2e-8)
+    closed = expected_conditional_entropy(factors, mean, variance, method="closed-form") / bits
+    np.testing.assert_allclose(closed, scalar["EH_approx_bits"], atol=1e-14)
+    # The closed form is an upper bound, which for little variance makes the information negative.
+    assert np.all(closed > exact - 1e-8)
+    np.testing.assert_allclose(expected_information(factors, mean, variance), scalar["U_exact_nats"], atol=2e-8)
+    assert np.all(np.asarray(expected_information(factors, mean, variance)) > 0.0)
+
+
+CUTS = np.array([-1.0, 0.5, 1.0])
+
+
+def ordinal(y, f):
+    edges = np.r_[-np.inf, CUTS, np.inf]
+    return stats.norm.cdf(edges[y + 1] - f) - stats.norm.cdf(edges[y] - f)
+
+
+@pytest.mark.parametrize(
+    ("factors", "probability", "number"),
+    [
+        (LogitPotential(jnp.zeros(1)), lambda y, f: expit((2 * y - 1) * f), 2),
+        (BinomialLogitPotential(jnp.zeros(1), jnp.array([3.0])), lambda y, f: stats.binom.pmf(y, 3, expit(f)), 4),
+        (CumulativeProbitPotential(jnp.zeros(1, int), jnp.asarray(CUTS)[None]), ordinal, 4),
+        (PoissonExpPotential(jnp.zeros(1), jnp.array([2.0])), lambda y, f: stats.poisson.pmf(y, 2 * np.exp(f)), 1500),
+    ],
+    ids=["logit", "binomial", "ordinal", "poisson"],
+)  # fmt: skip
+def test_sums_over_outcomes_against_a_fine_grid(factors, probability, number):
+    mean, variance = 0.4, 0.8
+    f = mean + np.sqrt(variance) * np.linspace(-6.0, 6.0, 601)
+    share = stats.norm(mean, np.sqrt(variance)).pdf(f)
+    share /= share.sum()
+    table = probability(np.arange(number)[:, None], f)
+    at = jnp.array([mean]), jnp.array([variance])
+    np.testing.assert_allclose(expected_conditional_entropy(factors, *at), [entr(table).sum(0) @ share], atol=1e-7)
+    np.testing.assert_allclose(predictive_entropy(factors, *at), [entr(table @ share).sum()], atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("factors", "noise"),
+    [
+        (GaussianPotential(jnp.zeros(1), jnp.array([0.5])), stats.norm(0, 0.5)),
+        (StudentTPotential(jnp.zeros(1), jnp.array([0.5]), jnp.array([3.0])), stats.t(3.0, 0, 0.5)),
+        (LaplacePotential(jnp.zeros(1), jnp.array([0.5])), stats.laplace(0, 0.5)),
+        (LogisticPotential(jnp.zeros(1), jnp.array([0.5])), stats.logistic(0, 0.5)),
+    ],
+)
+def test_real_outcomes(factors, noise):
+    at = jnp.array([1.0]), jnp.array([2.0])
+    np.testing.assert_allclose(expected_conditional_entropy(factors, *at), [noise.entropy()], atol=1e-6)
+
+    t, z = np.linspace(-13.0, 13.0, 2001), np.linspace(-8.0, 8.0, 4001)
+    y = 1.0 + np.sinh(t)
+    p = np.array([noise.pdf(value - 1.0 - np.sqrt(2.0) * z) @ stats.norm.pdf(z) for value in y]) * (z[1] - z[0])
+    expected = integrate.simpson(entr(p) * np.cosh(t), x=t)
+    np.testing.assert_allclose(predictive_entropy(factors, *at), [expected], atol=2e-6)
+
+
+def test_mixtures_over_components():
+    weights = np.array([0.3, 0.7])
+    mean, variance = np.array([[-1.0], [2.0]]), np.array([[0.5], [0.1]])
+    factors = GaussianPotential(jnp.zeros((2, 1)), jnp.array([[0.5], [0.2]]))
+    sds = np.sqrt(variance[:, 0] + np.array([0.25, 0.04]))
+    y = np.linspace(-9.0, 9.0, 20001)
+    p = weights @ stats.norm(mean, sds[:, None]).pdf(y)
+    expected = -np.sum(p * np.log(p)) * (y[1] - y[0])
+    np.testing.assert_allclose(predictive_entropy(factors, mean, variance, weights), [expected], atol=1e-7)
+    conditional = weights @ stats.norm(0.0, [0.5, 0.2]).entropy()
+    found = expected_conditional_entropy(factors, mean, variance, weights)
+    np.testing.assert_allclose(found, [conditional], atol=1e-12)
+    probit = ProbitPotential(jnp.zeros((2, 1)))
+    table = np.exp(log_predictive_probabilities(probit, mean, variance, weights, 2))
+    share = weights @ stats.norm.cdf(mean / np.sqrt(1.0 + variance))
+    np.testing.assert_allclose(table, [1.0 - share, share], atol=1e-13)
+
+
+@pytest.mark.parametrize("factors", [ProbitPotential(jnp.zeros(1)), LogitPotential(jnp.zeros(1))])
+def test_a_part_of_the_predictor(factors):
+    mean, variance, left = 0.3, 2.0, 1.2
+    link = stats.norm.cdf if isinstance(factors, ProbitPotential) else lambda f: 1.0 / (1.0 + np.exp(-f))
+    z = np.linspace(-9.0, 9.0, 801)
+    share = stats.norm.pdf(z) * (z[1] - z[0])
+    inner = link(mean + np.sqrt(variance - left) * z[:, None] + np.sqrt(left) * z) @ share
+    entropies = -inner * np.log(inner) - (1.0 - inner) * np.log1p(-inner)
+    found = expected_conditional_entropy(factors, jnp.array([mean]), jnp.array([variance]), left=jnp.array([left]))
+    np.testing.assert_allclose(found, [share @ entropies], atol=1e-7)
+    # between knowing all of it and knowing nothing
+    at = jnp.array([mean]), jnp.array([variance])
+    remains = jnp.array([0.0]), jnp.array([left]), jnp.array([variance])
+    whole, part, none = (float(expected_information(factors, *at, left=x)[0]) for x in remains)
+    assert whole > part > none and abs(none) < 1e-10
+
+
+@pytest.mark.float32
+def test_small_information_keeps_its_digits_in_both_precisions():
+    variance = jnp.array([1e-2, 1e-4, 1e-6])
+    for factors in (ProbitPotential(jnp.zeros(3)), CumulativeLogitPotential(jnp.zeros(3, int), jnp.zeros((3, 1)))):
+        scale = 2.0 / np.pi if isinstance(factors, ProbitPotential) else 0.25
+        found = np.asarray(expected_information(factors, jnp.zeros(3), variance))
+        # half the Fisher information times the variance, as it goes to zero
+        np.testing.assert_allclose(found[1:], 0.5 * scale * np.asarray(variance)[1:], rtol=2e-3)
+        assert np.all(found > 0.0)
+
+
+def test_outcomes_that_are_not_known_are_refused():
+    with pytest.raises(ValueError, match="StochasticVolatilityPotential does not say what its outcomes are"):
+        predictive_entropy(StochasticVolatilityPotential(jnp.zeros(1)), 0.0, 1.0)
+    with pytest.raises(ValueError, match="closed form is one of probit factors"):
+        expected_conditional_entropy(LogitPotential(jnp.zeros(1)), 0.0, 1.0, method="closed-form")
+    with pytest.raises(ValueError, match="too uncertain to add counts up"):
+        predictive_entropy(NegativeBinomialExpPotential(jnp.zeros(1), jnp.ones(1)), 0.0, 400.0)
+    assert with_outcome(LogitPotential(jnp.array([0, 1])), 1.0).label.dtype == jnp.array([0]).dtype
