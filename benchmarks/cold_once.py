@@ -10,6 +10,7 @@ of them as well.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import resource
 from collections.abc import Callable
@@ -157,6 +158,8 @@ def main() -> None:
     model, data = {**PROBLEMS, **LARGE}[arguments.problem]
     # Indices are data: the last fit has those of other rows.
     for name, seeds in (("first", (0, 0)), ("next", (1, 0)), ("other groups", (2, 1))):
+        # What the fit before has left behind is its own.
+        gc.collect()
         before = cpu_seconds()
         with ProgramLog() as log:
             if arguments.engine == "PyMC":

@@ -98,6 +98,8 @@ class Programs:
 
         # Compiled only as a part of others, but traced once for all of them.
         self.evaluate = jax.jit(self._evaluate)
+        # Of an evaluation, by shapes and dtypes of its point and of the state that it starts from.
+        self._shapes: dict[Any, Evaluation] = {}
         compile_ = partial(quick_jit, is_small=_is_small(reading.abstract_form))
         self.solve = compile_(self._solve, static_argnames="num_steps")
         self.init_state = compile_(self._init_state)
@@ -106,13 +108,13 @@ class Programs:
         # These run often, so that optimisation pays.
         self.searches = quick_jit(self._searches, static_argnames="max_iterations")
         self.solves = quick_jit(self._solves, static_argnames="num_steps")
+        self.draws_over = quick_jit(self._draws_over, static_argnames=("num_samples", "is_weighted"))
         self.fits = compile_(self._fits, static_argnames="marginals_fn")
         self.moments = compile_(self._moments)
         self.covariance = compile_(self._covariance, static_argnames="name")
         self.chosen_marginals = compile_(self._chosen_marginals, static_argnames=("chosen", "marginals_fn"))
         self.chosen_covariance = compile_(self._chosen_covariance, static_argnames="chosen")
         self.draw_site = compile_(self._draw_site, static_argnames=("name", "num_samples"))
-        self.draws_over = compile_(self._draws_over, static_argnames=("num_samples", "is_weighted"))
         self.draws = compile_(self._draws, static_argnames=("num_samples", "is_weighted"))
         self.stacked_moments = compile_(self._stacked_moments, static_argnames="names")
         self.marginals = compile_(self._marginals, static_argnames="marginals_fn")
@@ -207,7 +209,8 @@ class Programs:
         sites, for which there are zeros where marginals are not asked for."""
 
         @jax.jit  # traced once, for the shapes and for the loop
-        def at(values: Array, state: Any) -> PointFit:
+        def at(point: tuple[Array, Any]) -> PointFit:
+            values, state = point
             hyper = self._space.unpack(values, fixed)
             found = self.evaluate(data, fixed, values, state, tol)
 
@@ -218,14 +221,7 @@ class Programs:
             marginals = jax.lax.cond(with_marginals, compute, lambda: zeros)
             return PointFit(found.objective, found.log_evidence, found.state, found.info.converged, hyper, marginals)
 
-        def step(k: Array, fits: PointFit) -> PointFit:
-            point, state = jax.tree.map(lambda leaf: leaf[k], (points, states))
-            moved: PointFit = jax.tree.map(lambda leaves, leaf: leaves.at[k].set(leaf), fits, at(point, state))
-            return moved
-
-        shapes = jax.eval_shape(at, *jax.tree.map(lambda leaf: leaf[0], (points, states)))
-        fits = jax.tree.map(lambda leaf: jnp.zeros((len(points), *leaf.shape), leaf.dtype), shapes)
-        found: PointFit = jax.lax.fori_loop(0, num_points, step, fits)
+        found: PointFit = _at_each(at, (points, states), num_points)
         return found
 
     def _solve(self, data: Any, hyper: dict[str, Array], state: Any, *, num_steps: int) -> tuple[Any, Any, Array]:
@@ -249,7 +245,10 @@ class Programs:
         """The search before its first evaluation; ``state`` may be ``None`` for a cold start of the field."""
         if state is None:
             state = self.init_state(data, self._space.unpack(values, fixed))
-        shapes = jax.eval_shape(self._objective(data, fixed), values, state)
+        key = tuple((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves((values, state)))
+        if key not in self._shapes:
+            self._shapes[key] = jax.eval_shape(self._objective(data, fixed), values, state)
+        shapes = self._shapes[key]
         has = {"has_metric": self.probes_locally, "has_curvature": self.has_curvature}
         start = hyper_search.init_search(shapes, values, state, **has)
         none: Any = np.asarray(2 * values.size + 1, np.int32)
@@ -378,13 +377,20 @@ class Programs:
         hypers: dict[str, Array],
         states: Any,
         rng_keys: Array,
+        num_points: int | Array,
         *,
         num_samples: int,
         is_weighted: bool = False,
     ) -> Draws:
-        """:meth:`_draws` at several hyperparameters, whose values, states and keys are stacked."""
-        draw = partial(self._draws, data, num_samples=num_samples, is_weighted=is_weighted)
-        found: Draws = jax.lax.map(lambda point: draw(*point), (hypers, states, rng_keys))
+        """:meth:`_draws` at the first ``num_points`` of several hyperparameters, whose values, states and keys are
+        stacked; zeros at the others."""
+        points = hypers, states, rng_keys
+
+        @jax.jit  # traced once, for the shapes and for the loop
+        def draw(point: tuple[Any, Any, Array]) -> Draws:
+            return self._draws(data, *point, num_samples=num_samples, is_weighted=is_weighted)
+
+        found: Draws = _at_each(draw, points, num_points)
         return found
 
     def _stacked_moments(
@@ -451,6 +457,19 @@ class Programs:
             final, hyper = None, dict(fixed)
             state, info, _ = self._solve(data, hyper, None, num_steps=self._num_steps)
         return self._log_predictive(data, hyper, state)[0], final, info
+
+
+def _at_each(function: Callable[[Any], Any], stacked: Any, number: int | Array) -> Any:
+    """The function of each of the first ``number`` of stacked arguments, one after the other; zeros at the others."""
+
+    def step(k: Array, found: Any) -> Any:
+        here = function(jax.tree.map(lambda leaf: leaf[k], stacked))
+        return jax.tree.map(lambda leaves, leaf: leaves.at[k].set(leaf), found, here)
+
+    shapes = jax.eval_shape(function, jax.tree.map(lambda leaf: leaf[0], stacked))
+    length = len(jax.tree.leaves(stacked)[0])
+    nothing = jax.tree.map(lambda leaf: jnp.zeros((length, *leaf.shape), leaf.dtype), shapes)
+    return jax.lax.fori_loop(0, number, step, nothing)
 
 
 def compiled_form(reading: LatentGaussianReading, hyper: Mapping[str, Any]) -> LatentGaussian:

@@ -11,6 +11,7 @@ where it did not increase. Where no step meets the conditions, the search ends a
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -133,6 +134,12 @@ def _lbfgs(size: int) -> optax.GradientTransformation:
     return optax.scale_by_lbfgs(memory_size=min(max(size, _MEMORY), _LARGEST_MEMORY))
 
 
+@functools.cache
+def _blank_memory(size: int, dtype: np.dtype[Any]) -> Any:
+    shapes = jax.eval_shape(_lbfgs(size).init, jax.ShapeDtypeStruct((size,), dtype))
+    return jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes)
+
+
 def init_search(
     shapes: Evaluation, values: Array, state: Any, *, has_metric: bool = False, has_curvature: bool = True
 ) -> SearchState:
@@ -154,7 +161,7 @@ def init_search(
     return SearchState(
         values=values,
         best=blank,
-        memory=jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), jax.eval_shape(_lbfgs(values.size).init, values)),
+        memory=_blank_memory(values.size, np.dtype(values.dtype)),
         direction=constant(values.shape, 0.0, values.dtype),
         step_size=zero,
         lower=zero,

@@ -279,6 +279,18 @@ class ModelReading(Shown, ABC):
         found = self._program.evaluate([self._trace.values[n] for n in names], env)
         return dict(zip(names, (jnp.asarray(v) for v in found), strict=True))
 
+    def latent_shapes(self) -> dict[str, Any]:
+        """Shapes and dtypes of the values of :attr:`field` and :attr:`hyper`, without computing them."""
+
+        def shape(name: str) -> Any:
+            atom = self._trace.values[name]
+            aval = jax.typeof(atom.value) if isinstance(atom, Constant) else self._program.avals[atom]
+            return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
+
+        params: dict[str, Any] = {n: site.init for n, site in self.hyper.items() if n not in self._trace.values}
+        params = jax.eval_shape(lambda: params)  # which may be trees
+        return {n: shape(n) if n in self._trace.values else params[n] for n in (*self.field, *self.hyper)}
+
     def check_conditioning(self, tolerance: float) -> None:
         """Refuse a prior so close to singular that rounding alone makes two ways to compute its density differ.
 

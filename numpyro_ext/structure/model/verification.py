@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import jax
@@ -118,26 +117,27 @@ def _compile(reading: ModelReading, rng_key: Array) -> tuple[Any, Any]:
         terms = [jnp.sum(v) for n, v in log_joint.items() if n not in reading.predictive]
         return jnp.asarray(sum(terms, start=0.0))
 
-    zeros = np.zeros((reading.num_columns,), jnp.result_type(float))
-    skeleton = reading.skeleton()
-    example = jax.eval_shape(partial(_latent_values, skeleton), skeleton.initial_hyper(), zeros, skeleton.data)
-    program, output = make_program(reference, example)
+    program, output = make_program(reference, reading.latent_shapes())
     reference_data = program.data
     program.release()
 
-    def both(hyper: Any, noise: Any, white: Array, data: Any, reference_data: Any) -> tuple[Array, ...]:
-        hyper = _perturb(skeleton, hyper, noise)
-        e = skeleton.draw(hyper, white, data)
-        leaves = jax.tree.leaves(_latent_values(skeleton, hyper, e, data))
-        env = dict(zip(program.inputs, leaves, strict=True))
-        env |= dict(zip(program.constants, reference_data, strict=True))
-        (expected,) = program.evaluate([output], env)
-        errors = skeleton.linearity_error(hyper, data), skeleton.reference_rounding(hyper, e, data)
-        return skeleton.log_joint(hyper, e, data), expected, *errors
+    def make() -> Any:
+        skeleton = reading.skeleton()
+
+        def both(hyper: Any, noise: Any, white: Array, data: Any, reference_data: Any) -> tuple[Array, ...]:
+            hyper = _perturb(skeleton, hyper, noise)
+            e = skeleton.draw(hyper, white, data)
+            leaves = jax.tree.leaves(_latent_values(skeleton, hyper, e, data))
+            env = dict(zip(program.inputs, leaves, strict=True))
+            env |= dict(zip(program.constants, reference_data, strict=True))
+            (expected,) = program.evaluate([output], env)
+            errors = skeleton.linearity_error(hyper, data), skeleton.reference_rounding(hyper, e, data)
+            return skeleton.log_joint(hyper, e, data), expected, *errors
+
+        return quick_jit(both, is_small=holds_little((reading.data, reference_data)), is_lean=True)
 
     key = (reading.structure_key, program.fingerprint())
-    is_small = holds_little((reading.data, reference_data))
-    return _COMPILED.get(key, lambda: quick_jit(both, is_small=is_small, is_lean=True)), reference_data
+    return _COMPILED.get(key, make), reference_data
 
 
 def _latent_values(reading: ModelReading, hyper: Any, e: Array, data: Any) -> dict[str, Any]:

@@ -51,6 +51,8 @@ class Equation(NamedTuple):
     params: dict[str, Any]
     inputs: tuple[Atom, ...]
     outputs: tuple[int, ...]
+    key: tuple[Any, ...]
+    """Equal for equations that compute the same."""
 
 
 class Program:
@@ -157,7 +159,7 @@ class Program:
             outputs = tuple(self._new(v.aval) for v in eqn.outvars)
             for number in outputs:
                 self.defined_by[number] = len(self.equations)
-            self.equations.append(Equation(eqn.primitive, eqn.params, inputs, outputs))
+            self.equations.append(Equation(eqn.primitive, eqn.params, inputs, outputs, key))
             self._seen[key] = outputs
             if self._depends(inputs):
                 self._dependent.update(outputs)
@@ -235,10 +237,7 @@ class Program:
 
     def fingerprint(self) -> tuple[Any, ...]:
         """Hashable description: two programs with equal fingerprints compute the same function of inputs and data."""
-        body = tuple(
-            (e.primitive.name, _params_key(e.params), tuple(_atom_key(a) for a in e.inputs), e.outputs)
-            for e in self.equations
-        )
+        body = tuple((e.key, e.outputs) for e in self.equations)
         header = tuple(str(self.avals[n]) for n in (*self.inputs, *self.constants))
         return (header, self.inputs, self.constants, body, tuple(_atom_key(a) for a in self.outputs))
 

@@ -195,6 +195,7 @@ class IntegratedRun(GaussianRun):
                 hypers,
                 states,
                 make_keys(len(index)),
+                min(_POINTS_PER_CALL, len(calls) - start),
                 num_samples=_DRAWS_PER_POINT,
                 is_weighted=is_weighted,
             )
