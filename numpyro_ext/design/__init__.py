@@ -14,10 +14,12 @@ from .scores import (
     vote_entropy,
 )
 from .selection import Candidate, select
+from .sequential import SequentialDesign
 
 __all__ = [
     "Candidate",
     "PosteriorDraws",
+    "SequentialDesign",
     "committee_divergence",
     "committee_information",
     "draws_of",

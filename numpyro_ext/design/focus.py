@@ -16,7 +16,7 @@ from ..infer.gaussian.run import GaussianRun
 from ..linalg.gaussian.design import DenseDesign
 from ..structure.latent_gaussian import AffineMap
 
-__all__ = ["Focus", "Interest", "as_focus"]
+__all__ = ["EVERYTHING", "Focus", "Interest", "as_focus"]
 
 _MOST_JOINT = 6000
 """Predictors and elements of interest whose joint covariance is formed."""
@@ -54,6 +54,9 @@ class Interest(NamedTuple):
         return _left(posterior, design, len(rows))
 
 
+EVERYTHING = Interest({}, False)
+
+
 @jax.jit
 def _covariance(posterior: GaussianPosterior, design: Array) -> Array:
     return posterior.covariance(AffineMap(DenseDesign(design), jnp.zeros(len(design), design.dtype)))
@@ -76,9 +79,8 @@ def as_focus(run: GaussianRun, focus: Focus | None) -> Interest:
     :raises ValueError: if a site is none of the model's latent ones or fixed, if it names nothing, or if it leaves out
         hyperparameters that are integrated over.
     """
-    everything = Interest({}, False)
     if focus is None:
-        return everything
+        return EVERYTHING
     reading = run.reading
     named: dict[str, Any] = {}
     if isinstance(focus, Mapping):
@@ -92,7 +94,9 @@ def as_focus(run: GaussianRun, focus: Focus | None) -> Interest:
         if name not in known:
             what = "an observed site" if name in reading.observed_names else "no latent site that is known of"
             raise ValueError(f"focus names {name!r}, which is {what}; it can be of {known}.")
-    integrable = [n for n in run.space.names if not run.space.sites[n].is_param] if _is_mixture(run) else []
+    integrable = []
+    if isinstance(run, IntegratedRun):
+        integrable = [name for name in run.space.names if not run.space.sites[name].is_param]
     in_focus = {name for name in named if name in reading.hyper}
     points = sorted(in_focus - set(integrable))
     if points:
@@ -118,9 +122,5 @@ def as_focus(run: GaussianRun, focus: Focus | None) -> Interest:
     if not elements:
         return Interest({}, True)
     if set(reading.field) <= {name for name, indices in named.items() if indices is None}:
-        return everything
+        return EVERYTHING
     return Interest(elements, False)
-
-
-def _is_mixture(run: GaussianRun) -> bool:
-    return isinstance(run, IntegratedRun)

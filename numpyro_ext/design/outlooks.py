@@ -22,6 +22,7 @@ from ..potentials.information import (
     log_probabilities,
     num_outcomes,
     predictive_entropy,
+    with_outcome,
 )
 from . import committee
 from .committee import BiasCorrection
@@ -82,6 +83,11 @@ class Outlook(ABC):
     def members(self, num_members: int, rng_key: Array) -> tuple[Array, Array | None]:
         """Log probabilities of outcomes by draws from the posterior, ``(members, observations, outcomes)``; weights."""
 
+    def log_predictive(self, number: int, value: float) -> float:
+        """Log predictive probability (density) of a value of one observation; minus infinity for what it cannot be."""
+        table = self.log_mixture[number]
+        return float(table[int(value)]) if value in range(len(table)) else -np.inf
+
     def _no_table(self) -> ValueError:
         return ValueError(
             f"The observations of {self.name!r} are real numbers, of which none has a probability or a vote: take "
@@ -126,6 +132,20 @@ class GaussianOutlook(Outlook):
 
     def predictive_entropy(self) -> Array:
         return predictive_entropy(*self._inputs)
+
+    def log_predictive(self, number: int, value: float) -> float:
+        one = self.part(np.array([number]))
+        known = one.potential.outcomes()
+        assert known is not None  # as of all that are made
+        if known.width is None:
+            last = np.inf if known.number is None else known.number - 1.0
+            if known.limit is not None:
+                last = float(np.max(np.asarray(known.limit)))
+            if value != int(value) or not 0 <= value <= last:
+                return -np.inf
+        variance = jnp.maximum(one.variance, jnp.finfo(one.variance.dtype).tiny)
+        parts = with_outcome(one.potential, value).log_normaliser(one.mean, variance)[:, 0]
+        return float(jax.nn.logsumexp(parts + jnp.log(one.weights)))
 
     def information(self, method: EntropyMethod, bias_correction: BiasCorrection) -> Array:
         if self.is_about_hyper:  # components alone: what the field would tell is left over
@@ -223,6 +243,9 @@ class RealOutlook(Outlook):
 
     def predictive_entropy(self) -> Array:
         return self.entropy
+
+    def log_predictive(self, number: int, value: float) -> float:
+        return float("nan")  # entropies say nothing of single values
 
     def information(self, method: EntropyMethod, bias_correction: BiasCorrection) -> Array:
         if bias_correction != "none":

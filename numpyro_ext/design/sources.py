@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -17,10 +17,12 @@ from ..infer.gaussian.programs import compiled_form
 from ..infer.gaussian.run import GaussianRun
 from ..potentials import Potential
 from .draws import PosteriorDraws, draws_of, outlooks_of_draws
-from .focus import Focus, as_focus
+from .focus import EVERYTHING, Focus, Interest, as_focus
 from .outlooks import GaussianOutlook, Outlook
 
-__all__ = ["outlooks"]
+__all__ = ["gaussian_outlooks", "outlooks"]
+
+_Slices = Callable[[str, tuple[int, ...]], tuple[slice, ...]]
 
 
 def outlooks(
@@ -37,6 +39,12 @@ def outlooks(
 
     :raises ValueError: if nothing is left to be observed, or a focus cannot be had.
     """
+    if hasattr(source, "outlooks"):
+        if args or kwargs or focus is not None:
+            raise ValueError("A pool has the candidates that it was made with, and everything in focus.")
+        found = source.outlooks()
+        _check_candidates(found)
+        return dict(found)
     kwargs = dict(kwargs or {})
     key = jax.random.key(0) if rng_key is None else rng_key
     if isinstance(source, BaseEngine) and not source.diagnostics.converged:
@@ -51,12 +59,16 @@ def outlooks(
         )
     else:
         found = _of_draws(source if isinstance(source, PosteriorDraws) else draws_of(source), args, kwargs)
+    _check_candidates(found)
+    return found
+
+
+def _check_candidates(found: Mapping[str, Outlook]) -> None:
     if not any(outlook.is_candidate.any() for outlook in found.values()):
         raise ValueError(
             "Every observation is in use: mask those that could be observed (handlers.mask, or obs_mask=), or give the "
             "arguments of the model at which to look."
         )
-    return found
 
 
 def _of_draws(draws: PosteriorDraws, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Outlook]:
@@ -83,48 +95,10 @@ def _of_predictors(
         prediction = engine.predict(key, *args, **kwargs)
         run = prediction._run
     reading = run.reading
-
-    def chosen(name: str, shape: tuple[int, ...]) -> np.ndarray:
-        """The numbers of the observations that are looked at, in their shape."""
-        numbers = np.arange(int(np.prod(shape))).reshape(shape)
-        return numbers if prediction is None else numbers[prediction._new_slices(name, shape)]
-
-    points = []
-    for weight, inputs in run.weighted_points():
-        posterior, mean, variance, _ = run.programs.rows(*inputs)
-        form = getattr(posterior, "form", None) or compiled_form(reading, inputs[1])
-        points.append((weight, inputs[1], posterior, form, mean, variance))
+    slices = None if prediction is None else prediction._new_slices
     out: dict[str, Outlook] = {}
-    by_draws: set[str] = set()
-    start = 0
-    for number, name in enumerate(reading.observed_names):
-        shape, num_rows = tuple(reading.factor_shapes[number]), reading.rows_per_observation[number]
-        size = int(np.prod(shape))
-        first, start = start, start + size * num_rows
-        if reading.sites[name].family == "Unit":
-            continue
-        potentials = [form.potentials[number] for _, _, _, form, _, _ in points]
-        if num_rows != 1 or potentials[0].outcomes() is None:
-            by_draws.add(name)
-            continue
-        kept = chosen(name, shape)
-        rows = first + kept.reshape(-1)
-        left = [interest.left(run, posterior, hyper, rows) for _, hyper, posterior, *_ in points]
-        is_candidate = np.ones(kept.shape, bool)
-        if prediction is None:
-            is_candidate = ~reading.known_mask(name).reshape(-1)[kept]
-        mean, variance = (jnp.stack([jnp.asarray(point[k])[rows] for point in points]) for k in (4, 5))
-        out[name] = GaussianOutlook(
-            name=name,
-            shape=kept.shape,
-            is_candidate=is_candidate,
-            potential=_stacked(potentials, kept.reshape(-1), size),
-            mean=mean,
-            variance=jnp.maximum(variance, 0.0),
-            weights=jnp.asarray([point[0] for point in points], mean.dtype),
-            left=None if left[0] is None else jnp.stack([x for x in left if x is not None]),
-            is_about_hyper=interest.is_about_hyper,
-        )
+    found, by_draws = gaussian_outlooks(run, interest, slices)
+    out |= found
     if by_draws:
         if focus is not None:
             raise ValueError(
@@ -136,11 +110,67 @@ def _of_predictors(
         draws = PosteriorDraws(reading.model, latents, None, None, reading.args, dict(reading.kwargs))
 
         def could_be(name: str, mask: np.ndarray, is_observed: bool) -> np.ndarray:
-            return np.ones(mask.shape, bool) if prediction is not None else ~mask
+            return np.ones(mask.shape, bool) if slices is not None else ~mask
 
-        found = outlooks_of_draws(draws, draws.args, draws.kwargs, could_be, by_draws)
-        out |= {name: outlook.part(chosen(name, outlook.shape)) for name, outlook in found.items()}
+        more = outlooks_of_draws(draws, draws.args, draws.kwargs, could_be, by_draws)
+        out |= {name: outlook.part(_chosen(name, outlook.shape, slices)) for name, outlook in more.items()}
     return {name: out[name] for name in reading.observed_names if name in out}
+
+
+def gaussian_outlooks(
+    run: GaussianRun, interest: Interest = EVERYTHING, slices: _Slices | None = None
+) -> tuple[dict[str, GaussianOutlook], set[str]]:
+    """The observations of a fit whose predictor is one Gaussian number, and the names of the other sites.
+
+    :param GaussianRun run: of an engine.
+    :param Interest interest: what is to be learned.
+    :param slices: of a site's name and shape, the part of it that is looked at: candidates, all of them. Without, the
+        candidates are the masked observations.
+    """
+    reading = run.reading
+    points = []
+    for weight, inputs in run.weighted_points():
+        posterior, mean, variance, _ = run.programs.rows(*inputs)
+        form = getattr(posterior, "form", None) or compiled_form(reading, inputs[1])
+        points.append((weight, inputs[1], posterior, form, mean, variance))
+    out: dict[str, GaussianOutlook] = {}
+    others: set[str] = set()
+    start = 0
+    for number, name in enumerate(reading.observed_names):
+        shape, num_rows = tuple(reading.factor_shapes[number]), reading.rows_per_observation[number]
+        size = int(np.prod(shape))
+        first, start = start, start + size * num_rows
+        if reading.sites[name].family == "Unit":
+            continue
+        potentials = [form.potentials[number] for _, _, _, form, _, _ in points]
+        if num_rows != 1 or potentials[0].outcomes() is None:
+            others.add(name)
+            continue
+        kept = _chosen(name, shape, slices)
+        rows = first + kept.reshape(-1)
+        left = [interest.left(run, posterior, hyper, rows) for _, hyper, posterior, *_ in points]
+        mean, variance = (jnp.stack([jnp.asarray(point[k])[rows] for point in points]) for k in (4, 5))
+        is_candidate = np.ones(kept.shape, bool)
+        if slices is None:
+            is_candidate = ~reading.known_mask(name).reshape(-1)[kept]
+        out[name] = GaussianOutlook(
+            name=name,
+            shape=kept.shape,
+            is_candidate=is_candidate,
+            potential=_stacked(potentials, kept.reshape(-1), size),
+            mean=mean,
+            variance=jnp.maximum(variance, 0.0),
+            weights=jnp.asarray([point[0] for point in points], mean.dtype),
+            left=None if left[0] is None else jnp.stack([x for x in left if x is not None]),
+            is_about_hyper=interest.is_about_hyper,
+        )
+    return out, others
+
+
+def _chosen(name: str, shape: tuple[int, ...], slices: _Slices | None) -> np.ndarray:
+    """The numbers of the observations that are looked at, in their shape."""
+    numbers = np.arange(int(np.prod(shape))).reshape(shape)
+    return numbers if slices is None else numbers[slices(name, shape)]
 
 
 def _stacked(potentials: list[Potential], at: np.ndarray, size: int) -> Potential:

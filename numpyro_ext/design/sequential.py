@@ -1,0 +1,316 @@
+"""Learning by asking: propose an observation, be told its value, go on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from typing import Any
+
+import jax
+import numpy as np
+from jax import Array
+
+from ..infer.front.answers.joint_arguments import bound_arguments
+from ..infer.front.engine import BaseEngine, check_at_least
+from ..infer.front.running.progress import warn
+from ..infer.gaussian.engine import Engine
+from ..infer.gaussian.run import GaussianRun
+from .outlooks import Outlook
+from .pool import NoPool, Pool
+from .scores import Acquisition, expected_information_gain
+from .selection import Candidate, select
+from .sources import outlooks
+
+__all__ = ["SequentialDesign"]
+
+
+class SequentialDesign:
+    """Observations one by one, each chosen by what it would tell after the others.
+
+    The engine has run on a pool in which what is not yet observed is masked. On Gaussian fields (EP,
+    VariationalGaussian, LaplaceApproximation, INLA) an observation then costs a fit of the observations that are seen,
+    from where the last one ended, and a look at the pool: ``M^3 + N M^2`` for M of N. Nothing is compiled but once for
+    each doubling of M. Hyperparameters stay where the fit has them, or are weighted anew at the points over which it
+    integrates; :meth:`refit` learns them again. Other engines and models run again after each observation.
+
+    >>> import jax.numpy as jnp
+    >>> import numpyro
+    >>> import numpyro.distributions as dist
+    >>> from jax import random
+    >>> from jax.scipy.stats import norm
+    >>> from numpyro_ext.design import SequentialDesign
+    >>> from numpyro_ext.infer import EP
+    >>> def model(x, y=None, seen=True):
+    ...     slope = numpyro.sample("slope", dist.Normal(0, 1).expand([2]).to_event(1))
+    ...     with numpyro.handlers.mask(mask=seen):
+    ...         numpyro.sample("y", dist.Bernoulli(probs=norm.cdf(x @ slope)), obs=y)
+    >>> x = jnp.array([[1.0, 0.0], [0.0, 1.0], [2.0, 2.0], [2.0, 0.0]])
+    >>> engine = EP(model)
+    >>> engine.run(random.key(0), x, jnp.array([1, 0, 0, 0]), jnp.array([True, False, False, False]))
+    >>> design = SequentialDesign(engine)
+    >>> place = design.propose(random.key(1))
+    >>> design.observe(place, 1)
+    >>> print(place, design.num_observed, design.history["value"].values)
+    2 2 [1.]
+
+    :param engine: after its run, with the observations that could be made masked.
+    :param acquisition: the score, such as :func:`~numpyro_ext.design.expected_information_gain`, or any function with
+        its signature.
+    :param observations: which argument of the model holds the observations, or of several sites a dictionary; found by
+        its values if left out.
+    :param mask: which argument says what has been observed, true where it has; found by its values if left out.
+    :param int refit_every: run the engine again on all data after so many observations, so that hyperparameters are
+        learned anew; never by default.
+    :param test: a function of a source of scores, called after each observation and kept in the history, such as a
+        held-out score.
+    :param options: further keyword arguments of the acquisition.
+    :raises RuntimeError: if the engine has not run.
+    :raises ValueError: if nothing is masked, or the arguments cannot be told and are needed.
+    """
+
+    def __init__(
+        self,
+        engine: BaseEngine[Any],
+        acquisition: Acquisition = expected_information_gain,
+        *,
+        observations: str | Mapping[str, str] | None = None,
+        mask: str | Mapping[str, str] | None = None,
+        refit_every: int | None = None,
+        test: Callable[[Any], float] | None = None,
+        **options: Any,
+    ) -> None:
+        if not isinstance(engine, BaseEngine):
+            raise TypeError(f"SequentialDesign takes an engine of this package after its run, not {engine!r}.")
+        if not callable(acquisition):
+            raise TypeError(f"acquisition must be a function such as expected_information_gain, not {acquisition!r}.")
+        if refit_every is not None:
+            check_at_least(1, refit_every=refit_every)
+        self._engine, self._acquisition, self._options = engine, acquisition, options
+        self._refit_every, self._test = refit_every, test
+        self._given = {"observations": observations, "mask": mask}
+        self._steps: list[dict[str, Any]] = []
+        self._proposed: dict[tuple[str, int], float] = {}
+        run = engine._finished()
+        self._rng_key = run.rng_key
+        self._shapes = {n: s for n, s in zip(run.reading.observed_names, run.reading.factor_shapes, strict=False)}
+        self._values = {n: np.array(run.reading.sites[n].value, float).reshape(-1) for n in self._shapes}
+        self._seen = {n: np.array(run.reading.known_mask(n)).reshape(-1) for n in self._shapes}
+        self._pool: Pool | None = None
+        self._reason = "its posterior is no Gaussian field"
+        self._make_pool()
+        if all(seen.all() for seen in self._seen.values()):
+            outlooks(engine)  # says what to do
+        if self._pool is None or refit_every is not None:
+            _ = self._argument_names  # says now what cannot be told
+
+    def _make_pool(self) -> None:
+        run = self._engine._finished()
+        if isinstance(self._engine, Engine) and isinstance(run, GaussianRun):
+            try:
+                self._pool = Pool(run, self._engine.num_steps)
+            except NoPool as reason:
+                self._pool, self._reason = None, str(reason)
+
+    def __repr__(self) -> str:
+        how = "incremental fits" if self._pool is not None else f"runs of {type(self._engine).__name__}: {self._reason}"
+        left = sum(int((~seen).sum()) for seen in self._seen.values())
+        return f"SequentialDesign({self.num_observed} observed, {left} candidates, {how})"
+
+    @property
+    def source(self) -> Any:
+        """What scores are computed from now; every score takes it."""
+        return self._engine if self._pool is None else self._pool
+
+    @property
+    def engine(self) -> BaseEngine[Any]:
+        """The engine as it ran last; see :meth:`refit`."""
+        return self._engine
+
+    @property
+    def num_observed(self) -> int:
+        """Observations that are in use."""
+        return sum(int(seen.sum()) for seen in self._seen.values())
+
+    @property
+    def log_evidence(self) -> float:
+        """Of the observations so far."""
+        return self._pool.log_evidence if self._pool is not None else float(self._engine.log_evidence)
+
+    def predictors(self) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+        """Mean and variance of the predictor of every observation of the pool, seen or not, by site.
+
+        :raises ValueError: if the posterior is not of that kind.
+        """
+        if self._pool is None:
+            raise ValueError(f"There are no predictors, as {self._reason}: ask engine.posterior.")
+        return self._pool.predictors()
+
+    def scores(self, rng_key: Array | None = None) -> dict[str, np.ndarray]:
+        """The acquisition of every observation, minus infinity for those that are seen."""
+        return self._acquisition(self.source, rng_key=rng_key, **self._options)
+
+    def propose(self, rng_key: Array | None = None, *, size: int | None = None, **selection: Any) -> Any:
+        """Which observation to make next. Nothing changes until it is told: see :meth:`observe`.
+
+        :param rng_key: for scores that draw, and among equal ones.
+        :param int size: a list of so many, of the largest scores each for itself.
+        :param selection: ``cost``, ``budget`` and ``exclude``, as for :func:`~numpyro_ext.design.select`.
+        :return: the place of the observation, a number where they have one axis; of several sites ``(site, place,
+            score)``.
+        :raises ValueError: if nothing is left.
+        """
+        key = jax.random.fold_in(self._rng_key, self.num_observed) if rng_key is None else rng_key
+        found = select(self.scores(key), size, rng_key=jax.random.fold_in(key, 1), **selection)
+        chosen = found if isinstance(found, list) else [found]
+        self._proposed = {(c.site, self._number(c.site, c.place)): c.score for c in chosen}
+        places = [c if len(self._shapes) > 1 else c.place for c in chosen]
+        return places if isinstance(found, list) else places[0]
+
+    def observe(self, place: Any, value: Any) -> None:
+        """Take one observation, or several, into the fit.
+
+        :param place: as :meth:`propose` returns it, or a list of these; any candidate will do, proposed or not.
+        :param value: what was observed there, or as many values.
+        :raises ValueError: if there is no such candidate, it has a value already, or the value is none of the support.
+        """
+        started = time.perf_counter()
+        pairs = list(zip(place, value, strict=True)) if isinstance(place, list) else [(place, value)]
+        taken = [(*self._candidate(one), told) for one, told in pairs]
+        if len({(site, number) for site, number, _ in taken}) < len(taken):
+            raise ValueError("The same observation is told twice at once.")
+        before = outlooks(self.source)
+        steps = [self._checked(before[site], number, told) for site, number, told in taken]
+        for site, number, told in taken:
+            self._values[site][number], self._seen[site][number] = float(told), True
+        since = sum(1 for step in self._steps if not step["is_refit"]) + len(taken)
+        is_refit = self._refit_every is not None and since % self._refit_every == 0
+        if self._pool is None or is_refit:
+            self.refit()
+        else:
+            for site, number, told in taken:
+                self._pool.add(site, number, float(told))
+            self._pool.update()
+            if not self._pool.converged:
+                warn(f"The fit of {self.num_observed} observations did not converge; refit() runs the engine on them.")
+        seconds = (time.perf_counter() - started) / len(taken)
+        score = float("nan") if self._test is None else float(self._test(self.source))
+        for (site, number, told), log_predictive in zip(taken, steps, strict=True):
+            self._steps.append(
+                {
+                    "site": site,
+                    "place": number,
+                    "value": float(told),
+                    "score": self._proposed.get((site, number), float("nan")),
+                    "log_predictive": log_predictive,
+                    "log_evidence": self.log_evidence,
+                    "test": score,
+                    "num_observed": self.num_observed,
+                    "seconds": seconds,
+                    "is_refit": is_refit,
+                }
+            )
+        self._proposed = {}
+
+    def refit(self) -> BaseEngine[Any]:
+        """Run the engine on all that has been observed, hyperparameters included.
+
+        :return: the engine.
+        :raises ValueError: if it cannot be told which arguments hold observations and mask.
+        """
+        reading = self._engine._finished().reading
+        arguments, call = bound_arguments(reading.model, reading.args, reading.kwargs)
+        for site, (observed, mask) in self._argument_names.items():
+            dtype, shape = np.asarray(arguments[observed]).dtype, self._shapes[site]
+            # copies, since a reading keeps what it was given
+            arguments[observed] = self._values[site].reshape(shape).astype(dtype)
+            arguments[mask] = self._seen[site].reshape(shape).copy()
+        args, kwargs = call(arguments)
+        self._engine.run(self._rng_key, *args, init_state=self._engine.last_state, **kwargs)
+        self._make_pool()
+        return self._engine
+
+    @property
+    def history(self) -> Any:
+        """What was observed, step by step: an ``xarray.Dataset`` over ``step``.
+
+        ``place`` counts observations in C order; ``log_predictive`` is that of the value before it was seen, and sums
+        to the gain in ``log_evidence`` where nothing was refitted and fits are exact.
+        """
+        import xarray
+
+        names = ("site", "place", "value", "score", "log_predictive", "log_evidence", "test", "num_observed", "seconds")
+        columns = {name: ("step", np.array([step[name] for step in self._steps])) for name in names}
+        return xarray.Dataset(columns, coords={"step": np.arange(1, len(self._steps) + 1)})
+
+    # Which arguments hold what
+
+    @cached_property
+    def _argument_names(self) -> dict[str, tuple[str, str]]:
+        """For each observed site the names of the arguments with its observations and its mask."""
+        reading = self._engine._finished().reading
+        arguments, _ = bound_arguments(reading.model, reading.args, reading.kwargs)
+        return {
+            site: (
+                self._argument("observations", arguments, site, np.asarray(reading.sites[site].value, float)),
+                self._argument("mask", arguments, site, np.asarray(reading.known_mask(site))),
+            )
+            for site in self._shapes
+        }
+
+    def _argument(self, kind: str, arguments: Mapping[str, Any], site: str, value: np.ndarray) -> str:
+        given = self._given[kind]
+        name = given.get(site) if isinstance(given, Mapping) else given
+        if name is not None:
+            if name not in arguments:
+                raise ValueError(f"{kind}={name!r}: the arguments of the model are {sorted(arguments)}.")
+            return str(name)
+        is_mask, shape, fitting = value.dtype == bool, self._shapes[site], []
+        for candidate, argument in arguments.items():
+            if not isinstance(argument, np.ndarray | Array | list):
+                continue
+            array = np.asarray(argument)
+            if array.shape == shape and (array.dtype == bool) == is_mask and np.array_equal(array.astype(float), value):
+                fitting.append(candidate)
+        if len(fitting) == 1:
+            return fitting[0]
+        found = "none does" if not fitting else f"{fitting} do"
+        raise ValueError(
+            f"Which argument of the model holds the {kind} of site {site!r}? It should have the shape {shape} and "
+            f"{'be true where data are in use' if is_mask else 'hold the values observed'}; {found}. Name it, so that "
+            f"the engine can run again: SequentialDesign(engine, {kind}=...)."
+        )
+
+    # Candidates
+
+    def _number(self, site: str, place: Any) -> int:
+        return int(np.ravel_multi_index(place if isinstance(place, tuple) else (place,), self._shapes[site]))
+
+    def _candidate(self, place: Any) -> tuple[str, int]:
+        if isinstance(place, Candidate):
+            site, place = place.site, place.place
+        elif len(self._shapes) == 1:
+            (site,) = self._shapes
+        elif isinstance(place, tuple) and place and place[0] in self._shapes:
+            site, place = place[0], place[1]
+        else:
+            raise ValueError(f"Observations belong to one of {list(self._shapes)}: tell (site, place), got {place!r}.")
+        index = place if isinstance(place, tuple) else (place,)
+        try:
+            index = tuple(int(i) for i in index if int(i) == i)
+            number = self._number(site, index)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{place!r} is no place in site {site!r} of shape {self._shapes[site]}.") from error
+        if self._seen[site][number]:
+            raise ValueError(f"The observation at {place!r} of site {site!r} has a value already.")
+        return site, number
+
+    def _checked(self, outlook: Outlook, number: int, value: Any) -> float:
+        """Log predictive density of a value, which has to be one of the support."""
+        told = np.asarray(value, float)
+        if told.ndim != 0 or not np.isfinite(told):
+            raise ValueError(f"The value of {outlook.name!r} must be one finite number, got {value!r}.")
+        found = outlook.log_predictive(number, float(told))
+        if found == -np.inf:
+            raise ValueError(f"{value!r} is no value that observation {number} of site {outlook.name!r} could have.")
+        return found
