@@ -2,6 +2,8 @@
 
 from .committee import committee_information, nested_information
 from .draws import PosteriorDraws, draws_of
+from .plots import plot_information, plot_learning_curves, plot_queries
+from .protocols import compare_acquisitions
 from .scores import (
     committee_divergence,
     expected_information_gain,
@@ -22,12 +24,16 @@ __all__ = [
     "SequentialDesign",
     "committee_divergence",
     "committee_information",
+    "compare_acquisitions",
     "draws_of",
     "expected_information_gain",
     "gini",
     "least_confidence",
     "margin",
     "nested_information",
+    "plot_information",
+    "plot_learning_curves",
+    "plot_queries",
     "predictive_entropy",
     "random_scores",
     "select",

@@ -83,10 +83,16 @@ class Outlook(ABC):
     def members(self, num_members: int, rng_key: Array) -> tuple[Array, Array | None]:
         """Log probabilities of outcomes by draws from the posterior, ``(members, observations, outcomes)``; weights."""
 
-    def log_predictive(self, number: int, value: float) -> float:
-        """Log predictive probability (density) of a value of one observation; minus infinity for what it cannot be."""
-        table = self.log_mixture[number]
-        return float(table[int(value)]) if value in range(len(table)) else -np.inf
+    def log_predictive(self, numbers: np.ndarray, values: np.ndarray) -> np.ndarray:
+        """Log predictive probability (density) of values of some observations; minus infinity for what they cannot be.
+
+        :param numbers: of the observations, shape ``(n,)``.
+        :param values: as many.
+        """
+        table, values = np.asarray(self.log_mixture), np.asarray(values, float)
+        is_one = (values == np.floor(values)) & (values >= 0.0) & (values < table.shape[-1])
+        found: np.ndarray = np.where(is_one, table[numbers, np.where(is_one, values, 0.0).astype(int)], -np.inf)
+        return found
 
     def _no_table(self) -> ValueError:
         return ValueError(
@@ -133,19 +139,19 @@ class GaussianOutlook(Outlook):
     def predictive_entropy(self) -> Array:
         return predictive_entropy(*self._inputs)
 
-    def log_predictive(self, number: int, value: float) -> float:
-        one = self.part(np.array([number]))
-        known = one.potential.outcomes()
+    def log_predictive(self, numbers: np.ndarray, values: np.ndarray) -> np.ndarray:
+        part, values = self.part(np.asarray(numbers)), np.asarray(values, float)
+        known = part.potential.outcomes()
         assert known is not None  # as of all that are made
+        is_one = np.ones(values.shape, bool)
         if known.width is None:
             last = np.inf if known.number is None else known.number - 1.0
             if known.limit is not None:
-                last = float(np.max(np.asarray(known.limit)))
-            if value != int(value) or not 0 <= value <= last:
-                return -np.inf
-        variance = jnp.maximum(one.variance, jnp.finfo(one.variance.dtype).tiny)
-        parts = with_outcome(one.potential, value).log_normaliser(one.mean, variance)[:, 0]
-        return float(jax.nn.logsumexp(parts + jnp.log(one.weights)))
+                last = np.asarray(known.limit)[0]
+            is_one = (values == np.floor(values)) & (values >= 0.0) & (values <= last)
+        safe = jnp.asarray(np.where(is_one, values, 0.0), self.mean.dtype)
+        found = _log_density_of(part.potential, part.mean, part.variance, part.weights, safe)
+        return np.where(is_one, np.asarray(found, float), -np.inf)
 
     def information(self, method: EntropyMethod, bias_correction: BiasCorrection) -> Array:
         if self.is_about_hyper:  # components alone: what the field would tell is left over
@@ -244,8 +250,8 @@ class RealOutlook(Outlook):
     def predictive_entropy(self) -> Array:
         return self.entropy
 
-    def log_predictive(self, number: int, value: float) -> float:
-        return float("nan")  # entropies say nothing of single values
+    def log_predictive(self, numbers: np.ndarray, values: np.ndarray) -> np.ndarray:
+        return np.full(np.shape(values), np.nan)  # entropies say nothing of single values
 
     def information(self, method: EntropyMethod, bias_correction: BiasCorrection) -> Array:
         if bias_correction != "none":
@@ -297,6 +303,13 @@ def _vote_shares(potential: Potential, mean: Array, variance: Array, number: int
     (total, *_), _ = jax.lax.scan(add, start, nodes[1:])
     shares: Array = jnp.moveaxis(total / jnp.sum(total, axis=0), 0, -1)
     return shares
+
+
+@jax.jit
+def _log_density_of(potential: Potential, mean: Array, variance: Array, weights: Array, values: Array) -> Array:
+    least = jnp.finfo(mean.dtype).eps ** 2 * (1.0 + jnp.square(mean))
+    parts = with_outcome(potential, values).log_normaliser(mean, jnp.maximum(variance, least))
+    return jax.nn.logsumexp(parts + jnp.log(weights)[:, None], axis=0)
 
 
 def _as_number(num_votes: float) -> int:

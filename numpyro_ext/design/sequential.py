@@ -132,6 +132,15 @@ class SequentialDesign:
         """Observations that are in use."""
         return sum(int(seen.sum()) for seen in self._seen.values())
 
+    def observed_places(self, site: str | None = None) -> np.ndarray:
+        """Numbers of the observations that are in use, in C order.
+
+        :param str site: of which, where there are several.
+        """
+        if site is None and len(self._seen) > 1:
+            raise ValueError(f"Name one of the sites {list(self._seen)}.")
+        return np.flatnonzero(self._seen[site or next(iter(self._seen))])
+
     @property
     def log_evidence(self) -> float:
         """Of the observations so far."""
@@ -310,7 +319,7 @@ class SequentialDesign:
         told = np.asarray(value, float)
         if told.ndim != 0 or not np.isfinite(told):
             raise ValueError(f"The value of {outlook.name!r} must be one finite number, got {value!r}.")
-        found = outlook.log_predictive(number, float(told))
+        found = float(outlook.log_predictive(np.array([number]), told[None])[0])
         if found == -np.inf:
             raise ValueError(f"{value!r} is no value that observation {number} of site {outlook.name!r} could have.")
         return found

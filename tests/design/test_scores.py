@@ -189,6 +189,7 @@ def test_other_outcomes_against_draws(likelihood):
     np.testing.assert_allclose(by_draws[3:], gain[3:], rtol=0.1, atol=3e-3)
 
 
+@pytest.mark.slow
 def test_samplers_and_guides_are_sources():
     x, y = np.linspace(-2.0, 2.0, 12)[:, None], np.linspace(-1.0, 1.5, 12)
     engine = EP(regression, progress_bar=False)

@@ -81,6 +81,7 @@ def test_nothing_is_compiled_for_another_observation():
     assert compiled == []
 
 
+@pytest.mark.slow
 def test_refits_learn_hyperparameters_and_points_are_weighted_anew():
     def model(x, y=None, labelled=True):
         scale = numpyro.sample("scale", dist.LogNormal(0.0, 1.0))
