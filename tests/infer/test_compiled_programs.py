@@ -72,7 +72,9 @@ def test_first_fit_compiles_few_programs_and_the_second_none(engine):
     jax.clear_caches()
     with compiled_programs() as names:
         fit(engine, 0, group)
-    assert len(names) <= 26, names
+    assert len(names) <= 24, names
+    # the algorithm is in one of them
+    assert [name for name in names if name in ("jit(_search)", "jit(_visit)", "jit(_fits)")] == ["jit(_visit)"]
     with compiled_programs() as names:
         fit(engine, 1, group)
     assert names == []

@@ -179,7 +179,7 @@ class Engine(BaseEngine[FinishedRun]):
         diagnostics = result.diagnostics._replace(messages=(*result.diagnostics.messages, *messages))
         result = result._replace(diagnostics=diagnostics)
         make = partial(self._make_run, reading, space, rng_key=rng_key, algorithm=algorithm, programs=programs)
-        if not (self.must_integrate or (self.integrate != "none" and len(space.integrable))):
+        if not self._integrates(space):
             return make(result)
         run = make(result, is_integrated=True)
         assert isinstance(run, IntegratedRun)  # as asked
@@ -202,6 +202,9 @@ class Engine(BaseEngine[FinishedRun]):
         if messages and diagnostics.converged:  # of other runs all messages are said
             warn(f"{type(self).__name__}: " + " ".join(messages))
         return run
+
+    def _integrates(self, space: UnconstrainedSpace) -> bool:
+        return self.must_integrate or (self.integrate != "none" and len(space.integrable) > 0)
 
     def _explain(self, reading: LatentGaussianReading, found: Fit) -> list[str]:
         """What the factors of a model mean for how a fit of it ended."""
@@ -262,6 +265,7 @@ class Engine(BaseEngine[FinishedRun]):
             hyper_tol=options.hyper_tol,
             max_iterations=options.max_hyper_steps,
             is_density_unconstrained=self.integrate != "none",
+            marginals_fn=self._marginals_fn if self._integrates(space) else None,
         )
         return space, algorithm, programs
 

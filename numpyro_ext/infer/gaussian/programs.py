@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import jax
@@ -20,11 +21,12 @@ from ..front.answers.draws import Draws
 from ..hyper import search as hyper_search
 from ..hyper.search import EVALUATIONS_PER_CHUNK, Evaluation, SearchState
 from ..hyper.space import UnconstrainedSpace
+from ..hyper.visits import Visits, search_and_visit
 from .algorithms.algorithm import Algorithm
 from .answers.leave_one_out import log_factors_at_draws, log_leave_one_out
 from .answers.prediction import log_predictive_factors
 
-__all__ = ["MOST_CURVED", "PointFit", "Programs", "compiled_form", "compiled_programs"]
+__all__ = ["MOST_CURVED", "POINTS_PER_CALL", "PointFit", "Programs", "compiled_form", "compiled_programs"]
 
 _LARGEST_BATCH = 10_000_000
 _MOST_SMALL_ROWS, _MOST_SMALL_NUMBERS = 500, 20_000
@@ -33,6 +35,8 @@ _LEAST_HYPER, _LEAST_PROBES = 8, 50_000
 MOST_CURVED, _MOST_LOCAL = 50, 500
 """Numbers of ``param`` sites, which have no density, up to which the curvature of their evidence is computed: by two
 fits of the field for each, and by local factors."""
+POINTS_PER_CALL = 9
+"""Points of the hyperparameters, filled up, at which one call fits the field."""
 _LONGEST_TRACE = 500
 """Evaluations of a whole search whose objectives are kept; a search may make more."""
 _COMPILED, _FORMS = Recent(16), Recent(16)
@@ -67,6 +71,7 @@ class Programs:
     :param int max_iterations: steps of the hyperparameter search at most.
     :param bool is_density_unconstrained: whether the prior density of the hyperparameters is per unit of the
         unconstrained space, in which they are to be integrated, and not per unit of their own.
+    :param marginals_fn: what :meth:`fits` are to find at points of the hyperparameters; ``None`` if none are planned.
     """
 
     def __init__(
@@ -80,6 +85,7 @@ class Programs:
         hyper_tol: float,
         max_iterations: int,
         is_density_unconstrained: bool = False,
+        marginals_fn: Callable[..., Any] | None = None,
     ) -> None:
         self._reading = reading
         self._algorithm = algorithm
@@ -89,6 +95,7 @@ class Programs:
         self._hyper_tol = hyper_tol
         self._max_iterations = max_iterations
         self._is_density_unconstrained = is_density_unconstrained
+        self._marginals_fn = marginals_fn if space.size else None
 
         # Whether the curvature is left to `probe_locally`.
         num_probes, num_params = space.size * reading.abstract_form.num_rows, space.size - len(space.integrable)
@@ -103,13 +110,14 @@ class Programs:
         compile_ = partial(quick_jit, is_small=_is_small(reading.abstract_form))
         self.solve = compile_(self._solve, static_argnames="num_steps")
         self.init_state = compile_(self._init_state)
-        self.search = compile_(self._search)
+        self._search_alone = compile_(self._search)
+        self._search_and_visit = compile_(self._visit)
         self.probe_locally = compile_(self._probe_locally)
         # These run often, so that optimisation pays.
         self.searches = quick_jit(self._searches, static_argnames="max_iterations")
         self.solves = quick_jit(self._solves, static_argnames="num_steps")
         self.draws_over = quick_jit(self._draws_over, static_argnames=("num_samples", "is_weighted"))
-        self.fits = compile_(self._fits, static_argnames="marginals_fn")
+        self._fits_alone = compile_(self._fits, static_argnames="marginals_fn")
         self.moments = compile_(self._moments)
         self.covariance = compile_(self._covariance, static_argnames="name")
         self.chosen_marginals = compile_(self._chosen_marginals, static_argnames=("chosen", "marginals_fn"))
@@ -192,6 +200,77 @@ class Programs:
         total = self._reading.log_prior(self._space.unpack(values, fixed), data)
         return total + self._space.log_volume(values) if self._is_density_unconstrained else total
 
+    def search(
+        self, data: Any, fixed: dict[str, Array], state: SearchState, max_iterations: int, num_evaluations: int
+    ) -> tuple[SearchState, Array]:
+        """A chunk of a search, see :func:`~numpyro_ext.infer.hyper.search.search`."""
+        if self._marginals_fn is None:
+            found: tuple[SearchState, Array] = self._search_alone(data, fixed, state, max_iterations, num_evaluations)
+            return found
+        points, states = jax.tree.map(
+            lambda leaf: np.zeros((POINTS_PER_CALL, *leaf.shape), leaf.dtype), (state.values, state.best.state)
+        )
+        visits = Visits(points, states, 0, np.asarray(self.tol, points.dtype))
+        state, trace, _ = self._search_and_visit(data, fixed, state, visits, False, max_iterations, num_evaluations)
+        return state, trace
+
+    def fits(
+        self,
+        data: Any,
+        fixed: dict[str, Array],
+        points: Any,
+        num_points: int,
+        states: Any,
+        tol: Any,
+        with_marginals: bool,
+        *,
+        marginals_fn: Callable[..., Any],
+    ) -> PointFit:
+        """Fit the field at the first ``num_points`` of :data:`POINTS_PER_CALL` unconstrained ``points``, one after the
+        other, each from the state that stands beside it; of one point, where there is nothing to learn.
+
+        ``marginals_fn`` is a function of the posterior and the maps of the affine sites, for which there are zeros
+        where marginals are not asked for.
+        """
+        if marginals_fn is not self._marginals_fn:
+            fits: PointFit = self._fits_alone(
+                data, fixed, points, num_points, states, tol, with_marginals, marginals_fn=marginals_fn
+            )
+            return fits
+        search = self.init_search(data, fixed, points[0], jax.tree.map(itemgetter(0), states))
+        none: Any = np.asarray(2 * search.values.size + 1, np.int32)
+        search = search._replace(is_searching=np.asarray(False), num_probes=none)  # type: ignore[arg-type]
+        visits = Visits(points, states, num_points, tol)
+        found: PointFit = self._search_and_visit(data, fixed, search, visits, with_marginals, 0, 0)[2]
+        return found
+
+    def _visit(
+        self,
+        data: Any,
+        fixed: dict[str, Array],
+        state: SearchState,
+        visits: Visits,
+        with_marginals: bool | Array,
+        max_iterations: int | Array,
+        num_evaluations: int | Array,
+    ) -> tuple[SearchState, Array, PointFit]:
+        """A search, and fits at points, in one program: most of it is what fits the field."""
+        marginals_fn = self._marginals_fn
+        assert marginals_fn is not None  # else there are programs for each
+        return search_and_visit(
+            lambda values, state, tol: self.evaluate(data, fixed, values, state, tol),
+            lambda values, found, is_visit: self._point_fit(
+                data, fixed, values, found, is_visit & with_marginals, marginals_fn
+            ),
+            state,
+            visits,
+            num_evaluations=num_evaluations,
+            field_tol=np.asarray(self.tol, jnp.result_type(float)),
+            tol=self._hyper_tol,
+            max_iterations=max_iterations,
+            trace_length=EVALUATIONS_PER_CHUNK,
+        )
+
     def _fits(
         self,
         data: Any,
@@ -204,25 +283,34 @@ class Programs:
         *,
         marginals_fn: Callable[..., Any],
     ) -> PointFit:
-        """Fit the field at the first ``num_points`` of the unconstrained ``points``, one after the other, each from
-        the state that stands beside it; ``marginals_fn`` is a function of the posterior and the maps of the affine
-        sites, for which there are zeros where marginals are not asked for."""
+        """:meth:`fits` alone, where there is no search, or one that has been made for another engine."""
 
         @jax.jit  # traced once, for the shapes and for the loop
         def at(point: tuple[Array, Any]) -> PointFit:
             values, state = point
-            hyper = self._space.unpack(values, fixed)
             found = self.evaluate(data, fixed, values, state, tol)
-
-            def compute() -> Any:
-                return marginals_fn(self._posterior(data, hyper, found.state), self._reading.maps(hyper, data))
-
-            zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(compute))
-            marginals = jax.lax.cond(with_marginals, compute, lambda: zeros)
-            return PointFit(found.objective, found.log_evidence, found.state, found.info.converged, hyper, marginals)
+            return self._point_fit(data, fixed, values, found, with_marginals, marginals_fn)
 
         found: PointFit = _at_each(at, (points, states), num_points)
         return found
+
+    def _point_fit(
+        self,
+        data: Any,
+        fixed: dict[str, Array],
+        values: Array,
+        found: Evaluation,
+        with_marginals: bool | Array,
+        marginals_fn: Callable[..., Any],
+    ) -> PointFit:
+        hyper = self._space.unpack(values, fixed)
+
+        def compute() -> Any:
+            return marginals_fn(self._posterior(data, hyper, found.state), self._reading.maps(hyper, data))
+
+        zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(compute))
+        marginals = jax.lax.cond(with_marginals, compute, lambda: zeros)
+        return PointFit(found.objective, found.log_evidence, found.state, found.info.converged, hyper, marginals)
 
     def _solve(self, data: Any, hyper: dict[str, Array], state: Any, *, num_steps: int) -> tuple[Any, Any, Array]:
         form = self._reading.form(hyper, data)

@@ -36,7 +36,9 @@ __all__ = [
     "init_search",
     "is_finished",
     "maximise",
+    "proposal",
     "search",
+    "take",
 ]
 
 EVALUATIONS_PER_CHUNK = 10
@@ -258,6 +260,30 @@ def is_finished(state: SearchState) -> Array:
     return ~(is_searching | ((num_probes < 2 * state.values.size) & (num_iterations > 0)))
 
 
+def proposal(state: SearchState, tol: float) -> Array:
+    """Where a search makes its next evaluation, shape ``(d,)``: a trial point, or a probe of the curvature.
+
+    :param float tol: as given to :func:`search`.
+    """
+    step = difference_step(state.values.dtype, tol)
+    axis, side = state.num_probes // 2, state.num_probes % 2
+    probe = state.values.at[axis].add(jnp.where(side == 0, step, -step))
+    return jnp.where(state.is_searching, state.values + state.step_size * state.direction, probe)
+
+
+def take(state: SearchState, trial: Array, new: Evaluation, tol: float, max_iterations: int | Array) -> SearchState:
+    """A search after the evaluation that it has asked for.
+
+    :param trial: the point, from :func:`proposal`; other parameters are those of :func:`search`.
+    """
+    axis, side = state.num_probes // 2, state.num_probes % 2
+    searched = _line_search(state, trial, new, tol, max_iterations)
+    probed = state._replace(num_probes=state.num_probes + 1, probes=state.probes.at[axis, side].set(new.gradient))
+    state = _select(state.is_searching, searched, probed)
+    moved = None if new.moves is None or state.moved is None else state.moved | new.moves
+    return state._replace(num_evaluations=state.num_evaluations + 1, moved=moved)
+
+
 def search(
     evaluate: Callable[[Array, Any], Evaluation],
     state: SearchState,
@@ -280,7 +306,6 @@ def search(
         where none was made.
     """
     start = state.num_evaluations
-    step = difference_step(state.values.dtype, tol)
 
     def unfinished(carry: tuple[SearchState, Array]) -> Array:
         state, _ = carry
@@ -288,19 +313,12 @@ def search(
 
     def advance(carry: tuple[SearchState, Array]) -> tuple[SearchState, Array]:
         state, trace = carry
-        axis, side = state.num_probes // 2, state.num_probes % 2
-        probe = state.values.at[axis].add(jnp.where(side == 0, step, -step))
-        trial = jnp.where(state.is_searching, state.values + state.step_size * state.direction, probe)
+        trial = proposal(state, tol)
         new = evaluate(trial, state.best.state)
-
-        searched = _line_search(state, trial, new, tol, max_iterations)
-        probed = state._replace(num_probes=state.num_probes + 1, probes=state.probes.at[axis, side].set(new.gradient))
         trace = trace.at[state.num_evaluations - start].set(
             jnp.where(jnp.isfinite(new.objective), new.objective, -jnp.inf)
         )
-        state = _select(state.is_searching, searched, probed)
-        moved = None if new.moves is None else state.moved | new.moves
-        return state._replace(num_evaluations=state.num_evaluations + 1, moved=moved), trace
+        return take(state, trial, new, tol, max_iterations), trace
 
     length = num_evaluations if trace_length is None else trace_length
     trace = jnp.full((length,), jnp.nan, state.best.objective.dtype)

@@ -9,7 +9,6 @@ from operator import itemgetter
 from typing import Any, Literal, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from scipy.special import logsumexp
 
@@ -17,7 +16,7 @@ from ...front.running.progress import progress_bar
 from ...front.state import Fit
 from ...hyper.design import LARGEST_DIMENSION, PROBE, Design, central_composite, explore_lattice, normal_points, stretch
 from ...hyper.space import UnconstrainedSpace
-from ..programs import PointFit, Programs
+from ..programs import POINTS_PER_CALL, PointFit, Programs
 
 __all__ = [
     "LARGEST_LATTICE",
@@ -38,7 +37,6 @@ MANY_ROWS = 5_000
 """Rows from which on fits of the field are saved where they can be."""
 _LARGEST_LATTICE_DIMENSION = 2
 _NUM_NORMAL_POINTS = 64
-_POINTS_PER_CALL = 9
 _TOL = 1e-5
 """Of fits at a design: marginals are mixtures over points that are a standard deviation apart."""
 # A point of the design so far above the mode says that there is another mode.
@@ -148,7 +146,7 @@ class Surroundings(NamedTuple):
         """
         values, last = self.place(points), self.fit.last_state
         tolerance = np.asarray(max(tol, self.programs.tol), values.dtype)
-        batch, parts = _POINTS_PER_CALL if self.size else 1, []
+        batch, parts = POINTS_PER_CALL if self.space.size else 1, []
         if states is None:
             mode = jax.tree.map(lambda leaf: np.repeat(np.asarray(leaf)[None], batch, axis=0), last.state)
         with progress_bar(len(values), "Integration", enabled=self.progress_bar) as bar:
@@ -160,7 +158,7 @@ class Surroundings(NamedTuple):
                 found = self.programs.fits(
                     self.data,
                     self.space.fixed,
-                    jnp.asarray(values[index], last.values.dtype),
+                    values[index].astype(last.values.dtype),
                     number,
                     begun,
                     tolerance,

@@ -1,0 +1,83 @@
+"""Evaluations at given points in the loop of a search, so that one compiled copy of the algorithm serves both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from .search import Evaluation, SearchState, is_finished, proposal, take
+
+__all__ = ["Visits", "search_and_visit"]
+
+
+class Visits(NamedTuple):
+    """Points to be evaluated before a search goes on."""
+
+    points: Array
+    """Unconstrained, shape ``(n, d)``."""
+    states: Any
+    """Of the field, from which the fits there start, stacked."""
+    number: int | Array
+    """How many of them are visited, the first ones."""
+    tol: Any
+    """Of the fits there."""
+
+
+def search_and_visit(
+    evaluate: Callable[[Array, Any, Any], Evaluation],
+    note: Callable[[Array, Evaluation, Array], Any],
+    state: SearchState,
+    visits: Visits,
+    *,
+    num_evaluations: int | Array,
+    field_tol: Any,
+    tol: float,
+    max_iterations: int | Array,
+    trace_length: int,
+) -> tuple[SearchState, Array, Any]:
+    """Visit points, which leave the search as it is, and go on with the search.
+
+    :param evaluate: ``(values, state, tol)``: the objective, with a fit of the field to this tolerance.
+    :param note: ``(values, evaluation, is_visit)``: what is kept of a visit; of an evaluation of the search nothing is.
+    :param SearchState state: of the search.
+    :param Visits visits: the points.
+    :param field_tol: of fits of the search. All else as for :func:`~.search.search`.
+    :return: what that returns, and what was noted, stacked, with zeros where no visit was made.
+    """
+    start = state.num_evaluations
+    note = jax.jit(note)  # traced once, for the shapes and for the loop
+
+    def unfinished(carry: tuple[SearchState, Array, Any, Array]) -> Array:
+        state, _, _, k = carry
+        return (k < visits.number) | (~is_finished(state) & (state.num_evaluations - start < num_evaluations))
+
+    def advance(carry: tuple[SearchState, Array, Any, Array]) -> tuple[SearchState, Array, Any, Array]:
+        state, trace, notes, k = carry
+        is_visit = k < visits.number
+        point, begun = jax.tree.map(lambda leaf: leaf[jnp.minimum(k, len(leaf) - 1)], (visits.points, visits.states))
+        own = proposal(state, tol), state.best.state
+        values, begun = jax.tree.map(lambda here, there: jnp.where(is_visit, here, there), (point, begun), own)
+        found = evaluate(values, begun, jnp.where(is_visit, visits.tol, field_tol))
+        noted = note(values, found, is_visit)
+        place = jnp.where(is_visit, k, len(visits.points))
+        notes = jax.tree.map(lambda leaves, leaf: leaves.at[place].set(leaf, mode="drop"), notes, noted)
+        place = jnp.where(is_visit, trace_length, state.num_evaluations - start)
+        height = jnp.where(jnp.isfinite(found.objective), found.objective, -jnp.inf)
+        trace = trace.at[place].set(height, mode="drop")
+        taken = take(state, values, found, tol, max_iterations)
+        state = jax.tree.map(lambda new, old: jnp.where(is_visit, old, new), taken, state)
+        return state, trace, notes, k + 1
+
+    def first(points: Array, states: Any) -> Any:
+        return note(points[0], evaluate(points[0], jax.tree.map(lambda leaf: leaf[0], states), field_tol), start > 0)
+
+    shapes = jax.eval_shape(first, visits.points, visits.states)
+    notes = jax.tree.map(lambda leaf: jnp.zeros((len(visits.points), *leaf.shape), leaf.dtype), shapes)
+    trace = jnp.full((trace_length,), jnp.nan, state.best.objective.dtype)
+    begin = (state, trace, notes, jnp.zeros((), jnp.int32))
+    state, trace, notes, _ = jax.lax.while_loop(unfinished, advance, begin)
+    return state, trace, notes
