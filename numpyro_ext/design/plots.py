@@ -77,8 +77,8 @@ def plot_information(x: ArrayLike, entropy: ArrayLike, information: ArrayLike, a
     axis.plot(x, entropy, color="black", linewidth=1.0, label="predictive entropy")
     axis.set_xlabel("input")
     axis.set_ylabel("nats")
-    axis.set_ylim(bottom=0.0)
-    axis.legend(frameon=False, fontsize="small")
+    axis.set_ylim(0.0, 1.35 * entropy.max())  # room for the legend
+    axis.legend(frameon=False, fontsize="small", loc="upper left")
     return axis
 
 
