@@ -13,7 +13,7 @@ from numpyro.distributions import biject_to, constraints
 
 from numpyro_ext.infer import EP
 from numpyro_ext.infer.front.running.learning import Climb, learn
-from numpyro_ext.infer.gaussian import programs
+from numpyro_ext.infer.gaussian import fitting_programs
 from numpyro_ext.infer.hyper.metric import in_metric, with_metric
 from numpyro_ext.infer.hyper.search import curvature, evaluation_fn, hessian, init_search, search
 from numpyro_ext.infer.hyper.space import UnconstrainedSpace
@@ -77,7 +77,7 @@ def test_local_factors_have_the_curvature_of_the_model(model):
 def test_a_run_with_local_probes_answers_as_one_without(monkeypatch, tmp_path):
     plain, quick = (EP(graded, integrate="none", progress_bar=False, max_hyper_steps=steps) for steps in (100, 99))
     plain.run(KEY, DATA[graded])
-    monkeypatch.setattr(programs, "_LEAST_PROBES", 0)
+    monkeypatch.setattr(fitting_programs, "_LEAST_PROBES", 0)
     quick.run(KEY, DATA[graded])
     assert quick.diagnostics.converged
     assert quick.diagnostics.hyper.num_evaluations < plain.diagnostics.hyper.num_evaluations - 2 * 15 + 6

@@ -20,8 +20,9 @@ from ..front.state import EngineState, Fit, check_init_state, data_digest
 from ..hyper.space import UnconstrainedSpace
 from .algorithms.pseudo_observations import explain_powers
 from .failures import not_finite_error
+from .fitting_programs import MOST_CURVED
 from .many import Begun
-from .programs import MOST_CURVED, Programs
+from .programs import Programs
 
 __all__ = ["RunOptions", "check_skipped", "fit"]
 

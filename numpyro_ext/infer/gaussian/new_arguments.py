@@ -29,10 +29,11 @@ from .algorithms.algorithm import Algorithm
 from .algorithms.posterior import GaussianPosterior
 from .answers.containment import ADVICE, check_contained, row_places
 from .answers.prediction import OtherField
+from .fitting_programs import PointFit
 from .integration.exploration import Exploration
 from .integration.run import IntegratedRun, Point, unstacked
 from .integration.scatter import Scatter
-from .programs import PointFit, Programs, compiled_programs
+from .programs import Programs, compiled_programs
 from .run import GaussianRun
 
 __all__ = ["Prediction", "log_predictive", "predict"]

@@ -16,7 +16,8 @@ from ...front.running.progress import progress_bar
 from ...front.state import Fit
 from ...hyper.design import LARGEST_DIMENSION, PROBE, Design, central_composite, explore_lattice, normal_points, stretch
 from ...hyper.space import UnconstrainedSpace
-from ..programs import POINTS_PER_CALL, PointFit, Programs
+from ..fitting_programs import POINTS_PER_CALL, PointFit
+from ..programs import Programs
 
 __all__ = [
     "LARGEST_LATTICE",

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 from scipy.special import ndtri
 
-from ..programs import PointFit
+from ..fitting_programs import PointFit
 from .exploration import Exploration, Surroundings
 from .interpolation import FEW_DIGITS, interpolated
 
