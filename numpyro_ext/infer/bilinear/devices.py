@@ -16,6 +16,7 @@ import numpy as np
 from jax import Array
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from ...linalg.padding import places_within
 from ...structure.bilinear.form import Bilinear, GaussianSide, Side
 from . import steps
 from . import sweeps as core
@@ -152,13 +153,10 @@ def place_rows(row_index: np.ndarray, column_index: np.ndarray, num_rows: int, n
     turn, place = np.divmod(np.arange(num_rows), num_devices)
     device = np.zeros(num_rows, int)
     device[by_length] = np.where(turn % 2 == 0, place, num_devices - 1 - place)
-    # on each device rows keep their order
-    ordered = np.argsort(device, kind="stable")
     num_held = np.bincount(device, minlength=num_devices)
     length = max(int(num_held.max(initial=0)), 1)
-    local = np.zeros(num_rows, int)
-    local[ordered] = np.arange(num_rows) - np.repeat(np.cumsum(num_held) - num_held, num_held)
-    position = device * length + local
+    # on each device rows keep their order
+    position = device * length + places_within(device, num_devices)
     source, is_used = np.zeros(num_devices * length, int), np.zeros(num_devices * length, bool)
     source[position], is_used[position] = np.arange(num_rows), True
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, Self, Unpack
+from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -14,15 +14,15 @@ from jax import Array
 from ...structure.bilinear.factors import Unlisted
 from ...structure.bilinear.read import read_bilinear
 from ...structure.bilinear.reading import BilinearReading
-from ..front.engine import BaseEngine, EngineOptions, check_at_least, check_one_of, check_positive, default_tolerance
+from ..front.engine import EngineOptions, check_at_least, check_one_of, check_positive, default_tolerance
 from ..front.files.checkpoints import read_checkpoint, write_checkpoint
 from ..front.files.saved_runs import fit_from_content
 from ..front.programs import compiled
-from ..front.run import ask
 from ..front.running.iterations import Iterations, StepInfo, fit_in_chunks, judge
 from ..front.state import EngineState, Fit, check_init_state, data_digest
 from ..hyper.space import UnconstrainedSpace
 from . import sweeps as core
+from .answers import BilinearAnswers
 from .families import Covariance, check_coupled, named_by_component, side_families
 from .programs import CHUNK, BilinearPrograms, Solver, explain, parts, with_parts
 from .run import BilinearRun
@@ -40,7 +40,7 @@ _ONE_START = (
 )
 
 
-class BilinearVG(BaseEngine[BilinearRun]):
+class BilinearVG(BilinearAnswers):
     r"""Gaussian posteriors for both blocks of a bilinear model of counts (Ko and Khan 2014; Ko 2017, section 3.1).
 
     For Poisson counts with the rate :math:`e^{\eta}` and a predictor that is affine in each of two Gaussian blocks
@@ -327,32 +327,6 @@ class BilinearVG(BaseEngine[BilinearRun]):
         """
         run = self._finished()
         return 1.0 - run.widest_product if run.reading.has_boundary else np.inf
-
-    predict = ask(BilinearRun.predict)
-    log_predictive = ask(BilinearRun.log_predictive)
-    predictive_mean = ask(BilinearRun.predictive_mean)
-    expected_ranks = ask(BilinearRun.expected_ranks)
-    similar = ask(BilinearRun.similar)
-
-    def fold_in(self, rng_key: Array, *args: Any, side: Literal["rows", "columns"] = "rows", **kwargs: Any) -> Self:
-        """Posteriors of new rows (or columns) while the other side and the hyperparameters stay as they were fitted.
-
-        The optimum given the other side is unique, and costs a few passes over the new cells.
-
-        :param rng_key: random number generator key.
-        :param args: arguments of the model with the new rows alone: their number, and their cells.
-        :param str side: ``"rows"`` or ``"columns"``, which side is new.
-        :param kwargs: keyword arguments of the model.
-        :return: an engine that answers for the new rows as this one for those of the fit. Its ``log_evidence`` is the
-            lower bound of the log predictive density of the new cells under the posterior of the other side.
-        :raises ValueError: if the other side has another size than in the fit.
-        """
-        found = self._finished().fold_in(rng_key, args, kwargs, side=side, unlisted_cells=self.unlisted_cells)
-        return self._with_run(found)
-
-    def _with_run(self, run: BilinearRun) -> Self:
-        """An engine of the same options that has made this run."""
-        return type(self)(self.model, **self._options_given())._with(run)
 
     # Persistence
 

@@ -24,7 +24,7 @@ from ...linalg.cholesky import cholesky, cholesky_solve
 from ...potentials.moments import TiltedMoments
 from ...structure.bilinear.form import Bilinear, CoupledSide, GaussianSide, Side
 from .cells import Block
-from .incidence import CoupledBlock, carried_back, touched
+from .incidence import CoupledBlock, precision_carried_back, shifts_carried_back, touched
 
 __all__ = [
     "HybridInfo",
@@ -130,7 +130,7 @@ def spectral_start(form: Bilinear, rng_key: Array) -> HybridState:
         if isinstance(own, GaussianSide):
             return jax.ops.segment_sum(values, index[1 - side], own.mean.shape[0])
         summed = jax.ops.segment_sum(values, index[1 - side], own.places.shape[0])
-        return _carried_to_vectors(own, summed)
+        return shifts_carried_back(own, summed)
 
     def refine(_: int, vectors: Array) -> Array:
         return jnp.linalg.qr(carried(carried(vectors, 1), 0))[0]
@@ -341,12 +341,12 @@ def _coupled_posterior(cells: Message, prior: CoupledSide) -> tuple[CoupledBlock
     """The posterior of the coordinates, and the log integral of prior times what cells say, of each component."""
     center = prior.touched(prior.mean)
     pull = cells.shift - cells.precision * center
-    back = _carried_to_vectors(prior, pull)
+    back = shifts_carried_back(prior, pull)
 
     def of_component(one: tuple[Array, ...]) -> tuple[Array, Array, Array]:
         scale, group, precision, back = one
         root = scale[:, None] * prior.root[group]
-        matrix = jnp.eye(root.shape[0], dtype=root.dtype) + root.T @ carried_back(prior, precision) @ root
+        matrix = jnp.eye(root.shape[0], dtype=root.dtype) + root.T @ precision_carried_back(prior, precision) @ root
         factor = cholesky(matrix)
         white = root.T @ back
         mean = cholesky_solve(factor, white)
@@ -355,14 +355,6 @@ def _coupled_posterior(cells: Message, prior: CoupledSide) -> tuple[CoupledBlock
     mean, precision, value = lax.map(of_component, (prior.scale.T, prior.group, cells.precision.T, back.T))
     value += jnp.sum(cells.shift * center - 0.5 * cells.precision * center**2, 0)
     return CoupledBlock(mean.T, precision), value
-
-
-def _carried_to_vectors(prior: CoupledSide, values: Array) -> Array:
-    """Sums over the combinations that each vector is in, of shape ``(num, size)``."""
-    total = jnp.zeros((prior.mean.shape[0], values.shape[1]), values.dtype)
-    for slot in range(prior.places.shape[1]):
-        total = total.at[prior.places[:, slot]].add(prior.weight[:, slot, None] * values)
-    return total
 
 
 def _log_evidence_of_side(cells: Message, prior: Side) -> Array:

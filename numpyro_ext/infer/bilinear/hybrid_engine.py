@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, NamedTuple, Self, Unpack
+from typing import Any, NamedTuple, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -15,15 +15,15 @@ from jax import Array, lax
 from ...structure.bilinear.form import Bilinear, GaussianSide
 from ...structure.bilinear.read import read_bilinear
 from ...structure.bilinear.reading import BilinearReading
-from ..front.engine import BaseEngine, EngineOptions, check_at_least, check_positive, default_tolerance
+from ..front.engine import EngineOptions, check_at_least, check_positive, default_tolerance
 from ..front.files.saved_runs import fit_from_content
 from ..front.programs import compiled
-from ..front.run import ask
 from ..front.running.iterations import Iterations, Parts, StepInfo, fit_in_chunks
 from ..front.state import EngineState, check_init_state, data_digest
 from ..hyper.space import UnconstrainedSpace
 from . import hybrid
 from . import sweeps as core
+from .answers import BilinearAnswers
 from .incidence import step_sizes
 from .loop import SolveInfo
 from .programs import BilinearPrograms, explain
@@ -134,8 +134,17 @@ class HybridRun(BilinearRun):
     def is_lower_bound(self) -> bool:
         return False
 
+    def fold_in(self, rng_key: Array, args: tuple[Any, ...], kwargs: dict[str, Any], **options: Any) -> BilinearRun:
+        potential = self.programs.form(self.reading.data, self.fit.hyper).potential
+        if not (potential.is_log_concave and potential.is_analytic):
+            raise ValueError(
+                "fold_in finds the optimum of a bound that needs a log-concave likelihood, and that of this model is "
+                "none: fit old and new vectors together, from init_state=engine.last_state where shapes are the same."
+            )
+        return super().fold_in(rng_key, args, kwargs, **options)
 
-class BilinearEP(BaseEngine[BilinearRun]):
+
+class BilinearEP(BilinearAnswers):
     r"""Expectation propagation for the likelihood of a bilinear model, variational Bayes for its products.
 
     For models like those of :class:`~numpyro_ext.infer.BilinearVG`, whose predictors are sums of products
@@ -227,7 +236,7 @@ class BilinearEP(BaseEngine[BilinearRun]):
             gain=0.0,
             rounding=0.0,
             change="The largest change of the mean of a predictor, in standard deviations and without damping,",
-            explain=lambda hyper, value: explain(reading.form(hyper), hyper, value),
+            explain=lambda hyper, value: explain(answers.form(reading.data, hyper), hyper, value),
             num_steps=self.num_steps,
             chunk=_CHUNK,
             name=type(self).__name__,
@@ -259,42 +268,16 @@ class BilinearEP(BaseEngine[BilinearRun]):
                 f"BilinearEP does not learn hyperparameters, as its log evidence is no bound: give values of "
                 f"{list(space.names)} (hyper_values={{{space.names[0]!r}: ...}}), such as those that BilinearVG learns."
             )
-        form = reading.form(space.unpack(space.initial()))
+        families = tuple("component" if is_coupled else "diagonal" for is_coupled in reading.is_coupled)
+        answers = compiled(BilinearPrograms, reading, space, families, self._tolerance(), None, "natural-gradient")
+        form = answers.form(reading.data, space.unpack(space.initial()))
         _check_form(form, reading)
         is_weighted = bool(np.any(np.asarray(form.weight) != 1.0))
         programs = compiled(HybridPrograms, reading, space, self._tolerance(), self.damping, is_weighted)
-        families = tuple("component" if is_coupled else "diagonal" for is_coupled in reading.is_coupled)
-        answers = compiled(BilinearPrograms, reading, space, families, self._tolerance(), None, "natural-gradient")
         return reading, space, programs, answers
 
     def _tolerance(self) -> float:
         return default_tolerance(self.tol, 1e-4, 1e-3)
-
-    # Answers
-
-    predict = ask(BilinearRun.predict)
-    log_predictive = ask(BilinearRun.log_predictive)
-    predictive_mean = ask(BilinearRun.predictive_mean)
-    expected_ranks = ask(BilinearRun.expected_ranks)
-    similar = ask(BilinearRun.similar)
-
-    def fold_in(self, rng_key: Array, *args: Any, side: Literal["rows", "columns"] = "rows", **kwargs: Any) -> Self:
-        """Posteriors of new rows (or columns) while the other side stays as it was fitted.
-
-        They are those of :meth:`BilinearVG.fold_in <numpyro_ext.infer.BilinearVG.fold_in>`, whose arguments, returns
-        and errors it has, given the posterior of the other side: for likelihoods that BilinearVG takes.
-
-        :raises ValueError: for other likelihoods.
-        """
-        run = self._finished()
-        form = run.reading.form(run.fit.hyper)
-        if not (form.potential.is_log_concave and form.potential.is_analytic):
-            raise ValueError(
-                "fold_in finds the optimum of a bound that needs a log-concave likelihood, and that of this model is "
-                "none: fit old and new vectors together, from init_state=engine.last_state where shapes are the same."
-            )
-        found = run.fold_in(rng_key, args, kwargs, side=side, unlisted_cells="missing")
-        return type(self)(self.model, **self._options_given())._with(found)
 
     # Persistence
 

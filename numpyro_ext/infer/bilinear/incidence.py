@@ -28,12 +28,13 @@ from .cells import Block, View, draw_block, sum_cells, sum_values
 __all__ = [
     "CoupledBlock",
     "SideBlock",
-    "carried_back",
     "coupled_divergence",
     "coupled_moments",
     "draw_side",
     "has_diagonal",
     "make_coupled_feasible",
+    "precision_carried_back",
+    "shifts_carried_back",
     "start_coupled",
     "step_coupled",
     "step_sizes",
@@ -167,14 +168,12 @@ def step_coupled(
     """
     sums = sum_cells(view, seen, other)
     before = jnp.sum(sums.value) - jnp.sum(coupled_divergence(own))
-    slope = jnp.zeros_like(own.mean)
-    for slot in range(prior.places.shape[1]):
-        slope = slope.at[prior.places[:, slot]].add(prior.weight[:, slot, None] * sums.slope)
+    slope = shifts_carried_back(prior, sums.slope)
 
     def move(one: tuple[Array, ...]) -> tuple[Array, Array]:
         mean, precision, scale, group, slope, cells = one
         root = scale[:, None] * prior.root[group]
-        white = root.T @ carried_back(prior, cells) @ root
+        white = root.T @ precision_carried_back(prior, cells) @ root
         mixed = (1.0 - step) * precision + step * (jnp.eye(len(mean), dtype=mean.dtype) + white)
         gain = cholesky_solve(cholesky(mixed), root.T @ slope - mean)
         return mean + step * gain, mixed
@@ -229,7 +228,7 @@ def _variances(prior: CoupledSide, covariance: Array) -> Array:
     return jnp.sum((matrix @ covariance) * matrix, -1)
 
 
-def carried_back(prior: CoupledSide, precision: Array) -> Array:
+def precision_carried_back(prior: CoupledSide, precision: Array) -> Array:
     """What precisions of all combinations say of the vectors in one component, shape ``(num, num)``."""
     if not _is_sparse(prior):
         matrix = _combinations(prior)
@@ -238,3 +237,14 @@ def carried_back(prior: CoupledSide, precision: Array) -> Array:
     entries = precision[:, None, None] * prior.weight[:, :, None] * prior.weight[:, None, :]
     zeros = jnp.zeros((num, num), entries.dtype)
     return zeros.at[prior.places[:, :, None], prior.places[:, None, :]].add(entries)
+
+
+def shifts_carried_back(prior: CoupledSide, shifts: Array) -> Array:
+    """What shifts, or slopes, of all combinations say of the vectors, shape ``(num, size)``.
+
+    :param shifts: shape ``(num_combinations, size)``.
+    """
+    total = jnp.zeros((prior.mean.shape[0], shifts.shape[1]), shifts.dtype)
+    for slot in range(prior.places.shape[1]):
+        total = total.at[prior.places[:, slot]].add(prior.weight[:, slot, None] * shifts)
+    return total

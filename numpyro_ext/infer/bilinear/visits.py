@@ -19,6 +19,7 @@ import numpy as np
 from jax import Array, lax
 
 from ...linalg.cholesky import cholesky, cholesky_solve
+from ...linalg.padding import rounded_up
 from ...structure.bilinear.form import Bilinear, GaussianSide
 from . import steps
 from . import sweeps as core
@@ -190,16 +191,10 @@ def _as_matrix(precision: Array) -> Array:
     return precision[:, :, None] * jnp.eye(precision.shape[1], dtype=precision.dtype)
 
 
-def _rounded_up(number: int) -> int:
-    """The next number with at most four binary digits before its zeros."""
-    unit = 1 << max(number.bit_length() - 4, 0)
-    return -(-number // unit) * unit
-
-
 def _fill_up(form: Bilinear, own: Side) -> Bilinear:
     """The form with cells and vectors of no weight, to rounded numbers of both."""
     num_cells = form.num_cells
-    more = _rounded_up(num_cells) - num_cells
+    more = rounded_up(num_cells) - num_cells
 
     def fill(x: Array) -> Array:
         if x.shape[:1] != (num_cells,):
@@ -213,7 +208,7 @@ def _fill_up(form: Bilinear, own: Side) -> Bilinear:
         filled[f"{name}_order"] = jnp.asarray(np.argsort(np.asarray(filled[f"{name}_index"]), kind="stable"))
     side = getattr(form, own)
     num = side.mean.shape[0]
-    extra = _rounded_up(num) - num
+    extra = rounded_up(num) - num
     mean, precision = (
         jnp.pad(x, [(0, extra)] + [(0, 0)] * (x.ndim - 1), mode="edge") for x in (side.mean, side.precision)
     )

@@ -9,6 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from ...linalg.padding import cheapest_levels
+
 __all__ = ["Pairs", "UserBatch", "batches_of_users", "checked_pairs"]
 
 _MOST_SHAPES = 6
@@ -126,19 +128,8 @@ def _levels(widths: np.ndarray, counts: np.ndarray) -> np.ndarray:
     for first in last:
         padded = sizes[first:] ** 3.0 + _COST_OF_PAIR * np.maximum.accumulate(pairs[first:])
         cost[first, first:] = (users[first + 1 :] - users[first]) * padded
-    # the least cost of all sizes up to the last one by a number of levels, and where the last of them begins
-    least, begins = cost[0], []
-    for _ in range(_MOST_SHAPES - 1):
-        split = np.concatenate([cost[:1], least[:-1, None] + cost[1:]])
-        begins.append(np.argmin(split, axis=0))
-        least = split[begins[-1], last]
-    level, end = np.zeros(sizes.size, int), sizes.size - 1
-    for number, begin in enumerate(reversed(begins)):
-        level[begin[end] : end + 1] = len(begins) - number
-        end = begin[end] - 1
-        if end < 0:
-            break
-    return np.asarray(level[place])
+    found: np.ndarray = cheapest_levels(cost, _MOST_SHAPES)[place]
+    return found
 
 
 def _batch(

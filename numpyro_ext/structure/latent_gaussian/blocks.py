@@ -8,6 +8,8 @@ import numpy as np
 import scipy.sparse
 from scipy.sparse.csgraph import connected_components
 
+from ...linalg.padding import padded_groups, rounded_up
+
 __all__ = ["find_blocks", "group"]
 
 _CHEAP = 0.1
@@ -60,22 +62,17 @@ def find_blocks(
 
 def group(label: np.ndarray, num_groups: int, fill: int, *, other_width: int | None = None) -> np.ndarray:
     """Indices by label, ``(num_groups, ...)`` padded with ``fill``."""
-    order = np.argsort(label, kind="stable")
     counts = np.bincount(label, minlength=num_groups)
     width = max(int(counts.max(initial=0)), 1)
     if other_width is not None and np.any(counts != width):
-        width = _rounded_up(width, other_width)
-    out = np.full((num_groups, width), fill)
-    position = np.arange(label.size) - np.repeat(np.cumsum(counts) - counts, counts)
-    out[label[order], position] = order
-    return out
+        width = _widened(width, other_width)
+    return padded_groups(label, num_groups, fill, width=width)
 
 
-def _rounded_up(width: int, other_width: int) -> int:
+def _widened(width: int, other_width: int) -> int:
     """A width of padded groups by up to a quarter larger, so that other groups, as of a bootstrap, have the same.
 
     The shorter side of a block stays the shorter one: the algebra is done there.
     """
-    step = 1 << max(width.bit_length() - 3, 0)
-    rounded = -(-width // step) * step
+    rounded = rounded_up(width, digits=3)
     return min(rounded, other_width) if width <= other_width else rounded

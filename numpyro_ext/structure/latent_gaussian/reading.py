@@ -247,8 +247,8 @@ class LatentGaussianReading(ModelReading):
         try:
             assert isinstance(self._rows, AffineRows)  # as of all that have large sites
             return ChosenRows.build(self._rows, self._trace.values[name], elements)
-        except TooLarge:
-            raise ValueError(f"{len(elements)} elements of {name!r} are too many at once: ask for fewer.") from None
+        except TooLarge as error:
+            raise ValueError(f"{len(elements)} elements of {name!r} are too many at once: ask for fewer.") from error
 
     def chosen_map(
         self, chosen: ChosenRows, indices: ChosenIndices, hyper: Mapping[str, Any], data: Sequence[Any]

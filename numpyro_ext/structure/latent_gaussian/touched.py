@@ -16,6 +16,7 @@ from scipy.sparse.csgraph import connected_components
 
 from ...linalg.gaussian.design import SparseRows
 from ...linalg.gaussian.touched_space import Touched
+from ...linalg.padding import cheapest_levels, places_within, rounded_up
 from ..program.affine_rows import AffineRows, RowIndices, atoms_of, find_indices, slopes_by_colour
 from ..program.degrees import Degree, Degrees
 from ..program.patterns import TooLarge, same_width
@@ -239,18 +240,14 @@ def _lay_out(
     num_before = quantities_before = 0
     for which, width in enumerate(widths):
         chosen = np.flatnonzero((bucket == which) & (found.sizes > 0))
-        shapes.append((_rounded_up(chosen.size), int(width)))
+        shapes.append((rounded_up(chosen.size), int(width)))
         number[chosen] = num_before + np.arange(chosen.size)
         place[chosen] = quantities_before + width * np.arange(chosen.size)
         num_before += shapes[-1][0]
         quantities_before += math.prod(shapes[-1])
 
     def places(of_block: np.ndarray) -> np.ndarray:
-        order = np.argsort(of_block, kind="stable")
-        counts = np.bincount(of_block, minlength=blocks.num_blocks)
-        out = np.empty(len(of_block), np.int64)
-        out[order] = np.arange(len(of_block)) - np.repeat(np.cumsum(counts) - counts, counts)
-        found: np.ndarray = place[of_block] + out
+        found: np.ndarray = place[of_block] + places_within(of_block, blocks.num_blocks)
         return found
 
     is_itself = (blocks.of_rows >= 0) & found.of_rows[blocks.of_rows]
@@ -281,11 +278,11 @@ def _lay_out(
     pairs = np.unique(of_quantities[entry] * np.int64(rows.num_columns) + pattern[entry, slots])
     block, column = np.divmod(pairs, rows.num_columns)
     counts = np.bincount(block, minlength=num_before)
-    position = np.arange(len(pairs)) - np.repeat(np.cumsum(counts) - counts, counts)
+    position = places_within(block, num_before)
     columns, before = [], 0
     for size, _ in shapes:
         inside = (block >= before) & (block < before + size)
-        width = _rounded_up(int(counts[before : before + size].max(initial=1)))
+        width = rounded_up(int(counts[before : before + size].max(initial=1)))
         part = np.full((size, width), rows.num_columns, np.int32)
         part[block[inside] - before, position[inside]] = column[inside]
         columns.append(part)
@@ -297,24 +294,9 @@ def _lay_out(
 
 def _bucket_widths(sizes: np.ndarray) -> np.ndarray:
     """Sizes to which blocks are padded, few of them, so that the cubes have the smallest sum."""
-    distinct, counts = np.unique([_rounded_up(int(size)) for size in sizes], return_counts=True)
-    cost = np.full((_MOST_BUCKETS + 1, len(distinct) + 1), np.inf)
-    cut = np.zeros(cost.shape, int)
-    cost[:, 0] = 0.0
-    for used in range(1, _MOST_BUCKETS + 1):
-        for end in range(1, len(distinct) + 1):
-            padded = np.cumsum(counts[:end][::-1])[::-1] * float(distinct[end - 1]) ** 3 + _COST_OF_BUCKET
-            totals = cost[used - 1, :end] + padded
-            cut[used, end] = int(np.argmin(totals))
-            cost[used, end] = totals[cut[used, end]]
-    widths, end, used = [], len(distinct), _MOST_BUCKETS
-    while end:
-        widths.append(distinct[end - 1])
-        end, used = cut[used, end], used - 1
-    return np.array(widths[::-1], int)
-
-
-def _rounded_up(size: int) -> int:
-    """A number by up to an eighth larger, so that other comparisons have the same shapes."""
-    step = 1 << max(size.bit_length() - 4, 0)
-    return -(-size // step) * step
+    distinct, counts = np.unique([rounded_up(int(size)) for size in sizes], return_counts=True)
+    before = np.append(0, np.cumsum(counts))
+    padded = (before[1:] - before[:-1, None]) * distinct.astype(float) ** 3 + _COST_OF_BUCKET
+    level = cheapest_levels(padded, _MOST_BUCKETS)
+    found: np.ndarray = distinct[np.diff(level, append=level.size) > 0]
+    return found

@@ -13,6 +13,7 @@ from jax import Array, lax
 from jax.extend.core import jaxpr_as_fun
 
 from ...linalg.gaussian.design import Dynamics, StateSpaceDesign, run_forward
+from ...linalg.padding import padded_groups
 from .affine_rows import AffineRows, Parts, atoms_of, rows_of_pattern
 from .degrees import Degree, Degrees
 from .dependence import dependence
@@ -56,7 +57,7 @@ class TimeBlocks:
         self.home = np.where(home == _NOWHERE, -1, home)
         self.shared = np.flatnonzero(self.home < 0)
         local = np.flatnonzero(self.home >= 0)
-        self.columns = _group(self.home[local], local, self.num_blocks, self.num_columns)
+        self.columns = padded_groups(self.home[local], self.num_blocks, self.num_columns, members=local)
         digest = hashlib.blake2b(repr(self.program.fingerprint()).encode(), digest_size=16)
         digest.update(self.columns.tobytes() + self.shared.tobytes())
         self.key = digest.hexdigest()
@@ -166,7 +167,7 @@ class StateRows:
         # rows that only see shared unknowns may stand anywhere
         anywhere = np.flatnonzero(home < 0)
         home[anywhere] = np.arange(anywhere.size) * blocks.num_blocks // max(anywhere.size, 1)
-        self.rows = _group(home, np.arange(home.size), blocks.num_blocks, home.size)
+        self.rows = padded_groups(home, blocks.num_blocks, home.size)
 
     @classmethod
     def build(cls, blocks: TimeBlocks, parts: Parts) -> Self:
@@ -315,13 +316,3 @@ def _homes(blocks: TimeBlocks, parts: Parts, together: np.ndarray) -> np.ndarray
     np.maximum.at(highest, together[grouped], home[grouped])
     is_whole = (together >= 0) & (lowest == highest)[together]
     return np.where(is_whole, home, -1)
-
-
-def _group(label: np.ndarray, members: np.ndarray, num_groups: int, fill: int) -> np.ndarray:
-    """The members of each group as ``(num_groups, most)``, padded with ``fill``."""
-    order = np.argsort(label, kind="stable")
-    counts = np.bincount(label, minlength=num_groups)
-    out = np.full((num_groups, int(counts.max(initial=0))), fill)
-    position = np.arange(label.size) - np.repeat(np.cumsum(counts) - counts, counts)
-    out[label[order], position] = members[order]
-    return out

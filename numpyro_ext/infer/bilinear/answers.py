@@ -1,0 +1,48 @@
+"""What engines on bilinear models answer after a run, whatever their algorithm."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, Self
+
+from jax import Array
+
+from ...structure.bilinear.factors import Unlisted
+from ..front.engine import BaseEngine
+from ..front.run import ask
+from .run import BilinearRun
+
+__all__ = ["BilinearAnswers"]
+
+
+class BilinearAnswers(BaseEngine[BilinearRun]):
+    """Answers from Gaussian vectors of both sides."""
+
+    unlisted_cells: Unlisted = "missing"
+
+    predict = ask(BilinearRun.predict)
+    log_predictive = ask(BilinearRun.log_predictive)
+    predictive_mean = ask(BilinearRun.predictive_mean)
+    expected_ranks = ask(BilinearRun.expected_ranks)
+    similar = ask(BilinearRun.similar)
+
+    def fold_in(self, rng_key: Array, *args: Any, side: Literal["rows", "columns"] = "rows", **kwargs: Any) -> Self:
+        """Posteriors of new rows (or columns) while the other side and the hyperparameters stay as they were fitted.
+
+        They maximise the bound of :class:`~numpyro_ext.infer.BilinearVG` given the other side, whatever fitted that.
+        The optimum is unique, and costs a few passes over the new cells.
+
+        :param rng_key: random number generator key.
+        :param args: arguments of the model with the new rows alone: their number, and their cells.
+        :param str side: ``"rows"`` or ``"columns"``, which side is new.
+        :param kwargs: keyword arguments of the model.
+        :return: an engine that answers for the new rows as this one for those of the fit. Its ``log_evidence`` is the
+            lower bound of the log predictive density of the new cells under the posterior of the other side.
+        :raises ValueError: if the other side has another size than in the fit, or if the likelihood is none that
+            BilinearVG takes.
+        """
+        found = self._finished().fold_in(rng_key, args, kwargs, side=side, unlisted_cells=self.unlisted_cells)
+        return self._with_run(found)
+
+    def _with_run(self, run: BilinearRun) -> Self:
+        """An engine of the same options that has made this run."""
+        return type(self)(self.model, **self._options_given())._with(run)
