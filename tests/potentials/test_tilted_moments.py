@@ -135,7 +135,7 @@ def test_family_against_direct_integral(name, power):
 
 # Short rules apply only where no cavity of the call is wide, so these need grids of their own.
 SHORT_RULES = {
-    "logit": (FAMILIES["logit"][0], FAMILIES["logit"][2], [(0,), (1,)], (1e-8, 0.01, 0.3, 1.0, 2.0)),
+    "logit": (FAMILIES["logit"][0], FAMILIES["logit"][2], [(0,), (1,)], (1e-8, 0.01, 0.3, 1.0, 2.0, 4.0)),
     "poisson_exp": (
         FAMILIES["poisson_exp"][0],
         FAMILIES["poisson_exp"][2],
@@ -147,7 +147,7 @@ SHORT_RULES = {
         lambda label, lower, upper: CumulativeLogitPotential(label, jnp.stack([lower, upper], axis=-1)),
         _ordered_logistic,
         [(0, -1.0, 1.5), (1, -1.0, 1.5), (2, -30.0, -20.0), (1, 3.0, 3.0001)],
-        (1e-8, 0.01, 0.3, 1.0, 2.0),
+        (1e-8, 0.01, 0.3, 1.0, 2.0, 4.0),
     ),
 }
 

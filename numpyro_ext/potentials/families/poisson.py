@@ -75,7 +75,7 @@ class PoissonExpPotential(Potential):
 
     def tilted_moments(self, mean: ArrayLike, variance: ArrayLike, power: ArrayLike = 1.0) -> TiltedMoments:
         """A short rule if no cavity variance exceeds 1/2 and the power is the Python number one, else quadrature."""
-        return tilted_moments_unless_wide(self, partial(_narrow_tilted_moments, self), _NARROW, mean, variance, power)
+        return tilted_moments_unless_wide(self, _narrow_tilted_moments, _NARROW, mean, variance, power)
 
     def derivatives(self, eta: ArrayLike) -> tuple[Array, Array, Array]:
         eta = jnp.asarray(eta)

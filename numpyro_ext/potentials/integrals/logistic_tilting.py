@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from functools import partial
 from typing import NamedTuple, Protocol
 
 import jax
@@ -17,12 +16,13 @@ from .tilted_window import Cavity
 
 __all__ = ["LogisticFactor", "Sigmoid", "logistic_tilted_moments", "sigmoid"]
 
-_NARROW = 2.0
+_NARROW = 4.0
 # Of nodes, in standard deviations of the cavity, as functions of the widest variance up to one: errors stay below 1e-13
-# up to there (against four times as many nodes).
+# up to there (against four times as many nodes). Above two the poles are as near in standard deviations as they are in
+# units, and nodes keep the distance in units that they have there; the mode may be further from where it is sought.
 _SPACING, _SPACING_SLOPE = 0.72, -0.32
-_REACH, _REACH_SLOPE = 8.5, 0.7
-_MOST_SPACINGS = 23
+_REACH, _REACH_SLOPE, _REACH_OF_WIDE = 8.5, 0.7, 1.5
+_MOST_SPACINGS = 36
 
 
 class Sigmoid(NamedTuple):
@@ -65,12 +65,12 @@ class LogisticFactor(LogFactor, Protocol):
 def logistic_tilted_moments(
     potential: LogisticFactor, mean: ArrayLike, variance: ArrayLike, power: ArrayLike
 ) -> TiltedMoments:
-    """A short rule if no cavity variance exceeds two and the power is the Python number one, else quadrature.
+    """A short rule where no cavity variance exceeds four and the power is the Python number one, else quadrature.
 
     :param LogisticFactor potential: log-concave factors with slopes between -1 and 1, analytic within :math:`\\pi` of
         the real line, as a logistic function or a product of a rising and a falling one.
     """
-    return tilted_moments_unless_wide(potential, partial(_narrow, potential), _NARROW, mean, variance, power)
+    return tilted_moments_unless_wide(potential, _narrow, _NARROW, mean, variance, power)
 
 
 def _narrow(potential: LogisticFactor, mean: Array, variance: Array) -> TiltedMoments:
@@ -85,8 +85,10 @@ def _narrow(potential: LogisticFactor, mean: Array, variance: Array) -> TiltedMo
     log_height, slope, curvature = frozen.derivatives(fixed_mean)
     # One Newton step towards the mode; positions are distances from the cavity mean, held under differentiation.
     center = fixed_variance * slope / (1.0 - fixed_variance * curvature)
-    widest = jnp.minimum(jnp.max(fixed_variance, initial=0.0), 1.0)
-    step, reach = _SPACING + _SPACING_SLOPE * widest, _REACH + _REACH_SLOPE * widest
+    most = jnp.max(fixed_variance, initial=0.0)
+    widest, excess = jnp.minimum(most, 1.0), jnp.sqrt(jnp.maximum(most, 2.0) / 2.0)
+    step = (_SPACING + _SPACING_SLOPE * widest) / excess
+    reach = _REACH + _REACH_SLOPE * widest + _REACH_OF_WIDE * math.sqrt(2.0) * (excess - 1.0)
     spacing = step * jnp.sqrt(fixed_variance)
     moved = mean - fixed_mean
 

@@ -30,6 +30,7 @@ __all__ = [
 ]
 
 _LOG_2PI = math.log(2.0 * math.pi)
+_CHUNK, _LEAST_CHUNKS = 1024, 4
 
 
 def gaussian_expectation(
@@ -90,7 +91,40 @@ def tilted_moments(
 def _tilted_moments(
     potential: LogFactor, mean: ArrayLike, variance: ArrayLike, power: ArrayLike, num_nodes: int | None
 ) -> TiltedMoments:
-    mean, variance, power = broadcast_to_factors(potential, mean, variance, power)
+    arrays = broadcast_to_factors(potential, mean, variance, power)
+    return in_chunks(functools.partial(_chunk_moments, num_nodes=num_nodes), potential, *arrays)
+
+
+def in_chunks(function: Callable[..., TiltedMoments], potential: LogFactor, *arrays: Array) -> TiltedMoments:
+    """A function of factors and of arrays of their shape, on CPUs for a thousand or so of many factors at a time.
+
+    The arrays of a chunk stay in the processor's cache from node to node, and what a function decides from the widest
+    cavity it decides for each chunk.
+    """
+    shape = arrays[0].shape
+    leaves, structure = jax.tree.flatten(potential)
+    is_split = [np.shape(leaf) == shape for leaf in leaves]
+    is_whole = all(split or np.ndim(leaf) == 0 for leaf, split in zip(leaves, is_split, strict=True))
+    if len(shape) != 1 or shape[0] < _LEAST_CHUNKS * _CHUNK or not is_whole or jax.default_backend() != "cpu":
+        return function(potential, *arrays)
+    num_chunks = -(-shape[0] // _CHUNK)
+
+    def cut(x: ArrayLike) -> Array:
+        return jnp.pad(jnp.asarray(x), (0, num_chunks * _CHUNK - shape[0]), mode="edge").reshape(num_chunks, _CHUNK)
+
+    def one(chunk: tuple[list[Array], list[Array]]) -> TiltedMoments:
+        own = iter(chunk[0])
+        parts = [next(own) if split else leaf for leaf, split in zip(leaves, is_split, strict=True)]
+        return function(jax.tree.unflatten(structure, parts), *chunk[1])
+
+    pieces = [cut(leaf) for leaf, split in zip(leaves, is_split, strict=True) if split], [cut(x) for x in arrays]
+    found: TiltedMoments = jax.tree.map(lambda x: x.reshape(-1)[: shape[0]], jax.lax.map(one, pieces))
+    return found
+
+
+def _chunk_moments(
+    potential: LogFactor, mean: Array, variance: Array, power: Array, *, num_nodes: int | None
+) -> TiltedMoments:
     single = jnp.finfo(mean.dtype).bits <= 32
     origin = jax.lax.stop_gradient(mean)
     one_mode = potential.is_log_concave and potential.is_smooth
@@ -160,22 +194,27 @@ def _value_and_slope(potential: LogFactor, eta: Array) -> tuple[Array, Array]:
 
 def tilted_moments_unless_wide(
     potential: LogFactor,
-    rule: Callable[[Array, Array], TiltedMoments],
+    rule: Callable[[Any, Array, Array], TiltedMoments],
     widest: float,
     mean: ArrayLike,
     variance: ArrayLike,
     power: ArrayLike,
 ) -> TiltedMoments:
-    """A cheaper rule if no cavity variance exceeds ``widest`` and the power is the Python number one, else quadrature.
+    """A cheaper rule where no cavity variance exceeds ``widest`` and the power is the Python number one, else
+    quadrature.
 
-    :param rule: makes tilted moments of means and variances, both of the shape of the factors.
+    :param rule: makes tilted moments of factors, means and variances, these two of the shape of the factors.
     """
     if not (isinstance(power, int | float) and power == 1):
         return tilted_moments(potential, mean, variance, power)
     mean, variance = broadcast_to_factors(potential, mean, variance)
-    is_narrow = jnp.all((variance > 0.0) & (variance <= widest))
-    found: TiltedMoments = jax.lax.cond(is_narrow, rule, functools.partial(tilted_moments, potential), mean, variance)
-    return found
+
+    def of_chunk(potential: LogFactor, mean: Array, variance: Array) -> TiltedMoments:
+        is_narrow = jnp.all((variance > 0.0) & (variance <= widest))
+        found: TiltedMoments = jax.lax.cond(is_narrow, rule, tilted_moments, potential, mean, variance)
+        return found
+
+    return in_chunks(of_chunk, potential, mean, variance)
 
 
 def sum_over_nodes(
