@@ -141,7 +141,8 @@ def test_what_cannot_be_fitted_does_not_end_the_others():
 
 def test_warnings_of_several_data_sets_are_one():
     with pytest.warns(UserWarning) as caught:
-        fits = EP(groups, max_hyper_steps=1).run_many(jax.random.key(0), _datasets(4, is_balanced=True))
+        engine = EP(groups, max_hyper_steps=1, hyper_tol=1e-8)
+        fits = engine.run_many(jax.random.key(0), _datasets(4, is_balanced=True))
     assert not fits.converged.any()
     assert len(caught) == 1
     assert "4 of 4 data sets (0, 1, 2, 3): EP did not converge" in str(caught[0].message)

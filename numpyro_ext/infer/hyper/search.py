@@ -5,8 +5,9 @@ ended, at a point of the finite differences that give the curvature. So a compil
 algorithm that fits the field, and under ``vmap`` (cross-validation folds) every lane moves at its own pace.
 
 The direction is that of L-BFGS (Liu and Nocedal, 1989; from optax). The step size is found by bisection on the weak
-Wolfe conditions (Lewis and Overton, 2013, algorithm 2.6); a trial point where the objective is not finite counts as one
-where it did not increase. Where no step meets the conditions, the search ends at the longest that increased it.
+Wolfe conditions (Lewis and Overton, 2013, algorithm 2.6), of which the first few cuts are at the top of the cubic
+through values and slopes; a trial point where the objective is not finite counts as one where it did not increase.
+Where no step meets the conditions, the search ends at the longest that increased it.
 """
 
 from __future__ import annotations
@@ -48,6 +49,8 @@ _MEMORY, _LARGEST_MEMORY = 10, 30
 _SUFFICIENT_INCREASE = 1e-4
 _CURVATURE = 0.9
 _MAX_TRIALS = 25
+_MOST_GUESSES, _LEAST_SHARE = 3, 0.1
+"""Trials whose values and slopes say where the next one is; it is this share of the bracket away from its ends."""
 _LARGEST_TRUNCATION = 10.0
 _PLATEAU = 1e-2
 
@@ -217,7 +220,12 @@ def _line_search(
     lower = jnp.where(increased, state.step_size, state.lower)
     upper = jnp.where(increased, state.upper, state.step_size)
     bounded = jnp.isfinite(upper)
-    step_size = jnp.where(bounded, 0.5 * (lower + jnp.where(bounded, upper, 0.0)), 2.0 * lower)
+    width = jnp.where(bounded, upper, 0.0) - lower
+    step_size = jnp.where(bounded, lower + 0.5 * width, 2.0 * lower)
+    guess = _top_of_cubic(gain, slope, jnp.dot(new.gradient, state.direction), state.step_size)
+    guess = jnp.asarray(jnp.maximum(guess, lower + _LEAST_SHARE * width), dtype)
+    is_guess = bounded & finite & (guess <= upper - _LEAST_SHARE * width) & (state.num_trials < _MOST_GUESSES)
+    step_size = jnp.where(is_guess, guess, step_size)
     returns = gives_up & (lower > 0.0) & (state.num_trials < _MAX_TRIALS)  # the last trial is then made again
     step_size = jnp.where(returns, lower, step_size)
     refused_at_start = (state.num_iterations == 0) & ~finite
@@ -239,6 +247,18 @@ def _line_search(
         is_searching=is_searching,
         converged=jnp.where(accepted, vanished, at_top),
     )
+
+
+def _top_of_cubic(gain: Array, slope: Array, new_slope: Array, step_size: Array) -> Array:
+    """Where the cubic has its maximum that rises from zero with ``slope``, and at ``step_size`` has risen by ``gain``
+    and has the slope ``new_slope``; not a number if it has none."""
+    mean_slope = gain / step_size
+    bend = slope + new_slope - 3.0 * mean_slope
+    square = bend**2 - slope * new_slope
+    root = jnp.sqrt(jnp.maximum(square, 0.0))
+    # of the two forms of the root the one without a difference of like numbers
+    share = slope / (slope + bend + root)
+    return jnp.where(square >= 0.0, share * step_size, jnp.nan)
 
 
 def difference_step(dtype: Any, tol: float) -> float:
