@@ -18,7 +18,7 @@ from ..compilation.recent import Recent
 from ..infer.gaussian.algorithms.algorithm import Algorithm
 from ..infer.gaussian.run import GaussianRun
 from ..linalg.gaussian.design import AnyDesign, DenseDesign, SparseRows
-from ..potentials.information import with_outcome
+from ..potentials.outcomes import with_outcome
 from ..structure import LatentGaussianReading
 from ..structure.latent_gaussian import AffineMap, LatentGaussian
 from ..structure.latent_gaussian.form import Blocks

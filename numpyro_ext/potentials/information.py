@@ -5,15 +5,15 @@ N(\eta \mid m, v)\, d\eta`. The information in it about the predictor is :math:`
 (Houlsby 2014, eq. 2.10). Everything is in nats.
 
 Arrays have an axis of mixture components in front (hyperparameters, as a rule), whose weights sum to one; factors are
-on the axis after it. Potentials say what could be observed by :meth:`~numpyro_ext.potentials.Potential.outcomes`.
+on the axis after it. Potentials say what could be observed: see :mod:`.outcomes`.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
-from typing import Literal, TypeVar
+from collections.abc import Callable
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -26,22 +26,17 @@ from .base import Potential
 from .families.binary import ProbitPotential
 from .families.gaussian import GaussianPotential
 from .integrals.normal import log_ndtr
+from .outcomes import log_predictive_probabilities, num_outcomes, with_outcome
 
 __all__ = [
     "EntropyMethod",
     "excess_terms",
     "expected_conditional_entropy",
     "expected_information",
-    "log_predictive_probabilities",
-    "log_probabilities",
-    "num_outcomes",
     "predictive_entropy",
-    "with_outcome",
 ]
 
 EntropyMethod = Literal["quadrature", "closed-form"]
-
-_Factors = TypeVar("_Factors", bound=Potential)
 
 _LOG_2PI_E = math.log(2.0 * math.pi * math.e)
 _SQUARED_WIDTH = 0.5 * math.pi * math.log(2.0)
@@ -49,114 +44,8 @@ r"""Of the Gaussian that the entropy of a probit observation resembles: :math:`C
 _NUM_TILTED_NODES = 8
 _FURTHEST = 8.5
 """Standard deviations to either side, at which rules over the predictor end."""
-_TAIL = 1e-10
-"""Of the mass of counts, which may be left out."""
-_MOST_COUNTS = 16384
 _REAL_REACH, _NUM_REAL = 22.0, 1601
 r"""Real outcomes are integrated at ``center + width * sinh(t)``: so far, and at so many nodes, an odd number."""
-
-
-def with_outcome(potential: _Factors, value: ArrayLike) -> _Factors:
-    """The factors of other observations.
-
-    :param Potential potential: with known :meth:`~numpyro_ext.potentials.Potential.outcomes`.
-    :param ArrayLike value: in the place of what was observed; broadcasts against it.
-
-    **Example:**
-
-    >>> from numpyro_ext.potentials import ProbitPotential
-    >>> print(with_outcome(ProbitPotential(jnp.array([0, 1])), 1).label)
-    [1 1]
-    """
-    known = potential.outcomes()
-    if known is None:
-        raise ValueError(f"{type(potential).__name__} does not say what its outcomes are.")
-    old = jnp.asarray(getattr(potential, known.field))
-    new = jnp.asarray(value, old.dtype)
-    values = {known.field: jnp.broadcast_to(new, jnp.broadcast_shapes(new.shape, old.shape))}
-    found: _Factors = dataclasses.replace(potential, **values)  # type: ignore[type-var]  # as every potential is one
-    return found
-
-
-def num_outcomes(potential: Potential, mean: ArrayLike, variance: ArrayLike, weights: ArrayLike) -> int | None:
-    """How many outcomes ``0, 1, ...`` hold all of the mass; none where outcomes are real numbers.
-
-    Counts without end are added up until at most ``1e-10`` of the mass is missing at every factor.
-
-    :param Potential potential: the factors, concrete, with leaves of any shape that broadcasts against ``mean``.
-    :param ArrayLike mean: of the predictors, shape ``(components, ...)``.
-    :param ArrayLike variance: of the predictors.
-    :param ArrayLike weights: of the components.
-    :raises ValueError: if they are not known, or 16384 counts are not enough.
-    """
-    known = potential.outcomes()
-    if known is None:
-        raise ValueError(f"{type(potential).__name__} does not say what its outcomes are.")
-    if known.width is not None:
-        return None
-    if known.number is not None:
-        return known.number
-    if known.limit is not None:
-        return int(np.max(np.asarray(known.limit), initial=0)) + 1
-    number = 16
-    while number <= _MOST_COUNTS:
-        mass = jnp.sum(jnp.exp(log_predictive_probabilities(potential, mean, variance, weights, number)), axis=0)
-        tail = _TAIL if mass.dtype == jnp.float64 else 1e-5
-        if bool(jnp.all(mass > 1.0 - tail)):
-            return number
-        number *= 4
-    raise ValueError(
-        f"Counts up to {number // 4} hold only {float(jnp.min(mass)):.3g} of the mass of some observation: its "
-        "predictor is too uncertain to add counts up. Give the model tighter priors, or leave such candidates out."
-    )
-
-
-@functools.partial(jax.jit, static_argnames="number")
-def log_predictive_probabilities(
-    potential: Potential, mean: ArrayLike, variance: ArrayLike, weights: ArrayLike, number: int
-) -> Array:
-    r"""Log of :math:`\bar p(y)` for the outcomes ``0, ..., number - 1``.
-
-    :param Potential potential: the factors; leaves broadcast against ``mean``.
-    :param ArrayLike mean: of the predictors, shape ``(components, ...)``.
-    :param ArrayLike variance: of the predictors.
-    :param ArrayLike weights: of the components, which sum to one.
-    :param int number: of outcomes.
-    :return: of shape ``(number, ...)``.
-
-    **Example:**
-
-    >>> from numpyro_ext.potentials import ProbitPotential
-    >>> table = log_predictive_probabilities(ProbitPotential(0), jnp.array([[1.0]]), jnp.ones((1, 1)), jnp.ones(1), 2)
-    >>> print(jnp.exp(table)[:, 0].round(4))
-    [0.2398 0.7602]
-    """
-    mean, variance, log_weights = _prepared(mean, variance, weights)
-    known = potential.outcomes()
-    assert known is not None  # as whoever counts them has asked
-
-    def of(value: Array) -> Array:
-        parts = with_outcome(potential, value).log_normaliser(mean, variance)
-        if known.limit is not None:
-            parts = jnp.where(value <= known.limit, parts, -jnp.inf)
-        return jax.nn.logsumexp(parts + log_weights, axis=0)
-
-    found: Array = jax.lax.map(of, jnp.arange(number))
-    return found
-
-
-@functools.partial(jax.jit, static_argnames="number")
-def log_probabilities(potential: Potential, eta: ArrayLike, number: int) -> Array:
-    """Log probabilities of the outcomes ``0, ..., number - 1`` at known predictors, shape ``(number, ...)``."""
-    known, eta = potential.outcomes(), jnp.asarray(eta)
-    assert known is not None  # as whoever counts them has asked
-
-    def of(value: Array) -> Array:
-        log_p = with_outcome(potential, value).log_density(eta)
-        return log_p if known.limit is None else jnp.where(value <= known.limit, log_p, -jnp.inf)
-
-    found: Array = jax.lax.map(of, jnp.arange(number))
-    return found
 
 
 def predictive_entropy(
@@ -385,14 +274,14 @@ def excess_terms(log_ratio: Array) -> Array:
     return jnp.where(excess > -1.0, jax.scipy.special.xlog1py(1.0 + excess, excess) - excess, 1.0)
 
 
-def _normal_mean(function: object, mean: Array, variance: Array, num_nodes: int) -> Array:
+def _normal_mean(function: Callable[[Array], Array], mean: Array, variance: Array, num_nodes: int) -> Array:
     """Expectation of an elementwise function, by the trapezoidal rule."""
     z = np.linspace(-_FURTHEST, _FURTHEST, num_nodes) if num_nodes > 1 else np.zeros(1)
     density = np.exp(-0.5 * z**2)
     scale = jnp.sqrt(variance)
 
     def add(total: Array, node: tuple[Array, Array]) -> tuple[Array, None]:
-        return total + node[1] * function(mean + scale * node[0]), None  # type: ignore[operator]
+        return total + node[1] * function(mean + scale * node[0]), None
 
     grid = jnp.asarray(z, mean.dtype), jnp.asarray(density / density.sum(), mean.dtype)
     return jax.lax.scan(add, jnp.zeros_like(mean), grid)[0]
@@ -446,11 +335,3 @@ def _with_component(mean: ArrayLike, variance: ArrayLike, weights: ArrayLike | N
     if weights is None:
         return mean[None], variance[None], jnp.ones(1, dtype)
     return mean, variance, jnp.asarray(weights, dtype)
-
-
-def _prepared(mean: ArrayLike, variance: ArrayLike, weights: ArrayLike) -> tuple[Array, Array, Array]:
-    """Means, positive variances, and log weights that broadcast against them."""
-    mean, variance = jnp.asarray(mean), jnp.asarray(variance)
-    least = jnp.finfo(mean.dtype).eps ** 2 * (1.0 + jnp.square(mean))
-    log_weights = jnp.log(jnp.asarray(weights, mean.dtype)).reshape(-1, *(1,) * (mean.ndim - 1))
-    return mean, jnp.maximum(variance, least), log_weights

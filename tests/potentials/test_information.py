@@ -23,13 +23,8 @@ from numpyro_ext.potentials import (
     StochasticVolatilityPotential,
     StudentTPotential,
 )
-from numpyro_ext.potentials.information import (
-    expected_conditional_entropy,
-    expected_information,
-    log_predictive_probabilities,
-    predictive_entropy,
-    with_outcome,
-)
+from numpyro_ext.potentials.information import expected_conditional_entropy, expected_information, predictive_entropy
+from numpyro_ext.potentials.outcomes import log_predictive_probabilities, with_outcome
 
 REFERENCE = Path(__file__).parents[1] / "reference" / "active_gpc_bald_scalar.csv"
 
