@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import signal
 from pathlib import Path
 
 import jax
@@ -12,8 +13,10 @@ import scipy.stats
 from jax import random
 
 from numpyro_ext.infer import EP, collaborative_em
+from numpyro_ext.infer.collaborative import em as em_module
 from numpyro_ext.infer.collaborative import pairs as pairs_module
 from numpyro_ext.infer.collaborative.component_analysis import factor_step, free_step, prior_gradient
+from numpyro_ext.infer.collaborative.fit import CollaborativeFit
 from numpyro_ext.infer.collaborative.pairs import UserBatch, batches_of_users, checked_pairs
 from numpyro_ext.infer.collaborative.user_inference import (
     SharedPrior,
@@ -22,6 +25,7 @@ from numpyro_ext.infer.collaborative.user_inference import (
     user_form,
     user_moments,
 )
+from numpyro_ext.infer.front.files.archive import write_archive
 from numpyro_ext.infer.gaussian.algorithms import expectation_propagation
 from numpyro_ext.models import collaborative_preferences
 from numpyro_ext.potentials import ProbitPotential
@@ -270,6 +274,80 @@ def test_random_pairs_and_pairs_that_lost():
     outcome = few.log_predictive([0, 0], [1, 2], [2, 1], [1, 0])
     np.testing.assert_allclose(outcome[0], outcome[1], rtol=1e-12)
     np.testing.assert_allclose(np.exp(outcome[0]), few.predict([0], [1], [2]).probability[0])
+
+
+@pytest.mark.parametrize("covariance", ["factor", "free"])
+def test_a_fit_from_a_file_goes_on_as_if_it_had_not_ended(covariance, tmp_path):
+    options = {"covariance": covariance, "accelerator": "none", "tol": 0.0, "progress_bar": False}
+    whole = collaborative_em(PAIRS, KERNEL, 2, init_values=START, num_steps=6, **options)
+    half = collaborative_em(PAIRS, KERNEL, 2, init_values=START, num_steps=3, **options)
+    half.save(tmp_path / "fit")
+    loaded = CollaborativeFit.load(tmp_path / "fit")
+    jax.tree.map(np.testing.assert_array_equal, loaded, half)
+    questions = [0, 5, 9], [1, 3, 2], [4, 0, 6]
+    np.testing.assert_array_equal(loaded.predict(*questions), half.predict(*questions))
+    rest = collaborative_em(PAIRS, KERNEL, 2, init=loaded, num_steps=3, **options)
+    trace = np.append(half.objective_trace[:-1], rest.objective_trace)
+    np.testing.assert_allclose(trace, whole.objective_trace, rtol=1e-8)
+    np.testing.assert_allclose(rest.predict(*questions), whole.predict(*questions), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("options", "calls"),
+    [({"accelerator": "lbfgs"}, 7), ({"accelerator": "squarem"}, 8), ({"num_pairs_per_user": 2}, 3)],
+    ids=["lbfgs", "squarem", "random-pairs"],
+)
+def test_interrupted_runs_keep_what_they_had(options, calls, monkeypatch):
+    infer, count = em_module.infer_users, itertools.count()
+
+    def interrupted(*args, **kwargs):
+        if next(count) == calls * num_batches:
+            signal.raise_signal(signal.SIGINT)
+        return infer(*args, **kwargs)
+
+    options = {"init_values": START, "tol": 0.0, "progress_bar": False, **options}
+    num_batches = len(collaborative_em(PAIRS, KERNEL, 2, num_steps=0, **options).batches)
+    monkeypatch.setattr(em_module, "infer_users", interrupted)
+    with pytest.warns(UserWarning, match=r"interrupted after \d steps, of which this is the fit\. Go on by init=fit"):
+        fit = collaborative_em(PAIRS, KERNEL, 2, num_steps=50, **options)
+    assert not fit.converged and fit.num_steps < calls + 1
+    # sites and parameters are of one fit
+    trained = tuple(np.concatenate(part) for part in zip(*(_rows_of(batch) for batch in fit.batches), strict=True))
+    again = CollaborativeFit.fold_in(fit, trained, 10)
+    np.testing.assert_allclose(again.objective_trace[0], fit.objective_trace[-1], rtol=1e-7)
+    questions = [0, 5, 9], [1, 3, 2], [4, 0, 6]
+    np.testing.assert_allclose(again.predict(*questions), fit.predict(*questions), rtol=1e-5)
+
+
+def _rows_of(batch):
+    """Users, winners and losers of a batch."""
+    row, place = np.nonzero(np.asarray(batch.observed))
+    items = np.asarray(batch.items)
+    return batch.users[row], *(items[row, np.asarray(part)[row, place]] for part in (batch.winner, batch.loser))
+
+
+def test_an_interruption_before_the_first_fit_ends_the_run(monkeypatch):
+    def interrupted(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(em_module, "infer_users", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        collaborative_em(PAIRS, KERNEL, 2, init_values=START, progress_bar=False)
+
+
+def test_fits_that_do_not_go_together_are_refused(tmp_path):
+    fit = collaborative_em(PAIRS, KERNEL, 2, init_values=START, num_steps=0, progress_bar=False)
+    for rank, kernel, given, message in [
+        (1, KERNEL, {}, "init is a fit of rank 2"),
+        (2, 2.0 * KERNEL, {}, "rank and kernel must be the same"),
+        (2, np.eye(9), {}, "init is a fit of 8 items, and kernel has 9"),
+        (2, KERNEL, {"init_values": START}, "Give init or init_values, not both"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            collaborative_em(PAIRS, kernel, rank, init=fit, **given)
+    write_archive(tmp_path / "other", {"something": 1})
+    with pytest.raises(ValueError, match="holds no fit by collaborative_em"):
+        CollaborativeFit.load(tmp_path / "other")
 
 
 def test_bad_input_is_explained():

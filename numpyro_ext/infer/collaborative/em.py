@@ -20,6 +20,7 @@ from jax import Array
 from numpy.typing import ArrayLike
 
 from ...linalg.cholesky import cholesky, solve_lower
+from ..front.running.chunks import Interruption
 from ..front.running.extrapolation import extrapolate
 from ..front.running.progress import progress_bar as progress
 from .component_analysis import aligned_loadings, factor_step, free_step, prior_gradient
@@ -40,6 +41,7 @@ class _Expected(NamedTuple):
     objective: float
     shift: Array
     curvature: Array
+    batches: list[UserBatch]
     sites: tuple[tuple[Array, Array], ...]
     converged: bool
     skipped: int
@@ -57,6 +59,7 @@ def collaborative_em(
     old_mean: bool = False,
     num_pairs_per_user: int | None = None,
     init_values: Mapping[str, Any] | None = None,
+    init: CollaborativeFit | None = None,
     rng_key: Array | None = None,
     num_steps: int = 100,
     tol: float = 1e-5,
@@ -90,15 +93,20 @@ def collaborative_em(
     :param int num_pairs_per_user: take at most as many pairs of a user, others at random in each iteration.
     :param init_values: values of ``"V"``, ``"b"`` and ``"sigma"`` to start from; by default whitened loadings of size
         0.3 at random, zero and one.
+    :param CollaborativeFit init: a fit to go on from, also of a free covariance and also one that was interrupted or
+        loaded, in the place of ``init_values``. EM takes the steps that it would have taken next; L-BFGS and
+        extrapolations start anew from there.
     :param Array rng_key: of the start and of random pairs; ``None`` for the key of the number zero.
     :param int num_steps: the largest number of M-steps, or of fits by L-BFGS.
     :param float tol: stop when an iteration raises the objective by less than this times its size.
     :param int num_inference_steps: the largest number of steps in the inference of users.
     :param float inference_tol: their tolerance, as the algorithms have it.
     :param bool progress_bar: whether a run longer than a second shows a bar.
-    :return: the fit; see :class:`~.fit.CollaborativeFit`.
+    :return: the fit; see :class:`~.fit.CollaborativeFit`. Interrupted (Ctrl-C), that of the last finished step with a
+        warning.
     :raises ValueError: for pairs that are none, a kernel that is no covariance, a rank that is not below the number of
-        items, or options that do not go together.
+        items, options that do not go together, or an ``init`` of other items, kernel or rank.
+    :raises KeyboardInterrupt: if interrupted before all users were inferred once.
 
     **Example:**
 
@@ -134,7 +142,12 @@ def collaborative_em(
     if not found.user.size:
         raise ValueError("All pairs compare an item with itself: nothing to learn from.")
     start_key, pair_key = jax.random.split(jax.random.key(0) if rng_key is None else rng_key)
-    prior = _start(K, rank, init_values or {}, start_key)
+    if init is None:
+        prior = _start(K, rank, init_values or {}, start_key)
+    else:
+        if init_values is not None:
+            raise ValueError("Give init or init_values, not both: a fit to go on from has values.")
+        prior = _continued(init.prior, K, rank, covariance)
     if covariance == "free":
         prior = SharedPrior(prior.mean, jnp.zeros((K.shape[0], 0)), jnp.ones(()), prior.covariance())
     problem = _Problem(found, method, num_inference_steps, inference_tol, num_pairs_per_user, pair_key, K.shape[0])
@@ -146,24 +159,30 @@ def collaborative_em(
         )
         return step(expected.prior, *means)
 
-    with progress(num_steps, "collaborative_em", enabled=progress_bar) as bar:
+    with progress(num_steps, "collaborative_em", enabled=progress_bar) as bar, problem.interruption:
         if accelerator == "lbfgs" and num_steps:
             expected, trace, converged, count = _climb(problem, prior, num_steps, tol, bar)
         else:
             squared = accelerator == "squarem" and not is_plain
             expected, trace, converged, count = _alternate(problem, prior, improve, squared, num_steps, tol, bar)
-    if not (converged and expected.converged) and num_steps and num_pairs_per_user is None:
+    if problem.is_interrupted:
+        warnings.warn(
+            f"collaborative_em was interrupted after {count} steps, of which this is the fit. Go on by init=fit.",
+            UserWarning,
+            stacklevel=2,
+        )
+    elif not (converged and expected.converged) and num_steps and num_pairs_per_user is None:
         what = "the objective still rose" if expected.converged else "not all users were inferred to the end"
         warnings.warn(
             f"collaborative_em did not converge: {what} in the last of {count} steps. Give more (num_steps, or "
-            "num_inference_steps for the users), or go on from init_values=fit.parameters.",
+            "num_inference_steps for the users), or go on by init=fit.",
             UserWarning,
             stacklevel=2,
         )
     return CollaborativeFit(
         expected.prior,
         method,
-        tuple(problem.batches),
+        tuple(expected.batches),
         expected.sites,
         num_users,
         np.array(trace),
@@ -189,14 +208,21 @@ class _Problem:
             sizes = np.unique(np.ceil(np.geomspace(1, min(limit, counts.max()), 4)).astype(int))
             self.sizes = [(int(size), int(min(2 * size, num_items))) for size in sizes]
         self.batches: list[UserBatch] = [] if limit is not None else batches_of_users(pairs, num_items)
+        self.interruption = Interruption()
+        self.is_interrupted = False
 
     def expect(self, prior: SharedPrior) -> _Expected:
-        """Infer all users."""
+        """Infer all users.
+
+        :raises KeyboardInterrupt: between batches, where one was asked for.
+        """
         if self.limit is not None:
             self.batches, self.states = batches_of_users(self._some(self.limit), self.num_items, self.sizes), None
         total, skipped, converged, states, sites = 0.0, 0, True, [], []
         shift, curvature = jnp.zeros_like(prior.mean), jnp.zeros_like(prior.kernel)
         for k, batch in enumerate(self.batches):
+            if self.interruption:
+                raise KeyboardInterrupt
             state = initial_state(batch, prior, self.method) if self.states is None else self.states[k]
             state, found = infer_users(batch, prior, state, method=self.method, num_steps=self.num_steps, tol=self.tol)
             states.append(state)
@@ -206,7 +232,7 @@ class _Problem:
             converged &= bool(found.converged)
         if np.isfinite(total):
             self.states = states
-        return _Expected(prior, total, shift, curvature, tuple(sites), converged, skipped)
+        return _Expected(prior, total, shift, curvature, self.batches, tuple(sites), converged, skipped)
 
     def _some(self, limit: int) -> Pairs:
         """At most so many pairs of each user, at random."""
@@ -222,24 +248,29 @@ def _alternate(
     """EM, where each third step may go where the last two point at."""
     expected = problem.expect(prior)
     trace, count, converged, was_small = [expected.objective], 0, False, not squared
-    while count < num_steps and not converged:
-        before, first = expected, problem.expect(improve(expected))
-        count += 1
-        expected = first
-        if squared and count < num_steps and first.objective > before.objective:
-            third = improve(first)
+    try:
+        while count < num_steps and not converged:
+            before, first = expected, problem.expect(improve(expected))
             count += 1
-            jump = problem.expect(_extrapolated(before.prior, first.prior, third))
-            expected = jump if jump.objective >= first.objective else problem.expect(third)
-        bar.update(count - bar.n)
-        bar.set_postfix_str(f"objective {expected.objective:.6g}", refresh=False)
-        if not np.isfinite(expected.objective):
-            return before, trace, False, count
-        trace.append(expected.objective)
-        # a plain step after a jump may gain little and the next jump much
-        is_small = trace[-1] - trace[-2] < tol * abs(trace[-1])
-        converged = problem.limit is None and is_small and was_small
-        was_small = is_small or not squared
+            expected = first
+            if squared and count < num_steps and first.objective > before.objective:
+                third = improve(first)
+                jump = problem.expect(_extrapolated(before.prior, first.prior, third))
+                expected = jump if jump.objective >= first.objective else problem.expect(third)
+                count += 1
+            bar.update(count - bar.n)
+            bar.set_postfix_str(f"objective {expected.objective:.6g}", refresh=False)
+            if not np.isfinite(expected.objective):
+                return before, trace, False, count
+            trace.append(expected.objective)
+            # a plain step after a jump may gain little and the next jump much
+            is_small = trace[-1] - trace[-2] < tol * abs(trace[-1])
+            converged = problem.limit is None and is_small and was_small
+            was_small = is_small or not squared
+    except KeyboardInterrupt:
+        problem.is_interrupted = True
+        if expected.objective != trace[-1]:  # of a step whose extrapolation was cut off
+            trace.append(expected.objective)
     return expected, trace, converged, count
 
 
@@ -280,11 +311,13 @@ def _climb(
         return -expected.objective, -np.concatenate([np.asarray(part, float) for part in parts])
 
     start = np.concatenate([prior.mean, np.ravel(prior.loadings), [np.log(prior.variance)]]).astype(float)
-    found = scipy.optimize.minimize(
-        evaluate, start, jac=True, method="L-BFGS-B", options={"maxfun": num_steps, "ftol": tol, "maxcor": 20}
-    )
+    options = {"maxfun": num_steps, "ftol": tol, "maxcor": 20}
+    try:
+        succeeded = bool(scipy.optimize.minimize(evaluate, start, jac=True, method="L-BFGS-B", options=options).success)
+    except KeyboardInterrupt:
+        problem.is_interrupted, succeeded = True, False
     fits = len(trace) - 1
-    return best, list(np.maximum.accumulate(trace[1:])), bool(found.success), fits
+    return best, list(np.maximum.accumulate(trace[1:] or trace)), succeeded, fits
 
 
 def _checked_kernel(kernel: ArrayLike) -> Array:
@@ -320,6 +353,21 @@ def _check_options(
         )
     if accelerator == "lbfgs" and (covariance == "free" or num_pairs_per_user is not None):
         raise ValueError("accelerator='lbfgs' goes with covariance='factor' and all pairs.")
+
+
+def _continued(prior: SharedPrior, K: Array, rank: int, covariance: str) -> SharedPrior:
+    """The prior of a fit, where it is one of these items."""
+    size = prior.mean.shape[0]
+    if size != K.shape[0]:
+        raise ValueError(f"init is a fit of {size} items, and kernel has {K.shape[0]}.")
+    if covariance == "free":
+        return prior
+    if prior.loadings.shape[1] != rank or not np.allclose(prior.kernel, K):
+        raise ValueError(
+            f"init is a fit of rank {prior.loadings.shape[1]} with the kernel init.prior.kernel; with covariance="
+            "'factor' rank and kernel must be the same. Parts of it go into init_values."
+        )
+    return prior
 
 
 def _start(K: Array, rank: int, given: Mapping[str, Any], key: Array) -> SharedPrior:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any, NamedTuple
 
 import jax
@@ -10,6 +11,8 @@ import numpy as np
 from jax import Array
 from numpy.typing import ArrayLike
 
+from ...linalg.saved_names import saved_as
+from ..front.files.archive import read_archive, write_archive
 from .pairs import UserBatch, batches_of_users, checked_pairs
 from .user_inference import Method, SharedPrior, infer_users, initial_state, potential_of, user_moments
 
@@ -25,6 +28,7 @@ class PairPrediction(NamedTuple):
     """That the first item wins."""
 
 
+@saved_as("CollaborativeFit")
 class CollaborativeFit(NamedTuple):
     """What :func:`collaborative_em` found.
 
@@ -141,6 +145,25 @@ class CollaborativeFit(NamedTuple):
         """Draws of the utilities of all items for some users, shape ``(num_samples, n, items)``."""
         mean, covariance = self.utilities(users)
         return jax.random.multivariate_normal(rng_key, mean, covariance, (num_samples, mean.shape[0]), method="svd")
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write all of it, the pairs of the users included, to a file that reads back exactly.
+
+        :param path: of the file; used as it is, whatever its ending.
+        """
+        write_archive(path, {"collaborative_fit": self})
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> CollaborativeFit:
+        """A fit that :meth:`save` wrote. Reading it runs no code from the file.
+
+        :param path: of the file.
+        :raises ValueError: if the file is damaged, or holds something else.
+        """
+        found = read_archive(path).get("collaborative_fit")
+        if not isinstance(found, cls):
+            raise ValueError(f"{os.fspath(path)!r} holds no fit by collaborative_em; engines load their own files.")
+        return found
 
     def fold_in(self, pairs: Any, num_users: int | None = None) -> CollaborativeFit:
         """Other users under the prior that was found: nothing of it is learned anew.

@@ -10,6 +10,7 @@ import numpy as np
 from jax import Array
 
 from ...linalg.padding import cheapest_levels
+from ...linalg.saved_names import saved_as
 
 __all__ = ["Pairs", "UserBatch", "batches_of_users", "checked_pairs"]
 
@@ -30,6 +31,7 @@ class Pairs(NamedTuple):
         return Pairs(*(part[chosen] for part in self))
 
 
+@saved_as("UserBatch")
 class UserBatch(NamedTuple):
     """Users side by side, each with the items that its pairs touch; padded to the largest numbers of both."""
 

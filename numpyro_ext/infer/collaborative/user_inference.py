@@ -22,6 +22,7 @@ from jax import Array
 
 from ...linalg.gaussian.design import SparseRows
 from ...linalg.gaussian.prior import CovariancePrior
+from ...linalg.saved_names import saved_as
 from ...potentials import BoundedPotential, JaakkolaBound, LogitPotential, Potential, ProbitPotential
 from ...structure.latent_gaussian import Blocks, LatentGaussian
 from ..gaussian.algorithms import expectation_propagation, laplace
@@ -39,6 +40,7 @@ _ALGORITHMS: dict[str, ModuleType] = {
 }
 
 
+@saved_as("SharedPrior")
 class SharedPrior(NamedTuple):
     r"""The prior :math:`N(b, V V^T + \sigma^2 K)` of the utilities of every user."""
 
