@@ -70,11 +70,14 @@ def fit(engine, seed, group, model=random_intercepts, **options):
 def test_first_fit_compiles_few_programs_and_the_second_none(engine):
     group = np.arange(NUM_ROWS) % NUM_GROUPS
     jax.clear_caches()
+    for options in ({}, {"is_small": True}, {"is_small": True, "is_lean": True}):
+        quick_jit(lambda: 0, **options)  # asks once in a process which options the compiler knows
     with compiled_programs() as names:
         fit(engine, 0, group)
-    assert len(names) <= 24, names
+    assert len(names) <= 26, names
     # the algorithm is in one of them
-    assert [name for name in names if name in ("jit(_search)", "jit(_visit)", "jit(_fits)")] == ["jit(_visit)"]
+    fitting = [name for name in names if any(part in name for part in ("_search", "_visit", "_fits"))]
+    assert len(fitting) == 1 and "_visit" in fitting[0], fitting
     with compiled_programs() as names:
         fit(engine, 1, group)
     assert names == []
