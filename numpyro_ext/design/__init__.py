@@ -4,6 +4,7 @@ from .committee import committee_information, nested_information
 from .draws import PosteriorDraws, draws_of
 from .plots import plot_information, plot_learning_curves, plot_queries
 from .protocols import compare_acquisitions
+from .risk import expected_risk, site_entropy_reduction
 from .scores import (
     committee_divergence,
     expected_information_gain,
@@ -27,6 +28,7 @@ __all__ = [
     "compare_acquisitions",
     "draws_of",
     "expected_information_gain",
+    "expected_risk",
     "gini",
     "least_confidence",
     "margin",
@@ -37,6 +39,7 @@ __all__ = [
     "predictive_entropy",
     "random_scores",
     "select",
+    "site_entropy_reduction",
     "variation_ratio",
     "vote_entropy",
 ]

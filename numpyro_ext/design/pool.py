@@ -66,10 +66,8 @@ class Pool:
 
     def __init__(self, run: GaussianRun, num_steps: int) -> None:
         self._run = run
-
         reading = run.reading
         self._points = list(run.weighted_points())
-        self._num_observed = len(reading.observed_names)
         self._outlooks, _ = gaussian_outlooks(run)
         form = reading.abstract_form
         reason = self._reason(reading, form)
@@ -135,9 +133,6 @@ class Pool:
         weights: np.ndarray = np.exp(log_weights - np.logaddexp.reduce(log_weights))
         return weights
 
-    def is_seen(self, name: str, place: int) -> bool:
-        return place in self._taken[name]
-
     def add(self, name: str, place: int, value: float) -> None:
         """See one observation; :meth:`update` fits it."""
         self._taken[name][place] = value
@@ -171,6 +166,34 @@ class Pool:
             # An empty slot repeats what is in the first: it has to be a value of the support.
             values[-1][len(taken) :] = next(iter(taken.values()), self._placeholder(name))
         return _Seen(tuple(rows), tuple(values), tuple(used))
+
+    def seen_values(self, name: str) -> tuple[np.ndarray, np.ndarray]:
+        """Numbers of the observations of a site that are seen, and their values."""
+        taken = self._taken[name]
+        return np.array(list(taken), int), np.array(list(taken.values()), float)
+
+    def fits_after(self, name: str, candidates: np.ndarray, number: int) -> tuple[np.ndarray, Array, Array]:
+        """What the fit would be after each candidate and each of its outcomes ``0, ..., number - 1``.
+
+        :return: what the log evidence gains, shape ``(candidates, outcomes, points)``, and means and variances of the
+            predictors, with an axis of all rows behind.
+        """
+        sizes = zip(self.names, self._sizes, strict=False)
+        capacities = tuple(_capacity(len(self._taken[n]) + (n == name), size) for n, size in sizes)
+        seen = self._seen(capacities)
+        state = self._found.state
+        if capacities != self._capacities:
+            state = self._programs.start(self._forms, seen)
+        at = self.names.index(name), len(self._taken[name])
+        found = self._programs.fits_after(
+            self._forms, seen, state, at[1], jnp.asarray(candidates), jnp.arange(number), site=at[0]
+        )
+        return np.asarray(found.log_evidence) - np.asarray(self._found.log_evidence), found.mean, found.variance
+
+    def covariances(self) -> Array:
+        """Joint covariance of all predictors at each point, shape ``(points, rows, rows)``."""
+        found: Array = self._programs.covariances(self._forms, self._seen(self._capacities), self._found.state)
+        return found
 
     def _placeholder(self, name: str) -> float:
         return float(np.asarray(self._run.reading.sites[name].value).reshape(-1)[0])
@@ -221,6 +244,8 @@ class _Programs(NamedTuple):
     forms: Any
     start: Any
     fit: Any
+    fits_after: Any
+    covariances: Any
 
 
 def _programs(reading: LatentGaussianReading, algorithm: Algorithm, tol: float, num_steps: int) -> _Programs:
@@ -249,7 +274,39 @@ def _make_programs(reading: LatentGaussianReading, algorithm: Algorithm, tol: fl
         found: _Fit = jax.lax.map(at, (forms, state))
         return found
 
-    return _Programs(jax.jit(forms), jax.jit(start), jax.jit(fit))
+    def fits_after(
+        forms: LatentGaussian, seen: _Seen, state: Any, slot: Array, candidates: Array, outcomes: Array, *, site: int
+    ) -> _Fit:
+        def put(arrays: tuple[Array, ...], value: Any) -> tuple[Array, ...]:
+            return tuple(jnp.asarray(x).at[slot].set(value) if k == site else x for k, x in enumerate(arrays))
+
+        def at(candidate: Array) -> _Fit:
+            def told(outcome: Array) -> _Fit:
+                more = _Seen(put(seen.rows, candidate), put(seen.values, outcome), put(seen.is_used, True))
+                return fit(forms, more, state)._replace(state=None)
+
+            found: _Fit = jax.lax.map(told, outcomes)
+            return found
+
+        fits: _Fit = jax.lax.map(at, candidates)
+        return fits
+
+    def covariances(forms: LatentGaussian, seen: _Seen, state: Any) -> Array:
+        def at(point: tuple[LatentGaussian, Any]) -> Array:
+            posterior = algorithm.posterior(rows_of(point[0], seen), point[1])
+            found: Array = posterior.covariance(AffineMap(point[0].design, point[0].offset))
+            return found
+
+        joint: Array = jax.lax.map(at, (forms, state))
+        return joint
+
+    return _Programs(
+        jax.jit(forms),
+        jax.jit(start),
+        jax.jit(fit),
+        jax.jit(fits_after, static_argnames="site"),
+        jax.jit(covariances),
+    )
 
 
 def rows_of(form: LatentGaussian, seen: _Seen) -> LatentGaussian:

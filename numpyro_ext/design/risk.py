@@ -1,0 +1,211 @@
+"""What an observation would save: the expected loss of predictions after it."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from ..infer.front.engine import check_one_of
+from ..infer.gaussian.engine import Engine
+from ..infer.gaussian.run import GaussianRun
+from ..potentials import Potential
+from ..potentials.outcomes import log_predictive_probabilities, num_outcomes, with_outcome
+from .outlooks import GaussianOutlook
+from .pool import Pool
+
+__all__ = ["expected_risk", "site_entropy_reduction"]
+
+Loss = Literal["zero-one", "gini", "labelled", "labelled-and-gini"]
+Refit = Literal["one-step", "full"]
+
+
+def expected_risk(
+    source: Any,
+    *,
+    loss: Loss = "zero-one",
+    refit: Refit = "one-step",
+    reference: Any = None,
+    rng_key: Array | None = None,
+) -> dict[str, np.ndarray]:
+    r"""Minus the expected risk of predictions after each candidate, :math:`-\sum_y p(y \mid x) R(x, y)`.
+
+    The risk is summed over reference observations, whose inputs are known and whose outcomes are not used: of
+    ``"zero-one"`` loss :math:`\sum_i (1 - \max_y p_i(y))` (Zhu, Lafferty and Ghahramani 2003), of ``"gini"``
+    :math:`\sum_i (1 - \sum_y p_i(y)^2)`. ``"labelled"`` is the probability of another label than the one seen, summed
+    over the observations that have one, the candidate among them; ``"labelled-and-gini"`` is both (Kapoor, Horvitz and
+    Basu 2007).
+
+    Cost: ``"full"`` fits once for each candidate and outcome, hundreds of times more than
+    :func:`~numpyro_ext.design.expected_information_gain`; ``"one-step"`` updates all predictors by the covariance with
+    the candidate's, ``O(candidates * outcomes * rows)``, and ranks much the same.
+
+    >>> import jax.numpy as jnp
+    >>> import numpyro
+    >>> import numpyro.distributions as dist
+    >>> from jax import random
+    >>> from jax.scipy.stats import norm
+    >>> from numpyro_ext.design import expected_risk
+    >>> from numpyro_ext.infer import EP
+    >>> def model(x, y=None, seen=True):
+    ...     slope = numpyro.sample("slope", dist.Normal(0, 1))
+    ...     with numpyro.handlers.mask(mask=seen):
+    ...         numpyro.sample("y", dist.Bernoulli(probs=norm.cdf(slope * x)), obs=y)
+    >>> engine = EP(model)
+    >>> engine.run(random.key(0), jnp.array([0.5, 1.0, 3.0]), jnp.array([1, 0, 0]), jnp.array([True, False, False]))
+    >>> risk = expected_risk(engine)["y"]
+    >>> bool(risk[2] > risk[1])
+    True
+
+    :param source: an engine on a Gaussian field after its run, with one observed site whose outcomes can be counted; or
+        what :attr:`~numpyro_ext.design.SequentialDesign.source` is of one.
+    :param str loss: see above.
+    :param str refit: see above.
+    :param reference: booleans in the shape of the observations, true for those whose predictions matter; by default
+        those that are masked.
+    :param rng_key: not used; every score takes one.
+    :return: for the observed site an array in the shape of its observations.
+    :raises ValueError: for other sources, sites and options.
+    """
+    check_one_of(Loss, loss=loss)
+    check_one_of(Refit, refit=refit)
+    pool = _pool_of(source)
+    name, outlook = _one_site(pool)
+    candidates = np.flatnonzero(outlook.is_candidate)
+    if not candidates.size:
+        raise ValueError("Every observation is in use: mask those that could be observed.")
+    number = num_outcomes(outlook.potential, outlook.mean, outlook.variance, outlook.weights)
+    if number is None:
+        raise ValueError(f"The observations of {name!r} are real numbers: a risk is one of counted outcomes.")
+    shape = outlook.shape
+    at = np.zeros(outlook.is_candidate.size, bool)
+    at[candidates] = True
+    if reference is not None:
+        at = np.asarray(reference, bool).reshape(-1)
+        if at.size != outlook.is_candidate.size:
+            raise ValueError(f"reference has the shape {np.shape(reference)}, and the observations {shape}.")
+    places, values = pool.seen_values(name)
+    risk = partial(_risk, outlook.potential, jnp.asarray(at), jnp.asarray(places), jnp.asarray(values), loss, number)
+    log_weights = jnp.log(outlook.weights)
+    if refit == "full":
+        gains, means, variances = pool.fits_after(name, candidates, number)
+        log_after = log_weights + jnp.asarray(gains)
+        found = risk(jnp.asarray(candidates), log_after, means, variances)
+    else:
+        found = _one_step(outlook, pool.covariances(), jnp.asarray(candidates), risk, number)
+    # Fits of each outcome weigh as the prediction has it.
+    table = outlook.log_mixture[jnp.asarray(candidates)]
+    scores = np.full(outlook.is_candidate.size, -np.inf)
+    scores[candidates] = -np.asarray(jnp.sum(jnp.exp(table) * found, axis=1))
+    return {name: outlook.shaped(np.where(outlook.is_candidate.reshape(-1), scores, 0.0))}
+
+
+def site_entropy_reduction(source: Any, labels: Any, *, rng_key: Array | None = None) -> dict[str, np.ndarray]:
+    r"""Fall of the entropy of a predictor once its label is taken in, :math:`\tfrac12 \log(v / \hat v)`.
+
+    The informative vector machine (Lawrence, Seeger and Herbrich 2003). It knows the labels of the candidates, and so
+    chooses which data to keep, not which to ask for.
+
+    :param source: as for :func:`expected_risk`; outcomes may be real numbers.
+    :param labels: of all observations, in their shape; those of observations that are seen do not matter.
+    :param rng_key: not used; every score takes one.
+    :return: for the observed site an array in the shape of its observations.
+    :raises ValueError: as :func:`expected_risk`, and for labels of another shape.
+    """
+    pool = _pool_of(source)
+    name, outlook = _one_site(pool)
+    labels = np.asarray(labels, float)
+    if labels.shape != outlook.shape:
+        raise ValueError(f"labels have the shape {labels.shape}, and the observations of {name!r} {outlook.shape}.")
+    if len(outlook.weights) > 1:
+        raise ValueError("Entropies of mixtures over hyperparameters have no such form: fit with integrate='none'.")
+    told = with_outcome(outlook.potential, jnp.asarray(labels.reshape(-1), outlook.mean.dtype))
+    moments = told.tilted_moments(outlook.mean, outlook.variance)
+    return {name: outlook.shaped(0.5 * jnp.log(outlook.variance / moments.variance)[0])}
+
+
+def _pool_of(source: Any) -> Pool:
+    if isinstance(source, Pool):
+        return source
+    run = source._finished() if isinstance(source, Engine) else None
+    if not isinstance(run, GaussianRun) or not isinstance(source, Engine):
+        raise ValueError(
+            f"A {type(source).__name__} cannot say what predictions would be after an observation: take an engine on a "
+            "Gaussian field, such as EP."
+        )
+    return Pool(run, source.num_steps)
+
+
+def _one_site(pool: Pool) -> tuple[str, GaussianOutlook]:
+    found = pool.outlooks()
+    if len(found) != 1:
+        raise ValueError(f"This score is one of models with one observed site; this one has {sorted(found)}.")
+    ((name, outlook),) = found.items()
+    assert isinstance(outlook, GaussianOutlook)  # as of all pools
+    return name, outlook
+
+
+def _risk(
+    potential: Potential,
+    is_reference: Array,
+    places: Array,
+    values: Array,
+    loss: Loss,
+    number: int,
+    candidates: Array,
+    log_after: Array,
+    means: Array,
+    variances: Array,
+) -> Array:
+    """Of each candidate and outcome, from the predictors after it.
+
+    :param log_after: log weights of the points, unnormalised, shape ``(candidates, outcomes, points)``.
+    :param means: shape ``(candidates, outcomes, points, rows)``.
+    """
+
+    def one(outcome: Array, candidate: Array, log_weights: Array, mean: Array, variance: Array) -> Array:
+        weights = jax.nn.softmax(log_weights)
+        p = jnp.exp(log_predictive_probabilities(potential, mean, variance, weights, number))
+        at_reference = 1.0 - (jnp.max(p, axis=0) if loss == "zero-one" else jnp.sum(p**2, axis=0))
+        total = jnp.zeros((), p.dtype)
+        if loss != "labelled":
+            total = total + jnp.sum(jnp.where(is_reference, at_reference, 0.0))
+        if loss.startswith("labelled"):
+            total = total + jnp.sum(1.0 - p[values.astype(int), places]) + 1.0 - p[outcome, candidate]
+        return total
+
+    def at(inputs: tuple[Array, ...]) -> Array:
+        candidate, *parts = inputs
+        found: Array = jax.lax.map(lambda x: one(x[0], candidate, *x[1:]), (jnp.arange(number), *parts))
+        return found
+
+    risks: Array = jax.lax.map(at, (candidates, log_after, means, variances))
+    return risks
+
+
+def _one_step(outlook: GaussianOutlook, covariances: Array, candidates: Array, risk: Any, number: int) -> Array:
+    """Moments matched once, at the predictor of the candidate, and carried to the others by their covariance."""
+    mean, variance = outlook.mean, outlook.variance
+
+    def at(candidate: Array) -> Array:
+        def cut(leaf: Array) -> Array:
+            return leaf[:, candidate] if leaf.shape[1] == mean.shape[1] else leaf[:, 0]
+
+        def told(outcome: Array) -> tuple[Array, Array, Array]:
+            potential = with_outcome(outlook.potential, outcome)
+            moments = jax.tree.map(cut, potential).tilted_moments(mean[:, candidate], variance[:, candidate])
+            slope = covariances[:, :, candidate] / variance[:, candidate, None]
+            moved = mean + slope * (moments.mean - mean[:, candidate])[:, None]
+            left = variance - slope**2 * (variance[:, candidate] - moments.variance)[:, None]
+            return jnp.log(outlook.weights) + moments.log_z, moved, jnp.maximum(left, 0.0)
+
+        log_after, means, variances = jax.lax.map(told, jnp.arange(number))
+        found: Array = risk(candidate[None], log_after[None], means[None], variances[None])[0]
+        return found
+
+    scores: Array = jax.lax.map(at, candidates)
+    return scores
