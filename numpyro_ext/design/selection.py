@@ -33,7 +33,7 @@ def select(
     """The candidates of the largest scores, or of the largest scores per cost.
 
     Scores of a batch are those of its members one by one: two candidates that would tell the same are both taken.
-    :func:`select_batch` looks at what they tell together.
+    Observe one and ask again where that matters.
 
     :param scores: an array, or what a score returns, a dictionary of arrays by site. Minus infinity is no candidate.
     :param int size: how many; one by default, or as many as the budget pays for.
