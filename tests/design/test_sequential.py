@@ -69,15 +69,18 @@ def test_nothing_is_compiled_for_another_observation():
         place = design.propose()
         design.observe(place, LABELS[place])
     compiled = []
-    jax.monitoring.register_event_duration_secs_listener(
-        lambda name, *_, **__: compiled.append(name) if "backend_compile" in name else None
-    )
+
+    def listen(event, duration, **_):
+        if "backend_compile" in event:
+            compiled.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
     try:
         for _ in range(4):
             place = design.propose()
             design.observe(place, 1 - LABELS[place])
     finally:
-        jax.monitoring.clear_event_listeners()
+        jax.monitoring.unregister_event_duration_listener(listen)
     assert compiled == []
 
 
