@@ -292,6 +292,7 @@ def test_a_fit_from_a_file_goes_on_as_if_it_had_not_ended(covariance, tmp_path):
     np.testing.assert_allclose(rest.predict(*questions), whole.predict(*questions), rtol=1e-6)
 
 
+@pytest.mark.usefixtures("python_handles_control_c")
 @pytest.mark.parametrize(
     ("options", "calls"),
     [({"accelerator": "lbfgs"}, 7), ({"accelerator": "squarem"}, 8), ({"num_pairs_per_user": 2}, 3)],
