@@ -1,7 +1,9 @@
 """Choosing what to measure: what each possible observation would tell, and loops that learn by asking."""
 
+from .batches import Batch
 from .committee import committee_information, nested_information
 from .draws import PosteriorDraws, draws_of
+from .linear import linear_information_gain, select_rows
 from .plots import plot_information, plot_learning_curves, plot_queries
 from .protocols import compare_acquisitions
 from .risk import expected_risk, site_entropy_reduction
@@ -20,6 +22,7 @@ from .selection import Candidate, select
 from .sequential import SequentialDesign
 
 __all__ = [
+    "Batch",
     "Candidate",
     "PosteriorDraws",
     "SequentialDesign",
@@ -31,6 +34,7 @@ __all__ = [
     "expected_risk",
     "gini",
     "least_confidence",
+    "linear_information_gain",
     "margin",
     "nested_information",
     "plot_information",
@@ -39,6 +43,7 @@ __all__ = [
     "predictive_entropy",
     "random_scores",
     "select",
+    "select_rows",
     "site_entropy_reduction",
     "variation_ratio",
     "vote_entropy",

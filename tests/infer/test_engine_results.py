@@ -9,6 +9,7 @@ import pytest
 import scipy.optimize
 import scipy.stats
 
+from numpyro_ext.design import linear_information_gain
 from numpyro_ext.infer import EP, LaplaceApproximation
 from numpyro_ext.infer.front.answers.draws import Draws, draw_inside_support
 
@@ -60,17 +61,17 @@ def test_information_gain_of_further_measurements(line_case, fitted_line, monkey
     _, covariance, _ = exact_line(line_case, **hyper)
     rows = np.array([[1.0, 0.0], [1.0, -2.0], [0.5, 3.0]])
     expected = 0.5 * np.log1p(np.einsum("ri,ij,rj->r", rows, covariance, rows) / np.array([0.25, 1.0, 4.0]))
-    gain = fitted_line.information_gain(rows, np.array([0.25, 1.0, 4.0]))
+    gain = linear_information_gain(fitted_line, rows, np.array([0.25, 1.0, 4.0]))
     np.testing.assert_allclose(gain, expected, rtol=1e-8)
-    monkeypatch.setattr("numpyro_ext.infer.front.run.LARGEST_DENSE", 1)
-    by_draws = fitted_line.information_gain(rows, np.array([0.25, 1.0, 4.0]), site="slopes")
+    monkeypatch.setattr("numpyro_ext.infer.front.answers.sites.LARGEST_DENSE", 1)
+    by_draws = linear_information_gain(fitted_line, rows, np.array([0.25, 1.0, 4.0]), site="slopes")
     np.testing.assert_allclose(np.expm1(2 * by_draws), np.expm1(2 * expected), rtol=0.2)
-    with pytest.raises(ValueError, match="Give the noise_variance"):
-        fitted_line.information_gain(rows)
+    own_noise = linear_information_gain(fitted_line, rows)
+    np.testing.assert_allclose(own_noise, linear_information_gain(fitted_line, rows, 0.25), rtol=1e-12)
     with pytest.raises(ValueError, match="shape"):
-        fitted_line.information_gain(np.ones((1, 3)), 1.0)
+        linear_information_gain(fitted_line, np.ones((1, 3)), 1.0)
     with pytest.raises(KeyError, match="'scale'"):
-        fitted_line.information_gain(rows, 1.0, site="scale")
+        linear_information_gain(fitted_line, rows, 1.0, site="scale")
 
 
 def test_posterior_and_evidence_are_exact(line_case, fitted_line):

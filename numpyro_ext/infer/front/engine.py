@@ -12,9 +12,7 @@ from typing import Any, ClassVar, Generic, Self, TypedDict, TypeVar, get_args
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.typing import ArrayLike
 
-from ...linalg.operators.operator import LinearOperator
 from ...structure.model.execution import check_key
 from ...structure.model.search import Form, field_names, read_first
 from .answers.arviz import ArviZInterface
@@ -270,38 +268,6 @@ class BaseEngine(ShownEngine, ArviZInterface, Generic[_Run]):
     def describe(self) -> str:
         """How the model was read: the field, the hyperparameters, what each factor was recognised as, the design."""
         return self._finished().describe()
-
-    def information_gain(
-        self,
-        operator_rows: LinearOperator | ArrayLike,
-        noise_variance: ArrayLike | None = None,
-        site: str | None = None,
-    ) -> Array:
-        r"""What each of some further measurements would tell about a site, in nats.
-
-        For a measurement :math:`b^T u + N(0, \sigma^2)` it is :math:`\tfrac12 \log(1 + b^T \operatorname{Cov}(u) b /
-        \sigma^2)`, the expected reduction of the entropy of a Gaussian posterior (Seeger and Nickisch 2008). Which
-        measurement to take next is that of the largest gain.
-
-        Cost: one product with the covariance of the site per row; sites of more than 2048 elements are judged by
-        ``num_samples`` draws, with a relative standard deviation of the variance of ``sqrt(2 / num_samples)``.
-
-        :param operator_rows: one row :math:`b` per measurement: an operator or array of shape ``(r, size)``.
-        :param noise_variance: of these measurements, a scalar or of shape ``(r,)``; may be left out where the model has
-            Gaussian noise, whose average variance it then is.
-        :param str site: what is measured, one of those in ``posterior``; by default the field, if that is one site.
-        :return: of shape ``(r,)``.
-        :raises ValueError: if the rows do not fit the site, or a noise variance is missing or not positive.
-        """
-        run = self._finished()
-        size = run.measured_size(site)
-        rows = operator_rows if isinstance(operator_rows, LinearOperator) else jnp.asarray(operator_rows)
-        if len(rows.shape) != 2 or rows.shape[1] != size:
-            raise ValueError(f"operator_rows has the shape {tuple(rows.shape)}; it must be (r, {size}).")
-        noise = jnp.asarray(run.typical_noise() if noise_variance is None else noise_variance)
-        if not bool(jnp.all(noise > 0.0)):
-            raise ValueError(f"noise_variance must be positive, got {noise_variance}.")
-        return 0.5 * jnp.log1p(run.row_variance(rows, site) / noise)
 
     predict = ask(FinishedRun.predict)
 

@@ -9,19 +9,16 @@ from functools import cached_property, wraps
 from typing import Any, ClassVar, Concatenate, ParamSpec, TypeVar
 
 import jax
-import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike
 from numpyro.infer.autoguide import AutoMultivariateNormal
 
-from ...linalg.cholesky import LARGEST_DENSE
-from ...linalg.operators.operator import LinearOperator
 from ...structure.model.reading import ModelReading
 from ..hyper.space import UnconstrainedSpace
 from .answers.draws import with_predictive
 from .answers.model_draws import model_draws, observed_leaves
 from .answers.points import point_sites
-from .answers.sites import PosteriorSites, SitePosterior
+from .answers.sites import PosteriorSites
 from .files.saved_runs import fit_to_content
 from .results import Diagnostics, HyperEstimate, LogEvidence
 from .state import Fit
@@ -143,33 +140,12 @@ class FinishedRun(ABC):
 
     # Further measurements
 
-    def measured_size(self, site: str | None) -> int:
-        """The number of elements of a site, by default the field, that can be measured."""
-        return self._measured_site(site).size
-
-    def row_variance(self, rows: LinearOperator | Array, site: str | None) -> Array:
-        """Posterior variance of each row applied to the site."""
-        posterior = self._measured_site(site)
-        if posterior.size <= LARGEST_DENSE:
-            dense = rows.materialise() if isinstance(rows, LinearOperator) else rows
-            covariance = posterior.covariance().reshape(posterior.size, posterior.size)
-            return jnp.einsum("ri,ij,rj->r", dense, covariance, dense)
-        draws = posterior.sample(self.rng_key, self.num_samples).reshape(self.num_samples, -1)
-        centered = draws - posterior.mean.reshape(-1)
-        return jnp.mean(jnp.square(jax.lax.map(lambda x: rows @ x, centered)), axis=0)
-
     def typical_noise(self) -> ArrayLike:
         """The average variance of Gaussian noise.
 
         :raises ValueError: for models that have none.
         """
         raise ValueError("Give the noise_variance of the measurements: the model does not say what it is.")
-
-    def _measured_site(self, site: str | None) -> SitePosterior:
-        field = self.reading.field
-        if site is None and len(field) > 1:
-            raise ValueError(f"Several sites can be measured: give site, one of {', '.join(map(repr, field))}.")
-        return self.posterior[field[0] if site is None else site]
 
     # Answers of a Gaussian field
 

@@ -14,6 +14,7 @@ from jax import Array
 from numpyro.infer import psis_diagnostic
 from numpyro.infer.autoguide import AutoMultivariateNormal
 
+from ...potentials import GaussianPotential
 from ...structure import LatentGaussianReading
 from ..front.answers.draws import Draws, draw_inside_support, with_hyper, with_predictive
 from ..front.answers.resampling import num_proposals, psis_resampled
@@ -26,7 +27,7 @@ from .answers.guide import field_importance_pair, fitted_guide
 from .answers.leave_one_out import weights_fail
 from .answers.prediction import by_site, check_same_unknowns
 from .integration.simplified_laplace import gaussian_marginals
-from .programs import Programs
+from .programs import Programs, compiled_form
 
 __all__ = ["GaussianRun"]
 
@@ -152,6 +153,18 @@ class GaussianRun(FinishedRun):
         check_same_unknowns(self.reading, new, self.fit.hyper)
         values, observed = self.programs.log_predictive(*self.inputs, new.form(self.fit.hyper, new.data))
         return by_site(new, values, observed)
+
+    def typical_noise(self) -> Array:
+        """The average variance of the noise, where all observations have Gaussian noise."""
+        names, total = self.reading.observed_names, jnp.zeros(())
+        for weight, (_, hyper, _) in self.weighted_points():
+            # one factor for each observed site; behind them, priors that are factors
+            factors = compiled_form(self.reading, hyper).potentials[: len(names)]
+            scales = [jnp.square(f.scale) for f in factors if isinstance(f, GaussianPotential)]
+            if len(scales) < len(names):
+                return jnp.asarray(super().typical_noise())
+            total = total + weight * jnp.mean(jnp.concatenate([jnp.ravel(scale) for scale in scales]))
+        return total
 
     @cached_property
     def leave_one_out(self) -> tuple[Array, Array]:

@@ -45,6 +45,7 @@ class MeanFieldPrograms(SparsePrograms):
         self.init_state = jax.jit(self._init_state)
         self.solve = jax.jit(self._solve)
         self.row_variance = jax.jit(self._row_variance, static_argnames="name")
+        self.row_covariance = jax.jit(self._row_covariance, static_argnames="name")
 
     def state_shapes(self, data: Any, hyper: dict[str, Array], workspace: core.Workspace) -> core.State:
         """Shapes and dtypes of the state."""
@@ -220,15 +221,23 @@ class MeanFieldPrograms(SparsePrograms):
         form = self._reading.form(inputs.hyper, inputs.data)
         return tree_learning.states_given(form, inputs.state.second_moment).marginals
 
-    def _row_variance(self, inputs: Inputs, rows: LinearOperator | Array, *, name: str | None) -> Array:
-        """Variances of linear functionals of a site, or of the coefficients."""
+    def _row_variance(self, inputs: Inputs, rows: LinearOperator | Array, *, name: str) -> Array:
+        """Variances of linear functionals of a site."""
+        functionals, solved = self._solved_functionals(inputs, rows, name)
+        return jnp.sum(functionals * solved, axis=-1)
+
+    def _row_covariance(self, inputs: Inputs, rows: LinearOperator | Array, *, name: str) -> Array:
+        functionals, solved = self._solved_functionals(inputs, rows, name)
+        found = functionals @ solved.T
+        return 0.5 * (found + found.T)
+
+    def _solved_functionals(self, inputs: Inputs, rows: LinearOperator | Array, name: str) -> tuple[Array, Array]:
+        """Linear functionals of a site as those of the coefficients, and their products with the covariance."""
         dtype = self._mean(inputs).dtype
         if isinstance(rows, LinearOperator):
             functionals = lax.map(rows.rmatvec, jnp.eye(rows.shape[0], dtype=dtype), batch_size=DRAWS_AT_A_TIME)
         else:
             functionals = rows.astype(dtype)
-        if name is not None:
-            operator, _ = self._map(inputs, name)
-            functionals = lax.map(operator.rmatvec, functionals, batch_size=DRAWS_AT_A_TIME)
-        precision = self._precision(inputs)
-        return jnp.sum(functionals * self._solve_rows(precision, functionals), axis=-1)
+        operator, _ = self._map(inputs, name)
+        functionals = lax.map(operator.rmatvec, functionals, batch_size=DRAWS_AT_A_TIME)
+        return functionals, self._solve_rows(self._precision(inputs), functionals)

@@ -5,20 +5,37 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import cached_property
 
-import numpy as np
 from jax import Array
 
 from ...linalg.operators.operator import LinearOperator
 from ..front.answers.draws import finite_draws
 from ..front.results import LogEvidence
 from .mean_field_programs import MeanFieldPrograms
-from .run import Member, SparseRun
+from .run import Member, SparseRun, SparseSite
 
 __all__ = ["MeanFieldRun"]
 
 
+class MeanFieldSite(SparseSite):
+    """A site under the Gaussian of structured mean field, whose precision can be solved with at any size."""
+
+    def _row_variance(self, rows: LinearOperator | Array, rng_key: Array | None, num_samples: int) -> Array:
+        return self._solved(rows, "row_variance")
+
+    def _row_covariance(self, rows: LinearOperator | Array, rng_key: Array | None, num_samples: int) -> Array:
+        return self._solved(rows, "row_covariance")
+
+    def _solved(self, rows: LinearOperator | Array, program: str) -> Array:
+        self._run.check_variances(self.name)
+        (member,) = self._run.members
+        found: Array = getattr(member.programs, program)(member.inputs, rows, name=self.name)
+        return found
+
+
 class MeanFieldRun(SparseRun[MeanFieldPrograms]):
     """A Gaussian over sparse coefficients, and a tree over their states; one member."""
+
+    site_class = MeanFieldSite
 
     @property
     def is_lower_bound(self) -> bool:
@@ -62,19 +79,3 @@ class MeanFieldRun(SparseRun[MeanFieldPrograms]):
     def draw(self, rng_key: Array) -> tuple[dict[str, Array], Array]:
         """Draws of all sites but the observed ones, and the log density of each."""
         return finite_draws(super().draw(rng_key))
-
-    def measured_size(self, site: str | None) -> int:
-        """The number of elements of a site, or of all coefficients."""
-        reading = self.reading
-        self.check_variances(site or reading.field[0])
-        if site is None:
-            return reading.num_columns
-        if site not in reading.affine_sites:
-            raise ValueError(f"{site!r} is not linear in the coefficients; sites: {', '.join(reading.affine_sites)}.")
-        return int(np.prod(reading.site_shapes[site]))
-
-    def row_variance(self, rows: LinearOperator | Array, site: str | None) -> Array:
-        """Posterior variance of each row, by one solution with the posterior precision; without a site, of rows applied
-        to all coefficients in order."""
-        found: Array = self.programs.row_variance(self.members[0].inputs, rows, name=site)
-        return found

@@ -6,12 +6,15 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, random
 from jax.scipy.special import ndtri
 from jax.typing import ArrayLike, DTypeLike
 
+from ....linalg.cholesky import LARGEST_DENSE
+from ....linalg.operators.operator import LinearOperator
 from ....structure.model.reading import ModelReading
 from .display import ShownSite, ShownSites
 
@@ -93,6 +96,73 @@ class SitePosterior(ShownSite):
         :return: of shape ``(num_samples,) + shape``.
         """
         return self._sample(rng_key, num_samples).reshape((num_samples, *self.shape))
+
+    def row_variance(
+        self, rows: LinearOperator | ArrayLike, *, rng_key: Array | None = None, num_samples: int = 1000
+    ) -> Array:
+        r"""Variance of linear functionals :math:`b^T u` of the site, one for each row :math:`b`.
+
+        Cost: the covariance of the site, once; sites of more than 2048 elements are judged by draws, with a relative
+        standard deviation of ``sqrt(2 / num_samples)``. StructuredMeanField solves a system for each row instead.
+
+        >>> import numpyro
+        >>> import numpyro.distributions as dist
+        >>> from numpyro_ext.infer import EP
+        >>> def model(y):
+        ...     u = numpyro.sample("u", dist.Normal(0, 1).expand([2]).to_event(1))
+        ...     numpyro.sample("y", dist.Normal(u, 1), obs=y)
+        >>> engine = EP(model)
+        >>> engine.run(random.key(0), jnp.array([1.0, 2.0]))
+        >>> print(engine.posterior["u"].row_variance([[1, 0], [1, -1]]).round(4))
+        [0.5 1. ]
+
+        :param rows: array or operator of shape ``(r, size)``, on the elements in C order.
+        :param rng_key: of draws, where they are needed; a fixed key if left out.
+        :param int num_samples: how many of these.
+        :return: of shape ``(r,)``.
+        :raises ValueError: if the rows do not fit the site, or are not finite.
+        """
+        return self._row_variance(self.checked_rows(rows), rng_key, num_samples)
+
+    def row_covariance(
+        self, rows: LinearOperator | ArrayLike, *, rng_key: Array | None = None, num_samples: int = 1000
+    ) -> Array:
+        """Covariance between linear functionals of the site, shape ``(r, r)``; as :meth:`row_variance`."""
+        return self._row_covariance(self.checked_rows(rows), rng_key, num_samples)
+
+    def checked_rows(self, rows: LinearOperator | ArrayLike) -> LinearOperator | Array:
+        """Rows on the elements of the site, refused unless they fit and are finite."""
+        if not isinstance(rows, LinearOperator):
+            rows = jnp.asarray(rows, jnp.result_type(float))
+            if not np.isfinite(np.asarray(rows)).all():
+                raise ValueError(f"Rows on site {self.name!r} must be finite; some entries are nan or infinite.")
+        if len(rows.shape) != 2 or rows.shape[1] != self.size:
+            raise ValueError(
+                f"Rows on site {self.name!r} have the shape {tuple(rows.shape)}; it must be (r, {self.size})."
+            )
+        return rows
+
+    def _row_variance(self, rows: LinearOperator | Array, rng_key: Array | None, num_samples: int) -> Array:
+        if self.size > LARGEST_DENSE:
+            return jnp.mean(jnp.square(self._centred(rows, rng_key, num_samples)), axis=0)
+        dense = rows.materialise() if isinstance(rows, LinearOperator) else rows
+        return jnp.sum((dense @ self._matrix()) * dense, axis=1)
+
+    def _row_covariance(self, rows: LinearOperator | Array, rng_key: Array | None, num_samples: int) -> Array:
+        if self.size > LARGEST_DENSE:
+            centred = self._centred(rows, rng_key, num_samples)
+            return centred.T @ centred / num_samples
+        dense = rows.materialise() if isinstance(rows, LinearOperator) else rows
+        return dense @ self._matrix() @ dense.T
+
+    def _matrix(self) -> Array:
+        return self.covariance().reshape(self.size, self.size)
+
+    def _centred(self, rows: LinearOperator | Array, rng_key: Array | None, num_samples: int) -> Array:
+        """Rows applied to draws about the mean, shape ``(num_samples, r)``."""
+        draws = self.sample(random.key(0) if rng_key is None else rng_key, num_samples).reshape(num_samples, -1)
+        centred: Array = jax.lax.map(lambda x: rows @ x, draws - self.mean.reshape(-1))
+        return centred
 
     def __getitem__(self, index: Any) -> SitePosterior:
         """Some of the elements as a site of their own: ``engine.posterior["utility"][[3, 7]]``.
