@@ -20,6 +20,7 @@ from .scores import (
 )
 from .selection import Candidate, select
 from .sequential import SequentialDesign
+from .transductive import expected_variance_reduction, mutual_information
 
 __all__ = [
     "Batch",
@@ -32,10 +33,12 @@ __all__ = [
     "draws_of",
     "expected_information_gain",
     "expected_risk",
+    "expected_variance_reduction",
     "gini",
     "least_confidence",
     "linear_information_gain",
     "margin",
+    "mutual_information",
     "nested_information",
     "plot_information",
     "plot_learning_curves",

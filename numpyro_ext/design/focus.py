@@ -16,7 +16,7 @@ from ..infer.gaussian.run import GaussianRun
 from ..linalg.gaussian.design import DenseDesign
 from ..structure.latent_gaussian import AffineMap
 
-__all__ = ["EVERYTHING", "Focus", "Interest", "as_focus"]
+__all__ = ["EVERYTHING", "Focus", "Interest", "as_focus", "joint_covariance"]
 
 _MOST_JOINT = 6000
 """Predictors and elements of interest whose joint covariance is formed."""
@@ -43,9 +43,7 @@ class Interest(NamedTuple):
             return None
         if not isinstance(posterior, GaussianPosterior):
             raise ValueError(f"A {type(posterior).__name__} has no joint covariance to condition: use EP.")
-        maps = run.reading.maps(hyper, run.reading.data, list(self.elements))
-        chosen = [maps[name].design.to_dense()[numbers] for name, numbers in self.elements.items()]
-        design = jnp.concatenate([posterior.form.design.to_dense()[rows], *chosen])
+        design = jnp.concatenate([posterior.form.design.to_dense()[rows], self.design(run, hyper)])
         if len(design) > _MOST_JOINT:
             raise ValueError(
                 f"{len(rows)} candidates and {len(design) - len(rows)} elements of interest are too many for their "
@@ -53,17 +51,23 @@ class Interest(NamedTuple):
             )
         return _left(posterior, design, len(rows))
 
+    def design(self, run: GaussianRun, hyper: dict[str, Array]) -> Array:
+        """The elements of interest as rows on the unknowns, of which there has to be one."""
+        maps = run.reading.maps(hyper, run.reading.data, list(self.elements))
+        return jnp.concatenate([maps[name].design.to_dense()[numbers] for name, numbers in self.elements.items()])
+
 
 EVERYTHING = Interest({}, False)
 
 
 @jax.jit
-def _covariance(posterior: GaussianPosterior, design: Array) -> Array:
+def joint_covariance(posterior: GaussianPosterior, design: Array) -> Array:
+    """Of the predictors that the rows of a design make of the unknowns."""
     return posterior.covariance(AffineMap(DenseDesign(design), jnp.zeros(len(design), design.dtype)))
 
 
 def _left(posterior: GaussianPosterior, design: Array, number: int) -> Array:
-    joint = np.asarray(_covariance(posterior, design), float)
+    joint = np.asarray(joint_covariance(posterior, design), float)
     own, cross, known = joint[:number, :number], joint[:number, number:], joint[number:, number:]
     # interest may be in quantities that determine each other
     values, vectors = np.linalg.eigh(known)

@@ -110,6 +110,7 @@ class GaussianOutlook(Outlook):
     :param weights: of the components.
     :param left: variance of the predictors given what is of interest, where that is a part of the field.
     :param bool is_about_hyper: whether the components alone are of interest, and the field is a nuisance.
+    :param rows: numbers of the predictors among those of the fit.
     """
 
     potential: Potential
@@ -118,6 +119,7 @@ class GaussianOutlook(Outlook):
     weights: Array
     left: Array | None = None
     is_about_hyper: bool = False
+    rows: np.ndarray
 
     @property
     def _inputs(self) -> tuple[Potential, Array, Array, Array]:
@@ -178,6 +180,7 @@ class GaussianOutlook(Outlook):
             self,
             shape=chosen.shape,
             is_candidate=self.is_candidate.reshape(-1)[chosen],
+            rows=self.rows[at],
             **{name: jax.tree.map(cut, part) for name, part in parts.items()},
         )
 

@@ -228,6 +228,7 @@ class Pool:
                 mean=self._found.mean[:, here],
                 variance=self._found.variance[:, here],
                 weights=weights,
+                rows=np.arange(here.start, here.stop),
             )
         return out
 

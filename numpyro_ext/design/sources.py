@@ -20,7 +20,7 @@ from .draws import PosteriorDraws, draws_of, outlooks_of_draws
 from .focus import EVERYTHING, Focus, Interest, as_focus
 from .outlooks import GaussianOutlook, Outlook
 
-__all__ = ["gaussian_outlooks", "outlooks"]
+__all__ = ["check_candidates", "gaussian_outlooks", "outlooks", "run_at"]
 
 _Slices = Callable[[str, tuple[int, ...]], tuple[slice, ...]]
 
@@ -43,7 +43,7 @@ def outlooks(
         if args or kwargs or focus is not None:
             raise ValueError("A pool has the candidates that it was made with, and everything in focus.")
         found = source.outlooks()
-        _check_candidates(found)
+        check_candidates(found)
         return dict(found)
     kwargs = dict(kwargs or {})
     key = jax.random.key(0) if rng_key is None else rng_key
@@ -59,11 +59,11 @@ def outlooks(
         )
     else:
         found = _of_draws(source if isinstance(source, PosteriorDraws) else draws_of(source), args, kwargs)
-    _check_candidates(found)
+    check_candidates(found)
     return found
 
 
-def _check_candidates(found: Mapping[str, Outlook]) -> None:
+def check_candidates(found: Mapping[str, Outlook]) -> None:
     if not any(outlook.is_candidate.any() for outlook in found.values()):
         raise ValueError(
             "Every observation is in use: mask those that could be observed (handlers.mask, or obs_mask=), or give the "
@@ -90,12 +90,9 @@ def _of_predictors(
     key: Array,
     focus: Focus | None,
 ) -> dict[str, Outlook]:
-    interest, prediction = as_focus(run, focus), None
-    if args or kwargs:
-        prediction = engine.predict(key, *args, **kwargs)
-        run = prediction._run
+    interest = as_focus(run, focus)
+    run, slices = run_at(engine, run, args, kwargs, key)
     reading = run.reading
-    slices = None if prediction is None else prediction._new_slices
     out: dict[str, Outlook] = {}
     found, by_draws = gaussian_outlooks(run, interest, slices)
     out |= found
@@ -115,6 +112,16 @@ def _of_predictors(
         more = outlooks_of_draws(draws, draws.args, draws.kwargs, could_be, by_draws)
         out |= {name: outlook.part(_chosen(name, outlook.shape, slices)) for name, outlook in more.items()}
     return {name: out[name] for name in reading.observed_names if name in out}
+
+
+def run_at(
+    engine: Engine, run: GaussianRun, args: tuple[Any, ...], kwargs: Mapping[str, Any], key: Array
+) -> tuple[GaussianRun, _Slices | None]:
+    """The run that holds the observations that are looked at, and which of them these are where some are new."""
+    if not (args or kwargs):
+        return run, None
+    prediction = engine.predict(key, *args, **kwargs)
+    return prediction._run, prediction._new_slices
 
 
 def gaussian_outlooks(
@@ -163,6 +170,7 @@ def gaussian_outlooks(
             weights=jnp.asarray([point[0] for point in points], mean.dtype),
             left=None if left[0] is None else jnp.stack([x for x in left if x is not None]),
             is_about_hyper=interest.is_about_hyper,
+            rows=rows,
         )
     return out, others
 
