@@ -45,8 +45,8 @@ def test_lattice_follows_a_curved_density():
     def log_density(z):
         return -0.5 * z[:, 0] ** 2 - 2.0 * (z[:, 1] - 0.8 * z[:, 0] ** 2) ** 2
 
-    design, chosen, ended = explore_lattice(log_density, 2, 0.25, 12.0)
-    assert ended and len(chosen) == len(design.points)
+    design, chosen, reach = explore_lattice(log_density, 2, 0.25, 12.0)
+    assert reach == 12.0 and len(chosen) == len(design.points)
     np.testing.assert_allclose(logsumexp(log_density(design.points) + design.log_volumes), np.log(np.pi), atol=1e-4)
     assert design.points[:, 1].max() > 8.0
     counted: list[int] = []
@@ -55,8 +55,37 @@ def test_lattice_follows_a_curved_density():
         counted.append(len(z))
         return 0.0 * z[:, 0]
 
-    assert not explore_lattice(flat, 2, 1.25, 3.8)[2]
+    assert explore_lattice(flat, 2, 1.25, 3.8).reach < 3.8
     assert sum(counted) < 300  # fits of a field, which may take seconds each
+
+
+@pytest.mark.parametrize("step, drop", [(1.0, 8.0), (0.75, 10.0), (0.6, 14.0)])
+def test_lattice_follows_heavy_tails(step, drop):
+    """Of a normal density and a wider one, of which the curvature at the mode says little; the integral is one."""
+
+    def log_density(z):
+        parts = [norm.logpdf(z, scale=scale).sum(1) + np.log(weight) for scale, weight in ((1.0, 0.7), (1.8, 0.3))]
+        return logsumexp(parts, axis=0)
+
+    points, log_volumes = explore_lattice(log_density, 3, step, drop).design
+    masses = np.exp(log_density(points) + log_volumes)
+    # What is left out lies below the level.
+    fine = np.stack(np.meshgrid(*3 * [np.linspace(-14.0, 14.0, 57)], indexing="ij"), -1).reshape(-1, 3)
+    below = np.exp(log_density(fine))
+    below = below[below < np.exp(-drop) * below.max()].sum() * 0.5**3
+    assert 1.0 - 2.0 * below < masses.sum() < 1.0 + 1e-3
+
+
+def test_a_lattice_that_is_cut_has_the_largest_densities():
+    def ridge(z):
+        return -0.5 * np.sum((z / np.array([5.0, 1.0, 1.0])) ** 2, axis=1)
+
+    found = explore_lattice(ridge, 3, 0.5, 12.0)
+    assert found.reach == 10.0
+    axes = np.arange(-60, 61), np.arange(-10, 11), np.arange(-10, 11)
+    points = 0.5 * np.stack(np.meshgrid(*axes, indexing="ij"), -1).reshape(-1, 3)
+    inside = {tuple(z) for z in points[ridge(points) > -found.reach].tolist()}
+    assert len(inside) > 10_000 and inside <= {tuple(z) for z in found.design.points.tolist()}
 
 
 # The marginals

@@ -267,6 +267,12 @@ def test_what_cannot_be_integrated_is_said(monkeypatch):
     assert fitted.log_evidence.hyperparameters == "optimum"
 
 
+def test_a_lattice_that_is_cut_is_said(monkeypatch):
+    monkeypatch.setattr("numpyro_ext.infer.hyper.design._MOST_POINTS", 3)
+    with pytest.warns(UserWarning, match=r"does not fall off within 3 points .* cut where .* fallen by 0 in"):
+        run(EP, groups, Y, integrate="grid")
+
+
 def test_a_density_that_does_not_curve_is_said(monkeypatch):
     def no_design(*args, **kwargs):
         raise exploration.NoDesign("there is no curvature")

@@ -13,7 +13,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-__all__ = ["LARGEST_DIMENSION", "PROBE", "Design", "central_composite", "explore_lattice", "normal_points", "stretch"]
+__all__ = [
+    "LARGEST_DIMENSION",
+    "PROBE",
+    "Design",
+    "Lattice",
+    "central_composite",
+    "explore_lattice",
+    "normal_points",
+    "stretch",
+]
 
 LARGEST_DIMENSION = 6
 PROBE = math.sqrt(2.0)
@@ -22,9 +31,12 @@ PROBE = math.sqrt(2.0)
 _GENERATED_FACTORS: dict[int, tuple[int, ...]] = {5: (0, 1, 2, 3), 6: (0, 1, 2, 3, 4)}
 _RADIUS_FACTOR = 1.1
 _LARGEST_STRETCH = 3.0
-_MOST_POINTS = 2000
 _MOST_BALLS = 10
-"""Points of a lattice, in those that it has for a normal density."""
+"""Points of a lattice above some level, in those that it has there for a normal density."""
+_FEW_POINTS, _MOST_POINTS = 2000, 20_000
+"""Points of a lattice that are not counted by level, and of any."""
+_LEVEL = 2.0
+"""By how much the log density falls from one level of a lattice to the next, at most."""
 _NOTHING = 10.0
 """A fall of the log density below which points of a lattice are left out."""
 
@@ -36,6 +48,17 @@ class Design(NamedTuple):
     """Shape ``(num_points, d)``; the centre is the first."""
     log_volumes: np.ndarray
     """Shape ``(num_points,)``."""
+
+
+class Lattice(NamedTuple):
+    """What a walk over a lattice found."""
+
+    design: Design
+    """The points that are not left out, in the order of evaluation."""
+    chosen: np.ndarray
+    """Their indices among all points that were evaluated."""
+    reach: float
+    """The fall of the log density down to which no point is missing: as asked for, unless the walk was cut."""
 
 
 def central_composite(dimension: int) -> Design:
@@ -115,34 +138,59 @@ def stretch(design: Design, falls: np.ndarray) -> Design:
     return Design(factors * points, design.log_volumes + np.sum(np.log(factors), axis=1))
 
 
-def explore_lattice(
-    evaluate: Callable[[np.ndarray], np.ndarray], dimension: int, step: float, drop: float
-) -> tuple[Design, np.ndarray, bool]:
+def explore_lattice(evaluate: Callable[[np.ndarray], np.ndarray], dimension: int, step: float, drop: float) -> Lattice:
     """Walk over a lattice from the origin, as long as the log density has not fallen by more than ``drop``.
 
-    Sums over a lattice (the trapezoidal rule) converge exponentially for smooth densities, so wide steps will do.
+    Sums over a lattice (the trapezoidal rule) converge exponentially for smooth densities, so wide steps will do. The
+    walk goes down level by level, so that the points of the largest density come first. It is cut where ten times as
+    many are above a level as of a normal density: heavy tails are followed, what does not fall off is not.
 
     :param evaluate: log density at points of shape ``(n, d)``, as ``(n,)``.
     :param int dimension: the number of coordinates.
     :param float step: of the lattice, in standard deviations.
     :param float drop: where the walk does not go on, below the largest value found.
-    :return: the design, which indexes the evaluated points, in the order of evaluation, that are not left out; the
-        indices of these among all points evaluated; and whether the walk ended by itself.
+    :return: the points, and how far down the walk went.
+
+    >>> found = explore_lattice(lambda z: -0.5 * np.sum(z**2, axis=1), 2, 1.0, 8.0)
+    >>> masses = np.exp(-0.5 * np.sum(found.design.points**2, axis=1) + found.design.log_volumes)
+    >>> len(masses), found.reach, round(float(masses.sum() / (2 * np.pi)), 3)
+    (61, 8.0, 1.0)
     """
-    reach = math.ceil(math.sqrt(2.0 * drop) / step)
-    cube = itertools.product(range(-reach, reach + 1), repeat=dimension)
-    ball = [index for index in cube if sum(i * i for i in index) * step**2 <= 2.0 * drop]
-    frontier = sorted(ball, key=lambda index: sum(i * i for i in index))
+    num_levels = math.ceil(drop / _LEVEL)
+    balls = [_ball(dimension, math.sqrt(2.0 * drop * (k + 1) / num_levels) / step) for k in range(num_levels)]
     order: list[tuple[int, ...]] = []
-    values = np.zeros(0)
-    while frontier and len(order) < min(_MOST_POINTS, _MOST_BALLS * len(ball)):
-        values = np.concatenate([values, evaluate(step * np.array(frontier, float).reshape(-1, dimension))])
-        order += frontier
-        newest = values[-len(frontier) :] > np.max(values) - drop
-        frontier = sorted(_neighbours(np.array(frontier)[newest]) - set(order))
+    known: set[tuple[int, ...]] = set()
+    values, is_passed, reach = np.zeros(0), np.zeros(0, bool), 0.0
+    for k, ball in enumerate(balls):
+        level = drop * (k + 1) / num_levels
+        bound = min(_MOST_BALLS * len(balls[-1]), max(_FEW_POINTS, _MOST_BALLS * len(ball)), _MOST_POINTS)
+        frontier = [index for index in ball if index not in known]
+        while True:
+            if not frontier:  # on from all that are above the level
+                is_next = ~is_passed & (values > np.max(values) - level)
+                is_passed |= is_next
+                frontier = sorted(_neighbours(np.array(order)[is_next]) - known)
+            if not frontier or len(order) >= bound:
+                break
+            values = np.concatenate([values, evaluate(step * np.array(frontier, float).reshape(-1, dimension))])
+            is_passed = np.concatenate([is_passed, np.zeros(len(frontier), bool)])
+            order += frontier
+            known.update(frontier)
+            frontier = []
+        if frontier:
+            break
+        reach = level
     inside = np.flatnonzero(values > np.max(values) - max(drop, _NOTHING))
     points = step * np.array(order, float).reshape(-1, dimension)[inside]
-    return Design(points, np.full(len(points), dimension * math.log(step))), inside, not frontier
+    return Lattice(Design(points, np.full(len(points), dimension * math.log(step))), inside, reach)
+
+
+def _ball(dimension: int, radius: float) -> list[tuple[int, ...]]:
+    """Points with integer coordinates within so far from the origin, from there outwards."""
+    reach = math.ceil(radius)
+    cube = itertools.product(range(-reach, reach + 1), repeat=dimension)
+    squares = {index: sum(i * i for i in index) for index in cube}
+    return sorted((index for index, square in squares.items() if square <= radius**2), key=squares.__getitem__)
 
 
 def _neighbours(indices: Iterable[np.ndarray]) -> set[tuple[int, ...]]:

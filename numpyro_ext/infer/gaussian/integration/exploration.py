@@ -186,12 +186,13 @@ def explore(around: Surroundings, options: Integration) -> Exploration:
         parts.append(around.fits(points))
         return np.where(np.isfinite(parts[-1].objective), parts[-1].objective, -np.inf)
 
-    ended, name = True, options.design(size, around.num_rows)
+    cut, name = None, options.design(size, around.num_rows)
     if size == 0:
         evaluate(np.zeros((1, 0)))
         design, chosen = Design(np.zeros((1, 0)), np.zeros(1)), np.zeros(1, int)
     elif name == "grid":
-        design, chosen, ended = explore_lattice(evaluate, size, options.grid_step, options.log_density_drop)
+        design, chosen, reach = explore_lattice(evaluate, size, options.grid_step, options.log_density_drop)
+        cut = reach if reach < options.log_density_drop else None
     elif name == "ccd":
         steps = PROBE * np.eye(size)
         probes = evaluate(np.concatenate([np.zeros((1, size)), steps, -steps]))
@@ -205,7 +206,7 @@ def explore(around: Surroundings, options: Integration) -> Exploration:
         chosen = 1 + np.flatnonzero(np.isfinite(found[1:]))
         design = Design(design.points[chosen - 1], design.log_volumes[chosen - 1])
     fits = jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
-    messages = _judge_points(fits.objective, fits.converged[chosen], ended)
+    messages = _judge_points(fits.objective, fits.converged[chosen], cut)
     num_hyper = len(factor)
     if size < num_hyper:
         messages = (
@@ -252,7 +253,8 @@ def _factor(fit: Fit, axes: np.ndarray, *, is_strict: bool) -> np.ndarray:
     return factor
 
 
-def _judge_points(objective: np.ndarray, converged: np.ndarray, ended: bool) -> tuple[str, ...]:
+def _judge_points(objective: np.ndarray, converged: np.ndarray, cut: float | None) -> tuple[str, ...]:
+    """What is to be said of fits at points, of a lattice that was cut where the log density had fallen by so much."""
     messages = []
     failed = int(np.sum(~np.isfinite(objective)))
     if failed:
@@ -268,8 +270,10 @@ def _judge_points(objective: np.ndarray, converged: np.ndarray, ended: bool) -> 
             f"A point of the design has a log density {rise:.2g} above that of the mode: the search ended too "
             "early, or there are several modes. Use num_restarts or other init_values."
         )
-    if not ended:
+    if cut is not None:
         messages.append(
-            "The density of the hyperparameters does not fall off, so the lattice was cut. Give tighter priors."
+            f"The density of the hyperparameters does not fall off within {objective.size} points of the lattice, "
+            f"which was cut where it has fallen by {cut:.2g} in logarithm. Give tighter priors, or INLA a wider "
+            "grid_step."
         )
     return tuple(messages)
