@@ -157,14 +157,15 @@ def explore_lattice(evaluate: Callable[[np.ndarray], np.ndarray], dimension: int
     (61, 8.0, 1.0)
     """
     num_levels = math.ceil(drop / _LEVEL)
-    balls = [_ball(dimension, math.sqrt(2.0 * drop * (k + 1) / num_levels) / step) for k in range(num_levels)]
+    levels = drop * np.arange(1, num_levels + 1) / num_levels
+    ball, falls = _ball(dimension, step, drop)
+    sizes = np.searchsorted(falls, levels, side="right")
     order: list[tuple[int, ...]] = []
     known: set[tuple[int, ...]] = set()
     values, is_passed, reach = np.zeros(0), np.zeros(0, bool), 0.0
-    for k, ball in enumerate(balls):
-        level = drop * (k + 1) / num_levels
-        bound = min(_MOST_BALLS * len(balls[-1]), max(_FEW_POINTS, _MOST_BALLS * len(ball)), _MOST_POINTS)
-        frontier = [index for index in ball if index not in known]
+    for level, size in zip(levels.tolist(), sizes.tolist(), strict=True):
+        bound = min(_MOST_BALLS * len(ball), max(_FEW_POINTS, _MOST_BALLS * size), _MOST_POINTS)
+        frontier = [index for index in ball[:size] if index not in known]
         while True:
             if not frontier:  # on from all that are above the level
                 is_next = ~is_passed & (values > np.max(values) - level)
@@ -185,12 +186,14 @@ def explore_lattice(evaluate: Callable[[np.ndarray], np.ndarray], dimension: int
     return Lattice(Design(points, np.full(len(points), dimension * math.log(step))), inside, reach)
 
 
-def _ball(dimension: int, radius: float) -> list[tuple[int, ...]]:
-    """Points with integer coordinates within so far from the origin, from there outwards."""
-    reach = math.ceil(radius)
-    cube = itertools.product(range(-reach, reach + 1), repeat=dimension)
-    squares = {index: sum(i * i for i in index) for index in cube}
-    return sorted((index for index, square in squares.items() if square <= radius**2), key=squares.__getitem__)
+def _ball(dimension: int, step: float, drop: float) -> tuple[list[tuple[int, ...]], np.ndarray]:
+    """Points of a lattice, from the origin outwards, to which a normal density falls by so much at most, and its falls."""
+    reach = math.floor(math.sqrt(2.0 * drop) / step)
+    cube = np.indices((2 * reach + 1,) * dimension).reshape(dimension, -1).T - reach
+    falls = 0.5 * step**2 * np.sum(cube**2, axis=1)
+    order = np.argsort(falls, kind="stable")
+    order = order[falls[order] <= drop]
+    return [tuple(index) for index in cube[order].tolist()], falls[order]
 
 
 def _neighbours(indices: Iterable[np.ndarray]) -> set[tuple[int, ...]]:
