@@ -187,7 +187,7 @@ def explore_lattice(evaluate: Callable[[np.ndarray], np.ndarray], dimension: int
 
 
 def _ball(dimension: int, step: float, drop: float) -> tuple[list[tuple[int, ...]], np.ndarray]:
-    """Points of a lattice, from the origin outwards, to which a normal density falls by so much at most, and its falls."""
+    """Points of a lattice, from the origin outwards, to which a normal density falls by at most so much, and falls."""
     reach = math.floor(math.sqrt(2.0 * drop) / step)
     cube = np.indices((2 * reach + 1,) * dimension).reshape(dimension, -1).T - reach
     falls = 0.5 * step**2 * np.sum(cube**2, axis=1)
