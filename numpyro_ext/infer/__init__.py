@@ -16,6 +16,7 @@ from .gaussian.algorithms.fit_info import FitInfo
 from .gaussian.algorithms.posterior import GaussianPosterior
 from .gaussian.answers.cross_validation import CrossValidation, cross_validate
 from .gaussian.answers.importance_sampling import annealed_importance_sampling
+from .gaussian.answers.predictive_moments import PredictiveMoments, predictive_moments
 from .gaussian.engine import Engine
 from .gaussian.inla import INLA
 from .gaussian.laplace_approximation import LaplaceApproximation
@@ -42,6 +43,7 @@ __all__ = [
     "GridSearch",
     "LaplaceApproximation",
     "LatentGaussianRows",
+    "PredictiveMoments",
     "RankSummary",
     "StructuredMeanField",
     "VariationalGaussian",
@@ -56,6 +58,7 @@ __all__ = [
     "marginalize",
     "multinomial_probit_bayes",
     "predictive_log_density",
+    "predictive_moments",
     "rank_summary",
     "ranking_scores",
     "recommend",

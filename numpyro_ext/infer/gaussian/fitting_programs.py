@@ -114,7 +114,7 @@ class FittingPrograms:
     ) -> Callable[[Array, Any], Evaluation]:
         return hyper_search.evaluation_fn(
             form_fn=form_fn,
-            log_prior_fn=lambda values: self._log_prior(data, fixed, values),
+            log_prior_fn=lambda values: self.log_prior(data, fixed, values),
             solve_fn=partial(solve_fn or self._algorithm.solve, num_steps=self._num_steps, tol=tol),
             log_evidence_fn=self._algorithm.log_evidence,
             value_fn=lambda info: info.objective,
@@ -161,7 +161,8 @@ class FittingPrograms:
         tol = np.asarray(self.tol, jnp.result_type(float))
         return lambda values, state: self.evaluate(data, fixed, values, state, tol)
 
-    def _log_prior(self, data: Any, fixed: dict[str, Array], values: Array) -> Array:
+    def log_prior(self, data: Any, fixed: dict[str, Array], values: Array) -> Array:
+        """What the objective has beside the evidence: the log prior density of unconstrained hyperparameters."""
         total = self._reading.log_prior(self._space.unpack(values, fixed), data)
         return total + self._space.log_volume(values) if self._is_density_unconstrained else total
 
