@@ -14,6 +14,7 @@ __version__ = "0.2.0"
 __all__ = [
     "EP",
     "INLA",
+    "SMC",
     "Algorithm",
     "BilinearEP",
     "BilinearVG",

@@ -25,7 +25,13 @@ FLOORS = {
     "linalg": [["gaussian", "operators"], ["solvers"]],
     "potentials": [["integrals"], ["bounds"], ["families"], ["trees"]],
     "structure": [["program"], ["model"], ["factors"], ["latent_gaussian", "sparse_linear", "bilinear"]],
-    "infer": [["hyper"], ["front"], ["gaussian", "sparse", "bilinear", "rows"], ["collaborative"], ["comparison"]],
+    "infer": [
+        ["hyper"],
+        ["front"],
+        ["gaussian", "sparse", "bilinear", "rows"],
+        ["collaborative", "monte_carlo"],
+        ["comparison"],
+    ],
 }
 # What may be run on arrays alone.
 WITHOUT_NUMPYRO = ("compilation", "linalg", "potentials")

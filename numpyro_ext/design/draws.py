@@ -14,6 +14,7 @@ from jax import Array
 from jax.scipy.special import entr
 from numpyro import handlers
 
+from ..infer.monte_carlo.smc import SMC
 from .outlooks import DrawnOutlook, Outlook, RealOutlook
 
 __all__ = ["PosteriorDraws", "draws_of", "outlooks_of_draws"]
@@ -97,6 +98,8 @@ def draws_of(
         samples = source.sample_posterior(key, params, sample_shape=(num_samples,))
     elif hasattr(source, "get_samples"):
         samples = source.get_samples()
+        if isinstance(source, SMC) and weights is None:  # as they are, without the noise of resampling
+            samples, weights = source.particles, source.weights
         model = model or getattr(source, "model", None) or getattr(getattr(source, "sampler", None), "model", None)
         args = getattr(source, "_args", ()) if args is None else args
         kwargs = getattr(source, "_kwargs", {}) if kwargs is None else kwargs

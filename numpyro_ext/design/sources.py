@@ -15,6 +15,7 @@ from ..infer.front.running.progress import warn
 from ..infer.gaussian.engine import Engine
 from ..infer.gaussian.programs import compiled_form
 from ..infer.gaussian.run import GaussianRun
+from ..infer.monte_carlo.smc import SMC
 from ..potentials import Potential
 from .draws import PosteriorDraws, draws_of, outlooks_of_draws
 from .focus import EVERYTHING, Focus, Interest, as_focus
@@ -47,7 +48,7 @@ def outlooks(
         return dict(found)
     kwargs = dict(kwargs or {})
     key = jax.random.key(0) if rng_key is None else rng_key
-    if isinstance(source, BaseEngine) and not source.diagnostics.converged:
+    if isinstance(source, BaseEngine | SMC) and not source.diagnostics.converged:
         warn(f"{type(source).__name__} has not converged, and scores are of the posterior that it has.")
     run = source._finished() if isinstance(source, BaseEngine) else None
     if isinstance(source, Engine) and isinstance(run, GaussianRun):

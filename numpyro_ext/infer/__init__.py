@@ -23,6 +23,7 @@ from .gaussian.laplace_approximation import LaplaceApproximation
 from .gaussian.variational.engine import VariationalGaussian
 from .gaussian.variational.multinomial_probit_bayes import multinomial_probit_bayes
 from .marginal import marginalize
+from .monte_carlo.smc import SMC
 from .rows.expectation_maximisation import variational_em
 from .rows.posteriors import LatentGaussianRows, predictive_log_density
 from .rows.table import table_rows
@@ -31,6 +32,7 @@ from .sparse.mean_field_engine import StructuredMeanField
 __all__ = [
     "EP",
     "INLA",
+    "SMC",
     "Algorithm",
     "BilinearEP",
     "BilinearVG",

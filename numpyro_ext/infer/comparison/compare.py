@@ -89,7 +89,8 @@ class Comparison(Shown):
             if isinstance(row.log_evidence, LogEvidence) and np.isfinite(row.log_evidence):
                 sign = ">= " if row.log_evidence.is_lower_bound else ""
                 kind = " (optimum)" if row.log_evidence.hyperparameters == "optimum" else ""
-                value = f"{sign}{row.log_evidence:.2f}{kind}"
+                error = row.log_evidence.standard_error
+                value = f"{sign}{row.log_evidence:.2f}{kind}" + ("" if error is None else f" +- {error:.2g}")
             seconds = (row.first_seconds, row.compile_seconds, row.next_seconds)
             gaps = (row.mean_gap, row.sd_ratio)
             rows.append(

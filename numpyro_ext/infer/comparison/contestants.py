@@ -25,6 +25,7 @@ from ..gaussian.engine import Engine
 from ..gaussian.inla import INLA
 from ..gaussian.laplace_approximation import LaplaceApproximation
 from ..gaussian.variational.engine import VariationalGaussian
+from ..monte_carlo.smc import SMC
 from ..sparse.mean_field_engine import StructuredMeanField
 
 __all__ = ["BY_NAME", "ENGINES", "NUM_SAMPLES", "NUM_WARMUP", "Chain", "Contestant", "Moments", "as_contestants"]
@@ -42,7 +43,7 @@ ENGINES: tuple[type[BaseEngine[Any]], ...] = (
     StructuredMeanField,
     BilinearVG,
 )
-BY_NAME: dict[str, Any] = {**{engine.__name__: engine for engine in ENGINES}, "NUTS": NUTS}
+BY_NAME: dict[str, Any] = {**{engine.__name__: engine for engine in ENGINES}, "SMC": SMC, "NUTS": NUTS}
 """The engines that can be asked for by name."""
 
 Moments = dict[str, tuple[np.ndarray, np.ndarray]]
@@ -108,6 +109,24 @@ class Fitted(Contestant):
     def moments(self) -> Moments:
         exact = {n: (np.asarray(p.mean), np.asarray(p.sd)) for n, p in self.engine.posterior.items()}
         return super().moments() | exact
+
+
+class Particles(Contestant):
+    """Sequential Monte Carlo."""
+
+    engine: SMC
+
+    def run(self, rng_key: Array, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.engine.run(rng_key, *args, **kwargs)
+        jax.block_until_ready(self.engine.get_samples())
+
+    def draws(self) -> dict[str, Array]:
+        return self.engine.get_samples()
+
+    def judge(self, rng_key: Array) -> None:
+        found = self.engine.diagnostics
+        self.has_converged, self.notes = found.converged, found.messages
+        self.log_evidence = self.engine.log_evidence
 
 
 class Chain(Contestant):
@@ -206,13 +225,13 @@ def _make(model: Callable[..., Any], engine: Any) -> Contestant:
             if not issubclass(kind, NUTS):
                 options = {}
             engine = engine(model, **options)
-        elif isinstance(kind, type) and issubclass(kind, BaseEngine | AutoGuide):
+        elif isinstance(kind, type) and issubclass(kind, BaseEngine | SMC | AutoGuide):
             engine = engine(model)
         else:
             raise _not_an_engine(engine)
     else:
         name = type(engine).__name__
-        if isinstance(engine, BaseEngine):
+        if isinstance(engine, BaseEngine | SMC):
             engine = copy.copy(engine)  # its own run stays
     if isinstance(engine, MCMCKernel):
         engine = MCMC(engine, num_warmup=NUM_WARMUP, num_samples=NUM_SAMPLES, progress_bar=False)
@@ -225,6 +244,9 @@ def _make(model: Callable[..., Any], engine: Any) -> Contestant:
     if isinstance(engine, BaseEngine):
         engine.progress_bar = False  # one bar for all
         return Fitted(name, engine)
+    if isinstance(engine, SMC):
+        engine.progress_bar = False
+        return Particles(name, engine)
     if isinstance(engine, MCMC):
         return Chain(type(engine.sampler).__name__ if name == "MCMC" else name, engine)
     if isinstance(engine, AutoGuide):

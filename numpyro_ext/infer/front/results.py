@@ -37,21 +37,28 @@ class LogEvidence(float):
     :param bool is_lower_bound: true if the value cannot exceed the exact one.
     :param str hyperparameters: ``"none"`` if there are none, or they were given; ``"optimum"``: the value is the log
         evidence at the best of them; ``"integrated"``: it is the log evidence of the whole model.
+    :param float standard_error: of a value that is estimated by chance; ``None`` for those that are computed.
     """
 
     is_lower_bound: bool
     hyperparameters: OfHyperparameters
+    standard_error: float | None
 
     def __new__(
-        cls, value: float, is_lower_bound: bool = False, hyperparameters: OfHyperparameters = "none"
+        cls,
+        value: float,
+        is_lower_bound: bool = False,
+        hyperparameters: OfHyperparameters = "none",
+        standard_error: float | None = None,
     ) -> LogEvidence:
         out = super().__new__(cls, value)
         out.is_lower_bound = is_lower_bound
         out.hyperparameters = hyperparameters
+        out.standard_error = standard_error
         return out
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return LogEvidence, (float(self), self.is_lower_bound, self.hyperparameters)
+        return LogEvidence, (float(self), self.is_lower_bound, self.hyperparameters, self.standard_error)
 
 
 class HyperEstimate(NamedTuple):

@@ -28,7 +28,8 @@ def evidence(value: Any) -> str:
     :param LogEvidence value: of a run.
     """
     sign = "at least " if value.is_lower_bound else ""
-    return f"{sign}{float(value):.2f}{_OF_HYPERPARAMETERS[value.hyperparameters]}"
+    error = "" if value.standard_error is None else f" +- {value.standard_error:.2g}"
+    return f"{sign}{float(value):.2f}{error}{_OF_HYPERPARAMETERS[value.hyperparameters]}"
 
 
 def kind_of_evidence(value: Any) -> str:

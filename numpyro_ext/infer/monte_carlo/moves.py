@@ -1,0 +1,225 @@
+"""Markov kernels that move all particles, by BlackJAX, and how they are tuned while they do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax, random
+
+__all__ = ["KernelName", "Moved", "Movement", "move", "spread"]
+
+KernelName = Literal["elliptical-slice", "random-walk", "hmc", "nuts"]
+
+_ACCEPTANCE = {"elliptical-slice": 0.0, "random-walk": 0.27, "hmc": 0.8, "nuts": 0.8}
+"""Wanted; the middle of 0.25 to 0.3 for random walks."""
+_START = {"elliptical-slice": 1.0, "random-walk": 1.0, "hmc": 0.5, "nuts": 0.5}
+_TRAJECTORY = float(np.pi / 2)
+"""Of HMC, in standard deviations: a quarter of the period of a Gaussian."""
+_MOST_LEAPFROGS = 32
+_MOST_DOUBLINGS = 6
+_MOST_CHANGE = 1.0
+"""Of the logarithm of a step size from one move to the next."""
+_FIRST_MOVES = 4
+
+
+class Movement(NamedTuple):
+    """Which kernel, and when it has moved enough."""
+
+    kernel: KernelName
+    num_moves: int | None
+    """So many, or as many as it takes."""
+    most_moves: int
+    correlation: float
+    """Moves go on until no coordinate's correlation with its start is above this."""
+
+
+class Moved(NamedTuple):
+    """Particles after moves."""
+
+    vectors: Array
+    log_scale: Array
+    """Of the steps, as tuned."""
+    num_moves: Array
+    acceptance: Array
+    """Mean over all moves."""
+    correlation: Array
+    """The largest one of a coordinate with where it started."""
+    num_evaluations: Array
+    """Of the likelihood by all particles, those of gradients counted as one."""
+    path: Array
+    """All places in their order, ``(moves, particles, size)``, where they were asked for, else empty."""
+
+
+def start_scale(kernel: KernelName, size: int) -> float:
+    """Logarithm of the first step size, in standard deviations of the particles."""
+    walk = 2.38 / np.sqrt(size) if kernel == "random-walk" else 1.0
+    return float(np.log(_START[kernel] * walk))
+
+
+def spread(vectors: Array, weights: Array) -> Array:
+    """Covariance of weighted particles, drawn to its diagonal where they are few: ``(size, size)``."""
+    number, size = vectors.shape
+    mean = weights @ vectors
+    centred = vectors - mean
+    covariance = (centred * weights[:, None]).T @ centred
+    diagonal = jnp.diagonal(covariance)
+    floor = jnp.finfo(vectors.dtype).eps * jnp.maximum(jnp.max(diagonal), jnp.finfo(vectors.dtype).tiny)
+    share = min(1.0, size / number)
+    return (1.0 - share) * covariance + jnp.diag(share * diagonal + jnp.maximum(1e-9 * diagonal, floor))
+
+
+def move(
+    rng_key: Array,
+    vectors: Array,
+    log_prior: Callable[[Array], Array],
+    log_likelihood: Callable[[Array], Array],
+    gaussian_prior: tuple[Array, Array] | None,
+    covariance: Array,
+    log_scale: Array,
+    movement: Movement,
+    keep_path: bool = False,
+    batch_size: int | None = None,
+) -> Moved:
+    """Move every particle by a kernel that leaves prior times likelihood invariant.
+
+    :param rng_key: random number generator key.
+    :param vectors: of positive density, shape ``(particles, size)``.
+    :param log_prior: of one vector.
+    :param log_likelihood: of one vector, at the present position of the path.
+    :param gaussian_prior: mean and covariance of the prior, which elliptical slices need.
+    :param covariance: of the particles, which scales the other kernels.
+    :param log_scale: of their steps.
+    :param Movement movement: the kernel, and how long.
+    :param bool keep_path: return all places.
+    :param int batch_size: particles that move at the same time, where not all fit into memory.
+    """
+    number, size = vectors.shape
+    advance, begin = _kernel(movement.kernel, log_prior, log_likelihood, gaussian_prior, covariance)
+
+    def over_particles(function: Callable[..., Any], *args: Any) -> Any:
+        if batch_size is None or batch_size >= number:
+            return jax.vmap(function)(*args)
+        return lax.map(lambda arg: function(*arg), args, batch_size=batch_size)
+
+    states = over_particles(begin, vectors)
+    mean, deviation = jnp.mean(vectors, 0), jnp.std(vectors, 0)
+    centred = (vectors - mean) / jnp.where(deviation > 0.0, deviation, 1.0)
+
+    def correlation(current: Array) -> Array:
+        now = current - jnp.mean(current, 0)
+        scale = jnp.std(now, 0)
+        each = jnp.mean(centred * now, 0) / jnp.where(scale > 0.0, scale, 1.0)
+        return jnp.max(each)
+
+    most = movement.most_moves if movement.num_moves is None else movement.num_moves
+    path = jnp.zeros((most if keep_path else 0, number, size), vectors.dtype)
+
+    def goes_on(carry: Any) -> Any:
+        count, worst = carry[0], carry[5]
+        if movement.num_moves is not None:
+            return count < movement.num_moves
+        return (count < most) & ((count < min(_FIRST_MOVES, most)) | (worst > movement.correlation))
+
+    def once(carry: Any) -> Any:
+        count, states, log_scale, accepted, evaluations, _, path = carry
+        key = random.fold_in(rng_key, count)
+        keys = random.split(key, number)
+        states, acceptance, used = over_particles(lambda k, s: advance(k, s, log_scale), keys, states)
+        mean_acceptance = jnp.mean(acceptance)
+        goal = _ACCEPTANCE[movement.kernel]
+        if goal:
+            # in one dimension of many equal ones, acceptance falls with the logarithm of the step
+            change = jnp.clip(4.0 * (mean_acceptance - goal) / (count + 2.0) ** 0.5, -_MOST_CHANGE, _MOST_CHANGE)
+            log_scale = log_scale + change
+        if keep_path:
+            path = path.at[count].set(states[0])
+        return (
+            count + 1,
+            states,
+            log_scale,
+            accepted + mean_acceptance,
+            evaluations + jnp.sum(used),
+            correlation(states[0]),
+            path,
+        )
+
+    zero = jnp.zeros((), vectors.dtype)
+    carry = (jnp.zeros((), int), states, log_scale, zero, zero, jnp.ones((), vectors.dtype), path)
+    count, states, log_scale, accepted, evaluations, worst, path = lax.while_loop(goes_on, once, carry)
+    return Moved(states[0], log_scale, count, accepted / jnp.maximum(count, 1), worst, evaluations, path)
+
+
+def _kernel(
+    name: KernelName,
+    log_prior: Callable[[Array], Array],
+    log_likelihood: Callable[[Array], Array],
+    gaussian_prior: tuple[Array, Array] | None,
+    covariance: Array,
+) -> tuple[Callable[[Array, Any, Array], tuple[Any, Array, Array]], Callable[[Array], Any]]:
+    """``advance(key, state, log_scale) -> (state, acceptance, evaluations)`` and ``begin(vector) -> state``.
+
+    A state is a tuple with the vector first, then the density there.
+    """
+    from blackjax.mcmc import elliptical_slice, hmc, nuts, random_walk
+
+    def log_density(x: Array) -> Array:
+        return log_prior(x) + log_likelihood(x)
+
+    if name == "elliptical-slice":
+        assert gaussian_prior is not None
+        mean, prior_covariance = gaussian_prior
+        slice_kernel = elliptical_slice.build_kernel(prior_covariance, mean)
+
+        def advance(key: Array, state: Any, log_scale: Array) -> Any:
+            vector, level = state
+            # About the present level: in single precision the slice below a large one could be empty, and the search
+            # for a place in it endless.
+            relative = elliptical_slice.EllipSliceState(vector, jnp.zeros_like(level))
+            new, info = slice_kernel(key, relative, lambda x: log_likelihood(x) - level)
+            return (new.position, new.logdensity + level), jnp.ones_like(level), info.subiter
+
+        return advance, lambda x: (x, log_likelihood(x))
+
+    factor = jnp.linalg.cholesky(covariance)
+    if name == "random-walk":
+        walk_kernel = random_walk.build_additive_step()
+
+        def walk(key: Array, state: Any, log_scale: Array) -> Any:
+            def step(key: Array, position: Array) -> Array:
+                found: Array = jnp.exp(log_scale) * (factor @ random.normal(key, position.shape, position.dtype))
+                return found
+
+            new, info = walk_kernel(key, random_walk.RWState(*state), log_density, step)
+            return tuple(new), jnp.minimum(info.acceptance_rate, 1.0), 1
+
+        return walk, lambda x: (x, log_density(x))
+
+    if name == "hmc":
+        hmc_kernel = hmc.build_kernel()
+
+        def leap(key: Array, state: Any, log_scale: Array) -> Any:
+            jitter_key, key = random.split(key)
+            step = jnp.exp(log_scale)
+            number = jnp.clip(jnp.round(_TRAJECTORY / step), 1, _MOST_LEAPFROGS).astype(int)
+            # trajectories of equal length come back where they were on some models
+            step = step * random.uniform(jitter_key, (), step.dtype, 0.6, 1.0)
+            new, info = hmc_kernel(key, hmc.HMCState(*state), log_density, step, covariance, number)
+            return tuple(new), _number(info.acceptance_rate), number
+
+        return leap, lambda x: tuple(hmc.init(x, log_density))
+
+    nuts_kernel = nuts.build_kernel()
+
+    def turn(key: Array, state: Any, log_scale: Array) -> Any:
+        new, info = nuts_kernel(key, hmc.HMCState(*state), log_density, jnp.exp(log_scale), covariance, _MOST_DOUBLINGS)
+        return tuple(new), _number(info.acceptance_rate), info.num_integration_steps
+
+    return turn, lambda x: tuple(hmc.init(x, log_density))
+
+
+def _number(rate: Array) -> Array:
+    return jnp.where(jnp.isnan(rate), 0.0, jnp.minimum(rate, 1.0))

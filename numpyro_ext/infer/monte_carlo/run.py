@@ -1,0 +1,288 @@
+"""Where particles have come to, and what can be asked of them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro.distributions as dist
+from jax import Array
+from numpyro.infer import Predictive
+from numpyro.primitives import Messenger
+
+from ...display import Table, as_text, number
+from ..front.answers.display import ending, evidence
+from ..front.files.archive import read_archive, write_archive
+from ..front.results import Diagnostics, LogEvidence
+from .steps import Particles, Programs, StepInfo
+from .target import Target
+from .weights import effective_sample_size, normalised
+
+__all__ = [
+    "SMCRun",
+    "SMCState",
+    "impossible_data",
+    "no_history",
+    "read_state",
+    "record",
+    "state_content",
+    "state_of",
+    "write_state",
+]
+
+_LARGEST_CORRELATION = 0.3
+_LEAST_SIZE = 0.05
+_LARGEST_ERROR = 1.0
+_RESAMPLED = 7
+"""Folded into the key of a run for its draws."""
+_COLUMNS = ("stage", "position", *(name for name in StepInfo._fields if name != "num_alive"))
+
+
+class SMCState(NamedTuple):
+    """What a run needs to go on exactly where it stopped: ``smc.last_state``."""
+
+    particles: Particles
+    history: dict[str, np.ndarray]
+    """Of each step so far, by column."""
+    stage: int
+    """How many updates there were before."""
+    digest: str
+    """Of data, key and options."""
+
+    @property
+    def num_steps(self) -> int:
+        return len(self.history["stage"])
+
+    @property
+    def is_at_end(self) -> bool:
+        return float(self.particles.position) >= 1.0
+
+
+def record(state: SMCState, particles: Particles, info: StepInfo) -> SMCState:
+    """The state after one more step."""
+    values = {"stage": state.stage, "position": float(particles.position)}
+    values |= {name: np.asarray(getattr(info, name)).item() for name in _COLUMNS if name not in values}
+    history = {name: np.append(state.history[name], values[name]) for name in _COLUMNS}
+    return state._replace(particles=particles, history=history)
+
+
+def no_history() -> dict[str, np.ndarray]:
+    """Of a run that has made no step."""
+    whole = ("stage", "num_moves", "num_evaluations")
+    return {name: np.zeros(0, int if name in whole else float) for name in _COLUMNS}
+
+
+class SMCRun:
+    """The outcome of a run or an update.
+
+    :param Programs programs: of the model.
+    :param Target target: the model on its arguments.
+    :param SMCState state: at the end.
+    :param rng_key: of the run.
+    :param int num_samples: draws to make.
+    """
+
+    has_warned_of_weights = False
+    against_weights: tuple[str, ...] = ()
+
+    def __init__(self, programs: Programs, target: Target, state: SMCState, rng_key: Array, num_samples: int) -> None:
+        self.programs, self.target, self.state = programs, target, state
+        self.rng_key, self.num_samples = rng_key, num_samples
+
+    @property
+    def log_evidence(self) -> LogEvidence:
+        """With its standard error."""
+        errors = self.state.history["log_evidence_error"]
+        error = float(errors[-1]) if errors.size else 0.0
+        kind: Any = "integrated" if self.state.is_at_end else "none"
+        return LogEvidence(float(self.state.particles.log_evidence), False, kind, error)
+
+    @property
+    def weights(self) -> Array:
+        return normalised(self.state.particles.log_weights)
+
+    @property
+    def effective_sample_size(self) -> float:
+        return float(effective_sample_size(self.state.particles.log_weights))
+
+    @cached_property
+    def particles(self) -> dict[str, Array]:
+        """All sites but the observed ones."""
+        return self.programs.constrained(self.state.particles.vectors, self.target.data)
+
+    def samples(self, seed: int | None) -> tuple[dict[str, Array], Array]:
+        """Draws with equal weights, and their log densities."""
+        return self._samples if seed is None else self._draw(jax.random.key(seed))
+
+    @cached_property
+    def _samples(self) -> tuple[dict[str, Array], Array]:
+        return self._draw(jax.random.fold_in(self.rng_key, _RESAMPLED))
+
+    def _draw(self, key: Array) -> tuple[dict[str, Array], Array]:
+        vectors, log_weights = self.state.particles.vectors, self.state.particles.log_weights
+        chosen: Any
+        is_even = bool(jnp.all(log_weights == log_weights[0]))
+        if is_even and self.num_samples == len(vectors):
+            chosen, sites = slice(None), self.particles
+        else:
+            uniforms = (jnp.arange(self.num_samples) + jax.random.uniform(key, (), vectors.dtype)) / self.num_samples
+            places = jnp.searchsorted(jnp.cumsum(self.weights), uniforms)
+            chosen = jax.random.permutation(key, jnp.minimum(places, len(vectors) - 1))
+            sites = {name: value[chosen] for name, value in self.particles.items()}
+        if self.target.left_out:
+            latent = {name: sites[name] for name in self.target.sites}
+            predictive = Predictive(self.target.model, latent, return_sites=list(self.target.left_out))
+            sites = sites | predictive(key, *self.target.args, **self.target.kwargs)
+        return sites, self.programs.log_density(vectors[chosen], self.target.data)
+
+    @cached_property
+    def posterior_predictive(self) -> dict[str, Array]:
+        """Draws of the observed sites at the arguments of the run, one for each of the draws."""
+        latent = {name: self._samples[0][name] for name in self.target.sites}
+        predictive = Predictive(_Unobserved(self.target.model, tuple(self.target.observed)), latent)
+        found = predictive(jax.random.fold_in(self.rng_key, 5), *self.target.args, **self.target.kwargs)
+        return {name: found[name] for name in self.target.observed if name in found}
+
+    @cached_property
+    def diagnostics(self) -> Diagnostics:
+        history, state = self.state.history, self.state
+        messages, is_well = [], state.is_at_end
+        if not state.is_at_end:
+            position = float(state.particles.position)
+            messages.append(
+                f"It was stopped at {position:.3g} of the path from prior to posterior; the particles are of the "
+                "distribution there. run(..., init_state=smc.last_state) goes on."
+            )
+        moved = np.flatnonzero(history["num_moves"])
+        worst = float(history["correlation"][moved[-1]]) if moved.size else 0.0
+        if worst > _LARGEST_CORRELATION:
+            is_well = False
+            messages.append(
+                f"After the last {int(history['num_moves'][moved[-1]])} moves a coordinate still has a correlation of "
+                f"{worst:.2f} with where it was: the kernel hardly moves here. Take another one (kernel='hmc'), more "
+                "num_moves, or coordinates that depend less on each other (numpyro.infer.reparam)."
+            )
+        if self.effective_sample_size < _LEAST_SIZE * len(self.weights):
+            is_well = False
+            messages.append(f"The particles are worth {self.effective_sample_size:.1f} of {len(self.weights)}.")
+        error = self.log_evidence.standard_error or 0.0
+        if error > _LARGEST_ERROR:
+            messages.append(
+                f"The standard error of the log evidence is {error:.2g}, too large to be relied on itself: take more "
+                "particles."
+            )
+        return Diagnostics(
+            converged=is_well,
+            num_steps=state.num_steps,
+            objective_trace=history["log_evidence"],
+            max_change=worst,
+            num_skipped=0,
+            skipped={},
+            hyper=None,
+            messages=tuple(messages),
+        )
+
+    @property
+    def history(self) -> Any:
+        """An ``xarray.Dataset``."""
+        import xarray
+
+        columns = {name: ("step", values) for name, values in self.state.history.items()}
+        return xarray.Dataset(columns, coords={"step": np.arange(1, self.state.num_steps + 1)})
+
+    def summary(self, prob: float, exclude_deterministic: bool) -> str:
+        """A table of the sites, the evidence and the ending."""
+        names = [n for n in self.particles if not exclude_deterministic or n in self.target.sites]
+        weights = np.asarray(self.weights)
+        low, high = (1.0 - prob) / 2.0, (1.0 + prob) / 2.0
+        rows = []
+        for name in names:
+            values = np.asarray(self.particles[name])
+            if not np.issubdtype(values.dtype, np.floating):
+                continue
+            for place in np.ndindex(values.shape[1:]):
+                x = values[(slice(None), *place)]
+                mean = weights @ x
+                order = np.argsort(x)
+                places = np.searchsorted(np.cumsum(weights[order]), [low, 0.5, high])
+                ends = x[order][np.minimum(places, len(x) - 1)]
+                label = f"{name}[{','.join(map(str, place))}]" if place else name
+                rows.append([label, *map(number, (mean, np.sqrt(weights @ (x - mean) ** 2), *ends))])
+        table = Table(["", "mean", "std", f"{low:.1%}", "median", f"{high:.1%}"], rows)
+        return as_text(["", table, f"log evidence: {evidence(self.log_evidence)}", *ending(self.diagnostics)])
+
+
+class _Unobserved(Messenger):
+    """The model with its observed sites drawn."""
+
+    def __init__(self, model: Any, observed: tuple[str, ...]) -> None:
+        self.observed = observed
+        super().__init__(model)
+
+    def process_message(self, msg: dict[str, Any]) -> None:
+        if msg["type"] == "sample" and msg["name"] in self.observed and not isinstance(msg["fn"], dist.Unit):
+            msg["is_observed"], msg["value"] = False, None
+
+
+def impossible_data(programs: Programs, target: Target, particles: Particles) -> ValueError:
+    """The error for data that none of the particles explains, naming the first of them."""
+    alive = np.asarray(jnp.isfinite(particles.log_weights))
+    terms: Mapping[str, Array] = programs.log_likelihood(particles.vectors, target.data)
+    for name, values in terms.items():
+        zero = ~np.isfinite(np.asarray(values))[alive]
+        places = np.argwhere(zero.all(0)) if zero.ndim > 1 else np.zeros((int(zero.all()), 0), int)
+        if len(places):
+            observed = np.asarray(target.observed[name].value)
+            place = tuple(int(i) for i in places[0])
+            at = f"[{', '.join(map(str, place))}]" if place else ""
+            value = f" (value {observed[place]})" if observed.ndim >= len(place) else ""
+            return ValueError(
+                f"No particle explains the data: the likelihood of site '{name}'{at}{value} is zero or not a number at "
+                f"all of {alive.sum()} particles, and of {len(places)} observations there in all. Check the data "
+                "against the support of the site, and whether the prior can explain them."
+            )
+    return ValueError(
+        f"No particle explains the data: every one of {alive.sum()} has some observation of likelihood zero, though no "
+        "observation rules out all of them. Take more particles, path='data', or a prior nearer to the data."
+    )
+
+
+def state_content(state: SMCState) -> dict[str, Any]:
+    """As plain containers."""
+    return {
+        "particles": jax.tree.map(np.asarray, state.particles)._asdict(),
+        "history": dict(state.history),
+        "stage": state.stage,
+        "digest": state.digest,
+    }
+
+
+def state_of(content: Mapping[str, Any]) -> SMCState:
+    """From :func:`state_content`."""
+    particles = Particles(**{name: jnp.asarray(value) for name, value in content["particles"].items()})
+    return SMCState(particles, dict(content["history"]), int(content["stage"]), str(content["digest"]))
+
+
+def write_state(path: str | os.PathLike[str], state: SMCState) -> None:
+    """Write a state beside ``path`` and move it there, so that the file is whole at every moment."""
+    target = Path(path)
+    unfinished = target.with_name(target.name + ".unfinished")
+    write_archive(unfinished, {"smc_state": state_content(state)})
+    os.replace(unfinished, target)
+
+
+def read_state(path: str | os.PathLike[str]) -> SMCState:
+    """The state in a file.
+
+    :raises ValueError: if the file is damaged or no checkpoint of SMC.
+    """
+    content = read_archive(path)
+    if "smc_state" not in content:
+        raise ValueError(f"{os.fspath(path)!r} is no checkpoint of SMC: give another path.")
+    return state_of(content["smc_state"])

@@ -1,0 +1,458 @@
+"""Sequential Monte Carlo for any NumPyro model with proper priors: draws, and a log evidence with its error."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from ...display import Shown, Table, number
+from ...structure.model.execution import check_key
+from ..front.answers.arviz import ArviZInterface
+from ..front.answers.display import ending, evidence
+from ..front.engine import check_at_least, check_one_of
+from ..front.files.archive import read_archive, write_archive
+from ..front.results import Diagnostics, LogEvidence
+from ..front.running.progress import progress_bar, warn
+from ..front.state import data_digest
+from .moves import KernelName, Movement
+from .run import (
+    SMCRun,
+    SMCState,
+    impossible_data,
+    no_history,
+    read_state,
+    record,
+    state_content,
+    state_of,
+    write_state,
+)
+from .steps import Ladder, PathName, Programs
+from .target import Target
+
+__all__ = ["SMC"]
+
+AnyKernel = Literal["auto", "elliptical-slice", "random-walk", "hmc", "nuts"]
+_LARGEST_WALK = 5
+"""Dimensions up to which random walks are the default."""
+_MOST_MOVES = 300
+_CORRELATION = 0.1
+_MOST_STEPS = 10_000
+_PARENTS = 20
+_PRIOR_TOLERANCE = 1e-6
+
+
+class SMC(Shown, ArviZInterface):
+    """Sequential Monte Carlo (Del Moral, Doucet and Jasra 2006; Chopin 2002): for any model, with nothing to tune.
+
+    Particles are drawn from the prior and led to the posterior by a sequence of distributions, each so near to the one
+    before that the weights of the particles stay even. At each, the particles are resampled and moved by a Markov
+    kernel until they have forgotten where they were. What the weights average to is the evidence, without bias. So
+    this is a judge of the deterministic engines and of NUTS: it finds several modes, where their basins hold particles
+    of the prior, and says how wrong its evidence may be.
+
+    Needs a proper prior for every latent site, and continuous ones; anything else of NumPyro is allowed. Discrete
+    sites are to be summed out in the model.
+
+    Cost: ``num_particles`` times moves times steps evaluations of the model, side by side; steps grow with the
+    information in the data, moves with the number of dimensions. All are in ``smc.history``.
+
+    >>> import jax.numpy as jnp
+    >>> import numpyro
+    >>> import numpyro.distributions as dist
+    >>> from jax import random
+    >>> from numpyro_ext.infer import SMC
+    >>> def model(y):
+    ...     level = numpyro.sample("level", dist.Normal(0, 1))
+    ...     numpyro.sample("y", dist.Normal(level, 1), obs=y)
+    >>> smc = SMC(model, num_particles=2000)
+    >>> smc.run(random.key(0), jnp.array([0.5, 1.5, 1.0]))
+    >>> abs(smc.log_evidence + 4.0750) < 3 * smc.log_evidence.standard_error  # the exact value
+    True
+    >>> smc.update(jnp.array([0.5, 1.5, 1.0, 0.2, 0.8]))  # two more
+    >>> print(smc.get_samples()["level"].mean().round(1))
+    0.7
+
+    :param model: a NumPyro model.
+    :param int num_particles: draws that go side by side, at least two.
+    :param str path: how the data come in: ``"tempered"``, all of them to a power that grows from zero to one, or
+        ``"data"``, one after the other along the leading axis of the observed sites.
+    :param str kernel: ``"elliptical-slice"``, for Gaussian priors (Murray, Adams and MacKay 2010); ``"random-walk"``,
+        scaled by the covariance of the particles and tuned to an acceptance of 0.27; ``"hmc"`` and ``"nuts"``, whose
+        metric is that covariance. ``"auto"``: the first where priors are Gaussian and do not depend on each other,
+        else random walks up to 5 dimensions, HMC above.
+    :param float ess_threshold: share of the particles that the effective sample size may fall to before they are
+        resampled.
+    :param int num_moves: of every particle after each resampling; by default as many as it takes until no coordinate's
+        correlation with its start is above 0.1, at most 300.
+    :param bool waste_free: keep all places that the moves visit as particles (Dau and Chopin 2022), so that
+        ``num_particles / (num_moves + 1)`` particles are resampled; moves should then be many, 19 by default.
+    :param dict hyper_values: values of latent and ``param`` sites that are given.
+    :param int num_samples: draws made for :meth:`get_samples`; as many as there are particles by default.
+    :param Sequence devices: over which particles are divided evenly; one by default.
+    :param bool progress_bar: whether runs longer than a second show a bar.
+    :raises ValueError: for options outside their range.
+    """
+
+    def __init__(
+        self,
+        model: Callable[..., Any],
+        *,
+        num_particles: int = 1000,
+        path: PathName = "tempered",
+        kernel: AnyKernel = "auto",
+        ess_threshold: float = 0.5,
+        num_moves: int | None = None,
+        waste_free: bool = False,
+        hyper_values: Mapping[str, Any] | None = None,
+        num_samples: int | None = None,
+        devices: Sequence[Any] | None = None,
+        progress_bar: bool = True,
+    ) -> None:
+        if not callable(model):
+            raise TypeError(f"model must be a callable with NumPyro primitives, got {type(model).__name__}.")
+        check_at_least(2, num_particles=num_particles)
+        check_one_of(PathName, path=path)
+        check_one_of(AnyKernel, kernel=kernel)
+        if not 0.0 < ess_threshold < 1.0:
+            raise ValueError(f"ess_threshold is a share of the particles between 0 and 1, got {ess_threshold!r}.")
+        if num_moves is not None:
+            check_at_least(1, num_moves=num_moves)
+        if num_samples is not None:
+            check_at_least(1, num_samples=num_samples)
+        self.model, self.num_particles, self.path, self.kernel = model, num_particles, path, kernel
+        self.ess_threshold, self.num_moves, self.waste_free = float(ess_threshold), num_moves, waste_free
+        self.hyper_values = dict(hyper_values or {})
+        self.num_samples = num_particles if num_samples is None else num_samples
+        self.devices, self.progress_bar = devices, progress_bar
+        if waste_free:
+            each = (_PARENTS - 1 if num_moves is None else num_moves) + 1
+            if num_particles % each or num_particles // each < 2:
+                raise ValueError(
+                    f"Waste-free runs keep {each} places of every parent: num_particles must be a multiple of {each} "
+                    f"and at least {2 * each}, got {num_particles}."
+                )
+        if devices is not None and num_particles % len(devices):
+            raise ValueError(f"{num_particles} particles cannot be divided evenly over {len(devices)} devices.")
+        self._run: SMCRun | None = None
+        self._programs: list[Programs] = []
+
+    # Running
+
+    def run(
+        self,
+        rng_key: Array,
+        *args: Any,
+        init_state: SMCState | None = None,
+        checkpoint: str | os.PathLike[str] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Draw particles from the prior and lead them to the posterior given these arguments.
+
+        Ctrl-C leaves the particles where they are, on the way: results are then of the model with its data to a power,
+        and a warning says so.
+
+        :param rng_key: random number generator key.
+        :param args: arguments of the model.
+        :param SMCState init_state: ``last_state`` of a run on the same data that was interrupted: it goes on as if it
+            had not been.
+        :param checkpoint: path of a file that is written after every step. If it exists, the run goes on from it.
+        :param kwargs: keyword arguments of the model.
+        :raises ModelStructureError: if the model has sites that cannot be sampled: which, and what to do.
+        :raises ValueError: if no particle explains the data (which datum), or a state is of another run.
+        """
+        target = Target(self.model, rng_key, args, kwargs, self.hyper_values)
+        programs = self._programs_of(target)
+        digest = self._digest(target, rng_key)
+        state = init_state
+        if checkpoint is not None and Path(checkpoint).exists():
+            state = read_state(checkpoint)
+        if state is None:
+            keys = jax.random.split(jax.random.fold_in(rng_key, 0), self.num_particles)
+            with progress_bar(1, "SMC", enabled=self.progress_bar):  # says that it compiles
+                particles = programs.draw(self._placed(keys), target.data)
+            state = SMCState(particles, no_history(), 0, digest)
+        elif state.digest != digest or state.particles.vectors.shape != (self.num_particles, target.size):
+            raise ValueError(
+                "The state is of a run on other data, with another key or with other options; leave it out, or remove "
+                "the checkpoint."
+            )
+        state = self._go(rng_key, state, programs, target, None, checkpoint)
+        self._keep(SMCRun(programs, target, state, rng_key, self.num_samples))
+
+    def update(self, *args: Any, rng_key: Array | None = None, **kwargs: Any) -> None:
+        """Take in other data of the same model: more rows, another mask, larger counts.
+
+        The particles are weighed by what the likelihood has changed by; where that leaves too few of them, they are
+        led there by steps. Priors may not depend on what changes. Arrays of the same shapes compile nothing, so data
+        that come bit by bit are best given in arrays of full length with a mask.
+
+        :param args: arguments of the model, all data so far included.
+        :param rng_key: random number generator key; by default the one of the run, folded.
+        :param kwargs: keyword arguments.
+        :raises ValueError: if the prior of the particles is another one with these arguments (which site's), or none
+            of them explains the data; the posterior before is kept, as it is after Ctrl-C.
+        """
+        run = self._finished()
+        if not run.state.is_at_end:
+            raise ValueError("The run was interrupted on its way: finish it by run(..., init_state=smc.last_state).")
+        key = jax.random.fold_in(run.rng_key, run.state.num_steps) if rng_key is None else rng_key
+        check_key(key)
+        target = Target(self.model, run.rng_key, args, kwargs, self.hyper_values)
+        programs = self._programs_of(target)
+        if target.size != run.target.size or list(target.sites) != list(run.target.sites):
+            raise ValueError(
+                f"The latent sites are others with these arguments: {_shapes(target)}, before {_shapes(run.target)}."
+            )
+        self._check_prior(run, programs, target)
+        particles = run.state.particles._replace(position=jnp.zeros_like(run.state.particles.position))
+        digest = self._digest(target, run.rng_key)
+        state = run.state._replace(particles=particles, digest=digest, stage=run.state.stage + 1)
+        try:
+            state = self._go(key, state, programs, target, (run.programs, run.target.data), None)
+        except KeyboardInterrupt:
+            warn("The update was interrupted; the posterior is the one before it.")
+            return
+        self._keep(SMCRun(programs, target, state, run.rng_key, self.num_samples))
+
+    def ladder(self, target: Target) -> Ladder:
+        """What the options come to for a model."""
+        kernel: KernelName
+        if self.kernel == "auto":
+            is_gaussian = target.gaussian_prior(target.data) is not None
+            kernel = "elliptical-slice" if is_gaussian else "random-walk" if target.size <= _LARGEST_WALK else "hmc"
+        else:
+            kernel = self.kernel
+            if kernel == "elliptical-slice" and target.gaussian_prior(target.data) is None:
+                raise ValueError(
+                    "Elliptical slices need Normal or MultivariateNormal priors that do not depend on other latent "
+                    "sites: leave kernel out, or give 'random-walk' or 'hmc'. Noncentred sites (LocScaleReparam) do "
+                    "not depend on each other."
+                )
+        num_moves = _PARENTS - 1 if self.waste_free and self.num_moves is None else self.num_moves
+        parents = self.num_particles // (num_moves + 1) if self.waste_free and num_moves else self.num_particles
+        return Ladder(self.path, self.ess_threshold, Movement(kernel, num_moves, _MOST_MOVES, _CORRELATION), parents)
+
+    def _programs_of(self, target: Target) -> Programs:
+        ladder = self.ladder(target)
+        for programs in self._programs:
+            if programs.ladder == ladder and programs.target.shares_programs_with(target):
+                return programs
+        self._programs = [*self._programs[-3:], Programs(target, ladder)]
+        return self._programs[-1]
+
+    def _go(
+        self,
+        rng_key: Array,
+        state: SMCState,
+        programs: Programs,
+        target: Target,
+        old: tuple[Programs, list[Array]] | None,
+        checkpoint: str | os.PathLike[str] | None,
+    ) -> SMCState:
+        """Steps until the end of the path."""
+        name = programs.ladder.movement.kernel
+        prior = target.gaussian_prior(target.data) if name == "elliptical-slice" else None
+        first = state.num_steps if old is None else 0
+        shown = 0.0
+        with progress_bar(100, "SMC", enabled=self.progress_bar) as bar:
+            try:
+                for count in range(first, first + _MOST_STEPS):
+                    if state.is_at_end:
+                        break
+                    key = jax.random.fold_in(rng_key, count + 1)
+                    particles, info = programs.step(key, state.particles, target.data, prior, old, is_lazy=bool(old))
+                    if int(info.num_alive) == 0:
+                        raise impossible_data(programs, target, state.particles)
+                    state = record(state, particles, info)
+                    if checkpoint is not None:
+                        write_state(checkpoint, state)
+                    done = 100.0 * float(particles.position)
+                    bar.update(int(done) - int(shown))
+                    shown = done
+            except KeyboardInterrupt:
+                if old is not None:
+                    raise
+        return state
+
+    def _digest(self, target: Target, rng_key: Array) -> str:
+        numbers = [leaf for leaf in jax.tree.leaves((target.args, target.kwargs)) if not isinstance(leaf, str)]
+        return data_digest((numbers, rng_key), self.hyper_values)
+
+    def _placed(self, keys: Array) -> Array:
+        if self.devices is None:
+            return keys
+        mesh = Mesh(np.array(self.devices), ("particles",))
+        placed: Array = jax.device_put(keys, NamedSharding(mesh, PartitionSpec("particles")))
+        return placed
+
+    def _keep(self, run: SMCRun) -> None:
+        self._run = run
+        if not run.diagnostics.converged:
+            warn(f"SMC did not end well. {' '.join(run.diagnostics.messages)}")
+
+    def _check_prior(self, run: SMCRun, programs: Programs, target: Target) -> None:
+        """Refuse arguments with which the particles would have another prior."""
+        vectors = run.state.particles.vectors
+        before, after = run.programs.log_prior(vectors, run.target.data), programs.log_prior(vectors, target.data)
+        for name in target.sites:
+            one, other = np.asarray(before[name]), np.asarray(after[name])
+            if not np.allclose(one, other, rtol=_PRIOR_TOLERANCE, atol=1e-4 if one.dtype == np.float32 else 1e-8):
+                raise ValueError(
+                    f"The prior of site '{name}' is another one with these arguments, and particles keep the prior "
+                    "that they were drawn from. Make it independent of what is updated (prior scales and inputs from "
+                    "the data are common causes), or call run(...) anew."
+                )
+
+    def _finished(self) -> SMCRun:
+        if self._run is None:
+            raise RuntimeError("run(...) should be called first to obtain results from SMC.")
+        return self._run
+
+    # Results
+
+    @property
+    def last_state(self) -> SMCState:
+        """Where the last run ended, to be given to :meth:`run` as ``init_state`` if that was on the way."""
+        return self._finished().state
+
+    @property
+    def log_evidence(self) -> LogEvidence:
+        """A float with ``standard_error``: the larger of what the genealogy of the particles tells (Lee and Whiteley
+        2018) and of the sum over the steps of the variance of the weights, which is right if moves forget."""
+        return self._finished().log_evidence
+
+    @property
+    def weights(self) -> Array:
+        """Of the particles, summing to one; even after :meth:`run`, uneven after an :meth:`update` of little news."""
+        return self._finished().weights
+
+    @property
+    def effective_sample_size(self) -> float:
+        """What the weighted particles are worth, between one and their number."""
+        return self._finished().effective_sample_size
+
+    @property
+    def particles(self) -> dict[str, Array]:
+        """All latent and deterministic sites of the particles, which have :attr:`weights`."""
+        return self._finished().particles
+
+    @property
+    def diagnostics(self) -> Diagnostics:
+        """How the run ended; ``objective_trace`` is the log evidence after each step."""
+        return self._finished().diagnostics
+
+    @property
+    def history(self) -> Any:
+        """What each step was like: an ``xarray.Dataset`` over ``step``.
+
+        ``position`` of the path, ``effective_sample_size`` before resampling, ``num_moves``, ``acceptance``,
+        ``correlation`` (the largest one that a coordinate has with its start), ``num_evaluations`` of the model (each a
+        particle, gradients counted as one), ``log_evidence`` and its ``log_evidence_error``.
+        """
+        return self._finished().history
+
+    def get_samples(self, group_by_chain: bool = False, seed: int | None = None) -> dict[str, Array]:
+        """Draws from the posterior, every latent and deterministic site by name: the particles, resampled where their
+        weights are uneven.
+
+        :param bool group_by_chain: whether to put a chain dimension of size one in front.
+        :param int seed: resample from this seed.
+        :return: arrays of shape ``(num_samples, ...)``, or ``(1, num_samples, ...)``.
+        """
+        sites = self._finished().samples(seed)[0]
+        return {name: value[None] if group_by_chain else value for name, value in sites.items()}
+
+    def get_extra_fields(self, group_by_chain: bool = False) -> dict[str, Array]:
+        """``potential_energy`` of each draw: minus its unconstrained log density with the data, as NumPyro has it.
+
+        :param bool group_by_chain: whether to put a chain dimension of size one in front.
+        """
+        energy = -self._finished().samples(None)[1]
+        return {"potential_energy": energy[None] if group_by_chain else energy}
+
+    def print_summary(self, prob: float = 0.9, exclude_deterministic: bool = True) -> None:
+        """Print means, standard deviations and intervals of the weighted particles, the evidence, and how it ended.
+
+        :param float prob: the probability mass of the central interval.
+        :param bool exclude_deterministic: whether to leave out deterministic sites.
+        """
+        print(self._finished().summary(prob, exclude_deterministic))
+
+    def describe(self) -> str:
+        """The sites, the kernel and the path."""
+        run = self._finished()
+        movement = run.programs.ladder.movement
+        return (
+            f"{run.target.size} dimensions ({_shapes(run.target)}), {self.num_particles} particles, "
+            f"path {self.path!r}, kernel {movement.kernel!r}; observed: {', '.join(run.target.observed)}"
+        )
+
+    def _shown(self) -> list[str | Table]:
+        name = f"SMC({getattr(self.model, '__name__', type(self.model).__name__)})"
+        run = self._run
+        if run is None:
+            return [f"{name}: not run yet"]
+        end, *lines = ending(run.diagnostics)
+        size = f"{number(run.effective_sample_size)} of {self.num_particles} particles"
+        return [f"{name}: {end}", f"log evidence: {evidence(run.log_evidence)}", f"worth {size}", *lines]
+
+    @property
+    def _args(self) -> tuple[Any, ...]:
+        return self._finished().target.args
+
+    @property
+    def _kwargs(self) -> dict[str, Any]:
+        return self._finished().target.kwargs
+
+    # Persistence
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the run to a file from which :meth:`load` makes a sampler with the same results.
+
+        :param path: of the file.
+        """
+        run = self._finished()
+        names = ("num_particles", "path", "kernel", "ess_threshold", "num_moves", "waste_free", "hyper_values")
+        content = {
+            "engine": "SMC",
+            "options": {name: getattr(self, name) for name in (*names, "num_samples", "progress_bar")},
+            "args": run.target.args,
+            "kwargs": run.target.kwargs,
+            "rng_key": run.rng_key,
+            "state": state_content(run.state),
+        }
+        write_archive(path, content)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], model: Callable[..., Any]) -> Self:
+        """A sampler with the options and results of a saved run, without running again.
+
+        :param path: of a file written by :meth:`save`.
+        :param model: the model, which is not in the file.
+        :raises ValueError: if the file is damaged or of another engine, or the model is not the one of the run.
+        """
+        content = read_archive(path)
+        if content.get("engine") != "SMC":
+            raise ValueError(f"{os.fspath(path)!r} holds no finished run of SMC.")
+        smc = cls(model, **content["options"])
+        target = Target(model, content["rng_key"], content["args"], content["kwargs"], smc.hyper_values)
+        state = state_of(content["state"])
+        if state.particles.vectors.shape[1] != target.size:
+            raise ValueError(
+                f"The model has {target.size} unconstrained values and the run in the file "
+                f"{state.particles.vectors.shape[1]}: it was another model."
+            )
+        smc._run = SMCRun(smc._programs_of(target), target, state, content["rng_key"], smc.num_samples)
+        return smc
+
+
+def _shapes(target: Target) -> str:
+    return ", ".join(f"{name} {tuple(site.shape)}" for name, site in target.sites.items())

@@ -1,0 +1,288 @@
+"""One step of sequential Monte Carlo: weigh at the old particles, resample, move under the new distribution."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property, partial
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax, random
+from jax.scipy.special import logsumexp
+
+from ...linalg import saved_as
+from .moves import Movement, move, spread, start_scale
+from .target import Target
+from .weights import (
+    effective_sample_size,
+    furthest,
+    genealogy_variance,
+    increment,
+    normalised,
+    relative_variance,
+    shares,
+)
+
+__all__ = ["Ladder", "Particles", "PathName", "Programs", "StepInfo"]
+
+PathName = Literal["tempered", "data"]
+_MOST_AT_ONCE = 2**23
+"""Numbers that the particles which move at the same time may hold."""
+
+
+@saved_as("numpyro_ext.Particles")
+class Particles(NamedTuple):
+    """Weighted particles somewhere on the way from the prior to the posterior."""
+
+    position: Array
+    """Of the path, from zero, the prior, to one, the posterior."""
+    vectors: Array
+    """Unconstrained, shape ``(particles, size)``."""
+    log_weights: Array
+    log_evidence: Array
+    """Of the distribution at the position."""
+    ancestors: Array
+    """For each particle the number of the draw from the prior that it comes from."""
+    log_pairs: Array
+    """See :func:`~numpyro_ext.infer.monte_carlo.weights.genealogy_variance`."""
+    variance: Array
+    """Of the log evidence, if moves forget where they began: a sum over the weighings before resamplings."""
+    log_scale: Array
+    """Of the steps of the kernel."""
+
+
+class StepInfo(NamedTuple):
+    """What a step was like."""
+
+    effective_sample_size: Array
+    """Of the weights before resampling."""
+    num_moves: Array
+    acceptance: Array
+    correlation: Array
+    """The largest one that a coordinate has with where it was before the moves."""
+    num_evaluations: Array
+    log_evidence: Array
+    log_evidence_error: Array
+    """The larger of what the genealogy says, and of what weighings add where moves forget."""
+    num_alive: Array
+    """Particles of positive weight."""
+
+
+class Ladder(NamedTuple):
+    """How particles go along a path; static in compiled programs."""
+
+    path: PathName
+    threshold: float
+    movement: Movement
+    num_parents: int
+    """As many particles are chosen when resampling; fewer than there are particles in waste-free runs, which keep
+    all places of their moves."""
+
+
+class Programs:
+    """Compiled functions of a model whose sites and arguments have known shapes.
+
+    :param Target target: the model; its data are arguments of the functions.
+    :param Ladder ladder: how particles go.
+    """
+
+    def __init__(self, target: Target, ladder: Ladder) -> None:
+        self.target, self.ladder = target, ladder
+        self._between: dict[int, Any] = {}
+
+    @cached_property
+    def places(self) -> tuple[Array, Array] | None:
+        """Of every term of the log likelihood, where its datum stands on the path and of how many."""
+        if self.ladder.path == "tempered":
+            return None
+        found = jax.eval_shape(
+            self.target.densities, jax.ShapeDtypeStruct((self.target.size,), self.target.dtype), self.target.data
+        ).log_likelihood.values()
+        places, counts = [], []
+        for term in found:
+            number = term.shape[0] if term.ndim else 1
+            inner = int(np.prod(term.shape[1:]))
+            places.append(np.repeat(np.arange(number), inner))
+            counts.append(np.full(number * inner, number))
+        dtype = self.target.dtype
+        return jnp.asarray(np.concatenate(places), dtype), jnp.asarray(np.concatenate(counts), dtype)
+
+    @cached_property
+    def draw(self) -> Callable[..., Particles]:
+        """Draws from the prior: ``draw(keys, data)``."""
+        kernel, size = self.ladder.movement.kernel, self.target.size
+
+        def run(keys: Array, data: list[Array]) -> Particles:
+            vectors = jax.vmap(lambda key: self.target.draw_prior(key, data))(keys)
+            number = len(keys)
+            zero = jnp.zeros((), vectors.dtype)
+            pairs = jnp.asarray(np.log(number / (number - 1.0)), vectors.dtype)
+            scale = jnp.asarray(start_scale(kernel, size), vectors.dtype)
+            log_weights = jnp.zeros(number, vectors.dtype)
+            return Particles(zero, vectors, log_weights, zero, jnp.arange(number), pairs, zero, scale)
+
+        return jax.jit(run)
+
+    def step(
+        self,
+        key: Array,
+        particles: Particles,
+        data: list[Array],
+        gaussian_prior: tuple[Array, Array] | None,
+        old: tuple[Programs, list[Array]] | None = None,
+        *,
+        is_lazy: bool = False,
+    ) -> tuple[Particles, StepInfo]:
+        """The next step of the path.
+
+        :param old: the model on the data that the path starts from, in the place of the prior.
+        :param bool is_lazy: particles stay where they are if the end is reached and their weights are even enough.
+        """
+        name = (id(old[0]) if old else 0) + int(is_lazy)
+        if name not in self._between:
+            before = old[0].target if old else None
+            self._between[name] = (jax.jit(partial(self._step, before, is_lazy)), old and old[0])
+        run = self._between[name][0]
+        found: tuple[Particles, StepInfo] = run(key, particles, data, old[1] if old else [], gaussian_prior)
+        return found
+
+    def _step(
+        self,
+        before: Target | None,
+        is_lazy: bool,
+        key: Array,
+        particles: Particles,
+        data: list[Array],
+        old_data: list[Array],
+        gaussian_prior: tuple[Array, Array] | None,
+    ) -> tuple[Particles, StepInfo]:
+        from blackjax.smc.resampling import multinomial
+        from blackjax.smc.solver import dichotomy
+
+        target, ladder = self.target, self.ladder
+        number = len(particles.vectors)
+        batch = self._batch_size(number)
+        is_tempered = before is not None or ladder.path == "tempered"
+        places = None if is_tempered else self.places
+
+        def terms_of(x: Array) -> tuple[Array, Array]:
+            """What counts from the start of the path, and what is added on the way."""
+            if not is_tempered:
+                found = target.densities(x, data).log_likelihood.values()
+                terms = jnp.concatenate([jnp.ravel(term) for term in found])
+                return jnp.zeros((), terms.dtype), jnp.where(jnp.isnan(terms), -jnp.inf, terms)
+            new = target.log_likelihood(x, data)
+            base = jnp.zeros_like(new) if before is None else before.log_likelihood(x, old_data)
+            return base, jnp.reshape(jnp.where(jnp.isfinite(base), new - base, -jnp.inf), (1,))
+
+        def share(position: Array) -> Array:
+            return shares(position, *(places or (None, None)))
+
+        terms = lax.map(lambda x: terms_of(x)[1], particles.vectors, batch_size=batch)
+        now = share(particles.position)
+        position = furthest(
+            particles.log_weights,
+            lambda at: increment(terms, now, share(at)),
+            particles.position,
+            ladder.threshold,
+            partial(dichotomy, eps=1e-6, max_iter=200),
+        )
+        log_weights = particles.log_weights + increment(terms, now, share(position))
+        log_weights = jnp.where(jnp.isnan(log_weights), -jnp.inf, log_weights)
+        log_evidence = particles.log_evidence + logsumexp(log_weights) - logsumexp(particles.log_weights)
+        size = effective_sample_size(log_weights)
+        is_waste_free = ladder.num_parents < number
+        has_moved = particles.log_pairs > np.log(number / (number - 1.0)) * 1.5
+        variance = particles.variance + jnp.where(
+            is_waste_free & has_moved,
+            relative_variance(log_weights, ladder.num_parents),
+            relative_variance(log_weights, number),
+        )
+        error = jnp.maximum(variance, genealogy_variance(log_weights, particles.ancestors, particles.log_pairs))
+        num_alive = jnp.sum(jnp.isfinite(log_weights))
+        weighed = particles._replace(position=position, log_weights=log_weights, log_evidence=log_evidence)
+        nothing, zero = jnp.zeros((), log_weights.dtype), jnp.zeros((), int)
+        info = StepInfo(size, zero, nothing, nothing, zero, log_evidence, jnp.sqrt(error), num_alive)
+
+        def moved(_: Any) -> tuple[Particles, StepInfo]:
+            resample_key, move_key = random.split(key)
+            weights = normalised(log_weights)
+            chosen = multinomial(resample_key, weights, ladder.num_parents)
+            at = share(position)
+
+            def log_likelihood(x: Array) -> Array:
+                base, change = terms_of(x)
+                return base + increment(change[None], jnp.zeros_like(at), at)[0]
+
+            found = move(
+                move_key,
+                particles.vectors[chosen],
+                lambda x: target.log_prior(x, data),
+                log_likelihood,
+                gaussian_prior,
+                spread(particles.vectors, weights),
+                particles.log_scale,
+                ladder.movement,
+                keep_path=is_waste_free,
+                batch_size=batch,
+            )
+            ancestors, vectors = particles.ancestors[chosen], found.vectors
+            if is_waste_free:
+                vectors = jnp.concatenate([particles.vectors[chosen][None], found.path]).reshape(number, -1)
+                ancestors = jnp.tile(ancestors, number // ladder.num_parents)
+            pairs = particles.log_pairs + np.log(ladder.num_parents / (ladder.num_parents - 1.0))
+            new = weighed._replace(
+                vectors=vectors,
+                log_weights=jnp.zeros_like(log_weights),
+                ancestors=ancestors,
+                log_pairs=pairs,
+                variance=variance,
+                log_scale=found.log_scale,
+            )
+            more = number + found.num_evaluations
+            return new, info._replace(
+                num_moves=found.num_moves,
+                acceptance=found.acceptance,
+                correlation=found.correlation,
+                num_evaluations=more.astype(info.num_evaluations.dtype),
+            )
+
+        stays = num_alive == 0
+        if is_lazy:
+            stays |= (position >= 1.0) & (size >= ladder.threshold * number)
+        found: tuple[Particles, StepInfo] = lax.cond(stays, lambda _: (weighed, info), moved, None)
+        return found
+
+    def _batch_size(self, number: int) -> int:
+        observations = sum(int(np.prod(site.full_shape)) for site in self.target.observed.values())
+        return max(1, min(number, _MOST_AT_ONCE // max(1, observations + self.target.size)))
+
+    @cached_property
+    def log_prior(self) -> Callable[..., dict[str, Array]]:
+        """By site, of all particles: ``log_prior(vectors, data)``."""
+        return self._mapped(lambda x, data: self.target.densities(x, data).log_prior)
+
+    @cached_property
+    def log_likelihood(self) -> Callable[..., dict[str, Array]]:
+        """By site, each observation for itself."""
+        return self._mapped(lambda x, data: self.target.densities(x, data).log_likelihood)
+
+    @cached_property
+    def log_density(self) -> Callable[..., Array]:
+        """Log prior plus log likelihood."""
+        return self._mapped(lambda x, data: self.target.log_prior(x, data) + self.target.log_likelihood(x, data))
+
+    @cached_property
+    def constrained(self) -> Callable[..., dict[str, Array]]:
+        """All sites but the observed ones."""
+        return self._mapped(self.target.constrained)
+
+    def _mapped(self, function: Callable[[Array, list[Array]], Any]) -> Callable[..., Any]:
+        """A compiled function of many vectors, from one of a single vector."""
+
+        def run(vectors: Array, data: list[Array]) -> Any:
+            return lax.map(lambda x: function(x, data), vectors, batch_size=self._batch_size(len(vectors)))
+
+        return jax.jit(run)

@@ -1,0 +1,278 @@
+"""A NumPyro model as a density of one vector: draws from its prior, its log prior, log likelihoods of observations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro.distributions as dist
+from jax import Array
+from jax.flatten_util import ravel_pytree
+from numpyro import handlers
+from numpyro.distributions import biject_to
+
+from ...structure import ModelStructureError
+from ...structure.model.execution import ModelCall, check_key
+from ...structure.model.plain_sites import PlainSites
+from ...structure.model.tracing import SiteInfo, inspect_sites
+from ..front.running.progress import warn
+
+__all__ = ["Densities", "Target"]
+
+_UNOBSERVED, _OBSERVED = "_unobserved", "_observed"
+"""How NumPyro ends the names of the sites that ``obs_mask`` makes."""
+_PROBES = 2
+
+
+class Densities(NamedTuple):
+    """Of one vector."""
+
+    log_prior: dict[str, Array]
+    """By latent site, with the Jacobian of its transform."""
+    log_likelihood: dict[str, Array]
+    """By observed site, each observation for itself."""
+
+
+class Target:
+    """The posterior of a model on arguments, in NumPyro's unconstrained space, as one vector.
+
+    Arrays among the arguments are inputs of the compiled programs where the model can be traced without their values,
+    so that other data of the same shapes compile nothing.
+
+    :param model: a NumPyro model.
+    :param rng_key: for the traces that tell its sites.
+    :param args: arguments of the model.
+    :param kwargs: keyword arguments.
+    :param hyper_values: values of latent and param sites that are given.
+    :raises ModelStructureError: if it has sites that cannot be sampled: which, and what to do.
+    """
+
+    def __init__(
+        self,
+        model: Callable[..., Any],
+        rng_key: Array,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        hyper_values: Mapping[str, Any],
+    ) -> None:
+        check_key(rng_key)
+        self.model, self.args, self.kwargs = model, tuple(args), dict(kwargs)
+        self._key, self._given = rng_key, {name: jnp.asarray(value) for name, value in hyper_values.items()}
+        sites = inspect_sites(ModelCall(model, self.args, self.kwargs, rng_key), self._given)
+        missing = {n: n.removesuffix(_UNOBSERVED) + _OBSERVED for n in sites if n.endswith(_UNOBSERVED)}
+        self.left_out = tuple(name for name, partner in missing.items() if partner in sites)
+        latent = {n: s for n, s in sites.items() if s.kind == "latent" and n not in (*self._given, *self.left_out)}
+        latent = {n: s for n, s in latent.items() if s.family != dist.Delta.__name__}
+        _check(sites, latent, self._given)
+        self.sites = latent
+        self.observed = {n: s for n, s in sites.items() if s.kind == "observed"}
+        example = {n: s.transform.inv(s.init) for n, s in latent.items()}
+        flat, self._unravel = ravel_pytree(example)
+        self.size, self.dtype = int(flat.size), flat.dtype
+        self._split_arguments()
+
+    # Arguments
+
+    def _split_arguments(self) -> None:
+        """Find the arrays that the model can be traced without: ``data``; the others are a part of the programs."""
+        self._structure: Any
+        leaves, self._structure = jax.tree.flatten((self.args, self.kwargs))
+        arrays = [i for i, leaf in enumerate(leaves) if isinstance(leaf, jax.Array | np.ndarray) and np.ndim(leaf)]
+        free = [i for i in arrays if self._runs_without(leaves, [i])]
+        self._free = free if len(free) < 2 or self._runs_without(leaves, free) else []
+        self._static = [None if i in self._free else leaf for i, leaf in enumerate(leaves)]
+        self.data = [jnp.asarray(leaves[i]) for i in self._free]
+
+    def _runs_without(self, leaves: list[Any], free: list[int]) -> bool:
+        self._free, self._static = free, [None if i in free else leaf for i, leaf in enumerate(leaves)]
+        data = [jax.ShapeDtypeStruct(np.shape(leaves[i]), jax.dtypes.canonicalize_dtype(leaves[i].dtype)) for i in free]
+        try:
+            jax.eval_shape(self.densities, jax.ShapeDtypeStruct((self.size,), self.dtype), data)
+        except Exception:  # whatever a model does with values that it is not given
+            return False
+        return True
+
+    def _call(self, data: list[Array]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        leaves = list(self._static)
+        for place, leaf in zip(self._free, data, strict=True):
+            leaves[place] = leaf
+        found: tuple[tuple[Any, ...], dict[str, Any]] = jax.tree.unflatten(self._structure, leaves)
+        return found
+
+    def shares_programs_with(self, other: Target) -> bool:
+        """Whether programs of the one, given the data of the other, are those of the other."""
+        return (
+            bool(self._structure == other._structure)
+            and self._free == other._free
+            and all(_equal(a, b) for a, b in zip(self._static, other._static, strict=True))
+            and list(self.sites) == list(other.sites)
+        )
+
+    # The model
+
+    def _trace(self, data: list[Array], key: Array, values: Mapping[str, Array] | None) -> dict[str, Any]:
+        model = handlers.substitute(PlainSites(self.model), data=self._given)
+        if values is not None:
+            model = handlers.substitute(model, substitute_fn=partial(_constrained, values))
+        args, kwargs = self._call(data)
+        found: dict[str, Any] = handlers.trace(handlers.seed(model, key)).get_trace(*args, **kwargs)
+        return found
+
+    def draw_prior(self, key: Array, data: list[Array]) -> Array:
+        """One draw from the prior, shape ``(size,)``."""
+        trace = self._trace(data, key, None)
+        return self._ravel({n: _transform(trace[n]).inv(trace[n]["value"]) for n in self.sites})
+
+    def densities(self, vector: Array, data: list[Array]) -> Densities:
+        """Log prior and log likelihoods of one vector."""
+        values = self._unravel(vector)
+        trace = self._trace(data, self._key, values)
+        prior, likelihood = {}, {}
+        for name in self.sites:
+            site, value = trace[name], values[name]
+            jacobian = _transform(site).log_abs_det_jacobian(value, site["value"])
+            prior[name] = jnp.sum(_log_prob(site)) + jnp.sum(jacobian)
+        for name in self.observed:
+            found = _log_prob(trace[name])
+            likelihood[name] = found if trace[name]["scale"] is None else trace[name]["scale"] * found
+        return Densities(prior, likelihood)
+
+    def log_prior(self, vector: Array, data: list[Array]) -> Array:
+        """Log density of the prior of one vector; minus infinity where it is not a number."""
+        return _finite(sum(self.densities(vector, data).log_prior.values(), jnp.zeros((), self.dtype)))
+
+    def log_likelihood(self, vector: Array, data: list[Array]) -> Array:
+        """Log likelihood of one vector; minus infinity where it is not a number."""
+        terms = self.densities(vector, data).log_likelihood.values()
+        return _finite(sum((jnp.sum(term) for term in terms), jnp.zeros((), self.dtype)))
+
+    def constrained(self, vector: Array, data: list[Array]) -> dict[str, Array]:
+        """All sites but the observed ones at one vector, deterministic ones included."""
+        trace = self._trace(data, self._key, self._unravel(vector))
+        names = [n for n, s in trace.items() if s["type"] == "deterministic" or (n in self.sites)]
+        return {n: trace[n]["value"] for n in names} | {
+            n: v for n, v in self._given.items() if n in trace and not trace[n].get("is_observed")
+        }
+
+    def gaussian_prior(self, data: list[Array]) -> tuple[Array, Array] | None:
+        """Mean and covariance of the vector, if its prior is Gaussian: standard deviations squared ``(size,)`` where
+        its elements are independent, else ``(size, size)``."""
+        found = [self._gaussian_parts(data, jax.random.fold_in(self._key, number)) for number in range(_PROBES)]
+        first, second = found
+        if first is None or second is None:
+            return None
+        # what depends on other latent sites differs between two draws of these
+        for one, other in zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True):
+            if not np.array_equal(one, other):
+                return None
+        means, covariances = zip(*first.values(), strict=True)
+        mean = jnp.concatenate([jnp.ravel(m) for m in means])
+        if all(c.ndim == 1 for c in covariances):
+            return mean, jnp.concatenate(covariances)
+        blocks = [jnp.diag(c) if c.ndim == 1 else c for c in covariances]
+        return mean, jax.scipy.linalg.block_diag(*blocks)
+
+    def _gaussian_parts(self, data: list[Array], key: Array) -> dict[str, tuple[Array, Array]] | None:
+        trace = self._trace(data, key, None)
+        parts = {}
+        for name in sorted(self.sites):  # as the vector has them
+            fn = trace[name]["fn"]
+            shape = fn.batch_shape + fn.event_shape
+            while isinstance(fn, dist.Independent | dist.ExpandedDistribution | dist.MaskedDistribution):
+                fn = fn.base_dist
+            if isinstance(fn, dist.Normal):
+                mean, scale = jnp.broadcast_to(fn.loc, shape), jnp.broadcast_to(fn.scale, shape)
+                parts[name] = jnp.ravel(mean), jnp.square(jnp.ravel(scale))
+            elif isinstance(fn, dist.MultivariateNormal):
+                number = int(np.prod(shape[:-1]))
+                covariance = jnp.broadcast_to(fn.covariance_matrix, (*shape[:-1], shape[-1], shape[-1]))
+                each = covariance.reshape(number, shape[-1], shape[-1])
+                parts[name] = jnp.ravel(jnp.broadcast_to(fn.loc, shape)), jax.scipy.linalg.block_diag(*each)
+            else:
+                return None
+        return parts
+
+    def _ravel(self, values: Mapping[str, Array]) -> Array:
+        found: Array = ravel_pytree(dict(values))[0].astype(self.dtype)
+        return found
+
+    # What may have gone wrong
+
+    def check_left_out(self, vector: Array) -> None:
+        """Warn where observations depend on missing values that are not sampled."""
+        if not self.left_out:
+            return
+        values = self._unravel(vector)
+        found = []
+        for number in range(_PROBES):
+            trace = self._trace(self.data, jax.random.fold_in(self._key, number), values)
+            found.append([np.asarray(_log_prob(trace[name])) for name in self.observed])
+        if not all(np.array_equal(a, b, equal_nan=True) for a, b in zip(*found, strict=True)):
+            warn(f"Observations depend on the missing values of {', '.join(self.left_out)}, which are not sampled.")
+
+
+def _transform(site: Mapping[str, Any]) -> Any:
+    return biject_to(site["fn"].support)
+
+
+def _constrained(values: Mapping[str, Array], site: Mapping[str, Any]) -> Any:
+    if site["type"] != "sample" or site["is_observed"] or site["name"] not in values:
+        return None
+    return _transform(site)(values[site["name"]])
+
+
+def _log_prob(site: Mapping[str, Any]) -> Array:
+    found: Array = site["fn"].log_prob(site["value"])
+    return found
+
+
+def _finite(value: Any) -> Array:
+    """Not a number as minus infinity: a place that is not visited."""
+    return jnp.where(jnp.isnan(value), -jnp.inf, value)
+
+
+def _equal(one: Any, other: Any) -> bool:
+    if isinstance(one, jax.Array | np.ndarray) or isinstance(other, jax.Array | np.ndarray):
+        return np.shape(one) == np.shape(other) and bool(np.array_equal(one, other))
+    return one is other or bool(one == other)
+
+
+def _check(sites: Mapping[str, SiteInfo], latent: Mapping[str, SiteInfo], given: Mapping[str, Any]) -> None:
+    def refuse(name: str, why: str) -> ModelStructureError:
+        return ModelStructureError(f"site '{name}' {why}", site=name)
+
+    for name in given:
+        if name not in sites:
+            raise ModelStructureError(f"hyper_values names {name!r}; the sites of the model are {', '.join(sites)}.")
+    for name, site in sites.items():
+        if site.kind == "param" and name not in given:
+            raise refuse(
+                name,
+                "is a param statement, which has no prior: sample it from one, or give its value, "
+                f"SMC(model, hyper_values={{{name!r}: ...}}).",
+            )
+    for name, site in latent.items():
+        if site.is_discrete:
+            raise refuse(
+                name,
+                f"is discrete ({site.family}), and particles move in continuous space: sum it out in the model "
+                "(Mixture distributions, the forward algorithm in a scan), or use MixedHMC or DiscreteHMCGibbs.",
+            )
+        if site.family == "ImproperUniform" or site.is_masked:
+            what = "is masked and so has no prior density" if site.is_masked else "has a flat prior"
+            raise refuse(
+                name,
+                f"{what}: there is nothing to draw from, and no evidence. Give it a proper prior, if a wide one; "
+                "NUTS takes flat ones.",
+            )
+    if not latent:
+        raise ModelStructureError("the model has no latent site that is not given: there is nothing to sample.")
+    if not any(site.kind == "observed" for site in sites.values()):
+        raise ModelStructureError(
+            "the model has no observed site on these arguments: give the data. Draws from the prior are "
+            "numpyro.infer.Predictive(model, num_samples=...)."
+        )
