@@ -1,5 +1,6 @@
 """Choosing what to measure: what each possible observation would tell, and loops that learn by asking."""
 
+from .batch_selection import select_batch
 from .batches import Batch
 from .committee import committee_information, nested_information
 from .draws import PosteriorDraws, draws_of
@@ -46,6 +47,7 @@ __all__ = [
     "predictive_entropy",
     "random_scores",
     "select",
+    "select_batch",
     "select_rows",
     "site_entropy_reduction",
     "variation_ratio",

@@ -9,7 +9,16 @@ import numpy as np
 from jax import Array, random
 from numpy.typing import ArrayLike
 
-__all__ = ["Batch", "conditional_covariance", "greedy", "greedy_information", "joint_information"]
+__all__ = [
+    "Batch",
+    "check_size",
+    "checked_cost",
+    "conditional_covariance",
+    "greedy",
+    "greedy_information",
+    "guarantee",
+    "joint_information",
+]
 
 _TIE = 1e-12
 """Relative to the largest value: below it two are equal, and a key decides."""
@@ -87,7 +96,7 @@ def check_size(size: Any, number: int) -> None:
         raise ValueError(f"{size} candidates are asked for, and there are {number}.")
 
 
-def checked_cost(cost: Any, shape: tuple[int, ...], what: str = "") -> np.ndarray | None:
+def checked_cost(cost: Any, shape: tuple[int, ...]) -> np.ndarray | None:
     """Costs of candidates in their shape.
 
     :raises ValueError: unless they are positive numbers.
@@ -97,10 +106,20 @@ def checked_cost(cost: Any, shape: tuple[int, ...], what: str = "") -> np.ndarra
     try:
         price = np.broadcast_to(np.asarray(cost, float), shape)
     except ValueError as error:
-        raise ValueError(f"Costs{what} have the shape {np.shape(cost)}, and candidates {shape}.") from error
+        raise ValueError(f"Costs have the shape {np.shape(cost)}, and candidates {shape}.") from error
     if not (np.isfinite(price).all() and (price > 0.0).all()):
-        raise ValueError(f"Costs{what} must be positive, got {price.min() if price.size else price}.")
+        raise ValueError(f"Costs must be positive, got {price.min() if price.size else price}.")
     return price
+
+
+def guarantee(has_nuisance: bool, has_cost: bool, of_draws: bool = False) -> str:
+    """How far a greedy choice may be from the best one."""
+    if has_nuisance:
+        return "none: with a nuisance, two observations may tell more together than each for itself"
+    if has_cost:
+        return "none: by gain per cost, one expensive observation may be worth more than all that were chosen"
+    bound = "at least 1 - 1/e = 0.63 of the information in the best choice of this size"
+    return f"{bound}, up to the error of the draws" if of_draws else bound
 
 
 def greedy_information(

@@ -16,11 +16,11 @@ from ..infer.gaussian.engine import Engine
 from ..infer.gaussian.run import GaussianRun
 from .batches import conditional_covariance
 from .focus import EVERYTHING, Focus, Interest, as_focus, joint_covariance
-from .outlooks import GaussianOutlook
+from .outlooks import GaussianOutlook, Outlook
 from .pool import Pool
 from .sources import check_candidates, gaussian_outlooks, run_at
 
-__all__ = ["JointPredictors", "joint_predictors"]
+__all__ = ["JointPredictors", "flattened", "joint_predictors"]
 
 _LARGEST = 2**27
 """Numbers in joint covariances at all points: 1 GB."""
@@ -99,25 +99,35 @@ class JointPredictors:
 
         :raises ValueError: if they have another shape.
         """
-        parts = []
-        for name, outlook in self.outlooks.items():
-            if isinstance(given, Mapping):
-                unknown = sorted(set(given) - set(self.outlooks))
-                if unknown:
-                    raise ValueError(f"{what} names {unknown}; observed sites are {list(self.outlooks)}.")
-                value = given.get(name, False)
-            elif len(self.outlooks) > 1:
-                raise ValueError(f"{what} of several sites must be a dictionary by their names {list(self.outlooks)}.")
-            else:
-                value = given
-            value = np.asarray(value)
-            if value.dtype != bool or value.shape not in ((), outlook.shape):
-                raise ValueError(
-                    f"{what} must hold booleans in the shape of the observations {outlook.shape} of {name!r}; got "
-                    f"{value.dtype} of shape {value.shape}."
-                )
-            parts.append(np.broadcast_to(value, outlook.shape).reshape(-1))
-        return np.concatenate(parts)
+        return flattened(given, self.outlooks, what, False)
+
+
+def flattened(given: Any, outlooks: Mapping[str, Outlook], what: str, default: bool | float) -> np.ndarray:
+    """Numbers or booleans of the observations of all sites, one site after the other.
+
+    :param given: in the shape of the observations, or one for all; by their names where there are several sites.
+    :param str what: they are, for messages.
+    :param default: of sites that are not named, and of the kind that is wanted.
+    :raises ValueError: if they have another shape or kind.
+    """
+    if isinstance(given, Mapping):
+        unknown = sorted(set(given) - set(outlooks))
+        if unknown:
+            raise ValueError(f"{what} names {unknown}; observed sites are {list(outlooks)}.")
+    elif len(outlooks) > 1 and np.ndim(given) > 0:
+        raise ValueError(f"{what} of several sites must be a dictionary by their names {list(outlooks)}.")
+    parts = []
+    for name, outlook in outlooks.items():
+        value = np.asarray(given.get(name, default) if isinstance(given, Mapping) else given)
+        is_kind = value.dtype == bool if isinstance(default, bool) else value.dtype.kind in "iuf"
+        if not is_kind or value.shape not in ((), outlook.shape):
+            kind = "booleans" if isinstance(default, bool) else "numbers"
+            raise ValueError(
+                f"{what} must hold {kind} in the shape of the observations {outlook.shape} of {name!r}; got "
+                f"{value.dtype} of shape {value.shape}."
+            )
+        parts.append(np.broadcast_to(value, outlook.shape).reshape(-1))
+    return np.concatenate(parts)
 
 
 def joint_predictors(

@@ -15,7 +15,7 @@ from ..infer.front.run import FinishedRun
 from ..infer.front.running.progress import warn
 from ..linalg.operators.operator import LinearOperator, stack
 from ..linalg.operators.operator import select as elements_of
-from .batches import Batch, checked_cost, conditional_covariance, greedy_information, joint_information
+from .batches import Batch, checked_cost, conditional_covariance, greedy_information, guarantee, joint_information
 
 __all__ = ["linear_information_gain", "select_rows"]
 
@@ -137,15 +137,6 @@ def select_rows(
     covariance, left = _covariances(run, name, rows, focus)
     chosen, gains = greedy_information(covariance, noise, size, left=left, cost=price, rng_key=rng_key)
     return Batch(chosen, gains, "log-determinants", guarantee(left is not None, price is not None))
-
-
-def guarantee(has_nuisance: bool, has_cost: bool) -> str:
-    """How far a greedy choice may be from the best one."""
-    if has_nuisance:
-        return "none: with a nuisance, two observations may tell more together than each for itself"
-    if has_cost:
-        return "none: by gain per cost, one expensive observation may be worth more than all that were chosen"
-    return "at least 1 - 1/e = 0.63 of the information in the best choice of this size"
 
 
 def _measured(engine: Any, site: str | None) -> tuple[FinishedRun, str]:

@@ -32,8 +32,8 @@ def select(
 ) -> Any:
     """The candidates of the largest scores, or of the largest scores per cost.
 
-    Scores of a batch are those of its members one by one: two candidates that would tell the same are both taken.
-    Observe one and ask again where that matters.
+    Scores of several are those of each for itself: two candidates that would tell the same are both taken, of which
+    :func:`~numpyro_ext.design.select_batch` takes one.
 
     :param scores: an array, or what a score returns, a dictionary of arrays by site. Minus infinity is no candidate.
     :param int size: how many; one by default, or as many as the budget pays for.

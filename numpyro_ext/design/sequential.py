@@ -163,7 +163,8 @@ class SequentialDesign:
         """Which observation to make next. Nothing changes until it is told: see :meth:`observe`.
 
         :param rng_key: for scores that draw, and among equal ones.
-        :param int size: a list of so many, of the largest scores each for itself.
+        :param int size: a list of so many, of the largest scores each for itself; ``select_batch(design.source, size)``
+            is of those that tell the most together.
         :param selection: ``cost``, ``budget`` and ``exclude``, as for :func:`~numpyro_ext.design.select`.
         :return: the place of the observation, a number where they have one axis; of several sites ``(site, place,
             score)``.

@@ -71,7 +71,7 @@ def test_falls_of_variances_are_those_of_refits(regression, reference):
         np.testing.assert_allclose(found[k], np.sum((before - after)[at]), atol=1e-8)
 
 
-@pytest.mark.parametrize("likelihood", ["probit", "binomial"])
+@pytest.mark.parametrize("likelihood", [pytest.param("probit", marks=pytest.mark.slow), "binomial"])
 def test_falls_of_variances_by_a_grid_over_the_predictor(likelihood):
     engine = fitted(likelihood)
     found = expected_variance_reduction(engine)["y"]
