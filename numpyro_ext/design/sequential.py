@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -16,6 +16,8 @@ from ..infer.front.engine import BaseEngine, check_at_least
 from ..infer.front.running.progress import warn
 from ..infer.gaussian.engine import Engine
 from ..infer.gaussian.run import GaussianRun
+from ..infer.monte_carlo.run import SMCRun
+from ..infer.monte_carlo.smc import SMC
 from .outlooks import Outlook
 from .pool import NoPool, Pool
 from .scores import Acquisition, expected_information_gain
@@ -25,6 +27,27 @@ from .sources import outlooks
 __all__ = ["SequentialDesign"]
 
 
+class _Observed(NamedTuple):
+    """Observed sites of a finished run, by name."""
+
+    shapes: dict[str, tuple[int, ...]]
+    values: dict[str, Any]
+    masks: dict[str, np.ndarray]
+
+
+def _observed(engine: BaseEngine[Any] | SMC) -> _Observed:
+    run = engine._finished()
+    if isinstance(run, SMCRun):
+        shapes = {n: tuple(site.batch_shape) for n, site in run.observations.items()}
+        masks = {n: np.broadcast_to(np.asarray(run.observations[n].mask), shape) for n, shape in shapes.items()}
+        return _Observed(shapes, {n: site.value for n, site in run.observations.items()}, masks)
+    reading = run.reading
+    shapes = {n: tuple(s) for n, s in zip(reading.observed_names, reading.factor_shapes, strict=False)}
+    return _Observed(
+        shapes, {n: reading.sites[n].value for n in shapes}, {n: np.asarray(reading.known_mask(n)) for n in shapes}
+    )
+
+
 class SequentialDesign:
     """Observations one by one, each chosen by what it would tell after the others.
 
@@ -32,7 +55,11 @@ class SequentialDesign:
     VariationalGaussian, LaplaceApproximation, INLA) an observation then costs a fit of the observations that are seen,
     from where the last one ended, and a look at the pool: ``M^3 + N M^2`` for M of N. Nothing is compiled but once for
     each doubling of M. Hyperparameters stay where the fit has them, or are weighted anew at the points over which it
-    integrates; :meth:`refit` learns them again. Other engines and models run again after each observation.
+    integrates; :meth:`refit` learns them again. :class:`~numpyro_ext.infer.SMC` is updated; other engines and models run
+    again after each observation.
+
+    Experiments that can be made again and again (counts that grow, series that go on) have no mask: ``candidates`` are
+    then arguments of the model at which to look, and ``enter`` says how an observation enters the arguments of the fit.
 
     >>> import jax.numpy as jnp
     >>> import numpyro
@@ -62,6 +89,10 @@ class SequentialDesign:
     :param mask: which argument says what has been observed, true where it has; found by its values if left out.
     :param int refit_every: run the engine again on all data after so many observations, so that hyperparameters are
         learned anew; never by default.
+    :param candidates: a tuple of arguments of the model at which an observation could be made, whatever has been
+        observed, or a dictionary of keyword arguments; needs ``enter``.
+    :param enter: a function of the arguments of the fit by name, a place and a value, which returns the arguments with
+        that observation.
     :param test: a function of a source of scores, called after each observation and kept in the history, such as a
         held-out score.
     :param options: further keyword arguments of the acquisition.
@@ -71,16 +102,18 @@ class SequentialDesign:
 
     def __init__(
         self,
-        engine: BaseEngine[Any],
+        engine: BaseEngine[Any] | SMC,
         acquisition: Acquisition = expected_information_gain,
         *,
         observations: str | Mapping[str, str] | None = None,
         mask: str | Mapping[str, str] | None = None,
         refit_every: int | None = None,
+        candidates: tuple[Any, ...] | Mapping[str, Any] | None = None,
+        enter: Callable[[dict[str, Any], Any, Any], Mapping[str, Any]] | None = None,
         test: Callable[[Any], float] | None = None,
         **options: Any,
     ) -> None:
-        if not isinstance(engine, BaseEngine):
+        if not isinstance(engine, BaseEngine | SMC):
             raise TypeError(f"SequentialDesign takes an engine of this package after its run, not {engine!r}.")
         if not callable(acquisition):
             raise TypeError(f"acquisition must be a function such as expected_information_gain, not {acquisition!r}.")
@@ -90,13 +123,20 @@ class SequentialDesign:
         self._refit_every, self._test = refit_every, test
         self._given = {"observations": observations, "mask": mask}
         self._steps: list[dict[str, Any]] = []
-        self._proposed: dict[tuple[str, int], float] = {}
-        run = engine._finished()
-        self._rng_key = run.rng_key
-        self._shapes = {n: s for n, s in zip(run.reading.observed_names, run.reading.factor_shapes, strict=False)}
-        self._values = {n: np.array(run.reading.sites[n].value, float).reshape(-1) for n in self._shapes}
-        self._seen = {n: np.array(run.reading.known_mask(n)).reshape(-1) for n in self._shapes}
+        self._proposed: dict[tuple[str, Any], float] = {}
+        self._candidates, self._enter = candidates, enter
         self._pool: Pool | None = None
+        if (candidates is None) != (enter is None):
+            raise TypeError("candidates and enter go together: where to look, and how what is seen enters the fit.")
+        self._rng_key = engine._finished().rng_key
+        if enter is not None:
+            self._shapes, self._values, self._seen = {}, {}, {}
+            self._reason = "observations can be made again"
+            return
+        found = _observed(engine)
+        self._shapes = found.shapes
+        self._values = {n: np.array(value, float).reshape(-1) for n, value in found.values.items()}
+        self._seen = {n: np.array(mask).reshape(-1) for n, mask in found.masks.items()}
         self._reason = "its posterior is no Gaussian field"
         self._make_pool()
         if all(seen.all() for seen in self._seen.values()):
@@ -114,6 +154,8 @@ class SequentialDesign:
 
     def __repr__(self) -> str:
         how = "incremental fits" if self._pool is not None else f"runs of {type(self._engine).__name__}: {self._reason}"
+        if self._enter is not None:
+            return f"SequentialDesign({self.num_observed} observed, {type(self._engine).__name__})"
         left = sum(int((~seen).sum()) for seen in self._seen.values())
         return f"SequentialDesign({self.num_observed} observed, {left} candidates, {how})"
 
@@ -123,13 +165,15 @@ class SequentialDesign:
         return self._engine if self._pool is None else self._pool
 
     @property
-    def engine(self) -> BaseEngine[Any]:
+    def engine(self) -> BaseEngine[Any] | SMC:
         """The engine as it ran last; see :meth:`refit`."""
         return self._engine
 
     @property
     def num_observed(self) -> int:
         """Observations that are in use."""
+        if self._enter is not None:
+            return len(self._steps)
         return sum(int(seen.sum()) for seen in self._seen.values())
 
     def observed_places(self, site: str | None = None) -> np.ndarray:
@@ -157,6 +201,10 @@ class SequentialDesign:
 
     def scores(self, rng_key: Array | None = None) -> dict[str, np.ndarray]:
         """The acquisition of every observation, minus infinity for those that are seen."""
+        if self._candidates is not None:
+            looked = self._candidates
+            args, kwargs = ((), looked) if isinstance(looked, Mapping) else (looked, {})
+            return self._acquisition(self.source, *args, rng_key=rng_key, **kwargs, **self._options)
         return self._acquisition(self.source, rng_key=rng_key, **self._options)
 
     def propose(self, rng_key: Array | None = None, *, size: int | None = None, **selection: Any) -> Any:
@@ -173,6 +221,10 @@ class SequentialDesign:
         key = jax.random.fold_in(self._rng_key, self.num_observed) if rng_key is None else rng_key
         found = select(self.scores(key), size, rng_key=jax.random.fold_in(key, 1), **selection)
         chosen = found if isinstance(found, list) else [found]
+        if self._enter is not None:
+            self._proposed = {(c.site, c.place): c.score for c in chosen}
+            places = [c if len({each.site for each in chosen}) > 1 else c.place for c in chosen]
+            return places if isinstance(found, list) else places[0]
         self._proposed = {(c.site, self._number(c.site, c.place)): c.score for c in chosen}
         places = [c if len(self._shapes) > 1 else c.place for c in chosen]
         return places if isinstance(found, list) else places[0]
@@ -185,6 +237,9 @@ class SequentialDesign:
         :raises ValueError: if there is no such candidate, it has a value already, or the value is none of the support.
         """
         started = time.perf_counter()
+        if self._enter is not None:
+            self._take_again(place, value, started)
+            return
         pairs = list(zip(place, value, strict=True)) if isinstance(place, list) else [(place, value)]
         taken = [(*self._candidate(one), told) for one, told in pairs]
         if len({(site, number) for site, number, _ in taken}) < len(taken):
@@ -222,20 +277,50 @@ class SequentialDesign:
             )
         self._proposed = {}
 
-    def refit(self) -> BaseEngine[Any]:
+    def _take_again(self, place: Any, value: Any, started: float) -> None:
+        """An observation that enters the arguments of the fit as the user says."""
+        assert self._enter is not None
+        arguments, call = self._arguments
+        before = self.log_evidence
+        args, kwargs = call(self._enter(dict(arguments), place, value))
+        if isinstance(self._engine, SMC):
+            self._engine.update(*args, **kwargs)
+        else:
+            self._engine.run(self._rng_key, *args, **kwargs)
+        site, score = next(((s, c) for (s, at), c in self._proposed.items() if at == place), ("", float("nan")))
+        seconds = time.perf_counter() - started
+        self._steps.append(
+            {
+                "site": site,
+                "place": int(place) if np.ndim(place) == 0 else -1,
+                "value": float(value) if np.ndim(value) == 0 else float("nan"),
+                "score": score,
+                "log_predictive": self.log_evidence - before,
+                "log_evidence": self.log_evidence,
+                "test": float("nan") if self._test is None else float(self._test(self.source)),
+                "num_observed": len(self._steps) + 1,
+                "seconds": seconds,
+                "is_refit": False,
+            }
+        )
+        self._proposed = {}
+
+    def refit(self) -> BaseEngine[Any] | SMC:
         """Run the engine on all that has been observed, hyperparameters included.
 
         :return: the engine.
         :raises ValueError: if it cannot be told which arguments hold observations and mask.
         """
-        reading = self._engine._finished().reading
-        arguments, call = bound_arguments(reading.model, reading.args, reading.kwargs)
+        arguments, call = self._arguments
         for site, (observed, mask) in self._argument_names.items():
             dtype, shape = np.asarray(arguments[observed]).dtype, self._shapes[site]
             # copies, since a reading keeps what it was given
             arguments[observed] = self._values[site].reshape(shape).astype(dtype)
             arguments[mask] = self._seen[site].reshape(shape).copy()
         args, kwargs = call(arguments)
+        if isinstance(self._engine, SMC):
+            self._engine.update(*args, **kwargs)
+            return self._engine
         self._engine.run(self._rng_key, *args, init_state=self._engine.last_state, **kwargs)
         self._make_pool()
         return self._engine
@@ -258,15 +343,21 @@ class SequentialDesign:
     @cached_property
     def _argument_names(self) -> dict[str, tuple[str, str]]:
         """For each observed site the names of the arguments with its observations and its mask."""
-        reading = self._engine._finished().reading
-        arguments, _ = bound_arguments(reading.model, reading.args, reading.kwargs)
+        arguments, _ = self._arguments
+        found = _observed(self._engine)
         return {
             site: (
-                self._argument("observations", arguments, site, np.asarray(reading.sites[site].value, float)),
-                self._argument("mask", arguments, site, np.asarray(reading.known_mask(site))),
+                self._argument("observations", arguments, site, np.asarray(found.values[site], float)),
+                self._argument("mask", arguments, site, found.masks[site]),
             )
             for site in self._shapes
         }
+
+    @property
+    def _arguments(self) -> Any:
+        """Of the last run by name, and what makes a call of such."""
+        engine = self._engine
+        return bound_arguments(engine.model, engine._args, engine._kwargs)
 
     def _argument(self, kind: str, arguments: Mapping[str, Any], site: str, value: np.ndarray) -> str:
         given = self._given[kind]

@@ -17,6 +17,7 @@ from numpyro.infer import Predictive
 from numpyro.primitives import Messenger
 
 from ...display import Table, as_text, number
+from ...structure.model.tracing import SiteInfo
 from ..front.answers.display import ending, evidence
 from ..front.files.archive import read_archive, write_archive
 from ..front.results import Diagnostics, LogEvidence
@@ -142,6 +143,11 @@ class SMCRun:
         return sites, self.programs.log_density(vectors[chosen], self.target.data)
 
     @cached_property
+    def observations(self) -> dict[str, SiteInfo]:
+        """The observed sites, as on the arguments of the run."""
+        return self.target.inspected().observed
+
+    @cached_property
     def posterior_predictive(self) -> dict[str, Array]:
         """Draws of the observed sites at the arguments of the run, one for each of the draws."""
         latent = {name: self._samples[0][name] for name in self.target.sites}
@@ -233,6 +239,7 @@ class _Unobserved(Messenger):
 def impossible_data(programs: Programs, target: Target, particles: Particles) -> ValueError:
     """The error for data that none of the particles explains, naming the first of them."""
     alive = np.asarray(jnp.isfinite(particles.log_weights))
+    target = target.inspected()  # with the values that were observed
     terms: Mapping[str, Array] = programs.log_likelihood(particles.vectors, target.data)
     for name, values in terms.items():
         zero = ~np.isfinite(np.asarray(values))[alive]

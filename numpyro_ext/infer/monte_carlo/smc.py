@@ -205,8 +205,8 @@ class SMC(Shown, ArviZInterface):
             raise ValueError("The run was interrupted on its way: finish it by run(..., init_state=smc.last_state).")
         key = jax.random.fold_in(run.rng_key, run.state.num_steps) if rng_key is None else rng_key
         check_key(key)
-        target = Target(self.model, run.rng_key, args, kwargs, self.hyper_values)
-        programs = self._programs_of(target)
+        target = run.target.with_arguments(args, kwargs)
+        programs = run.programs if target.shares_programs_with(run.target) else self._programs_of(target)
         if target.size != run.target.size or list(target.sites) != list(run.target.sites):
             raise ValueError(
                 f"The latent sites are others with these arguments: {_shapes(target)}, before {_shapes(run.target)}."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
@@ -95,6 +96,26 @@ class Target:
         except Exception:  # whatever a model does with values that it is not given
             return False
         return True
+
+    def with_arguments(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Target:
+        """The model on other arguments: without another look at it, where only ``data`` of equal shapes differ."""
+        leaves, structure = jax.tree.flatten((tuple(args), dict(kwargs)))
+        if structure == self._structure:
+            arrays = [leaves[i] for i in self._free]
+            rest = [None if i in self._free else leaf for i, leaf in enumerate(leaves)]
+            is_alike = all(
+                isinstance(new, jax.Array | np.ndarray) and (new.shape, jnp.result_type(new)) == (old.shape, old.dtype)
+                for new, old in zip(arrays, self.data, strict=True)
+            ) and all(_equal(new, old) for new, old in zip(rest, self._static, strict=True))
+            if is_alike:
+                found = copy.copy(self)
+                found.args, found.kwargs, found.data = tuple(args), dict(kwargs), [jnp.asarray(leaf) for leaf in arrays]
+                return found
+        return Target(self.model, self._key, args, kwargs, self._given)
+
+    def inspected(self) -> Target:
+        """The same, after a look at the model."""
+        return Target(self.model, self._key, self.args, self.kwargs, self._given)
 
     def _call(self, data: list[Array]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         leaves = list(self._static)

@@ -1,0 +1,92 @@
+"""Weighted particles as a source of scores and in sequential designs, beside an engine that knows the algebra."""
+
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from jax import random
+from jax.scipy.stats import norm
+from numpyro import handlers
+
+from numpyro_ext.design import SequentialDesign, draws_of, expected_information_gain
+from numpyro_ext.infer import EP, SMC
+
+X = jnp.asarray(np.random.default_rng(0).normal(size=(12, 2)))
+Y = np.array([1, 0, 1, 1, 0, 0, 1, 0, 1, 0, 1, 1])
+SEEN = np.arange(12) < 2
+
+
+def probit(x, y=None, seen=True):
+    slopes = numpyro.sample("slopes", dist.Normal(0, 1).expand([2]).to_event(1))
+    with handlers.mask(mask=seen):
+        numpyro.sample("y", dist.Bernoulli(probs=norm.cdf(x @ slopes)), obs=y)
+
+
+@pytest.fixture(scope="module")
+def sampler():
+    smc = SMC(probit, num_particles=4000, progress_bar=False)
+    smc.run(random.key(0), X, Y, SEEN)
+    return smc
+
+
+def test_scores_of_weighted_particles(sampler):
+    engine = EP(probit, progress_bar=False)
+    engine.run(random.key(0), X, Y, SEEN)
+    exact, found = expected_information_gain(engine)["y"], expected_information_gain(sampler)["y"]
+    np.testing.assert_array_equal(np.isneginf(found), SEEN)
+    np.testing.assert_allclose(found[~SEEN], exact[~SEEN], atol=0.02)
+    source = draws_of(sampler)
+    np.testing.assert_allclose(source.weights, sampler.weights, rtol=1e-12)
+
+
+def test_a_design_updates_the_particles(sampler):
+    smc = SMC(probit, num_particles=4000, progress_bar=False)
+    smc._programs = sampler._programs
+    smc.run(random.key(0), X, Y, SEEN)
+    design = SequentialDesign(smc)
+    assert "runs of SMC" in repr(design)
+    for _ in range(3):
+        place = design.propose()
+        design.observe(place, Y[place])
+    assert design.num_observed == 5
+    assert int(smc.history["stage"][-1]) == 3  # updates, no runs
+    engine = EP(probit, progress_bar=False)
+    engine.run(random.key(0), X, Y, design._seen["y"])
+    assert abs(design.log_evidence - engine.log_evidence) < 0.01 + 3.0 * smc.log_evidence.standard_error
+    with pytest.raises(ValueError, match="has a value already"):
+        design.observe(place, 1)
+
+
+def rates(counts=None, shots=None):
+    """Several coins, thrown again and again."""
+    bias = numpyro.sample("bias", dist.Beta(1, 1).expand([3]).to_event(1))
+    if counts is None:
+        numpyro.sample("shot", dist.Bernoulli(probs=bias))
+    else:
+        numpyro.sample("counts", dist.Binomial(shots, probs=bias), obs=counts)
+
+
+def thrown(arguments, place, value):
+    arguments["counts"] = arguments["counts"].at[place].add(value)
+    arguments["shots"] = arguments["shots"].at[place].add(1)
+    return arguments
+
+
+def test_experiments_that_are_made_again():
+    smc = SMC(rates, num_particles=4000, progress_bar=False)
+    smc.run(random.key(0), jnp.array([8, 1, 0]), jnp.array([16, 2, 0]))
+    design = SequentialDesign(smc, candidates=(None,), enter=thrown)
+    # information of a throw falls with the number of throws
+    scores = design.scores()["shot"]
+    assert scores[2] > scores[1] > scores[0] > 0
+    place = design.propose()
+    assert place == 2
+    design.observe(place, 1)
+    exact = np.log(0.5)  # of the first throw of a coin with a flat prior
+    assert abs(float(design.history["log_predictive"][0]) - exact) < 0.1
+    np.testing.assert_array_equal(smc._args[1], [16, 2, 1])
+    assert abs(smc.weights @ smc.particles["bias"][:, 2] - 2 / 3) < 0.03
+    assert float(design.history["score"][0]) == pytest.approx(float(scores[2]))
+    with pytest.raises(TypeError, match="go together"):
+        SequentialDesign(smc, candidates=(None,))
