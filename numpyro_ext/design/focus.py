@@ -16,7 +16,7 @@ from ..infer.gaussian.run import GaussianRun
 from ..linalg.gaussian.design import DenseDesign
 from ..structure.latent_gaussian import AffineMap
 
-__all__ = ["EVERYTHING", "Focus", "Interest", "as_focus", "joint_covariance"]
+__all__ = ["EVERYTHING", "Focus", "Interest", "as_focus", "joint_covariance", "named_sites"]
 
 _MOST_JOINT = 6000
 """Predictors and elements of interest whose joint covariance is formed."""
@@ -76,6 +76,25 @@ def _left(posterior: GaussianPosterior, design: Array, number: int) -> Array:
     return jnp.maximum(jnp.asarray(np.diag(own) - explained.sum(1), design.dtype), 0.0)
 
 
+def named_sites(run: GaussianRun, focus: Focus) -> dict[str, Any]:
+    """The sites that a focus names, and indices of elements, ``None`` for all.
+
+    :raises ValueError: if one is none of the model's latent ones, or it names nothing.
+    """
+    if isinstance(focus, Mapping):
+        named = dict(focus)
+    else:
+        named = dict.fromkeys([focus] if isinstance(focus, str) else focus)
+    if not named:
+        raise ValueError("focus names no site. Leave it out where everything is of interest.")
+    known = [*run.reading.affine_sites, *run.reading.hyper]
+    for name in named:
+        if name not in known:
+            what = "an observed site" if name in run.reading.observed_names else "no latent site that is known of"
+            raise ValueError(f"focus names {name!r}, which is {what}; it can be of {known}.")
+    return named
+
+
 def as_focus(run: GaussianRun, focus: Focus | None) -> Interest:
     """What a user's focus means for a run.
 
@@ -85,19 +104,7 @@ def as_focus(run: GaussianRun, focus: Focus | None) -> Interest:
     """
     if focus is None:
         return EVERYTHING
-    reading = run.reading
-    named: dict[str, Any] = {}
-    if isinstance(focus, Mapping):
-        named = dict(focus)
-    else:
-        named = dict.fromkeys([focus] if isinstance(focus, str) else focus)
-    if not named:
-        raise ValueError("focus names no site. Leave it out where everything is of interest.")
-    known = [*reading.affine_sites, *reading.hyper]
-    for name in named:
-        if name not in known:
-            what = "an observed site" if name in reading.observed_names else "no latent site that is known of"
-            raise ValueError(f"focus names {name!r}, which is {what}; it can be of {known}.")
+    named, reading = named_sites(run, focus), run.reading
     integrable = []
     if isinstance(run, IntegratedRun):
         integrable = [name for name in run.space.names if not run.space.sites[name].is_param]
@@ -106,13 +113,19 @@ def as_focus(run: GaussianRun, focus: Focus | None) -> Interest:
     if points:
         raise ValueError(
             f"focus names {points}, which this fit sets to a point: nothing can be learned of it there. Use an engine "
-            "that integrates over hyperparameters, as INLA or integrate='auto' do."
+            "that integrates over hyperparameters, as INLA or integrate='auto' do, or hyper='mgp'."
+        )
+    if any(named[name] is not None for name in in_focus):
+        raise ValueError(
+            "focus asks for elements of a hyperparameter, and a mixture tells of all of them together: name the whole "
+            "site, or take hyper='mgp' or 'linearised'."
         )
     missing = sorted(set(integrable) - in_focus)
     if missing:
         raise ValueError(
             f"Over {missing} the fit integrates, and focus leaves it out: what is learned of one unknown while another "
-            "is a nuisance has no exact rule here. Add it to focus, or fit with integrate='none'."
+            "is a nuisance has no exact rule here. Add it to focus, or fit with integrate='none'; of hyperparameters "
+            "alone, take hyper='mgp' or 'linearised'."
         )
     elements = {}
     for name, indices in named.items():

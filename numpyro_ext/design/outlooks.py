@@ -231,10 +231,10 @@ class DrawnOutlook(Outlook):
 
 @dataclass(kw_only=True)
 class RealOutlook(Outlook):
-    """Real outcomes under draws from the posterior: entropies alone.
+    """Real outcomes of which entropies alone are known: under draws, or by derivatives.
 
     :param entropy: of the predictive densities, shape ``(observations,)``.
-    :param conditional: expected entropies given the latent sites.
+    :param conditional: expected entropies given the latent sites, or what is in focus of them.
     """
 
     entropy: Array

@@ -20,6 +20,7 @@ from ..potentials import Potential
 from .draws import PosteriorDraws, draws_of, outlooks_of_draws
 from .focus import EVERYTHING, Focus, Interest, as_focus
 from .outlooks import GaussianOutlook, Outlook
+from .slopes import Hyper, slope_outlooks
 
 __all__ = ["check_candidates", "gaussian_outlooks", "outlooks", "run_at"]
 
@@ -32,27 +33,38 @@ def outlooks(
     kwargs: Mapping[str, Any] | None = None,
     rng_key: Array | None = None,
     focus: Focus | None = None,
+    hyper: Hyper = "mixture",
 ) -> dict[str, Outlook]:
     """What a source knows of the observations that could be made, site by site.
 
     Engines on Gaussian fields are asked for their predictors; other engines, samplers and guides for draws. Without
     arguments the candidates are the masked observations of the fit, with arguments all observations of the model there.
 
+    :param str hyper: what becomes of hyperparameters; see :func:`~numpyro_ext.design.expected_information_gain`.
     :raises ValueError: if nothing is left to be observed, or a focus cannot be had.
     """
     if hasattr(source, "outlooks"):
-        if args or kwargs or focus is not None:
+        if args or kwargs or focus is not None or hyper != "mixture":
             raise ValueError("A pool has the candidates that it was made with, and everything in focus.")
-        found = source.outlooks()
-        check_candidates(found)
-        return dict(found)
+        pool = dict(source.outlooks())
+        check_candidates(pool)
+        return pool
     kwargs = dict(kwargs or {})
     key = jax.random.key(0) if rng_key is None else rng_key
     if isinstance(source, BaseEngine | SMC) and not source.diagnostics.converged:
         warn(f"{type(source).__name__} has not converged, and scores are of the posterior that it has.")
     run = source._finished() if isinstance(source, BaseEngine) else None
+    found: Mapping[str, Outlook]
     if isinstance(source, Engine) and isinstance(run, GaussianRun):
-        found = _of_predictors(source, run, args, kwargs, key, focus)
+        if hyper == "mixture":
+            found = _of_predictors(source, run, args, kwargs, key, focus)
+        else:
+            found = slope_outlooks(source, run, args, kwargs, focus, hyper)
+    elif hyper != "mixture":
+        raise ValueError(
+            f"hyper={hyper!r} needs derivatives of a posterior by its hyperparameters, which a {type(source).__name__} "
+            "does not give: take an engine on a Gaussian field, such as EP."
+        )
     elif focus is not None:
         raise ValueError(
             f"A focus needs draws of the other unknowns given those of interest, which a {type(source).__name__} does "
@@ -61,7 +73,7 @@ def outlooks(
     else:
         found = _of_draws(source if isinstance(source, PosteriorDraws) else draws_of(source), args, kwargs)
     check_candidates(found)
-    return found
+    return dict(found)
 
 
 def check_candidates(found: Mapping[str, Outlook]) -> None:

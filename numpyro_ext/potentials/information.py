@@ -318,9 +318,9 @@ def _real_entropy(potential: Potential, mean: Array, variance: Array, weights: A
         def density(eta: Array) -> Array:
             return jnp.exp(with_outcome(potential, jnp.broadcast_to(y, eta.shape)).log_density(eta))
 
-        if potential.is_smooth or num_nodes == 1:
+        if num_nodes == 1 or (potential.is_smooth and not isinstance(potential, GaussianPotential)):
             parts = _normal_mean(density, mean, variance, num_nodes)
-        else:  # quadrature that knows of kinks
+        else:  # a closed form, or quadrature that knows of kinks
             parts = jnp.exp(with_outcome(potential, jnp.broadcast_to(y, mean.shape)).log_normaliser(mean, variance))
         mixed = jnp.sum(by_component * parts, axis=0)
         return total + weight * scale * jnp.cosh(t) * entr(mixed), None

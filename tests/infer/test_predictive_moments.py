@@ -1,7 +1,4 @@
-"""A Gaussian process whose scales and noise are unknown, against sums over a fine grid of its hyperparameters."""
-
-import json
-from pathlib import Path
+"""Predictions where hyperparameters are unknown, against reference values and sums over a fine grid of these."""
 
 import jax
 import jax.numpy as jnp
@@ -9,25 +6,10 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
-from numpyro import handlers
 
 from numpyro_ext.infer import EP, INLA, VariationalGaussian, predictive_moments
 from numpyro_ext.infer.gaussian.answers.predictive_moments import hyper_covariance, local_moments
-
-CASE = json.loads((Path(__file__).parents[1] / "reference" / "active_mgp.json").read_text())["gpr_1d_n9"]
-EXACT = CASE["true_posterior_quadrature"]
-X, Y, X_NEW = (np.array(CASE[name]) for name in ("X", "y", "X_star"))
-SEEN = np.arange(len(X) + len(X_NEW)) < len(X)
-DATA = np.concatenate([X, X_NEW])[:, 0], np.concatenate([Y, np.zeros(len(X_NEW))]), SEEN
-
-
-def process(x, y=None, seen=True):
-    prior = dist.Normal(jnp.array(CASE["prior_mean"]), jnp.array(CASE["prior_sd"]))
-    log_length, log_scale, log_noise = numpyro.sample("xi", prior.to_event(1))
-    kernel = jnp.exp(2.0 * log_scale - 0.5 * jnp.square((x[:, None] - x) / jnp.exp(log_length)))
-    f = numpyro.sample("f", dist.MultivariateNormal(0.0, kernel + 1e-10 * jnp.eye(x.size)))
-    with handlers.mask(mask=seen):
-        numpyro.sample("y", dist.Normal(f, jnp.exp(log_noise)), obs=y)
+from tests.infer.uncertain_process import CASE, DATA, EXACT, SEEN, X_NEW, X, Y, process
 
 
 @pytest.fixture(scope="module")
