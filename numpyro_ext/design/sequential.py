@@ -55,7 +55,7 @@ class SequentialDesign:
     VariationalGaussian, LaplaceApproximation, INLA) an observation then costs a fit of the observations that are seen,
     from where the last one ended, and a look at the pool: ``M^3 + N M^2`` for M of N. Nothing is compiled but once for
     each doubling of M. Hyperparameters stay where the fit has them, or are weighted anew at the points over which it
-    integrates; :meth:`refit` learns them again. :class:`~numpyro_ext.infer.SMC` is updated; other engines and models run
+    integrates; :meth:`refit` learns them again. :class:`~numpyro_ext.infer.SMC` is updated; others run
     again after each observation.
 
     Experiments that can be made again and again (counts that grow, series that go on) have no mask: ``candidates`` are
