@@ -18,6 +18,7 @@ from .count_matrices import low_rank_count_field, poisson_factorization, recepti
 from .factor_models import correlated_topic_model, factor_analysis, latent_gaussian_graphical_model
 from .gaussian_process import cox_process, gp_classification
 from .images import compressed_sensing, poisson_deblurring, wavelet_denoising, wavelet_inpainting
+from .quantum_tomography import quantum_state, quantum_tomography
 from .random_effects import crossed_random_effects, random_intercepts
 from .regression import (
     linear_regression,
@@ -54,6 +55,8 @@ __all__ = [
     "preference_factorization",
     "preference_gp",
     "probit_regression",
+    "quantum_state",
+    "quantum_tomography",
     "random_intercepts",
     "receptive_field_counts",
     "robust_regression",

@@ -15,7 +15,7 @@ PACKAGE = "numpyro_ext"
 FLOORS = {
     "": [
         ["compilation", "linalg"],
-        ["datasets", "potentials"],
+        ["datasets", "potentials", "quantum"],
         ["distributions"],
         ["structure"],
         ["infer", "models"],
@@ -34,7 +34,7 @@ FLOORS = {
     ],
 }
 # What may be run on arrays alone.
-WITHOUT_NUMPYRO = ("compilation", "linalg", "potentials")
+WITHOUT_NUMPYRO = ("compilation", "linalg", "potentials", "quantum")
 
 
 def module_of(file):

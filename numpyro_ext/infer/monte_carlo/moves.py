@@ -81,6 +81,7 @@ def move(
     covariance: Array,
     log_scale: Array,
     movement: Movement,
+    watch: Callable[[Array], Array] | None = None,
     keep_path: bool = False,
     batch_size: int | None = None,
 ) -> Moved:
@@ -94,6 +95,7 @@ def move(
     :param covariance: of the particles, which scales the other kernels.
     :param log_scale: of their steps.
     :param Movement movement: the kernel, and how long.
+    :param watch: of one vector, the numbers that are to be forgotten; the vector itself by default.
     :param bool keep_path: return all places.
     :param int batch_size: particles that move at the same time, where not all fit into memory.
     """
@@ -106,11 +108,17 @@ def move(
         return lax.map(lambda arg: function(*arg), args, batch_size=batch_size)
 
     states = over_particles(begin, vectors)
-    mean, deviation = jnp.mean(vectors, 0), jnp.std(vectors, 0)
-    centred = (vectors - mean) / jnp.where(deviation > 0.0, deviation, 1.0)
+
+    def watched(current: Array) -> Array:
+        return current if watch is None else over_particles(watch, current)
+
+    start = watched(vectors)
+    deviation = jnp.std(start, 0)
+    centred = (start - jnp.mean(start, 0)) / jnp.where(deviation > 0.0, deviation, 1.0)
 
     def correlation(current: Array) -> Array:
-        now = current - jnp.mean(current, 0)
+        seen = watched(current)
+        now = seen - jnp.mean(seen, 0)
         scale = jnp.std(now, 0)
         each = jnp.mean(centred * now, 0) / jnp.where(scale > 0.0, scale, 1.0)
         return jnp.max(each)

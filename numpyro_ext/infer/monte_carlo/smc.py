@@ -94,6 +94,9 @@ class SMC(Shown, ArviZInterface):
         correlation with its start is above 0.1, at most 300.
     :param bool waste_free: keep all places that the moves visit as particles (Dau and Chopin 2022), so that
         ``num_particles / (num_moves + 1)`` particles are resampled; moves should then be many, 19 by default.
+    :param watch: latent or deterministic sites whose elements decide how long moves go on and whether they were enough;
+        all latent sites by default. Name what is identified where latent sites are not (rotations, labels, scales that
+        cancel).
     :param dict hyper_values: values of latent and ``param`` sites that are given.
     :param int num_samples: draws made for :meth:`get_samples`; as many as there are particles by default.
     :param Sequence devices: over which particles are divided evenly; one by default.
@@ -111,6 +114,7 @@ class SMC(Shown, ArviZInterface):
         ess_threshold: float = 0.5,
         num_moves: int | None = None,
         waste_free: bool = False,
+        watch: str | Sequence[str] | None = None,
         hyper_values: Mapping[str, Any] | None = None,
         num_samples: int | None = None,
         devices: Sequence[Any] | None = None,
@@ -129,6 +133,7 @@ class SMC(Shown, ArviZInterface):
             check_at_least(1, num_samples=num_samples)
         self.model, self.num_particles, self.path, self.kernel = model, num_particles, path, kernel
         self.ess_threshold, self.num_moves, self.waste_free = float(ess_threshold), num_moves, waste_free
+        self.watch = (watch,) if isinstance(watch, str) else tuple(watch or ())
         self.hyper_values = dict(hyper_values or {})
         self.num_samples = num_particles if num_samples is None else num_samples
         self.devices, self.progress_bar = devices, progress_bar
@@ -224,6 +229,8 @@ class SMC(Shown, ArviZInterface):
 
     def ladder(self, target: Target) -> Ladder:
         """What the options come to for a model."""
+        if unknown := [name for name in self.watch if name not in target.real_sites]:
+            raise ValueError(f"watch names {unknown}; the sites of real numbers are {', '.join(target.real_sites)}.")
         kernel: KernelName
         if self.kernel == "auto":
             is_gaussian = target.gaussian_prior(target.data) is not None
@@ -238,7 +245,9 @@ class SMC(Shown, ArviZInterface):
                 )
         num_moves = _PARENTS - 1 if self.waste_free and self.num_moves is None else self.num_moves
         parents = self.num_particles // (num_moves + 1) if self.waste_free and num_moves else self.num_particles
-        return Ladder(self.path, self.ess_threshold, Movement(kernel, num_moves, _MOST_MOVES, _CORRELATION), parents)
+        return Ladder(
+            self.path, self.ess_threshold, Movement(kernel, num_moves, _MOST_MOVES, _CORRELATION), self.watch, parents
+        )
 
     def _programs_of(self, target: Target) -> Programs:
         ladder = self.ladder(target)
@@ -420,7 +429,7 @@ class SMC(Shown, ArviZInterface):
         :param path: of the file.
         """
         run = self._finished()
-        names = ("num_particles", "path", "kernel", "ess_threshold", "num_moves", "waste_free", "hyper_values")
+        names = ("num_particles", "path", "kernel", "ess_threshold", "num_moves", "waste_free", "watch", "hyper_values")
         content = {
             "engine": "SMC",
             "options": {name: getattr(self, name) for name in (*names, "num_samples", "progress_bar")},

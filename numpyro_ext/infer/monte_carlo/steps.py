@@ -76,6 +76,8 @@ class Ladder(NamedTuple):
     path: PathName
     threshold: float
     movement: Movement
+    watch: tuple[str, ...]
+    """Sites that moves are to forget; all of the vector if there are none."""
     num_parents: int
     """As many particles are chosen when resampling; fewer than there are particles in waste-free runs, which keep
     all places of their moves."""
@@ -216,6 +218,10 @@ class Programs:
                 base, change = terms_of(x)
                 return base + increment(change[None], jnp.zeros_like(at), at)[0]
 
+            def watch(x: Array) -> Array:
+                sites = target.constrained(x, data)
+                return jnp.concatenate([jnp.ravel(sites[name]) for name in ladder.watch])
+
             found = move(
                 move_key,
                 particles.vectors[chosen],
@@ -225,6 +231,7 @@ class Programs:
                 spread(particles.vectors, weights),
                 particles.log_scale,
                 ladder.movement,
+                watch if ladder.watch else None,
                 keep_path=is_waste_free,
                 batch_size=batch,
             )

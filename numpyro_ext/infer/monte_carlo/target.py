@@ -70,6 +70,7 @@ class Target:
         latent = {n: s for n, s in latent.items() if s.family != dist.Delta.__name__}
         _check(sites, latent, self._given)
         self.sites = latent
+        self.real_sites = (*latent, *(n for n, s in sites.items() if s.kind == "deterministic"))
         self.observed = {n: s for n, s in sites.items() if s.kind == "observed"}
         example = {n: s.transform.inv(s.init) for n, s in latent.items()}
         flat, self._unravel = ravel_pytree(example)

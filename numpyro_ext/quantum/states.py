@@ -1,0 +1,147 @@
+"""States: density matrices, their Bloch vectors, and how near two of them are."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.typing import ArrayLike
+
+__all__ = ["PAULI", "bloch_vector", "checked_state", "density_matrix", "fidelity", "haar_unitary"]
+
+PAULI = np.array([[[0, 1], [1, 0]], [[0, -1j], [1j, 0]], [[1, 0], [0, -1]]])
+"""The matrices of Pauli: x, y, z."""
+_TOLERANCE = 1e-6
+_LEAST_PRECISE = 1e-3
+"""Of single precision: square roots of what rounding leaves of zeros."""
+
+
+def density_matrix(
+    *, bloch: ArrayLike | None = None, amplitudes: ArrayLike | None = None, factor: ArrayLike | None = None
+) -> Array:
+    r"""The density matrix of a state that is told in one of three ways.
+
+    :param bloch: Bloch vectors of qubits, ``(..., 3)``: :math:`\tfrac12 (1 + r \cdot \sigma)`.
+    :param amplitudes: of pure states :math:`|\psi\rangle\langle\psi|`, ``(..., D)``, of any length.
+    :param factor: matrices :math:`A` of shape ``(..., D, K)``: :math:`A A^\dagger / \operatorname{tr} A A^\dagger`.
+        With independent standard complex normal elements the state has the induced measure of dimension :math:`K`
+        (Życzkowski and Sommers 2001): Haar for ``K = 1``, Hilbert-Schmidt for ``K = D``.
+    :return: complex, ``(..., D, D)``, of trace one.
+    :raises TypeError: unless one of the three is given.
+
+    >>> print(density_matrix(bloch=[0, 0, 1]).real)
+    [[1. 0.]
+     [0. 0.]]
+    """
+    given = [value for value in (bloch, amplitudes, factor) if value is not None]
+    if len(given) != 1:
+        raise TypeError("Give one of bloch=, amplitudes= and factor=.")
+    if bloch is not None:
+        vector = jnp.asarray(bloch, float)
+        if vector.shape[-1:] != (3,):
+            raise ValueError(f"Bloch vectors have three elements, and these have the shape {vector.shape}.")
+        return 0.5 * (jnp.eye(2) + jnp.einsum("...a,aij->...ij", vector, jnp.asarray(PAULI)))
+    found = jnp.asarray(amplitudes)[..., None] if factor is None else jnp.asarray(factor)
+    product = found @ jnp.conj(jnp.swapaxes(found, -1, -2))
+    trace = jnp.trace(product, axis1=-2, axis2=-1).real
+    return product / trace[..., None, None]
+
+
+def bloch_vector(state: ArrayLike) -> Array:
+    r"""The Bloch vector :math:`r_a = \operatorname{tr} \sigma_a \rho` of qubits.
+
+    :param state: density matrices, ``(..., 2, 2)``.
+    :return: ``(..., 3)``.
+    :raises ValueError: for states that are no qubits.
+
+    >>> print(bloch_vector(density_matrix(amplitudes=[1, 1j])))
+    [0. 1. 0.]
+    """
+    matrix = jnp.asarray(state)
+    if matrix.shape[-2:] != (2, 2):
+        raise ValueError(f"Qubits are matrices of shape (2, 2), and this one is {matrix.shape[-2:]}.")
+    return jnp.einsum("aij,...ji->...a", jnp.asarray(PAULI), matrix).real
+
+
+def fidelity(state: ArrayLike, other: ArrayLike) -> Array:
+    r"""The fidelity :math:`(\operatorname{tr} \sqrt{\sqrt\rho\, \tau \sqrt\rho})^2` (Jozsa 1994), between zero and one.
+
+    It is the squared sum of the singular values of :math:`\sqrt\rho \sqrt\tau`, so no root is taken of a product that
+    rounding has made negative; of qubits :math:`\operatorname{tr} \rho\tau + 2 \sqrt{\det\rho \det\tau}`. Where a
+    state is of low rank, what rounding leaves of its zeros enters by its square root: 1e-8 in double precision.
+
+    :param state: density matrices, ``(..., D, D)``.
+    :param other: the same.
+    :return: of the batch shape.
+
+    >>> up, right = density_matrix(bloch=[0, 0, 1]), density_matrix(bloch=[1, 0, 0])
+    >>> print(fidelity(up, up).round(6), fidelity(up, right).round(6))
+    1.0 0.5
+    """
+    rho, tau = jnp.asarray(state), jnp.asarray(other)
+    if rho.shape[-2:] != tau.shape[-2:] or rho.shape[-1] != rho.shape[-2]:
+        raise ValueError(f"States of one dimension are compared; these are {rho.shape[-2:]} and {tau.shape[-2:]}.")
+    if rho.shape[-1] == 2:
+        overlap = jnp.einsum("...ij,...ji->...", rho, tau).real
+        determinants = [jnp.maximum(_determinant(matrix), 0.0) for matrix in (rho, tau)]
+        return overlap + 2.0 * jnp.sqrt(determinants[0] * determinants[1])
+    product = _root(rho) @ _root(tau)
+    return jnp.square(jnp.sum(jnp.linalg.svd(product, compute_uv=False), axis=-1))
+
+
+def _determinant(matrix: Array) -> Array:
+    found: Array = (matrix[..., 0, 0] * matrix[..., 1, 1]).real - jnp.square(jnp.abs(matrix[..., 0, 1]))
+    return found
+
+
+def _root(matrix: Array) -> Array:
+    values, vectors = jnp.linalg.eigh(matrix)
+    found: Array = (vectors * jnp.sqrt(jnp.maximum(values, 0.0))[..., None, :]) @ jnp.conj(
+        jnp.swapaxes(vectors, -1, -2)
+    )
+    return found
+
+
+def haar_unitary(ginibre: ArrayLike) -> Array:
+    r"""A unitary matrix from one of independent standard complex normal elements, Haar distributed (Mezzadri 2007).
+
+    :param ginibre: complex, ``(..., D, D)``.
+    """
+    q, r = jnp.linalg.qr(jnp.asarray(ginibre))
+    diagonal = jnp.diagonal(r, axis1=-2, axis2=-1)
+    found: Array = q * (diagonal / jnp.abs(diagonal))[..., None, :]
+    return found
+
+
+def checked_state(state: ArrayLike) -> np.ndarray:
+    """A state, if it is one.
+
+    :param state: ``(..., D, D)``.
+    :return: a complex array.
+    :raises ValueError: if it is not Hermitian, not positive, or its trace is not one; the message says by how much.
+
+    >>> checked_state([[0.5, 0.0], [0.0, 0.5]]).shape
+    (2, 2)
+    """
+    matrix = np.asarray(state)
+    if matrix.ndim < 2 or matrix.shape[-1] != matrix.shape[-2]:
+        raise ValueError(f"A state is a square matrix, and this one has the shape {matrix.shape}.")
+    tolerance = _LEAST_PRECISE if matrix.dtype in (np.complex64, np.float32) else _TOLERANCE
+    if not np.isfinite(matrix).all():
+        raise ValueError("The state holds values that are not finite.")
+    gap = float(np.abs(matrix - np.conj(np.swapaxes(matrix, -1, -2))).max())
+    if gap > tolerance:
+        raise ValueError(f"A state is Hermitian; this matrix differs from its adjoint by {gap:.2g}.")
+    least = float(np.linalg.eigvalsh(matrix).min())
+    if least < -tolerance:
+        raise ValueError(f"A state is positive; this matrix has the eigenvalue {least:.2g}.")
+    trace = np.trace(matrix, axis1=-2, axis2=-1).real
+    if np.abs(trace - 1.0).max() > tolerance:
+        raise ValueError(f"A state has trace one; here it is {np.ravel(trace)[0]:.6g}.")
+    return matrix
+
+
+def is_concrete(value: object) -> bool:
+    """Whether an array has values, so that it can be checked."""
+    return not isinstance(value, jax.core.Tracer)
