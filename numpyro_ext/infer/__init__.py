@@ -15,7 +15,6 @@ from .gaussian.algorithms.algorithm import Algorithm
 from .gaussian.algorithms.fit_info import FitInfo
 from .gaussian.algorithms.posterior import GaussianPosterior
 from .gaussian.answers.cross_validation import CrossValidation, cross_validate
-from .gaussian.answers.importance_sampling import annealed_importance_sampling
 from .gaussian.answers.predictive_moments import PredictiveMoments, predictive_moments
 from .gaussian.engine import Engine
 from .gaussian.inla import INLA
@@ -23,6 +22,7 @@ from .gaussian.laplace_approximation import LaplaceApproximation
 from .gaussian.variational.engine import VariationalGaussian
 from .gaussian.variational.multinomial_probit_bayes import multinomial_probit_bayes
 from .marginal import marginalize
+from .monte_carlo.annealed_importance_sampling import annealed_importance_sampling
 from .monte_carlo.smc import SMC
 from .rows.expectation_maximisation import variational_em
 from .rows.posteriors import LatentGaussianRows, predictive_log_density

@@ -45,7 +45,11 @@ def born_probabilities(measurements: ArrayLike, state: ArrayLike) -> Array:
      [0.5  0.5 ]
      [0.75 0.25]]
     """
-    found = jnp.einsum("...gij,ji->...g", jnp.asarray(measurements), jnp.asarray(state)).real
+    operators, rho = jnp.asarray(measurements), jnp.asarray(state)
+    # of Hermitian matrices, and so that numbers are real: complex products of small matrices are slow
+    parts = ((operators.real, rho.real), (operators.imag, rho.imag))
+    real, imaginary = (jnp.einsum("...ij,ij->...", operator, matrix) for operator, matrix in parts)
+    found = real + imaginary
     found = jnp.maximum(found, jnp.finfo(found.dtype).tiny)  # rounding of zeros
     return found / jnp.sum(found, axis=-1, keepdims=True)
 

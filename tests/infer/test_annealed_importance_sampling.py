@@ -14,7 +14,7 @@ from scipy.special import expit
 from scipy.stats import multivariate_normal, norm, poisson
 
 from numpyro_ext.infer import annealed_importance_sampling
-from numpyro_ext.infer.gaussian.answers.importance_sampling import power_temperatures
+from numpyro_ext.infer.monte_carlo.annealed_importance_sampling import power_temperatures
 
 REFERENCE = json.loads((Path(__file__).parents[1] / "reference" / "khan_gpc_elbo.json").read_text())
 KEY = jax.random.key(0)

@@ -23,7 +23,6 @@ from ..front.files.archive import read_archive, write_archive
 from ..front.results import Diagnostics, LogEvidence
 from .steps import Particles, Programs, StepInfo
 from .target import Target
-from .weights import effective_sample_size, normalised
 
 __all__ = [
     "SMCRun",
@@ -104,13 +103,15 @@ class SMCRun:
         kind: Any = "integrated" if self.state.is_at_end else "none"
         return LogEvidence(float(self.state.particles.log_evidence), False, kind, error)
 
-    @property
+    @cached_property
     def weights(self) -> Array:
-        return normalised(self.state.particles.log_weights)
+        log_weights = np.asarray(self.state.particles.log_weights)
+        weights = np.exp(log_weights - log_weights.max())
+        return jnp.asarray(weights / weights.sum())
 
-    @property
+    @cached_property
     def effective_sample_size(self) -> float:
-        return float(effective_sample_size(self.state.particles.log_weights))
+        return float(1.0 / np.sum(np.square(np.asarray(self.weights))))
 
     @cached_property
     def particles(self) -> dict[str, Array]:

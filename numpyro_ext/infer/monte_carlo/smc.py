@@ -233,11 +233,11 @@ class SMC(Shown, ArviZInterface):
             raise ValueError(f"watch names {unknown}; the sites of real numbers are {', '.join(target.real_sites)}.")
         kernel: KernelName
         if self.kernel == "auto":
-            is_gaussian = target.gaussian_prior(target.data) is not None
+            is_gaussian = target.gaussian_prior is not None
             kernel = "elliptical-slice" if is_gaussian else "random-walk" if target.size <= _LARGEST_WALK else "hmc"
         else:
             kernel = self.kernel
-            if kernel == "elliptical-slice" and target.gaussian_prior(target.data) is None:
+            if kernel == "elliptical-slice" and target.gaussian_prior is None:
                 raise ValueError(
                     "Elliptical slices need Normal or MultivariateNormal priors that do not depend on other latent "
                     "sites: leave kernel out, or give 'random-walk' or 'hmc'. Noncentred sites (LocScaleReparam) do "
@@ -268,7 +268,7 @@ class SMC(Shown, ArviZInterface):
     ) -> SMCState:
         """Steps until the end of the path."""
         name = programs.ladder.movement.kernel
-        prior = target.gaussian_prior(target.data) if name == "elliptical-slice" else None
+        prior = target.gaussian_prior if name == "elliptical-slice" else None
         first = state.num_steps if old is None else 0
         shown = 0.0
         with progress_bar(100, "SMC", enabled=self.progress_bar) as bar:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -99,7 +99,10 @@ class Target:
         return True
 
     def with_arguments(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Target:
-        """The model on other arguments: without another look at it, where only ``data`` of equal shapes differ."""
+        """The model on other arguments: without another look at it, where only ``data`` of equal shapes differ.
+
+        For arguments with which the prior is the same one.
+        """
         leaves, structure = jax.tree.flatten((tuple(args), dict(kwargs)))
         if structure == self._structure:
             arrays = [leaves[i] for i in self._free]
@@ -180,10 +183,11 @@ class Target:
             n: v for n, v in self._given.items() if n in trace and not trace[n].get("is_observed")
         }
 
-    def gaussian_prior(self, data: list[Array]) -> tuple[Array, Array] | None:
+    @cached_property
+    def gaussian_prior(self) -> tuple[Array, Array] | None:
         """Mean and covariance of the vector, if its prior is Gaussian: standard deviations squared ``(size,)`` where
         its elements are independent, else ``(size, size)``."""
-        found = [self._gaussian_parts(data, jax.random.fold_in(self._key, number)) for number in range(_PROBES)]
+        found = [self._gaussian_parts(self.data, jax.random.fold_in(self._key, number)) for number in range(_PROBES)]
         first, second = found
         if first is None or second is None:
             return None

@@ -22,12 +22,12 @@ from jax import Array, lax, random
 from jax.scipy.special import logsumexp
 from jax.typing import ArrayLike
 
-from ....linalg.gaussian.block_diagonal import BlockDiagonal
-from ....linalg.gaussian.prior import FlatPrior, is_valid_prior
-from ....structure import read_latent_gaussian
-from ....structure.latent_gaussian import LatentGaussian
-from ...hyper.space import UnconstrainedSpace
-from ..failures import not_finite_error
+from ...linalg.gaussian.block_diagonal import BlockDiagonal
+from ...linalg.gaussian.prior import FlatPrior, is_valid_prior
+from ...structure import read_latent_gaussian
+from ...structure.latent_gaussian import LatentGaussian
+from ..gaussian.failures import not_finite_error
+from ..hyper.space import UnconstrainedSpace
 
 __all__ = ["AnnealedImportanceSampling", "annealed_importance_sampling", "estimate", "power_temperatures"]
 

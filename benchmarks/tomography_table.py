@@ -1,0 +1,178 @@
+"""Adaptive tomography of one qubit beside random axes and unbiased bases: the error against the number of shots.
+
+``python -m benchmarks.tomography_table`` writes ``results/<date>-tomography.md``. The protocol is that of Houlsby
+(2014, Fig. 4.2): pure states drawn at random, blocks of a hundredth of the shots so far, the expected infidelity of the
+posterior to the truth, and the exponent of a line through the mean curve. Candidates of adaptive axes are fixed ones,
+random ones, and such near to the mean state, refined twice.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+
+from numpyro_ext.design import draws_of, expected_information_gain
+from numpyro_ext.infer import SMC
+from numpyro_ext.models import quantum_tomography
+from numpyro_ext.quantum import axis_measurements
+
+from .results_table import write_report
+
+NUM_PARTICLES = 500
+SHARE = 100
+"""A block is this share of the shots so far."""
+FIRST_SETTINGS = 64
+"""Arrays of settings have this length and are doubled when they are full, so that few shapes are compiled."""
+MARKS = (10, 30, 100, 300, 1000, 3000, 10_000)
+
+Choose = Callable[[SMC, np.random.Generator, int], np.ndarray]
+
+
+def random_axes(number: int, generator: np.random.Generator) -> np.ndarray:
+    found = generator.normal(size=(number, 3))
+    return found / np.linalg.norm(found, axis=1, keepdims=True)
+
+
+def fixed_axes(number: int) -> np.ndarray:
+    """Even over the half sphere."""
+    k = np.arange(number) + 0.5
+    z, angle = k / number, np.pi * (1.0 + np.sqrt(5.0)) * k
+    radius = np.sqrt(1.0 - z**2)
+    return np.stack([radius * np.cos(angle), radius * np.sin(angle), z], -1)
+
+
+def gains(smc: SMC, axes: np.ndarray) -> np.ndarray:
+    """Information of one shot along each axis, of particles: in closed form from their Bloch vectors."""
+    p = 0.5 * (1.0 + np.clip(np.asarray(smc.particles["bloch"]) @ axes.T, -1.0, 1.0))
+    weights = np.asarray(smc.weights)
+
+    def entropy(q: np.ndarray) -> np.ndarray:
+        q = np.clip(q, 1e-300, 1.0)
+        rest = np.clip(1.0 - q, 1e-300, 1.0)
+        return -(q * np.log(q) + rest * np.log(rest))
+
+    found: np.ndarray = entropy(weights @ p) - weights @ entropy(p)
+    return found
+
+
+def check_gains(smc: SMC) -> float:
+    """The largest difference between these and what the package computes."""
+    axes = fixed_axes(20)
+    return float(
+        np.abs(gains(smc, axes) - expected_information_gain(draws_of(smc), axis_measurements(axes))["shot"]).max()
+    )
+
+
+def adaptive(smc: SMC, generator: np.random.Generator, shots: int) -> np.ndarray:
+    bloch, weights = np.asarray(smc.particles["bloch"]), np.asarray(smc.weights)
+    mean = weights @ bloch
+    spread = np.sqrt(weights @ ((bloch - mean) ** 2).sum(1))
+    near = mean + spread * generator.normal(size=(60, 3))
+    axes = np.concatenate(
+        [fixed_axes(60), random_axes(20, generator), near / np.linalg.norm(near, axis=1, keepdims=True)]
+    )
+    for scale in (0.3, 0.1):
+        best = axes[np.argmax(gains(smc, axes))]
+        around = best + scale * max(spread, 0.01) * generator.normal(size=(20, 3))
+        axes = np.concatenate([best[None], around / np.linalg.norm(around, axis=1, keepdims=True)])
+    chosen: np.ndarray = axes[np.argmax(gains(smc, axes))]
+    return chosen
+
+
+def at_random(smc: SMC, generator: np.random.Generator, shots: int) -> np.ndarray:
+    return random_axes(1, generator)[0]
+
+
+def unbiased(smc: SMC, generator: np.random.Generator, shots: int) -> np.ndarray:
+    found: np.ndarray = np.eye(3)[shots % 3]
+    return found
+
+
+DESIGNS: dict[str, Choose] = {"information": adaptive, "random": at_random, "unbiased bases": unbiased}
+
+
+def one_run(smc: SMC, choose: Choose, truth: np.ndarray, seed: int, num_shots: int) -> tuple[np.ndarray, int]:
+    """Errors at the marks, and how many updates did not end well."""
+    generator = np.random.default_rng(seed)
+    axes, counts = np.tile([0.0, 0.0, 1.0], (FIRST_SETTINGS, 1)), np.zeros((FIRST_SETTINGS, 2), int)
+    places: dict[tuple[float, ...], int] = {}
+    smc.run(jax.random.key(seed), axis_measurements(axes), jnp.asarray(counts))
+    shots, block, errors, failed = 0, 0, {}, 0
+    while shots < num_shots:
+        size = min(-(-max(shots, 1) // SHARE), num_shots - shots)
+        size = min(size, min((mark - shots for mark in MARKS if mark > shots), default=size))
+        axis = choose(smc, generator, block)
+        block += 1
+        place = places.setdefault(tuple(np.round(axis, 12)), len(places))
+        if place == len(axes):
+            axes, counts = np.concatenate([axes, axes]), np.concatenate([counts, 0 * counts])
+        axes[place] = axis
+        ups = generator.binomial(size, 0.5 * (1.0 + np.clip(axis @ truth, -1.0, 1.0)))
+        counts[place] += (ups, size - ups)
+        shots += size
+        smc.update(axis_measurements(axes), jnp.asarray(counts))
+        failed += not smc.diagnostics.converged
+        if shots in MARKS:
+            errors[shots] = error_of(smc, truth)
+    return np.array([errors[mark] for mark in MARKS if mark <= num_shots]), failed
+
+
+def error_of(smc: SMC, truth: np.ndarray) -> float:
+    """E[1 - F] of the posterior to a pure state, which is linear in its mean."""
+    return float(0.5 * (1.0 - np.asarray(smc.weights) @ np.asarray(smc.particles["bloch"]) @ truth))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--runs", type=int, default=20)
+    parser.add_argument("--shots", type=int, default=10_000)
+    options = parser.parse_args()
+    numpyro.enable_x64()
+    marks = [mark for mark in MARKS if mark <= options.shots]
+    rows, notes = [], []
+    smc = SMC(quantum_tomography, num_particles=NUM_PARTICLES, watch="state", progress_bar=False)
+    for name, choose in DESIGNS.items():
+        start, failed, found = time.process_time(), 0, []
+        for run in range(options.runs):
+            truth = random_axes(1, np.random.default_rng(1000 + run))[0]
+            errors, bad = one_run(smc, choose, truth, run, options.shots)
+            found.append(errors)
+            failed += bad
+            print(name, run, errors.round(5), f"{time.process_time() - start:.0f} CPU-s", bad, flush=True)
+        mean, deviation = np.mean(found, 0), np.std(found, 0, ddof=1) / np.sqrt(options.runs)
+        slope = np.polyfit(np.log(marks), np.log(mean), 1)[0]
+        seconds = (time.process_time() - start) / options.runs
+        rows.append(
+            [
+                name,
+                f"{slope:.3f}",
+                *(f"{m:.2g} ({d:.1g})" for m, d in zip(mean, deviation, strict=True)),
+                f"{seconds:.1f}",
+            ]
+        )
+        notes.append(f"{name}: {failed} updates of {options.runs} runs did not end well")
+    notes.append(f"gains against expected_information_gain of the package: {check_gains(smc):.1e}")
+    lines = [
+        "# Tomography of one qubit",
+        "",
+        f"Pure states drawn at random, {options.runs} runs, {NUM_PARTICLES} particles, blocks of 1/{SHARE} of the",
+        "shots; E[1 - F] of the posterior to the truth, with standard errors over runs, and the exponent of a line",
+        "through the mean curve.",
+        "",
+        "| design | exponent | " + " | ".join(f"N = {mark}" for mark in marks) + " | CPU-s a run |",
+        "|---" * (len(marks) + 3) + "|",
+        *("| " + " | ".join(row) + " |" for row in rows),
+        "",
+        *(f"- {note}" for note in notes),
+    ]
+    write_report("tomography", lines)
+
+
+if __name__ == "__main__":
+    main()
