@@ -6,7 +6,7 @@ from .committee import committee_information, nested_information
 from .draws import PosteriorDraws, draws_of
 from .linear import linear_information_gain, select_rows
 from .plots import plot_information, plot_learning_curves, plot_queries
-from .protocols import compare_acquisitions
+from .protocols import Phase, compare_acquisitions
 from .risk import expected_risk, site_entropy_reduction
 from .scores import (
     committee_divergence,
@@ -26,6 +26,7 @@ from .transductive import expected_variance_reduction, mutual_information
 __all__ = [
     "Batch",
     "Candidate",
+    "Phase",
     "PosteriorDraws",
     "SequentialDesign",
     "committee_divergence",

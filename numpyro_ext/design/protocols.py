@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import time
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -18,7 +19,7 @@ from .scores import Acquisition, expected_information_gain, predictive_entropy, 
 from .sequential import SequentialDesign
 from .sources import outlooks
 
-__all__ = ["compare_acquisitions"]
+__all__ = ["Phase", "compare_acquisitions"]
 
 DEFAULT: Mapping[str, Acquisition] = {
     "expected information gain": expected_information_gain,
@@ -27,12 +28,34 @@ DEFAULT: Mapping[str, Acquisition] = {
 }
 
 
+class Phase(NamedTuple):
+    """A part of a protocol: labels asked for in a pool of its own.
+
+    >>> from functools import partial
+    >>> from numpyro_ext.design import Phase, expected_information_gain, predictive_entropy
+    >>> phases = [Phase(50, learns=True), Phase(50)]
+    >>> about_length = partial(expected_information_gain, focus="length", hyper="mgp")
+    >>> acquisitions = {"length, then field": [about_length, predictive_entropy], "entropy": predictive_entropy}
+    """
+
+    num_labels: int = 30
+    """That are asked for, beside the first ones."""
+    learns: bool = False
+    """Whether the engine runs after each label, so that hyperparameters are learned anew. Otherwise they stay where the
+    phase before has left them, or in the first phase where the first labels put them."""
+    keeps: bool = False
+    """Whether the labels of the phases before stay in the fit."""
+    share: float = 1.0
+    """Of the pool, relative to those of the other phases."""
+
+
 def compare_acquisitions(
     engine: BaseEngine[Any],
     rng_key: Array,
     data: Mapping[str, Any] | Callable[[Array], Mapping[str, Any]],
-    acquisitions: Mapping[str, Acquisition] = DEFAULT,
+    acquisitions: Mapping[str, Acquisition | Sequence[Acquisition]] = DEFAULT,
     *,
+    phases: Sequence[Phase] | None = None,
     num_labels: int = 30,
     num_initial: int = 5,
     num_repeats: int = 10,
@@ -71,17 +94,21 @@ def compare_acquisitions(
     :param rng_key: random number generator key of the parting, the first labels and ties.
     :param data: arguments of the model by name, with all labels; or a function of a key that makes them, for a new data
         set in each repeat.
-    :param acquisitions: scores by the names under which they are shown.
+    :param acquisitions: scores by the names under which they are shown; where phases differ, sequences of one for each.
+    :param phases: parts with pools of their own, one after the other, in the place of ``num_labels``: hyperparameters
+        may be learned from the labels of one, and held where another asks for those of the field (Houlsby 2014, section
+        3.3.3).
     :param int num_labels: that are asked for, beside the first ones.
-    :param int num_initial: of the pool that are labelled at first, at random.
+    :param int num_initial: of the pool that are labelled at first, at random; in each phase.
     :param int num_repeats: partings.
     :param test: the share of observations that are left for the test, or booleans for which they are.
     :param str observations: the argument with the labels.
     :param str mask: the argument that says which are observed.
     :param bool show_progress: whether to show a bar.
     :return: an ``xarray.Dataset`` with ``score`` over acquisition, repeat and number of observations, ``area`` (the
-        mean of each curve) and ``seconds`` for each acquisition and repeat. Where Ctrl-C ended it, what was not done is
-        nan.
+        mean of each curve, of the last phase) and ``seconds`` for each acquisition and repeat. With phases, ``score``
+        is over ``step``, of which ``phase`` and ``num_observed`` are coordinates. Where Ctrl-C ended it, what was not
+        done is nan.
     :raises ValueError: if arguments are missing or too few observations are left, with what to change.
     """
     import xarray
@@ -89,43 +116,113 @@ def compare_acquisitions(
     check_at_least(1, num_labels=num_labels, num_initial=num_initial, num_repeats=num_repeats)
     if not acquisitions:
         raise ValueError("acquisitions names no score.")
-    names = list(acquisitions)
-    score = np.full((len(names), num_repeats, num_labels + 1), np.nan)
-    seconds = np.full((len(names), num_repeats), np.nan)
+    if phases is not None and not len(phases):
+        raise ValueError("phases names none.")
+    parts = [Phase(num_labels)] if phases is None else [Phase(*phase) for phase in phases]
+    plans = {name: _plan(name, scores, parts) for name, scores in acquisitions.items()}
+    numbers = _numbers(parts, num_initial)
+    score = np.full((len(plans), num_repeats, sum(map(len, numbers))), np.nan)
+    seconds = np.full((len(plans), num_repeats), np.nan)
     try:
-        with progress_bar(num_repeats * len(names), "compare_acquisitions", enabled=show_progress) as bar:
+        with progress_bar(num_repeats * len(plans), "compare_acquisitions", enabled=show_progress) as bar:
             for repeat, key in enumerate(random.split(rng_key, num_repeats)):
                 key_data, key_parts, key_ask = random.split(key, 3)
                 arguments = dict(data(key_data) if callable(data) else data)
-                is_test, first = _parted(arguments, observations, mask, test, num_initial, num_labels, key_parts)
-                args, kwargs = _call(engine, arguments | {mask: first})
-                engine.run(key, *args, **kwargs)
-                labels = np.asarray(arguments[observations])
+                pools = _parted(arguments, observations, mask, test, num_initial, parts, key_parts)
+                protocol = _Protocol(engine, arguments, pools, observations, mask, key, key_ask)
                 # the same first fit for all
-                start = engine._finished()
-                for number, name in enumerate(names):
+                start = protocol.fit(engine, pools.first[0])
+                for number, plan in enumerate(plans.values()):
                     engine._with(start)
                     began = time.perf_counter()
-                    score[number, repeat] = _curve(
-                        SequentialDesign(engine, acquisitions[name], observations=observations, mask=mask),
-                        labels,
-                        is_test,
-                        num_labels,
-                        key_ask,
-                    )
+                    score[number, repeat] = protocol.curve(plan, parts)
                     seconds[number, repeat] = time.perf_counter() - began
                     bar.update()
     except KeyboardInterrupt:
         done = int(np.isfinite(seconds).all(0).sum())
         warn(f"compare_acquisitions: interrupted after {done} of {num_repeats} repeats; the others are nan.")
+    axis = "num_observed" if phases is None else "step"
+    coords: dict[str, Any] = {"acquisition": list(plans), "num_observed": (axis, np.concatenate(numbers))}
+    if phases is not None:
+        coords["phase"] = (axis, np.repeat(np.arange(len(parts)), [len(part) for part in numbers]))
     return xarray.Dataset(
         {
-            "score": (("acquisition", "repeat", "num_observed"), score),
-            "area": (("acquisition", "repeat"), score.mean(-1)),
+            "score": (("acquisition", "repeat", axis), score),
+            "area": (("acquisition", "repeat"), score[..., -len(numbers[-1]) :].mean(-1)),
             "seconds": (("acquisition", "repeat"), seconds),
         },
-        coords={"acquisition": names, "num_observed": num_initial + np.arange(num_labels + 1)},
+        coords=coords,
     )
+
+
+def _plan(name: str, scores: Any, parts: Sequence[Phase]) -> list[Acquisition]:
+    """The score of each phase."""
+    plan = [scores] * len(parts) if callable(scores) else list(scores)
+    if len(plan) != len(parts) or not all(callable(score) for score in plan):
+        raise ValueError(f"There are {len(parts)} phases, and acquisition {name!r} needs a score for each of them.")
+    return plan
+
+
+def _numbers(parts: Sequence[Phase], num_initial: int) -> list[np.ndarray]:
+    """Observations in the fit, step by step of each phase."""
+    out: list[np.ndarray] = []
+    for phase in parts:
+        check_at_least(1, num_labels=phase.num_labels)
+        if not phase.share > 0.0:
+            raise ValueError(f"The share of a phase must be positive, not {phase.share!r}.")
+        before = int(out[-1][-1]) if out and phase.keeps else 0
+        out.append(before + num_initial + np.arange(phase.num_labels + 1))
+    return out
+
+
+class _Pools(NamedTuple):
+    """Which observations are for the test, and of each phase those in its pool and those labelled at first."""
+
+    is_test: np.ndarray
+    members: list[np.ndarray]
+    first: list[np.ndarray]
+
+
+class _Protocol(NamedTuple):
+    """One repeat."""
+
+    engine: BaseEngine[Any]
+    arguments: Mapping[str, Any]
+    pools: _Pools
+    observations: str
+    mask: str
+    key: Array
+    key_ask: Array
+
+    def fit(self, engine: BaseEngine[Any], seen: np.ndarray) -> Any:
+        """The run of an engine on some of the labels."""
+        args, kwargs = _call(engine, {**self.arguments, self.mask: seen})
+        engine.run(self.key, *args, **kwargs)
+        return engine._finished()
+
+    def curve(self, plan: Sequence[Acquisition], parts: Sequence[Phase]) -> np.ndarray:
+        """The test score of each step, from the first fit on, which the engine has."""
+        labels, engine, curves = np.asarray(self.arguments[self.observations]), self.engine, []
+        seen = self.pools.first[0]
+        for number, (score, phase) in enumerate(zip(plan, parts, strict=True)):
+            if number:
+                hyper = engine._finished().fit.hyper
+                engine = copy.copy(self.engine)
+                if not phase.learns and hyper:
+                    engine.hyper_values = dict(hyper)
+                seen = self.pools.first[number] | (seen if phase.keeps else False)
+                self.fit(engine, seen)
+            refit_every = 1 if phase.learns else None
+            design = SequentialDesign(
+                engine, score, observations=self.observations, mask=self.mask, refit_every=refit_every
+            )
+            key = self.key_ask if number == 0 else jax.random.fold_in(self.key_ask, number)
+            found = _curve(design, labels, self.pools.is_test, self.pools.members[number], phase.num_labels, key)
+            curves.append(found)
+            seen = np.zeros(labels.size, bool)
+            seen[design.observed_places()] = True
+            seen = seen.reshape(labels.shape)
+        return np.concatenate(curves)
 
 
 def _parted(
@@ -134,10 +231,9 @@ def _parted(
     mask: str,
     test: Any,
     num_initial: int,
-    num_labels: int,
+    parts: Sequence[Phase],
     rng_key: Array,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Which observations are for the test, and which are labelled at first."""
+) -> _Pools:
     if observations not in arguments:
         raise ValueError(
             f"data has no {observations!r}, but {sorted(arguments)}: name the argument with the labels by "
@@ -156,14 +252,18 @@ def _parted(
     else:
         is_test[order[: round(float(test) * size)]] = True
     pool = order[~is_test[order]]
-    if len(pool) < num_initial + num_labels or not is_test.any():
-        raise ValueError(
-            f"Of {size} observations {int(is_test.sum())} are for the test and {len(pool)} in the pool, too few for "
-            f"{num_initial} first and {num_labels} further labels: change test=, num_initial= or num_labels=."
-        )
-    first = np.zeros(size, bool)
-    first[pool[:num_initial]] = True
-    return is_test.reshape(shape), first.reshape(shape)
+    ends = np.cumsum([phase.share for phase in parts])
+    pools = np.split(pool, np.round(len(pool) * ends[:-1] / ends[-1]).astype(int))
+    members, first = np.zeros((2, len(parts), size), bool)
+    for number, (part, phase) in enumerate(zip(pools, parts, strict=True)):
+        if len(part) < num_initial + phase.num_labels or not is_test.any():
+            raise ValueError(
+                f"Of {size} observations {int(is_test.sum())} are for the test and {len(part)} in the pool, too few "
+                f"for {num_initial} first and {phase.num_labels} further labels: change test=, num_initial= or "
+                "num_labels=."
+            )
+        members[number, part], first[number, part[:num_initial]] = True, True
+    return _Pools(is_test.reshape(shape), [m.reshape(shape) for m in members], [f.reshape(shape) for f in first])
 
 
 def _call(engine: BaseEngine[Any], arguments: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -172,7 +272,12 @@ def _call(engine: BaseEngine[Any], arguments: Mapping[str, Any]) -> tuple[tuple[
 
 
 def _curve(
-    design: SequentialDesign, labels: np.ndarray, is_test: np.ndarray, num_labels: int, rng_key: Array
+    design: SequentialDesign,
+    labels: np.ndarray,
+    is_test: np.ndarray,
+    is_member: np.ndarray,
+    num_labels: int,
+    rng_key: Array,
 ) -> np.ndarray:
     """The test score before each label and after the last."""
     flat = labels.reshape(-1)
@@ -184,7 +289,7 @@ def _curve(
 
     found = [score()]
     for step in range(num_labels):
-        place = design.propose(jax.random.fold_in(rng_key, step), exclude=is_test)
+        place = design.propose(jax.random.fold_in(rng_key, step), exclude=~is_member)
         design.observe(place, labels[place])
         found.append(score())
     return np.array(found)

@@ -114,7 +114,7 @@ def predictive_entropy(source: Any, *args: Any, rng_key: Array | None = None, **
     It does not tell ignorance from noise (MacKay 1992): an observation that nobody can predict has the largest.
     Arguments as for :func:`expected_information_gain`.
     """
-    return _scores(Outlook.predictive_entropy, source, args, kwargs, rng_key)
+    return _scores(lambda o: o.predictive_entropy(), source, args, kwargs, rng_key)
 
 
 def least_confidence(source: Any, *args: Any, rng_key: Array | None = None, **kwargs: Any) -> dict[str, np.ndarray]:

@@ -88,7 +88,8 @@ class SequentialDesign:
         its values if left out.
     :param mask: which argument says what has been observed, true where it has; found by its values if left out.
     :param int refit_every: run the engine again on all data after so many observations, so that hyperparameters are
-        learned anew; never by default.
+        learned anew; never by default. After each one, scores are asked of the engine itself, with all their options
+        (``focus``, ``hyper``).
     :param candidates: a tuple of arguments of the model at which an observation could be made, whatever has been
         observed, or a dictionary of keyword arguments; needs ``enter``.
     :param enter: a function of the arguments of the fit by name, a place and a value, which returns the arguments with
@@ -145,6 +146,9 @@ class SequentialDesign:
             _ = self._argument_names  # says now what cannot be told
 
     def _make_pool(self) -> None:
+        if self._refit_every == 1:  # scores are those of the engine itself, which have more options
+            self._reason = "it is refitted after each observation"
+            return
         run = self._engine._finished()
         if isinstance(self._engine, Engine) and isinstance(run, GaussianRun):
             try:

@@ -45,7 +45,10 @@ def outlooks(
     """
     if hasattr(source, "outlooks"):
         if args or kwargs or focus is not None or hyper != "mixture":
-            raise ValueError("A pool has the candidates that it was made with, and everything in focus.")
+            raise ValueError(
+                "A pool has the candidates that it was made with, and everything in focus. In a SequentialDesign, "
+                "refit_every=1 asks the engine itself."
+            )
         pool = dict(source.outlooks())
         check_candidates(pool)
         return pool

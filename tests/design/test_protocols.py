@@ -11,6 +11,7 @@ from jax.scipy.stats import norm
 from numpyro import handlers
 
 from numpyro_ext.design import (
+    Phase,
     SequentialDesign,
     compare_acquisitions,
     expected_information_gain,
@@ -112,6 +113,55 @@ def test_pictures_show_what_was_found(compared):
     matplotlib.pyplot.close("all")
 
 
+def wave(x, y=None, labelled=True):
+    length = numpyro.sample("length", dist.LogNormal(0.0, 0.5))
+    noise = numpyro.sample("noise", dist.LogNormal(-1.0, 0.5))
+    kernel = jnp.exp(-0.5 * jnp.square((x[:, None] - x) / length))
+    f = numpyro.sample("f", dist.MultivariateNormal(0.0, kernel + 1e-8 * jnp.eye(x.size)))
+    with handlers.mask(mask=labelled):
+        numpyro.sample("y", dist.Normal(f, noise), obs=y)
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+def test_phases_learn_hyperparameters_first(keeps):
+    rng = np.random.default_rng(0)
+    x = rng.uniform(-4.0, 4.0, 48)
+    data = {"x": x, "y": np.sin(2.0 * x) + 0.1 * rng.normal(size=x.size)}
+    seen, noises = [], []
+
+    def of_length(source, **options):
+        assert isinstance(source, EP)
+        seen.append(np.asarray(source._run.reading.known_mask("y")))
+        noises.append(float(source.hyper["noise"].mode))
+        return expected_information_gain(source, focus="length", hyper="mgp", **options)
+
+    def of_field(source, **options):
+        outlook = source.outlooks()["y"]
+        seen.append(~outlook.is_candidate)
+        noises.append(np.unique(outlook.potential.scale))
+        return predictive_entropy(source, **options)
+
+    found = compare_acquisitions(
+        EP(wave, progress_bar=False),
+        random.key(0),
+        data,
+        {"both": [of_length, of_field]},
+        phases=[Phase(4, learns=True), Phase(3, keeps=keeps, share=2.0)],
+        num_initial=2,
+        num_repeats=1,
+        test=0.25,
+        show_progress=False,
+    )
+    before = 6 if keeps else 0
+    assert found["phase"].values.tolist() == [0] * 5 + [1] * 4
+    assert found["num_observed"].values.tolist() == [2, 3, 4, 5, 6, *range(before + 2, before + 6)]
+    assert [int(mask.sum()) for mask in seen] == [2, 3, 4, 5, *range(before + 2, before + 5)]
+    assert np.sum(seen[3] & seen[4]) == (5 if keeps else 0)  # pools of their own
+    assert len(set(noises[:4])) == 4 and all(np.array_equal(noises[4], other) for other in noises[4:])
+    np.testing.assert_allclose(found["area"], found["score"].isel(step=slice(5, None)).mean("step"))
+    assert np.isfinite(found["score"]).all() and len(noises[4]) == 1
+
+
 def test_what_a_protocol_needs_is_said():
     engine, data = EP(classifier, progress_bar=False), noisy_block(random.key(0))
     for options, message in (
@@ -120,6 +170,10 @@ def test_what_a_protocol_needs_is_said():
         ({"test": np.ones(3, bool)}, r"test has the shape \(3,\)"),
         ({"num_repeats": 0}, "num_repeats must be an integer"),
         ({"acquisitions": {}}, "acquisitions names no score"),
+        ({"phases": []}, "phases names none"),
+        ({"phases": [Phase(5), Phase(90)]}, "too few for 5 first and 90 further labels"),
+        ({"phases": [Phase(5, share=0.0)]}, "The share of a phase must be positive"),
+        ({"phases": [Phase(5), Phase(5)], "acquisitions": {"one": [random_scores]}}, "'one' needs a score for each"),
         ({"data": {**data, "labelled": True}}, "leave it out, it is made here"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -125,6 +125,8 @@ def test_linear_regression_has_a_closed_form(linear):
     focused = expected_information_gain(linear, focus={"weights": LINEAR["focus_idx"]})["y"]
     np.testing.assert_allclose(focused[-1], LINEAR["U_focused_nats"], atol=1e-9)
     np.testing.assert_allclose(expected_information_gain(linear, focus="weights")["y"], gain)
+    noise = 0.5 * np.log(2.0 * np.pi * np.e * LINEAR["noise_var"])
+    np.testing.assert_allclose(design.predictive_entropy(linear)["y"][-1], LINEAR["U_nats"] + noise, atol=1e-9)
     # as draws say it: real outcomes on a grid
     by_draws = expected_information_gain(draws_of(linear))["y"][-1]
     assert abs(by_draws - LINEAR["U_nats"]) < 0.03
