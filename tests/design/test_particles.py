@@ -42,7 +42,6 @@ def test_scores_of_weighted_particles(sampler):
 
 def test_a_design_updates_the_particles(sampler):
     smc = SMC(probit, num_particles=4000, progress_bar=False)
-    smc._programs = sampler._programs
     smc.run(random.key(0), X, Y, SEEN)
     design = SequentialDesign(smc)
     assert "runs of SMC" in repr(design)

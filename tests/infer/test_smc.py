@@ -181,17 +181,20 @@ def two_modes(y=None):
     numpyro.factor("y", mixture.log_prob(place))
 
 
-def test_both_modes_where_nuts_misses_one():
-    smc = SMC(two_modes, num_particles=2000, progress_bar=False)
+@pytest.mark.parametrize("judge", ["exact", pytest.param("NUTS", marks=pytest.mark.slow)])
+def test_both_modes_where_nuts_misses_one(judge):
+    if judge == "NUTS":
+        mcmc = MCMC(NUTS(two_modes), num_warmup=300, num_samples=500, progress_bar=False)
+        mcmc.run(KEY)
+        assert np.mean(np.asarray(mcmc.get_samples()["place"])[:, 0] > 0) in (0.0, 1.0)
+        return
+    smc = SMC(two_modes, num_particles=1000, progress_bar=False)
     smc.run(KEY)
     share = float(np.mean(np.asarray(smc.get_samples()["place"])[:, 0] > 0))
-    # the prior weighs both alike, so shares are those of the mixture; 14 families of particles could be one mode's
-    assert abs(share - 0.7) < 0.1
+    # the prior weighs both alike, so shares are those of the mixture; some ten families of particles are left
+    assert abs(share - 0.7) < 0.15
     exact = np.log(np.prod(norm.pdf([4.0, 4.0], 0.0, np.sqrt(16.04))))
-    assert abs(smc.log_evidence - exact) < 3.0 * smc.log_evidence.standard_error < 0.5
-    mcmc = MCMC(NUTS(two_modes), num_warmup=200, num_samples=200, progress_bar=False)
-    mcmc.run(KEY)
-    assert np.mean(np.asarray(mcmc.get_samples()["place"])[:, 0] > 0) in (0.0, 1.0)
+    assert abs(smc.log_evidence - exact) < 3.0 * smc.log_evidence.standard_error < 0.7
 
 
 def groups(group, y=None):
@@ -285,7 +288,6 @@ def interrupted_after(smc, steps, monkeypatch):
 @pytest.mark.parametrize("by", ["state", "checkpoint"])
 def test_an_interrupted_run_goes_on(grouped, by, monkeypatch, tmp_path):
     smc = SMC(groups, num_particles=1000, progress_bar=False)
-    smc._programs = grouped._programs
     options = {"checkpoint": tmp_path / "steps"} if by == "checkpoint" else {}
     with monkeypatch.context() as patch, pytest.warns(UserWarning, match="was stopped at 0"):
         interrupted_after(smc, 1, patch)
@@ -328,11 +330,24 @@ def test_other_data_of_equal_shapes_compile_nothing():
     try:
         smc.update(Y, np.arange(40) < 12)
         smc.update(Y + 0.0, np.arange(40) < 20)
-        assert len(smc._programs) == 1
         smc.run(random.key(1), Y[::-1].copy(), np.arange(40) < 30)
     finally:
         jax.monitoring.unregister_event_duration_listener(listen)
     assert not compiled
+
+
+def test_samplers_of_one_model_share_programs_and_know_their_data():
+    evidences = []
+    for y in (Y[:20], Y, Y[:20]):
+        smc = SMC(level_model, num_particles=500, path="data", progress_bar=False)
+        smc.run(KEY, y)
+        assert abs(smc.log_evidence - level_evidence(y)) < 3.5 * smc.log_evidence.standard_error
+        evidences.append(float(smc.log_evidence))
+    assert evidences[0] == evidences[2]
+    given = [SMC(with_param, num_particles=500, hyper_values={"scale": s}, progress_bar=False) for s in (1, 2.0)]
+    for smc, scale in zip(given, (1.0, 2.0), strict=True):
+        smc.run(KEY, Y)
+        assert abs(smc.log_evidence - level_evidence(Y / scale)) < 3.5 * smc.log_evidence.standard_error
 
 
 def test_missing_values_are_drawn_and_not_sampled():
@@ -352,8 +367,7 @@ def test_missing_values_are_drawn_and_not_sampled():
 
 
 @pytest.mark.float32
-@pytest.mark.parametrize("num_particles", [500, 2000])
-@pytest.mark.parametrize("kernel", ["elliptical-slice", "hmc"])
+@pytest.mark.parametrize(("num_particles", "kernel"), [(400, "elliptical-slice"), (1200, "hmc")])
 def test_precisions_and_numbers_of_particles(num_particles, kernel):
     # a large offset of the log likelihood, of which single precision keeps no small differences
     y = jnp.asarray(np.r_[Y, np.full(400, 30.0)])
@@ -419,12 +433,6 @@ def no_data(y):
 def test_models_without_an_answer_are_refused(model, words):
     with pytest.raises(ValueError, match=words):
         SMC(model).run(KEY, Y)
-
-
-def test_given_values():
-    smc = SMC(with_param, num_particles=500, hyper_values={"scale": 2}, progress_bar=False)
-    smc.run(KEY, Y)
-    assert abs(smc.log_evidence - level_evidence(Y / 2)) < 3.0 * smc.log_evidence.standard_error
 
 
 def test_data_that_no_particle_explains():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -47,6 +48,8 @@ _CORRELATION = 0.1
 _MOST_STEPS = 10_000
 _PARENTS = 20
 _PRIOR_TOLERANCE = 1e-6
+_RECENT: deque[Programs] = deque(maxlen=8)
+"""What was compiled last, for other samplers of the same model."""
 
 
 class SMC(Shown, ArviZInterface):
@@ -147,7 +150,6 @@ class SMC(Shown, ArviZInterface):
         if devices is not None and num_particles % len(devices):
             raise ValueError(f"{num_particles} particles cannot be divided evenly over {len(devices)} devices.")
         self._run: SMCRun | None = None
-        self._programs: list[Programs] = []
 
     # Running
 
@@ -251,11 +253,11 @@ class SMC(Shown, ArviZInterface):
 
     def _programs_of(self, target: Target) -> Programs:
         ladder = self.ladder(target)
-        for programs in self._programs:
+        for programs in _RECENT:
             if programs.ladder == ladder and programs.target.shares_programs_with(target):
                 return programs
-        self._programs = [*self._programs[-3:], Programs(target, ladder)]
-        return self._programs[-1]
+        _RECENT.append(Programs(target, ladder))
+        return _RECENT[-1]
 
     def _go(
         self,

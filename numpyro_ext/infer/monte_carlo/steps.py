@@ -94,18 +94,16 @@ class Programs:
         self.target, self.ladder = target, ladder
         self._between: dict[int, Any] = {}
 
-    @cached_property
-    def places(self) -> tuple[Array, Array] | None:
+    def _term_shapes(self, data: list[Array]) -> list[tuple[int, ...]]:
+        """Of the log likelihoods of the observed sites."""
+        vector = jax.ShapeDtypeStruct((self.target.size,), self.target.dtype)
+        return [term.shape for term in jax.eval_shape(self.target.densities, vector, data).log_likelihood.values()]
+
+    def _places(self, data: list[Array]) -> tuple[Array, Array]:
         """Of every term of the log likelihood, where its datum stands on the path and of how many."""
-        if self.ladder.path == "tempered":
-            return None
-        found = jax.eval_shape(
-            self.target.densities, jax.ShapeDtypeStruct((self.target.size,), self.target.dtype), self.target.data
-        ).log_likelihood.values()
         places, counts = [], []
-        for term in found:
-            number = term.shape[0] if term.ndim else 1
-            inner = int(np.prod(term.shape[1:]))
+        for shape in self._term_shapes(data):
+            number, inner = (shape[0], int(np.prod(shape[1:]))) if shape else (1, 1)
             places.append(np.repeat(np.arange(number), inner))
             counts.append(np.full(number * inner, number))
         dtype = self.target.dtype
@@ -165,9 +163,9 @@ class Programs:
 
         target, ladder = self.target, self.ladder
         number = len(particles.vectors)
-        batch = self._batch_size(number)
+        batch = self._batch_size(number, data)
         is_tempered = before is not None or ladder.path == "tempered"
-        places = None if is_tempered else self.places
+        places = None if is_tempered else self._places(data)
 
         def terms_of(x: Array) -> tuple[Array, Array]:
             """What counts from the start of the path, and what is added on the way."""
@@ -262,8 +260,8 @@ class Programs:
         found: tuple[Particles, StepInfo] = lax.cond(stays, lambda _: (weighed, info), moved, None)
         return found
 
-    def _batch_size(self, number: int) -> int:
-        observations = sum(int(np.prod(site.full_shape)) for site in self.target.observed.values())
+    def _batch_size(self, number: int, data: list[Array]) -> int:
+        observations = sum(int(np.prod(shape)) for shape in self._term_shapes(data))
         return max(1, min(number, _MOST_AT_ONCE // max(1, observations + self.target.size)))
 
     @cached_property
@@ -290,6 +288,6 @@ class Programs:
         """A compiled function of many vectors, from one of a single vector."""
 
         def run(vectors: Array, data: list[Array]) -> Any:
-            return lax.map(lambda x: function(x, data), vectors, batch_size=self._batch_size(len(vectors)))
+            return lax.map(lambda x: function(x, data), vectors, batch_size=self._batch_size(len(vectors), data))
 
         return jax.jit(run)

@@ -131,7 +131,10 @@ class Target:
     def shares_programs_with(self, other: Target) -> bool:
         """Whether programs of the one, given the data of the other, are those of the other."""
         return (
-            bool(self._structure == other._structure)
+            self.model is other.model
+            and bool(self._structure == other._structure)
+            and self._given.keys() == other._given.keys()
+            and all(_equal(value, other._given[name]) for name, value in self._given.items())
             and self._free == other._free
             and all(_equal(a, b) for a, b in zip(self._static, other._static, strict=True))
             and list(self.sites) == list(other.sites)
