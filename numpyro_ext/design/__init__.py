@@ -2,6 +2,7 @@
 
 from .batch_selection import select_batch
 from .batches import Batch
+from .classical import OptimalDesign, design_criterion, design_scores, optimal_design
 from .committee import committee_information, nested_information
 from .draws import PosteriorDraws, draws_of
 from .linear import linear_information_gain, select_rows
@@ -26,12 +27,15 @@ from .transductive import expected_variance_reduction, mutual_information
 __all__ = [
     "Batch",
     "Candidate",
+    "OptimalDesign",
     "Phase",
     "PosteriorDraws",
     "SequentialDesign",
     "committee_divergence",
     "committee_information",
     "compare_acquisitions",
+    "design_criterion",
+    "design_scores",
     "draws_of",
     "expected_information_gain",
     "expected_risk",
@@ -42,6 +46,7 @@ __all__ = [
     "margin",
     "mutual_information",
     "nested_information",
+    "optimal_design",
     "plot_information",
     "plot_learning_curves",
     "plot_queries",
