@@ -37,10 +37,11 @@ def _read_all(seeds: range) -> None:
 
 
 @pytest.mark.first
-def test_sixty_random_models() -> None:
-    _read_all(range(60))
+def test_thirty_random_models() -> None:
+    _read_all(range(30))
 
 
 @pytest.mark.slow
-def test_five_hundred_random_models() -> None:
-    _read_all(range(1000, 1500))
+@pytest.mark.parametrize("seeds", [range(30, 60), range(1000, 1500)], ids=["thirty", "five hundred"])
+def test_more_random_models(seeds: range) -> None:
+    _read_all(seeds)

@@ -90,8 +90,9 @@ def check_random_models(seeds):
 
 
 @pytest.mark.first
-def test_random_models(always):
-    check_random_models(range(1, 4))
+@pytest.mark.parametrize("seed", [1, 2, pytest.param(3, marks=pytest.mark.slow)])
+def test_random_models(always, seed):
+    check_random_models([seed])
 
 
 @pytest.mark.slow
