@@ -13,9 +13,11 @@ export NUMPYRO_EXT_DATA
 
 # The fast tests compile with few optimisations (tests/conftest.py); these, the examples and notebooks as users do.
 test-slow test-optimised: export NUMPYRO_EXT_TEST_OPTIMIZE = 1
-# What test-slow and test-newest run of their tests, such as 0/4 to 3/4; all if empty.
+# What these run of their tests, such as 0/4 to 3/4; all if empty.
 SHARE ?=
-test-slow test-newest: export NUMPYRO_EXT_TEST_SHARE = $(SHARE)
+test-slow test-newest test-optimised test-oldest: export NUMPYRO_EXT_TEST_SHARE = $(SHARE)
+# The notebooks that are run: all of them, or those that are named.
+NOTEBOOKS ?= notebooks
 
 # Workers with several BLAS threads each wait for one another when there are more of them than cores.
 test test-float32 test-optimised test-slow test-newest test-oldest docs-test notebooks: export OPENBLAS_NUM_THREADS = 1
@@ -38,7 +40,7 @@ test-float32: $(VENV)/.test ## the tests marked float32, in single precision
 
 test-full: test test-optimised test-slow ## everything on this Python
 
-test-optimised: $(VENV)/.test ## the tests of the single-precision job in float64, compiled as users have it
+test-optimised: $(VENV)/.test ## the tests of the single-precision job in float64, compiled as users have it; SHARE=0/3 for a part
 	$(VENV)/bin/python $(PYTEST) -n $(WORKERS) -m "float32 and not slow"
 
 test-slow: $(VENV)/.test ## long runs: samplers, random models, builds of the package; SHARE=0/4 for a part of them
@@ -47,7 +49,7 @@ test-slow: $(VENV)/.test ## long runs: samplers, random models, builds of the pa
 test-newest: $(NEWEST)/.test ## the fast suite on the newest Python of this machine; SHARE=0/2 for a part of it
 	$(NEWEST)/bin/python $(PYTEST) -n $(WORKERS)
 
-test-oldest: $(OLDEST)/.oldest ## the tests of the single-precision job in float64, with the oldest versions of all dependencies
+test-oldest: $(OLDEST)/.oldest ## the tests of the single-precision job in float64, with the oldest versions of all dependencies; SHARE=0/2 for a part
 	$(OLDEST)/bin/python $(PYTEST) -n $(WORKERS) -m "float32 and not slow" -W ignore::DeprecationWarning
 
 lint: $(VENV)/.dev ## ruff: rules and format
@@ -64,9 +66,9 @@ types: $(VENV)/.dev ## mypy
 docs-test: $(VENV)/.test ## the examples in the docstrings and the code of the README
 	$(VENV)/bin/python $(PYTEST) -n $(WORKERS) --doctest-modules numpyro_ext models docs
 
-notebooks: $(VENV)/.dev ## run the notebooks from top to bottom
+notebooks: $(VENV)/.dev ## run the notebooks from top to bottom; NOTEBOOKS="notebooks/a.ipynb ..." for some
 ifneq ($(wildcard notebooks/*.ipynb),)
-	$(VENV)/bin/python $(PYTEST) -n $(WORKERS) --nbmake --nbmake-timeout=1200 notebooks
+	$(VENV)/bin/python $(PYTEST) -n $(WORKERS) --nbmake --nbmake-timeout=1200 $(NOTEBOOKS)
 else
 	@echo "notebooks/ holds no notebook: nothing to run"
 endif
