@@ -7,6 +7,7 @@ from .committee import committee_information, nested_information
 from .draws import PosteriorDraws, draws_of
 from .linear import linear_information_gain, select_rows
 from .plots import plot_information, plot_learning_curves, plot_queries
+from .preferences import expected_best_utility
 from .protocols import Phase, compare_acquisitions
 from .risk import expected_risk, site_entropy_reduction
 from .scores import (
@@ -37,6 +38,7 @@ __all__ = [
     "design_criterion",
     "design_scores",
     "draws_of",
+    "expected_best_utility",
     "expected_information_gain",
     "expected_risk",
     "expected_variance_reduction",
