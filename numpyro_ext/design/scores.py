@@ -93,8 +93,8 @@ def expected_information_gain(
     :param str hyper: what is known of hyperparameters. ``"mixture"``: the points over which the fit integrates, if it
         does. ``"mgp"`` and ``"linearised"`` (for Gaussian noise, and focus on hyperparameters or everything): their
         covariance at the optimum and derivatives of the predictor, by the marginal Gaussian process (Houlsby 2014, eq.
-        3.13) or to first order; one fit. The former is better at ranking, but has an offset: 0.14 nats or more even
-        where nothing can be learned.
+        3.13) or to first order; one fit. They rank alike, worse than a mixture does; the former has an offset, 0.14
+        nats or more even where nothing can be learned.
     :param kwargs: keyword arguments of the model.
     :return: for each observed site an array in the shape of its observations.
     :raises ValueError: if nothing could be observed, a focus is none of the model's, or outcomes have no known entropy.

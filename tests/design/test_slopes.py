@@ -1,5 +1,7 @@
 """What observations tell of hyperparameters: against reference values, the chain rule and sums over a fine grid."""
 
+import warnings
+
 import jax.numpy as jnp
 import numpy as np
 import numpyro
@@ -8,6 +10,7 @@ import pytest
 from jax import random
 from numpyro import handlers
 
+from benchmarks.hyper_information_table import NUM_LATTICES, losses
 from numpyro_ext.design import draws_of, expected_information_gain
 from numpyro_ext.infer import EP, INLA, predictive_moments
 from tests.infer.uncertain_process import CASE, DATA, EXACT, SEEN, X_NEW, X, Y, process
@@ -90,3 +93,14 @@ def test_refusals(fitted):
     for source, options, message in cases:
         with pytest.raises(ValueError, match=message):
             expected_information_gain(source, **options)
+
+
+@pytest.mark.slow
+def test_information_that_is_lost_on_random_problems():
+    """By taking the best candidate of a rule for the best one, in per cent; exact by sums over a fine grid."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # of densities with heavy tails
+        lost = losses(NUM_LATTICES)
+    mgp, linearised, composite, lattice, entropy = (values.mean() for values in lost.values())
+    assert lattice < 0.5 and composite < 8.0
+    assert max(mgp, linearised) < 0.3 * entropy
