@@ -29,7 +29,7 @@ COUNTS = np.random.default_rng(0).poisson(np.exp(0.5 + 0.7 * np.random.default_r
 PLACES = np.linspace(-2.0, 2.0, 30)
 LABELS = (np.random.default_rng(3).uniform(size=30) < 1.0 / (1.0 + np.exp(-2.0 * np.sin(2.0 * PLACES)))).astype(int)
 SERIES = np.random.default_rng(2).poisson(np.exp(np.sin(np.arange(40) / 6.0)))
-REPEATS = 10
+REPEATS = 100
 
 
 def eight_schools(error: Any, gain: Any) -> None:

@@ -14,6 +14,8 @@ from scipy.stats import multivariate_normal, norm
 
 from numpyro_ext.infer import SMC
 
+from .uncertain_process import CASE
+
 KEY = random.key(0)
 
 
@@ -498,3 +500,37 @@ def test_a_kernel_that_hardly_moves_is_reported():
     with pytest.warns(UserWarning, match="hardly moves"):
         smc.run(KEY, 0.5)
     assert not smc.diagnostics.converged
+
+
+def test_hyperparameters_of_a_gaussian_process():
+    """Against sums over a fine grid of the three hyperparameters."""
+    x, y, points = (jnp.asarray(np.ravel(CASE[name])) for name in ("X", "y", "X_star"))
+    truth = CASE["true_posterior_quadrature"]
+
+    def kernel(a, b, xi):
+        return jnp.exp(2.0 * xi[1] - 0.5 * ((a[:, None] - b) * jnp.exp(-xi[0])) ** 2)
+
+    def process(x, y):
+        mean, deviation = jnp.array(CASE["prior_mean"]), jnp.array(CASE["prior_sd"])
+        xi = numpyro.sample("xi", dist.Normal(mean, deviation).to_event(1))
+        covariance = kernel(x, x, xi) + jnp.exp(2.0 * xi[2]) * jnp.eye(x.size)
+        numpyro.sample("y", dist.MultivariateNormal(0.0, covariance), obs=y)
+
+    smc = SMC(process, num_particles=4000, kernel="random-walk", progress_bar=False)
+    smc.run(KEY, x, y)
+    assert abs(smc.log_evidence - truth["log_evidence"]) < 3.0 * smc.log_evidence.standard_error < 0.15
+    draws = smc.get_samples()["xi"]
+    number = 4000 / 2.5  # of resampled ones
+
+    def prediction(xi):
+        covariance = kernel(x, x, xi) + jnp.exp(2.0 * xi[2]) * jnp.eye(x.size)
+        weights = jnp.linalg.solve(covariance, kernel(x, points, xi))
+        return weights.T @ y, jnp.exp(2.0 * xi[1]) - jnp.sum(weights * kernel(x, points, xi), 0)
+
+    means, variances = map(np.asarray, jax.vmap(prediction)(draws))
+    for found, expected in (
+        (np.asarray(draws), truth["xi_mean"]),
+        (means, truth["mean"]),
+        (variances + (means - np.array(truth["mean"])) ** 2, truth["var_f"]),
+    ):
+        assert np.all(np.abs(found.mean(0) - np.array(expected)) < 4.0 * found.std(0) / np.sqrt(number))
