@@ -114,23 +114,32 @@ def test_density_is_that_of_the_covariance():
 
 
 def test_draws_have_the_posterior_moments():
-    prior, design, border, precision, shift = problem()
-    space = linear_gaussian(prior, design, *one_block(NUM_ROWS, 18), border=border)
-    posterior = space.condition(precision, shift)
     num_samples = 100_000
-    draws = np.asarray(posterior.sample(jax.random.key(0), num_samples))
-    covariance = np.asarray(posterior.map_covariance(DenseDesign(jnp.eye(18))))
-    white = np.linalg.solve(np.linalg.cholesky(covariance), (draws - posterior.unknowns()).T)
+
+    @jax.jit
+    def answers(key, prior, design, border, precision, shift):
+        space = linear_gaussian(prior, design, *one_block(NUM_ROWS, 18), border=border)
+        posterior = space.condition(precision, shift)
+        covariance = posterior.map_covariance(DenseDesign(jnp.eye(18)))
+        return posterior.sample(key, num_samples), posterior.unknowns(), covariance
+
+    draws, mean, covariance = map(np.asarray, answers(jax.random.key(0), *problem()))
+    white = np.linalg.solve(np.linalg.cholesky(covariance), (draws - mean).T)
     # Means have standard error 1/sqrt(n); entries of a white sample covariance at most sqrt(2/n).
     assert np.abs(white.mean(1)).max() < 5 / np.sqrt(num_samples)
     assert np.abs(np.cov(white) - np.eye(18)).max() < 5 * np.sqrt(2 / num_samples)
+
+    def sequential_row(prior, design, border):
+        return linear_gaussian(prior, design, *one_block(NUM_ROWS, 18), border=border).sequential_row(0)
+
     with pytest.raises(ValueError, match="sequential schedule has no"):
-        space.sequential_row(0)
+        jax.eval_shape(sequential_row, *problem()[:3])
 
 
 @pytest.mark.float32
 def test_single_precision():
-    found, exact = everything("border", *problem(dtype=np.float32)), everything("border", *problem())
+    compiled = jax.jit(everything, static_argnums=0)
+    found, exact = compiled("border", *problem(dtype=np.float32)), compiled("border", *problem())
     assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(found))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=3e-3, atol=3e-4), found, exact)
 
