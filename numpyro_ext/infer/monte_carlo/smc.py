@@ -14,15 +14,12 @@ import numpy as np
 from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from ...display import Shown, Table, number
 from ...structure.model.execution import check_key
-from ..front.answers.arviz import ArviZInterface
-from ..front.answers.display import ending, evidence
 from ..front.engine import check_at_least, check_one_of
 from ..front.files.archive import read_archive, write_archive
-from ..front.results import Diagnostics, LogEvidence
 from ..front.running.progress import progress_bar, warn
 from ..front.state import data_digest
+from .answers import Answers
 from .moves import KernelName, Movement
 from .run import (
     SMCRun,
@@ -52,7 +49,7 @@ _RECENT: deque[Programs] = deque(maxlen=8)
 """What was compiled last, for other samplers of the same model."""
 
 
-class SMC(Shown, ArviZInterface):
+class SMC(Answers):
     """Sequential Monte Carlo (Del Moral, Doucet and Jasra 2006; Chopin 2002): for any model, with nothing to tune.
 
     Particles are drawn from the prior and led to the posterior by a sequence of distributions, each so near to the one
@@ -149,7 +146,7 @@ class SMC(Shown, ArviZInterface):
                 )
         if devices is not None and num_particles % len(devices):
             raise ValueError(f"{num_particles} particles cannot be divided evenly over {len(devices)} devices.")
-        self._run: SMCRun | None = None
+        self._run = None
 
     # Running
 
@@ -321,107 +318,6 @@ class SMC(Shown, ArviZInterface):
                     "that they were drawn from. Make it independent of what is updated (prior scales and inputs from "
                     "the data are common causes), or call run(...) anew."
                 )
-
-    def _finished(self) -> SMCRun:
-        if self._run is None:
-            raise RuntimeError("run(...) should be called first to obtain results from SMC.")
-        return self._run
-
-    # Results
-
-    @property
-    def last_state(self) -> SMCState:
-        """Where the last run ended, to be given to :meth:`run` as ``init_state`` if that was on the way."""
-        return self._finished().state
-
-    @property
-    def log_evidence(self) -> LogEvidence:
-        """A float with ``standard_error``: the larger of what the genealogy of the particles tells (Lee and Whiteley
-        2018) and of the sum over the steps of the variance of the weights, which is right if moves forget."""
-        return self._finished().log_evidence
-
-    @property
-    def weights(self) -> Array:
-        """Of the particles, summing to one; even after :meth:`run`, uneven after an :meth:`update` of little news."""
-        return self._finished().weights
-
-    @property
-    def effective_sample_size(self) -> float:
-        """What the weighted particles are worth, between one and their number."""
-        return self._finished().effective_sample_size
-
-    @property
-    def particles(self) -> dict[str, Array]:
-        """All latent and deterministic sites of the particles, which have :attr:`weights`."""
-        return self._finished().particles
-
-    @property
-    def diagnostics(self) -> Diagnostics:
-        """How the run ended; ``objective_trace`` is the log evidence after each step."""
-        return self._finished().diagnostics
-
-    @property
-    def history(self) -> Any:
-        """What each step was like: an ``xarray.Dataset`` over ``step``.
-
-        ``position`` of the path, ``effective_sample_size`` before resampling, ``num_moves``, ``acceptance``,
-        ``correlation`` (the largest one that a coordinate has with its start), ``num_evaluations`` of the model (each a
-        particle, gradients counted as one), ``log_evidence`` and its ``log_evidence_error``.
-        """
-        return self._finished().history
-
-    def get_samples(self, group_by_chain: bool = False, seed: int | None = None) -> dict[str, Array]:
-        """Draws from the posterior, every latent and deterministic site by name: the particles, resampled where their
-        weights are uneven.
-
-        :param bool group_by_chain: whether to put a chain dimension of size one in front.
-        :param int seed: resample from this seed.
-        :return: arrays of shape ``(num_samples, ...)``, or ``(1, num_samples, ...)``.
-        """
-        sites = self._finished().samples(seed)[0]
-        return {name: value[None] if group_by_chain else value for name, value in sites.items()}
-
-    def get_extra_fields(self, group_by_chain: bool = False) -> dict[str, Array]:
-        """``potential_energy`` of each draw: minus its unconstrained log density with the data, as NumPyro has it.
-
-        :param bool group_by_chain: whether to put a chain dimension of size one in front.
-        """
-        energy = -self._finished().samples(None)[1]
-        return {"potential_energy": energy[None] if group_by_chain else energy}
-
-    def print_summary(self, prob: float = 0.9, exclude_deterministic: bool = True) -> None:
-        """Print means, standard deviations and intervals of the weighted particles, the evidence, and how it ended.
-
-        :param float prob: the probability mass of the central interval.
-        :param bool exclude_deterministic: whether to leave out deterministic sites.
-        """
-        print(self._finished().summary(prob, exclude_deterministic))
-
-    def describe(self) -> str:
-        """The sites, the kernel and the path."""
-        run = self._finished()
-        movement = run.programs.ladder.movement
-        return (
-            f"{run.target.size} dimensions ({_shapes(run.target)}), {self.num_particles} particles, "
-            f"path {self.path!r}, kernel {movement.kernel!r}; observed: {', '.join(run.target.observed)}"
-        )
-
-    def _shown(self) -> list[str | Table]:
-        name = f"SMC({getattr(self.model, '__name__', type(self.model).__name__)})"
-        run = self._run
-        if run is None:
-            return [f"{name}: not run yet"]
-        end, *lines = ending(run.diagnostics)
-        size = f"{number(run.effective_sample_size)} of {self.num_particles} particles"
-        return [f"{name}: {end}", f"log evidence: {evidence(run.log_evidence)}", f"worth {size}", *lines]
-
-    @property
-    def _args(self) -> tuple[Any, ...]:
-        return self._finished().target.args
-
-    @property
-    def _kwargs(self) -> dict[str, Any]:
-        return self._finished().target.kwargs
 
     # Persistence
 

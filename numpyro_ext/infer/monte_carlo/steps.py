@@ -12,6 +12,7 @@ import numpy as np
 from jax import Array, lax, random
 from jax.scipy.special import logsumexp
 
+from ...compilation.quick_jit import quick_jit
 from ...linalg import saved_as
 from .moves import Movement, move, spread, start_scale
 from .target import Target
@@ -123,7 +124,7 @@ class Programs:
             log_weights = jnp.zeros(number, vectors.dtype)
             return Particles(zero, vectors, log_weights, zero, jnp.arange(number), pairs, zero, scale)
 
-        return jax.jit(run)
+        return quick_jit(run, is_small=True)
 
     def step(
         self,
@@ -143,7 +144,7 @@ class Programs:
         name = (id(old[0]) if old else 0) + int(is_lazy)
         if name not in self._between:
             before = old[0].target if old else None
-            self._between[name] = (jax.jit(partial(self._step, before, is_lazy)), old and old[0])
+            self._between[name] = (quick_jit(partial(self._step, before, is_lazy)), old and old[0])
         run = self._between[name][0]
         found: tuple[Particles, StepInfo] = run(key, particles, data, old[1] if old else [], gaussian_prior)
         return found
@@ -290,4 +291,4 @@ class Programs:
         def run(vectors: Array, data: list[Array]) -> Any:
             return lax.map(lambda x: function(x, data), vectors, batch_size=self._batch_size(len(vectors), data))
 
-        return jax.jit(run)
+        return quick_jit(run)

@@ -1,0 +1,128 @@
+"""What can be asked of a sampler after its run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jax import Array
+
+from ...display import Shown, Table, number
+from ..front.answers.arviz import ArviZInterface
+from ..front.answers.display import ending, evidence
+from ..front.results import Diagnostics, LogEvidence
+from .run import SMCRun, SMCState
+from .steps import PathName
+
+__all__ = ["Answers", "shapes"]
+
+
+class Answers(Shown, ArviZInterface):
+    """The answers of a run, for :class:`~numpyro_ext.infer.SMC`."""
+
+    num_particles: int
+    path: PathName
+    _run: SMCRun | None = None
+
+    def _finished(self) -> SMCRun:
+        if self._run is None:
+            raise RuntimeError("run(...) should be called first to obtain results from SMC.")
+        return self._run
+
+    @property
+    def last_state(self) -> SMCState:
+        """Where the last run ended, to be given to :meth:`run` as ``init_state`` if that was on the way."""
+        return self._finished().state
+
+    @property
+    def log_evidence(self) -> LogEvidence:
+        """A float with ``standard_error``: the larger of what the genealogy of the particles tells (Lee and Whiteley
+        2018) and of the sum over the steps of the variance of the weights, which is right if moves forget."""
+        return self._finished().log_evidence
+
+    @property
+    def weights(self) -> Array:
+        """Of the particles, summing to one; even after :meth:`run`, uneven after an :meth:`update` of little news."""
+        return self._finished().weights
+
+    @property
+    def effective_sample_size(self) -> float:
+        """What the weighted particles are worth, between one and their number."""
+        return self._finished().effective_sample_size
+
+    @property
+    def particles(self) -> dict[str, Array]:
+        """All latent and deterministic sites of the particles, which have :attr:`weights`."""
+        return self._finished().particles
+
+    @property
+    def diagnostics(self) -> Diagnostics:
+        """How the run ended; ``objective_trace`` is the log evidence after each step."""
+        return self._finished().diagnostics
+
+    @property
+    def history(self) -> Any:
+        """What each step was like: an ``xarray.Dataset`` over ``step``.
+
+        ``position`` of the path, ``effective_sample_size`` before resampling, ``num_moves``, ``acceptance``,
+        ``correlation`` (the largest one that a coordinate has with its start), ``num_evaluations`` of the model (each a
+        particle, gradients counted as one), ``log_evidence`` and its ``log_evidence_error``.
+        """
+        return self._finished().history
+
+    def get_samples(self, group_by_chain: bool = False, seed: int | None = None) -> dict[str, Array]:
+        """Draws from the posterior, every latent and deterministic site by name: the particles, resampled where their
+        weights are uneven.
+
+        :param bool group_by_chain: whether to put a chain dimension of size one in front.
+        :param int seed: resample from this seed.
+        :return: arrays of shape ``(num_samples, ...)``, or ``(1, num_samples, ...)``.
+        """
+        sites = self._finished().samples(seed)[0]
+        return {name: value[None] if group_by_chain else value for name, value in sites.items()}
+
+    def get_extra_fields(self, group_by_chain: bool = False) -> dict[str, Array]:
+        """``potential_energy`` of each draw: minus its unconstrained log density with the data, as NumPyro has it.
+
+        :param bool group_by_chain: whether to put a chain dimension of size one in front.
+        """
+        energy = -self._finished().samples(None)[1]
+        return {"potential_energy": energy[None] if group_by_chain else energy}
+
+    def print_summary(self, prob: float = 0.9, exclude_deterministic: bool = True) -> None:
+        """Print means, standard deviations and intervals of the weighted particles, the evidence, and how it ended.
+
+        :param float prob: the probability mass of the central interval.
+        :param bool exclude_deterministic: whether to leave out deterministic sites.
+        """
+        print(self._finished().summary(prob, exclude_deterministic))
+
+    def describe(self) -> str:
+        """The sites, the kernel and the path."""
+        run = self._finished()
+        movement = run.programs.ladder.movement
+        return (
+            f"{run.target.size} dimensions ({shapes(run)}), {self.num_particles} particles, "
+            f"path {self.path!r}, kernel {movement.kernel!r}; observed: {', '.join(run.target.observed)}"
+        )
+
+    def _shown(self) -> list[str | Table]:
+        name = f"SMC({getattr(self.model, '__name__', type(self.model).__name__)})"
+        run = self._run
+        if run is None:
+            return [f"{name}: not run yet"]
+        end, *lines = ending(run.diagnostics)
+        size = f"{number(run.effective_sample_size)} of {self.num_particles} particles"
+        return [f"{name}: {end}", f"log evidence: {evidence(run.log_evidence)}", f"worth {size}", *lines]
+
+    @property
+    def _args(self) -> tuple[Any, ...]:
+        return self._finished().target.args
+
+    @property
+    def _kwargs(self) -> dict[str, Any]:
+        return self._finished().target.kwargs
+
+
+def shapes(run: SMCRun) -> str:
+    """Names and shapes of the latent sites."""
+    return ", ".join(f"{name} {tuple(site.shape)}" for name, site in run.target.sites.items())
