@@ -42,7 +42,7 @@ def random_intercepts(group, counts):
 
 
 def cox_process(counts):
-    """A Gaussian process with given hyperparameters, by elliptical slices; white, as NUTS cannot follow it otherwise."""
+    """A Gaussian process with given hyperparameters, by elliptical slices; white, as NUTS needs it."""
     x = jnp.arange(40.0)
     covariance = jnp.exp(-0.5 * ((x[:, None] - x) / 6.0) ** 2) + 1e-6 * jnp.eye(40)
     white = numpyro.sample("white", dist.Normal(0, 1).expand([40]).to_event(1))
