@@ -170,9 +170,11 @@ class SMCRun:
         worst = float(history["correlation"][moved[-1]]) if moved.size else 0.0
         if worst > _LARGEST_CORRELATION:
             is_well = False
+            kernel = self.programs.ladder.movement.kernel
+            other = "nuts" if kernel == "hmc" else "hmc"
             messages.append(
                 f"After the last {int(history['num_moves'][moved[-1]])} moves a coordinate still has a correlation of "
-                f"{worst:.2f} with where it was: the kernel hardly moves here. Take another one (kernel='hmc'), more "
+                f"{worst:.2f} with where it was: {kernel} hardly moves here. Take another kernel ({other!r}), more "
                 "num_moves, or coordinates that depend less on each other (numpyro.infer.reparam)."
             )
         if self.effective_sample_size < _LEAST_SIZE * len(self.weights):
