@@ -154,11 +154,11 @@ def predictive_moments(
     >>> engine.run(jax.random.key(0), x, jnp.array([-0.7, 0.6, 0.8, 2.3]))
     >>> for hyper in ("plug-in", "linearised", "mgp", "mixture"):
     ...     moments = predictive_moments(engine, jnp.array([0.0, 3.0]), hyper=hyper, target="y")["y"]
-    ...     print(f"{hyper:10}", moments.mean.round(2), moments.sd.round(2))
-    plug-in    [0.   3.03] [0.31 0.48]
-    linearised [0.   3.03] [0.31 0.49]
-    mgp        [0.   3.03] [0.38 0.59]
-    mixture    [0.   2.99] [0.38 0.6 ]
+    ...     print(f"{hyper:10}", *(f"{mean:.2f} ({sd:.2f})" for mean, sd in zip(moments.mean, moments.sd)))
+    plug-in    0.00 (0.31) 3.03 (0.48)
+    linearised 0.00 (0.31) 3.03 (0.49)
+    mgp        0.00 (0.38) 3.03 (0.59)
+    mixture    0.00 (0.38) 2.99 (0.60)
 
     :param engine: one on Gaussian fields, after its run.
     :param args: arguments of the model at which to look, without observations; by default those of the fit, with all
