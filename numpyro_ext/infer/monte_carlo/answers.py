@@ -12,6 +12,7 @@ from ..front.answers.display import ending, evidence
 from ..front.results import Diagnostics, LogEvidence
 from .run import SMCRun, SMCState
 from .steps import PathName
+from .target import Target
 
 __all__ = ["Answers", "shapes"]
 
@@ -101,7 +102,7 @@ class Answers(Shown, ArviZInterface):
         run = self._finished()
         movement = run.programs.ladder.movement
         return (
-            f"{run.target.size} dimensions ({shapes(run)}), {self.num_particles} particles, "
+            f"{run.target.size} dimensions ({shapes(run.target)}), {self.num_particles} particles, "
             f"path {self.path!r}, kernel {movement.kernel!r}; observed: {', '.join(run.target.observed)}"
         )
 
@@ -123,6 +124,6 @@ class Answers(Shown, ArviZInterface):
         return self._finished().target.kwargs
 
 
-def shapes(run: SMCRun) -> str:
+def shapes(target: Target) -> str:
     """Names and shapes of the latent sites."""
-    return ", ".join(f"{name} {tuple(site.shape)}" for name, site in run.target.sites.items())
+    return ", ".join(f"{name} {tuple(site.shape)}" for name, site in target.sites.items())

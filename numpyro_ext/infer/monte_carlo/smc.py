@@ -19,7 +19,7 @@ from ..front.engine import check_at_least, check_one_of
 from ..front.files.archive import read_archive, write_archive
 from ..front.running.progress import progress_bar, warn
 from ..front.state import data_digest
-from .answers import Answers
+from .answers import Answers, shapes
 from .moves import KernelName, Movement
 from .run import (
     SMCRun,
@@ -182,6 +182,7 @@ class SMC(Answers):
             keys = jax.random.split(jax.random.fold_in(rng_key, 0), self.num_particles)
             with progress_bar(1, "SMC", enabled=self.progress_bar):  # says that it compiles
                 particles = programs.draw(self._placed(keys), target.data)
+            target.check_left_out(particles.vectors[0])
             state = SMCState(particles, no_history(), 0, digest)
         elif state.digest != digest or state.particles.vectors.shape != (self.num_particles, target.size):
             raise ValueError(
@@ -213,7 +214,7 @@ class SMC(Answers):
         programs = run.programs if target.shares_programs_with(run.target) else self._programs_of(target)
         if target.size != run.target.size or list(target.sites) != list(run.target.sites):
             raise ValueError(
-                f"The latent sites are others with these arguments: {_shapes(target)}, before {_shapes(run.target)}."
+                f"The latent sites are others with these arguments: {shapes(target)}, before {shapes(run.target)}."
             )
         self._check_prior(run, programs, target)
         particles = run.state.particles._replace(position=jnp.zeros_like(run.state.particles.position))
@@ -359,7 +360,3 @@ class SMC(Answers):
             )
         smc._run = SMCRun(smc._programs_of(target), target, state, content["rng_key"], smc.num_samples)
         return smc
-
-
-def _shapes(target: Target) -> str:
-    return ", ".join(f"{name} {tuple(site.shape)}" for name, site in target.sites.items())
