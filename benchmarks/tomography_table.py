@@ -33,7 +33,7 @@ from .results_table import write_report
 NUM_PARTICLES = 500
 SHARE = 100
 """A block is this share of the shots so far."""
-FIRST_SETTINGS = 64
+FIRST_SETTINGS = 72
 """Arrays of settings have this length and are doubled when they are full, so that few shapes are compiled."""
 MARKS = (10, 30, 100, 300, 1000, 3000, 10_000)
 

@@ -46,10 +46,10 @@ def born_probabilities(measurements: ArrayLike, state: ArrayLike) -> Array:
      [0.75 0.25]]
     """
     operators, rho = jnp.asarray(measurements), jnp.asarray(state)
-    # of Hermitian matrices, and so that numbers are real: complex products of small matrices are slow
-    parts = ((operators.real, rho.real), (operators.imag, rho.imag))
-    real, imaginary = (jnp.einsum("...ij,ij->...", operator, matrix) for operator, matrix in parts)
-    found = real + imaginary
+    # of Hermitian matrices, as one real product: complex ones of small matrices are slow
+    size = operators.shape[-1] ** 2
+    flat = operators.reshape(*operators.shape[:-2], size)
+    found = jnp.concatenate([flat.real, flat.imag], -1) @ jnp.concatenate([rho.real.ravel(), rho.imag.ravel()])
     found = jnp.maximum(found, jnp.finfo(found.dtype).tiny)  # rounding of zeros
     return found / jnp.sum(found, axis=-1, keepdims=True)
 

@@ -1,4 +1,4 @@
-"""Markov kernels that move all particles, by BlackJAX, and how they are tuned while they do."""
+"""Markov kernels that move all particles, most of them BlackJAX's, and how they are tuned while they do."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax, random
+
+from .slices import elliptical_slices
 
 __all__ = ["KernelName", "Moved", "Movement", "move", "spread"]
 
@@ -24,6 +26,7 @@ _MOST_DOUBLINGS = 6
 _MOST_CHANGE = 1.0
 """Of the logarithm of a step size from one move to the next."""
 _FIRST_MOVES = 4
+_SLICES_AT_ONCE = 10
 
 
 class Movement(NamedTuple):
@@ -41,6 +44,8 @@ class Moved(NamedTuple):
     """Particles after moves."""
 
     vectors: Array
+    log_likelihood: Array
+    """At the vectors."""
     log_scale: Array
     """Of the steps, as tuned."""
     num_moves: Array
@@ -100,14 +105,16 @@ def move(
     :param int batch_size: particles that move at the same time, where not all fit into memory.
     """
     number, size = vectors.shape
-    advance, begin = _kernel(movement.kernel, log_prior, log_likelihood, gaussian_prior, covariance)
+    kernel = _kernel(movement.kernel, log_prior, log_likelihood, gaussian_prior, covariance)
+    # all places are kept one by one
+    most_at_once = 1 if keep_path else kernel.most_at_once
 
     def over_particles(function: Callable[..., Any], *args: Any) -> Any:
         if batch_size is None or batch_size >= number:
             return jax.vmap(function)(*args)
         return lax.map(lambda arg: function(*arg), args, batch_size=batch_size)
 
-    states = over_particles(begin, vectors)
+    states = over_particles(kernel.begin, vectors)
 
     def watched(current: Array) -> Array:
         return current if watch is None else over_particles(watch, current)
@@ -133,10 +140,12 @@ def move(
         return (count < most) & ((count < min(_FIRST_MOVES, most)) | (worst > movement.correlation))
 
     def once(carry: Any) -> Any:
-        count, states, log_scale, accepted, evaluations, _, path = carry
-        key = random.fold_in(rng_key, count)
-        keys = random.split(key, number)
-        states, acceptance, used = over_particles(lambda k, s: advance(k, s, log_scale), keys, states)
+        count, states, log_scale, accepted, evaluations, worst, path = carry
+        now = jnp.minimum(most_at_once, most - count)
+        if movement.num_moves is None and most_at_once > 1:
+            now = jnp.minimum(now, _moves_left(count, worst, movement.correlation))
+        keys = random.split(random.fold_in(rng_key, count), number)
+        states, acceptance, used = over_particles(lambda k, s: kernel.advance(k, s, log_scale, now), keys, states)
         mean_acceptance = jnp.mean(acceptance)
         goal = _ACCEPTANCE[movement.kernel]
         if goal:
@@ -146,10 +155,10 @@ def move(
         if keep_path:
             path = path.at[count].set(states[0])
         return (
-            count + 1,
+            count + now,
             states,
             log_scale,
-            accepted + mean_acceptance,
+            accepted + now * mean_acceptance,
             evaluations + jnp.sum(used),
             correlation(states[0]),
             path,
@@ -158,7 +167,25 @@ def move(
     zero = jnp.zeros((), vectors.dtype)
     carry = (jnp.zeros((), int), states, log_scale, zero, zero, jnp.ones((), vectors.dtype), path)
     count, states, log_scale, accepted, evaluations, worst, path = lax.while_loop(goes_on, once, carry)
-    return Moved(states[0], log_scale, count, accepted / jnp.maximum(count, 1), worst, evaluations, path)
+    levels = states[1] if kernel.is_about_likelihood else states[1] - over_particles(log_prior, states[0])
+    return Moved(states[0], levels, log_scale, count, accepted / jnp.maximum(count, 1), worst, evaluations, path)
+
+
+def _moves_left(count: Array, worst: Array, wanted: float) -> Array:
+    """How many more moves it takes, if correlations fall by the same factor with each."""
+    factor = jnp.log(jnp.clip(worst, 1e-6, 0.999)) / jnp.maximum(count, 1)
+    return jnp.where(count == 0, _FIRST_MOVES, jnp.clip(jnp.ceil(np.log(wanted) / factor) - count, 1, 1e6)).astype(int)
+
+
+class _Kernel(NamedTuple):
+    begin: Callable[[Array], Any]
+    """From a vector to a state: a tuple with the vector first, then the log density or likelihood there."""
+    advance: Callable[[Array, Any, Array, Array], tuple[Any, Array, Array]]
+    """``advance(key, state, log_scale, num_moves) -> (state, acceptance, evaluations)``"""
+    most_at_once: int = 1
+    """Moves of one call."""
+    is_about_likelihood: bool = False
+    """Its states hold the log likelihood, and not the log density."""
 
 
 def _kernel(
@@ -167,12 +194,8 @@ def _kernel(
     log_likelihood: Callable[[Array], Array],
     gaussian_prior: tuple[Array, Array] | None,
     covariance: Array,
-) -> tuple[Callable[[Array, Any, Array], tuple[Any, Array, Array]], Callable[[Array], Any]]:
-    """``advance(key, state, log_scale) -> (state, acceptance, evaluations)`` and ``begin(vector) -> state``.
-
-    A state is a tuple with the vector first, then the density there.
-    """
-    from blackjax.mcmc import elliptical_slice, hmc, nuts, random_walk
+) -> _Kernel:
+    from blackjax.mcmc import hmc, nuts, random_walk
 
     def log_density(x: Array) -> Array:
         return log_prior(x) + log_likelihood(x)
@@ -180,23 +203,23 @@ def _kernel(
     if name == "elliptical-slice":
         assert gaussian_prior is not None
         mean, prior_covariance = gaussian_prior
-        slice_kernel = elliptical_slice.build_kernel(prior_covariance, mean)
+        root = jnp.sqrt(prior_covariance) if prior_covariance.ndim == 1 else jnp.linalg.cholesky(prior_covariance)
 
-        def advance(key: Array, state: Any, log_scale: Array) -> Any:
+        def slice_(key: Array, state: Any, log_scale: Array, num_moves: Array) -> Any:
             vector, level = state
-            # About the present level: in single precision the slice below a large one could be empty, and the search
-            # for a place in it endless.
-            relative = elliptical_slice.EllipSliceState(vector, jnp.zeros_like(level))
-            new, info = slice_kernel(key, relative, lambda x: log_likelihood(x) - level)
-            return (new.position, new.logdensity + level), jnp.ones_like(level), info.subiter
+            draw_key, key = random.split(key)
+            noise = random.normal(draw_key, (_SLICES_AT_ONCE, vector.size), vector.dtype)
+            directions = noise * root if root.ndim == 1 else noise @ root.T
+            vector, level, used = elliptical_slices(key, vector, level, log_likelihood, directions, mean, num_moves)
+            return (vector, level), jnp.ones_like(level), used
 
-        return advance, lambda x: (x, log_likelihood(x))
+        return _Kernel(lambda x: (x, log_likelihood(x)), slice_, _SLICES_AT_ONCE, True)
 
     factor = jnp.linalg.cholesky(covariance)
     if name == "random-walk":
         walk_kernel = random_walk.build_additive_step()
 
-        def walk(key: Array, state: Any, log_scale: Array) -> Any:
+        def walk(key: Array, state: Any, log_scale: Array, num_moves: Array) -> Any:
             def step(key: Array, position: Array) -> Array:
                 found: Array = jnp.exp(log_scale) * (factor @ random.normal(key, position.shape, position.dtype))
                 return found
@@ -204,12 +227,12 @@ def _kernel(
             new, info = walk_kernel(key, random_walk.RWState(*state), log_density, step)
             return tuple(new), jnp.minimum(info.acceptance_rate, 1.0), 1
 
-        return walk, lambda x: (x, log_density(x))
+        return _Kernel(lambda x: (x, log_density(x)), walk)
 
     if name == "hmc":
         hmc_kernel = hmc.build_kernel()
 
-        def leap(key: Array, state: Any, log_scale: Array) -> Any:
+        def leap(key: Array, state: Any, log_scale: Array, num_moves: Array) -> Any:
             jitter_key, key = random.split(key)
             step = jnp.exp(log_scale)
             number = jnp.clip(jnp.round(_TRAJECTORY / step), 1, _MOST_LEAPFROGS).astype(int)
@@ -218,15 +241,15 @@ def _kernel(
             new, info = hmc_kernel(key, hmc.HMCState(*state), log_density, step, covariance, number)
             return tuple(new), _number(info.acceptance_rate), number
 
-        return leap, lambda x: tuple(hmc.init(x, log_density))
+        return _Kernel(lambda x: tuple(hmc.init(x, log_density)), leap)
 
     nuts_kernel = nuts.build_kernel()
 
-    def turn(key: Array, state: Any, log_scale: Array) -> Any:
+    def turn(key: Array, state: Any, log_scale: Array, num_moves: Array) -> Any:
         new, info = nuts_kernel(key, hmc.HMCState(*state), log_density, jnp.exp(log_scale), covariance, _MOST_DOUBLINGS)
         return tuple(new), _number(info.acceptance_rate), info.num_integration_steps
 
-    return turn, lambda x: tuple(hmc.init(x, log_density))
+    return _Kernel(lambda x: tuple(hmc.init(x, log_density)), turn)
 
 
 def _number(rate: Array) -> Array:

@@ -52,6 +52,8 @@ class Particles(NamedTuple):
     """Of the log evidence, if moves forget where they began: a sum over the weighings before resamplings."""
     log_scale: Array
     """Of the steps of the kernel."""
+    log_likelihood: Array
+    """Of all data at the vectors, where the position is one: an update need not compute it again."""
 
 
 class StepInfo(NamedTuple):
@@ -122,7 +124,7 @@ class Programs:
             pairs = jnp.asarray(np.log(number / (number - 1.0)), vectors.dtype)
             scale = jnp.asarray(start_scale(kernel, size), vectors.dtype)
             log_weights = jnp.zeros(number, vectors.dtype)
-            return Particles(zero, vectors, log_weights, zero, jnp.arange(number), pairs, zero, scale)
+            return Particles(zero, vectors, log_weights, zero, jnp.arange(number), pairs, zero, scale, log_weights)
 
         return quick_jit(run, is_small=True)
 
@@ -168,20 +170,28 @@ class Programs:
         is_tempered = before is not None or ladder.path == "tempered"
         places = None if is_tempered else self._places(data)
 
-        def terms_of(x: Array) -> tuple[Array, Array]:
-            """What counts from the start of the path, and what is added on the way."""
+        def change_of(x: Array, base: Array) -> Array:
+            """What is added on the way to what counts from the start of the path."""
             if not is_tempered:
                 found = target.densities(x, data).log_likelihood.values()
                 terms = jnp.concatenate([jnp.ravel(term) for term in found])
-                return jnp.zeros((), terms.dtype), jnp.where(jnp.isnan(terms), -jnp.inf, terms)
+                return jnp.where(jnp.isnan(terms), -jnp.inf, terms)
             new = target.log_likelihood(x, data)
-            base = jnp.zeros_like(new) if before is None else before.log_likelihood(x, old_data)
-            return base, jnp.reshape(jnp.where(jnp.isfinite(base), new - base, -jnp.inf), (1,))
+            return jnp.reshape(jnp.where(jnp.isfinite(base), new - base, -jnp.inf), (1,))
+
+        def base_of(x: Array) -> Array:
+            return jnp.zeros((), x.dtype) if before is None else before.log_likelihood(x, old_data)
 
         def share(position: Array) -> Array:
             return shares(position, *(places or (None, None)))
 
-        terms = lax.map(lambda x: terms_of(x)[1], particles.vectors, batch_size=batch)
+        def bases(_: Any) -> Any:
+            return lax.map(base_of, particles.vectors, batch_size=batch)
+
+        # an update begins where the log likelihoods of the data before are known
+        is_begun = particles.position > 0.0
+        base = bases(None) if before is None else lax.cond(is_begun, bases, lambda _: particles.log_likelihood, None)
+        terms = lax.map(lambda xb: change_of(*xb), (particles.vectors, base), batch_size=batch)
         now = share(particles.position)
         position = furthest(
             particles.log_weights,
@@ -203,7 +213,12 @@ class Programs:
         )
         error = jnp.maximum(variance, genealogy_variance(log_weights, particles.ancestors, particles.log_pairs))
         num_alive = jnp.sum(jnp.isfinite(log_weights))
-        weighed = particles._replace(position=position, log_weights=log_weights, log_evidence=log_evidence)
+        weighed = particles._replace(
+            position=position,
+            log_weights=log_weights,
+            log_evidence=log_evidence,
+            log_likelihood=base + jnp.sum(terms, -1),
+        )
         nothing, zero = jnp.zeros((), log_weights.dtype), jnp.zeros((), int)
         info = StepInfo(size, zero, nothing, nothing, zero, log_evidence, jnp.sqrt(error), num_alive)
 
@@ -214,8 +229,8 @@ class Programs:
             at = share(position)
 
             def log_likelihood(x: Array) -> Array:
-                base, change = terms_of(x)
-                return base + increment(change[None], jnp.zeros_like(at), at)[0]
+                base = base_of(x)
+                return base + increment(change_of(x, base)[None], jnp.zeros_like(at), at)[0]
 
             def watch(x: Array) -> Array:
                 sites = target.constrained(x, data)
@@ -234,10 +249,11 @@ class Programs:
                 keep_path=is_waste_free,
                 batch_size=batch,
             )
-            ancestors, vectors = particles.ancestors[chosen], found.vectors
+            ancestors, vectors, levels = particles.ancestors[chosen], found.vectors, found.log_likelihood
             if is_waste_free:
                 vectors = jnp.concatenate([particles.vectors[chosen][None], found.path]).reshape(number, -1)
                 ancestors = jnp.tile(ancestors, number // ladder.num_parents)
+                levels = lax.map(log_likelihood, vectors, batch_size=batch)
             pairs = particles.log_pairs + np.log(ladder.num_parents / (ladder.num_parents - 1.0))
             new = weighed._replace(
                 vectors=vectors,
@@ -246,6 +262,7 @@ class Programs:
                 log_pairs=pairs,
                 variance=variance,
                 log_scale=found.log_scale,
+                log_likelihood=levels,
             )
             more = number + found.num_evaluations
             return new, info._replace(
