@@ -159,11 +159,13 @@ def run_environment() -> dict[str, str]:
     return environment | {package: _version(package) for package in _PACKAGES}
 
 
-def write_report(name: str, lines: list[str]) -> Path:
-    """Write a table of today to ``benchmarks/results``, with the command that made it and the machine."""
+def write_report(name: str, lines: list[str], script: str | None = None) -> Path:
+    """Write a table of today to ``benchmarks/results``, with the script that made it and the machine."""
     environment = ", ".join(f"{key} {value}" for key, value in run_environment().items())
     path = Path(__file__).parent / "results" / f"{datetime.date.today()}-{name}.md"
-    path.write_text("\n".join([*lines, "", f"Measured by `python -m benchmarks.{name}_table`: {environment}.", ""]))
+    path.write_text(
+        "\n".join([*lines, "", f"Measured by `python -m benchmarks.{script or name + '_table'}`: {environment}.", ""])
+    )
     print(path)
     return path
 

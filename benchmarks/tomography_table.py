@@ -1,4 +1,4 @@
-"""Adaptive tomography of one qubit beside random axes and unbiased bases: the error against the number of shots.
+"""Adaptive tomography beside random axes, unbiased and separable bases: the error against the number of shots.
 
 ``python -m benchmarks.tomography_table`` writes ``results/<date>-tomography.md``. The protocol is that of Houlsby
 (2014, Fig. 4.2): pure states drawn at random, blocks of a hundredth of the shots so far, the expected infidelity of the
@@ -24,8 +24,10 @@ from numpyro_ext.quantum import (
     axis_measurements,
     born_probabilities,
     density_matrix,
+    fidelity,
     mutually_unbiased_bases,
     separable_bases,
+    standard_separable_bases,
 )
 
 from .results_table import write_report
@@ -140,9 +142,9 @@ def error_of(smc: SMC, truth: np.ndarray) -> float:
 def family_run(
     smc: SMC, settings: jax.Array, is_adaptive: bool, truth: np.ndarray, seed: int, shots: int
 ) -> np.ndarray:
-    """Errors at the marks, of a pure state with these amplitudes."""
+    """Errors at the marks, of a state."""
     generator = np.random.default_rng(seed)
-    p = np.asarray(born_probabilities(settings, density_matrix(amplitudes=truth)))
+    p = np.asarray(born_probabilities(settings, truth))
     p = p / p.sum(-1, keepdims=True)
     counts, total, errors = np.zeros(p.shape, int), 0, {}
     smc.run(jax.random.key(seed), settings, jnp.asarray(counts))
@@ -156,38 +158,58 @@ def family_run(
         total, block = total + size, block + 1
         smc.update(settings, jnp.asarray(counts))
         if total in FAMILY_MARKS:
-            parts = np.einsum("s,scij->cij", np.asarray(smc.weights), np.asarray(smc.particles["state"]))
-            errors[total] = 1.0 - float((truth.conj() @ (parts[0] + 1j * parts[1]) @ truth).real)
+            parts = smc.particles["state"]
+            fidelities = fidelity(parts[:, 0] + 1j * parts[:, 1], truth)
+            errors[total] = 1.0 - float(np.asarray(smc.weights) @ np.asarray(fidelities))
     return np.array([errors[mark] for mark in FAMILY_MARKS if mark <= shots])
+
+
+def entangled(run: int) -> np.ndarray:
+    """A pure state drawn at random."""
+    parts = np.random.default_rng(2000 + run).normal(size=(2, 4))
+    return np.asarray(density_matrix(amplitudes=parts[0] + 1j * parts[1]))
 
 
 FAMILY_MARKS = (300, 1000, 3000, 10_000)
 FAMILIES = {
     "unbiased bases in turn": (lambda: mutually_unbiased_bases(4), False),
+    "separable bases in turn": (lambda: standard_separable_bases(2), False),
+    "unbiased bases, information": (lambda: mutually_unbiased_bases(4), True),
+    "separable bases, information": (lambda: standard_separable_bases(2), True),
     "81 separable bases, information": (lambda: separable_bases(2), True),
 }
+TRUTHS: dict[str, tuple[Callable[[int], np.ndarray], tuple[str, ...], int]] = {
+    "the mixed state": (lambda _: np.eye(4) / 4.0, tuple(FAMILIES)[:4], 3000),
+    "a Bell state": (lambda _: np.asarray(density_matrix(amplitudes=[1, 0, 0, 1])), tuple(FAMILIES)[:4], 3000),
+    "a product state": (lambda _: np.asarray(density_matrix(amplitudes=[0, 1, 0, 0])), tuple(FAMILIES)[:4], 3000),
+    "pure states drawn at random": (entangled, (tuple(FAMILIES)[0], tuple(FAMILIES)[-1]), 10_000),
+}
+"""Of Houlsby (2014, Fig. 4.3), with the designs that are compared on them and the shots."""
 
 
 def two_qubits(num_runs: int) -> list[str]:
-    """The table of entangled pure states drawn at random."""
+    """The table of the four kinds of states."""
     lines = [
         "",
-        f"Two qubits, pure states drawn at random, {num_runs} runs, 300 particles, blocks of 1/50 of the shots.",
+        f"{num_runs} runs each, 300 particles, blocks of 1/50 of the shots; the expected infidelity of the posterior",
+        "to the truth, with standard errors over runs.",
         "",
-        "| design | " + " | ".join(f"N = {mark}" for mark in FAMILY_MARKS) + " | CPU-s a run |",
-        "|---" * (len(FAMILY_MARKS) + 2) + "|",
+        "| truth | design | " + " | ".join(f"N = {mark}" for mark in FAMILY_MARKS) + " | CPU-s a run |",
+        "|---" * (len(FAMILY_MARKS) + 3) + "|",
     ]
-    for name, (make, is_adaptive) in FAMILIES.items():
-        smc = SMC(quantum_tomography, num_particles=300, watch="state", progress_bar=False)
-        start, found = time.process_time(), []
-        for run in range(num_runs):
-            parts = np.random.default_rng(2000 + run).normal(size=(2, 4))
-            truth = (parts[0] + 1j * parts[1]) / np.linalg.norm(parts)
-            found.append(family_run(smc, make(), is_adaptive, truth, run, FAMILY_MARKS[-1]))
-            print(name, run, found[-1].round(4), f"{time.process_time() - start:.0f} CPU-s", flush=True)
-        mean, deviation = np.mean(found, 0), np.std(found, 0, ddof=1) / np.sqrt(num_runs)
-        cells = [f"{m:.2g} ({d:.1g})" for m, d in zip(mean, deviation, strict=True)]
-        lines.append(f"| {name} | {' | '.join(cells)} | {(time.process_time() - start) / num_runs:.1f} |")
+    smc = SMC(quantum_tomography, num_particles=300, watch="state", progress_bar=False)
+    for kind, (truth, designs, shots) in TRUTHS.items():
+        for name in designs:
+            make, is_adaptive = FAMILIES[name]
+            start, found = time.process_time(), []
+            for run in range(num_runs):
+                found.append(family_run(smc, make(), is_adaptive, truth(run), run, shots))
+                print(kind, name, run, found[-1].round(4), f"{time.process_time() - start:.0f} CPU-s", flush=True)
+            mean, deviation = np.mean(found, 0), np.std(found, 0, ddof=1) / np.sqrt(num_runs)
+            cells = [f"{m:.2g} ({d:.1g})" for m, d in zip(mean, deviation, strict=True)]
+            cells += [""] * (len(FAMILY_MARKS) - len(cells))
+            seconds = (time.process_time() - start) / num_runs
+            lines.append(f"| {kind} | {name} | {' | '.join(cells)} | {seconds:.1f} |")
     return lines
 
 
@@ -199,7 +221,8 @@ def main() -> None:
     options = parser.parse_args()
     numpyro.enable_x64()
     if options.qubits == 2:
-        write_report("tomography-two-qubits", ["# Tomography of two qubits", *two_qubits(options.runs)])
+        lines = ["# Tomography of two qubits", *two_qubits(options.runs)]
+        write_report("tomography-two-qubits", lines, "tomography_table --qubits 2")
         return
     marks = [mark for mark in MARKS if mark <= options.shots]
     rows, notes = [], []

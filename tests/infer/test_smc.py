@@ -79,6 +79,7 @@ def test_a_hundred_conjugate_problems(path):
     ("kernel", "options"),
     [
         ("elliptical-slice", {}),
+        ("pcn", {}),
         ("random-walk", {}),
         ("hmc", {}),
         ("nuts", {}),
@@ -368,6 +369,18 @@ def test_missing_values_are_drawn_and_not_sampled():
     assert abs(smc.log_evidence - level_evidence(Y[seen])) < 3.0 * smc.log_evidence.standard_error
     drawn = np.asarray(smc.get_samples()["y_unobserved"])[:, ~seen]
     assert abs(drawn.mean() - Y[seen].sum() / 31) < 4.0 * np.sqrt((1 / 31 + 1 / 10) / 300)
+
+
+def test_observations_that_depend_on_missing_values_are_warned_of():
+    seen = np.arange(10) > 0
+
+    def model(y, seen):
+        level = numpyro.sample("level", dist.Normal(0, 1))
+        whole = numpyro.sample("x", dist.Normal(level, 1).expand([10]), obs=y, obs_mask=seen)
+        numpyro.sample("y", dist.Normal(whole, 1), obs=y)
+
+    with pytest.warns(UserWarning, match="depend on the missing values of x_unobserved, which are not sampled"):
+        SMC(model, num_particles=100, progress_bar=False).run(KEY, Y[:10], seen)
 
 
 @pytest.mark.float32

@@ -7,6 +7,7 @@ from pathlib import Path
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import qutip
 from jax import random
 from numpyro.infer import Predictive
 from scipy.special import digamma
@@ -46,6 +47,23 @@ def test_fidelities():
         assert fidelity(PAIRS[j], PAIRS[i]) == pytest.approx(expected, abs=1e-7)
     pure = density_matrix(amplitudes=[1, 1j, 0.5, 0])
     assert fidelity(pure, PAIRS[0]) == pytest.approx(np.trace(pure @ PAIRS[0]).real, abs=1e-7)
+
+
+def test_states_of_qutip():
+    """Another library, on states and measurements at random."""
+    for dimension, seed in ((2, 0), (3, 1), (4, 2)):
+        states = [qutip.rand_dm(dimension, seed=seed + 10 * k) for k in range(2)]
+        ours = [jnp.asarray(state.full()) for state in states]
+        assert fidelity(*ours) == pytest.approx(qutip.fidelity(*states) ** 2, abs=1e-8)  # theirs is the root
+        unitary = qutip.rand_unitary(dimension, seed=seed)
+        basis = [(unitary * qutip.basis(dimension, k)).proj() for k in range(dimension)]
+        expected = [qutip.expect(operator, states[0]) for operator in basis]
+        operators = checked_measurements(np.array([operator.full() for operator in basis]))
+        np.testing.assert_allclose(born_probabilities(operators, ours[0]), expected, atol=1e-12)
+    bloch = [
+        qutip.expect(sigma, qutip.rand_dm(2, seed=5)) for sigma in (qutip.sigmax(), qutip.sigmay(), qutip.sigmaz())
+    ]
+    np.testing.assert_allclose(bloch_vector(qutip.rand_dm(2, seed=5).full()), bloch, atol=1e-12)
 
 
 def test_probabilities():

@@ -12,13 +12,15 @@ from jax import Array, lax, random
 
 from .slices import elliptical_slices
 
-__all__ = ["KernelName", "Moved", "Movement", "move", "spread"]
+__all__ = ["GAUSSIAN_KERNELS", "KernelName", "Moved", "Movement", "move", "spread"]
 
-KernelName = Literal["elliptical-slice", "random-walk", "hmc", "nuts"]
+KernelName = Literal["elliptical-slice", "pcn", "random-walk", "hmc", "nuts"]
+GAUSSIAN_KERNELS = ("elliptical-slice", "pcn")
+"""Those that need a Gaussian prior."""
 
-_ACCEPTANCE = {"elliptical-slice": 0.0, "random-walk": 0.27, "hmc": 0.8, "nuts": 0.8}
-"""Wanted; the middle of 0.25 to 0.3 for random walks."""
-_START = {"elliptical-slice": 1.0, "random-walk": 1.0, "hmc": 0.5, "nuts": 0.5}
+_ACCEPTANCE = {"elliptical-slice": 0.0, "pcn": 0.27, "random-walk": 0.27, "hmc": 0.8, "nuts": 0.8}
+"""Wanted; the middle of 0.25 to 0.3 for random walks and pCN."""
+_START = {"elliptical-slice": 1.0, "pcn": 0.5, "random-walk": 1.0, "hmc": 0.5, "nuts": 0.5}
 _TRAJECTORY = float(np.pi / 2)
 """Of HMC, in standard deviations: a quarter of the period of a Gaussian."""
 _MOST_LEAPFROGS = 32
@@ -96,7 +98,7 @@ def move(
     :param vectors: of positive density, shape ``(particles, size)``.
     :param log_prior: of one vector.
     :param log_likelihood: of one vector, at the present position of the path.
-    :param gaussian_prior: mean and covariance of the prior, which elliptical slices need.
+    :param gaussian_prior: mean and covariance of the prior, which elliptical slices and pCN need.
     :param covariance: of the particles, which scales the other kernels.
     :param log_scale: of their steps.
     :param Movement movement: the kernel, and how long.
@@ -151,7 +153,7 @@ def move(
         if goal:
             # in one dimension of many equal ones, acceptance falls with the logarithm of the step
             change = jnp.clip(4.0 * (mean_acceptance - goal) / (count + 2.0) ** 0.5, -_MOST_CHANGE, _MOST_CHANGE)
-            log_scale = log_scale + change
+            log_scale = jnp.minimum(log_scale + change, kernel.largest_scale)
         if keep_path:
             path = path.at[count].set(states[0])
         return (
@@ -186,6 +188,8 @@ class _Kernel(NamedTuple):
     """Moves of one call."""
     is_about_likelihood: bool = False
     """Its states hold the log likelihood, and not the log density."""
+    largest_scale: float = np.inf
+    """Logarithm."""
 
 
 def _kernel(
@@ -200,20 +204,9 @@ def _kernel(
     def log_density(x: Array) -> Array:
         return log_prior(x) + log_likelihood(x)
 
-    if name == "elliptical-slice":
+    if name in GAUSSIAN_KERNELS:
         assert gaussian_prior is not None
-        mean, prior_covariance = gaussian_prior
-        root = jnp.sqrt(prior_covariance) if prior_covariance.ndim == 1 else jnp.linalg.cholesky(prior_covariance)
-
-        def slice_(key: Array, state: Any, log_scale: Array, num_moves: Array) -> Any:
-            vector, level = state
-            draw_key, key = random.split(key)
-            noise = random.normal(draw_key, (_SLICES_AT_ONCE, vector.size), vector.dtype)
-            directions = noise * root if root.ndim == 1 else noise @ root.T
-            vector, level, used = elliptical_slices(key, vector, level, log_likelihood, directions, mean, num_moves)
-            return (vector, level), jnp.ones_like(level), used
-
-        return _Kernel(lambda x: (x, log_likelihood(x)), slice_, _SLICES_AT_ONCE, True)
+        return _gaussian_kernel(name, log_likelihood, *gaussian_prior)
 
     factor = jnp.linalg.cholesky(covariance)
     if name == "random-walk":
@@ -250,6 +243,43 @@ def _kernel(
         return tuple(new), _number(info.acceptance_rate), info.num_integration_steps
 
     return _Kernel(lambda x: tuple(hmc.init(x, log_density)), turn)
+
+
+def _gaussian_kernel(
+    name: KernelName, log_likelihood: Callable[[Array], Array], mean: Array, covariance: Array
+) -> _Kernel:
+    """One that leaves a Gaussian prior as it is, of which only the likelihood is asked for."""
+    root = jnp.sqrt(covariance) if covariance.ndim == 1 else jnp.linalg.cholesky(covariance)
+
+    def directions(key: Array, number: int, vector: Array) -> Array:
+        noise = random.normal(key, (number, vector.size), vector.dtype)
+        return noise * root if root.ndim == 1 else noise @ root.T
+
+    def begin(x: Array) -> Any:
+        return x, log_likelihood(x)
+
+    if name == "elliptical-slice":
+
+        def cut(key: Array, state: Any, log_scale: Array, num_moves: Array) -> Any:
+            draw_key, key = random.split(key)
+            drawn = directions(draw_key, _SLICES_AT_ONCE, state[0])
+            vector, level, used = elliptical_slices(key, state[0], state[1], log_likelihood, drawn, mean, num_moves)
+            return (vector, level), jnp.ones_like(level), used
+
+        return _Kernel(begin, cut, _SLICES_AT_ONCE, True)
+
+    def crank(key: Array, state: Any, log_scale: Array, num_moves: Array) -> Any:
+        """Preconditioned Crank-Nicolson (Neal 1999; Cotter, Roberts, Stuart and White 2013)."""
+        vector, level = state
+        draw_key, key = random.split(key)
+        step = jnp.exp(log_scale)
+        place = mean + jnp.sqrt(1.0 - step**2) * (vector - mean) + step * directions(draw_key, 1, vector)[0]
+        found = log_likelihood(place)
+        rate = _number(jnp.exp(found - level))
+        is_accepted = random.uniform(key, (), vector.dtype) < rate
+        return (jnp.where(is_accepted, place, vector), jnp.where(is_accepted, found, level)), rate, 1
+
+    return _Kernel(begin, crank, 1, True, 0.0)
 
 
 def _number(rate: Array) -> Array:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from functools import cached_property
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -280,11 +279,8 @@ def state_of(content: Mapping[str, Any]) -> SMCState:
 
 
 def write_state(path: str | os.PathLike[str], state: SMCState) -> None:
-    """Write a state beside ``path`` and move it there, so that the file is whole at every moment."""
-    target = Path(path)
-    unfinished = target.with_name(target.name + ".unfinished")
-    write_archive(unfinished, {"smc_state": state_content(state)})
-    os.replace(unfinished, target)
+    """Write a state; the file is whole at every moment."""
+    write_archive(path, {"smc_state": state_content(state)})
 
 
 def read_state(path: str | os.PathLike[str]) -> SMCState:

@@ -20,7 +20,7 @@ from ..front.files.archive import read_archive, write_archive
 from ..front.running.progress import progress_bar, warn
 from ..front.state import data_digest
 from .answers import Answers, shapes
-from .moves import KernelName, Movement
+from .moves import GAUSSIAN_KERNELS, KernelName, Movement
 from .run import (
     SMCRun,
     SMCState,
@@ -37,7 +37,7 @@ from .target import Target
 
 __all__ = ["SMC"]
 
-AnyKernel = Literal["auto", "elliptical-slice", "random-walk", "hmc", "nuts"]
+AnyKernel = Literal["auto", "elliptical-slice", "pcn", "random-walk", "hmc", "nuts"]
 _LARGEST_WALK = 5
 """Dimensions up to which random walks are the default."""
 _MOST_MOVES = 300
@@ -84,10 +84,11 @@ class SMC(Answers):
     :param int num_particles: draws that go side by side, at least two.
     :param str path: how the data come in: ``"tempered"``, all of them to a power that grows from zero to one, or
         ``"data"``, one after the other along the leading axis of the observed sites.
-    :param str kernel: ``"elliptical-slice"``, for Gaussian priors (Murray, Adams and MacKay 2010); ``"random-walk"``,
-        scaled by the covariance of the particles and tuned to an acceptance of 0.27; ``"hmc"`` and ``"nuts"``, whose
-        metric is that covariance. ``"auto"``: the first where priors are Gaussian and do not depend on each other,
-        else random walks up to 5 dimensions, HMC above.
+    :param str kernel: ``"elliptical-slice"`` (Murray, Adams and MacKay 2010) and ``"pcn"``, preconditioned
+        Crank-Nicolson (Cotter et al. 2013), for Gaussian priors; ``"random-walk"``, scaled by the covariance of the
+        particles; ``"hmc"`` and ``"nuts"``, whose metric is that covariance. Steps are tuned, to an acceptance of 0.27
+        for the second and third. ``"auto"``: slices where priors are Gaussian and do not depend on each other, else
+        random walks up to 5 dimensions, HMC above.
     :param float ess_threshold: share of the particles that the effective sample size may fall to before they are
         resampled.
     :param int num_moves: of every particle after each resampling; by default as many as it takes until no coordinate's
@@ -237,9 +238,9 @@ class SMC(Answers):
             kernel = "elliptical-slice" if is_gaussian else "random-walk" if target.size <= _LARGEST_WALK else "hmc"
         else:
             kernel = self.kernel
-            if kernel == "elliptical-slice" and target.gaussian_prior is None:
+            if kernel in GAUSSIAN_KERNELS and target.gaussian_prior is None:
                 raise ValueError(
-                    "Elliptical slices need Normal or MultivariateNormal priors that do not depend on other latent "
+                    f"kernel={kernel!r} needs Normal or MultivariateNormal priors that do not depend on other latent "
                     "sites: leave kernel out, or give 'random-walk' or 'hmc'. Noncentred sites (LocScaleReparam) do "
                     "not depend on each other."
                 )
@@ -268,7 +269,7 @@ class SMC(Answers):
     ) -> SMCState:
         """Steps until the end of the path."""
         name = programs.ladder.movement.kernel
-        prior = target.gaussian_prior if name == "elliptical-slice" else None
+        prior = target.gaussian_prior if name in GAUSSIAN_KERNELS else None
         first = state.num_steps if old is None else 0
         shown = 0.0
         with progress_bar(100, "SMC", enabled=self.progress_bar) as bar:

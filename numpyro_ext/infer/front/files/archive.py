@@ -8,6 +8,7 @@ import zipfile
 import zlib
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -106,8 +107,11 @@ def write_archive(path: str | os.PathLike[str], content: dict[str, Any]) -> None
     tree = {name: _encode(value, arrays, name) for name, value in content.items()}
     header = json.dumps({"format": "numpyro_ext", "version": FORMAT_VERSION, "content": tree})
     members: dict[str, Any] = {"header": np.array(header), **arrays}
-    with open(path, "wb") as file:
+    # written beside the file and moved there, so that one is there at every moment, whole
+    unfinished = Path(path).with_name(Path(path).name + ".unfinished")
+    with open(unfinished, "wb") as file:
         np.savez_compressed(file, **members)
+    os.replace(unfinished, path)
 
 
 def read_archive(path: str | os.PathLike[str]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ __all__ = ["read_checkpoint", "write_checkpoint"]
 
 
 def write_checkpoint(path: str | os.PathLike[str], state: EngineState) -> None:
-    """Write a state beside ``path`` and move it there: at every moment the file is the old one or the new one, whole.
+    """Write a state: at every moment the file is the old one or the new one, whole.
 
     A plain file of arrays: a state is a few arrays on one host, and reading it back runs no code.
 
@@ -29,10 +29,7 @@ def write_checkpoint(path: str | os.PathLike[str], state: EngineState) -> None:
         "num_steps": state.num_steps,
         "data_digest": state.data_digest,
     }
-    target = Path(path)
-    unfinished = target.with_name(target.name + ".unfinished")
-    write_archive(unfinished, content)
-    os.replace(unfinished, target)
+    write_archive(path, content)
 
 
 def read_checkpoint(path: str | os.PathLike[str], shapes: Any, data_digest: str) -> EngineState | None:

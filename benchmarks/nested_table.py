@@ -1,0 +1,167 @@
+"""SMC beside NumPyro's ``NestedSampler`` (jaxns): errors of log evidences and their price.
+
+``python -m benchmarks.nested_table`` writes ``results/<date>-nested.md``. Eight models whose evidence is known in
+closed form, and four whose evidence is that of 16 runs of SMC with 10,000 particles each. The price is CPU-seconds of
+a run that a user who has run the model before waits for, times the squared error, so that a sampler which takes a
+quarter of the time for twice the error costs the same. ``NestedSampler`` compiles in every run.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from jax import random
+from scipy import special, stats
+
+from numpyro_ext.infer import SMC
+
+from .evidence_table import MODELS
+from .results_table import write_report
+
+REPEATS, LONG_RUNS = 4, 16
+RANDOM = np.random.default_rng(0)
+TEN = RANDOM.normal(1.0, 1.0, 10)
+DESIGN = {size: RANDOM.normal(size=(rows, size)) for size, rows in ((5, 40), (20, 60))}
+RESPONSE = {size: x @ RANDOM.normal(size=size) + RANDOM.normal(size=len(x)) for size, x in DESIGN.items()}
+GROUP = np.repeat(np.arange(10), 5)
+GROUPED = RANDOM.normal(size=10)[GROUP] + RANDOM.normal(size=50)
+WINS = RANDOM.binomial(1, 0.7, 40)
+EVENTS = RANDOM.poisson(2.0, 30)
+WALK = np.cumsum(RANDOM.normal(size=30) * 0.5) + RANDOM.normal(size=30) * 0.3
+WALK_COVARIANCE = 0.25 * np.minimum(*np.meshgrid(np.arange(1, 31), np.arange(1, 31)))
+
+
+def mean_of(scale: float) -> Callable[..., None]:
+    def model(y: Any) -> None:
+        mean = numpyro.sample("mean", dist.Normal(0, scale))
+        numpyro.sample("y", dist.Normal(mean, 1), obs=y)
+
+    return model
+
+
+def regression(x: Any, y: Any) -> None:
+    slopes = numpyro.sample("slopes", dist.Normal(0, 1).expand([x.shape[1]]).to_event(1))
+    numpyro.sample("y", dist.Normal(x @ slopes, 1), obs=y)
+
+
+def group_means(y: Any) -> None:
+    with numpyro.plate("groups", 10):
+        mean = numpyro.sample("mean", dist.Normal(0, 1))
+    numpyro.sample("y", dist.Normal(mean[GROUP], 1), obs=y)
+
+
+def coin(y: Any) -> None:
+    p = numpyro.sample("p", dist.Uniform(0, 1))
+    numpyro.sample("y", dist.Bernoulli(probs=p), obs=y)
+
+
+def events(y: Any) -> None:
+    rate = numpyro.sample("rate", dist.Exponential(1.0))
+    numpyro.sample("y", dist.Poisson(rate), obs=y)
+
+
+def random_walk(y: Any) -> None:
+    f = numpyro.sample("f", dist.MultivariateNormal(jnp.zeros(30), jnp.asarray(WALK_COVARIANCE)))
+    numpyro.sample("y", dist.Normal(f, 0.3), obs=y)
+
+
+def gaussian(y: np.ndarray, covariance: np.ndarray) -> float:
+    return float(stats.multivariate_normal(np.zeros(len(y)), covariance).logpdf(y))
+
+
+def conjugate() -> dict[str, tuple[Callable[..., None], tuple[Any, ...], float]]:
+    """By name the model, its data and the exact log evidence."""
+    found: dict[str, tuple[Callable[..., None], tuple[Any, ...], float]] = {}
+    for name, scale in (("a mean", 1.0), ("a mean, wide prior", 100.0)):
+        found[name] = mean_of(scale), (TEN,), gaussian(TEN, np.eye(10) + scale**2)
+    for size, x in DESIGN.items():
+        exact = gaussian(RESPONSE[size], np.eye(len(x)) + x @ x.T)
+        found[f"regression, {size} slopes"] = regression, (x, RESPONSE[size]), exact
+    same = np.equal.outer(GROUP, GROUP)
+    found["ten group means"] = group_means, (GROUPED,), gaussian(GROUPED, np.eye(50) + same)
+    heads = WINS.sum()
+    found["a coin"] = coin, (WINS,), float(special.betaln(1 + heads, 41 - heads))
+    total = EVENTS.sum()
+    exact = special.gammaln(1 + total) - (1 + total) * np.log(31.0) - special.gammaln(EVENTS + 1.0).sum()
+    found["events"] = events, (EVENTS,), float(exact)
+    found["a random walk"] = random_walk, (WALK,), gaussian(WALK, WALK_COVARIANCE + 0.09 * np.eye(30))
+    return found
+
+
+def by_long_runs(model: Callable[..., None], args: tuple[Any, ...]) -> tuple[float, float]:
+    """The log evidence and its standard error."""
+    judge, found = SMC(model, num_particles=10_000, progress_bar=False), []
+    for number in range(LONG_RUNS):
+        judge.run(random.key(1000 + number), *args)
+        found.append(float(judge.log_evidence))
+    values = np.exp(np.array(found) - max(found))
+    return float(np.log(values.mean()) + max(found)), float(values.std(ddof=1) / values.mean() / np.sqrt(LONG_RUNS))
+
+
+def main() -> None:
+    from numpyro.contrib.nested_sampling import NestedSampler
+
+    numpyro.enable_x64()
+    problems = conjugate()
+    notes = []
+    for name, (model, args) in MODELS.items():
+        value, error = by_long_runs(model, args)
+        problems[name] = model, args, value
+        notes.append(f"{name}: {value:.4f} ± {error:.4f} by {LONG_RUNS} runs of SMC with 10,000 particles")
+        print(notes[-1], flush=True)
+    rows, behind = [], []
+    for name, (model, args, exact) in problems.items():
+        smc = SMC(model, num_particles=4000, progress_bar=False)
+
+        def ours(number: int, smc: SMC = smc, args: Any = args) -> tuple[float, float]:
+            smc.run(random.key(number), *args)
+            return float(smc.log_evidence), float(smc.log_evidence.standard_error or np.nan)
+
+        def nested(number: int, model: Any = model, args: Any = args) -> tuple[float, float]:
+            sampler = NestedSampler(model)
+            sampler.run(random.key(number), *args)
+            results: Any = sampler._results
+            return float(results.log_Z_mean), float(results.log_Z_uncert)
+
+        prices = []
+        for way, run in (("SMC, 4000 particles", ours), ("NestedSampler", nested)):
+            try:
+                run(0)
+            except NotImplementedError as error:  # priors whose quantiles it has not
+                rows.append(f"| {name} | {way} | {exact:.3f} | refused: {error} | | | |")
+                prices.append(np.inf)
+                continue
+            start = time.process_time()
+            values, told = np.array([run(1 + number) for number in range(REPEATS)]).T
+            seconds = (time.process_time() - start) / REPEATS
+            mean_square = float(np.mean((values - exact) ** 2))
+            prices.append(seconds * mean_square)
+            cells = f"{np.sqrt(mean_square):.3f} | {told.mean():.3f} | {seconds:.2f} | {prices[-1]:.2g}"
+            rows.append(f"| {name} | {way} | {exact:.3f} | {cells} |")
+            print(rows[-1], flush=True)
+        if prices[0] > prices[1]:
+            behind.append(name)
+    notes.append(f"SMC is behind on {len(behind)} of {len(problems)}{': ' if behind else ''}{', '.join(behind)}")
+    lines = [
+        "# Log evidences by SMC and by nested sampling",
+        "",
+        f"Root of the mean squared error of {REPEATS} runs, the standard error that they tell, CPU-seconds of a run",
+        "after a first one, and seconds times squared error.",
+        "",
+        "| model | by | log evidence | error | told | seconds | seconds x error² |",
+        "|---|---|---|---|---|---|---|",
+        *rows,
+        "",
+        *(f"- {note}" for note in notes),
+    ]
+    write_report("nested", lines)
+
+
+if __name__ == "__main__":
+    main()
