@@ -355,6 +355,19 @@ def test_samplers_of_one_model_share_programs_and_know_their_data():
         assert abs(smc.log_evidence - level_evidence(Y / scale)) < 3.5 * smc.log_evidence.standard_error
 
 
+def test_one_model_on_data_that_change_the_number_of_unknowns():
+    def slopes(x, y):
+        slope = numpyro.sample("slope", dist.Normal(0, 1).expand([x.shape[1]]).to_event(1))
+        numpyro.sample("y", dist.Normal(x @ slope, 1), obs=y)
+
+    for columns in (1, 3):
+        x = X[:, :columns]
+        smc = SMC(slopes, num_particles=500, progress_bar=False)
+        smc.run(KEY, x, Y[:20])
+        exact = multivariate_normal.logpdf(Y[:20], np.zeros(20), np.eye(20) + x @ x.T)
+        assert abs(smc.log_evidence - exact) < 3.5 * smc.log_evidence.standard_error
+
+
 def test_missing_values_are_drawn_and_not_sampled():
     seen = np.arange(40) % 4 > 0
 

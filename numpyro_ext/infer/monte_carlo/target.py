@@ -137,7 +137,8 @@ class Target:
             and all(_equal(value, other._given[name]) for name, value in self._given.items())
             and self._free == other._free
             and all(_equal(a, b) for a, b in zip(self._static, other._static, strict=True))
-            and list(self.sites) == list(other.sites)
+            and self.dtype == other.dtype
+            and _shapes(self) == _shapes(other)
         )
 
     # The model
@@ -242,6 +243,10 @@ class Target:
             found.append([np.asarray(_log_prob(trace[name])) for name in self.observed])
         if not all(np.array_equal(a, b, equal_nan=True) for a, b in zip(*found, strict=True)):
             warn(f"Observations depend on the missing values of {', '.join(self.left_out)}, which are not sampled.")
+
+
+def _shapes(target: Target) -> list[tuple[str, tuple[int, ...]]]:
+    return [(name, tuple(site.shape)) for name, site in target.sites.items()]
 
 
 def _transform(site: Mapping[str, Any]) -> Any:
