@@ -15,14 +15,14 @@ export NUMPYRO_EXT_DATA
 test-slow test-optimised: export NUMPYRO_EXT_TEST_OPTIMIZE = 1
 # What these run of their tests, such as 0/4 to 3/4; all if empty.
 SHARE ?=
-test-slow test-newest test-optimised test-oldest: export NUMPYRO_EXT_TEST_SHARE = $(SHARE)
+test-thorough test-slow test-newest test-optimised test-oldest: export NUMPYRO_EXT_TEST_SHARE = $(SHARE)
 # The notebooks that are run: all of them, or those that are named.
 NOTEBOOKS ?= notebooks
 
 # Workers with several BLAS threads each wait for one another when there are more of them than cores.
-test test-float32 test-optimised test-slow test-newest test-oldest docs-test notebooks: export OPENBLAS_NUM_THREADS = 1
+test test-float32 test-thorough test-optimised test-slow test-newest test-oldest docs-test notebooks: export OPENBLAS_NUM_THREADS = 1
 
-.PHONY: help demo test test-full test-float32 test-optimised test-slow test-newest test-oldest lint format types docs-test notebooks bench clean
+.PHONY: help demo test test-full test-float32 test-thorough test-optimised test-slow test-newest test-oldest lint format types docs-test notebooks bench clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -36,9 +36,13 @@ test: $(VENV)/.test ## the fast suite in float64, then the small float32 job
 	@$(MAKE) --no-print-directory test-float32
 
 test-float32: $(VENV)/.test ## the tests marked float32, in single precision
-	NUMPYRO_EXT_TEST_PRECISION=float32 $(VENV)/bin/python $(PYTEST) -n $(WORKERS) -m "float32 and not slow"
+	NUMPYRO_EXT_TEST_PRECISION=float32 $(VENV)/bin/python $(PYTEST) -n $(WORKERS) -m "float32 and not slow and not thorough"
 
-test-full: test test-optimised test-slow ## everything on this Python
+test-thorough: $(VENV)/.test ## whole engines and further cases, in float64 and then in single precision; SHARE=0/8 for a part
+	$(VENV)/bin/python $(PYTEST) -n $(WORKERS) -m "thorough and not slow"
+	NUMPYRO_EXT_TEST_PRECISION=float32 $(VENV)/bin/python $(PYTEST) -n $(WORKERS) -m "thorough and float32 and not slow" || [ $$? -eq 5 ] # 5: none is in this share
+
+test-full: test test-thorough test-optimised test-slow ## everything on this Python
 
 test-optimised: $(VENV)/.test ## the tests of the single-precision job in float64, compiled as users have it; SHARE=0/3 for a part
 	$(VENV)/bin/python $(PYTEST) -n $(WORKERS) -m "float32 and not slow"
@@ -46,8 +50,8 @@ test-optimised: $(VENV)/.test ## the tests of the single-precision job in float6
 test-slow: $(VENV)/.test ## long runs: samplers, random models, builds of the package; SHARE=0/4 for a part of them
 	$(VENV)/bin/python $(PYTEST) -n $(WORKERS) -m slow --durations=20
 
-test-newest: $(NEWEST)/.test ## the fast suite on the newest Python of this machine; SHARE=0/2 for a part of it
-	$(NEWEST)/bin/python $(PYTEST) -n $(WORKERS)
+test-newest: $(NEWEST)/.test ## the fast and thorough tests on the newest Python of this machine; SHARE=0/2 for a part of them
+	$(NEWEST)/bin/python $(PYTEST) -n $(WORKERS) -m "not slow"
 
 test-oldest: $(OLDEST)/.oldest ## the tests of the single-precision job in float64, with the oldest versions of all dependencies; SHARE=0/2 for a part
 	$(OLDEST)/bin/python $(PYTEST) -n $(WORKERS) -m "float32 and not slow" -W ignore::DeprecationWarning

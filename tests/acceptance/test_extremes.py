@@ -71,6 +71,7 @@ def _logistic(x: Any, y: Any, flat: bool = False) -> None:
     numpyro.sample("y", dist.Bernoulli(logits=x @ b), obs=y)
 
 
+@pytest.mark.thorough
 def test_hundred_thousand_observations() -> None:
     rng = np.random.default_rng(0)
     x, b = rng.normal(size=(100_000, 20)), rng.normal(size=20)

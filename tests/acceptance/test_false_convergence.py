@@ -66,9 +66,14 @@ def _check(outcomes):
     assert converged > 0.7 * len(outcomes), "\n".join(text for kind, text in outcomes if kind != "converged")
 
 
-def test_eight_random_models():
+def test_two_random_models():
     # two data sets to a structure: the second costs next to nothing
-    _search([(seed, data) for seed in range(4) for data in range(2)], lambda seed: [list(ENGINES)[seed % 3]])
+    _search([(0, 0), (0, 1)], lambda seed: [list(ENGINES)[seed % 3]])
+
+
+@pytest.mark.thorough
+def test_six_random_models():
+    _search([(seed, data) for seed in range(1, 4) for data in range(2)], lambda seed: [list(ENGINES)[seed % 3]])
 
 
 @pytest.mark.slow
@@ -131,6 +136,7 @@ def _judge_by_bound(kind, cases):
         yield outcome, f"{model.description}, data {data_seed}: {fault} at {values}"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", list(BOUNDS))
 def test_two_random_models_of_engines_that_learn_within_their_iterations(kind):
     _check(_judge_by_bound(kind, [(0, 0), (0, 2)]))

@@ -122,6 +122,7 @@ def wave(x, y=None, labelled=True):
         numpyro.sample("y", dist.Normal(f, noise), obs=y)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("keeps", [False, True])
 def test_phases_learn_hyperparameters_first(keeps):
     rng = np.random.default_rng(0)

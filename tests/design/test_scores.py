@@ -166,7 +166,9 @@ def test_hyperparameters_alone_and_all_together():
         expected_information_gain(engine, focus="slope")
 
 
-@pytest.mark.parametrize("likelihood", ["ordered", "counts", "categories"])
+@pytest.mark.parametrize(
+    "likelihood", ["ordered", *(pytest.param(name, marks=pytest.mark.thorough) for name in ("counts", "categories"))]
+)
 def test_other_outcomes_against_draws(likelihood):
     x = np.linspace(-1.0, 1.5, 6)
 

@@ -39,6 +39,7 @@ def test_the_mixture_over_a_lattice_is_exact():
     np.testing.assert_allclose(gain[~SEEN], EXACT["U_xi_nats"], rtol=0.02)
 
 
+@pytest.mark.thorough
 def test_new_arguments(fitted):
     engine = EP(process, hyper_tol=1e-9)
     engine.run(random.key(0), X[:, 0], Y)

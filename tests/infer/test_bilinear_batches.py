@@ -98,6 +98,7 @@ def test_other_likelihoods(covariance):
     np.testing.assert_allclose(float(fitted.log_evidence), float(engine.log_evidence), rtol=1e-5)
 
 
+@pytest.mark.thorough
 def test_interruption_leaves_what_was_read():
     batches = make_batches()
 

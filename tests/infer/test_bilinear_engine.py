@@ -326,6 +326,7 @@ def learning_model(rows, cols, counts, mask=True):
         numpyro.sample("counts", dist.Poisson(jnp.exp(eta)), obs=counts)
 
 
+@pytest.mark.thorough
 @needs_float64
 def test_learned_hyperparameters_are_stationary():
     """Where the posterior is held, derivatives by hand of bound plus log prior vanish; masked cells are predicted."""

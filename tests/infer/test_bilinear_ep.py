@@ -103,6 +103,7 @@ def test_with_known_weights_it_is_expectation_propagation():
     np.testing.assert_allclose(float(engine.log_evidence), float(exact.log_evidence), atol=2e-7)
 
 
+@pytest.mark.thorough
 def test_factors_need_not_be_log_concave():
     """Against draws of the prior, weighted by the likelihood: four heights, of which three differences count."""
     y = RNG.standard_t(3, size=36)
@@ -122,6 +123,7 @@ def test_factors_need_not_be_log_concave():
         engine.fold_in(jax.random.key(1), student, y)
 
 
+@pytest.mark.thorough
 def test_weights_of_observations_are_powers():
     """Twice the weight is half the variance, of Gaussian noise."""
 
@@ -149,6 +151,7 @@ def fitted():
     return engine
 
 
+@pytest.mark.thorough
 def test_answers_are_those_of_a_bilinear_engine(fitted, tmp_path):
     assert fitted.diagnostics.converged and not fitted.log_evidence.is_lower_bound
     wins = np.asarray(fitted.predictive_mean(USER, FIRST, SECOND, WON, **GIVEN)["won"])
@@ -163,6 +166,7 @@ def test_answers_are_those_of_a_bilinear_engine(fitted, tmp_path):
     np.testing.assert_allclose(loaded.posterior["tastes"].mean, fitted.posterior["tastes"].mean, rtol=1e-12)
 
 
+@pytest.mark.thorough
 def test_a_run_goes_on_where_it_stopped(fitted):
     short = BilinearEP(preference_factorization, progress_bar=False, num_steps=10)
     with pytest.warns(UserWarning, match="BilinearEP did not converge. The largest change of the mean of a predictor"):

@@ -62,6 +62,7 @@ def fitted():
     return run({"components": "component"}, tol=1e-8)
 
 
+@pytest.mark.thorough
 @needs_float64
 @pytest.mark.parametrize("link", ["probit", pytest.param("logit", marks=pytest.mark.slow)])
 def test_one_component_is_the_same_as_all_covariances(link):
@@ -85,6 +86,7 @@ def test_one_component_is_the_same_as_all_covariances(link):
     np.testing.assert_allclose(one.posterior["w"].sd, other.posterior["w"].sd, atol=1e-5)
 
 
+@pytest.mark.thorough
 def test_components_against_all_covariances(fitted):
     """Independent components are a narrower family: the bound is below, and predictions are near."""
     assert fitted.diagnostics.converged and fitted.log_evidence.is_lower_bound
@@ -145,6 +147,7 @@ def test_the_bound_against_the_density_of_the_model():
     assert jnp.max(jnp.abs(ravel_pytree(jax.grad(bound)(beside))[0])) > 1e-2
 
 
+@pytest.mark.thorough
 def test_draws_marginals_and_predictions(fitted):
     draws, posterior = fitted.get_samples(), fitted.posterior["h"]
     covariance = posterior.covariance().reshape(RANK * ITEMS, -1)
@@ -163,6 +166,7 @@ def test_draws_marginals_and_predictions(fitted):
     np.testing.assert_allclose(turned, scores, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.thorough
 def test_new_users_by_fold_in(fitted):
     chosen = USER < 3
     again = fitted.fold_in(random.key(5), *(x[chosen] for x in ANSWERS), users=3)
@@ -175,6 +179,7 @@ def test_new_users_by_fold_in(fitted):
         fitted.fold_in(random.key(5), *ANSWERS, side=side)
 
 
+@pytest.mark.thorough
 def test_saving_and_going_on(fitted, tmp_path):
     fitted.save(tmp_path / "run.npz")
     loaded = BilinearVG.load(tmp_path / "run.npz", preferences)

@@ -87,6 +87,7 @@ def test_the_bound_is_that_of_draws(name):
     np.testing.assert_allclose(energy[0], -joint, rtol=1e-9)
 
 
+@pytest.mark.thorough
 @needs_float64
 @pytest.mark.parametrize(
     "covariance",
@@ -128,6 +129,7 @@ def test_means_against_draws(name):
     assert np.all(np.abs(means.mean(0) - engine.predictive_mean()["y"]) < 5.0 * error)
 
 
+@pytest.mark.thorough
 @needs_float64
 def test_probabilities_and_new_rows():
     """Probabilities against draws; rows folded in are those of the fit."""

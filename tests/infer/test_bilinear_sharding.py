@@ -47,6 +47,7 @@ def environment(num_devices):
     return {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
 
 
+@pytest.mark.thorough
 def test_sweeps_on_four_devices(tmp_path):
     path = tmp_path / "sweeps.npz"
     command = [sys.executable, "-m", "tests.infer.bilinear_device_sweeps", str(path)]

@@ -116,7 +116,7 @@ def as_family(block, family):
     "is_paired, families",
     [
         (True, ("diagonal", "diagonal")),
-        (False, ("full", "point")),
+        pytest.param(False, ("full", "point"), marks=pytest.mark.thorough),
         pytest.param(True, ("full", "diagonal"), marks=pytest.mark.slow),
     ],
 )
@@ -138,6 +138,7 @@ def test_sums_are_those_of_all_cells(is_paired, families):
         np.testing.assert_allclose(sum_values(view, own, other), found.value, rtol=1e-12)
 
 
+@pytest.mark.thorough
 @needs_float64
 def test_tangents_are_the_best_and_the_bound_is_one():
     """Any other tangents lower the bound, which is below that with exact expectations of all zeros."""
@@ -164,6 +165,7 @@ def test_tangents_are_the_best_and_the_bound_is_one():
     np.testing.assert_allclose(sparse.log_density(u, v), exact.log_density(u, v), rtol=1e-12)
 
 
+@pytest.mark.thorough
 @needs_float64
 @pytest.mark.parametrize("family", ["diagonal", pytest.param("full", marks=pytest.mark.slow)])
 def test_sweeps_raise_the_bound_to_a_stationary_point(family):

@@ -34,7 +34,11 @@ REFERENCE = Path(__file__).parents[1] / "reference"
 KO = json.loads((REFERENCE / "ko-preferences.json").read_text())
 METHODS = {"ep": "EP", "vg": "VG", "jaakkola": "JK", "laplace": "LP"}
 # The methods share all but the solver.
-SHORT = ["ep", "jaakkola", *(pytest.param(name, marks=pytest.mark.slow) for name in ("vg", "laplace"))]
+SHORT = [
+    "jaakkola",
+    pytest.param("ep", marks=pytest.mark.thorough),
+    *(pytest.param(name, marks=pytest.mark.slow) for name in ("vg", "laplace")),
+]
 USER = np.repeat(np.arange(10), [len(pairs) for pairs in KO["pairs"]])
 FIRST, SECOND = np.concatenate(KO["pairs"]).T
 PAIRS = (USER, FIRST, SECOND)
@@ -209,6 +213,7 @@ def test_sites_of_single_pairs_in_far_tails(dtype, digits):
     np.testing.assert_array_less(np.abs(np.asarray(shift, float) - rows["beta"]), digits * size)
 
 
+@pytest.mark.thorough
 def test_log_predictive_keeps_its_tails():
     b = np.array([60.0, *[0.0] * 7])
     fit = collaborative_em(PAIRS, KERNEL, 2, init_values=START | {"b": b}, num_steps=0, progress_bar=False)
@@ -222,6 +227,7 @@ def test_log_predictive_keeps_its_tails():
         assert found[0] < -300 and found[1] < -300 and found[2] > -1e-100
 
 
+@pytest.mark.thorough
 def test_accelerators_reach_what_plain_steps_do_and_the_engine_has_the_same_evidence():
     options = {"progress_bar": False, "num_steps": 100}
     plain = collaborative_em(PAIRS, KERNEL, 1, **options, accelerator="none", tol=1e-3)
@@ -234,6 +240,7 @@ def test_accelerators_reach_what_plain_steps_do_and_the_engine_has_the_same_evid
     np.testing.assert_allclose(ep.log_evidence, squared.objective_trace[-1], rtol=1e-6)
 
 
+@pytest.mark.thorough
 def test_new_users_and_new_items_follow_from_the_prior():
     fit = collaborative_em(PAIRS, KERNEL, 2, init_values=START, num_steps=0, progress_bar=False)
     covariance = np.asarray(PRIOR.covariance())

@@ -229,6 +229,7 @@ def test_given_engine_keeps_its_own_run():
     assert float(engine.posterior["level"].mean) == before != float(found.engines["EP"].posterior["level"].mean)
 
 
+@pytest.mark.thorough
 def test_samplers_and_guides_are_compared_as_well(monkeypatch):
     monkeypatch.setattr(module, "NUM_WARMUP", 200)
     monkeypatch.setattr(module, "NUM_SAMPLES", 400)

@@ -83,6 +83,7 @@ def test_first_fit_compiles_few_programs_and_the_second_none(engine):
     assert names == []
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("engine", [EP, LaplaceApproximation, VariationalGaussian])
 @pytest.mark.parametrize("model", [random_intercepts, grouped_counts])
 def test_another_index_of_the_same_shape_compiles_nothing(engine, model):

@@ -77,6 +77,7 @@ def test_cumulants_by_quadrature(potential):
     np.testing.assert_allclose(np.concatenate(found), [third, fourth], rtol=1e-7, atol=1e-9)
 
 
+@pytest.mark.thorough
 def test_cumulants_of_rectified_counts_are_exact():
     """Gauss-Legendre rules on both sides of the kink."""
     counts, mean, variance = np.array([0.0, 0.0, 1.0, 3.0]), np.array([-2.0, 1.0, 0.5, 2.0]), 1.7

@@ -196,6 +196,7 @@ def test_a_warning_leads_from_arviz_to_cavities(model, what):
             az.from_numpyro(again)
 
 
+@pytest.mark.thorough
 def test_ordinary_models_are_not_warned_of():
     """And the weights of ArviZ agree with cavities on them."""
 

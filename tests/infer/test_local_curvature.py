@@ -74,6 +74,7 @@ def test_local_factors_have_the_curvature_of_the_model(model):
     np.testing.assert_allclose(units[:, None] * found * units, units[:, None] * expected * units, atol=2e-4)
 
 
+@pytest.mark.thorough
 def test_a_run_with_local_probes_answers_as_one_without(monkeypatch, tmp_path):
     plain, quick = (EP(graded, integrate="none", progress_bar=False, max_hyper_steps=steps) for steps in (100, 99))
     plain.run(KEY, DATA[graded])

@@ -111,6 +111,7 @@ def test_files_and_arviz(level: LaplaceApproximation, tmp_path: Any) -> None:
     np.testing.assert_array_equal(np.asarray(draws).reshape(-1, NUM_STEPS), level.get_samples()["x"])
 
 
+@pytest.mark.thorough
 def test_folds_are_scored_as_those_of_a_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
     folds, scores = np.arange(NUM_STEPS) % 3, []
     for fewest in (8, NUM_STEPS):

@@ -118,7 +118,7 @@ def without_scan(y):
     numpyro.sample("y", dist.Bernoulli(logits=x), obs=y)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", [EP, *(pytest.param(e, marks=pytest.mark.thorough) for e in ENGINES[1:])])
 def test_the_dense_engine_gives_the_same(engine):
     data = jnp.asarray((np.random.default_rng(3).random(NUM_STEPS) < 0.6).astype(int))
     fits = []
@@ -133,6 +133,7 @@ def test_the_dense_engine_gives_the_same(engine):
         np.testing.assert_allclose(found, expected, atol=1e-8)
 
 
+@pytest.mark.thorough
 def test_hyperparameters_are_learned_and_results_are_those_of_any_model(trend, capsys):
     y = trend[:270]
     engine = LaplaceApproximation(scan_models.local_linear_trend, integrate="none", num_samples=20, progress_bar=False)
@@ -154,6 +155,7 @@ def test_hyperparameters_are_learned_and_results_are_those_of_any_model(trend, c
     assert set(engine.posterior) >= {"first", "level", "slope", "twice"}
 
 
+@pytest.mark.thorough
 def test_updates_one_by_one_are_dense_and_give_the_same(trend):
     """The sequential schedule needs the joint covariance, from which sites of the state space are answered as well."""
     fits = []

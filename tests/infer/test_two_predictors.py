@@ -185,6 +185,7 @@ def test_groups_that_share_both_predictors_are_one_factor_each_and_ep_is_exact()
     np.testing.assert_allclose(found.log_evidence, total, atol=1e-3)
 
 
+@pytest.mark.thorough
 def test_zero_inflation_in_three_idioms():
     found = [_run(LaplaceApproximation, model, COUNTS) for model in (inflated, inflated_by_logits, inflated_by_hand)]
     for other in found[1:]:
@@ -206,6 +207,7 @@ def test_held_out_observations_are_integrated_over_both_predictors():
     np.testing.assert_allclose(again.posterior["c"].mean, found.posterior["c"].mean, rtol=1e-6)
 
 
+@pytest.mark.thorough
 def test_answers_of_a_run(tmp_path):
     found = _run(LaplaceApproximation, noisy, REAL)
     assert found.psis_diagnostic(jax.random.key(0)) is not None
@@ -226,7 +228,7 @@ def test_mixtures_of_regressions_have_several_modes(engine):
         engine(two_lines).run(jax.random.key(0), REAL)
 
 
-@pytest.mark.parametrize("weight", [0.5, 0.4])
+@pytest.mark.parametrize("weight", [0.5, pytest.param(0.4, marks=pytest.mark.thorough)])
 def test_laplace_finds_a_mode_of_a_mixture_and_says_so(weight):
     lines = np.where(RNG.uniform(size=N) < weight, X[:N] @ [1.0, 2.0], X[:N] @ [-1.0, -1.0]) + 0.3 * RNG.normal(size=N)
     engine = LaplaceApproximation(two_lines, progress_bar=False)

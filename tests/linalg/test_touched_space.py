@@ -81,7 +81,7 @@ def space_of(prior, touched, design):
     return linear_gaussian(prior, design, *one_block(design.num_rows, NUM_COLUMNS), touched=touched)
 
 
-@pytest.mark.parametrize("is_singular", [False, True])
+@pytest.mark.parametrize("is_singular", [pytest.param(False, marks=pytest.mark.thorough), True])
 def test_everything_follows_from_what_rows_touch(is_singular):
     prior, touched, design, sites = problem(singular_kernel() + (0.0 if is_singular else 0.3) * np.eye(NUM_ITEMS))
     posterior = space_of(prior, touched, design).condition(*sites)
@@ -107,6 +107,7 @@ def test_everything_follows_from_what_rows_touch(is_singular):
     np.testing.assert_allclose(posterior.covariance_of(local, used), expected, atol=1e-12)
 
 
+@pytest.mark.thorough
 def test_divergence_and_gradients_equal_those_of_the_rows():
     """With a singular covariance too, of which the space of the rows knows nothing either."""
     kernel = jnp.asarray(singular_kernel())

@@ -94,6 +94,7 @@ def moments(engine):
     return found | {"evidence": np.asarray(getattr(engine, "log_evidence", 0.0))}
 
 
+@pytest.mark.thorough
 def test_new_arguments_and_files(both, tmp_path):
     def answers(engine, args, ys, new):
         engine.run(jax.random.key(0), *args, ys[0])

@@ -106,6 +106,7 @@ def test_gradients_of_the_evidence(data, monkeypatch):
     np.testing.assert_allclose(*found, rtol=1e-8)
 
 
+@pytest.mark.thorough
 def test_a_field_for_each_user(monkeypatch):
     """Under a plate, with a factor that all share or of each one's own."""
     rng = np.random.default_rng(0)

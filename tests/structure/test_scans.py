@@ -43,7 +43,10 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(state_rows, "_FEWEST_BLOCKS", 2)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name",
+    [n if n in ("seasonal_dummies", "shared_level") else pytest.param(n, marks=pytest.mark.thorough) for n in MODELS],
+)
 def test_models_with_scans_are_state_spaces(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The density of the state space is NumPyro's (checked while reading), and its matrix that of the dense reading."""
     data, field, hyper, num_states, num_shared = MODELS[name]

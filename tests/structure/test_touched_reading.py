@@ -90,7 +90,9 @@ def check_random_models(seeds):
 
 
 @pytest.mark.first
-@pytest.mark.parametrize("seed", [1, 2, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "seed", [1, pytest.param(2, marks=pytest.mark.thorough), pytest.param(3, marks=pytest.mark.slow)]
+)
 def test_random_models(always, seed):
     check_random_models([seed])
 
@@ -137,7 +139,9 @@ ENGINES = {
 }
 
 
-@pytest.mark.parametrize("name", ENGINES)
+@pytest.mark.parametrize(
+    "name", [name if name == "laplace" else pytest.param(name, marks=pytest.mark.thorough) for name in ENGINES]
+)
 def test_engines_agree_with_all_unknowns_at_once(name, monkeypatch):
     link = "logit" if name == "jaakkola" else "probit"
     found = []
@@ -162,6 +166,7 @@ def own_scale(user, first, second, won=None, *, kernel):
     numpyro.sample("won", dist.Bernoulli(logits=f[user, first] - f[user, second]), obs=won)
 
 
+@pytest.mark.thorough
 def test_hyperparameters_are_integrated_over(monkeypatch):
     found = []
     for is_touched in (False, True):
@@ -179,6 +184,7 @@ def test_hyperparameters_are_integrated_over(monkeypatch):
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), *found)
 
 
+@pytest.mark.thorough
 def test_large_sites_are_answered_for_those_asked_for(always, monkeypatch):
     whole = EP(collaborative_preferences, hyper_values=given(), progress_bar=False)
     whole.run(jax.random.key(0), *comparisons(), **options())
@@ -229,6 +235,7 @@ def test_runs_from_files_answer_the_same(always, monkeypatch, tmp_path):
     np.testing.assert_array_equal(again.posterior["own"][3].mean, engine.posterior["own"][3].mean)
 
 
+@pytest.mark.thorough
 def test_draws_have_the_moments_of_the_posterior(always):
     form = read_latent_gaussian(collaborative_preferences, comparisons(), options(), check=False).form(given())
     rng = np.random.default_rng(0)
