@@ -65,6 +65,7 @@ slow = pytest.mark.slow
 NAMES = ["softplus", *(pytest.param(name, marks=slow) for name in ("ordered_probit", "negative_binomial", "logits"))]
 
 
+@pytest.mark.thorough
 @needs_float64
 @pytest.mark.parametrize("name", NAMES)
 def test_the_bound_is_that_of_draws(name):

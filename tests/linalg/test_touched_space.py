@@ -1,5 +1,7 @@
 """Conditioning what rows touch of many blocks, against the formulas with all unknowns in one matrix."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -81,33 +83,42 @@ def space_of(prior, touched, design):
     return linear_gaussian(prior, design, *one_block(design.num_rows, NUM_COLUMNS), touched=touched)
 
 
-@pytest.mark.parametrize("is_singular", [pytest.param(False, marks=pytest.mark.thorough), True])
+@jax.jit
+def answers(prior, touched, design, sites, chosen, local, used):
+    """Marginals, unknowns, and moments of chosen rows and of some columns, as one program."""
+    posterior = space_of(prior, touched, design).condition(*sites)
+    of_rows = [
+        (posterior.map_variance(asked), posterior.map_covariance(asked))
+        for asked in (chosen, DenseDesign(chosen.to_dense()))
+    ]
+    return posterior.marginals(), posterior.unknowns(), of_rows, posterior.covariance_of(local, used)
+
+
+@pytest.mark.parametrize("is_singular", [False, True])
 def test_everything_follows_from_what_rows_touch(is_singular):
     prior, touched, design, sites = problem(singular_kernel() + (0.0 if is_singular else 0.3) * np.eye(NUM_ITEMS))
-    posterior = space_of(prior, touched, design).condition(*sites)
+    rng = np.random.default_rng(2)
+    # rows across the blocks of several users, of one that has no rows, and with columns that stand there twice
+    chosen = SparseRows(jnp.asarray(rng.integers(0, NUM_COLUMNS, (30, 4))), jnp.asarray(rng.normal(size=(30, 4))), 28)
+    used = jnp.array([2, 9, 11, 20, 23])
+    local = SparseRows(jnp.asarray(rng.integers(0, 5, (6, 3))), jnp.asarray(rng.normal(size=(6, 3))), 5)
+    marginals, unknowns, of_chosen, of_local = answers(prior, touched, design, sites, chosen, local, used)
+
     mean, covariance, log_partition = dense(prior, design, sites)
     matrix = np.asarray(design.to_dense())
-    marginals = posterior.marginals()
     np.testing.assert_allclose(marginals.mean, matrix @ mean, atol=1e-12)
     np.testing.assert_allclose(marginals.variance, np.diag(matrix @ covariance @ matrix.T), atol=1e-12)
     np.testing.assert_allclose(marginals.cavity_ratio, 1.0 - sites[0] * marginals.variance, atol=1e-12)
     np.testing.assert_allclose(marginals.log_partition, log_partition, rtol=1e-12)
-    np.testing.assert_allclose(posterior.unknowns(), mean, atol=1e-12)  # user 2 and items that nobody compared too
-
-    rng = np.random.default_rng(2)
-    # rows across the blocks of several users, of one that has no rows, and with columns that stand there twice
-    chosen = SparseRows(jnp.asarray(rng.integers(0, NUM_COLUMNS, (30, 4))), jnp.asarray(rng.normal(size=(30, 4))), 28)
-    for asked in (chosen, DenseDesign(chosen.to_dense())):
-        expected = np.asarray(chosen.to_dense()) @ covariance @ np.asarray(chosen.to_dense()).T
-        np.testing.assert_allclose(posterior.map_variance(asked), np.diag(expected), atol=1e-12)
-        np.testing.assert_allclose(posterior.map_covariance(asked), expected, atol=1e-12)
-    used = jnp.array([2, 9, 11, 20, 23])
-    local = SparseRows(jnp.asarray(rng.integers(0, 5, (6, 3))), jnp.asarray(rng.normal(size=(6, 3))), 5)
+    np.testing.assert_allclose(unknowns, mean, atol=1e-12)  # user 2 and items that nobody compared too
+    expected = np.asarray(chosen.to_dense()) @ covariance @ np.asarray(chosen.to_dense()).T
+    for variances, covariances in of_chosen:
+        np.testing.assert_allclose(variances, np.diag(expected), atol=1e-12)
+        np.testing.assert_allclose(covariances, expected, atol=1e-12)
     expected = np.asarray(local.to_dense()) @ covariance[np.ix_(used, used)] @ np.asarray(local.to_dense()).T
-    np.testing.assert_allclose(posterior.covariance_of(local, used), expected, atol=1e-12)
+    np.testing.assert_allclose(of_local, expected, atol=1e-12)
 
 
-@pytest.mark.thorough
 def test_divergence_and_gradients_equal_those_of_the_rows():
     """With a singular covariance too, of which the space of the rows knows nothing either."""
     kernel = jnp.asarray(singular_kernel())
@@ -127,7 +138,9 @@ def test_divergence_and_gradients_equal_those_of_the_rows():
 
     which = {True: "touched", False: "observation"}
     values = {"kernel": kernel, "precision": problem(kernel)[3][0] + 0.1}
-    (ours, slope), (other, expected) = (jax.value_and_grad(objective)(values, flag) for flag in (True, False))
+    (ours, slope), (other, expected) = (
+        jax.jit(jax.value_and_grad(objective), static_argnums=1)(values, flag) for flag in (True, False)
+    )
     np.testing.assert_allclose(ours, other, rtol=1e-12)
     np.testing.assert_allclose(slope["precision"], expected["precision"], atol=1e-11)
     symmetric = [g["kernel"] + g["kernel"].T for g in (slope, expected)]  # of a symmetric matrix this is what counts
@@ -140,16 +153,20 @@ def test_covariances_taken_in_turn_are_those_written_out():
     matrices = jnp.asarray(root @ root.swapaxes(-1, -2) + 0.3 * np.eye(3))
     e, design = jnp.asarray(rng.normal(size=24)), DenseDesign(jnp.asarray(rng.normal(size=(10, 24))))
     sites = jnp.asarray(rng.gamma(1.0, size=10)), jnp.asarray(rng.normal(size=10))
+
+    @partial(jax.jit, static_argnames="space")
+    def answers(prior, design, sites, space):
+        posterior = linear_gaussian((prior,), design, *one_block(10, 24), space=space).condition(*sites)
+        return posterior.marginals(), posterior.unknowns()
+
     for kind in (CovariancePrior, PrecisionPrior):
         short, long = kind(matrices, 4), kind(jnp.tile(matrices, (4, 1, 1)))
         assert short.size == long.size == 24
         np.testing.assert_allclose(short.log_density(e), long.log_density(e), rtol=1e-13)
         for space in ("observation", "coefficient"):
-            found, expected = (
-                linear_gaussian((p,), design, *one_block(10, 24), space=space).condition(*sites) for p in (short, long)
-            )
-            jax.tree.map(np.testing.assert_array_equal, found.marginals(), expected.marginals())
-            np.testing.assert_allclose(found.unknowns(), expected.unknowns(), atol=1e-13)
+            found, expected = (answers(p, design, sites, space) for p in (short, long))
+            jax.tree.map(np.testing.assert_array_equal, found[0], expected[0])
+            np.testing.assert_allclose(found[1], expected[1], atol=1e-13)
 
 
 def test_the_space_says_what_it_needs():

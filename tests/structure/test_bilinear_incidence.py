@@ -92,15 +92,15 @@ def itself():
 @pytest.mark.parametrize(
     ("model", "num_roots", "width"),
     [
-        (gaussian_process, 1, 2),
-        (whole_matrix_and_probit, 1, 2),
-        (independent_items, 1, 2),
+        pytest.param(gaussian_process, 1, 2, marks=pytest.mark.thorough),
+        pytest.param(whole_matrix_and_probit, 1, 2, marks=pytest.mark.thorough),
+        pytest.param(independent_items, 1, 2, marks=pytest.mark.thorough),
         (shared_utility, 2, 2),
         (processes_on_both_sides, 1, 2),
         (single_items, 1, 1),
-        (baskets, 1, 3),
-        (scaled_cells, 1, 2),
-        (itself, 1, 2),
+        pytest.param(baskets, 1, 3, marks=pytest.mark.thorough),
+        pytest.param(scaled_cells, 1, 2, marks=pytest.mark.thorough),
+        pytest.param(itself, 1, 2, marks=pytest.mark.thorough),
     ],
     ids=lambda x: getattr(x, "__name__", None),
 )
@@ -153,6 +153,7 @@ def test_other_cells_of_the_same_vectors():
     np.testing.assert_allclose(two, -one[:5], atol=1e-9 if jax.config.jax_enable_x64 else 1e-4)
 
 
+@pytest.mark.thorough
 def test_many_cells_take_memory_in_proportion():
     """As one vector this many cells are refused."""
     num = 30_000

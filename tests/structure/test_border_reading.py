@@ -116,7 +116,10 @@ def test_groups_of_very_different_sizes_need_no_padding():
 
 @pytest.mark.parametrize(
     "engine",
-    [EP, *(pytest.param(e, marks=pytest.mark.slow) for e in (LaplaceApproximation, VariationalGaussian, INLA))],
+    [
+        pytest.param(EP, marks=pytest.mark.thorough),
+        *(pytest.param(e, marks=pytest.mark.slow) for e in (LaplaceApproximation, VariationalGaussian, INLA)),
+    ],
 )
 def test_engines_give_what_they_give_without_it(engine, data, monkeypatch):
     group, x, y = data

@@ -51,7 +51,10 @@ def test_inducing_values_are_the_border(data):
 
 @pytest.mark.parametrize(
     "engine",
-    [EP, *(pytest.param(e, marks=pytest.mark.slow) for e in (LaplaceApproximation, VariationalGaussian, INLA))],
+    [
+        pytest.param(EP, marks=pytest.mark.thorough),
+        *(pytest.param(e, marks=pytest.mark.slow) for e in (LaplaceApproximation, VariationalGaussian, INLA)),
+    ],
 )
 def test_engines_give_what_covariances_give(engine, data, monkeypatch):
     results = []

@@ -37,8 +37,13 @@ def _read_all(seeds: range) -> None:
 
 
 @pytest.mark.first
-def test_thirty_random_models() -> None:
-    _read_all(range(30))
+def test_ten_random_models() -> None:
+    _read_all(range(10))
+
+
+@pytest.mark.thorough
+def test_twenty_random_models() -> None:
+    _read_all(range(10, 30))
 
 
 @pytest.mark.slow

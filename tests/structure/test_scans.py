@@ -43,10 +43,18 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(state_rows, "_FEWEST_BLOCKS", 2)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [n if n in ("seasonal_dummies", "shared_level") else pytest.param(n, marks=pytest.mark.thorough) for n in MODELS],
-)
+def evaluated(reading: Any, hyper: Any = None) -> tuple[Any, Any, dict[str, Any]]:
+    """The form, its matrix, and the matrices of all sites, as one program."""
+
+    @jax.jit
+    def evaluate(hyper: Any) -> tuple[Any, Any, dict[str, Any]]:
+        form = reading.form(hyper)
+        return form, form.design.to_dense(), {site: m.design.to_dense() for site, m in reading.maps(hyper).items()}
+
+    return evaluate(reading.initial_hyper() if hyper is None else hyper)
+
+
+@pytest.mark.parametrize("name", MODELS)
 def test_models_with_scans_are_state_spaces(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The density of the state space is NumPyro's (checked while reading), and its matrix that of the dense reading."""
     data, field, hyper, num_states, num_shared = MODELS[name]
@@ -57,21 +65,20 @@ def test_models_with_scans_are_state_spaces(name: str, monkeypatch: pytest.Monke
     assert (reading.field, tuple(reading.hyper)) == (field, hyper)
     expected = f"{LENGTH} steps of {num_states} states, {num_shared} shared unknowns"
     assert expected in reading.describe()
-    form, dense = (r.form(r.initial_hyper()) for r in (reading, plain))
+    (form, found, of_sites), (dense, wanted, wanted_of_sites) = evaluated(reading), evaluated(plain)
     assert isinstance(form.design, StateSpaceDesign) and isinstance(dense.design, DenseDesign)
-    np.testing.assert_allclose(form.design.to_dense(), dense.design.to_dense(), atol=1e-12)
+    np.testing.assert_allclose(found, wanted, atol=1e-12)
     np.testing.assert_allclose(form.offset, dense.offset, atol=1e-12)
     assert reading.affine_sites == plain.affine_sites
-    for site, found in reading.maps(reading.initial_hyper()).items():
-        wanted = plain.maps(plain.initial_hyper(), names=[site])[site]
-        np.testing.assert_allclose(found.design.to_dense(), wanted.design.to_dense(), atol=1e-12)
+    for site, matrix in of_sites.items():
+        np.testing.assert_allclose(matrix, wanted_of_sites[site], atol=1e-12)
 
 
 @pytest.mark.parametrize("name, field", [("conditioned_autoregression", 2), ("holt_winters", 6)])
 def test_scans_through_the_data_are_regressions(name: str, field: int) -> None:
     reading = read_latent_gaussian(getattr(scan_models, name), (PATH,))
     assert reading.num_columns == field
-    assert isinstance(reading.form(reading.initial_hyper()).design, DenseDesign)
+    assert isinstance(jax.eval_shape(reading.form, reading.initial_hyper()).design, DenseDesign)
 
 
 def recursion(body: Any, before: Any = None, **options: Any) -> Any:
@@ -197,7 +204,7 @@ def test_keys_that_are_carried_make_numbers_that_stay_the_same(monkeypatch: pyte
 
     small_blocks(monkeypatch)
     reading = read_latent_gaussian(model, (PATH,))
-    form = reading.form({})
+    form = jax.jit(reading.form)({})
     assert isinstance(form.design, StateSpaceDesign) and np.ptp(form.offset) > 1.0
 
 
@@ -228,7 +235,7 @@ def test_a_scan_that_is_longer_than_its_data_is_refused_and_a_second_one_is_read
 
     small_blocks(monkeypatch)
     reading = read_latent_gaussian(forecast, (PATH,))
-    future = reading.maps({}, names=["future"])["future"].design.to_dense()
+    future = jax.jit(lambda hyper: reading.maps(hyper, names=["future"])["future"].design.to_dense())({})
     # the last state and four innovations, each fading by the same factor
     expected = np.zeros((4, LENGTH + 4))
     for row in range(4):
@@ -247,13 +254,13 @@ def test_a_reversed_scan_of_jax_and_missing_observations(monkeypatch: pytest.Mon
 
     small_blocks(monkeypatch)
     reading = read_latent_gaussian(model, (PATH.at[3].set(jnp.nan),))
-    form = reading.form({})
+    form, matrix, _ = evaluated(reading)
     assert isinstance(form.design, StateSpaceDesign) and not form.observed[0][3]
     steps = np.arange(LENGTH)
     gap = steps[None] - steps[:, None] - 1
     expected = np.where(gap >= 0, 0.8 ** np.maximum(gap, 0.0), 0.0)
-    np.testing.assert_allclose(form.design.to_dense()[:, :LENGTH], expected, atol=1e-12)
-    np.testing.assert_allclose(form.design.to_dense()[:, LENGTH], 0.8 ** steps[::-1], atol=1e-12)
+    np.testing.assert_allclose(matrix[:, :LENGTH], expected, atol=1e-12)
+    np.testing.assert_allclose(matrix[:, LENGTH], 0.8 ** steps[::-1], atol=1e-12)
 
 
 def differences(y: Any) -> None:
@@ -283,7 +290,7 @@ def test_sites_beside_the_state_space_keep_their_marginals() -> None:
     long = read_latent_gaussian(model, (jnp.zeros(8000),), check=False)
     assert "change" not in long.affine_sites and "several steps of a long series" in missing_sites(long)["change"]
     reading = read_latent_gaussian(model, (jnp.zeros(300),), check=False)
-    maps = reading.maps({})
+    maps = jax.eval_shape(reading.maps, {})
     assert isinstance(maps["white"].design, StateSpaceDesign) and not isinstance(
         maps["change"].design, StateSpaceDesign
     )
@@ -308,8 +315,7 @@ def test_each_step_may_take_its_element_of_a_site_outside(monkeypatch: pytest.Mo
     small_blocks(monkeypatch)
     reading = read_latent_gaussian(model, (PATH,))
     assert f"{LENGTH} steps of 1 states, 1 shared unknowns" in reading.describe()
-    form, dense = (r.form(r.initial_hyper()) for r in (reading, plain))
-    np.testing.assert_allclose(form.design.to_dense(), dense.design.to_dense(), atol=1e-12)
+    np.testing.assert_allclose(evaluated(reading)[1], evaluated(plain)[1], atol=1e-12)
 
 
 def sum_of_steps(y: Any) -> None:
@@ -341,14 +347,14 @@ def gaussian_state_space(y: Any) -> None:
 def test_long_walks_are_state_spaces(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = read_latent_gaussian(model, (PATH,), check=False)
     hyper = plain.initial_hyper()
-    plain = plain.form(hyper).design
-    assert isinstance(plain, DenseDesign)
+    dense, wanted, _ = evaluated(plain, hyper)
+    assert isinstance(dense.design, DenseDesign)
     small_blocks(monkeypatch)
     monkeypatch.setattr(recurrences, "_SHORTEST_SUM", 8)
     reading = read_latent_gaussian(model, (PATH,))
-    design = reading.form(hyper).design
-    assert isinstance(design, StateSpaceDesign)
-    np.testing.assert_allclose(design.to_dense(), plain.to_dense(), atol=1e-12)
-    assert all(isinstance(m.design, StateSpaceDesign) for m in reading.maps(hyper).values())
+    form, matrix, _ = evaluated(reading, hyper)
+    assert isinstance(form.design, StateSpaceDesign)
+    np.testing.assert_allclose(matrix, wanted, atol=1e-12)
+    assert all(isinstance(m.design, StateSpaceDesign) for m in jax.eval_shape(reading.maps, hyper).values())
     monkeypatch.undo()
     assert " steps of " in read_latent_gaussian(model, (jnp.zeros(600),), check=False).describe()

@@ -139,9 +139,8 @@ ENGINES = {
 }
 
 
-@pytest.mark.parametrize(
-    "name", [name if name == "laplace" else pytest.param(name, marks=pytest.mark.thorough) for name in ENGINES]
-)
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", ENGINES)
 def test_engines_agree_with_all_unknowns_at_once(name, monkeypatch):
     link = "logit" if name == "jaakkola" else "probit"
     found = []
