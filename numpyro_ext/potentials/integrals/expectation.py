@@ -1,7 +1,8 @@
 r"""Gaussian expectations of log factors, :math:`E_{N(\eta \mid m, v)} \log t(\eta)`, and their slopes.
 
-What has logistic terms goes to the logistic log-partition. Anything else is integrated by Gauss-Legendre rules on
-panels that are halved where the log density bends, because a Gauss-Hermite rule is blind to them under a wide Gaussian.
+What has logistic terms goes to the logistic log-partition. What is analytic around the real line takes the trapezoidal
+rule unless some Gaussian is wide. Anything else is integrated by Gauss-Legendre rules on panels that are halved where
+the log density bends, because a Gauss-Hermite rule is blind to them under a wide Gaussian.
 """
 
 from __future__ import annotations
@@ -17,11 +18,16 @@ from jax.typing import ArrayLike
 
 from ..moments import ExpectedLogDensity, LogFactor, LogisticTerms
 from .logistic_expectation import LogPartitionExpectation, expected_log_partition
-from .tilted_moments import broadcast_to_factors
+from .tilted_moments import broadcast_to_factors, sum_over_nodes
 
 __all__ = ["expected_log_density", "expected_logistic_terms"]
 
 _MAX_PANELS = 64
+_STRIP = 2.5
+"""Half width of the strip in which what is called analytic is so."""
+_WIDEST = 9.0
+_BLOCK, _NUM_BLOCKS = 8, 10
+"""Pairs of nodes of the trapezoidal rule; all of them for the widest variance."""
 
 
 class _Rule(NamedTuple):
@@ -49,11 +55,13 @@ def expected_log_density(potential: LogFactor, mean: ArrayLike, variance: ArrayL
     and bends of any sharpness do. In float32 read ``1e-6``. A narrow dent in a function that is otherwise straight may
     be missed. A factor that is zero on part of the line has the value ``-inf`` and slopes that are ``nan``.
 
-    Cost: about 600 evaluations of the log density with two derivatives where it is smooth on the scale of the widest
-    Gaussian, and 90 more for each halving of a panel: about 2500 for bends that are a thousand times narrower than the
-    Gaussian, 7000 at most. Memory of about 1000 arrays of the size of the result.
+    Cost: 32 to 160 evaluations of an analytic log density with two derivatives if no variance exceeds 9. For others 600
+    where it is smooth on the scale of the widest Gaussian, and 90 more for each halving of a panel: about 2500 for
+    bends that are a thousand times narrower than the Gaussian, 7000 at most. Memory of about 1000 arrays of the size of
+    the result.
 
-    :param LogFactor potential: the factors; only ``logistic_terms``, ``log_density`` and ``derivatives`` are used.
+    :param LogFactor potential: the factors; only ``logistic_terms``, ``log_density``, ``derivatives`` and
+        ``is_analytic`` are used.
     :param ArrayLike mean: means :math:`m`.
     :param ArrayLike variance: positive variances :math:`v`.
     :return: value and slopes, of the broadcast shape of the factors, ``mean`` and ``variance``.
@@ -69,6 +77,16 @@ def expected_log_density(potential: LogFactor, mean: ArrayLike, variance: ArrayL
     if terms is not None:
         return expected_logistic_terms(terms, expected_log_partition, mean, variance)
     found: ExpectedLogDensity = _by_quadrature(potential, mean, variance)
+    return found
+
+
+@jax.jit
+def _by_quadrature(potential: LogFactor, mean: ArrayLike, variance: ArrayLike) -> ExpectedLogDensity:
+    mean, variance = broadcast_to_factors(potential, mean, variance)
+    if not getattr(potential, "is_analytic", False):
+        return _on_panels(potential, mean, variance)
+    is_narrow = jnp.all((variance > 0.0) & (variance <= _WIDEST))
+    found: ExpectedLogDensity = jax.lax.cond(is_narrow, _on_even_nodes, _on_panels, potential, mean, variance)
     return found
 
 
@@ -120,9 +138,34 @@ class _Panels(NamedTuple):
         return jnp.max(jnp.where(jnp.isfinite(ratio), ratio, 0.0), axis=1)
 
 
-@jax.jit
-def _by_quadrature(potential: LogFactor, mean: ArrayLike, variance: ArrayLike) -> ExpectedLogDensity:
-    mean, variance = broadcast_to_factors(potential, mean, variance)
+def _on_even_nodes(potential: LogFactor, mean: Array, variance: Array) -> ExpectedLogDensity:
+    r"""The trapezoidal rule, for an analytic log density under Gaussians that are not wide.
+
+    With nodes :math:`h` standard deviations apart its error is :math:`e^{a^2/2 - 2 \pi a / h}` for every :math:`a`
+    standard deviations to either side of the real line up to which the integrand is analytic (Trefethen and Weideman
+    2014, theorem 5.1); in the real direction derivatives may grow like the exponential of the predictor.
+    """
+    scale = jnp.sqrt(variance)
+    largest = jax.lax.stop_gradient(jnp.max(scale, initial=0.0))
+    # Beyond eight standard deviations the Gaussian itself outgrows what is gained; exp(-34) is the error.
+    strip = jnp.minimum(_STRIP / largest, 8.0)
+    step = 2.0 * math.pi * strip / (34.0 + 0.5 * jnp.square(strip))
+    reach = 9.0 + largest
+
+    def terms(pairs: Array) -> tuple[Array, ...]:
+        z = jnp.concatenate([pairs, -pairs]) * step
+        weight = jnp.where(z == 0.0, 0.5, 1.0) * jnp.exp(-0.5 * jnp.square(z)) * (step / math.sqrt(2.0 * math.pi))
+        values, slopes, curvatures = jax.vmap(lambda z: potential.derivatives(mean + scale * z))(z)
+        moved = slopes * z.reshape(-1, *(1,) * mean.ndim)
+        parts = (values, slopes, curvatures, moved, jnp.abs(moved))
+        return tuple(jnp.tensordot(weight, part, axes=1) for part in parts)
+
+    pairs = jnp.arange(_BLOCK * _NUM_BLOCKS, dtype=mean.dtype).reshape(_NUM_BLOCKS, _BLOCK)
+    sums = sum_over_nodes(terms, pairs, mean, lambda pairs: pairs[0] * step <= reach)
+    return _with_slopes(sums, scale, variance)
+
+
+def _on_panels(potential: LogFactor, mean: Array, variance: Array) -> ExpectedLogDensity:
     rule = _SINGLE if jnp.finfo(mean.dtype).bits <= 32 else _DOUBLE
     panels = _refined_panels(*jax.lax.stop_gradient((potential, mean, variance)), rule)
 
@@ -235,10 +278,15 @@ def _integral(
 
     zeros: tuple[Array, ...] = (jnp.zeros_like(mean),) * 6
     (mass, *sums), _ = jax.lax.scan(add_panel, zeros, (left, right))
-    value, slope, curvature, moved, moved_size = (total / mass for total in sums)
+    return _with_slopes(tuple(total / mass for total in sums), scale, variance)
+
+
+def _with_slopes(sums: tuple[Array, ...], scale: Array, variance: Array) -> ExpectedLogDensity:
+    """From the expectations of ``f``, ``f'``, ``f''``, ``f' z`` and its absolute value."""
+    value, slope, curvature, moved, moved_size = sums
     # By Stein's identity also E f' z / (2 sqrt v), which knows of kinks but loses digits if the Gaussian is narrow.
     smooth, any_continuous = 0.5 * curvature, 0.5 * moved / scale
-    noise = 1e3 * jnp.finfo(mean.dtype).eps * (moved_size / scale + jnp.abs(curvature))
+    noise = 1e3 * jnp.finfo(value.dtype).eps * (moved_size / scale + jnp.abs(curvature))
     variance_slope = jnp.where(jnp.abs(smooth - any_continuous) <= noise, smooth, any_continuous)
     # The derivative of the sum in the variance is the second form; make it the one that is returned.
     missing = jax.lax.stop_gradient(jnp.where(jnp.isfinite(value), variance_slope - any_continuous, 0.0))
