@@ -32,6 +32,7 @@ def test_reference_values(fitted, hyper, name):
     np.testing.assert_allclose(bits[~SEEN], np.array(CASE[name]) / np.log(2.0), atol=1e-8)
 
 
+@pytest.mark.thorough
 def test_the_mixture_over_a_lattice_is_exact():
     engine = INLA(process, integrate="grid", grid_step=1.0, log_density_drop=14.0)
     engine.run(random.key(0), *DATA)

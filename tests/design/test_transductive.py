@@ -91,6 +91,7 @@ def test_falls_of_variances_by_a_grid_over_the_predictor(likelihood):
         np.testing.assert_allclose(found[k], np.sum(slopes**2) * (covariance[k, k] - left), rtol=1e-7)
 
 
+@pytest.mark.thorough
 def test_hyperparameters_that_are_integrated_over_take_part():
     x = np.array([1.0, -1.0, 2.0, 0.3])
 

@@ -365,6 +365,7 @@ def test_missing_counts_are_not_scored():
     np.testing.assert_array_equal(scores[1], np.where(missing, 0.0, scores[0]))
 
 
+@pytest.mark.thorough
 @needs_float64
 def test_vectors_that_refuse_every_second_step_do_not_hold_up_a_run():
     """Full steps of columns without counts are too long for ever; the run ends all the same, at a maximum."""

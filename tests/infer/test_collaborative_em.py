@@ -29,6 +29,7 @@ from numpyro_ext.infer.front.files.archive import write_archive
 from numpyro_ext.infer.gaussian.algorithms import expectation_propagation
 from numpyro_ext.models import collaborative_preferences
 from numpyro_ext.potentials import ProbitPotential
+from tests.tiers import thorough
 
 REFERENCE = Path(__file__).parents[1] / "reference"
 KO = json.loads((REFERENCE / "ko-preferences.json").read_text())
@@ -285,7 +286,7 @@ def test_random_pairs_and_pairs_that_lost():
     np.testing.assert_allclose(np.exp(outcome[0]), few.predict([0], [1], [2]).probability[0])
 
 
-@pytest.mark.parametrize("covariance", ["factor", "free"])
+@pytest.mark.parametrize("covariance", [*thorough("factor"), "free"])
 def test_a_fit_from_a_file_goes_on_as_if_it_had_not_ended(covariance, tmp_path):
     options = {"covariance": covariance, "accelerator": "none", "tol": 0.0, "progress_bar": False}
     whole = collaborative_em(PAIRS, KERNEL, 2, init_values=START, num_steps=6, **options)
@@ -304,7 +305,7 @@ def test_a_fit_from_a_file_goes_on_as_if_it_had_not_ended(covariance, tmp_path):
 @pytest.mark.usefixtures("python_handles_control_c")
 @pytest.mark.parametrize(
     ("options", "calls"),
-    [({"accelerator": "lbfgs"}, 7), ({"accelerator": "squarem"}, 8), ({"num_pairs_per_user": 2}, 3)],
+    [({"accelerator": "lbfgs"}, 7), ({"accelerator": "squarem"}, 8), *thorough(({"num_pairs_per_user": 2}, 3))],
     ids=["lbfgs", "squarem", "random-pairs"],
 )
 def test_interrupted_runs_keep_what_they_had(options, calls, monkeypatch):

@@ -13,6 +13,7 @@ import pytest
 from numpyro_ext.compilation import quick_jit as module
 from numpyro_ext.compilation.quick_jit import quick_jit
 from numpyro_ext.infer import EP, LaplaceApproximation, VariationalGaussian
+from tests.tiers import thorough
 
 NUM_ROWS, NUM_GROUPS = 24, 4
 
@@ -66,7 +67,7 @@ def fit(engine, seed, group, model=random_intercepts, **options):
     return run
 
 
-@pytest.mark.parametrize("engine", [EP, LaplaceApproximation, VariationalGaussian])
+@pytest.mark.parametrize("engine", [EP, *thorough(LaplaceApproximation, VariationalGaussian)])
 def test_first_fit_compiles_few_programs_and_the_second_none(engine):
     group = np.arange(NUM_ROWS) % NUM_GROUPS
     jax.clear_caches()

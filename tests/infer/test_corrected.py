@@ -18,6 +18,7 @@ from numpyro_ext.potentials import (
     RectifiedLinearPoissonPotential,
     StudentTPotential,
 )
+from tests.tiers import thorough
 
 from .small_problems import PROBLEMS, by_quadrature
 
@@ -43,7 +44,7 @@ def errors(name):
     return evidence, [float(np.max(gap)) for gap in gaps]
 
 
-@pytest.mark.parametrize("name", ["logistic line", "Bernoulli, correlation 0.98", "ordinal line"])
+@pytest.mark.parametrize("name", [*thorough("logistic line"), "Bernoulli, correlation 0.98", *thorough("ordinal line")])
 def test_evidence_and_means_come_closer(name):
     evidence, means = errors(name)
     assert evidence[1] < 0.25 * evidence[0] and means[1] < 0.5 * means[0], (evidence, means)

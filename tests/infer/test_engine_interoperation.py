@@ -50,6 +50,7 @@ def test_arviz_draws_are_those_of_the_engine(inference_data, fitted_counts, coun
     )
 
 
+@pytest.mark.thorough
 def test_arviz_compares_engines(counts_case, fitted_counts):
     fixed = EP(counts_case.model, hyper_values={"scale": 0.05}, progress_bar=False)
     fixed.run(jax.random.key(0), counts_case.t, counts_case.y)
@@ -159,6 +160,7 @@ def test_missing_values_are_drawn_given_the_field(line_case):
     assert likelihood.shape == (1, 4000, 12) and np.all(np.asarray(likelihood)[..., ~mask] == 0.0)
 
 
+@pytest.mark.thorough
 def test_guide_says_where_it_draws_other_points_than_those_asked_for():
     def process(inputs, y=None):
         distance = inputs[:, None] - inputs[None, :]

@@ -351,6 +351,7 @@ def test_gradient_where_a_predictor_is_pinned():
     np.testing.assert_allclose(gradient, slope, rtol=1e-8)
 
 
+@pytest.mark.thorough
 def test_all_kinds_of_prior_and_a_flat_start():
     rng = np.random.default_rng(6)
     prior, design = mixed_prior(rng, is_flat=True), random_sparse(rng, 24, 11, 3)

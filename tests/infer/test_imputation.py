@@ -8,6 +8,7 @@ import numpyro.distributions as dist
 import pytest
 
 from numpyro_ext.infer import EP, LaplaceApproximation, VariationalGaussian
+from tests.tiers import thorough
 
 RNG = np.random.default_rng(0)
 NEOCORTEX = RNG.normal(size=10)
@@ -34,7 +35,7 @@ def plain(slope, covariate, y):
 
 
 @pytest.mark.parametrize("slope", [0, 0.7])
-@pytest.mark.parametrize("engine", [EP, LaplaceApproximation, VariationalGaussian])
+@pytest.mark.parametrize("engine", [EP, *thorough(LaplaceApproximation, VariationalGaussian)])
 def test_imputed_values_have_their_prior(engine, slope):
     covariate = NEOCORTEX.copy()
     covariate[MISSING] = np.nan

@@ -16,6 +16,7 @@ from numpyro_ext.infer import EP, LaplaceApproximation, VariationalGaussian, cro
 from numpyro_ext.infer.gaussian.integration import exploration
 from numpyro_ext.infer.gaussian.integration.interpolation import interpolated
 from numpyro_ext.structure import ModelStructureError
+from tests.tiers import thorough
 
 KEY = jax.random.key(0)
 ENGINES = [EP, VariationalGaussian, LaplaceApproximation]
@@ -71,7 +72,7 @@ def exact():
 
 
 @pytest.mark.float32
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", [ENGINES[0], *thorough(*ENGINES[1:])])
 def test_a_grid_is_quadrature(engine, exact):
     evidence, mean, sd, spread, spread_sd = exact
     fitted = run(engine, groups, Y, integrate="grid", num_samples=4000)
@@ -107,7 +108,7 @@ def test_draws_of_hyperparameters_are_of_their_density(integrate):
     assert np.mean(draws["effect"][wide] ** 2) > 1.02 * np.mean(draws["effect"][~wide] ** 2)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", [ENGINES[0], *thorough(*ENGINES[1:])])
 def test_between_the_points_of_a_lattice_states_are_those_of_fits(engine):
     fitted = run(engine, counts, np.array([3, 0, 5, 2, 1, 2])[GROUP] + np.arange(24) % 3, num_samples=10)._run
     around, found = fitted._surroundings, fitted.exploration
@@ -170,7 +171,7 @@ def test_a_scale_without_data_behind_it_keeps_its_group():
     assert integrated.diagnostics.edges == ()
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", [ENGINES[0], *thorough(*ENGINES[1:])])
 def test_params_stay_at_their_optimum(engine):
     def model(y):
         level = numpyro.param("level", 0)
@@ -235,6 +236,7 @@ def test_predictions_are_mixtures():
     assert np.all(scores[mask] == 0.0)
 
 
+@pytest.mark.thorough
 def test_cross_validation_is_at_the_optimum():
     scores = [
         cross_validate(

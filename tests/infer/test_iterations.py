@@ -132,6 +132,7 @@ def test_terms_of_hyperparameters_alone_count():
     np.testing.assert_allclose(engine.hyper["scale"].value, best, atol=2e-4)
 
 
+@pytest.mark.thorough
 @needs_float64
 def test_factors_at_zero_are_left_and_steps_say_where_they_went():
     """All means at zero are a stationary point of the bound, and iterations from there would stay."""

@@ -16,6 +16,7 @@ from tests.infer.gaussian_forms import (
     one_block,
     random_sparse,
 )
+from tests.tiers import thorough
 
 NUM_ROWS, NUM_COLUMNS = 13, 11
 SPACES = ["observation", "coefficient", "sparse"]
@@ -111,7 +112,7 @@ def test_draws_have_the_posterior_moments(space, is_signed):
 
 
 @pytest.mark.parametrize("space", ["observation", "coefficient"])
-@pytest.mark.parametrize("is_signed", [False, True])
+@pytest.mark.parametrize("is_signed", [*thorough(False), True])
 def test_blocks_equal_the_whole(space, is_signed):
     rng = np.random.default_rng(5)
     widths, counts = [2, 2, 2], [3, 1, 2]

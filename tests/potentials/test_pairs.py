@@ -98,6 +98,7 @@ def test_a_location_far_away_under_a_vague_prior_of_the_scale():
     np.testing.assert_allclose(found.mean[0], [weight @ location, weight @ outer], rtol=tolerance)
 
 
+@pytest.mark.thorough
 def test_derivatives_and_powers():
     function, values, kind = FAMILIES["zero-inflated Poisson"]
     y, mean, covariance = _cases(values)

@@ -109,6 +109,7 @@ def test_density_and_covariance(family):
     np.testing.assert_allclose(factor @ factor.T, covariance, atol=1e-10 if IS_DOUBLE else 1e-4)
 
 
+@pytest.mark.thorough
 def test_a_guide_of_sums_of_zero_has_their_covariance():
     def model(y):
         f = numpyro.sample("f", dist.ZeroSumNormal(2, event_shape=(4,)))

@@ -26,6 +26,7 @@ from numpyro_ext.infer import EP, LaplaceApproximation, VariationalGaussian
 from numpyro_ext.infer.hyper.space import UnconstrainedSpace
 from numpyro_ext.potentials.trees.forest import Forest
 from numpyro_ext.structure import read_bilinear, read_latent_gaussian, read_sparse_linear
+from tests.tiers import thorough
 
 IS_DOUBLE = jax.config.jax_enable_x64
 KEY = jax.random.key(0)
@@ -179,7 +180,7 @@ def test_all_kinds_of_numbers_are_read_as_floating_ones(model, kind, as_floats):
         assert leaf.dtype == floating or not jnp.issubdtype(leaf.dtype, jnp.inexact), path
     e = 0.3 + 0.1 * jnp.arange(found.num_columns)
     hyper = {n: site.transform(site.transform.inv(jnp.asarray(site.init)) + 0.1) for n, site in found.hyper.items()}
-    densities = [reading.log_joint(hyper, e, reading.data) for reading in (found, expected)]
+    densities = [jax.jit(reading.log_joint)(hyper, e, reading.data) for reading in (found, expected)]
     np.testing.assert_allclose(*densities, rtol=1e-12 if IS_DOUBLE else 1e-4)
 
 
@@ -206,7 +207,7 @@ def log_evidence(b, s):
     return -0.5 * (quadratic + 50 * np.linalg.slogdet(2 * np.pi * covariance)[1])
 
 
-@pytest.mark.parametrize("engine_class", [EP, LaplaceApproximation, VariationalGaussian])
+@pytest.mark.parametrize("engine_class", [EP, *thorough(LaplaceApproximation, VariationalGaussian)])
 def test_a_slope_whose_prior_has_an_integer_location_is_learned(engine_class):
     engine = engine_class(errors_in_variables, integrate="none", init_values={"b": 0.7}, progress_bar=False)
     engine.run(KEY)
