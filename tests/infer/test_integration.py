@@ -206,6 +206,7 @@ def test_many_hyperparameters_are_normal():
     np.testing.assert_allclose(fitted.log_evidence, marginal, atol=0.02)
 
 
+@pytest.mark.thorough
 def test_answers_of_an_integrated_run(tmp_path, capsys, exact):
     fitted = run(EP, groups, Y, integrate="grid", num_samples=500)
     fitted.print_summary()

@@ -150,6 +150,7 @@ def test_loadings_of_a_factor_model_leave_zero_for_the_closed_form():
     assert "'loadings'" in engine.diagnostics.messages[0] and engine.hyper["noise"].standard_error is None
 
 
+@pytest.mark.thorough
 def test_a_wide_standard_error_is_the_closed_form_in_estimates_and_guide():
     def model(y):
         mean = numpyro.sample("mean", dist.Normal(0.0, 1000.0))

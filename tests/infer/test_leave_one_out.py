@@ -62,6 +62,7 @@ def test_masked_observations_score_zero():
     assert found[4] == 0.0 and np.all(found[mask] < 0.0)
 
 
+@pytest.mark.thorough
 def test_scores_of_an_integrated_run_are_over_hyperparameters():
     """The field is exact given the noise, so that quadrature over the noise is the truth."""
 
@@ -95,6 +96,7 @@ def rectified(y, mask=True):
         numpyro.sample("y", dist.Poisson(jnp.maximum(f, 0.0)), obs=y)
 
 
+@pytest.mark.thorough
 def test_likelihoods_that_vanish():
     """Each observation masked, EP fitted again, and the observation scored: the other sites stay where they were."""
     found = fit(EP, rectified, COUNTS).loo()
@@ -144,6 +146,7 @@ def test_arviz_prints_and_compares():
     assert list(table.index) == ["line", "level"]
 
 
+@pytest.mark.thorough
 def test_what_cannot_be_left_out_is_said():
     def two(y, z):
         level = numpyro.sample("level", dist.Normal(0, 2))

@@ -74,6 +74,7 @@ def _one_by_one(engine, datasets, **kwargs):
         yield fitted
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("engine", [EP, pytest.param(LaplaceApproximation, marks=pytest.mark.slow)])
 def test_hyperparameters_are_learned_as_one_by_one(engine, two_at_a_time):
     datasets = _datasets(3)
@@ -94,6 +95,7 @@ def test_a_field_without_hyperparameters_and_arguments_that_all_have(two_at_a_ti
     assert fits[0].diagnostics.num_steps > 1
 
 
+@pytest.mark.thorough
 def test_other_data_sets_compile_nothing(two_at_a_time):
     engine = EP(groups)
     engine.run_many(jax.random.key(0), _datasets(3, is_balanced=True)).get_samples()
@@ -139,6 +141,7 @@ def test_what_cannot_be_fitted_does_not_end_the_others():
         EP(line).run_many(jax.random.key(0), [datasets[1]])
 
 
+@pytest.mark.thorough
 def test_warnings_of_several_data_sets_are_one():
     with pytest.warns(UserWarning) as caught:
         engine = EP(groups, max_hyper_steps=1, hyper_tol=1e-8)

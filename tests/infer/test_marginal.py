@@ -17,6 +17,7 @@ from numpyro.infer.util import log_density
 from numpyro_ext.infer import EP, INLA, BilinearVG, LaplaceApproximation, VariationalGaussian, marginalize
 from numpyro_ext.structure import ModelStructureError
 from tests.infer.test_compiled_programs import compiled_programs
+from tests.tiers import thorough
 
 ENGINES = (EP, VariationalGaussian, LaplaceApproximation)
 SIGMA = np.array([15, 10, 16, 11, 9, 11, 10, 18])
@@ -67,7 +68,7 @@ def schools_posterior():
 
 
 @pytest.mark.float32
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", [EP, *thorough(*ENGINES[1:])])
 def test_gaussian_likelihood_is_integrated_exactly(engine):
     marginal = marginalize(schools, engine)
     for tau in (1e-3, 0.5, 7.0, 300.0):
@@ -75,7 +76,7 @@ def test_gaussian_likelihood_is_integrated_exactly(engine):
         np.testing.assert_allclose(ours, jax.value_and_grad(schools_exactly)(tau), rtol=ROUNDING, atol=ROUNDING)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", [EP, *thorough(*ENGINES[1:])])
 def test_gradients_are_those_of_the_density_by_both_modes(engine):
     marginal = marginalize(intercepts, engine)
 
@@ -98,7 +99,7 @@ def test_second_derivatives_are_those_of_the_density():
     np.testing.assert_allclose(hessian, jax.hessian(schools_exactly)(4.0), rtol=1e-4)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", [EP, *thorough(*ENGINES[1:])])
 def test_density_is_the_evidence_that_the_engine_reports(engine):
     fitted = engine(intercepts, hyper_values={"scales": [0.6, 1.7]}, progress_bar=False)
     fitted.run(jax.random.key(0), GROUP, COUNTS)

@@ -10,6 +10,7 @@ import pytest
 from numpyro_ext.infer import EP, INLA, VariationalGaussian, predictive_moments
 from numpyro_ext.infer.gaussian.answers.predictive_moments import hyper_covariance, local_moments
 from tests.infer.uncertain_process import CASE, DATA, EXACT, SEEN, X_NEW, X, Y, process
+from tests.tiers import thorough
 
 
 @pytest.fixture(scope="module")
@@ -19,7 +20,7 @@ def lattice():
     return engine
 
 
-@pytest.mark.parametrize("is_default, tol", [(True, 1e-2), (False, 1e-3)])
+@pytest.mark.parametrize("is_default, tol", [(True, 1e-2), *thorough((False, 1e-3))])
 def test_lattices_converge_to_the_exact_mixture(is_default, tol, request):
     """The posterior of the hyperparameters has a tail that is far heavier than the Gaussian at its mode."""
     if is_default:
@@ -107,6 +108,7 @@ def scaled(x, y=None):
     numpyro.sample("y", dist.Normal(mean, noise * (1.0 + x**2)), obs=y)
 
 
+@pytest.mark.thorough
 def test_slopes_are_those_of_fits_with_other_hyperparameters():
     x = jnp.linspace(-1.0, 1.5, 12)
     y = 0.7 * x + jnp.cos(5.0 * x)

@@ -12,6 +12,7 @@ from scipy.stats import genpareto, halfnorm, multivariate_normal, norm, poisson
 
 from numpyro_ext.infer import EP, INLA, LaplaceApproximation, VariationalGaussian
 from numpyro_ext.infer.front.answers.resampling import pareto_smoothed, psis_resampled
+from tests.tiers import thorough
 
 KEY = jax.random.key(0)
 GAUSSIAN = [EP, VariationalGaussian, LaplaceApproximation]
@@ -84,7 +85,7 @@ def moments_by_quadrature():
     return mean, np.sqrt([np.sum(weights * (level - mean[0]) ** 2), np.sum(weights * (slope - mean[1]) ** 2)])
 
 
-@pytest.mark.parametrize("engine", [LaplaceApproximation, VariationalGaussian, INLA])
+@pytest.mark.parametrize("engine", [LaplaceApproximation, *thorough(VariationalGaussian, INLA)])
 def test_resampled_draws_of_few_counts_are_closer(engine):
     """The posterior is skewed: the mode is a fifth of a deviation from the mean."""
     fitted = run(engine, line, X, COUNTS, num_samples=4000)
@@ -113,7 +114,7 @@ def spread(y):
 
 
 @pytest.mark.parametrize(
-    "engine, integrate", [(LaplaceApproximation, "grid"), (LaplaceApproximation, "ccd"), (EP, "normal")]
+    "engine, integrate", [*thorough((LaplaceApproximation, "grid"), (LaplaceApproximation, "ccd")), (EP, "normal")]
 )
 def test_hyperparameters_are_weighted_with_the_field(engine, integrate):
     """The density of the scale is skewed: as a normal one, it moves the field by a quarter of a deviation."""

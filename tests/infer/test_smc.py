@@ -13,6 +13,7 @@ from numpyro.infer import MCMC, NUTS
 from scipy.stats import multivariate_normal, norm
 
 from numpyro_ext.infer import SMC
+from tests.tiers import thorough
 
 from .uncertain_process import CASE
 
@@ -79,12 +80,9 @@ def test_a_hundred_conjugate_problems(path):
     ("kernel", "options"),
     [
         ("elliptical-slice", {}),
-        ("pcn", {}),
-        ("random-walk", {}),
         ("hmc", {}),
-        ("nuts", {}),
-        ("hmc", {"waste_free": True}),
-        ("random-walk", {"num_moves": 15}),
+        ("random-walk", {}),
+        *thorough(("pcn", {}), ("nuts", {}), ("hmc", {"waste_free": True}), ("random-walk", {"num_moves": 15})),
     ],
 )
 def test_kernels(kernel, options):
@@ -110,7 +108,7 @@ def level_sampler(request):
     return SMC(level_model, num_particles=2000, path=request.param, progress_bar=False)
 
 
-@pytest.mark.parametrize("num_blocks", [1, 2, 5, 10])
+@pytest.mark.parametrize("num_blocks", [2, *thorough(1, 5, 10)])
 def test_updates_in_blocks_have_one_evidence(num_blocks, level_sampler):
     smc = level_sampler
     for number, end in enumerate(np.linspace(0, 40, num_blocks + 1)[1:].astype(int)):
@@ -126,6 +124,7 @@ def test_updates_in_blocks_have_one_evidence(num_blocks, level_sampler):
     assert int(smc.history["stage"][-1]) == num_blocks - 1
 
 
+@pytest.mark.thorough
 def test_the_case_in_which_weights_after_moves_are_wrong():
     """To move under the new posterior and to weigh afterwards makes the evidence of ten data a nat too large, and the
     variance 0.06 in the place of 1 / 11; see the test below."""
@@ -341,6 +340,7 @@ def test_other_data_of_equal_shapes_compile_nothing():
     assert not compiled
 
 
+@pytest.mark.thorough
 def test_samplers_of_one_model_share_programs_and_know_their_data():
     evidences = []
     for y in (Y[:20], Y, Y[:20]):

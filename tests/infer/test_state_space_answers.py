@@ -79,6 +79,7 @@ def test_moments_in_either_precision(level: LaplaceApproximation) -> None:
     np.testing.assert_allclose(site.sd, np.sqrt(covariances[:, 0, 0]), rtol=tolerance)
 
 
+@pytest.mark.thorough
 def test_forecasts_go_on_from_the_last_state(level: LaplaceApproximation) -> None:
     """Steps beyond those of the fit are drawn by the model, each draw from its own last state."""
     draws = level.get_samples()

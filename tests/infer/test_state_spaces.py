@@ -118,7 +118,8 @@ def without_scan(y):
     numpyro.sample("y", dist.Bernoulli(logits=x), obs=y)
 
 
-@pytest.mark.parametrize("engine", [EP, *(pytest.param(e, marks=pytest.mark.thorough) for e in ENGINES[1:])])
+@pytest.mark.thorough
+@pytest.mark.parametrize("engine", ENGINES)
 def test_the_dense_engine_gives_the_same(engine):
     data = jnp.asarray((np.random.default_rng(3).random(NUM_STEPS) < 0.6).astype(int))
     fits = []

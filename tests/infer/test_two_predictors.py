@@ -14,6 +14,7 @@ from numpyro.infer.util import log_density
 
 from numpyro_ext.infer import EP, INLA, LaplaceApproximation, VariationalGaussian, cross_validate
 from numpyro_ext.structure import ModelStructureError, read_latent_gaussian
+from tests.tiers import thorough
 
 ENGINES = [EP, VariationalGaussian, LaplaceApproximation]
 RNG = np.random.default_rng(0)
@@ -150,7 +151,7 @@ def _grid_moments(model, y, shapes, centers, spans, num_nodes):
 
 @pytest.mark.parametrize(
     ("engine", "nats", "deviations", "ratio"),
-    [(EP, 0.1, 0.1, 0.1), (VariationalGaussian, 0.2, 0.1, 0.2), (LaplaceApproximation, 0.2, 0.7, 0.2)],
+    [(EP, 0.1, 0.1, 0.1), *thorough((VariationalGaussian, 0.2, 0.1, 0.2), (LaplaceApproximation, 0.2, 0.7, 0.2))],
 )
 def test_a_short_regression_of_location_and_scale(engine, nats, deviations, ratio):
     found = _run(engine, noisy, REAL)
@@ -228,7 +229,8 @@ def test_mixtures_of_regressions_have_several_modes(engine):
         engine(two_lines).run(jax.random.key(0), REAL)
 
 
-@pytest.mark.parametrize("weight", [0.5, pytest.param(0.4, marks=pytest.mark.thorough)])
+@pytest.mark.thorough
+@pytest.mark.parametrize("weight", [0.5, 0.4])
 def test_laplace_finds_a_mode_of_a_mixture_and_says_so(weight):
     lines = np.where(RNG.uniform(size=N) < weight, X[:N] @ [1.0, 2.0], X[:N] @ [-1.0, -1.0]) + 0.3 * RNG.normal(size=N)
     engine = LaplaceApproximation(two_lines, progress_bar=False)
