@@ -30,6 +30,7 @@ def sampler():
     return smc
 
 
+@pytest.mark.thorough
 def test_scores_of_weighted_particles(sampler):
     engine = EP(probit, progress_bar=False)
     engine.run(random.key(0), X, Y, SEEN)

@@ -11,6 +11,7 @@ from numpyro import handlers
 
 from numpyro_ext.design import SequentialDesign, expected_risk, site_entropy_reduction
 from numpyro_ext.infer import EP, LaplaceApproximation
+from tests.tiers import thorough
 
 from .test_scores import PROBLEMS, classifier, pool_of
 
@@ -27,7 +28,7 @@ def fitted(args, kind=EP, model=classifier):
     return engine
 
 
-@pytest.mark.parametrize("problem", PROBLEMS)
+@pytest.mark.parametrize("problem", ["tiny", *thorough(*(name for name in PROBLEMS if name != "tiny"))])
 def test_refits_give_the_reference_values(problem):
     args, number = pool_of(PROBLEMS[problem])
     engine, expected = fitted(args), PROBLEMS[problem]["expected_risk_after_query"]

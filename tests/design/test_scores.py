@@ -85,6 +85,7 @@ def test_new_arguments_are_asked_about_like_masked_observations(fitted):
     np.testing.assert_allclose(there, gain, atol=1e-9)
 
 
+@pytest.mark.thorough
 def test_draws_tell_what_the_predictors_tell(fitted):
     engine, number = fitted["n8_2d", "EP"]
     gain = expected_information_gain(engine)["y"][number:]

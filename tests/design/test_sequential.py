@@ -114,6 +114,7 @@ def test_refits_learn_hyperparameters_and_points_are_weighted_anew():
     assert design.num_observed == seen.sum() and not np.isfinite(design.scores()["y"][place])
 
 
+@pytest.mark.thorough
 def test_other_models_run_again():
     def model(x, y=None, labelled=True):
         slopes = numpyro.sample("slopes", dist.Normal(0.0, 1.0).expand([2]).to_event(1))

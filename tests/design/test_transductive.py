@@ -132,6 +132,7 @@ def test_hyperparameters_that_are_integrated_over_take_part():
         np.testing.assert_allclose(found[k], fall, rtol=1e-5)
 
 
+@pytest.mark.thorough
 def test_information_about_the_rest_is_information_in_focus(regression, classifier):
     for engine in (regression, classifier):
         found = mutual_information(engine)["y"]

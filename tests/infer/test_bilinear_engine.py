@@ -350,6 +350,7 @@ def test_learned_hyperparameters_are_stationary():
     assert np.all(held_out[~mask] < 0.0) and np.all(held_out[mask] == 0.0)
 
 
+@pytest.mark.thorough
 def test_missing_counts_are_not_scored():
     """Whatever stands in their place, the scores of the other held-out cells are the same."""
     held_out = np.arange(len(ROWS)) % 7 == 0

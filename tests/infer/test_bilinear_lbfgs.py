@@ -64,6 +64,7 @@ def test_both_solvers_end_at_the_same_bound(family):
     np.testing.assert_allclose(form.predictor(state.rows.mean, state.columns.mean), eta, atol=1e-4)
 
 
+@pytest.mark.thorough
 def test_the_option():
     """The engine runs by L-BFGS, with a learned scale; devices are refused."""
     rows, cols = np.divmod(np.arange(30), 5)

@@ -68,6 +68,7 @@ def _infer(method, prior=PRIOR, pairs=PAIRS):
     return found, *(sum(getattr(each, name) for _, each in found) for name in ("objective", "shift", "curvature"))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("method", SHORT)
 def test_users_and_both_m_steps_have_the_reference_values(method):
     expected = KO["inference"][METHODS[method]]

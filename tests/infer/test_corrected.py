@@ -124,6 +124,7 @@ def test_hyperparameters_are_integrated_over():
     assert found.log_evidence.hyperparameters == "integrated"
 
 
+@pytest.mark.thorough
 def test_what_cannot_be_corrected_is_refused():
     model, y = PROBLEMS["logistic line"]
     with pytest.raises(ValueError, match="power=0.5"):

@@ -115,6 +115,7 @@ def test_a_mask_that_does_not_reach_the_observations_is_refused():
         cross_validate(EP(half_masked), jax.random.key(0), label, num_folds=3, folds=np.arange(6) % 3)
 
 
+@pytest.mark.thorough
 def test_categories_of_several_rows_are_scored_by_the_fold_that_did_not_see_them():
     label, folds = jnp.array([0, 1, 2, 2, 1, 0]), np.arange(6) % 3
     engine = EP(sticks, progress_bar=False)

@@ -31,6 +31,7 @@ from tests.infer.gaussian_forms import (
     random_dense,
     random_sparse,
 )
+from tests.tiers import thorough
 
 NUM = 12
 SPACES = ["observation", "coefficient", "sparse"]
@@ -151,6 +152,7 @@ def test_evidence_of_two_factors(potential, approximate, exact):
     assert 1e-4 < abs(float(info.objective) - exact) < 2e-3
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "make, power", [(probit_and_counts, 1.0), pytest.param(heavy_tailed, 0.6, marks=pytest.mark.slow)]
 )
@@ -171,6 +173,7 @@ def test_spaces_and_schedules_reach_one_fixed_point(make, power):
     assert sweep.max_change < 1e-9
 
 
+@pytest.mark.thorough
 def test_fractional_powers_differ_and_tend_to_the_variational_bound():
     """Evidence decreases with the power towards that of variational Bayes, a lower bound."""
     values = [float(fit(heavy_tailed(), power=power)[1].objective) for power in (1.0, 0.6)]
@@ -289,7 +292,7 @@ def test_forms_stack_under_vmap_and_warm_starts_are_short():
     assert np.all(np.isnan(single.objective_trace[single.num_steps :]))
 
 
-@pytest.mark.parametrize("make", [probit_and_counts, heavy_tailed])
+@pytest.mark.parametrize("make", [probit_and_counts, *thorough(heavy_tailed)])
 def test_damping_changes_the_way_but_not_the_end(make):
     _, info = fit(make())
     state, damped = fit(make(), damping=0.3)
@@ -381,6 +384,7 @@ def test_many_rows_under_a_broad_prior_do_not_overshoot(variance):
     assert info.converged and info.num_steps < 20 and state.step_size == 1.0
 
 
+@pytest.mark.thorough
 def test_heavy_tailed_regression_starts_at_its_data():
     """Flat prior, factors on a scale far from one: the start must carry the location and the scale of the data."""
     rng = np.random.default_rng(0)

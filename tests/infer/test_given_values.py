@@ -67,6 +67,7 @@ def test_engines_read_the_model_where_it_has_a_density(engine_class, option, tmp
     assert float(engine_class.load(tmp_path / "run", correlated).log_evidence) == float(engine.log_evidence)
 
 
+@pytest.mark.thorough
 def test_cross_validation_and_importance_sampling_read_at_the_given_values():
     found = cross_validate(EP(correlated, hyper_values={"correlation": 0.5}, progress_bar=False), KEY, Y, num_folds=2)
     assert np.isfinite(found.log_predictive).all()

@@ -88,6 +88,7 @@ def test_bad_input():
         grid_search(zeros, random.key(0), *TRAIN, param_grid=grid, **SIZES)
 
 
+@pytest.mark.thorough
 def test_fits_that_do_not_converge_are_counted():
     engine = BilinearVG(model, covariance="point", progress_bar=False, num_steps=2)
     with pytest.warns(UserWarning, match="2 of 2 fits"), pytest.warns(UserWarning, match="BilinearVG did not"):

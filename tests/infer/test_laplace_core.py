@@ -22,6 +22,7 @@ from tests.infer.gaussian_forms import (
     mixed_prior,
     random_dense,
 )
+from tests.tiers import thorough
 
 NUM = 12
 SPACES = ["observation", "coefficient", "sparse"]
@@ -63,7 +64,7 @@ def test_exact_on_gaussian_likelihood(space):
     ],
     ids=["counts", "labels", "heavy-tailed", "one-large-count"],
 )
-@pytest.mark.parametrize("space", SPACES)
+@pytest.mark.parametrize("space", [SPACES[0], *thorough(*SPACES[1:])])
 def test_mode_is_that_of_another_optimiser(potential, width, space):
     form = gaussian_process((potential,))
     state, info = fit(form, space=space)
@@ -88,6 +89,7 @@ def test_mode_is_that_of_another_optimiser(potential, width, space):
     np.testing.assert_allclose(posterior.predictor_moments()[1], np.diag(covariance), rtol=1e-6, atol=1e-10)
 
 
+@pytest.mark.thorough
 def test_flat_prior_gives_the_maximum_likelihood_estimate():
     rng = np.random.default_rng(1)
     design = random_dense(rng, NUM, 3)
@@ -157,6 +159,7 @@ def test_masked_rows_are_as_if_deleted():
     np.testing.assert_allclose(state.predictor[kept], other.predictor, atol=1e-9)
 
 
+@pytest.mark.thorough
 def test_stacked_forms_under_vmap():
     scales = jnp.array([0.8, 1.5])
 

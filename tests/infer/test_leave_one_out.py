@@ -119,6 +119,7 @@ def test_one_unknown_by_quadrature(engine, tolerance):
     np.testing.assert_allclose(pointwise(fit(engine, model, y).loo()), exact, atol=tolerance)
 
 
+@pytest.mark.thorough
 def test_categories_are_left_out_with_all_their_predictors():
     kinds = np.array([0, 1, 2, 2, 1, 0, 1, 1, 2, 0, 2, 2])
 

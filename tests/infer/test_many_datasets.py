@@ -166,6 +166,7 @@ def test_interrupted(monkeypatch, two_at_a_time, python_handles_control_c):
     assert len(fits) == 2 and fits.converged.all()
 
 
+@pytest.mark.thorough
 def test_engines_that_fit_one_after_the_other():
     def factors(y):
         rows = numpyro.sample("rows", dist.Normal(0, 1).expand([6, 2]).to_event(2))

@@ -93,6 +93,7 @@ def test_gradients_are_those_of_the_density_by_both_modes(engine):
     np.testing.assert_allclose(jax.vmap(at)(batch), [at(row) for row in batch], rtol=1e-7)
 
 
+@pytest.mark.thorough
 def test_second_derivatives_are_those_of_the_density():
     marginal = marginalize(schools)
     hessian = jax.hessian(lambda t: density(marginal, (SIGMA, EFFECT), tau=t))(4.0)
@@ -109,7 +110,7 @@ def test_density_is_the_evidence_that_the_engine_reports(engine):
 
 
 @pytest.mark.float32
-@pytest.mark.parametrize("chain_method", ["sequential", "vectorized"])
+@pytest.mark.parametrize("chain_method", [*thorough("sequential"), "vectorized"])
 def test_chains_find_the_posterior_of_a_scale(chain_method):
     marginal = marginalize(schools)
     options = {"num_warmup": 300, "num_samples": 1000, "num_chains": 2, "progress_bar": False}
@@ -155,6 +156,7 @@ def test_draws_serve_numpyro():
     np.testing.assert_allclose(again["shift"], draws["shift"], rtol=1e-5)
 
 
+@pytest.mark.thorough
 def test_guides_fit_it():
     marginal = marginalize(schools)
     for guide in (AutoNormal(marginal), AutoLaplaceApproximation(marginal)):

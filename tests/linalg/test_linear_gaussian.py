@@ -265,6 +265,7 @@ def test_banded_space_agrees_with_the_dense_one(is_flat):
     np.testing.assert_allclose(*gradients, rtol=1e-8, atol=1e-10)
 
 
+@pytest.mark.thorough
 def test_banded_draws_and_refusals():
     prior, design, precision, shift = banded_problem(is_flat=True)
     space = linear_gaussian(prior, design, *one_block(240, 150), space="banded")

@@ -146,6 +146,7 @@ def test_small_information_keeps_its_digits_in_both_precisions():
         assert np.all(found > 0.0)
 
 
+@pytest.mark.thorough
 def test_outcomes_that_are_not_known_are_refused():
     with pytest.raises(ValueError, match="StochasticVolatilityPotential does not say what its outcomes are"):
         predictive_entropy(StochasticVolatilityPotential(jnp.zeros(1)), 0.0, 1.0)

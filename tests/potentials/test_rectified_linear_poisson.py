@@ -173,6 +173,7 @@ def test_higher_moments():
     np.testing.assert_allclose(third, slope, rtol=1e-9)
 
 
+@pytest.mark.thorough
 @needs_float64
 def test_fractional_power_against_direct_integral():
     y = np.array([0.0, 1.0, 3.0, 40.0])

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from numpyro_ext.potentials import LogitPotential, PoissonExpPotential, PoissonSoftplusPotential, StudentTPotential
+from tests.tiers import thorough
 
 SIZE, FEW = 5000, 500
 
@@ -21,7 +22,7 @@ def _potential(family):
     return StudentTPotential(jnp.asarray(rng.standard_t(3.0, SIZE)), jnp.asarray(rng.uniform(0.5, 2.0, SIZE)), 3.0)
 
 
-@pytest.mark.parametrize("family", ["logit", "poisson", "poisson_exp", "student"])
+@pytest.mark.parametrize("family", [*thorough("logit", "poisson", "poisson_exp"), "student"])
 @pytest.mark.parametrize("power", [1.0, 0.5])
 def test_many_factors_are_as_few_of_them(family, power):
     potential = _potential(family)

@@ -26,6 +26,7 @@ from numpyro_ext.potentials import (
     StudentTPotential,
     rectified_linear_poisson_moments,
 )
+from tests.tiers import thorough
 
 from .direct_integral import direct_moments, largest_errors
 from .log_densities import (
@@ -119,7 +120,7 @@ def _grid(rows, variances=VARIANCES):
 
 
 @needs_float64
-@pytest.mark.parametrize("power", [1.0, 0.4])
+@pytest.mark.parametrize("power", [*thorough(1.0), 0.4])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_family_against_direct_integral(name, power):
     family, rows, density, anchors = FAMILIES[name]
@@ -153,7 +154,7 @@ SHORT_RULES = {
 
 
 @needs_float64
-@pytest.mark.parametrize("name", SHORT_RULES)
+@pytest.mark.parametrize("name", ["logit", *thorough(*(name for name in SHORT_RULES if name != "logit"))])
 def test_short_rules_of_narrow_cavities(name):
     family, density, rows, variances = SHORT_RULES[name]
     anchors = [0.0, 3.0, 5.3, 13.8]

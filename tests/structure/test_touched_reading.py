@@ -90,9 +90,8 @@ def check_random_models(seeds):
 
 
 @pytest.mark.first
-@pytest.mark.parametrize(
-    "seed", [1, pytest.param(2, marks=pytest.mark.thorough), pytest.param(3, marks=pytest.mark.slow)]
-)
+@pytest.mark.thorough
+@pytest.mark.parametrize("seed", [1, 2, pytest.param(3, marks=pytest.mark.slow)])
 def test_random_models(always, seed):
     check_random_models([seed])
 
