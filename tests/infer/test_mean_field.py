@@ -25,6 +25,7 @@ from tests.infer.gaussian_forms import (
     random_sparse,
 )
 from tests.monte_carlo import assert_close_covariance
+from tests.tiers import thorough
 
 NUM = 12
 COUNTS = jnp.asarray(np.resize([3.0, 0.0, 1.0, 7.0, 2.0, 0.0], NUM))
@@ -48,7 +49,9 @@ def independent_bound(form, precision, mean, variance):
     return form.log_constant + expected + log_prior + 0.5 * jnp.sum(jnp.log(2 * np.pi * np.e * variance))
 
 
-@pytest.mark.parametrize("space, is_flat", [("observation", False), ("coefficient", True), ("sparse", True)])
+@pytest.mark.parametrize(
+    "space, is_flat", [*thorough(("observation", False)), ("coefficient", True), *thorough(("sparse", True))]
+)
 def test_bound_of_any_sites_is_that_of_the_definition(space, is_flat):
     rng = np.random.default_rng(3)
     design = random_sparse(rng, NUM, 11, 3)

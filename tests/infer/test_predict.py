@@ -19,6 +19,7 @@ from numpyro.infer import MCMC, NUTS, Predictive
 
 from numpyro_ext.infer import EP, INLA, BilinearVG, LaplaceApproximation, VariationalGaussian
 from tests.monte_carlo import assert_close_deviations, assert_close_means
+from tests.tiers import thorough
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", FutureWarning)
@@ -207,8 +208,11 @@ def fitted(engine, model, args, **options):
     return found
 
 
+FEW = ("members of groups", "process", "panel")
+
+
 @needs_float64
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [*FEW, *thorough(*(case for case in CASES if case not in FEW))])
 def test_predictions_are_those_of_the_fit_with_new_observations_masked(case):
     engine, model, old, new, joint, starts = CASES[case]
     found = fitted(engine, model, old, tol=1e-10).predict(KEY, *new)
