@@ -113,11 +113,14 @@ def test_names_of_all_public_rooms_can_be_imported():
     assert all(getattr(package, name) is getattr(infer, name) for name in infer.__all__)
 
 
-def test_importing_starts_no_backend():
+def test_importing_starts_no_backend_and_is_quick():
     """Before `jax.distributed.initialize` nothing may be computed, and users choose platforms after importing."""
     lines = [
+        "import sys",
         f"import {PACKAGE}.infer, {PACKAGE}.models",
         "from jax._src import xla_bridge",
         "assert not xla_bridge.backends_are_initialized()",
+        # a third of the whole time, for what few calls need
+        "assert not {'scipy.stats', 'scipy.optimize', 'matplotlib', 'arviz'} & {*sys.modules}",
     ]
     subprocess.run([sys.executable, "-c", "\n".join(lines)], cwd=ROOT, check=True)

@@ -14,7 +14,6 @@ import numpyro.distributions as dist
 from jax import Array
 from numpyro import handlers
 from numpyro.infer import Predictive
-from scipy.stats import binom
 
 from ..optional import optional
 from ..structure.model.execution import check_key
@@ -87,6 +86,8 @@ class Calibration:
         axes = np.ravel(axes)
         for axis, (name, places) in zip(axes, self.places.items(), strict=True):
             axis.hist(places.ravel(), np.linspace(0, 1, num_bins + 1), color="#1b6ca8", alpha=0.8, edgecolor="white")
+            from scipy.stats import binom  # takes as long to import as JAX
+
             low, high = binom.ppf((0.005, 0.995), places.size, 1.0 / num_bins)
             axis.axhspan(low, high, color="#777777", alpha=0.25, lw=0)
             axis.axhline(places.size / num_bins, color="#777777", lw=1)

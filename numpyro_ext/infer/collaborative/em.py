@@ -15,7 +15,6 @@ from typing import Any, Literal, NamedTuple, get_args
 import jax
 import jax.numpy as jnp
 import numpy as np
-import scipy.optimize
 from jax import Array
 from numpy.typing import ArrayLike
 
@@ -310,10 +309,12 @@ def _climb(
         parts = of_mean, of_loadings.reshape(-1), (of_variance * expected.prior.variance)[None]
         return -expected.objective, -np.concatenate([np.asarray(part, float) for part in parts])
 
+    from scipy.optimize import minimize  # not needed by those who only import the room
+
     start = np.concatenate([prior.mean, np.ravel(prior.loadings), [np.log(prior.variance)]]).astype(float)
     options = {"maxfun": num_steps, "ftol": tol, "maxcor": 20}
     try:
-        succeeded = bool(scipy.optimize.minimize(evaluate, start, jac=True, method="L-BFGS-B", options=options).success)
+        succeeded = bool(minimize(evaluate, start, jac=True, method="L-BFGS-B", options=options).success)
     except KeyboardInterrupt:
         problem.is_interrupted, succeeded = True, False
     fits = len(trace) - 1

@@ -15,7 +15,6 @@ from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 import numpy as np
-from scipy import optimize
 
 __all__ = ["PiecewiseCoefficients", "minimax_pieces"]
 
@@ -102,6 +101,8 @@ def _sigmoid(x: float) -> float:
 
 
 def _root(function: Callable[[float], float], lower: float, upper: float) -> float:
+    from scipy import optimize  # few need it, and it takes long to import
+
     return float(optimize.brentq(function, lower, upper, xtol=1e-15, rtol=4.0 * np.finfo(float).eps))
 
 
