@@ -181,7 +181,6 @@ WHITE = {"Cox process": white_cox_process}
 
 def main() -> None:
     numpyro.enable_x64()
-    beside_nuts = moments()
     rows, notes = [], []
     for name, (model, args) in MODELS.items():
         ways = {"EP": by_engine(EP, model, args), "VariationalGaussian": by_engine(VariationalGaussian, model, args)}
@@ -236,6 +235,7 @@ def main() -> None:
         f"{values.std(ddof=1):.4f}, standard error that they tell {told:.4f}; EP corrected by cumulants "
         f"{engine.corrected().log_evidence:.4f}"
     )
+    beside_nuts = moments()
     lines = [
         "# Log evidences of four models",
         "",
