@@ -73,6 +73,7 @@ def thrown(arguments, place, value):
     return arguments
 
 
+@pytest.mark.thorough
 def test_experiments_that_are_made_again():
     smc = SMC(rates, num_particles=4000, progress_bar=False)
     smc.run(random.key(0), jnp.array([8, 1, 0]), jnp.array([16, 2, 0]))

@@ -43,6 +43,7 @@ def test_refits_give_the_reference_values(problem):
     np.testing.assert_allclose(fall, PROBLEMS[problem]["IVM"]["entropy_decrease_nats"], atol=1e-8)
 
 
+@pytest.mark.thorough
 def test_refits_are_runs_of_the_engine():
     args, number = pool_of(PROBLEMS["tiny"])
     engine = fitted(args, LaplaceApproximation)

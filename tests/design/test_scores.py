@@ -133,6 +133,7 @@ def test_linear_regression_has_a_closed_form(linear):
     assert abs(by_draws - LINEAR["U_nats"]) < 0.03
 
 
+@pytest.mark.thorough
 def test_hyperparameters_alone_and_all_together():
     def model(x, y=None, seen=True):
         scale = numpyro.sample("scale", dist.LogNormal(0.0, 1.0))
@@ -167,9 +168,8 @@ def test_hyperparameters_alone_and_all_together():
         expected_information_gain(engine, focus="slope")
 
 
-@pytest.mark.parametrize(
-    "likelihood", ["ordered", *(pytest.param(name, marks=pytest.mark.thorough) for name in ("counts", "categories"))]
-)
+@pytest.mark.thorough
+@pytest.mark.parametrize("likelihood", ["ordered", "counts", "categories"])
 def test_other_outcomes_against_draws(likelihood):
     x = np.linspace(-1.0, 1.5, 6)
 

@@ -387,6 +387,7 @@ def test_bad_input_is_explained():
         fit.predict([10], [0], [1])
 
 
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("error:collaborative_em did not converge")
 def test_a_fit_that_is_not_at_its_end_says_so():
     with pytest.warns(UserWarning, match="did not converge: the objective still rose in the last of"):

@@ -116,6 +116,7 @@ def test_guide_orders_sites_as_the_model_does():
     np.testing.assert_allclose(engine.guide.get_posterior(engine.params).covariance_matrix, exact, atol=1e-9)
 
 
+@pytest.mark.thorough
 def test_guide_works_where_guides_are_asked_for(fitted_line, line_case):
     guide, params = fitted_line.guide, fitted_line.params
     arguments = (line_case.x, line_case.y, line_case.mask)

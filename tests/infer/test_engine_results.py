@@ -169,6 +169,7 @@ def test_new_observations_may_have_another_shape(line_case, fitted_line):
     np.testing.assert_allclose(scores, exact.logpdf(y), rtol=1e-8)
 
 
+@pytest.mark.thorough
 def test_observations_at_new_inputs_are_scored_as_masked_ones(counts_case):
     t, y, num_old = 0.3 + 2.0 * counts_case.t, counts_case.y, counts_case.t.size
     fitted, masked = (EP(counts_case.model, progress_bar=False, hyper_values={"scale": 0.7}) for _ in range(2))

@@ -282,6 +282,7 @@ def test_many_refused_factors_are_an_error(counts_case, fitted_counts):
         fitting_module.check_skipped(bad, reading, "EP")
 
 
+@pytest.mark.thorough
 def test_programs_are_not_shared_where_indices_differ():
     """In a deterministic site, and behind a function: both were taken from the first run of the program."""
 

@@ -193,7 +193,7 @@ def evidence_of_parameters(parameters, family):
     ("family", "space"),
     [
         ("counts", "coefficient"),
-        ("heavy", "observation"),
+        pytest.param("heavy", "observation", marks=pytest.mark.thorough),
         ("laplace", "coefficient"),
         pytest.param("counts", "observation", marks=pytest.mark.thorough),
         pytest.param("heavy", "coefficient", marks=pytest.mark.thorough),

@@ -108,7 +108,8 @@ def test_draws_of_hyperparameters_are_of_their_density(integrate):
     assert np.mean(draws["effect"][wide] ** 2) > 1.02 * np.mean(draws["effect"][~wide] ** 2)
 
 
-@pytest.mark.parametrize("engine", [ENGINES[0], *thorough(*ENGINES[1:])])
+@pytest.mark.thorough
+@pytest.mark.parametrize("engine", ENGINES)
 def test_between_the_points_of_a_lattice_states_are_those_of_fits(engine):
     fitted = run(engine, counts, np.array([3, 0, 5, 2, 1, 2])[GROUP] + np.arange(24) % 3, num_samples=10)._run
     around, found = fitted._surroundings, fitted.exploration
@@ -188,6 +189,7 @@ def test_params_stay_at_their_optimum(engine):
     assert np.ptp(fitted.get_samples()["level"]) == 0.0 and fitted.get_samples()["spread"].std() > 0.1
 
 
+@pytest.mark.thorough
 def test_many_hyperparameters_are_normal():
     """Fields that are flat in their hyperparameters: these have their own normal density, which is what comes back."""
 

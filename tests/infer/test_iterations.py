@@ -150,6 +150,7 @@ def test_factors_at_zero_are_left_and_steps_say_where_they_went():
     np.testing.assert_allclose(bound(bound.point), best, rtol=1e-6)
 
 
+@pytest.mark.thorough
 @needs_float64
 def test_equal_components_part():
     """Two components that are equal stay so in every sweep: data of two are then explained by one."""
@@ -175,6 +176,7 @@ def test_equal_components_part():
     np.testing.assert_allclose(engine.log_evidence, best, atol=0.05)
 
 
+@pytest.mark.thorough
 def test_what_grows_for_ever_is_no_maximum():
     engine = BilinearVG(counts_of(lambda: numpyro.param("level", 0.0)), progress_bar=False, num_restarts=0)
     with pytest.warns(UserWarning, match="'level' .* would grow for ever"):

@@ -17,7 +17,6 @@ from numpyro_ext.infer.gaussian import fitting_programs
 from numpyro_ext.infer.hyper.metric import in_metric, with_metric
 from numpyro_ext.infer.hyper.search import curvature, evaluation_fn, hessian, init_search, search
 from numpyro_ext.infer.hyper.space import UnconstrainedSpace
-from tests.tiers import thorough
 
 KEY = jax.random.key(0)
 RNG = np.random.default_rng(5)
@@ -61,7 +60,8 @@ DATA = {
 }
 
 
-@pytest.mark.parametrize("model", [graded, *thorough(overdispersed), pytest.param(robust, marks=pytest.mark.slow)])
+@pytest.mark.thorough
+@pytest.mark.parametrize("model", [graded, overdispersed, pytest.param(robust, marks=pytest.mark.slow)])
 def test_local_factors_have_the_curvature_of_the_model(model):
     engine = EP(model, progress_bar=False)
     engine.run(KEY, DATA[model])

@@ -266,7 +266,7 @@ def correlated(y, jitter=0.0):
     numpyro.sample("y", dist.Poisson(jnp.exp(f)), obs=y)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", [EP, *thorough(*ENGINES[1:])])
 def test_what_has_no_evidence_is_refused_and_counted(engine):
     marginal = marginalize(correlated, engine, init_values={"correlation": 0.5})
     value, slope = jax.value_and_grad(lambda r: density(marginal, (np.array([1, 4]),), correlation=r))(1.6)
@@ -282,6 +282,7 @@ def test_fits_that_do_not_converge_are_counted():
         marginal.recover(jax.random.key(0), {"scales": [[0.5, 1.0]] * 3}, GROUP, COUNTS)
 
 
+@pytest.mark.thorough
 def test_draws_lie_inside_the_support():
     def model(y=None):
         scale = numpyro.sample("scale", dist.HalfNormal(1.0))
@@ -309,6 +310,7 @@ def test_second_data_set_compiles_nothing():
     assert names == []
 
 
+@pytest.mark.thorough
 def test_second_run_of_a_chain_compiles_nothing_but_what_numpyro_does():
     """NumPyro compiles the loop over the draws in every run, of any model; of ours nothing stands beside it."""
     mcmc = MCMC(NUTS(marginalize(schools)), num_warmup=5, num_samples=5, progress_bar=False)

@@ -307,6 +307,7 @@ def test_an_interrupted_run_goes_on(grouped, by, monkeypatch, tmp_path):
             smc.run(KEY, GROUP, COUNTS + 1, **options)
 
 
+@pytest.mark.thorough
 def test_an_interrupted_update_keeps_the_posterior(monkeypatch):
     smc = SMC(level_model, num_particles=100, progress_bar=False)
     smc.run(KEY, Y, np.arange(40) < 20)
@@ -355,6 +356,7 @@ def test_samplers_of_one_model_share_programs_and_know_their_data():
         assert abs(smc.log_evidence - level_evidence(Y / scale)) < 3.5 * smc.log_evidence.standard_error
 
 
+@pytest.mark.thorough
 def test_one_model_on_data_that_change_the_number_of_unknowns():
     def slopes(x, y):
         slope = numpyro.sample("slope", dist.Normal(0, 1).expand([x.shape[1]]).to_event(1))

@@ -124,6 +124,7 @@ def test_points_and_kernels_that_do_not_fit():
     assert np.isfinite(jax.grad(evidence)(0.7))
 
 
+@pytest.mark.thorough
 @needs_float64
 def test_preferences_of_one_person():
     """Sites, moments and evidence of EP computed elsewhere: with the utilities as the field, and with the pairs."""

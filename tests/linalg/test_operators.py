@@ -85,6 +85,7 @@ def test_expressions_equal_those_of_matrices():
     np.testing.assert_allclose(dense["functions"], np.tril(np.ones((24, 24)))[::2])
 
 
+@pytest.mark.thorough
 def test_arrays_on_the_left_and_batches():
     operator = OPERATORS["composition"]
     matrix = matrix_of("composition")
