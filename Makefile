@@ -38,7 +38,7 @@ test: $(VENV)/.test ## the fast suite in float64, then the small float32 job
 test-float32: $(VENV)/.test ## the tests marked float32, in single precision
 	NUMPYRO_EXT_TEST_PRECISION=float32 $(VENV)/bin/python $(PYTEST) -n $(WORKERS) -m "float32 and not slow and not thorough"
 
-test-thorough: $(VENV)/.test ## whole engines and further cases, in float64 and then in single precision; SHARE=0/8 for a part
+test-thorough: $(VENV)/.test ## whole engines and further cases, in float64 and then in single precision; SHARE=0/12 for a part
 	$(VENV)/bin/python $(PYTEST) -n $(WORKERS) -m "thorough and not slow"
 	NUMPYRO_EXT_TEST_PRECISION=float32 $(VENV)/bin/python $(PYTEST) -n $(WORKERS) -m "thorough and float32 and not slow" || [ $$? -eq 5 ] # 5: none is in this share
 

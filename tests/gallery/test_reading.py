@@ -20,17 +20,15 @@ from numpyro_ext.structure import (
 )
 from numpyro_ext.structure.latent_gaussian.read import LATENT_GAUSSIAN
 from numpyro_ext.structure.model.verification import log_densities
-from tests.tiers import thorough
+from tests.tiers import few
 
 from . import GAUSSIAN, MODELS
 
 PUBLISHED = [name for name, model in MODELS.items() if not model.refusal]
 SLOW = [name for name in PUBLISHED if MODELS[name].is_slow]
 QUICK = [name for name in PUBLISHED if name not in SLOW]
-# By default every fourth: models of one file have much in common.
 READ = [
-    *QUICK[::4],
-    *thorough(*(name for name in QUICK if name not in QUICK[::4])),
+    *few(QUICK, len(QUICK) // 4),  # models of one file have much in common
     *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW),
 ]
 REFUSED = [name for name, model in MODELS.items() if model.refusal]

@@ -26,7 +26,7 @@ from numpyro_ext.potentials import (
     StudentTPotential,
     rectified_linear_poisson_moments,
 )
-from tests.tiers import thorough
+from tests.tiers import few, thorough
 
 from .direct_integral import direct_moments, largest_errors
 from .log_densities import (
@@ -121,7 +121,7 @@ def _grid(rows, variances=VARIANCES):
 
 @needs_float64
 @pytest.mark.parametrize("power", [*thorough(1.0), 0.4])
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", few(FAMILIES, 5))
 def test_family_against_direct_integral(name, power):
     family, rows, density, anchors = FAMILIES[name]
     mean, variance, row, columns = _grid(rows)
@@ -182,7 +182,7 @@ def test_short_rules_of_narrow_cavities(name):
 
 
 @needs_float64
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", few(FAMILIES, 5))
 def test_log_density_and_derivatives(name):
     family, rows, density, _ = FAMILIES[name]
     eta = np.array([-31.0, -2.5, 0.4, 6.0, 12.5])

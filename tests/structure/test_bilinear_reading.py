@@ -10,6 +10,7 @@ from numpyro import handlers
 
 from numpyro_ext.distributions import ContinuationRatio, OrderedProbit, SoftplusPoisson
 from numpyro_ext.structure import ModelStructureError, read_bilinear
+from tests.tiers import few
 
 R, C, K, N = 4, 3, 2, 9
 RNG = np.random.default_rng(0)
@@ -125,7 +126,9 @@ WAYS = [
 ]
 
 
-@pytest.mark.parametrize("model, shapes, num_cells, num_pairs", WAYS, ids=lambda x: getattr(x, "__name__", None))
+@pytest.mark.parametrize(
+    "model, shapes, num_cells, num_pairs", few(WAYS, 4), ids=lambda x: getattr(x, "__name__", None)
+)
 def test_ways_of_writing(model, shapes, num_cells, num_pairs):
     """The check of the reading compares the form with NumPyro's log density at random points."""
     reading = read_bilinear(model)
@@ -171,7 +174,7 @@ LIKELIHOODS = {
 }
 
 
-@pytest.mark.parametrize("label", LIKELIHOODS)
+@pytest.mark.parametrize("label", few(LIKELIHOODS, 3))
 def test_likelihoods(label):
     """The check of the reading compares with NumPyro."""
     limit = {"b": 1, "o": 2, "c": 2}.get(label[0], 100)

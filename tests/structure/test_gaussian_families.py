@@ -11,6 +11,7 @@ from numpyro.infer.util import log_density
 
 from numpyro_ext.infer import EP
 from numpyro_ext.structure import ModelStructureError, read_latent_gaussian
+from tests.tiers import few
 
 IS_DOUBLE = jnp.zeros(()).dtype == jnp.float64
 RNG = np.random.default_rng(0)
@@ -83,7 +84,7 @@ FAMILIES = {
 }
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", few(FAMILIES, 4))
 def test_density_and_covariance(family):
     make, covariance = FAMILIES[family]
     fn = make()

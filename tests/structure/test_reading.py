@@ -18,6 +18,7 @@ from numpyro_ext.distributions import RectifiedLinearPoisson, SoftplusPoisson
 from numpyro_ext.linalg.gaussian.design import SparseRows
 from numpyro_ext.linalg.gaussian.prior import CovariancePrior, DiagonalPrior, FlatPrior, LowRankPrior, PrecisionPrior
 from numpyro_ext.structure import read_latent_gaussian
+from tests.tiers import few
 
 N, P = 6, 2
 rng = np.random.default_rng(3)
@@ -83,7 +84,7 @@ RECOGNISED = {
 }
 
 
-@pytest.mark.parametrize("name", RECOGNISED)
+@pytest.mark.parametrize("name", few(RECOGNISED, 9))
 def test_recognised_potential(name: str) -> None:
     make, data, expected = RECOGNISED[name]
 
@@ -113,7 +114,7 @@ PRIORS = {
 }
 
 
-@pytest.mark.parametrize("name", PRIORS)
+@pytest.mark.parametrize("name", few(PRIORS, 4))
 def test_priors_keep_their_parameterisation(name: str) -> None:
     make, expected = PRIORS[name]
 

@@ -16,6 +16,7 @@ from numpyro_ext.linalg.gaussian.design import DenseDesign, StateSpaceDesign
 from numpyro_ext.structure import ModelStructureError, read_latent_gaussian
 from numpyro_ext.structure.program import recurrences, state_rows
 from tests import scan_models
+from tests.tiers import few
 
 LENGTH = 22
 RNG = np.random.default_rng(0)
@@ -54,7 +55,7 @@ def evaluated(reading: Any, hyper: Any = None) -> tuple[Any, Any, dict[str, Any]
     return evaluate(reading.initial_hyper() if hyper is None else hyper)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", few(MODELS, 4))
 def test_models_with_scans_are_state_spaces(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The density of the state space is NumPyro's (checked while reading), and its matrix that of the dense reading."""
     data, field, hyper, num_states, num_shared = MODELS[name]
