@@ -290,6 +290,7 @@ def test_a_density_that_does_not_curve_is_said(monkeypatch):
     assert any("not integrated" in message for message in fitted.diagnostics.messages)
 
 
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore:LaplaceApproximation did not converge")
 def test_directions_without_curvature_stay_at_the_mode():
     """Of two numbers the data know the product: the density of the pair is a ridge."""

@@ -105,6 +105,7 @@ def test_steps_are_refused_by_name(engine):
         engine(model, progress_bar=False).run(KEY, y)
 
 
+@pytest.mark.thorough
 @needs_float64
 def test_a_scale_at_its_edge_is_named_everywhere(capsys):
     """Weaker data than their noise: the maximum is at zero, far from where the first step ends."""

@@ -228,7 +228,7 @@ def test_predictions_are_those_of_the_fit_with_new_observations_masked(case):
 
 
 @needs_float64
-@pytest.mark.parametrize("marginal", ["gaussian", "simplified-laplace"])
+@pytest.mark.parametrize("marginal", [*thorough("gaussian"), "simplified-laplace"])
 def test_mixtures_over_hyperparameters_are_predicted_point_by_point(marginal):
     """Each component is the masked fit at its point of the design, with the weight that the fit gave it."""
     engine = fitted(INLA, process, (X, COUNTS), marginal=marginal, hyper_values={}, tol=1e-10, grid_step=1.5)
@@ -294,7 +294,7 @@ def as_arrays(group, x, num_groups, y=None):
     slopes(np.asarray(group), np.asarray(x), num_groups, y)
 
 
-@pytest.mark.parametrize("old", AS_TYPED)
+@pytest.mark.parametrize("old", ["lists", *thorough("jax", "small"), "pandas"])
 @pytest.mark.parametrize("new", NEW_AS_TYPED)
 def test_arguments_are_what_people_type(groups, old, new):
     expected = groups.predict(KEY, NEW_GROUP, NEW_X, 4).posterior["line"]

@@ -146,6 +146,7 @@ def test_learned_hyperparameters_are_a_maximum_of_the_bound(learned):
         assert abs(slope) < 0.01
 
 
+@pytest.mark.thorough
 def test_parameters_of_a_tree_converge_in_the_defaults():
     """To a maximum of the bound: none does better a little further, with all coefficients refitted."""
     picture = np.kron([[0.0, 1.0], [1.0, 0.5]], np.ones((8, 8)))

@@ -145,6 +145,7 @@ def test_counts_are_sums_of_observations(bound):
     assert potential.is_log_concave and potential.is_lower_bound == parts[0].is_lower_bound
 
 
+@pytest.mark.thorough
 @needs_float64
 @pytest.mark.parametrize("number", [5, 100, 10_000])
 def test_predictive_densities_of_many_counts(number):

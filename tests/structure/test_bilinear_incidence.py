@@ -140,6 +140,7 @@ def test_the_prior_of_vectors_that_depend_on_each_other():
     np.testing.assert_allclose(draws.mean(0), side.mean, atol=0.05)
 
 
+@pytest.mark.thorough
 def test_other_cells_of_the_same_vectors():
     def model(user, first, second, won):
         h = process("h", ITEMS)
