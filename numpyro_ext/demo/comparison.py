@@ -28,7 +28,7 @@ from .results import Result
 __all__ = ["NONLINEARITIES", "compare", "format_table", "run"]
 
 NONLINEARITIES = ("rectified", "softplus", "exponential")
-_SVI_STEPS = 10_000
+_SVI_STEPS, _SVI_ROUNDS = 10_000, 10
 
 Draw = Callable[[EventCounts], tuple[dict[str, Any], str, str]]
 """From data to draws, the log evidence as text, and a remark."""
@@ -121,14 +121,24 @@ def _svi(model: Callable[..., None], num_samples: int) -> Draw:
     optimizer = optax_to_numpyro(optax.adam(optax.cosine_decay_schedule(0.02, _SVI_STEPS)))
     svi = SVI(model, guide, optimizer, Trace_ELBO())
 
+    @jax.jit
+    def climb(state: Any, t: Any, counts: Any) -> tuple[Any, Any]:
+        return jax.lax.scan(lambda s, _: svi.update(s, t, counts), state, length=_SVI_STEPS // _SVI_ROUNDS)
+
+    @jax.jit
+    def draws_of(params: Any, t: Any, counts: Any) -> dict[str, Any]:
+        sites = guide.sample_posterior(jax.random.key(2), params, sample_shape=(num_samples,))
+        values = Predictive(model, sites)(jax.random.key(3), t, counts)
+        return {**sites, "f": values["f"], "intensity": values["intensity"]}
+
     def draw(data: EventCounts) -> tuple[dict[str, Any], str, str]:
-        fit = svi.run(jax.random.key(1), _SVI_STEPS, data.centres, data.counts, progress_bar=False)
-        elbo = -float(jnp.mean(fit.losses[-500:]))
-        if not np.isfinite(elbo):
-            raise _NotFinite("the guide has mass where the density is zero (no intensity at a bin with events).")
-        sites = guide.sample_posterior(jax.random.key(2), fit.params, sample_shape=(num_samples,))
-        values = Predictive(model, sites)(jax.random.key(3), data.centres, data.counts)
-        return {**sites, "f": values["f"], "intensity": values["intensity"]}, f"≥ {elbo:.2f}", ""
+        state = svi.init(jax.random.key(1), data.centres, data.counts)
+        for _ in range(_SVI_ROUNDS):
+            state, losses = climb(state, data.centres, data.counts)
+            elbo = -float(jnp.mean(losses[-500:]))
+            if not np.isfinite(elbo):
+                raise _NotFinite("the guide has mass where the density is zero (no intensity at a bin with events).")
+        return draws_of(svi.get_params(state), data.centres, data.counts), f"≥ {elbo:.2f}", ""
 
     return draw
 
