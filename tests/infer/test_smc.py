@@ -357,6 +357,19 @@ def test_samplers_of_one_model_share_programs_and_know_their_data():
 
 
 @pytest.mark.thorough
+def test_few_particles_in_many_dimensions():
+    """The largest of fifty correlations of a hundred particles is never small, however far they have moved."""
+
+    def many_levels(y):
+        level = numpyro.sample("level", dist.Normal(0, 1).expand([50]).to_event(1))
+        numpyro.sample("y", dist.Normal(level, 1), obs=y)
+
+    smc = SMC(many_levels, num_particles=100, kernel="hmc", progress_bar=False)
+    smc.run(KEY, np.linspace(-1, 1, 50))
+    assert smc.diagnostics.converged
+    assert smc.history.num_moves.max() < 30
+
+
 def test_one_model_on_data_that_change_the_number_of_unknowns():
     def slopes(x, y):
         slope = numpyro.sample("slope", dist.Normal(0, 1).expand([x.shape[1]]).to_event(1))

@@ -12,7 +12,7 @@ from jax import Array, lax, random
 
 from .slices import elliptical_slices
 
-__all__ = ["GAUSSIAN_KERNELS", "KernelName", "Moved", "Movement", "move", "spread"]
+__all__ = ["GAUSSIAN_KERNELS", "KernelName", "Moved", "Movement", "chance_correlation", "move", "spread"]
 
 KernelName = Literal["elliptical-slice", "pcn", "random-walk", "hmc", "nuts"]
 GAUSSIAN_KERNELS = ("elliptical-slice", "pcn")
@@ -39,7 +39,7 @@ class Movement(NamedTuple):
     """So many, or as many as it takes."""
     most_moves: int
     correlation: float
-    """Moves go on until no coordinate's correlation with its start is above this."""
+    """Moves go on until no coordinate's correlation with its start is above this, or above what chance makes of it."""
 
 
 class Moved(NamedTuple):
@@ -59,6 +59,11 @@ class Moved(NamedTuple):
     """Of the likelihood by all particles, those of gradients counted as one."""
     path: Array
     """All places in their order, ``(moves, particles, size)``, where they were asked for, else empty."""
+
+
+def chance_correlation(number: int, size: int) -> float:
+    """About the largest correlation that so many coordinates of independent particles have by chance."""
+    return 1.2 * float(np.sqrt(2.0 * np.log(size + 1.0) / number))
 
 
 def start_scale(kernel: KernelName, size: int) -> float:
@@ -132,6 +137,8 @@ def move(
         each = jnp.mean(centred * now, 0) / jnp.where(scale > 0.0, scale, 1.0)
         return jnp.max(each)
 
+    # no number of moves brings the largest of many estimates below their noise
+    wanted = max(movement.correlation, chance_correlation(number, start[0].size))
     most = movement.most_moves if movement.num_moves is None else movement.num_moves
     path = jnp.zeros((most if keep_path else 0, number, size), vectors.dtype)
 
@@ -139,13 +146,13 @@ def move(
         count, worst = carry[0], carry[5]
         if movement.num_moves is not None:
             return count < movement.num_moves
-        return (count < most) & ((count < min(_FIRST_MOVES, most)) | (worst > movement.correlation))
+        return (count < most) & ((count < min(_FIRST_MOVES, most)) | (worst > wanted))
 
     def once(carry: Any) -> Any:
         count, states, log_scale, accepted, evaluations, worst, path = carry
         now = jnp.minimum(most_at_once, most - count)
         if movement.num_moves is None and most_at_once > 1:
-            now = jnp.minimum(now, _moves_left(count, worst, movement.correlation))
+            now = jnp.minimum(now, _moves_left(count, worst, wanted))
         keys = random.split(random.fold_in(rng_key, count), number)
         states, acceptance, used = over_particles(lambda k, s: kernel.advance(k, s, log_scale, now), keys, states)
         mean_acceptance = jnp.mean(acceptance)

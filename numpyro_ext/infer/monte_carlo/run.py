@@ -20,6 +20,7 @@ from ...structure.model.tracing import SiteInfo
 from ..front.answers.display import ending, evidence
 from ..front.files.archive import read_archive, write_archive
 from ..front.results import Diagnostics, LogEvidence
+from .moves import chance_correlation
 from .steps import Particles, Programs, StepInfo
 from .target import Target
 
@@ -167,7 +168,7 @@ class SMCRun:
             )
         moved = np.flatnonzero(history["num_moves"])
         worst = float(history["correlation"][moved[-1]]) if moved.size else 0.0
-        if worst > _LARGEST_CORRELATION:
+        if worst > max(_LARGEST_CORRELATION, chance_correlation(len(self.weights), self.target.size)):
             is_well = False
             kernel = self.programs.ladder.movement.kernel
             other = "nuts" if kernel == "hmc" else "hmc"

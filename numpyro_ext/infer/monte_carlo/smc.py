@@ -92,7 +92,7 @@ class SMC(Answers):
     :param float ess_threshold: share of the particles that the effective sample size may fall to before they are
         resampled.
     :param int num_moves: of every particle after each resampling; by default as many as it takes until no coordinate's
-        correlation with its start is above 0.1, at most 300.
+        correlation with its start is above 0.1 (few particles: above what chance makes of it), at most 300.
     :param bool waste_free: keep all places that the moves visit as particles (Dau and Chopin 2022), so that
         ``num_particles / (num_moves + 1)`` particles are resampled; moves should then be many, 19 by default.
     :param watch: latent or deterministic sites whose elements decide how long moves go on and whether they were enough;
