@@ -66,7 +66,6 @@ def test_posteriors_by_nuts(name):
     check(case, draws_of(mcmc), case["query_dirs"], noise, bloch, 2000.0)
 
 
-@pytest.mark.thorough
 def test_an_adaptive_experiment_nears_the_state():
     """Twenty lines: the state, the loop, and the error at its end."""
     generator = np.random.default_rng(0)
