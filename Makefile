@@ -20,9 +20,9 @@ test-thorough test-slow test-newest test-optimised test-oldest: export NUMPYRO_E
 NOTEBOOKS ?= notebooks
 
 # Workers with several BLAS threads each wait for one another when there are more of them than cores.
-test test-float32 test-thorough test-optimised test-slow test-newest test-oldest docs-test notebooks: export OPENBLAS_NUM_THREADS = 1
+test test-float32 test-thorough test-optimised test-slow test-newest test-oldest docs-test notebooks site: export OPENBLAS_NUM_THREADS = 1
 
-.PHONY: help demo test test-full test-float32 test-thorough test-optimised test-slow test-newest test-oldest lint format types docs-test notebooks bench clean
+.PHONY: help demo test test-full test-float32 test-thorough test-optimised test-slow test-newest test-oldest lint format types docs-test notebooks site bench clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -77,6 +77,9 @@ else
 	@echo "notebooks/ holds no notebook: nothing to run"
 endif
 
+site: $(VENV)/.docs ## the documentation as HTML in docs/_build/html, its pages executed; warnings are errors
+	$(VENV)/bin/python -m sphinx -b html -W --keep-going -q docs docs/_build/html
+
 bench: $(VENV)/.benchmark ## benchmarks; results are printed and written to benchmarks/results
 ifneq ($(wildcard benchmarks/*.py),)
 	$(VENV)/bin/python -m pytest -q -m "" --benchmark-enable --benchmark-columns=min,median,iqr,rounds benchmarks
@@ -107,6 +110,11 @@ $(NEWEST)/bin/python:
 	@$*/bin/python -m pip install --quiet --disable-pip-version-check -e ".[dev]"
 	@touch $@
 
+%/.docs: pyproject.toml | %/.dev
+	@echo "Installing what builds the documentation in $*"
+	@$*/bin/python -m pip install --quiet --disable-pip-version-check -e ".[docs]"
+	@touch $@
+
 # Some peers of the benchmarks compile, which takes minutes.
 %/.benchmark: pyproject.toml | %/.dev
 	@echo "Installing the peers of the benchmarks in $*"
@@ -119,4 +127,4 @@ $(NEWEST)/bin/python:
 	@$*/bin/python -m pip install --quiet --disable-pip-version-check -c $*/constraints.txt -e ".[test]"
 	@touch $@
 
-.PRECIOUS: %/bin/python %/.test %/.dev %/.benchmark %/.oldest
+.PRECIOUS: %/bin/python %/.test %/.dev %/.docs %/.benchmark %/.oldest
