@@ -7,8 +7,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-import numpyro_ext  # noqa: E402
 from site_pages import write_generated_pages  # noqa: E402
+
+import numpyro_ext  # noqa: E402
 
 project = "numpyro_ext"
 author = "The numpyro_ext developers"

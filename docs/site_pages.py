@@ -56,7 +56,14 @@ def _reference(generated: Path) -> None:
         names = [name for name in importlib.import_module(package).__all__ if not name.startswith("__")]
         if package == "numpyro_ext":  # which shows the names of infer as well
             names = [name for name in names if name not in importlib.import_module("numpyro_ext.infer").__all__]
-        lines += [f"## {title}: `{package}`", "", "```{eval-rst}", f".. currentmodule:: {package}", "", ".. autosummary::"]
+        lines += [
+            f"## {title}: `{package}`",
+            "",
+            "```{eval-rst}",
+            f".. currentmodule:: {package}",
+            "",
+            ".. autosummary::",
+        ]
         lines += ["   :toctree: api", "", *(f"   {name}" for name in sorted(names, key=str.lower)), "```", ""]
     (generated / "reference.md").write_text("\n".join(lines))
 
@@ -128,7 +135,11 @@ def _benchmarks(folder: Path, generated: Path) -> None:
         "",
     ]
     for name, title in REPORTS.items():
-        found = [path for path in folder.glob("*.md") if re.fullmatch(rf"\d{{4}}-\d\d-\d\d-{name}(-\d)?(-loaded)?", path.stem)]
+        found = [
+            path
+            for path in folder.glob("*.md")
+            if re.fullmatch(rf"\d{{4}}-\d\d-\d\d-{name}(-\d)?(-loaded)?", path.stem)
+        ]
         if not found:
             continue
         newest = max(found, key=lambda path: path.stem)
