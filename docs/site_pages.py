@@ -83,8 +83,8 @@ def _notebooks(folder: Path, generated: Path) -> None:
     lines = [
         "# Notebooks",
         "",
-        "Each tells one story, with NUTS, exact values or another library as its judge. Outputs are those of the stored",
-        "notebooks, which run with every change of the project.",
+        "Each tells one story, with NUTS, exact values or another library as its judge. Outputs are those that are",
+        "stored with the notebooks, which are run again as the project changes.",
         "",
         "::::{grid} 1 2 2 3",
         ":gutter: 3",
@@ -124,9 +124,9 @@ def _benchmarks(folder: Path, generated: Path) -> None:
     lines = [
         "# Benchmarks",
         "",
-        "Results as the scripts of the folder `benchmarks` wrote them, the newest of each, with the machine on which they",
-        "were measured. Ratios hold for other machines, seconds do not; files whose name says `loaded` were measured",
-        "beside other work.",
+        "Results as the scripts of the folder `benchmarks` wrote them, the newest of each, with the machine on which",
+        "they were measured. Ratios hold for other machines, seconds do not; files whose name says `loaded` were",
+        "measured beside other work.",
         "",
         "```{contents}",
         ":local:",
