@@ -78,7 +78,7 @@ else
 endif
 
 site: $(VENV)/.docs ## the documentation as HTML in docs/_build/html, its pages executed; warnings are errors
-	$(VENV)/bin/python -m sphinx -b html -W --keep-going -q docs docs/_build/html
+	$(VENV)/bin/python -m sphinx -b html -j $(WORKERS) -W --keep-going -q docs docs/_build/html
 
 bench: $(VENV)/.benchmark ## benchmarks; results are printed and written to benchmarks/results
 ifneq ($(wildcard benchmarks/*.py),)
