@@ -3,13 +3,10 @@
 import os
 import sys
 from pathlib import Path
-from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent))
+import numpyro_ext
 
-from site_pages import write_generated_pages  # noqa: E402
-
-import numpyro_ext  # noqa: E402
+sys.path.insert(0, str(Path(__file__).parent))  # for site_pages
 
 project = "numpyro_ext"
 author = "The numpyro_ext developers"
@@ -25,6 +22,7 @@ extensions = [
     "sphinx.ext.viewcode",
     "sphinx_copybutton",
     "sphinx_design",
+    "site_pages",
 ]
 exclude_patterns = ["_build", "extending/*.py", "README.md", "**.ipynb_checkpoints"]
 root_doc = "index"
@@ -50,18 +48,3 @@ autodoc_member_order = "bysource"
 autodoc_default_options = {"members": True, "inherited-members": True}
 # Defaults are shown as they are written.
 autodoc_preserve_defaults = True
-
-
-def is_foreign(app: object, what: str, name: str, member: object, skip: bool, options: object) -> bool | None:
-    """Leave out members that other packages define: those of NumPyro's distributions, of tuples and lists."""
-    defined = getattr(member, "fget", None) or getattr(member, "func", None) or member
-    module = getattr(defined, "__module__", None)
-    if what == "class" and callable(defined) and not str(module).startswith("numpyro_ext"):
-        return True
-    return None
-
-
-def setup(app: Any) -> None:
-    """Pages that are made from notebooks, results of benchmarks and public names."""
-    write_generated_pages(Path(__file__).parent)
-    app.connect("autodoc-skip-member", is_foreign)

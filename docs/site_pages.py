@@ -22,6 +22,7 @@ REPORTS = {
     "hyper_information": "Information about hyperparameters",
     "preferences": "Learning from comparisons",
     "design": "Speed of choosing what to measure",
+    "scan": "Series by scan: growth of time and memory",
     "cpu": "Speed of all engines",
 }
 """Names of the files in ``benchmarks/results`` without their date, in the order of the page."""
@@ -148,3 +149,19 @@ def _benchmarks(folder: Path, generated: Path) -> None:
         text = re.sub(r"^(#+) ", r"#\1 ", text, flags=re.MULTILINE)
         lines += [f"## {title}", "", f"*{newest.name}*", "", text.strip(), ""]
     (generated / "benchmarks.md").write_text("\n".join(lines))
+
+
+def is_foreign(app: object, what: str, name: str, member: object, skip: bool, options: object) -> bool | None:
+    """Leave out members that other packages define: those of NumPyro's distributions, of tuples and lists."""
+    defined = getattr(member, "fget", None) or getattr(member, "func", None) or member
+    module = getattr(defined, "__module__", None)
+    if what == "class" and callable(defined) and not str(module).startswith("numpyro_ext"):
+        return True
+    return None
+
+
+def setup(app: Any) -> dict[str, bool]:
+    """The part of an extension of Sphinx."""
+    write_generated_pages(Path(__file__).parent)
+    app.connect("autodoc-skip-member", is_foreign)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

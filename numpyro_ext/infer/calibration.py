@@ -79,6 +79,8 @@ class Calibration:
         :param axes: of matplotlib, one for each site; a new figure by default.
         :return: the axes.
         """
+        from scipy.stats import binom  # takes as long to import as JAX
+
         if axes is None:
             plt = optional("matplotlib.pyplot", "demo")
             size = len(self.ranks)
@@ -86,8 +88,6 @@ class Calibration:
         axes = np.ravel(axes)
         for axis, (name, places) in zip(axes, self.places.items(), strict=True):
             axis.hist(places.ravel(), np.linspace(0, 1, num_bins + 1), color="#1b6ca8", alpha=0.8, edgecolor="white")
-            from scipy.stats import binom  # takes as long to import as JAX
-
             low, high = binom.ppf((0.005, 0.995), places.size, 1.0 / num_bins)
             axis.axhspan(low, high, color="#777777", alpha=0.25, lw=0)
             axis.axhline(places.size / num_bins, color="#777777", lw=1)

@@ -126,4 +126,4 @@ class Answers(Shown, ArviZInterface):
 
 def shapes(target: Target) -> str:
     """Names and shapes of the latent sites."""
-    return ", ".join(f"{name} {tuple(site.shape)}" for name, site in target.sites.items())
+    return ", ".join(f"{name} {shape}" for name, shape in target.shapes.items())

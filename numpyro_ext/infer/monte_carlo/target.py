@@ -77,6 +77,11 @@ class Target:
         self.size, self.dtype = int(flat.size), flat.dtype
         self._split_arguments()
 
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of the latent sites."""
+        return {name: tuple(site.shape) for name, site in self.sites.items()}
+
     # Arguments
 
     def _split_arguments(self) -> None:
@@ -138,7 +143,7 @@ class Target:
             and self._free == other._free
             and all(_equal(a, b) for a, b in zip(self._static, other._static, strict=True))
             and self.dtype == other.dtype
-            and _shapes(self) == _shapes(other)
+            and list(self.shapes.items()) == list(other.shapes.items())
         )
 
     # The model
@@ -243,10 +248,6 @@ class Target:
             found.append([np.asarray(_log_prob(trace[name])) for name in self.observed])
         if not all(np.array_equal(a, b, equal_nan=True) for a, b in zip(*found, strict=True)):
             warn(f"Observations depend on the missing values of {', '.join(self.left_out)}, which are not sampled.")
-
-
-def _shapes(target: Target) -> list[tuple[str, tuple[int, ...]]]:
-    return [(name, tuple(site.shape)) for name, site in target.sites.items()]
 
 
 def _transform(site: Mapping[str, Any]) -> Any:
