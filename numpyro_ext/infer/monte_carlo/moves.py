@@ -9,14 +9,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax, random
+from jax.scipy.linalg import solve_triangular
 
 from .slices import elliptical_slices
 
-__all__ = ["GAUSSIAN_KERNELS", "KernelName", "Moved", "Movement", "chance_correlation", "move", "spread"]
+__all__ = ["KernelName", "Moved", "Movement", "chance_correlation", "move", "spread"]
 
 KernelName = Literal["elliptical-slice", "pcn", "random-walk", "hmc", "nuts"]
-GAUSSIAN_KERNELS = ("elliptical-slice", "pcn")
-"""Those that need a Gaussian prior."""
 
 _ACCEPTANCE = {"elliptical-slice": 0.0, "pcn": 0.27, "random-walk": 0.27, "hmc": 0.8, "nuts": 0.8}
 """Wanted; the middle of 0.25 to 0.3 for random walks and pCN."""
@@ -89,7 +88,7 @@ def move(
     vectors: Array,
     log_prior: Callable[[Array], Array],
     log_likelihood: Callable[[Array], Array],
-    gaussian_prior: tuple[Array, Array] | None,
+    mean: Array,
     covariance: Array,
     log_scale: Array,
     movement: Movement,
@@ -103,8 +102,8 @@ def move(
     :param vectors: of positive density, shape ``(particles, size)``.
     :param log_prior: of one vector.
     :param log_likelihood: of one vector, at the present position of the path.
-    :param gaussian_prior: mean and covariance of the prior, which elliptical slices and pCN need.
-    :param covariance: of the particles, which scales the other kernels.
+    :param mean: of the particles.
+    :param covariance: of the particles.
     :param log_scale: of their steps.
     :param Movement movement: the kernel, and how long.
     :param watch: of one vector, the numbers that are to be forgotten; the vector itself by default.
@@ -112,7 +111,7 @@ def move(
     :param int batch_size: particles that move at the same time, where not all fit into memory.
     """
     number, size = vectors.shape
-    kernel = _kernel(movement.kernel, log_prior, log_likelihood, gaussian_prior, covariance)
+    kernel = _kernel(movement.kernel, log_prior, log_likelihood, mean, covariance)
     # all places are kept one by one
     most_at_once = 1 if keep_path else kernel.most_at_once
 
@@ -203,7 +202,7 @@ def _kernel(
     name: KernelName,
     log_prior: Callable[[Array], Array],
     log_likelihood: Callable[[Array], Array],
-    gaussian_prior: tuple[Array, Array] | None,
+    mean: Array,
     covariance: Array,
 ) -> _Kernel:
     from blackjax.mcmc import hmc, nuts, random_walk
@@ -211,11 +210,25 @@ def _kernel(
     def log_density(x: Array) -> Array:
         return log_prior(x) + log_likelihood(x)
 
-    if name in GAUSSIAN_KERNELS:
-        assert gaussian_prior is not None
-        return _gaussian_kernel(name, log_likelihood, *gaussian_prior)
+    if name == "pcn":
+        return _crank_nicolson(log_likelihood)
 
     factor = jnp.linalg.cholesky(covariance)
+    if name == "elliptical-slice":
+
+        def cut(key: Array, state: Any, log_scale: Array, num_moves: Array) -> Any:
+            vector, level, used = elliptical_slices(
+                key,
+                solve_triangular(factor, state[0] - mean, lower=True),
+                state[1],
+                lambda u: log_density(mean + factor @ u),
+                _SLICES_AT_ONCE,
+                num_moves,
+            )
+            return (mean + factor @ vector, level), jnp.ones_like(level), used
+
+        return _Kernel(lambda x: (x, log_density(x)), cut, _SLICES_AT_ONCE)
+
     if name == "random-walk":
         walk_kernel = random_walk.build_additive_step()
 
@@ -252,41 +265,21 @@ def _kernel(
     return _Kernel(lambda x: tuple(hmc.init(x, log_density)), turn)
 
 
-def _gaussian_kernel(
-    name: KernelName, log_likelihood: Callable[[Array], Array], mean: Array, covariance: Array
-) -> _Kernel:
-    """One that leaves a Gaussian prior as it is, of which only the likelihood is asked for."""
-    root = jnp.sqrt(covariance) if covariance.ndim == 1 else jnp.linalg.cholesky(covariance)
-
-    def directions(key: Array, number: int, vector: Array) -> Array:
-        noise = random.normal(key, (number, vector.size), vector.dtype)
-        return noise * root if root.ndim == 1 else noise @ root.T
-
-    def begin(x: Array) -> Any:
-        return x, log_likelihood(x)
-
-    if name == "elliptical-slice":
-
-        def cut(key: Array, state: Any, log_scale: Array, num_moves: Array) -> Any:
-            draw_key, key = random.split(key)
-            drawn = directions(draw_key, _SLICES_AT_ONCE, state[0])
-            vector, level, used = elliptical_slices(key, state[0], state[1], log_likelihood, drawn, mean, num_moves)
-            return (vector, level), jnp.ones_like(level), used
-
-        return _Kernel(begin, cut, _SLICES_AT_ONCE, True)
+def _crank_nicolson(log_likelihood: Callable[[Array], Array]) -> _Kernel:
+    """Preconditioned Crank-Nicolson (Neal 1999; Cotter, Roberts, Stuart and White 2013) for a standard Gaussian prior,
+    which it leaves as it is."""
 
     def crank(key: Array, state: Any, log_scale: Array, num_moves: Array) -> Any:
-        """Preconditioned Crank-Nicolson (Neal 1999; Cotter, Roberts, Stuart and White 2013)."""
         vector, level = state
         draw_key, key = random.split(key)
         step = jnp.exp(log_scale)
-        place = mean + jnp.sqrt(1.0 - step**2) * (vector - mean) + step * directions(draw_key, 1, vector)[0]
+        place = jnp.sqrt(1.0 - step**2) * vector + step * random.normal(draw_key, vector.shape, vector.dtype)
         found = log_likelihood(place)
         rate = _number(jnp.exp(found - level))
         is_accepted = random.uniform(key, (), vector.dtype) < rate
         return (jnp.where(is_accepted, place, vector), jnp.where(is_accepted, found, level)), rate, 1
 
-    return _Kernel(begin, crank, 1, True, 0.0)
+    return _Kernel(lambda x: (x, log_likelihood(x)), crank, 1, True, 0.0)
 
 
 def _number(rate: Array) -> Array:

@@ -11,6 +11,8 @@ from jax import Array, lax, random
 
 __all__ = ["elliptical_slices"]
 
+_DEGREES = 8.0
+"""Of freedom, of the reference."""
 _MOST_SHRINKS = 100
 """After so many the bracket holds one number; the particle stays."""
 
@@ -19,58 +21,73 @@ def elliptical_slices(
     key: Array,
     vector: Array,
     level: Array,
-    log_likelihood: Callable[[Array], Array],
-    directions: Array,
-    mean: Array,
+    log_density: Callable[[Array], Array],
+    most_moves: int,
     num_moves: Array,
 ) -> tuple[Array, Array, Array]:
-    """Several moves of one particle by elliptical slices (Murray, Adams and MacKay 2010), for use under ``vmap``.
+    """Several moves of one particle, under ``vmap``, by the elliptical slices of Nishihara, Murray and Adams (2014).
+
+    An ellipse goes through the particle and through a draw from a multivariate Student distribution, here the standard
+    one; the particle moves to a place on it where the density over that of Student's is above a level drawn below its
+    own. Tails of the reference that are heavier than those of the density keep no particle where it is.
 
     How many places a move looks at is random. Particles that wait for each other after each move all take as long as
     the slowest one; here a particle begins its next move at once, and the sums over several moves are more alike. That
     halves the time, and is the reason that this is not BlackJAX's kernel of one move.
 
     :param key: random number generator key.
-    :param vector: where the particle is, of positive likelihood, shape ``(size,)``.
-    :param level: its log likelihood.
-    :param log_likelihood: of one vector.
-    :param directions: draws from the Gaussian prior without its mean, one for each move, ``(moves, size)``.
-    :param mean: of the prior, ``(size,)``.
-    :param num_moves: to be made, at most as many as there are directions.
-    :return: the vector and log likelihood after the moves, and how many likelihoods were computed.
+    :param vector: where the particle is, of positive density, in coordinates where it is about standard: ``(size,)``.
+    :param level: its log density.
+    :param log_density: of one vector, not normalised.
+    :param most_moves: how many there may be.
+    :param num_moves: to be made.
+    :return: the vector and log density after the moves, and how many densities were computed.
     """
-    most, dtype = len(directions), vector.dtype
-    angle_key, level_key, key = random.split(key, 3)
-    angles = random.uniform(angle_key, (most,), dtype, 0.0, 2.0 * np.pi)
+    size, dtype = vector.size, vector.dtype
+    angle_key, level_key, noise_key, scale_key, key = random.split(key, 5)
+    angles = random.uniform(angle_key, (most_moves,), dtype, 0.0, 2.0 * np.pi)
     # below the present level by these; computed as differences, as single precision is coarse at large levels
-    drops = -random.exponential(level_key, (most,), dtype)
+    drops = -random.exponential(level_key, (most_moves,), dtype)
+    noise = random.normal(noise_key, (most_moves, size), dtype)
+    shape = 0.5 * (_DEGREES + size)
+    gammas = random.gamma(scale_key, shape, (most_moves,), dtype)
+
+    def residual(vector: Array, level: Array) -> Array:
+        return level + shape * jnp.log1p(jnp.sum(jnp.square(vector)) / _DEGREES)
+
+    def direction(moves: Array, vector: Array) -> Array:
+        """Of Student's distribution given the scale that it and the vector have in common."""
+        moves = jnp.minimum(moves, most_moves - 1)
+        variance = 0.5 * (_DEGREES + jnp.sum(jnp.square(vector))) / gammas[moves]
+        return jnp.sqrt(variance) * noise[moves]
 
     def goes_on(carry: Any) -> Any:
         return carry[1] < num_moves
 
     def look(carry: Any) -> Any:
-        count, moves, shrinks, vector, level, angle, low, high = carry
-        place = mean + (vector - mean) * jnp.cos(angle) + directions[moves] * jnp.sin(angle)
-        found = log_likelihood(place)
-        is_inside = found - level > drops[moves]
+        count, moves, shrinks, vector, level, other, angle, low, high = carry
+        place = vector * jnp.cos(angle) + other * jnp.sin(angle)
+        found = log_density(place)
+        is_inside = residual(place, found) - residual(vector, level) > drops[moves]
         ends = is_inside | (shrinks >= _MOST_SHRINKS)
         vector, level = jnp.where(is_inside, place, vector), jnp.where(is_inside, found, level)
         low, high = jnp.where(angle < 0.0, angle, low), jnp.where(angle < 0.0, high, angle)
         within = low + (high - low) * random.uniform(random.fold_in(key, count), (), dtype)
         moves = moves + ends.astype(moves.dtype)
-        begun = angles[jnp.minimum(moves, most - 1)]
+        begun = angles[jnp.minimum(moves, most_moves - 1)]
         return (
             count + 1,
             moves,
             jnp.where(ends, 0, shrinks + 1),
             vector,
             level,
+            jnp.where(ends, direction(moves, vector), other),
             jnp.where(ends, begun, within),
             jnp.where(ends, begun - 2.0 * np.pi, low),
             jnp.where(ends, begun, high),
         )
 
     zero = jnp.zeros((), num_moves.dtype)
-    carry = (zero, zero, zero, vector, level, angles[0], angles[0] - 2.0 * np.pi, angles[0])
+    carry = (zero, zero, zero, vector, level, direction(zero, vector), angles[0], angles[0] - 2.0 * np.pi, angles[0])
     count, _, _, vector, level, *_ = lax.while_loop(goes_on, look, carry)
     return vector, level, count

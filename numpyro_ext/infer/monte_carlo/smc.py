@@ -20,7 +20,7 @@ from ..front.files.archive import read_archive, write_archive
 from ..front.running.progress import progress_bar, warn
 from ..front.state import data_digest
 from .answers import Answers, shapes
-from .moves import GAUSSIAN_KERNELS, KernelName, Movement
+from .moves import KernelName, Movement
 from .run import (
     SMCRun,
     SMCState,
@@ -38,8 +38,8 @@ from .target import Target
 __all__ = ["SMC"]
 
 AnyKernel = Literal["auto", "elliptical-slice", "pcn", "random-walk", "hmc", "nuts"]
-_LARGEST_WALK = 5
-"""Dimensions up to which random walks are the default."""
+_LARGEST_SLICED = 5
+"""Dimensions up to which slices are the default for any prior."""
 _MOST_MOVES = 300
 _CORRELATION = 0.1
 _MOST_STEPS = 10_000
@@ -59,7 +59,8 @@ class SMC(Answers):
     of the prior, and says how wrong its evidence may be.
 
     Needs a proper prior for every latent site, and continuous ones; anything else of NumPyro is allowed. Discrete
-    sites are to be summed out in the model.
+    sites are to be summed out in the model. Locations and scales are taken out of sites before they are moved, so that
+    centred models are sampled as their non-centred twins.
 
     Cost: ``num_particles`` times moves times steps evaluations of the model, side by side; steps grow with the
     information in the data, moves with the number of dimensions. All are in ``smc.history``.
@@ -84,11 +85,11 @@ class SMC(Answers):
     :param int num_particles: draws that go side by side, at least two.
     :param str path: how the data come in: ``"tempered"``, all of them to a power that grows from zero to one, or
         ``"data"``, one after the other along the leading axis of the observed sites.
-    :param str kernel: ``"elliptical-slice"`` (Murray, Adams and MacKay 2010) and ``"pcn"``, preconditioned
-        Crank-Nicolson (Cotter et al. 2013), for Gaussian priors; ``"random-walk"``, scaled by the covariance of the
-        particles; ``"hmc"`` and ``"nuts"``, whose metric is that covariance. Steps are tuned, to an acceptance of 0.27
-        for the second and third. ``"auto"``: slices where priors are Gaussian and do not depend on each other, else
-        random walks up to 5 dimensions, HMC above.
+    :param str kernel: ``"elliptical-slice"`` (Nishihara, Murray and Adams 2014), through draws from a Student
+        distribution with the mean and covariance of the particles; ``"hmc"`` and ``"nuts"``, whose metric is that
+        covariance; ``"random-walk"``, scaled by it; ``"pcn"``, preconditioned Crank-Nicolson (Cotter et al. 2013), for
+        Gaussian priors. Steps of the last two are tuned to an acceptance of 0.27. ``"auto"``: slices where priors are
+        Gaussian and do not depend on each other, and up to 5 dimensions; else HMC.
     :param float ess_threshold: share of the particles that the effective sample size may fall to before they are
         resampled.
     :param int num_moves: of every particle after each resampling; by default as many as it takes until no coordinate's
@@ -234,15 +235,14 @@ class SMC(Answers):
             raise ValueError(f"watch names {unknown}; the sites of real numbers are {', '.join(target.real_sites)}.")
         kernel: KernelName
         if self.kernel == "auto":
-            is_gaussian = target.gaussian_prior is not None
-            kernel = "elliptical-slice" if is_gaussian else "random-walk" if target.size <= _LARGEST_WALK else "hmc"
+            is_plain = target.is_gaussian and not target.is_hierarchical
+            kernel = "elliptical-slice" if is_plain or target.size <= _LARGEST_SLICED else "hmc"
         else:
             kernel = self.kernel
-            if kernel in GAUSSIAN_KERNELS and target.gaussian_prior is None:
+            if kernel == "pcn" and not target.is_gaussian:
                 raise ValueError(
-                    f"kernel={kernel!r} needs Normal or MultivariateNormal priors that do not depend on other latent "
-                    "sites: leave kernel out, or give 'random-walk' or 'hmc'. Noncentred sites (LocScaleReparam) do "
-                    "not depend on each other."
+                    "kernel='pcn' needs Normal, LogNormal or MultivariateNormal priors: leave kernel out, or give "
+                    "'elliptical-slice' or 'hmc'."
                 )
         num_moves = _PARENTS - 1 if self.waste_free and self.num_moves is None else self.num_moves
         parents = self.num_particles // (num_moves + 1) if self.waste_free and num_moves else self.num_particles
@@ -268,8 +268,6 @@ class SMC(Answers):
         checkpoint: str | os.PathLike[str] | None,
     ) -> SMCState:
         """Steps until the end of the path."""
-        name = programs.ladder.movement.kernel
-        prior = target.gaussian_prior if name in GAUSSIAN_KERNELS else None
         first = state.num_steps if old is None else 0
         shown = 0.0
         with progress_bar(100, "SMC", enabled=self.progress_bar) as bar:
@@ -278,7 +276,7 @@ class SMC(Answers):
                     if state.is_at_end:
                         break
                     key = jax.random.fold_in(rng_key, count + 1)
-                    particles, info = programs.step(key, state.particles, target.data, prior, old, is_lazy=bool(old))
+                    particles, info = programs.step(key, state.particles, target.data, old, is_lazy=bool(old))
                     if int(info.num_alive) == 0:
                         raise impossible_data(programs, target, state.particles)
                     state = record(state, particles, info)
@@ -311,10 +309,12 @@ class SMC(Answers):
     def _check_prior(self, run: SMCRun, programs: Programs, target: Target) -> None:
         """Refuse arguments with which the particles would have another prior."""
         vectors = run.state.particles.vectors
-        before, after = run.programs.log_prior(vectors, run.target.data), programs.log_prior(vectors, target.data)
+        before, after = run.programs.priors(vectors, run.target.data), programs.priors(vectors, target.data)
+        atol = 1e-4 if vectors.dtype == np.float32 else 1e-8
         for name in target.sites:
-            one, other = np.asarray(before[name]), np.asarray(after[name])
-            if not np.allclose(one, other, rtol=_PRIOR_TOLERANCE, atol=1e-4 if one.dtype == np.float32 else 1e-8):
+            if not all(
+                np.allclose(a, b, _PRIOR_TOLERANCE, atol) for a, b in zip(before[name], after[name], strict=True)
+            ):
                 raise ValueError(
                     f"The prior of site '{name}' is another one with these arguments, and particles keep the prior "
                     "that they were drawn from. Make it independent of what is updated (prior scales and inputs from "

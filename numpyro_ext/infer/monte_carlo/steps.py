@@ -33,14 +33,14 @@ _MOST_AT_ONCE = 2**23
 """Numbers that the particles which move at the same time may hold."""
 
 
-@saved_as("numpyro_ext.Particles")
+@saved_as("numpyro_ext.StandardParticles")
 class Particles(NamedTuple):
     """Weighted particles somewhere on the way from the prior to the posterior."""
 
     position: Array
     """Of the path, from zero, the prior, to one, the posterior."""
     vectors: Array
-    """Unconstrained, shape ``(particles, size)``."""
+    """In the coordinates of the target, shape ``(particles, size)``."""
     log_weights: Array
     log_evidence: Array
     """Of the distribution at the position."""
@@ -133,7 +133,6 @@ class Programs:
         key: Array,
         particles: Particles,
         data: list[Array],
-        gaussian_prior: tuple[Array, Array] | None,
         old: tuple[Programs, list[Array]] | None = None,
         *,
         is_lazy: bool = False,
@@ -148,7 +147,7 @@ class Programs:
             before = old[0].target if old else None
             self._between[name] = (quick_jit(partial(self._step, before, is_lazy)), old and old[0])
         run = self._between[name][0]
-        found: tuple[Particles, StepInfo] = run(key, particles, data, old[1] if old else [], gaussian_prior)
+        found: tuple[Particles, StepInfo] = run(key, particles, data, old[1] if old else [])
         return found
 
     def _step(
@@ -159,7 +158,6 @@ class Programs:
         particles: Particles,
         data: list[Array],
         old_data: list[Array],
-        gaussian_prior: tuple[Array, Array] | None,
     ) -> tuple[Particles, StepInfo]:
         from blackjax.smc.resampling import multinomial
         from blackjax.smc.solver import dichotomy
@@ -241,7 +239,7 @@ class Programs:
                 particles.vectors[chosen],
                 lambda x: target.log_prior(x, data),
                 log_likelihood,
-                gaussian_prior,
+                weights @ particles.vectors,
                 spread(particles.vectors, weights),
                 particles.log_scale,
                 ladder.movement,
@@ -283,9 +281,9 @@ class Programs:
         return max(1, min(number, _MOST_AT_ONCE // max(1, observations + self.target.size)))
 
     @cached_property
-    def log_prior(self) -> Callable[..., dict[str, Array]]:
-        """By site, of all particles: ``log_prior(vectors, data)``."""
-        return self._mapped(lambda x, data: self.target.densities(x, data).log_prior)
+    def priors(self) -> Callable[..., dict[str, tuple[Array, Array]]]:
+        """By site, log priors and values of all particles: ``priors(vectors, data)``."""
+        return self._mapped(self.target.priors)
 
     @cached_property
     def log_likelihood(self) -> Callable[..., dict[str, Array]]:

@@ -12,15 +12,16 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
 from jax import Array
+from jax.extend.core import Literal
 from jax.flatten_util import ravel_pytree
 from numpyro import handlers
-from numpyro.distributions import biject_to
 
 from ...structure import ModelStructureError
 from ...structure.model.execution import ModelCall, check_key
 from ...structure.model.plain_sites import PlainSites
 from ...structure.model.tracing import SiteInfo, inspect_sites
 from ..front.running.progress import warn
+from .coordinates import Coordinates, coordinates
 
 __all__ = ["Densities", "Target"]
 
@@ -33,13 +34,13 @@ class Densities(NamedTuple):
     """Of one vector."""
 
     log_prior: dict[str, Array]
-    """By latent site, with the Jacobian of its transform."""
+    """By latent site, of its unconstrained value."""
     log_likelihood: dict[str, Array]
     """By observed site, each observation for itself."""
 
 
 class Target:
-    """The posterior of a model on arguments, in NumPyro's unconstrained space, as one vector.
+    """The posterior of a model on arguments as one vector, in :func:`coordinates` without location and scale.
 
     Arrays among the arguments are inputs of the compiled programs where the model can be traced without their values,
     so that other data of the same shapes compile nothing.
@@ -75,6 +76,7 @@ class Target:
         example = {n: s.transform.inv(s.init) for n, s in latent.items()}
         flat, self._unravel = ravel_pytree(example)
         self.size, self.dtype = int(flat.size), flat.dtype
+        self._steps = frozenset(self._in_scans())
         self._split_arguments()
 
     @property
@@ -151,7 +153,7 @@ class Target:
     def _trace(self, data: list[Array], key: Array, values: Mapping[str, Array] | None) -> dict[str, Any]:
         model = handlers.substitute(PlainSites(self.model), data=self._given)
         if values is not None:
-            model = handlers.substitute(model, substitute_fn=partial(_constrained, values))
+            model = handlers.substitute(model, substitute_fn=partial(self._constrained, values))
         args, kwargs = self._call(data)
         found: dict[str, Any] = handlers.trace(handlers.seed(model, key)).get_trace(*args, **kwargs)
         return found
@@ -159,7 +161,7 @@ class Target:
     def draw_prior(self, key: Array, data: list[Array]) -> Array:
         """One draw from the prior, shape ``(size,)``."""
         trace = self._trace(data, key, None)
-        return self._ravel({n: _transform(trace[n]).inv(trace[n]["value"]) for n in self.sites})
+        return self._ravel({n: self._coordinates(trace[n]).transform.inv(trace[n]["value"]) for n in self.sites})
 
     def densities(self, vector: Array, data: list[Array]) -> Densities:
         """Log prior and log likelihoods of one vector."""
@@ -168,8 +170,12 @@ class Target:
         prior, likelihood = {}, {}
         for name in self.sites:
             site, value = trace[name], values[name]
-            jacobian = _transform(site).log_abs_det_jacobian(value, site["value"])
-            prior[name] = jnp.sum(_log_prob(site)) + jnp.sum(jacobian)
+            transform, standard = self._coordinates(site)
+            if standard is None:
+                jacobian = transform.log_abs_det_jacobian(value, site["value"])
+                prior[name] = jnp.sum(_log_prob(site)) + jnp.sum(jacobian)
+            else:
+                prior[name] = jnp.sum(standard.log_prob(value))
         for name in self.observed:
             found = _log_prob(trace[name])
             likelihood[name] = found if trace[name]["scale"] is None else trace[name]["scale"] * found
@@ -184,6 +190,11 @@ class Target:
         terms = self.densities(vector, data).log_likelihood.values()
         return _finite(sum((jnp.sum(term) for term in terms), jnp.zeros((), self.dtype)))
 
+    def priors(self, vector: Array, data: list[Array]) -> dict[str, tuple[Array, Array]]:
+        """By latent site, its log prior and its value: alike for all vectors exactly if priors are."""
+        values = self.constrained(vector, data)
+        return {name: (found, values[name]) for name, found in self.densities(vector, data).log_prior.items()}
+
     def constrained(self, vector: Array, data: list[Array]) -> dict[str, Array]:
         """All sites but the observed ones at one vector, deterministic ones included."""
         trace = self._trace(data, self._key, self._unravel(vector))
@@ -193,43 +204,51 @@ class Target:
         }
 
     @cached_property
-    def gaussian_prior(self) -> tuple[Array, Array] | None:
-        """Mean and covariance of the vector, if its prior is Gaussian: standard deviations squared ``(size,)`` where
-        its elements are independent, else ``(size, size)``."""
-        found = [self._gaussian_parts(self.data, jax.random.fold_in(self._key, number)) for number in range(_PROBES)]
-        first, second = found
-        if first is None or second is None:
-            return None
-        # what depends on other latent sites differs between two draws of these
-        for one, other in zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True):
-            if not np.array_equal(one, other):
-                return None
-        means, covariances = zip(*first.values(), strict=True)
-        mean = jnp.concatenate([jnp.ravel(m) for m in means])
-        if all(c.ndim == 1 for c in covariances):
-            return mean, jnp.concatenate(covariances)
-        blocks = [jnp.diag(c) if c.ndim == 1 else c for c in covariances]
-        return mean, jax.scipy.linalg.block_diag(*blocks)
+    def is_gaussian(self) -> bool:
+        """Whether the elements of the vector are independent and standard Gaussian under the prior."""
+        found: list[bool] = []
 
-    def _gaussian_parts(self, data: list[Array], key: Array) -> dict[str, tuple[Array, Array]] | None:
-        trace = self._trace(data, key, None)
-        parts = {}
-        for name in sorted(self.sites):  # as the vector has them
-            fn = trace[name]["fn"]
-            shape = fn.batch_shape + fn.event_shape
-            while isinstance(fn, dist.Independent | dist.ExpandedDistribution | dist.MaskedDistribution):
-                fn = fn.base_dist
-            if isinstance(fn, dist.Normal):
-                mean, scale = jnp.broadcast_to(fn.loc, shape), jnp.broadcast_to(fn.scale, shape)
-                parts[name] = jnp.ravel(mean), jnp.square(jnp.ravel(scale))
-            elif isinstance(fn, dist.MultivariateNormal):
-                number = int(np.prod(shape[:-1]))
-                covariance = jnp.broadcast_to(fn.covariance_matrix, (*shape[:-1], shape[-1], shape[-1]))
-                each = covariance.reshape(number, shape[-1], shape[-1])
-                parts[name] = jnp.ravel(jnp.broadcast_to(fn.loc, shape)), jax.scipy.linalg.block_diag(*each)
-            else:
-                return None
-        return parts
+        def look(data: list[Array]) -> None:
+            trace = self._trace(data, self._key, None)
+            found.extend(self._coordinates(trace[name]).is_gaussian for name in self.sites)
+
+        jax.eval_shape(look, self.data)
+        return all(found)
+
+    @cached_property
+    def is_hierarchical(self) -> bool:
+        """Whether the prior of a latent site has parameters that are computed from other latent sites."""
+
+        def priors(vector: Array) -> list[Any]:
+            trace = self._trace(self.data, self._key, self._unravel(vector))
+            return [trace[name]["fn"] for name in self.sites]
+
+        jaxpr = jax.make_jaxpr(priors)(jnp.zeros(self.size, self.dtype)).jaxpr
+        reached = set(jaxpr.invars)
+        for equation in jaxpr.eqns:
+            if any(v in reached for v in equation.invars if not isinstance(v, Literal)):
+                reached.update(equation.outvars)
+        return any(v in reached for v in jaxpr.outvars if not isinstance(v, Literal))
+
+    def _in_scans(self) -> list[str]:
+        """Latent sites in the body of a scan."""
+        found: list[str] = []
+
+        def look() -> None:
+            model = handlers.seed(handlers.substitute(PlainSites(self.model), data=self._given), self._key)
+            trace = handlers.trace(model).get_trace(*self.args, **self.kwargs)
+            found.extend(name for name in self.sites if trace[name].get("_control_flow_done"))
+
+        jax.eval_shape(look)
+        return found
+
+    def _coordinates(self, site: Mapping[str, Any]) -> Coordinates:
+        return coordinates(site["fn"], is_step=site["name"] in self._steps)
+
+    def _constrained(self, values: Mapping[str, Array], site: Mapping[str, Any]) -> Any:
+        if site["type"] != "sample" or site["is_observed"] or site["name"] not in values:
+            return None
+        return self._coordinates(site).transform(values[site["name"]])
 
     def _ravel(self, values: Mapping[str, Array]) -> Array:
         found: Array = ravel_pytree(dict(values))[0].astype(self.dtype)
@@ -248,16 +267,6 @@ class Target:
             found.append([np.asarray(_log_prob(trace[name])) for name in self.observed])
         if not all(np.array_equal(a, b, equal_nan=True) for a, b in zip(*found, strict=True)):
             warn(f"Observations depend on the missing values of {', '.join(self.left_out)}, which are not sampled.")
-
-
-def _transform(site: Mapping[str, Any]) -> Any:
-    return biject_to(site["fn"].support)
-
-
-def _constrained(values: Mapping[str, Array], site: Mapping[str, Any]) -> Any:
-    if site["type"] != "sample" or site["is_observed"] or site["name"] not in values:
-        return None
-    return _transform(site)(values[site["name"]])
 
 
 def _log_prob(site: Mapping[str, Any]) -> Array:
