@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +14,7 @@ from jax import Array
 from jax.scipy.special import entr
 from numpyro import handlers
 
+from ..compilation.recent import Recent
 from ..infer.monte_carlo.smc import SMC
 from .outlooks import DrawnOutlook, Outlook, RealOutlook
 
@@ -183,24 +184,96 @@ def outlooks_of_draws(
     return out
 
 
-@dataclass
+_PROGRAMS = Recent(32)
+
+
 class _Outcomes:
-    """The distribution of a site's observations, draw by draw."""
+    """The distribution of a site's observations, draw by draw, in programs that other draws and arguments share."""
 
-    model: Callable[..., Any]
-    latents: dict[str, Array]
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    name: str
+    def __init__(
+        self,
+        model: Callable[..., Any],
+        latents: dict[str, Array],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        name: str,
+    ) -> None:
+        self.latents, self.name = latents, name
+        leaves, structure = jax.tree.flatten((args, kwargs))
+        arrays = [i for i, leaf in enumerate(leaves) if isinstance(leaf, jax.Array | np.ndarray) and np.ndim(leaf)]
+        shapes = tuple((leaves[i].shape, jnp.result_type(leaves[i])) for i in arrays)
+        rest = tuple(_hashable(leaf) for i, leaf in enumerate(leaves) if i not in arrays)
+        one = {site: value[0] for site, value in latents.items()}
+        key = (model, structure, shapes, rest, tuple((site, value.shape) for site, value in one.items()))
 
-    def map(self, function: Callable[[Any], Any]) -> Any:
-        """What a function makes of the distribution under each draw, stacked."""
+        def site_at(free: list[int]) -> Callable[..., Any]:
+            static = [None if i in free else leaf for i, leaf in enumerate(leaves)]
 
-        def at(latents: dict[str, Array]) -> Any:
-            found = _outcome_sites(self.model, latents, self.args, self.kwargs)
-            return function(_plain(found[self.name]["fn"])[0])
+            def at(name: str, data: list[Array], latents: dict[str, Array]) -> Any:
+                filled = list(static)
+                for place, leaf in zip(free, data, strict=True):
+                    filled[place] = leaf
+                args, kwargs = jax.tree.unflatten(structure, filled)
+                return _plain(_outcome_sites(model, latents, args, kwargs)[name]["fn"])[0]
 
-        return jax.jit(lambda latents: jax.lax.map(at, latents))(self.latents)
+            return at
+
+        def is_free() -> bool:
+            try:
+                jax.eval_shape(
+                    lambda *inputs: jax.tree.leaves(site_at(arrays)(name, *inputs)), [leaves[i] for i in arrays], one
+                )
+            except Exception:  # whatever a model does with values that it is not given
+                return False
+            return True
+
+        free = arrays if _PROGRAMS.get((is_free.__qualname__, name, *key), is_free) else []
+        frozen = () if free else tuple(_hashable(leaves[i]) for i in arrays)
+        self._at, self._data, self._key = site_at(free), [jnp.asarray(leaves[i]) for i in free], (name, *key, frozen)
+
+    def compute(self, rule: Callable[..., Any], *arrays: Any) -> Any:
+        """``rule(at, latents, *arrays)`` in a program that is kept; ``at`` makes the distribution of one draw."""
+        name, at = self.name, self._at
+
+        def make() -> Callable[..., Any]:
+            return jax.jit(lambda data, latents, *arrays: rule(lambda one: at(name, data, one), latents, *arrays))
+
+        return _PROGRAMS.get((rule, *self._key), make)(self._data, self.latents, *arrays)
+
+
+def _hashable(leaf: Any) -> Any:
+    if isinstance(leaf, jax.Array | np.ndarray):
+        return np.shape(leaf), str(leaf.dtype), np.asarray(leaf).tobytes()
+    return leaf if isinstance(leaf, Hashable) else id(leaf)
+
+
+def _log_table(at: Callable[[Any], Any], latents: dict[str, Array], column: Array) -> Array:
+    found: Array = jax.lax.map(lambda one: _log_density(at(one), column), latents)
+    return found
+
+
+def _moments(at: Callable[[Any], Any], latents: dict[str, Array]) -> Any:
+    def moments(one: dict[str, Array]) -> tuple[Array, Array]:
+        fn = at(one)
+        return fn.mean, fn.variance
+
+    return jax.lax.map(moments, latents)
+
+
+def _mixed(
+    at: Callable[[Any], Any], latents: dict[str, Array], weights: Array, grid: Array, step: Array
+) -> tuple[Array, Array, Array]:
+    """Entropy of the mixture over draws, the mean entropy of its parts, and the mass of these on a grid."""
+
+    def add(sums: tuple[Array, Array], one: tuple[dict[str, Array], Array]) -> tuple[tuple[Array, Array], Array]:
+        density = jnp.exp(_log_density(at(one[0]), grid))
+        total, conditional = sums
+        mass = step * jnp.sum(density, axis=0)
+        return (total + one[1] * density, conditional + one[1] * step * jnp.sum(entr(density), axis=0)), mass
+
+    zeros = jnp.zeros_like(grid), jnp.zeros(grid.shape[1:], grid.dtype)
+    (density, conditional), masses = jax.lax.scan(add, zeros, (latents, weights))
+    return step * jnp.sum(entr(density), axis=0), conditional, masses
 
 
 def _log_density(fn: Any, value: Array) -> Array:
@@ -223,7 +296,7 @@ def _table(outcomes: _Outcomes, fn: Any, weights: Array | None) -> Array:
                 "at once: give fewer draws, or score the candidates in parts."
             )
         column = values.reshape(-1, *(1,) * len(fn.batch_shape))
-        found: Array = outcomes.map(lambda fn: _log_density(fn, jnp.asarray(column)))
+        found: Array = outcomes.compute(_log_table, jnp.asarray(column))
         return found
 
     try:
@@ -247,7 +320,7 @@ def _real_entropies(
     outcomes: _Outcomes, name: str, shape: tuple[int, ...], draws: PosteriorDraws
 ) -> tuple[Array, Array]:
     """Entropy of the mixture over draws, and the mean entropy of its parts, on a grid for each observation."""
-    means, variances = outcomes.map(lambda fn: (fn.mean, fn.variance))
+    means, variances = outcomes.compute(_moments)
     means, deviations = np.asarray(means, float), np.sqrt(np.asarray(variances, float))
     if not (np.isfinite(means).all() and np.isfinite(deviations).all() and (deviations > 0.0).all()):
         raise ValueError(
@@ -268,20 +341,7 @@ def _real_entropies(
     equal = jnp.full(draws.num_draws, 1.0 / draws.num_draws)
     weights = equal if draws.weights is None else draws.weights
 
-    @jax.jit
-    def mixed(latents: dict[str, Array]) -> tuple[Array, Array, Array]:
-        def add(sums: tuple[Array, Array], one: tuple[dict[str, Array], Array]) -> tuple[tuple[Array, Array], Array]:
-            found = _outcome_sites(outcomes.model, one[0], outcomes.args, outcomes.kwargs)
-            density = jnp.exp(_log_density(_plain(found[name]["fn"])[0], grid))
-            total, conditional = sums
-            mass = step * jnp.sum(density, axis=0)
-            return (total + one[1] * density, conditional + one[1] * step * jnp.sum(entr(density), axis=0)), mass
-
-        zeros = jnp.zeros_like(grid), jnp.zeros(shape, grid.dtype)
-        (density, conditional), masses = jax.lax.scan(add, zeros, (latents, weights))
-        return step * jnp.sum(entr(density), axis=0), conditional, masses
-
-    entropy, conditional, masses = mixed(outcomes.latents)
+    entropy, conditional, masses = outcomes.compute(_mixed, weights, grid, step)
     if not bool(jnp.all(jnp.abs(masses - 1.0) < 1e-3)):
         raise ValueError(
             f"The densities of {name!r} do not integrate to one on a grid (a tail too long, or a peak too sharp): its "

@@ -1,5 +1,6 @@
 """Weighted particles as a source of scores and in sequential designs, beside an engine that knows the algebra."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
@@ -39,6 +40,67 @@ def test_scores_of_weighted_particles(sampler):
     np.testing.assert_allclose(found[~SEEN], exact[~SEEN], atol=0.02)
     source = draws_of(sampler)
     np.testing.assert_allclose(source.weights, sampler.weights, rtol=1e-12)
+
+
+def counts(x, y=None, exposure=1):
+    slopes = numpyro.sample("slopes", dist.Normal(0, 1).expand([2]).to_event(1))
+    numpyro.sample("y", dist.Poisson(exposure * jnp.exp(0.3 * (x @ slopes))), obs=y)
+
+
+def real(x, y=None, exposure=1):
+    slopes = numpyro.sample("slopes", dist.Normal(0, 1).expand([2]).to_event(1))
+    numpyro.sample("y", dist.Normal(x @ slopes, exposure), obs=y)
+
+
+def by_values(x, y=None):
+    slopes = numpyro.sample("slopes", dist.Normal(0, 1).expand([2]).to_event(1))
+    number = int(np.sum(np.asarray(x) > 0.0))  # a model that needs the values of its arguments
+    numpyro.sample("y", dist.Bernoulli(logits=(x @ slopes)[:number]), obs=y)
+
+
+@pytest.mark.parametrize("model", [counts, real])
+def test_scores_of_other_draws_and_candidates_compile_nothing(model):
+    """And they are those of programs that are made anew."""
+    draws = [np.random.default_rng(seed).normal(size=(50, 2)) for seed in range(2)]
+
+    def gain(number, model):
+        return expected_information_gain(draws_of({"slopes": draws[number]}, model=model), X[number : number + 5])["y"]
+
+    gain(0, model)
+    compiled = []
+
+    def listen(event, duration, **info):
+        if event == "/jax/core/compile/backend_compile_duration":
+            compiled.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        found = gain(1, model)
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+    assert not compiled
+    np.testing.assert_allclose(found, gain(1, lambda x, y=None: model(x, y)), rtol=1e-12)
+
+
+def test_arguments_whose_values_a_model_needs():
+    draws = np.random.default_rng(0).normal(size=(50, 2))
+    for x in (X, X[::-1], X + 0.5):  # of one shape
+        number = int(np.sum(np.asarray(x) > 0.0))
+        found = expected_information_gain(draws_of({"slopes": draws}, model=by_values), x)["y"]
+        p = 1.0 / (1.0 + np.exp(-draws @ np.asarray(x)[:number].T))
+
+        def entropy(p):
+            return -p * np.log(p) - (1.0 - p) * np.log1p(-p)
+
+        np.testing.assert_allclose(found, entropy(p.mean(0)) - entropy(p).mean(0), rtol=1e-8)
+
+
+@pytest.mark.parametrize("scale", [1, 2.0])
+def test_numbers_among_the_arguments_are_not_mixed_up(scale):
+    draws = np.random.default_rng(0).normal(size=(50, 2))
+    found = expected_information_gain(draws_of({"slopes": draws}, model=real), X[:3], exposure=scale)["y"]
+    alone = expected_information_gain(draws_of({"slopes": draws}, model=lambda x, y=None: real(x, y, scale)), X[:3])
+    np.testing.assert_allclose(found, alone["y"], rtol=1e-12)
 
 
 def test_a_design_updates_the_particles(sampler):
