@@ -155,7 +155,7 @@ def nearest_pixels(observed: np.ndarray, mask: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("name", NAMES)
 def test_averaged_denoising_whole(results, name, tmp_path):
     """Three wavelets at 16 shifts each, against what scikit-image has, with weights that know the truth."""
-    restoration = pytest.importorskip("skimage.restoration", reason="scikit-image comes with -e '.[benchmark]'")
+    restoration = pytest.importorskip("skimage.restoration", reason="scikit-image comes with -e '.[dev]'")
     image = photograph(256, name)
     noisy = noisy_photograph(image)
     mean, run = in_a_process("denoising", name, tmp_path)
@@ -190,7 +190,7 @@ def test_averaged_denoising_whole(results, name, tmp_path):
 @pytest.mark.parametrize("name", NAMES)
 def test_inpainting_whole(results, name, tmp_path):
     """A quarter of the pixels, with noise of a hundredth of the range, against scikit-image."""
-    restoration = pytest.importorskip("skimage.restoration", reason="scikit-image comes with -e '.[benchmark]'")
+    restoration = pytest.importorskip("skimage.restoration", reason="scikit-image comes with -e '.[dev]'")
     image = photograph(256, name)
     observed, mask = inpainting_problem(image)
     mean, run = in_a_process("inpainting", name, tmp_path)
