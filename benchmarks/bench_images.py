@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
 import os
 import subprocess
@@ -28,16 +27,12 @@ from numpyro_ext.structure import read_latent_gaussian
 
 from .compilation import compile_function, compile_sweep
 from .image_once import NOISE, inpainting_problem, noisy_photograph, photograph
+from .image_peers import decibels, denoised, inpainted
 from .results_table import Row, at_least, at_most
 
 KERNELS = {f"blurred by {n} x {n}": np.full((n, n), 1.0 / n**2) for n in (3, 9)}
 # Of 128 x 128 pixels the floor takes two gibibytes and half a minute, and a wide blur more memory than most have.
 PROBLEMS = [(name, side) for name in (*KERNELS, "half of its Fourier transform") for side in (32, 64)]
-
-
-def decibels(image: np.ndarray, found: np.ndarray) -> float:
-    """Peak signal-to-noise ratio."""
-    return float(-10 * np.log10(np.mean((found - image) ** 2)))
 
 
 def image_from_frequencies(measurements: np.ndarray, operator: LinearOperator, shape: tuple[int, int]) -> None:
@@ -146,40 +141,29 @@ def gaussian_filter(image: np.ndarray, noisy: np.ndarray) -> float:
     return max(decibels(image, scipy.ndimage.gaussian_filter(noisy, width)) for width in np.linspace(0.4, 2.0, 17))
 
 
-def nearest_pixels(observed: np.ndarray, mask: np.ndarray) -> np.ndarray:
-    """Every missing pixel is as the nearest one that was seen."""
-    places = scipy.ndimage.distance_transform_edt(~mask, return_distances=False, return_indices=True)
-    return observed[tuple(places)]
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_averaged_denoising_whole(results, name, tmp_path):
     """Three wavelets at 16 shifts each, against what scikit-image has, with weights that know the truth."""
-    restoration = pytest.importorskip("skimage.restoration", reason="scikit-image comes with -e '.[dev]'")
     image = photograph(256, name)
     noisy = noisy_photograph(image)
     mean, run = in_a_process("denoising", name, tmp_path)
-    variation = max(decibels(image, restoration.denoise_tv_chambolle(noisy, w)) for w in np.geomspace(0.05, 0.3, 19))
-    start = time.perf_counter()
-    choices = itertools.product((3, 5, 7), (0.05, 0.06, 0.07, 0.08, 0.1))
-    patches = [restoration.denoise_nl_means(noisy, size, 11, h=h, sigma=NOISE) for size, h in choices]
-    peer_seconds = (time.perf_counter() - start) / len(patches)
-    best = max(decibels(image, patch) for patch in patches)
+    peers = denoised(noisy, NOISE, lambda picture: -decibels(image, picture))
+    variation, patches = peers["total variation"], peers["non-local means"]
     row = Row(
         item=f"EP over 48 wavelet transforms, denoising {name} 256 x 256",
         dtype=run["dtype"],
         seconds=run["seconds"],
         peer="total variation, scikit-image",
-        peer_seconds=None,
+        peer_seconds=variation.seconds,
         figure="gain in dB",
-        value=decibels(image, mean) - variation,
+        value=decibels(image, mean) - decibels(image, variation.image),
         target=at_least(0),
         remark=f"{decibels(image, mean):.2f} dB, in a process of its own with compilation. Peers have their best "
         f"settings of many. 80 % bands hold {100 * run['covered']:.1f} % of the pixels.",
     )
     results.add(row)
     others = {
-        "non-local means, scikit-image": (best, peer_seconds),
+        "non-local means, scikit-image": (decibels(image, patches.image), patches.seconds),
         "Gaussian filter": (gaussian_filter(image, noisy), None),
     }
     for peer, (found, seconds) in others.items():
@@ -190,25 +174,24 @@ def test_averaged_denoising_whole(results, name, tmp_path):
 @pytest.mark.parametrize("name", NAMES)
 def test_inpainting_whole(results, name, tmp_path):
     """A quarter of the pixels, with noise of a hundredth of the range, against scikit-image."""
-    restoration = pytest.importorskip("skimage.restoration", reason="scikit-image comes with -e '.[dev]'")
     image = photograph(256, name)
     observed, mask = inpainting_problem(image)
     mean, run = in_a_process("inpainting", name, tmp_path)
-    start = time.perf_counter()
-    smooth = restoration.inpaint_biharmonic(observed, ~mask)
-    peer_seconds = time.perf_counter() - start
+    peers = inpainted(observed, mask)
+    smooth = peers["biharmonic"]
     row = Row(
         item=f"structured mean field, inpainting {name} 256 x 256",
         dtype=run["dtype"],
         seconds=run["seconds"],
         peer="biharmonic interpolation, scikit-image",
-        peer_seconds=peer_seconds,
+        peer_seconds=smooth.seconds,
         figure="gain in dB",
-        value=decibels(image, mean) - decibels(image, smooth),
+        value=decibels(image, mean) - decibels(image, smooth.image),
         target=at_least(0),
         remark=f"{decibels(image, mean):.2f} dB, in a process of its own with compilation. 80 % bands hold "
         f"{100 * run['covered']:.1f} % of the missing pixels.",
     )
     results.add(row)
-    plain = decibels(image, mean) - decibels(image, nearest_pixels(observed, mask))
-    results.add(dataclasses.replace(row, peer="nearest pixel", peer_seconds=None, value=plain, target=None))
+    for peer in ("linear interpolation", "nearest pixel"):
+        value = decibels(image, mean) - decibels(image, peers[peer].image)
+        results.add(dataclasses.replace(row, peer=peer, peer_seconds=peers[peer].seconds, value=value, target=None))

@@ -22,6 +22,7 @@ REPORTS = {
     "hyper_information": "Information about hyperparameters",
     "preferences": "Learning from comparisons",
     "design": "Speed of choosing what to measure",
+    "images": "Pictures, beside total variation, non-local means and interpolation",
     "scan": "Series by scan: growth of time and memory",
     "cpu": "Speed of all engines",
 }
