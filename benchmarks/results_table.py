@@ -15,7 +15,7 @@ import jax
 
 __all__ = ["ResultsTable", "Row", "Target", "at_least", "at_most", "run_environment", "write_report"]
 
-_PACKAGES = ("jax", "jaxlib", "numpy", "scipy", "numpyro", "statsmodels")
+_PACKAGES = ("jax", "jaxlib", "numpy", "scipy", "numpyro", "statsmodels", "scikit-image")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -23,6 +23,7 @@ REPORTS = {
     "preferences": "Learning from comparisons",
     "design": "Speed of choosing what to measure",
     "images": "Pictures, beside total variation, non-local means and interpolation",
+    "images-medians": "Pictures: means and medians of mixtures over bases",
     "scan": "Series by scan: growth of time and memory",
     "cpu": "Speed of all engines",
 }
