@@ -198,7 +198,7 @@ def main() -> None:
             told = "" if error is None else f" ± {float(error):.3f}"
             rows.append(f"| {name} | {way} | {sign}{value:.3f}{told} | {first:.2f} | {later:.3f} |")
             print(rows[-1], flush=True)
-    smc = SMC(classification, num_particles=1000, num_moves=10, kernel="elliptical-slice", progress_bar=False)
+    smc = SMC(classification, num_particles=1000, progress_bar=False)
 
     def ours(number: int) -> float:
         smc.run(random.key(number), PLACES, LABELS)
@@ -209,7 +209,7 @@ def main() -> None:
         return float(found.log_evidence)
 
     for way, run in (
-        ("SMC, ten slices a step", ours),
+        ("SMC", ours),
         ("adaptive tempering of BlackJAX, ten slices a step", blackjax_tempering()),
         ("annealed importance sampling, 1000 chains", annealed),
     ):

@@ -38,7 +38,8 @@ class Movement(NamedTuple):
     """So many, or as many as it takes."""
     most_moves: int
     correlation: float
-    """Moves go on until no coordinate's correlation with its start is above this, or above what chance makes of it."""
+    """Moves go on until no coordinate's correlation with its start, nor that of the log likelihood, is above this, or
+    above what chance makes of it."""
 
 
 class Moved(NamedTuple):
@@ -53,7 +54,7 @@ class Moved(NamedTuple):
     acceptance: Array
     """Mean over all moves."""
     correlation: Array
-    """The largest one of a coordinate with where it started."""
+    """The largest one of a coordinate, or of the log likelihood, with where it started."""
     num_evaluations: Array
     """Of the likelihood by all particles, those of gradients counted as one."""
     path: Array
@@ -122,15 +123,21 @@ def move(
 
     states = over_particles(kernel.begin, vectors)
 
-    def watched(current: Array) -> Array:
-        return current if watch is None else over_particles(watch, current)
+    def levels_of(states: Any) -> Array:
+        found: Array = states[1]
+        return found if kernel.is_about_likelihood else found - over_particles(log_prior, states[0])
 
-    start = watched(vectors)
+    def watched(states: Any) -> Array:
+        # the evidence is made of likelihoods, which a kernel may keep that turns particles about their mean
+        found = states[0] if watch is None else over_particles(watch, states[0])
+        return jnp.concatenate([found, levels_of(states)[:, None]], 1)
+
+    start = watched(states)
     deviation = jnp.std(start, 0)
     centred = (start - jnp.mean(start, 0)) / jnp.where(deviation > 0.0, deviation, 1.0)
 
-    def correlation(current: Array) -> Array:
-        seen = watched(current)
+    def correlation(states: Any) -> Array:
+        seen = watched(states)
         now = seen - jnp.mean(seen, 0)
         scale = jnp.std(now, 0)
         each = jnp.mean(centred * now, 0) / jnp.where(scale > 0.0, scale, 1.0)
@@ -168,15 +175,16 @@ def move(
             log_scale,
             accepted + now * mean_acceptance,
             evaluations + jnp.sum(used),
-            correlation(states[0]),
+            correlation(states),
             path,
         )
 
     zero = jnp.zeros((), vectors.dtype)
     carry = (jnp.zeros((), int), states, log_scale, zero, zero, jnp.ones((), vectors.dtype), path)
     count, states, log_scale, accepted, evaluations, worst, path = lax.while_loop(goes_on, once, carry)
-    levels = states[1] if kernel.is_about_likelihood else states[1] - over_particles(log_prior, states[0])
-    return Moved(states[0], levels, log_scale, count, accepted / jnp.maximum(count, 1), worst, evaluations, path)
+    return Moved(
+        states[0], levels_of(states), log_scale, count, accepted / jnp.maximum(count, 1), worst, evaluations, path
+    )
 
 
 def _moves_left(count: Array, worst: Array, wanted: float) -> Array:

@@ -12,7 +12,6 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
 from jax import Array
-from jax.extend.core import Literal
 from jax.flatten_util import ravel_pytree
 from numpyro import handlers
 
@@ -214,21 +213,6 @@ class Target:
 
         jax.eval_shape(look, self.data)
         return all(found)
-
-    @cached_property
-    def is_hierarchical(self) -> bool:
-        """Whether the prior of a latent site has parameters that are computed from other latent sites."""
-
-        def priors(vector: Array) -> list[Any]:
-            trace = self._trace(self.data, self._key, self._unravel(vector))
-            return [trace[name]["fn"] for name in self.sites]
-
-        jaxpr = jax.make_jaxpr(priors)(jnp.zeros(self.size, self.dtype)).jaxpr
-        reached = set(jaxpr.invars)
-        for equation in jaxpr.eqns:
-            if any(v in reached for v in equation.invars if not isinstance(v, Literal)):
-                reached.update(equation.outvars)
-        return any(v in reached for v in jaxpr.outvars if not isinstance(v, Literal))
 
     def _in_scans(self) -> list[str]:
         """Latent sites in the body of a scan."""
