@@ -10,7 +10,7 @@ import numpyro.distributions as dist
 import pytest
 import scipy.optimize
 
-from numpyro_ext.infer import EP, LaplaceApproximation
+from numpyro_ext.infer import EP, LaplaceApproximation, VariationalGaussian
 from numpyro_ext.infer.gaussian import fitting as fitting_module
 from numpyro_ext.structure import ModelStructureError
 
@@ -262,6 +262,18 @@ def test_a_prior_that_fails_at_the_starting_values_names_them(counts_case):
 
     with pytest.raises(ValueError, match="latent.*positive definite"):
         EP(model, progress_bar=False).run(KEY, counts_case.t, counts_case.y)
+
+
+def test_a_factor_that_loses_its_digits_is_named():
+    # One minus a distribution function is zero where the survival function is small.
+    times, x = jnp.array([0.5, 20.0, 1.5]), jnp.array([0.0, 0.1, 0.2])
+
+    def model():
+        slopes = numpyro.sample("slopes", dist.Normal(0, 3).expand([2]))
+        numpyro.factor("survival", jnp.log(1.0 - dist.Exponential(jnp.exp(slopes[0] + slopes[1] * x)).cdf(times)))
+
+    with pytest.raises(ValueError, match=r"factor 1 of site 'survival' is -inf at the predictor 3"):
+        VariationalGaussian(model).run(jax.random.key(0))
 
 
 def test_laplace_refuses_a_kink(counts_case):

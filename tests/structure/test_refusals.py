@@ -250,3 +250,15 @@ def test_a_field_of_one_site_may_be_its_name(field) -> None:
     assert EP(model, field=field).field == ("slope",)
     with pytest.raises(ModelStructureError, match="site 'slop' does not exist"):
         read_latent_gaussian(model, field="slop")
+
+
+def test_a_process_that_is_integrated_out_by_hand_is_told_how_it_is_read() -> None:
+    def marginal(x: Any, y: Any = None) -> None:
+        length = numpyro.sample("length", dist.LogNormal(0, 1))
+        kernel = jnp.exp(-0.5 * jnp.square((x[:, None] - x) / length)) + 0.1 * jnp.eye(N)
+        numpyro.sample("y", dist.MultivariateNormal(0.0, kernel), obs=y)
+
+    with pytest.raises(ModelStructureError, match=r"dist.Normal\(f, noise\) for 'y', it is read") as refusal:
+        EP(marginal).run(jax.random.key(0), X[:, 0], X[:, 1])
+    assert refusal.value.reason is Reason.NO_FIELD
+    assert str(refusal.value).count("it is read") == 1

@@ -10,6 +10,7 @@ from jax import Array
 from ...linalg.gaussian.design import Design, StateSpaceDesign
 from ...linalg.gaussian.prior import FlatPrior
 from ...structure import LatentGaussianReading
+from ...structure.latent_gaussian.form import LatentGaussian
 from ..front.results import at_values
 
 __all__ = ["explain_failure", "not_finite_error"]
@@ -73,10 +74,35 @@ def explain_failure(reading: LatentGaussianReading, hyper: dict[str, Array]) -> 
                     "dist.Normal(0, 10), or one that adds up to zero (dist.ZeroSumNormal)."
                 )
         start += block.size
+    broken = _broken_factor(reading, form)
+    if broken is not None:
+        return broken
     return (
         "Prior and data are finite, so the algorithm itself failed: try damping, other starting values (init_values) "
         "or float64 (numpyro.enable_x64())."
     )
+
+
+def _broken_factor(reading: LatentGaussianReading, form: LatentGaussian) -> str | None:
+    """A factor of one predictor that is not a number, or infinite, at predictors that are not far."""
+    for name, potential, rows in zip(
+        reading.factor_names, form.potentials, form.split_rows(jnp.asarray(form.offset)), strict=True
+    ):
+        if jax.eval_shape(potential.log_density, rows).shape != rows.shape:
+            continue  # of several predictors
+        for distance in (0.0, 3.0, -3.0, 10.0, -10.0, 30.0, -30.0):
+            values = np.asarray(potential.log_density(rows + distance))
+            if np.all(np.isfinite(values)):
+                continue
+            k = int(np.argmin(np.isfinite(values)))
+            return (
+                f"The log density of factor {k} of site {name!r} is {values[k]} at the predictor "
+                f"{float(rows[k]) + distance:.4g}. If it has digits there, write it so that they are kept "
+                "(jax.scipy.special.log_ndtr for log(norm.cdf), jax.nn.log_sigmoid, jax.nn.softplus, "
+                "jnp.log1p, the logarithm of a survival function and not of one minus the distribution function); if "
+                "truly zero, use EP, which integrates over it, or a prior that stays within its support."
+            )
+    return None
 
 
 def _undetermined(columns: Design) -> np.ndarray:

@@ -14,6 +14,7 @@ from numpyro.contrib.control_flow.scan import scan_wrapper
 from numpyro.primitives import Messenger
 
 from ..errors import ModelStructureError, Reason
+from .equivalent import as_gaussian, with_stable_tails
 
 __all__ = ["PlainSites", "in_working_precision", "is_scan", "to_real"]
 
@@ -116,7 +117,8 @@ class PlainSites(Messenger):
             msg["args"] = (PlainSites(msg["args"][0]), *msg["args"][1:])
         if msg["type"] != "sample" or not isinstance(msg["fn"], dist.Distribution):
             return
-        msg["fn"] = in_working_precision(_as_numpyro(msg["fn"]))
+        fn = as_gaussian(_as_numpyro(msg["fn"]))
+        msg["fn"] = in_working_precision(with_stable_tails(fn) if msg["is_observed"] else fn)
         if msg["kwargs"].get("sample_shape"):
             msg["fn"] = msg["fn"].expand_by(msg["kwargs"]["sample_shape"])
             msg["kwargs"]["sample_shape"] = ()

@@ -208,10 +208,10 @@ def read_first(
         except ModelStructureError as error:
             refusals.append(error)
     telling = [error for error in refusals if error.reason is not Reason.NO_FIELD]
-    if telling or len(refusals) == 1:
-        raise (telling or refusals)[0]
-    words = dict.fromkeys(map(str, refusals))
-    raise ModelStructureError(" Nor in another form: ".join(words), reason=Reason.NO_FIELD)
+    if telling:
+        raise telling[0]
+    words = " Nor in another form: ".join(dict.fromkeys(map(str, refusals)))
+    raise ModelStructureError(words + _hint_of_a_process(sites), reason=Reason.NO_FIELD)
 
 
 def _read(
@@ -255,6 +255,18 @@ def _nothing_to_read(no_candidate: str, sites: Mapping[str, SiteInfo]) -> str:
     if masked:
         more += f" The sites {masked} are masked: mask their observations alone, with the handler around these."
     return no_candidate.format(latents or "none") + more
+
+
+def _hint_of_a_process(sites: Mapping[str, SiteInfo]) -> str:
+    """How a regression is read whose Gaussian process is integrated out by hand."""
+    whole = [n for n, s in sites.items() if s.kind == "observed" and s.family == "MultivariateNormal"]
+    if not whole:
+        return ""
+    return (
+        f" If observed site '{whole[0]}' is a Gaussian process with noise: written as f = numpyro.sample('f', "
+        f"dist.MultivariateNormal(mean, kernel)) and dist.Normal(f, noise) for '{whole[0]}', it is read, and its "
+        "evidence is exact."
+    )
 
 
 def check_values(sites: Mapping[str, SiteInfo], values: Mapping[str, Any]) -> None:

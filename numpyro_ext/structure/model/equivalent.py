@@ -1,0 +1,103 @@
+"""Distributions that are the same as others, in the form in which a reading sees what they are."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import jax.numpy as jnp
+import numpyro.distributions as dist
+from jax import Array
+from jax.scipy.special import log_ndtr
+from numpyro.distributions import constraints
+from numpyro.distributions.distribution import ExpandedDistribution, Independent, MaskedDistribution
+from numpyro.distributions.transforms import AffineTransform, ComposeTransform, LowerCholeskyAffine
+
+__all__ = ["as_gaussian", "with_stable_tails"]
+
+_WRAPPERS = (ExpandedDistribution, Independent, MaskedDistribution)
+
+
+def as_gaussian(fn: Any) -> Any:
+    """A Gaussian that is written as affine transforms of another one, as that Gaussian; others as they are.
+
+    So are ``TransformedDistribution(Normal(0, 1), AffineTransform(mean, scale))``, which tutorials write for
+    :class:`~numpyro.infer.reparam.TransformReparam`, and a Cholesky factor in the place of the scale.
+
+    >>> as_gaussian(dist.TransformedDistribution(dist.Normal(0.0, 1.0), AffineTransform(2.0, -3.0))).scale.item()
+    3.0
+    """
+    if isinstance(fn, _WRAPPERS):
+        inner = as_gaussian(fn.base_dist)
+        return fn if inner is fn.base_dist else _around(fn, inner)
+    if type(fn) is not dist.TransformedDistribution:
+        return fn
+    base, shape = as_gaussian(fn.base_dist), fn.batch_shape + fn.event_shape
+    while isinstance(base, Independent | ExpandedDistribution):
+        base = base.base_dist
+    transforms = [part for t in fn.transforms for part in (t.parts if isinstance(t, ComposeTransform) else [t])]
+    if type(base) is dist.Normal and all(type(t) is AffineTransform for t in transforms):
+        loc, scale = base.loc, base.scale
+        for t in transforms:
+            loc, scale = t.loc + t.scale * loc, jnp.abs(t.scale) * scale
+        loc, scale = (jnp.broadcast_to(x, shape) for x in (loc, scale))
+        return dist.Normal(loc, scale, validate_args=False).to_event(len(fn.event_shape))
+    if type(base) is dist.Normal and [type(t) for t in transforms] == [LowerCholeskyAffine]:
+        (t,) = transforms
+        loc, scale = (jnp.broadcast_to(x, shape) for x in (base.loc, base.scale))
+        mean = t.loc + jnp.squeeze(t.scale_tril @ loc[..., None], -1)
+        return dist.MultivariateNormal(mean, scale_tril=t.scale_tril * scale[..., None, :], validate_args=False)
+    return fn
+
+
+def with_stable_tails(fn: Any) -> Any:
+    """A truncated normal distribution whose density is finite wherever its location is; others as they are.
+
+    NumPyro divides by the mass of the interval, which is zero to it some 38 standard deviations away (eight, if cut on
+    the right or on both sides), so that the density is infinite there.
+    """
+    if isinstance(fn, _WRAPPERS):
+        inner = with_stable_tails(fn.base_dist)
+        return fn if inner is fn.base_dist else _around(fn, inner)
+    if type(getattr(fn, "base_dist", None)) is not dist.Normal:
+        return fn
+    if type(fn) is dist.LeftTruncatedDistribution:
+        return _TruncatedNormal(fn, fn.low, None)
+    if type(fn) is dist.RightTruncatedDistribution:
+        return _TruncatedNormal(fn, None, fn.high)
+    if type(fn) is dist.TwoSidedTruncatedDistribution:
+        return _TruncatedNormal(fn, fn.low, fn.high)
+    return fn
+
+
+def _around(wrapper: Any, inner: Any) -> Any:
+    out = copy.copy(wrapper)
+    out.base_dist = inner
+    return out
+
+
+class _TruncatedNormal(dist.Distribution):
+    pytree_data_fields = ("loc", "scale", "low", "high", "_support")
+
+    def __init__(self, fn: Any, low: Any, high: Any):
+        self.loc, self.scale, self.low, self.high = fn.base_dist.loc, fn.base_dist.scale, low, high
+        self._support = fn.support
+        super().__init__(fn.batch_shape, validate_args=False)
+
+    @constraints.dependent_property(is_discrete=False, event_dim=0)
+    def support(self) -> Any:
+        return self._support
+
+    def log_prob(self, value: Any) -> Array:
+        density: Array = dist.Normal(self.loc, self.scale, validate_args=False).log_prob(value)
+        if self.high is None:
+            return density - log_ndtr((self.loc - self.low) / self.scale)
+        above = (self.high - self.loc) / self.scale
+        if self.low is None:
+            return density - log_ndtr(above)
+        # The mass between two points of the lower tail, to which the upper one is turned.
+        below = (self.low - self.loc) / self.scale
+        is_turned = below + above > 0.0
+        near = log_ndtr(jnp.where(is_turned, -below, above))
+        far = log_ndtr(jnp.where(is_turned, -above, below))
+        return density - near - jnp.log(-jnp.expm1(far - near))
