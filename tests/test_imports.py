@@ -32,6 +32,7 @@ FLOORS = {
         ["collaborative", "monte_carlo"],
         ["comparison"],
     ],
+    "design": [["outcomes"], ["selection"], ["scores"]],
 }
 # What may be run on arrays alone.
 WITHOUT_NUMPYRO = ("compilation", "linalg", "potentials", "quantum")

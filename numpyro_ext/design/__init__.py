@@ -1,16 +1,10 @@
 """Choosing what to measure: what each possible observation would tell, and loops that learn by asking."""
 
-from .batch_selection import select_batch
-from .batches import Batch
-from .classical import OptimalDesign, design_criterion, design_scores, optimal_design
-from .committee import committee_information, nested_information
-from .draws import PosteriorDraws, draws_of
-from .linear import linear_information_gain, select_rows
+from .outcomes.committee import committee_information, nested_information
+from .outcomes.draws import PosteriorDraws, draws_of
 from .plots import plot_information, plot_learning_curves, plot_queries
-from .preferences import expected_best_utility
 from .protocols import Phase, compare_acquisitions
-from .risk import expected_risk, site_entropy_reduction
-from .scores import (
+from .scores.pointwise import (
     committee_divergence,
     expected_information_gain,
     gini,
@@ -21,9 +15,15 @@ from .scores import (
     variation_ratio,
     vote_entropy,
 )
-from .selection import Candidate, select
+from .scores.preferences import expected_best_utility
+from .scores.risk import expected_risk, site_entropy_reduction
+from .scores.transductive import expected_variance_reduction, mutual_information
+from .selection.batch_selection import select_batch
+from .selection.batches import Batch
+from .selection.classical import OptimalDesign, design_criterion, design_scores, optimal_design
+from .selection.linear import linear_information_gain, select_rows
+from .selection.single import Candidate, select
 from .sequential import SequentialDesign
-from .transductive import expected_variance_reduction, mutual_information
 
 __all__ = [
     "Batch",

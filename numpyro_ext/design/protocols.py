@@ -14,10 +14,10 @@ from jax import Array, random
 from ..infer.front.answers.joint_arguments import bound_arguments
 from ..infer.front.engine import BaseEngine, check_at_least
 from ..infer.front.running.progress import progress_bar, warn
-from .outlooks import Outlook
-from .scores import Acquisition, expected_information_gain, predictive_entropy, random_scores
+from .outcomes.outlooks import Outlook
+from .outcomes.sources import outlooks
+from .scores.pointwise import Acquisition, expected_information_gain, predictive_entropy, random_scores
 from .sequential import SequentialDesign
-from .sources import outlooks
 
 __all__ = ["Phase", "compare_acquisitions"]
 

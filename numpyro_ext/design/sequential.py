@@ -18,11 +18,11 @@ from ..infer.gaussian.engine import Engine
 from ..infer.gaussian.run import GaussianRun
 from ..infer.monte_carlo.run import SMCRun
 from ..infer.monte_carlo.smc import SMC
-from .outlooks import Outlook
-from .pool import NoPool, Pool
-from .scores import Acquisition, expected_information_gain
-from .selection import Candidate, select
-from .sources import outlooks
+from .outcomes.outlooks import Outlook
+from .outcomes.pool import NoPool, Pool
+from .outcomes.sources import outlooks
+from .scores.pointwise import Acquisition, expected_information_gain
+from .selection.single import Candidate, select
 
 __all__ = ["SequentialDesign"]
 

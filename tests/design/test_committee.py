@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from numpyro_ext.design import committee, committee_information, nested_information
+from numpyro_ext.design import committee_information, nested_information
+from numpyro_ext.design.outcomes import committee
 from tests.monte_carlo import assert_close_means
 
 REFERENCE = json.loads((Path(__file__).parents[1] / "reference" / "active_bald_core.json").read_text())

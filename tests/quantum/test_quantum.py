@@ -142,7 +142,7 @@ def test_weights_and_information_of_particles():
         np.testing.assert_allclose(weights, step["weights"], atol=1e-10)
     mean = np.einsum("s,sij->ij", weights, states)
     np.testing.assert_allclose(bloch_vector(mean), case["mean_bloch"], atol=1e-10)
-    from numpyro_ext.design.committee import committee_information, entropy, mixture
+    from numpyro_ext.design.outcomes.committee import committee_information, entropy, mixture
 
     settings = axis_measurements(case["query_dirs"])
     log_p = jnp.log(jnp.stack([born_probabilities(settings, state) for state in states]))

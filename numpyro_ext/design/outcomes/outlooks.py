@@ -14,9 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, random
 
-from ..potentials import Potential
-from ..potentials.information import EntropyMethod, expected_information, predictive_entropy
-from ..potentials.outcomes import log_predictive_probabilities, log_probabilities, num_outcomes, with_outcome
+from ...potentials import Potential
+from ...potentials.information import EntropyMethod, expected_information, predictive_entropy
+from ...potentials.outcomes import log_predictive_probabilities, log_probabilities, num_outcomes, with_outcome
 from . import committee
 from .committee import BiasCorrection
 

@@ -10,11 +10,11 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
-from ..infer.front.engine import BaseEngine
-from ..infer.front.run import FinishedRun
-from ..infer.front.running.progress import warn
-from ..linalg.operators.operator import LinearOperator, stack
-from ..linalg.operators.operator import select as elements_of
+from ...infer.front.engine import BaseEngine
+from ...infer.front.run import FinishedRun
+from ...infer.front.running.progress import warn
+from ...linalg.operators.operator import LinearOperator, stack
+from ...linalg.operators.operator import select as elements_of
 from .batches import Batch, checked_cost, conditional_covariance, greedy_information, guarantee, joint_information
 
 __all__ = ["linear_information_gain", "select_rows"]

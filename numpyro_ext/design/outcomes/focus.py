@@ -10,11 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from ..infer.gaussian.algorithms.posterior import GaussianPosterior
-from ..infer.gaussian.integration.run import IntegratedRun
-from ..infer.gaussian.run import GaussianRun
-from ..linalg.gaussian.design import DenseDesign
-from ..structure.latent_gaussian import AffineMap
+from ...infer.gaussian.algorithms.posterior import GaussianPosterior
+from ...infer.gaussian.integration.run import IntegratedRun
+from ...infer.gaussian.run import GaussianRun
+from ...linalg.gaussian.design import DenseDesign
+from ...structure.latent_gaussian import AffineMap
 
 __all__ = ["EVERYTHING", "Focus", "Interest", "as_focus", "joint_covariance", "named_sites"]
 

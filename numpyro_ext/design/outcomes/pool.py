@@ -14,14 +14,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from ..compilation.recent import Recent
-from ..infer.gaussian.algorithms.algorithm import Algorithm
-from ..infer.gaussian.run import GaussianRun
-from ..linalg.gaussian.design import AnyDesign, DenseDesign, SparseRows
-from ..potentials.outcomes import with_outcome
-from ..structure import LatentGaussianReading
-from ..structure.latent_gaussian import AffineMap, LatentGaussian
-from ..structure.latent_gaussian.form import Blocks
+from ...compilation.recent import Recent
+from ...infer.gaussian.algorithms.algorithm import Algorithm
+from ...infer.gaussian.run import GaussianRun
+from ...linalg.gaussian.design import AnyDesign, DenseDesign, SparseRows
+from ...potentials.outcomes import with_outcome
+from ...structure import LatentGaussianReading
+from ...structure.latent_gaussian import AffineMap, LatentGaussian
+from ...structure.latent_gaussian.form import Blocks
 from .outlooks import GaussianOutlook, Outlook
 from .sources import gaussian_outlooks
 

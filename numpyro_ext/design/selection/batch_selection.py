@@ -11,19 +11,19 @@ import numpy as np
 import scipy.special
 from jax import Array, random
 
-from ..infer.front.engine import check_at_least
-from ..infer.front.running.progress import warn
-from ..infer.gaussian.engine import Engine
-from ..infer.gaussian.run import GaussianRun
-from ..potentials import GaussianPotential
-from ..potentials.outcomes import log_probabilities, num_outcomes
+from ...infer.front.engine import check_at_least
+from ...infer.front.running.progress import warn
+from ...infer.gaussian.engine import Engine
+from ...infer.gaussian.run import GaussianRun
+from ...potentials import GaussianPotential
+from ...potentials.outcomes import log_probabilities, num_outcomes
+from ..outcomes.focus import Focus
+from ..outcomes.outlooks import DrawnOutlook, GaussianOutlook, Outlook
+from ..outcomes.pool import Pool
+from ..outcomes.sources import outlooks
 from .batches import Batch, check_size, checked_cost, greedy, guarantee
-from .focus import Focus
 from .joint import JointPredictors, flattened, joint_predictors
-from .outlooks import DrawnOutlook, GaussianOutlook, Outlook
-from .pool import Pool
-from .selection import Candidate
-from .sources import outlooks
+from .single import Candidate
 
 __all__ = ["select_batch"]
 

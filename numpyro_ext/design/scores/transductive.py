@@ -10,11 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from ..infer.front.engine import check_one_of
-from ..potentials import GaussianPotential, Potential
-from ..potentials.outcomes import num_outcomes, with_outcome
-from .joint import JointPredictors, joint_predictors
-from .outlooks import GaussianOutlook
+from ...infer.front.engine import check_one_of
+from ...potentials import GaussianPotential, Potential
+from ...potentials.outcomes import num_outcomes, with_outcome
+from ..outcomes.outlooks import GaussianOutlook
+from ..selection.joint import JointPredictors, joint_predictors
 
 __all__ = ["expected_variance_reduction", "mutual_information"]
 

@@ -10,13 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from ..infer.front.engine import check_one_of
-from ..infer.gaussian.engine import Engine
-from ..infer.gaussian.run import GaussianRun
-from ..potentials import Potential
-from ..potentials.outcomes import log_predictive_probabilities, num_outcomes, with_outcome
-from .outlooks import GaussianOutlook
-from .pool import Pool
+from ...infer.front.engine import check_one_of
+from ...infer.gaussian.engine import Engine
+from ...infer.gaussian.run import GaussianRun
+from ...potentials import Potential
+from ...potentials.outcomes import log_predictive_probabilities, num_outcomes, with_outcome
+from ..outcomes.outlooks import GaussianOutlook
+from ..outcomes.pool import Pool
 
 __all__ = ["expected_risk", "site_entropy_reduction"]
 

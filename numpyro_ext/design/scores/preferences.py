@@ -8,7 +8,7 @@ import numpy as np
 from jax import Array
 from numpy.typing import ArrayLike
 
-from .draws import PosteriorDraws, draws_of
+from ..outcomes.draws import PosteriorDraws, draws_of
 
 __all__ = ["expected_best_utility"]
 

@@ -14,8 +14,8 @@ from jax import Array
 from jax.scipy.special import entr
 from numpyro import handlers
 
-from ..compilation.recent import Recent
-from ..infer.monte_carlo.smc import SMC
+from ...compilation.recent import Recent
+from ...infer.monte_carlo.smc import SMC
 from .outlooks import DrawnOutlook, Outlook, RealOutlook
 
 __all__ = ["PosteriorDraws", "draws_of", "outlooks_of_draws"]

@@ -14,7 +14,7 @@ from jax import Array
 from jax.scipy.special import entr
 from jax.typing import ArrayLike
 
-from ..potentials.information import excess_terms
+from ...potentials.information import excess_terms
 
 __all__ = [
     "BiasCorrection",

@@ -16,14 +16,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, random
 
-from ..infer.front.engine import check_one_of
-from ..potentials.information import EntropyMethod
-from . import committee
-from .committee import BiasCorrection
-from .focus import Focus
-from .outlooks import Outlook
-from .slopes import Hyper
-from .sources import outlooks
+from ...infer.front.engine import check_one_of
+from ...potentials.information import EntropyMethod
+from ..outcomes import committee
+from ..outcomes.committee import BiasCorrection
+from ..outcomes.focus import Focus
+from ..outcomes.outlooks import Outlook
+from ..outcomes.slopes import Hyper
+from ..outcomes.sources import outlooks
 
 __all__ = [
     "Acquisition",

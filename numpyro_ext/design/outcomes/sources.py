@@ -10,13 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from ..infer.front.engine import BaseEngine
-from ..infer.front.running.progress import warn
-from ..infer.gaussian.engine import Engine
-from ..infer.gaussian.programs import compiled_form
-from ..infer.gaussian.run import GaussianRun
-from ..infer.monte_carlo.smc import SMC
-from ..potentials import Potential
+from ...infer.front.engine import BaseEngine
+from ...infer.front.running.progress import warn
+from ...infer.gaussian.engine import Engine
+from ...infer.gaussian.programs import compiled_form
+from ...infer.gaussian.run import GaussianRun
+from ...infer.monte_carlo.smc import SMC
+from ...potentials import Potential
 from .draws import PosteriorDraws, draws_of, outlooks_of_draws
 from .focus import EVERYTHING, Focus, Interest, as_focus
 from .outlooks import GaussianOutlook, Outlook

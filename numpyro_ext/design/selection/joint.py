@@ -10,15 +10,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from ..infer.front.running.progress import warn
-from ..infer.gaussian.algorithms.posterior import GaussianPosterior
-from ..infer.gaussian.engine import Engine
-from ..infer.gaussian.run import GaussianRun
+from ...infer.front.running.progress import warn
+from ...infer.gaussian.algorithms.posterior import GaussianPosterior
+from ...infer.gaussian.engine import Engine
+from ...infer.gaussian.run import GaussianRun
+from ..outcomes.focus import EVERYTHING, Focus, Interest, as_focus, joint_covariance
+from ..outcomes.outlooks import GaussianOutlook, Outlook
+from ..outcomes.pool import Pool
+from ..outcomes.sources import check_candidates, gaussian_outlooks, run_at
 from .batches import conditional_covariance
-from .focus import EVERYTHING, Focus, Interest, as_focus, joint_covariance
-from .outlooks import GaussianOutlook, Outlook
-from .pool import Pool
-from .sources import check_candidates, gaussian_outlooks, run_at
 
 __all__ = ["JointPredictors", "flattened", "joint_predictors"]
 

@@ -1,0 +1,1 @@
+"""What each possible observation would be worth."""

@@ -1,0 +1,1 @@
+"""What is observed next: one candidate, several together, or designs on arrays."""
