@@ -182,6 +182,7 @@ class EP(Engine):
             key=("EP", *options.values()),
             is_exact_for_gaussian=True,
             localised=partial(local_factors.localised, power=self.power),
+            update=partial(expectation_propagation.update, power=self.power),
         )
 
     def corrected(self) -> Corrected:

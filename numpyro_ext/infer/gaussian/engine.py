@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar, Unpack
 
+import jax
 import numpy as np
 from jax import Array
 from numpyro.infer.autoguide import AutoMultivariateNormal
@@ -35,6 +36,7 @@ from .algorithms.algorithm import Algorithm
 from .algorithms.modes import explain_two_modes
 from .answers.leave_one_out import check_cavities, check_single
 from .answers.prediction import by_site
+from .engine_program import EngineProgram
 from .fitting import RunOptions, check_skipped, fit
 from .integration.exploration import (
     LARGEST_LATTICE,
@@ -278,6 +280,61 @@ class Engine(BaseEngine[FinishedRun]):
                 f"{len(space.integrable)}: {sizes}. Use integrate='normal', or give values to some of them in "
                 "hyper_values."
             )
+
+    # Pure functions
+
+    def program(self, *args: Any, changing: Sequence[str], **kwargs: Any) -> EngineProgram:
+        """This engine as pure functions of some arguments of the model, to be mapped and differentiated.
+
+        The model is read without the values of the arguments that change, so that other values of the same shapes
+        compile nothing: observations, masks, inputs of a kernel, and indices, whose rows then may see any unknown of
+        the sites that they point into. What needs their values (NumPy, lengths, branches, bounds of a prior) is
+        refused by name. Masked rows change nothing, so that data of few shapes can stand for data of any.
+
+        Hyperparameters are part of the state, and at one value: nothing is integrated over them, whatever
+        ``integrate`` says.
+
+        >>> import jax
+        >>> import jax.numpy as jnp
+        >>> import numpyro
+        >>> import numpyro.distributions as dist
+        >>> from numpyro_ext.infer import EP
+        >>> def model(x, y):
+        ...     slope = numpyro.sample("slope", dist.Normal(0, 1))
+        ...     numpyro.sample("y", dist.Poisson(jnp.exp(slope * x)), obs=y)
+        >>> program = EP(model).program(jnp.array([0.5, 1.0, 2.0]), jnp.array([1, 3, 5]), changing=("x", "y"))
+        >>> def evidence(x):
+        ...     arrays = {"x": x}
+        ...     return program.log_evidence(arrays, program.fit(arrays, program.init(arrays)))
+        >>> print(jax.grad(evidence)(jnp.array([0.5, 1.0, 2.0])).round(2))
+        [-0.62  0.45  0.05]
+
+        :param args: arguments of the model; those that change as an example of their shapes.
+        :param changing: their names.
+        :param kwargs: keyword arguments of the model.
+        :return: with ``init``, ``fit``, ``learn``, ``predictors`` and ``log_evidence``.
+        :raises ModelStructureError: if the model needs the values of an argument that changes, or is none of a
+            Gaussian field.
+        :raises ValueError: of an engine that cannot but integrate over hyperparameters.
+        """
+        if self.must_integrate:
+            raise ValueError(
+                f"{type(self).__name__} integrates over the hyperparameters, and a program has them at one value: take "
+                "EP, LaplaceApproximation or VariationalGaussian."
+            )
+        names = (changing,) if isinstance(changing, str) else tuple(changing)
+        reading = self._read(jax.random.key(0), args, kwargs, changing=names)
+        if not isinstance(reading, LatentGaussianReading):
+            raise ModelStructureError(
+                "A program needs a Gaussian field, and the model was read as sparse coefficients "
+                f"{list(reading.field)}."
+            )
+        space, algorithm, programs = self._compile(reading)
+        start = space.initial(self.init_values)
+        if self._run is not None and self._run.space.key == space.key:
+            start = self._run.fit.last_state.values
+        options = {"num_steps": self.num_steps, "max_iterations": self.max_hyper_steps}
+        return EngineProgram(reading, space, algorithm, programs, start, **options)
 
     # Prediction
 

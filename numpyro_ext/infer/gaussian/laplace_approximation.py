@@ -72,6 +72,7 @@ class LaplaceApproximation(Engine):
             posterior=laplace.posterior,
             key=("LaplaceApproximation",),
             is_exact_for_gaussian=True,
+            update=laplace.update,
         )
 
     def _explain(self, reading: LatentGaussianReading, found: Fit) -> list[str]:

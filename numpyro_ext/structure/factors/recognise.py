@@ -168,7 +168,9 @@ def _responses(
         key, lambda: quick_jit(jax.vmap(respond, in_axes=(0, None)), is_small=holds_little(program.data))
     )
     values = np.asarray(on_grid(np.asarray(grid, dtype), dict(probe)), float)
-    mask = np.asarray(program.evaluate([traced.mask], probe, apply_to_known)[0])
+    mask = np.ones((), bool)
+    if not program.ancestors([traced.mask]) & program.changing:
+        mask = np.asarray(program.evaluate([traced.mask], probe, apply_to_known)[0])
     mask = np.broadcast_to(mask.reshape(mask.shape + (1,) * (values.ndim - 1 - mask.ndim)), values.shape[1:])
     is_used = np.isfinite(values).all(axis=0) & (mask if mask.any() else True)
     return values[:, is_used], is_used

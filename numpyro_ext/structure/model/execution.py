@@ -27,6 +27,56 @@ class ModelCall(NamedTuple):
     kwargs: dict[str, Any]
     rng_key: jax.Array
     """For models that draw random numbers themselves."""
+    changing: tuple[str, ...] = ()
+    """Names of the arguments without whose values the model is read."""
+
+    def changing_values(self) -> dict[str, Any]:
+        """The arguments in :attr:`changing` as trees of arrays, by name.
+
+        :raises ModelStructureError: if there is no such argument, or it holds anything but numbers.
+        """
+        if not self.changing:
+            return {}
+        there, _ = self._bound()
+        return {name: _as_arrays(name, there.get(name), there) for name in self.changing}
+
+    def with_values(self, values: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Positional and keyword arguments with other values for some of them."""
+        if not values:
+            return self.args, self.kwargs
+        there, make_call = self._bound()
+        return make_call({**there, **values})
+
+    def _bound(self) -> tuple[dict[str, Any], Callable[[Mapping[str, Any]], tuple[tuple[Any, ...], dict[str, Any]]]]:
+        """The arguments by the names of the parameters, and what makes a call of such."""
+        try:
+            signature = inspect.signature(self.model)
+            bound = signature.bind(*self.args, **self.kwargs)
+        except (TypeError, ValueError):  # callables without one
+            return dict(self.kwargs), lambda arguments: (self.args, dict(arguments))
+        bound.apply_defaults()
+
+        def call(arguments: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+            again = inspect.BoundArguments(signature, dict(arguments))
+            return again.args, again.kwargs
+
+        return dict(bound.arguments), call
+
+
+def _as_arrays(name: str, value: Any, there: Mapping[str, Any]) -> Any:
+    if name not in there:
+        raise ModelStructureError(
+            f"changing= names {name!r}, and the arguments of the model are {sorted(there)}.", reason=Reason.DATA
+        )
+    leaves, structure = jax.tree.flatten(value)
+    arrays = [np.asarray(leaf) if not isinstance(leaf, jax.Array) else leaf for leaf in leaves]
+    if not leaves or any(not isinstance(a, jax.Array) and a.dtype.kind not in "iufb" for a in arrays):
+        raise ModelStructureError(
+            f"argument {name!r} is to change, and is {describe_value(value)}: give an array of numbers of the shape "
+            "that it will have.",
+            reason=Reason.DATA,
+        )
+    return jax.tree.unflatten(structure, [jnp.asarray(a) for a in arrays])
 
 
 def check_key(rng_key: Any) -> None:

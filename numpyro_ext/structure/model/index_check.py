@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -12,7 +13,7 @@ from ..program.program import Atom, Equation, Program
 __all__ = ["check_indices"]
 
 
-def check_indices(program: Program, values: Mapping[str, Atom]) -> None:
+def check_indices(program: Program, values: Mapping[str, Atom], given: Mapping[int, Any] | None = None) -> None:
     """Refuse lookups in unknown arrays at known indices that are out of range.
 
     Modes that say what happens there (``x.at[i].get(mode="clip")``, or ``mode="fill"`` with a ``fill_value``) are
@@ -20,6 +21,7 @@ def check_indices(program: Program, values: Mapping[str, Atom]) -> None:
 
     :param Program program: the traced model.
     :param values: its unknown sites, by name.
+    :param given: values of data that may change.
     :raises ModelStructureError: naming the site, the index and how many elements there are.
     """
     for equation in program.equations:
@@ -28,7 +30,7 @@ def check_indices(program: Program, values: Mapping[str, Atom]) -> None:
         operand, indices = equation.inputs
         if not program.ancestors([operand]) & set(program.inputs):
             continue
-        found = program.known_value(indices)
+        found = program.known_value(indices, given)
         if found is None:
             continue
         shape, axes = program.shape(operand), equation.params["dimension_numbers"].start_index_map

@@ -19,6 +19,7 @@ from ..conflict import Conflict, names_of
 from ..errors import ModelStructureError
 from ..program.degrees import Degree, Degrees, classify
 from ..program.program import Atom, Constant, make_program
+from .changing import check_supports, needs_value, other_values
 from .execution import ModelCall, tracing_error
 from .index_check import check_indices
 from .priors import colour
@@ -56,6 +57,7 @@ class ModelReading(Shown, ABC):
     :ivar predictive: latent sites that nothing depends on (missing observations): left out, as they integrate to one.
     :ivar site_shapes: shapes of all latent, ``param`` and deterministic sites.
     :ivar num_columns: number of unknowns, the elements of the field.
+    :ivar changing: the arguments without whose values it was read, by name; their arrays come first in :attr:`data`.
     :ivar data: the arrays that the model closed over, explicit so that forms of equal structure can be batched; behind
         them what a form has looked up in them (indices), where that is not a part of the structure.
     """
@@ -76,14 +78,26 @@ class ModelReading(Shown, ABC):
         sizes = {n: sites[n].num_unknowns for n in self.field}
         innovations = {n: np.zeros((sizes[n],), jnp.result_type(float)) for n in self.field}
         given = {s.name: s.init for s in free}
+        self.changing = call.changing_values()
+        arguments = innovations, given, self.changing
         function = trace_with_innovations(call, self.field, prior)
         try:
             num_unknowns = len(innovations) if self.opens_scans else 0
-            self._program, self._trace = make_program(function, innovations, given, num_unknowns=num_unknowns)
-        except (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError) as error:
-            raise tracing_error(error, call) from error
+            self._program, self._trace = make_program(function, *arguments, num_unknowns=num_unknowns)
+        except ModelStructureError:
+            raise
+        except Exception as error:
+            # The model has run on its values before.
+            if self.changing:
+                raise needs_value(call, error, lambda values: function(innovations, given, values)) from error
+            if isinstance(error, jax.errors.ConcretizationTypeError | jax.errors.TracerArrayConversionError):
+                raise tracing_error(error, call) from error
+            raise
         self._trace = self._trace.in_order(sites)
-        inputs, self._given = jax.tree.unflatten(jax.tree.structure((innovations, given)), self._program.inputs)
+        inputs, self._given, changing = jax.tree.unflatten(jax.tree.structure(arguments), self._program.inputs)
+        if self.changing:
+            self._program.take_as_data(jax.tree.leaves(changing), jax.tree.leaves(self.changing))
+            check_supports(call, sites, list(given))
         self._field = {n: (inputs[n], sizes[n]) for n in self.field}
         ends = dict(zip(self.field, np.cumsum(list(sizes.values())).tolist(), strict=True))
         self._columns = {n: slice(end - sizes[n], end) for n, end in ends.items()}
@@ -103,7 +117,26 @@ class ModelReading(Shown, ABC):
         self.site_shapes |= {n: h.shape for n, h in self.hyper.items() if h.is_param}
         self.num_columns = sum(sizes.values())
         unknowns = {n: jax.tree.leaves(self._given[n])[0] for n in self.hyper} | {n: inputs[n] for n in self.field}
-        check_indices(self._program, unknowns | values)
+        self._indexed = unknowns | values
+        self._check_indices(self.data)
+
+    def _check_indices(self, data: Sequence[Any]) -> None:
+        """Refuse indices out of range, in these data too where they may change."""
+        known = dict(zip(self._program.constants, data, strict=False)) if self.changing else {}
+        check_indices(self._program, self._indexed, known)
+
+    def with_changing(self, arrays: Mapping[str, Any]) -> tuple[Any, ...]:
+        """:attr:`data` with other values of the arguments that change.
+
+        :param arrays: by name, of the shapes of :attr:`changing`; what is left out stays as it is.
+        :raises ValueError: for other names and shapes, naming the argument.
+        :raises ModelStructureError: for indices out of range, where they are known.
+        """
+        leaves = other_values(self.changing, arrays)
+        data = (*leaves, *self.data[len(leaves) :])
+        if not any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+            self._check_indices(data)
+        return data
 
     def _classify(self, what: str, *, with_sources: bool = True) -> Degrees:
         """Degrees of the program, after checking that the field is ``what`` given everything else.
@@ -324,6 +357,7 @@ class ModelReading(Shown, ABC):
         out = copy.copy(self)
         out.model, out.args, out.kwargs = None, (), {}
         out.data = jax.eval_shape(lambda: self.data)
+        out.changing = jax.eval_shape(lambda: self.changing)
         init = {n: s.init if n in self.predictive else None for n, s in self.sites.items()}
         out.sites = {n: SiteInfo(n, s.kind, s.shape, s.family, init=init[n]) for n, s in self.sites.items()}
         out.hyper = {n: h._replace(init=jax.eval_shape(lambda h=h: h.init)) for n, h in self.hyper.items()}

@@ -151,6 +151,7 @@ class ReadOptions(TypedDict, total=False):
     check: bool
     learns_hyper: bool
     check_observations: bool
+    changing: Sequence[str]
 
 
 def read_first(
@@ -165,6 +166,7 @@ def read_first(
     check: bool = True,
     learns_hyper: bool = True,
     check_observations: bool = True,
+    changing: Sequence[str] = (),
 ) -> _Reading_co:
     """Read a model into the first of several forms that it has. The model is run, and its data checked, once.
 
@@ -179,13 +181,16 @@ def read_first(
     :param bool check: compare the form with NumPyro's log density at random points, and operators with their adjoints.
     :param bool learns_hyper: whether hyperparameters are to be maximised over, for which there must not be too many.
     :param bool check_observations: whether observed values have to be finite and inside their support.
+    :param changing: names of arguments without whose values the model is read: the form is a function of them.
     :return: the reading.
     :raises ModelStructureError: if it has none of them, that of the first form for which it has candidates; if
         there are none, what each form needs.
     """
-    call = ModelCall(model, args, dict(kwargs or {}), jax.random.key(0) if rng_key is None else rng_key)
+    key = jax.random.key(0) if rng_key is None else rng_key
+    call = ModelCall(model, args, dict(kwargs or {}), key, tuple(changing))
     field = field_names(field)
     check_key(call.rng_key)
+    call.changing_values()  # says what there is not
     values = dict(init_values or {})
     try:
         sites = inspect_sites(call, values)

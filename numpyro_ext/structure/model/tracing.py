@@ -151,15 +151,17 @@ class _Innovations(Messenger):
 
 def trace_with_innovations(
     call: ModelCall, field: tuple[str, ...], prior: Callable[[Any], Any]
-) -> Callable[[dict[str, Any], dict[str, Any]], ModelTrace]:
-    """A function of flat innovations per field site and values of all other free sites, to be traced.
+) -> Callable[..., ModelTrace]:
+    """A function of flat innovations per field site, values of all other free sites, and of arguments that change, to
+    be traced.
 
     :param prior: from the distribution of a field site, what describes that of its innovation.
     """
 
-    def run(innovations: dict[str, Any], given: dict[str, Any]) -> ModelTrace:
+    def run(innovations: dict[str, Any], given: dict[str, Any], changing: dict[str, Any]) -> ModelTrace:
         seeded = handlers.seed(PlainSites(call.model), call.rng_key)
-        sites = handlers.trace(_Innovations(seeded, innovations, given)).get_trace(*call.args, **call.kwargs)
+        args, kwargs = call.with_values(changing)
+        sites = handlers.trace(_Innovations(seeded, innovations, given)).get_trace(*args, **kwargs)
         out = ModelTrace({}, {}, {}, {})
         for name, site in sites.items():
             if site["type"] == "sample" and name in field:

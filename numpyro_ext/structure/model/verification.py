@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -15,6 +16,7 @@ from ...compilation.quick_jit import holds_little, quick_jit
 from ...compilation.recent import Recent
 from ..errors import ModelStructureError, Reason
 from ..program.program import make_program
+from .execution import ModelCall
 from .plain_sites import PlainSites
 from .reading import ModelReading
 
@@ -33,14 +35,19 @@ def log_densities(reading: ModelReading, rng_key: Array, spreads: tuple[float, .
     return _evaluate(reading, rng_key, spreads)[:, :2]
 
 
-def _evaluate(reading: ModelReading, rng_key: Array, spreads: tuple[float, ...]) -> np.ndarray:
+def _evaluate(
+    reading: ModelReading, rng_key: Array, spreads: tuple[float, ...], changing: Sequence[Any] = ()
+) -> np.ndarray:
     """Both log densities and the error of the operators, one row per point.
+
+    :param changing: leaves of the arguments that change, other than those of the reading.
 
     Probabilities near one have lost the digits of the log of what is left to one, so a point at which the reference
     has is brought nearer to the centre of the prior.
     """
     compiled, reference_data = _compile(reading, rng_key)
-    rows = []
+    data, rows = (*changing, *reading.data[len(changing) :]), []
+    reference_data = (*changing, *reference_data[len(changing) :])
     # NumPy draws without compiling anything.
     rng = np.random.default_rng(np.asarray(jax.random.key_data(rng_key)))
     for number, spread in enumerate(spreads):
@@ -48,7 +55,7 @@ def _evaluate(reading: ModelReading, rng_key: Array, spreads: tuple[float, ...])
         white = np.asarray(spread * rng.standard_normal(reading.num_columns), jnp.result_type(float))
         for halvings in range(_MOST_HALVINGS):
             point = white * 0.5**halvings
-            numbers = compiled(reading.initial_hyper(), noise, point, reading.data, reference_data)
+            numbers = compiled(reading.initial_hyper(), noise, point, data, reference_data)
             *found, rounding = jax.device_get(numbers)  # NumPy compiles nothing
             if halvings == 0:
                 rows.append(found)
@@ -63,13 +70,19 @@ def _tolerance() -> float:
     return 1e-7 if jnp.result_type(float) == np.float64 else 2e-3
 
 
-def check_form(reading: ModelReading, rng_key: Array) -> None:
+def check_form(reading: ModelReading, rng_key: Array, changing: Sequence[Any] = ()) -> None:
     """Compare the form with NumPyro's log density.
 
+    :param changing: leaves of the arguments that change, other than those of the reading.
     :raises ModelStructureError: if they differ by more than rounding, or are not finite anywhere for a reason that can
         be named (a covariance that is not positive definite, covariates that are not finite).
     """
-    found = _evaluate(reading, rng_key, _SPREADS)
+    found = _evaluate(reading, rng_key, _SPREADS, changing)
+    if reading.changing and not changing:
+        leaves = [jnp.roll(leaf, 1, 0) if jnp.ndim(leaf) else leaf for leaf in jax.tree.leaves(reading.changing)]
+        moved = _evaluate(reading, rng_key, _SPREADS, leaves)
+        # Values may not go together in other places; where they do, they are read like the given ones.
+        found = np.concatenate([found, moved[np.isfinite(moved).all(1)]])
     found, linearity_error = found[:, :2], float(found[0, 2])
     if np.isnan(found).any():
         reading.explain_nan()
@@ -111,13 +124,17 @@ def _compile(reading: ModelReading, rng_key: Array) -> tuple[Any, Any]:
     """The two log densities as one compiled function of hyperparameters, whitened unknowns and both sets of data."""
     seeded = handlers.seed(PlainSites(reading.model), rng_key)
 
-    def reference(values: dict[str, Any]) -> Array:
+    call = ModelCall(reading.model, reading.args, reading.kwargs, rng_key, tuple(reading.changing))
+
+    def reference(values: dict[str, Any], changing: dict[str, Any]) -> Array:
         left_out = {n: reading.sites[n].init for n in reading.predictive}
-        log_joint, _ = compute_log_probs(seeded, reading.args, reading.kwargs, {**values, **left_out})
+        log_joint, _ = compute_log_probs(seeded, *call.with_values(changing), {**values, **left_out})
         terms = [jnp.sum(v) for n, v in log_joint.items() if n not in reading.predictive]
         return jnp.asarray(sum(terms, start=0.0))
 
-    program, output = make_program(reference, reading.latent_shapes())
+    shapes = reading.latent_shapes()
+    program, output = make_program(reference, shapes, reading.changing)
+    program.take_as_data(program.inputs[len(jax.tree.leaves(shapes)) :], jax.tree.leaves(reading.changing))
     reference_data = program.data
     program.release()
 

@@ -76,6 +76,8 @@ class Program:
         self.constants = tuple(self._new(v.aval) for v in jaxpr.constvars)
         self.data = tuple(closed.consts)
         self._dependent = set(self.inputs[:num_unknowns])
+        self.changing: frozenset[int] = frozenset()
+        """Data whose values may be others: nothing is looked up in them."""
         self.recurrences: list[int] = []
         """For each scan that was opened and is of use, its first state: all states before each step."""
         env: dict[Any, Atom] = dict(
@@ -177,6 +179,13 @@ class Program:
         self.data = tuple(d for _, d in kept)
         self.recurrences = [n for n in dict.fromkeys(self.recurrences) if n in self.defined_by]
 
+    def take_as_data(self, inputs: Sequence[int], values: Sequence[Any]) -> None:
+        """Take some of the inputs for data with these values, which may become others: see :attr:`changing`."""
+        self.inputs = tuple(number for number in self.inputs if number not in inputs)
+        self.constants = (*inputs, *self.constants)
+        self.data = (*values, *self.data)
+        self.changing = frozenset(inputs)
+
     def release(self) -> None:
         """Let go of the data: compiled functions keep programs, and should keep no arrays alive."""
         self.data = ()
@@ -231,8 +240,9 @@ class Program:
         """The value of an atom that follows from the data, and from other values that are given, else ``None``."""
         if isinstance(atom, Constant):
             return atom.value
-        env = dict(zip(self.constants, self.data, strict=True)) | dict(given or {})
-        free = self.ancestors([atom], env) & (set(self.inputs) - set(env))
+        data = zip(self.constants, self.data, strict=False)  # none, where all are given
+        env = {number: value for number, value in data if number not in self.changing} | dict(given or {})
+        free = self.ancestors([atom], env) & ({*self.inputs, *self.changing} - set(env))
         return None if free else jax.device_get(self.evaluate([atom], env, apply_to_known)[0])
 
     def fingerprint(self) -> tuple[Any, ...]:

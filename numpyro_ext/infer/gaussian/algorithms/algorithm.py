@@ -31,3 +31,6 @@ class Algorithm(NamedTuple):
     localised: Callable[[LatentGaussian, Any], Callable[[LatentGaussian], LatentGaussian] | None] | None = None
     """``(form, state)`` at a fixed point: what gives forms near it factors that cost little and have the same first and
     second derivatives, if the algorithm knows of any; see :mod:`.algorithms.local_factors`."""
+    update: Callable[[LatentGaussian, Array, Array], tuple[Array, Array]] | None = None
+    """``(form, precision, shift) -> (precision, shift)``: Gaussian sites of which the fixed point is that of the
+    algorithm, in one smooth step. Derivatives of a fit are those of this fixed point."""

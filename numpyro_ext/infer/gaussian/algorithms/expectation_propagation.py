@@ -41,7 +41,7 @@ from .fit_info import FitInfo
 from .posterior import GaussianPosterior, gaussian_prior
 from .tilting import Tilted, is_log_concave, loses_cavity, propose, tilt, with_broad_cavities
 
-__all__ = ["Info", "State", "init", "log_evidence", "posterior", "solve", "step"]
+__all__ = ["Info", "State", "init", "log_evidence", "posterior", "solve", "step", "update"]
 
 Schedule = Literal["parallel", "sequential"]
 
@@ -247,6 +247,14 @@ def log_evidence(form: LatentGaussian, state: State, *, power: float = 1.0, spac
     of_offset = jnp.where(tilted.is_pinned, pinned, shift * form.offset - 0.5 * precision * form.offset**2)
     value += jnp.sum(of_offset - lax.stop_gradient(of_offset))
     return jnp.where(lax.stop_gradient(is_valid_prior(form.prior)), value, jnp.nan)
+
+
+def update(
+    form: LatentGaussian, precision: Array, shift: Array, *, power: float = 1.0, space: Space = "auto"
+) -> tuple[Array, Array]:
+    """The sites that match the tilted moments at these sites: those of a fixed point are themselves."""
+    marginals = _refresh(form, gaussian_prior(form, space), precision, shift)
+    return propose(form, precision, shift, tilt(form, marginals, precision, shift, power), power)[:2]
 
 
 def posterior(form: LatentGaussian, state: State, *, space: Space = "auto") -> GaussianPosterior:

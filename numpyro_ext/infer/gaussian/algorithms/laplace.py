@@ -33,7 +33,7 @@ from ....structure.latent_gaussian import LatentGaussian
 from .fit_info import FitInfo
 from .posterior import GaussianPosterior, gaussian_prior
 
-__all__ = ["Info", "State", "init", "log_evidence", "posterior", "solve", "step"]
+__all__ = ["Info", "State", "init", "log_evidence", "posterior", "solve", "step", "update"]
 
 _MAX_HALVINGS = 50
 _SUFFICIENT_INCREASE = 1e-4
@@ -155,6 +155,13 @@ def log_evidence(form: LatentGaussian, state: State, *, space: Space = "auto") -
     log_volume = prior.condition(curvature, jnp.zeros_like(curvature)).log_volume()
     total = form.log_constant + jnp.sum(value) - 0.5 * prior.inner(coordinates, coordinates) + log_volume
     return jnp.where(lax.stop_gradient(is_valid_prior(form.prior)), total, jnp.nan)
+
+
+def update(form: LatentGaussian, precision: Array, shift: Array, *, space: Space = "auto") -> tuple[Array, Array]:
+    """The factors to second order about the mean of the posterior that these sites make: at the mode, themselves."""
+    predictor = GaussianPosterior(form, precision, shift, space).predictor_moments()[0] - form.offset
+    _, slope, curvature = _derivatives(form, predictor)
+    return curvature, curvature * (predictor + form.offset) + slope
 
 
 def posterior(form: LatentGaussian, state: State, *, space: Space = "auto") -> GaussianPosterior:

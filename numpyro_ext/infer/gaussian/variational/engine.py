@@ -184,6 +184,7 @@ class VariationalGaussian(Engine):
             notes=tuple(f"expectation: {name} ({site.description})" for name, site in sites.items()),
             is_lower_bound=all(site.is_lower_bound for site in sites.values()),
             is_exact_for_gaussian=self.covariance != "diagonal",
+            update=lambda form, *sites: variational_gaussian.update(treat(form), *sites, **family),
         )
 
 

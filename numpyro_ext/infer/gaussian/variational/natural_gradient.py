@@ -64,6 +64,7 @@ __all__ = [
     "repeat",
     "solve",
     "step",
+    "update",
 ]
 
 _MEMORY = 5
@@ -243,6 +244,13 @@ def posterior(
 ) -> GaussianPosterior:
     """The Gaussian approximation of the posterior of the unknowns."""
     return GaussianPosterior(form, state.site_precision, state.site_shift, space, covariance)
+
+
+def update(
+    form: LatentGaussian, precision: Array, shift: Array, *, space: Space = "auto", covariance: Covariance = "full"
+) -> tuple[Array, Array]:
+    """The sites that the slopes of the bound ask for at these sites: at its maximum, themselves."""
+    return optimal_sites(form, evaluate(form, gaussian_prior(form, space, covariance), precision, shift))
 
 
 def initial_sites(form: LatentGaussian) -> tuple[Array, Array]:
