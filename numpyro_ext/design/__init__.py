@@ -1,5 +1,6 @@
 """Choosing what to measure: what each possible observation would tell, and loops that learn by asking."""
 
+from .optimise import OptimisedDesign, optimise_design
 from .outcomes.committee import committee_information, nested_information
 from .outcomes.draws import PosteriorDraws, draws_of
 from .plots import plot_information, plot_learning_curves, plot_queries
@@ -29,6 +30,7 @@ __all__ = [
     "Batch",
     "Candidate",
     "OptimalDesign",
+    "OptimisedDesign",
     "Phase",
     "PosteriorDraws",
     "SequentialDesign",
@@ -49,6 +51,7 @@ __all__ = [
     "mutual_information",
     "nested_information",
     "optimal_design",
+    "optimise_design",
     "plot_information",
     "plot_learning_curves",
     "plot_queries",

@@ -43,8 +43,10 @@ class Outlook(ABC):
     def part(self, chosen: np.ndarray) -> Self:
         """The observations with these numbers, in the shape of the numbers."""
 
-    def shaped(self, values: Any) -> np.ndarray:
+    def shaped(self, values: Any) -> Any:
         """Scores in the shape of the site, and minus infinity where there is no candidate."""
+        if isinstance(values, jax.core.Tracer):  # a score is being differentiated
+            return jnp.where(self.is_candidate, values.reshape(self.shape), -jnp.inf)
         scores = np.asarray(values, float).reshape(self.shape)
         if np.isnan(scores[self.is_candidate]).any():
             raise FloatingPointError(
