@@ -15,18 +15,20 @@ from numpyro_ext.quantum import (
     density_matrix,
     haar_unitary,
     imperfect,
+    uniform_bloch_vector,
 )
 
 __all__ = ["quantum_state", "quantum_tomography"]
 
 
 def quantum_state(dimension: int, prior: str = "hilbert-schmidt", rank: int | None = None) -> Array:
-    r"""A random density matrix, as a part of a model: Gaussian amplitudes, and a state that is deterministic in them.
+    r"""A random density matrix, as a part of a model: Gaussian sites, and a state that is deterministic in them.
 
-    Sites: ``amplitudes``, real and imaginary parts of a matrix :math:`A` of shape ``(2, D, K)``; ``rotation`` for
-    Bures; deterministic ``state``, real and imaginary parts ``(2, D, D)`` of the density matrix, which is
-    :math:`A A^\dagger / \operatorname{tr} A A^\dagger`, and ``bloch`` for qubits. The amplitudes themselves are not
-    identified (:math:`A` and :math:`A U` are one state): look at ``state``.
+    A qubit uniform in the Bloch ball (Hilbert-Schmidt) has the site ``normals``, three standard normal numbers that its
+    Bloch vector is one to one with. All others have ``amplitudes``, real and imaginary parts of a matrix :math:`A` of
+    shape ``(2, D, K)``, and ``rotation`` for Bures; their state is :math:`A A^\dagger / \operatorname{tr} A A^\dagger`.
+    Amplitudes are not identified (:math:`A` and :math:`A U` are one state), so look at the deterministic ``state``, real
+    and imaginary parts ``(2, D, D)`` of the density matrix, and at ``bloch`` for qubits.
 
     :param int dimension: :math:`D`.
     :param str prior: ``"haar"``, pure states; ``"hilbert-schmidt"``, uniform in the Bloch ball for a qubit;
@@ -41,6 +43,12 @@ def quantum_state(dimension: int, prior: str = "hilbert-schmidt", rank: int | No
         raise ValueError(f"prior must be one of {', '.join(map(repr, ranks))}, got {prior!r}.")
     if (rank is not None) != (prior == "induced") or (rank is not None and (not isinstance(rank, int) or rank < 1)):
         raise ValueError(f"rank= is a number from 1 on, of prior='induced' alone; got prior={prior!r}, rank={rank!r}.")
+    if dimension == 2 and prior == "hilbert-schmidt":
+        normals = numpyro.sample("normals", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+        bloch = numpyro.deterministic("bloch", uniform_bloch_vector(normals))
+        state = density_matrix(bloch=bloch)
+        numpyro.deterministic("state", jnp.stack([state.real, state.imag]))
+        return state
     parts = numpyro.sample("amplitudes", dist.Normal(0.0, 1.0).expand([2, dimension, ranks[prior]]).to_event(3))
     factor = parts[0] + 1j * parts[1]
     if prior == "bures":

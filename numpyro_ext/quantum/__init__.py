@@ -12,7 +12,7 @@ from .measurements import (
     standard_separable_bases,
     symmetric_informationally_complete,
 )
-from .states import bloch_vector, checked_state, density_matrix, fidelity, haar_unitary
+from .states import bloch_vector, checked_state, density_matrix, fidelity, haar_unitary, uniform_bloch_vector
 
 __all__ = [
     "axis_measurements",
@@ -31,4 +31,5 @@ __all__ = [
     "separable_bases",
     "standard_separable_bases",
     "symmetric_informationally_complete",
+    "uniform_bloch_vector",
 ]

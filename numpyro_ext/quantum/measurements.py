@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import reduce
 from itertools import product
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
@@ -139,6 +140,11 @@ def axis_measurements(axes: ArrayLike) -> Array:
     length = jnp.linalg.norm(vectors, axis=-1, keepdims=True)
     if is_concrete(length) and not bool(jnp.all(length > 0.0)):
         raise ValueError("An axis has the length zero.")
+    return _projections(vectors, length)
+
+
+@jax.jit
+def _projections(vectors: Array, length: Array) -> Array:
     along = jnp.einsum("sa,aij->sij", vectors / length, jnp.asarray(PAULI))
     return 0.5 * (jnp.eye(2) + jnp.stack([along, -along], axis=1))
 

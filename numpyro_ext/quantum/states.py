@@ -6,15 +6,26 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.scipy.special import erf
 from jax.typing import ArrayLike
 
-__all__ = ["PAULI", "bloch_vector", "checked_state", "density_matrix", "fidelity", "haar_unitary"]
+__all__ = [
+    "PAULI",
+    "bloch_vector",
+    "checked_state",
+    "density_matrix",
+    "fidelity",
+    "haar_unitary",
+    "uniform_bloch_vector",
+]
 
 PAULI = np.array([[[0, 1], [1, 0]], [[0, -1j], [1j, 0]], [[1, 0], [0, -1]]])
 """The matrices of Pauli: x, y, z."""
 _TOLERANCE = 1e-6
 _LEAST_PRECISE = 1e-3
 """Of single precision: square roots of what rounding leaves of zeros."""
+_NEAR_ZERO = 0.3
+"""Where a series takes the place of differences."""
 
 
 def density_matrix(
@@ -112,6 +123,31 @@ def haar_unitary(ginibre: ArrayLike) -> Array:
     diagonal = jnp.diagonal(r, axis1=-2, axis2=-1)
     found: Array = q * (diagonal / jnp.abs(diagonal))[..., None, :]
     return found
+
+
+def uniform_bloch_vector(normals: ArrayLike) -> Array:
+    r"""A vector uniform in the unit ball from three standard normal numbers: along them, smooth, and one to one.
+
+    Its length is :math:`F^{1/3}`, where :math:`F` is the distribution function of the length of the normals (that of
+    Maxwell). Uniform Bloch vectors are those of the Hilbert-Schmidt measure (Życzkowski and Sommers 2001).
+
+    :param normals: ``(..., 3)``.
+    :return: ``(..., 3)``.
+
+    >>> print(uniform_bloch_vector([0.0, 0.0, 9.0]).round(6), uniform_bloch_vector([0.0, 0.0, 0.0]))
+    [0. 0. 1.] [0. 0. 0.]
+    """
+    z = jnp.asarray(normals, float)
+    square = 0.5 * jnp.sum(jnp.square(z), axis=-1, keepdims=True)
+    # F / a^3 with a^2 = square
+    k = np.arange(12)
+    series = (-1.0) ** k / (np.cumprod(np.maximum(k, 1.0)) * (2.0 * k + 3.0))
+    near = jnp.polyval(jnp.asarray(series[::-1], z.dtype), jnp.minimum(square, _NEAR_ZERO))
+    far_square = jnp.maximum(square, _NEAR_ZERO)
+    a = jnp.sqrt(far_square)
+    far = (0.25 * np.sqrt(np.pi) * erf(a) - 0.5 * a * jnp.exp(-far_square)) / (a * far_square)
+    ratio = jnp.where(square < _NEAR_ZERO, near, far) * (4.0 / np.sqrt(np.pi))
+    return jnp.cbrt(ratio) * z / np.sqrt(2.0)
 
 
 def checked_state(state: ArrayLike) -> np.ndarray:

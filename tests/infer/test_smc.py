@@ -321,6 +321,36 @@ def test_an_interrupted_update_keeps_the_posterior(monkeypatch):
     assert smc.log_evidence == before
 
 
+@pytest.mark.parametrize("by", ["itself", "checkpoint"])
+def test_an_interrupted_update_goes_on(by, monkeypatch, tmp_path):
+    """Between its tempering steps: as if it had not been interrupted."""
+    few, shifted = np.arange(40) < 4, Y + 3.0  # so far from the first data that it takes several steps
+
+    def begun():
+        smc = SMC(level_model, num_particles=100, progress_bar=False)
+        smc.run(KEY, Y, few)
+        return smc
+
+    options = {"checkpoint": tmp_path / "update"} if by == "checkpoint" else {}
+    whole, smc = begun(), begun()
+    whole.update(shifted)
+    assert int((whole.history["stage"] == 1).sum()) > 2
+    with monkeypatch.context() as patch, pytest.warns(UserWarning, match="posterior is the one before"):
+        interrupted_after(smc, 2, patch)
+        smc.update(shifted, **options)
+    assert int(smc.history["stage"].max()) == 0
+    if by == "checkpoint":
+        smc = begun()  # as in another process
+        with pytest.raises(ValueError, match="on other data"):
+            smc.update(Y, **options)
+    made = []
+    monkeypatch.setattr(smc, "_go", lambda *args, go=smc._go: made.append(args[1].num_steps) or go(*args))
+    smc.update(shifted, **options)
+    assert made == [smc.history.sizes["step"] - int((whole.history["stage"] == 1).sum()) + 2]
+    assert smc.log_evidence == whole.log_evidence
+    np.testing.assert_array_equal(smc.get_samples()["level"], whole.get_samples()["level"])
+
+
 def test_other_data_of_equal_shapes_compile_nothing():
     smc = SMC(level_model, num_particles=100, progress_bar=False)
     smc.run(KEY, Y, np.arange(40) < 10)

@@ -4,6 +4,7 @@ import json
 from itertools import combinations
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import qutip
 from jax import random
 from numpyro.infer import Predictive
 from scipy.special import digamma
+from scipy.stats import kstest, maxwell
 
 from numpyro_ext.models import quantum_tomography
 from numpyro_ext.quantum import (
@@ -29,6 +31,7 @@ from numpyro_ext.quantum import (
     separable_bases,
     standard_separable_bases,
     symmetric_informationally_complete,
+    uniform_bloch_vector,
 )
 
 REFERENCE = json.loads((Path(__file__).parents[1] / "reference" / "active_quantum.json").read_text())
@@ -239,3 +242,17 @@ def test_estimators():
 def test_bad_input(call, words):
     with pytest.raises((ValueError, TypeError), match=words):
         call()
+
+
+def test_uniform_bloch_vectors():
+    """Lengths by SciPy's distribution of Maxwell; smooth at zero and where the series ends; uniform in the ball."""
+    normals = np.random.default_rng(0).normal(size=(400, 3)) * np.linspace(1e-3, 3.0, 400)[:, None]
+    found = np.asarray(uniform_bloch_vector(normals))
+    lengths = np.linalg.norm(normals, axis=-1)
+    expected = np.cbrt(maxwell.cdf(lengths))
+    np.testing.assert_allclose(np.linalg.norm(found, axis=-1), expected, rtol=1e-12)
+    np.testing.assert_allclose(found, expected[:, None] * normals / lengths[:, None], rtol=1e-11)
+    slope = jax.jacfwd(uniform_bloch_vector)(jnp.zeros(3))
+    np.testing.assert_allclose(slope, np.eye(3) * np.cbrt(np.sqrt(2.0 / np.pi) / 3.0), atol=1e-12)
+    states = prior_states(pauli_bases(), 20_000, prior="hilbert-schmidt")
+    assert kstest(np.linalg.norm(np.asarray(bloch_vector(states)), axis=-1) ** 3, "uniform").pvalue > 1e-3

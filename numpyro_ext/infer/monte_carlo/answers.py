@@ -78,7 +78,7 @@ class Answers(Shown, ArviZInterface):
         :param int seed: resample from this seed.
         :return: arrays of shape ``(num_samples, ...)``, or ``(1, num_samples, ...)``.
         """
-        sites = self._finished().samples(seed)[0]
+        sites = self._finished().samples(seed)
         return {name: value[None] if group_by_chain else value for name, value in sites.items()}
 
     def get_extra_fields(self, group_by_chain: bool = False) -> dict[str, Array]:
@@ -86,7 +86,7 @@ class Answers(Shown, ArviZInterface):
 
         :param bool group_by_chain: whether to put a chain dimension of size one in front.
         """
-        energy = -self._finished().samples(None)[1]
+        energy = -self._finished().log_densities
         return {"potential_energy": energy[None] if group_by_chain else energy}
 
     def print_summary(self, prob: float = 0.9, exclude_deterministic: bool = True) -> None:

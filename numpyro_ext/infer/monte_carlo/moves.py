@@ -59,6 +59,8 @@ class Moved(NamedTuple):
     """Of the likelihood by all particles, those of gradients counted as one."""
     path: Array
     """All places in their order, ``(moves, particles, size)``, where they were asked for, else empty."""
+    path_levels: Array
+    """Their log likelihoods, those before the first move in front: ``(moves + 1, particles)``, or empty."""
 
 
 def chance_correlation(number: int, size: int) -> float:
@@ -147,6 +149,9 @@ def move(
     wanted = max(movement.correlation, chance_correlation(number, start[0].size))
     most = movement.most_moves if movement.num_moves is None else movement.num_moves
     path = jnp.zeros((most if keep_path else 0, number, size), vectors.dtype)
+    path_levels = jnp.zeros((most + 1 if keep_path else 0, number), vectors.dtype)
+    if keep_path:
+        path_levels = path_levels.at[0].set(levels_of(states))
 
     def goes_on(carry: Any) -> Any:
         count, worst = carry[0], carry[5]
@@ -155,7 +160,7 @@ def move(
         return (count < most) & ((count < min(_FIRST_MOVES, most)) | (worst > wanted))
 
     def once(carry: Any) -> Any:
-        count, states, log_scale, accepted, evaluations, worst, path = carry
+        count, states, log_scale, accepted, evaluations, worst, path, path_levels = carry
         now = jnp.minimum(most_at_once, most - count)
         if movement.num_moves is None and most_at_once > 1:
             now = jnp.minimum(now, _moves_left(count, worst, wanted))
@@ -169,6 +174,7 @@ def move(
             log_scale = jnp.minimum(log_scale + change, kernel.largest_scale)
         if keep_path:
             path = path.at[count].set(states[0])
+            path_levels = path_levels.at[count + 1].set(levels_of(states))
         return (
             count + now,
             states,
@@ -177,14 +183,15 @@ def move(
             evaluations + jnp.sum(used),
             correlation(states),
             path,
+            path_levels,
         )
 
     zero = jnp.zeros((), vectors.dtype)
-    carry = (jnp.zeros((), int), states, log_scale, zero, zero, jnp.ones((), vectors.dtype), path)
-    count, states, log_scale, accepted, evaluations, worst, path = lax.while_loop(goes_on, once, carry)
-    return Moved(
-        states[0], levels_of(states), log_scale, count, accepted / jnp.maximum(count, 1), worst, evaluations, path
-    )
+    carry = (jnp.zeros((), int), states, log_scale, zero, zero, jnp.ones((), vectors.dtype), path, path_levels)
+    count, states, log_scale, accepted, evaluations, worst, path, path_levels = lax.while_loop(goes_on, once, carry)
+    acceptance = accepted / jnp.maximum(count, 1)
+    levels = levels_of(states)
+    return Moved(states[0], levels, log_scale, count, acceptance, worst, evaluations, path, path_levels)
 
 
 def _moves_left(count: Array, worst: Array, wanted: float) -> Array:

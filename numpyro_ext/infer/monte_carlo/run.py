@@ -67,7 +67,7 @@ class SMCState(NamedTuple):
 def record(state: SMCState, particles: Particles, info: StepInfo) -> SMCState:
     """The state after one more step."""
     values = {"stage": state.stage, "position": float(particles.position)}
-    values |= {name: np.asarray(getattr(info, name)).item() for name in _COLUMNS if name not in values}
+    values |= {name: value.item() for name, value in jax.device_get(info)._asdict().items() if name in _COLUMNS}
     history = {name: np.append(state.history[name], values[name]) for name in _COLUMNS}
     return state._replace(particles=particles, history=history)
 
@@ -118,15 +118,21 @@ class SMCRun:
         """All sites but the observed ones."""
         return self.programs.constrained(self.state.particles.vectors, self.target.data)
 
-    def samples(self, seed: int | None) -> tuple[dict[str, Array], Array]:
-        """Draws with equal weights, and their log densities."""
-        return self._samples if seed is None else self._draw(jax.random.key(seed))
+    def samples(self, seed: int | None) -> dict[str, Array]:
+        """Draws with equal weights."""
+        return self._samples[0] if seed is None else self._draw(jax.random.key(seed))[0]
+
+    @cached_property
+    def log_densities(self) -> Array:
+        """Of the draws."""
+        return self.programs.log_density(self._samples[1], self.target.data)
 
     @cached_property
     def _samples(self) -> tuple[dict[str, Array], Array]:
         return self._draw(jax.random.fold_in(self.rng_key, _RESAMPLED))
 
     def _draw(self, key: Array) -> tuple[dict[str, Array], Array]:
+        """Sites and vectors."""
         vectors, log_weights = self.state.particles.vectors, self.state.particles.log_weights
         chosen: Any
         is_even = bool(jnp.all(log_weights == log_weights[0]))
@@ -141,7 +147,7 @@ class SMCRun:
             latent = {name: sites[name] for name in self.target.sites}
             predictive = Predictive(self.target.model, latent, return_sites=list(self.target.left_out))
             sites = sites | predictive(key, *self.target.args, **self.target.kwargs)
-        return sites, self.programs.log_density(vectors[chosen], self.target.data)
+        return sites, vectors[chosen]
 
     @cached_property
     def observations(self) -> dict[str, SiteInfo]:
@@ -168,7 +174,8 @@ class SMCRun:
             )
         moved = np.flatnonzero(history["num_moves"])
         worst = float(history["correlation"][moved[-1]]) if moved.size else 0.0
-        if worst > max(_LARGEST_CORRELATION, chance_correlation(len(self.weights), self.target.size)):
+        moving = self.programs.ladder.num_parents
+        if worst > max(_LARGEST_CORRELATION, chance_correlation(moving, self.target.size)):
             is_well = False
             kernel = self.programs.ladder.movement.kernel
             other = "nuts" if kernel == "hmc" else "hmc"

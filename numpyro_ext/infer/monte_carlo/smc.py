@@ -153,6 +153,7 @@ class SMC(Answers):
         if devices is not None and num_particles % len(devices):
             raise ValueError(f"{num_particles} particles cannot be divided evenly over {len(devices)} devices.")
         self._run = None
+        self._stopped: SMCState | None = None
 
     # Running
 
@@ -181,40 +182,43 @@ class SMC(Answers):
         target = Target(self.model, rng_key, args, kwargs, self.hyper_values)
         programs = self._programs_of(target)
         digest = self._digest(target, rng_key)
-        state = init_state
-        if checkpoint is not None and Path(checkpoint).exists():
-            state = read_state(checkpoint)
+        state = self._resumed(digest, init_state, checkpoint, target)
         if state is None:
             keys = jax.random.split(jax.random.fold_in(rng_key, 0), self.num_particles)
             with progress_bar(1, "SMC", enabled=self.progress_bar):  # says that it compiles
                 particles = programs.draw(self._placed(keys), target.data)
             target.check_left_out(particles.vectors[0])
             state = SMCState(particles, no_history(), 0, digest)
-        elif state.digest != digest or state.particles.vectors.shape != (self.num_particles, target.size):
-            raise ValueError(
-                "The state is of a run on other data, with another key or with other options; leave it out, or remove "
-                "the checkpoint."
-            )
         state = self._go(rng_key, state, programs, target, None, checkpoint)
         self._keep(SMCRun(programs, target, state, rng_key, self.num_samples))
 
-    def update(self, *args: Any, rng_key: Array | None = None, **kwargs: Any) -> None:
+    def update(
+        self,
+        *args: Any,
+        rng_key: Array | None = None,
+        checkpoint: str | os.PathLike[str] | None = None,
+        **kwargs: Any,
+    ) -> None:
         """Take in other data of the same model: more rows, another mask, larger counts.
 
         The particles are weighed by what the likelihood has changed by; where that leaves too few of them, they are
         led there by steps. Priors may not depend on what changes. Arrays of the same shapes compile nothing, so data
         that come bit by bit are best given in arrays of full length with a mask.
 
+        Ctrl-C leaves the posterior before; the same update again goes on where it was stopped.
+
         :param args: arguments of the model, all data so far included.
         :param rng_key: random number generator key; by default the one of the run, folded.
+        :param checkpoint: path of a file that is written after every step, another one than that of the run. If it
+            exists, the update goes on from it.
         :param kwargs: keyword arguments.
         :raises ValueError: if the prior of the particles is another one with these arguments (which site's), or none
-            of them explains the data; the posterior before is kept, as it is after Ctrl-C.
+            of them explains the data, and then the posterior before is kept; or a checkpoint is of another update.
         """
         run = self._finished()
         if not run.state.is_at_end:
             raise ValueError("The run was interrupted on its way: finish it by run(..., init_state=smc.last_state).")
-        key = jax.random.fold_in(run.rng_key, run.state.num_steps) if rng_key is None else rng_key
+        key = run.rng_key if rng_key is None else rng_key
         check_key(key)
         target = run.target.with_arguments(args, kwargs)
         programs = run.programs if target.shares_programs_with(run.target) else self._programs_of(target)
@@ -223,15 +227,44 @@ class SMC(Answers):
                 f"The latent sites are others with these arguments: {shapes(target)}, before {shapes(run.target)}."
             )
         self._check_prior(run, programs, target)
-        particles = run.state.particles._replace(position=jnp.zeros_like(run.state.particles.position))
-        digest = self._digest(target, run.rng_key)
-        state = run.state._replace(particles=particles, digest=digest, stage=run.state.stage + 1)
-        try:
-            state = self._go(key, state, programs, target, (run.programs, run.target.data), None)
-        except KeyboardInterrupt:
-            warn("The update was interrupted; the posterior is the one before it.")
+        digest = f"{run.state.digest} {self._digest(target, key)}"
+        state = self._resumed(digest, None, checkpoint, target)
+        if state is None and self._stopped is not None and self._stopped.digest == digest:
+            state = self._stopped
+        if state is None:
+            position = np.zeros((), run.state.particles.position.dtype)
+            particles = run.state.particles._replace(position=position)
+            state = run.state._replace(particles=particles, digest=digest, stage=run.state.stage + 1)
+        state = self._go(key, state, programs, target, (run.programs, run.target.data), checkpoint)
+        if not state.is_at_end:
+            self._stopped = state
+            warn(
+                f"The update was interrupted at {float(state.particles.position):.3g} of its way; the posterior is the "
+                "one before it. The same update again goes on from there."
+            )
             return
+        state = state._replace(digest=self._digest(target, run.rng_key))
         self._keep(SMCRun(programs, target, state, run.rng_key, self.num_samples))
+
+    def _resumed(
+        self,
+        digest: str,
+        init_state: SMCState | None,
+        checkpoint: str | os.PathLike[str] | None,
+        target: Target,
+    ) -> SMCState | None:
+        """The state to go on from, if there is one."""
+        state = init_state
+        if checkpoint is not None and Path(checkpoint).exists():
+            state = read_state(checkpoint)
+        if state is not None and (
+            state.digest != digest or state.particles.vectors.shape != (self.num_particles, target.size)
+        ):
+            raise ValueError(
+                "The state is of a run on other data, with another key or with other options; leave it out, or remove "
+                "the checkpoint."
+            )
+        return state
 
     def ladder(self, target: Target) -> Ladder:
         """What the options come to for a model."""
@@ -281,16 +314,16 @@ class SMC(Answers):
         old: tuple[Programs, list[Array]] | None,
         checkpoint: str | os.PathLike[str] | None,
     ) -> SMCState:
-        """Steps until the end of the path."""
-        first = state.num_steps if old is None else 0
+        """Steps until the end of the path, or Ctrl-C."""
         shown = 0.0
         with progress_bar(100, "SMC", enabled=self.progress_bar) as bar:
             try:
-                for count in range(first, first + _MOST_STEPS):
+                for number in range(state.num_steps + 1, state.num_steps + 1 + _MOST_STEPS):
                     if state.is_at_end:
                         break
-                    key = jax.random.fold_in(rng_key, count + 1)
-                    particles, info = programs.step(key, state.particles, target.data, old, is_lazy=bool(old))
+                    particles, info = programs.step(
+                        rng_key, number, state.particles, target.data, old, is_lazy=bool(old)
+                    )
                     if int(info.num_alive) == 0:
                         raise impossible_data(programs, target, state.particles)
                     state = record(state, particles, info)
@@ -300,8 +333,7 @@ class SMC(Answers):
                     bar.update(int(done) - int(shown))
                     shown = done
             except KeyboardInterrupt:
-                if old is not None:
-                    raise
+                pass
         return state
 
     def _digest(self, target: Target, rng_key: Array) -> str:
@@ -316,12 +348,14 @@ class SMC(Answers):
         return placed
 
     def _keep(self, run: SMCRun) -> None:
-        self._run = run
+        self._run, self._stopped = run, None
         if not run.diagnostics.converged:
             warn(f"SMC did not end well. {' '.join(run.diagnostics.messages)}")
 
     def _check_prior(self, run: SMCRun, programs: Programs, target: Target) -> None:
         """Refuse arguments with which the particles would have another prior."""
+        if target.has_prior_of(run.target):
+            return
         vectors = run.state.particles.vectors
         before, after = run.programs.priors(vectors, run.target.data), programs.priors(vectors, target.data)
         atol = 1e-4 if vectors.dtype == np.float32 else 1e-8

@@ -31,6 +31,8 @@ __all__ = ["Ladder", "Particles", "PathName", "Programs", "StepInfo"]
 PathName = Literal["tempered", "data"]
 _MOST_AT_ONCE = 2**23
 """Numbers that the particles which move at the same time may hold."""
+_EVEN = 0.9
+"""Share of the particles that they are worth at the end of a run where they need no more moves."""
 
 
 @saved_as("numpyro_ext.StandardParticles")
@@ -130,7 +132,8 @@ class Programs:
 
     def step(
         self,
-        key: Array,
+        rng_key: Array,
+        number: int,
         particles: Particles,
         data: list[Array],
         old: tuple[Programs, list[Array]] | None = None,
@@ -139,22 +142,26 @@ class Programs:
     ) -> tuple[Particles, StepInfo]:
         """The next step of the path.
 
+        :param rng_key: of the run.
+        :param int number: of the step, folded into the key.
         :param old: the model on the data that the path starts from, in the place of the prior.
-        :param bool is_lazy: particles stay where they are if the end is reached and their weights are even enough.
+        :param bool is_lazy: particles stay where they are if the end is reached and their weights are above the
+            threshold; else only if they are worth nearly all of their number.
         """
         name = (id(old[0]) if old else 0) + int(is_lazy)
         if name not in self._between:
             before = old[0].target if old else None
             self._between[name] = (quick_jit(partial(self._step, before, is_lazy)), old and old[0])
         run = self._between[name][0]
-        found: tuple[Particles, StepInfo] = run(key, particles, data, old[1] if old else [])
+        found: tuple[Particles, StepInfo] = run(rng_key, number, particles, data, old[1] if old else [])
         return found
 
     def _step(
         self,
         before: Target | None,
         is_lazy: bool,
-        key: Array,
+        rng_key: Array,
+        step: Array,
         particles: Particles,
         data: list[Array],
         old_data: list[Array],
@@ -221,7 +228,7 @@ class Programs:
         info = StepInfo(size, zero, nothing, nothing, zero, log_evidence, jnp.sqrt(error), num_alive)
 
         def moved(_: Any) -> tuple[Particles, StepInfo]:
-            resample_key, move_key = random.split(key)
+            resample_key, move_key = random.split(random.fold_in(rng_key, step))
             weights = normalised(log_weights)
             chosen = multinomial(resample_key, weights, ladder.num_parents)
             at = share(position)
@@ -251,7 +258,7 @@ class Programs:
             if is_waste_free:
                 vectors = jnp.concatenate([particles.vectors[chosen][None], found.path]).reshape(number, -1)
                 ancestors = jnp.tile(ancestors, number // ladder.num_parents)
-                levels = lax.map(log_likelihood, vectors, batch_size=batch)
+                levels = found.path_levels.ravel()
             pairs = particles.log_pairs + np.log(ladder.num_parents / (ladder.num_parents - 1.0))
             new = weighed._replace(
                 vectors=vectors,
@@ -270,9 +277,8 @@ class Programs:
                 num_evaluations=more.astype(info.num_evaluations.dtype),
             )
 
-        stays = num_alive == 0
-        if is_lazy:
-            stays |= (position >= 1.0) & (size >= ladder.threshold * number)
+        least = ladder.threshold if is_lazy else max(_EVEN, ladder.threshold)
+        stays = (num_alive == 0) | ((position >= 1.0) & (size >= least * number))
         found: tuple[Particles, StepInfo] = lax.cond(stays, lambda _: (weighed, info), moved, None)
         return found
 

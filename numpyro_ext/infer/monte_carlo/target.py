@@ -214,6 +214,24 @@ class Target:
         jax.eval_shape(look, self.data)
         return all(found)
 
+    def has_prior_of(self, other: Target) -> bool:
+        """Whether the priors of latent sites are surely those of the other: one program, in which no data enter them."""
+        return (
+            self.shares_programs_with(other)
+            and [np.shape(data) for data in self.data] == [np.shape(data) for data in other.data]
+            and not self._prior_knows_data
+        )
+
+    @cached_property
+    def _prior_knows_data(self) -> bool:
+        vector = jax.ShapeDtypeStruct((self.size,), self.dtype)
+        jaxpr = jax.make_jaxpr(self.priors)(vector, self.data).jaxpr
+        told = {id(var) for var in jaxpr.invars[1:]}
+        for equation in jaxpr.eqns:
+            if any(id(var) in told for var in equation.invars):
+                told |= {id(var) for var in equation.outvars}
+        return any(id(var) in told for var in jaxpr.outvars)
+
     def _in_scans(self) -> list[str]:
         """Latent sites in the body of a scan."""
         found: list[str] = []
