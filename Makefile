@@ -28,7 +28,7 @@ test test-float32 test-thorough test-optimised test-slow test-newest test-oldest
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## (.*)/\1\t\2/' | expand -t 16
 
-demo: $(VENV)/.test ## compare NUTS, SVI, Laplace and EP on the coal-mining data; draws demo/*.png
+demo: $(VENV)/.test ## compare NUTS, SMC, SVI, Laplace and EP on the coal-mining data; draws demo/*.png
 	$(VENV)/bin/python -m numpyro_ext.demo
 
 test: $(VENV)/.test ## the fast suite in float64, then the small float32 job

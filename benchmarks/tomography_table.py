@@ -110,7 +110,7 @@ def unbiased(smc: SMC, generator: np.random.Generator, measured: np.ndarray, blo
     return found
 
 
-DESIGNS: dict[str, Choose] = {"information": adaptive, "random": at_random, "unbiased bases": unbiased}
+DESIGNS: dict[str, Choose] = {"information": adaptive, "unbiased bases": unbiased, "random": at_random}
 
 
 def one_run(smc: SMC, choose: Choose, truth: np.ndarray, seed: int, num_shots: int) -> tuple[np.ndarray, int]:

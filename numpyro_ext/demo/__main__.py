@@ -15,7 +15,7 @@ def main() -> None:
         nargs="?",
         default="comparison",
         choices=("comparison", "cross-validation"),
-        help="compare NUTS, SVI, Laplace and EP (default), or cross-validate the three non-linearities with EP",
+        help="compare NUTS, SMC, SVI, Laplace and EP (default), or cross-validate the three non-linearities with EP",
     )
     parser.add_argument("--output", type=Path, default=Path("demo"), help="folder for the pictures (default: demo)")
     options = parser.parse_args()

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+import pandas as pd
 import pytest
 from jax import random
 from numpyro import handlers
@@ -13,6 +14,7 @@ from numpyro.infer import MCMC, NUTS
 from scipy.stats import multivariate_normal, norm
 
 from numpyro_ext.infer import SMC
+from numpyro_ext.structure import ModelStructureError
 from tests.tiers import thorough
 
 from .uncertain_process import CASE
@@ -553,6 +555,7 @@ def test_updates_that_change_the_prior():
         ({"path": "annealed"}, "path must be one of"),
         ({"kernel": "gibbs"}, "kernel must be one of"),
         ({"ess_threshold": 1.0}, "between 0 and 1"),
+        ({"ess_threshold": "half"}, "between 0 and 1"),
         ({"num_moves": 0}, "num_moves"),
         ({"num_particles": 1001, "waste_free": True}, "multiple of 20"),
         ({"num_particles": 1001, "devices": [0, 1]}, "divided evenly"),
@@ -561,6 +564,23 @@ def test_updates_that_change_the_prior():
 def test_options_outside_their_range(options, words):
     with pytest.raises(ValueError, match=words):
         SMC(level_model, **options)
+
+
+def test_arguments_of_other_kinds():
+    """Literals that people type: what is meant is taken, what is not is refused by name."""
+    assert SMC(level_model, num_particles=np.int64(100)).num_particles == 100
+    with pytest.raises(TypeError, match="hyper_values are a dictionary"):
+        SMC(level_model, hyper_values=[1.0])
+    with pytest.raises(TypeError, match=r"jax.devices\(\)"):
+        SMC(level_model, devices=2)
+    smc = SMC(level_model, num_particles=100, progress_bar=False)
+    with pytest.raises(TypeError, match="last_state of an earlier run"):
+        smc.run(KEY, Y, np.arange(40) < 20, init_state=3)
+    smc.run(KEY, Y, np.arange(40) < 20)
+    with pytest.raises(ModelStructureError, match="shapes of data and masks"):
+        smc.update(Y, np.arange(3) < 2)
+    with pytest.raises(ModelStructureError, match="to_numpy"):
+        smc.update(pd.Series(Y), np.arange(40) < 20)
 
 
 def test_a_kernel_that_hardly_moves_is_reported():

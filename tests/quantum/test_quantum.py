@@ -237,6 +237,8 @@ def test_estimators():
         (lambda: prior_states(pauli_bases(), 2, rank=2), "prior='induced' alone"),
         (lambda: prior_states(pauli_bases(), 2, prior="induced", rank=0), "from 1 on"),
         (lambda: prior_states(pauli_bases(), 2, counts=[[1, 2]]), r"shape \(1, 2\)"),
+        (lambda: prior_states(pauli_bases(), 2, counts=np.full((3, 2), 0.5)), "must be numbers of shots"),
+        (lambda: prior_states(pauli_bases(), 2, counts=np.full((3, 2), -1)), "must be numbers of shots"),
     ],
 )
 def test_bad_input(call, words):

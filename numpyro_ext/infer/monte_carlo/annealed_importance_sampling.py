@@ -28,10 +28,10 @@ from ...structure import read_latent_gaussian
 from ...structure.latent_gaussian import LatentGaussian
 from ..gaussian.failures import not_finite_error
 from ..hyper.space import UnconstrainedSpace
+from .slices import elliptical_slices
 
 __all__ = ["AnnealedImportanceSampling", "annealed_importance_sampling", "estimate", "power_temperatures"]
 
-_MAX_SHRINKAGES = 100
 _EXPONENT = 4.0
 _PILOT_FRACTION = 0.25
 _FEWEST_PILOT_STEPS = 10
@@ -141,9 +141,13 @@ def _run(
         return jnp.sum(form.log_factors(form.predictor(factor.apply(white))))
 
     def transit(key: Array, white: Array, current: Array, temperature: Array) -> tuple[Array, Array]:
-        for transition in range(num_transitions):
-            white, current = _slice(random.fold_in(key, transition), white, current, temperature, log_likelihood)
-        return white, current
+        def tempered(white: Array) -> Array:
+            return temperature * log_likelihood(white)
+
+        white, level, _ = elliptical_slices(
+            key, white, temperature * current, tempered, num_transitions, jnp.asarray(num_transitions), True
+        )
+        return white, level / temperature
 
     def advance(carry: tuple[Array, Array, Array], step: tuple[Array, Array, Array]) -> tuple[Any, Array]:
         white, current, log_weight = carry
@@ -160,40 +164,6 @@ def _run(
     carry = (white, current, jnp.zeros_like(current))
     (_, _, log_weights), deviation = lax.scan(advance, carry, (keys, temperatures[:-1], temperatures[1:]))
     return log_weights, deviation
-
-
-def _slice(
-    rng_key: Array, white: Array, current: Array, temperature: Array, log_likelihood: Callable[[Array], Array]
-) -> tuple[Array, Array]:
-    """One elliptical slice transition of standard normal unknowns under a tempered likelihood.
-
-    Angles are drawn from a bracket that shrinks towards the present point. A chain whose likelihood is zero has weight
-    zero: it takes any point, where a strict comparison would never end.
-    """
-    ellipse_key, level_key, angle_key, shrink_key = random.split(rng_key, 4)
-    other = random.normal(ellipse_key, white.shape, white.dtype)
-    level = temperature * current - random.exponential(level_key, current.shape, white.dtype)
-    angle = random.uniform(angle_key, (), white.dtype, 0.0, 2.0 * np.pi)
-
-    def at(angle: Array) -> tuple[Array, Array]:
-        point = white * jnp.cos(angle) + other * jnp.sin(angle)
-        return point, log_likelihood(point)
-
-    def proceed(carry: Any) -> Array:
-        _, _, value, _, _, count = carry
-        outside: Array = ~(temperature * value >= level) & (count < _MAX_SHRINKAGES)
-        return outside
-
-    def shrink(carry: Any) -> Any:
-        angle, _, _, lower, upper, count = carry
-        lower, upper = jnp.where(angle < 0, angle, lower), jnp.where(angle < 0, upper, angle)
-        angle = random.uniform(random.fold_in(shrink_key, count), (), white.dtype, lower, upper)
-        return (angle, *at(angle), lower, upper, count + 1)
-
-    start = (angle, *at(angle), angle - 2.0 * np.pi, angle, jnp.asarray(0))
-    _, point, value, _, _, _ = lax.while_loop(proceed, shrink, start)
-    accepted = temperature * value >= level
-    return jnp.where(accepted, point, white), jnp.where(accepted, value, current)
 
 
 def _finite_deviation(values: Array) -> Array:

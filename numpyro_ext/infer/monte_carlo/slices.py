@@ -12,7 +12,7 @@ from jax import Array, lax, random
 __all__ = ["elliptical_slices"]
 
 _DEGREES = 8.0
-"""Of freedom, of the reference."""
+"""Of freedom, of Student's reference."""
 _MOST_SHRINKS = 100
 """After so many the bracket holds one number; the particle stays."""
 
@@ -24,23 +24,28 @@ def elliptical_slices(
     log_density: Callable[[Array], Array],
     most_moves: int,
     num_moves: Array,
+    is_given_prior: bool = False,
 ) -> tuple[Array, Array, Array]:
-    """Several moves of one particle, under ``vmap``, by the elliptical slices of Nishihara, Murray and Adams (2014).
+    """Several moves of one particle, under ``vmap``, by elliptical slices.
 
-    An ellipse goes through the particle and through a draw from a multivariate Student distribution, here the standard
-    one; the particle moves to a place on it where the density over that of Student's is above a level drawn below its
-    own. Tails of the reference that are heavier than those of the density keep no particle where it is.
+    An ellipse goes through the particle and through a draw from a reference; the particle moves to a place on it where
+    the density over that of the reference is above a level drawn below its own. The reference is a standard multivariate
+    Student distribution (Nishihara, Murray and Adams 2014), whose tails are heavier than those of the density and so
+    keep no particle where it is; or the prior itself, where it is standard Gaussian (Murray, Adams and MacKay 2010).
 
     How many places a move looks at is random. Particles that wait for each other after each move all take as long as
     the slowest one; here a particle begins its next move at once, and the sums over several moves are more alike. That
     halves the time, and is the reason that this is not BlackJAX's kernel of one move.
 
     :param key: random number generator key.
-    :param vector: where the particle is, of positive density, in coordinates where it is about standard: ``(size,)``.
+    :param vector: where the particle is, in coordinates where it is about standard: ``(size,)``. Where its density is
+        zero it takes the first place that it looks at.
     :param level: its log density.
     :param log_density: of one vector, not normalised.
     :param most_moves: how many there may be.
     :param num_moves: to be made.
+    :param bool is_given_prior: the prior is standard Gaussian and the reference; log densities are then those of the
+        likelihood alone.
     :return: the vector and log density after the moves, and how many densities were computed.
     """
     size, dtype = vector.size, vector.dtype
@@ -53,11 +58,15 @@ def elliptical_slices(
     gammas = random.gamma(scale_key, shape, (most_moves,), dtype)
 
     def residual(vector: Array, level: Array) -> Array:
+        if is_given_prior:
+            return level
         return level + shape * jnp.log1p(jnp.sum(jnp.square(vector)) / _DEGREES)
 
     def direction(moves: Array, vector: Array) -> Array:
         """Of Student's distribution given the scale that it and the vector have in common."""
         moves = jnp.minimum(moves, most_moves - 1)
+        if is_given_prior:
+            return noise[moves]
         variance = 0.5 * (_DEGREES + jnp.sum(jnp.square(vector))) / gammas[moves]
         return jnp.sqrt(variance) * noise[moves]
 
@@ -69,6 +78,7 @@ def elliptical_slices(
         place = vector * jnp.cos(angle) + other * jnp.sin(angle)
         found = log_density(place)
         is_inside = residual(place, found) - residual(vector, level) > drops[moves]
+        is_inside |= level == -jnp.inf
         ends = is_inside | (shrinks >= _MOST_SHRINKS)
         vector, level = jnp.where(is_inside, place, vector), jnp.where(is_inside, found, level)
         low, high = jnp.where(angle < 0.0, angle, low), jnp.where(angle < 0.0, high, angle)

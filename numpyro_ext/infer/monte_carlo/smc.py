@@ -128,15 +128,20 @@ class SMC(Answers):
     ) -> None:
         if not callable(model):
             raise TypeError(f"model must be a callable with NumPyro primitives, got {type(model).__name__}.")
+        num_particles, num_moves, num_samples = map(_plain, (num_particles, num_moves, num_samples))
         check_at_least(2, num_particles=num_particles)
         check_one_of(PathName, path=path)
         check_one_of(AnyKernel, kernel=kernel)
-        if not 0.0 < ess_threshold < 1.0:
+        if isinstance(ess_threshold, str) or not 0.0 < ess_threshold < 1.0:
             raise ValueError(f"ess_threshold is a share of the particles between 0 and 1, got {ess_threshold!r}.")
         if num_moves is not None:
             check_at_least(1, num_moves=num_moves)
         if num_samples is not None:
             check_at_least(1, num_samples=num_samples)
+        if not isinstance(hyper_values or {}, Mapping):
+            raise TypeError(f"hyper_values are a dictionary of values by the names of sites, got {hyper_values!r}.")
+        if devices is not None and not isinstance(devices, Sequence):
+            raise TypeError(f"devices are a sequence, such as jax.devices()[:2], got {devices!r}.")
         self.model, self.num_particles, self.path, self.kernel = model, num_particles, path, kernel
         self.ess_threshold, self.num_moves, self.waste_free = float(ess_threshold), num_moves, waste_free
         self.watch = (watch,) if isinstance(watch, str) else tuple(watch or ())
@@ -254,6 +259,8 @@ class SMC(Answers):
         target: Target,
     ) -> SMCState | None:
         """The state to go on from, if there is one."""
+        if init_state is not None and not isinstance(init_state, SMCState):
+            raise TypeError(f"init_state must be the last_state of an earlier run, got {type(init_state).__name__}.")
         state = init_state
         if checkpoint is not None and Path(checkpoint).exists():
             state = read_state(checkpoint)
@@ -409,3 +416,8 @@ class SMC(Answers):
             )
         smc._run = SMCRun(smc._programs_of(target), target, state, content["rng_key"], smc.num_samples)
         return smc
+
+
+def _plain(value: Any) -> Any:
+    """A number of NumPy as one of Python."""
+    return value.item() if isinstance(value, np.integer) else value

@@ -93,6 +93,8 @@ class Target:
         free = [i for i in arrays if self._runs_without(leaves, [i])]
         self._free = free if len(free) < 2 or self._runs_without(leaves, free) else []
         self._static = [None if i in self._free else leaf for i, leaf in enumerate(leaves)]
+        if not self._free:
+            self._check_that_it_runs()
         self.data = [jnp.asarray(leaves[i]) for i in self._free]
 
     def _runs_without(self, leaves: list[Any], free: list[int]) -> bool:
@@ -103,6 +105,16 @@ class Target:
         except Exception:  # whatever a model does with values that it is not given
             return False
         return True
+
+    def _check_that_it_runs(self) -> None:
+        """Densities may not exist where the model runs: NumPyro broadcasts a mask when it computes them."""
+        try:
+            jax.eval_shape(self.densities, jax.ShapeDtypeStruct((self.size,), self.dtype), [])
+        except (TypeError, ValueError) as error:
+            raise ModelStructureError(
+                f"the log density of the model cannot be computed on these arguments: {error} Check the shapes of data "
+                "and masks."
+            ) from error
 
     def with_arguments(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Target:
         """The model on other arguments: without another look at it, where only ``data`` of equal shapes differ.
@@ -284,7 +296,10 @@ def _finite(value: Any) -> Array:
 def _equal(one: Any, other: Any) -> bool:
     if isinstance(one, jax.Array | np.ndarray) or isinstance(other, jax.Array | np.ndarray):
         return np.shape(one) == np.shape(other) and bool(np.array_equal(one, other))
-    return one is other or bool(one == other)
+    try:
+        return one is other or bool(one == other)
+    except (TypeError, ValueError):  # containers that compare element by element, as those of pandas
+        return False
 
 
 def _check(sites: Mapping[str, SiteInfo], latent: Mapping[str, SiteInfo], given: Mapping[str, Any]) -> None:
