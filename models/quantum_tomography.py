@@ -29,8 +29,8 @@ def quantum_state(dimension: int, prior: str = "hilbert-schmidt", rank: int | No
     A qubit uniform in the Bloch ball (Hilbert-Schmidt) has the site ``normals``, three standard normal numbers that its
     Bloch vector is one to one with. All others have ``amplitudes``, real and imaginary parts of a matrix :math:`A` of
     shape ``(2, D, K)``, and ``rotation`` for Bures; their state is :math:`A A^\dagger / \operatorname{tr} A A^\dagger`.
-    Amplitudes are not identified (:math:`A` and :math:`A U` are one state), so look at the deterministic ``state``, real
-    and imaginary parts ``(2, D, D)`` of the density matrix, and at ``bloch`` for qubits.
+    Amplitudes are not identified (:math:`A` and :math:`A U` are one state), so look at the deterministic ``state``,
+    real and imaginary parts ``(2, D, D)`` of the density matrix, and at ``bloch`` for qubits.
 
     :param int dimension: :math:`D`.
     :param str prior: ``"haar"``, pure states; ``"hilbert-schmidt"``, uniform in the Bloch ball for a qubit;

@@ -147,7 +147,8 @@ def uniform_bloch_vector(normals: ArrayLike) -> Array:
     a = jnp.sqrt(far_square)
     far = (0.25 * np.sqrt(np.pi) * erf(a) - 0.5 * a * jnp.exp(-far_square)) / (a * far_square)
     ratio = jnp.where(square < _NEAR_ZERO, near, far) * (4.0 / np.sqrt(np.pi))
-    return jnp.cbrt(ratio) * z / np.sqrt(2.0)
+    found: Array = jnp.cbrt(ratio) * z / np.sqrt(2.0)
+    return found
 
 
 def checked_state(state: ArrayLike) -> np.ndarray:

@@ -29,9 +29,10 @@ def elliptical_slices(
     """Several moves of one particle, under ``vmap``, by elliptical slices.
 
     An ellipse goes through the particle and through a draw from a reference; the particle moves to a place on it where
-    the density over that of the reference is above a level drawn below its own. The reference is a standard multivariate
-    Student distribution (Nishihara, Murray and Adams 2014), whose tails are heavier than those of the density and so
-    keep no particle where it is; or the prior itself, where it is standard Gaussian (Murray, Adams and MacKay 2010).
+    the density over that of the reference is above a level drawn below its own. The reference is a standard
+    multivariate Student distribution (Nishihara, Murray and Adams 2014), whose tails are heavier than those of the
+    density and so keep no particle where it is; or the prior itself, where it is standard Gaussian (Murray, Adams and
+    MacKay 2010).
 
     How many places a move looks at is random. Particles that wait for each other after each move all take as long as
     the slowest one; here a particle begins its next move at once, and the sums over several moves are more alike. That

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -237,7 +236,7 @@ class SMC(Answers):
         if state is None and self._stopped is not None and self._stopped.digest == digest:
             state = self._stopped
         if state is None:
-            position = np.zeros((), run.state.particles.position.dtype)
+            position: Any = np.zeros((), run.state.particles.position.dtype)
             particles = run.state.particles._replace(position=position)
             state = run.state._replace(particles=particles, digest=digest, stage=run.state.stage + 1)
         state = self._go(key, state, programs, target, (run.programs, run.target.data), checkpoint)

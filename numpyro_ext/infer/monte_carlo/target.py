@@ -227,7 +227,7 @@ class Target:
         return all(found)
 
     def has_prior_of(self, other: Target) -> bool:
-        """Whether the priors of latent sites are surely those of the other: one program, in which no data enter them."""
+        """Whether priors of latent sites are surely those of the other: one program, in which no data enter them."""
         return (
             self.shares_programs_with(other)
             and [np.shape(data) for data in self.data] == [np.shape(data) for data in other.data]
