@@ -199,6 +199,27 @@ def test_wide_products_lose_digits_slowly():
 
 
 @needs_float64
+def test_many_factors_of_any_width():
+    """Factors that need more and fewer nodes, and come back in their order: against a trapezoidal rule over ``q``."""
+    q = np.linspace(-9.0, 9.0, 401)
+    weight = np.exp(-0.5 * q**2) / np.exp(-0.5 * q**2).sum()
+    rng, n = np.random.default_rng(7), 150
+    variance, root = 10.0 ** rng.uniform(-8.0, 0.0, (2, n))
+    mean, partner = rng.standard_normal((2, n))
+    potential = ProbitPotential(jnp.asarray(rng.integers(0, 2, n)))
+    arrays = (jnp.asarray(x)[:, None] for x in (mean, variance, partner, root))
+    predictor = ProductPredictor(jnp.zeros(n), *arrays, None)
+    w = partner + root * q[:, None]
+    inner = jax.jit(potential.expected_log_density)(mean * w, variance * w**2 + 1e-300)
+    found = expected(potential, predictor)
+    np.testing.assert_allclose(found.value, weight @ np.asarray(inner.value), rtol=1e-11, atol=1e-12)
+    np.testing.assert_allclose(found.slope[:, 0], weight @ (np.asarray(inner.mean_slope) * w), rtol=1e-9, atol=1e-12)
+    precision = -2.0 * weight @ (np.asarray(inner.variance_slope) * w**2)
+    np.testing.assert_allclose(found.precision[:, 0], precision, rtol=1e-8, atol=1e-11)
+    np.testing.assert_allclose(jax.jit(expected_bilinear_value)(potential, predictor), found.value, rtol=1e-12)
+
+
+@needs_float64
 def test_derivatives_of_softplus_counts():
     """In closed form as by differentiation, and finite far out."""
     potential = POTENTIALS["softplus"]

@@ -7,29 +7,26 @@ in normal variables; the kernel of :mod:`.exponential_product` at an imaginary a
 .. math:: E\, r(\eta) = \frac{1}{2\pi} \int \varphi(t)\, \hat r(t)\, dt
 
 is one integral for vectors of any length. It is done by the trapezoidal rule on a window outside which the predictor
-has no probability, with a smooth taper at its ends: the error falls exponentially in the number of nodes for functions
-that are analytic in a strip around the real line, as are the logistic, probit and softplus families. The gradients are
-expectations of the same kind, with the moments of ``u`` and ``w`` tilted by :math:`e^{it\eta}`.
+has no probability, up to frequencies beyond which either :math:`\varphi` or :math:`\hat r` vanishes, the latter because
+``r`` is analytic in a strip around the real line, as are the logistic, probit and softplus families
+(:mod:`.characteristic_function`). The gradients are expectations of the same kind, with the moments of ``u`` and ``w``
+tilted by :math:`e^{it\eta}`.
 """
 
 from __future__ import annotations
 
-import math
+import functools
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
+from jax.custom_derivatives import SymbolicZero
 
 from ..moments import LogFactor
+from .characteristic_function import Canonical, Spectrum, Window, in_chunks, integrate, with_all_blocks
 
 __all__ = ["ExpectedBilinearLogDensity", "ProductPredictor", "expected_bilinear_log_density", "expected_bilinear_value"]
-
-# Of the half width of the tapered window: where the taper begins.
-_PLAIN = 2.0 / 3.0
-# Slopes at which the tail is bounded, as multiples of the standard deviation.
-_TAIL_SLOPES = (0.02, 0.05, 0.1, 0.15, 0.25)
 
 
 class ProductPredictor(NamedTuple):
@@ -77,40 +74,7 @@ class ExpectedBilinearLogDensity(NamedTuple):
     diagonal where the covariances are diagonal."""
 
 
-class _Rule(NamedTuple):
-    """Sizes of the quadrature in one precision."""
-
-    num_frequencies: int
-    tail: float
-    """Minus the log of the probability outside the window."""
-    smallest: float
-    """Half width relative to the size of the predictor."""
-
-
-_DOUBLE = _Rule(num_frequencies=128, tail=28.0, smallest=1e-7)
-_SINGLE = _Rule(num_frequencies=64, tail=15.0, smallest=1e-3)
-
-
-class _Canonical(NamedTuple):
-    r"""The predictor as :math:`c + \gamma^\top q + z \sqrt{\tau + 2 k^\top q + \sum_d \lambda_d q_d^2}`, after a
-    rotation of ``q``, with standard normal ``z``."""
-
-    center: Array
-    slope: Array
-    """:math:`\\gamma`, shape ``(n, r)``."""
-    cross: Array
-    """:math:`k`, shape ``(n, r)``."""
-    spread: Array
-    """:math:`\\lambda`, shape ``(n, r)``."""
-    share: Array
-    """:math:`k^2 / \\lambda`, shape ``(n, r)``: the parts of :math:`\\tau` that come with a component of ``q``."""
-    rest: Array
-    """What is left of :math:`\\tau`, shape ``(n,)``."""
-    rotation: Array | None
-    """Its columns are the new directions, shape ``(n, r, r)``."""
-
-
-def _canonical(predictor: ProductPredictor) -> _Canonical:
+def _canonical(predictor: ProductPredictor) -> Canonical:
     constant, mean, covariance, partner, root, linear, noise = predictor
     center = constant + jnp.sum(mean * partner, -1)
     if covariance is None:
@@ -122,7 +86,7 @@ def _canonical(predictor: ProductPredictor) -> _Canonical:
     variance = jnp.sum(partner * pushed, -1)
     if root is None:
         nothing = jnp.zeros((*mean.shape[:1], 0), mean.dtype)
-        return _Canonical(center, nothing, nothing, nothing, nothing, variance, None)
+        return Canonical(center, nothing, nothing, nothing, nothing, variance, None)
     if root.ndim == 2:
         slope, cross = root * mean, root * pushed
         spread = jnp.zeros_like(slope) if covariance is None else root**2 * covariance
@@ -139,85 +103,20 @@ def _canonical(predictor: ProductPredictor) -> _Canonical:
     share = jnp.where(spread > 0.0, cross**2 / jnp.where(spread > 0.0, spread, 1.0), 0.0)
     rest = jnp.maximum(variance - jnp.sum(share, -1), 0.0)
     rest = rest if noise is None else rest + noise
-    return _Canonical(center, slope, cross, spread, share, rest, rotation)
+    return Canonical(center, slope, cross, spread, share, rest, rotation)
 
 
-def _half_width(form: _Canonical, rule: _Rule) -> Array:
-    """A distance from the center beyond which there is no probability to speak of, by Chernoff's bound; ``(n,)``."""
-    total = form.rest + jnp.sum(form.share + form.slope**2 + form.spread, -1)
-    deviation = jnp.sqrt(total)
-    largest = jnp.sqrt(jnp.max(form.spread, axis=-1, initial=0.0))
-    smallest = rule.smallest * (1.0 + jnp.abs(form.center))
-
-    def distance(factor: float) -> Array:
-        theta = 1.0 / jnp.maximum(largest + factor * deviation, smallest)
-        gap = 1.0 - jnp.square(theta)[:, None] * form.spread
-        growth = form.share + form.slope**2 + 2.0 * theta[:, None] * jnp.abs(form.slope * form.cross)
-        log_moment = 0.5 * theta**2 * (form.rest + jnp.sum(growth / gap, -1)) - 0.5 * jnp.sum(jnp.log(gap), -1)
-        return (log_moment + rule.tail) / theta
-
-    distances = jnp.stack([distance(factor) for factor in _TAIL_SLOPES])
-    return jnp.maximum(jnp.min(distances, axis=0), smallest)
-
-
-class _Spectrum(NamedTuple):
-    """The characteristic function about the center, at frequencies on the last axis."""
-
-    step: Array
-    """Distance of the nodes, shape ``(n,)``."""
-    frequency: Array
-    """Shape ``(n, K)``."""
-    shrinkage: Array
-    """:math:`1 / (1 + t^2 \\lambda)`, shape ``(n, r, K)``: variances of ``q`` under the tilt."""
-    real: Array
-    imaginary: Array
-    """Both with the weights of the sum over frequencies, shape ``(n, K)``."""
-
-
-def _spectrum(form: _Canonical, rule: _Rule) -> _Spectrum:
-    num = rule.num_frequencies
-    width = _half_width(form, rule) / _PLAIN
-    t = (math.pi / width)[:, None] * jnp.arange(num, dtype=width.dtype)
-    square = t[:, None, :] ** 2
-    growth = square * form.spread[:, :, None]
-    shrinkage = 1.0 / (1.0 + growth)
-    decay = form.rest[:, None] + jnp.einsum("nr,nrk->nk", form.share + form.slope**2, shrinkage)
-    log_size = -0.5 * t**2 * decay - 0.5 * jnp.sum(jnp.log1p(growth), axis=1)
-    phase = -(t**3) * jnp.einsum("nr,nrk->nk", form.slope * form.cross, shrinkage)
-    size = jnp.exp(log_size) * jnp.where(jnp.arange(num) == 0, 0.5 / num, 1.0 / num)
-    return _Spectrum(width / num, t, shrinkage, size * jnp.cos(phase), size * jnp.sin(phase))
-
-
-def _tables(rule: _Rule, dtype: Any) -> tuple[Array, Array, Array]:
-    """Cosines and sines of shape ``(frequencies, nodes)`` for nodes from zero upwards, and the taper."""
-    num = rule.num_frequencies
-    index = np.arange(num)
-    angle = math.pi * (np.outer(index, index) % (2 * num)) / num
-    sharpness = math.sqrt(3.0 * math.pi * num)
-    taper = np.array([0.5 * math.erfc(sharpness * (j / num - 0.5 * (1.0 + _PLAIN))) for j in index])
-    return jnp.asarray(np.cos(angle), dtype), jnp.asarray(np.sin(angle), dtype), jnp.asarray(taper, dtype)
-
-
-def _nodes(form: _Canonical, spectrum: _Spectrum) -> Array:
-    """Predictors above and below the center, from there outwards, shape ``(2, K, n)``."""
-    distance = jnp.arange(spectrum.frequency.shape[1], dtype=spectrum.step.dtype)[:, None] * spectrum.step
-    return jnp.stack([form.center + distance, form.center - distance])
-
-
-def _weighted(spectrum: _Spectrum, values: Array, tables: tuple[Array, Array, Array]) -> tuple[Array, Array]:
-    """Transform of values at the nodes, ``(2, K, n)``, times the characteristic function; real and imaginary part."""
-    cosines, sines, taper = tables
-    above, below = values * taper[:, None]
-    both = (above + below).at[0].multiply(0.5)
-    even = jnp.matmul(cosines, both, precision=jax.lax.Precision.HIGHEST).T
-    odd = jnp.matmul(sines, above - below, precision=jax.lax.Precision.HIGHEST).T
-    real, imaginary = spectrum.real, spectrum.imaginary
-    return real * even + imaginary * odd, imaginary * even - real * odd
-
-
-def _value(form: _Canonical, spectrum: _Spectrum, tables: Any, at_center: Array, at_nodes: Array) -> Array:
-    # What is left is small where the distribution is narrow, and rounding with it.
-    return at_center + jnp.sum(_weighted(spectrum, at_nodes - at_center, tables)[0], -1)
+def _value(potential: LogFactor, form: Canonical, window: Window, num_blocks: Array | int) -> Array:
+    # What is left of values less those at the center is small where the distribution is narrow, and rounding with it.
+    center = potential.log_density(form.center)
+    found: Array = integrate(
+        lambda eta: (potential.log_density(eta) - center)[:, None],
+        lambda spectrum, real, imaginary: jnp.sum(real[:, 0], 0),
+        form,
+        window,
+        num_blocks,
+    )
+    return center + found
 
 
 class _Moments(NamedTuple):
@@ -237,28 +136,43 @@ class _Moments(NamedTuple):
 
 
 def _moments(potential: LogFactor, predictor: ProductPredictor) -> _Moments:
-    form, rule = _canonical(predictor), _rule(predictor.mean)
-    spectrum, tables = _spectrum(form, rule), _tables(rule, predictor.mean.dtype)
-    values, firsts, seconds = potential.derivatives(_nodes(form, spectrum))
-    value = _value(form, spectrum, tables, potential.log_density(form.center), values)
-    real, imaginary = _weighted(spectrum, firsts, tables)
-    real2, imaginary2 = _weighted(spectrum, seconds, tables)
-    # The mean of q under the tilt is -z + ip.
-    t, shrinkage = spectrum.frequency[:, None, :], spectrum.shrinkage
-    p, z = t * form.slope[:, :, None] * shrinkage, t**2 * form.cross[:, :, None] * shrinkage
-    first_q = -jnp.einsum("nrk,nk->nr", z, real) - jnp.einsum("nrk,nk->nr", p, imaginary)
-    second_q = -jnp.einsum("nrk,nk->nr", z, real2) - jnp.einsum("nrk,nk->nr", p, imaginary2)
-    variance = jnp.einsum("nrk,nk->nr", shrinkage, real2)
-    left, right = real2[:, None] * z + imaginary2[:, None] * p, imaginary2[:, None] * z - real2[:, None] * p
-    if predictor.is_diagonal:
-        second_qq = variance + jnp.sum(left * z + right * p, -1)
-    else:
-        second_qq = jnp.einsum("nrk,nsk->nrs", left, z) + jnp.einsum("nrk,nsk->nrs", right, p)
-        second_qq += variance[:, :, None] * jnp.eye(variance.shape[-1], dtype=variance.dtype)
-    if form.rotation is not None:
-        first_q, second_q = (jnp.einsum("nsr,nr->ns", form.rotation, x) for x in (first_q, second_q))
-        second_qq = form.rotation @ second_qq @ form.rotation.swapaxes(-1, -2)
-    return _Moments(value, jnp.sum(real, -1), jnp.sum(real2, -1), first_q, second_q, second_qq)
+    form = _canonical(predictor)
+    found: _Moments = in_chunks(functools.partial(_chunk_moments, predictor.is_diagonal), potential, form)
+    if form.rotation is None:
+        return found
+    first_q, second_q = (jnp.einsum("nsr,nr->ns", form.rotation, x) for x in (found.first_q, found.second_q))
+    second_qq = form.rotation @ found.second_qq @ form.rotation.swapaxes(-1, -2)
+    return found._replace(first_q=first_q, second_q=second_q, second_qq=second_qq)
+
+
+def _chunk_moments(
+    is_diagonal: bool, potential: LogFactor, form: Canonical, window: Window, num_blocks: Array
+) -> _Moments:
+    center = potential.log_density(form.center)
+
+    def functions(eta: Array) -> Array:
+        value, first, second = potential.derivatives(eta)
+        return jnp.stack([value - center, first, second], axis=1)
+
+    def collect(spectrum: Spectrum, real: Array, imaginary: Array) -> _Moments:
+        value, first, second = jnp.sum(real, 0)
+        # The mean of q under the tilt is -z + ip.
+        shrinkage = spectrum.shrinkage
+        p = spectrum.frequency * form.slope.T[:, None] * shrinkage
+        z = spectrum.frequency**2 * form.cross.T[:, None] * shrinkage
+        first_q = -jnp.sum(z * real[:, 1] + p * imaginary[:, 1], 1)
+        second_q = -jnp.sum(z * real[:, 2] + p * imaginary[:, 2], 1)
+        left, right = real[:, 2] * z + imaginary[:, 2] * p, imaginary[:, 2] * z - real[:, 2] * p
+        if is_diagonal:
+            second_qq = jnp.sum(shrinkage * real[:, 2] + left * z + right * p, 1).T
+        else:
+            second_qq = jnp.einsum("rkn,skn->nrs", left, z) + jnp.einsum("rkn,skn->nrs", right, p)
+            variance = jnp.sum(shrinkage * real[:, 2], 1).T
+            second_qq += variance[:, :, None] * jnp.eye(variance.shape[-1], dtype=variance.dtype)
+        return _Moments(value, first, second, first_q.T, second_q.T, second_qq)
+
+    found: _Moments = integrate(functions, collect, form, window, num_blocks)
+    return found._replace(value=center + found.value)
 
 
 def expected_bilinear_log_density(potential: LogFactor, predictor: ProductPredictor) -> ExpectedBilinearLogDensity:
@@ -272,8 +186,8 @@ def expected_bilinear_log_density(potential: LogFactor, predictor: ProductPredic
     :param ProductPredictor predictor: distributions of their predictors.
     :return: value and slopes.
 
-    Cost: 255 evaluations of the log factor with two derivatives, :math:`O(128\, r^2)` operations per factor and an
-    eigendecomposition; ``O(128 r)`` if everything is diagonal.
+    Cost: for each factor 64 to 256 evaluations of the log factor with two derivatives (most for wide products of few
+    components), :math:`O(128\, r^2)` operations and an eigendecomposition; ``O(128 r)`` if everything is diagonal.
 
     **Example:**
 
@@ -313,28 +227,26 @@ def expected_bilinear_value(potential: LogFactor, predictor: ProductPredictor) -
     """
     if predictor.is_certain:
         return potential.log_density(predictor.constant + jnp.sum(predictor.mean * predictor.partner, -1))
-    form, rule = _canonical(predictor), _rule(predictor.mean)
-    spectrum, tables = _spectrum(form, rule), _tables(rule, predictor.mean.dtype)
-    at_nodes = potential.log_density(_nodes(form, spectrum))
-    return _value(form, spectrum, tables, potential.log_density(form.center), at_nodes)
+    found: Array = in_chunks(_value, potential, _canonical(predictor))
+    return found
 
 
-@expected_bilinear_value.defjvp
+@functools.partial(expected_bilinear_value.defjvp, symbolic_zeros=True)
 def _expected_bilinear_value_jvp(primals: Any, tangents: Any) -> tuple[Array, Array]:
     potential, predictor = primals
     d_potential, d = tangents
+    is_held = all(isinstance(x, SymbolicZero) for x in jax.tree.leaves(d_potential))
+    d_potential, d = jax.tree.map(
+        lambda x: jnp.zeros(x.shape, x.dtype) if isinstance(x, SymbolicZero) else x, (d_potential, d)
+    )
     _, mean, covariance, partner, root, *_ = predictor
     if predictor.is_certain:
         eta, d_eta = jax.jvp(lambda p: p.constant + jnp.sum(p.mean * p.partner, -1), (predictor,), (d,))
         return jax.jvp(lambda potential, eta: potential.log_density(eta), (potential, eta), (d_potential, d_eta))
-    form, rule = _canonical(predictor), _rule(mean)
-    spectrum, tables = _spectrum(form, rule), _tables(rule, mean.dtype)
-    nodes = _nodes(form, spectrum)
-
-    def at_held_nodes(potential: LogFactor) -> Array:
-        return _value(form, spectrum, tables, potential.log_density(form.center), potential.log_density(nodes))
-
-    _, change = jax.jvp(at_held_nodes, (potential,), (d_potential,))
+    change = jnp.zeros_like(predictor.constant)
+    if not is_held:
+        form = _canonical(predictor)
+        _, change = jax.jvp(lambda t: with_all_blocks(_value, t, form), (potential,), (d_potential,))
     found = _moments(potential, predictor)
     slopes = expected_bilinear_log_density(potential, predictor)
     change += found.first * d.constant + jnp.sum(slopes.slope * d.mean, -1)
@@ -360,7 +272,3 @@ def _expected_bilinear_value_jvp(primals: Any, tangents: Any) -> tuple[Array, Ar
     if d.variance is not None:
         change += 0.5 * found.second * d.variance
     return slopes.value, change
-
-
-def _rule(x: Array) -> _Rule:
-    return _SINGLE if jnp.finfo(x.dtype).bits <= 32 else _DOUBLE
