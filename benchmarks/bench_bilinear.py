@@ -20,6 +20,9 @@ import pytest
 import scipy.sparse
 
 from numpyro_ext.infer.bilinear import sweeps as bg
+from numpyro_ext.linalg.cholesky import cholesky, cholesky_inverse
+from numpyro_ext.potentials import ProbitPotential
+from numpyro_ext.structure.bilinear.form import Bilinear, CoupledSide, GaussianSide, order_cells
 
 from .bilinear_once import RANK, Counts, make_counts, make_form
 from .compilation import Compiled, compile_function
@@ -118,6 +121,67 @@ def test_sweep_against_one_iteration(name, dtype, race, results, company):
             peak_bytes=ours.peak_bytes,
             remark="Single precision in the peers that have it; ours steps both sides, and never lowers the bound."
             + company,
+        )
+    )
+
+
+def make_choices(num_users: int, num_items: int, num_cells: int, rank: int, *, are_pairs: bool) -> Bilinear:
+    """Probit answers of users, about items or about pairs of them with a Gaussian process across the items."""
+    rng = np.random.default_rng(0)
+    users, first = rng.integers(num_users, size=num_cells), rng.integers(num_items, size=num_cells)
+    won = jnp.asarray(rng.integers(2, size=num_cells))
+    items: GaussianSide | CoupledSide = GaussianSide(jnp.zeros((num_items, rank)), jnp.full((num_items, rank), 5.0))
+    columns = first
+    if are_pairs:
+        second = (first + rng.integers(1, num_items, size=num_cells)) % num_items
+        places, columns = np.unique(np.stack([first, second], axis=1), axis=0, return_inverse=True)
+        distance = np.subtract.outer(np.arange(num_items), np.arange(num_items)) / 10.0
+        root = np.linalg.cholesky(np.exp(-0.5 * distance**2) + 0.1 * np.eye(num_items))
+        items = CoupledSide(
+            jnp.zeros((num_items, rank)),
+            jnp.full((num_items, rank), 0.4),
+            jnp.asarray(root)[None],
+            jnp.zeros(rank, int),
+            jnp.asarray(places),
+            jnp.broadcast_to(jnp.array([1.0, -1.0]), places.shape),
+        )
+    none, order = jnp.zeros((1, 0)), jnp.zeros(num_cells, int)
+    users_prior = GaussianSide(jnp.zeros((num_users, rank)), jnp.ones((num_users, rank)))
+    cells = jnp.asarray(users), jnp.asarray(columns.reshape(-1)), jnp.ones((1, rank)), none, none, jnp.zeros(num_cells)
+    potential = ProbitPotential(won)
+    return order_cells(
+        Bilinear(users_prior, items, *cells, potential, jnp.ones(num_cells), jnp.zeros(()), order, order)
+    )
+
+
+def test_pairs_against_cells(race, results, company):
+    """A sweep whose cells touch two items each, less what factorising the components takes, over one of plain cells."""
+    num_items, rank = 100, 20
+    sweeps = []
+    for are_pairs in (True, False):
+        form = make_choices(500, num_items, 50_000, rank, are_pairs=are_pairs)
+        state = jax.jit(bg.init, static_argnums=(2, 3))(form, jax.random.key(0), "diagonal", "diagonal")
+        compiled = compile_function(bg.sweep, form, jax.jit(bg.make_views)(form, state.rows, state.columns), state)
+        for _ in range(2):
+            compiled = compiled._replace(args=(*compiled.args[:2], compiled.run()[0]))
+        sweeps.append(compiled)
+    matrices = jnp.eye(num_items) + jnp.ones((rank, num_items, num_items))
+    inverse = compile_function(lambda x: cholesky_inverse(cholesky(x)), matrices)
+    seconds, plain, cubes = race(sweeps[0].run, sweeps[1].run, inverse.run, rounds=3)
+    results.add(
+        Row(
+            item="BilinearVG by components, 50,000 pairs, 500 users, 100 items, rank 20: a sweep",
+            dtype="float64",
+            seconds=seconds,
+            peer="50,000 plain cells of the same rank",
+            peer_seconds=plain,
+            figure="time ratio, less one inverse of 100² for each component",
+            value=(seconds - cubes) / plain,
+            target=at_most(2.0),
+            compile_seconds=sweeps[0].seconds,
+            peak_bytes=sweeps[0].peak_bytes,
+            peer_peak_bytes=sweeps[1].peak_bytes,
+            remark=f"The inverses take {1e3 * cubes:.1f} ms.{company}",
         )
     )
 

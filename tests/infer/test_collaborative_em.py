@@ -287,6 +287,25 @@ def test_random_pairs_and_pairs_that_lost():
     np.testing.assert_allclose(np.exp(outcome[0]), few.predict([0], [1], [2]).probability[0])
 
 
+@pytest.mark.parametrize("covariance", ["factor", *thorough("free")])
+def test_minibatches_of_users(covariance):
+    """One minibatch is one step of EM, some users of which have no pairs; many reach as far in a few passes as EM."""
+    options = {"progress_bar": False, "init_values": START, "covariance": covariance, "num_users": 12}
+    plain = {"accelerator": "none", "tol": 0.0}
+    whole = collaborative_em(PAIRS, KERNEL, 2, num_steps=1, **options, **plain)
+    single = collaborative_em(PAIRS, KERNEL, 2, num_steps=1, batch_size=12, **options)
+    np.testing.assert_allclose(single.objective_trace, whole.objective_trace, rtol=1e-9)
+    np.testing.assert_allclose(single.prior.covariance(), whole.prior.covariance(), rtol=1e-8, atol=1e-10)
+    np.testing.assert_allclose(single.prior.mean, whole.prior.mean, rtol=1e-8, atol=1e-10)
+    whole = collaborative_em(PAIRS, KERNEL, 2, num_steps=3, **options, **plain)
+    parts = collaborative_em(PAIRS, KERNEL, 2, num_steps=3, batch_size=4, **options)
+    assert parts.num_steps == 3 and not parts.converged
+    assert parts.objective_trace[-1] > whole.objective_trace[0] + 0.7 * np.ptp(whole.objective_trace)
+    # sites and parameters are of one fit
+    again = CollaborativeFit.fold_in(parts, PAIRS, 12)
+    np.testing.assert_allclose(again.objective_trace[0], parts.objective_trace[-1], rtol=1e-7)
+
+
 @pytest.mark.parametrize("covariance", [*thorough("factor"), "free"])
 def test_a_fit_from_a_file_goes_on_as_if_it_had_not_ended(covariance, tmp_path):
     options = {"covariance": covariance, "accelerator": "none", "tol": 0.0, "progress_bar": False}
@@ -372,6 +391,7 @@ def test_bad_input_is_explained():
         (lambda: collaborative_em((USER, FIRST, SECOND, 2 * FIRST), KERNEL, 1), "won must lie in 0, ..., 1"),
         (lambda: collaborative_em(PAIRS, KERNEL, 1, method="mcmc"), "method must be one of 'ep'"),
         (lambda: collaborative_em(PAIRS, KERNEL, 1, method="laplace", accelerator="lbfgs"), "squarem"),
+        (lambda: collaborative_em(PAIRS, KERNEL, 1, batch_size=0), "batch_size must be one or more; got 0"),
         (lambda: collaborative_em(PAIRS, KERNEL, 1, init_values={"V": START["V"]}), r"init_values may hold V \(8, 1\)"),
         (lambda: collaborative_em(np.zeros((0, 3), int), KERNEL, 1), "There are no pairs"),
     ]:

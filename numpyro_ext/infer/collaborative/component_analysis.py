@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +15,15 @@ from ...linalg.cholesky import cholesky, solve_lower
 from ...linalg.solvers.posterior_precision import tridiagonalise
 from .user_inference import SharedPrior
 
-__all__ = ["aligned_loadings", "factor_step", "free_step", "prior_gradient"]
+__all__ = [
+    "UtilityMoments",
+    "aligned_loadings",
+    "factor_step",
+    "free_step",
+    "moments_of_utilities",
+    "prior_gradient",
+    "step_to_moments",
+]
 
 _LARGEST_DENSE = 2000
 """Items up to which all eigenvalues are computed."""
@@ -56,13 +65,22 @@ def factor_step(
         return y - times_prior(factor.T @ (second @ (factor @ y)))
 
     if dense:
-        matrix = matvec(jnp.eye(size, dtype=white.dtype))
-        values, vectors = jnp.linalg.eigh(0.5 * (matrix + matrix.T))
-        total, values, vectors = jnp.sum(values), values[size - rank :], vectors[:, size - rank :]
-    else:
-        values, vectors = _leading(matvec, white, rank)
-        total = _trace(prior, white, second)
-    variance = (total - jnp.sum(values)) / (size - rank)
+        return _principal(prior, mean, factor, matvec(jnp.eye(size, dtype=white.dtype)))
+    return _with_components(prior, mean, factor, *_leading(matvec, white, rank), _trace(prior, white, second))
+
+
+def _principal(prior: SharedPrior, mean: Array, factor: Array, matrix: Array) -> SharedPrior:
+    """The prior whose components are the first of a covariance of whitened items."""
+    values, vectors = jnp.linalg.eigh(0.5 * (matrix + matrix.T))
+    others = values.size - prior.loadings.shape[1]
+    return _with_components(prior, mean, factor, values[others:], vectors[:, others:], jnp.sum(values))
+
+
+def _with_components(
+    prior: SharedPrior, mean: Array, factor: Array, values: Array, vectors: Array, total: Array
+) -> SharedPrior:
+    """From leading eigenvalues, increasing, with their vectors, and the sum of all."""
+    variance = (total - jnp.sum(values)) / (factor.shape[0] - values.size)
     loadings = factor @ (vectors * jnp.sqrt(jnp.maximum(values - variance, 0.0)))
     return SharedPrior(mean, loadings[:, ::-1], variance, prior.kernel)
 
@@ -100,6 +118,42 @@ def free_step(prior: SharedPrior, shift: Array, curvature: Array) -> SharedPrior
     found = covariance - covariance @ second @ covariance
     one = jnp.ones_like(prior.variance)
     return SharedPrior(prior.mean + covariance @ shift, prior.loadings, one, 0.5 * (found + found.T))
+
+
+class UtilityMoments(NamedTuple):
+    """Averages over users of the moments of their utilities under their posteriors."""
+
+    mean: Array
+    """Shape ``(items,)``."""
+    second: Array
+    """About zero, shape ``(items, items)``."""
+
+
+@jax.jit
+def moments_of_utilities(prior: SharedPrior, shift: Array, curvature: Array) -> UtilityMoments:
+    """From the same statistics as :func:`factor_step`, which are to the prior of the inference: these are to none."""
+    covariance = prior.covariance()
+    mean = prior.mean + covariance @ shift
+    cross = jnp.outer(prior.mean, mean)
+    second = covariance - covariance @ curvature @ covariance + cross + cross.T - jnp.outer(prior.mean, prior.mean)
+    return UtilityMoments(mean, 0.5 * (second + second.T))
+
+
+@partial(jax.jit, static_argnames="free")
+def step_to_moments(prior: SharedPrior, moments: UtilityMoments, *, free: bool) -> SharedPrior:
+    """The prior that fits moments of utilities best: :func:`factor_step`, or :func:`free_step`, for these.
+
+    :param SharedPrior prior: for its kernel and rank.
+    :param bool free: whether the covariance has no structure.
+
+    Cost: the cube of the number of items.
+    """
+    covariance = moments.second - jnp.outer(moments.mean, moments.mean)
+    if free:
+        return SharedPrior(moments.mean, prior.loadings, jnp.ones_like(prior.variance), covariance)
+    factor = cholesky(prior.kernel)
+    half = solve_lower(factor, covariance)
+    return _principal(prior, moments.mean, factor, solve_lower(factor, half.T))
 
 
 def aligned_loadings(loadings: Array, to: Array) -> Array:

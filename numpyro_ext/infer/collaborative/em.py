@@ -10,7 +10,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,13 +24,12 @@ from ..front.running.extrapolation import extrapolate
 from ..front.running.progress import progress_bar as progress
 from .component_analysis import aligned_loadings, factor_step, free_step, prior_gradient
 from .fit import CollaborativeFit
+from .minibatches import Averages, parts_of_batches, prior_after_pass
+from .options import Accelerator, Covariance, check_options, checked_kernel, continued_prior, first_prior
 from .pairs import Pairs, UserBatch, batches_of_users, checked_pairs
 from .user_inference import Method, SharedPrior, infer_users, initial_state
 
 __all__ = ["collaborative_em"]
-
-Covariance = Literal["factor", "free"]
-Accelerator = Literal["none", "squarem", "lbfgs"]
 
 
 class _Expected(NamedTuple):
@@ -57,6 +56,7 @@ def collaborative_em(
     accelerator: Accelerator | None = None,
     old_mean: bool = False,
     num_pairs_per_user: int | None = None,
+    batch_size: int | None = None,
     init_values: Mapping[str, Any] | None = None,
     init: CollaborativeFit | None = None,
     rng_key: Array | None = None,
@@ -86,16 +86,20 @@ def collaborative_em(
     :param int num_users: ``None`` for one more than the largest; users without pairs keep the prior.
     :param str accelerator: ``"lbfgs"`` maximises the objective by its gradient, in far fewer fits where users have few
         pairs each, and is the default where there is one (not by Laplace's method); ``"squarem"`` (Varadhan and Roland
-        2008) extrapolates EM and takes back what lowers the objective; ``"none"`` is plain EM. Of a free covariance and
-        of random pairs there is plain EM only.
+        2008) extrapolates EM and takes back what lowers the objective; ``"none"`` is plain EM. Of a free covariance,
+        random pairs and minibatches there is plain EM only.
     :param bool old_mean: see :func:`~.component_analysis.factor_step`.
     :param int num_pairs_per_user: take at most as many pairs of a user, others at random in each iteration.
+    :param int batch_size: users of a minibatch, after each of which there is an M-step to running averages of the
+        moments of utilities (Cappé and Moulines 2009), as in :func:`~numpyro_ext.infer.variational_em`: for more users
+        than are looked at before parameters should move. ``num_steps`` counts passes over all users, in random orders,
+        in minibatches with as many users of few and of many pairs each. ``None`` for all users at once.
     :param init_values: values of ``"V"``, ``"b"`` and ``"sigma"`` to start from; by default whitened loadings of size
         0.3 at random, zero and one.
     :param CollaborativeFit init: a fit to go on from, also of a free covariance and also one that was interrupted or
         loaded, in the place of ``init_values``. EM takes the steps that it would have taken next; L-BFGS and
         extrapolations start anew from there.
-    :param Array rng_key: of the start and of random pairs; ``None`` for the key of the number zero.
+    :param Array rng_key: of the start, of random pairs and of minibatches; ``None`` for the key of the number zero.
     :param int num_steps: the largest number of M-steps, or of fits by L-BFGS.
     :param float tol: stop when an iteration raises the objective by less than this times its size.
     :param int num_inference_steps: the largest number of steps in the inference of users.
@@ -125,11 +129,12 @@ def collaborative_em(
     2. Yu, K., Lafferty, J., Zhu, S. and Gong, Y. (2009), Large-scale collaborative prediction using a nonparametric
        random effects model, *ICML*.
     """
-    K = _checked_kernel(kernel)
-    is_plain = covariance == "free" or num_pairs_per_user is not None
+    K = checked_kernel(kernel)
+    is_stochastic = num_pairs_per_user is not None or batch_size is not None
+    is_plain = covariance == "free" or is_stochastic
     if accelerator is None:
         accelerator = "none" if is_plain else "squarem" if method == "laplace" else "lbfgs"
-    _check_options(K, rank, method, covariance, accelerator, num_pairs_per_user)
+    check_options(K, rank, method, covariance, accelerator, num_pairs_per_user, batch_size)
     found, num_users, num_constant = checked_pairs(pairs, num_users, K.shape[0])
     if num_constant:
         warnings.warn(
@@ -142,11 +147,11 @@ def collaborative_em(
         raise ValueError("All pairs compare an item with itself: nothing to learn from.")
     start_key, pair_key = jax.random.split(jax.random.key(0) if rng_key is None else rng_key)
     if init is None:
-        prior = _start(K, rank, init_values or {}, start_key)
+        prior = first_prior(K, rank, init_values or {}, start_key)
     else:
         if init_values is not None:
             raise ValueError("Give init or init_values, not both: a fit to go on from has values.")
-        prior = _continued(init.prior, K, rank, covariance)
+        prior = continued_prior(init.prior, K, rank, covariance)
     if covariance == "free":
         prior = SharedPrior(prior.mean, jnp.zeros((K.shape[0], 0)), jnp.ones(()), prior.covariance())
     problem = _Problem(found, method, num_inference_steps, inference_tol, num_pairs_per_user, pair_key, K.shape[0])
@@ -161,6 +166,10 @@ def collaborative_em(
     with progress(num_steps, "collaborative_em", enabled=progress_bar) as bar, problem.interruption:
         if accelerator == "lbfgs" and num_steps:
             expected, trace, converged, count = _climb(problem, prior, num_steps, tol, bar)
+        elif batch_size is not None:
+            free, parts = covariance == "free", -(-num_users // batch_size)
+            expected, trace, count = _wander(problem, prior, parts, num_users, free, num_steps, bar)
+            converged = False
         else:
             squared = accelerator == "squarem" and not is_plain
             expected, trace, converged, count = _alternate(problem, prior, improve, squared, num_steps, tol, bar)
@@ -170,7 +179,7 @@ def collaborative_em(
             UserWarning,
             stacklevel=2,
         )
-    elif not (converged and expected.converged) and num_steps and num_pairs_per_user is None:
+    elif not (converged and expected.converged) and num_steps and not is_stochastic:
         what = "the objective still rose" if expected.converged else "not all users were inferred to the end"
         warnings.warn(
             f"collaborative_em did not converge: {what} in the last of {count} steps. Give more (num_steps, or "
@@ -185,7 +194,7 @@ def collaborative_em(
         expected.sites,
         num_users,
         np.array(trace),
-        converged and expected.converged and num_pairs_per_user is None,
+        converged and expected.converged and not is_stochastic,
         count,
         expected.skipped,
         num_constant,
@@ -215,23 +224,34 @@ class _Problem:
 
         :raises KeyboardInterrupt: between batches, where one was asked for.
         """
+        self.draw()
+        expected, states = self.infer(self.batches, prior, self.states)
+        if np.isfinite(expected.objective):
+            self.states = states
+        return expected
+
+    def draw(self) -> None:
+        """Other pairs, where they are random."""
         if self.limit is not None:
             self.batches, self.states = batches_of_users(self._some(self.limit), self.num_items, self.sizes), None
+
+    def infer(
+        self, batches: list[UserBatch], prior: SharedPrior, given: list[Any] | None = None
+    ) -> tuple[_Expected, list[Any]]:
+        """The users of some batches, from given states, which are for all of these, or from the start."""
         total, skipped, converged, states, sites = 0.0, 0, True, [], []
         shift, curvature = jnp.zeros_like(prior.mean), jnp.zeros_like(prior.kernel)
-        for k, batch in enumerate(self.batches):
+        for k, batch in enumerate(batches):
             if self.interruption:
                 raise KeyboardInterrupt
-            state = initial_state(batch, prior, self.method) if self.states is None else self.states[k]
+            state = initial_state(batch, prior, self.method) if given is None else given[k]
             state, found = infer_users(batch, prior, state, method=self.method, num_steps=self.num_steps, tol=self.tol)
             states.append(state)
             sites.append((found.precision, found.site_shift))
             shift, curvature = shift + found.shift, curvature + found.curvature
             total, skipped = total + float(found.objective), skipped + int(found.skipped)
             converged &= bool(found.converged)
-        if np.isfinite(total):
-            self.states = states
-        return _Expected(prior, total, shift, curvature, self.batches, tuple(sites), converged, skipped)
+        return _Expected(prior, total, shift, curvature, batches, tuple(sites), converged, skipped), states
 
     def _some(self, limit: int) -> Pairs:
         """At most so many pairs of each user, at random."""
@@ -271,6 +291,35 @@ def _alternate(
         if expected.objective != trace[-1]:  # of a step whose extrapolation was cut off
             trace.append(expected.objective)
     return expected, trace, converged, count
+
+
+def _wander(
+    problem: _Problem, prior: SharedPrior, num_parts: int, num_users: int, free: bool, num_steps: int, bar: Any
+) -> tuple[_Expected, list[float], int]:
+    """Passes over minibatches of users, and then all users once."""
+    averages: Averages | None = None
+    trace: list[float] = []
+    present = np.unique(problem.pairs.user).size
+    try:
+        while len(trace) < num_steps and np.all(np.isfinite(trace[-1:])):
+            problem.draw()
+            prior, averages, total = prior_after_pass(
+                lambda batches, prior: problem.infer(batches, prior)[0],
+                parts_of_batches(problem.batches, num_parts, problem.num_items, problem.rng),
+                prior,
+                averages,
+                num_absent=(num_users - present) / num_parts,
+                free=free,
+            )
+            trace.append(total)
+            bar.update()
+            bar.set_postfix_str(f"objective {total:.6g}", refresh=False)
+    except KeyboardInterrupt:
+        problem.is_interrupted = True
+    # Another Ctrl-C ends the run.
+    problem.interruption.is_asked = False
+    expected = problem.expect(prior)
+    return expected, [*trace, expected.objective], len(trace)
 
 
 def _extrapolated(first: SharedPrior, second: SharedPrior, third: SharedPrior) -> SharedPrior:
@@ -319,65 +368,3 @@ def _climb(
         problem.is_interrupted, succeeded = True, False
     fits = len(trace) - 1
     return best, list(np.maximum.accumulate(trace[1:] or trace)), succeeded, fits
-
-
-def _checked_kernel(kernel: ArrayLike) -> Array:
-    K = jnp.asarray(kernel, float)
-    if K.ndim != 2 or K.shape[0] != K.shape[1]:
-        raise ValueError(f"kernel must be a square matrix, with the items on both axes; got shape {K.shape}.")
-    if not np.allclose(K, K.T, rtol=1e-6) or not bool(jnp.all(jnp.isfinite(cholesky(K)))):
-        raise ValueError(
-            "kernel must be symmetric and positive definite: items that are alike in all features, or no noise of "
-            "their own, make it singular. Add a share of the identity, such as 0.1 * np.eye(len(kernel))."
-        )
-    return K
-
-
-def _check_options(
-    K: Array, rank: int, method: str, covariance: str, accelerator: str, num_pairs_per_user: int | None
-) -> None:
-    for name, value, known in (
-        ("method", method, get_args(Method)),
-        ("covariance", covariance, get_args(Covariance)),
-        ("accelerator", accelerator, get_args(Accelerator)),
-    ):
-        if value not in known:
-            raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}; got {value!r}.")
-    if not 0 <= rank < K.shape[0]:
-        raise ValueError(f"rank must be in 0, ..., {K.shape[0] - 1}, below the number of items; got {rank}.")
-    if num_pairs_per_user is not None and num_pairs_per_user < 1:
-        raise ValueError(f"num_pairs_per_user must be one or more; got {num_pairs_per_user}.")
-    if accelerator == "lbfgs" and method == "laplace":
-        raise ValueError(
-            "accelerator='lbfgs' needs the gradient of the objective, which by method='laplace' lacks how the modes "
-            "move. Take accelerator='squarem', or another method."
-        )
-    if accelerator == "lbfgs" and (covariance == "free" or num_pairs_per_user is not None):
-        raise ValueError("accelerator='lbfgs' goes with covariance='factor' and all pairs.")
-
-
-def _continued(prior: SharedPrior, K: Array, rank: int, covariance: str) -> SharedPrior:
-    """The prior of a fit, where it is one of these items."""
-    size = prior.mean.shape[0]
-    if size != K.shape[0]:
-        raise ValueError(f"init is a fit of {size} items, and kernel has {K.shape[0]}.")
-    if covariance == "free":
-        return prior
-    if prior.loadings.shape[1] != rank or not np.allclose(prior.kernel, K):
-        raise ValueError(
-            f"init is a fit of rank {prior.loadings.shape[1]} with the kernel init.prior.kernel; with covariance="
-            "'factor' rank and kernel must be the same. Parts of it go into init_values."
-        )
-    return prior
-
-
-def _start(K: Array, rank: int, given: Mapping[str, Any], key: Array) -> SharedPrior:
-    size = K.shape[0]
-    white = 0.3 * jax.random.normal(key, (size, rank), K.dtype)
-    values = {"V": cholesky(K) @ white, "b": jnp.zeros(size, K.dtype), "sigma": jnp.ones((), K.dtype)}
-    for name, value in given.items():
-        if name not in values or jnp.shape(value) != values[name].shape:
-            shapes = ", ".join(f"{n} {v.shape}" for n, v in values.items())
-            raise ValueError(f"init_values may hold {shapes}; got {name!r} of shape {jnp.shape(value)}.")
-        values[name] = jnp.asarray(value, K.dtype)
-    return SharedPrior(values["b"], values["V"], values["sigma"] ** 2, K)

@@ -43,9 +43,10 @@ class CollaborativeFit(NamedTuple):
     """Precisions and shifts of the sites of each batch."""
     num_users: int
     objective_trace: np.ndarray
-    """The sum over users of log evidences or bounds: at the start, then after each iteration."""
+    """The sum over users of log evidences or bounds: at the start, then after each iteration. In minibatches of users:
+    of each pass, with users under the priors of their turns, and at last of all under the prior found."""
     converged: bool
-    """Whether the last iteration gained little, and all posteriors were found. Never with random pairs."""
+    """Whether the last iteration gained little, and all posteriors were found. Never with random pairs or users."""
     num_steps: int
     """Iterations that were made; by L-BFGS fits of all users."""
     num_skipped: int

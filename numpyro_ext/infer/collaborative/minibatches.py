@@ -1,0 +1,96 @@
+"""EM over minibatches of users: averages of posterior moments in the place of sums over all users.
+
+Cappé and Moulines (2009), *Online Expectation-Maximization Algorithm for Latent Data Models*.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax import Array
+
+from .component_analysis import UtilityMoments, moments_of_utilities, step_to_moments
+from .pairs import UserBatch
+from .user_inference import SharedPrior
+
+__all__ = ["parts_of_batches", "prior_after_pass"]
+
+# Weight of the t-th minibatch: (1 + t)^-0.6. Sums of the weights diverge, those of their squares do not.
+_DECAY = 0.6
+
+
+class Averages(NamedTuple):
+    """What has been seen of users so far."""
+
+    moments: UtilityMoments
+    weight: float
+    """Users behind them."""
+    count: int
+    """Minibatches so far."""
+
+
+def parts_of_batches(
+    batches: list[UserBatch], num_parts: int, num_items: int, rng: np.random.Generator
+) -> Iterator[list[UserBatch]]:
+    """Minibatches with equally many users of each batch, in a random order; their shapes are the same in each pass."""
+    split = []
+    for batch in batches:
+        users = rng.permutation(np.flatnonzero(np.asarray(batch.users) >= 0))
+        # who is left over goes to other minibatches than that of another batch
+        shares = np.array_split(users, num_parts)
+        split.append([shares[k] for k in rng.permutation(num_parts)])
+    for part in range(num_parts):
+        chosen = []
+        for batch, shares in zip(batches, split, strict=True):
+            length = max(map(len, shares))
+            places = np.pad(shares[part], (0, length - len(shares[part])), constant_values=-1)
+            if len(shares[part]):
+                chosen.append(batch.take(places, num_items))
+        yield chosen
+
+
+def prior_after_pass(
+    infer: Callable[[list[UserBatch], SharedPrior], Any],
+    parts: Iterator[list[UserBatch]],
+    prior: SharedPrior,
+    averages: Averages | None,
+    *,
+    num_absent: float,
+    free: bool,
+) -> tuple[SharedPrior, Averages | None, float]:
+    """One M-step after each minibatch, to averages that move towards its moments by a decreasing fraction.
+
+    :param infer: the E-step of some users under a prior.
+    :param parts: the minibatches.
+    :param averages: from the pass before.
+    :param num_absent: users without pairs for each minibatch: they have the moments of the prior.
+    :param bool free: whether the covariance has no structure.
+    :return: prior, averages, and the sum of the objectives, each under the prior of its turn.
+    """
+    total = 0.0
+    for batches in parts:
+        if not batches:
+            continue
+        expected = infer(batches, prior)
+        if not np.isfinite(expected.objective):
+            return prior, averages, np.nan
+        weight = sum(int(np.sum(np.asarray(batch.users) >= 0)) for batch in batches) + num_absent
+        new = moments_of_utilities(prior, expected.shift / weight, expected.curvature / weight)
+        if averages is None:
+            averages = Averages(new, weight, 1)
+        else:
+            rate = (1.0 + averages.count) ** -_DECAY
+            mixed = (1.0 - rate) * averages.weight + rate * weight
+            averages = Averages(_mix(averages.moments, new, rate * weight / mixed), mixed, averages.count + 1)
+        prior = step_to_moments(prior, averages.moments, free=free)
+        total += expected.objective
+    return prior, averages, total
+
+
+@jax.jit
+def _mix(old: UtilityMoments, new: UtilityMoments, share: Array) -> UtilityMoments:
+    found: UtilityMoments = jax.tree.map(lambda x, y: x + share * (y - x), old, new)
+    return found
