@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+from jax.scipy.stats import norm
 
 from numpyro_ext.infer import EP
 from numpyro_ext.infer.calibration import Calibration, calibrate
@@ -65,7 +66,30 @@ def student_t_regression(y: Any = None) -> None:
     numpyro.sample("y", dist.StudentT(4.0, level + jnp.asarray(X) @ slope, noise), obs=y)
 
 
-MODELS = (logistic_regression, poisson_intercepts, counts_of_a_process, student_t_regression)
+NUM_USERS, NUM_ITEMS = 20, 8
+PLACES = np.linspace(-1.0, 1.0, NUM_ITEMS)
+KERNEL = np.exp(-((PLACES[:, None] - PLACES) ** 2)) + 0.1 * np.eye(NUM_ITEMS)
+TASTES = np.stack([PLACES, np.cos(3.0 * PLACES)], axis=1)
+USERS = np.arange(12 * NUM_USERS) % NUM_USERS
+FIRST = _GENERATOR.integers(NUM_ITEMS, size=USERS.size)
+SECOND = (FIRST + _GENERATOR.integers(1, NUM_ITEMS, size=USERS.size)) % NUM_ITEMS
+
+
+def preferences(won: Any = None) -> None:
+    """Twenty users with two shared tastes, ten answers each, and the probabilities of two more."""
+    popularity = numpyro.sample("popularity", dist.Normal(0, 1).expand([NUM_ITEMS]).to_event(1))
+    own_scale = numpyro.sample("own_scale", dist.LogNormal(-0.5, 0.5))
+    covariance = TASTES @ TASTES.T + own_scale**2 * KERNEL
+    with numpyro.plate("users", NUM_USERS):
+        own = numpyro.sample("own", dist.MultivariateNormal(jnp.zeros(NUM_ITEMS), covariance))
+    utility = popularity + own
+    probability = norm.cdf(utility[USERS, FIRST] - utility[USERS, SECOND])
+    numpyro.deterministic("unseen", probability[: 2 * NUM_USERS])
+    numpyro.sample("won", dist.Bernoulli(probs=probability[2 * NUM_USERS :]), obs=won)
+
+
+MODELS = (logistic_regression, poisson_intercepts, counts_of_a_process, student_t_regression, preferences)
+QUANTITIES = {"preferences": "unseen"}
 
 
 def _simulate(model: Any, batch: int, path: Path) -> None:
@@ -73,7 +97,9 @@ def _simulate(model: Any, batch: int, path: Path) -> None:
     start = time.process_time()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # fits that did not converge are counted
-        found = calibrate(engine, jax.random.key(batch), num_simulations=_BATCH)
+        found = calibrate(
+            engine, jax.random.key(batch), num_simulations=_BATCH, quantities=QUANTITIES.get(model.__name__, ())
+        )
     content = {
         "seconds": time.process_time() - start,
         "ranks": {name: ranks.tolist() for name, ranks in found.ranks.items()},
@@ -99,6 +125,7 @@ def main() -> None:
     numpyro.enable_x64()
     rows = []
     for model in MODELS:
+        print(model.__name__, flush=True)
         paths = [work / f"{model.__name__}-{batch}.json" for batch in range(_NUM_SIMULATIONS // _BATCH)]
         for batch, path in enumerate(paths):
             if not path.exists():

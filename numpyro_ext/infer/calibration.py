@@ -120,6 +120,7 @@ def calibrate(
     *args: Any,
     num_simulations: int = 200,
     observed: Sequence[str] | str | None = None,
+    quantities: Sequence[str] | str = (),
     **kwargs: Any,
 ) -> Calibration:
     """Ranks of true values among the draws of an engine, on data simulated from the prior of its model.
@@ -134,6 +135,8 @@ def calibrate(
     :param int num_simulations: data sets to fit.
     :param observed: names of the arguments that hold observations, each that of its site; by default all arguments
         that are ``None`` and bear the name of a site.
+    :param quantities: names of deterministic sites whose values are ranked beside those of the latent sites, such as
+        probabilities of events.
     :param kwargs: keyword arguments of the model.
     :return: ranks and coverage. Fits that did not converge count; those that failed are in ``errors``. Ctrl-C leaves
         what was done.
@@ -164,6 +167,14 @@ def calibrate(
     latent = [name for name in sites if name not in names and name not in engine.hyper_values]
     for name in latent:
         _check_prior(name, sites[name])
+    computed = [name for name, site in trace.items() if site["type"] == "deterministic"]
+    wanted = [quantities] if isinstance(quantities, str) else list(quantities)
+    if unknown := [name for name in wanted if name not in computed]:
+        raise ValueError(
+            f"quantities names no deterministic site: {', '.join(map(repr, unknown))}. The model has "
+            f"{', '.join(map(repr, computed)) or 'none'}."
+        )
+    latent += wanted
     key_prior, key_fits, key_ties = jax.random.split(rng_key, 3)
     simulated = Predictive(model, num_samples=num_simulations)(key_prior, *bound.args, **bound.kwargs)
     datasets = []

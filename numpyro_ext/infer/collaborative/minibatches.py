@@ -28,7 +28,7 @@ class Averages(NamedTuple):
     moments: UtilityMoments
     weight: float
     """Users behind them."""
-    count: int
+    num_batches: int
     """Minibatches so far."""
 
 
@@ -82,9 +82,9 @@ def prior_after_pass(
         if averages is None:
             averages = Averages(new, weight, 1)
         else:
-            rate = (1.0 + averages.count) ** -_DECAY
+            rate = (1.0 + averages.num_batches) ** -_DECAY
             mixed = (1.0 - rate) * averages.weight + rate * weight
-            averages = Averages(_mix(averages.moments, new, rate * weight / mixed), mixed, averages.count + 1)
+            averages = Averages(_mix(averages.moments, new, rate * weight / mixed), mixed, averages.num_batches + 1)
         prior = step_to_moments(prior, averages.moments, free=free)
         total += expected.objective
     return prior, averages, total

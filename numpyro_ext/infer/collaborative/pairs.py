@@ -47,12 +47,16 @@ class UserBatch(NamedTuple):
 
     def take(self, chosen: np.ndarray, num_items: int | None = None) -> UserBatch:
         """Some of the users; nobody at places of -1, for which the number of items is needed."""
-        users, items, winner, loser, observed = (part[chosen] for part in self)
-        if num_items is not None:
-            nobody = chosen < 0
-            users = np.where(nobody, -1, users)
-            items, observed = jnp.where(nobody[:, None], num_items, items), observed & ~nobody[:, None]
-        return UserBatch(users, items, winner, loser, observed)
+        users, items, winner, loser, observed = self
+        taken = UserBatch(users[chosen], items[chosen], winner[chosen], loser[chosen], observed[chosen])
+        if num_items is None:
+            return taken
+        nobody = chosen < 0
+        return taken._replace(
+            users=np.where(nobody, -1, taken.users),
+            items=jnp.where(nobody[:, None], num_items, taken.items),
+            observed=taken.observed & ~nobody[:, None],
+        )
 
 
 def checked_pairs(pairs: Any, num_users: int | None, num_items: int) -> tuple[Pairs, int, int]:

@@ -26,6 +26,7 @@ from .chunks import Interruption
 from .edges import edges_of
 from .maxima import other_maxima
 from .probes import probed
+from .symmetries import names_of_directions, why_no_errors
 
 __all__ = ["Climb", "Learned", "learn"]
 
@@ -235,11 +236,8 @@ def learn(
     if failure is not None:
         messages.append(failure)
     elif curvature is not None and not curvature.is_peak:
-        directions = np.concatenate([curvature.rising, curvature.flat])
-        messages.append(
-            f"The log evidence does not curve downwards in every direction ({_names(climb.space, directions)}): "
-            "no standard errors."
-        )
+        values = np.asarray(climb.origin + climb.units * best.values)
+        messages.append(why_no_errors(climb.space, values, np.broadcast_to(climb.units, values.shape), curvature))
     learning = HyperDiagnostics(
         converged=converged,
         num_iterations=int(best.num_iterations) - 1,  # the first evaluation is no step
@@ -276,7 +274,7 @@ def _go_on(run: _Run, rng_key: Array) -> str | None:
         elif number == _MOST_ESCAPES or not _leave_saddle(run, curvature, jax.random.fold_in(rng_key, number)):
             break
     assert curvature is not None
-    names = _names(run.climb.space, curvature.rising)
+    names = names_of_directions(run.climb.space, curvature.rising)
     return (
         f"The point reached is not a maximum: the objective curves upwards there ({names}), and no search from beside "
         "it ended higher. Give other starting values (init_values) or num_restarts."
@@ -381,11 +379,3 @@ def _from_unmoved(run: _Run) -> np.ndarray | None:
                 "or sample it by MCMC."
             )
     return best
-
-
-def _names(space: UnconstrainedSpace, directions: np.ndarray) -> str:
-    """The hyperparameters that have a part in some directions; what is no hyperparameter is the field."""
-    squares = np.square(directions)
-    shares = {repr(name): np.max(np.sum(squares[:, part], axis=1), initial=0.0) for name, part in space.slices.items()}
-    shares["the field"] = np.max(np.sum(squares[:, space.size :], axis=1), initial=0.0)
-    return ", ".join(name for name, share in shares.items() if share > min(0.1, 0.5 * max(shares.values())))
