@@ -1,7 +1,7 @@
 """Coverage of EP's intervals on simulated data: ``python -m benchmarks.calibration_table WORK`` writes the table.
 
 ``WORK`` is a folder that keeps the ranks, one file for a model and a batch of simulations, so that a run that was ended
-goes on. Some minutes.
+goes on. ``--only preferences`` (or several names) makes a table of these models alone. Some minutes.
 """
 
 from __future__ import annotations
@@ -120,12 +120,15 @@ def main() -> None:
     """Simulate, fit and write."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("work", type=Path)
-    work = parser.parse_args().work
+    parser.add_argument("--only", nargs="+", choices=[model.__name__ for model in MODELS])
+    arguments = parser.parse_args()
+    work: Path = arguments.work
     work.mkdir(parents=True, exist_ok=True)
     numpyro.enable_x64()
     rows = []
     for model in MODELS:
-        print(model.__name__, flush=True)
+        if arguments.only and model.__name__ not in arguments.only:
+            continue
         paths = [work / f"{model.__name__}-{batch}.json" for batch in range(_NUM_SIMULATIONS // _BATCH)]
         for batch, path in enumerate(paths):
             if not path.exists():

@@ -16,7 +16,7 @@ from jax.typing import ArrayLike
 from numpyro_ext.distributions import PlackettLuce
 
 from .gaussian_process import squared_exponential
-from .indices import checked_indices
+from .indices import checked_indices, checked_kernel, checked_outcomes, checked_rankings, checked_size
 
 __all__ = [
     "bradley_terry",
@@ -76,6 +76,9 @@ def bradley_terry(
     """
     first, second = checked_indices(first=(first, num_items), second=(second, num_items))
     _warn_of_self_comparisons(first, second)
+    result = checked_outcomes("result", result, first.size, 3 if ties else 2)
+    if home is not None and np.shape(home) not in ((), first.shape):
+        raise ValueError(f"home must be a number, or one for each of {first.size} contests; got {np.shape(home)}.")
     scale = numpyro.sample("scale", dist.HalfNormal(2.0))
     with numpyro.plate("items", num_items):
         strength = numpyro.sample("strength", dist.Normal(0.0, scale))
@@ -126,6 +129,8 @@ def plackett_luce(
     :raises ValueError: if an entrant is out of range, or rankings have more columns than there are entrants.
     """
     num_ranked = np.asarray(num_ranked)
+    if num_ranked.ndim != 1:
+        raise ValueError(f"num_ranked must have one number for each ranking; got shape {num_ranked.shape}.")
     scale = numpyro.sample("scale", dist.HalfNormal(2.0))
     with numpyro.plate("items", num_items):
         strength = numpyro.sample("strength", dist.Normal(0.0, scale))
@@ -138,6 +143,7 @@ def plackett_luce(
         rankings = np.asarray(rankings)
         if rankings.ndim != 2 or rankings.shape[1] > size:
             raise ValueError(f"rankings must have two axes and at most {size} columns; got shape {rankings.shape}.")
+        checked_rankings(rankings, num_ranked, size)
         rankings = np.pad(rankings, ((0, 0), (0, size - rankings.shape[1])), constant_values=-1)
     with numpyro.plate("rankings", num_ranked.shape[0]):
         numpyro.sample("ranking", PlackettLuce(strength, num_ranked), obs=rankings)
@@ -245,7 +251,8 @@ def collaborative_preferences(
     :raises ValueError: if the link is unknown, an index is out of range, shapes do not fit, or the rank is not
         below the number of items.
     """
-    kernel, num_items = _checked_kernel("kernel", kernel)
+    kernel, num_items = checked_kernel("kernel", kernel)
+    rank = checked_size("rank", rank)
     if not 0 <= rank < num_items:
         raise ValueError(f"rank must be in 0, ..., {num_items - 1}, below the number of items; got {rank}.")
     user, first, second = _checked_comparisons(user, first, second, num_users, num_items)
@@ -315,7 +322,8 @@ def preference_factorization(
     :param str link: ``"probit"``, or ``"logit"`` for the logistic function in the place of :math:`\Phi`.
     :raises ValueError: if the link is unknown, an index is out of range, shapes do not fit, or the rank is below one.
     """
-    kernel, num_items = _checked_kernel("kernel", kernel)
+    kernel, num_items = checked_kernel("kernel", kernel)
+    rank = checked_size("rank", rank)
     if rank < 1:
         raise ValueError(f"rank must be one or more; got {rank}.")
     user, first, second = _checked_comparisons(user, first, second, num_users, num_items)
@@ -324,7 +332,7 @@ def preference_factorization(
         with numpyro.plate("users", num_users):
             weights = numpyro.sample("weights", dist.Normal(0.0, 1.0).expand([rank]).to_event(1))
     else:
-        user_kernel, size = _checked_kernel("user_kernel", user_kernel)
+        user_kernel, size = checked_kernel("user_kernel", user_kernel)
         if size != num_users:
             raise ValueError(f"user_kernel must have num_users = {num_users} rows; got {size}.")
         with numpyro.plate("components", rank):
@@ -385,8 +393,8 @@ def joint_preference_gp(
     :param str link: ``"probit"``, or ``"logit"`` for the logistic function in the place of :math:`\Phi`.
     :raises ValueError: if the link is unknown, an index is out of range, or shapes do not fit.
     """
-    kernel, num_items = _checked_kernel("kernel", kernel)
-    user_kernel, num_users = _checked_kernel("user_kernel", user_kernel)
+    kernel, num_items = checked_kernel("kernel", kernel)
+    user_kernel, num_users = checked_kernel("user_kernel", user_kernel)
     user, first, second = _checked_comparisons(user, first, second, num_users, num_items)
     scale = numpyro.sample("scale", dist.HalfNormal(3.0))
     factors = jnp.linalg.cholesky(user_kernel), jnp.linalg.cholesky(kernel)
@@ -417,13 +425,7 @@ def _warn_of_self_comparisons(first: np.ndarray, second: np.ndarray) -> None:
 def _compare(difference: Array, won: ArrayLike | None, link: str) -> None:
     if link not in ("logit", "probit"):
         raise ValueError(f"link must be 'logit' or 'probit'; got {link!r}.")
+    won = checked_outcomes("won", won, difference.shape[0], 2)
     likelihood = dist.Bernoulli(logits=difference) if link == "logit" else dist.Bernoulli(probs=norm.cdf(difference))
     with numpyro.plate("comparisons", difference.shape[0]):
         numpyro.sample("won", likelihood, obs=won)
-
-
-def _checked_kernel(name: str, kernel: ArrayLike) -> tuple[Array, int]:
-    shape = jnp.shape(kernel)
-    if len(shape) != 2 or shape[0] != shape[1]:
-        raise ValueError(f"{name} must be a square matrix; got shape {shape}.")
-    return jnp.asarray(kernel, float), shape[0]

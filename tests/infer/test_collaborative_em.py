@@ -8,6 +8,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pandas as pd
 import pytest
 import scipy.stats
 from jax import random
@@ -381,6 +382,14 @@ def test_fits_that_do_not_go_together_are_refused(tmp_path):
         CollaborativeFit.load(tmp_path / "other")
 
 
+def test_tables_are_read_by_the_names_of_their_columns():
+    won = np.arange(USER.size) % 2
+    table = {"won": won, "second": SECOND, "first": FIRST, "user": USER}
+    for given in (table, pd.DataFrame(table)):
+        found, *_ = checked_pairs(given, None, 8)
+        np.testing.assert_array_equal(found, checked_pairs((USER, FIRST, SECOND, won), None, 8)[0])
+
+
 def test_bad_input_is_explained():
     for call, message in [
         (lambda: collaborative_em(PAIRS, KERNEL, 8), "rank must be in 0, ..., 7"),
@@ -391,6 +400,11 @@ def test_bad_input_is_explained():
         (lambda: collaborative_em((USER, FIRST, SECOND, 2 * FIRST), KERNEL, 1), "won must lie in 0, ..., 1"),
         (lambda: collaborative_em(PAIRS, KERNEL, 1, method="mcmc"), "method must be one of 'ep'"),
         (lambda: collaborative_em(PAIRS, KERNEL, 1, method="laplace", accelerator="lbfgs"), "squarem"),
+        (lambda: collaborative_em(dict(zip("abc", PAIRS, strict=True)), KERNEL, 1), "has columns named user, winner"),
+        (lambda: collaborative_em((USER.astype(str), FIRST, SECOND), KERNEL, 1), "Numbers for names are"),
+        (lambda: collaborative_em((USER, FIRST, np.where(FIRST, SECOND, np.nan)), KERNEL, 1), "integers; got nan"),
+        (lambda: collaborative_em(PAIRS, KERNEL, 1.0), "rank must be an integer; got 1.0"),
+        (lambda: collaborative_em(PAIRS, KERNEL, 1, num_steps=-1), "num_steps must not be negative"),
         (lambda: collaborative_em(PAIRS, KERNEL, 1, batch_size=0), "batch_size must be one or more; got 0"),
         (lambda: collaborative_em(PAIRS, KERNEL, 1, init_values={"V": START["V"]}), r"init_values may hold V \(8, 1\)"),
         (lambda: collaborative_em(np.zeros((0, 3), int), KERNEL, 1), "There are no pairs"),

@@ -174,6 +174,27 @@ def test_one_person_by_expectation_propagation_agrees_with_samples():
             lambda: models.joint_preference_gp(USER, FIRST, SECOND, kernel=KERNEL[0], user_kernel=USERS),
             r"kernel must be a square matrix; got shape \(4,\)",
         ),
+        (
+            lambda: models.collaborative_preferences(USER, FIRST, SECOND, num_users=2, kernel=np.ones((4, 4)), rank=1),
+            "kernel must be symmetric and positive definite",
+        ),
+        (
+            lambda: models.collaborative_preferences(USER, FIRST, SECOND, num_users=2, kernel=KERNEL, rank=1.0),
+            "rank must be an integer; got 1.0",
+        ),
+        (
+            lambda: models.preference_gp(np.arange(4.0), FIRST, SECOND, [1]),
+            r"won must hold one outcome for each of 6 comparisons; got shape \(1,\)",
+        ),
+        (
+            lambda: models.preference_gp(np.arange(4.0), FIRST, SECOND, [1, -1, 1, 1, -1, 1]),
+            "won must be 0 or 1; 2 of 6 are not, the first is -1 at index 1",
+        ),
+        (lambda: models.bradley_terry(FIRST, SECOND, num_items=4, home=[1, 0]), "home must be a number, or one for"),
+        (lambda: models.plackett_luce([2], [[1, 1]], num_items=2), "Items that are tied have no order"),
+        (lambda: models.plackett_luce([2], [[1, 2]], num_items=2), "Ranking 0 must hold items from 0 to 1"),
+        (lambda: models.plackett_luce([2, 1], [[1, 0], [1, np.nan]], num_items=2), "must hold integers; got float64"),
+        (lambda: models.plackett_luce(2, num_items=2), "num_ranked must have one number for each ranking"),
     ],
 )
 def test_bad_arguments_are_explained(call, message):

@@ -134,7 +134,7 @@ def collaborative_em(
     is_plain = covariance == "free" or is_stochastic
     if accelerator is None:
         accelerator = "none" if is_plain else "squarem" if method == "laplace" else "lbfgs"
-    check_options(K, rank, method, covariance, accelerator, num_pairs_per_user, batch_size)
+    check_options(K, rank, method, covariance, accelerator, num_pairs_per_user, batch_size, num_steps)
     found, num_users, num_constant = checked_pairs(pairs, num_users, K.shape[0])
     if num_constant:
         warnings.warn(

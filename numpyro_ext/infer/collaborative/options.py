@@ -44,6 +44,7 @@ def check_options(
     accelerator: str,
     num_pairs_per_user: int | None,
     batch_size: int | None,
+    num_steps: int,
 ) -> None:
     """Refuse options that are none, or that do not go together.
 
@@ -56,6 +57,12 @@ def check_options(
     ):
         if value not in known:
             raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}; got {value!r}.")
+    whole = {"rank": rank, "num_pairs_per_user": num_pairs_per_user, "batch_size": batch_size, "num_steps": num_steps}
+    for name, number in whole.items():
+        if number is not None and not isinstance(number, int | np.integer):
+            raise ValueError(f"{name} must be an integer; got {number!r}.")
+    if num_steps < 0:
+        raise ValueError(f"num_steps must not be negative; got {num_steps}.")
     if not 0 <= rank < K.shape[0]:
         raise ValueError(f"rank must be in 0, ..., {K.shape[0] - 1}, below the number of items; got {rank}.")
     for name, number in (("num_pairs_per_user", num_pairs_per_user), ("batch_size", batch_size)):

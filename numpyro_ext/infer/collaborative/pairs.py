@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -68,16 +68,24 @@ def checked_pairs(pairs: Any, num_users: int | None, num_items: int) -> tuple[Pa
     :param int num_items: number of items.
     :raises ValueError: for columns that are none of these, that are no integers, or that are out of range.
     """
-    columns = list(pairs) if isinstance(pairs, tuple) else list(np.asarray(pairs).T)
+    columns = _columns(pairs)
     if len(columns) not in (3, 4):
         raise ValueError(
             "pairs must have the columns user, winner and loser, or user, first, second and won (0 or 1); got "
-            f"{len(columns)} columns. A table of pairs has a row for each."
+            f"{len(columns)} columns. A table of pairs has a row for each; columns by themselves go in a tuple."
         )
     names = ("user", "winner", "loser") if len(columns) == 3 else ("user", "first", "second", "won")
     arrays = [np.asarray(column) for column in columns]
     if len({array.shape for array in arrays}) > 1 or arrays[0].ndim != 1:
         raise ValueError(f"{', '.join(names)} must be vectors of one length; got {[a.shape for a in arrays]}.")
+    for name, array in zip(names, arrays, strict=True):
+        if array.dtype != bool and not np.issubdtype(array.dtype, np.number):
+            raise ValueError(
+                f"{name} must hold integers from zero; got {array.dtype}. Numbers for names are "
+                "np.unique(names, return_inverse=True)[1]."
+            )
+        if not np.all(np.isfinite(array)):
+            raise ValueError(f"{name} must hold integers; got {array[~np.isfinite(array)][0]}.")
     if num_users is None:
         num_users = int(np.max(arrays[0], initial=-1)) + 1
     sizes = (num_users, num_items, num_items, 2)
@@ -96,6 +104,26 @@ def checked_pairs(pairs: Any, num_users: int | None, num_items: int) -> tuple[Pa
     found = Pairs(user, np.where(won, first, second), np.where(won, second, first))
     is_same = first == second
     return found.take(~is_same), num_users, int(is_same.sum())
+
+
+def _columns(pairs: Any) -> list[Any]:
+    """By name where there are names, else by place."""
+    if isinstance(pairs, tuple):
+        return list(pairs)
+    if hasattr(pairs, "keys"):  # a data frame, or a dictionary
+        given = list(pairs.keys())
+        for names in (("user", "first", "second", "won"), ("user", "winner", "loser")):
+            if set(names) <= set(given):
+                return [pairs[name] for name in names]
+        if isinstance(pairs, Mapping) or set(given) & {"user", "first", "second", "won", "winner", "loser"}:
+            raise ValueError(
+                "A table of pairs has columns named user, winner and loser, or user, first, second and won; got "
+                f"{', '.join(map(str, given))}."
+            )
+    table = np.asarray(pairs)
+    if table.ndim != 2:
+        raise ValueError(f"pairs must be a table, or a tuple of columns; got an array of shape {table.shape}.")
+    return list(table.T)
 
 
 def batches_of_users(pairs: Pairs, num_items: int, sizes: Sequence[tuple[int, int]] | None = None) -> list[UserBatch]:
