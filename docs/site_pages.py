@@ -43,13 +43,14 @@ PACKAGES = {
 
 
 def write_generated_pages(docs: Path) -> None:
-    """Write ``generated/``: a page with the notebooks, which are copied beside it, one with the results of benchmarks,
-    and one with all public names."""
+    """Write ``generated/``: a page with the notebooks, which are copied beside it, one with the results of benchmarks
+    and a table of them that another page includes, and one with all public names."""
     generated = docs / "generated"
     shutil.rmtree(generated, ignore_errors=True)
     (generated / "notebooks").mkdir(parents=True)
     _notebooks(docs.parent / "notebooks", generated)
     _benchmarks(docs.parent / "benchmarks" / "results", generated)
+    _evidences(docs.parent / "benchmarks" / "results", generated)
     _reference(generated)
 
 
@@ -123,6 +124,30 @@ def _first_picture(notebook: dict[str, Any]) -> bytes | None:
     return None
 
 
+def _newest(folder: Path, name: str) -> Path | None:
+    """The newest report of this name."""
+    found = [
+        path for path in folder.glob("*.md") if re.fullmatch(rf"\d{{4}}-\d\d-\d\d-{name}(-\d)?(-loaded)?", path.stem)
+    ]
+    return max(found, key=lambda path: path.stem, default=None)
+
+
+def _evidences(folder: Path, generated: Path) -> None:
+    """The first table of the report of evidences with a row for each model and a column for each method."""
+    report = _newest(folder, "evidence")
+    if report is None:
+        raise FileNotFoundError(f"No report of log evidences in {folder}, and docs/comparison.md shows one.")
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in report.read_text().splitlines()]
+    found: dict[str, dict[str, str]] = {}
+    for model, method, evidence, *_ in (row for row in rows[1:] if len(row) == 5 and not row[0].startswith("-")):
+        if model != "model":
+            found.setdefault(model, {})[method.split(",")[0]] = evidence
+    methods = list(dict.fromkeys(method for row in found.values() for method in row))
+    lines = ["| model | " + " | ".join(methods) + " |", "|---" * (len(methods) + 1) + "|"]
+    lines += [f"| {model} | " + " | ".join(row.get(m, "") for m in methods) + " |" for model, row in found.items()]
+    (generated / "evidences.txt").write_text("\n".join([*lines, "", f"*{report.name}*", ""]))
+
+
 def _benchmarks(folder: Path, generated: Path) -> None:
     lines = [
         "# Benchmarks",
@@ -138,14 +163,8 @@ def _benchmarks(folder: Path, generated: Path) -> None:
         "",
     ]
     for name, title in REPORTS.items():
-        found = [
-            path
-            for path in folder.glob("*.md")
-            if re.fullmatch(rf"\d{{4}}-\d\d-\d\d-{name}(-\d)?(-loaded)?", path.stem)
-        ]
-        if not found:
+        if (newest := _newest(folder, name)) is None:
             continue
-        newest = max(found, key=lambda path: path.stem)
         text = re.sub(r"^# .*\n", "", newest.read_text().strip())
         # headings of a report stand below that of its section
         text = re.sub(r"^(#+) ", r"#\1 ", text, flags=re.MULTILINE)
