@@ -27,7 +27,7 @@ from .gaussian.algorithms.modes import check_mixtures
 from .gaussian.answers.corrected import Corrected
 from .gaussian.engine import Engine, GaussianOptions
 from .gaussian.run import GaussianRun
-from .sparse.mixtures import check_average
+from .sparse.mixtures import Pooling, check_average
 from .sparse.tree_engine import TreeFitter, TreeRun
 
 __all__ = ["EP"]
@@ -56,8 +56,8 @@ class EP(Engine):
     A model without any Gaussian site whose latent sites are sparse coefficients
     (:class:`~numpyro_ext.distributions.HiddenMarkovTree`, Laplace, Student-t) behind a linear map with Gaussian noise
     is run by :class:`~numpyro_ext.infer.sparse.tree_engine.TreeFitter`: the prior of all coefficients is one factor,
-    and for orthonormal transforms the posterior is exact. ``num_shifts`` and ``average_over`` make it a mixture over
-    arguments of the model. Of the options that one has no use for ``adapt_damping``, ``schedule`` and
+    and for orthonormal transforms the posterior is exact. ``num_shifts`` and ``average_over`` make it a mixture, or an
+    average, over arguments of the model. Of the options that one has no use for ``adapt_damping``, ``schedule`` and
     ``num_restarts``, and its ``hyper_tol`` is per standard error.
 
     **Example:**
@@ -108,6 +108,8 @@ class EP(Engine):
     :param int num_shifts: for images: how many random circular shifts (the argument ``shift``) to average over.
     :param dict average_over: for sparse coefficients: further arguments of the model, each with its values, such as
         ``{"wavelet": ["haar", "db2", "sym4"]}``.
+    :param str pooling: of these: ``"mixture"``, as if one of them were right, or ``"average"``, whose deviations say
+        how wrong the mean of all is.
     :param options: those of :class:`~numpyro_ext.infer.Engine`: ``num_steps``, ``tol``, ``field``,
         ``hyper_values``, ``init_values``, ``num_restarts``, ``hyper_tol``, ``max_hyper_steps``, ``num_samples`` and
         ``progress_bar``.
@@ -131,6 +133,7 @@ class EP(Engine):
         schedule: Literal["parallel", "sequential"] = "parallel",
         num_shifts: int | None = None,
         average_over: Mapping[str, Sequence[Any]] | None = None,
+        pooling: Pooling = "mixture",
         **options: Unpack[GaussianOptions],
     ) -> None:
         if not 0.0 <= damping < 1.0:
@@ -144,8 +147,9 @@ class EP(Engine):
         self.adapt_damping = adapt_damping
         self.power = power
         self.schedule = schedule
-        self.average_over = check_average(model, num_shifts, average_over)
+        self.average_over = check_average(model, num_shifts, average_over, pooling)
         self.num_shifts = num_shifts
+        self.pooling = pooling
 
     def algorithm(self, reading: LatentGaussianReading | SparseLinearReading) -> Algorithm:
         if isinstance(reading, SparseLinearReading):

@@ -17,6 +17,7 @@ from numpyro_ext.design import linear_information_gain
 from numpyro_ext.distributions import HiddenMarkovTree
 from numpyro_ext.infer import EP, cross_validate
 from numpyro_ext.infer.sparse import tree_propagation as core
+from numpyro_ext.infer.sparse.mixtures import TreeSite
 from numpyro_ext.linalg import from_matrix, identity, wavelet_transform
 from numpyro_ext.potentials import GaussianPotential, LaplacePotential, wavelet_forest
 from numpyro_ext.potentials.trees.draws import _draw_tilted_laplace, _truncated_quantile, tree_draws
@@ -350,6 +351,62 @@ def rates(data):
 def counting(data):
     s = numpyro.sample("s", dist.Laplace(0.0, 1.0).expand([3]).to_event(1))
     numpyro.sample("y", dist.Poisson(jnp.exp(s)), obs=data)
+
+
+@pytest.fixture(scope="module")
+def pooled():
+    """One run of four shifts as a mixture and as an average."""
+    image = np.zeros((8, 8))
+    image[2:6, 3:7] = 1.0
+    noisy = image + 0.2 * np.random.default_rng(0).normal(size=image.shape)
+    given = {
+        "low_scale": jnp.full(7, 0.05),
+        "high_scale": jnp.full(7, 1.0),
+        "root_probability": jnp.full(4, 0.5),
+        "transition": jnp.full((3, 2), 0.5),
+    }
+    runs = {}
+    for pooling in ("mixture", "average"):
+        engine = EP(
+            wavelet_denoising, num_shifts=4, pooling=pooling, hyper_values=given, num_samples=400, progress_bar=False
+        )
+        engine.run(jax.random.key(0), noisy, 0.2, num_levels=2, wavelet="haar")
+        runs[pooling] = engine
+    return runs
+
+
+def test_an_average_is_as_wrong_as_its_members_less_what_they_differ_by(pooled):
+    """The identity of Krogh and Vedelsby (1995) for the members' own means and variances, in sums over the picture."""
+    mixture, average = (pooled[name].posterior["image"] for name in ("mixture", "average"))
+    members = pooled["mixture"].members
+    means = np.array([m.programs.site_mean(m.inputs, name="image") for m in members]).reshape(4, -1)
+    within = np.array([m.programs.site_variance(m.inputs, name="image") for m in members]).mean()
+    np.testing.assert_allclose(np.mean(mixture.variance), within + means.var(0).mean(), rtol=1e-10)
+    np.testing.assert_allclose(np.mean(average.variance), within - means.var(0).mean(), rtol=1e-10)
+    np.testing.assert_array_equal(average.mean, mixture.mean)
+    np.testing.assert_allclose(average.variance / mixture.variance, average.shrinkage, rtol=1e-10)
+
+
+def test_draws_and_quantiles_of_an_average_belong_to_its_moments(pooled):
+    mixture, average = pooled["mixture"], pooled["average"]
+    site, factor = average.posterior["image"], average.posterior["image"].shrinkage ** 0.5
+    for of_mixture, of_average in (
+        (mixture.get_samples()["image"], average.get_samples()["image"]),
+        (mixture.posterior["image"].quantile([0.1, 0.9]), site.quantile([0.1, 0.9])),
+        (mixture.posterior["image"].sample(jax.random.key(3), 400), site.sample(jax.random.key(3), 400)),
+    ):
+        np.testing.assert_allclose(of_average, site.mean + factor * (of_mixture - site.mean), atol=1e-12)
+    assert "average of 4 members" in average.describe()
+    np.testing.assert_allclose(np.diagonal(site.covariance().reshape(64, 64)), site.variance.reshape(-1), rtol=1e-6)
+
+
+def test_an_average_of_members_that_contradict_each_other_is_refused(pooled):
+    site = TreeSite("image", pooled["average"].tree)
+    site.__dict__["_between"] = 2.0 * site._within
+    with pytest.raises(FloatingPointError, match="pooling='mixture'"):
+        _ = site.variance
+    with pytest.raises(ValueError, match="'mixture' or 'average'"):
+        EP(wavelet_denoising, num_shifts=2, pooling="median")
 
 
 @pytest.mark.slow

@@ -1,15 +1,16 @@
-"""Runs of EP on trees: mixtures, with equal weights, of posteriors under several values of arguments of the model."""
+"""Runs of EP on trees: posteriors under several values of arguments of the model, mixed or averaged."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal, get_args
 
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.typing import ArrayLike
 
 from ..front.engine import check_at_least
 from ..front.results import HyperEstimate
@@ -18,24 +19,64 @@ from ..front.state import Fit
 from .run import Member, SparseRun, SparseSite
 from .tree_programs import TreePrograms
 
-__all__ = ["TreeRun", "check_average"]
+__all__ = ["Pooling", "TreeRun", "check_average"]
 
 TreeMember = Member[TreePrograms]
+Pooling = Literal["mixture", "average"]
+"""What is asked of several posteriors: which of them is right, or how wrong the average of their means is."""
 
 
 class TreeSite(SparseSite):
     """A site under exact posteriors or those of EP, whose quantiles are those of draws: they are no Gaussians."""
 
+    _run: TreeRun
+
+    @cached_property
+    def shrinkage(self) -> float:
+        """What a variance of the mixture is multiplied by: one, or less where means are averaged.
+
+        By the identity of Krogh and Vedelsby (1995), the squared error of an average of means is the average of their
+        squared errors, less the variance between them. The first is what each member says its variance is; in a mixture
+        the second adds to it. The ratio is that of sums over all elements, because single differences may be negative.
+        """
+        if self._run.pooling == "mixture" or len(self._run.members) == 1:
+            return 1.0
+        within, between = float(np.mean(self._within)), float(np.mean(self._between))
+        if within <= between:
+            raise FloatingPointError(
+                f"The means of site {self.name!r} differ between members by a variance of {between:.3g}, and members "
+                f"give themselves one of {within:.3g}: these are too small to say how wrong the average is. Ask for "
+                "the mixture (pooling='mixture')."
+            )
+        return (within - between) / (within + between)
+
+    def _mixed_variance(self) -> np.ndarray:
+        return self.shrinkage * super()._mixed_variance()
+
+    def _mixed_covariance(self) -> Array:
+        return self.shrinkage * super()._mixed_covariance()
+
+    def _mix(self, rng_key: Array, num_samples: int) -> Array:
+        return self.drawn_in(super()._mix(rng_key, num_samples))
+
     def _quantile(self, q: np.ndarray) -> Array:
-        return jnp.asarray(np.quantile(np.concatenate(self._own_draws), q, axis=0), self.mean.dtype)
+        return self.drawn_in(np.quantile(np.concatenate(self._own_draws), q, axis=0)).astype(self.mean.dtype)
+
+    def drawn_in(self, values: ArrayLike) -> Array:
+        """Values of the mixture, with elements in C order behind the first axes, brought nearer to the mean."""
+        if self.shrinkage == 1.0:
+            return jnp.asarray(values)
+        mean = self._mixed_mean()
+        return jnp.asarray(mean + self.shrinkage**0.5 * (np.asarray(values) - mean), mean.dtype)
 
 
 class TreeRun(SparseRun[TreePrograms]):
-    """A run of EP on sparse coefficients: one posterior, or a mixture of several with equal weights.
+    """A run of EP on sparse coefficients: one posterior, or several with equal weights.
 
-    :param members: the members of the mixture.
+    :param members: the posteriors.
     :param learned: those that learned hyperparameters: one for each combination of arguments other than the shift.
-    :param averages: what it is a mixture over, in words; all else as in :class:`FinishedRun`.
+    :param averages: what they are taken over, in words; all else as in :class:`FinishedRun`.
+    :param pooling: whether they are mixed, or their means averaged.
     """
 
     site_class = TreeSite
@@ -47,7 +88,9 @@ class TreeRun(SparseRun[TreePrograms]):
         averages: Sequence[str],
         rng_key: Array,
         num_samples: int,
+        pooling: Pooling = "mixture",
     ) -> None:
+        self.pooling = pooling
         fit = _combined_fit(learned, members) if len(members) > 1 else learned[0].fit
         super().__init__(members, fit, rng_key, num_samples)
         self.reading, self.space = learned[0].reading, learned[0].space
@@ -71,8 +114,19 @@ class TreeRun(SparseRun[TreePrograms]):
         is_exact = self.learned[0].programs.options.is_exact
         lines = [super().describe(), f"posterior: {'exact' if is_exact else 'expectation propagation'}"]
         if len(self.members) > 1:
-            lines.append(f"mixture of {len(self.members)} members ({'; '.join(self.averages)})")
+            lines.append(f"{self.pooling} of {len(self.members)} members ({'; '.join(self.averages)})")
         return "\n".join(lines)
+
+    def draw(self, rng_key: Array) -> tuple[dict[str, Array], Array]:
+        """Equal shares of the draws from all members, in random order."""
+        sites, log_density = super().draw(rng_key)
+        for name in sites.keys() & self.posterior.keys():
+            site = self.posterior[name]
+            assert isinstance(site, TreeSite)
+            if site.shrinkage != 1.0:
+                flat = np.reshape(sites[name], (len(sites[name]), -1))
+                sites[name] = site.drawn_in(flat).reshape(sites[name].shape)
+        return sites, log_density
 
     def content(self) -> dict[str, Any]:
         """The outcome as plain containers."""
@@ -86,13 +140,18 @@ def _label(arguments: Mapping[str, Any]) -> str:
 
 
 def check_average(
-    model: Callable[..., Any], num_shifts: int | None, average_over: Mapping[str, Sequence[Any]] | None
+    model: Callable[..., Any],
+    num_shifts: int | None,
+    average_over: Mapping[str, Sequence[Any]] | None,
+    pooling: Pooling,
 ) -> dict[str, tuple[Any, ...]]:
-    """Refuse averages over arguments that the model does not have.
+    """Refuse averages over arguments that the model does not have, and unknown ways to pool them.
 
     :return: the values of each argument.
     :raises ValueError: saying which.
     """
+    if pooling not in get_args(Pooling):
+        raise ValueError(f"pooling must be 'mixture' or 'average', got {pooling!r}.")
     if num_shifts is not None:
         check_at_least(1, num_shifts=num_shifts)
     average = {name: tuple(values) for name, values in dict(average_over or {}).items()}

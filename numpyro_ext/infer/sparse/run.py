@@ -54,7 +54,7 @@ class SparseSite(SitePosterior):
     def __init__(self, name: str, run: SparseRun[Any]) -> None:
         self._run = run
         shape = tuple(run.reading.site_shapes[name])
-        super().__init__(name, shape, self._mixed_mean, lambda: self._mixed_variance, self._mixed_covariance, self._mix)
+        super().__init__(name, shape, self._mixed_mean, self._mixed_variance, self._mixed_covariance, self._mix)
 
     # NumPy compiles nothing.
 
@@ -77,16 +77,27 @@ class SparseSite(SitePosterior):
         return mean
 
     @cached_property
-    def _mixed_variance(self) -> np.ndarray:
+    def _within(self) -> np.ndarray:
+        """The average of the variances of the members."""
         members, means = self._run.members, self._means
         self._run.check_variances(self.name)
         if all(m.programs.has_exact_variance(self.name) for m in members):
             parts = [np.asarray(m.programs.site_variance(m.inputs, name=self.name)) for m in members]
         else:
             parts = [np.mean(np.square(d - mean), axis=0) for d, mean in zip(self._own_draws, means, strict=True)]
-        variance: np.ndarray = np.mean(parts, axis=0) + np.mean(np.square(means - self._mixed_mean()), axis=0)
-        if not np.all(np.isfinite(variance)):
+        within: np.ndarray = np.mean(parts, axis=0)
+        if not np.all(np.isfinite(within)):
             raise FloatingPointError(f"The posterior of site {self.name!r} is not finite, although the evidence is.")
+        return within
+
+    @cached_property
+    def _between(self) -> np.ndarray:
+        """The variance of the means of the members."""
+        between: np.ndarray = np.mean(np.square(self._means - self._mixed_mean()), axis=0)
+        return between
+
+    def _mixed_variance(self) -> np.ndarray:
+        variance: np.ndarray = self._within + self._between
         return variance
 
     def _mixed_covariance(self) -> Array:
