@@ -41,16 +41,27 @@ def _best(makers: Sequence[Callable[[], np.ndarray]], loss: Callable[[np.ndarray
     return Picture(min(found, key=loss), seconds, len(makers))
 
 
-def denoised(noisy: np.ndarray, noise: float, loss: Callable[[np.ndarray], float]) -> dict[str, Picture]:
+def denoised(
+    noisy: np.ndarray, noise: float, loss: Callable[[np.ndarray], float], channel_axis: int | None = None
+) -> dict[str, Picture]:
     """Total variation, iterated to its end, and non-local means, which know the noise."""
+    options = {"channel_axis": channel_axis}
     weights = noise * np.geomspace(0.4, 3.0, 13)
     patches = list(itertools.product((3, 5, 7), noise * np.array([0.5, 0.6, 0.7, 0.8, 1.0])))
     return {
         "total variation": _best(
-            [lambda w=w: restoration.denoise_tv_chambolle(noisy, w, eps=1e-5, max_num_iter=1000) for w in weights], loss
+            [
+                lambda w=w: restoration.denoise_tv_chambolle(noisy, w, eps=1e-5, max_num_iter=1000, **options)
+                for w in weights
+            ],
+            loss,
         ),
         "non-local means": _best(
-            [lambda p=p, h=h: restoration.denoise_nl_means(noisy, p, 11, h=h, sigma=noise) for p, h in patches], loss
+            [
+                lambda p=p, h=h: restoration.denoise_nl_means(noisy, p, 11, h=h, sigma=noise, **options)
+                for p, h in patches
+            ],
+            loss,
         ),
     }
 
