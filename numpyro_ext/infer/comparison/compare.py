@@ -149,7 +149,7 @@ def compare_engines(
     :raises TypeError: if something is no engine, or the reference none of the above.
     :raises KeyboardInterrupt: if interrupted before the first engine has ended.
     """
-    check_key(rng_key)
+    check_key(rng_key, "compare_engines(jax.random.key(0), model, [EP, VariationalGaussian], x, y)")
     contestants = as_contestants(model, engines)
     known = _known_reference(reference, contestants)
     rows: list[Row] = []

@@ -38,7 +38,7 @@ def as_datasets(rng_key: Array, datasets: Sequence[Any], shared: Mapping[str, An
     :raises ValueError: if there are none.
     :raises TypeError: if one of them gives what is shared, or the key is none.
     """
-    check_key(rng_key)
+    check_key(rng_key, "run_many(jax.random.key(0), datasets)")
     given = list(datasets)
     if not given:
         raise ValueError("There are no data sets to fit.")

@@ -136,7 +136,7 @@ def predict(
     :param GaussianRun run: of the engine.
     :param read: reads the model on arguments and keyword arguments.
     """
-    check_key(rng_key)
+    check_key(rng_key, "predict(jax.random.key(0), new_x)")
     reading = run.reading
     old, make_call = bound_arguments(reading.model, reading.args, reading.kwargs)
     unknown = sorted(set(joint or {}) - set(old))

@@ -79,9 +79,10 @@ def _as_arrays(name: str, value: Any, there: Mapping[str, Any]) -> Any:
     return jax.tree.unflatten(structure, [jnp.asarray(a) for a in arrays])
 
 
-def check_key(rng_key: Any) -> None:
+def check_key(rng_key: Any, usage: str = "run(jax.random.key(0), x, y)") -> None:
     """Refuse what is no random key, as the first argument of a model in its place.
 
+    :param str usage: how the function is called that got it.
     :raises TypeError: saying what was given.
     """
     dtype, ndim = getattr(rng_key, "dtype", np.dtype(object)), np.ndim(rng_key)
@@ -93,9 +94,7 @@ def check_key(rng_key: Any) -> None:
         return
     else:
         found = describe_value(rng_key)
-    raise TypeError(
-        f"A random key comes first, before the arguments of the model, as in run(jax.random.key(0), x, y); got {found}."
-    )
+    raise TypeError(f"A random key comes first, before the arguments of the model, as in {usage}; got {found}.")
 
 
 def check_call(call: ModelCall) -> None:

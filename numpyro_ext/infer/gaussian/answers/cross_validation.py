@@ -105,7 +105,7 @@ def cross_validate(
         )
     engine = copy(engine)
     engine.integrate = "none"
-    check_key(rng_key)
+    check_key(rng_key, "cross_validate(engine, jax.random.key(0), x, y)")
     key, rng_key = jax.random.split(rng_key)
     given = kwargs.get(mask_argument, True)
     given = given if isinstance(given, bool) else jnp.asarray(given, bool)
