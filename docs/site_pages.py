@@ -24,7 +24,8 @@ REPORTS = {
     "design": "Speed of choosing what to measure",
     "images": "Pictures, beside total variation, non-local means and interpolation",
     "images-medians": "Pictures: means and medians of mixtures over bases",
-    "images-bands": "Pictures: bands of averages over bases, and colours",
+    "images-bands": "Pictures: bands of averages over bases",
+    "images-colours": "Pictures: colours",
     "scan": "Series by scan: growth of time and memory",
     "cpu": "Speed of all engines",
 }
