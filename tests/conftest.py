@@ -5,7 +5,9 @@ users have it, ``NUMPYRO_EXT_TEST_SHARE=0/4`` to ``3/4`` for a quarter of the te
 little: most tests run a small program once, and two thirds of their time would be spent on making it fast.
 """
 
+import functools
 import gc
+import itertools
 import os
 import re
 import time
@@ -15,6 +17,7 @@ from pathlib import Path
 
 import jax
 import pytest
+from jax._src.interpreters import mlir
 
 PRECISION = os.environ.get("NUMPYRO_EXT_TEST_PRECISION", "float64")
 if PRECISION not in ("float32", "float64"):
@@ -28,6 +31,20 @@ if not IS_OPTIMISED:
     if jax.__version_info__ < (0, 11):  # later versions do not know these flags
         quick = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
         os.environ.setdefault("XLA_FLAGS", quick)
+
+
+# Before 0.12 JAX makes a context of MLIR for every program and keeps some two thousand of them; the more there are, the
+# longer each new one takes, a fifth of the time of all tests. Here programs share one, as in later versions, and it is
+# renewed because it keeps constants.
+if jax.__version_info__ < (0, 12):
+    _make_context = mlir.make_ir_context
+    _number_of_programs = itertools.count()
+
+    @functools.lru_cache(maxsize=1)
+    def _context(number: int) -> mlir.ir.Context:
+        return _make_context()
+
+    mlir.make_ir_context = lambda: _context(next(_number_of_programs) // 200)
 
 
 # Compiled programs are many objects without cycles, through which the collector need not go that often.
