@@ -44,7 +44,7 @@ test-thorough: $(VENV)/.test ## whole engines and further cases, in float64 and 
 
 test-full: test test-thorough test-optimised test-slow ## everything on this Python
 
-test-optimised: $(VENV)/.test ## the tests of the single-precision job in float64, compiled as users have it; SHARE=0/3 for a part
+test-optimised: $(VENV)/.test ## the tests of the single-precision job in float64, compiled as users have it; SHARE=0/4 for a part
 	$(VENV)/bin/python $(PYTEST) -n $(WORKERS) -m "float32 and not slow"
 
 test-slow: $(VENV)/.test ## long runs: samplers, random models, builds of the package; SHARE=0/4 for a part of them
@@ -53,7 +53,7 @@ test-slow: $(VENV)/.test ## long runs: samplers, random models, builds of the pa
 test-newest: $(NEWEST)/.test ## the fast and thorough tests on the newest Python of this machine; SHARE=0/2 for a part of them
 	$(NEWEST)/bin/python $(PYTEST) -n $(WORKERS) -m "not slow"
 
-test-oldest: $(OLDEST)/.oldest ## the tests of the single-precision job in float64, with the oldest versions of all dependencies; SHARE=0/2 for a part
+test-oldest: $(OLDEST)/.oldest ## the tests of the single-precision job in float64, with the oldest versions of all dependencies; SHARE=0/3 for a part
 	$(OLDEST)/bin/python $(PYTEST) -n $(WORKERS) -m "float32 and not slow" -W ignore::DeprecationWarning
 
 lint: $(VENV)/.dev ## ruff: rules and format
