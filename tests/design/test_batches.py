@@ -123,6 +123,7 @@ def test_outcomes_of_draws_are_counted(is_weighted):
     assert sampled.method.startswith("20 draws of the outcomes")
 
 
+@pytest.mark.thorough
 def test_probit_batches_by_quadrature(classifier):
     batch = select_batch(classifier, 2, num_draws=8000, rng_key=random.key(1))
     places = [c.place for c in batch]

@@ -57,6 +57,7 @@ def test_the_chain_rule_holds_with_a_nuisance():
     np.testing.assert_allclose(nested_information(inner), committee_information(averaged), atol=1e-13)
 
 
+@pytest.mark.thorough
 def test_the_bias_of_few_members_and_its_corrections():
     """Dirichlet members: what a sample of them says on average, against one of very many."""
     concentration = np.array([1.0, 2.0, 0.7])

@@ -66,6 +66,7 @@ def compared():
     )
 
 
+@pytest.mark.thorough
 def test_information_does_not_ask_what_nobody_knows(compared):
     area = compared["area"].mean("repeat")
     assert area.sel(acquisition="gain") > area.sel(acquisition="entropy") + 0.02
@@ -94,6 +95,7 @@ def test_noisy_block_as_in_the_source():
         assert gap.mean() >= 4.0, (other, gap.mean(), gap.std(ddof=1) / 4.0)
 
 
+@pytest.mark.thorough
 def test_pictures_show_what_was_found(compared):
     axis = plot_learning_curves(compared)
     assert len(axis.get_lines()) == 3 and len(axis.collections) == 3

@@ -17,6 +17,7 @@ from numpyro_ext.design import (
     mutual_information,
 )
 from numpyro_ext.infer import EP
+from tests.tiers import thorough
 
 X = np.array([-1.0, 0.0, 0.4, 1.0, 1.0, 3.0])  # two of them are the same
 NUM, NUM_SEEN = len(X), 2
@@ -71,7 +72,7 @@ def test_falls_of_variances_are_those_of_refits(regression, reference):
         np.testing.assert_allclose(found[k], np.sum((before - after)[at]), atol=1e-8)
 
 
-@pytest.mark.parametrize("likelihood", [pytest.param("probit", marks=pytest.mark.slow), "binomial"])
+@pytest.mark.parametrize("likelihood", [pytest.param("probit", marks=pytest.mark.slow), *thorough("binomial")])
 def test_falls_of_variances_by_a_grid_over_the_predictor(likelihood):
     engine = fitted(likelihood)
     found = expected_variance_reduction(engine)["y"]

@@ -16,7 +16,7 @@ from . import GAUSSIAN, MODELS
 
 READ = [name for name, model in MODELS.items() if not model.refusal]
 # The others are long runs; these two guard the same promise.
-FAST = ["rasch", "milk_imputation"]
+TIERS = {"milk_imputation": (), "rasch": pytest.mark.thorough}
 # Fits that say that they did not converge, and why they cannot.
 NOT_CONVERGED = {
     # the quantile's loss has a kink, written out so that it is not known as one
@@ -42,9 +42,7 @@ def _fault(engine, published):
     return fault_at(lambda points: density.own_values(engine, points), point, best)
 
 
-@pytest.mark.parametrize(
-    "name", [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in READ]
-)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=TIERS.get(name, pytest.mark.slow)) for name in READ])
 def test_a_model_is_fitted_by_two_engines(name):
     published = MODELS[name]
     for engine_name in [name for name in PREFERENCE if name in published.engines][:2]:

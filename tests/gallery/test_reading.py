@@ -28,7 +28,7 @@ PUBLISHED = [name for name, model in MODELS.items() if not model.refusal]
 SLOW = [name for name in PUBLISHED if MODELS[name].is_slow]
 QUICK = [name for name in PUBLISHED if name not in SLOW]
 READ = [
-    *few(QUICK, len(QUICK) // 4),  # models of one file have much in common
+    *few(QUICK, len(QUICK) // 6),  # models of one file have much in common
     *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW),
 ]
 REFUSED = [name for name, model in MODELS.items() if model.refusal]

@@ -91,6 +91,7 @@ def rectified(y):
         numpyro.sample("y", dist.Poisson(jnp.maximum(level, 0.0)), obs=y)
 
 
+@pytest.mark.thorough
 def test_chains_that_begin_where_the_likelihood_is_zero():
     y = np.array([2, 1, 4])
     integral = quad(lambda f: np.prod(poisson.pmf(y, f)) * norm.pdf(f, scale=1.5), 0, 20)[0]

@@ -10,6 +10,7 @@ import pytest
 from numpyro_ext.infer import BilinearVG, fit_batches
 from numpyro_ext.models import poisson_factorization
 from numpyro_ext.structure import ModelStructureError
+from tests.tiers import thorough
 
 NUM_ROWS, NUM_COLS, RANK = 30, 8, 2
 SCALES = {"row_scale": 0.7, "row_bias_scale": 0.3, "col_bias_scale": 0.3}
@@ -41,7 +42,9 @@ def make_engine(**options):
 
 
 @pytest.mark.parametrize(
-    "covariance", [pytest.param("full", marks=pytest.mark.slow), {"w": "full", "z": "point"}], ids=["vb", "em"]
+    "covariance",
+    [pytest.param("full", marks=pytest.mark.slow), *thorough({"w": "full", "z": "point"})],
+    ids=["vb", "em"],
 )
 def test_batches_end_where_all_data_together_end(covariance):
     rows, cols, counts = make_cells()

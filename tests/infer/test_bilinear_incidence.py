@@ -194,7 +194,7 @@ def test_saving_and_going_on(fitted, tmp_path):
     assert np.all(scores[held] == 0.0) and np.all(scores[~held] < 0.0)
 
 
-def test_what_is_refused(fitted):
+def test_what_is_refused():
     for options, words in (
         ({"solver": "lbfgs"}, "natural gradients"),
         ({"covariance": {"nobody": "component"}}, "plates"),

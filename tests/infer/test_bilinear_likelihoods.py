@@ -119,6 +119,7 @@ def test_families_of_posteriors_are_stationary(covariance):
         assert max(ends) < engine.log_evidence
 
 
+@pytest.mark.thorough
 @needs_float64
 @pytest.mark.parametrize("name", [NAMES[0], *NAMES[2:]])
 def test_means_against_draws(name):

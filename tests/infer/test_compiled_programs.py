@@ -67,6 +67,7 @@ def fit(engine, seed, group, model=random_intercepts, **options):
     return run
 
 
+@pytest.mark.first
 @pytest.mark.parametrize("engine", [EP, *thorough(LaplaceApproximation, VariationalGaussian)])
 def test_first_fit_compiles_few_programs_and_the_second_none(engine):
     group = np.arange(NUM_ROWS) % NUM_GROUPS

@@ -104,6 +104,7 @@ def test_gaussian_factors_need_no_correction():
     assert "by cumulants to order 2" in repr(found)
 
 
+@pytest.mark.thorough
 def test_hyperparameters_are_integrated_over():
     y = np.array([0, 1, 0, 0, 0, 0, 0, 0])
 
