@@ -308,7 +308,8 @@ def test_minibatches_of_users(covariance):
     np.testing.assert_allclose(again.objective_trace[0], parts.objective_trace[-1], rtol=1e-7)
 
 
-@pytest.mark.parametrize("covariance", [*thorough("factor"), "free"])
+@pytest.mark.thorough
+@pytest.mark.parametrize("covariance", ["factor", "free"])
 def test_a_fit_from_a_file_goes_on_as_if_it_had_not_ended(covariance, tmp_path):
     options = {"covariance": covariance, "accelerator": "none", "tol": 0.0, "progress_bar": False}
     whole = collaborative_em(PAIRS, KERNEL, 2, init_values=START, num_steps=6, **options)

@@ -25,6 +25,7 @@ from numpyro_ext.models import (
     random_intercepts,
     wavelet_denoising,
 )
+from tests.tiers import few
 
 KEY = jax.random.key(0)
 generator = np.random.default_rng(0)
@@ -82,7 +83,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", few(CASES, 3))
 def test_recommendation_agrees_with_what_engines_do(name):
     """Whom it says to take the model does, and who refuses does so in the same words."""
     model, args, kwargs, start, takers = CASES[name]

@@ -98,7 +98,7 @@ def factors(y):
     [
         (EP, shrunk, Y[:, 0]),
         (StructuredMeanField, shrunk, Y[:, 0]),
-        (BilinearVG, factors, np.arange(6).reshape(3, 2)),
+        *thorough((BilinearVG, factors, np.arange(6).reshape(3, 2))),
     ],
 )
 def test_other_forms_are_read_at_the_given_values(engine_class, model, y):

@@ -89,7 +89,7 @@ def test_a_grid_is_quadrature(engine, exact):
     np.testing.assert_allclose(draws["difference"], draws["effect"][:, 0] - draws["effect"][:, 1], rtol=1e-5)
 
 
-@pytest.mark.parametrize("integrate", ["grid", "ccd"])
+@pytest.mark.parametrize("integrate", [*thorough("grid"), "ccd"])
 def test_draws_of_hyperparameters_are_of_their_density(integrate):
     """Not of the points of the design: quantiles of draws are those of the density, by quadrature."""
     values = np.linspace(-6.0, 4.0, 2001)

@@ -11,6 +11,7 @@ import pytest
 
 from numpyro_ext.infer import BilinearVG, StructuredMeanField
 from numpyro_ext.structure import ModelStructureError
+from tests.tiers import thorough
 
 from .bounds_by_density import BilinearBound, SparseBound
 
@@ -70,7 +71,7 @@ def test_a_saddle_of_hyperparameters_is_left():
     assert len(product.diagnostics.objective_trace) == product.diagnostics.num_steps
 
 
-@pytest.mark.parametrize("engine", [StructuredMeanField, BilinearVG])
+@pytest.mark.parametrize("engine", [StructuredMeanField, *thorough(BilinearVG)])
 def test_a_saddle_that_cannot_be_left_is_not_called_converged(engine, monkeypatch):
     """Without a search from beside it: an ascent from a higher point would end higher."""
     monkeypatch.setattr("numpyro_ext.infer.front.running.learning._MOST_ESCAPES", 0)
@@ -89,7 +90,7 @@ def test_a_saddle_that_cannot_be_left_is_not_called_converged(engine, monkeypatc
     assert abs(engine.hyper["b"].value) < 1e-6 and abs(engine.hyper["c"].value) < 1e-6
 
 
-@pytest.mark.parametrize("engine", [StructuredMeanField, BilinearVG])
+@pytest.mark.parametrize("engine", [StructuredMeanField, *thorough(BilinearVG)])
 def test_steps_are_refused_by_name(engine):
     def threshold(size):
         position = numpyro.sample("switch", dist.Uniform(0.0, float(size)))

@@ -20,6 +20,7 @@ from numpyro_ext.potentials import (
     expected_bilinear_value,
 )
 from numpyro_ext.potentials.base import Potential
+from tests.tiers import few
 
 needs_float64 = pytest.mark.skipif(not jax.config.jax_enable_x64, reason="checks float64 accuracy")
 expected = jax.jit(expected_bilinear_log_density)
@@ -77,7 +78,7 @@ def nested_quadrature(potential, predictor, num_nodes, num_inner=80):
 
 
 @needs_float64
-@pytest.mark.parametrize("name", POTENTIALS)
+@pytest.mark.parametrize("name", few(POTENTIALS, 4))
 def test_against_nested_quadrature(name):
     potential = POTENTIALS[name]
     for predictor in (make_predictor(0, 1), make_predictor(1, 1, is_diagonal=True)):
