@@ -7,6 +7,8 @@ NEWEST := .venv-newest
 OLDEST := .venv-oldest
 # Tests of one file share fixtures and compiled programs, so a worker takes whole files.
 PYTEST := -m pytest -p no:benchmark -q --dist loadfile --no-loadscope-reorder
+# The files with tests in single precision: to collect all others would take as long as to run these.
+FLOAT32 = $(shell grep -rlF --include='test_*.py' mark.float32 tests)
 # Folder of the data sets that may not be redistributed, if there is one beside the checkout.
 NUMPYRO_EXT_DATA ?= $(abspath $(wildcard ../shared/data))
 export NUMPYRO_EXT_DATA
@@ -36,16 +38,16 @@ test: $(VENV)/.test ## the fast suite in float64, then the small float32 job
 	@$(MAKE) --no-print-directory test-float32
 
 test-float32: $(VENV)/.test ## the tests marked float32, in single precision
-	NUMPYRO_EXT_TEST_PRECISION=float32 $(VENV)/bin/python $(PYTEST) -n $(WORKERS) -m "float32 and not slow and not thorough"
+	NUMPYRO_EXT_TEST_PRECISION=float32 $(VENV)/bin/python $(PYTEST) -n $(WORKERS) -m "float32 and not slow and not thorough" $(FLOAT32)
 
 test-thorough: $(VENV)/.test ## whole engines and further cases, in float64 and then in single precision; SHARE=0/12 for a part
 	$(VENV)/bin/python $(PYTEST) -n $(WORKERS) -m "thorough and not slow"
-	NUMPYRO_EXT_TEST_PRECISION=float32 $(VENV)/bin/python $(PYTEST) -n $(WORKERS) -m "thorough and float32 and not slow" || [ $$? -eq 5 ] # 5: none is in this share
+	NUMPYRO_EXT_TEST_PRECISION=float32 $(VENV)/bin/python $(PYTEST) -n $(WORKERS) -m "thorough and float32 and not slow" $(FLOAT32) || [ $$? -eq 5 ] # 5: none is in this share
 
 test-full: test test-thorough test-optimised test-slow ## everything on this Python
 
 test-optimised: $(VENV)/.test ## the tests of the single-precision job in float64, compiled as users have it; SHARE=0/4 for a part
-	$(VENV)/bin/python $(PYTEST) -n $(WORKERS) -m "float32 and not slow"
+	$(VENV)/bin/python $(PYTEST) -n $(WORKERS) -m "float32 and not slow" $(FLOAT32)
 
 test-slow: $(VENV)/.test ## long runs: samplers, random models, builds of the package; SHARE=0/4 for a part of them
 	$(VENV)/bin/python $(PYTEST) -n $(WORKERS) -m slow --durations=20
@@ -54,7 +56,7 @@ test-newest: $(NEWEST)/.test ## the fast and thorough tests on the newest Python
 	$(NEWEST)/bin/python $(PYTEST) -n $(WORKERS) -m "not slow"
 
 test-oldest: $(OLDEST)/.oldest ## the tests of the single-precision job in float64, with the oldest versions of all dependencies; SHARE=0/3 for a part
-	$(OLDEST)/bin/python $(PYTEST) -n $(WORKERS) -m "float32 and not slow" -W ignore::DeprecationWarning
+	$(OLDEST)/bin/python $(PYTEST) -n $(WORKERS) -m "float32 and not slow" $(FLOAT32) -W ignore::DeprecationWarning
 
 lint: $(VENV)/.dev ## ruff: rules and format
 	$(VENV)/bin/ruff check .
