@@ -35,16 +35,20 @@ if not IS_OPTIMISED:
 
 # Before 0.12 JAX makes a context of MLIR for every program and keeps some two thousand of them; the more there are, the
 # longer each new one takes, a fifth of the time of all tests. Here programs share one, as in later versions, and it is
-# renewed because it keeps constants.
+# renewed because it keeps constants. A program compiled while another is lowered has its own.
 if jax.__version_info__ < (0, 12):
     _make_context = mlir.make_ir_context
     _number_of_programs = itertools.count()
 
     @functools.lru_cache(maxsize=1)
-    def _context(number: int) -> mlir.ir.Context:
+    def _shared_context(number: int) -> mlir.ir.Context:
         return _make_context()
 
-    mlir.make_ir_context = lambda: _context(next(_number_of_programs) // 200)
+    def _context() -> mlir.ir.Context:
+        is_nested = mlir.ir.Context.current is not None
+        return _make_context() if is_nested else _shared_context(next(_number_of_programs) // 200)
+
+    mlir.make_ir_context = _context
 
 
 # Compiled programs are many objects without cycles, through which the collector need not go that often.
