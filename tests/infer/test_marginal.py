@@ -110,7 +110,8 @@ def test_density_is_the_evidence_that_the_engine_reports(engine):
 
 
 @pytest.mark.float32
-@pytest.mark.parametrize("chain_method", [*thorough("sequential"), "vectorized"])
+@pytest.mark.thorough
+@pytest.mark.parametrize("chain_method", ["sequential", "vectorized"])
 def test_chains_find_the_posterior_of_a_scale(chain_method):
     marginal = marginalize(schools)
     options = {"num_warmup": 300, "num_samples": 1000, "num_chains": 2, "progress_bar": False}

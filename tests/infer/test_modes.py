@@ -10,6 +10,7 @@ import pytest
 from numpyro_ext.infer import EP, VariationalGaussian
 from numpyro_ext.infer.gaussian.algorithms.modes import valley_depths
 from numpyro_ext.structure import read_latent_gaussian
+from tests.tiers import thorough
 
 SQUARES = np.array([4.0, 0.01, 1.0])
 
@@ -32,7 +33,7 @@ def test_depths_are_those_of_prior_times_factor():
     np.testing.assert_allclose(valley_depths(form, 0), expected, atol=0.5 * (4.0 * 4.0 / 0.09) * (1.0 / 32.0) ** 2)
 
 
-@pytest.mark.parametrize("engine_class", [EP, VariationalGaussian])
+@pytest.mark.parametrize("engine_class", [EP, *thorough(VariationalGaussian)])
 def test_engines_say_that_a_square_has_two_modes(engine_class):
     engine = engine_class(squares, progress_bar=False)
     with pytest.warns(UserWarning, match=r"2 of 3 factors of 'y' have two modes"):

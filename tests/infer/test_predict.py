@@ -208,7 +208,7 @@ def fitted(engine, model, args, **options):
     return found
 
 
-FEW = ("members of groups", "process", "panel")
+FEW = ("members of groups", "process")
 
 
 @needs_float64

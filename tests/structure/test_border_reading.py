@@ -13,6 +13,7 @@ from numpyro_ext.linalg.gaussian.border_space import BorderSpace
 from numpyro_ext.structure import read_latent_gaussian
 from numpyro_ext.structure.latent_gaussian import border as module
 from numpyro_ext.structure.latent_gaussian.form import AffineMap
+from tests.tiers import thorough
 
 from .grammar_of_blocks import random_multilevel_model
 
@@ -182,7 +183,7 @@ def _compare(seeds, monkeypatch):
     assert num_borders >= 0.8 * len(seeds)
 
 
-@pytest.mark.parametrize("start", [0, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("start", [*thorough(0), pytest.param(2, marks=pytest.mark.slow)])
 def test_random_multilevel_models(start, monkeypatch):
     _compare(range(start, start + 2), monkeypatch)
 

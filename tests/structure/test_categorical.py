@@ -22,6 +22,7 @@ from numpyro_ext.infer import EP, LaplaceApproximation, VariationalGaussian
 from numpyro_ext.potentials import log_sum_exp_bound
 from numpyro_ext.structure import ModelStructureError, read_latent_gaussian
 from numpyro_ext.structure.model.verification import check_form
+from tests.tiers import thorough
 
 RNG = np.random.default_rng(0)
 X = jnp.asarray(RNG.standard_normal((7, 2)))
@@ -185,7 +186,7 @@ def test_what_is_no_softmax_of_its_predictors_is_refused(probs):
         read_latent_gaussian(model, (LABEL,))
 
 
-@pytest.mark.parametrize("engine", [LaplaceApproximation, VariationalGaussian])
+@pytest.mark.parametrize("engine", [LaplaceApproximation, *thorough(VariationalGaussian)])
 def test_probabilities_and_logits_are_one_model(engine):
     found = []
     for model in (probabilities, log_probabilities):
@@ -281,7 +282,7 @@ def test_held_out_probabilities_of_stick_breaking_sum_to_one():
     np.testing.assert_allclose(np.exp(values).sum(), 1.0, rtol=1e-10)
 
 
-@pytest.mark.parametrize("model", [softmax, stick_breaking])
+@pytest.mark.parametrize("model", [softmax, *thorough(stick_breaking)])
 def test_missing_categories_are_not_scored(model):
     engine = VariationalGaussian(model, progress_bar=False)
     engine.run(jax.random.key(0), X, jnp.where(KEPT, LABEL, -1))

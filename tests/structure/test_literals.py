@@ -162,7 +162,7 @@ def as_floats():
     return {model: read(model, (jnp.asarray,), check=False) for model, read in MODELS.items()}
 
 
-@pytest.mark.parametrize("kind", ["python", *thorough("numpy", "jax"), "float32"])
+@pytest.mark.parametrize("kind", ["python", *thorough("numpy", "jax", "float32")])
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.__name__)
 def test_all_kinds_of_numbers_are_read_as_floating_ones(model, kind, as_floats):
     number = KINDS[kind]
