@@ -62,9 +62,9 @@ _MOST_MAPS = 30_000
 def _forget_compiled_programs() -> Iterator[None]:
     # Every compiled program holds several memory maps, and at 65,530 of them Linux ends the process. A slow test alone
     # may compile thousands of programs; a quick one compiles few, and counting takes some milliseconds.
-    start = time.monotonic()
+    start = time.process_time()
     yield
-    if time.monotonic() - start < 0.2 or not _MEMORY_MAPS.exists():
+    if time.process_time() - start < 0.5 or not _MEMORY_MAPS.exists():
         return
     if _MEMORY_MAPS.read_bytes().count(b"\n") > _MOST_MAPS:
         jax.clear_caches()

@@ -20,7 +20,7 @@ def lattice():
     return engine
 
 
-@pytest.mark.parametrize("is_default, tol", [(True, 1e-2), *thorough((False, 1e-3))])
+@pytest.mark.parametrize("is_default, tol", thorough((True, 1e-2), (False, 1e-3)))
 def test_lattices_converge_to_the_exact_mixture(is_default, tol, request):
     """The posterior of the hyperparameters has a tail that is far heavier than the Gaussian at its mode."""
     if is_default:
@@ -88,6 +88,7 @@ def test_information_about_hyperparameters(at_optimum, hyper, name):
         np.testing.assert_allclose(gain, CASE[key], atol=1e-8)
 
 
+@pytest.mark.thorough
 def test_new_arguments_are_masked_observations(at_optimum):
     engine = EP(process, hyper_tol=1e-9)
     engine.run(jax.random.key(0), X[:, 0], Y)

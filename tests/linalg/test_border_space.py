@@ -10,6 +10,7 @@ from numpyro_ext.linalg.gaussian.conditioning import choose_space, linear_gaussi
 from numpyro_ext.linalg.gaussian.design import DenseDesign, SparseRows
 from numpyro_ext.linalg.gaussian.prior import CovariancePrior, DiagonalPrior, FlatPrior, PrecisionPrior
 from tests.infer.gaussian_forms import one_block, random_sparse
+from tests.tiers import thorough
 
 NUM_ROWS, NUM_COLUMNS = 40, 19
 
@@ -72,7 +73,7 @@ def everything(space, prior, design, border, precision, shift, maps=()):
 compiled_everything = jax.jit(everything, static_argnums=0)
 
 
-@pytest.mark.parametrize("is_hard", [False, True])
+@pytest.mark.parametrize("is_hard", [False, *thorough(True)])
 def test_border_agrees_with_all_unknowns_at_once(is_hard):
     prior, design, border, precision, shift = problem(is_flat=is_hard, is_signed=is_hard)
     few, many = (random_sparse(np.random.default_rng(8), 6, NUM_COLUMNS, k) for k in (2, 7))

@@ -40,18 +40,22 @@ def test_reference_values(space):
     mean, variance = (np.array(reference[name]) for name in ("pseudo_obs_mean", "pseudo_obs_var"))
     border = Border(jnp.arange(n)[:, None], n + jnp.arange(m), jnp.zeros((num_observed, 1), int))
     design = SparseRows(jnp.arange(num_observed)[:, None], jnp.ones((num_observed, 1)), n)
-    prior = (LowRankPrior(factor[None], diagonal[None]),)
-    prepared = linear_gaussian(prior, design, *one_block(num_observed, n), border=border, space=space)
-    posterior = prepared.condition(jnp.asarray(1 / variance), jnp.asarray(mean / variance))
-    found_mean, found_variance = posterior.unknowns(), posterior.map_variance(identity(n))
+
+    @jax.jit
+    def answers(factor, diagonal):
+        prior = (LowRankPrior(factor[None], diagonal[None]),)
+        prepared = linear_gaussian(prior, design, *one_block(num_observed, n), border=border, space=space)
+        posterior = prepared.condition(jnp.asarray(1 / variance), jnp.asarray(mean / variance))
+        return posterior.unknowns(), posterior.map_variance(identity(n)), posterior.marginals().log_partition
+
+    *moments, log_partition = answers(factor, diagonal)
     constant = -0.5 * np.sum(mean**2 / variance + np.log(2 * np.pi * variance))
     expected = (
         reference["post_mean"] + reference["pred_mean"],
         reference["post_var"] + reference["pred_var"],
         reference["log_normaliser"],
     )
-    found = found_mean, found_variance, posterior.marginals().log_partition + constant
-    for a, b in zip(found, expected, strict=True):
+    for a, b in zip((*moments, log_partition + constant), expected, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-7, atol=1e-7)
 
 
