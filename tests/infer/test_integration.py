@@ -172,7 +172,7 @@ def test_a_scale_without_data_behind_it_keeps_its_group():
     assert integrated.diagnostics.edges == ()
 
 
-@pytest.mark.parametrize("engine", [ENGINES[0], *thorough(*ENGINES[1:])])
+@pytest.mark.parametrize("engine", thorough(*ENGINES))
 def test_params_stay_at_their_optimum(engine):
     def model(y):
         level = numpyro.param("level", 0)

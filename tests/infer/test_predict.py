@@ -228,7 +228,7 @@ def test_predictions_are_those_of_the_fit_with_new_observations_masked(case):
 
 
 @needs_float64
-@pytest.mark.parametrize("marginal", [*thorough("gaussian"), "simplified-laplace"])
+@pytest.mark.parametrize("marginal", thorough("gaussian", "simplified-laplace"))
 def test_mixtures_over_hyperparameters_are_predicted_point_by_point(marginal):
     """Each component is the masked fit at its point of the design, with the weight that the fit gave it."""
     engine = fitted(INLA, process, (X, COUNTS), marginal=marginal, hyper_values={}, tol=1e-10, grid_step=1.5)
@@ -490,6 +490,7 @@ def test_draws_that_need_observations_that_there_are_not_are_refused():
         found.get_samples()
 
 
+@pytest.mark.thorough
 def test_other_posteriors_say_what_they_have_instead():
     def sparse(y=None):
         b = numpyro.sample("b", dist.Laplace(0.0, 1.0).expand([N]).to_event(1))

@@ -134,6 +134,7 @@ def test_slopes_are_those_of_fits_with_other_hyperparameters():
 # Mixtures
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("target, name", [("f", "var_f"), ("y", "var_y")])
 def test_mixtures_are_exact(lattice, target, name):
     found = predictive_moments(lattice, hyper="mixture", target=target)["y"]

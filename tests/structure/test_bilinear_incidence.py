@@ -95,7 +95,7 @@ def itself():
         pytest.param(gaussian_process, 1, 2, marks=pytest.mark.thorough),
         pytest.param(whole_matrix_and_probit, 1, 2, marks=pytest.mark.thorough),
         pytest.param(independent_items, 1, 2, marks=pytest.mark.thorough),
-        (shared_utility, 2, 2),
+        pytest.param(shared_utility, 2, 2, marks=pytest.mark.thorough),
         pytest.param(processes_on_both_sides, 1, 2, marks=pytest.mark.thorough),
         (single_items, 1, 1),
         pytest.param(baskets, 1, 3, marks=pytest.mark.thorough),
