@@ -8,6 +8,7 @@ import numpyro.distributions as dist
 import pandas as pd
 import pytest
 import scipy.sparse
+from jax.experimental.sparse import BCOO
 
 from numpyro_ext.infer import EP
 from numpyro_ext.structure import ModelStructureError, read_latent_gaussian
@@ -77,6 +78,22 @@ def noisy(y, key):
         return key, jax.random.normal(use)
 
     numpyro.sample("y", dist.Normal(f + jax.lax.scan(step, key, None, length=5)[1], 0.5), obs=y)
+
+
+def test_solves_and_sparse_products_are_linear():
+    # A simultaneous autoregression: its matrix has a hyperparameter.
+    chain = np.eye(5, k=1) + np.eye(5, k=-1)
+    average = BCOO.fromdense(jnp.asarray(chain / chain.sum(1, keepdims=True)))
+
+    def model(y):
+        correlation = numpyro.sample("correlation", dist.Uniform(-1, 1))
+        with numpyro.plate("places", 5):
+            noise = numpyro.sample("noise", dist.Normal(0, 1))
+        spatial = numpyro.deterministic("spatial", jnp.linalg.solve(jnp.eye(5) - 0.5 * correlation * chain, noise))
+        numpyro.sample("y", dist.Normal(spatial + average @ noise, 0.5), obs=y)
+
+    reading = check_is_read(model, Y)
+    assert (reading.field, list(reading.hyper)) == (("noise",), ["correlation"])
 
 
 @pytest.mark.parametrize("key", [jax.random.key(3), jax.random.PRNGKey(3)], ids=["typed", "raw"])

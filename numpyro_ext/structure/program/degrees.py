@@ -28,7 +28,9 @@ _LINEAR_IN_FIRST = (MOVEMENT | {"reduce_sum", "cumsum", "neg", "gather", "dynami
 # jointly linear in all operands
 _JOINTLY_LINEAR = frozenset("add add_any sub concatenate stack pad complex optimization_barrier".split())
 # linear in either operand when the other is constant
-_BILINEAR = frozenset("mul dot_general conv_general_dilated".split())
+_BILINEAR = frozenset("mul dot_general bcoo_dot_general conv_general_dilated".split())
+# each element of the result has many of the operand
+_MIXING = frozenset("triangular_solve custom_linear_solve conv_general_dilated reduce_window_sum".split())
 
 
 class Degree(enum.IntEnum):
@@ -164,6 +166,8 @@ def _degree(eqn: Equation, degrees: list[Degree]) -> Degree:
         return Degree.AFFINE if not any(affine[2:]) else Degree.NONLINEAR
     if name == "triangular_solve":
         return Degree.AFFINE if not affine[0] else Degree.NONLINEAR
+    if name == "custom_linear_solve":  # of jnp.linalg.solve: the matrix, and what was made of it, come first
+        return Degree.AFFINE if not any(affine[: sum(eqn.params["const_lengths"])]) else Degree.NONLINEAR
     return Degree.NONLINEAR
 
 
@@ -172,7 +176,7 @@ def _sources(eqn: Equation, found: Degrees, program: Program) -> list[Source | N
     nothing: list[Source | None] = [None] * len(eqn.outputs)
     inputs = [None if found.of(a) == Degree.CONSTANT else found.source[a] for a in eqn.inputs]  # type: ignore[index]
     roots = {s.root for s in inputs if s is not None}
-    if len(roots) != 1 or eqn.primitive.name in ("triangular_solve", "conv_general_dilated", "reduce_window_sum"):
+    if len(roots) != 1 or eqn.primitive.name in _MIXING:
         return nothing
     patterns: list[Pattern | None] = [None if s is None else s.elements[..., None] for s in inputs]
     out = propagate(eqn, patterns, program, program.known_value)
