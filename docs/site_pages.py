@@ -18,6 +18,7 @@ REPORTS = {
     "tomography": "Adaptive tomography of one qubit",
     "tomography-two-qubits": "Tomography of two qubits",
     "acquisitions": "Active learning, acquisition by acquisition",
+    "elicitation": "Which question to ask a person next",
     "phases": "Active regression in two phases",
     "hyper_information": "Information about hyperparameters",
     "preferences": "Learning from comparisons",

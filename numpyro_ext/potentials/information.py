@@ -19,7 +19,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.scipy.special import entr
 from jax.typing import ArrayLike
 
 from .base import Potential
@@ -30,6 +29,7 @@ from .outcomes import log_predictive_probabilities, num_outcomes, with_outcome
 
 __all__ = [
     "EntropyMethod",
+    "entropy_term",
     "excess_terms",
     "expected_conditional_entropy",
     "expected_information",
@@ -75,7 +75,7 @@ def predictive_entropy(
     number = num_outcomes(potential, mean, variance, weights)
     if number is not None:
         log_p = log_predictive_probabilities(potential, mean, variance, weights, number)
-        return jnp.sum(entr(jnp.exp(log_p)), axis=0)
+        return jnp.sum(entropy_term(log_p), axis=0)
     if isinstance(potential, GaussianPotential) and len(weights) == 1:
         entropy: Array = 0.5 * (_LOG_2PI_E + jnp.log(jnp.square(potential.scale) + variance))[0]
         return entropy
@@ -185,6 +185,17 @@ def expected_information(
     return predictive_entropy(potential, mean, variance, weights) - entropy
 
 
+def entropy_term(log_p: Array) -> Array:
+    """Minus the log of a probability times it, zero with a derivative of zero where there is none left."""
+    is_left = log_p != -jnp.inf  # what is no number stays none
+    log_p = jnp.where(is_left, log_p, 0.0)
+    return jnp.where(is_left, -jnp.exp(log_p) * log_p, 0.0)
+
+
+def _entropy_of(p: Array) -> Array:
+    return entropy_term(jnp.where(p == 0.0, -jnp.inf, jnp.log(jnp.where(p == 0.0, 1.0, p))))
+
+
 def _resemblance(mean: Array, variance: Array) -> Array:
     """Expected entropy of a probit observation in bits, by the Gaussian that it resembles."""
     total = variance + _SQUARED_WIDTH
@@ -238,7 +249,7 @@ def _conditional_entropy(
             log_p = factors.log_density(eta) if about is None else factors.log_normaliser(eta, about)
             if known.limit is not None:
                 log_p = jnp.where(value <= known.limit, log_p, -jnp.inf)
-            return total + entr(jnp.exp(log_p)), None
+            return total + entropy_term(log_p), None
 
         entropy, _ = jax.lax.scan(add, jnp.zeros_like(eta), jnp.arange(number))
         return entropy
@@ -291,6 +302,8 @@ def _num_nodes(potential: Potential, variance: Array) -> int:
     """Nodes, a quarter of the width of the factors apart."""
     known = potential.outcomes()
     width = 1.0 if known is None or known.width is None else known.width
+    # Which rule is taken has no derivative.
+    variance, width = jax.lax.stop_gradient((variance, jnp.asarray(width, variance.dtype)))
     widest = float(jnp.max(jnp.sqrt(variance) / width, initial=1.0))
     halvings = min(max(0, math.ceil(math.log2(widest))), 6)
     return 1 + (64 << halvings)
@@ -323,7 +336,7 @@ def _real_entropy(potential: Potential, mean: Array, variance: Array, weights: A
         else:  # a closed form, or quadrature that knows of kinks
             parts = jnp.exp(with_outcome(potential, jnp.broadcast_to(y, mean.shape)).log_normaliser(mean, variance))
         mixed = jnp.sum(by_component * parts, axis=0)
-        return total + weight * scale * jnp.cosh(t) * entr(mixed), None
+        return total + weight * scale * jnp.cosh(t) * _entropy_of(mixed), None
 
     grid = jnp.asarray(nodes, mean.dtype), jnp.asarray(simpson, mean.dtype)
     return jax.lax.scan(add, jnp.zeros_like(center), grid)[0]

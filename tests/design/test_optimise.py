@@ -88,6 +88,23 @@ def test_slopes_are_differences_of_the_score_itself(classified, score):
 
 
 @pytest.mark.thorough
+@pytest.mark.parametrize("family", ["noise", "count"])
+def test_slopes_of_real_outcomes_and_of_counts_over_hyperparameters(family):
+    def model(x, y=None):
+        length = numpyro.sample("length", dist.LogNormal(0.0, 0.5))
+        f = numpyro.sample("f", dist.MultivariateNormal(0.3, kernel(x / length)))
+        numpyro.sample("y", dist.Normal(f, 0.1 + 0.05 * x) if family == "noise" else dist.Poisson(jnp.exp(f)), obs=y)
+
+    engine = EP(model, progress_bar=False)
+    engine.run(random.key(0), X, np.array([1, 0, 3]))
+    x, step = np.array([1.8]), 1e-4
+    value, slope = objective(engine, "x", x, expected_information_gain).value_and_gradient(x)
+    ahead, behind = (expected_information_gain(engine, x + s)["y"][0] for s in (step, -step))
+    np.testing.assert_allclose(value, expected_information_gain(engine, x)["y"][0], atol=1e-9)
+    np.testing.assert_allclose(slope[0], (ahead - behind) / (2.0 * step), atol=1e-6)
+
+
+@pytest.mark.thorough
 def test_two_points_tell_together_what_determinants_say(curved):
     x = np.array([0.7, 2.2])
     value, slope = objective(curved, "x", x, expected_information_gain).value_and_gradient(x)

@@ -11,10 +11,9 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.scipy.special import entr
 from jax.typing import ArrayLike
 
-from ...potentials.information import excess_terms
+from ...potentials.information import entropy_term, excess_terms
 
 __all__ = [
     "BiasCorrection",
@@ -41,7 +40,7 @@ def mixture(log_p: ArrayLike, weights: ArrayLike | None = None) -> Array:
 
 def entropy(log_p: ArrayLike) -> Array:
     """Entropy of the last axis: of a mixture the score of maximum entropy sampling."""
-    return jnp.sum(entr(jnp.exp(log_p)), axis=-1)
+    return jnp.sum(entropy_term(log_p), axis=-1)
 
 
 def conditional_entropy(log_p: ArrayLike, weights: ArrayLike | None = None) -> Array:
