@@ -9,6 +9,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 import scipy.optimize
+from numpyro.infer import NUTS
 
 from numpyro_ext.infer import EP, LaplaceApproximation, VariationalGaussian
 from numpyro_ext.infer.gaussian import fitting as fitting_module
@@ -327,3 +328,30 @@ def test_the_bar_appears_only_when_asked_and_late(counts_case, capfd):
     with fitting_module.progress_bar(3, "shown", delay=0.0) as bar:
         bar.update(3)
     assert "shown" in capfd.readouterr().err
+
+
+def test_options_of_a_sampler_and_of_no_one_are_refused_with_those_there_are(counts_case):
+    with pytest.raises(
+        TypeError, match=r"EP, which has neither warm-up nor chains, has no option 'num_warmup'.*num_steps"
+    ):
+        EP(counts_case.model, num_warmup=500, num_samples=1000)
+    with pytest.raises(TypeError, match=r"LaplaceApproximation has no option 'steps'; its options are .*num_steps"):
+        LaplaceApproximation(counts_case.model, steps=3)
+    with pytest.raises(TypeError, match=r"got NUTS: give the model itself, EP\(model\)"):
+        EP(NUTS(counts_case.model))
+    assert EP(counts_case.model, num_samples=np.int64(7)).num_samples == 7
+
+
+def test_a_run_within_a_compiled_function_is_refused(counts_case):
+    def evidence(y):
+        engine = EP(counts_case.model)
+        engine.run(KEY, counts_case.t, y)
+        return engine.log_evidence
+
+    with pytest.raises(TypeError, match=r"cannot be called within jax.jit.*run_many"):
+        jax.jit(evidence)(counts_case.y)
+
+
+def test_draws_of_a_site_have_any_shape(fitted_counts):
+    site = next(iter(fitted_counts.posterior.values()))
+    np.testing.assert_array_equal(site.sample(KEY, (2, 3)), site.sample(KEY, 6).reshape((2, 3, *site.shape)))

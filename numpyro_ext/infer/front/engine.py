@@ -7,6 +7,7 @@ import os
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from numbers import Integral
 from typing import Any, ClassVar, Generic, Self, TypedDict, TypeVar, get_args
 
 import jax
@@ -68,15 +69,19 @@ class BaseEngine(ShownEngine, ArviZInterface, Generic[_Run]):
         init_values: Mapping[str, Any] | None = None,
         num_samples: int = 1000,
         progress_bar: bool = True,
+        **unknown: Any,
     ) -> None:
+        if unknown:
+            raise TypeError(_unknown_options(type(self), unknown))
         if not callable(model):
-            raise TypeError(f"model must be a callable with NumPyro primitives, got {type(model).__name__}.")
+            hint = f": give the model itself, {type(self).__name__}(model)" if hasattr(model, "model") else ""
+            raise TypeError(f"model must be a callable with NumPyro primitives, got {type(model).__name__}{hint}.")
         check_at_least(1, num_samples=num_samples)
         self.model = model
         self.field = field_names(field)
         self.hyper_values = dict(hyper_values or {})
         self.init_values = dict(init_values or {})
-        self.num_samples = num_samples
+        self.num_samples = int(num_samples)
         self.progress_bar = progress_bar
         self._run: _Run | None = None
         self._last_state: EngineState | None = None
@@ -114,11 +119,12 @@ class BaseEngine(ShownEngine, ArviZInterface, Generic[_Run]):
             that one stopped; on other data of the same shapes it starts from its values.
         :param kwargs: keyword arguments of the model.
         :raises ModelStructureError: if the model is not of the form, or not one for this algorithm.
-        :raises TypeError: if the first argument is no key.
+        :raises TypeError: if the first argument is no key, or if called within ``jax.jit`` or ``vmap``.
         :raises ValueError: if the objective is not finite; the message names the likely cause.
         :raises RuntimeError: if more than one factor in a hundred was refused in the last step.
         """
         check_key(rng_key)
+        _check_is_known(type(self), (rng_key, args, kwargs))
         self._run = None
         self._keep(self._start(rng_key, args, kwargs, init_state))
 
@@ -335,13 +341,36 @@ class BaseEngine(ShownEngine, ArviZInterface, Generic[_Run]):
         return [name for name in names if name not in ("model", "options")]
 
 
+def _unknown_options(engine: type, unknown: Mapping[str, Any]) -> str:
+    known = {
+        name: parameter.kind
+        for kind in reversed(engine.__mro__)
+        if "__init__" in vars(kind)
+        for name, parameter in inspect.signature(vars(kind)["__init__"]).parameters.items()
+    }
+    options = sorted(name for name, kind in known.items() if kind is inspect.Parameter.KEYWORD_ONLY)
+    sampler = {"num_warmup", "num_chains", "chain_method", "thinning"} & set(unknown)
+    hint = ", which has neither warm-up nor chains," if sampler else ""
+    return f"{engine.__name__}{hint} has no option {next(iter(unknown))!r}; its options are {', '.join(options)}."
+
+
+def _check_is_known(engine: type, arguments: Any) -> None:
+    if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(arguments)):
+        raise TypeError(
+            f"{engine.__name__}.run reads the model and decides by what it finds, so it cannot be called within "
+            "jax.jit, vmap or grad, where arguments have no values. run_many fits many data sets in one compiled loop, "
+            "marginalize(model) is differentiable in the hyperparameters, and engine.program(...), where an engine has "
+            "it, is the engine as pure functions of arrays."
+        )
+
+
 def check_at_least(least: int, **values: Any) -> None:
     """Refuse options that are not integers of at least ``least``.
 
     :raises ValueError: naming the option.
     """
     for name, value in values.items():
-        if not isinstance(value, int) or value < least:
+        if not isinstance(value, Integral) or value < least:
             raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}.")
 
 

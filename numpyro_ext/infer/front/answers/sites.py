@@ -88,14 +88,15 @@ class SitePosterior(ShownSite):
         lower, upper = self.quantile(jnp.array([0.5 * (1.0 - prob), 0.5 * (1.0 + prob)]))
         return lower, upper
 
-    def sample(self, rng_key: Array, num_samples: int) -> Array:
+    def sample(self, rng_key: Array, num_samples: int | tuple[int, ...]) -> Array:
         """Independent draws of the whole site.
 
         :param rng_key: random number generator key.
-        :param int num_samples: how many.
+        :param num_samples: how many, or the shape of an array of draws.
         :return: of shape ``(num_samples,) + shape``.
         """
-        return self._sample(rng_key, num_samples).reshape((num_samples, *self.shape))
+        shape = num_samples if isinstance(num_samples, tuple) else (num_samples,)
+        return self._sample(rng_key, math.prod(shape)).reshape((*shape, *self.shape))
 
     def row_variance(
         self, rows: LinearOperator | ArrayLike, *, rng_key: Array | None = None, num_samples: int = 1000
