@@ -181,7 +181,9 @@ def test_locations_may_be_other_sites_of_the_field():
     np.testing.assert_allclose([engine.posterior["mu"].mean, engine.posterior["b"].mean], mean, atol=0.05)
 
 
-@pytest.mark.parametrize("prior", [dist.Laplace(0, 2), dist.StudentT(4, 1, 2), dist.AsymmetricLaplace(1, 2, 2)])
+@pytest.mark.parametrize(
+    "prior", [dist.Laplace(0, 2), *thorough(dist.StudentT(4, 1, 2), dist.AsymmetricLaplace(1, 2, 2))]
+)
 def test_groups_without_data_have_the_moments_of_their_prior(prior):
     engine = run(EP, lambda y: groups(prior, y), GROUPED)
     assert engine.diagnostics.converged and engine.diagnostics.num_skipped == 0
