@@ -141,3 +141,13 @@ def test_missing_values_are_not_scored(counts_case):
     ).log_predictive
     assert np.all(expected[:, [2, 7]] == 0.0)
     np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+def test_a_model_without_a_mask_is_masked_at_its_observations(counts_case, scores):
+    def model(t, y=None):
+        counts_case.model(t, y)
+
+    found = cross_validate(
+        EP(model, progress_bar=False), jax.random.key(0), counts_case.t, counts_case.y, num_folds=3, folds=FOLDS
+    )
+    np.testing.assert_allclose(found.log_predictive, scores.log_predictive, atol=1e-6)

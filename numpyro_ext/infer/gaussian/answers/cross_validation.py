@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from copy import copy
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -10,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
+from numpyro.primitives import Messenger
 
 from ....structure.model.execution import check_key
 from ...front.running.progress import progress_bar, warn
@@ -60,13 +63,13 @@ def cross_validate(
 ) -> CrossValidation:
     """Score every observation by a fit that did not see it, hyperparameters learned anew on every fold.
 
-    The model must take a boolean mask of its observations (``handlers.mask(mask=mask)``). It is read once per fold, and
-    one compiled program fits all folds.
+    A model that takes no mask of its observations (an argument ``mask``, for ``handlers.mask(mask=mask)``) is masked at
+    its observed site. It is read once per fold, and one compiled program fits all folds.
 
     :param Engine engine: its model and options are used; what it has run itself is not.
     :param rng_key: random number generator key.
     :param args: arguments of the model.
-    :param str mask_argument: the keyword argument of the model that takes the mask.
+    :param str mask_argument: the keyword argument of the model that takes the mask, where it has one.
     :param int num_folds: number of folds.
     :param int num_draws: how often the folds are drawn.
     :param folds: the fold of each observation, in the shape of the observations, or with a leading axis of draws;
@@ -86,12 +89,11 @@ def cross_validate(
         >>> import jax.numpy as jnp
         >>> import numpyro
         >>> import numpyro.distributions as dist
-        >>> from numpyro import handlers
         >>> from numpyro_ext.infer import EP, cross_validate
 
-        >>> def model(y, mask=True):
+        >>> def model(y):
         ...     level = numpyro.sample("level", dist.Normal(0.0, 2.0))
-        ...     with numpyro.plate("observations", 6), handlers.mask(mask=mask):
+        ...     with numpyro.plate("observations", 6):
         ...         numpyro.sample("y", dist.Normal(level, 1.0), obs=y)
 
         >>> scores = cross_validate(EP(model), jax.random.key(0), jnp.arange(6.0), num_folds=3)
@@ -105,6 +107,7 @@ def cross_validate(
         )
     engine = copy(engine)
     engine.integrate = "none"
+    engine.model = _with_mask(engine.model, mask_argument)
     check_key(rng_key, "cross_validate(engine, jax.random.key(0), x, y)")
     key, rng_key = jax.random.split(rng_key)
     given = kwargs.get(mask_argument, True)
@@ -169,6 +172,36 @@ def cross_validate(
         warn(f"{int((~converged).sum())} of {converged.size} fits of the cross-validation did not converge.")
     hyper = {name: jnp.stack([draw[name] for draw in hyper]) for name in hyper[0]}
     return CrossValidation(jnp.stack(scores), assignments, hyper, converged)
+
+
+class _Mask(Messenger):
+    """Masks the observed sites of a model, and nothing else."""
+
+    def __init__(self, model: Callable[..., Any], mask: ArrayLike):
+        super().__init__(model)
+        self.mask = mask
+
+    def process_message(self, msg: dict[str, Any]) -> None:
+        if msg["type"] == "sample" and msg["is_observed"]:
+            msg["fn"] = msg["fn"].mask(self.mask)
+
+
+def _with_mask(model: Callable[..., Any], mask_argument: str) -> Callable[..., Any]:
+    """The model with a mask of its observations as an argument, which it may have already."""
+    try:
+        signature = inspect.signature(model)
+    except (TypeError, ValueError):  # callables without one
+        return model
+    parameters = list(signature.parameters.values())
+    if mask_argument in signature.parameters or any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return model
+
+    def masked(*args: Any, **kwargs: Any) -> Any:
+        return _Mask(model, kwargs.pop(mask_argument, True))(*args, **kwargs)
+
+    argument = inspect.Parameter(mask_argument, inspect.Parameter.KEYWORD_ONLY, default=True)
+    masked.__signature__ = signature.replace(parameters=[*parameters, argument])  # type: ignore[attr-defined]
+    return masked
 
 
 def _assignments(
