@@ -3,12 +3,14 @@
 The protocol of Houlsby (2014), section 6.5: of the 45 pairs of ten items each person has answered 5, may be asked 35,
 and is tested on 5; ten questions, one to each person in each round, by information (BALD), by the entropy of the
 answer, or at random. ``WORK`` keeps one file for each draw, so that a run that was ended goes on; ``--draws`` says how
-many there are at most, ``--minutes`` when to begin no other. The sushi are those of ``load_sushi``. Five minutes.
+many there are at most, ``--minutes`` when to begin no other. The sushi are those of ``load_sushi``; of the seven metals
+of the Jura (``jura/jura.csv``) 3 answers are given, 15 may be asked and 3 are tests. Five minutes.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import functools
 import itertools
 import json
@@ -26,7 +28,7 @@ from jax import Array
 from jax.scipy.stats import norm
 from numpyro import handlers
 
-from numpyro_ext.datasets import load_sushi
+from numpyro_ext.datasets import data_path, load_sushi
 from numpyro_ext.infer import EP
 from numpyro_ext.potentials import ProbitPotential
 from numpyro_ext.potentials.information import expected_information, predictive_entropy
@@ -35,14 +37,20 @@ from .results_table import write_report
 
 __all__ = ["main"]
 
-_NUM_USERS, _NUM_ITEMS = 100, 10
-_NUM_FIRST, _NUM_POOL, _NUM_QUERIES = 5, 35, 10
-_PAIRS = np.array(list(itertools.combinations(range(_NUM_ITEMS), 2)))
+_NUM_USERS, _NUM_ITEMS, _NUM_QUERIES = 100, 10, 10
+_METALS = ("Cd", "Co", "Cr", "Cu", "Ni", "Pb", "Zn")
+_NUM_FIRST = {45: 5, 21: 3}
+"""Answers to begin with, and those held out, by the number of pairs."""
 _ACQUISITIONS = "information", "entropy", "random"
 _THESIS = {
     "synthetic": {"alone": (0.249, 0.259, 0.268), "shared moments": ("0.153 / 0.16 / 0.173 (CP)",)},
     "sushi": {"alone": (0.179, 0.197, 0.212), "shared moments": ("0.144 / 0.151 / 0.176 (CP)",)},
+    "jura": {"alone": (0.176, 0.166, 0.197), "shared moments": ("0.138 / 0.138 / 0.169 (CP)",)},
 }
+
+
+def _pairs(num_items: int) -> np.ndarray:
+    return np.array(list(itertools.combinations(range(num_items), 2)))
 
 
 def _kernel(features: np.ndarray, length: float | None = None) -> np.ndarray:
@@ -59,7 +67,8 @@ def synthetic(seed: int) -> tuple[np.ndarray, np.ndarray]:
     items, users = (rng.uniform(-width, width, (size, 2)) for size in (_NUM_ITEMS, _NUM_USERS))
     roots = [np.linalg.cholesky(_kernel(features, 1.0)) for features in (users, items)]
     W, H = (root @ rng.standard_normal((len(root), 5)) for root in roots)
-    g = (W @ H.T)[:, _PAIRS[:, 0]] - (W @ H.T)[:, _PAIRS[:, 1]]
+    first, second = _pairs(_NUM_ITEMS).T
+    g = (W @ H.T)[:, first] - (W @ H.T)[:, second]
     return (g + rng.standard_normal(g.shape) > 0).astype(int), _kernel(items, 1.0)
 
 
@@ -68,8 +77,19 @@ def sushi(seed: int) -> tuple[np.ndarray, np.ndarray]:
     data = load_sushi("a")
     rankings = data.rankings[np.random.default_rng(1000 + seed).permutation(len(data.rankings))[:_NUM_USERS]]
     places = np.argsort(rankings, axis=1)
-    answers = (places[:, _PAIRS[:, 0]] < places[:, _PAIRS[:, 1]]).astype(int)
-    return answers, _kernel(np.asarray(data.item_features))
+    first, second = _pairs(_NUM_ITEMS).T
+    return (places[:, first] < places[:, second]).astype(int), _kernel(np.asarray(data.item_features))
+
+
+def jura(seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Sites that "prefer" the metal of which they have more, in standard units; 20 other sites are features."""
+    with data_path("jura", "jura.csv").open() as file:
+        rows = [[float(row[metal]) for metal in _METALS] for row in csv.DictReader(file)]
+    values = (np.array(rows) - np.mean(rows, axis=0)) / np.std(rows, axis=0)
+    order = np.random.default_rng(2000 + seed).permutation(len(values))
+    features, sites = values[order[:20]].T, values[order[20 : 20 + _NUM_USERS]]
+    first, second = _pairs(len(_METALS)).T
+    return (sites[:, first] > sites[:, second]).astype(int), _kernel(features)
 
 
 Moments = tuple[np.ndarray, np.ndarray]
@@ -79,16 +99,17 @@ Moments = tuple[np.ndarray, np.ndarray]
 def _person(mean: Array, kernel: Array, won: Array | None = None, asked: Any = True) -> None:
     f = numpyro.sample("f", dist.MultivariateNormal(mean, kernel))
     with handlers.mask(mask=asked):
-        numpyro.sample("won", dist.Bernoulli(probs=norm.cdf(f[_PAIRS[:, 0]] - f[_PAIRS[:, 1]])), obs=won)
+        first, second = _pairs(kernel.shape[0]).T
+        numpyro.sample("won", dist.Bernoulli(probs=norm.cdf(f[first] - f[second])), obs=won)
     with handlers.mask(mask=False):  # looked at only
-        numpyro.sample("utility", dist.Normal(f, 1.0), obs=jnp.zeros(_NUM_ITEMS))
+        numpyro.sample("utility", dist.Normal(f, 1.0), obs=jnp.zeros(kernel.shape[0]))
 
 
 @functools.cache
-def _all_people() -> Callable[..., tuple[Array, ...]]:
+def _all_people(num_items: int) -> Callable[..., tuple[Array, ...]]:
     """Fits of all people, given a mean and a covariance, as one program."""
-    names, no = ("mean", "kernel", "won", "asked"), jnp.zeros(len(_PAIRS), int)
-    example = jnp.zeros(_NUM_ITEMS), jnp.eye(_NUM_ITEMS), no, no == 0
+    names, no = ("mean", "kernel", "won", "asked"), jnp.zeros(len(_pairs(num_items)), int)
+    example = jnp.zeros(num_items), jnp.eye(num_items), no, no == 0
     program = EP(_person).program(*example, changing=names)
 
     def one(*arrays: Array) -> tuple[Array, ...]:
@@ -103,7 +124,9 @@ def _people(answers: np.ndarray) -> Callable[..., tuple[np.ndarray, ...]]:
     """Means and variances of pairs and of utilities, as a function of mean, covariance and what has been asked."""
 
     def fit(mean: np.ndarray, kernel: np.ndarray, asked: np.ndarray) -> tuple[np.ndarray, ...]:
-        found = _all_people()(jnp.asarray(mean), jnp.asarray(kernel), jnp.asarray(answers), jnp.asarray(asked))
+        found = _all_people(len(kernel))(
+            jnp.asarray(mean), jnp.asarray(kernel), jnp.asarray(answers), jnp.asarray(asked)
+        )
         return tuple(map(np.asarray, found))
 
     return fit
@@ -112,22 +135,22 @@ def _people(answers: np.ndarray) -> Callable[..., tuple[np.ndarray, ...]]:
 def alone(answers: np.ndarray, kernel: np.ndarray) -> Callable[[np.ndarray], Moments]:
     """Each person by a Gaussian process of their own."""
     people = _people(answers)
-    return lambda asked: people(np.zeros(_NUM_ITEMS), kernel, asked)[:2]
+    return lambda asked: people(np.zeros(len(kernel)), kernel, asked)[:2]
 
 
 def shared_moments(answers: np.ndarray, kernel: np.ndarray) -> Callable[[np.ndarray], Moments]:
     """Utilities whose mean and covariance all people share, by expectation maximisation (Birlutiu et al. 2013)."""
     people = _people(answers)
-    mean, covariance, is_first = np.zeros(_NUM_ITEMS), kernel, True
-    first, second = _PAIRS.T
+    mean, covariance, is_first = np.zeros(len(kernel)), kernel, True
+    first, second = _pairs(len(kernel)).T
 
     def moments(asked: np.ndarray) -> Moments:
         nonlocal mean, covariance, is_first
         for _ in range(20 if is_first else 5):
             _, of_pairs, means, variances = people(mean, covariance, asked)
-            each = np.zeros((len(means), _NUM_ITEMS, _NUM_ITEMS))
+            each = np.zeros((*means.shape, means.shape[1]))
             each[:, first, second] = 0.5 * (variances[:, first] + variances[:, second] - of_pairs)
-            each += np.swapaxes(each, 1, 2) + variances[:, :, None] * np.eye(_NUM_ITEMS)
+            each += np.swapaxes(each, 1, 2) + variances[:, :, None] * np.eye(means.shape[1])
             mean = means.mean(axis=0)
             away = means - mean
             covariance = np.mean(each + away[:, :, None] * away[:, None], axis=0)
@@ -143,10 +166,11 @@ def query(moments: Callable[[np.ndarray], Moments], answers: np.ndarray, acquisi
     order = np.argsort(rng.random(answers.shape), axis=1)
     people = np.arange(len(answers))[:, None]
     asked = np.zeros(answers.shape, bool)
-    asked[people, order[:, :_NUM_FIRST]] = True
+    num_tests = num_first = _NUM_FIRST[answers.shape[1]]
+    asked[people, order[:, :num_first]] = True
     pool = np.zeros(answers.shape, bool)
-    pool[people, order[:, _NUM_FIRST : _NUM_FIRST + _NUM_POOL]] = True
-    tests = order[:, _NUM_FIRST + _NUM_POOL :]
+    pool[people, order[:, num_first:-num_tests]] = True
+    tests = order[:, -num_tests:]
     errors = []
     for number in range(_NUM_QUERIES + 1):
         mean, variance = moments(asked)
@@ -162,7 +186,11 @@ def query(moments: Callable[[np.ndarray], Moments], answers: np.ndarray, acquisi
     return errors
 
 
-DATA: dict[str, Callable[[int], tuple[np.ndarray, np.ndarray]]] = {"synthetic": synthetic, "sushi": sushi}
+DATA: dict[str, Callable[[int], tuple[np.ndarray, np.ndarray]]] = {
+    "synthetic": synthetic,
+    "sushi": sushi,
+    "jura": jura,
+}
 SYSTEMS: dict[str, Callable[[np.ndarray, np.ndarray], Callable[[np.ndarray], Moments]]] = {
     "alone": alone,
     "shared moments": shared_moments,
