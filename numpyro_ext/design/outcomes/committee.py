@@ -40,7 +40,7 @@ def mixture(log_p: ArrayLike, weights: ArrayLike | None = None) -> Array:
 
 def entropy(log_p: ArrayLike) -> Array:
     """Entropy of the last axis: of a mixture the score of maximum entropy sampling."""
-    return jnp.sum(entropy_term(log_p), axis=-1)
+    return jnp.sum(entropy_term(jnp.asarray(log_p)), axis=-1)
 
 
 def conditional_entropy(log_p: ArrayLike, weights: ArrayLike | None = None) -> Array:
