@@ -28,10 +28,8 @@ __all__ = ["IntegratedRun", "Point", "unstacked"]
 
 Point = tuple[Any, dict[str, Array], Any]
 
-_DRAWS_PER_CALL = 512
 _DRAWS_PER_POINT = 16
-_MANY_DRAWS_PER_POINT = 128
-"""Where points are few, as each call factorises the posterior of a point anew."""
+_POINTS_PER_CALL = 32
 
 
 @dataclass(eq=False, repr=False)
@@ -185,30 +183,27 @@ class IntegratedRun(GaussianRun):
         ends = np.cumsum(points.weights)
         chosen = np.searchsorted(ends / ends[-1], (np.arange(num_samples) + generator.random()) / num_samples)
         counts = np.bincount(chosen, minlength=len(ends))
-        is_many = 2 * num_samples >= _MANY_DRAWS_PER_POINT * np.count_nonzero(counts)
-        size = _MANY_DRAWS_PER_POINT if is_many else _DRAWS_PER_POINT
-        batch = _DRAWS_PER_CALL // size
-        calls = np.repeat(np.arange(len(counts)), -(-counts // size))
+        calls = np.repeat(np.arange(len(counts)), -(-counts // _DRAWS_PER_POINT))
         log_weights = points.log_weights
         parts: list[Draws] = []
-        for start in range(0, len(calls), batch):
+        for start in range(0, len(calls), _POINTS_PER_CALL):
             # Filled up, so that one program serves all.
-            index = calls[np.minimum(np.arange(start, start + batch), len(calls) - 1)]
+            index = calls[np.minimum(np.arange(start, start + _POINTS_PER_CALL), len(calls) - 1)]
             hypers, states = jax.tree.map(lambda leaf, index=index: leaf[index], (points.fits.hyper, points.fits.state))
             drawn = self.programs.draws_over(
                 self.reading.data,
                 hypers,
                 states,
                 make_keys(len(index)),
-                min(batch, len(calls) - start),
-                num_samples=size,
+                min(_POINTS_PER_CALL, len(calls) - start),
+                num_samples=_DRAWS_PER_POINT,
                 is_weighted=is_weighted,
             )
             drawn = jax.tree.map(np.asarray, drawn)
             if is_weighted:
                 drawn = drawn._replace(log_weight=drawn.log_weight + log_weights[index][:, None])
-            for row, k in enumerate(calls[start : start + batch]):
-                number, counts[k] = min(size, counts[k]), counts[k] - min(size, counts[k])
+            for row, k in enumerate(calls[start : start + _POINTS_PER_CALL]):
+                number, counts[k] = min(_DRAWS_PER_POINT, counts[k]), counts[k] - min(_DRAWS_PER_POINT, counts[k])
                 parts.append(jax.tree.map(lambda leaf, row=row, n=number: leaf[row, :n], drawn))
         order = generator.permutation(num_samples)
         out: Draws = jax.tree.map(lambda *leaves: jnp.asarray(np.concatenate(leaves)[order]), *parts)
