@@ -347,7 +347,7 @@ def _climb(
     start = np.where(width > 0.0, (x - low) / np.where(width > 0.0, width, 1.0), 0.0).reshape(-1)
     options = {"maxiter": num_steps, "gtol": 1e-6, "ftol": 1e-12}
     found = minimize(descend, start, jac=True, method="L-BFGS-B", bounds=[(0.0, 1.0)] * start.size, options=options)
-    return -float(found.fun), at(np.asarray(found.x)), bool(found.success) and np.isfinite(found.fun)
+    return -float(found.fun), at(np.asarray(found.x)), bool(found.success and np.isfinite(found.fun))
 
 
 def _joint_information(
