@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
@@ -18,7 +19,6 @@ from numpyro_ext.quantum import (
     imperfect,
     uniform_bloch_vector,
 )
-from numpyro_ext.quantum.states import is_concrete
 
 __all__ = ["quantum_state", "quantum_tomography"]
 
@@ -118,6 +118,6 @@ def quantum_tomography(
         if seen.shape != operators.shape[:2]:
             outcomes = operators.shape[:2]
             raise ValueError(f"The counts have the shape {seen.shape}; these settings have outcomes {outcomes}.")
-        if is_concrete(counts) and np.any((np.asarray(counts) < 0) | (np.asarray(counts) % 1 != 0)):
+        if not isinstance(counts, jax.core.Tracer) and np.any((np.asarray(counts) < 0) | (np.asarray(counts) % 1 != 0)):
             raise ValueError("The counts must be numbers of shots, 0, 1, 2 and so on: frequencies have no likelihood.")
         numpyro.sample("counts", dist.Multinomial(total_count=jnp.sum(seen, -1), probs=probabilities), obs=seen)
