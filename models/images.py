@@ -323,8 +323,8 @@ def _transform(
         channel = "0, :, :" if short == [0] else ":, :, 0"
         raise ValueError(
             f"Three axes are a volume, but axis {short[0]} of {shape} is short like one of colours, along which "
-            f"wavelet coefficients are not sparse. Give one channel at a time, such as image[{channel}]. If these are "
-            "slices of a volume, move this axis to the middle."
+            f"wavelet coefficients are not sparse. Give one channel at a time, such as image[{channel}], best along "
+            "the principal axes of the colours. If these are slices of a volume, move this axis to the middle."
         )
     if num_levels is None:
         num_levels = max(min(5, *(int(np.log2(max(side, 1))) - 1 for side in shape)), 1)
