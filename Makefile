@@ -31,7 +31,7 @@ help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## (.*)/\1\t\2/' | expand -t 16
 
 demo: $(VENV)/.test ## compare NUTS, SMC, SVI, Laplace and EP on the coal-mining data; draws demo/*.png
-	$(VENV)/bin/python -m numpyro_ext.demo
+	OPENBLAS_NUM_THREADS=1 $(VENV)/bin/python -m numpyro_ext.demo
 
 test: $(VENV)/.test ## the fast suite in float64, then the small float32 job
 	$(VENV)/bin/python $(PYTEST) -n $(WORKERS)
