@@ -58,8 +58,13 @@ def test_what_is_no_ranking_has_no_mass_and_is_refused(bad):
     assert not rankings.support(np.array(bad)) and np.isnan(rankings.log_prob(np.array(bad)))
     with pytest.raises(ValueError, match="two items or more"):
         PlackettLuce(np.zeros(1))
+
+    def model(given):
+        strength = numpyro.sample("strength", dist.Normal(0, 1).expand([4]).to_event(1))
+        numpyro.sample("ranking", PlackettLuce(jnp.broadcast_to(strength, (2, 4))), obs=given)
+
     with pytest.raises(ModelStructureError, match=r"different ones of the items 0, ..., 3.*break ties at random"):
-        LaplaceApproximation(models.plackett_luce).run(random.key(0), [4, 4], [[0, 1, 2, 3], bad], num_items=4)
+        LaplaceApproximation(model).run(random.key(0), jnp.array([[0, 1, 2, 3], bad]))
 
 
 def test_derivatives_are_those_of_the_density():

@@ -338,20 +338,14 @@ class BaseEngine(ShownEngine, ArviZInterface, Generic[_Run]):
         for part in cls.__mro__:
             if "__init__" in vars(part) and part is not object and issubclass(part, BaseEngine):
                 names |= dict.fromkeys(inspect.signature(part).parameters)
-        return [name for name in names if name not in ("model", "options")]
+        return [name for name in names if name not in ("model", "options", "unknown")]
 
 
-def _unknown_options(engine: type, unknown: Mapping[str, Any]) -> str:
-    known = {
-        name: parameter.kind
-        for kind in reversed(engine.__mro__)
-        if "__init__" in vars(kind)
-        for name, parameter in inspect.signature(vars(kind)["__init__"]).parameters.items()
-    }
-    options = sorted(name for name, kind in known.items() if kind is inspect.Parameter.KEYWORD_ONLY)
+def _unknown_options(engine: type[BaseEngine[Any]], unknown: Mapping[str, Any]) -> str:
     sampler = {"num_warmup", "num_chains", "chain_method", "thinning"} & set(unknown)
     hint = ", which has neither warm-up nor chains," if sampler else ""
-    return f"{engine.__name__}{hint} has no option {next(iter(unknown))!r}; its options are {', '.join(options)}."
+    options = ", ".join(sorted(engine._option_names()))
+    return f"{engine.__name__}{hint} has no option {next(iter(unknown))!r}; its options are {options}."
 
 
 def _check_is_known(engine: type, arguments: Any) -> None:
