@@ -147,7 +147,6 @@ def test_a_model_without_a_mask_is_masked_at_its_observations(counts_case, score
     def model(t, y=None):
         counts_case.model(t, y)
 
-    found = cross_validate(
-        EP(model, progress_bar=False), jax.random.key(0), counts_case.t, counts_case.y, num_folds=3, folds=FOLDS
-    )
+    found = cross_validate(EP(model, progress_bar=False), jax.random.key(0), counts_case.t, counts_case.y, folds=FOLDS)
+    assert found.hyper["scale"].shape == (1, 3)
     np.testing.assert_allclose(found.log_predictive, scores.log_predictive, atol=1e-6)

@@ -55,7 +55,7 @@ def cross_validate(
     rng_key: Array,
     *args: Any,
     mask_argument: str = "mask",
-    num_folds: int = 10,
+    num_folds: int | None = None,
     num_draws: int = 1,
     folds: ArrayLike | None = None,
     batch_size: int | None = None,
@@ -70,7 +70,7 @@ def cross_validate(
     :param rng_key: random number generator key.
     :param args: arguments of the model.
     :param str mask_argument: the keyword argument of the model that takes the mask, where it has one.
-    :param int num_folds: number of folds.
+    :param int num_folds: number of folds; as many as there are in ``folds``, or ten.
     :param int num_draws: how often the folds are drawn.
     :param folds: the fold of each observation, in the shape of the observations, or with a leading axis of draws;
         instead of random ones.
@@ -126,6 +126,8 @@ def cross_validate(
             f"Observations of site {reading.factor_names[0]!r} that share a predictor are read as one factor, which "
             "cannot be folded: fit each mask with engine.run(...) and score it with engine.log_predictive()."
         )
+    if num_folds is None:
+        num_folds = 10 if folds is None else int(np.max(folds, initial=0)) + 1
     assignments = _assignments(key, shape, num_folds, num_draws, folds)
 
     def score(assignment: np.ndarray) -> tuple[Array, dict[str, Array], np.ndarray]:
