@@ -200,7 +200,7 @@ def format_table(results: list[Result]) -> str:
     """The table: seconds of a first fit and of the next, evidence, PSIS-LOO, and the largest gaps of ``f`` to NUTS."""
     lines = [
         "All engines fit the whole model; EP, Laplace, VG and INLA integrate over the two parameters of the kernel.",
-        "SMC has 1000 particles, waste-free, and says how wrong its evidence may be. NUTS ran beside the others.",
+        "SMC has 1000 particles, waste-free; ± is its own estimate of its error. NUTS ran beside the others.",
         _line("", "", "", "seconds", "log", "", "", "largest gap", "to NUTS"),
         _line("non-linearity", "engine", "first", "next", "evidence", "", "PSIS-LOO", "mean (sd)", "sd (%)"),
     ]
