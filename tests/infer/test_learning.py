@@ -11,7 +11,8 @@ import pytest
 from numpyro.distributions import biject_to, constraints
 
 from numpyro_ext.infer import EP, LaplaceApproximation
-from numpyro_ext.infer.front.running.learning import Climb, _names, learn
+from numpyro_ext.infer.front.running.learning import Climb, learn
+from numpyro_ext.infer.front.running.symmetries import names_of_directions
 from numpyro_ext.infer.hyper.search import EVALUATIONS_PER_CHUNK, evaluation_fn, init_search, search
 from numpyro_ext.infer.hyper.space import UnconstrainedSpace
 from numpyro_ext.structure import ModelStructureError
@@ -170,4 +171,4 @@ def test_sites_that_share_a_direction_between_many_elements_are_named():
     loadings = SimpleNamespace(shape=(40,), transform=biject_to(constraints.real), init=np.zeros(40))
     space = UnconstrainedSpace({"loadings": loadings, "b": PAIR["b"]})
     even = np.concatenate([np.full(40, 1.0 / np.sqrt(40.0)), [0.0]])
-    assert _names(space, even[None]) == "'loadings'"
+    assert names_of_directions(space, even[None]) == "'loadings'"
