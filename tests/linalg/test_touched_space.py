@@ -165,7 +165,8 @@ def test_covariances_taken_in_turn_are_those_written_out():
         np.testing.assert_allclose(short.log_density(e), long.log_density(e), rtol=1e-13)
         for space in ("observation", "coefficient"):
             found, expected = (answers(p, design, sites, space) for p in (short, long))
-            jax.tree.map(np.testing.assert_array_equal, found[0], expected[0])
+            # Two programs, whose operations JAX 0.12 fuses differently: equal but for the rounding of numbers near 40.
+            jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-12), found[0], expected[0])
             np.testing.assert_allclose(found[1], expected[1], atol=1e-13)
 
 
