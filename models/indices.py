@@ -61,8 +61,8 @@ def checked_size(name: str, value: object) -> int:
     """A number of things, such as a rank, as a Python integer."""
     try:
         return operator.index(value)  # type: ignore[arg-type]
-    except TypeError:
-        raise ValueError(f"{name} must be an integer; got {value!r}.") from None
+    except TypeError as error:
+        raise ValueError(f"{name} must be an integer; got {value!r}.") from error
 
 
 def checked_kernel(name: str, kernel: ArrayLike) -> tuple[Array, int]:

@@ -63,6 +63,16 @@ def test_options_are_saved(counts_case, tmp_path):
     assert loaded.get_samples()["f"].shape == (7, counts_case.t.size)
 
 
+def test_options_of_numpy_are_given_back(counts_case, tmp_path):
+    options = {"num_steps": np.int64(60), "num_samples": np.int32(7), "tol": np.float64(1e-7)}
+    engine = EP(counts_case.model, hyper_values={"scale": 0.9}, progress_bar=False, **options)
+    engine.run(jax.random.key(0), counts_case.t, counts_case.y)
+    engine.save(tmp_path / "run")
+    loaded = EP.load(tmp_path / "run", counts_case.model)
+    assert [(type(v), v) for v in (loaded.num_steps, loaded.num_samples)] == [(int, 60), (int, 7)]
+    assert loaded.tol == 1e-7
+
+
 def test_what_does_not_belong_together_is_refused(saved, line_case, counts_case, tmp_path):
     with pytest.raises(ValueError, match="holds a run of EP"):
         LaplaceApproximation.load(saved, counts_case.model)

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Generic, Self, TypedDict, TypeVar, get_args
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from ...structure.model.execution import check_key
@@ -29,7 +30,15 @@ from .run import FinishedRun, ask
 from .running.progress import warn
 from .state import EngineState
 
-__all__ = ["BaseEngine", "EngineOptions", "check_at_least", "check_one_of", "check_positive", "default_tolerance"]
+__all__ = [
+    "BaseEngine",
+    "EngineOptions",
+    "check_at_least",
+    "check_one_of",
+    "check_positive",
+    "default_tolerance",
+    "plain_number",
+]
 
 
 _Run = TypeVar("_Run", bound=FinishedRun)
@@ -81,7 +90,7 @@ class BaseEngine(ShownEngine, ArviZInterface, Generic[_Run]):
         self.field = field_names(field)
         self.hyper_values = dict(hyper_values or {})
         self.init_values = dict(init_values or {})
-        self.num_samples = int(num_samples)
+        self.num_samples = num_samples
         self.progress_bar = progress_bar
         self._run: _Run | None = None
         self._last_state: EngineState | None = None
@@ -329,7 +338,7 @@ class BaseEngine(ShownEngine, ArviZInterface, Generic[_Run]):
         return self
 
     def _options_given(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self._option_names()}
+        return {name: plain_number(getattr(self, name)) for name in self._option_names()}
 
     @classmethod
     def _option_names(cls) -> list[str]:
@@ -356,6 +365,11 @@ def _check_is_known(engine: type, arguments: Any) -> None:
             "marginalize(model) is differentiable in the hyperparameters, and engine.program(...), where an engine has "
             "it, is the engine as pure functions of arrays."
         )
+
+
+def plain_number(value: Any) -> Any:
+    """A number of NumPy as one of Python, which files give back as they were given; anything else as it is."""
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def check_at_least(least: int, **values: Any) -> None:

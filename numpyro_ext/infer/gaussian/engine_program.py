@@ -184,9 +184,7 @@ class _Functions:
     def _init(self, data: Any, fixed: Any, hyper: Array) -> ProgramState:
         form = self._form(data, fixed, hyper)
         nowhere = jnp.zeros_like(form.offset)
-        return ProgramState(
-            hyper, nowhere, nowhere, jnp.asarray(False), jnp.asarray(0), self._algorithm.init(form)
-        )  # fmt: skip
+        return ProgramState(hyper, nowhere, nowhere, jnp.asarray(False), jnp.asarray(0), self._algorithm.init(form))
 
     def _fit(self, data: Any, fixed: Any, state: ProgramState) -> ProgramState:
         found = self._fitted(data, fixed, state.hyper, jax.lax.stop_gradient(state.algorithm))
@@ -238,9 +236,7 @@ class _Functions:
     def _learn(self, data: Any, fixed: Any, state: ProgramState) -> ProgramState:
         programs = self._programs
         start = jax.tree.map(jnp.asarray, programs.init_search(data, fixed, state.hyper, state.algorithm))
-        search, _ = programs._search(
-            data, fixed, start, self._max_iterations, jnp.iinfo(jnp.int32).max, _LONGEST_TRACE
-        )  # fmt: skip
+        search, _ = programs._search(data, fixed, start, self._max_iterations, jnp.iinfo(jnp.int32).max, _LONGEST_TRACE)
         found = self._fit(data, fixed, state._replace(hyper=search.values, algorithm=search.best.state))
         return found._replace(converged=found.converged & search.converged)
 
@@ -253,7 +249,7 @@ class _Functions:
     def _log_evidence(self, data: Any, fixed: Any, state: ProgramState) -> Array:
         return self._algorithm.log_evidence(
             self._form(data, fixed, state.hyper), jax.lax.stop_gradient(state.algorithm)
-        )  # fmt: skip
+        )
 
 
 def _solution(matvec: Any, target: tuple[Array, Array]) -> tuple[Array, Array]:

@@ -14,7 +14,7 @@ from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ...structure.model.execution import check_key
-from ..front.engine import check_at_least, check_one_of
+from ..front.engine import check_at_least, check_one_of, plain_number
 from ..front.files.archive import read_archive, write_archive
 from ..front.running.progress import progress_bar, warn
 from ..front.state import data_digest
@@ -127,7 +127,7 @@ class SMC(Answers):
     ) -> None:
         if not callable(model):
             raise TypeError(f"model must be a callable with NumPyro primitives, got {type(model).__name__}.")
-        num_particles, num_moves, num_samples = map(_plain, (num_particles, num_moves, num_samples))
+        num_particles, num_moves, num_samples = map(plain_number, (num_particles, num_moves, num_samples))
         check_at_least(2, num_particles=num_particles)
         check_one_of(PathName, path=path)
         check_one_of(AnyKernel, kernel=kernel)
@@ -415,8 +415,3 @@ class SMC(Answers):
             )
         smc._run = SMCRun(smc._programs_of(target), target, state, content["rng_key"], smc.num_samples)
         return smc
-
-
-def _plain(value: Any) -> Any:
-    """A number of NumPy as one of Python."""
-    return value.item() if isinstance(value, np.integer) else value
