@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +12,7 @@ from jax import Array
 from numpy.typing import ArrayLike
 
 from ...linalg.cholesky import cholesky
+from ..front.engine import check_one_of
 from .user_inference import Method, SharedPrior
 
 __all__ = ["Accelerator", "Covariance", "check_options", "checked_kernel", "continued_prior", "first_prior"]
@@ -50,13 +51,9 @@ def check_options(
 
     :raises ValueError: with what would do.
     """
-    for name, value, known in (
-        ("method", method, get_args(Method)),
-        ("covariance", covariance, get_args(Covariance)),
-        ("accelerator", accelerator, get_args(Accelerator)),
-    ):
-        if value not in known:
-            raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}; got {value!r}.")
+    check_one_of(Method, method=method)
+    check_one_of(Covariance, covariance=covariance)
+    check_one_of(Accelerator, accelerator=accelerator)
     whole = {"rank": rank, "num_pairs_per_user": num_pairs_per_user, "batch_size": batch_size, "num_steps": num_steps}
     for name, number in whole.items():
         if number is not None and not isinstance(number, int | np.integer):
