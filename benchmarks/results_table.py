@@ -8,6 +8,7 @@ import importlib.metadata
 import json
 import os
 import platform
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -159,13 +160,21 @@ def run_environment() -> dict[str, str]:
     return environment | {package: _version(package) for package in _PACKAGES}
 
 
-def write_report(name: str, lines: list[str], script: str | None = None) -> Path:
-    """Write a table of today to ``benchmarks/results``, with the script that made it and the machine."""
-    environment = ", ".join(f"{key} {value}" for key, value in run_environment().items())
-    path = Path(__file__).parent / "results" / f"{datetime.date.today()}-{name}.md"
-    path.write_text(
-        "\n".join([*lines, "", f"Measured by `python -m benchmarks.{script or name + '_table'}`: {environment}.", ""])
-    )
+def write_report(
+    name: str, lines: list[str], script: str | None = None, data: Mapping[str, Any] | None = None
+) -> Path:
+    """Write a table of today to ``benchmarks/results``, with the script that made it and the machine.
+
+    :param data: the same for programs, written beside it as JSON.
+    """
+    found = run_environment()
+    command = f"python -m benchmarks.{script or name + '_table'}"
+    environment = ", ".join(f"{key} {value}" for key, value in found.items())
+    path = Path(__file__).parent / "results" / f"{found['date']}-{name}.md"
+    path.write_text("\n".join([*lines, "", f"Measured by `{command}`: {environment}.", ""]))
+    if data is not None:
+        content = json.dumps({"environment": found, "command": command, **data}, indent=1, ensure_ascii=False)
+        path.with_suffix(".json").write_text(content + "\n", encoding="utf-8")
     print(path)
     return path
 

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, random
+from jax.typing import ArrayLike
 
 from ...potentials import Potential
 from ...potentials.information import EntropyMethod, expected_information, predictive_entropy
@@ -137,17 +138,17 @@ class GaussianOutlook(Outlook):
         return predictive_entropy(*self._inputs)
 
     def log_predictive(self, numbers: np.ndarray, values: np.ndarray) -> np.ndarray:
-        part, values = self.part(np.asarray(numbers)), np.asarray(values, float)
-        known = part.potential.outcomes()
+        numbers, values = np.asarray(numbers), np.asarray(values, float)
+        known = self.potential.outcomes()
         assert known is not None  # as of all that are made
         is_one = np.ones(values.shape, bool)
         if known.width is None:
-            last = np.inf if known.number is None else known.number - 1.0
+            last: Any = np.inf if known.number is None else known.number - 1.0
             if known.limit is not None:
-                last = np.asarray(known.limit)[0]
+                limit = np.asarray(known.limit)[0]
+                last = limit[numbers] if limit.shape[0] == self.mean.shape[1] else limit
             is_one = (values == np.floor(values)) & (values >= 0.0) & (values <= last)
-        safe = jnp.asarray(np.where(is_one, values, 0.0), self.mean.dtype)
-        found = _log_density_of(part.potential, part.mean, part.variance, part.weights, safe)
+        found = _log_density_of(*self._inputs, numbers, np.where(is_one, values, 0.0))
         return np.where(is_one, np.asarray(found, float), -np.inf)
 
     def information(self, method: EntropyMethod, bias_correction: BiasCorrection) -> Array:
@@ -173,17 +174,13 @@ class GaussianOutlook(Outlook):
 
     def part(self, chosen: np.ndarray) -> Self:
         at, size = chosen.reshape(-1), self.mean.shape[1]
-
-        def cut(leaf: Array) -> Array:
-            return leaf[:, at] if leaf.shape[1] == size else leaf
-
         parts = {name: getattr(self, name) for name in ("potential", "mean", "variance", "left")}
         return dataclasses.replace(
             self,
             shape=chosen.shape,
             is_candidate=self.is_candidate.reshape(-1)[chosen],
             rows=self.rows[at],
-            **{name: jax.tree.map(cut, part) for name, part in parts.items()},
+            **{name: _cut(part, at, size) for name, part in parts.items()},
         )
 
     def _at(self, chosen: Array, noise: Array, number: int) -> Array:
@@ -303,8 +300,17 @@ def _vote_shares(potential: Potential, mean: Array, variance: Array, number: int
     return shares
 
 
+def _cut(tree: Any, numbers: ArrayLike, size: int) -> Any:
+    """Those of the leaves with an axis of all observations, the second, at some of these."""
+    return jax.tree.map(lambda leaf: leaf[:, numbers] if leaf.shape[1] == size else leaf, tree)
+
+
 @jax.jit
-def _log_density_of(potential: Potential, mean: Array, variance: Array, weights: Array, values: Array) -> Array:
+def _log_density_of(
+    potential: Potential, mean: Array, variance: Array, weights: Array, numbers: ArrayLike, values: ArrayLike
+) -> Array:
+    potential, mean, variance = _cut((potential, mean, variance), numbers, mean.shape[1])
+    values = jnp.asarray(values, mean.dtype)
     least = jnp.finfo(mean.dtype).eps ** 2 * (1.0 + jnp.square(mean))
     parts = with_outcome(potential, values).log_normaliser(mean, jnp.maximum(variance, least))
     return jax.nn.logsumexp(parts + jnp.log(weights)[:, None], axis=0)

@@ -6,6 +6,7 @@ the pool would, and nothing is compiled for another one. All rows are looked at 
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -18,6 +19,7 @@ from ...compilation.recent import Recent
 from ...infer.gaussian.algorithms.algorithm import Algorithm
 from ...infer.gaussian.run import GaussianRun
 from ...linalg.gaussian.design import AnyDesign, DenseDesign, SparseRows
+from ...linalg.gaussian.prior import CovariancePrior, PriorBlock, is_valid_prior
 from ...potentials.outcomes import with_outcome
 from ...structure import LatentGaussianReading
 from ...structure.latent_gaussian import AffineMap, LatentGaussian
@@ -32,6 +34,10 @@ _MOST_COLUMNS = 5000
 _LARGEST = 2**27
 """Numbers in the forms at all points: 1 GB."""
 _COMPILED = Recent(16)
+_NOT_FINITE = (
+    "The fit of the observations seen so far is not finite; the usual cause is a covariance close to singular: add "
+    "jitter, or use float64 (numpyro.enable_x64())."
+)
 
 
 class NoPool(ValueError):
@@ -80,6 +86,7 @@ class Pool:
             mask, values = reading.known_mask(name).reshape(-1), np.asarray(reading.sites[name].value).reshape(-1)
             self._taken[name] = {int(place): float(values[place]) for place in np.flatnonzero(mask)}
         self._fit: _Fit | None = None
+        self._now: dict[str, Outlook] | None = None  # what the last fit knows, which scores and judges share
         self._capacities: tuple[int, ...] = ()
         # Weights of the points are those of the fit; what is seen later changes them by its evidence.
         self._log_weights = np.log([weight for weight, _ in self._points])
@@ -89,7 +96,9 @@ class Pool:
         tol = run.programs.tol * (1e-2 if jnp.result_type(float) == jnp.float64 else 1.0)
         self._programs = _programs(reading, run.algorithm, tol, num_steps)
         numbers = jnp.arange(len(self._points))  # there may be no hyperparameters
-        self._forms = self._programs.forms(reading.data, numbers, hyper)
+        self._forms, is_valid = self._programs.forms(reading.data, numbers, hyper)
+        if not np.all(is_valid):
+            raise FloatingPointError(_NOT_FINITE)
         self.update()
         self._first_evidence = np.asarray(self._found.log_evidence)
 
@@ -136,6 +145,7 @@ class Pool:
     def add(self, name: str, place: int, value: float) -> None:
         """See one observation; :meth:`update` fits it."""
         self._taken[name][place] = value
+        self._now = None
 
     def update(self) -> None:
         """Fit what has been seen, from where the last fit ended."""
@@ -145,12 +155,9 @@ class Pool:
         state = self._found.state if capacities == self._capacities else None
         programs = self._programs
         self._fit = programs.fit(self._forms, seen, programs.start(self._forms, seen) if state is None else state)
-        self._capacities = capacities
+        self._capacities, self._now = capacities, None
         if not np.isfinite(np.asarray(self._fit.log_evidence)).all():
-            raise FloatingPointError(
-                "The fit of the observations seen so far is not finite; the usual cause is a covariance close to "
-                "singular: add jitter, or use float64 (numpyro.enable_x64())."
-            )
+            raise FloatingPointError(_NOT_FINITE)
 
     def _seen(self, capacities: tuple[int, ...]) -> _Seen:
         rows: list[Any] = []
@@ -212,6 +219,11 @@ class Pool:
 
     def outlooks(self) -> dict[str, Outlook]:
         """What the pool knows of the observations that are still to be made."""
+        if self._now is None:
+            self._now = self._make_outlooks()
+        return self._now
+
+    def _make_outlooks(self) -> dict[str, Outlook]:
         out: dict[str, Outlook] = {}
         start = 0
         weights = jnp.asarray(self.weights, self._found.mean.dtype)
@@ -255,8 +267,13 @@ def _programs(reading: LatentGaussianReading, algorithm: Algorithm, tol: float, 
 
 
 def _make_programs(reading: LatentGaussianReading, algorithm: Algorithm, tol: float, num_steps: int) -> _Programs:
-    def forms(data: Any, numbers: Array, hyper: Mapping[str, Array]) -> LatentGaussian:
-        found: LatentGaussian = jax.lax.map(lambda point: reading.form(point[1], data), (numbers, hyper))
+    def forms(data: Any, numbers: Array, hyper: Mapping[str, Array]) -> tuple[LatentGaussian, Array]:
+        def at(point: tuple[Array, Mapping[str, Array]]) -> tuple[LatentGaussian, Array]:
+            form = reading.form(point[1], data)
+            # Asked once: fits of a few rows would take longer over a factorisation of all than over the rest.
+            return form._replace(prior=tuple(map(_known, form.prior))), is_valid_prior(form.prior)
+
+        found: tuple[LatentGaussian, Array] = jax.lax.map(at, (numbers, hyper))
         return found
 
     def start(forms: LatentGaussian, seen: _Seen) -> Any:
@@ -308,6 +325,10 @@ def _make_programs(reading: LatentGaussianReading, algorithm: Algorithm, tol: fl
         jax.jit(fits_after, static_argnames="site"),
         jax.jit(covariances),
     )
+
+
+def _known(block: PriorBlock) -> PriorBlock:
+    return dataclasses.replace(block, is_known_valid=True) if isinstance(block, CovariancePrior) else block
 
 
 def rows_of(form: LatentGaussian, seen: _Seen) -> LatentGaussian:

@@ -61,6 +61,8 @@ class CovariancePrior:
 
     covariance: Array
     count: int = dataclasses.field(default=1, metadata={"static": True})
+    is_known_valid: bool = dataclasses.field(default=False, metadata={"static": True})
+    """Whether :func:`is_valid_prior` has been asked before, so that it need not factorise the covariance again."""
 
     @property
     def size(self) -> int:
@@ -227,6 +229,8 @@ def is_valid_prior(prior: tuple[PriorBlock, ...]) -> Array:
         if isinstance(block, LowRankPrior):
             is_positive = (block.diagonal >= 0) & (block.diagonal < jnp.inf)
             return jnp.all(is_positive) & jnp.all(jnp.isfinite(block.factor))
+        if isinstance(block, CovariancePrior) and block.is_known_valid:
+            return jnp.asarray(True)
         factor = cholesky(block.covariance if isinstance(block, CovariancePrior) else block.precision)
         return jnp.all(jnp.isfinite(jnp.diagonal(factor, axis1=-2, axis2=-1)))
 
