@@ -29,7 +29,6 @@ from numpyro import handlers
 
 from numpyro_ext.datasets import data_path
 from numpyro_ext.design import (
-    Acquisition,
     compare_acquisitions,
     expected_information_gain,
     predictive_entropy,
@@ -43,7 +42,7 @@ from .results_table import write_report
 
 __all__ = ["main"]
 
-ACQUISITIONS: dict[str, Acquisition] = {
+ACQUISITIONS: dict[str, Callable[..., Any]] = {
     "information": expected_information_gain,
     "random": random_scores,
     "entropy": predictive_entropy,
