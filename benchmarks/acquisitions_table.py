@@ -1,8 +1,8 @@
 """Labels asked for one by one: ``python -m benchmarks.acquisitions_table WORK`` writes the table of learning curves.
 
-``WORK`` is a folder that keeps each repeat, so that a run that was ended goes on: ``--minutes`` ends it, ``--only`` names
-data sets, ``--write`` writes what is there. Pools and protocol are those of Houlsby (2014, section 3.2.1); three are
-generated, the others need ``NUMPYRO_EXT_DATA``. About an hour on one core.
+``WORK`` is a folder that keeps each repeat, so that a run that was ended goes on: ``--minutes`` ends it, ``--only``
+names data sets, ``--write`` writes what is there. Pools and protocol are those of Houlsby (2014, section 3.2.1); three
+are generated, the others need ``NUMPYRO_EXT_DATA``. About half an hour on one core.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from numpyro_ext.infer import EP
 
 from .results_table import write_report
 
-__all__ = ["main"]
+__all__ = ["SETTINGS", "classifier", "hyper_values", "main"]
 
 ACQUISITIONS: dict[str, Callable[..., Any]] = {
     "information": expected_information_gain,
@@ -169,7 +169,7 @@ SETTINGS = {
 }
 
 
-def _hyper_values(setting: Setting) -> dict[str, Any]:
+def hyper_values(setting: Setting) -> dict[str, Any]:
     """Round numbers, or the mode given two hundred labels, much as in the source: what is compared are the queries."""
     if setting.kernel is not None:
         scale, length = setting.kernel
@@ -181,13 +181,13 @@ def _hyper_values(setting: Setting) -> dict[str, Any]:
     return {key: np.asarray(estimate.value).tolist() for key, estimate in whole.hyper.items()}
 
 
-def _repeat(setting: Setting, hyper_values: dict[str, Any], number: int) -> dict[str, Any]:
+def _repeat(setting: Setting, hyper: dict[str, Any], number: int) -> dict[str, Any]:
     """One parting of one data set, for all acquisitions."""
     start = time.process_time()
     key_data, key = random.split(random.key(_FIRST_SEED + number))
     data: dict[str, Any] = setting.data(key_data)
     knows = partial(site_entropy_reduction, labels=data["y"])
-    engine = EP(classifier, hyper_values=jax.tree.map(np.asarray, hyper_values, is_leaf=_is_list), progress_bar=False)
+    engine = EP(classifier, hyper_values=jax.tree.map(np.asarray, hyper, is_leaf=_is_list), progress_bar=False)
     compared = compare_acquisitions(
         engine,
         key,
@@ -212,14 +212,14 @@ def _is_list(node: Any) -> bool:
 
 
 def _file(folder: Path, name: str) -> Path:
-    return folder / f"{name.split(' (')[0].replace(' ', '-')}.json"
+    return folder / f"{name.partition(' (')[0].replace(' ', '-')}.json"
 
 
 def _compute(folder: Path, names: Sequence[str], minutes: float, num_repeats: int | None) -> None:
     end = time.monotonic() + 60.0 * minutes
     for name in names:
         setting, path = SETTINGS[name], _file(folder, name)
-        found = json.loads(path.read_text()) if path.exists() else {"hyper": _hyper_values(setting), "repeats": []}
+        found = json.loads(path.read_text()) if path.exists() else {"hyper": hyper_values(setting), "repeats": []}
         path.write_text(json.dumps(found))
         while len(found["repeats"]) < (num_repeats or setting.num_repeats) and time.monotonic() < end:
             with warnings.catch_warnings():
@@ -242,13 +242,14 @@ def _report(folder: Path) -> None:
     lines = [
         "# Labels asked for one by one",
         "",
-        "`compare_acquisitions(EP(...))`: mean over the labels of the geometric mean of test probabilities, in per cent,",
-        f"from {_NUM_INITIAL} labels to the number given, with standard errors over repeats, differences paired. Under",
-        "real data stands table 3.3 of Houlsby (2014), whose hyperparameters, first labels and partings are others.",
-        "Hyperparameters are given: of generated pools round numbers, of real ones their mode given 200 of the labels.",
+        "`compare_acquisitions(EP(...))`: mean over the labels of the geometric mean of test probabilities, in per",
+        f"cent, from {_NUM_INITIAL} labels to the number given; standard errors over repeats, differences paired.",
+        "Under real data stands table 3.3 of Houlsby (2014), whose hyperparameters, first labels and partings are",
+        "others. Hyperparameters are given: of generated pools round numbers, of real ones their mode given 200 of the",
+        "labels.",
         f"{_KNOWS_LABELS.capitalize()}: the informative vector machine, which sees the labels of the candidates.",
         "",
-        "| data | labels | repeats | " + " | ".join(NAMES) + " | information - random | information - entropy | CPU-s |",
+        f"| data | labels | repeats | {' | '.join(NAMES)} | information - random | information - entropy | CPU-s |",
         "|---|---|---|" + "---|" * (len(NAMES) + 3),
     ]
     rows = []
@@ -283,14 +284,15 @@ def _report(folder: Path) -> None:
                 "thesis": dict(zip(NAMES, setting.thesis, strict=False)),
             }
         )
+    lines.append("")
     for sentence, found in (
         ("information at least random less one standard error", not_below),
         (f"{_KNOWS_LABELS} last or next to last", last_two),
     ):
         others = [name for name, holds in found if not holds]
-        lines += ["" if found is not_below else None, f"- Real data, {sentence}: {len(found) - len(others)} of {len(found)}"
-                  + (f"; not {', '.join(others)}." if others else ".")]  # fmt: skip
-    write_report("acquisitions", [line for line in lines if line is not None], data={"rows": rows})
+        said = f"; not {', '.join(others)}." if others else "."
+        lines.append(f"- Real data, {sentence}: {len(found) - len(others)} of {len(found)}{said}")
+    write_report("acquisitions", lines, data={"rows": rows})
 
 
 def main() -> None:

@@ -160,9 +160,7 @@ def run_environment() -> dict[str, str]:
     return environment | {package: _version(package) for package in _PACKAGES}
 
 
-def write_report(
-    name: str, lines: list[str], script: str | None = None, data: Mapping[str, Any] | None = None
-) -> Path:
+def write_report(name: str, lines: list[str], script: str | None = None, data: Mapping[str, Any] | None = None) -> Path:
     """Write a table of today to ``benchmarks/results``, with the script that made it and the machine.
 
     :param data: the same for programs, written beside it as JSON.

@@ -69,7 +69,8 @@ def compare_acquisitions(
     In each repeat the observations are parted at random into a pool and test observations, some of the pool are
     labelled at first, and each acquisition then asks for labels one by one (Houlsby 2014, section 3.2.1). All start
     from the same fit. The score is the geometric mean of the predictive probabilities of the test observations; of real
-    numbers that of their densities.
+    numbers that of their densities. The error is the share of test observations that are not what was held for
+    likeliest; of real numbers the root mean square of their distance from the predictive mean.
 
     Cost: ``num_repeats * len(acquisitions) * num_labels`` acquisitions, of some milliseconds each for engines on
     Gaussian fields.
@@ -105,10 +106,10 @@ def compare_acquisitions(
     :param str observations: the argument with the labels.
     :param str mask: the argument that says which are observed.
     :param bool show_progress: whether to show a bar.
-    :return: an ``xarray.Dataset`` with ``score`` over acquisition, repeat and number of observations, ``area`` (the
-        mean of each curve, of the last phase) and ``seconds`` for each acquisition and repeat. With phases, ``score``
-        is over ``step``, of which ``phase`` and ``num_observed`` are coordinates. Where Ctrl-C ended it, what was not
-        done is nan.
+    :return: an ``xarray.Dataset`` with ``score`` and ``error`` over acquisition, repeat and number of observations,
+        ``area`` (the mean of each curve of scores, of the last phase) and ``seconds`` for each acquisition and repeat.
+        With phases, the curves are over ``step``, of which ``phase`` and ``num_observed`` are coordinates. Where Ctrl-C
+        ended it, what was not done is nan.
     :raises ValueError: if arguments are missing or too few observations are left, with what to change.
     """
     import xarray
@@ -121,7 +122,7 @@ def compare_acquisitions(
     parts = [Phase(num_labels)] if phases is None else [Phase(*phase) for phase in phases]
     plans = {name: _plan(name, scores, parts) for name, scores in acquisitions.items()}
     numbers = _numbers(parts, num_initial)
-    score = np.full((len(plans), num_repeats, sum(map(len, numbers))), np.nan)
+    curves = np.full((2, len(plans), num_repeats, sum(map(len, numbers))), np.nan)
     seconds = np.full((len(plans), num_repeats), np.nan)
     try:
         with progress_bar(num_repeats * len(plans), "compare_acquisitions", enabled=show_progress) as bar:
@@ -135,19 +136,21 @@ def compare_acquisitions(
                 for number, plan in enumerate(plans.values()):
                     engine._with(start)
                     began = time.perf_counter()
-                    score[number, repeat] = protocol.curve(plan, parts)
+                    curves[:, number, repeat] = protocol.curves(plan, parts)
                     seconds[number, repeat] = time.perf_counter() - began
                     bar.update()
     except KeyboardInterrupt:
         done = int(np.isfinite(seconds).all(0).sum())
         warn(f"compare_acquisitions: interrupted after {done} of {num_repeats} repeats; the others are nan.")
     axis = "num_observed" if phases is None else "step"
+    score, error = curves
     coords: dict[str, Any] = {"acquisition": list(plans), "num_observed": (axis, np.concatenate(numbers))}
     if phases is not None:
         coords["phase"] = (axis, np.repeat(np.arange(len(parts)), [len(part) for part in numbers]))
     return xarray.Dataset(
         {
             "score": (("acquisition", "repeat", axis), score),
+            "error": (("acquisition", "repeat", axis), error),
             "area": (("acquisition", "repeat"), score[..., -len(numbers[-1]) :].mean(-1)),
             "seconds": (("acquisition", "repeat"), seconds),
         },
@@ -200,8 +203,8 @@ class _Protocol(NamedTuple):
         engine.run(self.key, *args, **kwargs)
         return engine._finished()
 
-    def curve(self, plan: Sequence[Acquisition], parts: Sequence[Phase]) -> np.ndarray:
-        """The test score of each step, from the first fit on, which the engine has."""
+    def curves(self, plan: Sequence[Acquisition], parts: Sequence[Phase]) -> np.ndarray:
+        """Score and error in the test at each step, ``(2, steps)``, from the first fit on, which the engine has."""
         labels, engine, curves = np.asarray(self.arguments[self.observations]), self.engine, []
         seen = self.pools.first[0]
         for number, (score, phase) in enumerate(zip(plan, parts, strict=True)):
@@ -222,7 +225,7 @@ class _Protocol(NamedTuple):
             seen = np.zeros(labels.size, bool)
             seen[design.observed_places()] = True
             seen = seen.reshape(labels.shape)
-        return np.concatenate(curves)
+        return np.concatenate(curves, axis=1)
 
 
 def _parted(
@@ -279,20 +282,21 @@ def _curve(
     num_labels: int,
     rng_key: Array,
 ) -> np.ndarray:
-    """The test score before each label and after the last."""
+    """Score and error in the test before each label and after the last."""
     flat = labels.reshape(-1)
     tested = np.flatnonzero(is_test.reshape(-1))
 
-    def score() -> float:
+    def score() -> tuple[float, float]:
         (outlook,) = _outlooks_of(design).values()
-        return float(np.exp(np.mean(outlook.log_predictive(tested, flat[tested]))))
+        log_predictive = outlook.log_predictive(tested, flat[tested])
+        return float(np.exp(np.mean(log_predictive))), outlook.error(tested, flat[tested])
 
     found = [score()]
     for step in range(num_labels):
         place = design.propose(jax.random.fold_in(rng_key, step), exclude=~is_member)
         design.observe(place, labels[place])
         found.append(score())
-    return np.array(found)
+    return np.array(found).T
 
 
 def _outlooks_of(design: SequentialDesign) -> dict[str, Outlook]:

@@ -15,7 +15,7 @@ import numpy as np
 from jax import Array, random
 from jax.typing import ArrayLike
 
-from ...potentials import Potential
+from ...potentials import GaussianPotential, Potential
 from ...potentials.information import EntropyMethod, expected_information, predictive_entropy
 from ...potentials.outcomes import log_predictive_probabilities, log_probabilities, num_outcomes, with_outcome
 from . import committee
@@ -90,6 +90,16 @@ class Outlook(ABC):
         found: np.ndarray = np.where(is_one, table[numbers, np.where(is_one, values, 0.0).astype(int)], -np.inf)
         return found
 
+    def error(self, numbers: np.ndarray, values: np.ndarray) -> float:
+        """How far predictions of some observations are from their values: the share of those that are not the likeliest
+        outcome, of real numbers the root mean square of the difference to the predictive mean; nan if it has none.
+
+        :param numbers: of the observations, shape ``(n,)``.
+        :param values: as many.
+        """
+        likeliest = np.argmax(np.asarray(self.log_mixture)[numbers], axis=-1)
+        return float(np.mean(likeliest != np.asarray(values)))
+
     def _no_table(self) -> ValueError:
         return ValueError(
             f"The observations of {self.name!r} are real numbers, of which none has a probability or a vote: take "
@@ -150,6 +160,16 @@ class GaussianOutlook(Outlook):
             is_one = (values == np.floor(values)) & (values >= 0.0) & (values <= last)
         found = _log_density_of(*self._inputs, numbers, np.where(is_one, values, 0.0))
         return np.where(is_one, np.asarray(found, float), -np.inf)
+
+    def error(self, numbers: np.ndarray, values: np.ndarray) -> float:
+        known = self.potential.outcomes()
+        assert known is not None  # as of all that are made
+        if known.width is None:
+            return super().error(numbers, values)
+        if not isinstance(self.potential, GaussianPotential):
+            return float("nan")
+        found = np.asarray(self.weights @ self.mean)[numbers]
+        return float(np.sqrt(np.mean(np.square(found - np.asarray(values, float)))))
 
     def information(self, method: EntropyMethod, bias_correction: BiasCorrection) -> Array:
         if self.is_about_hyper:  # components alone: what the field would tell is left over
