@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -14,6 +15,7 @@ from jax import Array, random
 from ..infer.front.answers.joint_arguments import bound_arguments
 from ..infer.front.engine import BaseEngine, check_at_least
 from ..infer.front.running.progress import progress_bar, warn
+from ..structure.model.execution import check_key
 from .outcomes.outlooks import Outlook
 from .outcomes.sources import outlooks
 from .scores.pointwise import Acquisition, expected_information_gain, predictive_entropy, random_scores
@@ -114,7 +116,9 @@ def compare_acquisitions(
     """
     import xarray
 
+    check_key(rng_key, "compare_acquisitions(engine, jax.random.key(0), data)")
     check_at_least(1, num_labels=num_labels, num_initial=num_initial, num_repeats=num_repeats)
+    _check_arguments(engine, observations=observations, mask=mask)
     if not acquisitions:
         raise ValueError("acquisitions names no score.")
     if phases is not None and not len(phases):
@@ -156,6 +160,15 @@ def compare_acquisitions(
         },
         coords=coords,
     )
+
+
+def _check_arguments(engine: BaseEngine[Any], **names: str) -> None:
+    parameters = inspect.signature(engine.model).parameters
+    if any(parameter.kind == inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return
+    for option, name in names.items():
+        if name not in parameters:
+            raise ValueError(f"The arguments of the model are {list(parameters)}: {option}={name!r} is none of them.")
 
 
 def _plan(name: str, scores: Any, parts: Sequence[Phase]) -> list[Acquisition]:

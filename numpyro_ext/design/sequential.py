@@ -18,6 +18,7 @@ from ..infer.gaussian.engine import Engine
 from ..infer.gaussian.run import GaussianRun
 from ..infer.monte_carlo.run import SMCRun
 from ..infer.monte_carlo.smc import SMC
+from ..structure.model.execution import check_key
 from .outcomes.outlooks import Outlook
 from .outcomes.pool import NoPool, Pool
 from .outcomes.sources import outlooks
@@ -205,11 +206,15 @@ class SequentialDesign:
 
     def scores(self, rng_key: Array | None = None) -> dict[str, np.ndarray]:
         """The acquisition of every observation, minus infinity for those that are seen."""
-        if self._candidates is not None:
-            looked = self._candidates
-            args, kwargs = ((), looked) if isinstance(looked, Mapping) else (looked, {})
-            return self._acquisition(self.source, *args, rng_key=rng_key, **kwargs, **self._options)
-        return self._acquisition(self.source, rng_key=rng_key, **self._options)
+        looked: Any = () if self._candidates is None else self._candidates
+        args, kwargs = ((), looked) if isinstance(looked, Mapping) else (looked, {})
+        found = self._acquisition(self.source, *args, rng_key=rng_key, **kwargs, **self._options)
+        if not isinstance(found, Mapping):
+            raise TypeError(
+                f"A score returns a dictionary of arrays by observed site ({list(self._shapes)}); "
+                f"{self._acquisition!r} returned a {type(found).__name__}."
+            )
+        return dict(found)
 
     def propose(self, rng_key: Array | None = None, *, size: int | None = None, **selection: Any) -> Any:
         """Which observation to make next. Nothing changes until it is told: see :meth:`observe`.
@@ -222,6 +227,8 @@ class SequentialDesign:
             score)``.
         :raises ValueError: if nothing is left.
         """
+        if rng_key is not None:
+            check_key(rng_key, "propose(jax.random.key(0))")
         key = jax.random.fold_in(self._rng_key, self.num_observed) if rng_key is None else rng_key
         found = select(self.scores(key), size, rng_key=jax.random.fold_in(key, 1), **selection)
         chosen = found if isinstance(found, list) else [found]
@@ -244,6 +251,8 @@ class SequentialDesign:
         if self._enter is not None:
             self._take_again(place, value, started)
             return
+        if isinstance(place, list) and len(place) != np.size(value):
+            raise ValueError(f"{len(place)} places are told, and {np.size(value)} values.")
         pairs = list(zip(place, value, strict=True)) if isinstance(place, list) else [(place, value)]
         taken = [(*self._candidate(one), told) for one, told in pairs]
         if len({(site, number) for site, number, _ in taken}) < len(taken):
@@ -412,7 +421,10 @@ class SequentialDesign:
 
     def _checked(self, outlook: Outlook, number: int, value: Any) -> float:
         """Log predictive density of a value, which has to be one of the support."""
-        told = np.asarray(value, float)
+        try:
+            told = np.asarray(value, float)
+        except (TypeError, ValueError):
+            told = np.asarray(np.nan)
         if told.ndim != 0 or not np.isfinite(told):
             raise ValueError(f"The value of {outlook.name!r} must be one finite number, got {value!r}.")
         found = float(outlook.log_predictive(np.array([number]), told[None])[0])

@@ -162,6 +162,7 @@ def test_phases_learn_hyperparameters_first(keeps):
     assert np.sum(seen[3] & seen[4]) == (5 if keeps else 0)  # pools of their own
     assert len(set(noises[:4])) == 4 and all(np.array_equal(noises[4], other) for other in noises[4:])
     np.testing.assert_allclose(found["area"], found["score"].isel(step=slice(5, None)).mean("step"))
+    assert np.all((found["error"] > 0.0) & (found["error"] < 2.0))
     assert np.isfinite(found["score"]).all() and len(noises[4]) == 1
 
 
@@ -169,7 +170,9 @@ def test_what_a_protocol_needs_is_said():
     engine, data = EP(classifier, progress_bar=False), noisy_block(random.key(0))
     for options, message in (
         ({"num_labels": 200}, "too few for 5 first and 200 further labels"),
-        ({"observations": "z"}, "data has no 'z', but"),
+        ({"data": {"x": data["x"]}}, "data has no 'y', but"),
+        ({"observations": "z"}, r"arguments of the model are \['x', 'y', 'labelled'\]: observations='z' is none"),
+        ({"mask": "seen"}, "mask='seen' is none"),
         ({"test": np.ones(3, bool)}, r"test has the shape \(3,\)"),
         ({"num_repeats": 0}, "num_repeats must be an integer"),
         ({"acquisitions": {}}, "acquisitions names no score"),

@@ -18,6 +18,7 @@ from numpyro.infer.autoguide import AutoMultivariateNormal
 
 from numpyro_ext import design
 from numpyro_ext.design import draws_of, expected_information_gain, select
+from numpyro_ext.design.outcomes.sources import outlooks
 from numpyro_ext.infer import EP, INLA, LaplaceApproximation
 from tests.tiers import thorough
 
@@ -230,6 +231,7 @@ def test_what_cannot_be_asked_is_said(linear):
         (lambda: expected_information_gain(one, *args), "One draw knows nothing"),
         (lambda: draws_of({"f": jnp.zeros((2, 7))}), "Which model are the draws of"),
         (lambda: draws_of({"f": jnp.zeros((2, 7))}, model=classifier, weights=[0.0, 0.0]), "not all zero"),
+        (lambda: draws_of({"f": jnp.zeros((2, 7))}, model=classifier, weights=[0.0, 1.0]), "one alone has a weight"),
     ]  # fmt: skip
     for call, message in cases:
         with pytest.raises((ValueError, RuntimeError, TypeError), match=message):
@@ -239,6 +241,29 @@ def test_what_cannot_be_asked_is_said(linear):
     everything.run(random.key(0), x, *rest[:3], np.ones(7, bool))
     with pytest.raises(ValueError, match="Every observation is in use"):
         expected_information_gain(everything)
+
+
+def test_draws_that_lack_a_site():
+    def model(x, y=None):
+        level, slope = (numpyro.sample(name, dist.Normal(0.0, 1.0)) for name in ("level", "slope"))
+        numpyro.sample("y", dist.Bernoulli(logits=level + slope * x), obs=y)
+
+    draws = draws_of({"level": jnp.array([-1.0, 0.5, 2.0])}, model=model)
+    for y in (None, jnp.array([0, 1])):
+        with pytest.raises(ValueError, match=r"'y' depends on other sites, .* draws of \['slope'\] as well"):
+            expected_information_gain(draws, jnp.array([0.0, 1.0]), y)
+
+
+def test_errors_of_predictions(linear):
+    (outlook,) = outlooks(linear).values()
+    places, values = np.array([0, 3]), np.array([0.3, -0.2])
+    mean = np.array(LINEAR["X"])[places] @ np.array(LINEAR["post_mean"])
+    np.testing.assert_allclose(outlook.error(places, values), np.sqrt(np.mean((mean - values) ** 2)), atol=1e-9)
+    engine, number = fitted("tiny", "EP")
+    (outlook,) = outlooks(engine).values()
+    guess = (np.array(PROBLEMS["tiny"]["EP"]["p_pos"]) > 0.5).astype(int)
+    places, wrong = number + np.arange(len(guess)), np.arange(len(guess)) == 1
+    assert outlook.error(places, np.where(wrong, 1 - guess, guess)) == 1.0 / len(guess)
 
 
 def test_a_permutation_of_candidates_permutes_scores():

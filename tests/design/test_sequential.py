@@ -163,8 +163,11 @@ def test_what_cannot_be_observed_is_said(walked):
         (lambda: design.observe(1, 2), "2 is no value that observation 1 of site 'y' could have"),
         (lambda: design.observe(1, 0.5), "0.5 is no value"),
         (lambda: design.observe([1, 1], [0, 0]), "told twice at once"),
-        (lambda: design.observe([1, 2], [0]), "zip"),
+        (lambda: design.observe(1, "yes"), "must be one finite number, got 'yes'"),
+        (lambda: design.observe([1, 2], [0]), "2 places are told, and 1 values"),
         (lambda: design.propose(exclude=np.ones(NUM, bool)), "No candidate is left"),
+        (lambda: design.propose(exclude=[True] * 2), r"exclude has the shape \(2,\), and the scores of 'y'"),
+        (lambda: design.propose(cost=[1.0] * 2), r"cost has the shape \(2,\), and the scores of 'y'"),
         (lambda: SequentialDesign(engine, refit_every=0), "refit_every must be an integer"),
         (lambda: SequentialDesign(engine, refit_every=1, mask="seen"), "mask='seen': the arguments of the model are"),
         (lambda: SequentialDesign(fitted(EP, np.ones(NUM, bool))), "Every observation is in use"),
@@ -178,6 +181,10 @@ def test_what_cannot_be_observed_is_said(walked):
         SequentialDesign(EP(classifier))
     with pytest.raises(TypeError, match="takes an engine"):
         SequentialDesign(classifier)
+    with pytest.raises(TypeError, match=r"as in propose\(jax.random.key\(0\)\); got 3"):
+        design.propose(3)
+    with pytest.raises(TypeError, match=r"dictionary of arrays by observed site .* returned a ndarray"):
+        SequentialDesign(engine, lambda source, rng_key=None: np.ones(NUM)).propose()
 
 
 def test_arguments_that_cannot_be_told_are_asked_for():

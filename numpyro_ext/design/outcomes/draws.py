@@ -130,6 +130,8 @@ def _checked_weights(weights: Any, number: int) -> Array:
         raise ValueError(f"There are {number} draws, and the weights have the shape {w.shape}.")
     if not np.isfinite(w).all() or (w < 0.0).any() or not w.sum() > 0.0:
         raise ValueError("Weights of draws must be finite and not negative, and not all zero.")
+    if np.count_nonzero(w) < min(2, number):
+        raise ValueError(f"Of {number} draws one alone has a weight, and knows nothing of its uncertainty.")
     return jnp.asarray(w / w.sum())
 
 
@@ -153,6 +155,7 @@ def outlooks_of_draws(
     drawn = _latents(draws, args, kwargs)
     first = {name: value[0] for name, value in drawn.items()}
     sites = _outcome_sites(draws.model, first, args, kwargs)
+    _check_complete(draws, first, sites, args, kwargs)
     out: dict[str, Outlook] = {}
     for name, site in sites.items():
         if names is not None and name not in names:
@@ -351,16 +354,47 @@ def _real_entropies(
 
 
 def _outcome_sites(
-    model: Callable[..., Any], latents: Mapping[str, Array], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    model: Callable[..., Any],
+    latents: Mapping[str, Array],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    seed: int = 0,
 ) -> dict[str, Any]:
     """The sites of a model that are observed, or would be, at given latent sites."""
-    run = handlers.substitute(handlers.seed(model, jax.random.key(0)), data=dict(latents))
+    run = handlers.substitute(handlers.seed(model, jax.random.key(seed)), data=dict(latents))
     trace = handlers.trace(run).get_trace(*args, **kwargs)
     return {
         name: site
         for name, site in trace.items()
         if site["type"] == "sample" and name not in latents and not isinstance(site["fn"], dist.Unit)
     }
+
+
+def _check_complete(
+    draws: PosteriorDraws,
+    first: Mapping[str, Array],
+    sites: Mapping[str, Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+) -> None:
+    """Refuse draws that lack a site on which others depend: it would be drawn from its prior, and taken for an
+    outcome."""
+    free = [name for name, site in sites.items() if not site["is_observed"]]
+    if not free or len(sites) == 1:
+        return
+    again = _outcome_sites(draws.model, first, args, kwargs, seed=1)
+    moved = [name for name in sites if not _are_equal(sites[name]["fn"], again[name]["fn"])]
+    missing = [name for name in free if name not in moved] or free
+    if moved:
+        raise ValueError(
+            f"The draws are of {sorted(draws.samples)}, and {moved[0]!r} depends on other sites, which have none: give "
+            f"draws of {missing} as well."
+        )
+
+
+def _are_equal(first: Any, second: Any) -> bool:
+    pairs = zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True)
+    return all(np.array_equal(np.asarray(a), np.asarray(b), equal_nan=True) for a, b in pairs)
 
 
 def _latents(draws: PosteriorDraws, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Array]:

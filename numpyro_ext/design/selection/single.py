@@ -61,10 +61,10 @@ def select(
     for name, array in arrays.items():
         if np.isnan(array).any():
             raise ValueError(f"{int(np.isnan(array).sum())} scores{_of(name)} are nan.")
-        price = np.broadcast_to(np.asarray(_for(cost, name, 1.0), float), array.shape)
+        price = _in_shape("cost", _for(cost, name, 1.0), name, array, float)
         if not (np.isfinite(price).all() and (price > 0.0).all()):
             raise ValueError(f"Costs{_of(name)} must be positive, got {price.min() if price.size else price}.")
-        left = ~np.broadcast_to(np.asarray(_for(exclude, name, False), bool), array.shape)
+        left = ~_in_shape("exclude", _for(exclude, name, False), name, array, bool)
         flat.append(np.where(left, array, -np.inf).reshape(-1))
         costs.append(price.reshape(-1))
         places += [(name, index) for index in np.ndindex(array.shape)]
@@ -96,6 +96,14 @@ def select(
 def _candidate(name: str, index: tuple[int, ...], score: float, has_sites: bool) -> Any:
     place = int(index[0]) if len(index) == 1 else tuple(map(int, index))
     return Candidate(name, place, float(score)) if has_sites else place
+
+
+def _in_shape(what: str, given: ArrayLike, name: str, scores: np.ndarray, dtype: type) -> np.ndarray:
+    array = np.asarray(given, dtype)
+    try:
+        return np.broadcast_to(array, scores.shape)
+    except ValueError as error:
+        raise ValueError(f"{what} has the shape {array.shape}, and the scores{_of(name)} {scores.shape}.") from error
 
 
 def _for(given: Any, name: str, default: Any) -> Any:
