@@ -53,9 +53,9 @@ def _white(factor: Array, y: Array) -> None:
 
 
 def _kernel(x: np.ndarray, hyper: Mapping[str, Any]) -> np.ndarray:
-    z = x / np.asarray(hyper["length"])
+    z = x / np.exp(hyper["log_length"])
     squares = np.maximum((z**2).sum(1)[:, None] + (z**2).sum(1) - 2.0 * z @ z.T, 0.0)
-    return np.asarray(hyper["scale"] ** 2 * (np.exp(-0.5 * squares) + _NOISE * np.eye(len(x))))
+    return np.asarray(np.exp(2.0 * hyper["log_scale"]) * (np.exp(-0.5 * squares) + _NOISE * np.eye(len(x))))
 
 
 @partial(jax.jit, static_argnames="method")

@@ -18,6 +18,8 @@ REPORTS = {
     "tomography": "Adaptive tomography of one qubit",
     "tomography-two-qubits": "Tomography of two qubits",
     "acquisitions": "Active learning, acquisition by acquisition",
+    "acquisitions-real": "Active learning on real data, beside the source",
+    "information_loss": "Information that approximations lose",
     "elicitation": "Which question to ask a person next",
     "phases": "Active regression in two phases",
     "hyper_information": "Information about hyperparameters",

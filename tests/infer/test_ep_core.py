@@ -384,6 +384,22 @@ def test_many_rows_under_a_broad_prior_do_not_overshoot(variance):
     assert info.converged and info.num_steps < 20 and state.step_size == 1.0
 
 
+def test_no_probability_above_one():
+    """Of a prior so broad that its evidence is rounding alone, which would draw a search for hyperparameters there."""
+    unguarded = []
+    for seed in range(8):
+        rng = np.random.default_rng(seed)
+        x = rng.normal(size=(40, 3))
+        covariance = np.exp(-0.005 * np.sum((x[:, None] - x) ** 2, -1)) + 1e-3 * np.eye(40)
+        labels = jnp.asarray(x[:, 0] + 0.5 * rng.normal(size=40) > 0.0)
+        prior = (CovariancePrior(1e60 * jnp.asarray(covariance)[None]),)
+        form = make_form(prior, identity(40), (ProbitPotential(labels),))
+        state, info = fit(form, tol=1e-8, num_steps=100)
+        assert not info.objective > 1.0
+        unguarded.append(float(log_evidence(form, state)))
+    assert np.nanmax(unguarded) > 1e3  # what rounding makes of it
+
+
 @pytest.mark.thorough
 def test_heavy_tailed_regression_starts_at_its_data():
     """Flat prior, factors on a scale far from one: the start must carry the location and the scale of the data."""

@@ -51,6 +51,8 @@ _SLOW_DECREASE = 0.8
 """Ratio of successive changes, ten sweeps to a digit, from which turning back costs more than damping."""
 _RECOVERY_OF_STEP = 1.25
 """Growth of the step size in a sweep that goes on in the direction of the last: three of them undo a halving."""
+_MOST_EXCESS = 1.0
+"""Nats by which an approximate log probability may be above zero."""
 _BROAD = 1e12
 """Variance of a cavity that has no say in where a factor finds its datum, for data up to a million units."""
 
@@ -201,7 +203,11 @@ def solve(
     run = _Run(state, before, unknown, trace, jnp.asarray(0), jnp.asarray(False))
     run = lax.while_loop(proceed, sweep, run)
     state = run.state
-    objective = jnp.where(is_valid_prior(form.prior) & _is_proper(state.marginals), run.objective, jnp.nan)
+    is_sound = is_valid_prior(form.prior) & _is_proper(state.marginals)
+    if _is_probability(form):
+        # More than one, where priors are so broad that rounding alone is left, would draw a search there.
+        is_sound &= run.objective <= form.log_constant + _MOST_EXCESS
+    objective = jnp.where(is_sound, run.objective, jnp.nan)
     converged = (state.max_change < bound) & jnp.isfinite(objective)
     return state, FitInfo(converged, run.num_steps, run.trace, run.info.max_change, run.info.skipped, objective)
 
@@ -270,6 +276,13 @@ def _space(form: LatentGaussian, space: Space, schedule: Schedule) -> Space:
 
 def _refresh(form: LatentGaussian, prior: LinearGaussian, precision: Array, shift: Array) -> Marginals:
     return with_broad_cavities(form, prior.condition(precision, shift - precision * form.offset).marginals())
+
+
+def _is_probability(form: LatentGaussian) -> bool:
+    """Whether the evidence is one of categories, under a prior of mass one."""
+    known = [potential.outcomes() for potential in form.potentials]
+    is_category = all(outcomes is not None and outcomes.number is not None for outcomes in known)
+    return is_category and not any(isinstance(block, FlatPrior) for block in form.prior)
 
 
 def _is_proper(marginals: Marginals) -> Array:
