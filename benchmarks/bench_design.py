@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from typing import Any
 
@@ -15,7 +16,7 @@ from jax import random
 from jax.scipy.stats import norm
 from numpyro import handlers
 
-from numpyro_ext.design import SequentialDesign, expected_information_gain, predictive_entropy
+from numpyro_ext.design import SequentialDesign, expected_information_gain, expected_risk, predictive_entropy
 from numpyro_ext.infer import EP
 from numpyro_ext.potentials import ProbitPotential
 from numpyro_ext.potentials.information import expected_information
@@ -33,12 +34,17 @@ def classifier(x: Any, y: Any = None, labelled: Any = True) -> None:
         numpyro.sample("y", dist.Bernoulli(probs=norm.cdf(f)), obs=y)
 
 
-def _design(size: int, score: Any, first: int) -> tuple[SequentialDesign, np.ndarray, np.ndarray]:
+def _fitted(size: int, first: int) -> tuple[EP, np.ndarray, np.ndarray]:
     rng = np.random.default_rng(0)
     x = rng.uniform(-3.0, 3.0, (size, 2))
     y = (x[:, 0] > 0.0).astype(int)
     engine = EP(classifier, progress_bar=False)
     engine.run(random.key(0), x, y, np.arange(size) < first)
+    return engine, x, y
+
+
+def _design(size: int, score: Any, first: int) -> tuple[SequentialDesign, np.ndarray, np.ndarray]:
+    engine, x, y = _fitted(size, first)
     return SequentialDesign(engine, score), x, y
 
 
@@ -110,6 +116,39 @@ def test_a_hundred_acquisitions(results):
             remark=f"{seconds['information'] / seconds['entropy']:.2f} times those by entropy (1.5 is meant).",
         )
     )
+
+
+def test_risks(results):
+    """Of a pool of 400 with 50 labels, beside the information."""
+    engine, _, _ = _fitted(400, 50)
+    source = SequentialDesign(engine).source
+    scores = {
+        "information": expected_information_gain,
+        "one-step risk": expected_risk,
+        "risk by refits": functools.partial(expected_risk, refit="full"),
+    }
+    seconds = {}
+    for name, score in scores.items():
+        score(source)  # compiles
+        times = []
+        for _ in range(10 if name == "information" else 2):
+            start = time.perf_counter()
+            score(source)
+            times.append(time.perf_counter() - start)
+        seconds[name] = min(times)
+    for name, target in (("one-step risk", at_most(20.0)), ("risk by refits", None)):
+        results.add(
+            Row(
+                item=f"Scores of 350 probit candidates, 50 labels: {name}",
+                dtype="float64",
+                seconds=seconds[name],
+                peer="their information",
+                peer_seconds=seconds["information"],
+                figure="time ratio",
+                value=seconds[name] / seconds["information"],
+                target=target,
+            )
+        )
 
 
 def test_scores_of_many_candidates(race, results):

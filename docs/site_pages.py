@@ -19,6 +19,7 @@ REPORTS = {
     "tomography-two-qubits": "Tomography of two qubits",
     "acquisitions": "Active learning, acquisition by acquisition",
     "acquisitions-real": "Active learning on real data, beside the source",
+    "activeml": "Active learning beside scikit-activeml",
     "information_loss": "Information that approximations lose",
     "elicitation": "Which question to ask a person next",
     "phases": "Active regression in two phases",
