@@ -212,12 +212,14 @@ def _probit_conditional_entropy(mean: Array, variance: Array) -> Array:
     nodes, weights = np.polynomial.hermite_e.hermegauss(_NUM_TILTED_NODES)
     share = _SQUARED_WIDTH / (variance + _SQUARED_WIDTH)
     center, scale = mean * share, jnp.sqrt(variance * share)
+    furthest = 38.0 if mean.dtype == jnp.float64 else 13.0
 
     def term(total: Array, node: tuple[Array, Array]) -> tuple[Array, None]:
         z, weight = node
-        f = center + scale * z
+        # further out nothing is left in either precision, and the Gaussian factor overflows
+        f = jnp.clip(center + scale * z, -furthest, furthest)
         up, down = log_ndtr(f), log_ndtr(-f)
-        # both terms of the entropy by their logarithms: far out the Gaussian factor overflows what they have left
+        # both terms of the entropy by their logarithms
         grown = 0.5 * jnp.square(f) / _SQUARED_WIDTH
         terms = jnp.exp(up + grown) * -up + jnp.exp(down + grown) * -down
         return total + weight * terms, None

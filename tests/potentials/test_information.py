@@ -146,6 +146,13 @@ def test_small_information_keeps_its_digits_in_both_precisions():
         assert np.all(found > 0.0)
 
 
+@pytest.mark.float32
+def test_outcomes_that_are_certain_tell_nothing():
+    """A Gaussian factor overflowed there, and the score of the whole pool was no number."""
+    mean = jnp.array([1e3, -1e3, 1e5])
+    np.testing.assert_array_equal(expected_information(ProbitPotential(jnp.zeros(3)), mean, 0.5 * jnp.ones(3)), 0.0)
+
+
 @pytest.mark.thorough
 def test_outcomes_that_are_not_known_are_refused():
     with pytest.raises(ValueError, match="StochasticVolatilityPotential does not say what its outcomes are"):
