@@ -59,3 +59,15 @@ def test_a_sign_of_one_row_is_found_where_others_are_saturated():
     for key in KEYS:
         with pytest.raises(ModelStructureError, match="misread"):
             check_form(reading, key)
+
+
+@pytest.mark.parametrize("seed", [1, 2, 4])
+def test_probabilities_below_the_smallest_number(seed):
+    """NumPyro puts the smallest number in their place, and no other probability was near one."""
+
+    def model(y):
+        level = numpyro.sample("level", dist.Normal(0.0, 100.0))
+        numpyro.sample("y", dist.Bernoulli(probs=norm.cdf(level * jnp.ones(3))), obs=y)
+
+    reading = read_latent_gaussian(model, (jnp.array([1, 1, 0]),), rng_key=jax.random.key(seed))
+    assert reading.num_closed_forms == 1

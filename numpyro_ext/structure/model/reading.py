@@ -414,14 +414,17 @@ class ModelReading(Shown, ABC):
         return jnp.zeros(())
 
     def reference_rounding(self, hyper: Mapping[str, Any], e: Array, data: Sequence[Any]) -> Array:
-        """Bound on the error of log densities of binary data that are computed from probabilities."""
+        """Bound on the error of log densities of binary data that are computed from probabilities; infinite where they
+        are so small that NumPyro puts another in their place."""
         env, total = self._env_at(hyper, e, data), jnp.zeros(())
         for name, traced in self._trace.factors.items():
             if name not in self.predictive and "probs" in traced.parameters and not traced.family.is_joint:
                 atoms = [traced.parameters["probs"], traced.parameters.get("total_count", Constant(1.0)), traced.mask]
                 probability, count, mask = self._program.evaluate(atoms, env)
+                limits = jnp.finfo(probability.dtype)
                 left = jnp.where(mask, 1.0 - probability, 1.0)
-                total = total + jnp.sum(jnp.finfo(left.dtype).eps * count / left)
+                bound = jnp.where(mask & (probability < limits.tiny), jnp.inf, limits.eps * count / left)
+                total = total + jnp.sum(bound)
         return total
 
     def explain_linearity_error(self, error: float) -> None:
