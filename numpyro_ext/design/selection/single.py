@@ -99,7 +99,7 @@ def _candidate(name: str, index: tuple[int, ...], score: float, has_sites: bool)
 
 
 def _in_shape(what: str, given: ArrayLike, name: str, scores: np.ndarray, dtype: type) -> np.ndarray:
-    array = np.asarray(given, dtype)
+    array: np.ndarray = np.asarray(given, dtype)
     try:
         return np.broadcast_to(array, scores.shape)
     except ValueError as error:
