@@ -306,6 +306,9 @@ def _report(folder: Path, names: Sequence[str], report: str) -> None:
         others = [name for name, holds in found if not holds]
         said = f"; not {', '.join(others)}." if others else "."
         lines.append(f"- {sentence}: {len(found) - len(others)} of {len(found)}{said}")
+    fewer = [row["data"] for row in rows if row["repeats"] < SETTINGS[row["data"]].num_repeats]
+    if fewer:
+        lines.append(f"- Fewer repeats than are meant ({SETTINGS[fewer[0]].num_repeats}): {', '.join(fewer)}.")
     write_report(report, lines, "acquisitions_table", {"rows": rows})
 
 
