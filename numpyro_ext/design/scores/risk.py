@@ -88,15 +88,18 @@ def expected_risk(
         at = np.asarray(reference, bool).reshape(-1)
         if at.size != outlook.is_candidate.size:
             raise ValueError(f"reference has the shape {np.shape(reference)}, and the observations {shape}.")
-    places, values = pool.seen_values(name)
-    risk = partial(_risk, outlook.potential, jnp.asarray(at), jnp.asarray(places), jnp.asarray(values), loss, number)
-    log_weights = jnp.log(outlook.weights)
+    places, told = pool.seen_values(name)
+    is_seen, values = np.zeros(at.size, bool), np.zeros(at.size, int)
+    is_seen[places], values[places] = True, told
+    risk = partial(_risk, loss=loss, number=number)
+    seen = jnp.asarray(at), jnp.asarray(is_seen), jnp.asarray(values)
     if refit == "full":
         gains, means, variances = pool.fits_after(name, candidates, number)
-        log_after = log_weights + jnp.asarray(gains)
-        found = risk(jnp.asarray(candidates), log_after, means, variances)
-    else:
-        found = _one_step(outlook, pool.covariances(), jnp.asarray(candidates), risk, number)
+        log_after = jnp.log(outlook.weights) + jnp.asarray(gains)
+        found = risk(outlook.potential, *seen, jnp.asarray(candidates), log_after, means, variances)
+    else:  # of all, so that nothing is compiled as they become fewer
+        inputs = outlook.potential, outlook.mean, outlook.variance, outlook.weights, pool.covariances()
+        found = _one_step(*inputs, *seen, loss=loss, number=number)[candidates]
     # Fits of each outcome weigh as the prediction has it.
     table = outlook.log_mixture[jnp.asarray(candidates)]
     scores = np.full(outlook.is_candidate.size, -np.inf)
@@ -149,17 +152,19 @@ def _one_site(pool: Pool) -> tuple[str, GaussianOutlook]:
     return name, outlook
 
 
+@partial(jax.jit, static_argnames=("loss", "number"))
 def _risk(
     potential: Potential,
     is_reference: Array,
-    places: Array,
+    is_seen: Array,
     values: Array,
-    loss: Loss,
-    number: int,
     candidates: Array,
     log_after: Array,
     means: Array,
     variances: Array,
+    *,
+    loss: Loss,
+    number: int,
 ) -> Array:
     """Of each candidate and outcome, from the predictors after it.
 
@@ -175,7 +180,8 @@ def _risk(
         if loss != "labelled":
             total = total + jnp.sum(jnp.where(is_reference, at_reference, 0.0))
         if loss.startswith("labelled"):
-            total = total + jnp.sum(1.0 - p[values.astype(int), places]) + 1.0 - p[outcome, candidate]
+            wrong = 1.0 - jnp.take_along_axis(p, values[None], axis=0)[0]
+            total = total + jnp.sum(jnp.where(is_seen, wrong, 0.0)) + 1.0 - p[outcome, candidate]
         return total
 
     def at(inputs: tuple[Array, ...]) -> Array:
@@ -187,25 +193,39 @@ def _risk(
     return risks
 
 
-def _one_step(outlook: GaussianOutlook, covariances: Array, candidates: Array, risk: Any, number: int) -> Array:
-    """Moments matched once, at the predictor of the candidate, and carried to the others by their covariance."""
-    mean, variance = outlook.mean, outlook.variance
+@partial(jax.jit, static_argnames=("loss", "number"))
+def _one_step(
+    potential: Potential,
+    mean: Array,
+    variance: Array,
+    weights: Array,
+    covariances: Array,
+    is_reference: Array,
+    is_seen: Array,
+    values: Array,
+    *,
+    loss: Loss,
+    number: int,
+) -> Array:
+    """Risks after each observation of the pool: moments matched once, at its predictor, and carried to the others by
+    their covariance."""
 
     def at(candidate: Array) -> Array:
         def cut(leaf: Array) -> Array:
             return leaf[:, candidate] if leaf.shape[1] == mean.shape[1] else leaf[:, 0]
 
         def told(outcome: Array) -> tuple[Array, Array, Array]:
-            potential = with_outcome(outlook.potential, outcome)
-            moments = jax.tree.map(cut, potential).tilted_moments(mean[:, candidate], variance[:, candidate])
+            factor = jax.tree.map(cut, with_outcome(potential, outcome))
+            moments = factor.tilted_moments(mean[:, candidate], variance[:, candidate])
             slope = covariances[:, :, candidate] / variance[:, candidate, None]
             moved = mean + slope * (moments.mean - mean[:, candidate])[:, None]
             left = variance - slope**2 * (variance[:, candidate] - moments.variance)[:, None]
-            return jnp.log(outlook.weights) + moments.log_z, moved, jnp.maximum(left, 0.0)
+            return jnp.log(weights) + moments.log_z, moved, jnp.maximum(left, 0.0)
 
-        log_after, means, variances = jax.lax.map(told, jnp.arange(number))
-        found: Array = risk(candidate[None], log_after[None], means[None], variances[None])[0]
+        after = [x[None] for x in jax.lax.map(told, jnp.arange(number))]
+        seen = is_reference, is_seen, values
+        found: Array = _risk(potential, *seen, candidate[None], *after, loss=loss, number=number)[0]
         return found
 
-    scores: Array = jax.lax.map(at, candidates)
+    scores: Array = jax.lax.map(at, jnp.arange(mean.shape[1]))
     return scores
