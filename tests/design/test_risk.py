@@ -1,5 +1,6 @@
 """Expected risks against reference values with refits, and the one-step update against refits."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
@@ -116,3 +117,23 @@ def test_what_has_no_risk_is_said():
     variance = np.asarray(real.posterior["slope"].variance) * np.asarray(x) ** 2
     expected = 0.5 * np.log1p(variance[2:])
     np.testing.assert_allclose(site_entropy_reduction(real, np.zeros(4))["y"][2:], expected, atol=1e-9)
+
+
+def test_nothing_is_compiled_for_another_risk():
+    args, number = pool_of(PROBLEMS["n8_2d"])
+    design = SequentialDesign(fitted(args), expected_risk)
+    compiled = []
+
+    def listen(event, duration, **_):
+        if "backend_compile" in event:
+            compiled.append(event)
+
+    for step in range(3):
+        if step == 2:
+            jax.monitoring.register_event_duration_secs_listener(listen)
+        try:
+            design.observe(design.propose(), 1)
+        finally:
+            if step == 2:
+                jax.monitoring.unregister_event_duration_listener(listen)
+    assert compiled == [] and design.num_observed == number + 3

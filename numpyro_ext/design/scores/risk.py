@@ -96,14 +96,14 @@ def expected_risk(
     if refit == "full":
         gains, means, variances = pool.fits_after(name, candidates, number)
         log_after = jnp.log(outlook.weights) + jnp.asarray(gains)
-        found = risk(outlook.potential, *seen, jnp.asarray(candidates), log_after, means, variances)
+        found = np.asarray(risk(outlook.potential, *seen, jnp.asarray(candidates), log_after, means, variances))
     else:  # of all, so that nothing is compiled as they become fewer
         inputs = outlook.potential, outlook.mean, outlook.variance, outlook.weights, pool.covariances()
-        found = _one_step(*inputs, *seen, loss=loss, number=number)[candidates]
+        found = np.asarray(_one_step(*inputs, *seen, loss=loss, number=number))[candidates]
     # Fits of each outcome weigh as the prediction has it.
-    table = outlook.log_mixture[jnp.asarray(candidates)]
+    probabilities = np.exp(np.asarray(outlook.log_mixture))[candidates]
     scores = np.full(outlook.is_candidate.size, -np.inf)
-    scores[candidates] = -np.asarray(jnp.sum(jnp.exp(table) * found, axis=1))
+    scores[candidates] = -np.sum(probabilities * found, axis=1)
     return {name: outlook.shaped(np.where(outlook.is_candidate.reshape(-1), scores, 0.0))}
 
 
