@@ -102,7 +102,7 @@ def _narrow(potential: LogisticFactor, mean: Array, variance: Array) -> TiltedMo
     numbers = jnp.arange(-_MOST_SPACINGS, _MOST_SPACINGS + 1, dtype=mean.dtype)
     # At the widest, rounding must not tell whether the last nodes are used.
     largest = reach / step + 0.5
-    total, *rest = sum_over_nodes(terms, numbers, mean, is_used=lambda number: jnp.abs(number) <= largest)
+    total, *rest = sum_over_nodes(terms, numbers, is_used=lambda number: jnp.abs(number) <= largest)
     first, second, slope, product = (value / total for value in rest)
     log_z = log_height + jnp.log(total * spacing) - 0.5 * jnp.log(2.0 * math.pi * variance)
     shift = center + first - moved

@@ -107,18 +107,16 @@ def _zoom(g: _LogDensity, lower: Array, upper: Array, num_rounds: int) -> Array:
     """Maximum on ``[lower, upper]`` of ``g``, which rises and then falls there: the best of nine points, repeatedly."""
     fractions = jnp.linspace(0.0, 1.0, _NUM_ZOOM_POINTS, dtype=lower.dtype)
 
-    def one_round(_: Array, bounds: tuple[Array, Array]) -> tuple[Array, Array]:
-        lower, upper = bounds
+    def one_round(_: Array, state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        lower, upper, _ = state
         points = jax.vmap(lambda s: lower + s * (upper - lower))(fractions)
         best = jnp.argmax(_finite(jax.vmap(g)(points)), axis=0)[None]
-        below = jnp.take_along_axis(points, jnp.maximum(best - 1, 0), axis=0)[0]
-        above = jnp.take_along_axis(points, jnp.minimum(best + 1, _NUM_ZOOM_POINTS - 1), axis=0)[0]
-        return below, above
+        beside = (jnp.maximum(best - 1, 0), jnp.minimum(best + 1, _NUM_ZOOM_POINTS - 1), best)
+        lower, upper, at_best = (jnp.take_along_axis(points, index, axis=0)[0] for index in beside)
+        return lower, upper, at_best
 
-    lower, upper = jax.lax.fori_loop(0, num_rounds, one_round, (lower, upper))
-    ends = jnp.stack([lower, 0.5 * (lower + upper), upper])
-    best = jnp.argmax(_finite(jax.vmap(g)(ends)), axis=0)[None]
-    return jnp.take_along_axis(ends, best, axis=0)[0]
+    at_best: Array = jax.lax.fori_loop(0, num_rounds, one_round, (lower, upper, lower))[2]
+    return at_best
 
 
 def two_pieces(log_density: _LogDensity, cavity: Cavity, power: Array, center: Array | None, drop: float) -> Piece:
@@ -169,7 +167,7 @@ def two_pieces(log_density: _LogDensity, cavity: Cavity, power: Array, center: A
         above = jnp.take_along_axis(points, jnp.minimum(best + 1, points.shape[0] - 1), axis=0)[0]
         return _zoom(g, below, above, num_rounds)
 
-    mode, other = refine(first), refine(second)
+    mode, other = jax.lax.map(refine, jnp.stack([first, second]))
     lower_mode = jnp.where(is_bimodal, jnp.minimum(mode, other), jnp.minimum(mode, cut))
     upper_mode = jnp.where(is_bimodal, jnp.maximum(mode, other), jnp.maximum(mode, cut))
     infinity = jnp.full_like(mean, jnp.inf)
@@ -180,8 +178,8 @@ def two_pieces(log_density: _LogDensity, cavity: Cavity, power: Array, center: A
     )
 
 
-def segments(g: _LogDensity, piece: Piece, cavity: Cavity, drop: float) -> Segments:
-    """Cover a piece by four segments that resolve the shoulders of ``g``.
+def segments(g: _LogDensity, piece: Piece, at_mode: Array, cavity: Cavity, drop: float) -> Segments:
+    """Cover a piece, with ``g`` of its mode, by four segments that resolve the shoulders of ``g``.
 
     On each side of the mode let ``a`` and ``b`` be the points where ``g`` has dropped by 1/2 and by 2, and ``z`` where
     it has dropped by ``drop``. The segments run from ``a`` inwards to the mode and outwards to ``z``, and ``sinh``
@@ -193,7 +191,6 @@ def segments(g: _LogDensity, piece: Piece, cavity: Cavity, drop: float) -> Segme
     levels = jnp.asarray([0.5, 2.0, drop], mean.dtype).reshape((3, 1) + (1,) * mean.ndim)
     reach = jnp.sqrt(2.0 * drop * variance) + jnp.abs(piece.mode - mean)
     room = jnp.minimum(reach, jnp.stack([piece.mode - piece.lower, piece.upper - piece.mode]))
-    at_mode = g(piece.mode)
     evaluate = jax.vmap(jax.vmap(g))
     num_halvings = 20.0 if jnp.finfo(mean.dtype).bits <= 32 else 46.0
 
