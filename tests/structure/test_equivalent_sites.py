@@ -11,7 +11,7 @@ from numpyro.distributions.transforms import AffineTransform, LowerCholeskyAffin
 
 from numpyro_ext.infer import EP
 from numpyro_ext.structure import read_latent_gaussian
-from numpyro_ext.structure.model.equivalent import as_gaussian, with_stable_tails
+from numpyro_ext.structure.model.equivalent import as_gaussian, with_exact_density
 
 LOWER = np.array([[2.0, 0.0], [-1.0, 0.5]])
 
@@ -63,10 +63,27 @@ def test_a_transformed_effect_is_of_the_field():
 @pytest.mark.parametrize(("low", "high"), [(-1.0, None), (None, 2.0), (-1.0, 2.0)])
 def test_truncated_densities_are_finite_wherever_the_location_is(low, high):
     loc, scale = np.array([-300.0, -5.0, 0.1, 5.0, 300.0]), 0.7
-    found = with_stable_tails(dist.TruncatedNormal(loc, scale, low=low, high=high)).log_prob(0.5)
+    found = with_exact_density(dist.TruncatedNormal(loc, scale, low=low, high=high)).log_prob(0.5)
     ends = [-np.inf if low is None else low, np.inf if high is None else high]
     expected = scipy.stats.truncnorm.logpdf(0.5, *((end - loc) / scale for end in ends), loc=loc, scale=scale)
     np.testing.assert_allclose(found, expected, rtol=1e-9 if found.dtype == np.float64 else 1e-3)
+
+
+def test_compound_counts_have_no_jumps():
+    # Those of betaln in JAX are of 1e-6, where an argument is eight.
+    mean, size = np.linspace(0.1, 0.9, 9), np.array([3.0, 8.0, 12.0])[:, None]
+    found = with_exact_density(dist.BetaBinomial(mean * size, (1 - mean) * size, 20)).log_prob(np.arange(9))
+    expected = scipy.stats.betabinom.logpmf(np.arange(9), 20, mean * size, (1 - mean) * size)
+    rtol = 1e-12 if found.dtype == np.float64 else 1e-5
+    np.testing.assert_allclose(found, expected, rtol=rtol)
+
+    counts = dist.ZeroInflatedNegativeBinomial2(10 * mean, size, gate=0.2)
+    found, expected = (
+        with_exact_density(counts).log_prob(3),
+        scipy.stats.nbinom.logpmf(3, size, size / (size + 10 * mean)),
+    )
+    np.testing.assert_allclose(found, np.log(0.8) + expected, rtol=rtol)
+    assert with_exact_density(counts).log_prob(np.zeros(9)).shape == (3, 9)
 
 
 @pytest.mark.thorough

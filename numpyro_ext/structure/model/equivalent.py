@@ -8,12 +8,14 @@ from typing import Any
 import jax.numpy as jnp
 import numpyro.distributions as dist
 from jax import Array
-from jax.scipy.special import log_ndtr
+from jax.scipy.special import gammaln, log_ndtr
 from numpyro.distributions import constraints
 from numpyro.distributions.distribution import ExpandedDistribution, Independent, MaskedDistribution
 from numpyro.distributions.transforms import AffineTransform, ComposeTransform, LowerCholeskyAffine
 
-__all__ = ["as_gaussian", "with_stable_tails"]
+from ...potentials.integrals.stirling import log_binomial_coefficient, log_rising_coefficient
+
+__all__ = ["as_gaussian", "with_exact_density"]
 
 _WRAPPERS = (ExpandedDistribution, Independent, MaskedDistribution)
 
@@ -50,15 +52,23 @@ def as_gaussian(fn: Any) -> Any:
     return fn
 
 
-def with_stable_tails(fn: Any) -> Any:
-    """A truncated normal distribution whose density is finite wherever its location is; others as they are.
+def with_exact_density(fn: Any) -> Any:
+    """Truncated normal distributions, beta-binomial ones, and zero-inflated gamma-Poisson ones with densities of full
+    precision; others as they are.
 
-    NumPyro divides by the mass of the interval, which is zero to it some 38 standard deviations away (eight, if cut on
-    the right or on both sides), so that the density is infinite there.
+    NumPyro divides truncated normal densities by the mass of the interval, which is zero to it some 38 standard
+    deviations away (eight, if cut on the right or on both sides). The others have ``jax.scipy.special.betaln`` in them,
+    which jumps by a millionth where an argument is eight: too much for the derivatives that engines take.
     """
     if isinstance(fn, _WRAPPERS):
-        inner = with_stable_tails(fn.base_dist)
+        inner = with_exact_density(fn.base_dist)
         return fn if inner is fn.base_dist else _around(fn, inner)
+    if isinstance(fn, dist.ZeroInflatedProbs) and type(fn) is not dist.ZeroInflatedPoisson:
+        base = fn.base_dist.base_dist if isinstance(fn.base_dist, ExpandedDistribution) else fn.base_dist
+        is_counts = type(base) in (dist.GammaPoisson, dist.NegativeBinomial2, dist.NegativeBinomialProbs)
+        return _around(fn, _GammaPoisson(base, fn.batch_shape)) if is_counts else fn
+    if type(fn) is dist.BetaBinomial:
+        return _BetaBinomial(fn)
     if type(getattr(fn, "base_dist", None)) is not dist.Normal:
         return fn
     if type(fn) is dist.LeftTruncatedDistribution:
@@ -74,6 +84,43 @@ def _around(wrapper: Any, inner: Any) -> Any:
     out = copy.copy(wrapper)
     out.base_dist = inner
     return out
+
+
+class _BetaBinomial(dist.Distribution):
+    pytree_data_fields = ("concentration1", "concentration0", "total_count")
+
+    def __init__(self, fn: Any):
+        self.concentration1, self.concentration0 = fn.concentration1, fn.concentration0
+        self.total_count = fn.total_count
+        super().__init__(fn.batch_shape, validate_args=False)
+
+    @constraints.dependent_property(is_discrete=True, event_dim=0)
+    def support(self) -> Any:
+        return constraints.integer_interval(0, self.total_count)
+
+    def log_prob(self, value: Any) -> Array:
+        total, count = (jnp.asarray(x, float) for x in (self.total_count, value))
+        both = self.concentration1 + self.concentration0
+        chances: Array = log_binomial_coefficient(total, count)
+        chances += gammaln(count + self.concentration1) - gammaln(self.concentration1)
+        chances += gammaln(total - count + self.concentration0) - gammaln(self.concentration0)
+        chances += gammaln(both) - gammaln(total + both)
+        return chances
+
+
+class _GammaPoisson(dist.Distribution):
+    pytree_data_fields = ("concentration", "rate")
+    support = constraints.nonnegative_integer
+
+    def __init__(self, fn: Any, batch_shape: tuple[int, ...]):
+        self.concentration, self.rate = fn.concentration, fn.rate
+        super().__init__(batch_shape, validate_args=False)
+
+    def log_prob(self, value: Any) -> Array:
+        value, size = (jnp.asarray(x, float) for x in (value, self.concentration))
+        chances: Array = log_rising_coefficient(value, size)
+        chances -= size * jnp.log1p(1.0 / self.rate) + value * jnp.log1p(self.rate)
+        return chances
 
 
 class _TruncatedNormal(dist.Distribution):

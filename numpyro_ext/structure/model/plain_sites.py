@@ -14,7 +14,7 @@ from numpyro.contrib.control_flow.scan import scan_wrapper
 from numpyro.primitives import Messenger
 
 from ..errors import ModelStructureError, Reason
-from .equivalent import as_gaussian, with_stable_tails
+from .equivalent import as_gaussian, with_exact_density
 
 __all__ = ["PlainSites", "in_working_precision", "is_scan", "to_real"]
 
@@ -118,7 +118,7 @@ class PlainSites(Messenger):
         if msg["type"] != "sample" or not isinstance(msg["fn"], dist.Distribution):
             return
         fn = as_gaussian(_as_numpyro(msg["fn"]))
-        msg["fn"] = in_working_precision(with_stable_tails(fn) if msg["is_observed"] else fn)
+        msg["fn"] = in_working_precision(with_exact_density(fn) if msg["is_observed"] else fn)
         if msg["kwargs"].get("sample_shape"):
             msg["fn"] = msg["fn"].expand_by(msg["kwargs"]["sample_shape"])
             msg["kwargs"]["sample_shape"] = ()
