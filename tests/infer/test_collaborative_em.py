@@ -417,6 +417,8 @@ def test_bad_input_is_explained():
     ]:
         with pytest.raises(ValueError, match=message):
             call()
+    with pytest.raises(TypeError, match="A random key is asked for, as in collaborative_em"):
+        collaborative_em(PAIRS, KERNEL, 1, rng_key=0)
     with pytest.warns(UserWarning, match="1 pair compares an item with itself"):
         fit = collaborative_em(
             tuple(np.append(part, 3) for part in PAIRS), KERNEL, 2, num_steps=0, init_values=START, progress_bar=False

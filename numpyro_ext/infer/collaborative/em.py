@@ -19,6 +19,7 @@ from jax import Array
 from numpy.typing import ArrayLike
 
 from ...linalg.cholesky import cholesky, solve_lower
+from ...structure.model.execution import check_key
 from ..front.running.chunks import Interruption
 from ..front.running.extrapolation import extrapolate
 from ..front.running.progress import progress_bar as progress
@@ -135,6 +136,8 @@ def collaborative_em(
     if accelerator is None:
         accelerator = "none" if is_plain else "squarem" if method == "laplace" else "lbfgs"
     check_options(K, rank, method, covariance, accelerator, num_pairs_per_user, batch_size, num_steps)
+    if rng_key is not None:
+        check_key(rng_key, "collaborative_em(pairs, kernel, 2, rng_key=jax.random.key(0))", "is asked for")
     found, num_users, num_constant = checked_pairs(pairs, num_users, K.shape[0])
     if num_constant:
         warnings.warn(

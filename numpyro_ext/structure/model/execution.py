@@ -79,10 +79,15 @@ def _as_arrays(name: str, value: Any, there: Mapping[str, Any]) -> Any:
     return jax.tree.unflatten(structure, [jnp.asarray(a) for a in arrays])
 
 
-def check_key(rng_key: Any, usage: str = "run(jax.random.key(0), x, y)") -> None:
+def check_key(
+    rng_key: Any,
+    usage: str = "run(jax.random.key(0), x, y)",
+    place: str = "comes first, before the arguments of the model",
+) -> None:
     """Refuse what is no random key, as the first argument of a model in its place.
 
     :param str usage: how the function is called that got it.
+    :param str place: where a key belongs there.
     :raises TypeError: saying what was given.
     """
     dtype, ndim = getattr(rng_key, "dtype", np.dtype(object)), np.ndim(rng_key)
@@ -94,7 +99,7 @@ def check_key(rng_key: Any, usage: str = "run(jax.random.key(0), x, y)") -> None
         return
     else:
         found = describe_value(rng_key)
-    raise TypeError(f"A random key comes first, before the arguments of the model, as in {usage}; got {found}.")
+    raise TypeError(f"A random key {place}, as in {usage}; got {found}.")
 
 
 def check_call(call: ModelCall) -> None:

@@ -137,20 +137,27 @@ class Surroundings(NamedTuple):
         return values
 
     def fits(
-        self, points: np.ndarray, states: Any = None, tol: float = _TOL, *, with_marginals: bool = True
+        self,
+        points: np.ndarray,
+        states: Any = None,
+        tol: float = _TOL,
+        *,
+        with_marginals: bool = True,
+        task: str = "Integration",
     ) -> PointFit:
         """The field at points of shape ``(n, k)``.
 
         :param states: where the fits start, stacked; by default where the mode was left.
         :param float tol: of the fits.
         :param bool with_marginals: false for zeros in their place.
+        :param str task: what the progress bar calls it.
         """
         values, last = self.place(points), self.fit.last_state
         tolerance = np.asarray(max(tol, self.programs.tol), values.dtype)
         batch, parts = POINTS_PER_CALL if self.space.size else 1, []
         if states is None:
             mode = jax.tree.map(lambda leaf: np.repeat(np.asarray(leaf)[None], batch, axis=0), last.state)
-        with progress_bar(len(values), "Integration", enabled=self.progress_bar) as bar:
+        with progress_bar(len(values), task, enabled=self.progress_bar) as bar:
             for start in range(0, len(values), batch):
                 number = min(batch, len(values) - start)
                 # Filled up, so that one program serves all.

@@ -36,7 +36,7 @@ def interpolated(around: Surroundings, found: Exploration, points: np.ndarray, s
     shares = _shares(found, points)
     extremes = np.concatenate([np.argmin(points, axis=0), np.argmax(points, axis=0)])
     checked = np.array(list(dict.fromkeys([*extremes.tolist(), *range(len(points))]))[:_NUM_CHECKED])
-    fits = around.fits(points[checked], jax.tree.map(lambda leaf: leaf[checked], states), FEW_DIGITS)
+    fits = around.fits(points[checked], jax.tree.map(lambda leaf: leaf[checked], states), FEW_DIGITS, task="Draws")
     objective, log_evidence = shares @ found.fits.objective, shares @ found.fits.log_evidence
     errors = [objective[checked] - fits.objective, log_evidence[checked] - fits.log_evidence]
     for name, moments in fits.marginals.items():

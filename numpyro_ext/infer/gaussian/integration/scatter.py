@@ -68,7 +68,8 @@ def scatter(around: Surroundings, found: Exploration, generator: np.random.Gener
     nearest = np.argmin(distance, axis=1)
     states = jax.tree.map(lambda leaf: leaf[nearest], found.fits.state)
     fits = interpolated(around, found, points, states) if design == "grid" else None
-    fits = around.fits(points, states, tol=FEW_DIGITS, with_marginals=False) if fits is None else fits
+    if fits is None:
+        fits = around.fits(points, states, tol=FEW_DIGITS, with_marginals=False, task="Draws")
     is_finite = np.isfinite(fits.objective)
     log_volumes = 0.5 * np.sum(scaled**2, axis=1)
     log_weights = np.zeros(len(points)) if is_normal else fits.objective + log_volumes
