@@ -19,6 +19,7 @@ from .families.categorical import MultinomialLogitPotential, MultinomialProbitPo
 from .families.gaussian import GaussianPotential
 from .families.laplace import LaplacePotential
 from .families.location import AsymmetricLaplacePotential, LogisticPotential, SoftLaplacePotential
+from .families.log_normal import LogNormalPotential
 from .families.negative_binomial import NegativeBinomialExpPotential, NegativeBinomialLogitPotential
 from .families.ordinal import (
     AdjacentCategoryPotential,
@@ -82,6 +83,7 @@ __all__ = [
     "LogisticBound",
     "LogisticPotential",
     "LogisticTerms",
+    "LogNormalPotential",
     "LogitPotential",
     "MinimumBound",
     "MultinomialLogitPotential",

@@ -30,6 +30,7 @@ from ..potentials import (
     LaplacePotential,
     LogisticPotential,
     LogitPotential,
+    LogNormalPotential,
     MultinomialLogitPotential,
     MultinomialProbitPotential,
     NegativeBinomialExpPotential,
@@ -90,6 +91,7 @@ def _cauchy(value: Array, scale: Array) -> StudentTPotential:
 
 
 NORMAL = _by_location(dist.Normal, "normal", ("scale",), GaussianPotential)
+_by_location(dist.LogNormal, "log normal", ("scale",), LogNormalPotential, is_sparse_prior=False)
 _by_location(dist.StudentT, "student t", ("scale", "df"), StudentTPotential)
 _by_location(dist.Laplace, "laplace", ("scale",), LaplacePotential)
 _by_location(dist.Cauchy, "cauchy", ("scale",), _cauchy, is_sparse_prior=False)

@@ -272,6 +272,51 @@ def test_what_cannot_be_integrated_is_said(monkeypatch):
     assert fitted.log_evidence.hyperparameters == "optimum"
 
 
+def test_an_evidence_that_did_not_settle_outweighs_nothing(monkeypatch, exact):
+    # As that of EP where its iteration does not converge: 4000 above the mode, two standard deviations away from it.
+    fits = exploration.Surroundings.fits
+
+    def fits_with_a_peak(self, points, *args, **options):
+        found, is_there = fits(self, points, *args, **options), points[:, 0] < -1.9
+        objective = np.where(is_there, found.objective + 4000.0, found.objective)
+        return found._replace(objective=objective, converged=found.converged & ~is_there)
+
+    monkeypatch.setattr(exploration.Surroundings, "fits", fits_with_a_peak)
+    with pytest.warns(UserWarning, match="did not converge and larger than at the mode; they are left out"):
+        fitted = run(EP, groups, Y, integrate="grid")
+    evidence, mean, sd, *_ = exact
+    np.testing.assert_allclose(fitted.log_evidence, evidence, atol=0.2)
+    np.testing.assert_allclose(fitted.posterior["effect"].mean, mean, atol=0.1 * np.max(sd))
+
+
+@pytest.mark.thorough
+def test_outliers_by_a_mixture_come_close_to_nuts():
+    # EP does not converge where the noise is small: a mean of 0.44(4) for the slope, before what it finds there was left
+    # out.
+    rng = np.random.default_rng(0)
+    x, is_outlier, noise = rng.normal(size=60), rng.random(60) < 0.1, rng.normal(size=(2, 60))
+    effect = 0.5 * rng.normal(size=12)[np.repeat(np.arange(12), 5)]
+    y = np.where(is_outlier, 10.0 * noise[0], 0.5 * x + effect + 0.4 * noise[1])
+
+    def robust(y):
+        slope = numpyro.sample("slope", dist.Normal(0, 1))
+        scale, spread = (numpyro.sample(name, dist.HalfNormal(1)) for name in ("scale", "spread"))
+        with numpyro.plate("groups", 12):
+            effect = numpyro.sample("effect", dist.Normal(0, spread))
+        parts = [dist.Normal(slope * x + jnp.repeat(effect, 5), scale), dist.Normal(jnp.zeros(60), 10)]
+        numpyro.sample("y", dist.MixtureGeneral(dist.Categorical(probs=jnp.array([0.9, 0.1])), parts), obs=y)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        found = run(EP, robust, y, num_samples=4000).get_samples()
+    mcmc = numpyro.infer.MCMC(numpyro.infer.NUTS(robust), num_warmup=1000, num_samples=4000, progress_bar=False)
+    mcmc.run(KEY, y)
+    for name in ("slope", "scale", "spread"):
+        draws = mcmc.get_samples()[name]
+        np.testing.assert_allclose(found[name].mean(), draws.mean(), atol=0.25 * draws.std())
+        np.testing.assert_allclose(found[name].std(), draws.std(), rtol=0.2)
+
+
 def test_a_lattice_that_is_cut_is_said(monkeypatch):
     monkeypatch.setattr("numpyro_ext.infer.hyper.design._MOST_POINTS", 3)
     with pytest.warns(UserWarning, match=r"does not fall off within 3 points .* cut where .* fallen by 0 in"):

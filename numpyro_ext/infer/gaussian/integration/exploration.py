@@ -28,6 +28,7 @@ __all__ = [
     "NoDesign",
     "Surroundings",
     "explore",
+    "without_false_peaks",
 ]
 
 Integrate = Literal["auto", "none", "normal", "grid", "ccd"]
@@ -190,7 +191,8 @@ def explore(around: Surroundings, options: Integration) -> Exploration:
     parts: list[PointFit] = []
 
     def evaluate(points: np.ndarray) -> np.ndarray:
-        parts.append(around.fits(points))
+        found = around.fits(points)
+        parts.append(without_false_peaks(found, parts[0].objective[0] if parts else found.objective[0]))
         return np.where(np.isfinite(parts[-1].objective), parts[-1].objective, -np.inf)
 
     cut, name = None, options.design(size, around.num_rows)
@@ -240,6 +242,17 @@ def explore(around: Surroundings, options: Integration) -> Exploration:
     )
 
 
+def without_false_peaks(fits: PointFit, mode: Any) -> PointFit:
+    """Fits without the density of those that did not converge and stand above the mode.
+
+    Where its iteration does not settle, the evidence of expectation propagation may be any number: one such point would
+    outweigh all others.
+    """
+    is_false = ~fits.converged & (fits.objective > mode + _LARGEST_RISE)
+    kept: Any = np.where(is_false, np.nan, fits.objective)
+    return fits._replace(objective=kept)
+
+
 def _factor(fit: Fit, axes: np.ndarray, *, is_strict: bool) -> np.ndarray:
     """A root of the covariance of the integrable hyperparameters, given the others, with a column for each direction in
     which their density curves."""
@@ -266,8 +279,8 @@ def _judge_points(objective: np.ndarray, converged: np.ndarray, cut: float | Non
     failed = int(np.sum(~np.isfinite(objective)))
     if failed:
         messages.append(
-            f"At {failed} of {objective.size} points of the hyperparameters the evidence is not finite; they are left "
-            "out."
+            f"At {failed} of {objective.size} points of the hyperparameters the evidence is not finite, or that of a "
+            "field that did not converge and larger than at the mode; they are left out."
         )
     if not converged.all():
         messages.append(f"At {int(np.sum(~converged))} of {converged.size} points the field did not converge.")

@@ -9,7 +9,7 @@ import numpy as np
 from scipy.special import ndtri
 
 from ..fitting_programs import PointFit
-from .exploration import Exploration, Surroundings
+from .exploration import Exploration, Surroundings, without_false_peaks
 from .interpolation import FEW_DIGITS, interpolated
 
 __all__ = ["Scatter", "scatter"]
@@ -70,6 +70,7 @@ def scatter(around: Surroundings, found: Exploration, generator: np.random.Gener
     fits = interpolated(around, found, points, states) if design == "grid" else None
     if fits is None:
         fits = around.fits(points, states, tol=FEW_DIGITS, with_marginals=False, task="Draws")
+    fits = without_false_peaks(fits, np.max(found.fits.objective))
     is_finite = np.isfinite(fits.objective)
     log_volumes = 0.5 * np.sum(scaled**2, axis=1)
     log_weights = np.zeros(len(points)) if is_normal else fits.objective + log_volumes
