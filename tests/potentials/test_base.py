@@ -5,6 +5,7 @@ import itertools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro.distributions as dist
 import pytest
 
 from numpyro_ext.potentials import (
@@ -13,6 +14,7 @@ from numpyro_ext.potentials import (
     GaussianPotential,
     LaplacePotential,
     LogitPotential,
+    LogNormalPotential,
     NegativeBinomialExpPotential,
     NegativeBinomialLogitPotential,
     PoissonExpPotential,
@@ -30,6 +32,7 @@ POTENTIALS = [
     *(family(ONE, ONE) for family in (NegativeBinomialLogitPotential, PoissonExpPotential, PoissonSoftplusPotential)),
     *(family(ONE, ONE, ONE) for family in (NegativeBinomialExpPotential, RectifiedLinearPoissonPotential)),
     StudentTPotential(ONE, ONE, ONE),
+    LogNormalPotential(ONE, ONE),
     ElementwisePotential(jnp.sin, (ONE,)),
     ElementwisePotential(jnp.cos, (ONE,)),
     TemperedPotential(LogitPotential(ONE), ONE),
@@ -59,3 +62,21 @@ def test_potentials_pass_through_transformations():
     assert paths == [".base.observation", ".base.scale", ".base.df", ".weight"]
     with pytest.raises(AttributeError):
         potential.weight = 1.0
+
+
+def test_log_normal_factors_are_those_of_numpyro():
+    factors = LogNormalPotential(jnp.array([0.5, 2.0, 7.0]), jnp.array([0.3, 1.0, 2.0]))
+
+    def log_density(eta, observation, scale):
+        return dist.LogNormal(eta, scale).log_prob(observation)
+
+    eta, variance = jnp.array([0.1, -0.2, 0.3]), jnp.array([0.5, 1.0, 2.0])
+    by_quadrature = ElementwisePotential(log_density, (factors.observation, factors.scale))
+    for exact, found in [
+        (by_quadrature.tilted_moments(eta, variance, 0.7), factors.tilted_moments(eta, variance, 0.7)),
+        (by_quadrature.expected_log_density(eta, variance), factors.expected_log_density(eta, variance)),
+        (by_quadrature.derivatives(eta), factors.derivatives(eta)),
+    ]:
+        for one, other in zip(exact, found, strict=True):
+            np.testing.assert_allclose(other, one, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(factors.mean(eta), dist.LogNormal(eta, factors.scale).mean, rtol=1e-12)

@@ -76,6 +76,7 @@ RECOGNISED = {
     "negative binomial logits": (lambda f: dist.NegativeBinomialLogits(3.0, f), COUNTS, "NegativeBinomialExpPotential"),
     "normal": (lambda f: dist.Normal(2.0 * f + 1.0, 0.5), REAL, "GaussianPotential"),
     "student t": (lambda f: dist.StudentT(4.0, f, 0.5), REAL, "StudentTPotential"),
+    "log normal": (lambda f: dist.LogNormal(f, 0.5), REAL**2, "LogNormalPotential"),
     "laplace": (lambda f: dist.Laplace(f, 0.5), REAL, "LaplacePotential"),
     "scale of a normal": (lambda f: dist.Normal(0.0, jnp.exp(f)), REAL, "ElementwisePotential"),
     "floored rate": (lambda f: dist.Poisson(jnp.maximum(f, 0.0) + 0.01), COUNTS, "ElementwisePotential"),

@@ -197,6 +197,10 @@ def _line_search(
     rounding = 10.0 * jnp.finfo(dtype).eps * jnp.maximum(1.0, jnp.abs(new.objective))
     finite = jnp.isfinite(new.objective) & jnp.all(jnp.isfinite(new.gradient))
     gain = new.objective - old.objective
+    # Where a field does not settle its evidence may be any number: it is not believed to rise by more than the slope
+    # promises.
+    settled = jnp.asarray(getattr(new.info, "converged", True))
+    finite &= settled | (gain <= state.step_size * slope + rounding) | (state.num_iterations == 0)
     increased = finite & (gain >= _SUFFICIENT_INCREASE * state.step_size * slope - rounding)
     flattened = jnp.dot(new.gradient, state.direction) <= _CURVATURE * slope + tol**2
     # Out of trials, as before a wall behind which nothing is finite: the search ends at the longest step that helped.
