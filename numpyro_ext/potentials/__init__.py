@@ -14,7 +14,7 @@ from .bounds.logistic import (
 )
 from .bounds.super_gaussian import ConvexifiedPenalty, SuperGaussianPotential
 from .elementwise import ElementwisePotential, TemperedPotential
-from .families.binary import BinomialLogitPotential, LogitPotential, ProbitPotential
+from .families.binary import BinomialLogitPotential, ComplementaryLogLogPotential, LogitPotential, ProbitPotential
 from .families.categorical import MultinomialLogitPotential, MultinomialProbitPotential, SoftmaxPotential
 from .families.gaussian import GaussianPotential
 from .families.laplace import LaplacePotential
@@ -64,6 +64,7 @@ __all__ = [
     "AdjacentCategoryPotential",
     "AsymmetricLaplacePotential",
     "BinomialLogitPotential",
+    "ComplementaryLogLogPotential",
     "BohningBound",
     "BoundedPotential",
     "ContinuationRatioPotential",

@@ -24,9 +24,11 @@ from ..potentials import Potential, VectorPotential
 from ..potentials.vector_rows import VectorRows
 
 __all__ = [
+    "COMPLEMENTARY_LOG_LOG",
     "EXP",
     "IDENTITY",
     "LOGISTIC",
+    "LOG_LOG",
     "LOG_SOFTMAX",
     "PROBIT",
     "RECTIFIED_LINEAR",
@@ -94,6 +96,8 @@ IDENTITY = Link("identity", lambda x: x)
 EXP = Link("exp", np.exp, has_scale=True)
 SOFTPLUS = Link("softplus", lambda x: np.logaddexp(x, 0.0), has_scale=True)
 RECTIFIED_LINEAR = Link("rectified linear", lambda x: np.maximum(x, 0.0), has_scale=True)
+COMPLEMENTARY_LOG_LOG = Link("complementary log-log", lambda x: -np.expm1(-np.exp(x)))
+LOG_LOG = Link("log-log", lambda x: np.exp(-np.exp(x)))
 LOGISTIC = Link("logistic", lambda x: 1.0 / (1.0 + np.exp(-x)))
 SOFTMAX = Link("softmax", lambda x: scipy.special.softmax(x, axis=-1), is_joint=True)
 LOG_SOFTMAX = Link("log softmax", lambda x: scipy.special.log_softmax(x, axis=-1), is_joint=True)

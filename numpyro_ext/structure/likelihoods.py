@@ -23,6 +23,7 @@ from ..potentials import (
     AdjacentCategoryPotential,
     AsymmetricLaplacePotential,
     BinomialLogitPotential,
+    ComplementaryLogLogPotential,
     ContinuationRatioPotential,
     CumulativeLogitPotential,
     CumulativeProbitPotential,
@@ -48,8 +49,10 @@ from ..potentials import (
     stick_breaking_labels,
 )
 from .families import (
+    COMPLEMENTARY_LOG_LOG,
     EXP,
     IDENTITY,
+    LOG_LOG,
     LOG_SOFTMAX,
     LOGISTIC,
     PROBIT,
@@ -160,7 +163,12 @@ register_family(
     dist.BernoulliProbs,
     label="bernoulli",
     predictor="probs",
-    links={LOGISTIC: lambda y: LogitPotential(y.value), PROBIT: lambda y: ProbitPotential(y.value)},
+    links={
+        LOGISTIC: lambda y: LogitPotential(y.value),
+        PROBIT: lambda y: ProbitPotential(y.value),
+        COMPLEMENTARY_LOG_LOG: lambda y: ComplementaryLogLogPotential(y.value),
+        LOG_LOG: lambda y: ComplementaryLogLogPotential(1.0 - y.value),
+    },
 )
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from numpyro_ext.potentials import (
     BinomialLogitPotential,
+    ComplementaryLogLogPotential,
     ElementwisePotential,
     GaussianPotential,
     LaplacePotential,
@@ -19,6 +20,7 @@ from numpyro_ext.potentials import (
     NegativeBinomialLogitPotential,
     PoissonExpPotential,
     PoissonSoftplusPotential,
+    Potential,
     ProbitPotential,
     RectifiedLinearPoissonPotential,
     StudentTPotential,
@@ -27,7 +29,7 @@ from numpyro_ext.potentials import (
 
 ONE = jnp.ones(3)
 POTENTIALS = [
-    *(family(ONE) for family in (ProbitPotential, LogitPotential)),
+    *(family(ONE) for family in (ProbitPotential, LogitPotential, ComplementaryLogLogPotential)),
     *(family(ONE, ONE) for family in (BinomialLogitPotential, GaussianPotential, LaplacePotential)),
     *(family(ONE, ONE) for family in (NegativeBinomialLogitPotential, PoissonExpPotential, PoissonSoftplusPotential)),
     *(family(ONE, ONE, ONE) for family in (NegativeBinomialExpPotential, RectifiedLinearPoissonPotential)),
@@ -80,3 +82,20 @@ def test_log_normal_factors_are_those_of_numpyro():
         for one, other in zip(exact, found, strict=True):
             np.testing.assert_allclose(other, one, rtol=1e-9, atol=1e-12)
     np.testing.assert_allclose(factors.mean(eta), dist.LogNormal(eta, factors.scale).mean, rtol=1e-12)
+
+
+@pytest.mark.float32
+def test_complementary_log_log_factors_are_finite_and_exact_far_out():
+    eta = jnp.array([-700.0, -80.0, -40.0, -29.0, -3.0, 0.0, 1.5, 4.0, 4.9, 5.2, 30.0, 80.0])
+    exact = np.asarray(eta, np.longdouble)
+    tail = -np.exp(exact)
+    ones = np.where(exact < -35, exact, np.log(-np.expm1(tail)))
+    for label, expected in ((0, tail), (1, ones)):
+        factors = ComplementaryLogLogPotential(jnp.full(eta.shape, label))
+        value, slope, curvature = factors.derivatives(eta)
+        assert np.all(np.isfinite(slope)) and np.all(np.asarray(curvature) <= 0.0)
+        rtol = 1e-13 if value.dtype == np.float64 else 1e-5
+        np.testing.assert_allclose(value, np.asarray(expected, float), rtol=rtol, atol=rtol)
+        by_differentiation = Potential.derivatives(ComplementaryLogLogPotential(jnp.full(6, label)), eta[3:9])
+        for one, other in zip(by_differentiation[1:], (slope, curvature), strict=True):
+            np.testing.assert_allclose(other[3:9], one, rtol=30 * rtol, atol=1e-12)

@@ -70,6 +70,12 @@ RECOGNISED = {
     "one minus sigmoid": (lambda f: dist.Bernoulli(1.0 - jax.scipy.special.expit(f)), BINARY, "LogitPotential"),
     "probit": (lambda f: dist.Bernoulli(jax.scipy.special.ndtr(f)), BINARY, "ProbitPotential"),
     "probit by Normal.cdf": (lambda f: dist.Bernoulli(dist.Normal(0.0, 1.0).cdf(f)), BINARY, "ProbitPotential"),
+    "complementary log-log": (
+        lambda f: dist.Bernoulli(1.0 - jnp.exp(-jnp.exp(f))),
+        BINARY,
+        "ComplementaryLogLogPotential",
+    ),
+    "log-log": (lambda f: dist.Bernoulli(jnp.exp(-jnp.exp(-f))), BINARY, "ComplementaryLogLogPotential"),
     "binomial": (lambda f: dist.Binomial(9, logits=f), COUNTS, "BinomialLogitPotential"),
     "binomial of sigmoid": (lambda f: dist.Binomial(9, probs=jax.nn.sigmoid(f)), COUNTS, "BinomialLogitPotential"),
     "negative binomial": (lambda f: dist.NegativeBinomial2(jnp.exp(f), 3.0), COUNTS, "NegativeBinomialExpPotential"),

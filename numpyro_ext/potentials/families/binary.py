@@ -1,4 +1,4 @@
-"""Binary and binomial observations with probit and logit links."""
+"""Binary and binomial observations with probit, logit and complementary log-log links."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..integrals.normal import TruncatedNormal, log_ndtr, truncated_normal
 from ..integrals.stirling import log_binomial_coefficient
 from ..moments import LogisticTerms, Outcomes, TiltedMoments
 
-__all__ = ["BinomialLogitPotential", "LogitPotential", "ProbitPotential"]
+__all__ = ["BinomialLogitPotential", "ComplementaryLogLogPotential", "LogitPotential", "ProbitPotential"]
 
 
 def _signs(label: Array, dtype: jnp.dtype) -> Array:
@@ -128,6 +128,44 @@ class LogitPotential(Potential):
             -sign[None],
             jnp.zeros_like(sign)[None],
         )
+
+
+@potential
+class ComplementaryLogLogPotential(Potential):
+    r"""Label one with probability :math:`1 - \exp(-e^{\eta})`: whether a Poisson count of rate :math:`e^\eta` is any.
+
+    :param Array label: zeros and ones.
+    """
+
+    label: Array
+
+    is_log_concave: ClassVar[bool] = True
+
+    def log_density(self, eta: ArrayLike) -> Array:
+        return self.derivatives(eta)[0]
+
+    def outcomes(self) -> Outcomes:
+        return Outcomes("label", 2)
+
+    def mean(self, eta: ArrayLike) -> Array:
+        return -jnp.expm1(-jnp.exp(jnp.asarray(eta)))
+
+    def derivatives(self, eta: ArrayLike) -> tuple[Array, Array, Array]:
+        eta = jnp.asarray(eta)
+        rate = jnp.exp(eta)
+        # Of a one: where the rate is none its logarithm is the predictor, and where it is large nothing is left.
+        inside = jnp.exp(jnp.clip(eta, -30.0, 5.0))
+        slope = inside / jnp.expm1(inside)
+        curvature = slope * (1.0 - inside - slope)
+        value = jnp.log(-jnp.expm1(-inside))
+        is_small, is_large = eta < -30.0, eta > 5.0
+        value = jnp.where(is_small, eta, jnp.where(is_large, 0.0, value))
+        slope = jnp.where(is_small, 1.0, jnp.where(is_large, 0.0, slope))
+        curvature = jnp.where(is_small | is_large, 0.0, curvature)
+        is_one = jnp.asarray(self.label) > 0
+        parts = (value, -rate), (slope, -rate), (curvature, -rate)
+        value, slope, curvature = (jnp.where(is_one, one, zero) for one, zero in parts)
+        return value, slope, curvature
 
 
 @potential
