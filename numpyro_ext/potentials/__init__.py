@@ -29,6 +29,7 @@ from .families.ordinal import (
 )
 from .families.plackett_luce import PlackettLucePotential, ranking_places
 from .families.poisson import PoissonExpPotential, PoissonSoftplusPotential
+from .families.positive import GammaExpPotential, WeibullExpPotential
 from .families.rectified_linear_poisson import RectifiedLinearPoissonPotential
 from .families.stick_breaking import stick_breaking_labels
 from .families.stochastic_volatility import StochasticVolatilityPotential
@@ -77,6 +78,7 @@ __all__ = [
     "ExpectedLogDensity",
     "ExpectedLogSumExp",
     "Forest",
+    "GammaExpPotential",
     "GaussianPotential",
     "JaakkolaBound",
     "LaplacePotential",
@@ -113,6 +115,7 @@ __all__ = [
     "VectorTiltedMoments",
     "expected_bilinear_log_density",
     "expected_log_density",
+    "WeibullExpPotential",
     "gaussian_expectation",
     "log_partition",
     "log_sum_exp_bound",

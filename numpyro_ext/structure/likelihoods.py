@@ -27,6 +27,7 @@ from ..potentials import (
     ContinuationRatioPotential,
     CumulativeLogitPotential,
     CumulativeProbitPotential,
+    GammaExpPotential,
     GaussianPotential,
     LaplacePotential,
     LogisticPotential,
@@ -45,6 +46,7 @@ from ..potentials import (
     SoftmaxPotential,
     StudentTPotential,
     VectorPotential,
+    WeibullExpPotential,
     ranking_places,
     stick_breaking_labels,
 )
@@ -134,6 +136,26 @@ register_family(
             PoissonSoftplusPotential(y.value, y.parameters["exposure"]), shift=y.parameters["offset"]
         )
     },
+)
+register_family(
+    dist.Gamma,
+    label="gamma",
+    predictor="rate",
+    parameters=("concentration",),
+    links={EXP: lambda y: GammaExpPotential(y.value, y.parameters["concentration"], y.scale)},
+)
+register_family(
+    dist.Exponential,
+    label="exponential",
+    predictor="rate",
+    links={EXP: lambda y: GammaExpPotential(y.value, jnp.ones_like(y.value), y.scale)},
+)
+register_family(
+    dist.Weibull,
+    label="weibull",
+    predictor="scale",
+    parameters=("concentration",),
+    links={EXP: lambda y: WeibullExpPotential(y.value, y.parameters["concentration"], y.scale)},
 )
 
 

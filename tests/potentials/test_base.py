@@ -12,6 +12,7 @@ from numpyro_ext.potentials import (
     BinomialLogitPotential,
     ComplementaryLogLogPotential,
     ElementwisePotential,
+    GammaExpPotential,
     GaussianPotential,
     LaplacePotential,
     LogitPotential,
@@ -25,6 +26,7 @@ from numpyro_ext.potentials import (
     RectifiedLinearPoissonPotential,
     StudentTPotential,
     TemperedPotential,
+    WeibullExpPotential,
 )
 
 ONE = jnp.ones(3)
@@ -35,6 +37,7 @@ POTENTIALS = [
     *(family(ONE, ONE, ONE) for family in (NegativeBinomialExpPotential, RectifiedLinearPoissonPotential)),
     StudentTPotential(ONE, ONE, ONE),
     LogNormalPotential(ONE, ONE),
+    *(family(ONE, ONE, ONE) for family in (GammaExpPotential, WeibullExpPotential)),
     ElementwisePotential(jnp.sin, (ONE,)),
     ElementwisePotential(jnp.cos, (ONE,)),
     TemperedPotential(LogitPotential(ONE), ONE),
@@ -66,22 +69,36 @@ def test_potentials_pass_through_transformations():
         potential.weight = 1.0
 
 
-def test_log_normal_factors_are_those_of_numpyro():
-    factors = LogNormalPotential(jnp.array([0.5, 2.0, 7.0]), jnp.array([0.3, 1.0, 2.0]))
+POSITIVE, SHAPE = jnp.array([0.5, 2.0, 7.0, 0.01]), jnp.array([0.3, 1.0, 2.5, 40.0])
+ON_THE_LINE_OF_LOGARITHMS = {
+    "log normal": (LogNormalPotential(POSITIVE, SHAPE), lambda eta, y, a: dist.LogNormal(eta, a)),
+    "gamma": (GammaExpPotential(POSITIVE, SHAPE, 2.0), lambda eta, y, a: dist.Gamma(a, 2.0 * jnp.exp(eta))),
+    "weibull": (WeibullExpPotential(POSITIVE, SHAPE, 2.0), lambda eta, y, a: dist.Weibull(2.0 * jnp.exp(eta), a)),
+}
 
-    def log_density(eta, observation, scale):
-        return dist.LogNormal(eta, scale).log_prob(observation)
 
-    eta, variance = jnp.array([0.1, -0.2, 0.3]), jnp.array([0.5, 1.0, 2.0])
-    by_quadrature = ElementwisePotential(log_density, (factors.observation, factors.scale))
-    for exact, found in [
-        (by_quadrature.tilted_moments(eta, variance, 0.7), factors.tilted_moments(eta, variance, 0.7)),
-        (by_quadrature.expected_log_density(eta, variance), factors.expected_log_density(eta, variance)),
-        (by_quadrature.derivatives(eta), factors.derivatives(eta)),
-    ]:
-        for one, other in zip(exact, found, strict=True):
-            np.testing.assert_allclose(other, one, rtol=1e-9, atol=1e-12)
-    np.testing.assert_allclose(factors.mean(eta), dist.LogNormal(eta, factors.scale).mean, rtol=1e-12)
+@pytest.mark.parametrize("name", ON_THE_LINE_OF_LOGARITHMS)
+def test_positive_observations_are_those_of_numpyro(name):
+    factors, distribution = ON_THE_LINE_OF_LOGARITHMS[name]
+
+    def log_density(eta, observation, shape):
+        return distribution(eta, observation, shape).log_prob(observation)
+
+    by_quadrature = ElementwisePotential(log_density, (POSITIVE, SHAPE))
+    eta = jnp.array([0.1, -0.2, 0.3, 0.2])
+    for variance, power in ((jnp.array([0.5, 0.1, 0.3, 0.4]), 1), (jnp.array([0.5, 1.0, 9.0, 0.01]), 0.7)):
+        for exact, found in [
+            (by_quadrature.tilted_moments(eta, variance, power), factors.tilted_moments(eta, variance, power)),
+            (
+                by_quadrature.expected_log_density(eta, 0.1 * variance),
+                factors.expected_log_density(eta, 0.1 * variance),
+            ),
+            (by_quadrature.derivatives(eta), factors.derivatives(eta)),
+        ]:
+            for one, other in zip(exact, found, strict=True):
+                np.testing.assert_allclose(other, one, rtol=1e-8, atol=1e-11)
+    np.testing.assert_allclose(factors.log_density(eta), log_density(eta, POSITIVE, SHAPE), rtol=1e-12)
+    np.testing.assert_allclose(factors.mean(eta), distribution(eta, POSITIVE, SHAPE).mean, rtol=1e-10)
 
 
 @pytest.mark.float32

@@ -87,7 +87,11 @@ RECOGNISED = {
     "scale of a normal": (lambda f: dist.Normal(0.0, jnp.exp(f)), REAL, "ElementwisePotential"),
     "floored rate": (lambda f: dist.Poisson(jnp.maximum(f, 0.0) + 0.01), COUNTS, "ElementwisePotential"),
     "rate that is almost exponential": (lambda f: dist.Poisson(jnp.exp(f) + 1e-3), COUNTS, "ElementwisePotential"),
-    "gamma": (lambda f: dist.Gamma(2.0, jnp.exp(f)), REAL**2, "ElementwisePotential"),
+    "gamma": (lambda f: dist.Gamma(2.0, jnp.exp(f)), REAL**2, "GammaExpPotential"),
+    "gamma by its mean": (lambda f: dist.Gamma(2.5, 2.5 / jnp.exp(f)), REAL**2, "GammaExpPotential"),
+    "exponential": (lambda f: dist.Exponential(3.0 * jnp.exp(-f)), REAL**2, "GammaExpPotential"),
+    "weibull": (lambda f: dist.Weibull(jnp.exp(f), 1.7), REAL**2, "WeibullExpPotential"),
+    "inverse gamma": (lambda f: dist.InverseGamma(2.0, jnp.exp(f)), REAL**2, "ElementwisePotential"),
 }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -15,9 +15,9 @@ from ..base import Potential, potential
 from ..integrals.stirling import stirling_error
 from ..integrals.tilted_moments import tilted_moments_unless_wide, with_site
 from ..integrals.tilted_window import Cavity
-from ..moments import ExpectedLogDensity, Outcomes, TiltedMoments
+from ..moments import ExpectedLogDensity, LogFactor, Outcomes, TiltedMoments
 
-__all__ = ["PoissonExpPotential", "PoissonSoftplusPotential", "log_softplus"]
+__all__ = ["PoissonExpPotential", "PoissonSoftplusPotential", "exponential_tilted_moments", "log_softplus"]
 
 _NARROW = 0.5
 # Of nodes, in standard deviations of the tilted density at its mode, as functions of the widest cavity variance: with
@@ -75,7 +75,7 @@ class PoissonExpPotential(Potential):
 
     def tilted_moments(self, mean: ArrayLike, variance: ArrayLike, power: ArrayLike = 1.0) -> TiltedMoments:
         """A short rule if no cavity variance exceeds 1/2 and the power is the Python number one, else quadrature."""
-        return tilted_moments_unless_wide(self, _narrow_tilted_moments, _NARROW, mean, variance, power)
+        return exponential_tilted_moments(self, mean, variance, power)
 
     def derivatives(self, eta: ArrayLike) -> tuple[Array, Array, Array]:
         eta = jnp.asarray(eta)
@@ -94,7 +94,24 @@ class PoissonExpPotential(Potential):
         return ExpectedLogDensity(value, count - rate, jnp.broadcast_to(-0.5 * rate, value.shape))
 
 
-def _way_to_mode(factors: PoissonExpPotential, mean: Array, variance: Array) -> tuple[Array, Array]:
+class ExponentialFactors(LogFactor, Protocol):
+    """Factors ``exp(count * eta - exposure * exp(eta))`` up to a constant, with any positive numbers for counts."""
+
+    @property
+    def count(self) -> Any: ...
+
+    @property
+    def exposure(self) -> Any: ...
+
+
+def exponential_tilted_moments(
+    factors: ExponentialFactors, mean: ArrayLike, variance: ArrayLike, power: ArrayLike
+) -> TiltedMoments:
+    """A short rule if no cavity variance exceeds 1/2 and the power is the Python number one, else quadrature."""
+    return tilted_moments_unless_wide(factors, _narrow_tilted_moments, _NARROW, mean, variance, power)
+
+
+def _way_to_mode(factors: ExponentialFactors, mean: Array, variance: Array) -> tuple[Array, Array]:
     r"""Distance of the tilted mode from the cavity mean, and the standard deviation there.
 
     With :math:`w = v \lambda` at the mode, :math:`w + \log w = \log(v \lambda(\mu)) + v y`: Newton's method
@@ -110,7 +127,7 @@ def _way_to_mode(factors: PoissonExpPotential, mean: Array, variance: Array) -> 
     return variance * count - w, jnp.sqrt(variance / (1.0 + w))
 
 
-def _narrow_tilted_moments(factors: PoissonExpPotential, mean: Array, variance: Array) -> TiltedMoments:
+def _narrow_tilted_moments(factors: ExponentialFactors, mean: Array, variance: Array) -> TiltedMoments:
     r"""Tilted moments under cavities that are not wide, by the trapezoidal rule around the tilted mode.
 
     In the complex plane the factor grows :math:`\pi / 2` off the real line, so nodes stand the closer the wider the

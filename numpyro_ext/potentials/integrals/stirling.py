@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-__all__ = ["log_binomial_coefficient", "log_rising_coefficient", "stirling_error"]
+__all__ = ["log_binomial_coefficient", "log_gamma_remainder", "log_rising_coefficient", "stirling_error"]
 
 _HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 _TABLE = [0.0] + [math.lgamma(k + 1.0) - (k + 0.5) * math.log(k) + k - _HALF_LOG_2PI for k in range(1, 16)]
@@ -31,7 +31,7 @@ def stirling_error(count: Array) -> Array:
     return jnp.where((count >= 1.0) & (count == jnp.round(count)), value, jnp.nan)
 
 
-def _log_gamma_remainder(x: Array) -> Array:
+def log_gamma_remainder(x: Array) -> Array:
     r""":math:`\log\Gamma(x) - (x - 1/2)\log x + x - \log(2\pi)/2` for real ``x > 0``."""
     is_large = x > 16.0
     inverse = 1.0 / jnp.where(is_large, x, 16.0)
@@ -47,7 +47,7 @@ def log_rising_coefficient(count: Array, size: Array) -> Array:
     """
     total, following = count + size, count + 1.0
     leading = (size - 0.5) * jnp.log1p(count / size) + (count + 0.5) * jnp.log1p((size - 1.0) / following)
-    remainder = _log_gamma_remainder(total) - _log_gamma_remainder(size) - _log_gamma_remainder(following)
+    remainder = log_gamma_remainder(total) - log_gamma_remainder(size) - log_gamma_remainder(following)
     return leading - 0.5 * jnp.log(total) + (1.0 - _HALF_LOG_2PI) + remainder
 
 
