@@ -9,7 +9,6 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from ..base import Potential, potential
-from ..elementwise import DerivedPotential
 from ..moments import ExpectedLogDensity, TiltedMoments
 from .gaussian import GaussianPotential
 
@@ -17,7 +16,7 @@ __all__ = ["LogNormalPotential"]
 
 
 @potential
-class LogNormalPotential(DerivedPotential):
+class LogNormalPotential(Potential):
     r"""Density of ``observation``, whose logarithm is :math:`N(\eta, \text{scale}^2)`; the site is exact.
 
     It is that of the logarithm over the observation, which is a constant to all but the evidence.
@@ -29,11 +28,12 @@ class LogNormalPotential(DerivedPotential):
     observation: Array
     scale: Array | float
 
+    is_log_concave: ClassVar[bool] = True
+    is_analytic: ClassVar[bool] = True
     has_exponential_mean: ClassVar[bool] = True
 
     @property
-    def base(self) -> Potential:  # type: ignore[override]
-        """The factors of the logarithms."""
+    def _of_logarithms(self) -> GaussianPotential:
         return GaussianPotential(jnp.log(jnp.asarray(self.observation)), self.scale)
 
     @property
@@ -41,22 +41,22 @@ class LogNormalPotential(DerivedPotential):
         return -jnp.log(jnp.asarray(self.observation))
 
     def log_density(self, eta: ArrayLike) -> Array:
-        return self.base.log_density(eta) + self._constant
+        return self._of_logarithms.log_density(eta) + self._constant
 
     def derivatives(self, eta: ArrayLike) -> tuple[Array, Array, Array]:
-        value, slope, curvature = self.base.derivatives(eta)
+        value, slope, curvature = self._of_logarithms.derivatives(eta)
         return value + self._constant, slope, curvature
 
     def tilted_moments(self, mean: ArrayLike, variance: ArrayLike, power: ArrayLike = 1.0) -> TiltedMoments:
-        moments = self.base.tilted_moments(mean, variance, power)
+        moments = self._of_logarithms.tilted_moments(mean, variance, power)
         return moments._replace(log_z=moments.log_z + power * self._constant)
 
     def expected_log_density(self, mean: ArrayLike, variance: ArrayLike) -> ExpectedLogDensity:
-        expected = self.base.expected_log_density(mean, variance)
+        expected = self._of_logarithms.expected_log_density(mean, variance)
         return expected._replace(value=expected.value + self._constant)
 
     def has_finite_variance(self) -> Array:
-        return self.base.has_finite_variance()
+        return self._of_logarithms.has_finite_variance()
 
     def mean(self, eta: ArrayLike) -> Array:
         return jnp.exp(jnp.asarray(eta) + 0.5 * jnp.square(self.scale))
