@@ -20,11 +20,11 @@ from ...structure.model.tracing import SiteInfo
 from ..front.answers.display import ending, evidence
 from ..front.files.archive import read_archive, write_archive
 from ..front.results import Diagnostics, LogEvidence
-from .moves import chance_correlation
 from .steps import Particles, Programs, StepInfo
 from .target import Target
 
 __all__ = [
+    "LEAST_SIZE",
     "SMCRun",
     "SMCState",
     "impossible_data",
@@ -36,8 +36,8 @@ __all__ = [
     "write_state",
 ]
 
-_LARGEST_CORRELATION = 0.3
-_LEAST_SIZE = 0.05
+LEAST_SIZE = 0.05
+"""Share of the particles that they are worth at the end of a run."""
 _LARGEST_ERROR = 1.0
 _RESAMPLED = 7
 """Folded into the key of a run for its draws."""
@@ -174,8 +174,7 @@ class SMCRun:
             )
         moved = np.flatnonzero(history["num_moves"])
         worst = float(history["correlation"][moved[-1]]) if moved.size else 0.0
-        moving = self.programs.ladder.num_parents
-        if worst > max(_LARGEST_CORRELATION, chance_correlation(moving, self.target.size)):
+        if worst > self.programs.largest_correlation:
             is_well = False
             kernel = self.programs.ladder.movement.kernel
             other = "nuts" if kernel == "hmc" else "hmc"
@@ -184,7 +183,7 @@ class SMCRun:
                 f"{worst:.2f} with where it was: {kernel} hardly moves here. Take another kernel ({other!r}), more "
                 "num_moves, or coordinates that depend less on each other (numpyro.infer.reparam)."
             )
-        if self.effective_sample_size < _LEAST_SIZE * len(self.weights):
+        if self.effective_sample_size < LEAST_SIZE * len(self.weights):
             is_well = False
             messages.append(f"The particles are worth {self.effective_sample_size:.1f} of {len(self.weights)}.")
         error = self.log_evidence.standard_error or 0.0

@@ -20,6 +20,7 @@ from ..front.running.progress import progress_bar, warn
 from ..front.state import data_digest
 from .answers import Answers, shapes
 from .moves import KernelName, Movement
+from .program import SMCProgram, read_changing
 from .run import (
     SMCRun,
     SMCState,
@@ -374,6 +375,48 @@ class SMC(Answers):
                     "that they were drawn from. Make it independent of what is updated (prior scales and inputs from "
                     "the data are common causes), or call run(...) anew."
                 )
+
+    # Pure functions
+
+    def program(self, *args: Any, changing: str | Sequence[str], **kwargs: Any) -> SMCProgram:
+        """This sampler as pure functions of some arguments of the model: for experiments as loops of JAX.
+
+        A run and its updates without anything of Python between them, so that a ``scan`` may ask, measure and update,
+        and ``lax.map`` may do so many times over. With the same key the particles are those of :meth:`run` and
+        :meth:`update`. What the values of the arguments that change decide in Python (lengths, branches) is refused by
+        name; observations without counts and masked rows tell nothing, so arrays of full length stand for data that
+        come bit by bit. Values are not checked, and nothing warns: look at ``state.converged``.
+
+        >>> import jax
+        >>> import jax.numpy as jnp
+        >>> import numpyro
+        >>> import numpyro.distributions as dist
+        >>> from numpyro_ext.infer import SMC
+        >>> def model(y, seen):
+        ...     level = numpyro.sample("level", dist.Normal(0, 1))
+        ...     with numpyro.handlers.mask(mask=seen):
+        ...         numpyro.sample("y", dist.Normal(level, 1), obs=y)
+        >>> program = SMC(model).program(jnp.zeros(5), jnp.zeros(5, bool), changing=("y", "seen"))
+        >>> def experiment(key):
+        ...     y = 0.5 + jax.random.normal(key, (5,))
+        ...     def look(state, number):
+        ...         state = program.update({"y": y, "seen": jnp.arange(5) <= number}, state)
+        ...         return state, state.weights @ program.particles(state)["level"]
+        ...     return jax.lax.scan(look, program.init(key), jnp.arange(5))[1]
+        >>> jax.lax.map(experiment, jax.random.split(jax.random.key(0), 3)).shape  # three of five updates each
+        (3, 5)
+
+        :param args: arguments of the model; those that change as an example of their shapes.
+        :param changing: their names.
+        :param kwargs: keyword arguments of the model.
+        :return: with ``init``, ``update`` and ``particles``.
+        :raises ModelStructureError: if the model needs the values of an argument that changes, or cannot be sampled.
+        """
+        if self.devices is not None:
+            raise ValueError("A program runs where its arrays are: leave devices= out.")
+        names = (changing,) if isinstance(changing, str) else tuple(changing)
+        target, values, places = read_changing(self.model, args, kwargs, names, self.hyper_values)
+        return SMCProgram(self._programs_of(target), target, values, places, self.num_particles)
 
     # Persistence
 

@@ -14,7 +14,7 @@ from jax.scipy.special import logsumexp
 
 from ...compilation.quick_jit import quick_jit
 from ...linalg import saved_as
-from .moves import Movement, move, spread, start_scale
+from .moves import Movement, chance_correlation, move, spread, start_scale
 from .target import Target
 from .weights import (
     effective_sample_size,
@@ -31,6 +31,7 @@ __all__ = ["Ladder", "Particles", "PathName", "Programs", "StepInfo"]
 PathName = Literal["tempered", "data"]
 _MOST_AT_ONCE = 2**23
 """Numbers that the particles which move at the same time may hold."""
+_LARGEST_CORRELATION = 0.3
 _EVEN = 0.9
 """Share of the particles that they are worth at the end of a run where they need no more moves."""
 
@@ -99,6 +100,11 @@ class Programs:
         self.target, self.ladder = target, ladder
         self._between: dict[int, Any] = {}
 
+    @property
+    def largest_correlation(self) -> float:
+        """With their start that coordinates may have after moves which were enough."""
+        return max(_LARGEST_CORRELATION, chance_correlation(self.ladder.num_parents, self.target.size))
+
     def _term_shapes(self, data: list[Array]) -> list[tuple[int, ...]]:
         """Of the log likelihoods of the observed sites."""
         vector = jax.ShapeDtypeStruct((self.target.size,), self.target.dtype)
@@ -116,19 +122,18 @@ class Programs:
 
     @cached_property
     def draw(self) -> Callable[..., Particles]:
-        """Draws from the prior: ``draw(keys, data)``."""
-        kernel, size = self.ladder.movement.kernel, self.target.size
+        """:meth:`from_prior`, compiled."""
+        return quick_jit(self.from_prior, is_small=True)
 
-        def run(keys: Array, data: list[Array]) -> Particles:
-            vectors = jax.vmap(lambda key: self.target.draw_prior(key, data))(keys)
-            number = len(keys)
-            zero = jnp.zeros((), vectors.dtype)
-            pairs = jnp.asarray(np.log(number / (number - 1.0)), vectors.dtype)
-            scale = jnp.asarray(start_scale(kernel, size), vectors.dtype)
-            log_weights = jnp.zeros(number, vectors.dtype)
-            return Particles(zero, vectors, log_weights, zero, jnp.arange(number), pairs, zero, scale, log_weights)
-
-        return quick_jit(run, is_small=True)
+    def from_prior(self, keys: Array, data: list[Array]) -> Particles:
+        """Draws from the prior, one for each key."""
+        vectors = jax.vmap(lambda key: self.target.draw_prior(key, data))(keys)
+        number = len(keys)
+        zero = jnp.zeros((), vectors.dtype)
+        pairs = jnp.asarray(np.log(number / (number - 1.0)), vectors.dtype)
+        scale = jnp.asarray(start_scale(self.ladder.movement.kernel, self.target.size), vectors.dtype)
+        log_weights = jnp.zeros(number, vectors.dtype)
+        return Particles(zero, vectors, log_weights, zero, jnp.arange(number), pairs, zero, scale, log_weights)
 
     def step(
         self,
@@ -151,12 +156,12 @@ class Programs:
         name = (id(old[0]) if old else 0) + int(is_lazy)
         if name not in self._between:
             before = old[0].target if old else None
-            self._between[name] = (quick_jit(partial(self._step, before, is_lazy)), old and old[0])
+            self._between[name] = (quick_jit(partial(self.advance, before, is_lazy)), old and old[0])
         run = self._between[name][0]
         found: tuple[Particles, StepInfo] = run(rng_key, number, particles, data, old[1] if old else [])
         return found
 
-    def _step(
+    def advance(
         self,
         before: Target | None,
         is_lazy: bool,
@@ -166,6 +171,7 @@ class Programs:
         data: list[Array],
         old_data: list[Array],
     ) -> tuple[Particles, StepInfo]:
+        """What :meth:`step` compiles."""
         from blackjax.smc.resampling import multinomial
         from blackjax.smc.solver import dichotomy
 
@@ -232,9 +238,11 @@ class Programs:
             weights = normalised(log_weights)
             chosen = multinomial(resample_key, weights, ladder.num_parents)
             at = share(position)
+            zero_level = jnp.zeros((), log_weights.dtype)
 
             def log_likelihood(x: Array) -> Array:
-                base = base_of(x)
+                # where all that is new counts in full, what was before does not
+                base = base_of(x) if before is None else lax.cond(at[0] >= 1.0, lambda _: zero_level, base_of, x)
                 return base + increment(change_of(x, base)[None], jnp.zeros_like(at), at)[0]
 
             def watch(x: Array) -> Array:

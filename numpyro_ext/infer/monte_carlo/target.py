@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import cached_property, partial
 from typing import Any, NamedTuple
 
@@ -89,7 +89,7 @@ class Target:
         """Find the arrays that the model can be traced without: ``data``; the others are a part of the programs."""
         self._structure: Any
         leaves, self._structure = jax.tree.flatten((self.args, self.kwargs))
-        arrays = [i for i, leaf in enumerate(leaves) if isinstance(leaf, jax.Array | np.ndarray) and np.ndim(leaf)]
+        arrays = [i for i, leaf in enumerate(leaves) if isinstance(leaf, jax.Array | np.ndarray)]
         free = [i for i in arrays if self._runs_without(leaves, [i])]
         self._free = free if len(free) < 2 or self._runs_without(leaves, free) else []
         self._static = [None if i in self._free else leaf for i, leaf in enumerate(leaves)]
@@ -134,6 +134,13 @@ class Target:
                 found.args, found.kwargs, found.data = tuple(args), dict(kwargs), [jnp.asarray(leaf) for leaf in arrays]
                 return found
         return Target(self.model, self._key, args, kwargs, self._given)
+
+    def places_of(self, leaves: Collection[Any]) -> list[int] | None:
+        """Where these arrays among the arguments stand in :attr:`data`; nothing if one of them is not there."""
+        all_leaves = jax.tree.leaves((self.args, self.kwargs))
+        there = {id(all_leaves[leaf]): number for number, leaf in enumerate(self._free)}
+        found = [there.get(id(leaf)) for leaf in leaves]
+        return None if None in found else [number for number in found if number is not None]
 
     def inspected(self) -> Target:
         """The same, after a look at the model."""
@@ -236,9 +243,16 @@ class Target:
 
     @cached_property
     def _prior_knows_data(self) -> bool:
+        return self.prior_knows(range(len(self.data)))
+
+    def prior_knows(self, numbers: Collection[int]) -> bool:
+        """Whether priors of latent sites may depend on the values of some of the data, by the program.
+
+        :param numbers: of these.
+        """
         vector = jax.ShapeDtypeStruct((self.size,), self.dtype)
         jaxpr = jax.make_jaxpr(self.priors)(vector, self.data).jaxpr
-        told = {id(var) for var in jaxpr.invars[1:]}
+        told = {id(var) for number, var in enumerate(jaxpr.invars[1:]) if number in numbers}
         for equation in jaxpr.eqns:
             if any(id(var) in told for var in equation.invars):
                 told |= {id(var) for var in equation.outvars}
