@@ -10,13 +10,18 @@ measured before tells nearly as much.
 from __future__ import annotations
 
 import argparse
+import math
+import os
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
+from jax.scipy.special import xlogy
 
 from numpyro_ext.design import draws_of, expected_information_gain
 from numpyro_ext.infer import SMC
@@ -27,6 +32,7 @@ from numpyro_ext.quantum import (
     density_matrix,
     fidelity,
     mutually_unbiased_bases,
+    pauli_bases,
     separable_bases,
     standard_separable_bases,
 )
@@ -36,19 +42,19 @@ from .results_table import write_report
 NUM_PARTICLES = 500
 SHARE = 100
 """A block is this share of the shots so far."""
-FIRST_SETTINGS = 72
-"""Arrays of settings have this length and are doubled when they are full, so that few shapes are compiled."""
+SETTINGS = {"information": 40, "unbiased bases": 3}
+"""Axes that a run may measure; at random each block has one of its own."""
 NEARLY_ALL = 0.98
 """Share of the information of the best axis that one measured before may tell to be taken in its place."""
 MARKS = (10, 30, 100, 300, 1000, 3000, 10_000)
 
-Choose = Callable[[SMC, np.random.Generator, np.ndarray, int], np.ndarray]
-"""From particles, random numbers, the axes that have been measured and the number of the block to an axis."""
+
+def random_axes(rng_key: jax.Array, number: int) -> jax.Array:
+    return unit(jax.random.normal(rng_key, (number, 3)))
 
 
-def random_axes(number: int, generator: np.random.Generator) -> np.ndarray:
-    found = generator.normal(size=(number, 3))
-    return found / np.linalg.norm(found, axis=1, keepdims=True)
+def unit(vectors: jax.Array) -> jax.Array:
+    return vectors / jnp.linalg.norm(vectors, axis=-1, keepdims=True)
 
 
 def fixed_axes(number: int) -> np.ndarray:
@@ -59,89 +65,134 @@ def fixed_axes(number: int) -> np.ndarray:
     return np.stack([radius * np.cos(angle), radius * np.sin(angle), z], -1)
 
 
-def gains(smc: SMC, axes: np.ndarray) -> np.ndarray:
+def gains(bloch: jax.Array, weights: jax.Array, axes: jax.Array) -> jax.Array:
     """Information of one shot along each axis, of particles: in closed form from their Bloch vectors."""
-    p = 0.5 * (1.0 + np.clip(np.asarray(smc.particles["bloch"]) @ axes.T, -1.0, 1.0))
-    weights = np.asarray(smc.weights)
+    p = 0.5 * (1.0 + jnp.clip(bloch @ axes.T, -1.0, 1.0))
 
-    def entropy(q: np.ndarray) -> np.ndarray:
-        q = np.clip(q, 1e-300, 1.0)
-        rest = np.clip(1.0 - q, 1e-300, 1.0)
-        return -(q * np.log(q) + rest * np.log(rest))
+    def entropy(q: jax.Array) -> jax.Array:
+        return -(xlogy(q, q) + xlogy(1.0 - q, 1.0 - q))
 
-    found: np.ndarray = entropy(weights @ p) - weights @ entropy(p)
-    return found
+    return entropy(weights @ p) - weights @ entropy(p)
 
 
-def check_gains(smc: SMC) -> float:
+def check_gains() -> float:
     """The largest difference between these and what the package computes."""
+    smc = SMC(quantum_tomography, num_particles=NUM_PARTICLES, progress_bar=False)
+    smc.run(jax.random.key(0), pauli_bases(), jnp.array([[5, 5], [12, 3], [0, 0]]))
     axes = fixed_axes(20)
-    return float(
-        np.abs(gains(smc, axes) - expected_information_gain(draws_of(smc), axis_measurements(axes))["shot"]).max()
-    )
+    theirs = expected_information_gain(draws_of(smc), axis_measurements(axes))["shot"]
+    return float(np.abs(np.asarray(gains(smc.particles["bloch"], smc.weights, axes)) - theirs).max())
 
 
-def adaptive(smc: SMC, generator: np.random.Generator, measured: np.ndarray, block: int) -> np.ndarray:
-    bloch, weights = np.asarray(smc.particles["bloch"]), np.asarray(smc.weights)
+class Measured(NamedTuple):
+    """What a run has measured."""
+
+    axes: jax.Array
+    counts: jax.Array
+    number: jax.Array
+    """Axes in use, the first ones."""
+
+    @property
+    def arrays(self) -> dict[str, jax.Array]:
+        """Arguments of the model."""
+        return {"measurements": axis_measurements(self.axes), "counts": self.counts}
+
+
+Choose = Callable[[jax.Array, jax.Array, jax.Array, Measured, jax.Array], tuple[jax.Array, jax.Array]]
+"""From a key, Bloch vectors of particles, their weights, what was measured and the number of the block to an axis and
+its place."""
+
+
+def adaptive(
+    key: jax.Array, bloch: jax.Array, weights: jax.Array, measured: Measured, block: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    keys = jax.random.split(key, 4)
     mean = weights @ bloch
-    spread = np.sqrt(weights @ ((bloch - mean) ** 2).sum(1))
-    near = mean + spread * generator.normal(size=(60, 3))
-    axes = np.concatenate(
-        [fixed_axes(60), random_axes(20, generator), near / np.linalg.norm(near, axis=1, keepdims=True)]
-    )
-    for scale in (0.3, 0.1):
-        best = axes[np.argmax(gains(smc, axes))]
-        around = best + scale * max(spread, 0.01) * generator.normal(size=(20, 3))
-        axes = np.concatenate([best[None], around / np.linalg.norm(around, axis=1, keepdims=True)])
-    found = gains(smc, np.concatenate([axes, measured]))
-    again = found[len(axes) :]
-    if len(again) and again.max() > NEARLY_ALL * found.max():
-        axes, found = measured, again
-    chosen: np.ndarray = axes[np.argmax(found[: len(axes)])]
-    return chosen
+    spread = jnp.sqrt(weights @ jnp.sum(jnp.square(bloch - mean), 1))
+    near = unit(mean + spread * jax.random.normal(keys[0], (60, 3)))
+    axes = jnp.concatenate([fixed_axes(60), random_axes(keys[1], 20), near])
+    for scale, at in ((0.3, keys[2]), (0.1, keys[3])):
+        best = axes[jnp.argmax(gains(bloch, weights, axes))]
+        around = unit(best + scale * jnp.maximum(spread, 0.01) * jax.random.normal(at, (20, 3)))
+        axes = jnp.concatenate([best[None], around])
+    new, again = jnp.split(gains(bloch, weights, jnp.concatenate([axes, measured.axes])), [len(axes)])
+    again = jnp.where(jnp.arange(len(again)) < measured.number, again, -jnp.inf)
+    is_again = (jnp.max(again) > NEARLY_ALL * jnp.max(new)) | (measured.number == len(again))
+    place = jnp.where(is_again, jnp.argmax(again), measured.number)
+    return jnp.where(is_again, measured.axes[place], axes[jnp.argmax(new)]), place
 
 
-def at_random(smc: SMC, generator: np.random.Generator, measured: np.ndarray, block: int) -> np.ndarray:
-    return random_axes(1, generator)[0]
+def at_random(
+    key: jax.Array, bloch: jax.Array, weights: jax.Array, measured: Measured, block: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    return random_axes(key, 1)[0], block
 
 
-def unbiased(smc: SMC, generator: np.random.Generator, measured: np.ndarray, block: int) -> np.ndarray:
-    found: np.ndarray = np.eye(3)[block % 3]
-    return found
+def unbiased(
+    key: jax.Array, bloch: jax.Array, weights: jax.Array, measured: Measured, block: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    return jnp.eye(3)[block % 3], block % 3
 
 
 DESIGNS: dict[str, Choose] = {"information": adaptive, "unbiased bases": unbiased, "random": at_random}
 
 
-def one_run(smc: SMC, choose: Choose, truth: np.ndarray, seed: int, num_shots: int) -> tuple[np.ndarray, int]:
-    """Errors at the marks, and how many updates did not end well."""
-    generator = np.random.default_rng(seed)
-    axes, counts = np.tile([0.0, 0.0, 1.0], (FIRST_SETTINGS, 1)), np.zeros((FIRST_SETTINGS, 2), int)
-    places: dict[tuple[float, ...], int] = {}
-    smc.run(jax.random.key(seed), axis_measurements(axes), jnp.asarray(counts))
-    shots, block, errors, failed = 0, 0, {}, 0
-    while shots < num_shots:
+def block_sizes(num_shots: int) -> list[int]:
+    """So that there is an end of a block at each mark."""
+    found: list[int] = []
+    while (shots := sum(found)) < num_shots:
         size = min(-(-max(shots, 1) // SHARE), num_shots - shots)
-        size = min(size, min((mark - shots for mark in MARKS if mark > shots), default=size))
-        axis = choose(smc, generator, axes[: len(places)], block)
-        block += 1
-        place = places.setdefault(tuple(np.round(axis, 12)), len(places))
-        if place == len(axes):
-            axes, counts = np.concatenate([axes, axes]), np.concatenate([counts, 0 * counts])
-        axes[place] = axis
-        ups = generator.binomial(size, 0.5 * (1.0 + np.clip(axis @ truth, -1.0, 1.0)))
-        counts[place] += (ups, size - ups)
-        shots += size
-        smc.update(axis_measurements(axes), jnp.asarray(counts))
-        failed += not smc.diagnostics.converged
-        if shots in MARKS:
-            errors[shots] = error_of(smc, truth)
-    return np.array([errors[mark] for mark in MARKS if mark <= num_shots]), failed
+        found.append(min(size, *(mark - shots for mark in MARKS if mark > shots), num_shots))
+    return found
 
 
-def error_of(smc: SMC, truth: np.ndarray) -> float:
-    """E[1 - F] of the posterior to a pure state, which is linear in its mean."""
-    return float(0.5 * (1.0 - np.asarray(smc.weights) @ np.asarray(smc.particles["bloch"]) @ truth))
+class Outcome(NamedTuple):
+    """Of one run."""
+
+    errors: jax.Array
+    """E[1 - F] of the posterior to the truth after each block; linear in its mean, as the truth is pure."""
+    failed: jax.Array
+    """Updates that did not end well."""
+    num_axes: jax.Array
+
+
+def experiments(name: str, sizes: list[int]) -> Any:
+    """Compiled runs of a design, as many as there are keys, each on a pure state of its own drawn at random."""
+    choose, room = DESIGNS[name], SETTINGS.get(name, len(sizes))
+    start = Measured(jnp.tile(jnp.eye(3)[2], (room, 1)), jnp.zeros((room, 2), int), jnp.zeros((), int))
+    smc = SMC(quantum_tomography, num_particles=NUM_PARTICLES, progress_bar=False)
+    program = smc.program(*start.arrays.values(), changing=tuple(start.arrays))
+
+    def run(key: jax.Array) -> Outcome:
+        truth_key, smc_key, key = jax.random.split(key, 3)
+        truth = random_axes(truth_key, 1)[0]
+
+        def measure(carry: Any, block: Any) -> Any:
+            (state, measured), (number, size) = carry, block
+            choose_key, shot_key = jax.random.split(jax.random.fold_in(key, number))
+            axis, place = choose(choose_key, program.particles(state)["bloch"], state.weights, measured, number)
+            ups = jax.random.binomial(shot_key, size, 0.5 * (1.0 + jnp.clip(axis @ truth, -1.0, 1.0))).astype(int)
+            measured = Measured(
+                measured.axes.at[place].set(axis),
+                measured.counts.at[place].add(jnp.stack([ups, size - ups])),
+                jnp.maximum(measured.number, place + 1),
+            )
+            state = program.update(measured.arrays, state)
+            error = 0.5 * (1.0 - state.weights @ program.particles(state)["bloch"] @ truth)
+            return (state, measured), (error, ~state.converged)
+
+        blocks = jnp.arange(len(sizes)), jnp.asarray(sizes)
+        (_, measured), (errors, failed) = jax.lax.scan(measure, (program.init(smc_key), start), blocks)
+        return Outcome(errors, jnp.sum(failed), measured.number)
+
+    return jax.jit(lambda keys: jax.lax.map(run, keys))
+
+
+def side_by_side(run: Callable[[jax.Array], Outcome], keys: jax.Array) -> Outcome:
+    """A part of the keys on each core: programs of JAX on small arrays use one."""
+    with ThreadPoolExecutor(len(keys)) as pool:
+        found = list(pool.map(lambda part: jax.block_until_ready(run(part)), keys))
+    return jax.tree.map(lambda *leaves: np.concatenate(leaves), *found)
 
 
 # Two qubits: families of settings, of which each is measured in turn or the one that tells the most
@@ -234,37 +285,36 @@ def main() -> None:
         return
     marks = [mark for mark in MARKS if mark <= options.shots]
     rows, notes = [], []
-    smc = SMC(quantum_tomography, num_particles=NUM_PARTICLES, progress_bar=False)
-    for name, choose in DESIGNS.items():
-        start, failed, found = time.process_time(), 0, []
-        for run in range(options.runs):
-            truth = random_axes(1, np.random.default_rng(1000 + run))[0]
-            errors, bad = one_run(smc, choose, truth, run, options.shots)
-            found.append(errors)
-            failed += bad
-            print(name, run, errors.round(5), f"{time.process_time() - start:.0f} CPU-s", bad, flush=True)
-        mean, deviation = np.mean(found, 0), np.std(found, 0, ddof=1) / np.sqrt(options.runs)
+    sizes = block_sizes(options.shots)
+    ends = np.searchsorted(np.cumsum(sizes), marks)
+    cores = math.gcd(os.cpu_count() or 1, options.runs)
+    keys = jax.random.split(jax.random.key(0), (cores, options.runs // cores))
+    for name in DESIGNS:
+        clocks = [(time.process_time(), time.perf_counter())]
+        run = experiments(name, sizes).lower(keys[0]).compile()
+        clocks.append((time.process_time(), time.perf_counter()))
+        found = side_by_side(run, keys)
+        clocks.append((time.process_time(), time.perf_counter()))
+        (compiling, compiling_wall), (seconds, wall) = np.diff(clocks, axis=0)
+        errors = found.errors[:, ends]
+        mean, deviation = np.mean(errors, 0), np.std(errors, 0, ddof=1) / np.sqrt(options.runs)
         slope = np.polyfit(np.log(marks), np.log(mean), 1)[0]
-        seconds = (time.process_time() - start) / options.runs
-        rows.append(
-            [
-                name,
-                f"{slope:.3f}",
-                *(f"{m:.2g} ({d:.1g})" for m, d in zip(mean, deviation, strict=True)),
-                f"{seconds:.1f}",
-            ]
-        )
-        notes.append(f"{name}: {failed} updates of {options.runs} runs did not end well")
-    notes.append(f"gains against expected_information_gain of the package: {check_gains(smc):.1e}")
+        cells = [f"{m:.2g} ({d:.1g})" for m, d in zip(mean, deviation, strict=True)]
+        rows.append([name, f"{slope:.3f}", *cells, f"{seconds / options.runs:.2f}", f"{wall:.1f}"])
+        notes.append(f"{name}: {found.failed.sum()} updates did not end well; up to {found.num_axes.max()} axes a run")
+        notes.append(f"{name}: {compiling:.1f} CPU-s to compile, {compiling_wall:.1f} s of wall time")
+        print(rows[-1], notes[-2:], flush=True)
+    notes.append(f"gains against expected_information_gain of the package: {check_gains():.1e}")
     lines = [
         "# Tomography of one qubit",
         "",
         f"Pure states drawn at random, {options.runs} runs, {NUM_PARTICLES} particles, blocks of 1/{SHARE} of the",
         "shots; E[1 - F] of the posterior to the truth, with standard errors over runs, and the exponent of a line",
-        "through the mean curve.",
+        "through the mean curve. All runs of a design are one compiled program, in as many threads as there are cores:",
+        "CPU-seconds of each run, and seconds of wall time of all of them.",
         "",
-        "| design | exponent | " + " | ".join(f"N = {mark}" for mark in marks) + " | CPU-s a run |",
-        "|---" * (len(marks) + 3) + "|",
+        "| design | exponent | " + " | ".join(f"N = {mark}" for mark in marks) + " | CPU-s a run | all, s |",
+        "|---" * (len(marks) + 4) + "|",
         *("| " + " | ".join(row) + " |" for row in rows),
         "",
         *(f"- {note}" for note in notes),
