@@ -403,7 +403,7 @@ class SMC(Answers):
         ...         state = program.update({"y": y, "seen": jnp.arange(5) <= number}, state)
         ...         return state, state.weights @ program.particles(state)["level"]
         ...     return jax.lax.scan(look, program.init(key), jnp.arange(5))[1]
-        >>> jax.lax.map(experiment, jax.random.split(jax.random.key(0), 3)).shape  # three of five updates each
+        >>> jax.lax.map(experiment, jax.random.split(jax.random.key(0), 3)).shape
         (3, 5)
 
         :param args: arguments of the model; those that change as an example of their shapes.
