@@ -14,6 +14,7 @@ from numpyro.infer import MCMC, NUTS
 from scipy.stats import multivariate_normal, norm
 
 from numpyro_ext.infer import SMC
+from numpyro_ext.infer.monte_carlo.weights import chain_errors, evidence_variance
 from numpyro_ext.structure import ModelStructureError
 from tests.tiers import thorough
 
@@ -76,6 +77,48 @@ def test_evidences_of_conjugate_problems_have_honest_errors(errors_of_many):
 @pytest.mark.parametrize("path", ["tempered", "data"])
 def test_a_hundred_conjugate_problems(path):
     check_errors(many(path, 100), 0.90, 0.99)
+
+
+def test_what_is_told_of_chains_that_remember():
+    """Weights of mean one, of which the second keep a part of those of their parents, many times."""
+    size, kept = 40, 0.7
+
+    def once(key):
+        first_key, parent_key, key = random.split(key, 3)
+        first = random.uniform(first_key, (size,), minval=0.2, maxval=1.8)
+        parents = random.choice(parent_key, size, (size,), p=first / first.sum())
+        # of those that are chosen the first weights have the mean 1 + 0.64 / 3
+        second = (
+            1.0 + kept * (first[parents] - 1.0 - 0.64 / 3.0) + random.uniform(key, (size,), minval=-0.2, maxval=0.2)
+        )
+        errors = [chain_errors(jnp.log(w), size) for w in (first, second)]
+        told = evidence_variance(errors[0], jnp.arange(size), jnp.zeros(size), size)
+        later = evidence_variance(errors[1], parents, errors[0][parents] / size, size)
+        alone = evidence_variance(errors[1], jnp.arange(size), jnp.zeros(size), size)
+        return jnp.log(first.mean()) + jnp.log(second.mean()), told + later, told + alone
+
+    made, told, without = jax.jit(jax.vmap(once))(random.split(KEY, 20_000))
+    np.testing.assert_allclose(np.mean(told), np.var(made), rtol=0.06)
+    assert np.mean(without) < 0.75 * np.var(made)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("kernel", ["hmc", "random-walk"])
+def test_waste_free_runs_tell_their_error(kernel):
+    y = np.random.default_rng(3).multivariate_normal(np.zeros(20), COVARIANCE)
+    exact = multivariate_normal.logpdf(y, np.zeros(20), COVARIANCE)
+    smc = SMC(regression, num_particles=2000, kernel=kernel, num_moves=39, waste_free=True)
+    program = smc.program(jnp.asarray(X), jnp.asarray(y), changing="y")
+
+    def evidence(key):
+        state = program.init(key)
+        return state.log_evidence, state.standard_error
+
+    made, told = map(np.asarray, jax.jit(lambda keys: jax.lax.map(evidence, keys))(random.split(KEY, 150)))
+    errors = made - exact
+    assert 0.75 < np.sqrt(np.mean(told**2) / np.mean(errors**2)) < 1.3
+    assert 0.88 <= np.mean(np.abs(errors) < 1.96 * told) <= 0.99
+    assert np.std(told) < 0.2 * np.mean(told)
 
 
 @pytest.mark.parametrize(

@@ -36,8 +36,14 @@ class Answers(Shown, ArviZInterface):
 
     @property
     def log_evidence(self) -> LogEvidence:
-        """A float with ``standard_error``: the larger of what the genealogy of the particles tells (Lee and Whiteley
-        2018) and of the sum over the steps of the variance of the weights, which is right if moves forget."""
+        """A float with ``standard_error``.
+
+        It is made of the weights of the steps, of how alike particles of one parent are, and of what they keep of their
+        parent's weight (the genealogy of the run over one generation; Olsson and Douc 2019), which is right if moves
+        forget. Where the whole genealogy (Lee and Whiteley 2018) tells a larger one, that is taken. Waste-free runs
+        have too few lines for that: their error is that of one generation of chains (Dau and Chopin 2022), and is told
+        a tenth too small where chains of 20 places are not much longer than their memory.
+        """
         return self._finished().log_evidence
 
     @property

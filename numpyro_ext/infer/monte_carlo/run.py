@@ -280,7 +280,12 @@ def state_content(state: SMCState) -> dict[str, Any]:
 
 
 def state_of(content: Mapping[str, Any]) -> SMCState:
-    """From :func:`state_content`."""
+    """From :func:`state_content`.
+
+    :raises ValueError: if it was written by another version.
+    """
+    if set(content["particles"]) != set(Particles._fields):
+        raise ValueError("The file holds a run of SMC by another version of numpyro_ext: run again.")
     particles = Particles(**{name: jnp.asarray(value) for name, value in content["particles"].items()})
     return SMCState(particles, dict(content["history"]), int(content["stage"]), str(content["digest"]))
 

@@ -17,12 +17,13 @@ from ...linalg import saved_as
 from .moves import Movement, chance_correlation, move, spread, start_scale
 from .target import Target
 from .weights import (
+    chain_errors,
     effective_sample_size,
+    evidence_variance,
     furthest,
     genealogy_variance,
     increment,
     normalised,
-    relative_variance,
     shares,
 )
 
@@ -52,7 +53,12 @@ class Particles(NamedTuple):
     log_pairs: Array
     """See :func:`~numpyro_ext.infer.monte_carlo.weights.genealogy_variance`."""
     variance: Array
-    """Of the log evidence, if moves forget where they began: a sum over the weighings before resamplings."""
+    """Of the log evidence, if two rounds of moves forget where they began: a sum over the weighings before
+    resamplings."""
+    parents: Array
+    """The chain that each chain begins at: as many numbers as there are particles, or parents in waste-free runs."""
+    parent_errors: Array
+    """See :func:`~numpyro_ext.infer.monte_carlo.weights.evidence_variance`."""
     log_scale: Array
     """Of the steps of the kernel."""
     log_likelihood: Array
@@ -71,7 +77,8 @@ class StepInfo(NamedTuple):
     num_evaluations: Array
     log_evidence: Array
     log_evidence_error: Array
-    """The larger of what the genealogy says, and of what weighings add where moves forget."""
+    """Of what weighings add where moves forget or, if that is larger, of what the genealogy says; see
+    :attr:`~numpyro_ext.infer.SMC.log_evidence`."""
     num_alive: Array
     """Particles of positive weight."""
 
@@ -133,7 +140,11 @@ class Programs:
         pairs = jnp.asarray(np.log(number / (number - 1.0)), vectors.dtype)
         scale = jnp.asarray(start_scale(self.ladder.movement.kernel, self.target.size), vectors.dtype)
         log_weights = jnp.zeros(number, vectors.dtype)
-        return Particles(zero, vectors, log_weights, zero, jnp.arange(number), pairs, zero, scale, log_weights)
+        parents = jnp.arange(self.ladder.num_parents)
+        none = jnp.zeros(len(parents), vectors.dtype)
+        return Particles(
+            zero, vectors, log_weights, zero, jnp.arange(number), pairs, zero, parents, none, scale, log_weights
+        )
 
     def step(
         self,
@@ -217,12 +228,17 @@ class Programs:
         size = effective_sample_size(log_weights)
         is_waste_free = ladder.num_parents < number
         has_moved = particles.log_pairs > np.log(number / (number - 1.0)) * 1.5
-        variance = particles.variance + jnp.where(
-            is_waste_free & has_moved,
-            relative_variance(log_weights, ladder.num_parents),
-            relative_variance(log_weights, number),
-        )
-        error = jnp.maximum(variance, genealogy_variance(log_weights, particles.ancestors, particles.log_pairs))
+        num_chains = ladder.num_parents
+        # draws from the prior are chains of one
+        singles, chains = chain_errors(log_weights, number), chain_errors(log_weights, num_chains)
+        added = evidence_variance(chains, particles.parents, particles.parent_errors, number)
+        if is_waste_free:
+            first = evidence_variance(singles, jnp.arange(number), jnp.zeros(number), number)
+            added = jnp.where(has_moved, added, first)
+        variance = particles.variance + added
+        error = variance
+        if not is_waste_free:
+            error = jnp.maximum(variance, genealogy_variance(log_weights, particles.ancestors, particles.log_pairs))
         num_alive = jnp.sum(jnp.isfinite(log_weights))
         weighed = particles._replace(
             position=position,
@@ -267,6 +283,8 @@ class Programs:
                 vectors = jnp.concatenate([particles.vectors[chosen][None], found.path]).reshape(number, -1)
                 ancestors = jnp.tile(ancestors, number // ladder.num_parents)
                 levels = found.path_levels.ravel()
+            parents = jnp.where(has_moved, chosen % num_chains, chosen).astype(particles.parents.dtype)
+            parent_errors = jnp.where(has_moved, chains[chosen % num_chains] / num_chains, singles[chosen] / number)
             pairs = particles.log_pairs + np.log(ladder.num_parents / (ladder.num_parents - 1.0))
             new = weighed._replace(
                 vectors=vectors,
@@ -274,6 +292,8 @@ class Programs:
                 ancestors=ancestors,
                 log_pairs=pairs,
                 variance=variance,
+                parents=parents,
+                parent_errors=parent_errors,
                 log_scale=found.log_scale,
                 log_likelihood=levels,
             )

@@ -9,12 +9,13 @@ from jax import Array
 from jax.scipy.special import logsumexp
 
 __all__ = [
+    "chain_errors",
     "effective_sample_size",
+    "evidence_variance",
     "furthest",
     "genealogy_variance",
     "increment",
     "normalised",
-    "relative_variance",
     "shares",
 ]
 
@@ -84,14 +85,40 @@ def furthest(
     return jnp.where(found >= rest * (1.0 - 1e-9), 1.0, position + jnp.where(jnp.isnan(found), smallest, found))
 
 
-def relative_variance(log_weights: Array, num_chains: int) -> Array:
-    """Of the mean weight, from the spread between chains: particles, or in waste-free runs the places of one parent.
+def chain_errors(log_weights: Array, num_chains: int) -> Array:
+    """Mean weight of each chain over that of all, less one.
 
     :param log_weights: shape ``(particles,)``; the particles of a chain stand ``num_chains`` apart.
-    :param int num_chains: how many there are.
+    :param int num_chains: particles, or in waste-free runs as many as there are parents.
+    :return: shape ``(num_chains,)``.
     """
-    weights = jnp.mean(normalised(log_weights).reshape(-1, num_chains), 0)
-    return jnp.sum(jnp.square(weights / jnp.sum(weights) - 1.0 / num_chains)) * num_chains / (num_chains - 1.0)
+    return num_chains * jnp.sum(normalised(log_weights).reshape(-1, num_chains), 0) - 1.0
+
+
+def evidence_variance(errors: Array, parents: Array, parent_errors: Array, most_parents: int) -> Array:
+    r"""What one weighing adds to the relative variance of the evidence.
+
+    The error of a weighing is the mean of those of its chains, and chains that begin at particles of one chain before
+    remember it in part:
+
+    .. math::
+
+        \frac{1}{M (M - 1)} \sum_m e_m^2 + \frac{1}{M^2} \sum_{m \ne n, p_m = p_n} e_m e_n
+        + \frac{2}{M} \sum_m e_m \frac{e'_{p_m}}{M'} .
+
+    That is the estimate from the genealogy of a run (Chan and Lai 2013; Lee and Whiteley 2018) cut off after one
+    generation (Olsson and Douc 2019), as moves let nothing through to the next: lines that are older are few, and what
+    is told by them is noise. Holds for multinomial resampling.
+
+    :param errors: :math:`e`, by :func:`chain_errors`, shape ``(chains,)``.
+    :param parents: :math:`p`, the chain that each begins at; all different where they have none.
+    :param parent_errors: :math:`e'_p / M'` of each chain; zeros where they have none.
+    :param int most_parents: above the largest of ``parents``.
+    """
+    number, own = len(errors), jnp.sum(jnp.square(errors))
+    families = jnp.zeros(most_parents, errors.dtype).at[parents].add(errors)
+    siblings = jnp.sum(jnp.square(families)) - own
+    return own / (number * (number - 1.0)) + siblings / number**2 + 2.0 * jnp.mean(errors * parent_errors)
 
 
 def genealogy_variance(log_weights: Array, ancestors: Array, log_pairs: Array) -> Array:
