@@ -149,6 +149,41 @@ def within(limit: int, name: str, way: str) -> np.ndarray:
     return np.array(found[1:] or found, float).reshape(-1, 3)
 
 
+def compared(name: str, value: float, limit: int) -> tuple[list[str], bool]:
+    """The rows of both on a model of known log evidence, and whether SMC costs more."""
+    rows, prices = [], []
+    for way in (OURS, NESTED):
+        found = within(limit, name, way)
+        if not len(found):
+            prices.append(np.inf)
+            rows.append(f"| {name} | {way} | {value:.3f} | no run in {limit} s | | | | 0 |")
+        else:
+            values, told, seconds = found.T
+            mean_square = float(np.mean((values - value) ** 2))
+            prices.append(seconds.mean() * mean_square)
+            cells = f"{np.sqrt(mean_square):.3f} | {told.mean():.3f} | {seconds.mean():.2f} | {prices[-1]:.2g}"
+            rows.append(f"| {name} | {way} | {value:.3f} | {cells} | {len(found)} |")
+        print(rows[-1], flush=True)
+    return rows, prices[0] > prices[1]
+
+
+def report(rows: list[str], notes: list[str], limits: str) -> None:
+    lines = [
+        "# Log evidences by SMC and by nested sampling",
+        "",
+        f"Root of the mean squared error of up to {REPEATS} runs, the standard error that they tell, CPU-seconds of a",
+        f"run after a first one, and seconds times squared error. {limits}, so that",
+        "some made fewer runs; where there is one, it is the first.",
+        "",
+        "| model | by | log evidence | error | told | seconds | seconds x error² | runs |",
+        "|---|---|---|---|---|---|---|---|",
+        *rows,
+        "",
+        *(f"- {note}" for note in notes),
+    ]
+    write_report("nested", lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--limit", type=int, default=180, help="CPU-seconds for a sampler on a model")
@@ -167,36 +202,11 @@ def main() -> None:
         print(notes[-1], flush=True)
     rows, behind = [], []
     for name, value in exact.items():
-        prices = []
-        for way in (OURS, NESTED):
-            found = within(options.limit, name, way)
-            if not len(found):
-                prices.append(np.inf)
-                rows.append(f"| {name} | {way} | {value:.3f} | no run in {options.limit} s | | | | 0 |")
-            else:
-                values, told, seconds = found.T
-                mean_square = float(np.mean((values - value) ** 2))
-                prices.append(seconds.mean() * mean_square)
-                cells = f"{np.sqrt(mean_square):.3f} | {told.mean():.3f} | {seconds.mean():.2f} | {prices[-1]:.2g}"
-                rows.append(f"| {name} | {way} | {value:.3f} | {cells} | {len(found)} |")
-            print(rows[-1], flush=True)
-        if prices[0] > prices[1]:
-            behind.append(name)
+        found, is_behind = compared(name, value, options.limit)
+        rows += found
+        behind += [name] * is_behind
     notes.append(f"SMC is behind on {len(behind)} of {len(exact)}{': ' if behind else ''}{', '.join(behind)}")
-    lines = [
-        "# Log evidences by SMC and by nested sampling",
-        "",
-        f"Root of the mean squared error of up to {REPEATS} runs, the standard error that they tell, CPU-seconds of a",
-        f"run after a first one, and seconds times squared error. Each sampler had {options.limit} CPU-seconds for a",
-        "model, so that some made fewer runs; where there is one, it is the first.",
-        "",
-        "| model | by | log evidence | error | told | seconds | seconds x error² | runs |",
-        "|---|---|---|---|---|---|---|---|",
-        *rows,
-        "",
-        *(f"- {note}" for note in notes),
-    ]
-    write_report("nested", lines)
+    report(rows, notes, f"Each sampler had {options.limit} CPU-seconds for a model")
 
 
 if __name__ == "__main__":

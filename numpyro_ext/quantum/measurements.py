@@ -82,15 +82,17 @@ def imperfect(
     >>> print(born_probabilities(imperfect(pauli_bases(), dark_rates=[0.0, 0.25]), up)[2])
     [0.8 0.2]
     """
+    # as given: arrays that are made while a model is traced have no values
+    if all(is_concrete(value) for value in (dark_rates, efficiencies, source_rate)):
+        dark, kept, source = (np.asarray(value, float) for value in (dark_rates, efficiencies, source_rate))
+        if not np.all(dark >= 0.0):
+            raise ValueError(f"Dark rates are not negative, got {dark_rates}.")
+        if not np.all((kept > 0.0) & (kept <= 1.0)):
+            raise ValueError(f"Efficiencies are above zero and at most one, got {efficiencies}.")
+        if not np.all(source > 0.0):
+            raise ValueError(f"Without a source ({source_rate=}) all clicks are dark, and tell nothing: give its rate.")
     operators = jnp.asarray(measurements)
     dark, kept, source = (jnp.asarray(value, float) for value in (dark_rates, efficiencies, source_rate))
-    if all(is_concrete(value) for value in (dark, kept, source)):
-        if not bool(jnp.all(dark >= 0.0)):
-            raise ValueError(f"Dark rates are not negative, got {dark_rates}.")
-        if not bool(jnp.all((kept > 0.0) & (kept <= 1.0))):
-            raise ValueError(f"Efficiencies are above zero and at most one, got {efficiencies}.")
-        if not bool(jnp.all(source > 0.0)):
-            raise ValueError(f"Without a source ({source_rate=}) all clicks are dark, and tell nothing: give its rate.")
     identity = jnp.eye(operators.shape[-1])
     return (source * kept)[..., None, None] * operators + dark[..., None, None] * identity
 

@@ -40,6 +40,7 @@ def density_matrix(
         (Życzkowski and Sommers 2001): Haar for ``K = 1``, Hilbert-Schmidt for ``K = D``.
     :return: complex, ``(..., D, D)``, of trace one.
     :raises TypeError: unless one of the three is given.
+    :raises ValueError: for Bloch vectors that are longer than one.
 
     >>> print(density_matrix(bloch=[0, 0, 1]).real)
     [[1. 0.]
@@ -52,6 +53,10 @@ def density_matrix(
         vector = jnp.asarray(bloch, float)
         if vector.shape[-1:] != (3,):
             raise ValueError(f"Bloch vectors have three elements, and these have the shape {vector.shape}.")
+        if is_concrete(bloch) and not isinstance(vector, jax.core.Tracer):
+            longest = float(np.max(np.linalg.norm(np.asarray(vector), axis=-1), initial=0.0))
+            if longest > 1.0 + _LEAST_PRECISE:
+                raise ValueError(f"A Bloch vector is at most one long, and one of these is {longest:.4g}: no state.")
         return 0.5 * (jnp.eye(2) + jnp.einsum("...a,aij->...ij", vector, jnp.asarray(PAULI)))
     found = jnp.asarray(amplitudes)[..., None] if factor is None else jnp.asarray(factor)
     product = found @ jnp.conj(jnp.swapaxes(found, -1, -2))

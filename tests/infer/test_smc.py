@@ -616,6 +616,8 @@ def test_arguments_of_other_kinds():
         SMC(level_model, hyper_values=[1.0])
     with pytest.raises(TypeError, match=r"jax.devices\(\)"):
         SMC(level_model, devices=2)
+    with pytest.raises(TypeError, match=r"jax.devices\(\)"):
+        SMC(level_model, devices="cpu")
     smc = SMC(level_model, num_particles=100, progress_bar=False)
     with pytest.raises(TypeError, match="last_state of an earlier run"):
         smc.run(KEY, Y, np.arange(40) < 20, init_state=3)

@@ -111,7 +111,9 @@ def test_what_cannot_change_is_refused_by_name(program):
         program.init({"y": Y})
     with pytest.raises(ValueError, match="devices"):
         SMC(level_model, devices=jax.devices()).program(Y, changing="y")
-    made = SMC(wide, num_particles=200, kernel="random-walk", progress_bar=False).program(Y, 1.0, changing=("y", "width"))
+    made = SMC(wide, num_particles=200, kernel="random-walk", progress_bar=False).program(
+        Y, 1.0, changing=("y", "width")
+    )
     state = made.init(KEY, {"width": 2.0})
     expected = multivariate_normal.logpdf(Y, np.zeros(12), np.eye(12) + 4.0)
     assert abs(state.log_evidence - expected) < 4.0 * state.standard_error

@@ -223,6 +223,7 @@ def test_estimators():
         (lambda: checked_state([[0.5, 1.0], [0.0, 0.5]]), "differs from its adjoint by 1"),
         (lambda: checked_state([[np.nan, 0.0], [0.0, 0.5]]), "not finite"),
         (lambda: imperfect(pauli_bases(), dark_rates=0.1, source_rate=0), "Without a source"),
+        (lambda: density_matrix(bloch=[[0, 0, 1], [0, 1.2, 0]]), "at most one long"),
         (lambda: imperfect(pauli_bases(), dark_rates=-0.1), "not negative"),
         (lambda: imperfect(pauli_bases(), efficiencies=[1, 1.2]), "at most one"),
         (lambda: mutually_unbiased_bases(6), "dimensions 2, 4 and odd primes, not 6"),

@@ -14,6 +14,7 @@ from numpyro_ext.design import SequentialDesign, draws_of, expected_information_
 from numpyro_ext.infer import SMC
 from numpyro_ext.models import quantum_tomography
 from numpyro_ext.quantum import axis_measurements, born_probabilities, density_matrix, pauli_bases
+from numpyro_ext.structure import ModelStructureError
 
 REFERENCE = json.loads((Path(__file__).parents[1] / "reference" / "active_quantum.json").read_text())
 CASES = ("hs_posterior", "hs_posterior_oblique", "hs_posterior_noisy")
@@ -64,6 +65,13 @@ def test_posteriors_by_nuts(name):
     mcmc.run(random.key(0), settings, counts, **noise)
     bloch = np.asarray(mcmc.get_samples()["bloch"])
     check(case, draws_of(mcmc), case["query_dirs"], noise, bloch, 2000.0)
+
+
+def test_detectors_without_a_source_are_refused_within_a_model_too():
+    smc = SMC(quantum_tomography, num_particles=400, progress_bar=False)
+    for noise, words in (({"source_rate": 0.0}, "Without a source"), ({"efficiencies": 1.5}, "at most one")):
+        with pytest.raises(ModelStructureError, match=words):
+            smc.run(random.key(0), pauli_bases(), np.ones((3, 2), int), dark_rates=0.1, **noise)
 
 
 def test_an_adaptive_experiment_nears_the_state():

@@ -140,7 +140,7 @@ class SMC(Answers):
             check_at_least(1, num_samples=num_samples)
         if not isinstance(hyper_values or {}, Mapping):
             raise TypeError(f"hyper_values are a dictionary of values by the names of sites, got {hyper_values!r}.")
-        if devices is not None and not isinstance(devices, Sequence):
+        if devices is not None and (not isinstance(devices, Sequence) or isinstance(devices, str)):
             raise TypeError(f"devices are a sequence, such as jax.devices()[:2], got {devices!r}.")
         self.model, self.num_particles, self.path, self.kernel = model, num_particles, path, kernel
         self.ess_threshold, self.num_moves, self.waste_free = float(ess_threshold), num_moves, waste_free
