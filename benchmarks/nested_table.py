@@ -164,7 +164,7 @@ def compared(name: str, value: float, limit: int) -> tuple[list[str], bool]:
             cells = f"{np.sqrt(mean_square):.3f} | {told.mean():.3f} | {seconds.mean():.2f} | {prices[-1]:.2g}"
             rows.append(f"| {name} | {way} | {value:.3f} | {cells} | {len(found)} |")
         print(rows[-1], flush=True)
-    return rows, prices[0] > prices[1]
+    return rows, bool(prices[0] > prices[1])
 
 
 def report(rows: list[str], notes: list[str], limits: str) -> None:
@@ -172,8 +172,8 @@ def report(rows: list[str], notes: list[str], limits: str) -> None:
         "# Log evidences by SMC and by nested sampling",
         "",
         f"Root of the mean squared error of up to {REPEATS} runs, the standard error that they tell, CPU-seconds of a",
-        f"run after a first one, and seconds times squared error. {limits}, so that",
-        "some made fewer runs; where there is one, it is the first.",
+        "run after a first one (the first itself where there was time for no other), and seconds times squared error.",
+        f"{limits}, so that some made fewer runs.",
         "",
         "| model | by | log evidence | error | told | seconds | seconds x error² | runs |",
         "|---|---|---|---|---|---|---|---|",

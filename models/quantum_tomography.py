@@ -43,7 +43,8 @@ def quantum_state(dimension: int, prior: str = "hilbert-schmidt", rank: int | No
     ranks = {"haar": 1, "hilbert-schmidt": dimension, "bures": dimension, "induced": rank}
     if prior not in ranks:
         raise ValueError(f"prior must be one of {', '.join(map(repr, ranks))}, got {prior!r}.")
-    if (rank is not None) != (prior == "induced") or (rank is not None and (not isinstance(rank, int | np.integer) or rank < 1)):
+    is_number = isinstance(rank, int | np.integer) and rank >= 1
+    if (rank is not None) != (prior == "induced") or (rank is not None and not is_number):
         raise ValueError(f"rank= is a number from 1 on, of prior='induced' alone; got prior={prior!r}, rank={rank!r}.")
     if dimension == 2 and prior == "hilbert-schmidt":
         normals = numpyro.sample("normals", dist.Normal(0.0, 1.0).expand([3]).to_event(1))

@@ -84,12 +84,11 @@ def imperfect(
     """
     # as given: arrays that are made while a model is traced have no values
     if all(is_concrete(value) for value in (dark_rates, efficiencies, source_rate)):
-        dark, kept, source = (np.asarray(value, float) for value in (dark_rates, efficiencies, source_rate))
-        if not np.all(dark >= 0.0):
+        if not np.all(np.asarray(dark_rates) >= 0.0):
             raise ValueError(f"Dark rates are not negative, got {dark_rates}.")
-        if not np.all((kept > 0.0) & (kept <= 1.0)):
+        if not np.all((np.asarray(efficiencies) > 0.0) & (np.asarray(efficiencies) <= 1.0)):
             raise ValueError(f"Efficiencies are above zero and at most one, got {efficiencies}.")
-        if not np.all(source > 0.0):
+        if not np.all(np.asarray(source_rate) > 0.0):
             raise ValueError(f"Without a source ({source_rate=}) all clicks are dark, and tell nothing: give its rate.")
     operators = jnp.asarray(measurements)
     dark, kept, source = (jnp.asarray(value, float) for value in (dark_rates, efficiencies, source_rate))
