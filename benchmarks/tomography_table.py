@@ -305,6 +305,9 @@ def main() -> None:
         notes.append(f"{name}: {compiling:.1f} CPU-s to compile, {compiling_wall:.1f} s of wall time")
         print(rows[-1], notes[-2:], flush=True)
     notes.append(f"gains against expected_information_gain of the package: {check_gains():.1e}")
+    notes.append(
+        f"load of the machine over the last quarter of an hour: {os.getloadavg()[2]:.1f} on {os.cpu_count()} cores"
+    )
     lines = [
         "# Tomography of one qubit",
         "",
