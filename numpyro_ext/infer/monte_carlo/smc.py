@@ -33,7 +33,7 @@ from .run import (
     write_state,
 )
 from .steps import Ladder, PathName, Programs
-from .target import Target
+from .target import Target, refuse_other_priors
 
 __all__ = ["SMC"]
 
@@ -47,7 +47,6 @@ _MOST_MOVES = 300
 _CORRELATION = 0.1
 _MOST_STEPS = 10_000
 _PARENTS = 20
-_PRIOR_TOLERANCE = 1e-6
 _RECENT: deque[Programs] = deque(maxlen=8)
 """What was compiled last, for other samplers of the same model."""
 
@@ -365,16 +364,7 @@ class SMC(Answers):
             return
         vectors = run.state.particles.vectors
         before, after = run.programs.priors(vectors, run.target.data), programs.priors(vectors, target.data)
-        atol = 1e-4 if vectors.dtype == np.float32 else 1e-8
-        for name in target.sites:
-            if not all(
-                np.allclose(a, b, _PRIOR_TOLERANCE, atol) for a, b in zip(before[name], after[name], strict=True)
-            ):
-                raise ValueError(
-                    f"The prior of site '{name}' is another one with these arguments, and particles keep the prior "
-                    "that they were drawn from. Make it independent of what is updated (prior scales and inputs from "
-                    "the data are common causes), or call run(...) anew."
-                )
+        refuse_other_priors(target.sites, before, after, vectors.dtype)
 
     # Pure functions
 

@@ -22,11 +22,12 @@ from ...structure.model.tracing import SiteInfo, inspect_sites
 from ..front.running.progress import warn
 from .coordinates import Coordinates, coordinates
 
-__all__ = ["Densities", "Target"]
+__all__ = ["Densities", "Target", "refuse_other_priors"]
 
 _UNOBSERVED, _OBSERVED = "_unobserved", "_observed"
 """How NumPyro ends the names of the sites that ``obs_mask`` makes."""
 _PROBES = 2
+_PRIOR_TOLERANCE = 1e-6
 
 
 class Densities(NamedTuple):
@@ -295,6 +296,23 @@ class Target:
             found.append([np.asarray(_log_prob(trace[name])) for name in self.observed])
         if not all(np.array_equal(a, b, equal_nan=True) for a, b in zip(*found, strict=True)):
             warn(f"Observations depend on the missing values of {', '.join(self.left_out)}, which are not sampled.")
+
+
+def refuse_other_priors(
+    sites: Collection[str], before: Mapping[str, Any], after: Mapping[str, Any], dtype: np.dtype[Any]
+) -> None:
+    """Refuse the arguments of an update with which log priors of the particles, by site, are other ones than before.
+
+    :raises ValueError: naming the site.
+    """
+    atol = 1e-4 if dtype == np.float32 else 1e-8
+    for name in sites:
+        if not all(np.allclose(a, b, _PRIOR_TOLERANCE, atol) for a, b in zip(before[name], after[name], strict=True)):
+            raise ValueError(
+                f"The prior of site '{name}' is another one with these arguments, and particles keep the prior "
+                "that they were drawn from. Make it independent of what is updated (prior scales and inputs from "
+                "the data are common causes), or call run(...) anew."
+            )
 
 
 def _log_prob(site: Mapping[str, Any]) -> Array:
