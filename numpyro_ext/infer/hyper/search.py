@@ -26,14 +26,10 @@ from .metric import in_metric
 
 __all__ = [
     "EVALUATIONS_PER_CHUNK",
-    "Curvature",
     "Evaluation",
     "SearchState",
-    "curvature",
     "difference_step",
     "evaluation_fn",
-    "hessian",
-    "hessian_error",
     "init_search",
     "is_finished",
     "maximise",
@@ -51,8 +47,6 @@ _CURVATURE = 0.9
 _MAX_TRIALS = 25
 _MOST_GUESSES, _LEAST_SHARE = 3, 0.1
 """Trials whose values and slopes say where the next one is; it is this share of the bracket away from its ends."""
-_LARGEST_TRUNCATION = 10.0
-_PLATEAU = 1e-2
 
 
 class Evaluation(NamedTuple):
@@ -347,77 +341,6 @@ def search(
     length = num_evaluations if trace_length is None else trace_length
     trace = jnp.full((length,), jnp.nan, state.best.objective.dtype)
     return jax.lax.while_loop(unfinished, advance, (state, trace))
-
-
-def hessian(state: SearchState, *, tol: float) -> np.ndarray:
-    """Second derivatives of the objective at ``state.values`` by central differences of its gradient.
-
-    :param SearchState state: of a finished search.
-    :param float tol: as given to :func:`search`.
-    :return: symmetric array of shape ``(d, d)``; meaningless before ``num_probes`` has reached ``2 d``.
-    """
-    probes = np.asarray(state.probes)
-    rows = (probes[:, 0] - probes[:, 1]) / (2.0 * difference_step(probes.dtype, tol))
-    symmetric: np.ndarray = 0.5 * (rows + rows.T)
-    return symmetric
-
-
-class Curvature(NamedTuple):
-    """How the objective curves where a search ended, as far as differences of its gradient can tell.
-
-    Directions are judged in the metric of the diagonal, in which errors of the differences are alike in all of them:
-    each curves downwards, upwards, or is flat within these errors.
-    """
-
-    covariance: np.ndarray
-    """Inverse of the negative Hessian over the directions that curve downwards, zero in the others; ``(d, d)``."""
-    rising: np.ndarray
-    """Unit vectors along which the objective curves upwards, shape ``(k, d)``."""
-    flat: np.ndarray
-    """Unit vectors along which it does neither, shape ``(l, d)``."""
-    wide_axes: np.ndarray
-    """Axes along which the objective falls by less than a half over ten units: a plateau, shape ``(d,)``, boolean."""
-
-    @property
-    def is_peak(self) -> bool:
-        """Whether the objective curves downwards in every direction, so that standard errors exist."""
-        return not len(self.rising) and not len(self.flat)
-
-
-def curvature(second_derivatives: np.ndarray, *, tol: float) -> Curvature:
-    """What second derivatives by central differences of a gradient say about a stationary point.
-
-    :param second_derivatives: the Hessian of the objective, shape ``(d, d)``.
-    :param float tol: as given to :func:`search`.
-    :return: directions up, down and flat, and the covariance.
-    """
-    matrix = np.asarray(second_derivatives)
-    step = difference_step(matrix.dtype, tol)
-    # The step balances both errors: of the gradient, over the step, and of the difference, relative.
-    least, truncation = step**2, _LARGEST_TRUNCATION * step**2
-    diagonal = np.abs(np.diagonal(matrix))
-    units = 1.0 / np.sqrt(np.maximum(diagonal, least))
-    eigenvalues, vectors = np.linalg.eigh(units[:, None] * matrix * units)
-    directions = units * vectors.T
-    squared_length = np.sum(np.square(directions), axis=1)
-    is_known = (np.abs(eigenvalues) > truncation) & (np.abs(eigenvalues) > least * squared_length)
-    down, up = is_known & (eigenvalues < 0.0), is_known & (eigenvalues > 0.0)
-    covariance = (directions[down].T / -eigenvalues[down]) @ directions[down]
-    directions /= np.sqrt(squared_length)[:, None]
-    return Curvature(covariance, directions[up], directions[~is_known], diagonal <= _PLATEAU)
-
-
-def hessian_error(matrix: np.ndarray, direction: np.ndarray, product: np.ndarray, *, tol: float) -> float:
-    """The error of second derivatives along one direction, in units of what :func:`curvature` reckons with.
-
-    :param matrix: the Hessian in question; ``tol`` as given to :func:`search`.
-    :param direction: unit vector; ``product`` a central difference of gradients along it.
-    :return: below one, if the error says nothing about directions that the judgement calls up or down.
-    """
-    least = difference_step(matrix.dtype, tol) ** 2
-    units = 1.0 / np.sqrt(np.maximum(np.abs(np.diagonal(matrix)), least))  # as in :func:`curvature`
-    allowed = _LARGEST_TRUNCATION * least * np.linalg.norm(direction / units) + least * np.linalg.norm(units)
-    return float(np.linalg.norm(units * (matrix @ direction - product)) / allowed)
 
 
 def maximise(

@@ -18,7 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from ...hyper.search import Curvature, Evaluation, SearchState
+from ...hyper.curvature import Curvature
+from ...hyper.search import Evaluation, SearchState
 from ...hyper.space import UnconstrainedSpace
 from ..results import Diagnostics
 from ..state import EngineState, Fit
@@ -34,7 +35,7 @@ _AHEAD = 2.0
 _MOST_AHEAD = 5
 _HELD = 5
 _LEVEL = 0.02
-"""What the objective falls at most over the steps ahead on a plateau, as in :func:`~..hyper.search.curvature`."""
+"""What the objective falls at most over the steps ahead on a plateau, as in :func:`~..hyper.curvature.curvature`."""
 
 
 class StepInfo(NamedTuple):

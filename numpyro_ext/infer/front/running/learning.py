@@ -18,8 +18,9 @@ from jax import Array
 
 from ....structure import ModelStructureError
 from ...hyper import search as hyper_search
+from ...hyper.curvature import Curvature, curvature, hessian
 from ...hyper.metric import is_due, with_metric
-from ...hyper.search import EVALUATIONS_PER_CHUNK, Curvature, SearchState
+from ...hyper.search import EVALUATIONS_PER_CHUNK, SearchState
 from ...hyper.space import UnconstrainedSpace
 from ..results import HyperDiagnostics
 from .chunks import Interruption
@@ -107,7 +108,7 @@ class _Run:
             is_first = False
             if self.climb.probe_locally is not None and search.metric is not None and is_due(search):
                 measured = self.climb.probe_locally(search, np.asarray(True))
-                search = self.current = with_metric(search, hyper_search.hessian(measured, tol=self.climb.tol))
+                search = self.current = with_metric(search, hessian(measured, tol=self.climb.tol))
         self.moved |= np.asarray(search.moved)
         return search
 
@@ -159,7 +160,7 @@ class _Run:
         is_complete = climb.with_curvature and int(search.num_probes) == 2 * search.values.size
         if not is_complete or not bool(np.all(np.isfinite(search.probes))):
             return None
-        return hyper_search.curvature(hyper_search.hessian(search, tol=climb.tol), tol=climb.tol)
+        return curvature(hessian(search, tol=climb.tol), tol=climb.tol)
 
 
 def learn(

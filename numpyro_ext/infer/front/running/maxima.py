@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from jax import Array
 
-from ...hyper.search import Curvature, SearchState
+from ...hyper.curvature import Curvature
+from ...hyper.search import SearchState
 
 __all__ = ["other_maxima"]
 

@@ -8,8 +8,8 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from ...hyper import search as hyper_search
-from ...hyper.search import SearchState
+from ...hyper.curvature import hessian, hessian_error
+from ...hyper.search import SearchState, difference_step
 
 __all__ = ["probed"]
 
@@ -29,7 +29,7 @@ def probed(run: Any, probe_locally: Callable[[SearchState, Any], SearchState], s
     """
     found = probe_locally(search, np.asarray(False))
     if int(found.num_probes) == 2 * search.values.size and bool(np.all(np.isfinite(found.probes))):
-        matrix = hyper_search.hessian(found, tol=run.climb.tol)
+        matrix = hessian(found, tol=run.climb.tol)
         if all(_agrees(run, search, matrix, direction) for direction in _directions(matrix)):
             return found
     made: SearchState = run.climb_from(search._replace(num_probes=jnp.zeros_like(jnp.asarray(search.num_probes))))
@@ -46,9 +46,9 @@ def _directions(matrix: np.ndarray) -> list[np.ndarray]:
 
 
 def _agrees(run: Any, search: SearchState, matrix: np.ndarray, direction: np.ndarray) -> bool:
-    step = hyper_search.difference_step(matrix.dtype, run.climb.tol)
+    step = difference_step(matrix.dtype, run.climb.tol)
     ahead, behind = (run.look(np.asarray(search.values) + side * direction).best for side in (step, -step))
     if not (np.isfinite(ahead.objective) and np.isfinite(behind.objective)):
         return False
     product = (np.asarray(ahead.gradient) - np.asarray(behind.gradient)) / (2.0 * step)
-    return hyper_search.hessian_error(matrix, direction, product, tol=run.climb.tol) < 1.0
+    return hessian_error(matrix, direction, product, tol=run.climb.tol) < 1.0

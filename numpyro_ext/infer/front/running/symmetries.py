@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpyro.distributions.transforms import IdentityTransform
 
-from ...hyper.search import Curvature
+from ...hyper.curvature import Curvature
 from ...hyper.space import UnconstrainedSpace
 
 __all__ = ["known_symmetries", "names_of_directions", "why_no_errors"]

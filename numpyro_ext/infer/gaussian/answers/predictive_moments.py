@@ -19,7 +19,7 @@ from ....structure import LatentGaussianReading
 from ....structure.latent_gaussian import LatentGaussian
 from ...front.engine import BaseEngine, check_one_of
 from ...front.running.progress import warn
-from ...hyper.search import curvature
+from ...hyper.curvature import curvature
 from ...hyper.space import UnconstrainedSpace
 from ..algorithms.algorithm import Algorithm
 from ..integration.run import IntegratedRun
