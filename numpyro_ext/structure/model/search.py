@@ -314,7 +314,10 @@ def check_hyper(reading: ModelReading, sites: Mapping[str, SiteInfo], are_learne
 
     :raises ModelStructureError: naming the site.
     """
-    num_rows = sum(int(np.prod(s)) for s in reading.factor_shapes[: len(reading.observed_names)])
+    # A factor of a vector, such as a multivariate normal likelihood, is of as many observations as it has elements.
+    shapes = zip(reading.observed_names, reading.factor_shapes, strict=False)
+    sizes = ((np.prod(s), np.prod(sites[n].shape) if n in sites else 0) for n, s in shapes)
+    num_observations = sum(int(max(size)) for size in sizes)
     for name, site in reading.hyper.items():
         size, info = int(np.prod(site.shape)), sites[name]
         what = f"latent site '{name}' ({info.family}, shape {site.shape})"
@@ -333,9 +336,9 @@ def check_hyper(reading: ModelReading, sites: Mapping[str, SiteInfo], are_learne
         if site.is_param or size == 1 or not are_learned:
             continue
         kind = "not Gaussian" if not info.is_candidate else "used nonlinearly"
-        if size >= num_rows or size > _MAX_HYPER_SIZE:
+        if size >= num_observations or size > _MAX_HYPER_SIZE:
             raise ModelStructureError(
-                f"{what} is {kind}, so it would be a hyperparameter, but it has {size} elements for {num_rows} "
+                f"{what} is {kind}, so it would be a hyperparameter, but it has {size} elements for {num_observations} "
                 "observations, too many to maximise over. Integrate it out in the model (a scale mixture written as a "
                 "Student-t, a Gamma-Poisson), give it a Gaussian prior where the predictor is affine in it, or "
                 "use NUTS.",

@@ -90,10 +90,11 @@ def explain_two_modes(reading: LatentGaussianReading, hyper: dict[str, Array]) -
         depth = np.asarray(valley_depths(form, number))
         count = int(np.sum(depth > _DEEPEST))
         if count:
+            name, have = reading.factor_names[number], "has" if count == 1 else "have"
             messages.append(
-                f"{count} of {depth.size} factors of {reading.factor_names[number]!r} have two modes in their "
-                f"predictor, with valleys of up to {np.nanmax(depth):.1f} nats between them: a Gaussian posterior "
-                "covers one of the two, or what lies between. NUTS draws from both; where only one is of interest, "
-                "give the field a prior that leaves out the other."
+                f"{count} of {depth.size} factors of {name!r} {have} two modes in their predictor, with valleys of up "
+                f"to {np.nanmax(depth):.1f} nats between them: a Gaussian posterior covers one of the two, or what "
+                "lies between. NUTS draws from both; where only one is of interest, give the field a prior that leaves "
+                "out the other."
             )
     return messages
