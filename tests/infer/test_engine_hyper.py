@@ -5,15 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from numpyro_ext.infer.hyper.search import (
-    curvature,
-    evaluation_fn,
-    hessian,
-    init_search,
-    is_finished,
-    maximise,
-    search,
-)
+from numpyro_ext.infer.hyper.curvature import curvature, hessian
+from numpyro_ext.infer.hyper.search import evaluation_fn, init_search, is_finished, maximise, search
 
 
 def rosenbrock(x):

@@ -10,7 +10,7 @@ from numpyro.distributions.transforms import biject_to
 
 from numpyro_ext.infer import EP
 from numpyro_ext.infer.front.running.symmetries import known_symmetries, why_no_errors
-from numpyro_ext.infer.hyper.search import Curvature
+from numpyro_ext.infer.hyper.curvature import Curvature
 from numpyro_ext.infer.hyper.space import UnconstrainedSpace
 from numpyro_ext.models import collaborative_preferences
 
