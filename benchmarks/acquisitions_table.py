@@ -10,11 +10,10 @@ from __future__ import annotations
 import argparse
 import csv
 import gzip
-import json
 import math
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -39,6 +38,7 @@ from numpyro_ext.design import (
 )
 from numpyro_ext.infer import EP
 
+from .repeats import make_repeats, mean_and_error, read_repeats, standardised, summary
 from .results_table import write_report
 
 __all__ = ["SETTINGS", "classifier", "hyper_values", "main"]
@@ -101,27 +101,23 @@ def _table(file: str) -> tuple[list[str], list[list[str]]]:
     return names, [row for row in rows if all(value not in ("", "NA", "?") for value in row)]
 
 
-def _standardised(x: np.ndarray) -> np.ndarray:
-    return (x - x.mean(0)) / np.where(x.std(0) > 0.0, x.std(0), 1.0)
-
-
 def _crabs() -> dict[str, np.ndarray]:
     names, rows = _table("crabs.csv.gz")
     columns = [names.index(name) for name in ("FL", "RW", "CL", "CW", "BD")]
     x = np.array([[float(row[c]) for c in columns] for row in rows])
-    return {"x": _standardised(x), "y": np.array([row[names.index("sex")] == "M" for row in rows]).astype(int)}
+    return {"x": standardised(x), "y": np.array([row[names.index("sex")] == "M" for row in rows]).astype(int)}
 
 
 def _letters() -> dict[str, np.ndarray]:
     _, rows = _table("letter-D-vs-P.csv.gz")
     x = np.array([[float(value) for value in row[1:]] for row in rows])
-    return {"x": _standardised(x), "y": np.array([row[0] == "D" for row in rows]).astype(int)}
+    return {"x": standardised(x), "y": np.array([row[0] == "D" for row in rows]).astype(int)}
 
 
 def _last_column(file: str, first: int, positive: Callable[[str], bool]) -> dict[str, np.ndarray]:
     _, rows = _table(file)
     x = np.array([[float(value) for value in row[first:-1]] for row in rows])
-    return {"x": _standardised(x), "y": np.array([positive(row[-1]) for row in rows]).astype(int)}
+    return {"x": standardised(x), "y": np.array([positive(row[-1]) for row in rows]).astype(int)}
 
 
 class Setting(NamedTuple):
@@ -184,9 +180,9 @@ def hyper_values(setting: Setting) -> dict[str, Any]:
     return {key: np.asarray(estimate.value).tolist() for key, estimate in whole.hyper.items()}
 
 
-def _repeat(setting: Setting, hyper: dict[str, Any], number: int) -> dict[str, Any]:
+def _repeat(name: str, known: Mapping[str, Any], number: int) -> dict[str, Any]:
     """One parting of one data set, for all acquisitions."""
-    start = time.process_time()
+    start, setting, hyper = time.process_time(), SETTINGS[name], known["hyper"]
     key_data, key = random.split(random.key(_FIRST_SEED + number))
     data: dict[str, Any] = setting.data(key_data)
     knows = partial(site_entropy_reduction, labels=data["y"])
@@ -210,39 +206,12 @@ def _repeat(setting: Setting, hyper: dict[str, Any], number: int) -> dict[str, A
     }
 
 
+def _start(name: str) -> dict[str, Any]:
+    return {"hyper": hyper_values(SETTINGS[name])}
+
+
 def _is_list(node: Any) -> bool:
     return isinstance(node, list)
-
-
-def _file(folder: Path, name: str) -> Path:
-    return folder / f"{name.partition(' (')[0].replace(' ', '-')}.json"
-
-
-def _compute(folder: Path, names: Sequence[str], minutes: float, num_repeats: int | None) -> None:
-    """All data sets in turn, so that they have as many repeats wherever this is ended."""
-    end = time.monotonic() + 60.0 * minutes
-    for number in range(max(num_repeats or SETTINGS[name].num_repeats for name in names)):
-        for name in names:
-            setting, path = SETTINGS[name], _file(folder, name)
-            found = json.loads(path.read_text()) if path.exists() else {"hyper": hyper_values(setting), "repeats": []}
-            if len(found["repeats"]) > number or number >= (num_repeats or setting.num_repeats):
-                continue
-            if time.monotonic() > end:
-                return
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", UserWarning)
-                found["repeats"].append(_repeat(setting, found["hyper"], number))
-            path.write_text(json.dumps(found))
-            last = found["repeats"][-1]
-            print(name, number, f"{last['cpu']:.1f} CPU-s", np.round(last["area"], 1), flush=True)
-
-
-def _mean(values: np.ndarray, sign: str = "") -> str:
-    return f"{values.mean():{sign}.1f} ± {values.std(ddof=1) / np.sqrt(len(values)):.1f}"
-
-
-def _summary(values: np.ndarray) -> dict[str, float]:
-    return {"mean": float(values.mean()), "standard_error": float(values.std(ddof=1) / np.sqrt(len(values)))}
 
 
 def _report(folder: Path, names: Sequence[str], report: str) -> None:
@@ -264,22 +233,20 @@ def _report(folder: Path, names: Sequence[str], report: str) -> None:
     not_below, last_two = [], []
     for name in names:
         setting = SETTINGS[name]
-        if not _file(folder, name).exists():
-            continue
-        repeats = json.loads(_file(folder, name).read_text())["repeats"]
+        repeats = read_repeats(folder, name)["repeats"]
         if len(repeats) < 2:
             continue
         area = np.array([repeat["area"] for repeat in repeats]).T
         gaps = {other: area[0] - area[NAMES.index(other)] for other in ("random", "entropy")}
         cpu = sum(repeat["cpu"] for repeat in repeats)
-        cells = [*map(_mean, area), *(_mean(gap, "+") for gap in gaps.values()), f"{cpu:.0f}"]
+        cells = [*map(mean_and_error, area), *(mean_and_error(gap, "+") for gap in gaps.values()), f"{cpu:.0f}"]
         number = _NUM_INITIAL + setting.num_labels
         lines.append(f"| {name} | {number} | {len(repeats)} | {' | '.join(cells)} |")
         if setting.thesis:
             thesis = setting.thesis
             cells = [*map(str, thesis), f"{thesis[0] - thesis[1]:+.1f}", f"{thesis[0] - thesis[2]:+.1f}", ""]
             lines.append(f"| (thesis) | 100 | 50 | {' | '.join(cells)} |")
-            gap = _summary(gaps["random"])
+            gap = summary(gaps["random"])
             not_below.append((name, gap["mean"] >= -gap["standard_error"]))
             last_two.append((name, int(np.sum(area.mean(1) < area[-1].mean())) <= 1))
         rows.append(
@@ -288,8 +255,8 @@ def _report(folder: Path, names: Sequence[str], report: str) -> None:
                 "labels": number,
                 "repeats": len(repeats),
                 "cpu_seconds": cpu,
-                "area": dict(zip(NAMES, map(_summary, area), strict=True)),
-                "information_less": {other: _summary(gap) for other, gap in gaps.items()},
+                "area": dict(zip(NAMES, map(summary, area), strict=True)),
+                "information_less": {other: summary(gap) for other, gap in gaps.items()},
                 "thesis": dict(zip(NAMES, setting.thesis, strict=False)),
             }
         )
@@ -324,7 +291,10 @@ def main() -> None:
     arguments.work.mkdir(parents=True, exist_ok=True)
     jax.config.update("jax_enable_x64", True)
     if not arguments.write:
-        _compute(arguments.work, arguments.only, arguments.minutes, arguments.repeats)
+        numbers = {name: arguments.repeats or SETTINGS[name].num_repeats for name in arguments.only}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)
+            make_repeats(arguments.work, numbers, arguments.minutes, _repeat, _start)
     _report(arguments.work, [name for name in SETTINGS if not SETTINGS[name].is_real], "acquisitions")
     _report(arguments.work, [name for name in SETTINGS if SETTINGS[name].is_real], "acquisitions-real")
 

@@ -24,6 +24,7 @@ from numpyro_ext.design import compare_acquisitions, expected_information_gain, 
 from numpyro_ext.infer import EP
 
 from .acquisitions_table import SETTINGS, classifier, hyper_values
+from .repeats import mean_and_error
 from .results_table import write_report
 
 __all__ = ["main"]
@@ -140,17 +141,11 @@ def main() -> None:
         mine = "one-step risk" if name in ("one-step risk", "MonteCarloEER") else "information"
         ratio = float(np.median(seconds[mine]) / np.median(times))
         area, gap = np.array(areas[name]), np.array(areas["information"]) - np.array(areas[name])
-        cells = (
-            ["", ""] if np.isnan(area).all() else [f"{area.mean():.1f}", _mean(gap) if name != "information" else ""]
-        )
+        less = mean_and_error(gap, "+") if name != "information" else ""
+        cells = ["", ""] if np.isnan(area).all() else [f"{area.mean():.1f}", less]
         lines.append(f"| {name} | {np.median(times):.4f} | {ratio:.3f} | {' | '.join(cells)} |")
         rows.append({"strategy": name, "seconds": float(np.median(times)), "ours_over_it": ratio, "area": areas[name]})
     write_report("activeml", lines, data={"repeats": repeats, "rows": rows})
-
-
-def _mean(values: np.ndarray) -> str:
-    error = values.std(ddof=1) / np.sqrt(len(values)) if len(values) > 1 else float("nan")
-    return f"{values.mean():+.1f} ± {error:.1f}"
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import csv
 import gzip
-import json
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -32,6 +31,7 @@ from numpyro_ext.datasets import data_path
 from numpyro_ext.design import Phase, compare_acquisitions, expected_information_gain, predictive_entropy, random_scores
 from numpyro_ext.infer import EP
 
+from .repeats import make_repeats, mean_and_error, read_repeats, standardised, summary
 from .results_table import write_report
 
 __all__ = ["main"]
@@ -54,10 +54,6 @@ def regression(x: Any, y: Any = None, labelled: Any = True) -> None:
         numpyro.sample("y", dist.Normal(f, jnp.exp(log_noise)), obs=y)
 
 
-def _standardised(x: np.ndarray) -> np.ndarray:
-    return (x - x.mean(0)) / np.where(x.std(0) > 0.0, x.std(0), 1.0)
-
-
 def _generator(rng_key: Any) -> np.random.Generator:
     return np.random.default_rng(np.asarray(random.key_data(rng_key)))
 
@@ -78,7 +74,7 @@ def _branin(rng_key: Any) -> dict[str, np.ndarray]:
     y = (b - 5.1 / (4.0 * np.pi**2) * a**2 + 5.0 / np.pi * a - 6.0) ** 2 + 10.0 * (1.0 - 1.0 / (8.0 * np.pi)) * np.cos(
         a
     )
-    return {"x": _standardised(u), "y": _standardised(y) + 0.1 * rng.normal(size=SIZE)}
+    return {"x": standardised(u), "y": standardised(y) + 0.1 * rng.normal(size=SIZE)}
 
 
 def _table(
@@ -96,8 +92,8 @@ def _table(
             return np.array([float(codes[number].index(row[number])) for row in rows])
 
     chosen = _generator(rng_key).permutation(len(rows))[:SIZE]
-    x = _standardised(np.stack([column(c) for c in inputs], -1))
-    return {"x": x[chosen], "y": _standardised(column(target))[chosen]}
+    x = standardised(np.stack([column(c) for c in inputs], -1))
+    return {"x": x[chosen], "y": standardised(column(target))[chosen]}
 
 
 class Setting(NamedTuple):
@@ -134,7 +130,7 @@ SETTINGS: Mapping[str, Setting] = {
 }
 
 
-def _repeat(name: str, number: int) -> dict[str, Any]:
+def _repeat(name: str, known: Mapping[str, Any], number: int) -> dict[str, Any]:
     """Scores of the test observations after each phase, of all first phases."""
     started = time.process_time()
     found = compare_acquisitions(
@@ -157,34 +153,6 @@ def _repeat(name: str, number: int) -> dict[str, Any]:
     }
 
 
-def _file(folder: Path, name: str) -> Path:
-    return folder / f"{name.replace(', ', '-').replace(' ', '-')}.json"
-
-
-def _compute(folder: Path, names: Sequence[str], minutes: float, num_repeats: int) -> None:
-    """All data sets in turn, so that they have as many repeats wherever this is ended."""
-    end = time.monotonic() + 60.0 * minutes
-    for number in range(num_repeats):
-        for name in names:
-            path = _file(folder, name)
-            repeats = json.loads(path.read_text()) if path.exists() else []
-            if len(repeats) > number:
-                continue
-            if time.monotonic() > end:
-                return
-            repeats.append(_repeat(name, number))
-            path.write_text(json.dumps(repeats))
-            print(name, number, json.dumps(repeats[-1]), flush=True)
-
-
-def _mean(values: np.ndarray, sign: str = "", digits: int = 2) -> str:
-    return f"{values.mean():{sign}.{digits}f} ± {values.std(ddof=1) / np.sqrt(len(values)):.{digits}f}"
-
-
-def _summary(values: np.ndarray) -> dict[str, float]:
-    return {"mean": float(values.mean()), "standard_error": float(values.std(ddof=1) / np.sqrt(len(values)))}
-
-
 def _relative_gap(values: np.ndarray, others: np.ndarray) -> float:
     """In standard deviations over repeats."""
     return float(abs(values.mean() - others.mean()) / others.std(ddof=1))
@@ -196,6 +164,7 @@ def _is_at_least(gap: np.ndarray) -> bool:
 
 
 def _report(folder: Path) -> None:
+    two, three = partial(mean_and_error, digits=2), partial(mean_and_error, digits=3)
     lines = [
         "# Labels for the hyperparameters first, for the field then",
         "",
@@ -219,25 +188,33 @@ def _report(folder: Path) -> None:
     rows: list[dict[str, Any]] = []
     others = list(FIRST)[1:]
     for name, setting in SETTINGS.items():
-        repeats = json.loads(_file(folder, name).read_text()) if _file(folder, name).exists() else []
+        repeats = read_repeats(folder, name)["repeats"]
         if len(repeats) < 2:
             continue
         log_density, error = (np.array([repeat[key] for repeat in repeats]).T for key in ("log_density", "error"))
         gaps = [log_density[0] - log_density[k] for k in (1, 2)]
         cpu = sum(repeat["cpu"] for repeat in repeats)
         thesis = " / ".join(f"{value:.2f}" for value in setting.thesis)
-        cells = [*map(_mean, log_density), *(_mean(gap, "+") for gap in gaps), thesis, f"{cpu:.0f}"]
+        cells = [
+            *map(two, log_density),
+            *(two(gap, "+") for gap in gaps),
+            thesis,
+            f"{cpu:.0f}",
+        ]
         lines.append(f"| {name} | {len(repeats)} | {' | '.join(cells)} |")
-        cells = [*(_mean(e, digits=3) for e in error), *(_mean(error[0] - error[k], "+", 3) for k in (1, 2))]
+        cells = [
+            *map(three, error),
+            *(three(error[0] - error[k], "+") for k in (1, 2)),
+        ]
         errors.append(f"| {name} | {' | '.join(cells)} |")
         rows.append(
             {
                 "data": name,
                 "repeats": len(repeats),
                 "cpu_seconds": cpu,
-                "log_density": dict(zip(FIRST, map(_summary, log_density), strict=True)),
-                "root_mean_squared_error": dict(zip(FIRST, map(_summary, error), strict=True)),
-                "information_less": dict(zip(others, map(_summary, gaps), strict=True)),
+                "log_density": dict(zip(FIRST, map(summary, log_density), strict=True)),
+                "root_mean_squared_error": dict(zip(FIRST, map(summary, error), strict=True)),
+                "information_less": dict(zip(others, map(summary, gaps), strict=True)),
                 "is_at_least": dict(zip(others, map(_is_at_least, gaps), strict=True)),
                 "relative_gaps": [_relative_gap(x[0], x[k]) for x in (log_density, error) for k in (1, 2)],
                 "thesis": dict(zip(FIRST, setting.thesis, strict=True)),
@@ -274,7 +251,8 @@ def main() -> None:
     jax.config.update("jax_enable_x64", True)
     warnings.simplefilter("ignore")
     if not arguments.write:
-        _compute(arguments.work, arguments.only, arguments.minutes, arguments.repeats)
+        numbers = dict.fromkeys(arguments.only, arguments.repeats)
+        make_repeats(arguments.work, numbers, arguments.minutes, _repeat)
     _report(arguments.work)
 
 

@@ -1,0 +1,70 @@
+"""Repeats of a comparison on many data sets, kept in a folder so that a run that was ended goes on; and their means."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+__all__ = ["make_repeats", "mean_and_error", "read_repeats", "standardised", "summary"]
+
+
+def standardised(x: np.ndarray) -> np.ndarray:
+    """Columns with mean zero and standard deviation one, constant ones with mean zero."""
+    return np.asarray((x - x.mean(0)) / np.where(x.std(0) > 0.0, x.std(0), 1.0))
+
+
+def summary(values: np.ndarray) -> dict[str, float]:
+    """Mean over repeats and its standard error, which is nan for one."""
+    error = values.std(ddof=1) / np.sqrt(len(values)) if len(values) > 1 else float("nan")
+    return {"mean": float(values.mean()), "standard_error": float(error)}
+
+
+def mean_and_error(values: np.ndarray, sign: str = "", digits: int = 1) -> str:
+    """The same in words of a table."""
+    found = summary(values)
+    return f"{found['mean']:{sign}.{digits}f} ± {found['standard_error']:.{digits}f}"
+
+
+def read_repeats(folder: Path, name: str) -> dict[str, Any]:
+    """What is kept of a data set: ``repeats``, and what its first run added."""
+    path = _path(folder, name)
+    found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"repeats": []}
+    return found
+
+
+def make_repeats(
+    folder: Path,
+    num_repeats: Mapping[str, int],
+    minutes: float,
+    repeat: Callable[[str, Mapping[str, Any], int], dict[str, Any]],
+    start: Callable[[str], Mapping[str, Any]] = lambda name: {},
+) -> None:
+    """All data sets in turn, so that they have as many repeats wherever this is ended.
+
+    :param num_repeats: by the name of the data set.
+    :param minutes: after which no other repeat is begun.
+    :param repeat: makes one of a data set, given its name, what ``start`` made of it, and the number.
+    :param start: what is made once for all repeats of a data set.
+    """
+    end = time.monotonic() + 60.0 * minutes
+    for number in range(max(num_repeats.values())):
+        for name, most in num_repeats.items():
+            found = read_repeats(folder, name)
+            if len(found["repeats"]) > number or number >= most:
+                continue
+            if time.monotonic() > end:
+                return
+            if not found["repeats"]:
+                found = {**start(name), **found}
+            found["repeats"].append(repeat(name, found, number))
+            _path(folder, name).write_text(json.dumps(found))
+            print(name, number, json.dumps(found["repeats"][-1]), flush=True)
+
+
+def _path(folder: Path, name: str) -> Path:
+    return folder / f"{name.partition(' (')[0].replace(', ', '-').replace(' ', '-')}.json"
