@@ -15,14 +15,12 @@ from ...structure import ModelStructureError
 from ...structure.model.changing import needs_value, other_values
 from ...structure.model.execution import ModelCall, check_key
 from ...structure.model.plain_sites import PlainSites
-from .run import LEAST_SIZE
+from .run import LEAST_SIZE, MOST_STEPS
 from .steps import Particles, Programs
 from .target import Target
 from .weights import effective_sample_size, normalised
 
 __all__ = ["SMCProgram", "SMCProgramState", "read_changing"]
-
-_MOST_STEPS = 10_000
 
 
 class SMCProgramState(NamedTuple):
@@ -142,7 +140,7 @@ class SMCProgram:
 
         def goes_on(carry: Any) -> Array:
             state, is_alive, steps = carry
-            on_way: Array = (state.particles.position < 1.0) & is_alive & (steps < _MOST_STEPS)
+            on_way: Array = (state.particles.position < 1.0) & is_alive & (steps < MOST_STEPS)
             return on_way
 
         def advance(carry: Any) -> Any:

@@ -25,6 +25,7 @@ from .target import Target
 
 __all__ = [
     "LEAST_SIZE",
+    "MOST_STEPS",
     "SMCRun",
     "SMCState",
     "impossible_data",
@@ -36,6 +37,8 @@ __all__ = [
     "write_state",
 ]
 
+MOST_STEPS = 10_000
+"""Of a run or an update."""
 LEAST_SIZE = 0.05
 """Share of the particles that they are worth at the end of a run."""
 _LARGEST_ERROR = 1.0

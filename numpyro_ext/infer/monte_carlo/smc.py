@@ -22,6 +22,7 @@ from .answers import Answers, shapes
 from .moves import KernelName, Movement
 from .program import SMCProgram, read_changing
 from .run import (
+    MOST_STEPS,
     SMCRun,
     SMCState,
     impossible_data,
@@ -45,7 +46,6 @@ _PARTICLES_OF_A_COVARIANCE = 40
 step to step, and in 20 dimensions the evidence of 4000 particles was a standard error too large."""
 _MOST_MOVES = 300
 _CORRELATION = 0.1
-_MOST_STEPS = 10_000
 _PARENTS = 20
 _RECENT: deque[Programs] = deque(maxlen=8)
 """What was compiled last, for other samplers of the same model."""
@@ -324,7 +324,7 @@ class SMC(Answers):
         shown = 0.0
         with progress_bar(100, "SMC", enabled=self.progress_bar) as bar:
             try:
-                for number in range(state.num_steps + 1, state.num_steps + 1 + _MOST_STEPS):
+                for number in range(state.num_steps + 1, state.num_steps + 1 + MOST_STEPS):
                     if state.is_at_end:
                         break
                     particles, info = programs.step(

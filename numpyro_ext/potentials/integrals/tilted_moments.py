@@ -100,8 +100,7 @@ def _tilted_moments(
 ) -> TiltedMoments:
     arrays = broadcast_to_factors(potential, mean, variance, power)
     whole = functools.partial(_chunk_moments, num_nodes=num_nodes)
-    one_mode = potential.is_log_concave and potential.is_smooth
-    is_unknown = not one_mode and potential.is_smooth and not hasattr(potential, "center")
+    is_unknown = potential.is_smooth and not potential.is_log_concave and not hasattr(potential, "center")
     if not is_unknown or num_nodes is not None:
         return in_chunks(whole, potential, *arrays)
 
@@ -173,26 +172,21 @@ def _chunk_moments(
     highest = jnp.take_along_axis(pieces.mode, jnp.argmax(heights, axis=0)[None], axis=0)[0]
     height = jnp.max(heights, axis=0)
     height = jnp.where(jnp.isfinite(height), height, 0.0)
-    moved = mean - origin
+    weighed = functools.partial(_terms, potential, origin, power, Cavity(mean, variance), highest, height)
 
     def terms(node: tuple[Array, Array]) -> tuple[Array, ...]:
         position, weight = node
         growth = jnp.exp(length * position)
         x = center + (0.5 * scale) * (growth - 1.0 / growth)
         measure = (0.5 * weight * length) * jnp.abs(scale) * (growth + 1.0 / growth)
-        value, slope = jax.vmap(lambda x: _value_and_slope(potential, origin + x))(x)
-        density = measure * jnp.exp(power * value - 0.5 * jnp.square(x - moved) / variance - height)
         # A segment without length contributes nothing, whatever the factor is there.
-        density = jnp.where(measure > 0.0, density, 0.0)
-        slope = jnp.where(density > 0.0, power * slope, 0.0)
-        distance = x - highest
-        return density, density * distance, density * distance**2, density * slope, density * slope * distance
+        return weighed(x, measure, measure > 0.0)
 
     nodes, weights = np.polynomial.legendre.leggauss(num_nodes)
     grid = jnp.asarray(0.5 * (nodes + 1.0), mean.dtype), jnp.asarray(0.5 * weights, mean.dtype)
     # The segments are added up at the end: a reduction inside the loop would cost more than the factor.
     sums = tuple(jnp.sum(value, axis=0) for value in sum_over_nodes(terms, grid))
-    return _from_sums(sums, height, highest - moved, Cavity(mean, variance))
+    return _from_sums(sums, height, highest - (mean - origin), Cavity(mean, variance))
 
 
 def on_even_nodes(potential: LogFactor, mean: Array, variance: Array, power: Array) -> tuple[TiltedMoments, Array]:
@@ -206,25 +200,40 @@ def on_even_nodes(potential: LogFactor, mean: Array, variance: Array, power: Arr
 
     nodes = even_nodes(log_factor, fixed_variance, 20.0 if single else 44.0)
     highest, height = nodes.highest, nodes.height
-    moved = mean - origin
+    weighed = functools.partial(_terms, potential, origin, power, Cavity(mean, variance), highest, height)
 
     def terms(index: Array) -> tuple[Array, ...]:
         x, measure = nodes.at(index)
-        value, slope = jax.vmap(lambda x: _value_and_slope(potential, origin + x))(x)
-        density = measure * jnp.exp(power * value - 0.5 * jnp.square(x - moved) / variance - height)
-        density = jnp.where(nodes.is_trusted, density, 0.0)
-        slope = jnp.where(density > 0.0, power * slope, 0.0)
-        distance = x - highest
-        parts = (density, density * distance, density * distance**2, density * slope, density * slope * distance)
-        return tuple(jnp.sum(part, axis=0) for part in parts)
+        return tuple(jnp.sum(part, axis=0) for part in weighed(x, measure, nodes.is_trusted))
 
     blocks = jnp.arange(NUM_NODES, dtype=mean.dtype).reshape(_NUM_BLOCKS, -1)
     sums = sum_over_nodes(terms, blocks)
-    found = _from_sums(sums, height, highest - moved, Cavity(mean, variance))
+    found = _from_sums(sums, height, highest - (mean - origin), Cavity(mean, variance))
     # A kink may lie where the nodes hide its part in the sum, but then they show that in the mean of the slope.
     shift, slope = found.mean - mean, sums[3] / sums[0]
     agrees = jnp.abs(variance * slope - shift) < 4.0 * nodes.tolerance * jnp.sqrt(variance)
     return found, nodes.is_trusted & agrees
+
+
+def _terms(
+    potential: LogFactor,
+    origin: Array,
+    power: Array,
+    cavity: Cavity,
+    highest: Array,
+    height: Array,
+    x: Array,
+    measure: Array,
+    is_used: Array,
+) -> tuple[Array, ...]:
+    """What :func:`_from_sums` asks sums of, at distances ``x`` from ``origin`` with a node on the first axis."""
+    value, slope = jax.vmap(lambda x: _value_and_slope(potential, origin + x))(x)
+    from_mean = x - (cavity.mean - origin)
+    density = measure * jnp.exp(power * value - 0.5 * jnp.square(from_mean) / cavity.variance - height)
+    density = jnp.where(is_used, density, 0.0)
+    slope = jnp.where(density > 0.0, power * slope, 0.0)
+    distance = x - highest
+    return density, density * distance, density * distance**2, density * slope, density * slope * distance
 
 
 def _from_sums(sums: tuple[Array, ...], height: Array, offset: Array, cavity: Cavity) -> TiltedMoments:

@@ -8,12 +8,12 @@ from typing import Any
 import jax.numpy as jnp
 import numpyro.distributions as dist
 from jax import Array
-from jax.scipy.special import gammaln, log_ndtr
+from jax.scipy.special import log_ndtr
 from numpyro.distributions import constraints
 from numpyro.distributions.distribution import ExpandedDistribution, Independent, MaskedDistribution
 from numpyro.distributions.transforms import AffineTransform, ComposeTransform, LowerCholeskyAffine
 
-from ...potentials.integrals.stirling import log_binomial_coefficient, log_rising_coefficient
+from ...potentials.integrals.stirling import log_rising_coefficient
 
 __all__ = ["as_gaussian", "with_exact_density"]
 
@@ -100,11 +100,9 @@ class _BetaBinomial(dist.Distribution):
 
     def log_prob(self, value: Any) -> Array:
         total, count = (jnp.asarray(x, float) for x in (self.total_count, value))
-        both = self.concentration1 + self.concentration0
-        chances: Array = log_binomial_coefficient(total, count)
-        chances += gammaln(count + self.concentration1) - gammaln(self.concentration1)
-        chances += gammaln(total - count + self.concentration0) - gammaln(self.concentration0)
-        chances += gammaln(both) - gammaln(total + both)
+        chances: Array = log_rising_coefficient(count, self.concentration1)
+        chances += log_rising_coefficient(total - count, self.concentration0)
+        chances -= log_rising_coefficient(total, self.concentration1 + self.concentration0)
         return chances
 
 
