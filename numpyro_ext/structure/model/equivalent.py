@@ -63,7 +63,7 @@ def with_exact_density(fn: Any) -> Any:
     if isinstance(fn, _WRAPPERS):
         inner = with_exact_density(fn.base_dist)
         return fn if inner is fn.base_dist else _around(fn, inner)
-    if isinstance(fn, dist.ZeroInflatedProbs) and type(fn) is not dist.ZeroInflatedPoisson:
+    if isinstance(fn, dist.ZeroInflatedProbs):
         base = fn.base_dist.base_dist if isinstance(fn.base_dist, ExpandedDistribution) else fn.base_dist
         is_counts = type(base) in (dist.GammaPoisson, dist.NegativeBinomial2, dist.NegativeBinomialProbs)
         return _around(fn, _GammaPoisson(base, fn.batch_shape)) if is_counts else fn
