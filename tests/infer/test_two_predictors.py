@@ -113,7 +113,7 @@ def _run(engine, model, *args, **options):
         (crossed, REAL, "b s", "y (30,) (factor of two predictors, by quadrature"),
         (inflated, COUNTS, "b c", "two predictors, by quadrature"),
         (inflated_by_hand, COUNTS, "b c", "two predictors, by quadrature"),
-        (two_units, REAL, "b c", "y (30,) (factor of two predictors, by quadrature"),
+        (two_units, REAL, "weight", "y (30,) (bernoulli"),
         (two_lines, REAL, "b c", "mixture of functions of two predictors"),
         # one number for all observations stays a hyperparameter, and the likelihood what it was
         (one_scale, REAL, "b", "(normal)"),
@@ -123,6 +123,21 @@ def test_both_predictors_are_in_the_field(model, y, field, label):
     reading = read_latent_gaussian(model, (y,))
     assert set(reading.field) == set(field.split())
     assert label in reading.describe()
+
+
+def test_inner_weights_are_the_field_when_they_are_named():
+    reading = read_latent_gaussian(two_units, (REAL,), field=["b", "c"])
+    assert "y (30,) (factor of two predictors, by quadrature" in reading.describe()
+
+
+def test_a_scale_of_the_prior_does_not_separate_two_predictors():
+    def model(y):
+        scale = jnp.exp(numpyro.sample("log_prior_scale", dist.Normal(0, 1)))
+        b = numpyro.sample("b", dist.Normal(0, scale).expand([2]))
+        c = numpyro.sample("c", dist.Normal(0, 1).expand([2]))
+        numpyro.sample("y", dist.Normal(X[:N] @ b, jnp.exp(X[:N] @ c)), obs=y)
+
+    assert set(read_latent_gaussian(model, (REAL,)).field) == {"b", "c"}
 
 
 def test_a_field_that_is_named_holds_one_predictor():

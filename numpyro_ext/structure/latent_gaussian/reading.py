@@ -121,6 +121,12 @@ class LatentGaussianReading(ModelReading):
         """How many families of factors have closed forms."""
         return sum(plan.is_closed_form for plan in self.plans)
 
+    @property
+    def unknown_pairs(self) -> frozenset[str]:
+        """Observed sites whose factors are of two predictors and no known family: slow, often of several modes."""
+        pairs = [p for p in self.plans if p.targets and p.rows_per_observation > 1]
+        return frozenset(p.name for p in pairs if not p.is_closed_form)
+
     def equal_observations(self) -> dict[str, tuple[str, ...]]:
         """Observed sites of location and scale (Normal, Laplace, Student-t) whose values are all equal, as those are
         that write a prior as observations of zero; and the hyperparameters on which their scale depends, but no other

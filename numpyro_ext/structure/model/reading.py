@@ -387,6 +387,11 @@ class ModelReading(Shown, ABC):
         """How many families of factors have closed forms."""
         return 0
 
+    @property
+    def unknown_pairs(self) -> frozenset[str]:
+        """Observed sites whose factors are of two predictors and no known family: slow, often of several modes."""
+        return frozenset()
+
     def _shown(self) -> list[str | Table]:
         # A skeleton has no model and no data to describe.
         return [type(self).__name__, *(self.describe().split("\n") if self.model is not None else ["(a skeleton)"])]

@@ -44,45 +44,48 @@ def largest_field(attempt: Attempt[_Reading_co], sizes: Mapping[str, int]) -> _R
     """Largest workable field first: drop one site of each conflict at a time.
 
     Of a conflict of many sites each two are tried alone: sets of sites with a pair that has one need no attempt.
+    A field that enters an observation as pairs of no known family, as the first weights of a network do, gives way to
+    the largest that does not, if it was a conflict there that put the two beside each other.
 
     :param sizes: of all candidates.
     """
     order = itertools.count()
     start = frozenset(sizes)
     queue = [(-sum(sizes.values()), next(order), start)]
-    seen = {start}
+    because: dict[frozenset[str], str | None] = {start: None}  # where the last conflict was, for each field
     first_error: Conflict | ModelStructureError | None = None
     best: _Reading_co | None = None
-    best_score: tuple[int, int] | None = None
-    bad_pairs: set[frozenset[str]] = set()
+    best_score: tuple[bool, int, int] | None = None
+    bad_pairs: dict[frozenset[str], str | None] = {}
     num_attempts = 0
 
-    def leave_out_each(sites: Iterable[str], names: frozenset[str]) -> None:
-        for site in sorted(sites):
+    def leave_out_each(left_out: Iterable[str], names: frozenset[str], at: str | None) -> None:
+        for site in sorted(left_out):
             rest = names - {site}
-            if rest and rest not in seen:
-                seen.add(rest)
+            if rest and rest not in because:
+                because[rest] = at
                 heapq.heappush(queue, (-sum(sizes[n] for n in rest), next(order), rest))
 
     while queue and num_attempts < _MAX_ATTEMPTS:
         negative_size, _, names = heapq.heappop(queue)
-        if best_score is not None and -negative_size < best_score[0]:
-            break
+        if best is not None and -negative_size < sum(sizes[n] for n in best.field):
+            if because[names] not in best.unknown_pairs:
+                continue
         known = next((pair for pair in bad_pairs if pair <= names), None)
         if known is not None:
-            leave_out_each(known, names)
+            leave_out_each(known, names, bad_pairs[known])
             continue
         num_attempts += 1
         try:
             reading = attempt(names)
-            score = (-negative_size, reading.num_closed_forms)
+            score = (not reading.unknown_pairs, -negative_size, reading.num_closed_forms)
             if best_score is None or score > best_score:
                 best, best_score = reading, score
         except Conflict as conflict:
             first_error = first_error or conflict
             if len(conflict.sites & names) > 2 and conflict.site not in sizes:
-                bad_pairs |= _bad_pairs(attempt, conflict, names)
-            leave_out_each(conflict.sites & names, names)
+                bad_pairs.update(dict.fromkeys(_bad_pairs(attempt, conflict, names), conflict.site))
+            leave_out_each(conflict.sites & names, names, conflict.site)
         except ModelStructureError as error:
             first_error = first_error or error
     if isinstance(first_error, Conflict) and best is None:
