@@ -16,6 +16,7 @@ __all__ = ["Pairs", "UserBatch", "batches_of_users", "checked_pairs"]
 
 _MOST_SHAPES = 6
 _COST_OF_PAIR = 200  # of a pair in a step, where factorising the covariance of n items costs their cube
+_COST_OF_SHAPE = 1e6  # of compiling for one more shape, some seconds: as much as a few hundred steps of such a cost
 _LARGEST_BATCH = 2**24  # elements of the covariances of the users of a batch
 
 
@@ -165,7 +166,7 @@ def _levels(widths: np.ndarray, counts: np.ndarray) -> np.ndarray:
     cost = np.full((sizes.size, sizes.size), np.inf)  # of a level that holds the sizes from one to another
     for first in last:
         padded = sizes[first:] ** 3.0 + _COST_OF_PAIR * np.maximum.accumulate(pairs[first:])
-        cost[first, first:] = (users[first + 1 :] - users[first]) * padded
+        cost[first, first:] = (users[first + 1 :] - users[first]) * padded + _COST_OF_SHAPE
     found: np.ndarray = cheapest_levels(cost, _MOST_SHAPES)[place]
     return found
 
