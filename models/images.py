@@ -205,6 +205,9 @@ def wavelet_inpainting(
     A single basis fills gaps with its own blocks. So the prior is the geometric mean of the priors under ``num_bases``
     random shifts (:class:`~numpyro_ext.distributions.AnalysisPrior`), the latent site is the image itself, ``u``, and
     :class:`~numpyro_ext.infer.StructuredMeanField` is the engine. With ``num_bases=1`` it is ``s``, in one basis.
+    The picture is found in the first steps, what follows is for the parameters and the bound: of photographs, the means
+    after three steps (``num_steps=3``) of four bases are as good as those at the end with eight, in a fraction of the
+    time. Such a run says that it has not converged, has no evidence to compare by, and its bands are too narrow.
 
     **Example:**
 
