@@ -63,7 +63,7 @@ def _observe(name: str, likelihood: str, eta: Any, data: Any, modifier: str, mas
         with numpyro.plate(f"{name}_plate", N):
             numpyro.sample(name, fn, obs=data)
     elif modifier == "event":
-        numpyro.sample(name, fn.to_event(1), obs=data)
+        numpyro.sample(name, fn.to_event(len(fn.batch_shape)), obs=data)
     else:
         numpyro.sample(name, fn, obs=data)
 
