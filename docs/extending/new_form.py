@@ -76,7 +76,7 @@ from jax.scipy.special import betaln, gammaln, xlog1py, xlogy
 
 from numpyro_ext.structure import Conflict, Form, ModelReading, ModelStructureError, family_of
 from numpyro_ext.structure.model.priors import unwrap
-from numpyro_ext.structure.program.affine_rows import AffineRows
+from numpyro_ext.structure.program.rows.affine_rows import AffineRows
 from numpyro_ext.structure.program.degrees import Degree
 
 

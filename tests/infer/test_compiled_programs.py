@@ -106,6 +106,21 @@ def test_another_index_of_the_same_shape_compiles_nothing(engine, model):
         np.testing.assert_allclose(run.posterior[name].sd, dense.posterior[name].sd, **tolerance)
 
 
+def test_predictions_at_other_rows_compile_nothing_from_the_second_on():
+    group = np.arange(NUM_ROWS) % NUM_GROUPS
+    run = fit(EP, 0, group)
+
+    def predict(seed):
+        rows = np.random.default_rng(seed).integers(NUM_GROUPS, size=3)
+        return jax.block_until_ready(run.predict(jax.random.key(seed), rows).get_samples()["y"])
+
+    first = predict(0)
+    with compiled_programs() as names:
+        second = predict(1)
+    assert first.shape == second.shape == (10, 3)
+    assert not names
+
+
 def test_unknown_options_of_the_compiler_are_left_out(monkeypatch):
     monkeypatch.setattr(module, "_SIMPLE", {**module._SIMPLE, "xla_cpu_no_such_option": True})
     assert quick_jit(lambda x: 2.0 * x)(3.0) == 6.0

@@ -12,12 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
 from jax import Array
-from numpyro.infer import Predictive
 from numpyro.primitives import Messenger
 
 from ...display import Table, as_text, number
 from ...structure.model.tracing import SiteInfo
 from ..front.answers.display import ending, evidence
+from ..front.answers.model_draws import predictive_draws
 from ..front.files.archive import read_archive, write_archive
 from ..front.results import Diagnostics, LogEvidence
 from .steps import Particles, Programs, StepInfo
@@ -148,8 +148,8 @@ class SMCRun:
             sites = {name: value[chosen] for name, value in self.particles.items()}
         if self.target.left_out:
             latent = {name: sites[name] for name in self.target.sites}
-            predictive = Predictive(self.target.model, latent, return_sites=list(self.target.left_out))
-            sites = sites | predictive(key, *self.target.args, **self.target.kwargs)
+            target, left_out = self.target, list(self.target.left_out)
+            sites = sites | predictive_draws(target.model, latent, key, target.args, target.kwargs, left_out)
         return sites, vectors[chosen]
 
     @cached_property
@@ -161,8 +161,8 @@ class SMCRun:
     def posterior_predictive(self) -> dict[str, Array]:
         """Draws of the observed sites at the arguments of the run, one for each of the draws."""
         latent = {name: self._samples[0][name] for name in self.target.sites}
-        predictive = Predictive(_Unobserved(self.target.model, tuple(self.target.observed)), latent)
-        found = predictive(jax.random.fold_in(self.rng_key, 5), *self.target.args, **self.target.kwargs)
+        model, key = _Unobserved(self.target.model, tuple(self.target.observed)), jax.random.fold_in(self.rng_key, 5)
+        found = predictive_draws(model, latent, key, self.target.args, self.target.kwargs)
         return {name: found[name] for name in self.target.observed if name in found}
 
     @cached_property

@@ -10,7 +10,7 @@ from jax import Array, lax
 
 from ...compilation.recent import Recent
 from ...structure import SparseLinearReading
-from ...structure.program.affine_operator import OperatorMap
+from ...structure.program.rows.affine_operator import OperatorMap
 from ..hyper.space import UnconstrainedSpace
 
 __all__ = ["DRAWS_AT_A_TIME", "Inputs", "SparsePrograms", "compiled_form"]

@@ -22,11 +22,11 @@ from ..model.execution import ModelCall
 from ..model.priors import prior_block
 from ..model.reading import ModelReading
 from ..model.tracing import SiteInfo
-from ..program.affine_rows import AffineRows, Parts, RowIndices
-from ..program.chosen_rows import ChosenIndices, ChosenRows
 from ..program.degrees import Degrees
 from ..program.patterns import TooLarge
-from ..program.state_rows import NoStateSpace, StateRows, find_time_blocks
+from ..program.rows.affine_rows import AffineRows, Parts, RowIndices
+from ..program.rows.chosen_rows import ChosenIndices, ChosenRows
+from ..program.rows.state_rows import NoStateSpace, StateRows, find_time_blocks
 from .blocks import find_blocks
 from .border import find_border
 from .form import AffineMap, Blocks, LatentGaussian

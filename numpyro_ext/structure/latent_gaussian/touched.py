@@ -17,11 +17,11 @@ from scipy.sparse.csgraph import connected_components
 from ...linalg.gaussian.design import SparseRows
 from ...linalg.gaussian.touched_space import Touched
 from ...linalg.padding import cheapest_levels, places_within, rounded_up
-from ..program.affine_rows import AffineRows, RowIndices, atoms_of, find_indices, slopes_by_colour
 from ..program.degrees import Degree, Degrees
 from ..program.patterns import TooLarge, same_width
 from ..program.program import Program
-from ..program.selected import SelectedDependence
+from ..program.rows.affine_rows import AffineRows, RowIndices, atoms_of, find_indices, slopes_by_colour
+from ..program.rows.selected import SelectedDependence
 
 __all__ = ["TouchedIndices", "TouchedRows", "find_touched"]
 

@@ -17,6 +17,7 @@ from ...display import Shown, Table
 from ...linalg.gaussian.prior import CovariancePrior, LowRankPrior, PrecisionPrior, extreme_eigenvalues
 from ..conflict import Conflict, names_of
 from ..errors import ModelStructureError
+from ..program.captured import array_key
 from ..program.degrees import Degree, Degrees, classify
 from ..program.program import Atom, Constant, make_program
 from .changing import check_supports, needs_value, other_values
@@ -466,4 +467,4 @@ class ModelReading(Shown, ABC):
 
 def _transform_key(transform: Any) -> tuple[Any, ...]:
     leaves, structure = jax.tree.flatten(transform)
-    return type(transform).__name__, str(structure), tuple(str(leaf) for leaf in leaves)
+    return type(transform).__name__, str(structure), tuple(map(array_key, leaves))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -18,12 +18,10 @@ from numpyro import handlers
 from numpyro.distributions import biject_to
 from numpyro.primitives import Messenger
 
-from ...compilation.quick_jit import holds_little, quick_jit
-from ...compilation.recent import Recent
 from ...linalg.gaussian.prior import FlatPrior
 from ..errors import ModelStructureError
 from ..families import Family, family_of
-from ..program.program import Constant, make_program
+from ..program.run_compiled import run_compiled
 from .control_flow import Watch
 from .execution import ModelCall, check_call, execution_error, tracing_error
 from .plain_sites import PlainSites, is_scan, to_real
@@ -38,9 +36,6 @@ __all__ = [
     "mark_candidates",
     "trace_with_innovations",
 ]
-
-
-_COMPILED = Recent(64)
 
 
 class SiteInfo(NamedTuple):
@@ -278,7 +273,7 @@ def inspect_sites(call: ModelCall, init_values: Mapping[str, Any]) -> dict[str, 
 
     try:
         try:
-            arrays = _run_compiled(run, call.rng_key, values)
+            arrays = run_compiled(run, call.rng_key, values)
         except (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError, TypeError):
             arrays = run(call.rng_key, values)
             _check_concrete(arrays)
@@ -303,22 +298,6 @@ def _check_concrete(arrays: Mapping[str, Mapping[str, Any]]) -> None:
                 "sample all its elements outside, as one site.",
                 site=name,
             )
-
-
-def _run_compiled(run: Callable[..., Any], *args: Any) -> Any:
-    """``run(*args)`` by a compiled function that is shared by all runs of the same operations on other data."""
-    program, output = make_program(run, *args)
-    leaves, structure = jax.tree.flatten(output, is_leaf=lambda leaf: isinstance(leaf, Constant))
-    data = program.data
-    program.release()
-
-    def evaluate(inputs: Sequence[Any], data: Sequence[Any]) -> list[Any]:
-        env = dict(zip((*program.inputs, *program.constants), (*inputs, *data), strict=True))
-        return program.evaluate(leaves, env)
-
-    compiled = _COMPILED.get(program.fingerprint(), lambda: quick_jit(evaluate, is_small=holds_little(data)))
-    values = compiled(jax.tree.leaves(args), data)
-    return jax.tree.unflatten(structure, values)
 
 
 def mark_candidates(sites: Mapping[str, SiteInfo], is_candidate: Callable[[Any], bool]) -> dict[str, SiteInfo]:

@@ -7,10 +7,10 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
+from .captured import array_key, captured
 from .known_values import known_result
 from .recurrences import OpenedScan, body_of, is_long_sum, sum_step_by_step
 
@@ -156,7 +156,8 @@ class Program:
         return number
 
     def _assign(self, eqn: Any, inputs: tuple[Atom, ...]) -> tuple[int, ...]:
-        key = (eqn.primitive.name, _params_key(eqn.params), tuple(_atom_key(a) for a in inputs))
+        params = _params_key(eqn.params), captured(eqn.params)
+        key = (eqn.primitive.name, params, tuple(_atom_key(a) for a in inputs))
         if key not in self._seen:
             outputs = tuple(self._new(v.aval) for v in eqn.outvars)
             for number in outputs:
@@ -293,9 +294,7 @@ def is_opaque_call(eqn: Equation) -> bool:
 def _atom_key(atom: Atom) -> Any:
     if isinstance(atom, int):
         return atom
-    is_key = jnp.issubdtype(jnp.result_type(atom.value), jax.dtypes.prng_key)
-    value = np.asarray(jax.random.key_data(atom.value) if is_key else atom.value)
-    return ("key" if is_key else str(value.dtype), value.shape, value.tobytes())
+    return array_key(atom.value)
 
 
 def _params_key(params: Mapping[str, Any]) -> str:

@@ -20,9 +20,9 @@ from ..likelihoods import NORMAL
 from ..model.execution import ModelCall
 from ..model.reading import ModelReading
 from ..model.tracing import FactorTrace, SiteInfo
-from ..program.affine_operator import AffineValues, OperatorMap
 from ..program.degrees import Degree
 from ..program.program import Atom, Constant, Program
+from ..program.rows.affine_operator import AffineValues, OperatorMap
 from .form import SparseLinear
 from .priors import SparsePrior, join, join_forests, sparse_prior
 

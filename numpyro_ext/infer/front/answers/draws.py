@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from numpyro.infer import Predictive
 
 from ....structure.model.reading import ModelReading
 from ..running.progress import warn
+from .model_draws import predictive_draws
 
 __all__ = ["Draws", "draw_inside_support", "finite_draws", "with_hyper", "with_predictive"]
 
@@ -101,6 +101,5 @@ def with_predictive(reading: ModelReading, draws: Mapping[str, Array], rng_key: 
     given = (*reading.field, *reading.hyper)
     if not names or not all(name in draws for name in given):
         return out
-    predictive = Predictive(reading.model, {name: draws[name] for name in given}, return_sites=list(names))
-    out |= predictive(jax.random.fold_in(rng_key, 3), *reading.args, **reading.kwargs)
-    return out
+    latents, key = {name: draws[name] for name in given}, jax.random.fold_in(rng_key, 3)
+    return out | predictive_draws(reading.model, latents, key, reading.args, reading.kwargs, list(names))

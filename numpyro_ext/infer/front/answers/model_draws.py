@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
+from typing import Any
 
 import numpy as np
 from jax import Array
@@ -10,9 +12,10 @@ from numpyro import handlers
 from numpyro.infer import Predictive
 
 from ....structure.model.reading import ModelReading
+from ....structure.program.run_compiled import run_compiled
 from .joint_arguments import bound_arguments, leaves_equal_to, without
 
-__all__ = ["model_draws", "observed_leaves"]
+__all__ = ["model_draws", "observed_leaves", "predictive_draws"]
 
 
 def observed_leaves(reading: ModelReading) -> frozenset[int]:
@@ -44,13 +47,13 @@ def model_draws(
     """
     arguments, make_call = bound_arguments(reading.model, reading.args, reading.kwargs)
     args, kwargs = make_call(without(arguments, observations))
-    predictive = Predictive(handlers.uncondition(reading.model), dict(latents))
+    draw = partial(predictive_draws, handlers.uncondition(reading.model), latents, rng_key)
     try:
-        found = predictive(rng_key, *args, **kwargs)
+        found = draw(args, kwargs)
     except (AttributeError, IndexError, TypeError, ValueError) as failure:
-        found = predictive(rng_key, *reading.args, **reading.kwargs)
+        found = draw(reading.args, reading.kwargs)
         if other is not None:
-            again = predictive(rng_key, *other.args, **other.kwargs)
+            again = draw(other.args, other.kwargs)
             found = {name: value for name, value in found.items() if np.array_equal(value, again[name])}
             for name in reading.observed_names:
                 if name in again and name not in found:
@@ -67,3 +70,31 @@ def model_draws(
                 ) from failure
     factors = [name for name, site in reading.sites.items() if site.family == "Unit"]
     return {name: value for name, value in {**latents, **found}.items() if name not in factors}
+
+
+def predictive_draws(
+    model: Callable[..., Any],
+    latents: Mapping[str, Array],
+    rng_key: Array,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    return_sites: Collection[str] | None = None,
+) -> dict[str, Array]:
+    """Draws of the sites that ``latents`` leave open, one for each draw of these.
+
+    ``Predictive`` itself compiles the model anew at every call, which takes longer than most fits.
+
+    :param model: a NumPyro model.
+    :param latents: draws by site, with the leading axis running over them.
+    :param rng_key: random number generator key.
+    :param args: arguments of the model.
+    :param kwargs: its keyword arguments.
+    :param return_sites: names of the sites to draw, by default those of ``Predictive``.
+    """
+
+    def run(rng_key: Array, latents: dict[str, Array]) -> dict[str, Array]:
+        found: dict[str, Array] = Predictive(model, latents, return_sites=return_sites)(rng_key, *args, **kwargs)
+        return found
+
+    drawn: dict[str, Array] = run_compiled(run, rng_key, dict(latents))
+    return drawn

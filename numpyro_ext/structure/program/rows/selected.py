@@ -12,9 +12,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from .dependence import ELEMENTWISE, propagate
-from .patterns import as_array, check_size, deduplicate
-from .program import Atom, Constant, Equation, Program
+from ..dependence import ELEMENTWISE, propagate
+from ..patterns import as_array, check_size, deduplicate
+from ..program import Atom, Constant, Equation, Program
 
 __all__ = ["SelectedDependence"]
 

@@ -12,14 +12,14 @@ import numpy as np
 from jax import Array, lax
 from jax.extend.core import jaxpr_as_fun
 
-from ...linalg.gaussian.design import Dynamics, StateSpaceDesign, run_forward
-from ...linalg.padding import padded_groups
+from ....linalg.gaussian.design import Dynamics, StateSpaceDesign, run_forward
+from ....linalg.padding import padded_groups
+from ..degrees import Degree, Degrees
+from ..dependence import dependence
+from ..patterns import DenseDependence, Pattern
+from ..program import Equation, Program
+from ..recurrences import body_of, layout_of
 from .affine_rows import AffineRows, Parts, atoms_of, rows_of_pattern
-from .degrees import Degree, Degrees
-from .dependence import dependence
-from .patterns import DenseDependence, Pattern
-from .program import Equation, Program
-from .recurrences import body_of, layout_of
 
 __all__ = ["NoStateSpace", "StateRows", "TimeBlocks", "find_time_blocks"]
 

@@ -12,10 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from ...linalg.frozen_pytree import frozen_pytree
-from ...linalg.operators.operator import LinearOperator
-from .degrees import Degree, Degrees
-from .program import Atom, Program
+from ....linalg.frozen_pytree import frozen_pytree
+from ....linalg.operators.operator import LinearOperator
+from ..degrees import Degree, Degrees
+from ..program import Atom, Program
 
 __all__ = ["AffineValues", "OperatorMap", "ProgramOperator"]
 

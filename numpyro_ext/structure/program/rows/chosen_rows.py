@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from ...linalg.gaussian.design import SparseRows
+from ....linalg.gaussian.design import SparseRows
 from .affine_rows import AffineRows, RowIndices, find_indices, slopes_by_colour
 from .selected import SelectedDependence
 

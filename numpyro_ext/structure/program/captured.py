@@ -1,0 +1,99 @@
+"""What an equation computes with that its printed parameters do not show, so that no two are taken for one another."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import types
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
+
+__all__ = ["array_key", "captured"]
+
+_SHOWN_IN_PART = ClosedJaxpr | Jaxpr | jax.Array | np.ndarray
+"""Among the parameters of an equation; those with a derivative rule have a body beside it."""
+
+
+def array_key(value: Any) -> tuple[Any, ...]:
+    """Equal for arrays, and random keys, of the same dtype, shape and values."""
+    is_key = jnp.issubdtype(jnp.result_type(value), jax.dtypes.prng_key)
+    array = np.asarray(jax.random.key_data(value) if is_key else value)
+    values = array.tobytes()
+    if len(values) > 64:
+        values = hashlib.blake2b(values, digest_size=16).digest()
+    return ("key" if is_key else str(array.dtype), array.shape, values)
+
+
+def captured(params: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Arrays inside the bodies of an equation's loops and branches, and what derivative rules of their own hold.
+
+    A function under ``jit`` keeps the arrays that it closes over in its body, which is printed without them; of a
+    derivative rule nothing is printed. Globals that a rule reads are not seen, as ``jit`` does not see them.
+
+    :param params: of the equation.
+    :return: hashable, equal where what was found is.
+    """
+    found: list[Any] = []
+    if any(isinstance(value, _SHOWN_IN_PART) or _are_bodies(value) for value in params.values()):
+        for name in sorted(params):
+            _collect(params[name], found, set(), is_own=False)
+    return tuple(found)
+
+
+def _are_bodies(value: Any) -> bool:
+    return isinstance(value, tuple) and len(value) > 0 and isinstance(value[0], _SHOWN_IN_PART)
+
+
+def _collect(value: Any, found: list[Any], seen: set[int], *, is_own: bool) -> None:
+    """:param is_own: whether it is held by a function of a user, not by JAX, whose caches are let be."""
+    if isinstance(value, jax.core.Tracer) or id(value) in seen:
+        return
+    if isinstance(value, jax.Array | np.ndarray):
+        found.append(array_key(value))
+        return
+    if isinstance(value, bool | int | float | complex | str | bytes | np.generic):
+        if is_own:
+            found.append(value)
+        return
+    seen.add(id(value))
+    parts: Iterable[Any] = ()
+    if isinstance(value, ClosedJaxpr):
+        parts = (*value.consts, value.jaxpr)
+    elif isinstance(value, Jaxpr):
+        parts = _inside(value)
+    elif isinstance(value, types.FunctionType):
+        is_own = not (value.__module__ or "").startswith("jax.")
+        if is_own:
+            found.append(value.__code__)
+        parts = (*_contents(value), *(value.__defaults__ or ()))
+    elif isinstance(value, types.MethodType):
+        parts = (value.__func__,)
+    elif isinstance(value, functools.partial):
+        parts = (value.func, *value.args, *value.keywords.values())
+    elif hasattr(value, "transforms") and hasattr(value, "f"):  # a function with JAX's transformations around it
+        parts = (value.f, *(part for transform in value.transforms for part in transform[1]))
+    elif isinstance(value, tuple) and not hasattr(value, "_fields"):
+        parts = value
+    elif is_own and isinstance(value, list | dict):
+        parts = value.values() if isinstance(value, dict) else value
+    for part in parts:
+        _collect(part, found, seen, is_own=is_own)
+
+
+def _inside(jaxpr: Jaxpr) -> Iterable[Any]:
+    for eqn in jaxpr.eqns:
+        yield from (atom.val for atom in eqn.invars if isinstance(atom, Literal) and np.shape(atom.val))
+        yield from eqn.params.values()
+
+
+def _contents(function: types.FunctionType) -> Iterable[Any]:
+    for cell in function.__closure__ or ():
+        try:
+            yield cell.cell_contents
+        except ValueError:  # not filled yet
+            continue

@@ -1,0 +1,1 @@
+"""Affine values of a program as rows of a design, or as an operator."""
