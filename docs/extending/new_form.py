@@ -76,8 +76,8 @@ from jax.scipy.special import betaln, gammaln, xlog1py, xlogy
 
 from numpyro_ext.structure import Conflict, Form, ModelReading, ModelStructureError, family_of
 from numpyro_ext.structure.model.priors import unwrap
-from numpyro_ext.structure.program.rows.affine_rows import AffineRows
 from numpyro_ext.structure.program.degrees import Degree
+from numpyro_ext.structure.program.rows.affine_rows import AffineRows
 
 
 class BetaBinomial(NamedTuple):

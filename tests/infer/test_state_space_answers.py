@@ -17,7 +17,7 @@ from numpyro.infer import Predictive
 
 from numpyro_ext.infer import EP, INLA, LaplaceApproximation, VariationalGaussian, cross_validate
 from numpyro_ext.structure import ModelStructureError
-from numpyro_ext.structure.program import state_rows
+from numpyro_ext.structure.program.rows import state_rows
 from tests.infer.test_state_spaces import smooth
 from tests.monte_carlo import assert_close_deviations, assert_close_means
 

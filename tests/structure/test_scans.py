@@ -14,7 +14,8 @@ from numpyro.contrib.control_flow import scan
 from numpyro_ext.infer.front.answers.sites import missing_sites
 from numpyro_ext.linalg.gaussian.design import DenseDesign, StateSpaceDesign
 from numpyro_ext.structure import ModelStructureError, read_latent_gaussian
-from numpyro_ext.structure.program import recurrences, state_rows
+from numpyro_ext.structure.program import recurrences
+from numpyro_ext.structure.program.rows import state_rows
 from tests import scan_models
 from tests.tiers import few
 

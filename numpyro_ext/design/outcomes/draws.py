@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +16,7 @@ from numpyro import handlers
 
 from ...compilation.recent import Recent
 from ...infer.monte_carlo.smc import SMC
+from ...structure.program.program import Constant, make_program
 from .outlooks import DrawnOutlook, Outlook, RealOutlook
 
 __all__ = ["PosteriorDraws", "draws_of", "outlooks_of_draws"]
@@ -201,53 +202,43 @@ class _Outcomes:
         kwargs: dict[str, Any],
         name: str,
     ) -> None:
-        self.latents, self.name = latents, name
-        leaves, structure = jax.tree.flatten((args, kwargs))
-        arrays = [i for i, leaf in enumerate(leaves) if isinstance(leaf, jax.Array | np.ndarray) and np.ndim(leaf)]
-        shapes = tuple((leaves[i].shape, jnp.result_type(leaves[i])) for i in arrays)
-        rest = tuple(_hashable(leaf) for i, leaf in enumerate(leaves) if i not in arrays)
+        self.latents = latents
+
+        def outcome(one: dict[str, Array]) -> Any:
+            return _plain(_outcome_sites(model, one, args, kwargs)[name]["fn"])[0]
+
         one = {site: value[0] for site, value in latents.items()}
-        key = (model, structure, shapes, rest, tuple((site, value.shape) for site, value in one.items()))
+        program, output = make_program(outcome, one)
+        leaves, structure = jax.tree.flatten(output, is_leaf=lambda leaf: isinstance(leaf, Constant))
+        self._data = program.data
+        program.release()
 
-        def site_at(free: list[int]) -> Callable[..., Any]:
-            static = [None if i in free else leaf for i, leaf in enumerate(leaves)]
+        def at(data: Sequence[Any], one: dict[str, Array]) -> Any:
+            inputs = (*jax.tree.leaves(one), *data)
+            env = dict(zip((*program.inputs, *program.constants), inputs, strict=True))
+            return jax.tree.unflatten(structure, program.evaluate(leaves, env))
 
-            def at(name: str, data: list[Array], latents: dict[str, Array]) -> Any:
-                filled = list(static)
-                for place, leaf in zip(free, data, strict=True):
-                    filled[place] = leaf
-                args, kwargs = jax.tree.unflatten(structure, filled)
-                return _plain(_outcome_sites(model, latents, args, kwargs)[name]["fn"])[0]
-
-            return at
-
-        def is_free() -> bool:
-            try:
-                jax.eval_shape(
-                    lambda *inputs: jax.tree.leaves(site_at(arrays)(name, *inputs)), [leaves[i] for i in arrays], one
-                )
-            except Exception:  # whatever a model does with values that it is not given
-                return False
-            return True
-
-        free = arrays if _PROGRAMS.get((is_free.__qualname__, name, *key), is_free) else []
-        frozen = () if free else tuple(_hashable(leaves[i]) for i in arrays)
-        self._at, self._data, self._key = site_at(free), [jnp.asarray(leaves[i]) for i in free], (name, *key, frozen)
+        self._at = at
+        # What a distribution keeps beside its arrays need not have a hash.
+        kind = structure if _has_hash(structure) else str(structure)
+        self._key = (program.fingerprint(), kind, tuple(one))
 
     def compute(self, rule: Callable[..., Any], *arrays: Any) -> Any:
         """``rule(at, latents, *arrays)`` in a program that is kept; ``at`` makes the distribution of one draw."""
-        name, at = self.name, self._at
+        at = self._at
 
         def make() -> Callable[..., Any]:
-            return jax.jit(lambda data, latents, *arrays: rule(lambda one: at(name, data, one), latents, *arrays))
+            return jax.jit(lambda data, latents, *arrays: rule(lambda one: at(data, one), latents, *arrays))
 
         return _PROGRAMS.get((rule, *self._key), make)(self._data, self.latents, *arrays)
 
 
-def _hashable(leaf: Any) -> Any:
-    if isinstance(leaf, jax.Array | np.ndarray):
-        return np.shape(leaf), str(leaf.dtype), np.asarray(leaf).tobytes()
-    return leaf if isinstance(leaf, Hashable) else id(leaf)
+def _has_hash(value: Any) -> bool:
+    try:
+        hash(value)
+    except TypeError:
+        return False
+    return True
 
 
 def _log_table(at: Callable[[Any], Any], latents: dict[str, Array], column: Array) -> Array:

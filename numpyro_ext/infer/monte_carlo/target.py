@@ -19,6 +19,8 @@ from ...structure import ModelStructureError
 from ...structure.model.execution import ModelCall, check_key
 from ...structure.model.plain_sites import PlainSites
 from ...structure.model.tracing import SiteInfo, inspect_sites
+from ...structure.program.captured import array_key
+from ...structure.program.program import make_program
 from ..front.running.progress import warn
 from .coordinates import Coordinates, coordinates
 
@@ -78,6 +80,7 @@ class Target:
         self.size, self.dtype = int(flat.size), flat.dtype
         self._steps = frozenset(self._in_scans())
         self._split_arguments()
+        self._fingerprint = self._find_fingerprint()
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -106,6 +109,17 @@ class Target:
         except Exception:  # whatever a model does with values that it is not given
             return False
         return True
+
+    def _find_fingerprint(self) -> tuple[Any, ...]:
+        """What the model computes now: what it reads beside its arguments may be another when it runs again."""
+        at_fixed_key = copy.copy(self)
+        at_fixed_key._key = jax.random.key(0)
+
+        def everything(vector: Array, data: list[Array]) -> Any:
+            return at_fixed_key.densities(vector, data), at_fixed_key.constrained(vector, data)
+
+        program, _ = make_program(everything, jax.ShapeDtypeStruct((self.size,), self.dtype), self.data)
+        return program.fingerprint(), tuple(map(array_key, program.data))
 
     def _check_that_it_runs(self) -> None:
         """Densities may not exist where the model runs: NumPyro broadcasts a mask when it computes them."""
@@ -158,6 +172,7 @@ class Target:
         """Whether programs of the one, given the data of the other, are those of the other."""
         return (
             self.model is other.model
+            and self._fingerprint == other._fingerprint
             and bool(self._structure == other._structure)
             and self._given.keys() == other._given.keys()
             and all(_equal(value, other._given[name]) for name, value in self._given.items())
