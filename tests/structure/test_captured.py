@@ -25,7 +25,11 @@ def functions(array):
     def repeated(function):
         return lambda x: jax.lax.fori_loop(0, 3, lambda i, z: function(z), x)
 
+    def on_host(x):
+        return np.asarray(x) + np.asarray(array)
+
     return {
+        "callback": lambda x: jax.pure_callback(on_host, jax.typeof(x), x),
         "fori_loop": repeated(add),
         "while_loop": lambda x: jax.lax.while_loop(lambda z: z[0] < 9.0, add, x),
         "cond": lambda x: jax.lax.cond(x[0] > 0.0, add, lambda z: z, x),

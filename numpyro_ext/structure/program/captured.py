@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from typing import Any
 
 import jax
@@ -21,7 +22,7 @@ _SHOWN_IN_PART = ClosedJaxpr | Jaxpr | jax.Array | np.ndarray
 
 def array_key(value: Any) -> tuple[Any, ...]:
     """Equal for arrays, and random keys, of the same dtype, shape and values."""
-    is_key = jnp.issubdtype(jnp.result_type(value), jax.dtypes.prng_key)
+    is_key = isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
     array = np.asarray(jax.random.key_data(value) if is_key else value)
     values = array.tobytes()
     if len(values) > 64:
@@ -30,16 +31,17 @@ def array_key(value: Any) -> tuple[Any, ...]:
 
 
 def captured(params: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Arrays inside the bodies of an equation's loops and branches, and what derivative rules of their own hold.
+    """Arrays inside the bodies of an equation's loops and branches, and what derivative rules and callbacks hold.
 
     A function under ``jit`` keeps the arrays that it closes over in its body, which is printed without them; of a
-    derivative rule nothing is printed. Globals that a rule reads are not seen, as ``jit`` does not see them.
+    derivative rule and a function of the host nothing is printed. Globals that a rule reads are not seen, as ``jit``
+    does not see them.
 
     :param params: of the equation.
     :return: hashable, equal where what was found is.
     """
     found: list[Any] = []
-    if any(isinstance(value, _SHOWN_IN_PART) or _are_bodies(value) for value in params.values()):
+    if any(isinstance(value, _SHOWN_IN_PART) or callable(value) or _are_bodies(value) for value in params.values()):
         for name in sorted(params):
             _collect(params[name], found, set(), is_own=False)
     return tuple(found)
@@ -67,12 +69,16 @@ def _collect(value: Any, found: list[Any], seen: set[int], *, is_own: bool) -> N
     elif isinstance(value, Jaxpr):
         parts = _inside(value)
     elif isinstance(value, types.FunctionType):
-        is_own = not (value.__module__ or "").startswith("jax.")
+        is_own = not _is_of_jax(value)
         if is_own:
             found.append(value.__code__)
         parts = (*_contents(value), *(value.__defaults__ or ()))
     elif isinstance(value, types.MethodType):
         parts = (value.__func__,)
+        if not _is_of_jax(value.__func__) and isinstance(value.__self__, Hashable):
+            found.append(value.__self__)
+    elif dataclasses.is_dataclass(value) and callable(value):  # a function of the host, as JAX keeps it
+        parts = [getattr(value, field.name) for field in dataclasses.fields(value)]
     elif isinstance(value, functools.partial):
         parts = (value.func, *value.args, *value.keywords.values())
     elif hasattr(value, "transforms") and hasattr(value, "f"):  # a function with JAX's transformations around it
@@ -83,6 +89,10 @@ def _collect(value: Any, found: list[Any], seen: set[int], *, is_own: bool) -> N
         parts = value.values() if isinstance(value, dict) else value
     for part in parts:
         _collect(part, found, seen, is_own=is_own)
+
+
+def _is_of_jax(function: Any) -> bool:
+    return (getattr(function, "__module__", None) or "").startswith("jax.")
 
 
 def _inside(jaxpr: Jaxpr) -> Iterable[Any]:
