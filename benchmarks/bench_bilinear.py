@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 import scipy.sparse
 
-from numpyro_ext.infer.bilinear import sweeps as bg
+from numpyro_ext.infer.bilinear.algorithms import sweeps as bg
 from numpyro_ext.linalg.cholesky import cholesky, cholesky_inverse
 from numpyro_ext.potentials import ProbitPotential
 from numpyro_ext.structure.bilinear.form import Bilinear, CoupledSide, GaussianSide, order_cells

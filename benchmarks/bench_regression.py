@@ -13,9 +13,9 @@ import statsmodels.api as sm
 
 from numpyro_ext.infer.gaussian.algorithms import expectation_propagation as ep
 from numpyro_ext.infer.gaussian.algorithms.posterior import gaussian_prior
-from numpyro_ext.linalg.gaussian.border_space import Border
 from numpyro_ext.linalg.gaussian.design import DenseDesign, SparseRows
 from numpyro_ext.linalg.gaussian.prior import DiagonalPrior
+from numpyro_ext.linalg.gaussian.spaces.border_space import Border
 from numpyro_ext.potentials import LogitPotential, PoissonExpPotential, ProbitPotential
 from numpyro_ext.structure.latent_gaussian.form import Blocks, LatentGaussian
 

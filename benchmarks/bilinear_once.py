@@ -20,8 +20,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_ext.infer import BilinearVG, fit_batches
-from numpyro_ext.infer.bilinear import sweeps as bg
-from numpyro_ext.infer.bilinear.devices import OneDevice, SeveralDevices
+from numpyro_ext.infer.bilinear.algorithms import sweeps as bg
+from numpyro_ext.infer.bilinear.algorithms.devices import OneDevice, SeveralDevices
 from numpyro_ext.models import poisson_factorization
 from numpyro_ext.potentials import PoissonExpPotential
 from numpyro_ext.structure.bilinear.form import Bilinear, GaussianSide, order_cells

@@ -18,7 +18,7 @@ from ..infer.gaussian.engine import Engine
 from ..infer.gaussian.run import GaussianRun
 from ..infer.monte_carlo.run import SMCRun
 from ..infer.monte_carlo.smc import SMC
-from ..structure.model.execution import check_key
+from ..structure.model.running.execution import check_key
 from .outcomes.outlooks import Outlook
 from .outcomes.pool import NoPool, Pool
 from .outcomes.sources import outlooks

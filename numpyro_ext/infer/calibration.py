@@ -16,7 +16,7 @@ from numpyro import handlers
 from numpyro.infer import Predictive
 
 from ..optional import optional
-from ..structure.model.execution import check_key
+from ..structure.model.running.execution import check_key
 from .front.engine import BaseEngine, check_at_least
 from .front.many import Dataset, collect_fits
 from .front.running.chunks import Interruption

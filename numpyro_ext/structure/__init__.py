@@ -25,7 +25,8 @@ from .families import (
 from .latent_gaussian.form import AffineMap, Blocks, LatentGaussian
 from .latent_gaussian.read import read_latent_gaussian
 from .latent_gaussian.reading import LatentGaussianReading
-from .model.reading import HyperSite, ModelReading
+from .model.hyper_site import HyperSite
+from .model.reading import ModelReading
 from .model.search import Form, read_first
 from .sparse_linear.form import SparseLinear
 from .sparse_linear.read import read_sparse_linear

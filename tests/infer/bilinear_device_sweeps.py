@@ -6,8 +6,8 @@ from functools import partial
 import jax
 import numpy as np
 
-from numpyro_ext.infer.bilinear import sweeps as bg
-from numpyro_ext.infer.bilinear.devices import OneDevice, SeveralDevices
+from numpyro_ext.infer.bilinear.algorithms import sweeps as bg
+from numpyro_ext.infer.bilinear.algorithms.devices import OneDevice, SeveralDevices
 from tests.infer.bilinear_devices import NUM_COLUMNS, NUM_ROWS, make_counts
 from tests.infer.bilinear_forms import factorisation
 

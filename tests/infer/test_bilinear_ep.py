@@ -14,7 +14,7 @@ from numpyro import handlers
 from scipy.stats import norm
 
 from numpyro_ext.infer import EP, BilinearEP, BilinearVG
-from numpyro_ext.infer.bilinear import hybrid
+from numpyro_ext.infer.bilinear.algorithms import hybrid
 from numpyro_ext.models import preference_factorization
 from numpyro_ext.potentials import ProbitPotential
 from numpyro_ext.structure import ModelStructureError

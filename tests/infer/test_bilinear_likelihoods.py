@@ -15,7 +15,7 @@ from numpyro.infer.util import log_density
 
 from numpyro_ext.distributions import OrderedProbit
 from numpyro_ext.infer import BilinearVG
-from numpyro_ext.infer.bilinear import sweeps as bg
+from numpyro_ext.infer.bilinear.algorithms import sweeps as bg
 
 needs_float64 = pytest.mark.skipif(not jax.config.jax_enable_x64, reason="checks float64 accuracy")
 R, C, K = 7, 5, 2

@@ -11,10 +11,10 @@ import pytest
 from numpyro.infer.util import log_density
 
 from numpyro_ext.infer import BilinearVG
-from numpyro_ext.infer.bilinear import loop, steps
-from numpyro_ext.infer.bilinear import sweeps as bg
-from numpyro_ext.infer.bilinear.cells import Block, make_view, sum_cells, sum_values
-from numpyro_ext.infer.bilinear.zeros import ListedPotential
+from numpyro_ext.infer.bilinear.algorithms import loop, steps
+from numpyro_ext.infer.bilinear.algorithms import sweeps as bg
+from numpyro_ext.infer.bilinear.algorithms.cells import Block, make_view, sum_cells, sum_values
+from numpyro_ext.infer.bilinear.algorithms.zeros import ListedPotential
 from numpyro_ext.potentials import PoissonSoftplusPotential
 from numpyro_ext.potentials.base import Potential, potential
 from numpyro_ext.structure import ModelStructureError

@@ -5,10 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from numpyro_ext.linalg.gaussian.border_space import Border
 from numpyro_ext.linalg.gaussian.conditioning import choose_space, linear_gaussian
 from numpyro_ext.linalg.gaussian.design import DenseDesign, SparseRows
 from numpyro_ext.linalg.gaussian.prior import CovariancePrior, DiagonalPrior, FlatPrior, PrecisionPrior
+from numpyro_ext.linalg.gaussian.spaces.border_space import Border
 from tests.infer.gaussian_forms import one_block, random_sparse
 from tests.tiers import thorough
 

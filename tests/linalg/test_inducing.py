@@ -13,10 +13,10 @@ import pytest
 from jax.scipy.stats import norm
 
 from numpyro_ext.infer import EP
-from numpyro_ext.linalg.gaussian.border_space import Border
 from numpyro_ext.linalg.gaussian.conditioning import linear_gaussian
 from numpyro_ext.linalg.gaussian.design import SparseRows
 from numpyro_ext.linalg.gaussian.prior import LowRankPrior
+from numpyro_ext.linalg.gaussian.spaces.border_space import Border
 from numpyro_ext.linalg.inducing import fitc, pair_covariance
 from tests.infer.gaussian_forms import identity, one_block
 

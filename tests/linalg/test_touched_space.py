@@ -11,7 +11,7 @@ from numpyro_ext.linalg.gaussian.block_diagonal import BlockDiagonal
 from numpyro_ext.linalg.gaussian.conditioning import kl_divergence, linear_gaussian
 from numpyro_ext.linalg.gaussian.design import DenseDesign, SparseRows
 from numpyro_ext.linalg.gaussian.prior import CovariancePrior, DiagonalPrior, PrecisionPrior
-from numpyro_ext.linalg.gaussian.touched_space import Touched
+from numpyro_ext.linalg.gaussian.spaces.touched_space import Touched
 from tests.infer.gaussian_forms import one_block
 
 NUM_USERS, NUM_ITEMS, RANK = 4, 5, 2

@@ -9,7 +9,7 @@ import pytest
 
 from numpyro_ext.infer import EP, INLA, LaplaceApproximation, VariationalGaussian
 from numpyro_ext.infer.gaussian.algorithms.posterior import GaussianPosterior, gaussian_prior
-from numpyro_ext.linalg.gaussian.border_space import BorderSpace
+from numpyro_ext.linalg.gaussian.spaces.border_space import BorderSpace
 from numpyro_ext.structure import read_latent_gaussian
 from numpyro_ext.structure.latent_gaussian import border as module
 from numpyro_ext.structure.latent_gaussian.form import AffineMap

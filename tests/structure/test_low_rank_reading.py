@@ -9,8 +9,8 @@ import pytest
 
 from numpyro_ext.infer import EP, INLA, LaplaceApproximation, VariationalGaussian
 from numpyro_ext.infer.gaussian.algorithms.posterior import gaussian_prior
-from numpyro_ext.linalg.gaussian.low_rank_space import LowRankSpace
 from numpyro_ext.linalg.gaussian.prior import LowRankPrior
+from numpyro_ext.linalg.gaussian.spaces.low_rank_space import LowRankSpace
 from numpyro_ext.linalg.inducing import fitc
 from numpyro_ext.structure import ModelStructureError, read_latent_gaussian
 from numpyro_ext.structure.latent_gaussian import border as module

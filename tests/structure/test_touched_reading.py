@@ -12,7 +12,7 @@ import pytest
 
 from numpyro_ext.infer import EP, INLA, LaplaceApproximation, VariationalGaussian, rank_summary
 from numpyro_ext.infer.gaussian.algorithms.posterior import GaussianPosterior, gaussian_prior
-from numpyro_ext.linalg.gaussian.touched_space import TouchedSpace
+from numpyro_ext.linalg.gaussian.spaces.touched_space import TouchedSpace
 from numpyro_ext.models import collaborative_preferences
 from numpyro_ext.structure import ModelStructureError, read_latent_gaussian
 from numpyro_ext.structure.latent_gaussian import reading as reading_module

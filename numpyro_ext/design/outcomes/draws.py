@@ -202,7 +202,7 @@ class _Outcomes:
         kwargs: dict[str, Any],
         name: str,
     ) -> None:
-        self.latents = latents
+        self.latents, self.name = latents, name
 
         def outcome(one: dict[str, Array]) -> Any:
             return _plain(_outcome_sites(model, one, args, kwargs)[name]["fn"])[0]

@@ -15,17 +15,25 @@ from jax import Array
 from ...structure.bilinear.form import GaussianSide
 from ...structure.bilinear.read import read_like
 from ...structure.bilinear.reading import BilinearReading
-from ...structure.model.execution import check_key
+from ...structure.model.running.execution import check_key
 from ..front.results import Diagnostics
 from ..front.running.progress import progress_bar, warn
 from ..front.state import EngineState
 from ..hyper.space import UnconstrainedSpace
-from . import steps
-from . import sweeps as core
-from .cells import Block, Side
+from .algorithms import steps
+from .algorithms import sweeps as core
+from .algorithms.cells import Block, Side
+from .algorithms.visits import (
+    BatchStore,
+    SharedVectors,
+    Visited,
+    prepare_batch,
+    start_shared,
+    start_visited,
+    visit_batch,
+)
 from .engine import BilinearVG
 from .run import BilinearRun
-from .visits import BatchStore, SharedVectors, Visited, prepare_batch, start_shared, start_visited, visit_batch
 
 __all__ = ["fit_batches"]
 

@@ -21,7 +21,7 @@ from ..front.programs import compiled
 from ..front.running.iterations import Iterations, StepInfo, fit_in_chunks, judge
 from ..front.state import EngineState, Fit, check_init_state, data_digest
 from ..hyper.space import UnconstrainedSpace
-from . import sweeps as core
+from .algorithms import sweeps as core
 from .answers import BilinearAnswers
 from .families import Covariance, check_coupled, named_by_component, side_families
 from .programs import CHUNK, BilinearPrograms, Solver, explain, parts, with_parts
@@ -195,7 +195,7 @@ class BilinearVG(BilinearAnswers):
     ) -> BilinearRun:
         reading, space, programs = self._prepare(rng_key, args, kwargs)
         self._check_points(reading, space)
-        digest = data_digest(reading.data, space.fixed)
+        digest = data_digest(reading.data, space.fixed, reading.key)
         starts: list[tuple[Array, core.State, int]] = []
         shapes = jax.eval_shape(programs.init_state, reading.data, space.unpack(space.initial()))
         resumed: EngineState | None = None

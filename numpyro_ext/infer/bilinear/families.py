@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ...structure.bilinear.reading import BilinearReading
-from .sweeps import Family
+from .algorithms.sweeps import Family
 
 __all__ = ["Covariance", "check_coupled", "named_by_component", "side_families"]
 

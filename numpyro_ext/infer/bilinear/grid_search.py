@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from jax import Array
 
-from ...structure.model.execution import check_key
+from ...structure.model.running.execution import check_key
 from ..front.running.progress import progress_bar, warn
 from .engine import BilinearVG
 

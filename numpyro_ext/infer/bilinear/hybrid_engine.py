@@ -21,11 +21,11 @@ from ..front.programs import compiled
 from ..front.running.iterations import Iterations, Parts, StepInfo, fit_in_chunks
 from ..front.state import EngineState, check_init_state, data_digest
 from ..hyper.space import UnconstrainedSpace
-from . import hybrid
-from . import sweeps as core
+from .algorithms import hybrid
+from .algorithms import sweeps as core
+from .algorithms.incidence import step_sizes
+from .algorithms.loop import SolveInfo
 from .answers import BilinearAnswers
-from .incidence import step_sizes
-from .loop import SolveInfo
 from .programs import BilinearPrograms, explain
 from .run import BilinearRun
 
@@ -215,7 +215,7 @@ class BilinearEP(BilinearAnswers):
         self, rng_key: Array, args: tuple[Any, ...], kwargs: dict[str, Any], init_state: EngineState | None
     ) -> BilinearRun:
         reading, space, programs, answers = self._prepare(rng_key, args, kwargs)
-        digest, hyper = data_digest(reading.data, space.fixed), space.unpack(space.initial())
+        digest, hyper = data_digest(reading.data, space.fixed, reading.key), space.unpack(space.initial())
         values, before = space.initial(), 0
         if init_state is None:
             state = programs.init_state(reading.data, hyper, rng_key)

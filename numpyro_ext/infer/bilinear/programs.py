@@ -17,12 +17,12 @@ from ..front.results import at_values
 from ..front.running.iterations import Parts, StepInfo
 from ..hyper import search as hyper_search
 from ..hyper.space import UnconstrainedSpace
-from . import steps
-from . import sweeps as core
-from .cells import Block, View
-from .devices import OneDevice, Prepared, SeveralDevices
-from .incidence import CoupledBlock, SideBlock, draw_side, step_sizes, touched
-from .loop import fit_side, iterate
+from .algorithms import steps
+from .algorithms import sweeps as core
+from .algorithms.cells import Block, View
+from .algorithms.devices import OneDevice, Prepared, SeveralDevices
+from .algorithms.incidence import CoupledBlock, SideBlock, draw_side, step_sizes, touched
+from .algorithms.loop import fit_side, iterate
 
 __all__ = ["CHUNK", "BilinearPrograms", "FoldInfo", "Solver", "explain", "parts", "with_parts"]
 

@@ -24,8 +24,8 @@ from ..front.run import FinishedRun
 from ..front.running.progress import warn
 from ..front.state import EngineState, Fit, data_digest
 from ..hyper.space import UnconstrainedSpace
-from . import sweeps as core
-from .incidence import CoupledBlock, SideBlock, coupled_moments, draw_side
+from .algorithms import sweeps as core
+from .algorithms.incidence import CoupledBlock, SideBlock, coupled_moments, draw_side
 from .prediction import draw_predictors, expected_means, log_predictive_counts
 from .programs import BilinearPrograms
 
@@ -58,7 +58,8 @@ class BilinearRun(FinishedRun):
         num_samples: int,
     ) -> BilinearRun:
         """A run with nothing to learn, from the state and the bound at its end."""
-        last = EngineState(jnp.zeros((0,)), state, None, diagnostics.num_steps, data_digest(reading.data, space.fixed))
+        digest = data_digest(reading.data, space.fixed, reading.key)
+        last = EngineState(jnp.zeros((0,)), state, None, diagnostics.num_steps, digest)
         fit = Fit(last, space.fixed, None, False, bound, diagnostics)
         return cls(reading, space, fit, rng_key, num_samples, programs)
 

@@ -19,7 +19,7 @@ from jax import Array
 from numpy.typing import ArrayLike
 
 from ...linalg.cholesky import cholesky, solve_lower
-from ...structure.model.execution import check_key
+from ...structure.model.running.execution import check_key
 from ..front.running.chunks import Interruption
 from ..front.running.extrapolation import extrapolate
 from ..front.running.progress import progress_bar as progress

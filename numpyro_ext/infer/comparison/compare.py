@@ -15,7 +15,7 @@ from numpyro.infer import MCMC, NUTS, init_to_median
 
 from ...display import Shown, Table, number
 from ...structure import ModelStructureError
-from ...structure.model.execution import check_key
+from ...structure.model.running.execution import check_key
 from ..front.answers.display import kind_of_evidence
 from ..front.results import LogEvidence
 from ..front.running.chunks import Interruption

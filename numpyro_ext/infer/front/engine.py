@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from ...structure.model.execution import check_key
+from ...structure.model.running.execution import check_key
 from ...structure.model.search import Form, field_names, read_first
 from .answers.arviz import ArviZInterface
 from .answers.display import ShownEngine

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -10,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from ...structure.program.captured import stable_text
 from ..hyper.search import SearchState
 from .results import Diagnostics
 
@@ -28,7 +30,7 @@ class EngineState(NamedTuple):
     num_steps: int
     """Steps of the algorithm so far, where there are no hyperparameters to learn."""
     data_digest: str
-    """Of the data and the fixed hyperparameters: with other data a state is only a place to start from."""
+    """Of data, model, algorithm and fixed hyperparameters: where another one a state is only a place to start from."""
 
 
 class Fit(NamedTuple):
@@ -51,10 +53,16 @@ def as_numbers(leaf: Any) -> np.ndarray:
     return np.asarray(jax.random.key_data(leaf) if is_key else leaf)
 
 
-def data_digest(data: Any, fixed: dict[str, Array]) -> str:
-    """A fingerprint of arrays: equal for equal data."""
-    digest = hashlib.sha256()
-    for leaf in jax.tree.leaves((data, fixed)):
+def data_digest(data: Any, fixed: Mapping[str, Any], *keys: Any) -> str:
+    """A fingerprint of what a run is of: equal where an earlier one can be gone on with.
+
+    :param data: arrays.
+    :param fixed: hyperparameters that are given.
+    :param keys: of the model, whose numbers need not be among the data, and of the algorithm; see
+        :func:`~numpyro_ext.structure.program.captured.stable_text`.
+    """
+    digest = hashlib.sha256(stable_text(keys).encode())
+    for leaf in jax.tree.leaves((data, dict(fixed))):
         array = as_numbers(leaf)
         digest.update(str((array.shape, array.dtype)).encode())
         digest.update(array.tobytes())

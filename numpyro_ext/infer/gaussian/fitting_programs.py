@@ -98,6 +98,11 @@ class FittingPrograms:
         self.solves = quick_jit(self._solves, static_argnames="num_steps")
         self._fits_alone = compile_(self._fits, static_argnames="marginals_fn")
 
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """Of the algorithm, and of the tolerances at which fits and searches end."""
+        return (self._algorithm.key, self.tol, self._hyper_tol)
+
     def _evaluate(self, data: Any, fixed: dict[str, Array], values: Array, state: Any, tol: Any) -> Evaluation:
         """The objective of the hyperparameter search; see :func:`~numpyro_ext.infer.hyper.search.evaluation_fn`."""
         reading, space = self._reading, self._space

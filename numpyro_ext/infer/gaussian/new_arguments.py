@@ -19,7 +19,7 @@ from jax import Array
 
 from ...structure import LatentGaussianReading, ModelStructureError, Reason
 from ...structure.latent_gaussian.rows_in_use import ReadingOfRows
-from ...structure.model.execution import check_key
+from ...structure.model.running.execution import check_key
 from ..front.answers.arviz import prediction_to_arviz
 from ..front.answers.joint_arguments import JointCall, NotJoined, bound_arguments, joint_calls
 from ..front.answers.model_draws import model_draws, observed_leaves

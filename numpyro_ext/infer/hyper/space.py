@@ -50,12 +50,7 @@ class UnconstrainedSpace:
     @property
     def key(self) -> Hashable:
         """Equal for spaces with the same free hyperparameters and the same transforms (whose bounds may be data)."""
-        parts = []
-        for name in self.names:
-            leaves, treedef = jax.tree.flatten(self.sites[name].transform)
-            data = tuple(np.asarray(leaf).tobytes() for leaf in leaves)
-            parts.append((name, self.shapes[name], self.sites[name].is_param, treedef, data))
-        return tuple(parts)
+        return tuple((name, self.shapes[name], self.sites[name].key) for name in self.names)
 
     @property
     def integrable(self) -> np.ndarray:

@@ -12,9 +12,9 @@ from jax import Array, lax
 from numpyro import handlers
 
 from ...structure import ModelStructureError
-from ...structure.model.changing import needs_value, other_values
-from ...structure.model.execution import ModelCall, check_key
-from ...structure.model.plain_sites import PlainSites
+from ...structure.model.running.changing import needs_value, other_values
+from ...structure.model.running.execution import ModelCall, check_key
+from ...structure.model.running.plain_sites import PlainSites
 from .run import LEAST_SIZE, MOST_STEPS
 from .steps import Particles, Programs
 from .target import Target

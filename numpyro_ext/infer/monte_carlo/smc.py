@@ -13,7 +13,7 @@ import numpy as np
 from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from ...structure.model.execution import check_key
+from ...structure.model.running.execution import check_key
 from ..front.engine import check_at_least, check_one_of, plain_number
 from ..front.files.archive import read_archive, write_archive
 from ..front.running.progress import progress_bar, warn
@@ -344,7 +344,7 @@ class SMC(Answers):
 
     def _digest(self, target: Target, rng_key: Array) -> str:
         numbers = [leaf for leaf in jax.tree.leaves((target.args, target.kwargs)) if not isinstance(leaf, str)]
-        return data_digest((numbers, rng_key), self.hyper_values)
+        return data_digest((numbers, rng_key), self.hyper_values, target.fingerprint)
 
     def _placed(self, keys: Array) -> Array:
         if self.devices is None:

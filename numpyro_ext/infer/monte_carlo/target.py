@@ -16,8 +16,8 @@ from jax.flatten_util import ravel_pytree
 from numpyro import handlers
 
 from ...structure import ModelStructureError
-from ...structure.model.execution import ModelCall, check_key
-from ...structure.model.plain_sites import PlainSites
+from ...structure.model.running.execution import ModelCall, check_key
+from ...structure.model.running.plain_sites import PlainSites
 from ...structure.model.tracing import SiteInfo, inspect_sites
 from ...structure.program.captured import array_key
 from ...structure.program.program import make_program
@@ -80,7 +80,7 @@ class Target:
         self.size, self.dtype = int(flat.size), flat.dtype
         self._steps = frozenset(self._in_scans())
         self._split_arguments()
-        self._fingerprint = self._find_fingerprint()
+        self.fingerprint = self._find_fingerprint()
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -172,7 +172,7 @@ class Target:
         """Whether programs of the one, given the data of the other, are those of the other."""
         return (
             self.model is other.model
-            and self._fingerprint == other._fingerprint
+            and self.fingerprint == other.fingerprint
             and bool(self._structure == other._structure)
             and self._given.keys() == other._given.keys()
             and all(_equal(value, other._given[name]) for name, value in self._given.items())

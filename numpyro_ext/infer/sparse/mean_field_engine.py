@@ -128,7 +128,8 @@ class StructuredMeanField(BaseEngine[MeanFieldRun]):
         self, rng_key: Array, args: tuple[Any, ...], kwargs: dict[str, Any], init_state: EngineState | None
     ) -> MeanFieldRun:
         reading, space, programs, workspace = self._prepare(rng_key, args, kwargs)
-        data, fixed, digest, before = reading.data, space.fixed, data_digest(reading.data, space.fixed), 0
+        data, fixed, before = reading.data, space.fixed, 0
+        digest = data_digest(data, fixed, reading.key)
         if init_state is None:
             values = space.initial(self._hyper_start(reading))
             hyper = space.unpack(values)

@@ -7,16 +7,16 @@ from typing import Literal
 import jax.numpy as jnp
 from jax import Array
 
-from .banded_space import BandedPosterior, BandedSpace, can_be_banded, is_worth_banding
-from .border_space import Border, BorderPosterior, BorderSpace
-from .coefficient_space import CoefficientPosterior, CoefficientSpace
 from .design import AnyDesign, DenseDesign, SparseRows, StateSpaceDesign
-from .low_rank_space import LowRankPosterior, LowRankSpace
-from .observation_space import ObservationPosterior, ObservationSpace
 from .prior import FlatPrior, LowRankPrior, PriorBlock
-from .shared_space import SharedPosterior, SharedSpace
-from .state_space import StatePosterior, StateSpace
-from .touched_space import Touched, TouchedPosterior, TouchedSpace
+from .spaces.banded_space import BandedPosterior, BandedSpace, can_be_banded, is_worth_banding
+from .spaces.border_space import Border, BorderPosterior, BorderSpace
+from .spaces.coefficient_space import CoefficientPosterior, CoefficientSpace
+from .spaces.low_rank_space import LowRankPosterior, LowRankSpace
+from .spaces.observation_space import ObservationPosterior, ObservationSpace
+from .spaces.shared_space import SharedPosterior, SharedSpace
+from .spaces.state_space import StatePosterior, StateSpace
+from .spaces.touched_space import Touched, TouchedPosterior, TouchedSpace
 
 __all__ = ["LinearGaussian", "LinearGaussianPosterior", "Space", "choose_space", "kl_divergence", "linear_gaussian"]
 

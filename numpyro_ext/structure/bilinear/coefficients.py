@@ -15,7 +15,7 @@ import numpy as np
 from jax import Array
 
 from ..errors import ModelStructureError
-from ..model.reading import HyperSite
+from ..model.hyper_site import HyperSite
 
 __all__ = [
     "Design",

@@ -11,8 +11,8 @@ from jax import Array
 
 from ..conflict import Conflict
 from ..errors import ModelStructureError
-from ..model.execution import ModelCall
 from ..model.priors import is_gaussian, is_unweighted, unwrap
+from ..model.running.execution import ModelCall
 from ..model.search import Attempt, Form, ReadOptions, read_first
 from ..model.tracing import inspect_sites, mark_candidates
 from ..model.validation import check_data

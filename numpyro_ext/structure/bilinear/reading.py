@@ -17,9 +17,9 @@ from ...potentials.base import Potential
 from ..conflict import Conflict
 from ..errors import ModelStructureError
 from ..factors.recognise import Recognised, recognise
-from ..model.execution import ModelCall
 from ..model.priors import dense_prior_block
 from ..model.reading import ModelReading
+from ..model.running.execution import ModelCall
 from ..model.tracing import SiteInfo
 from ..program.degrees import Degree, Degrees, classify
 from ..program.program import Constant

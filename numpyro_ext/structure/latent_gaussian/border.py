@@ -39,7 +39,7 @@ def find_border(
     :param cost: multiplications of a factorisation without a border.
     :param num_inducing: unknowns behind the columns that are in the border whatever else is, the inducing values of
         sites of low rank.
-    :return: the arrays of a :class:`~numpyro_ext.linalg.gaussian.border_space.Border`, or None.
+    :return: the arrays of a :class:`~numpyro_ext.linalg.gaussian.spaces.border_space.Border`, or None.
     """
     if cost <= _OVERHEAD:
         return None

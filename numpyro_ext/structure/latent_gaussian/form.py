@@ -7,10 +7,10 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jax import Array
 
-from ...linalg.gaussian.border_space import Border
 from ...linalg.gaussian.design import AnyDesign
 from ...linalg.gaussian.prior import PriorBlock
-from ...linalg.gaussian.touched_space import Touched
+from ...linalg.gaussian.spaces.border_space import Border
+from ...linalg.gaussian.spaces.touched_space import Touched
 from ...potentials.base import Potential
 
 __all__ = ["AffineMap", "Blocks", "LatentGaussian"]

@@ -13,14 +13,14 @@ import numpy as np
 from jax import Array
 
 from ...compilation.recent import Recent
-from ...linalg.gaussian.border_space import Border
 from ...linalg.gaussian.design import AnyDesign, DenseDesign, StateSpaceDesign
 from ...linalg.gaussian.prior import CovariancePrior, FlatPrior, LowRankPrior, PrecisionPrior
+from ...linalg.gaussian.spaces.border_space import Border
 from ..errors import ModelStructureError, Reason
 from ..factors.plan import FactorPlan, plan_factor
-from ..model.execution import ModelCall
 from ..model.priors import prior_block
 from ..model.reading import ModelReading
+from ..model.running.execution import ModelCall
 from ..model.tracing import SiteInfo
 from ..program.degrees import Degrees
 from ..program.patterns import TooLarge

@@ -15,7 +15,7 @@ from jax import Array
 from scipy.sparse.csgraph import connected_components
 
 from ...linalg.gaussian.design import SparseRows
-from ...linalg.gaussian.touched_space import Touched
+from ...linalg.gaussian.spaces.touched_space import Touched
 from ...linalg.padding import cheapest_levels, places_within, rounded_up
 from ..program.degrees import Degree, Degrees
 from ..program.patterns import TooLarge, same_width

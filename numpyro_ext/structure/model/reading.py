@@ -6,7 +6,7 @@ import copy
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
@@ -17,30 +17,18 @@ from ...display import Shown, Table
 from ...linalg.gaussian.prior import CovariancePrior, LowRankPrior, PrecisionPrior, extreme_eigenvalues
 from ..conflict import Conflict, names_of
 from ..errors import ModelStructureError
-from ..program.captured import array_key
 from ..program.degrees import Degree, Degrees, classify
 from ..program.program import Atom, Constant, make_program
-from .changing import check_supports, needs_value, other_values
-from .execution import ModelCall, tracing_error
+from .hyper_site import HyperSite
 from .index_check import check_indices
 from .priors import colour
+from .running.changing import check_supports, needs_value, other_values
+from .running.execution import ModelCall, tracing_error
 from .tracing import SiteInfo, trace_with_innovations
 from .unused_sites import is_used, unused_sites
 from .validation import can_be_scored
 
-__all__ = ["HyperSite", "ModelReading"]
-
-
-class HyperSite(NamedTuple):
-    """A latent or ``param`` site outside the field, to be maximised over or given."""
-
-    shape: tuple[int, ...]
-    transform: Any
-    """NumPyro transform from unconstrained values."""
-    is_param: bool
-    """True for ``numpyro.param``: no prior."""
-    init: Any
-    """Starting value, constrained."""
+__all__ = ["ModelReading"]
 
 
 class ModelReading(Shown, ABC):
@@ -253,10 +241,15 @@ class ModelReading(Shown, ABC):
         for array in (np.asarray(() if array is None else array) for array in arrays):
             static.update(f"{array.shape}{array.dtype}".encode())
             static.update(np.ascontiguousarray(array).tobytes())
-        hyper = tuple((n, h.shape, _transform_key(h.transform), h.is_param) for n, h in self.hyper.items())
+        hyper = tuple((n, h.key) for n, h in self.hyper.items())
         # A program knows the arrays of a prior or a site, not what they are the parameters of.
         structure = jax.tree.structure(self._trace)
         return (self._program.fingerprint(), self.field, hyper, structure, static.hexdigest())
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """Of the model without its :attr:`data`: equal where it computes the same, by the same numbers."""
+        return self._model_key(())
 
     def _describe_sites(self) -> list[str]:
         lines = [f"field: {n} {self.site_shapes[n]} ({self.sites[n].family})" for n in self.field]
@@ -463,8 +456,3 @@ class ModelReading(Shown, ABC):
     def describe(self) -> str:
         """The split and what was recognised, one line each."""
         return "\n".join(self._describe_sites())
-
-
-def _transform_key(transform: Any) -> tuple[Any, ...]:
-    leaves, structure = jax.tree.flatten(transform)
-    return type(transform).__name__, str(structure), tuple(map(array_key, leaves))

@@ -14,9 +14,9 @@ from jax import Array
 
 from ..conflict import Conflict
 from ..errors import ModelStructureError, Reason
-from .execution import ModelCall, check_key
-from .pandas_arguments import with_arrays
 from .reading import ModelReading
+from .running.execution import ModelCall, check_key
+from .running.pandas_arguments import with_arrays
 from .tracing import SiteInfo, inspect_sites, mark_candidates
 from .validation import check_data
 from .verification import check_form
@@ -129,7 +129,8 @@ class Form(NamedTuple, Generic[_Reading_co]):
     """What a model is read into."""
 
     reading: Callable[..., _Reading_co]
-    """Makes a reading of a :class:`~numpyro_ext.structure.model.execution.ModelCall`, its sites, and the field."""
+    """Makes a reading of a :class:`~numpyro_ext.structure.model.running.execution.ModelCall`, its sites, and the
+    field."""
     is_candidate: Callable[[Any], bool]
     """Whether a distribution may belong to the field."""
     no_candidate: str

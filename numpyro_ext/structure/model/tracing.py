@@ -22,11 +22,11 @@ from ...linalg.gaussian.prior import FlatPrior
 from ..errors import ModelStructureError
 from ..families import Family, family_of
 from ..program.run_compiled import run_compiled
-from .control_flow import Watch
-from .execution import ModelCall, check_call, execution_error, tracing_error
-from .plain_sites import PlainSites, is_scan, to_real
 from .priors import at_location, innovation_shape, is_factor, is_unweighted, location, mask_of, shift_to_value, unwrap
-from .start_values import initial_value
+from .running.control_flow import Watch
+from .running.execution import ModelCall, check_call, execution_error, tracing_error
+from .running.plain_sites import PlainSites, is_scan, to_real
+from .running.start_values import initial_value
 
 __all__ = [
     "FactorTrace",

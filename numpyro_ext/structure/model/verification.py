@@ -16,9 +16,9 @@ from ...compilation.quick_jit import holds_little, quick_jit
 from ...compilation.recent import Recent
 from ..errors import ModelStructureError, Reason
 from ..program.program import make_program
-from .execution import ModelCall
-from .plain_sites import PlainSites
 from .reading import ModelReading
+from .running.execution import ModelCall
+from .running.plain_sites import PlainSites
 
 __all__ = ["check_form", "log_densities"]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
+import re
 import types
 from collections.abc import Hashable, Iterable, Mapping
 from typing import Any
@@ -14,8 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
-__all__ = ["array_key", "captured"]
+__all__ = ["array_key", "captured", "stable_text"]
 
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 _SHOWN_IN_PART = ClosedJaxpr | Jaxpr | jax.Array | np.ndarray
 """Among the parameters of an equation; those with a derivative rule have a body beside it."""
 
@@ -49,6 +51,20 @@ def captured(params: Mapping[str, Any]) -> tuple[Any, ...]:
 
 def _are_bodies(value: Any) -> bool:
     return isinstance(value, tuple) and len(value) > 0 and isinstance(value[0], _SHOWN_IN_PART)
+
+
+def stable_text(key: Any) -> str:
+    """A key of programs as text that is the same in another process, for states on disk.
+
+    :param key: of tuples, text, bytes and numbers; of anything else only its kind is written.
+    """
+    if isinstance(key, tuple):
+        return f"({','.join(map(stable_text, key))})"
+    if isinstance(key, str):
+        return _ADDRESS.sub("", key)
+    if isinstance(key, types.CodeType):
+        return stable_text((key.co_name, key.co_code, key.co_consts))
+    return repr(key) if isinstance(key, bool | int | float | bytes | None) else type(key).__name__
 
 
 def _collect(value: Any, found: list[Any], seen: set[int], *, is_own: bool) -> None:

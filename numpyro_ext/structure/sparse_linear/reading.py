@@ -17,8 +17,8 @@ from ...potentials.trees.mixture import TreeParameters
 from ..conflict import Conflict
 from ..errors import ModelStructureError
 from ..likelihoods import NORMAL
-from ..model.execution import ModelCall
 from ..model.reading import ModelReading
+from ..model.running.execution import ModelCall
 from ..model.tracing import FactorTrace, SiteInfo
 from ..program.degrees import Degree
 from ..program.program import Atom, Constant, Program

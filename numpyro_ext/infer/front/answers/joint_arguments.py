@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ....structure.model.execution import describe_value
-from ....structure.model.pandas_arguments import is_pandas
+from ....structure.model.running.execution import describe_value
+from ....structure.model.running.pandas_arguments import is_pandas
 
 __all__ = ["JointCall", "NotJoined", "bound_arguments", "joint_calls", "leaves_equal_to", "without"]
 

@@ -11,12 +11,12 @@ import jax.numpy as jnp
 from jax import Array
 
 from ....linalg.frozen_pytree import frozen_pytree
-from ....linalg.gaussian.coefficient_space import CoefficientPosterior
 from ....linalg.gaussian.conditioning import LinearGaussian, LinearGaussianPosterior, Space, linear_gaussian
 from ....linalg.gaussian.design import AnyDesign, DenseDesign, SparseRows, StateSpaceDesign
-from ....linalg.gaussian.mean_field_space import MeanFieldPosterior, MeanFieldSpace
-from ....linalg.gaussian.state_space import StatePosterior
-from ....linalg.gaussian.touched_space import TouchedPosterior
+from ....linalg.gaussian.spaces.coefficient_space import CoefficientPosterior
+from ....linalg.gaussian.spaces.mean_field_space import MeanFieldPosterior, MeanFieldSpace
+from ....linalg.gaussian.spaces.state_space import StatePosterior
+from ....linalg.gaussian.spaces.touched_space import TouchedPosterior
 from ....structure.latent_gaussian import AffineMap, LatentGaussian
 
 __all__ = ["LARGEST_DENSE_COVARIANCE", "Covariance", "GaussianPosterior", "gaussian_prior", "prior_range"]
@@ -89,7 +89,7 @@ class GaussianPosterior:
     space: Space = dataclasses.field(default="auto", metadata={"static": True})
     covariance_family: Covariance = dataclasses.field(default="full", metadata={"static": True})
     """``"diagonal"``: independent unknowns, with the means that the sites give; see
-    :class:`~numpyro_ext.linalg.gaussian.mean_field_space.MeanFieldSpace`."""
+    :class:`~numpyro_ext.linalg.gaussian.spaces.mean_field_space.MeanFieldSpace`."""
 
     def condition(self, space: Space | None = None) -> LinearGaussianPosterior | MeanFieldPosterior:
         """Factorise, in another space than the posterior's own if asked."""

@@ -14,7 +14,7 @@ from jax import Array
 from jax.typing import ArrayLike
 from numpyro.primitives import Messenger
 
-from ....structure.model.execution import check_key
+from ....structure.model.running.execution import check_key
 from ...front.running.progress import progress_bar, warn
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from ....linalg.gaussian.marginals import relative_change
-from ....linalg.gaussian.observation_space import ObservationSpace
+from ....linalg.gaussian.spaces.observation_space import ObservationSpace
 from ....structure.latent_gaussian.form import LatentGaussian
 from ..algorithms.fit_info import FitInfo
 from ..algorithms.posterior import gaussian_prior

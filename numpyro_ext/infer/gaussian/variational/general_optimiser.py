@@ -17,9 +17,9 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from ....linalg.cholesky import cholesky, cholesky_inverse, solve_upper
-from ....linalg.gaussian.coefficient_space import CoefficientSpace
-from ....linalg.gaussian.observation_space import ObservationSpace
 from ....linalg.gaussian.prior import is_valid_prior
+from ....linalg.gaussian.spaces.coefficient_space import CoefficientSpace
+from ....linalg.gaussian.spaces.observation_space import ObservationSpace
 from ....structure.latent_gaussian.form import Blocks, LatentGaussian
 from ...hyper import search
 from ...hyper.search import Evaluation, SearchState

@@ -10,7 +10,7 @@ from jax import Array
 
 from ....linalg.gaussian.design import StateSpaceDesign
 from ....linalg.gaussian.prior import FlatPrior
-from ....linalg.gaussian.shared_space import SharedSpace
+from ....linalg.gaussian.spaces.shared_space import SharedSpace
 from ....structure import ModelStructureError
 from ....structure.latent_gaussian.form import LatentGaussian
 from .bound import expected_log_factors

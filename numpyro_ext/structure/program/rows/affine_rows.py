@@ -12,8 +12,8 @@ import numpy as np
 import scipy.sparse
 from jax import Array
 
-from ....linalg.gaussian.banded_space import known_bandwidth
 from ....linalg.gaussian.design import DenseDesign, Design, SparseRows
+from ....linalg.gaussian.spaces.banded_space import known_bandwidth
 from ..dependence import dependence
 from ..patterns import DenseDependence, Pattern, TooLarge, deduplicate, or_nothing, same_width
 from ..program import Program

@@ -20,9 +20,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from ...linalg.cholesky import cholesky, cholesky_solve
-from ...potentials.moments import TiltedMoments
-from ...structure.bilinear.form import Bilinear, CoupledSide, GaussianSide, Side
+from ....linalg.cholesky import cholesky, cholesky_solve
+from ....potentials.moments import TiltedMoments
+from ....structure.bilinear.form import Bilinear, CoupledSide, GaussianSide, Side
 from .cells import Block
 from .incidence import CoupledBlock, precision_carried_back, shifts_carried_back, touched
 

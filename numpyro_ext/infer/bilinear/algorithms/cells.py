@@ -14,9 +14,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from ...linalg.cholesky import cholesky
-from ...potentials.integrals.exponential_product import spectral_radius
-from ...structure.bilinear.form import Bilinear
+from ....linalg.cholesky import cholesky
+from ....potentials.integrals.exponential_product import spectral_radius
+from ....structure.bilinear.form import Bilinear
 from .terms import Coefficients, Factors, Pairing, diagonal_partner, full_partner
 from .zeros import ZeroCells, best_tangents, zero_sums
 

@@ -21,8 +21,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from ...linalg.cholesky import cholesky, cholesky_solve, inverse_lower, solve_lower, solve_upper
-from ...structure.bilinear.form import CoupledSide, Side
+from ....linalg.cholesky import cholesky, cholesky_solve, inverse_lower, solve_lower, solve_upper
+from ....structure.bilinear.form import CoupledSide, Side
 from .cells import Block, View, draw_block, sum_cells, sum_values
 
 __all__ = [

@@ -27,12 +27,12 @@ import jax.numpy as jnp
 from jax import Array, lax, random
 from jax.typing import ArrayLike
 
-from ..cholesky import cholesky, half_log_determinant, solve_lower, solve_upper
-from ..frozen_pytree import frozen_pytree
-from .block_diagonal import BlockDiagonal
-from .design import AnyDesign, StateSpaceDesign, run_backward, run_forward
-from .marginals import NotSequential, WhitenedPosterior
-from .prior import FlatPrior, PriorBlock
+from ...cholesky import cholesky, half_log_determinant, solve_lower, solve_upper
+from ...frozen_pytree import frozen_pytree
+from ..block_diagonal import BlockDiagonal
+from ..design import AnyDesign, StateSpaceDesign, run_backward, run_forward
+from ..marginals import NotSequential, WhitenedPosterior
+from ..prior import FlatPrior, PriorBlock
 
 __all__ = ["StatePosterior", "StateSpace"]
 

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike
 
-from ...potentials.base import Potential, potential
+from ....potentials.base import Potential, potential
 from .terms import Coefficients
 
 __all__ = ["ListedPotential", "ZeroCells", "ZeroSums", "best_tangents", "zero_sums"]

@@ -1,8 +1,8 @@
 """Sweeps over both sides of a bilinear model until they change nothing any more, and steps of one side alone.
 
 >>> import jax, jax.numpy as jnp
->>> from numpyro_ext.infer.bilinear import sweeps
->>> from numpyro_ext.infer.bilinear.loop import solve
+>>> from numpyro_ext.infer.bilinear.algorithms import sweeps
+>>> from numpyro_ext.infer.bilinear.algorithms.loop import solve
 >>> from numpyro_ext.potentials import PoissonExpPotential
 >>> from numpyro_ext.structure.bilinear import Bilinear, GaussianSide
 >>> zero, one = jnp.zeros((1, 1)), jnp.ones((1, 1))
@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jax import Array, lax
 
-from ...structure.bilinear import Bilinear, GaussianSide
+from ....structure.bilinear import Bilinear, GaussianSide
 from . import steps
 from . import sweeps as core
 from .cells import Block, View

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from ..errors import ModelStructureError, Reason
+from ...errors import ModelStructureError, Reason
 from .execution import ModelCall
 
 __all__ = ["is_pandas", "with_arrays"]

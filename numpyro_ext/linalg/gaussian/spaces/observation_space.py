@@ -7,12 +7,12 @@ import dataclasses
 import jax.numpy as jnp
 from jax import Array, random
 
-from ..cholesky import cholesky, cholesky_solve, half_log_determinant, safe_sqrt, solve_lower, solve_upper
-from ..frozen_pytree import frozen_pytree
-from .block_diagonal import BlockCovariance, BlockDiagonal, cross_product, quadratic_form
-from .design import Design
-from .marginals import Marginals
-from .prior import PriorBlock
+from ...cholesky import cholesky, cholesky_solve, half_log_determinant, safe_sqrt, solve_lower, solve_upper
+from ...frozen_pytree import frozen_pytree
+from ..block_diagonal import BlockCovariance, BlockDiagonal, cross_product, quadratic_form
+from ..design import Design
+from ..marginals import Marginals
+from ..prior import PriorBlock
 
 __all__ = ["ObservationSpace"]
 

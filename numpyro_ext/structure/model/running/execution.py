@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..errors import ModelStructureError, Reason
+from ...errors import ModelStructureError, Reason
 
 __all__ = ["ModelCall", "check_call", "check_key", "execution_error", "tracing_error"]
 

@@ -12,10 +12,10 @@ from jax import Array
 from numpyro import handlers
 from numpyro.distributions import biject_to
 
-from ..errors import ModelStructureError, Reason
+from ...errors import ModelStructureError, Reason
+from ..tracing import SiteInfo
 from .execution import ModelCall, line_of_model
 from .plain_sites import PlainSites
-from .tracing import SiteInfo
 
 __all__ = ["check_supports", "needs_value", "other_values"]
 

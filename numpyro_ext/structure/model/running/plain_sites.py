@@ -13,8 +13,8 @@ from jax import Array
 from numpyro.contrib.control_flow.scan import scan_wrapper
 from numpyro.primitives import Messenger
 
-from ..errors import ModelStructureError, Reason
-from .equivalent import as_gaussian, with_exact_density
+from ...errors import ModelStructureError, Reason
+from ..equivalent import as_gaussian, with_exact_density
 
 __all__ = ["PlainSites", "in_working_precision", "is_scan", "to_real"]
 

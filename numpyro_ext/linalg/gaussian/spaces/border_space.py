@@ -21,13 +21,13 @@ import jax
 import jax.numpy as jnp
 from jax import Array, random
 
-from ..cholesky import cholesky, half_log_determinant, inverse_lower, solve_lower, solve_upper
-from ..frozen_pytree import frozen_pytree
-from .block_diagonal import BlockCovariance, column_home, quadratic_form
+from ...cholesky import cholesky, half_log_determinant, inverse_lower, solve_lower, solve_upper
+from ...frozen_pytree import frozen_pytree
+from ..block_diagonal import BlockCovariance, column_home, quadratic_form
+from ..design import DenseDesign, Design, SparseRows
+from ..marginals import NotSequential, WhitenedPosterior
+from ..prior import PriorBlock
 from .coefficient_space import WhitenedPrior
-from .design import DenseDesign, Design, SparseRows
-from .marginals import NotSequential, WhitenedPosterior
-from .prior import PriorBlock
 
 __all__ = ["Border", "BorderPosterior", "BorderSpace"]
 

@@ -16,8 +16,8 @@ import numpy as np
 from jax import Array
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from ...linalg.padding import places_within
-from ...structure.bilinear.form import Bilinear, GaussianSide, Side
+from ....linalg.padding import places_within
+from ....structure.bilinear.form import Bilinear, GaussianSide, Side
 from . import steps
 from . import sweeps as core
 from .cells import Block
@@ -46,7 +46,7 @@ class OneDevice:
 
     What is computed is written here once; what several devices do otherwise is where arrays are.
 
-    :param Callable take_step: see :func:`~numpyro_ext.infer.bilinear.sweeps.sweep`.
+    :param Callable take_step: see :func:`~numpyro_ext.infer.bilinear.algorithms.sweeps.sweep`.
     """
 
     _axis_name: str | None = None
@@ -59,7 +59,7 @@ class OneDevice:
         return function
 
     def sweep(self, prepared: Prepared, state: core.State) -> tuple[core.State, core.Info]:
-        """See :func:`~numpyro_ext.infer.bilinear.sweeps.sweep`."""
+        """See :func:`~numpyro_ext.infer.bilinear.algorithms.sweeps.sweep`."""
 
         def run(form: Bilinear, views: core.Views, state: core.State) -> tuple[core.State, core.Info]:
             return core.sweep(form, views, state, axis_name=self._axis_name, take_step=self._take_step)
@@ -67,7 +67,7 @@ class OneDevice:
         return self._on_devices(run, (_FORM, _BY_ROW, _STATE), (_STATE, _EVERYWHERE))(*prepared, state)
 
     def make_feasible(self, prepared: Prepared, rows: SideBlock, columns: SideBlock) -> tuple[SideBlock, Array]:
-        """See :func:`~numpyro_ext.infer.bilinear.steps.make_feasible`; the block is that of the rows."""
+        """See :func:`~numpyro_ext.infer.bilinear.algorithms.steps.make_feasible`; the block is that of the rows."""
 
         def run(views: core.Views, rows: SideBlock, columns: SideBlock) -> tuple[SideBlock, Array]:
             view = core.with_tangents(views, rows, columns).rows
@@ -77,11 +77,11 @@ class OneDevice:
         return self._on_devices(run, specs, (_BY_ROW, _BY_ROW))(prepared.views, rows, columns)
 
     def divergence(self, block: SideBlock, prior: Side) -> Array:
-        """See :func:`~numpyro_ext.infer.bilinear.steps.divergence`; the block is that of the rows."""
+        """See :func:`~numpyro_ext.infer.bilinear.algorithms.steps.divergence`; the block is that of the rows."""
         return self._on_devices(steps.divergence, (_BY_ROW, _BY_ROW), _BY_ROW)(block, prior)
 
     def row_objective(self, prepared: Prepared, rows: SideBlock, columns: SideBlock) -> Array:
-        """See :func:`~numpyro_ext.infer.bilinear.steps.block_objective`."""
+        """See :func:`~numpyro_ext.infer.bilinear.algorithms.steps.block_objective`."""
 
         def run(views: core.Views, rows: SideBlock, columns: SideBlock, prior: Side) -> Array:
             view = core.with_tangents(views, rows, columns).rows

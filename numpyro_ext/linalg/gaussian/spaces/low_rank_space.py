@@ -13,12 +13,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from ..cholesky import safe_sqrt
-from ..frozen_pytree import frozen_pytree
+from ...cholesky import safe_sqrt
+from ...frozen_pytree import frozen_pytree
+from ..design import DenseDesign, Design, SparseRows
+from ..marginals import Marginals, NotSequential
+from ..prior import DiagonalPrior, LowRankPrior, PriorBlock
 from .border_space import Border, BorderPosterior, BorderSpace
-from .design import DenseDesign, Design, SparseRows
-from .marginals import Marginals, NotSequential
-from .prior import DiagonalPrior, LowRankPrior, PriorBlock
 
 __all__ = ["InducingValues", "LowRankPosterior", "LowRankSpace"]
 

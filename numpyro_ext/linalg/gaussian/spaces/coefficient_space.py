@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jax import Array, random
 
-from ..cholesky import cholesky, cholesky_inverse, half_log_determinant, solve_lower, solve_upper
-from ..frozen_pytree import frozen_pytree
-from .block_diagonal import BlockCovariance, BlockDiagonal, Part, quadratic_form
-from .design import DenseDesign, Design, SparseRows
-from .marginals import WhitenedPosterior
-from .prior import FlatPrior, PrecisionPrior, PriorBlock
+from ...cholesky import cholesky, cholesky_inverse, half_log_determinant, solve_lower, solve_upper
+from ...frozen_pytree import frozen_pytree
+from ..block_diagonal import BlockCovariance, BlockDiagonal, Part, quadratic_form
+from ..design import DenseDesign, Design, SparseRows
+from ..marginals import WhitenedPosterior
+from ..prior import FlatPrior, PrecisionPrior, PriorBlock
 
 __all__ = ["CoefficientSpace"]
 

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from numpyro.distributions import biject_to
 
-from ..errors import ModelStructureError
-from .priors import is_gaussian, location
+from ...errors import ModelStructureError
+from ..priors import is_gaussian, location
 
 __all__ = ["initial_value"]
 

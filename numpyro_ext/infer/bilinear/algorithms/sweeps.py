@@ -3,7 +3,7 @@ r"""The variational Gaussian approximation of bilinear models (Ko and Khan 2014;
 The posterior is a product of Gaussians, one for each vector of either side, of which each side has a family: ``full``
 covariances, ``diagonal`` ones, or ``point`` estimates. Points on both sides are MAP, points on one are EM, Gaussians on
 both a lower bound of the log evidence. After a step of the vectors of either side
-(:mod:`~numpyro_ext.infer.bilinear.steps`) a sweep moves along the directions in which the data is silent,
+(:mod:`~numpyro_ext.infer.bilinear.algorithms.steps`) a sweep moves along the directions in which the data is silent,
 :math:`u \to X u`, :math:`v \to M^{-1} X^{-\top} M v`: products stay the same, priors and entropies do not, so the best
 ``X`` can be had in closed form without a look at the data. Alternating between the sides is slow in just these
 directions.
@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from ...structure.bilinear.form import Bilinear, CoupledSide, Side
+from ....structure.bilinear.form import Bilinear, CoupledSide, Side
 from .cells import Block, View, find_tangents, largest_product, make_view, over_devices
 from .gauge import gauge_step
 from .incidence import CoupledBlock, SideBlock, has_diagonal, start_coupled, step_coupled, step_sizes, touched

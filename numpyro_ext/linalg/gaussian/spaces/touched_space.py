@@ -29,12 +29,12 @@ import numpy as np
 from jax import Array, lax, random
 from jax.scipy.linalg import solve_triangular
 
-from ..cholesky import safe_sqrt
-from ..frozen_pytree import frozen_pytree
-from .block_diagonal import BlockDiagonal, quadratic_form
-from .design import DenseDesign, Design, SparseRows
-from .marginals import Marginals, NotSequential, cavity_ratio
-from .prior import PriorBlock
+from ...cholesky import safe_sqrt
+from ...frozen_pytree import frozen_pytree
+from ..block_diagonal import BlockDiagonal, quadratic_form
+from ..design import DenseDesign, Design, SparseRows
+from ..marginals import Marginals, NotSequential, cavity_ratio
+from ..prior import PriorBlock
 
 __all__ = ["Touched", "TouchedPosterior", "TouchedSpace"]
 

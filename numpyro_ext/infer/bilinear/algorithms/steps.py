@@ -22,8 +22,8 @@ import jax.numpy as jnp
 import optax
 from jax import Array, lax
 
-from ...linalg.cholesky import cholesky, cholesky_inverse, cholesky_solve
-from ...structure.bilinear.form import CoupledSide, GaussianSide, Side
+from ....linalg.cholesky import cholesky, cholesky_inverse, cholesky_solve
+from ....structure.bilinear.form import CoupledSide, GaussianSide, Side
 from .cells import Block, CellSums, View, over_devices, sum_cells, sum_values
 from .incidence import CoupledBlock, SideBlock, coupled_divergence, make_coupled_feasible, touched
 

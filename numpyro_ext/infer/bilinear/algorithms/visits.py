@@ -18,9 +18,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from ...linalg.cholesky import cholesky, cholesky_solve
-from ...linalg.padding import rounded_up
-from ...structure.bilinear.form import Bilinear, GaussianSide
+from ....linalg.cholesky import cholesky, cholesky_solve
+from ....linalg.padding import rounded_up
+from ....structure.bilinear.form import Bilinear, GaussianSide
 from . import steps
 from . import sweeps as core
 from .cells import Block, Side, View, sum_cells

@@ -5,8 +5,8 @@ from __future__ import annotations
 import jax.numpy as jnp
 from jax import Array, lax
 
-from ...linalg.cholesky import cholesky, inverse_lower
-from ...structure.bilinear.form import Bilinear, CoupledSide, GaussianSide, Side
+from ....linalg.cholesky import cholesky, inverse_lower
+from ....structure.bilinear.form import Bilinear, CoupledSide, GaussianSide, Side
 from .cells import Block, over_devices
 from .incidence import CoupledBlock, SideBlock, white_size
 

@@ -7,12 +7,12 @@ from typing import Any
 import jax.numpy as jnp
 from jax import Array, random
 
-from ..cholesky import cholesky, half_log_determinant, solve_lower, solve_upper
-from ..frozen_pytree import frozen_pytree
-from .block_diagonal import BlockCovariance, BlockDiagonal, quadratic_form
-from .design import Design
-from .marginals import NotSequential, WhitenedPosterior
-from .prior import PriorBlock
+from ...cholesky import cholesky, half_log_determinant, solve_lower, solve_upper
+from ...frozen_pytree import frozen_pytree
+from ..block_diagonal import BlockCovariance, BlockDiagonal, quadratic_form
+from ..design import Design
+from ..marginals import NotSequential, WhitenedPosterior
+from ..prior import PriorBlock
 
 __all__ = ["SharedPosterior", "SharedSpace"]
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpyro.ops.pytree import PytreeTrace
 from numpyro.primitives import Messenger
 
-from ..errors import ModelStructureError
+from ...errors import ModelStructureError
 from .plain_sites import is_scan
 
 __all__ = ["Watch"]

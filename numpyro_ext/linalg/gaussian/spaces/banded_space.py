@@ -5,12 +5,12 @@ from __future__ import annotations
 import jax.numpy as jnp
 from jax import Array, random
 
-from ..frozen_pytree import frozen_pytree
-from .block_tridiagonal import BlockTridiagonal, BlockTridiagonalFactor
+from ...frozen_pytree import frozen_pytree
+from ..block_tridiagonal import BlockTridiagonal, BlockTridiagonalFactor
+from ..design import Design, SparseRows
+from ..marginals import NotSequential, WhitenedPosterior
+from ..prior import DiagonalPrior, FlatPrior, PriorBlock
 from .coefficient_space import WhitenedPrior
-from .design import Design, SparseRows
-from .marginals import NotSequential, WhitenedPosterior
-from .prior import DiagonalPrior, FlatPrior, PriorBlock
 
 __all__ = ["BandedPosterior", "BandedSpace", "can_be_banded", "is_worth_banding", "known_bandwidth"]
 

@@ -1,0 +1,1 @@
+"""Algorithms on bilinear forms, as functions of arrays."""

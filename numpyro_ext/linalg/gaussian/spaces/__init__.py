@@ -1,0 +1,1 @@
+"""The spaces in which a Gaussian is conditioned, one module for each."""

@@ -1,0 +1,30 @@
+"""What is known of a site that is not in the field."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+
+from ..program.captured import array_key
+
+__all__ = ["HyperSite"]
+
+
+class HyperSite(NamedTuple):
+    """A latent or ``param`` site outside the field, to be maximised over or given."""
+
+    shape: tuple[int, ...]
+    transform: Any
+    """NumPyro transform from unconstrained values."""
+    is_param: bool
+    """True for ``numpyro.param``: no prior."""
+    init: Any
+    """Starting value, constrained."""
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """Equal for sites that are constrained in the same way, to the last digit of their bounds."""
+        leaves, structure = jax.tree.flatten(self.transform)
+        bounds = tuple(map(array_key, leaves))
+        return self.shape, type(self.transform).__name__, str(structure), bounds, self.is_param
