@@ -21,6 +21,8 @@ from numpyro.primitives import Messenger
 from ...linalg.gaussian.prior import FlatPrior
 from ..errors import ModelStructureError
 from ..families import Family, family_of
+from ..program.captured import array_key
+from ..program.program import make_program
 from ..program.run_compiled import run_compiled
 from .priors import at_location, innovation_shape, is_factor, is_unweighted, location, mask_of, shift_to_value, unwrap
 from .running.control_flow import Watch
@@ -34,6 +36,7 @@ __all__ = [
     "SiteInfo",
     "inspect_sites",
     "mark_candidates",
+    "model_key",
     "trace_with_innovations",
 ]
 
@@ -286,6 +289,27 @@ def inspect_sites(call: ModelCall, init_values: Mapping[str, Any]) -> dict[str, 
         raise execution_error(error, watch.last_site, call) from error
     kinds = ("sample", "param", "deterministic", "plate")
     return {n: _inspect(n, {**site, **arrays.get(n, {})}) for n, site in static.items() if site["type"] in kinds}
+
+
+def model_key(call: ModelCall) -> tuple[Any, ...]:
+    """What the model is now: equal where it runs the same operations on the same numbers, wherever it has these from.
+
+    :raises Exception: what JAX raises for a model that needs concrete values.
+    """
+    central = handlers.substitute(PlainSites(call.model), substitute_fn=partial(initial_value, {}))
+    names: list[tuple[str, ...]] = []
+
+    def run(key: Array) -> list[Any]:
+        found = []
+        for name, site in handlers.trace(handlers.seed(central, key)).get_trace(*call.args, **call.kwargs).items():
+            fn = site["fn"] if site["type"] == "sample" else None
+            names.append((name, site["type"], type(fn).__name__, type(fn and unwrap(fn)).__name__))
+            if site["type"] in ("sample", "param", "deterministic"):
+                found.append((site["value"], jax.tree.leaves(fn), site.get("scale")))
+        return found
+
+    program, _ = make_program(run, call.rng_key)
+    return program.fingerprint(), tuple(map(array_key, program.data)), tuple(names)
 
 
 def _check_concrete(arrays: Mapping[str, Mapping[str, Any]]) -> None:

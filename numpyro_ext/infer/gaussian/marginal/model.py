@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -17,7 +16,9 @@ from numpyro.primitives import Messenger
 
 from ....compilation.recent import Recent
 from ....structure import LatentGaussianReading, ModelStructureError
+from ....structure.model.running.execution import ModelCall
 from ....structure.model.search import read_first
+from ....structure.model.tracing import model_key
 from ...front.answers.draws import with_predictive
 from ...front.engine import default_tolerance
 from ...front.running.progress import warn
@@ -163,7 +164,7 @@ class MarginalModel:
         return self._last
 
     def _prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Prepared:
-        """Read the model on these arguments, unless it has been read on them."""
+        """Read the model on these arguments, unless it has been read as it is on them now."""
         if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((args, kwargs))):
             raise ModelStructureError(
                 f"{self!r} reads the model from the values of its arguments, and was called within a jit, grad or vmap "
@@ -176,7 +177,12 @@ class MarginalModel:
             with jax.core.eval_context(), handlers.block(), handlers.seed(rng_seed=0):
                 return self._read(args, kwargs)
 
-        self._last = self._kept.get(_digest((args, kwargs)), read)
+        with jax.core.eval_context(), handlers.block(), handlers.seed(rng_seed=0):
+            try:
+                key = model_key(ModelCall(self.engine.model, args, kwargs, jax.random.key(0)))
+            except Exception:  # for which reading has words
+                return read()
+        self._last = self._kept.get(key, read)
         return self._last
 
     def _read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Prepared:
@@ -260,22 +266,3 @@ def _as_draws(
                 f"{tuple(reading.hyper[name].shape)} of the site. Take get_samples() without group_by_chain."
             )
     return num_draws, hyper
-
-
-def _digest(arguments: Any) -> str:
-    """Of the values of all arguments; equal ones mean equal readings."""
-    leaves, structure = jax.tree.flatten(arguments)
-    digest = hashlib.blake2b(str(structure).encode(), digest_size=16)
-    for leaf in leaves:
-        digest.update(type(leaf).__name__.encode())
-        is_array = isinstance(leaf, jax.Array | np.ndarray) and leaf.dtype != object
-        if is_array and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-            digest.update(np.asarray(jax.random.key_data(leaf)).tobytes())
-        elif is_array:
-            digest.update(f"{leaf.shape}{leaf.dtype}".encode())
-            digest.update(np.ascontiguousarray(leaf).tobytes())
-        elif isinstance(leaf, str | bytes | bool | int | float | complex | np.generic):
-            digest.update(repr(leaf).encode())
-        else:  # the reading keeps it, so that no other object can have its identity
-            digest.update(str(id(leaf)).encode())
-    return digest.hexdigest()
