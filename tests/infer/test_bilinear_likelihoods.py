@@ -226,7 +226,8 @@ def test_thresholds_are_learned():
     gradient = jax.jit(jax.grad(bound))(held)
     for name, index in (("scale", ()), ("steps", 0), ("steps", 1)):
         ends = [bound({**held, name: held[name].at[index].add(h)}) for h in (-1e-4, 1e-4)]
-        np.testing.assert_allclose(gradient[name][index], (ends[1] - ends[0]) / 2e-4, rtol=1e-5)
+        rounding = 4.0 * np.finfo(float).eps * abs(ends[0]) / 2e-4
+        np.testing.assert_allclose(gradient[name][index], (ends[1] - ends[0]) / 2e-4, rtol=1e-5, atol=rounding)
     best = {name: engine.hyper[name].value for name in held}
     np.testing.assert_allclose(bound(best) + run.reading.log_prior(best), trace[-1], rtol=1e-10)
     assert trace[-1] > bound(held) + run.reading.log_prior(held) + 0.1

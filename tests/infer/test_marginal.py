@@ -333,8 +333,23 @@ def test_model_is_read_once_for_equal_arguments():
     first = len(calls)
     for same in (EFFECT.copy(), EFFECT):
         density(marginal, (same,), tau=3.0)
-    assert len(calls) == first + 2
+    # to tell whether it is the same model, and as a part of the marginal one
+    assert len(calls) == first + 4
     assert density(marginal, (EFFECT + 1,), tau=3.0) != density(marginal, (EFFECT,), tau=3.0)
+
+
+def test_model_is_read_again_where_it_reads_something_else():
+    sigma = SIGMA
+
+    def model(y):
+        schools(sigma, y)
+
+    marginal = marginalize(model)
+    before = density(marginal, (EFFECT,), tau=3.0)
+    sigma = 2.0 * SIGMA
+    after = density(marginal, (EFFECT,), tau=3.0)
+    assert after != before
+    np.testing.assert_allclose(after, density(marginalize(model), (EFFECT,), tau=3.0), rtol=1e-12)
 
 
 def test_first_call_may_be_within_a_compiled_function():
