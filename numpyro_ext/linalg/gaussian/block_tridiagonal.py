@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from ..cholesky import cholesky, half_log_determinant, solve_lower, solve_upper
+from .row_pairs import add_pairs
 
 __all__ = ["BlockTridiagonal", "BlockTridiagonalFactor"]
 
@@ -25,14 +26,17 @@ class BlockTridiagonal(NamedTuple):
     """:math:`E_k` under block ``k``, shape ``(K, b, b)``; the last one is not used."""
 
     @classmethod
-    def from_pairs(cls, i: Array, j: Array, values: Array, num_blocks: int, width: int) -> BlockTridiagonal:
-        """Sum ``values`` at the elements ``(i, j)``, given in both orders, which lie in neighbouring blocks at most."""
-        offset = i // width - j // width
-        # An element above the diagonal blocks is the mirror image of one below: index 2 drops it.
-        layer = jnp.where(offset < 0, 2, offset)
-        out = jnp.zeros((2, num_blocks, width, width), values.dtype)
-        diagonal, below = out.at[layer, j // width, i % width, j % width].add(values, mode="drop")
-        return cls(diagonal, below)
+    def from_rows(
+        cls, columns: Array, values: Array, weight: Array, num_blocks: int, width: int
+    ) -> BlockTridiagonal:
+        """The sum of weighted squares of sparse rows, each of which lies in two neighbouring blocks at most."""
+
+        def add(total: Array, i: Array, j: Array, terms: Array) -> Array:
+            return total.at[i // width - j // width, j // width, i % width, j % width].add(terms)
+
+        start = jnp.zeros((2, num_blocks, width, width), values.dtype)
+        diagonal, below = add_pairs(columns, values, weight, add, start)
+        return cls(diagonal + jnp.tril(diagonal, -1).mT, below)
 
     def entries(self, i: Array, j: Array) -> Array:
         """The elements at broadcast indices, which lie in neighbouring blocks at most."""

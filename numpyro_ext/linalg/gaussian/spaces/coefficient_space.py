@@ -15,6 +15,7 @@ from ..block_diagonal import BlockCovariance, BlockDiagonal, Part, quadratic_for
 from ..design import DenseDesign, Design, SparseRows
 from ..marginals import WhitenedPosterior
 from ..prior import FlatPrior, PrecisionPrior, PriorBlock
+from ..row_pairs import add_pairs
 
 __all__ = ["CoefficientSpace"]
 
@@ -231,7 +232,10 @@ class CoefficientPosterior(WhitenedPosterior):
 
 def _sparse_gram(design: SparseRows, weight: Array) -> Array:
     """``A^T diag(weight) A`` of shape ``(num_columns, num_columns)`` from the pairs of entries of every row."""
-    columns, values = design.columns, design.values
-    pairs = weight[:, None, None] * values[:, :, None] * values[:, None, :]
-    out = jnp.zeros((design.num_columns, design.num_columns), values.dtype)
-    return out.at[columns[:, :, None], columns[:, None, :]].add(pairs)
+
+    def add(total: Array, i: Array, j: Array, terms: Array) -> Array:
+        return total.at[i, j].add(terms)
+
+    start = jnp.zeros((design.num_columns, design.num_columns), design.values.dtype)
+    lower = add_pairs(design.columns, design.values, weight, add, start)
+    return lower + jnp.tril(lower, -1).T

@@ -1,0 +1,89 @@
+"""Sums over all pairs of entries within sparse rows, with memory for the pairs of some rows at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+__all__ = ["FEW_ENTRIES", "add_pairs", "sum_pairs"]
+
+FEW_ENTRIES = 4
+"""Entries of a row of which all pairs are looked up at once."""
+_PAIRS_AT_A_TIME = 1_000_000
+
+_Carry = TypeVar("_Carry")
+
+
+def add_pairs(
+    columns: Array, values: Array, weight: Array, add: Callable[[_Carry, Array, Array, Array], _Carry], start: _Carry
+) -> _Carry:
+    r"""Accumulate the lower triangle of :math:`\sum_r w_r a_r a_r^T` from the entries of the rows :math:`a_r`.
+
+    Rows that have few entries beside padding, as differences have among those of a blur, cost what these do.
+
+    :param columns: shape ``(num_rows, k)``.
+    :param values: of the same shape, zero at padding.
+    :param weight: shape ``(num_rows,)``.
+    :param add: ``(sum, i, j, terms) -> sum``, which adds terms to elements ``i >= j``.
+    :param start: the sum of no terms.
+
+    Cost: ``k (k + 1) / 2`` terms a row.
+    """
+
+    def chunk(total: _Carry, part: tuple[Array, Array, Array]) -> tuple[_Carry, None]:
+        def of(width: int) -> Callable[[_Carry], _Carry]:
+            i, j, terms = _pairs(part[0][:, :width], part[1][:, :width])
+            return lambda total: add(total, i, j, part[2][:, None] * terms)
+
+        return _by_width(part[1], of, total), None
+
+    return lax.scan(jax.checkpoint(chunk), start, _chunks(columns, values, weight))[0]
+
+
+def sum_pairs(columns: Array, values: Array, entries: Callable[[Array, Array], Array]) -> Array:
+    r"""The quadratic forms :math:`a_r^T S a_r` of sparse rows, shape ``(num_rows,)``, as :func:`add_pairs`.
+
+    :param entries: elements of the symmetric matrix at ``i >= j``.
+    """
+
+    def chunk(_: None, part: tuple[Array, Array]) -> tuple[None, Array]:
+        def of(width: int) -> Callable[[None], Array]:
+            i, j, terms = _pairs(part[0][:, :width], part[1][:, :width])
+            # A pair below the diagonal stands for the one above it as well.
+            return lambda _: jnp.sum(jnp.where(i > j, 2.0, 1.0) * terms * entries(i, j), axis=1)
+
+        return None, _by_width(part[1], of, None)
+
+    found: Array = lax.scan(jax.checkpoint(chunk), None, _chunks(columns, values))[1]
+    return found.reshape(-1)[: columns.shape[0]]
+
+
+def _pairs(columns: Array, values: Array) -> tuple[Array, Array, Array]:
+    """Elements of the lower triangle, one for each pair of entries, and what the pair adds to them."""
+    first, second = np.triu_indices(columns.shape[1])
+    a, b = columns[:, first], columns[:, second]
+    # Of two entries at one column, the pair and its mirror image fall on the same element.
+    times = jnp.where((a == b) & (first != second), 2.0, 1.0).astype(values.dtype)
+    return jnp.maximum(a, b), jnp.minimum(a, b), times * values[:, first] * values[:, second]
+
+
+def _chunks(*arrays: Array) -> tuple[Array, ...]:
+    """The arrays with rows of zeros to fill up the last of chunks of ``_PAIRS_AT_A_TIME``."""
+    num_rows, width = arrays[0].shape
+    size = max(1, min(num_rows, _PAIRS_AT_A_TIME // (width * (width + 1) // 2)))
+    missing = -num_rows % size
+    padded = [jnp.pad(x, ((0, missing), *((0, 0),) * (x.ndim - 1))) for x in arrays]
+    return tuple(x.reshape(-1, size, *x.shape[1:]) for x in padded)
+
+
+def _by_width(values: Array, of: Callable[[int], Callable[[_Carry], _Carry]], operand: _Carry) -> _Carry:
+    width = values.shape[1]
+    if width <= FEW_ENTRIES:
+        return of(width)(operand)
+    is_wide = jnp.any(values[:, FEW_ENTRIES:] != 0.0)
+    return lax.cond(is_wide, of(width), of(FEW_ENTRIES), operand)
