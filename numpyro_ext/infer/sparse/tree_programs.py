@@ -11,6 +11,8 @@ from jax import Array
 
 from ...linalg.cholesky import LARGEST_DENSE, solve_lower, solve_upper
 from ...potentials.trees.draws import tree_draws
+from ...potentials.trees.chunks import map_trees
+from ...potentials.trees.forest import Forest
 from ...potentials.trees.mixture import (
     TreeMoments,
     TreeParameters,
@@ -47,6 +49,14 @@ class Searched(NamedTuple):
     projection: Any
     origin: Array
     units: Array
+
+
+class NodeMoments(NamedTuple):
+    """Moments of the coefficients and probabilities of their high states, each of shape ``(num_nodes,)``."""
+
+    mean: Array
+    variance: Array
+    marginals: Array
 
 
 class TreePrograms(SparsePrograms):
@@ -154,10 +164,15 @@ class TreePrograms(SparsePrograms):
         data, hyper, projection, state = inputs
         return self._reading.prior(hyper, data), self._cavity(data, hyper, projection, state)
 
-    def _moments(self, inputs: Inputs) -> TreeMoments:
-        prior, cavity = self._cavity_at(inputs)
-        moments: TreeMoments = tilted_moments(self._reading.forest, prior, *cavity)
-        return moments
+    def _moments(self, inputs: Inputs) -> NodeMoments:
+        prior, (mean, variance) = self._cavity_at(inputs)
+
+        def of(trees: Forest, *cavity: Array) -> NodeMoments:
+            moments: TreeMoments = tilted_moments(trees, prior, *cavity)
+            return NodeMoments(moments.mean, moments.variance, moments.marginals)
+
+        found: NodeMoments = map_trees(of, self._reading.forest, mean, jnp.broadcast_to(variance, mean.shape))
+        return found
 
     def _gaussian(self, inputs: Inputs) -> core.GaussianMoments:
         return core.gaussian(self._reading.form(inputs.hyper, inputs.data), inputs.state)

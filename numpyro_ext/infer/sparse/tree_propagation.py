@@ -24,6 +24,7 @@ from jax import Array
 from ...linalg.cholesky import cholesky, cholesky_solve, half_log_determinant, inverse_lower
 from ...linalg.operators.operator import LinearOperator
 from ...linalg.solvers.posterior_precision import gram_diagonal
+from ...potentials.trees.chunks import sum_over_trees
 from ...potentials.trees.forest import Forest, log_partition
 from ...potentials.trees.mixture import (
     TreeParameters,
@@ -95,15 +96,20 @@ def exact_log_evidence(
     """Log density of the data, the part outside the range of the operator included; differentiable."""
     scale = jnp.mean(noise_variance)
     cavity = exact_cavity(projection, noise_variance)
-    outside = num_rows * jnp.log(2.0 * jnp.pi * scale) + projection.log_relative + projection.residual / scale
-    inside = jnp.sum(jnp.log(2.0 * jnp.pi * cavity.variance))
-    return _log_normaliser(forest, prior, cavity) - 0.5 * (outside - inside)
+    # The part outside the range less what the cavities have of their own, of which most would cancel.
+    rest = (num_rows - cavity.mean.size) * jnp.log(2.0 * jnp.pi * scale) + jnp.sum(jnp.log(projection.gram))
+    rest += projection.log_relative + projection.residual / scale
+    return _log_normaliser(forest, prior, cavity) - 0.5 * rest
 
 
 def _log_normaliser(forest: Forest, prior: TreeParameters, cavity: Cavity) -> Array:
-    evidence = _node_evidence(forest, prior, cavity)
-    found: Array = log_partition(forest, evidence, *log_probabilities(forest, prior))
-    return found
+    def of(trees: Forest, prior: TreeParameters, *cavity: Array) -> Array:
+        evidence = _node_evidence(trees, prior, Cavity(*cavity))
+        found: Array = log_partition(trees, evidence, *log_probabilities(trees, prior))
+        return found
+
+    mean, variance = cavity
+    return sum_over_trees(of, forest, prior, mean, jnp.broadcast_to(variance, mean.shape))
 
 
 def _node_evidence(forest: Forest, prior: TreeParameters, cavity: Cavity) -> Array:
@@ -125,22 +131,36 @@ def gradient_scales(
     :param values: the vector, of shape ``(d,)``.
     :param Cavity cavity: Gaussians over the coefficients.
     """
-    prior, noise = parameters_fn(values)
-    states = jax.lax.stop_gradient(state_posterior(forest, prior, _node_evidence(forest, prior, cavity)))
-    marginals = jnp.stack([1.0 - states.marginals, states.marginals], axis=-1)
+    prior, _ = parameters_fn(values)
+    held = jax.lax.stop_gradient(prior)
 
-    def signed(values: Array, signs: Array) -> Array:
-        prior, noise = parameters_fn(values)
-        log_root, log_transition = log_probabilities(forest, prior)
-        root = jnp.where(forest.is_root[:, None] & (marginals > 0.0), marginals * log_root, 0.0)
-        pairs = jnp.where(states.pair_marginals > 0.0, states.pair_marginals * log_transition, 0.0)
-        terms = jnp.sum(marginals * _node_evidence(forest, prior, cavity) + root, axis=-1) + jnp.sum(pairs, (1, 2))
-        return signs[: terms.size] @ terms + signs[terms.size :] @ jnp.log(noise) / jnp.sqrt(2.0)
+    def squares(trees: Forest, values: Array, *cavity: Array) -> Array:
+        states = state_posterior(trees, held, _node_evidence(trees, held, Cavity(*cavity)))
+        marginals = jnp.stack([1.0 - states.marginals, states.marginals], axis=-1)
 
-    size = forest.num_nodes + noise.size
-    signs = jax.random.rademacher(jax.random.key(0), (_NUM_SIGNS, size), cavity.mean.dtype)
-    gradients = jax.lax.map(lambda s: jax.grad(signed)(values, s), signs)
-    return jnp.sqrt(jnp.mean(jnp.square(gradients), axis=0))
+        def signed(values: Array, signs: Array) -> Array:
+            prior, _ = parameters_fn(values)
+            log_root, log_transition = log_probabilities(trees, prior)
+            root = jnp.where(trees.is_root[:, None] & (marginals > 0.0), marginals * log_root, 0.0)
+            pairs = jnp.where(states.pair_marginals > 0.0, states.pair_marginals * log_transition, 0.0)
+            evidence = marginals * _node_evidence(trees, prior, Cavity(*cavity))
+            return signs @ (jnp.sum(evidence + root, axis=-1) + jnp.sum(pairs, (1, 2)))
+
+        return _mean_square(lambda signs: jax.grad(signed)(values, signs), trees.num_nodes, cavity[0].dtype)
+
+    def of_noise(signs: Array) -> Array:
+        return jax.grad(lambda values: signs @ jnp.log(parameters_fn(values)[1]) / jnp.sqrt(2.0))(values)
+
+    mean, variance = cavity
+    total = sum_over_trees(squares, forest, values, mean, jnp.broadcast_to(variance, mean.shape))
+    num_rows = jax.eval_shape(parameters_fn, values)[1].size
+    return jnp.sqrt(total + _mean_square(of_noise, num_rows, mean.dtype))
+
+
+def _mean_square(gradient: Callable[[Array], Array], size: int, dtype: Any) -> Array:
+    """Mean square of gradients of sums with random signs of their terms."""
+    signs = jax.random.rademacher(jax.random.key(0), (_NUM_SIGNS, size), dtype)
+    return jnp.mean(jnp.square(jax.lax.map(gradient, signs)), axis=0)
 
 
 # Expectation propagation

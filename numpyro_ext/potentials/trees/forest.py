@@ -27,7 +27,7 @@ __all__ = ["Forest", "SumProduct", "log_partition", "sum_product", "wavelet_fore
 
 
 @saved_as("Level")
-class _Level(NamedTuple):
+class Level(NamedTuple):
     """Nodes of one depth, in the order by depth, where siblings stand together."""
 
     size: int
@@ -57,7 +57,7 @@ class Forest:
     parents_in_order: Array
     """Position of the parent *within its level*, for each position; -1 for roots."""
     num_groups: int = dataclasses.field(metadata={"static": True})
-    levels: tuple[_Level, ...] = dataclasses.field(metadata={"static": True})
+    levels: tuple[Level, ...] = dataclasses.field(metadata={"static": True})
 
     @classmethod
     def from_parents(cls, parents: ArrayLike, groups: ArrayLike | None = None) -> Forest:
@@ -102,7 +102,7 @@ class Forest:
         # Isolated nodes last, so that those with children are not scattered among them.
         members[0] = members[0][np.lexsort((groups[members[0]], num_children[members[0]] == 0))]
         rank = np.full(num_nodes, -1)
-        levels = [_Level(members[0].size, 0, 0)]
+        levels = [Level(members[0].size, 0, 0)]
         for i, nodes in enumerate(members):
             if i > 0:
                 members[i] = nodes[np.argsort(rank[parents[nodes]], kind="stable")]
@@ -235,7 +235,7 @@ def _upward(forest: Forest, evidence: Array, root: Array, transition: Array) -> 
     return jnp.sum(jnp.logaddexp(joint[0], joint[1]))
 
 
-def _sum_children(message: Array, level: _Level, num_above: int, parents: Array) -> Array:
+def _sum_children(message: Array, level: Level, num_above: int, parents: Array) -> Array:
     """Sum of the messages of a level, of shape ``(2, size)``, over the children of each node above."""
     if level.num_children == 0:
         total = jax.ops.segment_sum(message.T, parents, num_above, indices_are_sorted=True)
@@ -244,13 +244,13 @@ def _sum_children(message: Array, level: _Level, num_above: int, parents: Array)
     return jnp.pad(total, ((0, 0), (0, num_above - level.num_parents)))
 
 
-def _level(size: int, num_children: np.ndarray) -> _Level:
+def _level(size: int, num_children: np.ndarray) -> Level:
     """What is regular about the level below nodes with the given numbers of children."""
     num_parents = int(np.count_nonzero(num_children))
     each = int(num_children.max())
     if np.all(num_children[:num_parents] == each):
-        return _Level(size, num_parents, each)
-    return _Level(size, num_children.size, 0)
+        return Level(size, num_parents, each)
+    return Level(size, num_children.size, 0)
 
 
 def _depths(parents: np.ndarray) -> np.ndarray:
