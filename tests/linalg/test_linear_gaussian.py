@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from numpyro_ext.linalg.gaussian.conditioning import choose_space, linear_gaussian
-from numpyro_ext.linalg.gaussian.design import DenseDesign, SparseRows
+from numpyro_ext.linalg.gaussian.design import DenseDesign, OperatorRows, SparseRows
 from numpyro_ext.linalg.gaussian.prior import CovariancePrior, DiagonalPrior, FlatPrior
 from tests.infer.gaussian_forms import (
     dense_prior_precision,
@@ -294,3 +294,47 @@ def test_images_are_conditioned_in_a_band():
     assert choose_space((FlatPrior(930),), design, *one_block(900, 930), is_sequential=True) == "sparse"
     unknown_extent = SparseRows(rows, jnp.ones((900, 2)), 930)
     assert choose_space((FlatPrior(930),), unknown_extent, *one_block(900, 930)) == "sparse"
+
+
+def transform_and_square(e, known):
+    """Rows of a Fourier transform, scaled, and some unknowns themselves."""
+    spectrum = jnp.fft.rfft(known["scale"] * e)
+    return jnp.concatenate([spectrum.real, spectrum.imag, e[:9]]) + 3.0
+
+
+@pytest.mark.parametrize("is_flat", [False, True])
+def test_operators_are_conditioned_as_their_matrices(is_flat):
+    rng = np.random.default_rng(5)
+    size = 1100  # of which the factor is inverted in blocks
+    known, num_rows = {"scale": jnp.asarray(rng.gamma(2.0, size=size))}, size + 2 + 9
+    operator = OperatorRows(known, jnp.asarray(rng.normal(size=num_rows)), transform_and_square, size)
+    matrix = DenseDesign(operator.to_dense())
+    np.testing.assert_allclose(matrix.matrix @ known["scale"], operator.matvec(known["scale"]), rtol=1e-9, atol=1e-9)
+    variance = rng.gamma(2.0, size=size)
+    variance[7] = 0.0
+    prior = (DiagonalPrior(jnp.asarray(variance)),)
+    if is_flat:
+        prior = DiagonalPrior(jnp.asarray(variance[:900])), FlatPrior(200)
+    assert choose_space(prior, operator, *one_block(num_rows, size)) == "operator"
+    sparse = random_sparse(rng, 6, size, 2)
+
+    arrays = jnp.asarray(rng.gamma(1.0, size=num_rows)), jnp.asarray(rng.normal(size=num_rows))
+    expected = linear_gaussian(prior, matrix, *one_block(num_rows, size), space="coefficient").condition(*arrays)
+    found = linear_gaussian(prior, operator, *one_block(num_rows, size)).condition(*arrays)
+    for a, b in zip(found.marginals(), expected.marginals(), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-8, atol=1e-9)
+    np.testing.assert_allclose(found.unknowns(), expected.unknowns(), rtol=1e-8, atol=1e-9)
+    for m in (sparse, DenseDesign(matrix.matrix[:5])):
+        np.testing.assert_allclose(found.map_covariance(m), expected.map_covariance(m), rtol=1e-8, atol=1e-9)
+        np.testing.assert_allclose(found.map_variance(m), expected.map_variance(m), rtol=1e-8, atol=1e-9)
+    draws = found.sample(jax.random.key(0), 4000)
+    seen = np.asarray(sparse.matvec(draws - found.unknowns()))
+    np.testing.assert_allclose(seen.var(0), found.map_variance(sparse), rtol=6 * np.sqrt(2 / 4000))
+
+    def value(design, precision):
+        return linear_gaussian(prior, design, *one_block(num_rows, size)).condition(precision, arrays[1]).marginals()[3]
+
+    gradients = [jax.jit(jax.grad(lambda p, d=d: value(d, p)))(arrays[0]) for d in (operator, matrix)]
+    np.testing.assert_allclose(*gradients, rtol=1e-7, atol=1e-9)
+    with pytest.raises(ValueError, match="space of operators needs independent unknowns"):
+        linear_gaussian((CovariancePrior(jnp.eye(size)[None]),), operator, *one_block(num_rows, size), space="operator")

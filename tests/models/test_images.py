@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro
 import numpyro.distributions as dist
 import pytest
 import pywt
@@ -12,6 +13,7 @@ from numpyro.infer.util import log_density
 from numpyro_ext.infer import EP, StructuredMeanField
 from numpyro_ext.linalg import convolution, masked_fourier, total_variation
 from numpyro_ext.models import compressed_sensing, poisson_deblurring, wavelet_denoising, wavelet_inpainting
+from numpyro_ext.structure.program import affine_rows
 
 # Gaussian, standard deviation 0.3 pixels.
 KERNEL = np.exp(-0.5 * np.add.outer(np.arange(-1, 2) ** 2, np.arange(-1, 2) ** 2) / 0.09)
@@ -139,3 +141,42 @@ def test_volumes_are_read():
     noisy = np.random.default_rng(0).standard_normal((8, 4, 8))
     trace = handlers.trace(handlers.seed(wavelet_denoising, 0)).get_trace(noisy, 1.0, wavelet="haar")
     assert trace["image"]["value"].shape == noisy.shape
+
+
+def few_edges(measurements, operator, shape):
+    """An image with few edges behind measurements of all pixels at once."""
+    u = numpyro.sample("u", dist.ImproperUniform(dist.constraints.real_vector, (), (shape[0] * shape[1],)))
+    noise = numpyro.sample("noise", dist.LogNormal(0.0, 1.0))
+    differences = total_variation(shape)
+    numpyro.sample("gradients", dist.Laplace(differences @ u, 0.5), obs=jnp.zeros(differences.shape[0]))
+    numpyro.deterministic("seen", operator @ u)
+    numpyro.sample("measurements", dist.Normal(operator @ u, noise), obs=measurements)
+
+
+@pytest.mark.thorough
+def test_rows_of_a_transform_are_never_written_down(monkeypatch):
+    rng, shape = np.random.default_rng(0), (24, 24)
+    image = np.where(np.add.outer(np.arange(24), np.arange(24)) > 20, 5.0, 1.0)
+    mask = rng.random(shape) < 0.5
+    mask[0, 0] = False
+    with pytest.raises(ValueError, match="do not change if the same is added to its elements 0, 1, 2, 3, 4, ..."):
+        operator = masked_fourier(mask)
+        EP(few_edges, integrate="none").run(jax.random.key(0), np.ones(operator.shape[0]), operator, shape)
+    mask[0, 0] = True
+    operator = masked_fourier(mask)
+    clean = np.asarray(operator @ jnp.asarray(image.reshape(-1)))
+    measurements = clean + rng.standard_normal(clean.shape)
+    found, dense = (EP(few_edges, integrate="none", progress_bar=False) for _ in range(2))
+    found.run(jax.random.key(0), measurements, operator, shape)
+    monkeypatch.setattr(affine_rows, "_SMALLEST_OPERATOR", 10_000)
+    dense.run(jax.random.key(0), measurements, operator, shape)
+    assert "known by its products" not in dense.describe()
+    assert "known by its products" in found.describe()
+    np.testing.assert_allclose(found.log_evidence, dense.log_evidence, rtol=1e-8)
+    np.testing.assert_allclose(found.hyper["noise"].value, dense.hyper["noise"].value, rtol=1e-5)
+    for name in ("u", "seen"):
+        a, b = found.posterior[name], dense.posterior[name]
+        np.testing.assert_allclose(a.mean, b.mean, rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(a.sd, b.sd, rtol=1e-4)
+    draws, site = found.get_samples()["u"], found.posterior["u"]
+    np.testing.assert_allclose(draws.mean(0), site.mean, atol=6 * float(site.sd.max()) / len(draws) ** 0.5)

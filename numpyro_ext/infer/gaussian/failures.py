@@ -7,13 +7,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from ...linalg.gaussian.design import Design, StateSpaceDesign
+from ...linalg.gaussian.design import AnyDesign, DenseDesign, Design, OperatorRows, StateSpaceDesign
 from ...linalg.gaussian.prior import FlatPrior
 from ...structure import LatentGaussianReading
 from ...structure.latent_gaussian.form import LatentGaussian
 from ..front.results import at_values
 
 __all__ = ["explain_failure", "not_finite_error"]
+
+_LARGEST_MATRIX = 4_000_000
+"""Entries up to which rows that are known by their products are written down to say what is wrong with them."""
 
 
 def not_finite_error(reading: LatentGaussianReading, hyper: dict[str, Array]) -> ValueError:
@@ -44,7 +47,7 @@ def explain_failure(reading: LatentGaussianReading, hyper: dict[str, Array]) -> 
                     f"The prior {kind} of site {name!r} is not positive definite to working precision: "
                     f"add a small jitter to its diagonal, or use float64 (numpyro.enable_x64())."
                 )
-    if not all(bool(jnp.all(jnp.isfinite(leaf))) for leaf in jax.tree.leaves((form.design, form.offset))):
+    if not all(bool(jnp.all(jnp.isfinite(leaf))) for leaf in (*jax.tree.leaves(_numbers(form.design)), form.offset)):
         return "The linear predictor has coefficients that are not finite: check the model's arguments for nan and inf."
     for name, potential in zip(reading.factor_names, form.potentials, strict=True):
         leaves = [leaf for leaf in jax.tree.leaves(potential) if jnp.issubdtype(jnp.result_type(leaf), jnp.inexact)]
@@ -56,10 +59,10 @@ def explain_failure(reading: LatentGaussianReading, hyper: dict[str, Array]) -> 
                 "fewer), which matching moments needs for every element of which the data say nothing: leave these "
                 "out, give more degrees of freedom, or use VariationalGaussian, which needs no variance."
             )
-    start = 0
+    start, design = 0, _entries(form.design)
     for name, block in zip(names, form.prior, strict=True):
-        if isinstance(block, FlatPrior) and not isinstance(form.design, StateSpaceDesign):
-            columns = form.design.column_range(start, block.size)
+        if isinstance(block, FlatPrior) and design is not None:
+            columns = design.column_range(start, block.size)
             elements = _undetermined(columns.scale_rows(jnp.concatenate(form.observed).astype(form.offset.dtype)))
             if elements.size:
                 shown = ", ".join(map(str, elements[:5])) + (", ..." if elements.size > 5 else "")
@@ -103,6 +106,18 @@ def _broken_factor(reading: LatentGaussianReading, form: LatentGaussian) -> str 
                 "truly zero, use EP, which integrates over it, or a prior that stays within its support."
             )
     return None
+
+
+def _numbers(design: AnyDesign) -> AnyDesign | Array:
+    """Arrays of which none is finite where an entry is not."""
+    return design.matvec(jnp.ones((design.num_columns,))) if isinstance(design, OperatorRows) else design
+
+
+def _entries(design: AnyDesign) -> Design | None:
+    """The design with its entries, if these are known or few enough to be found."""
+    if isinstance(design, OperatorRows) and design.num_rows * design.num_columns <= _LARGEST_MATRIX:
+        return DenseDesign(design.to_dense())
+    return None if isinstance(design, StateSpaceDesign | OperatorRows) else design
 
 
 def _undetermined(columns: Design) -> np.ndarray:

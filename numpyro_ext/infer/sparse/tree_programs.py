@@ -10,8 +10,8 @@ import jax.numpy as jnp
 from jax import Array
 
 from ...linalg.cholesky import LARGEST_DENSE, solve_lower, solve_upper
-from ...potentials.trees.draws import tree_draws
 from ...potentials.trees.chunks import map_trees
+from ...potentials.trees.draws import tree_draws
 from ...potentials.trees.forest import Forest
 from ...potentials.trees.mixture import (
     TreeMoments,

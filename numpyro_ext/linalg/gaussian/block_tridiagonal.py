@@ -26,9 +26,7 @@ class BlockTridiagonal(NamedTuple):
     """:math:`E_k` under block ``k``, shape ``(K, b, b)``; the last one is not used."""
 
     @classmethod
-    def from_rows(
-        cls, columns: Array, values: Array, weight: Array, num_blocks: int, width: int
-    ) -> BlockTridiagonal:
+    def from_rows(cls, columns: Array, values: Array, weight: Array, num_blocks: int, width: int) -> BlockTridiagonal:
         """The sum of weighted squares of sparse rows, each of which lies in two neighbouring blocks at most."""
 
         def add(total: Array, i: Array, j: Array, terms: Array) -> Array:

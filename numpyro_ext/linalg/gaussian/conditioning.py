@@ -7,26 +7,30 @@ from typing import Literal
 import jax.numpy as jnp
 from jax import Array
 
-from .design import AnyDesign, DenseDesign, SparseRows, StateSpaceDesign
+from .design import AnyDesign, DenseDesign, OperatorRows, SparseRows, StateSpaceDesign
 from .prior import FlatPrior, LowRankPrior, PriorBlock
 from .spaces.banded_space import BandedPosterior, BandedSpace, can_be_banded, is_worth_banding
 from .spaces.border_space import Border, BorderPosterior, BorderSpace
 from .spaces.coefficient_space import CoefficientPosterior, CoefficientSpace
 from .spaces.low_rank_space import LowRankPosterior, LowRankSpace
 from .spaces.observation_space import ObservationPosterior, ObservationSpace
+from .spaces.operator_space import OperatorPosterior, OperatorSpace, has_independent_unknowns
 from .spaces.shared_space import SharedPosterior, SharedSpace
 from .spaces.state_space import StatePosterior, StateSpace
 from .spaces.touched_space import Touched, TouchedPosterior, TouchedSpace
 
 __all__ = ["LinearGaussian", "LinearGaussianPosterior", "Space", "choose_space", "kl_divergence", "linear_gaussian"]
 
-Space = Literal["auto", "observation", "coefficient", "sparse", "banded", "border", "shared", "state", "touched"]
+Space = Literal[
+    "auto", "observation", "coefficient", "sparse", "banded", "border", "operator", "shared", "state", "touched"
+]
 LinearGaussian = (
     ObservationSpace
     | CoefficientSpace
     | BandedSpace
     | BorderSpace
     | LowRankSpace
+    | OperatorSpace
     | SharedSpace
     | StateSpace
     | TouchedSpace
@@ -37,6 +41,7 @@ LinearGaussianPosterior = (
     | BandedPosterior
     | BorderPosterior
     | LowRankPosterior
+    | OperatorPosterior
     | SharedPosterior
     | StatePosterior
     | TouchedPosterior
@@ -58,10 +63,10 @@ def choose_space(
 ) -> Space:
     """The cheaper space, from shapes and kinds of prior alone, so that it is known before anything is traced.
 
-    A state space where the design is one; what rows touch, or blocks with a border, where the form has them; unknowns
-    in a band where each row touches only a stretch of them, as in images; predictors where a block has no more rows
-    than columns and every prior is proper; otherwise unknowns, with the design kept sparse when one block has few
-    entries per row.
+    A state space where the design is one, and products where it is an operator and the unknowns are independent; what
+    rows touch, or blocks with a border, where the form has them; unknowns in a band where each row touches only a
+    stretch of them, as in images; predictors where a block has no more rows than columns and every prior is proper;
+    otherwise unknowns, with the design kept sparse when one block has few entries per row.
 
     :param tuple prior: the prior blocks.
     :param AnyDesign design: the linear map from unknowns to predictors.
@@ -70,12 +75,14 @@ def choose_space(
     :param Border border: blocks that are independent given a few unknowns, if that pays.
     :param Touched touched: what rows touch of blocks, if that is much less than the blocks.
     :param bool is_sequential: whether sites will be updated one by one, which needs a dense joint.
-    :return: ``"observation"``, ``"coefficient"``, ``"sparse"``, ``"banded"``, ``"border"``, ``"touched"`` or
-        ``"state"``.
+    :return: ``"observation"``, ``"coefficient"``, ``"sparse"``, ``"banded"``, ``"border"``, ``"touched"``,
+        ``"operator"`` or ``"state"``.
     """
     if isinstance(design, StateSpaceDesign):
         if not is_sequential:
             return "state"
+    elif isinstance(design, OperatorRows) and not is_sequential and has_independent_unknowns(prior):
+        return "operator"
     elif touched is not None and not is_sequential:
         return "touched"
     elif border is not None and not is_sequential:
@@ -133,7 +140,14 @@ def linear_gaussian(
         if not isinstance(design, StateSpaceDesign):
             raise ValueError("The state space needs a design of one, as models with scans have.")
         return StateSpace.build(prior, design)
-    if isinstance(design, StateSpaceDesign):
+    if space == "operator":
+        if not isinstance(design, OperatorRows) or not has_independent_unknowns(prior):
+            raise ValueError(
+                "The space of operators needs independent unknowns and predictors that are known by their products, as "
+                "of Fourier transforms."
+            )
+        return OperatorSpace.build(prior, design)
+    if isinstance(design, StateSpaceDesign | OperatorRows):
         design = DenseDesign(design.to_dense())
     if space == "observation":
         if any(isinstance(block, FlatPrior) for block in prior):
@@ -168,7 +182,8 @@ def linear_gaussian(
         return CoefficientSpace.build(prior, design, rows, columns, is_sparse=True)
     if space == "coefficient":
         return CoefficientSpace.build(prior, design, rows, columns, is_sparse=False)
-    names = "'auto', 'observation', 'coefficient', 'sparse', 'banded', 'border', 'shared', 'state' or 'touched'"
+    names = "'auto', 'observation', 'coefficient', 'sparse', 'banded', 'border', 'operator', 'shared', 'state' or "
+    names += "'touched'"
     raise ValueError(f"Unknown space {space!r}: expected {names}.")
 
 

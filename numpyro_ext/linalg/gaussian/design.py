@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
+from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
@@ -15,6 +17,7 @@ __all__ = [
     "DenseDesign",
     "Design",
     "Dynamics",
+    "OperatorRows",
     "SparseRows",
     "StateSpaceDesign",
     "run_backward",
@@ -235,5 +238,49 @@ def run_backward(transition: Array, inflow: Array) -> tuple[Array, Array]:
     return lax.scan(go_on, jnp.zeros_like(inflow[0]), (transition, inflow), reverse=True)
 
 
+@frozen_pytree
+class OperatorRows:
+    """Rows that touch all unknowns and of which only products are known, such as those of a Fourier transform."""
+
+    known: Any
+    """All that the values are made of but the unknowns."""
+    weight: Array
+    """What each row is multiplied with, shape ``(num_rows,)``."""
+    values: Callable[[Array, Any], Array] = dataclasses.field(metadata={"static": True})
+    """``values(e, known)`` of shape ``(num_rows,)``, affine in the unknowns."""
+    num_columns: int = dataclasses.field(metadata={"static": True})
+
+    @property
+    def num_rows(self) -> int:
+        return self.weight.shape[0]
+
+    def _push(self, x: Array) -> Array:
+        values: Array = jax.jvp(lambda e: self.values(e, self.known), (jnp.zeros_like(x),), (x,))[1]
+        return self.weight * values
+
+    def matvec(self, x: Array) -> Array:
+        """``A x`` for ``x`` of shape ``(..., num_columns)``."""
+        found = jax.vmap(self._push)(x.reshape(-1, self.num_columns))
+        return found.reshape(*x.shape[:-1], self.num_rows)
+
+    def rmatvec(self, y: Array) -> Array:
+        """``A^T y`` for ``y`` of shape ``(..., num_rows)``."""
+        pull = jax.linear_transpose(self._push, jax.ShapeDtypeStruct((self.num_columns,), y.dtype))
+        found = jax.vmap(lambda y: pull(y)[0])(y.reshape(-1, self.num_rows))
+        return found.reshape(*y.shape[:-1], self.num_columns)
+
+    def to_dense(self) -> Array:
+        """Materialise as ``(num_rows, num_columns)``."""
+        return self.matvec(jnp.eye(self.num_columns, dtype=self.weight.dtype)).T
+
+    def scale_rows(self, weight: Array) -> OperatorRows:
+        """Each row times a number."""
+        return dataclasses.replace(self, weight=weight * self.weight)
+
+    def squared(self) -> DenseDesign:
+        """The squares of the elements: a matrix of ``num_rows * num_columns`` numbers."""
+        return DenseDesign(jnp.square(self.to_dense()))
+
+
 Design = DenseDesign | SparseRows
-AnyDesign = Design | StateSpaceDesign
+AnyDesign = Design | StateSpaceDesign | OperatorRows

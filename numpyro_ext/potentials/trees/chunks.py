@@ -53,7 +53,7 @@ def sum_over_trees(function: Callable[..., _Result], forest: Forest, shared: Any
 
 
 def map_trees(function: Callable[..., Any], forest: Forest, *arrays: Array) -> Any:
-    """``function(trees, *parts)`` of parts of the forest as :func:`sum_over_trees` has them, for arrays over the nodes."""
+    """``function(trees, *parts)`` of parts of the forest, as of :func:`sum_over_trees`, for arrays over the nodes."""
     chunks = _chunks(forest)
     if chunks is None:
         return function(forest, *arrays)
@@ -82,7 +82,9 @@ def _chunks(forest: Forest) -> tuple[Forest, Array] | None:
     # Of known forests the compiler gets the result, instead of computing it from large constants.
     order: Any = np.asarray(forest.order) if is_known else forest.order
     ends = np.cumsum([num_trees, roots - num_trees, *(level.size for level in below)])
-    pieces = [order[end - size : end].reshape(number, -1) for end, size in zip(ends, np.diff(ends, prepend=0), strict=True)]
+    pieces = [
+        order[end - size : end].reshape(number, -1) for end, size in zip(ends, np.diff(ends, prepend=0), strict=True)
+    ]
     nodes = np.concatenate(pieces, axis=1) if is_known else jnp.concatenate(pieces, axis=1)
     levels = [Level(roots // number, 0, 0)]
     above = [np.full(roots // number, -1)]

@@ -13,7 +13,7 @@ import numpy as np
 from jax import Array
 
 from ...compilation.recent import Recent
-from ...linalg.gaussian.design import AnyDesign, DenseDesign, StateSpaceDesign
+from ...linalg.gaussian.design import AnyDesign, DenseDesign, OperatorRows, StateSpaceDesign
 from ...linalg.gaussian.prior import CovariancePrior, FlatPrior, LowRankPrior, PrecisionPrior
 from ...linalg.gaussian.spaces.border_space import Border
 from ..errors import ModelStructureError, Reason
@@ -344,4 +344,6 @@ def _rows_of(design: AnyDesign) -> Array:
     if isinstance(design, StateSpaceDesign):
         # a sum that is not finite where a number in it is not
         return design.from_blocks(jnp.sum(design.states, -1) + jnp.sum(design.local, -1))[:, None]
+    if isinstance(design, OperatorRows):
+        return design.matvec(jnp.ones((design.num_columns,), design.weight.dtype))[:, None]
     return design.matrix if isinstance(design, DenseDesign) else design.values

@@ -12,9 +12,10 @@ from jax import Array
 
 from ....linalg.frozen_pytree import frozen_pytree
 from ....linalg.gaussian.conditioning import LinearGaussian, LinearGaussianPosterior, Space, linear_gaussian
-from ....linalg.gaussian.design import AnyDesign, DenseDesign, SparseRows, StateSpaceDesign
+from ....linalg.gaussian.design import AnyDesign, DenseDesign, OperatorRows, SparseRows, StateSpaceDesign
 from ....linalg.gaussian.spaces.coefficient_space import CoefficientPosterior
 from ....linalg.gaussian.spaces.mean_field_space import MeanFieldPosterior, MeanFieldSpace
+from ....linalg.gaussian.spaces.operator_space import OperatorPosterior
 from ....linalg.gaussian.spaces.state_space import StatePosterior
 from ....linalg.gaussian.spaces.touched_space import TouchedPosterior
 from ....structure.latent_gaussian import AffineMap, LatentGaussian
@@ -206,9 +207,10 @@ def prior_range(form: LatentGaussian, first: int) -> tuple[Array, Array]:
 
 
 def _readable(posterior: LinearGaussianPosterior | MeanFieldPosterior, design: AnyDesign) -> Any:
-    """The design as a matrix, where the posterior is not that of a state space."""
+    """The design as a matrix, where the posterior does not know its products."""
     is_state = isinstance(design, StateSpaceDesign) and not isinstance(posterior, StatePosterior)
-    return DenseDesign(design.to_dense()) if is_state else design
+    is_operator = isinstance(design, OperatorRows) and not isinstance(posterior, OperatorPosterior)
+    return DenseDesign(design.to_dense()) if is_state or is_operator else design
 
 
 def _all(size: int) -> Array:

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ....linalg.gaussian.design import DenseDesign, StateSpaceDesign
+from ....linalg.gaussian.design import DenseDesign, OperatorRows, StateSpaceDesign
 from ....structure import LatentGaussianReading
 from ...hyper.space import UnconstrainedSpace
 
@@ -79,7 +79,7 @@ def _rank_if_met(form: Any, index: int, observed: np.ndarray) -> int | None:
         return None
     if isinstance(form.design, DenseDesign):
         return min(int(rows.size), int(np.any(np.asarray(form.design.matrix)[rows] != 0.0, axis=0).sum()))
-    if isinstance(form.design, StateSpaceDesign):
+    if isinstance(form.design, StateSpaceDesign | OperatorRows):
         return int(min(rows.size, form.num_columns))
     columns, values = np.asarray(form.design.columns)[rows], np.asarray(form.design.values)[rows]
     return int(min(rows.size, np.unique(columns[values != 0.0]).size))

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from ....linalg.gaussian.design import StateSpaceDesign
+from ....linalg.gaussian.design import DenseDesign, OperatorRows, StateSpaceDesign
 from ....linalg.gaussian.prior import FlatPrior
 from ....linalg.gaussian.spaces.shared_space import SharedSpace
 from ....structure import ModelStructureError
@@ -44,7 +44,9 @@ def check_shared_covariance(forms: Iterable[LatentGaussian]) -> None:
             raise ModelStructureError(
                 f"covariance='shared' needs independent blocks, and the steps of a scan are one. {_ADVICE}"
             )
-        space = SharedSpace.build(form.prior, form.design, form.blocks.rows, form.blocks.columns)
+        is_operator = isinstance(form.design, OperatorRows)
+        design = DenseDesign(form.design.to_dense()) if is_operator else form.design
+        space = SharedSpace.build(form.prior, design, form.blocks.rows, form.blocks.columns)
         if not np.all(np.isfinite(space.factor)):
             raise ModelStructureError(
                 "covariance='shared' needs the same prior and the same linear map in each of the "

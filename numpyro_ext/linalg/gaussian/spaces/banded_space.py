@@ -10,8 +10,8 @@ from ..block_tridiagonal import BlockTridiagonal, BlockTridiagonalFactor
 from ..design import Design, SparseRows
 from ..marginals import NotSequential, WhitenedPosterior
 from ..prior import DiagonalPrior, FlatPrior, PriorBlock
-from .coefficient_space import WhitenedPrior
 from ..row_pairs import sum_pairs
+from .coefficient_space import WhitenedPrior
 
 __all__ = ["BandedPosterior", "BandedSpace", "can_be_banded", "is_worth_banding", "known_bandwidth"]
 

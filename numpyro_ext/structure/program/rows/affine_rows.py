@@ -12,7 +12,7 @@ import numpy as np
 import scipy.sparse
 from jax import Array
 
-from ....linalg.gaussian.design import DenseDesign, Design, SparseRows
+from ....linalg.gaussian.design import DenseDesign, Design, OperatorRows, SparseRows
 from ....linalg.gaussian.spaces.banded_space import known_bandwidth
 from ..dependence import dependence
 from ..patterns import DenseDependence, Pattern, TooLarge, deduplicate, or_nothing, same_width
@@ -40,6 +40,8 @@ def atoms_of(parts: Parts) -> list[int]:
     return [atom for atoms, _ in parts for atom in atoms]
 
 
+_SMALLEST_OPERATOR = 512
+"""Unknowns below which a matrix is as fast as its products."""
 _LARGE = 1_000_000
 """Elements of a value from which only the patterns of those that are asked for are found, and directions are taken one
 after the other."""
@@ -84,7 +86,9 @@ class AffineRows:
         self.pattern: np.ndarray | None = None if pattern is None else pattern.astype(np.int32)
         self.width = self.num_columns if pattern is None else pattern.shape[1]
         self.is_dense = self.pattern is None or (self.width > 1 and 3 * self.width > self.num_columns)
-        """Whether the design is materialised."""
+        """Whether rows touch so many columns that their entries are not looked up one by one."""
+        self.is_operator = self.is_dense and self.num_columns >= _SMALLEST_OPERATOR and self._has_transform()
+        """Whether their products are cheaper than their entries."""
         self.indices: RowIndices | None = None
         self._num_colours, self.bandwidth, self._has_padding = 0, 0, False
         if self.pattern is not None and not self.is_dense:
@@ -120,6 +124,11 @@ class AffineRows:
         found = dependence(self.program, seeds, {}, atoms_of(self.parts))
         return rows_of_pattern(self.program, found, self.parts)
 
+    def _has_transform(self) -> bool:
+        """Whether Fourier transforms stand between unknowns and rows: ``n log n`` operations for ``n^2`` entries."""
+        needed = self.program.needed([a for a in atoms_of(self.parts) if isinstance(a, int)], list(self.inputs))
+        return any(self.program.equations[index].primitive.name == "fft" for index in needed)
+
     def evaluate(self, e: Array, env: Mapping[int, Any]) -> Array:
         """The selected elements at the unknowns ``e``, given all other inputs and constants; shape ``(num_rows,)``."""
         return self.select(self.program, self.given(e, env), self.parts)
@@ -142,11 +151,16 @@ class AffineRows:
 
     def describe(self) -> str:
         """The kind of design in words."""
+        if self.is_operator:
+            return "known by its products"
         return "dense" if self.is_dense else f"{self.width} entries per row"
 
-    def design(self, env: Mapping[int, Any], indices: RowIndices | None) -> tuple[Design, Array]:
+    def design(self, env: Mapping[int, Any], indices: RowIndices | None) -> tuple[Design | OperatorRows, Array]:
         """Design and offset at the given hyperparameters and data, with the :attr:`indices` that belong to the data."""
         zero = jnp.zeros((self.num_columns,), jnp.result_type(float))
+        if self.is_operator:
+            weight = jnp.ones((self.num_rows,), zero.dtype)
+            return OperatorRows(dict(env), weight, self.evaluate, self.num_columns), self.evaluate(zero, env)
         offset, push = jax.linearize(lambda e: self.evaluate(e, env), zero)
         if indices is None:
             return DenseDesign(jax.vmap(push, out_axes=1)(jnp.eye(self.num_columns, dtype=zero.dtype))), offset
