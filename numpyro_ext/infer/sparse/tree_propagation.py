@@ -149,7 +149,8 @@ def gradient_scales(
         return _mean_square(lambda signs: jax.grad(signed)(values, signs), trees.num_nodes, cavity[0].dtype)
 
     def of_noise(signs: Array) -> Array:
-        return jax.grad(lambda values: signs @ jnp.log(parameters_fn(values)[1]) / jnp.sqrt(2.0))(values)
+        found: Array = jax.grad(lambda values: signs @ jnp.log(parameters_fn(values)[1]) / jnp.sqrt(2.0))(values)
+        return found
 
     mean, variance = cavity
     total = sum_over_trees(squares, forest, values, mean, jnp.broadcast_to(variance, mean.shape))

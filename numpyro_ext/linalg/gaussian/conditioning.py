@@ -87,8 +87,9 @@ def choose_space(
         return "touched"
     elif border is not None and not is_sequential:
         return "border"
-    elif rows.shape[0] == 1 and not is_sequential and can_be_banded(prior, design) and is_worth_banding(design):
-        return "banded"
+    elif not isinstance(design, OperatorRows) and rows.shape[0] == 1 and not is_sequential:
+        if can_be_banded(prior, design) and is_worth_banding(design):
+            return "banded"
     is_proper = not any(isinstance(block, FlatPrior) for block in prior)
     if is_proper and rows.shape[1] <= columns.shape[1]:
         return "observation"

@@ -260,13 +260,13 @@ class OperatorRows:
 
     def matvec(self, x: Array) -> Array:
         """``A x`` for ``x`` of shape ``(..., num_columns)``."""
-        found = jax.vmap(self._push)(x.reshape(-1, self.num_columns))
+        found: Array = jax.vmap(self._push)(x.reshape(-1, self.num_columns))
         return found.reshape(*x.shape[:-1], self.num_rows)
 
     def rmatvec(self, y: Array) -> Array:
         """``A^T y`` for ``y`` of shape ``(..., num_rows)``."""
         pull = jax.linear_transpose(self._push, jax.ShapeDtypeStruct((self.num_columns,), y.dtype))
-        found = jax.vmap(lambda y: pull(y)[0])(y.reshape(-1, self.num_rows))
+        found: Array = jax.vmap(lambda y: pull(y)[0])(y.reshape(-1, self.num_rows))
         return found.reshape(*y.shape[:-1], self.num_columns)
 
     def to_dense(self) -> Array:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -42,7 +42,8 @@ def add_pairs(
 
         return _by_width(part[1], of, total), None
 
-    return lax.scan(jax.checkpoint(chunk), start, _chunks(columns, values, weight))[0]
+    found: _Carry = lax.scan(jax.checkpoint(chunk), start, _chunks(columns, values, weight))[0]
+    return found
 
 
 def sum_pairs(columns: Array, values: Array, entries: Callable[[Array, Array], Array]) -> Array:
@@ -52,7 +53,7 @@ def sum_pairs(columns: Array, values: Array, entries: Callable[[Array, Array], A
     """
 
     def chunk(_: None, part: tuple[Array, Array]) -> tuple[None, Array]:
-        def of(width: int) -> Callable[[None], Array]:
+        def of(width: int) -> Callable[[Any], Array]:
             i, j, terms = _pairs(part[0][:, :width], part[1][:, :width])
             # A pair below the diagonal stands for the one above it as well.
             return lambda _: jnp.sum(jnp.where(i > j, 2.0, 1.0) * terms * entries(i, j), axis=1)
@@ -81,7 +82,7 @@ def _chunks(*arrays: Array) -> tuple[Array, ...]:
     return tuple(x.reshape(-1, size, *x.shape[1:]) for x in padded)
 
 
-def _by_width(values: Array, of: Callable[[int], Callable[[_Carry], _Carry]], operand: _Carry) -> _Carry:
+def _by_width(values: Array, of: Callable[[int], Callable[[Any], Any]], operand: Any) -> Any:
     width = values.shape[1]
     if width <= FEW_ENTRIES:
         return of(width)(operand)

@@ -44,8 +44,9 @@ def check_shared_covariance(forms: Iterable[LatentGaussian]) -> None:
             raise ModelStructureError(
                 f"covariance='shared' needs independent blocks, and the steps of a scan are one. {_ADVICE}"
             )
-        is_operator = isinstance(form.design, OperatorRows)
-        design = DenseDesign(form.design.to_dense()) if is_operator else form.design
+        design = form.design
+        if isinstance(design, OperatorRows):
+            design = DenseDesign(design.to_dense())
         space = SharedSpace.build(form.prior, design, form.blocks.rows, form.blocks.columns)
         if not np.all(np.isfinite(space.factor)):
             raise ModelStructureError(
