@@ -30,6 +30,7 @@ REPORTS = {
     "images-medians": "Pictures: means and medians of mixtures over bases",
     "images-bands": "Pictures: bands of averages over bases",
     "images-colours": "Pictures: colours",
+    "images-large": "Pictures: a large one",
     "scan": "Series by scan: growth of time and memory",
     "cpu": "Speed of all engines",
 }
