@@ -134,8 +134,9 @@ def gradient_scales(
     prior, _ = parameters_fn(values)
     held = jax.lax.stop_gradient(prior)
 
-    def squares(trees: Forest, values: Array, *cavity: Array) -> Array:
-        states = state_posterior(trees, held, _node_evidence(trees, held, Cavity(*cavity)))
+    def gradients(trees: Forest, values: Array, mean: Array, variance: Array, signs: Array) -> Array:
+        cavity = Cavity(mean, variance)
+        states = state_posterior(trees, held, _node_evidence(trees, held, cavity))
         marginals = jnp.stack([1.0 - states.marginals, states.marginals], axis=-1)
 
         def signed(values: Array, signs: Array) -> Array:
@@ -143,25 +144,25 @@ def gradient_scales(
             log_root, log_transition = log_probabilities(trees, prior)
             root = jnp.where(trees.is_root[:, None] & (marginals > 0.0), marginals * log_root, 0.0)
             pairs = jnp.where(states.pair_marginals > 0.0, states.pair_marginals * log_transition, 0.0)
-            evidence = marginals * _node_evidence(trees, prior, Cavity(*cavity))
+            evidence = marginals * _node_evidence(trees, prior, cavity)
             return signs @ (jnp.sum(evidence + root, axis=-1) + jnp.sum(pairs, (1, 2)))
 
-        return _mean_square(lambda signs: jax.grad(signed)(values, signs), trees.num_nodes, cavity[0].dtype)
+        found: Array = jax.lax.map(lambda s: jax.grad(signed)(values, s), signs.T.astype(mean.dtype))
+        return found
 
     def of_noise(signs: Array) -> Array:
-        found: Array = jax.grad(lambda values: signs @ jnp.log(parameters_fn(values)[1]) / jnp.sqrt(2.0))(values)
+        def signed(values: Array) -> Array:
+            return signs.astype(values.dtype) @ jnp.log(parameters_fn(values)[1]) / jnp.sqrt(2.0)
+
+        found: Array = jax.grad(signed)(values)
         return found
 
     mean, variance = cavity
-    total = sum_over_trees(squares, forest, values, mean, jnp.broadcast_to(variance, mean.shape))
     num_rows = jax.eval_shape(parameters_fn, values)[1].size
-    return jnp.sqrt(total + _mean_square(of_noise, num_rows, mean.dtype))
-
-
-def _mean_square(gradient: Callable[[Array], Array], size: int, dtype: Any) -> Array:
-    """Mean square of gradients of sums with random signs of their terms."""
-    signs = jax.random.rademacher(jax.random.key(0), (_NUM_SIGNS, size), dtype)
-    return jnp.mean(jnp.square(jax.lax.map(gradient, signs)), axis=0)
+    signs = jax.random.rademacher(jax.random.key(0), (_NUM_SIGNS, mean.size + num_rows), jnp.int8)
+    nodes = mean, jnp.broadcast_to(variance, mean.shape), signs[:, : mean.size].T
+    total = sum_over_trees(gradients, forest, values, *nodes) + jax.lax.map(of_noise, signs[:, mean.size :])
+    return jnp.sqrt(jnp.mean(jnp.square(total), axis=0))
 
 
 # Expectation propagation

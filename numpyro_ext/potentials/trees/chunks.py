@@ -17,10 +17,12 @@ from jax import Array, lax
 
 from .forest import Forest, Level
 
-__all__ = ["LARGEST_CHUNK", "map_trees", "sum_over_trees"]
+__all__ = ["LARGEST_CHUNK", "LARGEST_WHOLE", "map_trees", "sum_over_trees"]
 
-LARGEST_CHUNK = 2**15
+LARGEST_WHOLE = 2**16
 """Nodes up to which a forest is taken at once."""
+LARGEST_CHUNK = 2**15
+"""Nodes of a part at most, where trees are not larger."""
 
 _Result = TypeVar("_Result")
 
@@ -30,7 +32,7 @@ def sum_over_trees(function: Callable[..., _Result], forest: Forest, shared: Any
 
     :param function: of a forest, of what all nodes share and of arrays over the nodes, a sum over trees. For
         derivatives it is computed anew.
-    :param Forest forest: up to ``LARGEST_CHUNK`` nodes, or trees of several shapes, are one part.
+    :param Forest forest: up to ``LARGEST_WHOLE`` nodes, or trees of several shapes, are one part.
     :param shared: arrays such as parameters of groups.
     :param arrays: of shape ``(num_nodes, ...)``.
     """
@@ -69,7 +71,7 @@ def map_trees(function: Callable[..., Any], forest: Forest, *arrays: Array) -> A
 def _chunks(forest: Forest) -> tuple[Forest, Array] | None:
     """Trees that are a part of the forest, without groups, and the nodes of each part, in the order by depth."""
     roots, below = forest.levels[0].size, forest.levels[1:]
-    if forest.num_nodes <= LARGEST_CHUNK or any(level.num_children == 0 for level in below):
+    if forest.num_nodes <= LARGEST_WHOLE or any(level.num_children == 0 for level in below):
         return None
     num_trees = below[0].num_parents if below else 0
     if any(lower.num_parents != upper.size for upper, lower in zip(below[:-1], below[1:], strict=True)):
