@@ -7,7 +7,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 
-from numpyro_ext.infer import EP, VariationalGaussian
+from numpyro_ext.infer import EP, LaplaceApproximation, VariationalGaussian
 from numpyro_ext.infer.gaussian.algorithms.modes import valley_depths
 from numpyro_ext.structure import read_latent_gaussian
 from tests.tiers import thorough
@@ -49,3 +49,22 @@ def test_a_function_with_one_mode_is_run_without_a_word():
     engine = EP(cubes, progress_bar=False)
     engine.run(jax.random.key(0), jnp.asarray(SQUARES))
     assert engine.diagnostics.messages == ()
+
+
+def test_a_search_that_ends_between_two_modes_says_where():
+    def even(y, loc):
+        f = numpyro.sample("f", dist.Normal(loc, 1.0).expand([3]))
+        numpyro.sample("y", dist.Poisson(f**2 + 0.5), obs=y)
+
+    y = np.array([4, 2, 5])
+    with pytest.raises(ValueError, match=r"site 'y' are not log-concave.* factor 2 .* at the predictor 0,") as caught:
+        LaplaceApproximation(even, progress_bar=False).run(jax.random.key(0), y, 0.0)
+    # Of 5 log(f^2 + 1/2) - f^2 at zero: 5 * 2 / (1/2) - 2.
+    assert "second derivative 18 " in str(caught.value)
+    engine = LaplaceApproximation(even, progress_bar=False)
+    with pytest.warns(UserWarning, match="have two modes"):
+        engine.run(jax.random.key(0), y, 1.0)  # the way out that it names
+    f = np.asarray(engine.posterior["f"].mean)
+    slope = 2.0 * f * (y / (f**2 + 0.5) - 1.0) - (f - 1.0)
+    assert engine.diagnostics.converged and np.all(f > 0.0)
+    np.testing.assert_allclose(slope, 0.0, atol=1e-6 if f.dtype == np.float64 else 1e-2)

@@ -12,6 +12,8 @@ from ...linalg.gaussian.prior import FlatPrior
 from ...structure import LatentGaussianReading
 from ...structure.latent_gaussian.form import LatentGaussian
 from ..front.results import at_values
+from .algorithms import laplace
+from .algorithms.algorithm import Algorithm
 
 __all__ = ["explain_failure", "not_finite_error"]
 
@@ -19,17 +21,20 @@ _LARGEST_MATRIX = 4_000_000
 """Entries up to which rows that are known by their products are written down to say what is wrong with them."""
 
 
-def not_finite_error(reading: LatentGaussianReading, hyper: dict[str, Array]) -> ValueError:
+def not_finite_error(
+    reading: LatentGaussianReading, hyper: dict[str, Array], algorithm: Algorithm | None = None
+) -> ValueError:
     """The error for a log evidence that is not finite: where it happened, and the likely cause.
 
     :param LatentGaussianReading reading: of the model.
     :param dict hyper: all hyperparameters, constrained.
+    :param Algorithm algorithm: what has failed, where that says more.
     :return: the exception, to be raised by the caller.
     """
-    return ValueError(f"The log evidence is not finite{at_values(hyper)}. {explain_failure(reading, hyper)}")
+    return ValueError(f"The log evidence is not finite{at_values(hyper)}. {explain_failure(reading, hyper, algorithm)}")
 
 
-def explain_failure(reading: LatentGaussianReading, hyper: dict[str, Array]) -> str:
+def explain_failure(reading: LatentGaussianReading, hyper: dict[str, Array], algorithm: Algorithm | None = None) -> str:
     """The likely reason why a form cannot be evaluated, in a sentence that names the site."""
     form = reading.form(hyper, reading.data)
     names = reading.field if len(reading.field) == len(form.prior) else [f"block {i}" for i in range(len(form.prior))]
@@ -80,10 +85,34 @@ def explain_failure(reading: LatentGaussianReading, hyper: dict[str, Array]) -> 
     broken = _broken_factor(reading, form)
     if broken is not None:
         return broken
+    if algorithm is not None and algorithm.solve is laplace.solve:
+        saddle = _no_maximum(reading, form)
+        if saddle is not None:
+            return saddle
     return (
         "Prior and data are finite, so the algorithm itself failed: try damping, other starting values (init_values) "
         "or float64 (numpyro.enable_x64())."
     )
+
+
+def _no_maximum(reading: LatentGaussianReading, form: LatentGaussian) -> str | None:
+    """A factor that bends upwards where the search for the mode has ended, and where that is."""
+    end = jax.jit(laplace.solve)(form, laplace.init(form))[0].predictor + form.offset
+    for name, potential, rows, observed in zip(
+        reading.factor_names, form.potentials, form.split_rows(end), form.observed, strict=True
+    ):
+        bends = np.where(np.asarray(observed), np.asarray(potential.derivatives(rows)[2]), 0.0)
+        if potential.is_log_concave or not np.max(bends, initial=0.0) > 0.0:
+            continue
+        k = int(np.argmax(bends))
+        return (
+            f"The factors of site {name!r} are not log-concave, and the search for the mode ended where the posterior "
+            f"has no maximum: factor {k} has the second derivative {bends[k]:.4g} there, at the predictor "
+            f"{float(rows[k]):.4g}, more than the prior holds. So it goes where factors are even in their predictor, "
+            "and the search starts between two modes that mirror each other: give the field a prior mean on the side "
+            "of one of them, or use NUTS, which draws from both."
+        )
+    return None
 
 
 def _broken_factor(reading: LatentGaussianReading, form: LatentGaussian) -> str | None:

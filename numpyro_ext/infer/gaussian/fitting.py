@@ -114,7 +114,7 @@ def _fit_field(
         show_bar=options.progress_bar,
     )
     if not np.isfinite(result.objective):
-        raise not_finite_error(reading, hyper)
+        raise not_finite_error(reading, hyper, programs.algorithm)
     last = EngineState(jnp.zeros((0,)), result.carry, None, result.num_steps, digest)
     converged = bool(result.info.converged) and not result.messages
     diagnostics = _diagnose(
@@ -168,7 +168,7 @@ def _learn(
             bar=bar,
         )
     if found is None:
-        raise not_finite_error(reading, space.unpack(init_values, fixed))
+        raise not_finite_error(reading, space.unpack(init_values, fixed), programs.algorithm)
     best, info, learning = found.search.best, found.search.best.info, found.diagnostics
     steps, messages = int(info.num_steps), messages + list(found.messages)
     converged = bool(info.converged) and learning.converged and not found.is_interrupted

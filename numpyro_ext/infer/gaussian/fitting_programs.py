@@ -103,6 +103,11 @@ class FittingPrograms:
         """Of the algorithm, and of the tolerances at which fits and searches end."""
         return (self._algorithm.key, self.tol, self._hyper_tol)
 
+    @property
+    def algorithm(self) -> Algorithm:
+        """What fits the field."""
+        return self._algorithm
+
     def _evaluate(self, data: Any, fixed: dict[str, Array], values: Array, state: Any, tol: Any) -> Evaluation:
         """The objective of the hyperparameter search; see :func:`~numpyro_ext.infer.hyper.search.evaluation_fn`."""
         reading, space = self._reading, self._space
