@@ -13,7 +13,7 @@ from numpyro.infer.util import log_density
 from numpyro_ext.infer import EP, StructuredMeanField
 from numpyro_ext.linalg import convolution, masked_fourier, total_variation
 from numpyro_ext.models import compressed_sensing, poisson_deblurring, wavelet_denoising, wavelet_inpainting
-from numpyro_ext.structure.program import affine_rows
+from numpyro_ext.structure.program.rows import affine_rows
 
 # Gaussian, standard deviation 0.3 pixels.
 KERNEL = np.exp(-0.5 * np.add.outer(np.arange(-1, 2) ** 2, np.arange(-1, 2) ** 2) / 0.09)
