@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +16,7 @@ from numpyro import handlers
 
 from ...compilation.recent import Recent
 from ...infer.monte_carlo.smc import SMC
-from ...structure.program.program import Constant, make_program
+from ...structure.program.run_compiled import traced
 from .outlooks import DrawnOutlook, Outlook, RealOutlook
 
 __all__ = ["PosteriorDraws", "draws_of", "outlooks_of_draws"]
@@ -208,20 +208,12 @@ class _Outcomes:
             return _plain(_outcome_sites(model, one, args, kwargs)[name]["fn"])[0]
 
         one = {site: value[0] for site, value in latents.items()}
-        program, output = make_program(outcome, one)
-        leaves, structure = jax.tree.flatten(output, is_leaf=lambda leaf: isinstance(leaf, Constant))
-        self._data = program.data
-        program.release()
-
-        def at(data: Sequence[Any], one: dict[str, Array]) -> Any:
-            inputs = (*jax.tree.leaves(one), *data)
-            env = dict(zip((*program.inputs, *program.constants), inputs, strict=True))
-            return jax.tree.unflatten(structure, program.evaluate(leaves, env))
-
-        self._at = at
+        found = traced(outcome, one)
+        self._at = lambda data, one: jax.tree.unflatten(found.structure, found.leaves(data, one))
+        self._data = found.data
         # What a distribution keeps beside its arrays need not have a hash.
-        kind = structure if _has_hash(structure) else str(structure)
-        self._key = (program.fingerprint(), kind, tuple(one))
+        kind = found.structure if _has_hash(found.structure) else str(found.structure)
+        self._key = (found.key, kind, tuple(one))
 
     def compute(self, rule: Callable[..., Any], *arrays: Any) -> Any:
         """``rule(at, latents, *arrays)`` in a program that is kept; ``at`` makes the distribution of one draw."""

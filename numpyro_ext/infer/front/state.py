@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from ...structure.program.captured import stable_text
+from ...structure.program.captured import array_key, stable_text
 from ..hyper.search import SearchState
 from .results import Diagnostics
 
@@ -61,12 +61,8 @@ def data_digest(data: Any, fixed: Mapping[str, Any], *keys: Any) -> str:
     :param keys: of the model, whose numbers need not be among the data, and of the algorithm; see
         :func:`~numpyro_ext.structure.program.captured.stable_text`.
     """
-    digest = hashlib.sha256(stable_text(keys).encode())
-    for leaf in jax.tree.leaves((data, dict(fixed))):
-        array = as_numbers(leaf)
-        digest.update(str((array.shape, array.dtype)).encode())
-        digest.update(array.tobytes())
-    return digest.hexdigest()
+    arrays = tuple(map(array_key, jax.tree.leaves((data, dict(fixed)))))
+    return hashlib.sha256(stable_text((keys, arrays)).encode()).hexdigest()
 
 
 def check_init_state(init_state: EngineState, shapes: Any, num_hyper: int) -> None:

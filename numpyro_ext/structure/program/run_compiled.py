@@ -1,9 +1,9 @@
-"""Run a function once by a compiled program that all runs of the same operations on other data share."""
+"""A function as a program and its data, and a run of it that all runs of the same operations on other data share."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
@@ -11,7 +11,7 @@ from ...compilation.quick_jit import holds_little, quick_jit
 from ...compilation.recent import Recent
 from .program import Constant, make_program
 
-__all__ = ["run_compiled"]
+__all__ = ["TracedFunction", "run_compiled", "traced"]
 
 _COMPILED = Recent(64)
 
@@ -32,17 +32,41 @@ def run_compiled(function: Callable[..., Any], *args: Any) -> Any:
     >>> total(jnp.ones(3)), total(jnp.arange(4.0)[1:])
     (3.0, 6.0)
     """
+    found = traced(function, *args)
+    is_small = holds_little((found.data, args, found.results))
+    compiled = _COMPILED.get(found.key, lambda: quick_jit(found.leaves, is_small=is_small))
+    return jax.tree.unflatten(found.structure, compiled(found.data, *args))
+
+
+class TracedFunction(NamedTuple):
+    """A function without the arrays that it closes over."""
+
+    leaves: Callable[..., list[Any]]
+    """``leaves(data, *args)``: the leaves of its result."""
+    structure: Any
+    """The tree that they make."""
+    data: tuple[Any, ...]
+    """The arrays that it closes over."""
+    key: tuple[Any, ...]
+    """Equal where ``leaves`` are the same function."""
+    results: list[Any]
+    """Shapes of those leaves that are computed."""
+
+
+def traced(function: Callable[..., Any], *args: Any) -> TracedFunction:
+    """Trace ``function(*args)``; see :func:`run_compiled`.
+
+    :param function: of trees of arrays, to a tree of arrays.
+    :param args: its arguments, or their shapes.
+    """
     program, output = make_program(function, *args)
     leaves, structure = jax.tree.flatten(output, is_leaf=lambda leaf: isinstance(leaf, Constant))
     data = program.data
     program.release()
 
-    def evaluate(inputs: Sequence[Any], data: Sequence[Any]) -> list[Any]:
-        env = dict(zip((*program.inputs, *program.constants), (*inputs, *data), strict=True))
-        return program.evaluate(leaves, env)
+    def evaluate(data: Sequence[Any], *args: Any) -> list[Any]:
+        inputs = (*jax.tree.leaves(args), *data)
+        return program.evaluate(leaves, dict(zip((*program.inputs, *program.constants), inputs, strict=True)))
 
-    found = [program.avals[leaf] for leaf in leaves if isinstance(leaf, int)]
-    compiled = _COMPILED.get(
-        program.fingerprint(), lambda: quick_jit(evaluate, is_small=holds_little((data, args, found)))
-    )
-    return jax.tree.unflatten(structure, compiled(jax.tree.leaves(args), data))
+    results = [program.avals[leaf] for leaf in leaves if isinstance(leaf, int)]
+    return TracedFunction(evaluate, structure, data, program.fingerprint(), results)

@@ -172,17 +172,14 @@ class MarginalModel:
                 "jit_model_args=False, SVI by svi.run)."
             )
 
-        def read() -> _Prepared:
-            # Nothing of this is a part of the program, or of the model, in which the marginal model is called.
-            with jax.core.eval_context(), handlers.block(), handlers.seed(rng_seed=0):
-                return self._read(args, kwargs)
-
+        # Nothing of this is a part of the program, or of the model, in which the marginal model is called.
         with jax.core.eval_context(), handlers.block(), handlers.seed(rng_seed=0):
             try:
                 key = model_key(ModelCall(self.engine.model, args, kwargs, jax.random.key(0)))
             except Exception:  # for which reading has words
-                return read()
-        self._last = self._kept.get(key, read)
+                self._last = self._read(args, kwargs)
+            else:
+                self._last = self._kept.get(key, lambda: self._read(args, kwargs))
         return self._last
 
     def _read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Prepared:

@@ -11,7 +11,7 @@ from ..design import Design, SparseRows
 from ..marginals import NotSequential, WhitenedPosterior
 from ..prior import DiagonalPrior, FlatPrior, PriorBlock
 from ..row_pairs import sum_pairs
-from .coefficient_space import WhitenedPrior
+from .one_block import IndependentUnknowns
 
 __all__ = ["BandedPosterior", "BandedSpace", "can_be_banded", "is_worth_banding", "known_bandwidth"]
 
@@ -45,7 +45,7 @@ def _is_narrow(bandwidth: int, num_columns: int) -> bool:
 
 
 @frozen_pytree
-class BandedSpace(NotSequential):
+class BandedSpace(IndependentUnknowns):
     r"""Unknowns :math:`e = s \circ w` with a diagonal prior, each row touching a stretch of at most ``bandwidth + 1``.
 
     The posterior precision is block tridiagonal with blocks as wide as the band, so that a factorisation and all
@@ -53,24 +53,11 @@ class BandedSpace(NotSequential):
     """
 
     design: SparseRows
-    scale: Array
-    """Standard deviations of the prior, one for flat unknowns; shape ``(N,)``."""
-    precision: Array
-    """Prior precision of :math:`w`: one, or zero for flat unknowns; shape ``(N,)``."""
-    half_log_determinant: Array
-    """Half the log determinant of the precision, with the constant of the flat unknowns."""
 
     @classmethod
     def build(cls, prior: tuple[PriorBlock, ...], design: SparseRows) -> BandedSpace:
         """Whiten the prior."""
-        factor, precision, constant = WhitenedPrior.build(prior, design.values.dtype)
-        ones = jnp.ones((design.num_columns,), design.values.dtype)
-        return cls(design, factor.apply(ones), precision.apply(ones), constant)
-
-    @property
-    def rows(self) -> Array:
-        """Rows of the one block."""
-        return jnp.arange(self.design.num_rows)[None]
+        return cls.whiten(prior, design, design.values.dtype)
 
     @property
     def width(self) -> int:
@@ -81,26 +68,6 @@ class BandedSpace(NotSequential):
     def num_blocks(self) -> int:
         """Blocks of the precision; the last one may be padded."""
         return -(-self.design.num_columns // self.width)
-
-    def to_rows(self, local: Array) -> Array:
-        """Values of shape ``(1, m)`` as ``(num_rows,)``."""
-        return local[0]
-
-    def predictor(self, coordinates: Array) -> Array:
-        """Predictors of shape ``(num_rows,)`` for coordinates :math:`w` of shape ``(1, N)``."""
-        return self.design.matvec(self.unknowns(coordinates))
-
-    def unknowns(self, coordinates: Array) -> Array:
-        """:math:`e` of shape ``(..., N)`` for ``w`` of shape ``(..., 1, N)``."""
-        return self.scale * coordinates[..., 0, :]
-
-    def inner(self, a: Array, b: Array) -> Array:
-        """The prior's quadratic form between two coordinates; flat unknowns do not enter."""
-        return jnp.sum(self.precision * a * b)
-
-    def zeros(self) -> Array:
-        """The coordinates of the prior mean."""
-        return jnp.zeros_like(self.scale)[None]
 
     def condition(self, site_precision: Array, site_shift: Array) -> BandedPosterior:
         r"""Multiply the prior by sites :math:`\exp(-\tau_i h_i^2/2 + \nu_i h_i)`, one per row.

@@ -28,6 +28,7 @@ from ..design import DenseDesign, Design, SparseRows
 from ..marginals import NotSequential, WhitenedPosterior
 from ..prior import PriorBlock
 from .coefficient_space import WhitenedPrior
+from .one_block import OneBlock
 
 __all__ = ["Border", "BorderPosterior", "BorderSpace"]
 
@@ -45,7 +46,7 @@ class Border(NamedTuple):
 
 
 @frozen_pytree
-class BorderSpace(NotSequential):
+class BorderSpace(OneBlock):
     """Unknowns in independent blocks with a border, in whitened coordinates.
 
     Coordinates are one vector: block after block, padding included, then those of the border.
@@ -120,15 +121,6 @@ class BorderSpace(NotSequential):
             whitened.precision.take(shared[None])[0],
             whitened.half_log_determinant,
         )
-
-    @property
-    def rows(self) -> Array:
-        """Rows of the one whole."""
-        return jnp.arange(self.design.num_rows)[None]
-
-    def to_rows(self, local: Array) -> Array:
-        """Values of shape ``(1, m)`` as ``(num_rows,)``."""
-        return local[0]
 
     def predictor(self, coordinates: Array) -> Array:
         """Predictors of shape ``(num_rows,)`` for coordinates of shape ``(1, size)``."""

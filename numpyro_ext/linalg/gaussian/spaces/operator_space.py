@@ -10,7 +10,7 @@ from ...frozen_pytree import frozen_pytree
 from ..design import AnyDesign, OperatorRows
 from ..marginals import NotSequential, WhitenedPosterior
 from ..prior import DiagonalPrior, FlatPrior, PriorBlock
-from .coefficient_space import WhitenedPrior
+from .one_block import IndependentUnknowns
 
 __all__ = ["OperatorPosterior", "OperatorSpace", "has_independent_unknowns"]
 
@@ -24,7 +24,7 @@ def has_independent_unknowns(prior: tuple[PriorBlock, ...]) -> bool:
 
 
 @frozen_pytree
-class OperatorSpace(NotSequential):
+class OperatorSpace(IndependentUnknowns):
     r"""Unknowns :math:`e = s \circ w` with a diagonal prior, seen through :math:`h = A e` without rows written down.
 
     The posterior precision is made of products with unit vectors, and variances of the rows are those of products with
@@ -33,44 +33,11 @@ class OperatorSpace(NotSequential):
     """
 
     design: OperatorRows
-    scale: Array
-    """Standard deviations of the prior, one for flat unknowns; shape ``(N,)``."""
-    precision: Array
-    """Prior precision of :math:`w`: one, or zero for flat unknowns; shape ``(N,)``."""
-    half_log_determinant: Array
-    """Half the log determinant of the precision, with the constant of the flat unknowns."""
 
     @classmethod
     def build(cls, prior: tuple[PriorBlock, ...], design: OperatorRows) -> OperatorSpace:
         """Whiten the prior."""
-        factor, precision, constant = WhitenedPrior.build(prior, design.weight.dtype)
-        ones = jnp.ones((design.num_columns,), design.weight.dtype)
-        return cls(design, factor.apply(ones), precision.apply(ones), constant)
-
-    @property
-    def rows(self) -> Array:
-        """Rows of the one block."""
-        return jnp.arange(self.design.num_rows)[None]
-
-    def to_rows(self, local: Array) -> Array:
-        """Values of shape ``(1, m)`` as ``(num_rows,)``."""
-        return local[0]
-
-    def predictor(self, coordinates: Array) -> Array:
-        """Predictors of shape ``(num_rows,)`` for coordinates :math:`w` of shape ``(1, N)``."""
-        return self.design.matvec(self.unknowns(coordinates))
-
-    def unknowns(self, coordinates: Array) -> Array:
-        """:math:`e` of shape ``(..., N)`` for ``w`` of shape ``(..., 1, N)``."""
-        return self.scale * coordinates[..., 0, :]
-
-    def inner(self, a: Array, b: Array) -> Array:
-        """The prior's quadratic form between two coordinates; flat unknowns do not enter."""
-        return jnp.sum(self.precision * a * b)
-
-    def zeros(self) -> Array:
-        """The coordinates of the prior mean."""
-        return jnp.zeros_like(self.scale)[None]
+        return cls.whiten(prior, design, design.weight.dtype)
 
     def condition(self, site_precision: Array, site_shift: Array) -> OperatorPosterior:
         r"""Multiply the prior by sites :math:`\exp(-\tau_i h_i^2/2 + \nu_i h_i)`, one per row.

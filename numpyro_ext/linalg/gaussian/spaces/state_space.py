@@ -33,12 +33,13 @@ from ..block_diagonal import BlockDiagonal
 from ..design import AnyDesign, StateSpaceDesign, run_backward, run_forward
 from ..marginals import NotSequential, WhitenedPosterior
 from ..prior import FlatPrior, PriorBlock
+from .one_block import OneBlock
 
 __all__ = ["StatePosterior", "StateSpace"]
 
 
 @frozen_pytree
-class StateSpace(NotSequential):
+class StateSpace(OneBlock):
     """Unknowns seen through a :class:`~.design.StateSpaceDesign`, in whitened coordinates.
 
     Coordinates are one vector: those of the shared unknowns, then block after block, padding included.
@@ -74,15 +75,6 @@ class StateSpace(NotSequential):
             factor.take(dynamics.columns),
             jnp.asarray(0.5 * num_flat * math.log(2.0 * math.pi), dtype),
         )
-
-    @property
-    def rows(self) -> Array:
-        """Rows of the one block without structure."""
-        return jnp.arange(self.design.num_rows)[None]
-
-    def to_rows(self, local: Array) -> Array:
-        """Values of shape ``(1, m)`` as ``(num_rows,)``."""
-        return local[0]
 
     def predictor(self, coordinates: Array) -> Array:
         """Predictors of shape ``(num_rows,)`` for coordinates of shape ``(1, size)``."""

@@ -35,6 +35,7 @@ from ..block_diagonal import BlockDiagonal, quadratic_form
 from ..design import DenseDesign, Design, SparseRows
 from ..marginals import Marginals, NotSequential, cavity_ratio
 from ..prior import PriorBlock
+from .one_block import OneBlock
 
 __all__ = ["Touched", "TouchedPosterior", "TouchedSpace"]
 
@@ -79,7 +80,7 @@ class Touched:
 
 
 @frozen_pytree
-class TouchedSpace(NotSequential):
+class TouchedSpace(OneBlock):
     r"""Quantities of many blocks; coordinates are :math:`a`, all quantities behind each other, ``(1, num_quantities)``.
 
     >>> from numpyro_ext.linalg.gaussian.prior import CovariancePrior
@@ -120,10 +121,6 @@ class TouchedSpace(NotSequential):
     def rows(self) -> Array:
         """Rows of the one whole."""
         return jnp.arange(self.touched.rows.num_rows)[None]
-
-    def to_rows(self, local: Array) -> Array:
-        """Values of shape ``(1, m)`` as ``(num_rows,)``."""
-        return local[0]
 
     def predictor(self, coordinates: Array) -> Array:
         """:math:`h = M C a` of shape ``(num_rows,)``."""
