@@ -45,7 +45,7 @@ def captured(params: Mapping[str, Any]) -> tuple[Any, ...]:
     found: list[Any] = []
     if any(isinstance(value, _SHOWN_IN_PART) or callable(value) or _are_bodies(value) for value in params.values()):
         for name in sorted(params):
-            _collect(params[name], found, set(), is_own=False)
+            _collect(params[name], found, {}, is_own=False)
     return tuple(found)
 
 
@@ -67,7 +67,7 @@ def stable_text(key: Any) -> str:
     return repr(key) if isinstance(key, bool | int | float | bytes | None) else type(key).__name__
 
 
-def _collect(value: Any, found: list[Any], seen: set[int], *, is_own: bool) -> None:
+def _collect(value: Any, found: list[Any], seen: dict[int, Any], *, is_own: bool) -> None:
     """:param is_own: whether it is held by a function of a user, not by JAX, whose caches are let be."""
     if isinstance(value, jax.core.Tracer) or id(value) in seen:
         return
@@ -78,12 +78,10 @@ def _collect(value: Any, found: list[Any], seen: set[int], *, is_own: bool) -> N
         if is_own:
             found.append(value)
         return
-    seen.add(id(value))
+    seen[id(value)] = value  # which holds it, so that no other object gets its identity
     parts: Iterable[Any] = ()
-    if isinstance(value, ClosedJaxpr):
-        parts = (*value.consts, value.jaxpr)
-    elif isinstance(value, Jaxpr):
-        parts = _inside(value)
+    if isinstance(value, ClosedJaxpr | Jaxpr):  # the two are one in JAX 0.12
+        parts = (*getattr(value, "consts", ()), *_inside(value))
     elif isinstance(value, types.FunctionType):
         is_own = not _is_of_jax(value)
         if is_own:
@@ -111,7 +109,7 @@ def _is_of_jax(function: Any) -> bool:
     return (getattr(function, "__module__", None) or "").startswith("jax.")
 
 
-def _inside(jaxpr: Jaxpr) -> Iterable[Any]:
+def _inside(jaxpr: ClosedJaxpr | Jaxpr) -> Iterable[Any]:
     for eqn in jaxpr.eqns:
         yield from (atom.val for atom in eqn.invars if isinstance(atom, Literal) and np.shape(atom.val))
         yield from eqn.params.values()
