@@ -39,6 +39,8 @@ class Potential:
     has_exponential_mean: ClassVar[bool] = False
     """Whether :meth:`mean` is proportional to the exponential of the predictor: its expectation is then taken in closed
     form, and may be infinite. Other means must not grow faster than a polynomial where a bilinear model uses them."""
+    has_fixed_shape: ClassVar[bool] = False
+    """Whether the log density takes all predictors together only, so that parts of them are no factors of their own."""
     has_closed_derivatives: ClassVar[bool]
     """Whether the class has :meth:`derivatives` of its own."""
 

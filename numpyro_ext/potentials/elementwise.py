@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import jax.numpy as jnp
 from jax import Array
@@ -33,6 +33,8 @@ class ElementwisePotential(Potential):
     0.715
     """
 
+    has_fixed_shape: ClassVar[bool] = True
+
     function: Callable[..., Array] = dataclasses.field(metadata={"static": True})
     args: tuple[Any, ...] = ()
 
@@ -57,6 +59,10 @@ class DerivedPotential(Potential):
     @property
     def is_analytic(self) -> bool:  # type: ignore[override]
         return self.base.is_analytic
+
+    @property
+    def has_fixed_shape(self) -> bool:  # type: ignore[override]
+        return self.base.has_fixed_shape
 
     @property
     def has_exponential_mean(self) -> bool:  # type: ignore[override]

@@ -121,6 +121,46 @@ def test_predictions_at_other_rows_compile_nothing_from_the_second_on():
     assert not names
 
 
+def grouped_shares(group, y):
+    """A likelihood of no family, whose observations share predictors."""
+    shift = numpyro.sample("shift", dist.Normal(0.0, 1.0).expand([NUM_GROUPS]))
+    mean = jax.nn.sigmoid(shift[group])
+    numpyro.sample("y", dist.Beta(8.0 * mean, 8.0 * (1.0 - mean)), obs=y)
+
+
+def shares_by_row(indicators, y):
+    """The same with a predictor for each observation."""
+    shift = numpyro.sample("shift", dist.Normal(0.0, 1.0).expand([NUM_GROUPS]))
+    mean = jax.nn.sigmoid(indicators @ shift)
+    numpyro.sample("y", dist.Beta(8.0 * mean, 8.0 * (1.0 - mean)), obs=y)
+
+
+def test_another_index_into_shared_predictors_compiles_nothing():
+    def run(model, first, y):
+        engine = LaplaceApproximation(model, num_samples=10, progress_bar=False)
+        engine.run(jax.random.key(0), first, y)
+        jax.block_until_ready((engine.get_samples(), [(site.mean, site.sd) for site in engine.posterior.values()]))
+        return engine.posterior["shift"]
+
+    rng = np.random.default_rng(3)
+    y = rng.uniform(0.1, 0.9, NUM_ROWS)
+    run(grouped_shares, np.arange(NUM_ROWS) % NUM_GROUPS, y)
+    group = rng.permutation(np.repeat(np.arange(NUM_GROUPS), [3, 10, 3, 8]))
+    with compiled_programs() as names:
+        found = run(grouped_shares, group, y)
+    assert names == []
+    expected = run(shares_by_row, np.eye(NUM_GROUPS)[group], y)  # of Laplace's method, the same mode and curvature
+    tolerance = 1e-6 if found.mean.dtype == "float64" else 1e-3
+    np.testing.assert_allclose(found.mean, expected.mean, rtol=tolerance, atol=tolerance)
+    np.testing.assert_allclose(found.sd, expected.sd, rtol=tolerance)
+    # A group without observations is as its prior, whichever it is.
+    for missing in (1, 3):
+        group = np.arange(NUM_ROWS) % (NUM_GROUPS - 1)
+        found = run(grouped_shares, group + (group >= missing), y)
+        np.testing.assert_allclose(found.mean[missing], 0.0, atol=1e-6)
+        np.testing.assert_allclose(found.sd[missing], 1.0, rtol=1e-6)
+
+
 def test_unknown_options_of_the_compiler_are_left_out(monkeypatch):
     monkeypatch.setattr(module, "_SIMPLE", {**module._SIMPLE, "xla_cpu_no_such_option": True})
     assert quick_jit(lambda x: 2.0 * x)(3.0) == 6.0

@@ -3,12 +3,19 @@
 import math
 from decimal import Decimal
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy import special
 
-from numpyro_ext.potentials.integrals.stirling import log_binomial_coefficient, log_rising_coefficient, stirling_error
+from numpyro_ext.potentials.integrals.stirling import (
+    log_beta,
+    log_binomial_coefficient,
+    log_gamma_remainder,
+    log_rising_coefficient,
+    stirling_error,
+)
 
 
 def _exact_stirling_error(count):
@@ -40,3 +47,38 @@ def test_coefficients():
     exact[3], exact[4] = np.log((1e6 + 2) * (1e6 + 1) / 2), np.log(1e7 * (1e7 + 1) / 2)
     value = log_rising_coefficient(jnp.asarray(count), jnp.asarray(size))
     np.testing.assert_allclose(value, exact, rtol=tolerance, atol=20 * tolerance)
+
+
+@pytest.mark.float32
+def test_derivatives_of_the_remainder():
+    x = np.geomspace(1e-3, 1e4, 40).astype(jnp.result_type(float))
+    rounding = 20 * jnp.finfo(x.dtype).eps
+    exact = x.astype(float)
+    log_gamma = special.gammaln(exact) - (exact - 0.5) * np.log(exact) + exact - 0.5 * np.log(2 * np.pi)
+    # Of each, what is left of a special function when its leading part is subtracted, and the size of that part.
+    expected = [
+        (log_gamma, 1.0 + np.abs(exact * np.log(exact))),
+        (special.digamma(exact) - np.log(exact) + 0.5 / exact, np.abs(np.log(exact)) + 1.0 / exact),
+        (special.polygamma(1, exact) - 1 / exact - 0.5 / exact**2, 1 / exact + 1 / exact**2),
+        (special.polygamma(2, exact) + 1 / exact**2 + 1 / exact**3, 1 / exact**2 + 1 / exact**3),
+    ]
+    function = log_gamma_remainder
+    for value, size in expected:
+        assert np.all(np.abs(jax.vmap(function)(x) - value) <= rounding * size)
+        function = jax.grad(function)
+    # Beyond, the digits of these differences are lost.
+    far = np.array([1e3, 1e6, 1e9], x.dtype)
+    series = 1 / (12 * far.astype(float)) - 1 / (360 * far.astype(float) ** 3)
+    np.testing.assert_allclose(log_gamma_remainder(jnp.asarray(far)), series, rtol=0, atol=rounding)
+
+
+def test_logarithm_of_the_beta_function():
+    a, b = np.array([0.2, 3.0, 8.0, 40.0, 8.0, 2.0]), np.array([0.7, 8.0, 8.0, 0.01, 500.0, 1e9])
+    exact = special.betaln(a, b)
+    exact[-1] = -np.log(1e9) - np.log(1e9 + 1)  # of (1, n) is 1 / n, of (2, n) one over n (n + 1)
+    tolerance = 1e-13 if jnp.result_type(float) == "float64" else 1e-5
+    np.testing.assert_allclose(log_beta(jnp.asarray(a), jnp.asarray(b)), exact, rtol=tolerance, atol=20 * tolerance)
+    # symmetric, and B(a + 1, b) = B(a, b) a / (a + b)
+    np.testing.assert_allclose(log_beta(jnp.asarray(b), jnp.asarray(a)), exact, rtol=tolerance, atol=20 * tolerance)
+    following = log_beta(jnp.asarray(a + 1.0), jnp.asarray(b)) - exact
+    np.testing.assert_allclose(following, np.log(a / (a + b)), rtol=10 * tolerance, atol=20 * tolerance)

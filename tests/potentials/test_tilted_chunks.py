@@ -5,7 +5,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from numpyro_ext.potentials import LogitPotential, PoissonExpPotential, PoissonSoftplusPotential, StudentTPotential
+from numpyro_ext.potentials import (
+    ElementwisePotential,
+    LogitPotential,
+    PoissonExpPotential,
+    PoissonSoftplusPotential,
+    StudentTPotential,
+    TemperedPotential,
+)
 from tests.tiers import thorough
 
 SIZE, FEW = 5000, 500
@@ -49,3 +56,22 @@ def test_many_factors_are_as_few_of_them(family, power):
         np.testing.assert_allclose(slopes[0][part], (found.mean - m) / v, rtol=1e-8, atol=1e-9)
         expected = 0.5 * ((found.mean - m) ** 2 + found.variance - v) / v**2
         np.testing.assert_allclose(slopes[1][part], expected, rtol=1e-7, atol=1e-8)
+
+
+def _all_at_once(eta, y):
+    """A Student-t factor that takes as many predictors as there are observations."""
+    return -2.0 * jnp.log1p(jnp.zeros(len(y)).at[jnp.arange(len(y))].set(eta - y) ** 2 / 3.0)
+
+
+@pytest.mark.parametrize("weight", [None, 0.5])
+def test_factors_of_a_fixed_shape_stay_whole(weight):
+    rng = np.random.default_rng(2)
+    y, mean = jnp.asarray(rng.standard_t(3.0, SIZE)), jnp.asarray(rng.normal(size=SIZE))
+    potential = ElementwisePotential(_all_at_once, (y,))
+    few = ElementwisePotential(_all_at_once, (y[:FEW],))
+    if weight is not None:
+        weights = jnp.full(SIZE, weight)
+        potential, few = TemperedPotential(potential, weights), TemperedPotential(few, weights[:FEW])
+    many, found = potential.tilted_moments(mean, jnp.ones(SIZE)), few.tilted_moments(mean[:FEW], jnp.ones(FEW))
+    np.testing.assert_allclose(many.log_z[:FEW], found.log_z, rtol=1e-9)
+    np.testing.assert_allclose(many.mean[:FEW], found.mean, rtol=1e-9, atol=1e-10)

@@ -86,6 +86,22 @@ def test_compound_counts_have_no_jumps():
     assert with_exact_density(counts).log_prob(np.zeros(9)).shape == (3, 9)
 
 
+def test_beta_densities_and_their_ends():
+    a, b = np.array([0.4, 1.0, 3.0, 8.0, 60.0]), np.array([2.0, 1.0, 0.5, 8.0, 700.0])
+    value = np.array([0.1, 0.5, 0.999, 0.3, 0.07])
+    fn = with_exact_density(dist.Beta(a, b))
+    expected = scipy.stats.beta.logpdf(value, a, b)
+    rtol = 1e-12 if fn.log_prob(value).dtype == np.float64 else 1e-4
+    np.testing.assert_allclose(fn.log_prob(value), expected, rtol=rtol, atol=rtol)
+    for end in (0.0, 1.0):
+        reference = dist.Beta(a, b, validate_args=False)
+        np.testing.assert_allclose(
+            fn.log_prob(np.full(5, end)), reference.log_prob(np.full(5, end)), rtol=1e-4, atol=1e-6
+        )
+        slope = jax.grad(lambda a, end=end: with_exact_density(dist.Beta(a, b)).log_prob(np.full(5, end)).sum())(a)
+        assert np.all(np.isfinite(slope))
+
+
 @pytest.mark.thorough
 def test_a_truncated_regression_is_that_of_a_grid():
     # At wide cavities the density of NumPyro is infinite, which was the end of it.

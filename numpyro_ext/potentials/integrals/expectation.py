@@ -195,16 +195,7 @@ def _on_even_nodes(
 def _on_panels(potential: LogFactor, mean: Array, variance: Array) -> ExpectedLogDensity:
     rule = _SINGLE if jnp.finfo(mean.dtype).bits <= 32 else _DOUBLE
     panels = _refined_panels(*jax.lax.stop_gradient((potential, mean, variance)), rule)
-
-    def with_panels(num_panels: int) -> ExpectedLogDensity:
-        return _integral(potential, mean, variance, panels.left[:num_panels], panels.right[:num_panels], rule)
-
-    # Few panels do unless some Gaussian is wide. The sum cannot stop early in a loop, or it would have no gradient.
-    few = 16
-    found: ExpectedLogDensity = jax.lax.cond(
-        panels.num_used > few, lambda: with_panels(_MAX_PANELS), lambda: with_panels(few)
-    )
-    return found
+    return _integral(potential, mean, variance, panels, rule)
 
 
 def _points(left: Array, right: Array, nodes: np.ndarray) -> tuple[Array, Array]:
@@ -273,38 +264,38 @@ def _refined_panels(potential: LogFactor, mean: Array, variance: Array, rule: _R
     def unfinished(panels: _Panels) -> Array:
         return (panels.num_used < _MAX_PANELS) & jnp.any(panels.relative_error() > rule.tolerance)
 
-    cuts = rule.half_range * jnp.linspace(-1.0, 1.0, 5, dtype=mean.dtype)
-    cuts = jnp.broadcast_to(cuts.reshape(-1, *(1,) * mean.ndim), (5, *mean.shape))
+    # The whole line, or both sides of a peak, as halves of panels that nobody has measured: the loop is the one place
+    # that integrates, and halves these twice before it looks at an error.
+    unknown = 0.1 * jnp.finfo(mean.dtype).max ** 0.5
+    cuts = [jnp.full_like(mean, -rule.half_range), jnp.full_like(mean, rule.half_range)]
     peak = getattr(potential, "center", None)
     if peak is not None:
-        cut = jnp.clip((peak - mean) / scale, -rule.half_range, rule.half_range)
-        cuts = jnp.sort(jnp.concatenate([cuts, cut[None]]), axis=0)
-    left, right = cuts[:-1], cuts[1:]
-    whole, _, _ = jax.vmap(integrate)(left, right)
-    start = (left, right, *measured(left, right, whole))
-    padded = [jnp.concatenate([x, jnp.zeros((_MAX_PANELS - x.shape[0], *x.shape[1:]), x.dtype)]) for x in start]
-    return jax.lax.while_loop(unfinished, split, _Panels(*[*padded, jnp.asarray(left.shape[0])]))
+        cuts.insert(1, jnp.clip((peak - mean) / scale, *(sign * rule.half_range for sign in (-1.0, 1.0))))
+    left, right = jnp.stack(cuts[:-1]), jnp.stack(cuts[1:])
+    num_first = len(left)
+    size = jnp.zeros((num_first, 3, *mean.shape), mean.dtype)
+    halves = jnp.full((num_first, 2, *size.shape[1:]), unknown, mean.dtype)
+    start = left, right, halves, size, jnp.full_like(size, unknown)
+    padded = [jnp.concatenate([x, jnp.zeros((_MAX_PANELS - num_first, *x.shape[1:]), x.dtype)]) for x in start]
+    return jax.lax.while_loop(unfinished, split, _Panels(*[*padded, jnp.asarray(num_first)]))
 
 
-def _integral(
-    potential: LogFactor, mean: Array, variance: Array, left: Array, right: Array, rule: _Rule
-) -> ExpectedLogDensity:
+def _integral(potential: LogFactor, mean: Array, variance: Array, panels: _Panels, rule: _Rule) -> ExpectedLogDensity:
     """The expectation on given panels. Those without length contribute nothing."""
     scale = jnp.sqrt(variance)
     nodes, legendre_weights = np.polynomial.legendre.leggauss(rule.num_nodes)
 
-    def add_panel(sums: tuple[Array, ...], panel: tuple[Array, Array]) -> tuple[tuple[Array, ...], None]:
-        z, density = _points(*panel, nodes)
+    def terms(panel: tuple[Array, Array, Array]) -> tuple[Array, ...]:
+        z, density = _points(*panel[1:], nodes)
         weight = density * jnp.asarray(legendre_weights, mean.dtype).reshape(-1, *(1,) * mean.ndim)
         values, slopes, curvatures = jax.vmap(lambda z: potential.derivatives(mean + scale * z))(z)
         moved = slopes * z
         used = weight > 0.0
         terms = (jnp.ones_like(z), values, slopes, curvatures, moved, jnp.abs(moved))
-        added = (jnp.sum(jnp.where(used, weight * term, 0.0), axis=0) for term in terms)
-        return tuple(total + part for total, part in zip(sums, added, strict=True)), None
+        return tuple(jnp.sum(jnp.where(used, weight * term, 0.0), axis=0) for term in terms)
 
-    zeros: tuple[Array, ...] = (jnp.zeros_like(mean),) * 6
-    (mass, *sums), _ = jax.lax.scan(add_panel, zeros, (left, right))
+    numbered = jnp.arange(_MAX_PANELS), panels.left, panels.right
+    mass, *sums = sum_over_nodes(terms, numbered, lambda panel: panel[0] < panels.num_used)
     return _with_slopes(tuple(total / mass for total in sums), scale, variance)
 
 

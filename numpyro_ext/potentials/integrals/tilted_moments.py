@@ -122,6 +122,7 @@ def in_chunks(function: Callable[..., TiltedMoments], potential: LogFactor, *arr
     leaves, structure = jax.tree.flatten(potential)
     is_split = [np.shape(leaf) == shape for leaf in leaves]
     is_whole = all(split or np.ndim(leaf) == 0 for leaf, split in zip(leaves, is_split, strict=True))
+    is_whole &= not getattr(potential, "has_fixed_shape", False)
     if len(shape) != 1 or shape[0] < _LEAST_CHUNKS * _CHUNK or not is_whole or jax.default_backend() != "cpu":
         return function(potential, *arrays)
     num_chunks = -(-shape[0] // _CHUNK)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
@@ -33,6 +34,8 @@ class ElementwiseFactor:
         ``(num_factors,)``, for pairs ``(num_factors, 2)``.
     :ivar shape: shape of the log probability if each of its elements has a predictor of its own, so that rows line up
         with observations; else elements that share a predictor are added up.
+    :ivar given: the values of the program that :meth:`log_density` is told: the last ones that know nothing of the
+        predictors, so that what they are computed from is computed once for all predictors.
     :raises Conflict: if an element depends on several predictors and pairs are not given.
     """
 
@@ -66,32 +69,46 @@ class ElementwiseFactor:
         # constants are kept with the first factor
         row_of = np.zeros(len(numbers), int)
         row_of[varies] = which.reshape(-1)
-        self.targets = np.split(row_of, np.cumsum([len(m) for m in maps])[:-1])
         self.num_factors = len(self.predictors)
         self.shape = program.shape(self.varying[0].atom) if self.is_one_to_one else (self.num_factors,)
+        # What was looked up is data like any other, so that other indices of the same shapes run the same programs.
+        targets = np.split(row_of, np.cumsum([len(m) for m in maps])[:-1])
+        self._targets = [
+            None if _is_identity(t, self.num_factors) else program.embed(t.astype(np.int32)) for t in targets
+        ]
+        num_elements = sum(int(np.prod(program.shape(atom))) for atom in self.cut)
+        self._places = (
+            None if _is_identity(self.predictors, num_elements) else program.embed(self.predictors.astype(np.int32))
+        )
         scalars = [a for t in terms for a, _ in t.scalars]
-        needed = program.ancestors([*atoms, *(t.atom for t in self.fixed), *scalars, *self._modifiers], self.cut)
-        self.given = tuple(sorted((needed & {*program.inputs, *program.constants}) - set(self.cut)))
+        wanted = [*atoms, *(t.atom for t in self.fixed), *scalars, *self._modifiers]
+        looked_up = [n for n in (*self._targets, self._places) if n is not None]
+        # Engines ask for it in many places of one program: it is traced, differentiated and mapped once for all.
+        self.log_density = jax.jit(self._log_density)
+        self.given = (*program.frontier(wanted, self.cut), *looked_up)
 
     @property
     def _modifiers(self) -> list[Atom]:
         return [self.traced.mask, Constant(1.0) if self.traced.scale is None else self.traced.scale]
 
-    def log_density(self, eta: Array, *values: Any) -> Array:
+    def _log_density(self, eta: Array, *values: Any) -> Array:
         """Log factors at the predictors ``eta``, of the shape of :attr:`predictors`, given the values of
         :attr:`given`."""
         env = dict(zip(self.given, values, strict=True))
-        sizes = [int(np.prod(self.program.shape(atom))) for atom in self.cut]
-        flat = jnp.zeros((sum(sizes),), eta.dtype).at[self.predictors].set(eta)
+        shapes = [self.program.shape(atom) for atom in self.cut]
+        sizes = [int(np.prod(shape)) for shape in shapes]
+        flat = eta
+        if self._places is not None:
+            flat = jnp.zeros((sum(sizes),), eta.dtype).at[env[self._places]].set(eta)
         pieces = jnp.split(flat, np.cumsum(sizes)[:-1])
-        env |= {a: jnp.reshape(piece, self.program.shape(a)) for a, piece in zip(self.cut, pieces, strict=True)}
+        env |= {a: jnp.reshape(piece, shape) for a, piece, shape in zip(self.cut, pieces, shapes, strict=True)}
         mask, scale = self.program.evaluate(self._modifiers, env)
         total = jnp.zeros((self.num_factors,), eta.dtype)
-        for term, target in zip(self.varying, self.targets, strict=True):
+        for term, target in zip(self.varying, self._targets, strict=True):
             value = scale * term.coefficient(self.program, env) * self.program.evaluate([term.atom], env)[0]
             if not self.is_one_to_one:
                 value = jnp.where(mask, value, 0.0)
-            total = total.at[target].add(jnp.reshape(value, -1).astype(eta.dtype))
+            total = _add_to(total, None if target is None else env[target], jnp.reshape(value, -1).astype(eta.dtype))
         for term in self.fixed:
             value = term.coefficient(self.program, env) * jnp.sum(self.program.evaluate([term.atom], env)[0])
             total = total.at[0].add(jnp.where(jnp.all(mask), jnp.max(scale) * value, 0.0))
@@ -101,13 +118,22 @@ class ElementwiseFactor:
         """Which factors are not masked, at given hyperparameters and data."""
         (mask,) = self.program.evaluate([self.traced.mask], env)
         observed = jnp.zeros((self.num_factors,), bool)
-        for target in self.targets:
-            observed = observed.at[target].max(jnp.broadcast_to(jnp.reshape(mask, -1), target.shape))
+        for term, target in zip(self.varying, self._targets, strict=True):
+            own = jnp.broadcast_to(jnp.reshape(mask, -1), (int(np.prod(self.program.shape(term.atom))),))
+            observed = observed | own if target is None else observed.at[env[target]].max(own)
         return observed
 
     def arguments(self, env: Env) -> tuple[Any, ...]:
-        """The values of :attr:`given`."""
-        return tuple(env[g] for g in self.given)
+        """The values of :attr:`given`: all that is needed of hyperparameters and data, computed as far as it goes."""
+        return tuple(self.program.evaluate(self.given, env))
+
+
+def _is_identity(index: np.ndarray, size: int) -> bool:
+    return index.shape == (size,) and bool(np.all(index == np.arange(size)))
+
+
+def _add_to(total: Array, target: Array | None, values: Array) -> Array:
+    return total + values if target is None else total.at[target].add(values)
 
 
 def _choose_cut(program: Program, degrees: Degrees, atoms: Sequence[Atom]) -> list[int]:

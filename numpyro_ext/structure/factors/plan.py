@@ -42,8 +42,8 @@ class FactorPlan(NamedTuple):
     label: str
     """What was recognised, in words."""
     is_closed_form: bool
-    targets: tuple[np.ndarray, ...] = ()
-    """The row of each element of the log probability, for a factor by quadrature."""
+    looked_up: tuple[np.ndarray, ...] = ()
+    """What of the data is in the functions that are made."""
 
 
 def plan_factor(program: Program, degrees: Degrees, name: str, traced: FactorTrace, probe: Env) -> FactorPlan:
@@ -102,7 +102,7 @@ def _elementwise_plan(program: Program, degrees: Degrees, name: str, traced: Fac
 
         label = "elementwise factor, by quadrature"
         parts = ((tuple(factor.cut), factor.predictors),)
-        return FactorPlan(name, parts, factor.shape, 1, build, label, False, tuple(factor.targets))
+        return FactorPlan(name, parts, factor.shape, 1, build, label, False)
     for terms in attempts:
         atoms = [t.atom for t in terms if degrees.of(t.atom) != Degree.CONSTANT]
         pairs = find_pairs(program, degrees, name, atoms)
@@ -112,6 +112,7 @@ def _elementwise_plan(program: Program, degrees: Degrees, name: str, traced: Fac
 
 
 def _pair_plan(name: str, factor: ElementwiseFactor, probe: Env) -> FactorPlan:
+    probe = {**probe, **dict(zip(factor.program.constants, factor.program.data, strict=True))}
     kind = kind_of_pair(PairPotential(factor.log_density, factor.arguments(probe)), factor.num_factors)
 
     def build(env: Env) -> tuple[Built, Array]:
@@ -122,6 +123,5 @@ def _pair_plan(name: str, factor: ElementwiseFactor, probe: Env) -> FactorPlan:
     rows = np.stack([factor.predictors[:, plus], np.where(minus < 0, -1, factor.predictors[:, minus])], axis=-1)
     label = "mixture of functions of two predictors" if kind.is_mixture else "factor of two predictors"
     label += ", Gaussian in one" if kind.is_gaussian else ", by quadrature"
-    targets = (*factor.targets, np.asarray(kind.inner))
     parts = ((tuple(factor.cut), rows.reshape(-1, 2)),)
-    return FactorPlan(name, parts, factor.shape, len(plus), build, label, kind.is_gaussian, targets)
+    return FactorPlan(name, parts, factor.shape, len(plus), build, label, kind.is_gaussian, (np.asarray(kind.inner),))

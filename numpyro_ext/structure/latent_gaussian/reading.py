@@ -97,13 +97,14 @@ class LatentGaussianReading(ModelReading):
         self._block_shape = blocks[1].shape if border is None else (*border[0].shape, border[1].size)
         maps = {name: rows.indices for name, rows in self._maps.items()}
         touched = None if self._touched is None else self._touched.indices
-        self.data = (*self.data, _Indices(self._rows.indices, maps, blocks, border, touched))
-        targets = [target for plan in self.plans for target in plan.targets]
+        # Of the program, as factors may have added to them what they looked up.
+        self.data = (*self._program.data, _Indices(self._rows.indices, maps, blocks, border, touched))
+        looked_up = [array for plan in self.plans for array in plan.looked_up]
         labels = tuple((p.name, p.label, p.shape) for p in self.plans)
         keys = tuple(rows.key for rows in (self._rows, *self._maps.values()))
         shapes = [b.shape for b in (*blocks, *(border or ()))]
         key = None if self._touched is None else self._touched.key
-        self.structure_key = (self._model_key(targets), labels, keys, *shapes, key)
+        self.structure_key = (self._model_key(looked_up), labels, keys, *shapes, key)
 
     def skeleton(self) -> Self:
         out = super().skeleton()
@@ -124,7 +125,7 @@ class LatentGaussianReading(ModelReading):
     @property
     def unknown_pairs(self) -> frozenset[str]:
         """Observed sites whose factors are of two predictors and no known family: slow, often of several modes."""
-        pairs = [p for p in self.plans if p.targets and p.rows_per_observation > 1]
+        pairs = [p for p in self.plans if p.looked_up and p.rows_per_observation > 1]
         return frozenset(p.name for p in pairs if not p.is_closed_form)
 
     def equal_observations(self) -> dict[str, tuple[str, ...]]:

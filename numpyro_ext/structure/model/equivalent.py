@@ -7,13 +7,13 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpyro.distributions as dist
-from jax import Array
-from jax.scipy.special import log_ndtr
+from jax import Array, lax
+from jax.scipy.special import log_ndtr, xlog1py, xlogy
 from numpyro.distributions import constraints
 from numpyro.distributions.distribution import ExpandedDistribution, Independent, MaskedDistribution
 from numpyro.distributions.transforms import AffineTransform, ComposeTransform, LowerCholeskyAffine
 
-from ...potentials.integrals.stirling import log_rising_coefficient
+from ...potentials.integrals.stirling import log_beta, log_rising_coefficient
 
 __all__ = ["as_gaussian", "with_exact_density"]
 
@@ -53,12 +53,13 @@ def as_gaussian(fn: Any) -> Any:
 
 
 def with_exact_density(fn: Any) -> Any:
-    """Truncated normal distributions, beta-binomial ones, and zero-inflated gamma-Poisson ones with densities of full
-    precision; others as they are.
+    """Truncated normal distributions, beta and beta-binomial ones, and zero-inflated gamma-Poisson ones with densities
+    of full precision; others as they are.
 
     NumPyro divides truncated normal densities by the mass of the interval, which is zero to it some 38 standard
     deviations away (eight, if cut on the right or on both sides). The others have ``jax.scipy.special.betaln`` in them,
-    which jumps by a millionth where an argument is eight: too much for the derivatives that engines take.
+    which jumps by a millionth where an argument is eight: too much for the derivatives that engines take. Derivatives
+    of these are short programs besides.
     """
     if isinstance(fn, _WRAPPERS):
         inner = with_exact_density(fn.base_dist)
@@ -69,6 +70,8 @@ def with_exact_density(fn: Any) -> Any:
         return _around(fn, _GammaPoisson(base, fn.batch_shape)) if is_counts else fn
     if type(fn) is dist.BetaBinomial:
         return _BetaBinomial(fn)
+    if type(fn) is dist.Beta:
+        return _Beta(fn)
     if type(getattr(fn, "base_dist", None)) is not dist.Normal:
         return fn
     if type(fn) is dist.LeftTruncatedDistribution:
@@ -84,6 +87,25 @@ def _around(wrapper: Any, inner: Any) -> Any:
     out = copy.copy(wrapper)
     out.base_dist = inner
     return out
+
+
+class _Beta(dist.Distribution):
+    pytree_data_fields = ("concentration1", "concentration0")
+    support = constraints.unit_interval
+
+    def __init__(self, fn: Any):
+        self.concentration1, self.concentration0 = fn.concentration1, fn.concentration0
+        super().__init__(fn.batch_shape, validate_args=False)
+
+    def log_prob(self, value: Any) -> Array:
+        a, b = (jnp.asarray(x, float) for x in (self.concentration1, self.concentration0))
+        # As in NumPyro, the ends of the interval have a density, but no derivative in the concentrations.
+        is_end = (value == 0.0) | (value == 1.0)
+        inside = jnp.where(is_end, 0.5, value)
+        normaliser = log_beta(a, b)
+        density: Array = (a - 1.0) * jnp.log(inside) + (b - 1.0) * jnp.log1p(-inside) - normaliser
+        at_end = xlogy(a - 1.0, value) + xlog1py(b - 1.0, -value) - normaliser
+        return jnp.where(is_end, lax.stop_gradient(at_end), density)
 
 
 class _BetaBinomial(dist.Distribution):

@@ -108,7 +108,7 @@ class Program:
                     partial(sum_step_by_step, axis=eqn.params["axis"], reverse=eqn.params["reverse"]), *inputs
                 )
             elif inner is not None:
-                consts = tuple(self._embed(c) for c in inner.consts)
+                consts = tuple(self.embed(c) for c in inner.consts)
                 inner_env = dict(zip((*inner.jaxpr.invars, *inner.jaxpr.constvars), (*inputs, *consts), strict=True))
                 results = self._inline(inner.jaxpr, inner_env)
             else:
@@ -137,7 +137,7 @@ class Program:
         atoms, structure = jax.tree.flatten(args, is_leaf=lambda leaf: isinstance(leaf, Constant))
         examples = [jax.typeof(a.value) if isinstance(a, Constant) else self.avals[a] for a in atoms]
         closed = jax.make_jaxpr(lambda *leaves: function(*jax.tree.unflatten(structure, leaves)))(*examples)
-        constants = [self._embed(c) for c in closed.consts]
+        constants = [self.embed(c) for c in closed.consts]
         env: dict[Any, Atom] = dict(
             zip((*closed.jaxpr.invars, *closed.jaxpr.constvars), (*atoms, *constants), strict=True)
         )
@@ -148,8 +148,9 @@ class Program:
             -len(closed.jaxpr.outvars) :
         ]
 
-    def _embed(self, value: Any) -> int:
-        # constants of an inner call join the data of the program, so that no array hides in an equation
+    def embed(self, value: Any) -> int:
+        """Take an array for data of the program, such as the constants of an inner call, so that no array hides in an
+        equation: the number of its value."""
         number = self._new(jax.typeof(value))
         self.constants += (number,)
         self.data += (value,)
@@ -215,6 +216,27 @@ class Program:
         for index in self.needed(wanted, known):
             found |= {a for a in self.equations[index].inputs if isinstance(a, int)}
         return found
+
+    def frontier(self, wanted: Iterable[Atom], inner: Iterable[int]) -> tuple[int, ...]:
+        """The last values on the way to ``wanted`` that do not depend on the values ``inner``; what merely repeats a
+        smaller value is looked behind."""
+        wanted, inner = list(wanted), set(inner)
+        found: set[int] = set()
+        for index in sorted(self.needed(wanted, inner)):
+            eqn = self.equations[index]
+            if inner.intersection(a for a in eqn.inputs if isinstance(a, int)):
+                inner.update(eqn.outputs)
+                found.update(a for a in eqn.inputs if isinstance(a, int))
+        found.update(a for a in wanted if isinstance(a, int))
+        return tuple(sorted({self._before_repeats(a) for a in found - inner}))
+
+    def _before_repeats(self, number: int) -> int:
+        while number in self.defined_by:
+            eqn = self.equations[self.defined_by[number]]
+            if eqn.primitive.name != "broadcast_in_dim" or not isinstance(eqn.inputs[0], int):
+                break
+            number = eqn.inputs[0]
+        return number
 
     def evaluate(
         self, wanted: Iterable[Atom], env: Mapping[int, Any], apply: Callable[..., Sequence[Any]] | None = None

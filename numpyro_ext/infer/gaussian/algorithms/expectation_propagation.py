@@ -105,7 +105,9 @@ def init(form: LatentGaussian) -> State:
     """
     nowhere = jnp.zeros_like(form.offset)
     one = jnp.ones((), form.offset.dtype)
-    variance = jnp.asarray(np.where(is_log_concave(form), 0.5, _BROAD), form.offset.dtype)
+    # What starts without a site may be asked of any cavity.
+    is_narrow = is_log_concave(form) | (not _has_flat(form))
+    variance = jnp.asarray(np.where(is_narrow, 0.5, _BROAD), form.offset.dtype)
     cavities = Marginals(nowhere, variance, jnp.ones_like(nowhere), 0.0 * one)
     no_move = jnp.zeros((2 * form.num_rows,), one.dtype)
     return State(nowhere, nowhere, cavities, one, jnp.inf * one, no_move, jnp.asarray(True))
@@ -282,7 +284,11 @@ def _is_probability(form: LatentGaussian) -> bool:
     """Whether the evidence is one of categories, under a prior of mass one."""
     known = [potential.outcomes() for potential in form.potentials]
     is_category = all(outcomes is not None and outcomes.number is not None for outcomes in known)
-    return is_category and not any(isinstance(block, FlatPrior) for block in form.prior)
+    return is_category and not _has_flat(form)
+
+
+def _has_flat(form: LatentGaussian) -> bool:
+    return any(isinstance(block, FlatPrior) for block in form.prior)
 
 
 def _is_proper(marginals: Marginals) -> Array:
@@ -411,10 +417,9 @@ def _start_at_mode(form: LatentGaussian, prior: LinearGaussian, space: Space, st
 
 def _open(form: LatentGaussian, state: State, observed: Array, precision: Array, shift: Array) -> tuple[Array, Array]:
     """Sites to start from, among those that match the factors under the cavities of the opening: see :func:`init`."""
-    has_flat = any(isinstance(block, FlatPrior) for block in form.prior)
     is_good = jnp.isfinite(precision) & jnp.isfinite(shift) & (precision > 0)
     broad = 1.0 / state.marginals.variance
-    starts = observed & (is_log_concave(form) | has_flat)
+    starts = observed & (is_log_concave(form) | _has_flat(form))
     shift = jnp.where(is_good, shift, broad * form.offset)
     precision = jnp.where(is_good, precision, broad)
     return jnp.where(starts, precision, 0.0), jnp.where(starts, shift, 0.0)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from functools import partial
+import functools
+from collections.abc import Callable
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from ....compilation.quick_jit import quick_jit
 from ....potentials.elementwise import ElementwisePotential
 from ....potentials.pairs import PairPotential
 from ....structure import LatentGaussian, LatentGaussianReading, ModelStructureError
@@ -21,7 +22,6 @@ _DEEPEST = 0.5
 _GRID = np.linspace(-4.0, 4.0, 129)
 
 
-@partial(jax.jit, static_argnames="first")
 def valley_depths(form: LatentGaussian, first: int) -> Array:
     """How deep the deepest valley of each factor times the prior of its predictor is, in nats, over four deviations.
 
@@ -33,6 +33,15 @@ def valley_depths(form: LatentGaussian, first: int) -> Array:
     :param int first: number of the family of factors.
     :return: shape ``(num_rows,)`` of the family; nan where the prior of a predictor is flat.
     """
+    return _compiled()(form, first=first)
+
+
+@functools.cache
+def _compiled() -> Callable[..., Array]:
+    return quick_jit(_valley_depths, is_small=True, static_argnames="first")
+
+
+def _valley_depths(form: LatentGaussian, first: int) -> Array:
     potential, (mean, scale) = form.potentials[first], prior_range(form, first)
     grid = jnp.asarray(_GRID, mean.dtype)
     values = lax.map(lambda z: potential.log_density(mean + z * scale) - 0.5 * z**2, grid)
