@@ -179,7 +179,7 @@ class _Functions:
         self.predictors, self.log_evidence = jax.jit(self._predictors), jax.jit(self._log_evidence)
 
     def _form(self, data: Any, fixed: Any, hyper: Array) -> Any:
-        return self._programs._reading.form(self._programs._space.unpack(hyper, fixed), data)
+        return self._programs.form(self._programs._space.unpack(hyper, fixed), data)
 
     def _init(self, data: Any, fixed: Any, hyper: Array) -> ProgramState:
         form = self._form(data, fixed, hyper)

@@ -18,6 +18,7 @@ from ...structure.latent_gaussian.form import LatentGaussian
 from ..hyper import search as hyper_search
 from ..hyper.search import EVALUATIONS_PER_CHUNK, Evaluation, SearchState
 from ..hyper.space import UnconstrainedSpace
+from ..hyper.stacked import element_of, with_element
 from ..hyper.visits import Visits, search_and_visit
 from .algorithms.algorithm import Algorithm
 
@@ -84,6 +85,7 @@ class FittingPrograms:
         self.has_curvature = self.probes_locally or num_params <= MOST_CURVED
 
         # Compiled only as a part of others, but traced once for all of them.
+        self._form = jax.jit(reading.form)
         self.evaluate = jax.jit(self._evaluate)
         # Of an evaluation, by shapes and dtypes of its point and of the state that it starts from.
         self._shapes: dict[Any, Evaluation] = {}
@@ -108,10 +110,15 @@ class FittingPrograms:
         """What fits the field."""
         return self._algorithm
 
+    def form(self, hyper: dict[str, Array], data: Any) -> LatentGaussian:
+        """The form of the reading, which programs trace once."""
+        found: LatentGaussian = self._form(hyper, data)
+        return found
+
     def _evaluate(self, data: Any, fixed: dict[str, Array], values: Array, state: Any, tol: Any) -> Evaluation:
         """The objective of the hyperparameter search; see :func:`~numpyro_ext.infer.hyper.search.evaluation_fn`."""
-        reading, space = self._reading, self._space
-        evaluate = self._evaluation(data, fixed, lambda values: reading.form(space.unpack(values, fixed), data), tol)
+        space = self._space
+        evaluate = self._evaluation(data, fixed, lambda values: self.form(space.unpack(values, fixed), data), tol)
         return evaluate(values, state)
 
     def _evaluation(
@@ -142,7 +149,7 @@ class FittingPrograms:
         algorithm = self._algorithm
 
         def form_fn(values: Array) -> LatentGaussian:
-            return self._reading.form(self._space.unpack(values, fixed), data)
+            return self.form(self._space.unpack(values, fixed), data)
 
         near = None if algorithm.localised is None else algorithm.localised(form_fn(state.values), state.best.state)
         if near is None:
@@ -281,6 +288,7 @@ class FittingPrograms:
     ) -> PointFit:
         hyper = self._space.unpack(values, fixed)
 
+        @jax.jit  # traced once, for the shapes and for the condition
         def compute() -> Any:
             return marginals_fn(self._posterior(data, hyper, found.state), self._reading.maps(hyper, data))
 
@@ -289,7 +297,7 @@ class FittingPrograms:
         return PointFit(found.objective, found.log_evidence, found.state, found.info.converged, hyper, marginals)
 
     def _solve(self, data: Any, hyper: dict[str, Array], state: Any, *, num_steps: int) -> tuple[Any, Any, Array]:
-        form = self._reading.form(hyper, data)
+        form = self.form(hyper, data)
         state = self._algorithm.init(form) if state is None else state
         state, info = self._algorithm.solve(form, state, num_steps=num_steps, tol=self.tol)
         log_evidence = self._algorithm.log_evidence(form, state) if info.objective is None else info.objective
@@ -303,7 +311,7 @@ class FittingPrograms:
         return found
 
     def _init_state(self, data: Any, hyper: dict[str, Array]) -> Any:
-        return self._algorithm.init(self._reading.form(hyper, data))
+        return self._algorithm.init(self.form(hyper, data))
 
     def init_search(self, data: Any, fixed: dict[str, Array], values: Array, state: Any) -> SearchState:
         """The search before its first evaluation; ``state`` may be ``None`` for a cold start of the field."""
@@ -354,15 +362,14 @@ class FittingPrograms:
         )
 
     def _posterior(self, data: Any, hyper: dict[str, Array], state: Any) -> Any:
-        return self._algorithm.posterior(self._reading.form(hyper, data), state)
+        return self._algorithm.posterior(self.form(hyper, data), state)
 
 
 def at_each(function: Callable[[Any], Any], stacked: Any, number: int | Array) -> Any:
     """The function of each of the first ``number`` of stacked arguments, one after the other; zeros at the others."""
 
     def step(k: Array, found: Any) -> Any:
-        here = function(jax.tree.map(lambda leaf: leaf[k], stacked))
-        return jax.tree.map(lambda leaves, leaf: leaves.at[k].set(leaf), found, here)
+        return with_element(found, k, function(element_of(stacked, k)))
 
     shapes = jax.eval_shape(function, jax.tree.map(lambda leaf: leaf[0], stacked))
     length = len(jax.tree.leaves(stacked)[0])

@@ -78,7 +78,7 @@ class Programs(FittingPrograms):
 
     def _rows(self, data: Any, hyper: dict[str, Array], state: Any) -> tuple[Any, Array, Array, Array]:
         """The posterior, mean and variance of the predictors, and log factors a deviation below, at and above them."""
-        form, posterior = self._reading.form(hyper, data), self._posterior(data, hyper, state)
+        form, posterior = self.form(hyper, data), self._posterior(data, hyper, state)
         mean, variance = posterior.predictor_moments()
         points = mean + jnp.sqrt(jnp.maximum(variance, 0.0)) * jnp.array([[-1.0], [0.0], [1.0]])
         return posterior, mean, variance, jax.vmap(form.log_factors)(points)
@@ -129,7 +129,7 @@ class Programs(FittingPrograms):
     ) -> Draws:
         """Draws of every site, the log density of each with the data and the hyperparameters' prior, and the log
         weight of those of the field, if asked for."""
-        form = self._reading.form(hyper, data)
+        form = self.form(hyper, data)
         posterior = self._algorithm.posterior(form, state)
         unknowns = posterior.sample(rng_key, num_samples)
         log_weight = posterior.log_weight_fn() if is_weighted else lambda e: None
@@ -186,7 +186,7 @@ class Programs(FittingPrograms):
     ) -> tuple[Array, Array]:
         """Log predictive density of every factor and whether it is observed, of the fit itself or of another form on
         the same unknowns."""
-        form = self._reading.form(hyper, data)
+        form = self.form(hyper, data)
         posterior = self._algorithm.posterior(form, state)
         if new is None:
             new, moments = form, posterior.predictor_moments()
@@ -196,16 +196,16 @@ class Programs(FittingPrograms):
 
     def _leave_one_out(self, data: Any, hyper: dict[str, Array], state: Any) -> tuple[Array, Array]:
         """Log predictive density of every factor without and with its own observation."""
-        form = self._reading.form(hyper, data)
+        form = self.form(hyper, data)
         return log_leave_one_out(form, self._algorithm.posterior(form, state))
 
     def _log_factors_at_draws(self, data: Any, hyper: dict[str, Array], state: Any) -> Array:
-        form = self._reading.form(hyper, data)
+        form = self.form(hyper, data)
         return log_factors_at_draws(form, self._algorithm.posterior(form, state))
 
     def _weight_inputs(self, data: Any, hyper: dict[str, Array], state: Any) -> tuple[LatentGaussian, Array, Array]:
         """The form, and mean and lower Cholesky factor of its unknowns: what importance weights are made of."""
-        form = self._reading.form(hyper, data)
+        form = self.form(hyper, data)
         posterior = self._algorithm.posterior(form, state)
         return form, posterior.mean, posterior.scale_tril()
 
@@ -222,10 +222,10 @@ class Programs(FittingPrograms):
         self, data: Any, fixed: dict[str, Array], values: Array
     ) -> tuple[Array, SearchState | None, Any]:
         """Fit one fold and score all its factors: predictive densities, the search, and the algorithm's info."""
-        reading, space = self._reading, self._space
+        space = self._space
         if space.size:
             evaluate = self._objective(data, fixed)
-            start = self._algorithm.init(reading.form(space.unpack(values, fixed), data))
+            start = self._algorithm.init(self.form(space.unpack(values, fixed), data))
             final = hyper_search.maximise(
                 evaluate, values, start, tol=self._hyper_tol, max_iterations=self._max_iterations, with_curvature=False
             )

@@ -178,7 +178,7 @@ def init_search(
 
 
 def _select(condition: Array, new: Any, old: Any) -> Any:
-    return jax.tree.map(lambda x, y: jnp.where(condition, x, y), new, old)
+    return jax.lax.cond(condition, lambda: new, lambda: old)
 
 
 def _line_search(

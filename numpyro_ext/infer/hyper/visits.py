@@ -7,9 +7,10 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 
 from .search import Evaluation, SearchState, is_finished, proposal, take
+from .stacked import element_of, with_element
 
 __all__ = ["Visits", "search_and_visit"]
 
@@ -58,18 +59,17 @@ def search_and_visit(
     def advance(carry: tuple[SearchState, Array, Any, Array]) -> tuple[SearchState, Array, Any, Array]:
         state, trace, notes, k = carry
         is_visit = k < visits.number
-        point, begun = jax.tree.map(lambda leaf: leaf[jnp.minimum(k, len(leaf) - 1)], (visits.points, visits.states))
+        point, begun = element_of((visits.points, visits.states), k)
         own = proposal(state, tol), state.best.state
-        values, begun = jax.tree.map(lambda here, there: jnp.where(is_visit, here, there), (point, begun), own)
+        values, begun = lax.cond(is_visit, lambda: (point, begun), lambda: own)
         found = evaluate(values, begun, jnp.where(is_visit, visits.tol, field_tol))
         noted = note(values, found, is_visit)
-        place = jnp.where(is_visit, k, len(visits.points))
-        notes = jax.tree.map(lambda leaves, leaf: leaves.at[place].set(leaf, mode="drop"), notes, noted)
+        notes = lax.cond(is_visit, lambda: with_element(notes, k, noted), lambda: notes)
         place = jnp.where(is_visit, trace_length, state.num_evaluations - start)
         height = jnp.where(jnp.isfinite(found.objective), found.objective, -jnp.inf)
         trace = trace.at[place].set(height, mode="drop")
         taken = take(state, values, found, tol, max_iterations)
-        state = jax.tree.map(lambda new, old: jnp.where(is_visit, old, new), taken, state)
+        state = lax.cond(is_visit, lambda: state, lambda: taken)
         return state, trace, notes, k + 1
 
     def first(points: Array, states: Any) -> Any:
@@ -79,5 +79,5 @@ def search_and_visit(
     notes = jax.tree.map(lambda leaf: jnp.zeros((len(visits.points), *leaf.shape), leaf.dtype), shapes)
     trace = jnp.full((trace_length,), jnp.nan, state.best.objective.dtype)
     begin = (state, trace, notes, jnp.zeros((), jnp.int32))
-    state, trace, notes, _ = jax.lax.while_loop(unfinished, advance, begin)
+    state, trace, notes, _ = lax.while_loop(unfinished, advance, begin)
     return state, trace, notes

@@ -7,6 +7,7 @@ import math
 from typing import NamedTuple
 
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 from jax.scipy.linalg import block_diag
 
@@ -83,7 +84,10 @@ class BlockDiagonal(NamedTuple):
         """Materialise as ``(N, N)``."""
         blocks: list[Array] = []
         for matrix, count in map(_blocks, self.parts):
-            blocks.extend(list(matrix) * count if matrix.ndim == 3 else [jnp.diag(matrix)])
+            if matrix.ndim == 3:
+                blocks.extend(list(matrix) * count)
+            else:  # fewer operations than `jnp.diag`
+                blocks.append(jnp.where(np.eye(len(matrix), dtype=bool), matrix, 0.0))
         found: Array = block_diag(*blocks)
         return found
 

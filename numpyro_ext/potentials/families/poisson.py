@@ -41,8 +41,12 @@ def _log_poisson(count: Array, rate: Array, excess: Array, log_ratio: Array) -> 
     """
     is_zero = count <= 0.0
     safe = jnp.where(is_zero, 1.0, count)
-    normaliser = 0.5 * jnp.log(2.0 * math.pi * safe) + stirling_error(safe)
-    return jnp.where(is_zero, -rate, -safe * (excess - log_ratio) - normaliser)
+    return jnp.where(is_zero, -rate, -safe * (excess - log_ratio) - _log_normaliser(safe))
+
+
+@jax.jit  # many nodes ask for it: traced once for all
+def _log_normaliser(count: Array) -> Array:
+    return 0.5 * jnp.log(2.0 * math.pi * count) + stirling_error(count)
 
 
 @potential

@@ -28,6 +28,10 @@ LARGEST_DENSE_COVARIANCE = 30_000
 Covariance = Literal["full", "diagonal"]
 
 
+# Programs ask for it in many places, which trace it once.
+_linear_gaussian = jax.jit(linear_gaussian, static_argnames=("is_signed", "space"))
+
+
 @overload
 def gaussian_prior(form: LatentGaussian, space: Space = ..., covariance: Literal["full"] = ...) -> LinearGaussian: ...
 
@@ -45,7 +49,7 @@ def gaussian_prior(
 
     With ``covariance="diagonal"`` what conditioning returns has independent unknowns.
     """
-    joint = linear_gaussian(
+    joint = _linear_gaussian(
         form.prior,
         form.design,
         form.blocks.rows,

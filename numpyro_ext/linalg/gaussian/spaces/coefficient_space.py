@@ -6,6 +6,7 @@ import dataclasses
 import math
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax import Array, random
 
@@ -135,6 +136,7 @@ class CoefficientSpace:
         row = row.at[self.design.columns[i]].add(self.design.values[i])
         return self.whitened.factor.apply_transpose(row)[None]
 
+    @jax.jit  # traced once for all that condition
     def condition(self, site_precision: Array, site_shift: Array) -> CoefficientPosterior:
         r"""Multiply the prior by sites :math:`\exp(-\tau_i h_i^2/2 + \nu_i h_i)`, one per row.
 
