@@ -1,36 +1,23 @@
-"""Sequential Monte Carlo: evidences and posteriors that are known, honest errors, updates, resumed runs, refusals."""
+"""Sequential Monte Carlo: evidences and posteriors that are known, and honest errors."""
 
-import arviz as az
 import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
-import pandas as pd
 import pytest
 from jax import random
-from numpyro import handlers
 from numpyro.infer import MCMC, NUTS
 from scipy.stats import multivariate_normal, norm
 
 from numpyro_ext.infer import SMC
 from numpyro_ext.infer.monte_carlo.weights import chain_errors, evidence_variance
-from numpyro_ext.structure import ModelStructureError
 from tests.tiers import thorough
 
+from .levels import Y, level_evidence, level_model
 from .uncertain_process import CASE
 
 KEY = random.key(0)
-
-
-def level_model(y, mask=True):
-    level = numpyro.sample("level", dist.Normal(0, 1))
-    with handlers.mask(mask=mask):
-        numpyro.sample("y", dist.Normal(level, 1), obs=y)
-
-
-def level_evidence(y):
-    return multivariate_normal.logpdf(y, np.zeros(len(y)), np.eye(len(y)) + 1.0)
 
 
 def regression(x, y):
@@ -40,7 +27,6 @@ def regression(x, y):
 
 X = np.random.default_rng(0).normal(size=(20, 3))
 COVARIANCE = 9.0 * X @ X.T + np.eye(20)
-Y = np.random.default_rng(1).normal(1.0, 1.0, 40)
 
 
 @pytest.fixture(scope="module", params=["tempered", "data"])
@@ -246,191 +232,6 @@ def test_both_modes_where_nuts_misses_one(judge):
     assert abs(smc.log_evidence - exact) < 3.0 * smc.log_evidence.standard_error < 0.7
 
 
-def groups(group, y=None):
-    number = len(np.unique(group))  # needs values
-    scale = numpyro.sample("scale", dist.HalfNormal(1))
-    with numpyro.plate("groups", number):
-        effect = numpyro.sample("effect", dist.Normal(0, 1))
-    rate = numpyro.deterministic("rate", jnp.exp(scale * effect))
-    with numpyro.plate("rows", len(group)):
-        numpyro.sample("y", dist.Poisson(rate[group]), obs=y)
-
-
-GROUP = np.repeat(np.arange(4), 5)
-COUNTS = np.array([1, 0, 2, 1, 1, 4, 3, 5, 2, 4, 0, 0, 1, 0, 0, 2, 2, 1, 3, 1])
-
-
-@pytest.fixture(scope="module")
-def grouped():
-    smc = SMC(groups, num_particles=1000, progress_bar=False)
-    smc.run(KEY, GROUP, COUNTS)
-    return smc
-
-
-@pytest.mark.slow
-def test_against_nuts(grouped):
-    mcmc = MCMC(NUTS(groups), num_warmup=1000, num_samples=20_000, progress_bar=False)
-    mcmc.run(KEY, GROUP, COUNTS)
-    truth, smc = mcmc.get_samples(), SMC(groups, num_particles=10_000, progress_bar=False)
-    smc.run(KEY, GROUP, COUNTS)
-    for name, draws in smc.get_samples().items():
-        sd = truth[name].std(0)
-        assert np.all(np.abs(draws.mean(0) - truth[name].mean(0)) < 0.05 * sd), name
-        np.testing.assert_allclose(draws.std(0), sd, rtol=0.05)
-
-
-def test_results_are_those_of_a_sampler(grouped):
-    draws = grouped.get_samples()
-    assert {name: value.shape for name, value in draws.items()} == {
-        "scale": (1000,),
-        "effect": (1000, 4),
-        "rate": (1000, 4),
-    }
-    assert grouped.get_samples(group_by_chain=True)["effect"].shape == (1, 1000, 4)
-    np.testing.assert_allclose(draws["rate"], np.exp(draws["scale"][:, None] * draws["effect"]), rtol=1e-6)
-    assert grouped.get_extra_fields()["potential_energy"].shape == (1000,)
-    data = grouped.to_arviz(posterior_predictive=True)
-    assert data["posterior"]["effect"].shape == (1, 1000, 4)
-    assert data["posterior_predictive"]["y"].shape == (1, 1000, 20)
-    assert bool(data["posterior"].attrs["converged"])
-    assert np.isfinite(float(az.loo(data).elpd_loo if hasattr(az.loo(data), "elpd_loo") else az.loo(data).elpd))
-    assert "posterior" in az.from_numpyro(grouped)
-    assert "SMC(groups): converged" in repr(grouped)
-    history = grouped.history
-    assert float(history["position"][-1]) == 1.0
-    assert np.all(np.diff(history["position"]) > 0)
-
-
-def test_summary(grouped, capsys):
-    grouped.print_summary()
-    printed = capsys.readouterr().out
-    assert "effect[3]" in printed
-    assert "rate[0]" not in printed
-    assert f"log evidence: {grouped.log_evidence:.2f} +- " in printed
-
-
-def test_file(grouped, tmp_path):
-    grouped.save(tmp_path / "run")
-    loaded = SMC.load(tmp_path / "run", groups)
-    assert loaded.log_evidence == grouped.log_evidence
-    assert loaded.log_evidence.standard_error == grouped.log_evidence.standard_error
-    np.testing.assert_array_equal(loaded.get_samples()["rate"], grouped.get_samples()["rate"])
-    with pytest.raises(ValueError, match="it was another model"):
-        SMC.load(tmp_path / "run", lambda group, y: level_model(y))
-
-
-def interrupted_after(smc, steps, monkeypatch):
-    """Runs of the sampler are interrupted before they take more steps."""
-    from numpyro_ext.infer.monte_carlo.steps import Programs
-
-    original, count = Programs.step, [0]
-
-    def step(self, *args, **kwargs):
-        if count[0] == steps:
-            raise KeyboardInterrupt
-        count[0] += 1
-        return original(self, *args, **kwargs)
-
-    monkeypatch.setattr(Programs, "step", step)
-
-
-@pytest.mark.parametrize("by", ["state", "checkpoint"])
-def test_an_interrupted_run_goes_on(grouped, by, monkeypatch, tmp_path):
-    smc = SMC(groups, num_particles=1000, progress_bar=False)
-    options = {"checkpoint": tmp_path / "steps"} if by == "checkpoint" else {}
-    with monkeypatch.context() as patch, pytest.warns(UserWarning, match="was stopped at 0"):
-        interrupted_after(smc, 1, patch)
-        smc.run(KEY, GROUP, COUNTS, **options)
-    assert not smc.diagnostics.converged
-    assert smc.get_samples()["scale"].shape == (1000,)  # usable
-    options = options or {"init_state": smc.last_state}
-    smc.run(KEY, GROUP, COUNTS, **options)
-    assert smc.log_evidence == grouped.log_evidence
-    np.testing.assert_array_equal(smc.get_samples()["rate"], grouped.get_samples()["rate"])
-    if by == "checkpoint":
-        with pytest.raises(ValueError, match="on other data"):
-            smc.run(KEY, GROUP, COUNTS + 1, **options)
-
-
-@pytest.mark.thorough
-def test_an_interrupted_update_keeps_the_posterior(monkeypatch):
-    smc = SMC(level_model, num_particles=100, progress_bar=False)
-    smc.run(KEY, Y, np.arange(40) < 20)
-    before = smc.log_evidence
-    with monkeypatch.context() as patch, pytest.warns(UserWarning, match="posterior is the one before"):
-        interrupted_after(smc, 0, patch)
-        smc.update(Y)
-    assert smc.log_evidence == before
-    with pytest.raises(ValueError, match=r"'y'\[3\] \(value nan\)"):
-        smc.update(np.where(np.arange(40) == 3, np.nan, Y), np.arange(40) < 30)
-    assert smc.log_evidence == before
-
-
-@pytest.mark.parametrize("by", ["itself", "checkpoint"])
-def test_an_interrupted_update_goes_on(by, monkeypatch, tmp_path):
-    """Between its tempering steps: as if it had not been interrupted."""
-    few, shifted = np.arange(40) < 4, Y + 3.0  # so far from the first data that it takes several steps
-
-    def begun():
-        smc = SMC(level_model, num_particles=100, progress_bar=False)
-        smc.run(KEY, Y, few)
-        return smc
-
-    options = {"checkpoint": tmp_path / "update"} if by == "checkpoint" else {}
-    whole, smc = begun(), begun()
-    whole.update(shifted)
-    assert int((whole.history["stage"] == 1).sum()) > 2
-    with monkeypatch.context() as patch, pytest.warns(UserWarning, match="posterior is the one before"):
-        interrupted_after(smc, 2, patch)
-        smc.update(shifted, **options)
-    assert int(smc.history["stage"].max()) == 0
-    if by == "checkpoint":
-        smc = begun()  # as in another process
-        with pytest.raises(ValueError, match="on other data"):
-            smc.update(Y, **options)
-    made = []
-    monkeypatch.setattr(smc, "_go", lambda *args, go=smc._go: made.append(args[1].num_steps) or go(*args))
-    smc.update(shifted, **options)
-    assert made == [smc.history.sizes["step"] - int((whole.history["stage"] == 1).sum()) + 2]
-    assert smc.log_evidence == whole.log_evidence
-    np.testing.assert_array_equal(smc.get_samples()["level"], whole.get_samples()["level"])
-
-
-def test_other_data_of_equal_shapes_compile_nothing():
-    smc = SMC(level_model, num_particles=100, progress_bar=False)
-    smc.run(KEY, Y, np.arange(40) < 10)
-    smc.update(Y, np.arange(40) < 11)
-    compiled = []
-
-    def listen(event, duration, **info):
-        if event == "/jax/core/compile/backend_compile_duration":
-            compiled.append(event)
-
-    jax.monitoring.register_event_duration_secs_listener(listen)
-    try:
-        smc.update(Y, np.arange(40) < 12)
-        smc.update(Y + 0.0, np.arange(40) < 20)
-        smc.run(random.key(1), Y[::-1].copy(), np.arange(40) < 30)
-    finally:
-        jax.monitoring.unregister_event_duration_listener(listen)
-    assert not compiled
-
-
-@pytest.mark.thorough
-def test_samplers_of_one_model_share_programs_and_know_their_data():
-    evidences = []
-    for y in (Y[:20], Y, Y[:20]):
-        smc = SMC(level_model, num_particles=500, path="data", progress_bar=False)
-        smc.run(KEY, y)
-        assert abs(smc.log_evidence - level_evidence(y)) < 3.5 * smc.log_evidence.standard_error
-        evidences.append(float(smc.log_evidence))
-    assert evidences[0] == evidences[2]
-    given = [SMC(with_param, num_particles=500, hyper_values={"scale": s}, progress_bar=False) for s in (1, 2.0)]
-    for smc, scale in zip(given, (1.0, 2.0), strict=True):
-        smc.run(KEY, Y)
-        assert abs(smc.log_evidence - level_evidence(Y / scale)) < 3.5 * smc.log_evidence.standard_error
-
-
 @pytest.mark.thorough
 def test_few_particles_in_many_dimensions():
     """The largest of fifty correlations of a hundred particles is never small, however far they have moved."""
@@ -443,47 +244,6 @@ def test_few_particles_in_many_dimensions():
     smc.run(KEY, np.linspace(-1, 1, 50))
     assert smc.diagnostics.converged
     assert smc.history.num_moves.max() < 30
-
-
-def test_one_model_on_data_that_change_the_number_of_unknowns():
-    def slopes(x, y):
-        slope = numpyro.sample("slope", dist.Normal(0, 1).expand([x.shape[1]]).to_event(1))
-        numpyro.sample("y", dist.Normal(x @ slope, 1), obs=y)
-
-    for columns in (1, 3):
-        x = X[:, :columns]
-        smc = SMC(slopes, num_particles=500, progress_bar=False)
-        smc.run(KEY, x, Y[:20])
-        exact = multivariate_normal.logpdf(Y[:20], np.zeros(20), np.eye(20) + x @ x.T)
-        assert abs(smc.log_evidence - exact) < 3.5 * smc.log_evidence.standard_error
-
-
-def test_missing_values_are_drawn_and_not_sampled():
-    seen = np.arange(40) % 4 > 0
-
-    def model(y, seen):
-        level = numpyro.sample("level", dist.Normal(0, 1))
-        with numpyro.plate("rows", len(y)):
-            numpyro.sample("y", dist.Normal(level, 1), obs=y, obs_mask=seen)
-
-    smc = SMC(model, num_particles=1000, progress_bar=False)
-    smc.run(KEY, Y, seen)
-    assert "1 dimensions" in smc.describe()
-    assert abs(smc.log_evidence - level_evidence(Y[seen])) < 3.0 * smc.log_evidence.standard_error
-    drawn = np.asarray(smc.get_samples()["y_unobserved"])[:, ~seen]
-    assert abs(drawn.mean() - Y[seen].sum() / 31) < 4.0 * np.sqrt((1 / 31 + 1 / 10) / 300)
-
-
-def test_observations_that_depend_on_missing_values_are_warned_of():
-    seen = np.arange(10) > 0
-
-    def model(y, seen):
-        level = numpyro.sample("level", dist.Normal(0, 1))
-        whole = numpyro.sample("x", dist.Normal(level, 1).expand([10]), obs=y, obs_mask=seen)
-        numpyro.sample("y", dist.Normal(whole, 1), obs=y)
-
-    with pytest.warns(UserWarning, match="depend on the missing values of x_unobserved, which are not sampled"):
-        SMC(model, num_particles=100, progress_bar=False).run(KEY, Y[:10], seen)
 
 
 @pytest.mark.float32
@@ -504,140 +264,6 @@ def test_precisions_and_numbers_of_particles(num_particles, kernel):
     assert smc.particles["level"].dtype == jnp.result_type(float)
     assert abs(float(smc.particles["level"].mean()) - mean) < 4.0 / np.sqrt(precision * num_particles / 1.5)
     assert abs(smc.log_evidence - multivariate_normal.logpdf(y, np.zeros(440), np.diag(scale**2) + 1.0)) < 0.3
-
-
-# What cannot be sampled
-
-
-def with_param(y):
-    scale = numpyro.param("scale", 1.0)
-    level_model(y / scale)
-
-
-def with_discrete(y):
-    kind = numpyro.sample("kind", dist.Bernoulli(0.5))
-    numpyro.sample("y", dist.Normal(kind, 1), obs=y)
-
-
-def flat(y):
-    level = numpyro.sample("level", dist.ImproperUniform(dist.constraints.real, (), ()))
-    numpyro.sample("y", dist.Normal(level, 1), obs=y)
-
-
-def masked(y):
-    level = numpyro.sample("level", dist.Normal(0, 1).mask(False))
-    numpyro.sample("y", dist.Normal(level, 1), obs=y)
-
-
-def subsampled(y):
-    level = numpyro.sample("level", dist.Normal(0, 1))
-    with numpyro.plate("rows", 40, subsample_size=5):
-        numpyro.sample("y", dist.Normal(level, 1), obs=numpyro.subsample(y, 0))
-
-
-def no_data(y):
-    numpyro.sample("level", dist.Normal(0, 1))
-
-
-@pytest.mark.parametrize(
-    ("model", "words"),
-    [
-        (with_param, "site 'scale' is a param statement.*hyper_values"),
-        (with_discrete, "site 'kind' is discrete .* sum it out"),
-        (flat, "site 'level' has a flat prior"),
-        (masked, "site 'level' is masked"),
-        (subsampled, "plate 'rows' draws a random subsample"),
-        (no_data, "no observed site"),
-    ],
-)
-def test_models_without_an_answer_are_refused(model, words):
-    with pytest.raises(ValueError, match=words):
-        SMC(model).run(KEY, Y)
-
-
-def test_data_that_no_particle_explains():
-    def uniform(y):
-        end = numpyro.sample("end", dist.Uniform(0, 1))
-        numpyro.sample("y", dist.Uniform(0, end), obs=y)
-
-    with pytest.raises(ValueError, match=r"site 'y'\[2\] \(value 1.7\) is zero"):
-        SMC(uniform, progress_bar=False).run(KEY, np.array([0.2, 0.5, 1.7]))
-    # that which some explain is no obstacle
-    smc = SMC(uniform, num_particles=2000, progress_bar=False)
-    smc.run(KEY, np.array([0.2, 0.5, 0.7]))
-    exact = np.log((0.7**-2 - 1.0) / 2.0)
-    assert abs(smc.log_evidence - exact) < 3.5 * smc.log_evidence.standard_error < 0.2
-
-
-def test_updates_that_change_the_prior():
-    def scaled(y):
-        level = numpyro.sample("level", dist.Normal(0, jnp.std(y)))
-        numpyro.sample("y", dist.Normal(level, 1), obs=y)
-
-    def sized(y):
-        level = numpyro.sample("level", dist.Normal(0, 1).expand(y.shape))
-        numpyro.sample("y", dist.Normal(level, 1), obs=y)
-
-    smc = SMC(scaled, num_particles=100, progress_bar=False)
-    with pytest.raises(RuntimeError, match="should be called first"):
-        smc.update(Y)
-    smc.run(KEY, Y[:20])
-    with pytest.raises(ValueError, match="prior of site 'level' is another one"):
-        smc.update(Y)
-    smc = SMC(sized, num_particles=100, progress_bar=False)
-    smc.run(KEY, Y[:3])
-    with pytest.raises(ValueError, match=r"level \(4,\), before level \(3,\)"):
-        smc.update(Y[:4])
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"num_particles": 1}, "num_particles must be an integer of at least 2"),
-        ({"num_particles": 10.0}, "num_particles"),
-        ({"path": "annealed"}, "path must be one of"),
-        ({"kernel": "gibbs"}, "kernel must be one of"),
-        ({"ess_threshold": 1.0}, "between 0 and 1"),
-        ({"ess_threshold": "half"}, "between 0 and 1"),
-        ({"num_moves": 0}, "num_moves"),
-        ({"num_particles": 1001, "waste_free": True}, "multiple of 20"),
-        ({"num_particles": 1001, "devices": [0, 1]}, "divided evenly"),
-    ],
-)
-def test_options_outside_their_range(options, words):
-    with pytest.raises(ValueError, match=words):
-        SMC(level_model, **options)
-
-
-def test_arguments_of_other_kinds():
-    """Literals that people type: what is meant is taken, what is not is refused by name."""
-    assert SMC(level_model, num_particles=np.int64(100)).num_particles == 100
-    with pytest.raises(TypeError, match="hyper_values are a dictionary"):
-        SMC(level_model, hyper_values=[1.0])
-    with pytest.raises(TypeError, match=r"jax.devices\(\)"):
-        SMC(level_model, devices=2)
-    with pytest.raises(TypeError, match=r"jax.devices\(\)"):
-        SMC(level_model, devices="cpu")
-    smc = SMC(level_model, num_particles=100, progress_bar=False)
-    with pytest.raises(TypeError, match="last_state of an earlier run"):
-        smc.run(KEY, Y, np.arange(40) < 20, init_state=3)
-    smc.run(KEY, Y, np.arange(40) < 20)
-    with pytest.raises(ModelStructureError, match="shapes of data and masks"):
-        smc.update(Y, np.arange(3) < 2)
-    with pytest.raises(ModelStructureError, match="to_numpy"):
-        smc.update(pd.Series(Y), np.arange(40) < 20)
-
-
-def test_a_kernel_that_hardly_moves_is_reported():
-    def funnel(y):
-        log_scale = numpyro.sample("log_scale", dist.Normal(0, 3))
-        numpyro.sample("x", dist.Normal(0, jnp.exp(log_scale)).expand([9]).to_event(1))
-        numpyro.sample("y", dist.Normal(log_scale, 3), obs=y)
-
-    smc = SMC(funnel, num_particles=200, kernel="random-walk", num_moves=2, progress_bar=False)
-    with pytest.warns(UserWarning, match="hardly moves"):
-        smc.run(KEY, 0.5)
-    assert not smc.diagnostics.converged
 
 
 def test_hyperparameters_of_a_gaussian_process():
