@@ -77,6 +77,9 @@ class DerivedPotential(Potential):
     def tilted_moments(self, mean: ArrayLike, variance: ArrayLike, power: ArrayLike = 1.0) -> TiltedMoments:
         return self.base.tilted_moments(mean, variance, power)
 
+    def log_normaliser(self, mean: ArrayLike, variance: ArrayLike, power: ArrayLike = 1.0) -> Array:
+        return self.base.log_normaliser(mean, variance, power)
+
     def derivatives(self, eta: ArrayLike) -> tuple[Array, Array, Array]:
         return self.base.derivatives(eta)
 
@@ -106,6 +109,9 @@ class TemperedPotential(DerivedPotential):
 
     def tilted_moments(self, mean: ArrayLike, variance: ArrayLike, power: ArrayLike = 1.0) -> TiltedMoments:
         return self.base.tilted_moments(mean, variance, self.weight * power)
+
+    def log_normaliser(self, mean: ArrayLike, variance: ArrayLike, power: ArrayLike = 1.0) -> Array:
+        return self.base.log_normaliser(mean, variance, self.weight * power)
 
     def derivatives(self, eta: ArrayLike) -> tuple[Array, Array, Array]:
         value, slope, curvature = self.base.derivatives(eta)

@@ -11,7 +11,7 @@ from jax.typing import ArrayLike
 
 from ..base import Potential, potential
 from ..bounds.logistic_terms import two_sided_terms
-from ..integrals.logistic_tilting import logistic_tilted_moments, sigmoid
+from ..integrals.logistic_tilting import LogisticView, logistic_tilted_moments, sigmoid
 from ..integrals.normal import TruncatedNormal, log_ndtr, truncated_normal
 from ..integrals.stirling import log_binomial_coefficient
 from ..moments import LogisticTerms, Outcomes, TiltedMoments
@@ -104,8 +104,11 @@ class LogitPotential(Potential):
         return jax.nn.sigmoid(jnp.asarray(eta))
 
     def tilted_moments(self, mean: ArrayLike, variance: ArrayLike, power: ArrayLike = 1.0) -> TiltedMoments:
-        """A short rule if no cavity variance exceeds two and the power is the Python number one, else quadrature."""
+        """A short rule if no cavity variance exceeds four and the power is the Python number one, else quadrature."""
         return logistic_tilted_moments(self, mean, variance, power)
+
+    def log_normaliser(self, mean: ArrayLike, variance: ArrayLike, power: ArrayLike = 1.0) -> Array:
+        return logistic_tilted_moments(self, mean, variance, power, only_log_z=True).log_z
 
     def derivatives(self, eta: ArrayLike) -> tuple[Array, Array, Array]:
         eta = jnp.asarray(eta)
@@ -113,11 +116,12 @@ class LogitPotential(Potential):
         right = sigmoid(sign * eta)
         return right.log, sign * right.complement, -right.value * right.complement
 
-    def product(self, eta: Array) -> tuple[Array, Array, Array]:
-        """Exponent, weight and slope for :func:`~..integrals.logistic_tilting.logistic_tilted_moments`."""
+    def seen_from(self, eta: Array) -> LogisticView:
+        """The factor as a function of the distance from ``eta``, for :func:`logistic_tilted_moments`."""
         sign = _signs(self.label, eta.dtype)
         right = sigmoid(sign * eta)
-        return right.exponent, right.weight, sign * right.complement
+        rising, falling = (jnp.where(is_this, right.complement, 0.0) for is_this in (sign > 0.0, sign < 0.0))
+        return LogisticView(right.log, right.value, falling, rising)
 
     def logistic_terms(self) -> LogisticTerms:
         sign = _signs(self.label, jnp.result_type(self.label, float))

@@ -14,7 +14,7 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from ..base import Potential, potential
-from ..integrals.logistic_tilting import Sigmoid, logistic_tilted_moments, sigmoid
+from ..integrals.logistic_tilting import LogisticView, Sigmoid, logistic_tilted_moments, sigmoid
 from ..integrals.normal_interval import NormalInterval, normal_interval
 from ..moments import LogisticTerms, Outcomes, TiltedMoments
 from .stick_breaking import stick_breaking_labels
@@ -48,8 +48,7 @@ def _bracket(label: Array, thresholds: Array, dtype: jnp.dtype) -> tuple[Array, 
 
 @potential
 class _LogisticInterval(Potential):
-    """The factors of :class:`CumulativeLogitPotential` with the thresholds of each label looked up, once for all nodes
-    of a rule."""
+    """The factors of :class:`CumulativeLogitPotential` with the thresholds of each label looked up."""
 
     lower: Array
     upper: Array
@@ -68,15 +67,12 @@ class _LogisticInterval(Potential):
         curvature = -under.value * under.complement - above.value * above.complement
         return self.constant + under.log + above.log, above.complement - under.complement, curvature
 
-    def product(self, eta: Array) -> tuple[Array, Array, Array]:
-        """Exponent, weight and slope for :func:`~..integrals.logistic_tilting.logistic_tilted_moments`."""
-        under, above = self._sides(eta)
-        exponent = self.constant + under.exponent + above.exponent
-        return exponent, under.weight * above.weight, above.complement - under.complement
+    def seen_from(self, eta: Array) -> LogisticView:
+        return LogisticView.of(self.constant, *self._sides(eta))
 
     def _sides(self, eta: Array) -> tuple[Sigmoid, Sigmoid]:
         """Of falling below the upper and of rising above the lower threshold: certain where there is none."""
-        certain = 0.0, 1.0, 1.0, 0.0, 0.0  # a sigmoid of infinity
+        certain = 1.0, 0.0, 0.0  # a sigmoid of infinity
         under, above = sigmoid(self.upper - eta), sigmoid(eta - self.lower)
         return (
             Sigmoid(*(jnp.where(self.has_upper, x, y) for x, y in zip(under, certain, strict=True))),
@@ -118,9 +114,14 @@ class CumulativeLogitPotential(Potential):
         return _LogisticInterval(*self._ends(eta.dtype)).derivatives(eta)
 
     def tilted_moments(self, mean: ArrayLike, variance: ArrayLike, power: ArrayLike = 1.0) -> TiltedMoments:
-        """A short rule if no cavity variance exceeds two and the power is the Python number one, else quadrature."""
-        interval = _LogisticInterval(*self._ends(jnp.result_type(mean, variance, float)))
-        return logistic_tilted_moments(interval, mean, variance, power)
+        """A short rule if no cavity variance exceeds four and the power is the Python number one, else quadrature."""
+        return logistic_tilted_moments(self._interval(mean, variance), mean, variance, power)
+
+    def log_normaliser(self, mean: ArrayLike, variance: ArrayLike, power: ArrayLike = 1.0) -> Array:
+        return logistic_tilted_moments(self._interval(mean, variance), mean, variance, power, only_log_z=True).log_z
+
+    def _interval(self, mean: ArrayLike, variance: ArrayLike) -> _LogisticInterval:
+        return _LogisticInterval(*self._ends(jnp.result_type(mean, variance, float)))
 
     def logistic_terms(self) -> LogisticTerms:
         dtype = jnp.result_type(self.thresholds, float)

@@ -81,6 +81,9 @@ class PoissonExpPotential(Potential):
         """A short rule if no cavity variance exceeds 1/2 and the power is the Python number one, else quadrature."""
         return exponential_tilted_moments(self, mean, variance, power)
 
+    def log_normaliser(self, mean: ArrayLike, variance: ArrayLike, power: ArrayLike = 1.0) -> Array:
+        return exponential_tilted_moments(self, mean, variance, power, only_log_z=True).log_z
+
     def derivatives(self, eta: ArrayLike) -> tuple[Array, Array, Array]:
         eta = jnp.asarray(eta)
         rate = self.exposure * jnp.exp(eta)
@@ -109,10 +112,10 @@ class ExponentialFactors(LogFactor, Protocol):
 
 
 def exponential_tilted_moments(
-    factors: ExponentialFactors, mean: ArrayLike, variance: ArrayLike, power: ArrayLike
+    factors: ExponentialFactors, mean: ArrayLike, variance: ArrayLike, power: ArrayLike, only_log_z: bool = False
 ) -> TiltedMoments:
     """A short rule if no cavity variance exceeds 1/2 and the power is the Python number one, else quadrature."""
-    return tilted_moments_unless_wide(factors, _narrow_tilted_moments, _NARROW, mean, variance, power)
+    return tilted_moments_unless_wide(factors, _narrow_tilted_moments, _NARROW, mean, variance, power, only_log_z)
 
 
 def _way_to_mode(factors: ExponentialFactors, mean: Array, variance: Array) -> tuple[Array, Array]:
@@ -131,7 +134,9 @@ def _way_to_mode(factors: ExponentialFactors, mean: Array, variance: Array) -> t
     return variance * count - w, jnp.sqrt(variance / (1.0 + w))
 
 
-def _narrow_tilted_moments(factors: ExponentialFactors, mean: Array, variance: Array) -> TiltedMoments:
+def _narrow_tilted_moments(
+    factors: ExponentialFactors, mean: Array, variance: Array, only_log_z: bool
+) -> TiltedMoments:
     r"""Tilted moments under cavities that are not wide, by the trapezoidal rule around the tilted mode.
 
     In the complex plane the factor grows :math:`\pi / 2` off the real line, so nodes stand the closer the wider the
@@ -165,8 +170,8 @@ def _narrow_tilted_moments(factors: ExponentialFactors, mean: Array, variance: A
     # As in `sum_over_nodes`.
     @partial(jax.checkpoint, prevent_cse=False)
     def at_pair(number: Array, *at: Array) -> tuple[Array, ...]:
-        found: tuple[Array, ...] = jax.lax.cond(number * spacing <= reach, pair, lambda *_: nothing, number * step, *at)
-        return found
+        first, *others = jax.lax.cond(number * spacing <= reach, pair, lambda *_: nothing, number * step, *at)
+        return (first, *(jax.lax.stop_gradient(others) if only_log_z else others))
 
     def add(carry: tuple[Any, ...], number: Array) -> tuple[tuple[Any, ...], None]:
         rise, fall, sums = carry

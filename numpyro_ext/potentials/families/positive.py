@@ -76,6 +76,9 @@ class GammaExpPotential(Potential):
         """A short rule if no cavity variance exceeds 1/2 and the power is the Python number one, else quadrature."""
         return exponential_tilted_moments(self, mean, variance, power)
 
+    def log_normaliser(self, mean: ArrayLike, variance: ArrayLike, power: ArrayLike = 1.0) -> Array:
+        return exponential_tilted_moments(self, mean, variance, power, only_log_z=True).log_z
+
     def expected_log_density(self, mean: ArrayLike, variance: ArrayLike) -> ExpectedLogDensity:
         """Closed form: the rate is a log-normal variable."""
         dtype = jnp.result_type(mean, variance, float)

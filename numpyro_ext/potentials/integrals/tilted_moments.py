@@ -64,7 +64,13 @@ def gaussian_expectation(
 
 
 def tilted_moments(
-    potential: LogFactor, mean: ArrayLike, variance: ArrayLike, power: ArrayLike = 1.0, *, num_nodes: int | None = None
+    potential: LogFactor,
+    mean: ArrayLike,
+    variance: ArrayLike,
+    power: ArrayLike = 1.0,
+    *,
+    num_nodes: int | None = None,
+    only_log_z: bool = False,
 ) -> TiltedMoments:
     r"""Moments of :math:`t(\eta)^p N(\eta \mid \mu, v)` for any elementwise factor.
 
@@ -88,24 +94,30 @@ def tilted_moments(
     :param int num_nodes: for the rule that cuts the line, without the trapezoidal one: Gauss-Legendre nodes per
         segment (four segments for each mode). Default: 40 in float64 and 16 in float32, twice that for factors that are
         not log-concave or not smooth.
+    :param bool only_log_z: whether derivatives are asked of ``log_z`` alone, which cost less: all else is then held.
     :return: tilted moments, of the broadcast shape of the factors, ``mean``, ``variance`` and ``power``.
     """
-    found: TiltedMoments = _tilted_moments(potential, mean, variance, power, num_nodes)
+    found: TiltedMoments = _tilted_moments(potential, mean, variance, power, num_nodes, only_log_z)
     return found
 
 
-@functools.partial(jax.jit, static_argnames="num_nodes")
+@functools.partial(jax.jit, static_argnames=("num_nodes", "only_log_z"))
 def _tilted_moments(
-    potential: LogFactor, mean: ArrayLike, variance: ArrayLike, power: ArrayLike, num_nodes: int | None
+    potential: LogFactor,
+    mean: ArrayLike,
+    variance: ArrayLike,
+    power: ArrayLike,
+    num_nodes: int | None,
+    only_log_z: bool,
 ) -> TiltedMoments:
     arrays = broadcast_to_factors(potential, mean, variance, power)
-    whole = functools.partial(_chunk_moments, num_nodes=num_nodes)
+    whole = functools.partial(_chunk_moments, num_nodes=num_nodes, only_log_z=only_log_z)
     is_unknown = potential.is_smooth and not potential.is_log_concave and not hasattr(potential, "center")
     if not is_unknown or num_nodes is not None:
         return in_chunks(whole, potential, *arrays)
 
     def of_chunk(potential: LogFactor, *arrays: Array) -> TiltedMoments:
-        found, is_trusted = on_even_nodes(potential, *arrays)
+        found, is_trusted = on_even_nodes(potential, *arrays, only_log_z=only_log_z)
         chosen: TiltedMoments = jax.lax.cond(jnp.all(is_trusted), lambda *_: found, whole, potential, *arrays)
         return chosen
 
@@ -141,7 +153,7 @@ def in_chunks(function: Callable[..., TiltedMoments], potential: LogFactor, *arr
 
 
 def _chunk_moments(
-    potential: LogFactor, mean: Array, variance: Array, power: Array, *, num_nodes: int | None
+    potential: LogFactor, mean: Array, variance: Array, power: Array, *, num_nodes: int | None, only_log_z: bool
 ) -> TiltedMoments:
     single = jnp.finfo(mean.dtype).bits <= 32
     origin = jax.lax.stop_gradient(mean)
@@ -186,11 +198,13 @@ def _chunk_moments(
     nodes, weights = np.polynomial.legendre.leggauss(num_nodes)
     grid = jnp.asarray(0.5 * (nodes + 1.0), mean.dtype), jnp.asarray(0.5 * weights, mean.dtype)
     # The segments are added up at the end: a reduction inside the loop would cost more than the factor.
-    sums = tuple(jnp.sum(value, axis=0) for value in sum_over_nodes(terms, grid))
+    sums = tuple(jnp.sum(value, axis=0) for value in sum_over_nodes(terms, grid, only_first=only_log_z))
     return _from_sums(sums, height, highest - (mean - origin), Cavity(mean, variance))
 
 
-def on_even_nodes(potential: LogFactor, mean: Array, variance: Array, power: Array) -> tuple[TiltedMoments, Array]:
+def on_even_nodes(
+    potential: LogFactor, mean: Array, variance: Array, power: Array, *, only_log_z: bool = False
+) -> tuple[TiltedMoments, Array]:
     """Moments by the trapezoidal rule, and where they can be trusted."""
     single = jnp.finfo(mean.dtype).bits <= 32
     origin = jax.lax.stop_gradient(mean)
@@ -208,7 +222,7 @@ def on_even_nodes(potential: LogFactor, mean: Array, variance: Array, power: Arr
         return tuple(jnp.sum(part, axis=0) for part in weighed(x, measure, nodes.is_trusted))
 
     blocks = jnp.arange(NUM_NODES, dtype=mean.dtype).reshape(_NUM_BLOCKS, -1)
-    sums = sum_over_nodes(terms, blocks)
+    sums = sum_over_nodes(terms, blocks, only_first=only_log_z)
     found = _from_sums(sums, height, highest - (mean - origin), Cavity(mean, variance))
     # A kink may lie where the nodes hide its part in the sum, but then they show that in the mean of the slope.
     shift, slope = found.mean - mean, sums[3] / sums[0]
@@ -258,49 +272,68 @@ def _value_and_slope(potential: LogFactor, eta: Array) -> tuple[Array, Array]:
 
 def tilted_moments_unless_wide(
     potential: LogFactor,
-    rule: Callable[[Any, Array, Array], TiltedMoments],
+    rule: Callable[[Any, Array, Array, bool], TiltedMoments],
     widest: float,
     mean: ArrayLike,
     variance: ArrayLike,
     power: ArrayLike,
+    only_log_z: bool = False,
 ) -> TiltedMoments:
     """A cheaper rule where no cavity variance exceeds ``widest`` and the power is the Python number one, else
     quadrature.
 
-    :param rule: makes tilted moments of factors, means and variances, these two of the shape of the factors.
+    :param rule: makes tilted moments of factors, means and variances, these two of the shape of the factors; the last
+        argument is ``only_log_z``, for :func:`sum_over_nodes`.
     """
+    whole = functools.partial(tilted_moments, only_log_z=only_log_z)
     if not (isinstance(power, int | float) and power == 1):
-        return tilted_moments(potential, mean, variance, power)
+        return whole(potential, mean, variance, power)
     mean, variance = broadcast_to_factors(potential, mean, variance)
+
+    def short(potential: LogFactor, mean: Array, variance: Array) -> TiltedMoments:
+        return rule(potential, mean, variance, only_log_z)
 
     def of_chunk(potential: LogFactor, mean: Array, variance: Array) -> TiltedMoments:
         is_narrow = jnp.all((variance > 0.0) & (variance <= widest))
-        found: TiltedMoments = jax.lax.cond(is_narrow, rule, tilted_moments, potential, mean, variance)
+        found: TiltedMoments = jax.lax.cond(is_narrow, short, whole, potential, mean, variance)
         return found
 
     return in_chunks(of_chunk, potential, mean, variance)
 
 
 def sum_over_nodes(
-    terms: Callable[[Any], tuple[Array, ...]], nodes: Any, is_used: Callable[[Any], Array] | None = None
+    terms: Callable[[Any], tuple[Array, ...]],
+    nodes: Any,
+    is_used: Callable[[Any], Array] | None = None,
+    *,
+    only_first: bool = False,
 ) -> tuple[Array, ...]:
     """Sums of the arrays that ``terms`` makes of each node, one after another.
 
     :param is_used: of a node, whether it is one of the sum; of others nothing is computed.
+    :param bool only_first: whether the other sums are held under differentiation, which makes no terms of them then.
     """
     shapes = jax.eval_shape(terms, jax.tree.map(itemgetter(0), nodes))
     zeros = jax.tree.map(lambda part: jnp.zeros(part.shape, part.dtype), shapes)
 
+    def with_node(sums: tuple[Array, ...], node: Any) -> tuple[Array, ...]:
+        first, *others = terms(node)
+        found = (first, *(jax.lax.stop_gradient(others) if only_first else others))
+        return tuple(total + term for total, term in zip(sums, found, strict=True))
+
     # Derivatives make the terms of a node again: storing them for all nodes takes longer than the factors do.
     @functools.partial(jax.checkpoint, prevent_cse=False)
-    def at_node(node: Any) -> tuple[Array, ...]:
-        return terms(node) if is_used is None else jax.lax.cond(is_used(node), terms, lambda _: zeros, node)
+    def added(sums: tuple[Array, ...], node: Any) -> tuple[Array, ...]:
+        if is_used is None:
+            return with_node(sums, node)
+        found: tuple[Array, ...] = jax.lax.cond(is_used(node), with_node, lambda sums, _: sums, sums, node)
+        return found
 
     def add(sums: tuple[Array, ...], node: Any) -> tuple[tuple[Array, ...], None]:
-        return tuple(total + term for total, term in zip(sums, at_node(node), strict=True)), None
+        return added(sums, node), None
 
-    sums: tuple[Array, ...] = jax.lax.scan(add, zeros, nodes)[0]
-    return sums
+    found: tuple[Array, ...] = jax.lax.scan(add, zeros, nodes)[0]
+    return found
 
 
 def with_site(
