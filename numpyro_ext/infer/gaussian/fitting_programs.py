@@ -115,11 +115,19 @@ class FittingPrograms:
         found: LatentGaussian = self._form(hyper, data)
         return found
 
-    def _evaluate(self, data: Any, fixed: dict[str, Array], values: Array, state: Any, tol: Any) -> Evaluation:
+    def _evaluate(
+        self,
+        data: Any,
+        fixed: dict[str, Array],
+        values: Array,
+        state: Any,
+        tol: Any,
+        with_gradient: bool | Array = True,
+    ) -> Evaluation:
         """The objective of the hyperparameter search; see :func:`~numpyro_ext.infer.hyper.search.evaluation_fn`."""
         space = self._space
         evaluate = self._evaluation(data, fixed, lambda values: self.form(space.unpack(values, fixed), data), tol)
-        return evaluate(values, state)
+        return evaluate(values, state, with_gradient)
 
     def _evaluation(
         self,
@@ -128,7 +136,7 @@ class FittingPrograms:
         form_fn: Callable[[Array], LatentGaussian],
         tol: Any,
         solve_fn: Callable[..., tuple[Any, Any]] | None = None,
-    ) -> Callable[[Array, Any], Evaluation]:
+    ) -> Callable[..., Evaluation]:
         return hyper_search.evaluation_fn(
             form_fn=form_fn,
             log_prior_fn=lambda values: self.log_prior(data, fixed, values),
@@ -241,7 +249,7 @@ class FittingPrograms:
         marginals_fn = self._marginals_fn
         assert marginals_fn is not None  # else there are programs for each
         return search_and_visit(
-            lambda values, state, tol: self.evaluate(data, fixed, values, state, tol),
+            lambda values, state, tol, with_gradient: self.evaluate(data, fixed, values, state, tol, with_gradient),
             lambda values, found, is_visit: self._point_fit(
                 data, fixed, values, found, is_visit & with_marginals, marginals_fn
             ),
@@ -271,7 +279,7 @@ class FittingPrograms:
         @jax.jit  # traced once, for the shapes and for the loop
         def at(point: tuple[Array, Any]) -> PointFit:
             values, state = point
-            found = self.evaluate(data, fixed, values, state, tol)
+            found = self._evaluate(data, fixed, values, state, tol, False)
             return self._point_fit(data, fixed, values, found, with_marginals, marginals_fn)
 
         found: PointFit = at_each(at, (points, states), num_points)

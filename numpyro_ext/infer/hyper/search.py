@@ -105,7 +105,7 @@ def evaluation_fn(
     solve_fn: Callable[[Any, Any], tuple[Any, Any]],
     log_evidence_fn: Callable[[Any, Any], Array],
     value_fn: Callable[[Any], Array | None] = lambda info: None,
-) -> Callable[[Array, Any], Evaluation]:
+) -> Callable[..., Evaluation]:
     """The objective as a function of the unconstrained vector and of a state to start the field from.
 
     :param form_fn: the form that the algorithm runs on, as a function of the vector.
@@ -113,16 +113,24 @@ def evaluation_fn(
     :param solve_fn: ``(form, state) -> (state, info)``, to the fixed point of the field.
     :param log_evidence_fn: ``(form, state) -> scalar`` whose gradient with the state held is that of the log evidence.
     :param value_fn: maps the info to the log evidence, where the solver knows it, or to ``None``.
-    :return: a function ``(vector, state) -> Evaluation``; pure, so that it may be compiled and batched.
+    :return: a function ``(vector, state, with_gradient=True) -> Evaluation``; pure, so that it may be compiled and
+        batched. Where no gradient is asked for, and the solver knows the log evidence, the gradient is zero.
     """
 
-    def evaluate(values: Array, state: Any) -> Evaluation:
+    def evaluate(values: Array, state: Any, with_gradient: bool | Array = True) -> Evaluation:
         solved, info = solve_fn(form_fn(values), state)
         solved = jax.lax.stop_gradient(solved)
 
-        log_evidence, slope = jax.value_and_grad(lambda x: log_evidence_fn(form_fn(x), solved))(values)
-        known = value_fn(info)  # of the value, the compiler then leaves what the gradient does not need
-        log_evidence = log_evidence if known is None else known
+        def differentiated() -> tuple[Array, Array]:
+            return jax.value_and_grad(lambda x: log_evidence_fn(form_fn(x), solved))(values)
+
+        log_evidence = value_fn(info)
+        if log_evidence is None:
+            log_evidence, slope = differentiated()
+        elif with_gradient is True:
+            slope = differentiated()[1]  # of the value, the compiler then leaves what the gradient does not need
+        else:
+            slope = jax.lax.cond(with_gradient, lambda: differentiated()[1], lambda: jnp.zeros_like(values))
         log_prior, prior_slope = jax.value_and_grad(log_prior_fn)(values)
         return Evaluation(log_evidence + log_prior, slope + prior_slope, log_evidence, solved, info, slope != 0.0)
 

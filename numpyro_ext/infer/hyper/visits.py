@@ -29,7 +29,7 @@ class Visits(NamedTuple):
 
 
 def search_and_visit(
-    evaluate: Callable[[Array, Any, Any], Evaluation],
+    evaluate: Callable[[Array, Any, Any, Any], Evaluation],
     note: Callable[[Array, Evaluation, Array], Any],
     state: SearchState,
     visits: Visits,
@@ -42,7 +42,7 @@ def search_and_visit(
 ) -> tuple[SearchState, Array, Any]:
     """Visit points, which leave the search as it is, and go on with the search.
 
-    :param evaluate: ``(values, state, tol)``: the objective, with a fit of the field to this tolerance.
+    :param evaluate: ``(values, state, tol, with_gradient)``: the objective, with a fit of the field to this tolerance.
     :param note: ``(values, evaluation, is_visit)``: what is kept of a visit; of an evaluation of the search nothing is.
     :param SearchState state: of the search.
     :param Visits visits: the points.
@@ -62,7 +62,7 @@ def search_and_visit(
         point, begun = element_of((visits.points, visits.states), k)
         own = proposal(state, tol), state.best.state
         values, begun = lax.cond(is_visit, lambda: (point, begun), lambda: own)
-        found = evaluate(values, begun, jnp.where(is_visit, visits.tol, field_tol))
+        found = evaluate(values, begun, jnp.where(is_visit, visits.tol, field_tol), ~is_visit)
         noted = note(values, found, is_visit)
         notes = lax.cond(is_visit, lambda: with_element(notes, k, noted), lambda: notes)
         place = jnp.where(is_visit, trace_length, state.num_evaluations - start)
@@ -73,7 +73,8 @@ def search_and_visit(
         return state, trace, notes, k + 1
 
     def first(points: Array, states: Any) -> Any:
-        return note(points[0], evaluate(points[0], jax.tree.map(lambda leaf: leaf[0], states), field_tol), start > 0)
+        state = jax.tree.map(lambda leaf: leaf[0], states)
+        return note(points[0], evaluate(points[0], state, field_tol, start > 0), start > 0)
 
     shapes = jax.eval_shape(first, visits.points, visits.states)
     notes = jax.tree.map(lambda leaf: jnp.zeros((len(visits.points), *leaf.shape), leaf.dtype), shapes)
