@@ -248,7 +248,7 @@ def log_evidence(form: LatentGaussian, state: State, *, power: float = 1.0, spac
     held, offset = lax.stop_gradient((marginals, form.offset))
     held, still = held._replace(log_partition=marginals.log_partition), form._replace(offset=offset)
     state = state._replace(site_precision=precision, site_shift=shift, marginals=held)
-    tilted = tilt(still, held, precision, shift, power)
+    tilted = tilt(still, held, precision, shift, power, only_log_z=True)
     value = _objective(still, state, tilted, power)
     factors = jax.tree.map(lax.stop_gradient, form).log_factors  # their parameters are in the value already
     pinned = factors(jnp.where(tilted.is_pinned, marginals.mean + form.offset, 0.0))

@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
@@ -32,24 +33,18 @@ _MOST_COORDINATES = 12
 
 @potential
 class LocalFactors(Potential):
-    """Factors whose log partition functions are quadratic about a reference.
-
-    Coordinates, on the first axis, are the mean and the variance of the cavity and the numbers that a factor's
-    parameters are made of.
-    """
+    """Factors whose log partition functions are quadratic in the mean and the variance of the cavity."""
 
     current: Potential
-    """The factors themselves, at the parameters in question."""
-    reference: Potential
-    """The factors at the reference."""
+    """The factors themselves."""
     cavity: Array
     """Means and variances of the cavities at the reference, shape ``(2, num_rows)``."""
     log_z: Array
     """Value there, shape ``(num_rows,)``."""
     slope: Array
-    """First derivatives, shape ``(num_coordinates, num_rows)``."""
+    """First derivatives in mean and variance, shape ``(2, num_rows)``."""
     curvature: Array
-    """Second ones, shape ``(num_coordinates, num_coordinates, num_rows)``."""
+    """Second ones, shape ``(2, 2, num_rows)``."""
 
     def log_density(self, eta: ArrayLike) -> Array:
         return self.current.log_density(eta)
@@ -60,14 +55,11 @@ class LocalFactors(Potential):
     def tilted_moments(self, mean: ArrayLike, variance: ArrayLike, power: ArrayLike = 1.0) -> TiltedMoments:
         """From the derivatives in the cavity; ``power`` is that of the reference."""
         mean, variance = jnp.asarray(mean), jnp.asarray(variance)
-        num_rows = self.log_z.shape[0]
-        old, new = (_components(p, num_rows) for p in (self.reference, self.current))
-        moves = [mean - self.cavity[0], variance - self.cavity[1], *(x - y for x, y in zip(new, old, strict=True))]
-        move = jnp.stack([jnp.broadcast_to(x, (num_rows,)) for x in moves])
-        turn = jnp.sum(self.curvature * move, axis=1)  # faster than products of many small matrices
-        log_z = self.log_z + jnp.sum(move * (self.slope + 0.5 * turn), axis=0)
+        move = mean - self.cavity[0], variance - self.cavity[1]
+        turn = [_dot(row, move) for row in self.curvature]
+        log_z = self.log_z + _dot(self.slope, move) + 0.5 * _dot(turn, move)
         # In the mean the second derivative is twice the first in the variance, less the square of the slope.
-        slope, in_variance = self.slope[:2] + turn[:2]
+        slope, in_variance = self.slope[0] + turn[0], self.slope[1] + turn[1]
         bend = 2.0 * in_variance - slope**2
         ratio = 1.0 + variance * bend
         return TiltedMoments(
@@ -113,27 +105,43 @@ def _expand(factors: Potential, mean: Array, variance: Array, power: float) -> C
     def log_z(move: Array) -> Array:
         # All rows move alike, and no row depends on the move of another: a derivative has those of all of them.
         moved = _shifted(factors, move[2:], num_rows)
-        return moved.tilted_moments(mean + move[0], variance + move[1], power).log_z
+        return moved.log_normaliser(mean + move[0], variance + move[1], power)
 
-    def slope(move: Array) -> tuple[Array, Array]:
-        value, push = jax.linearize(log_z, move)
-        return jax.lax.map(push, jnp.eye(num_coordinates, dtype=mean.dtype)), value
+    origin = jnp.zeros(num_coordinates, mean.dtype)
 
-    def both(direction: Array) -> tuple[Array, Any]:
-        origin = jnp.zeros(num_coordinates, mean.dtype)
-        first, second = jax.jvp(lambda move: slope(move)[0], (origin,), (direction,))
-        return second, first
+    def along(pair: tuple[Array, Array]) -> tuple[Array, Array]:
+        """First derivative along one direction, and second along that and another."""
+        one, other = pair
 
-    curvature, slopes = jax.lax.map(both, jnp.eye(num_coordinates, dtype=mean.dtype))
-    value = log_z(jnp.zeros(num_coordinates, mean.dtype))
-    return partial(
-        LocalFactors,
-        reference=factors,
-        cavity=jnp.stack([mean, variance]),
-        log_z=value,
-        slope=slopes[0],
-        curvature=curvature,
-    )
+        def first(move: Array) -> Array:
+            return jax.jvp(log_z, (move,), (one,))[1]
+
+        return jax.jvp(first, (origin,), (other,))
+
+    axes = np.eye(num_coordinates, dtype=mean.dtype)
+    i, j = np.triu_indices(num_coordinates)
+    firsts, seconds = jax.lax.map(along, (jnp.asarray(axes[i]), jnp.asarray(axes[j])))
+    place = np.zeros((num_coordinates, num_coordinates), int)
+    place[i, j] = place[j, i] = np.arange(len(i))
+    slope, curvature = firsts[place[:, -1]], seconds[place]
+    return partial(_near, factors, jnp.stack([mean, variance]), log_z(origin), slope, curvature)
+
+
+def _near(
+    reference: Potential, cavity: Array, log_z: Array, slope: Array, curvature: Array, current: Potential
+) -> LocalFactors:
+    """Local factors at other parameters, from the derivatives of the log partition functions in all coordinates: mean
+    and variance of the cavity, and the numbers that a factor's parameters are made of, on the first axis."""
+    old, new = (_components(factors, len(log_z)) for factors in (reference, current))
+    move = [jnp.broadcast_to(x - y, log_z.shape) for x, y in zip(new, old, strict=True)]
+    turn = [_dot(row[2:], move, jnp.zeros_like(log_z)) for row in curvature]
+    log_z = log_z + _dot(slope[2:], move) + 0.5 * _dot(turn[2:], move)
+    return LocalFactors(current, cavity, log_z, slope[:2] + jnp.stack(turn[:2]), curvature[:2, :2])
+
+
+def _dot(first: Any, second: Any, start: Any = 0.0) -> Any:
+    """Inner products along the first axis, which is short: faster one by one than as a sum over it."""
+    return sum((x * y for x, y in zip(first, second, strict=True)), start=start)
 
 
 def _components(factors: Potential, num_rows: int) -> list[Array]:

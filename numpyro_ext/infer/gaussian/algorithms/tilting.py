@@ -57,21 +57,34 @@ class _Rows(NamedTuple):
     """Of the site, as a function of the predictor without its offset."""
 
 
-def tilt(form: LatentGaussian, marginals: Marginals, precision: Array, shift: Array, power: ArrayLike) -> Tilted:
-    """Cavities, and the moments of the factors under them, at sites of these precisions and shifts."""
+def tilt(
+    form: LatentGaussian,
+    marginals: Marginals,
+    precision: Array,
+    shift: Array,
+    power: ArrayLike,
+    *,
+    only_log_z: bool = False,
+) -> Tilted:
+    """Cavities, and the moments of the factors under them, at sites of these precisions and shifts.
+
+    :param bool only_log_z: whether moments are not asked for, of factors of one predictor: the sites are then kept.
+    """
     mean, variance, ratio, _ = marginals
     rows = _Rows(
         jnp.concatenate(form.observed), mean, variance, ratio, form.offset, precision, shift - precision * form.offset
     )
     parts = [
-        (_tilt_vectors if isinstance(potential, VectorRows) else _tilt_scalars)(potential, _Rows(*family), power)
+        _tilt_vectors(potential, _Rows(*family), power)
+        if isinstance(potential, VectorRows)
+        else _tilt_scalars(potential, _Rows(*family), power, only_log_z)
         for potential, family in zip(form.potentials, zip(*map(form.split_rows, rows), strict=True), strict=True)
     ]
     tilted: Tilted = jax.tree.map(lambda *arrays: jnp.concatenate(arrays), *parts)
     return tilted
 
 
-def _tilt_scalars(potential: Potential, rows: _Rows, power: ArrayLike) -> Tilted:
+def _tilt_scalars(potential: Potential, rows: _Rows, power: ArrayLike, only_log_z: bool) -> Tilted:
     r"""The cavity is written through :math:`c = 1 - \tau v`, with the site precision :math:`\tau` and the marginal
     variance ``v``, rather than through :math:`1/v - \tau`, which loses all digits where a site dominates.
 
@@ -89,7 +102,12 @@ def _tilt_scalars(potential: Potential, rows: _Rows, power: ArrayLike) -> Tilted
     mu = mean - variance * nu
     log_site = 0.5 * jnp.log(c) + mu * (nu - 0.5 * tau * mu / c) + 0.5 * variance * nu**2
     cavity_mean = jnp.where(has_cavity, mu / c + offset, 0.0)
-    moments = potential.tilted_moments(cavity_mean, jnp.where(has_cavity, variance / c, 1.0), power)
+    cavity_variance = jnp.where(has_cavity, variance / c, 1.0)
+    if only_log_z:
+        log_z = potential.log_normaliser(cavity_mean, cavity_variance, power)
+        no_row = jnp.zeros_like(observed)
+        return Tilted(log_z, log_site, precision, shift, observed, is_pinned, has_cavity, no_row)
+    moments = potential.tilted_moments(cavity_mean, cavity_variance, power)
     is_valid = has_cavity & jnp.isfinite(sum(moments)) & (moments.variance > 0)
     return Tilted(
         moments.log_z,
