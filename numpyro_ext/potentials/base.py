@@ -106,9 +106,10 @@ class Potential:
         return None
 
     def log_normaliser(self, mean: ArrayLike, variance: ArrayLike, power: ArrayLike = 1.0) -> Array:
-        r"""Elementwise :math:`\log \int t_i(\eta)^p N(\eta \mid m, v)\, d\eta`: for ``p = 1`` the log predictive density.
+        r"""Elementwise :math:`\log \int t_i(\eta)^p N(\eta \mid m, v)\, d\eta`: with ``p = 1`` the log predictive
+        density.
 
-        What :meth:`tilted_moments` has in ``log_z``; derivatives of quadrature cost less here.
+        It is what :meth:`tilted_moments` has in ``log_z``, with derivatives that cost less.
         """
         if type(self).tilted_moments is Potential.tilted_moments:
             return tilted_moments(self, mean, variance, power, only_log_z=True).log_z

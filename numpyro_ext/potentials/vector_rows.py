@@ -94,8 +94,11 @@ class VectorRows(Potential):
         """:raises NotImplementedError: always; those of :attr:`base` belong to all rows of a factor together."""
         raise NotImplementedError("Rows of one factor have no tilted moments of their own: ask the base.")
 
-    def log_normaliser(self, mean: ArrayLike, variance: ArrayLike) -> Array:
-        return self.on_first_row(self.base.log_normaliser(*self.joint_moments(mean, variance)))
+    def log_normaliser(self, mean: ArrayLike, variance: ArrayLike, power: ArrayLike = 1.0) -> Array:
+        cavity = self.joint_moments(mean, variance)
+        if isinstance(power, int | float) and power == 1:
+            return self.on_first_row(self.base.log_normaliser(*cavity))
+        return self.on_first_row(self.base.tilted_moments(*cavity, power).log_z)
 
     def _directions(self, dtype: Any) -> Array:
         plus, minus = row_directions(self.base.dimension).T

@@ -121,8 +121,8 @@ def _rule(widest: Array) -> tuple[Array, Array]:
 def _narrow(potential: LogisticFactor, mean: Array, variance: Array, only_log_z: bool) -> TiltedMoments:
     """Tilted moments under cavities that are not wide, by one rule for all of them around where the modes are about.
 
-    The slope of the log factor is at most one, so the tilted density stays within two standard deviations of the cavity.
-    Nodes to either side of the center are made together, from the same exponential.
+    The slope of the log factor is at most one, so the tilted density stays within two standard deviations of the
+    cavity. Nodes to either side of the center are made together, from the same exponential.
     """
     fixed_mean, fixed_variance, frozen = jax.lax.stop_gradient((mean, variance, potential))
     _, slope, curvature = frozen.derivatives(fixed_mean)
@@ -150,9 +150,7 @@ def _narrow(potential: LogisticFactor, mean: Array, variance: Array, only_log_z:
         both, difference = right + left, right - left
         return both, z * difference, z**2 * both, right_slope + left_slope, z * (right_slope - left_slope)
 
-    total, *rest = sum_over_nodes(
-        terms, _rule(widest), is_used=lambda pair: pair[1] > -jnp.inf, only_first=only_log_z
-    )
+    total, *rest = sum_over_nodes(terms, _rule(widest), is_used=lambda pair: pair[1] > -jnp.inf, only_first=only_log_z)
     first, second, slope, product = (value / total for value in rest)
     log_z = log_value - 0.5 * jnp.square(center - moved) / variance
     log_z += jnp.log(total * scale) - 0.5 * jnp.log(2.0 * math.pi * variance)

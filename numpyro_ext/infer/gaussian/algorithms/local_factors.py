@@ -114,9 +114,11 @@ def _expand(factors: Potential, mean: Array, variance: Array, power: float) -> C
         one, other = pair
 
         def first(move: Array) -> Array:
-            return jax.jvp(log_z, (move,), (one,))[1]
+            slope: Array = jax.jvp(log_z, (move,), (one,))[1]
+            return slope
 
-        return jax.jvp(first, (origin,), (other,))
+        found: tuple[Array, Array] = jax.jvp(first, (origin,), (other,))
+        return found
 
     axes = np.eye(num_coordinates, dtype=mean.dtype)
     i, j = np.triu_indices(num_coordinates)
