@@ -1,17 +1,17 @@
 """Pictures by the engines and by scikit-image: photons, denoising, inpainting, and the eight methods of the thesis.
 
 ``python -m benchmarks.images_table`` writes ``results/<date>-images.md``. Peers have their best settings of several,
-chosen with the true picture; the engines learn theirs. Larger pictures are in ``bench_images``. With ``--medians``
-it writes ``results/<date>-images-medians.md``: the mean and the median of mixtures over bases, on two pictures. With
-``--bands`` it writes ``results/<date>-images-bands.md``: what bands of mixtures and of averages hold. With
-``--colours`` it writes ``results/<date>-images-colours.md``, with ``--inpainting``
-``results/<date>-images-inpainting.md``: pictures of 256 x 256 after a few steps.
+chosen with the true picture; the engines learn theirs. Larger pictures are in ``bench_images``. Options name other
+reports, ``results/<date>-images-<option>.md``: ``--medians`` and ``--bands`` of mixtures and averages over bases,
+``--colours``, ``--inpainting`` of 256 x 256 pictures after a few steps, ``--large`` pictures of up to 4096 x 4096,
+and ``--dense`` rows, of blurs and Fourier transforms.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -35,6 +35,7 @@ from .image_peers import (
     photons_denoised,
     relative_error,
 )
+from .image_sizes import dense_sweeps, large_pictures, table_of
 from .results_table import write_report
 
 KEY = jax.random.key(0)
@@ -196,27 +197,37 @@ def inpainting() -> Table:
     return table
 
 
+class Fitted:
+    """A fit of a picture: its mean, its bands, and CPU-seconds until each."""
+
+    def __init__(self, engine: Any, *arguments: Any, find: Callable[[Any], np.ndarray], **options: Any) -> None:
+        start = time.process_time()
+        engine.run(*arguments, **options)
+        site = engine.posterior["image"]
+        self.mean = np.asarray(site.mean)
+        self.seconds = time.process_time() - start
+        self.found = find(site)
+        self.seconds_to_bands = time.process_time() - start
+
+    def cells(self, image: np.ndarray, held: list[float]) -> list[str]:
+        times = [f"{self.seconds:.1f}", f"{self.seconds_to_bands:.1f}"]
+        return [f"{decibels(image, self.mean):.2f}", *(f"{share:.1%}" for share in held), *times]
+
+
 def bands() -> list[str]:
     """Shares of pixels in the bands of 256 x 256 pictures, 32 bases, and CPU-seconds once everything is compiled."""
-    lines = ["| picture | pooling | dB | 50 % | 80 % | 95 % | mean, CPU-s | and bands |", "|---" * 8 + "|"]
-    for name in ("camera", "ascent", "aero"):
+    lines = table_of("picture | pooling | dB | 50 % | 80 % | 95 % | mean, CPU-s | and bands")
+    tails = np.array([0.025, 0.1, 0.25, 0.75, 0.9, 0.975])
+    for number, name in enumerate(("camera", "camera", "ascent", "aero")):
         image = photograph(256, name)
         for pooling in ("mixture", "average"):
             engine = EP(wavelet_denoising, **SEVERAL, pooling=pooling, max_hyper_steps=300, progress_bar=False)
-            if not lines[2:]:
-                engine.run(jax.random.key(1), noisy_photograph(image), NOISE)
-                _ = engine.posterior["image"].interval(0.8)
-            start = time.process_time()
-            engine.run(jax.random.key(1), noisy_photograph(image), NOISE)
-            site = engine.posterior["image"]
-            value = decibels(image, np.asarray(site.mean))
-            seconds = time.process_time() - start
-            tails = np.array([0.025, 0.1, 0.25, 0.75, 0.9, 0.975])
-            ends = np.asarray(site.quantile(tails))
-            total = time.process_time() - start
-            held = [np.mean((ends[i] <= image) & (image <= ends[5 - i])) for i in (2, 1, 0)]
-            cells = [name, pooling, f"{value:.2f}", *(f"{h:.1%}" for h in held), f"{seconds:.1f}", f"{total:.1f}"]
-            lines.append("| " + " | ".join(cells) + " |")
+            data = jax.random.key(1), noisy_photograph(image), NOISE
+            fit = Fitted(engine, *data, find=lambda site: np.asarray(site.quantile(tails)))
+            if number == 0:  # compiles
+                break
+            held = [float(np.mean((fit.found[i] <= image) & (image <= fit.found[5 - i]))) for i in (2, 1, 0)]
+            lines.append("| " + " | ".join([name, pooling, *fit.cells(image, held)]) + " |")
             print(lines[-1], flush=True)
     return lines
 
@@ -259,32 +270,31 @@ def colour() -> Table:
 
 
 def early_inpainting() -> list[str]:
-    """Pictures of 256 x 256 after three steps of four bases, and CPU-seconds once everything is compiled."""
-    heads = "picture | steps | converged | dB | 80 % | mean, CPU-s | and bands | linear, dB | biharmonic, dB"
-    lines = [f"| {heads} |", "|---" * 9 + "|"]
-    engine = StructuredMeanField(
-        wavelet_inpainting, num_steps=3, tol=0.2, num_variance_samples=8, num_samples=20, progress_bar=False
-    )
+    """Pictures of 256 x 256 after few steps of four bases, and CPU-seconds once everything is compiled."""
+    lines = table_of("picture | steps | converged | dB | 80 % | mean, CPU-s | and bands | linear, dB | biharmonic, dB")
     for number, name in enumerate(("camera", "camera", "ascent", "aero")):
         image = photograph(256, name)
         observed, mask = inpainting_problem(image)
-        start = time.process_time()
-        engine.run(KEY, observed, mask, num_bases=4)
-        site = engine.posterior["image"]
-        mean = np.asarray(site.mean)
-        seconds = time.process_time() - start
-        deviation = np.asarray(site.sd)
-        total = time.process_time() - start
-        if number == 0:  # compiles
-            continue
-        held = np.mean((np.abs(mean - image) < 1.2816 * deviation)[~mask])
         peers = inpainted(observed, mask)
-        end = engine.diagnostics
-        cells = [name, str(end.num_steps), "yes" if end.converged else "no", f"{decibels(image, mean):.2f}"]
-        cells += [f"{held:.1%}", f"{seconds:.1f}", f"{total:.1f}"]
-        cells += [f"{decibels(image, peers[peer].image):.2f}" for peer in ("linear interpolation", "biharmonic")]
-        lines.append("| " + " | ".join(cells) + " |")
-        print(lines[-1], flush=True)
+        for num_steps in (3, 6):
+            engine = StructuredMeanField(
+                wavelet_inpainting,
+                num_steps=num_steps,
+                tol=0.2,
+                num_variance_samples=8,
+                num_samples=20,
+                progress_bar=False,
+            )
+            data = KEY, observed, mask
+            fit = Fitted(engine, *data, find=lambda site: np.asarray(site.sd), num_bases=4)
+            if number == 0:  # compiles
+                break
+            held = float(np.mean((np.abs(fit.mean - image) < 1.2816 * fit.found)[~mask]))
+            end = engine.diagnostics
+            cells = [name, str(end.num_steps), "yes" if end.converged else "no", *fit.cells(image, [held])]
+            cells += [f"{decibels(image, peers[peer].image):.2f}" for peer in ("linear interpolation", "biharmonic")]
+            lines.append("| " + " | ".join(cells) + " |")
+            print(lines[-1], flush=True)
     return lines
 
 
@@ -332,54 +342,82 @@ def eight_methods() -> list[Table]:
     return tables
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--medians", action="store_true", help="only means and medians of mixtures")
-    lines = [
-        "Total variation and non-local means have the best of several settings, chosen with the true picture; engines",
-        "learn theirs unless it is said. Seconds are of the processor, with compilation (peers: of the clock).",
-    ]
-    parser.add_argument("--bands", action="store_true", help="only bands of 256 x 256 pictures")
-    parser.add_argument("--colours", action="store_true", help="only a picture of three colours")
-    parser.add_argument("--inpainting", action="store_true", help="only inpainting of 256 x 256 pictures")
-    arguments = parser.parse_args()
-    if arguments.inpainting:
-        words = [
-            "A quarter of the pixels is seen, in noise of a hundredth of the range. Three steps of four bases: the",
-            "iteration has not converged, and its report says so. `2026-11-22-cpu-2.md` has the same pictures and",
+PEERS = [
+    "Total variation and non-local means have the best of several settings, chosen with the true picture; engines",
+    "learn theirs unless it is said. Seconds are of the processor, with compilation (peers: of the clock).",
+]
+Report = tuple[str, list[str], Callable[[], list[str]]]
+REPORTS: dict[str, Report] = {
+    "medians": (
+        "Pictures: means and medians of mixtures over bases",
+        [*PEERS, "Single precision."],
+        lambda: _lines_of([medians("camera"), medians("ascent")]),
+    ),
+    "colours": ("Pictures: colours", [*PEERS, "Single precision."], lambda: colour().lines()),
+    "bands": (
+        "Pictures: bands of averages over bases",
+        [
+            "What bands of so many per cent hold of the pixels. A mixture takes one basis to be right; the average has",
+            "the deviations of its own error. CPU-seconds are of a fit that compiles nothing: until its mean, and to",
+            "bands by 1000 draws. Denoising, 256 x 256, noise 0.1, 32 bases. Single precision.",
+            "",
+        ],
+        bands,
+    ),
+    "inpainting": (
+        "Pictures: inpainting in few steps",
+        [
+            "A quarter of the pixels is seen, in noise of a hundredth of the range. Three or six steps of four bases:",
+            "the iteration has not converged, and its report says so. `2026-11-22-cpu-2.md` has the same pictures and",
             "masks where the iteration ends, with eight bases. Bands are of the missing pixels, from 20 draws.",
             "CPU-seconds are of a fit that compiles nothing: until the mean, and to bands. Linear and biharmonic",
-            "interpolation have nothing to tune. Single precision.",
-        ]
-        heading = "## Inpainting, 256 x 256, a quarter of the pixels"
-        report = ["# Pictures: inpainting in few steps", "", *words, "", heading, "", *early_inpainting()]
-        write_report("images-inpainting", report, "images_table --inpainting")
-        return
-    if arguments.bands:
-        words = [
-            "What bands of so many per cent hold of the pixels. A mixture takes one basis to be right; the average has",
-            "the deviations of its own error. CPU-seconds are of a fit that compiles nothing: until the mean, and to",
-            "bands by 1000 draws. Single precision.",
-        ]
-        heading = "## Denoising, 256 x 256, noise 0.1, 32 bases"
-        report = ["# Pictures: bands of averages over bases", "", *words, "", heading, "", *bands()]
-        write_report("images-bands", report, "images_table --bands")
-        return
-    if arguments.colours:
-        report = ["# Pictures: colours", "", *lines, "Single precision.", *colour().lines()]
-        write_report("images-colours", report, "images_table --colours")
-        return
-    if arguments.medians:
-        tables = [medians("camera"), medians("ascent")]
-        lines = ["# Pictures: means and medians of mixtures over bases", "", *lines, "Single precision."]
-        write_report("images-medians", [*lines, *_lines_of(tables)], "images_table --medians")
+            "interpolation have nothing to tune. 256 x 256, single precision.",
+            "",
+        ],
+        early_inpainting,
+    ),
+    "large": (
+        "Pictures: one fit as they grow",
+        [
+            "Denoising by wavelet trees in one basis (db2, five levels), noise 0.1, as `EP(wavelet_denoising)` does",
+            "it, parameters learned: a photograph of 512 x 512 and its mirror images, so that all sizes have the same",
+            "statistics. Seconds are of the processor, to the mean, in a process that has compiled everything; memory",
+            "is what the process grew by, its compiler included. An evaluation is one of the evidence and its",
+            "gradient. The ratios are those of the two columns before them to the smallest picture. Single precision.",
+            "",
+        ],
+        large_pictures,
+    ),
+    "dense": (
+        "Pictures: sweeps of EP where rows touch many pixels",
+        [
+            "One sweep with Laplace factors on all differences of neighbours, beside one Cholesky factorisation of as",
+            "many unknowns. The blur has Poisson factors; the Fourier coefficients have Gaussian noise. Both are",
+            "compiled before; seconds are of the processor, memory is that of arguments, results and temporaries.",
+            "Double precision.",
+            "",
+        ],
+        dense_sweeps,
+    ),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    which = parser.add_mutually_exclusive_group()
+    for name, (title, *_) in REPORTS.items():
+        which.add_argument(f"--{name}", action="store_const", const=name, dest="report", help=f"only {title!r}")
+    report = parser.parse_args().report
+    if report is not None:
+        title, words, lines = REPORTS[report]
+        write_report(f"images-{report}", [f"# {title}", "", *words, *lines()], f"images_table --{report}")
         return
     numpyro.enable_x64()
     tables = [photons()]
     numpyro.enable_x64(False)
     tables += [denoising(), inpainting(), *eight_methods()]
-    lines = ["# Pictures by the engines and by scikit-image", "", *lines]
-    write_report("images", [*lines, "Photons in double precision, the rest in single.", *_lines_of(tables)])
+    words = [*PEERS, "Photons in double precision, the rest in single."]
+    write_report("images", ["# Pictures by the engines and by scikit-image", "", *words, *_lines_of(tables)])
 
 
 def _lines_of(tables: list[Table]) -> list[str]:

@@ -7,7 +7,7 @@ from jax import Array, random
 
 from ...frozen_pytree import frozen_pytree
 from ..block_tridiagonal import BlockTridiagonal, BlockTridiagonalFactor
-from ..design import Design, SparseRows
+from ..design import AnyDesign, Design, SparseRows
 from ..marginals import NotSequential, WhitenedPosterior
 from ..prior import DiagonalPrior, FlatPrior, PriorBlock
 from ..row_pairs import sum_pairs
@@ -19,13 +19,13 @@ __all__ = ["BandedPosterior", "BandedSpace", "can_be_banded", "is_worth_banding"
 _SMALLEST_BLOCK = 32
 
 
-def can_be_banded(prior: tuple[PriorBlock, ...], design: Design) -> bool:
+def can_be_banded(prior: tuple[PriorBlock, ...], design: AnyDesign) -> bool:
     """Whether the posterior precision is a band: independent unknowns and rows whose extent is known."""
     is_independent = all(isinstance(block, DiagonalPrior | FlatPrior) for block in prior)
     return is_independent and isinstance(design, SparseRows) and design.bandwidth is not None
 
 
-def is_worth_banding(design: Design) -> bool:
+def is_worth_banding(design: AnyDesign) -> bool:
     """Whether a band of blocks is much smaller than the matrix."""
     assert isinstance(design, SparseRows) and design.bandwidth is not None  # see can_be_banded
     return _is_narrow(design.bandwidth, design.num_columns)
