@@ -207,7 +207,8 @@ def wavelet_inpainting(
     :class:`~numpyro_ext.infer.StructuredMeanField` is the engine. With ``num_bases=1`` it is ``s``, in one basis.
     The picture is found in the first steps, what follows is for the parameters and the bound: of photographs, the means
     after three steps (``num_steps=3``) of four bases are as good as those at the end with eight, in a fraction of the
-    time. Such a run says that it has not converged, has no evidence to compare by, and its bands are too narrow.
+    time. Such a run says that it has not converged, has no evidence to compare by, and its bands are too narrow: those
+    of 80 % held 68 to 77 % of the missing pixels of three photographs after three steps, and 79 to 82 % at the end.
 
     **Example:**
 
