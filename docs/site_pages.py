@@ -30,7 +30,9 @@ REPORTS = {
     "images-medians": "Pictures: means and medians of mixtures over bases",
     "images-bands": "Pictures: bands of averages over bases",
     "images-colours": "Pictures: colours",
-    "images-large": "Pictures: a large one",
+    "images-large": "Pictures: one fit as they grow",
+    "images-dense": "Pictures: sweeps where rows touch many pixels",
+    "images-inpainting": "Pictures: inpainting in few steps",
     "scan": "Series by scan: growth of time and memory",
     "cpu": "Speed of all engines",
 }

@@ -172,3 +172,21 @@ def test_sites_that_share_a_direction_between_many_elements_are_named():
     space = UnconstrainedSpace({"loadings": loadings, "b": PAIR["b"]})
     even = np.concatenate([np.full(40, 1.0 / np.sqrt(40.0)), [0.0]])
     assert names_of_directions(space, even[None]) == "'loadings'"
+
+
+def test_where_rounding_hides_a_fall_the_slopes_show_it():
+    """Single precision knows ten millions to one: the first step goes far past the top, and loses four."""
+    evaluate = evaluation_fn(
+        lambda x: x,
+        lambda x: 0.0 * jnp.sum(x),
+        lambda x, state: (state, ()),
+        lambda x, state: 1e7 - 5.0 * jnp.sum(x**2),
+    )
+    start = jnp.full((1,), 0.1, jnp.float32)
+    state = init_search(jax.eval_shape(evaluate, start, ()), start, ())
+    slopes = []
+    for _ in range(6):
+        state, _ = search(evaluate, state, num_evaluations=1, tol=1e-2, max_iterations=9, trace_length=1)
+        slopes.append(float(jnp.max(jnp.abs(state.best.gradient))))
+    assert slopes[1] <= slopes[0] and bool(state.converged), slopes
+    np.testing.assert_allclose(state.values, 0.0, atol=1e-3)

@@ -1,5 +1,7 @@
 """Forests taken some trees at a time: the same sums, derivatives and moments as taken whole."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -79,3 +81,53 @@ def test_sums_of_sums_keep_their_digits():
     np.testing.assert_allclose(slope, expected, rtol=3e-5)
     error, at_once = (np.max(np.abs(x / expected - 1.0)) for x in (found, by_group(forest, (), single)))
     assert error < 3e-5 and error < 0.1 * at_once, (error, at_once)
+
+
+@pytest.mark.parametrize("name", ["image", "signal", "no trees"])
+def test_some_parts_are_whole_trees(monkeypatch, name):
+    """Whose evidence is that of a forest of these trees alone, and its derivatives as well."""
+    forest = forests()[name]
+    prior = parameters(forest)
+    evidence = jnp.asarray(np.random.default_rng(2).normal(size=(forest.num_nodes, 2)))
+    monkeypatch.setattr(chunks, "LARGEST_WHOLE", 12)
+    monkeypatch.setattr(chunks, "LARGEST_CHUNK", 12)
+    number = chunks.num_parts(forest)
+
+    def log_z(prior, limit):
+        def of(trees, prior, evidence):
+            return log_partition(trees, evidence, *log_probabilities(trees, prior))
+
+        return chunks.sum_over_trees(of, forest, prior, evidence, limit=limit)
+
+    def taken(limit):
+        def of(trees, _, node):
+            return jnp.zeros(forest.num_nodes).at[node].add(1.0)
+
+        return chunks.sum_over_trees(of, forest, (), jnp.arange(forest.num_nodes), limit=limit)
+
+    assert number > 1
+    before = np.zeros(forest.num_nodes)
+    for limit in range(1, number + 1):
+        count = np.asarray(jax.jit(taken)(limit))
+        nodes = np.flatnonzero(count)
+        assert np.all(count[nodes] == 1.0) and nodes.size == limit * forest.num_nodes // number
+        assert np.all(count >= before)
+        before, rank = count, np.cumsum(count).astype(int) - 1
+        parents = np.asarray(forest.parents)[nodes]
+        assert np.all(count[parents[parents >= 0]] == 1.0)
+        alone = Forest.from_parents(np.where(parents >= 0, rank[parents], -1), np.asarray(forest.groups)[nodes])
+        alone = dataclasses.replace(alone, num_groups=forest.num_groups)
+
+        def expected(prior, alone=alone, nodes=nodes):
+            return log_partition(alone, evidence[nodes], *log_probabilities(alone, prior))
+
+        found = jax.jit(jax.value_and_grad(log_z))(prior, limit)
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-12),
+            found,
+            jax.value_and_grad(expected)(prior),
+        )
+
+
+def test_a_forest_that_is_taken_at_once_is_one_part():
+    assert [chunks.num_parts(forest) for forest in forests().values()] == [1] * len(forests())

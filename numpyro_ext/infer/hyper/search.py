@@ -7,7 +7,8 @@ algorithm that fits the field, and under ``vmap`` (cross-validation folds) every
 The direction is that of L-BFGS (Liu and Nocedal, 1989; from optax). The step size is found by bisection on the weak
 Wolfe conditions (Lewis and Overton, 2013, algorithm 2.6), of which the first few cuts are at the top of the cubic
 through values and slopes; a trial point where the objective is not finite counts as one where it did not increase.
-Where no step meets the conditions, the search ends at the longest that increased it.
+Where no step meets the conditions, the search ends at the longest that increased it. Where rounding hides a change of
+the objective, its increase is judged by the slopes (Hager and Zhang, 2005, equation 4.1).
 """
 
 from __future__ import annotations
@@ -203,8 +204,12 @@ def _line_search(
     # promises.
     settled = jnp.asarray(getattr(new.info, "converged", True))
     finite &= settled | (gain <= state.step_size * slope + rounding) | (state.num_iterations == 0)
-    increased = finite & (gain >= _SUFFICIENT_INCREASE * state.step_size * slope - rounding)
-    flattened = jnp.dot(new.gradient, state.direction) <= _CURVATURE * slope + tol**2
+    new_slope = jnp.dot(new.gradient, state.direction)
+    # Below rounding the slopes say whether it increased: they are then as steep behind the top as they were before it.
+    wanted = _SUFFICIENT_INCREASE * state.step_size * slope
+    is_before = (new_slope >= (2.0 * _SUFFICIENT_INCREASE - 1.0) * slope) | (gain >= wanted)
+    increased = finite & (gain >= wanted - rounding) & is_before
+    flattened = new_slope <= _CURVATURE * slope + tol**2
     # Out of trials, as before a wall behind which nothing is finite: the search ends at the longest step that helped.
     # At rounding level no step does: that is the top, if what the slope still promises is below any interest.
     exhausted = state.num_trials + 1 >= _MAX_TRIALS
@@ -228,7 +233,7 @@ def _line_search(
     bounded = jnp.isfinite(upper)
     width = jnp.where(bounded, upper, 0.0) - lower
     step_size = jnp.where(bounded, lower + 0.5 * width, 2.0 * lower)
-    guess = _top_of_cubic(gain, slope, jnp.dot(new.gradient, state.direction), state.step_size)
+    guess = _top_of_cubic(gain, slope, new_slope, state.step_size)
     guess = jnp.asarray(jnp.maximum(guess, lower + _LEAST_SHARE * width), dtype)
     is_guess = bounded & finite & (guess <= upper - _LEAST_SHARE * width) & (state.num_trials < _MOST_GUESSES)
     step_size = jnp.where(is_guess, guess, step_size)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import jax
@@ -20,18 +19,16 @@ from ..front.engine import default_tolerance
 from ..front.files.saved_runs import diagnostics_from_content, state_from_content
 from ..front.programs import compiled
 from ..front.results import Diagnostics, at_values
-from ..front.running.learning import Climb, Learned, learn
-from ..front.running.progress import progress_bar
+from ..front.running.learning import Learned
 from ..front.state import EngineState, Fit, check_init_state, data_digest
 from ..hyper.space import UnconstrainedSpace
 from .mixtures import Pooling, TreeMember, TreeRun
 from .programs import compiled_form
 from .run import Member
 from .tree_programs import Searched, TreeOptions, TreePrograms
+from .tree_search import LARGEST_CURVATURE, TreeSearch
 
 __all__ = ["TreeFitter", "TreeRun"]
-
-_LARGEST_CURVATURE = 20
 
 
 @dataclass(frozen=True)
@@ -196,32 +193,21 @@ class TreeFitter:
         edges: tuple[str, ...] = ()
         at = Searched(data, fixed, projection, values, jnp.ones_like(values))
         if space.size:
-            units = programs.units(at, state)
-            at = at._replace(units=units) if bool(jnp.all(jnp.isfinite(units))) else at
-            is_small = space.size <= _LARGEST_CURVATURE
-            climb = Climb(
-                begin=lambda x, start: programs.init_search(at, is_small, x, state if start is None else start),
-                advance=partial(programs.search, at),
-                space=space,
-                origin=at.origin,
-                units=at.units,
-                tol=programs.options.hyper_tol,
-                max_steps=self.max_hyper_steps,
-                with_curvature=is_small,
+            search = TreeSearch(
+                programs, at, space, state, max_steps=self.max_hyper_steps, progress_bar=self.progress_bar
             )
-            with progress_bar(self.max_hyper_steps, "EP", enabled=self.progress_bar) as bar:
-                found = learn(climb, [jnp.zeros_like(values)], rng_key, bar=bar)
+            found, at = search.run(rng_key, is_resumed=init_state is not None), search.at
             if found is None:
                 raise _not_finite(space.unpack(values, fixed))
             best, learning = found.search.best, found.diagnostics
             values = at.origin + at.units * found.search.values
             messages += found.messages
             edges = found.edges
-            if not learning.converged and learning.max_gradient > climb.tol:
+            if not learning.converged and learning.max_gradient > options.hyper_tol:
                 messages.append(
-                    f"The hyperparameters did not converge in {learning.num_iterations} steps: the largest "
-                    f"derivative is {learning.max_gradient:.2g} per standard error, the tolerance {climb.tol:.2g}. "
-                    "Give more steps (max_hyper_steps)."
+                    f"The hyperparameters did not converge in {learning.num_iterations} steps: the largest derivative "
+                    f"is {learning.max_gradient:.2g} per standard error, the tolerance {options.hyper_tol:.2g}. Give "
+                    "more steps (max_hyper_steps)."
                 )
             if found.curvature is not None:
                 scale = np.asarray(at.units)
@@ -280,7 +266,7 @@ class TreeFitter:
                 "multiplies with the operator."
             )
         # Many parameters are hardly determined by the data: to follow their ridges further changes no answer.
-        is_large = space.size > _LARGEST_CURVATURE
+        is_large = space.size > LARGEST_CURVATURE
         return TreeOptions(
             is_exact=is_exact,
             num_steps=self.num_steps,

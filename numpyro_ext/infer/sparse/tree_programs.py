@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from ...linalg.cholesky import LARGEST_DENSE, solve_lower, solve_upper
-from ...potentials.trees.chunks import map_trees
+from ...potentials.trees.chunks import map_trees, num_parts
 from ...potentials.trees.draws import tree_draws
 from ...potentials.trees.forest import Forest
 from ...potentials.trees.mixture import (
@@ -49,6 +49,8 @@ class Searched(NamedTuple):
     projection: Any
     origin: Array
     units: Array
+    sample: core.Sample | None = None
+    """Of the trees of a large forest; the objective is then the share of it that these have."""
 
 
 class NodeMoments(NamedTuple):
@@ -70,6 +72,7 @@ class TreePrograms(SparsePrograms):
     def __init__(self, reading: SparseLinearReading, space: UnconstrainedSpace, options: TreeOptions) -> None:
         super().__init__(reading, space)
         self.options = options
+        self.num_parts = num_parts(reading.forest) if options.is_exact else 1
         self.project = jax.jit(self._project)
         self.init_state = jax.jit(self._init_state)
         self.units = jax.jit(self._units)
@@ -93,10 +96,13 @@ class TreePrograms(SparsePrograms):
             return core.exact_cavity(projection, self._reading.noise_variance(hyper, data))
         return core.gaussian(self._reading.form(hyper, data), state).cavity
 
-    def _units(self, at: Searched, state: Any) -> Array:
-        """About the standard error of each hyperparameter, at most one: the steps of the search are in these units."""
+    def _units(self, at: Searched, state: Any, sample: core.Sample | None = None) -> Array:
+        """About the standard error of each hyperparameter, at most one: the steps of the search are in these units.
+
+        :param sample: what they are measured on, if not on all of what is searched on.
+        """
         reading, space = self._reading, self._space
-        data, fixed, projection, origin, _ = at
+        data, fixed, projection, origin, *_ = at
         num_rows = sum(rows.size for rows in reading.rows)
 
         def parameters(values: Array) -> tuple[Any, Array]:
@@ -104,13 +110,15 @@ class TreePrograms(SparsePrograms):
             return reading.prior(hyper, data), jnp.broadcast_to(reading.noise_variance(hyper, data), (num_rows,))
 
         cavity = self._cavity(data, space.unpack(origin, fixed), projection, state)
-        scales = core.gradient_scales(reading.forest, parameters, origin, cavity)
+        scales = core.gradient_scales(reading.forest, parameters, origin, cavity, sample)
+        if sample is not None and at.sample is not None:
+            scales *= jnp.sqrt(at.sample.share / sample.share)
         return 1.0 / jnp.sqrt(1.0 + jnp.square(scales))
 
     def _evaluate(self, at: Searched, x: Array, state: Any) -> hyper_search.Evaluation:
         """The objective."""
         reading, options = self._reading, self.options
-        data, fixed, projection, origin, units = at
+        data, fixed, projection, origin, units, sample = at
         num_rows = sum(rows.size for rows in reading.rows)
 
         def hyper_at(x: Array) -> dict[str, Array]:
@@ -123,11 +131,15 @@ class TreePrograms(SparsePrograms):
                 return (reading.prior(hyper, data), reading.noise_variance(hyper, data)), constant
             return reading.form(hyper, data), constant
 
+        def share(value: Array) -> Array:
+            return value if sample is None else sample.share * value
+
         def log_evidence(form: Any, state: Any) -> Array:
             parts, constant = form
-            value: Array = constant
+            value: Array = share(constant)
             if options.is_exact:
-                return value + core.exact_log_evidence(reading.forest, parts[0], projection, parts[1], num_rows)
+                exact = reading.forest, parts[0], projection, parts[1], num_rows
+                return value + core.exact_log_evidence(*exact, sample)
             return value + core.log_evidence(parts, state)
 
         def solve(form: Any, state: Any) -> tuple[Any, core.SolveInfo]:
@@ -136,12 +148,15 @@ class TreePrograms(SparsePrograms):
                 return state, core.SolveInfo(jnp.asarray(True), jnp.ones((), jnp.int32), zero, zero)
             return core.solve(form[0], state, num_steps=options.num_steps, tol=options.tol, damping=options.damping)
 
-        evaluate = hyper_search.evaluation_fn(form, lambda x: reading.log_prior(hyper_at(x), data), solve, log_evidence)
-        return evaluate(x, state)
+        def log_prior(x: Array) -> Array:
+            return share(reading.log_prior(hyper_at(x), data))
+
+        return hyper_search.evaluation_fn(form, log_prior, solve, log_evidence)(x, state)
 
     def init_search(self, at: Searched, with_curvature: bool, x: Array, state: Any) -> hyper_search.SearchState:
         """The search before its first evaluation."""
-        start = hyper_search.init_search(jax.eval_shape(self._evaluate, at, x, state), x, state)
+        shapes = jax.eval_shape(self._evaluate, at, x, state)
+        start = hyper_search.init_search(shapes, x, state)
         if not with_curvature:
             start = start._replace(num_probes=jnp.asarray(2 * x.size, jnp.int32))
         return start

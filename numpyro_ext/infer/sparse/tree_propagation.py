@@ -38,6 +38,7 @@ from ...structure.sparse_linear.form import SparseLinear
 __all__ = [
     "Cavity",
     "Projection",
+    "Sample",
     "SolveInfo",
     "State",
     "exact_cavity",
@@ -58,6 +59,14 @@ class Cavity(NamedTuple):
 
     mean: Array
     variance: Array
+
+
+class Sample(NamedTuple):
+    """Some of the parts that a large forest is taken in, whose trees are drawn."""
+
+    num_parts: Array
+    share: Array
+    """How many parts of all these are."""
 
 
 class Projection(NamedTuple):
@@ -91,25 +100,35 @@ def exact_cavity(projection: Projection, noise_variance: Array) -> Cavity:
 
 
 def exact_log_evidence(
-    forest: Forest, prior: TreeParameters, projection: Projection, noise_variance: Array, num_rows: int
+    forest: Forest,
+    prior: TreeParameters,
+    projection: Projection,
+    noise_variance: Array,
+    num_rows: int,
+    sample: Sample | None = None,
 ) -> Array:
-    """Log density of the data, the part outside the range of the operator included; differentiable."""
+    """Log density of the data, the part outside the range of the operator included; differentiable.
+
+    :param Sample sample: the share of it that some of the trees have, if these are a sample of all.
+    """
     scale = jnp.mean(noise_variance)
     cavity = exact_cavity(projection, noise_variance)
     # The part outside the range less what the cavities have of their own, of which most would cancel.
     rest = (num_rows - cavity.mean.size) * jnp.log(2.0 * jnp.pi * scale) + jnp.sum(jnp.log(projection.gram))
     rest += projection.log_relative + projection.residual / scale
-    return _log_normaliser(forest, prior, cavity) - 0.5 * rest
+    rest = rest if sample is None else sample.share * rest
+    return _log_normaliser(forest, prior, cavity, sample) - 0.5 * rest
 
 
-def _log_normaliser(forest: Forest, prior: TreeParameters, cavity: Cavity) -> Array:
+def _log_normaliser(forest: Forest, prior: TreeParameters, cavity: Cavity, sample: Sample | None = None) -> Array:
     def of(trees: Forest, prior: TreeParameters, *cavity: Array) -> Array:
         evidence = _node_evidence(trees, prior, Cavity(*cavity))
         found: Array = log_partition(trees, evidence, *log_probabilities(trees, prior))
         return found
 
     mean, variance = cavity
-    return sum_over_trees(of, forest, prior, mean, jnp.broadcast_to(variance, mean.shape))
+    nodes = mean, jnp.broadcast_to(variance, mean.shape)
+    return sum_over_trees(of, forest, prior, *nodes, limit=None if sample is None else sample.num_parts)
 
 
 def _node_evidence(forest: Forest, prior: TreeParameters, cavity: Cavity) -> Array:
@@ -118,7 +137,11 @@ def _node_evidence(forest: Forest, prior: TreeParameters, cavity: Cavity) -> Arr
 
 
 def gradient_scales(
-    forest: Forest, parameters_fn: Callable[[Array], tuple[TreeParameters, Array]], values: Array, cavity: Cavity
+    forest: Forest,
+    parameters_fn: Callable[[Array], tuple[TreeParameters, Array]],
+    values: Array,
+    cavity: Cavity,
+    sample: Sample | None = None,
 ) -> Array:
     """Root of the sum over nodes of the squared derivative of the log evidence, for each parameter.
 
@@ -130,6 +153,7 @@ def gradient_scales(
     :param parameters_fn: from the vector of parameters to the prior and the noise variances of shape ``(m,)``.
     :param values: the vector, of shape ``(d,)``.
     :param Cavity cavity: Gaussians over the coefficients.
+    :param Sample sample: of the trees, as in :func:`exact_log_evidence`.
     """
     prior, _ = parameters_fn(values)
     held = jax.lax.stop_gradient(prior)
@@ -161,7 +185,10 @@ def gradient_scales(
     num_rows = jax.eval_shape(parameters_fn, values)[1].size
     signs = jax.random.rademacher(jax.random.key(0), (_NUM_SIGNS, mean.size + num_rows), jnp.int8)
     nodes = mean, jnp.broadcast_to(variance, mean.shape), signs[:, : mean.size].T
-    total = sum_over_trees(gradients, forest, values, *nodes) + jax.lax.map(of_noise, signs[:, mean.size :])
+    limit = None if sample is None else sample.num_parts
+    noise = jax.lax.map(of_noise, signs[:, mean.size :])
+    noise = noise if sample is None else jnp.sqrt(sample.share) * noise
+    total = sum_over_trees(gradients, forest, values, *nodes, limit=limit) + noise
     return jnp.sqrt(jnp.mean(jnp.square(total), axis=0))
 
 

@@ -17,7 +17,7 @@ from jax import Array, lax
 
 from .forest import Forest, Level
 
-__all__ = ["LARGEST_CHUNK", "LARGEST_WHOLE", "map_trees", "sum_over_trees"]
+__all__ = ["LARGEST_CHUNK", "LARGEST_WHOLE", "map_trees", "num_parts", "sum_over_trees"]
 
 LARGEST_WHOLE = 2**16
 """Nodes up to which a forest is taken at once."""
@@ -27,7 +27,14 @@ LARGEST_CHUNK = 2**15
 _Result = TypeVar("_Result")
 
 
-def sum_over_trees(function: Callable[..., _Result], forest: Forest, shared: Any, *arrays: Array) -> _Result:
+def num_parts(forest: Forest) -> int:
+    """How many parts of equal size a forest is taken in. Trees are drawn for them, so a few are a sample of all."""
+    return _num_parts(forest) or 1
+
+
+def sum_over_trees(
+    function: Callable[..., _Result], forest: Forest, shared: Any, *arrays: Array, limit: Array | None = None
+) -> _Result:
     """Sum of ``function(trees, shared, *parts)`` over parts of the forest, where it consists of many equal trees.
 
     :param function: of a forest, of what all nodes share and of arrays over the nodes, a sum over trees. For
@@ -35,6 +42,7 @@ def sum_over_trees(function: Callable[..., _Result], forest: Forest, shared: Any
     :param Forest forest: up to ``LARGEST_WHOLE`` nodes, or trees of several shapes, are one part.
     :param shared: arrays such as parameters of groups.
     :param arrays: of shape ``(num_nodes, ...)``.
+    :param limit: the sum is over so many of the :func:`num_parts`, at their cost; by default over all.
     """
     chunks = _chunks(forest)
     if chunks is None:
@@ -42,15 +50,24 @@ def sum_over_trees(function: Callable[..., _Result], forest: Forest, shared: Any
     part, nodes = chunks
 
     @jax.checkpoint
-    def of(chosen: Array) -> _Result:
-        trees = dataclasses.replace(part, groups=forest.groups[chosen])
+    def of(groups: Array, *values: Array) -> _Result:
         # The barriers keep the compiler from adding up all nodes in one place, of the sum and of its derivatives.
-        found = function(trees, lax.optimization_barrier(shared), *(x[chosen] for x in arrays))
+        found = function(dataclasses.replace(part, groups=groups), lax.optimization_barrier(shared), *values)
         result: _Result = lax.optimization_barrier(found)
         return result
 
-    start = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(of, nodes[0]))
-    total: _Result = lax.scan(lambda total, chosen: (jax.tree.map(jnp.add, total, of(chosen)), None), start, nodes)[0]
+    def gathered(chosen: Array) -> tuple[Array, ...]:
+        return (forest.groups[chosen], *(x[chosen] for x in arrays))
+
+    start = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(of, *gathered(nodes[0])))
+
+    def add(total: _Result, numbered: tuple[Array, Array]) -> tuple[_Result, None]:
+        number, chosen = numbered
+        nodes = gathered(chosen)
+        found = of(*nodes) if limit is None else lax.cond(number < limit, of, lambda *nodes: start, *nodes)
+        return jax.tree.map(jnp.add, total, found), None
+
+    total: _Result = lax.scan(add, start, (jnp.arange(len(nodes)), nodes))[0]
     return total
 
 
@@ -68,25 +85,42 @@ def map_trees(function: Callable[..., Any], forest: Forest, *arrays: Array) -> A
     return jax.tree.map(lambda x: jnp.zeros((nodes.size, *x.shape[2:]), x.dtype).at[nodes].set(x), found)
 
 
-def _chunks(forest: Forest) -> tuple[Forest, Array] | None:
-    """Trees that are a part of the forest, without groups, and the nodes of each part, in the order by depth."""
+def _num_parts(forest: Forest) -> int | None:
+    """``None`` where the forest is taken at once."""
     roots, below = forest.levels[0].size, forest.levels[1:]
     if forest.num_nodes <= LARGEST_WHOLE or any(level.num_children == 0 for level in below):
         return None
-    num_trees = below[0].num_parents if below else 0
     if any(lower.num_parents != upper.size for upper, lower in zip(below[:-1], below[1:], strict=True)):
         return None
+    num_trees = _num_trees(forest)
     whole = math.gcd(num_trees, roots - num_trees)
     number = next((k for k in range(1, whole + 1) if whole % k == 0 and forest.num_nodes <= k * LARGEST_CHUNK), whole)
-    if number == 1:
+    return number if number > 1 else None
+
+
+def _num_trees(forest: Forest) -> int:
+    """Of more than one node."""
+    return forest.levels[1].num_parents if len(forest.levels) > 1 else 0
+
+
+def _chunks(forest: Forest) -> tuple[Forest, Array] | None:
+    """Trees that are a part of the forest, without groups, and the nodes of each part, in the order by depth."""
+    number = _num_parts(forest)
+    if number is None:
         return None
+    roots, below, num_trees = forest.levels[0].size, forest.levels[1:], _num_trees(forest)
     is_known = not isinstance(forest.order, jax.core.Tracer)
     # Of known forests the compiler gets the result, instead of computing it from large constants.
     order: Any = np.asarray(forest.order) if is_known else forest.order
     ends = np.cumsum([num_trees, roots - num_trees, *(level.size for level in below)])
-    pieces = [
-        order[end - size : end].reshape(number, -1) for end, size in zip(ends, np.diff(ends, prepend=0), strict=True)
-    ]
+    # The same sample in every run. Of each level a tree has as many nodes, one after the other.
+    rng = np.random.default_rng(0)
+    drawn, alone = rng.permutation(num_trees), rng.permutation(roots - num_trees)
+    pieces = []
+    for position, end in enumerate(ends):
+        level = order[ends[position - 1] if position else 0 : end]
+        trees = alone if position == 1 else drawn
+        pieces.append(level.reshape(trees.size, level.size // max(trees.size, 1))[trees].reshape(number, -1))
     nodes = np.concatenate(pieces, axis=1) if is_known else jnp.concatenate(pieces, axis=1)
     levels = [Level(roots // number, 0, 0)]
     above = [np.full(roots // number, -1)]
