@@ -11,10 +11,12 @@ import pytest
 from models.images import wavelet_denoising
 from numpyro_ext.distributions import HiddenMarkovTree
 from numpyro_ext.infer import EP
+from numpyro_ext.infer.sparse import tree_propagation as core
 from numpyro_ext.infer.sparse import tree_search
 from numpyro_ext.linalg import wavelet_transform
-from numpyro_ext.potentials import wavelet_forest
+from numpyro_ext.potentials import LaplacePotential, wavelet_forest
 from numpyro_ext.potentials.trees import chunks
+from numpyro_ext.potentials.trees.mixture import TreeParameters
 
 KEY = jax.random.key(0)
 LEVELS = {"wavelet": "haar", "num_levels": 2, "per_orientation": True}
@@ -99,6 +101,29 @@ def test_derivatives_are_small_in_units_of_the_end(noisy, small_parts):
         up, down = (evidence(np.exp(side * 0.02 * np.eye(7)[place])) for side in (1.0, -1.0))
         slope, curvature = (up - down) / 0.04, (up + down - 2.0 * at) / 0.02**2
         assert curvature < 0.0 and abs(slope) / np.sqrt(-curvature) < 1.0
+
+
+def test_units_measured_on_a_sample_are_those_of_all(noisy, small_parts):
+    """About: eight random signs know a root mean square to a third or so."""
+    transform = wavelet_transform((64, 64), "haar", 2)
+    forest = wavelet_forest(transform, per_orientation=True)
+    values = jnp.log(jnp.concatenate([jnp.full(7, 0.3), jnp.full(7, 2.0), jnp.array([0.1])]))
+
+    def parameters(values):
+        low, high = (LaplacePotential(0.0, jnp.exp(part)) for part in (values[:7], values[7:14]))
+        prior = TreeParameters(low, high, jnp.full(7, 0.4), jnp.tile(jnp.array([0.1, 0.8]), (7, 1)))
+        return prior, jnp.full(4096, jnp.exp(2.0 * values[14]))
+
+    cavity = core.Cavity(transform @ noisy.reshape(-1), jnp.full(4096, 0.01))
+    number = chunks.num_parts(forest)
+    whole = core.gradient_scales(forest, parameters, values, cavity)
+    assert number == 64
+    np.testing.assert_allclose(whole[14], np.sqrt(2.0 * 4096), rtol=0.6)
+    for size in (16, number):
+        share = size / number
+        sample = core.Sample(jnp.asarray(size), jnp.asarray(share))
+        some = core.gradient_scales(forest, parameters, values, cavity, sample)
+        assert np.all(np.abs(np.log(some / np.sqrt(share) / whole)) < np.log(3.0)), (some, whole)
 
 
 def test_an_interrupted_sample_ends_with_the_evidence_of_all(noisy, small_parts, monkeypatch):

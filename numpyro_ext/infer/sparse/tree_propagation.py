@@ -51,6 +51,8 @@ __all__ = [
 ]
 
 _NUM_SIGNS = 8
+_ROW_STRIDE = 64
+"""Of a large forest every so many-th row speaks for the noise in the units of the search."""
 _LARGEST_DAMPING = 0.98
 
 
@@ -157,8 +159,11 @@ def gradient_scales(
     """
     prior, _ = parameters_fn(values)
     held = jax.lax.stop_gradient(prior)
+    stride = 1 if sample is None else _ROW_STRIDE
 
     def gradients(trees: Forest, values: Array, mean: Array, variance: Array, signs: Array) -> Array:
+        if sample is not None:  # then they are numbers of nodes, and signs are drawn for those of the sample alone
+            signs = jax.random.rademacher(jax.random.fold_in(key, signs[0]), (signs.size, _NUM_SIGNS), jnp.int8)
         cavity = Cavity(mean, variance)
         states = state_posterior(trees, held, _node_evidence(trees, held, cavity))
         marginals = jnp.stack([1.0 - states.marginals, states.marginals], axis=-1)
@@ -176,19 +181,23 @@ def gradient_scales(
 
     def of_noise(signs: Array) -> Array:
         def signed(values: Array) -> Array:
-            return signs.astype(values.dtype) @ jnp.log(parameters_fn(values)[1]) / jnp.sqrt(2.0)
+            return signs.astype(values.dtype) @ jnp.log(parameters_fn(values)[1][::stride]) / jnp.sqrt(2.0)
 
         found: Array = jax.grad(signed)(values)
         return found
 
     mean, variance = cavity
-    num_rows = jax.eval_shape(parameters_fn, values)[1].size
-    signs = jax.random.rademacher(jax.random.key(0), (_NUM_SIGNS, mean.size + num_rows), jnp.int8)
-    nodes = mean, jnp.broadcast_to(variance, mean.shape), signs[:, : mean.size].T
-    limit = None if sample is None else sample.num_parts
-    noise = jax.lax.map(of_noise, signs[:, mean.size :])
-    noise = noise if sample is None else jnp.sqrt(sample.share) * noise
-    total = sum_over_trees(gradients, forest, values, *nodes, limit=limit) + noise
+    key, num_rows = jax.random.key(0), jax.eval_shape(parameters_fn, values)[1].size
+    num_nodes = mean.size if sample is None else 0
+    signs = jax.random.rademacher(key, (_NUM_SIGNS, num_nodes + -(-num_rows // stride)), jnp.int8)
+    last = signs[:, :num_nodes].T if sample is None else jnp.arange(mean.size)
+    nodes = mean, jnp.broadcast_to(variance, mean.shape), last
+    noise = jax.lax.map(of_noise, signs[:, num_nodes:])
+    if sample is None:
+        total = sum_over_trees(gradients, forest, values, *nodes) + noise
+    else:
+        total = sum_over_trees(gradients, forest, values, *nodes, limit=sample.num_parts)
+        total += jnp.sqrt(stride * sample.share) * noise
     return jnp.sqrt(jnp.mean(jnp.square(total), axis=0))
 
 
