@@ -184,7 +184,14 @@ class FittingPrograms:
     def _objective(self, data: Any, fixed: dict[str, Array]) -> Callable[[Array, Any], Evaluation]:
         """The objective with the fields of the run's own tolerance."""
         tol = np.asarray(self.tol, jnp.result_type(float))
-        return lambda values, state: self.evaluate(data, fixed, values, state, tol)
+        # Visits, where there are any, make no gradient: one trace for both. What is not given is no input of a program.
+        with_gradient = () if self._marginals_fn is None else (np.asarray(True),)
+
+        def objective(values: Array, state: Any) -> Evaluation:
+            found: Evaluation = self.evaluate(data, fixed, values, state, tol, *with_gradient)
+            return found
+
+        return objective
 
     def log_prior(self, data: Any, fixed: dict[str, Array], values: Array) -> Array:
         """What the objective has beside the evidence: the log prior density of unconstrained hyperparameters."""
@@ -279,7 +286,7 @@ class FittingPrograms:
         @jax.jit  # traced once, for the shapes and for the loop
         def at(point: tuple[Array, Any]) -> PointFit:
             values, state = point
-            found = self._evaluate(data, fixed, values, state, tol, False)
+            found = self.evaluate(data, fixed, values, state, tol, np.asarray(False))
             return self._point_fit(data, fixed, values, found, with_marginals, marginals_fn)
 
         found: PointFit = at_each(at, (points, states), num_points)

@@ -20,7 +20,7 @@ from jax.typing import ArrayLike
 
 from ..moments import LogFactor, TiltedMoments
 from .even_nodes import NUM_NODES, even_nodes
-from .tilted_window import Cavity, Piece, log_concave_mode, segments, two_pieces
+from .tilted_window import Cavity, Piece, Segments, log_concave_mode, segments, two_pieces
 
 __all__ = [
     "broadcast_to_factors",
@@ -130,6 +130,8 @@ def in_chunks(function: Callable[..., TiltedMoments], potential: LogFactor, *arr
     The arrays of a chunk stay in the processor's cache from node to node, and what a function decides from the widest
     cavity it decides for each chunk.
     """
+    # Derivatives take a chunk at a time as well, and what a branch of it keeps for them stays in the branch.
+    function = jax.checkpoint(function, prevent_cse=False)
     shape = arrays[0].shape
     leaves, structure = jax.tree.flatten(potential)
     is_split = [np.shape(leaf) == shape for leaf in leaves]
@@ -156,35 +158,10 @@ def _chunk_moments(
     potential: LogFactor, mean: Array, variance: Array, power: Array, *, num_nodes: int | None, only_log_z: bool
 ) -> TiltedMoments:
     single = jnp.finfo(mean.dtype).bits <= 32
+    num_nodes = num_nodes or (16 if single else 40) * (1 if _has_one_mode(potential) else 2)
+    cover, highest, height = _cover(*jax.lax.stop_gradient((potential, mean, variance, power)))
+    center, scale, length = cover
     origin = jax.lax.stop_gradient(mean)
-    one_mode = potential.is_log_concave and potential.is_smooth
-    num_nodes = num_nodes or (16 if single else 40) * (1 if one_mode else 2)
-    # With two modes, a narrow one may have tails that carry its variance far below its height.
-    drop = (20.0 if single else 44.0) if one_mode else (60.0 if single else 100.0)
-
-    # Everything is located by its distance x from the cavity mean, which keeps the digits of a narrow cavity.
-    frozen, cavity, fixed_power = jax.lax.stop_gradient((potential, Cavity(jnp.zeros_like(mean), variance), power))
-
-    def log_factor(x: Array) -> Array:
-        return frozen.log_density(origin + x)
-
-    def g(x: Array) -> Array:
-        return fixed_power * log_factor(x) + cavity.exponent(x)
-
-    if one_mode:
-        mode = log_concave_mode(lambda x: frozen.derivatives(origin + x), cavity, fixed_power)
-        infinity = jnp.full_like(mean, jnp.inf)
-        pieces = Piece(mode[None], -infinity[None], infinity[None])
-    else:
-        peak = getattr(frozen, "center", None)
-        pieces = two_pieces(log_factor, cavity, fixed_power, None if peak is None else peak - origin, drop)
-    heights = jax.vmap(g)(pieces.mode)
-    cover = jax.vmap(lambda piece, height: segments(g, piece, height, cavity, drop))(pieces, heights)
-    center, scale, length = (x.reshape(-1, *mean.shape) for x in cover)
-    heights = jnp.where(jnp.isnan(heights), -jnp.inf, heights)
-    highest = jnp.take_along_axis(pieces.mode, jnp.argmax(heights, axis=0)[None], axis=0)[0]
-    height = jnp.max(heights, axis=0)
-    height = jnp.where(jnp.isfinite(height), height, 0.0)
     weighed = functools.partial(_terms, potential, origin, power, Cavity(mean, variance), highest, height)
 
     def terms(node: tuple[Array, Array]) -> tuple[Array, ...]:
@@ -200,6 +177,43 @@ def _chunk_moments(
     # The segments are added up at the end: a reduction inside the loop would cost more than the factor.
     sums = tuple(jnp.sum(value, axis=0) for value in sum_over_nodes(terms, grid, only_first=only_log_z))
     return _from_sums(sums, height, highest - (mean - origin), Cavity(mean, variance))
+
+
+def _has_one_mode(potential: LogFactor) -> bool:
+    return potential.is_log_concave and potential.is_smooth
+
+
+@jax.jit  # traced once, for moments and for derivatives of the log normaliser alone
+def _cover(potential: LogFactor, origin: Array, variance: Array, power: Array) -> tuple[Segments, Array, Array]:
+    """Segments that cover the mass, with a leading axis, the highest point of the tilted density and its height there.
+
+    Everything is located by its distance x from the cavity mean, which keeps the digits of a narrow cavity.
+    """
+    single = jnp.finfo(origin.dtype).bits <= 32
+    one_mode, cavity = _has_one_mode(potential), Cavity(jnp.zeros_like(origin), variance)
+    # With two modes, a narrow one may have tails that carry its variance far below its height.
+    drop = (20.0 if single else 44.0) if one_mode else (60.0 if single else 100.0)
+
+    def log_factor(x: Array) -> Array:
+        return potential.log_density(origin + x)
+
+    def g(x: Array) -> Array:
+        return power * log_factor(x) + cavity.exponent(x)
+
+    if one_mode:
+        mode = log_concave_mode(lambda x: potential.derivatives(origin + x), cavity, power)
+        infinity = jnp.full_like(origin, jnp.inf)
+        pieces = Piece(mode[None], -infinity[None], infinity[None])
+    else:
+        peak = getattr(potential, "center", None)
+        pieces = two_pieces(log_factor, cavity, power, None if peak is None else peak - origin, drop)
+    heights = jax.vmap(g)(pieces.mode)
+    cover = jax.vmap(lambda piece, height: segments(g, piece, height, cavity, drop))(pieces, heights)
+    heights = jnp.where(jnp.isnan(heights), -jnp.inf, heights)
+    highest = jnp.take_along_axis(pieces.mode, jnp.argmax(heights, axis=0)[None], axis=0)[0]
+    height = jnp.max(heights, axis=0)
+    segments_of_all = Segments(*(x.reshape(-1, *origin.shape) for x in cover))
+    return segments_of_all, highest, jnp.where(jnp.isfinite(height), height, 0.0)
 
 
 def on_even_nodes(

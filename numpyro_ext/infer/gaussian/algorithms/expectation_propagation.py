@@ -243,16 +243,12 @@ def log_evidence(form: LatentGaussian, state: State, *, power: float = 1.0, spac
     """
     precision, shift = lax.stop_gradient((state.site_precision, state.site_shift))
     marginals = _refresh(form, gaussian_prior(form, space), precision, shift)
-    # Stationary in the moments of the predictors as well, so they are held in all but the partition function, whose
-    # derivative in the offset lacks what the sites, which are on the predictors, have of it.
+    # Stationary in the cavities as well, so they are held. The derivative of the partition function in the offset lacks
+    # what the sites, which are on the predictors, have of it.
     held, offset = lax.stop_gradient((marginals, form.offset))
-    held, still = held._replace(log_partition=marginals.log_partition), form._replace(offset=offset)
-    state = state._replace(site_precision=precision, site_shift=shift, marginals=held)
-    tilted = tilt(still, held, precision, shift, power, only_log_z=True)
-    value = _objective(still, state, tilted, power)
-    factors = jax.tree.map(lax.stop_gradient, form).log_factors  # their parameters are in the value already
-    pinned = factors(jnp.where(tilted.is_pinned, marginals.mean + form.offset, 0.0))
-    of_offset = jnp.where(tilted.is_pinned, pinned, shift * form.offset - 0.5 * precision * form.offset**2)
+    tilted = tilt(form._replace(offset=offset), held, precision, shift, power, only_log_z=True)
+    value = _objective(form, marginals, tilted, power)
+    of_offset = jnp.where(tilted.is_pinned, 0.0, shift * form.offset - 0.5 * precision * form.offset**2)
     value += jnp.sum(of_offset - lax.stop_gradient(of_offset))
     return jnp.where(lax.stop_gradient(is_valid_prior(form.prior)), value, jnp.nan)
 
@@ -297,12 +293,12 @@ def _is_proper(marginals: Marginals) -> Array:
     return jnp.isfinite(total)
 
 
-def _objective(form: LatentGaussian, state: State, tilted: Tilted, power: ArrayLike) -> Array:
+def _objective(form: LatentGaussian, marginals: Marginals, tilted: Tilted, power: ArrayLike) -> Array:
     """Log evidence: the partition function of prior and sites, with each site's part replaced by its factor's.
 
     The part of a site is the log integral of the cavity times the site.
     """
-    mean, _, _, log_partition = state.marginals
+    mean, _, _, log_partition = marginals
     is_free = tilted.observed & ~tilted.is_pinned
     terms = jnp.where(tilted.has_cavity, (tilted.log_z - tilted.log_site) / jnp.asarray(power), 0.0)
     pinned = form.log_factors(jnp.where(tilted.is_pinned, mean + form.offset, 0.0))
@@ -325,7 +321,7 @@ def _step(
     is_start = state.is_start
     size = jnp.where(is_start, 1.0, jnp.minimum(state.step_size, 1.0 - damping))
     tilted = tilt(form, state.marginals, state.site_precision, state.site_shift, power)
-    objective = jnp.where(is_start, jnp.nan, _objective(form, state, tilted, power))
+    objective = jnp.where(is_start, jnp.nan, _objective(form, state.marginals, tilted, power))
     precision, shift, skipped = propose(form, state.site_precision, state.site_shift, tilted, power)
     precision = state.site_precision + size * (precision - state.site_precision)
     shift = state.site_shift + size * (shift - state.site_shift)
