@@ -334,10 +334,7 @@ class FittingPrograms:
             state = self.init_state(data, self._space.unpack(values, fixed))
         key = tuple((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves((values, state)))
         if key not in self._shapes:
-            # As :meth:`_visit` or :meth:`_search` will ask, so that they find it traced.
-            asks = () if self._marginals_fn is None else (np.asarray(True),)
-            tol = np.asarray(self.tol, jnp.result_type(float))
-            self._shapes[key] = jax.eval_shape(self.evaluate, data, fixed, values, state, tol, *asks)
+            self._shapes[key] = jax.eval_shape(self._objective(data, fixed), values, state)
         shapes = self._shapes[key]
         has = {"has_metric": self.probes_locally, "has_curvature": self.has_curvature}
         start = hyper_search.init_search(shapes, values, state, **has)
