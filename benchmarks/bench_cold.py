@@ -18,6 +18,7 @@ FIRST = {"few-rows": 2.0, "random-intercepts": 5.0}
 """Of EP; of the others what the Laplace engine took before."""
 FIRST_OF_OTHERS = {"few-rows": 1.9, "random-intercepts": 7.2}
 NEXT, NEW_PROCESS = 0.1, 1.5
+NUM_ROUNDS = 3
 NAMES = {
     "NUTS": f"NUTS, {NUM_WARMUP} + {NUM_SAMPLES} transitions",
     "SVI": f"SVI, {NUM_SVI_STEPS} steps",
@@ -69,14 +70,19 @@ def test_cold(benchmark, results, peers, tmp_path, engine, problem):
 
 
 def test_many_hyperparameters(benchmark, results):
-    """EP beside Laplace's method where 96 numbers are learned."""
-    ep: dict[str, Any] = benchmark.pedantic(cold, args=("EP", "graded-response"), rounds=1)
-    laplace = cold("LaplaceApproximation", "graded-response")
-    for kind in ("first", "next"):
-        seconds, others = ep[kind]["cpu"], laplace[kind]["cpu"]
+    """EP beside Laplace's method where 96 numbers are learned: the least of some rounds in turns."""
+    ep, laplace = [], []
+
+    def once() -> None:
+        ep.append(cold("EP", "graded-response"))
+        laplace.append(cold("LaplaceApproximation", "graded-response"))
+
+    benchmark.pedantic(once, rounds=NUM_ROUNDS)
+    for kind in ("first", "next", "other groups"):
+        seconds, others = (min(found[kind]["cpu"] for found in runs) for runs in (ep, laplace))
         results.add(
             Row(
-                item=f"{kind} fit, EP, graded response",
+                item=f"{kind if kind == 'other groups' else f'{kind} fit'}, EP, graded response",
                 dtype="float64",
                 seconds=seconds,
                 peer="LaplaceApproximation",

@@ -54,15 +54,24 @@ def robust(y):
     numpyro.sample("y", dist.StudentT(4.0, shift[GROUP], noise), obs=y)
 
 
+def binary(y):
+    """Factors without parameters: only the cavities and the prior move."""
+    scale = numpyro.sample("scale", dist.HalfNormal(1.0))
+    power = numpyro.sample("power", dist.Normal(0.0, 1.0))
+    shift = numpyro.sample("shift", dist.Normal(0.0, scale).expand([5]))
+    numpyro.sample("y", dist.Bernoulli(logits=shift[GROUP] + jnp.sin(power * np.linspace(0.0, 2.0, 40))), obs=y)
+
+
 DATA = {
     graded: np.digitize(RNG.normal(size=8)[np.arange(40) % 8] + RNG.logistic(size=40), [-1.0, 1.0]),
     overdispersed: RNG.poisson(np.exp(1.0 + 0.5 * RNG.normal(size=5))[GROUP]),
     robust: RNG.normal(size=5)[GROUP] + 0.4 * RNG.standard_t(4.0, 40),
+    binary: RNG.binomial(1, 0.4, 40),
 }
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("model", [graded, overdispersed, pytest.param(robust, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("model", [graded, overdispersed, binary, pytest.param(robust, marks=pytest.mark.slow)])
 def test_local_factors_have_the_curvature_of_the_model(model):
     engine = EP(model, progress_bar=False)
     engine.run(KEY, DATA[model])
