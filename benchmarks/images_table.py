@@ -57,10 +57,27 @@ class Table:
         self.rows.append((value, [name, f"{value:.{places}f}", held, time_taken, remark]))
         print(self.title, self.rows[-1][1], flush=True)
 
-    def peers(self, found: dict[str, Picture], value: Any) -> None:
+    def fit(
+        self,
+        name: str,
+        image: np.ndarray,
+        engine: Any,
+        *data: Any,
+        where: Any = slice(None),
+        remark: str = "",
+        **options: Any,
+    ) -> None:
+        """Of an engine, with decibels and bands of the pixels ``where``."""
+        start = time.process_time()
+        engine.run(*data, **options)
+        site = engine.posterior["image"]
+        value, covered = decibels(image, np.asarray(site.mean)), inside(site, image, where)
+        self.add(name, value, covered, time.process_time() - start, remark)
+
+    def peers(self, found: dict[str, Picture], image: np.ndarray, value: Any = decibels) -> None:
         for name, peer in found.items():
             remark = f"best of {peer.num_settings}, seconds of one" if peer.num_settings > 1 else ""
-            self.add(name, value(peer.image), None, peer.seconds, remark)
+            self.add(name, value(image, peer.image), None, peer.seconds, remark)
 
     def lines(self) -> list[str]:
         rows = sorted(self.rows, key=lambda row: row[0] if self.is_error else -row[0])
@@ -80,6 +97,11 @@ def inside(site: Any, image: np.ndarray, where: np.ndarray | slice = slice(None)
     if transform is not None:
         lower, upper = transform(lower), transform(upper)
     return float(np.mean(((lower <= image) & (image <= upper))[where]))
+
+
+def best_denoised(image: np.ndarray, noisy: np.ndarray, **options: Any) -> dict[str, Picture]:
+    """By each peer, in its best setting."""
+    return denoised(noisy, NOISE, lambda found: -decibels(image, found), **options)
 
 
 def photons() -> Table:
@@ -129,7 +151,7 @@ def photons() -> Table:
     for name, of_roots in {"median": np.asarray(roots.interval(1e-9)[0]), "mean": np.asarray(roots.mean)}.items():
         error = relative_error(image, from_square_roots(of_roots))
         table.add(f"EP, Anscombe + Haar trees, 32 shifts, {name}", error, covered, seconds)
-    table.peers(photons_denoised(counts, image), lambda found: relative_error(image, found))
+    table.peers(photons_denoised(counts, image), image, relative_error)
     return table
 
 
@@ -146,13 +168,9 @@ def denoising() -> Table:
     several = {"num_shifts": 8, "average_over": {"wavelet": ["haar", "sym4"]}}
     more = {"num_shifts": 16, "average_over": {"wavelet": ["haar", "db2", "sym4"]}}
     for name, options in {"one basis": {}, "16 bases": several, "48 bases": more}.items():
-        start = time.process_time()
         engine = EP(wavelet_denoising, progress_bar=False, **options)
-        engine.run(jax.random.key(1), noisy, NOISE)
-        site = engine.posterior["image"]
-        value = decibels(image, np.asarray(site.mean))
-        table.add(f"EP, trees, {name}", value, inside(site, image), time.process_time() - start)
-    table.peers(denoised(noisy, NOISE, lambda found: -decibels(image, found)), lambda found: decibels(image, found))
+        table.fit(f"EP, trees, {name}", image, engine, jax.random.key(1), noisy, NOISE)
+    table.peers(best_denoised(image, noisy), image)
     return table
 
 
@@ -172,7 +190,7 @@ def medians(name: str) -> Table:
         covered, seconds = inside(site, image), time.process_time() - start
         for which, picture in found.items():
             table.add(f"EP, trees, {2 * num_shifts} bases, {which}", decibels(image, picture), covered, seconds)
-    table.peers(denoised(noisy, NOISE, lambda found: -decibels(image, found)), lambda found: decibels(image, found))
+    table.peers(best_denoised(image, noisy), image)
     return table
 
 
@@ -182,18 +200,12 @@ def inpainting() -> Table:
     mask = np.random.default_rng(1).random(image.shape) < 0.25
     observed = np.where(mask, image, np.nan)
     for name, options in {"one basis": {"num_bases": 1}, "eight bases": {}}.items():
-        start = time.process_time()
         engine = StructuredMeanField(
             wavelet_inpainting, tol=0.2, num_variance_samples=8, num_samples=50, progress_bar=False
         )
-        engine.run(KEY, observed, mask, 0.01, **options)
-        site = engine.posterior["image"]
-        covered = inside(site, image, ~mask)
-        value = decibels(image, np.asarray(site.mean))
-        table.add(
-            f"structured mean field, {name}", value, covered, time.process_time() - start, "bands: missing pixels"
-        )
-    table.peers(inpainted(observed, mask), lambda found: decibels(image, found))
+        bands_of = {"where": ~mask, "remark": "bands: missing pixels"}
+        table.fit(f"structured mean field, {name}", image, engine, KEY, observed, mask, 0.01, **bands_of, **options)
+    table.peers(inpainted(observed, mask), image)
     return table
 
 
@@ -251,15 +263,10 @@ def colour() -> Table:
             found.append(np.asarray(engine.posterior["image"].mean))
         value = decibels(image, np.stack(found, -1) @ axes)
         table.add(f"EP, trees, 32 bases, {name}", value, None, time.process_time() - start)
-    peers = denoised(noisy, NOISE, lambda picture: -decibels(image, picture), channel_axis=-1)
-    table.peers(
-        {f"{name}, all colours": peer for name, peer in peers.items()}, lambda picture: decibels(image, picture)
-    )
+    peers = best_denoised(image, noisy, channel_axis=-1)
+    table.peers({f"{name}, all colours": peer for name, peer in peers.items()}, image)
     truth, seen = (np.moveaxis(picture @ principal.T, -1, 0) for picture in (image, noisy))
-    by_plane = [
-        denoised(plane, NOISE, lambda picture, true=true: -decibels(true, picture))
-        for plane, true in zip(seen, truth, strict=True)
-    ]
+    by_plane = [best_denoised(true, plane) for plane, true in zip(seen, truth, strict=True)]
     for name in by_plane[0]:
         picture = np.stack([found[name].image for found in by_plane], -1) @ principal
         num_settings = by_plane[0][name].num_settings
@@ -336,9 +343,8 @@ def eight_methods() -> list[Table]:
                     value = decibels(image, np.asarray(engine.posterior["image"].mean))
                     name = f"{'bound' if variances == 'auto' else 'mode'}, {shape}, {family}"
                     table.add(name, value, None, time.process_time() - start)
-    peers = (denoised(noisy, NOISE, lambda found: -decibels(image, found)), inpainted(observed, mask))
-    for table, found in zip(tables, peers, strict=True):
-        table.peers(found, lambda picture: decibels(image, picture))
+    for table, found in zip(tables, (best_denoised(image, noisy), inpainted(observed, mask)), strict=True):
+        table.peers(found, image)
     return tables
 
 

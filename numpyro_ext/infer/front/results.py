@@ -104,7 +104,7 @@ class HyperDiagnostics(NamedTuple):
     num_iterations: int
     """Accepted steps of L-BFGS."""
     num_evaluations: int
-    """Fits of the field, those of the line search and of the curvature included."""
+    """Fits of the field, those of the line search and of the curvature included, those on samples of trees left out."""
     objective_trace: np.ndarray
     """Log evidence plus log prior at every evaluation; ``-inf`` where a trial point was rejected as non-finite."""
     max_gradient: float
