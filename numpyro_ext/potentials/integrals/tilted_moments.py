@@ -131,14 +131,14 @@ def in_chunks(function: Callable[..., TiltedMoments], potential: LogFactor, *arr
     cavity it decides for each chunk.
     """
     # Derivatives take a chunk at a time as well, and what a branch of it keeps for them stays in the branch.
-    function = jax.checkpoint(function, prevent_cse=False)
+    of_chunk: Callable[..., TiltedMoments] = jax.checkpoint(function, prevent_cse=False)
     shape = arrays[0].shape
     leaves, structure = jax.tree.flatten(potential)
     is_split = [np.shape(leaf) == shape for leaf in leaves]
     is_whole = all(split or np.ndim(leaf) == 0 for leaf, split in zip(leaves, is_split, strict=True))
     is_whole &= not getattr(potential, "has_fixed_shape", False)
     if len(shape) != 1 or shape[0] < _LEAST_CHUNKS * _CHUNK or not is_whole or jax.default_backend() != "cpu":
-        return function(potential, *arrays)
+        return of_chunk(potential, *arrays)
     num_chunks = -(-shape[0] // _CHUNK)
 
     def cut(x: ArrayLike) -> Array:
@@ -147,7 +147,7 @@ def in_chunks(function: Callable[..., TiltedMoments], potential: LogFactor, *arr
     def one(chunk: tuple[list[Array], list[Array]]) -> TiltedMoments:
         own = iter(chunk[0])
         parts = [next(own) if split else leaf for leaf, split in zip(leaves, is_split, strict=True)]
-        return function(jax.tree.unflatten(structure, parts), *chunk[1])
+        return of_chunk(jax.tree.unflatten(structure, parts), *chunk[1])
 
     pieces = [cut(leaf) for leaf, split in zip(leaves, is_split, strict=True) if split], [cut(x) for x in arrays]
     found: TiltedMoments = jax.tree.map(lambda x: x.reshape(-1)[: shape[0]], jax.lax.map(one, pieces))
