@@ -1,5 +1,7 @@
 """Models of images: shapes, densities, and what the engines make of small ones."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,8 +13,9 @@ from numpyro import handlers
 from numpyro.infer.util import log_density
 
 from numpyro_ext.infer import EP, StructuredMeanField
-from numpyro_ext.linalg import convolution, masked_fourier, total_variation
-from numpyro_ext.models import compressed_sensing, poisson_deblurring, wavelet_denoising, wavelet_inpainting
+from numpyro_ext.linalg import convolution, masked_fourier, total_variation, wavelet_transform
+from numpyro_ext.models import compressed_sensing, images, poisson_deblurring, wavelet_denoising, wavelet_inpainting
+from numpyro_ext.potentials import wavelet_forest
 from numpyro_ext.structure.program.rows import affine_rows
 
 # Gaussian, standard deviation 0.3 pixels.
@@ -180,3 +183,43 @@ def test_rows_of_a_transform_are_never_written_down(monkeypatch):
         np.testing.assert_allclose(a.sd, b.sd, rtol=1e-4)
     draws, site = found.get_samples()["u"], found.posterior["u"]
     np.testing.assert_allclose(draws.mean(0), site.mean, atol=6 * float(site.sd.max()) / len(draws) ** 0.5)
+
+
+@pytest.mark.parametrize(("shape", "wavelet"), [((16, 8), "db2"), ((32,), "haar"), ((4, 8, 8), "haar")])
+def test_expected_squares_of_details_are_averages_over_shifts(shape, wavelet):
+    """Where all is seen exactly; where pixels are missing at random on the average over what is missing."""
+    rng = np.random.default_rng(0)
+    image = np.cumsum(rng.normal(size=shape), axis=-1)
+    transform = wavelet_transform(shape, wavelet, 2)
+    groups = np.asarray(wavelet_forest(transform, per_orientation=True).groups)
+    shifts = list(itertools.product(*map(range, shape)))
+    moved = jnp.asarray([np.roll(image, shift, tuple(range(len(shape)))).reshape(-1) for shift in shifts])
+    first = [int(np.flatnonzero(groups == group)[0]) for group in range(groups.max() + 1)]
+    squares = np.mean(np.square(np.asarray(jax.vmap(transform.matvec)(moved))), axis=0)
+    expected = np.where(groups == 0, 0.0, squares[first][groups])
+    whole = images._squares_between_seen(transform, jnp.asarray(image), jnp.ones(shape), jnp.asarray(image))
+    np.testing.assert_allclose(whole, expected, rtol=1e-8, atol=1e-8)
+
+    masks = rng.random((400, *shape)) < 0.5
+    found = jax.vmap(
+        lambda mask: images._squares_between_seen(transform, jnp.asarray(image) * mask, mask, jnp.asarray(image))
+    )(jnp.asarray(masks, float))
+    error = np.std(found, axis=0) / np.sqrt(len(masks))
+    assert np.all(np.abs(np.mean(found, axis=0) - expected)[groups > 0] < 5.0 * error[groups > 0])
+
+
+def test_what_fills_a_gap_does_not_say_how_rough_a_picture_is():
+    """White noise: what fills it has few details, and the scales of the model start at those of the noise."""
+    rng = np.random.default_rng(1)
+    image = rng.normal(size=(64, 64))
+    mask = rng.random(image.shape) < 0.25
+    filled = np.asarray(images._filled(jnp.asarray(np.where(mask, image, 0.0)), mask))
+    finest = {}
+    for model, data in {
+        wavelet_denoising: (filled, 1e-3),
+        wavelet_inpainting: (np.where(mask, image, np.nan), mask, 1e-3),
+    }.items():
+        trace = handlers.trace(handlers.seed(model, 0)).get_trace(*data, wavelet="haar", num_levels=3, num_bases=1)
+        finest[model] = 2.0 * np.asarray(trace["low_scale"]["value"])[-3:]
+    assert np.all(finest[wavelet_denoising] < 0.6)
+    np.testing.assert_allclose(finest[wavelet_inpainting], 1.0, atol=0.15)
