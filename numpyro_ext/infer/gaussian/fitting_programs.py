@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from ...compilation.collection import without_collection
 from ...compilation.quick_jit import holds_little, quick_jit
 from ...structure import LatentGaussianReading
 from ...structure.latent_gaussian.form import LatentGaussian
@@ -203,13 +204,17 @@ class FittingPrograms:
     ) -> tuple[SearchState, Array]:
         """A chunk of a search, see :func:`~numpyro_ext.infer.hyper.search.search`."""
         if self._marginals_fn is None:
-            found: tuple[SearchState, Array] = self._search_alone(data, fixed, state, max_iterations, num_evaluations)
+            with without_collection():
+                found: tuple[SearchState, Array] = self._search_alone(
+                    data, fixed, state, max_iterations, num_evaluations
+                )
             return found
         points, states = jax.tree.map(
             lambda leaf: np.zeros((POINTS_PER_CALL, *leaf.shape), leaf.dtype), (state.values, state.best.state)
         )
         visits = Visits(points, states, 0, np.asarray(self.tol, points.dtype))
-        state, trace, _ = self._search_and_visit(data, fixed, state, visits, False, max_iterations, num_evaluations)
+        with without_collection():
+            state, trace, _ = self._search_and_visit(data, fixed, state, visits, False, max_iterations, num_evaluations)
         return state, trace
 
     def fits(
@@ -334,7 +339,8 @@ class FittingPrograms:
             state = self.init_state(data, self._space.unpack(values, fixed))
         key = tuple((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves((values, state)))
         if key not in self._shapes:
-            self._shapes[key] = jax.eval_shape(self._objective(data, fixed), values, state)
+            with without_collection():
+                self._shapes[key] = jax.eval_shape(self._objective(data, fixed), values, state)
         shapes = self._shapes[key]
         has = {"has_metric": self.probes_locally, "has_curvature": self.has_curvature}
         start = hyper_search.init_search(shapes, values, state, **has)

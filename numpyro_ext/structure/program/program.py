@@ -10,6 +10,7 @@ import jax
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
+from ...compilation.collection import without_collection
 from .captured import array_key, captured
 from .known_values import known_result
 from .recurrences import OpenedScan, body_of, is_long_sum, sum_step_by_step
@@ -280,8 +281,9 @@ def make_program(function: Any, *args: Any, num_unknowns: int = 0) -> tuple[Prog
 
     :param int num_unknowns: as for :class:`Program`, counted in arrays.
     """
-    closed, out_shape = jax.make_jaxpr(function, return_shape=True)(*args)
-    program = Program(closed, num_unknowns)
+    with without_collection():
+        closed, out_shape = jax.make_jaxpr(function, return_shape=True)(*args)
+        program = Program(closed, num_unknowns)
     return program, jax.tree.unflatten(jax.tree.structure(out_shape), program.outputs)
 
 

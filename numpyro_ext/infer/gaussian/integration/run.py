@@ -13,6 +13,7 @@ import numpy as np
 from jax import Array, random
 from jax.scipy.special import logsumexp
 
+from ....compilation.collection import without_collection
 from ...front.answers.draws import Draws, draw_inside_support
 from ...front.answers.sites import PosteriorSites, SitePosterior, gaussian_draws, missing_sites
 from ...front.results import Diagnostics, HyperEstimate, LogEvidence
@@ -190,15 +191,16 @@ class IntegratedRun(GaussianRun):
             # Filled up, so that one program serves all.
             index = calls[np.minimum(np.arange(start, start + _POINTS_PER_CALL), len(calls) - 1)]
             hypers, states = jax.tree.map(lambda leaf, index=index: leaf[index], (points.fits.hyper, points.fits.state))
-            drawn = self.programs.draws_over(
-                self.reading.data,
-                hypers,
-                states,
-                make_keys(len(index)),
-                min(_POINTS_PER_CALL, len(calls) - start),
-                num_samples=_DRAWS_PER_POINT,
-                is_weighted=is_weighted,
-            )
+            with without_collection():
+                drawn = self.programs.draws_over(
+                    self.reading.data,
+                    hypers,
+                    states,
+                    make_keys(len(index)),
+                    min(_POINTS_PER_CALL, len(calls) - start),
+                    num_samples=_DRAWS_PER_POINT,
+                    is_weighted=is_weighted,
+                )
             drawn = jax.tree.map(np.asarray, drawn)
             if is_weighted:
                 drawn = drawn._replace(log_weight=drawn.log_weight + log_weights[index][:, None])
