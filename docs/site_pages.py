@@ -33,6 +33,7 @@ REPORTS = {
     "images-large": "Pictures: one fit as they grow",
     "images-dense": "Pictures: sweeps where rows touch many pixels",
     "images-inpainting": "Pictures: inpainting in few steps",
+    "cold": "First fits, next fits and new processes",
     "scan": "Series by scan: growth of time and memory",
     "cpu": "Speed of all engines",
 }
