@@ -11,6 +11,7 @@ import pytest
 from numpyro.distributions import biject_to, constraints
 
 from numpyro_ext.infer import EP, LaplaceApproximation
+from numpyro_ext.infer.front.running import learning
 from numpyro_ext.infer.front.running.learning import Climb, learn
 from numpyro_ext.infer.front.running.symmetries import names_of_directions
 from numpyro_ext.infer.hyper.search import EVALUATIONS_PER_CHUNK, evaluation_fn, init_search, search
@@ -75,6 +76,31 @@ def test_a_plateau_far_below_the_maximum_is_left():
     found = climb(_bump, [-12.0, 0.0])
     assert found.diagnostics.converged and found.curvature.is_peak
     np.testing.assert_allclose(found.search.values, 0.0, atol=1e-3)
+
+
+@pytest.mark.parametrize(("rise", "is_left"), [(1e-7, False), (1e-3, True)])
+def test_a_plateau_is_not_left_for_what_rounding_made(rise, is_left):
+    height = 1e9
+    climb = SimpleNamespace(tol=1e-9, space=UnconstrainedSpace(PAIR), coordinates=np.asarray)
+    looked = SimpleNamespace(best=SimpleNamespace(objective=height + rise))
+    run = SimpleNamespace(
+        best=SimpleNamespace(values=np.array([-12.0, 0.0])),
+        climb=climb,
+        height=height,
+        rounding=10 * np.finfo(float).eps * height,
+        look=lambda point: looked,
+    )
+    found = learning._from_plateau(run, SimpleNamespace(wide_axes=np.array([True, False])))
+    assert (found is not None) == is_left
+
+
+@pytest.mark.parametrize("point", [[-11.0, 0.0], [0.0, 9.0]])
+def test_a_search_that_stops_where_it_was_higher_before_is_not_called_converged(point, monkeypatch):
+    """Whether the search from there ends where the first one did, or wherever it ends is not the end."""
+    monkeypatch.setattr(learning, "_from_plateau", lambda run, curvature: np.asarray(point))
+    found = climb(_bump, [-1.0, 0.0])
+    assert not found.diagnostics.converged
+    assert "did not come to an end" in found.messages[0]
 
 
 def _bump(x):

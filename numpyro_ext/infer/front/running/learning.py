@@ -32,6 +32,10 @@ from .symmetries import names_of_directions, why_no_errors
 __all__ = ["Climb", "Learned", "learn"]
 
 _MOST_ESCAPES = 5
+_NO_END = (
+    "The search did not come to an end: where it stopped, the objective was higher further back, towards where it "
+    "started. Go on from there (init_state=last_state), or give other starting values (init_values)."
+)
 _ESCAPE_STEPS = (0.5, -0.5, 0.05, -0.05)
 _MOST_AXES = 20
 _NUM_RANDOM_POINTS = 6
@@ -269,7 +273,10 @@ def _go_on(run: _Run, rng_key: Array) -> str | None:
             higher = _from_plateau(run, curvature)
         if higher is not None:
             start = jnp.asarray(higher, run.climb.origin.dtype)
-            run.keep(run.climb_from(run.climb.begin(start, run.best.best.state)))
+            is_left = number < _MOST_ESCAPES
+            is_left = is_left and run.keep(run.climb_from(run.climb.begin(start, run.best.best.state)))
+            if not is_left:
+                return None if run.interruption else _NO_END
         elif curvature is None or not len(curvature.rising):
             return None
         elif number == _MOST_ESCAPES or not _leave_saddle(run, curvature, jax.random.fold_in(rng_key, number)):
@@ -305,7 +312,7 @@ def _from_plateau(run: _Run, curvature: Curvature) -> np.ndarray | None:
     assert run.best is not None
     values = np.asarray(run.best.values)
     reference = run.climb.coordinates(run.climb.space.initial())
-    best, height = None, run.height + run.climb.tol
+    best, height = None, run.height + max(run.climb.tol, run.rounding)
     for axis in np.flatnonzero(curvature.wide_axes)[:_MOST_AXES]:
         way = reference[axis] - values[axis]
         offsets = way * np.array([0.25, 0.5, 0.75, 1.0]) if abs(way) > 1.0 else np.array([-4.0, -2.0, 2.0, 4.0])
@@ -354,7 +361,7 @@ def _from_unmoved(run: _Run) -> np.ndarray | None:
         return None
     assert run.best is not None
     climb, origin = run.climb, run.best
-    best, height = None, run.height + climb.tol
+    best, height = None, run.height + max(climb.tol, run.rounding)
     least = max(climb.tol, 1e-6 * abs(float(origin.best.log_evidence)))
     for name, part in climb.space.slices.items():
         still = np.flatnonzero(~run.moved[part]) + part.start
