@@ -1,6 +1,5 @@
 """Weighted particles as a source of scores and in sequential designs, beside an engine that knows the algebra."""
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
@@ -12,6 +11,7 @@ from numpyro import handlers
 
 from numpyro_ext.design import SequentialDesign, draws_of, expected_information_gain
 from numpyro_ext.infer import EP, SMC
+from tests.compilations import compiled_programs
 
 X = jnp.asarray(np.random.default_rng(0).normal(size=(12, 2)))
 Y = np.array([1, 0, 1, 1, 0, 0, 1, 0, 1, 0, 1, 1])
@@ -67,17 +67,8 @@ def test_scores_of_other_draws_and_candidates_compile_nothing(model):
         return expected_information_gain(draws_of({"slopes": draws[number]}, model=model), X[number : number + 5])["y"]
 
     gain(0, model)
-    compiled = []
-
-    def listen(event, duration, **info):
-        if event == "/jax/core/compile/backend_compile_duration":
-            compiled.append(event)
-
-    jax.monitoring.register_event_duration_secs_listener(listen)
-    try:
+    with compiled_programs() as compiled:
         found = gain(1, model)
-    finally:
-        jax.monitoring.unregister_event_duration_listener(listen)
     assert not compiled
     np.testing.assert_allclose(found, gain(1, lambda x, y=None: model(x, y)), rtol=1e-12)
 

@@ -1,6 +1,5 @@
 """Expected risks against reference values with refits, and the one-step update against refits."""
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
@@ -12,6 +11,7 @@ from numpyro import handlers
 
 from numpyro_ext.design import SequentialDesign, expected_risk, site_entropy_reduction
 from numpyro_ext.infer import EP, LaplaceApproximation
+from tests.compilations import compiled_programs
 from tests.tiers import thorough
 
 from .test_scores import PROBLEMS, classifier, pool_of
@@ -122,18 +122,8 @@ def test_what_has_no_risk_is_said():
 def test_nothing_is_compiled_for_another_risk():
     args, number = pool_of(PROBLEMS["n8_2d"])
     design = SequentialDesign(fitted(args), expected_risk)
-    compiled = []
-
-    def listen(event, duration, **_):
-        if "backend_compile" in event:
-            compiled.append(event)
-
-    for step in range(3):
-        if step == 2:
-            jax.monitoring.register_event_duration_secs_listener(listen)
-        try:
-            design.observe(design.propose(), 1)
-        finally:
-            if step == 2:
-                jax.monitoring.unregister_event_duration_listener(listen)
+    for _ in range(2):
+        design.observe(design.propose(), 1)
+    with compiled_programs() as compiled:
+        design.observe(design.propose(), 1)
     assert compiled == [] and design.num_observed == number + 3

@@ -1,6 +1,5 @@
 """Observations one by one: equal to fits from scratch, nothing compiled, and what can go wrong on the way."""
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
@@ -12,6 +11,7 @@ from numpyro import handlers
 
 from numpyro_ext.design import SequentialDesign, expected_information_gain, predictive_entropy, random_scores
 from numpyro_ext.infer import EP, INLA, LaplaceApproximation
+from tests.compilations import compiled_programs
 
 NUM = 40
 X = np.sort(np.random.default_rng(0).uniform(-3.0, 3.0, NUM))
@@ -68,19 +68,10 @@ def test_nothing_is_compiled_for_another_observation():
     for _ in range(2):
         place = design.propose()
         design.observe(place, LABELS[place])
-    compiled = []
-
-    def listen(event, duration, **_):
-        if "backend_compile" in event:
-            compiled.append(event)
-
-    jax.monitoring.register_event_duration_secs_listener(listen)
-    try:
+    with compiled_programs() as compiled:
         for _ in range(4):
             place = design.propose()
             design.observe(place, 1 - LABELS[place])
-    finally:
-        jax.monitoring.unregister_event_duration_listener(listen)
     assert compiled == []
 
 

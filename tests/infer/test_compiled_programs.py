@@ -1,8 +1,5 @@
 """How many programs a run compiles, which is what a first fit takes its time for."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,25 +10,10 @@ import pytest
 from numpyro_ext.compilation import quick_jit as module
 from numpyro_ext.compilation.quick_jit import quick_jit
 from numpyro_ext.infer import EP, LaplaceApproximation, VariationalGaussian
+from tests.compilations import compiled_programs
 from tests.tiers import thorough
 
 NUM_ROWS, NUM_GROUPS = 24, 4
-
-
-@contextmanager
-def compiled_programs() -> Iterator[list[str]]:
-    """The names of the programs that are compiled meanwhile, or taken from a cache on disk."""
-    names: list[str] = []
-
-    def listen(event: str, duration_secs: float, **info: str | int) -> None:
-        if event == "/jax/core/compile/backend_compile_duration":
-            names.append(str(info.get("fun_name")))
-
-    jax.monitoring.register_event_duration_secs_listener(listen)
-    try:
-        yield names
-    finally:
-        jax.monitoring.unregister_event_duration_listener(listen)
 
 
 def random_intercepts(group, y=None):

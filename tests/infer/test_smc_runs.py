@@ -1,7 +1,6 @@
 """Runs of sequential Monte Carlo: results, files, runs that go on after an interruption, updates, shared programs."""
 
 import arviz as az
-import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
@@ -12,6 +11,7 @@ from numpyro.infer import MCMC, NUTS
 from scipy.stats import multivariate_normal
 
 from numpyro_ext.infer import SMC
+from tests.compilations import compiled_programs
 
 from .levels import Y, level_evidence, level_model, with_param
 
@@ -173,19 +173,10 @@ def test_other_data_of_equal_shapes_compile_nothing():
     smc = SMC(level_model, num_particles=100, progress_bar=False)
     smc.run(KEY, Y, np.arange(40) < 10)
     smc.update(Y, np.arange(40) < 11)
-    compiled = []
-
-    def listen(event, duration, **info):
-        if event == "/jax/core/compile/backend_compile_duration":
-            compiled.append(event)
-
-    jax.monitoring.register_event_duration_secs_listener(listen)
-    try:
+    with compiled_programs() as compiled:
         smc.update(Y, np.arange(40) < 12)
         smc.update(Y + 0.0, np.arange(40) < 20)
         smc.run(random.key(1), Y[::-1].copy(), np.arange(40) < 30)
-    finally:
-        jax.monitoring.unregister_event_duration_listener(listen)
     assert not compiled
 
 

@@ -199,24 +199,22 @@ class FittingPrograms:
         total = self._reading.log_prior(self._space.unpack(values, fixed), data)
         return total + self._space.log_volume(values) if self._is_density_unconstrained else total
 
+    @without_collection()
     def search(
         self, data: Any, fixed: dict[str, Array], state: SearchState, max_iterations: int, num_evaluations: int
     ) -> tuple[SearchState, Array]:
         """A chunk of a search, see :func:`~numpyro_ext.infer.hyper.search.search`."""
         if self._marginals_fn is None:
-            with without_collection():
-                found: tuple[SearchState, Array] = self._search_alone(
-                    data, fixed, state, max_iterations, num_evaluations
-                )
+            found: tuple[SearchState, Array] = self._search_alone(data, fixed, state, max_iterations, num_evaluations)
             return found
         points, states = jax.tree.map(
             lambda leaf: np.zeros((POINTS_PER_CALL, *leaf.shape), leaf.dtype), (state.values, state.best.state)
         )
         visits = Visits(points, states, 0, np.asarray(self.tol, points.dtype))
-        with without_collection():
-            state, trace, _ = self._search_and_visit(data, fixed, state, visits, False, max_iterations, num_evaluations)
+        state, trace, _ = self._search_and_visit(data, fixed, state, visits, False, max_iterations, num_evaluations)
         return state, trace
 
+    @without_collection()
     def fits(
         self,
         data: Any,
@@ -333,14 +331,14 @@ class FittingPrograms:
     def _init_state(self, data: Any, hyper: dict[str, Array]) -> Any:
         return self._algorithm.init(self.form(hyper, data))
 
+    @without_collection()
     def init_search(self, data: Any, fixed: dict[str, Array], values: Array, state: Any) -> SearchState:
         """The search before its first evaluation; ``state`` may be ``None`` for a cold start of the field."""
         if state is None:
             state = self.init_state(data, self._space.unpack(values, fixed))
         key = tuple((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves((values, state)))
         if key not in self._shapes:
-            with without_collection():
-                self._shapes[key] = jax.eval_shape(self._objective(data, fixed), values, state)
+            self._shapes[key] = jax.eval_shape(self._objective(data, fixed), values, state)
         shapes = self._shapes[key]
         has = {"has_metric": self.probes_locally, "has_curvature": self.has_curvature}
         start = hyper_search.init_search(shapes, values, state, **has)

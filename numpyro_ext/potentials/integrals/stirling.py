@@ -19,11 +19,6 @@ _SERIES = (1 / 12, -1 / 360, 1 / 1260, -1 / 1680, 1 / 1188, -691 / 360360, 1 / 1
 """Of Stirling, in odd powers of the inverse: rounding in float64 from eight on."""
 
 
-def _remainder_series(inverse: Array) -> Array:
-    w = inverse * inverse
-    return inverse * (1.0 / 12.0 - w * (1.0 / 360.0 - w * (1.0 / 1260.0 - w * (1.0 / 1680.0 - w / 1188.0))))
-
-
 def stirling_error(count: Array) -> Array:
     r"""What Stirling's formula misses: :math:`\log y! - (y + 1/2)\log y + y - \log(2\pi)/2` for integers ``y >= 1``.
 
@@ -31,7 +26,7 @@ def stirling_error(count: Array) -> Array:
     is not a positive integer gives ``nan``.
     """
     table = jnp.asarray(_TABLE, count.dtype)
-    series = _remainder_series(1.0 / jnp.maximum(count, 1.0))
+    series = _long_series(jnp.maximum(count, 1.0), 0)
     value = jnp.where(count < 16.0, table[jnp.clip(count, 0.0, 15.0).astype(jnp.int32)], series)
     return jnp.where((count >= 1.0) & (count == jnp.round(count)), value, jnp.nan)
 

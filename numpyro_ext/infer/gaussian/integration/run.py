@@ -177,6 +177,7 @@ class IntegratedRun(GaussianRun):
         """Masses and arguments, point by point."""
         yield from zip(self.exploration.weights, self.design_points(), strict=True)
 
+    @without_collection()
     def _draw_over(self, points: Scatter, rng_key: Array, num_samples: int, is_weighted: bool = False) -> Draws:
         """Draws from a mixture over points, in random order."""
         # By NumPy: each of a dozen small programs would have to be compiled.
@@ -191,16 +192,15 @@ class IntegratedRun(GaussianRun):
             # Filled up, so that one program serves all.
             index = calls[np.minimum(np.arange(start, start + _POINTS_PER_CALL), len(calls) - 1)]
             hypers, states = jax.tree.map(lambda leaf, index=index: leaf[index], (points.fits.hyper, points.fits.state))
-            with without_collection():
-                drawn = self.programs.draws_over(
-                    self.reading.data,
-                    hypers,
-                    states,
-                    make_keys(len(index)),
-                    min(_POINTS_PER_CALL, len(calls) - start),
-                    num_samples=_DRAWS_PER_POINT,
-                    is_weighted=is_weighted,
-                )
+            drawn = self.programs.draws_over(
+                self.reading.data,
+                hypers,
+                states,
+                make_keys(len(index)),
+                min(_POINTS_PER_CALL, len(calls) - start),
+                num_samples=_DRAWS_PER_POINT,
+                is_weighted=is_weighted,
+            )
             drawn = jax.tree.map(np.asarray, drawn)
             if is_weighted:
                 drawn = drawn._replace(log_weight=drawn.log_weight + log_weights[index][:, None])
