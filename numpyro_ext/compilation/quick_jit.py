@@ -46,7 +46,8 @@ def quick_jit(
     if jax.default_backend() != "cpu":
         return jax.jit(function, **options)
     chosen = (_PLAIN if is_small else _SIMPLE) | (_LEAN if is_lean else {})
-    return jax.jit(function, compiler_options=dict(_known(tuple(chosen.items()))), **options)
+    known = _known(tuple((_PLAIN | _LEAN).items()))  # asked once for all
+    return jax.jit(function, compiler_options={name: chosen[name] for name in chosen if name in known}, **options)
 
 
 def holds_little(tree: Any, most_numbers: int = 100_000) -> bool:
@@ -62,10 +63,10 @@ def holds_little(tree: Any, most_numbers: int = 100_000) -> bool:
 
 
 @functools.cache
-def _known(options: tuple[tuple[str, Any], ...]) -> tuple[tuple[str, Any], ...]:
-    """Those options of the compiler that this version of XLA has: later ones drop some."""
+def _known(options: tuple[tuple[str, Any], ...]) -> frozenset[str]:
+    """Names of those options of the compiler that this version of XLA has: later ones drop some."""
     try:
         jax.jit(lambda: 0, compiler_options=dict(options)).lower().compile()
     except jax.errors.JaxRuntimeError:
-        return tuple(known for option in options for known in _known((option,))) if len(options) > 1 else ()
-    return options
+        return frozenset().union(*(_known((option,)) for option in options)) if len(options) > 1 else frozenset()
+    return frozenset(name for name, _ in options)

@@ -93,6 +93,7 @@ class FittingPrograms:
         self._compile = compile_ = partial(quick_jit, is_small=_is_small(reading.abstract_form))
         self.solve = compile_(self._solve, static_argnames="num_steps")
         self.init_state = compile_(self._init_state)
+        self._init_state_at = compile_(self._first_state)
         self._search_alone = compile_(self._search)
         self._search_and_visit = compile_(self._visit)
         self.probe_locally = compile_(self._probe_locally)
@@ -331,11 +332,14 @@ class FittingPrograms:
     def _init_state(self, data: Any, hyper: dict[str, Array]) -> Any:
         return self._algorithm.init(self.form(hyper, data))
 
+    def _first_state(self, data: Any, fixed: dict[str, Array], values: Array) -> Any:
+        return self._init_state(data, self._space.unpack(values, fixed))
+
     @without_collection()
     def init_search(self, data: Any, fixed: dict[str, Array], values: Array, state: Any) -> SearchState:
         """The search before its first evaluation; ``state`` may be ``None`` for a cold start of the field."""
         if state is None:
-            state = self.init_state(data, self._space.unpack(values, fixed))
+            state = self._init_state_at(data, fixed, values)
         key = tuple((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves((values, state)))
         if key not in self._shapes:
             self._shapes[key] = jax.eval_shape(self._objective(data, fixed), values, state)
@@ -355,7 +359,7 @@ class FittingPrograms:
 
         def one(inputs: tuple[Any, Array]) -> tuple[SearchState, Array]:
             data, values = inputs
-            state = self._init_state(data, self._space.unpack(values, fixed))
+            state = self._first_state(data, fixed, values)
             start = jax.tree.map(jnp.asarray, self.init_search(data, fixed, values, state))
             return self._search(data, fixed, start, max_iterations, jnp.iinfo(jnp.int32).max, _LONGEST_TRACE)
 

@@ -13,6 +13,8 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
+from ...compilation.transfer import to_device
+
 __all__ = ["UnconstrainedSpace"]
 
 
@@ -84,8 +86,11 @@ class UnconstrainedSpace:
 
     def pack(self, values: Mapping[str, Any]) -> Array:
         """Constrained values of the free hyperparameters as an unconstrained vector of shape ``(size,)``."""
-        parts = [jnp.reshape(self.sites[name].transform.inv(jnp.asarray(values[name])), -1) for name in self.names]
-        return jnp.concatenate(parts) if parts else jnp.zeros((0,))
+        parts = [self.sites[name].transform.inv(jnp.asarray(values[name])) for name in self.names]
+        if any(isinstance(part, jax.core.Tracer) for part in parts):
+            return jnp.concatenate([jnp.reshape(part, -1) for part in parts])
+        # NumPy compiles nothing for the shapes of the parts.
+        return to_device(np.concatenate([np.asarray(part).reshape(-1) for part in parts])) if parts else jnp.zeros((0,))
 
     def initial(self, init_values: Mapping[str, Any] | None = None) -> Array:
         """The vector where a search starts: the given values, elsewhere those that the reading proposes."""
@@ -94,7 +99,10 @@ class UnconstrainedSpace:
 
     def unpack_unconstrained(self, vector: Array) -> dict[str, Array]:
         """The free hyperparameters of a vector, each in its unconstrained shape."""
-        return {name: vector[self.slices[name]].reshape(self.shapes[name]) for name in self.names}
+        if not isinstance(vector, jax.core.Tracer):
+            vector = np.asarray(vector)
+        parts = {name: vector[self.slices[name]].reshape(self.shapes[name]) for name in self.names}
+        return {name: to_device(part) if isinstance(part, np.ndarray) else part for name, part in parts.items()}
 
     def unpack(self, vector: Array, fixed: Mapping[str, Array] | None = None) -> dict[str, Array]:
         """All hyperparameters, constrained, in the order of the model.

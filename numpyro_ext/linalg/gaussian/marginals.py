@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any, NamedTuple, Protocol
 
+import jax
 import jax.numpy as jnp
 from jax import Array
 
@@ -55,6 +56,7 @@ class WhitenedPosterior(ABC):
         r""":math:`\frac12 \log|P| - \frac12 \log|H|`, the precisions before and after conditioning, where
         :math:`|P|` counts :math:`2 \pi` for a flat unknown."""
 
+    @jax.jit  # traced once for all that condition
     def marginals(self) -> Marginals:
         """Moments of every predictor and the log partition function."""
         variance = self.row_variance()

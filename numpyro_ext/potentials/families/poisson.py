@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Protocol
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.typing import ArrayLike
+from jax.typing import ArrayLike, DTypeLike
 
 from ..base import Potential, potential
 from ..integrals.stirling import stirling_error
@@ -39,14 +39,17 @@ def _log_poisson(count: Array, rate: Array, excess: Array, log_ratio: Array) -> 
 
     In this form, the parts that are as large as ``count * log(count)`` have cancelled on paper.
     """
-    is_zero = count <= 0.0
-    safe = jnp.where(is_zero, 1.0, count)
-    return jnp.where(is_zero, -rate, -safe * (excess - log_ratio) - _log_normaliser(safe))
+    return _log_kernel(count, rate, excess, log_ratio) - _log_normaliser(count)
+
+
+def _log_kernel(count: Array, rate: Array, excess: Array, log_ratio: Array) -> Array:
+    return jnp.where(count <= 0.0, -rate, -count * (excess - log_ratio))
 
 
 @jax.jit  # many nodes ask for it: traced once for all
 def _log_normaliser(count: Array) -> Array:
-    return 0.5 * jnp.log(2.0 * math.pi * count) + stirling_error(count)
+    safe = jnp.where(count <= 0.0, 1.0, count)
+    return jnp.where(count <= 0.0, 0.0, 0.5 * jnp.log(2.0 * math.pi * safe) + stirling_error(safe))
 
 
 @potential
@@ -65,11 +68,11 @@ class PoissonExpPotential(Potential):
 
     def log_density(self, eta: ArrayLike) -> Array:
         eta = jnp.asarray(eta)
-        count = jnp.asarray(self.count, eta.dtype)
-        log_exposure = jnp.log(jnp.asarray(self.exposure, eta.dtype))
-        log_ratio = eta + (log_exposure - jnp.log(jnp.where(count > 0.0, count, 1.0)))
-        excess = jnp.expm1(log_ratio)
-        return _log_poisson(count, 1.0 + excess, excess, log_ratio)  # the rate is only asked for of a count of zero
+        return _PoissonExpKernel(self.count, self.exposure).log_density(eta) - self._log_normaliser(eta.dtype)
+
+    def _log_normaliser(self, dtype: DTypeLike) -> Array:
+        """What no node of an integral need compute."""
+        return _log_normaliser(jnp.asarray(self.count, dtype))
 
     def outcomes(self) -> Outcomes:
         return Outcomes("count")
@@ -79,10 +82,17 @@ class PoissonExpPotential(Potential):
 
     def tilted_moments(self, mean: ArrayLike, variance: ArrayLike, power: ArrayLike = 1.0) -> TiltedMoments:
         """A short rule if no cavity variance exceeds 1/2 and the power is the Python number one, else quadrature."""
-        return exponential_tilted_moments(self, mean, variance, power)
+        return self._tilted_moments(mean, variance, power)
 
     def log_normaliser(self, mean: ArrayLike, variance: ArrayLike, power: ArrayLike = 1.0) -> Array:
-        return exponential_tilted_moments(self, mean, variance, power, only_log_z=True).log_z
+        return self._tilted_moments(mean, variance, power, only_log_z=True).log_z
+
+    def _tilted_moments(
+        self, mean: ArrayLike, variance: ArrayLike, power: ArrayLike, *, only_log_z: bool = False
+    ) -> TiltedMoments:
+        kernel = _PoissonExpKernel(self.count, self.exposure)
+        found = exponential_tilted_moments(kernel, mean, variance, power, only_log_z)
+        return found._replace(log_z=found.log_z - power * self._log_normaliser(found.log_z.dtype))
 
     def derivatives(self, eta: ArrayLike) -> tuple[Array, Array, Array]:
         eta = jnp.asarray(eta)
@@ -99,6 +109,19 @@ class PoissonExpPotential(Potential):
         rate = jnp.exp(mean + half + log_exposure)
         value = _log_poisson(count, rate, jnp.expm1(log_ratio + half), log_ratio)
         return ExpectedLogDensity(value, count - rate, jnp.broadcast_to(-0.5 * rate, value.shape))
+
+
+@potential
+class _PoissonExpKernel(PoissonExpPotential):
+    """The same without what normalises the count."""
+
+    def log_density(self, eta: ArrayLike) -> Array:
+        eta = jnp.asarray(eta)
+        count = jnp.asarray(self.count, eta.dtype)
+        log_exposure = jnp.log(jnp.asarray(self.exposure, eta.dtype))
+        log_ratio = eta + (log_exposure - jnp.log(jnp.where(count > 0.0, count, 1.0)))
+        excess = jnp.expm1(log_ratio)
+        return _log_kernel(count, 1.0 + excess, excess, log_ratio)  # the rate is only asked for of a count of zero
 
 
 class ExponentialFactors(LogFactor, Protocol):
@@ -118,6 +141,7 @@ def exponential_tilted_moments(
     return tilted_moments_unless_wide(factors, _narrow_tilted_moments, _NARROW, mean, variance, power, only_log_z)
 
 
+@jax.jit  # traced once, for moments and for derivatives of the log normaliser alone
 def _way_to_mode(factors: ExponentialFactors, mean: Array, variance: Array) -> tuple[Array, Array]:
     r"""Distance of the tilted mode from the cavity mean, and the standard deviation there.
 

@@ -350,6 +350,7 @@ def sum_over_nodes(
     return found
 
 
+@jax.jit  # traced once for all rules
 def with_site(
     log_z: Array, shift: Array, tilted_variance: Array, slope: Array, shrinkage: Array, cavity: Cavity
 ) -> TiltedMoments:

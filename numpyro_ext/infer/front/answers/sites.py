@@ -13,6 +13,7 @@ from jax import Array, random
 from jax.scipy.special import ndtri
 from jax.typing import ArrayLike, DTypeLike
 
+from ....compilation.transfer import to_device
 from ....linalg.cholesky import LARGEST_DENSE
 from ....linalg.operators.operator import LinearOperator
 from ....structure.model.reading import ModelReading
@@ -60,7 +61,7 @@ class SitePosterior(ShownSite):
 
     def _shaped(self, values: ArrayLike) -> Array:
         # NumPy compiles nothing.
-        return jnp.asarray(np.reshape(values, self.shape))
+        return to_device(np.asarray(values).reshape(self.shape))
 
     def covariance(self) -> Array:
         """Covariance between all elements, of shape ``shape + shape``; quadratic in their number."""

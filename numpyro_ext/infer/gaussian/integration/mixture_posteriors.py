@@ -11,6 +11,7 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
+from ....compilation.transfer import to_device
 from ...front.answers.display import ShownSite
 from ...front.answers.sites import SitePosterior, probabilities
 from .mixture_marginals import MarginalMixture
@@ -114,7 +115,7 @@ class MixturePosterior(SitePosterior):
         covariance: Callable[[], Array],
         sample: Callable[[Array, int], Array],
     ) -> None:
-        mean, variance = (jnp.asarray(moment) for moment in mixture.mean_and_variance())
+        mean, variance = map(to_device, mixture.mean_and_variance())
         super().__init__(name, shape, lambda: mean, lambda: variance, covariance, sample)
         self.mixture = mixture
 

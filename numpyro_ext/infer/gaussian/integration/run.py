@@ -14,6 +14,7 @@ from jax import Array, random
 from jax.scipy.special import logsumexp
 
 from ....compilation.collection import without_collection
+from ....compilation.transfer import to_device
 from ...front.answers.draws import Draws, draw_inside_support
 from ...front.answers.sites import PosteriorSites, SitePosterior, gaussian_draws, missing_sites
 from ...front.results import Diagnostics, HyperEstimate, LogEvidence
@@ -208,7 +209,7 @@ class IntegratedRun(GaussianRun):
                 number, counts[k] = min(_DRAWS_PER_POINT, counts[k]), counts[k] - min(_DRAWS_PER_POINT, counts[k])
                 parts.append(jax.tree.map(lambda leaf, row=row, n=number: leaf[row, :n], drawn))
         order = generator.permutation(num_samples)
-        out: Draws = jax.tree.map(lambda *leaves: jnp.asarray(np.concatenate(leaves)[order]), *parts)
+        out: Draws = jax.tree.map(lambda *leaves: to_device(np.concatenate(leaves)[order]), *parts)
         return out
 
     def draw_points(self, rng_key: Array) -> Scatter:
@@ -259,7 +260,7 @@ def _generator_and_keys(rng_key: Array) -> tuple[np.random.Generator, Callable[[
     generator = np.random.default_rng(data)
 
     def make_keys(number: int) -> Array:
-        fresh = jnp.asarray(generator.integers(2**32, size=(number, *data.shape), dtype=data.dtype))
+        fresh = to_device(generator.integers(2**32, size=(number, *data.shape), dtype=data.dtype))
         return random.wrap_key_data(fresh, impl=random.key_impl(rng_key)) if is_typed else fresh
 
     return generator, make_keys
