@@ -11,7 +11,7 @@ __all__ = ["to_device"]
 
 
 def to_device(values: ArrayLike) -> Array:
-    """``jnp.asarray`` that compiles nothing: some versions of JAX copy each shape of NumPy arrays by a program of its own.
+    """``jnp.asarray`` that compiles nothing: some versions of JAX run a program for each shape of an array of NumPy.
 
     :param values: numbers, an array of NumPy or of JAX, outside compiled functions.
     :return: the array, in the precision that JAX has it.
