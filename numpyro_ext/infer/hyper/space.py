@@ -99,10 +99,10 @@ class UnconstrainedSpace:
 
     def unpack_unconstrained(self, vector: Array) -> dict[str, Array]:
         """The free hyperparameters of a vector, each in its unconstrained shape."""
-        if not isinstance(vector, jax.core.Tracer):
-            vector = np.asarray(vector)
-        parts = {name: vector[self.slices[name]].reshape(self.shapes[name]) for name in self.names}
-        return {name: to_device(part) if isinstance(part, np.ndarray) else part for name, part in parts.items()}
+        if isinstance(vector, jax.core.Tracer):
+            return {name: vector[self.slices[name]].reshape(self.shapes[name]) for name in self.names}
+        numbers = np.asarray(vector)
+        return {name: to_device(numbers[self.slices[name]].reshape(self.shapes[name])) for name in self.names}
 
     def unpack(self, vector: Array, fixed: Mapping[str, Array] | None = None) -> dict[str, Array]:
         """All hyperparameters, constrained, in the order of the model.

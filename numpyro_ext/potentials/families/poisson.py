@@ -39,7 +39,8 @@ def _log_poisson(count: Array, rate: Array, excess: Array, log_ratio: Array) -> 
 
     In this form, the parts that are as large as ``count * log(count)`` have cancelled on paper.
     """
-    return _log_kernel(count, rate, excess, log_ratio) - _log_normaliser(count)
+    found: Array = _log_kernel(count, rate, excess, log_ratio) - _log_normaliser(count)
+    return found
 
 
 def _log_kernel(count: Array, rate: Array, excess: Array, log_ratio: Array) -> Array:
@@ -72,7 +73,8 @@ class PoissonExpPotential(Potential):
 
     def _log_normaliser(self, dtype: DTypeLike) -> Array:
         """What no node of an integral need compute."""
-        return _log_normaliser(jnp.asarray(self.count, dtype))
+        found: Array = _log_normaliser(jnp.asarray(self.count, dtype))
+        return found
 
     def outcomes(self) -> Outcomes:
         return Outcomes("count")

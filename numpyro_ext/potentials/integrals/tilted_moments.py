@@ -350,7 +350,6 @@ def sum_over_nodes(
     return found
 
 
-@jax.jit  # traced once for all rules
 def with_site(
     log_z: Array, shift: Array, tilted_variance: Array, slope: Array, shrinkage: Array, cavity: Cavity
 ) -> TiltedMoments:
@@ -360,6 +359,14 @@ def with_site(
     of the cavity, and ``shrinkage``, minus its covariance with ``eta``, is one minus the ratio of the variances. These
     do not cancel for a factor that says little, but miss the jumps of a factor that has any.
     """
+    found: TiltedMoments = _with_site(log_z, shift, tilted_variance, slope, shrinkage, cavity)
+    return found
+
+
+@jax.jit  # traced once for all rules
+def _with_site(
+    log_z: Array, shift: Array, tilted_variance: Array, slope: Array, shrinkage: Array, cavity: Cavity
+) -> TiltedMoments:
     mean, variance = cavity
     ratio = tilted_variance / variance
     tolerance = jnp.sqrt(jnp.finfo(mean.dtype).eps)

@@ -185,7 +185,8 @@ class LowRankPosterior(NotSequential):
 
     def marginals(self) -> Marginals:
         """Moments of every predictor and the log partition function."""
-        return self.standard.marginals()
+        found: Marginals = self.standard.marginals()
+        return found
 
     def log_volume(self) -> Array:
         """Log of the volume relative to the prior's."""
