@@ -1,4 +1,4 @@
-"""Products with many sparse rows, which are summed entry by entry, beside the dense matrix."""
+"""Products and quadratic forms of many sparse rows, which are summed entry by entry, beside the dense matrix."""
 
 import jax
 import jax.numpy as jnp
@@ -6,14 +6,18 @@ import numpy as np
 import pytest
 
 from numpyro_ext.linalg.gaussian import design as design_module
+from numpyro_ext.linalg.gaussian import row_pairs
+from numpyro_ext.linalg.gaussian.conditioning import choose_space
 from numpyro_ext.linalg.gaussian.design import DenseDesign, SparseRows
+from numpyro_ext.linalg.gaussian.prior import DiagonalPrior
+from numpyro_ext.linalg.gaussian.row_pairs import add_pairs, sum_pairs
 
 NUM_ROWS, NUM_COLUMNS = 40, 7
 
 
 @pytest.fixture
 def rows(monkeypatch):
-    monkeypatch.setattr(design_module, "_LEAST_ENTRIES", 1)
+    monkeypatch.setattr(design_module, "LEAST_ENTRIES", 1)
     rng = np.random.default_rng(0)
     columns = rng.integers(0, NUM_COLUMNS, (NUM_ROWS, 3))
     return SparseRows(jnp.asarray(columns), jnp.asarray(rng.standard_normal(columns.shape)), NUM_COLUMNS)
@@ -64,3 +68,39 @@ def test_wide_rows_and_few_are_gathered_at_once(monkeypatch):
     np.testing.assert_allclose(wide.matvec(jnp.ones(1)), 33.0)
     with pytest.raises(AssertionError, match="entry by entry"):
         SparseRows(jnp.zeros((5000, 1), int), jnp.ones((5000, 1)), 1).matvec(jnp.ones(1))
+
+
+@pytest.mark.parametrize("wide", [False, True])
+def test_sums_over_pairs(rows, wide, monkeypatch):
+    """Gram matrices and quadratic forms, and their gradients, pair by pair and, where rows are wide, all at once."""
+    monkeypatch.setattr(row_pairs, "LEAST_ENTRIES", 1)
+    if wide:
+        monkeypatch.setattr(row_pairs, "FEW_ENTRIES", 2)
+    assert row_pairs.is_summed_by_pair(rows.columns) is not wide
+    weight = jnp.linspace(-1.0, 2.0, NUM_ROWS)
+    root = jax.random.normal(jax.random.key(2), (NUM_COLUMNS, NUM_COLUMNS))
+
+    def sparse(values, root):
+        start = jnp.zeros((NUM_COLUMNS, NUM_COLUMNS))
+        lower = add_pairs(rows.columns, values, weight, lambda total, i, j, terms: total.at[i, j].add(terms), start)
+        covariance = root @ root.T
+        return lower + jnp.tril(lower, -1).T, sum_pairs(rows.columns, values, lambda i, j: covariance[i, j])
+
+    def dense(values, root):
+        matrix = SparseRows(rows.columns, values, NUM_COLUMNS).to_dense()
+        return (matrix.T * weight) @ matrix, jnp.sum(jnp.square(matrix @ root), axis=1)
+
+    def scalar(function):
+        return lambda *args: sum(jnp.sum(jnp.sin(part)) for part in function(*args))
+
+    for take in (lambda function: function, lambda function: jax.grad(scalar(function), (0, 1))):
+        for found, expected in zip(take(sparse)(rows.values, root), take(dense)(rows.values, root), strict=True):
+            np.testing.assert_allclose(found, expected, atol=1e-11)
+
+
+def test_many_rows_with_few_unknowns_stay_sparse():
+    """Products of a hundred thousand rows with a dense matrix of twenty columns would take ten times as long."""
+    prior = (DiagonalPrior(jnp.ones(20)),)
+    few, many = (SparseRows(jnp.zeros((size, 3), int), jnp.ones((size, 3)), 20) for size in (100, 10_000))
+    spaces = [choose_space(prior, part, jnp.arange(part.num_rows)[None], jnp.arange(20)[None]) for part in (few, many)]
+    assert spaces == ["coefficient", "sparse"]

@@ -13,11 +13,9 @@ from jax.scipy.linalg import block_diag
 
 from ..frozen_pytree import frozen_pytree
 from .design import DenseDesign, Design, SparseRows
+from .row_pairs import FEW_ENTRIES, is_summed_by_pair, sum_pairs
 
 __all__ = ["BlockCovariance", "BlockDiagonal", "Part", "Repeated", "cross_product", "quadratic_form", "repeated"]
-
-_FEW_ENTRIES = 4
-"""Entries of a row of which all pairs are looked up at once."""
 
 
 @frozen_pytree
@@ -151,7 +149,9 @@ def quadratic_form(design: Design, matrix: BlockDiagonal | BlockCovariance) -> A
     """The diagonal of ``A D A^T`` without its other elements, of shape ``(rows of A,)``."""
     if isinstance(design, SparseRows):
         columns, values = design.columns, design.values
-        if columns.shape[1] <= _FEW_ENTRIES:
+        if is_summed_by_pair(columns):
+            return sum_pairs(columns, values, matrix.entries)
+        if columns.shape[1] <= FEW_ENTRIES:
             pairs = matrix.entries(columns[:, :, None], columns[:, None, :])
             return jnp.einsum("rk,rkl,rl->r", values, pairs, values)
 

@@ -9,6 +9,7 @@ from jax import Array
 
 from .design import AnyDesign, DenseDesign, OperatorRows, SparseRows, StateSpaceDesign
 from .prior import FlatPrior, LowRankPrior, PriorBlock
+from .row_pairs import is_summed_by_pair
 from .spaces.banded_space import BandedPosterior, BandedSpace, can_be_banded, is_worth_banding
 from .spaces.border_space import Border, BorderPosterior, BorderSpace
 from .spaces.coefficient_space import CoefficientPosterior, CoefficientSpace
@@ -47,8 +48,8 @@ LinearGaussianPosterior = (
     | TouchedPosterior
 )
 
-# A scattered update costs about as much as this many multiply-adds of a matrix product.
-_SCATTER_COST = 64
+# A scattered update costs about as much as this many multiply-adds of a matrix product, of few rows and of many.
+_SCATTER_COSTS = 64, 4
 
 
 def choose_space(
@@ -94,7 +95,8 @@ def choose_space(
     if is_proper and rows.shape[1] <= columns.shape[1]:
         return "observation"
     if isinstance(design, SparseRows) and rows.shape[0] == 1:
-        if _SCATTER_COST * design.columns.shape[1] ** 2 < design.num_columns**2:
+        cost = _SCATTER_COSTS[is_summed_by_pair(design.columns)]
+        if cost * design.columns.shape[1] ** 2 < design.num_columns**2:
             return "sparse"
     return "coefficient"
 

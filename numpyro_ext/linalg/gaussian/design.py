@@ -18,6 +18,7 @@ __all__ = [
     "AnyDesign",
     "DenseDesign",
     "Design",
+    "LEAST_ENTRIES",
     "Dynamics",
     "OperatorRows",
     "SparseRows",
@@ -26,7 +27,7 @@ __all__ = [
     "run_forward",
 ]
 
-_LEAST_ENTRIES, _WIDEST = 5000, 32
+LEAST_ENTRIES, _WIDEST = 5000, 32
 """Of sparse rows, from which and up to which width products take one entry of all rows after the other."""
 
 
@@ -121,7 +122,7 @@ class SparseRows:
 
     def matvec(self, x: Array) -> Array:
         """``A x`` for ``x`` of shape ``(..., num_columns)``."""
-        is_large = self.columns.size >= _LEAST_ENTRIES and self.columns.shape[1] <= _WIDEST
+        is_large = self.columns.size >= LEAST_ENTRIES and self.columns.shape[1] <= _WIDEST
         return (_sums_by_entry if is_large else _sums_of_rows)(self.values, self.columns, x)
 
     def rmatvec(self, y: Array) -> Array:

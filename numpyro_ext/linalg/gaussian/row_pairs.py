@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import jax
@@ -10,7 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-__all__ = ["FEW_ENTRIES", "add_pairs", "sum_pairs"]
+from .design import LEAST_ENTRIES
+
+__all__ = ["FEW_ENTRIES", "add_pairs", "is_summed_by_pair", "sum_pairs"]
 
 FEW_ENTRIES = 4
 """Entries of a row of which all pairs are looked up at once."""
@@ -35,6 +37,12 @@ def add_pairs(
     Cost: ``k (k + 1) / 2`` terms a row.
     """
 
+    if is_summed_by_pair(columns):
+        total = start
+        for i, j, terms in _each_pair(columns, values):
+            total = add(total, i, j, weight * terms)
+        return total
+
     def chunk(total: _Carry, part: tuple[Array, Array, Array]) -> tuple[_Carry, None]:
         def of(width: int) -> Callable[[_Carry], _Carry]:
             i, j, terms = _pairs(part[0][:, :width], part[1][:, :width])
@@ -52,11 +60,19 @@ def sum_pairs(columns: Array, values: Array, entries: Callable[[Array, Array], A
     :param entries: elements of the symmetric matrix at ``i >= j``.
     """
 
+    def looked_up(i: Array, j: Array, terms: Array) -> Array:
+        # A pair below the diagonal stands for the one above it as well.
+        return jnp.where(i > j, 2.0, 1.0).astype(terms.dtype) * terms * entries(i, j)
+
+    if is_summed_by_pair(columns):
+        first, *others = (looked_up(*pair) for pair in _each_pair(columns, values))
+        total: Array = sum(others, first)
+        return total
+
     def chunk(_: None, part: tuple[Array, Array]) -> tuple[None, Array]:
         def of(width: int) -> Callable[[Any], Array]:
-            i, j, terms = _pairs(part[0][:, :width], part[1][:, :width])
-            # A pair below the diagonal stands for the one above it as well.
-            return lambda _: jnp.sum(jnp.where(i > j, 2.0, 1.0) * terms * entries(i, j), axis=1)
+            pairs = _pairs(part[0][:, :width], part[1][:, :width])
+            return lambda _: jnp.sum(looked_up(*pairs), axis=1)
 
         return None, _by_width(part[1], of, None)
 
@@ -64,9 +80,27 @@ def sum_pairs(columns: Array, values: Array, entries: Callable[[Array, Array], A
     return found.reshape(-1)[: columns.shape[0]]
 
 
+def is_summed_by_pair(columns: Array) -> bool:
+    """Whether sums over many rows of few entries take a pair of entries of all rows after the other: what is looked up
+    is then added at once, which is two to six times as fast.
+
+    :param columns: shape ``(num_rows, k)``.
+    """
+    return columns.shape[1] <= FEW_ENTRIES and columns.size >= LEAST_ENTRIES
+
+
 def _pairs(columns: Array, values: Array) -> tuple[Array, Array, Array]:
     """Elements of the lower triangle, one for each pair of entries, and what the pair adds to them."""
-    first, second = np.triu_indices(columns.shape[1])
+    return _products(columns, values, *np.triu_indices(columns.shape[1]))
+
+
+def _each_pair(columns: Array, values: Array) -> Iterator[tuple[Array, Array, Array]]:
+    """The same pair after pair, of all rows."""
+    for first, second in zip(*np.triu_indices(columns.shape[1]), strict=True):
+        yield _products(columns, values, first, second)
+
+
+def _products(columns: Array, values: Array, first: np.ndarray, second: np.ndarray) -> tuple[Array, Array, Array]:
     a, b = columns[:, first], columns[:, second]
     # Of two entries at one column, the pair and its mirror image fall on the same element.
     times = jnp.where((a == b) & (first != second), 2.0, 1.0).astype(values.dtype)
