@@ -129,6 +129,7 @@ def wavelet_denoising(
     per_orientation: bool = True,
     shift: ArrayLike | None = None,
     num_bases: int = 1,
+    margin: int = 0,
 ) -> None:
     r"""An image or signal in white noise whose wavelet coefficients are sparse and persist from scale to scale.
 
@@ -170,19 +171,25 @@ def wavelet_denoising(
     :param bool per_orientation: whether orientations have parameters of their own.
     :param shift: circular shift of the wavelet basis in pixels, one number per axis; engines average over some.
     :param int num_bases: how many shifted bases the prior speaks of, see :func:`wavelet_inpainting`.
-    :raises ValueError: if the data hold nan (missing pixels: :func:`wavelet_inpainting`) or are a colour image, or a
-        name is unknown.
+    :param int margin: pixels by which the data are continued by reflection on every side, so that shifted bases do not
+        join opposite sides. They count as data as well.
+    :raises ValueError: if the data hold nan (missing pixels: :func:`wavelet_inpainting`) or are a colour image, a name
+        is unknown, or the margin is negative.
     """
     if not isinstance(noisy, jax.core.Tracer) and np.isnan(np.asarray(noisy)).any():
         raise ValueError(
             "The image holds nan: mark these pixels as missing with wavelet_inpainting(image, ~isnan(image))."
         )
     noisy = jnp.asarray(noisy, float)
+    if margin < 0:
+        raise ValueError(f"margin must be at least 0; got {margin}.")
     shape = noisy.shape
-    transform, padded = _transform(shape, wavelet, num_levels)
-    extended = _continued(noisy, padded)
+    _check_axes(shape)
+    framed = jnp.pad(noisy, margin, mode="symmetric")
+    transform, padded = _transform(framed.shape, wavelet, num_levels)
+    extended = _continued(framed, padded)
     image = _tree_image(transform, extended, shift, low, high, factorial, per_orientation, num_bases)
-    numpyro.deterministic("image", _cut(image, shape))
+    numpyro.deterministic("image", _cut(image, shape, margin))
     if noise_scale is None:
         noise_scale = numpyro.param("noise_scale", _noise_scale(noisy), constraint=constraints.positive)
     numpyro.sample("noisy", dist.Normal(image.reshape(-1), noise_scale).to_event(1), obs=extended.reshape(-1))
@@ -321,10 +328,8 @@ def _seen(mask: Any, shape: tuple[int, ...]) -> Any:
     return np.broadcast_to(found, shape)
 
 
-def _transform(
-    shape: tuple[int, ...], wavelet: str, num_levels: int | None
-) -> tuple[WaveletTransform, tuple[int, ...]]:
-    """The transform of images of at least this shape, and that shape."""
+def _check_axes(shape: tuple[int, ...]) -> None:
+    """Refuse what is no signal, image or volume."""
     if not 1 <= len(shape) <= 3 or min(shape) < 2:
         raise ValueError(f"Signals, images and volumes have one to three axes of two places or more; got {shape}.")
     short = [axis for axis in range(len(shape)) if shape[axis] <= _MOST_CHANNELS]
@@ -335,6 +340,13 @@ def _transform(
             f"wavelet coefficients are not sparse. Give one channel at a time, such as image[{channel}], best along "
             "the principal axes of the colours. If these are slices of a volume, move this axis to the middle."
         )
+
+
+def _transform(
+    shape: tuple[int, ...], wavelet: str, num_levels: int | None
+) -> tuple[WaveletTransform, tuple[int, ...]]:
+    """The transform of images of at least this shape, and that shape."""
+    _check_axes(shape)
     if num_levels is None:
         num_levels = max(min(5, *(int(np.log2(max(side, 1))) - 1 for side in shape)), 1)
     step = 2**num_levels
@@ -347,9 +359,9 @@ def _continued(image: Array, padded: tuple[int, ...]) -> Array:
     return jnp.pad(image, [(0, more - side) for side, more in zip(image.shape, padded, strict=True)], mode="symmetric")
 
 
-def _cut(image: Array, shape: tuple[int, ...]) -> Array:
+def _cut(image: Array, shape: tuple[int, ...], margin: int = 0) -> Array:
     """What is left of the image when its continuation is cut off."""
-    return image[tuple(slice(side) for side in shape)]
+    return image[tuple(slice(margin, margin + side) for side in shape)]
 
 
 def _tree_image(

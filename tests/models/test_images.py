@@ -223,3 +223,24 @@ def test_what_fills_a_gap_does_not_say_how_rough_a_picture_is():
         finest[model] = 2.0 * np.asarray(trace["low_scale"]["value"])[-3:]
     assert np.all(finest[wavelet_denoising] < 0.6)
     np.testing.assert_allclose(finest[wavelet_inpainting], 1.0, atol=0.15)
+
+
+def test_a_margin_is_a_larger_picture_that_is_cut():
+    data = np.random.default_rng(2).normal(size=(5, 8))
+    given = {"low_scale": jnp.ones(3), "high_scale": 2.0 * jnp.ones(3), "transition": jnp.array([[0.2, 0.7]])}
+    options = {"wavelet": "db2", "num_levels": 2, "per_orientation": False}
+    engines = [EP(wavelet_denoising, hyper_values=given | {"root_probability": jnp.full(2, 0.4)}) for _ in range(2)]
+    engines[0].run(jax.random.key(0), data, 1.0, margin=3, **options)
+    # Of 11 x 14 pixels, both continue to 12 x 16.
+    engines[1].run(jax.random.key(0), np.pad(data, 3, mode="symmetric"), 1.0, **options)
+    found, whole = (engine.posterior["image"] for engine in engines)
+    np.testing.assert_allclose(found.mean, whole.mean[3:8, 3:11], rtol=1e-10)
+    np.testing.assert_allclose(found.variance, whole.variance[3:8, 3:11], rtol=1e-10)
+    assert float(engines[0].log_evidence) == pytest.approx(float(engines[1].log_evidence))
+
+
+def test_margins_that_are_refused():
+    with pytest.raises(ValueError, match="margin must be at least 0"):
+        handlers.trace(handlers.seed(wavelet_denoising, 0)).get_trace(np.ones((4, 4)), 1.0, margin=-1)
+    with pytest.raises(ValueError, match="like one of colours"):
+        handlers.trace(handlers.seed(wavelet_denoising, 0)).get_trace(np.ones((8, 8, 3)), 1.0, margin=8)
