@@ -106,6 +106,8 @@ class EP(Engine):
     :param float power: fraction of a factor that is replaced at a time; below one, fractional EP.
     :param str schedule: ``"parallel"`` (all factors, then one factorisation) or ``"sequential"``.
     :param int num_shifts: for images: how many random circular shifts (the argument ``shift``) to average over.
+    :param int num_learning_shifts: from how many of these hyperparameters are learned, by the average of their log
+        evidences; the first is no shift. Each evaluation costs as many times more.
     :param dict average_over: for sparse coefficients: further arguments of the model, each with its values, such as
         ``{"wavelet": ["haar", "db2", "sym4"]}``.
     :param str pooling: of these: ``"mixture"``, as if one of them were right, or ``"average"``, whose deviations say
@@ -132,6 +134,7 @@ class EP(Engine):
         power: float = 1.0,
         schedule: Literal["parallel", "sequential"] = "parallel",
         num_shifts: int | None = None,
+        num_learning_shifts: int = 1,
         average_over: Mapping[str, Sequence[Any]] | None = None,
         pooling: Pooling = "mixture",
         **options: Unpack[GaussianOptions],
@@ -147,8 +150,9 @@ class EP(Engine):
         self.adapt_damping = adapt_damping
         self.power = power
         self.schedule = schedule
-        self.average_over = check_average(model, num_shifts, average_over, pooling)
+        self.average_over = check_average(model, num_shifts, average_over, pooling, num_learning_shifts)
         self.num_shifts = num_shifts
+        self.num_learning_shifts = num_learning_shifts
         self.pooling = pooling
 
     def algorithm(self, reading: LatentGaussianReading | SparseLinearReading) -> Algorithm:

@@ -305,6 +305,44 @@ def test_what_only_a_gaussian_field_can_do_is_refused_for_coefficients():
         engine.members  # noqa: B018
 
 
+def test_parameters_are_learned_from_several_shifts():
+    """Their average log evidence, of members fitted one by one at given parameters, is flat and at a maximum there."""
+    rng = np.random.default_rng(5)
+    data = rng.laplace(size=(16, 16)) + 0.3 * rng.normal(size=(16, 16))
+    options = {"wavelet": "haar", "num_levels": 2, "per_orientation": False, "low": "gaussian"}
+    start = {"root_probability": jnp.full(2, 0.5), "transition": jnp.array([[0.1, 0.8]])}
+    engine = EP(
+        wavelet_denoising,
+        num_shifts=3,
+        num_learning_shifts=3,
+        hyper_values=start,
+        hyper_tol=1e-4,
+        progress_bar=False,
+    )
+    engine.run(jax.random.key(2), data, 0.3, **options)
+    assert engine.diagnostics.converged
+    shifts = [np.zeros(2, int), *(np.asarray(member.arguments["shift"]) for member in engine.members[:2])]
+    learned = {name: np.asarray(engine.hyper[name].value) for name in ("low_scale", "high_scale")}
+
+    def average(values):
+        each = EP(wavelet_denoising, average_over={"shift": shifts}, hyper_values=start | values, progress_bar=False)
+        each.run(jax.random.key(0), data, 0.3, **options)
+        return np.mean([float(member.fit.log_evidence) for member in each.members])
+
+    at_learned = average(learned)
+    for _ in range(3):
+        step = {name: np.exp(0.02 * rng.choice([-1.0, 1.0], value.size)) for name, value in learned.items()}
+        up = average({name: value * step[name] for name, value in learned.items()})
+        down = average({name: value / step[name] for name, value in learned.items()})
+        assert max(up, down) < at_learned
+        assert abs(up - down) / 0.04 < 2e-2
+    # What is reported of the first basis is its own.
+    alone = EP(wavelet_denoising, hyper_values=start | learned, progress_bar=False)
+    alone.run(jax.random.key(0), data, 0.3, **options)
+    first = engine.tree.learned[0].fit.log_evidence
+    assert first == pytest.approx(float(alone.log_evidence), rel=1e-10)
+
+
 def test_what_is_refused():
     assert EP(gaussian_field).tree is None
     with pytest.raises(ValueError, match="argument 'shift'"):
@@ -315,6 +353,10 @@ def test_what_is_refused():
         EP(wavelet_denoising, average_over={"wavelet": []})
     with pytest.raises(ValueError, match="num_shifts"):
         EP(wavelet_denoising, num_shifts=0)
+    with pytest.raises(ValueError, match="num_learning_shifts=4, but num_shifts=2"):
+        EP(wavelet_denoising, num_shifts=2, num_learning_shifts=4)
+    with pytest.raises(ModelStructureError, match="num_learning_shifts is for transforms with orthogonal columns"):
+        EP(shifted_blur, num_shifts=2, num_learning_shifts=2).run(jax.random.key(0), jnp.ones(8))
     with pytest.raises(ValueError, match="averaged over"):
         EP(wavelet_denoising, average_over={"wavelet": ["haar"]}).run(
             jax.random.key(0), jnp.ones((4, 4)), 0.1, wavelet="db2"
@@ -337,6 +379,12 @@ def test_coefficients_of_other_observations_are_latent_gaussian():
 def gaussian_field(data):
     s = numpyro.sample("s", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
     numpyro.sample("y", dist.Normal(s, 1.0), obs=data)
+
+
+def shifted_blur(data, shift=0):
+    s = numpyro.sample("s", dist.Laplace(0.0, 1.0).expand([8]).to_event(1))
+    mean = numpyro.deterministic("mean", jnp.roll(s + 0.5 * jnp.roll(s, 1), shift, (0,)))
+    numpyro.sample("y", dist.Normal(mean, 0.1), obs=data)
 
 
 def blurred(data):

@@ -144,6 +144,7 @@ def check_average(
     num_shifts: int | None,
     average_over: Mapping[str, Sequence[Any]] | None,
     pooling: Pooling,
+    num_learning_shifts: int = 1,
 ) -> dict[str, tuple[Any, ...]]:
     """Refuse averages over arguments that the model does not have, and unknown ways to pool them.
 
@@ -154,6 +155,12 @@ def check_average(
         raise ValueError(f"pooling must be 'mixture' or 'average', got {pooling!r}.")
     if num_shifts is not None:
         check_at_least(1, num_shifts=num_shifts)
+    check_at_least(1, num_learning_shifts=num_learning_shifts)
+    if num_learning_shifts > 1 + (num_shifts or 0):
+        raise ValueError(
+            f"num_learning_shifts={num_learning_shifts}, but num_shifts={num_shifts}: hyperparameters are learned "
+            "without shift and from some of those."
+        )
     average = {name: tuple(values) for name, values in dict(average_over or {}).items()}
     empty = [name for name, values in average.items() if not values]
     if empty:

@@ -51,6 +51,8 @@ class Searched(NamedTuple):
     units: Array
     sample: core.Sample | None = None
     """Of the trees of a large forest; the objective is then the share of it that these have."""
+    others: Any = None
+    """Data and projections of further bases, stacked; the objective is then the average over all bases."""
 
 
 class NodeMoments(NamedTuple):
@@ -102,7 +104,7 @@ class TreePrograms(SparsePrograms):
         :param sample: what they are measured on, if not on all of what is searched on.
         """
         reading, space = self._reading, self._space
-        data, fixed, projection, origin, *_ = at
+        data, fixed, projection, origin = at[:4]
         num_rows = sum(rows.size for rows in reading.rows)
 
         def parameters(values: Array) -> tuple[Any, Array]:
@@ -118,29 +120,35 @@ class TreePrograms(SparsePrograms):
     def _evaluate(self, at: Searched, x: Array, state: Any) -> hyper_search.Evaluation:
         """The objective."""
         reading, options = self._reading, self.options
-        data, fixed, projection, origin, units, sample = at
+        data, fixed, projection, origin, units, sample, others = at
         num_rows = sum(rows.size for rows in reading.rows)
 
         def hyper_at(x: Array) -> dict[str, Array]:
             return self._space.unpack(origin + units * x, fixed)
 
-        def form(x: Array) -> Any:
-            hyper = hyper_at(x)
-            constant = reading.log_constant(hyper, data)
-            if options.is_exact:
-                return (reading.prior(hyper, data), reading.noise_variance(hyper, data)), constant
-            return reading.form(hyper, data), constant
-
         def share(value: Array) -> Array:
             return value if sample is None else sample.share * value
 
+        def exact(hyper: dict[str, Array], data: Any, projection: Any) -> Array:
+            prior, noise_variance = reading.prior(hyper, data), reading.noise_variance(hyper, data)
+            found = core.exact_log_evidence(reading.forest, prior, projection, noise_variance, num_rows, sample)
+            return share(reading.log_constant(hyper, data)) + found
+
+        def form(x: Array) -> Any:
+            hyper = hyper_at(x)
+            # Where the posterior is known the parameters are all that an evaluation needs of the form.
+            return hyper if options.is_exact else (reading.form(hyper, data), reading.log_constant(hyper, data))
+
         def log_evidence(form: Any, state: Any) -> Array:
-            parts, constant = form
-            value: Array = share(constant)
-            if options.is_exact:
-                exact = reading.forest, parts[0], projection, parts[1], num_rows
-                return value + core.exact_log_evidence(*exact, sample)
-            return value + core.log_evidence(parts, state)
+            if not options.is_exact:
+                parts, constant = form
+                return share(constant) + core.log_evidence(parts, state)
+            value = exact(form, data, projection)
+            if others is None:
+                return value
+            values = jax.lax.map(lambda other: exact(form, *other), others)
+            average: Array = (value + jnp.sum(values)) / (1 + values.size)
+            return average
 
         def solve(form: Any, state: Any) -> tuple[Any, core.SolveInfo]:
             if options.is_exact:
