@@ -17,7 +17,7 @@ __all__ = ["FEW_DIGITS", "interpolated"]
 FEW_DIGITS = 1e-2
 """Tolerance of fits for draws."""
 _LARGEST_DEGREE = 6
-_NUM_CHECKED = 9
+_MOST_CHECKED = 9
 _LARGEST_ERROR = 0.02
 """Of log densities, of means in standard deviations and of variances, relative: below what a thousand draws tell."""
 
@@ -25,7 +25,7 @@ _LARGEST_ERROR = 0.02
 def interpolated(around: Surroundings, found: Exploration, points: np.ndarray, states: Any) -> PointFit | None:
     """The density and the state at points among those of a lattice, by the polynomial nearest to it, without marginals.
 
-    The field is fitted at some of the points, the outermost among them, and compared: ``None`` where density or
+    The field is fitted at five or nine of the points, the outermost among them, and compared: ``None`` where density or
     marginals differ by more than draws show.
 
     :param Surroundings around: the mode.
@@ -35,7 +35,8 @@ def interpolated(around: Surroundings, found: Exploration, points: np.ndarray, s
     """
     shares = _shares(found, points)
     extremes = np.concatenate([np.argmin(points, axis=0), np.argmax(points, axis=0)])
-    checked = np.array(list(dict.fromkeys([*extremes.tolist(), *range(len(points))]))[:_NUM_CHECKED])
+    number = min(1 + 4 * points.shape[1], _MOST_CHECKED)
+    checked = np.array(list(dict.fromkeys([*extremes.tolist(), *range(len(points))]))[:number])
     fits = around.fits(points[checked], jax.tree.map(lambda leaf: leaf[checked], states), FEW_DIGITS, task="Draws")
     objective, log_evidence = shares @ found.fits.objective, shares @ found.fits.log_evidence
     errors = [objective[checked] - fits.objective, log_evidence[checked] - fits.log_evidence]
