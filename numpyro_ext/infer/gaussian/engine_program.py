@@ -236,6 +236,8 @@ class _Functions:
     def _learn(self, data: Any, fixed: Any, state: ProgramState) -> ProgramState:
         programs = self._programs
         start = jax.tree.map(jnp.asarray, programs.init_search(data, fixed, state.hyper, state.algorithm))
+        # Nothing here would go on from where a search ends with few digits of the field.
+        start = start._replace(is_coarse=jnp.asarray(False))
         search, _ = programs._search(data, fixed, start, self._max_iterations, jnp.iinfo(jnp.int32).max, _LONGEST_TRACE)
         found = self._fit(data, fixed, state._replace(hyper=search.values, algorithm=search.best.state))
         return found._replace(converged=found.converged & search.converged)

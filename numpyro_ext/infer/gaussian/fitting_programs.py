@@ -108,6 +108,10 @@ class FittingPrograms:
         return (self._algorithm.key, self.tol, self._hyper_tol)
 
     @property
+    def _field_tol(self) -> np.ndarray:
+        return np.asarray(self.tol, jnp.result_type(float))
+
+    @property
     def algorithm(self) -> Algorithm:
         """What fits the field."""
         return self._algorithm
@@ -184,12 +188,11 @@ class FittingPrograms:
         return state._replace(probes=probes.reshape(state.probes.shape), num_probes=num_probes)
 
     def _objective(self, data: Any, fixed: dict[str, Array]) -> Callable[[Array, Any], Evaluation]:
-        """The objective with the fields of the run's own tolerance."""
-        tol = np.asarray(self.tol, jnp.result_type(float))
+        """The objective with fields of the run's own tolerance, or of another one."""
         # Visits, where there are any, make no gradient: one trace for both. What is not given is no input of a program.
         with_gradient = () if self._marginals_fn is None else (np.asarray(True),)
 
-        def objective(values: Array, state: Any) -> Evaluation:
+        def objective(values: Array, state: Any, tol: Any = self._field_tol) -> Evaluation:
             found: Evaluation = self.evaluate(data, fixed, values, state, tol, *with_gradient)
             return found
 
@@ -267,7 +270,7 @@ class FittingPrograms:
             state,
             visits,
             num_evaluations=num_evaluations,
-            field_tol=np.asarray(self.tol, jnp.result_type(float)),
+            field_tol=self._field_tol,
             tol=self._hyper_tol,
             max_iterations=max_iterations,
             trace_length=EVALUATIONS_PER_CHUNK,
@@ -344,7 +347,7 @@ class FittingPrograms:
         if key not in self._shapes:
             self._shapes[key] = jax.eval_shape(self._objective(data, fixed), values, state)
         shapes = self._shapes[key]
-        has = {"has_metric": self.probes_locally, "has_curvature": self.has_curvature}
+        has = {"has_metric": self.probes_locally, "has_curvature": self.has_curvature, "may_be_coarse": True}
         start = hyper_search.init_search(shapes, values, state, **has)
         none: Any = np.asarray(2 * values.size + 1, np.int32)
         return start._replace(num_probes=none) if self.probes_locally else start
@@ -382,6 +385,7 @@ class FittingPrograms:
             tol=self._hyper_tol,
             max_iterations=max_iterations,
             trace_length=trace_length,
+            field_tol=self._field_tol,
         )
 
     def _posterior(self, data: Any, hyper: dict[str, Array], state: Any) -> Any:

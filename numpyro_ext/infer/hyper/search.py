@@ -9,6 +9,9 @@ Wolfe conditions (Lewis and Overton, 2013, algorithm 2.6), of which the first fe
 through values and slopes; a trial point where the objective is not finite counts as one where it did not increase.
 Where no step meets the conditions, the search ends at the longest that increased it. Where rounding hides a change of
 the objective, its increase is judged by the slopes (Hager and Zhang, 2005, equation 4.1).
+
+Far from its end a search may ask for few digits of the field (:func:`field_tolerance`). Such an evaluation is never what
+a converged search ends at.
 """
 
 from __future__ import annotations
@@ -31,6 +34,7 @@ __all__ = [
     "SearchState",
     "difference_step",
     "evaluation_fn",
+    "field_tolerance",
     "init_search",
     "is_finished",
     "maximise",
@@ -46,6 +50,9 @@ _MEMORY, _LARGEST_MEMORY = 10, 30
 _SUFFICIENT_INCREASE = 1e-4
 _CURVATURE = 0.9
 _MAX_TRIALS = 25
+_FAR, _COARSE = 100.0, 0.1
+"""Derivatives above which a search is far from its end, and the tolerance of the field there, in what the search asks
+of derivatives."""
 _MOST_GUESSES, _LEAST_SHARE = 3, 0.1
 """Trials whose values and slopes say where the next one is; it is this share of the bracket away from its ends."""
 
@@ -98,6 +105,9 @@ class SearchState(NamedTuple):
     metric: Array | None = None
     """What L-BFGS takes for the inverse of the curvature before it remembers a step, shape ``(d, d)``, if that may be
     other than a multiple of the identity; zero as long as it is not. See :func:`~.metric.with_metric`."""
+    is_coarse: Array | None = None
+    """Whether the field at the best point has few digits, or there is no best point; ``None`` where they are never
+    few. No search converges at such a point."""
 
 
 def evaluation_fn(
@@ -149,7 +159,13 @@ def _blank_memory(size: int, dtype: np.dtype[Any]) -> Any:
 
 
 def init_search(
-    shapes: Evaluation, values: Array, state: Any, *, has_metric: bool = False, has_curvature: bool = True
+    shapes: Evaluation,
+    values: Array,
+    state: Any,
+    *,
+    has_metric: bool = False,
+    has_curvature: bool = True,
+    may_be_coarse: bool = False,
 ) -> SearchState:
     """The state before the first evaluation, which is made at ``values`` itself.
 
@@ -158,6 +174,8 @@ def init_search(
     :param state: of the algorithm, where the first fit of the field starts.
     :param bool has_metric: whether :func:`~.metric.with_metric` may be used.
     :param bool has_curvature: false leaves out the evaluations of the curvature, and the room for what they find.
+    :param bool may_be_coarse: whether evaluations far from the end may have few digits; who asks for it sees to it that
+        a search which ends at one goes on from it.
     :return: a state for :func:`search`.
     """
     # NumPy makes these constants without compiling anything.
@@ -183,11 +201,39 @@ def init_search(
         probes=constant((values.size if has_curvature else 1, 2, values.size), 0.0, values.dtype),
         moved=None if shapes.moves is None else constant(values.shape, False),
         metric=constant((values.size, values.size), 0.0, values.dtype) if has_metric else None,
+        is_coarse=constant((), True) if may_be_coarse else None,
     )
 
 
 def _select(condition: Array, new: Any, old: Any) -> Any:
     return jax.lax.cond(condition, lambda: new, lambda: old)
+
+
+def field_tolerance(state: SearchState, field_tol: Any, tol: float, max_iterations: int | Array) -> Any:
+    """To what tolerance the field is fitted in the next evaluation of a search.
+
+    :param field_tol: of fits near the end of a search, and of probes.
+    :param tol: as the last one, given to :func:`search`.
+    :return: ``field_tol``, or a larger one as long as the best point is far from being the end. Searches of no steps,
+        which look at a point, are never far from it.
+    """
+    if state.is_coarse is None:
+        return field_tol
+    return jnp.where(_is_far(state, tol, max_iterations), jnp.maximum(field_tol, _COARSE * tol), field_tol)
+
+
+def _is_far(state: SearchState, tol: float, max_iterations: int | Array) -> Array:
+    is_far = (state.num_iterations == 0) | (jnp.max(jnp.abs(state.best.gradient), initial=0.0) > _FAR * tol)
+    return jnp.asarray(state.is_coarse) & is_far & state.is_searching & (max_iterations > 0)
+
+
+def _noise(evaluation: Evaluation) -> Array | float:
+    """What the objective may be off for want of digits of the field: it is stationary in them."""
+    info = evaluation.info
+    if not hasattr(info, "max_change"):
+        return 0.0
+    noise = info.skipped.size * jnp.square(info.max_change)
+    return jnp.where(info.converged & jnp.isfinite(noise), noise, 0.0)
 
 
 def _line_search(
@@ -198,6 +244,10 @@ def _line_search(
     dtype = trial.dtype
     slope = jnp.dot(old.gradient, state.direction)
     rounding = 10.0 * jnp.finfo(dtype).eps * jnp.maximum(1.0, jnp.abs(new.objective))
+    is_fine, best_is_fine = jnp.asarray(True), jnp.asarray(True)
+    if state.is_coarse is not None:
+        rounding += _noise(old) + _noise(new)
+        is_fine, best_is_fine = ~_is_far(state, tol, max_iterations), ~state.is_coarse
     finite = jnp.isfinite(new.objective) & jnp.all(jnp.isfinite(new.gradient))
     gain = new.objective - old.objective
     # Where a field does not settle its evidence may be any number: it is not believed to rise by more than the slope
@@ -225,7 +275,7 @@ def _line_search(
     direction = -jnp.asarray(descent, dtype)
     is_ascent = jnp.dot(direction, gradient) > 0.0
     direction = jnp.where(is_ascent, direction, gradient / jnp.maximum(1.0, jnp.linalg.norm(gradient)))
-    vanished = jnp.max(jnp.abs(gradient)) <= tol
+    vanished = is_fine & (jnp.max(jnp.abs(gradient)) <= tol)
 
     # The rejected branch.
     lower = jnp.where(increased, state.step_size, state.lower)
@@ -256,7 +306,8 @@ def _line_search(
         num_trials=jnp.where(accepted, 0, state.num_trials + 1),
         num_iterations=num_iterations,
         is_searching=is_searching,
-        converged=jnp.where(accepted, vanished, at_top),
+        converged=jnp.where(accepted, vanished, at_top & best_is_fine),
+        is_coarse=None if state.is_coarse is None else jnp.where(accepted, ~is_fine, state.is_coarse),
     )
 
 
@@ -316,13 +367,14 @@ def take(state: SearchState, trial: Array, new: Evaluation, tol: float, max_iter
 
 
 def search(
-    evaluate: Callable[[Array, Any], Evaluation],
+    evaluate: Callable[..., Evaluation],
     state: SearchState,
     *,
     num_evaluations: int | Array,
     tol: float,
     max_iterations: int | Array,
     trace_length: int | None = None,
+    field_tol: Any = None,
 ) -> tuple[SearchState, Array]:
     """Go on with a search for at most ``num_evaluations`` evaluations.
 
@@ -333,6 +385,7 @@ def search(
         that the curvature's difference step reckons with.
     :param int max_iterations: accepted steps of the search at most.
     :param int trace_length: of the trace, where ``num_evaluations`` is traced.
+    :param field_tol: if given, ``evaluate`` takes the :func:`field_tolerance` as a third argument.
     :return: the new state, and the objective at each evaluation of this chunk, of shape ``(trace_length,)``, ``nan``
         where none was made.
     """
@@ -345,7 +398,8 @@ def search(
     def advance(carry: tuple[SearchState, Array]) -> tuple[SearchState, Array]:
         state, trace = carry
         trial = proposal(state, tol)
-        new = evaluate(trial, state.best.state)
+        tols = () if field_tol is None else (field_tolerance(state, field_tol, tol, max_iterations),)
+        new = evaluate(trial, state.best.state, *tols)
         trace = trace.at[state.num_evaluations - start].set(
             jnp.where(jnp.isfinite(new.objective), new.objective, -jnp.inf)
         )

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from .search import Evaluation, SearchState, is_finished, proposal, take
+from .search import Evaluation, SearchState, field_tolerance, is_finished, proposal, take
 from .stacked import element_of, with_element
 
 __all__ = ["Visits", "search_and_visit"]
@@ -46,7 +46,7 @@ def search_and_visit(
     :param note: ``(values, evaluation, is_visit)``: what is kept of a visit; of an evaluation of the search nothing is.
     :param SearchState state: of the search.
     :param Visits visits: the points.
-    :param field_tol: of fits of the search. All else as for :func:`~.search.search`.
+    :param field_tol: of fits of the search, see :func:`~.search.field_tolerance`. All else as for :func:`~.search.search`.
     :return: what that returns, and what was noted, stacked, with zeros where no visit was made.
     """
     start = state.num_evaluations
@@ -62,7 +62,8 @@ def search_and_visit(
         point, begun = element_of((visits.points, visits.states), k)
         own = proposal(state, tol), state.best.state
         values, begun = lax.cond(is_visit, lambda: (point, begun), lambda: own)
-        found = evaluate(values, begun, jnp.where(is_visit, visits.tol, field_tol), ~is_visit)
+        own_tol = field_tolerance(state, field_tol, tol, max_iterations)
+        found = evaluate(values, begun, jnp.where(is_visit, visits.tol, own_tol), ~is_visit)
         noted = note(values, found, is_visit)
         notes = lax.cond(is_visit, lambda: with_element(notes, k, noted), lambda: notes)
         place = jnp.where(is_visit, trace_length, state.num_evaluations - start)

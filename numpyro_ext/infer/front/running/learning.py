@@ -101,7 +101,12 @@ class _Run:
         """Search to the end, or to an interruption; the first evaluation is a chunk of its own, to have one soon."""
         limit = int(search.num_iterations) + self.climb.max_steps
         is_first = True
-        while not bool(hyper_search.is_finished(search)):
+        while True:
+            if bool(hyper_search.is_finished(search)):
+                if not search.is_coarse or int(search.num_iterations) == 0:
+                    break
+                search = self.current = self._with_digits(search, limit)
+                continue
             if self.interruption and not (is_first and self.best is None):
                 break
             before = int(search.num_iterations)
@@ -115,6 +120,25 @@ class _Run:
                 search = self.current = with_metric(search, hessian(measured, tol=self.climb.tol))
         self.moved |= np.asarray(search.moved)
         return search
+
+    def _with_digits(self, search: SearchState, limit: int) -> SearchState:
+        """A search that has ended with few digits of the field goes on with all of them, if it has steps left."""
+        found, trace = self._advance(self._at(search.values, search.best.state), 0, 1)
+        self.traces.append(trace)
+        best, is_known = found.best, int(found.num_iterations) > 0
+        gradient = np.asarray(best.gradient)
+        number, dtype = int(search.num_probes), gradient.dtype
+        return search._replace(
+            best=best if is_known else search.best,
+            direction=gradient / np.maximum(1.0, np.linalg.norm(gradient)).astype(dtype),
+            step_size=np.ones((), dtype),
+            lower=np.zeros((), dtype),
+            upper=np.full((), np.inf, dtype),
+            num_trials=np.int32(0),
+            num_probes=np.int32(0 if number <= 2 * gradient.size else number),
+            is_searching=np.asarray(is_known and int(search.num_iterations) <= limit),
+            is_coarse=np.asarray(False),
+        )
 
     def _advance(self, search: SearchState, limit: int, num_evaluations: int) -> tuple[SearchState, np.ndarray]:
         before = int(search.num_evaluations)
@@ -143,11 +167,14 @@ class _Run:
     def look(self, x: np.ndarray) -> SearchState:
         """A single evaluation, from the state of the best point."""
         assert self.best is not None
-        start = self.climb.begin(jnp.asarray(x, self.climb.origin.dtype), self.best.best.state)
-        start = start._replace(num_probes=jnp.asarray(2 * start.values.size, jnp.int32))
-        found, trace = self._advance(start, 0, 1)
+        found, trace = self._advance(self._at(x, self.best.best.state), 0, 1)
         self.traces.append(trace)
         return found
+
+    def _at(self, x: np.ndarray | Array, state: Any) -> SearchState:
+        """A search that ends with its first evaluation."""
+        start = self.climb.begin(jnp.asarray(x, self.climb.origin.dtype), state)
+        return start._replace(num_probes=jnp.asarray(2 * start.values.size, jnp.int32))
 
     def curvature(self) -> Curvature | None:
         """Of the best point, if all its probes were made and finite."""
