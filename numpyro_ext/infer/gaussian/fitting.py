@@ -17,6 +17,7 @@ from ..front.running.chunks import run_in_chunks
 from ..front.running.learning import Climb, learn
 from ..front.running.progress import progress_bar, warn
 from ..front.state import EngineState, Fit, check_init_state, data_digest
+from ..hyper.search import EVALUATIONS_PER_CHUNK
 from ..hyper.space import UnconstrainedSpace
 from .algorithms.pseudo_observations import explain_powers
 from .failures import not_finite_error
@@ -152,6 +153,7 @@ def _learn(
         tol=options.hyper_tol,
         max_steps=options.max_hyper_steps,
         probe_locally=partial(programs.probe_locally, data, fixed) if programs.probes_locally else None,
+        num_first=EVALUATIONS_PER_CHUNK if programs.is_small else 1,
     )
     starts = [init_values]
     if options.num_restarts:

@@ -90,7 +90,8 @@ class FittingPrograms:
         self.evaluate = jax.jit(self._evaluate)
         # Of an evaluation, by shapes and dtypes of its point and of the state that it starts from.
         self._shapes: dict[Any, Evaluation] = {}
-        self._compile = compile_ = partial(quick_jit, is_small=_is_small(reading.abstract_form))
+        self.is_small = _is_small(reading.abstract_form)
+        self._compile = compile_ = partial(quick_jit, is_small=self.is_small)
         self.solve = compile_(self._solve, static_argnames="num_steps")
         self.init_state = compile_(self._init_state)
         self._init_state_at = compile_(self._first_state)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -26,6 +27,8 @@ from .fitting_programs import FittingPrograms, at_each
 __all__ = ["Programs", "compiled_form", "compiled_programs"]
 
 _LARGEST_BATCH = 10_000_000
+_FEW_DRAWS = 4
+"""Draws that are made together, where more may not be asked for."""
 _COMPILED, _FORMS = Recent(16), Recent(16)
 
 
@@ -125,10 +128,12 @@ class Programs(FittingPrograms):
         rng_key: Array,
         *,
         num_samples: int,
+        number: int | Array | None = None,
         is_weighted: bool = False,
     ) -> Draws:
         """Draws of every site, the log density of each with the data and the hyperparameters' prior, and the log
-        weight of those of the field, if asked for."""
+        weight of those of the field, if asked for; of a ``number`` of them or a few more, if that is given, and zeros
+        of the others."""
         form = self.form(hyper, data)
         posterior = self._algorithm.posterior(form, state)
         unknowns = posterior.sample(rng_key, num_samples)
@@ -142,7 +147,15 @@ class Programs(FittingPrograms):
 
         # Batches bound the memory that the factors of many observations take at many draws.
         batch_size = min(num_samples, max(1, _LARGEST_BATCH // max(1, form.num_rows)))
-        found: Draws = jax.lax.map(at, unknowns, batch_size=batch_size)
+        found: Draws
+        if number is None:
+            found = jax.lax.map(at, unknowns, batch_size=batch_size)
+        else:
+            size = math.gcd(num_samples, _FEW_DRAWS) if batch_size >= _FEW_DRAWS else 1
+            batches = unknowns.reshape(-1, size, *unknowns.shape[1:])
+            # traced once, for the shapes and for the loop
+            found = at_each(jax.jit(jax.vmap(at)), batches, (number + size - 1) // size)
+            found = jax.tree.map(lambda leaf: leaf.reshape(num_samples, *leaf.shape[2:]), found)
         shapes = self._reading.site_shapes
         empty = {n: jnp.zeros((num_samples, *shapes[n])) for n in shapes if 0 in shapes[n] and n not in found.sites}
         found = found._replace(sites=found.sites | empty)
@@ -154,18 +167,20 @@ class Programs(FittingPrograms):
         hypers: dict[str, Array],
         states: Any,
         rng_keys: Array,
+        counts: Array,
         num_points: int | Array,
         *,
         num_samples: int,
         is_weighted: bool = False,
     ) -> Draws:
-        """:meth:`_draws` at the first ``num_points`` of several hyperparameters, whose values, states and keys are
-        stacked; zeros at the others."""
-        points = hypers, states, rng_keys
+        """:meth:`_draws` at the first ``num_points`` of several hyperparameters, whose values, states, keys and counts
+        of draws are stacked; zeros at the others."""
+        points = hypers, states, rng_keys, counts
 
         @jax.jit  # traced once, for the shapes and for the loop
-        def draw(point: tuple[Any, Any, Array]) -> Draws:
-            return self._draws(data, *point, num_samples=num_samples, is_weighted=is_weighted)
+        def draw(point: tuple[Any, Any, Array, Array]) -> Draws:
+            *place, count = point
+            return self._draws(data, *place, num_samples=num_samples, number=count, is_weighted=is_weighted)
 
         found: Draws = at_each(draw, points, num_points)
         return found

@@ -35,6 +35,8 @@ _MOST_BALLS = 10
 """Points of a lattice above some level, in those that it has there for a normal density."""
 _FEW_POINTS, _MOST_POINTS = 2000, 20_000
 """Points of a lattice that are not counted by level, and of any."""
+_FEW_AT_ONCE = 9
+"""Points of a lattice that are looked at together, and not level by level."""
 _LEVEL = 2.0
 """By how much the log density falls from one level of a lattice to the next, at most."""
 _NOTHING = 10.0
@@ -160,6 +162,8 @@ def explore_lattice(evaluate: Callable[[np.ndarray], np.ndarray], dimension: int
     levels = drop * np.arange(1, num_levels + 1) / num_levels
     ball, falls = _ball(dimension, step, drop)
     sizes = np.searchsorted(falls, levels, side="right")
+    if len(ball) <= min(_FEW_AT_ONCE, _MOST_POINTS):
+        sizes = np.full(num_levels, len(ball))
     order: list[tuple[int, ...]] = []
     known: set[tuple[int, ...]] = set()
     values, is_passed, reach = np.zeros(0), np.zeros(0, bool), 0.0

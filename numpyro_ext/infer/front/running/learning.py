@@ -61,6 +61,8 @@ class Climb(NamedTuple):
     probe_locally: Callable[[SearchState, Any], SearchState] | None = None
     """``(search, is_held)``: the probes of a search that has made none, at less than their cost, see
     :func:`~.probes.probed`; or at the cost of a few evaluations those with a curvature that will do as a metric."""
+    num_first: int = 1
+    """Evaluations of the first chunk of a search: one, to have something soon, where they take time."""
 
     def hyper(self, x: Array) -> dict[str, Array]:
         """All hyperparameters, constrained."""
@@ -98,7 +100,7 @@ class _Run:
         self.num_evaluations = 0
 
     def climb_from(self, search: SearchState) -> SearchState:
-        """Search to the end, or to an interruption; the first evaluation is a chunk of its own, to have one soon."""
+        """Search to the end, or to an interruption."""
         limit = int(search.num_iterations) + self.climb.max_steps
         is_first = True
         while True:
@@ -110,7 +112,7 @@ class _Run:
             if self.interruption and not (is_first and self.best is None):
                 break
             before = int(search.num_iterations)
-            search, trace = self._advance(search, limit, 1 if is_first else EVALUATIONS_PER_CHUNK)
+            search, trace = self._advance(search, limit, self.climb.num_first if is_first else EVALUATIONS_PER_CHUNK)
             self.current = search
             self.traces.append(trace)
             self.progress(int(search.num_iterations) - before)

@@ -30,8 +30,8 @@ __all__ = ["IntegratedRun", "Point", "unstacked"]
 
 Point = tuple[Any, dict[str, Array], Any]
 
-_DRAWS_PER_POINT = 16
-_POINTS_PER_CALL = 32
+_CALLS, _CALLS_OF_SMALL = (32, 16), (64, 32)
+"""Points at which one call draws, and how often it draws at each, at most."""
 
 
 @dataclass(eq=False, repr=False)
@@ -186,30 +186,40 @@ class IntegratedRun(GaussianRun):
         ends = np.cumsum(points.weights)
         chosen = np.searchsorted(ends / ends[-1], (np.arange(num_samples) + generator.random()) / num_samples)
         counts = np.bincount(chosen, minlength=len(ends))
-        calls = np.repeat(np.arange(len(counts)), -(-counts // _DRAWS_PER_POINT))
-        log_weights = points.log_weights
-        parts: list[Draws] = []
-        for start in range(0, len(calls), _POINTS_PER_CALL):
+        num_points, most = _CALLS_OF_SMALL if self.programs.is_small else _CALLS
+        # A point with more draws than a call makes of it is there several times.
+        parts = -(-counts // most)
+        places = np.repeat(np.arange(len(counts)), parts)
+        numbers = np.minimum(most, np.repeat(counts, parts) - most * (np.arange(len(places)) - _starts(parts)))
+        drawn: list[Draws] = []
+        for start in range(0, len(places), num_points):
             # Filled up, so that one program serves all.
-            index = calls[np.minimum(np.arange(start, start + _POINTS_PER_CALL), len(calls) - 1)]
-            hypers, states = jax.tree.map(lambda leaf, index=index: leaf[index], (points.fits.hyper, points.fits.state))
-            drawn = self.programs.draws_over(
+            index = np.minimum(np.arange(start, start + num_points), len(places) - 1)
+            hypers, states = jax.tree.map(
+                lambda leaf, index=index: leaf[places[index]], (points.fits.hyper, points.fits.state)
+            )
+            found = self.programs.draws_over(
                 self.reading.data,
                 hypers,
                 states,
-                make_keys(len(index)),
-                min(_POINTS_PER_CALL, len(calls) - start),
-                num_samples=_DRAWS_PER_POINT,
+                make_keys(num_points),
+                numbers[index],
+                min(num_points, len(places) - start),
+                num_samples=most,
                 is_weighted=is_weighted,
             )
-            drawn = jax.tree.map(np.asarray, drawn)
+            found = jax.tree.map(np.asarray, found)
             if is_weighted:
-                drawn = drawn._replace(log_weight=drawn.log_weight + log_weights[index][:, None])
-            for row, k in enumerate(calls[start : start + _POINTS_PER_CALL]):
-                number, counts[k] = min(_DRAWS_PER_POINT, counts[k]), counts[k] - min(_DRAWS_PER_POINT, counts[k])
-                parts.append(jax.tree.map(lambda leaf, row=row, n=number: leaf[row, :n], drawn))
-        order = generator.permutation(num_samples)
-        out: Draws = jax.tree.map(lambda *leaves: to_device(np.concatenate(leaves)[order]), *parts)
+                found = found._replace(log_weight=found.log_weight + points.log_weights[places[index]][:, None])
+            drawn.append(found)
+        kept = np.repeat(most * np.arange(len(places)), numbers) + np.arange(num_samples) - _starts(numbers)
+        kept = generator.permutation(kept)
+
+        def gathered(*leaves: np.ndarray) -> Array:
+            whole = np.concatenate(leaves) if len(leaves) > 1 else leaves[0]
+            return to_device(whole.reshape(-1, *whole.shape[2:])[kept])
+
+        out: Draws = jax.tree.map(gathered, *drawn)
         return out
 
     def draw_points(self, rng_key: Array) -> Scatter:
@@ -251,6 +261,11 @@ class IntegratedRun(GaussianRun):
 def unstacked(tree: Any, number: int) -> list[Any]:
     """The parts of a tree whose leaves have a leading axis."""
     return [jax.tree.map(lambda leaf, k=k: jnp.asarray(leaf[k]), tree) for k in range(number)]
+
+
+def _starts(counts: np.ndarray) -> np.ndarray:
+    """Where the run of equal elements begins that each element of ``np.repeat(..., counts)`` is in."""
+    return np.repeat(np.cumsum(counts) - counts, counts)
 
 
 def _generator_and_keys(rng_key: Array) -> tuple[np.random.Generator, Callable[[int], Array]]:
