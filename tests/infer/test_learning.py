@@ -1,6 +1,7 @@
 """Searches are judged: saddles and plateaus are left, and what cannot be learned by a derivative is refused by name."""
 
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -216,3 +217,80 @@ def test_where_rounding_hides_a_fall_the_slopes_show_it():
         slopes.append(float(jnp.max(jnp.abs(state.best.gradient))))
     assert slopes[1] <= slopes[0] and bool(state.converged), slopes
     np.testing.assert_allclose(state.values, 0.0, atol=1e-3)
+
+
+class Digits(NamedTuple):
+    """What a fit says of the digits of its field."""
+
+    converged: jax.Array
+    max_change: jax.Array
+    skipped: jax.Array
+
+
+FINE = 1e-9
+
+
+def climb_with_few_digits(coarse, start, max_steps=50):
+    """Learn two numbers from ``-|x - 1|^2``, in whose place stands another function where few digits are asked for."""
+
+    def evaluate(x, state, tol=FINE):
+        has_few = tol > 2.0 * FINE
+        found = evaluation_fn(
+            lambda x: x,
+            lambda x: 0.0 * jnp.sum(x),
+            lambda form, state: (tol, Digits(jnp.asarray(True), tol, jnp.zeros(3))),
+            lambda form, state: jnp.where(has_few, coarse(form), -jnp.sum((form - 1.0) ** 2)),
+        )
+        return found(x, state)
+
+    start = jnp.asarray(start)
+    tol = jnp.asarray(FINE, start.dtype)
+    shapes = jax.eval_shape(evaluate, start, tol, tol)
+    problem = Climb(
+        begin=lambda x, state: init_search(shapes, x, tol, may_be_coarse=True),
+        advance=jax.jit(
+            lambda state, limit, number: search(
+                evaluate,
+                state,
+                num_evaluations=number,
+                tol=1e-4,
+                max_iterations=limit,
+                trace_length=LENGTH,
+                field_tol=tol,
+            )
+        ),
+        space=UnconstrainedSpace(PAIR),
+        origin=jnp.zeros(2),
+        units=jnp.ones(2),
+        tol=1e-4,
+        max_steps=max_steps,
+    )
+    return learn(problem, [start], KEY, bar=SimpleNamespace(n=0, update=lambda amount: None))
+
+
+@pytest.mark.parametrize(
+    "coarse",
+    [
+        lambda x: -jnp.sum((x - 1.0) ** 2),
+        lambda x: -jnp.sum((x - 0.7) ** 2),  # whose top is elsewhere
+        lambda x: 1e3 - jnp.sum((x - 0.7) ** 2),  # and much too high
+        lambda x: jax.lax.stop_gradient(jnp.sum(x**2)) - 2.0 * jnp.sum(x**2),  # whose slopes are not its own
+    ],
+    ids=["the same", "elsewhere", "too high", "wrong slopes"],
+)
+def test_no_search_ends_where_the_field_has_few_digits(coarse):
+    found = climb_with_few_digits(coarse, [-2.0, 0.5])
+    np.testing.assert_allclose(found.search.values, 1.0, atol=1e-4)
+    assert found.diagnostics.converged and not found.messages and found.curvature.is_peak
+    assert not found.search.is_coarse
+    np.testing.assert_allclose(found.search.best.info.max_change, FINE, rtol=1e-6)  # the last fit has all of them
+    np.testing.assert_allclose(found.curvature.covariance, 0.5 * np.eye(2), rtol=1e-3)
+
+
+@pytest.mark.parametrize("max_steps", [1, 2])
+def test_a_search_without_steps_left_has_all_digits_where_it_stops(max_steps):
+    found = climb_with_few_digits(lambda x: 1e3 - jnp.sum((x - 0.7) ** 4), [-2.0, 0.5], max_steps)
+    assert not found.diagnostics.converged and found.diagnostics.num_iterations == max_steps
+    best = found.search.best
+    np.testing.assert_allclose(best.info.max_change, FINE, rtol=1e-6)
+    np.testing.assert_allclose(best.objective, -np.sum((np.asarray(found.search.values) - 1.0) ** 2), rtol=1e-6)
