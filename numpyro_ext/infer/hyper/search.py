@@ -50,7 +50,7 @@ _MEMORY, _LARGEST_MEMORY = 10, 30
 _SUFFICIENT_INCREASE = 1e-4
 _CURVATURE = 0.9
 _MAX_TRIALS = 25
-_FAR, _COARSE = 100.0, 0.1
+_FAR, _COARSE = 100.0, 1.0
 """Derivatives above which a search is far from its end, and the tolerance of the field there, in what the search asks
 of derivatives."""
 _MOST_GUESSES, _LEAST_SHARE = 3, 0.1

@@ -51,8 +51,9 @@ _SLOW_DECREASE = 0.8
 """Ratio of successive changes, ten sweeps to a digit, from which turning back costs more than damping."""
 _RECOVERY_OF_STEP = 1.25
 """Growth of the step size in a sweep that goes on in the direction of the last: three of them undo a halving."""
-_NO_DIFFERENCE = 1e-9
-"""Nats by which two evidences may differ and be one number: changes of all marginals, squared and added up."""
+_NO_DIFFERENCE = 1e-2
+"""Nats, in units of the tolerance, by which two evidences may differ and be one number: changes of all marginals,
+squared and added up."""
 _MOST_EXCESS = 1.0
 """Nats by which an approximate log probability may be above zero."""
 _BROAD = 1e12
@@ -200,7 +201,7 @@ def solve(
         moved, found = _step(form, prior, run.state, damping, adapt_damping, power, schedule)
         trace = run.trace.at[jnp.where(is_counted, run.num_steps, num_steps)].set(found.objective, mode="drop")
         state, info = jax.tree.map(partial(jnp.where, is_finished), (run.state, run.info), (moved, found))
-        is_known = (form.num_rows * state.max_change**2 < _NO_DIFFERENCE) & jnp.isfinite(found.objective)
+        is_known = (form.num_rows * state.max_change**2 < _NO_DIFFERENCE * bound) & jnp.isfinite(found.objective)
         is_finished |= (state.max_change < bound) & is_known
         return _Run(state, info, found.objective, trace, run.num_steps + is_counted, is_finished)
 
