@@ -10,8 +10,7 @@ through values and slopes; a trial point where the objective is not finite count
 Where no step meets the conditions, the search ends at the longest that increased it. Where rounding hides a change of
 the objective, its increase is judged by the slopes (Hager and Zhang, 2005, equation 4.1).
 
-Far from its end a search may ask for few digits of the field (:func:`field_tolerance`). Such an evaluation is never what
-a converged search ends at.
+Far from its end a search may ask for few digits of the field (:func:`field_tolerance`), but never where it converges.
 """
 
 from __future__ import annotations
@@ -214,8 +213,7 @@ def field_tolerance(state: SearchState, field_tol: Any, tol: float, max_iteratio
 
     :param field_tol: of fits near the end of a search, and of probes.
     :param tol: as the last one, given to :func:`search`.
-    :return: ``field_tol``, or a larger one as long as the best point is far from being the end. Searches of no steps,
-        which look at a point, are never far from it.
+    :return: ``field_tol``, or a larger one while the best point is far from the end, in searches of one step or more.
     """
     if state.is_coarse is None:
         return field_tol

@@ -46,7 +46,8 @@ def search_and_visit(
     :param note: ``(values, evaluation, is_visit)``: what is kept of a visit; of an evaluation of the search nothing is.
     :param SearchState state: of the search.
     :param Visits visits: the points.
-    :param field_tol: of fits of the search, see :func:`~.search.field_tolerance`. All else as for :func:`~.search.search`.
+    :param field_tol: of fits of the search, as for :func:`~.search.field_tolerance`. All else as for
+        :func:`~.search.search`.
     :return: what that returns, and what was noted, stacked, with zeros where no visit was made.
     """
     start = state.num_evaluations

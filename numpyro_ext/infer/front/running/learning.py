@@ -128,18 +128,19 @@ class _Run:
         found, trace = self._advance(self._at(search.values, search.best.state), 0, 1)
         self.traces.append(trace)
         best, is_known = found.best, int(found.num_iterations) > 0
-        gradient = np.asarray(best.gradient)
-        number, dtype = int(search.num_probes), gradient.dtype
+        gradient, number = np.asarray(best.gradient), int(search.num_probes)
+        constant: Callable[..., Any] = np.array
+        direction: Any = gradient / np.maximum(1.0, np.linalg.norm(gradient)).astype(gradient.dtype)
         return search._replace(
             best=best if is_known else search.best,
-            direction=gradient / np.maximum(1.0, np.linalg.norm(gradient)).astype(dtype),
-            step_size=np.ones((), dtype),
-            lower=np.zeros((), dtype),
-            upper=np.full((), np.inf, dtype),
-            num_trials=np.int32(0),
-            num_probes=np.int32(0 if number <= 2 * gradient.size else number),
-            is_searching=np.asarray(is_known and int(search.num_iterations) <= limit),
-            is_coarse=np.asarray(False),
+            direction=direction,
+            step_size=constant(1.0, gradient.dtype),
+            lower=constant(0.0, gradient.dtype),
+            upper=constant(np.inf, gradient.dtype),
+            num_trials=constant(0, np.int32),
+            num_probes=constant(0 if number <= 2 * gradient.size else number, np.int32),
+            is_searching=constant(is_known and int(search.num_iterations) <= limit),
+            is_coarse=constant(False),
         )
 
     def _advance(self, search: SearchState, limit: int, num_evaluations: int) -> tuple[SearchState, np.ndarray]:

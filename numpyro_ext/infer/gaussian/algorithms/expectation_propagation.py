@@ -51,7 +51,7 @@ _SLOW_DECREASE = 0.8
 """Ratio of successive changes, ten sweeps to a digit, from which turning back costs more than damping."""
 _RECOVERY_OF_STEP = 1.25
 """Growth of the step size in a sweep that goes on in the direction of the last: three of them undo a halving."""
-_NO_DIFFERENCE = 1e-2
+_NO_DIFFERENCE = 0.1
 """Nats, in units of the tolerance, by which two evidences may differ and be one number: changes of all marginals,
 squared and added up."""
 _MOST_EXCESS = 1.0

@@ -20,24 +20,36 @@ _LARGEST_DEGREE = 6
 _MOST_CHECKED = 9
 _LARGEST_ERROR = 0.02
 """Of log densities, of means in standard deviations and of variances, relative: below what a thousand draws tell."""
+_TOL = 0.25 * _LARGEST_ERROR
+"""Of the fits that are compared."""
 
 
 def interpolated(around: Surroundings, found: Exploration, points: np.ndarray, states: Any) -> PointFit | None:
     """The density and the state at points among those of a lattice, by the polynomial nearest to it, without marginals.
 
     The field is fitted at five or nine of the points, the outermost among them, and compared: ``None`` where density or
-    marginals differ by more than draws show.
+    marginals differ by more than draws show. These fits start from the polynomial's own states, where one step shows
+    whether they are fixed points; of an iteration so slow that it does not, fits from elsewhere end as early.
 
     :param Surroundings around: the mode.
     :param Exploration found: the lattice around it.
     :param points: of shape ``(n, k)``.
-    :param states: from which fits there would start, stacked.
+    :param states: of the nearest points of the lattice, from which what is not a finite real number is taken, stacked.
     """
     shares = _shares(found, points)
+
+    def mixed(leaves: np.ndarray, nearest: np.ndarray) -> np.ndarray:
+        if not np.issubdtype(leaves.dtype, np.inexact):
+            return nearest
+        with np.errstate(all="ignore"):
+            mixture = np.tensordot(shares, leaves, 1)
+        return np.where(np.isfinite(mixture), mixture, nearest).astype(leaves.dtype)
+
+    state = jax.tree.map(mixed, found.fits.state, states)
     extremes = np.concatenate([np.argmin(points, axis=0), np.argmax(points, axis=0)])
     number = min(1 + 4 * points.shape[1], _MOST_CHECKED)
     checked = np.array(list(dict.fromkeys([*extremes.tolist(), *range(len(points))]))[:number])
-    fits = around.fits(points[checked], jax.tree.map(lambda leaf: leaf[checked], states), FEW_DIGITS, task="Draws")
+    fits = around.fits(points[checked], jax.tree.map(lambda leaf: leaf[checked], state), _TOL, task="Draws")
     objective, log_evidence = shares @ found.fits.objective, shares @ found.fits.log_evidence
     errors = [objective[checked] - fits.objective, log_evidence[checked] - fits.log_evidence]
     for name, moments in fits.marginals.items():
@@ -50,15 +62,6 @@ def interpolated(around: Surroundings, found: Exploration, points: np.ndarray, s
     # One after the other: of these shapes there are compiled programs.
     hypers = [around.space.unpack(point, around.space.fixed) for point in values]
     hyper = jax.tree.map(lambda *leaves: np.stack([np.asarray(leaf) for leaf in leaves]), *hypers)
-
-    def mixed(leaves: np.ndarray, nearest: np.ndarray) -> np.ndarray:
-        if not np.issubdtype(leaves.dtype, np.inexact):
-            return nearest
-        with np.errstate(all="ignore"):
-            mixture = np.tensordot(shares, leaves, 1)
-        return np.where(np.isfinite(mixture), mixture, nearest).astype(leaves.dtype)
-
-    state = jax.tree.map(mixed, found.fits.state, states)
     return PointFit(objective, log_evidence, state, np.ones(len(points), bool), hyper, None)  # type: ignore[arg-type]
 
 
