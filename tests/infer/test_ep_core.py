@@ -433,3 +433,23 @@ def test_single_precision():
     assert info.converged
     reference, _ = run(jnp.result_type(float))
     np.testing.assert_allclose(state.marginals.mean, reference.marginals.mean, atol=2e-4)
+
+
+@pytest.mark.parametrize("tol", [1e-2, 1e-6])
+@pytest.mark.parametrize("weight", [0.6, 0.99])
+def test_the_evidence_is_that_of_the_last_sites_where_marginals_stand_still(weight, tol):
+    """Two equal measurements whose precisions add up to one, from sites of equal precisions: the posterior is the same,
+    the evidence is not."""
+
+    def form(weight):
+        scale = 1.0 / jnp.sqrt(jnp.array([weight, 1.0 - weight]))
+        design = DenseDesign(jnp.ones((2, 1)))
+        return make_form((DiagonalPrior(jnp.array([100.0])),), design, (GaussianPotential(jnp.full(2, 0.7), scale),))
+
+    state, _ = fit(form(0.5))
+    found, info = jax.jit(functools.partial(ep.solve, tol=tol))(form(weight), state)
+    covariance = 100.0 + np.diag([1.0 / weight, 1.0 / (1.0 - weight)])
+    assert info.converged
+    np.testing.assert_allclose(found.site_precision, [weight, 1.0 - weight], rtol=1e-9)
+    expected = multivariate_normal(np.zeros(2), covariance).logpdf(np.full(2, 0.7))
+    np.testing.assert_allclose(info.objective, expected, rtol=1e-9)

@@ -363,3 +363,19 @@ def test_nothing_to_integrate_over_changes_nothing():
         fitted, plain = (run(EP, groups, Y, integrate=how, **given) for how in ("auto", "none"))
     assert float(fitted.log_evidence) == float(plain.log_evidence)
     assert fitted.log_evidence.hyperparameters == "none"
+
+
+def test_draws_of_sites_without_elements():
+    def model(y):
+        scale = numpyro.sample("scale", dist.HalfNormal(1.0))
+        shift = numpyro.sample("shift", dist.Normal(0.0, scale).expand([5]))
+        numpyro.sample("none", dist.Normal(0.0, scale).expand([0]))
+        numpyro.sample("y", dist.Poisson(jnp.exp(1.0 + shift)), obs=y)
+
+    engine = EP(model, num_samples=7, progress_bar=False)
+    engine.run(KEY, jnp.array([3, 1, 2, 6, 4]))
+    assert {name: draws.shape for name, draws in engine.get_samples().items()} == {
+        "scale": (7,),
+        "shift": (7, 5),
+        "none": (7, 0),
+    }

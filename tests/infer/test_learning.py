@@ -294,3 +294,10 @@ def test_a_search_without_steps_left_has_all_digits_where_it_stops(max_steps):
     best = found.search.best
     np.testing.assert_allclose(best.info.max_change, FINE, rtol=1e-6)
     np.testing.assert_allclose(best.objective, -np.sum((np.asarray(found.search.values) - 1.0) ** 2), rtol=1e-6)
+
+
+def test_a_search_that_begins_at_the_top_has_all_digits_and_needs_no_step():
+    found = climb_with_few_digits(lambda x: -jnp.sum((x - 1.0) ** 2), [1.0, 1.0], max_steps=0)
+    assert found.diagnostics.converged and not found.messages and found.curvature.is_peak
+    # a point with few digits has no curvature: it is looked for once
+    assert found.diagnostics.num_evaluations <= 2 + 2 * 2

@@ -177,3 +177,24 @@ def test_engines_that_fit_one_after_the_other():
     fits = BilinearVG(factors, num_restarts=0, num_steps=500).run_many(jax.random.key(0), list(counts))
     assert fits.log_evidence.shape == (2,)
     assert fits.mean["rows"].shape == (2, 6, 2)
+
+
+@pytest.mark.parametrize("max_hyper_steps", [1, 2])
+def test_no_more_steps_are_taken_than_one_by_one(max_hyper_steps):
+    datasets = _datasets(2, is_balanced=True)
+    options = {
+        "integrate": "none",
+        "max_hyper_steps": max_hyper_steps,
+        "init_values": {"sd": 3.0},
+        "progress_bar": False,
+    }
+    with pytest.warns(UserWarning, match="did not converge"):
+        fits = EP(groups, **options).run_many(jax.random.key(0), datasets)
+    for k, data in enumerate(datasets):
+        with pytest.warns(UserWarning, match="did not converge"):
+            engine = EP(groups, **options)
+            engine.run(jax.random.key(0), *data)
+        alone, together = engine.diagnostics.hyper, fits[k].diagnostics.hyper
+        assert alone.num_iterations == together.num_iterations == max_hyper_steps
+        assert alone.num_evaluations == together.num_evaluations
+        np.testing.assert_allclose(fits[k].log_evidence, float(engine.log_evidence), rtol=1e-9)

@@ -188,7 +188,7 @@ class FittingPrograms:
         num_probes = jnp.asarray(len(probes), state.num_probes.dtype)
         return state._replace(probes=probes.reshape(state.probes.shape), num_probes=num_probes)
 
-    def _objective(self, data: Any, fixed: dict[str, Array]) -> Callable[[Array, Any], Evaluation]:
+    def _objective(self, data: Any, fixed: dict[str, Array]) -> Callable[..., Evaluation]:
         """The objective with fields of the run's own tolerance, or of another one."""
         # Visits, where there are any, make no gradient: one trace for both. What is not given is no input of a program.
         with_gradient = () if self._marginals_fn is None else (np.asarray(True),)

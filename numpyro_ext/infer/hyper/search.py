@@ -332,12 +332,18 @@ def difference_step(dtype: Any, tol: float) -> float:
 
 
 def is_finished(state: SearchState) -> Array:
-    """Whether neither the search nor its curvature has anything left to evaluate."""
-    flags = state.is_searching, state.num_probes, state.num_iterations
+    """Whether neither the search nor its curvature, of a point with all digits, has anything left to evaluate."""
+    flags = (
+        state.is_searching,
+        state.num_probes,
+        state.num_iterations,
+        False if state.is_coarse is None else state.is_coarse,
+    )
     if not any(isinstance(flag, jax.core.Tracer) for flag in flags):
         flags = jax.device_get(flags)  # NumPy compiles nothing
-    is_searching, num_probes, num_iterations = flags
-    return ~(is_searching | ((num_probes < 2 * state.values.size) & (num_iterations > 0)))
+    is_searching, num_probes, num_iterations, is_coarse = flags
+    is_probed = (num_probes >= 2 * state.values.size) | (num_iterations == 0)
+    return ~is_searching & (is_probed | is_coarse)
 
 
 def proposal(state: SearchState, tol: float) -> Array:

@@ -99,9 +99,12 @@ class _Run:
         self.traces = [np.zeros(0)]
         self.num_evaluations = 0
 
-    def climb_from(self, search: SearchState) -> SearchState:
-        """Search to the end, or to an interruption."""
-        limit = int(search.num_iterations) + self.climb.max_steps
+    def climb_from(self, search: SearchState, begun_at: int | None = None) -> SearchState:
+        """Search to the end, or to an interruption.
+
+        :param begun_at: of its iterations, the one from which steps are counted; by default the current one.
+        """
+        limit = (int(search.num_iterations) if begun_at is None else begun_at) + self.climb.max_steps
         is_first = True
         while True:
             if bool(hyper_search.is_finished(search)):
@@ -110,6 +113,8 @@ class _Run:
                 search = self.current = self._with_digits(search, limit)
                 continue
             if self.interruption and not (is_first and self.best is None):
+                if search.is_coarse and int(search.num_iterations) > 0:
+                    search = self.current = self._with_digits(search, limit)
                 break
             before = int(search.num_iterations)
             search, trace = self._advance(search, limit, self.climb.num_first if is_first else EVALUATIONS_PER_CHUNK)
@@ -129,6 +134,7 @@ class _Run:
         self.traces.append(trace)
         best, is_known = found.best, int(found.num_iterations) > 0
         gradient, number = np.asarray(best.gradient), int(search.num_probes)
+        is_top = is_known and float(np.max(np.abs(gradient), initial=0.0)) <= self.climb.tol
         constant: Callable[..., Any] = np.array
         direction: Any = gradient / np.maximum(1.0, np.linalg.norm(gradient)).astype(gradient.dtype)
         return search._replace(
@@ -139,7 +145,8 @@ class _Run:
             upper=constant(np.inf, gradient.dtype),
             num_trials=constant(0, np.int32),
             num_probes=constant(0 if number <= 2 * gradient.size else number, np.int32),
-            is_searching=constant(is_known and int(search.num_iterations) <= limit),
+            is_searching=constant(is_known and not is_top and int(search.num_iterations) <= limit),
+            converged=constant(is_top),
             is_coarse=constant(False),
         )
 
@@ -232,7 +239,8 @@ def learn(
                     run.num_evaluations = int(begun.num_evaluations)
                 else:
                     begun = climb.begin(start, state) if resumed is None else _reopen(resumed, climb)
-                found = run.climb_from(begun)  # nothing, where it has ended
+                # nothing, where it has ended
+                found = run.climb_from(begun, 0 if searched is not None and number == 0 else None)
                 ends.append(found)
                 if not run.keep(found) and int(found.num_iterations) == 0 and not interruption:
                     messages.append(f"Restart {number} began where the log evidence is not finite and was left out.")

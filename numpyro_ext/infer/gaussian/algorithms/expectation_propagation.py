@@ -52,8 +52,8 @@ _SLOW_DECREASE = 0.8
 _RECOVERY_OF_STEP = 1.25
 """Growth of the step size in a sweep that goes on in the direction of the last: three of them undo a halving."""
 _NO_DIFFERENCE = 0.1
-"""Nats, in units of the tolerance, by which two evidences may differ and be one number: changes of all marginals,
-squared and added up."""
+"""Nats, in units of the tolerance, by which two evidences may differ and be one number: changes of all marginals and of
+all sites, squared and added up."""
 _MOST_EXCESS = 1.0
 """Nats by which an approximate log probability may be above zero."""
 _BROAD = 1e12
@@ -185,7 +185,8 @@ def solve(
     if not all(potential.is_log_concave for potential in form.potentials):
         afresh |= ~_is_proper(marginals)
     state = jax.tree.map(partial(jnp.where, afresh), start, warm)
-    if any(isinstance(potential, VectorRows) for potential in form.potentials):
+    has_vectors = any(isinstance(potential, VectorRows) for potential in form.potentials)
+    if has_vectors:
         state = lax.cond(afresh, partial(_start_at_mode, form, prior, space), lambda state: state, state)
     bound = jnp.maximum(tol, 100 * jnp.finfo(infinity.dtype).eps)
 
@@ -194,15 +195,17 @@ def solve(
 
     def sweep(run: _Run) -> _Run:
         # One more sweep than steps: it evaluates the evidence at the last sites, and is not taken. There is none where
-        # the evidence before the last step is that after it, as it is stationary.
+        # the evidence before the last step is that after it, as it is stationary in the sites.
         is_start = run.state.is_start
         is_finished = ~is_start & ((run.num_steps >= num_steps) | (run.state.max_change < bound))
         is_counted = ~(is_finished | is_start)
         moved, found = _step(form, prior, run.state, damping, adapt_damping, power, schedule)
         trace = run.trace.at[jnp.where(is_counted, run.num_steps, num_steps)].set(found.objective, mode="drop")
         state, info = jax.tree.map(partial(jnp.where, is_finished), (run.state, run.info), (moved, found))
-        is_known = (form.num_rows * state.max_change**2 < _NO_DIFFERENCE * bound) & jnp.isfinite(found.objective)
-        is_finished |= (state.max_change < bound) & is_known
+        if not has_vectors:
+            is_known = _change_of_sites(form, run.state, moved) < _NO_DIFFERENCE * bound * found.step_size**2
+            is_known &= (form.num_rows * state.max_change**2 < _NO_DIFFERENCE * bound) & jnp.isfinite(found.objective)
+            is_finished |= (state.max_change < bound) & is_known
         return _Run(state, info, found.objective, trace, run.num_steps + is_counted, is_finished)
 
     unknown = jnp.full_like(infinity, jnp.nan)
@@ -232,6 +235,18 @@ class _Run(NamedTuple):
     num_steps: Array
     """Sweeps taken, without the opening."""
     is_finished: Array
+
+
+def _change_of_sites(form: LatentGaussian, old: State, new: State) -> Array:
+    """What sites have changed by, in deviations of their predictors, squared and added up.
+
+    Changes of sites that see the same unknowns may make up for one another: marginals then stand still while the
+    evidence does not.
+    """
+    mean, variance, *_ = new.marginals
+    precision = new.site_precision - old.site_precision
+    slope = new.site_shift - old.site_shift - precision * (mean + form.offset)
+    return jnp.sum(jnp.square(precision * variance) + jnp.square(slope) * variance)
 
 
 def log_evidence(form: LatentGaussian, state: State, *, power: float = 1.0, space: Space = "auto") -> Array:

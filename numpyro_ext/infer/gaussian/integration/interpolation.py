@@ -29,7 +29,8 @@ def interpolated(around: Surroundings, found: Exploration, points: np.ndarray, s
 
     The field is fitted at five or nine of the points, the outermost among them, and compared: ``None`` where density or
     marginals differ by more than draws show. These fits start from the polynomial's own states, where one step shows
-    whether they are fixed points; of an iteration so slow that it does not, fits from elsewhere end as early.
+    whether they are fixed points. One of the outermost starts elsewhere: of an iteration so slow that a step shows
+    nothing it ends elsewhere, too.
 
     :param Surroundings around: the mode.
     :param Exploration found: the lattice around it.
@@ -49,7 +50,13 @@ def interpolated(around: Surroundings, found: Exploration, points: np.ndarray, s
     extremes = np.concatenate([np.argmin(points, axis=0), np.argmax(points, axis=0)])
     number = min(1 + 4 * points.shape[1], _MOST_CHECKED)
     checked = np.array(list(dict.fromkeys([*extremes.tolist(), *range(len(points))]))[:number])
-    fits = around.fits(points[checked], jax.tree.map(lambda leaf: leaf[checked], state), _TOL, task="Draws")
+
+    def begun(leaf: Any, nearest: Any) -> np.ndarray:
+        out = np.array(leaf[checked])
+        out[0] = nearest[checked[0]]
+        return out
+
+    fits = around.fits(points[checked], jax.tree.map(begun, state, states), _TOL, task="Draws")
     objective, log_evidence = shares @ found.fits.objective, shares @ found.fits.log_evidence
     errors = [objective[checked] - fits.objective, log_evidence[checked] - fits.log_evidence]
     for name, moments in fits.marginals.items():

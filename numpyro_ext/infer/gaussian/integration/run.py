@@ -217,7 +217,7 @@ class IntegratedRun(GaussianRun):
 
         def gathered(*leaves: np.ndarray) -> Array:
             whole = np.concatenate(leaves) if len(leaves) > 1 else leaves[0]
-            return to_device(whole.reshape(-1, *whole.shape[2:])[kept])
+            return to_device(whole.reshape(whole.shape[0] * whole.shape[1], *whole.shape[2:])[kept])
 
         out: Draws = jax.tree.map(gathered, *drawn)
         return out
