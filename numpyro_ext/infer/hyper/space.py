@@ -97,12 +97,11 @@ class UnconstrainedSpace:
         given = {name: self.check(name, value) for name, value in dict(init_values or {}).items()}
         return self.pack({name: given.get(name, self.sites[name].init) for name in self.names})
 
-    def unpack_unconstrained(self, vector: Array) -> dict[str, Array]:
-        """The free hyperparameters of a vector, each in its unconstrained shape."""
-        if isinstance(vector, jax.core.Tracer):
-            return {name: vector[self.slices[name]].reshape(self.shapes[name]) for name in self.names}
-        numbers = np.asarray(vector)
-        return {name: to_device(numbers[self.slices[name]].reshape(self.shapes[name])) for name in self.names}
+    def unpack_unconstrained(self, vector: Array) -> dict[str, Any]:
+        """The free hyperparameters of a vector, each in its unconstrained shape; of NumPy outside compiled functions,
+        which compiles nothing for these shapes."""
+        numbers = vector if isinstance(vector, jax.core.Tracer) else np.asarray(vector)
+        return {name: numbers[self.slices[name]].reshape(self.shapes[name]) for name in self.names}
 
     def unpack(self, vector: Array, fixed: Mapping[str, Array] | None = None) -> dict[str, Array]:
         """All hyperparameters, constrained, in the order of the model.
@@ -113,7 +112,8 @@ class UnconstrainedSpace:
         """
         free = self.unpack_unconstrained(vector)
         fixed = self.fixed if fixed is None else fixed
-        return {name: fixed[name] if name in fixed else site.transform(free[name]) for name, site in self.sites.items()}
+        out = {n: fixed[n] if n in fixed else site.transform(free[n]) for n, site in self.sites.items()}
+        return {name: to_device(value) if isinstance(value, np.ndarray) else value for name, value in out.items()}
 
     def log_volume(self, vector: Array) -> Array:
         """Log volume of the constrained values of sample sites per unit volume of the vector: adding it to the log
