@@ -45,7 +45,8 @@ def peers() -> dict[tuple[str, str], dict[str, Any]]:
 def test_cold(benchmark, results, peers, tmp_path, engine, problem):
     found: dict[str, Any] = benchmark.pedantic(cold, args=(engine, problem), rounds=1)
     cold(engine, problem, f"--cache={tmp_path}")
-    kept = cold(engine, problem, f"--cache={tmp_path}")["first"]
+    processes = [cold(engine, problem, f"--cache={tmp_path}")["first"] for _ in range(NUM_ROUNDS)]
+    kept = min(processes, key=lambda process: process["cpu"])
     first = (FIRST if engine == "EP" else FIRST_OF_OTHERS)[problem]
     fits = {
         "first fit": (found["first"]["cpu"], "first", at_most(first)),
