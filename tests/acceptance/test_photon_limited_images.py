@@ -7,7 +7,6 @@ import pytest
 import pywt
 from numpyro import handlers
 
-from benchmarks.image_peers import from_square_roots, photons_denoised
 from numpyro_ext.infer import EP
 from numpyro_ext.linalg import convolution
 from numpyro_ext.models import poisson_deblurring, wavelet_denoising
@@ -74,13 +73,14 @@ def test_trees_are_level_with_the_best_total_variation(name):
 
     On `ascent`, with other photons, the setting was chosen; `camera` had no part in that.
     """
+    peers = pytest.importorskip("benchmarks.image_peers", reason="scikit-image is in the dev extra")
     image, counts = photons(name, 64, 10.0)
     engine = EP(wavelet_denoising, num_shifts=32, num_learning_shifts=8, progress_bar=False)
     options = {"wavelet": "haar", "num_levels": 4, "per_orientation": False, "low": "gaussian", "high": "gaussian"}
     engine.run(jax.random.key(0), 2.0 * np.sqrt(counts + 0.375), 1.0, margin=16, **options)
     roots = engine.posterior["image"]
-    error = np.abs(from_square_roots(np.asarray(roots.interval(1e-9)[0])) - image).sum() / image.sum()
-    best = photons_denoised(counts, image)["Anscombe + total variation"].image
+    error = np.abs(peers.from_square_roots(np.asarray(roots.interval(1e-9)[0])) - image).sum() / image.sum()
+    best = peers.photons_denoised(counts, image)["Anscombe + total variation"].image
     best_error = np.abs(best - image).sum() / image.sum()
     lower, upper = (np.maximum(np.asarray(bound), 0.0) ** 2 / 4 - 0.375 for bound in roots.interval(0.8))
     covered = np.mean((lower <= image) & (image <= upper))
