@@ -19,7 +19,6 @@ from numpyro_ext.infer.hyper.search import EVALUATIONS_PER_CHUNK, evaluation_fn,
 from numpyro_ext.infer.hyper.space import UnconstrainedSpace
 from numpyro_ext.structure import ModelStructureError
 
-LENGTH = EVALUATIONS_PER_CHUNK
 KEY = jax.random.key(0)
 PAIR = {name: SimpleNamespace(shape=(), transform=biject_to(constraints.real), init=0.0) for name in ("a", "b")}
 
@@ -27,26 +26,31 @@ PAIR = {name: SimpleNamespace(shape=(), transform=biject_to(constraints.real), i
 def climb(evidence, start, prior=lambda x: 0.0 * jnp.sum(x), sites=PAIR):
     """Learn two numbers from functions of them."""
     evaluate = evaluation_fn(lambda x: x, prior, lambda form, state: (state, ()), lambda form, state: evidence(form))
-    space = UnconstrainedSpace(sites)
+    return learned(evaluate, start, jnp.zeros(()), sites=sites)
+
+
+def learned(evaluate, start, state, sites=PAIR, max_steps=50, may_be_coarse=False, **options):
+    """Learn two numbers from evaluations that begin at a state of the field."""
     start = jnp.asarray(start)
-    shapes = jax.eval_shape(evaluate, start, jnp.zeros(()))
+    shapes = jax.eval_shape(evaluate, start, state)
     problem = Climb(
-        begin=lambda x, state: init_search(shapes, x, jnp.zeros(())),
+        begin=lambda x, _: init_search(shapes, x, state, may_be_coarse=may_be_coarse),
         advance=jax.jit(
-            lambda state, limit, number: search(
+            lambda search_state, limit, number: search(
                 evaluate,
-                state,
+                search_state,
                 num_evaluations=number,
                 tol=1e-4,
                 max_iterations=limit,
                 trace_length=EVALUATIONS_PER_CHUNK,
+                **options,
             )
         ),
-        space=space,
+        space=UnconstrainedSpace(sites),
         origin=jnp.zeros(2),
         units=jnp.ones(2),
         tol=1e-4,
-        max_steps=50,
+        max_steps=max_steps,
     )
     return learn(problem, [start], KEY, bar=SimpleNamespace(n=0, update=lambda amount: None))
 
@@ -243,29 +247,8 @@ def climb_with_few_digits(coarse, start, max_steps=50):
         )
         return found(x, state)
 
-    start = jnp.asarray(start)
-    tol = jnp.asarray(FINE, start.dtype)
-    shapes = jax.eval_shape(evaluate, start, tol, tol)
-    problem = Climb(
-        begin=lambda x, state: init_search(shapes, x, tol, may_be_coarse=True),
-        advance=jax.jit(
-            lambda state, limit, number: search(
-                evaluate,
-                state,
-                num_evaluations=number,
-                tol=1e-4,
-                max_iterations=limit,
-                trace_length=LENGTH,
-                field_tol=tol,
-            )
-        ),
-        space=UnconstrainedSpace(PAIR),
-        origin=jnp.zeros(2),
-        units=jnp.ones(2),
-        tol=1e-4,
-        max_steps=max_steps,
-    )
-    return learn(problem, [start], KEY, bar=SimpleNamespace(n=0, update=lambda amount: None))
+    tol = jnp.asarray(FINE, jnp.result_type(float))
+    return learned(evaluate, start, tol, max_steps=max_steps, may_be_coarse=True, field_tol=tol)
 
 
 @pytest.mark.parametrize(

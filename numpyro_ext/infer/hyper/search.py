@@ -10,7 +10,7 @@ through values and slopes; a trial point where the objective is not finite count
 Where no step meets the conditions, the search ends at the longest that increased it. Where rounding hides a change of
 the objective, its increase is judged by the slopes (Hager and Zhang, 2005, equation 4.1).
 
-Far from its end a search may ask for few digits of the field (:func:`field_tolerance`), but never where it converges.
+Far from its end a search may ask for few digits of the field (:mod:`.digits`), but never where it converges.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ import numpy as np
 import optax
 from jax import Array
 
+from .digits import field_tolerance, is_far_from_end, noise_of_field
 from .metric import in_metric
 
 __all__ = [
@@ -33,7 +34,6 @@ __all__ = [
     "SearchState",
     "difference_step",
     "evaluation_fn",
-    "field_tolerance",
     "init_search",
     "is_finished",
     "maximise",
@@ -49,9 +49,6 @@ _MEMORY, _LARGEST_MEMORY = 10, 30
 _SUFFICIENT_INCREASE = 1e-4
 _CURVATURE = 0.9
 _MAX_TRIALS = 25
-_FAR, _COARSE = 100.0, 1.0
-"""Derivatives above which a search is far from its end, and the tolerance of the field there, in what the search asks
-of derivatives."""
 _MOST_GUESSES, _LEAST_SHARE = 3, 0.1
 """Trials whose values and slopes say where the next one is; it is this share of the bracket away from its ends."""
 
@@ -208,32 +205,6 @@ def _select(condition: Array, new: Any, old: Any) -> Any:
     return jax.lax.cond(condition, lambda: new, lambda: old)
 
 
-def field_tolerance(state: SearchState, field_tol: Any, tol: float, max_iterations: int | Array) -> Any:
-    """To what tolerance the field is fitted in the next evaluation of a search.
-
-    :param field_tol: of fits near the end of a search, and of probes.
-    :param tol: as the last one, given to :func:`search`.
-    :return: ``field_tol``, or a larger one while the best point is far from the end, in searches of one step or more.
-    """
-    if state.is_coarse is None:
-        return field_tol
-    return jnp.where(_is_far(state, tol, max_iterations), jnp.maximum(field_tol, _COARSE * tol), field_tol)
-
-
-def _is_far(state: SearchState, tol: float, max_iterations: int | Array) -> Array:
-    is_far = (state.num_iterations == 0) | (jnp.max(jnp.abs(state.best.gradient), initial=0.0) > _FAR * tol)
-    return jnp.asarray(state.is_coarse) & is_far & state.is_searching & (max_iterations > 0)
-
-
-def _noise(evaluation: Evaluation) -> Array | float:
-    """What the objective may be off for want of digits of the field: it is stationary in them."""
-    info = evaluation.info
-    if not hasattr(info, "max_change"):
-        return 0.0
-    noise = info.skipped.size * jnp.square(info.max_change)
-    return jnp.where(info.converged & jnp.isfinite(noise), noise, 0.0)
-
-
 def _line_search(
     state: SearchState, trial: Array, new: Evaluation, tol: float, max_iterations: int | Array
 ) -> SearchState:
@@ -244,8 +215,8 @@ def _line_search(
     rounding = 10.0 * jnp.finfo(dtype).eps * jnp.maximum(1.0, jnp.abs(new.objective))
     is_fine, best_is_fine = jnp.asarray(True), jnp.asarray(True)
     if state.is_coarse is not None:
-        rounding += _noise(old) + _noise(new)
-        is_fine, best_is_fine = ~_is_far(state, tol, max_iterations), ~state.is_coarse
+        rounding += noise_of_field(old) + noise_of_field(new)
+        is_fine, best_is_fine = ~is_far_from_end(state, tol, max_iterations), ~state.is_coarse
     finite = jnp.isfinite(new.objective) & jnp.all(jnp.isfinite(new.gradient))
     gain = new.objective - old.objective
     # Where a field does not settle its evidence may be any number: it is not believed to rise by more than the slope
@@ -389,7 +360,7 @@ def search(
         that the curvature's difference step reckons with.
     :param int max_iterations: accepted steps of the search at most.
     :param int trace_length: of the trace, where ``num_evaluations`` is traced.
-    :param field_tol: if given, ``evaluate`` takes the :func:`field_tolerance` as a third argument.
+    :param field_tol: if given, ``evaluate`` takes the :func:`~.digits.field_tolerance` as a third argument.
     :return: the new state, and the objective at each evaluation of this chunk, of shape ``(trace_length,)``, ``nan``
         where none was made.
     """

@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from .search import Evaluation, SearchState, field_tolerance, is_finished, proposal, take
+from .digits import field_tolerance
+from .search import Evaluation, SearchState, is_finished, proposal, take
 from .stacked import element_of, with_element
 
 __all__ = ["Visits", "search_and_visit"]
@@ -46,7 +47,7 @@ def search_and_visit(
     :param note: ``(values, evaluation, is_visit)``: what is kept of a visit; of an evaluation of the search nothing is.
     :param SearchState state: of the search.
     :param Visits visits: the points.
-    :param field_tol: of fits of the search, as for :func:`~.search.field_tolerance`. All else as for
+    :param field_tol: of fits of the search, as for :func:`~.digits.field_tolerance`. All else as for
         :func:`~.search.search`.
     :return: what that returns, and what was noted, stacked, with zeros where no visit was made.
     """

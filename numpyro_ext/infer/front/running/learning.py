@@ -130,8 +130,7 @@ class _Run:
 
     def _with_digits(self, search: SearchState, limit: int) -> SearchState:
         """A search that has ended with few digits of the field goes on with all of them, if it has steps left."""
-        found, trace = self._advance(self._at(search.values, search.best.state), 0, 1)
-        self.traces.append(trace)
+        found = self._look(search.values, search.best.state)
         best, is_known = found.best, int(found.num_iterations) > 0
         gradient, number = np.asarray(best.gradient), int(search.num_probes)
         is_top = is_known and float(np.max(np.abs(gradient), initial=0.0)) <= self.climb.tol
@@ -177,14 +176,14 @@ class _Run:
     def look(self, x: np.ndarray) -> SearchState:
         """A single evaluation, from the state of the best point."""
         assert self.best is not None
-        found, trace = self._advance(self._at(x, self.best.best.state), 0, 1)
+        return self._look(x, self.best.best.state)
+
+    def _look(self, x: np.ndarray | Array, state: Any) -> SearchState:
+        start = self.climb.begin(jnp.asarray(x, self.climb.origin.dtype), state)
+        start = start._replace(num_probes=jnp.asarray(2 * start.values.size, jnp.int32))
+        found, trace = self._advance(start, 0, 1)
         self.traces.append(trace)
         return found
-
-    def _at(self, x: np.ndarray | Array, state: Any) -> SearchState:
-        """A search that ends with its first evaluation."""
-        start = self.climb.begin(jnp.asarray(x, self.climb.origin.dtype), state)
-        return start._replace(num_probes=jnp.asarray(2 * start.values.size, jnp.int32))
 
     def curvature(self) -> Curvature | None:
         """Of the best point, if all its probes were made and finite."""
