@@ -28,6 +28,13 @@ from .selection.single import Candidate, select
 __all__ = ["SequentialDesign"]
 
 
+@jax.jit
+def _keys(rng_key: Array, number: int | None) -> tuple[Array, Array]:
+    """For scores, of the step of that number if one is given, and for ties."""
+    key = rng_key if number is None else jax.random.fold_in(rng_key, number)
+    return key, jax.random.fold_in(key, 1)
+
+
 class _Observed(NamedTuple):
     """Observed sites of a finished run, by name."""
 
@@ -229,8 +236,8 @@ class SequentialDesign:
         """
         if rng_key is not None:
             check_key(rng_key, "propose(jax.random.key(0))")
-        key = jax.random.fold_in(self._rng_key, self.num_observed) if rng_key is None else rng_key
-        found = select(self.scores(key), size, rng_key=jax.random.fold_in(key, 1), **selection)
+        key, tie_key = _keys(self._rng_key, self.num_observed) if rng_key is None else _keys(rng_key, None)
+        found = select(self.scores(key), size, rng_key=tie_key, **selection)
         chosen = found if isinstance(found, list) else [found]
         if self._enter is not None:
             self._proposed = {(c.site, c.place): c.score for c in chosen}

@@ -102,7 +102,8 @@ class EP(Engine):
 
     :param model: a NumPyro model.
     :param float damping: fraction of the old site that is kept in a step, in ``[0, 1)``.
-    :param bool adapt_damping: whether to damp more while the changes grow from step to step.
+    :param bool adapt_damping: whether to damp more while the changes grow from step to step and, where priors are
+        correlated, to extrapolate while they shrink slowly.
     :param float power: fraction of a factor that is replaced at a time; below one, fractional EP.
     :param str schedule: ``"parallel"`` (all factors, then one factorisation) or ``"sequential"``.
     :param int num_shifts: for images: how many random circular shifts (the argument ``shift``) to average over.

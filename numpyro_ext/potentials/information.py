@@ -75,7 +75,8 @@ def predictive_entropy(
     number = num_outcomes(potential, mean, variance, weights)
     if number is not None:
         log_p = log_predictive_probabilities(potential, mean, variance, weights, number)
-        return jnp.sum(entropy_term(log_p), axis=0)
+        total: Array = _entropy_of_outcomes(log_p)
+        return total
     if isinstance(potential, GaussianPotential) and len(weights) == 1:
         entropy: Array = 0.5 * (_LOG_2PI_E + jnp.log(jnp.square(potential.scale) + variance))[0]
         return entropy
@@ -124,10 +125,8 @@ def expected_conditional_entropy(
         entropy = 0.5 * (_LOG_2PI_E + jnp.log(jnp.square(jnp.asarray(potential.scale, mean.dtype)) + remains))
         return jnp.tensordot(weights, jnp.broadcast_to(entropy, mean.shape), 1)
     if isinstance(potential, ProbitPotential):
-        # what remains of a probit predictor is noise of the same kind
-        scale = jnp.sqrt(1.0 + remains)
-        of = _closed_form if method == "closed-form" else _probit_conditional_entropy
-        return jnp.tensordot(weights, of(mean / scale, known / jnp.square(scale)), 1)
+        expected: Array = _probit_conditional_entropy(mean, known, remains, weights, method=method)
+        return expected
     if method == "closed-form":
         raise ValueError(f"The closed form is one of probit factors, and this is a {type(potential).__name__}.")
     number = num_outcomes(potential, mean, variance, weights)
@@ -192,6 +191,11 @@ def entropy_term(log_p: Array) -> Array:
     return jnp.where(is_left, -jnp.exp(log_p) * log_p, 0.0)
 
 
+@jax.jit
+def _entropy_of_outcomes(log_p: Array) -> Array:
+    return jnp.sum(entropy_term(log_p), axis=0)
+
+
 def _entropy_of(p: Array) -> Array:
     return entropy_term(jnp.where(p == 0.0, -jnp.inf, jnp.log(jnp.where(p == 0.0, 1.0, p))))
 
@@ -206,8 +210,17 @@ def _closed_form(mean: Array, variance: Array) -> Array:
     return math.log(2.0) * _resemblance(mean, variance)
 
 
-@jax.jit
-def _probit_conditional_entropy(mean: Array, variance: Array) -> Array:
+@functools.partial(jax.jit, static_argnames="method")
+def _probit_conditional_entropy(
+    mean: Array, variance: Array, left: Array, weights: Array, *, method: EntropyMethod
+) -> Array:
+    """Mixed over components; what is left of a probit predictor is noise of the same kind."""
+    scale = jnp.sqrt(1.0 + left)
+    of = _closed_form if method == "closed-form" else _tilted_rule
+    return jnp.tensordot(weights, of(mean / scale, variance / jnp.square(scale)), 1)
+
+
+def _tilted_rule(mean: Array, variance: Array) -> Array:
     """The ratio of the entropy to the Gaussian that it resembles is smooth, and integrated in their product."""
     nodes, weights = np.polynomial.hermite_e.hermegauss(_NUM_TILTED_NODES)
     share = _SQUARED_WIDTH / (variance + _SQUARED_WIDTH)

@@ -57,7 +57,7 @@ def select(
     arrays = {name: np.asarray(value, float) for name, value in by_site.items()}
     if size is not None and not (isinstance(size, int | np.integer) and size >= 1):
         raise ValueError(f"size must be a whole number of at least one, got {size!r}.")
-    flat, costs, places = [], [], []
+    flat, costs = [], []
     for name, array in arrays.items():
         if np.isnan(array).any():
             raise ValueError(f"{int(np.isnan(array).sum())} scores{_of(name)} are nan.")
@@ -67,7 +67,6 @@ def select(
         left = ~_in_shape("exclude", _for(exclude, name, False), name, array, bool)
         flat.append(np.where(left, array, -np.inf).reshape(-1))
         costs.append(price.reshape(-1))
-        places += [(name, index) for index in np.ndindex(array.shape)]
     values, prices = np.concatenate([*flat, np.empty(0)]), np.concatenate([*costs, np.empty(0)])
     number = int(np.isfinite(values).sum())
     if number == 0:
@@ -75,10 +74,11 @@ def select(
     wanted = number if size is None and budget is not None else size or 1
     if wanted > number:
         raise ValueError(f"{wanted} candidates are asked for, and {number} are left.")
-    # A random order first, so that equal scores come in it.
-    shuffled = np.asarray(random.permutation(random.key(0) if rng_key is None else rng_key, len(values)))
     rate = values if cost is None else values / prices
-    order = shuffled[np.argsort(-rate[shuffled], kind="stable")][:number]
+    order = np.argsort(-rate, kind="stable")[:number]
+    if np.any(np.diff(rate[order]) == 0.0):  # a random order first, so that equal scores come in it
+        shuffled = np.asarray(random.permutation(random.key(0) if rng_key is None else rng_key, len(values)))
+        order = shuffled[np.argsort(-rate[shuffled], kind="stable")][:number]
     chosen: list[int] = []
     spent = 0.0
     for candidate in order.tolist():
@@ -89,8 +89,17 @@ def select(
             spent += prices[candidate]
     if not chosen:
         raise ValueError(f"The budget of {budget} pays for no candidate; the cheapest costs {prices[order].min():.3g}.")
-    found = [_candidate(*places[k], values[k], isinstance(scores, Mapping)) for k in chosen]
+    found = [_candidate(*_place(arrays, k), values[k], isinstance(scores, Mapping)) for k in chosen]
     return found if size is not None or budget is not None else found[0]
+
+
+def _place(arrays: Mapping[str, np.ndarray], number: int) -> tuple[str, tuple[int, ...]]:
+    """The site and the index of one of all scores, counted through."""
+    for name, array in arrays.items():
+        if number < array.size:
+            return name, tuple(map(int, np.unravel_index(number, array.shape)))
+        number -= array.size
+    raise IndexError(number)
 
 
 def _candidate(name: str, index: tuple[int, ...], score: float, has_sites: bool) -> Any:

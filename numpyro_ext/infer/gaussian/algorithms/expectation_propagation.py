@@ -33,10 +33,11 @@ from jax.typing import ArrayLike
 
 from ....linalg.gaussian.conditioning import LinearGaussian, Space, choose_space
 from ....linalg.gaussian.marginals import Marginals, relative_change
-from ....linalg.gaussian.prior import FlatPrior, is_valid_prior
+from ....linalg.gaussian.prior import DiagonalPrior, FlatPrior, is_valid_prior
 from ....potentials.vector_rows import VectorRows
 from ....structure.latent_gaussian import LatentGaussian
 from . import laplace
+from .extrapolation import History, extrapolated, no_history, remember
 from .fit_info import FitInfo
 from .posterior import GaussianPosterior, gaussian_prior
 from .tilting import Tilted, is_log_concave, loses_cavity, propose, tilt, with_broad_cavities
@@ -148,7 +149,7 @@ def step(
     :raises ValueError: for an unknown schedule.
     """
     prior = gaussian_prior(form, _space(form, space, schedule))
-    return _step(form, prior, state, damping, adapt_damping, power, schedule)
+    return _step(form, prior, state, damping, adapt_damping, power, schedule)[:2]
 
 
 def solve(
@@ -164,6 +165,9 @@ def solve(
     space: Space = "auto",
 ) -> tuple[State, FitInfo]:
     """Sweep until no marginal changes by more than ``tol``, in one compiled loop.
+
+    With ``adapt_damping``, parallel sweeps under correlated priors are extrapolated where they converge slowly (see
+    :mod:`.extrapolation`): same end, up to half as many sweeps. The last one is always plain.
 
     The state may come from another form of the same shapes (warm start): its marginals are recomputed first, and if
     its sites are improper under this form, which takes negative precisions, the run starts afresh.
@@ -199,19 +203,23 @@ def solve(
         is_start = run.state.is_start
         is_finished = ~is_start & ((run.num_steps >= num_steps) | (run.state.max_change < bound))
         is_counted = ~(is_finished | is_start)
-        moved, found = _step(form, prior, run.state, damping, adapt_damping, power, schedule)
+        history = run.history
+        if history is not None:  # what the last step changes has to be the residual
+            history = history._replace(number=jnp.where(run.num_steps + 1 < num_steps, history.number, 0))
+        moved, found, history = _step(form, prior, run.state, damping, adapt_damping, power, schedule, history)
         trace = run.trace.at[jnp.where(is_counted, run.num_steps, num_steps)].set(found.objective, mode="drop")
         state, info = jax.tree.map(partial(jnp.where, is_finished), (run.state, run.info), (moved, found))
         if not has_vectors:
             is_known = _change_of_sites(form, run.state, moved) < _NO_DIFFERENCE * bound * found.step_size**2
             is_known &= (form.num_rows * state.max_change**2 < _NO_DIFFERENCE * bound) & jnp.isfinite(found.objective)
             is_finished |= (state.max_change < bound) & is_known
-        return _Run(state, info, found.objective, trace, run.num_steps + is_counted, is_finished)
+        return _Run(state, info, found.objective, trace, run.num_steps + is_counted, is_finished, history)
 
     unknown = jnp.full_like(infinity, jnp.nan)
     before = Info(unknown, infinity, jnp.asarray(0), jnp.zeros((form.num_rows,), bool), state.step_size)
     trace = jnp.full((num_steps,), jnp.nan, infinity.dtype)
-    run = _Run(state, before, unknown, trace, jnp.asarray(0), jnp.asarray(False))
+    history = no_history(_sites(state)) if schedule == "parallel" and adapt_damping and _is_coupled(form) else None
+    run = _Run(state, before, unknown, trace, jnp.asarray(0), jnp.asarray(False), history)
     run = lax.while_loop(proceed, sweep, run)
     state = run.state
     is_sound = is_valid_prior(form.prior) & _is_proper(state.marginals)
@@ -235,6 +243,18 @@ class _Run(NamedTuple):
     num_steps: Array
     """Sweeps taken, without the opening."""
     is_finished: Array
+    history: History | None
+    """What sweeps are extrapolated from, if they are."""
+
+
+def _sites(state: State) -> Array:
+    return jnp.concatenate([state.site_precision, state.site_shift])
+
+
+def _is_coupled(form: LatentGaussian) -> bool:
+    """Whether the prior couples its unknowns, so that sweeps converge slowly. Effects that are independent take a few
+    sweeps, of which none would be saved."""
+    return not all(isinstance(block, DiagonalPrior | FlatPrior) for block in form.prior)
 
 
 def _change_of_sites(form: LatentGaussian, old: State, new: State) -> Array:
@@ -243,10 +263,7 @@ def _change_of_sites(form: LatentGaussian, old: State, new: State) -> Array:
     Changes of sites that see the same unknowns may make up for one another: marginals then stand still while the
     evidence does not.
     """
-    mean, variance, *_ = new.marginals
-    precision = new.site_precision - old.site_precision
-    slope = new.site_shift - old.site_shift - precision * (mean + form.offset)
-    return jnp.sum(jnp.square(precision * variance) + jnp.square(slope) * variance)
+    return jnp.sum(jnp.square(_in_deviations(form, new.marginals, _sites(new) - _sites(old))))
 
 
 def log_evidence(form: LatentGaussian, state: State, *, power: float = 1.0, space: Space = "auto") -> Array:
@@ -336,7 +353,8 @@ def _step(
     adapt_damping: bool,
     power: ArrayLike,
     schedule: Schedule,
-) -> tuple[State, Info]:
+    history: History | None = None,
+) -> tuple[State, Info, History | None]:
     if schedule not in ("parallel", "sequential"):
         raise ValueError(f"Unknown schedule {schedule!r}: expected 'parallel' or 'sequential'.")
     is_start = state.is_start
@@ -353,14 +371,25 @@ def _step(
     else:
         sweep = partial(_sweep_sequentially, form, prior, state, size, power)
         precision, shift, skipped = lax.cond(is_start, lambda: opening, sweep)
+    is_jump = jnp.asarray(False)
+    if history is not None:
+        residual = jnp.concatenate([precision, shift]) - _sites(state)
+        history = remember(history, _sites(state), residual, state.max_change)
+        target, is_jump = extrapolated(history, partial(_in_deviations, form, state.marginals))
+        is_jump &= ~is_start
+        least = jnp.where(is_log_concave(form), 0.0, -jnp.inf)
+        precision = jnp.where(is_jump, jnp.maximum(target[: form.num_rows], least), precision)
+        shift = jnp.where(is_jump, target[form.num_rows :], shift)
     marginals = _refresh(form, prior, precision, shift)
     is_proper = _is_proper(marginals)
     is_proper &= ~loses_cavity(form, state.marginals, marginals, (state.site_precision, precision), power)
     # There is nothing to go back to before the opening.
     is_proper |= is_start
     move = relative_change(marginals, state.marginals) / size
-    max_change = jnp.where(is_proper & ~is_start, jnp.max(jnp.abs(move)), jnp.inf)
-    move = jnp.where(is_start, 0.0, move)
+    # What an extrapolation changes is not how far it was from the fixed point.
+    is_plain = ~(is_start | is_jump)
+    max_change = jnp.where(is_proper & is_plain, jnp.max(jnp.abs(move)), jnp.inf)
+    move = jnp.where(is_plain, move, 0.0)
 
     next_size = size
     if adapt_damping:
@@ -369,12 +398,23 @@ def _step(
         overshoots = (along < 0) & (max_change > _SLOW_DECREASE * state.max_change)
         longer = jnp.minimum(_RECOVERY_OF_STEP * size, 1.0 - damping)
         next_size = jnp.where(overshoots, 0.5 * size, jnp.where(along > 0, longer, size))
-    next_size = jnp.maximum(jnp.where(is_proper, next_size, 0.5 * size), _MIN_STEP_SIZE * (1.0 - damping))
+    next_size = jnp.maximum(jnp.where(is_proper | is_jump, next_size, 0.5 * size), _MIN_STEP_SIZE * (1.0 - damping))
     next_size = jnp.where(is_start, 1.0 - damping, next_size)
     moved = State(precision, shift, marginals, next_size, max_change, move, jnp.asarray(False))
     kept = state._replace(step_size=next_size, max_change=max_change)
     state = jax.tree.map(partial(jnp.where, is_proper), moved, kept)
-    return state, Info(objective, max_change, jnp.sum(skipped), skipped, size)
+    if history is not None:  # another step size is another iteration
+        is_same = is_proper & ~is_start & (next_size == size)
+        history = history._replace(number=jnp.where(is_same, history.number, 0))
+    return state, Info(objective, max_change, jnp.sum(skipped), skipped, size), history
+
+
+def _in_deviations(form: LatentGaussian, marginals: Marginals, change: Array) -> Array:
+    """Changes of sites in deviations of their predictors, which are what sweeps are compared by."""
+    precision, shift = change[: form.num_rows], change[form.num_rows :]
+    variance = marginals.variance
+    slope = shift - precision * (marginals.mean + form.offset)
+    return jnp.concatenate([precision * variance, slope * jnp.sqrt(variance)])
 
 
 def _sweep_sequentially(
