@@ -234,6 +234,28 @@ class Digits(NamedTuple):
 FINE = 1e-9
 
 
+def test_a_search_has_the_digits_that_its_last_step_is_taken_by():
+    """With errors of the derivative as they are of many rows it takes as many evaluations as without."""
+    num_rows = 100_000
+
+    def num_evaluations(error):
+        def evaluate(x, state, tol=FINE):
+            found = evaluation_fn(
+                lambda x: x,
+                lambda x: 0.0 * jnp.sum(x),
+                lambda form, state: (tol, Digits(jnp.asarray(True), tol, jnp.zeros(num_rows, bool))),
+                lambda form, state: -0.1 * num_rows * jnp.sum(jnp.log(jnp.cosh(form - 1.0))),
+            )(x, state)
+            return found._replace(gradient=found.gradient + error * num_rows * tol)
+
+        tol = jnp.asarray(FINE, jnp.result_type(float))
+        found = learned(evaluate, [0.2, 0.5], tol, may_be_coarse=True, field_tol=tol)
+        assert found.diagnostics.converged
+        return found.diagnostics.num_evaluations
+
+    assert num_evaluations(5e-4) == num_evaluations(0.0)
+
+
 def climb_with_few_digits(coarse, start, max_steps=50):
     """Learn two numbers from ``-|x - 1|^2``, in whose place stands another function where few digits are asked for."""
 

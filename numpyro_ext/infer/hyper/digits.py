@@ -9,13 +9,19 @@ from jax import Array
 
 __all__ = ["field_tolerance", "is_far_from_end", "noise_of_field"]
 
-_FAR, _COARSE = 100.0, 1.0
-"""Derivatives above which a search is far from its end, and the tolerance of the field there, in what the search asks
-of derivatives."""
+_FAR = 1000.0
+"""Derivatives above which a search is far from its end, in what it asks of them."""
+_OF_GOAL, _OF_GRADIENT = 200.0, 0.02
+"""Tolerance of the field there times the number of its rows, in what the search asks of derivatives, and in what they
+are: the error of a derivative is a thousandth or less of this, as sweeps that contract leave a small part of their last
+change, and derivatives change by a small part of what predictors do."""
 
 
 def field_tolerance(state: Any, field_tol: Any, tol: float, max_iterations: int | Array) -> Any:
     """To what tolerance the field is fitted in the next evaluation of a search.
+
+    Far from the end the gradient need not be known better than by a small part of itself, and by what the search asks
+    of it: from the last gradient before the end the step is taken that is to end there. Errors of predictors add up.
 
     :param state: a :class:`~.search.SearchState`.
     :param field_tol: of fits near the end of a search, and of probes.
@@ -24,7 +30,10 @@ def field_tolerance(state: Any, field_tol: Any, tol: float, max_iterations: int 
     """
     if state.is_coarse is None:
         return field_tol
-    return jnp.where(is_far_from_end(state, tol, max_iterations), jnp.maximum(field_tol, _COARSE * tol), field_tol)
+    gradient = jnp.where(state.num_iterations == 0, jnp.inf, jnp.max(jnp.abs(state.best.gradient), initial=0.0))
+    wanted = (_OF_GOAL * tol + _OF_GRADIENT * gradient) / _num_rows(state.best)
+    few = jnp.clip(wanted, field_tol, jnp.maximum(field_tol, tol))
+    return jnp.where(is_far_from_end(state, tol, max_iterations), few, field_tol)
 
 
 def is_far_from_end(state: Any, tol: float, max_iterations: int | Array) -> Array:
@@ -32,6 +41,10 @@ def is_far_from_end(state: Any, tol: float, max_iterations: int | Array) -> Arra
     is_far = (state.num_iterations == 0) | (jnp.max(jnp.abs(state.best.gradient), initial=0.0) > _FAR * tol)
     found: Array = jnp.asarray(state.is_coarse) & is_far & state.is_searching & (max_iterations > 0)
     return found
+
+
+def _num_rows(evaluation: Any) -> int:
+    return evaluation.info.skipped.size if hasattr(evaluation.info, "skipped") else 1
 
 
 def noise_of_field(evaluation: Any) -> Array | float:
