@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 _LOG_2PI = math.log(2.0 * math.pi)
-_CHUNK, _LEAST_CHUNKS = 1024, 4
+_CHUNK, _LEAST_CHUNKS = 2048, 2
 _NUM_BLOCKS = 5
 
 
@@ -125,7 +125,7 @@ def _tilted_moments(
 
 
 def in_chunks(function: Callable[..., TiltedMoments], potential: LogFactor, *arrays: Array) -> TiltedMoments:
-    """A function of factors and of arrays of their shape, on CPUs for a thousand or so of many factors at a time.
+    """A function of factors and of arrays of their shape, on CPUs for two thousand or so of many factors at a time.
 
     The arrays of a chunk stay in the processor's cache from node to node, and what a function decides from the widest
     cavity it decides for each chunk.
