@@ -30,8 +30,9 @@ __all__ = ["IntegratedRun", "Point", "unstacked"]
 
 Point = tuple[Any, dict[str, Array], Any]
 
-_CALLS, _CALLS_OF_SMALL = (32, 16), (64, 32)
-"""Points at which one call draws, and how often it draws at each, at most."""
+_CALLS, _CALLS_OF_SMALL, _CALLS_OF_MANY_ROWS = (32, 16), (64, 32), (8, 64)
+"""Points at which one call draws, and how often it draws at each, at most. With many rows the points are those of the
+design, and to condition on the rows takes as long as dozens of draws."""
 
 
 @dataclass(eq=False, repr=False)
@@ -187,12 +188,18 @@ class IntegratedRun(GaussianRun):
         chosen = np.searchsorted(ends / ends[-1], (np.arange(num_samples) + generator.random()) / num_samples)
         counts = np.bincount(chosen, minlength=len(ends))
         num_points, most = _CALLS_OF_SMALL if self.programs.is_small else _CALLS
+        if self._surroundings.num_rows > MANY_ROWS:
+            num_points, most = _CALLS_OF_MANY_ROWS
         # A point with more draws than a call makes of it is there several times.
         parts = -(-counts // most)
         places = np.repeat(np.arange(len(counts)), parts)
         numbers = np.minimum(most, np.repeat(counts, parts) - most * (np.arange(len(places)) - _starts(parts)))
-        drawn: list[Draws] = []
-        for start in range(0, len(places), num_points):
+        kept = np.repeat(most * np.arange(len(places)), numbers) + np.arange(num_samples) - _starts(numbers)
+        starts = range(0, len(places), num_points)
+        keys = [make_keys(num_points) for _ in starts]
+        kept = generator.permutation(kept)
+        out: Any = None
+        for start, own_keys in zip(starts, keys, strict=True):
             # Filled up, so that one program serves all.
             index = np.minimum(np.arange(start, start + num_points), len(places) - 1)
             hypers, states = jax.tree.map(
@@ -202,7 +209,7 @@ class IntegratedRun(GaussianRun):
                 self.reading.data,
                 hypers,
                 states,
-                make_keys(num_points),
+                own_keys,
                 numbers[index],
                 min(num_points, len(places) - start),
                 num_samples=most,
@@ -211,16 +218,14 @@ class IntegratedRun(GaussianRun):
             found = jax.tree.map(np.asarray, found)
             if is_weighted:
                 found = found._replace(log_weight=found.log_weight + points.log_weights[places[index]][:, None])
-            drawn.append(found)
-        kept = np.repeat(most * np.arange(len(places)), numbers) + np.arange(num_samples) - _starts(numbers)
-        kept = generator.permutation(kept)
-
-        def gathered(*leaves: np.ndarray) -> Array:
-            whole = np.concatenate(leaves) if len(leaves) > 1 else leaves[0]
-            return to_device(whole.reshape(whole.shape[0] * whole.shape[1], *whole.shape[2:])[kept])
-
-        out: Draws = jax.tree.map(gathered, *drawn)
-        return out
+            if out is None:
+                out = jax.tree.map(lambda leaf: np.empty((num_samples, *leaf.shape[2:]), leaf.dtype), found)
+            first, size = start * most, num_points * most
+            own = np.flatnonzero((kept >= first) & (kept < first + size))
+            for whole, part in zip(jax.tree.leaves(out), jax.tree.leaves(found), strict=True):
+                whole[own] = part.reshape(size, *part.shape[2:])[kept[own] - first]
+        draws: Draws = jax.tree.map(to_device, out)
+        return draws
 
     def draw_points(self, rng_key: Array) -> Scatter:
         """Hyperparameters of their density, and the field there; the points of the design where fits are dear."""
