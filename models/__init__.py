@@ -5,12 +5,12 @@ from .categorical import (
     multiclass_gp_classification,
     multinomial_regression,
     ordinal_regression,
+    plackett_luce,
 )
 from .comparisons import (
     bradley_terry,
     collaborative_preferences,
     joint_preference_gp,
-    plackett_luce,
     preference_factorization,
     preference_gp,
 )

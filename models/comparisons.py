@@ -1,4 +1,4 @@
-"""Comparisons and rankings: leagues, one person's preferences, and those of many people with shared tastes."""
+"""Comparisons of two: leagues, one person's preferences, and those of many people with shared tastes."""
 
 from __future__ import annotations
 
@@ -13,16 +13,13 @@ from jax import Array
 from jax.scipy.stats import norm
 from jax.typing import ArrayLike
 
-from numpyro_ext.distributions import PlackettLuce
-
 from .gaussian_process import squared_exponential
-from .indices import checked_indices, checked_kernel, checked_outcomes, checked_rankings, checked_size
+from .indices import checked_indices, checked_kernel, checked_outcomes, checked_size
 
 __all__ = [
     "bradley_terry",
     "collaborative_preferences",
     "joint_preference_gp",
-    "plackett_luce",
     "preference_factorization",
     "preference_gp",
 ]
@@ -91,62 +88,6 @@ def bradley_terry(
         likelihood = dist.OrderedLogistic(predictor, width * jnp.array([-1.0, 1.0]))
     with numpyro.plate("contests", first.shape[0]):
         numpyro.sample("result", likelihood, obs=result)
-
-
-def plackett_luce(
-    num_ranked: ArrayLike, rankings: ArrayLike | None = None, *, num_items: int, entrants: ArrayLike | None = None
-) -> None:
-    r"""Strengths of items from rankings, such as races, votes and lists of favourites (Plackett 1975).
-
-    A ranking is the order of the strengths :math:`s_i \sim N(0, \tau^2)` with Gumbel noise added; see
-    :class:`~numpyro_ext.distributions.PlackettLuce`. Sites: ``scale`` (:math:`\tau`, half-normal), ``strength`` and
-    ``ranking``.
-
-    **Example:**
-
-    .. doctest::
-
-        >>> import numpy as np
-        >>> from jax import random
-        >>> from numpyro_ext import LaplaceApproximation
-        >>> from numpyro_ext.models import plackett_luce
-        >>> votes, num_ranked = np.array([[2, 0, 1], [2, 1, 0], [0, -1, -1]]), np.array([3, 3, 1])
-        >>> election = LaplaceApproximation(plackett_luce, hyper_values={"scale": 1.0})
-        >>> _ = election.run(random.key(0), num_ranked, votes, num_items=3)
-        >>> print(election.posterior["strength"].mean.round(2))
-        [-0.06 -0.43  0.49]
-
-    **References**
-
-    1. Plackett, R. L. (1975), The analysis of permutations, *Applied Statistics* 24.
-
-    :param num_ranked: how many entries of each ranking count, shape ``(n,)``.
-    :param rankings: items, best first, padded by any number; shape ``(n, columns)``, with at most as many columns as
-        there are items to choose from. ``None`` samples them.
-    :param int num_items: number of items.
-    :param entrants: who takes part in each ranking, items of shape ``(n, k)``; ``None`` for all. Rankings then hold
-        places in these rows: ``entrants`` in the order in which they came in, and ``0, 1, 2, ...`` in every ranking.
-    :raises ValueError: if an entrant is out of range, or rankings have more columns than there are entrants.
-    """
-    num_ranked = np.asarray(num_ranked)
-    if num_ranked.ndim != 1:
-        raise ValueError(f"num_ranked must have one number for each ranking; got shape {num_ranked.shape}.")
-    scale = numpyro.sample("scale", dist.HalfNormal(2.0))
-    with numpyro.plate("items", num_items):
-        strength = numpyro.sample("strength", dist.Normal(0.0, scale))
-    size = num_items
-    if entrants is not None:
-        shape = np.shape(entrants)
-        (index,) = checked_indices(entrants=(np.ravel(entrants), num_items))
-        size, strength = shape[-1], strength[index.reshape(shape)]
-    if rankings is not None:
-        rankings = np.asarray(rankings)
-        if rankings.ndim != 2 or rankings.shape[1] > size:
-            raise ValueError(f"rankings must have two axes and at most {size} columns; got shape {rankings.shape}.")
-        checked_rankings(rankings, num_ranked, size)
-        rankings = np.pad(rankings, ((0, 0), (0, size - rankings.shape[1])), constant_values=-1)
-    with numpyro.plate("rankings", num_ranked.shape[0]):
-        numpyro.sample("ranking", PlackettLuce(strength, num_ranked), obs=rankings)
 
 
 def preference_gp(
