@@ -1,0 +1,231 @@
+"""A model as a program of innovations in place of its field, and of hyperparameters."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, ClassVar, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from ...display import Shown
+from ..conflict import Conflict
+from ..errors import ModelStructureError
+from ..program.program import Atom, Constant, make_program
+from .hyper_site import HyperSite
+from .index_check import check_indices
+from .running.changing import check_supports, needs_value, other_values
+from .running.execution import ModelCall, tracing_error
+from .tracing import SiteInfo, trace_with_innovations
+from .unused_sites import is_used, unused_sites
+
+__all__ = ["TracedModel"]
+
+
+class TracedModel(Shown):
+    """A model traced with innovations in place of its field, and what its program says at given values.
+
+    What is made of it is the business of :class:`~numpyro_ext.structure.model.reading.ModelReading`, which has the
+    documentation of both.
+    """
+
+    opens_scans: ClassVar[bool] = False
+    """Whether scans over unknowns are taken apart, for forms that know recurrences."""
+
+    def __init__(
+        self, call: ModelCall, sites: Mapping[str, SiteInfo], field: Iterable[str], prior: Callable[[Any], Any]
+    ):
+        self.model: Any = call.model
+        self.args, self.kwargs = call.args, call.kwargs
+        self.sites = dict(sites)
+        self.field = tuple(n for n in sites if n in field)
+        free = [s for s in sites.values() if s.kind in ("latent", "param") and s.name not in self.field]
+        sizes = {n: sites[n].num_unknowns for n in self.field}
+        innovations = {n: np.zeros((sizes[n],), jnp.result_type(float)) for n in self.field}
+        given = {s.name: s.init for s in free}
+        self.changing = call.changing_values()
+        arguments = innovations, given, self.changing
+        function = trace_with_innovations(call, self.field, prior)
+        try:
+            num_unknowns = len(innovations) if self.opens_scans else 0
+            self._program, self._trace = make_program(function, *arguments, num_unknowns=num_unknowns)
+        except ModelStructureError:
+            raise
+        except Exception as error:
+            # The model has run on its values before.
+            if self.changing:
+                raise needs_value(call, error, lambda values: function(innovations, given, values)) from error
+            if isinstance(error, jax.errors.ConcretizationTypeError | jax.errors.TracerArrayConversionError):
+                raise tracing_error(error, call) from error
+            raise
+        self._trace = self._trace.in_order(sites)
+        inputs, self._given, changing = jax.tree.unflatten(jax.tree.structure(arguments), self._program.inputs)
+        if self.changing:
+            self._program.take_as_data(jax.tree.leaves(changing), jax.tree.leaves(self.changing))
+            check_supports(call, sites, list(given))
+        self._field = {n: (inputs[n], sizes[n]) for n in self.field}
+        ends = dict(zip(self.field, np.cumsum(list(sizes.values())).tolist(), strict=True))
+        self._columns = {n: slice(end - sizes[n], end) for n, end in ends.items()}
+        self.data: Sequence[Any] = self._program.data
+        self.predictive = unused_sites(self._program, self._trace, self._given, free)
+        for name in self.field:
+            has_no_prior_block = sites[name].is_masked or name in self._trace.factors
+            if has_no_prior_block and not is_used(self._program, self._trace, name, [inputs[name]]):
+                raise Conflict(f"nothing depends on site '{name}' but its own density.", frozenset([name]), name)
+        self.hyper = {
+            s.name: HyperSite(s.shape, s.transform, s.kind == "param", s.init)
+            for s in free
+            if s.name not in self.predictive
+        }
+        values = {n: a for n, a in self._trace.values.items() if n not in self.predictive}
+        self.site_shapes = {n: self._program.shape(a) for n, a in values.items()}
+        self.site_shapes |= {n: h.shape for n, h in self.hyper.items() if h.is_param}
+        self.num_columns = sum(sizes.values())
+        unknowns = {n: jax.tree.leaves(self._given[n])[0] for n in self.hyper} | {n: inputs[n] for n in self.field}
+        self._indexed = unknowns | values
+        self._check_indices(self.data)
+
+    def _check_indices(self, data: Sequence[Any]) -> None:
+        """Refuse indices out of range, in these data too where they may change."""
+        known = dict(zip(self._program.constants, data, strict=False)) if self.changing else {}
+        check_indices(self._program, self._indexed, known)
+
+    def with_changing(self, arrays: Mapping[str, Any]) -> tuple[Any, ...]:
+        """:attr:`data` with other values of the arguments that change.
+
+        :param arrays: by name, of the shapes of :attr:`changing`; what is left out stays as it is.
+        :raises ValueError: for other names and shapes, naming the argument.
+        :raises ModelStructureError: for indices out of range, where they are known.
+        """
+        leaves = other_values(self.changing, arrays)
+        data = (*leaves, *self.data[len(leaves) :])
+        if not any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+            self._check_indices(data)
+        return data
+
+    def _is_known(self, atom: Atom) -> bool:
+        """Whether a value of the program depends on nothing but data."""
+        return not self._program.ancestors([atom]) & set(self._program.inputs)
+
+    def _known_value(self, atom: Atom) -> Array:
+        """A value of the program that depends on nothing but data."""
+        env = dict(zip(self._program.constants, self.data, strict=False))
+        return jnp.asarray(self._program.evaluate([atom], env)[0])
+
+    def _hyper_behind(self, atoms: Sequence[Atom]) -> list[str]:
+        """Names of the hyperparameters on which values of the program depend."""
+        found = self._program.ancestors(atoms)
+        return [n for n in self.hyper if found & set(jax.tree.leaves(self._given[n]))]
+
+    def _evaluated(self, tree: Any, env: Mapping[int, Any]) -> Any:
+        """A tree of atoms, such as the prior of a site, with their values."""
+        atoms, structure = jax.tree.flatten(tree)
+        return jax.tree.unflatten(structure, self._program.evaluate(atoms, env))
+
+    def _model_key(self, arrays: Iterable[Any]) -> tuple[Any, ...]:
+        """Equal for readings whose program, field, hyperparameters, classes of priors and families are the same.
+
+        :param arrays: what was looked up in the data; ``None`` in the place of what there is not.
+        """
+        static = hashlib.blake2b(digest_size=16)
+        for array in (np.asarray(() if array is None else array) for array in arrays):
+            static.update(f"{array.shape}{array.dtype}".encode())
+            static.update(np.ascontiguousarray(array).tobytes())
+        hyper = tuple((n, h.key) for n, h in self.hyper.items())
+        # A program knows the arrays of a prior or a site, not what they are the parameters of.
+        structure = jax.tree.structure(self._trace)
+        return (self._program.fingerprint(), self.field, hyper, structure, static.hexdigest())
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """Of the model without its :attr:`data`: equal where it computes the same, by the same numbers."""
+        return self._model_key(())
+
+    def _describe_sites(self) -> list[str]:
+        lines = [f"field: {n} {self.site_shapes[n]} ({self.sites[n].family})" for n in self.field]
+        for name, site in self.hyper.items():
+            kind = "param" if site.is_param else self.sites[name].family
+            lines.append(f"hyperparameter: {name} {site.shape} ({kind})")
+        return lines + [f"left out (integrates to one): {n}" for n in self.predictive]
+
+    def _env(self, hyper: Mapping[str, Any], data: Sequence[Any] | None) -> dict[int, Any]:
+        env: dict[int, Any] = {}
+        for name, atom in self._given.items():
+            value = self.sites[name].init if name in self.predictive else hyper[name]
+            leaves = jax.tree.leaves(value)
+            env.update(zip(jax.tree.leaves(atom), (jnp.asarray(v) for v in leaves), strict=True))
+        # A form may keep there, after these, what it has looked up in them.
+        env.update(zip(self._program.constants, self.data if data is None else data, strict=False))
+        for atom in jax.tree.leaves(self._given):
+            env[atom] = env[atom].astype(self._program.avals[atom].dtype)
+        return env
+
+    def _env_at(self, hyper: Mapping[str, Any], e: Array, data: Sequence[Any] | None) -> dict[int, Any]:
+        field = {atom: e[self._columns[name]] for name, (atom, _) in self._field.items()}
+        return self._env(hyper, data) | field
+
+    def values(self, hyper: Mapping[str, Any], e: Array, data: Sequence[Any] | None = None) -> dict[str, Array]:
+        """Every latent and deterministic site at the unknowns ``e`` of shape ``(num_columns,)``."""
+        env = self._env_at(hyper, e, data)
+        names = [n for n in self._trace.values if n not in self.predictive]
+        found = self._program.evaluate([self._trace.values[n] for n in names], env)
+        return dict(zip(names, (jnp.asarray(v) for v in found), strict=True))
+
+    def latent_shapes(self) -> dict[str, Any]:
+        """Shapes and dtypes of the values of :attr:`field` and :attr:`hyper`, without computing them."""
+
+        def shape(name: str) -> Any:
+            atom = self._trace.values[name]
+            aval = jax.typeof(atom.value) if isinstance(atom, Constant) else self._program.avals[atom]
+            return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
+
+        params: dict[str, Any] = {n: site.init for n, site in self.hyper.items() if n not in self._trace.values}
+        params = jax.eval_shape(lambda: params)  # which may be trees
+        return {n: shape(n) if n in self._trace.values else params[n] for n in (*self.field, *self.hyper)}
+
+    def skeleton(self) -> Self:
+        """This reading without the model, its arguments and its data: what compiled programs keep of it.
+
+        Its functions of hyperparameters and data are the same, where they are given both. What has to be looked up in
+        the data, such as indices, is found before, when a model is read.
+        """
+        self._program.release()
+        out = copy.copy(self)
+        out.model, out.args, out.kwargs = None, (), {}
+        out.data = jax.eval_shape(lambda: self.data)
+        out.changing = jax.eval_shape(lambda: self.changing)
+        init = {n: s.init if n in self.predictive else None for n, s in self.sites.items()}
+        out.sites = {n: SiteInfo(n, s.kind, s.shape, s.family, init=init[n]) for n, s in self.sites.items()}
+        out.hyper = {n: h._replace(init=jax.eval_shape(lambda h=h: h.init)) for n, h in self.hyper.items()}
+        return out
+
+    def initial_hyper(self) -> dict[str, Any]:
+        """Starting values of the hyperparameters: medians or means of their priors, initial values of ``param``."""
+        return {n: h.init for n, h in self.hyper.items()}
+
+    @property
+    def behind_predictive(self) -> tuple[str, ...]:
+        """The sites of :attr:`predictive`, and those deterministic sites that are computed from them."""
+        return self._computed_from(atom for name in self.predictive for atom in jax.tree.leaves(self._given[name]))
+
+    @property
+    def behind_field(self) -> tuple[str, ...]:
+        """The sites of the field and of :attr:`predictive`, and the deterministic ones computed from them."""
+        field = self._computed_from(atom for atom, _ in self._field.values())
+        return tuple(dict.fromkeys((*field, *self.behind_predictive)))
+
+    def _computed_from(self, inputs: Iterable[Atom]) -> tuple[str, ...]:
+        inputs = set(inputs)
+        return tuple(n for n, atom in self._trace.values.items() if self._program.ancestors([atom]) & inputs)
+
+    def _at_start(self) -> str:
+        """Words for the starting values of the hyperparameters."""
+        parts = [
+            f"{n}={np.asarray(v):.4g}" if np.ndim(v) == 0 else f"{n}={np.asarray(v)}"
+            for n, v in self.initial_hyper().items()
+        ]
+        return f" at {', '.join(parts)}" if parts else ""
