@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, ClassVar, Unpack
 
 import jax
-import numpy as np
 from jax import Array
-from numpyro.infer.autoguide import AutoMultivariateNormal
 
 from ...structure import LatentGaussianReading, ModelStructureError
 from ...structure.latent_gaussian.read import LATENT_GAUSSIAN
 from ...structure.model.search import Form
-from ..front.answers.elpd import elpd_data
 from ..front.engine import (
-    BaseEngine,
     EngineOptions,
     check_at_least,
     check_one_of,
@@ -34,8 +30,7 @@ from ..hyper.design import LARGEST_DIMENSION
 from ..hyper.space import UnconstrainedSpace
 from .algorithms.algorithm import Algorithm
 from .algorithms.modes import explain_two_modes
-from .answers.leave_one_out import check_cavities, check_single
-from .answers.prediction import by_site
+from .answers.engine_answers import GaussianAnswers
 from .engine_program import EngineProgram
 from .fitting import RunOptions, check_skipped, fit
 from .integration.exploration import (
@@ -47,7 +42,6 @@ from .integration.exploration import (
 from .integration.run import IntegratedRun
 from .integration.simplified_laplace import gaussian_marginals
 from .many import Begun, begin_together, check_alike
-from .new_arguments import Prediction, log_predictive, predict
 from .programs import Programs, compiled_programs
 from .run import GaussianRun
 
@@ -65,7 +59,7 @@ class GaussianOptions(EngineOptions, total=False):
     integrate: Integrate
 
 
-class Engine(BaseEngine[FinishedRun]):
+class Engine(GaussianAnswers):
     """Base class of the engines on latent Gaussian models: a subclass names its algorithm, in :meth:`algorithm`.
 
     :param model: a NumPyro model whose field is Gaussian given its hyperparameters.
@@ -335,113 +329,6 @@ class Engine(BaseEngine[FinishedRun]):
             start = self._run.fit.last_state.values
         options = {"num_steps": self.num_steps, "max_iterations": self.max_hyper_steps}
         return EngineProgram(reading, space, algorithm, programs, start, **options)
-
-    # Prediction
-
-    def predict(self, rng_key: Array, *args: Any, joint: Mapping[str, Any] | None = None, **kwargs: Any) -> Prediction:
-        """The posterior at new arguments of the model, as if it were fitted with the new observations masked; no refit.
-
-        The model is read on old and new arguments together: arrays are put one behind the other along the axis in which
-        they differ (or taken as they are where they begin with those of the fit), numbers that count rows or members
-        take the sum or the larger value, and indices point into the whole. That the predictors of the fit stay what
-        they are is checked: a model that computes something of all its inputs, as ``x - x.mean()``, is refused.
-
-        :param rng_key: random number generator key of the draws.
-        :param args: arguments of the model, without observations (or ``None`` for them); by default those of the fit.
-        :param dict joint: what a parameter is for old and new rows together, the old ones first, where it is unclear.
-        :param kwargs: keyword arguments of the model.
-        :return: with ``posterior``, ``get_samples()`` and ``to_arviz()``, as an engine has them.
-        :raises ValueError: if the arguments do not go together, or the model on both is not that of the fit.
-        """
-        run = self._finished()
-        if not isinstance(run, GaussianRun):
-            run.predict(rng_key)
-        assert isinstance(run, GaussianRun)  # the others refuse
-        read = partial(self._read, run.rng_key, check=False, check_observations=False)
-        return predict(run, read, rng_key, args, kwargs, joint)
-
-    def log_predictive(self, *args: Any, **kwargs: Any) -> dict[str, Array]:
-        """Log predictive density of observations that the fit has not seen.
-
-        Without arguments these are the masked observations of the fit; those whose value is missing (NaN, or outside
-        the support, such as a count or category coded -1) score zero. With arguments the model is read on them and all
-        its observations (that are not masked) are scored under the posterior of the fit, one by one; where
-        the field is another one (a Gaussian process at new inputs) it is what :meth:`predict` finds.
-
-        :param args: arguments of the model.
-        :param kwargs: keyword arguments of the model.
-        :return: for each observed site an array in the shape of its observations, zero where nothing was scored.
-        :raises ValueError: if the field of the model on these arguments is another one.
-        """
-        run = self._finished()
-        if not (isinstance(run, GaussianRun) and (args or kwargs)):
-            return run.log_predictive()
-        return log_predictive(run, partial(self._read, run.rng_key, check=False), args, kwargs)
-
-    def loo(self, var_name: str | None = None) -> Any:
-        """Leave-one-out cross-validation from the cavities of the fit, in ArviZ's type.
-
-        The log predictive density of each observation given all others, at the hyperparameters of the fit or over
-        those it integrates over: exact for Gaussian likelihoods, as good as the approximation elsewhere. Nothing is
-        fitted again. ``arviz.loo`` weights draws instead, which fails for draws of an approximation where a likelihood
-        vanishes, as that of rectified-linear counts does.
-
-        >>> import arviz as az
-        >>> import jax
-        >>> import jax.numpy as jnp
-        >>> import numpyro
-        >>> import numpyro.distributions as dist
-        >>> from numpyro_ext.infer import EP
-
-        >>> def model(y):
-        ...     level = numpyro.sample("level", dist.Normal(0, 2))
-        ...     numpyro.sample("y", dist.Poisson(jnp.exp(level)), obs=y)
-
-        >>> engine = EP(model)
-        >>> engine.run(jax.random.key(0), jnp.array([3, 5, 2, 4]))
-        >>> print(engine.loo())  # doctest: +ELLIPSIS
-        Computed from 1000 posterior samples and 4 observations log-likelihood matrix.
-        ...
-
-        :param str var_name: the observed site, where there are several.
-        :return: an ``arviz.ELPDData`` with pointwise values, to be printed or given to ``arviz.compare``; masked
-            observations score zero, as there.
-        :raises ValueError: if there is no such site, or its observations cannot be left out one by one.
-        :raises FloatingPointError: if an observation has no proper cavity.
-        """
-        run = self._finished()
-        if not isinstance(run, GaussianRun):
-            raise ValueError("loo needs a Gaussian posterior; that of sparse coefficients is none.")
-        name = check_single(run.reading, var_name)
-        without, within = run.leave_one_out
-        check_cavities(without)
-        left_out, scored = (np.asarray(by_site(run.reading, values)[name]) for values in (without, within))
-        return elpd_data(name, left_out, scored, self.num_samples)
-
-    # Interoperation
-
-    @property
-    def guide(self) -> AutoMultivariateNormal:
-        """The posterior as a fitted autoguide over all latent sites, for ``Predictive``, ELBO or PSIS; see ``params``.
-
-        Hyperparameters have in it the covariance given by the curvature (none in directions in which the evidence does
-        not curve), and are independent of the field.
-        """
-        return self._finished().guide_and_params[0]
-
-    @property
-    def params(self) -> dict[str, Array]:
-        """The parameters of :attr:`guide` and the values of the model's ``param`` sites."""
-        return self._finished().guide_and_params[1]
-
-    def psis_diagnostic(self, rng_key: Array, num_particles: int = 1000) -> float:
-        """Pareto k-hat of the field's posterior, given the hyperparameters: below 0.7 the approximation can be trusted.
-
-        :param rng_key: random number generator key.
-        :param int num_particles: number of draws.
-        :return: k-hat (Vehtari et al., 2024).
-        """
-        return self._finished().psis_diagnostic(rng_key, num_particles)
 
     # Persistence
 
