@@ -31,6 +31,7 @@ from numpyro_ext.linalg import (
 from numpyro_ext.potentials import wavelet_forest
 
 from .gaps import filled_gaps, squares_between_seen
+from .indices import checked_size
 
 __all__ = ["compressed_sensing", "poisson_deblurring", "wavelet_denoising", "wavelet_inpainting"]
 
@@ -174,13 +175,14 @@ def wavelet_denoising(
     :param int margin: pixels by which the data are continued by reflection on every side, so that shifted bases do not
         join opposite sides. They count as data as well.
     :raises ValueError: if the data hold nan (missing pixels: :func:`wavelet_inpainting`) or are a colour image, a name
-        is unknown, or the margin is negative.
+        is unknown, or the margin is negative or no integer.
     """
     if not isinstance(noisy, jax.core.Tracer) and np.isnan(np.asarray(noisy)).any():
         raise ValueError(
             "The image holds nan: mark these pixels as missing with wavelet_inpainting(image, ~isnan(image))."
         )
     noisy = jnp.asarray(noisy, float)
+    margin = checked_size("margin", margin)
     if margin < 0:
         raise ValueError(f"margin must be at least 0; got {margin}.")
     shape = noisy.shape
@@ -349,6 +351,7 @@ def _transform(
     _check_axes(shape)
     if num_levels is None:
         num_levels = max(min(5, *(int(np.log2(max(side, 1))) - 1 for side in shape)), 1)
+    num_levels = checked_size("num_levels", num_levels)
     step = 2**num_levels
     padded = tuple(-(-side // step) * step for side in shape)
     return wavelet_transform(padded, wavelet, num_levels), padded
@@ -379,6 +382,7 @@ def _tree_image(
 
     :param expected_squares: of each coefficient, where those of ``data`` may be too small.
     """
+    num_bases = checked_size("num_bases", num_bases)
     if num_bases < 1:
         raise ValueError(f"num_bases must be at least 1; got {num_bases}.")
     forest = wavelet_forest(transform, per_orientation)

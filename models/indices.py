@@ -58,11 +58,13 @@ def checked_outcomes(name: str, values: ArrayLike | None, num: int, size: int) -
 
 
 def checked_size(name: str, value: object) -> int:
-    """A number of things, such as a rank, as a Python integer."""
+    """A number of things, such as a rank, as a Python integer; no boolean, which is one to Python."""
     try:
-        return operator.index(value)  # type: ignore[arg-type]
-    except TypeError as error:
-        raise ValueError(f"{name} must be an integer; got {value!r}.") from error
+        if not isinstance(value, bool):
+            return operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        pass
+    raise ValueError(f"{name} must be an integer; got {value!r}.")
 
 
 def checked_kernel(name: str, kernel: ArrayLike) -> tuple[Array, int]:

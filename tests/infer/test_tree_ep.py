@@ -355,6 +355,10 @@ def test_what_is_refused():
         EP(wavelet_denoising, num_shifts=0)
     with pytest.raises(ValueError, match="num_learning_shifts=4, but num_shifts=2"):
         EP(wavelet_denoising, num_shifts=2, num_learning_shifts=4)
+    for option in ("num_shifts", "num_learning_shifts"):
+        for wrong in (True, 2.0):
+            with pytest.raises(ValueError, match=f"{option} must be an integer of at least 1, got {wrong}"):
+                EP(wavelet_denoising, **{"num_shifts": 2, option: wrong})
     with pytest.raises(ModelStructureError, match="num_learning_shifts is for transforms with orthogonal columns"):
         EP(shifted_blur, num_shifts=2, num_learning_shifts=2).run(jax.random.key(0), jnp.ones(8))
     with pytest.raises(ValueError, match="averaged over"):

@@ -244,3 +244,14 @@ def test_margins_that_are_refused():
         handlers.trace(handlers.seed(wavelet_denoising, 0)).get_trace(np.ones((4, 4)), 1.0, margin=-1)
     with pytest.raises(ValueError, match="like one of colours"):
         handlers.trace(handlers.seed(wavelet_denoising, 0)).get_trace(np.ones((8, 8, 3)), 1.0, margin=8)
+
+
+@pytest.mark.parametrize("name", ["margin", "num_levels", "num_bases"])
+def test_numbers_of_pixels_levels_and_bases_are_integers_of_any_kind(name):
+    model = handlers.trace(handlers.seed(wavelet_denoising, 0))
+    data = np.random.default_rng(0).normal(size=(8, 8))
+    for wrong in (True, np.bool_(True), 2.0, "2"):
+        with pytest.raises(ValueError, match=f"{name} must be an integer; got"):
+            model.get_trace(data, 1.0, **{name: wrong})
+    shapes = [model.get_trace(data, 1.0, **{name: kind(1)})["noisy"]["value"].shape for kind in (int, np.int64)]
+    assert shapes[0] == shapes[1]

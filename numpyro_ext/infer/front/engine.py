@@ -373,12 +373,12 @@ def plain_number(value: Any) -> Any:
 
 
 def check_at_least(least: int, **values: Any) -> None:
-    """Refuse options that are not integers of at least ``least``.
+    """Refuse options that are not integers of at least ``least``, as booleans are to Python.
 
     :raises ValueError: naming the option.
     """
     for name, value in values.items():
-        if not isinstance(value, Integral) or value < least:
+        if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
             raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}.")
 
 
