@@ -9,7 +9,7 @@ import numpy as np
 
 from .image_peers import Picture, decibels
 
-__all__ = ["Table", "inside"]
+__all__ = ["Table", "inside", "risk_of"]
 
 
 class Table:
@@ -68,3 +68,12 @@ def inside(site: Any, image: np.ndarray, where: np.ndarray | slice = slice(None)
     if transform is not None:
         lower, upper = transform(lower), transform(upper)
     return float(np.mean(((lower <= image) & (image <= upper))[where]))
+
+
+def risk_of(site: Any, pooling: str, noise: float = 1.0) -> str:
+    """How wrong its mean is, as the data have it; nothing where bands are not made of that."""
+    if pooling != "risk":
+        return ""
+    found = site.risk
+    value, estimate, error = (x / noise**2 for x in (found.value, found.estimate, found.standard_error))
+    return f"error {value:.3f}, estimate {estimate:.3f} +- {error:.3f}"

@@ -111,8 +111,9 @@ class EP(Engine):
         evidences; the first is no shift. Each evaluation costs as many times more.
     :param dict average_over: for sparse coefficients: further arguments of the model, each with its values, such as
         ``{"wavelet": ["haar", "db2", "sym4"]}``.
-    :param str pooling: of these: ``"mixture"``, as if one of them were right, or ``"average"``, whose deviations say
-        how wrong the mean of all is.
+    :param str pooling: of these: ``"mixture"``, as if one of them were right; ``"average"``, whose deviations say
+        how wrong the mean of all is if its members know how wrong they are; or ``"risk"``, which estimates that from
+        the data (Stein 1981), for sites whose elements are all observed, in noise that is known.
     :param options: those of :class:`~numpyro_ext.infer.Engine`: ``num_steps``, ``tol``, ``field``,
         ``hyper_values``, ``init_values``, ``num_restarts``, ``hyper_tol``, ``max_hyper_steps``, ``num_samples`` and
         ``progress_bar``.

@@ -457,7 +457,7 @@ def test_an_average_of_members_that_contradict_each_other_is_refused(pooled):
     site.__dict__["_between"] = 2.0 * site._within
     with pytest.raises(FloatingPointError, match="pooling='mixture'"):
         _ = site.variance
-    with pytest.raises(ValueError, match="'mixture' or 'average'"):
+    with pytest.raises(ValueError, match="'mixture', 'average' or 'risk'"):
         EP(wavelet_denoising, num_shifts=2, pooling="median")
 
 

@@ -16,14 +16,16 @@ from ..front.engine import check_at_least
 from ..front.results import HyperEstimate
 from ..front.run import hyper_estimates
 from ..front.state import Fit
+from .risk import Risk, estimated_risk, seen_elements
 from .run import Member, SparseRun, SparseSite
 from .tree_programs import TreePrograms
 
 __all__ = ["Pooling", "TreeRun", "check_average"]
 
 TreeMember = Member[TreePrograms]
-Pooling = Literal["mixture", "average"]
-"""What is asked of several posteriors: which of them is right, or how wrong the average of their means is."""
+Pooling = Literal["mixture", "average", "risk"]
+"""What is asked of several posteriors: which of them is right, or how wrong the average of their means is, by what they
+say themselves or by the data."""
 
 
 class TreeSite(SparseSite):
@@ -32,16 +34,29 @@ class TreeSite(SparseSite):
     _run: TreeRun
 
     @cached_property
+    def risk(self) -> Risk:
+        """How wrong the mean is, by the data: Stein's unbiased estimate, and what is made of it.
+
+        :raises ValueError: unless each element of the site is observed.
+        """
+        seen = seen_elements(self._run.members, self.name)
+        return estimated_risk(seen, self._mixed_mean(), self._within, self._between)
+
+    @cached_property
     def shrinkage(self) -> float:
-        """What a variance of the mixture is multiplied by: one, or less where means are averaged.
+        """What a variance of the mixture is multiplied by: one, or another number where means are averaged.
 
         By the identity of Krogh and Vedelsby (1995), the squared error of an average of means is the average of their
         squared errors, less the variance between them. The first is what each member says its variance is; in a mixture
         the second adds to it. The ratio is that of sums over all elements, because single differences may be negative.
+        :attr:`risk` is the same squared error as the data have it.
         """
-        if self._run.pooling == "mixture" or len(self._run.members) == 1:
+        pooling = self._run.pooling
+        if pooling == "mixture" or len(self._run.members) == 1:
             return 1.0
         within, between = float(np.mean(self._within)), float(np.mean(self._between))
+        if pooling == "risk":
+            return self.risk.value / (within + between)
         if within <= between:
             raise FloatingPointError(
                 f"The means of site {self.name!r} differ between members by a variance of {between:.3g}, and members "
@@ -76,7 +91,7 @@ class TreeRun(SparseRun[TreePrograms]):
     :param members: the posteriors.
     :param learned: those that learned hyperparameters: one for each combination of arguments other than the shift.
     :param averages: what they are taken over, in words; all else as in :class:`FinishedRun`.
-    :param pooling: whether they are mixed, or their means averaged.
+    :param pooling: whether they are mixed, or their means averaged, and by what the error of these is judged.
     """
 
     site_class = TreeSite
@@ -114,7 +129,8 @@ class TreeRun(SparseRun[TreePrograms]):
         is_exact = self.learned[0].programs.options.is_exact
         lines = [super().describe(), f"posterior: {'exact' if is_exact else 'expectation propagation'}"]
         if len(self.members) > 1:
-            lines.append(f"{self.pooling} of {len(self.members)} members ({'; '.join(self.averages)})")
+            pooled = "average, its deviations by estimated risk," if self.pooling == "risk" else self.pooling
+            lines.append(f"{pooled} of {len(self.members)} members ({'; '.join(self.averages)})")
         return "\n".join(lines)
 
     def draw(self, rng_key: Array) -> tuple[dict[str, Array], Array]:
@@ -152,7 +168,7 @@ def check_average(
     :raises ValueError: saying which.
     """
     if pooling not in get_args(Pooling):
-        raise ValueError(f"pooling must be 'mixture' or 'average', got {pooling!r}.")
+        raise ValueError(f"pooling must be 'mixture', 'average' or 'risk', got {pooling!r}.")
     if num_shifts is not None:
         check_at_least(1, num_shifts=num_shifts)
     check_at_least(1, num_learning_shifts=num_learning_shifts)

@@ -53,8 +53,13 @@ class TreeFitter:
     A mixture is what is known if one of its members is right and nobody knows which. The mean of all is a better
     picture than any member, and the bands of the mixture are too wide for it: those of 80 % held 88 to 91 % of the
     pixels of three photographs. ``pooling="average"`` gives the same mean the variance of its own error, which is that
-    within members *less* that between them (Krogh and Vedelsby 1995): there they held 80 to 83 %. Draws and quantiles
-    are those of the mixture, brought nearer to the mean by one factor for each site.
+    within members *less* that between them (Krogh and Vedelsby 1995): there they held 80 to 83 %, and of few photons
+    too little, because members think themselves better than they are. ``pooling="risk"`` asks the data: Stein's (1981)
+    estimate of the squared error of the mean needs no truth, and between the two variances before, as far as its
+    standard error allows, it chooses (:class:`~numpyro_ext.infer.sparse.risk.Risk`, ``engine.posterior[site].risk``).
+    It needs noise that is known, and an observation of every element of a site. Either way draws and quantiles are
+    those of the mixture, scaled about the mean by one factor for each site: medians lie nearer to the mean than those
+    of the mixture.
 
     All options are those of :class:`EP`, but for these:
 
@@ -285,6 +290,12 @@ class TreeFitter:
             raise ModelStructureError(
                 f"EP takes priors of the coefficients themselves; that of {reading.field[0]!r} is one of coefficients "
                 "in a frame. Use StructuredMeanField, or one basis."
+            )
+        learned_noise = sorted(set(reading.noise_hyper()) & set(space.names))
+        if self.pooling == "risk" and learned_noise:
+            raise ModelStructureError(
+                f"pooling='risk' compares means with data, whose noise must be known, and {learned_noise[0]!r} is "
+                "learned. Give it (an argument of the model, or hyper_values), or ask for pooling='average'."
             )
         form = compiled_form(reading)(space.unpack(space.initial()), reading.data)
         is_exact = has_diagonal_gram(form.operator, form.noise_variance)

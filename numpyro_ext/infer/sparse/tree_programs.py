@@ -63,6 +63,21 @@ class NodeMoments(NamedTuple):
     marginals: Array
 
 
+class Probes(NamedTuple):
+    """What the data and a site are at random coefficients, and what was observed."""
+
+    rows: Array
+    """Shape ``(num_rows, num_probes)``, without offsets."""
+    elements: Array
+    """Of the site; shape ``(size, num_probes)``, without offset."""
+    observed: Array
+    """Data less their offsets, shape ``(num_rows,)``."""
+    offset: Array
+    """Of the elements, shape ``(size,)``."""
+    noise_variance: Array
+    """Shape ``(num_rows,)``."""
+
+
 class TreePrograms(SparsePrograms):
     """Compiled functions of EP on trees for one model structure; what is prepared is the projection of the data.
 
@@ -80,6 +95,7 @@ class TreePrograms(SparsePrograms):
         self.units = jax.jit(self._units)
         self.evaluate = jax.jit(self._evaluate)
         self.search = jax.jit(self._search)
+        self.probes = jax.jit(self._probes, static_argnames=("name", "num_probes"))
 
     # Fitting
 
@@ -182,6 +198,20 @@ class TreePrograms(SparsePrograms):
         )
 
     # Answers
+
+    def _probes(self, inputs: Inputs, *, name: str, num_probes: int) -> Probes:
+        """Rows of the data and elements of a site at the same random coefficients, which tell who is who."""
+        form, (operator, offset) = self._reading.form(inputs.hyper, inputs.data), self._map(inputs, name)
+        s = jax.random.normal(jax.random.key(0), (num_probes, form.num_columns))
+        rows, elements = (jax.vmap(each.matvec, out_axes=1)(s) for each in (form.operator, operator))
+        size = form.observed.size
+        return Probes(
+            rows,
+            elements,
+            form.observed,
+            jnp.broadcast_to(offset, elements.shape[:1]),
+            jnp.broadcast_to(form.noise_variance, (size,)),
+        )
 
     def _cavity_at(self, inputs: Inputs) -> tuple[TreeParameters, core.Cavity]:
         data, hyper, projection, state = inputs
