@@ -19,8 +19,8 @@ from numpyro_ext.infer import EP
 from numpyro_ext.linalg import convolution
 from numpyro_ext.models import poisson_deblurring, wavelet_denoising
 
-from .image_peers import from_square_roots, photons_denoised, relative_error
-from .image_rows import Table, inside
+from .image_peers import from_square_roots, noise_variance_of_square_roots, photons_denoised, relative_error
+from .image_rows import Table, inside, risk_of
 from .image_sizes import table_of
 
 __all__ = ["photons", "photons_at_one_setting"]
@@ -80,6 +80,7 @@ def photons(name: str = "camera", *, with_edges: bool = True) -> Table:
         ("Haar trees", {"num_shifts": 32}, HAAR | {"per_orientation": False}),
         *((name, *options) for name, options in AT_ONE_SETTING.items()),
         ("Haar and sym4 trees, margin, average", SHIFTS | TWO_WAVELETS | {"pooling": "average"}, MARGIN),
+        *((f"{name}, by risk", few | {"pooling": "risk"}, model) for name, (few, model) in AT_ONE_SETTING.items()),
     ):
         _add_trees(table, f"EP, Anscombe + {trees}", image, counts, engine, model)
     table.peers(photons_denoised(counts, image), image, relative_error)
@@ -123,11 +124,13 @@ def _square_roots(counts: np.ndarray, engine: Options, model: Options) -> Any:
 def _add_trees(table: Table, name: str, image: np.ndarray, counts: np.ndarray, engine: Options, model: Options) -> None:
     start = time.process_time()
     trees = _square_roots(counts, engine, model)
-    roots = trees.posterior["image"]
+    roots, pooling = trees.posterior["image"], engine.get("pooling", "mixture")
+    if pooling == "risk":
+        roots = roots.with_noise_variance(noise_variance_of_square_roots(counts))
     found = {"median": np.asarray(roots.interval(1e-9)[0]), "mean": np.asarray(roots.mean)}
     covered = inside(roots, image, transform=lambda z: np.maximum(z, 0.0) ** 2 / 4 - 0.375)
     seconds = time.process_time() - start
-    remark = "" if trees.diagnostics.converged else "not converged"
+    remark = risk_of(roots, pooling) if trees.diagnostics.converged else "not converged"
     for which, of_roots in found.items():
         error = relative_error(image, from_square_roots(of_roots))
         table.add(f"{name}, {which}", error, covered, seconds, remark)

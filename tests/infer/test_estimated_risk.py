@@ -32,8 +32,8 @@ def averaged(data, pooling="risk"):
     return engine
 
 
-def noisy(seed):
-    return IMAGE + NOISE * np.random.default_rng(seed).normal(size=IMAGE.shape)
+def noisy(seed, noise=NOISE):
+    return IMAGE + noise * np.random.default_rng(seed).normal(size=IMAGE.shape)
 
 
 @pytest.fixture(scope="module")
@@ -59,15 +59,17 @@ def test_the_variance_within_members_is_the_derivative_of_the_mean_by_the_data(e
 
 
 @pytest.mark.thorough
-def test_the_estimate_is_right_on_the_average_over_noise():
-    """Beside the true error, of which it knows nothing; and off by what its standard error says."""
+@pytest.mark.parametrize("noise", [NOISE, 0.75 * NOISE])
+def test_the_estimate_is_right_on_the_average_over_noise(noise):
+    """Beside the true error, of which it knows nothing, at the noise of the model and at less; off by what it says."""
     found = []
     for seed in range(40):
-        site = averaged(noisy(seed)).posterior["image"]
+        site = averaged(noisy(seed, noise)).posterior["image"].with_noise_variance(noise**2)
         error = float(np.mean(np.square(np.asarray(site.mean) - IMAGE)))
         found.append((site.risk.estimate - error, error, site.risk.value))
     off, error, value = np.array(found).T
     deviation = site.risk.standard_error
+    assert deviation == pytest.approx(noise**2 * (2 / 64) ** 0.5)
     assert abs(np.mean(off)) < 4.0 * deviation / len(off) ** 0.5
     # The standard error is that of noise alone: too large where means follow the data, as they do with 64 pixels, and
     # not too small but for chance (one in a thousand).
@@ -75,6 +77,21 @@ def test_the_estimate_is_right_on_the_average_over_noise():
     assert 0.5 * deviation < np.std(off, ddof=1) < high * deviation
     # What is made of the estimate is nearer to the error than the variance of the mixture.
     assert np.mean(np.abs(value - error)) < np.mean(np.abs(site.risk.highest - error))
+
+
+def test_noise_of_another_variance_than_the_model_has(engine):
+    site = engine.posterior["image"]
+    same = site.with_noise_variance(np.full((8, 8), NOISE**2))
+    assert same.risk == pytest.approx(site.risk)
+    less = site.with_noise_variance(0.9 * NOISE**2)
+    slopes = float(np.mean(site._within)) / NOISE**2
+    assert less.risk.estimate - site.risk.estimate == pytest.approx(0.1 * NOISE**2 * (1.0 - 2.0 * slopes))
+    assert float(np.mean(less.variance)) == pytest.approx(less.risk.value)
+    for wrong in (-1.0, np.nan, np.ones(3), 0.0):
+        with pytest.raises(ValueError, match="noise_variance"):
+            site.with_noise_variance(wrong)
+    with pytest.raises(ValueError, match="this run has 'average'"):
+        averaged(noisy(0), "average").posterior["image"].with_noise_variance(1.0)
 
 
 def test_deviations_draws_and_quantiles_are_those_of_the_risk(engine):

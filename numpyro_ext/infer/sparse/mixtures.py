@@ -33,6 +33,10 @@ class TreeSite(SparseSite):
 
     _run: TreeRun
 
+    def __init__(self, name: str, run: TreeRun, noise_variance: np.ndarray | None = None) -> None:
+        super().__init__(name, run)
+        self._noise_variance = noise_variance
+
     @cached_property
     def risk(self) -> Risk:
         """How wrong the mean is, by the data: Stein's unbiased estimate, and what is made of it.
@@ -40,7 +44,29 @@ class TreeSite(SparseSite):
         :raises ValueError: unless each element of the site is observed.
         """
         seen = seen_elements(self._run.members, self.name)
-        return estimated_risk(seen, self._mixed_mean(), self._within, self._between)
+        return estimated_risk(seen, self._mixed_mean(), self._within, self._between, self._noise_variance)
+
+    def with_noise_variance(self, noise_variance: ArrayLike) -> TreeSite:
+        """The same posterior, its risk estimated for data whose noise is known to have another variance.
+
+        A model of one noise for all data may be off by little for its mean and by much for a small risk: square roots
+        of photon counts have the variance one where photons are many, and less in the dark. The deviations, intervals
+        and draws of what is returned are those of the new risk; those of the engine stay.
+
+        :param noise_variance: of the data of each element, in the shape of the site, or the average over all.
+        :raises ValueError: if it is negative, zero everywhere, not finite or of another shape, or the pooling another.
+        """
+        if self._run.pooling != "risk":
+            raise ValueError(f"The noise is compared with for pooling='risk'; this run has {self._run.pooling!r}.")
+        variance = np.asarray(noise_variance, float)
+        if variance.shape not in ((), self.shape) or not np.all((variance >= 0.0) & np.isfinite(variance)):
+            raise ValueError(
+                f"noise_variance must be a number, or an array of shape {self.shape}, finite and at least zero; got "
+                f"{noise_variance!r}."
+            )
+        if not variance.any():
+            raise ValueError("noise_variance is zero everywhere: without noise the data are the truth.")
+        return TreeSite(self.name, self._run, variance.reshape(-1))
 
     @cached_property
     def shrinkage(self) -> float:

@@ -108,7 +108,9 @@ def _are_close(first: np.ndarray, other: np.ndarray) -> bool:
     return bool(np.max(np.abs(first - other)) <= 1e-4 * np.max(np.abs(first)))
 
 
-def estimated_risk(seen: Seen, mean: np.ndarray, within: np.ndarray, between: np.ndarray) -> Risk:
+def estimated_risk(
+    seen: Seen, mean: np.ndarray, within: np.ndarray, between: np.ndarray, noise_variance: np.ndarray | None = None
+) -> Risk:
     r"""Stein's (1981) unbiased estimate of the squared error of a posterior mean under Gaussian noise.
 
     .. math:: \frac{1}{n} \sum_i (y_i - m_i)^2 - \sigma_i^2 + 2 \sigma_i^2 \frac{\partial m_i}{\partial y_i}
@@ -126,8 +128,11 @@ def estimated_risk(seen: Seen, mean: np.ndarray, within: np.ndarray, between: np
     :param mean: the average of the means, shape ``(size,)``.
     :param within: the average of the variances, of the same shape.
     :param between: the variance of the means, of the same shape.
+    :param noise_variance: that of the data, of shape ``(size,)`` or ``(1,)``, where the model has another: variances
+        within members are then divided by the model's for the derivative.
     """
-    terms = np.square(seen.values - mean) - seen.noise_variance + 2.0 * within
-    error = np.sqrt(2.0 * np.sum(np.square(seen.noise_variance))) / mean.size
+    variance = np.broadcast_to(seen.noise_variance if noise_variance is None else noise_variance, mean.shape)
+    terms = np.square(seen.values - mean) - variance + 2.0 * variance * (within / seen.noise_variance)
+    error = np.sqrt(2.0 * np.sum(np.square(variance))) / mean.size
     inside, outside = float(np.mean(within)), float(np.mean(between))
     return Risk(float(np.mean(terms)), float(error), max(inside - outside, 0.0), inside + outside)
