@@ -17,6 +17,10 @@ from .model_draws import predictive_draws
 __all__ = ["Draws", "draw_inside_support", "finite_draws", "with_hyper", "with_predictive"]
 
 _MAX_ROUNDS = 20
+_SINGULAR = (
+    "The usual cause is a covariance close to singular: add a small jitter to its diagonal, or use float64 "
+    "(numpyro.enable_x64())."
+)
 
 
 class Draws(NamedTuple):
@@ -34,19 +38,27 @@ def draw_inside_support(draw: Callable[[Array], Draws], rng_key: Array) -> Draws
 
     A Gaussian reaches points that the exact posterior excludes: predictors below zero at which a rectified-linear rate
     has produced a count. Such a draw would make every expectation of the log likelihood minus infinity, so its place is
-    taken by a draw from the Gaussian given that the density is positive.
+    taken by a draw from the Gaussian given that the density is positive. So is that of a draw at which the model cannot
+    tell its density, as where hyperparameters were drawn that make a covariance singular to working precision; there a
+    warning says how many.
 
     :param draw: from a random key to draws.
     :param rng_key: random number generator key; the first round uses it as it is.
     :return: the draws.
-    :raises FloatingPointError: if a log density is ``nan``.
+    :raises FloatingPointError: if all log densities are ``nan``, or some after all rounds.
     """
     found = draw(rng_key)
+    unknown = int(np.isnan(np.asarray(found.log_density)).sum())
+    if unknown == found.log_density.size > 0:
+        raise FloatingPointError(f"The log density of the model is nan at all draws from the posterior. {_SINGULAR}")
+    if unknown:
+        warn(
+            f"The log density of the model is nan at {unknown} of {found.log_density.size} draws from the posterior; "
+            f"others were drawn in their place. {_SINGULAR}"
+        )
     for number in range(_MAX_ROUNDS):
         density = np.asarray(found.log_density)
-        if np.isnan(density).any():
-            raise FloatingPointError("The log density of the model is nan at draws from the posterior.")
-        outside = np.flatnonzero(density == -np.inf)
+        outside = np.flatnonzero(~(density > -np.inf))
         if outside.size == 0:
             return found
         fresh = draw(jax.random.fold_in(rng_key, number))
@@ -55,6 +67,8 @@ def draw_inside_support(draw: Callable[[Array], Draws], rng_key: Array) -> Draws
         found = jax.tree.map(
             lambda value, other, target=target, inside=inside: value.at[target].set(other[inside]), found, fresh
         )
+    if np.isnan(np.asarray(found.log_density)).any():
+        raise FloatingPointError(f"The log density of the model is nan at most draws from the posterior. {_SINGULAR}")
     remaining = int(np.sum(np.asarray(found.log_density) == -np.inf))
     if remaining:
         warn(
