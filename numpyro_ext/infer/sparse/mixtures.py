@@ -66,7 +66,11 @@ class TreeSite(SparseSite):
             )
         if not variance.any():
             raise ValueError("noise_variance is zero everywhere: without noise the data are the truth.")
-        return TreeSite(self.name, self._run, variance.reshape(-1))
+        site = TreeSite(self.name, self._run, variance.reshape(-1))
+        # What was found of the members is the same; draws above all, if the variances took some.
+        found = {"_within": self._within, **self.__dict__}
+        site.__dict__.update({name: found[name] for name in ("_means", "_own_draws", "_within") if name in found})
+        return site
 
     @cached_property
     def shrinkage(self) -> float:

@@ -55,11 +55,11 @@ class TreeFitter:
     pixels of three photographs. ``pooling="average"`` gives the same mean the variance of its own error, which is that
     within members *less* that between them (Krogh and Vedelsby 1995): there they held 80 to 83 %, and of few photons
     too little, because members think themselves better than they are. ``pooling="risk"`` asks the data: Stein's (1981)
-    estimate of the squared error of the mean needs no truth, and between the two variances before, as far as its
-    standard error allows, it chooses (:class:`~numpyro_ext.infer.sparse.risk.Risk`, ``engine.posterior[site].risk``).
-    It needs noise that is known, and an observation of every element of a site. Either way draws and quantiles are
-    those of the mixture, scaled about the mean by one factor for each site: medians lie nearer to the mean than those
-    of the mixture.
+    estimate of the squared error of the mean needs no truth, and chooses between the variances of average and mixture
+    as far as its standard error allows; ``engine.posterior[site].risk`` is what it found. It needs noise that is known
+    (``.with_noise_variance`` where it is known to be another than the model's), and an observation of every element of
+    the site. Either way draws and quantiles are those of the mixture, scaled about the mean by one factor for each
+    site: medians lie nearer to the mean than those of the mixture.
 
     All options are those of :class:`EP`, but for these:
 
