@@ -147,27 +147,26 @@ def preferences_with_kernel(
 def sushi_a_learned(seed: int) -> dict[str, Any]:
     """1000 people, ten pairs each and two held out: the kernel of the features learned, against none.
 
-    With next to no scale the kernel is that of VU. One search for it starts there, at the values of VU, so its evidence
-    cannot be below; the other starts at ψ = 10, and the one with the larger evidence counts.
+    With next to no scale the kernel is that of VU, so the evidence cannot be below its own. One search for it starts
+    there, the other at ψ = 10, and the one with the larger evidence counts.
     """
     data = load_sushi("a")
     rankings = data.rankings[np.random.default_rng(2000 + seed).permutation(5000)[:1000]]
     train, test = drawn_pairs(rankings, (10, 2), seed)
     squares = np.sum((data.item_features[:, None] - data.item_features) ** 2, axis=-1)
 
-    def found(model: Any, start: dict[str, Any], **kernel: Any) -> tuple[dict[str, float], dict[str, Any]]:
+    def found(model: Any, start: dict[str, Any], **kernel: Any) -> dict[str, float]:
         given: dict[str, Any] = {"num_users": len(rankings), "rank": 2, **kernel}
         engine = EP(model, init_values=start, progress_bar=False)
         engine.run(jax.random.key(seed), *train.T, np.ones(len(train), int), **given)
         log_probability = engine.log_predictive(*test.T, np.ones(len(test), int), **given)["won"]
-        values = {name: estimate.value for name, estimate in engine.hyper.items()}
-        numbers = {key: float(values[key]) for key in ("psi", "alpha", "sigma") if key in values}
+        hyper = engine.hyper
+        numbers = {key: float(hyper[key].value) for key in ("psi", "alpha", "sigma") if key in hyper}
         numbers |= {"loss": float(-np.mean(log_probability) / _BITS), "evidence": float(engine.log_evidence)}
-        return numbers | {"converged": float(engine.diagnostics.converged)}, values
+        return numbers | {"converged": float(engine.diagnostics.converged)}
 
-    own, values = found(collaborative_preferences, {}, kernel=np.eye(len(squares)))
-    there = values | {"psi": 0.05, "alpha": 0.1, "sigma": values["sigma"] / np.sqrt(1.1)}
-    ends = [found(preferences_with_kernel, start, squares=squares)[0] for start in (there, {"psi": 10.0})]
+    own = found(collaborative_preferences, {}, kernel=np.eye(len(squares)))
+    ends = [found(preferences_with_kernel, {"psi": psi}, squares=squares) for psi in (0.05, 10.0)]
     return {"VU, D = 2": own, "GPVU, D = 2": max(ends, key=lambda end: end["evidence"])}
 
 
