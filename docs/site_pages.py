@@ -25,6 +25,8 @@ REPORTS = {
     "phases": "Active regression in two phases",
     "hyper_information": "Information about hyperparameters",
     "preferences": "Learning from comparisons",
+    "preferences-learned-kernel": "Learning from comparisons: a kernel that is learned",
+    "preferences-sushi-b": "Learning from comparisons: 5000 people, 100 items",
     "design": "Speed of choosing what to measure",
     "images": "Pictures, beside total variation, non-local means and interpolation",
     "images-medians": "Pictures: means and medians of mixtures over bases",
@@ -34,6 +36,7 @@ REPORTS = {
     "images-dense": "Pictures: sweeps where rows touch many pixels",
     "images-inpainting": "Pictures: inpainting in few steps",
     "cold": "First fits, next fits and new processes",
+    "border": "Groups with common coefficients",
     "scan": "Series by scan: growth of time and memory",
     "cpu": "Speed of all engines",
 }
