@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.typing import ArrayLike
 
-from numpyro_ext.infer.sparse.tree_learning import FLOOR, states_given
+from numpyro_ext.infer.sparse.trees.learning import FLOOR, states_given
 from numpyro_ext.potentials.base import Potential
 from numpyro_ext.potentials.families.gaussian import GaussianPotential
 from numpyro_ext.potentials.families.laplace import LaplacePotential

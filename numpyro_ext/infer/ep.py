@@ -27,8 +27,8 @@ from .gaussian.algorithms.modes import check_mixtures
 from .gaussian.answers.corrected import Corrected
 from .gaussian.engine import Engine, GaussianOptions
 from .gaussian.run import GaussianRun
-from .sparse.mixtures import Pooling, check_average
-from .sparse.tree_engine import TreeFitter, TreeRun
+from .sparse.trees.engine import TreeFitter, TreeRun
+from .sparse.trees.mixtures import Pooling, check_average
 
 __all__ = ["EP"]
 
@@ -55,7 +55,7 @@ class EP(Engine):
 
     A model without any Gaussian site whose latent sites are sparse coefficients
     (:class:`~numpyro_ext.distributions.HiddenMarkovTree`, Laplace, Student-t) behind a linear map with Gaussian noise
-    is run by :class:`~numpyro_ext.infer.sparse.tree_engine.TreeFitter`: the prior of all coefficients is one factor,
+    is run by :class:`~numpyro_ext.infer.sparse.trees.engine.TreeFitter`: the prior of all coefficients is one factor,
     and for orthonormal transforms the posterior is exact. ``num_shifts`` and ``average_over`` make it a mixture, or an
     average, over arguments of the model. Of the options that one has no use for ``adapt_damping``, ``schedule`` and
     ``num_restarts``, and its ``hyper_tol`` is per standard error.

@@ -10,7 +10,7 @@ from scipy import integrate, stats
 
 from models.images import wavelet_denoising
 from numpyro_ext.infer import EP
-from numpyro_ext.infer.sparse.risk import Risk, seen_elements
+from numpyro_ext.infer.sparse.trees.risk import Risk, seen_elements
 from numpyro_ext.structure import ModelStructureError
 
 NOISE = 0.2

@@ -16,8 +16,8 @@ from models.images import wavelet_denoising
 from numpyro_ext.design import linear_information_gain
 from numpyro_ext.distributions import HiddenMarkovTree
 from numpyro_ext.infer import EP, cross_validate
-from numpyro_ext.infer.sparse import tree_propagation as core
-from numpyro_ext.infer.sparse.mixtures import TreeSite
+from numpyro_ext.infer.sparse.trees import propagation as core
+from numpyro_ext.infer.sparse.trees.mixtures import TreeSite
 from numpyro_ext.linalg import from_matrix, identity, wavelet_transform
 from numpyro_ext.potentials import GaussianPotential, LaplacePotential, wavelet_forest
 from numpyro_ext.potentials.trees.draws import _draw_tilted_laplace, _truncated_quantile, tree_draws

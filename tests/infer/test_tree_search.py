@@ -11,8 +11,8 @@ import pytest
 from models.images import wavelet_denoising
 from numpyro_ext.distributions import HiddenMarkovTree
 from numpyro_ext.infer import EP
-from numpyro_ext.infer.sparse import tree_propagation as core
-from numpyro_ext.infer.sparse import tree_search
+from numpyro_ext.infer.sparse.trees import propagation as core
+from numpyro_ext.infer.sparse.trees import search as tree_search
 from numpyro_ext.linalg import wavelet_transform
 from numpyro_ext.potentials import LaplacePotential, wavelet_forest
 from numpyro_ext.potentials.trees import chunks

@@ -69,7 +69,7 @@ from .gaussian_solver import (
     make_workspace,
     precision_with,
 )
-from .tree_learning import FLOOR, states_given
+from .trees.learning import FLOOR, states_given
 
 __all__ = [
     "Info",

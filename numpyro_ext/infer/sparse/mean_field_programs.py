@@ -18,8 +18,8 @@ from ..front.running.iterations import StepInfo
 from ..hyper import search as hyper_search
 from ..hyper.space import UnconstrainedSpace
 from . import mean_field as core
-from . import tree_learning
 from .programs import DRAWS_AT_A_TIME, Inputs, SparsePrograms
+from .trees import learning as tree_learning
 
 __all__ = ["CHUNK", "MeanFieldPrograms"]
 

@@ -7,14 +7,14 @@ from typing import NamedTuple, Protocol
 import jax.numpy as jnp
 from jax import Array
 
-from ...potentials.trees.forest import Forest, SumProduct
-from ...potentials.trees.mixture import (
+from ....potentials.trees.forest import Forest, SumProduct
+from ....potentials.trees.mixture import (
     TreeParameters,
     log_evidence,
     log_probabilities,
     state_posterior,
 )
-from ...structure.sparse_linear.form import SparseLinear
+from ....structure.sparse_linear.form import SparseLinear
 
 __all__ = [
     "FLOOR",

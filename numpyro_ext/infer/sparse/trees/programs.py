@@ -9,23 +9,23 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from ...linalg.cholesky import LARGEST_DENSE, solve_lower, solve_upper
-from ...potentials.trees.chunks import map_trees, num_parts
-from ...potentials.trees.draws import tree_draws
-from ...potentials.trees.forest import Forest
-from ...potentials.trees.mixture import (
+from ....linalg.cholesky import LARGEST_DENSE, solve_lower, solve_upper
+from ....potentials.trees.chunks import map_trees, num_parts
+from ....potentials.trees.draws import tree_draws
+from ....potentials.trees.forest import Forest
+from ....potentials.trees.mixture import (
     TreeMoments,
     TreeParameters,
     components_of_nodes,
     state_posterior,
     tilted_moments,
 )
-from ...structure import SparseLinearReading
-from ..hyper import search as hyper_search
-from ..hyper.search import EVALUATIONS_PER_CHUNK
-from ..hyper.space import UnconstrainedSpace
-from . import tree_propagation as core
-from .programs import Inputs, SparsePrograms
+from ....structure import SparseLinearReading
+from ...hyper import search as hyper_search
+from ...hyper.search import EVALUATIONS_PER_CHUNK
+from ...hyper.space import UnconstrainedSpace
+from ..programs import Inputs, SparsePrograms
+from . import propagation as core
 
 __all__ = ["Searched", "TreeOptions", "TreePrograms"]
 

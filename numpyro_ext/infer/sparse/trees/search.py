@@ -16,13 +16,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from ..front.results import HyperDiagnostics
-from ..front.running.learning import Climb, Learned, learn
-from ..front.running.progress import progress_bar
-from ..hyper.search import SearchState
-from ..hyper.space import UnconstrainedSpace
-from .tree_programs import Searched, TreePrograms
-from .tree_propagation import Sample
+from ...front.results import HyperDiagnostics
+from ...front.running.learning import Climb, Learned, learn
+from ...front.running.progress import progress_bar
+from ...hyper.search import SearchState
+from ...hyper.space import UnconstrainedSpace
+from .programs import Searched, TreePrograms
+from .propagation import Sample
 
 __all__ = ["LARGEST_CURVATURE", "TreeSearch"]
 

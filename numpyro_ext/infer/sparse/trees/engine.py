@@ -12,21 +12,21 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from ...linalg.cholesky import LARGEST_DENSE
-from ...linalg.solvers.posterior_precision import has_diagonal_gram
-from ...structure import ModelStructureError, SparseLinearReading, read_sparse_linear
-from ..front.engine import default_tolerance
-from ..front.files.saved_runs import diagnostics_from_content, state_from_content
-from ..front.programs import compiled
-from ..front.results import Diagnostics, at_values
-from ..front.running.learning import Learned
-from ..front.state import EngineState, Fit, check_init_state, data_digest
-from ..hyper.space import UnconstrainedSpace
+from ....linalg.cholesky import LARGEST_DENSE
+from ....linalg.solvers.posterior_precision import has_diagonal_gram
+from ....structure import ModelStructureError, SparseLinearReading, read_sparse_linear
+from ...front.engine import default_tolerance
+from ...front.files.saved_runs import diagnostics_from_content, state_from_content
+from ...front.programs import compiled
+from ...front.results import Diagnostics, at_values
+from ...front.running.learning import Learned
+from ...front.state import EngineState, Fit, check_init_state, data_digest
+from ...hyper.space import UnconstrainedSpace
+from ..programs import compiled_form
+from ..run import Member
 from .mixtures import Pooling, TreeMember, TreeRun
-from .programs import compiled_form
-from .run import Member
-from .tree_programs import Searched, TreeOptions, TreePrograms
-from .tree_search import LARGEST_CURVATURE, TreeSearch
+from .programs import Searched, TreeOptions, TreePrograms
+from .search import LARGEST_CURVATURE, TreeSearch
 
 __all__ = ["TreeFitter", "TreeRun"]
 

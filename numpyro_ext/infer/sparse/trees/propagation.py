@@ -21,19 +21,19 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from ...linalg.cholesky import cholesky, cholesky_solve, half_log_determinant, inverse_lower
-from ...linalg.operators.operator import LinearOperator
-from ...linalg.solvers.posterior_precision import gram_diagonal
-from ...potentials.trees.chunks import sum_over_trees
-from ...potentials.trees.forest import Forest, log_partition
-from ...potentials.trees.mixture import (
+from ....linalg.cholesky import cholesky, cholesky_solve, half_log_determinant, inverse_lower
+from ....linalg.operators.operator import LinearOperator
+from ....linalg.solvers.posterior_precision import gram_diagonal
+from ....potentials.trees.chunks import sum_over_trees
+from ....potentials.trees.forest import Forest, log_partition
+from ....potentials.trees.mixture import (
     TreeParameters,
     components_of_nodes,
     log_probabilities,
     state_posterior,
     tilted_moments,
 )
-from ...structure.sparse_linear.form import SparseLinear
+from ....structure.sparse_linear.form import SparseLinear
 
 __all__ = [
     "Cavity",

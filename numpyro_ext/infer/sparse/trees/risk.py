@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .run import Member
-from .tree_programs import TreePrograms
+from ..run import Member
+from .programs import TreePrograms
 
 __all__ = ["Risk", "Seen", "estimated_risk", "seen_elements"]
 

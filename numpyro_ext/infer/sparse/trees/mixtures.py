@@ -12,13 +12,13 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
-from ..front.engine import check_at_least
-from ..front.results import HyperEstimate
-from ..front.run import hyper_estimates
-from ..front.state import Fit
+from ...front.engine import check_at_least
+from ...front.results import HyperEstimate
+from ...front.run import hyper_estimates
+from ...front.state import Fit
+from ..run import Member, SparseRun, SparseSite
+from .programs import TreePrograms
 from .risk import Risk, estimated_risk, seen_elements
-from .run import Member, SparseRun, SparseSite
-from .tree_programs import TreePrograms
 
 __all__ = ["Pooling", "TreeRun", "check_average"]
 

@@ -1,0 +1,1 @@
+"""Expectation propagation on sparse trees, and averages over bases."""
