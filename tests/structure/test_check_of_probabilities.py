@@ -71,3 +71,24 @@ def test_probabilities_below_the_smallest_number(seed):
 
     reading = read_latent_gaussian(model, (jnp.array([1, 1, 0]),), rng_key=jax.random.key(seed))
     assert reading.num_closed_forms == 1
+
+
+@pytest.mark.parametrize("is_planted", [False, True])
+def test_parameters_that_are_given_far_out(is_planted):
+    """No point near the centre of the field is one of which NumPyro has digits, as the parameters alone saturate it."""
+
+    def model(x, y):
+        level = numpyro.param("level", jnp.array([60.0, -60.0, 30.0]))
+        spread = numpyro.param("spread", 15.0, constraint=dist.constraints.positive)
+        b = numpyro.sample("b", dist.Normal(0, 1).expand([3]))
+        numpyro.sample("y", dist.Bernoulli(probs=norm.cdf(x @ (level + spread * b))), obs=y)
+
+    reading = read_latent_gaussian(model, (flipped(X) if is_planted else X, Y), check=False)
+    reading.args = (X, Y)
+    for key in KEYS:
+        if not is_planted:
+            check_form(reading, key)
+            continue
+        with pytest.raises(ModelStructureError) as caught:
+            check_form(reading, key)
+        assert caught.value.reason is Reason.MISREAD

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -43,7 +43,7 @@ def _evaluate(
     :param changing: leaves of the arguments that change, other than those of the reading.
 
     Probabilities near one have lost the digits of the log of what is left to one, so a point at which the reference
-    has is brought nearer to the centre of the prior.
+    has is brought nearer to the centre of the prior, and where that does not help hyperparameters to ordinary values.
     """
     compiled, reference_data = _compile(reading, rng_key)
     data, rows = (*changing, *reading.data[len(changing) :]), []
@@ -53,16 +53,29 @@ def _evaluate(
     for number, spread in enumerate(spreads):
         noise = _noise(reading, rng, 0.0 if number == 0 else 0.1)
         white = np.asarray(spread * rng.standard_normal(reading.num_columns), jnp.result_type(float))
-        for halvings in range(_MOST_HALVINGS):
-            point = white * 0.5**halvings
-            numbers = compiled(reading.initial_hyper(), noise, point, data, reference_data)
+        for nearer, (point, move) in enumerate(_nearer(reading, white, noise)):
+            numbers = compiled(reading.initial_hyper(), move, point, data, reference_data)
             *found, rounding = jax.device_get(numbers)  # NumPy compiles nothing
-            if halvings == 0:
+            if nearer == 0:
                 rows.append(found)
             if not rounding > 0.1 * _tolerance() * (1.0 + abs(found[1])):
                 rows[-1] = found
                 break
     return np.asarray(rows)
+
+
+def _nearer(
+    reading: ModelReading, white: np.ndarray, noise: dict[str, np.ndarray]
+) -> Iterator[tuple[np.ndarray, dict[str, np.ndarray]]]:
+    """A point and moves of the hyperparameters, then points nearer to the centre, then unconstrained hyperparameters
+    nearer to zero as well: those that somebody gave may be far out."""
+    for halvings in range(_MOST_HALVINGS):
+        yield white * 0.5**halvings, noise
+    start = reading.initial_hyper()
+    given = {n: np.asarray(reading.hyper[n].transform.inv(jnp.asarray(start[n], white.dtype))) for n in noise}
+    for halvings in range(1, _MOST_HALVINGS):
+        share = 0.5**halvings
+        yield white * share, {n: noise[n] - (1.0 - share) * given[n] for n in noise}
 
 
 def _tolerance() -> float:
