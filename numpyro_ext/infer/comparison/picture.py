@@ -43,6 +43,9 @@ def draw_picture(rows: Sequence[Any], reference: str, axis: Any = None) -> Any:
     axis.set(xscale="log", yscale="log", xlabel="seconds (● next run, ○ first run; ✕ not converged)")
     axis.set_ylabel("largest gap of a mean (sd of reference)")
     axis.margins(x=0.08, y=0.15)
+    middle = float(np.sqrt(gaps.min() * gaps.max()))
+    if gaps.max() < 3.0 * middle:  # a decade at least: gaps that are alike shall look alike
+        axis.set_ylim(middle / 3.2, middle * 3.2)
     axis.set_title(textwrap.fill(f"Gaps to {reference}", 95), loc="left", fontsize=9)
     _spread_labels(axis, shown, gaps)
     axis.spines[["top", "right"]].set_visible(False)
