@@ -44,6 +44,7 @@ def test_engines_fit_the_model_as_it_is_now(engine, settings):
         np.testing.assert_allclose(fitted.posterior["level"].variance, variance, rtol=1e-6)
 
 
+@pytest.mark.thorough
 def test_particles_are_of_the_model_as_it_is_now(settings):
     for values in ((1.0, 1.0), (2.0, 1.0), (2.0, -0.5)):
         mean, variance = settings(*values)

@@ -199,6 +199,7 @@ def test_wide_products_lose_digits_slowly():
         np.testing.assert_allclose(found.precision[0, 0], precision, atol=tolerance)
 
 
+@pytest.mark.thorough
 @needs_float64
 def test_many_factors_of_any_width():
     """Factors that need more and fewer nodes, and come back in their order: against a trapezoidal rule over ``q``."""
