@@ -163,6 +163,8 @@ class HiddenMarkovTree(Distribution):
     def sample(self, key: jax.Array | None, sample_shape: tuple[int, ...] = ()) -> Array:
         if key is None or not is_prng_key(key):
             raise TypeError(f"HiddenMarkovTree.sample needs a random key as made by jax.random.key; got {key!r}.")
+        if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):  # of jax.random.PRNGKey, whose arrays have an axis more
+            key = random.wrap_key_data(key)
         keys = random.split(key, sample_shape + self.batch_shape)
         return self._map(self._sample_one, keys, axes=0)
 

@@ -71,8 +71,6 @@ class Built(NamedTuple):
     shift: Any = 0.0
     observed: Any = True
     """Which rows have a factor at all, besides what the mask of the model says."""
-    log_constant: Any = 0.0
-    """What the log density has beside that of the potential, added up."""
 
 
 Build = Callable[[Observations], Potential | VectorPotential | Built]

@@ -77,6 +77,12 @@ def test_draws_have_the_moments_and_the_dependence_of_the_tree():
     np.testing.assert_allclose(np.mean(root * child), expected, rtol=0.05)
 
 
+def test_both_kinds_of_random_keys():
+    """ArviZ and ``handlers.seed`` make the older one."""
+    for shape in ((), (4,)):
+        np.testing.assert_array_equal(tree().sample(random.PRNGKey(3), shape), tree().sample(random.key(3), shape))
+
+
 def test_batches_of_values_and_of_parameters():
     values = np.random.default_rng(0).normal(size=(2, 3, 6))
     scales = np.stack([LOW, 2.0 * LOW, 3.0 * LOW])

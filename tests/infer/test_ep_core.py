@@ -453,3 +453,21 @@ def test_the_evidence_is_that_of_the_last_sites_where_marginals_stand_still(weig
     np.testing.assert_allclose(found.site_precision, [weight, 1.0 - weight], rtol=1e-9)
     expected = multivariate_normal(np.zeros(2), covariance).logpdf(np.full(2, 0.7))
     np.testing.assert_allclose(info.objective, expected, rtol=1e-9)
+
+
+@pytest.mark.float32
+@pytest.mark.parametrize("scale", [0.3, 0.0115, 1e-3])
+def test_evidence_beside_a_precise_row(scale):
+    """The cavity of a factor that outweighs all else is lost in rounding: its part of the evidence must not be."""
+    values = jnp.array([1.0, 2.0, 3.0, -1.0, 0.0, 5.0])
+    potentials = GaussianPotential(values + 0.3, 1.0), GaussianPotential(values, scale)
+    design = np.vstack([np.eye(6), np.eye(6)])
+    form = make_form((DiagonalPrior(jnp.full(6, 25.0)),), DenseDesign(jnp.asarray(design)), potentials)
+    _, info = fit(form, tol=1e-5)
+    covariance = 25.0 * design @ design.T + np.diag(np.repeat([1.0, scale**2], 6))
+    data = np.concatenate([np.asarray(values) + 0.3, np.asarray(values)])
+    expected = multivariate_normal.logpdf(data, np.zeros(12), covariance)
+    # terms of the size of the squared values over the variance cancel
+    rounding = 4.0 * np.finfo(info.objective.dtype).eps * np.sum(np.square(values)) / scale**2
+    assert info.converged
+    np.testing.assert_allclose(info.objective, expected, atol=1e-9 + rounding, rtol=1e-6)

@@ -131,6 +131,30 @@ def test_the_value_is_the_mean_of_a_cut_normal_variable(estimate, error):
     assert risk.is_between == (0.1 <= estimate <= 0.2)
 
 
+@pytest.mark.parametrize(
+    "risk", [Risk(0.3, 1e6, 0.1, 0.5), Risk(1.0, 0.1, 0.5, 0.5 + 1e-9), Risk(1.0, 0.1, 0.5, 0.5 + 1e-7)]
+)
+def test_values_are_between_the_ends_where_the_data_have_no_say(risk):
+    assert risk.lowest <= risk.value <= risk.highest
+
+
+def test_what_is_no_number_is_refused():
+    with pytest.raises(FloatingPointError, match="not all of this is finite"):
+        _ = Risk(np.nan, 0.1, 0.2, 0.5).value
+
+
+def test_averages_go_to_arviz_without_a_log_likelihood(engine):
+    assert engine.to_arviz()["posterior"]["image"].shape == (1, engine.num_samples, 8, 8)
+    with pytest.raises(ValueError, match=r"average over bases and have no values of \['s'\]"):
+        engine.to_arviz(log_likelihood=True)
+
+
+@pytest.mark.parametrize("noise_variance", [True, "a", [True] * 64, None])
+def test_noise_that_is_no_number_is_refused(engine, noise_variance):
+    with pytest.raises(ValueError, match="noise_variance must be a number"):
+        engine.posterior["image"].with_noise_variance(noise_variance)
+
+
 def test_one_basis_and_equal_ones_are_left_alone():
     assert Risk(0.5, 0.1, 0.2, 0.2).value == 0.2
     single = EP(wavelet_denoising, pooling="risk", hyper_values=GIVEN, progress_bar=False)

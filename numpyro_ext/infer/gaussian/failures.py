@@ -9,6 +9,7 @@ from jax import Array
 
 from ...linalg.gaussian.design import AnyDesign, DenseDesign, Design, OperatorRows, StateSpaceDesign
 from ...linalg.gaussian.prior import FlatPrior
+from ...potentials import ElementwisePotential, PairPotential
 from ...structure import LatentGaussianReading
 from ...structure.latent_gaussian.form import LatentGaussian
 from ..front.results import at_values
@@ -55,7 +56,10 @@ def explain_failure(reading: LatentGaussianReading, hyper: dict[str, Array], alg
     if not all(bool(jnp.all(jnp.isfinite(leaf))) for leaf in (*jax.tree.leaves(_numbers(form.design)), form.offset)):
         return "The linear predictor has coefficients that are not finite: check the model's arguments for nan and inf."
     for name, potential in zip(reading.factor_names, form.potentials, strict=True):
-        leaves = [leaf for leaf in jax.tree.leaves(potential) if jnp.issubdtype(jnp.result_type(leaf), jnp.inexact)]
+        # Those known as functions alone hold whatever stands in the model, such as log densities outside of a support.
+        is_known = not isinstance(getattr(potential, "base", potential), ElementwisePotential | PairPotential)
+        leaves = jax.tree.leaves(potential) if is_known else []
+        leaves = [leaf for leaf in leaves if jnp.issubdtype(jnp.result_type(leaf), jnp.inexact)]
         if not all(bool(jnp.all(jnp.isfinite(leaf))) for leaf in leaves):
             return f"The observations or parameters of site {name!r} are not all finite."
         if name in reading.field and not bool(jnp.all(potential.has_finite_variance())):

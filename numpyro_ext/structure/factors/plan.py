@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -21,7 +20,6 @@ from ..program.program import Constant, Program
 from ..program.sums import Term, sum_terms
 from .elementwise import ElementwiseFactor
 from .pairs import find_pairs
-from .quadratic import as_gaussian, is_gaussian
 from .recognise import Recognised, recognise
 
 __all__ = ["FactorPlan", "plan_factor"]
@@ -102,14 +100,9 @@ def _elementwise_plan(program: Program, degrees: Degrees, name: str, traced: Fac
         def build(env: Env, factor: ElementwiseFactor = factor) -> tuple[Built, Array]:
             return Built(ElementwisePotential(factor.log_density, factor.arguments(env))), factor.observed(env)
 
+        label = "elementwise factor, by quadrature"
         parts = ((tuple(factor.cut), factor.predictors),)
-        # Of numpyro.factor alone, whose value has no elements: an observation is asked for its own density.
-        is_bare = traced.scale is None and 0 in program.shape(traced.value)
-        if is_bare and is_gaussian(factor, probe):
-            return FactorPlan(
-                name, parts, factor.shape, 1, partial(as_gaussian, factor), "Gaussian factor, written by hand", True
-            )
-        return FactorPlan(name, parts, factor.shape, 1, build, "elementwise factor, by quadrature", False)
+        return FactorPlan(name, parts, factor.shape, 1, build, label, False)
     for terms in attempts:
         atoms = [t.atom for t in terms if degrees.of(t.atom) != Degree.CONSTANT]
         pairs = find_pairs(program, degrees, name, atoms)

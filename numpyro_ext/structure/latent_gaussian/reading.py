@@ -223,7 +223,7 @@ class LatentGaussianReading(ModelReading):
             sign * offset + shift,
             tuple(b.potential for b, _ in built),
             tuple(mask for _, mask in built),
-            self._log_constant(env) + sum(b.log_constant for b, _ in built),
+            self._log_constant(env),
             Blocks(*map(jnp.asarray, indices.blocks)),
             None if indices.border is None else Border(*map(jnp.asarray, indices.border)),
             touched,

@@ -68,14 +68,11 @@ class Degrees(NamedTuple):
         return frozenset() if isinstance(atom, Constant) else self.sites.get(atom, frozenset())
 
 
-def classify(
-    program: Program, field: Mapping[str, int], with_sources: bool = True, *, is_finite: bool = False
-) -> Degrees:
+def classify(program: Program, field: Mapping[str, int], with_sources: bool = True) -> Degrees:
     """Push degrees from the inputs of the field through the program.
 
     :param field: the input value of each field site.
     :param bool with_sources: false leaves the sources out, which take time and memory per element.
-    :param bool is_finite: whether what asks if a value is finite, as distributions do of theirs, counts as a constant.
     :return: degrees, sites and elementwise sources. An affine operation that mixes elements starts a new source, so a
         predictor such as ``X @ b + a[group]`` is one value from which everything elementwise follows.
     """
@@ -85,15 +82,15 @@ def classify(
         found.sites[number] = frozenset([name])
         if with_sources:
             found.source[number] = _root(program, number)
-    _push(program, found, with_sources, is_finite)
+    _push(program, found, with_sources)
     return found
 
 
-def _push(program: Program, found: Degrees, with_sources: bool, is_finite: bool = False) -> list[Degree]:
+def _push(program: Program, found: Degrees, with_sources: bool) -> list[Degree]:
     """Classify what follows from the values that are classified; return the degrees of the outputs."""
     for eqn in program.equations:
         degrees = [found.of(a) for a in eqn.inputs]
-        if max(degrees, default=Degree.CONSTANT) == Degree.CONSTANT or (is_finite and _asks_if_finite(eqn)):
+        if max(degrees, default=Degree.CONSTANT) == Degree.CONSTANT:
             continue
         sites = frozenset().union(*(found.sites_of(a) for a in eqn.inputs))
         if eqn.primitive.name == "scan":
@@ -139,14 +136,6 @@ def _scan_degrees(eqn: Equation, degrees: list[Degree]) -> list[Degree]:
         if carried == degrees[first:last]:
             return outputs
         degrees[first:last] = carried
-
-
-def _asks_if_finite(eqn: Equation) -> bool:
-    """Compares a value with itself or with infinity."""
-    if eqn.primitive.name not in ("eq", "ne"):
-        return bool(eqn.primitive.name == "is_finite")
-    first, second = eqn.inputs
-    return first == second or any(isinstance(a, Constant) and bool(np.isinf(a.value).all()) for a in eqn.inputs)
 
 
 def _root(program: Program, number: int) -> Source:

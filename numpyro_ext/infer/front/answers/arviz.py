@@ -105,11 +105,14 @@ class ArviZInterface:
     def to_arviz(self, *, posterior_predictive: Any = None, predictions: Any = None, **options: Any) -> Any:
         """The draws as ArviZ's data with dimensions ``chain`` (of size one) and ``draw``, log likelihood included.
 
+        Averages over bases have none: their draws are of the picture, and no coefficients go with them.
+
         :param posterior_predictive: ``True`` for draws of the observed sites at the arguments of the fit, or draws of
             your own by name.
         :param predictions: what :meth:`predict` gave at new arguments, or draws by name.
         :param options: passed on to ``arviz.from_numpyro``, such as ``coords``, ``dims`` and ``pred_dims`` (of
             predictions).
+        :raises ValueError: if a log likelihood is asked for that draws of an average do not have.
         :return: an ``InferenceData`` (ArviZ 0.x) or ``DataTree`` (1.x) for ``arviz.loo`` and ``arviz.compare``. The
             attributes of its posterior name the engine, say whether it ``converged`` (0 or 1), and list the sites that
             it set to ``points`` and those that ended at ``edges`` of their support.
@@ -126,7 +129,14 @@ class ArviZInterface:
         if predictions:
             # Those that ArviZ finds in the model have the lengths of the fit.
             options.setdefault("pred_dims", {})
-        options.setdefault("log_likelihood", True)
+        reading = getattr(self._finished(), "reading", None)
+        missing = [name for name in getattr(reading, "field", ()) if name not in self.get_samples()]
+        if missing and options.get("log_likelihood"):
+            raise ValueError(
+                f"These draws are of an average over bases and have no values of {missing}, without which there is no "
+                "log likelihood: leave log_likelihood out."
+            )
+        options.setdefault("log_likelihood", not missing)
         if options["log_likelihood"]:
             self._warn_of_weights()
         data = arviz.from_numpyro(_WithoutWarning(self) if _is_legacy(arviz) else _OneChain(self), **options)

@@ -45,17 +45,15 @@ def draw_inside_support(draw: Callable[[Array], Draws], rng_key: Array) -> Draws
     :param draw: from a random key to draws.
     :param rng_key: random number generator key; the first round uses it as it is.
     :return: the draws.
-    :raises FloatingPointError: if all log densities are ``nan``, or some after all rounds.
+    :raises FloatingPointError: if most log densities are ``nan``, or some after all rounds.
     """
     found = draw(rng_key)
     unknown = int(np.isnan(np.asarray(found.log_density)).sum())
-    if unknown == found.log_density.size > 0:
-        raise FloatingPointError(f"The log density of the model is nan at all draws from the posterior. {_SINGULAR}")
+    where = f"The log density of the model is nan at {unknown} of {found.log_density.size} draws from the posterior"
+    if 2 * unknown > found.log_density.size:
+        raise FloatingPointError(f"{where}. {_SINGULAR}")
     if unknown:
-        warn(
-            f"The log density of the model is nan at {unknown} of {found.log_density.size} draws from the posterior; "
-            f"others were drawn in their place. {_SINGULAR}"
-        )
+        warn(f"{where}; others were drawn in their place. {_SINGULAR}")
     for number in range(_MAX_ROUNDS):
         density = np.asarray(found.log_density)
         outside = np.flatnonzero(~(density > -np.inf))
@@ -68,7 +66,7 @@ def draw_inside_support(draw: Callable[[Array], Draws], rng_key: Array) -> Draws
             lambda value, other, target=target, inside=inside: value.at[target].set(other[inside]), found, fresh
         )
     if np.isnan(np.asarray(found.log_density)).any():
-        raise FloatingPointError(f"The log density of the model is nan at most draws from the posterior. {_SINGULAR}")
+        raise FloatingPointError(f"{where}, and at those in their place. {_SINGULAR}")
     remaining = int(np.sum(np.asarray(found.log_density) == -np.inf))
     if remaining:
         warn(

@@ -37,7 +37,7 @@ from ....linalg.gaussian.prior import DiagonalPrior, FlatPrior, is_valid_prior
 from ....potentials.vector_rows import VectorRows
 from ....structure.latent_gaussian import LatentGaussian
 from . import laplace
-from .extrapolation import History, extrapolated, no_history, remember
+from .anderson import History, extrapolated, no_history, remember
 from .fit_info import FitInfo
 from .posterior import GaussianPosterior, gaussian_prior
 from .tilting import Tilted, is_log_concave, loses_cavity, propose, tilt, with_broad_cavities
@@ -167,7 +167,7 @@ def solve(
     """Sweep until no marginal changes by more than ``tol``, in one compiled loop.
 
     With ``adapt_damping``, parallel sweeps under correlated priors are extrapolated where they converge slowly (see
-    :mod:`.extrapolation`): same end, up to half as many sweeps. The last one is always plain.
+    :mod:`.anderson`): same end, up to half as many sweeps. The last one is always plain.
 
     The state may come from another form of the same shapes (warm start): its marginals are recomputed first, and if
     its sites are improper under this form, which takes negative precisions, the run starts afresh.

@@ -90,7 +90,8 @@ def _tilt_scalars(potential: Potential, rows: _Rows, power: ArrayLike, only_log_
 
     With the mean of the cavity times ``c``, :math:`\mu = m - v \nu`, the log integral of cavity times site is
     :math:`\frac12 \log c + \mu (\nu - \frac12 \tau \mu / c) + \frac12 v \nu^2`. Where a site dominates, a form that
-    divides the last term by ``c`` as well divides its rounding, too.
+    divides the last term by ``c`` as well divides its rounding, too. A cavity that is narrower than :math:`c` says
+    (:func:`with_broad_cavities`) has :math:`d = c + \tau v` other than one, by which the sum is divided, and ``c``.
     """
     observed, mean, variance, ratio, offset, precision, shift = rows
     fraction = jnp.asarray(power)
@@ -100,7 +101,9 @@ def _tilt_scalars(potential: Potential, rows: _Rows, power: ArrayLike, only_log_
     has_cavity = observed & ~is_pinned & (ratio > 0)
     c = jnp.where(has_cavity, ratio, 1.0)
     mu = mean - variance * nu
-    log_site = 0.5 * jnp.log(c) + mu * (nu - 0.5 * tau * mu / c) + 0.5 * variance * nu**2
+    d = jnp.where(has_cavity, c + tau * variance, 1.0)
+    d = jnp.where(jnp.abs(d - 1.0) < 64 * jnp.finfo(d.dtype).eps, 1.0, d)
+    log_site = 0.5 * jnp.log(c / d) + (mu * (nu - 0.5 * tau * mu / c) + 0.5 * variance * nu**2) / d
     cavity_mean = jnp.where(has_cavity, mu / c + offset, 0.0)
     cavity_variance = jnp.where(has_cavity, variance / c, 1.0)
     if only_log_z:

@@ -42,16 +42,23 @@ class Risk(NamedTuple):
 
     @property
     def value(self) -> float:
-        """The mean of a normal variable, cut off at both ends."""
+        """The mean of a normal variable, cut off at both ends.
+
+        :raises FloatingPointError: if something of it is no number.
+        """
         from scipy.stats import truncnorm  # takes as long to import as JAX
 
-        if self.highest <= self.lowest:
-            return self.lowest
+        if not np.isfinite(self).all():
+            raise FloatingPointError(
+                f"The squared error cannot be estimated, as not all of this is finite: {tuple(self)}."
+            )
         scale = self.standard_error
+        if self.highest - self.lowest <= 1e-4 * scale:  # the data have no say, and digits would be lost
+            return 0.5 * (self.lowest + self.highest)
         # Beyond thirty standard errors the mean is the nearer end to a thirtieth of one, and digits are lost.
         centre = float(np.clip(self.estimate, self.lowest - 30.0 * scale, self.highest + 30.0 * scale))
         ends = ((end - centre) / scale for end in (self.lowest, self.highest))
-        return float(truncnorm.mean(*ends, loc=centre, scale=scale))
+        return float(np.clip(truncnorm.mean(*ends, loc=centre, scale=scale), self.lowest, self.highest))
 
     def __str__(self) -> str:
         where = "between" if self.is_between else "not between"

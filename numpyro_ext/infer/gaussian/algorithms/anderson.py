@@ -23,7 +23,8 @@ _LEAST_RATIO = 0.2
 _LARGEST_CHANGE = 0.5
 """Change from which on the iteration is taken for a linear one."""
 _SINGULAR = 1e-8
-"""Share of the product of two squared lengths, from which on two differences count as one direction."""
+"""Share of the product of two squared lengths, from which on two differences count as one direction; in single
+precision a hundred roundings."""
 
 
 class History(NamedTuple):
@@ -68,12 +69,14 @@ def extrapolated(history: History, measure: Callable[[Array], Array]) -> tuple[A
     (a, b), (_, d) = scaled @ scaled.T
     left, right = scaled @ measure(residuals[0])
     determinant = a * d - b * b
-    is_flat = determinant <= _SINGULAR * a * d  # the two differences are one direction
+    # the two differences are one direction
+    is_flat = determinant <= max(_SINGULAR, 100.0 * float(jnp.finfo(a.dtype).eps)) * a * d
     safe = jnp.where(is_flat, 1.0, determinant)
     first = jnp.where(is_flat, left / jnp.where(a > 0.0, a, 1.0), (d * left - b * right) / safe)
     second = jnp.where(is_flat, 0.0, (a * right - b * left) / safe)
     plain = points[0] + residuals[0]
     target = plain - first * (moved + turned)[0] - second * (moved + turned)[1]
-    is_slow = (changes[0] < _LARGEST_CHANGE) & (changes[0] > _LEAST_RATIO * changes[1]) & jnp.isfinite(changes[1])
+    is_slow = (changes[0] < _LARGEST_CHANGE) & (changes[0] < changes[1]) & (changes[0] > _LEAST_RATIO * changes[1])
+    is_slow &= jnp.isfinite(changes[1])
     is_due = (number > 0) & (number % _PERIOD == 0) & is_slow & jnp.all(jnp.isfinite(target))
     return jnp.where(is_due, target, plain), is_due

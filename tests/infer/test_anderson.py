@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from numpyro_ext.infer.gaussian.algorithms import expectation_propagation as ep
-from numpyro_ext.infer.gaussian.algorithms.extrapolation import extrapolated, no_history, remember
+from numpyro_ext.infer.gaussian.algorithms.anderson import extrapolated, no_history, remember
 from numpyro_ext.linalg.gaussian.prior import CovariancePrior
 from numpyro_ext.potentials import ProbitPotential, RectifiedLinearPoissonPotential
 from tests.infer.gaussian_forms import identity, kernel, make_form
@@ -18,9 +18,9 @@ MATRIX = np.diag([0.9, 0.7, 0.5, 0.3, 0.1, 0.0])  # of a steady iteration, its s
 NUM = 40
 
 
-def iterate(matrix, num_steps, *, extrapolates):
+def iterate(matrix, num_steps, *, extrapolates, start=1.0):
     """Distances from the fixed point, which is zero, and which steps were extrapolations."""
-    point = jnp.ones(len(matrix))
+    point = jnp.full(len(matrix), start)
     history, change = no_history(point), jnp.inf
     distances, jumps = [], []
     for _ in range(num_steps):
@@ -56,9 +56,10 @@ def test_two_directions_are_found_exactly():
     "matrix", [0.1 * np.eye(SIZE), 1.5 * np.eye(SIZE), np.zeros((SIZE, SIZE))], ids=["quick", "grows", "arrived"]
 )
 def test_other_iterations_are_left_alone(matrix):
-    distances, jumps = iterate(matrix, 12, extrapolates=True)
-    assert not jumps.any()
-    np.testing.assert_array_equal(distances, iterate(matrix, 12, extrapolates=False)[0])
+    for start in (1.0, 1e-4):
+        distances, jumps = iterate(matrix, 12, extrapolates=True, start=start)
+        assert not jumps.any()
+        np.testing.assert_array_equal(distances, iterate(matrix, 12, extrapolates=False, start=start)[0])
 
 
 def test_one_direction_twice_is_no_division_by_zero():
