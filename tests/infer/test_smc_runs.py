@@ -140,6 +140,7 @@ def test_an_interrupted_update_keeps_the_posterior(monkeypatch):
 
 
 @pytest.mark.parametrize("by", ["itself", "checkpoint"])
+@pytest.mark.thorough
 def test_an_interrupted_update_goes_on(by, monkeypatch, tmp_path):
     """Between its tempering steps: as if it had not been interrupted."""
     few, shifted = np.arange(40) < 4, Y + 3.0  # so far from the first data that it takes several steps

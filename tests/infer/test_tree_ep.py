@@ -305,6 +305,7 @@ def test_what_only_a_gaussian_field_can_do_is_refused_for_coefficients():
         engine.members  # noqa: B018
 
 
+@pytest.mark.thorough
 def test_parameters_are_learned_from_several_shifts():
     """Their average log evidence, of members fitted one by one at given parameters, is flat and at a maximum there."""
     rng = np.random.default_rng(5)

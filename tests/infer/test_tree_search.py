@@ -55,6 +55,7 @@ def whole(noisy):
     return engine
 
 
+@pytest.mark.thorough
 def test_the_maximum_is_that_of_a_search_on_all_trees(noisy, whole, small_parts, monkeypatch):
     sizes = []
     learn = tree_search.learn

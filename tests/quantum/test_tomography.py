@@ -74,6 +74,7 @@ def test_detectors_without_a_source_are_refused_within_a_model_too():
             smc.run(random.key(0), pauli_bases(), np.ones((3, 2), int), dark_rates=0.1, **noise)
 
 
+@pytest.mark.thorough
 def test_an_adaptive_experiment_nears_the_state():
     """Twenty lines: the state, the loop, and the error at its end."""
     generator = np.random.default_rng(0)
