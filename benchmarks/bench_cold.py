@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from .cold_once import ENGINES, NUM_SAMPLES, NUM_SVI_STEPS, NUM_WARMUP, PEERS, PROBLEMS, fits_of
+from .cold_once import ENGINES, NUM_SAMPLES, NUM_SVI_STEPS, NUM_WARMUP, PEERS, PROBLEMS, has_fits
 from .results_table import Row, at_most
 
 ROOT = Path(__file__).parents[1]
@@ -38,7 +38,7 @@ def cold(engine: str, problem: str, *options: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def peers() -> dict[tuple[str, str], dict[str, Any]]:
-    return {(peer, problem): cold(peer, problem) for peer in PEERS for problem in PROBLEMS if fits_of(peer, problem)}
+    return {(peer, problem): cold(peer, problem) for peer in PEERS for problem in PROBLEMS if has_fits(peer, problem)}
 
 
 @pytest.mark.parametrize("problem", PROBLEMS)
@@ -56,7 +56,7 @@ def test_cold(benchmark, results, peers, tmp_path, engine, problem):
         "first fit of a new process, programs kept": (kept["cpu"], "first", at_most(NEW_PROCESS)),
     }
     for item, (seconds, kind, target) in fits.items():
-        for peer in (peer for peer in PEERS if fits_of(peer, problem)):
+        for peer in (peer for peer in PEERS if has_fits(peer, problem)):
             results.add(
                 Row(
                     item=f"{item}, {engine}, {problem}",

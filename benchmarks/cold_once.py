@@ -10,6 +10,7 @@ lowering and compiling; with ``--programs`` a table of them as well.
 from __future__ import annotations
 
 import argparse
+import functools
 import gc
 import json
 import resource
@@ -88,17 +89,7 @@ PROBLEMS = {"few-rows": (few_rows, few_rows_data), "random-intercepts": (random_
 LARGE = {"graded-response": (graded_response, graded_response_data)}
 ENGINES = ("EP", "LaplaceApproximation", "VariationalGaussian", "INLA")
 R_PROGRAM = Path(__file__).parent / "glmmtmb.R"
-
-
-def _has_glmmtmb() -> bool:
-    if not shutil.which("Rscript"):
-        return False
-    asked = "quit(status = !requireNamespace('glmmTMB', quietly = TRUE))"
-    return subprocess.run(["Rscript", "-e", asked], capture_output=True, check=False).returncode == 0
-
-
-PEERS = ("NUTS", "SVI") + (("PyMC",) if find_spec("pymc_extras") else ()) + (("glmmTMB",) if _has_glmmtmb() else ())
-"""On the machine that this runs on."""
+PEERS = ("NUTS", "SVI", "PyMC", "glmmTMB")
 NUM_WARMUP, NUM_SAMPLES, NUM_SVI_STEPS = 500, 1000, 2000
 
 
@@ -153,9 +144,18 @@ def fit_pymc(problem: str, args: tuple[Any, ...], seed: int) -> None:
         fit_laplace(progressbar=False, draws=NUM_SAMPLES, random_seed=seed)
 
 
-def fits_of(peer: str, problem: str) -> bool:
-    """Whether a peer has the model: glmmTMB has no priors, without which ten rows may have no estimate."""
-    return peer != "glmmTMB" or problem == "random-intercepts"
+@functools.cache
+def has_fits(peer: str, problem: str) -> bool:
+    """Whether a peer is installed and has the model: glmmTMB has no priors, without which ten rows may have no
+    estimate."""
+    if peer == "PyMC":
+        return find_spec("pymc_extras") is not None
+    if peer != "glmmTMB":
+        return True
+    if problem != "random-intercepts" or not shutil.which("Rscript"):
+        return False
+    asked = "quit(status = !requireNamespace('glmmTMB', quietly = TRUE))"
+    return subprocess.run(["Rscript", "-e", asked], capture_output=True, check=False).returncode == 0
 
 
 def glmmtmb_seconds(all_args: list[tuple[Any, ...]]) -> list[float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -57,11 +58,11 @@ def checked_outcomes(name: str, values: ArrayLike | None, num: int, size: int) -
     return values if isinstance(values, jax.Array) else array
 
 
-def checked_size(name: str, value: object) -> int:
+def checked_size(name: str, value: Any) -> int:
     """A number of things, such as a rank, as a Python integer; no boolean, which is one to Python."""
     try:
         if not isinstance(value, bool):
-            return operator.index(value)  # type: ignore[arg-type]
+            return operator.index(value)
     except TypeError:
         pass
     raise ValueError(f"{name} must be an integer; got {value!r}.")

@@ -59,7 +59,7 @@ def remember(history: History, point: Array, residual: Array, change: Array) -> 
 def extrapolated(history: History, measure: Callable[[Array], Array]) -> tuple[Array, Array]:
     """Where a step from the latest point goes, and whether it is an extrapolation.
 
-    :param History history: with the latest point in it.
+    :param History history: with the latest point in it. An infinite change is followed by no extrapolation.
     :param measure: a linear function of residuals whose sum of squares is to be least.
     :return: the next point, shape ``(size,)``, and a boolean scalar.
     """
@@ -77,6 +77,5 @@ def extrapolated(history: History, measure: Callable[[Array], Array]) -> tuple[A
     plain = points[0] + residuals[0]
     target = plain - first * (moved + turned)[0] - second * (moved + turned)[1]
     is_slow = (changes[0] < _LARGEST_CHANGE) & (changes[0] < changes[1]) & (changes[0] > _LEAST_RATIO * changes[1])
-    is_slow &= jnp.isfinite(changes[1])
-    is_due = (number > 0) & (number % _PERIOD == 0) & is_slow & jnp.all(jnp.isfinite(target))
+    is_due = (number % _PERIOD == 0) & is_slow & jnp.all(jnp.isfinite(target))
     return jnp.where(is_due, target, plain), is_due

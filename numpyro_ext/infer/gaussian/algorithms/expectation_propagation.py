@@ -376,7 +376,6 @@ def _step(
         residual = jnp.concatenate([precision, shift]) - _sites(state)
         history = remember(history, _sites(state), residual, state.max_change)
         target, is_jump = extrapolated(history, partial(_in_deviations, form, state.marginals))
-        is_jump &= ~is_start
         least = jnp.where(is_log_concave(form), 0.0, -jnp.inf)
         precision = jnp.where(is_jump, jnp.maximum(target[: form.num_rows], least), precision)
         shift = jnp.where(is_jump, target[form.num_rows :], shift)

@@ -58,10 +58,8 @@ class TreeSite(SparseSite):
         """
         if self._run.pooling != "risk":
             raise ValueError(f"The noise is compared with for pooling='risk'; this run has {self._run.pooling!r}.")
-        try:
-            variance = np.asarray(noise_variance, float) if np.asarray(noise_variance).dtype != bool else np.array([])
-        except (TypeError, ValueError):
-            variance = np.array([])  # of no shape that there is
+        given = np.asarray(noise_variance)
+        variance = given.astype(float) if given.dtype.kind in "iuf" else np.array(np.nan)
         if variance.shape not in ((), self.shape) or not np.all((variance >= 0.0) & np.isfinite(variance)):
             raise ValueError(
                 f"noise_variance must be a number, or an array of shape {self.shape}, finite and at least zero; got "
