@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from numpyro_ext.infer.gaussian.algorithms import expectation_propagation as ep
-from numpyro_ext.infer.gaussian.algorithms.anderson import extrapolated, no_history, remember
 from numpyro_ext.linalg.gaussian.prior import CovariancePrior
+from numpyro_ext.linalg.solvers.anderson import extrapolated, no_history, remember
 from numpyro_ext.potentials import ProbitPotential, RectifiedLinearPoissonPotential
 from tests.infer.gaussian_forms import identity, kernel, make_form
 

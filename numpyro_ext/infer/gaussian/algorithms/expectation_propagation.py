@@ -34,12 +34,13 @@ from jax.typing import ArrayLike
 from ....linalg.gaussian.conditioning import LinearGaussian, Space, choose_space
 from ....linalg.gaussian.marginals import Marginals, relative_change
 from ....linalg.gaussian.prior import DiagonalPrior, FlatPrior, is_valid_prior
+from ....linalg.solvers.anderson import History, extrapolated, no_history, remember
 from ....potentials.vector_rows import VectorRows
 from ....structure.latent_gaussian import LatentGaussian
 from . import laplace
-from .anderson import History, extrapolated, no_history, remember
 from .fit_info import FitInfo
 from .posterior import GaussianPosterior, gaussian_prior
+from .sequential import sweep_sequentially
 from .tilting import Tilted, is_log_concave, loses_cavity, propose, tilt, with_broad_cavities
 
 __all__ = ["Info", "State", "init", "log_evidence", "posterior", "solve", "step", "update"]
@@ -167,7 +168,7 @@ def solve(
     """Sweep until no marginal changes by more than ``tol``, in one compiled loop.
 
     With ``adapt_damping``, parallel sweeps under correlated priors are extrapolated where they converge slowly (see
-    :mod:`.anderson`): same end, up to half as many sweeps. The last one is always plain.
+    :mod:`~numpyro_ext.linalg.solvers.anderson`): same end, up to half as many sweeps. The last one is always plain.
 
     The state may come from another form of the same shapes (warm start): its marginals are recomputed first, and if
     its sites are improper under this form, which takes negative precisions, the run starts afresh.
@@ -369,7 +370,7 @@ def _step(
         swept = precision, shift, skipped
         precision, shift, skipped = jax.tree.map(partial(jnp.where, is_start), opening, swept)
     else:
-        sweep = partial(_sweep_sequentially, form, prior, state, size, power)
+        sweep = partial(sweep_sequentially, form, prior, state.site_precision, state.site_shift, size, power)
         precision, shift, skipped = lax.cond(is_start, lambda: opening, sweep)
     is_jump = jnp.asarray(False)
     if history is not None:
@@ -414,48 +415,6 @@ def _in_deviations(form: LatentGaussian, marginals: Marginals, change: Array) ->
     variance = marginals.variance
     slope = shift - precision * (marginals.mean + form.offset)
     return jnp.concatenate([precision * variance, slope * jnp.sqrt(variance)])
-
-
-def _sweep_sequentially(
-    form: LatentGaussian, prior: LinearGaussian, state: State, size: Array, power: ArrayLike
-) -> tuple[Array, Array, Array]:
-    """Visit the rows of every block in turn, all blocks side by side, with rank-one updates of the joint."""
-    joint = prior.condition(state.site_precision, state.site_shift - state.site_precision * form.offset)
-    nowhere = jnp.zeros_like(state.site_precision)
-
-    def visit(i: Array, carry: tuple[Array, ...]) -> tuple[Array, ...]:
-        mean, covariance, precision, shift, skipped = carry
-        index, row = prior.rows[:, i], prior.sequential_row(i)
-
-        def at_row(values: Array) -> Array:
-            return values.at[index].get(mode="fill", fill_value=0)
-
-        def to_rows(values: Array) -> Array:
-            return nowhere.at[index].set(values, mode="drop")
-
-        direction = jnp.einsum("bij,bj->bi", covariance, row)
-        m, v = jnp.sum(row * mean, -1), jnp.sum(row * direction, -1)
-        # Rows that are not visited get the variance zero, which keeps their sites.
-        here = Marginals(to_rows(m), to_rows(v), to_rows(1.0 - at_row(precision) * v), jnp.zeros((), v.dtype))
-        tilted = tilt(form, with_broad_cavities(form, here), precision, shift, power)
-        new_precision, new_shift, is_kept = propose(form, precision, shift, tilted, power)
-        d_precision = size * at_row(new_precision - precision)
-        d_shift = size * at_row(new_shift - shift)
-        denominator = 1.0 + d_precision * v
-        is_kept = at_row(is_kept) | ~(denominator > 0)
-        d_precision, d_shift = jnp.where(is_kept, 0.0, d_precision), jnp.where(is_kept, 0.0, d_shift)
-        denominator = jnp.where(is_kept, 1.0, denominator)
-        local_shift = d_shift - d_precision * at_row(form.offset)
-        mean = mean + direction * ((local_shift - d_precision * m) / denominator)[:, None]
-        weight = (d_precision / denominator)[:, None, None]
-        covariance = covariance - weight * direction[:, :, None] * direction[:, None, :]
-        precision = precision.at[index].add(d_precision, mode="drop")
-        shift = shift.at[index].add(d_shift, mode="drop")
-        return mean, covariance, precision, shift, skipped.at[index].set(is_kept, mode="drop")
-
-    carry = (*joint.sequential_moments(), state.site_precision, state.site_shift, jnp.zeros(nowhere.shape, bool))
-    *_, precision, shift, skipped = lax.fori_loop(0, prior.rows.shape[1], visit, carry)
-    return precision, shift, skipped
 
 
 def _start_at_mode(form: LatentGaussian, prior: LinearGaussian, space: Space, state: State) -> State:
