@@ -195,7 +195,7 @@ class BilinearVG(BilinearAnswers):
     ) -> BilinearRun:
         reading, space, programs = self._prepare(rng_key, args, kwargs)
         self._check_points(reading, space)
-        digest = data_digest(reading.data, space.fixed, reading.key)
+        digest = data_digest(reading.written_data, space.fixed, reading.key)
         starts: list[tuple[Array, core.State, int]] = []
         shapes = jax.eval_shape(programs.init_state, reading.data, space.unpack(space.initial()))
         resumed: EngineState | None = None

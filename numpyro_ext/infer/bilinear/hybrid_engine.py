@@ -215,7 +215,7 @@ class BilinearEP(BilinearAnswers):
         self, rng_key: Array, args: tuple[Any, ...], kwargs: dict[str, Any], init_state: EngineState | None
     ) -> BilinearRun:
         reading, space, programs, answers = self._prepare(rng_key, args, kwargs)
-        digest, hyper = data_digest(reading.data, space.fixed, reading.key), space.unpack(space.initial())
+        digest, hyper = data_digest(reading.written_data, space.fixed, reading.key), space.unpack(space.initial())
         values, before = space.initial(), 0
         if init_state is None:
             state = programs.init_state(reading.data, hyper, rng_key)

@@ -58,7 +58,7 @@ class BilinearRun(FinishedRun):
         num_samples: int,
     ) -> BilinearRun:
         """A run with nothing to learn, from the state and the bound at its end."""
-        digest = data_digest(reading.data, space.fixed, reading.key)
+        digest = data_digest(reading.written_data, space.fixed, reading.key)
         last = EngineState(jnp.zeros((0,)), state, None, diagnostics.num_steps, digest)
         fit = Fit(last, space.fixed, None, False, bound, diagnostics)
         return cls(reading, space, fit, rng_key, num_samples, programs)

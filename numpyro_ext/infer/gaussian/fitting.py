@@ -74,7 +74,7 @@ def fit(
     :raises ValueError: if the density of the model cannot be evaluated, or ``init_state`` is of another model.
     :raises RuntimeError: if the result is not finite, or too many factors were refused in the last step.
     """
-    digest = data_digest(reading.data, space.fixed, reading.key, programs.key)
+    digest = data_digest(reading.written_data, space.fixed, reading.key, programs.key)
     if init_state is not None:
         shapes = jax.eval_shape(programs.init_state, reading.data, space.unpack(init_values))
         check_init_state(init_state, shapes, space.size)

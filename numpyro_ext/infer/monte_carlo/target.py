@@ -118,7 +118,8 @@ class Target:
         def everything(vector: Array, data: list[Array]) -> Any:
             return at_fixed_key.densities(vector, data), at_fixed_key.constrained(vector, data)
 
-        program, _ = make_program(everything, jax.ShapeDtypeStruct((self.size,), self.dtype), self.data)
+        vector = jax.ShapeDtypeStruct((self.size,), self.dtype)
+        program, _ = make_program(everything, vector, self.data, keep_literals=True)
         return program.fingerprint(), tuple(map(array_key, program.data))
 
     def _check_that_it_runs(self) -> None:

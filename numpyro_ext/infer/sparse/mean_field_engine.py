@@ -129,7 +129,7 @@ class StructuredMeanField(BaseEngine[MeanFieldRun]):
     ) -> MeanFieldRun:
         reading, space, programs, workspace = self._prepare(rng_key, args, kwargs)
         data, fixed, before = reading.data, space.fixed, 0
-        digest = data_digest(data, fixed, reading.key)
+        digest = data_digest(reading.written_data, fixed, reading.key)
         if init_state is None:
             values = space.initial(self._hyper_start(reading))
             hyper = space.unpack(values)

@@ -126,10 +126,11 @@ class TracedModel(Shown):
         atoms, structure = jax.tree.flatten(tree)
         return jax.tree.unflatten(structure, self._program.evaluate(atoms, env))
 
-    def _model_key(self, arrays: Iterable[Any]) -> tuple[Any, ...]:
+    def _model_key(self, arrays: Iterable[Any], *, as_written: bool = False) -> tuple[Any, ...]:
         """Equal for readings whose program, field, hyperparameters, classes of priors and families are the same.
 
         :param arrays: what was looked up in the data; ``None`` in the place of what there is not.
+        :param as_written: whether programs are the same only with the same numbers in them.
         """
         static = hashlib.blake2b(digest_size=16)
         for array in (np.asarray(() if array is None else array) for array in arrays):
@@ -138,12 +139,20 @@ class TracedModel(Shown):
         hyper = tuple((n, h.key) for n, h in self.hyper.items())
         # A program knows the arrays of a prior or a site, not what they are the parameters of.
         structure = jax.tree.structure(self._trace)
-        return (self._program.fingerprint(), self.field, hyper, structure, static.hexdigest())
+        program = self._program.as_written if as_written else self._program.fingerprint()
+        return (program, self.field, hyper, structure, static.hexdigest())
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """Of the model without its :attr:`data`: equal where it computes the same, by the same numbers."""
-        return self._model_key(())
+        """Of the model without its :attr:`written_data`: equal where it computes the same, by the same numbers."""
+        return self._model_key((), as_written=True)
+
+    @property
+    def written_data(self) -> tuple[Any, ...]:
+        """:attr:`data` without the numbers of the model that turned out to change: those are in :attr:`key`."""
+        constants, literals = self._program.constants, self._program.literals
+        numbers = [*constants, *(None for _ in self.data[len(constants) :])]
+        return tuple(d for number, d in zip(numbers, self.data, strict=True) if number not in literals)
 
     def _describe_sites(self) -> list[str]:
         lines = [f"field: {n} {self.site_shapes[n]} ({self.sites[n].family})" for n in self.field]

@@ -308,7 +308,7 @@ def model_key(call: ModelCall) -> tuple[Any, ...]:
                 found.append((site["value"], jax.tree.leaves(fn), site.get("scale")))
         return found
 
-    program, _ = make_program(run, call.rng_key)
+    program, _ = make_program(run, call.rng_key, keep_literals=True)
     return program.fingerprint(), tuple(map(array_key, program.data)), tuple(names)
 
 

@@ -7,12 +7,14 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
 from ...compilation.collection import without_collection
 from .captured import array_key, captured
 from .known_values import known_result
+from .literals import ELEMENTWISE, changing_literals
 from .recurrences import OpenedScan, body_of, is_long_sum, sum_step_by_step
 
 __all__ = [
@@ -31,18 +33,23 @@ _OPAQUE_CALLS = ("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr")
 
 
 class Constant:
-    """A value written into the program itself (a literal)."""
+    """A value written into the program itself (a literal), and the dtype that it has there."""
 
-    __slots__ = ("value",)
+    __slots__ = ("dtype", "value")
 
-    def __init__(self, value: Any):
+    def __init__(self, value: Any, dtype: Any = None):
         self.value = value
+        self.dtype = dtype
 
     def __repr__(self) -> str:
         return f"Constant({self.value})"
 
 
 Atom = int | Constant
+
+
+def _constant(literal: Literal) -> Constant:
+    return Constant(literal.val, literal.aval.dtype)  # type: ignore[attr-defined]
 
 
 class Equation(NamedTuple):
@@ -81,11 +88,15 @@ class Program:
         """Data whose values may be others: nothing is looked up in them."""
         self.recurrences: list[int] = []
         """For each scan that was opened and is of use, its first state: all states before each step."""
+        self.literals: frozenset[int] = frozenset()
+        """Data that were numbers of the program, until they turned out to change."""
         env: dict[Any, Atom] = dict(
             zip((*jaxpr.invars, *jaxpr.constvars), (*self.inputs, *self.constants), strict=True)
         )
         self.outputs = self._inline(jaxpr, env)
         self._drop_unused()
+        self.as_written = self.fingerprint()
+        """:meth:`fingerprint` with all numbers as they were written, whatever has become of them."""
 
     def _new(self, aval: Any) -> int:
         self.avals.append(aval)
@@ -97,7 +108,7 @@ class Program:
 
     def _inline(self, jaxpr: Jaxpr, env: dict[Any, Atom]) -> tuple[Atom, ...]:
         def read(atom: Any) -> Atom:
-            return Constant(atom.val) if isinstance(atom, Literal) else env[atom]
+            return _constant(atom) if isinstance(atom, Literal) else env[atom]
 
         for eqn in jaxpr.eqns:
             inputs = tuple(read(v) for v in eqn.invars)
@@ -145,7 +156,7 @@ class Program:
         if not is_opened:
             return self._inline(closed.jaxpr, env)
         (scan,) = closed.jaxpr.eqns
-        return self._assign(scan, tuple(Constant(a.val) if isinstance(a, Literal) else env[a] for a in scan.invars))[
+        return self._assign(scan, tuple(_constant(a) if isinstance(a, Literal) else env[a] for a in scan.invars))[
             -len(closed.jaxpr.outvars) :
         ]
 
@@ -188,6 +199,37 @@ class Program:
         self.constants = (*inputs, *self.constants)
         self.data = (*values, *self.data)
         self.changing = frozenset(inputs)
+
+    def take_changing_literals_as_data(self) -> None:
+        """Put numbers among the data that have been others in a program like this one; see :mod:`.literals`."""
+
+        def is_number(primitive: str, atom: Atom) -> bool:
+            return isinstance(atom, Constant) and primitive in ELEMENTWISE and jnp.issubdtype(atom.dtype, jnp.floating)
+
+        def without_number(primitive: str, atom: Atom) -> Any:
+            return str(atom.dtype) if is_number(primitive, atom) else _atom_key(atom)  # type: ignore[union-attr]
+
+        # What is returned, such as the scale of a prior, is a number like those that are copied.
+        lines = [(e.primitive.name, e.key[1], e.inputs) for e in self.equations] + [("copy", (), self.outputs)]
+        bodies = tuple((name, params, tuple(without_number(name, a) for a in atoms)) for name, params, atoms in lines)
+        numbers = [a for name, _, atoms in lines for a in atoms if is_number(name, a)]
+        header = tuple(str(self.avals[n]) for n in (*self.inputs, *self.constants))
+        changing = changing_literals((header, self.inputs, bodies), [a.value for a in numbers])  # type: ignore[union-attr]
+        if not changing.any():
+            return
+        is_changing, num_before = iter(changing.tolist()), len(self.constants)
+
+        def moved(primitive: str, atom: Atom) -> Atom:
+            if not is_number(primitive, atom) or not next(is_changing):
+                return atom
+            return self.embed(np.asarray(atom.value, atom.dtype))  # type: ignore[union-attr]
+
+        for index, eqn in enumerate(self.equations):
+            inputs = tuple(moved(eqn.primitive.name, a) for a in eqn.inputs)
+            key = (*eqn.key[:2], tuple(_atom_key(a) for a in inputs))
+            self.equations[index] = eqn._replace(inputs=inputs, key=key)
+        self.outputs = tuple(moved("copy", a) for a in self.outputs)
+        self.literals = frozenset(self.constants[num_before:])
 
     def release(self) -> None:
         """Let go of the data: compiled functions keep programs, and should keep no arrays alive."""
@@ -276,14 +318,17 @@ class Program:
         return (header, self.inputs, self.constants, body, tuple(_atom_key(a) for a in self.outputs))
 
 
-def make_program(function: Any, *args: Any, num_unknowns: int = 0) -> tuple[Program, Any]:
+def make_program(function: Any, *args: Any, num_unknowns: int = 0, keep_literals: bool = False) -> tuple[Program, Any]:
     """Trace ``function(*args)`` into a :class:`Program`; also return its output structure, with atoms as leaves.
 
     :param int num_unknowns: as for :class:`Program`, counted in arrays.
+    :param bool keep_literals: for programs that are not compiled, but compared: their numbers are theirs.
     """
     with without_collection():
         closed, out_shape = jax.make_jaxpr(function, return_shape=True)(*args)
         program = Program(closed, num_unknowns)
+        if not keep_literals:
+            program.take_changing_literals_as_data()
     return program, jax.tree.unflatten(jax.tree.structure(out_shape), program.outputs)
 
 

@@ -280,7 +280,9 @@ class TreeFitter:
             messages=tuple(messages),
             edges=edges,
         )
-        last = EngineState(values, best.state, None, int(info.num_steps), data_digest(data, fixed, reading.key))
+        last = EngineState(
+            values, best.state, None, int(info.num_steps), data_digest(reading.written_data, fixed, reading.key)
+        )
         fit = Fit(last, hyper, covariance, has_curvature, float(best.log_evidence), diagnostics)
         return Member(choice, reading, space, programs, projection, fit)
 
@@ -357,7 +359,9 @@ class TreeFitter:
         if not np.isclose(found, content["log_evidence"], rtol=1e-4):
             raise ValueError("On the saved arguments this model has another density than the one that was run.")
         diagnostics = diagnostics_from_content(content)
-        last = EngineState(values, state, None, diagnostics.num_steps, data_digest(data, fixed, reading.key))
+        last = EngineState(
+            values, state, None, diagnostics.num_steps, data_digest(reading.written_data, fixed, reading.key)
+        )
         fit = Fit(last, hyper, content["covariance"], content["has_curvature"], content["log_evidence"], diagnostics)
         return Member(dict(content["arguments"]), reading, space, programs, projection, fit)
 

@@ -1,0 +1,50 @@
+"""Numbers written into programs that turn out to change from run to run: they are data, like arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ...compilation.recent import Recent
+
+__all__ = ["ELEMENTWISE", "changing_literals"]
+
+ELEMENTWISE = frozenset(
+    "abs add add_any broadcast_in_dim convert_element_type copy cos digamma div eq erf erfc erf_inv exp expm1 ge gt"
+    " integer_pow is_finite le lgamma log log1p logistic lt max min mul ne neg reshape rsqrt select_n sign sin sqrt"
+    " square sub tanh".split()
+)
+"""Primitives to which a number in a program and one among its data are the same. In others, such as powers, what an
+operation is may depend on it."""
+
+
+class _Seen:
+    """The numbers that a program had when it was last made, and which of them have changed at any time."""
+
+    def __init__(self, values: Sequence[bytes]) -> None:
+        self.values = values
+        self.has_changed = np.zeros(len(values), bool)
+
+
+_HISTORY = Recent(256)
+
+
+def changing_literals(skeleton: Hashable, values: Sequence[Any]) -> np.ndarray:
+    """Which numbers of a program have had other values in earlier programs that are equal but for their numbers.
+
+    A prior around ``y.mean()`` of an array of NumPy, or with a scale that is an argument, makes another program of
+    every data set or scale. The first is compiled as it is, the second with the number among the data, and after that
+    nothing is.
+
+    :param skeleton: equal for programs that are equal but for these numbers.
+    :param values: the numbers.
+    :return: shape ``(len(values),)``.
+    """
+    found = [np.asarray(value).tobytes() for value in values]
+    # A hash is enough: it is never wrong to take a number for data.
+    seen: _Seen = _HISTORY.get((hash(skeleton), len(found)), lambda: _Seen(found))
+    seen.has_changed |= np.array([now != before for now, before in zip(found, seen.values, strict=True)], bool)
+    seen.values = found
+    return seen.has_changed
