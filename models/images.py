@@ -13,25 +13,29 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
-from jax import Array
 from jax.typing import ArrayLike
 from numpyro import handlers
 from numpyro.distributions import constraints
 
-from numpyro_ext.distributions import AnalysisPrior, HiddenMarkovTree, RectifiedLinearPoisson
+from numpyro_ext.distributions import RectifiedLinearPoisson
 from numpyro_ext.linalg import (
     LinearOperator,
-    WaveletTransform,
     convolution,
     identity,
-    shifted_transforms,
     total_variation,
-    wavelet_transform,
 )
-from numpyro_ext.potentials import wavelet_forest
 
-from .gaps import filled_gaps, squares_between_seen
 from .indices import checked_size
+from .wavelet_images import (
+    check_axes,
+    continued,
+    cut_back,
+    filled_gaps,
+    scale_of_noise,
+    squares_between_seen,
+    tree_image,
+    tree_transform,
+)
 
 __all__ = ["compressed_sensing", "poisson_deblurring", "wavelet_denoising", "wavelet_inpainting"]
 
@@ -186,14 +190,14 @@ def wavelet_denoising(
     if margin < 0:
         raise ValueError(f"margin must be at least 0; got {margin}.")
     shape = noisy.shape
-    _check_axes(shape)
+    check_axes(shape)
     framed = jnp.pad(noisy, margin, mode="symmetric")
-    transform, padded = _transform(framed.shape, wavelet, num_levels)
-    extended = _continued(framed, padded)
-    image = _tree_image(transform, extended, shift, low, high, factorial, per_orientation, num_bases)
-    numpyro.deterministic("image", _cut(image, shape, margin))
+    transform, padded = tree_transform(framed.shape, wavelet, num_levels)
+    extended = continued(framed, padded)
+    image = tree_image(transform, extended, shift, low, high, factorial, per_orientation, num_bases)
+    numpyro.deterministic("image", cut_back(image, shape, margin))
     if noise_scale is None:
-        noise_scale = numpyro.param("noise_scale", _noise_scale(noisy), constraint=constraints.positive)
+        noise_scale = numpyro.param("noise_scale", scale_of_noise(noisy), constraint=constraints.positive)
     numpyro.sample("noisy", dist.Normal(image.reshape(-1), noise_scale).to_event(1), obs=extended.reshape(-1))
 
 
@@ -252,13 +256,13 @@ def wavelet_inpainting(
     shape = np.shape(observed)
     is_seen = _seen(mask, shape)
     observed = jnp.where(is_seen, jnp.asarray(observed, float), 0.0)
-    transform, padded = _transform(shape, wavelet, num_levels)
-    filled = _continued(filled_gaps(observed, is_seen), padded)
+    transform, padded = tree_transform(shape, wavelet, num_levels)
+    filled = continued(filled_gaps(observed, is_seen), padded)
     noise_variance = jnp.mean(jnp.square(jnp.asarray(noise_scale, float)))
-    extended = _continued(observed, padded), _continued(jnp.asarray(is_seen, float), padded)
+    extended = continued(observed, padded), continued(jnp.asarray(is_seen, float), padded)
     squared = jnp.maximum(squares_between_seen(transform, *extended, filled) - noise_variance, 0.0)
     options = shift, low, high, factorial, per_orientation, num_bases
-    image = numpyro.deterministic("image", _cut(_tree_image(transform, filled, *options, squared), shape))
+    image = numpyro.deterministic("image", cut_back(tree_image(transform, filled, *options, squared), shape))
     seen = np.flatnonzero(is_seen)
     numpyro.sample(
         "observed", dist.Normal(image.reshape(-1)[seen], noise_scale).to_event(1), obs=observed.reshape(-1)[seen]
@@ -303,19 +307,16 @@ def compressed_sensing(
         raise ValueError(
             f"The operator takes {operator.shape[1]} pixels, images of shape {shape} have {np.prod(shape)}."
         )
-    transform, padded = _transform(shape, wavelet, num_levels)
+    transform, padded = tree_transform(shape, wavelet, num_levels)
     if padded != shape:
         raise ValueError(f"Sides of {shape} cannot be halved {transform.num_levels} times; give num_levels.")
     # The image that the adjoint draws is blurred, but has the scales of the coefficients.
     first = (operator.T @ measurements).reshape(shape)
-    image = _tree_image(transform, first, shift, low, high, factorial, per_orientation, num_bases)
+    image = tree_image(transform, first, shift, low, high, factorial, per_orientation, num_bases)
     image = numpyro.deterministic("image", image)
     if noise_scale is None:
         noise_scale = numpyro.param("noise_scale", 0.1 * jnp.std(measurements), constraint=constraints.positive)
     numpyro.sample("measurements", dist.Normal(operator @ image.reshape(-1), noise_scale).to_event(1), obs=measurements)
-
-
-_MOST_CHANNELS = 4
 
 
 def _seen(mask: Any, shape: tuple[int, ...]) -> Any:
@@ -328,118 +329,3 @@ def _seen(mask: Any, shape: tuple[int, ...]) -> Any:
     if not found.any():
         raise ValueError("The mask keeps no pixel: there is nothing to learn from.")
     return np.broadcast_to(found, shape)
-
-
-def _check_axes(shape: tuple[int, ...]) -> None:
-    """Refuse what is no signal, image or volume."""
-    if not 1 <= len(shape) <= 3 or min(shape) < 2:
-        raise ValueError(f"Signals, images and volumes have one to three axes of two places or more; got {shape}.")
-    short = [axis for axis in range(len(shape)) if shape[axis] <= _MOST_CHANNELS]
-    if len(shape) == 3 and short in ([0], [2]):
-        channel = "0, :, :" if short == [0] else ":, :, 0"
-        raise ValueError(
-            f"Three axes are a volume, but axis {short[0]} of {shape} is short like one of colours, along which "
-            f"wavelet coefficients are not sparse. Give one channel at a time, such as image[{channel}], best along "
-            "the principal axes of the colours. If these are slices of a volume, move this axis to the middle."
-        )
-
-
-def _transform(
-    shape: tuple[int, ...], wavelet: str, num_levels: int | None
-) -> tuple[WaveletTransform, tuple[int, ...]]:
-    """The transform of images of at least this shape, and that shape."""
-    _check_axes(shape)
-    if num_levels is None:
-        num_levels = max(min(5, *(int(np.log2(max(side, 1))) - 1 for side in shape)), 1)
-    num_levels = checked_size("num_levels", num_levels)
-    step = 2**num_levels
-    padded = tuple(-(-side // step) * step for side in shape)
-    return wavelet_transform(padded, wavelet, num_levels), padded
-
-
-def _continued(image: Array, padded: tuple[int, ...]) -> Array:
-    """The image, continued by reflection to larger sides."""
-    return jnp.pad(image, [(0, more - side) for side, more in zip(image.shape, padded, strict=True)], mode="symmetric")
-
-
-def _cut(image: Array, shape: tuple[int, ...], margin: int = 0) -> Array:
-    """What is left of the image when its continuation is cut off."""
-    return image[tuple(slice(margin, margin + side) for side in shape)]
-
-
-def _tree_image(
-    transform: WaveletTransform,
-    data: Array,
-    shift: ArrayLike | None,
-    low: str,
-    high: str,
-    factorial: bool,
-    per_orientation: bool,
-    num_bases: int,
-    expected_squares: Array | None = None,
-) -> Array:
-    """Sample coefficients ``s`` whose scales start at those of ``data``, or with several bases the image ``u``.
-
-    :param expected_squares: of each coefficient, where those of ``data`` may be too small.
-    """
-    num_bases = checked_size("num_bases", num_bases)
-    if num_bases < 1:
-        raise ValueError(f"num_bases must be at least 1; got {num_bases}.")
-    forest = wavelet_forest(transform, per_orientation)
-
-    def by_group(values: Array) -> Array:
-        total: Array = jnp.zeros(forest.num_groups).at[forest.groups].add(values)
-        return total
-
-    squares = by_group(jnp.square(transform @ data.reshape(-1)))
-    if expected_squares is not None:
-        squares = jnp.maximum(squares, by_group(expected_squares))
-    scale = jnp.sqrt(squares / by_group(jnp.ones(data.size)) + 1e-12)
-
-    def component(name: str, start: Array, groups: Array | slice = slice(None)) -> dist.Distribution:
-        scale = numpyro.param(name, start, constraint=constraints.positive)[groups]
-        family = {"low_scale": low, "high_scale": high, "scale": high}[name]
-        if family not in _COMPONENTS:
-            raise ValueError(f"A component is one of {', '.join(map(repr, _COMPONENTS))}; got {family!r}.")
-        return _COMPONENTS[family](scale)
-
-    whole = forest if num_bases == 1 else wavelet_forest(transform, per_orientation, num_bases)
-    if factorial:
-        prior = component("scale", scale, whole.groups).to_event(1)
-    else:
-        # Only the first groups, of the scaling coefficients and the coarsest details, hold nodes without parent.
-        num_roots = 1 + (2 ** len(transform.shape_of_signal) - 1 if per_orientation else 1)
-        is_root = np.arange(forest.num_groups) < num_roots
-        root = numpyro.param("root_probability", jnp.full(is_root.sum(), 0.5), constraint=constraints.unit_interval)
-        start = jnp.tile(jnp.array([0.1, 0.8]), (int((~is_root).sum()), 1))
-        transition = numpyro.param("transition", start, constraint=constraints.unit_interval)
-        prior = HiddenMarkovTree(
-            whole,
-            component("low_scale", 0.5 * scale),
-            component("high_scale", 2.0 * scale),
-            jnp.full(forest.num_groups, 0.5).at[np.flatnonzero(is_root)].set(root),
-            jnp.full((forest.num_groups, 2), 0.5).at[np.flatnonzero(~is_root)].set(transition),
-        )
-    if num_bases == 1:
-        image = (transform.T @ numpyro.sample("s", prior)).reshape(data.shape)
-    else:
-        # Fixed, so that equal calls are equal models.
-        shifts = np.random.default_rng(0).integers(0, 2**transform.num_levels, (num_bases, data.ndim))
-        frame = shifted_transforms(transform, shifts)
-        image = numpyro.sample("u", AnalysisPrior(frame, prior, 1.0 / num_bases)).reshape(data.shape)
-    return image if shift is None else jnp.roll(image, shift, tuple(range(image.ndim)))
-
-
-_COMPONENTS = {
-    "laplace": lambda scale: dist.Laplace(0.0, scale),
-    "gaussian": lambda scale: dist.Normal(0.0, scale),
-    "student": lambda scale: dist.StudentT(2.1, 0.0, scale),
-}
-
-
-def _noise_scale(noisy: Array) -> Array:
-    """Median of the finest differences over that of a standard normal variable (Donoho and Johnstone 1994)."""
-    finest = noisy
-    for axis in range(noisy.ndim):
-        finest = jnp.diff(finest, axis=axis) / jnp.sqrt(2.0)
-    return jnp.median(jnp.abs(finest)) / 0.6745

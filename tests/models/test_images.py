@@ -14,7 +14,13 @@ from numpyro.infer.util import log_density
 
 from numpyro_ext.infer import EP, StructuredMeanField
 from numpyro_ext.linalg import convolution, masked_fourier, total_variation, wavelet_transform
-from numpyro_ext.models import compressed_sensing, gaps, poisson_deblurring, wavelet_denoising, wavelet_inpainting
+from numpyro_ext.models import (
+    compressed_sensing,
+    poisson_deblurring,
+    wavelet_denoising,
+    wavelet_images,
+    wavelet_inpainting,
+)
 from numpyro_ext.potentials import wavelet_forest
 from numpyro_ext.structure.program.rows import affine_rows
 
@@ -197,12 +203,12 @@ def test_expected_squares_of_details_are_averages_over_shifts(shape, wavelet):
     first = [int(np.flatnonzero(groups == group)[0]) for group in range(groups.max() + 1)]
     squares = np.mean(np.square(np.asarray(jax.vmap(transform.matvec)(moved))), axis=0)
     expected = np.where(groups == 0, 0.0, squares[first][groups])
-    whole = gaps.squares_between_seen(transform, jnp.asarray(image), jnp.ones(shape), jnp.asarray(image))
+    whole = wavelet_images.squares_between_seen(transform, jnp.asarray(image), jnp.ones(shape), jnp.asarray(image))
     np.testing.assert_allclose(whole, expected, rtol=1e-8, atol=1e-8)
 
     masks = rng.random((400, *shape)) < 0.5
     found = jax.vmap(
-        lambda mask: gaps.squares_between_seen(transform, jnp.asarray(image) * mask, mask, jnp.asarray(image))
+        lambda mask: wavelet_images.squares_between_seen(transform, jnp.asarray(image) * mask, mask, jnp.asarray(image))
     )(jnp.asarray(masks, float))
     error = np.std(found, axis=0) / np.sqrt(len(masks))
     assert np.all(np.abs(np.mean(found, axis=0) - expected)[groups > 0] < 5.0 * error[groups > 0])
@@ -213,7 +219,7 @@ def test_what_fills_a_gap_does_not_say_how_rough_a_picture_is():
     rng = np.random.default_rng(1)
     image = rng.normal(size=(64, 64))
     mask = rng.random(image.shape) < 0.25
-    filled = np.asarray(gaps.filled_gaps(jnp.asarray(np.where(mask, image, 0.0)), mask))
+    filled = np.asarray(wavelet_images.filled_gaps(jnp.asarray(np.where(mask, image, 0.0)), mask))
     finest = {}
     for model, data in {
         wavelet_denoising: (filled, 1e-3),
