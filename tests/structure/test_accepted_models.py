@@ -193,3 +193,37 @@ def test_observations_that_are_no_arrays_of_numbers_are_refused_by_name(values):
 
     with pytest.raises(ModelStructureError, match=f"observed site 'y' is given a {type(values).__name__}"):
         read_latent_gaussian(model, (values,))
+
+
+def _fixed_level(x, y=None):
+    """As people hold a parameter fixed, against :func:`_known_level`, where it is a number."""
+    level = numpyro.sample("level", dist.Delta(2))
+    weights = numpyro.sample("weights", dist.Delta(np.array([1, 3])).to_event(1))
+    slope = numpyro.sample("slope", dist.Normal(0, 1))
+    numpyro.sample("y", dist.Normal(level * weights[1] + slope * x, 1), obs=y)
+
+
+def _known_level(x, y=None):
+    slope = numpyro.sample("slope", dist.Normal(0, 1))
+    numpyro.sample("y", dist.Normal(6 + slope * x, 1), obs=y)
+
+
+def test_points_are_no_unknowns():
+    x, y = np.arange(4.0), np.array([6.5, 7.0, 9.0, 8.5])
+    fits = [EP(model, progress_bar=False) for model in (_fixed_level, _known_level)]
+    for engine in fits:
+        engine.run(jax.random.key(0), x, y)
+    assert fits[0].diagnostics.converged
+    np.testing.assert_allclose(fits[0].log_evidence, fits[1].log_evidence, rtol=1e-6)
+    draws = fits[0].get_samples()
+    assert np.all(draws["level"] == 2.0) and draws["weights"].shape[1:] == (2,)
+
+
+def test_a_point_with_a_density_is_a_factor_and_is_called_so():
+    def pyro_factor():
+        slope = numpyro.sample("slope", dist.Normal(0, 1))
+        numpyro.sample("penalty", dist.Delta(0.0, log_density=-(slope**2)))
+        numpyro.sample("y", dist.Normal(slope, 1), obs=np.ones(3))
+
+    with pytest.raises(ModelStructureError, match=r"'penalty' is a Delta with a log_density.*numpyro\.factor"):
+        read_latent_gaussian(pyro_factor, ())

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import numpyro.distributions as dist
 from jax import Array
 from jax.flatten_util import ravel_pytree
 from numpyro import handlers
@@ -70,7 +69,6 @@ class Target:
         missing = {n: n.removesuffix(_UNOBSERVED) + _OBSERVED for n in sites if n.endswith(_UNOBSERVED)}
         self.left_out = tuple(name for name, partner in missing.items() if partner in sites)
         latent = {n: s for n, s in sites.items() if s.kind == "latent" and n not in (*self._given, *self.left_out)}
-        latent = {n: s for n, s in latent.items() if s.family != dist.Delta.__name__}
         _check(sites, latent, self._given)
         self.sites = latent
         self.real_sites = (*latent, *(n for n, s in sites.items() if s.kind == "deterministic"))

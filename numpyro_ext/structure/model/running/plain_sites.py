@@ -15,6 +15,7 @@ from numpyro.primitives import Messenger
 
 from ...errors import ModelStructureError, Reason
 from ..equivalent import as_gaussian, with_exact_density
+from ..priors import unwrap
 
 __all__ = ["PlainSites", "in_working_precision", "is_scan", "to_real"]
 
@@ -124,6 +125,20 @@ class PlainSites(Messenger):
             msg["kwargs"]["sample_shape"] = ()
         if msg["is_observed"] and msg["value"] is not None:
             msg["value"] = _observed(msg["name"], msg["value"])
+        if not msg["is_observed"] and isinstance(unwrap(msg["fn"]), dist.Delta):
+            _make_deterministic(msg)
+
+
+def _make_deterministic(msg: dict[str, Any]) -> None:
+    """A point is no unknown: its site is the statement that NumPyro's own samplers ask for in its place."""
+    log_density = unwrap(msg["fn"]).log_density
+    if isinstance(log_density, jax.core.Tracer) or np.any(np.asarray(log_density) != 0.0):
+        raise ModelStructureError(
+            f"latent site '{msg['name']}' is a Delta with a log_density, which is a factor of the model: write it as "
+            "numpyro.factor, and the value as numpyro.deterministic.",
+            site=msg["name"],
+        )
+    msg["type"], msg["value"] = "deterministic", msg["fn"].mean
 
 
 def _observed(name: str, value: Any) -> Array:
