@@ -1,6 +1,8 @@
 """Results on disk."""
 
+import copy
 import dataclasses
+import pickle
 from typing import NamedTuple
 
 import jax
@@ -11,7 +13,7 @@ import numpyro.distributions as dist
 import pytest
 from jax import Array
 
-from numpyro_ext.infer import EP, LaplaceApproximation
+from numpyro_ext.infer import EP, SMC, LaplaceApproximation
 from numpyro_ext.infer.front.files.archive import read_archive, write_archive
 from numpyro_ext.infer.front.files.checkpoints import read_checkpoint, write_checkpoint
 from numpyro_ext.linalg import LinearOperator, convolution, frozen_pytree, saved_as, select, wavelet_transform
@@ -202,3 +204,23 @@ def test_what_cannot_be_saved_is_named(tmp_path):
         write_archive(tmp_path / "file", {"args": (Span(1.0, 2.0),)})
     with pytest.raises(TypeError, match="keys that are not strings"):
         write_archive(tmp_path / "file", {"kwargs": {1: 2}})
+
+
+def _counts_by_group(x, group, y=None):
+    spread = numpyro.sample("spread", dist.HalfNormal(1))
+    with numpyro.plate("groups", 2):
+        level = numpyro.sample("level", dist.Normal(0, spread))
+    numpyro.sample("y", dist.Poisson(jnp.exp(level[group] + x)), obs=y)
+
+
+@pytest.mark.parametrize("engine", [EP(_counts_by_group), SMC(_counts_by_group, num_particles=50)])
+def test_engines_are_pickled_and_copied_with_their_run(engine):
+    engine.progress_bar = False
+    x, group = np.linspace(-1, 1, 6), np.arange(6) % 2
+    assert pickle.loads(pickle.dumps(engine)).model is _counts_by_group
+    engine.run(jax.random.key(0), x, group, np.array([0, 1, 3, 2, 1, 4]))
+    engine.to_arviz()  # what is computed on demand stays behind as well
+    for again in (pickle.loads(pickle.dumps(engine)), copy.deepcopy(engine), copy.copy(engine)):
+        assert again.log_evidence == engine.log_evidence
+        np.testing.assert_array_equal(again.get_samples()["level"], engine.get_samples()["level"])
+    assert copy.copy(engine)._run is engine._run

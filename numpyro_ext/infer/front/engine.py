@@ -24,6 +24,7 @@ from .answers.resampling import Resample
 from .answers.sites import PosteriorSites
 from .answers.summary import format_summary
 from .files.archive import read_archive, write_archive
+from .files.pickled_run import PickledRun
 from .many import Dataset, Fits, as_datasets, collect_fits
 from .results import Diagnostics, HyperEstimate, LogEvidence
 from .run import FinishedRun, ask
@@ -54,7 +55,7 @@ class EngineOptions(TypedDict, total=False):
     progress_bar: bool
 
 
-class BaseEngine(ShownEngine, ArviZInterface, Generic[_Run]):
+class BaseEngine(ShownEngine, ArviZInterface, PickledRun, Generic[_Run]):
     """What every engine is: a model, options, and a run, which answers for itself.
 
     A subclass adds its own options, and says what models are read into (``forms``), how a run is made (:meth:`_start`)
@@ -304,15 +305,7 @@ class BaseEngine(ShownEngine, ArviZInterface, Generic[_Run]):
             operators, containers and objects of classes with a name in files
             (:func:`~numpyro_ext.linalg.saved_as`).
         """
-        run = self._finished()
-        content = {
-            "engine": type(self).__name__,
-            "options": self._options_given(),
-            "args": run.reading.args,
-            "kwargs": dict(run.reading.kwargs),
-            "rng_key": run.rng_key,
-            "fit": run.content(),
-        }
+        content = {"engine": type(self).__name__, "options": self._options_given(), **self._content()}
         write_archive(path, content)
 
     @classmethod
@@ -329,8 +322,15 @@ class BaseEngine(ShownEngine, ArviZInterface, Generic[_Run]):
             raise ValueError(f"{os.fspath(path)!r} is a checkpoint: give it to run(..., checkpoint=...).")
         if content["engine"] != cls.__name__:
             raise ValueError(f"{os.fspath(path)!r} holds a run of {content['engine']}; load it with that class.")
-        engine = cls(model, **content["options"])
-        return engine._with(engine._restore(content["fit"], content["rng_key"], content["args"], content["kwargs"]))
+        return cls(model, **content["options"])._with_content(content)
+
+    def _content(self) -> dict[str, Any]:
+        run = self._finished()
+        reading = run.reading
+        return {"args": reading.args, "kwargs": dict(reading.kwargs), "rng_key": run.rng_key, "fit": run.content()}
+
+    def _with_content(self, content: Mapping[str, Any]) -> Self:
+        return self._with(self._restore(content["fit"], content["rng_key"], content["args"], content["kwargs"]))
 
     def _with(self, run: _Run) -> Self:
         """This engine, as if it had made a run."""

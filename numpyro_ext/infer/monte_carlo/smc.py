@@ -16,6 +16,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from ...structure.model.running.execution import check_key
 from ..front.engine import check_at_least, check_one_of, plain_number
 from ..front.files.archive import read_archive, write_archive
+from ..front.files.pickled_run import PickledRun
 from ..front.running.progress import progress_bar, warn
 from ..front.state import data_digest
 from .answers import Answers, shapes
@@ -51,7 +52,7 @@ _RECENT: deque[Programs] = deque(maxlen=8)
 """What was compiled last, for other samplers of the same model."""
 
 
-class SMC(Answers):
+class SMC(Answers, PickledRun):
     """Sequential Monte Carlo (Del Moral, Doucet and Jasra 2006; Chopin 2002): for any model, with nothing to tune.
 
     Particles are drawn from the prior and led to the posterior by a sequence of distributions, each so near to the one
@@ -415,17 +416,12 @@ class SMC(Answers):
 
         :param path: of the file.
         """
-        run = self._finished()
         names = ("num_particles", "path", "kernel", "ess_threshold", "num_moves", "waste_free", "watch", "hyper_values")
         content = {
             "engine": "SMC",
             "options": {name: getattr(self, name) for name in (*names, "num_samples", "progress_bar")},
-            "args": run.target.args,
-            "kwargs": run.target.kwargs,
-            "rng_key": run.rng_key,
-            "state": state_content(run.state),
         }
-        write_archive(path, content)
+        write_archive(path, content | self._content())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], model: Callable[..., Any]) -> Self:
@@ -438,13 +434,20 @@ class SMC(Answers):
         content = read_archive(path)
         if content.get("engine") != "SMC":
             raise ValueError(f"{os.fspath(path)!r} holds no finished run of SMC.")
-        smc = cls(model, **content["options"])
-        target = Target(model, content["rng_key"], content["args"], content["kwargs"], smc.hyper_values)
+        return cls(model, **content["options"])._with_content(content)
+
+    def _content(self) -> dict[str, Any]:
+        run = self._finished()
+        target = run.target
+        return {"args": target.args, "kwargs": target.kwargs, "rng_key": run.rng_key, "state": state_content(run.state)}
+
+    def _with_content(self, content: Mapping[str, Any]) -> Self:
+        target = Target(self.model, content["rng_key"], content["args"], content["kwargs"], self.hyper_values)
         state = state_of(content["state"])
         if state.particles.vectors.shape[1] != target.size:
             raise ValueError(
                 f"The model has {target.size} unconstrained values and the run in the file "
                 f"{state.particles.vectors.shape[1]}: it was another model."
             )
-        smc._run = SMCRun(smc._programs_of(target), target, state, content["rng_key"], smc.num_samples)
-        return smc
+        self._run = SMCRun(self._programs_of(target), target, state, content["rng_key"], self.num_samples)
+        return self
