@@ -284,3 +284,48 @@ def test_draws_without_support_are_reported():
         draw_inside_support(draw, jax.random.key(0))
     with pytest.raises(FloatingPointError, match="nan at 3 of 3 draws.*jitter"):
         draw_inside_support(lambda key: Draws({}, jnp.full((3,), jnp.nan)), jax.random.key(0))
+
+
+def _spread_by_group(group, y=None, seen=None):
+    """Spreads of groups about a common one, whose prior is a factor on the field; ``seen`` sees no field at all."""
+    level, log_spread = numpyro.sample("level", dist.Normal(0, 1)), numpyro.sample("log_spread", dist.Normal(-1, 0.5))
+    with numpyro.plate("groups", 3):
+        spread = numpyro.sample("spread", dist.LogNormal(log_spread, 0.3))
+        effect = numpyro.sample("effect", dist.Normal(level, spread))
+    share = numpyro.sample("share", dist.Beta(2, 2))
+    with numpyro.plate("rows", len(group)):
+        numpyro.sample("seen", dist.Bernoulli(share), obs=seen)
+        numpyro.sample("y", dist.Normal(effect[group], 0.5), obs=y)
+
+
+def test_hyperparameters_that_see_the_field_are_no_observations():
+    rng = np.random.default_rng(0)
+    group = np.arange(12) % 3
+    engine = LaplaceApproximation(_spread_by_group, progress_bar=False)
+    engine.run(jax.random.key(0), group, rng.normal(size=12) + group, np.arange(12) % 4 > 0)
+    draws = engine.get_samples()
+    assert draws["spread"].shape == (1000, 3)
+    estimate = engine.hyper["spread"]
+    np.testing.assert_allclose(draws["spread"].mean(0), estimate.mean, atol=5 * estimate.sd.max() / np.sqrt(1000))
+    assert list(engine.log_predictive()) == ["y"]
+    engine.loo()
+    predicted = engine.predict(jax.random.key(1), group[:2]).get_samples()
+    assert predicted["y"].shape == predicted["seen"].shape == (1000, 2)
+
+
+def test_hyperparameters_may_have_observations_of_their_own():
+    def groups_of_shares(group, y):
+        mean = numpyro.sample("mean", dist.Normal(0, 1))
+        with numpyro.plate("groups", 3):
+            share = numpyro.sample("share", dist.Beta(9 * jax.nn.sigmoid(mean), 9 * jax.nn.sigmoid(-mean)))
+        numpyro.sample("y", dist.Binomial(5, share[group]), obs=y)
+
+    engine = LaplaceApproximation(groups_of_shares, progress_bar=False)
+    engine.run(jax.random.key(0), np.arange(12) % 3, np.array([1, 3, 5] * 4))
+    assert engine.diagnostics.converged
+    # given the mean the shares are beta, and the counts beta-binomial
+    mean, counts = np.linspace(-5, 5, 2001)[:, None], np.array([4, 12, 20])
+    prior = 9 / (1 + np.exp(-mean)), 9 / (1 + np.exp(mean))
+    weight = scipy.stats.norm.pdf(mean[:, 0]) * scipy.stats.betabinom.pmf(counts, 20, *prior).prod(-1)
+    exact = weight @ ((prior[0] + counts) / 29) / weight.sum()
+    np.testing.assert_allclose(engine.hyper["share"].mean, exact, atol=0.02)

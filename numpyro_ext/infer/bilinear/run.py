@@ -112,7 +112,7 @@ class BilinearRun(FinishedRun):
         """Draws of all sites but the observed ones, and the log density of each."""
         draws = self.programs.draws(*self.inputs, rng_key, num_samples=self.num_samples)
         sites, log_density = finite_draws(draws)
-        return with_hyper(sites, self.fit.hyper, self.reading.factor_names, self.num_samples), log_density
+        return with_hyper(sites, self.fit.hyper, self.reading.observed_names, self.num_samples), log_density
 
     def predict(self, rng_key: Array, *args: Any, **kwargs: Any) -> NoReturn:
         """There is none; see what this says instead."""

@@ -143,7 +143,10 @@ def predict(
     if unknown:
         raise NotJoined(f"joint= names {unknown}, and the arguments of the model are {sorted(old)}.")
     new = old if not (args or kwargs or joint) else bound_arguments(reading.model, args, kwargs, joint)[0]
-    lengths = {length for shape in reading.factor_shapes[: len(reading.observed_names)] for length in shape}
+    seeing = dict(zip(reading.observed_names, reading.factor_shapes, strict=False))
+    # Observations that see hyperparameters alone have rows, too.
+    observed = {name: site.shape for name, site in reading.sites.items() if site.kind == "observed"} | seeing
+    lengths = {length for shape in observed.values() for length in shape}
     refusals: list[ValueError] = []
     calls = [joint_calls(old, new, lengths, dict(joint or {}), fill=fill) for fill in (0, 1)]
     for call, again in zip(*calls, strict=True):

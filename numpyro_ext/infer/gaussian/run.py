@@ -161,7 +161,7 @@ class GaussianRun(FinishedRun):
             # one factor for each observed site; behind them, priors that are factors
             factors = compiled_form(self.reading, hyper).potentials[: len(names)]
             scales = [jnp.square(f.scale) for f in factors if isinstance(f, GaussianPotential)]
-            if len(scales) < len(names):
+            if not names or len(scales) < len(names):
                 return jnp.asarray(super().typical_noise())
             total = total + weight * jnp.mean(jnp.concatenate([jnp.ravel(scale) for scale in scales]))
         return total

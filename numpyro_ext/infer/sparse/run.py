@@ -181,7 +181,7 @@ class SparseRun(FinishedRun, Generic[_Programs]):
             sites, log_density = member.programs.sites_at(member.inputs, draws)
             if len(self.members) > 1:
                 sites = {n: v for n, v in sites.items() if n in self.posterior}
-            parts.append((with_hyper(sites, member.fit.hyper, member.reading.factor_names, len(draws)), log_density))
+            parts.append((with_hyper(sites, member.fit.hyper, member.reading.observed_names, len(draws)), log_density))
         shapes = [{n: v.shape[1:] for n, v in sites.items()} for sites, _ in parts]
         names = [n for n, shape in shapes[0].items() if all(s.get(n) == shape for s in shapes)]
         in_order = partial(self.in_order, rng_key=rng_key, num_samples=self.num_samples)

@@ -84,13 +84,15 @@ class ModelReading(TracedModel, ABC):
                 self._prior_factors.append(name)
             else:
                 self._constant_factors.append(name)
-        self.observed_names = tuple(n for n in found if n not in self.field)
-        if not self.observed_names:
+        if all(n in self.field for n in found):
             raise ModelStructureError(
                 f"no observed site depends on the field {list(self.field)}: there is nothing to infer. "
                 "Pass the data (obs=...), or check that the predictor uses these sites."
             )
-        self.factor_names = self.observed_names + tuple(n for n in found if n in self.field)
+        # Behind observations stand priors that are factors: of hyperparameters that see the field, and of the field.
+        self.observed_names = tuple(n for n in found if self.sites[n].kind == "observed")
+        priors = sorted((n for n in found if n not in self.observed_names), key=lambda name: name in self.field)
+        self.factor_names = (*self.observed_names, *priors)
         self.factor_shapes = tuple(self._program.shape(self._trace.factors[n].log_prob) for n in self.factor_names)
 
     def known_mask(self, name: str) -> np.ndarray:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, TypedDict, TypeVar
 
@@ -319,9 +320,9 @@ def check_hyper(reading: ModelReading, sites: Mapping[str, SiteInfo], are_learne
     :raises ModelStructureError: naming the site.
     """
     # A factor of a vector, such as a multivariate normal likelihood, is of as many observations as it has elements.
-    shapes = zip(reading.observed_names, reading.factor_shapes, strict=False)
-    sizes = ((np.prod(s), np.prod(sites[n].shape) if n in sites else 0) for n, s in shapes)
-    num_observations = sum(int(max(size)) for size in sizes)
+    shapes = dict(zip(reading.observed_names, reading.factor_shapes, strict=False))
+    observed = {name: site.shape for name, site in sites.items() if site.kind == "observed"}
+    num_observations = sum(math.prod(max(observed[n], shapes.get(n, ()), key=math.prod)) for n in observed)
     for name, site in reading.hyper.items():
         size, info = int(np.prod(site.shape)), sites[name]
         what = f"latent site '{name}' ({info.family}, shape {site.shape})"
