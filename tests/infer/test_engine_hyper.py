@@ -68,6 +68,12 @@ def test_a_flat_direction_has_no_standard_error_and_no_variance():
     np.testing.assert_allclose(np.abs(ridge.flat), np.sqrt(0.5), rtol=1e-12)
 
 
+def test_a_flat_axis_has_no_variance_of_rounding():
+    """It would stand in proportion to that of another axis, and explain all of it."""
+    found = curvature(np.array([[-4.0, 1e-11], [1e-11, 0.0]]), tol=1e-4)
+    np.testing.assert_array_equal(found.covariance, np.diag([0.25, 0.0]))
+
+
 def test_a_saddle_rises_in_the_direction_of_its_slope():
     found = curvature(np.array([[0.0, 1.0], [1.0, 0.0]]), tol=1e-4)
     np.testing.assert_allclose(np.abs(found.rising @ np.ones(2)), np.sqrt(2.0), rtol=1e-12)

@@ -9,6 +9,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from numpyro.infer import Predictive
+from numpyro.infer.reparam import LocScaleReparam
 from scipy.special import logsumexp
 from scipy.stats import halfnorm, multivariate_normal, norm
 
@@ -354,6 +355,15 @@ def test_directions_without_curvature_stay_at_the_mode():
     assert np.std(shares.sum(1)) > 0.1 and np.std(shares[:, 0] - shares[:, 1]) < 1e-6
     with pytest.raises(RuntimeError, match="does not curve downwards in every direction"):
         run(LaplaceApproximation, model, Y, integrate="grid", init_values={"shares": [1, 1]})
+
+
+def test_a_param_that_changes_nothing_takes_no_variance_of_others(exact):
+    """How far an effect is centred, as a reparameterisation learns it, is nothing that exact evidences depend on."""
+    learned = numpyro.handlers.reparam(groups, config={"effect": LocScaleReparam()})
+    engine = run(LaplaceApproximation, learned, Y)
+    assert engine.diagnostics.converged and "effect_centered" in engine.hyper
+    np.testing.assert_allclose(engine.log_evidence, exact[0], atol=0.02)
+    np.testing.assert_allclose(engine.get_samples()["spread"].std(), exact[-1], rtol=0.2)
 
 
 def test_nothing_to_integrate_over_changes_nothing():

@@ -12,6 +12,9 @@ __all__ = ["Curvature", "curvature", "hessian", "hessian_error"]
 
 _LARGEST_TRUNCATION = 10.0
 _PLATEAU = 1e-2
+_LEAST_VARIANCE = 1e-6
+"""In the metric of the diagonal, where an axis that curves has a variance of one at least, or a part of it where it is
+confounded with others; below it is rounding of an axis that is flat."""
 
 
 def hessian(state: SearchState, *, tol: float) -> np.ndarray:
@@ -68,6 +71,9 @@ def curvature(second_derivatives: np.ndarray, *, tol: float) -> Curvature:
     is_known = (np.abs(eigenvalues) > truncation) & (np.abs(eigenvalues) > least * squared_length)
     down, up = is_known & (eigenvalues < 0.0), is_known & (eigenvalues > 0.0)
     covariance = (directions[down].T / -eigenvalues[down]) @ directions[down]
+    # Rounding on a flat axis stands in proportion to other axes, and would explain all of their variance.
+    has_variance = np.diagonal(covariance) > _LEAST_VARIANCE * np.square(units)
+    covariance = np.where(has_variance[:, None] & has_variance, covariance, 0.0)
     directions /= np.sqrt(squared_length)[:, None]
     return Curvature(covariance, directions[up], directions[~is_known], diagonal <= _PLATEAU)
 
