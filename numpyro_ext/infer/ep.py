@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, Unpack
@@ -11,7 +12,7 @@ from jax import Array
 
 from ..potentials import TemperedPotential
 from ..potentials.vector_rows import VectorRows
-from ..structure import LatentGaussianReading, ModelStructureError, SparseLinearReading
+from ..structure import LatentGaussianReading, ModelStructureError, Reason, SparseLinearReading
 from ..structure.latent_gaussian.read import LATENT_GAUSSIAN
 from ..structure.model.priors import is_gaussian
 from ..structure.model.search import whole_field
@@ -31,6 +32,21 @@ from .sparse.trees.engine import TreeFitter, TreeRun
 from .sparse.trees.mixtures import Pooling, check_average
 
 __all__ = ["EP"]
+
+
+_MOST_COEFFICIENTS = 200
+"""Up to which coefficients of a regression with sparse priors are a Gaussian field with factors."""
+
+
+def _signal(attempt: Callable[[frozenset[str]], SparseLinearReading], sizes: Mapping[str, int]) -> SparseLinearReading:
+    """All coefficients as one factor, where they are many, or no fewer than the observations, as those of a signal.
+
+    Those of a regression are a field, whose hyperparameters are integrated over.
+    """
+    reading = whole_field(attempt, sizes)
+    if reading.num_columns < min(_MOST_COEFFICIENTS, sum(map(math.prod, reading.factor_shapes))):
+        raise ModelStructureError(f"{list(sizes)} are coefficients of a regression.", reason=Reason.NO_FIELD)
+    return reading
 
 
 class EP(Engine):
@@ -53,11 +69,12 @@ class EP(Engine):
     far apart the posterior has several modes, and a run may end without having converged, which it says. An element
     of which the data say nothing needs a prior that has a variance.
 
-    A model without any Gaussian site whose latent sites are sparse coefficients
-    (:class:`~numpyro_ext.distributions.HiddenMarkovTree`, Laplace, Student-t) behind a linear map with Gaussian noise
-    is run by :class:`~numpyro_ext.infer.sparse.trees.engine.TreeFitter`: the prior of all coefficients is one factor,
-    and for orthonormal transforms the posterior is exact. ``num_shifts`` and ``average_over`` make it a mixture, or an
-    average, over arguments of the model. Of the options that one has no use for ``adapt_damping``, ``schedule`` and
+    A model without any Gaussian site whose latent sites are sparse coefficients of a signal
+    (:class:`~numpyro_ext.distributions.HiddenMarkovTree`; Laplace or Student-t ones, where they are 200 or more, or no
+    fewer than the observations) behind a linear map with Gaussian noise is run by
+    :class:`~numpyro_ext.infer.sparse.trees.engine.TreeFitter`: the prior of all coefficients is one factor, and for
+    orthonormal transforms the posterior is exact. ``num_shifts`` and ``average_over`` make it a mixture, or an average,
+    over arguments of the model. Of the options that one has no use for ``adapt_damping``, ``schedule`` and
     ``num_restarts``, and its ``hyper_tol`` is per standard error.
 
     **Example:**
@@ -119,10 +136,10 @@ class EP(Engine):
         ``progress_bar``.
     """
 
-    # Coefficients with sparse priors are one factor of the sparse form, where nothing else is in the field.
+    # Coefficients of signals with sparse priors are one factor of the sparse form, where nothing else is in the field.
     forms = (
         LATENT_GAUSSIAN._replace(makes_field=lambda fn: is_gaussian(fn) or not is_sparse(fn)),
-        SPARSE_LINEAR._replace(search=whole_field),
+        SPARSE_LINEAR._replace(search=_signal),
         LATENT_GAUSSIAN,
         SPARSE_LINEAR,
     )

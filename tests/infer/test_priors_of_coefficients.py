@@ -147,7 +147,7 @@ def test_the_scale_is_learned_at_the_maximum_of_the_exact_evidence():
         tau = numpyro.sample("tau", dist.HalfCauchy(1))
         numpyro.sample("y", dist.Normal(numpyro.sample("b", dist.Laplace(0, tau)), 0.7), obs=y)
 
-    engine = run(EP, model, 2.0 * Y)
+    engine = run(EP, model, 2.0 * Y, integrate="none")
     likelihood = sum(np.asarray(dist.Normal(GRID, 0.7).log_prob(2.0 * y)) for y in Y)
     scales = engine.hyper["tau"].value * np.exp(np.linspace(-0.3, 0.3, 61))
     values = [
@@ -358,3 +358,26 @@ def test_a_regression_of_all_kinds_against_nuts():
             gap = np.abs(np.asarray(fitted.posterior[name].mean) - np.asarray(draws[name].mean(0))) / deviation
             assert np.all(gap < 0.12), (name, gap)
             np.testing.assert_allclose(np.sqrt(fitted.posterior[name].variance), deviation, rtol=0.12)
+
+
+def test_scales_of_a_regression_are_integrated_over():
+    """The default priors of many packages: no site is Gaussian, and noise has a posterior."""
+
+    def model(x, y):
+        b = numpyro.sample("b", dist.StudentT(3, 0, 2.5).expand([2]))
+        noise = numpyro.sample("noise", dist.HalfCauchy(1))
+        numpyro.sample("y", dist.Normal(x @ b, noise), obs=y)
+
+    x = np.column_stack([np.ones(12), np.linspace(-1, 1, 12)])
+    y = x @ np.array([1.0, -0.5]) + np.array([0.3, -0.5, 0.1, 0.4, -0.2, -0.1] * 2)
+    engine = run(EP, model, x, y)
+    assert engine.diagnostics.converged and engine.diagnostics.points == ()
+    first, second, noise = np.meshgrid(np.linspace(0, 2, 81), np.linspace(-1.7, 0.7, 81), np.geomspace(0.1, 1.5, 80))
+    density = dist.StudentT(3, 0, 2.5).log_prob(first) + dist.StudentT(3, 0, 2.5).log_prob(second)
+    density += dist.HalfCauchy(1).log_prob(noise) + np.log(noise)
+    for row, value in zip(x, y, strict=True):
+        density += dist.Normal(row[0] * first + row[1] * second, noise).log_prob(value)
+    weights = np.exp(density - density.max())
+    mean, second_moment = (np.sum(weights * noise**k) / np.sum(weights) for k in (1, 2))
+    np.testing.assert_allclose(engine.hyper["noise"].mean, mean, rtol=0.01)
+    np.testing.assert_allclose(engine.hyper["noise"].sd, np.sqrt(second_moment - mean**2), rtol=0.05)
