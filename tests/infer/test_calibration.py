@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+import pandas as pd
 import pytest
 
 from benchmarks.calibration_table import logistic_regression, poisson_intercepts
@@ -62,6 +63,16 @@ def test_what_cannot_be_drawn_is_refused_by_name(prior, message):
 def test_observations_have_to_be_found():
     with pytest.raises(ValueError, match="given as None"):
         calibrate(EP(line), jax.random.key(0), X, jnp.zeros(NUM_ROWS))
+
+
+def test_columns_of_pandas_are_arguments_as_of_a_run():
+    def groups(group, y=None):
+        effect = numpyro.sample("effect", dist.Normal(0, 1).expand([2]).to_event(1))
+        numpyro.sample("y", dist.Normal(effect[group], 1), obs=y)
+
+    column = pd.Series([0, 1, 1, 0], index=[3, 5, 7, 9])
+    found = calibrate(EP(groups, progress_bar=False), jax.random.key(0), column, num_simulations=2)
+    assert found.ranks["effect"].shape == (2, 2) and not found.errors
 
 
 def test_ranks_for_arviz_and_as_a_picture():

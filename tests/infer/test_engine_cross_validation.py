@@ -88,6 +88,13 @@ def test_random_folds_are_even():
     assert sorted(np.bincount(folds.reshape(-1)).tolist()) == [4, 5, 5, 5, 5]
 
 
+def test_folds_may_be_labels(counts_case, scores):
+    labels = np.array(["north", "south", "west"])[np.asarray(FOLDS)]
+    engine = EP(counts_case.model, progress_bar=False)
+    found = cross_validate(engine, jax.random.key(0), counts_case.t, counts_case.y, folds=list(labels))
+    np.testing.assert_array_equal(found.log_predictive, scores.log_predictive)
+
+
 def test_folds_that_do_not_fit_are_refused(counts_case):
     engine = EP(counts_case.model, progress_bar=False)
     arguments = (engine, jax.random.key(0), counts_case.t, counts_case.y)

@@ -573,3 +573,16 @@ def test_predictions_agree_with_nuts_on_old_and_new_rows_together(kind):
     own = found.get_samples()["y"]
     np.testing.assert_allclose(own.mean(0), drawn.mean(0), atol=0.15 * float(drawn.std()))
     np.testing.assert_allclose(np.quantile(own, [0.1, 0.9], 0), np.quantile(drawn, [0.1, 0.9], 0), rtol=0.15, atol=1.0)
+
+
+def test_a_number_of_the_new_rows_is_given_as_an_array():
+    def counts(x, y=None, exposure=1):
+        slope = numpyro.sample("slope", dist.Normal(0, 1))
+        numpyro.sample("y", dist.Poisson(exposure * jnp.exp(slope * x)), obs=y)
+
+    engine = EP(counts, progress_bar=False)
+    engine.run(jax.random.key(0), np.linspace(-1, 1, 6), np.array([0, 1, 1, 2, 1, 3]))
+    with pytest.raises(ValueError, match="'exposure' is another number than in the fit.* give an array"):
+        engine.predict(jax.random.key(1), np.zeros(2), exposure=100.0)
+    draws = engine.predict(jax.random.key(1), np.zeros(2), exposure=np.full(2, 100.0)).get_samples()["y"]
+    np.testing.assert_allclose(draws.mean(0), 100.0, rtol=0.02)

@@ -207,6 +207,8 @@ def test_values_for_hyperparameters_are_checked() -> None:
         read_latent_gaussian(_funnel, init_values={"w": 1.0})
     with pytest.raises(ModelStructureError, match=r"site 'v' has shape \(2,\), the site has shape \(\)"):
         read_latent_gaussian(_funnel, init_values={"v": np.ones(2)})
+    with pytest.raises(ModelStructureError, match="site 'v' is a str, which is no array of numbers"):
+        read_latent_gaussian(_funnel, init_values={"v": "wide"})
 
 
 def test_misreading_is_caught_by_the_check() -> None:

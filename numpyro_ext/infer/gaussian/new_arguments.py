@@ -165,7 +165,19 @@ def predict(
             refusals[-1].__cause__ = error
         except NotJoined as error:
             refusals.append(error)
+    changed = [name for name in old if name in new and _is_another_number(old[name], new[name])]
+    if changed and not joint:
+        raise NotJoined(
+            f"{refusals[0]} Besides, {', '.join(map(repr, changed))} is another number than in the fit, and holds for "
+            "all rows: where it belongs to the new ones, as an exposure does, give an array of it for each of them."
+        ) from refusals[0].__cause__
     raise refusals[0]
+
+
+def _is_another_number(old: Any, new: Any) -> bool:
+    kinds = int, float, np.number, np.ndarray, jax.Array
+    are_numbers = all(isinstance(value, kinds) and np.ndim(value) == 0 for value in (old, new))
+    return are_numbers and bool(np.any(np.asarray(old) != np.asarray(new)))
 
 
 def log_predictive(

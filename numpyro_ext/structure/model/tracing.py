@@ -255,7 +255,7 @@ def inspect_sites(call: ModelCall, init_values: Mapping[str, Any]) -> dict[str, 
         sites inside a scan.
     """
     check_call(call)
-    values = {name: to_real(jnp.asarray(value)) for name, value in init_values.items()}
+    values = {name: _given_value(name, value) for name, value in init_values.items()}
     watch = Watch(PlainSites(call.model))
     static: dict[str, dict[str, Any]] = {}
 
@@ -289,6 +289,15 @@ def inspect_sites(call: ModelCall, init_values: Mapping[str, Any]) -> dict[str, 
         raise execution_error(error, watch.last_site, call) from error
     kinds = ("sample", "param", "deterministic", "plate")
     return {n: _inspect(n, {**site, **arrays.get(n, {})}) for n, site in static.items() if site["type"] in kinds}
+
+
+def _given_value(name: str, value: Any) -> Array:
+    try:
+        return jnp.asarray(to_real(jnp.asarray(value)))
+    except (TypeError, ValueError) as error:
+        raise ModelStructureError(
+            f"the value given for site '{name}' is a {type(value).__name__}, which is no array of numbers.", site=name
+        ) from error
 
 
 def model_key(call: ModelCall) -> tuple[Any, ...]:

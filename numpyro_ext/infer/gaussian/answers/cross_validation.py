@@ -73,7 +73,7 @@ def cross_validate(
     :param int num_folds: number of folds; as many as there are in ``folds``, or ten.
     :param int num_draws: how often the folds are drawn.
     :param folds: the fold of each observation, in the shape of the observations, or with a leading axis of draws;
-        instead of random ones.
+        instead of random ones. Strings are labels, and their folds come in alphabetical order.
     :param int batch_size: how many folds to fit side by side. On a CPU one after the other (the default) is as fast,
         because folds that converge early do not wait for others; on a GPU take ``num_folds``.
     :param kwargs: keyword arguments of the model. A mask among them keeps observations out of every fold; their score
@@ -126,6 +126,9 @@ def cross_validate(
             f"Observations of site {reading.factor_names[0]!r} that share a predictor are read as one factor, which "
             "cannot be folded: fit each mask with engine.run(...) and score it with engine.log_predictive()."
         )
+    if folds is not None and np.asarray(folds).dtype.kind in "OSU":  # labels, such as the group left out
+        labels, numbers = np.unique(np.asarray(folds).astype(str), return_inverse=True)
+        num_folds, folds = num_folds or len(labels), numbers.reshape(np.shape(folds))
     if num_folds is None:
         num_folds = 10 if folds is None else int(np.max(folds, initial=0)) + 1
     assignments = _assignments(key, shape, num_folds, num_draws, folds)
