@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+import pandas as pd
 import pytest
 from jax import random
 from numpyro import handlers
@@ -161,6 +162,17 @@ def test_predictive_mean_exists_in_the_cells_of_the_fit(fitted):
     eta += draws["row_bias"][:, ROWS] + draws["col_bias"][:, COLS]
     close = np.abs(np.log(np.exp(eta).mean(0)) - np.log(means))
     assert np.median(close) < 0.1
+
+
+def test_what_is_expected_of_cells_needs_no_observations(fitted):
+    rows, cols = np.array([0, 3]), np.array([1, 2])
+    given = fitted.predictive_mean(rows, cols, np.array([5, 0]), **SIZES)["counts"]
+    columns = pd.Series(rows, index=[7, 9]), pd.Series(cols)
+    np.testing.assert_allclose(fitted.predictive_mean(*columns, None, **SIZES)["counts"], given, rtol=1e-6)
+    ranks = fitted.expected_ranks(random.key(0), rows, cols, None, **SIZES)["counts"]
+    np.testing.assert_array_equal(ranks, [1.0, 1.0])
+    with pytest.raises(ModelStructureError, match="pass the data"):
+        fitted.log_predictive(rows, cols, None, **SIZES)
 
 
 def test_rankings(fitted):

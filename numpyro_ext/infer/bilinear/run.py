@@ -125,9 +125,21 @@ class BilinearRun(FinishedRun):
     # Other cells of the same vectors
 
     def _read_cells(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_held_out: bool = False
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        is_held_out: bool = False,
+        needs_observations: bool = True,
     ) -> tuple[BilinearReading, Bilinear]:
-        reading = read_like(self.reading, args, kwargs, self.rng_key, is_held_out=is_held_out)
+        reading = read_like(
+            self.reading,
+            args,
+            kwargs,
+            self.rng_key,
+            is_held_out=is_held_out,
+            needs_observations=needs_observations,
+        )
         _check_sizes(self.reading, reading, (0, 1), "Use fold_in for rows or columns that were not fitted.")
         form = self.programs.like(reading, self.space, on_one_device=True).form(reading.data, self.fit.hyper)
         return reading, form
@@ -174,14 +186,14 @@ class BilinearRun(FinishedRun):
         variances is below one. Where it does not, compare predictions by :meth:`log_predictive` or
         :meth:`expected_ranks`.
 
-        :param args: arguments of the model, by default those of the fit.
+        :param args: arguments of the model, by default those of the fit; observations play no part and may be left out.
         :param kwargs: keyword arguments of the model.
         :return: for each observed site an array in the shape of its observations, zero where masked.
         :raises ValueError: if observations are ordered categories.
         """
         if not args and not kwargs:
             args, kwargs = self.reading.args, dict(self.reading.kwargs)
-        reading, form = self._read_cells(args, kwargs)
+        reading, form = self._read_cells(args, kwargs, needs_observations=False)
         means = expected_means(form, *self.blocks)
         number = int(jnp.sum(~jnp.isfinite(means)))
         if number:
@@ -195,12 +207,12 @@ class BilinearRun(FinishedRun):
         """Posterior expectation of the rank of each cell among the given cells of its row, by predictor, from one.
 
         :param rng_key: random number generator key.
-        :param args: arguments of the model with the candidate cells; their counts play no part.
+        :param args: arguments of the model with the candidate cells; observations play no part and may be left out.
         :param int num_samples: number of draws.
         :param kwargs: keyword arguments of the model.
         :return: for each observed site an array in the shape of its observations, zero where masked.
         """
-        reading, form = self._read_cells(args, kwargs)
+        reading, form = self._read_cells(args, kwargs, needs_observations=False)
         draws = draw_predictors(form, *self.blocks, rng_key, num_samples=num_samples)
         return self._by_site(reading, expected_ranks(draws, reading.index[0]))
 

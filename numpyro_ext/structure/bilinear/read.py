@@ -8,13 +8,15 @@ from typing import Any, Unpack
 
 import numpyro.distributions as dist
 from jax import Array
+from numpyro import handlers
 
 from ..conflict import Conflict
 from ..errors import ModelStructureError
 from ..model.priors import is_gaussian, is_unweighted, unwrap
 from ..model.running.execution import ModelCall
+from ..model.running.pandas_arguments import with_arrays
 from ..model.search import Attempt, Form, ReadOptions, read_first
-from ..model.tracing import inspect_sites, mark_candidates
+from ..model.tracing import SiteInfo, inspect_sites, mark_candidates
 from ..model.validation import check_data
 from .factors import Unlisted
 from .reading import BilinearReading
@@ -117,17 +119,25 @@ def read_like(
     rng_key: Array,
     *,
     is_held_out: bool = False,
+    needs_observations: bool = True,
     unlisted_cells: Unlisted = "missing",
 ) -> BilinearReading:
     """Read the model of a reading on other arguments, with the same split, sides and order of components.
 
     :param BilinearReading reading: of the fit.
     :param bool is_held_out: take the masked observations instead of the others.
+    :param bool needs_observations: otherwise those that are left out are given values, as only their cells are of use.
     :param str unlisted_cells: as for :func:`read_bilinear`.
     :raises ModelStructureError: if the model has other sites on these arguments.
     """
     call = ModelCall(reading.model, args, dict(kwargs), rng_key)
-    sites = mark_candidates(inspect_sites(call, reading.initial_hyper()), _is_candidate)
+    call, inspected = _inspect(call, reading)
+    left_out = {
+        n: inspected[n].init for n in reading.observed_names if n in inspected and inspected[n].kind == "latent"
+    }
+    if left_out and not needs_observations:
+        call, inspected = _inspect(call._replace(model=handlers.condition(call.model, data=left_out)), reading)
+    sites = mark_candidates(inspected, _is_candidate)
     missing = [n for n in reading.field if n not in sites]
     if missing:
         raise ModelStructureError(
@@ -144,3 +154,14 @@ def read_like(
         unlisted_cells=unlisted_cells,
         takes_any_factor=reading.takes_any_factor,
     )
+
+
+def _inspect(call: ModelCall, reading: BilinearReading) -> tuple[ModelCall, dict[str, SiteInfo]]:
+    """The sites of a call, with arrays in the place of columns of pandas where the model asks for them."""
+    try:
+        return call, inspect_sites(call, reading.initial_hyper())
+    except ModelStructureError:
+        plain = with_arrays(call)
+        if plain is None:
+            raise
+        return plain, inspect_sites(plain, reading.initial_hyper())
