@@ -14,7 +14,7 @@ import numpyro.distributions as dist
 import pytest
 from numpyro import handlers
 
-from numpyro_ext.infer import EP
+from numpyro_ext.infer import EP, recommend
 from numpyro_ext.structure import ModelStructureError, Reason, read_latent_gaussian
 
 IS_DOUBLE = jax.config.jax_enable_x64
@@ -264,3 +264,25 @@ def test_a_process_that_is_integrated_out_by_hand_is_told_how_it_is_read() -> No
         EP(marginal).run(jax.random.key(0), X[:, 0], X[:, 1])
     assert refusal.value.reason is Reason.NO_FIELD
     assert str(refusal.value).count("it is read") == 1
+
+
+@pytest.mark.parametrize(
+    ("inner", "bound"), [(dist.Uniform, lambda s: (0, s)), (dist.Pareto, lambda s: (s, 2.0))], ids=["uniform", "pareto"]
+)
+def test_a_support_that_another_site_moves_is_refused_unless_it_is_given(inner, bound) -> None:
+    """The transform was that at the starting values, and the posterior was cut there without a word."""
+
+    def model(y: Any) -> None:
+        outer = numpyro.sample("outer", dist.Gamma(2, 2))
+        scale = numpyro.sample("scale", inner(*bound(outer)))
+        effect = numpyro.sample("effect", dist.Normal(0, scale).expand([3]))
+        numpyro.sample("y", dist.Normal(effect[np.arange(6) % 3], 1), obs=y)
+
+    with pytest.raises(ModelStructureError, match=r"support of hyperparameter 'scale' depends on \['outer'\]") as found:
+        EP(model, progress_bar=False).run(jax.random.key(0), X[:, 0])
+    assert found.value.site == "scale"
+    assert "the support of hyperparameter 'scale'" in str(recommend(model, X[:, 0]))
+    given = EP(model, hyper_values={"outer": 0.5}, progress_bar=False)
+    given.run(jax.random.key(0), X[:, 0])
+    draws = given.get_samples()["scale"]
+    assert np.all(draws < 0.5) if inner is dist.Uniform else np.all(draws > 0.5)

@@ -14,6 +14,7 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from ...compilation.transfer import to_device
+from ...structure.errors import ModelStructureError
 
 __all__ = ["UnconstrainedSpace"]
 
@@ -37,11 +38,22 @@ class UnconstrainedSpace:
         start = 0
         for name in self.names:
             site = self.sites[name]
+            self._check_bounds(name, getattr(site, "bounded_by", ()))
             self.shapes[name] = tuple(site.transform.inverse_shape(tuple(site.shape)))
             stop = start + math.prod(self.shapes[name])
             self.slices[name] = slice(start, stop)
             start = stop
         self.size = start
+
+    def _check_bounds(self, name: str, others: tuple[str, ...]) -> None:
+        learned = [other for other in others if other not in self.fixed]
+        if learned:
+            raise ModelStructureError(
+                f"the support of hyperparameter '{name}' depends on {learned}, and searches need one that stays: "
+                "sample it on a fixed support and move it, as share = numpyro.sample('share', dist.Uniform(0, 1)) "
+                f"and {name} = {learned[0]} * share for dist.Uniform(0, {learned[0]}), or use NUTS.",
+                site=name,
+            )
 
     def skeleton(self) -> UnconstrainedSpace:
         """This space without the values that are fixed and those to start from: what compiled programs keep of it."""

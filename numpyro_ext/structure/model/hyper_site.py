@@ -21,6 +21,8 @@ class HyperSite(NamedTuple):
     """True for ``numpyro.param``: no prior."""
     init: Any
     """Starting value, constrained."""
+    bounded_by: tuple[str, ...] = ()
+    """Latent and ``param`` sites on which its support depends, where the transform is that at their starting values."""
 
     @property
     def key(self) -> tuple[Any, ...]:

@@ -77,7 +77,7 @@ class TracedModel(Shown):
             if has_no_prior_block and not is_used(self._program, self._trace, name, [inputs[name]]):
                 raise Conflict(f"nothing depends on site '{name}' but its own density.", frozenset([name]), name)
         self.hyper = {
-            s.name: HyperSite(s.shape, s.transform, s.kind == "param", s.init)
+            s.name: HyperSite(s.shape, s.transform, s.kind == "param", s.init, self._sites_behind_bounds(s.name))
             for s in free
             if s.name not in self.predictive
         }
@@ -120,6 +120,11 @@ class TracedModel(Shown):
         """Names of the hyperparameters on which values of the program depend."""
         found = self._program.ancestors(atoms)
         return [n for n in self.hyper if found & set(jax.tree.leaves(self._given[n]))]
+
+    def _sites_behind_bounds(self, name: str) -> tuple[str, ...]:
+        found = self._program.ancestors(self._trace.bounds.get(name, []))
+        inputs = self._given | {n: atom for n, (atom, _) in self._field.items()}
+        return tuple(n for n in self.sites if n in inputs and found & set(jax.tree.leaves(inputs[n])))
 
     def _evaluated(self, tree: Any, env: Mapping[int, Any]) -> Any:
         """A tree of atoms, such as the prior of a site, with their values."""

@@ -104,6 +104,8 @@ class ModelTrace(NamedTuple):
     factors: dict[str, FactorTrace]
     """Of all sites outside the field, and of those of the field whose prior is a factor on their innovations."""
     values: dict[str, Any]
+    bounds: dict[str, Any]
+    """Of the supports of latent sites outside the field, where they are computed in the model."""
 
     def in_order(self, names: Iterable[str]) -> ModelTrace:
         """The same in the order of the model: passing through a trace sorts dictionaries by name."""
@@ -160,7 +162,7 @@ def trace_with_innovations(
         seeded = handlers.seed(PlainSites(call.model), call.rng_key)
         args, kwargs = call.with_values(changing)
         sites = handlers.trace(_Innovations(seeded, innovations, given)).get_trace(*args, **kwargs)
-        out = ModelTrace({}, {}, {}, {})
+        out = ModelTrace({}, {}, {}, {}, {})
         for name, site in sites.items():
             if site["type"] == "sample" and name in field:
                 fn = site["fn"]
@@ -176,11 +178,19 @@ def trace_with_innovations(
                 out.factors[name] = _factor(site["fn"], unwrap(site["fn"]), jnp.asarray(site["value"]), site["scale"])
                 if not site["is_observed"]:
                     out.values[name] = site["value"]
+                    if bounds := _computed_bounds(site["fn"]):
+                        out.bounds[name] = bounds
             elif site["type"] == "deterministic":
                 out.values[name] = site["value"]
         return out
 
     return run
+
+
+def _computed_bounds(fn: Any) -> list[Any]:
+    if fn.support.is_discrete:
+        return []
+    return [leaf for leaf in jax.tree.leaves(biject_to(fn.support)) if isinstance(leaf, jax.core.Tracer)]
 
 
 def _factor(fn: Any, base: Any, value: Array, scale: Any) -> FactorTrace:
