@@ -163,7 +163,7 @@ def test_scores_of_many_candidates(race, results):
     )
     results.add(
         Row(
-            item="Information of 100,000 probit candidates, eight nodes",
+            item="Information of 100,000 probit candidates, twelve nodes",
             dtype="float64",
             seconds=ours,
             peer="exp of 800,000 numbers",

@@ -1,9 +1,12 @@
 """Entropies of outcomes under Gaussian predictors, against reference values, sums and adaptive quadrature."""
 
 import csv
+import dataclasses
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
+import jax.test_util
 import numpy as np
 import pytest
 from scipy import integrate, stats
@@ -42,13 +45,38 @@ def test_probit_entropies_are_those_of_thirty_digits(scalar):
     marginal = predictive_entropy(factors, mean, variance) / bits
     np.testing.assert_allclose(marginal, scalar["H_marginal_bits"], atol=1e-14)
     exact = expected_conditional_entropy(factors, mean, variance) / bits
-    np.testing.assert_allclose(exact, scalar["EH_exact_bits"], atol=2e-8)
+    np.testing.assert_allclose(exact, scalar["EH_exact_bits"], atol=3e-10)
     closed = expected_conditional_entropy(factors, mean, variance, method="closed-form") / bits
     np.testing.assert_allclose(closed, scalar["EH_approx_bits"], atol=1e-14)
     # The closed form is an upper bound, which for little variance makes the information negative.
     assert np.all(closed > exact - 1e-8)
-    np.testing.assert_allclose(expected_information(factors, mean, variance), scalar["U_exact_nats"], atol=2e-8)
-    assert np.all(np.asarray(expected_information(factors, mean, variance)) > 0.0)
+    information = np.asarray(expected_information(factors, mean, variance))
+    np.testing.assert_allclose(information, scalar["U_exact_nats"], atol=3e-10)
+    assert np.all(information > 0.0)
+
+
+def test_information_in_probit_labels_is_never_negative_and_small_one_keeps_its_digits():
+    mean, variance = np.meshgrid(np.linspace(-13.0, 13.0, 53), np.r_[0.0, np.geomspace(1e-12, 1e6, 37)])
+    found = np.asarray(expected_information(ProbitPotential(0), mean, variance))
+    assert np.all(found[0] == 0.0) and np.all(found[:, abs(mean[0]) < 6.0][1:] > 0.0) and np.all(found >= 0.0)
+    # Half the Fisher information times the variance; no difference of entropies of a certain label has a digit of it.
+    at = mean[0, abs(mean[0]) < 11.0]  # 1e-27 are left
+    fisher = np.exp(2.0 * stats.norm.logpdf(at) - stats.norm.logcdf(at) - stats.norm.logsf(at))
+    for row in np.flatnonzero((variance[:, 0] > 1e-11) & (variance[:, 0] < 1e-5)):
+        np.testing.assert_allclose(found[row, abs(mean[0]) < 11.0], 0.5 * fisher * variance[row, 0], rtol=2e-3)
+
+
+def test_information_in_probit_labels_has_the_shape_of_the_factors_and_slopes():
+    for labels in (ProbitPotential(jnp.zeros(3)), LogitPotential(jnp.zeros(3))):  # one predictor for many factors
+        for of in (predictive_entropy, expected_conditional_entropy, expected_information):
+            alone = of(dataclasses.replace(labels, label=jnp.array(0.0)), 0.3, 0.8)
+            np.testing.assert_allclose(of(labels, 0.3, 0.8), np.full(3, alone), rtol=1e-12)
+    assert expected_information(ProbitPotential(0), 1, 2).shape == ()
+
+    def of(mean, variance):
+        return expected_information(ProbitPotential(0), mean, variance, left=0.2)
+
+    jax.test_util.check_grads(of, (jnp.array([-1.5, 0.0, 4.0]), jnp.array([0.9, 3.0, 40.0])), 2, rtol=1e-6)
 
 
 CUTS = np.array([-1.0, 0.5, 1.0])
