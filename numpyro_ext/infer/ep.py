@@ -210,6 +210,7 @@ class EP(Engine):
             is_exact_for_gaussian=True,
             localised=partial(local_factors.localised, power=self.power),
             update=partial(expectation_propagation.update, power=self.power),
+            approach=partial(expectation_propagation.approach, power=self.power),
         )
 
     def corrected(self) -> Corrected:

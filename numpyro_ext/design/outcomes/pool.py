@@ -283,7 +283,8 @@ def _make_programs(reading: LatentGaussianReading, algorithm: Algorithm, tol: fl
         def at(point: tuple[LatentGaussian, Any]) -> _Fit:
             form = point[0]
             small = rows_of(form, seen)
-            ended, info = algorithm.solve(small, point[1], num_steps=num_steps, tol=tol)
+            start = point[1] if algorithm.approach is None else algorithm.approach(small, point[1])
+            ended, info = algorithm.solve(small, start, num_steps=num_steps, tol=tol)
             log_evidence = algorithm.log_evidence(small, ended) if info.objective is None else info.objective
             posterior = algorithm.posterior(small, ended)
             mean, variance = posterior.mean_and_variance(AffineMap(form.design, form.offset))

@@ -34,3 +34,6 @@ class Algorithm(NamedTuple):
     update: Callable[[LatentGaussian, Array, Array], tuple[Array, Array]] | None = None
     """``(form, precision, shift) -> (precision, shift)``: Gaussian sites of which the fixed point is that of the
     algorithm, in one smooth step. Derivatives of a fit are those of this fixed point."""
+    approach: Callable[[LatentGaussian, Any], Any] | None = None
+    """``(form, state) -> state``: nearer to the fixed point, from that of almost the same data, for ``solve`` to go on
+    from, if the algorithm knows of something quicker than its own steps."""

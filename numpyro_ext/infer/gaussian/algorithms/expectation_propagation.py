@@ -39,11 +39,12 @@ from ....potentials.vector_rows import VectorRows
 from ....structure.latent_gaussian import LatentGaussian
 from . import laplace
 from .fit_info import FitInfo
+from .newton import newton_sites
 from .posterior import GaussianPosterior, gaussian_prior
 from .sequential import sweep_sequentially
 from .tilting import Tilted, is_log_concave, loses_cavity, propose, tilt, with_broad_cavities
 
-__all__ = ["Info", "State", "init", "log_evidence", "posterior", "solve", "step", "update"]
+__all__ = ["Info", "State", "approach", "init", "log_evidence", "posterior", "solve", "step", "update"]
 
 Schedule = Literal["parallel", "sequential"]
 
@@ -298,6 +299,13 @@ def update(
     """The sites that match the tilted moments at these sites: those of a fixed point are themselves."""
     marginals = _refresh(form, gaussian_prior(form, space), precision, shift)
     return propose(form, precision, shift, tilt(form, marginals, precision, shift, power), power)[:2]
+
+
+def approach(form: LatentGaussian, state: State, *, power: float = 1.0) -> State:
+    """A state of almost the same data brought nearer to the fixed point, for :func:`solve`: see :mod:`.newton`."""
+    where = ~state.is_start
+    precision, shift = newton_sites(form, state.site_precision, state.site_shift, power=power, where=where)
+    return state._replace(site_precision=precision, site_shift=shift)
 
 
 def posterior(form: LatentGaussian, state: State, *, space: Space = "auto") -> GaussianPosterior:
