@@ -342,3 +342,14 @@ def test_reference_values_of_the_probit():
     np.testing.assert_allclose(found.variance, table["v_new"], rtol=1e-9)
     np.testing.assert_allclose(found.site_precision, table["site_prec"], rtol=1e-9)
     np.testing.assert_allclose(found.site_shift, table["site_prec_mean"], rtol=1e-9)
+
+
+@pytest.mark.float32
+@pytest.mark.parametrize("variance", [0.2, 3.0])
+def test_a_count_of_zero_without_exposure_says_nothing(variance):
+    factors = PoissonExpPotential(jnp.zeros(2), jnp.array([0.0, 1.0]))
+    cavity = jnp.array([0.7, 0.7]), jnp.array([variance, variance])
+    found = factors.tilted_moments(*cavity)
+    np.testing.assert_allclose([found.log_z[0], found.mean[0], found.variance[0]], [0.0, 0.7, variance], atol=2e-6)
+    np.testing.assert_allclose(found.log_z, factors.log_normaliser(*cavity), atol=2e-6)
+    assert found.log_z[1] < -0.5

@@ -21,6 +21,7 @@ from ..moments import ExpectedLogDensity, LogFactor, Outcomes, TiltedMoments
 __all__ = ["PoissonExpPotential", "PoissonSoftplusPotential", "exponential_tilted_moments", "log_softplus"]
 
 _NARROW = 0.5
+_NO_EXPOSURE = 1e-35
 # Of nodes, in standard deviations of the tilted density at its mode, as functions of the widest cavity variance: with
 # these, errors stay below 3e-14 (against four times as many nodes) for all counts and rates.
 _SPACING, _SPACING_SLOPE = 0.72, -0.45
@@ -95,7 +96,9 @@ class PoissonExpPotential(Potential):
     def _tilted_moments(
         self, mean: ArrayLike, variance: ArrayLike, power: ArrayLike, *, only_log_z: bool = False
     ) -> TiltedMoments:
-        kernel = _PoissonExpKernel(self.count, self.exposure)
+        # Without exposure a count of zero says nothing, and the logarithm of none has no digits.
+        is_empty = (jnp.asarray(self.count) <= 0) & (jnp.asarray(self.exposure) == 0.0)
+        kernel = _PoissonExpKernel(self.count, jnp.where(is_empty, _NO_EXPOSURE, self.exposure))
         found = exponential_tilted_moments(kernel, mean, variance, power, only_log_z)
         return found._replace(log_z=found.log_z - power * self._log_normaliser(found.log_z.dtype))
 
