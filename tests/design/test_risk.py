@@ -45,6 +45,19 @@ def test_refits_give_the_reference_values(problem):
 
 
 @pytest.mark.thorough
+def test_risks_by_refits_compile_nothing_for_one_candidate_less():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(20, 2))
+    design = SequentialDesign(fitted((x, np.ones(2), 1.0, x[:, 0] > 0, np.arange(20) < 2)), expected_risk, refit="full")
+    before = design.scores()["y"]
+    design.observe(19, 1)
+    with compiled_programs() as names:
+        after = design.scores()["y"]
+    assert not names
+    assert np.isfinite(after[2:19]).all() and np.isneginf(after[[0, 1, 19]]).all() and np.isfinite(before[2:]).all()
+
+
+@pytest.mark.thorough
 def test_refits_are_runs_of_the_engine():
     args, number = pool_of(PROBLEMS["tiny"])
     engine = fitted(args, LaplaceApproximation)

@@ -13,6 +13,7 @@ from jax import Array
 from ...infer.front.engine import check_one_of
 from ...infer.gaussian.engine import Engine
 from ...infer.gaussian.run import GaussianRun
+from ...linalg.padding import rounded_up
 from ...potentials import Potential
 from ...potentials.outcomes import log_predictive_probabilities, num_outcomes, with_outcome
 from ..outcomes.outlooks import GaussianOutlook
@@ -94,9 +95,12 @@ def expected_risk(
     risk = partial(_risk, loss=loss, number=number)
     seen = jnp.asarray(at), jnp.asarray(is_seen), jnp.asarray(values)
     if refit == "full":
-        gains, means, variances = pool.fits_after(name, candidates, number)
+        # as many for a while, so that little is compiled as they become fewer
+        padded = np.resize(candidates, rounded_up(len(candidates)))
+        gains, means, variances = pool.fits_after(name, padded, number)
         log_after = jnp.log(outlook.weights) + jnp.asarray(gains)
-        found = np.asarray(risk(outlook.potential, *seen, jnp.asarray(candidates), log_after, means, variances))
+        found = np.asarray(risk(outlook.potential, *seen, jnp.asarray(padded), log_after, means, variances))
+        found = found[: len(candidates)]
     else:  # of all, so that nothing is compiled as they become fewer
         inputs = outlook.potential, outlook.mean, outlook.variance, outlook.weights, pool.covariances()
         found = np.asarray(_one_step(*inputs, *seen, loss=loss, number=number))[candidates]
