@@ -129,7 +129,7 @@ def test_risks(results):
     for name, score in scores.items():
         design, _, labels = _design(400, score, 50)
         _acquire(design, labels, 1)  # compiles
-        seconds[name] = _acquire(design, labels, 10 if name == "information" else 2)
+        seconds[name] = _acquire(design, labels, 2 if name == "risk by refits" else 20)
     for name, target in (("one-step risk", at_most(20.0)), ("risk by refits", None)):
         results.add(
             Row(
