@@ -13,6 +13,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from numpyro import handlers
+from numpyro.infer.reparam import TransformReparam
 
 from numpyro_ext.infer import EP, recommend
 from numpyro_ext.structure import ModelStructureError, Reason, read_latent_gaussian
@@ -96,6 +97,11 @@ def _no_gaussian() -> None:
     numpyro.sample("y", dist.Poisson(rate), obs=COUNTS)
 
 
+def _transformed() -> None:
+    rate = numpyro.sample("rate", dist.LogNormal(0.5, 1.0).expand([N]).to_event(1))
+    numpyro.sample("y", dist.Poisson(rate), obs=COUNTS)
+
+
 def _unconnected() -> None:
     numpyro.sample("f", dist.Normal(0.0, 1.0))
     numpyro.sample("y", dist.Normal(1.0, 1.0), obs=X[:, 0])
@@ -130,6 +136,10 @@ _CASES: dict[str, tuple[Callable[[], None], str]] = {
     "subsampled plate": (_subsampled, r"plate 'rows' draws a random subsample of 3 out of 6.*SVI"),
     "scaled latent": (_scaled_latent, r"latent site 'f' is inside a scale of 2"),
     "no Gaussian latent": (_no_gaussian, r"no Gaussian latent site \(latent sites: \{'rate': 'Gamma'\}\).*NUTS"),
+    "a function of Gaussian latents": (
+        _transformed,
+        r"no Gaussian latent site.*\['rate'\] are functions of Gaussian ones.*config=\{'rate': TransformReparam\(\)\}",
+    ),
     "data independent of the field": (_unconnected, r"no observed site depends on the field \['f'\]"),
     "no data": (_unobserved, r"no observed site: pass the data"),
     "covariance not positive definite": (_singular, r"covariance of site 'f' is not positive definite.*jitter"),
@@ -286,3 +296,8 @@ def test_a_support_that_another_site_moves_is_refused_unless_it_is_given(inner, 
     given.run(jax.random.key(0), X[:, 0])
     draws = given.get_samples()["scale"]
     assert np.all(draws < 0.5) if inner is dist.Uniform else np.all(draws > 0.5)
+
+
+def test_a_function_of_gaussian_latents_is_read_as_the_refusal_says():
+    model = handlers.reparam(_transformed, config={"rate": TransformReparam()})
+    assert read_latent_gaussian(model).field == ("rate_base",)

@@ -11,10 +11,12 @@ from typing import Any, Generic, NamedTuple, TypedDict, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro.distributions as dist
 from jax import Array
 
 from ..conflict import Conflict
 from ..errors import ModelStructureError, Reason
+from .priors import is_gaussian, unwrap
 from .reading import ModelReading
 from .running.execution import ModelCall, check_key
 from .running.pandas_arguments import with_arrays
@@ -221,7 +223,7 @@ def read_first(
     if telling:
         raise telling[0]
     words = " Nor in another form: ".join(dict.fromkeys(map(str, refusals)))
-    raise ModelStructureError(words + _hint_of_a_process(sites), reason=Reason.NO_FIELD)
+    raise ModelStructureError(words + _hint_of_a_process(sites) + _hint_of_a_function(sites), reason=Reason.NO_FIELD)
 
 
 def _read(
@@ -349,3 +351,19 @@ def check_hyper(reading: ModelReading, sites: Mapping[str, SiteInfo], are_learne
                 "use NUTS.",
                 site=name,
             )
+
+
+def _hint_of_a_function(sites: Mapping[str, SiteInfo]) -> str:
+    """How sites are read that are functions of Gaussian ones, such as log-normal rates."""
+
+    def is_function(fn: Any) -> bool:
+        return isinstance(fn, dist.TransformedDistribution) and is_gaussian(fn.base_dist)
+
+    found = [n for n, s in sites.items() if s.kind == "latent" and is_function(unwrap(s.prior))]
+    if not found:
+        return ""
+    config = ", ".join(f"{n!r}: TransformReparam()" for n in found)
+    return (
+        f" The sites {found} are functions of Gaussian ones: numpyro.handlers.reparam(model, config={{{config}}}), of "
+        "numpyro.infer.reparam, makes these the sites."
+    )
