@@ -39,6 +39,9 @@ class Potential:
     has_exponential_mean: ClassVar[bool] = False
     """Whether :meth:`mean` is proportional to the exponential of the predictor: its expectation is then taken in closed
     form, and may be infinite. Other means must not grow faster than a polynomial where a bilinear model uses them."""
+    is_elementwise: ClassVar[bool] = False
+    """Whether every field is a number for each factor or one for all, so that the fields of several objects, one after
+    the other, are those of one."""
     has_fixed_shape: ClassVar[bool] = False
     """Whether the log density takes all predictors together only, so that parts of them are no factors of their own."""
     has_closed_derivatives: ClassVar[bool]

@@ -25,7 +25,9 @@ from .algorithms.algorithm import Algorithm
 
 __all__ = ["MOST_CURVED", "POINTS_PER_CALL", "FittingPrograms", "PointFit", "at_each"]
 
-_MOST_SMALL_ROWS, _MOST_SMALL_NUMBERS = 500, 20_000
+_MOST_SMALL_ROWS, _MOST_SMALL_NUMBERS, _FEW_FAMILIES = 500, 20_000, 4
+"""What fits in a tenth of a second; more rows where there are more families of factors than a few, as the compiler
+takes longer for the sites of each than they take to run."""
 _LEAST_HYPER, _LEAST_PROBES = 8, 50_000
 """Hyperparameters, and these times rows, from which probes by the model take longer than to compile others."""
 MOST_CURVED, _MOST_LOCAL = 50, 500
@@ -407,4 +409,5 @@ def at_each(function: Callable[[Any], Any], stacked: Any, number: int | Array) -
 
 def _is_small(form: LatentGaussian) -> bool:
     """Whether fits of such a form take a tenth of a second, whatever the compiler makes of it."""
-    return form.num_rows <= _MOST_SMALL_ROWS and holds_little(form, _MOST_SMALL_NUMBERS)
+    most = _MOST_SMALL_ROWS * max(1.0, len(form.potentials) / _FEW_FAMILIES)
+    return form.num_rows <= most and holds_little(form, _MOST_SMALL_NUMBERS)

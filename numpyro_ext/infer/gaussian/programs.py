@@ -14,6 +14,7 @@ from ...compilation.quick_jit import quick_jit
 from ...compilation.recent import Recent
 from ...structure import LatentGaussianReading
 from ...structure.latent_gaussian.form import AffineMap, LatentGaussian
+from ...structure.latent_gaussian.joined import joined
 from ...structure.program.rows.chosen_rows import ChosenIndices, ChosenRows
 from ..front.answers.draws import Draws
 from ..hyper import search as hyper_search
@@ -60,8 +61,7 @@ class Programs(FittingPrograms):
         self.chosen_marginals = compile_(self._chosen_marginals, static_argnames=("chosen", "marginals_fn"))
         self.chosen_covariance = compile_(self._chosen_covariance, static_argnames="chosen")
         self.draw_site = compile_(self._draw_site, static_argnames=("name", "num_samples"))
-        # These run often, so that optimisation pays.
-        self.draws_over = quick_jit(self._draws_over, static_argnames=("num_samples", "is_weighted"))
+        self.draws_over = compile_(self._draws_over, static_argnames=("num_samples", "is_weighted"))
         self.draws = compile_(self._draws, static_argnames=("num_samples", "is_weighted"))
         self.stacked_moments = compile_(self._stacked_moments, static_argnames="names")
         self.marginals = compile_(self._marginals, static_argnames="marginals_fn")
@@ -137,13 +137,14 @@ class Programs(FittingPrograms):
         form = self.form(hyper, data)
         posterior = self._algorithm.posterior(form, state)
         unknowns = posterior.sample(rng_key, num_samples)
+        log_density = joined(form).log_density
         log_weight = posterior.log_weight_fn() if is_weighted else lambda e: None
 
         def at(e: Array) -> Draws:
             sites = self._reading.values(hyper, e, data)
             # batches of arrays without elements cannot be put together
             sites = {name: value for name, value in sites.items() if value.size}
-            return Draws(sites, form.log_density(e), log_weight(e))
+            return Draws(sites, log_density(e), log_weight(e))
 
         # Batches bound the memory that the factors of many observations take at many draws.
         batch_size = min(num_samples, max(1, _LARGEST_BATCH // max(1, form.num_rows)))

@@ -33,6 +33,7 @@ class ProbitPotential(Potential):
 
     label: Array
 
+    is_elementwise: ClassVar[bool] = True
     is_log_concave: ClassVar[bool] = True
     is_analytic: ClassVar[bool] = True
 
@@ -90,6 +91,7 @@ class LogitPotential(Potential):
 
     label: Array
 
+    is_elementwise: ClassVar[bool] = True
     is_log_concave: ClassVar[bool] = True
     is_analytic: ClassVar[bool] = True
 
@@ -183,6 +185,7 @@ class BinomialLogitPotential(Potential):
     count: Array
     total: Array
 
+    is_elementwise: ClassVar[bool] = True
     is_log_concave: ClassVar[bool] = True
     is_analytic: ClassVar[bool] = True
 

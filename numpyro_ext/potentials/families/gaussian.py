@@ -29,6 +29,7 @@ class GaussianPotential(SuperGaussianPotential):
     observation: Array
     scale: Array | float
 
+    is_elementwise: ClassVar[bool] = True
     is_log_concave: ClassVar[bool] = True
     is_analytic: ClassVar[bool] = True
 

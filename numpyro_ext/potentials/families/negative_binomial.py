@@ -20,6 +20,7 @@ __all__ = ["NegativeBinomialExpPotential", "NegativeBinomialLogitPotential"]
 class _NegativeBinomialPotential(Potential):
     """Counts with the log density ``count * log sigmoid(x) + size * log sigmoid(-x)`` of a shifted predictor ``x``."""
 
+    is_elementwise: ClassVar[bool] = True
     is_log_concave: ClassVar[bool] = True
     is_analytic: ClassVar[bool] = True
     has_exponential_mean: ClassVar[bool] = True

@@ -68,6 +68,7 @@ class PoissonExpPotential(Potential):
     count: Array
     exposure: Array | float = 1.0
 
+    is_elementwise: ClassVar[bool] = True
     is_log_concave: ClassVar[bool] = True
     has_exponential_mean: ClassVar[bool] = True
 

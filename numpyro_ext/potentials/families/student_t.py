@@ -37,6 +37,7 @@ class StudentTPotential(SuperGaussianPotential):
         """Place of the peak of the factor, for the quadrature."""
         return jnp.asarray(self.observation)
 
+    is_elementwise: ClassVar[bool] = True
     is_log_concave: ClassVar[bool] = False
 
     def outcomes(self) -> Outcomes:

@@ -1,5 +1,6 @@
 """Gaussian unknowns, predictors affine in them, one factor for each: the form and how it is read."""
 
 from .form import AffineMap, Blocks, LatentGaussian
+from .joined import joined
 
-__all__ = ["AffineMap", "Blocks", "LatentGaussian"]
+__all__ = ["AffineMap", "Blocks", "LatentGaussian", "joined"]

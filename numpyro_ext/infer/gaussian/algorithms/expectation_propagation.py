@@ -36,7 +36,7 @@ from ....linalg.gaussian.marginals import Marginals, relative_change
 from ....linalg.gaussian.prior import DiagonalPrior, FlatPrior, is_valid_prior
 from ....linalg.solvers.anderson import History, extrapolated, no_history, remember
 from ....potentials.vector_rows import VectorRows
-from ....structure.latent_gaussian import LatentGaussian
+from ....structure.latent_gaussian import LatentGaussian, joined
 from . import laplace
 from .fit_info import FitInfo
 from .newton import newton_sites
@@ -180,6 +180,7 @@ def solve(
     :param float tol: see :attr:`Info.max_change`; a hundred roundings at least.
     :return: the final state and how the run ended. Other parameters are those of :func:`step`.
     """
+    form = joined(form)
     prior = gaussian_prior(form, _space(form, space, schedule))
     infinity = jnp.full_like(state.max_change, jnp.inf)
     start = init(form)._replace(step_size=jnp.full_like(infinity, 1.0 - damping))
@@ -281,6 +282,7 @@ def log_evidence(form: LatentGaussian, state: State, *, power: float = 1.0, spac
     :param str space: where to do the algebra.
     :return: a scalar; nan where a prior is not positive definite or a cavity is improper.
     """
+    form = joined(form)
     precision, shift = lax.stop_gradient((state.site_precision, state.site_shift))
     marginals = _refresh(form, gaussian_prior(form, space), precision, shift)
     # Stationary in the cavities as well, so they are held. The derivative of the partition function in the offset lacks

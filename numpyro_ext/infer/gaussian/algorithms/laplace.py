@@ -29,7 +29,7 @@ from jax import Array, lax
 
 from ....linalg.gaussian.conditioning import LinearGaussian, Space
 from ....linalg.gaussian.prior import FlatPrior, is_valid_prior
-from ....structure.latent_gaussian import LatentGaussian
+from ....structure.latent_gaussian import LatentGaussian, joined
 from .fit_info import FitInfo
 from .posterior import GaussianPosterior, gaussian_prior
 
@@ -71,6 +71,7 @@ def init(form: LatentGaussian, *, space: Space = "auto") -> State:
 
     A mixture of two regressions with the same prior has a saddle there, from which no gradient leads: beside it.
     """
+    form = joined(form)
     prior = gaussian_prior(form, space)
     infinity = jnp.asarray(jnp.inf, form.offset.dtype)
     start = prior.zeros()
@@ -106,6 +107,7 @@ def solve(
     :param str space: where to do the algebra.
     :return: the last point and how the run ended.
     """
+    form = joined(form)
     prior = gaussian_prior(form, space)
     infinity = jnp.full_like(state.gradient_norm, jnp.inf)
     state = State(state.coordinates, prior.predictor(state.coordinates), infinity, infinity)
@@ -146,6 +148,7 @@ def log_evidence(form: LatentGaussian, state: State, *, space: Space = "auto") -
     :param str space: where to do the algebra.
     :return: a scalar; nan where a prior is not positive definite or the curvature not that of a maximum.
     """
+    form = joined(form)
     prior = gaussian_prior(form, space)
     predictor = lax.stop_gradient(prior.predictor(state.coordinates))
     _, slope, curvature = _derivatives(form, predictor)
@@ -166,7 +169,7 @@ def update(form: LatentGaussian, precision: Array, shift: Array, *, space: Space
 
 def posterior(form: LatentGaussian, state: State, *, space: Space = "auto") -> GaussianPosterior:
     """The Gaussian at the mode with the curvature there."""
-    _, slope, curvature = _derivatives(form, state.predictor)
+    _, slope, curvature = _derivatives(joined(form), state.predictor)
     return GaussianPosterior(form, curvature, curvature * (state.predictor + form.offset) + slope, space)
 
 

@@ -38,7 +38,7 @@ from ....linalg.gaussian.conditioning import LinearGaussian, Space, kl_divergenc
 from ....linalg.gaussian.marginals import relative_change
 from ....linalg.gaussian.prior import is_valid_prior
 from ....linalg.gaussian.spaces.mean_field_space import MeanFieldSpace, expected_log_prior
-from ....structure.latent_gaussian import LatentGaussian
+from ....structure.latent_gaussian import LatentGaussian, joined
 from ..algorithms.fit_info import FitInfo
 from ..algorithms.posterior import Covariance, GaussianPosterior, gaussian_prior
 from .anderson import History, empty_history, mixing_correction, remember
@@ -152,6 +152,7 @@ def solve(
     :return: the final state and how the run ended. Steps are counted by evaluations of the bound: the first one, and
         one for every step, refused ones included.
     """
+    form = joined(form)
     prior = gaussian_prior(form, space, covariance)
     bound = jnp.maximum(tol, 100 * jnp.finfo(state.max_change.dtype).eps)
     return repeat(form, state, partial(_step, form, prior), num_steps=num_steps, bound=bound)
@@ -205,6 +206,7 @@ def log_evidence(
     :param str covariance: as for :func:`solve`.
     :return: a scalar; nan where a prior is not positive definite.
     """
+    form = joined(form)
     precision, shift = lax.stop_gradient((state.site_precision, state.site_shift))
     if covariance == "diagonal":
         return _mean_field_bound(form, precision, shift, space)
