@@ -11,9 +11,11 @@ import pytest
 from numpyro import handlers
 from numpyro.contrib.control_flow import scan
 
+from numpyro_ext.compilation.recent import Recent
 from numpyro_ext.infer.front.answers.sites import missing_sites
 from numpyro_ext.linalg.gaussian.design import DenseDesign, StateSpaceDesign
 from numpyro_ext.structure import ModelStructureError, read_latent_gaussian
+from numpyro_ext.structure.model.running import recording
 from numpyro_ext.structure.program import recurrences
 from numpyro_ext.structure.program.rows import state_rows
 from tests import scan_models
@@ -353,6 +355,7 @@ def test_long_walks_are_state_spaces(model: Any, monkeypatch: pytest.MonkeyPatch
     assert isinstance(dense.design, DenseDesign)
     small_blocks(monkeypatch)
     monkeypatch.setattr(recurrences, "_SHORTEST_SUM", 8)
+    monkeypatch.setattr(recording, "_DERIVED", Recent(8))  # made with the other length
     reading = read_latent_gaussian(model, (PATH,))
     form, matrix, _ = evaluated(reading, hyper)
     assert isinstance(form.design, StateSpaceDesign)

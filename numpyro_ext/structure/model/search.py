@@ -18,6 +18,7 @@ from ..conflict import Conflict
 from ..errors import ModelStructureError, Reason
 from .priors import is_gaussian, unwrap
 from .reading import ModelReading
+from .running.calling import record
 from .running.execution import ModelCall, check_key
 from .running.pandas_arguments import with_arrays
 from .tracing import SiteInfo, inspect_sites, mark_candidates
@@ -175,7 +176,8 @@ def read_first(
     check_observations: bool = True,
     changing: Sequence[str] = (),
 ) -> _Reading_co:
-    """Read a model into the first of several forms that it has. The model is run, and its data checked, once.
+    """Read a model into the first of several forms that it has. The model is run, and its data checked, once; models
+    with NumPyro's control flow, or that need the values of their sites, are run three times.
 
     :param forms: in the order of preference.
     :param model: a NumPyro model.
@@ -199,6 +201,7 @@ def read_first(
     check_key(call.rng_key)
     call.changing_values()  # says what there is not
     values = dict(init_values or {})
+    call = call._replace(recording=record(call))
     try:
         sites = inspect_sites(call, values)
     except ModelStructureError as error:
@@ -206,6 +209,7 @@ def read_first(
         plain = with_arrays(call)
         if plain is None:
             raise
+        plain = plain._replace(recording=record(plain))
         try:
             sites = inspect_sites(plain, values)
         except ModelStructureError as other:
@@ -255,7 +259,9 @@ def _read(
         except Conflict as conflict:
             raise ModelStructureError(f"With field={list(field)}: {conflict}", site=conflict.site) from conflict
     if check:
-        check_form(reading, call.rng_key)
+        # The check is by the model itself, unless it is known to do again what was recorded.
+        is_repeated = call.recording is not None and call.recording.is_repeated(lambda: record(call))
+        check_form(reading, call.rng_key, recording=call.recording if is_repeated else None)
     return reading
 
 

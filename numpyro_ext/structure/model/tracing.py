@@ -28,6 +28,7 @@ from .priors import at_location, innovation_shape, is_factor, is_unweighted, loc
 from .running.control_flow import Watch
 from .running.execution import ModelCall, check_call, execution_error, tracing_error
 from .running.plain_sites import PlainSites, is_scan, to_real
+from .running.recording import RecordedSite, Sites
 from .running.start_values import initial_value
 
 __all__ = [
@@ -152,16 +153,27 @@ class _Innovations(Messenger):
 def trace_with_innovations(
     call: ModelCall, field: tuple[str, ...], prior: Callable[[Any], Any]
 ) -> Callable[..., ModelTrace]:
-    """A function of flat innovations per field site, values of all other free sites, and of arguments that change, to
-    be traced.
+    """A function of flat innovations per field site, values of all other free sites, of arguments that change and
+    perhaps of the sites that were recorded, to be traced.
 
     :param prior: from the distribution of a field site, what describes that of its innovation.
     """
 
-    def run(innovations: dict[str, Any], given: dict[str, Any], changing: dict[str, Any]) -> ModelTrace:
-        seeded = handlers.seed(PlainSites(call.model), call.rng_key)
-        args, kwargs = call.with_values(changing)
-        sites = handlers.trace(_Innovations(seeded, innovations, given)).get_trace(*args, **kwargs)
+    def run(
+        innovations: dict[str, Any], given: dict[str, Any], changing: dict[str, Any], recorded: Sites | None = None
+    ) -> ModelTrace:
+        if recorded is None:
+            seeded = handlers.seed(PlainSites(call.model), call.rng_key)
+            args, kwargs = call.with_values(changing)
+            sites = handlers.trace(_Innovations(seeded, innovations, given)).get_trace(*args, **kwargs)
+        else:
+
+            def value(site: RecordedSite, fn: Any, default: Any) -> Any:
+                if site.type == "sample" and site.name in innovations:
+                    return shift_to_value(fn, jnp.reshape(innovations[site.name], innovation_shape(fn)))
+                return given[site.name]
+
+            sites = recorded(value)
         out = ModelTrace({}, {}, {}, {}, {})
         for name, site in sites.items():
             if site["type"] == "sample" and name in field:
@@ -266,6 +278,12 @@ def inspect_sites(call: ModelCall, init_values: Mapping[str, Any]) -> dict[str, 
     """
     check_call(call)
     values = {name: _given_value(name, value) for name, value in init_values.items()}
+    if call.recording is not None:
+        try:
+            return _inspect_all(call.recording.at_central_values(values))
+        except (TypeError, ValueError) as error:
+            if isinstance(error, ModelStructureError):
+                raise
     watch = Watch(PlainSites(call.model))
     static: dict[str, dict[str, Any]] = {}
 
@@ -287,7 +305,12 @@ def inspect_sites(call: ModelCall, init_values: Mapping[str, Any]) -> dict[str, 
     try:
         try:
             arrays = run_compiled(run, call.rng_key, values)
-        except (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError, TypeError):
+        except (
+            jax.errors.ConcretizationTypeError,
+            jax.errors.TracerArrayConversionError,
+            jax.errors.UnexpectedTracerError,  # of a function under jit that has been traced with the model before
+            TypeError,
+        ):
             arrays = run(call.rng_key, values)
             _check_concrete(arrays)
     except ModelStructureError:
@@ -297,8 +320,12 @@ def inspect_sites(call: ModelCall, init_values: Mapping[str, Any]) -> dict[str, 
         if isinstance(error, jax.errors.ConcretizationTypeError | jax.errors.TracerArrayConversionError):
             raise tracing_error(error, call) from error
         raise execution_error(error, watch.last_site, call) from error
+    return _inspect_all({n: {**site, **arrays.get(n, {})} for n, site in static.items()})
+
+
+def _inspect_all(sites: Mapping[str, dict[str, Any]]) -> dict[str, SiteInfo]:
     kinds = ("sample", "param", "deterministic", "plate")
-    return {n: _inspect(n, {**site, **arrays.get(n, {})}) for n, site in static.items() if site["type"] in kinds}
+    return {n: _inspect(n, site) for n, site in sites.items() if site["type"] in kinds}
 
 
 def _given_value(name: str, value: Any) -> Array:

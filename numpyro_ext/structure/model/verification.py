@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro
 from jax import Array
 from numpyro import handlers
 from numpyro.infer.util import compute_log_probs
@@ -19,6 +22,7 @@ from ..program.program import make_program
 from .reading import ModelReading
 from .running.execution import ModelCall
 from .running.plain_sites import PlainSites
+from .running.recording import Recording, Sites
 
 __all__ = ["check_form", "log_densities"]
 
@@ -36,7 +40,11 @@ def log_densities(reading: ModelReading, rng_key: Array, spreads: tuple[float, .
 
 
 def _evaluate(
-    reading: ModelReading, rng_key: Array, spreads: tuple[float, ...], changing: Sequence[Any] = ()
+    reading: ModelReading,
+    rng_key: Array,
+    spreads: tuple[float, ...],
+    changing: Sequence[Any] = (),
+    recording: Recording | None = None,
 ) -> np.ndarray:
     """Both log densities and the error of the operators, one row per point.
 
@@ -45,7 +53,7 @@ def _evaluate(
     Probabilities near one have lost the digits of the log of what is left to one, so a point at which the reference
     has is brought nearer to the centre of the prior, and where that does not help hyperparameters to ordinary values.
     """
-    compiled, reference_data = _compile(reading, rng_key)
+    compiled, reference_data = _compile(reading, rng_key, recording)
     data, rows = (*changing, *reading.data[len(changing) :]), []
     reference_data = (*changing, *reference_data[len(changing) :])
     # NumPy draws without compiling anything.
@@ -83,14 +91,17 @@ def _tolerance() -> float:
     return 1e-7 if jnp.result_type(float) == np.float64 else 2e-3
 
 
-def check_form(reading: ModelReading, rng_key: Array, changing: Sequence[Any] = ()) -> None:
+def check_form(
+    reading: ModelReading, rng_key: Array, changing: Sequence[Any] = (), recording: Recording | None = None
+) -> None:
     """Compare the form with NumPyro's log density.
 
     :param changing: leaves of the arguments that change, other than those of the reading.
+    :param recording: of the model, whose sites NumPyro is given in the place of a further call.
     :raises ModelStructureError: if they differ by more than rounding, or are not finite anywhere for a reason that can
         be named (a covariance that is not positive definite, covariates that are not finite).
     """
-    found = _evaluate(reading, rng_key, _SPREADS, changing)
+    found = _evaluate(reading, rng_key, _SPREADS, changing, recording)
     if reading.changing and not changing:
         leaves = [jnp.roll(leaf, 1, 0) if jnp.ndim(leaf) else leaf for leaf in jax.tree.leaves(reading.changing)]
         moved = _evaluate(reading, rng_key, _SPREADS, leaves)
@@ -133,21 +144,32 @@ def _perturb(reading: ModelReading, hyper: dict[str, Any], noise: dict[str, Arra
     return {name: moved(name) if name in noise else value for name, value in hyper.items()}
 
 
-def _compile(reading: ModelReading, rng_key: Array) -> tuple[Any, Any]:
+def _compile(reading: ModelReading, rng_key: Array, recording: Recording | None) -> tuple[Any, Any]:
     """The two log densities as one compiled function of hyperparameters, whitened unknowns and both sets of data."""
     seeded = handlers.seed(PlainSites(reading.model), rng_key)
 
     call = ModelCall(reading.model, reading.args, reading.kwargs, rng_key, tuple(reading.changing))
 
-    def reference(values: dict[str, Any], changing: dict[str, Any]) -> Array:
-        left_out = {n: reading.sites[n].init for n in reading.predictive}
-        log_joint, _ = compute_log_probs(seeded, *call.with_values(changing), {**values, **left_out})
+    def reference(
+        values: dict[str, Any], changing: dict[str, Any], left_out: dict[str, Any], recorded: Sites | None = None
+    ) -> Array:
+        values = {**values, **left_out}
+        if recorded is None:
+            log_joint, _ = compute_log_probs(seeded, *call.with_values(changing), values)
+        else:
+            log_joint, _ = compute_log_probs(partial(_restated, recorded, values), (), {}, {})
         terms = [jnp.sum(v) for n, v in log_joint.items() if n not in reading.predictive]
         return jnp.asarray(sum(terms, start=0.0))
 
     shapes = reading.latent_shapes()
-    program, output = make_program(reference, shapes, reading.changing)
-    program.take_as_data(program.inputs[len(jax.tree.leaves(shapes)) :], jax.tree.leaves(reading.changing))
+    left_out = {n: reading.sites[n].init for n in reading.predictive}
+    if recording is None:
+        program, output = make_program(reference, shapes, reading.changing, left_out)
+    else:
+        asked = "log density", reading.predictive
+        program, output = recording.derive(asked, reference, shapes, reading.changing, left_out)
+    others = jax.tree.leaves((reading.changing, left_out))
+    program.take_as_data(program.inputs[len(jax.tree.leaves(shapes)) :], others)
     reference_data = program.data
     program.release()
 
@@ -168,6 +190,15 @@ def _compile(reading: ModelReading, rng_key: Array) -> tuple[Any, Any]:
 
     key = (reading.structure_key, program.fingerprint())
     return _COMPILED.get(key, make), reference_data
+
+
+def _restated(recorded: Sites, values: Mapping[str, Any]) -> None:
+    """A model that states the sites of another one at these values."""
+    for name, site in recorded(lambda site, fn, default: values.get(site.name, default)).items():
+        if site["type"] == "sample":
+            scale = nullcontext() if site["scale"] is None else handlers.scale(scale=site["scale"])
+            with scale:
+                numpyro.sample(name, site["fn"], obs=site["value"])
 
 
 def _latent_values(reading: ModelReading, hyper: Any, e: Array, data: Any) -> dict[str, Any]:

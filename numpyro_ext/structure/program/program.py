@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -200,6 +201,20 @@ class Program:
         self.data = (*values, *self.data)
         self.changing = frozenset(inputs)
 
+    def close_over(self, inputs: Sequence[int], values: Sequence[Any]) -> None:
+        """Take some of the inputs for data, as if the function had closed over these values, if it uses them."""
+        used = {a for eqn in self.equations for a in eqn.inputs if isinstance(a, int)} | set(self.outputs)
+        pairs = [(number, value) for number, value in zip(inputs, values, strict=True) if number in used]
+        self.inputs = tuple(number for number in self.inputs if number not in inputs)
+        self.constants = (*(number for number, _ in pairs), *self.constants)
+        self.data = (*(value for _, value in pairs), *self.data)
+
+    def with_data(self, data: Iterable[Any]) -> Program:
+        """The same program on other data; what is embedded in one is not in the other."""
+        out = copy.copy(self)
+        out.avals, out.data = list(self.avals), tuple(data)
+        return out
+
     def take_changing_literals_as_data(self) -> None:
         """Put numbers among the data that have been others in a program like this one; see :mod:`.literals`."""
 
@@ -289,17 +304,22 @@ class Program:
         :param apply: what computes an equation, by default :func:`apply_equation`.
         :raises KeyError: if ``wanted`` depends on an input or constant that ``env`` does not give.
         """
+        return self.extend(wanted, dict(env), apply)
+
+    def extend(
+        self, wanted: Iterable[Atom], env: dict[int, Any], apply: Callable[..., Sequence[Any]] | None = None
+    ) -> list[Any]:
+        """As :meth:`evaluate`, and what is computed on the way is added to ``env``."""
         wanted = list(wanted)
-        values = dict(env)
 
         def read(atom: Atom) -> Any:
-            return atom.value if isinstance(atom, Constant) else values[atom]
+            return atom.value if isinstance(atom, Constant) else env[atom]
 
         for index in sorted(self.needed(wanted, env)):
             eqn = self.equations[index]
             results = (apply or apply_equation)(eqn, [read(a) for a in eqn.inputs])
             for number, result in zip(eqn.outputs, results, strict=True):
-                values.setdefault(number, result)
+                env.setdefault(number, result)
         return [read(a) for a in wanted]
 
     def known_value(self, atom: Atom, given: Mapping[int, Any] | None = None) -> Any:

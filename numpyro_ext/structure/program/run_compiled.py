@@ -9,9 +9,9 @@ import jax
 
 from ...compilation.quick_jit import holds_little, quick_jit
 from ...compilation.recent import Recent
-from .program import Constant, make_program
+from .program import Constant, Program, make_program
 
-__all__ = ["TracedFunction", "run_compiled", "traced"]
+__all__ = ["TracedFunction", "as_function", "run_compiled", "run_traced", "traced"]
 
 _COMPILED = Recent(64)
 
@@ -32,7 +32,11 @@ def run_compiled(function: Callable[..., Any], *args: Any) -> Any:
     >>> total(jnp.ones(3)), total(jnp.arange(4.0)[1:])
     (3.0, 6.0)
     """
-    found = traced(function, *args)
+    return run_traced(traced(function, *args), *args)
+
+
+def run_traced(found: TracedFunction, *args: Any) -> Any:
+    """The function of :func:`traced` at these arguments, compiled as in :func:`run_compiled`."""
     is_small = holds_little((found.data, args, found.results))
     compiled = _COMPILED.get(found.key, lambda: quick_jit(found.leaves, is_small=is_small))
     return jax.tree.unflatten(found.structure, compiled(found.data, *args))
@@ -59,7 +63,11 @@ def traced(function: Callable[..., Any], *args: Any) -> TracedFunction:
     :param function: of trees of arrays, to a tree of arrays.
     :param args: its arguments, or their shapes.
     """
-    program, output = make_program(function, *args)
+    return as_function(*make_program(function, *args))
+
+
+def as_function(program: Program, output: Any) -> TracedFunction:
+    """A program, whose data it lets go of, with its output as a function."""
     leaves, structure = jax.tree.flatten(output, is_leaf=lambda leaf: isinstance(leaf, Constant))
     data = program.data
     program.release()

@@ -6,13 +6,16 @@ import functools
 import inspect
 import traceback
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from ...errors import ModelStructureError, Reason
+
+if TYPE_CHECKING:
+    from .recording import Recording
 
 __all__ = ["ModelCall", "check_call", "check_key", "execution_error", "tracing_error"]
 
@@ -29,6 +32,8 @@ class ModelCall(NamedTuple):
     """For models that draw random numbers themselves."""
     changing: tuple[str, ...] = ()
     """Names of the arguments without whose values the model is read."""
+    recording: Recording | None = None
+    """Of the model on these arguments, in the place of further calls."""
 
     def changing_values(self) -> dict[str, Any]:
         """The arguments in :attr:`changing` as trees of arrays, by name.

@@ -1,0 +1,122 @@
+"""The call of a model that is recorded: without values of its free sites, all else as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+from numpyro import handlers
+from numpyro.primitives import Messenger
+
+from ...families import family_of
+from ...program.program import make_program
+from ..priors import is_gaussian, unwrap
+from .execution import ModelCall
+from .plain_sites import PlainSites, to_real
+from .recording import NUMBERS, Distribution, NotRecorded, RecordedSite, Recording, Tree, take_apart
+
+__all__ = ["record"]
+
+
+class _Free(Messenger):
+    """Give free sites values that the program knows by the names of the sites; which they are does not matter."""
+
+    def __init__(self) -> None:
+        self.defaults: dict[str, Any] = {}
+        super().__init__(None)
+
+    def process_message(self, msg: dict[str, Any]) -> None:
+        if msg["type"] == "control_flow":
+            raise NotRecorded
+        if msg["type"] != "sample" or msg["is_observed"] or msg["value"] is not None:
+            return
+        fn = msg["fn"]
+        if is_gaussian(fn) or not fn.support.is_discrete:
+            msg["value"] = jnp.zeros(fn.batch_shape + fn.event_shape)
+            self.defaults[msg["name"]] = None
+
+    def postprocess_message(self, msg: dict[str, Any]) -> None:
+        if msg["type"] not in ("sample", "param") or msg.get("is_observed"):
+            return
+        value = to_real(msg["value"]) if msg["type"] == "param" else msg["value"]
+        self.defaults.setdefault(msg["name"], value)
+        mark = partial(checkpoint_name, name=f"value of site {msg['name']}")
+        msg["value"] = jax.tree.map(lambda leaf: mark(jnp.asarray(leaf)), value)
+
+
+def record(call: ModelCall) -> Recording | None:
+    """Call a model once, without values of its free sites, and keep the program of what it does.
+
+    :return: the recording; none of a model that needs the values of its sites, that has NumPyro's control flow (whose
+        bodies take values from handlers around them), that fails, or some of whose arguments are to change: such a
+        model is called whenever something is asked of it, and says itself what is wrong.
+    """
+    if call.changing:
+        return None
+    found: dict[str, _Found] = {}
+
+    def run() -> dict[str, Any]:
+        free = _Free()
+        with free:
+            seeded = handlers.seed(PlainSites(call.model), call.rng_key)
+            sites = handlers.trace(seeded).get_trace(*call.args, **call.kwargs)
+        out = {}
+        for name, site in sites.items():
+            found[name] = _Found(site)
+            out[name] = found[name].arrays(site, free.defaults.get(name))
+        return out
+
+    try:
+        program, atoms = make_program(run, keep_literals=True)
+    except Exception:  # whatever a model does without values
+        return None
+    families = [part.family for part in found.values()]
+    return Recording(program, {name: part.recorded(atoms[name]) for name, part in found.items()}, families)
+
+
+class _Found:
+    """What of a site is no array, while its arrays are on their way through a trace."""
+
+    def __init__(self, site: dict[str, Any]) -> None:
+        names = ("type", "kwargs", "args", "cond_indep_stack", "is_observed")
+        self._message: dict[str, Any] = {n: site[n] for n in names if n in site}
+        self._name = site["name"]
+        self._is_sample = site["type"] == "sample"
+        self._trees: dict[str, tuple[Any, list[Any]]] = {}
+        self._key: list[Any] = []
+        self.family = family_of(unwrap(site["fn"])) if self._is_sample else None
+
+    def arrays(self, site: dict[str, Any], default: Any) -> dict[str, list[Any]]:
+        """All arrays of the site."""
+        fn = site["fn"] if self._is_sample else None
+        value = site["value"] if self._is_sample or site["type"] in ("param", "deterministic") else None
+        out: dict[str, list[Any]] = {"fn": []}
+        self._template = take_apart(fn, out["fn"], self._key)
+        self._structure = jax.tree.structure(fn)
+        scale = site["scale"] if self._is_sample else None
+        for part, tree in (("value", value), ("default", default), ("scale", scale)):
+            leaves, structure = jax.tree.flatten(tree)
+            self._trees[part] = structure, [leaf if isinstance(leaf, NUMBERS) else None for leaf in leaves]
+            out[part] = [leaf for leaf in leaves if not isinstance(leaf, NUMBERS)]
+        return out
+
+    def recorded(self, atoms: Mapping[str, Sequence[Any]]) -> RecordedSite:
+        """The site with the atoms of a program in the place of its arrays."""
+
+        def tree(part: str) -> Tree:
+            structure, known = self._trees[part]
+            found = iter(atoms[part])
+            leaves = tuple(next(found) if leaf is None else leaf for leaf in known)
+            return Tree(structure, leaves, tuple(leaf is not None for leaf in known))
+
+        key = None if None in self._key else tuple(self._key)
+        fn = Distribution(self._template, tuple(atoms["fn"]), key, self._structure)
+        default, is_observed = tree("default"), bool(self._message.get("is_observed"))
+        return RecordedSite(
+            self._name, self._message["type"], is_observed, fn, tree("value"), default if default.leaves else None,
+            tree("scale"), self._message,
+        )  # fmt: skip
