@@ -157,3 +157,30 @@ def test_a_model_without_a_mask_is_masked_at_its_observations(counts_case, score
     found = cross_validate(EP(model, progress_bar=False), jax.random.key(0), counts_case.t, counts_case.y, folds=FOLDS)
     assert found.hyper["scale"].shape == (1, 3)
     np.testing.assert_allclose(found.log_predictive, scores.log_predictive, atol=1e-6)
+
+
+def test_the_model_is_read_once_whatever_the_number_of_folds():
+    y, calls = jnp.array([0.4, -1.0, 2.0, 0.1, 1.3, 0.9]), []
+
+    def model(y, mask=True):
+        calls.append(mask)
+        level = numpyro.sample("level", dist.Normal(0.0, 1.0))
+        with numpyro.handlers.mask(mask=mask):
+            numpyro.sample("y", dist.Normal(level, 1.0), obs=y)
+
+    def looks_at_its_mask(y, mask=True):
+        model(y, jnp.asarray(np.asarray(mask)))
+
+    found, counts = {}, {}
+    for num_folds in (2, 6):
+        for function in (model, looks_at_its_mask):
+            calls.clear()
+            folds = np.arange(6) % num_folds
+            key = num_folds, function is model
+            found[key] = cross_validate(EP(function, progress_bar=False), jax.random.key(0), y, folds=folds)
+            counts[key] = len(calls)
+    for num_folds in (2, 6):
+        one, each = (found[num_folds, is_plain].log_predictive for is_plain in (True, False))
+        np.testing.assert_allclose(one, each, rtol=1e-6)
+    assert counts[6, True] <= counts[2, True]
+    assert counts[6, False] > counts[2, False]

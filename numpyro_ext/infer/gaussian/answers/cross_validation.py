@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from copy import copy
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -14,6 +15,7 @@ from jax import Array
 from jax.typing import ArrayLike
 from numpyro.primitives import Messenger
 
+from ....structure import LatentGaussianReading, ModelStructureError
 from ....structure.model.running.execution import check_key
 from ...front.running.progress import progress_bar, warn
 
@@ -64,7 +66,8 @@ def cross_validate(
     """Score every observation by a fit that did not see it, hyperparameters learned anew on every fold.
 
     A model that takes no mask of its observations (an argument ``mask``, for ``handlers.mask(mask=mask)``) is masked at
-    its observed site. It is read once per fold, and one compiled program fits all folds.
+    its observed site. It is read once, and one compiled program fits all folds. (A model that needs the values of its
+    mask, as NumPy does, is read once per fold.)
 
     :param Engine engine: its model and options are used; what it has run itself is not.
     :param rng_key: random number generator key.
@@ -134,14 +137,12 @@ def cross_validate(
     assignments = _assignments(key, shape, num_folds, num_draws, folds)
 
     def score(assignment: np.ndarray) -> tuple[Array, dict[str, Array], np.ndarray]:
-        readings = [
-            engine._read(rng_key, args, {**kwargs, mask_argument: jnp.asarray(keep & (assignment != k))}, check=False)
-            for k in range(num_folds)
-        ]
+        masks = [keep & (assignment != k) for k in range(num_folds)]
+        readings = _read_folds(partial(engine._read, rng_key, args, check=False), kwargs, mask_argument, masks)
         space, _, programs = engine._compile(readings[0])
         if any(other.structure_key != readings[0].structure_key for other in readings):
             raise ValueError(f"The structure of the model depends on the values of {mask_argument!r}: fold it by hand.")
-        _check_masks(readings, mask_argument, [keep & (assignment != k) for k in range(num_folds)])
+        _check_masks(readings, mask_argument, masks)
         data = jax.tree.map(lambda *leaves: jnp.stack(leaves), *[other.data for other in readings])
         values, search, info = programs.fold_predictive(
             data, space.fixed, space.initial(engine.init_values), batch_size=batch_size
@@ -207,6 +208,21 @@ def _with_mask(model: Callable[..., Any], mask_argument: str) -> Callable[..., A
     argument = inspect.Parameter(mask_argument, inspect.Parameter.KEYWORD_ONLY, default=True)
     masked.__signature__ = signature.replace(parameters=[*parameters, argument])  # type: ignore[attr-defined]
     return masked
+
+
+def _read_folds(
+    read: Callable[..., LatentGaussianReading], kwargs: dict[str, Any], mask_argument: str, masks: list[np.ndarray]
+) -> list[LatentGaussianReading]:
+    """Readings of all folds: one of any mask, on the data of each; one of each, if the model looks at its mask."""
+    given = [{**kwargs, mask_argument: jnp.asarray(mask)} for mask in masks]
+    try:
+        reading = read(given[0], changing=(mask_argument,))
+    except ModelStructureError:
+        return [read(arguments) for arguments in given]
+    found = [copy(reading) for _ in masks]
+    for fold, arguments in zip(found, given, strict=True):
+        fold.data = reading.with_changing({mask_argument: arguments[mask_argument]})
+    return found
 
 
 def _assignments(
