@@ -194,3 +194,20 @@ def test_priors_keep_the_covariance_that_was_given():
     # Its Cholesky factor is nan, of which no covariance could be made.
     with pytest.raises(ModelStructureError, match="not positive definite"):
         EP(model, progress_bar=False).run(KEY, np.array([0.3, 1.2]))
+
+
+def test_numbers_that_change_are_data_of_what_was_made_before():
+    def model(y, scale):
+        a = numpyro.sample("a", dist.Normal(y.mean(), scale))
+        numpyro.sample("y", dist.Normal(a, 0.5), obs=y)
+
+    counted, y = Calls(model), np.array([0.3, 1.2, 2.0])
+    engine, numbers = EP(counted, progress_bar=False), []
+    for scale in (1.0, 2.0, 0.5, np.float32(0.25), 3):
+        before = counted.number
+        engine.run(KEY, scale * y, scale)
+        numbers.append(counted.number - before)
+        exact = (scale * y.mean() / scale**2 + 4 * scale * y.sum()) / (1 / scale**2 + 12)
+        np.testing.assert_allclose(engine.posterior["a"].mean, exact, rtol=10 * RTOL)
+    # The second is the first to have other numbers, the third has them among the data.
+    assert numbers[-2:] == [1, 1]

@@ -15,11 +15,12 @@ from jax import Array
 from ...display import Shown
 from ..conflict import Conflict
 from ..errors import ModelStructureError
-from ..program.program import Atom, Constant, Program, make_program
+from ..program.program import Atom, Constant
 from .hyper_site import HyperSite
 from .index_check import check_indices
 from .running.changing import check_supports, needs_value, other_values
 from .running.execution import ModelCall, tracing_error
+from .running.recording import make_or_derive
 from .tracing import SiteInfo, trace_with_innovations
 from .unused_sites import is_used, unused_sites
 
@@ -52,8 +53,9 @@ class TracedModel(Shown):
         function = trace_with_innovations(call, self.field, prior)
         num_unknowns = len(innovations) if self.opens_scans else 0
         try:
-            self._program, self._trace = _make_program(
-                call, (self.field, prior), function, arguments, num_unknowns=num_unknowns
+            key = "innovations", self.field, prior
+            self._program, self._trace = make_or_derive(
+                call.recording, key, function, *arguments, num_unknowns=num_unknowns
             )
         except ModelStructureError:
             raise
@@ -245,17 +247,3 @@ class TracedModel(Shown):
             for n, v in self.initial_hyper().items()
         ]
         return f" at {', '.join(parts)}" if parts else ""
-
-
-def _make_program(
-    call: ModelCall, key: Any, function: Callable[..., Any], arguments: tuple[Any, ...], *, num_unknowns: int
-) -> tuple[Program, Any]:
-    """The program of a model with innovations, of its recording if there is one."""
-    if call.recording is not None:
-        try:
-            return call.recording.derive(("innovations", key), function, *arguments, num_unknowns=num_unknowns)
-        except ModelStructureError:
-            raise
-        except Exception:  # the model itself says what is wrong
-            pass
-    return make_program(function, *arguments, num_unknowns=num_unknowns)

@@ -18,11 +18,10 @@ from numpyro.infer.util import compute_log_probs
 from ...compilation.quick_jit import holds_little, quick_jit
 from ...compilation.recent import Recent
 from ..errors import ModelStructureError, Reason
-from ..program.program import make_program
 from .reading import ModelReading
 from .running.execution import ModelCall
 from .running.plain_sites import PlainSites
-from .running.recording import Recording, Sites
+from .running.recording import Recording, Sites, make_or_derive
 
 __all__ = ["check_form", "log_densities"]
 
@@ -163,11 +162,8 @@ def _compile(reading: ModelReading, rng_key: Array, recording: Recording | None)
 
     shapes = reading.latent_shapes()
     left_out = {n: reading.sites[n].init for n in reading.predictive}
-    if recording is None:
-        program, output = make_program(reference, shapes, reading.changing, left_out)
-    else:
-        asked = "log density", reading.predictive
-        program, output = recording.derive(asked, reference, shapes, reading.changing, left_out)
+    asked = "log density", reading.predictive
+    program, output = make_or_derive(recording, asked, reference, shapes, reading.changing, left_out)
     others = jax.tree.leaves((reading.changing, left_out))
     program.take_as_data(program.inputs[len(jax.tree.leaves(shapes)) :], others)
     reference_data = program.data

@@ -71,7 +71,7 @@ def record(call: ModelCall) -> Recording | None:
         return out
 
     try:
-        program, atoms = make_program(run, keep_literals=True)
+        program, atoms = make_program(run)
     except Exception:  # whatever a model does without values
         return None
     families = [part.family for part in found.values()]

@@ -14,17 +14,29 @@ import numpy as np
 import numpyro.distributions as dist
 
 from ....compilation.recent import Recent
+from ...errors import ModelStructureError
 from ...program.captured import array_key
 from ...program.program import Program, make_program
 from ...program.run_compiled import as_function, run_traced
 from .start_values import initial_value
 
-__all__ = ["NUMBERS", "Distribution", "NotRecorded", "RecordedSite", "Recording", "Sites", "Tree", "take_apart"]
+__all__ = [
+    "NUMBERS",
+    "Distribution",
+    "NotRecorded",
+    "RecordedSite",
+    "Recording",
+    "Sites",
+    "Tree",
+    "make_or_derive",
+    "take_apart",
+]
 
 _DERIVED = Recent(64)
 _REPEATED = Recent(256)
 _KNOWN = ("numpyro.", "numpyro_ext.")
-NUMBERS = bool | int | float | complex | np.generic
+NUMBERS = bool | int | complex | np.bool_ | np.integer
+"""What stays in a recording as it was written; floating numbers may turn out to change."""
 
 Sites = Callable[[Callable[["RecordedSite", Any, Any], Any]], dict[str, dict[str, Any]]]
 """The sites of a model by name, as a trace of NumPyro's has them, given what says the values of the free ones: a
@@ -88,7 +100,7 @@ def take_apart(part: Any, arrays: list[Any], key: list[Any]) -> Any:
 
     :param key: to which is added what it is, ``None`` where it may compute of its arrays whatever.
     """
-    if isinstance(part, jax.Array | np.ndarray):
+    if isinstance(part, float | np.floating | jax.Array | np.ndarray):
         arrays.append(part)
         key.append("array")
         return _ARRAY
@@ -103,7 +115,7 @@ def take_apart(part: Any, arrays: list[Any], key: list[Any]) -> Any:
         return type(part)((name, take_apart(item, arrays, key)) for name, item in part.items())
     is_ours = isinstance(part, dist.Distribution | dist.constraints.Constraint | dist.transforms.Transform)
     is_known = is_ours and type(part).__module__.startswith(_KNOWN) and hasattr(part, "__dict__")
-    key.append(type(part) if is_known else None)
+    key.append(f"{type(part).__module__}.{type(part).__qualname__}" if is_known else None)
     if not is_ours or not hasattr(part, "__dict__"):
         if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(part)):
             raise NotRecorded  # such as a forest: a reading asks for the values of what it is made of
@@ -164,6 +176,7 @@ class Recording:
     def __init__(self, program: Program, sites: Mapping[str, RecordedSite], families: Sequence[Any]):
         self.sites = dict(sites)
         self.data = program.data
+        self._literals = frozenset(p for p, number in enumerate(program.constants) if number in program.literals)
         program.release()
         self._program = program
         self._families = tuple(families)
@@ -175,7 +188,9 @@ class Recording:
             )
             config = str(jnp.result_type(float)), str(jax.config.values["jax_default_matmul_precision"])
             # What is derived keeps the families, so that no other gets their identities.
-            self._key = program.fingerprint(), own, tuple(map(id, families)), config
+            key = program.fingerprint(), own, tuple(map(id, families)), config
+            self._key = key if _has_hash(key) else None
+        self._written = None if self._key is None else (program.as_written, *self._key[1:2])
 
     def at_central_values(self, given: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         """The sites with their arrays at the values that are given, and at central ones of others.
@@ -235,6 +250,8 @@ class Recording:
             places = {number: place for place, number in enumerate(inputs)}
             origins = tuple(places.get(number) for number in program.constants)
             own = tuple(None if o is not None else d for o, d in zip(origins, program.data, strict=True))
+            pairs = zip(program.constants, origins, strict=True)
+            program.literals |= {n for n, o in pairs if o is not None and o in self._literals}
             program.release()
             return _Derived(program, output, origins, own, self._families)
 
@@ -246,7 +263,10 @@ class Recording:
             shapes = tuple((a.shape, str(a.dtype), getattr(a, "weak_type", False)) for a in avals)
             found = _DERIVED.get((self._key, key, structure, shapes, num_unknowns), make)
         data = [own if o is None else self.data[o] for o, own in zip(found.origins, found.own, strict=True)]
-        return found.program.with_data(data), found.output
+        program = found.program.with_data(data)
+        if self._written is not None:
+            program.as_written = (key, self._written)
+        return program, found.output
 
     def _at(self, data: Sequence[Any], choose: Callable[[RecordedSite, Any, Any], Any]) -> dict[str, dict[str, Any]]:
         env = dict(zip(self._program.constants, data, strict=True))
@@ -264,6 +284,32 @@ class Recording:
                 "fn": fn, "value": value, "scale": scale
             }  # fmt: skip
         return out
+
+
+def _has_hash(key: Any) -> bool:
+    try:
+        hash(key)
+    except TypeError:
+        return False
+    return True
+
+
+def make_or_derive(
+    recording: Recording | None, key: Any, function: Callable[..., Any], *args: Any, num_unknowns: int = 0
+) -> tuple[Program, Any]:
+    """:meth:`Recording.derive`, and ``make_program`` where there is no recording, or one that does not do.
+
+    :param function: calls the model itself where it is given no sites.
+    :raises Exception: what it raises then.
+    """
+    if recording is not None:
+        try:
+            return recording.derive(key, function, *args, num_unknowns=num_unknowns)
+        except ModelStructureError:
+            raise
+        except Exception:  # the model itself says what is wrong
+            pass
+    return make_program(function, *args, num_unknowns=num_unknowns)
 
 
 class _Derived(NamedTuple):
