@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -88,7 +87,7 @@ class _Array:
 
 
 class _Object(NamedTuple):
-    without_arrays: Any
+    type: Any
     attributes: dict[str, Any]
 
 
@@ -120,6 +119,12 @@ def take_apart(part: Any, arrays: list[Any], key: list[Any]) -> Any:
         if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(part)):
             raise NotRecorded  # such as a forest: a reading asks for the values of what it is made of
         return part
+    if isinstance(part, dist.constraints.Constraint):
+        # NumPyro has one object of most kinds, which is told by its identity: it is not taken apart for its numbers.
+        leaves = jax.tree.leaves(part)
+        if not any(isinstance(leaf, jax.Array | np.ndarray) for leaf in leaves):
+            key.append((str(jax.tree.structure(part)), tuple(np.asarray(leaf).tobytes() for leaf in leaves)))
+            return part
     before, attributes = len(arrays), {}
     for name, value in vars(part).items():
         key.append(name)
@@ -127,9 +132,7 @@ def take_apart(part: Any, arrays: list[Any], key: list[Any]) -> Any:
         attributes[name] = take_apart(None if name == "_inv" else value, arrays, key)
     if len(arrays) == before:
         return part
-    without = copy.copy(part)
-    vars(without).clear()
-    return _Object(without, attributes)
+    return _Object(type(part), attributes)
 
 
 def _put_together(template: Any, arrays: Iterator[Any]) -> Any:
@@ -141,7 +144,7 @@ def _put_together(template: Any, arrays: Iterator[Any]) -> Any:
         return type(template)((name, _put_together(item, arrays)) for name, item in template.items())
     if not isinstance(template, _Object):
         return template
-    out = copy.copy(template.without_arrays)
+    out = object.__new__(template.type)  # a class may have one instance, which is the model's
     vars(out).update({name: _put_together(value, arrays) for name, value in template.attributes.items()})
     return out
 
