@@ -31,7 +31,7 @@ __all__ = [
     "take_apart",
 ]
 
-_DERIVED = Recent(64)
+_DERIVED = Recent(192)
 _REPEATED = Recent(256)
 _KNOWN = ("numpyro.", "numpyro_ext.")
 NUMBERS = bool | int | complex | np.bool_ | np.integer
