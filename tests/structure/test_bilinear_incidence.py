@@ -120,6 +120,22 @@ def test_ways_of_writing(model, num_roots, width):
     np.testing.assert_allclose(form.predictor(*reading.vectors(unknowns)), predictor(unknowns), atol=tol)
 
 
+def test_a_process_of_each_user_belongs_to_the_users():
+    """Not to the items, at whose places it is seen too: to them it would be a component for each user."""
+
+    def model():
+        w = users()
+        with numpyro.plate("users", USERS):
+            own = numpyro.sample("own", dist.MultivariateNormal(jnp.zeros(ITEMS), kernel(ITEMS)))
+        mean, h = numpyro.sample("mean", dist.Normal(0.0, 1.0).expand([ITEMS])), process("h", ITEMS)
+        f = mean + w @ h + own
+        answer(f[USER, FIRST] - f[USER, SECOND])
+
+    reading = read_bilinear(model, by_component=True)
+    assert reading.sides == (("w", "own"), ("mean", "h")) and reading.is_coupled == (False, True)
+    assert [e.shape for e in reading.elements] == [(USERS, RANK + ITEMS), (ITEMS, 1 + RANK)]
+
+
 def test_the_prior_of_vectors_that_depend_on_each_other():
     reading = read_bilinear(shared_utility, by_component={"h"})
     form = reading.form({})

@@ -91,6 +91,7 @@ def find_layouts(
         # an axis of length one, as that of a single component, cuts nothing
         if by_component & set(names) and (merged is None or merged.num == 1):
             linear = [n for n in field if not any(n in members for members in sides)]
+            linear = [n for n in linear if not _joins(groupings[n], [groupings[x] for x in sides[1 - side]])]
             found = _coupled_layout(program, field, shapes, coupled, predictors, names, linear)
             coupled_layouts[side] = found
             layouts.append((list(found.names), groupings[names[0]], True))
@@ -337,6 +338,11 @@ def _merge(groupings: Sequence[_Grouping]) -> _Grouping | None:
             return None
         index = np.maximum(index, other.vector)
     return _Grouping(first.axes, first.num, index)
+
+
+def _joins(one: _Grouping, side: Sequence[_Grouping]) -> bool:
+    """Whether every observation sees one of several vectors of a site, that of the side which it sees."""
+    return one.num > 1 and _merge([*side, one]) is not None
 
 
 def _merged_index(groupings: Sequence[_Grouping]) -> np.ndarray:
