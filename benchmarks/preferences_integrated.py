@@ -13,12 +13,12 @@ import numpyro.distributions as dist
 from jax.scipy.stats import norm
 
 from numpyro_ext.datasets import load_sushi
-from numpyro_ext.infer import BilinearVG, collaborative_em
+from numpyro_ext.infer import EP, BilinearVG, VariationalGaussian, collaborative_em
 
 from .preferences_pairs import BITS, drawn_pairs, kernel_of, loss, mean_and_error
 from .preferences_sushi import systems_table
 
-__all__ = ["integrated", "integrated_report", "sushi_a_by_vg"]
+__all__ = ["integrated", "integrated_report", "sushi_a_by_vg", "sushi_a_without_tastes"]
 
 _RANK = 2
 _ALONE, _WITH_OWN, _LEARNED = (
@@ -26,6 +26,7 @@ _ALONE, _WITH_OWN, _LEARNED = (
     "V and b integrated, own process",
     "V and b integrated, own process, all scales by the bound",
 )
+_BY_EP, _BY_BOUND = "b integrated, own process, no V, EP", "b integrated, own process, no V, variational bound"
 _FIXED = {"scale": 0.5, "mean_scale": 1.0}
 """Standard deviations of the loadings and of the means, which the issue names."""
 
@@ -52,12 +53,58 @@ def integrated(
         numpyro.sample("won", dist.Bernoulli(probs=norm.cdf(difference)), obs=won)
 
 
-def sushi_a_by_vg(seed: int) -> dict[str, Any]:
-    """The people and pairs of ``sushi_a``: point estimates, and lower bounds with priors that are given or learned."""
+def mean_integrated(user: Any, first: Any, second: Any, won: Any = None, *, num_users: int, kernel: Any) -> None:
+    """The same without tastes: one Gaussian field, which EP and VariationalGaussian take too."""
+    positive, num_items = dist.constraints.positive, len(kernel)
+    mean_scale = numpyro.param("mean_scale", 1.0, constraint=positive)
+    sigma = numpyro.param("sigma", 1.0, constraint=positive)
+    b = numpyro.sample("b", dist.Normal(0.0, mean_scale).expand([num_items]).to_event(1))
+    with numpyro.plate("users", num_users):
+        own = numpyro.sample("own", dist.MultivariateNormal(jnp.zeros(num_items), sigma**2 * kernel))
+    f = b + own
+    with numpyro.plate("comparisons", len(user)):
+        numpyro.sample("won", dist.Bernoulli(probs=norm.cdf(f[user, first] - f[user, second])), obs=won)
+
+
+def _pairs_of(seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Training, test and validation pairs as in ``sushi_a``, and the kernel."""
     data = load_sushi("a")
     rankings = data.rankings[np.random.default_rng(1000 + seed).permutation(5000)[:200]]
     train, test, validation = drawn_pairs(rankings, (3, 1, 1), seed)
-    K, eye = kernel_of(data.item_features, 10.0), np.eye(10)
+    return train, test, validation, kernel_of(data.item_features, 10.0)
+
+
+def _fitted(engine: Any, train: np.ndarray, parts: tuple[np.ndarray, ...], given: dict[str, Any]) -> dict[str, Any]:
+    begun = time.process_time()
+    engine.run(jax.random.key(0), *train.T, np.ones(len(train), int), **given)
+    losses = [
+        float(-np.mean(engine.log_predictive(*part.T, np.ones(len(part), int), **given)["won"]) / BITS)
+        for part in parts
+    ]
+    return {
+        "loss": losses[0],
+        "validation": losses[1],
+        "evidence": float(engine.log_evidence),
+        "converged": float(engine.diagnostics.converged),
+        "scales": {key: float(site.value) for key, site in engine.hyper.items()},
+        "seconds": time.process_time() - begun,
+    }
+
+
+def sushi_a_without_tastes(seed: int) -> dict[str, Any]:
+    """What is left where the bound prunes all tastes, by EP and by the bound without a split into two sides."""
+    train, test, validation, K = _pairs_of(seed)
+    given = {"num_users": 200, "kernel": K}
+    return {
+        name: _fitted(engine(mean_integrated, progress_bar=False), train, (test, validation), given)
+        for name, engine in ((_BY_EP, EP), (_BY_BOUND, VariationalGaussian))
+    }
+
+
+def sushi_a_by_vg(seed: int) -> dict[str, Any]:
+    """The people and pairs of ``sushi_a``: point estimates, and lower bounds with priors that are given or learned."""
+    train, test, validation, K = _pairs_of(seed)
+    eye = np.eye(10)
     found: dict[str, Any] = {}
     # As in sushi_a.
     white = 0.3 * np.asarray(jax.random.normal(jax.random.key(seed), (10, _RANK)))
@@ -73,7 +120,6 @@ def sushi_a_by_vg(seed: int) -> dict[str, Any]:
         }
     kinds = {_ALONE: (False, _FIXED), _WITH_OWN: (True, _FIXED), _LEARNED: (True, {})}
     for name, (has_own, values) in kinds.items():
-        begun, given = time.process_time(), {"num_users": 200, "kernel": K, "has_own": has_own}
         engine = BilinearVG(
             integrated,
             covariance={"users": "full", "items": "component"},
@@ -82,19 +128,8 @@ def sushi_a_by_vg(seed: int) -> dict[str, Any]:
             tol=1e-5,
             progress_bar=False,
         )
-        engine.run(jax.random.key(0), *train.T, np.ones(len(train), int), **given)
-        losses = [
-            float(-np.mean(engine.log_predictive(*part.T, np.ones(len(part), int), **given)["won"]) / BITS)
-            for part in (test, validation)
-        ]
-        found[name] = {
-            "loss": losses[0],
-            "validation": losses[1],
-            "evidence": float(engine.log_evidence),
-            "converged": float(engine.diagnostics.converged),
-            "scales": {key: float(site.value) for key, site in engine.hyper.items()},
-            "seconds": time.process_time() - begun,
-        }
+        given = {"num_users": 200, "kernel": K, "has_own": has_own}
+        found[name] = _fitted(engine, train, (test, validation), given)
     tried = [found[name] for name in kinds]
     found["of these three, by the validation pair"] = {
         key: min(tried, key=lambda each: float(each["validation"]))[key] for key in ("loss", "evidence", "converged")
@@ -112,7 +147,7 @@ def integrated_report(draws: list[dict[str, Any]]) -> list[str]:
     lines += [f"Sushi A, 200 people, 3 + 1 pairs, {len(draws)} draws, those of the table of Sushi A; D = {_RANK}.", ""]
     lines += [*systems_table(draws, "GPitem"), ""]
     lines += ["| system | scale of V | of b | of the own process, σ | CPU-s |", "|---|---|---|---|---|"]
-    for name in (_ALONE, _WITH_OWN, _LEARNED):
+    for name in (_ALONE, _WITH_OWN, _LEARNED, _BY_EP, _BY_BOUND):
         scales = [draw[name]["scales"] for draw in draws]
         cells = [
             f"{np.median([each[key] for each in scales]):.2g}" if key in scales[0] else ""
@@ -122,6 +157,15 @@ def integrated_report(draws: list[dict[str, Any]]) -> list[str]:
         lines.append(f"| {name} | {' | '.join(cells)} | {seconds:.0f} |")
     sigma = np.median([draw["GPitem"]["sigma"] for draw in draws])
     lines += ["", f"Medians of the draws, compilation within the seconds. GPitem has σ = {sigma:.2g}.", ""]
+    by_ep, by_bound = (np.array([draw[name]["loss"] for draw in draws]) for name in (_BY_EP, _BY_BOUND))
+    learned, item = (np.array([draw[name]["loss"] for draw in draws]) for name in (_LEARNED, "GPitem"))
+    lines += [
+        "The model with its own process but without tastes is one Gaussian field, which other engines take. Losses, "
+        f"paired: by VariationalGaussian less by BilinearVG, all scales learned, {mean_and_error(by_bound - learned)}; "
+        f"by EP less that of GPitem {mean_and_error(by_ep - item)}; "
+        f"by VariationalGaussian less by EP {mean_and_error(by_bound - by_ep)}.",
+        "",
+    ]
     lines += ["What was asked:", ""]
     for name in (_ALONE, _WITH_OWN, _LEARNED, "of these three, by the validation pair", "of these three, by the bound"):
         differences = {

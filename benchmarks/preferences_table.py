@@ -17,8 +17,8 @@ from typing import Any
 
 import numpyro
 
-from .preferences_films import films, movielens
-from .preferences_integrated import integrated_report, sushi_a_by_vg
+from .preferences_films import films, lovers, lovers_of_genres, movielens
+from .preferences_integrated import integrated_report, sushi_a_by_vg, sushi_a_without_tastes
 from .preferences_sushi import (
     few_persons,
     learned_kernel,
@@ -39,6 +39,8 @@ EXPERIMENTS: dict[str, tuple[Callable[[int], dict[str, Any]], int]] = {
     "sushi_a_learned": (sushi_a_learned, 4),
     "sushi_b": (sushi_b, 2),
     "sushi_a_by_vg": (sushi_a_by_vg, 10),
+    "sushi_a_without_tastes": (sushi_a_without_tastes, 10),
+    "lovers": (lovers_of_genres, 1),
 }
 
 
@@ -47,9 +49,9 @@ def _found(work: Path, name: str) -> list[dict[str, Any]]:
     return [json.loads(path.read_text()) for path in paths]
 
 
-def _compute(work: Path, name: str) -> None:
+def _compute(work: Path, name: str, limit: int) -> None:
     experiment, num_draws = EXPERIMENTS[name]
-    for seed in range(num_draws):
+    for seed in range(min(limit, num_draws)):
         path = work / f"{name}-{seed}.json"
         if not path.exists():
             with warnings.catch_warnings():
@@ -65,7 +67,8 @@ REPORTS: dict[str, tuple[tuple[str, ...], Callable[[list[dict[str, Any]]], list[
     "preferences-movielens": (("movielens",), films),
     "preferences-learned-kernel": (("sushi_a_learned",), learned_kernel),
     "preferences-sushi-b": (("sushi_b",), many_persons),
-    "preferences-integrated": (("sushi_a_by_vg",), integrated_report),
+    "preferences-lovers": (("lovers",), lovers),
+    "preferences-integrated": (("sushi_a_by_vg", "sushi_a_without_tastes"), integrated_report),
 }
 
 
@@ -74,13 +77,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("work", type=Path)
     parser.add_argument("--only", choices=tuple(EXPERIMENTS))
+    parser.add_argument("--draws", type=int, default=10, help="of each experiment at most")
     parser.add_argument("--write", choices=tuple(REPORTS), help="write what is there of one, and compute nothing")
     arguments = parser.parse_args()
     work: Path = arguments.work
     work.mkdir(parents=True, exist_ok=True)
     numpyro.enable_x64()
     for name in () if arguments.write else (arguments.only,) if arguments.only else EXPERIMENTS:
-        _compute(work, name)
+        _compute(work, name, arguments.draws)
     if arguments.only:
         return
     for report in (arguments.write,) if arguments.write else REPORTS:

@@ -1,0 +1,172 @@
+"""People who compare, and what is found of each alone or by what they share: of the tables of Houlsby (2014).
+
+The sushi are those of ``load_sushi``; of the seven metals of the Jura (``jura/jura.csv``) sites "prefer" that of which
+they have more.
+"""
+
+from __future__ import annotations
+
+import csv
+import functools
+import itertools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from jax import Array
+from jax.scipy.stats import norm
+from numpyro import handlers
+
+from numpyro_ext.datasets import data_path, load_sushi
+from numpyro_ext.infer import EP
+
+__all__ = ["DATA", "NUM_ITEMS", "NUM_USERS", "Moments", "People", "all_pairs", "alone", "shared_moments"]
+
+NUM_USERS, NUM_ITEMS = 100, 10
+_METALS = ("Cd", "Co", "Cr", "Cu", "Ni", "Pb", "Zn")
+
+
+class People(NamedTuple):
+    """Answers of people, and what is known of these and of the items."""
+
+    answers: np.ndarray
+    """To all pairs, one where the first is preferred, shape ``(users, pairs)``."""
+    kernel: np.ndarray
+    """Covariance of the items."""
+    user_kernel: np.ndarray
+
+
+def all_pairs(num_items: int) -> np.ndarray:
+    return np.array(list(itertools.combinations(range(num_items), 2)))
+
+
+def kernel_of_features(features: np.ndarray, length: float | None = None) -> np.ndarray:
+    """Squared exponential, by default of the median distance."""
+    squares = np.sum((features[:, None] - features) ** 2, axis=-1)
+    length = float(np.sqrt(np.median(squares[squares > 0]))) if length is None else length
+    return np.asarray(np.exp(-0.5 * squares / length**2) + 1e-5 * np.eye(len(features)))
+
+
+def _standard(values: np.ndarray) -> np.ndarray:
+    spread = values.std(axis=0)
+    return np.asarray((values - values.mean(axis=0)) / np.where(spread > 0.0, spread, 1.0))
+
+
+def _indicators(values: np.ndarray) -> np.ndarray:
+    return (values[:, None] == np.unique(values)).astype(float)
+
+
+def synthetic(seed: int) -> People:
+    """Products of five Gaussian processes on two features of the people and two of the items, with probit choices."""
+    rng = np.random.default_rng(seed)
+    width = np.sqrt(3.0)  # of a uniform distribution of variance one
+    items, users = (rng.uniform(-width, width, (size, 2)) for size in (NUM_ITEMS, NUM_USERS))
+    roots = [np.linalg.cholesky(kernel_of_features(features, 1.0)) for features in (users, items)]
+    W, H = (root @ rng.standard_normal((len(root), 5)) for root in roots)
+    first, second = all_pairs(NUM_ITEMS).T
+    g = (W @ H.T)[:, first] - (W @ H.T)[:, second]
+    answers = (g + rng.standard_normal(g.shape) > 0).astype(int)
+    return People(answers, kernel_of_features(items, 1.0), kernel_of_features(users, 1.0))
+
+
+def sushi(seed: int) -> People:
+    """People who ranked ten kinds of sushi."""
+    data = load_sushi("a")
+    chosen = np.random.default_rng(1000 + seed).permutation(len(data.rankings))[:NUM_USERS]
+    places = np.argsort(data.rankings[chosen], axis=1)
+    # gender, age, time that it took, east or west as a child and now, moved; and the region of now
+    known = np.loadtxt(data_path("sushi", "sushi3.udata"))[chosen]
+    features = np.hstack([_standard(known[:, [1, 2, 3, 6, 9, 10]]), _indicators(known[:, 8])])
+    first, second = all_pairs(NUM_ITEMS).T
+    answers = (places[:, first] < places[:, second]).astype(int)
+    return People(answers, kernel_of_features(np.asarray(data.item_features)), kernel_of_features(features))
+
+
+def jura(seed: int) -> People:
+    """Sites that "prefer" the metal of which they have more, in standard units; 20 other sites are features."""
+    with data_path("jura", "jura.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    values = _standard(np.array([[float(row[metal]) for metal in _METALS] for row in rows]))
+    kinds = [_indicators(np.array([row[name] for row in rows])) for name in ("Landuse", "Rock")]
+    known = np.hstack([_standard(np.array([[float(row[n]) for n in ("Xloc", "Yloc")] for row in rows])), *kinds])
+    order = np.random.default_rng(2000 + seed).permutation(len(values))
+    chosen = order[20 : 20 + NUM_USERS]
+    features, sites = values[order[:20]].T, values[chosen]
+    first, second = all_pairs(len(_METALS)).T
+    answers = (sites[:, first] > sites[:, second]).astype(int)
+    return People(answers, kernel_of_features(features), kernel_of_features(known[chosen]))
+
+
+Moments = tuple[np.ndarray, np.ndarray]
+"""Mean and variance of the difference of utilities, shape ``(users, pairs)``."""
+
+
+def _person(mean: Array, kernel: Array, won: Array | None = None, asked: Any = True) -> None:
+    f = numpyro.sample("f", dist.MultivariateNormal(mean, kernel))
+    with handlers.mask(mask=asked):
+        first, second = all_pairs(kernel.shape[0]).T
+        numpyro.sample("won", dist.Bernoulli(probs=norm.cdf(f[first] - f[second])), obs=won)
+    with handlers.mask(mask=False):  # looked at only
+        numpyro.sample("utility", dist.Normal(f, 1.0), obs=jnp.zeros(kernel.shape[0]))
+
+
+@functools.cache
+def _all_people(num_items: int) -> Callable[..., tuple[Array, ...]]:
+    """Fits of all people, given a mean and a covariance, as one program."""
+    names, no = ("mean", "kernel", "won", "asked"), jnp.zeros(len(all_pairs(num_items)), int)
+    example = jnp.zeros(num_items), jnp.eye(num_items), no, no == 0
+    program = EP(_person).program(*example, changing=names)
+
+    def one(*arrays: Array) -> tuple[Array, ...]:
+        given = dict(zip(names, arrays, strict=True))
+        found = program.predictors(given, program.fit(given, program.init(given)))
+        return *found["won"], *found["utility"]
+
+    return jax.jit(jax.vmap(one, in_axes=(None, None, 0, 0)))
+
+
+def _people(answers: np.ndarray) -> Callable[..., tuple[np.ndarray, ...]]:
+    """Means and variances of pairs and of utilities, as a function of mean, covariance and what has been asked."""
+
+    def fit(mean: np.ndarray, kernel: np.ndarray, asked: np.ndarray) -> tuple[np.ndarray, ...]:
+        found = _all_people(len(kernel))(
+            jnp.asarray(mean), jnp.asarray(kernel), jnp.asarray(answers), jnp.asarray(asked)
+        )
+        return tuple(map(np.asarray, found))
+
+    return fit
+
+
+def alone(answers: np.ndarray, kernel: np.ndarray) -> Callable[[np.ndarray], Moments]:
+    """Each person by a Gaussian process of their own."""
+    people = _people(answers)
+    return lambda asked: people(np.zeros(len(kernel)), kernel, asked)[:2]
+
+
+def shared_moments(answers: np.ndarray, kernel: np.ndarray) -> Callable[[np.ndarray], Moments]:
+    """Utilities whose mean and covariance all people share, by expectation maximisation (Birlutiu et al. 2013)."""
+    people = _people(answers)
+    mean, covariance, is_first = np.zeros(len(kernel)), kernel, True
+    first, second = all_pairs(len(kernel)).T
+
+    def moments(asked: np.ndarray) -> Moments:
+        nonlocal mean, covariance, is_first
+        for _ in range(20 if is_first else 5):
+            _, of_pairs, means, variances = people(mean, covariance, asked)
+            each = np.zeros((*means.shape, means.shape[1]))
+            each[:, first, second] = 0.5 * (variances[:, first] + variances[:, second] - of_pairs)
+            each += np.swapaxes(each, 1, 2) + variances[:, :, None] * np.eye(means.shape[1])
+            mean = means.mean(axis=0)
+            away = means - mean
+            covariance = np.mean(each + away[:, :, None] * away[:, None], axis=0)
+        is_first = False
+        return people(mean, covariance, asked)[:2]
+
+    return moments
+
+
+DATA: dict[str, Callable[[int], People]] = {"synthetic": synthetic, "sushi": sushi, "jura": jura}
