@@ -256,8 +256,8 @@ def main() -> None:
         "SU are processes of each person alone, BI utilities whose mean and covariance all share (EM), BO one process "
         "on people and items, CP products of D = 20 weights and processes on the items (BilinearEP, at most 200 "
         "iterations to 1e-3), CPU the same with processes on the people. All kernels have unit variance and the median "
-        "length (one for the synthetic people, of whom it is known); nothing was chosen by data. CPU-s are medians, in "
-        "which compilation does not show.",
+        "length (one for the synthetic people, of whom it is known); nothing was chosen by data. CPU-s are medians of "
+        "the draws, of which the first of each run compiles.",
         "",
         *_surfaces(work),
         "What was asked (differences in brackets):",
