@@ -1,6 +1,6 @@
 """Models of many people's preferences: ``python -m benchmarks.preference_models_table WORK`` writes the table.
 
-The protocol of Houlsby (2014), section 6.4: 100 people answer so many of all pairs of items and are tested on the
+The protocol of table 6.1 of Houlsby (2014): 100 people answer so many of all pairs of items and are tested on the
 others; errors are shares of wrong answers. ``WORK`` keeps one file for each draw, so that a run that was ended goes on;
 ``--draws`` says how many there are at most, ``--minutes`` when to begin no other. Half an hour for 25 draws.
 """
