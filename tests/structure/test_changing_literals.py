@@ -10,6 +10,7 @@ from jax import random
 from scipy import stats
 
 from numpyro_ext.infer import EP, LaplaceApproximation, VariationalGaussian
+from numpyro_ext.structure.bilinear.read import read_bilinear
 from numpyro_ext.structure.program.program import make_program
 from tests.compilations import compiled_programs
 
@@ -110,6 +111,42 @@ def test_programs_compute_the_same_whatever_has_become_of_their_numbers():
             np.testing.assert_allclose(found, expected, rtol=1e-6)
             assert jnp.asarray(found).dtype == jnp.result_type(float)
     assert program.literals
+
+
+SIDE = np.linspace(-2.0, 2.0, 12)
+CHOICES = (SIDE > 0.3).astype(int)
+
+
+def of_either_sign(x, y, level, slope):
+    """Numbers decide the sign of the predictor: 1 - sigmoid(eta) is sigmoid(-eta)."""
+    w = numpyro.sample("w", dist.Normal(0.0, 1.0))
+    numpyro.sample("y", dist.Bernoulli(probs=level + slope * jax.nn.sigmoid(w * x - 0.1)), obs=y)
+
+
+@pytest.mark.parametrize("make", [EP, LaplaceApproximation])
+def test_numbers_that_decide_the_sign_of_a_predictor(make):
+    engine, found = make(of_either_sign, progress_bar=False), []
+    for level, slope in ((0.0, 1.0), (1.0, -1.0), (0.0, 1.0), (1, -1)):
+        engine.run(KEY, SIDE, CHOICES if slope > 0 else 1 - CHOICES, level, slope)
+        found.append((engine.log_evidence, engine.posterior["w"].mean))
+    # Opposite outcomes of the opposite probability are the same.
+    np.testing.assert_allclose(found[1:], [found[0]] * 3, rtol=1e-5)
+
+
+def test_numbers_that_decide_the_form_of_products():
+    def model(y, level, slope):
+        with numpyro.plate("rows", 4):
+            u = numpyro.sample("u", dist.Normal(0.0, 1.0))
+        with numpyro.plate("columns", 3):
+            v = numpyro.sample("v", dist.Normal(0.0, 1.0))
+        eta = u[:, None] * v + 1.0
+        numpyro.sample("y", dist.Bernoulli(probs=level + slope * jax.nn.sigmoid(eta)), obs=y)
+
+    y = np.array([[1, 1, 0], [1, 0, 0], [1, 1, 0], [0, 0, 1]])
+    for level, slope in ((0.0, 1.0), (1.0, -1.0), (0.0, 1.0), (1, -1)):
+        # It compares the form with the log density of the model.
+        reading = read_bilinear(model, (y, level, slope))
+        assert "logistic" in reading.describe()
 
 
 def test_exponents_stay_in_the_program():

@@ -264,7 +264,8 @@ class BilinearReading(ModelReading):
     def layout_key(self, vectors: Vectors, others: Sequence[np.ndarray] = ()) -> tuple[Any, ...]:
         """What a function depends on that was made of these vectors, and of other arrays."""
         arrays = [*vectors.of_cells, *vectors.elements, *(p.rows for p in self._predictors), *others]
-        return *self._model_key(arrays), vectors.reference, vectors.is_coupled
+        found = tuple(f.key for f in self._found)
+        return *self._model_key(arrays), found, self._signs, vectors.reference, vectors.is_coupled
 
     def _check_unlisted(self) -> None:
         """Refuse what zeros in all other cells cannot be added to."""

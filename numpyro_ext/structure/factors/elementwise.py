@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -86,6 +86,12 @@ class ElementwiseFactor:
         # Engines ask for it in many places of one program: it is traced, differentiated and mapped once for all.
         self.log_density = jax.jit(self._log_density)
         self.given = (*program.frontier(wanted, self.cut), *looked_up)
+
+    @property
+    def key(self) -> Hashable:
+        """Equal for factors of one program that compute the same function of the values of :attr:`given`."""
+        terms = tuple(t.atom for t in self.varying)
+        return (terms, tuple(self.cut), self.num_factors, self.is_one_to_one, tuple(self._targets), self._places)
 
     @property
     def _modifiers(self) -> list[Atom]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -42,6 +42,8 @@ class FactorPlan(NamedTuple):
     label: str
     """What was recognised, in words."""
     is_closed_form: bool
+    key: Hashable
+    """What was decided of :attr:`build` by values: readings of one program share compiled functions if it is equal."""
     looked_up: tuple[np.ndarray, ...] = ()
     """What of the data is in the functions that are made."""
 
@@ -83,7 +85,7 @@ def _recognised_plan(program: Program, name: str, traced: FactorTrace, found: Re
     parts = (((found.predictor,), found.rows),)
     shape = program.shape(traced.log_prob)
     rows_per_observation = len(found.rows) // max(int(np.prod(shape)), 1)
-    return FactorPlan(name, parts, shape, rows_per_observation, build, label, traced.scale is None)
+    return FactorPlan(name, parts, shape, rows_per_observation, build, label, traced.scale is None, found.key)
 
 
 def _elementwise_plan(program: Program, degrees: Degrees, name: str, traced: FactorTrace, probe: Env) -> FactorPlan:
@@ -102,7 +104,7 @@ def _elementwise_plan(program: Program, degrees: Degrees, name: str, traced: Fac
 
         label = "elementwise factor, by quadrature"
         parts = ((tuple(factor.cut), factor.predictors),)
-        return FactorPlan(name, parts, factor.shape, 1, build, label, False)
+        return FactorPlan(name, parts, factor.shape, 1, build, label, False, factor.key)
     for terms in attempts:
         atoms = [t.atom for t in terms if degrees.of(t.atom) != Degree.CONSTANT]
         pairs = find_pairs(program, degrees, name, atoms)
@@ -124,4 +126,5 @@ def _pair_plan(name: str, factor: ElementwiseFactor, probe: Env) -> FactorPlan:
     label = "mixture of functions of two predictors" if kind.is_mixture else "factor of two predictors"
     label += ", Gaussian in one" if kind.is_gaussian else ", by quadrature"
     parts = ((tuple(factor.cut), rows.reshape(-1, 2)),)
-    return FactorPlan(name, parts, factor.shape, len(plus), build, label, kind.is_gaussian, (np.asarray(kind.inner),))
+    key, looked_up = (factor.key, kind), (np.asarray(kind.inner),)
+    return FactorPlan(name, parts, factor.shape, len(plus), build, label, kind.is_gaussian, key, looked_up)

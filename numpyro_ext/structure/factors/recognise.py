@@ -7,7 +7,7 @@ to, say, a Poisson rate, it is the exponential link if the rate behaves as one o
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -42,6 +42,9 @@ class Recognised(NamedTuple):
     build: Callable[[Env, Array], Built]
     """Makes the factors from hyperparameters, data and the observed mask."""
     label: str
+    key: Hashable
+    """What was decided of :attr:`build` by values, such as the sign of the predictor: numbers of a model are data, so
+    it may differ between readings of one program."""
 
 
 class _Match(NamedTuple):
@@ -69,9 +72,11 @@ def recognise(program: Program, degrees: Degrees, traced: FactorTrace, probe: En
         return _behind_a_link(program, degrees, family, traced, leaf, probe)
     if IDENTITY not in family.links:
         return None
-    build = _builder(program, family, traced, leaf, leaf, _Match(IDENTITY))
+    match = _Match(IDENTITY)
+    build = _builder(program, family, traced, leaf, leaf, match)
     shape = program.shape(leaf)
-    return Recognised(leaf, _rows(family, np.arange(int(np.prod(shape))).reshape(shape)), build, family.label)
+    rows = _rows(family, np.arange(int(np.prod(shape))).reshape(shape))
+    return Recognised(leaf, rows, build, family.label, (leaf, match))
 
 
 def _residual(program: Program, degrees: Degrees, family: Family, traced: FactorTrace, probe: Env) -> Recognised | None:
@@ -91,7 +96,8 @@ def _residual(program: Program, degrees: Degrees, family: Family, traced: Factor
             grid = jnp.asarray(built.sign * _GRID[:, None] + built.shift) * jnp.ones(is_used.size)
             expected = np.asarray(jax.vmap(built.potential.log_density)(grid))[:, is_used.reshape(-1)]
             if np.allclose(values, expected, rtol=_tolerance(), atol=_tolerance()):
-                return Recognised(predictor, np.arange(is_used.size), build, f"{family.label}, imputed")
+                label, key = f"{family.label}, imputed", (predictor, match, "imputed")
+                return Recognised(predictor, np.arange(is_used.size), build, label, key)
     return None
 
 
@@ -122,7 +128,8 @@ def _behind_a_link(
             index = None if match is None else _indices(program, predictor, leaf, None)
         if match is not None and index is not None:
             build = _builder(program, family, traced, predictor, leaf, match)
-            return Recognised(predictor, _rows(family, index), build, f"{family.label}, {match.link.name} link")
+            label = f"{family.label}, {match.link.name} link"
+            return Recognised(predictor, _rows(family, index), build, label, (predictor, match))
     return None
 
 

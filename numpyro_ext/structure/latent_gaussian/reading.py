@@ -100,11 +100,11 @@ class LatentGaussianReading(ModelReading):
         # Of the program, as factors may have added to them what they looked up.
         self.data = (*self._program.data, _Indices(self._rows.indices, maps, blocks, border, touched))
         looked_up = [array for plan in self.plans for array in plan.looked_up]
-        labels = tuple((p.name, p.label, p.shape) for p in self.plans)
+        plans = tuple((p.name, p.label, p.shape, p.key) for p in self.plans)
         keys = tuple(rows.key for rows in (self._rows, *self._maps.values()))
         shapes = [b.shape for b in (*blocks, *(border or ()))]
         key = None if self._touched is None else self._touched.key
-        self.structure_key = (self._model_key(looked_up), labels, keys, *shapes, key)
+        self.structure_key = (self._model_key(looked_up), plans, keys, *shapes, key)
 
     def skeleton(self) -> Self:
         out = super().skeleton()
