@@ -25,10 +25,14 @@ class UnconstrainedSpace:
     :param sites: for each hyperparameter an object with ``shape``, ``transform`` (unconstrained to constrained),
         ``init`` (constrained) and ``is_param``, in the order of the model.
     :param fixed: constrained values of the hyperparameters that are not learned.
+    :param bool is_searched: whether a search takes the vector, so that supports have to stay; samplers move with them.
     :raises ValueError: if a fixed value names no hyperparameter, has another shape, or lies outside the support.
+    :raises ModelStructureError: if the support of a free hyperparameter moves in a search.
     """
 
-    def __init__(self, sites: Mapping[str, Any], fixed: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self, sites: Mapping[str, Any], fixed: Mapping[str, Any] | None = None, *, is_searched: bool = True
+    ) -> None:
         fixed = dict(fixed or {})
         self.sites = dict(sites)
         self.fixed = {name: self.check(name, value) for name, value in fixed.items()}
@@ -38,7 +42,8 @@ class UnconstrainedSpace:
         start = 0
         for name in self.names:
             site = self.sites[name]
-            self._check_bounds(name, getattr(site, "bounded_by", ()))
+            if is_searched:
+                self._check_bounds(name, getattr(site, "bounded_by", ()))
             self.shapes[name] = tuple(site.transform.inverse_shape(tuple(site.shape)))
             stop = start + math.prod(self.shapes[name])
             self.slices[name] = slice(start, stop)

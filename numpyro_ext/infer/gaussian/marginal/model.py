@@ -200,7 +200,9 @@ class MarginalModel:
                 f"({type(engine).__name__}(model).run(...)), and NUTS samples all of them."
             )
         algorithm = engine.algorithm(reading)
-        fixed = UnconstrainedSpace(reading.hyper, engine.hyper_values).fixed
+        # Nothing is searched for: whoever samples the model moves with its supports.
+        space = UnconstrainedSpace(reading.hyper, engine.hyper_values, is_searched=False)
+        fixed = space.fixed
         sampled = tuple(name for name in reading.hyper if name not in fixed)
         if not sampled:
             raise ModelStructureError(
@@ -213,7 +215,6 @@ class MarginalModel:
         # The tolerance of a fit is for its moments; errors of the evidence are of its square.
         tol = default_tolerance(engine.tol, 1e-6, 1e-4)
         programs = evidence_programs(reading, algorithm, num_steps=engine.num_steps, tol=tol)
-        space = UnconstrainedSpace(reading.hyper, engine.hyper_values)
         begin = space.unpack(space.initial(engine.init_values))
         return _Prepared(
             reading=reading,
