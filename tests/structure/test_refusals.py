@@ -15,7 +15,7 @@ import pytest
 from numpyro import handlers
 from numpyro.infer.reparam import TransformReparam
 
-from numpyro_ext.infer import EP, recommend
+from numpyro_ext.infer import EP, LaplaceApproximation, recommend
 from numpyro_ext.structure import ModelStructureError, Reason, read_latent_gaussian
 
 IS_DOUBLE = jax.config.jax_enable_x64
@@ -288,14 +288,51 @@ def test_a_support_that_another_site_moves_is_refused_unless_it_is_given(inner, 
         effect = numpyro.sample("effect", dist.Normal(0, scale).expand([3]))
         numpyro.sample("y", dist.Normal(effect[np.arange(6) % 3], 1), obs=y)
 
-    with pytest.raises(ModelStructureError, match=r"support of hyperparameter 'scale' depends on \['outer'\]") as found:
+    with pytest.raises(ModelStructureError, match=r"'scale' \(\w+\) depends on \['outer'\]") as found:
         EP(model, progress_bar=False).run(jax.random.key(0), X[:, 0])
     assert found.value.site == "scale"
+    assert str(found.value).count(f"dist.{inner.__name__}(") == 2
     assert "the support of hyperparameter 'scale'" in str(recommend(model, X[:, 0]))
     given = EP(model, hyper_values={"outer": 0.5}, progress_bar=False)
     given.run(jax.random.key(0), X[:, 0])
     draws = given.get_samples()["scale"]
     assert np.all(draws < 0.5) if inner is dist.Uniform else np.all(draws > 0.5)
+
+
+def test_a_bound_that_is_computed_from_another_site_and_stays_is_taken() -> None:
+    """Zero times a scale is zero."""
+
+    def model(y: Any) -> None:
+        outer = numpyro.sample("outer", dist.Gamma(2, 2))
+        scaling = dist.transforms.AffineTransform(0.0, outer, domain=dist.constraints.positive)
+        scale = numpyro.sample("scale", dist.TransformedDistribution(dist.HalfNormal(1.0), scaling))
+        effect = numpyro.sample("effect", dist.Normal(0, scale).expand([3]))
+        numpyro.sample("y", dist.Normal(effect[np.arange(6) % 3], 1), obs=y)
+
+    def twin(y: Any) -> None:
+        outer = numpyro.sample("outer", dist.Gamma(2, 2))
+        scale = numpyro.sample("scale", dist.HalfNormal(outer))
+        effect = numpyro.sample("effect", dist.Normal(0, scale).expand([3]))
+        numpyro.sample("y", dist.Normal(effect[np.arange(6) % 3], 1), obs=y)
+
+    found = [LaplaceApproximation(m, integrate="none", progress_bar=False) for m in (model, twin)]
+    for engine in found:
+        engine.run(jax.random.key(0), np.array([3.0, -4.0, 2.0, 3.2, -3.7, 2.4]))
+    values = [[engine.hyper[n].value for n in ("outer", "scale")] for engine in found]
+    np.testing.assert_allclose(*values, rtol=1e-3)
+
+
+@pytest.mark.parametrize("bound", [lambda s: jnp.maximum(s, 2.0), lambda s: s - s + 1.0, lambda s: 1.0 * (s > 3.0)])
+def test_bounds_that_move_in_places_are_refused_and_others_are_not(bound) -> None:
+    def model(y: Any) -> None:
+        outer = numpyro.sample("outer", dist.Gamma(2, 2))
+        scale = numpyro.sample("scale", dist.Uniform(bound(outer), 9.0))
+        effect = numpyro.sample("effect", dist.Normal(0, scale).expand([3]))
+        numpyro.sample("y", dist.Normal(effect[np.arange(6) % 3], 1), obs=y)
+
+    reading = read_latent_gaussian(model, (X[:, 0],))
+    moves = any(float(bound(jnp.float32(s))) != float(bound(jnp.float32(1.0))) for s in (0.5, 8.0))
+    assert reading.hyper["scale"].bounded_by == (("outer",) if moves else ())
 
 
 def test_a_function_of_gaussian_latents_is_read_as_the_refusal_says():

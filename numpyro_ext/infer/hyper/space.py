@@ -43,20 +43,25 @@ class UnconstrainedSpace:
         for name in self.names:
             site = self.sites[name]
             if is_searched:
-                self._check_bounds(name, getattr(site, "bounded_by", ()))
+                self._check_bounds(name, site)
             self.shapes[name] = tuple(site.transform.inverse_shape(tuple(site.shape)))
             stop = start + math.prod(self.shapes[name])
             self.slices[name] = slice(start, stop)
             start = stop
         self.size = start
 
-    def _check_bounds(self, name: str, others: tuple[str, ...]) -> None:
-        learned = [other for other in others if other not in self.fixed]
+    def _check_bounds(self, name: str, site: Any) -> None:
+        learned = [other for other in getattr(site, "bounded_by", ()) if other not in self.fixed]
         if learned:
+            family = getattr(site, "family", "")
+            other = learned[0]
+            example = {
+                "Uniform": f"dist.Uniform(0, {other}), {name} = {other} * share with share from dist.Uniform(0, 1)",
+                "Pareto": f"dist.Pareto({other}, a), {name} = {other} * share with share from dist.Pareto(1, a)",
+            }.get(family, f"{name} = {other} + excess with excess from a distribution of positive numbers")
             raise ModelStructureError(
-                f"the support of hyperparameter '{name}' depends on {learned}, and searches need one that stays: "
-                "sample it on a fixed support and move it, as share = numpyro.sample('share', dist.Uniform(0, 1)) "
-                f"and {name} = {learned[0]} * share for dist.Uniform(0, {learned[0]}), or use NUTS.",
+                f"the support of hyperparameter '{name}' ({family}) depends on {learned}, and searches need one that "
+                f"stays: sample it on a fixed support and move it, as for {example}, or use NUTS.",
                 site=name,
             )
 

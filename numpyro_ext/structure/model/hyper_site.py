@@ -23,6 +23,8 @@ class HyperSite(NamedTuple):
     """Starting value, constrained."""
     bounded_by: tuple[str, ...] = ()
     """Latent and ``param`` sites on which its support depends, where the transform is that at their starting values."""
+    family: str = ""
+    """Name of its distribution."""
 
     @property
     def key(self) -> tuple[Any, ...]:

@@ -81,7 +81,9 @@ class TracedModel(Shown):
             if has_no_prior_block and not is_used(self._program, self._trace, name, [inputs[name]]):
                 raise Conflict(f"nothing depends on site '{name}' but its own density.", frozenset([name]), name)
         self.hyper = {
-            s.name: HyperSite(s.shape, s.transform, s.kind == "param", s.init, self._sites_behind_bounds(s.name))
+            s.name: HyperSite(
+                s.shape, s.transform, s.kind == "param", s.init, self._sites_behind_bounds(s.name), s.family
+            )
             for s in free
             if s.name not in self.predictive
         }
@@ -126,9 +128,42 @@ class TracedModel(Shown):
         return [n for n in self.hyper if found & set(jax.tree.leaves(self._given[n]))]
 
     def _sites_behind_bounds(self, name: str) -> tuple[str, ...]:
-        found = self._program.ancestors(self._trace.bounds.get(name, []))
+        """Sites that move the bounds of a support: a bound of zero times a scale is computed from it, and stays."""
+        bounds = self._trace.bounds.get(name, [])
+        found = self._program.ancestors(bounds)
         inputs = self._given | {n: atom for n, (atom, _) in self._field.items()}
-        return tuple(n for n in self.sites if n in inputs and found & set(jax.tree.leaves(inputs[n])))
+        behind = [n for n in self.sites if n in inputs and found & set(jax.tree.leaves(inputs[n]))]
+        known = dict(zip(self._program.constants, self.data, strict=False))
+
+        def bounds_at(moves: Mapping[str, float]) -> list[np.ndarray]:
+            env = dict(known)
+            for site, move in moves.items():
+                env |= zip(jax.tree.leaves(inputs[site]), self._moved(site, move), strict=True)
+            return [np.asarray(bound) for bound in self._program.evaluate(bounds, env)]
+
+        def is_moved_by(site: str) -> bool:
+            elsewhere = {n: 0.3 + 0.1 * number for number, n in enumerate(behind)}
+            before = bounds_at(elsewhere)
+            # Several, as a bound may be the larger of a number and a site.
+            after = [bounds_at({**elsewhere, site: move}) for move in (-3.1, 0.9, 4.3)]
+            return not all(
+                np.allclose(x, y, rtol=1e-6, atol=0.0, equal_nan=True)
+                for bound in after
+                for x, y in zip(before, bound, strict=True)
+            )
+
+        return tuple(n for n in behind if is_moved_by(n))
+
+    def _moved(self, name: str, move: float) -> list[Any]:
+        """Leaves of a site, or of its innovation, at so much from where it starts, unconstrained."""
+        if name in self._field:
+            number, _ = self._field[name]
+            return [jnp.full(self._program.shape(number), move, jnp.result_type(float))]
+        site = self.sites[name]
+        if site.transform is None or not hasattr(site.init, "shape"):
+            return [leaf + move for leaf in jax.tree.leaves(site.init)]
+        start = jnp.asarray(site.init, jnp.result_type(float))
+        return [site.transform(site.transform.inv(start) + move)]
 
     def _evaluated(self, tree: Any, env: Mapping[int, Any]) -> Any:
         """A tree of atoms, such as the prior of a site, with their values."""
