@@ -8,6 +8,7 @@ import numpyro.distributions as dist
 import pandas as pd
 import pytest
 import scipy.sparse
+import scipy.stats
 from jax.experimental.sparse import BCOO
 
 from numpyro_ext.infer import EP
@@ -219,11 +220,27 @@ def test_points_are_no_unknowns():
     assert np.all(draws["level"] == 2.0) and draws["weights"].shape[1:] == (2,)
 
 
-def test_a_point_with_a_density_is_a_factor_and_is_called_so():
-    def pyro_factor():
+def test_the_density_of_a_point_is_a_factor():
+    def model(density, x=None):
         slope = numpyro.sample("slope", dist.Normal(0, 1))
-        numpyro.sample("penalty", dist.Delta(0.0, log_density=-(slope**2)))
-        numpyro.sample("y", dist.Normal(slope, 1), obs=np.ones(3))
+        point = numpyro.sample("point", density(slope))
+        numpyro.sample("y", dist.Normal(slope + jnp.sum(point), 1), obs=np.ones(3))
 
-    with pytest.raises(ModelStructureError, match=r"'penalty' is a Delta with a log_density.*numpyro\.factor"):
-        read_latent_gaussian(pyro_factor, ())
+    def evidence(density):
+        engine = EP(model, progress_bar=False)
+        engine.run(jax.random.key(0), density)
+        return engine.log_evidence
+
+    known = evidence(lambda slope: dist.Delta(0.0))
+    # Made in the model, it is not known that these are zero.
+    for zeros in (
+        lambda _: dist.Delta(jnp.zeros(3), jnp.zeros(3)),
+        lambda _: dist.Delta(jnp.zeros(3), jnp.zeros(())).to_event(1),
+    ):
+        np.testing.assert_allclose(evidence(zeros), known, rtol=1e-6)
+    np.testing.assert_allclose(evidence(lambda _: dist.Delta(np.zeros(3), -0.5)), known - 1.5, rtol=1e-5)
+    np.testing.assert_allclose(evidence(lambda _: dist.Delta(np.zeros(3), -0.5).mask(False)), known, rtol=1e-5)
+    # As if slope had a variance of one half, but for the normaliser.
+    narrow = scipy.stats.multivariate_normal(np.zeros(3), np.eye(3) + 0.5).logpdf(np.ones(3)) + 0.5 * np.log(0.5)
+    found = evidence(lambda slope: dist.Delta(0.0 * slope, log_density=-0.5 * slope**2))
+    np.testing.assert_allclose(found, narrow, rtol=1e-5)

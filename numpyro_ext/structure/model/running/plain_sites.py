@@ -8,9 +8,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro
 import numpyro.distributions as dist
 from jax import Array
 from numpyro.contrib.control_flow.scan import scan_wrapper
+from numpyro.distributions.util import sum_rightmost
 from numpyro.primitives import Messenger
 
 from ...errors import ModelStructureError, Reason
@@ -130,15 +132,26 @@ class PlainSites(Messenger):
 
 
 def _make_deterministic(msg: dict[str, Any]) -> None:
-    """A point is no unknown: its site is the statement that NumPyro's own samplers ask for in its place."""
+    """A point is no unknown: its site is the statement that NumPyro's own samplers ask for in its place, and its log
+    density, if it has any, a factor of the model."""
     log_density = unwrap(msg["fn"]).log_density
-    if isinstance(log_density, jax.core.Tracer) or np.any(np.asarray(log_density) != 0.0):
-        raise ModelStructureError(
-            f"latent site '{msg['name']}' is a Delta with a log_density, which is a factor of the model: write it as "
-            "numpyro.factor, and the value as numpyro.deterministic.",
-            site=msg["name"],
-        )
+    # Arrays of JAX that a model makes are known in some of its runs and not in others, and its sites should not depend
+    # on it: these are factors whatever their values are.
+    if isinstance(log_density, jax.Array) or np.any(np.asarray(log_density) != 0.0):
+        numpyro.factor(f"{msg['name']}_log_density", _log_density_of_point(msg["fn"]))
     msg["type"], msg["value"] = "deterministic", msg["fn"].mean
+
+
+def _log_density_of_point(fn: Any) -> Array:
+    """Of a Delta in its wrappers at its own value, without the comparison of the two."""
+    if isinstance(fn, dist.Delta):
+        return jnp.broadcast_to(fn.log_density, fn.batch_shape)
+    inner = _log_density_of_point(fn.base_dist)
+    if isinstance(fn, dist.distribution.MaskedDistribution):
+        return jnp.where(fn._mask, inner, 0.0)
+    if isinstance(fn, dist.distribution.Independent):
+        return jnp.asarray(sum_rightmost(inner, fn.reinterpreted_batch_ndims))
+    return jnp.broadcast_to(inner, fn.batch_shape)
 
 
 def _observed(name: str, value: Any) -> Array:
