@@ -43,6 +43,8 @@ _SQUARED_WIDTH = 0.5 * math.pi * math.log(2.0)
 r"""Of the Gaussian that the entropy of a probit observation resembles: :math:`C^2` of Houlsby (2014), eq. (3.6)."""
 _FURTHEST = 8.5
 """Standard deviations to either side, at which rules over the predictor end."""
+_MOST_HALVINGS = 6
+"""Of the distance of the nodes, for predictors that are wide."""
 _REAL_REACH, _NUM_REAL = 22.0, 1601
 r"""Real outcomes are integrated at ``center + width * sinh(t)``: so far, and at so many nodes, an odd number."""
 
@@ -120,7 +122,7 @@ def expected_conditional_entropy(
     """
     mean, variance, weights = _with_component(potential, mean, variance, weights)
     remains = jnp.zeros_like(variance) if left is None else jnp.broadcast_to(jnp.asarray(left), variance.shape)
-    known = jnp.maximum(variance - remains, 0.0)
+    known = jnp.where(variance < remains, 0.0, variance - remains)
     if isinstance(potential, GaussianPotential):
         entropy = 0.5 * (_LOG_2PI_E + jnp.log(jnp.square(jnp.asarray(potential.scale, mean.dtype)) + remains))
         return jnp.tensordot(weights, jnp.broadcast_to(entropy, mean.shape), 1)
@@ -228,7 +230,7 @@ def _probit_conditional_entropy(
 def _probit_information(label: Array, mean: Array, variance: Array, left: ArrayLike | None, *, is_mixed: bool) -> Array:
     """Of one component, on an axis in front if there is one for mixtures."""
     remains = jnp.zeros_like(variance) if left is None else jnp.asarray(left, mean.dtype)
-    known = jnp.maximum(variance - remains, 0.0)
+    known = jnp.where(variance < remains, 0.0, variance - remains)
     found = probit_information(mean / jnp.sqrt(1.0 + remains), known / (1.0 + remains))
     found = jnp.broadcast_to(found, jnp.broadcast_shapes(found.shape, jnp.shape(label)))
     return found[0] if is_mixed else found
@@ -312,7 +314,9 @@ def _num_nodes(potential: Potential, variance: Array) -> int:
     # Which rule is taken has no derivative.
     variance, width = jax.lax.stop_gradient((variance, jnp.asarray(width, variance.dtype)))
     widest = float(jnp.max(jnp.sqrt(variance) / width, initial=1.0))
-    halvings = min(max(0, math.ceil(math.log2(widest))), 6)
+    if not widest < 2.0**_MOST_HALVINGS:  # infinite or no number: so is the result
+        widest = 2.0**_MOST_HALVINGS
+    halvings = math.ceil(math.log2(widest))
     return 1 + (64 << halvings)
 
 

@@ -66,6 +66,34 @@ def test_information_in_probit_labels_is_never_negative_and_small_one_keeps_its_
         np.testing.assert_allclose(found[row, abs(mean[0]) < 11.0], 0.5 * fisher * variance[row, 0], rtol=2e-3)
 
 
+def test_information_in_probit_labels_is_a_series_where_there_is_little_variance():
+    at = np.array([0.0, -0.3, 2.0, 5.0, 9.0])
+    # As much as the variance goes to zero, in the digits of the polynomial.
+    fisher = np.exp(2.0 * stats.norm.logpdf(at) - stats.norm.logcdf(at) - stats.norm.logsf(at))
+    for variance in (1e-200, 1e-16, 1e-14, 1e-12, 1e-10):
+        found = expected_information(ProbitPotential(0), at, variance)
+        np.testing.assert_allclose(found / variance, 0.5 * fisher, rtol=1e-7 if variance == 1e-10 else 1e-8)
+    # Series and nodes agree where the one takes over from the other.
+    border = np.finfo(float).eps ** (1 / 3)
+    below, above = (expected_information(ProbitPotential(0), at, border * (1.0 + d)) for d in (-1e-10, 1e-10))
+    np.testing.assert_allclose(below, above, rtol=1e-9)
+    for of in (expected_information, expected_conditional_entropy):
+        slope = jax.vmap(jax.grad(lambda v, m, of=of: of(ProbitPotential(0), m, v), 0), (None, 0))(0.0, at)
+        step = 1e-4  # nodes, not the series
+        f = [np.asarray(of(ProbitPotential(0), at, k * step)) for k in range(5)]
+        differences = (-25.0 * f[0] + 48.0 * f[1] - 36.0 * f[2] + 16.0 * f[3] - 3.0 * f[4]) / (12.0 * step)
+        np.testing.assert_allclose(slope, differences, rtol=1e-6, atol=1e-9)
+
+
+def test_nothing_is_known_of_what_has_no_bounds():
+    double, single = np.array([1e30, np.inf]), np.float32(np.inf)
+    np.testing.assert_allclose(expected_information(ProbitPotential(0), 0.0, double), np.log(2.0), rtol=1e-9)
+    with jax.enable_x64(False):
+        found = expected_information(ProbitPotential(0), np.float32(0.0), single)
+    # one of the nodes knows the outcome of an infinite predictor at its centre no better than any
+    np.testing.assert_allclose(found, np.log(2.0), rtol=2e-3)
+
+
 def test_information_in_probit_labels_has_the_shape_of_the_factors_and_slopes():
     for labels in (ProbitPotential(jnp.zeros(3)), LogitPotential(jnp.zeros(3))):  # one predictor for many factors
         for of in (predictive_entropy, expected_conditional_entropy, expected_information):

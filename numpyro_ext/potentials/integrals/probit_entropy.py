@@ -58,26 +58,28 @@ def expected_probit_entropy(mean: Array, variance: Array) -> Array:
 
     :param jax.Array mean: of the predictors.
     :param jax.Array variance: of the predictors, of the same shape.
-    :return: elementwise, with errors below ``3e-10``.
+    :return: elementwise, with errors below ``3e-10``, and derivatives at a variance of zero as well.
 
     **Example:**
 
     >>> print(expected_probit_entropy(jnp.array([0.0, 3.0]), jnp.array([1.0, 0.5])).round(4))
     [0.5    0.0329]
     """
-    root, z, center, scale = _in_product(mean, variance)
+    is_little, little, other = _parted(variance)
+    inverse, z, center, scale, _ = _in_product(mean, other)
     total = jnp.zeros_like(z)
     for node, weight in _nodes():  # unrolled: all of them are one pass over memory
         total += weight * _smooth_part(center + scale * node)
-    found: Array = _density(z) * total / root
-    return found
+    at = mean / jnp.sqrt(1.0 + little)
+    near: Array = _density(at) * _smooth_part(at) - _little_information(mean, little)
+    return jnp.where(is_little, near, _density(z) * total * inverse)
 
 
 def probit_information(mean: Array, variance: Array) -> Array:
     """Information in a label about its predictor, in nats: a difference of two entropies with what they share outside.
 
-    It is zero without variance and never negative, and small information keeps its digits: that of the polynomial in
-    the place of the entropy goes to zero in the same way.
+    It is zero without variance and never negative, and small information keeps its digits, as there it is a series in
+    the variance: relative errors are below ``1e-8`` up to a hundredth, and derivatives at zero are finite.
 
     :param jax.Array mean: of the predictors.
     :param jax.Array variance: of the predictors, of the same shape.
@@ -88,20 +90,64 @@ def probit_information(mean: Array, variance: Array) -> Array:
     >>> print(probit_information(jnp.zeros(3), jnp.array([0.01, 1.0, 100.0])).round(4))
     [0.0032 0.1931 0.6215]
     """
-    root, z, center, scale = _in_product(mean, variance)
+    is_little, little, other = _parted(variance)
+    inverse, z, center, scale, share = _in_product(mean, other)
     before = _smooth_part(z)
-    gain = before * variance / (1.0 + root)  # what the factor 1 / root takes from it
+    gain = jnp.zeros_like(z)
     for node, weight in _nodes():
         gain += weight * (before - _smooth_part(center + scale * node))
-    found: Array = _density(z) * jnp.maximum(gain, 0.0) / root
-    return found
+    # behind it what the factor 1 / root takes from the entropy before
+    gain = jnp.maximum(gain * inverse + before * share / (1.0 + inverse), 0.0)
+    return jnp.where(is_little, _little_information(mean, little), _density(z) * gain)
 
 
-def _in_product(mean: Array, variance: Array) -> tuple[Array, Array, Array, Array]:
-    """Root of ``1 + v``, the standardised mean, and the moments of the product of the Gaussian and the density."""
+def _parted(variance: Array) -> tuple[Array, Array, Array]:
+    """Where the series is taken, and variances for it and for the nodes that both know how to treat.
+
+    At the border the terms that the series leaves out are as small as the rounding of the nodes: ``eps ** (2 / 3)``.
+    """
+    border = float(jnp.finfo(variance.dtype).eps) ** (1.0 / 3.0)
+    is_little = variance < border
+    return is_little, jnp.where(is_little, variance, 0.0), jnp.where(is_little, 1.0, variance)
+
+
+def _in_product(mean: Array, variance: Array) -> tuple[Array, Array, Array, Array, Array]:
+    """One over the root of ``1 + v``, the standardised mean, and the moments of the product of the Gaussian and the
+    density: mean, standard deviation and variance, of a variance that is not zero and may be infinite."""
+    inverse = 1.0 / jnp.sqrt(1.0 + variance)
+    z, share = mean * inverse, 1.0 / (1.0 + 1.0 / variance)
+    return inverse, z, z * inverse, jnp.sqrt(share), share
+
+
+def _little_information(mean: Array, variance: Array) -> Array:
+    """To second order in the variance."""
     root = jnp.sqrt(1.0 + variance)
     z = mean / root
-    return root, z, z / root, jnp.sqrt(variance) / root
+    # predictors are z - shift + N(0, spread)
+    shift, spread = z * variance / (root * (1.0 + root)), variance / (1.0 + variance)
+    value, first, second, third, fourth = _taylor(z)
+    gain = value * variance / (1.0 + root) + first * shift - second * (spread + jnp.square(shift))
+    gain += third * shift * (3.0 * spread + jnp.square(shift))
+    gain -= fourth * (3.0 * jnp.square(spread) + jnp.square(shift) * (6.0 * spread + jnp.square(shift)))
+    return _density(z) * gain / root
+
+
+def _taylor(eta: Array) -> tuple[Array, Array, Array, Array, Array]:
+    """Coefficients of :func:`_smooth_part` in powers of what is added to ``eta``, up to the fourth."""
+    distance = jnp.minimum(jnp.square(eta), _FURTHEST) + _CENTER
+    t = 1.0 - 2.0 * _CENTER / distance
+    about: list[Array] = [jnp.full_like(t, c) for c in _COEFFICIENTS]
+    for order in range(5):  # Horner's scheme, again on what it leaves
+        for k in range(len(about) - 2, order - 1, -1):
+            about[k] = about[k] + t * about[k + 1]
+    # t moves by 80 / distance (q - q^2 + q^3 - q^4) with q = a d + b d^2 when eta does by d
+    p = [c * (2.0 * _CENTER / distance) ** k for k, c in enumerate(about[:5])]
+    in_q = (p[1], p[2] - p[1], p[1] - 2.0 * p[2] + p[3], p[4] - 3.0 * p[3] + 3.0 * p[2] - p[1])
+    a, b = 2.0 * eta / distance, 1.0 / distance
+    first, second = in_q[0] * a, in_q[0] * b + in_q[1] * a**2
+    third = 2.0 * in_q[1] * a * b + in_q[2] * a**3
+    fourth = in_q[1] * b**2 + 3.0 * in_q[2] * a**2 * b + in_q[3] * a**4
+    return p[0], first, second, third, fourth
 
 
 def _nodes() -> list[tuple[float, float]]:
