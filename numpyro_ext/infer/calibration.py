@@ -17,7 +17,7 @@ from numpyro.infer import Predictive
 
 from ..optional import optional
 from ..structure.model.running.execution import ModelCall, check_key
-from ..structure.model.running.pandas_arguments import with_arrays
+from ..structure.model.running.pandas_arguments import run_or_with_arrays
 from .front.engine import BaseEngine, check_at_least
 from .front.many import Dataset, collect_fits
 from .front.running.chunks import Interruption
@@ -158,15 +158,11 @@ def calibrate(
     model = handlers.condition(engine.model, data=engine.hyper_values)
     drawable = handlers.substitute(model, substitute_fn=_in_place_of_improper)
     look = handlers.trace(handlers.seed(drawable, jax.random.key(0))).get_trace
-    try:
-        trace = look(*bound.args, **bound.kwargs)
-    except (IndexError, TypeError, ValueError):
-        # Engines give a model that does not run on columns of pandas the arrays that JAX would make of them.
-        plain = with_arrays(ModelCall(engine.model, bound.args, bound.kwargs, rng_key))
-        if plain is None:
-            raise
-        trace = look(*plain.args, **plain.kwargs)
-        bound.arguments = inspect.signature(engine.model).bind(*plain.args, **plain.kwargs).arguments
+    # Engines give a model that does not run on columns of pandas the arrays that JAX would make of them.
+    call = ModelCall(engine.model, bound.args, bound.kwargs, rng_key)
+    ran, trace = run_or_with_arrays(call, lambda tried: look(*tried.args, **tried.kwargs))
+    if ran is not call:
+        bound.arguments = inspect.signature(engine.model).bind(*ran.args, **ran.kwargs).arguments
     sites = {name: site for name, site in trace.items() if site["type"] in ("sample", "param")}
     names = [n for n in asked or signature.parameters if bound.arguments.get(n, 0) is None and n in sites]
     if not names or set(asked) - set(names):

@@ -16,6 +16,8 @@ from numpyro.contrib.control_flow import cond, scan
 
 from numpyro_ext.infer import EP, BilinearVG, StructuredMeanField, cross_validate, fit_batches, grid_search
 from numpyro_ext.structure import ModelStructureError, Reason, read_bilinear, read_latent_gaussian, read_sparse_linear
+from numpyro_ext.structure.model.running.execution import ModelCall
+from numpyro_ext.structure.model.running.pandas_arguments import run_or_with_arrays
 
 KEY = jax.random.key(0)
 X, Y = np.ones((6, 2)), np.array([0, 1, 1, 0, 1, 0])
@@ -207,3 +209,18 @@ def test_a_discrete_site_is_named_where_no_other_is_left() -> None:
 
     with pytest.raises(ModelStructureError, match=r"discrete sites \['k'\] can be summed out"):
         read_latent_gaussian(discrete, (X[:, 0],))
+
+
+@pytest.mark.parametrize("error", [AssertionError, IndexError, TypeError, ValueError])
+def test_what_fails_on_a_column_runs_with_its_array_whatever_it_raised(error):
+    def run(call):
+        if isinstance(call.args[0], pd.Series):
+            raise error("as it is")
+        return call.args[0].sum()
+
+    column = ModelCall(lambda x: None, (pd.Series([1, 2]),), {}, jax.random.key(0))
+    call, found = run_or_with_arrays(column, run)
+    assert found == 3 and isinstance(call.args[0], np.ndarray)
+    assert run_or_with_arrays(call, run)[0] is call
+    with pytest.raises(error, match="without arrays"):
+        run_or_with_arrays(call, lambda _: (_ for _ in ()).throw(error("without arrays")))

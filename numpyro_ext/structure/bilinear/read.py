@@ -14,7 +14,7 @@ from ..conflict import Conflict
 from ..errors import ModelStructureError
 from ..model.priors import is_gaussian, is_unweighted, unwrap
 from ..model.running.execution import ModelCall
-from ..model.running.pandas_arguments import with_arrays
+from ..model.running.pandas_arguments import run_or_with_arrays
 from ..model.search import Attempt, Form, ReadOptions, read_first
 from ..model.tracing import SiteInfo, inspect_sites, mark_candidates
 from ..model.validation import check_data
@@ -158,10 +158,4 @@ def read_like(
 
 def _inspect(call: ModelCall, reading: BilinearReading) -> tuple[ModelCall, dict[str, SiteInfo]]:
     """The sites of a call, with arrays in the place of columns of pandas where the model asks for them."""
-    try:
-        return call, inspect_sites(call, reading.initial_hyper())
-    except ModelStructureError:
-        plain = with_arrays(call)
-        if plain is None:
-            raise
-        return plain, inspect_sites(plain, reading.initial_hyper())
+    return run_or_with_arrays(call, lambda tried: inspect_sites(tried, reading.initial_hyper()))

@@ -20,7 +20,7 @@ from .priors import is_gaussian, unwrap
 from .reading import ModelReading
 from .running.calling import record
 from .running.execution import ModelCall, check_key
-from .running.pandas_arguments import with_arrays
+from .running.pandas_arguments import run_or_with_arrays
 from .tracing import SiteInfo, inspect_sites, mark_candidates
 from .validation import check_data
 from .verification import check_form
@@ -201,20 +201,12 @@ def read_first(
     check_key(call.rng_key)
     call.changing_values()  # says what there is not
     values = dict(init_values or {})
-    call = call._replace(recording=record(call))
-    try:
-        sites = inspect_sites(call, values)
-    except ModelStructureError as error:
-        # A model may work with a table itself; where it does not, it may ask for what JAX would make of it.
-        plain = with_arrays(call)
-        if plain is None:
-            raise
-        plain = plain._replace(recording=record(plain))
-        try:
-            sites = inspect_sites(plain, values)
-        except ModelStructureError as other:
-            raise (error if other.reason is Reason.EXECUTION else other) from other.__cause__
-        call = plain
+
+    def look(tried: ModelCall) -> tuple[ModelCall, dict[str, SiteInfo]]:
+        recorded = tried._replace(recording=record(tried))
+        return recorded, inspect_sites(recorded, values)
+
+    _, (call, sites) = run_or_with_arrays(call, look)
     check_values(sites, values)
     check_data(sites, check_observations)
     refusals: list[ModelStructureError] = []

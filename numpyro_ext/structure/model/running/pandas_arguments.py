@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -11,7 +12,11 @@ import numpy as np
 from ...errors import ModelStructureError, Reason
 from .execution import ModelCall
 
-__all__ = ["is_pandas", "with_arrays"]
+__all__ = ["is_pandas", "run_or_with_arrays", "with_arrays"]
+
+_Result = TypeVar("_Result")
+_FAILURES = (AssertionError, IndexError, TypeError, ValueError)
+"""As models raise them on arguments that they do not work with, and what readings make of these."""
 
 
 def is_pandas(value: Any) -> bool:
@@ -38,6 +43,27 @@ def with_arrays(call: ModelCall) -> ModelCall | None:
         return None
     args, kwargs = jax.tree.unflatten(structure, arrays)
     return call._replace(args=args, kwargs=kwargs)
+
+
+def run_or_with_arrays(call: ModelCall, run: Callable[[ModelCall], _Result]) -> tuple[ModelCall, _Result]:
+    """Run a call; where it fails on columns and tables of pandas, run it :func:`with_arrays`.
+
+    A model may work with a table itself; where it does not, it may ask for what JAX would make of it.
+
+    :param run: what is done with the call.
+    :return: the call that ran, and what came of it.
+    :raises Exception: that of the call as it is, unless the one with arrays says more than that it fails.
+    """
+    try:
+        return call, run(call)
+    except _FAILURES as error:
+        plain = with_arrays(call)
+        if plain is None:
+            raise
+        try:
+            return plain, run(plain)
+        except ModelStructureError as other:
+            raise (error if other.reason is Reason.EXECUTION else other) from other.__cause__
 
 
 def _as_array(value: Any) -> Any:
