@@ -15,7 +15,7 @@ from jax import Array
 from numpyro.primitives import Messenger
 
 from ...display import Table, as_text, number
-from ...structure.model.tracing import SiteInfo
+from ...structure.model.running.inspection import SiteInfo
 from ..front.answers.display import ending, evidence
 from ..front.answers.model_draws import predictive_draws
 from ..front.files.archive import read_archive, write_archive

@@ -16,8 +16,8 @@ from numpyro import handlers
 
 from ...structure import ModelStructureError
 from ...structure.model.running.execution import ModelCall, check_key
+from ...structure.model.running.inspection import SiteInfo, inspect_sites
 from ...structure.model.running.plain_sites import PlainSites
-from ...structure.model.tracing import SiteInfo, inspect_sites
 from ...structure.program.captured import array_key
 from ...structure.program.program import make_program
 from ..front.running.progress import warn

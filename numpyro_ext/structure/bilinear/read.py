@@ -14,9 +14,9 @@ from ..conflict import Conflict
 from ..errors import ModelStructureError
 from ..model.priors import is_gaussian, is_unweighted, unwrap
 from ..model.running.execution import ModelCall
+from ..model.running.inspection import SiteInfo, inspect_sites, mark_candidates
 from ..model.running.pandas_arguments import run_or_with_arrays
 from ..model.search import Attempt, Form, ReadOptions, read_first
-from ..model.tracing import SiteInfo, inspect_sites, mark_candidates
 from ..model.validation import check_data
 from .factors import Unlisted
 from .reading import BilinearReading

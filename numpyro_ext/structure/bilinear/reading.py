@@ -20,7 +20,7 @@ from ..factors.recognise import Recognised, recognise
 from ..model.priors import dense_prior_block
 from ..model.reading import ModelReading
 from ..model.running.execution import ModelCall
-from ..model.tracing import SiteInfo
+from ..model.running.inspection import SiteInfo
 from ..program.degrees import Degree, Degrees, classify
 from ..program.program import Constant
 from .coefficients import (

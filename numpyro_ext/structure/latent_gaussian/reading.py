@@ -21,7 +21,7 @@ from ..factors.plan import FactorPlan, plan_factor
 from ..model.priors import prior_block
 from ..model.reading import ModelReading
 from ..model.running.execution import ModelCall
-from ..model.tracing import SiteInfo
+from ..model.running.inspection import SiteInfo
 from ..program.degrees import Degrees
 from ..program.patterns import TooLarge
 from ..program.rows.affine_rows import AffineRows, Parts, RowIndices

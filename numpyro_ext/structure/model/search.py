@@ -20,8 +20,8 @@ from .priors import is_gaussian, unwrap
 from .reading import ModelReading
 from .running.calling import record
 from .running.execution import ModelCall, check_key
+from .running.inspection import SiteInfo, inspect_sites, mark_candidates
 from .running.pandas_arguments import run_or_with_arrays
-from .tracing import SiteInfo, inspect_sites, mark_candidates
 from .validation import check_data
 from .verification import check_form
 

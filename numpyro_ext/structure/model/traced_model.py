@@ -20,8 +20,9 @@ from .hyper_site import HyperSite
 from .index_check import check_indices
 from .running.changing import check_supports, needs_value, other_values
 from .running.execution import ModelCall, tracing_error
+from .running.inspection import SiteInfo
 from .running.recording import make_or_derive
-from .tracing import SiteInfo, trace_with_innovations
+from .tracing import trace_with_innovations
 from .unused_sites import is_used, unused_sites
 
 __all__ = ["TracedModel"]

@@ -8,7 +8,8 @@ from typing import Any
 import jax
 
 from ..program.program import Atom, Program
-from .tracing import ModelTrace, SiteInfo
+from .running.inspection import SiteInfo
+from .tracing import ModelTrace
 
 __all__ = ["is_used", "unused_sites"]
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpyro.distributions import constraints
 
 from ..errors import ModelStructureError, Reason
-from .tracing import SiteInfo
+from .running.inspection import SiteInfo
 
 __all__ = ["can_be_scored", "check_data"]
 

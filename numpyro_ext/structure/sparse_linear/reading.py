@@ -19,7 +19,8 @@ from ..errors import ModelStructureError
 from ..likelihoods import NORMAL
 from ..model.reading import ModelReading
 from ..model.running.execution import ModelCall
-from ..model.tracing import FactorTrace, SiteInfo
+from ..model.running.inspection import SiteInfo
+from ..model.tracing import FactorTrace
 from ..program.degrees import Degree
 from ..program.program import Atom, Constant, Program
 from ..program.rows.affine_operator import AffineValues, OperatorMap

@@ -17,8 +17,8 @@ from numpyro.primitives import Messenger
 from ....compilation.recent import Recent
 from ....structure import LatentGaussianReading, ModelStructureError
 from ....structure.model.running.execution import ModelCall
+from ....structure.model.running.inspection import model_key
 from ....structure.model.search import read_first
-from ....structure.model.tracing import model_key
 from ...front.answers.draws import with_predictive
 from ...front.engine import default_tolerance
 from ...front.running.progress import warn

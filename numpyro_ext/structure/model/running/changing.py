@@ -13,8 +13,8 @@ from numpyro import handlers
 from numpyro.distributions import biject_to
 
 from ...errors import ModelStructureError, Reason
-from ..tracing import SiteInfo
 from .execution import ModelCall, line_of_model
+from .inspection import SiteInfo
 from .plain_sites import PlainSites
 
 __all__ = ["check_supports", "needs_value", "other_values"]

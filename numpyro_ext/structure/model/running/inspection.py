@@ -1,0 +1,256 @@
+"""What one run of a model shows of its sites."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro.distributions as dist
+from jax import Array
+from numpyro import handlers
+from numpyro.distributions import biject_to
+
+from ...errors import ModelStructureError
+from ...program.captured import array_key
+from ...program.program import make_program
+from ...program.run_compiled import run_compiled
+from ..priors import innovation_shape, is_unweighted, mask_of, unwrap
+from .control_flow import Watch
+from .execution import ModelCall, check_call, execution_error, tracing_error
+from .plain_sites import PlainSites, to_real
+from .start_values import initial_value
+
+__all__ = ["SiteInfo", "inspect_sites", "mark_candidates", "model_key"]
+
+
+class SiteInfo(NamedTuple):
+    """What one concrete run of the model shows of a site."""
+
+    name: str
+    kind: str
+    """``latent``, ``param``, ``observed`` (``numpyro.factor`` included), ``deterministic`` or ``plate``."""
+    shape: tuple[int, ...]
+    family: str = ""
+    """Name of the distribution."""
+    is_candidate: bool = False
+    """Whether it may join the field: of a family that the reading takes (Gaussian or flat), and not masked."""
+    is_discrete: bool = False
+    is_masked: bool = False
+    transform: Any = None
+    """Transform from unconstrained values, for latent and param sites."""
+    init: Any = None
+    """A central value of the prior, or the initial value of a ``param``."""
+    plates: tuple[tuple[str, int], ...] = ()
+    value: Any = None
+    """The observed value."""
+    support: Any = None
+    """Support of an observed site whose distribution is one of numbers, or of vectors of counts."""
+    mask: Any = None
+    batch_shape: tuple[int, ...] = ()
+    """Batch shape that the mask of an observed site covers."""
+    full_shape: tuple[int, ...] = ()
+    """Shape of the distribution of an observed site."""
+    num_unknowns: int = 0
+    """How many innovations a latent site has, should it join the field."""
+    prior: Any = None
+    """The distribution of a latent site, until its candidates are marked."""
+
+    @property
+    def has_joint_coordinates(self) -> bool:
+        """Whether an observation is a vector whose coordinates depend on each other, which whitening takes apart."""
+        return self.family in (dist.MultivariateNormal.__name__, dist.LowRankMultivariateNormal.__name__)
+
+
+def inspect_sites(call: ModelCall, init_values: Mapping[str, Any]) -> dict[str, SiteInfo]:
+    """Run the model once, with cheap central values for its latent sites, and describe its sites.
+
+    The run is compiled as a whole, which costs less than compiling its operations one by one; a model that only runs
+    with concrete values is run without. None of the sites is a candidate for a field yet: see :func:`mark_candidates`.
+
+    :param init_values: values of latent and param sites to be used in place of central ones (constrained).
+    :raises ModelStructureError: for models that fail on their arguments, subsampled plates, scaled latent sites and
+        sites inside a scan.
+    """
+    check_call(call)
+    values = {name: _given_value(name, value) for name, value in init_values.items()}
+    if call.recording is not None:
+        try:
+            return _inspect_all(call.recording.at_central_values(values))
+        except (TypeError, ValueError) as error:
+            if isinstance(error, ModelStructureError):
+                raise
+    watch = Watch(PlainSites(call.model))
+    static: dict[str, dict[str, Any]] = {}
+
+    def run(key: Array, values: dict[str, Any]) -> dict[str, Any]:
+        arrays = {}
+        central = handlers.substitute(watch, substitute_fn=partial(initial_value, values))
+        for name, site in handlers.trace(handlers.seed(central, key)).get_trace(*call.args, **call.kwargs).items():
+            static[name] = {
+                n: site[n] for n in ("type", "kwargs", "args", "cond_indep_stack", "is_observed") if n in site
+            }
+            if site["type"] in ("sample", "param", "deterministic"):
+                arrays[name] = {"fn": None, "value": site["value"], "scale": None}
+            if site["type"] == "sample":
+                # JAX would compare what a distribution keeps beside its arrays, such as a sparse matrix
+                leaves, static[name]["structure"] = jax.tree.flatten(site["fn"])
+                arrays[name] |= {"fn": leaves, "scale": site["scale"]}
+        return arrays
+
+    try:
+        try:
+            arrays = run_compiled(run, call.rng_key, values)
+        except (
+            jax.errors.ConcretizationTypeError,
+            jax.errors.TracerArrayConversionError,
+            jax.errors.UnexpectedTracerError,  # of a function under jit that has been traced with the model before
+            TypeError,
+        ):
+            arrays = run(call.rng_key, values)
+            _check_concrete(arrays)
+    except ModelStructureError:
+        raise
+    # NumPyro asserts that plates are not empty.
+    except (AssertionError, IndexError, TypeError, ValueError) as error:
+        if isinstance(error, jax.errors.ConcretizationTypeError | jax.errors.TracerArrayConversionError):
+            raise tracing_error(error, call) from error
+        raise execution_error(error, watch.last_site, call) from error
+    return _inspect_all({n: {**site, **arrays.get(n, {})} for n, site in static.items()})
+
+
+def _inspect_all(sites: Mapping[str, dict[str, Any]]) -> dict[str, SiteInfo]:
+    kinds = ("sample", "param", "deterministic", "plate")
+    return {n: _inspect(n, site) for n, site in sites.items() if site["type"] in kinds}
+
+
+def _given_value(name: str, value: Any) -> Array:
+    try:
+        return jnp.asarray(to_real(jnp.asarray(value)))
+    except (TypeError, ValueError) as error:
+        raise ModelStructureError(
+            f"the value given for site '{name}' is a {type(value).__name__}, which is no array of numbers.", site=name
+        ) from error
+
+
+def model_key(call: ModelCall) -> tuple[Any, ...]:
+    """What the model is now: equal where it runs the same operations on the same numbers, wherever it has these from.
+
+    :raises Exception: what JAX raises for a model that needs concrete values.
+    """
+    central = handlers.substitute(PlainSites(call.model), substitute_fn=partial(initial_value, {}))
+    names: list[tuple[str, ...]] = []
+
+    def run(key: Array) -> list[Any]:
+        found = []
+        for name, site in handlers.trace(handlers.seed(central, key)).get_trace(*call.args, **call.kwargs).items():
+            fn = site["fn"] if site["type"] == "sample" else None
+            names.append((name, site["type"], type(fn).__name__, type(fn and unwrap(fn)).__name__))
+            if site["type"] in ("sample", "param", "deterministic"):
+                found.append((site["value"], jax.tree.leaves(fn), site.get("scale")))
+        return found
+
+    program, _ = make_program(run, call.rng_key, keep_literals=True)
+    return program.fingerprint(), tuple(map(array_key, program.data)), tuple(names)
+
+
+def _check_concrete(arrays: Mapping[str, Mapping[str, Any]]) -> None:
+    """Refuse sites whose values were left behind in a function that JAX has traced."""
+    for name, site in arrays.items():
+        if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((site["fn"], site["value"]))):
+            raise ModelStructureError(
+                f"site '{name}' is inside a function that JAX transforms (jax.lax.scan, cond, vmap, jit), where "
+                "NumPyro does not see its value. Take numpyro.plate or scan of numpyro.contrib.control_flow for it, or "
+                "sample all its elements outside, as one site.",
+                site=name,
+            )
+
+
+def mark_candidates(sites: Mapping[str, SiteInfo], is_candidate: Callable[[Any], bool]) -> dict[str, SiteInfo]:
+    """The sites, with those latent ones marked that may join the field of a form: of a family that it takes, and not
+    masked (or wholly, as imputation does: then they are flat).
+
+    :param is_candidate: which distributions the form takes.
+    """
+    # A prior may hold a large covariance: a reading keeps its sites, so it is let go.
+    return {
+        name: site._replace(
+            is_candidate=site.kind == "latent"
+            and (not site.is_masked or is_unweighted(site.prior))
+            and is_candidate(site.prior),
+            prior=None,
+        )
+        for name, site in sites.items()
+    }
+
+
+def _inspect(name: str, site: dict[str, Any]) -> SiteInfo:
+    value = site.get("value")
+    info = SiteInfo(name, site["type"], () if value is None else np.shape(value))
+    if site["type"] == "plate":
+        size, subsample = site["args"]
+        if subsample is not None and subsample != size:
+            raise ModelStructureError(
+                f"plate '{name}' draws a random subsample of {subsample} out of {size}: this engine needs all the data "
+                "at once. Call the model with subsample_size=None, or use SVI for minibatches."
+            )
+    if site["type"] == "param":
+        constraint = site["kwargs"].get("constraint", dist.constraints.real)
+        return info._replace(family="param", transform=biject_to(constraint), init=to_real(value))
+    if site["type"] != "sample":
+        return info
+    fn = jax.tree.unflatten(site["structure"], site["fn"])
+    base, mask = unwrap(fn), mask_of(fn)
+    plates = tuple((frame.name, frame.size) for frame in site["cond_indep_stack"])
+    info = info._replace(family=type(base).__name__, plates=plates, mask=mask)
+    if site["is_observed"]:
+        _check_order(name, base)
+        shape = fn.batch_shape + fn.event_shape
+        return info._replace(
+            kind="observed",
+            value=value,
+            support=_support(base),
+            full_shape=shape,
+            batch_shape=shape[: len(shape) - base.event_dim],
+        )
+    if site["scale"] is not None and not bool(np.all(np.asarray(site["scale"]) == 1.0)):
+        raise ModelStructureError(
+            f"latent site '{name}' is inside a scale of {np.ravel(site['scale'])[0]:g}: only observed sites may be "
+            "scaled. Move the sample statement out of the handler.",
+            site=name,
+        )
+    is_masked = not (mask is True or bool(np.all(mask)))
+    is_discrete = bool(fn.support.is_discrete)
+    return info._replace(
+        kind="latent",
+        prior=fn,
+        is_discrete=is_discrete,
+        is_masked=is_masked,
+        transform=None if is_discrete else biject_to(fn.support),
+        init=value,
+        num_unknowns=math.prod(innovation_shape(fn)),
+    )
+
+
+def _support(base: dist.Distribution) -> Any:
+    """Support of observations (numbers, vectors of counts), where each can be held against it and bounds are known."""
+    support: Any = getattr(base, "support", None)
+    is_known = not any(isinstance(bound, jax.core.Tracer) for bound in getattr(support, "__dict__", {}).values())
+    return support if is_known and (base.event_dim == 0 or (base.event_dim == 1 and support.is_discrete)) else None
+
+
+def _check_order(name: str, base: dist.Distribution) -> None:
+    """Refuse thresholds that do not increase: the probabilities of the categories would not add up to one."""
+    for parameter, constraint in base.arg_constraints.items():
+        value = np.asarray(getattr(base, parameter)) if constraint is dist.constraints.ordered_vector else np.zeros(1)
+        if np.any(np.diff(value, axis=-1) <= 0.0):
+            raise ModelStructureError(
+                f"site '{name}': the {parameter} of {type(base).__name__} must increase strictly, and here they are "
+                f"{value}. Sort given ones and merge categories between equal ones; for unknown ones take a prior that "
+                "orders them (dist.TransformedDistribution(prior, dist.transforms.OrderedTransform())).",
+                site=name,
+            )
