@@ -279,13 +279,15 @@ def test_a_model_is_read_once_whatever_its_form(name, read):
         globals()[name](data)
 
     data = COEFFICIENTS if name == "learning" else COEFFICIENTS[:3]
+    read(model, (data,))  # the first of its operations may be called again, to see whether it does the same
+    before = len(calls)
     read(model, (data,))
-    expected = len(calls)
+    expected = len(calls) - before
     engine = EP(model, max_hyper_steps=1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         engine.run(jax.random.key(0), data)
-    assert len(calls) == 2 * expected
+    assert len(calls) == before + 2 * expected
     assert (engine.tree is not None) == (name == "learning")
 
 
