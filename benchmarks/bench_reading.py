@@ -73,7 +73,7 @@ PROBLEMS = {
 }
 
 
-class Stopwatch:
+class FitWatch:
     """Seconds of the processor in runs, and in their fits alone."""
 
     def __init__(self) -> None:
@@ -101,10 +101,23 @@ class Stopwatch:
         return (time.process_time() - start - self.fits) / RUNS
 
 
+def row(item: str, ours: list[float], peer: str, theirs: list[float], **options: Any) -> Row:
+    return Row(
+        item=item,
+        dtype="float64",
+        seconds=min(ours),
+        peer=peer,
+        peer_seconds=min(theirs),
+        figure="ratio of CPU-seconds",
+        value=min(ours) / min(theirs),
+        **options,
+    )
+
+
 @pytest.mark.parametrize("problem", PROBLEMS)
 def test_besides_the_fit(benchmark, results, problem):
     make, model = PROBLEMS[problem]
-    engine, watch = make(model, integrate="none", progress_bar=False), Stopwatch()
+    engine, watch = make(model, integrate="none", progress_bar=False), FitWatch()
     once, before = [], []
 
     def turn() -> None:
@@ -114,18 +127,8 @@ def test_besides_the_fit(benchmark, results, problem):
 
     with watch.on_fits():
         benchmark.pedantic(turn, rounds=ROUNDS, warmup_rounds=1)
-    results.add(
-        Row(
-            item=f"Next run besides its fit, {problem}",
-            dtype="float64",
-            seconds=min(once),
-            peer="the model called for its sites, its program and the check",
-            peer_seconds=min(before),
-            figure="ratio of CPU-seconds",
-            value=min(once) / min(before),
-            target=at_most(0.5),
-        )
-    )
+    peer = "the model called for its sites, its program and the check"
+    results.add(row(f"Next run besides its fit, {problem}", once, peer, before, target=at_most(0.5)))
 
 
 @pytest.mark.parametrize("problem", ["random intercepts, EP", "probit process with masks, EP"])
@@ -148,14 +151,5 @@ def test_cross_validation(benchmark, results, problem):
         each.append(seconds(looks_at_its_mask))
 
     benchmark.pedantic(turn, rounds=ROUNDS, warmup_rounds=1)
-    results.add(
-        Row(
-            item=f"{FOLDS} folds of cross_validate, {problem}",
-            dtype="float64",
-            seconds=min(once),
-            peer="the same, read once for each fold",
-            peer_seconds=min(each),
-            figure="ratio of CPU-seconds",
-            value=min(once) / min(each),
-        )
-    )
+    item, peer = f"{FOLDS} folds of cross_validate, {problem}", "the same, read once for each fold"
+    results.add(row(item, once, peer, each))

@@ -9,7 +9,6 @@ of the Jura (``jura/jura.csv``) 3 answers are given, 15 may be asked and 3 are t
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import time
@@ -24,6 +23,7 @@ from numpyro_ext.potentials import ProbitPotential
 from numpyro_ext.potentials.information import expected_information, predictive_entropy
 
 from .preference_people import DATA, NUM_USERS, Moments, alone, shared_moments
+from .repeats import parser_of_draws
 from .results_table import write_report
 
 __all__ = ["main"]
@@ -108,12 +108,7 @@ def _rows(work: Path) -> Iterator[str]:
 
 def main() -> None:
     """Ask and write."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("work", type=Path)
-    parser.add_argument("--draws", type=int, default=25)
-    parser.add_argument("--minutes", type=float, default=float("inf"))
-    parser.add_argument("--write", action="store_true", help="write what is there, and compute nothing")
-    arguments = parser.parse_args()
+    arguments = parser_of_draws(__doc__).parse_args()
     work: Path = arguments.work
     work.mkdir(parents=True, exist_ok=True)
     numpyro.enable_x64()
@@ -127,10 +122,7 @@ def main() -> None:
         "",
         *_rows(work),
     ]
-    remarks = work / "remarks.md"
-    if remarks.exists():
-        lines += ["", remarks.read_text().strip()]
-    write_report("elicitation", lines)
+    write_report("elicitation", lines, remarks=work / "remarks.md")
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ others; errors are shares of wrong answers. ``WORK`` keeps one file for each dra
 
 from __future__ import annotations
 
-import argparse
 import functools
 import json
 import time
@@ -25,6 +24,7 @@ from numpyro_ext.models import joint_preference_gp, preference_factorization
 
 from .preference_people import DATA, NUM_USERS, People, all_pairs, alone, shared_moments
 from .preferences_pairs import mean_and_error
+from .repeats import parser_of_draws
 from .results_table import write_report
 
 __all__ = ["main"]
@@ -232,12 +232,8 @@ def _surfaces(work: Path) -> Iterator[str]:
 
 def main() -> None:
     """Fit and write."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("work", type=Path)
-    parser.add_argument("--draws", type=int, default=25)
+    parser = parser_of_draws(__doc__)
     parser.add_argument("--surfaces", type=int, default=1)
-    parser.add_argument("--minutes", type=float, default=float("inf"))
-    parser.add_argument("--write", action="store_true", help="write what is there, and compute nothing")
     arguments = parser.parse_args()
     work: Path = arguments.work
     work.mkdir(parents=True, exist_ok=True)
@@ -264,10 +260,7 @@ def main() -> None:
         "",
         *_targets(work),
     ]
-    remarks = work / "remarks.md"
-    if remarks.exists():
-        lines += ["", remarks.read_text().strip()]
-    write_report("preference-models", lines, script="preference_models_table")
+    write_report("preference-models", lines, script="preference_models_table", remarks=work / "remarks.md")
 
 
 if __name__ == "__main__":

@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from . import repeats
+
 __all__ = ["BITS", "asked", "drawn_pairs", "held_out", "kernel_of", "loss", "mean_and_error"]
 
 BITS = np.log(2.0)
@@ -54,8 +56,7 @@ def loss(fit: Any, test: np.ndarray) -> float:
 
 def mean_and_error(values: Any) -> str:
     array = np.asarray(list(values), float)
-    error = f" ± {array.std(ddof=1) / np.sqrt(array.size):.3f}" if array.size > 1 else ""
-    return f"{array.mean():.3f}{error}"
+    return repeats.mean_and_error(array, digits=3) if array.size > 1 else f"{array.mean():.3f}"
 
 
 def asked(what: str, are_met: Any) -> str:

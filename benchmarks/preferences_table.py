@@ -91,10 +91,7 @@ def main() -> None:
         experiments, lines_of = REPORTS[report]
         parts = zip(*(_found(work, name) for name in experiments), strict=True)
         lines = lines_of([{key: value for each in draw for key, value in each.items()} for draw in parts])
-        remarks = work / f"remarks-{report}.md"
-        if remarks.exists():
-            lines += ["", remarks.read_text().strip()]
-        write_report(report, lines, script="preferences_table")
+        write_report(report, lines, script="preferences_table", remarks=work / f"remarks-{report}.md")
 
 
 if __name__ == "__main__":

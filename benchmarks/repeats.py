@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import time
 from collections.abc import Callable, Mapping
@@ -10,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["make_repeats", "mean_and_error", "read_repeats", "standardised", "summary"]
+__all__ = ["make_repeats", "mean_and_error", "parser_of_draws", "read_repeats", "standardised", "summary"]
 
 
 def standardised(x: np.ndarray) -> np.ndarray:
@@ -64,6 +65,16 @@ def make_repeats(
             found["repeats"].append(repeat(name, found, number))
             _path(folder, name).write_text(json.dumps(found))
             print(name, number, json.dumps(found["repeats"][-1]), flush=True)
+
+
+def parser_of_draws(description: str | None) -> argparse.ArgumentParser:
+    """Of scripts that keep each draw in a folder, and write a table of what is there."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("work", type=Path)
+    parser.add_argument("--draws", type=int, default=25)
+    parser.add_argument("--minutes", type=float, default=float("inf"))
+    parser.add_argument("--write", action="store_true", help="write what is there, and compute nothing")
+    return parser
 
 
 def _path(folder: Path, name: str) -> Path:

@@ -160,11 +160,20 @@ def run_environment() -> dict[str, str]:
     return environment | {package: _version(package) for package in _PACKAGES}
 
 
-def write_report(name: str, lines: list[str], script: str | None = None, data: Mapping[str, Any] | None = None) -> Path:
+def write_report(
+    name: str,
+    lines: list[str],
+    script: str | None = None,
+    data: Mapping[str, Any] | None = None,
+    remarks: Path | None = None,
+) -> Path:
     """Write a table of today to ``benchmarks/results``, with the script that made it and the machine.
 
     :param data: the same for programs, written beside it as JSON.
+    :param remarks: a file whose text follows the table, if there is one.
     """
+    if remarks is not None and remarks.exists():
+        lines = [*lines, "", remarks.read_text().strip()]
     found = run_environment()
     command = f"python -m benchmarks.{script or name + '_table'}"
     environment = ", ".join(f"{key} {value}" for key, value in found.items())

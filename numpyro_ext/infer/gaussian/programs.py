@@ -13,8 +13,7 @@ from jax import Array
 from ...compilation.quick_jit import quick_jit
 from ...compilation.recent import Recent
 from ...structure import LatentGaussianReading
-from ...structure.latent_gaussian.form import AffineMap, LatentGaussian
-from ...structure.latent_gaussian.joined import joined
+from ...structure.latent_gaussian import AffineMap, LatentGaussian, joined
 from ...structure.program.rows.chosen_rows import ChosenIndices, ChosenRows
 from ..front.answers.draws import Draws
 from ..hyper import search as hyper_search

@@ -17,7 +17,16 @@ from ...program.program import make_program
 from ..priors import is_gaussian, unwrap
 from .execution import ModelCall
 from .plain_sites import PlainSites, to_real
-from .recording import NUMBERS, Distribution, NotRecorded, RecordedSite, Recording, Tree, take_apart
+from .recording import (
+    NUMBERS,
+    Distribution,
+    NotRecorded,
+    RecordedSite,
+    Recording,
+    Tree,
+    message_without_arrays,
+    take_apart,
+)
 
 __all__ = ["record"]
 
@@ -82,8 +91,7 @@ class _Found:
     """What of a site is no array, while its arrays are on their way through a trace."""
 
     def __init__(self, site: dict[str, Any]) -> None:
-        names = ("type", "kwargs", "args", "cond_indep_stack", "is_observed")
-        self._message: dict[str, Any] = {n: site[n] for n in names if n in site}
+        self._message = message_without_arrays(site)
         self._name = site["name"]
         self._is_sample = site["type"] == "sample"
         self._trees: dict[str, tuple[Any, list[Any]]] = {}

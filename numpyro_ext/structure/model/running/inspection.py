@@ -23,6 +23,7 @@ from ..priors import innovation_shape, is_unweighted, mask_of, unwrap
 from .control_flow import Watch
 from .execution import ModelCall, check_call, execution_error, tracing_error
 from .plain_sites import PlainSites, to_real
+from .recording import message_without_arrays
 from .start_values import initial_value
 
 __all__ = ["SiteInfo", "inspect_sites", "mark_candidates", "model_key"]
@@ -91,9 +92,7 @@ def inspect_sites(call: ModelCall, init_values: Mapping[str, Any]) -> dict[str, 
         arrays = {}
         central = handlers.substitute(watch, substitute_fn=partial(initial_value, values))
         for name, site in handlers.trace(handlers.seed(central, key)).get_trace(*call.args, **call.kwargs).items():
-            static[name] = {
-                n: site[n] for n in ("type", "kwargs", "args", "cond_indep_stack", "is_observed") if n in site
-            }
+            static[name] = message_without_arrays(site)
             if site["type"] in ("sample", "param", "deterministic"):
                 arrays[name] = {"fn": None, "value": site["value"], "scale": None}
             if site["type"] == "sample":

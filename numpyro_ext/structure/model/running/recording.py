@@ -28,6 +28,7 @@ __all__ = [
     "Sites",
     "Tree",
     "make_or_derive",
+    "message_without_arrays",
     "take_apart",
 ]
 
@@ -40,6 +41,12 @@ NUMBERS = bool | int | complex | np.bool_ | np.integer
 Sites = Callable[[Callable[["RecordedSite", Any, Any], Any]], dict[str, dict[str, Any]]]
 """The sites of a model by name, as a trace of NumPyro's has them, given what says the values of the free ones: a
 function of the site, its distribution and its default."""
+
+
+def message_without_arrays(site: Mapping[str, Any]) -> dict[str, Any]:
+    """What a trace of NumPyro's says of a site beside its arrays."""
+    names = ("type", "kwargs", "args", "cond_indep_stack", "is_observed")
+    return {n: site[n] for n in names if n in site}
 
 
 class NotRecorded(Exception):
