@@ -4,6 +4,7 @@ from itertools import permutations
 
 import numpy as np
 import pytest
+import xarray as xr
 
 from numpyro_ext.infer import expected_ranks, rank_summary, shortlist
 
@@ -37,11 +38,14 @@ def test_what_has_samples_serves_as_well_as_draws():
         def get_samples(self):
             return {"utility": DRAWS, "scale": DRAWS[:, 0, 0]}
 
-    for source in (Sampler(), Sampler().get_samples()):
-        found = rank_summary(source, "utility", users=[1], k=2)
+    of_arviz = xr.DataArray(DRAWS.reshape(2, 200, 2, 4), dims=("chain", "draw", "user", "item"))
+    for source in (Sampler(), Sampler().get_samples(), {"strength": DRAWS, "scale": DRAWS[:, 0, 0]}, of_arviz):
+        found = rank_summary(source, users=[1], k=2)
         np.testing.assert_array_equal(found.best, rank_summary(DRAWS, k=2).best[[1]])
+    named = rank_summary({"strength": DRAWS, "utility": -DRAWS}, "strength", k=2)
+    np.testing.assert_array_equal(named.best, rank_summary(DRAWS, k=2).best)
     for call, message in [
-        (lambda: rank_summary(Sampler()), "one of 'utility', 'scale'; got None"),
+        (lambda: rank_summary({"a": DRAWS, "b": DRAWS}), "one of 'a', 'b'; got None"),
         (lambda: rank_summary(Sampler(), "scale"), r"\(num_samples, ..., items\); got \(400,\)"),
         (lambda: rank_summary(DRAWS, k=5), "k must be in 1, ..., 4"),
         (lambda: rank_summary(DRAWS, k=1, probability=90), "between 0 and 1; got 90"),

@@ -13,6 +13,7 @@ from .sites import LargeSite
 __all__ = ["RankSummary", "expected_ranks", "rank_summary", "ranking_scores", "shortlist"]
 
 _FIRST_PLACES = 5
+_USUAL_SITE = "utility"
 
 
 class RankSummary(NamedTuple):
@@ -42,9 +43,10 @@ def rank_summary(
     """Places of items by their utilities: expected ranks with intervals, and probabilities of places.
 
     :param draws: utilities of shape ``(num_samples, ..., items)``; or what has ``get_samples()``, such as an engine or
-        NumPyro's ``MCMC`` after its run, or the dictionary that this returns. For a fit of
-        :func:`~numpyro_ext.infer.collaborative_em` take its ``draw_utilities``.
-    :param str site: which site of an engine or dictionary holds the utilities.
+        NumPyro's ``MCMC`` after its run, the dictionary that this returns, or an array of ArviZ with its chains. For a
+        fit of :func:`~numpyro_ext.infer.collaborative_em` take its ``draw_utilities``.
+    :param str site: which site of an engine or dictionary holds the utilities; ``None`` for ``"utility"``, as in
+        :func:`~numpyro_ext.models.collaborative_preferences`, or else the only site whose draws are vectors.
     :param users: which places of the axis before the items to take; ``None`` for all. Of a site of more than 100,000
         utilities an engine then draws those of these users alone.
     :param int k: how many places are the first ones; ``None`` for five, or all of fewer.
@@ -118,20 +120,35 @@ def shortlist(
 
 
 def _utilities(draws: Any, site: str | None, users: ArrayLike | None) -> np.ndarray:
-    large = getattr(draws, "posterior", {}).get(site) if users is not None and site is not None else None
+    posterior = getattr(draws, "posterior", {})
+    if site is None and _USUAL_SITE in posterior:
+        site = _USUAL_SITE
+    large = posterior.get(site) if users is not None and site is not None else None
     if isinstance(large, LargeSite):
         # draws of all users at once would be of that many utilities each
         return np.asarray(large[np.asarray(users)].sample(jax.random.key(0), draws.num_samples), float)
     if hasattr(draws, "get_samples"):
         draws = draws.get_samples()
     if isinstance(draws, dict):
-        if site not in draws:
-            raise ValueError(f"site must name the utilities, one of {', '.join(map(repr, draws))}; got {site!r}.")
-        draws = draws[site]
+        draws = draws[_site_of_utilities(draws, site)]
+    of_chains = getattr(draws, "dims", ())[:2] == ("chain", "draw")  # an array of ArviZ
     utilities = np.asarray(draws, float)
+    if of_chains:
+        utilities = utilities.reshape(-1, *utilities.shape[2:])
     if utilities.ndim < 2:
         raise ValueError(f"draws must have shape (num_samples, ..., items); got {utilities.shape}.")
     return utilities if users is None else utilities[..., np.asarray(users), :]
+
+
+def _site_of_utilities(draws: dict[str, Any], site: str | None) -> str:
+    """The site that is named, or the one that goes without saying."""
+    if site is None:
+        vectors = [name for name, values in draws.items() if np.ndim(values) >= 2]
+        found = [_USUAL_SITE] if _USUAL_SITE in draws else vectors
+        site = found[0] if len(found) == 1 else None
+    if site not in draws:
+        raise ValueError(f"site must name the utilities, one of {', '.join(map(repr, draws))}; got {site!r}.")
+    return site
 
 
 def expected_ranks(draws: ArrayLike, group: ArrayLike) -> np.ndarray:

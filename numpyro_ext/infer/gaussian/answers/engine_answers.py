@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from jax import Array
@@ -15,6 +15,7 @@ from ...front.engine import BaseEngine
 from ...front.run import FinishedRun
 from ..new_arguments import Prediction, log_predictive, predict
 from ..run import GaussianRun
+from .groups import shared_hyper
 from .leave_one_out import check_cavities, check_single
 from .prediction import by_site
 
@@ -63,6 +64,46 @@ class GaussianAnswers(BaseEngine[FinishedRun]):
         if not (isinstance(run, GaussianRun) and (args or kwargs)):
             return run.log_predictive()
         return log_predictive(run, partial(self._read, run.rng_key, check=False), args, kwargs)
+
+    def fold_in(self, rng_key: Array, *args: Any, **kwargs: Any) -> Self:
+        """Posteriors of new groups (people, sites, series) from their own observations, at the hyperparameters found.
+
+        Where all of the field stands in one plate, its members are independent given the hyperparameters: what was
+        observed of others says nothing more of a new one. Hyperparameters outside that plate are held at their values
+        in this fit; those within it belong to the members and are learned anew.
+
+        >>> import jax
+        >>> import jax.numpy as jnp
+        >>> import numpyro
+        >>> import numpyro.distributions as dist
+        >>> from numpyro_ext.infer import EP
+        >>> def model(shop, sold, num_shops):
+        ...     level, scale = numpyro.sample("level", dist.Normal(0, 2)), numpyro.sample("scale", dist.HalfNormal(1))
+        ...     with numpyro.plate("shops", num_shops):
+        ...         rate = numpyro.sample("rate", dist.Normal(level, scale))
+        ...     numpyro.sample("sold", dist.Poisson(jnp.exp(rate[shop])), obs=sold)
+        >>> engine = EP(model, field=["rate"])
+        >>> engine.run(jax.random.key(0), jnp.array([0, 0, 1, 1, 2, 2]), jnp.array([8, 9, 3, 2, 6, 5]), 3)
+        >>> new = engine.fold_in(jax.random.key(1), jnp.array([0]), jnp.array([4]), 1)
+        >>> bool(1.3 < new.posterior["rate"].mean[0] < 1.6)
+        True
+
+        :param rng_key: random number generator key.
+        :param args: arguments of the model with the new groups alone: their number, and their observations.
+        :param kwargs: keyword arguments of the model.
+        :return: an engine that answers for the new groups as this one for those of the fit. Its ``log_evidence`` is
+            that of the new observations.
+        :raises ValueError: if some of the field is shared by all groups.
+        """
+        run = self._finished()
+        if not isinstance(run, GaussianRun):
+            raise ValueError("fold_in needs groups that are independent; coefficients of a transform are none.")
+        options = self._options_given() | {
+            "hyper_values": shared_hyper(run.reading, {name: found.value for name, found in run.hyper.items()})
+        }
+        new = type(self)(self.model, **options)
+        new.run(rng_key, *args, **kwargs)
+        return new
 
     def loo(self, var_name: str | None = None) -> Any:
         """Leave-one-out cross-validation from the cavities of the fit, in ArviZ's type.
