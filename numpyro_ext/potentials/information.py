@@ -291,7 +291,9 @@ def _expected_divergence(
 def excess_terms(log_ratio: Array) -> Array:
     r""":math:`r \log r - r + 1` of a ratio :math:`r`, without cancellation near one; nan of no ratio is zero."""
     excess = jnp.expm1(jnp.where(jnp.isnan(log_ratio), 0.0, log_ratio))
-    return jnp.where(excess > -1.0, jax.scipy.special.xlog1py(1.0 + excess, excess) - excess, 1.0)
+    is_left = excess > -1.0
+    safe = jnp.where(is_left, excess, 0.0)  # of no ratio, which rounding may make, the logarithm has no derivative
+    return jnp.where(is_left, jax.scipy.special.xlog1py(1.0 + safe, safe) - safe, 1.0)
 
 
 def _normal_mean(function: Callable[[Array], Array], mean: Array, variance: Array, num_nodes: int) -> Array:
