@@ -205,18 +205,16 @@ def test_small_information_keeps_its_digits_in_both_precisions():
 @pytest.mark.float32
 def test_slopes_are_finite_where_an_outcome_has_no_probability_left():
     """In single precision a label that predictors almost exclude had a slope that was no number."""
-    mean, variance = jnp.array([[-0.03], [-0.9]]), jnp.array([[2.0], [1.0]])
-    for factors in (ProbitPotential(jnp.ones((2, 1))), LogitPotential(jnp.ones((2, 1)))):
+    mean, variance, factors = jnp.array([[-0.03], [-0.9]]), jnp.array([[2.0], [1.0]]), ProbitPotential(jnp.ones((2, 1)))
 
-        def information(mean, variance, factors=factors):
-            return expected_information(factors, mean, variance, jnp.array([0.6, 0.4]))[0]
+    @jax.jit
+    def found(mean):
+        value, slope = jax.value_and_grad(lambda x: expected_information(factors, x, variance, weights)[0])(mean)
+        return value, jnp.sum(slope)
 
-        step = 1e-2
-        for axis, slope in enumerate(jax.grad(information, (0, 1))(mean, variance)):
-            moved = [
-                information(*(x + s * step * (k == axis) for k, x in enumerate((mean, variance)))) for s in (1, -1)
-            ]
-            np.testing.assert_allclose(jnp.sum(slope), (moved[0] - moved[1]) / (2 * step), rtol=1e-3, atol=1e-4)
+    step, weights = 1e-2, jnp.array([0.6, 0.4])
+    above, below = found(mean + step)[0], found(mean - step)[0]
+    np.testing.assert_allclose(found(mean)[1], (above - below) / (2 * step), rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.float32
