@@ -160,9 +160,10 @@ def expected_information(
 ) -> Array:
     r"""Information in an outcome that is still to be seen: predictive less expected conditional entropy, in nats.
 
-    In single precision, where the difference of two entropies has no digits left below 1e-6, outcomes that can be
-    counted are asked for the expected divergence of their distribution from its mean instead, whose terms are positive.
-    In double precision that of probit factors is such a difference with all that both have in common outside.
+    That of probit factors is a difference of entropies with all that both have in common outside, and a series where
+    it is little. In single precision, where the difference of two entropies has no digits left below 1e-6, other
+    outcomes that can be counted are asked for the expected divergence of their distribution from its mean instead,
+    whose terms are positive.
 
     :param Potential potential: the factors; the other arguments as for :func:`expected_conditional_entropy`.
     :return: of the shape of the factors.
@@ -177,7 +178,7 @@ def expected_information(
     dtype = jnp.result_type(mean, variance, float)
     is_single = dtype == jnp.float32 and left is None and method == "quadrature"
     is_one = weights is None or jnp.shape(weights)[0] == 1
-    if isinstance(potential, ProbitPotential) and is_one and method == "quadrature" and not is_single:
+    if isinstance(potential, ProbitPotential) and is_one and method == "quadrature":
         information: Array = _probit_information(
             potential.label, jnp.asarray(mean, dtype), jnp.asarray(variance, dtype), left, is_mixed=weights is not None
         )

@@ -177,6 +177,20 @@ def test_a_run_goes_on_where_it_stopped(fitted):
     np.testing.assert_allclose(again.posterior["tastes"].mean, fitted.posterior["tastes"].mean, rtol=1e-8, atol=1e-10)
 
 
+@pytest.mark.thorough
+@pytest.mark.float32
+def test_an_item_compared_with_itself_adds_a_constant():
+    """Its predictor has no variance, and messages about it were no numbers."""
+    second = np.where(np.arange(36) < 4, FIRST, SECOND)
+    engine, others = (BilinearEP(preference_factorization, num_samples=10, progress_bar=False) for _ in range(2))
+    with pytest.warns(UserWarning, match="4 of 36 comparisons are of an item with itself"):
+        engine.run(jax.random.key(0), USER, FIRST, second, WON, **GIVEN)
+    others.run(jax.random.key(0), USER[4:], FIRST[4:], SECOND[4:], WON[4:], **GIVEN)
+    tol = 1e-7 if jax.config.jax_enable_x64 else 1e-3
+    np.testing.assert_allclose(engine.log_evidence, others.log_evidence + 4 * np.log(0.5), rtol=tol)
+    np.testing.assert_allclose(engine.posterior["tastes"].mean, others.posterior["tastes"].mean, atol=tol)
+
+
 def test_what_it_cannot_treat_is_named():
     def learned(won):
         scale = numpyro.sample("scale", dist.HalfNormal(1.0))

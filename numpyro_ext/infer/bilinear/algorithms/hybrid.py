@@ -325,8 +325,13 @@ def _prior_moments(prior: Side) -> Moments:
 
 def _seen(block: Block | CoupledBlock, prior: Side) -> Moments:
     found = touched(block, prior)
-    assert found.covariance is not None
-    return Moments(found.mean, found.covariance)
+    variance = found.covariance
+    assert variance is not None
+    if isinstance(prior, CoupledSide):
+        # A cell that sees an item less itself has a predictor that is known: next to no variance, as messages divide.
+        largest = jnp.max(jnp.abs(prior.scale)) * jnp.max(jnp.abs(prior.root))
+        variance = jnp.maximum(variance, jnp.finfo(variance.dtype).eps * largest**2)
+    return Moments(found.mean, variance)
 
 
 def _refined(side: SideState, prior: Side, damping: Array | float) -> SideState:
