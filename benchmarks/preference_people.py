@@ -23,8 +23,11 @@ from numpyro import handlers
 
 from numpyro_ext.datasets import data_path, load_sushi
 from numpyro_ext.infer import EP
+from numpyro_ext.infer.bilinear.algorithms import hybrid
+from numpyro_ext.potentials import ProbitPotential
+from numpyro_ext.structure.bilinear.form import Bilinear, CoupledSide, GaussianSide
 
-__all__ = ["DATA", "NUM_ITEMS", "NUM_USERS", "Moments", "People", "all_pairs", "alone", "shared_moments"]
+__all__ = ["DATA", "NUM_ITEMS", "NUM_USERS", "Moments", "People", "all_pairs", "alone", "products", "shared_moments"]
 
 NUM_USERS, NUM_ITEMS = 100, 10
 _METALS = ("Cd", "Co", "Cr", "Cu", "Ni", "Pb", "Zn")
@@ -170,3 +173,70 @@ def shared_moments(answers: np.ndarray, kernel: np.ndarray) -> Callable[[np.ndar
 
 
 DATA: dict[str, Callable[[int], People]] = {"synthetic": synthetic, "sushi": sushi, "jura": jura}
+
+
+_RANK, _NUM_AT_FIRST, _NUM_ITERATIONS, _DAMPING = 20, 100, 30, 0.5
+"""Of :func:`products`: iterations before the first question, and after each, which go on from the last."""
+
+
+@functools.cache
+def _product_programs(num_items: int) -> tuple[Callable[..., Any], ...]:
+    """Starts, iterations, and moments of the differences of all pairs, for all data of as many items."""
+    first, second = all_pairs(num_items).T
+    num_pairs, none = len(first), jnp.zeros((1, 0))
+    zeros = jnp.zeros((num_items, _RANK))
+    places = jnp.stack([jnp.append(first, 0), jnp.append(second, 0)], 1)
+    weight = jnp.append(jnp.ones(num_pairs), 0.0)[:, None] * jnp.array([1.0, -1.0])  # the last sees nothing
+    users = GaussianSide(jnp.zeros((NUM_USERS, _RANK)), jnp.ones((NUM_USERS, _RANK)))
+
+    def form_of(kernel: Array, user: Array, pair: Array, won: Array) -> Bilinear:
+        root = jnp.linalg.cholesky(kernel)[None]
+        items = CoupledSide(zeros, zeros + 1.0, root, jnp.zeros(_RANK, int), places, weight)
+        num, order = user.size, jnp.arange(user.size)
+        coefficients = jnp.ones((1, _RANK)), none, none, jnp.zeros(num), ProbitPotential(won), jnp.ones(num)
+        return Bilinear(users, items, user, pair, *coefficients, jnp.zeros(()), order, order)
+
+    @jax.jit
+    def start(*arrays: Array) -> Any:
+        return hybrid.spectral_start(form_of(*arrays), jax.random.key(0))
+
+    @jax.jit
+    def iterate(state: Any, number: Array, *arrays: Array) -> Any:
+        form = form_of(*arrays)
+        return jax.lax.fori_loop(0, number, lambda _, state: hybrid.step(form, state, _DAMPING)[0], state)
+
+    @jax.jit
+    def moments(state: Any, kernel: Array) -> Any:
+        user, pair = (x.reshape(-1) for x in jnp.meshgrid(jnp.arange(NUM_USERS), jnp.arange(num_pairs), indexing="ij"))
+        found = hybrid.predictive_moments(form_of(kernel, user, pair, jnp.ones(user.size)), state)
+        return jax.tree.map(lambda x: x.reshape(NUM_USERS, num_pairs), found)
+
+    return start, iterate, moments
+
+
+def products(most: int) -> Callable[..., Callable[[np.ndarray], Moments]]:
+    """Products of weights of the people and processes on the items (Houlsby et al. 2012), by what BilinearEP iterates.
+
+    :param most: questions to a person at most; what is not asked yet is a cell that sees nothing, so that the shapes of
+        all fits are the same.
+    """
+
+    def of_people(answers: np.ndarray, kernel: np.ndarray) -> Callable[[np.ndarray], Moments]:
+        start, iterate, all_moments = _product_programs(len(kernel))
+        user, num_pairs = np.repeat(np.arange(NUM_USERS), most), answers.shape[1]
+        state: Any = None
+
+        def moments(asked: np.ndarray) -> Moments:
+            nonlocal state
+            pair = np.argsort(~asked, axis=1, kind="stable")[:, :most].reshape(-1)
+            seen = np.where(asked[user, pair], pair, num_pairs)
+            arrays = tuple(map(jnp.asarray, (kernel, user, seen, answers[user, pair])))
+            number = _NUM_AT_FIRST if state is None else _NUM_ITERATIONS
+            state = iterate(start(*arrays) if state is None else state, jnp.asarray(number), *arrays)
+            mean, variance = map(np.asarray, all_moments(state, arrays[0]))
+            assert np.isfinite(mean).all() and (variance > 0.0).all()
+            return mean, variance
+
+        return moments
+
+    return of_people

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, NamedTuple, NoReturn
 
 import jax
@@ -25,7 +25,7 @@ from ..front.running.progress import warn
 from ..front.state import EngineState, Fit, data_digest
 from ..hyper.space import UnconstrainedSpace
 from .algorithms import sweeps as core
-from .algorithms.incidence import CoupledBlock, SideBlock, coupled_moments, draw_side
+from .algorithms.incidence import CoupledBlock, SideBlock, coupled_moments, draw_side, draws_of_side
 from .prediction import draw_predictors, expected_means, log_predictive_counts
 from .programs import BilinearPrograms
 
@@ -314,11 +314,12 @@ class SitePlaces(NamedTuple):
     def _correlated(self) -> Array:
         """Covariances of each component between vectors that depend on each other, ``(size, num, num)``."""
         assert isinstance(self.block, CoupledBlock) and isinstance(self.prior, CoupledSide)
-        return coupled_moments(self.block, self.prior)[1]
+        found: Array = coupled_moments(self.block, self.prior)[1]
+        return found
 
     def sample(self, rng_key: Array, num_samples: int) -> Array:
         """Draws of all elements, shape ``(num_samples, n)``."""
-        draws: Array = jax.lax.map(partial(draw_side, self.block, self.prior), jax.random.split(rng_key, num_samples))
+        draws: Array = draws_of_side(self.block, self.prior, rng_key, num_samples)
         return draws[:, self.vector, self.component]
 
     def similar(
@@ -332,17 +333,25 @@ class SitePlaces(NamedTuple):
         if not 0 <= index < num:
             raise ValueError(f"index must lie in 0, ..., {num - 1}, got {index}.")
 
-        def cosines(key: Array) -> Array:
-            draw = draw_side(self.block, self.prior, key)[:, used]
-            norm = jnp.linalg.norm(draw, axis=1)
-            product = norm * norm[index]
-            return jnp.where(product > 0.0, draw @ draw[index] / jnp.where(product > 0.0, product, 1.0), 0.0)
-
-        draws = jax.lax.map(cosines, jax.random.split(rng_key, num_samples))
+        draws = _cosines(self.block, self.prior, used, index, jax.random.split(rng_key, num_samples))
         mean, deviation = np.asarray(draws.mean(0)), np.asarray(draws.std(0))
         order = np.argsort(-mean, kind="stable")
         order = order[order != index][: min(num_similar, num - 1)]
         return order, mean[order], deviation[order]
+
+
+@jax.jit
+def _cosines(block: SideBlock, prior: Side, used: Array, index: Array, keys: Array) -> Array:
+    """Of draws of the vectors with one of them, shape ``(num_samples, num)``."""
+
+    def of_draw(key: Array) -> Array:
+        draw = draw_side(block, prior, key)[:, used]
+        norm = jnp.linalg.norm(draw, axis=1)
+        product = norm * norm[index]
+        return jnp.where(product > 0.0, draw @ draw[index] / jnp.where(product > 0.0, product, 1.0), 0.0)
+
+    found: Array = jax.lax.map(of_draw, keys)
+    return found
 
 
 def site_places(

@@ -15,6 +15,7 @@ size, as each cell sees all of them.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -31,6 +32,7 @@ __all__ = [
     "coupled_divergence",
     "coupled_moments",
     "draw_side",
+    "draws_of_side",
     "has_diagonal",
     "make_coupled_feasible",
     "precision_carried_back",
@@ -93,6 +95,7 @@ def touched(block: SideBlock, prior: Side) -> Block:
     return Block(mean, variance.T)
 
 
+@jax.jit  # asked for outside of programs too, where loops would be compiled at each call
 def coupled_moments(block: CoupledBlock, prior: CoupledSide) -> tuple[Array, Array]:
     """Means of the vectors, shape ``(num, size)``, and covariances of each component, ``(size, num, num)``."""
     return prior.colour(block.mean), _by_component(_covariance, block, prior)
@@ -114,6 +117,13 @@ def white_size(block: CoupledBlock) -> Array:
     """Sum of the expected squares of the coordinates of each component, shape ``(size,)``."""
     variance: Array = lax.map(lambda precision: jnp.sum(inverse_lower(cholesky(precision)) ** 2), block.precision)
     return variance + jnp.sum(block.mean**2, 0)
+
+
+@partial(jax.jit, static_argnames="num_samples")
+def draws_of_side(block: SideBlock, prior: Side, rng_key: Array, num_samples: int) -> Array:
+    """Draws of all vectors of a side, shape ``(num_samples, num, size)``."""
+    draws: Array = lax.map(lambda key: draw_side(block, prior, key), jax.random.split(rng_key, num_samples))
+    return draws
 
 
 def draw_side(block: SideBlock, prior: Side, rng_key: Array) -> Array:
