@@ -72,6 +72,7 @@ def test_both_kinds_of_keys_are_taken() -> None:
             r"after site 'b' \(line \d+: numpyro.sample.*given x = int64\[6\], y = float64\[6, 2\].*order",
         ),
         ((X.tolist(), Y), {}, r"given x = a list \(jnp.asarray"),
+        ((X.astype(">f8"), Y), {}, r"given x = >f8\[6, 2\] \(in the byte order of another machine: .astype\('f8'\)\)"),
     ],
 )
 def test_arguments_that_do_not_fit(args: tuple, kwargs: dict, message: str) -> None:

@@ -10,9 +10,10 @@ import numpyro.distributions as dist
 import pytest
 from jax import random
 from numpyro import handlers
+from numpyro.infer.util import log_density
 
 from numpyro_ext.infer import EP, LaplaceApproximation, VariationalGaussian
-from numpyro_ext.structure import ModelStructureError
+from numpyro_ext.structure import ModelStructureError, read_latent_gaussian
 from numpyro_ext.structure.model import search
 from tests.compilations import compiled_programs
 
@@ -186,6 +187,24 @@ def test_hidden_state_is_refused():
             engine.run(KEY, np.array([0.3, 1.2, 2.0]))
 
 
+def test_hidden_state_is_refused_where_another_model_does_the_same_without():
+    rng = np.random.default_rng(0)
+
+    def plain(y):
+        a = numpyro.sample("a", dist.Normal(0.0, 1.3))
+        numpyro.sample("y", dist.Normal(a, 1.0), obs=y)
+
+    def noisy(y, is_noisy=True):
+        a = numpyro.sample("a", dist.Normal(0.0, 1.3))
+        numpyro.sample("y", dist.Normal(a, 1.0), obs=y + rng.standard_normal(3) if is_noisy else y)
+
+    y = np.array([0.3, 1.2, 2.0])
+    read_latent_gaussian(plain, (y,))
+    read_latent_gaussian(noisy, (y, False))
+    with pytest.raises(ModelStructureError, match="misread"):
+        read_latent_gaussian(noisy, (y,))
+
+
 def test_priors_keep_the_covariance_that_was_given():
     def model(y):
         f = numpyro.sample("f", dist.MultivariateNormal(jnp.zeros(2), covariance_matrix=jnp.ones((2, 2))))
@@ -194,6 +213,21 @@ def test_priors_keep_the_covariance_that_was_given():
     # Its Cholesky factor is nan, of which no covariance could be made.
     with pytest.raises(ModelStructureError, match="not positive definite"):
         EP(model, progress_bar=False).run(KEY, np.array([0.3, 1.2]))
+
+
+def test_arrays_of_one_param_that_begin_equal_are_told_apart():
+    def model(y):
+        line = numpyro.param("line", {"level": jnp.zeros(()), "slope": jnp.zeros(())})
+        a = numpyro.sample("a", dist.Normal(line["level"], 1.0))
+        numpyro.sample("y", dist.Normal(a + line["slope"] * X[:3], 1.0), obs=y)
+
+    y, line = np.array([0.3, 1.2, 2.0]), {"level": jnp.array(0.4), "slope": jnp.array(-0.7)}
+    reading = read_latent_gaussian(model, (y,))
+    wanted, _ = log_density(model, (y,), {}, {"a": jnp.array(0.9), "line": line})
+    found = reading.log_joint({"line": line}, jnp.array([0.9 - 0.4]), reading.data)
+    np.testing.assert_allclose(found, wanted, rtol=RTOL)
+    with pytest.raises(ModelStructureError, match="'line' is a dict of arrays.*a param of each"):
+        LaplaceApproximation(model, progress_bar=False).run(KEY, y)
 
 
 def test_numbers_that_change_are_data_of_what_was_made_before():

@@ -27,7 +27,7 @@ class UnconstrainedSpace:
     :param fixed: constrained values of the hyperparameters that are not learned.
     :param bool is_searched: whether a search takes the vector, so that supports have to stay; samplers move with them.
     :raises ValueError: if a fixed value names no hyperparameter, has another shape, or lies outside the support.
-    :raises ModelStructureError: if the support of a free hyperparameter moves in a search.
+    :raises ModelStructureError: if a free hyperparameter is a tree of arrays, or its support moves in a search.
     """
 
     def __init__(
@@ -42,6 +42,7 @@ class UnconstrainedSpace:
         start = 0
         for name in self.names:
             site = self.sites[name]
+            self._check_one_array(name, site)
             if is_searched:
                 self._check_bounds(name, site)
             self.shapes[name] = tuple(site.transform.inverse_shape(tuple(site.shape)))
@@ -49,6 +50,14 @@ class UnconstrainedSpace:
             self.slices[name] = slice(start, stop)
             start = stop
         self.size = start
+
+    def _check_one_array(self, name: str, site: Any) -> None:
+        if site.init is not None and not jax.tree_util.all_leaves([site.init]):
+            raise ModelStructureError(
+                f"hyperparameter '{name}' is a {type(site.init).__name__} of arrays, and searches move one array for "
+                "each site: make a param of each of them.",
+                site=name,
+            )
 
     def _check_bounds(self, name: str, site: Any) -> None:
         learned = [other for other in getattr(site, "bounded_by", ()) if other not in self.fixed]
@@ -95,6 +104,7 @@ class UnconstrainedSpace:
                 f"{name!r} is not a hyperparameter of this model. Hyperparameters: {sorted(self.sites) or 'none'}."
             )
         site = self.sites[name]
+        self._check_one_array(name, site)
         given = jnp.asarray(value, jnp.result_type(site.init))
         try:
             checked = jnp.broadcast_to(given, tuple(site.shape))

@@ -252,7 +252,7 @@ def _read(
             raise ModelStructureError(f"With field={list(field)}: {conflict}", site=conflict.site) from conflict
     if check:
         # The check is by the model itself, unless it is known to do again what was recorded.
-        is_repeated = call.recording is not None and call.recording.is_repeated(lambda: record(call))
+        is_repeated = call.recording is not None and call.recording.is_repeated(lambda: record(call), call.origin)
         check_form(reading, call.rng_key, recording=call.recording if is_repeated else None)
     return reading
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import jax
@@ -53,8 +52,11 @@ class _Free(Messenger):
             return
         value = to_real(msg["value"]) if msg["type"] == "param" else msg["value"]
         self.defaults.setdefault(msg["name"], value)
-        mark = partial(checkpoint_name, name=f"value of site {msg['name']}")
-        msg["value"] = jax.tree.map(lambda leaf: mark(jnp.asarray(leaf)), value)
+        leaves, structure = jax.tree.flatten(value)
+        # Each has a name of its own: equal operations on equal values are one value of a program.
+        names = (f"value {number} of site {msg['name']}" for number in range(len(leaves)))
+        marked = [checkpoint_name(jnp.asarray(leaf), name) for leaf, name in zip(leaves, names, strict=True)]
+        msg["value"] = jax.tree.unflatten(structure, marked)
 
 
 def record(call: ModelCall) -> Recording | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -51,6 +51,12 @@ class ModelCall(NamedTuple):
             return self.args, self.kwargs
         there, make_call = self._bound()
         return make_call({**there, **values})
+
+    @property
+    def origin(self) -> Hashable:
+        """Equal for calls of the same source with the same settings (switches and words among the arguments)."""
+        settings = (*enumerate(self.args), *self.kwargs.items())
+        return _code(self.model), tuple((n, str(v)) for n, v in settings if isinstance(v, bool | np.bool_ | str | None))
 
     def _bound(self) -> tuple[dict[str, Any], Callable[[Mapping[str, Any]], tuple[tuple[Any, ...], dict[str, Any]]]]:
         """The arguments by the names of the parameters, and what makes a call of such."""
@@ -171,7 +177,9 @@ def line_of_model(error: BaseException, model: Callable[..., Any]) -> str:
 def describe_value(value: Any) -> str:
     """An argument in a few words: dtype and shape of arrays, numbers as they are, else the type."""
     if isinstance(value, jax.Array | np.ndarray | np.generic):
-        return f"{value.dtype}{list(value.shape)}"
+        is_foreign = not getattr(value.dtype, "isnative", True)
+        hint = f" (in the byte order of another machine: .astype('{value.dtype.kind}8'))" if is_foreign else ""
+        return f"{value.dtype}{list(value.shape)}{hint}"
     if isinstance(value, bool | int | float | None):
         return repr(value)
     library = type(value).__module__.split(".")[0]

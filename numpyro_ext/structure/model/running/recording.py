@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -220,15 +220,16 @@ class Recording:
         arrays = run_traced(as_function(*self.derive("central values", run, dict(given))), dict(given))
         return {n: {**s.message, **arrays[n], "structure": s.fn.structure} for n, s in self.sites.items()}
 
-    def is_repeated(self, again: Callable[[], Recording | None]) -> bool:
+    def is_repeated(self, again: Callable[[], Recording | None], origin: Hashable) -> bool:
         """Whether the model does the same when it is called again, which is asked once of recordings of the same
-        operations: what depends on hidden state (a generator of NumPy, a counter) does not.
+        operations and origin: what depends on hidden state (a generator of NumPy, a counter) does not.
 
         :param again: records it.
+        :param origin: which model it is, as another one may have the same operations and no such state.
         """
         if self._key is None:
             return False
-        found: bool = _REPEATED.get(self._key, lambda: self._is_equal(again()))
+        found: bool = _REPEATED.get((origin, self._key), lambda: self._is_equal(again()))
         return found
 
     def _is_equal(self, other: Recording | None) -> bool:
