@@ -116,6 +116,19 @@ def _singular() -> None:
     numpyro.sample("y", dist.Normal(f, 1.0), obs=X[:, 0])
 
 
+def _tree_of_values() -> None:
+    b = numpyro.sample("b", dist.Normal(0.0, 1.0))
+    numpyro.deterministic("both", {"once": b, "twice": 2.0 * b})
+    numpyro.sample("y", dist.Normal(b, 1.0), obs=X[:, 0])
+
+
+def _bounded_by_a_site() -> None:
+    upper = numpyro.sample("upper", dist.LogNormal(0.0, 1.0))
+    noise = numpyro.param("noise", 0.1, constraint=dist.constraints.interval(0.0, upper))
+    b = numpyro.sample("b", dist.Normal(0.0, 1.0))
+    numpyro.sample("y", dist.Normal(b, noise), obs=X[:, 0])
+
+
 _CASES: dict[str, tuple[Callable[[], None], str]] = {
     "two predictors, one of them shared": (
         _two_predictors,
@@ -157,6 +170,8 @@ _CASES: dict[str, tuple[Callable[[], None], str]] = {
     "column of observations": (lambda: _poisson(COUNTS[:, None]), r"'y' has data of shape \(6, 1\).*\(6, 6\).*ravel"),
     "empty data": (lambda: _poisson(COUNTS[:0], X[:0]), r"'y' is empty"),
     "wrong number of rows": (lambda: _poisson(COUNTS[:4]), r"(site 'y'|after site 'b').*shape"),
+    "a deterministic site of several arrays": (_tree_of_values, r"site 'both' is a dict.*a site of each"),
+    "a param bounded by a site": (_bounded_by_a_site, r"param site 'noise' is computed in the model.*upper \* share"),
     "wrong number of columns": (lambda: _poisson(x=X[:, :1]), r"after site 'b' \(line .*x @ b.*it fails with.*shape"),
 }
 

@@ -68,6 +68,13 @@ class TracedModel(Shown):
                 raise tracing_error(error, call) from error
             raise
         self._trace = self._trace.in_order(sites)
+        for name, atom in self._trace.values.items():
+            if not isinstance(atom, Atom):
+                raise ModelStructureError(
+                    f"deterministic site '{name}' is a {type(atom).__name__}, and draws of a site are one array: make "
+                    "a site of each of its arrays, or stack them.",
+                    site=name,
+                )
         inputs, self._given, changing = jax.tree.unflatten(jax.tree.structure(arguments), self._program.inputs)
         if self.changing:
             self._program.take_as_data(jax.tree.leaves(changing), jax.tree.leaves(self.changing))

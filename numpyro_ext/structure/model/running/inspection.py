@@ -199,6 +199,7 @@ def _inspect(name: str, site: dict[str, Any]) -> SiteInfo:
             )
     if site["type"] == "param":
         constraint = site["kwargs"].get("constraint", dist.constraints.real)
+        _check_constraint(name, constraint)
         return info._replace(family="param", transform=biject_to(constraint), init=to_real(value))
     if site["type"] != "sample":
         return info
@@ -233,6 +234,17 @@ def _inspect(name: str, site: dict[str, Any]) -> SiteInfo:
         init=value,
         num_unknowns=math.prod(innovation_shape(fn)),
     )
+
+
+def _check_constraint(name: str, constraint: Any) -> None:
+    """Refuse bounds of a ``param`` that are not numbers, of which its transform would be made once."""
+    if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(constraint)):
+        raise ModelStructureError(
+            f"the constraint of param site '{name}' is computed in the model. Of data, compute it with NumPy; of "
+            f"another site, take a param on a fixed support and move it there, as {name} = upper * share with share in "
+            "constraints.unit_interval.",
+            site=name,
+        )
 
 
 def _support(base: dist.Distribution) -> Any:
