@@ -196,6 +196,20 @@ def test_observations_that_are_no_arrays_of_numbers_are_refused_by_name(values):
         read_latent_gaussian(model, (values,))
 
 
+@pytest.mark.parametrize("total", [200, np.uint8(200), np.array([230, 255, 200], np.uint8)])
+def test_small_integers_are_counts_like_others(total):
+    """Of bytes, JAX makes factorials of few digits."""
+
+    def model(y, total):
+        level = numpyro.sample("level", dist.Normal(0, 1))
+        numpyro.sample("y", dist.Binomial(total, logits=level), obs=y)
+
+    y = np.array([0, 100, 200])
+    forms = [read_latent_gaussian(model, args) for args in ((y, np.asarray(total, int)), (y.astype(np.uint8), total))]
+    wanted, found = (log_densities(form, KEY) for form in forms)
+    np.testing.assert_allclose(found, wanted, rtol=1e-9 if Y.dtype == jnp.zeros(()).dtype else 1e-5)
+
+
 def _fixed_level(x, y=None):
     """As people hold a parameter fixed, against :func:`_known_level`, where it is a number."""
     level = numpyro.sample("level", dist.Delta(2))

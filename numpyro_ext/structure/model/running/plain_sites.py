@@ -56,10 +56,17 @@ def _is_floating(value: Any) -> bool:
     return jnp.issubdtype(getattr(value, "dtype", np.bool_), np.floating)
 
 
+def _widened(value: Any) -> Any:
+    """Whole numbers of 8 or 16 bits as those that JAX computes with: sums of such wrap around, and what JAX computes of
+    them, such as factorials, has few digits."""
+    dtype = getattr(value, "dtype", np.dtype(float))
+    return jnp.asarray(value, int) if jnp.issubdtype(dtype, np.integer) and dtype.itemsize < 4 else value
+
+
 def in_working_precision(fn: Any) -> Any:
     """The same distribution with its real parameters in the floating dtype of the reading.
 
-    Parameters that are whole numbers by their nature, as the total count of a binomial, stay what they are, and so do
+    Parameters that are whole numbers by their nature, as the total count of a binomial, stay whole numbers, and so do
     points (``Delta``), which a model may use as indices.
     """
     if isinstance(fn, dist.Delta):
@@ -70,8 +77,8 @@ def in_working_precision(fn: Any) -> Any:
     for name, value in vars(fn).items():
         if isinstance(value, dist.Distribution):
             new = in_working_precision(value)
-        elif name in real and name not in static:
-            new = to_real(value)
+        elif name in fn.arg_constraints and name not in static:
+            new = to_real(value) if name in real else _widened(value)
         else:
             continue
         if new is not value:
@@ -159,7 +166,7 @@ def _observed(name: str, value: Any) -> Array:
     if is_array or isinstance(value, bool | int | float):
         array = jnp.asarray(value)
         # counts of low precision would lose digits of their factorials
-        return array.astype(jnp.result_type(float)) if _is_floating(array) else array
+        return array.astype(jnp.result_type(float)) if _is_floating(array) else _widened(array)
     dtype = f" of dtype {value.dtype}" if hasattr(value, "dtype") else ""
     raise ModelStructureError(
         f"observed site '{name}' is given a {type(value).__name__}{dtype}, which NumPyro does not compute with: give "
