@@ -10,7 +10,7 @@ import pytest
 from scipy.special import logsumexp
 from scipy.stats import multivariate_normal, norm, poisson
 
-from numpyro_ext.infer import EP, INLA, LaplaceApproximation, VariationalGaussian
+from numpyro_ext.infer import EP, INLA, LaplaceApproximation, VariationalGaussian, cross_validate
 
 KEY = jax.random.key(0)
 X = np.linspace(-1.0, 1.0, 12)
@@ -226,3 +226,21 @@ def test_ordinary_models_are_not_warned_of():
     ):
         engine = fit(EP, model, y)
         np.testing.assert_allclose(total(az.loo(engine.to_arviz())), total(engine.loo()), atol=0.3)
+
+
+@pytest.mark.parametrize("of", [lambda eta: dist.Bernoulli(logits=eta), lambda eta: dist.StudentT(4, eta, 1.0)])
+def test_a_known_predictor_is_scored_by_the_density_there(of):
+    """Without an intercept, nobody learns anything where the dose is zero."""
+
+    def model(dose, y):
+        slope = numpyro.sample("slope", dist.Normal(0, 1))
+        numpyro.sample("y", of(slope * dose), obs=y)
+
+    data = np.array([0.0, 0.0, 1.0, 2.0, 3.0, 1.0]), np.array([1, 0, 1, 0, 1, 1])
+    engine = EP(model, progress_bar=False)
+    engine.run(jax.random.key(0), *data)
+    known = of(0.0).log_prob(data[1][:2])
+    np.testing.assert_allclose(engine.log_predictive(*data)["y"][:2], known, rtol=1e-6)
+    folds = cross_validate(engine, jax.random.key(0), *data, num_folds=2)
+    np.testing.assert_allclose(folds.log_predictive[0, :2], known, rtol=1e-6)
+    np.testing.assert_allclose(pointwise(engine.loo())[:2], known, rtol=1e-6)

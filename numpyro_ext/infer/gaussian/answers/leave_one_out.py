@@ -24,6 +24,7 @@ from ....structure.latent_gaussian.form import LatentGaussian
 from ...front.answers.resampling import LARGEST_SHAPE, pareto_smoothed
 from ..algorithms.posterior import GaussianPosterior
 from ..algorithms.tilting import cavities
+from .prediction import log_predictive_density
 
 __all__ = ["check_cavities", "check_single", "log_factors_at_draws", "log_leave_one_out", "weights_fail"]
 
@@ -131,7 +132,7 @@ def log_leave_one_out(form: LatentGaussian, posterior: GaussianPosterior) -> tup
         leave_out = _leave_vector_out if isinstance(potential, VectorRows) else _leave_out
         value = leave_out(potential, _Rows(*family))
         without.append(jnp.where(observed, value, 0.0))
-        within.append(jnp.where(observed, potential.log_normaliser(*family[:2]), 0.0))
+        within.append(jnp.where(observed, log_predictive_density(potential, *family[:2]), 0.0))
     empty = jnp.zeros((0,), form.offset.dtype)
     return jnp.concatenate([empty, *without]), jnp.concatenate([empty, *within])
 
@@ -153,7 +154,7 @@ def _leave_out(potential: Potential, rows: _Rows) -> Array:
     """Log predictive densities under the cavities; ``nan`` where there is none."""
     is_pinned = rows.variance <= 0.0
     mean = jnp.where(is_pinned, rows.mean, rows.cavity_mean)
-    value = potential.log_normaliser(mean, jnp.where(is_pinned, 0.0, rows.cavity_variance))
+    value = log_predictive_density(potential, mean, jnp.where(is_pinned, 0.0, rows.cavity_variance))
     return jnp.where(is_pinned | (rows.cavity_ratio > 0.0), value, jnp.nan)
 
 

@@ -9,10 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from ....potentials.base import Potential
+from ....potentials.vector_rows import VectorRows
 from ....structure import LatentGaussianReading
 from ....structure.latent_gaussian.form import LatentGaussian
 
-__all__ = ["OtherField", "by_site", "check_same_unknowns", "log_predictive_factors"]
+__all__ = ["OtherField", "by_site", "check_same_unknowns", "log_predictive_density", "log_predictive_factors"]
 
 
 class OtherField(ValueError):
@@ -30,8 +32,24 @@ def log_predictive_factors(form: LatentGaussian, mean: Array, variance: Array) -
     :return: shape ``(num_rows,)``.
     """
     means, variances = form.split_rows(mean), form.split_rows(variance)
-    terms = [p.log_normaliser(m, v) for p, m, v in zip(form.potentials, means, variances, strict=True)]
+    terms = [log_predictive_density(p, m, v) for p, m, v in zip(form.potentials, means, variances, strict=True)]
     return jnp.concatenate(terms) if terms else jnp.zeros((0,), mean.dtype)
+
+
+def log_predictive_density(potential: Potential, mean: Array, variance: Array) -> Array:
+    """The same for the factors of one family; those whose predictor is known, as where all covariates are zero, are
+    their density there.
+
+    :param Potential potential: the factors.
+    :param mean: of the predictors, shape ``(n,)``.
+    :param variance: of the predictors, shape ``(n,)``.
+    :return: shape ``(n,)``.
+    """
+    if isinstance(potential, VectorRows):
+        return potential.log_normaliser(mean, variance)
+    is_known = variance <= 0.0
+    found = potential.log_normaliser(mean, jnp.where(is_known, 1.0, variance))
+    return jnp.where(is_known, potential.log_density(mean), found)
 
 
 def by_site(reading: LatentGaussianReading, values: Array, scored: Array | None = None) -> dict[str, Array]:
