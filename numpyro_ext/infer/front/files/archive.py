@@ -73,7 +73,8 @@ def _encode(value: Any, arrays: dict[str, np.ndarray], where: str) -> Any:
         name = f"array_{len(arrays)}"
         arrays[name] = array
         return {"array": name, "is_jax": isinstance(value, jax.Array)}
-    raise TypeError(f"Cannot save {where}: an object of type {type(value).__name__}.")
+    hint = " Files hold arrays: run the engine on .to_numpy() of it." if hasattr(value, "to_numpy") else ""
+    raise TypeError(f"Cannot save {where}: an object of type {type(value).__name__}.{hint}")
 
 
 def _decode(node: dict[str, Any], arrays: dict[str, np.ndarray], class_name: Callable[[str], str]) -> Any:
