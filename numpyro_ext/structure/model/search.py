@@ -20,7 +20,7 @@ from .priors import is_gaussian, unwrap
 from .reading import ModelReading
 from .running.calling import record
 from .running.execution import ModelCall, check_key
-from .running.inspection import SiteInfo, inspect_sites, mark_candidates
+from .running.inspection import SiteInfo, inspect_sites, mark_candidates, model_key
 from .running.pandas_arguments import run_or_with_arrays
 from .validation import check_data
 from .verification import check_form
@@ -253,8 +253,25 @@ def _read(
     if check:
         # The check is by the model itself, unless it is known to do again what was recorded.
         is_repeated = call.recording is not None and call.recording.is_repeated(lambda: record(call), call.origin)
-        check_form(reading, call.rng_key, recording=call.recording if is_repeated else None)
+        try:
+            check_form(reading, call.rng_key, recording=call.recording if is_repeated else None)
+        except ModelStructureError as error:
+            if error.reason is Reason.MISREAD and not is_repeated and _is_another_each_time(call):
+                raise ModelStructureError(
+                    "the model was misread, as it is another one each time it is called: something that it has from "
+                    "outside changes, such as a generator of NumPy, a counter or a list that grows. Draw such numbers "
+                    "before and give them as arguments, or draw them with numpyro.prng_key().",
+                    reason=Reason.MISREAD,
+                ) from error
+            raise
     return reading
+
+
+def _is_another_each_time(call: ModelCall) -> bool:
+    try:
+        return model_key(call) != model_key(call)
+    except Exception:  # of models that need concrete values, whatever they raise without
+        return False
 
 
 def _nothing_to_read(no_candidate: str, sites: Mapping[str, SiteInfo]) -> str:
