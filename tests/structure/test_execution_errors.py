@@ -203,6 +203,16 @@ def test_observations_inside_a_scan_are_no_reason_to_refuse() -> None:
     assert read_latent_gaussian(scanned, (X[:, 0],)).field == ("b",)
 
 
+def test_a_branch_on_data_is_taken_of_numpy_arrays() -> None:
+    def by_sign(y: Any) -> None:
+        b = numpyro.sample("b", dist.Normal(0.0, 1.0))
+        numpyro.sample("y", dist.Normal(b if y.mean() > 0 else 2.0 * b, 1.0), obs=y)
+
+    with pytest.raises(ModelStructureError, match=r"as NumPy arrays where it branches on them.*if y.mean\(\) > 0"):
+        read_latent_gaussian(by_sign, (jnp.asarray(X[:, 0]),))
+    assert read_latent_gaussian(by_sign, (X[:, 0],)).field == ("b",)
+
+
 def test_a_discrete_site_is_named_where_no_other_is_left() -> None:
     def discrete(y: Any) -> None:
         k = numpyro.sample("k", dist.Categorical(jnp.ones(3) / 3.0))

@@ -156,11 +156,13 @@ def tracing_error(error: Exception, call: ModelCall) -> ModelStructureError:
 
     :param error: that JAX raised.
     """
+    says = f"JAX says{line_of_model(error, call.model)}: {str(error).splitlines()[0]}"
     return ModelStructureError(
         "the model needs the values of traced arrays (it indexes a NumPy array with one, branches on one, or takes one "
-        "for a length), so NumPyro cannot compile it either. Pass the data as jax arrays, use jnp.where for branches, "
-        "and take lengths from shapes of the data or as arguments of the model. It was given "
-        f"{describe_arguments(call)}. JAX says{line_of_model(error, call.model)}: {str(error).splitlines()[0]}"
+        "for a length), so NumPyro cannot compile it either. Pass the data as jax arrays where it indexes them "
+        "with sites, and as NumPy arrays where it branches on them (what NumPy computes of these has a value); use "
+        "jnp.where for branches on sites, and take lengths from shapes of the data or as arguments of the model. "
+        f"It was given {describe_arguments(call)}. {says}"
     )
 
 
