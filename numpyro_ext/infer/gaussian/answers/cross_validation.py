@@ -82,7 +82,8 @@ def cross_validate(
     :param kwargs: keyword arguments of the model. A mask among them keeps observations out of every fold; their score
         is zero, as is that of observations that the model masks by itself.
     :return: scores, folds, hyperparameters and convergence.
-    :raises ValueError: if the mask does not reach the observations of exactly one site, or a fold is empty.
+    :raises ValueError: if the mask does not reach the observations of exactly one site, a fold is empty, or coordinates
+        of an observation depend on each other.
 
     **Example:**
 
@@ -121,6 +122,13 @@ def cross_validate(
         raise ValueError(
             f"Cross-validation needs one observed site, the model has {list(reading.observed_names)}. "
             "For several, fit each mask with engine.run(...) and score it with engine.log_predictive()."
+        )
+    site = reading.sites[reading.observed_names[0]]
+    if site.has_joint_coordinates:
+        raise ValueError(
+            f"The coordinates of an observation of site {site.name!r} ({site.family}) depend on each other, and "
+            "predictors are scored one by one: fit each mask with engine.run(...), and score it by draws "
+            "(log_likelihood of numpyro.infer)."
         )
     shape = tuple(reading.factor_shapes[0])
     keep = reading.known_mask(reading.factor_names[0])

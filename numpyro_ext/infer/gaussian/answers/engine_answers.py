@@ -58,7 +58,8 @@ class GaussianAnswers(BaseEngine[FinishedRun]):
         :param args: arguments of the model.
         :param kwargs: keyword arguments of the model.
         :return: for each observed site an array in the shape of its observations, zero where nothing was scored.
-        :raises ValueError: if the field of the model on these arguments is another one.
+        :raises ValueError: if the field of the model on these arguments is another one, or coordinates of an
+            observation (of a multivariate normal) depend on each other.
         """
         run = self._finished()
         if not (isinstance(run, GaussianRun) and (args or kwargs)):

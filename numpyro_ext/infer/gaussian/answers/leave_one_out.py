@@ -49,7 +49,7 @@ def check_single(reading: LatentGaussianReading, var_name: str | None) -> str:
     if reading.sites[name].has_joint_coordinates:
         raise ValueError(
             f"The coordinates of an observation of {name!r} ({reading.sites[name].family}) depend on each other: one "
-            "of them cannot be left out. Use cross_validate, or mask observations and score them by log_predictive()."
+            "of them cannot be left out. Mask observations, and score them by draws (log_likelihood of numpyro.infer)."
         )
     return name
 

@@ -61,6 +61,7 @@ def by_site(reading: LatentGaussianReading, values: Array, scored: Array | None 
     :param values: one per factor, shape ``(num_rows,)``.
     :param scored: boolean, which factors to keep; same shape. All of them if left out.
     :return: from site name to an array in the shape of the site's observations.
+    :raises ValueError: if values are to be scored of observations whose coordinates depend on each other.
     :raises FloatingPointError: if a kept value is ``nan``; the message names the site.
     """
     out, start = {}, 0
@@ -71,6 +72,12 @@ def by_site(reading: LatentGaussianReading, values: Array, scored: Array | None 
         stop = start + int(np.prod(shape)) * num_rows
         has_value = np.repeat(reading.has_value(name).reshape(-1), num_rows)
         is_scored = has_value if scored is None else scored[start:stop] & has_value
+        if scored is not None and reading.sites[name].has_joint_coordinates and bool(jnp.any(is_scored)):
+            raise ValueError(
+                f"The coordinates of an observation of site {name!r} ({reading.sites[name].family}) depend on each "
+                "other, and predictors are scored one by one. Score it by draws: log_likelihood of numpyro.infer, of "
+                "engine.get_samples(), has its density at each of them."
+            )
         kept = jnp.where(is_scored, values[start:stop], 0.0)
         if bool(jnp.any(jnp.isnan(kept))):
             raise FloatingPointError(
