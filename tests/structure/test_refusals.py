@@ -350,6 +350,22 @@ def test_bounds_that_move_in_places_are_refused_and_others_are_not(bound) -> Non
     assert reading.hyper["scale"].bounded_by == (("outer",) if moves else ())
 
 
+def test_functions_of_gaussian_latents_beside_a_field_are_told_how_they_are_read() -> None:
+    def model() -> None:
+        mean = numpyro.sample("mean", dist.Normal(0.0, 1.0))
+        with numpyro.plate("rows", N):
+            rate = numpyro.sample("rate", dist.LogNormal(mean, 1.0))
+            numpyro.sample("y", dist.Poisson(rate), obs=COUNTS)
+
+    with pytest.raises(
+        ModelStructureError, match=r"too many to maximise.*reparam\(model, config=\{'rate': Transform"
+    ) as error:
+        read_latent_gaussian(model)
+    assert error.value.site == "rate"
+    reparametrised = handlers.reparam(model, config={"rate": TransformReparam()})
+    assert read_latent_gaussian(reparametrised).field == ("mean", "rate_base")
+
+
 def test_a_function_of_gaussian_latents_is_read_as_the_refusal_says():
     model = handlers.reparam(_transformed, config={"rate": TransformReparam()})
     assert read_latent_gaussian(model).field == ("rate_base",)

@@ -217,7 +217,11 @@ def read_first(
             refusals.append(error)
     telling = [error for error in refusals if error.reason is not Reason.NO_FIELD]
     if telling:
-        raise telling[0]
+        first = telling[0]
+        own = {n: s for n, s in sites.items() if n == first.site and first.reason is Reason.STRUCTURE}
+        if hint := _hint_of_a_function(own):
+            raise ModelStructureError(str(first) + hint, reason=first.reason, site=first.site) from first
+        raise first
     words = " Nor in another form: ".join(dict.fromkeys(map(str, refusals)))
     raise ModelStructureError(words + _hint_of_a_process(sites) + _hint_of_a_function(sites), reason=Reason.NO_FIELD)
 
