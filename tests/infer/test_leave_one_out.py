@@ -246,17 +246,26 @@ def test_a_known_predictor_is_scored_by_the_density_there(of):
     np.testing.assert_allclose(pointwise(engine.loo())[:2], known, rtol=1e-6)
 
 
-def test_coordinates_that_depend_on_each_other_are_not_scored_one_by_one():
+COVARIANCE = jnp.array([[1.0, 0.8], [0.8, 1.0]])
+
+
+@pytest.mark.parametrize(
+    "of",
+    [
+        lambda mean: dist.MultivariateNormal(mean, COVARIANCE).expand([4]),
+        lambda mean: dist.MatrixNormal(mean * jnp.ones((4, 2)), jnp.eye(4), jnp.linalg.cholesky(COVARIANCE)),
+    ],
+)
+def test_coordinates_that_depend_on_each_other_are_not_scored_one_by_one(of):
     """The density of a vector is not the product of those of its whitened coordinates."""
 
     def model(y):
         mean = numpyro.sample("mean", dist.Normal(0, 2).expand([2]).to_event(1))
-        covariance = jnp.array([[1.0, 0.8], [0.8, 1.0]])
-        numpyro.sample("y", dist.MultivariateNormal(mean, covariance).expand([4]), obs=y)
+        numpyro.sample("y", of(mean), obs=y)
 
     y = np.random.default_rng(0).normal(size=(4, 2))
     engine = fit(LaplaceApproximation, model, y)
     for ask in (lambda: engine.log_predictive(y), engine.loo, lambda: cross_validate(engine, KEY, y, num_folds=2)):
-        with pytest.raises(ValueError, match="coordinates of an observation of .*'y' .Multi.* depend on each"):
+        with pytest.raises(ValueError, match="coordinates of an observation of .*'y' .M.*Normal. depend on each"):
             ask()
     assert not np.any(engine.log_predictive()["y"])  # none is masked

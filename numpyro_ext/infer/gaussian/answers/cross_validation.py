@@ -18,6 +18,7 @@ from numpyro.primitives import Messenger
 from ....structure import LatentGaussianReading, ModelStructureError
 from ....structure.model.running.execution import check_key
 from ...front.running.progress import progress_bar, warn
+from .prediction import are_coordinates_joint
 
 if TYPE_CHECKING:
     from ..engine import Engine
@@ -124,7 +125,7 @@ def cross_validate(
             "For several, fit each mask with engine.run(...) and score it with engine.log_predictive()."
         )
     site = reading.sites[reading.observed_names[0]]
-    if site.has_joint_coordinates:
+    if are_coordinates_joint(reading, site.name):
         raise ValueError(
             f"The coordinates of an observation of site {site.name!r} ({site.family}) depend on each other, and "
             "predictors are scored one by one: fit each mask with engine.run(...), and score it by draws "

@@ -24,7 +24,7 @@ from ....structure.latent_gaussian.form import LatentGaussian
 from ...front.answers.resampling import LARGEST_SHAPE, pareto_smoothed
 from ..algorithms.posterior import GaussianPosterior
 from ..algorithms.tilting import cavities
-from .prediction import log_predictive_density
+from .prediction import are_coordinates_joint, log_predictive_density
 
 __all__ = ["check_cavities", "check_single", "log_factors_at_draws", "log_leave_one_out", "weights_fail"]
 
@@ -46,7 +46,7 @@ def check_single(reading: LatentGaussianReading, var_name: str | None) -> str:
     name = names[0] if var_name is None else var_name
     if name not in names:
         raise ValueError(f"{name!r} is no observed site that depends on the field; there are {listed}.")
-    if reading.sites[name].has_joint_coordinates:
+    if are_coordinates_joint(reading, name):
         raise ValueError(
             f"The coordinates of an observation of {name!r} ({reading.sites[name].family}) depend on each other: one "
             "of them cannot be left out. Mask observations, and score them by draws (log_likelihood of numpyro.infer)."

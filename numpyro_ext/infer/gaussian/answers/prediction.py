@@ -14,7 +14,14 @@ from ....potentials.vector_rows import VectorRows
 from ....structure import LatentGaussianReading
 from ....structure.latent_gaussian.form import LatentGaussian
 
-__all__ = ["OtherField", "by_site", "check_same_unknowns", "log_predictive_density", "log_predictive_factors"]
+__all__ = [
+    "OtherField",
+    "are_coordinates_joint",
+    "by_site",
+    "check_same_unknowns",
+    "log_predictive_density",
+    "log_predictive_factors",
+]
 
 
 class OtherField(ValueError):
@@ -52,6 +59,21 @@ def log_predictive_density(potential: Potential, mean: Array, variance: Array) -
     return jnp.where(is_known, potential.log_density(mean), found)
 
 
+def are_coordinates_joint(reading: LatentGaussianReading, name: str) -> bool:
+    """Whether a vector, or matrix, that is one observation was taken apart into factors, of which none has a density of
+    its own: their logarithms add up to that of the whole at given unknowns only.
+
+    :param LatentGaussianReading reading: of the model.
+    :param str name: of an observed site.
+    """
+    site = reading.sites[name]
+    event_dim = len(site.full_shape) - len(site.batch_shape)
+    observations = np.shape(site.value)[: np.ndim(site.value) - event_dim]
+    num_observations = max(np.prod(site.batch_shape), np.prod(observations))
+    num_factors = np.prod(reading.factor_shapes[reading.factor_names.index(name)])
+    return site.has_joint_coordinates or bool(event_dim and num_factors > num_observations)
+
+
 def by_site(reading: LatentGaussianReading, values: Array, scored: Array | None = None) -> dict[str, Array]:
     """Cut values of all rows into the observed sites, with zero where nothing is to be scored or no value is known.
 
@@ -72,7 +94,7 @@ def by_site(reading: LatentGaussianReading, values: Array, scored: Array | None 
         stop = start + int(np.prod(shape)) * num_rows
         has_value = np.repeat(reading.has_value(name).reshape(-1), num_rows)
         is_scored = has_value if scored is None else scored[start:stop] & has_value
-        if scored is not None and reading.sites[name].has_joint_coordinates and bool(jnp.any(is_scored)):
+        if scored is not None and are_coordinates_joint(reading, name) and bool(jnp.any(is_scored)):
             raise ValueError(
                 f"The coordinates of an observation of site {name!r} ({reading.sites[name].family}) depend on each "
                 "other, and predictors are scored one by one. Score it by draws: log_likelihood of numpyro.infer, of "
