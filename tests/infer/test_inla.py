@@ -59,6 +59,24 @@ def test_lattice_follows_a_curved_density():
     assert sum(counted) < 300  # fits of a field, which may take seconds each
 
 
+@pytest.mark.parametrize("step, drop, tolerance", [(1.25, 3.8, 0.15), (0.75, 10.0, 0.02)])
+def test_lattice_follows_a_bent_ridge_that_is_narrower_than_its_steps(step, drop, tolerance):
+    """Of two scales the data know the sum of squares; without its arms half of the integral is missing."""
+
+    def log_density(z):
+        logs = z @ np.array([[0.07, 0.07], [0.7, -0.7]])
+        return -100.0 * np.log(np.mean(np.exp(2.0 * logs), axis=1)) ** 2 + logs.sum(1)
+
+    found = explore_lattice(log_density, 2, step, drop)
+    masses = np.exp(log_density(found.design.points) + found.design.log_volumes)
+    x, y = np.arange(-20.0, 400.0, 0.25), np.arange(-15.0, 15.0, 0.03)
+    exact = 0.0075 * np.exp(log_density(np.stack(np.meshgrid(x, y), -1).reshape(-1, 2))).reshape(len(y), len(x)).sum(1)
+    assert found.reach == drop and len(masses) < 300
+    np.testing.assert_allclose(masses.sum(), exact.sum(), rtol=tolerance)
+    far = masses[np.abs(found.design.points[:, 1]) > 1.9].sum() / masses.sum()
+    np.testing.assert_allclose(far, exact[np.abs(y) > 1.9].sum() / exact.sum(), atol=tolerance)
+
+
 @pytest.mark.parametrize("step, drop", [(1.0, 8.0), (0.75, 10.0), (0.6, 14.0)])
 def test_lattice_follows_heavy_tails(step, drop):
     """Of a normal density and a wider one, of which the curvature at the mode says little; the integral is one."""

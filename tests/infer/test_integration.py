@@ -319,8 +319,44 @@ def test_outliers_by_a_mixture_come_close_to_nuts():
 
 def test_a_lattice_that_is_cut_is_said(monkeypatch):
     monkeypatch.setattr("numpyro_ext.infer.hyper.design._MOST_POINTS", 3)
-    with pytest.warns(UserWarning, match=r"does not fall off within 3 points .* cut where .* fallen by 0 in"):
-        run(EP, groups, Y, integrate="grid")
+    with pytest.warns(UserWarning, match=r"\('spread'\) does not fall off within 3 points .* cut .* fallen by 0 in"):
+        fitted = run(EP, groups, Y, integrate="grid")
+    assert not fitted.diagnostics.converged
+
+
+def one_each(y):
+    """Of two scales the data know the sum of squares alone."""
+    noise, spread = (numpyro.sample(name, dist.HalfNormal(2)) for name in ("noise", "spread"))
+    effect = numpyro.sample("effect", dist.Normal(0, spread).expand([len(y)]))
+    numpyro.sample("y", dist.Normal(effect, noise), obs=y)
+
+
+def test_scales_of_which_the_data_know_one_sum_are_followed_into_both_arms():
+    y = np.sqrt(2.0) * norm.ppf((np.arange(60) + 0.5) / 60)
+    values = np.linspace(2e-3, 6.0, 1500)
+    variance = values[:, None] ** 2 + values**2
+    log_density = norm.logpdf(y).size * -0.5 * np.log(2.0 * np.pi * variance) - 0.5 * np.sum(y**2) / variance
+    log_density += halfnorm.logpdf(values, scale=2.0)[:, None] + halfnorm.logpdf(values, scale=2.0)
+    masses = np.exp(log_density - log_density.max())
+    evidence = np.log(masses.sum()) + log_density.max() + 2.0 * np.log(values[1] - values[0])
+    distribution = np.cumsum(masses.sum(1)) / masses.sum()
+    probabilities = np.array([0.1, 0.5, 0.9])
+    exact = np.interp(probabilities, distribution, values)
+
+    fitted = run(EP, one_each, y, integrate="grid", num_samples=4000)
+    assert fitted.diagnostics.converged
+    np.testing.assert_allclose(fitted.log_evidence, evidence, atol=0.02)
+    draws = fitted.get_samples()
+    for name in ("noise", "spread"):
+        np.testing.assert_allclose(fitted.hyper[name].mean, np.diff(distribution, prepend=0.0) @ values, rtol=0.01)
+        for found in (np.quantile(draws[name], probabilities), fitted.hyper[name].quantile(probabilities)):
+            # in probability: by 64 points, and by some fifty
+            np.testing.assert_allclose(np.interp(found, values, distribution), probabilities, atol=0.06)
+    assert exact[0] < 0.25
+
+    with pytest.warns(UserWarning, match=r"\('noise', 'spread'\) falls off on both sides .* faster than its curvature"):
+        fitted = run(EP, one_each, y, integrate="ccd")
+    assert not fitted.diagnostics.converged
 
 
 def test_a_density_that_does_not_curve_is_said(monkeypatch):

@@ -41,6 +41,10 @@ _LEVEL = 2.0
 """By how much the log density falls from one level of a lattice to the next, at most."""
 _NOTHING = 10.0
 """A fall of the log density below which points of a lattice are left out."""
+_MOST_STONES = 500
+"""Points of a lattice that are looked at only because the log density rises towards them."""
+_LEAST_RISE = 0.1
+"""By how much the log density rises from a point of a lattice to the next where it is said to rise: above rounding."""
 
 
 class Design(NamedTuple):
@@ -144,8 +148,10 @@ def explore_lattice(evaluate: Callable[[np.ndarray], np.ndarray], dimension: int
     """Walk over a lattice from the origin, as long as the log density has not fallen by more than ``drop``.
 
     Sums over a lattice (the trapezoidal rule) converge exponentially for smooth densities, so wide steps will do. The
-    walk goes down level by level, so that the points of the largest density come first. It is cut where ten times as
-    many are above a level as of a normal density: heavy tails are followed, what does not fall off is not.
+    walk goes down level by level, so that the points of the largest density come first. At last it goes on along the
+    axes from where the log density has fallen and rises again towards points not yet seen: a bent ridge that is
+    narrower than the step goes on there. It is cut where ten times as many points are above a level as of a normal
+    density: heavy tails are followed, what does not fall off is not.
 
     :param evaluate: log density at points of shape ``(n, d)``, as ``(n,)``.
     :param int dimension: the number of coordinates.
@@ -166,7 +172,7 @@ def explore_lattice(evaluate: Callable[[np.ndarray], np.ndarray], dimension: int
         sizes = np.full(num_levels, len(ball))
     order: list[tuple[int, ...]] = []
     known: set[tuple[int, ...]] = set()
-    values, is_passed, reach = np.zeros(0), np.zeros(0, bool), 0.0
+    values, is_passed, reach, num_stones = np.zeros(0), np.zeros(0, bool), 0.0, 0
     for level, size in zip(levels.tolist(), sizes.tolist(), strict=True):
         bound = min(_MOST_BALLS * len(ball), max(_FEW_POINTS, _MOST_BALLS * size), _MOST_POINTS)
         frontier = [index for index in ball[:size] if index not in known]
@@ -175,7 +181,10 @@ def explore_lattice(evaluate: Callable[[np.ndarray], np.ndarray], dimension: int
                 is_next = ~is_passed & (values > np.max(values) - level)
                 is_passed |= is_next
                 frontier = sorted(_neighbours(np.array(order)[is_next]) - known)
-            if not frontier or len(order) >= bound:
+            if not frontier and level == levels[-1]:
+                frontier = sorted(_uphill(order, values, known))
+                num_stones += len(frontier)
+            if not frontier or len(order) - num_stones >= bound or num_stones > _MOST_STONES:
                 break
             values = np.concatenate([values, evaluate(step * np.array(frontier, float).reshape(-1, dimension))])
             is_passed = np.concatenate([is_passed, np.zeros(len(frontier), bool)])
@@ -207,4 +216,16 @@ def _neighbours(indices: Iterable[np.ndarray]) -> set[tuple[int, ...]]:
             moved = list(map(int, index))
             moved[axis] += shift
             out.add(tuple(moved))
+    return out
+
+
+def _uphill(order: list[tuple[int, ...]], values: np.ndarray, known: set[tuple[int, ...]]) -> set[tuple[int, ...]]:
+    """Points not yet known to which the log density rises along an axis, as it did at the last two points before."""
+    heights = dict(zip(order, values.tolist(), strict=True))
+    out = set()
+    for index, height in heights.items():
+        for axis, shift in itertools.product(range(len(index)), (-1, 1)):
+            behind, ahead = ((*index[:axis], index[axis] + step, *index[axis + 1 :]) for step in (-shift, shift))
+            if ahead not in known and height > heights.get(behind, math.inf) + _LEAST_RISE:
+                out.add(ahead)
     return out

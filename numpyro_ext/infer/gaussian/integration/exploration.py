@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from operator import itemgetter
 from typing import Any, Literal, NamedTuple
 
@@ -43,6 +43,10 @@ _TOL = 1e-5
 """Of fits at a design: marginals are mixtures over points that are a standard deviation apart."""
 # A point of the design so far above the mode says that there is another mode.
 _LARGEST_RISE = 0.1
+_LARGEST_FALL = 5.0
+"""Of the log density on both sides of an axis, to where that of a normal density has fallen by one."""
+_LEAST_REACH = 3.0
+"""By how much the log density has to fall to where a lattice is cut, for what is cut to be little."""
 
 
 class Integration(NamedTuple):
@@ -79,6 +83,10 @@ class Exploration(NamedTuple):
     """Fits of the field, with a leading axis of ``K``."""
     log_evidence: float
     messages: tuple[str, ...]
+    is_lattice: bool = False
+    is_whole: bool = True
+    """Whether nothing that matters is known to be missing: false of a lattice that was cut near the mode, and of a
+    central composite design across a bent ridge."""
 
 
 class NoDesign(RuntimeError):
@@ -195,7 +203,7 @@ def explore(around: Surroundings, options: Integration) -> Exploration:
         parts.append(without_false_peaks(found, parts[0].objective[0] if parts else found.objective[0]))
         return np.where(np.isfinite(parts[-1].objective), parts[-1].objective, -np.inf)
 
-    cut, name = None, options.design(size, around.num_rows)
+    cut, is_bent, name = None, False, options.design(size, around.num_rows)
     if size == 0:
         evaluate(np.zeros((1, 0)))
         design, chosen = Design(np.zeros((1, 0)), np.zeros(1)), np.zeros(1, int)
@@ -205,7 +213,9 @@ def explore(around: Surroundings, options: Integration) -> Exploration:
     elif name == "ccd":
         steps = PROBE * np.eye(size)
         probes = evaluate(np.concatenate([np.zeros((1, size)), steps, -steps]))
-        design = stretch(central_composite(size), (probes[0] - probes[1:]).reshape(2, size))
+        falls = (probes[0] - probes[1:]).reshape(2, size)
+        is_bent = bool(np.any(np.min(falls, axis=0) > _LARGEST_FALL))
+        design = stretch(central_composite(size), falls)
         inside = np.flatnonzero(np.isfinite(evaluate(design.points)))
         design = Design(design.points[inside], design.log_volumes[inside])
         chosen = len(probes) + inside
@@ -215,7 +225,9 @@ def explore(around: Surroundings, options: Integration) -> Exploration:
         chosen = 1 + np.flatnonzero(np.isfinite(found[1:]))
         design = Design(design.points[chosen - 1], design.log_volumes[chosen - 1])
     fits = jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
-    messages = _judge_points(fits.objective, fits.converged[chosen], cut)
+    messages = _judge_points(fits.objective, fits.converged[chosen], cut, around.space.names)
+    if is_bent:
+        messages = (*messages, _bent_message(around.space.names))
     num_hyper = len(factor)
     if size < num_hyper:
         messages = (
@@ -238,7 +250,15 @@ def explore(around: Surroundings, options: Integration) -> Exploration:
     # Rounding must not be visible where probabilities are asked to sum to one.
     weights = weights / weights.sum()
     return Exploration(
-        design.points, around.place(design.points), weights, design.log_volumes, fits, log_evidence, messages
+        design.points,
+        around.place(design.points),
+        weights,
+        design.log_volumes,
+        fits,
+        log_evidence,
+        messages,
+        is_lattice=name == "grid",
+        is_whole=not is_bent and (cut is None or cut >= _LEAST_REACH),
     )
 
 
@@ -273,7 +293,18 @@ def _factor(fit: Fit, axes: np.ndarray, *, is_strict: bool) -> np.ndarray:
     return factor
 
 
-def _judge_points(objective: np.ndarray, converged: np.ndarray, cut: float | None) -> tuple[str, ...]:
+def _bent_message(names: Sequence[str]) -> str:
+    return (
+        f"The density of the hyperparameters ({', '.join(map(repr, names))}) falls off on both sides of its mode much "
+        "faster than its curvature there says, as along a bent ridge where the data know only a sum or a product of "
+        "them: the central composite design does not see where it goes on. Write what is known as the hyperparameter, "
+        "give values to some (hyper_values), take integrate='grid' for up to four of them, or marginalize and NUTS."
+    )
+
+
+def _judge_points(
+    objective: np.ndarray, converged: np.ndarray, cut: float | None, names: Sequence[str]
+) -> tuple[str, ...]:
     """What is to be said of fits at points, of a lattice that was cut where the log density had fallen by so much."""
     messages = []
     failed = int(np.sum(~np.isfinite(objective)))
@@ -292,8 +323,9 @@ def _judge_points(objective: np.ndarray, converged: np.ndarray, cut: float | Non
         )
     if cut is not None:
         messages.append(
-            f"The density of the hyperparameters does not fall off within {objective.size} points of the lattice, "
-            f"which was cut where it has fallen by {cut:.2g} in logarithm. Give tighter priors, or INLA a wider "
-            "grid_step."
+            f"The density of the hyperparameters ({', '.join(map(repr, names))}) does not fall off within "
+            f"{objective.size} points of the lattice, which was cut where it has fallen by {cut:.2g} in logarithm. "
+            "Where the data know only a sum or a product of them, write that as the hyperparameter. Give tighter "
+            "priors, give values to some (hyper_values), or INLA a wider grid_step."
         )
     return tuple(messages)

@@ -18,6 +18,10 @@ from .mixture_marginals import MarginalMixture
 
 __all__ = ["HyperPosterior", "MixturePosterior"]
 
+_FEW_POINTS = 20
+_LARGEST_DIFFERENCE = 0.1
+"""Between the distribution functions of the masses on a lattice of more than a few points and of a skew normal."""
+
 
 @dataclass(eq=False, repr=False)
 class HyperPosterior(ShownSite):
@@ -38,6 +42,8 @@ class HyperPosterior(ShownSite):
     transform: Any
     """From unconstrained values."""
     is_fixed: bool
+    is_lattice: bool = False
+    """Whether the points fill the space evenly, so that their masses say how it is distributed."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -76,7 +82,9 @@ class HyperPosterior(ShownSite):
         return None if self.is_fixed else jnp.asarray(np.sqrt(np.tensordot(self.weights, squares, 1)))
 
     def quantile(self, q: ArrayLike) -> Array:
-        """Quantiles of each element, from the skew normal with three moments of the unconstrained values.
+        """Quantiles of each element, from the skew normal with three moments of the unconstrained values; where the
+        masses on a lattice have another shape, as where it follows two scales of which the data know one sum, from
+        these masses, linearly between the points.
 
         :param q: probability, or array of probabilities, inside (0, 1).
         :return: of shape ``q.shape + shape``.
@@ -95,8 +103,23 @@ class HyperPosterior(ShownSite):
         mixture = MarginalMixture(np.ones(1), mean[None], variance[None], skewness[None])
         ends = [self.transform((mean + shift * np.sqrt(variance)).reshape(self.values.shape[1:])) for shift in (-1, 1)]
         is_increasing = np.asarray(ends[1] >= ends[0])
-        low, high = (mixture.quantile(p).reshape(q.shape + is_increasing.shape) for p in (q, 1.0 - q))
+        low, high = (
+            self._by_masses(p, mixture.quantile(p), mixture, free).reshape(q.shape + is_increasing.shape)
+            for p in (q, 1.0 - q)
+        )
         found: Array = self.transform(jnp.asarray(np.where(is_increasing, low, high)))
+        return found
+
+    def _by_masses(self, q: np.ndarray, found: np.ndarray, mixture: MarginalMixture, free: np.ndarray) -> np.ndarray:
+        """Quantiles of shape ``(..., R)``, with those of the masses on the lattice where these have another shape."""
+        if not self.is_lattice or len(free) < _FEW_POINTS:
+            return found
+        order = np.argsort(free, axis=0)
+        values, masses = np.take_along_axis(free, order, 0), self.weights[order]
+        below = np.cumsum(masses, axis=0) - 0.5 * masses
+        is_other = np.max(np.abs(mixture.cdf(values) - below), axis=0) > _LARGEST_DIFFERENCE
+        for number in np.flatnonzero(is_other):
+            found[..., number] = np.interp(q, below[:, number], values[:, number])
         return found
 
 

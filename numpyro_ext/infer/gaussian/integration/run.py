@@ -88,9 +88,12 @@ class IntegratedRun(GaussianRun):
 
     @property
     def diagnostics(self) -> Diagnostics:
-        """How the search for the mode ended, with what was found in the exploration among the messages."""
-        found = self.fit.diagnostics
-        return found._replace(messages=found.messages + self.exploration.messages)
+        """How the search for the mode ended, with what was found in the exploration among the messages; it has not
+        converged where much of the density is not among the points."""
+        found, explored = self.fit.diagnostics, self.exploration
+        return found._replace(
+            converged=found.converged and explored.is_whole, messages=found.messages + explored.messages
+        )
 
     def content(self) -> dict[str, Any]:
         """The fit at the mode: the design is explored again when it is asked for."""
@@ -111,7 +114,7 @@ class IntegratedRun(GaussianRun):
                 free = np.broadcast_to(transform.inv(mode), (len(found.weights), *jnp.shape(transform.inv(mode))))
             else:
                 free = found.values[:, space.slices[name]].reshape(-1, *space.shapes[name])
-            out[name] = HyperPosterior(name, values, free, found.weights, mode, transform, is_fixed)
+            out[name] = HyperPosterior(name, values, free, found.weights, mode, transform, is_fixed, found.is_lattice)
         return out
 
     @cached_property

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
+from scipy.interpolate import PchipInterpolator
 from scipy.special import ndtri
 
 from ..fitting_programs import PointFit
@@ -18,6 +19,8 @@ _NUM_POINTS = 64
 _WIDENING = 1.1
 """Of the density that proposes, over that of the design: its tails must not be the lighter ones."""
 _LEAST_EFFECTIVE = 0.2
+_ROUNDING = 0.4
+"""Of widths within a row of a lattice, in its steps: what its points do not tell."""
 
 
 class Scatter(NamedTuple):
@@ -48,7 +51,8 @@ def scatter(around: Surroundings, found: Exploration, generator: np.random.Gener
 
     The widths are those of the design. The fits there are those of :func:`.interpolation.interpolated`, where the
     design is a lattice and they are as good; others start from the nearest of its points and end early, as draws need
-    fewer digits. Where the weights say that the density is another one, the points of the design stand for it.
+    fewer digits. Where the weights say that the density is another one, points along the rows of a lattice are tried,
+    and then the points of the design stand for it.
 
     :param Surroundings around: the mode.
     :param Exploration found: the design around it.
@@ -59,12 +63,22 @@ def scatter(around: Surroundings, found: Exploration, generator: np.random.Gener
     size = around.size
     uniforms = _even(_NUM_POINTS, size, generator)
     widths = np.ones((2, size)) if is_normal else _WIDENING * _widths(found)
-    share = widths[0] / widths.sum(axis=0)
-    below = widths[0] * ndtri(0.5 * uniforms / share)
-    above = widths[1] * ndtri(0.5 + 0.5 * (uniforms - share) / (1.0 - share))
-    points = np.where(uniforms < share, below, above)
-    scaled = points / np.where(uniforms < share, widths[0], widths[1])
-    distance = np.sum(((points[:, None] - found.points) / widths.mean(axis=0)) ** 2, axis=-1)
+    drawn = _drawn(around, found, *_from_normal(widths, uniforms), widths.mean(axis=0), design)
+    if drawn is None and design == "grid" and size > 1:
+        drawn = _drawn(around, found, *_from_rows(found, uniforms), widths.mean(axis=0), design)
+    return Scatter.of(found) if drawn is None else drawn
+
+
+def _drawn(
+    around: Surroundings,
+    found: Exploration,
+    points: np.ndarray,
+    log_volumes: np.ndarray,
+    units: np.ndarray,
+    design: str,
+) -> Scatter | None:
+    """Fits at points that were drawn, and their weights; ``None`` where these rest on few of them."""
+    distance = np.sum(((points[:, None] - found.points) / units) ** 2, axis=-1)
     nearest = np.argmin(distance, axis=1)
     states = jax.tree.map(lambda leaf: leaf[nearest], found.fits.state)
     fits = interpolated(around, found, points, states) if design == "grid" else None
@@ -72,16 +86,61 @@ def scatter(around: Surroundings, found: Exploration, generator: np.random.Gener
         fits = around.fits(points, states, tol=FEW_DIGITS, with_marginals=False, task="Draws")
     fits = without_false_peaks(fits, np.max(found.fits.objective))
     is_finite = np.isfinite(fits.objective)
-    log_volumes = 0.5 * np.sum(scaled**2, axis=1)
-    log_weights = np.zeros(len(points)) if is_normal else fits.objective + log_volumes
+    log_weights = np.zeros(len(points)) if design == "normal" else fits.objective + log_volumes
     log_weights = np.where(is_finite, log_weights, -np.inf)
     if not is_finite.any():
-        return Scatter.of(found)
+        return None
     weights = np.exp(log_weights - np.max(log_weights))
     weights /= weights.sum()
     if 1.0 / np.sum(weights**2) < _LEAST_EFFECTIVE * len(weights):
-        return Scatter.of(found)
+        return None
     return Scatter(weights, log_volumes, fits)
+
+
+def _from_normal(widths: np.ndarray, uniforms: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Points of a Gaussian with widths of shape ``(2, k)``, and what their log density lacks, up to a constant."""
+    share = widths[0] / widths.sum(axis=0)
+    below = widths[0] * ndtri(0.5 * uniforms / share)
+    above = widths[1] * ndtri(0.5 + 0.5 * (uniforms - share) / (1.0 - share))
+    points = np.where(uniforms < share, below, above)
+    scaled = points / np.where(uniforms < share, widths[0], widths[1])
+    return points, 0.5 * np.sum(scaled**2, axis=1)
+
+
+def _from_rows(found: Exploration, uniforms: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Points along a bent ridge, and minus their log density, up to a constant.
+
+    One coordinate has the density of the rows of the lattice, linear between them; the others are normal around the
+    means of the rows, that is around a curve. The coordinate is the one that says most of the others.
+    """
+    size, best = found.points.shape[1], None
+    for axis in range(size):
+        others = np.delete(found.points, axis, axis=1)
+        rows, row = np.unique(found.points[:, axis], return_inverse=True)
+        mass = np.bincount(row, found.weights)
+        safe = np.maximum(mass, 1e-300)[:, None]
+        moments = (np.stack([np.bincount(row, found.weights * x**k) for x in others.T], 1) / safe for k in (1, 2))
+        mean, square = moments
+        variance = np.maximum(square - mean**2, 0.0)
+        spread = np.sum(mass @ variance / (found.weights @ (others - found.weights @ others) ** 2 + 1e-12))
+        if len(rows) > 2 and (best is None or spread < best[0]):
+            best = spread, axis, rows, mass, mean, variance
+    if best is None:
+        return np.zeros((len(uniforms), size)), np.zeros(len(uniforms))
+    _, axis, rows, mass, mean, variance = best
+    step = np.min(np.diff(rows))
+    ends = np.cumsum(mass) / mass.sum()
+    chosen = np.minimum(np.searchsorted(ends, uniforms[:, axis]), len(rows) - 1)
+    rest = np.clip((uniforms[:, axis] - ends[chosen]) / mass[chosen] * mass.sum() + 1.0, 0.0, 1.0)
+    shift = np.where(rest < 0.5, np.sqrt(2.0 * rest) - 1.0, 1.0 - np.sqrt(np.maximum(2.0 - 2.0 * rest, 0.0)))
+    along = rows[chosen] + step * shift
+    density = np.interp(along, [rows[0] - step, *rows, rows[-1] + step], [0.0, *mass, 0.0])
+    widths = np.sqrt(_WIDENING * variance + (_ROUNDING * step) ** 2)
+    sd = np.stack([np.interp(along, rows, width) for width in widths.T], axis=1)
+    scaled = ndtri(np.delete(uniforms, axis, axis=1))
+    points = np.insert(PchipInterpolator(rows, mean)(along) + sd * scaled, axis, along, axis=1)
+    log_volumes = 0.5 * np.sum(scaled**2, axis=1) + np.sum(np.log(sd), axis=1) - np.log(np.maximum(density, 1e-300))
+    return points, log_volumes
 
 
 def _even(num_points: int, size: int, generator: np.random.Generator) -> np.ndarray:
