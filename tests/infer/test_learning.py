@@ -306,3 +306,34 @@ def test_a_search_that_begins_at_the_top_has_all_digits_and_needs_no_step():
     assert found.diagnostics.converged and not found.messages and found.curvature.is_peak
     # a point with few digits has no curvature: it is looked for once
     assert found.diagnostics.num_evaluations <= 2 + 2 * 2
+
+
+def rounded(of_value, of_slope):
+    """A steep and a flat direction, with the noise of rounding in the objective and in its derivatives."""
+
+    def noise(x, shift):
+        return jnp.sin(jax.lax.stop_gradient(1e16 * x[0] + 3e16 * x[1] + shift))
+
+    def evidence(x):
+        value = -2000.0 * jnp.square(x[0] - 0.3) - 0.5 * jnp.square(x[1] + x[0] - 1.0)
+        slopes = of_slope * (noise(x, 1.0) * x[0] + noise(x, 2.0) * x[1])
+        return value + of_value * noise(x, 0.0) + slopes - jax.lax.stop_gradient(slopes)
+
+    return evidence
+
+
+def test_rounding_of_the_objective_that_trial_points_show_ends_no_search():
+    found = climb(rounded(0.05, 0.0), [0.29, -4.0])
+    assert found.diagnostics.converged
+    np.testing.assert_allclose(found.search.values, [0.3, 0.7], atol=1e-4)
+
+
+def test_derivatives_that_are_rounding_are_those_of_a_top():
+    found = climb(rounded(0.0, 1e-3), [0.29, -4.0])
+    assert 1e-4 < found.diagnostics.max_gradient < 5e-3 and found.diagnostics.converged
+    # What is no rounding is no top, however little it promises.
+    evaluate = evaluation_fn(
+        lambda x: x, lambda x: 0.0 * jnp.sum(x), lambda form, state: (state, ()), lambda form, _: rounded(0.0, 0.0)(form)
+    )
+    found = learned(evaluate, [0.3 + 1e-7, 0.7], jnp.zeros(()), max_steps=0)
+    assert found.diagnostics.max_gradient > 1e-4 and not found.diagnostics.converged

@@ -8,7 +8,9 @@ The direction is that of L-BFGS (Liu and Nocedal, 1989; from optax). The step si
 Wolfe conditions (Lewis and Overton, 2013, algorithm 2.6), of which the first few cuts are at the top of the cubic
 through values and slopes; a trial point where the objective is not finite counts as one where it did not increase.
 Where no step meets the conditions, the search ends at the longest that increased it. Where rounding hides a change of
-the objective, its increase is judged by the slopes (Hager and Zhang, 2005, equation 4.1).
+the objective, its increase is judged by the slopes (Hager and Zhang, 2005, equation 4.1). What rounding may hide is ten
+units in the last place of the objective, or what trial points show: where the slopes at both ends of a short step are
+alike, their mean says what is gained, and what was gained instead is rounding.
 
 Far from its end a search may ask for few digits of the field (:mod:`.digits`), but never where it converges.
 """
@@ -49,6 +51,10 @@ _MEMORY, _LARGEST_MEMORY = 10, 30
 _SUFFICIENT_INCREASE = 1e-4
 _CURVATURE = 0.9
 _MAX_TRIALS = 25
+_ALIKE = 0.1
+"""Relative difference of slopes at both ends of a step that is short."""
+_NOISE = 2.0
+"""What is allowed for rounding, in the largest that was seen."""
 _MOST_GUESSES, _LEAST_SHARE = 3, 0.1
 """Trials whose values and slopes say where the next one is; it is this share of the bracket away from its ends."""
 
@@ -104,6 +110,9 @@ class SearchState(NamedTuple):
     is_coarse: Array | None = None
     """Whether the field at the best point has few digits, or there is no best point; ``None`` where they are never
     few. No search converges at such a point."""
+    noise: Array | None = None
+    """Rounding of the objective, as far as short steps have shown more of it than its last places; ``None`` where it is
+    not looked for."""
 
 
 def evaluation_fn(
@@ -198,6 +207,7 @@ def init_search(
         moved=None if shapes.moves is None else constant(values.shape, False),
         metric=constant((values.size, values.size), 0.0, values.dtype) if has_metric else None,
         is_coarse=constant((), True) if may_be_coarse else None,
+        noise=zero,
     )
 
 
@@ -224,6 +234,15 @@ def _line_search(
     settled = jnp.asarray(getattr(new.info, "converged", True))
     finite &= settled | (gain <= state.step_size * slope + rounding) | (state.num_iterations == 0)
     new_slope = jnp.dot(new.gradient, state.direction)
+    noise, is_noisier = state.noise, jnp.asarray(False)
+    if noise is not None:
+        # Of a slope that does not turn around on the way, the gain lies between those of the slopes at both ends.
+        promised, bend = 0.5 * state.step_size * (slope + new_slope), 0.5 * state.step_size * jnp.abs(new_slope - slope)
+        off = jnp.abs(gain - promised) - bend
+        is_short = jnp.abs(new_slope - slope) <= _ALIKE * jnp.abs(slope)
+        is_noisier = finite & settled & is_short & is_fine & best_is_fine & (off > rounding + noise)
+        rounding += noise
+        noise = jnp.where(is_noisier, _NOISE * off, noise)
     # Below rounding the slopes say whether it increased: they are then as steep behind the top as they were before it.
     wanted = _SUFFICIENT_INCREASE * state.step_size * slope
     is_before = (new_slope >= (2.0 * _SUFFICIENT_INCREASE - 1.0) * slope) | (gain >= wanted)
@@ -261,22 +280,26 @@ def _line_search(
     refused_at_start = (state.num_iterations == 0) & ~finite
 
     one = jnp.ones((), dtype)
+    # What was refused before was judged without knowing of the rounding.
+    begins_anew = is_noisier & ~accepted
     num_iterations = state.num_iterations + accepted
     goes_on = ~vanished & ~gives_up & (num_iterations <= max_iterations)
-    is_searching = jnp.where(accepted, goes_on, (~exhausted | returns) & ~refused_at_start)
+    is_searching = jnp.where(accepted, goes_on, (~exhausted | returns | begins_anew) & ~refused_at_start)
+    is_fresh = accepted | begins_anew
     return state._replace(
         values=jnp.where(accepted, trial, state.values),
         best=_select(accepted, new, old),
         memory=_select(accepted, memory, state.memory),
         direction=jnp.where(accepted, direction, state.direction),
-        step_size=jnp.where(accepted, one, step_size),
-        lower=jnp.where(accepted, 0.0 * one, lower),
-        upper=jnp.where(accepted, one * jnp.inf, upper),
-        num_trials=jnp.where(accepted, 0, state.num_trials + 1),
+        step_size=jnp.where(is_fresh, one, step_size),
+        lower=jnp.where(is_fresh, 0.0 * one, lower),
+        upper=jnp.where(is_fresh, one * jnp.inf, upper),
+        num_trials=jnp.where(is_fresh, 0, state.num_trials + 1),
         num_iterations=num_iterations,
         is_searching=is_searching,
-        converged=jnp.where(accepted, vanished, at_top & best_is_fine),
+        converged=jnp.where(accepted, vanished, at_top & best_is_fine & ~begins_anew),
         is_coarse=None if state.is_coarse is None else jnp.where(accepted, ~is_fine, state.is_coarse),
+        noise=noise,
     )
 
 

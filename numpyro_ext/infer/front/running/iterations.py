@@ -249,7 +249,7 @@ class _Ends:
         blank: dict[str, Any] = {name: zero for name in SearchState._fields}  # of a line search, which there is not
         counts = dict.fromkeys(("num_iterations", "num_evaluations", "num_probes"), count)
         flags = {"is_searching": ~no, "converged": no, "moved": np.zeros(self._problem.space.size, bool)}
-        return SearchState(**{**blank, **counts, **flags, "values": x, "best": best, "is_coarse": None})
+        return SearchState(**{**blank, **counts, **flags, "values": x, "best": best, "is_coarse": None, "noise": None})
 
     def found(
         self, values: Array, state: Any, traces: tuple[np.ndarray, ...], info: StepInfo, *, limit: int

@@ -38,6 +38,9 @@ _NO_END = (
 )
 _ESCAPE_STEPS = (0.5, -0.5, 0.05, -0.05)
 _MOST_AXES = 20
+_NUM_ROUNDED, _FEW_PLACES, _LARGEST_ROUNDING = 4, 8.0, 4.0
+"""Points at which the rounding of derivatives is measured, how many last places they differ by, and what derivatives
+may be, in its root mean square: those at the end differ from the true ones as those at the points do."""
 _NUM_RANDOM_POINTS = 6
 
 
@@ -272,6 +275,8 @@ def learn(
         # The line search met rounding: that is the top only if a Newton step promises nothing.
         gradient = np.asarray(best.best.gradient)
         converged = 0.5 * float(gradient @ curvature.covariance @ gradient) <= climb.tol
+    elif not converged and failure is None and not interruption and curvature is not None and curvature.is_peak:
+        converged = _is_top_but_for_rounding(run, curvature)
     others = other_maxima(ends, best, curvature, climb.hyper) if len(ends) > 1 else None
     if others is not None:
         messages.append(others)
@@ -386,6 +391,23 @@ def _runaway(run: _Run, curvature: Curvature | None, edges: tuple[str, ...]) -> 
         "towards a plateau without a maximum, as where all observations behind a parameter are the same (a constant "
         "column, separated classes). Give a prior, or leave such data out."
     )
+
+
+def _is_top_but_for_rounding(run: _Run, curvature: Curvature) -> bool:
+    """Whether a Newton step promises nothing and the derivatives are no larger than their own rounding, which shows in
+    how they differ at points that differ in the last places."""
+    assert run.best is not None
+    gradient, values = np.asarray(run.best.best.gradient), np.asarray(run.best.values)
+    if not 0.5 * float(gradient @ curvature.covariance @ gradient) <= run.climb.tol:
+        return False
+    spacing = _FEW_PLACES * np.spacing(np.maximum(1.0, np.abs(values)).astype(values.dtype))
+    slopes = np.linalg.inv(curvature.covariance)
+    off = []
+    for signs in np.random.default_rng(0).choice([-1.0, 1.0], (_NUM_ROUNDED, values.size)):
+        found = run.look(values + signs * spacing).best.gradient
+        off.append(np.asarray(found) - gradient + slopes @ (signs * spacing))
+    noise = np.sqrt(np.mean(np.square(off), axis=0))
+    return bool(np.all(np.abs(gradient) <= np.maximum(run.climb.tol, _LARGEST_ROUNDING * noise)))
 
 
 def _from_unmoved(run: _Run) -> np.ndarray | None:

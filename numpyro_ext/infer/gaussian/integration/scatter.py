@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
-from scipy.interpolate import PchipInterpolator
 from scipy.special import ndtri
 
 from ..fitting_programs import PointFit
@@ -113,6 +112,8 @@ def _from_rows(found: Exploration, uniforms: np.ndarray) -> tuple[np.ndarray, np
     One coordinate has the density of the rows of the lattice, linear between them; the others are normal around the
     means of the rows, that is around a curve. The coordinate is the one that says most of the others.
     """
+    from scipy.interpolate import PchipInterpolator  # brings scipy.optimize, which takes its time
+
     size, best = found.points.shape[1], None
     for axis in range(size):
         others = np.delete(found.points, axis, axis=1)
