@@ -333,7 +333,10 @@ def test_derivatives_that_are_rounding_are_those_of_a_top():
     assert 1e-4 < found.diagnostics.max_gradient < 5e-3 and found.diagnostics.converged
     # What is no rounding is no top, however little it promises.
     evaluate = evaluation_fn(
-        lambda x: x, lambda x: 0.0 * jnp.sum(x), lambda form, state: (state, ()), lambda form, _: rounded(0.0, 0.0)(form)
+        lambda x: x,
+        lambda x: 0.0 * jnp.sum(x),
+        lambda form, state: (state, ()),
+        lambda form, _: rounded(0.0, 0.0)(form),
     )
     found = learned(evaluate, [0.3 + 1e-7, 0.7], jnp.zeros(()), max_steps=0)
     assert found.diagnostics.max_gradient > 1e-4 and not found.diagnostics.converged

@@ -242,7 +242,7 @@ def _line_search(
         is_short = jnp.abs(new_slope - slope) <= _ALIKE * jnp.abs(slope)
         is_noisier = finite & settled & is_short & is_fine & best_is_fine & (off > rounding + noise)
         rounding += noise
-        noise = jnp.where(is_noisier, _NOISE * off, noise)
+        noise = jnp.asarray(jnp.where(is_noisier, _NOISE * off, noise), dtype)
     # Below rounding the slopes say whether it increased: they are then as steep behind the top as they were before it.
     wanted = _SUFFICIENT_INCREASE * state.step_size * slope
     is_before = (new_slope >= (2.0 * _SUFFICIENT_INCREASE - 1.0) * slope) | (gain >= wanted)
