@@ -16,6 +16,7 @@ from numpyro import handlers
 from numpyro.infer.reparam import TransformReparam
 
 from numpyro_ext.infer import EP, LaplaceApproximation, recommend
+from numpyro_ext.infer.hyper.space import UnconstrainedSpace
 from numpyro_ext.structure import ModelStructureError, Reason, read_latent_gaussian
 
 IS_DOUBLE = jax.config.jax_enable_x64
@@ -369,3 +370,21 @@ def test_functions_of_gaussian_latents_beside_a_field_are_told_how_they_are_read
 def test_a_function_of_gaussian_latents_is_read_as_the_refusal_says():
     model = handlers.reparam(_transformed, config={"rate": TransformReparam()})
     assert read_latent_gaussian(model).field == ("rate_base",)
+
+
+@pytest.mark.parametrize("given, is_taken", [({"share": 0.0}, True), ({"share": 0.5}, False), ({}, False)])
+def test_a_bound_that_a_given_zero_holds_is_taken(given, is_taken) -> None:
+    def model(y: Any) -> None:
+        share = numpyro.sample("share", dist.Uniform(-1, 1))
+        outer = numpyro.sample("outer", dist.Gamma(2, 2))
+        scale = numpyro.sample("scale", dist.Uniform(share * outer, 9.0))
+        effect = numpyro.sample("effect", dist.Normal(0, scale).expand([3]))
+        numpyro.sample("y", dist.Normal(effect[np.arange(6) % 3], outer), obs=y)
+
+    reading = read_latent_gaussian(model, (X[:, 0],), init_values=given)
+    assert reading.hyper["scale"].bounded_by == ("share", "outer")
+    if is_taken:
+        assert UnconstrainedSpace(reading.hyper, given).names == ("outer", "scale")
+    else:
+        with pytest.raises(ModelStructureError, match=r"'scale' \(Uniform\) depends on"):
+            UnconstrainedSpace(reading.hyper, given)

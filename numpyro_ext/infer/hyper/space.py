@@ -61,7 +61,8 @@ class UnconstrainedSpace:
 
     def _check_bounds(self, name: str, site: Any) -> None:
         learned = [other for other in getattr(site, "bounded_by", ()) if other not in self.fixed]
-        if learned:
+        # A given zero is a factor that holds the bound, whatever it is times.
+        if len(learned) > 1 or any(other in site.bounded_alone for other in learned):
             family = getattr(site, "family", "")
             other = learned[0]
             example = {

@@ -23,6 +23,8 @@ class HyperSite(NamedTuple):
     """Starting value, constrained."""
     bounded_by: tuple[str, ...] = ()
     """Latent and ``param`` sites on which its support depends, where the transform is that at their starting values."""
+    bounded_alone: tuple[str, ...] = ()
+    """Those of them that move it where all others stay where they start."""
     family: str = ""
     """Name of its distribution."""
 

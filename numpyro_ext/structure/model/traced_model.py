@@ -90,7 +90,7 @@ class TracedModel(Shown):
                 raise Conflict(f"nothing depends on site '{name}' but its own density.", frozenset([name]), name)
         self.hyper = {
             s.name: HyperSite(
-                s.shape, s.transform, s.kind == "param", s.init, self._sites_behind_bounds(s.name), s.family
+                s.shape, s.transform, s.kind == "param", s.init, *self._sites_behind_bounds(s.name), s.family
             )
             for s in free
             if s.name not in self.predictive
@@ -135,8 +135,9 @@ class TracedModel(Shown):
         found = self._program.ancestors(atoms)
         return [n for n in self.hyper if found & set(jax.tree.leaves(self._given[n]))]
 
-    def _sites_behind_bounds(self, name: str) -> tuple[str, ...]:
-        """Sites that move the bounds of a support: a bound of zero times a scale is computed from it, and stays."""
+    def _sites_behind_bounds(self, name: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Sites that move the bounds of a support wherever others are, and where others stay where they start: a bound
+        of zero times a scale is computed from it, and stays."""
         bounds = self._trace.bounds.get(name, [])
         found = self._program.ancestors(bounds)
         inputs = self._given | {n: atom for n, (atom, _) in self._field.items()}
@@ -149,8 +150,7 @@ class TracedModel(Shown):
                 env |= zip(jax.tree.leaves(inputs[site]), self._moved(site, move), strict=True)
             return [np.asarray(bound) for bound in self._program.evaluate(bounds, env)]
 
-        def is_moved_by(site: str) -> bool:
-            elsewhere = {n: 0.3 + 0.1 * number for number, n in enumerate(behind)}
+        def is_moved_by(site: str, elsewhere: Mapping[str, float]) -> bool:
             before = bounds_at(elsewhere)
             # Several, as a bound may be the larger of a number and a site.
             after = [bounds_at({**elsewhere, site: move}) for move in (-3.1, 0.9, 4.3)]
@@ -160,7 +160,9 @@ class TracedModel(Shown):
                 for x, y in zip(before, bound, strict=True)
             )
 
-        return tuple(n for n in behind if is_moved_by(n))
+        anywhere = {n: 0.3 + 0.1 * number for number, n in enumerate(behind)}
+        moving = tuple(n for n in behind if is_moved_by(n, anywhere))
+        return moving, tuple(n for n in moving if is_moved_by(n, dict.fromkeys(behind, 0.0)))
 
     def _moved(self, name: str, move: float) -> list[Any]:
         """Leaves of a site, or of its innovation, at so much from where it starts, unconstrained."""
