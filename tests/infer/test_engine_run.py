@@ -11,7 +11,7 @@ import pytest
 import scipy.optimize
 from numpyro.infer import NUTS
 
-from numpyro_ext.infer import EP, LaplaceApproximation, VariationalGaussian
+from numpyro_ext.infer import EP, INLA, SMC, BilinearVG, LaplaceApproximation, StructuredMeanField, VariationalGaussian
 from numpyro_ext.infer.gaussian import fitting as fitting_module
 from numpyro_ext.structure import ModelStructureError
 
@@ -26,6 +26,37 @@ def test_results_before_a_run_are_refused(counts_case):
     for call in (engine.get_samples, engine.get_extra_fields, engine.print_summary, engine.log_predictive):
         with pytest.raises(RuntimeError, match="should be called first"):
             call()
+
+
+@pytest.mark.parametrize("engine", [EP, INLA, VariationalGaussian, StructuredMeanField, BilinearVG, SMC])
+def test_a_run_that_fails_leaves_no_results_of_the_one_before(engine):
+    def model(is_broken):
+        raise ZeroDivisionError("of this model")
+
+    fitted = engine(model)
+    fitted._run = object()  # of other data
+    with pytest.raises(ZeroDivisionError):
+        fitted.run(KEY, True)
+    with pytest.raises(
+        RuntimeError, match=r"last run.* failed and has no results. It said: ZeroDivisionError: of this"
+    ):
+        fitted.log_evidence  # noqa: B018
+    assert "should be called first" not in repr(fitted)
+
+
+def test_counts_that_single_precision_does_not_hold_ask_for_double():
+    counts = np.array([1_013_000, 986_000, 1_210_000, 871_000])
+
+    def model(y):
+        level, spread = numpyro.sample("level", dist.Normal(10, 5)), numpyro.sample("spread", dist.HalfNormal(1))
+        effect = numpyro.sample("effect", dist.Normal(0, spread).expand([4]))
+        numpyro.sample("y", dist.Poisson(jnp.exp(level + effect)), obs=y)
+
+    with jax.enable_x64(False):
+        engine = EP(model, progress_bar=False)
+        with pytest.warns(UserWarning, match=r"did not converge.* single precision.* numpyro.enable_x64\(\)"):
+            engine.run(KEY, counts)
+    assert any("enable_x64" in message for message in engine.diagnostics.messages)
 
 
 @pytest.mark.parametrize(

@@ -180,10 +180,10 @@ class BilinearVG(BilinearAnswers):
         :raises ValueError: if the objective is not finite; the message names the likely cause. Also if scales of point
             estimates would have to be learned, or if the checkpoint is of other data or another model.
         """
-        self._run = None
-        run = self._start(rng_key, args, kwargs, init_state, checkpoint)
-        self._keep(run)
-        run.check_widths()
+        with self._running():
+            run = self._start(rng_key, args, kwargs, init_state, checkpoint)
+            self._keep(run)
+            run.check_widths()
 
     def _start(
         self,

@@ -19,6 +19,7 @@ from ...structure.model.running.execution import check_key
 from ...structure.model.search import Form, field_names, read_first
 from .answers.arviz import ArviZInterface
 from .answers.display import ShownEngine
+from .answers.last_run import LastRun
 from .answers.points import warn_of_points
 from .answers.resampling import Resample
 from .answers.sites import PosteriorSites
@@ -26,7 +27,7 @@ from .answers.summary import format_summary
 from .files.archive import read_archive, write_archive
 from .files.pickled_run import PickledRun
 from .many import Dataset, Fits, as_datasets, collect_fits
-from .results import Diagnostics, HyperEstimate, LogEvidence
+from .results import Diagnostics, HyperEstimate, LogEvidence, with_precision
 from .run import FinishedRun, ask
 from .running.progress import warn
 from .state import EngineState
@@ -55,7 +56,7 @@ class EngineOptions(TypedDict, total=False):
     progress_bar: bool
 
 
-class BaseEngine(ShownEngine, ArviZInterface, PickledRun, Generic[_Run]):
+class BaseEngine(ShownEngine, LastRun, ArviZInterface, PickledRun, Generic[_Run]):
     """What every engine is: a model, options, and a run, which answers for itself.
 
     A subclass adds its own options, and says what models are read into (``forms``), how a run is made (:meth:`_start`)
@@ -123,6 +124,8 @@ class BaseEngine(ShownEngine, ArviZInterface, PickledRun, Generic[_Run]):
     def run(self, rng_key: Array, *args: Any, init_state: EngineState | None = None, **kwargs: Any) -> None:
         """Read the model on these arguments, learn its hyperparameters and fit its latent sites.
 
+        A run that fails leaves no results, and not those of the run before; ``last_state`` stays that of the latter.
+
         :param rng_key: random number generator key, for the check of the reading, the restarts and the draws.
         :param args: arguments of the model.
         :param EngineState init_state: ``last_state`` of an earlier run. On the same data the run goes on exactly where
@@ -133,10 +136,10 @@ class BaseEngine(ShownEngine, ArviZInterface, PickledRun, Generic[_Run]):
         :raises ValueError: if the objective is not finite; the message names the likely cause.
         :raises RuntimeError: if more than one factor in a hundred was refused in the last step.
         """
-        check_key(rng_key)
-        _check_is_known(type(self), (rng_key, args, kwargs))
-        self._run = None
-        self._keep(self._start(rng_key, args, kwargs, init_state))
+        with self._running():
+            check_key(rng_key)
+            _check_is_known(type(self), (rng_key, args, kwargs))
+            self._keep(self._start(rng_key, args, kwargs, init_state))
 
     def run_many(self, rng_key: Array, datasets: Sequence[Any], **kwargs: Any) -> Fits[Self]:
         """Fit many data sets of one structure: bootstrap samples, simulations from the prior, one series per shop.
@@ -177,7 +180,7 @@ class BaseEngine(ShownEngine, ArviZInterface, PickledRun, Generic[_Run]):
     def _keep(self, run: _Run) -> None:
         """Take over a run, and say what a person should know of how it ended."""
         self._last_state = run.fit.last_state
-        diagnostics = run.fit.diagnostics._replace(points=run.points)
+        diagnostics = with_precision(run.fit.diagnostics._replace(points=run.points), self._last_state)
         if not diagnostics.converged:
             warn(f"{type(self).__name__} did not converge. " + " ".join(diagnostics.messages))
         warn_of_points(diagnostics, run.space, type(self).__name__)
@@ -188,9 +191,6 @@ class BaseEngine(ShownEngine, ArviZInterface, PickledRun, Generic[_Run]):
         if self._run is None:
             raise self._not_run()
         return self._run
-
-    def _not_run(self) -> RuntimeError:
-        return RuntimeError(f"run(...) should be called first to obtain results from {type(self).__name__}.")
 
     # Results
 

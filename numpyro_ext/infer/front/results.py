@@ -5,13 +5,14 @@ from __future__ import annotations
 from itertools import islice
 from typing import Any, Literal, NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
 from ...display import MOST_ROWS, Table, as_html, as_text, number
 from .answers.display import ending
 
-__all__ = ["Diagnostics", "HyperDiagnostics", "HyperEstimate", "LogEvidence", "at_values"]
+__all__ = ["Diagnostics", "HyperDiagnostics", "HyperEstimate", "LogEvidence", "at_values", "with_precision"]
 
 
 OfHyperparameters = Literal["none", "optimum", "integrated"]
@@ -111,6 +112,12 @@ class HyperDiagnostics(NamedTuple):
     """Largest absolute derivative of the objective at the reported values, unconstrained."""
 
 
+_OF_SINGLE_PRECISION = (
+    "It was computed in single precision, whose rounding may be the cause, as with counts of a million: try "
+    "numpyro.enable_x64() at the start of the program."
+)
+
+
 class Diagnostics(NamedTuple):
     """How a run ended."""
 
@@ -145,3 +152,14 @@ def at_values(hyper: dict[str, Array]) -> str:
     """The words " at name = value, ..." for an error message; those of more than four numbers are left out."""
     values = [f"{name} = {np.asarray(value)}" for name, value in hyper.items() if np.size(value) <= 4]
     return f" at {', '.join(values)}" if values else ""
+
+
+def with_precision(diagnostics: Diagnostics, state: Any) -> Diagnostics:
+    """The diagnostics of a run, which say what to try where it did not converge in single precision.
+
+    :param Diagnostics diagnostics: of the run.
+    :param state: its last one, of which ``values`` have the precision.
+    """
+    if diagnostics.converged or jnp.result_type(state.values) != jnp.float32:
+        return diagnostics
+    return diagnostics._replace(messages=(*diagnostics.messages, _OF_SINGLE_PRECISION))

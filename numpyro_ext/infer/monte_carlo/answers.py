@@ -9,6 +9,7 @@ from jax import Array
 from ...display import Shown, Table, number
 from ..front.answers.arviz import ArviZInterface
 from ..front.answers.display import ending, evidence
+from ..front.answers.last_run import LastRun
 from ..front.results import Diagnostics, LogEvidence
 from .run import SMCRun, SMCState
 from .steps import PathName
@@ -17,16 +18,16 @@ from .target import Target
 __all__ = ["Answers", "shapes"]
 
 
-class Answers(Shown, ArviZInterface):
+class Answers(Shown, LastRun, ArviZInterface):
     """The answers of a run, for :class:`~numpyro_ext.infer.SMC`."""
 
     num_particles: int
     path: PathName
-    _run: SMCRun | None = None
+    _run: SMCRun | None
 
     def _finished(self) -> SMCRun:
         if self._run is None:
-            raise RuntimeError("run(...) should be called first to obtain results from SMC.")
+            raise self._not_run()
         return self._run
 
     @property

@@ -173,7 +173,7 @@ class SMC(Answers, PickledRun):
         """Draw particles from the prior and lead them to the posterior given these arguments.
 
         Ctrl-C leaves the particles where they are, on the way: results are then of the model with its data to a power,
-        and a warning says so.
+        and a warning says so. A run that fails leaves no results, and not those of the run before.
 
         :param rng_key: random number generator key.
         :param args: arguments of the model.
@@ -184,18 +184,19 @@ class SMC(Answers, PickledRun):
         :raises ModelStructureError: if the model has sites that cannot be sampled: which, and what to do.
         :raises ValueError: if no particle explains the data (which datum), or a state is of another run.
         """
-        target = Target(self.model, rng_key, args, kwargs, self.hyper_values)
-        programs = self._programs_of(target)
-        digest = self._digest(target, rng_key)
-        state = self._resumed(digest, init_state, checkpoint, target)
-        if state is None:
-            keys = jax.random.split(jax.random.fold_in(rng_key, 0), self.num_particles)
-            with progress_bar(1, "SMC", enabled=self.progress_bar):  # says that it compiles
-                particles = programs.draw(self._placed(keys), target.data)
-            target.check_left_out(particles.vectors[0])
-            state = SMCState(particles, no_history(), 0, digest)
-        state = self._go(rng_key, state, programs, target, None, checkpoint)
-        self._keep(SMCRun(programs, target, state, rng_key, self.num_samples))
+        with self._running():
+            target = Target(self.model, rng_key, args, kwargs, self.hyper_values)
+            programs = self._programs_of(target)
+            digest = self._digest(target, rng_key)
+            state = self._resumed(digest, init_state, checkpoint, target)
+            if state is None:
+                keys = jax.random.split(jax.random.fold_in(rng_key, 0), self.num_particles)
+                with progress_bar(1, "SMC", enabled=self.progress_bar):  # says that it compiles
+                    particles = programs.draw(self._placed(keys), target.data)
+                target.check_left_out(particles.vectors[0])
+                state = SMCState(particles, no_history(), 0, digest)
+            state = self._go(rng_key, state, programs, target, None, checkpoint)
+            self._keep(SMCRun(programs, target, state, rng_key, self.num_samples))
 
     def update(
         self,

@@ -63,13 +63,14 @@ class ShownEngine(Shown):
 
     model: Any
     _run: Any
+    _failure: str | None
 
     def _shown(self) -> list[str | Table]:
         model = getattr(self.model, "func", self.model)  # of a functools.partial
         name = f"{type(self).__name__}({getattr(model, '__name__', type(model).__name__)})"
         run = self._run
         if run is None:
-            return [f"{name}: not run yet"]
+            return [f"{name}: {'not run yet' if self._failure is None else 'the last run failed'}"]
         diagnostics = run.diagnostics if run.is_at_hand else run.fit.diagnostics
         end, *lines = ending(diagnostics)
         out: list[str | Table] = [f"{name}: {end}"]
