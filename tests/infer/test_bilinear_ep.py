@@ -119,7 +119,7 @@ def test_factors_need_not_be_log_concave():
     np.testing.assert_allclose(engine.posterior["h"].sd, sd, rtol=0.1)
     with pytest.raises(ModelStructureError, match="BilinearEP for others of one predictor"):
         BilinearVG(product).run(jax.random.key(0), student, y)
-    with pytest.raises(ValueError, match="log-concave likelihood, and that of this model is none"):
+    with pytest.raises(ValueError, match=r"log-concave and analytic, and that of this model \(\w+\) is not"):
         engine.fold_in(jax.random.key(1), student, y)
 
 
@@ -223,3 +223,24 @@ def test_what_it_cannot_treat_is_named():
             BilinearEP(model, progress_bar=False).run(jax.random.key(0), WON)
     with pytest.raises(ValueError, match="damping must be above 0 and at most 1; got 0"):
         BilinearEP(learned, damping=0)
+
+
+def test_new_rows_of_counts_are_folded_in_and_a_product_of_nothing_is_refused():
+    rows, columns = np.repeat(np.arange(5), 4), np.tile(np.arange(4), 5)
+    counts = RNG.poisson(1.5, 20)
+
+    def model(rank, rows, columns, y, size=5):
+        a = numpyro.sample("a", dist.Normal(0, 1).expand([size, rank]).to_event(2))
+        b = numpyro.sample("b", dist.Normal(0, 1).expand([4, rank]).to_event(2))
+        numpyro.sample("y", dist.Poisson(jnp.exp((a @ b.T)[rows, columns])), obs=y)
+
+    for engine in (BilinearVG, BilinearEP):
+        with pytest.raises(ModelStructureError, match=r"'a' has the shape \(5, 0\), so that the product has no comp"):
+            engine(model).run(jax.random.key(0), 0, rows, columns, counts)
+    engine = BilinearEP(model, progress_bar=False)
+    engine.run(jax.random.key(0), 1, rows, columns, counts)
+    folded = engine.fold_in(jax.random.key(1), 1, np.zeros(4, int), np.arange(4), counts[:4], size=1)
+    old, new = engine.posterior["a"], folded.posterior["a"]
+    assert folded.diagnostics.converged
+    np.testing.assert_allclose(new.mean[0], old.mean[0], atol=0.2 * float(old.sd[0, 0]))
+    np.testing.assert_allclose(new.sd[0], old.sd[0], rtol=0.15)

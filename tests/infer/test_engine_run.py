@@ -44,6 +44,16 @@ def test_a_run_that_fails_leaves_no_results_of_the_one_before(engine):
     assert "should be called first" not in repr(fitted)
 
 
+def test_an_exposure_of_zero_behind_a_logarithm_is_told_with_its_factor():
+    def model(exposure, y):
+        level = numpyro.sample("level", dist.Normal(0, 1))
+        numpyro.sample("y", dist.Poisson(jnp.exp(jnp.log(exposure) + level)), obs=y)
+
+    for engine, y in ((LaplaceApproximation, [2, 1, 3]), (EP, [2, 0, 3])):
+        with pytest.raises(ValueError, match="predictor of factor 1 of site 'y' is -inf .* an exposure of zero"):
+            engine(model, progress_bar=False).run(KEY, np.array([1.0, 0.0, 2.0]), np.array(y))
+
+
 def test_counts_that_single_precision_does_not_hold_ask_for_double():
     counts = np.array([1_013_000, 986_000, 1_210_000, 871_000])
 

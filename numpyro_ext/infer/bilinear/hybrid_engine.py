@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from ...structure.bilinear.factors import has_bound
 from ...structure.bilinear.form import Bilinear, GaussianSide
 from ...structure.bilinear.read import read_bilinear
 from ...structure.bilinear.reading import BilinearReading
@@ -136,10 +137,11 @@ class HybridRun(BilinearRun):
 
     def fold_in(self, rng_key: Array, args: tuple[Any, ...], kwargs: dict[str, Any], **options: Any) -> BilinearRun:
         potential = self.programs.form(self.reading.data, self.fit.hyper).potential
-        if not (potential.is_log_concave and potential.is_analytic):
+        if not has_bound(potential):
             raise ValueError(
-                "fold_in finds the optimum of a bound that needs a log-concave likelihood, and that of this model is "
-                "none: fit old and new vectors together, from init_state=engine.last_state where shapes are the same."
+                "fold_in finds the optimum of a bound that needs a likelihood that is log-concave and analytic, and "
+                f"that of this model ({type(potential).__name__}) is not: fit old and new vectors together, from "
+                "init_state=engine.last_state where shapes are the same."
             )
         return super().fold_in(rng_key, args, kwargs, **options)
 

@@ -53,7 +53,15 @@ def explain_failure(reading: LatentGaussianReading, hyper: dict[str, Array], alg
                     f"The prior {kind} of site {name!r} is not positive definite to working precision: "
                     f"add a small jitter to its diagonal, or use float64 (numpyro.enable_x64())."
                 )
-    if not all(bool(jnp.all(jnp.isfinite(leaf))) for leaf in (*jax.tree.leaves(_numbers(form.design)), form.offset)):
+    for name, offset in zip(reading.factor_names, form.split_rows(jnp.asarray(form.offset)), strict=True):
+        k = int(np.argmin(np.isfinite(np.append(offset, np.nan))))
+        if k < len(offset):
+            return (
+                f"The predictor of factor {k} of site {name!r} is {float(offset[k])} whatever the field is, as the "
+                "logarithm of an exposure of zero is: leave such observations out (handlers.mask), write the exposure "
+                "as a factor of the rate (exposure * jnp.exp(...)), or check the model's arguments for nan and inf."
+            )
+    if not all(bool(jnp.all(jnp.isfinite(leaf))) for leaf in jax.tree.leaves(_numbers(form.design))):
         return "The linear predictor has coefficients that are not finite: check the model's arguments for nan and inf."
     for name, potential in zip(reading.factor_names, form.potentials, strict=True):
         # Those known as functions alone hold whatever stands in the model, such as log densities outside of a support.

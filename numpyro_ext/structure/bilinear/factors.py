@@ -40,6 +40,11 @@ def is_exponential(potential: Potential) -> bool:
     return isinstance(potential, PoissonExpPotential)
 
 
+def has_bound(potential: Potential) -> bool:
+    """Whether there is a variational bound of a bilinear model with these factors."""
+    return potential.is_log_concave and (potential.is_analytic or is_exponential(potential))
+
+
 def check_factor(
     name: str, label: str, potential: Potential, rows_per_observation: int, takes_any: bool = False
 ) -> None:
@@ -52,7 +57,7 @@ def check_factor(
     :param bool takes_any: whether factors need no such expectation, but tilted moments alone.
     :raises ModelStructureError: if it is not taken.
     """
-    is_taken = takes_any or (potential.is_log_concave and (potential.is_analytic or is_exponential(potential)))
+    is_taken = takes_any or has_bound(potential)
     if not is_taken or rows_per_observation != 1:
         taken = "likelihoods with one predictor per observation" if takes_any else TAKEN
         other = "" if takes_any or rows_per_observation != 1 else "BilinearEP for others of one predictor, or "

@@ -94,6 +94,13 @@ class BilinearReading(ModelReading):
     ):
         super().__init__(call, sites, field, dense_prior_block)
         self.takes_any_factor = takes_any_factor
+        for name in self.field:
+            if 0 in sites[name].shape:
+                raise ModelStructureError(
+                    f"Site '{name}' has the shape {tuple(sites[name].shape)}, so that the product has no components: "
+                    "give it one at least, or leave the product out and use EP.",
+                    site=name,
+                )
         degrees = classify(self._program, {n: number for n, (number, _) in self._field.items()}, with_sources=False)
         self._check_priors(degrees)
 

@@ -83,7 +83,7 @@ def _pairs(program: Program, cut: Sequence[int], atoms: Sequence[Atom]) -> list[
     """The two elements that each element sees, or ``None`` if some see another number of them than two or none."""
     found = []
     for _, pattern in patterns_from(program, cut, atoms)[1]:
-        if not isinstance(pattern, np.ndarray):
+        if not isinstance(pattern, np.ndarray) or not pattern.shape[-1]:
             return None
         pairs = deduplicate(as_array(pattern)).reshape(-1, pattern.shape[-1])
         if pairs.shape[-1] != 2 or np.any((pairs[:, 0] >= 0) != (pairs[:, 1] >= 0)):

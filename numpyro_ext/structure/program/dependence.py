@@ -135,6 +135,9 @@ def _apply_per_slot(eqn: Equation, patterns: Sequence[Any], others: Sequence[Any
     for slot in range(pattern.shape[-1]):
         values = [pattern[..., slot].astype(np.int32) if i == which else others[i] for i in range(len(patterns))]
         slots.append(np.asarray(apply_to_known(eqn, values)[0]))
+    if not slots:  # of a value of nothing, such as a product over an axis without elements: the shape alone
+        nothing = [np.full(pattern.shape[:-1], -1, np.int32) if i == which else others[i] for i in range(len(patterns))]
+        return np.zeros((*np.shape(apply_to_known(eqn, nothing)[0]), 0), np.int64)
     out = np.stack(slots, axis=-1).astype(np.int64)
     return np.where(out < 0, -1, out)
 

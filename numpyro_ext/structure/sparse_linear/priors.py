@@ -13,6 +13,7 @@ from ...distributions import AnalysisPrior
 from ...linalg.operators.operator import LinearOperator
 from ...potentials.trees.forest import Forest
 from ...potentials.trees.mixture import TreeParameters
+from ..errors import ModelStructureError
 from ..families import IDENTITY, Observations, family_of
 from ..model.priors import is_unweighted, unwrap
 
@@ -63,6 +64,8 @@ def sparse_prior(fn: Any) -> SparsePrior:
     parameters = {n: jnp.broadcast_to(v, own).reshape(-1).astype(dtype) for n, v in given.items()}
     zeros = jnp.zeros((num_groups,), dtype)
     potential = family.build(IDENTITY, Observations(zeros, parameters, jnp.ones(()), 1)).potential
+    if not groups.size:
+        raise ModelStructureError("a site without elements is no field: leave it out, or give it one at least.")
     forest = Forest.from_parents(np.full(groups.size, -1), groups)
     return SparsePrior(forest, TreeParameters(potential, potential, zeros, jnp.zeros((num_groups, 2), dtype)))
 
