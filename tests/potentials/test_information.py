@@ -94,17 +94,45 @@ def test_nothing_is_known_of_what_has_no_bounds():
     np.testing.assert_allclose(found, np.log(2.0), rtol=2e-3)
 
 
-def test_information_in_probit_labels_has_the_shape_of_the_factors_and_slopes():
+def test_information_in_probit_labels_has_the_shape_of_the_factors():
     for labels in (ProbitPotential(jnp.zeros(3)), LogitPotential(jnp.zeros(3))):  # one predictor for many factors
         for of in (predictive_entropy, expected_conditional_entropy, expected_information):
             alone = of(dataclasses.replace(labels, label=jnp.array(0.0)), 0.3, 0.8)
             np.testing.assert_allclose(of(labels, 0.3, 0.8), np.full(3, alone), rtol=1e-12)
     assert expected_information(ProbitPotential(0), 1, 2).shape == ()
 
-    def of(mean, variance):
-        return expected_information(ProbitPotential(0), mean, variance, left=0.2)
 
-    jax.test_util.check_grads(of, (jnp.array([-1.5, 0.0, 4.0]), jnp.array([0.9, 3.0, 40.0])), 2, rtol=1e-6)
+PLACES = jnp.array([-1.5, 0.0, 4.0]), jnp.array([0.9, 3.0, 40.0])
+
+
+def _some_left(mean, variance):
+    return expected_information(ProbitPotential(0), mean, variance, left=0.2)
+
+
+def test_information_in_probit_labels_has_slopes_and_their_slopes():
+    weights, way = jnp.array([1.0, -0.7, 0.4]), (jnp.array([0.3, -1.0, 0.8]), jnp.array([0.5, 0.6, -1.0]))
+
+    def total(*at):
+        return weights @ _some_left(*at)
+
+    slopes = jax.jit(jax.grad(total, (0, 1)))
+    along = jax.jit(lambda at: jax.jvp(total, at, way)[1])
+    bends = jax.jit(lambda at: jax.jvp(jax.grad(total, (0, 1)), at, way)[1])
+
+    def differences(of):
+        shifted = [jax.tree.map(lambda x, d, k=k: x + k * 1e-3 * d, PLACES, way) for k in (-2, -1, 1, 2)]
+        a, b, c, d = (np.concatenate([np.ravel(x) for x in jax.tree.leaves(of(at))]) for at in shifted)
+        return (a - 8.0 * b + 8.0 * c - d) / 12e-3
+
+    inner = sum(slope @ d for slope, d in zip(slopes(PLACES[0], PLACES[1]), way, strict=True))
+    np.testing.assert_allclose(inner, along(PLACES), rtol=1e-12)
+    np.testing.assert_allclose(differences(lambda at: total(*at)), along(PLACES), rtol=1e-6)
+    np.testing.assert_allclose(differences(lambda at: slopes(*at)), np.concatenate(bends(PLACES)), rtol=1e-6)
+
+
+@pytest.mark.thorough
+def test_information_in_probit_labels_has_second_slopes_in_every_mode():
+    jax.test_util.check_grads(_some_left, PLACES, 2, rtol=1e-6)
 
 
 CUTS = np.array([-1.0, 0.5, 1.0])
