@@ -54,6 +54,20 @@ def test_an_exposure_of_zero_behind_a_logarithm_is_told_with_its_factor():
             engine(model, progress_bar=False).run(KEY, np.array([1.0, 0.0, 2.0]), np.array(y))
 
 
+def test_a_factor_that_alone_holds_its_predictor_is_told():
+    """An intrinsic autoregression by factors, as single precision has it with the usual width of a thousandth."""
+
+    def model(y):
+        level = numpyro.sample("level", dist.Normal(0, 2))
+        field = numpyro.sample("field", dist.ImproperUniform(dist.constraints.real, (), (8,)))
+        numpyro.factor("neighbours", -0.5 * jnp.sum(jnp.diff(field) ** 2))
+        numpyro.factor("sum", dist.Normal(0, 1e-6).log_prob(jnp.sum(field)))
+        numpyro.sample("y", dist.Poisson(jnp.exp(level + field)), obs=y)
+
+    with pytest.raises(ValueError, match="factor 0 of site 'sum' alone holds its predictor.* Use LaplaceApproximation"):
+        EP(model, progress_bar=False).run(KEY, np.array([3, 0, 8, 2, 1, 5, 2, 4]))
+
+
 def test_counts_that_single_precision_does_not_hold_ask_for_double():
     counts = np.array([1_013_000, 986_000, 1_210_000, 871_000])
 

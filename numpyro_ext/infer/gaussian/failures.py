@@ -13,7 +13,7 @@ from ...potentials import ElementwisePotential, PairPotential
 from ...structure import LatentGaussianReading
 from ...structure.latent_gaussian.form import LatentGaussian
 from ..front.results import at_values
-from .algorithms import laplace
+from .algorithms import expectation_propagation, laplace
 from .algorithms.algorithm import Algorithm
 
 __all__ = ["explain_failure", "not_finite_error"]
@@ -101,6 +101,10 @@ def explain_failure(reading: LatentGaussianReading, hyper: dict[str, Array], alg
         saddle = _no_maximum(reading, form)
         if saddle is not None:
             return saddle
+    if algorithm is not None and algorithm.init is expectation_propagation.init:
+        alone = _without_cavity(reading, form, algorithm)
+        if alone is not None:
+            return alone
     return (
         "Prior and data are finite, so the algorithm itself failed: try damping, other starting values (init_values) "
         "or float64 (numpyro.enable_x64())."
@@ -124,6 +128,22 @@ def _no_maximum(reading: LatentGaussianReading, form: LatentGaussian) -> str | N
             "and the search starts between two modes that mirror each other: give the field a prior mean on the side "
             "of one of them, or use NUTS, which draws from both."
         )
+    return None
+
+
+def _without_cavity(reading: LatentGaussianReading, form: LatentGaussian, algorithm: Algorithm) -> str | None:
+    """A factor without which its predictor has no variance to working precision."""
+    state = jax.jit(lambda form: algorithm.solve(form, algorithm.init(form), num_steps=2)[0])(form)
+    ratios, variances = (form.split_rows(x) for x in (state.marginals.cavity_ratio, state.marginals.variance))
+    for name, ratio, variance, observed in zip(reading.factor_names, ratios, variances, form.observed, strict=True):
+        is_alone = np.asarray(observed) & (np.asarray(variance) > 0.0) & ~(np.asarray(ratio) > 0.0)
+        if is_alone.any():
+            return (
+                f"To working precision factor {int(np.argmax(is_alone))} of site {name!r} alone holds its predictor, "
+                "as a soft constraint on the sum of a flat field does: EP, which looks at the posterior without it, "
+                "finds none. Use LaplaceApproximation, float64 (numpyro.enable_x64()), a wider factor, or a field "
+                "that adds up to zero (dist.ZeroSumNormal)."
+            )
     return None
 
 
