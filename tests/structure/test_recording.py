@@ -13,8 +13,11 @@ from numpyro import handlers
 from numpyro.infer.util import log_density
 
 from numpyro_ext.infer import EP, LaplaceApproximation, VariationalGaussian
+from numpyro_ext.infer.hyper.space import UnconstrainedSpace
 from numpyro_ext.structure import ModelStructureError, read_latent_gaussian
 from numpyro_ext.structure.model import search
+from numpyro_ext.structure.model.running.calling import record
+from numpyro_ext.structure.model.running.execution import ModelCall
 from tests.compilations import compiled_programs
 
 KEY = random.key(0)
@@ -245,3 +248,38 @@ def test_numbers_that_change_are_data_of_what_was_made_before():
         np.testing.assert_allclose(engine.posterior["a"].mean, exact, rtol=10 * RTOL)
     # The second is the first to have other numbers, the third has them among the data.
     assert numbers[-2:] == [1, 1]
+
+
+def test_keys_are_split_only_for_who_asks_and_are_the_same(monkeypatch):
+    def model(y):
+        a = numpyro.sample("a", dist.Normal(0.0, 1.0))
+        scale = numpyro.sample("scale", dist.HalfNormal(1.0))
+        noise = numpyro.deterministic("noise", random.normal(numpyro.prng_key(), (3,)))
+        numpyro.sample("y", dist.Normal(a + noise, scale), obs=y)
+
+    y = np.array([0.3, 1.2, 2.0])
+    recorded = record(ModelCall(model, (y,), {}, KEY)).at_central_values({})["noise"]["value"]
+    seeded = handlers.substitute(handlers.seed(model, KEY), {"a": jnp.zeros(()), "scale": jnp.ones(())})
+    np.testing.assert_allclose(recorded, handlers.trace(seeded).get_trace(y)["noise"]["value"], rtol=1e-6)
+
+    calls = []
+    split = random.split
+    monkeypatch.setattr(random, "split", lambda *args: calls.append(args) or split(*args))
+    assert record(ModelCall(intercepts, datasets(intercepts)[0], {}, KEY)) is not None
+    assert not calls
+
+
+def test_shapes_are_told_without_a_trace(monkeypatch):
+    reading = read_latent_gaussian(intercepts, datasets(intercepts)[0])
+    monkeypatch.setattr(jax, "eval_shape", None)
+    assert {n: s.shape for n, s in reading.latent_shapes().items()} == {"level": (), "effect": (4,), "tau": ()}
+
+
+def test_the_start_of_a_search_is_computed_once():
+    reading = read_latent_gaussian(intercepts, datasets(intercepts)[0])
+    space = UnconstrainedSpace(reading.hyper)
+    start = space.initial()
+    assert space.initial({}) is start
+    assert space.initial({"tau": 3.0}) != start
+    np.testing.assert_allclose(space.initial(), start)
+    assert jax.jit(lambda: UnconstrainedSpace(reading.hyper).initial())() == start

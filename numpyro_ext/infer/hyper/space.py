@@ -30,6 +30,9 @@ class UnconstrainedSpace:
     :raises ModelStructureError: if a free hyperparameter is a tree of arrays, or its support moves in a search.
     """
 
+    _start: Array | None = None
+    """Where a search starts if no values are given, once it has been asked for."""
+
     def __init__(
         self, sites: Mapping[str, Any], fixed: Mapping[str, Any] | None = None, *, is_searched: bool = True
     ) -> None:
@@ -79,6 +82,7 @@ class UnconstrainedSpace:
         """This space without the values that are fixed and those to start from: what compiled programs keep of it."""
         out = copy.copy(self)
         out.sites, out.fixed = {name: site._replace(init=None) for name, site in self.sites.items()}, {}
+        out._start = None
         return out
 
     @property
@@ -127,8 +131,13 @@ class UnconstrainedSpace:
 
     def initial(self, init_values: Mapping[str, Any] | None = None) -> Array:
         """The vector where a search starts: the given values, elsewhere those that the reading proposes."""
+        if not init_values and self._start is not None:  # which several parts of a run ask for
+            return self._start
         given = {name: self.check(name, value) for name, value in dict(init_values or {}).items()}
-        return self.pack({name: given.get(name, self.sites[name].init) for name in self.names})
+        start = self.pack({name: given.get(name, self.sites[name].init) for name in self.names})
+        if not init_values and not isinstance(start, jax.core.Tracer):
+            self._start = start
+        return start
 
     def unpack_unconstrained(self, vector: Array) -> dict[str, Any]:
         """The free hyperparameters of a vector, each in its unconstrained shape; of NumPy outside compiled functions,

@@ -247,7 +247,8 @@ class TracedModel(Shown):
             return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
 
         params: dict[str, Any] = {n: site.init for n, site in self.hyper.items() if n not in self._trace.values}
-        params = jax.eval_shape(lambda: params)  # which may be trees
+        if params:  # a trace takes as long as much of what else is done for a reading
+            params = jax.eval_shape(lambda: params)  # which may be trees
         return {n: shape(n) if n in self._trace.values else params[n] for n in (*self.field, *self.hyper)}
 
     def skeleton(self) -> Self:

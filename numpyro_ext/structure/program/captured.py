@@ -15,11 +15,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
-__all__ = ["array_key", "captured", "stable_text"]
+__all__ = ["array_key", "captured", "dtype_name", "stable_text"]
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 _SHOWN_IN_PART = ClosedJaxpr | Jaxpr | jax.Array | np.ndarray
 """Among the parameters of an equation; those with a derivative rule have a body beside it."""
+
+
+dtype_name = functools.cache(str)
+"""Of a dtype: NumPy makes it anew each time, which takes longer than all else that an array of few numbers asks for."""
 
 
 def array_key(value: Any) -> tuple[Any, ...]:
@@ -29,7 +33,7 @@ def array_key(value: Any) -> tuple[Any, ...]:
     values = array.tobytes()
     if len(values) > 64:
         values = hashlib.blake2b(values, digest_size=16).digest()
-    return ("key" if is_key else str(array.dtype), array.shape, values)
+    return ("key" if is_key else dtype_name(array.dtype), array.shape, values)
 
 
 def captured(params: Mapping[str, Any]) -> tuple[Any, ...]:

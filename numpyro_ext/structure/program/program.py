@@ -13,7 +13,7 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
 from ...compilation.collection import without_collection
-from .captured import array_key, captured
+from .captured import array_key, captured, dtype_name
 from .known_values import known_result
 from .literals import ELEMENTWISE, changing_literals
 from .recurrences import OpenedScan, body_of, is_long_sum, sum_step_by_step
@@ -222,7 +222,7 @@ class Program:
             return isinstance(atom, Constant) and primitive in ELEMENTWISE and jnp.issubdtype(atom.dtype, jnp.floating)
 
         def without_number(primitive: str, atom: Atom) -> Any:
-            return str(atom.dtype) if is_number(primitive, atom) else _atom_key(atom)  # type: ignore[union-attr]
+            return dtype_name(atom.dtype) if is_number(primitive, atom) else _atom_key(atom)  # type: ignore[union-attr]
 
         # What is returned, such as the scale of a prior, is a number like those that are copied.
         lines = [(e.primitive.name, e.key[1], e.inputs) for e in self.equations] + [("copy", (), self.outputs)]

@@ -31,11 +31,11 @@ def explain_powers(reading: LatentGaussianReading, space: UnconstrainedSpace) ->
     :return: a message for each such site.
     """
     messages = []
-    start = space.initial()
     for name, behind in reading.equal_observations().items():
         learned = [n for n in behind if n in space.names]
         if not learned:
             continue
+        start = space.initial()
         build = jax.jit(lambda values: reading.form(space.unpack(values), reading.data))
         index = reading.factor_names.index(name)
         form = build(start)

@@ -30,6 +30,35 @@ from .recording import (
 __all__ = ["record"]
 
 
+def _is_given(msg: dict[str, Any]) -> bool:
+    """Whether a recording has a value for a site where the model has none."""
+    if msg["type"] != "sample" or msg["is_observed"] or msg["value"] is not None:
+        return False
+    return is_gaussian(msg["fn"]) or not msg["fn"].support.is_discrete
+
+
+class _Seed(Messenger):
+    """``numpyro.handlers.seed``, with the same keys, of which those are made that somebody asks for: what splits one is
+    compiled by itself, and takes as long as all else that is done for a site."""
+
+    def __init__(self, fn: Any, rng_key: Any) -> None:
+        self._key, self._num_passed_over = rng_key, 0
+        super().__init__(fn)
+
+    def process_message(self, msg: dict[str, Any]) -> None:
+        if msg["type"] not in ("sample", "prng_key", "plate", "control_flow"):
+            return
+        if msg["kwargs"]["rng_key"] is not None or msg["value"] is not None:
+            return
+        if _is_given(msg):
+            self._num_passed_over += 1
+            return
+        for _ in range(self._num_passed_over):
+            self._key, _ = jax.random.split(self._key)
+        self._num_passed_over = 0
+        self._key, msg["kwargs"]["rng_key"] = jax.random.split(self._key)
+
+
 class _Free(Messenger):
     """Give free sites values that the program knows by the names of the sites; which they are does not matter."""
 
@@ -40,11 +69,8 @@ class _Free(Messenger):
     def process_message(self, msg: dict[str, Any]) -> None:
         if msg["type"] == "control_flow":
             raise NotRecorded
-        if msg["type"] != "sample" or msg["is_observed"] or msg["value"] is not None:
-            return
-        fn = msg["fn"]
-        if is_gaussian(fn) or not fn.support.is_discrete:
-            msg["value"] = jnp.zeros(fn.batch_shape + fn.event_shape)
+        if _is_given(msg):
+            msg["value"] = jnp.zeros(msg["fn"].batch_shape + msg["fn"].event_shape)
             self.defaults[msg["name"]] = None
 
     def postprocess_message(self, msg: dict[str, Any]) -> None:
@@ -73,7 +99,7 @@ def record(call: ModelCall) -> Recording | None:
     def run() -> dict[str, Any]:
         free = _Free()
         with free:
-            seeded = handlers.seed(PlainSites(call.model), call.rng_key)
+            seeded = _Seed(PlainSites(call.model), call.rng_key)
             sites = handlers.trace(seeded).get_trace(*call.args, **call.kwargs)
         out = {}
         for name, site in sites.items():

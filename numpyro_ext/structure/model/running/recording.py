@@ -14,7 +14,7 @@ import numpyro.distributions as dist
 
 from ....compilation.recent import Recent
 from ...errors import ModelStructureError
-from ...program.captured import array_key
+from ...program.captured import array_key, dtype_name
 from ...program.program import Program, make_program
 from ...program.run_compiled import as_function, run_traced
 from .start_values import initial_value
@@ -271,7 +271,7 @@ class Recording:
         else:
             leaves, structure = jax.tree.flatten(args)
             avals = [leaf if isinstance(leaf, jax.ShapeDtypeStruct) else jax.typeof(leaf) for leaf in leaves]
-            shapes = tuple((a.shape, str(a.dtype), getattr(a, "weak_type", False)) for a in avals)
+            shapes = tuple((a.shape, dtype_name(a.dtype), getattr(a, "weak_type", False)) for a in avals)
             found = _DERIVED.get((self._key, key, structure, shapes, num_unknowns), make)
         data = [own if o is None else self.data[o] for o, own in zip(found.origins, found.own, strict=True)]
         program = found.program.with_data(data)
