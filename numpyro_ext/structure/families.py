@@ -101,7 +101,7 @@ LOG_LOG = Link("log-log", lambda x: np.exp(-np.exp(x)))
 LOGISTIC = Link("logistic", lambda x: 1.0 / (1.0 + np.exp(-x)))
 SOFTMAX = Link("softmax", lambda x: scipy.special.softmax(x, axis=-1), is_joint=True)
 LOG_SOFTMAX = Link("log softmax", lambda x: scipy.special.log_softmax(x, axis=-1), is_joint=True)
-PROBIT = Link("probit", lambda x: np.asarray(jax.scipy.stats.norm.cdf(x)))
+PROBIT = Link("probit", scipy.special.ndtr)
 
 
 @jax.tree_util.register_static

@@ -16,6 +16,7 @@ from numpyro_ext.potentials import Potential, SuperGaussianPotential, potential
 from numpyro_ext.structure import (
     EXP,
     IDENTITY,
+    PROBIT,
     ModelStructureError,
     read_bilinear,
     read_latent_gaussian,
@@ -208,3 +209,9 @@ def test_means_are_those_of_numpyro(label: str) -> None:
     reading = read_latent_gaussian(model, check=False)
     assert f"({label})" in reading.describe()
     np.testing.assert_allclose(reading.form({}).potentials[0].mean(ETA), MEANS[label](ETA).mean, rtol=1e-5)
+
+
+def test_links_are_known_by_numpy_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reading compares them with the model, outside of all compiled functions."""
+    monkeypatch.setattr(jax.scipy.stats.norm, "cdf", None)
+    np.testing.assert_allclose(PROBIT.function(np.array([-1.0, 0.0])), [0.15865525393145707, 0.5], rtol=1e-14)
