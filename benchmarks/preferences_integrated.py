@@ -18,7 +18,7 @@ from numpyro_ext.infer import EP, BilinearVG, VariationalGaussian, collaborative
 from .preferences_pairs import BITS, drawn_pairs, kernel_of, loss, mean_and_error
 from .preferences_sushi import systems_table
 
-__all__ = ["integrated", "integrated_report", "sushi_a_by_vg", "sushi_a_without_tastes"]
+__all__ = ["integrated", "integrated_report", "mean_integrated", "pairs_of", "sushi_a_by_vg", "sushi_a_without_tastes"]
 
 _RANK = 2
 _ALONE, _WITH_OWN, _LEARNED = (
@@ -66,7 +66,7 @@ def mean_integrated(user: Any, first: Any, second: Any, won: Any = None, *, num_
         numpyro.sample("won", dist.Bernoulli(probs=norm.cdf(f[user, first] - f[user, second])), obs=won)
 
 
-def _pairs_of(seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+def pairs_of(seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Training, test and validation pairs as in ``sushi_a``, and the kernel."""
     data = load_sushi("a")
     rankings = data.rankings[np.random.default_rng(1000 + seed).permutation(5000)[:200]]
@@ -93,7 +93,7 @@ def _fitted(engine: Any, train: np.ndarray, parts: tuple[np.ndarray, ...], given
 
 def sushi_a_without_tastes(seed: int) -> dict[str, Any]:
     """What is left where the bound prunes all tastes, by EP and by the bound without a split into two sides."""
-    train, test, validation, K = _pairs_of(seed)
+    train, test, validation, K = pairs_of(seed)
     given = {"num_users": 200, "kernel": K}
     return {
         name: _fitted(engine(mean_integrated, progress_bar=False), train, (test, validation), given)
@@ -103,7 +103,7 @@ def sushi_a_without_tastes(seed: int) -> dict[str, Any]:
 
 def sushi_a_by_vg(seed: int) -> dict[str, Any]:
     """The people and pairs of ``sushi_a``: point estimates, and lower bounds with priors that are given or learned."""
-    train, test, validation, K = _pairs_of(seed)
+    train, test, validation, K = pairs_of(seed)
     eye = np.eye(10)
     found: dict[str, Any] = {}
     # As in sushi_a.

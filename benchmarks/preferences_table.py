@@ -19,6 +19,7 @@ import numpyro
 
 from .preferences_films import films, lovers, lovers_of_genres, movielens
 from .preferences_integrated import integrated_report, sushi_a_by_vg, sushi_a_without_tastes
+from .preferences_sampled import sampled_report, sushi_a_sampled
 from .preferences_sushi import (
     few_persons,
     learned_kernel,
@@ -40,6 +41,7 @@ EXPERIMENTS: dict[str, tuple[Callable[[int], dict[str, Any]], int]] = {
     "sushi_b": (sushi_b, 2),
     "sushi_a_by_vg": (sushi_a_by_vg, 10),
     "sushi_a_without_tastes": (sushi_a_without_tastes, 10),
+    "sushi_a_sampled": (sushi_a_sampled, 10),
     "lovers": (lovers_of_genres, 1),
 }
 
@@ -69,6 +71,7 @@ REPORTS: dict[str, tuple[tuple[str, ...], Callable[[list[dict[str, Any]]], list[
     "preferences-sushi-b": (("sushi_b",), many_persons),
     "preferences-lovers": (("lovers",), lovers),
     "preferences-integrated": (("sushi_a_by_vg", "sushi_a_without_tastes"), integrated_report),
+    "preferences-sampled": (("sushi_a_sampled",), sampled_report),
 }
 
 
