@@ -307,3 +307,22 @@ def test_scores_in_both_precisions():
     expected = 0.5 * np.log1p(variance * x[3:, 0] ** 2)
     np.testing.assert_allclose(expected_information_gain(engine)["y"][3:], expected, rtol=2e-4)
     jax.block_until_ready(engine.get_samples())
+
+
+def test_vectors_whose_coordinates_depend_on_each_other_are_no_candidates():
+    """Their factors are whitened coordinates, which nobody sees."""
+
+    def model(y, mask=True, answer=None):
+        mean = numpyro.sample("mean", dist.Normal(0, 2).expand([2]).to_event(1))
+        with handlers.mask(mask=mask):
+            numpyro.sample("y", dist.MultivariateNormal(mean, jnp.array([[1.0, 0.8], [0.8, 1.0]])).expand([3]), obs=y)
+        with handlers.mask(mask=False):
+            numpyro.sample("answer", dist.Normal(mean[0], 1.0), obs=0.0)
+
+    y = np.random.default_rng(0).normal(size=(3, 2))
+    engine = EP(model, progress_bar=False)
+    engine.run(jax.random.key(0), y)
+    assert set(expected_information_gain(engine)) == {"answer"}
+    engine.run(jax.random.key(0), y, np.array([True, True, False]))
+    with pytest.raises(ValueError, match="'y' are vectors"):
+        expected_information_gain(engine)

@@ -10,7 +10,7 @@ import pytest
 from scipy.special import logsumexp
 from scipy.stats import multivariate_normal, norm, poisson
 
-from numpyro_ext.infer import EP, INLA, LaplaceApproximation, VariationalGaussian, cross_validate
+from numpyro_ext.infer import EP, INLA, LaplaceApproximation, VariationalGaussian, cross_validate, predictive_moments
 
 KEY = jax.random.key(0)
 X = np.linspace(-1.0, 1.0, 12)
@@ -265,7 +265,13 @@ def test_coordinates_that_depend_on_each_other_are_not_scored_one_by_one(of):
 
     y = np.random.default_rng(0).normal(size=(4, 2))
     engine = fit(LaplaceApproximation, model, y)
-    for ask in (lambda: engine.log_predictive(y), engine.loo, lambda: cross_validate(engine, KEY, y, num_folds=2)):
+    asked = (
+        lambda: engine.log_predictive(y),
+        engine.loo,
+        lambda: cross_validate(engine, KEY, y, num_folds=2),
+        lambda: predictive_moments(engine, hyper="plug-in"),
+    )
+    for ask in asked:
         with pytest.raises(ValueError, match="coordinates of an observation of .*'y' .M.*Normal. depend on each"):
             ask()
     assert not np.any(engine.log_predictive()["y"])  # none is masked

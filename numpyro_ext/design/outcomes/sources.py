@@ -12,6 +12,7 @@ from jax import Array
 
 from ...infer.front.engine import BaseEngine
 from ...infer.front.running.progress import warn
+from ...infer.gaussian.answers.prediction import are_coordinates_joint
 from ...infer.gaussian.engine import Engine
 from ...infer.gaussian.programs import compiled_form
 from ...infer.gaussian.run import GaussianRun
@@ -164,6 +165,11 @@ def gaussian_outlooks(
         size = int(np.prod(shape))
         first, start = start, start + size * num_rows
         if reading.sites[name].family == "Unit":
+            continue
+        if are_coordinates_joint(reading, name):
+            # nobody sees one of the factors of a vector: there is nothing to ask, or else draws say that they cannot
+            if slices is not None or not reading.known_mask(name).all():
+                others.add(name)
             continue
         potentials = [form.potentials[number] for _, _, _, form, _, _ in points]
         if num_rows != 1 or potentials[0].outcomes() is None:

@@ -26,6 +26,7 @@ from ..integration.run import IntegratedRun
 from ..marginal.exact import exactly
 from ..programs import compiled_form
 from ..run import GaussianRun
+from .prediction import are_coordinates_joint
 
 if TYPE_CHECKING:
     from ..engine import Engine
@@ -331,6 +332,11 @@ def _rows(reading: LatentGaussianReading, slices: Slices | None) -> dict[str, np
             raise ValueError(
                 f"The observations of site {name!r} have several predictors each, and moments are of one: see "
                 "engine.posterior for those of the field."
+            )
+        if are_coordinates_joint(reading, name):
+            raise ValueError(
+                f"The coordinates of an observation of site {name!r} ({reading.sites[name].family}) depend on each "
+                "other, and moments are of single predictors: see engine.posterior for those of the field."
             )
         numbers = first + np.arange(int(np.prod(shape))).reshape(shape)
         out[name] = numbers if slices is None else numbers[slices(name, tuple(shape))]
