@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 from numpyro import handlers
 from numpyro.primitives import Messenger
@@ -70,7 +71,8 @@ class _Free(Messenger):
         if msg["type"] == "control_flow":
             raise NotRecorded
         if _is_given(msg):
-            msg["value"] = jnp.zeros(msg["fn"].batch_shape + msg["fn"].event_shape)
+            # Of NumPy, which runs no program for it.
+            msg["value"] = np.zeros(msg["fn"].batch_shape + msg["fn"].event_shape, jnp.result_type(float))
             self.defaults[msg["name"]] = None
 
     def postprocess_message(self, msg: dict[str, Any]) -> None:
