@@ -235,3 +235,15 @@ def test_what_fails_on_a_column_runs_with_its_array_whatever_it_raised(error):
     assert run_or_with_arrays(call, run)[0] is call
     with pytest.raises(error, match="without arrays"):
         run_or_with_arrays(call, lambda _: (_ for _ in ()).throw(error("without arrays")))
+
+
+def test_a_list_for_a_parameter_is_named():
+    def model(y):
+        slopes = numpyro.sample("slopes", dist.Normal(0, [1, 2]))
+        numpyro.sample("y", dist.Normal(slopes, 1), obs=y)
+
+    with (
+        pytest.warns(DeprecationWarning, match="got <class 'list'>"),
+        pytest.raises(ModelStructureError, match=r"site 'slopes': the scale of Normal is a list.*jnp.array\(\[...\]\)"),
+    ):
+        read_latent_gaussian(model, (np.zeros(2),))

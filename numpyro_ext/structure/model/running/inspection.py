@@ -205,6 +205,7 @@ def _inspect(name: str, site: dict[str, Any]) -> SiteInfo:
         return info
     fn = jax.tree.unflatten(site["structure"], site["fn"])
     base, mask = unwrap(fn), mask_of(fn)
+    _check_arrays(name, base)
     plates = tuple((frame.name, frame.size) for frame in site["cond_indep_stack"])
     info = info._replace(family=type(base).__name__, plates=plates, mask=mask)
     if site["is_observed"]:
@@ -252,6 +253,18 @@ def _support(base: dist.Distribution) -> Any:
     support: Any = getattr(base, "support", None)
     is_known = not any(isinstance(bound, jax.core.Tracer) for bound in getattr(support, "__dict__", {}).values())
     return support if is_known and (base.event_dim == 0 or (base.event_dim == 1 and support.is_discrete)) else None
+
+
+def _check_arrays(name: str, base: dist.Distribution) -> None:
+    """Refuse lists for parameters, which NumPyro keeps as they are until it computes with them."""
+    for parameter in base.arg_constraints:
+        value = getattr(base, parameter, None)
+        if isinstance(value, list | tuple) and all(np.ndim(leaf) == 0 for leaf in jax.tree.leaves(value)):
+            raise ModelStructureError(
+                f"site '{name}': the {parameter} of {type(base).__name__} is a {type(value).__name__}, with which "
+                f"NumPyro does not compute. Make it an array: {parameter}=jnp.array([...]).",
+                site=name,
+            )
 
 
 def _check_order(name: str, base: dist.Distribution) -> None:
