@@ -10,7 +10,6 @@ import time
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
@@ -29,8 +28,8 @@ __all__ = ["sampled_report", "sushi_a_sampled"]
 
 _RANK, _NUM_USERS = 2, 200
 _BY_BOUND, _SAMPLED = "V and b integrated, BilinearVG", "V, b and scales integrated, own process, NUTS on EP"
-_NUM_WARMUP, _NUM_SAMPLES, _MOST_ROUNDS, _NUM_PREDICTED = 200, 400, 4, 100
-"""Draws of the chain: before, then so many at a time while its scales have not mixed; and those that predict."""
+_NUM_WARMUP, _NUM_SAMPLES, _MOST_ROUNDS, _NUM_FIELDS = 200, 400, 4, 2
+"""Draws of the chain: before, then so many at a time while its scales have not mixed; and utilities for every other."""
 _SCALES = "scale", "mean_scale", "sigma"
 _NUM_LOOKED_AT = 2
 """Draws on which this and other ways to integrate were tried before it was run on all, with the priors it has here."""
@@ -72,18 +71,14 @@ def _sampled(train: np.ndarray, parts: tuple[np.ndarray, ...], kernel: np.ndarra
         draws = {name: np.concatenate([each[name] for each in rounds]) for name in rounds[0]}
         worst = max(float(split_gelman_rubin(draws[name][None])) for name in _SCALES)
         is_sound = worst < 1.05 and not np.any(np.asarray(sampler.get_extra_fields()["diverging"]))
-    # Given what is shared, people are not sampled: draws of them would raise the loss by as much as is looked for here.
-    fit = collaborative_em(train, kernel, _RANK, num_users=_NUM_USERS, num_steps=0, progress_bar=False)
-    found = []
-    for place in np.linspace(0, len(draws["sigma"]) - 1, _NUM_PREDICTED).astype(int):
-        one = {name: values[place] for name, values in draws.items()}
-        shared = {"mean": one["mean_scale"] * one["b"], "loadings": one["scale"] * one["V"]}
-        shared |= {"variance": one["sigma"] ** 2}
-        prior = fit.prior._replace(**{name: jnp.asarray(value) for name, value in shared.items()})
-        known = fit._replace(prior=prior).fold_in(train, _NUM_USERS)
-        found.append(known.log_predictive(*np.concatenate(parts).T))
-    each = np.split(np.mean(np.exp(found), axis=0), np.cumsum([len(part) for part in parts])[:-1])
-    losses = [float(-np.mean(np.log(probability)) / BITS) for probability in each]
+    thinned = {name: values[:: 2 * len(rounds)] for name, values in draws.items()}
+    fields = [marginal.recover(jax.random.key(number), thinned)["utility"] for number in range(_NUM_FIELDS)]
+    f = np.concatenate([np.asarray(field) for field in fields])
+    losses = []
+    for part in parts:
+        user, winner, loser = part.T
+        probability = np.mean(np.asarray(norm.cdf(f[:, user, winner] - f[:, user, loser])), axis=0)
+        losses.append(float(-np.mean(np.log(probability)) / BITS))
     return {
         "loss": losses[0],
         "validation": losses[1],
@@ -186,8 +181,8 @@ def sampled_report(draws: list[dict[str, Any]]) -> list[str]:
         f"{means['scale']:.2g}, {means['mean_scale']:.2g} and {means['sigma']:.2g} in the mean "
         f"over draws (GPitem has σ = {of_item:.2g}, the median); the least "
         f"effective number of draws of these is {min(effective):.0f} to {max(effective):.0f}. Converged are chains "
-        "without a divergence whose scales have a split R̂ below 1.05. Predictions are means over those of EP at "
-        f"{_NUM_PREDICTED} draws of what is shared. No test pair chose anything; other ways to "
+        "without a divergence whose scales have a split R̂ below 1.05. Predictions are those of "
+        f"{_NUM_SAMPLES // 2 * _NUM_FIELDS} draws of the utilities. No test pair chose anything; other ways to "
         f"integrate were tried on the first {_NUM_LOOKED_AT} draws. CPU-s, medians of the draws: {seconds}.",
     ]
     return lines
