@@ -2,7 +2,8 @@
 
 The protocol of table 6.1 of Houlsby (2014): 100 people answer so many of all pairs of items and are tested on the
 others; errors are shares of wrong answers. ``WORK`` keeps one file for each draw, so that a run that was ended goes on;
-``--draws`` says how many there are at most, ``--minutes`` when to begin no other. Three quarters of an hour for 25 draws.
+``--draws`` says how many there are at most, ``--minutes`` when to begin no other. Three quarters
+of an hour for 25 draws.
 """
 
 from __future__ import annotations
