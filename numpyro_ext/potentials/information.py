@@ -316,7 +316,14 @@ def _num_nodes(potential: Potential, variance: Array) -> int:
     width = 1.0 if known is None or known.width is None else known.width
     # Which rule is taken has no derivative.
     variance, width = jax.lax.stop_gradient((variance, jnp.asarray(width, variance.dtype)))
-    widest = float(jnp.max(jnp.sqrt(variance) / width, initial=1.0))
+    try:
+        widest = float(jnp.max(jnp.sqrt(variance) / width, initial=1.0))
+    except jax.errors.ConcretizationTypeError as error:
+        raise TypeError(
+            f"Entropies of outcomes of {type(potential).__name__} have as many nodes as the largest variance asks for, "
+            "which has no value within jax.jit or vmap: call them outside, on stacked arrays; those of one probit "
+            "factor need none."
+        ) from error
     if not widest < 2.0**_MOST_HALVINGS:  # infinite or no number: so is the result
         widest = 2.0**_MOST_HALVINGS
     halvings = math.ceil(math.log2(widest))

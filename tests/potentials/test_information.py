@@ -254,6 +254,8 @@ def test_outcomes_that_are_certain_tell_nothing():
 def test_outcomes_that_are_not_known_are_refused():
     with pytest.raises(ValueError, match="StochasticVolatilityPotential does not say what its outcomes are"):
         predictive_entropy(StochasticVolatilityPotential(jnp.zeros(1)), 0.0, 1.0)
+    with pytest.raises(TypeError, match="LogitPotential have as many nodes .* no value within jax.jit or vmap"):
+        jax.jit(lambda v: expected_information(LogitPotential(jnp.zeros(1)), 0.0 * v, v))(jnp.ones(1))
     with pytest.raises(ValueError, match="closed form is one of probit factors"):
         expected_conditional_entropy(LogitPotential(jnp.zeros(1)), 0.0, 1.0, method="closed-form")
     with pytest.raises(ValueError, match="too uncertain to add counts up"):
