@@ -120,6 +120,8 @@ class Program:
                 results = self._call(
                     partial(sum_step_by_step, axis=eqn.params["axis"], reverse=eqn.params["reverse"]), *inputs
                 )
+            elif eqn.primitive.name == "unstack":  # of JAX from 0.12 on: slices as before, which all know
+                results = self._call(partial(_slices, axis=eqn.params["axis"]), *inputs)
             elif inner is not None:
                 consts = tuple(self.embed(c) for c in inner.consts)
                 inner_env = dict(zip((*inner.jaxpr.invars, *inner.jaxpr.constvars), (*inputs, *consts), strict=True))
@@ -378,6 +380,10 @@ def inner_jaxpr(params: Mapping[str, Any]) -> ClosedJaxpr | None:
 def is_opaque_call(eqn: Equation) -> bool:
     """Whether an equation is a call with its own derivative rule: dependence sees through it, linearity does not."""
     return eqn.primitive.name in _OPAQUE_CALLS and inner_jaxpr(eqn.params) is not None
+
+
+def _slices(x: jax.Array, axis: int) -> list[jax.Array]:
+    return [jax.lax.index_in_dim(x, place, axis, keepdims=False) for place in range(x.shape[axis])]
 
 
 def _atom_key(atom: Atom) -> Any:
