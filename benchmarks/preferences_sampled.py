@@ -17,11 +17,11 @@ from jax.scipy.stats import norm
 from numpyro.diagnostics import effective_sample_size, split_gelman_rubin
 from numpyro.infer import MCMC, NUTS
 
-from numpyro_ext.infer import BilinearVG, collaborative_em, marginalize
+from numpyro_ext.infer import BilinearVG, marginalize
 
 from . import repeats
-from .preferences_integrated import integrated, pairs_of
-from .preferences_pairs import BITS, loss, mean_and_error
+from .preferences_integrated import integrated, pairs_of, point_estimates
+from .preferences_pairs import BITS, mean_and_error
 from .preferences_sushi import systems_table
 
 __all__ = ["sampled_report", "sushi_a_sampled"]
@@ -92,21 +92,7 @@ def _sampled(train: np.ndarray, parts: tuple[np.ndarray, ...], kernel: np.ndarra
 def sushi_a_sampled(seed: int) -> dict[str, Any]:
     """The people and pairs of ``sushi_a``: point estimates, and what all share integrated by a bound or by sampling."""
     train, test, validation, K = pairs_of(seed)
-    found: dict[str, Any] = {}
-    white = 0.3 * np.asarray(jax.random.normal(jax.random.key(seed), (10, _RANK)))
-    for name, kernel, rank in (("GPitem", K, 0), ("VU, D = 2", np.eye(10), 2), ("GPVU, D = 2", K, 2)):
-        begun, V = time.process_time(), np.linalg.cholesky(kernel) @ white * (np.arange(_RANK) < rank)
-        options: Any = {"num_users": _NUM_USERS, "num_steps": 150, "progress_bar": False}
-        fit = collaborative_em(train, kernel, _RANK, init_values={"V": V}, **options)
-        found[name] = {
-            "loss": loss(fit, test),
-            "validation": loss(fit, validation),
-            "evidence": float(fit.objective_trace[-1]),
-            "converged": float(fit.converged),
-            "sigma": float(np.sqrt(fit.prior.variance)),
-            "seconds": time.process_time() - begun,
-        }
-
+    found = point_estimates(train, (test, validation), K, seed)
     begun = time.process_time()
     engine = BilinearVG(
         integrated,
