@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 
 import jax
@@ -70,10 +69,12 @@ def _steps_from(x: Array) -> tuple[Array, Array]:
 def _long_series(x: Array, order: int) -> Array:
     """A derivative of Stirling's series, for ``x`` of at least :data:`_NUM_STEPS`."""
     inverse = 1.0 / x
-    total = jnp.zeros_like(x)
-    for power, coefficient in reversed(list(zip(itertools.count(1, 2), _SERIES, strict=False))):
-        factor = (-1) ** order * math.prod(range(power, power + order))
-        total = total * jnp.square(inverse) + factor * coefficient
+    square = jnp.square(inverse)
+    powers = range(1, 2 * len(_SERIES), 2)
+    terms = [(-1) ** order * math.prod(range(p, p + order)) * c for p, c in zip(powers, _SERIES, strict=True)]
+    total = jnp.full_like(x, terms[-1])
+    for term in terms[-2::-1]:
+        total = total * square + term
     found: Array = total * inverse ** (order + 1)
     return found
 

@@ -130,14 +130,17 @@ def in_chunks(function: Callable[..., TiltedMoments], potential: LogFactor, *arr
     The arrays of a chunk stay in the processor's cache from node to node, and what a function decides from the widest
     cavity it decides for each chunk.
     """
+    shape = arrays[0].shape
+    if math.prod(shape) < _LEAST_CHUNKS * _CHUNK:
+        # What derivatives need is little here; to look for the nodes again for them is as much to compile as they are.
+        return function(potential, *arrays)
     # Derivatives take a chunk at a time as well, and what a branch of it keeps for them stays in the branch.
     of_chunk: Callable[..., TiltedMoments] = jax.checkpoint(function, prevent_cse=False)
-    shape = arrays[0].shape
     leaves, structure = jax.tree.flatten(potential)
     is_split = [np.shape(leaf) == shape for leaf in leaves]
     is_whole = all(split or np.ndim(leaf) == 0 for leaf, split in zip(leaves, is_split, strict=True))
     is_whole &= not getattr(potential, "has_fixed_shape", False)
-    if len(shape) != 1 or shape[0] < _LEAST_CHUNKS * _CHUNK or not is_whole or jax.default_backend() != "cpu":
+    if len(shape) != 1 or not is_whole or jax.default_backend() != "cpu":
         return of_chunk(potential, *arrays)
     num_chunks = -(-shape[0] // _CHUNK)
 

@@ -122,9 +122,11 @@ class _BetaBinomial(dist.Distribution):
 
     def log_prob(self, value: Any) -> Array:
         total, count = (jnp.asarray(x, float) for x in (self.total_count, value))
-        chances: Array = log_rising_coefficient(count, self.concentration1)
-        chances += log_rising_coefficient(total - count, self.concentration0)
-        chances -= log_rising_coefficient(total, self.concentration1 + self.concentration0)
+        a, b = self.concentration1, self.concentration0
+        # Three at once are one piece of program.
+        counts, sizes = (jnp.stack(jnp.broadcast_arrays(*x)) for x in ((count, total - count, total), (a, b, a + b)))
+        of_successes, of_failures, of_all = log_rising_coefficient(counts, sizes)
+        chances: Array = of_successes + of_failures - of_all
         return chances
 
 
