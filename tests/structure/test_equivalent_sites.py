@@ -87,18 +87,21 @@ def test_compound_counts_have_no_jumps():
 
 
 def test_beta_densities_and_their_ends():
-    a, b = np.array([0.4, 1.0, 3.0, 8.0, 60.0]), np.array([2.0, 1.0, 0.5, 8.0, 700.0])
-    value = np.array([0.1, 0.5, 0.999, 0.3, 0.07])
+    a, b = np.array([0.4, 1.0, 3.0, 8.0, 60.0, 2.0]), np.array([2.0, 1.0, 0.5, 8.0, 700.0, 8.0])
+    value = np.array([0.1, 0.5, 0.999, 0.3, 0.07, 0.2])
     fn = with_exact_density(dist.Beta(a, b))
     expected = scipy.stats.beta.logpdf(value, a, b)
     rtol = 1e-12 if fn.log_prob(value).dtype == np.float64 else 1e-4
     np.testing.assert_allclose(fn.log_prob(value), expected, rtol=rtol, atol=rtol)
+    by_mean = with_exact_density(dist.BetaProportion(a / (a + b), a + b))
+    assert type(by_mean) is type(fn)  # a short program, as well
+    np.testing.assert_allclose(by_mean.log_prob(value), expected, rtol=10 * rtol, atol=10 * rtol)
     for end in (0.0, 1.0):
         reference = dist.Beta(a, b, validate_args=False)
         np.testing.assert_allclose(
-            fn.log_prob(np.full(5, end)), reference.log_prob(np.full(5, end)), rtol=1e-4, atol=1e-6
+            fn.log_prob(np.full(6, end)), reference.log_prob(np.full(6, end)), rtol=1e-4, atol=1e-6
         )
-        slope = jax.grad(lambda a, end=end: with_exact_density(dist.Beta(a, b)).log_prob(np.full(5, end)).sum())(a)
+        slope = jax.grad(lambda a, end=end: with_exact_density(dist.Beta(a, b)).log_prob(np.full(6, end)).sum())(a)
         assert np.all(np.isfinite(slope))
 
 

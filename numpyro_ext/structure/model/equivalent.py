@@ -70,7 +70,7 @@ def with_exact_density(fn: Any) -> Any:
         return _around(fn, _GammaPoisson(base, fn.batch_shape)) if is_counts else fn
     if type(fn) is dist.BetaBinomial:
         return _BetaBinomial(fn)
-    if type(fn) is dist.Beta:
+    if type(fn) in (dist.Beta, dist.BetaProportion):
         return _Beta(fn)
     if type(getattr(fn, "base_dist", None)) is not dist.Normal:
         return fn
