@@ -31,7 +31,29 @@ def test_indices_out_of_range_are_refused(group, first):
     assert refusal.value.site == "effect"
 
 
-@pytest.mark.parametrize("group", [GROUP, np.array([0, -2, -1, 1]), jnp.array(GROUP, jnp.int32), pd.Series(GROUP)])
+@pytest.mark.parametrize(
+    "group",
+    [
+        [0, -2, -1, 1],
+        np.array([0, -2, 2, 1]),
+        jnp.array([0, 1, -1, 1]),
+        pd.Series(pd.Categorical(["a", "b", None, "b"]).codes),
+    ],
+)
+def test_negative_indices_of_arguments_are_refused(group):
+    """The last elements are hardly meant; those that a model makes itself are."""
+    with pytest.raises(ModelStructureError, match=r"'effect' is indexed by 'group', .* first -[12]: .* length 3"):
+        read_latent_gaussian(counts, (group,))
+
+    def in_a_circle(y):
+        f = numpyro.sample("f", dist.Normal(0.0, 1.0).expand([4]))
+        numpyro.sample("y", dist.Normal(f - f[np.arange(4) - 1], 1.0), obs=y)
+
+    form = read_latent_gaussian(in_a_circle, (np.array([-3, 0, 1, 2]),)).form({})
+    np.testing.assert_array_equal(form.design.to_dense(), np.eye(4) - np.roll(np.eye(4), -1, axis=1))
+
+
+@pytest.mark.parametrize("group", [GROUP, jnp.array(GROUP, jnp.int32), pd.Series(GROUP)])
 def test_indices_in_range_are_taken(group):
     expected = read_latent_gaussian(counts, (GROUP,), check=False).form({"scale": jnp.array([1.0, 2.0, 3.0])})
     form = read_latent_gaussian(counts, (group,)).form({"scale": jnp.array([1.0, 2.0, 3.0])})

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import jax
 import numpy as np
 
 from ..errors import ModelStructureError
@@ -13,8 +14,16 @@ from ..program.program import Atom, Equation, Program
 __all__ = ["check_indices"]
 
 
-def check_indices(program: Program, values: Mapping[str, Atom], given: Mapping[int, Any] | None = None) -> None:
-    """Refuse lookups in unknown arrays at known indices that are out of range.
+def check_indices(
+    program: Program,
+    values: Mapping[str, Atom],
+    given: Mapping[int, Any] | None = None,
+    arguments: Mapping[str, Any] | None = None,
+) -> None:
+    """Refuse lookups in unknown arrays at known indices that are out of range, or negative numbers of an argument.
+
+    NumPy counts negative ones from the end. A model that makes some itself means that; who passes them has more likely
+    the codes of pandas, which are -1 for labels that are missing.
 
     Modes that say what happens there (``x.at[i].get(mode="clip")``, or ``mode="fill"`` with a ``fill_value``) are
     left alone, and so are indices that depend on unknowns.
@@ -22,8 +31,10 @@ def check_indices(program: Program, values: Mapping[str, Atom], given: Mapping[i
     :param Program program: the traced model.
     :param values: its unknown sites, by name.
     :param given: values of data that may change.
-    :raises ModelStructureError: naming the site, the index and how many elements there are.
+    :param arguments: of the model, by name.
+    :raises ModelStructureError: naming the site, the index and how many elements there are, or the argument.
     """
+    negative = _with_negative_numbers(arguments or {})
     for equation in program.equations:
         if equation.primitive.name != "gather" or _says_what_happens(equation):
             continue
@@ -38,6 +49,8 @@ def check_indices(program: Program, values: Mapping[str, Atom], given: Mapping[i
             index, size = np.asarray(found)[..., position], shape[axis]
             bad = index[(index < 0) | (index > size - equation.params["slice_sizes"][axis])]
             if not bad.size:
+                if negative:
+                    _check_signs(_name_of(program, values, operand), index, size, negative)
                 continue
             # negative ones have had the size added: what the model wrote is that many less
             first = int(bad[0]) - size * int(bad[0] < 0)
@@ -50,6 +63,36 @@ def check_indices(program: Program, values: Mapping[str, Atom], given: Mapping[i
                 "index in range and a mask.",
                 site=name,
             )
+
+
+def _check_signs(name: str, index: np.ndarray, size: int, negative: Mapping[str, np.ndarray]) -> None:
+    """Refuse indices in range that are an argument with its negative numbers counted from the end."""
+    for label, array in negative.items():
+        if index.size == array.size and np.array_equal(index.ravel(), np.where(array < 0, array + size, array)):
+            raise ModelStructureError(
+                f"site '{name}' is indexed by '{label}', of which {np.sum(array < 0)} are negative, the first "
+                f"{array[array < 0][0]}: NumPy counts them from the end of an axis of length {size}. Codes of pandas "
+                "are -1 where a label is missing: leave such rows out, or give them an index in range and a mask. "
+                "Where the last elements are meant, add the length.",
+                site=name,
+            )
+
+
+def _with_negative_numbers(arguments: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """Arrays of integers, and lists of them, that have negative ones, flattened."""
+    arrays = {}
+    for label, value in arguments.items():
+        leaves = [value] if isinstance(value, list | tuple) else jax.tree.leaves(value)
+        for leaf in leaves:
+            if getattr(getattr(leaf, "dtype", None), "kind", "i") != "i":
+                continue
+            try:
+                array = np.asarray(leaf)
+            except Exception:  # lists of unequal ones, arrays that are traced
+                continue
+            if array.ndim and array.dtype.kind == "i" and array.size and array.min() < 0:
+                arrays[label] = array.astype(np.int64).ravel()
+    return arrays
 
 
 def _says_what_happens(equation: Equation) -> bool:

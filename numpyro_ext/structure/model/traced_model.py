@@ -101,24 +101,25 @@ class TracedModel(Shown):
         self.num_columns = sum(sizes.values())
         unknowns = {n: jax.tree.leaves(self._given[n])[0] for n in self.hyper} | {n: inputs[n] for n in self.field}
         self._indexed = unknowns | values
-        self._check_indices(self.data)
+        self._arguments = call.named_arguments()
+        self._check_indices(self.data, {})
 
-    def _check_indices(self, data: Sequence[Any]) -> None:
-        """Refuse indices out of range, in these data too where they may change."""
+    def _check_indices(self, data: Sequence[Any], changed: Mapping[str, Any]) -> None:
+        """Refuse indices that are out of range or negative, in these data too where they may change."""
         known = dict(zip(self._program.constants, data, strict=False)) if self.changing else {}
-        check_indices(self._program, self._indexed, known)
+        check_indices(self._program, self._indexed, known, {**self._arguments, **changed})
 
     def with_changing(self, arrays: Mapping[str, Any]) -> tuple[Any, ...]:
         """:attr:`data` with other values of the arguments that change.
 
         :param arrays: by name, of the shapes of :attr:`changing`; what is left out stays as it is.
         :raises ValueError: for other names and shapes, naming the argument.
-        :raises ModelStructureError: for indices out of range, where they are known.
+        :raises ModelStructureError: for indices that are out of range or negative, where they are known.
         """
         leaves = other_values(self.changing, arrays)
         data = (*leaves, *self.data[len(leaves) :])
         if not any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
-            self._check_indices(data)
+            self._check_indices(data, arrays)
         return data
 
     def _is_known(self, atom: Atom) -> bool:

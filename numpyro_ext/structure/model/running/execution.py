@@ -45,6 +45,10 @@ class ModelCall(NamedTuple):
         there, _ = self._bound()
         return {name: _as_arrays(name, there.get(name), there) for name in self.changing}
 
+    def named_arguments(self) -> dict[str, Any]:
+        """The arguments by the names of the parameters, defaults included."""
+        return self._bound()[0]
+
     def with_values(self, values: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Positional and keyword arguments with other values for some of them."""
         if not values:
