@@ -471,3 +471,22 @@ def test_evidence_beside_a_precise_row(scale):
     rounding = 4.0 * np.finfo(info.objective.dtype).eps * np.sum(np.square(values)) / scale**2
     assert info.converged
     np.testing.assert_allclose(info.objective, expected, atol=1e-9 + rounding, rtol=1e-6)
+
+
+@pytest.mark.float32
+def test_evidence_of_many_rows_far_from_zero_in_single_precision():
+    """The parts of sites that cancel are a million here, of which single precision holds a tenth."""
+    rng = np.random.default_rng(5)
+    design = np.column_stack([np.ones(800), rng.normal(size=(800, 2))]).astype(np.float32)
+    values = (100.0 + design[:, 1:] @ [1.0, -2.0] + rng.normal(size=800)).astype(np.float32)
+    variances = np.array([400.0, 1.0, 1.0])
+    potential = GaussianPotential(jnp.asarray(values), jnp.asarray(1.0, jnp.float32))
+    prior = DiagonalPrior(jnp.asarray(variances, jnp.float32))
+    form = make_form((prior,), DenseDesign(jnp.asarray(design)), (potential,), jnp.zeros(800, jnp.float32))
+    form = form._replace(log_constant=jnp.zeros((), jnp.float32))
+    state, info = fit(form, tol=1e-5)
+    wide = design.astype(float)
+    expected = multivariate_normal(np.zeros(800), wide * variances @ wide.T + np.eye(800)).logpdf(values.astype(float))
+    assert info.converged and info.objective.dtype == jnp.float32
+    np.testing.assert_allclose(info.objective, expected, atol=0.02)
+    np.testing.assert_allclose(log_evidence(form, state), expected, atol=0.02)

@@ -31,7 +31,7 @@ import numpy as np
 from jax import Array, lax
 from jax.typing import ArrayLike
 
-from ....linalg.gaussian.conditioning import LinearGaussian, Space, choose_space
+from ....linalg.gaussian.conditioning import LinearGaussian, LinearGaussianPosterior, Space, choose_space
 from ....linalg.gaussian.marginals import Marginals, relative_change
 from ....linalg.gaussian.prior import DiagonalPrior, FlatPrior, is_valid_prior
 from ....linalg.solvers.anderson import History, extrapolated, no_history, remember
@@ -71,7 +71,7 @@ class State(NamedTuple):
     site_shift: Array
     """Precision times mean of every site, shape ``(num_rows,)``."""
     marginals: Marginals
-    """Marginals of ``eta - offset`` under prior and sites."""
+    """Marginals of ``eta - offset`` under prior and sites; see :func:`_without_sites`."""
     step_size: Array
     """Fraction of the way to the proposed sites that the next sweep goes."""
     max_change: Array
@@ -284,14 +284,17 @@ def log_evidence(form: LatentGaussian, state: State, *, power: float = 1.0, spac
     """
     form = joined(form)
     precision, shift = lax.stop_gradient((state.site_precision, state.site_shift))
-    marginals = _refresh(form, gaussian_prior(form, space), precision, shift)
+    prior = gaussian_prior(form, space)
+    posterior = prior.condition(precision, shift - precision * form.offset)
+    known = posterior.marginals()
     # Stationary in the cavities as well, so they are held. The derivative of the partition function in the offset lacks
     # what the sites, which are on the predictors, have of it.
-    held, offset = lax.stop_gradient((marginals, form.offset))
+    held, offset = lax.stop_gradient((_without_sites(form, prior, posterior, known), form.offset))
     tilted = tilt(form._replace(offset=offset), held, precision, shift, power, only_log_z=True)
-    value = _objective(form, marginals, tilted, power)
+    value = _objective(form, held, (precision, shift), tilted, power)
     of_offset = jnp.where(tilted.is_pinned, 0.0, shift * form.offset - 0.5 * precision * form.offset**2)
-    value += jnp.sum(of_offset - lax.stop_gradient(of_offset))
+    of_prior = known.log_partition + jnp.sum(of_offset)
+    value += of_prior - lax.stop_gradient(of_prior)  # the derivative alone: the value would lose digits
     return jnp.where(lax.stop_gradient(is_valid_prior(form.prior)), value, jnp.nan)
 
 
@@ -322,7 +325,19 @@ def _space(form: LatentGaussian, space: Space, schedule: Schedule) -> Space:
 
 
 def _refresh(form: LatentGaussian, prior: LinearGaussian, precision: Array, shift: Array) -> Marginals:
-    return with_broad_cavities(form, prior.condition(precision, shift - precision * form.offset).marginals())
+    posterior = prior.condition(precision, shift - precision * form.offset)
+    return _without_sites(form, prior, posterior, posterior.marginals())
+
+
+def _without_sites(
+    form: LatentGaussian, prior: LinearGaussian, posterior: LinearGaussianPosterior, marginals: Marginals
+) -> Marginals:
+    """Marginals of which ``log_partition`` is less the logs of all sites at the means.
+
+    These are as large as the precision of the data times their squares, which single precision does not hold.
+    """
+    at_mode = -0.5 * prior.inner(posterior.coordinates, posterior.coordinates) + posterior.log_volume()
+    return with_broad_cavities(form, marginals._replace(log_partition=at_mode))
 
 
 def _is_probability(form: LatentGaussian) -> bool:
@@ -342,14 +357,18 @@ def _is_proper(marginals: Marginals) -> Array:
     return jnp.isfinite(total)
 
 
-def _objective(form: LatentGaussian, marginals: Marginals, tilted: Tilted, power: ArrayLike) -> Array:
+def _objective(
+    form: LatentGaussian, marginals: Marginals, sites: tuple[Array, Array], tilted: Tilted, power: ArrayLike
+) -> Array:
     """Log evidence: the partition function of prior and sites, with each site's part replaced by its factor's.
 
-    The part of a site is the log integral of the cavity times the site.
+    The part of a site is the log integral of the cavity times the site. Both lack the log of the site at the mean.
     """
     mean, _, _, log_partition = marginals
+    precision, shift = sites
     is_free = tilted.observed & ~tilted.is_pinned
-    terms = jnp.where(tilted.has_cavity, (tilted.log_z - tilted.log_site) / jnp.asarray(power), 0.0)
+    at_mean = (shift - precision * (form.offset + 0.5 * mean)) * mean
+    terms = jnp.where(tilted.has_cavity, (tilted.log_z - tilted.log_site) / jnp.asarray(power), at_mean)
     pinned = form.log_factors(jnp.where(tilted.is_pinned, mean + form.offset, 0.0))
     terms += jnp.where(tilted.is_pinned, pinned, 0.0)
     total = form.log_constant + log_partition + jnp.sum(terms)
@@ -371,7 +390,8 @@ def _step(
     is_start = state.is_start
     size = jnp.where(is_start, 1.0, jnp.minimum(state.step_size, 1.0 - damping))
     tilted = tilt(form, state.marginals, state.site_precision, state.site_shift, power)
-    objective = jnp.where(is_start, jnp.nan, _objective(form, state.marginals, tilted, power))
+    sites = state.site_precision, state.site_shift
+    objective = jnp.where(is_start, jnp.nan, _objective(form, state.marginals, sites, tilted, power))
     precision, shift, skipped = propose(form, state.site_precision, state.site_shift, tilted, power)
     precision = state.site_precision + size * (precision - state.site_precision)
     shift = state.site_shift + size * (shift - state.site_shift)

@@ -27,7 +27,8 @@ class Tilted(NamedTuple):
     log_z: Array
     """Log integral of the cavity times the factor; on the first row of a factor of several."""
     log_site: Array
-    """The same with the site in the place of the factor."""
+    """The same with the site in the place of the factor, less the log of the site at the mean of the marginal, which is
+    large where there are many rows or a mean far from zero, and would cancel."""
     site_precision: Array
     """What moment matching asks of the site."""
     site_shift: Array
@@ -88,10 +89,10 @@ def _tilt_scalars(potential: Potential, rows: _Rows, power: ArrayLike, only_log_
     r"""The cavity is written through :math:`c = 1 - \tau v`, with the site precision :math:`\tau` and the marginal
     variance ``v``, rather than through :math:`1/v - \tau`, which loses all digits where a site dominates.
 
-    With the mean of the cavity times ``c``, :math:`\mu = m - v \nu`, the log integral of cavity times site is
-    :math:`\frac12 \log c + \mu (\nu - \frac12 \tau \mu / c) + \frac12 v \nu^2`. Where a site dominates, a form that
-    divides the last term by ``c`` as well divides its rounding, too. A cavity that is narrower than :math:`c` says
-    (:func:`with_broad_cavities`) has :math:`d = c + \tau v` other than one, by which the sum is divided, and ``c``.
+    With the mean of the cavity times ``c``, :math:`\mu = m - v \nu`, and the slope of the site at the mean of the
+    marginal, :math:`r = \nu - \tau m`, the log integral of cavity times site is
+    :math:`\nu m - \frac12 \tau m^2 + \frac12 \log c - \frac12 v r^2 / c`, of which the first two terms are left out. A
+    cavity that is narrower than :math:`c` says (:func:`with_broad_cavities`) has :math:`d = c + \tau v` other than one.
     """
     observed, mean, variance, ratio, offset, precision, shift = rows
     fraction = jnp.asarray(power)
@@ -103,7 +104,9 @@ def _tilt_scalars(potential: Potential, rows: _Rows, power: ArrayLike, only_log_
     mu = mean - variance * nu
     d = jnp.where(has_cavity, c + tau * variance, 1.0)
     d = jnp.where(jnp.abs(d - 1.0) < 64 * jnp.finfo(d.dtype).eps, 1.0, d)
-    log_site = 0.5 * jnp.log(c / d) + (mu * (nu - 0.5 * tau * mu / c) + 0.5 * variance * nu**2) / d
+    slope = nu - tau * mean
+    away = (1.0 - d) * mean - variance * slope  # how far the mean of the cavity is from that of the marginal, times c
+    log_site = 0.5 * jnp.log(c / d) + (away * (slope - 0.5 * tau * away / c) + 0.5 * variance * slope**2) / d
     cavity_mean = jnp.where(has_cavity, mu / c + offset, 0.0)
     cavity_variance = jnp.where(has_cavity, variance / c, 1.0)
     if only_log_z:
@@ -134,9 +137,8 @@ def _tilt_vectors(potential: Potential, rows: _Rows, power: ArrayLike) -> Tilted
     means, marginal, site, shift, inverse, covariance, has_cavity = _vector_cavities(potential, rows, power)
     rest = means - jnp.einsum("nij,nj->ni", marginal, shift)
     center = jnp.einsum("nij,nj->ni", inverse, rest)
-    log_site = -0.5 * jnp.log(_determinant(inverse)) + jnp.sum(shift * rest, -1)
-    log_site += 0.5 * jnp.einsum("ni,nij,nj->n", shift, marginal, shift)
-    log_site -= 0.5 * jnp.einsum("ni,nij,nj->n", rest, site, center)
+    slope = shift - jnp.einsum("nij,nj->ni", site, means)
+    log_site = -0.5 * jnp.log(_determinant(inverse)) - 0.5 * jnp.einsum("ni,nij,nj->n", slope, covariance, slope)
     away = potential.joint_moments(offset, jnp.zeros_like(offset))[0]
     moments = potential.base.tilted_moments(center + away, covariance, power)
     matching = _inverse(moments.covariance) - _inverse(covariance)
