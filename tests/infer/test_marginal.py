@@ -8,6 +8,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+import scipy.stats
 from jax.scipy.stats import multivariate_normal
 from numpyro import handlers
 from numpyro.infer import MCMC, NUTS, SVI, Predictive, Trace_ELBO, log_likelihood
@@ -74,6 +75,29 @@ def test_gaussian_likelihood_is_integrated_exactly(engine):
     for tau in (1e-3, 0.5, 7.0, 300.0):
         ours = jax.value_and_grad(lambda t: density(marginal, (SIGMA, EFFECT), tau=t))(tau)
         np.testing.assert_allclose(ours, jax.value_and_grad(schools_exactly)(tau), rtol=ROUNDING, atol=ROUNDING)
+
+
+@pytest.mark.float32
+def test_rows_far_from_zero_keep_the_digits_of_single_precision():
+    """The squares of these data over their variance are eight million, of which single precision holds half a unit."""
+
+    def model(x, y):
+        noise = numpyro.sample("noise", dist.HalfNormal(2.0))
+        level = numpyro.sample("level", dist.Normal(0.0, 20.0))
+        slope = numpyro.sample("slope", dist.Normal(0.0, 1.0))
+        numpyro.sample("y", dist.Normal(level + slope * x, noise), obs=y)
+
+    rng = np.random.default_rng(3)
+    x = rng.normal(size=800).astype(np.float32)
+    y = (100.0 + x + rng.normal(size=800)).astype(np.float32)
+    marginal = marginalize(model)
+    evidence = jax.jit(lambda noise: density(marginal, (x, y), noise=noise))
+    wide_x, wide_y = x.astype(float), y.astype(float)
+    for noise in (0.7, 1.0, 1.3):
+        covariance = 400.0 + np.outer(wide_x, wide_x) + noise**2 * np.eye(800)
+        exact = scipy.stats.multivariate_normal(np.zeros(800), covariance).logpdf(wide_y)
+        exact += scipy.stats.halfnorm(scale=2.0).logpdf(noise)
+        np.testing.assert_allclose(evidence(jnp.asarray(noise, jnp.float32)), exact, atol=0.02)
 
 
 @pytest.mark.parametrize("engine", [EP, *thorough(*ENGINES[1:])])

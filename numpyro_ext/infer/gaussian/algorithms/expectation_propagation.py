@@ -31,7 +31,7 @@ import numpy as np
 from jax import Array, lax
 from jax.typing import ArrayLike
 
-from ....linalg.gaussian.conditioning import LinearGaussian, LinearGaussianPosterior, Space, choose_space
+from ....linalg.gaussian.conditioning import LinearGaussian, Space, choose_space
 from ....linalg.gaussian.marginals import Marginals, relative_change
 from ....linalg.gaussian.prior import DiagonalPrior, FlatPrior, is_valid_prior
 from ....linalg.solvers.anderson import History, extrapolated, no_history, remember
@@ -42,7 +42,7 @@ from .fit_info import FitInfo
 from .newton import newton_sites
 from .posterior import GaussianPosterior, gaussian_prior
 from .sequential import sweep_sequentially
-from .tilting import Tilted, is_log_concave, loses_cavity, propose, tilt, with_broad_cavities
+from .tilting import Tilted, is_log_concave, loses_cavity, propose, tilt, without_sites
 
 __all__ = ["Info", "State", "approach", "init", "log_evidence", "posterior", "solve", "step", "update"]
 
@@ -71,7 +71,7 @@ class State(NamedTuple):
     site_shift: Array
     """Precision times mean of every site, shape ``(num_rows,)``."""
     marginals: Marginals
-    """Marginals of ``eta - offset`` under prior and sites; see :func:`_without_sites`."""
+    """Marginals of ``eta - offset`` under prior and sites; see :func:`~.tilting.without_sites`."""
     step_size: Array
     """Fraction of the way to the proposed sites that the next sweep goes."""
     max_change: Array
@@ -289,7 +289,7 @@ def log_evidence(form: LatentGaussian, state: State, *, power: float = 1.0, spac
     known = posterior.marginals()
     # Stationary in the cavities as well, so they are held. The derivative of the partition function in the offset lacks
     # what the sites, which are on the predictors, have of it.
-    held, offset = lax.stop_gradient((_without_sites(form, prior, posterior, known), form.offset))
+    held, offset = lax.stop_gradient((without_sites(form, posterior, known), form.offset))
     tilted = tilt(form._replace(offset=offset), held, precision, shift, power, only_log_z=True)
     value = _objective(form, held, (precision, shift), tilted, power)
     of_offset = jnp.where(tilted.is_pinned, 0.0, shift * form.offset - 0.5 * precision * form.offset**2)
@@ -326,18 +326,7 @@ def _space(form: LatentGaussian, space: Space, schedule: Schedule) -> Space:
 
 def _refresh(form: LatentGaussian, prior: LinearGaussian, precision: Array, shift: Array) -> Marginals:
     posterior = prior.condition(precision, shift - precision * form.offset)
-    return _without_sites(form, prior, posterior, posterior.marginals())
-
-
-def _without_sites(
-    form: LatentGaussian, prior: LinearGaussian, posterior: LinearGaussianPosterior, marginals: Marginals
-) -> Marginals:
-    """Marginals of which ``log_partition`` is less the logs of all sites at the means.
-
-    These are as large as the precision of the data times their squares, which single precision does not hold.
-    """
-    at_mode = -0.5 * prior.inner(posterior.coordinates, posterior.coordinates) + posterior.log_volume()
-    return with_broad_cavities(form, marginals._replace(log_partition=at_mode))
+    return without_sites(form, posterior, posterior.marginals())
 
 
 def _is_probability(form: LatentGaussian) -> bool:

@@ -11,7 +11,13 @@ import jax.numpy as jnp
 from jax import Array
 
 from ....linalg.frozen_pytree import frozen_pytree
-from ....linalg.gaussian.conditioning import LinearGaussian, LinearGaussianPosterior, Space, linear_gaussian
+from ....linalg.gaussian.conditioning import (
+    LinearGaussian,
+    LinearGaussianPosterior,
+    Space,
+    linear_gaussian,
+    log_partition_without_sites,
+)
 from ....linalg.gaussian.design import AnyDesign, DenseDesign, OperatorRows, SparseRows, StateSpaceDesign
 from ....linalg.gaussian.spaces.coefficient_space import CoefficientPosterior
 from ....linalg.gaussian.spaces.mean_field_space import MeanFieldPosterior, MeanFieldSpace
@@ -163,13 +169,15 @@ class GaussianPosterior:
                 return form.log_density(e) - jnp.sum(jnp.where(is_free, terms, 0.0))
 
             return over_independent
-        log_partition = form.log_constant + posterior.marginals().log_partition
-        shift = self.site_shift - self.site_precision * form.offset
+        prior = posterior.space
+        log_partition = form.log_constant + log_partition_without_sites(prior, posterior)
+        mean = form.offset + prior.predictor(posterior.coordinates)
+        slope = self.site_shift - self.site_precision * mean
 
         def over_sites(e: Array) -> Array:
             eta = form.predictor(e)
-            away = eta - form.offset
-            return log_partition + jnp.sum(form.log_factors(eta) - (shift - 0.5 * self.site_precision * away) * away)
+            away = eta - mean
+            return log_partition + jnp.sum(form.log_factors(eta) - (slope - 0.5 * self.site_precision * away) * away)
 
         return over_sites
 

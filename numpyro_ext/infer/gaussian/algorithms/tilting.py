@@ -13,12 +13,22 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
+from ....linalg.gaussian.conditioning import LinearGaussianPosterior, log_partition_without_sites
 from ....linalg.gaussian.marginals import Marginals
 from ....potentials import Potential
 from ....potentials.vector_rows import VectorRows
 from ....structure.latent_gaussian import LatentGaussian
 
-__all__ = ["Tilted", "cavities", "is_log_concave", "loses_cavity", "propose", "tilt", "with_broad_cavities"]
+__all__ = [
+    "Tilted",
+    "cavities",
+    "is_log_concave",
+    "loses_cavity",
+    "propose",
+    "tilt",
+    "with_broad_cavities",
+    "without_sites",
+]
 
 
 class Tilted(NamedTuple):
@@ -220,6 +230,17 @@ def cavities(
     cavity_variance = jnp.where(is_proper, variance / safe_ratio, 1.0)
     cavity_mean = jnp.where(is_proper, (mean - power * variance * shift) / safe_ratio + form.offset, 0.0)
     return cavity_mean, cavity_variance
+
+
+def without_sites(form: LatentGaussian, posterior: LinearGaussianPosterior, marginals: Marginals) -> Marginals:
+    """The marginals as sweeps know them: ``log_partition`` is less the logs of the sites at the means, and flat
+    cavities are broad ones where the factor alone has a variance.
+
+    :param posterior: under prior and sites.
+    :param marginals: what it has of the predictors.
+    """
+    rest = log_partition_without_sites(posterior.space, posterior)
+    return with_broad_cavities(form, marginals._replace(log_partition=rest))
 
 
 def with_broad_cavities(form: LatentGaussian, marginals: Marginals) -> Marginals:

@@ -7,6 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import Array, lax
 
+from ....linalg.gaussian.conditioning import log_partition_without_sites
 from ....linalg.gaussian.prior import is_valid_prior
 from ....potentials import GaussianPotential
 from ....structure.latent_gaussian import LatentGaussian
@@ -39,9 +40,10 @@ def log_evidence(form: LatentGaussian, state: Any = ()) -> Array:
     :return: a scalar; nan where a prior is not positive definite.
     """
     precision, shift = _sites(form)
-    posterior = gaussian_prior(form).condition(precision, shift - precision * form.offset)
-    at_offset = jnp.sum(form.log_factors(form.offset))
-    total = form.log_constant + at_offset + posterior.marginals().log_partition
+    prior = gaussian_prior(form)
+    posterior = prior.condition(precision, shift - precision * form.offset)
+    at_mean = jnp.sum(form.log_factors(form.offset + prior.predictor(posterior.coordinates)))
+    total = form.log_constant + at_mean + log_partition_without_sites(prior, posterior)
     return jnp.where(lax.stop_gradient(is_valid_prior(form.prior)), total, jnp.nan)
 
 
