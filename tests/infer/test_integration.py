@@ -13,7 +13,7 @@ from numpyro.infer.reparam import LocScaleReparam
 from scipy.special import logsumexp
 from scipy.stats import halfnorm, multivariate_normal, norm
 
-from numpyro_ext.infer import EP, LaplaceApproximation, VariationalGaussian, cross_validate
+from numpyro_ext.infer import EP, INLA, LaplaceApproximation, VariationalGaussian, cross_validate
 from numpyro_ext.infer.gaussian.integration import exploration
 from numpyro_ext.infer.gaussian.integration.interpolation import interpolated
 from numpyro_ext.structure import ModelStructureError
@@ -357,6 +357,46 @@ def test_scales_of_which_the_data_know_one_sum_are_followed_into_both_arms():
     with pytest.warns(UserWarning, match=r"\('noise', 'spread'\) falls off on both sides .* faster than its curvature"):
         fitted = run(EP, one_each, y, integrate="ccd")
     assert not fitted.diagnostics.converged
+
+
+def alike(y):
+    scale, correlation = numpyro.sample("scale", dist.Uniform(0, 10)), numpyro.sample("correlation", dist.Beta(2, 2))
+    covariance = scale**2 * ((1 - correlation) * jnp.eye(len(y)) + correlation)
+    effect = numpyro.sample("effect", dist.MultivariateNormal(0.0, covariance))
+    numpyro.sample("y", dist.Normal(effect, 1.0), obs=y)
+
+
+def one_scale(y):
+    scale = numpyro.sample("scale", dist.Uniform(0, 10))
+    effect = numpyro.sample("effect", dist.Normal(0, scale).expand([len(y)]))
+    numpyro.sample("y", dist.Normal(effect, 1.0), obs=y)
+
+
+@pytest.mark.parametrize("engine", [EP, *thorough(INLA)])
+@pytest.mark.parametrize("model", [alike, one_scale])
+def test_quantiles_of_skewed_hyperparameters_on_a_lattice(model, engine):
+    """Lattices of some ten points, whose masses stand on each other's places along one hyperparameter; and a scale that
+    may be zero, whose log is more skewed than a skew normal."""
+    y = np.array([1.6, -0.3, 2.1, 0.4, 1.2, -0.9]) * (1.3 if model is alike else 1.0)
+    variances, correlations = np.linspace(0.02, 9.98, 250) ** 2, np.linspace(0.005, 0.995, 100)
+    if model is one_scale:
+        correlations = np.zeros(1)
+    shared = 6.0 * variances[:, None] * correlations
+    own = 1.0 + variances[:, None] * (1.0 - correlations)
+    log_density = -0.5 * (5.0 * np.log(own) + np.log(own + shared))
+    log_density -= 0.5 * (np.sum((y - y.mean()) ** 2) / own + 6.0 * y.mean() ** 2 / (own + shared))
+    if model is alike:
+        log_density += np.log(correlations * (1.0 - correlations))
+    masses = np.exp(log_density - log_density.max())
+    probabilities = np.array([0.025, 0.1, 0.5, 0.9, 0.975])
+    fitted = run(engine, model, y)
+    for name, values, mass in zip(
+        ("scale", "correlation"), (np.sqrt(variances), correlations), (masses.sum(1), masses.sum(0)), strict=True
+    ):
+        if name in fitted.hyper:
+            distribution = (np.cumsum(mass) - 0.5 * mass) / mass.sum()
+            found = np.interp(fitted.hyper[name].quantile(probabilities), values, distribution)
+            np.testing.assert_allclose(found, probabilities, atol=0.025)
 
 
 def test_a_density_that_does_not_curve_is_said(monkeypatch):

@@ -83,7 +83,8 @@ class Exploration(NamedTuple):
     """Fits of the field, with a leading axis of ``K``."""
     log_evidence: float
     messages: tuple[str, ...]
-    is_lattice: bool = False
+    cell: np.ndarray | None = None
+    """Standard deviations of the unconstrained hyperparameters within a cell of a lattice, shape ``(d,)``."""
     is_whole: bool = True
     """Whether nothing that matters is known to be missing: false of a lattice that was cut near the mode, and of a
     central composite design across a bent ridge."""
@@ -144,6 +145,12 @@ class Surroundings(NamedTuple):
         values = np.repeat(np.asarray(self.fit.last_state.values)[None], len(points), axis=0)
         values[:, self.space.integrable] += points @ self.factor.T
         return values
+
+    def cell(self, step: float) -> np.ndarray:
+        """Standard deviations of unconstrained hyperparameters within a cube of ``z`` of this side, shape ``(d,)``."""
+        found = np.zeros(self.space.size)
+        found[self.space.integrable] = step * np.sqrt(np.sum(self.factor**2, axis=1) / 12.0)
+        return found
 
     def fits(
         self,
@@ -257,7 +264,7 @@ def explore(around: Surroundings, options: Integration) -> Exploration:
         fits,
         log_evidence,
         messages,
-        is_lattice=name == "grid",
+        cell=around.cell(options.grid_step) if name == "grid" else None,
         is_whole=not is_bent and (cut is None or cut >= _LEAST_REACH),
     )
 

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
+from scipy.special import ndtr
 
 from ....compilation.transfer import to_device
 from ...front.answers.display import ShownSite
@@ -18,9 +19,12 @@ from .mixture_marginals import MarginalMixture
 
 __all__ = ["HyperPosterior", "MixturePosterior"]
 
-_FEW_POINTS = 20
-_LARGEST_DIFFERENCE = 0.1
-"""Between the distribution functions of the masses on a lattice of more than a few points and of a skew normal."""
+_LEAST_POINTS = 5
+_NUM_GRID = 500
+_LARGEST_DIFFERENCE = 0.15
+"""Between the distribution functions of the masses on a lattice, spread over their cells, and of a skew normal, in
+widths of a cell over those of the posterior. The first is wrong by half of that at most; the second is where the
+skewness is near its limit of one."""
 
 
 @dataclass(eq=False, repr=False)
@@ -42,8 +46,9 @@ class HyperPosterior(ShownSite):
     transform: Any
     """From unconstrained values."""
     is_fixed: bool
-    is_lattice: bool = False
-    """Whether the points fill the space evenly, so that their masses say how it is distributed."""
+    cell: np.ndarray | None = None
+    """Standard deviations of the unconstrained values within a cell, where the points are a lattice, so that their
+    masses say how these are distributed; the shape of the unconstrained site."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -83,8 +88,8 @@ class HyperPosterior(ShownSite):
 
     def quantile(self, q: ArrayLike) -> Array:
         """Quantiles of each element, from the skew normal with three moments of the unconstrained values; where the
-        masses on a lattice have another shape, as where it follows two scales of which the data know one sum, from
-        these masses, linearly between the points.
+        masses on a lattice have another shape, as where it follows two scales of which the data know one sum, or one
+        scale that may be zero, from these masses, spread over the cells of the lattice.
 
         :param q: probability, or array of probabilities, inside (0, 1).
         :return: of shape ``q.shape + shape``.
@@ -112,14 +117,23 @@ class HyperPosterior(ShownSite):
 
     def _by_masses(self, q: np.ndarray, found: np.ndarray, mixture: MarginalMixture, free: np.ndarray) -> np.ndarray:
         """Quantiles of shape ``(..., R)``, with those of the masses on the lattice where these have another shape."""
-        if not self.is_lattice or len(free) < _FEW_POINTS:
+        if self.cell is None or len(free) < _LEAST_POINTS:
             return found
-        order = np.argsort(free, axis=0)
-        values, masses = np.take_along_axis(free, order, 0), self.weights[order]
-        below = np.cumsum(masses, axis=0) - 0.5 * masses
-        is_other = np.max(np.abs(mixture.cdf(values) - below), axis=0) > _LARGEST_DIFFERENCE
+        mean = self.weights @ free
+        variance, width = self.weights @ (free - mean) ** 2, self.cell.reshape(-1)
+        is_fine = (width > 0.0) & (width**2 < variance)
+        width = np.where(is_fine, width, 1.0)
+        # Each mass is spread over its cell, and all are drawn together by what that adds to the variance.
+        shrunk = np.where(is_fine, 1.0 - width**2 / np.where(is_fine, variance, 1.0), 1.0)
+        centers = mean + np.sqrt(shrunk) * (free - mean)
+        grid = np.linspace(np.min(centers, axis=0) - 4.0 * width, np.max(centers, axis=0) + 4.0 * width, _NUM_GRID)
+        below = np.stack(
+            [ndtr((grid[:, r, None] - centers[:, r]) / width[r]) @ self.weights for r in range(len(width))], axis=1
+        )
+        difference = np.max(np.abs(mixture.cdf(grid) - below), axis=0)
+        is_other = is_fine & (difference > _LARGEST_DIFFERENCE * np.sqrt(1.0 - shrunk))
         for number in np.flatnonzero(is_other):
-            found[..., number] = np.interp(q, below[:, number], values[:, number])
+            found[..., number] = np.interp(q, below[:, number], grid[:, number])
         return found
 
 

@@ -109,12 +109,13 @@ class IntegratedRun(GaussianRun):
             if space.sites[name].is_param and not is_fixed:
                 out[name] = hyper_estimates(space, self.fit)[name]
                 continue
-            values = np.asarray(found.fits.hyper[name])
+            values, cell = np.asarray(found.fits.hyper[name]), None
             if is_fixed:
                 free = np.broadcast_to(transform.inv(mode), (len(found.weights), *jnp.shape(transform.inv(mode))))
             else:
                 free = found.values[:, space.slices[name]].reshape(-1, *space.shapes[name])
-            out[name] = HyperPosterior(name, values, free, found.weights, mode, transform, is_fixed, found.is_lattice)
+                cell = None if found.cell is None else found.cell[space.slices[name]]
+            out[name] = HyperPosterior(name, values, free, found.weights, mode, transform, is_fixed, cell)
         return out
 
     @cached_property
