@@ -307,6 +307,25 @@ def test_fits_that_do_not_converge_are_counted():
         marginal.recover(jax.random.key(0), {"scales": [[0.5, 1.0]] * 3}, GROUP, COUNTS)
 
 
+def test_fits_that_lead_nowhere_have_no_evidence():
+    """EP has no fixed point where Student's distribution is narrower than its data: what it ends at was
+    thousands of nats above the evidence."""
+
+    def robust(x, y):
+        scale = numpyro.sample("scale", dist.HalfNormal(2.0))
+        weights = numpyro.sample("weights", dist.Normal(0.0, 5.0).expand([2]))
+        numpyro.sample("y", dist.StudentT(2.0, weights[0] + weights[1] * x, scale), obs=y)
+
+    rng = np.random.default_rng(2)
+    x = rng.normal(size=20)
+    y = 1.0 + x + rng.standard_t(2.0, 20)
+    marginal = marginalize(robust, init_values={"scale": 1.0})
+    evidence = jax.jit(lambda scale: density(marginal, (x, y), scale=scale))
+    found = np.array([evidence(scale) for scale in (1.0, 0.03, 0.01)])
+    assert np.isfinite(found[0])
+    assert np.isneginf(found[1:]).all()
+
+
 @pytest.mark.thorough
 def test_draws_lie_inside_the_support():
     def model(y=None):

@@ -13,6 +13,7 @@ from ....compilation.quick_jit import quick_jit
 from ....compilation.recent import Recent
 from ....structure import LatentGaussianReading
 from ..algorithms.algorithm import Algorithm
+from ..algorithms.fit_info import FitInfo
 from .exact import exactly
 
 __all__ = ["EvidencePrograms", "FieldDraws", "evidence_programs"]
@@ -75,7 +76,17 @@ class EvidencePrograms:
 
         value, gradient = jax.value_and_grad(evidence)(hyper)
         value = value if info.objective is None else info.objective
-        return _or_refused(value, gradient)
+        return _or_refused(self._unless_astray(value, info), gradient)
+
+    def _unless_astray(self, value: Array, info: FitInfo) -> Array:
+        """The log evidence; not a number where the last step was undone, as it led to no posterior.
+
+        A fit that only needs more steps is near enough, and is warned of. This one is anywhere: it may be thousands of
+        nats too high where Student's distribution is narrow, and a Markov chain would stay there.
+        """
+        if self._algorithm.is_lower_bound:
+            return value
+        return jnp.where(~info.converged & jnp.isinf(info.max_change), jnp.nan, value)
 
     def log_evidence(self, data: Any, start: Any) -> Callable[[Hyper], Array]:
         """A function of the hyperparameters: minus infinity where the field has no fit.
@@ -128,6 +139,7 @@ class EvidencePrograms:
 
             first = (*draw(0), jnp.asarray(1))
             e, is_inside, _ = jax.lax.while_loop(lambda c: ~c[1] & (c[2] < _MOST_ROUNDS), again, first)
+            value = self._unless_astray(value, info)
             value = jnp.where(jnp.isfinite(value), value, -jnp.inf)
             return FieldDraws(self._reading.values(hyper, e, data), value, info.converged, is_inside)
 
