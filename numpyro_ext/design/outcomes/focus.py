@@ -10,13 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from ...infer.bilinear.run import BilinearRun
 from ...infer.gaussian.algorithms.posterior import GaussianPosterior
 from ...infer.gaussian.integration.run import IntegratedRun
 from ...infer.gaussian.run import GaussianRun
 from ...linalg.gaussian.design import DenseDesign
 from ...structure.latent_gaussian import AffineMap
 
-__all__ = ["EVERYTHING", "Focus", "Interest", "as_focus", "joint_covariance", "named_sites"]
+__all__ = ["EVERYTHING", "Focus", "Interest", "as_focus", "elements_in_focus", "joint_covariance", "named_sites"]
 
 _MOST_JOINT = 6000
 """Predictors and elements of interest whose joint covariance is formed."""
@@ -76,7 +77,7 @@ def _left(posterior: GaussianPosterior, design: Array, number: int) -> Array:
     return jnp.maximum(jnp.asarray(np.diag(own) - explained.sum(1), design.dtype), 0.0)
 
 
-def named_sites(run: GaussianRun, focus: Focus) -> dict[str, Any]:
+def named_sites(run: GaussianRun | BilinearRun, focus: Focus) -> dict[str, Any]:
     """The sites that a focus names, and indices of elements, ``None`` for all.
 
     :raises ValueError: if one is none of the model's latent ones, or it names nothing.
@@ -84,7 +85,12 @@ def named_sites(run: GaussianRun, focus: Focus) -> dict[str, Any]:
     if isinstance(focus, Mapping):
         named = dict(focus)
     else:
-        named = dict.fromkeys([focus] if isinstance(focus, str) else focus)
+        try:
+            named = dict.fromkeys([focus] if isinstance(focus, str) else focus)
+        except TypeError as error:
+            raise TypeError(
+                f"focus must be names of sites, or a dictionary from them to indices of elements; got {focus!r}."
+            ) from error
     if not named:
         raise ValueError("focus names no site. Leave it out where everything is of interest.")
     known = [*run.reading.affine_sites, *run.reading.hyper]
@@ -93,6 +99,18 @@ def named_sites(run: GaussianRun, focus: Focus) -> dict[str, Any]:
             what = "an observed site" if name in run.reading.observed_names else "no latent site that is known of"
             raise ValueError(f"focus names {name!r}, which is {what}; it can be of {known}.")
     return named
+
+
+def elements_in_focus(name: str, indices: Any, shape: tuple[int, ...]) -> np.ndarray:
+    """Flat numbers of the elements of a site that a focus asks for; ``None`` is all of them."""
+    numbers = np.arange(int(np.prod(shape))).reshape(shape)
+    try:
+        found: np.ndarray = (numbers if indices is None else numbers[indices]).reshape(-1)
+    except IndexError as error:
+        raise ValueError(f"focus asks for {name!r}[{indices!r}], whose shape is {shape}.") from error
+    if not found.size:
+        raise ValueError(f"focus asks for no element of {name!r}: leave the site out, or name elements of it.")
+    return found
 
 
 def as_focus(run: GaussianRun, focus: Focus | None) -> Interest:
@@ -130,12 +148,7 @@ def as_focus(run: GaussianRun, focus: Focus | None) -> Interest:
     elements = {}
     for name, indices in named.items():
         if name not in reading.hyper:
-            shape = tuple(reading.site_shapes[name])
-            numbers = np.arange(int(np.prod(shape))).reshape(shape)
-            try:
-                elements[name] = (numbers if indices is None else numbers[indices]).reshape(-1)
-            except IndexError as error:
-                raise ValueError(f"focus asks for {name!r}[{indices!r}], whose shape is {shape}.") from error
+            elements[name] = elements_in_focus(name, indices, tuple(reading.site_shapes[name]))
     if not elements:
         return Interest({}, True)
     if set(reading.field) <= {name for name, indices in named.items() if indices is None}:

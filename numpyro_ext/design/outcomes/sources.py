@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from ...infer.bilinear.run import BilinearRun
 from ...infer.front.engine import BaseEngine
 from ...infer.front.running.progress import warn
 from ...infer.gaussian.answers.prediction import are_coordinates_joint
@@ -22,6 +23,7 @@ from .draws import PosteriorDraws, draws_of, outlooks_of_draws
 from .focus import EVERYTHING, Focus, Interest, as_focus
 from .outlooks import GaussianOutlook, Outlook
 from .slopes import Hyper, slope_outlooks
+from .vectors import outlooks_on_vectors
 
 __all__ = ["check_candidates", "gaussian_outlooks", "outlooks", "run_at"]
 
@@ -35,6 +37,8 @@ def outlooks(
     rng_key: Array | None = None,
     focus: Focus | None = None,
     hyper: Hyper = "mixture",
+    *,
+    by_points: bool = False,
 ) -> dict[str, Outlook]:
     """What a source knows of the observations that could be made, site by site.
 
@@ -42,8 +46,15 @@ def outlooks(
     arguments the candidates are the masked observations of the fit, with arguments all observations of the model there.
 
     :param str hyper: what becomes of hyperparameters; see :func:`~numpyro_ext.design.expected_information_gain`.
+    :param bool by_points: whether vectors in focus are taken at few points, and not at draws.
     :raises ValueError: if nothing is left to be observed, or a focus cannot be had.
     """
+    run = source._finished() if isinstance(source, BaseEngine) else None
+    if by_points and not (isinstance(run, BilinearRun) and focus is not None):
+        raise ValueError(
+            "method='sigma-points' is for a focus on vectors of a bilinear model, after a run of BilinearVG or "
+            "BilinearEP."
+        )
     if hasattr(source, "outlooks"):
         if args or kwargs or focus is not None or hyper != "mixture":
             raise ValueError(
@@ -57,7 +68,6 @@ def outlooks(
     key = jax.random.key(0) if rng_key is None else rng_key
     if isinstance(source, BaseEngine | SMC) and not source.diagnostics.converged:
         warn(f"{type(source).__name__} has not converged, and scores are of the posterior that it has.")
-    run = source._finished() if isinstance(source, BaseEngine) else None
     found: Mapping[str, Outlook]
     if isinstance(source, Engine) and isinstance(run, GaussianRun):
         if hyper == "mixture":
@@ -69,10 +79,12 @@ def outlooks(
             f"hyper={hyper!r} needs derivatives of a posterior by its hyperparameters, which a {type(source).__name__} "
             "does not give: take an engine on a Gaussian field, such as EP."
         )
+    elif focus is not None and isinstance(run, BilinearRun):
+        found = outlooks_on_vectors(run, focus, args, kwargs, key, by_points=by_points)
     elif focus is not None:
         raise ValueError(
             f"A focus needs draws of the other unknowns given those of interest, which a {type(source).__name__} does "
-            "not give: take an engine on a Gaussian field, such as EP."
+            "not give: take an engine on a Gaussian field, such as EP, or one on a bilinear model."
         )
     else:
         found = _of_draws(source if isinstance(source, PosteriorDraws) else draws_of(source), args, kwargs)

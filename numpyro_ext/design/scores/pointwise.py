@@ -40,6 +40,7 @@ __all__ = [
 
 Acquisition = Callable[..., dict[str, np.ndarray]]
 Units = Literal["nats", "bits"]
+Method = Literal["quadrature", "closed-form", "sigma-points"]
 
 
 def expected_information_gain(
@@ -47,7 +48,7 @@ def expected_information_gain(
     *args: Any,
     rng_key: Array | None = None,
     focus: Focus | None = None,
-    method: EntropyMethod = "quadrature",
+    method: Method = "quadrature",
     bias_correction: BiasCorrection = "none",
     units: Units = "nats",
     hyper: Hyper = "mixture",
@@ -86,8 +87,11 @@ def expected_information_gain(
     :param rng_key: for draws that are made.
     :param focus: names of the sites that the measurement is made for, or a dictionary from them to indices of elements;
         the rest is a nuisance. Of engines on Gaussian fields: parts of the field, or all hyperparameters that are
-        integrated over; some of them by ``hyper="mgp"`` or ``"linearised"``.
-    :param str method: ``"closed-form"`` for the approximation of probit factors in the source.
+        integrated over; some of them by ``hyper="mgp"`` or ``"linearised"``. Of bilinear models (BilinearVG,
+        BilinearEP): vectors of one side, such as that of a user; at draws of it the items are integrated out (Houlsby
+        et al. 2014). Other draws have no rule.
+    :param str method: ``"closed-form"`` for the approximation of probit factors in the source; ``"sigma-points"`` takes
+        the vectors in focus at two points for each of their components, in the place of draws.
     :param str bias_correction: of draws, see :func:`~numpyro_ext.design.committee_information`.
     :param str units: ``"bits"`` divides by log 2.
     :param str hyper: what is known of hyperparameters. ``"mixture"``: the points over which the fit integrates, if it
@@ -101,11 +105,13 @@ def expected_information_gain(
     """
     check_one_of(Units, units=units)
     check_one_of(BiasCorrection, bias_correction=bias_correction)
-    check_one_of(EntropyMethod, method=method)
+    check_one_of(Method, method=method)
     scale = math.log(2.0) if units == "bits" else 1.0
     check_one_of(Hyper, hyper=hyper)
-    found = outlooks(source, args, kwargs, rng_key, focus, hyper)
-    return {name: o.shaped(o.information(method, bias_correction) / scale) for name, o in found.items()}
+    by_points = method == "sigma-points"
+    found = outlooks(source, args, kwargs, rng_key, focus, hyper, by_points=by_points)
+    rule: EntropyMethod = "quadrature" if method == "sigma-points" else method
+    return {name: o.shaped(o.information(rule, bias_correction) / scale) for name, o in found.items()}
 
 
 def predictive_entropy(source: Any, *args: Any, rng_key: Array | None = None, **kwargs: Any) -> dict[str, np.ndarray]:

@@ -1,0 +1,158 @@
+"""What cells of a bilinear model tell of some of its vectors, the others being a nuisance."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, random
+
+from ...infer.bilinear.algorithms.cells import Block, conditional_moments, draw_block
+from ...infer.bilinear.algorithms.incidence import touched
+from ...infer.bilinear.run import BilinearRun, site_places
+from ...linalg.cholesky import cholesky
+from ...potentials import Potential
+from ...potentials.information import predictive_entropy
+from ...potentials.outcomes import log_predictive_probabilities, num_outcomes
+from .focus import Focus, elements_in_focus, named_sites
+from .outlooks import DrawnOutlook, Outlook, RealOutlook
+
+__all__ = ["outlooks_on_vectors", "sigma_points"]
+
+_LARGEST_TABLE = 2**28
+"""Numbers in a table of draws, cells and outcomes: 2 GB."""
+
+
+def sigma_points(block: Block) -> Array:
+    r"""The :math:`2 D` points of equal weight that have mean and covariance of each vector, shape ``(2 D, num, D)``.
+
+    Those of the unscented transform without its centre (Julier and Uhlmann 1997, with :math:`\kappa = 0`).
+
+    :param Block block: of vectors, which are no points.
+    """
+    mean, covariance = block
+    assert covariance is not None  # as whoever asks has checked
+    size = mean.shape[1]
+    if covariance.ndim == 2:
+        root = jnp.sqrt(covariance)[:, :, None] * jnp.eye(size, dtype=mean.dtype)
+    else:
+        root = cholesky(covariance)
+    steps = jnp.sqrt(float(size)) * jnp.moveaxis(root, -1, 0)
+    return jnp.concatenate([mean + steps, mean - steps])
+
+
+def outlooks_on_vectors(
+    run: BilinearRun,
+    focus: Focus,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    rng_key: Array,
+    *,
+    by_points: bool = False,
+) -> dict[str, Outlook]:
+    """The observations of a bilinear model, by what the vectors of interest say of them (Houlsby et al. 2014).
+
+    Given the vectors of one side the predictor of a cell is Gaussian, so that its other vector is integrated out by the
+    rules of the factor, and the vectors of interest alone are drawn.
+
+    :param BilinearRun run: of an engine.
+    :param focus: vectors of one side, all their components; others are a nuisance.
+    :param args: arguments of the model with the cells that are looked at; without, the masked ones of the fit.
+    :param kwargs: keyword arguments of the model.
+    :param rng_key: of the draws, as many as the run has of its sites.
+    :param bool by_points: take :func:`sigma_points` in the place of draws.
+    :raises ValueError: if the focus is no part of one side that can be told from the rest.
+
+    Cost: one quadrature per cell, outcome and draw.
+    """
+    side, chosen = _vectors_of(run, focus)
+    is_fit = not args and not kwargs
+    if is_fit:
+        args, kwargs = run.reading.args, dict(run.reading.kwargs)
+        shapes = zip(run.reading.cells, run.reading.factor_shapes, strict=True)
+        if all(cells.size == int(np.prod(shape)) for cells, shape in shapes):
+            return {}
+    reading, form = run._read_cells(args, kwargs, is_held_out=is_fit, needs_observations=False)
+    potential: Potential = form.potential
+    seen = touched(run.blocks[0], form.rows), touched(run.blocks[1], form.columns)
+    own, other = seen[side], seen[1 - side]
+    if own.covariance is None:
+        raise ValueError(
+            f"focus is on {list(reading.sides[side])}, which this fit sets to points: nothing can be learned of them."
+        )
+    if by_points:
+        values = sigma_points(own)
+    else:
+        values = jax.lax.map(lambda key: draw_block(own, key), random.split(rng_key, run.num_samples))
+    # vectors that are of no interest stay where they are, so that their cells tell nothing
+    values = jnp.where(jnp.asarray(chosen)[:, None], values, own.mean) if chosen is not None else values
+    name_of_other: Literal["rows", "columns"] = "rows" if side else "columns"
+    mean, variance = jax.lax.map(lambda value: conditional_moments(form, name_of_other, other, value), values)
+    weights = jnp.full(len(values), 1.0 / len(values), mean.dtype)
+    out: dict[str, Outlook] = {}
+    start = 0
+    for name, cells, shape in zip(reading.factor_names, reading.cells, reading.factor_shapes, strict=True):
+        here, start = slice(start, start + cells.size), start + cells.size
+        if not cells.size:
+            continue
+        size = int(np.prod(shape))
+        is_candidate = np.isin(np.arange(size), cells).reshape(shape)
+        factors = jax.tree.map(lambda leaf, here=here: jnp.asarray(leaf)[here] if jnp.ndim(leaf) else leaf, potential)
+        at, to = mean[:, here], variance[:, here]
+        common: dict[str, Any] = {"name": name, "shape": tuple(shape), "is_candidate": is_candidate}
+        number = num_outcomes(factors, at, to, weights)
+        if number is None:
+            entropy = predictive_entropy(factors, at, to, weights)
+            conditional = weights @ predictive_entropy(factors, at, to)
+            filled = [jnp.zeros(size, mean.dtype).at[cells].set(value) for value in (entropy, conditional)]
+            out[name] = RealOutlook(**common, entropy=filled[0], conditional=filled[1])
+            continue
+        if len(values) * size * number > _LARGEST_TABLE:
+            raise ValueError(
+                f"{len(values)} draws, {size} observations of {name!r} and {number} outcomes are too many at once: "
+                "score the candidates in parts, or give the engine a smaller num_samples."
+            )
+        log_p = jnp.moveaxis(log_predictive_probabilities(factors, at[None], to[None], jnp.ones(1), number), 0, -1)
+        sure = jnp.where(jnp.arange(number) == 0, 0.0, -jnp.inf).astype(mean.dtype)
+        table = jnp.broadcast_to(sure, (len(values), size, number)).at[:, cells].set(log_p)
+        out[name] = DrawnOutlook(**common, log_p=table)
+    return out
+
+
+def _vectors_of(run: BilinearRun, focus: Focus) -> tuple[int, np.ndarray | None]:
+    """The side of which a focus names vectors, and which of them; ``None`` where all are."""
+    named, reading = named_sites(run, focus), run.reading
+    points = sorted(set(named) & set(reading.hyper))
+    if points:
+        raise ValueError(
+            f"focus names {points}, which this fit sets to a point: nothing can be learned of it. Name sites of "
+            f"{list(reading.sides[0])} or of {list(reading.sides[1])}."
+        )
+    sides = [side for side, names in enumerate(reading.sides) if set(names) & set(named)]
+    if len(sides) > 1:
+        raise ValueError(
+            f"focus names {list(named)}, vectors of both sides, which have no rule together: name those of one side "
+            f"({list(reading.sides[0])} or {list(reading.sides[1])}), or leave focus out where all are of interest."
+        )
+    (side,) = sides
+    num, size = reading.elements[side].shape
+    count = np.zeros(num, int)
+    for name in reading.sides[side]:
+        if name in named:
+            numbers = elements_in_focus(name, named[name], tuple(reading.site_shapes[name]))
+            vector = site_places(reading, run.blocks, name, run.priors).vector
+            np.add.at(count, np.asarray(vector)[np.unique(numbers)], 1)
+    parted = np.flatnonzero((count > 0) & (count < size))
+    if parted.size:
+        raise ValueError(
+            f"focus names a part of vector {parted[0]}, which {list(reading.sides[side])} make, and has a rule for "
+            "whole vectors: name all of these sites, at the same vectors."
+        )
+    if reading.is_coupled[side] and not count.all():
+        raise ValueError(
+            f"{list(reading.sides[side])} are vectors that depend on each other: focus on all of them, as what one "
+            "cell tells of some has no rule here."
+        )
+    return side, None if count.all() else count > 0
