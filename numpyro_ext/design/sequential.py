@@ -266,20 +266,21 @@ class SequentialDesign:
             raise ValueError("The same observation is told twice at once.")
         before = outlooks(self.source)
         steps = [self._checked(before[site], number, told) for site, number, told in taken]
-        for site, number, told in taken:
-            self._values[site][number], self._seen[site][number] = float(told), True
         since = sum(1 for step in self._steps if not step["is_refit"]) + len(taken)
         is_refit = self._refit_every is not None and since % self._refit_every == 0
-        if self._pool is None or is_refit:
-            self.refit()
-        else:
-            for site, number, told in taken:
-                self._pool.add(site, number, float(told))
-            self._pool.update()
-            if not self._pool.converged:
-                warn(f"The fit of {self.num_observed} observations did not converge; refit() runs the engine on them.")
-        seconds = (time.perf_counter() - started) / len(taken)
-        score = float("nan") if self._test is None else float(self._test(self.source))
+        pool, old = self._pool, [(site, number, self._values[site][number]) for site, number, _ in taken]
+        snapshot = () if pool is None else pool.snapshot()
+        try:
+            self._take(taken, is_refit)
+            seconds = (time.perf_counter() - started) / len(taken)
+            score = float("nan") if self._test is None else float(self._test(self.source))
+        except BaseException:  # of a user who waits no longer, or a fit that fails: nothing has been told
+            for site, number, value_before in old:
+                self._values[site][number], self._seen[site][number] = value_before, False
+            self._pool = pool
+            if pool is not None:
+                pool.restore(snapshot)
+            raise
         for (site, number, told), log_predictive in zip(taken, steps, strict=True):
             self._steps.append(
                 {
@@ -296,6 +297,18 @@ class SequentialDesign:
                 }
             )
         self._proposed = {}
+
+    def _take(self, taken: list[tuple[str, int, Any]], is_refit: bool) -> None:
+        for site, number, told in taken:
+            self._values[site][number], self._seen[site][number] = float(told), True
+        if self._pool is None or is_refit:
+            self.refit()
+            return
+        for site, number, told in taken:
+            self._pool.add(site, number, float(told))
+        self._pool.update()
+        if not self._pool.converged:
+            warn(f"The fit of {self.num_observed} observations did not converge; refit() runs the engine on them.")
 
     def _take_again(self, place: Any, value: Any, started: float) -> None:
         """An observation that enters the arguments of the fit as the user says."""
@@ -367,10 +380,10 @@ class SequentialDesign:
         found = _observed(self._engine)
         return {
             site: (
-                self._argument("observations", arguments, site, np.asarray(found.values[site], float)),
-                self._argument("mask", arguments, site, found.masks[site]),
+                self._argument("observations", arguments, site, np.asarray(found.values[site], float), is_seen),
+                self._argument("mask", arguments, site, is_seen, np.ones(is_seen.shape, bool)),
             )
-            for site in self._shapes
+            for site, is_seen in found.masks.items()
         }
 
     @property
@@ -379,20 +392,24 @@ class SequentialDesign:
         engine = self._engine
         return bound_arguments(engine.model, engine._args, engine._kwargs)
 
-    def _argument(self, kind: str, arguments: Mapping[str, Any], site: str, value: np.ndarray) -> str:
+    def _argument(
+        self, kind: str, arguments: Mapping[str, Any], site: str, value: np.ndarray, is_seen: np.ndarray
+    ) -> str:
         given = self._given[kind]
         name = given.get(site) if isinstance(given, Mapping) else given
         if name is not None:
             if name not in arguments:
                 raise ValueError(f"{kind}={name!r}: the arguments of the model are {sorted(arguments)}.")
             return str(name)
-        is_mask, shape, fitting = value.dtype == bool, self._shapes[site], []
-        for candidate, argument in arguments.items():
-            if not isinstance(argument, np.ndarray | Array | list):
-                continue
-            array = np.asarray(argument)
-            if array.shape == shape and (array.dtype == bool) == is_mask and np.array_equal(array.astype(float), value):
-                fitting.append(candidate)
+        is_mask, shape = value.dtype == bool, self._shapes[site]
+        arrays = {n: np.asarray(v) for n, v in arguments.items() if isinstance(v, np.ndarray | Array | list)}
+        alike = {n: v for n, v in arrays.items() if v.shape == shape and (v.dtype == bool) == is_mask}
+
+        def equal(where: np.ndarray) -> list[str]:
+            return [n for n, v in alike.items() if np.array_equal(v.astype(float)[where], value[where])]
+
+        # a reading replaces placeholders that are no values
+        fitting = equal(np.ones(shape, bool)) or equal(is_seen)
         if len(fitting) == 1:
             return fitting[0]
         found = "none does" if not fitting else f"{fitting} do"

@@ -222,6 +222,9 @@ def test_what_cannot_be_asked_is_said(linear):
         (lambda: expected_information_gain(engine, focus="g"), "focus names 'g', which is no latent site"),
         (lambda: expected_information_gain(engine, focus="y"), "'y', which is an observed site"),
         (lambda: expected_information_gain(engine, focus=[]), "focus names no site"),
+        (lambda: expected_information_gain(engine, focus={"f": []}), "focus asks for no element of 'f'"),
+        (lambda: expected_information_gain(engine, focus=3), "focus must be names of sites"),
+        (lambda: expected_information_gain(draws_of({"f": jnp.full((2, 7), jnp.nan)}, model=classifier), *args), "nan"),
         (lambda: expected_information_gain(engine, focus={"f": 99}), r"'f'\[99\], whose shape is \(7,\)"),
         (lambda: expected_information_gain(engine, units="bans"), "units must be one of"),
         (lambda: design.vote_entropy(linear), "real numbers, of which none has a probability or a vote"),
@@ -291,9 +294,15 @@ def test_selection():
         ({"cost": [1.0, 0.0, 1.0]}, "must be positive"),
         ({"budget": 0.5, "cost": 1.0}, "pays for no candidate"),
         ({"exclude": True}, "No candidate is left"),
+        ({"exclude": [2]}, "exclude must hold booleans"),
+        ({"cost": ["a", "b", "c"]}, "cost must hold numbers"),
     ):
         with pytest.raises(ValueError, match=message):
             select([1.0, 3.0, 2.0], **kwargs)
+    for what in ("cost", "exclude"):
+        with pytest.raises(ValueError, match=rf"{what} names \['x'\], and there are scores of \['y', 'z'\]"):
+            select(scores, **{what: {"x": 1.0}})
+    assert select([1.0, np.inf, 2.0], 3) == [1, 2, 0]
     with pytest.raises(ValueError, match="1 scores are nan"):
         select([1.0, np.nan])
 

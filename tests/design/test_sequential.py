@@ -143,6 +143,35 @@ def test_a_test_score_and_a_refit_every_so_often():
     np.testing.assert_allclose(design.log_evidence, engine.log_evidence, atol=1e-7)
 
 
+@pytest.mark.parametrize("refit_every", [None, 1])
+def test_an_interrupted_observation_is_as_if_it_had_not_been_told(refit_every, monkeypatch):
+    """Its value was in use and in no history, and telling it again was refused."""
+    design = SequentialDesign(fitted(EP, FIRST), refit_every=refit_every)
+    before = design.log_evidence
+    what = (EP, "run") if refit_every else (type(design.source), "update")
+    with monkeypatch.context() as patch:
+        patch.setattr(*what, interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            design.observe(1, 1 - LABELS[1])
+    assert design.num_observed == FIRST.sum() and design.log_evidence == before and design.history.sizes["step"] == 0
+    design.observe(1, LABELS[1])
+    expected = fitted(EP, FIRST | (np.arange(NUM) == 1))
+    np.testing.assert_allclose(design.log_evidence, expected.log_evidence, atol=1e-7)
+
+
+def interrupt(*args, **kwargs):
+    raise KeyboardInterrupt
+
+
+def test_placeholders_that_are_no_values_do_not_hide_the_observations():
+    engine = EP(classifier, progress_bar=False)
+    engine.run(random.key(0), X, np.where(FIRST, LABELS, np.nan), FIRST)
+    design = SequentialDesign(engine, refit_every=1)
+    design.observe(1, LABELS[1])
+    expected = fitted(EP, FIRST | (np.arange(NUM) == 1))
+    np.testing.assert_allclose(design.log_evidence, expected.log_evidence, atol=1e-7)
+
+
 def test_what_cannot_be_observed_is_said(walked):
     engine = fitted(EP, FIRST)
     design = SequentialDesign(engine, random_scores)

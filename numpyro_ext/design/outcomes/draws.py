@@ -392,8 +392,11 @@ def _latents(draws: PosteriorDraws, args: tuple[Any, ...], kwargs: Mapping[str, 
         if np.shape(site["value"]) != value.shape[1:]:
             raise ValueError(
                 f"The draws of {name!r} have the shape {value.shape[1:]}, and the model at these arguments needs "
-                f"{np.shape(site['value'])}: new members have no draws yet."
+                f"{np.shape(site['value'])}: new members have no draws yet. Put their observations into the fit, "
+                "masked, and ask without arguments."
             )
+        if jnp.issubdtype(value.dtype, jnp.floating) and bool(jnp.isnan(value).any()):
+            raise ValueError(f"Some draws of {name!r} are nan: leave them out.")
         found[name] = value
     return found
 

@@ -142,6 +142,16 @@ class Pool:
         weights: np.ndarray = np.exp(log_weights - np.logaddexp.reduce(log_weights))
         return weights
 
+    def snapshot(self) -> tuple[Any, ...]:
+        """What has been seen and how it was fitted, for :meth:`restore`."""
+        taken = {name: dict(values) for name, values in self._taken.items()}
+        return taken, self._fit, self._capacities
+
+    def restore(self, snapshot: tuple[Any, ...]) -> None:
+        """As it was: what has been seen since is forgotten."""
+        self._taken, self._fit, self._capacities = snapshot
+        self._now = None
+
     def add(self, name: str, place: int, value: float) -> None:
         """See one observation; :meth:`update` fits it."""
         self._taken[name][place] = value

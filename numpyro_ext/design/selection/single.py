@@ -55,6 +55,10 @@ def select(
     """
     by_site = scores if isinstance(scores, Mapping) else {"": scores}
     arrays = {name: np.asarray(value, float) for name, value in by_site.items()}
+    for what, given in (("cost", cost), ("exclude", exclude)):
+        unknown = sorted(set(given) - set(arrays)) if isinstance(given, Mapping) else []
+        if unknown:
+            raise ValueError(f"{what} names {unknown}, and there are scores of {list(arrays)}.")
     if size is not None and not (isinstance(size, int | np.integer) and size >= 1):
         raise ValueError(f"size must be a whole number of at least one, got {size!r}.")
     flat, costs = [], []
@@ -68,7 +72,7 @@ def select(
         flat.append(np.where(left, array, -np.inf).reshape(-1))
         costs.append(price.reshape(-1))
     values, prices = np.concatenate([*flat, np.empty(0)]), np.concatenate([*costs, np.empty(0)])
-    number = int(np.isfinite(values).sum())
+    number = int((values > -np.inf).sum())
     if number == 0:
         raise ValueError("No candidate is left: every score is minus infinity or excluded.")
     wanted = number if size is None and budget is not None else size or 1
@@ -108,7 +112,11 @@ def _candidate(name: str, index: tuple[int, ...], score: float, has_sites: bool)
 
 
 def _in_shape(what: str, given: ArrayLike, name: str, scores: np.ndarray, dtype: type) -> np.ndarray:
-    array: np.ndarray = np.asarray(given, dtype)
+    array: np.ndarray = np.asarray(given)
+    if array.dtype.kind not in ("b" if dtype is bool else "buif"):
+        kind = "booleans, true for what is not to be taken" if dtype is bool else "numbers"
+        raise ValueError(f"{what}{_of(name)} must hold {kind}; got {given!r}.")
+    array = array.astype(dtype)
     try:
         return np.broadcast_to(array, scores.shape)
     except ValueError as error:
