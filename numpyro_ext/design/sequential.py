@@ -221,7 +221,13 @@ class SequentialDesign:
                 f"A score returns a dictionary of arrays by observed site ({list(self._shapes)}); "
                 f"{self._acquisition!r} returned a {type(found).__name__}."
             )
-        return dict(found)
+        return {name: self._of_candidates(name, scores) for name, scores in found.items()}
+
+    def _of_candidates(self, name: str, scores: Any) -> Any:
+        """Scores of a user's own function may know nothing of what is seen."""
+        if self._enter is not None or np.shape(scores) != self._shapes.get(name):
+            return scores
+        return np.where(self._seen[name].reshape(self._shapes[name]), -np.inf, np.asarray(scores))
 
     def propose(self, rng_key: Array | None = None, *, size: int | None = None, **selection: Any) -> Any:
         """Which observation to make next. Nothing changes until it is told: see :meth:`observe`.

@@ -11,6 +11,7 @@ from numpyro import handlers
 
 from numpyro_ext.design import SequentialDesign, expected_risk, site_entropy_reduction
 from numpyro_ext.infer import EP, LaplaceApproximation
+from numpyro_ext.potentials import ProbitPotential
 from tests.compilations import compiled_programs
 from tests.tiers import thorough
 
@@ -42,6 +43,25 @@ def test_refits_give_the_reference_values(problem):
     labels = np.r_[np.zeros(number), np.array(PROBLEMS[problem]["IVM"]["y_star"]) > 0]
     fall = site_entropy_reduction(engine, labels)["y"][number:]
     np.testing.assert_allclose(fall, PROBLEMS[problem]["IVM"]["entropy_decrease_nats"], atol=1e-8)
+
+
+@pytest.mark.parametrize("problem", PROBLEMS)
+def test_matching_moments_once_for_each_label_is_assumed_density_filtering(problem):
+    """What the one-step risk does with a candidate, from the prior on with one label after the other."""
+    x, expected = np.array(PROBLEMS[problem]["X"]), PROBLEMS[problem]["ADF"]
+    distance = np.sum(((x[:, None] - x) / np.array(PROBLEMS[problem]["lengthscale"])) ** 2, -1)
+    mean, covariance = np.zeros(len(x)), PROBLEMS[problem]["signal_var"] * np.exp(-0.5 * distance)
+    evidence = 0.0
+    for k in expected["order"]:
+        label = ProbitPotential(jnp.array(int(PROBLEMS[problem]["y"][k] > 0)))
+        moments = label.tilted_moments(mean[k], covariance[k, k])
+        slope = covariance[:, k] / covariance[k, k]
+        fall = covariance[k, k] - float(moments.variance)
+        mean, evidence = mean + slope * (float(moments.mean) - mean[k]), evidence + float(moments.log_z)
+        covariance = covariance - fall * np.outer(slope, slope)
+    np.testing.assert_allclose(mean, expected["post_mean"], atol=1e-8)
+    np.testing.assert_allclose(covariance, expected["post_cov"], atol=1e-8)
+    np.testing.assert_allclose(evidence, expected["log_evidence"], atol=1e-8)
 
 
 @pytest.mark.thorough

@@ -10,7 +10,7 @@ from jax.scipy.stats import norm
 from numpyro import handlers
 
 from numpyro_ext.design import SequentialDesign, expected_information_gain, predictive_entropy, random_scores
-from numpyro_ext.infer import EP, INLA, LaplaceApproximation
+from numpyro_ext.infer import EP, INLA, LaplaceApproximation, VariationalGaussian
 from tests.compilations import compiled_programs
 
 NUM = 40
@@ -52,6 +52,32 @@ def test_observations_one_by_one_are_a_fit_from_scratch(walked):
     np.testing.assert_allclose(walked.scores()["y"], expected_information_gain(engine)["y"], atol=1e-8)
     np.testing.assert_allclose(walked.log_evidence, walked.history["log_evidence"].values[-1])
     assert walked.num_observed == seen.sum() and "incremental fits" in repr(walked)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [EP, LaplaceApproximation, VariationalGaussian])
+def test_a_hundred_observations_are_a_fit_from_scratch(kind):
+    rng = np.random.default_rng(0)
+    x = rng.uniform(-3.0, 3.0, 150)
+    labels, seen = (np.sin(2.0 * x) + rng.normal(size=150) > 0).astype(int), np.arange(150) < 10
+
+    def fit(mask, **options):
+        engine = kind(classifier, progress_bar=False, **options)
+        engine.run(random.key(0), x, np.where(mask, labels, 0), mask)
+        return engine
+
+    design = SequentialDesign(fit(seen))
+    while seen.sum() < 110:  # one, two or three at once, some of them proposed
+        places = rng.permutation(np.flatnonzero(~seen))[: rng.integers(1, 4)].tolist()
+        if rng.random() < 0.3:
+            places = [design.propose()]
+        design.observe(places, labels[places].tolist())
+        seen[places] = True
+    engine = fit(seen, tol=1e-12)
+    mean, variance = design.predictors()["y"]
+    np.testing.assert_allclose(mean, engine.posterior["f"].mean, atol=1e-8)
+    np.testing.assert_allclose(variance, engine.posterior["f"].variance, atol=1e-8)
+    np.testing.assert_allclose(design.log_evidence, engine.log_evidence, atol=1e-7)
 
 
 def test_the_order_of_observations_does_not_matter(walked):
@@ -141,6 +167,14 @@ def test_a_test_score_and_a_refit_every_so_often():
     assert np.all(np.isnan(history["score"].values))  # nobody proposed them
     engine = fitted(EP, FIRST | (np.arange(NUM) <= 3))
     np.testing.assert_allclose(design.log_evidence, engine.log_evidence, atol=1e-7)
+
+
+def test_scores_that_know_nothing_of_what_is_seen():
+    def turned(source, rng_key=None):
+        return {name: -scores for name, scores in predictive_entropy(source).items()}  # infinite where there is none
+
+    design = SequentialDesign(fitted(EP, FIRST), turned)
+    assert np.all(np.isneginf(design.scores()["y"]) == FIRST) and not FIRST[design.propose()]
 
 
 @pytest.mark.parametrize("refit_every", [None, 1])

@@ -59,7 +59,7 @@ def outlooks(
         if args or kwargs or focus is not None or hyper != "mixture":
             raise ValueError(
                 "A pool has the candidates that it was made with, and everything in focus. In a SequentialDesign, "
-                "refit_every=1 asks the engine itself."
+                "refit_every=1 asks the engine itself; optimise_design takes scores without a focus."
             )
         pool = dict(source.outlooks())
         check_candidates(pool)

@@ -80,7 +80,7 @@ def select(
         raise ValueError(f"{wanted} candidates are asked for, and {number} are left.")
     rate = values if cost is None else values / prices
     order = np.argsort(-rate, kind="stable")[:number]
-    if np.any(np.diff(rate[order]) == 0.0):  # a random order first, so that equal scores come in it
+    if np.any(rate[order][1:] == rate[order][:-1]):  # a random order first, so that equal scores come in it
         shuffled = np.asarray(random.permutation(random.key(0) if rng_key is None else rng_key, len(values)))
         order = shuffled[np.argsort(-rate[shuffled], kind="stable")][:number]
     chosen: list[int] = []
