@@ -94,15 +94,15 @@ def test_one_acquisition(benchmark, results, size, seconds):
 
 
 def test_a_hundred_acquisitions(results):
-    seconds = {}
-    for name, score in (("information", expected_information_gain), ("entropy", predictive_entropy)):
-        for _ in range(2):  # the second compiles nothing
+    seconds = dict.fromkeys(("information", "entropy"), float("inf"))
+    for _ in range(4):  # in turns, of which the first compiles
+        for name, score in (("information", expected_information_gain), ("entropy", predictive_entropy)):
             design, _, labels = _design(400, score, 5)
             start = time.perf_counter()
             for _ in range(100):
                 place = design.propose()
                 design.observe(place, labels[place])
-            seconds[name] = time.perf_counter() - start
+            seconds[name] = min(seconds[name], time.perf_counter() - start)
     results.add(
         Row(
             item="100 acquisitions from a probit pool of 400, information",

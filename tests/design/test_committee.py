@@ -11,7 +11,7 @@ import pytest
 
 from numpyro_ext.design import committee_information, nested_information
 from numpyro_ext.design.outcomes import committee
-from tests.monte_carlo import assert_close_means
+from tests.tiers import thorough
 
 REFERENCE = json.loads((Path(__file__).parents[1] / "reference" / "active_bald_core.json").read_text())
 COMMITTEE, FOCUSED = REFERENCE["discrete_committee"], REFERENCE["focused_discrete"]
@@ -62,18 +62,29 @@ def test_the_bias_of_few_members_and_its_corrections():
     """Dirichlet members: what a sample of them says on average, against one of very many."""
     concentration = np.array([1.0, 2.0, 0.7])
     rng = np.random.default_rng(0)
-    many = rng.dirichlet(concentration, 400_000)
-    exact = float(committee_information(jnp.log(many)))
-    leading = -0.5 * np.sum(many.var(0) / many.mean(0))
-    for size in (5, 20):
-        members = jnp.log(jnp.asarray(rng.dirichlet(concentration, (4000, size))))
-        plain = jax.vmap(committee_information)(members)
-        slope = (np.asarray(plain) - exact) * size
-        assert abs(slope.mean() - leading) < 3.0 * slope.std() / np.sqrt(4000) + 0.15 * abs(leading)
-    members = jnp.log(jnp.asarray(rng.dirichlet(concentration, (400, 10))))
+    mean = concentration / concentration.sum()
+    leading = -0.5 * np.sum((1.0 - mean) / (1.0 + concentration.sum()))
+
+    def errors(size, number, correction):
+        """Of members' information, whose mean divergence from the true mixture has the same expectation but no bias."""
+        members = rng.dirichlet(concentration, (number, size))
+        found = jax.vmap(partial(committee_information, bias_correction=correction))(jnp.log(jnp.asarray(members)))
+        return np.asarray(found) - np.mean(np.sum(members * np.log(members / mean), -1), -1)
+
+    for size in (50, 200):
+        slope = size * errors(size, 4000, "none")
+        assert abs(slope.mean() - leading) < 3.0 * slope.std() / np.sqrt(len(slope))
     for correction in ("delta", "jackknife"):
-        corrected = jax.vmap(partial(committee_information, bias_correction=correction))(members)
-        assert_close_means(corrected, exact, other_error=0.003 / 5.0)
+        left = errors(10, 8000, correction)
+        assert abs(left.mean()) + 3.0 * left.std() / np.sqrt(len(left)) < 0.003
+
+
+@pytest.mark.parametrize("correction", ["none", "delta", *thorough("jackknife")])
+def test_corrections_within_jit(correction):
+    """They asked for the value of a number of members."""
+    found = partial(committee_information, bias_correction=correction)
+    weights = jnp.array(COMMITTEE["weights"])
+    np.testing.assert_allclose(jax.jit(found)(LOG_P, weights), found(LOG_P, weights), atol=1e-12)
 
 
 def test_members_without_weight_are_refused():

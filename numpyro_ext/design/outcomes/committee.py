@@ -6,7 +6,7 @@ between. Larger scores are better; nats throughout.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -83,9 +83,11 @@ def committee_information(
     plain = _information(log_p, w)
     if bias_correction == "none":
         return plain
-    size = 1.0 / float(jnp.sum(w**2)) if effective_sample_size is None else float(effective_sample_size)
-    if size <= 1.0:
-        raise ValueError(f"A bias correction needs an effective sample size above one; this one is {size:.3g}.")
+    size: Any = effective_sample_size
+    if size is None:
+        size = len(w) if weights is None else 1.0 / jnp.sum(w**2)
+    if not isinstance(size, jax.core.Tracer) and not float(size) > 1.0:
+        raise ValueError(f"A bias correction needs an effective sample size above one; this one is {float(size):.3g}.")
     if bias_correction == "delta":
         p, mean = jnp.exp(log_p), jnp.exp(mixture(log_p, w))
         variance = jnp.tensordot(w, jnp.square(p - mean), 1)
