@@ -91,7 +91,8 @@ def committee_information(
     if bias_correction == "delta":
         p, mean = jnp.exp(log_p), jnp.exp(mixture(log_p, w))
         variance = jnp.tensordot(w, jnp.square(p - mean), 1)
-        return plain + 0.5 / (size - 1.0) * jnp.sum(jnp.where(mean > 0.0, variance / mean, 0.0), axis=-1)
+        delta: Array = plain + 0.5 / (size - 1.0) * jnp.sum(jnp.where(mean > 0.0, variance / mean, 0.0), axis=-1)
+        return delta
 
     def without(number: Array) -> Array:
         left = jnp.where(jnp.arange(len(w)) == number, 0.0, w)
@@ -99,7 +100,8 @@ def committee_information(
 
     # of weighted members, each leaves with its weight
     others = jnp.tensordot(w, jax.lax.map(without, jnp.arange(len(w))), 1)
-    return size * plain - (size - 1.0) * others
+    jackknife: Array = size * plain - (size - 1.0) * others
+    return jackknife
 
 
 def nested_information(log_p: ArrayLike, weights: ArrayLike | None = None) -> Array:
