@@ -388,3 +388,18 @@ def test_a_bound_that_a_given_zero_holds_is_taken(given, is_taken) -> None:
     else:
         with pytest.raises(ModelStructureError, match=r"'scale' \(Uniform\) depends on"):
             UnconstrainedSpace(reading.hyper, given)
+
+
+def test_the_larger_factor_of_a_product_is_no_hyperparameter():
+    """Loadings with a prior, where the tastes that they multiply are to be the field."""
+
+    def shared_tastes():
+        loadings = numpyro.sample("loadings", dist.Normal(0.0, 1.0).expand([6, 2]).to_event(2))
+        with numpyro.plate("users", 2):
+            taste = numpyro.sample("taste", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+        utility = taste @ loadings.T
+        numpyro.sample("y", dist.Bernoulli(logits=utility[jnp.arange(5) % 2, jnp.arange(5)]), obs=np.ones(5, int))
+
+    assert read_latent_gaussian(shared_tastes, check=False).field == ("loadings",)
+    with pytest.raises(ModelStructureError, match=r"choose another field \(field=\[...\]\), take BilinearVG"):
+        read_latent_gaussian(shared_tastes, field="taste", check=False)

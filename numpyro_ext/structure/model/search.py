@@ -363,11 +363,13 @@ def check_hyper(reading: ModelReading, sites: Mapping[str, SiteInfo], are_learne
             continue
         kind = "not Gaussian" if not info.is_candidate else "used nonlinearly"
         if size >= num_observations or size > _MAX_HYPER_SIZE:
+            remedy = "give it a Gaussian prior where the predictor is affine in it"
+            if info.is_candidate:
+                remedy = "choose another field (field=[...]), take BilinearVG where a site of the field multiplies it"
             raise ModelStructureError(
                 f"{what} is {kind}, so it would be a hyperparameter, but it has {size} elements for {num_observations} "
                 "observations, too many to maximise over. Integrate it out in the model (a scale mixture written as a "
-                "Student-t, a Gamma-Poisson), give it a Gaussian prior where the predictor is affine in it, or "
-                "use NUTS.",
+                f"Student-t, a Gamma-Poisson), {remedy}, or use NUTS.",
                 site=name,
             )
 
