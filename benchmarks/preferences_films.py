@@ -13,10 +13,10 @@ from numpyro_ext.infer import collaborative_em
 
 from .preferences_pairs import held_out, kernel_of, mean_and_error
 
-__all__ = ["films", "lovers", "lovers_of_genres", "movielens"]
+__all__ = ["MOST_PAIRS", "STEPS_OF_FILMS", "films", "lovers", "lovers_of_genres", "movielens"]
 
-_STEPS_OF_FILMS = 10
-_MOST_PAIRS = 50
+STEPS_OF_FILMS = 10
+MOST_PAIRS = 50
 _GENRES = {"Action": 1, "Comedy": 5}
 _NUM_LOVERS, _NUM_HELD_OUT, _NUM_SHOWN = 20, 100, (0, 1, 3, 10, 30, 100)
 
@@ -31,22 +31,22 @@ def movielens(seed: int) -> dict[str, Any]:
     train, test = held_out(data.pairs, 4, seed)
     K = kernel_of(data.item_features, 1.0)
     counts = np.bincount(train[:, 0], minlength=data.num_users)
-    taken = int(np.minimum(counts, _MOST_PAIRS).sum())
+    taken = int(np.minimum(counts, MOST_PAIRS).sum())
     sizes = {"users": int(np.sum(counts > 0)), "pairs": len(train), "taken": taken, "tests": len(test)}
     found: dict[str, Any] = {"counts": sizes}
     for name, covariance in (("GPVU-EP", "factor"), ("NPCA-EP", "free")):
-        options: Any = {"covariance": covariance, "num_users": data.num_users, "num_pairs_per_user": _MOST_PAIRS}
+        options: Any = {"covariance": covariance, "num_users": data.num_users, "num_pairs_per_user": MOST_PAIRS}
         options |= {"progress_bar": False, "rng_key": jax.random.key(seed)}
         fit, seconds = None, 0.0
         for stage in (1, 2):
             start = time.process_time()
             # While the prior moves, posteriors need not be exact.
-            moving = options | {"num_steps": _STEPS_OF_FILMS, "inference_tol": 1e-2}
+            moving = options | {"num_steps": STEPS_OF_FILMS, "inference_tol": 1e-2}
             moving |= {"rng_key": jax.random.fold_in(options["rng_key"], stage)}
             fit = collaborative_em(train, K, 30, init=fit, **moving)
             seconds += time.process_time() - start
             end = collaborative_em(train, K, 30, init=fit, num_steps=0, **options)
-            found[f"{name}, {stage * _STEPS_OF_FILMS} iterations"] = {
+            found[f"{name}, {stage * STEPS_OF_FILMS} iterations"] = {
                 "loss": float(-end.log_predictive(*test.T).mean()),
                 "stranger": float(-end.log_predictive(None, *test[:, 1:].T).mean()),
                 "evidence": float(end.objective_trace[-1]),
@@ -75,10 +75,10 @@ def films(draws: list[dict[str, Any]]) -> list[str]:
         means = [np.mean([one[key] for one in of]) for key in ("evidence", "seconds")]
         losses, strangers = (mean_and_error(one[key] for one in of) for key in ("loss", "stranger"))
         lines.append(f"| {name} | {losses} | {strangers} | {each} | {means[0]:.0f} | {means[1]:.0f} |")
-    names = [name for name in draws[0] if f"{2 * _STEPS_OF_FILMS} " in name]
+    names = [name for name in draws[0] if f"{2 * STEPS_OF_FILMS} " in name]
     wins = sum(draw[names[0]]["loss"] < draw[names[1]]["loss"] for draw in draws)
     ours = float(np.mean([draw[names[0]]["loss"] for draw in draws]))
-    lines += ["", f"After {2 * _STEPS_OF_FILMS} iterations GPVU-EP is below NPCA-EP on {wins} of {len(draws)} seeds."]
+    lines += ["", f"After {2 * STEPS_OF_FILMS} iterations GPVU-EP is below NPCA-EP on {wins} of {len(draws)} seeds."]
     lines += [f"The loss of GPVU-EP is {ours / 0.483 - 1.0:+.1%} from the 0.483 of Ko (2017), where it may be 10 %."]
     return lines
 
@@ -101,10 +101,10 @@ def lover_pairs(loved: np.ndarray, num_train: int, rng: np.random.Generator) -> 
 def lovers_of_genres(seed: int) -> dict[str, Any]:
     """People who prefer films of one genre to all others, folded in with more and more of their pairs."""
     data = load_best_worst_pairs()
-    options: Any = {"num_users": data.num_users, "num_pairs_per_user": _MOST_PAIRS, "inference_tol": 1e-2}
-    options |= {"num_steps": 2 * _STEPS_OF_FILMS, "rng_key": jax.random.key(seed), "progress_bar": False}
+    options: Any = {"num_users": data.num_users, "num_pairs_per_user": MOST_PAIRS, "inference_tol": 1e-2}
+    options |= {"num_steps": 2 * STEPS_OF_FILMS, "rng_key": jax.random.key(seed), "progress_bar": False}
     fit = collaborative_em(data.pairs, kernel_of(data.item_features, 1.0), 30, **options)
-    is_known = np.bincount(data.pairs[:, 1:].ravel(), minlength=data.num_items) >= _MOST_PAIRS
+    is_known = np.bincount(data.pairs[:, 1:].ravel(), minlength=data.num_items) >= MOST_PAIRS
     rng, found = np.random.default_rng(seed), {}
     for genre, column in _GENRES.items():
         loved = np.where(is_known, data.item_features[:, column], -1.0)
