@@ -21,7 +21,7 @@ import numpy as np
 
 from numpyro_ext.infer import BilinearVG, fit_batches
 from numpyro_ext.infer.bilinear.algorithms import sweeps as bg
-from numpyro_ext.infer.bilinear.algorithms.devices import OneDevice, SeveralDevices
+from numpyro_ext.infer.bilinear.algorithms.devices import Division, OneDevice, SeveralDevices
 from numpyro_ext.models import poisson_factorization
 from numpyro_ext.potentials import PoissonExpPotential
 from numpyro_ext.structure.bilinear.form import Bilinear, GaussianSide, order_cells
@@ -130,7 +130,7 @@ def divide_sweep(family: bg.Family) -> dict[str, Any]:
     form = make_form(data, rank)
     state = jax.jit(bg.init, static_argnums=(2, 3))(form, jax.random.key(0), family, family)
     objectives, text, prepared = [], "", None
-    for devices in (OneDevice(), SeveralDevices(jax.devices(), data.rows, data.columns, data.shape[0])):
+    for devices in (OneDevice(), SeveralDevices(Division(jax.devices(), data.rows, data.columns, data.shape[0]))):
         prepared = devices.put_cells(jax.jit(devices.prepare)(form, state.rows, state.columns))
         sweep = jax.jit(devices.sweep)
         _, now = devices.put(state.objective, state)

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from numpyro_ext.infer.bilinear.algorithms import sweeps as bg
-from numpyro_ext.infer.bilinear.algorithms.devices import OneDevice, SeveralDevices
+from numpyro_ext.infer.bilinear.algorithms.devices import Division, OneDevice, SeveralDevices
 from tests.infer.bilinear_devices import NUM_COLUMNS, NUM_ROWS, make_counts
 from tests.infer.bilinear_forms import factorisation
 
@@ -36,7 +36,10 @@ def main():
     form = factorisation(rows, columns, counts, (NUM_ROWS, NUM_COLUMNS), (1.0, 0.5), 2)
     state = jax.jit(partial(bg.init, row_family="diagonal", column_family="diagonal"))(form, jax.random.key(0))
     found = {"num_devices": len(jax.devices())}
-    for name, devices in (("one", OneDevice()), ("all", SeveralDevices(jax.devices(), rows, columns, NUM_ROWS))):
+    for name, devices in (
+        ("one", OneDevice()),
+        ("all", SeveralDevices(Division(jax.devices(), rows, columns, NUM_ROWS))),
+    ):
         leaves = jax.tree.leaves(sweep_on(devices, form, state))
         found |= {f"{name}-{number}": np.asarray(leaf) for number, leaf in enumerate(leaves)}
     np.savez(sys.argv[1], **found)

@@ -12,7 +12,8 @@ from jax.flatten_util import ravel_pytree
 from jax.scipy.stats import norm
 from numpyro import handlers
 
-from numpyro_ext.infer import BilinearVG, fit_batches
+from numpyro_ext.infer import BilinearEP, BilinearVG, fit_batches
+from tests.compilations import compiled_programs
 from tests.monte_carlo import assert_close_covariance, assert_close_means
 
 needs_float64 = pytest.mark.skipif(not jax.config.jax_enable_x64, reason="checks float64 accuracy")
@@ -192,6 +193,31 @@ def test_saving_and_going_on(fitted, tmp_path):
     short.run(random.key(0), *ANSWERS, mask=held, init_state=fitted.last_state)
     scores = short.log_predictive()["won"]
     assert np.all(scores[held] == 0.0) and np.all(scores[~held] < 0.0)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("engine", [BilinearVG, BilinearEP])
+def test_other_pairs_compile_nothing(engine):
+    """Neither a fit, nor a new person, nor predictions; a fit to the same answers in another order is the same."""
+    options = {"covariance": "component", "num_restarts": 0} if engine is BilinearVG else {}
+    order = np.random.default_rng(0).permutation(USER.size)
+    shuffled = [x[order] for x in ANSWERS]
+
+    def ask(answers):
+        fit = engine(preferences, progress_bar=False, **options)
+        fit.run(random.key(1), *answers)
+        person = [np.zeros(8, int), *(x[:8] for x in answers[1:])]
+        new = fit.fold_in(random.key(2), *person, users=1)
+        return fit, new, fit.log_predictive(*(x[:8] for x in answers))["won"]
+
+    first, _, _ = ask(ANSWERS)
+    with compiled_programs() as names:
+        second, new, scores = ask(shuffled)
+    assert names == []
+    tol = {"rtol": 1e-4, "atol": 1e-4} if jax.config.jax_enable_x64 else {"rtol": 2e-2, "atol": 2e-2}
+    np.testing.assert_allclose(second.log_evidence, first.log_evidence, **tol)
+    np.testing.assert_allclose(second.posterior["h"].sd, first.posterior["h"].sd, **tol)
+    assert np.all(scores < 0.0) and new.posterior["w"].mean.shape == (1, RANK)
 
 
 def test_what_is_refused():

@@ -11,6 +11,7 @@ from jax.scipy.stats import norm
 from numpyro_ext.structure import ModelStructureError, read_bilinear
 from numpyro_ext.structure.bilinear import CoupledSide
 from numpyro_ext.structure.bilinear.read import read_like
+from tests.compilations import compiled_programs
 
 USERS, ITEMS, RANK = 4, 6, 2
 RNG = np.random.default_rng(0)
@@ -115,7 +116,7 @@ def test_ways_of_writing(model, num_roots, width):
     assert reading.is_coupled[item_side] and reading.is_coupled[1 - item_side] == (model is processes_on_both_sides)
     assert "cells see" in reading.describe()
     unknowns = jnp.asarray(np.random.default_rng(1).normal(size=reading.num_columns))
-    predictor = reading.predictor_fn(reading._env(reading.initial_hyper(), None))
+    predictor = reading.predictor_fn(reading._env(reading.initial_hyper(), None), reading.predictor_rows)
     tol = 1e-9 if jax.config.jax_enable_x64 else 1e-4
     np.testing.assert_allclose(form.predictor(*reading.vectors(unknowns)), predictor(unknowns), atol=tol)
 
@@ -168,6 +169,27 @@ def test_other_cells_of_the_same_vectors():
     unknowns = jnp.asarray(np.random.default_rng(1).normal(size=reading.num_columns))
     one, two = (r.form({}).predictor(*r.vectors(unknowns)) for r in (reading, other))
     np.testing.assert_allclose(two, -one[:5], atol=1e-9 if jax.config.jax_enable_x64 else 1e-4)
+
+
+def test_other_pairs_of_equal_shapes_compile_nothing():
+    """What is compiled for some pairs is given the others, and so are its functions of the data."""
+
+    def model(user, first, second, won):
+        h = process("h", ITEMS)
+        answer(jnp.sum(users()[user] * (h[:, first] - h[:, second]).T, -1), won)
+
+    reading = read_bilinear(model, (USER, FIRST, SECOND, WON), by_component=True)
+    with compiled_programs() as names:
+        other = read_bilinear(model, (USER[::-1], SECOND, (FIRST + 1) % ITEMS, WON), by_component=True)
+    assert names == []
+    assert other.structure_key == reading.structure_key
+    assert not np.array_equal(other._incidences[1].places, reading._incidences[1].places)
+    expected, form = other.form({}), reading.skeleton().form({}, other.data)
+    jax.tree.map(np.testing.assert_array_equal, form, expected)
+    unknowns = jnp.asarray(np.random.default_rng(1).normal(size=reading.num_columns))
+    exact = other.predictor_fn(other._env({}, None), other.predictor_rows)(unknowns)
+    tol = 1e-9 if jax.config.jax_enable_x64 else 1e-4
+    np.testing.assert_allclose(form.predictor(*other.vectors(unknowns)), exact, atol=tol)
 
 
 @pytest.mark.thorough

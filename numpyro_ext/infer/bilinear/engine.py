@@ -17,14 +17,13 @@ from ...structure.bilinear.reading import BilinearReading
 from ..front.engine import EngineOptions, check_at_least, check_one_of, check_positive, default_tolerance
 from ..front.files.checkpoints import read_checkpoint, write_checkpoint
 from ..front.files.saved_runs import fit_from_content
-from ..front.programs import compiled
 from ..front.running.iterations import Iterations, StepInfo, fit_in_chunks, judge
 from ..front.state import EngineState, Fit, check_init_state, data_digest
 from ..hyper.space import UnconstrainedSpace
 from .algorithms import sweeps as core
 from .answers import BilinearAnswers
 from .families import Covariance, check_coupled, named_by_component, side_families
-from .programs import CHUNK, BilinearPrograms, Solver, explain, parts, with_parts
+from .programs import CHUNK, BilinearPrograms, Solver, bilinear_programs, explain, parts, with_parts
 from .run import BilinearRun
 
 __all__ = ["BilinearVG"]
@@ -298,7 +297,7 @@ class BilinearVG(BilinearAnswers):
         families, tol = self._families(reading), self._tolerance()
         is_plain = self.devices is None and self.solver == "natural-gradient" and self.unlisted_cells == "missing"
         check_coupled(reading, is_plain)
-        return compiled(BilinearPrograms, reading, space, families, tol, self.devices, self.solver)
+        return bilinear_programs(reading, space, families, tol, self.devices, self.solver)
 
     def _tolerance(self) -> float:
         return default_tolerance(self.tol, 1e-6, 1e-5)

@@ -27,7 +27,7 @@ from .algorithms import sweeps as core
 from .algorithms.incidence import step_sizes
 from .algorithms.loop import SolveInfo
 from .answers import BilinearAnswers
-from .programs import BilinearPrograms, explain
+from .programs import BilinearPrograms, bilinear_programs, explain
 from .run import BilinearRun
 
 __all__ = ["BilinearEP", "HybridPrograms", "HybridRun"]
@@ -271,7 +271,7 @@ class BilinearEP(BilinearAnswers):
                 f"{list(space.names)} (hyper_values={{{space.names[0]!r}: ...}}), such as those that BilinearVG learns."
             )
         families = tuple("component" if is_coupled else "diagonal" for is_coupled in reading.is_coupled)
-        answers = compiled(BilinearPrograms, reading, space, families, self._tolerance(), None, "natural-gradient")
+        answers = bilinear_programs(reading, space, families, self._tolerance())
         form = answers.form(reading.data, space.unpack(space.initial()))
         _check_form(form, reading)
         is_weighted = bool(np.any(np.asarray(form.weight) != 1.0))

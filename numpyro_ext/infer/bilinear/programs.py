@@ -20,11 +20,11 @@ from ..hyper.space import UnconstrainedSpace
 from .algorithms import steps
 from .algorithms import sweeps as core
 from .algorithms.cells import Block, View
-from .algorithms.devices import OneDevice, Prepared, SeveralDevices
+from .algorithms.devices import Division, OneDevice, Prepared, SeveralDevices
 from .algorithms.incidence import CoupledBlock, SideBlock, draw_side, step_sizes, touched
 from .algorithms.loop import fit_side, iterate
 
-__all__ = ["CHUNK", "BilinearPrograms", "FoldInfo", "Solver", "explain", "parts", "with_parts"]
+__all__ = ["CHUNK", "BilinearPrograms", "FoldInfo", "Solver", "bilinear_programs", "explain", "parts", "with_parts"]
 
 CHUNK = 10
 _SHORT_STEP = 0.25
@@ -42,6 +42,20 @@ class FoldInfo(NamedTuple):
     """Objective of each new vector, shape ``(num,)``."""
 
 
+def bilinear_programs(
+    reading: BilinearReading,
+    space: UnconstrainedSpace,
+    families: tuple[core.Family, core.Family],
+    tol: float,
+    devices: tuple[Any, ...] | None = None,
+    solver: Solver = "natural-gradient",
+) -> BilinearPrograms:
+    """Programs for a reading, those of an earlier one of the same structure if there was one; see the class."""
+    # Which device has which cells is a part of what is compiled.
+    division = None if devices is None else Division(devices, *reading.index, len(reading.elements[0]))
+    return compiled(BilinearPrograms, reading, space, families, tol, division, solver)
+
+
 class BilinearPrograms:
     """Compiled functions of ``(data, hyper, state, ...)`` for one model structure.
 
@@ -49,7 +63,7 @@ class BilinearPrograms:
     :param UnconstrainedSpace space: of the hyperparameters that are learned.
     :param families: of rows and columns.
     :param float tol: relative change of the objective at which a run has converged.
-    :param devices: between which :attr:`solve` divides the rows.
+    :param Division division: of the rows between the devices on which :attr:`solve` runs, if these are several.
     :param str solver: of the vectors of one side, on one device.
     """
 
@@ -59,16 +73,11 @@ class BilinearPrograms:
         space: UnconstrainedSpace,
         families: tuple[core.Family, core.Family],
         tol: float,
-        devices: tuple[Any, ...] | None = None,
+        division: Division | None = None,
         solver: Solver = "natural-gradient",
     ) -> None:
         self._reading, self._space, self.families, self._tol = reading, space, families, tol
-        self._others = devices, solver
-        self.devices: OneDevice = (
-            OneDevice(_SOLVERS[solver])
-            if devices is None
-            else SeveralDevices(devices, reading.index[0], reading.index[1], reading.elements[0].shape[0])
-        )
+        self.devices = OneDevice(_SOLVERS[solver]) if division is None else SeveralDevices(division)
         self.form = quick_jit(self._form, is_lean=True)
         self.init_state = quick_jit(self._init_state, is_lean=True)
         self._compiled_prepare = quick_jit(self._prepare, is_lean=True)
@@ -77,12 +86,9 @@ class BilinearPrograms:
         self.margin = jax.jit(self._margin)
         self.fold = jax.jit(self._fold, static_argnames=("side", "num_steps"))
 
-    def like(
-        self, reading: BilinearReading, space: UnconstrainedSpace, *, on_one_device: bool = False
-    ) -> BilinearPrograms:
-        """Programs with the same options for another reading."""
-        others = () if on_one_device else self._others
-        return compiled(BilinearPrograms, reading, space, self.families, self._tol, *others)
+    def like(self, reading: BilinearReading, space: UnconstrainedSpace) -> BilinearPrograms:
+        """Programs for another reading, on one device."""
+        return bilinear_programs(reading, space, self.families, self._tol)
 
     def _form(self, data: Any, hyper: dict[str, Array]) -> Bilinear:
         return self._reading.form(hyper, data)

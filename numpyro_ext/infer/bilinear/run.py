@@ -141,7 +141,7 @@ class BilinearRun(FinishedRun):
             needs_observations=needs_observations,
         )
         _check_sizes(self.reading, reading, (0, 1), "Use fold_in for rows or columns that were not fitted.")
-        form = self.programs.like(reading, self.space, on_one_device=True).form(reading.data, self.fit.hyper)
+        form = self.programs.like(reading, self.space).form(reading.data, self.fit.hyper)
         return reading, form
 
     def _by_site(self, reading: BilinearReading, values: ArrayLike) -> dict[str, Array]:

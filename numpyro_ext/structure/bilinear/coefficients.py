@@ -41,19 +41,24 @@ class Vectors(NamedTuple):
     num_unknowns: int
     elements: Sequence[np.ndarray]
     """Flat indices of the unknowns, for rows and columns, shape ``(num, size)``."""
-    of_cells: Sequence[np.ndarray]
+    of_cells: Sequence[Any]
     """Vector that each cell touches, for rows and columns, shape ``(num_cells,)``; of a side that is coupled the
-    combination of vectors."""
+    combination of vectors. Arrays of a program where the vectors are those of a compiled function."""
     is_coupled: tuple[bool, bool] = (False, False)
-    reference: tuple[int, int, int] | None = None
+    reference: tuple[Any, Any, Any] | None = None
     """If a side is coupled: a cell, and the vectors of rows and columns that have the weight one in it."""
 
     @property
-    def first(self) -> tuple[int, int, int]:
+    def first(self) -> tuple[Any, Any, Any]:
         """The cell from which shared coefficients are read, and its vectors."""
         if self.reference is not None:
             return self.reference
-        return 0, int(self.of_cells[0][0]), int(self.of_cells[1][0])
+        return 0, self.of_cells[0][0], self.of_cells[1][0]
+
+    def without_cells(self) -> Vectors:
+        """The vectors alone, as compiled functions keep them that are given what cells touch."""
+        nothing = np.zeros(0, int)
+        return self._replace(of_cells=(nothing, nothing), reference=None)
 
     @property
     def sizes(self) -> tuple[int, int]:
@@ -222,7 +227,7 @@ def _first_cell(predict: Predict, vectors: Vectors, design: Design) -> tuple[Arr
     """Coupling and both linear coefficients of the first cell, each with a leading axis of length one."""
     zeros = vectors.zeros
     cell, *first = vectors.first
-    rows, columns = (jnp.asarray(e[i]) for e, i in zip(vectors.elements, first, strict=True))
+    rows, columns = (jnp.asarray(e)[i] for e, i in zip(vectors.elements, first, strict=True))
     slope = jax.grad(lambda x: predict(x)[cell])
 
     def product(places: Array) -> Array:

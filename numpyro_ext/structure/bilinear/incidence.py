@@ -19,6 +19,7 @@ from ...compilation.recent import Recent
 from ...linalg.gaussian.prior import DiagonalPrior
 from ..errors import ModelStructureError
 from .coefficients import Probe, Vectors, random_probe
+from .lookups import Combinations, filled_up
 
 __all__ = ["Incidence", "Roots", "find_incidence", "find_roots", "static_key"]
 
@@ -34,12 +35,13 @@ class SidesRead(Protocol):
     elements: Any
     is_coupled: Any
     site_shapes: Any
+    predictor_rows: Any
 
     def skeleton(self) -> Self: ...
-    def predictor_fn(self, env: dict[int, Any]) -> Predict: ...
+    def predictor_fn(self, env: dict[int, Any], rows: Any) -> Predict: ...
     def prior_at(self, name: str, env: Mapping[int, Any]) -> Any: ...
     def site_start(self, name: str) -> int: ...
-    def layout_key(self, vectors: Vectors, others: Sequence[np.ndarray] = ()) -> tuple[Any, ...]: ...
+    def layout_key(self, vectors: Vectors) -> tuple[Any, ...]: ...
 
 
 class Incidence(NamedTuple):
@@ -51,6 +53,10 @@ class Incidence(NamedTuple):
     """Zero for padding, of the same shape."""
     of_cells: np.ndarray
     """Which of them each cell sees."""
+
+    def combinations(self) -> Combinations:
+        """What a form needs of them, with some more that no cell sees."""
+        return filled_up(Combinations(self.places, self.weight), len(self.of_cells))
 
     def describe(self) -> str:
         """How many there are, in words."""
@@ -93,20 +99,25 @@ def find_incidence(
     """
     if not any(vectors.is_coupled):
         return vectors, (None, None), {}
-    skeleton = reading.skeleton()
+    skeleton, bare = reading.skeleton(), vectors.without_cells()
     probe, others = random_probe(vectors, rng_key), random_probe(vectors, jax.random.fold_in(rng_key, 1)).unknowns
     names = [n for side in reading.sides for n in side]
 
-    def look_at(env: dict[int, Any], probe: Probe, others: Array) -> tuple[_Look, dict[str, Array]]:
-        look = _look_at_cells(skeleton.predictor_fn(env), vectors, places, probe, others)
+    def look_at(
+        env: dict[int, Any], probe: Probe, others: Array, cells: tuple[Any, Any, Any]
+    ) -> tuple[_Look, dict[str, Array]]:
+        rows, of_cells, places = cells
+        vectors = bare._replace(of_cells=of_cells)
+        look = _look_at_cells(skeleton.predictor_fn(env, rows), vectors, places, probe, others)
         return look, _like_first({n: skeleton.prior_at(n, env) for n in names})
 
-    key = ("incidence", reading.layout_key(vectors, [p for p in places if p is not None]))
+    key = ("incidence", reading.layout_key(vectors), tuple(None if p is None else p.shape for p in places))
     compiled = _COMPILED.get(key, lambda: quick_jit(look_at, is_lean=True))
+    cells = reading.predictor_rows, tuple(vectors.of_cells), tuple(places)
     found = []
     # Weights that depend on hyperparameters differ between two values of these.
     for env in inputs:
-        look, like_first = jax.tree.map(np.asarray, compiled(env, probe, others))
+        look, like_first = jax.tree.map(np.asarray, compiled(env, probe, others, cells))
         found.append(_combine(look, vectors, places, probe, others, reading.sides))
     for one, other in zip(*found, strict=True):
         if one is not None and other is not None:
@@ -127,7 +138,7 @@ def find_incidence(
 
 
 def _look_at_cells(
-    predict: Predict, vectors: Vectors, places: Sequence[np.ndarray | None], probe: Probe, others: Array
+    predict: Predict, vectors: Vectors, places: Sequence[Array | None], probe: Probe, others: Array
 ) -> _Look:
     """Derivatives of the predictors along vectors, and the coefficients of one cell.
 
@@ -292,12 +303,9 @@ def find_roots(reading: SidesRead, like_first: Mapping[str, np.ndarray]) -> tupl
     return rows, columns
 
 
-def static_key(incidences: Sequence[Incidence | None], roots: Sequence[Roots | None]) -> tuple[Any, ...]:
+def static_key(roots: Sequence[Roots | None]) -> tuple[Any, ...]:
     """What compiled programs depend on of these."""
-    arrays = [x for found in incidences if found is not None for x in (found.places, found.weight)]
-    arrays += [found.group for found in roots if found is not None]
-    sources = tuple(None if found is None else found.sources for found in roots)
-    return sources, tuple((x.shape, x.tobytes()) for x in arrays)
+    return tuple(None if found is None else (found.sources, tuple(found.group.tolist())) for found in roots)
 
 
 def _roots_of(reading: SidesRead, side: int, like_first: Mapping[str, np.ndarray]) -> Roots:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -54,6 +54,7 @@ from .layouts import (
     self_product,
     shared_block,
 )
+from .lookups import Lookups
 from .places import Predictor
 from .sides import coupled_side, gaussian_side
 
@@ -115,7 +116,9 @@ class BilinearReading(ModelReading):
         ]
         start = self._env(self.initial_hyper(), None)
         self._signs = tuple(f.build(start, jnp.asarray(True)).sign for f in self._found)
-        families = [jax.eval_shape(lambda i=i: self._factors(i, start)[0]) for i in range(len(self._found))]
+        families = [
+            jax.eval_shape(lambda i=i: self._factors(i, start, self.cells[i])[0]) for i in range(len(self._found))
+        ]
         check_same_family(self.factor_names, families)
         self.has_boundary = is_exponential(families[0])
         self.is_design_fixed = self._is_design_fixed()
@@ -137,12 +140,37 @@ class BilinearReading(ModelReading):
         self._vectors = vectors.ordered(self._orders)
         self.elements, self.index = self._vectors.elements, self._vectors.of_cells
         self._roots = find_roots(self, like_first)
+        one, other = (None if found is None else found.combinations() for found in self._incidences)
+        found = Lookups.of(self.predictor_rows, self.cells, self.index, (one, other), self._vectors.first)
+        self.data = (*self.data, found)
         self.unlisted_cells: Unlisted = unlisted_cells
         self.affine_sites = self.field
         key = self.layout_key(self._vectors), self.sides, self._design, unlisted_cells
-        self.structure_key = ("bilinear", *key, static_key(self._incidences, self._roots))
+        self.structure_key = ("bilinear", *key, static_key(self._roots), found.shapes)
         if unlisted_cells == "zero":
             self._check_unlisted()
+
+    def skeleton(self) -> Self:
+        out, nothing = super().skeleton(), np.zeros(0, int)
+        out.layouts, out.index, out.cells = (), (), ()
+        out._incidences = (None, None)
+        out._vectors = self._vectors.without_cells() if hasattr(self, "_vectors") else None
+        out._predictors = [p._replace(rows=nothing) for p in self._predictors]
+        return out
+
+    @property
+    def written_data(self) -> tuple[Any, ...]:
+        # What was looked up follows from the rest.
+        return super().written_data[:-1]
+
+    @property
+    def predictor_rows(self) -> tuple[np.ndarray, ...]:
+        """For each observed site the flat indices of the predictors of its cells."""
+        return tuple(p.rows for p in self._predictors)
+
+    def _lookups(self, data: Sequence[Any] | None) -> Lookups:
+        found: Lookups = (self.data if data is None else data)[-1]
+        return found
 
     # Reading
 
@@ -237,8 +265,8 @@ class BilinearReading(ModelReading):
         ]
         return jnp.concatenate(parts)
 
-    def predictor_fn(self, env: dict[int, Any]) -> Callable[[Array], Array]:
-        """The predictors of the cells in use as a function of all unknowns."""
+    def predictor_fn(self, env: dict[int, Any], rows: Sequence[Any]) -> Callable[[Array], Array]:
+        """The predictors of the cells in use, :attr:`predictor_rows`, as a function of all unknowns."""
         location, given = self._locations(env), dict(env)
 
         def predict(unknowns: Array) -> Array:
@@ -246,8 +274,7 @@ class BilinearReading(ModelReading):
             values = given | {number: innovations[self._columns[n]] for n, (number, _) in self._field.items()}
             found = self._program.evaluate([p.atom for p in self._predictors], values)
             parts = [
-                sign * jnp.reshape(v, -1)[p.rows]
-                for v, p, sign in zip(found, self._predictors, self._signs, strict=True)
+                sign * jnp.reshape(v, -1)[chosen] for v, chosen, sign in zip(found, rows, self._signs, strict=True)
             ]
             return jnp.concatenate(parts).astype(unknowns.dtype)
 
@@ -257,31 +284,30 @@ class BilinearReading(ModelReading):
         self, vectors: Vectors, rng_key: Array, like: BilinearReading | None
     ) -> tuple[Design, tuple[np.ndarray, np.ndarray]]:
         """Find the coefficients, and the orders of components in which pairs come first."""
-        reading = self.skeleton()
+        reading, bare = self.skeleton(), vectors.without_cells()
 
-        def look(env: dict[int, Any], probe: Probe) -> tuple[Array, list[Array]]:
-            return meetings(reading.predictor_fn(env), vectors, probe)
+        def look(env: dict[int, Any], probe: Probe, rows: Sequence[Any]) -> tuple[Array, list[Array]]:
+            return meetings(reading.predictor_fn(env, rows), bare, probe)
 
         compiled = _COMPILED.get(("meetings", self.layout_key(vectors)), lambda: quick_jit(look, is_lean=True))
-        found = compiled(self._env(off_zero(self.hyper), None), random_probe(vectors, rng_key))
+        found = compiled(self._env(off_zero(self.hyper), None), random_probe(vectors, rng_key), self.predictor_rows)
         largest, ranges = jax.tree.map(np.asarray, found)
         num_pairs, orders = find_pairs(largest) if like is None else (like._design.num_pairs, like._orders)
         return find_design(num_pairs, ranges, vectors), orders
 
-    def layout_key(self, vectors: Vectors, others: Sequence[np.ndarray] = ()) -> tuple[Any, ...]:
-        """What a function depends on that was made of these vectors, and of other arrays."""
-        arrays = [*vectors.of_cells, *vectors.elements, *(p.rows for p in self._predictors), *others]
-        found = tuple(f.key for f in self._found)
-        return *self._model_key(arrays), found, self._signs, vectors.reference, vectors.is_coupled
+    def layout_key(self, vectors: Vectors) -> tuple[Any, ...]:
+        """What a function depends on that was made of these vectors, and is given the cells."""
+        found, sizes = tuple(f.key for f in self._found), tuple(rows.shape for rows in self.predictor_rows)
+        return *self._model_key(vectors.elements), found, self._signs, sizes, vectors.is_coupled
 
     def _check_unlisted(self) -> None:
         """Refuse what zeros in all other cells cannot be added to."""
         is_shared = self._design.is_coupling_shared and all(self._design.is_linear_shared)
         check_unlisted(self.form(off_zero(self.hyper)), self.factor_names, self.cells, self.factor_shapes, is_shared)
 
-    def _factors(self, number: int, env: dict[int, Any]) -> tuple[Potential, Array, Array]:
-        """Factors, shifts of the predictors and weights of the cells in use of one observed site."""
-        traced, cells = self._trace.factors[self.factor_names[number]], self.cells[number]
+    def _factors(self, number: int, env: dict[int, Any], cells: Any) -> tuple[Potential, Array, Array]:
+        """Factors, shifts of the predictors and weights of these cells of one observed site."""
+        traced = self._trace.factors[self.factor_names[number]]
         shape = self._program.shape(traced.log_prob)
         size = int(np.prod(shape))
         mask, weight = self._program.evaluate(
@@ -301,23 +327,23 @@ class BilinearReading(ModelReading):
         """The form at given hyperparameters.
 
         :param hyper: constrained values of all sites in :attr:`hyper`.
-        :param data: arrays to use instead of :attr:`data`; masks and indices stay as they were read.
+        :param data: arrays to use instead of :attr:`data`, of a reading of equal ``structure_key``.
 
         Cost: some evaluations of the predictor, or about as many as the vectors have components where coefficients
         differ between cells.
         """
-        env = self._env(hyper, data)
-        rows, columns = self._sides_at(env)
-        predict = self.predictor_fn(env)
-        coupling, row_linear, column_linear = coefficients(predict, self._vectors, self._design)
-        offset = predict(self._vectors.zeros)
-        factors = [self._factors(i, env) for i in range(len(self.factor_names))]
+        env, found = self._env(hyper, data), self._lookups(data)
+        rows, columns = self._sides_at(env, found)
+        predict = self.predictor_fn(env, found.rows)
+        vectors = self._vectors._replace(of_cells=found.of_cells, reference=found.reference)
+        coupling, row_linear, column_linear = coefficients(predict, vectors, self._design)
+        offset = predict(vectors.zeros)
+        factors = [self._factors(i, env, cells) for i, cells in enumerate(found.cells)]
         potentials, shifts, weights = zip(*factors, strict=True)
         return Bilinear(
             rows,
             columns,
-            jnp.asarray(self.index[0]),
-            jnp.asarray(self.index[1]),
+            *found.of_cells,
             coupling,
             row_linear,
             column_linear,
@@ -325,28 +351,27 @@ class BilinearReading(ModelReading):
             join_cells(potentials),
             jnp.concatenate(weights),
             self._log_constant(env),
-            jnp.asarray(np.argsort(self.index[0], kind="stable")),
-            jnp.asarray(np.argsort(self.index[1], kind="stable")),
+            *found.orders,
             potentials[0].exposure[0] if self.unlisted_cells == "zero" else None,
         )
 
     def priors(self, hyper: Mapping[str, Any], data: Sequence[Any] | None = None) -> tuple[Side, Side]:
         """The priors of rows and columns at given hyperparameters; the rest of the form may be the same for all."""
-        return self._sides_at(self._env(hyper, data))
+        return self._sides_at(self._env(hyper, data), self._lookups(data))
 
     def prior_at(self, name: str, env: Mapping[int, Any]) -> Any:
         """The prior of a field site given all inputs and constants of the program."""
         return self._evaluated(self._trace.priors[name], env)
 
-    def _sides_at(self, env: dict[int, Any]) -> tuple[Side, Side]:
+    def _sides_at(self, env: dict[int, Any], found: Lookups) -> tuple[Side, Side]:
         location = self._locations(env)
 
         def side_at(side: int) -> Side:
-            elements, roots, incidence = self.elements[side], self._roots[side], self._incidences[side]
+            elements, roots, seen = self.elements[side], self._roots[side], found.combinations[side]
             priors = {name: (self._starts[name], self.prior_at(name, env)) for name in self.sides[side]}
-            if roots is None or incidence is None:
+            if roots is None or seen is None:
                 return gaussian_side(location[elements], elements, list(priors.values()))
-            return coupled_side(location[elements], elements, priors, roots, incidence)
+            return coupled_side(location[elements], elements, priors, roots, seen)
 
         return side_at(0), side_at(1)
 

@@ -12,7 +12,8 @@ from jax import Array
 from ...linalg.cholesky import cholesky, cholesky_inverse
 from ...linalg.gaussian.prior import DiagonalPrior, PrecisionPrior
 from .form import CoupledSide, GaussianSide
-from .incidence import Incidence, Roots
+from .incidence import Roots
+from .lookups import Combinations
 
 __all__ = ["coupled_side", "gaussian_side"]
 
@@ -36,7 +37,7 @@ def gaussian_side(mean: Array, elements: np.ndarray, priors: Sequence[tuple[int,
 
 
 def coupled_side(
-    mean: Array, elements: np.ndarray, priors: Mapping[str, tuple[int, Any]], roots: Roots, incidence: Incidence
+    mean: Array, elements: np.ndarray, priors: Mapping[str, tuple[int, Any]], roots: Roots, seen: Combinations
 ) -> CoupledSide:
     """The prior of a side whose vectors depend on each other.
 
@@ -44,7 +45,7 @@ def coupled_side(
     :param elements: which unknowns make which vector, of the same shape.
     :param priors: for each site of the side the first of its unknowns, and its prior.
     :param roots: which covariances there are.
-    :param incidence: which combinations of vectors cells see.
+    :param seen: which combinations of vectors cells see.
     """
     precision = jnp.zeros(elements.shape, mean.dtype)
     for start, prior in priors.values():
@@ -66,8 +67,8 @@ def coupled_side(
         scale,
         jnp.stack([root(source) for source in roots.sources]),
         jnp.asarray(roots.group),
-        jnp.asarray(incidence.places),
-        jnp.asarray(incidence.weight, mean.dtype),
+        jnp.asarray(seen.places),
+        jnp.asarray(seen.weight, mean.dtype),
     )
 
 

@@ -7,6 +7,7 @@ sweep), and then every device takes the same step. Devices may belong to several
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -23,7 +24,7 @@ from . import sweeps as core
 from .cells import Block
 from .incidence import SideBlock, touched
 
-__all__ = ["OneDevice", "Prepared", "RowPlaces", "SeveralDevices", "place_rows"]
+__all__ = ["Division", "OneDevice", "Prepared", "RowPlaces", "SeveralDevices", "place_rows"]
 
 _Result = TypeVar("_Result")
 _AXIS = "rows"
@@ -175,8 +176,8 @@ def place_rows(row_index: np.ndarray, column_index: np.ndarray, num_rows: int, n
     return RowPlaces(position, source, is_used, cells, is_cell, local_row, column, column_order)
 
 
-class SeveralDevices(OneDevice):
-    """Sweeps with the rows divided between devices.
+class Division:
+    """Devices, and which of them has which rows and cells; equal where all of it is.
 
     :param devices: the same in all processes.
     :param row_index: of each cell.
@@ -184,12 +185,33 @@ class SeveralDevices(OneDevice):
     :param int num_rows: number of rows.
     """
 
+    def __init__(self, devices: Sequence[Any], row_index: np.ndarray, column_index: np.ndarray, num_rows: int) -> None:
+        self.devices = tuple(devices)
+        self.places = place_rows(row_index, column_index, num_rows, len(self.devices))
+        digest = hashlib.blake2b(digest_size=16)
+        for index in (row_index, column_index):
+            digest.update(np.ascontiguousarray(index, np.int64).tobytes())
+        self._key = self.devices, num_rows, digest.hexdigest()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Division) and self._key == other._key
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+
+class SeveralDevices(OneDevice):
+    """Sweeps with the rows divided between devices.
+
+    :param Division division: which device has which rows.
+    """
+
     _axis_name = _AXIS
 
-    def __init__(self, devices: Sequence[Any], row_index: np.ndarray, column_index: np.ndarray, num_rows: int) -> None:
+    def __init__(self, division: Division) -> None:
         super().__init__()
-        self._mesh = Mesh(np.array(devices), (_AXIS,), axis_types=(AxisType.Auto,))
-        self._places = place_rows(row_index, column_index, num_rows, len(devices))
+        self._mesh = Mesh(np.array(division.devices), (_AXIS,), axis_types=(AxisType.Auto,))
+        self._places = division.places
         self._gather = jax.jit(lambda x: x, out_shardings=NamedSharding(self._mesh, _EVERYWHERE))
 
     def _on_devices(self, function: Callable[..., _Result], in_specs: Any, out_specs: Any) -> Callable[..., _Result]:
