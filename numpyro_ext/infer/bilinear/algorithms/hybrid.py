@@ -143,7 +143,9 @@ def spectral_start(form: Bilinear, rng_key: Array) -> HybridState:
     for vectors, prior in ((rows, priors[0]), (columns, priors[1])):
         own = _prior_moments(prior)
         seen = prior.touched(vectors)
-        unit = seen / jnp.maximum(jnp.sqrt(jnp.mean(seen**2, 0)), jnp.finfo(seen.dtype).tiny)
+        # of combinations those count that see something: others fill up
+        num = len(seen) if isinstance(prior, GaussianSide) else jnp.maximum(jnp.sum(jnp.any(prior.weight != 0.0, 1)), 1)
+        unit = seen / jnp.maximum(jnp.sqrt(jnp.sum(seen**2, 0) / num), jnp.finfo(seen.dtype).tiny)
         start = own.mean.at[:, :size].add(_START_SPREAD * jnp.sqrt(own.variance[:, :size]) * unit)
         blocks.append(Moments(start, _START_VARIANCE * own.variance))
     return init(form, *blocks)
