@@ -270,7 +270,8 @@ class BilinearEP(BilinearAnswers):
                 f"BilinearEP does not learn hyperparameters, as its log evidence is no bound: give values of "
                 f"{list(space.names)} (hyper_values={{{space.names[0]!r}: ...}}), such as those that BilinearVG learns."
             )
-        families = tuple("component" if is_coupled else "diagonal" for is_coupled in reading.is_coupled)
+        kinds: dict[bool, core.Family] = {True: "component", False: "diagonal"}
+        families = kinds[reading.is_coupled[0]], kinds[reading.is_coupled[1]]
         answers = bilinear_programs(reading, space, families, self._tolerance())
         form = answers.form(reading.data, space.unpack(space.initial()))
         _check_form(form, reading)

@@ -52,7 +52,9 @@ def bilinear_programs(
 ) -> BilinearPrograms:
     """Programs for a reading, those of an earlier one of the same structure if there was one; see the class."""
     # Which device has which cells is a part of what is compiled.
-    division = None if devices is None else Division(devices, *reading.index, len(reading.elements[0]))
+    division = (
+        None if devices is None else Division(devices, reading.index[0], reading.index[1], len(reading.elements[0]))
+    )
     return compiled(BilinearPrograms, reading, space, families, tol, division, solver)
 
 

@@ -152,9 +152,11 @@ class BilinearReading(ModelReading):
 
     def skeleton(self) -> Self:
         out, nothing = super().skeleton(), np.zeros(0, int)
-        out.layouts, out.index, out.cells = (), (), ()
+        one, other = (layout._replace(vector=nothing, places=None) for layout in self.layouts)
+        out.layouts, out.index, out.cells = (one, other), (), ()
         out._incidences = (None, None)
-        out._vectors = self._vectors.without_cells() if hasattr(self, "_vectors") else None
+        if hasattr(self, "_vectors"):  # these are found by skeletons
+            out._vectors = self._vectors.without_cells()
         out._predictors = [p._replace(rows=nothing) for p in self._predictors]
         return out
 
