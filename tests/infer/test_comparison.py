@@ -134,6 +134,11 @@ def test_models_of_nobody_and_models_that_do_not_run():
         recommend(CASES["intercepts"][0], np.arange(3) % 2, np.array([1, -2, 3]))
 
 
+def test_who_asks_it_for_items_is_told_what_chooses_them():
+    with pytest.raises(TypeError, match=r"with its data; got EP. For items .* take shortlist\(engine, users=...,"):
+        recommend(EP(coin), users=[3, 7], k=3)
+
+
 def test_gaps_are_in_deviations_of_the_reference():
     reference = {"a": (np.array([0.0, 1.0]), np.array([1.0, 2.0])), "still": (np.ones(2), np.zeros(2))}
     found = {"a": (np.array([0.5, 2.5]), np.array([1.0, 1.0])), "still": (np.zeros(2), np.ones(2)), "b": reference["a"]}

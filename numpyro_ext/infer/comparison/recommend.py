@@ -117,8 +117,13 @@ def recommend(model: Callable[..., Any], *args: Any, **kwargs: Any) -> Recommend
     :param kwargs: its keyword arguments.
     :return: the recommendation: ``print`` it, or ask for ``start``, ``why``, ``candidates`` and ``sites``.
     :raises ModelStructureError: if the model does not run on these arguments, or its data are missing or impossible.
-    :raises TypeError: if the model is not callable.
+    :raises TypeError: if the model is not callable, such as a fitted engine, whose items :func:`shortlist` chooses.
     """
+    if not callable(model):
+        raise TypeError(
+            f"recommend says which engine to start with, for a model with its data; got {type(model).__name__}. For "
+            "items to show to users by their utilities take shortlist(engine, users=..., k=..., exclude=...)."
+        )
     readings: dict[str, ModelReading] = {}
     engines: dict[str, BaseEngine[Any]] = {}
     candidates = []
