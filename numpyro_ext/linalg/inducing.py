@@ -85,7 +85,7 @@ def pair_covariance(
     :param others: the same, shape ``(m, 2)``; ``pairs`` if left out.
     :param float jitter: added to the variances, where ``others`` is left out or the same object as ``pairs``.
     :return: shape ``(n, m)``.
-    :raises ValueError: if pairs are not two whole numbers each.
+    :raises ValueError: if pairs are not two whole numbers each, or name an item that there is not.
 
     **Example:**
 
@@ -100,15 +100,21 @@ def pair_covariance(
     """
     matrix = jnp.asarray(covariance)
     is_same = others is None or others is pairs
-    pairs = _checked(pairs)
-    others = pairs if others is None else _checked(others)
+    pairs = _checked(pairs, len(matrix))
+    others = pairs if others is None else _checked(others, len(matrix))
     (first, second), (winner, loser) = pairs.T[:, :, None], others.T[:, None, :]
     found = matrix[first, winner] + matrix[second, loser] - matrix[first, loser] - matrix[second, winner]
     return found + jitter * jnp.eye(len(pairs), dtype=found.dtype) if is_same else found
 
 
-def _checked(pairs: ArrayLike) -> Array:
+def _checked(pairs: ArrayLike, size: int) -> Array:
+    """Pairs of items from zero; of values that are being traced nothing is known."""
     pairs = jnp.asarray(pairs)
     if pairs.ndim != 2 or pairs.shape[1] != 2 or not jnp.issubdtype(pairs.dtype, jnp.integer):
         raise ValueError(f"pairs must be whole numbers of shape (n, 2), got {pairs.dtype} of shape {pairs.shape}.")
+    if not isinstance(pairs, jax.core.Tracer) and pairs.size and not 0 <= int(pairs.min()) <= int(pairs.max()) < size:
+        raise ValueError(
+            f"pairs must lie in 0, ..., {size - 1}, as covariance is of {size} items; got values from "
+            f"{int(pairs.min())} to {int(pairs.max())}."
+        )
     return pairs

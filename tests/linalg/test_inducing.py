@@ -108,6 +108,14 @@ def test_pairs():
             pair_covariance(items, bad)
 
 
+@pytest.mark.parametrize("pairs, found", [([[0, 3]], "0 to 3"), ([[0, 1], [-1, 2]], "-1 to 2")])
+def test_pairs_of_items_that_there_are_not(pairs, found):
+    """JAX would take the last item in the place of one that is out of range."""
+    for given in ((pairs,), ([[0, 1]], pairs)):
+        with pytest.raises(ValueError, match=rf"pairs must lie in 0, ..., 2, .* of 3 items; got values from {found}"):
+            pair_covariance(jnp.eye(3), *given)
+
+
 def test_points_and_kernels_that_do_not_fit():
     x = jnp.linspace(0.0, 1.0, 5)
     for points, inducing in ((x, x[:, None]), (x, x[:0]), (1.0, 1.0)):
