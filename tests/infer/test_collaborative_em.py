@@ -13,7 +13,7 @@ import pytest
 import scipy.stats
 from jax import random
 
-from numpyro_ext.infer import EP, collaborative_em
+from numpyro_ext.infer import EP, collaborative_em, rank_summary, shortlist
 from numpyro_ext.infer.collaborative import em as em_module
 from numpyro_ext.infer.collaborative import pairs as pairs_module
 from numpyro_ext.infer.collaborative.component_analysis import factor_step, free_step, prior_gradient
@@ -277,6 +277,17 @@ def test_new_users_and_new_items_follow_from_the_prior():
     twin, known = more.predict([5, 2], [8, 8], [3, 3]), plain.predict([5, 2], [0, 0], [3, 3])
     np.testing.assert_allclose([twin.mean[0], twin.variance[0]], [known.mean[0], known.variance[0]], rtol=1e-10)
     assert twin.variance[1] > known.variance[1]  # who compared the one knows less of the other
+
+
+def test_places_of_items_for_users_of_a_fit():
+    fit = collaborative_em(PAIRS, KERNEL, 2, init_values=START, num_steps=0, progress_bar=False)
+    draws = np.asarray(fit.draw_utilities(random.key(0), [5, 2]))
+    found, expected = rank_summary(fit, users=[5, 2], k=3), rank_summary(draws, k=3)
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+    np.testing.assert_array_equal(
+        shortlist(fit, users=5, k=3), shortlist(fit.draw_utilities(random.key(0), [5])[:, 0], k=3)
+    )
+    assert rank_summary(fit).best.shape == (10, 8)
 
 
 @pytest.mark.thorough

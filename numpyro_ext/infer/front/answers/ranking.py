@@ -43,8 +43,8 @@ def rank_summary(
     """Places of items by their utilities: expected ranks with intervals, and probabilities of places.
 
     :param draws: utilities of shape ``(num_samples, ..., items)``; or what has ``get_samples()``, such as an engine or
-        NumPyro's ``MCMC`` after its run, the dictionary that this returns, or an array of ArviZ with its chains. For a
-        fit of :func:`~numpyro_ext.infer.collaborative_em` take its ``draw_utilities``.
+        NumPyro's ``MCMC`` after its run, the dictionary that this returns, or an array of ArviZ with its chains; or a
+        fit of :func:`~numpyro_ext.infer.collaborative_em`, of which the utilities of ``users`` are drawn.
     :param str site: which site of an engine or dictionary holds the utilities; ``None`` for ``"utility"``, as in
         :func:`~numpyro_ext.models.collaborative_preferences`, or else the only site whose draws are vectors.
     :param users: which places of the axis before the items to take; ``None`` for all. Of a site of more than 100,000
@@ -120,6 +120,10 @@ def shortlist(
 
 
 def _utilities(draws: Any, site: str | None, users: ArrayLike | None) -> np.ndarray:
+    if hasattr(draws, "draw_utilities"):  # a fit by collaborative_em, which draws for those who are asked for
+        who = np.arange(draws.num_users) if users is None else np.asarray(users)
+        found = np.asarray(draws.draw_utilities(jax.random.key(0), who.reshape(-1)), float)
+        return found.reshape(len(found), *who.shape, found.shape[-1])
     posterior = getattr(draws, "posterior", {})
     if site is None and _USUAL_SITE in posterior:
         site = _USUAL_SITE
