@@ -1,0 +1,257 @@
+"""Comparisons of two: a league, one person's process beside BoTorch's, and many people whose shared tastes are learned.
+
+``choix`` and BoTorch, of the extra ``benchmark``, are raced where they are installed. All are CPU-seconds.
+"""
+
+from __future__ import annotations
+
+import resource
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import random
+from jax.scipy.linalg import solve_triangular
+
+from numpyro_ext.datasets import simulate_preferences
+from numpyro_ext.infer import EP, collaborative_em
+from numpyro_ext.infer.gaussian.algorithms import expectation_propagation as ep
+from numpyro_ext.models import bradley_terry, collaborative_preferences, preference_gp
+from numpyro_ext.potentials import LogitPotential
+from numpyro_ext.structure import read_latent_gaussian
+
+from .compilation import compile_function, compile_sweep
+from .results_table import Row, at_most
+
+NUM_TEAMS, NUM_CONTESTS = 1000, 100_000
+
+
+def cpu_seconds(function: Callable[[], Any]) -> float:
+    """Of one call, its result waited for."""
+    start = time.process_time()
+    jax.block_until_ready(function())
+    return time.process_time() - start
+
+
+def turns(rounds: int, *functions: Callable[[], Any]) -> list[float]:
+    """Least CPU-seconds of functions that take turns, each called once before."""
+    for function in functions:
+        function()
+    return [min(times) for times in zip(*([cpu_seconds(f) for f in functions] for _ in range(rounds)), strict=True)]
+
+
+def make_league(seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Who plays whom, and whether the first wins."""
+    rng = np.random.default_rng(seed)
+    strength = rng.normal(size=NUM_TEAMS)
+    first = rng.integers(NUM_TEAMS, size=NUM_CONTESTS)
+    second = (first + rng.integers(1, NUM_TEAMS, size=NUM_CONTESTS)) % NUM_TEAMS
+    won = rng.random(NUM_CONTESTS) < 1.0 / (1.0 + np.exp(strength[second] - strength[first]))
+    return first, second, won.astype(int)
+
+
+def test_sweep_of_a_league(results):
+    first, second, won = make_league(0)
+    reading = read_latent_gaussian(bradley_terry, (first, second, won), {"num_items": NUM_TEAMS}, check=False)
+    sweep = compile_sweep(reading.form({"scale": jnp.array(1.0)}, reading.data))
+
+    def floor(matrix: Any, won: Any) -> Any:
+        factor = jnp.linalg.cholesky(matrix)
+        inverse = solve_triangular(factor, jnp.eye(NUM_TEAMS), lower=True)
+        # A pass over the contests: their variances are gathered, their factors integrated, and their sites scattered.
+        variance = matrix[first, first] + matrix[second, second] - 2.0 * matrix[first, second]
+        found = LogitPotential(won).tilted_moments(jnp.zeros(NUM_CONTESTS), variance)
+        total = jnp.zeros(NUM_TEAMS).at[first].add(found.site_shift).at[second].add(-found.site_shift)
+        sites = found.site_precision
+        laplacian = jnp.zeros_like(matrix).at[first, first].add(sites).at[second, second].add(sites)
+        return inverse, total, laplacian.at[first, second].add(-sites).at[second, first].add(-sites)
+
+    least = compile_function(floor, 2.0 * jnp.eye(NUM_TEAMS) + 1e-4, jnp.asarray(won, float))
+    ours, theirs = turns(3, sweep.run, least.run)
+    results.add(
+        Row(
+            item=f"EP sweep, {NUM_TEAMS} teams, {NUM_CONTESTS:,} contests",
+            dtype="float64",
+            seconds=ours,
+            peer="Cholesky factor, its inverse, one pass over the contests",
+            peer_seconds=theirs,
+            figure="ratio of CPU-seconds",
+            value=ours / theirs,
+            target=at_most(3.0),
+            compile_seconds=sweep.seconds,
+            peak_bytes=sweep.peak_bytes,
+            peer_peak_bytes=least.peak_bytes,
+        )
+    )
+
+
+@pytest.mark.parametrize("name", ["opt_pairwise", "ilsr_pairwise"])
+def test_fit_of_a_league(results, name):
+    choix = pytest.importorskip("choix", reason="choix comes with -e '.[benchmark]'")
+    engine, fits = EP(bradley_terry, hyper_values={"scale": 1.0}, progress_bar=False), []
+    leagues = [make_league(seed) for seed in range(3)]
+    for first, second, won in leagues:  # the first compiles
+        start = time.process_time()
+        engine.run(random.key(0), first, second, won, num_items=NUM_TEAMS)
+        jax.block_until_ready(engine.posterior["strength"].sd)
+        fits.append(time.process_time() - start)
+    first, second, won = leagues[-1]
+    pairs = np.stack([np.where(won, first, second), np.where(won, second, first)], axis=1)
+    theirs = cpu_seconds(lambda: getattr(choix, name)(NUM_TEAMS, pairs, alpha=1.0 if name == "opt_pairwise" else 1e-3))
+    results.add(
+        Row(
+            item=f"Warm fit by EP with standard deviations, {NUM_TEAMS} teams, {NUM_CONTESTS:,} contests",
+            dtype="float64",
+            seconds=min(fits),
+            peer=f"choix.{name}, a point",
+            peer_seconds=theirs,
+            figure="ratio of CPU-seconds",
+            value=min(fits) / theirs,
+            target=at_most(0.1) if name == "opt_pairwise" else None,
+            compile_seconds=fits[0] - min(fits),
+        )
+    )
+
+
+def make_person(num_items: int, num_pairs: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Items in the plane, and what somebody answers about pairs of them."""
+    rng = np.random.default_rng(seed)
+    X = rng.uniform(size=(num_items, 2))
+    utility = 3.0 * np.sin(4.0 * X[:, 0]) + 2.0 * np.cos(3.0 * X[:, 1])
+    first = rng.integers(num_items, size=num_pairs)
+    second = (first + rng.integers(1, num_items, size=num_pairs)) % num_items
+    won = utility[first] - utility[second] + np.sqrt(2.0) * rng.normal(size=num_pairs) > 0.0
+    return X, first, second, won.astype(int)
+
+
+@pytest.mark.parametrize(("num_items", "num_pairs"), [(50, 200), (200, 2000)])
+def test_one_person(results, num_items, num_pairs):
+    """A process with a scale and a length, both at the maximum of the evidence."""
+    reason = "BoTorch comes with -e '.[benchmark]'"
+    torch = pytest.importorskip("torch", reason=reason)
+    pairwise = pytest.importorskip("botorch.models.pairwise_gp", reason=reason)
+    from botorch.fit import fit_gpytorch_mll
+
+    people = [make_person(num_items, num_pairs, seed) for seed in range(3)]
+    jax.clear_caches()
+    engine, fits = EP(preference_gp, integrate="none", progress_bar=False), []
+    for person in people:
+        start = time.process_time()
+        engine.run(random.key(0), *person)
+        jax.block_until_ready(engine.posterior["utility"].sd)
+        fits.append(time.process_time() - start)
+    found = float(engine.log_evidence)
+    fine = EP(preference_gp, integrate="none", progress_bar=False, hyper_tol=1e-8, tol=1e-10)
+    fine.run(random.key(1), *people[-1])
+
+    def theirs(X: np.ndarray, first: np.ndarray, second: np.ndarray, won: np.ndarray) -> None:
+        pairs = np.where(won[:, None] == 1, np.stack([first, second], 1), np.stack([second, first], 1))
+        model = pairwise.PairwiseGP(torch.tensor(X), torch.tensor(pairs))
+        fit_gpytorch_mll(pairwise.PairwiseLaplaceMarginalLogLikelihood(model.likelihood, model))
+        with torch.no_grad():
+            model.posterior(torch.tensor(X)).variance.sum().item()
+
+    torch.set_num_threads(1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        peer = [cpu_seconds(lambda person=person: theirs(*person)) for person in people]
+    gap = float(fine.log_evidence) - found
+    end = "converged" if fine.diagnostics.converged else "not converged"
+    remark = (
+        f"Evidence {gap:.0e} below that of a search with tight tolerances, {end}. Cold: all programs compiled anew."
+    )
+    size = f"{num_items} items, {num_pairs} comparisons"
+    for what, ours, limit in (("warm", min(fits[1:]), 0.3), ("cold", fits[0], 4.0)):
+        results.add(
+            Row(
+                item=f"EP, one person's process with scale and length, {size}, {what}",
+                dtype="float64",
+                seconds=ours,
+                peer="BoTorch's PairwiseGP",
+                peer_seconds=min(peer),
+                figure="ratio of CPU-seconds",
+                value=ours / min(peer),
+                target=at_most(limit),
+                remark=remark,
+            )
+        )
+
+
+def test_learning_of_shared_tastes(results):
+    """How soon the objective is reached that 160 iterations of expectation maximisation reach."""
+    data = simulate_preferences(200, 30, 15)
+    kernel = np.exp(-np.sum((data.item_features[:, None] - data.item_features) ** 2, -1) / 2.0) + 0.1 * np.eye(30)
+    options: dict[str, Any] = {"progress_bar": False, "num_users": data.num_users}
+    plain = options | {"accelerator": "none", "num_steps": 160, "tol": 0.0}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        goal = collaborative_em(data.pairs, kernel, 2, **plain).objective_trace[-1]
+        trace = collaborative_em(data.pairs, kernel, 2, accelerator="lbfgs", tol=0.0, **options).objective_trace
+        num_fits = int(np.argmax(trace >= goal)) + 1
+        quick = options | {"accelerator": "lbfgs", "num_steps": num_fits, "tol": 0.0}
+        assert trace[-1] >= goal
+        ours, theirs = turns(
+            2,
+            lambda: collaborative_em(data.pairs, kernel, 2, **quick).prior,
+            lambda: collaborative_em(data.pairs, kernel, 2, **plain).prior,
+        )
+    results.add(
+        Row(
+            item="Shared tastes of 200 people by L-BFGS, to the objective of 160 iterations of EM",
+            dtype="float64",
+            seconds=ours,
+            peer="these iterations",
+            peer_seconds=theirs,
+            figure="ratio of CPU-seconds",
+            value=ours / theirs,
+            target=at_most(0.2),
+            remark=f"{num_fits} fits of all people.",
+        )
+    )
+
+
+def test_a_million_comparisons(results):
+    """Of 20,000 people; to be run alone, as the memory is that of the process."""
+    data = simulate_preferences(20_000, 1000, 50)
+    features, (user, winner, loser) = data.item_features, data.pairs.T
+    kernel = np.exp(-np.sum((features[:, None] - features) ** 2, -1)) + 0.1 * np.eye(data.num_items)
+    start = time.process_time()
+    reading = read_latent_gaussian(
+        collaborative_preferences,
+        (user, winner, loser, np.ones(user.size, int)),
+        {"num_users": data.num_users, "kernel": kernel, "rank": 2},
+        check=False,
+    )
+    seconds = time.process_time() - start
+
+    @jax.jit
+    def evaluate(hyper: Any, arrays: Any) -> Any:
+        form = reading.form(hyper, arrays)
+        state, info = ep.solve(form, ep.init(form), tol=1e-4)
+        gradient = jax.value_and_grad(lambda hyper: ep.log_evidence(reading.form(hyper, arrays), state))(hyper)
+        return gradient, info.converged
+
+    hyper = reading.initial_hyper()
+    start = time.process_time()
+    _, converged = jax.block_until_ready(evaluate(hyper, reading.data))
+    fit = time.process_time() - start
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    results.add(
+        Row(
+            item="EP with gradient, a million comparisons of 20,000 people, 1000 items, from the start",
+            dtype="float64",
+            seconds=fit,
+            peer="memory",
+            peer_seconds=None,
+            figure="GiB, of the whole process",
+            value=memory,
+            target=at_most(8.0),
+            remark=f"Read in {seconds:.0f} CPU-s; {'converged' if converged else 'not converged'}; CPU-seconds, with "
+            "compilation.",
+        )
+    )
