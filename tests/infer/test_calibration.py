@@ -8,7 +8,7 @@ import numpyro.distributions as dist
 import pandas as pd
 import pytest
 
-from benchmarks.calibration_table import logistic_regression, poisson_intercepts
+from benchmarks.calibration_table import logistic_regression, poisson_intercepts, preferences
 from numpyro_ext.infer import EP
 from numpyro_ext.infer.calibration import Calibration, calibrate
 
@@ -102,3 +102,12 @@ def test_intervals_of_ep_hold_what_they_say(model):
     assert found.converged.all() and not found.errors
     places = np.concatenate([values.reshape(200, -1) for values in found.places.values()], axis=1)
     assert 0.77 < np.mean(np.abs(places - 0.5) <= 0.4) < 0.83
+
+
+@pytest.mark.slow
+def test_intervals_of_held_out_win_probabilities_hold_what_they_say():
+    """Of 20 people who compare eight items, with two shared tastes."""
+    engine = EP(preferences, num_samples=400, progress_bar=False)
+    found = calibrate(engine, jax.random.key(0), num_simulations=200, quantities="unseen")
+    assert found.converged.all() and not found.errors
+    assert 0.77 < found.coverage((0.8,))["unseen"][0.8][0] < 0.83
