@@ -260,7 +260,7 @@ class TracedModel(Shown):
         """
         self._program.release()
         out = copy.copy(self)
-        out.model, out.args, out.kwargs = None, (), {}
+        out.model, out.args, out.kwargs, out._arguments = None, (), {}, {}
         out.data = jax.eval_shape(lambda: self.data)
         out.changing = jax.eval_shape(lambda: self.changing)
         init = {n: s.init if n in self.predictive else None for n, s in self.sites.items()}

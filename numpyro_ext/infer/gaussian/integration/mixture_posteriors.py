@@ -58,7 +58,8 @@ class HyperPosterior(ShownSite):
     @property
     def mean(self) -> Array:
         """Posterior mean."""
-        return jnp.asarray(np.tensordot(self.weights, self.values, 1))
+        # A value that was given is that, and not a sum of shares of it.
+        return jnp.asarray(self.values[0] if self.is_fixed else np.tensordot(self.weights, self.values, 1))
 
     @property
     def sd(self) -> Array:
