@@ -21,10 +21,11 @@ from jax.scipy.linalg import solve_triangular
 from numpyro_ext.datasets import simulate_preferences
 from numpyro_ext.infer import EP, collaborative_em
 from numpyro_ext.infer.gaussian.algorithms import expectation_propagation as ep
-from numpyro_ext.models import bradley_terry, collaborative_preferences, preference_gp
+from numpyro_ext.models import bradley_terry, preference_gp
 from numpyro_ext.potentials import LogitPotential
 from numpyro_ext.structure import read_latent_gaussian
 
+from .bench_ranking import read_preferences
 from .compilation import compile_function, compile_sweep
 from .results_table import Row, at_most
 
@@ -217,17 +218,7 @@ def test_learning_of_shared_tastes(results):
 
 def test_a_million_comparisons(results):
     """Of 20,000 people; to be run alone, as the memory is that of the process."""
-    data = simulate_preferences(20_000, 1000, 50)
-    features, (user, winner, loser) = data.item_features, data.pairs.T
-    kernel = np.exp(-np.sum((features[:, None] - features) ** 2, -1)) + 0.1 * np.eye(data.num_items)
-    start = time.process_time()
-    reading = read_latent_gaussian(
-        collaborative_preferences,
-        (user, winner, loser, np.ones(user.size, int)),
-        {"num_users": data.num_users, "kernel": kernel, "rank": 2},
-        check=False,
-    )
-    seconds = time.process_time() - start
+    reading, seconds = read_preferences(simulate_preferences(20_000, 1000, 50), rank=2)
 
     @jax.jit
     def evaluate(hyper: Any, arrays: Any) -> Any:

@@ -233,8 +233,8 @@ class Preferences(NamedTuple):
     shapes: tuple[tuple[int, int], ...]
 
 
-def time_preferences(data: Any, rank: int) -> Preferences:
-    """Read the model of shared tastes and fit the users once."""
+def read_preferences(data: Any, rank: int) -> tuple[Any, float]:
+    """The model of shared tastes, read, and the CPU-seconds of that."""
     features, (user, winner, loser) = data.item_features, data.pairs.T
     kernel = np.exp(-np.sum((features[:, None] - features) ** 2, -1)) + 0.1 * np.eye(data.num_items)
     start = time.process_time()
@@ -244,7 +244,13 @@ def time_preferences(data: Any, rank: int) -> Preferences:
         {"num_users": data.num_users, "kernel": kernel, "rank": rank},
         check=False,
     )
-    seconds, hyper, arrays = time.process_time() - start, reading.initial_hyper(), reading.data
+    return reading, time.process_time() - start
+
+
+def time_preferences(data: Any, rank: int) -> Preferences:
+    """Read the model of shared tastes and fit the users once."""
+    reading, seconds = read_preferences(data, rank)
+    hyper, arrays = reading.initial_hyper(), reading.data
 
     @jax.jit
     def solve(hyper: Any, arrays: Any, state: Any, num_steps: Any) -> Any:

@@ -17,7 +17,7 @@ from numpyro import handlers
 from ...compilation.recent import Recent
 from ...infer.monte_carlo.smc import SMC
 from ...structure.program.run_compiled import traced
-from .outlooks import DrawnOutlook, Outlook, RealOutlook
+from .outlooks import LARGEST_TABLE, DrawnOutlook, Outlook, RealOutlook
 
 __all__ = ["PosteriorDraws", "draws_of", "outlooks_of_draws"]
 
@@ -27,8 +27,6 @@ _MOST_COUNTS = 16384
 _FURTHEST = 8.5
 _STEPS_PER_DEVIATION = 4
 _MOST_NODES = 20_000
-_LARGEST_TABLE = 2**28
-"""Numbers in a table of draws, observations and outcomes: 2 GB."""
 
 
 @dataclass
@@ -276,7 +274,7 @@ def _table(outcomes: _Outcomes, fn: Any, weights: Array | None) -> Array:
     size = max(1, int(np.prod(fn.batch_shape)))
 
     def of(values: np.ndarray) -> Array:
-        if num_draws * len(values) * size > _LARGEST_TABLE:
+        if num_draws * len(values) * size > LARGEST_TABLE:
             raise ValueError(
                 f"{num_draws} draws, {size} observations of {outcomes.name!r} and {len(values)} outcomes are too many "
                 "at once: give fewer draws, or score the candidates in parts."

@@ -21,7 +21,10 @@ from ...potentials.outcomes import log_predictive_probabilities, log_probabiliti
 from . import committee
 from .committee import BiasCorrection
 
-__all__ = ["DrawnOutlook", "GaussianOutlook", "Outlook", "RealOutlook"]
+__all__ = ["LARGEST_TABLE", "DrawnOutlook", "GaussianOutlook", "Outlook", "RealOutlook"]
+
+LARGEST_TABLE = 2**28
+"""Numbers in a table of draws, observations and outcomes: 2 GB."""
 
 _FURTHEST, _NUM_VOTE_NODES = 8.5, 401
 """Standard deviations to either side at which votes are counted, and at how many places."""

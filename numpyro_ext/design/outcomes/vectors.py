@@ -17,12 +17,9 @@ from ...potentials import Potential
 from ...potentials.information import predictive_entropy
 from ...potentials.outcomes import log_predictive_probabilities, num_outcomes
 from .focus import Focus, elements_in_focus, named_sites
-from .outlooks import DrawnOutlook, Outlook, RealOutlook
+from .outlooks import LARGEST_TABLE, DrawnOutlook, Outlook, RealOutlook
 
 __all__ = ["outlooks_on_vectors", "sigma_points"]
-
-_LARGEST_TABLE = 2**28
-"""Numbers in a table of draws, cells and outcomes: 2 GB."""
 
 
 def sigma_points(block: Block) -> Array:
@@ -71,8 +68,7 @@ def outlooks_on_vectors(
     is_fit = not args and not kwargs
     if is_fit:
         args, kwargs = run.reading.args, dict(run.reading.kwargs)
-        shapes = zip(run.reading.cells, run.reading.factor_shapes, strict=True)
-        if all(cells.size == int(np.prod(shape)) for cells, shape in shapes):
+        if run.reading.uses_all_cells:
             return {}
     reading, form = run._read_cells(args, kwargs, is_held_out=is_fit, needs_observations=False)
     potential: Potential = form.potential
@@ -109,7 +105,7 @@ def outlooks_on_vectors(
             filled = [jnp.zeros(size, mean.dtype).at[cells].set(value) for value in (entropy, conditional)]
             out[name] = RealOutlook(**common, entropy=filled[0], conditional=filled[1])
             continue
-        if len(values) * size * number > _LARGEST_TABLE:
+        if len(values) * size * number > LARGEST_TABLE:
             raise ValueError(
                 f"{len(values)} draws, {size} observations of {name!r} and {number} outcomes are too many at once: "
                 "score the candidates in parts, or give the engine a smaller num_samples."

@@ -169,9 +169,8 @@ class BilinearRun(FinishedRun):
         own, is_held_out = self.reading, not args and not kwargs
         if is_held_out:
             args, kwargs = own.args, dict(own.kwargs)
-            shapes = dict(zip(own.factor_names, own.factor_shapes, strict=True))
-            if all(cells.size == int(np.prod(s)) for cells, s in zip(own.cells, shapes.values(), strict=True)):
-                return {name: jnp.zeros(shape) for name, shape in shapes.items()}
+            if own.uses_all_cells:
+                return {n: jnp.zeros(shape) for n, shape in zip(own.factor_names, own.factor_shapes, strict=True)}
         reading, form = self._read_cells(args, kwargs, is_held_out=is_held_out)
         key = jax.random.fold_in(self.rng_key, 2)
         values = log_predictive_counts(form, *self.blocks, key, num_samples=num_samples)

@@ -226,8 +226,7 @@ def kl_divergence(space: LinearGaussian, posterior: LinearGaussianPosterior, var
     precision = posterior.site_precision
     if isinstance(posterior, ObservationPosterior):
         precision = posterior.space.to_rows(precision)
-    quadratic = space.inner(posterior.coordinates, posterior.coordinates)
-    return 0.5 * quadratic - 0.5 * jnp.sum(precision * variance) - posterior.log_volume()
+    return -0.5 * jnp.sum(precision * variance) - log_partition_without_sites(space, posterior)
 
 
 def log_partition_without_sites(space: LinearGaussian, posterior: LinearGaussianPosterior) -> Array:

@@ -166,6 +166,11 @@ class BilinearReading(ModelReading):
         return super().written_data[:-1]
 
     @property
+    def uses_all_cells(self) -> bool:
+        """Whether no observation is masked."""
+        return all(c.size == int(np.prod(s)) for c, s in zip(self.cells, self.factor_shapes, strict=True))
+
+    @property
     def predictor_rows(self) -> tuple[np.ndarray, ...]:
         """For each observed site the flat indices of the predictors of its cells."""
         return tuple(p.rows for p in self._predictors)

@@ -19,7 +19,7 @@ from ..program.program import Atom, Constant
 from .hyper_site import HyperSite
 from .index_check import check_indices
 from .running.changing import check_supports, needs_value, other_values
-from .running.execution import ModelCall, tracing_error
+from .running.execution import ModelCall, bound, tracing_error
 from .running.inspection import SiteInfo
 from .running.recording import make_or_derive
 from .tracing import trace_with_innovations
@@ -101,13 +101,13 @@ class TracedModel(Shown):
         self.num_columns = sum(sizes.values())
         unknowns = {n: jax.tree.leaves(self._given[n])[0] for n in self.hyper} | {n: inputs[n] for n in self.field}
         self._indexed = unknowns | values
-        self._arguments = call.named_arguments()
         self._check_indices(self.data, {})
 
     def _check_indices(self, data: Sequence[Any], changed: Mapping[str, Any]) -> None:
         """Refuse indices that are out of range or negative, in these data too where they may change."""
         known = dict(zip(self._program.constants, data, strict=False)) if self.changing else {}
-        check_indices(self._program, self._indexed, known, {**self._arguments, **changed})
+        arguments, _ = bound(self.model, self.args, self.kwargs)
+        check_indices(self._program, self._indexed, known, {**arguments, **changed})
 
     def with_changing(self, arrays: Mapping[str, Any]) -> tuple[Any, ...]:
         """:attr:`data` with other values of the arguments that change.
@@ -260,7 +260,7 @@ class TracedModel(Shown):
         """
         self._program.release()
         out = copy.copy(self)
-        out.model, out.args, out.kwargs, out._arguments = None, (), {}, {}
+        out.model, out.args, out.kwargs = None, (), {}
         out.data = jax.eval_shape(lambda: self.data)
         out.changing = jax.eval_shape(lambda: self.changing)
         init = {n: s.init if n in self.predictive else None for n, s in self.sites.items()}

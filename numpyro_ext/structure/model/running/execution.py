@@ -17,7 +17,7 @@ from ...errors import ModelStructureError, Reason
 if TYPE_CHECKING:
     from .recording import Recording
 
-__all__ = ["ModelCall", "check_call", "check_key", "execution_error", "tracing_error"]
+__all__ = ["ModelCall", "bound", "check_call", "check_key", "execution_error", "tracing_error"]
 
 _MOST_ARGUMENTS = 8
 
@@ -42,18 +42,14 @@ class ModelCall(NamedTuple):
         """
         if not self.changing:
             return {}
-        there, _ = self._bound()
+        there, _ = bound(self.model, self.args, self.kwargs)
         return {name: _as_arrays(name, there.get(name), there) for name in self.changing}
-
-    def named_arguments(self) -> dict[str, Any]:
-        """The arguments by the names of the parameters, defaults included."""
-        return self._bound()[0]
 
     def with_values(self, values: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Positional and keyword arguments with other values for some of them."""
         if not values:
             return self.args, self.kwargs
-        there, make_call = self._bound()
+        there, make_call = bound(self.model, self.args, self.kwargs)
         return make_call({**there, **values})
 
     @property
@@ -62,20 +58,23 @@ class ModelCall(NamedTuple):
         settings = (*enumerate(self.args), *self.kwargs.items())
         return _code(self.model), tuple((n, str(v)) for n, v in settings if isinstance(v, bool | np.bool_ | str | None))
 
-    def _bound(self) -> tuple[dict[str, Any], Callable[[Mapping[str, Any]], tuple[tuple[Any, ...], dict[str, Any]]]]:
-        """The arguments by the names of the parameters, and what makes a call of such."""
-        try:
-            signature = inspect.signature(self.model)
-            bound = signature.bind(*self.args, **self.kwargs)
-        except (TypeError, ValueError):  # callables without one
-            return dict(self.kwargs), lambda arguments: (self.args, dict(arguments))
-        bound.apply_defaults()
 
-        def call(arguments: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-            again = inspect.BoundArguments(signature, dict(arguments))
-            return again.args, again.kwargs
+def bound(
+    model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[dict[str, Any], Callable[[Mapping[str, Any]], tuple[tuple[Any, ...], dict[str, Any]]]]:
+    """The arguments of a model by the names of its parameters, defaults included, and what makes a call of such."""
+    try:
+        signature = inspect.signature(model)
+        found = signature.bind(*args, **kwargs)
+    except (TypeError, ValueError):  # callables without one
+        return dict(kwargs), lambda arguments: (args, dict(arguments))
+    found.apply_defaults()
 
-        return dict(bound.arguments), call
+    def call(arguments: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        again = inspect.BoundArguments(signature, dict(arguments))
+        return again.args, again.kwargs
+
+    return dict(found.arguments), call
 
 
 def _as_arrays(name: str, value: Any, there: Mapping[str, Any]) -> Any:
