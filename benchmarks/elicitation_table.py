@@ -22,7 +22,7 @@ import numpyro
 from numpyro_ext.potentials import ProbitPotential
 from numpyro_ext.potentials.information import expected_information, predictive_entropy
 
-from .preference_people import DATA, NUM_USERS, Moments, alone, products, shared_moments
+from .preference_people import DATA, NUM_USERS, Moments, People, alone, products, shared_moments
 from .repeats import parser_of_draws
 from .results_table import write_report
 
@@ -65,22 +65,23 @@ def query(moments: Callable[[np.ndarray], Moments], answers: np.ndarray, acquisi
     return errors
 
 
-SYSTEMS: dict[str, Callable[[np.ndarray, np.ndarray], Callable[[np.ndarray], Moments]]] = {
-    "alone": alone,
-    "shared moments": shared_moments,
-    "products": products(_NUM_QUERIES + max(_NUM_FIRST.values())),
+_products = products(_NUM_QUERIES + max(_NUM_FIRST.values()))
+SYSTEMS: dict[str, Callable[[People], Callable[[np.ndarray], Moments]]] = {
+    "alone": lambda people: alone(people.answers, people.kernel),
+    "shared moments": lambda people: shared_moments(people.answers, people.kernel),
+    "products": lambda people: _products(people.answers, people.kernel),
+    "products, people alike": lambda people: _products(*people),
 }
 
 
 def _compute(work: Path, num_draws: int, minutes: float) -> None:
     start = time.monotonic()
     for seed, system, name in itertools.product(range(num_draws), SYSTEMS, DATA):
-        path = work / f"{name}-{system.replace(' ', '_')}-{seed}.json"
+        path = work / f"{name}-{system.replace(', ', '_').replace(' ', '_')}-{seed}.json"
         if path.exists() or time.monotonic() - start > 60.0 * minutes:
             continue
-        answers, kernel, _ = DATA[name](seed)
-        begun = time.process_time()
-        found = {a: query(SYSTEMS[system](answers, kernel), answers, a, seed) for a in _ACQUISITIONS}
+        people, begun = DATA[name](seed), time.process_time()
+        found = {a: query(SYSTEMS[system](people), people.answers, a, seed) for a in _ACQUISITIONS}
         path.write_text(json.dumps(found))
         last = " ".join(f"{found[a][-1]:.3f}" for a in _ACQUISITIONS)
         print(path.name, last, f"{time.process_time() - begun:.0f} CPU-s", flush=True)
@@ -95,7 +96,7 @@ def _rows(work: Path) -> Iterator[str]:
     yield "| data | system | draws | before | information | entropy | random | less random | less entropy | thesis |"
     yield "|---|---|---|---|---|---|---|---|---|---|"
     for name, system in itertools.product(DATA, SYSTEMS):
-        paths = sorted(work.glob(f"{name}-{system.replace(' ', '_')}-*.json"))
+        paths = sorted(work.glob(f"{name}-{system.replace(', ', '_').replace(' ', '_')}-*.json"))
         if not paths:
             continue
         draws = [json.loads(path.read_text()) for path in paths]

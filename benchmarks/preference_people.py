@@ -27,7 +27,18 @@ from numpyro_ext.infer.bilinear.algorithms import hybrid
 from numpyro_ext.potentials import ProbitPotential
 from numpyro_ext.structure.bilinear.form import Bilinear, CoupledSide, GaussianSide
 
-__all__ = ["DATA", "NUM_ITEMS", "NUM_USERS", "Moments", "People", "all_pairs", "alone", "products", "shared_moments"]
+__all__ = [
+    "DATA",
+    "NUM_ITEMS",
+    "NUM_USERS",
+    "Moments",
+    "People",
+    "all_pairs",
+    "alone",
+    "features_of_people",
+    "products",
+    "shared_moments",
+]
 
 NUM_USERS, NUM_ITEMS = 100, 10
 _METALS = ("Cd", "Co", "Cr", "Cu", "Ni", "Pb", "Zn")
@@ -76,14 +87,18 @@ def synthetic(seed: int) -> People:
     return People(answers, kernel_of_features(items, 1.0), kernel_of_features(users, 1.0))
 
 
+def features_of_people(known: np.ndarray) -> np.ndarray:
+    """Of the columns that are known of who ranked sushi: gender, age, time that it took, east or west as a child and
+    now, moved; and the region of now."""
+    return np.hstack([_standard(known[:, [1, 2, 3, 6, 9, 10]]), _indicators(known[:, 8])])
+
+
 def sushi(seed: int) -> People:
     """People who ranked ten kinds of sushi."""
     data = load_sushi("a")
     chosen = np.random.default_rng(1000 + seed).permutation(len(data.rankings))[:NUM_USERS]
     places = np.argsort(data.rankings[chosen], axis=1)
-    # gender, age, time that it took, east or west as a child and now, moved; and the region of now
-    known = np.loadtxt(data_path("sushi", "sushi3.udata"))[chosen]
-    features = np.hstack([_standard(known[:, [1, 2, 3, 6, 9, 10]]), _indicators(known[:, 8])])
+    features = features_of_people(np.loadtxt(data_path("sushi", "sushi3.udata"))[chosen])
     first, second = all_pairs(NUM_ITEMS).T
     answers = (places[:, first] < places[:, second]).astype(int)
     return People(answers, kernel_of_features(np.asarray(data.item_features)), kernel_of_features(features))
@@ -181,17 +196,24 @@ _RANK, _NUM_AT_FIRST, _NUM_ITERATIONS, _DAMPING = 20, 100, 30, 0.5
 
 @functools.cache
 def _product_programs(num_items: int) -> tuple[Callable[..., Any], ...]:
-    """Starts, iterations, and moments of the differences of all pairs, for all data of as many items."""
+    """Starts, iterations, and moments of the differences of all pairs, for all data of as many items.
+
+    Of arrays that begin with the kernel of the items and that of the people, ``None`` where these are independent.
+    """
     first, second = all_pairs(num_items).T
     num_pairs, none = len(first), jnp.zeros((1, 0))
     zeros = jnp.zeros((num_items, _RANK))
     places = jnp.stack([jnp.append(first, 0), jnp.append(second, 0)], 1)
     weight = jnp.append(jnp.ones(num_pairs), 0.0)[:, None] * jnp.array([1.0, -1.0])  # the last sees nothing
-    users = GaussianSide(jnp.zeros((NUM_USERS, _RANK)), jnp.ones((NUM_USERS, _RANK)))
+    blank, own = jnp.zeros((NUM_USERS, _RANK)), jnp.arange(NUM_USERS)[:, None]
 
-    def form_of(kernel: Array, user: Array, pair: Array, won: Array) -> Bilinear:
-        root = jnp.linalg.cholesky(kernel)[None]
-        items = CoupledSide(zeros, zeros + 1.0, root, jnp.zeros(_RANK, int), places, weight)
+    def form_of(kernel: Array, user_kernel: Array | None, user: Array, pair: Array, won: Array) -> Bilinear:
+        root, same = jnp.linalg.cholesky(kernel)[None], jnp.zeros(_RANK, int)
+        items = CoupledSide(zeros, zeros + 1.0, root, same, places, weight)
+        users: GaussianSide | CoupledSide = GaussianSide(blank, blank + 1.0)
+        if user_kernel is not None:
+            ones = jnp.ones((NUM_USERS, 1))
+            users = CoupledSide(blank, blank + 1.0, jnp.linalg.cholesky(user_kernel)[None], same, own, ones)
         num, order = user.size, jnp.arange(user.size)
         coefficients = jnp.ones((1, _RANK)), none, none, jnp.zeros(num), ProbitPotential(won), jnp.ones(num)
         return Bilinear(users, items, user, pair, *coefficients, jnp.zeros(()), order, order)
@@ -206,23 +228,27 @@ def _product_programs(num_items: int) -> tuple[Callable[..., Any], ...]:
         return jax.lax.fori_loop(0, number, lambda _, state: hybrid.step(form, state, _DAMPING)[0], state)
 
     @jax.jit
-    def moments(state: Any, kernel: Array) -> Any:
+    def moments(state: Any, kernel: Array, user_kernel: Array | None) -> Any:
         user, pair = (x.reshape(-1) for x in jnp.meshgrid(jnp.arange(NUM_USERS), jnp.arange(num_pairs), indexing="ij"))
-        found = hybrid.predictive_moments(form_of(kernel, user, pair, jnp.ones(user.size)), state)
+        found = hybrid.predictive_moments(form_of(kernel, user_kernel, user, pair, jnp.ones(user.size)), state)
         return jax.tree.map(lambda x: x.reshape(NUM_USERS, num_pairs), found)
 
     return start, iterate, moments
 
 
 def products(most: int) -> Callable[..., Callable[[np.ndarray], Moments]]:
-    """Products of weights of the people and processes on the items (Houlsby et al. 2012), by what BilinearEP iterates.
+    """Products of weights of the people and processes on the items (Houlsby et al. 2012), by what BilinearEP iterates;
+    with a kernel of the people their weights are processes as well.
 
     :param most: questions to a person at most; what is not asked yet is a cell that sees nothing, so that the shapes of
         all fits are the same.
     """
 
-    def of_people(answers: np.ndarray, kernel: np.ndarray) -> Callable[[np.ndarray], Moments]:
+    def of_people(
+        answers: np.ndarray, kernel: np.ndarray, user_kernel: np.ndarray | None = None
+    ) -> Callable[[np.ndarray], Moments]:
         start, iterate, all_moments = _product_programs(len(kernel))
+        kernels = jnp.asarray(kernel), None if user_kernel is None else jnp.asarray(user_kernel)
         user, num_pairs = np.repeat(np.arange(NUM_USERS), most), answers.shape[1]
         state: Any = None
 
@@ -230,10 +256,10 @@ def products(most: int) -> Callable[..., Callable[[np.ndarray], Moments]]:
             nonlocal state
             pair = np.argsort(~asked, axis=1, kind="stable")[:, :most].reshape(-1)
             seen = np.where(asked[user, pair], pair, num_pairs)
-            arrays = tuple(map(jnp.asarray, (kernel, user, seen, answers[user, pair])))
+            arrays = *kernels, *map(jnp.asarray, (user, seen, answers[user, pair]))
             number = _NUM_AT_FIRST if state is None else _NUM_ITERATIONS
             state = iterate(start(*arrays) if state is None else state, jnp.asarray(number), *arrays)
-            mean, variance = map(np.asarray, all_moments(state, arrays[0]))
+            mean, variance = map(np.asarray, all_moments(state, *kernels))
             assert np.isfinite(mean).all() and (variance > 0.0).all()
             return mean, variance
 

@@ -29,6 +29,7 @@ from .preferences_sushi import (
     sushi_a_learned,
     sushi_b,
 )
+from .preferences_thesis import sushi_a_thesis, thesis_report
 from .preferences_unseen import unseen, unseen_films
 from .results_table import write_report
 
@@ -43,6 +44,7 @@ EXPERIMENTS: dict[str, tuple[Callable[[int], dict[str, Any]], int]] = {
     "sushi_a_by_vg": (sushi_a_by_vg, 10),
     "sushi_a_without_tastes": (sushi_a_without_tastes, 10),
     "sushi_a_sampled": (sushi_a_sampled, 10),
+    "sushi_a_thesis": (sushi_a_thesis, 10),
     "lovers": (lovers_of_genres, 1),
     "unseen_films": (unseen_films, 2),
 }
@@ -74,6 +76,7 @@ REPORTS: dict[str, tuple[tuple[str, ...], Callable[[list[dict[str, Any]]], list[
     "preferences-lovers": (("lovers",), lovers),
     "preferences-unseen-films": (("unseen_films",), unseen),
     "preferences-integrated": (("sushi_a_by_vg", "sushi_a_without_tastes"), integrated_report),
+    "preferences-thesis": (("sushi_a_thesis",), thesis_report),
     "preferences-sampled": (("sushi_a_sampled",), sampled_report),
 }
 

@@ -323,6 +323,27 @@ def test_minibatches_of_users(covariance):
     np.testing.assert_allclose(again.objective_trace[0], parts.objective_trace[-1], rtol=1e-7)
 
 
+@pytest.mark.parametrize("covariance", ["factor", *thorough("free")])
+def test_a_mean_that_is_given(covariance):
+    """Steps with it ascend, minibatches of all are such steps, and neither moves it."""
+    options = {"progress_bar": False, "init_values": START, "covariance": covariance, "learn_mean": False}
+    plain = {"accelerator": "none", "tol": 0.0}
+    whole = collaborative_em(PAIRS, KERNEL, 2, num_steps=4, **options, **plain)
+    assert np.all(np.diff(whole.objective_trace) > 0)
+    np.testing.assert_array_equal(whole.prior.mean, START["b"])
+    once = collaborative_em(PAIRS, KERNEL, 2, num_steps=1, **options, **plain)
+    single = collaborative_em(PAIRS, KERNEL, 2, num_steps=1, batch_size=10, **options)
+    np.testing.assert_array_equal(single.prior.mean, START["b"])
+    np.testing.assert_allclose(single.prior.covariance(), once.prior.covariance(), rtol=1e-8, atol=1e-10)
+    if covariance == "factor":
+        climbed = collaborative_em(PAIRS, KERNEL, 2, num_steps=60, tol=1e-9, **options)
+        np.testing.assert_array_equal(climbed.prior.mean, START["b"])
+        # stationary in the loadings, and not in the mean
+        _, _, shift, curvature = _infer("ep", climbed.prior)
+        np.testing.assert_allclose(prior_gradient(climbed.prior, shift, curvature)[1], 0.0, atol=2e-2)
+        assert np.max(np.abs(shift)) > 0.1 and climbed.objective_trace[-1] > whole.objective_trace[-1]
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize("covariance", ["factor", "free"])
 def test_a_fit_from_a_file_goes_on_as_if_it_had_not_ended(covariance, tmp_path):

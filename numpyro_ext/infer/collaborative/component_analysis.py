@@ -104,17 +104,18 @@ def _trace(prior: SharedPrior, white: Array, second: Array) -> Array:
     return jnp.sum(white**2) + prior.variance * white.shape[0] - lost
 
 
-@jax.jit
-def free_step(prior: SharedPrior, shift: Array, curvature: Array) -> SharedPrior:
+@partial(jax.jit, static_argnames="old_mean")
+def free_step(prior: SharedPrior, shift: Array, curvature: Array, *, old_mean: bool = False) -> SharedPrior:
     r"""The mean and the covariance without structure that maximise the expected log prior (Yu et al. 2009, corrected).
 
     :param SharedPrior prior: without loadings; its kernel is the covariance.
     :param Array shift: as for :func:`factor_step`.
     :param Array curvature: as for :func:`factor_step`.
+    :param bool old_mean: as for :func:`factor_step`.
     :return: the next prior.
     """
     covariance = prior.covariance()
-    second = curvature + jnp.outer(shift, shift)
+    second = curvature if old_mean else curvature + jnp.outer(shift, shift)
     found = covariance - covariance @ second @ covariance
     one = jnp.ones_like(prior.variance)
     return SharedPrior(prior.mean + covariance @ shift, prior.loadings, one, 0.5 * (found + found.T))
@@ -139,21 +140,24 @@ def moments_of_utilities(prior: SharedPrior, shift: Array, curvature: Array) -> 
     return UtilityMoments(mean, 0.5 * (second + second.T))
 
 
-@partial(jax.jit, static_argnames="free")
-def step_to_moments(prior: SharedPrior, moments: UtilityMoments, *, free: bool) -> SharedPrior:
+@partial(jax.jit, static_argnames=("free", "learn_mean"))
+def step_to_moments(prior: SharedPrior, moments: UtilityMoments, *, free: bool, learn_mean: bool = True) -> SharedPrior:
     """The prior that fits moments of utilities best: :func:`factor_step`, or :func:`free_step`, for these.
 
-    :param SharedPrior prior: for its kernel and rank.
+    :param SharedPrior prior: for its kernel and rank, and for its mean where that is not learned.
     :param bool free: whether the covariance has no structure.
+    :param bool learn_mean: whether the mean is that of the utilities.
 
     Cost: the cube of the number of items.
     """
-    covariance = moments.second - jnp.outer(moments.mean, moments.mean)
+    mean = moments.mean if learn_mean else prior.mean
+    cross = jnp.outer(mean, moments.mean)
+    covariance = moments.second - cross - cross.T + jnp.outer(mean, mean)
     if free:
-        return SharedPrior(moments.mean, prior.loadings, jnp.ones_like(prior.variance), covariance)
+        return SharedPrior(mean, prior.loadings, jnp.ones_like(prior.variance), covariance)
     factor = cholesky(prior.kernel)
     half = solve_lower(factor, covariance)
-    return _principal(prior, moments.mean, factor, solve_lower(factor, half.T))
+    return _principal(prior, mean, factor, solve_lower(factor, half.T))
 
 
 def aligned_loadings(loadings: Array, to: Array) -> Array:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -55,6 +54,7 @@ def collaborative_em(
     covariance: Covariance = "factor",
     num_users: int | None = None,
     accelerator: Accelerator | None = None,
+    learn_mean: bool = True,
     old_mean: bool = False,
     num_pairs_per_user: int | None = None,
     batch_size: int | None = None,
@@ -89,6 +89,8 @@ def collaborative_em(
         pairs each, and is the default where there is one (not by Laplace's method); ``"squarem"`` (Varadhan and Roland
         2008) extrapolates EM and takes back what lowers the objective; ``"none"`` is plain EM. Of a free covariance,
         random pairs and minibatches there is plain EM only.
+    :param bool learn_mean: whether the mean utilities ``b`` are learned, or stay as ``init_values`` or ``init`` have
+        them: zero by default, so that nothing is common to all users but tastes.
     :param bool old_mean: see :func:`~.component_analysis.factor_step`.
     :param int num_pairs_per_user: take at most as many pairs of a user, others at random in each iteration.
     :param int batch_size: users of a minibatch, after each of which there is an M-step to running averages of the
@@ -161,17 +163,16 @@ def collaborative_em(
 
     def improve(expected: _Expected) -> SharedPrior:
         means = expected.shift / num_users, expected.curvature / num_users
-        step: Callable[..., SharedPrior] = (
-            free_step if covariance == "free" else partial(factor_step, old_mean=old_mean)
-        )
-        return step(expected.prior, *means)
+        step: Callable[..., SharedPrior] = free_step if covariance == "free" else factor_step
+        found = step(expected.prior, *means, old_mean=old_mean or not learn_mean)
+        return found if learn_mean else found._replace(mean=expected.prior.mean)
 
     with progress(num_steps, "collaborative_em", enabled=progress_bar) as bar, problem.interruption:
         if accelerator == "lbfgs" and num_steps:
-            expected, trace, converged, count = _climb(problem, prior, num_steps, tol, bar)
+            expected, trace, converged, count = _climb(problem, prior, learn_mean, num_steps, tol, bar)
         elif batch_size is not None:
-            free, parts = covariance == "free", -(-num_users // batch_size)
-            expected, trace, count = _wander(problem, prior, parts, num_users, free, num_steps, bar)
+            parts, options = -(-num_users // batch_size), {"free": covariance == "free", "learn_mean": learn_mean}
+            expected, trace, count = _wander(problem, prior, parts, num_users, options, num_steps, bar)
             converged = False
         else:
             squared = accelerator == "squarem" and not is_plain
@@ -297,7 +298,7 @@ def _alternate(
 
 
 def _wander(
-    problem: _Problem, prior: SharedPrior, num_parts: int, num_users: int, free: bool, num_steps: int, bar: Any
+    problem: _Problem, prior: SharedPrior, num_parts: int, num_users: int, options: Any, num_steps: int, bar: Any
 ) -> tuple[_Expected, list[float], int]:
     """Passes over minibatches of users, and then all users once."""
     averages: Averages | None = None
@@ -312,7 +313,7 @@ def _wander(
                 prior,
                 averages,
                 num_absent=(num_users - present) / num_parts,
-                free=free,
+                **options,
             )
             trace.append(total)
             bar.update()
@@ -336,7 +337,7 @@ def _extrapolated(first: SharedPrior, second: SharedPrior, third: SharedPrior) -
 
 
 def _climb(
-    problem: _Problem, prior: SharedPrior, num_steps: int, tol: float, bar: Any
+    problem: _Problem, prior: SharedPrior, learn_mean: bool, num_steps: int, tol: float, bar: Any
 ) -> tuple[_Expected, list[float], bool, int]:
     """L-BFGS on the objective, by the gradient that the statistics are."""
     size, rank = prior.loadings.shape
@@ -358,6 +359,7 @@ def _climb(
         if expected.objective >= best.objective:
             best = expected
         of_mean, of_loadings, of_variance = prior_gradient(expected.prior, expected.shift, expected.curvature)
+        of_mean = of_mean if learn_mean else jnp.zeros_like(of_mean)
         parts = of_mean, of_loadings.reshape(-1), (of_variance * expected.prior.variance)[None]
         return -expected.objective, -np.concatenate([np.asarray(part, float) for part in parts])
 

@@ -60,6 +60,7 @@ def prior_after_pass(
     *,
     num_absent: float,
     free: bool,
+    learn_mean: bool = True,
 ) -> tuple[SharedPrior, Averages | None, float]:
     """One M-step after each minibatch, to averages that move towards its moments by a decreasing fraction.
 
@@ -68,6 +69,7 @@ def prior_after_pass(
     :param averages: from the pass before.
     :param num_absent: users without pairs for each minibatch: they have the moments of the prior.
     :param bool free: whether the covariance has no structure.
+    :param bool learn_mean: whether the mean of utilities is learned.
     :return: prior, averages, and the sum of the objectives, each under the prior of its turn.
     """
     total = 0.0
@@ -85,7 +87,7 @@ def prior_after_pass(
             rate = (1.0 + averages.num_batches) ** -_DECAY
             mixed = (1.0 - rate) * averages.weight + rate * weight
             averages = Averages(_mix(averages.moments, new, rate * weight / mixed), mixed, averages.num_batches + 1)
-        prior = step_to_moments(prior, averages.moments, free=free)
+        prior = step_to_moments(prior, averages.moments, free=free, learn_mean=learn_mean)
         total += expected.objective
     return prior, averages, total
 
