@@ -11,7 +11,10 @@ from numpyro import handlers
 
 from numpyro_ext.design import SequentialDesign, expected_information_gain, predictive_entropy, random_scores
 from numpyro_ext.infer import EP, INLA, LaplaceApproximation, VariationalGaussian
+from numpyro_ext.potentials import ProbitPotential
+from numpyro_ext.potentials.information import expected_information
 from tests.compilations import compiled_programs
+from tests.tiers import thorough
 
 NUM = 40
 X = np.sort(np.random.default_rng(0).uniform(-3.0, 3.0, NUM))
@@ -87,6 +90,21 @@ def test_the_order_of_observations_does_not_matter(walked):
     other.observe(places[:5], LABELS[places[:5]])
     for one, two in zip(other.predictors()["y"], walked.predictors()["y"], strict=True):
         np.testing.assert_allclose(one, two, atol=1e-8)
+
+
+@pytest.mark.parametrize("kind", [EP, *thorough(LaplaceApproximation, VariationalGaussian)])
+def test_a_design_may_begin_without_labels(kind):
+    """The posterior is the prior then, and it is said so: masks of the wrong sense look the same."""
+    with pytest.warns(UserWarning, match="of 'y' is masked, so that the posterior is the prior"):
+        engine = fitted(kind, np.zeros(NUM, bool))
+    assert engine.diagnostics.converged and abs(engine.log_evidence) < 1e-12
+    prior = expected_information(ProbitPotential(jnp.ones(())), jnp.array(0.3), jnp.array(4.001))
+    np.testing.assert_allclose(expected_information_gain(engine)["y"], prior, rtol=1e-9)
+    design = SequentialDesign(engine)
+    for place in (3, 0, 7):
+        design.observe(place, LABELS[place])
+    again = SequentialDesign(fitted(kind, np.isin(np.arange(NUM), [0, 3, 7])))
+    np.testing.assert_allclose(design.predictors()["y"], again.predictors()["y"], atol=1e-8)
 
 
 def test_nothing_is_compiled_for_another_observation():

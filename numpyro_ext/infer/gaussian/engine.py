@@ -14,6 +14,7 @@ from jax import Array
 from ...structure import LatentGaussianReading, ModelStructureError
 from ...structure.latent_gaussian.read import LATENT_GAUSSIAN
 from ...structure.model.search import Form
+from ...structure.model.validation import sites_without_data
 from ..front.engine import (
     EngineOptions,
     check_at_least,
@@ -204,7 +205,13 @@ class Engine(GaussianAnswers):
 
     def _explain(self, reading: LatentGaussianReading, found: Fit) -> list[str]:
         """What the factors of a model mean for how a fit of it ended."""
-        return explain_two_modes(reading, found.hyper)
+        messages = explain_two_modes(reading, found.hyper)
+        if masked := sites_without_data(reading.sites):
+            messages.append(
+                f"Every observation of {' and '.join(map(repr, masked))} is masked, so that the posterior is the "
+                "prior. Masks are true where data is in use."
+            )
+        return messages
 
     def _keep(self, run: FinishedRun) -> None:
         self._last_state = run.fit.last_state

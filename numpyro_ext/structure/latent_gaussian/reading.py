@@ -142,7 +142,7 @@ class LatentGaussianReading(ModelReading):
             if not behind or not self._is_known(site.value):  # missing values are imputed by the field
                 continue
             values = np.broadcast_to(self._known_value(site.value), self._program.shape(site.log_prob))
-            values = values.reshape(-1)[self._observations_in_use(name)]
+            values = values.reshape(-1)[self.known_mask(name).reshape(-1)]
             if values.size and np.all(values == values[0]):
                 found[name] = tuple(n for n in self.hyper if n in behind)
         return found

@@ -11,7 +11,7 @@ from numpyro.distributions import constraints
 from ..errors import ModelStructureError, Reason
 from .running.inspection import SiteInfo
 
-__all__ = ["can_be_scored", "check_data"]
+__all__ = ["can_be_scored", "check_data", "sites_without_data"]
 
 
 def check_data(sites: Mapping[str, SiteInfo], check_values: bool = True) -> None:
@@ -29,14 +29,14 @@ def check_data(sites: Mapping[str, SiteInfo], check_values: bool = True) -> None
         )
     for site in observed:
         _check_site(site, check_values)
-    counts = [int(np.sum(_mask(s))) for s in observed]
-    if observed and not factors and not any(counts):
-        names = [s.name for s in observed]
-        raise ModelStructureError(
-            f"every observation of {names} is masked: there is nothing to learn from. "
-            "Masks are true where data is in use.",
-            reason=Reason.DATA,
-        )
+
+
+def sites_without_data(sites: Mapping[str, SiteInfo]) -> list[str]:
+    """Names of the observed sites, where a model has nothing else and masks leave nothing of them."""
+    observed = [site for site in sites.values() if site.kind == "observed"]
+    if any(site.family == "Unit" or np.any(_mask(site)) for site in observed):
+        return []
+    return [site.name for site in observed]
 
 
 def can_be_scored(site: SiteInfo, shape: tuple[int, ...]) -> np.ndarray:
