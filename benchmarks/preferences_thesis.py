@@ -11,9 +11,11 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 from jax.scipy.stats import norm
+from numpyro import handlers
 
 from numpyro_ext.datasets import data_path, load_sushi
 from numpyro_ext.infer import EP, collaborative_em
+from numpyro_ext.linalg import pair_covariance
 
 from .preference_people import features_of_people
 from .preferences_pairs import BITS, drawn_pairs, kernel_of, loss, mean_and_error
@@ -33,15 +35,13 @@ _THESIS = {
 _NUM_USERS, _NUM_ITEMS = 200, 10
 
 
-def _joint_process(
-    user: Any, first: Any, second: Any, won: Any = None, *, kernel: Any, user_kernel: Any, with_mean: bool
-) -> None:
-    """One Gaussian process on people and items; its scale, and the mean of each item where asked, by the evidence."""
+def _joint_process(covariance: Any, first: Any, second: Any, won: Any, seen: Any, *, with_mean: bool) -> None:
+    """Differences of one process on people and items; its scale, and the mean of each item where asked, learned."""
     size = numpyro.param("size", 1.0, constraint=dist.constraints.positive)
-    b = numpyro.param("b", jnp.zeros(len(kernel))) if with_mean else jnp.zeros(len(kernel))
-    factors = jnp.linalg.cholesky(user_kernel), jnp.linalg.cholesky(kernel)
-    f = size * numpyro.sample("f", dist.MatrixNormal(jnp.zeros((len(user_kernel), len(kernel))), *factors)) + b
-    numpyro.sample("won", dist.Bernoulli(probs=norm.cdf(f[user, first] - f[user, second])), obs=won)
+    b = numpyro.param("b", jnp.zeros(_NUM_ITEMS)) if with_mean else jnp.zeros(_NUM_ITEMS)
+    g = numpyro.sample("g", dist.MultivariateNormal(b[first] - b[second], size**2 * covariance))
+    with handlers.mask(mask=seen):
+        numpyro.sample("won", dist.Bernoulli(probs=norm.cdf(g)), obs=won)
 
 
 def _along_em(parts: list[np.ndarray], seed: int, with_mean: bool) -> dict[str, dict[str, float]]:
@@ -74,14 +74,20 @@ def _along_em(parts: list[np.ndarray], seed: int, with_mean: bool) -> dict[str, 
 
 
 def _all_features(train: np.ndarray, test: np.ndarray, users: np.ndarray, with_mean: bool) -> dict[str, float]:
-    K = kernel_of(load_sushi("a").item_features, 10.0)
+    """Of kernels on the features of people and of items, the field being that of the pairs that are asked or tests."""
+    both, seen = np.concatenate([train, test]), np.arange(len(train) + len(test)) < len(train)
     known = np.loadtxt(data_path("sushi", "sushi3.udata"))[users]
-    given: dict[str, Any] = {"kernel": K, "user_kernel": kernel_of(features_of_people(known), 10.0)}
-    engine = EP(_joint_process, tol=1e-3, progress_bar=False)
-    engine.run(jax.random.key(0), *train.T, np.ones(len(train), int), with_mean=with_mean, **given)
-    found = engine.log_predictive(*test.T, np.ones(len(test), int), with_mean=with_mean, **given)["won"]
+    of_people = kernel_of(features_of_people(known), 10.0)[np.ix_(both[:, 0], both[:, 0])]
+    of_pairs = pair_covariance(kernel_of(load_sushi("a").item_features, 10.0), both[:, 1:], jitter=0.0)
+    covariance = of_people * of_pairs + 1e-6 * np.eye(len(both))
+    engine = EP(_joint_process, progress_bar=False)
+    engine.run(jax.random.key(0), covariance, *both[:, 1:].T, np.ones(len(both), int), seen, with_mean=with_mean)
+    found = norm.logcdf(
+        np.asarray(engine.posterior["g"].mean) / np.sqrt(1.0 + np.asarray(engine.posterior["g"].variance))
+    )
     size = float(engine.hyper["size"].value)
-    return {"loss": float(-np.mean(found) / BITS), "size": size, "converged": float(engine.diagnostics.converged)}
+    ended = float(engine.diagnostics.converged)
+    return {"loss": float(-np.mean(np.asarray(found)[~seen]) / BITS), "size": size, "converged": ended}
 
 
 def sushi_a_thesis(seed: int) -> dict[str, Any]:

@@ -222,6 +222,12 @@ def _nan_pixels() -> None:
 
 
 def _all_masked() -> None:
+    s = _coefficients()
+    with handlers.mask(mask=np.zeros(SIZE, bool)):
+        numpyro.sample("y", dist.Normal(BLUR @ s, 0.1), obs=Y)
+
+
+def _prior_masked_as_well() -> None:
     with handlers.mask(mask=np.zeros(SIZE, bool)):
         numpyro.sample("y", dist.Normal(BLUR @ _coefficients(), 0.1), obs=Y)
 
@@ -277,6 +283,7 @@ REFUSED = {
     "noise refused by NumPyro": (_no_noise(0.0, None), "after site 's'.*invalid scale parameter.*must be positive"),
     "NaN pixels": (_nan_pixels, r"'y': 3 values are not finite.*mask it: handlers.mask\(mask=jnp.isfinite.*nan_to_num"),
     "all masked": (_all_masked, "masked: there is nothing to learn from"),
+    "prior masked": (_prior_masked_as_well, r"\['s'\] are masked: mask their observations alone"),
     "one site masked": (_one_site_masked, "every observation of site 'y' is masked"),
     "mask not known": (_unknown_mask, "mask of observed site 'y' depends on"),
     "two families": (_two_families, r"components of different families.*'s': 'Laplace'.*'t': 'StudentT'"),
