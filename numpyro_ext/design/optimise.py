@@ -12,8 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, random
 
-from ..infer.front.answers.joint_arguments import bound_arguments
-from ..infer.front.engine import check_at_least
+from ..infer.front.options import check_at_least
 from ..infer.front.running.progress import warn
 from ..infer.gaussian.engine import Engine
 from ..infer.gaussian.new_arguments import Prediction, predict
@@ -22,6 +21,7 @@ from ..linalg.gaussian.design import DenseDesign
 from ..potentials import GaussianPotential
 from ..potentials.outcomes import log_probabilities
 from ..structure.latent_gaussian import AffineMap
+from ..structure.model.running.execution import bound_arguments
 from .outcomes.committee import committee_information
 from .outcomes.outlooks import GaussianOutlook
 from .outcomes.sources import gaussian_outlooks

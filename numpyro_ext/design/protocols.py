@@ -12,10 +12,10 @@ import jax
 import numpy as np
 from jax import Array, random
 
-from ..infer.front.answers.joint_arguments import bound_arguments
-from ..infer.front.engine import BaseEngine, check_at_least
+from ..infer.front.engine import BaseEngine
+from ..infer.front.options import check_at_least
 from ..infer.front.running.progress import progress_bar, warn
-from ..structure.model.running.execution import check_key
+from ..structure.model.running.execution import bound_arguments, check_key
 from .outcomes.outlooks import Outlook
 from .outcomes.sources import outlooks
 from .scores.pointwise import Acquisition, expected_information_gain, predictive_entropy, random_scores

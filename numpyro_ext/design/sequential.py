@@ -11,14 +11,14 @@ import jax
 import numpy as np
 from jax import Array
 
-from ..infer.front.answers.joint_arguments import bound_arguments
-from ..infer.front.engine import BaseEngine, check_at_least
+from ..infer.front.engine import BaseEngine
+from ..infer.front.options import check_at_least
 from ..infer.front.running.progress import warn
 from ..infer.gaussian.engine import Engine
 from ..infer.gaussian.run import GaussianRun
 from ..infer.monte_carlo.run import SMCRun
 from ..infer.monte_carlo.smc import SMC
-from ..structure.model.running.execution import check_key
+from ..structure.model.running.execution import bound_arguments, check_key
 from .outcomes.outlooks import Outlook
 from .outcomes.pool import NoPool, Pool
 from .outcomes.sources import outlooks

@@ -18,8 +18,9 @@ from numpyro.infer import Predictive
 from ..optional import optional
 from ..structure.model.running.execution import ModelCall, check_key
 from ..structure.model.running.pandas_arguments import run_or_with_arrays
-from .front.engine import BaseEngine, check_at_least
+from .front.engine import BaseEngine
 from .front.many import Dataset, collect_fits
+from .front.options import check_at_least
 from .front.running.chunks import Interruption
 from .front.running.progress import progress_bar, warn
 

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from numpyro_ext.infer.hyper.curvature import curvature, hessian
-from numpyro_ext.infer.hyper.search import evaluation_fn, init_search, is_finished, maximise, search
+from numpyro_ext.infer.hyper.evaluation import evaluation_fn
+from numpyro_ext.infer.hyper.search import init_search, is_finished, maximise, search
 
 
 def rosenbrock(x):

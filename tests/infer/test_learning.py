@@ -13,9 +13,11 @@ from numpyro.distributions import biject_to, constraints
 
 from numpyro_ext.infer import EP, LaplaceApproximation
 from numpyro_ext.infer.front.running import learning
-from numpyro_ext.infer.front.running.learning import Climb, learn
+from numpyro_ext.infer.front.running.climbs import Climb
+from numpyro_ext.infer.front.running.learning import learn
 from numpyro_ext.infer.front.running.symmetries import names_of_directions
-from numpyro_ext.infer.hyper.search import EVALUATIONS_PER_CHUNK, evaluation_fn, init_search, search
+from numpyro_ext.infer.hyper.evaluation import evaluation_fn
+from numpyro_ext.infer.hyper.search import EVALUATIONS_PER_CHUNK, init_search, search
 from numpyro_ext.infer.hyper.space import UnconstrainedSpace
 from numpyro_ext.structure import ModelStructureError
 

@@ -12,11 +12,13 @@ import pytest
 from numpyro.distributions import biject_to, constraints
 
 from numpyro_ext.infer import EP
-from numpyro_ext.infer.front.running.learning import Climb, learn
+from numpyro_ext.infer.front.running.climbs import Climb
+from numpyro_ext.infer.front.running.learning import learn
 from numpyro_ext.infer.gaussian import fitting_programs
 from numpyro_ext.infer.hyper.curvature import curvature, hessian
+from numpyro_ext.infer.hyper.evaluation import evaluation_fn
 from numpyro_ext.infer.hyper.metric import in_metric, with_metric
-from numpyro_ext.infer.hyper.search import evaluation_fn, init_search, search
+from numpyro_ext.infer.hyper.search import init_search, search
 from numpyro_ext.infer.hyper.space import UnconstrainedSpace
 
 KEY = jax.random.key(0)

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from numpyro_ext.infer.hyper.search import evaluation_fn, init_search, is_finished, search
+from numpyro_ext.infer.hyper.evaluation import evaluation_fn
+from numpyro_ext.infer.hyper.search import init_search, is_finished, search
 from numpyro_ext.infer.hyper.visits import Visits, search_and_visit
 
 TOL, LENGTH = 1e-5, 40

@@ -294,8 +294,7 @@ def _make_programs(reading: LatentGaussianReading, algorithm: Algorithm, tol: fl
             form = point[0]
             small = rows_of(form, seen)
             start = point[1] if algorithm.approach is None else algorithm.approach(small, point[1])
-            ended, info = algorithm.solve(small, start, num_steps=num_steps, tol=tol)
-            log_evidence = algorithm.log_evidence(small, ended) if info.objective is None else info.objective
+            ended, info, log_evidence = algorithm.fit(small, start, num_steps=num_steps, tol=tol)
             posterior = algorithm.posterior(small, ended)
             mean, variance = posterior.mean_and_variance(AffineMap(form.design, form.offset))
             return _Fit(ended, log_evidence, info.converged, mean, jnp.maximum(variance, 0.0))

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, random
 
-from ...infer.front.engine import check_one_of
+from ...infer.front.options import check_one_of
 from ...potentials.information import EntropyMethod
 from ..outcomes import committee
 from ..outcomes.committee import BiasCorrection

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from ...infer.front.engine import check_one_of
+from ...infer.front.options import check_one_of
 from ...infer.gaussian.engine import Engine
 from ...infer.gaussian.run import GaussianRun
 from ...linalg.padding import rounded_up

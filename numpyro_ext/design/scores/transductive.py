@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from ...infer.front.engine import check_one_of
+from ...infer.front.options import check_one_of
 from ...potentials import GaussianPotential, Potential
 from ...potentials.outcomes import num_outcomes, with_outcome
 from ..outcomes.outlooks import GaussianOutlook

@@ -11,7 +11,7 @@ import numpy as np
 import scipy.special
 from jax import Array, random
 
-from ...infer.front.engine import check_at_least
+from ...infer.front.options import check_at_least
 from ...infer.front.running.progress import warn
 from ...infer.gaussian.engine import Engine
 from ...infer.gaussian.run import GaussianRun

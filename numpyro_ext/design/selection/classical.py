@@ -8,7 +8,7 @@ import numpy as np
 from jax import Array, random
 from numpy.typing import ArrayLike
 
-from ...infer.front.engine import check_at_least, check_one_of
+from ...infer.front.options import check_at_least, check_one_of
 from .batches import check_size
 
 __all__ = ["Criterion", "OptimalDesign", "design_criterion", "design_scores", "optimal_design"]

@@ -14,9 +14,9 @@ from jax import Array
 from ...structure.bilinear.factors import Unlisted
 from ...structure.bilinear.read import read_bilinear
 from ...structure.bilinear.reading import BilinearReading
-from ..front.engine import EngineOptions, check_at_least, check_one_of, check_positive, default_tolerance
 from ..front.files.checkpoints import read_checkpoint, write_checkpoint
 from ..front.files.saved_runs import fit_from_content
+from ..front.options import EngineOptions, check_at_least, check_one_of, check_positive, default_tolerance
 from ..front.running.iterations import Iterations, StepInfo, fit_in_chunks, judge
 from ..front.state import EngineState, Fit, check_init_state, data_digest
 from ..hyper.space import UnconstrainedSpace
@@ -196,8 +196,9 @@ class BilinearVG(BilinearAnswers):
         self._check_points(reading, space)
         digest = data_digest(reading.written_data, space.fixed, reading.key)
         starts: list[tuple[Array, core.State, int]] = []
-        shapes = jax.eval_shape(programs.init_state, reading.data, space.unpack(space.initial()))
         resumed: EngineState | None = None
+        if checkpoint is not None or init_state is not None:  # shapes take a trace
+            shapes = jax.eval_shape(programs.init_state, reading.data, space.unpack(space.initial()))
         if checkpoint is not None:
             if self.num_restarts:
                 raise ValueError("A run with restarts has no checkpoint: give num_restarts=0.")
@@ -328,10 +329,6 @@ class BilinearVG(BilinearAnswers):
         return 1.0 - run.widest_product if run.reading.has_boundary else np.inf
 
     # Persistence
-
-    @classmethod
-    def _option_names(cls) -> list[str]:
-        return [name for name in super()._option_names() if name != "devices"]
 
     def _restore(
         self, content: dict[str, Any], rng_key: Array, args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -16,8 +16,8 @@ from ...structure.bilinear.factors import has_bound
 from ...structure.bilinear.form import Bilinear, GaussianSide
 from ...structure.bilinear.read import read_bilinear
 from ...structure.bilinear.reading import BilinearReading
-from ..front.engine import EngineOptions, check_at_least, check_positive, default_tolerance
 from ..front.files.saved_runs import fit_from_content
+from ..front.options import EngineOptions, check_at_least, check_positive, default_tolerance
 from ..front.programs import compiled
 from ..front.running.iterations import Iterations, Parts, StepInfo, fit_in_chunks
 from ..front.state import EngineState, check_init_state, data_digest

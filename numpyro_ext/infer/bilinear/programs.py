@@ -16,6 +16,7 @@ from ..front.programs import compiled
 from ..front.results import at_values
 from ..front.running.iterations import Parts, StepInfo
 from ..hyper import search as hyper_search
+from ..hyper.evaluation import evaluation_fn
 from ..hyper.space import UnconstrainedSpace
 from .algorithms import steps
 from .algorithms import sweeps as core
@@ -157,7 +158,7 @@ class BilinearPrograms:
                     return form.log_constant + value - jnp.sum(steps.divergence(state.columns, form.columns))
                 return form.log_constant - total_divergence(form, state.rows, state.columns)
 
-            evaluate = hyper_search.evaluation_fn(
+            evaluate = evaluation_fn(
                 form_fn=make_form,
                 log_prior_fn=log_prior,
                 solve_fn=lambda form, state: (state, ()),

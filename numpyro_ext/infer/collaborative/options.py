@@ -12,7 +12,7 @@ from jax import Array
 from numpy.typing import ArrayLike
 
 from ...linalg.cholesky import cholesky
-from ..front.engine import check_one_of
+from ..front.options import check_one_of
 from .user_inference import Method, SharedPrior
 
 __all__ = ["Accelerator", "Covariance", "check_options", "checked_kernel", "continued_prior", "first_prior"]

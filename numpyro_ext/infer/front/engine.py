@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
-import os
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from numbers import Integral
-from typing import Any, ClassVar, Generic, Self, TypedDict, TypeVar, get_args
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 from jax import Array
 
 from ...structure.model.running.execution import check_key
@@ -24,39 +19,21 @@ from .answers.points import warn_of_points
 from .answers.resampling import Resample
 from .answers.sites import PosteriorSites
 from .answers.summary import format_summary
-from .files.archive import read_archive, write_archive
-from .files.pickled_run import PickledRun
+from .files.kept_run import KeptRun
 from .many import Dataset, Fits, as_datasets, collect_fits
+from .options import check_at_least, check_one_of
 from .results import Diagnostics, HyperEstimate, LogEvidence, with_precision
 from .run import FinishedRun, ask
 from .running.progress import warn
 from .state import EngineState
 
-__all__ = [
-    "BaseEngine",
-    "EngineOptions",
-    "check_at_least",
-    "check_one_of",
-    "check_positive",
-    "default_tolerance",
-    "plain_number",
-]
+__all__ = ["BaseEngine"]
 
 
 _Run = TypeVar("_Run", bound=FinishedRun)
 
 
-class EngineOptions(TypedDict, total=False):
-    """The options that every engine has, for the constructors of subclasses; see :class:`BaseEngine`."""
-
-    field: Sequence[str] | str | None
-    hyper_values: Mapping[str, Any] | None
-    init_values: Mapping[str, Any] | None
-    num_samples: int
-    progress_bar: bool
-
-
-class BaseEngine(ShownEngine, LastRun, ArviZInterface, PickledRun, Generic[_Run]):
+class BaseEngine(ShownEngine, LastRun, ArviZInterface, KeptRun, Generic[_Run]):
     """What every engine is: a model, options, and a run, which answers for itself.
 
     A subclass adds its own options, and says what models are read into (``forms``), how a run is made (:meth:`_start`)
@@ -297,33 +274,6 @@ class BaseEngine(ShownEngine, LastRun, ArviZInterface, PickledRun, Generic[_Run]
 
     # Persistence
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the run to a file from which :meth:`load` makes an engine with the same results.
-
-        :param path: of the file.
-        :raises TypeError: if an argument of the model is something other than arrays, numbers, strings, linear
-            operators, containers and objects of classes with a name in files
-            (:func:`~numpyro_ext.linalg.saved_as`).
-        """
-        content = {"engine": type(self).__name__, "options": self._options_given(), **self._content()}
-        write_archive(path, content)
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str], model: Callable[..., Any]) -> Self:
-        """An engine with the options and results of a saved run, without running again.
-
-        :param path: of a file written by :meth:`save`.
-        :param model: the model, which is not in the file.
-        :return: the engine.
-        :raises ValueError: if the file is damaged or of another engine, or the model is not the one of the run.
-        """
-        content = read_archive(path)
-        if "engine" not in content:
-            raise ValueError(f"{os.fspath(path)!r} is a checkpoint: give it to run(..., checkpoint=...).")
-        if content["engine"] != cls.__name__:
-            raise ValueError(f"{os.fspath(path)!r} holds a run of {content['engine']}; load it with that class.")
-        return cls(model, **content["options"])._with_content(content)
-
     def _content(self) -> dict[str, Any]:
         run = self._finished()
         reading = run.reading
@@ -336,18 +286,6 @@ class BaseEngine(ShownEngine, LastRun, ArviZInterface, PickledRun, Generic[_Run]
         """This engine, as if it had made a run."""
         self._run, self._last_state = run, run.fit.last_state
         return self
-
-    def _options_given(self) -> dict[str, Any]:
-        return {name: plain_number(getattr(self, name)) for name in self._option_names()}
-
-    @classmethod
-    def _option_names(cls) -> list[str]:
-        """Arguments of the constructor besides the model; each is kept as an attribute of the same name."""
-        names: dict[str, None] = {}
-        for part in cls.__mro__:
-            if "__init__" in vars(part) and part is not object and issubclass(part, BaseEngine):
-                names |= dict.fromkeys(inspect.signature(part).parameters)
-        return [name for name in names if name not in ("model", "options", "unknown")]
 
 
 def _unknown_options(engine: type[BaseEngine[Any]], unknown: Mapping[str, Any]) -> str:
@@ -365,45 +303,3 @@ def _check_is_known(engine: type, arguments: Any) -> None:
             "marginalize(model) is differentiable in the hyperparameters, and engine.program(...), where an engine has "
             "it, is the engine as pure functions of arrays."
         )
-
-
-def plain_number(value: Any) -> Any:
-    """A number of NumPy as one of Python, which files give back as they were given; anything else as it is."""
-    return value.item() if isinstance(value, np.generic) else value
-
-
-def check_at_least(least: int, **values: Any) -> None:
-    """Refuse options that are not integers of at least ``least``, as booleans are to Python.
-
-    :raises ValueError: naming the option.
-    """
-    for name, value in values.items():
-        if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
-            raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}.")
-
-
-def check_one_of(kinds: Any, **values: Any) -> None:
-    """Refuse options that are none of the strings of a ``Literal``.
-
-    :raises ValueError: naming the option.
-    """
-    for name, value in values.items():
-        if value not in get_args(kinds):
-            raise ValueError(f"{name} must be one of {', '.join(map(repr, get_args(kinds)))}, got {value!r}.")
-
-
-def check_positive(**values: float | None) -> None:
-    """Refuse tolerances that are neither ``None`` nor positive.
-
-    :raises ValueError: naming the option.
-    """
-    for name, value in values.items():
-        if value is not None and not value > 0.0:
-            raise ValueError(f"{name} must be positive, got {value!r}.")
-
-
-def default_tolerance(given: float | None, double: float, single: float) -> float:
-    """A tolerance as it was given, or else its default in the floating dtype at work, float64 or float32."""
-    if given is not None:
-        return given
-    return double if jnp.finfo(jnp.result_type(float)).bits == 64 else single

@@ -15,15 +15,9 @@ from ...structure import LatentGaussianReading, ModelStructureError
 from ...structure.latent_gaussian.read import LATENT_GAUSSIAN
 from ...structure.model.search import Form
 from ...structure.model.validation import sites_without_data
-from ..front.engine import (
-    EngineOptions,
-    check_at_least,
-    check_one_of,
-    check_positive,
-    default_tolerance,
-)
 from ..front.files.saved_runs import fit_from_content
 from ..front.many import Dataset
+from ..front.options import EngineOptions, check_at_least, check_one_of, check_positive, default_tolerance
 from ..front.run import FinishedRun
 from ..front.running.progress import warn
 from ..front.state import EngineState, Fit

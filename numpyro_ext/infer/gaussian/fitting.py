@@ -14,7 +14,8 @@ from ...linalg.gaussian.prior import FlatPrior
 from ...structure import LatentGaussianReading, ModelReading
 from ..front.results import Diagnostics, HyperDiagnostics
 from ..front.running.chunks import run_in_chunks
-from ..front.running.learning import Climb, learn
+from ..front.running.climbs import Climb
+from ..front.running.learning import learn
 from ..front.running.progress import progress_bar, warn
 from ..front.state import EngineState, Fit, check_init_state, data_digest
 from ..hyper.search import EVALUATIONS_PER_CHUNK

@@ -17,13 +17,14 @@ from ...compilation.quick_jit import holds_little, quick_jit
 from ...structure import LatentGaussianReading
 from ...structure.latent_gaussian.form import LatentGaussian
 from ..hyper import search as hyper_search
-from ..hyper.search import EVALUATIONS_PER_CHUNK, Evaluation, SearchState
+from ..hyper.evaluation import Evaluation, evaluation_fn
+from ..hyper.search import EVALUATIONS_PER_CHUNK, SearchState
 from ..hyper.space import UnconstrainedSpace
-from ..hyper.stacked import element_of, with_element
+from ..hyper.stacked import at_each
 from ..hyper.visits import Visits, search_and_visit
 from .algorithms.algorithm import Algorithm
 
-__all__ = ["MOST_CURVED", "POINTS_PER_CALL", "FittingPrograms", "PointFit", "at_each"]
+__all__ = ["MOST_CURVED", "POINTS_PER_CALL", "FittingPrograms", "PointFit"]
 
 _MOST_SMALL_ROWS, _MOST_SMALL_NUMBERS, _FEW_FAMILIES = 500, 20_000, 4
 """What fits in a tenth of a second; more rows where there are more families of factors than a few, as the compiler
@@ -133,7 +134,7 @@ class FittingPrograms:
         tol: Any,
         with_gradient: bool | Array = True,
     ) -> Evaluation:
-        """The objective of the hyperparameter search; see :func:`~numpyro_ext.infer.hyper.search.evaluation_fn`."""
+        """The objective of the hyperparameter search; see :func:`~numpyro_ext.infer.hyper.evaluation.evaluation_fn`."""
         space = self._space
         evaluate = self._evaluation(data, fixed, lambda values: self.form(space.unpack(values, fixed), data), tol)
         return evaluate(values, state, with_gradient)
@@ -146,7 +147,7 @@ class FittingPrograms:
         tol: Any,
         solve_fn: Callable[..., tuple[Any, Any]] | None = None,
     ) -> Callable[..., Evaluation]:
-        return hyper_search.evaluation_fn(
+        return evaluation_fn(
             form_fn=form_fn,
             log_prior_fn=lambda values: self.log_prior(data, fixed, values),
             solve_fn=partial(solve_fn or self._algorithm.solve, num_steps=self._num_steps, tol=tol),
@@ -322,11 +323,7 @@ class FittingPrograms:
         return PointFit(found.objective, found.log_evidence, found.state, found.info.converged, hyper, marginals)
 
     def _solve(self, data: Any, hyper: dict[str, Array], state: Any, *, num_steps: int) -> tuple[Any, Any, Array]:
-        form = self.form(hyper, data)
-        state = self._algorithm.init(form) if state is None else state
-        state, info = self._algorithm.solve(form, state, num_steps=num_steps, tol=self.tol)
-        log_evidence = self._algorithm.log_evidence(form, state) if info.objective is None else info.objective
-        return state, info, log_evidence
+        return self._algorithm.fit(self.form(hyper, data), state, num_steps=num_steps, tol=self.tol)
 
     def _solves(self, data: Any, hyper: dict[str, Array], *, num_steps: int) -> tuple[Any, Any, Array]:
         """:meth:`_solve` from the start, for data of several data sets, stacked."""
@@ -393,18 +390,6 @@ class FittingPrograms:
 
     def _posterior(self, data: Any, hyper: dict[str, Array], state: Any) -> Any:
         return self._algorithm.posterior(self.form(hyper, data), state)
-
-
-def at_each(function: Callable[[Any], Any], stacked: Any, number: int | Array) -> Any:
-    """The function of each of the first ``number`` of stacked arguments, one after the other; zeros at the others."""
-
-    def step(k: Array, found: Any) -> Any:
-        return with_element(found, k, function(element_of(stacked, k)))
-
-    shapes = jax.eval_shape(function, jax.tree.map(lambda leaf: leaf[0], stacked))
-    length = len(jax.tree.leaves(stacked)[0])
-    nothing = jax.tree.map(lambda leaf: jnp.zeros((length, *leaf.shape), leaf.dtype), shapes)
-    return jax.lax.fori_loop(0, number, step, nothing)
 
 
 def _is_small(form: LatentGaussian) -> bool:

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal, Unpack
 
 from ...potentials.vector_rows import VectorRows
 from ...structure import LatentGaussianReading, ModelStructureError
-from ..front.engine import check_one_of, check_positive
+from ..front.options import check_one_of, check_positive
 from .algorithms.algorithm import Algorithm
 from .algorithms.posterior import LARGEST_DENSE_COVARIANCE
 from .engine import GaussianOptions

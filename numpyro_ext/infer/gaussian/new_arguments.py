@@ -8,6 +8,7 @@ masked, as long as the form on all rows contains that of the fit, which is check
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Callable, Mapping
 from functools import cached_property, partial
 from typing import Any, NamedTuple
@@ -19,9 +20,9 @@ from jax import Array
 
 from ...structure import LatentGaussianReading, ModelStructureError, Reason
 from ...structure.latent_gaussian.rows_in_use import ReadingOfRows
-from ...structure.model.running.execution import check_key
+from ...structure.model.running.execution import bound_arguments, check_key
 from ..front.answers.arviz import prediction_to_arviz
-from ..front.answers.joint_arguments import JointCall, NotJoined, bound_arguments, joint_calls
+from ..front.answers.joint_arguments import JointCall, NotJoined, joint_calls
 from ..front.answers.model_draws import model_draws, observed_leaves
 from ..front.answers.sites import PosteriorSites, SitePosterior
 from ..hyper.space import UnconstrainedSpace
@@ -142,7 +143,13 @@ def predict(
     unknown = sorted(set(joint or {}) - set(old))
     if unknown:
         raise NotJoined(f"joint= names {unknown}, and the arguments of the model are {sorted(old)}.")
-    new = old if not (args or kwargs or joint) else bound_arguments(reading.model, args, kwargs, joint)[0]
+    try:
+        new = old if not (args or kwargs or joint) else bound_arguments(reading.model, args, kwargs, joint)[0]
+    except TypeError as error:
+        raise NotJoined(
+            f"the model cannot be called like this: {error}. predict(rng_key, ...) takes the arguments of the model, "
+            f"{inspect.signature(reading.model)}; what is observed is left out, by its default or as None."
+        ) from error
     seeing = dict(zip(reading.observed_names, reading.factor_shapes, strict=False))
     # Observations that see hyperparameters alone have rows, too.
     observed = {name: site.shape for name, site in reading.sites.items() if site.kind == "observed"} | seeing

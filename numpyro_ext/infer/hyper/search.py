@@ -28,14 +28,13 @@ import optax
 from jax import Array
 
 from .digits import field_tolerance, is_far_from_end, noise_of_field
+from .evaluation import Evaluation
 from .metric import in_metric
 
 __all__ = [
     "EVALUATIONS_PER_CHUNK",
-    "Evaluation",
     "SearchState",
     "difference_step",
-    "evaluation_fn",
     "init_search",
     "is_finished",
     "maximise",
@@ -57,22 +56,6 @@ _NOISE = 2.0
 """What is allowed for rounding, in the largest that was seen."""
 _MOST_GUESSES, _LEAST_SHARE = 3, 0.1
 """Trials whose values and slopes say where the next one is; it is this share of the bracket away from its ends."""
-
-
-class Evaluation(NamedTuple):
-    """The objective at one point, and the fit of the field that it rests on."""
-
-    objective: Array
-    """Log evidence plus log prior."""
-    gradient: Array
-    """Gradient of the objective, shape ``(d,)``."""
-    log_evidence: Array
-    state: Any
-    """State of the algorithm at its fixed point."""
-    info: Any
-    """What the algorithm says about reaching it."""
-    moves: Array | None = None
-    """Along which axes the log evidence has a derivative other than zero, shape ``(d,)``, where that is asked."""
 
 
 class SearchState(NamedTuple):
@@ -113,44 +96,6 @@ class SearchState(NamedTuple):
     noise: Array | None = None
     """Rounding of the objective, as far as short steps have shown more of it than its last places; ``None`` where it is
     not looked for."""
-
-
-def evaluation_fn(
-    form_fn: Callable[[Array], Any],
-    log_prior_fn: Callable[[Array], Array],
-    solve_fn: Callable[[Any, Any], tuple[Any, Any]],
-    log_evidence_fn: Callable[[Any, Any], Array],
-    value_fn: Callable[[Any], Array | None] = lambda info: None,
-) -> Callable[..., Evaluation]:
-    """The objective as a function of the unconstrained vector and of a state to start the field from.
-
-    :param form_fn: the form that the algorithm runs on, as a function of the vector.
-    :param log_prior_fn: log prior density of the hyperparameters, as a function of the vector.
-    :param solve_fn: ``(form, state) -> (state, info)``, to the fixed point of the field.
-    :param log_evidence_fn: ``(form, state) -> scalar`` whose gradient with the state held is that of the log evidence.
-    :param value_fn: maps the info to the log evidence, where the solver knows it, or to ``None``.
-    :return: a function ``(vector, state, with_gradient=True) -> Evaluation``; pure, so that it may be compiled and
-        batched. Where no gradient is asked for, and the solver knows the log evidence, the gradient is zero.
-    """
-
-    def evaluate(values: Array, state: Any, with_gradient: bool | Array = True) -> Evaluation:
-        solved, info = solve_fn(form_fn(values), state)
-        solved = jax.lax.stop_gradient(solved)
-
-        def differentiated() -> tuple[Array, Array]:
-            return jax.value_and_grad(lambda x: log_evidence_fn(form_fn(x), solved))(values)
-
-        log_evidence = value_fn(info)
-        if log_evidence is None:
-            log_evidence, slope = differentiated()
-        elif with_gradient is True:
-            slope = differentiated()[1]  # of the value, the compiler then leaves what the gradient does not need
-        else:
-            slope = jax.lax.cond(with_gradient, lambda: differentiated()[1], lambda: jnp.zeros_like(values))
-        log_prior, prior_slope = jax.value_and_grad(log_prior_fn)(values)
-        return Evaluation(log_evidence + log_prior, slope + prior_slope, log_evidence, solved, info, slope != 0.0)
-
-    return evaluate
 
 
 def _lbfgs(size: int) -> optax.GradientTransformation:
@@ -376,7 +321,7 @@ def search(
 ) -> tuple[SearchState, Array]:
     """Go on with a search for at most ``num_evaluations`` evaluations.
 
-    :param evaluate: as made by :func:`evaluation_fn`.
+    :param evaluate: as made by :func:`~.evaluation.evaluation_fn`.
     :param SearchState state: from :func:`init_search` or an earlier call.
     :param int num_evaluations: the length of this chunk, at most ``trace_length``.
     :param float tol: the search has converged when no derivative of the objective exceeds this; also the accuracy
@@ -419,7 +364,7 @@ def maximise(
 ) -> SearchState:
     """A whole search in one call: pure, and batched by ``vmap``.
 
-    :param evaluate: as made by :func:`evaluation_fn`.
+    :param evaluate: as made by :func:`~.evaluation.evaluation_fn`.
     :param values: where to start, shape ``(d,)``.
     :param state: of the algorithm, where the first fit of the field starts.
     :param float tol: largest derivative of the objective at convergence.
@@ -432,7 +377,8 @@ def maximise(
     .. code-block:: python
 
         >>> import jax.numpy as jnp
-        >>> from numpyro_ext.infer.hyper.search import evaluation_fn, maximise
+        >>> from numpyro_ext.infer.hyper.evaluation import evaluation_fn
+        >>> from numpyro_ext.infer.hyper.search import maximise
         >>> evaluate = evaluation_fn(
         ...     form_fn=lambda x: x,
         ...     log_prior_fn=lambda x: -0.5 * jnp.sum(x**2),

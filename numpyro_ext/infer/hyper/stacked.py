@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import jax
+import jax.numpy as jnp
 from jax import Array, lax
 
-__all__ = ["element_of", "with_element"]
+__all__ = ["at_each", "element_of", "with_element"]
 
 _Tree = TypeVar("_Tree")
 
@@ -28,3 +30,15 @@ def with_element(stacked: _Tree, k: int | Array, element: _Tree) -> _Tree:
         element,
     )
     return found
+
+
+def at_each(function: Callable[[Any], Any], stacked: Any, number: int | Array) -> Any:
+    """The function of each of the first ``number`` of stacked arguments, one after the other; zeros at the others."""
+
+    def step(k: Array, found: Any) -> Any:
+        return with_element(found, k, function(element_of(stacked, k)))
+
+    shapes = jax.eval_shape(function, jax.tree.map(lambda leaf: leaf[0], stacked))
+    length = len(jax.tree.leaves(stacked)[0])
+    nothing = jax.tree.map(lambda leaf: jnp.zeros((length, *leaf.shape), leaf.dtype), shapes)
+    return lax.fori_loop(0, number, step, nothing)

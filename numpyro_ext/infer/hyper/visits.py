@@ -10,7 +10,8 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from .digits import field_tolerance
-from .search import Evaluation, SearchState, is_finished, proposal, take
+from .evaluation import Evaluation
+from .search import SearchState, is_finished, proposal, take
 from .stacked import element_of, with_element
 
 __all__ = ["Visits", "search_and_visit"]

@@ -14,9 +14,8 @@ from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ...structure.model.running.execution import check_key
-from ..front.engine import check_at_least, check_one_of, plain_number
-from ..front.files.archive import read_archive, write_archive
-from ..front.files.pickled_run import PickledRun
+from ..front.files.kept_run import KeptRun
+from ..front.options import check_at_least, check_one_of, plain_number
 from ..front.running.progress import progress_bar, warn
 from ..front.state import data_digest
 from .answers import Answers, shapes
@@ -52,7 +51,7 @@ _RECENT: deque[Programs] = deque(maxlen=8)
 """What was compiled last, for other samplers of the same model."""
 
 
-class SMC(Answers, PickledRun):
+class SMC(Answers, KeptRun):
     """Sequential Monte Carlo (Del Moral, Doucet and Jasra 2006; Chopin 2002): for any model, with nothing to tune.
 
     Particles are drawn from the prior and led to the posterior by a sequence of distributions, each so near to the one
@@ -411,31 +410,6 @@ class SMC(Answers, PickledRun):
         return SMCProgram(self._programs_of(target), target, values, places, self.num_particles)
 
     # Persistence
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the run to a file from which :meth:`load` makes a sampler with the same results.
-
-        :param path: of the file.
-        """
-        names = ("num_particles", "path", "kernel", "ess_threshold", "num_moves", "waste_free", "watch", "hyper_values")
-        content = {
-            "engine": "SMC",
-            "options": {name: getattr(self, name) for name in (*names, "num_samples", "progress_bar")},
-        }
-        write_archive(path, content | self._content())
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str], model: Callable[..., Any]) -> Self:
-        """A sampler with the options and results of a saved run, without running again.
-
-        :param path: of a file written by :meth:`save`.
-        :param model: the model, which is not in the file.
-        :raises ValueError: if the file is damaged or of another engine, or the model is not the one of the run.
-        """
-        content = read_archive(path)
-        if content.get("engine") != "SMC":
-            raise ValueError(f"{os.fspath(path)!r} holds no finished run of SMC.")
-        return cls(model, **content["options"])._with_content(content)
 
     def _content(self) -> dict[str, Any]:
         run = self._finished()

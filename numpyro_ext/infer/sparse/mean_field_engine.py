@@ -13,8 +13,9 @@ from jax import Array
 from ...linalg.solvers.posterior_precision import has_diagonal_gram
 from ...structure import SparseLinearReading
 from ...structure.sparse_linear.read import SPARSE_LINEAR
-from ..front.engine import BaseEngine, EngineOptions, check_at_least, check_one_of, check_positive, default_tolerance
+from ..front.engine import BaseEngine
 from ..front.files.saved_runs import fit_from_content
+from ..front.options import EngineOptions, check_at_least, check_one_of, check_positive, default_tolerance
 from ..front.programs import compiled
 from ..front.results import at_values
 from ..front.running.iterations import Iterations, Parts, fit_in_chunks, judge

@@ -16,6 +16,7 @@ from ...linalg.solvers.posterior_precision import PosteriorPrecision, gram_diago
 from ...structure import SparseLinearReading
 from ..front.running.iterations import StepInfo
 from ..hyper import search as hyper_search
+from ..hyper.evaluation import evaluation_fn
 from ..hyper.space import UnconstrainedSpace
 from . import mean_field as core
 from .programs import DRAWS_AT_A_TIME, Inputs, SparsePrograms
@@ -128,7 +129,7 @@ class MeanFieldPrograms(SparsePrograms):
         curvature = jnp.abs(signs * jax.jvp(gradient, (values,), (signs,))[1])
         # At most one unit of the unconstrained hyperparameters, also where the objective is flat.
         unit = lax.rsqrt(jnp.maximum(jnp.where(jnp.isfinite(curvature), curvature, 1.0), 1.0))
-        evaluate = hyper_search.evaluation_fn(
+        evaluate = evaluation_fn(
             form_fn=lambda shift: values + unit * shift,
             log_prior_fn=lambda shift: log_prior(values + unit * shift),
             solve_fn=lambda form, state: (state, ()),

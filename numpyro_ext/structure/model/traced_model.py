@@ -19,7 +19,7 @@ from ..program.program import Atom, Constant
 from .hyper_site import HyperSite
 from .index_check import check_indices
 from .running.changing import check_supports, needs_value, other_values
-from .running.execution import ModelCall, bound, tracing_error
+from .running.execution import ModelCall, bound_arguments, tracing_error
 from .running.inspection import SiteInfo
 from .running.recording import make_or_derive
 from .tracing import trace_with_innovations
@@ -106,7 +106,7 @@ class TracedModel(Shown):
     def _check_indices(self, data: Sequence[Any], changed: Mapping[str, Any]) -> None:
         """Refuse indices that are out of range or negative, in these data too where they may change."""
         known = dict(zip(self._program.constants, data, strict=False)) if self.changing else {}
-        arguments, _ = bound(self.model, self.args, self.kwargs)
+        arguments, _ = bound_arguments(self.model, self.args, self.kwargs)
         check_indices(self._program, self._indexed, known, {**arguments, **changed})
 
     def with_changing(self, arrays: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -15,7 +14,7 @@ import numpy as np
 from ....structure.model.running.execution import describe_value
 from ....structure.model.running.pandas_arguments import is_pandas
 
-__all__ = ["JointCall", "NotJoined", "bound_arguments", "joint_calls", "leaves_equal_to", "without"]
+__all__ = ["JointCall", "NotJoined", "joint_calls", "leaves_equal_to", "without"]
 
 
 class NotJoined(ValueError):
@@ -33,48 +32,6 @@ class JointCall(NamedTuple):
     """From lengths in the fit to the numbers of new rows behind them; what has these lengths is cut to the new rows."""
     is_new: bool
     """Whether anything is another than in the fit, but for what was left out."""
-
-
-def bound_arguments(
-    model: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    given: Mapping[str, Any] | None = None,
-) -> tuple[dict[str, Any], Callable[[Mapping[str, Any]], tuple[tuple[Any, ...], dict[str, Any]]]]:
-    """The arguments of a model by the names of its parameters, defaults included; and what makes a call of such.
-
-    :param model: a NumPyro model.
-    :param args: positional arguments.
-    :param kwargs: keyword arguments.
-    :param given: values of parameters that are in neither.
-    :raises NotJoined: if they do not fit its signature.
-    """
-    try:
-        signature = inspect.signature(model)
-    except (TypeError, ValueError):  # callables without one
-        names = [f"argument {number + 1}" for number in range(len(args))]
-
-        def plain_call(arguments: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-            rest = {name: value for name, value in arguments.items() if name not in names}
-            return tuple(arguments[name] for name in names if name in arguments), rest
-
-        return dict(zip(names, args, strict=True)) | dict(kwargs), plain_call
-    try:
-        there = signature.bind_partial(*args, **kwargs).arguments
-        rest = {name: value for name, value in (given or {}).items() if name not in there}
-        bound = signature.bind(*args, **kwargs, **rest)
-    except TypeError as error:
-        raise NotJoined(
-            f"the model cannot be called like this: {error}. predict(rng_key, ...) takes the arguments of the model, "
-            f"{signature}; what is observed is left out, by its default or as None."
-        ) from error
-    bound.apply_defaults()
-
-    def call(arguments: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        again = inspect.BoundArguments(signature, dict(arguments))
-        return again.args, again.kwargs
-
-    return dict(bound.arguments), call
 
 
 def without(arguments: Mapping[str, Any], numbers: frozenset[int]) -> dict[str, Any]:

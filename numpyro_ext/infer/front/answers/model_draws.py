@@ -12,8 +12,9 @@ from numpyro import handlers
 from numpyro.infer import Predictive
 
 from ....structure.model.reading import ModelReading
+from ....structure.model.running.execution import bound_arguments
 from ....structure.program.run_compiled import run_compiled
-from .joint_arguments import bound_arguments, leaves_equal_to, without
+from .joint_arguments import leaves_equal_to, without
 
 __all__ = ["model_draws", "observed_leaves", "predictive_draws"]
 

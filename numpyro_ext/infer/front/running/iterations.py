@@ -19,12 +19,14 @@ import numpy as np
 from jax import Array
 
 from ...hyper.curvature import Curvature
-from ...hyper.search import Evaluation, SearchState
+from ...hyper.evaluation import Evaluation
+from ...hyper.search import SearchState
 from ...hyper.space import UnconstrainedSpace
 from ..results import Diagnostics
 from ..state import EngineState, Fit
 from .chunks import run_in_chunks
-from .learning import Climb, learn
+from .climbs import Climb
+from .learning import learn
 from .progress import progress_bar
 
 __all__ = ["Iterations", "StepInfo", "fit_in_chunks", "judge"]

@@ -8,7 +8,7 @@ one until there is none.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -17,19 +17,16 @@ import numpy as np
 from jax import Array
 
 from ....structure import ModelStructureError
-from ...hyper import search as hyper_search
-from ...hyper.curvature import Curvature, curvature, hessian
-from ...hyper.metric import is_due, with_metric
-from ...hyper.search import EVALUATIONS_PER_CHUNK, SearchState
-from ...hyper.space import UnconstrainedSpace
+from ...hyper.curvature import Curvature
+from ...hyper.search import SearchState
 from ..results import HyperDiagnostics
 from .chunks import Interruption
+from .climbs import Climb, Searches
 from .edges import edges_of
 from .maxima import other_maxima
-from .probes import probed
 from .symmetries import names_of_directions, why_no_errors
 
-__all__ = ["Climb", "Learned", "learn"]
+__all__ = ["Learned", "learn"]
 
 _MOST_ESCAPES = 5
 _NO_END = (
@@ -44,39 +41,6 @@ may be, in its root mean square: those at the end differ from the true ones as t
 _NUM_RANDOM_POINTS = 6
 
 
-class Climb(NamedTuple):
-    """A search problem in coordinates ``x``; the unconstrained hyperparameters are the first ``d`` of
-    ``origin + units x``, and all of them unless the field is searched over as well."""
-
-    begin: Callable[[Array, Any], SearchState]
-    """``(x, state)``: a search before its first evaluation; ``state`` of the field, or ``None`` for a cold start."""
-    advance: Callable[[SearchState, int, int], tuple[SearchState, Array]]
-    """``(search, max_iterations, num_evaluations)``: the search after a chunk, and the objectives in it."""
-    space: UnconstrainedSpace
-    origin: Array | np.ndarray
-    units: Array | np.ndarray
-    tol: float
-    max_steps: int
-    """Accepted steps of each search at most."""
-    with_curvature: bool = True
-    find_curvature: Callable[[_Run], Curvature] | None = None
-    """Of the best point, where searches make no probes; it may go on to a better one before."""
-    probe_locally: Callable[[SearchState, Any], SearchState] | None = None
-    """``(search, is_held)``: the probes of a search that has made none, at less than their cost, see
-    :func:`~.probes.probed`; or at the cost of a few evaluations those with a curvature that will do as a metric."""
-    num_first: int = 1
-    """Evaluations of the first chunk of a search: one, to have something soon, where they take time."""
-
-    def hyper(self, x: Array) -> dict[str, Array]:
-        """All hyperparameters, constrained."""
-        return self.space.unpack(jnp.asarray(self.origin + self.units * x))
-
-    def coordinates(self, values: Array) -> np.ndarray:
-        """The inverse: from unconstrained hyperparameters."""
-        found: np.ndarray = (np.asarray(values) - np.asarray(self.origin)) / np.asarray(self.units)
-        return found
-
-
 class Learned(NamedTuple):
     """Where the searches ended."""
 
@@ -88,122 +52,6 @@ class Learned(NamedTuple):
     """Hyperparameters at the edge of their support."""
     messages: tuple[str, ...]
     is_interrupted: bool
-
-
-class _Run:
-    """The searches of one run: the best end so far, and what they have met on their way."""
-
-    def __init__(self, climb: Climb, interruption: Interruption, progress: Callable[[int], Any]) -> None:
-        self.climb, self.interruption, self.progress = climb, interruption, progress
-        self.best: SearchState | None = None
-        self.current: SearchState | None = None
-        self._judged: tuple[SearchState, Curvature] | None = None
-        self.moved = np.zeros(climb.space.size, bool)
-        self.traces = [np.zeros(0)]
-        self.num_evaluations = 0
-
-    def climb_from(self, search: SearchState, begun_at: int | None = None) -> SearchState:
-        """Search to the end, or to an interruption.
-
-        :param begun_at: of its iterations, the one from which steps are counted; by default the current one.
-        """
-        limit = (int(search.num_iterations) if begun_at is None else begun_at) + self.climb.max_steps
-        is_first = True
-        while True:
-            if bool(hyper_search.is_finished(search)):
-                if not search.is_coarse or int(search.num_iterations) == 0:
-                    break
-                search = self.current = self._with_digits(search, limit)
-                continue
-            if self.interruption and not (is_first and self.best is None):
-                if search.is_coarse and int(search.num_iterations) > 0:
-                    search = self.current = self._with_digits(search, limit)
-                break
-            before = int(search.num_iterations)
-            search, trace = self._advance(search, limit, self.climb.num_first if is_first else EVALUATIONS_PER_CHUNK)
-            self.current = search
-            self.traces.append(trace)
-            self.progress(int(search.num_iterations) - before)
-            is_first = False
-            if self.climb.probe_locally is not None and search.metric is not None and is_due(search):
-                measured = self.climb.probe_locally(search, np.asarray(True))
-                search = self.current = with_metric(search, hessian(measured, tol=self.climb.tol))
-        self.moved |= np.asarray(search.moved)
-        return search
-
-    def _with_digits(self, search: SearchState, limit: int) -> SearchState:
-        """A search that has ended with few digits of the field goes on with all of them, if it has steps left."""
-        found = self._look(search.values, search.best.state)
-        best, is_known = found.best, int(found.num_iterations) > 0
-        gradient, number = np.asarray(best.gradient), int(search.num_probes)
-        is_top = is_known and float(np.max(np.abs(gradient), initial=0.0)) <= self.climb.tol
-        constant: Callable[..., Any] = np.array
-        direction: Any = gradient / np.maximum(1.0, np.linalg.norm(gradient)).astype(gradient.dtype)
-        return search._replace(
-            best=best if is_known else search.best,
-            direction=direction,
-            step_size=constant(1.0, gradient.dtype),
-            lower=constant(0.0, gradient.dtype),
-            upper=constant(np.inf, gradient.dtype),
-            num_trials=constant(0, np.int32),
-            num_probes=constant(0 if number <= 2 * gradient.size else number, np.int32),
-            is_searching=constant(is_known and not is_top and int(search.num_iterations) <= limit),
-            converged=constant(is_top),
-            is_coarse=constant(False),
-        )
-
-    def _advance(self, search: SearchState, limit: int, num_evaluations: int) -> tuple[SearchState, np.ndarray]:
-        before = int(search.num_evaluations)
-        search, trace = jax.block_until_ready(self.climb.advance(search, limit, num_evaluations))
-        self.num_evaluations += int(search.num_evaluations) - before
-        self.moved |= np.asarray(search.moved)
-        return search, np.asarray(trace)[~np.isnan(np.asarray(trace))]
-
-    def keep(self, search: SearchState) -> bool:
-        """Whether a search ended higher than all before it; it is then the best."""
-        if int(search.num_iterations) == 0:
-            return False
-        if self.best is not None and not float(search.best.objective) > self.height + self.rounding:
-            return False
-        self.best = search
-        return True
-
-    @property
-    def height(self) -> float:
-        return float(self.best.best.objective) if self.best is not None else -np.inf
-
-    @property
-    def rounding(self) -> float:
-        return 10.0 * float(jnp.finfo(self.climb.origin.dtype).eps) * max(1.0, abs(self.height))
-
-    def look(self, x: np.ndarray) -> SearchState:
-        """A single evaluation, from the state of the best point."""
-        assert self.best is not None
-        return self._look(x, self.best.best.state)
-
-    def _look(self, x: np.ndarray | Array, state: Any) -> SearchState:
-        start = self.climb.begin(jnp.asarray(x, self.climb.origin.dtype), state)
-        start = start._replace(num_probes=jnp.asarray(2 * start.values.size, jnp.int32))
-        found, trace = self._advance(start, 0, 1)
-        self.traces.append(trace)
-        return found
-
-    def curvature(self) -> Curvature | None:
-        """Of the best point, if all its probes were made and finite."""
-        search, climb = self.best, self.climb
-        assert search is not None
-        if climb.find_curvature is not None:
-            if self._judged is None or self._judged[0] is not search:
-                found = climb.find_curvature(self)  # which may go on to a better point
-                assert self.best is not None
-                self._judged = self.best, found
-            return self._judged[1]
-        if climb.probe_locally is not None and int(search.num_probes) > 2 * search.values.size:
-            search = self.best = probed(self, climb.probe_locally, search)
-        is_complete = climb.with_curvature and int(search.num_probes) == 2 * search.values.size
-        if not is_complete or not bool(np.all(np.isfinite(search.probes))):
-            return None
-        return curvature(hessian(search, tol=climb.tol), tol=climb.tol)
 
 
 def learn(
@@ -232,7 +80,7 @@ def learn(
     messages: list[str] = []
     ends: list[SearchState] = []
     with Interruption() as interruption:
-        run = _Run(climb, interruption, bar.update)
+        run = Searches(climb, interruption, bar.update)
         try:
             for number, start in enumerate(starts if resumed is None else [resumed.values]):
                 if searched is not None and number == 0:
@@ -301,7 +149,7 @@ def _reopen(search: SearchState, climb: Climb) -> SearchState:
     return search._replace(is_searching=unfinished, num_probes=jnp.where(unfinished, none, search.num_probes))
 
 
-def _go_on(run: _Run, rng_key: Array) -> str | None:
+def _go_on(run: Searches, rng_key: Array) -> str | None:
     """Leave the best point while it is no maximum; says why if it cannot be left."""
     for number in range(_MOST_ESCAPES + 1):
         assert run.best is not None
@@ -331,7 +179,7 @@ def _go_on(run: _Run, rng_key: Array) -> str | None:
     )
 
 
-def _leave_saddle(run: _Run, curvature: Curvature, rng_key: Array) -> bool:
+def _leave_saddle(run: Searches, curvature: Curvature, rng_key: Array) -> bool:
     """Search from beside a point, in a random direction among those in which the objective curves upwards."""
     assert run.best is not None
     saddle = run.best
@@ -349,7 +197,7 @@ def _leave_saddle(run: _Run, curvature: Curvature, rng_key: Array) -> bool:
     return False
 
 
-def _from_plateau(run: _Run, curvature: Curvature) -> np.ndarray | None:
+def _from_plateau(run: Searches, curvature: Curvature) -> np.ndarray | None:
     """A higher point on the way back from a plateau of the objective, if there is one."""
     assert run.best is not None
     values = np.asarray(run.best.values)
@@ -367,7 +215,7 @@ def _from_plateau(run: _Run, curvature: Curvature) -> np.ndarray | None:
     return best
 
 
-def _runaway(run: _Run, curvature: Curvature | None, edges: tuple[str, ...]) -> str | None:
+def _runaway(run: Searches, curvature: Curvature | None, edges: tuple[str, ...]) -> str | None:
     """Says which hyperparameters are on a plateau that rises from their start and does not end: there is no maximum."""
     if curvature is None:
         return None
@@ -393,7 +241,7 @@ def _runaway(run: _Run, curvature: Curvature | None, edges: tuple[str, ...]) -> 
     )
 
 
-def _is_top_but_for_rounding(run: _Run, curvature: Curvature) -> bool:
+def _is_top_but_for_rounding(run: Searches, curvature: Curvature) -> bool:
     """Whether a Newton step promises nothing and the derivatives are no larger than their own rounding, which shows in
     how they differ at points that differ in the last places."""
     assert run.best is not None
@@ -410,7 +258,7 @@ def _is_top_but_for_rounding(run: _Run, curvature: Curvature) -> bool:
     return bool(np.all(np.abs(gradient) <= np.maximum(run.climb.tol, _LARGEST_ROUNDING * noise)))
 
 
-def _from_unmoved(run: _Run) -> np.ndarray | None:
+def _from_unmoved(run: Searches) -> np.ndarray | None:
     """Where the log evidence never had a derivative: whether it depends on the hyperparameter at all, and then how.
 
     :return: a higher point, if it turns out to have derivatives elsewhere.

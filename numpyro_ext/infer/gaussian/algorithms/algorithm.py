@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from jax import Array
 
 from ....structure.latent_gaussian.form import LatentGaussian
+from .fit_info import FitInfo
 
 __all__ = ["Algorithm"]
 
@@ -16,7 +17,7 @@ class Algorithm(NamedTuple):
     """An algorithm on a :class:`~numpyro_ext.structure.LatentGaussian`, its options bound."""
 
     init: Callable[[LatentGaussian], Any]
-    solve: Callable[..., tuple[Any, Any]]
+    solve: Callable[..., tuple[Any, FitInfo]]
     """``(form, state, num_steps=, tol=) -> (state, FitInfo)``."""
     log_evidence: Callable[[LatentGaussian, Any], Array]
     posterior: Callable[[LatentGaussian, Any], Any]
@@ -37,3 +38,14 @@ class Algorithm(NamedTuple):
     approach: Callable[[LatentGaussian, Any], Any] | None = None
     """``(form, state) -> state``: nearer to the fixed point, from that of almost the same data, for ``solve`` to go on
     from, if the algorithm knows of something quicker than its own steps."""
+
+    def fit(self, form: LatentGaussian, state: Any = None, *, num_steps: int, tol: float) -> tuple[Any, FitInfo, Array]:
+        """Fit the field of a form: the state, how the fit ended, and the log evidence there.
+
+        :param LatentGaussian form: at given hyperparameters.
+        :param state: where to start; by default where the algorithm itself does.
+        :param int num_steps: at most.
+        :param float tol: at which the algorithm stops.
+        """
+        state, info = self.solve(form, self.init(form) if state is None else state, num_steps=num_steps, tol=tol)
+        return state, info, self.log_evidence(form, state) if info.objective is None else info.objective

@@ -38,11 +38,12 @@ from ....linalg.solvers.anderson import History, extrapolated, no_history, remem
 from ....potentials.vector_rows import VectorRows
 from ....structure.latent_gaussian import LatentGaussian, joined
 from . import laplace
+from .evidence_of_sites import evidence_at, exceeds_one, has_flat, log_evidence
 from .fit_info import FitInfo
 from .newton import newton_sites
 from .posterior import GaussianPosterior, gaussian_prior
 from .sequential import sweep_sequentially
-from .tilting import Tilted, is_log_concave, loses_cavity, propose, tilt, without_sites
+from .tilting import is_log_concave, loses_cavity, propose, tilt, without_sites
 
 __all__ = ["Info", "State", "approach", "init", "log_evidence", "posterior", "solve", "step", "update"]
 
@@ -57,8 +58,6 @@ _RECOVERY_OF_STEP = 1.25
 _NO_DIFFERENCE = 0.1
 """Nats, in units of the tolerance, by which two evidences may differ and be one number: changes of all marginals and of
 all sites, squared and added up."""
-_MOST_EXCESS = 1.0
-"""Nats by which an approximate log probability may be above zero."""
 _BROAD = 1e12
 """Variance of a cavity that has no say in where a factor finds its datum, for data up to a million units."""
 
@@ -112,7 +111,7 @@ def init(form: LatentGaussian) -> State:
     nowhere = jnp.zeros_like(form.offset)
     one = jnp.ones((), form.offset.dtype)
     # What starts without a site may be asked of any cavity.
-    is_narrow = is_log_concave(form) | (not _has_flat(form))
+    is_narrow = is_log_concave(form) | (not has_flat(form))
     variance = jnp.asarray(np.where(is_narrow, 0.5, _BROAD), form.offset.dtype)
     cavities = Marginals(nowhere, variance, jnp.ones_like(nowhere), 0.0 * one)
     no_move = jnp.zeros((2 * form.num_rows,), one.dtype)
@@ -226,9 +225,8 @@ def solve(
     run = lax.while_loop(proceed, sweep, run)
     state = run.state
     is_sound = is_valid_prior(form.prior) & _is_proper(state.marginals)
-    if _is_probability(form):
-        # More than one, where priors are so broad that rounding alone is left, would draw a search there.
-        is_sound &= run.objective <= form.log_constant + _MOST_EXCESS
+    # More than one, where priors are so broad that rounding alone is left, would draw a search there.
+    is_sound &= ~exceeds_one(form, run.objective)
     objective = jnp.where(is_sound, run.objective, jnp.nan)
     converged = (state.max_change < bound) & jnp.isfinite(objective)
     return state, FitInfo(converged, run.num_steps, run.trace, run.info.max_change, run.info.skipped, objective)
@@ -269,35 +267,6 @@ def _change_of_sites(form: LatentGaussian, old: State, new: State) -> Array:
     return jnp.sum(jnp.square(_in_deviations(form, new.marginals, _sites(new) - _sites(old))))
 
 
-def log_evidence(form: LatentGaussian, state: State, *, power: float = 1.0, space: Space = "auto") -> Array:
-    r"""EP's approximation of the log evidence at the sites of ``state`` (Ko 2017, §2.1, in the form without
-    differences of large terms; power EP as Minka 2004).
-
-    At a fixed point it is stationary in the sites, so its gradient with respect to ``form`` (kernel, mean,
-    parameters of the factors) is the explicit one with the sites held: no gradient flows through the iteration.
-
-    :param LatentGaussian form: the model; differentiable.
-    :param State state: a fixed point of :func:`step` for ``form``.
-    :param float power: the power that the fixed point was found with.
-    :param str space: where to do the algebra.
-    :return: a scalar; nan where a prior is not positive definite or a cavity is improper.
-    """
-    form = joined(form)
-    precision, shift = lax.stop_gradient((state.site_precision, state.site_shift))
-    prior = gaussian_prior(form, space)
-    posterior = prior.condition(precision, shift - precision * form.offset)
-    known = posterior.marginals()
-    # Stationary in the cavities as well, so they are held. The derivative of the partition function in the offset lacks
-    # what the sites, which are on the predictors, have of it.
-    held, offset = lax.stop_gradient((without_sites(form, posterior, known), form.offset))
-    tilted = tilt(form._replace(offset=offset), held, precision, shift, power, only_log_z=True)
-    value = _objective(form, held, (precision, shift), tilted, power)
-    of_offset = jnp.where(tilted.is_pinned, 0.0, shift * form.offset - 0.5 * precision * form.offset**2)
-    of_prior = known.log_partition + jnp.sum(of_offset)
-    value += of_prior - lax.stop_gradient(of_prior)  # the derivative alone: the value would lose digits
-    return jnp.where(lax.stop_gradient(is_valid_prior(form.prior)), value, jnp.nan)
-
-
 def update(
     form: LatentGaussian, precision: Array, shift: Array, *, power: float = 1.0, space: Space = "auto"
 ) -> tuple[Array, Array]:
@@ -329,39 +298,10 @@ def _refresh(form: LatentGaussian, prior: LinearGaussian, precision: Array, shif
     return without_sites(form, posterior, posterior.marginals())
 
 
-def _is_probability(form: LatentGaussian) -> bool:
-    """Whether the evidence is one of categories, under a prior of mass one."""
-    known = [potential.outcomes() for potential in form.potentials]
-    is_category = all(outcomes is not None and outcomes.number is not None for outcomes in known)
-    return is_category and not _has_flat(form)
-
-
-def _has_flat(form: LatentGaussian) -> bool:
-    return any(isinstance(block, FlatPrior) for block in form.prior)
-
-
 def _is_proper(marginals: Marginals) -> Array:
     # A variance that is not a number is in the sum, so one test covers all rows.
     total = marginals.log_partition + jnp.sum(marginals.mean) + jnp.sum(marginals.variance)
     return jnp.isfinite(total)
-
-
-def _objective(
-    form: LatentGaussian, marginals: Marginals, sites: tuple[Array, Array], tilted: Tilted, power: ArrayLike
-) -> Array:
-    """Log evidence: the partition function of prior and sites, with each site's part replaced by its factor's.
-
-    The part of a site is the log integral of the cavity times the site. Both lack the log of the site at the mean.
-    """
-    mean, _, _, log_partition = marginals
-    precision, shift = sites
-    is_free = tilted.observed & ~tilted.is_pinned
-    at_mean = (shift - precision * (form.offset + 0.5 * mean)) * mean
-    terms = jnp.where(tilted.has_cavity, (tilted.log_z - tilted.log_site) / jnp.asarray(power), at_mean)
-    pinned = form.log_factors(jnp.where(tilted.is_pinned, mean + form.offset, 0.0))
-    terms += jnp.where(tilted.is_pinned, pinned, 0.0)
-    total = form.log_constant + log_partition + jnp.sum(terms)
-    return jnp.where(jnp.any(is_free & ~tilted.has_cavity), jnp.nan, total)
 
 
 def _step(
@@ -380,7 +320,7 @@ def _step(
     size = jnp.where(is_start, 1.0, jnp.minimum(state.step_size, 1.0 - damping))
     tilted = tilt(form, state.marginals, state.site_precision, state.site_shift, power)
     sites = state.site_precision, state.site_shift
-    objective = jnp.where(is_start, jnp.nan, _objective(form, state.marginals, sites, tilted, power))
+    objective = jnp.where(is_start, jnp.nan, evidence_at(form, state.marginals, sites, tilted, power))
     precision, shift, skipped = propose(form, state.site_precision, state.site_shift, tilted, power)
     precision = state.site_precision + size * (precision - state.site_precision)
     shift = state.site_shift + size * (shift - state.site_shift)
@@ -453,7 +393,7 @@ def _open(form: LatentGaussian, state: State, observed: Array, precision: Array,
     """Sites to start from, among those that match the factors under the cavities of the opening: see :func:`init`."""
     is_good = jnp.isfinite(precision) & jnp.isfinite(shift) & (precision > 0)
     broad = 1.0 / state.marginals.variance
-    starts = observed & (is_log_concave(form) | _has_flat(form))
+    starts = observed & (is_log_concave(form) | has_flat(form))
     shift = jnp.where(is_good, shift, broad * form.offset)
     precision = jnp.where(is_good, precision, broad)
     return jnp.where(starts, precision, 0.0), jnp.where(starts, shift, 0.0)

@@ -17,7 +17,8 @@ from ....compilation.recent import Recent
 from ....potentials import GaussianPotential
 from ....structure import LatentGaussianReading
 from ....structure.latent_gaussian import LatentGaussian
-from ...front.engine import BaseEngine, check_one_of
+from ...front.engine import BaseEngine
+from ...front.options import check_one_of
 from ...front.running.progress import warn
 from ...hyper.curvature import curvature
 from ...hyper.space import UnconstrainedSpace

@@ -126,8 +126,7 @@ class EvidencePrograms:
         def at(inputs: tuple[Hyper, Array]) -> FieldDraws:
             hyper, rng_key = inputs
             form = self._reading.form(hyper, data)
-            state, info = self._fit(data, start, hyper)
-            value = self._algorithm.log_evidence(form, state) if info.objective is None else info.objective
+            state, info, value = self._algorithm.fit(form, start, **self._options)
             posterior = self._algorithm.posterior(form, state)
 
             def draw(number: int | Array) -> tuple[Array, Array]:

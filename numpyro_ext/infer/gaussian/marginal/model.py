@@ -20,7 +20,7 @@ from ....structure.model.running.execution import ModelCall
 from ....structure.model.running.inspection import model_key
 from ....structure.model.search import read_first
 from ...front.answers.draws import with_predictive
-from ...front.engine import default_tolerance
+from ...front.options import default_tolerance
 from ...front.running.progress import warn
 from ...hyper.space import UnconstrainedSpace
 from ..engine import Engine

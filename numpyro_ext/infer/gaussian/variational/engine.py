@@ -12,7 +12,7 @@ import numpy as np
 from ....linalg.gaussian.prior import FlatPrior
 from ....structure import LatentGaussianReading, ModelStructureError
 from ....structure.latent_gaussian.form import LatentGaussian
-from ...front.engine import check_one_of
+from ...front.options import check_one_of
 from ...hyper.space import UnconstrainedSpace
 from ..algorithms.algorithm import Algorithm
 from ..algorithms.modes import check_mixtures

@@ -22,7 +22,8 @@ from ....linalg.gaussian.spaces.coefficient_space import CoefficientSpace
 from ....linalg.gaussian.spaces.observation_space import ObservationSpace
 from ....structure.latent_gaussian.form import Blocks, LatentGaussian
 from ...hyper import search
-from ...hyper.search import Evaluation, SearchState
+from ...hyper.evaluation import Evaluation
+from ...hyper.search import SearchState
 from ..algorithms.fit_info import FitInfo
 from ..algorithms.posterior import gaussian_prior
 from . import natural_gradient as vg

@@ -15,8 +15,8 @@ from jax import Array
 from ....linalg.cholesky import LARGEST_DENSE
 from ....linalg.solvers.posterior_precision import has_diagonal_gram
 from ....structure import ModelStructureError, SparseLinearReading, read_sparse_linear
-from ...front.engine import default_tolerance
 from ...front.files.saved_runs import diagnostics_from_content, state_from_content
+from ...front.options import default_tolerance
 from ...front.programs import compiled
 from ...front.results import Diagnostics, at_values
 from ...front.running.learning import Learned

@@ -12,7 +12,7 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
-from ...front.engine import check_at_least
+from ...front.options import check_at_least
 from ...front.results import HyperEstimate
 from ...front.run import hyper_estimates
 from ...front.state import Fit

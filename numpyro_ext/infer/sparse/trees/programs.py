@@ -22,6 +22,7 @@ from ....potentials.trees.mixture import (
 )
 from ....structure import SparseLinearReading
 from ...hyper import search as hyper_search
+from ...hyper.evaluation import Evaluation, evaluation_fn
 from ...hyper.search import EVALUATIONS_PER_CHUNK
 from ...hyper.space import UnconstrainedSpace
 from ..programs import Inputs, SparsePrograms
@@ -133,7 +134,7 @@ class TreePrograms(SparsePrograms):
             scales *= jnp.sqrt(at.sample.share / sample.share)
         return 1.0 / jnp.sqrt(1.0 + jnp.square(scales))
 
-    def _evaluate(self, at: Searched, x: Array, state: Any) -> hyper_search.Evaluation:
+    def _evaluate(self, at: Searched, x: Array, state: Any) -> Evaluation:
         """The objective."""
         reading, options = self._reading, self.options
         data, fixed, projection, origin, units, sample, others = at
@@ -175,7 +176,7 @@ class TreePrograms(SparsePrograms):
         def log_prior(x: Array) -> Array:
             return share(reading.log_prior(hyper_at(x), data))
 
-        return hyper_search.evaluation_fn(form, log_prior, solve, log_evidence)(x, state)
+        return evaluation_fn(form, log_prior, solve, log_evidence)(x, state)
 
     def init_search(self, at: Searched, with_curvature: bool, x: Array, state: Any) -> hyper_search.SearchState:
         """The search before its first evaluation."""

@@ -17,7 +17,8 @@ import numpy as np
 from jax import Array
 
 from ...front.results import HyperDiagnostics
-from ...front.running.learning import Climb, Learned, learn
+from ...front.running.climbs import Climb
+from ...front.running.learning import Learned, learn
 from ...front.running.progress import progress_bar
 from ...hyper.search import SearchState
 from ...hyper.space import UnconstrainedSpace

@@ -17,7 +17,7 @@ from ...errors import ModelStructureError, Reason
 if TYPE_CHECKING:
     from .recording import Recording
 
-__all__ = ["ModelCall", "bound", "check_call", "check_key", "execution_error", "tracing_error"]
+__all__ = ["ModelCall", "bound_arguments", "check_call", "check_key", "execution_error", "tracing_error"]
 
 _MOST_ARGUMENTS = 8
 
@@ -42,14 +42,15 @@ class ModelCall(NamedTuple):
         """
         if not self.changing:
             return {}
-        there, _ = bound(self.model, self.args, self.kwargs)
+        check_call(self)
+        there, _ = bound_arguments(self.model, self.args, self.kwargs)
         return {name: _as_arrays(name, there.get(name), there) for name in self.changing}
 
     def with_values(self, values: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Positional and keyword arguments with other values for some of them."""
         if not values:
             return self.args, self.kwargs
-        there, make_call = bound(self.model, self.args, self.kwargs)
+        there, make_call = bound_arguments(self.model, self.args, self.kwargs)
         return make_call({**there, **values})
 
     @property
@@ -59,15 +60,30 @@ class ModelCall(NamedTuple):
         return _code(self.model), tuple((n, str(v)) for n, v in settings if isinstance(v, bool | np.bool_ | str | None))
 
 
-def bound(
-    model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+def bound_arguments(
+    model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], given: Mapping[str, Any] | None = None
 ) -> tuple[dict[str, Any], Callable[[Mapping[str, Any]], tuple[tuple[Any, ...], dict[str, Any]]]]:
-    """The arguments of a model by the names of its parameters, defaults included, and what makes a call of such."""
+    """The arguments of a model by the names of its parameters, defaults included, and what makes a call of such.
+
+    :param model: a NumPyro model.
+    :param args: positional arguments.
+    :param kwargs: keyword arguments.
+    :param given: values of parameters that are in neither.
+    :raises TypeError: if they do not fit its signature.
+    """
     try:
         signature = inspect.signature(model)
-        found = signature.bind(*args, **kwargs)
     except (TypeError, ValueError):  # callables without one
-        return dict(kwargs), lambda arguments: (args, dict(arguments))
+        names = [f"argument {number + 1}" for number in range(len(args))]
+
+        def plain_call(arguments: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+            rest = {name: value for name, value in arguments.items() if name not in names}
+            return tuple(arguments[name] for name in names if name in arguments), rest
+
+        return dict(zip(names, args, strict=True)) | dict(kwargs), plain_call
+    there = signature.bind_partial(*args, **kwargs).arguments
+    rest = {name: value for name, value in (given or {}).items() if name not in there}
+    found = signature.bind(*args, **kwargs, **rest)
     found.apply_defaults()
 
     def call(arguments: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:

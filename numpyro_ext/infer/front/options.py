@@ -1,0 +1,64 @@
+"""Options of engines: those that all have, and the checks of what is given for one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from numbers import Integral
+from typing import Any, TypedDict, get_args
+
+import jax.numpy as jnp
+import numpy as np
+
+__all__ = ["EngineOptions", "check_at_least", "check_one_of", "check_positive", "default_tolerance", "plain_number"]
+
+
+class EngineOptions(TypedDict, total=False):
+    """The options that every engine has, for the constructors of subclasses; see :class:`~.engine.BaseEngine`."""
+
+    field: Sequence[str] | str | None
+    hyper_values: Mapping[str, Any] | None
+    init_values: Mapping[str, Any] | None
+    num_samples: int
+    progress_bar: bool
+
+
+def plain_number(value: Any) -> Any:
+    """A number of NumPy as one of Python, which files give back as they were given; anything else as it is."""
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def check_at_least(least: int, **values: Any) -> None:
+    """Refuse options that are not integers of at least ``least``, as booleans are to Python.
+
+    :raises ValueError: naming the option.
+    """
+    for name, value in values.items():
+        if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
+            raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}.")
+
+
+def check_one_of(kinds: Any, **values: Any) -> None:
+    """Refuse options that are none of the strings of a ``Literal``.
+
+    :raises ValueError: naming the option.
+    """
+    for name, value in values.items():
+        if value not in get_args(kinds):
+            raise ValueError(f"{name} must be one of {', '.join(map(repr, get_args(kinds)))}, got {value!r}.")
+
+
+def check_positive(**values: float | None) -> None:
+    """Refuse tolerances that are neither ``None`` nor positive.
+
+    :raises ValueError: naming the option.
+    """
+    for name, value in values.items():
+        if value is not None and not value > 0.0:
+            raise ValueError(f"{name} must be positive, got {value!r}.")
+
+
+def default_tolerance(given: float | None, double: float, single: float) -> float:
+    """A tolerance as it was given, or else its default in the floating dtype at work, float64 or float32."""
+    if given is not None:
+        return given
+    return double if jnp.finfo(jnp.result_type(float)).bits == 64 else single

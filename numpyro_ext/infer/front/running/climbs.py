@@ -1,0 +1,170 @@
+"""Searches of one run: each climbs in chunks to its end or an interruption, and the best end is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from ...hyper import search as hyper_search
+from ...hyper.curvature import Curvature, curvature, hessian
+from ...hyper.metric import is_due, with_metric
+from ...hyper.search import EVALUATIONS_PER_CHUNK, SearchState
+from ...hyper.space import UnconstrainedSpace
+from .chunks import Interruption
+from .probes import probed
+
+__all__ = ["Climb", "Searches"]
+
+
+class Climb(NamedTuple):
+    """A search problem in coordinates ``x``; the unconstrained hyperparameters are the first ``d`` of
+    ``origin + units x``, and all of them unless the field is searched over as well."""
+
+    begin: Callable[[Array, Any], SearchState]
+    """``(x, state)``: a search before its first evaluation; ``state`` of the field, or ``None`` for a cold start."""
+    advance: Callable[[SearchState, int, int], tuple[SearchState, Array]]
+    """``(search, max_iterations, num_evaluations)``: the search after a chunk, and the objectives in it."""
+    space: UnconstrainedSpace
+    origin: Array | np.ndarray
+    units: Array | np.ndarray
+    tol: float
+    max_steps: int
+    """Accepted steps of each search at most."""
+    with_curvature: bool = True
+    find_curvature: Callable[[Searches], Curvature] | None = None
+    """Of the best point, where searches make no probes; it may go on to a better one before."""
+    probe_locally: Callable[[SearchState, Any], SearchState] | None = None
+    """``(search, is_held)``: the probes of a search that has made none, at less than their cost, see
+    :func:`~.probes.probed`; or at the cost of a few evaluations those with a curvature that will do as a metric."""
+    num_first: int = 1
+    """Evaluations of the first chunk of a search: one, to have something soon, where they take time."""
+
+    def hyper(self, x: Array) -> dict[str, Array]:
+        """All hyperparameters, constrained."""
+        return self.space.unpack(jnp.asarray(self.origin + self.units * x))
+
+    def coordinates(self, values: Array) -> np.ndarray:
+        """The inverse: from unconstrained hyperparameters."""
+        found: np.ndarray = (np.asarray(values) - np.asarray(self.origin)) / np.asarray(self.units)
+        return found
+
+
+class Searches:
+    """The searches of one run: the best end so far, and what they have met on their way."""
+
+    def __init__(self, climb: Climb, interruption: Interruption, progress: Callable[[int], Any]) -> None:
+        self.climb, self.interruption, self.progress = climb, interruption, progress
+        self.best: SearchState | None = None
+        self.current: SearchState | None = None
+        self._judged: tuple[SearchState, Curvature] | None = None
+        self.moved = np.zeros(climb.space.size, bool)
+        self.traces = [np.zeros(0)]
+        self.num_evaluations = 0
+
+    def climb_from(self, search: SearchState, begun_at: int | None = None) -> SearchState:
+        """Search to the end, or to an interruption.
+
+        :param begun_at: of its iterations, the one from which steps are counted; by default the current one.
+        """
+        limit = (int(search.num_iterations) if begun_at is None else begun_at) + self.climb.max_steps
+        is_first = True
+        while True:
+            if bool(hyper_search.is_finished(search)):
+                if not search.is_coarse or int(search.num_iterations) == 0:
+                    break
+                search = self.current = self._with_digits(search, limit)
+                continue
+            if self.interruption and not (is_first and self.best is None):
+                if search.is_coarse and int(search.num_iterations) > 0:
+                    search = self.current = self._with_digits(search, limit)
+                break
+            before = int(search.num_iterations)
+            search, trace = self._advance(search, limit, self.climb.num_first if is_first else EVALUATIONS_PER_CHUNK)
+            self.current = search
+            self.traces.append(trace)
+            self.progress(int(search.num_iterations) - before)
+            is_first = False
+            if self.climb.probe_locally is not None and search.metric is not None and is_due(search):
+                measured = self.climb.probe_locally(search, np.asarray(True))
+                search = self.current = with_metric(search, hessian(measured, tol=self.climb.tol))
+        self.moved |= np.asarray(search.moved)
+        return search
+
+    def _with_digits(self, search: SearchState, limit: int) -> SearchState:
+        """A search that has ended with few digits of the field goes on with all of them, if it has steps left."""
+        found = self._look(search.values, search.best.state)
+        best, is_known = found.best, int(found.num_iterations) > 0
+        gradient, number = np.asarray(best.gradient), int(search.num_probes)
+        is_top = is_known and float(np.max(np.abs(gradient), initial=0.0)) <= self.climb.tol
+        constant: Callable[..., Any] = np.array
+        direction: Any = gradient / np.maximum(1.0, np.linalg.norm(gradient)).astype(gradient.dtype)
+        return search._replace(
+            best=best if is_known else search.best,
+            direction=direction,
+            step_size=constant(1.0, gradient.dtype),
+            lower=constant(0.0, gradient.dtype),
+            upper=constant(np.inf, gradient.dtype),
+            num_trials=constant(0, np.int32),
+            num_probes=constant(0 if number <= 2 * gradient.size else number, np.int32),
+            is_searching=constant(is_known and not is_top and int(search.num_iterations) <= limit),
+            converged=constant(is_top),
+            is_coarse=constant(False),
+        )
+
+    def _advance(self, search: SearchState, limit: int, num_evaluations: int) -> tuple[SearchState, np.ndarray]:
+        before = int(search.num_evaluations)
+        search, trace = jax.block_until_ready(self.climb.advance(search, limit, num_evaluations))
+        self.num_evaluations += int(search.num_evaluations) - before
+        self.moved |= np.asarray(search.moved)
+        return search, np.asarray(trace)[~np.isnan(np.asarray(trace))]
+
+    def keep(self, search: SearchState) -> bool:
+        """Whether a search ended higher than all before it; it is then the best."""
+        if int(search.num_iterations) == 0:
+            return False
+        if self.best is not None and not float(search.best.objective) > self.height + self.rounding:
+            return False
+        self.best = search
+        return True
+
+    @property
+    def height(self) -> float:
+        return float(self.best.best.objective) if self.best is not None else -np.inf
+
+    @property
+    def rounding(self) -> float:
+        return 10.0 * float(jnp.finfo(self.climb.origin.dtype).eps) * max(1.0, abs(self.height))
+
+    def look(self, x: np.ndarray) -> SearchState:
+        """A single evaluation, from the state of the best point."""
+        assert self.best is not None
+        return self._look(x, self.best.best.state)
+
+    def _look(self, x: np.ndarray | Array, state: Any) -> SearchState:
+        start = self.climb.begin(jnp.asarray(x, self.climb.origin.dtype), state)
+        start = start._replace(num_probes=jnp.asarray(2 * start.values.size, jnp.int32))
+        found, trace = self._advance(start, 0, 1)
+        self.traces.append(trace)
+        return found
+
+    def curvature(self) -> Curvature | None:
+        """Of the best point, if all its probes were made and finite."""
+        search, climb = self.best, self.climb
+        assert search is not None
+        if climb.find_curvature is not None:
+            if self._judged is None or self._judged[0] is not search:
+                found = climb.find_curvature(self)  # which may go on to a better point
+                assert self.best is not None
+                self._judged = self.best, found
+            return self._judged[1]
+        if climb.probe_locally is not None and int(search.num_probes) > 2 * search.values.size:
+            search = self.best = probed(self, climb.probe_locally, search)
+        is_complete = climb.with_curvature and int(search.num_probes) == 2 * search.values.size
+        if not is_complete or not bool(np.all(np.isfinite(search.probes))):
+            return None
+        return curvature(hessian(search, tol=climb.tol), tol=climb.tol)
