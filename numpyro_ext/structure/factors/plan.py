@@ -46,6 +46,10 @@ class FactorPlan(NamedTuple):
     """What was decided of :attr:`build` by values: readings of one program share compiled functions if it is equal."""
     looked_up: tuple[np.ndarray, ...] = ()
     """What of the data is in the functions that are made."""
+    is_recognised: bool = False
+    """Whether it has a family."""
+    holds: Callable[[Program, Env], bool] | None = None
+    """Whether the same is recognised at other values of the data; ``None`` where these have no say."""
 
 
 def plan_factor(program: Program, degrees: Degrees, name: str, traced: FactorTrace, probe: Env) -> FactorPlan:
@@ -85,7 +89,11 @@ def _recognised_plan(program: Program, name: str, traced: FactorTrace, found: Re
     parts = (((found.predictor,), found.rows),)
     shape = program.shape(traced.log_prob)
     rows_per_observation = len(found.rows) // max(int(np.prod(shape)), 1)
-    return FactorPlan(name, parts, shape, rows_per_observation, build, label, traced.scale is None, found.key)
+    is_closed_form = traced.scale is None
+    return FactorPlan(
+        name, parts, shape, rows_per_observation, build, label, is_closed_form, found.key,
+        is_recognised=True, holds=found.holds,
+    )  # fmt: skip
 
 
 def _elementwise_plan(program: Program, degrees: Degrees, name: str, traced: FactorTrace, probe: Env) -> FactorPlan:

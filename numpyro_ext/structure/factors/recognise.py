@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Hashable, Iterable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -45,6 +46,8 @@ class Recognised(NamedTuple):
     key: Hashable
     """What was decided of :attr:`build` by values, such as the sign of the predictor: numbers of a model are data, so
     it may differ between readings of one program."""
+    holds: Callable[[Program, Env], bool] | None = None
+    """Whether the same is recognised at other values of data; ``None`` where these have no say."""
 
 
 class _Match(NamedTuple):
@@ -97,7 +100,7 @@ def _residual(program: Program, degrees: Degrees, family: Family, traced: Factor
             expected = np.asarray(jax.vmap(built.potential.log_density)(grid))[:, is_used.reshape(-1)]
             if np.allclose(values, expected, rtol=_tolerance(), atol=_tolerance()):
                 label, key = f"{family.label}, imputed", (predictor, match, "imputed")
-                return Recognised(predictor, np.arange(is_used.size), build, label, key)
+                return Recognised(predictor, np.arange(is_used.size), build, label, key, lambda *other: False)
     return None
 
 
@@ -120,17 +123,38 @@ def _behind_a_link(
 ) -> Recognised | None:
     for predictor in _single_passages(program, degrees, leaf):
         # one after the other: for large data each is large, and the first is mostly the right one
-        if family.is_joint:
-            index = _indices(program, predictor, leaf, program.shape(leaf)[-1])
-            match = None if index is None else _match_joint(program, family, traced, predictor, leaf, probe, index)
-        else:
-            match = _match_link(_responses(program, traced, predictor, leaf, probe, _GRID)[0], family.links)
-            index = None if match is None else _indices(program, predictor, leaf, None)
+        index = _indices(program, predictor, leaf, program.shape(leaf)[-1]) if family.is_joint else None
+        if family.is_joint and index is None:
+            continue
+        matched = partial(_matched, family=family, traced=traced, predictor=predictor, leaf=leaf, index=index)
+        match = matched(program, probe)
+        index = index if match is None or index is not None else _indices(program, predictor, leaf, None)
         if match is not None and index is not None:
             build = _builder(program, family, traced, predictor, leaf, match)
-            label = f"{family.label}, {match.link.name} link"
-            return Recognised(predictor, _rows(family, index), build, label, (predictor, match))
+            label, rows = f"{family.label}, {match.link.name} link", _rows(family, index)
+            holds = partial(_is_matched, matched, match)
+            return Recognised(predictor, rows, build, label, (predictor, match), holds)
     return None
+
+
+def _matched(
+    program: Program,
+    probe: Env,
+    *,
+    family: Family,
+    traced: FactorTrace,
+    predictor: int,
+    leaf: Atom,
+    index: np.ndarray | None,
+) -> _Match | None:
+    """The link from a predictor to the parameter; for vectors of predictors with their indices."""
+    if index is not None:
+        return _match_joint(program, family, traced, predictor, leaf, probe, index)
+    return _match_link(_responses(program, traced, predictor, leaf, probe, _GRID)[0], family.links)
+
+
+def _is_matched(matched: Callable[[Program, Env], _Match | None], match: _Match, program: Program, probe: Env) -> bool:
+    return matched(program, probe) == match
 
 
 def _indices(program: Program, predictor: int, leaf: Atom, dimension: int | None) -> np.ndarray | None:

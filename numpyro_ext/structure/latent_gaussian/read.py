@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Unpack
 
+from ...compilation.recent import Recent
 from ..model.priors import factor_potential, is_gaussian
+from ..model.running.execution import ModelCall
+from ..model.running.inspection import SiteInfo
 from ..model.search import Form, ReadOptions, read_first
 from .reading import LatentGaussianReading
 
 __all__ = ["LATENT_GAUSSIAN", "SMOOTH_LATENT_GAUSSIAN", "read_latent_gaussian"]
+
+_KEPT = Recent(16)
 
 
 def _is_candidate(fn: Any) -> bool:
@@ -21,8 +26,35 @@ def _is_smooth_candidate(fn: Any) -> bool:
     return is_gaussian(fn) or (prior is not None and prior.is_smooth and prior.is_log_concave)
 
 
+class _Kept:
+    """What was read the last time."""
+
+    reading: LatentGaussianReading | None = None
+
+
+def _read(call: ModelCall, sites: Mapping[str, SiteInfo], field: Iterable[str]) -> LatentGaussianReading:
+    """The :class:`LatentGaussianReading` of a call: one that was made before, of the same operations, with the data of
+    this call, where all that was looked up in the data is the same.
+
+    :param call: of the model.
+    :param sites: of the call.
+    :param field: names of the sites of the field.
+    """
+    field = frozenset(field)
+    if call.recording is None or call.recording.key is None:
+        return LatentGaussianReading(call, sites, field)
+    found = [(n, s.kind, s.shape, s.family, s.is_candidate, s.is_masked, s.num_unknowns) for n, s in sites.items()]
+    kept = _KEPT.get((call.recording.key, field, tuple(found)), _Kept)
+    again = None if kept.reading is None else kept.reading.on_data_of(call, sites)
+    if again is not None:
+        return again
+    reading = LatentGaussianReading(call, sites, field)
+    kept.reading = reading.kept()
+    return reading
+
+
 LATENT_GAUSSIAN = Form(
-    LatentGaussianReading,
+    _read,
     _is_candidate,
     "the model has no Gaussian latent site (latent sites: {}), nor coefficients with another prior on the real line. "
     "This engine needs a field of Normal, MultivariateNormal, LowRankMultivariateNormal, GaussianRandomWalk, CAR or "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
@@ -12,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from ...compilation.quick_jit import holds_little
 from ...compilation.recent import Recent
 from ...linalg.gaussian.design import AnyDesign, DenseDesign, OperatorRows, StateSpaceDesign
 from ...linalg.gaussian.prior import CovariancePrior, FlatPrior, LowRankPrior, PrecisionPrior
@@ -22,6 +24,7 @@ from ..model.priors import prior_block
 from ..model.reading import ModelReading
 from ..model.running.execution import ModelCall
 from ..model.running.inspection import SiteInfo
+from ..program.captured import Fingerprint
 from ..program.degrees import Degrees
 from ..program.patterns import TooLarge
 from ..program.rows.affine_rows import AffineRows, Parts, RowIndices
@@ -35,6 +38,8 @@ from .touched import TouchedIndices, find_touched
 __all__ = ["LatentGaussianReading"]
 
 _ABSTRACT = Recent(64)
+_MOST_KEPT = 200_000
+"""Numbers beside the data in a reading that is kept for the next run."""
 _LARGE_SITE = 100_000
 """Elements of a site from which its posterior is computed for those that are asked for, in blocks touched in part."""
 _LONGEST_WAY = 5.0
@@ -104,7 +109,7 @@ class LatentGaussianReading(ModelReading):
         keys = tuple(rows.key for rows in (self._rows, *self._maps.values()))
         shapes = [b.shape for b in (*blocks, *(border or ()))]
         key = None if self._touched is None else self._touched.key
-        self.structure_key = (self._model_key(looked_up), plans, keys, *shapes, key)
+        self.structure_key = Fingerprint((self._model_key(looked_up), plans, keys, *shapes, key))
 
     def skeleton(self) -> Self:
         out = super().skeleton()
@@ -112,6 +117,34 @@ class LatentGaussianReading(ModelReading):
         out._touched = None if self._touched is None else self._touched.skeleton()
         out._maps = {name: rows.skeleton() for name, rows in self._maps.items()}
         return out
+
+    def kept(self) -> Self | None:
+        """This reading without model and data, for :meth:`on_data_of`; ``None`` of one that cannot be read so again, or
+        is large. To be asked of a reading that has just been made."""
+        rows = [self._rows, *self._maps.values()]
+        is_plain = all(isinstance(r, AffineRows) for r in rows) and not (self.large_sites or self._program.recurrences)
+        # What factors of no family look up is in their functions, and bounds are computed of the data.
+        is_plain &= all(plan.is_recognised for plan in self.plans) and not self._trace.bounds
+        if not is_plain or not holds_little(self.data[-1], _MOST_KEPT):
+            return None
+        out = copy.copy(self)
+        out.model, out.args, out.kwargs, out.sites, out.data = None, (), {}, {}, self.data[-1:]
+        out.hyper = {n: h._replace(init=None) for n, h in self.hyper.items()}
+        out._program = self._program.with_data(())
+        out._program.looked_up = dict(self._program.looked_up)
+        out._rows, out._touched = self._rows.skeleton(), self._touched and self._touched.skeleton()
+        out._maps = {name: rows.skeleton() for name, rows in self._maps.items()}
+        return out
+
+    def on_data_of(self, call: ModelCall, sites: Mapping[str, SiteInfo]) -> Self | None:
+        """See :meth:`TracedModel.on_data_of`; of a reading that was :meth:`kept`."""
+        out = super().on_data_of(call, sites)
+        if out is None:
+            return None
+        out.data = (*out._program.data, *self.data)
+        by_values = [plan.holds for plan in self.plans if plan.holds is not None]
+        probe = out._env(out.initial_hyper(), None) if by_values else {}
+        return out if all(holds(out._program, probe) for holds in by_values) else None
 
     def _indices(self, data: Sequence[Any] | None) -> _Indices:
         indices: _Indices = (self.data if data is None else data)[-1]

@@ -25,7 +25,7 @@ class ReadingOfRows(LatentGaussianReading):
         vars(self).pop("abstract_form", None)
         # Behind the constants and in front of the indices, where programs find it in other data as well.
         self.data = (*reading.data[:-1], in_use, reading.data[-1])
-        self.structure_key = (*reading.structure_key, "rows in use")
+        self.structure_key = (reading.structure_key, "rows in use")
 
     def form(self, hyper: Mapping[str, Any], data: Sequence[Any] | None = None) -> LatentGaussian:
         """The form at given hyperparameters; see :class:`LatentGaussianReading`."""

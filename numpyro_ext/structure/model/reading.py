@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -44,7 +44,7 @@ class ModelReading(TracedModel, ABC):
         them what a form has looked up in them (indices), where that is not a part of the structure.
     """
 
-    structure_key: tuple[Any, ...]
+    structure_key: Hashable
     """Readings with equal keys make the same functions of hyperparameters and data."""
 
     def _classify(self, what: str, *, with_sources: bool = True) -> Degrees:
@@ -224,7 +224,9 @@ class ModelReading(TracedModel, ABC):
         are so small that NumPyro puts another in their place."""
         env, total = self._env_at(hyper, e, data), jnp.zeros(())
         for name, traced in self._trace.factors.items():
-            if name not in self.predictive and "probs" in traced.parameters and not traced.family.is_joint:
+            if name in self.predictive or traced.family is None or traced.family.is_joint:
+                continue
+            if "probs" in traced.parameters:
                 atoms = [traced.parameters["probs"], traced.parameters.get("total_count", Constant(1.0)), traced.mask]
                 probability, count, mask = self._program.evaluate(atoms, env)
                 limits = jnp.finfo(probability.dtype)

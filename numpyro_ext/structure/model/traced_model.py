@@ -15,14 +15,15 @@ from jax import Array
 from ...display import Shown
 from ..conflict import Conflict
 from ..errors import ModelStructureError
-from ..program.program import Atom, Constant
+from ..program.captured import array_key
+from ..program.program import Atom, Constant, Program
 from .hyper_site import HyperSite
 from .index_check import check_indices
 from .running.changing import check_supports, needs_value, other_values
 from .running.execution import ModelCall, bound_arguments, tracing_error
 from .running.inspection import SiteInfo
 from .running.recording import make_or_derive
-from .tracing import trace_with_innovations
+from .tracing import ModelTrace, trace_with_innovations
 from .unused_sites import is_used, unused_sites
 
 __all__ = ["TracedModel"]
@@ -45,28 +46,10 @@ class TracedModel(Shown):
         self.args, self.kwargs = call.args, call.kwargs
         self.sites = dict(sites)
         self.field = tuple(n for n in sites if n in field)
-        free = [s for s in sites.values() if s.kind in ("latent", "param") and s.name not in self.field]
-        sizes = {n: sites[n].num_unknowns for n in self.field}
-        innovations = {n: np.zeros((sizes[n],), jnp.result_type(float)) for n in self.field}
-        given = {s.name: s.init for s in free}
+        self._prior = prior
+        free, sizes = self._free_sites(), {n: sites[n].num_unknowns for n in self.field}
         self.changing = call.changing_values()
-        arguments = innovations, given, self.changing
-        function = trace_with_innovations(call, self.field, prior)
-        num_unknowns = len(innovations) if self.opens_scans else 0
-        try:
-            key = "innovations", self.field, prior
-            self._program, self._trace = make_or_derive(
-                call.recording, key, function, *arguments, num_unknowns=num_unknowns
-            )
-        except ModelStructureError:
-            raise
-        except Exception as error:
-            # The model has run on its values before.
-            if self.changing:
-                raise needs_value(call, error, lambda values: function(innovations, given, values)) from error
-            if isinstance(error, jax.errors.ConcretizationTypeError | jax.errors.TracerArrayConversionError):
-                raise tracing_error(error, call) from error
-            raise
+        self._program, self._trace, arguments = self._traced(call)
         self._trace = self._trace.in_order(sites)
         for name, atom in self._trace.values.items():
             if not isinstance(atom, Atom):
@@ -76,6 +59,7 @@ class TracedModel(Shown):
                     site=name,
                 )
         inputs, self._given, changing = jax.tree.unflatten(jax.tree.structure(arguments), self._program.inputs)
+        given = arguments[1]
         if self.changing:
             self._program.take_as_data(jax.tree.leaves(changing), jax.tree.leaves(self.changing))
             check_supports(call, sites, list(given))
@@ -102,6 +86,52 @@ class TracedModel(Shown):
         unknowns = {n: jax.tree.leaves(self._given[n])[0] for n in self.hyper} | {n: inputs[n] for n in self.field}
         self._indexed = unknowns | values
         self._check_indices(self.data, {})
+
+    def _free_sites(self) -> list[SiteInfo]:
+        return [s for s in self.sites.values() if s.kind in ("latent", "param") and s.name not in self.field]
+
+    def _traced(self, call: ModelCall) -> tuple[Program, ModelTrace, tuple[dict[str, Any], ...]]:
+        """The program of a call, what it says of the sites, and the arguments that it is a program of."""
+        dtype = jnp.result_type(float)
+        innovations = {n: np.zeros((self.sites[n].num_unknowns,), dtype) for n in self.field}
+        given = {s.name: s.init for s in self._free_sites()}
+        arguments = innovations, given, self.changing
+        function = trace_with_innovations(call, self.field, self._prior)
+        num_unknowns = len(innovations) if self.opens_scans else 0
+        try:
+            key = "innovations", self.field, self._prior
+            return *make_or_derive(call.recording, key, function, *arguments, num_unknowns=num_unknowns), arguments
+        except ModelStructureError:
+            raise
+        except Exception as error:
+            # The model has run on its values before.
+            if self.changing:
+                raise needs_value(call, error, lambda values: function(innovations, given, values)) from error
+            if isinstance(error, jax.errors.ConcretizationTypeError | jax.errors.TracerArrayConversionError):
+                raise tracing_error(error, call) from error
+            raise
+
+    def on_data_of(self, call: ModelCall, sites: Mapping[str, SiteInfo]) -> Self | None:
+        """This reading with the data of another call of a model that does the same; ``None`` where something that was
+        looked up in the data when it was read is another.
+
+        :param call: whose recording has the key of that which was read.
+        :param sites: of that call.
+        """
+        out = copy.copy(self)
+        out.model, out.args, out.kwargs, out.sites = call.model, call.args, call.kwargs, dict(sites)
+        out._program, _, _ = out._traced(call)
+        if out._program.fingerprint() != self._program.fingerprint():
+            return None
+        for (atom, only_zeros), key in self._program.looked_up.items():
+            if array_key(out._program.known_value(atom, only_zeros=only_zeros)) != key:
+                return None
+        out.data = out._program.data
+        out.hyper = {n: h._replace(init=sites[n].init, transform=sites[n].transform) for n, h in self.hyper.items()}
+        if any(site.key != self.hyper[n].key for n, site in out.hyper.items()):
+            return None
+        out._check_indices(out.data, {})
+        return out
 
     def _check_indices(self, data: Sequence[Any], changed: Mapping[str, Any]) -> None:
         """Refuse indices that are out of range or negative, in these data too where they may change."""

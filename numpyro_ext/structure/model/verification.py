@@ -53,22 +53,27 @@ def _evaluate(
     has is brought nearer to the centre of the prior, and where that does not help hyperparameters to ordinary values.
     """
     compiled, reference_data = _compile(reading, rng_key, recording)
-    data, rows = (*changing, *reading.data[len(changing) :]), []
+    data = (*changing, *reading.data[len(changing) :])
     reference_data = (*changing, *reference_data[len(changing) :])
     # NumPy draws without compiling anything.
     rng = np.random.default_rng(np.asarray(jax.random.key_data(rng_key)))
+    ways = []
     for number, spread in enumerate(spreads):
         noise = _noise(reading, rng, 0.0 if number == 0 else 0.1)
         white = np.asarray(spread * rng.standard_normal(reading.num_columns), jnp.result_type(float))
-        for nearer, (point, move) in enumerate(_nearer(reading, white, noise)):
-            numbers = compiled(reading.initial_hyper(), move, point, data, reference_data)
-            *found, rounding = jax.device_get(numbers)  # NumPy compiles nothing
-            if nearer == 0:
-                rows.append(found)
-            if not rounding > 0.1 * _tolerance() * (1.0 + abs(found[1])):
-                rows[-1] = found
-                break
-    return np.asarray(rows)
+        ways.append(_nearer(reading, white, noise))
+    start, is_left = reading.initial_hyper(), np.ones(len(spreads), bool)
+    rows = np.zeros(0)
+    for nearer, points in enumerate(zip(*ways, strict=True)):
+        white, moves = jax.tree.map(lambda *leaves: np.stack(leaves), *points)
+        found = np.asarray(compiled(start, moves, white, data, reference_data))
+        found, rounding = found[:, :-1], found[:, -1]
+        is_exact = ~(rounding > 0.1 * _tolerance() * (1.0 + np.abs(found[:, 1])))
+        rows = np.where((is_left & is_exact)[:, None], found, rows) if nearer else found
+        is_left &= ~is_exact
+        if not is_left.any():
+            break
+    return rows
 
 
 def _nearer(
@@ -144,7 +149,8 @@ def _perturb(reading: ModelReading, hyper: dict[str, Any], noise: dict[str, Arra
 
 
 def _compile(reading: ModelReading, rng_key: Array, recording: Recording | None) -> tuple[Any, Any]:
-    """The two log densities as one compiled function of hyperparameters, whitened unknowns and both sets of data."""
+    """The two log densities and what may be wrong with them, one row for each point, as one compiled function of where
+    hyperparameters start, their moves and whitened unknowns, stacked, and of both sets of data."""
     seeded = handlers.seed(PlainSites(reading.model), rng_key)
 
     call = ModelCall(reading.model, reading.args, reading.kwargs, rng_key, tuple(reading.changing))
@@ -172,17 +178,22 @@ def _compile(reading: ModelReading, rng_key: Array, recording: Recording | None)
     def make() -> Any:
         skeleton = reading.skeleton()
 
-        def both(hyper: Any, noise: Any, white: Array, data: Any, reference_data: Any) -> tuple[Array, ...]:
-            hyper = _perturb(skeleton, hyper, noise)
+        def both(start: Any, data: Any, reference_data: Any, point: tuple[Array, Any]) -> Array:
+            white, noise = point
+            hyper = _perturb(skeleton, start, noise)
             e = skeleton.draw(hyper, white, data)
             leaves = jax.tree.leaves(_latent_values(skeleton, hyper, e, data))
             env = dict(zip(program.inputs, leaves, strict=True))
             env |= dict(zip(program.constants, reference_data, strict=True))
             (expected,) = program.evaluate([output], env)
             errors = skeleton.linearity_error(hyper, data), skeleton.reference_rounding(hyper, e, data)
-            return skeleton.log_joint(hyper, e, data), expected, *errors
+            return jnp.stack([skeleton.log_joint(hyper, e, data), expected, *errors])
 
-        return quick_jit(both, is_small=holds_little((reading.data, reference_data)), is_lean=True)
+        def at_points(start: Any, moves: Any, white: Array, data: Any, reference_data: Any) -> Array:
+            found: Array = jax.lax.map(partial(both, start, data, reference_data), (white, moves))
+            return found
+
+        return quick_jit(at_points, is_small=holds_little((reading.data, reference_data)), is_lean=True)
 
     key = (reading.structure_key, program.fingerprint())
     return _COMPILED.get(key, make), reference_data

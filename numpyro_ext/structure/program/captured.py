@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
-__all__ = ["array_key", "captured", "dtype_name", "stable_text"]
+__all__ = ["Fingerprint", "array_key", "captured", "dtype_name", "stable_text"]
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 _SHOWN_IN_PART = ClosedJaxpr | Jaxpr | jax.Array | np.ndarray
@@ -24,6 +24,37 @@ _SHOWN_IN_PART = ClosedJaxpr | Jaxpr | jax.Array | np.ndarray
 
 dtype_name = functools.cache(str)
 """Of a dtype: NumPy makes it anew each time, which takes longer than all else that an array of few numbers asks for."""
+
+
+class Fingerprint:
+    """A key of many parts, of which hash and text are computed once.
+
+    >>> Fingerprint(("add", 1)) == Fingerprint(("add", 1)), Fingerprint(("add", 1)) == Fingerprint(("add", 2))
+    (True, False)
+    """
+
+    def __init__(self, parts: tuple[Any, ...]) -> None:
+        self.parts = parts
+
+    @functools.cached_property
+    def _hash(self) -> int:
+        return hash(self.parts)
+
+    @functools.cached_property
+    def text(self) -> str:
+        """See :func:`stable_text`."""
+        return stable_text(self.parts)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (
+            isinstance(other, Fingerprint) and self._hash == other._hash and self.parts == other.parts
+        )
+
+    def __repr__(self) -> str:
+        return f"Fingerprint({self.parts})"
 
 
 def array_key(value: Any) -> tuple[Any, ...]:
@@ -62,6 +93,8 @@ def stable_text(key: Any) -> str:
 
     :param key: of tuples, text, bytes and numbers; of anything else only its kind is written.
     """
+    if isinstance(key, Fingerprint):
+        return key.text
     if isinstance(key, tuple):
         return f"({','.join(map(stable_text, key))})"
     if isinstance(key, str):

@@ -33,7 +33,8 @@ from .program import Atom, Constant, Equation, Program, apply_equation, apply_to
 __all__ = ["dependence", "propagate"]
 
 
-ConcreteFn = Callable[[Atom], Any]
+ConcreteFn = Callable[..., Any]
+"""As :meth:`Program.known_value`."""
 
 ELEMENTWISE = frozenset(
     "add add_any sub mul div rem neg abs sign floor ceil round exp exp2 log log1p expm1 tanh tan sin cos asin acos "
@@ -235,18 +236,18 @@ def _dot_with_known(
     side = 0 if patterns[0] is None else 1
     if batch[0] or len(contract[0]) != 1 or (patterns[0] is None) == (patterns[1] is None):
         return None
-    known = concrete(eqn.inputs[side])
-    if known is None:
+    is_there = concrete(eqn.inputs[side], only_zeros=True)
+    if is_there is None:
         return None
     pattern = np.moveaxis(patterns[1 - side], contract[1 - side][0], 0)
-    present = np.moveaxis(np.asarray(known) != 0, contract[side][0], -1)
+    present = np.moveaxis(np.asarray(is_there), contract[side][0], -1)
     lead, width = present.shape[:-1], int(present.sum(-1).max(initial=0))
     if width >= present.shape[-1] or np.prod(shape) * max(width, 1) * pattern.shape[-1] > MAX_ENTRIES:
         return None
     # the places of the nonzero numbers of each row first, then one place of none
     order = np.argsort(~present, axis=-1, kind="stable")[..., : max(width, 1)]
-    is_there = np.take_along_axis(present, order, -1)
-    met = np.where(is_there.reshape(*is_there.shape, *(1,) * (pattern.ndim - 1)), pattern[order], -1)
+    is_place = np.take_along_axis(present, order, -1)
+    met = np.where(is_place.reshape(*is_place.shape, *(1,) * (pattern.ndim - 1)), pattern[order], -1)
     met = deduplicate(np.moveaxis(met, len(lead), -2).reshape(*lead, *pattern.shape[1:-1], -1))
     if side == 1:
         met = np.moveaxis(met, range(len(lead)), range(-1 - len(lead), -1))
@@ -300,12 +301,13 @@ def dependence(
     """
     patterns: dict[int, Pattern] = dict(seeds)
     given = {number: value for number, value in known.items() if value is not None}
-    cache: dict[Atom, Any] = {}
+    cache: dict[tuple[Atom, bool], Any] = {}
 
-    def concrete(atom: Atom) -> Any:
-        if atom not in cache:
-            cache[atom] = None if atom in patterns else program.known_value(atom, given)
-        return cache[atom]
+    def concrete(atom: Atom, *, only_zeros: bool = False) -> Any:
+        if (atom, only_zeros) not in cache:
+            known = None if atom in patterns else program.known_value(atom, given, only_zeros=only_zeros)
+            cache[atom, only_zeros] = known
+        return cache[atom, only_zeros]
 
     # patterns are concrete even where the caller is being compiled
     with jax.ensure_compile_time_eval():

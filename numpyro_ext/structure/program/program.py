@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import functools
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -13,7 +14,7 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
 from ...compilation.collection import without_collection
-from .captured import array_key, captured, dtype_name
+from .captured import Fingerprint, array_key, captured, dtype_name
 from .known_values import known_result
 from .literals import ELEMENTWISE, changing_literals
 from .recurrences import OpenedScan, body_of, is_long_sum, sum_step_by_step
@@ -29,6 +30,8 @@ __all__ = [
     "make_program",
 ]
 
+_text = functools.lru_cache(maxsize=4096)(str)
+"""Of the shape and dtype of a value, which JAX writes down anew each time."""
 _INLINED = ("jit", "pjit", "closed_call", "core_call", "call", "remat", "remat2", "checkpoint")
 _OPAQUE_CALLS = ("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr")
 
@@ -85,10 +88,13 @@ class Program:
         self.constants = tuple(self._new(v.aval) for v in jaxpr.constvars)
         self.data = tuple(closed.consts)
         self._dependent = set(self.inputs[:num_unknowns])
+        self._fingerprint: Fingerprint | None = None  # until something changes
         self.changing: frozenset[int] = frozenset()
         """Data whose values may be others: nothing is looked up in them."""
         self.recurrences: list[int] = []
         """For each scan that was opened and is of use, its first state: all states before each step."""
+        self.looked_up: dict[tuple[int, bool], tuple[Any, ...]] = {}
+        """What :meth:`known_value` has told of data: the value, and whether its zeros alone, with what these were."""
         self.literals: frozenset[int] = frozenset()
         """Data that were numbers of the program, until they turned out to change."""
         env: dict[Any, Atom] = dict(
@@ -96,7 +102,7 @@ class Program:
         )
         self.outputs = self._inline(jaxpr, env)
         self._drop_unused()
-        self.as_written = self.fingerprint()
+        self.as_written: Hashable = self.fingerprint()
         """:meth:`fingerprint` with all numbers as they were written, whatever has become of them."""
 
     def _new(self, aval: Any) -> int:
@@ -167,6 +173,7 @@ class Program:
         """Take an array for data of the program, such as the constants of an inner call, so that no array hides in an
         equation: the number of its value."""
         number = self._new(jax.typeof(value))
+        self._fingerprint = None
         self.constants += (number,)
         self.data += (value,)
         return number
@@ -198,6 +205,9 @@ class Program:
 
     def take_as_data(self, inputs: Sequence[int], values: Sequence[Any]) -> None:
         """Take some of the inputs for data with these values, which may become others: see :attr:`changing`."""
+        if not inputs:
+            return
+        self._fingerprint = None
         self.inputs = tuple(number for number in self.inputs if number not in inputs)
         self.constants = (*inputs, *self.constants)
         self.data = (*values, *self.data)
@@ -206,6 +216,7 @@ class Program:
     def close_over(self, inputs: Sequence[int], values: Sequence[Any]) -> None:
         """Take some of the inputs for data, as if the function had closed over these values, if it uses them."""
         used = {a for eqn in self.equations for a in eqn.inputs if isinstance(a, int)} | set(self.outputs)
+        self._fingerprint = None
         pairs = [(number, value) for number, value in zip(inputs, values, strict=True) if number in used]
         self.inputs = tuple(number for number in self.inputs if number not in inputs)
         self.constants = (*(number for number, _ in pairs), *self.constants)
@@ -214,7 +225,7 @@ class Program:
     def with_data(self, data: Iterable[Any]) -> Program:
         """The same program on other data; what is embedded in one is not in the other."""
         out = copy.copy(self)
-        out.avals, out.data = list(self.avals), tuple(data)
+        out.avals, out.data, out.looked_up = list(self.avals), tuple(data), {}
         return out
 
     def take_changing_literals_as_data(self) -> None:
@@ -230,11 +241,11 @@ class Program:
         lines = [(e.primitive.name, e.key[1], e.inputs) for e in self.equations] + [("copy", (), self.outputs)]
         bodies = tuple((name, params, tuple(without_number(name, a) for a in atoms)) for name, params, atoms in lines)
         numbers = [a for name, _, atoms in lines for a in atoms if is_number(name, a)]
-        header = tuple(str(self.avals[n]) for n in (*self.inputs, *self.constants))
+        header = tuple(_text(self.avals[n]) for n in (*self.inputs, *self.constants))
         changing = changing_literals((header, self.inputs, bodies), [a.value for a in numbers])  # type: ignore[union-attr]
         if not changing.any():
             return
-        is_changing, num_before = iter(changing.tolist()), len(self.constants)
+        is_changing, num_before, self._fingerprint = iter(changing.tolist()), len(self.constants), None
 
         def moved(primitive: str, atom: Atom) -> Atom:
             if not is_number(primitive, atom) or not next(is_changing):
@@ -324,20 +335,32 @@ class Program:
                 env.setdefault(number, result)
         return [read(a) for a in wanted]
 
-    def known_value(self, atom: Atom, given: Mapping[int, Any] | None = None) -> Any:
-        """The value of an atom that follows from the data, and from other values that are given, else ``None``."""
+    def known_value(self, atom: Atom, given: Mapping[int, Any] | None = None, *, only_zeros: bool = False) -> Any:
+        """The value of an atom that follows from the data, and from other values that are given, else ``None``.
+
+        :param bool only_zeros: to be told which of its elements are other than zero, and no more.
+        """
         if isinstance(atom, Constant):
-            return atom.value
+            return np.not_equal(atom.value, 0) if only_zeros else atom.value
         data = zip(self.constants, self.data, strict=False)  # none, where all are given
         env = {number: value for number, value in data if number not in self.changing} | dict(given or {})
         free = self.ancestors([atom], env) & ({*self.inputs, *self.changing} - set(env))
-        return None if free else jax.device_get(self.evaluate([atom], env, apply_to_known)[0])
+        if free:
+            return None
+        found = jax.device_get(self.evaluate([atom], env, apply_to_known)[0])
+        found = np.not_equal(found, 0) if only_zeros else found
+        if not given and (atom, only_zeros) not in self.looked_up:
+            self.looked_up[atom, only_zeros] = array_key(found)
+        return found
 
-    def fingerprint(self) -> tuple[Any, ...]:
+    def fingerprint(self) -> Fingerprint:
         """Hashable description: two programs with equal fingerprints compute the same function of inputs and data."""
-        body = tuple((e.key, e.outputs) for e in self.equations)
-        header = tuple(str(self.avals[n]) for n in (*self.inputs, *self.constants))
-        return (header, self.inputs, self.constants, body, tuple(_atom_key(a) for a in self.outputs))
+        if self._fingerprint is None:
+            body = tuple((e.key, e.outputs) for e in self.equations)
+            header = tuple(_text(self.avals[n]) for n in (*self.inputs, *self.constants))
+            outputs = tuple(_atom_key(a) for a in self.outputs)
+            self._fingerprint = Fingerprint((header, self.inputs, self.constants, body, outputs))
+        return self._fingerprint
 
 
 def make_program(function: Any, *args: Any, num_unknowns: int = 0, keep_literals: bool = False) -> tuple[Program, Any]:

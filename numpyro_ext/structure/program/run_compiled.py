@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -51,7 +51,7 @@ class TracedFunction(NamedTuple):
     """The tree that they make."""
     data: tuple[Any, ...]
     """The arrays that it closes over."""
-    key: tuple[Any, ...]
+    key: Hashable
     """Equal where ``leaves`` are the same function."""
     results: list[Any]
     """Shapes of those leaves that are computed."""

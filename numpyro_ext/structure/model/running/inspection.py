@@ -258,7 +258,7 @@ def _support(base: dist.Distribution) -> Any:
 def _check_arrays(name: str, base: dist.Distribution) -> None:
     """Refuse lists for parameters, which NumPyro keeps as they are until it computes with them."""
     for parameter in base.arg_constraints:
-        value = getattr(base, parameter, None)
+        value = vars(base).get(parameter)  # others, such as the precision to a covariance, are computed when asked for
         if isinstance(value, list | tuple) and all(np.ndim(leaf) == 0 for leaf in jax.tree.leaves(value)):
             raise ModelStructureError(
                 f"site '{name}': the {parameter} of {type(base).__name__} is a {type(value).__name__}, with which "
@@ -270,7 +270,9 @@ def _check_arrays(name: str, base: dist.Distribution) -> None:
 def _check_order(name: str, base: dist.Distribution) -> None:
     """Refuse thresholds that do not increase: the probabilities of the categories would not add up to one."""
     for parameter, constraint in base.arg_constraints.items():
-        value = np.asarray(getattr(base, parameter)) if constraint is dist.constraints.ordered_vector else np.zeros(1)
+        if constraint is not dist.constraints.ordered_vector:
+            continue
+        value = np.asarray(getattr(base, parameter))
         if np.any(np.diff(value, axis=-1) <= 0.0):
             raise ModelStructureError(
                 f"site '{name}': the {parameter} of {type(base).__name__} must increase strictly, and here they are "

@@ -14,7 +14,7 @@ import numpyro.distributions as dist
 
 from ....compilation.recent import Recent
 from ...errors import ModelStructureError
-from ...program.captured import array_key, dtype_name
+from ...program.captured import Fingerprint, array_key, dtype_name
 from ...program.program import Program, make_program
 from ...program.run_compiled import as_function, run_traced
 from .start_values import initial_value
@@ -33,6 +33,7 @@ __all__ = [
 ]
 
 _DERIVED = Recent(192)
+_KEYS = Recent(256)
 _REPEATED = Recent(256)
 _KNOWN = ("numpyro.", "numpyro_ext.")
 NUMBERS = bool | int | complex | np.bool_ | np.integer
@@ -181,6 +182,7 @@ class Recording:
 
     :ivar sites: in the order of the model.
     :ivar data: the arrays that it closed over, its arguments among them.
+    :ivar key: of the operations; ``None`` where distributions are not NumPyro's or ours, which may compute anything.
     """
 
     def __init__(self, program: Program, sites: Mapping[str, RecordedSite], families: Sequence[Any]):
@@ -190,7 +192,8 @@ class Recording:
         program.release()
         self._program = program
         self._families = tuple(families)
-        self._key: tuple[Any, ...] | None = None
+        self.key: Fingerprint | None = None
+        self._written: Fingerprint | None = None
         if all(site.fn.key is not None for site in sites.values()):
             own = tuple(
                 (s.name, s.type, s.is_observed, s.fn.key, s.value.key, s.default and s.default.key, s.scale.key)
@@ -198,9 +201,9 @@ class Recording:
             )
             config = str(jnp.result_type(float)), str(jax.config.values["jax_default_matmul_precision"])
             # What is derived keeps the families, so that no other gets their identities.
-            key = program.fingerprint(), own, tuple(map(id, families)), config
-            self._key = key if _has_hash(key) else None
-        self._written = None if self._key is None else (program.as_written, *self._key[1:2])
+            key = Fingerprint((program.fingerprint(), own, tuple(map(id, families)), config))
+            if _has_hash(key):
+                self.key, self._written = _first(key), _first(Fingerprint((program.as_written, own)))
 
     def at_central_values(self, given: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         """The sites with their arrays at the values that are given, and at central ones of others.
@@ -227,13 +230,13 @@ class Recording:
         :param again: records it.
         :param origin: which model it is, as another one may have the same operations and no such state.
         """
-        if self._key is None:
+        if self.key is None:
             return False
-        found: bool = _REPEATED.get((origin, self._key), lambda: self._is_equal(again()))
+        found: bool = _REPEATED.get((origin, self.key), lambda: self._is_equal(again()))
         return found
 
     def _is_equal(self, other: Recording | None) -> bool:
-        if other is None or self._key != other._key:
+        if other is None or self.key != other.key:
             return False
         return list(map(array_key, self.data)) == list(map(array_key, other.data))
 
@@ -266,13 +269,13 @@ class Recording:
             program.release()
             return _Derived(program, output, origins, own, self._families)
 
-        if self._key is None:
+        if self.key is None:
             found = make()
         else:
             leaves, structure = jax.tree.flatten(args)
             avals = [leaf if isinstance(leaf, jax.ShapeDtypeStruct) else jax.typeof(leaf) for leaf in leaves]
             shapes = tuple((a.shape, dtype_name(a.dtype), getattr(a, "weak_type", False)) for a in avals)
-            found = _DERIVED.get((self._key, key, structure, shapes, num_unknowns), make)
+            found = _DERIVED.get((self.key, key, structure, shapes, num_unknowns), make)
         data = [own if o is None else self.data[o] for o, own in zip(found.origins, found.own, strict=True)]
         program = found.program.with_data(data)
         if self._written is not None:
@@ -295,6 +298,11 @@ class Recording:
                 "fn": fn, "value": value, "scale": scale
             }  # fmt: skip
         return out
+
+
+def _first(key: Fingerprint) -> Fingerprint:
+    """The key that there was before, if it is equal: no part of it is looked at again."""
+    return _KEYS.get(key, lambda: key)
 
 
 def _has_hash(key: Any) -> bool:

@@ -32,7 +32,7 @@ class SelectedDependence:
         for eqn in program.equations:
             if self._dependent.intersection(a for a in eqn.inputs if isinstance(a, int)):
                 self._dependent.update(eqn.outputs)
-        self._known: dict[Atom, Any] = {}
+        self._known: dict[tuple[Atom, bool], Any] = {}
 
     def largest(self, wanted: Atom) -> int:
         """Elements of the largest value that depends on seeds, on the way to ``wanted``."""
@@ -98,10 +98,11 @@ class SelectedDependence:
         arrays = np.broadcast_arrays(*(coordinates[axis] for axis in range(len(shapes[side]))))
         return np.ravel_multi_index(arrays, shapes[side])
 
-    def _concrete(self, atom: Atom) -> Any:
-        if atom not in self._known:
-            self._known[atom] = None if atom in self._dependent else self._program.known_value(atom)
-        return self._known[atom]
+    def _concrete(self, atom: Atom, *, only_zeros: bool = False) -> Any:
+        if (atom, only_zeros) not in self._known:
+            known = None if atom in self._dependent else self._program.known_value(atom, only_zeros=only_zeros)
+            self._known[atom, only_zeros] = known
+        return self._known[atom, only_zeros]
 
 
 def _aligned(index: np.ndarray, shape: tuple[int, ...], other: tuple[int, ...]) -> np.ndarray:
