@@ -24,7 +24,7 @@ from ..structure.latent_gaussian import AffineMap
 from ..structure.model.running.execution import bound_arguments
 from .outcomes.committee import committee_information
 from .outcomes.outlooks import GaussianOutlook
-from .outcomes.sources import gaussian_outlooks
+from .outcomes.points import gaussian_outlooks
 from .scores.pointwise import Acquisition, expected_information_gain
 
 __all__ = ["OptimisedDesign", "optimise_design"]

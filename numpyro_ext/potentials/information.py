@@ -81,7 +81,9 @@ def predictive_entropy(
     if isinstance(potential, GaussianPotential) and len(weights) == 1:
         entropy: Array = 0.5 * (_LOG_2PI_E + jnp.log(jnp.square(potential.scale) + variance))[0]
         return entropy
-    found: Array = _real_entropy(potential, mean, variance, weights, _num_nodes(potential, variance))
+    # Gaussian noise has a closed form, which needs no nodes: none is compiled for another number of them.
+    num_nodes = 0 if isinstance(potential, GaussianPotential) else _num_nodes(potential, variance)
+    found: Array = _real_entropy(potential, mean, variance, weights, num_nodes)
     return found
 
 

@@ -19,7 +19,7 @@ from ...infer.monte_carlo.smc import SMC
 from ...structure.program.run_compiled import traced
 from .outlooks import LARGEST_TABLE, DrawnOutlook, Outlook, RealOutlook
 
-__all__ = ["PosteriorDraws", "draws_of", "outlooks_of_draws"]
+__all__ = ["PosteriorDraws", "draws_of", "latents_of", "outlooks_of_draws"]
 
 _TAIL = 1e-8
 """Of the mass of counts, which may be left out."""
@@ -67,7 +67,8 @@ def draws_of(
         ``get_samples()``, or a dictionary of draws by the names of the latent sites.
     :param params: of the guide, as ``svi.run`` returns them.
     :param model: which the draws are of, where the source does not know.
-    :param args: arguments of the model, where the source does not know or others are meant.
+    :param args: arguments of the model, where the source does not know or others are meant; a focus needs those of the
+        fit, with what was observed.
     :param kwargs: keyword arguments of the model.
     :param weights: of the draws; equal if left out.
     :param float effective_sample_size: what the draws are worth, for corrections of the bias.
@@ -151,7 +152,7 @@ def outlooks_of_draws(
     """
     if draws.num_draws < 2:
         raise ValueError("One draw knows nothing of its uncertainty: give more of them.")
-    drawn = _latents(draws, args, kwargs)
+    drawn = latents_of(draws, args, kwargs)
     first = {name: value[0] for name, value in drawn.items()}
     sites = _outcome_sites(draws.model, first, args, kwargs)
     _check_complete(draws, first, sites, args, kwargs)
@@ -378,7 +379,7 @@ def _are_equal(first: Any, second: Any) -> bool:
     return all(np.array_equal(np.asarray(a), np.asarray(b), equal_nan=True) for a, b in pairs)
 
 
-def _latents(draws: PosteriorDraws, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Array]:
+def latents_of(draws: PosteriorDraws, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Array]:
     """Draws of the latent sites of a model at these arguments: what is computed from them is left to the model."""
     run = handlers.seed(draws.model, jax.random.key(0))
     sites = handlers.trace(run).get_trace(*args, **kwargs)

@@ -15,9 +15,20 @@ from ...infer.gaussian.algorithms.posterior import GaussianPosterior
 from ...infer.gaussian.integration.run import IntegratedRun
 from ...infer.gaussian.run import GaussianRun
 from ...linalg.gaussian.design import DenseDesign
+from ...structure import LatentGaussianReading
 from ...structure.latent_gaussian import AffineMap
 
-__all__ = ["EVERYTHING", "Focus", "Interest", "as_focus", "elements_in_focus", "joint_covariance", "named_sites"]
+__all__ = [
+    "EVERYTHING",
+    "Focus",
+    "Interest",
+    "as_focus",
+    "elements_in_focus",
+    "joint_covariance",
+    "named_sites",
+    "rows_of_elements",
+    "variance_left",
+]
 
 _MOST_JOINT = 6000
 """Predictors and elements of interest whose joint covariance is formed."""
@@ -32,30 +43,45 @@ class Interest(NamedTuple):
     """Flat numbers of the elements of interest, by affine site; empty if all of the field is, or nothing of it."""
     is_about_hyper: bool
     """Whether the hyperparameters are of interest, and nothing of the field."""
+    whole: frozenset[str] = frozenset()
+    """Sites all elements of which are of interest, however many there are."""
 
-    def left(self, run: GaussianRun, posterior: Any, hyper: dict[str, Array], rows: np.ndarray) -> Array | None:
-        """Variance of predictors that remains once the elements of interest are known.
+    def left(self, run: GaussianRun, posterior: Any, hyper: dict[str, Array], rows: np.ndarray) -> Array:
+        """Variance of predictors that remains once the elements of interest, of which there are some, are known.
 
         :param posterior: of the run at one point.
         :param hyper: hyperparameters there.
         :param rows: numbers of the predictors.
         """
-        if not self.elements:
-            return None
         if not isinstance(posterior, GaussianPosterior):
             raise ValueError(f"A {type(posterior).__name__} has no joint covariance to condition: use EP.")
+        self.check_joint(len(rows))
         design = jnp.concatenate([posterior.form.design.to_dense()[rows], self.design(run, hyper)])
-        if len(design) > _MOST_JOINT:
+        return variance_left(posterior, design, len(rows))
+
+    def check_joint(self, num_rows: int) -> None:
+        """Refuse a joint covariance of predictors and elements of interest that is too large to be formed."""
+        num_elements = sum(map(len, self.elements.values()))
+        if num_rows + num_elements > _MOST_JOINT:
             raise ValueError(
-                f"{len(rows)} candidates and {len(design) - len(rows)} elements of interest are too many for their "
-                f"joint covariance (at most {_MOST_JOINT}): ask for fewer."
+                f"{num_rows} candidates and {num_elements} elements of interest are too many for their joint "
+                f"covariance (at most {_MOST_JOINT}): ask for fewer."
             )
-        return _left(posterior, design, len(rows))
+
+    def moved(self, old: LatentGaussianReading, new: LatentGaussianReading) -> Interest:
+        """The same in a reading in which sites have further elements behind those of each axis."""
+        elements = {}
+        for name, numbers in self.elements.items():
+            old_shape, new_shape = tuple(old.site_shapes[name]), tuple(new.site_shapes[name])
+            if name in self.whole:
+                elements[name] = np.arange(int(np.prod(new_shape)))
+            else:
+                elements[name] = np.ravel_multi_index(np.unravel_index(numbers, old_shape), new_shape)
+        return self._replace(elements=elements)
 
     def design(self, run: GaussianRun, hyper: dict[str, Array]) -> Array:
         """The elements of interest as rows on the unknowns, of which there has to be one."""
-        maps = run.reading.maps(hyper, run.reading.data, list(self.elements))
-        return jnp.concatenate([maps[name].design.to_dense()[numbers] for name, numbers in self.elements.items()])
+        return rows_of_elements(run.reading, hyper, run.reading.data, self.elements)
 
 
 EVERYTHING = Interest({}, False)
@@ -67,14 +93,28 @@ def joint_covariance(posterior: GaussianPosterior, design: Array) -> Array:
     return posterior.covariance(AffineMap(DenseDesign(design), jnp.zeros(len(design), design.dtype)))
 
 
-def _left(posterior: GaussianPosterior, design: Array, number: int) -> Array:
-    joint = np.asarray(joint_covariance(posterior, design), float)
+def rows_of_elements(
+    reading: LatentGaussianReading, hyper: Mapping[str, Any], data: Any, elements: Mapping[str, Any]
+) -> Array:
+    """Elements of affine sites as rows on the unknowns.
+
+    :param data: arrays of a reading of this structure.
+    :param elements: flat numbers of elements by affine site, of which there has to be one.
+    """
+    maps = reading.maps(hyper, data, list(elements))
+    return jnp.concatenate([maps[name].design.to_dense()[numbers] for name, numbers in elements.items()])
+
+
+def variance_left(posterior: GaussianPosterior, design: Array, number: int) -> Array:
+    """Variances of the first ``number`` quantities that a design makes of the unknowns, given all others."""
+    joint = joint_covariance(posterior, design)
     own, cross, known = joint[:number, :number], joint[:number, number:], joint[number:, number:]
     # interest may be in quantities that determine each other
-    values, vectors = np.linalg.eigh(known)
-    kept = values > 1e-10 * max(values.max(initial=0.0), 0.0)
-    explained = np.square(cross @ vectors[:, kept]) / values[kept]
-    return jnp.maximum(jnp.asarray(np.diag(own) - explained.sum(1), design.dtype), 0.0)
+    values, vectors = jnp.linalg.eigh(known)
+    rounding = max(1e-10, len(known) * float(jnp.finfo(known.dtype).eps))
+    kept = values > rounding * jnp.maximum(jnp.max(values, initial=0.0), 0.0)
+    explained = jnp.where(kept, jnp.square(cross @ vectors) / jnp.where(kept, values, 1.0), 0.0)
+    return jnp.maximum(jnp.diagonal(own) - jnp.sum(explained, axis=1), 0.0)
 
 
 def named_sites(run: GaussianRun | BilinearRun, focus: Focus) -> dict[str, Any]:
@@ -113,17 +153,18 @@ def elements_in_focus(name: str, indices: Any, shape: tuple[int, ...]) -> np.nda
     return found
 
 
-def as_focus(run: GaussianRun, focus: Focus | None) -> Interest:
+def as_focus(run: GaussianRun, focus: Focus | None, drawn: Sequence[str] = ()) -> Interest:
     """What a user's focus means for a run.
 
     :param focus: names of sites; or a dictionary from them to indices of elements (``None`` for all).
+    :param drawn: hyperparameters of which there are draws, in the place of the points of the run.
     :raises ValueError: if a site is none of the model's latent ones or fixed, if it names nothing, or if it leaves out
         hyperparameters that are integrated over.
     """
     if focus is None:
         return EVERYTHING
     named, reading = named_sites(run, focus), run.reading
-    integrable = []
+    integrable = list(drawn)
     if isinstance(run, IntegratedRun):
         integrable = [name for name in run.space.names if not run.space.sites[name].is_param]
     in_focus = {name for name in named if name in reading.hyper}
@@ -136,14 +177,19 @@ def as_focus(run: GaussianRun, focus: Focus | None) -> Interest:
     if any(named[name] is not None for name in in_focus):
         raise ValueError(
             "focus asks for elements of a hyperparameter, and a mixture tells of all of them together: name the whole "
-            "site, or take hyper='mgp' or 'linearised'."
+            "site, or ask an engine with hyper='mgp' or 'linearised'."
         )
     missing = sorted(set(integrable) - in_focus)
     if missing:
+        what, instead = (
+            f"Over {missing} the fit integrates",
+            "fit with integrate='none'; of hyperparameters alone, take",
+        )
+        if drawn:
+            what, instead = f"Of {missing} there are draws", "ask an engine such as EP: with integrate='none', or with"
         raise ValueError(
-            f"Over {missing} the fit integrates, and focus leaves it out: what is learned of one unknown while another "
-            "is a nuisance has no exact rule here. Add it to focus, or fit with integrate='none'; of hyperparameters "
-            "alone, take hyper='mgp' or 'linearised'."
+            f"{what}, and focus leaves it out: what is learned of one unknown while another is a nuisance has no exact "
+            f"rule here. Add it to focus, or {instead} hyper='mgp' or 'linearised'."
         )
     elements = {}
     for name, indices in named.items():
@@ -151,6 +197,5 @@ def as_focus(run: GaussianRun, focus: Focus | None) -> Interest:
             elements[name] = elements_in_focus(name, indices, tuple(reading.site_shapes[name]))
     if not elements:
         return Interest({}, True)
-    if set(reading.field) <= {name for name, indices in named.items() if indices is None}:
-        return EVERYTHING
-    return Interest(elements, False)
+    whole = frozenset(name for name, indices in named.items() if indices is None)
+    return EVERYTHING if set(reading.field) <= whole else Interest(elements, False, whole)

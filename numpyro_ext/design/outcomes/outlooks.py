@@ -127,6 +127,7 @@ class GaussianOutlook(Outlook):
     :param left: variance of the predictors given what is of interest, where that is a part of the field.
     :param bool is_about_hyper: whether the components alone are of interest, and the field is a nuisance.
     :param rows: numbers of the predictors among those of the fit.
+    :param is_of_draws: whether the components are draws.
     """
 
     potential: Potential
@@ -136,6 +137,7 @@ class GaussianOutlook(Outlook):
     left: Array | None = None
     is_about_hyper: bool = False
     rows: np.ndarray
+    is_of_draws: bool = False
 
     @property
     def _inputs(self) -> tuple[Potential, Array, Array, Array]:
@@ -175,6 +177,8 @@ class GaussianOutlook(Outlook):
         return float(np.sqrt(np.mean(np.square(found - np.asarray(values, float)))))
 
     def information(self, method: EntropyMethod, bias_correction: BiasCorrection) -> Array:
+        if self.is_of_draws and bias_correction != "none":
+            raise ValueError("Corrections of the bias are of draws without a focus: leave one of the two out.")
         if self.is_about_hyper:  # components alone: what the field would tell is left over
             each = predictive_entropy(self.potential, self.mean, self.variance)
             return self.predictive_entropy() - jnp.tensordot(self.weights, each, 1)

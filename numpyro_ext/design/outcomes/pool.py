@@ -25,7 +25,7 @@ from ...structure import LatentGaussianReading
 from ...structure.latent_gaussian import AffineMap, LatentGaussian
 from ...structure.latent_gaussian.form import Blocks
 from .outlooks import GaussianOutlook, Outlook
-from .sources import gaussian_outlooks
+from .points import gaussian_outlooks
 
 __all__ = ["NoPool", "Pool"]
 

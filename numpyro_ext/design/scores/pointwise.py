@@ -89,10 +89,12 @@ def expected_information_gain(
         the rest is a nuisance. Of engines on Gaussian fields: parts of the field, or all hyperparameters that are
         integrated over; some of them by ``hyper="mgp"`` or ``"linearised"``. Of bilinear models (BilinearVG,
         BilinearEP): vectors of one side, such as that of a user; at draws of it the items are integrated out (Houlsby
-        et al. 2014). Other draws have no rule.
+        et al. 2014). Of draws (NUTS, guides, SMC) of models with a Gaussian field whose observations have Gaussian
+        noise: all hyperparameters, alone or with parts of the field, which is conditioned exactly at each of them; the
+        draws need the arguments of the fit. Elsewhere draws within draws would be biased, and are refused.
     :param str method: ``"closed-form"`` for the approximation of probit factors in the source; ``"sigma-points"`` takes
         the vectors in focus at two points for each of their components, in the place of draws.
-    :param str bias_correction: of draws, see :func:`~numpyro_ext.design.committee_information`.
+    :param str bias_correction: of draws without a focus, see :func:`~numpyro_ext.design.committee_information`.
     :param str units: ``"bits"`` divides by log 2.
     :param str hyper: what is known of hyperparameters. ``"mixture"``: the points over which the fit integrates, if it
         does. ``"mgp"`` and ``"linearised"`` (for Gaussian noise, and focus on hyperparameters or everything): their

@@ -16,8 +16,9 @@ from ...infer.gaussian.engine import Engine
 from ...infer.gaussian.run import GaussianRun
 from ..outcomes.focus import EVERYTHING, Focus, Interest, as_focus, joint_covariance
 from ..outcomes.outlooks import GaussianOutlook, Outlook
+from ..outcomes.points import gaussian_outlooks
 from ..outcomes.pool import Pool
-from ..outcomes.sources import check_candidates, gaussian_outlooks, run_at
+from ..outcomes.sources import check_candidates, run_at
 from .batches import conditional_covariance
 
 __all__ = ["JointPredictors", "flattened", "joint_predictors"]
@@ -165,6 +166,7 @@ def joint_predictors(
         warn(f"{type(source).__name__} has not converged, and scores are of the posterior that it has.")
     interest = as_focus(run, focus)
     at, slices = run_at(source, run, args, kwargs, jax.random.key(0) if rng_key is None else rng_key)
+    interest = interest.moved(run.reading, at.reading)
     found, others = gaussian_outlooks(at, slices=slices)
     if others:
         raise ValueError(

@@ -15,7 +15,7 @@ from ..algorithms.algorithm import Algorithm
 from ..algorithms.fit_info import FitInfo
 from ..algorithms.posterior import GaussianPosterior, gaussian_prior
 
-__all__ = ["exactly", "log_evidence"]
+__all__ = ["exact_algorithm", "exactly", "gaussian_sites", "log_evidence"]
 
 
 def exactly(algorithm: Algorithm, form: LatentGaussian) -> Algorithm:
@@ -25,8 +25,11 @@ def exactly(algorithm: Algorithm, form: LatentGaussian) -> Algorithm:
     :param LatentGaussian form: its families of factors are looked at, its numbers are not.
     """
     is_gaussian = all(type(potential) is GaussianPotential for potential in form.potentials)
-    if not (is_gaussian and algorithm.is_exact_for_gaussian):
-        return algorithm
+    return exact_algorithm() if is_gaussian and algorithm.is_exact_for_gaussian else algorithm
+
+
+def exact_algorithm() -> Algorithm:
+    """For forms of which all factors in use are Gaussian."""
     return Algorithm(
         init=lambda form: (), solve=_solve, log_evidence=log_evidence, posterior=_posterior, key=("exact",)
     )
@@ -39,7 +42,7 @@ def log_evidence(form: LatentGaussian, state: Any = ()) -> Array:
     :param state: not used.
     :return: a scalar; nan where a prior is not positive definite.
     """
-    precision, shift = _sites(form)
+    precision, shift = gaussian_sites(form)
     prior = gaussian_prior(form)
     posterior = prior.condition(precision, shift - precision * form.offset)
     at_mean = jnp.sum(form.log_factors(form.offset + prior.predictor(posterior.coordinates)))
@@ -47,11 +50,17 @@ def log_evidence(form: LatentGaussian, state: Any = ()) -> Array:
     return jnp.where(lax.stop_gradient(is_valid_prior(form.prior)), total, jnp.nan)
 
 
-def _sites(form: LatentGaussian) -> tuple[Array, Array]:
-    """Precisions and shifts of the factors, which are their own site approximations."""
+def gaussian_sites(form: LatentGaussian) -> tuple[Array, Array]:
+    """Precisions and shifts of the factors, which are their own site approximations.
+
+    :param LatentGaussian form: of which no row has an observation in use that is not Gaussian.
+    """
     precisions, shifts = [], []
     for potential, observed in zip(form.potentials, form.observed, strict=True):
-        assert isinstance(potential, GaussianPotential)
+        if not isinstance(potential, GaussianPotential):
+            precisions.append(jnp.zeros(observed.shape, form.offset.dtype))
+            shifts.append(precisions[-1])
+            continue
         precision = jnp.where(observed, 1.0 / jnp.square(potential.scale), 0.0)
         precisions.append(precision)
         shifts.append(jnp.where(observed, precision * potential.observation, 0.0))
@@ -64,4 +73,4 @@ def _solve(form: LatentGaussian, state: Any, *, num_steps: int, tol: float) -> t
 
 
 def _posterior(form: LatentGaussian, state: Any) -> GaussianPosterior:
-    return GaussianPosterior(form, *_sites(form))
+    return GaussianPosterior(form, *gaussian_sites(form))

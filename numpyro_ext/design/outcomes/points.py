@@ -1,0 +1,137 @@
+"""Outcomes whose predictors are Gaussian at each of several points of the hyperparameters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from ...infer.gaussian.answers.prediction import are_coordinates_joint
+from ...infer.gaussian.programs import compiled_form
+from ...infer.gaussian.run import GaussianRun
+from ...potentials import Potential
+from ...structure import LatentGaussianReading
+from .focus import EVERYTHING, Interest
+from .outlooks import GaussianOutlook
+
+__all__ = ["Points", "Slices", "check_no_others", "chosen", "gaussian_outlooks", "outlooks_at"]
+
+Slices = Callable[[str, tuple[int, ...]], tuple[slice, ...]]
+"""Of a site's name and shape, the part of it that is looked at."""
+
+
+class Points(NamedTuple):
+    """What is known of all predictors at points of the hyperparameters, which are on the first axis of all arrays."""
+
+    weights: Array
+    potentials: tuple[Potential, ...]
+    """Of the families of factors."""
+    mean: Array
+    """Of the predictors, shape ``(points, rows)``."""
+    variance: Array
+    left: Callable[[np.ndarray], Array | None]
+    """Of numbers of rows, their variances once the elements of interest are known; ``None`` if there are none."""
+
+
+def gaussian_outlooks(
+    run: GaussianRun, interest: Interest = EVERYTHING, slices: Slices | None = None
+) -> tuple[dict[str, GaussianOutlook], set[str]]:
+    """The observations of a fit whose predictor is one Gaussian number, and the names of the other sites.
+
+    :param GaussianRun run: of an engine.
+    :param Interest interest: what is to be learned.
+    :param slices: the part of each site that is looked at: candidates, all of them. Without, the candidates are the
+        masked observations.
+    """
+    return outlooks_at(run.reading, _points_of(run, interest), interest, slices)
+
+
+def _points_of(run: GaussianRun, interest: Interest) -> Points:
+    reading, found, forms = run.reading, [], []
+    for weight, inputs in run.weighted_points():
+        posterior, mean, variance, _ = run.programs.rows(*inputs)
+        forms.append(getattr(posterior, "form", None) or compiled_form(reading, inputs[1]))
+        found.append((weight, inputs[1], posterior, mean, variance))
+    weights, hypers, posteriors, means, variances = zip(*found, strict=True)
+
+    def left(rows: np.ndarray) -> Array | None:
+        if not interest.elements:
+            return None
+        pairs = zip(hypers, posteriors, strict=True)
+        return jnp.stack([interest.left(run, posterior, hyper, rows) for hyper, posterior in pairs])
+
+    mean, variance = jnp.stack(means), jnp.stack(variances)
+    potentials: Any = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(form.potentials for form in forms))
+    return Points(jnp.asarray(weights, mean.dtype), potentials, mean, variance, left)
+
+
+def outlooks_at(
+    reading: LatentGaussianReading, points: Points, interest: Interest, slices: Slices | None
+) -> tuple[dict[str, GaussianOutlook], set[str]]:
+    """As :func:`gaussian_outlooks`, of points whatever they come from."""
+    out: dict[str, GaussianOutlook] = {}
+    others: set[str] = set()
+    start = 0
+    for number, name in enumerate(reading.observed_names):
+        shape, num_rows = tuple(reading.factor_shapes[number]), reading.rows_per_observation[number]
+        size = int(np.prod(shape))
+        first, start = start, start + size * num_rows
+        if reading.sites[name].family == "Unit":
+            continue
+        if are_coordinates_joint(reading, name):
+            # nobody sees one of the factors of a vector: there is nothing to ask, or else draws say that they cannot
+            if slices is not None or not reading.known_mask(name).all():
+                others.add(name)
+            continue
+        potential = points.potentials[number]
+        if num_rows != 1 or potential.outcomes() is None:
+            others.add(name)
+            continue
+        kept = chosen(name, shape, slices)
+        rows = first + kept.reshape(-1)
+        is_candidate = np.ones(kept.shape, bool)
+        if slices is None:
+            is_candidate = ~reading.known_mask(name).reshape(-1)[kept]
+        out[name] = GaussianOutlook(
+            name=name,
+            shape=kept.shape,
+            is_candidate=is_candidate,
+            potential=_part(potential, kept.reshape(-1), size),
+            mean=points.mean[:, rows],
+            variance=jnp.maximum(points.variance[:, rows], 0.0),
+            weights=points.weights,
+            left=points.left(rows),
+            is_about_hyper=interest.is_about_hyper,
+            rows=rows,
+        )
+    return out, others
+
+
+def check_no_others(names: set[str]) -> None:
+    """Refuse a focus where these sites have no outlook of their predictors."""
+    if names:
+        raise ValueError(
+            f"The observations of {sorted(names)} have several predictors each or no known outcomes: what they tell of "
+            "a part of the unknowns has no rule. Leave focus out."
+        )
+
+
+def chosen(name: str, shape: tuple[int, ...], slices: Slices | None) -> np.ndarray:
+    """The numbers of the observations that are looked at, in their shape."""
+    numbers = np.arange(int(np.prod(shape))).reshape(shape)
+    return numbers if slices is None else numbers[slices(name, shape)]
+
+
+def _part(potential: Potential, at: np.ndarray, size: int) -> Potential:
+    """The factors of chosen observations, points first."""
+
+    def part(leaf: Array) -> Array:
+        leaf = leaf[:, None] if leaf.ndim == 1 else leaf
+        return leaf[:, at] if leaf.shape[1] == size else leaf
+
+    found: Potential = jax.tree.map(part, potential)
+    return found
