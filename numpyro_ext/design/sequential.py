@@ -5,14 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import numpy as np
 from jax import Array
 
 from ..infer.front.engine import BaseEngine
-from ..infer.front.options import check_at_least
+from ..infer.front.options import check_at_least, check_one_of
 from ..infer.front.running.progress import warn
 from ..infer.gaussian.engine import Engine
 from ..infer.gaussian.run import GaussianRun
@@ -22,6 +22,7 @@ from ..structure.model.running.execution import bound_arguments, check_key
 from .outcomes.outlooks import Outlook
 from .outcomes.pool import NoPool, Pool
 from .outcomes.sources import outlooks
+from .prequential import Bets, log_gains
 from .scores.pointwise import Acquisition, expected_information_gain
 from .selection.single import Candidate, select
 
@@ -95,9 +96,13 @@ class SequentialDesign:
     :param observations: which argument of the model holds the observations, or of several sites a dictionary; found by
         its values if left out.
     :param mask: which argument says what has been observed, true where it has; found by its values if left out.
-    :param int refit_every: run the engine again on all data after so many observations, so that hyperparameters are
+    :param refit_every: run the engine again on all data after so many observations, so that hyperparameters are
         learned anew; never by default. After each one, scores are asked of the engine itself, with all their options
-        (``focus``, ``hyper``).
+        (``focus``, ``hyper``). With ``"evidence"`` when the data call for it: when outcomes since the last fit are so
+        much wilder, or tamer, than it predicted that a bet against its predictions has won twenty times its stake
+        (Dawid 1984). Where predictions are right, that happens between two fits with a probability of one in twenty at
+        most, however many observations there are. Engines that run again after each observation anyway, and
+        :class:`~numpyro_ext.infer.SMC`, which is updated with all that it learns, do as they do without.
     :param candidates: a tuple of arguments of the model at which an observation could be made, whatever has been
         observed, or a dictionary of keyword arguments; needs ``enter``.
     :param enter: a function of the arguments of the fit by name, a place and a value, which returns the arguments with
@@ -116,7 +121,7 @@ class SequentialDesign:
         *,
         observations: str | Mapping[str, str] | None = None,
         mask: str | Mapping[str, str] | None = None,
-        refit_every: int | None = None,
+        refit_every: int | Literal["evidence"] | None = None,
         candidates: tuple[Any, ...] | Mapping[str, Any] | None = None,
         enter: Callable[[dict[str, Any], Any, Any], Mapping[str, Any]] | None = None,
         test: Callable[[Any], float] | None = None,
@@ -126,10 +131,13 @@ class SequentialDesign:
             raise TypeError(f"SequentialDesign takes an engine of this package after its run, not {engine!r}.")
         if not callable(acquisition):
             raise TypeError(f"acquisition must be a function such as expected_information_gain, not {acquisition!r}.")
-        if refit_every is not None:
+        if isinstance(refit_every, str):
+            check_one_of(Literal["evidence"], refit_every=refit_every)
+        elif refit_every is not None:
             check_at_least(1, refit_every=refit_every)
         self._engine, self._acquisition, self._options = engine, acquisition, options
         self._refit_every, self._test = refit_every, test
+        self._since, self._bets = 0, Bets()  # observations since the last fit, and how bets against it have done
         self._given = {"observations": observations, "mask": mask}
         self._steps: list[dict[str, Any]] = []
         self._proposed: dict[tuple[str, Any], float] = {}
@@ -272,8 +280,8 @@ class SequentialDesign:
             raise ValueError("The same observation is told twice at once.")
         before = outlooks(self.source)
         steps = [self._checked(before[site], number, told) for site, number, told in taken]
-        since = sum(1 for step in self._steps if not step["is_refit"]) + len(taken)
-        is_refit = self._refit_every is not None and since % self._refit_every == 0
+        state = self._since, self._bets
+        is_refit = self._calls_for_refit(before, taken) or self._pool is None
         pool, old = self._pool, [(site, number, self._values[site][number]) for site, number, _ in taken]
         snapshot = () if pool is None else pool.snapshot()
         try:
@@ -283,7 +291,7 @@ class SequentialDesign:
         except BaseException:  # of a user who waits no longer, or a fit that fails: nothing has been told
             for site, number, value_before in old:
                 self._values[site][number], self._seen[site][number] = value_before, False
-            self._pool = pool
+            self._pool, (self._since, self._bets) = pool, state
             if pool is not None:
                 pool.restore(snapshot)
             raise
@@ -299,10 +307,20 @@ class SequentialDesign:
                     "test": score,
                     "num_observed": self.num_observed,
                     "seconds": seconds,
-                    "is_refit": is_refit,
+                    "is_refit": is_refit and not isinstance(self._engine, SMC),
                 }
             )
         self._proposed = {}
+
+    def _calls_for_refit(self, before: Mapping[str, Outlook], taken: list[tuple[str, int, Any]]) -> bool:
+        """Count observations, and say whether hyperparameters are to be learned anew."""
+        if self._refit_every == "evidence" and self._pool is not None:
+            gains = [log_gains(before[site], number, float(told)) for site, number, told in taken]
+            self._bets = self._bets.after(gains)
+        self._since += len(taken)
+        if isinstance(self._refit_every, int):
+            return self._since >= self._refit_every
+        return self._bets.are_won
 
     def _take(self, taken: list[tuple[str, int, Any]], is_refit: bool) -> None:
         for site, number, told in taken:
@@ -339,7 +357,7 @@ class SequentialDesign:
                 "test": float("nan") if self._test is None else float(self._test(self.source)),
                 "num_observed": len(self._steps) + 1,
                 "seconds": seconds,
-                "is_refit": False,
+                "is_refit": not isinstance(self._engine, SMC),
             }
         )
         self._proposed = {}
@@ -362,6 +380,7 @@ class SequentialDesign:
             return self._engine
         self._engine.run(self._rng_key, *args, init_state=self._engine.last_state, **kwargs)
         self._make_pool()
+        self._since, self._bets = 0, Bets()
         return self._engine
 
     @property
@@ -369,11 +388,12 @@ class SequentialDesign:
         """What was observed, step by step: an ``xarray.Dataset`` over ``step``.
 
         ``place`` counts observations in C order; ``log_predictive`` is that of the value before it was seen, and sums
-        to the gain in ``log_evidence`` where nothing was refitted and fits are exact.
+        to the gain in ``log_evidence`` where nothing was refitted and fits are exact. ``is_refit`` says after which
+        observations the engine ran again.
         """
         import xarray
 
-        names = ("site", "place", "value", "score", "log_predictive", "log_evidence", "test", "num_observed", "seconds")
+        names = "site place value score log_predictive log_evidence test num_observed seconds is_refit".split()
         columns = {name: ("step", np.array([step[name] for step in self._steps])) for name in names}
         return xarray.Dataset(columns, coords={"step": np.arange(1, len(self._steps) + 1)})
 

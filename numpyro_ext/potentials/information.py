@@ -29,11 +29,13 @@ from .outcomes import log_predictive_probabilities, num_outcomes, with_outcome
 
 __all__ = [
     "EntropyMethod",
+    "center_and_scale",
     "entropy_term",
     "excess_terms",
     "expected_conditional_entropy",
     "expected_information",
     "predictive_entropy",
+    "real_nodes",
 ]
 
 EntropyMethod = Literal["quadrature", "closed-form"]
@@ -337,15 +339,9 @@ def _real_entropy(potential: Potential, mean: Array, variance: Array, weights: A
     """Entropy of a mixture of densities of real numbers, by Simpson's rule on either side of its centre."""
     known = potential.outcomes()
     assert known is not None  # as before
-    width = jnp.asarray(known.width, mean.dtype)
     by_component = weights.reshape(-1, *(1,) * (mean.ndim - 1))
-    center = jnp.sum(by_component * mean, axis=0)
-    away = jnp.sum(by_component * jnp.square(mean - center), axis=0)
-    least = jnp.min(jnp.where(by_component > 0.0, jnp.sqrt(variance) + width, jnp.inf), axis=0)
-    nodes = np.linspace(-_REAL_REACH, _REAL_REACH, _NUM_REAL)
-    simpson = np.r_[1.0, np.tile([4.0, 2.0], (_NUM_REAL - 3) // 2), 4.0, 1.0] * (nodes[1] - nodes[0]) / 3.0
-    # Dense within the narrowest component, and as dense where the others are.
-    scale = jnp.maximum(least, 0.1 * jnp.sqrt(away))
+    center, scale = center_and_scale(mean, variance, weights, jnp.asarray(known.width, mean.dtype))
+    nodes, simpson = real_nodes()
 
     def add(total: Array, node: tuple[Array, Array]) -> tuple[Array, None]:
         t, weight = node
@@ -363,6 +359,23 @@ def _real_entropy(potential: Potential, mean: Array, variance: Array, weights: A
 
     grid = jnp.asarray(nodes, mean.dtype), jnp.asarray(simpson, mean.dtype)
     return jax.lax.scan(add, jnp.zeros_like(center), grid)[0]
+
+
+def real_nodes() -> tuple[np.ndarray, np.ndarray]:
+    """Nodes of an integral over real outcomes ``center + scale * sinh(node)`` by Simpson's rule, and their weights."""
+    nodes = np.linspace(-_REAL_REACH, _REAL_REACH, _NUM_REAL)
+    simpson = np.r_[1.0, np.tile([4.0, 2.0], (_NUM_REAL - 3) // 2), 4.0, 1.0] * (nodes[1] - nodes[0]) / 3.0
+    return nodes, simpson
+
+
+def center_and_scale(mean: Array, variance: Array, weights: Array, width: ArrayLike) -> tuple[Array, Array]:
+    """Where mixtures of real outcomes are integrated: nodes are dense within the narrowest component, and as dense
+    where the others are."""
+    by_component = weights.reshape(-1, *(1,) * (mean.ndim - 1))
+    center = jnp.sum(by_component * mean, axis=0)
+    away = jnp.sum(by_component * jnp.square(mean - center), axis=0)
+    least = jnp.min(jnp.where(by_component > 0.0, jnp.sqrt(variance) + width, jnp.inf), axis=0)
+    return center, jnp.maximum(least, 0.1 * jnp.sqrt(away))
 
 
 def _with_component(

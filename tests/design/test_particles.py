@@ -98,13 +98,14 @@ def test_numbers_among_the_arguments_are_not_mixed_up(scale):
 def test_a_design_updates_the_particles(sampler):
     smc = SMC(probit, num_particles=4000, progress_bar=False)
     smc.run(random.key(0), X, Y, SEEN)
-    design = SequentialDesign(smc)
+    design = SequentialDesign(smc, refit_every="evidence")
     assert "runs of SMC" in repr(design)
     for _ in range(3):
         place = design.propose()
         design.observe(place, Y[place])
     assert design.num_observed == 5
     assert int(smc.history["stage"][-1]) == 3  # updates, no runs
+    assert not design.history["is_refit"].values.any()
     engine = EP(probit, progress_bar=False)
     engine.run(random.key(0), X, Y, design._seen["y"])
     assert abs(design.log_evidence - engine.log_evidence) < 0.01 + 3.0 * smc.log_evidence.standard_error

@@ -10,6 +10,7 @@ from jax.scipy.stats import norm
 from numpyro import handlers
 
 from numpyro_ext.design import SequentialDesign, expected_information_gain, predictive_entropy, random_scores
+from numpyro_ext.design.prequential import Bets
 from numpyro_ext.infer import EP, INLA, LaplaceApproximation, VariationalGaussian
 from numpyro_ext.potentials import ProbitPotential
 from numpyro_ext.potentials.information import expected_information
@@ -164,6 +165,7 @@ def test_other_models_run_again():
     assert "several predictors each" in repr(design)
     place = design.propose(random.key(1))
     design.observe(place, labels[place])
+    assert design.history["is_refit"].values.all()
     seen = FIRST.copy()
     seen[place] = True
     by_hand = LaplaceApproximation(model, progress_bar=False)
@@ -182,9 +184,13 @@ def test_a_test_score_and_a_refit_every_so_often():
         design.observe(place, LABELS[place])
     history = design.history
     assert history.sizes == {"step": 3} and np.all(np.isfinite(history["test"].values))
+    assert history["is_refit"].values.tolist() == [False, True, False]
     assert np.all(np.isnan(history["score"].values))  # nobody proposed them
     engine = fitted(EP, FIRST | (np.arange(NUM) <= 3))
     np.testing.assert_allclose(design.log_evidence, engine.log_evidence, atol=1e-7)
+    design.observe([4, 5, 6], LABELS[4:7])  # more than two at once
+    design.observe(7, LABELS[7])
+    assert design.history["is_refit"].values.tolist() == [False, True, False, True, True, True, False]
 
 
 def test_scores_that_know_nothing_of_what_is_seen():
@@ -195,17 +201,18 @@ def test_scores_that_know_nothing_of_what_is_seen():
     assert np.all(np.isneginf(design.scores()["y"]) == FIRST) and not FIRST[design.propose()]
 
 
-@pytest.mark.parametrize("refit_every", [None, 1])
+@pytest.mark.parametrize("refit_every", [None, 1, "evidence"])
 def test_an_interrupted_observation_is_as_if_it_had_not_been_told(refit_every, monkeypatch):
     """Its value was in use and in no history, and telling it again was refused."""
     design = SequentialDesign(fitted(EP, FIRST), refit_every=refit_every)
     before = design.log_evidence
-    what = (EP, "run") if refit_every else (type(design.source), "update")
+    what = (EP, "run") if refit_every == 1 else (type(design.source), "update")
     with monkeypatch.context() as patch:
         patch.setattr(*what, interrupt)
         with pytest.raises(KeyboardInterrupt):
             design.observe(1, 1 - LABELS[1])
     assert design.num_observed == FIRST.sum() and design.log_evidence == before and design.history.sizes["step"] == 0
+    assert design._bets == Bets()
     design.observe(1, LABELS[1])
     expected = fitted(EP, FIRST | (np.arange(NUM) == 1))
     np.testing.assert_allclose(design.log_evidence, expected.log_evidence, atol=1e-7)
@@ -241,6 +248,7 @@ def test_what_cannot_be_observed_is_said(walked):
         (lambda: design.propose(exclude=[True] * 2), r"exclude has the shape \(2,\), and the scores of 'y'"),
         (lambda: design.propose(cost=[1.0] * 2), r"cost has the shape \(2,\), and the scores of 'y'"),
         (lambda: SequentialDesign(engine, refit_every=0), "refit_every must be an integer"),
+        (lambda: SequentialDesign(engine, refit_every="often"), "refit_every must be one of 'evidence'"),
         (lambda: SequentialDesign(engine, refit_every=1, mask="seen"), "mask='seen': the arguments of the model are"),
         (lambda: SequentialDesign(fitted(EP, np.ones(NUM, bool))), "Every observation is in use"),
     ]

@@ -16,7 +16,13 @@ from jax import Array, random
 from jax.typing import ArrayLike
 
 from ...potentials import GaussianPotential, Potential
-from ...potentials.information import EntropyMethod, expected_information, predictive_entropy
+from ...potentials.information import (
+    EntropyMethod,
+    center_and_scale,
+    expected_information,
+    predictive_entropy,
+    real_nodes,
+)
 from ...potentials.outcomes import log_predictive_probabilities, log_probabilities, num_outcomes, with_outcome
 from . import committee
 from .committee import BiasCorrection
@@ -93,6 +99,16 @@ class Outlook(ABC):
         found: np.ndarray = np.where(is_one, table[numbers, np.where(is_one, values, 0.0).astype(int)], -np.inf)
         return found
 
+    def log_power_masses(self, number: int, powers: np.ndarray) -> np.ndarray:
+        """Log of the sums over outcomes (integrals) of powers of the predictive probability (density).
+
+        :param int number: of the observation.
+        :param powers: shape ``(k,)``, above zero.
+        """
+        table = np.asarray(self.log_mixture, float)[number]
+        found: np.ndarray = np.logaddexp.reduce(powers[:, None] * table, axis=1)
+        return found
+
     def error(self, numbers: np.ndarray, values: np.ndarray) -> float:
         """How far predictions of some observations are from their values: the share of those that are not the likeliest
         outcome, of real numbers the root mean square of the difference to the predictive mean; nan if it has none.
@@ -165,6 +181,21 @@ class GaussianOutlook(Outlook):
             is_one = (values == np.floor(values)) & (values >= 0.0) & (values <= last)
         found = _log_density_of(*self._inputs, numbers, np.where(is_one, values, 0.0))
         return np.where(is_one, np.asarray(found, float), -np.inf)
+
+    def log_power_masses(self, number: int, powers: np.ndarray) -> np.ndarray:
+        known = self.potential.outcomes()
+        assert known is not None  # as of all that are made
+        if known.width is None:
+            return super().log_power_masses(number, powers)
+        width = jnp.broadcast_to(jnp.asarray(known.width, self.mean.dtype), self.mean.shape)
+        center, scale = center_and_scale(self.mean[:, number], self.variance[:, number], self.weights, width[:, number])
+        nodes, weights = real_nodes()
+        values = float(center) + float(scale) * np.sinh(nodes)
+        log_p = np.asarray(_log_density_of(*self._inputs, np.full(len(nodes), number), values), float)
+        found: np.ndarray = np.logaddexp.reduce(
+            powers[:, None] * log_p + np.log(weights * float(scale) * np.cosh(nodes)), axis=1
+        )
+        return found
 
     def error(self, numbers: np.ndarray, values: np.ndarray) -> float:
         known = self.potential.outcomes()
