@@ -186,7 +186,7 @@ GROUP = np.array([0, 1, 0])
     ("model", "given", "changing", "words"),
     [
         (read_numpy, (ONES, GROUP, ONES), ("x", "group"), "needs the values of 'group', .*len\\(np.unique"),
-        (bounded, (ONES, ONES), ("x",), "support of site 'scale' .Uniform. depends on"),
+        (bounded, (ONES, ONES), ("x", "y"), r"support of site 'scale' .Uniform. depends on \['x'\]"),
         (behind_a_link, (ONES, GROUP, GROUP), ("i",), "site 'y': .*depends on 3 predictors, through 'a'"),
         (curve, (ONES, ONES), ("z",), r"changing= names 'z', and the arguments of the model are"),
         (curve, (ONES, ONES, True, None), ("scale",), "argument 'scale' is to change, and is None"),
@@ -196,6 +196,49 @@ GROUP = np.array([0, 1, 0])
 def test_what_cannot_change_is_refused_by_name(model, given, changing, words):
     with pytest.raises(ModelStructureError, match=words):
         EP(model).program(*given, changing=changing)
+
+
+def grouped(x, group, y=None, scale=1.0):
+    """A model that takes one array for a length."""
+    number = int(group.max()) + 1
+    a = numpyro.sample("a", dist.Normal(0.0, 1.0).expand([number]))
+    numpyro.sample("y", dist.Normal(a[group] * jnp.asarray(x), scale), obs=y)
+
+
+def with_options(table, y, options=None):
+    slope = numpyro.sample("slope", dist.Normal(0.0, options["scale"]))
+    numpyro.sample("y", dist.Poisson(jnp.exp(slope * table["x"])), obs=y)
+
+
+@pytest.mark.parametrize(
+    ("model", "given", "expected"),
+    [
+        (grouped, (ONES, GROUP, ONES), ["x", "y"]),
+        (grouped, ([1.0, 2.0, 3.0], GROUP, ONES), ["x", "y"]),
+        (bounded, (ONES, ONES), ["y"]),
+        (behind_a_link, (ONES, GROUP, GROUP), ["x", "y"]),
+        (with_options, ({"x": ONES}, GROUP, {"scale": 2.0}), ["table", "y"]),
+    ],
+)
+def test_by_default_what_changes_are_arrays_whose_values_are_not_needed(model, given, expected):
+    program = EP(model).program(*given)
+    assert list(program.changing) == expected
+    state = program.init({"y": 2 * np.asarray(given[-1 if model is not with_options else 1])})
+    assert state.site_shift.shape == (3,)
+
+
+def test_what_is_wrong_with_a_model_is_said_whatever_changes():
+    def twice(y, z):
+        a = numpyro.sample("a", dist.Normal(0.0, 1.0))
+        numpyro.sample("y", dist.Normal(a * jnp.arange(3.0), 1.0), obs=y[: int(z[0])])
+
+    with pytest.raises(ModelStructureError, match="no Gaussian latent site"):
+        EP(lambda y, z: numpyro.sample("y", dist.Bernoulli(numpyro.sample("p", dist.Beta(1, 1))), obs=y)).program(
+            GROUP, ONES
+        )
+    with pytest.raises(ModelStructureError, match="no argument of the model holds an array of numbers .number"):
+        EP(lambda number: behind_a_link(ONES, GROUP, GROUP)).program(3)
+    assert list(EP(twice).program(ONES, np.array([3])).changing) == ["y"]
 
 
 def test_values_that_do_not_fit_are_refused_by_name():

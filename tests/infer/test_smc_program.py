@@ -35,7 +35,9 @@ def sampler():
 
 @pytest.fixture(scope="module")
 def program(sampler):
-    return sampler.program(Y, np.zeros(12, bool), changing=("y", "seen"))
+    made = sampler.program(Y, np.zeros(12, bool))
+    assert list(made.changing) == ["y", "seen"]  # scale is no array
+    return made
 
 
 @pytest.mark.thorough
@@ -99,6 +101,16 @@ def counts(number, y):
 def wide(y, width):
     level = numpyro.sample("level", dist.Normal(0, width))
     numpyro.sample("y", dist.Normal(level, 1), obs=y)
+
+
+def lengths(sizes, y):
+    level = numpyro.sample("level", dist.Normal(0, 1).expand([len(sizes)]).to_event(1))
+    numpyro.sample("y", dist.Normal(jnp.repeat(level, np.asarray(sizes)), 1), obs=y)
+
+
+def test_arrays_that_decide_lengths_stay_what_they_are():
+    made = SMC(lengths, num_particles=50, kernel="random-walk", progress_bar=False).program([4, 8], Y)
+    assert list(made.changing) == ["y"]
 
 
 def test_what_cannot_change_is_refused_by_name(program):

@@ -13,6 +13,8 @@ from jax import Array
 
 from ...structure import LatentGaussianReading, ModelStructureError
 from ...structure.latent_gaussian.read import LATENT_GAUSSIAN
+from ...structure.model.running.changing import read_with_changing
+from ...structure.model.running.execution import ModelCall
 from ...structure.model.search import Form
 from ...structure.model.validation import sites_without_data
 from ..front.files.saved_runs import fit_from_content
@@ -278,7 +280,7 @@ class Engine(GaussianAnswers):
 
     # Pure functions
 
-    def program(self, *args: Any, changing: Sequence[str], **kwargs: Any) -> EngineProgram:
+    def program(self, *args: Any, changing: str | Sequence[str] | None = None, **kwargs: Any) -> EngineProgram:
         """This engine as pure functions of some arguments of the model, to be mapped and differentiated.
 
         The model is read without the values of the arguments that change, so that other values of the same shapes
@@ -297,7 +299,9 @@ class Engine(GaussianAnswers):
         >>> def model(x, y):
         ...     slope = numpyro.sample("slope", dist.Normal(0, 1))
         ...     numpyro.sample("y", dist.Poisson(jnp.exp(slope * x)), obs=y)
-        >>> program = EP(model).program(jnp.array([0.5, 1.0, 2.0]), jnp.array([1, 3, 5]), changing=("x", "y"))
+        >>> program = EP(model).program(jnp.array([0.5, 1.0, 2.0]), jnp.array([1, 3, 5]))
+        >>> program
+        EngineProgram(x (3,), y (3,))
         >>> def evidence(x):
         ...     arrays = {"x": x}
         ...     return program.log_evidence(arrays, program.fit(arrays, program.init(arrays)))
@@ -305,7 +309,9 @@ class Engine(GaussianAnswers):
         [-0.38, 0.52, -0.36]
 
         :param args: arguments of the model; those that change as an example of their shapes.
-        :param changing: their names.
+        :param changing: their names; by default all that hold arrays of numbers and whose values the model does not
+            need, which ``program.changing`` names. Indices are better left out where they stay: rows are then known to
+            see few unknowns.
         :param kwargs: keyword arguments of the model.
         :return: with ``init``, ``fit``, ``learn``, ``predictors`` and ``log_evidence``.
         :raises ModelStructureError: if the model needs the values of an argument that changes, or is none of a
@@ -317,8 +323,10 @@ class Engine(GaussianAnswers):
                 f"{type(self).__name__} integrates over the hyperparameters, and a program has them at one value: take "
                 "EP, LaplaceApproximation or VariationalGaussian."
             )
-        names = (changing,) if isinstance(changing, str) else tuple(changing)
-        reading = self._read(jax.random.key(0), args, kwargs, changing=names)
+        call = ModelCall(self.model, args, kwargs, jax.random.key(0))
+        reading = read_with_changing(
+            call, changing, lambda names: self._read(call.rng_key, args, kwargs, changing=names)
+        )
         if not isinstance(reading, LatentGaussianReading):
             raise ModelStructureError(
                 "A program needs a Gaussian field, and the model was read as sparse coefficients "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -12,7 +12,7 @@ from jax import Array, lax
 from numpyro import handlers
 
 from ...structure import ModelStructureError
-from ...structure.model.running.changing import needs_value, other_values
+from ...structure.model.running.changing import needs_value, other_values, read_with_changing
 from ...structure.model.running.execution import ModelCall, check_key
 from ...structure.model.running.plain_sites import PlainSites
 from .run import LEAST_SIZE, MOST_STEPS
@@ -170,13 +170,22 @@ class SMCProgram:
 
 
 def read_changing(
-    model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], names: tuple[str, ...], given: Mapping[str, Any]
+    model: Any,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    names: str | Sequence[str] | None,
+    given: Mapping[str, Any],
 ) -> tuple[Target, dict[str, Any], list[int]]:
     """The target of a model, the arguments that change by name, and their places among its data.
 
     :raises ModelStructureError: if the model needs the values of one of them.
     """
-    call = ModelCall(model, tuple(args), dict(kwargs), jax.random.key(0), names)
+    call = ModelCall(model, tuple(args), dict(kwargs), jax.random.key(0))
+    return read_with_changing(call, names, lambda names: _read_changing(call._replace(changing=names), given))
+
+
+def _read_changing(call: ModelCall, given: Mapping[str, Any]) -> tuple[Target, dict[str, Any], list[int]]:
+    model, names = call.model, call.changing
     changing = call.changing_values()
     target = Target(model, call.rng_key, *call.with_values(changing), given)
     places = target.places_of([leaf for name in sorted(changing) for leaf in jax.tree.leaves(changing[name])])

@@ -369,7 +369,7 @@ class SMC(Answers, KeptRun):
 
     # Pure functions
 
-    def program(self, *args: Any, changing: str | Sequence[str], **kwargs: Any) -> SMCProgram:
+    def program(self, *args: Any, changing: str | Sequence[str] | None = None, **kwargs: Any) -> SMCProgram:
         """This sampler as pure functions of some arguments of the model: for experiments as loops of JAX.
 
         A run and its updates without anything of Python between them, so that a ``scan`` may ask, measure and update,
@@ -387,7 +387,7 @@ class SMC(Answers, KeptRun):
         ...     level = numpyro.sample("level", dist.Normal(0, 1))
         ...     with numpyro.handlers.mask(mask=seen):
         ...         numpyro.sample("y", dist.Normal(level, 1), obs=y)
-        >>> program = SMC(model).program(jnp.zeros(5), jnp.zeros(5, bool), changing=("y", "seen"))
+        >>> program = SMC(model).program(jnp.zeros(5), jnp.zeros(5, bool))
         >>> def experiment(key):
         ...     y = 0.5 + jax.random.normal(key, (5,))
         ...     def look(state, number):
@@ -398,15 +398,15 @@ class SMC(Answers, KeptRun):
         (3, 5)
 
         :param args: arguments of the model; those that change as an example of their shapes.
-        :param changing: their names.
+        :param changing: their names; by default all that hold arrays of numbers and whose values the model does not
+            need, which ``program.changing`` names.
         :param kwargs: keyword arguments of the model.
         :return: with ``init``, ``update`` and ``particles``.
         :raises ModelStructureError: if the model needs the values of an argument that changes, or cannot be sampled.
         """
         if self.devices is not None:
             raise ValueError("A program runs where its arrays are: leave devices= out.")
-        names = (changing,) if isinstance(changing, str) else tuple(changing)
-        target, values, places = read_changing(self.model, args, kwargs, names, self.hyper_values)
+        target, values, places = read_changing(self.model, args, kwargs, changing, self.hyper_values)
         return SMCProgram(self._programs_of(target), target, values, places, self.num_particles)
 
     # Persistence

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -13,11 +13,64 @@ from numpyro import handlers
 from numpyro.distributions import biject_to
 
 from ...errors import ModelStructureError, Reason
-from .execution import ModelCall, line_of_model
+from ...program.program import make_program
+from .execution import ModelCall, bound, line_of_model
 from .inspection import SiteInfo
 from .plain_sites import PlainSites
 
-__all__ = ["check_supports", "needs_value", "other_values"]
+__all__ = ["check_supports", "needs_value", "other_values", "read_with_changing"]
+
+_Read = TypeVar("_Read")
+
+
+def read_with_changing(
+    call: ModelCall, names: str | Sequence[str] | None, read: Callable[[tuple[str, ...]], _Read]
+) -> _Read:
+    """Read a model without the values of some arguments; of all that hold arrays and whose values it does not need, if
+    none are named.
+
+    :param ModelCall call: of the model.
+    :param names: of the arguments, or ``None``.
+    :param read: of the names of arguments, reads the model without their values.
+    :raises ModelStructureError: if the model needs the values of those that are named, or of all.
+    """
+    if names is not None:
+        return read((names,) if isinstance(names, str) else tuple(names))
+    there, _ = bound(call.model, call.args, call.kwargs)
+    arrays = tuple(name for name, value in there.items() if _holds_arrays(value))
+    try:
+        if arrays:
+            return read(arrays)
+    except ModelStructureError as error:
+        refusal = error
+        read(())  # says what is wrong with the model itself
+        if len(arrays) == 1:
+            raise
+    else:
+        raise ModelStructureError(
+            f"no argument of the model holds an array of numbers ({', '.join(there) or 'it has none'}), and a program "
+            "is a function of such: let the model take its data as arguments.",
+            reason=Reason.DATA,
+        )
+    found: _Read | None = None
+    kept: tuple[str, ...] = ()
+    for name in arrays:
+        try:
+            found = read((*kept, name))
+        except ModelStructureError:
+            continue
+        kept = (*kept, name)
+    if found is None:
+        raise refusal
+    return found
+
+
+def _holds_arrays(value: Any) -> bool:
+    """Whether an argument is an array, or a tree of arrays (lists of numbers among them), and holds numbers alone."""
+    leaves = jax.tree.leaves(value)
+    kinds = [leaf.dtype.kind if isinstance(leaf, jax.Array) else np.asarray(leaf).dtype.kind for leaf in leaves]
+    is_long = isinstance(value, list) or any(np.ndim(leaf) > 0 for leaf in leaves)
+    return bool(leaves) and is_long and all(kind in "iufb" for kind in kinds)
 
 
 def needs_value(call: ModelCall, error: Exception, trace: Callable[[Mapping[str, Any]], Any]) -> ModelStructureError:
@@ -52,20 +105,29 @@ def check_supports(call: ModelCall, sites: Mapping[str, SiteInfo], names: list[s
     """
     values = {name: site.init for name, site in sites.items() if site.kind in ("latent", "param")}
 
-    def look(changing: dict[str, Any]) -> None:
+    def look(changing: dict[str, Any]) -> dict[str, list[Array]]:
         args, kwargs = call.with_values(changing)
         model = handlers.substitute(handlers.seed(PlainSites(call.model), call.rng_key), data=values)
+        found = {}
         for name, site in handlers.trace(model).get_trace(*args, **kwargs).items():
             if name in names and site["type"] == "sample":
                 leaves = jax.tree.leaves(biject_to(site["fn"].support))
-                if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
-                    raise ModelStructureError(
-                        f"the support of site '{name}' ({sites[name].family}) depends on {list(call.changing)}, which "
-                        "changing= says are to change. Give its bounds as other arguments of the model.",
-                        site=name,
-                    )
+                found[name] = [leaf for leaf in leaves if isinstance(leaf, jax.Array)]
+        return found
 
-    jax.eval_shape(look, call.changing_values())
+    changing = call.changing_values()
+    # What is computed of other arguments has no value within a trace, either.
+    program, bounds = make_program(look, changing, keep_literals=True)
+    inputs = jax.tree.unflatten(jax.tree.structure(changing), program.inputs)
+    for name, atoms in bounds.items():
+        behind = program.ancestors(atoms)
+        found = [argument for argument in changing if behind.intersection(jax.tree.leaves(inputs[argument]))]
+        if found:
+            raise ModelStructureError(
+                f"the support of site '{name}' ({sites[name].family}) depends on {found}, which changing= says are to "
+                "change. Give its bounds as other arguments of the model.",
+                site=name,
+            )
 
 
 def other_values(examples: Mapping[str, Any], arrays: Mapping[str, Any]) -> list[Array]:
