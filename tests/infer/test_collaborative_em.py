@@ -439,13 +439,16 @@ def test_bad_input_is_explained():
         (lambda: collaborative_em(PAIRS, np.ones((8, 8)), 1), "Add a share of the identity"),
         (lambda: collaborative_em(PAIRS, KERNEL[:7, :7], 1), "winner must lie in 0, ..., 6; got values from 0 to 7"),
         (lambda: collaborative_em(PAIRS[:2], KERNEL, 1), "got 2 columns"),
-        (lambda: collaborative_em((USER, FIRST, SECOND + 0.5), KERNEL, 1), "loser must hold integers; got"),
-        (lambda: collaborative_em((USER, FIRST, SECOND, 2 * FIRST), KERNEL, 1), "won must lie in 0, ..., 1"),
+        (lambda: collaborative_em((USER, FIRST, SECOND + 0.5), KERNEL, 1), "loser must hold integers; 44 of 44 are"),
+        (lambda: collaborative_em((USER, FIRST, SECOND, 2 * FIRST), KERNEL, 1), "won must be 0 or 1; "),
         (lambda: collaborative_em(PAIRS, KERNEL, 1, method="mcmc"), "method must be one of 'ep'"),
         (lambda: collaborative_em(PAIRS, KERNEL, 1, method="laplace", accelerator="lbfgs"), "squarem"),
         (lambda: collaborative_em(dict(zip("abc", PAIRS, strict=True)), KERNEL, 1), "has columns named user, winner"),
         (lambda: collaborative_em((USER.astype(str), FIRST, SECOND), KERNEL, 1), "Numbers for names are"),
-        (lambda: collaborative_em((USER, FIRST, np.where(FIRST, SECOND, np.nan)), KERNEL, 1), "integers; got nan"),
+        (
+            lambda: collaborative_em((USER, FIRST, np.where(FIRST, SECOND, np.nan)), KERNEL, 1),
+            "the first is nan at index",
+        ),
         (lambda: collaborative_em(PAIRS, KERNEL, 1.0), "rank must be an integer; got 1.0"),
         (lambda: collaborative_em(PAIRS, KERNEL, 1, num_steps=-1), "num_steps must not be negative"),
         (lambda: collaborative_em(PAIRS, KERNEL, 1, batch_size=0), "batch_size must be one or more; got 0"),
@@ -464,6 +467,56 @@ def test_bad_input_is_explained():
     np.testing.assert_allclose(fit.objective_trace[0], KO["inference"]["EP"]["objective"], rtol=1e-7)
     with pytest.raises(ValueError, match="user must hold integers in 0, ..., 9"):
         fit.predict([10], [0], [1])
+
+
+def _outcomes(third, dtype=None):
+    return np.array([1, 0, third, *np.ones(USER.size - 3, int)], dtype)
+
+
+@pytest.mark.parametrize(
+    ("won", "message"),
+    [
+        (_outcomes(np.nan, np.float32), "won must be 0 or 1; 1 of 44 are not, the first is nan at index 2"),
+        (_outcomes(np.nan, np.float64), "won must be 0 or 1; 1 of 44 are not, the first is nan at index 2"),
+        (_outcomes(2), "won must be 0 or 1; 1 of 44 are not, the first is 2 at index 2"),
+        (_outcomes(0.5).tolist(), "won must be 0 or 1; 1 of 44 are not, the first is 0.5 at index 2"),
+        (_outcomes("yes"), "won must hold ones and zeros; got <U"),
+        (pd.Series(_outcomes("yes", object)), "won must hold ones and zeros; got object"),
+    ],
+)
+def test_outcomes_that_are_none_are_refused_in_a_fit_and_in_what_is_asked_of_it(won, message):
+    fit = collaborative_em(PAIRS, KERNEL, 2, init_values=START, num_steps=0, progress_bar=False)
+    for call in (
+        lambda: collaborative_em((*PAIRS, won), KERNEL, 2),
+        lambda: fit.fold_in((*PAIRS, won)),
+        lambda: fit.log_predictive(*PAIRS, won),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call()
+
+
+def test_questions_of_other_lengths_are_refused():
+    fit = collaborative_em(PAIRS, KERNEL, 2, init_values=START, num_steps=0, progress_bar=False)
+    with pytest.raises(ValueError, match="one outcome for each of"):
+        fit.log_predictive(*PAIRS, [1, 0])
+    with pytest.raises(ValueError, match="user, first and second must be vectors of one length"):
+        fit.predict([0, 1, 2], [0, 1], [1, 2])
+
+
+def test_questions_may_be_numbers_or_none_at_all():
+    fit = collaborative_em(PAIRS, KERNEL, 2, init_values=START, num_steps=0, progress_bar=False)
+    np.testing.assert_allclose(fit.predict(3, 1, 2).mean, fit.predict([3], [1], [2]).mean)
+    np.testing.assert_allclose(fit.predict(3, [1, 2], [2, 1]).mean, fit.predict([3, 3], [1, 2], [2, 1]).mean)
+    assert fit.predict([], [], []).probability.shape == (0,)
+
+
+def test_new_users_say_how_often_they_compared_an_item_with_itself():
+    fit = collaborative_em(PAIRS, KERNEL, 2, init_values=START, num_steps=0, progress_bar=False)
+    with pytest.warns(UserWarning, match="2 pairs compare an item with itself"):
+        found = fit.fold_in(([0, 0, 1], [1, 2, 3], [1, 5, 3]))
+    assert found.num_constant == 2
+    alone = fit.fold_in(([0], [2], [5]), num_users=2)
+    np.testing.assert_allclose(found.utilities([0, 1])[0], alone.utilities([0, 1])[0])
 
 
 @pytest.mark.thorough

@@ -26,7 +26,7 @@ from .component_analysis import aligned_loadings, factor_step, free_step, prior_
 from .fit import CollaborativeFit
 from .minibatches import Averages, parts_of_batches, prior_after_pass
 from .options import Accelerator, Covariance, check_options, checked_kernel, continued_prior, first_prior
-from .pairs import Pairs, UserBatch, batches_of_users, checked_pairs
+from .pairs import Pairs, UserBatch, batches_of_users, checked_pairs, warn_of_self_comparisons
 from .user_inference import Method, SharedPrior, infer_users, initial_state
 
 __all__ = ["collaborative_em"]
@@ -141,13 +141,7 @@ def collaborative_em(
     if rng_key is not None:
         check_key(rng_key, "collaborative_em(pairs, kernel, 2, rng_key=jax.random.key(0))", "is asked for")
     found, num_users, num_constant = checked_pairs(pairs, num_users, K.shape[0])
-    if num_constant:
-        warnings.warn(
-            f"{num_constant} pair{'s compare' if num_constant > 1 else ' compares'} an item with itself, which says "
-            "nothing of it: left out.",
-            UserWarning,
-            stacklevel=2,
-        )
+    warn_of_self_comparisons(num_constant)
     if not found.user.size:
         raise ValueError("All pairs compare an item with itself: nothing to learn from.")
     start_key, pair_key = jax.random.split(jax.random.key(0) if rng_key is None else rng_key)

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 
 from ...linalg.saved_names import saved_as
 from ..front.files.archive import read_archive, write_archive
-from .pairs import UserBatch, batches_of_users, checked_pairs
+from .pairs import UserBatch, batches_of_users, checked_outcomes, checked_pairs, warn_of_self_comparisons
 from .user_inference import Method, SharedPrior, infer_users, initial_state, potential_of, user_moments
 
 __all__ = ["CollaborativeFit", "PairPrediction"]
@@ -75,10 +75,7 @@ class CollaborativeFit(NamedTuple):
     def _differences(self, user: ArrayLike | None, first: ArrayLike, second: ArrayLike) -> tuple[Array, Array, Array]:
         """Means and variances of differences, and log probabilities that the first item wins, also of far tails."""
         size = self.prior.mean.shape[0]
-        who = np.zeros(np.shape(first), int) if user is None else user
-        asked = list(np.broadcast_arrays(who, first, second))
-        _check_queries(asked, self.num_users, size)
-        who, i, j = (np.asarray(part, int) for part in asked)
+        who, i, j = _checked_queries(user, first, second, self.num_users, size)
         b, V, variance, K = self.prior
         difference = V[i] - V[j]
         mean = b[i] - b[j]
@@ -111,14 +108,16 @@ class CollaborativeFit(NamedTuple):
         :param user: as for :meth:`predict`.
         :param first: items, shape ``(n,)``.
         :param second: the other items.
-        :param won: one where the first won, else zero.
+        :param won: one where the first won, else zero, shape ``(n,)``.
         :return: shape ``(n,)``.
+        :raises ValueError: if an index is out of range, or an outcome is neither one nor zero.
         """
-        if won is None:
-            won = np.ones(np.shape(first), bool)
-        won = np.asarray(won) == 1
-        ordered = np.where(won, first, second), np.where(won, second, first)
-        return np.asarray(self._differences(user, *ordered)[2])
+        size = self.prior.mean.shape[0]
+        who, i, j = _checked_queries(user, first, second, self.num_users, size)
+        if won is not None:
+            is_won = checked_outcomes(won, i.size)
+            i, j = np.where(is_won, i, j), np.where(is_won, j, i)
+        return np.asarray(self._differences(None if user is None else who, i, j)[2])
 
     def utilities(self, users: ArrayLike) -> tuple[Array, Array]:
         """Posterior means, shape ``(n, items)``, and covariances, ``(n, items, items)``, of all items for some users.
@@ -128,8 +127,7 @@ class CollaborativeFit(NamedTuple):
         :param users: their numbers, shape ``(n,)``.
         :raises ValueError: if a number is out of range.
         """
-        who = np.atleast_1d(np.asarray(users))
-        _check_queries([who], self.num_users, 0)
+        who = _checked_numbers("users", np.atleast_1d(np.asarray(users)), self.num_users)
         covariance = self.prior.covariance()
         mean = jnp.tile(self.prior.mean, (who.size, 1))
         spread = jnp.tile(covariance, (who.size, 1, 1))
@@ -175,6 +173,7 @@ class CollaborativeFit(NamedTuple):
         """
         size = self.prior.mean.shape[0]
         found, num_users, num_constant = checked_pairs(pairs, num_users, size)
+        warn_of_self_comparisons(num_constant)
         batches, sites, total, skipped, converged = batches_of_users(found, size), [], 0.0, 0, True
         for batch in batches:
             state = initial_state(batch, self.prior, self.method)
@@ -219,10 +218,25 @@ class CollaborativeFit(NamedTuple):
         return self._replace(prior=prior, batches=tuple(padded))
 
 
-def _check_queries(parts: list[Any], num_users: int, num_items: int) -> None:
-    for name, part, size in zip(("user", "first", "second"), parts, (num_users, num_items, num_items), strict=False):
-        values = np.asarray(part)
-        if not np.issubdtype(values.dtype, np.integer) or (
-            values.size and not 0 <= values.min() <= values.max() < size
-        ):
-            raise ValueError(f"{name} must hold integers in 0, ..., {size - 1}; got {values}.")
+def _checked_queries(
+    user: ArrayLike | None, first: ArrayLike, second: ArrayLike, num_users: int, num_items: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Users (zeros for people of whom nothing is known) and two items each, as vectors of one length."""
+    given = {"user": 0 if user is None else user, "first": first, "second": second}
+    arrays = [np.atleast_1d(np.asarray(values)) for values in given.values()]
+    try:
+        spread = np.broadcast_arrays(*arrays)
+    except ValueError as error:
+        raise ValueError(
+            f"user, first and second must be vectors of one length; got {[a.shape for a in arrays]}."
+        ) from error
+    sizes = (num_users, num_items, num_items)
+    who, i, j = (_checked_numbers(*part) for part in zip(given, spread, sizes, strict=True))
+    return who, i, j
+
+
+def _checked_numbers(name: str, values: np.ndarray, size: int) -> np.ndarray:
+    is_wrong = values.dtype.kind not in "iu" or (values.size and not 0 <= values.min() <= values.max() < size)
+    if values.size and is_wrong:
+        raise ValueError(f"{name} must hold integers in 0, ..., {size - 1}; got {values}.")
+    return values.astype(int)

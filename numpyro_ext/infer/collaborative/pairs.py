@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from numpy.typing import ArrayLike
 
 from ...linalg.padding import cheapest_levels
 from ...linalg.saved_names import saved_as
 
-__all__ = ["Pairs", "UserBatch", "batches_of_users", "checked_pairs"]
+__all__ = [
+    "Pairs",
+    "UserBatch",
+    "batches_of_users",
+    "checked_outcomes",
+    "checked_pairs",
+    "warn_of_self_comparisons",
+]
 
 _MOST_SHAPES = 6
 _COST_OF_PAIR = 200  # of a pair in a step, where factorising the covariance of n items costs their cube
@@ -79,32 +88,63 @@ def checked_pairs(pairs: Any, num_users: int | None, num_items: int) -> tuple[Pa
     arrays = [np.asarray(column) for column in columns]
     if len({array.shape for array in arrays}) > 1 or arrays[0].ndim != 1:
         raise ValueError(f"{', '.join(names)} must be vectors of one length; got {[a.shape for a in arrays]}.")
-    for name, array in zip(names, arrays, strict=True):
-        if array.dtype != bool and not np.issubdtype(array.dtype, np.number):
+    indices = arrays[:3]
+    for name, array in zip(names, indices, strict=False):
+        if array.dtype.kind not in "biuf":
             raise ValueError(
                 f"{name} must hold integers from zero; got {array.dtype}. Numbers for names are "
                 "np.unique(names, return_inverse=True)[1]."
             )
-        if not np.all(np.isfinite(array)):
-            raise ValueError(f"{name} must hold integers; got {array[~np.isfinite(array)][0]}.")
+        _refuse(name, array, ~np.isfinite(array) | (array != np.floor(array)), "must hold integers")
     if num_users is None:
-        num_users = int(np.max(arrays[0], initial=-1)) + 1
-    sizes = (num_users, num_items, num_items, 2)
-    whole = []
-    for name, array, size in zip(names, arrays, sizes, strict=False):
-        index = array.astype(int)
-        if not np.all(index == array):
-            raise ValueError(f"{name} must hold integers; got {array[index != array][0]}.")
+        num_users = int(np.max(indices[0], initial=-1)) + 1
+    whole = [array.astype(int) for array in indices]
+    for name, index, size in zip(names, whole, (num_users, num_items, num_items), strict=False):
         if index.size and not 0 <= index.min() <= index.max() < size:
             raise ValueError(f"{name} must lie in 0, ..., {size - 1}; got values from {index.min()} to {index.max()}.")
-        whole.append(index)
-    if not whole[0].size:
+    user, first, second = whole
+    won = checked_outcomes(arrays[3], user.size) if len(arrays) == 4 else np.ones(user.size, bool)
+    if not user.size:
         raise ValueError("There are no pairs: nothing to learn from.")
-    user, first, second = whole[:3]
-    won = whole[3] == 1 if len(whole) == 4 else np.ones(user.size, bool)
     found = Pairs(user, np.where(won, first, second), np.where(won, second, first))
     is_same = first == second
     return found.take(~is_same), num_users, int(is_same.sum())
+
+
+def checked_outcomes(won: ArrayLike, num: int) -> np.ndarray:
+    """Whether the first item of each pair won.
+
+    :param won: one where it did, else zero.
+    :param int num: number of pairs.
+    :raises ValueError: for outcomes that are none, naming the first, or that are not one for each pair.
+    """
+    array = np.asarray(won)
+    if array.shape != (num,):
+        raise ValueError(f"won must hold one outcome for each of {num} pairs; got shape {array.shape}.")
+    if array.dtype.kind not in "biuf":
+        raise ValueError(f"won must hold ones and zeros; got {array.dtype}.")
+    _refuse("won", array, ~np.isin(array, (0, 1)), "must be 0 or 1")
+    return np.asarray(array == 1)
+
+
+def _refuse(name: str, array: np.ndarray, is_wrong: np.ndarray, what: str) -> None:
+    if is_wrong.any():
+        first = int(np.argmax(is_wrong))
+        raise ValueError(
+            f"{name} {what}; {int(is_wrong.sum())} of {array.size} are not, the first is {array[first]} at index "
+            f"{first}."
+        )
+
+
+def warn_of_self_comparisons(num: int) -> None:
+    """Say of how many pairs nothing is learned, if there are any."""
+    if num:
+        warnings.warn(
+            f"{num} pair{'s compare' if num > 1 else ' compares'} an item with itself, which says nothing of it: left "
+            "out.",
+            UserWarning,
+            stacklevel=3,
+        )
 
 
 def _columns(pairs: Any) -> list[Any]:
