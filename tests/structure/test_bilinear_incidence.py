@@ -225,6 +225,11 @@ def weights_of_components():
     answer(jnp.sum(users()[USER] * (h[:, FIRST].T - jnp.array([1.0, 2.0]) * h[:, SECOND].T), -1))
 
 
+def missing_weights():
+    h, weight = process("h", ITEMS), jnp.where(jnp.arange(USER.size) == 4, jnp.nan, 1.0)
+    answer(jnp.sum(users()[USER] * (h[:, FIRST] - weight * h[:, SECOND]).T, -1))
+
+
 def correlated_components():
     with numpyro.plate("items", ITEMS):
         h = numpyro.sample("h", dist.MultivariateNormal(jnp.zeros(RANK), kernel(RANK)))
@@ -235,6 +240,7 @@ def correlated_components():
     ("model", "words"),
     [
         (learned_weights, "depend on hyperparameters"),
+        (missing_weights, r"vectors of \['h'\] are not finite in 1 cells; the first is cell 4"),
         (weights_of_components, "same for all components"),
         (correlated_components, "component"),
     ],

@@ -266,9 +266,16 @@ def flat():
     numpyro.sample("y", dist.Poisson(jnp.exp(w[ROWS] * z[COLS])), obs=Y)
 
 
+def missing_covariate():
+    w, z = vectors("w", R), vectors("z", C)
+    x = np.where(np.arange(Y.size) == 3, np.nan, 0.1)
+    numpyro.sample("y", dist.Poisson(jnp.exp((w[ROWS] * z[COLS]).sum(-1) + x)), obs=Y)
+
+
 @pytest.mark.parametrize(
     "model, words",
     [
+        (missing_covariate, ["predictor of site 'y'", "1 cells (the first is at index (3,))", "NaN"]),
         (trilinear, ["'t'", "'w'", "'z'", "not bilinear", "field="]),
         (shared_block, ["'w'", "multiplied with itself"]),
         (shared_block_with_bias, ["'w'", "multiplied with itself"]),

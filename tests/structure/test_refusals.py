@@ -26,9 +26,9 @@ X = np.random.default_rng(1).normal(size=(N, 2))
 COUNTS = np.array([0, 2, 1, 4, 0, 3])
 
 
-def _poisson(y: Any = COUNTS, x: Any = X, mask: Any = True) -> None:
+def _poisson(y: Any = COUNTS, x: Any = X, mask: Any = True, weight: Any = 1.0) -> None:
     b = numpyro.sample("b", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
-    with handlers.mask(mask=mask):
+    with handlers.mask(mask=mask), handlers.scale(scale=weight):
         numpyro.sample("y", dist.Poisson(jnp.exp(x @ b)), obs=y)
 
 
@@ -167,6 +167,10 @@ _CASES: dict[str, tuple[Callable[[], None], str]] = {
     "missing covariates": (
         lambda: _poisson(x=np.where(X == X.max(), np.nan, X)),
         r"predictor of site 'y' is not finite in .*covariates",
+    ),
+    "weights that are not finite": (
+        lambda: _poisson(weight=np.where(X[:, 1] == X[:, 1].max(), np.nan, 1.0)),
+        r"weights of site 'y' \(handlers.scale\) are not finite in 1 places; the first is nan at index \(\d,\)",
     ),
     "column of observations": (lambda: _poisson(COUNTS[:, None]), r"'y' has data of shape \(6, 1\).*\(6, 6\).*ravel"),
     "empty data": (lambda: _poisson(COUNTS[:0], X[:0]), r"'y' is empty"),

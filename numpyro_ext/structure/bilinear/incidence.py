@@ -119,6 +119,7 @@ def find_incidence(
     # Weights that depend on hyperparameters differ between two values of these.
     for env in inputs:
         look, like_first = jax.tree.map(np.asarray, compiled(env, probe, others, cells))
+        _check_finite(look, reading.sides)
         found.append(_combine(look, vectors, places, probe, others, reading.sides))
     for one, other in zip(*found, strict=True):
         if one is not None and other is not None:
@@ -193,6 +194,17 @@ def _look_at_cells(
         (at_zero[rows], at_zero[columns]),
         jax.lax.map(predict, points),
     )
+
+
+def _check_finite(look: _Look, names: Sequence[Sequence[str]]) -> None:
+    for slopes, coupled in zip(look.slopes, names, strict=True):
+        bad = np.zeros(0, bool) if slopes is None else ~np.isfinite(slopes).all(axis=1)
+        if bad.any():
+            raise ModelStructureError(
+                f"the weights with which cells see vectors of {list(coupled)} are not finite in {int(bad.sum())} "
+                f"cells; the first is cell {int(np.argmax(bad))}. Check them for NaN and infinity, or mask these.",
+                site=coupled[0],
+            )
 
 
 def _combine(

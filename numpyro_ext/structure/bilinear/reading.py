@@ -419,9 +419,20 @@ class BilinearReading(ModelReading):
                 raise ModelStructureError(f"the prior of {list(names)} is not that of a Gaussian: check its scales.")
         at_offset = form.potential.log_density(form.offset)
         for what, value in (("predictor", form.offset), ("log density or an exposure", at_offset)):
-            if not bool(jnp.all(jnp.isfinite(value))):
-                raise ModelStructureError(f"the {what} of {list(self.factor_names)} is not finite in some cells.")
+            self._check_cells(what, ~np.isfinite(np.asarray(value)))
         super().explain_nan()
+
+    def _check_cells(self, what: str, is_bad: np.ndarray) -> None:
+        """Refuse what is not finite in some of all cells, naming the site and its first observation."""
+        parts = np.split(is_bad, np.cumsum([cells.size for cells in self.cells])[:-1])
+        for name, cells, shape, bad in zip(self.factor_names, self.cells, self.factor_shapes, parts, strict=True):
+            if bad.any():
+                where = tuple(int(i) for i in np.unravel_index(cells[np.argmax(bad)], shape))
+                raise ModelStructureError(
+                    f"the {what} of site '{name}' is not finite in {int(bad.sum())} cells (the first is at index "
+                    f"{where}): check covariates and exposures for NaN or infinity, or mask these cells.",
+                    site=name,
+                )
 
     def describe(self) -> str:
         """The split and what was recognised, one line each."""

@@ -248,11 +248,31 @@ class ModelReading(TracedModel, ABC):
         :raises ModelStructureError: always.
         """
         self.check_conditioning(tolerance=0.1)
+        self._check_weights()
         raise ModelStructureError(
             f"the log density of the model is NaN{self._at_start()}: give values at which it is not through "
             "init_values or hyper_values, or check the model with numpyro.validation_enabled(). What was read:\n"
             + self.describe()
         )
+
+    def _check_weights(self) -> None:
+        """Refuse weights of observations that are not finite.
+
+        :raises ModelStructureError: naming the site and the first of them.
+        """
+        env = self._env(self.initial_hyper(), None)
+        for name in self.observed_names:
+            atom = self._trace.factors[name].scale
+            weight = np.asarray(1.0 if atom is None else self._program.evaluate([atom], env)[0])
+            bad = ~np.isfinite(weight)
+            if bad.any():
+                where = tuple(np.argwhere(bad)[0].tolist())
+                raise ModelStructureError(
+                    f"the weights of site '{name}' (handlers.scale) are not finite in {int(bad.sum())} places; the "
+                    f"first is {weight[where]} at index {where}. Leave these observations out, or give them a mask and "
+                    "a weight of one.",
+                    site=name,
+                )
 
     def describe(self) -> str:
         """The split and what was recognised, one line each."""
