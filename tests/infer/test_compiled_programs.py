@@ -103,6 +103,16 @@ def test_predictions_at_other_rows_compile_nothing_from_the_second_on():
     assert not names
 
 
+def test_scores_of_a_number_of_other_rows_compile_few_programs():
+    """Their forms, and what the field is there, are a program each, not one for each operation."""
+    run = fit(EP, 0, np.arange(NUM_ROWS) % NUM_GROUPS)
+    run.log_predictive(np.arange(3), np.array([3, 1, 2]))
+    with compiled_programs() as names:
+        found = run.log_predictive(np.arange(4), np.array([3, 1, 2, 5]))["y"]
+    assert len(names) <= 12, names
+    np.testing.assert_allclose(found[:3], run.log_predictive(np.arange(3), np.array([3, 1, 2]))["y"], rtol=1e-5)
+
+
 def grouped_shares(group, y):
     """A likelihood of no family, whose observations share predictors."""
     shift = numpyro.sample("shift", dist.Normal(0.0, 1.0).expand([NUM_GROUPS]))

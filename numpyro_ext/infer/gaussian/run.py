@@ -151,7 +151,7 @@ class GaussianRun(FinishedRun):
             values, observed = self.programs.log_predictive(*self.inputs)
             return by_site(self.reading, values, ~observed)
         check_same_unknowns(self.reading, new, self.fit.hyper)
-        values, observed = self.programs.log_predictive(*self.inputs, new.form(self.fit.hyper, new.data))
+        values, observed = self.programs.log_predictive(*self.inputs, compiled_form(new, self.fit.hyper))
         return by_site(new, values, observed)
 
     def typical_noise(self) -> Array:
@@ -167,16 +167,16 @@ class GaussianRun(FinishedRun):
         return total
 
     @cached_property
-    def leave_one_out(self) -> tuple[Array, Array]:
+    def leave_one_out(self) -> tuple[np.ndarray, np.ndarray]:
         """Log predictive density of every factor without and with its own observation."""
-        found: tuple[Array, Array] = self.programs.leave_one_out(*self.inputs)
-        return found
+        without, within = self.programs.leave_one_out(*self.inputs)
+        return np.asarray(without), np.asarray(within)
 
     @cached_property
     def against_weights(self) -> tuple[str, ...]:
         """What speaks against leaving observations out by weights of draws, site by site, at the mode."""
         log_factors = self.programs.log_factors_at_draws(*self.inputs)
-        vanishing, heavy = (by_site(self.reading, jnp.asarray(x)) for x in weights_fail(np.asarray(log_factors)))
+        vanishing, heavy = (by_site(self.reading, x) for x in weights_fail(np.asarray(log_factors)))
         found = []
         for name, zeros in vanishing.items():
             site, is_zero, fails = self.reading.sites[name], zeros > 0.0, (zeros + heavy[name]) > 0.0

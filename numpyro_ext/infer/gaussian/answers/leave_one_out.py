@@ -54,13 +54,13 @@ def check_single(reading: LatentGaussianReading, var_name: str | None) -> str:
     return name
 
 
-def check_cavities(values: Array) -> None:
+def check_cavities(values: np.ndarray) -> None:
     """Refuse scores that rest on an approximation without its own observation that is none.
 
     :param values: of :func:`log_leave_one_out`.
     :raises FloatingPointError: if one is ``nan``.
     """
-    improper = int(jnp.sum(jnp.isnan(values)))
+    improper = int(np.isnan(values).sum())
     if improper:
         raise FloatingPointError(
             f"Without their own observation {improper} of {values.size} predictors have no proper distribution "

@@ -8,7 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.typing import ArrayLike
 
+from ....compilation.quick_jit import quick_jit
+from ....compilation.recent import Recent
 from ....potentials.base import Potential
 from ....potentials.vector_rows import VectorRows
 from ....structure import LatentGaussianReading
@@ -22,6 +25,8 @@ __all__ = [
     "log_predictive_density",
     "log_predictive_factors",
 ]
+
+_FIELDS = Recent(16)
 
 
 class OtherField(ValueError):
@@ -74,7 +79,7 @@ def are_coordinates_joint(reading: LatentGaussianReading, name: str) -> bool:
     return site.has_joint_coordinates or bool(event_dim and num_factors > num_observations)
 
 
-def by_site(reading: LatentGaussianReading, values: Array, scored: Array | None = None) -> dict[str, Array]:
+def by_site(reading: LatentGaussianReading, values: ArrayLike, scored: ArrayLike | None = None) -> dict[str, Array]:
     """Cut values of all rows into the observed sites, with zero where nothing is to be scored or no value is known.
 
     The rows of one observation are added up, which treats the sticks of a stick-breaking one as independent.
@@ -87,26 +92,27 @@ def by_site(reading: LatentGaussianReading, values: Array, scored: Array | None 
     :raises FloatingPointError: if a kept value is ``nan``; the message names the site.
     """
     out, start = {}, 0
+    values = np.asarray(values)  # NumPy compiles nothing
     families = zip(reading.factor_names, reading.factor_shapes, reading.rows_per_observation, strict=True)
     for name, shape, num_rows in families:
         if name not in reading.observed_names:  # priors, which stand behind all observations
             break
         stop = start + int(np.prod(shape)) * num_rows
         has_value = np.repeat(reading.has_value(name).reshape(-1), num_rows)
-        is_scored = has_value if scored is None else scored[start:stop] & has_value
-        if scored is not None and are_coordinates_joint(reading, name) and bool(jnp.any(is_scored)):
+        is_scored = has_value if scored is None else np.asarray(scored)[start:stop] & has_value
+        if scored is not None and are_coordinates_joint(reading, name) and is_scored.any():
             raise ValueError(
                 f"The coordinates of an observation of site {name!r} ({reading.sites[name].family}) depend on each "
                 "other, and predictors are scored one by one. Score it by draws: log_likelihood of numpyro.infer, of "
                 "engine.get_samples(), has its density at each of them."
             )
-        kept = jnp.where(is_scored, values[start:stop], 0.0)
-        if bool(jnp.any(jnp.isnan(kept))):
+        kept = np.where(is_scored, values[start:stop], 0.0).astype(values.dtype)
+        if np.isnan(kept).any():
             raise FloatingPointError(
                 f"The log predictive density of site {name!r} is nan at "
-                f"{int(jnp.sum(jnp.isnan(kept)))} observations: are its predictor and scale finite there?"
+                f"{int(np.isnan(kept).sum())} observations: are its predictor and scale finite there?"
             )
-        out[name] = kept.reshape(*shape, num_rows).sum(-1)
+        out[name] = jnp.asarray(kept.reshape(*shape, num_rows).sum(-1))
         start = stop
     return out
 
@@ -130,19 +136,33 @@ def check_same_unknowns(fitted: LatentGaussianReading, new: LatentGaussianReadin
         raise OtherField(
             f"On the new arguments the hyperparameters are {sorted(new.hyper)}, in the fit they are {sorted(hyper)}."
         )
-    old_form, new_form = fitted.form(hyper, fitted.data), new.form(hyper, new.data)
     # Affine functions of the same unknowns are the same where their values are, at zero and at a random point.
     at = np.random.default_rng(0).standard_normal(fitted.num_columns)
-    points = np.zeros_like(at), at
-    old_values, new_values = ([r.values(hyper, jnp.asarray(e), r.data) for e in points] for r in (fitted, new))
+    points = np.asarray([np.zeros_like(at), at], jnp.result_type(float))
+    (old_values, old_priors), (new_values, new_priors) = (_field_at(r, hyper, points) for r in (fitted, new))
     for name in fitted.field:
-        if not all(_same(old[name], new[name]) for old, new in zip(old_values, new_values, strict=True)):
+        if not _same(old_values[name], new_values[name]):
             raise OtherField(f"The prior mean of field site {name!r} is another one on the new arguments. {advice}")
-    # Priors that are not Gaussian are the factors behind those of observations.
-    old_priors = old_form.prior, old_form.potentials[len(fitted.observed_names) :]
-    new_priors = new_form.prior, new_form.potentials[len(new.observed_names) :]
     if not _same(old_priors, new_priors):
         raise OtherField(f"The prior of the field {list(fitted.field)} is another one on the new arguments. {advice}")
+
+
+def _field_at(reading: LatentGaussianReading, hyper: dict[str, Array], points: np.ndarray) -> tuple[Any, Any]:
+    """Values of the field sites at some unknowns, and the priors, by one program instead of one for each operation."""
+
+    def make() -> Any:
+        skeleton = reading.skeleton()
+
+        def look(hyper: dict[str, Array], points: Array, data: Any) -> tuple[Any, Any]:
+            form = skeleton.form(hyper, data)
+            values = jax.vmap(lambda e: {n: skeleton.values(hyper, e, data)[n] for n in skeleton.field})(points)
+            # Priors that are not Gaussian are the factors behind those of observations.
+            return values, (form.prior, form.potentials[len(skeleton.observed_names) :])
+
+        return quick_jit(look, is_small=True)
+
+    found: tuple[Any, Any] = _FIELDS.get(reading.structure_key, make)(hyper, points, reading.data)
+    return found
 
 
 def _same(old: Any, new: Any) -> bool:

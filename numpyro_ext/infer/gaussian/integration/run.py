@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, random
-from jax.scipy.special import logsumexp
+from scipy.special import logsumexp
 
 from ....compilation.collection import without_collection
 from ....compilation.transfer import to_device
@@ -20,6 +20,7 @@ from ...front.answers.sites import PosteriorSites, SitePosterior, gaussian_draws
 from ...front.results import Diagnostics, HyperEstimate, LogEvidence
 from ...front.run import hyper_estimates
 from ..answers.prediction import by_site, check_same_unknowns
+from ..programs import compiled_form
 from ..run import GaussianRun
 from .exploration import MANY_ROWS, Exploration, Integration, Surroundings, explore
 from .mixture_marginals import MarginalMixture
@@ -250,21 +251,24 @@ class IntegratedRun(GaussianRun):
             check_same_unknowns(self.reading, new, self.fit.hyper)
         parts = []
         for inputs in self.design_points():
-            form = () if new is None else (new.form(inputs[1], new.data),)
-            values, observed = self.programs.log_predictive(*inputs, *form)
+            form = () if new is None else (compiled_form(new, inputs[1]),)
+            values, observed = map(np.asarray, self.programs.log_predictive(*inputs, *form))
             parts.append(values)
-        total = logsumexp(jnp.stack(parts), axis=0, b=jnp.asarray(self.exploration.weights)[:, None])
+        total = self._mixed(np.stack(parts))
         return by_site(self.reading, total, ~observed) if new is None else by_site(new, total, observed)
 
     @cached_property
-    def leave_one_out(self) -> tuple[Array, Array]:
+    def leave_one_out(self) -> tuple[np.ndarray, np.ndarray]:
         """The same over the design: without an observation, hyperparameters that fit it less have more mass, which
         makes harmonic means of the densities at the points (Held, Schrodle and Rue 2010, eq. 7)."""
-        without, within = map(
-            jnp.stack, zip(*(self.programs.leave_one_out(*p) for p in self.design_points()), strict=True)
-        )
-        weights = jnp.asarray(self.exploration.weights)[:, None]
-        return -logsumexp(-without, axis=0, b=weights), logsumexp(within, axis=0, b=weights)
+        points = (map(np.asarray, self.programs.leave_one_out(*p)) for p in self.design_points())
+        without, within = map(np.stack, zip(*points, strict=True))
+        return -self._mixed(-without), self._mixed(within)
+
+    def _mixed(self, values: np.ndarray) -> np.ndarray:
+        """The log of a mean over the design; by NumPy, which compiles nothing."""
+        found = logsumexp(values, axis=0, b=np.asarray(self.exploration.weights)[:, None])
+        return np.asarray(found, values.dtype)
 
 
 def unstacked(tree: Any, number: int) -> list[Any]:
