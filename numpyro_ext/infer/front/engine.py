@@ -161,6 +161,9 @@ class BaseEngine(ShownEngine, LastRun, ArviZInterface, KeptRun, Generic[_Run]):
         if not diagnostics.converged:
             warn(f"{type(self).__name__} did not converge. " + " ".join(diagnostics.messages))
         warn_of_points(diagnostics, run.space, type(self).__name__)
+        if not _says_so_itself(self.model):
+            for found in run.reading.self_comparisons():
+                warn(str(found))
         run.fit = run.fit._replace(diagnostics=diagnostics)
         self._run = run
 
@@ -286,6 +289,13 @@ class BaseEngine(ShownEngine, LastRun, ArviZInterface, KeptRun, Generic[_Run]):
         """This engine, as if it had made a run."""
         self._run, self._last_state = run, run.fit.last_state
         return self
+
+
+def _says_so_itself(model: Any) -> bool:
+    """Whether it is a model of this package, which looks at the comparisons that it is given, whoever runs it."""
+    while (inner := getattr(model, "func", getattr(model, "fn", None))) is not None:  # partial, and handlers
+        model = inner
+    return str(getattr(model, "__module__", "")).startswith("numpyro_ext.models")
 
 
 def _unknown_options(engine: type[BaseEngine[Any]], unknown: Mapping[str, Any]) -> str:

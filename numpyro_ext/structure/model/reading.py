@@ -18,6 +18,7 @@ from ..errors import ModelStructureError
 from ..program.degrees import Degree, Degrees, classify
 from ..program.program import Atom, Constant
 from .priors import colour
+from .self_comparisons import SelfComparisons, self_differences
 from .traced_model import TracedModel
 from .validation import can_be_scored
 
@@ -129,6 +130,25 @@ class ModelReading(TracedModel, ABC):
                 "data is in use.",
                 site=name,
             )
+        return found
+
+    def self_comparisons(self) -> list[SelfComparisons]:
+        """Observations in use that compare an unknown with itself; those of a continuous value may say something of
+        its noise, and are not counted."""
+        data, found = dict(zip(self._program.constants, self.data, strict=False)), []
+        for name in self.observed_names:
+            traced, shape = self._trace.factors[name], self._program.shape(self._trace.factors[name].log_prob)
+            counts = traced.parameters.get("total_count", Constant(1))
+            is_discrete = getattr(self.sites[name].support, "is_discrete", False)
+            if not is_discrete or not all(map(self._is_known, (traced.mask, counts))):
+                continue
+            is_same = self_differences(self._program, data, traced.log_prob, shape)
+            if is_same is None:
+                continue
+            in_use = np.broadcast_to(self._known_value(traced.mask) & (self._known_value(counts) > 0), shape)
+            indices = np.argwhere(is_same & in_use)
+            if len(indices):
+                found.append(SelfComparisons(name, len(indices), int(in_use.sum()), tuple(indices[0].tolist())))
         return found
 
     def _affine_sites(self, degrees: Degrees) -> tuple[str, ...]:

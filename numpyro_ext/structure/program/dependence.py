@@ -30,7 +30,7 @@ from .patterns import (
 )
 from .program import Atom, Constant, Equation, Program, apply_equation, apply_to_known, inner_jaxpr, is_opaque_call
 
-__all__ = ["dependence", "propagate"]
+__all__ = ["dependence", "moved", "propagate"]
 
 
 ConcreteFn = Callable[..., Any]
@@ -80,8 +80,8 @@ def _propagate(
     if name in ELEMENTWISE:
         return [merge([broadcast(p, shapes[0]) for p in patterns if p is not None])]
     if name in MOVEMENT:
-        moved = None if patterns[0] is None else _move(eqn, patterns[0], shapes[0])
-        return [_apply_per_slot(eqn, patterns, [None] * len(patterns)) if moved is None else moved]
+        found = None if patterns[0] is None else moved(eqn, patterns[0], shapes[0])
+        return [_apply_per_slot(eqn, patterns, [None] * len(patterns)) if found is None else found]
     if name in ("concatenate", "stack"):
         return [_join(eqn, patterns, program)]
     if name == "pad":
@@ -105,7 +105,7 @@ def _propagate(
     return everything(patterns, shapes)
 
 
-def _move(eqn: Equation, pattern: np.ndarray, shape: tuple[int, ...]) -> np.ndarray | None:
+def moved(eqn: Equation, pattern: np.ndarray, shape: tuple[int, ...]) -> np.ndarray | None:
     """Move elements by NumPy, which compiles nothing, or None for what it does not know."""
     name, params, slots = eqn.primitive.name, eqn.params, pattern.shape[-1]
     if name in ("squeeze", "expand_dims") or (name == "reshape" and params.get("dimensions") is None):
