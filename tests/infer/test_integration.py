@@ -1,5 +1,6 @@
 """Integration over hyperparameters by every engine on Gaussian fields, against quadrature where the field is exact."""
 
+import re
 import warnings
 
 import jax
@@ -288,6 +289,25 @@ def test_an_evidence_that_did_not_settle_outweighs_nothing(monkeypatch, exact):
     evidence, mean, sd, *_ = exact
     np.testing.assert_allclose(fitted.log_evidence, evidence, atol=0.2)
     np.testing.assert_allclose(fitted.posterior["effect"].mean, mean, atol=0.1 * np.max(sd))
+
+
+@pytest.mark.parametrize(("end", "is_said"), [(-1.9, False), (-0.9, True)])
+def test_fits_that_did_not_end_are_told_where_they_have_mass(monkeypatch, end, is_said):
+    # Below -1.9 deviations of the log of the scale there is less than a hundredth.
+    fits = exploration.Surroundings.fits
+
+    def unfinished_fits(self, points, *args, **options):
+        found = fits(self, points, *args, **options)
+        return found._replace(converged=found.converged & (points[:, 0] > end))
+
+    monkeypatch.setattr(exploration.Surroundings, "fits", unfinished_fits)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        run(EP, groups, Y, integrate="grid")
+    said = [str(w.message) for w in caught]
+    assert len(said) == is_said
+    if is_said:
+        assert re.search(r"At \d+ of \d+ points, which have [\d.]+ % of the mass, the field did not converge", said[0])
 
 
 @pytest.mark.thorough
