@@ -19,7 +19,7 @@ from numpyro_ext.distributions import (
 )
 
 from .gaussian_process import squared_exponential
-from .indices import checked_indices, checked_rankings
+from .indices import checked_indices, checked_rankings, checked_table
 
 __all__ = [
     "discrete_choice",
@@ -247,7 +247,7 @@ def plackett_luce(
         places in these rows: ``entrants`` in the order in which they came in, and ``0, 1, 2, ...`` in every ranking.
     :raises ValueError: if an entrant is out of range, or rankings have more columns than there are entrants.
     """
-    num_ranked = np.asarray(num_ranked)
+    num_ranked = checked_table("num_ranked", num_ranked)
     if num_ranked.ndim != 1:
         raise ValueError(f"num_ranked must have one number for each ranking; got shape {num_ranked.shape}.")
     scale = numpyro.sample("scale", dist.HalfNormal(2.0))
@@ -259,7 +259,7 @@ def plackett_luce(
         (index,) = checked_indices(entrants=(np.ravel(entrants), num_items))
         size, strength = shape[-1], strength[index.reshape(shape)]
     if rankings is not None:
-        rankings = np.asarray(rankings)
+        rankings = checked_table("rankings", rankings)
         if rankings.ndim != 2 or rankings.shape[1] > size:
             raise ValueError(f"rankings must have two axes and at most {size} columns; got shape {rankings.shape}.")
         checked_rankings(rankings, num_ranked, size)

@@ -11,7 +11,7 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
-__all__ = ["checked_indices", "checked_kernel", "checked_outcomes", "checked_rankings", "checked_size"]
+__all__ = ["checked_indices", "checked_kernel", "checked_outcomes", "checked_rankings", "checked_size", "checked_table"]
 
 _LARGEST_FACTORED = 500  # a look at these takes next to no time
 
@@ -89,6 +89,17 @@ def _is_covariance(kernel: ArrayLike) -> bool:
         return bool(np.isfinite(np.linalg.cholesky(values)).all())
     except np.linalg.LinAlgError:
         return False
+
+
+def checked_table(name: str, values: ArrayLike) -> np.ndarray:
+    """Values as an array, whose rows are of one length."""
+    try:
+        return np.asarray(values)
+    except ValueError as error:
+        raise ValueError(
+            f"{name} has rows of different lengths. Rankings of fewer items end in -1, in a table as wide as the "
+            "longest, and num_ranked says of each how many entries count."
+        ) from error
 
 
 def checked_rankings(rankings: np.ndarray, num_ranked: np.ndarray, num_items: int) -> None:

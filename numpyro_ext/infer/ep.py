@@ -10,7 +10,7 @@ from typing import Any, Literal, Unpack
 
 from jax import Array
 
-from ..potentials import TemperedPotential
+from ..potentials import PlackettLucePotential, TemperedPotential
 from ..potentials.vector_rows import VectorRows
 from ..structure import LatentGaussianReading, ModelStructureError, Reason, SparseLinearReading
 from ..structure.latent_gaussian.read import LATENT_GAUSSIAN
@@ -189,10 +189,13 @@ class EP(Engine):
                     site=name,
                 )
             if isinstance(base, VectorRows) and not base.base.has_tilted_moments:
+                other = "as numpyro_ext.distributions.StickBreakingCategorical, whose factors have one predictor"
+                if isinstance(base.base, PlackettLucePotential):
+                    other = "as comparisons of two items"
                 raise ModelStructureError(
                     f"EP matches moments of one or two predictors per observation, and site {name!r} has "
                     f"{base.base.dimension} each. Use VariationalGaussian or LaplaceApproximation, or write the site "
-                    "as numpyro_ext.distributions.StickBreakingCategorical, whose factors have one predictor.",
+                    f"{other}.",
                     site=name,
                 )
         options: dict[str, Any] = {

@@ -194,6 +194,8 @@ def test_one_person_by_expectation_propagation_agrees_with_samples():
         (lambda: models.plackett_luce([2], [[1, 1]], num_items=2), "Items that are tied have no order"),
         (lambda: models.plackett_luce([2], [[1, 2]], num_items=2), "Ranking 0 must hold items from 0 to 1"),
         (lambda: models.plackett_luce([2, 1], [[1, 0], [1, np.nan]], num_items=2), "must hold integers; got float64"),
+        (lambda: models.plackett_luce([2, 1], [[1, 0], [1]], num_items=2), "rankings has rows of different lengths"),
+        (lambda: models.plackett_luce([[1, 0], [1]], num_items=2), "num_ranked says of each how many entries count"),
         (lambda: models.plackett_luce(2, num_items=2), "num_ranked must have one number for each ranking"),
     ],
 )
