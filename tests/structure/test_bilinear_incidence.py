@@ -214,6 +214,14 @@ def test_many_cells_take_memory_in_proportion():
         read_bilinear(model, check=False)
 
 
+def test_names_of_no_side_are_refused_with_those_that_there_are():
+    for name in ("h", "components", "users"):
+        assert read_bilinear(gaussian_process, by_component={"h", name}, check=False).is_coupled == (False, True)
+    message = r"covariance names 'items', .* \['w', 'h'\], and plates .*: \['users', 'components'\]"
+    with pytest.raises(ModelStructureError, match=message):
+        read_bilinear(gaussian_process, by_component={"items"}, check=False)
+
+
 def learned_weights():
     scale = numpyro.sample("scale", dist.HalfNormal(1.0))
     h = process("h", ITEMS)

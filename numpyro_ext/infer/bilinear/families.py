@@ -23,16 +23,12 @@ def named_by_component(covariance: Covariance) -> frozenset[str] | bool:
 def side_families(covariance: Covariance, reading: BilinearReading) -> tuple[Family, Family]:
     """The families of rows and columns; sides that are not named are diagonal.
 
-    :raises ValueError: if a name belongs to neither side, or a side is given two families.
+    :raises ModelStructureError: if a name belongs to neither side.
+    :raises ValueError: if a side is given two families.
     """
     given: Mapping[str, Family] = covariance if isinstance(covariance, Mapping) else {}
     default: Family = "diagonal" if isinstance(covariance, Mapping) else covariance
-    unknown = [n for n in given if not any(reading.is_named(site, (n,)) for site in reading.field)]
-    if unknown:
-        raise ValueError(
-            f"covariance names {unknown[0]!r}, which belongs to neither side; rows: {reading.sides[0]}, columns: "
-            f"{reading.sides[1]}. It takes names of these sites, or of plates with some of them."
-        )
+    reading.check_names(given)
     out: list[Family] = []
     for names, is_coupled in zip(reading.sides, reading.is_coupled, strict=True):
         found = {family for n, family in given.items() if any(reading.is_named(site, (n,)) for site in names)}

@@ -104,6 +104,8 @@ class BilinearReading(ModelReading):
                 )
         degrees = classify(self._program, {n: number for n, (number, _) in self._field.items()}, with_sources=False)
         self._check_priors(degrees)
+        if not isinstance(by_component, bool):
+            self.check_names(by_component)
 
         # What is observed: the cells of each site and their predictors.
         self._sort_factors(degrees)
@@ -250,6 +252,20 @@ class BilinearReading(ModelReading):
         if isinstance(names, bool):
             return names
         return name in names or any(plate in names for plate, _ in self.sites[name].plates)
+
+    def check_names(self, names: Collection[str]) -> None:
+        """Refuse names of neither a site of the two sides nor a plate that has one of them.
+
+        :param names: for which ``covariance`` names families.
+        :raises ModelStructureError: saying which sites and plates there are.
+        """
+        plates = dict.fromkeys(plate for name in self.field for plate, _ in self.sites[name].plates)
+        for name in names:
+            if name not in self.field and name not in plates:
+                raise ModelStructureError(
+                    f"covariance names {name!r}, which belongs to neither side. It takes sites of the two sides, here "
+                    f"{list(self.field)}, and plates with some of these: {list(plates) or 'there are none'}."
+                )
 
     def _check_flat(self, layouts: tuple[Layout, Layout]) -> None:
         for name in (n for layout in layouts for n in layout.names):
