@@ -49,7 +49,14 @@ def test_what_has_samples_serves_as_well_as_draws():
         (lambda: rank_summary(Sampler(), "scale"), r"\(num_samples, ..., items\); got \(400,\)"),
         (lambda: rank_summary(DRAWS, k=5), "k must be in 1, ..., 4"),
         (lambda: rank_summary(DRAWS, k=1, probability=90), "between 0 and 1; got 90"),
-        (lambda: shortlist(DRAWS, k=2, exclude=[1, 1, 1, 0]), "fewer than k = 2 items"),
+        (lambda: shortlist(DRAWS, k=2, exclude=[True, True, True, False]), "fewer than k = 2 items"),
+        (lambda: shortlist(DRAWS, k=1, exclude=[0, 1, 1, 0]), r"booleans that broadcast to \(2, 4\); got int64 of"),
+        (lambda: shortlist(DRAWS, k=1, exclude=[0, 3]), r"Numbers of items are np.isin\(np.arange\(4\), numbers\)"),
+        (lambda: rank_summary(Sampler(), users=[0, 2]), r"users must hold integers in 0, ..., 1; got \[0, 2\]"),
+        (lambda: shortlist(DRAWS, users=[-1]), r"users must hold integers in 0, ..., 1; got \[-1\]"),
+        (lambda: shortlist(DRAWS, users=[0.0]), r"users must hold integers in 0, ..., 1; got \[0.0\]"),
+        (lambda: rank_summary(DRAWS[:, 0], users=[1]), r"shape \(400, 4\) have none"),
+        (lambda: rank_summary(np.where(DRAWS > 2.0, np.nan, DRAWS)), "draws of the utilities are nan"),
     ]:
         with pytest.raises(ValueError, match=message):
             call()

@@ -52,7 +52,7 @@ def rank_summary(
     :param int k: how many places are the first ones; ``None`` for five, or all of fewer.
     :param float probability: of the central intervals.
     :return: the summary, of shape ``(..., items)``; items of equal utility stand in their order.
-    :raises ValueError: if there is no such site, or ``k`` or the probability is out of range.
+    :raises ValueError: if there is no such site or user, or ``k`` or the probability is out of range.
 
     **Example:**
 
@@ -96,7 +96,8 @@ def shortlist(
     :param exclude: booleans that broadcast against ``(..., items)``, true for what is not shown, such as items that the
         user has; they take no places from others.
     :return: items, the likeliest first, shape ``(..., k)``.
-    :raises ValueError: as for :func:`rank_summary`, or if fewer than ``k`` items are left.
+    :raises ValueError: as for :func:`rank_summary`, or if ``exclude`` is something else, or fewer than ``k`` items are
+        left.
 
     **Example:**
 
@@ -106,7 +107,7 @@ def shortlist(
     """
     utilities = _utilities(draws, site, users)
     if exclude is not None:
-        excluded = np.broadcast_to(np.asarray(exclude, bool), utilities.shape[1:])
+        excluded = _checked_exclusions(exclude, utilities.shape[1:])
         num_left = int(np.min(np.sum(~excluded, axis=-1)))
         k = min(_FIRST_PLACES, num_left) if k is None else k
         if num_left < max(k, 1):
@@ -121,7 +122,7 @@ def shortlist(
 
 def _utilities(draws: Any, site: str | None, users: ArrayLike | None) -> np.ndarray:
     if hasattr(draws, "draw_utilities"):  # a fit by collaborative_em, which draws for those who are asked for
-        who = np.arange(draws.num_users) if users is None else np.asarray(users)
+        who = np.arange(draws.num_users) if users is None else _checked_users(users, draws.num_users)
         found = np.asarray(draws.draw_utilities(jax.random.key(0), who.reshape(-1)), float)
         return found.reshape(len(found), *who.shape, found.shape[-1])
     posterior = getattr(draws, "posterior", {})
@@ -130,7 +131,8 @@ def _utilities(draws: Any, site: str | None, users: ArrayLike | None) -> np.ndar
     large = posterior.get(site) if users is not None and site is not None else None
     if isinstance(large, LargeSite):
         # draws of all users at once would be of that many utilities each
-        return np.asarray(large[np.asarray(users)].sample(jax.random.key(0), draws.num_samples), float)
+        who = _checked_users(users, large.shape[-2])
+        return np.asarray(large[who].sample(jax.random.key(0), draws.num_samples), float)
     if hasattr(draws, "get_samples"):
         draws = draws.get_samples()
     if isinstance(draws, dict):
@@ -141,7 +143,39 @@ def _utilities(draws: Any, site: str | None, users: ArrayLike | None) -> np.ndar
         utilities = utilities.reshape(-1, *utilities.shape[2:])
     if utilities.ndim < 2:
         raise ValueError(f"draws must have shape (num_samples, ..., items); got {utilities.shape}.")
-    return utilities if users is None else utilities[..., np.asarray(users), :]
+    if np.isnan(utilities).any():
+        raise ValueError("draws of the utilities are nan: the run that they are of has failed.")
+    if users is None:
+        return utilities
+    if utilities.ndim == 2:
+        raise ValueError(
+            f"users says which places of the axis before the items to take, and draws of shape {utilities.shape} have "
+            "none: these are utilities of one person. Leave users out."
+        )
+    return utilities[..., _checked_users(users, utilities.shape[-2]), :]
+
+
+def _checked_users(users: ArrayLike, num_users: int) -> np.ndarray:
+    who = np.asarray(users)
+    if who.dtype == bool and who.shape == (num_users,):
+        return np.flatnonzero(who)
+    if who.dtype.kind not in "iu" or (who.size and not 0 <= who.min() <= who.max() < num_users):
+        raise ValueError(f"users must hold integers in 0, ..., {num_users - 1}; got {users!r}.")
+    return who
+
+
+def _checked_exclusions(exclude: ArrayLike, shape: tuple[int, ...]) -> np.ndarray:
+    found = np.asarray(exclude)
+    try:
+        fits = found.dtype == bool and np.broadcast_shapes(found.shape, shape) == shape
+    except ValueError:
+        fits = False
+    if not fits:
+        raise ValueError(
+            f"exclude must hold booleans that broadcast to {shape}; got {found.dtype} of shape {found.shape}. Numbers "
+            f"of items are np.isin(np.arange({shape[-1]}), numbers)."
+        )
+    return np.broadcast_to(found, shape)
 
 
 def _site_of_utilities(draws: dict[str, Any], site: str | None) -> str:
