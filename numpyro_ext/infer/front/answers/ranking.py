@@ -128,8 +128,8 @@ def _utilities(draws: Any, site: str | None, users: ArrayLike | None) -> np.ndar
     posterior = getattr(draws, "posterior", {})
     if site is None and _USUAL_SITE in posterior:
         site = _USUAL_SITE
-    large = posterior.get(site) if users is not None and site is not None else None
-    if isinstance(large, LargeSite):
+    large = None if site is None else posterior.get(site)
+    if users is not None and isinstance(large, LargeSite):
         # draws of all users at once would be of that many utilities each
         who = _checked_users(users, large.shape[-2])
         return np.asarray(large[who].sample(jax.random.key(0), draws.num_samples), float)
@@ -160,7 +160,7 @@ def _checked_users(users: ArrayLike, num_users: int) -> np.ndarray:
     if who.dtype == bool and who.shape == (num_users,):
         return np.flatnonzero(who)
     if who.dtype.kind not in "iu" or (who.size and not 0 <= who.min() <= who.max() < num_users):
-        raise ValueError(f"users must hold integers in 0, ..., {num_users - 1}; got {users!r}.")
+        raise ValueError(f"users must hold integers in 0, ..., {num_users - 1}; got {who.tolist()}.")
     return who
 
 
