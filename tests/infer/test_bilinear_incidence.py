@@ -182,6 +182,18 @@ def test_new_users_by_fold_in(fitted):
 
 
 @pytest.mark.thorough
+def test_another_kernel_of_as_many_items_is_refused(fitted):
+    few = [x[:4] for x in ANSWERS]
+    for call in (
+        lambda: fitted.fold_in(random.key(5), *few, scale=0.5),
+        lambda: fitted.log_predictive(*few, scale=0.5),
+        lambda: fitted.predictive_mean(*few, scale=0.5),
+    ):
+        with pytest.raises(ValueError, match=r"prior of .*'h'.* is another one on the new arguments.*same kernel"):
+            call()
+
+
+@pytest.mark.thorough
 def test_saving_and_going_on(fitted, tmp_path):
     fitted.save(tmp_path / "run.npz")
     loaded = BilinearVG.load(tmp_path / "run.npz", preferences)

@@ -171,6 +171,22 @@ def test_other_cells_of_the_same_vectors():
     np.testing.assert_allclose(two, -one[:5], atol=1e-9 if jax.config.jax_enable_x64 else 1e-4)
 
 
+@pytest.mark.parametrize("rank", [RANK - 1, RANK + 1])
+def test_vectors_of_other_lengths_are_refused(rank):
+    """Components in the order of the fit would leave some out."""
+
+    def model(rank):
+        with numpyro.plate("users", USERS):
+            w = numpyro.sample("w", dist.Normal(0.0, 1.0).expand([rank]).to_event(1))
+        h = process("h", ITEMS, rank)
+        answer(jnp.sum(w[USER] * (h[:, FIRST] - h[:, SECOND]).T, -1))
+
+    reading = read_bilinear(model, (RANK,), by_component=True, check=False)
+    message = rf"\['w'\] make vectors of {rank} components, in the fit of {RANK}"
+    with pytest.raises(ModelStructureError, match=message):
+        read_like(reading, (rank,), {}, jax.random.key(3))
+
+
 def test_other_pairs_of_equal_shapes_compile_nothing():
     """What is compiled for some pairs is given the others, and so are its functions of the data."""
 

@@ -10,7 +10,7 @@ import numpy as np
 from jax import Array, lax
 
 from ...compilation.quick_jit import quick_jit
-from ...structure.bilinear.form import Bilinear, GaussianSide
+from ...structure.bilinear.form import Bilinear, GaussianSide, Side
 from ...structure.bilinear.reading import BilinearReading
 from ..front.programs import compiled
 from ..front.results import at_values
@@ -82,6 +82,7 @@ class BilinearPrograms:
         self._reading, self._space, self.families, self._tol = reading, space, families, tol
         self.devices = OneDevice(_SOLVERS[solver]) if division is None else SeveralDevices(division)
         self.form = quick_jit(self._form, is_lean=True)
+        self.priors = quick_jit(self._priors, is_small=True)
         self.init_state = quick_jit(self._init_state, is_lean=True)
         self._compiled_prepare = quick_jit(self._prepare, is_lean=True)
         self.solve = self.devices.compile_solve(self._solve)
@@ -95,6 +96,9 @@ class BilinearPrograms:
 
     def _form(self, data: Any, hyper: dict[str, Array]) -> Bilinear:
         return self._reading.form(hyper, data)
+
+    def _priors(self, data: Any, hyper: dict[str, Array]) -> tuple[Side, Side]:
+        return self._reading.priors(hyper, data)
 
     def _init_state(self, data: Any, hyper: dict[str, Array], rng_key: Array | None = None) -> core.State:
         key = jax.random.key(0) if rng_key is None else rng_key

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple, NoReturn
@@ -82,7 +83,7 @@ class BilinearRun(FinishedRun):
     @cached_property
     def priors(self) -> tuple[Side, Side]:
         """The priors of rows and columns at the fitted hyperparameters."""
-        return self.reading.priors(self.fit.hyper)
+        return self.programs.priors(self.reading.data, self.fit.hyper)
 
     @cached_property
     def widest_product(self) -> float:
@@ -142,7 +143,25 @@ class BilinearRun(FinishedRun):
         )
         _check_sizes(self.reading, reading, (0, 1), "Use fold_in for rows or columns that were not fitted.")
         form = self.programs.like(reading, self.space).form(reading.data, self.fit.hyper)
+        self._check_priors((form.rows, form.columns), (0, 1))
         return reading, form
+
+    def _check_priors(self, priors: tuple[Side, Side], sides: Sequence[int]) -> None:
+        """Refuse another kernel: posteriors of vectors that depend on each other are kept in the coordinates of theirs.
+
+        :param priors: on new arguments.
+        :param sides: of which the posterior is used.
+        """
+        for side in sides:
+            old, new = self.priors[side], priors[side]
+            if not isinstance(old, CoupledSide) or not isinstance(new, CoupledSide):
+                continue
+            pairs = [(old.mean, new.mean), (old.scale, new.scale), (old.root[old.group], new.root[new.group])]
+            if not all(np.allclose(x, y, rtol=1e-4, atol=1e-6) for x, y in pairs):
+                raise ValueError(
+                    f"The prior of {list(self.reading.sides[side])} is another one on the new arguments, and their "
+                    "posterior holds under that of the fit: give the same kernel, of the same items in the same order."
+                )
 
     def _by_site(self, reading: BilinearReading, values: ArrayLike) -> dict[str, Array]:
         out, start, numbers = {}, 0, np.asarray(values)
@@ -250,6 +269,7 @@ class BilinearRun(FinishedRun):
         _check_sizes(self.reading, reading, (other,), "That side is held and must be the same.")
         space = UnconstrainedSpace(reading.hyper, self.fit.hyper)
         programs = self.programs.like(reading, space)
+        self._check_priors(programs.priors(reading.data, self.fit.hyper), (other,))
         held = self.blocks[other]
         state, info = programs.fold(reading.data, self.fit.hyper, held, rng_key, side=side, num_steps=_FOLD_STEPS)
         messages = () if bool(info.converged) else (f"The new {side} did not converge in {_FOLD_STEPS} steps.",)

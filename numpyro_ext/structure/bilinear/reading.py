@@ -131,6 +131,8 @@ class BilinearReading(ModelReading):
         self._check_flat(self.layouts)
         self.sides = (self.layouts[0].names, self.layouts[1].names)
         elements = tuple(elements_of(layout, self.site_shapes, self._starts) for layout in self.layouts)
+        if like is not None:
+            self._check_components(like, elements)
         places = [layout.places for layout in self.layouts]
         self.is_coupled = (places[0] is not None, places[1] is not None)
         vectors = Vectors(self.num_columns, elements, [layout.vector for layout in self.layouts], self.is_coupled)
@@ -246,6 +248,15 @@ class BilinearReading(ModelReading):
             return find_layouts(self._program, numbers, shapes, coupled, self._predictors, wanted)
         known = (same_layout(self._program, numbers, shapes, self._predictors, layout) for layout in like.layouts)
         return next(known), next(known)
+
+    def _check_components(self, like: BilinearReading, elements: Sequence[np.ndarray]) -> None:
+        for names, old, new in zip(self.sides, like.elements, elements, strict=True):
+            if old.shape[1] != new.shape[1]:
+                raise ModelStructureError(
+                    f"on these arguments {list(names)} make vectors of {new.shape[1]} components, in the fit of "
+                    f"{old.shape[1]}: the rank of a product, and what else makes a vector, must be that of the fit.",
+                    site=names[0],
+                )
 
     def is_named(self, name: str, names: Collection[str] | bool) -> bool:
         """Whether a site, or a plate that it is in, is among these names; all are in ``True``."""
