@@ -14,7 +14,7 @@ from numpyro.distributions import biject_to
 
 from ...errors import ModelStructureError, Reason
 from ...program.program import make_program
-from .execution import ModelCall, bound, line_of_model
+from .execution import ModelCall, bound_arguments, line_of_model
 from .inspection import SiteInfo
 from .plain_sites import PlainSites
 
@@ -36,7 +36,7 @@ def read_with_changing(
     """
     if names is not None:
         return read((names,) if isinstance(names, str) else tuple(names))
-    there, _ = bound(call.model, call.args, call.kwargs)
+    there, _ = bound_arguments(call.model, call.args, call.kwargs)
     arrays = tuple(name for name, value in there.items() if _holds_arrays(value))
     try:
         if arrays:
