@@ -132,6 +132,7 @@ class LatentGaussianReading(ModelReading):
         out.hyper = {n: h._replace(init=None) for n, h in self.hyper.items()}
         out._program = self._program.with_data(())
         out._program.looked_up = dict(self._program.looked_up)
+        self._program.release()  # as plans have it, which are kept
         out._rows, out._touched = self._rows.skeleton(), self._touched and self._touched.skeleton()
         out._maps = {name: rows.skeleton() for name, rows in self._maps.items()}
         return out
