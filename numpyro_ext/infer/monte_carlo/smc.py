@@ -6,7 +6,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import jax
 import numpy as np
@@ -19,7 +19,7 @@ from ..front.options import check_at_least, check_one_of, plain_number
 from ..front.running.progress import progress_bar, warn
 from ..front.state import data_digest
 from .answers import Answers, shapes
-from .moves import KernelName, Movement
+from .moves import AnyKernel, Movement, kernel_for
 from .program import SMCProgram, read_changing
 from .run import (
     MOST_STEPS,
@@ -38,12 +38,6 @@ from .target import Target, refuse_other_priors
 
 __all__ = ["SMC"]
 
-AnyKernel = Literal["auto", "elliptical-slice", "pcn", "random-walk", "hmc", "nuts"]
-_LARGEST_SLICED = 5
-"""Dimensions up to which slices are the default."""
-_PARTICLES_OF_A_COVARIANCE = 40
-"""For each of the squared dimensions: with fewer, slices about the particles keep the errors of their covariance from
-step to step, and in 20 dimensions the evidence of 4000 particles was a standard error too large."""
 _MOST_MOVES = 300
 _CORRELATION = 0.1
 _PARENTS = 20
@@ -277,32 +271,12 @@ class SMC(Answers, KeptRun):
         """What the options come to for a model."""
         if unknown := [name for name in self.watch if name not in target.real_sites]:
             raise ValueError(f"watch names {unknown}; the sites of real numbers are {', '.join(target.real_sites)}.")
-        kernel: KernelName
-        if self.kernel == "auto":
-            is_sliced = target.size <= _LARGEST_SLICED and self.num_particles >= self._fewest_sliced(target)
-            kernel = "elliptical-slice" if is_sliced else "hmc"
-        else:
-            kernel = self.kernel
-            if kernel == "pcn" and not target.is_gaussian:
-                raise ValueError(
-                    "kernel='pcn' needs Normal, LogNormal or MultivariateNormal priors: leave kernel out, or give "
-                    "'elliptical-slice' or 'hmc'."
-                )
-            if kernel == "elliptical-slice" and self.num_particles < self._fewest_sliced(target):
-                raise ValueError(
-                    f"kernel='elliptical-slice' draws about the particles, and {self.num_particles} of them tell too "
-                    f"little of a covariance in {target.size} dimensions: leave kernel out, or take at least "
-                    f"{self._fewest_sliced(target)} particles."
-                )
+        kernel = kernel_for(self.kernel, self.num_particles, target.size, is_gaussian=target.is_gaussian)
         num_moves = _PARENTS - 1 if self.waste_free and self.num_moves is None else self.num_moves
         parents = self.num_particles // (num_moves + 1) if self.waste_free and num_moves else self.num_particles
         return Ladder(
             self.path, self.ess_threshold, Movement(kernel, num_moves, _MOST_MOVES, _CORRELATION), self.watch, parents
         )
-
-    @staticmethod
-    def _fewest_sliced(target: Target) -> int:
-        return _PARTICLES_OF_A_COVARIANCE * target.size**2
 
     def _programs_of(self, target: Target) -> Programs:
         ladder = self.ladder(target)
