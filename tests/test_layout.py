@@ -96,10 +96,11 @@ for name in ("matplotlib", "matfree", "pywt", "sklearn", "tinygp"):
 import jax.numpy as jnp, numpyro_ext.distributions, numpyro_ext.infer, numpyro_ext.potentials
 from numpyro_ext.linalg import convolution, wavelet_transform
 from numpyro_ext.models import cox_process
+from numpyro_ext.optional import optional
 from numpyro_ext.structure import read_latent_gaussian
 convolution((4,), jnp.ones(3)) @ jnp.ones(4)
-counts = (jnp.arange(3.0), jnp.ones(3))
-for needy in (lambda: wavelet_transform((8,)), lambda: read_latent_gaussian(cox_process, counts)):
+read_latent_gaussian(cox_process, (jnp.arange(3.0), jnp.ones(3)))
+for needy in (lambda: wavelet_transform((8,)), lambda: optional("matplotlib.pyplot", "demo")):
     try:
         needy()
     except ModuleNotFoundError as error:

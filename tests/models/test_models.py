@@ -8,6 +8,7 @@ import numpy as np
 import numpyro.distributions as dist
 import pytest
 import scipy.stats
+import tinygp
 from jax import random
 from numpyro import handlers
 from numpyro.infer import Predictive, init_to_value
@@ -15,6 +16,7 @@ from numpyro.infer.util import initialize_model, log_density
 
 from numpyro_ext import models
 from numpyro_ext.distributions import RectifiedLinearPoisson
+from numpyro_ext.models.gaussian_process import squared_exponential
 
 N, D = 12, 3
 T = np.linspace(0.0, 30.0, N)
@@ -225,6 +227,13 @@ def test_cox_process_uncentered_is_the_same_model():
 
 
 @pytest.mark.float32
+@pytest.mark.parametrize("shape", [(7,), (7, 3)])
+def test_squared_exponential_is_that_of_tinygp(shape):
+    x = jnp.asarray(np.random.default_rng(0).normal(size=shape))
+    expected = 4.0 * (tinygp.kernels.ExpSquared(0.3)(x, x) + 1e-3 * jnp.eye(7))
+    np.testing.assert_allclose(squared_exponential(x, 2.0, 0.3, 1e-3), expected, rtol=1e-12)
+
+
 def test_covariance_of_a_long_grid_is_positive_definite():
     t = jnp.linspace(1851.0, 1963.0, 400)
     values = {"scale": 1.0, "length": 60.0, "mean": 0.5, "f": jnp.full(400, 0.5)}

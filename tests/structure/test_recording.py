@@ -283,3 +283,32 @@ def test_the_start_of_a_search_is_computed_once():
     assert space.initial({"tau": 3.0}) != start
     np.testing.assert_allclose(space.initial(), start)
     assert jax.jit(lambda: UnconstrainedSpace(reading.hyper).initial())() == start
+
+
+def correlated(matrix, y, scale=1.0):
+    """Several matrices that NumPyro would check by their eigenvalues and triangles, at a size of their own."""
+    rho = numpyro.sample("rho", dist.LogNormal(0.0, scale))
+    f = numpyro.sample("f", dist.MultivariateNormal(jnp.zeros(len(matrix)), rho * matrix))
+    with numpyro.plate("people", len(matrix)):
+        effect = numpyro.sample("effect", dist.MultivariateNormal(jnp.zeros(5), scale_tril=rho * jnp.eye(5)))
+    numpyro.sample("y", dist.Normal(f + effect.sum(-1), 1.0), obs=y)
+
+
+def test_checks_of_what_is_not_known_yet_compile_nothing():
+    arguments = np.eye(13) + 0.2, np.zeros(13)
+    get_args = dist.Distribution.get_args
+    with numpyro.validation_enabled(), compiled_programs() as before:
+        record(ModelCall(correlated, arguments, {}, KEY))
+    with numpyro.validation_enabled(), compiled_programs() as names:
+        recording = record(ModelCall(correlated, arguments, {}, KEY))
+        reading = read_latent_gaussian(correlated, arguments, check=False)
+    assert recording is not None and {"rho", "f", "effect", "y"} <= recording.sites.keys()
+    checks = {"eigh", "_cho_solve", "iota", "ge", "less", "isclose", "_tril", "tril", "swapaxes"}
+    assert not checks & {name.removeprefix("jit_").removeprefix("jit(").removesuffix(")") for name in before + names}
+    assert reading.field == ("f", "effect") and dist.Distribution.get_args is get_args
+
+
+@pytest.mark.parametrize("scale", [-1.0, np.full((), -1.0), jnp.full((), -1.0)], ids=["number", "numpy", "jax"])
+def test_checks_of_what_is_known_are_made(scale):
+    with numpyro.validation_enabled(), pytest.raises(ModelStructureError, match="distribution got invalid scale"):
+        read_latent_gaussian(correlated, (np.eye(3), np.zeros(3), scale))
