@@ -10,7 +10,7 @@ from scipy.sparse.csgraph import connected_components
 
 from ...linalg.padding import padded_groups, rounded_up
 
-__all__ = ["find_blocks", "group"]
+__all__ = ["find_blocks", "group", "units"]
 
 _CHEAP = 0.1
 """Of the operations of the joint, those that blocks of very different sizes may spend on padding."""
@@ -31,33 +31,42 @@ def find_blocks(
     single = np.arange(num_rows)[None, :], np.arange(num_columns)[None, :]
     if pattern is None or num_columns <= 1 or num_rows == 0:
         return single
+    # correlated unknowns are one node of the graph, and the others of their run have none
+    unit = units(num_columns, coupled)
     rows, slots = np.nonzero(pattern >= 0)
-    heads, tails = [rows], [num_rows + pattern[rows, slots]]
-    for start, batch, width in coupled:
-        run = num_rows + start + np.arange(batch * width).reshape(batch, width)
-        heads.append(np.repeat(run[:, 0], width))
-        tails.append(run.reshape(-1))
-    head, tail = np.concatenate(heads), np.concatenate(tails)
     size = num_rows + num_columns
-    graph = scipy.sparse.coo_matrix((np.ones(head.size, np.int8), (head, tail)), (size, size))
-    count, label = connected_components(graph, directed=False)
-    if count == 1:
+    edges = rows, num_rows + unit[pattern[rows, slots]]
+    graph = scipy.sparse.coo_matrix((np.ones(rows.size, np.int8), edges), (size, size))
+    label = connected_components(graph, directed=False)[1]
+    column_label = label[num_rows:][unit]
+    is_used = np.bincount(column_label, minlength=size) > 0
+    num_blocks = int(is_used.sum())
+    if num_blocks == 1:
         return single
     # a row without columns belongs to any block; it joins the block of the first column
-    row_label, column_label = label[:num_rows].copy(), label[num_rows:]
-    row_label[~(pattern >= 0).any(axis=1)] = column_label[0]
-    names, column_label = np.unique(column_label, return_inverse=True)
-    row_label = np.searchsorted(names, row_label)
-    column_blocks = group(column_label, names.size, num_columns)
-    row_blocks = group(row_label, names.size, num_rows, other_width=column_blocks.shape[1])
+    row_label = np.where((pattern >= 0).any(axis=1), label[:num_rows], column_label[0])
+    number = np.cumsum(is_used, dtype=np.int32) - 1
+    column_blocks = group(number[column_label], num_blocks, num_columns)
+    row_blocks = group(number[row_label], num_blocks, num_rows, other_width=column_blocks.shape[1])
     inner = min(row_blocks.shape[1], column_blocks.shape[1])
     whole = min(num_rows, num_columns)
     # padding costs memory and a few operations an entry: much of it pays only where the joint is much dearer
     padded, joint = row_blocks.size, float(whole) ** 3
     is_cheap = padded <= _MOST_PADDED and padded * float(inner) ** 2 <= _CHEAP * joint
-    if names.size * float(inner) ** 3 >= joint or (padded > 4 * num_rows + 64 and not is_cheap):
+    if num_blocks * float(inner) ** 3 >= joint or (padded > 4 * num_rows + 64 and not is_cheap):
         return single
     return row_blocks, column_blocks
+
+
+def units(num_columns: int, coupled: Sequence[tuple[int, int, int]]) -> np.ndarray:
+    """The first column of the correlated run that each column is in, itself where it is in none.
+
+    :param coupled: for each prior block with correlations ``(start, batch, width)``: consecutive runs of columns.
+    """
+    unit = np.arange(num_columns, dtype=np.int32)
+    for start, batch, width in coupled:
+        unit[start : start + batch * width] = start + np.repeat(np.arange(batch, dtype=np.int32) * width, width)
+    return unit
 
 
 def group(label: np.ndarray, num_groups: int, fill: int, *, other_width: int | None = None) -> np.ndarray:

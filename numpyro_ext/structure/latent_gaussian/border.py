@@ -8,7 +8,7 @@ import numpy as np
 import scipy.sparse
 from scipy.sparse.csgraph import connected_components
 
-from .blocks import group
+from .blocks import group, units
 
 __all__ = ["find_border"]
 
@@ -43,9 +43,7 @@ def find_border(
     """
     if cost <= _OVERHEAD:
         return None
-    unit = np.arange(num_columns)
-    for start, batch, width in coupled:
-        unit[start : start + batch * width] = start + np.repeat(np.arange(batch) * width, width)
+    unit = units(num_columns, coupled)
     best, least = None, (cost - _OVERHEAD) / 4.0
     num_rows = pattern.shape[0]
     for is_shared, rest in _candidates(pattern, unit, sites):

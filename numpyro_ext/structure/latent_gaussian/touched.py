@@ -20,8 +20,10 @@ from ...linalg.padding import cheapest_levels, places_within, rounded_up
 from ..program.degrees import Degree, Degrees
 from ..program.patterns import TooLarge, same_width
 from ..program.program import Program
-from ..program.rows.affine_rows import AffineRows, RowIndices, atoms_of, find_indices, slopes_by_colour
+from ..program.rows.affine_rows import AffineRows, Colouring, RowIndices, atoms_of, entries_by_colour, find_indices
 from ..program.rows.selected import SelectedDependence
+from ..program.rows.selected_values import selected_values
+from .blocks import units
 
 __all__ = ["TouchedIndices", "TouchedRows", "find_touched"]
 
@@ -30,6 +32,8 @@ _COST_OF_BUCKET = 1e6
 """Multiplications for which a bucket more is not worth its time to compile."""
 _COST_OF_ROW = 64.0
 """Multiplications that scattering a row costs."""
+_LITTLE_MORE = 1.1
+"""Times the multiplications that are not worth a second kind of quantities."""
 _LEAST_NUMBERS = 1_000_000
 """Numbers of whole blocks below which nothing is gained."""
 _LEAST_GAIN = 4.0
@@ -60,7 +64,8 @@ class TouchedRows:
     :param AffineRows seen: the same rows, from values between.
     :param between: these values; the unknowns themselves, if there are none through which all rows go.
     :param shapes: of the buckets.
-    :param int num_colours: of the unknowns, for the entries of quantities.
+    :param Colouring colouring: of the unknowns, for the entries of quantities.
+    :param kinds: whether there are elements of the values between among the quantities, and rows.
     :param TouchedIndices indices: that belong to the data.
     """
 
@@ -70,11 +75,13 @@ class TouchedRows:
         seen: AffineRows,
         between: tuple[int, ...],
         shapes: tuple[tuple[int, int], ...],
-        num_colours: int,
+        colouring: Colouring,
+        kinds: tuple[bool, bool],
         indices: TouchedIndices,
     ):
         self._rows, self._seen, self._between = rows, seen, between
-        self.shapes, self._num_colours = shapes, num_colours
+        self.shapes, self._colouring = shapes, colouring
+        self._has_elements, self._has_rows = kinds
         self._num_blocks = int(indices.home.max(initial=-1)) + 1
         self.indices: TouchedIndices | None = indices
 
@@ -83,7 +90,8 @@ class TouchedRows:
         """Equal for what makes the same function of numbers and indices."""
         assert self.indices is not None
         arrays = jax.tree.leaves(self.indices)
-        return self._between, self.shapes, self._num_colours, self._seen.key, tuple(a.shape for a in arrays)
+        kinds = self._has_elements, self._has_rows
+        return self._between, self.shapes, self._colouring, kinds, self._seen.key, tuple(a.shape for a in arrays)
 
     def skeleton(self) -> TouchedRows:
         """The same without what was looked up in the data."""
@@ -104,14 +112,21 @@ class TouchedRows:
         rows, dtype = self._rows, jnp.result_type(float)
 
         def quantities(e: Array) -> Array:
-            given = rows.given(e, env)
-            between = rows.program.evaluate(self._between, given)
-            return jnp.concatenate([*(jnp.reshape(b, -1) for b in between), rows.evaluate(e, env)])[indices.elements]
+            elements, num_elements = jnp.asarray(indices.elements), self._seen.num_columns
+            found: list[Array] = []
+            if self._has_elements:
+                chosen = jnp.where(elements < num_elements, elements, 0)
+                if self._between == rows.inputs:
+                    found.append(e[chosen])
+                else:
+                    found.append(selected_values(rows.program, self._between[0], chosen, rows.given(e, env)))
+            if self._has_rows:
+                found.append(rows.evaluate_some(jnp.maximum(elements - num_elements, 0), e, env))
+            return found[0] if len(found) == 1 else jnp.where(elements < num_elements, found[0], found[1])
 
         _, push = jax.linearize(quantities, jnp.zeros((rows.num_columns,), dtype))
         found = indices.quantities
-        slopes = slopes_by_colour(push, found, self._num_colours, dtype, rows.is_large)
-        values = slopes[found.entry_colours, np.arange(len(indices.elements))[:, None]]
+        values = entries_by_colour(push, found, self._colouring, dtype, rows.is_large)
         values = jnp.where(found.is_entry, values, 0.0)
         seen, _ = self._seen.design(env, indices.entries)
         assert isinstance(seen, SparseRows)  # as find_touched asks
@@ -190,9 +205,7 @@ class _Blocks(NamedTuple):
 
     @classmethod
     def build(cls, pattern: np.ndarray, num_columns: int, coupled: Sequence[tuple[int, int, int]]) -> _Blocks:
-        unit = np.arange(num_columns, dtype=np.int32)
-        for start, batch, width in coupled:
-            unit[start : start + batch * width] = start + np.repeat(np.arange(batch, dtype=np.int32) * width, width)
+        unit = units(num_columns, coupled)
         last = pattern.max(axis=1, initial=-1)
         rows, slots = np.nonzero((pattern >= 0) & (pattern != last[:, None]))
         edges = unit[last[rows]], unit[pattern[rows, slots]]
@@ -222,7 +235,16 @@ class _Quantities(NamedTuple):
         of_elements = blocks.of_rows[rows[first]]
         touched = np.bincount(of_elements, minlength=blocks.num_blocks)
         num_rows = np.bincount(blocks.of_rows[blocks.of_rows >= 0], minlength=blocks.num_blocks)
-        return cls(elements, of_elements, num_rows <= touched, np.minimum(num_rows, touched))
+        # one kind of quantities for all blocks, where that is not much dearer: their entries are then of one kind too
+        costs = [
+            float(np.sum(sizes.astype(float) ** 3)) for sizes in (touched, num_rows, np.minimum(num_rows, touched))
+        ]
+        of_rows = num_rows <= touched
+        for kind, cost in enumerate(costs[:2]):
+            if cost <= _LITTLE_MORE * costs[2]:
+                of_rows = np.full(blocks.num_blocks, kind == 1)
+                break
+        return cls(elements, of_elements, of_rows, np.where(of_rows, num_rows, touched))
 
     @property
     def cost(self) -> float:
@@ -264,7 +286,7 @@ def _lay_out(
     behind, own = same_width([behind, rows.pattern[themselves]])
     pattern = np.full((quantities_before, behind.shape[1]), -1, np.int32)
     pattern[of_elements], pattern[of_themselves] = behind, own
-    quantities, num_colours = find_indices(pattern, rows.num_columns)
+    quantities, colouring = find_indices(pattern, rows.num_columns)
 
     lookup = np.zeros(seen.num_columns, np.int32)
     lookup[found.elements[chosen]] = of_elements
@@ -289,7 +311,10 @@ def _lay_out(
         before += size
     home = number[blocks.label].astype(np.int32)
     indices = TouchedIndices(elements, quantities, seen.indices, at_rows, is_itself, tuple(columns), home)
-    return TouchedRows(rows, seen, between, tuple(shapes), num_colours, indices)
+    kinds = bool(chosen.any()), bool(themselves.size)
+    if kinds[1]:  # columns of rows keep to one place in them by chance, if at all
+        colouring = colouring._replace(is_by_slot=False)
+    return TouchedRows(rows, seen, between, tuple(shapes), colouring, kinds, indices)
 
 
 def _bucket_widths(sizes: np.ndarray) -> np.ndarray:

@@ -68,6 +68,12 @@ class Touched:
         parts = jnp.split(values, ends, axis=-1)
         return [part.reshape(*values.shape[:-1], *shape) for part, shape in zip(parts, self.shapes, strict=True)]
 
+    def by_bucket(self, values: Array) -> list[Array]:
+        """Values ``(num_quantities, k)`` by bucket, ``(blocks, quantities, k)``."""
+        ends = np.cumsum([math.prod(shape) for shape in self.shapes])[:-1]
+        parts = zip(jnp.split(values, ends), self.shapes, strict=True)
+        return [part.reshape(*shape, values.shape[1]) for part, shape in parts]
+
     def pairs(self) -> tuple[Array, Array]:
         """Where the pairs of the quantities of rows stand in the matrices of all blocks, flat: that of the first
         quantity, and what to add for the second."""
@@ -95,27 +101,33 @@ class TouchedSpace(OneBlock):
 
     prior: tuple[PriorBlock, ...]
     touched: Touched
-    local: tuple[Array, ...]
-    """For each bucket :math:`S` between the quantities and unknowns of a block, shape ``(blocks, quantities, n)``."""
+    entries: tuple[tuple[Array, Array], ...]
+    """For each bucket the entries of :math:`S`: where they are among the unknowns of their block, and their numbers,
+    both of shape ``(blocks, quantities, k)``."""
     covariance: tuple[Array, ...]
     """:math:`C` of each bucket, zero at padding; shape ``(blocks, quantities, quantities)``."""
 
     @classmethod
     def build(cls, prior: tuple[PriorBlock, ...], touched: Touched) -> TouchedSpace:
         """Form the covariances of the quantities; all priors must be proper."""
-        everything = jnp.arange(touched.quantities.num_rows)
-        whole = _covariance(prior)
-        local = [
-            touched.quantities.take_blocks(numbers, columns)
-            for numbers, columns in zip(touched.split(everything), touched.columns, strict=True)
-        ]
+        whole, quantities = _covariance(prior), touched.quantities
+        position = jnp.zeros((quantities.num_columns,), jnp.int32)
+        for columns in touched.columns:
+            places = jnp.broadcast_to(jnp.arange(columns.shape[1], dtype=jnp.int32), columns.shape)
+            position = position.at[columns].set(places, mode="drop")
+        entries = zip(
+            touched.by_bucket(position[quantities.columns]), touched.by_bucket(quantities.values), strict=True
+        )
 
         @jax.checkpoint  # what is gathered takes more than what comes out
-        def of_block(local: Array, columns: Array) -> Array:
+        def of_block(places: Array, values: Array, columns: Array) -> Array:
+            local = jnp.zeros((len(values), len(columns)), values.dtype)
+            local = local.at[jnp.arange(len(values))[:, None], places].add(values)
             return local @ whole.take(columns[None])[0] @ local.T
 
-        covariance = [_one_by_one(of_block, *parts) for parts in zip(local, touched.columns, strict=True)]
-        return cls(prior, touched, tuple(local), tuple(covariance))
+        found = tuple(entries)
+        covariance = [_one_by_one(of_block, *parts, c) for parts, c in zip(found, touched.columns, strict=True)]
+        return cls(prior, touched, found, tuple(covariance))
 
     @property
     def rows(self) -> Array:
@@ -231,10 +243,14 @@ class TouchedPosterior(NotSequential):
         num_blocks, before = sum(len(columns) for columns in self.space.touched.columns), 0
         home = self.space.touched.home[used]
         is_asked = jnp.zeros((num_blocks,), bool).at[jnp.where(home < 0, num_blocks, home)].set(True, mode="drop")
-        for gain, columns in zip(self._gains(), self.space.touched.columns, strict=True):
+        buckets = zip(self._gains(), self.space.touched.columns, self.space.entries, strict=True)
+        for gain, columns, entries in buckets:
 
-            def remove(block: Array, total: Array, gain: Array = gain, columns: Array = columns) -> Array:
+            def remove(
+                block: Array, total: Array, gain: Array = gain, columns: Array = columns, entries: Any = entries
+            ) -> Array:
                 seen = matrix @ prior.entries(used[:, None], columns[block][None])
+                seen = _touched(seen, *(part[block] for part in entries))
                 return total - seen @ gain[block] @ seen.T
 
             def visit(block: Array, total: Array, remove: Any = remove, before: int = before) -> Array:
@@ -268,16 +284,14 @@ class TouchedPosterior(NotSequential):
         return draw + space.unknowns(coordinates[:, None])
 
     def _gains(self) -> list[Array]:
-        """:math:`S^T G S` of the unknowns of each block, shape ``(blocks, n, n)``, bucket by bucket."""
-        parts = zip(self.space.covariance, self.precision, self.space.local, strict=True)
-        return [local.mT @ _gain(prior, precision) @ local for prior, precision, local in parts]
+        """:math:`G` of each block, bucket by bucket."""
+        return [_gain(*parts) for parts in zip(self.space.covariance, self.precision, strict=True)]
 
     def _removed(self, matrix: Array, product: Callable[[Array, Array], Array]) -> Array:
         """What the sites remove from prior moments of the rows of a dense matrix."""
-        seen, total = _covariance(self.space.prior).apply(matrix), jnp.zeros((), matrix.dtype)
-        for gain, columns in zip(self._gains(), self.space.touched.columns, strict=True):
-            total = total + product(seen.at[:, columns].get(mode="fill", fill_value=0.0), gain)
-        return total
+        touched = self.space.touched
+        seen = touched.split(touched.quantities.matvec(_covariance(self.space.prior).apply(matrix)))
+        return sum(map(product, seen, self._gains()), jnp.zeros((), matrix.dtype))
 
     def _removed_from_sparse(self, design: SparseRows) -> Array:
         """The same of the variances of sparse rows: of their blocks one after the other, mostly one."""
@@ -290,25 +304,36 @@ class TouchedPosterior(NotSequential):
             is_here = (home == block[:, None]) & (home >= 0)
             weights = jnp.where(is_here, design.values, 0.0)
             before = 0
-            for gain, columns in zip(gains, self.space.touched.columns, strict=True):
+            for gain, columns, entries in zip(gains, self.space.touched.columns, self.space.entries, strict=True):
                 number = jnp.clip(block - before, 0, len(columns) - 1)
                 is_inside = (block >= before) & (block < before + len(columns))
                 inside = jnp.where(is_inside[:, None], weights, 0.0)
                 before += len(columns)
 
-                def variance(row: tuple[Array, ...], gain: Array = gain, columns: Array = columns) -> Array:
+                def variance(
+                    row: tuple[Array, ...], gain: Array = gain, columns: Array = columns, entries: Any = entries
+                ) -> Array:
                     number, places, weights = row
                     seen = prior.entries(columns[number][:, None], places) @ weights
+                    seen = _touched(seen, *(part[number] for part in entries))
                     found: Array = seen @ gain[number] @ seen
                     return found
 
-                size = max(1, _LARGEST_BATCH // max(1, gain.shape[-1] * (gain.shape[-1] + design.values.shape[1])))
+                most = (
+                    gain.shape[-1] * (gain.shape[-1] + entries[0].shape[-1]) + columns.shape[1] * design.values.shape[1]
+                )
+                size = max(1, _LARGEST_BATCH // max(1, most))
                 total = total + lax.map(variance, (number, design.columns, inside), batch_size=size)
             return jnp.where(is_here, -1, home), total
 
         start = home, jnp.zeros((design.num_rows,), design.values.dtype)
         _, total = lax.while_loop(lambda carry: jnp.any(carry[0] >= 0), remove, start)
         return total
+
+
+def _touched(seen: Array, places: Array, values: Array) -> Array:
+    """Quantities of a block, ``(..., quantities)``, from what is seen of its unknowns, ``(..., n)``."""
+    return jnp.sum(seen.at[..., places].get(mode="clip") * values, axis=-1)
 
 
 # Derivatives of the three functions below are written out: those of a factorisation with pivots are long programs.
@@ -339,10 +364,11 @@ def _move(primals: tuple[Array, ...], tangents: tuple[Array, ...]) -> tuple[Any,
     found = _condition(*primals)
     _, solved, posterior = found
     gain = _gain(covariance, precision)
-    inverse = jnp.eye(gain.shape[-1], dtype=gain.dtype) - gain @ covariance  # of I + L C
     half_log = 0.5 * jnp.sum(posterior * d_precision + gain * d_covariance, (-2, -1))
     moved = d_shift - _times(d_precision, _times(covariance, solved))
-    d_solved = _times(inverse, moved) - _times(gain, _times(d_covariance, solved))
+    # (I + L C)^-1 = I - G C, of which the matrix is made for the covariance alone, which not all derivatives have
+    d_solved = moved - _times(gain, _times(covariance, moved) + _times(d_covariance, solved))
+    inverse = jnp.eye(gain.shape[-1], dtype=gain.dtype) - gain @ covariance
     d_posterior = inverse.mT @ d_covariance @ inverse - posterior @ d_precision @ posterior
     return found, (half_log, d_solved, d_posterior)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -18,16 +19,18 @@ from ..dependence import dependence
 from ..patterns import DenseDependence, Pattern, TooLarge, deduplicate, or_nothing, same_width
 from ..program import Program
 from .selected import SelectedDependence
+from .selected_values import LARGE, evaluate_by_elements, selected_values, vanishing
 
 __all__ = [
     "AffineRows",
+    "Colouring",
     "Parts",
     "RowIndices",
     "atoms_of",
+    "entries_by_colour",
     "find_indices",
     "rows_of_pattern",
     "selected_rows",
-    "slopes_by_colour",
 ]
 
 Parts = Sequence[tuple[tuple[int, ...], np.ndarray]]
@@ -42,9 +45,6 @@ def atoms_of(parts: Parts) -> list[int]:
 
 _SMALLEST_OPERATOR = 512
 """Unknowns below which a matrix is as fast as its products."""
-_LARGE = 1_000_000
-"""Elements of a value from which only the patterns of those that are asked for are found, and directions are taken one
-after the other."""
 
 
 class RowIndices(NamedTuple):
@@ -81,7 +81,9 @@ class AffineRows:
         self.num_rows = sum(len(rows) for _, rows in self.parts)
         starts = np.cumsum((0, *self.sizes))[:-1]
         selected = SelectedDependence(program, dict(zip(self.inputs, starts.tolist(), strict=True)))
-        self.is_large = max((selected.largest(atom) for atom in atoms_of(self.parts)), default=0) > _LARGE
+        self.is_large = max((selected.largest(atom) for atom in atoms_of(self.parts)), default=0) > LARGE
+        """Whether patterns and values are found of those elements of the largest value that are asked for, and
+        directions taken one after the other."""
         pattern = self._pattern(selected)
         self.pattern: np.ndarray | None = None if pattern is None else pattern.astype(np.int32)
         self.width = self.num_columns if pattern is None else pattern.shape[1]
@@ -90,9 +92,9 @@ class AffineRows:
         self.is_operator = self.is_dense and self.num_columns >= _SMALLEST_OPERATOR and self._has_transform()
         """Whether their products are cheaper than their entries."""
         self.indices: RowIndices | None = None
-        self._num_colours, self.bandwidth, self._has_padding = 0, 0, False
+        self._colouring, self.bandwidth, self._has_padding = Colouring(0, False), 0, False
         if self.pattern is not None and not self.is_dense:
-            self.indices, self._num_colours = find_indices(self.pattern, self.num_columns)
+            self.indices, self._colouring = find_indices(self.pattern, self.num_columns)
             columns = self.indices.columns
             self._has_padding = not self.indices.is_entry.all()
             self.bandwidth = known_bandwidth(int(np.max(np.ptp(columns, axis=1), initial=0)), self.num_columns)
@@ -101,7 +103,7 @@ class AffineRows:
     def key(self) -> Hashable:
         """Equal for rows of the same program that make the same function of numbers and indices."""
         parts = tuple((atoms, rows.shape, rows.tobytes()) for atoms, rows in self.parts)
-        static = (self.width, self.is_dense, self._num_colours, self.bandwidth, self._has_padding)
+        static = (self.width, self.is_dense, self._colouring, self.bandwidth, self._has_padding)
         return (self.num_rows, self.num_columns, static, parts)
 
     def skeleton(self) -> AffineRows:
@@ -131,7 +133,22 @@ class AffineRows:
 
     def evaluate(self, e: Array, env: Mapping[int, Any]) -> Array:
         """The selected elements at the unknowns ``e``, given all other inputs and constants; shape ``(num_rows,)``."""
-        return self.select(self.program, self.given(e, env), self.parts)
+        return self.select(
+            self.program, self.given(e, env), self.parts, evaluate_by_elements if self.is_large else None
+        )
+
+    def _at_zero(self, zero: Array, env: Mapping[int, Any]) -> Array:
+        """:meth:`evaluate` where all unknowns are zero, without what that leaves nothing of."""
+        evaluate = partial(evaluate_by_elements, zeros=vanishing(self.program, self.inputs))
+        return self.select(self.program, self.given(zero, env), self.parts, evaluate)
+
+    def evaluate_some(self, numbers: Array, e: Array, env: Mapping[int, Any]) -> Array:
+        """Those of :meth:`evaluate` of these numbers."""
+        if self.is_large and len(self.parts) == 1 and len(self.parts[0][0]) == 1 and self.parts[0][1].ndim == 1:
+            (((atom,), rows),) = self.parts
+            numbers = numbers if _is_range(rows) else jnp.asarray(rows)[numbers]
+            return selected_values(self.program, atom, numbers, self.given(e, env)).astype(e.dtype)
+        return self.evaluate(e, env)[numbers]
 
     def given(self, e: Array, env: Mapping[int, Any]) -> dict[int, Any]:
         """All inputs and constants, with the unknowns ``e`` in their places."""
@@ -142,9 +159,15 @@ class AffineRows:
         return values
 
     @staticmethod
-    def select(program: Program, values: Mapping[int, Any], parts: Parts) -> Array:
-        """The selected elements, from any values from which they follow."""
-        found = dict(zip(atoms_of(parts), program.evaluate(atoms_of(parts), values), strict=True))
+    def select(
+        program: Program, values: Mapping[int, Any], parts: Parts, evaluate: Callable[..., list[Any]] | None = None
+    ) -> Array:
+        """The selected elements, from any values from which they follow.
+
+        :param evaluate: in the place of ``Program.evaluate``.
+        """
+        computed = (evaluate or Program.evaluate)(program, atoms_of(parts), values)
+        found = dict(zip(atoms_of(parts), computed, strict=True))
         taken = [_take([jnp.reshape(found[atom], -1) for atom in atoms], rows) for atoms, rows in parts]
         dtype = jnp.result_type(float)
         return jnp.concatenate(taken).astype(dtype) if taken else jnp.zeros((0,), dtype)
@@ -162,25 +185,45 @@ class AffineRows:
             weight = jnp.ones((self.num_rows,), zero.dtype)
             return OperatorRows(dict(env), weight, self.evaluate, self.num_columns), self.evaluate(zero, env)
         offset, push = jax.linearize(lambda e: self.evaluate(e, env), zero)
+        if self.is_large:
+            offset = self._at_zero(zero, env)
         if indices is None:
             return DenseDesign(jax.vmap(push, out_axes=1)(jnp.eye(self.num_columns, dtype=zero.dtype))), offset
-        slopes = slopes_by_colour(push, indices, self._num_colours, zero.dtype, self.is_large)
-        values = slopes[indices.entry_colours, np.arange(self.num_rows)[:, None]]
+        values = entries_by_colour(push, indices, self._colouring, zero.dtype, self.is_large)
         if self._has_padding:
             values = jnp.where(indices.is_entry, values, 0.0)
         return SparseRows(jnp.asarray(indices.columns), values, self.num_columns, self.bandwidth), offset
 
 
-def find_indices(pattern: np.ndarray, num_columns: int) -> tuple[RowIndices, int]:
-    """Where the entries of rows of a pattern are, and the number of colours of the columns."""
-    colours, num_colours = _colour_columns(pattern, num_columns)
+class Colouring(NamedTuple):
+    """How columns are coloured, which is part of the structure."""
+
+    number: int
+    """Of colours."""
+    is_by_slot: bool
+    """Whether the colour of an entry is its place in its row."""
+
+
+def find_indices(pattern: np.ndarray, num_columns: int) -> tuple[RowIndices, Colouring]:
+    """Where the entries of rows of a pattern are, and how the columns are coloured."""
+    colours, colouring = _colour_columns(pattern, num_columns)
     is_entry = pattern >= 0
     columns = np.where(is_entry, pattern, np.max(pattern, axis=1, keepdims=True, initial=0))
     colours = colours.astype(np.int32)
-    return RowIndices(columns, is_entry, colours, colours[columns]), num_colours
+    return RowIndices(columns, is_entry, colours, colours[columns]), colouring
 
 
-def slopes_by_colour(
+def entries_by_colour(
+    push: Callable[[Array], Array], indices: RowIndices, colouring: Colouring, dtype: Any, is_large: bool
+) -> Array:
+    """The entries of rows, ``(num_rows, k)``, and numbers of no meaning at padding."""
+    slopes = _slopes_by_colour(push, indices, colouring.number, dtype, is_large)
+    if colouring.is_by_slot:
+        return slopes.T
+    return slopes[indices.entry_colours, np.arange(slopes.shape[1])[:, None]]
+
+
+def _slopes_by_colour(
     push: Callable[[Array], Array], indices: RowIndices, num_colours: int, dtype: Any, is_large: bool
 ) -> Array:
     """Derivatives of values in the direction of all columns of a colour, ``(num_colours, num_values)``."""
@@ -191,7 +234,7 @@ def slopes_by_colour(
         def along(colour: Array) -> Array:
             return push((colours == colour).astype(dtype))
 
-        found: Array = jax.lax.map(along, jnp.arange(num_colours))
+        found: Array = jax.lax.map(along, jnp.arange(num_colours, dtype=colours.dtype))
         return found
     return jax.vmap(push)((np.arange(num_colours)[:, None] == colours).astype(dtype))
 
@@ -258,12 +301,16 @@ def _take(pieces: Sequence[Array], rows: np.ndarray) -> Array:
     if rows.ndim == 2:
         plus, minus = rows.T
         return values[plus] - jnp.where(minus < 0, 0.0, values[minus])
-    if rows.shape == values.shape and np.array_equal(rows, np.arange(rows.size)):
+    if rows.shape == values.shape and _is_range(rows):
         return values
     return values[rows]
 
 
-def _colour_columns(pattern: np.ndarray, num_columns: int) -> tuple[np.ndarray, int]:
+def _is_range(rows: np.ndarray) -> bool:
+    return np.array_equal(rows, np.arange(rows.size))
+
+
+def _colour_columns(pattern: np.ndarray, num_columns: int) -> tuple[np.ndarray, Colouring]:
     """Colours for columns such that no row holds two columns of one colour."""
     # in models made of gathers, each column always stands in the same slot of its rows: the slot is a colouring
     colour = np.full(num_columns, -1)
@@ -273,8 +320,9 @@ def _colour_columns(pattern: np.ndarray, num_columns: int) -> tuple[np.ndarray, 
             break
         colour[used] = slot
     else:
-        return np.maximum(colour, 0), pattern.shape[1]
-    return _greedy_colours(pattern, num_columns)
+        return np.maximum(colour, 0), Colouring(pattern.shape[1], True)
+    colour, number = _greedy_colours(pattern, num_columns)
+    return colour, Colouring(number, False)
 
 
 def _greedy_colours(pattern: np.ndarray, num_columns: int) -> tuple[np.ndarray, int]:

@@ -11,8 +11,9 @@ import numpy as np
 from jax import Array
 
 from ....linalg.gaussian.design import SparseRows
-from .affine_rows import AffineRows, RowIndices, find_indices, slopes_by_colour
+from .affine_rows import AffineRows, Colouring, RowIndices, entries_by_colour, find_indices
 from .selected import SelectedDependence
+from .selected_values import selected_values
 
 __all__ = ["ChosenIndices", "ChosenRows"]
 
@@ -34,11 +35,11 @@ class ChosenRows:
 
     :param AffineRows rows: other rows of the same unknowns.
     :param int atom: the value.
-    :param int num_colours: of the unknowns.
+    :param Colouring colouring: of the unknowns.
     """
 
-    def __init__(self, rows: AffineRows, atom: int, num_colours: int):
-        self._rows, self._key = rows.skeleton(), (atom, num_colours)
+    def __init__(self, rows: AffineRows, atom: int, colouring: Colouring):
+        self._rows, self._key = rows.skeleton(), (atom, colouring)
 
     @classmethod
     def build(cls, rows: AffineRows, atom: int, elements: np.ndarray) -> tuple[ChosenRows, ChosenIndices]:
@@ -49,10 +50,10 @@ class ChosenRows:
         starts = np.cumsum((0, *rows.sizes))[:-1]
         selected = SelectedDependence(rows.program, dict(zip(rows.inputs, starts.tolist(), strict=True)))
         pattern = selected.at(atom, elements).astype(np.int32)
-        indices, num_colours = find_indices(pattern, rows.num_columns)
+        indices, colouring = find_indices(pattern, rows.num_columns)
         used = np.unique(pattern[pattern >= 0]) if indices.is_entry.any() else np.zeros(1, np.int32)
         places = np.minimum(np.searchsorted(used, indices.columns), len(used) - 1).astype(np.int32)
-        return cls(rows, atom, num_colours), ChosenIndices(elements.astype(np.int32), indices, used, places)
+        return cls(rows, atom, colouring), ChosenIndices(elements.astype(np.int32), indices, used, places)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ChosenRows) and self._key == other._key
@@ -62,15 +63,14 @@ class ChosenRows:
 
     def design(self, env: Mapping[int, Any], indices: ChosenIndices) -> tuple[SparseRows, Array]:
         """Design and offset at the given hyperparameters and data."""
-        rows, (atom, num_colours) = self._rows, self._key
+        rows, (atom, colouring) = self._rows, self._key
 
         def chosen(e: Array) -> Array:
-            (value,) = rows.program.evaluate([atom], rows.given(e, env))
-            return jnp.reshape(value, -1)[indices.elements].astype(e.dtype)
+            elements = jnp.asarray(indices.elements)
+            return selected_values(rows.program, atom, elements, rows.given(e, env)).astype(e.dtype)
 
         zero = jnp.zeros((rows.num_columns,), jnp.result_type(float))
         offset, push = jax.linearize(chosen, zero)
-        slopes = slopes_by_colour(push, indices.rows, num_colours, zero.dtype, is_large=True)
-        values = slopes[indices.rows.entry_colours, np.arange(offset.size)[:, None]]
+        values = entries_by_colour(push, indices.rows, colouring, zero.dtype, is_large=True)
         values = jnp.where(indices.rows.is_entry, values, 0.0)
         return SparseRows(jnp.asarray(indices.rows.columns), values, rows.num_columns), offset

@@ -6,17 +6,21 @@ so that the utilities of all users for all items cost nothing where a few of the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
+from jax.lax import GatherScatterMode
 
 from ..dependence import ELEMENTWISE, propagate
 from ..patterns import as_array, check_size, deduplicate
 from ..program import Atom, Constant, Equation, Program
 
-__all__ = ["SelectedDependence"]
+__all__ = ["KNOWN_MODES", "SelectedDependence", "looked_up"]
+
+KNOWN_MODES = (GatherScatterMode.CLIP, GatherScatterMode.FILL_OR_DROP, GatherScatterMode.PROMISE_IN_BOUNDS)
+"""Of gathers, that :func:`looked_up` knows."""
 
 
 class SelectedDependence:
@@ -63,7 +67,8 @@ class SelectedDependence:
                 sides = [side for side in (0, 1) if eqn.inputs[side] == number]
                 origin = np.concatenate([self._of_product(eqn, side, index) for side in sides], axis=1)
             else:
-                origin = self._origin(eqn, atom, number, index)
+                looked_up = self._of_gather(eqn, index) if eqn.primitive.name == "gather" else None
+                origin = self._origin(eqn, atom, number, index) if looked_up is None else looked_up[:, None]
             check_size(origin.size)
             behind = self.at(number, np.maximum(origin, 0).reshape(-1))
             check_size(behind.size)
@@ -80,6 +85,18 @@ class SelectedDependence:
         pattern = as_array(out)
         found: np.ndarray = pattern.reshape(-1, pattern.shape[-1])[index]
         return found
+
+    def _of_gather(self, eqn: Equation, index: np.ndarray) -> np.ndarray | None:
+        """Which elements of an array are looked up, without numbering all of it; ``None`` where that is not known."""
+        numbers, where = eqn.params["dimension_numbers"], self._concrete(eqn.inputs[1])
+        if where is None or numbers.operand_batching_dims or eqn.params["mode"] not in KNOWN_MODES:
+            return None
+        shape = self._program.shape(eqn.inputs[0])
+        places = np.unravel_index(index, self._program.shape(eqn.outputs[0]))
+        found, is_inside = looked_up(eqn, places, np.asarray(where), shape)
+        if eqn.params["mode"] is not GatherScatterMode.FILL_OR_DROP:
+            is_inside = np.asarray(True)
+        return np.where(is_inside, np.ravel_multi_index(found, shape), -1)
 
     def _of_product(self, eqn: Equation, side: int, index: np.ndarray) -> np.ndarray:
         contract, batch = eqn.params["dimension_numbers"]
@@ -113,3 +130,27 @@ def _aligned(index: np.ndarray, shape: tuple[int, ...], other: tuple[int, ...]) 
         return np.zeros_like(index)
     places = zip(np.unravel_index(index, shape)[len(shape) - len(other) :], other, strict=True)
     return np.ravel_multi_index([np.zeros_like(index) if length == 1 else place for place, length in places], other)
+
+
+def looked_up(eqn: Equation, places: Sequence[Any], where: Any, shape: tuple[int, ...]) -> tuple[tuple[Any, ...], Any]:
+    """Which elements of an array some elements of a gather are, and whether they were looked up inside of it.
+
+    :param eqn: a gather without batched dimensions.
+    :param places: of the elements along each axis of its result, arrays of NumPy or of JAX.
+    :param where: its indices.
+    :param shape: of the array.
+    :return: places along each axis of the array, clipped to be inside.
+    """
+    numbers, sizes = eqn.params["dimension_numbers"], eqn.params["slice_sizes"]
+    starts = where[tuple(place for axis, place in enumerate(places) if axis not in numbers.offset_dims)]
+    kept = [axis for axis in range(len(shape)) if axis not in numbers.collapsed_slice_dims]
+    nowhere = 0 * starts.sum(-1)
+    found: list[Any] = [nowhere] * len(shape)
+    for axis, offset in zip(kept, numbers.offset_dims, strict=True):
+        found[axis] = nowhere + places[offset]
+    is_inside = nowhere == 0
+    for column, axis in enumerate(numbers.start_index_map):
+        start, last = starts[..., column], shape[axis] - sizes[axis]
+        is_inside = is_inside & (start >= 0) & (start <= last)
+        found[axis] = found[axis] + start.clip(0, last)
+    return tuple(found), is_inside

@@ -1,0 +1,164 @@
+"""Values of a few elements of a large value, without the others: the program is followed backwards from each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from operator import itemgetter
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.lax import GatherScatterMode
+
+from ..dependence import ELEMENTWISE
+from ..program import Atom, Constant, Equation, Program, apply_equation
+from .selected import KNOWN_MODES, looked_up
+
+__all__ = ["LARGE", "evaluate_by_elements", "selected_values", "vanishing"]
+
+LARGE = 1_000_000
+"""Elements of a value of which only those are computed that are asked for."""
+
+_LEAST_GAIN = 2
+"""Times as many elements has a value, of which it is worth while to compute some."""
+_Places = tuple[Array, ...]
+"""Of some elements, along each axis of a value."""
+
+
+_KEEPS_ZERO = frozenset(
+    "neg convert_element_type copy copy_p reshape squeeze expand_dims transpose broadcast_in_dim rev slice reduce_sum "
+    "cumsum real imag conj div".split()
+)
+
+
+class _Values(NamedTuple):
+    """Of a program."""
+
+    program: Program
+    known: dict[int, Any]
+    """Gains what is made as a whole on the way."""
+    zeros: frozenset[int]
+
+
+def vanishing(program: Program, inputs: Iterable[int]) -> frozenset[int]:
+    """Values that are zero where some inputs are, as long as nothing is infinite."""
+    found: set[Atom] = set(inputs)
+    for eqn in program.equations:
+        name = eqn.primitive.name
+        are_zero = [not np.any(a.value) if isinstance(a, Constant) else a in found for a in eqn.inputs]
+        is_zero = (name in _KEEPS_ZERO and are_zero[0]) or (name in ("mul", "dot_general") and any(are_zero))
+        if is_zero or (name in ("add", "sub", "add_any") and all(are_zero)):
+            found.update(eqn.outputs)
+    return frozenset(a for a in found if isinstance(a, int))
+
+
+def evaluate_by_elements(
+    program: Program, wanted: Iterable[Atom], env: Mapping[int, Any], zeros: frozenset[int] = frozenset()
+) -> list[Any]:
+    """As :meth:`~numpyro_ext.structure.program.program.Program.evaluate`, where large values that are only looked up in
+    are not made.
+
+    :param zeros: values that are known to be zero.
+    """
+    return _extend(_Values(program, dict(env), zeros), list(wanted))
+
+
+def _extend(values: _Values, wanted: Sequence[Atom]) -> list[Any]:
+    program, known, _ = values
+    for index in sorted(program.needed(wanted, known)):
+        eqn = program.equations[index]
+        number, shape = eqn.outputs[0], program.shape(eqn.outputs[0])
+        if number not in known and _looks_up_little(values, eqn):
+            places = tuple(place.reshape(-1) for place in jnp.indices(shape, jnp.int32))
+            found = _of_gather(values, eqn, places)
+            if found is not None:
+                known[number] = found.reshape(shape)
+    return program.extend(wanted, known)
+
+
+def _looks_up_little(values: _Values, eqn: Equation) -> bool:
+    shape = values.program.shape
+    if eqn.primitive.name != "gather" or eqn.inputs[0] in values.known or not shape(eqn.outputs[0]):
+        return False
+    size = math.prod(shape(eqn.inputs[0]))
+    return size > LARGE and size >= _LEAST_GAIN * math.prod(shape(eqn.outputs[0]))
+
+
+def selected_values(program: Program, atom: Atom, index: Array, env: Mapping[int, Any]) -> Array:
+    """Elements of a value.
+
+    :param Program program: that computes it.
+    :param atom: the value.
+    :param index: flat numbers of the elements, shape ``(n,)``.
+    :param env: inputs, constants, or any values to take as given.
+    :return: shape ``(n,)``.
+    """
+    return _at(_Values(program, dict(env), frozenset()), atom, jnp.unravel_index(index, program.shape(atom)))
+
+
+def _at(values: _Values, atom: Atom, places: _Places) -> Array:
+    """The elements at ``places``, arrays of one shape; of a number, itself."""
+    program, known, zeros = values
+    shape = program.shape(atom)
+    if isinstance(atom, int) and shape:
+        if atom in zeros:
+            return jnp.zeros(places[0].shape, program.avals[atom].dtype)
+        if atom not in known and math.prod(shape) >= _LEAST_GAIN * places[0].size:
+            found = _of_equation(values, program.equations[program.defined_by[atom]], places)
+            if found is not None:
+                return found
+    value = jnp.asarray(_extend(values, [atom])[0])
+    return value.at[places].get(mode="promise_in_bounds") if shape else value
+
+
+def _of_equation(values: _Values, eqn: Equation, places: _Places) -> Array | None:
+    """The same of the result of an equation; ``None`` where that is not known element by element."""
+    name, params, shape = eqn.primitive.name, eqn.params, values.program.shape
+    if name in ELEMENTWISE and len(eqn.outputs) == 1:
+        found: Array = apply_equation(eqn, [_at(values, a, _aligned(places, shape(a))) for a in eqn.inputs])[0]
+        return found
+    if name == "broadcast_in_dim":
+        kept, source = tuple(places[axis] for axis in params["broadcast_dimensions"]), eqn.inputs[0]
+        return jnp.broadcast_to(_at(values, source, _aligned(kept, shape(source))), places[0].shape)
+    if name == "transpose":
+        moved = sorted(zip(params["permutation"], places, strict=True), key=itemgetter(0))
+        return _at(values, eqn.inputs[0], tuple(place for _, place in moved))
+    if name == "dot_general":
+        return _of_product(values, eqn, places)
+    return _of_gather(values, eqn, places) if name == "gather" else None
+
+
+def _aligned(places: _Places, shape: tuple[int, ...]) -> _Places:
+    """The same in an array of another shape that is repeated along axes of length one."""
+    if not shape:
+        return ()
+    return tuple(jnp.zeros_like(place) if length == 1 else place for place, length in zip(places, shape, strict=True))
+
+
+def _of_product(values: _Values, eqn: Equation, places: _Places) -> Array:
+    contract, batch = eqn.params["dimension_numbers"]
+    shapes = [values.program.shape(a) for a in eqn.inputs]
+    length = math.prod(shapes[0][axis] for axis in contract[0])
+    start, chosen = len(batch[0]), []
+    for side in (0, 1):
+        free = [axis for axis in range(len(shapes[side])) if axis not in (*contract[side], *batch[side])]
+        whole = jnp.asarray(_extend(values, [eqn.inputs[side]])[0])
+        whole = jnp.transpose(whole, (*batch[side], *free, *contract[side]))
+        own = (*places[: len(batch[0])], *places[start : start + len(free)])
+        start += len(free)
+        chosen.append(whole.at[own].get(mode="promise_in_bounds").reshape(-1, length))
+    return jnp.sum(chosen[0] * chosen[1], axis=-1)
+
+
+def _of_gather(values: _Values, eqn: Equation, places: _Places) -> Array | None:
+    if eqn.params["dimension_numbers"].operand_batching_dims or eqn.params["mode"] not in KNOWN_MODES:
+        return None
+    operand, where = eqn.inputs
+    own, is_inside = looked_up(eqn, places, jnp.asarray(_extend(values, [where])[0]), values.program.shape(operand))
+    found = _at(values, operand, own)
+    if eqn.params["mode"] is not GatherScatterMode.FILL_OR_DROP:
+        return found
+    fill = eqn.params["fill_value"]
+    return jnp.where(is_inside, found, jnp.nan if fill is None else fill)
