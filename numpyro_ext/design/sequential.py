@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from functools import cached_property
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import jax
 import numpy as np
@@ -25,6 +25,7 @@ from .outcomes.sources import outlooks
 from .prequential import Bets, log_gains
 from .scores.pointwise import Acquisition, expected_information_gain
 from .selection.single import Candidate, select
+from .told_arguments import Observed, argument_names, with_told
 
 __all__ = ["SequentialDesign"]
 
@@ -36,23 +37,15 @@ def _keys(rng_key: Array, number: int | None) -> tuple[Array, Array]:
     return key, jax.random.fold_in(key, 1)
 
 
-class _Observed(NamedTuple):
-    """Observed sites of a finished run, by name."""
-
-    shapes: dict[str, tuple[int, ...]]
-    values: dict[str, Any]
-    masks: dict[str, np.ndarray]
-
-
-def _observed(engine: BaseEngine[Any] | SMC) -> _Observed:
+def _observed(engine: BaseEngine[Any] | SMC) -> Observed:
     run = engine._finished()
     if isinstance(run, SMCRun):
         shapes = {n: tuple(site.batch_shape) for n, site in run.observations.items()}
         masks = {n: np.broadcast_to(np.asarray(run.observations[n].mask), shape) for n, shape in shapes.items()}
-        return _Observed(shapes, {n: site.value for n, site in run.observations.items()}, masks)
+        return Observed(shapes, {n: site.value for n, site in run.observations.items()}, masks)
     reading = run.reading
     shapes = {n: tuple(s) for n, s in zip(reading.observed_names, reading.factor_shapes, strict=False)}
-    return _Observed(
+    return Observed(
         shapes, {n: reading.sites[n].value for n in shapes}, {n: np.asarray(reading.known_mask(n)) for n in shapes}
     )
 
@@ -95,7 +88,8 @@ class SequentialDesign:
         its signature.
     :param observations: which argument of the model holds the observations, or of several sites a dictionary; found by
         its values if left out.
-    :param mask: which argument says what has been observed, true where it has; found by its values if left out.
+    :param mask: which argument says what has been observed, true where it has; found by its values if left out. There
+        need be none where observations that are missing are nan, which the model masks itself.
     :param refit_every: run the engine again on all data after so many observations, so that hyperparameters are
         learned anew; never by default. After each one, scores are asked of the engine itself, with all their options
         (``focus``, ``hyper``). With ``"evidence"`` when the data call for it: when outcomes since the last fit are so
@@ -369,12 +363,11 @@ class SequentialDesign:
         :raises ValueError: if it cannot be told which arguments hold observations and mask.
         """
         arguments, call = self._arguments
-        for site, (observed, mask) in self._argument_names.items():
-            dtype, shape = np.asarray(arguments[observed]).dtype, self._shapes[site]
-            # copies, since a reading keeps what it was given
-            arguments[observed] = self._values[site].reshape(shape).astype(dtype)
-            arguments[mask] = self._seen[site].reshape(shape).copy()
-        args, kwargs = call(arguments)
+        values, seen = (
+            {site: part[site].reshape(shape) for site, shape in self._shapes.items()}
+            for part in (self._values, self._seen)
+        )
+        args, kwargs = call(with_told(arguments, self._argument_names, values, seen))
         if isinstance(self._engine, SMC):
             self._engine.update(*args, **kwargs)
             return self._engine
@@ -400,50 +393,15 @@ class SequentialDesign:
     # Which arguments hold what
 
     @cached_property
-    def _argument_names(self) -> dict[str, tuple[str, str]]:
+    def _argument_names(self) -> dict[str, tuple[str, str | None]]:
         """For each observed site the names of the arguments with its observations and its mask."""
-        arguments, _ = self._arguments
-        found = _observed(self._engine)
-        return {
-            site: (
-                self._argument("observations", arguments, site, np.asarray(found.values[site], float), is_seen),
-                self._argument("mask", arguments, site, is_seen, np.ones(is_seen.shape, bool)),
-            )
-            for site, is_seen in found.masks.items()
-        }
+        return argument_names(self._arguments[0], _observed(self._engine), **self._given)
 
     @property
     def _arguments(self) -> Any:
         """Of the last run by name, and what makes a call of such."""
         engine = self._engine
         return bound_arguments(engine.model, engine._args, engine._kwargs)
-
-    def _argument(
-        self, kind: str, arguments: Mapping[str, Any], site: str, value: np.ndarray, is_seen: np.ndarray
-    ) -> str:
-        given = self._given[kind]
-        name = given.get(site) if isinstance(given, Mapping) else given
-        if name is not None:
-            if name not in arguments:
-                raise ValueError(f"{kind}={name!r}: the arguments of the model are {sorted(arguments)}.")
-            return str(name)
-        is_mask, shape = value.dtype == bool, self._shapes[site]
-        arrays = {n: np.asarray(v) for n, v in arguments.items() if isinstance(v, np.ndarray | Array | list)}
-        alike = {n: v for n, v in arrays.items() if v.shape == shape and (v.dtype == bool) == is_mask}
-
-        def equal(where: np.ndarray) -> list[str]:
-            return [n for n, v in alike.items() if np.array_equal(v.astype(float)[where], value[where])]
-
-        # a reading replaces placeholders that are no values
-        fitting = equal(np.ones(shape, bool)) or equal(is_seen)
-        if len(fitting) == 1:
-            return fitting[0]
-        found = "none does" if not fitting else f"{fitting} do"
-        raise ValueError(
-            f"Which argument of the model holds the {kind} of site {site!r}? It should have the shape {shape} and "
-            f"{'be true where data are in use' if is_mask else 'hold the values observed'}; {found}. Name it, so that "
-            f"the engine can run again: SequentialDesign(engine, {kind}=...)."
-        )
 
     # Candidates
 

@@ -14,7 +14,7 @@ import numpy as np
 from ....structure.model.running.execution import describe_value
 from ....structure.model.running.pandas_arguments import is_pandas
 
-__all__ = ["JointCall", "NotJoined", "joint_calls", "leaves_equal_to", "without"]
+__all__ = ["JointCall", "NotJoined", "joint_calls", "leaves_equal_to", "numbers_of", "without"]
 
 
 class NotJoined(ValueError):
@@ -43,7 +43,7 @@ def without(arguments: Mapping[str, Any], numbers: frozenset[int]) -> dict[str, 
 
 def leaves_equal_to(arguments: Mapping[str, Any], values: Sequence[np.ndarray]) -> frozenset[int]:
     """Numbers of the leaves of arguments that are one of some arrays."""
-    arrays = enumerate(map(_as_array, jax.tree.leaves(dict(arguments), is_leaf=_is_leaf)))
+    arrays = enumerate(map(numbers_of, jax.tree.leaves(dict(arguments), is_leaf=_is_leaf)))
     return frozenset(n for n, found in arrays if found is not None and any(np.array_equal(found, v) for v in values))
 
 
@@ -100,7 +100,7 @@ class _Pair(NamedTuple):
 
     @property
     def arrays(self) -> tuple[np.ndarray | None, np.ndarray | None]:
-        return _as_array(self.old), _as_array(self.new)
+        return numbers_of(self.old), numbers_of(self.new)
 
     @property
     def is_equal(self) -> bool:
@@ -155,7 +155,7 @@ class _Rows:
     def among(cls, pairs: list[_Pair], lengths: set[int], fill: int) -> _Rows:
         rows = cls(lengths, {}, {}, fill)
         axes = [(pair, pair.changed_axis(lengths)) for pair in pairs]
-        changed = [(pair, axis, len(np.moveaxis(_as_array(pair.old), axis, 0))) for pair, axis in axes
+        changed = [(pair, axis, len(np.moveaxis(numbers_of(pair.old), axis, 0))) for pair, axis in axes
                    if axis is not None]  # fmt: skip
         by_row = [found for found in changed if found[2] in lengths]
         does_extend = all(pair.begins_with_old(axis) for pair, axis, _ in by_row)
@@ -273,7 +273,7 @@ def _is_leaf(value: Any) -> bool:
     return value is None or _is_numbers(value)
 
 
-def _as_array(value: Any) -> Any:
+def numbers_of(value: Any) -> Any:
     """The numbers of an array, a list or a pandas object with at least one axis, ``None`` of all else."""
     is_array = isinstance(value, jax.Array | np.ndarray) and not jnp.issubdtype(value.dtype, jax.dtypes.extended)
     found = np.asarray(value) if is_array or _is_numbers(value) or is_pandas(value) else None
@@ -307,7 +307,7 @@ def _joined(old: Any, new: Any, axis: int) -> Any:
         import pandas
 
         return pandas.concat([old, new], axis=axis, ignore_index=axis == 0)
-    return _like(old, np.concatenate([_as_array(old), _as_array(new)], axis))
+    return _like(old, np.concatenate([numbers_of(old), numbers_of(new)], axis))
 
 
 def _like(old: Any, array: np.ndarray) -> Any:
