@@ -226,7 +226,8 @@ def test_an_item_compared_with_itself_is_counted(model, args, kwargs):
         (None, None, "say nothing of its element 3. Give a proper prior"),
     ],
 )
-def test_flat_utilities_that_are_only_compared_are_named(first, second, found):
+@pytest.mark.parametrize("engine", [LaplaceApproximation, EP])
+def test_flat_utilities_that_are_only_compared_are_named(engine, first, second, found):
     """Under a flat prior, what the observations do not see has no distribution."""
 
     def model(won):
@@ -236,4 +237,4 @@ def test_flat_utilities_that_are_only_compared_are_named(first, second, found):
 
     won = np.array([1, 0, 1, 1, 0, 1])[: 6 if first is FIRST else 5]
     with pytest.raises(ValueError, match=f"The prior of site 'utility' is flat, and the observations {found}"):
-        LaplaceApproximation(model, progress_bar=False).run(random.key(0), won)
+        engine(model, progress_bar=False).run(random.key(0), won)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,9 +17,13 @@ from ...structure.latent_gaussian.form import LatentGaussian
 from ..front.results import at_values
 from .algorithms import expectation_propagation, laplace
 from .algorithms.algorithm import Algorithm
+from .programs import compiled_form
 
-__all__ = ["explain_failure", "not_finite_error"]
+__all__ = ["check_flat_priors", "explain_failure", "not_finite_error"]
 
+_NO_LENGTH = 1e-12
+"""Of a combination of columns of unit length, below which it is zero up to rounding."""
+_PROPER = "dist.Normal(0, 10), or one that adds up to zero (dist.ZeroSumNormal)"
 _LARGEST_MATRIX = 4_000_000
 """Entries up to which rows that are known by their products are written down to say what is wrong with them."""
 
@@ -37,9 +43,8 @@ def not_finite_error(
 
 def explain_failure(reading: LatentGaussianReading, hyper: dict[str, Array], algorithm: Algorithm | None = None) -> str:
     """The likely reason why a form cannot be evaluated, in a sentence that names the site."""
-    form = reading.form(hyper, reading.data)
-    names = reading.field if len(reading.field) == len(form.prior) else [f"block {i}" for i in range(len(form.prior))]
-    for name, block in zip(names, form.prior, strict=True):
+    form = compiled_form(reading, hyper)
+    for name, block in zip(_names_of_blocks(reading, form), form.prior, strict=True):
         for kind in ("variance", "covariance", "precision"):
             value = getattr(block, kind, None)
             if value is None:
@@ -76,24 +81,9 @@ def explain_failure(reading: LatentGaussianReading, hyper: dict[str, Array], alg
                 "fewer), which matching moments needs for every element of which the data say nothing: leave these "
                 "out, give more degrees of freedom, or use VariationalGaussian, which needs no variance."
             )
-    start, design = 0, _entries(form.design)
-    for name, block in zip(names, form.prior, strict=True):
-        if isinstance(block, FlatPrior) and design is not None:
-            columns = design.column_range(start, block.size)
-            elements = _undetermined(columns.scale_rows(jnp.concatenate(form.observed).astype(form.offset.dtype)))
-            if elements.size:
-                shown = ", ".join(map(str, elements[:5])) + (", ..." if elements.size > 5 else "")
-                found = (
-                    f"say nothing of its element {shown}"
-                    if elements.size == 1
-                    else f"do not change if the same is added to its elements {shown}, as where they are only compared "
-                    "with each other"
-                )
-                return (
-                    f"The prior of site {name!r} is flat, and the observations {found}. Give a proper prior, such as "
-                    "dist.Normal(0, 10), or one that adds up to zero (dist.ZeroSumNormal)."
-                )
-        start += block.size
+    undetermined = _flat_direction(reading, form)
+    if undetermined is not None:
+        return undetermined
     broken = _broken_factor(reading, form)
     if broken is not None:
         return broken
@@ -109,6 +99,56 @@ def explain_failure(reading: LatentGaussianReading, hyper: dict[str, Array], alg
         "Prior and data are finite, so the algorithm itself failed: try damping, other starting values (init_values) "
         "or float64 (numpyro.enable_x64())."
     )
+
+
+def check_flat_priors(reading: LatentGaussianReading, hyper: dict[str, Array]) -> None:
+    """Refuse flat priors of what observations do not determine: there is no posterior, though rounding may make one.
+
+    :param LatentGaussianReading reading: of the model.
+    :param dict hyper: all hyperparameters, constrained.
+    :raises ValueError: naming the site and its elements.
+    """
+    if any(isinstance(block, FlatPrior) for block in reading.abstract_form.prior):
+        found = _flat_direction(reading, compiled_form(reading, hyper))
+        if found is not None:
+            raise ValueError(f"The log evidence is not finite{at_values(hyper)}. {found}")
+
+
+def _flat_direction(reading: LatentGaussianReading, form: LatentGaussian) -> str | None:
+    """A direction of the sites with a flat prior in which no predictor changes."""
+    design = _entries(form.design)
+    if design is None or design.num_rows * design.num_columns > _LARGEST_MATRIX:
+        return None
+    in_use = design.scale_rows(jnp.concatenate(form.observed).astype(form.offset.dtype))
+    parts, places, start = [np.zeros((design.num_rows, 0))], [], 0
+    for name, block in zip(_names_of_blocks(reading, form), form.prior, strict=True):
+        if isinstance(block, FlatPrior):
+            parts.append(np.asarray(in_use.column_range(start, block.size).to_dense(), float))
+            places += [(name, element) for element in range(block.size)]
+        start += block.size
+    found = [places[k] for k in _undetermined(np.concatenate(parts, axis=1))]
+    if not found:
+        return None
+    sites = list(dict.fromkeys(name for name, _ in found))
+    if len(sites) > 1:
+        said = (
+            f"priors of sites {sites} are flat, and the observations do not change along a direction of them together"
+        )
+        return f"The {said}, as an intercept and effects of all groups have. Give a proper prior, such as {_PROPER}."
+    shown = ", ".join(str(element) for _, element in found[:5]) + (", ..." if len(found) > 5 else "")
+    said = (
+        f"do not change if the same is added to its elements {shown}, as where they are only compared with each other"
+    )
+    if len(found) == 1:
+        said = f"say nothing of its element {shown}"
+    return (
+        f"The prior of site {sites[0]!r} is flat, and the observations {said}. Give a proper prior, such as {_PROPER}."
+    )
+
+
+def _names_of_blocks(reading: LatentGaussianReading, form: LatentGaussian) -> Sequence[str]:
+    alike = len(reading.field) == len(form.prior)
+    return reading.field if alike else [f"block {i}" for i in range(len(form.prior))]
 
 
 def _no_maximum(reading: LatentGaussianReading, form: LatentGaussian) -> str | None:
@@ -181,11 +221,14 @@ def _entries(design: AnyDesign) -> Design | None:
     return None if isinstance(design, StateSpaceDesign | OperatorRows) else design
 
 
-def _undetermined(columns: Design) -> np.ndarray:
-    """Elements that move together along a direction in which no predictor changes; none if there is no such."""
-    matrix = np.asarray(columns.to_dense(), float)
-    _, size, directions = np.linalg.svd(matrix.T @ matrix)
-    null = directions[size <= 1e-10 * max(1.0, size.max(initial=0.0))]
+def _undetermined(matrix: np.ndarray) -> np.ndarray:
+    """Columns that move together along a direction in which no row changes; none if there is no such."""
+    length = np.linalg.norm(matrix, axis=0)
+    # In units of each column, of which others may be small: columns alike to many digits are determined, if badly.
+    unit = np.where(length > 0.0, length, 1.0)
+    _, size, directions = np.linalg.svd(np.linalg.qr(matrix / unit, mode="r"))
+    size = np.append(size, np.zeros(matrix.shape[1] - size.size))
+    null = np.linalg.qr((directions[size <= _NO_LENGTH] / unit).T)[0].T
     projection = null.T @ null
-    which = int(np.argmax(np.diag(projection)))
+    which = int(np.argmax(np.diag(projection))) if null.size else 0
     return np.flatnonzero(np.abs(projection[which]) > 1e-3) if null.size else np.zeros(0, int)

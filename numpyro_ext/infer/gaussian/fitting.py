@@ -21,7 +21,7 @@ from ..front.state import EngineState, Fit, check_init_state, data_digest
 from ..hyper.search import EVALUATIONS_PER_CHUNK
 from ..hyper.space import UnconstrainedSpace
 from .algorithms.pseudo_observations import explain_powers
-from .failures import not_finite_error
+from .failures import check_flat_priors, not_finite_error
 from .fitting_programs import MOST_CURVED
 from .many import Begun
 from .programs import Programs
@@ -86,6 +86,7 @@ def fit(
         result = _learn(reading, programs, space, rng_key, options, init_values, init_state, digest, begun)
     else:
         result = _fit_field(reading, programs, space, options, init_state, digest, begun)
+    check_flat_priors(reading, result.hyper)
     return result
 
 
