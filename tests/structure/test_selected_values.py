@@ -129,6 +129,21 @@ def test_forms_of_large_values_are_those_of_small_ones(monkeypatch, rank):
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-12, atol=1e-12), *found)
 
 
+def test_values_that_are_used_twice_are_computed_once(all_are_large):
+    def model(x):
+        for _ in range(30):
+            x = x + jnp.sin(x) * 1e-3
+        return x
+
+    program, output = make_program(model, LEFT, num_unknowns=1)
+
+    def some(x):
+        return selected_values.selected_values(program, output, jnp.arange(4), {program.inputs[0]: x})
+
+    assert len(jax.make_jaxpr(some)(LEFT).eqns) < 200  # of 2^30
+    np.testing.assert_allclose(some(LEFT), jnp.ravel(model(LEFT))[:4], rtol=1e-13)
+
+
 def test_what_vanishes_with_the_unknowns():
     def model(x, weights):
         zero = jnp.zeros(3) + 0.0 * x[:3]
@@ -144,6 +159,23 @@ def test_colours_are_places_in_rows_where_columns_keep_to_one():
     assert find_indices(apart, 5)[1] == (2, True)
     number, is_by_slot = find_indices(crossed, 3)[1]
     assert number >= 3 and not is_by_slot
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_columns_have_the_first_colour_that_is_free(seed):
+    """One after the other, whether they are in one piece or people's own, which are coloured together."""
+    rng = np.random.default_rng(seed)
+    user, first, second = rng.integers(0, (6, 7, 7), (40, 3)).T
+    people = np.stack([user, 6 + 7 * user + first, 6 + 7 * user + second], axis=1)
+    pattern, size = (people, 48) if seed % 2 else (rng.integers(-1, 30, (40, 3)), 30)
+    expected = np.full(size, -1)
+    for column in range(size):
+        neighbours = pattern[(pattern == column).any(axis=1)]
+        taken = set(expected[neighbours[neighbours >= 0]])
+        expected[column] = next(colour for colour in range(size) if colour not in taken)
+    indices, (number, is_by_slot) = find_indices(pattern, size)
+    np.testing.assert_array_equal(indices.colours, expected)
+    assert not is_by_slot and number - 4 <= expected.max() < number and number % 4 == 0
 
 
 def test_few_blocks_of_few_rows_do_not_make_a_second_kind_of_quantities(monkeypatch):

@@ -12,9 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 import scipy.sparse
 from jax import Array
+from scipy.sparse.csgraph import connected_components
 
 from ....linalg.gaussian.design import DenseDesign, Design, OperatorRows, SparseRows
 from ....linalg.gaussian.spaces.banded_space import known_bandwidth
+from ....linalg.padding import places_within
 from ..dependence import dependence
 from ..patterns import DenseDependence, Pattern, TooLarge, deduplicate, or_nothing, same_width
 from ..program import Program
@@ -330,13 +332,23 @@ def _greedy_colours(pattern: np.ndarray, num_columns: int) -> tuple[np.ndarray, 
     ones = np.ones(rows.size, np.int32)
     incidence = scipy.sparse.csr_matrix((ones, (rows, pattern[rows, slots])), (pattern.shape[0], num_columns))
     meets = (incidence.T @ incidence).tocsr()
-    colour = np.full(num_columns, -1)
-    colour[np.diff(meets.indptr) == 0] = 0
-    for column in np.flatnonzero(np.diff(meets.indptr)):
-        taken = colour[meets.indices[meets.indptr[column] : meets.indptr[column + 1]]]
-        taken = np.unique(taken[taken >= 0])
-        # the first gap in the sorted colours of its neighbours
-        gaps = np.nonzero(taken != np.arange(taken.size))[0]
-        colour[column] = gaps[0] if gaps.size else taken.size
+    sizes, colour = np.diff(meets.indptr), np.full(num_columns, -1)
+    colour[sizes == 0] = 0
+    # The first colour that none before it has, where they meet: of columns that lead to one another one after the
+    # other, of those that do not all at once.
+    used = np.flatnonzero(sizes)
+    turn = places_within(connected_components(meets, directed=False)[1][used], num_columns)
+    order, starts, width = used[np.argsort(turn, kind="stable")], meets.indptr, 1
+    for columns in np.split(order, np.cumsum(np.bincount(turn))[:-1]):
+        if columns.size == 1:
+            row, others = np.zeros(1, int), meets.indices[starts[columns[0]] : starts[columns[0] + 1]]
+        else:
+            row = np.repeat(np.arange(columns.size), sizes[columns])
+            before = np.cumsum(sizes[columns]) - sizes[columns]
+            others = meets.indices[np.arange(row.size) + (starts[columns] - before)[row]]
+        is_taken = np.zeros((columns.size, width + 1), bool)
+        is_taken[row, colour[others]] = True  # the last one, of which there is no need, by those without a colour
+        found = np.argmin(is_taken, axis=1)
+        colour[columns], width = found, max(width, int(found.max()) + 2)
     count = int(colour.max(initial=0)) + 1
     return colour, count if count <= 2 else -(-count // 4) * 4  # other data of equal shapes need as many

@@ -40,6 +40,8 @@ class _Values(NamedTuple):
     known: dict[int, Any]
     """Gains what is made as a whole on the way."""
     zeros: frozenset[int]
+    found: dict[Any, tuple[_Places, Array]]
+    """What was found at some places, with these, by their identities: two ways may lead to a value."""
 
 
 def vanishing(program: Program, inputs: Iterable[int]) -> frozenset[int]:
@@ -62,11 +64,11 @@ def evaluate_by_elements(
 
     :param zeros: values that are known to be zero.
     """
-    return _extend(_Values(program, dict(env), zeros), list(wanted))
+    return _extend(_Values(program, dict(env), zeros, {}), list(wanted))
 
 
 def _extend(values: _Values, wanted: Sequence[Atom]) -> list[Any]:
-    program, known, _ = values
+    program, known, *_ = values
     for index in sorted(program.needed(wanted, known)):
         eqn = program.equations[index]
         number, shape = eqn.outputs[0], program.shape(eqn.outputs[0])
@@ -95,22 +97,27 @@ def selected_values(program: Program, atom: Atom, index: Array, env: Mapping[int
     :param env: inputs, constants, or any values to take as given.
     :return: shape ``(n,)``.
     """
-    return _at(_Values(program, dict(env), frozenset()), atom, jnp.unravel_index(index, program.shape(atom)))
+    return _at(_Values(program, dict(env), frozenset(), {}), atom, jnp.unravel_index(index, program.shape(atom)))
 
 
 def _at(values: _Values, atom: Atom, places: _Places) -> Array:
     """The elements at ``places``, arrays of one shape; of a number, itself."""
-    program, known, zeros = values
-    shape = program.shape(atom)
+    key = None if isinstance(atom, Constant) else (atom, *map(id, places))
+    if key in values.found:
+        return values.found[key][1]
+    program, known, zeros, _ = values
+    shape, found = program.shape(atom), None
     if isinstance(atom, int) and shape:
         if atom in zeros:
-            return jnp.zeros(places[0].shape, program.avals[atom].dtype)
-        if atom not in known and math.prod(shape) >= _LEAST_GAIN * places[0].size:
+            found = jnp.zeros(places[0].shape, program.avals[atom].dtype)
+        elif atom not in known and math.prod(shape) >= _LEAST_GAIN * places[0].size:
             found = _of_equation(values, program.equations[program.defined_by[atom]], places)
-            if found is not None:
-                return found
-    value = jnp.asarray(_extend(values, [atom])[0])
-    return value.at[places].get(mode="promise_in_bounds") if shape else value
+    if found is None:
+        value = jnp.asarray(_extend(values, [atom])[0])
+        found = value.at[places].get(mode="promise_in_bounds") if shape else value
+    if key is not None:
+        values.found[key] = places, found
+    return found
 
 
 def _of_equation(values: _Values, eqn: Equation, places: _Places) -> Array | None:
