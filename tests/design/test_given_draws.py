@@ -86,6 +86,50 @@ def test_the_field_at_each_draw_is_conditioned_exactly(focus, elements):
     np.testing.assert_allclose(expected_information_gain(draws, new, focus=focus)["y"], exact, atol=1e-8)
 
 
+def test_new_inputs_need_no_draws_of_the_field_there():
+    """Samplers know a process where they have sampled it; given these draws it is known elsewhere, too."""
+    new, fields = np.array([0.5, 2.0]), np.zeros((4, 5))
+    draws = draws_of({**DRAWS, "f": fields}, model=curve, weights=WEIGHTS, args=(X, Y, SEEN))
+    for at in (new, X + 0.1):  # as many as there are draws of the field: they are not of it there
+        gain, expected = expected_information_gain(draws, at), expected_information_gain(draws, at, focus=[*HYPER, "f"])
+        np.testing.assert_allclose(gain["y"], expected["y"], rtol=1e-12)
+    x = np.append(X, new)
+    entropies = []
+    for candidate in (5, 6):
+        density = np.zeros_like(OUTCOMES)
+        for weight, length, noise in POINTS:
+            mean, covariance = field_of(x, length, noise, np.append(SEEN, [False, False]), np.append(Y, [0.0, 0.0]))
+            deviation = np.sqrt(covariance[candidate, candidate] + noise**2)
+            density += weight * np.asarray(norm.pdf(OUTCOMES, mean[candidate], deviation))
+        entropies.append(entropy_of(density, STEP))
+    np.testing.assert_allclose(predictive_entropy(draws, new)["y"], entropies, atol=1e-8)
+
+
+def test_new_members_whose_field_is_not_known_are_refused():
+    def process(x, y=None):
+        covariance = jnp.exp(-0.5 * (x[:, None] - x) ** 2) + 1e-6 * jnp.eye(x.shape[0])
+        f = numpyro.sample("f", dist.MultivariateNormal(jnp.zeros(x.shape[0]), covariance))
+        numpyro.sample("y", dist.Bernoulli(logits=f), obs=y)
+
+    draws = draws_of({"f": np.zeros((3, 5))}, model=process, args=(X, (Y > 0).astype(int)))
+    for new in (np.array([0.5, 2.0]), X + 0.1):
+        with pytest.raises(ValueError, match="new members have no draws yet"):
+            expected_information_gain(draws, new)
+
+
+def test_coefficients_are_the_same_at_new_inputs_whatever_their_prior():
+    def scaled(x, y=None):
+        weights = numpyro.sample("weights", dist.Normal(0.0, x.std(0)).to_event(1))
+        numpyro.sample("y", dist.Normal(x @ weights, 0.3), obs=y)
+
+    x = np.random.default_rng(0).normal(size=(5, 2))
+    drawn = {"weights": np.random.default_rng(1).normal(size=(20, 2))}
+    found = [
+        expected_information_gain(draws_of(drawn, model=scaled, args=args), 2.0 * x)["y"] for args in ((x, Y), None)
+    ]
+    np.testing.assert_allclose(*found, rtol=1e-12)
+
+
 def test_against_draws_within_draws():
     """The estimator of which this is the limit: outer draws of what is in focus, inner ones of the rest."""
     candidate, focus = 2, [1, 3]
@@ -251,7 +295,7 @@ def test_what_has_no_rule_is_refused():
         (lambda: expected_information_gain(draws, focus="f"), r"Of \['length', 'noise'\] there are draws"),
         (lambda: expected_information_gain(draws, focus="y"), "which is an observed site"),
         (lambda: expected_information_gain(draws, focus={"length": 0, "noise": None}), "name the whole site"),
-        (lambda: expected_information_gain(draws, focus=HYPER, bias_correction="delta"), "leave one of the two out"),
+        (lambda: expected_information_gain(draws, focus=HYPER, bias_correction="delta"), "leave bias_correction out"),
         (lambda: expected_information_gain(everything, focus=HYPER), "Every observation is in use"),
         (lambda: expected_information_gain(no_numbers, focus=HYPER), "not finite"),
         (lambda: select_batch(draws, 2, focus=HYPER), "focus out"),

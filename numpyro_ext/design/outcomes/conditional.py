@@ -35,7 +35,7 @@ _INSTEAD = "Fit an engine on a Gaussian field, such as EP or INLA, and ask it wi
 
 def outlooks_given_draws(
     draws: PosteriorDraws,
-    focus: Focus,
+    focus: Focus | None,
     at: Callable[[Conditioned, GaussianRun], tuple[GaussianRun, Any]],
     rng_key: Array,
 ) -> dict[str, GaussianOutlook]:

@@ -19,7 +19,7 @@ from ...infer.monte_carlo.smc import SMC
 from ...structure.program.run_compiled import traced
 from .outlooks import LARGEST_TABLE, DrawnOutlook, Outlook, RealOutlook
 
-__all__ = ["PosteriorDraws", "draws_of", "latents_of", "outlooks_of_draws"]
+__all__ = ["NewMembers", "PosteriorDraws", "draws_of", "latents_of", "outlooks_of_draws"]
 
 _TAIL = 1e-8
 """Of the mass of counts, which may be left out."""
@@ -27,6 +27,10 @@ _MOST_COUNTS = 16384
 _FURTHEST = 8.5
 _STEPS_PER_DEVIATION = 4
 _MOST_NODES = 20_000
+
+
+class NewMembers(ValueError):
+    """Sites of other shapes than their draws have."""
 
 
 @dataclass
@@ -156,6 +160,8 @@ def outlooks_of_draws(
     first = {name: value[0] for name, value in drawn.items()}
     sites = _outcome_sites(draws.model, first, args, kwargs)
     _check_complete(draws, first, sites, args, kwargs)
+    if args is not draws.args and (draws.args or draws.kwargs):
+        _check_same_members(draws, first, sites, args, kwargs)
     out: dict[str, Outlook] = {}
     for name, site in sites.items():
         if names is not None and name not in names:
@@ -374,9 +380,38 @@ def _check_complete(
         )
 
 
+def _check_same_members(
+    draws: PosteriorDraws,
+    first: Mapping[str, Array],
+    sites: Mapping[str, Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+) -> None:
+    """Refuse draws of a process where it was sampled in the place of its values at as many other inputs."""
+    lengths = {length for site in sites.values() for length in site["fn"].shape()}
+    old, new = (
+        handlers.trace(handlers.substitute(handlers.seed(draws.model, jax.random.key(0)), data=dict(first))).get_trace(
+            *of_args, **of_kwargs
+        )
+        for of_args, of_kwargs in ((draws.args, draws.kwargs), (args, kwargs))
+    )
+    for name, value in first.items():
+        if new[name]["type"] != "sample" or not lengths.intersection(value.shape):
+            continue
+        if name in old and not _are_equal(old[name]["fn"], new[name]["fn"]):
+            raise NewMembers(
+                f"The prior of {name!r} is another one at these arguments than in the fit, whose draws are not of what "
+                f"{name!r} is here: new members have no draws yet. Put their observations into the fit, masked, and "
+                "ask without arguments."
+            )
+
+
 def _are_equal(first: Any, second: Any) -> bool:
-    pairs = zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True)
-    return all(np.array_equal(np.asarray(a), np.asarray(b), equal_nan=True) for a, b in pairs)
+    ours, others = jax.tree.leaves(first), jax.tree.leaves(second)
+    pairs = zip(ours, others, strict=False)
+    return len(ours) == len(others) and all(
+        np.array_equal(np.asarray(a), np.asarray(b), equal_nan=True) for a, b in pairs
+    )
 
 
 def latents_of(draws: PosteriorDraws, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Array]:
@@ -389,7 +424,7 @@ def latents_of(draws: PosteriorDraws, args: tuple[Any, ...], kwargs: Mapping[str
         if site is None or site["type"] not in ("sample", "param") or site.get("is_observed"):
             continue
         if np.shape(site["value"]) != value.shape[1:]:
-            raise ValueError(
+            raise NewMembers(
                 f"The draws of {name!r} have the shape {value.shape[1:]}, and the model at these arguments needs "
                 f"{np.shape(site['value'])}: new members have no draws yet. Put their observations into the fit, "
                 "masked, and ask without arguments."

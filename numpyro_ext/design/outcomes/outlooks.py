@@ -209,7 +209,10 @@ class GaussianOutlook(Outlook):
 
     def information(self, method: EntropyMethod, bias_correction: BiasCorrection) -> Array:
         if self.is_of_draws and bias_correction != "none":
-            raise ValueError("Corrections of the bias are of draws without a focus: leave one of the two out.")
+            raise ValueError(
+                "Corrections of the bias are of outcomes that are counted under draws, and here the field is known in "
+                "closed form at each of them: leave bias_correction out."
+            )
         if self.is_about_hyper:  # components alone: what the field would tell is left over
             each = predictive_entropy(self.potential, self.mean, self.variance)
             return self.predictive_entropy() - jnp.tensordot(self.weights, each, 1)

@@ -16,7 +16,7 @@ from ...infer.gaussian.engine import Engine
 from ...infer.gaussian.run import GaussianRun
 from ...infer.monte_carlo.smc import SMC
 from .conditional import outlooks_given_draws
-from .draws import PosteriorDraws, draws_of, outlooks_of_draws
+from .draws import NewMembers, PosteriorDraws, draws_of, outlooks_of_draws
 from .focus import Focus, as_focus
 from .outlooks import Outlook
 from .points import Slices, check_no_others, chosen, gaussian_outlooks
@@ -79,10 +79,7 @@ def outlooks(
         found = outlooks_on_vectors(run, focus, args, kwargs, key, by_points=by_points)
     else:
         draws = source if isinstance(source, PosteriorDraws) else draws_of(source)
-        if focus is None:
-            found = _of_draws(draws, args, kwargs)
-        else:
-            found = outlooks_given_draws(draws, focus, lambda engine, run: run_at(engine, run, args, kwargs, key), key)
+        found = _of_draws(draws, args, kwargs, focus, key)
     check_candidates(found)
     return dict(found)
 
@@ -95,15 +92,27 @@ def check_candidates(found: Mapping[str, Outlook]) -> None:
         )
 
 
-def _of_draws(draws: PosteriorDraws, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Outlook]:
+def _of_draws(
+    draws: PosteriorDraws, args: tuple[Any, ...], kwargs: Mapping[str, Any], focus: Focus | None, key: Array
+) -> Mapping[str, Outlook]:
+    def given_draws() -> Mapping[str, Outlook]:
+        return outlooks_given_draws(draws, focus, lambda engine, run: run_at(engine, run, args, kwargs, key), key)
+
+    if focus is not None:
+        return given_draws()
     is_fit = not (args or kwargs)
 
     def is_candidate(name: str, mask: np.ndarray, is_observed: bool) -> np.ndarray:
         return ~mask if is_fit and is_observed else np.ones(mask.shape, bool)
 
-    return outlooks_of_draws(
-        draws, draws.args if is_fit else args, draws.kwargs if is_fit else kwargs, is_candidate
-    )  # fmt: skip
+    at: tuple[Any, Any] = (draws.args, draws.kwargs) if is_fit else (args, kwargs)
+    try:
+        return outlooks_of_draws(draws, *at, is_candidate)
+    except NewMembers as refusal:
+        try:
+            return given_draws()
+        except ValueError:  # the field is not known there, either
+            raise refusal from None
 
 
 def _of_predictors(
