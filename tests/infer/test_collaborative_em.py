@@ -18,7 +18,7 @@ from numpyro_ext.infer.collaborative import em as em_module
 from numpyro_ext.infer.collaborative import pairs as pairs_module
 from numpyro_ext.infer.collaborative.component_analysis import factor_step, free_step, prior_gradient
 from numpyro_ext.infer.collaborative.fit import CollaborativeFit
-from numpyro_ext.infer.collaborative.pairs import UserBatch, batches_of_users, checked_pairs
+from numpyro_ext.infer.collaborative.pairs import Pairs, UserBatch, batches_of_users, checked_pairs
 from numpyro_ext.infer.collaborative.user_inference import (
     SharedPrior,
     infer_users,
@@ -501,6 +501,37 @@ def test_questions_of_other_lengths_are_refused():
         fit.log_predictive(*PAIRS, [1, 0])
     with pytest.raises(ValueError, match="user, first and second must be vectors of one length"):
         fit.predict([0, 1, 2], [0, 1], [1, 2])
+
+
+def test_a_user_with_many_pairs_keeps_its_digits_in_single_precision():
+    """Of the sites of thousands of pairs under a prior of nearly one direction all digits were lost."""
+    rng = np.random.default_rng(0)
+    first = rng.integers(8, size=3000)
+    second = (first + rng.integers(1, 8, size=3000)) % 8
+    (batch,) = batches_of_users(Pairs(np.zeros(3000, int), first, second), 8)
+    mean, V = rng.normal(size=8), 6.0 * rng.normal(size=(8, 1))
+    difference = mean[np.asarray(batch.winner)] - mean[np.asarray(batch.loser)]
+    sites = 0.3 * np.ones((1, 3000)), 0.3 * difference + 0.5 * rng.normal(size=(1, 3000))
+
+    def utilities(dtype):
+        prior = SharedPrior(*(jnp.asarray(part, dtype) for part in (0.9 * mean, V, 1e-3, np.eye(8))))
+        _, vector = user_moments(batch, prior, *(jnp.asarray(site, dtype) for site in sites))
+        return prior.mean + prior.covariance() @ vector[0]
+
+    # The standard deviation of a utility is 0.03.
+    np.testing.assert_allclose(utilities(jnp.float32), utilities(jnp.float64), atol=2e-3)
+
+
+def test_a_trial_without_an_objective_is_no_part_of_the_trace(monkeypatch):
+    infer, count = em_module._Problem.expect, itertools.count()
+
+    def expect(self, prior):
+        found = infer(self, prior)
+        return found._replace(objective=np.nan) if next(count) == 2 else found
+
+    monkeypatch.setattr(em_module._Problem, "expect", expect)
+    fit = collaborative_em(PAIRS, KERNEL, 1, method="jaakkola", num_steps=8, progress_bar=False)
+    assert np.all(np.isfinite(fit.objective_trace)) and np.all(np.diff(fit.objective_trace) >= 0.0)
 
 
 def test_questions_may_be_numbers_or_none_at_all():

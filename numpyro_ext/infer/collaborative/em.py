@@ -366,4 +366,4 @@ def _climb(
     except KeyboardInterrupt:
         problem.is_interrupted, succeeded = True, False
     fits = len(trace) - 1
-    return best, list(np.maximum.accumulate(trace[1:] or trace)), succeeded, fits
+    return best, list(np.fmax.accumulate(trace[1:] or trace)), succeeded, fits

@@ -167,7 +167,9 @@ def user_moments(batch: UserBatch, prior: SharedPrior, precision: Array, shift: 
     laplacian = laplacian.at[row, i, j].add(-precision).at[row, j, i].add(-precision)
     pull = jnp.zeros((row.size, width), shift.dtype).at[row, i].add(shift).at[row, j].add(-shift)
     covariance = prior.blocks(batch.items)
-    matrix = jnp.linalg.solve(jnp.eye(width, dtype=precision.dtype) + laplacian @ covariance, laplacian)
-    matrix = 0.5 * (matrix + matrix.mT)
-    reached = jnp.einsum("nij,nj->ni", covariance, pull) + prior.means(batch.items)
-    return matrix, pull - jnp.einsum("nij,nj->ni", matrix, reached)
+    # Both by one factorisation: as pull - matrix @ (covariance @ pull + mean), the vector of a user with many pairs
+    # would be the difference of large numbers, which in single precision leaves none of its digits.
+    residual = pull - jnp.einsum("nij,nj->ni", laplacian, prior.means(batch.items))
+    given = jnp.concatenate([laplacian, residual[..., None]], axis=-1)
+    found = jnp.linalg.solve(jnp.eye(width, dtype=precision.dtype) + laplacian @ covariance, given)
+    return 0.5 * (found[..., :-1] + found[..., :-1].mT), found[..., -1]
