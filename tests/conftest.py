@@ -19,6 +19,8 @@ import jax
 import pytest
 from jax._src.interpreters import mlir
 
+from tests.readings import forget_readings
+
 PRECISION = os.environ.get("NUMPYRO_EXT_TEST_PRECISION", "float64")
 if PRECISION not in ("float32", "float64"):
     raise pytest.UsageError(f"NUMPYRO_EXT_TEST_PRECISION is {PRECISION!r}; it must be float32 or float64.")
@@ -69,6 +71,12 @@ def _forget_compiled_programs() -> Iterator[None]:
     if _MEMORY_MAPS.read_bytes().count(b"\n") > _MOST_MAPS:
         jax.clear_caches()
         gc.collect()
+
+
+@pytest.fixture(autouse=True)
+def _forget_readings(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Tests set thresholds of the reading, which otherwise stay.
+    forget_readings(monkeypatch)
 
 
 def pytest_configure(config: pytest.Config) -> None:

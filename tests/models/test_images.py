@@ -23,6 +23,7 @@ from numpyro_ext.models import (
 )
 from numpyro_ext.potentials import wavelet_forest
 from numpyro_ext.structure.program.rows import affine_rows
+from tests.readings import forget_readings
 
 # Gaussian, standard deviation 0.3 pixels.
 KERNEL = np.exp(-0.5 * np.add.outer(np.arange(-1, 2) ** 2, np.arange(-1, 2) ** 2) / 0.09)
@@ -178,6 +179,7 @@ def test_rows_of_a_transform_are_never_written_down(monkeypatch):
     found, dense = (EP(few_edges, integrate="none", progress_bar=False) for _ in range(2))
     found.run(jax.random.key(0), measurements, operator, shape)
     monkeypatch.setattr(affine_rows, "_SMALLEST_OPERATOR", 10_000)
+    forget_readings(monkeypatch)
     dense.run(jax.random.key(0), measurements, operator, shape)
     assert "known by its products" not in dense.describe()
     assert "known by its products" in found.describe()

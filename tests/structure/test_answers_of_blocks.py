@@ -14,6 +14,7 @@ from numpyro_ext.infer import EP, cross_validate, marginalize
 from numpyro_ext.linalg.inducing import fitc
 from numpyro_ext.structure.latent_gaussian import border as border_module
 from numpyro_ext.structure.latent_gaussian import touched as touched_module
+from tests.readings import forget_readings
 
 G, USERS, ITEMS = 60, 6, 8
 INDUCING = np.linspace(0.0, 10.0, 5)
@@ -79,6 +80,7 @@ def both(request, monkeypatch):
             monkeypatch.setattr(border_module, "_OVERHEAD", -1e30 if is_there else np.inf)
             for constant in ("_LEAST_NUMBERS", "_LEAST_GAIN", "_COST_OF_BUCKET"):
                 monkeypatch.setattr(touched_module, constant, 0.0 if is_there else 1e30)
+            forget_readings(monkeypatch)
             engine = EP(case(request.param)[0], progress_bar=False, tol=1e-10, hyper_tol=1e-7, **options)
             found.append(answers(engine, *case(request.param)[1:]))
             if engine._run is not None:

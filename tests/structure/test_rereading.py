@@ -9,20 +9,14 @@ import pytest
 from jax.scipy.special import expit
 from numpyro import handlers
 
-from numpyro_ext.compilation.recent import Recent
 from numpyro_ext.infer import EP, cross_validate
 from numpyro_ext.structure import ModelStructureError, read_latent_gaussian
-from numpyro_ext.structure.latent_gaussian import read
 from numpyro_ext.structure.model import verification
 from numpyro_ext.structure.model.running import inspection
+from tests.readings import forget_readings
 
 LABELS = np.repeat(np.arange(4), 3)
 SPARSE = np.kron(np.eye(5), [[1.0], [2.0]])
-
-
-@pytest.fixture(autouse=True)
-def nothing_read_before(monkeypatch):
-    monkeypatch.setattr(read, "_KEPT", Recent(16))
 
 
 def intercepts(group, y, mask=True):
@@ -88,7 +82,7 @@ def contents(reading):
 
 
 def check_equal(reading, monkeypatch, model, args):
-    monkeypatch.setattr(read, "_KEPT", Recent(16))
+    forget_readings(monkeypatch)
     anew = read_latent_gaussian(model, args)
     assert anew.plans is not reading.plans
     (leaves, *rest), (expected, *others) = contents(reading), contents(anew)
@@ -141,10 +135,10 @@ def test_answers_are_those_of_a_reading_of_their_own(monkeypatch):
     engine.run(jax.random.key(0), LABELS, counts(0))
     engine.run(jax.random.key(1), LABELS, counts(1))
     scores = cross_validate(engine, jax.random.key(0), LABELS, counts(1), num_folds=3)
-    monkeypatch.setattr(read, "_KEPT", Recent(16))
+    forget_readings(monkeypatch)
     other = EP(intercepts, integrate="none", progress_bar=False)
     other.run(jax.random.key(1), LABELS, counts(1))
-    monkeypatch.setattr(read, "_KEPT", Recent(16))
+    forget_readings(monkeypatch)
     expected = cross_validate(other, jax.random.key(0), LABELS, counts(1), num_folds=3)
     assert float(engine.log_evidence) == float(other.log_evidence)
     np.testing.assert_array_equal(engine.posterior["effect"].mean, other.posterior["effect"].mean)
@@ -153,20 +147,9 @@ def test_answers_are_those_of_a_reading_of_their_own(monkeypatch):
 
 
 def test_other_forms_of_a_covariance_are_not_computed(monkeypatch):
-    def model(y):
-        f = numpyro.sample("f", dist.MultivariateNormal(jnp.zeros(3), jnp.eye(3) + 0.5))
-        numpyro.sample("y", dist.Poisson(jnp.exp(f)), obs=y)
-
-    inspect = inspection._inspect
-
-    def watched(*args):
-        with monkeypatch.context() as patch:  # NumPyro asks for all of them when it checks arguments
-            asked = property(lambda self: pytest.fail("asked for"))
-            patch.setattr(dist.MultivariateNormal, "precision_matrix", asked)
-            return inspect(*args)
-
-    monkeypatch.setattr(inspection, "_inspect", watched)
-    assert read_latent_gaussian(model, (np.arange(3),)).field == ("f",)
+    fn = dist.MultivariateNormal(jnp.zeros(3), jnp.eye(3) + 0.5)
+    monkeypatch.setattr(dist.MultivariateNormal, "precision_matrix", property(lambda self: pytest.fail("asked for")))
+    inspection._check_arrays("f", fn)
 
 
 def test_the_density_is_compared_at_all_points_by_one_call(monkeypatch):

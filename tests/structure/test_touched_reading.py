@@ -18,6 +18,7 @@ from numpyro_ext.structure import ModelStructureError, read_latent_gaussian
 from numpyro_ext.structure.latent_gaussian import reading as reading_module
 from numpyro_ext.structure.latent_gaussian import touched as module
 from numpyro_ext.structure.model.verification import log_densities
+from tests.readings import forget_readings
 
 from .grammar_of_comparisons import random_comparison_model
 
@@ -172,6 +173,7 @@ def test_hyperparameters_are_integrated_over(monkeypatch):
             for constant in ("_LEAST_NUMBERS", "_LEAST_GAIN", "_COST_OF_BUCKET"):
                 monkeypatch.setattr(module, constant, 0)
             monkeypatch.setattr(reading_module, "_LARGE_SITE", 50)
+        forget_readings(monkeypatch)
         engine = INLA(own_scale, marginal="gaussian", progress_bar=False)
         engine.run(jax.random.key(0), *comparisons(), kernel=options()["kernel"])
         part = engine.posterior["own"][[3, 7]]
@@ -187,6 +189,7 @@ def test_large_sites_are_answered_for_those_asked_for(always, monkeypatch):
     whole = EP(collaborative_preferences, hyper_values=given(), progress_bar=False)
     whole.run(jax.random.key(0), *comparisons(), **options())
     monkeypatch.setattr(reading_module, "_LARGE_SITE", 50)
+    forget_readings(monkeypatch)
     engine = EP(collaborative_preferences, hyper_values=given(), progress_bar=False)
     engine.run(jax.random.key(0), *comparisons(), **options())
     assert list(engine.posterior) == ["taste"] and "utility" in engine.posterior and "b" not in engine.posterior
