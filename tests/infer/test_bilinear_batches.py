@@ -10,6 +10,7 @@ import pytest
 from numpyro_ext.infer import BilinearVG, fit_batches
 from numpyro_ext.models import poisson_factorization
 from numpyro_ext.structure import ModelStructureError
+from tests.compilations import compiled_programs
 from tests.tiers import thorough
 
 NUM_ROWS, NUM_COLS, RANK = 30, 8, 2
@@ -153,3 +154,17 @@ def test_what_cannot_be_fitted_in_batches():
         fit_batches(BilinearVG(poisson_factorization, progress_bar=False), key, batches, over="w", **SIZES)
     with pytest.raises(ValueError, match="leave devices"):
         fit_batches(make_engine(solver="lbfgs"), key, batches, over="w", **SIZES)
+
+
+@pytest.mark.thorough
+def test_a_batch_of_another_shape_compiles_few_programs():
+    """Its form and its start are a program each, not one for each operation."""
+
+    def fit(num_rows):
+        batch = make_batch(make_cells(), 0, num_rows)
+        return fit_batches(make_engine(), jax.random.key(1), [batch], over="w", num_epochs=300, **SIZES)
+
+    fit(12)
+    with compiled_programs() as names:
+        assert fit(13).diagnostics.converged
+    assert len(names) <= 35, names

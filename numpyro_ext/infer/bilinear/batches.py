@@ -198,8 +198,8 @@ class _BatchRun:
         else:
             self._reading, self._space, _ = engine._prepare(key, args, kwargs)
             self._check_first()
-        form = self._reading.form(self._space.fixed)
-        start = core.init(form, key, *engine._families(self._reading))
+        programs, given = engine._programs(self._reading, self._space), (self._reading.data, self._space.fixed)
+        form, start = programs.form(*given), programs.init_state(*given, key)
         is_rows = self._own == "rows"
         own, shared = (start.rows, start.columns) if is_rows else (start.columns, start.rows)
         prior = form.columns if is_rows else form.rows
