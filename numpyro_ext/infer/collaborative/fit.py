@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -97,8 +98,7 @@ class CollaborativeFit(NamedTuple):
             cross = jnp.where(items < size, cross, 0.0)
             mean = mean.at[mine].add(jnp.sum(cross * vector[row], -1))
             spread = spread.at[mine].add(-jnp.einsum("qt,qtr,qr->q", cross, matrix[row], cross))
-        potential = potential_of(self.method)
-        return mean, spread, potential.log_normaliser(mean, jnp.maximum(spread, jnp.finfo(mean.dtype).tiny))
+        return mean, spread, _log_probability(mean, spread, self.method)
 
     def log_predictive(
         self, user: ArrayLike | None, first: ArrayLike, second: ArrayLike, won: ArrayLike | None = None
@@ -216,6 +216,13 @@ class CollaborativeFit(NamedTuple):
         )
         padded = [b._replace(items=jnp.where(b.items < size, b.items, size + new)) for b in self.batches]
         return self._replace(prior=prior, batches=tuple(padded))
+
+
+@partial(jax.jit, static_argnames="method")
+def _log_probability(mean: Array, variance: Array, method: Method) -> Array:
+    """That a difference of utilities of these moments is answered by one, as a program: integrals have branches, which
+    outside of one would be compiled at each call."""
+    return potential_of(method).log_normaliser(mean, jnp.maximum(variance, jnp.finfo(mean.dtype).tiny))
 
 
 def _checked_queries(
