@@ -30,6 +30,7 @@ from numpyro_ext.infer.front.files.archive import write_archive
 from numpyro_ext.infer.gaussian.algorithms import expectation_propagation
 from numpyro_ext.models import collaborative_preferences
 from numpyro_ext.potentials import ProbitPotential
+from tests.compilations import compiled_programs
 from tests.tiers import thorough
 
 REFERENCE = Path(__file__).parents[1] / "reference"
@@ -277,6 +278,16 @@ def test_new_users_and_new_items_follow_from_the_prior():
     twin, known = more.predict([5, 2], [8, 8], [3, 3]), plain.predict([5, 2], [0, 0], [3, 3])
     np.testing.assert_allclose([twin.mean[0], twin.variance[0]], [known.mean[0], known.variance[0]], rtol=1e-10)
     assert twin.variance[1] > known.variance[1]  # who compared the one knows less of the other
+
+
+def test_probabilities_by_the_logit_are_compiled_once():
+    fit = collaborative_em(PAIRS, KERNEL, 1, method="jaakkola", num_steps=0, progress_bar=False)
+    first = fit.log_predictive([0, 1], [1, 2], [2, 3])
+    other = fit._replace(prior=fit.prior._replace(mean=fit.prior.mean + 1.0))
+    with compiled_programs() as programs:
+        again = other.log_predictive([0, 1], [1, 2], [2, 3])
+    assert not programs
+    np.testing.assert_allclose(again, first, rtol=1e-12)
 
 
 def test_places_of_items_for_users_of_a_fit():
