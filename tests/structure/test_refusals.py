@@ -157,7 +157,6 @@ _CASES: dict[str, tuple[Callable[[], None], str]] = {
     "data independent of the field": (_unconnected, r"no observed site depends on the field \['f'\]"),
     "no data": (_unobserved, r"no observed site: pass the data"),
     "covariance not positive definite": (_singular, r"covariance of site 'f' is not positive definite.*jitter"),
-    "everything masked": (lambda: _poisson(mask=np.zeros(N, bool)), r"every observation of \['y'\] is masked"),
     "negative counts": (lambda: _poisson(COUNTS - 1), r"'y': 2 values are outside the support.*-1 at index \(0,\)"),
     "fractional counts": (lambda: _poisson(COUNTS + 0.5), r"'y': 6 values are outside the support.*0\.5 at index"),
     "missing data without a mask": (

@@ -15,6 +15,7 @@ from numpyro_ext.structure.program.program import make_program
 from numpyro_ext.structure.program.rows import affine_rows, selected_values
 from numpyro_ext.structure.program.rows.affine_rows import find_indices
 from numpyro_ext.structure.program.rows.selected import SelectedDependence
+from tests.readings import forget_readings
 
 from .test_touched_reading import NUM_ITEMS, NUM_USERS, comparisons, given, options
 
@@ -110,6 +111,7 @@ def test_forms_of_large_values_are_those_of_small_ones(monkeypatch, rank):
             monkeypatch.setattr(selected_values, "LARGE", 0)
             monkeypatch.setattr(affine_rows, "LARGE", 0)
             monkeypatch.setattr(selected_values, "_LEAST_GAIN", 0)
+        forget_readings(monkeypatch)
         reading = read_latent_gaussian(collaborative_preferences, comparisons(), options(rank), check=False)
 
         def value(hyper, reading=reading):
