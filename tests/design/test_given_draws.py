@@ -247,6 +247,12 @@ def test_without_hyperparameters_draws_are_of_no_use():
         np.testing.assert_allclose(found, expected, atol=1e-9)
 
 
+def test_a_chain_that_did_not_move_says_nothing_of_hyperparameters():
+    stuck = draws_of({"length": np.full(4, 0.5), "noise": np.full(4, 0.3)}, model=curve, args=(X, Y, SEEN))
+    with pytest.raises(ValueError, match=r"All draws of \['length', 'noise'\] are equal"):
+        expected_information_gain(stuck, focus=HYPER)
+
+
 def test_elements_of_a_table_stay_those_of_the_fit_at_new_inputs():
     def two_curves(x, y=None, seen=True):
         covariance = jnp.exp(-0.5 * (x[:, None] - x) ** 2) + 1e-6 * jnp.eye(x.shape[0])

@@ -57,6 +57,10 @@ def outlooks_given_draws(
     run, slices = at(engine, fitted)
     interest = interest.moved(fitted.reading, run.reading)
     weights, hyper = engine.points()
+    if interest.is_about_hyper and len(weights) == 1:
+        raise ValueError(
+            f"All draws of {sorted(hyper)} are equal, and know nothing of their uncertainty: a chain that did not move?"
+        )
     found, others = outlooks_at(run.reading, _points(run.reading, interest, weights, hyper), interest, slices)
     check_no_others(others)
     return {name: dataclasses.replace(outlook, is_of_draws=True) for name, outlook in found.items()}
