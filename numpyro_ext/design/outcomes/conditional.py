@@ -22,7 +22,8 @@ from ...infer.gaussian.programs import compiled_form
 from ...infer.gaussian.run import GaussianRun
 from ...potentials import GaussianPotential
 from ...structure import LatentGaussianReading, ModelStructureError
-from .draws import PosteriorDraws, latents_of
+from .drawn_sites import latents_among
+from .draws import PosteriorDraws
 from .focus import Focus, Interest, as_focus, rows_of_elements, variance_left
 from .outlooks import GaussianOutlook
 from .points import Points, check_no_others, outlooks_at
@@ -80,7 +81,7 @@ class Conditioned(Engine):
                 "A focus needs the data that the draws have seen: give the arguments of the fit as well, "
                 "draws_of(..., args=(x, y))."
             )
-        self._drawn = latents_of(draws, draws.args, draws.kwargs)
+        self._drawn = latents_among(draws.model, draws.samples, (draws.args, draws.kwargs))
         self._weights = draws.weights
         self._num_draws = draws.num_draws
 
@@ -88,10 +89,9 @@ class Conditioned(Engine):
         """Weights that are not zero, and values of the hyperparameters; equal draws are one point."""
         names = list(self.hyper_values)
         weights = np.full(self._num_draws, 1.0 / self._num_draws) if self._weights is None else self._weights
-        # One point, where there is nothing that draws could differ in.
-        table = np.zeros((self._num_draws, 1)) if not names else None
-        if table is None:
-            table = np.concatenate([np.reshape(self._drawn[name], (self._num_draws, -1)) for name in names], axis=1)
+        # a column of zeros besides: there may be nothing that draws could differ in
+        columns = [np.reshape(self._drawn[name], (self._num_draws, -1)) for name in names]
+        table = np.concatenate([np.zeros((self._num_draws, 1)), *columns], axis=1)
         _, first, place = np.unique(table, axis=0, return_index=True, return_inverse=True)
         total = np.bincount(place.reshape(-1), np.asarray(weights, float))
         kept = total > 0.0

@@ -9,17 +9,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import numpyro.distributions as dist
 from jax import Array
 from jax.scipy.special import entr
-from numpyro import handlers
 
 from ...compilation.recent import Recent
 from ...infer.monte_carlo.smc import SMC
 from ...structure.program.run_compiled import traced
+from .drawn_sites import check_complete, check_same_members, latents_among, outcome_sites, without_mask
 from .outlooks import LARGEST_TABLE, DrawnOutlook, Outlook, RealOutlook
 
-__all__ = ["NewMembers", "PosteriorDraws", "draws_of", "latents_of", "outlooks_of_draws"]
+__all__ = ["PosteriorDraws", "draws_of", "outlooks_of_draws"]
 
 _TAIL = 1e-8
 """Of the mass of counts, which may be left out."""
@@ -27,10 +26,6 @@ _MOST_COUNTS = 16384
 _FURTHEST = 8.5
 _STEPS_PER_DEVIATION = 4
 _MOST_NODES = 20_000
-
-
-class NewMembers(ValueError):
-    """Sites of other shapes than their draws have."""
 
 
 @dataclass
@@ -156,17 +151,18 @@ def outlooks_of_draws(
     """
     if draws.num_draws < 2:
         raise ValueError("One draw knows nothing of its uncertainty: give more of them.")
-    drawn = latents_of(draws, args, kwargs)
+    call = args, kwargs
+    drawn = latents_among(draws.model, draws.samples, call)
     first = {name: value[0] for name, value in drawn.items()}
-    sites = _outcome_sites(draws.model, first, args, kwargs)
-    _check_complete(draws, first, sites, args, kwargs)
+    sites = outcome_sites(draws.model, first, call)
+    check_complete(draws.model, first, sites, call, sorted(draws.samples))
     if args is not draws.args and (draws.args or draws.kwargs):
-        _check_same_members(draws, first, sites, args, kwargs)
+        check_same_members(draws.model, first, sites, call, (draws.args, draws.kwargs))
     out: dict[str, Outlook] = {}
     for name, site in sites.items():
         if names is not None and name not in names:
             continue
-        fn, mask = _plain(site["fn"])
+        fn, mask = without_mask(site["fn"])
         shape = tuple(fn.batch_shape)
         if fn.event_shape:
             raise ValueError(
@@ -210,7 +206,7 @@ class _Outcomes:
         self.latents, self.name = latents, name
 
         def outcome(one: dict[str, Array]) -> Any:
-            return _plain(_outcome_sites(model, one, args, kwargs)[name]["fn"])[0]
+            return without_mask(outcome_sites(model, one, (args, kwargs))[name]["fn"])[0]
 
         one = {site: value[0] for site, value in latents.items()}
         found = traced(outcome, one)
@@ -339,113 +335,3 @@ def _real_entropies(
             "information cannot be computed from draws."
         )
     return entropy.reshape(-1), conditional.reshape(-1)
-
-
-def _outcome_sites(
-    model: Callable[..., Any],
-    latents: Mapping[str, Array],
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    seed: int = 0,
-) -> dict[str, Any]:
-    """The sites of a model that are observed, or would be, at given latent sites."""
-    run = handlers.substitute(handlers.seed(model, jax.random.key(seed)), data=dict(latents))
-    trace = handlers.trace(run).get_trace(*args, **kwargs)
-    return {
-        name: site
-        for name, site in trace.items()
-        if site["type"] == "sample" and name not in latents and not isinstance(site["fn"], dist.Unit)
-    }
-
-
-def _check_complete(
-    draws: PosteriorDraws,
-    first: Mapping[str, Array],
-    sites: Mapping[str, Any],
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-) -> None:
-    """Refuse draws that lack a site on which others depend: it would be drawn from its prior, and taken for an
-    outcome."""
-    free = [name for name, site in sites.items() if not site["is_observed"]]
-    if not free or len(sites) == 1:
-        return
-    again = _outcome_sites(draws.model, first, args, kwargs, seed=1)
-    moved = [name for name in sites if not _are_equal(sites[name]["fn"], again[name]["fn"])]
-    missing = [name for name in free if name not in moved] or free
-    if moved:
-        raise ValueError(
-            f"The draws are of {sorted(draws.samples)}, and {moved[0]!r} depends on other sites, which have none: give "
-            f"draws of {missing} as well."
-        )
-
-
-def _check_same_members(
-    draws: PosteriorDraws,
-    first: Mapping[str, Array],
-    sites: Mapping[str, Any],
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-) -> None:
-    """Refuse draws of a process where it was sampled in the place of its values at as many other inputs."""
-    lengths = {length for site in sites.values() for length in site["fn"].shape()}
-    old, new = (
-        handlers.trace(handlers.substitute(handlers.seed(draws.model, jax.random.key(0)), data=dict(first))).get_trace(
-            *of_args, **of_kwargs
-        )
-        for of_args, of_kwargs in ((draws.args, draws.kwargs), (args, kwargs))
-    )
-    for name, value in first.items():
-        if new[name]["type"] != "sample" or not lengths.intersection(value.shape):
-            continue
-        if name in old and not _are_equal(old[name]["fn"], new[name]["fn"]):
-            raise NewMembers(
-                f"The prior of {name!r} is another one at these arguments than in the fit, whose draws are not of what "
-                f"{name!r} is here: new members have no draws yet. Put their observations into the fit, masked, and "
-                "ask without arguments."
-            )
-
-
-def _are_equal(first: Any, second: Any) -> bool:
-    ours, others = jax.tree.leaves(first), jax.tree.leaves(second)
-    pairs = zip(ours, others, strict=False)
-    return len(ours) == len(others) and all(
-        np.array_equal(np.asarray(a), np.asarray(b), equal_nan=True) for a, b in pairs
-    )
-
-
-def latents_of(draws: PosteriorDraws, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Array]:
-    """Draws of the latent sites of a model at these arguments: what is computed from them is left to the model."""
-    run = handlers.seed(draws.model, jax.random.key(0))
-    sites = handlers.trace(run).get_trace(*args, **kwargs)
-    found = {}
-    for name, value in draws.samples.items():
-        site = sites.get(name)
-        if site is None or site["type"] not in ("sample", "param") or site.get("is_observed"):
-            continue
-        if np.shape(site["value"]) != value.shape[1:]:
-            raise NewMembers(
-                f"The draws of {name!r} have the shape {value.shape[1:]}, and the model at these arguments needs "
-                f"{np.shape(site['value'])}: new members have no draws yet. Put their observations into the fit, "
-                "masked, and ask without arguments."
-            )
-        if jnp.issubdtype(value.dtype, jnp.floating) and bool(jnp.isnan(value).any()):
-            raise ValueError(f"Some draws of {name!r} are nan: leave them out.")
-        found[name] = value
-    return found
-
-
-def _plain(fn: Any) -> tuple[Any, Any]:
-    """A distribution without its mask, and the mask."""
-    mask: Any = True
-    while isinstance(fn, dist.MaskedDistribution | dist.ExpandedDistribution):
-        if isinstance(fn, dist.MaskedDistribution):
-            mask = mask & jnp.asarray(fn._mask)
-            fn = fn.base_dist
-        elif isinstance(fn.base_dist, dist.MaskedDistribution):
-            inner = fn.base_dist
-            mask = mask & jnp.asarray(inner._mask)
-            fn = inner.base_dist.expand(fn.batch_shape)
-        else:
-            break
-    return fn, mask

@@ -16,7 +16,8 @@ from ...infer.gaussian.engine import Engine
 from ...infer.gaussian.run import GaussianRun
 from ...infer.monte_carlo.smc import SMC
 from .conditional import outlooks_given_draws
-from .draws import NewMembers, PosteriorDraws, draws_of, outlooks_of_draws
+from .drawn_sites import NewMembers
+from .draws import PosteriorDraws, draws_of, outlooks_of_draws
 from .focus import Focus, as_focus
 from .outlooks import Outlook
 from .points import Slices, check_no_others, chosen, gaussian_outlooks

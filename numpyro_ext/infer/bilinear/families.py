@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ...structure.bilinear.reading import BilinearReading
+from ...structure.bilinear.refusals import check_names
 from .algorithms.sweeps import Family
 
 __all__ = ["Covariance", "check_coupled", "named_by_component", "side_families"]
@@ -28,7 +29,7 @@ def side_families(covariance: Covariance, reading: BilinearReading) -> tuple[Fam
     """
     given: Mapping[str, Family] = covariance if isinstance(covariance, Mapping) else {}
     default: Family = "diagonal" if isinstance(covariance, Mapping) else covariance
-    reading.check_names(given)
+    check_names(given, reading.field, reading.sites)
     out: list[Family] = []
     for names, is_coupled in zip(reading.sides, reading.is_coupled, strict=True):
         found = {family for n, family in given.items() if any(reading.is_named(site, (n,)) for site in names)}

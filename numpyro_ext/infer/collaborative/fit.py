@@ -70,18 +70,18 @@ class CollaborativeFit(NamedTuple):
         :return: the predictions.
         :raises ValueError: if an index is out of range.
         """
-        mean, variance, log_probability = self._differences(user, first, second)
+        queries = _checked_queries(user, first, second, self.num_users, self.prior.mean.shape[0])
+        mean, variance, log_probability = self._differences(*queries)
         return PairPrediction(*(np.asarray(found) for found in (mean, variance, jnp.exp(log_probability))))
 
-    def _differences(self, user: ArrayLike | None, first: ArrayLike, second: ArrayLike) -> tuple[Array, Array, Array]:
+    def _differences(self, who: np.ndarray, i: np.ndarray, j: np.ndarray) -> tuple[Array, Array, Array]:
         """Means and variances of differences, and log probabilities that the first item wins, also of far tails."""
-        size = self.prior.mean.shape[0]
-        who, i, j = _checked_queries(user, first, second, self.num_users, size)
         b, V, variance, K = self.prior
+        size = b.shape[0]
         difference = V[i] - V[j]
         mean = b[i] - b[j]
         spread = jnp.sum(difference**2, -1) + variance * (K[i, i] + K[j, j] - 2.0 * K[i, j])
-        for batch, sites in zip(self.batches, self.sites, strict=True) if user is not None else ():
+        for batch, sites in zip(self.batches, self.sites, strict=True):
             rows = np.flatnonzero(np.isin(batch.users, who))
             if not rows.size:
                 continue
@@ -112,12 +112,11 @@ class CollaborativeFit(NamedTuple):
         :return: shape ``(n,)``.
         :raises ValueError: if an index is out of range, or an outcome is neither one nor zero.
         """
-        size = self.prior.mean.shape[0]
-        who, i, j = _checked_queries(user, first, second, self.num_users, size)
+        who, i, j = _checked_queries(user, first, second, self.num_users, self.prior.mean.shape[0])
         if won is not None:
             is_won = checked_outcomes(won, i.size)
             i, j = np.where(is_won, i, j), np.where(is_won, j, i)
-        return np.asarray(self._differences(None if user is None else who, i, j)[2])
+        return np.asarray(self._differences(who, i, j)[2])
 
     def utilities(self, users: ArrayLike) -> tuple[Array, Array]:
         """Posterior means, shape ``(n, items)``, and covariances, ``(n, items, items)``, of all items for some users.
@@ -228,7 +227,7 @@ def _log_probability(mean: Array, variance: Array, method: Method) -> Array:
 def _checked_queries(
     user: ArrayLike | None, first: ArrayLike, second: ArrayLike, num_users: int, num_items: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Users (zeros for people of whom nothing is known) and two items each, as vectors of one length."""
+    """Users and two items each, as vectors of one length; no users for people of whom nothing is known."""
     given = {"user": 0 if user is None else user, "first": first, "second": second}
     arrays = [np.atleast_1d(np.asarray(values)) for values in given.values()]
     try:
@@ -239,7 +238,7 @@ def _checked_queries(
         ) from error
     sizes = (num_users, num_items, num_items)
     who, i, j = (_checked_numbers(*part) for part in zip(given, spread, sizes, strict=True))
-    return who, i, j
+    return who[: 0 if user is None else None], i, j
 
 
 def _checked_numbers(name: str, values: np.ndarray, size: int) -> np.ndarray:

@@ -12,7 +12,7 @@ from jax import Array
 
 from ...compilation.quick_jit import quick_jit
 from ...compilation.recent import Recent
-from ...linalg.gaussian.prior import CovariancePrior, FlatPrior, PrecisionPrior
+from ...linalg.gaussian.prior import CovariancePrior, PrecisionPrior
 from ...potentials.base import Potential
 from ..conflict import Conflict
 from ..errors import ModelStructureError
@@ -56,6 +56,7 @@ from .layouts import (
 )
 from .lookups import Lookups
 from .places import Predictor
+from .refusals import check_components, check_finite, check_names, check_proper
 from .sides import coupled_side, gaussian_side
 
 __all__ = ["BilinearReading"]
@@ -81,6 +82,8 @@ class BilinearReading(ModelReading):
     :ivar is_design_fixed: whether everything but the priors is the same for all hyperparameters.
     """
 
+    elements: Sequence[np.ndarray]
+
     def __init__(
         self,
         call: ModelCall,
@@ -105,7 +108,7 @@ class BilinearReading(ModelReading):
         degrees = classify(self._program, {n: number for n, (number, _) in self._field.items()}, with_sources=False)
         self._check_priors(degrees)
         if not isinstance(by_component, bool):
-            self.check_names(by_component)
+            check_names(by_component, self.field, self.sites)
 
         # What is observed: the cells of each site and their predictors.
         self._sort_factors(degrees)
@@ -128,11 +131,11 @@ class BilinearReading(ModelReading):
         # Which sites make the rows and which the columns, and the vectors of both: this takes the predictors.
         self._starts: dict[str, int] = {n: columns.start for n, columns in self._columns.items()}
         self.layouts = self._find_layouts(like, by_component)
-        self._check_flat(self.layouts)
+        check_proper({n: self._trace.priors[n] for layout in self.layouts for n in layout.names})
         self.sides = (self.layouts[0].names, self.layouts[1].names)
         elements = tuple(elements_of(layout, self.site_shapes, self._starts) for layout in self.layouts)
         if like is not None:
-            self._check_components(like, elements)
+            check_components(self.sides, like.elements, elements)
         places = [layout.places for layout in self.layouts]
         self.is_coupled = (places[0] is not None, places[1] is not None)
         vectors = Vectors(self.num_columns, elements, [layout.vector for layout in self.layouts], self.is_coupled)
@@ -249,43 +252,11 @@ class BilinearReading(ModelReading):
         known = (same_layout(self._program, numbers, shapes, self._predictors, layout) for layout in like.layouts)
         return next(known), next(known)
 
-    def _check_components(self, like: BilinearReading, elements: Sequence[np.ndarray]) -> None:
-        for names, old, new in zip(self.sides, like.elements, elements, strict=True):
-            if old.shape[1] != new.shape[1]:
-                raise ModelStructureError(
-                    f"on these arguments {list(names)} make vectors of {new.shape[1]} components, in the fit of "
-                    f"{old.shape[1]}: the rank of a product, and what else makes a vector, must be that of the fit.",
-                    site=names[0],
-                )
-
     def is_named(self, name: str, names: Collection[str] | bool) -> bool:
         """Whether a site, or a plate that it is in, is among these names; all are in ``True``."""
         if isinstance(names, bool):
             return names
         return name in names or any(plate in names for plate, _ in self.sites[name].plates)
-
-    def check_names(self, names: Collection[str]) -> None:
-        """Refuse names of neither a site of the two sides nor a plate that has one of them.
-
-        :param names: for which ``covariance`` names families.
-        :raises ModelStructureError: saying which sites and plates there are.
-        """
-        plates = dict.fromkeys(plate for name in self.field for plate, _ in self.sites[name].plates)
-        for name in names:
-            if name not in self.field and name not in plates:
-                raise ModelStructureError(
-                    f"covariance names {name!r}, which belongs to neither side. It takes sites of the two sides, here "
-                    f"{list(self.field)}, and plates with some of these: {list(plates) or 'there are none'}."
-                )
-
-    def _check_flat(self, layouts: tuple[Layout, Layout]) -> None:
-        for name in (n for layout in layouts for n in layout.names):
-            if isinstance(self._trace.priors[name], FlatPrior):
-                raise ModelStructureError(
-                    f"site '{name}' has a flat prior: a factor of a product needs a proper one, because its scale is "
-                    "not determined by the data. Use dist.Normal with a scale of its own.",
-                    site=name,
-                )
 
     # Coefficients
 
@@ -445,21 +416,10 @@ class BilinearReading(ModelReading):
             if not bool(jnp.all(jnp.isfinite(side.log_determinant()))):
                 raise ModelStructureError(f"the prior of {list(names)} is not that of a Gaussian: check its scales.")
         at_offset = form.potential.log_density(form.offset)
+        sites = [*zip(self.factor_names, self.cells, self.factor_shapes, strict=True)]
         for what, value in (("predictor", form.offset), ("log density or an exposure", at_offset)):
-            self._check_cells(what, ~np.isfinite(np.asarray(value)))
+            check_finite(what, np.isfinite(np.asarray(value)), sites)
         super().explain_nan()
-
-    def _check_cells(self, what: str, is_bad: np.ndarray) -> None:
-        """Refuse what is not finite in some of all cells, naming the site and its first observation."""
-        parts = np.split(is_bad, np.cumsum([cells.size for cells in self.cells])[:-1])
-        for name, cells, shape, bad in zip(self.factor_names, self.cells, self.factor_shapes, parts, strict=True):
-            if bad.any():
-                where = tuple(int(i) for i in np.unravel_index(cells[np.argmax(bad)], shape))
-                raise ModelStructureError(
-                    f"the {what} of site '{name}' is not finite in {int(bad.sum())} cells (the first is at index "
-                    f"{where}): check covariates and exposures for NaN or infinity, or mask these cells.",
-                    site=name,
-                )
 
     def describe(self) -> str:
         """The split and what was recognised, one line each."""

@@ -38,20 +38,19 @@ def read_with_changing(
         return read((names,) if isinstance(names, str) else tuple(names))
     there, _ = bound_arguments(call.model, call.args, call.kwargs)
     arrays = tuple(name for name, value in there.items() if _holds_arrays(value))
-    try:
-        if arrays:
-            return read(arrays)
-    except ModelStructureError as error:
-        refusal = error
-        read(())  # says what is wrong with the model itself
-        if len(arrays) == 1:
-            raise
-    else:
+    if not arrays:
         raise ModelStructureError(
             f"no argument of the model holds an array of numbers ({', '.join(there) or 'it has none'}), and a program "
             "is a function of such: let the model take its data as arguments.",
             reason=Reason.DATA,
         )
+    try:
+        return read(arrays)
+    except ModelStructureError as error:
+        refusal = error
+    read(())  # says what is wrong with the model itself
+    if len(arrays) == 1:
+        raise refusal
     found: _Read | None = None
     kept: tuple[str, ...] = ()
     for name in arrays:

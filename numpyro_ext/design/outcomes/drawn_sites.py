@@ -1,0 +1,126 @@
+"""The sites of a model at draws of its latent ones: which have draws, which are outcomes, and whether they belong
+together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro.distributions as dist
+from jax import Array
+from numpyro import handlers
+
+__all__ = ["NewMembers", "check_complete", "check_same_members", "latents_among", "outcome_sites", "without_mask"]
+
+Call = tuple[tuple[Any, ...], Mapping[str, Any]]
+"""Positional and keyword arguments of a model."""
+
+
+class NewMembers(ValueError):
+    """Sites of other shapes than their draws have."""
+
+
+def _sites(model: Callable[..., Any], latents: Mapping[str, Any], call: Call, seed: int = 0) -> dict[str, Any]:
+    """All sites, where some latent ones are given."""
+    args, kwargs = call
+    run = handlers.substitute(handlers.seed(model, jax.random.key(seed)), data=dict(latents))
+    found: dict[str, Any] = handlers.trace(run).get_trace(*args, **kwargs)
+    return found
+
+
+def outcome_sites(model: Callable[..., Any], latents: Mapping[str, Any], call: Call, seed: int = 0) -> dict[str, Any]:
+    """The sites of a model that are observed, or would be, at given latent sites."""
+    return {
+        name: site
+        for name, site in _sites(model, latents, call, seed).items()
+        if site["type"] == "sample" and name not in latents and not isinstance(site["fn"], dist.Unit)
+    }
+
+
+def check_complete(
+    model: Callable[..., Any], latents: Mapping[str, Any], sites: Mapping[str, Any], call: Call, drawn: list[str]
+) -> None:
+    """Refuse draws that lack a site on which others depend: it would be drawn from its prior, and taken for an
+    outcome.
+
+    :param sites: the :func:`outcome_sites`.
+    :param drawn: the names of the sites that have draws.
+    """
+    free = [name for name, site in sites.items() if not site["is_observed"]]
+    if not free or len(sites) == 1:
+        return
+    again = outcome_sites(model, latents, call, seed=1)
+    moved = [name for name in sites if not _are_equal(sites[name]["fn"], again[name]["fn"])]
+    missing = [name for name in free if name not in moved] or free
+    if moved:
+        raise ValueError(
+            f"The draws are of {drawn}, and {moved[0]!r} depends on other sites, which have none: give draws of "
+            f"{missing} as well."
+        )
+
+
+def check_same_members(
+    model: Callable[..., Any], latents: Mapping[str, Any], sites: Mapping[str, Any], call: Call, fitted: Call
+) -> None:
+    """Refuse draws of a process where it was sampled in the place of its values at as many other inputs.
+
+    :param sites: the :func:`outcome_sites`.
+    :param fitted: the call that the draws are from.
+    """
+    lengths = {length for site in sites.values() for length in site["fn"].shape()}
+    old, new = _sites(model, latents, fitted), _sites(model, latents, call)
+    for name, value in latents.items():
+        if new[name]["type"] != "sample" or not lengths.intersection(value.shape):
+            continue
+        if name in old and not _are_equal(old[name]["fn"], new[name]["fn"]):
+            raise NewMembers(
+                f"The prior of {name!r} is another one at these arguments than in the fit, whose draws are not of what "
+                f"{name!r} is here: new members have no draws yet. Put their observations into the fit, masked, and "
+                "ask without arguments."
+            )
+
+
+def _are_equal(first: Any, second: Any) -> bool:
+    ours, others = jax.tree.leaves(first), jax.tree.leaves(second)
+    if len(ours) != len(others):
+        return False
+    pairs = zip(ours, others, strict=True)
+    return all(np.array_equal(np.asarray(a), np.asarray(b), equal_nan=True) for a, b in pairs)
+
+
+def latents_among(model: Callable[..., Any], samples: Mapping[str, Array], call: Call) -> dict[str, Array]:
+    """Draws of the latent sites of a model at these arguments: what is computed from them is left to the model."""
+    sites, found = _sites(model, {}, call), {}
+    for name, value in samples.items():
+        site = sites.get(name)
+        if site is None or site["type"] not in ("sample", "param") or site.get("is_observed"):
+            continue
+        if np.shape(site["value"]) != value.shape[1:]:
+            raise NewMembers(
+                f"The draws of {name!r} have the shape {value.shape[1:]}, and the model at these arguments needs "
+                f"{np.shape(site['value'])}: new members have no draws yet. Put their observations into the fit, "
+                "masked, and ask without arguments."
+            )
+        if jnp.issubdtype(value.dtype, jnp.floating) and bool(jnp.isnan(value).any()):
+            raise ValueError(f"Some draws of {name!r} are nan: leave them out.")
+        found[name] = value
+    return found
+
+
+def without_mask(fn: Any) -> tuple[Any, Any]:
+    """A distribution without its mask, and the mask."""
+    mask: Any = True
+    while isinstance(fn, dist.MaskedDistribution | dist.ExpandedDistribution):
+        if isinstance(fn, dist.MaskedDistribution):
+            mask = mask & jnp.asarray(fn._mask)
+            fn = fn.base_dist
+        elif isinstance(fn.base_dist, dist.MaskedDistribution):
+            inner = fn.base_dist
+            mask = mask & jnp.asarray(inner._mask)
+            fn = inner.base_dist.expand(fn.batch_shape)
+        else:
+            break
+    return fn, mask
