@@ -13,6 +13,7 @@ from numpyro_ext.linalg.gaussian.spaces.border_space import BorderSpace
 from numpyro_ext.structure import read_latent_gaussian
 from numpyro_ext.structure.latent_gaussian import border as module
 from numpyro_ext.structure.latent_gaussian.form import AffineMap
+from tests.readings import forget_readings
 from tests.tiers import thorough
 
 from .grammar_of_blocks import random_multilevel_model
@@ -128,6 +129,7 @@ def test_engines_give_what_they_give_without_it(engine, data, monkeypatch):
     for is_dense in (False, True):
         if is_dense:
             monkeypatch.setattr(module, "_OVERHEAD", np.inf)
+            forget_readings(monkeypatch)
         options = {} if engine is INLA else {"integrate": "none"}
         fitted = engine(multilevel, hyper_values={"scale": 0.5}, progress_bar=False, tol=1e-10, **options)
         fitted.run(jax.random.key(0), group, x, y)
@@ -159,6 +161,7 @@ def _compare(seeds, monkeypatch):
         results = []
         for overhead in (-1e30, np.inf):  # a border wherever there is one, and none
             monkeypatch.setattr(module, "_OVERHEAD", overhead)
+            forget_readings(monkeypatch)
             reading = read_latent_gaussian(model, check=overhead < 0)
             num_rows = reading.abstract_form.num_rows
             rng = np.random.default_rng(seed)

@@ -14,6 +14,7 @@ from numpyro_ext.linalg.gaussian.spaces.low_rank_space import LowRankSpace
 from numpyro_ext.linalg.inducing import fitc
 from numpyro_ext.structure import ModelStructureError, read_latent_gaussian
 from numpyro_ext.structure.latent_gaussian import border as module
+from tests.readings import forget_readings
 
 N, M = 170, 8
 INDUCING = np.linspace(0.0, 10.0, M)
@@ -61,6 +62,7 @@ def test_engines_give_what_covariances_give(engine, data, monkeypatch):
     for is_dense in (False, True):
         if is_dense:
             monkeypatch.setattr(module, "_OVERHEAD", np.inf)
+            forget_readings(monkeypatch)
         options = {} if engine is INLA else {"integrate": "none"}
         fitted = engine(sparse_process, hyper_values={"length": 1.0}, progress_bar=False, tol=1e-10, **options)
         fitted.run(jax.random.key(0), *data)
@@ -98,6 +100,7 @@ def test_gradients_of_the_evidence(data, monkeypatch):
     found = []
     for overhead in (module._OVERHEAD, np.inf):
         monkeypatch.setattr(module, "_OVERHEAD", overhead)
+        forget_readings(monkeypatch)
         reading = read_latent_gaussian(sparse_process, data, check=False)
 
         def evidence(length, reading=reading):
@@ -135,6 +138,7 @@ def test_a_field_for_each_user(monkeypatch):
         found = []
         for which, overhead in ((model, module._OVERHEAD), (model, -1e30), (dense, module._OVERHEAD)):
             monkeypatch.setattr(module, "_OVERHEAD", overhead)
+            forget_readings(monkeypatch)
             reading = read_latent_gaussian(which, (own, y))
             form = reading.form({})
             assert (form.border is not None) == (overhead < 0)

@@ -148,6 +148,7 @@ def test_engines_agree_with_all_unknowns_at_once(name, monkeypatch):
         if is_touched:
             for constant in ("_LEAST_NUMBERS", "_LEAST_GAIN", "_COST_OF_BUCKET"):
                 monkeypatch.setattr(module, constant, 0)
+            forget_readings(monkeypatch)
         engine = ENGINES[name](collaborative_preferences, hyper_values=given(), progress_bar=False, tol=1e-10)
         engine.run(jax.random.key(0), *comparisons(), **options(), link=link)
         assert (engine._run.reading.abstract_form.touched is not None) == is_touched
