@@ -327,15 +327,23 @@ class _Ends:
 
         here = height(x)
         least = 2.0 * self._problem.rounding * (1.0 + abs(here))
-        direction = self._fastest(after, x)
+
+        def around(step: np.ndarray) -> np.ndarray:
+            return np.array([height(x - step), height(x + step)]) - here
+
+        direction, basis = self._fastest(after, x)
         for size in _BESIDE:
-            sides = [height(x + sign * size * direction) for sign in (-1.0, 1.0)]
-            if sum(sides) - 2.0 * here > least and max(sides) > here + least:
-                return direction[None]
+            sides = around(size * direction)
+            if np.sum(sides) > least and np.max(sides) > least:
+                near = _BESIDE[-1]  # further from there covariances may end
+                steepest = _steepest(around, basis, near)
+                is_steeper = np.sum(around(near * steepest)) > np.sum(around(near * direction))
+                return (steepest if is_steeper else direction)[None]
         return np.zeros((0, x.size))
 
-    def _fastest(self, after: Callable[[np.ndarray], np.ndarray], x: np.ndarray) -> np.ndarray:
-        """The direction of the largest eigenvalue of the iteration near ``x``, by Arnoldi from a random one."""
+    def _fastest(self, after: Callable[[np.ndarray], np.ndarray], x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The direction of the largest eigenvalue of the iteration near ``x``, by Arnoldi from a random one, and the
+        orthonormal directions that it is made of."""
         start = np.zeros_like(x)
         start[: self._free_size] = np.asarray(jax.random.normal(self._key, (self._free_size,)))
         step = float(np.sqrt(np.finfo(x.dtype).eps)) ** 0.5
@@ -357,9 +365,25 @@ class _Ends:
             basis.append(image / parts[len(basis)])
         size = len(columns)
         if not size:
-            return basis[0]
+            return basis[0], np.array(basis)
         eigenvalues, vectors = np.linalg.eig(np.array(columns).T[:size, :size])
-        return _unit(vectors[:, np.argmax(eigenvalues.real)].real @ np.array(basis[:size]))
+        found = np.array(basis[:size])
+        return _unit(vectors[:, np.argmax(eigenvalues.real)].real @ found), found
+
+
+def _steepest(around: Callable[[np.ndarray], np.ndarray], basis: np.ndarray, size: float) -> np.ndarray:
+    """In the span of ``basis``, the direction in which the objective curves upwards the most.
+
+    The iteration itself need not know it: where its steps of hyperparameters are Newton's, it is far from linear
+    beside a saddle. By second differences, as many as ``basis`` has pairs.
+    """
+    twice = np.diag([np.sum(around(size * vector)) for vector in basis])
+    for i, j in zip(*np.tril_indices(len(basis), -1), strict=True):
+        both = np.sum(around(size * (basis[i] + basis[j])))
+        twice[i, j] = twice[j, i] = (both - twice[i, i] - twice[j, j]) / 2.0
+    if not np.all(np.isfinite(twice)):
+        return _unit(basis[0])
+    return _unit(np.linalg.eigh(twice)[1][:, -1] @ basis)
 
 
 def _unit(x: np.ndarray) -> np.ndarray:
