@@ -74,9 +74,9 @@ SYSTEMS: dict[str, Callable[[People], Callable[[np.ndarray], Moments]]] = {
 }
 
 
-def _compute(work: Path, num_draws: int, minutes: float) -> None:
+def _compute(work: Path, systems: list[str], num_draws: int, minutes: float) -> None:
     start = time.monotonic()
-    for seed, system, name in itertools.product(range(num_draws), SYSTEMS, DATA):
+    for seed, system, name in itertools.product(range(num_draws), systems, DATA):
         path = work / f"{name}-{system.replace(', ', '_').replace(' ', '_')}-{seed}.json"
         if path.exists() or time.monotonic() - start > 60.0 * minutes:
             continue
@@ -110,12 +110,14 @@ def _rows(work: Path) -> Iterator[str]:
 
 def main() -> None:
     """Ask and write."""
-    arguments = parser_of_draws(__doc__).parse_args()
+    parser = parser_of_draws(__doc__)
+    parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=list(SYSTEMS))
+    arguments = parser.parse_args()
     work: Path = arguments.work
     work.mkdir(parents=True, exist_ok=True)
     numpyro.enable_x64()
     if not arguments.write:
-        _compute(work, arguments.draws, arguments.minutes)
+        _compute(work, arguments.systems, arguments.draws, arguments.minutes)
     lines = [
         "# Preference elicitation",
         "",

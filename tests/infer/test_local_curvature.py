@@ -15,11 +15,14 @@ from numpyro_ext.infer import EP
 from numpyro_ext.infer.front.running.climbs import Climb
 from numpyro_ext.infer.front.running.learning import learn
 from numpyro_ext.infer.gaussian import fitting_programs
+from numpyro_ext.infer.gaussian.algorithms import expectation_propagation
+from numpyro_ext.infer.gaussian.algorithms.local_factors import localised
 from numpyro_ext.infer.hyper.curvature import curvature, hessian
 from numpyro_ext.infer.hyper.evaluation import evaluation_fn
 from numpyro_ext.infer.hyper.metric import in_metric, with_metric
 from numpyro_ext.infer.hyper.search import init_search, search
 from numpyro_ext.infer.hyper.space import UnconstrainedSpace
+from numpyro_ext.structure import read_latent_gaussian
 
 KEY = jax.random.key(0)
 RNG = np.random.default_rng(5)
@@ -85,6 +88,14 @@ def test_local_factors_have_the_curvature_of_the_model(model):
     found = hessian(compiled.probe_locally(reading.data, {}, ended), tol=1e-4)
     units = 1.0 / np.sqrt(np.abs(np.diagonal(expected)))
     np.testing.assert_allclose(units[:, None] * found * units, units[:, None] * expected * units, atol=2e-4)
+
+
+@pytest.mark.parametrize(("model", "expected"), [(binary, True), (robust, False)])
+def test_local_factors_are_log_concave_where_the_factors_are(model, expected):
+    """Sites that may be negative take other algebra, which costs hundreds of times as much where unknowns are many."""
+    form = read_latent_gaussian(model, (DATA[model],), check=False).form({"scale": 1.0, "noise": 0.5, "power": 0.2})
+    near = localised(form, expectation_propagation.init(form))
+    assert [factors.is_log_concave for factors in near(form).potentials] == [expected]
 
 
 @pytest.mark.thorough

@@ -112,8 +112,24 @@ def test_groups_of_very_different_sizes_need_no_padding():
             effect = numpyro.sample("effect", dist.MultivariateNormal(jnp.zeros(2), 0.5 * jnp.eye(2) + 0.1))
         numpyro.sample("y", dist.Poisson(jnp.exp(effect[group, np.arange(group.size) % 2])), obs=np.ones(group.size))
 
-    border = border_of(model)[1]
-    assert border.columns.shape == (1000, 2) and border.shared.shape == (0,)
+    form = read_latent_gaussian(model, check=False).abstract_form
+    assert form.border is None and form.touched.rows.columns.size <= 2 * group.size
+    assert sum(blocks * width for blocks, width in form.touched.shapes) < 3 * 1000
+
+
+def test_what_one_coefficient_joins_is_taken_apart_by_it():
+    """Slopes and intercepts of groups, and an intercept that they share: once more unknowns than all rows touch."""
+    group = np.repeat(np.arange(250), 25)
+
+    def model():
+        level = numpyro.sample("level", dist.Normal(0.0, 5.0))
+        with numpyro.plate("groups", 250):
+            effect = numpyro.sample("effect", dist.MultivariateNormal(jnp.zeros(2), 0.5 * jnp.eye(2) + 0.1))
+        eta = level + effect[group, 0] + effect[group, 1] * np.linspace(-1.0, 1.0, group.size)
+        numpyro.sample("y", dist.Poisson(jnp.exp(eta)), obs=np.ones(group.size))
+
+    reading, border = border_of(model)
+    assert reading.abstract_form.touched is None and border.columns.shape == (250, 2) and border.shared.shape == (1,)
 
 
 @pytest.mark.parametrize(

@@ -131,6 +131,16 @@ def test_many_comparisons_of_all_items_are_read_by_item():
     assert form.touched.shapes == ((5, 40),)  # neither a cube of the pairs nor a matrix of them
 
 
+def test_one_person_with_most_comparisons_does_not_widen_all_others():
+    user = np.repeat(np.arange(41), [5000, *[10] * 40])
+    first = np.random.default_rng(0).integers(0, 60, user.size)
+    data = user, first, (first + 1 + user) % 60, np.ones(user.size, int)
+    kwargs = {"num_users": 41, "kernel": np.eye(60), "rank": 0}
+    form = read_latent_gaussian(collaborative_preferences, data, kwargs, check=False).abstract_form
+    (most, few), (one, all_items) = form.touched.shapes
+    assert most >= 40 and few <= 20 and (one, all_items) == (1, 60)
+
+
 ENGINES = {
     "ep": EP,
     "variational": VariationalGaussian,

@@ -90,15 +90,16 @@ class LatentGaussianReading(ModelReading):
         is_plain = not any(isinstance(prior, FlatPrior | LowRankPrior) for prior in self._trace.priors.values())
         if isinstance(self._rows, AffineRows) and is_plain:
             self._touched = find_touched(self._program, degrees, self._rows, self._coupled_columns())
+        blocks = find_blocks(self._rows.pattern, self._rows.num_rows, self._rows.num_columns, self._coupled_columns())
+        border = None if self._touched is not None and self._touched.num_blocks > 1 else self._find_border(blocks)
+        if border is not None:  # what one coefficient joins falls apart without it
+            blocks = np.arange(self._rows.num_rows)[None], np.arange(self._rows.num_columns)[None]
+            self._touched = None
         affine = self._affine_sites(degrees)
         self.large_sites = tuple(n for n in affine if self._touched and math.prod(self.site_shapes[n]) > _LARGE_SITE)
         found = {n: self._map(n) for n in affine if n not in self.large_sites}
         self._maps = {n: rows for n, rows in found.items() if rows is not None}
         self.affine_sites = tuple(self._maps)
-        blocks = find_blocks(self._rows.pattern, self._rows.num_rows, self._rows.num_columns, self._coupled_columns())
-        border = None if self._touched is not None else self._find_border(blocks)
-        if border is not None:
-            blocks = np.arange(self._rows.num_rows)[None], np.arange(self._rows.num_columns)[None]
         self._block_shape = blocks[1].shape if border is None else (*border[0].shape, border[1].size)
         maps = {name: rows.indices for name, rows in self._maps.items()}
         touched = None if self._touched is None else self._touched.indices
@@ -202,6 +203,8 @@ class LatentGaussianReading(ModelReading):
         shapes = [self._program.shape(jax.tree.leaves(block)[0]) for block in low_rank]  # of the factors
         num_inducing = sum(batch * rank for batch, _, rank in shapes)
         cost = len(blocks[0]) * float(min(blocks[0].shape[1], blocks[1].shape[1])) ** 3
+        if self._touched is not None:
+            cost = self._touched.cost
         if not coupled and not shapes:
             cost = min(cost, rows.num_columns * float(rows.bandwidth + 1) ** 2)
         sites = [(columns.start, columns.stop - columns.start) for columns in self._columns.values()]

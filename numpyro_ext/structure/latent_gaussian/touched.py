@@ -82,8 +82,13 @@ class TouchedRows:
         self._rows, self._seen, self._between = rows, seen, between
         self.shapes, self._colouring = shapes, colouring
         self._has_elements, self._has_rows = kinds
-        self._num_blocks = int(indices.home.max(initial=-1)) + 1
+        self.num_blocks = int(indices.home.max(initial=-1)) + 1
         self.indices: TouchedIndices | None = indices
+
+    @property
+    def cost(self) -> float:
+        """Multiplications of a factorisation."""
+        return sum(blocks * float(width) ** 3 for blocks, width in self.shapes)
 
     @property
     def key(self) -> Any:
@@ -102,7 +107,7 @@ class TouchedRows:
     def describe(self) -> str:
         """The buckets in words."""
         sizes = ", ".join(f"{blocks} of {width}" for blocks, width in self.shapes)
-        return f"touched: {self._num_blocks} blocks of which rows touch a part, padded to {sizes} quantities"
+        return f"touched: {self.num_blocks} blocks of which rows touch a part, padded to {sizes} quantities"
 
     def build(self, env: Mapping[int, Any], indices: TouchedIndices, sign: Array) -> Touched:
         """The form's part, at the given hyperparameters and data.
@@ -152,11 +157,7 @@ def find_touched(
     if rows.pattern is None or rows.is_dense or not any(batch > 1 and width > 1 for _, batch, width in coupled):
         return None
     blocks = _Blocks.build(rows.pattern, rows.num_columns, coupled)
-    # what blocks take whole: numbers of a covariance or of rows by unknowns, and multiplications
-    widths = blocks.sizes.astype(float)
-    heights = np.bincount(blocks.of_rows + 1, minlength=blocks.num_blocks + 1)[1:].astype(float)
-    numbers = np.sum(widths * np.maximum(widths, heights))
-    work = np.sum(widths * heights * np.minimum(widths, heights))
+    numbers, work = _whole(blocks, rows)
     if numbers < _LEAST_NUMBERS:
         return None
     best = None
@@ -170,14 +171,25 @@ def find_touched(
             best = found, seen, between
     if best is None:
         return None
-    sizes = best[0].sizes.astype(float)
-    is_smaller = _LEAST_GAIN * float(np.sum(sizes**2)) <= np.sum(widths**2)
+    is_smaller = _LEAST_GAIN * np.sum(best[0].sizes.astype(float) ** 2) <= np.sum(blocks.sizes.astype(float) ** 2)
     if not is_smaller and _LEAST_GAIN * (best[0].cost + _COST_OF_ROW * rows.num_rows) > work:
         return None
     try:
         return _lay_out(rows, blocks, *best)
     except TooLarge:
         return None
+
+
+def _whole(blocks: _Blocks, rows: AffineRows) -> tuple[float, float]:
+    """What blocks take whole, which are padded to the largest, or all of them as one where that is less: numbers of a
+    covariance or of rows by unknowns, and multiplications."""
+    height = np.bincount(blocks.of_rows[blocks.of_rows >= 0], minlength=1).max()
+    found = []
+    for number, tall, wide in ((blocks.num_blocks, height, blocks.sizes.max()), (1, rows.num_rows, rows.num_columns)):
+        least, most = min(tall, wide), max(tall, wide)
+        found.append(float(number) * wide * np.array([most, tall * least]))
+    numbers, work = np.min(found, axis=0)
+    return float(numbers), float(work)
 
 
 def _between(program: Program, degrees: Degrees, rows: AffineRows) -> list[tuple[int, ...]]:

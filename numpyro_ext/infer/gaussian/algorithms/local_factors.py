@@ -46,6 +46,11 @@ class LocalFactors(Potential):
     curvature: Array
     """Second ones, shape ``(2, 2, num_rows)``."""
 
+    @property
+    def is_log_concave(self) -> bool:  # type: ignore[override]
+        """As the factors are: near the fixed point these have the same sites."""
+        return self.current.is_log_concave
+
     def log_density(self, eta: ArrayLike) -> Array:
         return self.current.log_density(eta)
 
