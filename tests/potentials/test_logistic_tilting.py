@@ -11,7 +11,7 @@ from tests.potentials.test_tilted_moments import needs_float64
 
 MEANS = np.linspace(-15.0, 15.0, 121)
 WIDTHS = (0.001, 0.5, 4.0, 30.0)
-VARIANCES = sorted({1e-6, *logistic_tilting._WIDEST_OF_RULE, 1.0001, 1.5, 2.0, 3.0, 4.0})
+VARIANCES = sorted({1e-6, *logistic_tilting._WIDEST_OF_RULE, 1.0001, 1.5, 2.0, 3.0, 4.0, 6.0, 9.0, 12.0, 16.0})
 
 
 def factors():
@@ -22,17 +22,22 @@ def factors():
             yield CumulativeLogitPotential(jnp.full(len(MEANS), label), 0.5 * width * jnp.array([-1.0, 1.0]))
 
 
-@jax.jit
-def moments(potential, variance):
-    return potential.tilted_moments(MEANS, jnp.full(len(MEANS), variance))
+def means_of(variance):
+    """As far as factors pull."""
+    return MEANS * max(1.0, variance / 4.0)
 
 
 @jax.jit
-def many_nodes(potential, variance):
+def moments(potential, means, variance):
+    return potential.tilted_moments(means, jnp.full(len(MEANS), variance))
+
+
+@jax.jit
+def many_nodes(potential, means, variance):
     """Log normaliser, mean and variance in units of the cavity, and the mean of the slope and its covariance with the
     predictor in these units, by 4001 even nodes."""
     z = jnp.linspace(-20.0, 20.0, 4001)[:, None]
-    eta = MEANS + jnp.sqrt(variance) * z
+    eta = means + jnp.sqrt(variance) * z
     value, slope, _ = jax.vmap(potential.derivatives)(eta)
     exponent = value - 0.5 * z**2
     height = jnp.max(exponent, axis=0)
@@ -48,17 +53,17 @@ def many_nodes(potential, variance):
 @needs_float64
 @pytest.mark.parametrize("variance", VARIANCES)
 def test_moments_at_the_widest_cavities_of_each_rule(variance):
-    scale = np.sqrt(variance)
+    scale, means = np.sqrt(variance), means_of(variance)
     for potential in factors():
-        found = moments(potential, variance)
-        log_z, mean, spread, push, bend = many_nodes(potential, variance)
+        found = moments(potential, means, variance)
+        log_z, mean, spread, push, bend = many_nodes(potential, means, variance)
         np.testing.assert_allclose(found.log_z, log_z, rtol=1e-13, atol=1e-12)
-        np.testing.assert_allclose((found.mean - MEANS) / scale, mean, atol=2e-12)
+        np.testing.assert_allclose((found.mean - means) / scale, mean, atol=2e-12)
         np.testing.assert_allclose(found.variance / variance, spread, atol=2e-12)
         # by Stein's identity, without the cancellation of moments that a narrow cavity has
         np.testing.assert_allclose(found.site_precision, -bend / (spread * scale), rtol=1e-9, atol=1e-11)
-        shift = (push - bend / scale * MEANS) / spread
-        np.testing.assert_allclose(found.site_shift, shift, rtol=1e-9, atol=1e-11 * (1.0 + np.abs(MEANS)).max())
+        shift = (push - bend / scale * means) / spread
+        np.testing.assert_allclose(found.site_shift, shift, rtol=1e-9, atol=1e-11 * (1.0 + np.abs(means)).max())
 
 
 @needs_float64

@@ -18,7 +18,7 @@ from .tilted_window import Cavity
 
 __all__ = ["LogisticFactor", "LogisticView", "Sigmoid", "logistic_tilted_moments", "sigmoid"]
 
-_NARROW = 4.0
+_NARROW = 16.0
 # Gauss-Hermite rules up to variances of one, whose errors stay below 1e-13 (against sums over many more nodes).
 _NUM_NODES = (8, 12, 16, 20, 24, 28, 32, 36, 40)
 _WIDEST_OF_RULE = (0.03, 0.1, 0.2, 0.3, 0.45, 0.6, 0.75, 0.9, 1.0)
@@ -26,7 +26,7 @@ _WIDEST_OF_RULE = (0.03, 0.1, 0.2, 0.3, 0.45, 0.6, 0.75, 0.9, 1.0)
 # are as near in standard deviations as they are in units, and nodes keep the distance in units that they have there;
 # the mode may be further from where it is sought.
 _SPACING, _REACH, _REACH_OF_WIDE = 0.4, 9.2, 1.5
-_MOST_PAIRS = 36
+_MOST_PAIRS = 94
 
 
 class Sigmoid(NamedTuple):
@@ -80,7 +80,7 @@ class LogisticFactor(LogFactor, Protocol):
 def logistic_tilted_moments(
     potential: LogisticFactor, mean: ArrayLike, variance: ArrayLike, power: ArrayLike, only_log_z: bool = False
 ) -> TiltedMoments:
-    """A short rule where no cavity variance exceeds four and the power is the Python number one, else quadrature.
+    """A short rule where no cavity variance exceeds sixteen and the power is the Python number one, else quadrature.
 
     :param LogisticFactor potential: log-concave factors with slopes between -1 and 1, analytic within :math:`\\pi` of
         the real line.
