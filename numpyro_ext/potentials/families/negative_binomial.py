@@ -12,9 +12,34 @@ from jax.typing import ArrayLike
 from ..base import Potential, potential
 from ..bounds.logistic_terms import two_sided_terms
 from ..integrals.stirling import log_rising_coefficient
-from ..moments import LogisticTerms, Outcomes
+from ..integrals.tilted_moments import tilted_moments
+from ..moments import LogisticTerms, Outcomes, TiltedMoments
 
 __all__ = ["NegativeBinomialExpPotential", "NegativeBinomialLogitPotential"]
+
+
+@potential
+class _Kernel(Potential):
+    """The factor but for its constant, which no node of an integral need compute."""
+
+    count: Array
+    size: Array
+    shift: Array
+
+    is_log_concave: ClassVar[bool] = True
+
+    def log_density(self, eta: ArrayLike) -> Array:
+        return self.derivatives(eta)[0]
+
+    def derivatives(self, eta: ArrayLike) -> tuple[Array, Array, Array]:
+        """From one exponential."""
+        logit = jnp.asarray(eta) + self.shift
+        decayed = jnp.exp(-jnp.abs(logit))
+        larger = 1.0 / (1.0 + decayed)
+        smaller, tail, is_positive = decayed * larger, jnp.log1p(decayed), logit >= 0.0
+        up, down = jnp.where(is_positive, larger, smaller), jnp.where(is_positive, smaller, larger)
+        value = self.count * (jnp.minimum(logit, 0.0) - tail) + self.size * (jnp.minimum(-logit, 0.0) - tail)
+        return value, self.count * down - self.size * up, -(self.count + self.size) * (larger * smaller)
 
 
 class _NegativeBinomialPotential(Potential):
@@ -35,9 +60,26 @@ class _NegativeBinomialPotential(Potential):
     def log_density(self, eta: ArrayLike) -> Array:
         eta = jnp.asarray(eta)
         count, size, shift = self._parts(eta.dtype)
-        logit = eta + shift
-        constant = log_rising_coefficient(count, size)
-        return constant + count * jax.nn.log_sigmoid(logit) + size * jax.nn.log_sigmoid(-logit)
+        return log_rising_coefficient(count, size) + _Kernel(count, size, shift).log_density(eta)
+
+    def derivatives(self, eta: ArrayLike) -> tuple[Array, Array, Array]:
+        eta = jnp.asarray(eta)
+        count, size, shift = self._parts(eta.dtype)
+        value, slope, curvature = _Kernel(count, size, shift).derivatives(eta)
+        return log_rising_coefficient(count, size) + value, slope, curvature
+
+    def tilted_moments(self, mean: ArrayLike, variance: ArrayLike, power: ArrayLike = 1.0) -> TiltedMoments:
+        return self._tilted_moments(mean, variance, power)
+
+    def log_normaliser(self, mean: ArrayLike, variance: ArrayLike, power: ArrayLike = 1.0) -> Array:
+        return self._tilted_moments(mean, variance, power, only_log_z=True).log_z
+
+    def _tilted_moments(
+        self, mean: ArrayLike, variance: ArrayLike, power: ArrayLike, *, only_log_z: bool = False
+    ) -> TiltedMoments:
+        count, size, shift = self._parts(jnp.result_type(mean, variance, float))
+        found = tilted_moments(_Kernel(count, size, shift), mean, variance, power, only_log_z=only_log_z)
+        return found._replace(log_z=found.log_z + power * log_rising_coefficient(count, size))
 
     def logistic_terms(self) -> LogisticTerms:
         count, size, shift = self._parts(jnp.result_type(*jax.tree.leaves(self), float))

@@ -114,7 +114,7 @@ class CumulativeLogitPotential(Potential):
         return _LogisticInterval(*self._ends(eta.dtype)).derivatives(eta)
 
     def tilted_moments(self, mean: ArrayLike, variance: ArrayLike, power: ArrayLike = 1.0) -> TiltedMoments:
-        """A short rule if no cavity variance exceeds four and the power is the Python number one, else quadrature."""
+        """A short rule if no cavity variance exceeds 16 and the power is the Python number one, else quadrature."""
         return logistic_tilted_moments(self._interval(mean, variance), mean, variance, power)
 
     def log_normaliser(self, mean: ArrayLike, variance: ArrayLike, power: ArrayLike = 1.0) -> Array:
