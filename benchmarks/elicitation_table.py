@@ -33,9 +33,21 @@ _NUM_FIRST = {45: 5, 21: 3}
 """Answers to begin with, and those held out, by the number of pairs."""
 _ACQUISITIONS = "information", "entropy", "random"
 _THESIS = {
-    "synthetic": {"alone": (0.249, 0.259, 0.268), "products": (0.153, 0.16, 0.173)},
-    "sushi": {"alone": (0.179, 0.197, 0.212), "products": (0.144, 0.151, 0.176)},
-    "jura": {"alone": (0.176, 0.166, 0.197), "products": (0.138, 0.138, 0.169)},
+    "synthetic": {
+        "alone": (0.249, 0.259, 0.268),
+        "products": (0.153, 0.16, 0.173),
+        "products, people alike": (0.135, 0.135, 0.139),
+    },
+    "sushi": {
+        "alone": (0.179, 0.197, 0.212),
+        "products": (0.144, 0.151, 0.176),
+        "products, people alike": (0.148, 0.153, 0.178),
+    },
+    "jura": {
+        "alone": (0.176, 0.166, 0.197),
+        "products": (0.138, 0.138, 0.169),
+        "products, people alike": (0.143, 0.141, 0.168),
+    },
 }
 
 
