@@ -97,6 +97,7 @@ def optimise_design(
     >>> import jax.numpy as jnp
     >>> import numpyro
     >>> import numpyro.distributions as dist
+    >>> from jax import random
     >>> from numpyro_ext.design import optimise_design
     >>> from numpyro_ext.infer import EP
     >>> def model(x, y=None):

@@ -80,6 +80,7 @@ def compare_acquisitions(
     >>> import jax.numpy as jnp
     >>> import numpyro
     >>> import numpyro.distributions as dist
+    >>> from jax import random
     >>> from jax.scipy.stats import norm
     >>> from numpyro_ext.design import compare_acquisitions
     >>> from numpyro_ext.infer import EP

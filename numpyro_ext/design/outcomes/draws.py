@@ -79,7 +79,9 @@ def draws_of(
 
     **Example:**
 
+    >>> import jax.numpy as jnp
     >>> import numpyro
+    >>> import numpyro.distributions as dist
     >>> from numpyro_ext.design import draws_of, expected_information_gain
     >>> def model(x, y=None):
     ...     slope = numpyro.sample("slope", dist.Normal(0, 1))

@@ -69,7 +69,9 @@ def expected_information_gain(
     >>> import jax.numpy as jnp
     >>> import numpyro
     >>> import numpyro.distributions as dist
+    >>> from jax import random
     >>> from jax.scipy.stats import norm
+    >>> from numpyro_ext.design import expected_information_gain
     >>> from numpyro_ext.infer import EP
     >>> def model(x, y=None, seen=True):
     ...     slope = numpyro.sample("slope", dist.Normal(0, 1))
