@@ -11,6 +11,7 @@ from jax.typing import ArrayLike
 
 from ..base import Potential, potential
 from ..bounds.logistic_terms import two_sided_terms
+from ..integrals.logistic_tilting import sigmoid
 from ..integrals.stirling import log_rising_coefficient
 from ..integrals.tilted_moments import tilted_moments
 from ..moments import LogisticTerms, Outcomes, TiltedMoments
@@ -33,13 +34,10 @@ class _Kernel(Potential):
 
     def derivatives(self, eta: ArrayLike) -> tuple[Array, Array, Array]:
         """From one exponential."""
-        logit = jnp.asarray(eta) + self.shift
-        decayed = jnp.exp(-jnp.abs(logit))
-        larger = 1.0 / (1.0 + decayed)
-        smaller, tail, is_positive = decayed * larger, jnp.log1p(decayed), logit >= 0.0
-        up, down = jnp.where(is_positive, larger, smaller), jnp.where(is_positive, smaller, larger)
-        value = self.count * (jnp.minimum(logit, 0.0) - tail) + self.size * (jnp.minimum(-logit, 0.0) - tail)
-        return value, self.count * down - self.size * up, -(self.count + self.size) * (larger * smaller)
+        right = sigmoid(jnp.asarray(eta) + self.shift)
+        value = self.count * right.log + self.size * right.log_complement
+        slope = self.count * right.complement - self.size * right.value
+        return value, slope, -(self.count + self.size) * (right.value * right.complement)
 
 
 class _NegativeBinomialPotential(Potential):

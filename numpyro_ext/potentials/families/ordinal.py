@@ -72,7 +72,7 @@ class _LogisticInterval(Potential):
 
     def _sides(self, eta: Array) -> tuple[Sigmoid, Sigmoid]:
         """Of falling below the upper and of rising above the lower threshold: certain where there is none."""
-        certain = 1.0, 0.0, 0.0  # a sigmoid of infinity
+        certain = 1.0, 0.0, 0.0, -jnp.inf  # a sigmoid of infinity
         under, above = sigmoid(self.upper - eta), sigmoid(eta - self.lower)
         return (
             Sigmoid(*(jnp.where(self.has_upper, x, y) for x, y in zip(under, certain, strict=True))),

@@ -36,6 +36,7 @@ class Sigmoid(NamedTuple):
     complement: Array
     """Of the negative logit, which is the slope of the logarithm."""
     log: Array
+    log_complement: Array
 
 
 def sigmoid(logit: Array) -> Sigmoid:
@@ -45,7 +46,8 @@ def sigmoid(logit: Array) -> Sigmoid:
     smaller = decayed * larger
     positive = logit >= 0.0
     value, complement = jnp.where(positive, larger, smaller), jnp.where(positive, smaller, larger)
-    return Sigmoid(value, complement, jnp.minimum(logit, 0.0) - jnp.log1p(decayed))
+    tail = jnp.log1p(decayed)
+    return Sigmoid(value, complement, jnp.minimum(logit, 0.0) - tail, jnp.minimum(-logit, 0.0) - tail)
 
 
 class LogisticView(NamedTuple):
