@@ -1,5 +1,8 @@
 """A focus on draws: the field given each of them in closed form, beside dense algebra, draws within draws and INLA."""
 
+import re
+from functools import partial
+
 import jax.numpy as jnp
 import numpy as np
 import numpyro
@@ -10,7 +13,7 @@ from jax.scipy.stats import norm
 from numpyro import handlers
 from numpyro.infer import MCMC, NUTS
 from scipy.special import ndtri
-from scipy.stats import qmc
+from scipy.stats import poisson, qmc
 
 from numpyro_ext.design import SequentialDesign, draws_of, expected_information_gain, predictive_entropy, select_batch
 from numpyro_ext.infer import EP, INLA, SMC
@@ -105,16 +108,164 @@ def test_new_inputs_need_no_draws_of_the_field_there():
     np.testing.assert_allclose(predictive_entropy(draws, new)["y"], entropies, atol=1e-8)
 
 
-def test_new_members_whose_field_is_not_known_are_refused():
-    def process(x, y=None):
-        covariance = jnp.exp(-0.5 * (x[:, None] - x) ** 2) + 1e-6 * jnp.eye(x.shape[0])
-        f = numpyro.sample("f", dist.MultivariateNormal(jnp.zeros(x.shape[0]), covariance))
-        numpyro.sample("y", dist.Bernoulli(logits=f), obs=y)
+def labels_of_curve(x, y=None):
+    length = numpyro.sample("length", dist.LogNormal(-1.0, 0.5))
+    covariance = jnp.exp(-0.5 * ((x[:, None] - x) / length) ** 2) + 1e-6 * jnp.eye(x.shape[0])
+    f = numpyro.sample("f", dist.MultivariateNormal(0.5 * jnp.ones(x.shape[0]), covariance))
+    numpyro.sample("y", dist.Bernoulli(logits=f), obs=y)
 
-    draws = draws_of({"f": np.zeros((3, 5))}, model=process, args=(X, (Y > 0).astype(int)))
+
+LABELS = (Y > 0).astype(int)
+LENGTHS, FIELDS = np.array([0.2, 0.5, 0.9, 0.5]), np.random.default_rng(0).normal(size=(4, 5))
+
+
+def binary_entropy(p):
+    return -p * np.log(p) - (1.0 - p) * np.log1p(-p)
+
+
+def test_labels_at_new_inputs_given_draws_of_the_field():
+    """By dense algebra and draws by draws quadrature: the field at new inputs given its draw at those of the fit."""
+    draws = draws_of({"length": LENGTHS, "f": FIELDS}, model=labels_of_curve, weights=WEIGHTS, args=(X, LABELS))
+    nodes, masses = np.polynomial.hermite_e.hermegauss(60)
+    masses = masses / masses.sum()
     for new in (np.array([0.5, 2.0]), X + 0.1):
-        with pytest.raises(ValueError, match="new members have no draws yet"):
+        x = np.append(X, new)
+        p = np.zeros((4, len(new), 60))
+        for k in range(4):
+            prior = np.exp(-0.5 * ((x[:, None] - x) / LENGTHS[k]) ** 2) + 1e-6 * np.eye(len(x))
+            gain = np.linalg.solve(prior[:5, :5], prior[:5, 5:]).T
+            mean = 0.5 + gain @ (FIELDS[k] - 0.5)
+            variance = np.diag(prior[5:, 5:] - gain @ prior[:5, 5:])
+            p[k] = 1.0 / (1.0 + np.exp(-(mean[:, None] + np.sqrt(variance)[:, None] * nodes)))
+        entropy = binary_entropy(np.einsum("k,kij,j->i", WEIGHTS, p, masses))
+        np.testing.assert_allclose(predictive_entropy(draws, new)["y"], entropy, atol=1e-9)
+        conditional = np.einsum("k,kij,j->i", WEIGHTS, binary_entropy(p), masses)
+        np.testing.assert_allclose(expected_information_gain(draws, new)["y"], entropy - conditional, atol=1e-7)
+
+
+def test_batches_of_labels_at_new_inputs():
+    new = np.array([0.5, 2.0])
+    draws = draws_of({"length": LENGTHS, "f": FIELDS}, model=labels_of_curve, weights=WEIGHTS, args=(X, LABELS))
+    nodes, masses = np.polynomial.hermite_e.hermegauss(40)
+    masses = np.outer(masses, masses).reshape(-1) / masses.sum() ** 2
+    z, x = np.stack(np.meshgrid(nodes, nodes, indexing="ij"), -1).reshape(-1, 2), np.append(X, new)
+    together, conditional = np.zeros((2, 2)), 0.0
+    for k in range(4):
+        prior = np.exp(-0.5 * ((x[:, None] - x) / LENGTHS[k]) ** 2) + 1e-6 * np.eye(7)
+        gain = np.linalg.solve(prior[:5, :5], prior[:5, 5:]).T
+        root = np.linalg.cholesky(prior[5:, 5:] - gain @ prior[:5, 5:])
+        p = 1.0 / (1.0 + np.exp(-(0.5 + gain @ (FIELDS[k] - 0.5) + z @ root.T)))
+        each = np.stack([1.0 - p, p], -1)
+        together += WEIGHTS[k] * np.einsum("q,qi,qj->ij", masses, each[:, 0], each[:, 1])
+        conditional += WEIGHTS[k] * masses @ binary_entropy(p).sum(1)
+    exact = -np.sum(together * np.log(together)) - conditional
+    batch = select_batch(draws, 2, new, num_draws=20_000, rng_key=random.key(1))
+    np.testing.assert_allclose(batch.information, exact, atol=4e-3)
+    assert {candidate.place for candidate in batch} == {0, 1}
+
+
+def test_batches_with_gaussian_noise_given_draws():
+    """Without uncertainty of hyperparameters log determinants by dense algebra; of hyperparameters alone nothing."""
+    new = np.array([0.5, 2.0, 2.05])
+    draws = draws_of({"length": np.full(3, 0.5), "noise": np.full(3, 0.3)}, model=curve, args=(X, Y, SEEN))
+    x, y, seen = np.append(X, new), np.append(Y, np.zeros(3)), np.append(SEEN, np.zeros(3, bool))
+    _, covariance = field_of(x, 0.5, 0.3, seen, y)
+    batch = select_batch(draws, 2, new, focus=[*HYPER, "f"])
+    here = [5 + candidate.place for candidate in batch]
+    signal = covariance[np.ix_(here, here)] / 0.09
+    np.testing.assert_allclose(batch.information, 0.5 * np.linalg.slogdet(np.eye(2) + signal)[1], rtol=1e-9)
+    # two lengths, known noise: whoever sees both outcomes has one bit at most, and one candidate has its score
+    draws = draws_of({"length": np.array([0.1, 0.9]), "noise": np.full(2, 0.3)}, model=curve, args=(X, Y, SEEN))
+    batch = select_batch(draws, 2, new, focus=HYPER, num_draws=4000)
+    alone = expected_information_gain(draws, new, focus=HYPER)["y"]
+    np.testing.assert_allclose(batch[0].score, alone.max(), atol=0.01)
+    assert batch[0].score < batch.information < np.log(2.0)
+
+
+@pytest.mark.thorough
+def test_the_bias_of_few_draws_of_a_field_is_taken_away():
+    generator, new = np.random.default_rng(0), np.array([0.5, 0.15])
+
+    def gains(number, **options):
+        drawn = {"length": np.full(number, 0.5), "f": 3.0 * generator.normal(size=(number, 5))}
+        draws = draws_of(drawn, model=labels_of_curve, args=(X, LABELS))
+        return expected_information_gain(draws, new, **options)["y"]
+
+    exact = gains(20_000)
+    for correction in ("none", "delta", "jackknife"):
+        found = np.stack([gains(10, bias_correction=correction) for _ in range(100)])
+        away, error = found.mean(0) - exact, found.std(0) / np.sqrt(100)
+        if correction == "none":
+            assert np.all(away < -3.0 * error)
+        else:
+            assert np.all(np.abs(away) < 3.0 * error)
+
+
+def intercepts(group, num_groups, y=None):
+    spread = numpyro.sample("spread", dist.HalfNormal(1.0))
+    start = numpyro.sample("start", dist.Normal(0.0, 1.0))
+    u = numpyro.sample("u", dist.Normal(0.0, spread).expand([num_groups]))
+    numpyro.sample("y", dist.Poisson(jnp.exp(start + u[group])), obs=y)
+
+
+def test_counts_of_new_groups_given_draws_of_the_others():
+    generator = np.random.default_rng(0)
+    drawn = {
+        "spread": np.exp(0.2 * generator.normal(size=30) - 1.0),
+        "start": 0.1 * generator.normal(size=30),
+        "u": 0.3 * generator.normal(size=(30, 2)),
+    }
+    draws = draws_of(drawn, model=intercepts, args=(np.array([0, 0, 1]), 2, np.array([1, 2, 0])))
+    found = predictive_entropy(draws, np.array([0, 2]), 3)["y"]
+    nodes, masses = np.polynomial.hermite_e.hermegauss(40)
+    masses, counts = masses / masses.sum(), np.arange(60)[:, None, None]
+    rates = np.exp(drawn["start"][:, None] + drawn["spread"][:, None] * nodes)
+    expected = np.sum(poisson.pmf(counts, rates) * masses, axis=2).mean(1)
+    np.testing.assert_allclose(found[1], -np.sum(expected * np.log(np.maximum(expected, 1e-300))), atol=1e-6)
+    known = poisson.pmf(counts[:, :, 0], np.exp(drawn["start"] + drawn["u"][:, 0])).mean(1)
+    np.testing.assert_allclose(found[0], -np.sum(known * np.log(np.maximum(known, 1e-300))), atol=1e-6)
+
+
+def bumpy_labels(x, y=None, num_bumps=0):
+    covariance = jnp.exp(-0.5 * (x[:, None] - x) ** 2) + 1e-6 * jnp.eye(x.shape[0])
+    f = numpyro.sample("f", dist.MultivariateNormal(jnp.zeros(x.shape[0]), covariance))
+    shift = numpyro.sample("shift", dist.Laplace(0.0, 1.0))
+    steps = numpyro.sample("steps", dist.ImproperUniform(dist.constraints.real, (), (2,)))
+    bumps = numpyro.sample("bumps", dist.Laplace(0.0, 1.0).expand([x.shape[0]])) if num_bumps else 0.0
+    logits = f + shift + steps[jnp.where(x > 0.5, 1, 0)] + bumps
+    numpyro.sample("y", dist.Bernoulli(logits=logits), obs=y)
+
+
+def test_coefficients_whose_priors_are_not_gaussian_stay_as_drawn():
+    generator = np.random.default_rng(0)
+    shift, steps, new = generator.normal(size=4), 9.0 * generator.normal(size=(4, 2)), np.array([0.5, 2.0])
+    found = predictive_entropy(
+        draws_of({"f": FIELDS, "shift": shift, "steps": steps}, model=bumpy_labels, args=(X, LABELS)), new
+    )["y"]
+    prior = np.exp(-0.5 * (np.append(X, new)[:, None] - np.append(X, new)) ** 2) + 1e-6 * np.eye(7)
+    gain = np.linalg.solve(prior[:5, :5], prior[:5, 5:]).T
+    mean = (gain @ FIELDS.T).T + shift[:, None] + steps
+    variance = np.diag(prior[5:, 5:] - gain @ prior[:5, 5:])
+    nodes, masses = np.polynomial.hermite_e.hermegauss(60)
+    p = 1.0 / (1.0 + np.exp(-(mean[..., None] + np.sqrt(variance)[:, None] * nodes)))
+    np.testing.assert_allclose(found, binary_entropy((p @ masses).mean(0) / masses.sum()), atol=1e-8)
+
+
+def test_new_members_whose_field_is_not_known_are_refused():
+    drawn, new = {"length": LENGTHS, "f": FIELDS}, np.array([0.5, 2.0])
+    bumpy = {"f": FIELDS, "shift": np.zeros(4), "steps": np.zeros((4, 2)), "bumps": FIELDS}
+    with_bumps = partial(bumpy_labels, num_bumps=1)
+    cases = [
+        (draws_of({"f": FIELDS, "length": LENGTHS}, model=labels_of_curve), "give the arguments of the fit"),
+        (draws_of({"f": FIELDS}, model=labels_of_curve, args=(X, LABELS)), r"needs draws of \['length'\] as well"),
+        (draws_of(bumpy, model=with_bumps, args=(X, LABELS)), "need a fit"),
+    ]
+    for draws, message in cases:
+        with pytest.raises(ValueError, match="new members have no draws yet") as error:
             expected_information_gain(draws, new)
+        assert re.search(message, str(error.value))
+    with pytest.raises(ValueError, match="draws within draws would be biased"):
+        expected_information_gain(draws_of(drawn, model=labels_of_curve, args=(X, LABELS)), new, focus="length")
 
 
 def test_coefficients_are_the_same_at_new_inputs_whatever_their_prior():
@@ -224,10 +375,7 @@ def test_answers_that_have_not_been_seen_may_be_of_any_kind():
     mean, variance = (x[:2] @ y[:2]) / 0.25 / precision, 1.0 / precision
     p = np.asarray(norm.cdf(x[:, None] * mean / np.sqrt(1.0 + x[:, None] ** 2 * variance)))
 
-    def entropy(p):
-        return -p * np.log(p) - (1.0 - p) * np.log1p(-p)
-
-    np.testing.assert_allclose(gain, entropy(p.mean(1)) - entropy(p).mean(1), atol=1e-9)
+    np.testing.assert_allclose(gain, binary_entropy(p.mean(1)) - binary_entropy(p).mean(1), atol=1e-9)
     both = expected_information_gain(draws, focus=["scale", "slope"])
     assert np.all(both["z"] > gain) and both["y"][2] > 0.0
 
@@ -301,10 +449,9 @@ def test_what_has_no_rule_is_refused():
         (lambda: expected_information_gain(draws, focus="f"), r"Of \['length', 'noise'\] there are draws"),
         (lambda: expected_information_gain(draws, focus="y"), "which is an observed site"),
         (lambda: expected_information_gain(draws, focus={"length": 0, "noise": None}), "name the whole site"),
-        (lambda: expected_information_gain(draws, focus=HYPER, bias_correction="delta"), "leave bias_correction out"),
+        (lambda: expected_information_gain(draws, focus=HYPER, bias_correction="delta"), "outcomes that are counted"),
         (lambda: expected_information_gain(everything, focus=HYPER), "Every observation is in use"),
         (lambda: expected_information_gain(no_numbers, focus=HYPER), "not finite"),
-        (lambda: select_batch(draws, 2, focus=HYPER), "focus out"),
         (lambda: predictive_entropy(draws, focus=HYPER), "focus"),
     ]  # fmt: skip
     for call, message in cases:

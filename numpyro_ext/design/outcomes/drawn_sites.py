@@ -13,7 +13,17 @@ import numpyro.distributions as dist
 from jax import Array
 from numpyro import handlers
 
-__all__ = ["NewMembers", "check_complete", "check_same_members", "latents_among", "outcome_sites", "without_mask"]
+from ...structure.program.run_compiled import run_compiled
+
+__all__ = [
+    "NewMembers",
+    "check_complete",
+    "check_same_members",
+    "latents_among",
+    "outcome_distribution",
+    "outcome_sites",
+    "without_mask",
+]
 
 Call = tuple[tuple[Any, ...], Mapping[str, Any]]
 """Positional and keyword arguments of a model."""
@@ -23,21 +33,40 @@ class NewMembers(ValueError):
     """Sites of other shapes than their draws have."""
 
 
-def _sites(model: Callable[..., Any], latents: Mapping[str, Any], call: Call, seed: int = 0) -> dict[str, Any]:
-    """All sites, where some latent ones are given."""
+def _sites(
+    model: Callable[..., Any], latents: Mapping[str, Any], call: Call, seed: int, are_wanted: Callable[[str], bool]
+) -> dict[str, dict[str, Any]]:
+    """Distributions of those sites that are wanted, where some latent ones are given, by one program for all."""
+    found: dict[str, dict[str, Any]] = {}
+
+    def distributions(latents: Mapping[str, Any], rng_key: Array) -> dict[str, Any]:
+        trace = _traced_sites(model, latents, call, rng_key)
+        kept = {name: site for name, site in trace.items() if site["type"] == "sample" and are_wanted(name)}
+        found.update({name: {"is_observed": site["is_observed"]} for name, site in kept.items()})
+        return {name: site["fn"] for name, site in kept.items()}
+
+    for name, fn in run_compiled(distributions, dict(latents), jax.random.key(seed)).items():
+        found[name]["fn"] = fn
+    return found
+
+
+def outcome_distribution(model: Callable[..., Any], latents: Mapping[str, Any], call: Call, name: str) -> Any:
+    """The distribution of a site's observations at given latent sites, without its mask; within other programs."""
+    return without_mask(_traced_sites(model, latents, call, jax.random.key(0))[name]["fn"])[0]
+
+
+def _traced_sites(model: Callable[..., Any], latents: Mapping[str, Any], call: Call, rng_key: Array) -> dict[str, Any]:
     args, kwargs = call
-    run = handlers.substitute(handlers.seed(model, jax.random.key(seed)), data=dict(latents))
+    run = handlers.substitute(handlers.seed(model, rng_key), data=dict(latents))
     found: dict[str, Any] = handlers.trace(run).get_trace(*args, **kwargs)
     return found
 
 
 def outcome_sites(model: Callable[..., Any], latents: Mapping[str, Any], call: Call, seed: int = 0) -> dict[str, Any]:
-    """The sites of a model that are observed, or would be, at given latent sites."""
-    return {
-        name: site
-        for name, site in _sites(model, latents, call, seed).items()
-        if site["type"] == "sample" and name not in latents and not isinstance(site["fn"], dist.Unit)
-    }
+    """The sites of a model that are observed, or would be, at given latent sites: whether they are, and their
+    distributions."""
+    found = _sites(model, latents, call, seed, lambda name: name not in latents)
+    return {name: site for name, site in found.items() if not isinstance(site["fn"], dist.Unit)}
 
 
 def check_complete(
@@ -71,11 +100,11 @@ def check_same_members(
     :param fitted: the call that the draws are from.
     """
     lengths = {length for site in sites.values() for length in site["fn"].shape()}
-    old, new = _sites(model, latents, fitted), _sites(model, latents, call)
+    old, new = (_sites(model, latents, each, 0, latents.__contains__) for each in (fitted, call))
     for name, value in latents.items():
-        if new[name]["type"] != "sample" or not lengths.intersection(value.shape):
+        if not lengths.intersection(value.shape):
             continue
-        if name in old and not _are_equal(old[name]["fn"], new[name]["fn"]):
+        if name in old and name in new and not _are_equal(old[name]["fn"], new[name]["fn"]):
             raise NewMembers(
                 f"The prior of {name!r} is another one at these arguments than in the fit, whose draws are not of what "
                 f"{name!r} is here: new members have no draws yet. Put their observations into the fit, masked, and "
@@ -93,21 +122,44 @@ def _are_equal(first: Any, second: Any) -> bool:
 
 def latents_among(model: Callable[..., Any], samples: Mapping[str, Array], call: Call) -> dict[str, Array]:
     """Draws of the latent sites of a model at these arguments: what is computed from them is left to the model."""
-    sites, found = _sites(model, {}, call), {}
+    found = {}
+    shapes = _latent_shapes(model, call)
     for name, value in samples.items():
-        site = sites.get(name)
-        if site is None or site["type"] not in ("sample", "param") or site.get("is_observed"):
+        if name not in shapes:
             continue
-        if np.shape(site["value"]) != value.shape[1:]:
+        if shapes[name] != value.shape[1:]:
             raise NewMembers(
                 f"The draws of {name!r} have the shape {value.shape[1:]}, and the model at these arguments needs "
-                f"{np.shape(site['value'])}: new members have no draws yet. Put their observations into the fit, "
+                f"{shapes[name]}: new members have no draws yet. Put their observations into the fit, "
                 "masked, and ask without arguments."
             )
         if jnp.issubdtype(value.dtype, jnp.floating) and bool(jnp.isnan(value).any()):
             raise ValueError(f"Some draws of {name!r} are nan: leave them out.")
         found[name] = value
     return found
+
+
+def _latent_shapes(model: Callable[..., Any], call: Call) -> dict[str, tuple[int, ...]]:
+    shapes: dict[str, tuple[int, ...]] = {}
+
+    def run(rng_key: Array) -> None:
+        for name, site in _traced_sites(handlers.substitute(model, substitute_fn=_instead), {}, call, rng_key).items():
+            if site["type"] in ("sample", "param") and not site.get("is_observed"):
+                shapes[name] = np.shape(site["value"])
+
+    jax.eval_shape(run, jax.random.key(0))
+    return shapes
+
+
+def _instead(site: dict[str, Any]) -> Any:
+    """A value of a site from whose prior nothing can be drawn."""
+    if site["type"] != "sample" or site["is_observed"]:
+        return None
+    try:
+        site["fn"].sample(jax.random.key(0))
+    except NotImplementedError:
+        return site["fn"].support.feasible_like(jnp.zeros(site["fn"].shape()))
+    return None
 
 
 def without_mask(fn: Any) -> tuple[Any, Any]:

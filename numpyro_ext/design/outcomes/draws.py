@@ -15,7 +15,14 @@ from jax.scipy.special import entr
 from ...compilation.recent import Recent
 from ...infer.monte_carlo.smc import SMC
 from ...structure.program.run_compiled import traced
-from .drawn_sites import check_complete, check_same_members, latents_among, outcome_sites, without_mask
+from .drawn_sites import (
+    check_complete,
+    check_same_members,
+    latents_among,
+    outcome_distribution,
+    outcome_sites,
+    without_mask,
+)
 from .outlooks import LARGEST_TABLE, DrawnOutlook, Outlook, RealOutlook
 
 __all__ = ["PosteriorDraws", "draws_of", "outlooks_of_draws"]
@@ -208,7 +215,7 @@ class _Outcomes:
         self.latents, self.name = latents, name
 
         def outcome(one: dict[str, Array]) -> Any:
-            return without_mask(outcome_sites(model, one, (args, kwargs))[name]["fn"])[0]
+            return outcome_distribution(model, one, (args, kwargs), name)
 
         one = {site: value[0] for site, value in latents.items()}
         found = traced(outcome, one)

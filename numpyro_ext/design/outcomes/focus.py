@@ -75,6 +75,8 @@ class Interest(NamedTuple):
             old_shape, new_shape = tuple(old.site_shapes[name]), tuple(new.site_shapes[name])
             if name in self.whole:
                 elements[name] = np.arange(int(np.prod(new_shape)))
+            elif old_shape == new_shape:  # also () of a scalar, which has no indices
+                elements[name] = numbers
             else:
                 elements[name] = np.ravel_multi_index(np.unravel_index(numbers, old_shape), new_shape)
         return self._replace(elements=elements)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Self
@@ -27,7 +28,7 @@ from ...potentials.outcomes import log_predictive_probabilities, log_probabiliti
 from . import committee
 from .committee import BiasCorrection
 
-__all__ = ["LARGEST_TABLE", "DrawnOutlook", "GaussianOutlook", "Outlook", "RealOutlook"]
+__all__ = ["LARGEST_TABLE", "DrawnOutlook", "GaussianOutlook", "JointField", "Outlook", "RealOutlook"]
 
 LARGEST_TABLE = 2**28
 """Numbers in a table of draws, observations and outcomes: 2 GB."""
@@ -131,6 +132,19 @@ class Outlook(ABC):
         return committee.vote_fractions(log_p, weights)
 
 
+@dataclass(frozen=True)
+class JointField:
+    """The predictors of all sites of a source together.
+
+    :param covariance: from numbers of predictors to their joint covariance, shape ``(components, n, n)``, with the
+        elements of a field that are of interest behind them.
+    :param int num_elements: of interest.
+    """
+
+    covariance: Callable[[np.ndarray], Any]
+    num_elements: int = 0
+
+
 @dataclass(kw_only=True)
 class GaussianOutlook(Outlook):
     """Scalar predictors that are Gaussian, or mixtures of Gaussians over hyperparameters.
@@ -143,7 +157,8 @@ class GaussianOutlook(Outlook):
     :param left: variance of the predictors given what is of interest, where that is a part of the field.
     :param bool is_about_hyper: whether the components alone are of interest, and the field is a nuisance.
     :param rows: numbers of the predictors among those of the fit.
-    :param is_of_draws: whether the components are draws.
+    :param JointField joint: how the predictors depend on each other, if it can be known.
+    :param float effective_sample_size: of draws that the components are; ``None`` for points of a rule.
     """
 
     potential: Potential
@@ -153,7 +168,8 @@ class GaussianOutlook(Outlook):
     left: Array | None = None
     is_about_hyper: bool = False
     rows: np.ndarray
-    is_of_draws: bool = False
+    joint: JointField | None = None
+    effective_sample_size: float | None = None
 
     @property
     def _inputs(self) -> tuple[Potential, Array, Array, Array]:
@@ -208,15 +224,27 @@ class GaussianOutlook(Outlook):
         return float(np.sqrt(np.mean(np.square(found - np.asarray(values, float)))))
 
     def information(self, method: EntropyMethod, bias_correction: BiasCorrection) -> Array:
-        if self.is_of_draws and bias_correction != "none":
-            raise ValueError(
-                "Corrections of the bias are of outcomes that are counted under draws, and here the field is known in "
-                "closed form at each of them: leave bias_correction out."
-            )
         if self.is_about_hyper:  # components alone: what the field would tell is left over
             each = predictive_entropy(self.potential, self.mean, self.variance)
-            return self.predictive_entropy() - jnp.tensordot(self.weights, each, 1)
-        return expected_information(*self._inputs, left=self.left, method=method)
+            plain = self.predictive_entropy() - jnp.tensordot(self.weights, each, 1)
+        else:
+            plain = expected_information(*self._inputs, left=self.left, method=method)
+        if bias_correction == "none" or self.effective_sample_size is None:
+            return plain
+        # The bias is in the entropy of the mixture; what is told within a component is known in closed form.
+        number = num_outcomes(*self._inputs)
+        if number is None:
+            raise ValueError(f"Corrections of the bias are of outcomes that are counted; {self.name!r} has real ones.")
+        if len(self.weights) * self.mean.shape[1] * number > LARGEST_TABLE:
+            raise ValueError(
+                f"{len(self.weights)} draws, {self.mean.shape[1]} observations of {self.name!r} and {number} outcomes "
+                "are too many for a correction of the bias: give fewer draws, or score the candidates in parts."
+            )
+        log_p = _tables(self.potential, self.mean, self.variance, number)
+        corrected = committee.committee_information(
+            log_p, self.weights, bias_correction=bias_correction, effective_sample_size=self.effective_sample_size
+        )
+        return plain + corrected - committee.committee_information(log_p, self.weights)
 
     def members(self, num_members: int, rng_key: Array) -> tuple[Array, Array | None]:
         number = self.log_mixture.shape[-1]
@@ -326,6 +354,18 @@ class RealOutlook(Outlook):
             entropy=self.entropy[at],
             conditional=self.conditional[at],
         )
+
+
+@functools.partial(jax.jit, static_argnames="number")
+def _tables(potential: Potential, mean: Array, variance: Array, number: int) -> Array:
+    """Log probabilities of outcomes by each component, shape ``(components, observations, number)``."""
+
+    def of(component: tuple[Potential, Array, Array]) -> Array:
+        one: Any = jax.tree.map(lambda leaf: leaf[None], component)
+        return jnp.moveaxis(log_predictive_probabilities(*one, jnp.ones(1, mean.dtype), number), 0, -1)
+
+    found: Array = jax.lax.map(of, (potential, mean, variance))
+    return found
 
 
 @functools.partial(jax.jit, static_argnames="number")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -10,15 +10,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from ...infer.gaussian.algorithms.posterior import GaussianPosterior
 from ...infer.gaussian.answers.prediction import are_coordinates_joint
 from ...infer.gaussian.programs import compiled_form
 from ...infer.gaussian.run import GaussianRun
 from ...potentials import Potential
 from ...structure import LatentGaussianReading
-from .focus import EVERYTHING, Interest
-from .outlooks import GaussianOutlook
+from .focus import EVERYTHING, Interest, joint_covariance
+from .outlooks import GaussianOutlook, JointField
 
-__all__ = ["Points", "Slices", "check_no_others", "chosen", "gaussian_outlooks", "outlooks_at"]
+__all__ = ["Points", "Slices", "check_no_others", "chosen", "gaussian_outlooks", "observed_parts", "outlooks_at"]
 
 Slices = Callable[[str, tuple[int, ...]], tuple[slice, ...]]
 """Of a site's name and shape, the part of it that is looked at."""
@@ -35,6 +36,8 @@ class Points(NamedTuple):
     variance: Array
     left: Callable[[np.ndarray], Array | None]
     """Of numbers of rows, their variances once the elements of interest are known; ``None`` if there are none."""
+    covariance: Callable[[np.ndarray], Any]
+    """Of numbers of rows, their joint covariance at each point, with the elements of interest behind them."""
 
 
 def gaussian_outlooks(
@@ -64,9 +67,49 @@ def _points_of(run: GaussianRun, interest: Interest) -> Points:
         pairs = zip(hypers, posteriors, strict=True)
         return jnp.stack([interest.left(run, posterior, hyper, rows) for hyper, posterior in pairs])
 
+    def covariance(rows: np.ndarray) -> np.ndarray:
+        parts = []
+        for posterior, hyper in zip(posteriors, hypers, strict=True):
+            if not isinstance(posterior, GaussianPosterior):
+                raise ValueError(f"A {type(posterior).__name__} has no joint covariance: use EP.")
+            design = posterior.form.design.to_dense()[jnp.asarray(rows)]
+            if interest.elements:
+                design = jnp.concatenate([design, interest.design(run, hyper)])
+            parts.append(np.asarray(joint_covariance(posterior, design)))
+        return np.stack(parts)
+
     mean, variance = jnp.stack(means), jnp.stack(variances)
     potentials: Any = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(form.potentials for form in forms))
-    return Points(jnp.asarray(weights, mean.dtype), potentials, mean, variance, left)
+    return Points(jnp.asarray(weights, mean.dtype), potentials, mean, variance, left, covariance)
+
+
+class ObservedPart(NamedTuple):
+    """The observations of a site that are looked at."""
+
+    number: int
+    """Of the site."""
+    name: str
+    kept: np.ndarray
+    """Numbers of these observations, in their shape."""
+    size: int
+    """Of the whole site."""
+    rows: np.ndarray
+    """Numbers of the predictors behind them."""
+    rows_per_observation: int
+
+
+def observed_parts(reading: LatentGaussianReading, slices: Slices | None) -> Iterator[ObservedPart]:
+    """The sites with observations, and of each what is looked at."""
+    start = 0
+    for number, name in enumerate(reading.observed_names):
+        shape, num_rows = tuple(reading.factor_shapes[number]), reading.rows_per_observation[number]
+        size = int(np.prod(shape))
+        first, start = start, start + size * num_rows
+        if reading.sites[name].family == "Unit":
+            continue
+        kept = chosen(name, shape, slices)
+        rows = first + (kept.reshape(-1)[:, None] * num_rows + np.arange(num_rows)).reshape(-1)
+        yield ObservedPart(number, name, kept, size, rows, num_rows)
 
 
 def outlooks_at(
@@ -75,24 +118,18 @@ def outlooks_at(
     """As :func:`gaussian_outlooks`, of points whatever they come from."""
     out: dict[str, GaussianOutlook] = {}
     others: set[str] = set()
-    start = 0
-    for number, name in enumerate(reading.observed_names):
-        shape, num_rows = tuple(reading.factor_shapes[number]), reading.rows_per_observation[number]
-        size = int(np.prod(shape))
-        first, start = start, start + size * num_rows
-        if reading.sites[name].family == "Unit":
-            continue
+    joint = JointField(points.covariance, sum(map(len, interest.elements.values())))
+    for part in observed_parts(reading, slices):
+        name, kept = part.name, part.kept
         if are_coordinates_joint(reading, name):
             # nobody sees one of the factors of a vector: there is nothing to ask, or else draws say that they cannot
             if slices is not None or not reading.known_mask(name).all():
                 others.add(name)
             continue
-        potential = points.potentials[number]
-        if num_rows != 1 or potential.outcomes() is None:
+        potential = points.potentials[part.number]
+        if part.rows_per_observation != 1 or potential.outcomes() is None:
             others.add(name)
             continue
-        kept = chosen(name, shape, slices)
-        rows = first + kept.reshape(-1)
         is_candidate = np.ones(kept.shape, bool)
         if slices is None:
             is_candidate = ~reading.known_mask(name).reshape(-1)[kept]
@@ -100,13 +137,14 @@ def outlooks_at(
             name=name,
             shape=kept.shape,
             is_candidate=is_candidate,
-            potential=_part(potential, kept.reshape(-1), size),
-            mean=points.mean[:, rows],
-            variance=jnp.maximum(points.variance[:, rows], 0.0),
+            potential=_part(potential, kept.reshape(-1), part.size),
+            mean=points.mean[:, part.rows],
+            variance=jnp.maximum(points.variance[:, part.rows], 0.0),
             weights=points.weights,
-            left=points.left(rows),
+            left=points.left(part.rows),
             is_about_hyper=interest.is_about_hyper,
-            rows=rows,
+            rows=part.rows,
+            joint=joint,
         )
     return out, others
 

@@ -24,7 +24,7 @@ from ...potentials.outcomes import with_outcome
 from ...structure import LatentGaussianReading
 from ...structure.latent_gaussian import AffineMap, LatentGaussian
 from ...structure.latent_gaussian.form import Blocks
-from .outlooks import GaussianOutlook, Outlook
+from .outlooks import GaussianOutlook, JointField, Outlook
 from .points import gaussian_outlooks
 
 __all__ = ["NoPool", "Pool"]
@@ -251,6 +251,7 @@ class Pool:
                 variance=self._found.variance[:, here],
                 weights=weights,
                 rows=np.arange(here.start, here.stop),
+                joint=JointField(lambda rows: np.asarray(self.covariances())[:, rows[:, None], rows]),
             )
         return out
 

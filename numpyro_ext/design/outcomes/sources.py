@@ -112,8 +112,8 @@ def _of_draws(
     except NewMembers as refusal:
         try:
             return given_draws()
-        except ValueError:  # the field is not known there, either
-            raise refusal from None
+        except ValueError as reason:
+            raise NewMembers(f"{refusal} They have no distribution given the draws, either: {reason}") from None
 
 
 def _of_predictors(

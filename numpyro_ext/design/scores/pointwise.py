@@ -62,9 +62,13 @@ def expected_information_gain(
 
     Engines on Gaussian fields (EP, VariationalGaussian, LaplaceApproximation, INLA) give it by quadrature over their
     predictors, and over hyperparameters where they integrate; anything else by its draws, which are the same for all
-    candidates (then it is too small by about ``num_outcomes / (2 num_draws)`` at most).
+    candidates (then it is too small by about ``num_outcomes / (2 num_draws)`` at most). Draws of a process are of its
+    values at the inputs of the fit, those of groups of the groups that it has seen: given these and the
+    hyperparameters, values elsewhere are Gaussian, and known in closed form at each draw; with Gaussian noise given the
+    data. The draws need the arguments of the fit for it, which NUTS and engines know.
 
-    Cost: one evaluation per candidate, outcome and node; of draws one per candidate, outcome and draw.
+    Cost: one evaluation per candidate, outcome and node; of draws one per candidate, outcome and draw, and of a field
+    elsewhere a factorisation of old and new elements per draw.
 
     >>> import jax.numpy as jnp
     >>> import numpyro
@@ -96,7 +100,8 @@ def expected_information_gain(
         draws need the arguments of the fit. Elsewhere draws within draws would be biased, and are refused.
     :param str method: ``"closed-form"`` for the approximation of probit factors in the source; ``"sigma-points"`` takes
         the vectors in focus at two points for each of their components, in the place of draws.
-    :param str bias_correction: of draws without a focus, see :func:`~numpyro_ext.design.committee_information`.
+    :param str bias_correction: of draws, for outcomes that can be counted; see
+        :func:`~numpyro_ext.design.committee_information`.
     :param str units: ``"bits"`` divides by log 2.
     :param str hyper: what is known of hyperparameters. ``"mixture"``: the points over which the fit integrates, if it
         does. ``"mgp"`` and ``"linearised"`` (for Gaussian noise, and focus on hyperparameters or everything): their

@@ -55,8 +55,8 @@ def expected_variance_reduction(
     >>> print(expected_variance_reduction(engine)["y"].round(3))
     [ -inf 0.833 1.667]
 
-    :param source: an engine on a Gaussian field after its run, or what
-        :attr:`~numpyro_ext.design.SequentialDesign.source` is of one.
+    :param source: an engine on a Gaussian field after its run, draws of such a field at arguments that have further
+        elements of it, or what :attr:`~numpyro_ext.design.SequentialDesign.source` is of one.
     :param args: arguments of the model at which to look; without, the candidates are the masked observations.
     :param reference: booleans in the shape of the observations (of several sites a dictionary), true for those at which
         the predictors matter; by default all candidates.

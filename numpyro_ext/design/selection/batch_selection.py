@@ -13,16 +13,13 @@ from jax import Array, random
 
 from ...infer.front.options import check_at_least
 from ...infer.front.running.progress import warn
-from ...infer.gaussian.engine import Engine
-from ...infer.gaussian.run import GaussianRun
 from ...potentials import GaussianPotential
 from ...potentials.outcomes import log_probabilities, num_outcomes
 from ..outcomes.focus import Focus
 from ..outcomes.outlooks import DrawnOutlook, GaussianOutlook, Outlook
-from ..outcomes.pool import Pool
 from ..outcomes.sources import outlooks
 from .batches import Batch, check_size, checked_cost, greedy, guarantee
-from .joint import JointPredictors, flattened, joint_predictors
+from .joint import JointPredictors, are_joint, flattened
 from .single import Candidate
 
 __all__ = ["select_batch"]
@@ -87,7 +84,7 @@ def select_batch(
         :attr:`~numpyro_ext.design.SequentialDesign.source` is of one.
     :param int size: how many.
     :param args: arguments of the model at which to look; without, the candidates are the masked observations.
-    :param focus: as for :func:`~numpyro_ext.design.expected_information_gain`, for Gaussian noise.
+    :param focus: as for :func:`~numpyro_ext.design.expected_information_gain`, for Gaussian noise; of draws as well.
     :param cost: of each candidate, positive, in the shape of the observations (of several sites a dictionary): the gain
         per cost decides.
     :param exclude: booleans in the same shape, true for what is not to be taken.
@@ -104,13 +101,8 @@ def select_batch(
     key = random.key(0) if rng_key is None else rng_key
     key_order, key_draws = random.split(key)
     rng = np.random.default_rng(np.asarray(random.key_data(key_draws)))
-    joint: JointPredictors | None = None
-    found: dict[str, Outlook]
-    if _is_gaussian_field(source, focus):
-        joint = joint_predictors(source, args, kwargs, rng_key, "select_batch", focus)
-        found = dict(joint.outlooks)
-    else:
-        found = outlooks(source, args, kwargs, rng_key, focus)
+    found = outlooks(source, args, kwargs, rng_key, focus)
+    joint = JointPredictors(found) if are_joint(found) else None
     is_candidate = np.concatenate([outlook.is_candidate.reshape(-1) for outlook in found.values()])
     if exclude is not None:
         is_candidate &= ~flattened(exclude, found, "exclude", False)
@@ -147,21 +139,6 @@ def select_batch(
     return Batch(members, gains, rule.method, guarantee(rule.has_nuisance, price is not None, rule.of_draws))
 
 
-def _is_gaussian_field(source: Any, focus: Focus | None) -> bool:
-    """Whether all observations have one Gaussian predictor each."""
-    if isinstance(source, Pool):
-        return True
-    run = source._finished() if isinstance(source, Engine) else None
-    if not isinstance(run, GaussianRun):
-        return False
-    reading = run.reading
-    potentials = reading.abstract_form.potentials
-    return focus is not None or all(
-        number == 1 and (reading.sites[name].family == "Unit" or potentials[k].outcomes() is not None)
-        for k, (name, number) in enumerate(zip(reading.observed_names, reading.rows_per_observation, strict=False))
-    )
-
-
 class _LogDeterminants:
     """Gaussian noise: log determinants at each point of the hyperparameters, and what is told of the points.
 
@@ -176,7 +153,7 @@ class _LogDeterminants:
         for outlook, here in joint.parts(at):
             assert isinstance(outlook.potential, GaussianPotential)  # as the caller has asked
             self._noise[:, here] = np.square(np.asarray(outlook.potential.scale))
-        self._is_about_hyper = joint.interest.is_about_hyper
+        self._is_about_hyper = joint.is_about_hyper
         self.has_nuisance = self._left is not None or self._is_about_hyper
         self.of_draws = len(joint.weights) > 1
         self.method = "log-determinants"

@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, TypeGuard
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from ...infer.front.running.progress import warn
-from ...infer.gaussian.algorithms.posterior import GaussianPosterior
 from ...infer.gaussian.engine import Engine
-from ...infer.gaussian.run import GaussianRun
-from ..outcomes.focus import EVERYTHING, Focus, Interest, as_focus, joint_covariance
 from ..outcomes.outlooks import GaussianOutlook, Outlook
-from ..outcomes.points import gaussian_outlooks
-from ..outcomes.pool import Pool
-from ..outcomes.sources import check_candidates, run_at
+from ..outcomes.sources import outlooks
 from .batches import conditional_covariance
 
-__all__ = ["JointPredictors", "flattened", "joint_predictors"]
+__all__ = ["JointPredictors", "are_joint", "flattened", "joint_predictors"]
 
 _LARGEST = 2**27
 """Numbers in joint covariances at all points: 1 GB."""
@@ -30,26 +22,21 @@ _LARGEST = 2**27
 class JointPredictors:
     """The observations of all sites, one after the other, under the joint distribution of their predictors.
 
-    :param outlooks: by site.
-    :param covariance: of the numbers of some predictors of the fit their joint covariance, shape ``(points, n, n)``,
-        with the elements of interest behind them.
-    :param Interest interest: what is to be learned.
+    :param outlooks: by site, of one source that knows how its predictors depend on each other.
     """
 
-    def __init__(
-        self,
-        outlooks: Mapping[str, GaussianOutlook],
-        covariance: Callable[[np.ndarray], np.ndarray],
-        interest: Interest = EVERYTHING,
-    ) -> None:
-        self.outlooks, self.interest = dict(outlooks), interest
-        self._covariance = covariance
+    def __init__(self, outlooks: Mapping[str, GaussianOutlook]) -> None:
+        self.outlooks = dict(outlooks)
+        first = next(iter(self.outlooks.values()))
+        assert first.joint is not None  # as the caller has asked
+        self._field = first.joint
+        self.is_about_hyper = first.is_about_hyper
         self.rows = np.concatenate([outlook.rows for outlook in self.outlooks.values()])
         self.is_candidate = np.concatenate([o.is_candidate.reshape(-1) for o in self.outlooks.values()])
         self.mean = np.concatenate([np.asarray(o.mean, float) for o in self.outlooks.values()], axis=1)
         """Of the predictors, shape ``(points, observations)``; as the variance."""
         self.variance = np.concatenate([np.asarray(o.variance, float) for o in self.outlooks.values()], axis=1)
-        self.weights = np.asarray(next(iter(self.outlooks.values())).weights, float)
+        self.weights = np.asarray(first.weights, float)
         """Of the points."""
 
     def covariances(self, chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
@@ -57,18 +44,18 @@ class JointPredictors:
         once the elements of interest are known, where they are a part of the field."""
         found, number = self._joint(chosen), len(chosen)
         left = None
-        if self.interest.elements:
+        if self._field.num_elements:
             left = np.stack([conditional_covariance(joint, number) for joint in found])
         return found[:, :number, :number], left
 
     def _joint(self, chosen: np.ndarray) -> np.ndarray:
-        size = len(chosen) + sum(len(numbers) for numbers in self.interest.elements.values())
+        size = len(chosen) + self._field.num_elements
         if len(self.weights) * size**2 > _LARGEST:
             raise ValueError(
                 f"{len(chosen)} observations at {len(self.weights)} points of the hyperparameters have a joint "
                 "covariance too large: ask about fewer, or fit with integrate='none'."
             )
-        found = np.asarray(self._covariance(self.rows[chosen]), float)
+        found = np.asarray(self._field.covariance(self.rows[chosen]), float)
         if not np.isfinite(found).all():
             raise FloatingPointError("The joint covariance of some predictors is not finite.")
         return found
@@ -131,60 +118,33 @@ def flattened(given: Any, outlooks: Mapping[str, Outlook], what: str, default: b
     return np.concatenate(parts)
 
 
+def are_joint(found: Mapping[str, Outlook]) -> TypeGuard[Mapping[str, GaussianOutlook]]:
+    """Whether it is known how all predictors depend on each other."""
+    return all(isinstance(outlook, GaussianOutlook) and outlook.joint is not None for outlook in found.values())
+
+
 def joint_predictors(
-    source: Any,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    rng_key: Array | None,
-    what: str,
-    focus: Focus | None = None,
+    source: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], rng_key: Array | None, what: str
 ) -> JointPredictors:
     """What a source knows of observations together.
 
-    :param source: an engine on a Gaussian field after its run, or what
-        :attr:`~numpyro_ext.design.SequentialDesign.source` is of one.
+    :param source: an engine on a Gaussian field after its run, draws where the field is known in closed form given
+        each, or what :attr:`~numpyro_ext.design.SequentialDesign.source` is of one.
     :param args: arguments of the model at which to look; without, the candidates are the masked observations.
     :param kwargs: keyword arguments of the model.
     :param str what: the score that asks, for messages.
-    :param focus: what is to be learned, as for :func:`~numpyro_ext.design.expected_information_gain`.
     :raises ValueError: for other sources, sites of several predictors, and if nothing is left to be observed.
     """
-    if isinstance(source, Pool):
-        if args or kwargs or focus is not None:
-            raise ValueError("A pool has the candidates that it was made with, and everything in focus.")
-        pooled: dict[str, GaussianOutlook] = source.outlooks()  # type: ignore[assignment]  # as all of a pool are
-        check_candidates(pooled)
-        joint = np.asarray(source.covariances())
-        return JointPredictors(pooled, lambda rows: joint[:, rows[:, None], rows])
-    run = source._finished() if isinstance(source, Engine) else None
-    if not (isinstance(source, Engine) and isinstance(run, GaussianRun)):
+    found = outlooks(source, args, kwargs, rng_key)
+    if are_joint(found):
+        return JointPredictors(found)
+    if isinstance(source, Engine):
+        others = sorted(n for n, o in found.items() if not isinstance(o, GaussianOutlook))
         raise ValueError(
-            f"{what} needs the joint distribution of predictors, which a {type(source).__name__} does not know: take "
-            "an engine on a Gaussian field, such as EP."
+            f"The observations of {others} have several predictors each or no known outcomes: {what} has no rule for "
+            "them."
         )
-    if not source.diagnostics.converged:
-        warn(f"{type(source).__name__} has not converged, and scores are of the posterior that it has.")
-    interest = as_focus(run, focus)
-    at, slices = run_at(source, run, args, kwargs, jax.random.key(0) if rng_key is None else rng_key)
-    interest = interest.moved(run.reading, at.reading)
-    found, others = gaussian_outlooks(at, slices=slices)
-    if others:
-        raise ValueError(
-            f"The observations of {sorted(others)} have several predictors each or no known outcomes: {what} has no "
-            "rule for them."
-        )
-    check_candidates(found)
-
-    def covariance(rows: np.ndarray) -> np.ndarray:
-        parts = []
-        for _, inputs in at.weighted_points():
-            posterior, *_ = at.programs.rows(*inputs)
-            if not isinstance(posterior, GaussianPosterior):
-                raise ValueError(f"A {type(posterior).__name__} has no joint covariance: use EP.")
-            design = posterior.form.design.to_dense()[jnp.asarray(rows)]
-            if interest.elements:
-                design = jnp.concatenate([design, interest.design(at, inputs[1])])
-            parts.append(np.asarray(joint_covariance(posterior, design)))
-        return np.stack(parts)
-
-    return JointPredictors(found, covariance, interest)
+    raise ValueError(
+        f"{what} needs the joint distribution of predictors, which a {type(source).__name__} does not know: take an "
+        "engine on a Gaussian field, such as EP."
+    )
