@@ -14,13 +14,17 @@ from .bounds.logistic import (
 )
 from .bounds.super_gaussian import ConvexifiedPenalty, SuperGaussianPotential
 from .elementwise import ElementwisePotential, TemperedPotential
-from .families.binary import BinomialLogitPotential, ComplementaryLogLogPotential, LogitPotential, ProbitPotential
+from .families.binary import ComplementaryLogLogPotential, LogitPotential, ProbitPotential
 from .families.categorical import MultinomialLogitPotential, MultinomialProbitPotential, SoftmaxPotential
 from .families.gaussian import GaussianPotential
 from .families.laplace import LaplacePotential
 from .families.location import AsymmetricLaplacePotential, LogisticPotential, SoftLaplacePotential
 from .families.log_normal import LogNormalPotential
-from .families.negative_binomial import NegativeBinomialExpPotential, NegativeBinomialLogitPotential
+from .families.logit_counts import (
+    BinomialLogitPotential,
+    NegativeBinomialExpPotential,
+    NegativeBinomialLogitPotential,
+)
 from .families.ordinal import (
     AdjacentCategoryPotential,
     ContinuationRatioPotential,

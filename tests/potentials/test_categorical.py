@@ -7,12 +7,12 @@ import pytest
 import scipy.integrate
 import scipy.stats
 
-from numpyro_ext.potentials.families.binary import BinomialLogitPotential
 from numpyro_ext.potentials.families.categorical import (
     MultinomialLogitPotential,
     MultinomialProbitPotential,
     SoftmaxPotential,
 )
+from numpyro_ext.potentials.families.logit_counts import BinomialLogitPotential
 
 BOTH = pytest.mark.parametrize("family", [SoftmaxPotential, MultinomialProbitPotential])
 ETA = np.array([[0.3, -1.0, 0.8], [2.0, 2.0, -3.0], [-5.0, 4.0, 1.0]])

@@ -141,7 +141,19 @@ SHORT_RULES = {
         FAMILIES["poisson_exp"][0],
         FAMILIES["poisson_exp"][2],
         [(0.0, 1.0), (1.0, 2.0), (20.0, 0.1), (1000.0, 1.0)],
-        (1e-8, 1e-4, 0.03, 0.2, 0.5),
+        (1e-8, 1e-4, 0.03, 0.2, 0.5, 1.0, 2.0, 4.0),
+    ),
+    "binomial_logit": (
+        FAMILIES["binomial"][0],
+        FAMILIES["binomial"][2],
+        [(0.0, 1.0), (0.0, 30.0), (7.0, 9.0), (5.0, 5.0), (990.0, 1000.0)],
+        (1e-8, 1e-4, 0.03, 0.2, 0.5, 1.0, 2.0, 4.0),
+    ),
+    "negative_binomial_exp": (
+        FAMILIES["negative_binomial_exp"][0],
+        FAMILIES["negative_binomial_exp"][2],
+        [(0.0, 2.0, 1.0), (1.0, 0.1, 3.0), (20.0, 5.0, 0.1), (300.0, 50.0, 1.0)],
+        (1e-8, 1e-4, 0.03, 0.2, 0.5, 1.0, 2.0, 4.0),
     ),
     # the last row: two thresholds so close that the factor is a bell between them
     "cumulative_logit": (
@@ -157,7 +169,7 @@ SHORT_RULES = {
 @pytest.mark.parametrize("name", ["logit", *thorough(*(name for name in SHORT_RULES if name != "logit"))])
 def test_short_rules_of_narrow_cavities(name):
     family, density, rows, variances = SHORT_RULES[name]
-    anchors = [0.0, 3.0, 5.3, 13.8]
+    anchors = [0.0, 3.0, 5.3, 13.8, 1.3, -2.7]
     mean, variance, row, columns = _grid(rows, variances)
     solve = jax.jit(lambda columns, m, v: family(*columns).tilted_moments(m, v))
     moments = solve(columns, mean, variance)

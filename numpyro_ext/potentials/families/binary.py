@@ -1,4 +1,4 @@
-"""Binary and binomial observations with probit, logit and complementary log-log links."""
+"""Binary observations with probit, logit and complementary log-log links."""
 
 from __future__ import annotations
 
@@ -10,13 +10,11 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from ..base import Potential, potential
-from ..bounds.logistic_terms import two_sided_terms
 from ..integrals.logistic_tilting import LogisticView, logistic_tilted_moments, sigmoid
 from ..integrals.normal import TruncatedNormal, log_ndtr, truncated_normal
-from ..integrals.stirling import log_binomial_coefficient
 from ..moments import LogisticTerms, Outcomes, TiltedMoments
 
-__all__ = ["BinomialLogitPotential", "ComplementaryLogLogPotential", "LogitPotential", "ProbitPotential"]
+__all__ = ["ComplementaryLogLogPotential", "LogitPotential", "ProbitPotential"]
 
 
 def _signs(label: Array, dtype: jnp.dtype) -> Array:
@@ -172,45 +170,3 @@ class ComplementaryLogLogPotential(Potential):
         parts = (value, -rate), (slope, -rate), (curvature, -rate)
         value, slope, curvature = (jnp.where(is_one, one, zero) for one, zero in parts)
         return value, slope, curvature
-
-
-@potential
-class BinomialLogitPotential(Potential):
-    r"""``count`` successes among ``total`` trials, each with probability :math:`1 / (1 + e^{-\eta})`.
-
-    :param Array count: successes.
-    :param Array total: trials.
-    """
-
-    count: Array
-    total: Array
-
-    is_elementwise: ClassVar[bool] = True
-    is_log_concave: ClassVar[bool] = True
-    is_analytic: ClassVar[bool] = True
-
-    def log_density(self, eta: ArrayLike) -> Array:
-        eta = jnp.asarray(eta)
-        count, total = jnp.asarray(self.count, eta.dtype), jnp.asarray(self.total, eta.dtype)
-        successes, failures = count * jax.nn.log_sigmoid(eta), (total - count) * jax.nn.log_sigmoid(-eta)
-        return log_binomial_coefficient(total, count) + successes + failures
-
-    def outcomes(self) -> Outcomes:
-        return Outcomes("count", limit=self.total)
-
-    def mean(self, eta: ArrayLike) -> Array:
-        return self.total * jax.nn.sigmoid(jnp.asarray(eta))
-
-    def derivatives(self, eta: ArrayLike) -> tuple[Array, Array, Array]:
-        eta = jnp.asarray(eta)
-        count, total = jnp.asarray(self.count, eta.dtype), jnp.asarray(self.total, eta.dtype)
-        success = sigmoid(eta)
-        log_up, up, down = success.log, success.value, success.complement
-        # log sigmoid(-eta) = log sigmoid(eta) - eta.
-        value = log_binomial_coefficient(total, count) + total * log_up - (total - count) * eta
-        return value, count * down - (total - count) * up, -total * up * down
-
-    def logistic_terms(self) -> LogisticTerms:
-        dtype = jnp.result_type(self.count, self.total, float)
-        count, total = jnp.asarray(self.count, dtype), jnp.asarray(self.total, dtype)
-        return two_sided_terms(log_binomial_coefficient(total, count), count, total - count, jnp.zeros((), dtype))

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import operator
-from functools import partial
 from typing import Any, ClassVar, Protocol
 
 import jax
@@ -13,22 +11,14 @@ from jax import Array
 from jax.typing import ArrayLike, DTypeLike
 
 from ..base import Potential, potential
+from ..integrals.nodes_around_mode import NARROW, AroundMode, moments_around_mode
 from ..integrals.stirling import stirling_error
-from ..integrals.tilted_moments import tilted_moments_unless_wide, with_site
-from ..integrals.tilted_window import Cavity
+from ..integrals.tilted_moments import tilted_moments_unless_wide
 from ..moments import ExpectedLogDensity, LogFactor, Outcomes, TiltedMoments
 
 __all__ = ["PoissonExpPotential", "PoissonSoftplusPotential", "exponential_tilted_moments", "log_softplus"]
 
-_NARROW = 0.5
 _NO_EXPOSURE = 1e-35
-# Of nodes, in standard deviations of the tilted density at its mode, as functions of the widest cavity variance: with
-# these, errors stay below 3e-14 (against four times as many nodes) for all counts and rates.
-_SPACING, _SPACING_SLOPE = 0.72, -0.45
-_REACH, _REACH_SLOPE = 9.5, 4.0
-_PAIRS_TOGETHER = 2
-"""Pairs of nodes whose terms are added up before sums are read and written."""
-_MOST_PAIRS = math.ceil((_REACH + _REACH_SLOPE * _NARROW) / (_SPACING + _SPACING_SLOPE * _NARROW))
 
 
 def log_softplus(eta: Array) -> Array:
@@ -88,7 +78,7 @@ class PoissonExpPotential(Potential):
         return self.exposure * jnp.exp(eta)
 
     def tilted_moments(self, mean: ArrayLike, variance: ArrayLike, power: ArrayLike = 1.0) -> TiltedMoments:
-        """A short rule if no cavity variance exceeds 1/2 and the power is the Python number one, else quadrature."""
+        """A short rule if no cavity variance exceeds four and the power is the Python number one, else quadrature."""
         return self._tilted_moments(mean, variance, power)
 
     def log_normaliser(self, mean: ArrayLike, variance: ArrayLike, power: ArrayLike = 1.0) -> Array:
@@ -146,13 +136,13 @@ class ExponentialFactors(LogFactor, Protocol):
 def exponential_tilted_moments(
     factors: ExponentialFactors, mean: ArrayLike, variance: ArrayLike, power: ArrayLike, only_log_z: bool = False
 ) -> TiltedMoments:
-    """A short rule if no cavity variance exceeds 1/2 and the power is the Python number one, else quadrature."""
-    return tilted_moments_unless_wide(factors, _narrow_tilted_moments, _NARROW, mean, variance, power, only_log_z)
+    """A short rule if no cavity variance exceeds four and the power is the Python number one, else quadrature."""
+    return tilted_moments_unless_wide(factors, _narrow_tilted_moments, NARROW, mean, variance, power, only_log_z)
 
 
 @jax.jit  # traced once, for moments and for derivatives of the log normaliser alone
-def _way_to_mode(factors: ExponentialFactors, mean: Array, variance: Array) -> tuple[Array, Array]:
-    r"""Distance of the tilted mode from the cavity mean, and the standard deviation there.
+def _way_to_mode(factors: ExponentialFactors, mean: Array, variance: Array) -> Array:
+    r"""Distance of the tilted mode from the cavity mean.
 
     With :math:`w = v \lambda` at the mode, :math:`w + \log w = \log(v \lambda(\mu)) + v y`: Newton's method
     from the asymptotes of the solution. It need only be near: nodes around any point close to the mode serve.
@@ -164,73 +154,20 @@ def _way_to_mode(factors: ExponentialFactors, mean: Array, variance: Array) -> t
     w = jnp.maximum(w, jnp.finfo(mean.dtype).tiny)
     for _ in range(3):
         w = w * (1.0 + z - jnp.log(w)) / (1.0 + w)
-    return variance * count - w, jnp.sqrt(variance / (1.0 + w))
+    return variance * count - w
 
 
 def _narrow_tilted_moments(
     factors: ExponentialFactors, mean: Array, variance: Array, only_log_z: bool
 ) -> TiltedMoments:
-    r"""Tilted moments under cavities that are not wide, by the trapezoidal rule around the tilted mode.
+    distance = _way_to_mode(*jax.lax.stop_gradient((factors, mean, variance)))
 
-    In the complex plane the factor grows :math:`\pi / 2` off the real line, so nodes stand the closer the wider the
-    cavity. Those on either side of the center are made from the center outwards, the exponential of each from that of
-    the last.
-    """
-    fixed_mean, fixed, fixed_variance = jax.lax.stop_gradient((mean, factors, variance))
-    distance, scale = _way_to_mode(fixed, fixed_mean, fixed_variance)
-    # Nodes are held under differentiation; the integrand follows the cavity and the parameters of the factor.
-    center = fixed_mean + distance
-    from_mean = distance - (mean - fixed_mean)
-    value, slope_at_center, curvature = factors.derivatives(center)
-    rate = -curvature
-    tilt = slope_at_center - from_mean / variance
-    widest = jnp.max(fixed_variance, initial=0.0)
-    spacing, reach = _SPACING + _SPACING_SLOPE * widest, _REACH + _REACH_SLOPE * widest
-    step = spacing * scale
-    ahead, behind = jnp.expm1(step), jnp.expm1(-step)
+    def seen_from(center: Array) -> AroundMode:
+        derivatives = factors.derivatives(center)
+        rate = -derivatives[2]
+        return AroundMode(derivatives, jnp.asarray(factors.count, center.dtype), lambda rise: (rate * rise, rise))
 
-    # By a node's number n, its distance from the center being n steps.
-    lean, bend = (tilt + rate) * step, 0.5 * jnp.square(step) / variance
-
-    def pairs(first: Array, rise: Array, fall: Array) -> tuple[Array, ...]:
-        """The growths ``exp(x) - 1`` at the next pairs, after those at the last, and sums over them; the first of them
-        has this number."""
-        sums = nothing
-        for n in (first + k for k in range(_PAIRS_TOGETHER)):
-            rise, fall = rise + ahead * (1.0 + rise), fall + behind * (1.0 + fall)
-            decay = jnp.square(n) * bend
-            right, left = jnp.exp(n * lean - rate * rise - decay), jnp.exp(-n * lean - rate * fall - decay)
-            both, risen, sunk = right + left, right * rise, left * fall
-            terms = both, n * (right - left), jnp.square(n) * both, risen + sunk, n * (risen - sunk)
-            sums = tuple(map(operator.add, sums, terms))
-        return (rise, fall, *sums)
-
-    nothing = (jnp.zeros_like(mean),) * 5
-
-    # As in `sum_over_nodes`.
-    @partial(jax.checkpoint, prevent_cse=False)
-    def at_pairs(number: Array, rise: Array, fall: Array) -> tuple[Array, ...]:
-        is_reached = number * spacing <= reach
-        rise, fall, first, *others = jax.lax.cond(
-            is_reached, pairs, lambda _, *growths: (*growths, *nothing), number, rise, fall
-        )
-        return (rise, fall, first, *(jax.lax.stop_gradient(others) if only_log_z else others))
-
-    def add(carry: tuple[Any, ...], number: Array) -> tuple[tuple[Any, ...], None]:
-        rise, fall, sums = carry
-        rise, fall, *terms = at_pairs(number, rise, fall)
-        return (rise, fall, tuple(map(operator.add, sums, terms))), None
-
-    start = nothing[0], nothing[0], (jnp.ones_like(mean), *nothing[1:])  # the center
-    numbers = jnp.arange(1, _MOST_PAIRS + 1, _PAIRS_TOGETHER, dtype=mean.dtype)
-    (*_, (total, *rest)), _ = jax.lax.scan(add, start, numbers)
-    first, second, excess, product = (moment / total for moment in rest)
-    first, second, excess, product = step * first, jnp.square(step) * second, rate * excess, rate * step * product
-    log_z = value - 0.5 * jnp.square(from_mean) / variance
-    log_z += jnp.log(total * step) - 0.5 * jnp.log(2.0 * math.pi * variance)
-    cavity = Cavity(mean, variance)
-    slope, shrinkage = slope_at_center - excess, product - first * excess
-    return with_site(log_z, from_mean + first, second - first**2, slope, shrinkage, cavity)
+    return moments_around_mode(mean, variance, distance, seen_from, only_log_z)
 
 
 @potential

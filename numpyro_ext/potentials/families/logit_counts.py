@@ -1,0 +1,183 @@
+"""Counts whose probabilities are powers of a logistic function: binomial ones, and negative binomial ones in the two
+parameterisations that NumPyro has."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.typing import ArrayLike
+
+from ..base import Potential, potential
+from ..bounds.logistic_terms import two_sided_terms
+from ..integrals.logistic_tilting import sigmoid
+from ..integrals.nodes_around_mode import NARROW, AroundMode, moments_around_mode
+from ..integrals.stirling import log_binomial_coefficient, log_rising_coefficient
+from ..integrals.tilted_moments import tilted_moments_unless_wide
+from ..integrals.tilted_window import Cavity, log_concave_mode
+from ..moments import LogisticTerms, Outcomes, TiltedMoments
+
+__all__ = ["BinomialLogitPotential", "NegativeBinomialExpPotential", "NegativeBinomialLogitPotential"]
+
+
+@potential
+class _LogitCounts(Potential):
+    r"""Factors :math:`\sigma(\eta + a)^{k} \sigma(-\eta - a)^{r}`: what depends on the predictor.
+
+    :param Array count: :math:`k`, not negative.
+    :param Array rest: :math:`r`, not negative.
+    :param Array shift: :math:`a`.
+    """
+
+    count: Array
+    rest: Array
+    shift: Array
+
+    is_log_concave: ClassVar[bool] = True
+
+    def log_density(self, eta: ArrayLike) -> Array:
+        return self.derivatives(eta)[0]
+
+    def derivatives(self, eta: ArrayLike) -> tuple[Array, Array, Array]:
+        """From one exponential."""
+        right = sigmoid(jnp.asarray(eta) + self.shift)
+        value = self.count * right.log + self.rest * right.log_complement
+        slope = self.count * right.complement - self.rest * right.value
+        return value, slope, -(self.count + self.rest) * (right.value * right.complement)
+
+    def seen_from(self, center: Array) -> AroundMode:
+        r"""With :math:`p = \sigma(c + a)` and :math:`n = k + r` it is :math:`F = n \log(1 + p (e^x - 1))`. The sign is
+        turned so that :math:`p \le 1/2`, which keeps the digits of the logarithm."""
+        logit = center + self.shift
+        is_low = jax.lax.stop_gradient(logit) <= 0.0
+        at_center, number = sigmoid(logit), self.count + self.rest
+        p = jnp.where(is_low, at_center.value, at_center.complement)
+
+        def fall(rise: Array) -> tuple[Array, Array]:
+            excess = p * rise
+            return number * jnp.log1p(excess), rise / (1.0 + excess)
+
+        linear, sign = jnp.where(is_low, self.count, self.rest), jnp.where(is_low, 1.0, -1.0)
+        return AroundMode(self.derivatives(center), linear, fall, sign.astype(center.dtype))
+
+
+def _narrow(factors: _LogitCounts, mean: Array, variance: Array, only_log_z: bool) -> TiltedMoments:
+    fixed_mean, fixed_variance, fixed = jax.lax.stop_gradient((mean, variance, factors))
+    cavity = Cavity(jnp.zeros_like(fixed_mean), fixed_variance)
+    distance = log_concave_mode(lambda x: fixed.derivatives(fixed_mean + x), cavity, jnp.ones_like(fixed_mean))
+    return moments_around_mode(mean, variance, distance, factors.seen_from, only_log_z)
+
+
+class _LogitCountPotential(Potential):
+    """A constant, which no node of an integral need compute, times powers of a logistic function and its complement."""
+
+    is_elementwise: ClassVar[bool] = True
+    is_log_concave: ClassVar[bool] = True
+    is_analytic: ClassVar[bool] = True
+
+    @abstractmethod
+    def _parts(self, dtype: jnp.dtype) -> tuple[Array, _LogitCounts]:
+        """The logarithm of the constant, and the rest."""
+
+    def log_density(self, eta: ArrayLike) -> Array:
+        return self.derivatives(eta)[0]
+
+    def derivatives(self, eta: ArrayLike) -> tuple[Array, Array, Array]:
+        eta = jnp.asarray(eta)
+        constant, counts = self._parts(eta.dtype)
+        value, slope, curvature = counts.derivatives(eta)
+        return constant + value, slope, curvature
+
+    def tilted_moments(self, mean: ArrayLike, variance: ArrayLike, power: ArrayLike = 1.0) -> TiltedMoments:
+        """A short rule if no cavity variance exceeds four and the power is the Python number one, else quadrature."""
+        return self._tilted_moments(mean, variance, power)
+
+    def log_normaliser(self, mean: ArrayLike, variance: ArrayLike, power: ArrayLike = 1.0) -> Array:
+        return self._tilted_moments(mean, variance, power, only_log_z=True).log_z
+
+    def _tilted_moments(
+        self, mean: ArrayLike, variance: ArrayLike, power: ArrayLike, *, only_log_z: bool = False
+    ) -> TiltedMoments:
+        constant, counts = self._parts(jnp.result_type(mean, variance, float))
+        found = tilted_moments_unless_wide(counts, _narrow, NARROW, mean, variance, power, only_log_z)
+        return found._replace(log_z=found.log_z + power * constant)
+
+    def logistic_terms(self) -> LogisticTerms:
+        constant, counts = self._parts(jnp.result_type(*jax.tree.leaves(self), float))
+        return two_sided_terms(constant, counts.count, counts.rest, counts.shift)
+
+
+@potential
+class BinomialLogitPotential(_LogitCountPotential):
+    r"""``count`` successes among ``total`` trials, each with probability :math:`1 / (1 + e^{-\eta})`.
+
+    :param Array count: successes.
+    :param Array total: trials.
+    """
+
+    count: Array
+    total: Array
+
+    def _parts(self, dtype: jnp.dtype) -> tuple[Array, _LogitCounts]:
+        count, total = jnp.asarray(self.count, dtype), jnp.asarray(self.total, dtype)
+        return log_binomial_coefficient(total, count), _LogitCounts(count, total - count, jnp.zeros((), dtype))
+
+    def outcomes(self) -> Outcomes:
+        return Outcomes("count", limit=self.total)
+
+    def mean(self, eta: ArrayLike) -> Array:
+        return self.total * jax.nn.sigmoid(jnp.asarray(eta))
+
+
+@potential
+class NegativeBinomialExpPotential(_LogitCountPotential):
+    r"""Counts with mean :math:`m = \text{exposure}\; e^{\eta}` and variance :math:`m + m^2 / \text{concentration}`.
+
+    :param Array count: counts.
+    :param Array concentration: concentration of the gamma-distributed rate.
+    :param Array exposure: factor of the mean.
+    """
+
+    count: Array
+    concentration: Array | float
+    exposure: Array | float = 1.0
+
+    has_exponential_mean: ClassVar[bool] = True
+
+    def _parts(self, dtype: jnp.dtype) -> tuple[Array, _LogitCounts]:
+        count, concentration = jnp.asarray(self.count, dtype), jnp.asarray(self.concentration, dtype)
+        shift = jnp.log(jnp.asarray(self.exposure, dtype)) - jnp.log(concentration)
+        return log_rising_coefficient(count, concentration), _LogitCounts(count, concentration, shift)
+
+    def outcomes(self) -> Outcomes:
+        return Outcomes("count")
+
+    def mean(self, eta: ArrayLike) -> Array:
+        return self.exposure * jnp.exp(eta)
+
+
+@potential
+class NegativeBinomialLogitPotential(_LogitCountPotential):
+    r"""Successes before ``total`` failures, with success probability :math:`1 / (1 + e^{-\eta})`.
+
+    :param Array count: successes.
+    :param Array total: failures, any positive number.
+    """
+
+    count: Array
+    total: Array | float
+
+    has_exponential_mean: ClassVar[bool] = True
+
+    def _parts(self, dtype: jnp.dtype) -> tuple[Array, _LogitCounts]:
+        count, total = jnp.asarray(self.count, dtype), jnp.asarray(self.total, dtype)
+        return log_rising_coefficient(count, total), _LogitCounts(count, total, jnp.zeros((), dtype))
+
+    def outcomes(self) -> Outcomes:
+        return Outcomes("count")
+
+    def mean(self, eta: ArrayLike) -> Array:
+        return self.total * jnp.exp(eta)
