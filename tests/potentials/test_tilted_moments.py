@@ -155,6 +155,13 @@ SHORT_RULES = {
         [(0.0, 2.0, 1.0), (1.0, 0.1, 3.0), (20.0, 5.0, 0.1), (300.0, 50.0, 1.0)],
         (1e-8, 1e-4, 0.03, 0.2, 0.5, 1.0, 2.0, 4.0),
     ),
+    # up to where the short rule ends: beyond, a tilted density may have two modes
+    "student_t": (
+        FAMILIES["student_t"][0],
+        FAMILIES["student_t"][2],
+        [(0.0, 2.0, 4.0), (-3.0, 3.0, 1.0), (5.0, 1.8, 30.0), (40.0, 2.5, 0.6)],
+        (1e-8, 1e-4, 0.03, 0.5, 2.0, 4.0),
+    ),
     # the last row: two thresholds so close that the factor is a bell between them
     "cumulative_logit": (
         lambda label, lower, upper: CumulativeLogitPotential(label, jnp.stack([lower, upper], axis=-1)),
@@ -169,7 +176,7 @@ SHORT_RULES = {
 @pytest.mark.parametrize("name", ["logit", *thorough(*(name for name in SHORT_RULES if name != "logit"))])
 def test_short_rules_of_narrow_cavities(name):
     family, density, rows, variances = SHORT_RULES[name]
-    anchors = [0.0, 3.0, 5.3, 13.8, 1.3, -2.7]
+    anchors = [0.0, 3.0, 5.3, 13.8, 1.3, -2.7, 5.0, -3.0, 40.0]
     mean, variance, row, columns = _grid(rows, variances)
     solve = jax.jit(lambda columns, m, v: family(*columns).tilted_moments(m, v))
     moments = solve(columns, mean, variance)

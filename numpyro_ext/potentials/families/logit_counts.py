@@ -14,7 +14,7 @@ from jax.typing import ArrayLike
 from ..base import Potential, potential
 from ..bounds.logistic_terms import two_sided_terms
 from ..integrals.logistic_tilting import sigmoid
-from ..integrals.nodes_around_mode import NARROW, AroundMode, moments_around_mode
+from ..integrals.nodes_around_mode import NARROW, AroundMode, falls_of_counts, moments_around_mode, nodes_of_counts
 from ..integrals.stirling import log_binomial_coefficient, log_rising_coefficient
 from ..integrals.tilted_moments import tilted_moments_unless_wide
 from ..integrals.tilted_window import Cavity, log_concave_mode
@@ -56,19 +56,21 @@ class _LogitCounts(Potential):
         at_center, number = sigmoid(logit), self.count + self.rest
         p = jnp.where(is_low, at_center.value, at_center.complement)
 
+        derivatives = self.derivatives(center)
+
         def fall(rise: Array) -> tuple[Array, Array]:
             excess = p * rise
-            return number * jnp.log1p(excess), rise / (1.0 + excess)
+            return number * jnp.log1p(excess), derivatives[2] * rise / (1.0 + excess)
 
         linear, sign = jnp.where(is_low, self.count, self.rest), jnp.where(is_low, 1.0, -1.0)
-        return AroundMode(self.derivatives(center), linear, fall, sign.astype(center.dtype))
+        return AroundMode(derivatives, linear, falls_of_counts(fall), sign.astype(center.dtype))
 
 
 def _narrow(factors: _LogitCounts, mean: Array, variance: Array, only_log_z: bool) -> TiltedMoments:
     fixed_mean, fixed_variance, fixed = jax.lax.stop_gradient((mean, variance, factors))
     cavity = Cavity(jnp.zeros_like(fixed_mean), fixed_variance)
     distance = log_concave_mode(lambda x: fixed.derivatives(fixed_mean + x), cavity, jnp.ones_like(fixed_mean))
-    return moments_around_mode(mean, variance, distance, factors.seen_from, only_log_z)
+    return moments_around_mode(mean, variance, distance, factors.seen_from, nodes_of_counts, only_log_z)
 
 
 class _LogitCountPotential(Potential):

@@ -11,7 +11,7 @@ from jax import Array
 from jax.typing import ArrayLike, DTypeLike
 
 from ..base import Potential, potential
-from ..integrals.nodes_around_mode import NARROW, AroundMode, moments_around_mode
+from ..integrals.nodes_around_mode import NARROW, AroundMode, falls_of_counts, moments_around_mode, nodes_of_counts
 from ..integrals.stirling import stirling_error
 from ..integrals.tilted_moments import tilted_moments_unless_wide
 from ..moments import ExpectedLogDensity, LogFactor, Outcomes, TiltedMoments
@@ -165,9 +165,14 @@ def _narrow_tilted_moments(
     def seen_from(center: Array) -> AroundMode:
         derivatives = factors.derivatives(center)
         rate = -derivatives[2]
-        return AroundMode(derivatives, jnp.asarray(factors.count, center.dtype), lambda rise: (rate * rise, rise))
 
-    return moments_around_mode(mean, variance, distance, seen_from, only_log_z)
+        def fall(rise: Array) -> tuple[Array, Array]:
+            lost = rate * rise
+            return lost, -lost
+
+        return AroundMode(derivatives, jnp.asarray(factors.count, center.dtype), falls_of_counts(fall))
+
+    return moments_around_mode(mean, variance, distance, seen_from, nodes_of_counts, only_log_z)
 
 
 @potential

@@ -290,7 +290,7 @@ def _value_and_slope(potential: LogFactor, eta: Array) -> tuple[Array, Array]:
 def tilted_moments_unless_wide(
     potential: LogFactor,
     rule: Callable[[Any, Array, Array, bool], TiltedMoments],
-    widest: float,
+    widest: float | Callable[[Any], Array],
     mean: ArrayLike,
     variance: ArrayLike,
     power: ArrayLike,
@@ -299,6 +299,7 @@ def tilted_moments_unless_wide(
     """A cheaper rule where no cavity variance exceeds ``widest`` and the power is the Python number one, else
     quadrature.
 
+    :param widest: a number, or a function of the factors that gives one for each.
     :param rule: makes tilted moments of factors, means and variances, these two of the shape of the factors; the last
         argument is ``only_log_z``, for :func:`sum_over_nodes`.
     """
@@ -311,7 +312,8 @@ def tilted_moments_unless_wide(
         return rule(potential, mean, variance, only_log_z)
 
     def of_chunk(potential: LogFactor, mean: Array, variance: Array) -> TiltedMoments:
-        is_narrow = jnp.all((variance > 0.0) & (variance <= widest))
+        largest = widest(potential) if callable(widest) else widest
+        is_narrow = jnp.all((variance > 0.0) & (variance <= largest))
         found: TiltedMoments = jax.lax.cond(is_narrow, short, whole, potential, mean, variance)
         return found
 
