@@ -38,6 +38,7 @@ from .families.rectified_linear_poisson import RectifiedLinearPoissonPotential
 from .families.stick_breaking import stick_breaking_labels
 from .families.stochastic_volatility import StochasticVolatilityPotential
 from .families.student_t import StudentTPotential
+from .families.zero_inflated import ZeroInflatedPotential
 from .integrals.bilinear_expectation import (
     ExpectedBilinearLogDensity,
     ProductPredictor,
@@ -118,6 +119,7 @@ __all__ = [
     "VectorPotential",
     "VectorTiltedMoments",
     "WeibullExpPotential",
+    "ZeroInflatedPotential",
     "expected_bilinear_log_density",
     "expected_log_density",
     "gaussian_expectation",

@@ -14,13 +14,14 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
 import scipy.special
 from jax import Array
 from numpyro.distributions import constraints
 
-from ..potentials import Potential, VectorPotential
+from ..potentials import Potential, VectorPotential, ZeroInflatedPotential
 from ..potentials.vector_rows import VectorRows
 
 __all__ = [
@@ -131,14 +132,55 @@ class Family:
 
 
 _REGISTRY: dict[type, Family] = {}
+_GATED: dict[Family, Family] = {}
+_WITH_GATE = dist.ZeroInflatedPoisson, dist.ZeroInflatedProbs, dist.ZeroInflatedLogits
+_GATE = "log_gate", "log_rest"
 
 
 def family_of(distribution: Any) -> Family | None:
     """The family of a distribution (an instance without wrappers, or a class), if there is one.
 
-    A subclass has a density of its own, and so is not of the family of its base.
+    A subclass has a density of its own, and so is not of the family of its base. Counts with more zeros than they would
+    have are of the family of the counts, with a gate.
     """
-    return _REGISTRY.get(distribution if isinstance(distribution, type) else type(distribution))
+    kind = distribution if isinstance(distribution, type) else getattr(distribution, "stands_for", type(distribution))
+    if kind in _REGISTRY or kind not in _WITH_GATE or isinstance(distribution, type):
+        return _REGISTRY.get(kind)
+    family = family_of(_without_gate(distribution))
+    if family is None or family.is_joint or family.vectors:
+        return None
+    return _GATED.setdefault(family, _with_gate(family))
+
+
+def parameter_of(distribution: Any, name: str) -> Any:
+    """A parameter of a distribution, by the name that its family has for it."""
+    if type(distribution) not in _WITH_GATE or name not in _GATE:
+        inner = _without_gate(distribution) if type(distribution) in _WITH_GATE else distribution
+        return getattr(inner, name)
+    if hasattr(distribution, "gate_logits"):
+        logits = distribution.gate_logits
+        return jax.nn.log_sigmoid(logits if name == "log_gate" else -logits)
+    return jnp.log(distribution.gate) if name == "log_gate" else jnp.log1p(-distribution.gate)
+
+
+def _without_gate(distribution: Any) -> Any:
+    base = distribution.base_dist
+    return base.base_dist if isinstance(base, dist.ExpandedDistribution) else base
+
+
+def _with_gate(family: Family) -> Family:
+    def gated(link: Link) -> Build:
+        def build(y: Observations) -> Built:
+            own = {name: value for name, value in y.parameters.items() if name not in _GATE}
+            built = family.build(link, y._replace(parameters=own))
+            gate = (y.parameters[name] for name in _GATE)
+            return built._replace(potential=ZeroInflatedPotential(built.potential, y.value == 0.0, *gate))
+
+        return build
+
+    links = {link: gated(link) for link in family.links}
+    parameters = (*family.parameters, *_GATE)
+    return dataclasses.replace(family, label=f"zero-inflated {family.label}", links=links, parameters=parameters)
 
 
 def register_family(

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro.distributions as dist
 import pytest
 from scipy import stats
 from scipy.special import log_ndtr
 
-from numpyro_ext.potentials import ElementwisePotential
-from numpyro_ext.potentials.integrals.tilted_moments import on_even_nodes
+from numpyro_ext.potentials import ElementwisePotential, TiltedMoments, tilted_moments
+from numpyro_ext.potentials.integrals.tilted_moments import on_even_nodes, on_few_nodes
+
+needs_float64 = pytest.mark.skipif(not jax.config.jax_enable_x64, reason="compares in double precision")
+
+
+Rule = Callable[..., tuple[TiltedMoments, jax.Array]]
+RULES: list[Rule] = [on_even_nodes, on_few_nodes]
 
 
 def _kinks(num: int) -> tuple[np.ndarray, ...]:
@@ -34,8 +43,9 @@ def _log_z(
     return np.asarray(np.logaddexp(below, above))
 
 
+@pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("is_tent", [True, False])
-def test_no_kink_is_trusted_for_which_the_sum_is_wrong(is_tent: bool) -> None:
+def test_no_kink_is_trusted_for_which_the_sum_is_wrong(is_tent: bool, rule: Rule) -> None:
     mean, variance, place, slope = _kinks(4000)
 
     def log_factor(eta: jax.Array, place: jax.Array, slope: jax.Array) -> jax.Array:
@@ -43,7 +53,7 @@ def test_no_kink_is_trusted_for_which_the_sum_is_wrong(is_tent: bool) -> None:
 
     potential = ElementwisePotential(log_factor, (jnp.asarray(place), jnp.asarray(slope)))
     arrays = [jnp.asarray(x) for x in (mean, variance, np.ones_like(mean))]
-    found, is_trusted = jax.jit(on_even_nodes)(potential, *arrays)
+    found, is_trusted = jax.jit(rule)(potential, *arrays)
     trusted = np.asarray(is_trusted)
     error = np.abs(np.asarray(found.log_z) - _log_z(mean, variance, place, slope * is_tent, slope))
     said = np.minimum(1.0, slope * np.sqrt(variance))
@@ -56,7 +66,8 @@ def test_no_kink_is_trusted_for_which_the_sum_is_wrong(is_tent: bool) -> None:
     ].any()
 
 
-def test_smooth_factors_of_any_width_are_trusted_and_exact() -> None:
+@pytest.mark.parametrize(("rule", "least", "tolerance"), [(on_even_nodes, 0.99, 1e-11), (on_few_nodes, 0.25, 1e-9)])
+def test_smooth_factors_of_any_width_are_trusted_and_exact(rule: Rule, least: float, tolerance: float) -> None:
     """Bell curves from a hundredth to a hundred times the width of the cavity, up to thirty widths away."""
     rng = np.random.default_rng(1)
     width, place = 10 ** rng.uniform(-2, 2, 2000), rng.normal(size=2000) * 10
@@ -65,10 +76,44 @@ def test_smooth_factors_of_any_width_are_trusted_and_exact() -> None:
         lambda eta, place, width: -0.5 * ((eta - place) / width) ** 2, (jnp.asarray(place), jnp.asarray(width))
     )
     arrays = [jnp.zeros(2000), jnp.asarray(variance), jnp.ones(2000)]
-    found, is_trusted = jax.jit(on_even_nodes)(potential, *arrays)
+    found, is_trusted = jax.jit(rule)(potential, *arrays)
     trusted = np.asarray(is_trusted)
     exact = stats.norm.logpdf(place, 0.0, np.sqrt(variance + width**2)) + np.log(width * np.sqrt(2 * np.pi))
-    assert trusted.mean() > 0.99
-    np.testing.assert_allclose(np.asarray(found.log_z)[trusted], exact[trusted], rtol=1e-11, atol=1e-11)
+    assert trusted.mean() > least
+    np.testing.assert_allclose(np.asarray(found.log_z)[trusted], exact[trusted], rtol=tolerance, atol=tolerance)
     exact_variance = 1.0 / (1.0 / variance + 1.0 / width**2)
     np.testing.assert_allclose(np.asarray(found.variance)[trusted], exact_variance[trusted], rtol=1e-9)
+
+
+def beta_regression(eta, y, size):
+    mean = jax.nn.sigmoid(eta)
+    return dist.Beta(mean * size, (1.0 - mean) * size).log_prob(y)
+
+
+@needs_float64
+def test_values_at_few_nodes_are_enough_under_narrow_cavities():
+    y, eta = jnp.array([0.02, 0.4, 0.9, 0.6]), jnp.array([-1.0, 0.5, 3.0, 0.0])
+    factors = ElementwisePotential(beta_regression, (y, jnp.array([3.0, 10.0, 0.7, 100.0])))
+    for variance in (1e-5, 1e-3, 0.02, 0.1):
+        cavity = eta, jnp.full(4, variance)
+        found, is_trusted = on_few_nodes(factors, *cavity, jnp.ones(4))
+        exact = tilted_moments(factors, *cavity, num_nodes=160)
+        assert bool(jnp.all(is_trusted)) == (variance < 0.1)
+        for part, unit in (("log_z", 1.0), ("mean", np.sqrt(variance)), ("variance", variance)):
+            one, other = (np.asarray(getattr(m, part))[np.asarray(is_trusted)] for m in (found, exact))
+            np.testing.assert_allclose(one, other, rtol=1e-10, atol=1e-10 * unit)
+        # site precisions by differences of values, in units of the precision of the cavity
+        away = np.where(is_trusted, found.site_precision - exact.site_precision, 0.0)
+        np.testing.assert_allclose(variance * away, 0.0, atol=1e-12)
+
+
+@needs_float64
+@pytest.mark.parametrize("width", [0.03, 0.1])
+def test_kinks_and_narrow_peaks_are_not_trusted_at_few_nodes(width):
+    places = jnp.linspace(-1.0, 1.0, 41)
+    kinked = ElementwisePotential(lambda eta, y: -jnp.abs(eta - y) / 0.5, (places,))
+    peaked = ElementwisePotential(
+        lambda eta, y: jnp.logaddexp(0.0, 5.0 - 0.5 * jnp.square((eta - y) / width)), (places,)
+    )
+    for factors in (kinked, peaked):
+        assert not bool(jnp.all(on_few_nodes(factors, jnp.zeros(41), jnp.ones(41), jnp.ones(41))[1]))

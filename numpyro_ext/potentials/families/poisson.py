@@ -154,7 +154,11 @@ def _way_to_mode(factors: ExponentialFactors, mean: Array, variance: Array) -> A
     w = jnp.maximum(w, jnp.finfo(mean.dtype).tiny)
     for _ in range(3):
         w = w * (1.0 + z - jnp.log(w)) / (1.0 + w)
-    return variance * count - w
+    distance = variance * count - w
+    for _ in range(2):  # as large as the count is, the difference may have few digits
+        _, slope, curvature = factors.derivatives(mean + distance)
+        distance = distance + (slope - distance / variance) / (1.0 / variance - curvature)
+    return distance
 
 
 def _narrow_tilted_moments(

@@ -73,7 +73,7 @@ class GammaExpPotential(Potential):
         return jnp.asarray(True)
 
     def tilted_moments(self, mean: ArrayLike, variance: ArrayLike, power: ArrayLike = 1.0) -> TiltedMoments:
-        """A short rule if no cavity variance exceeds 1/2 and the power is the Python number one, else quadrature."""
+        """A short rule if no cavity variance exceeds four and the power is the Python number one, else quadrature."""
         return exponential_tilted_moments(self, mean, variance, power)
 
     def log_normaliser(self, mean: ArrayLike, variance: ArrayLike, power: ArrayLike = 1.0) -> Array:
@@ -120,6 +120,32 @@ class WeibullExpPotential(Potential):
         hazard = jnp.exp(log_hazard)
         value = jnp.log(shape) - jnp.log(jnp.asarray(self.observation, shape.dtype)) + log_hazard - hazard
         return value, shape * (hazard - 1.0), -jnp.square(shape) * hazard
+
+    def tilted_moments(self, mean: ArrayLike, variance: ArrayLike, power: ArrayLike = 1.0) -> TiltedMoments:
+        """A short rule if no cavity variance exceeds four over the squared concentration and the power is the Python
+        number one, else quadrature."""
+        return self._tilted_moments(mean, variance, power)
+
+    def log_normaliser(self, mean: ArrayLike, variance: ArrayLike, power: ArrayLike = 1.0) -> Array:
+        return self._tilted_moments(mean, variance, power, only_log_z=True).log_z
+
+    def _tilted_moments(
+        self, mean: ArrayLike, variance: ArrayLike, power: ArrayLike, *, only_log_z: bool = False
+    ) -> TiltedMoments:
+        """The logarithm of the hazard is a predictor, under which a hazard is an exponential variable that was one."""
+        dtype = jnp.result_type(mean, variance, float)
+        shape, center = self._hazard(jnp.asarray(mean, dtype))
+        origin = self._hazard(jnp.zeros((), dtype))[1]
+        hazard = GammaExpPotential(jnp.ones((), dtype))
+        found = exponential_tilted_moments(hazard, center, jnp.square(shape) * variance, power, only_log_z)
+        constant = jnp.log(shape) - jnp.log(jnp.asarray(self.observation, dtype))
+        return TiltedMoments(
+            log_z=found.log_z + power * constant,
+            mean=jnp.asarray(mean, dtype) - (found.mean - center) / shape,
+            variance=found.variance / jnp.square(shape),
+            site_precision=jnp.square(shape) * found.site_precision,
+            site_shift=shape * (found.site_precision * origin - found.site_shift),
+        )
 
     def mean(self, eta: ArrayLike) -> Array:
         inverse = 1.0 / jnp.asarray(self.concentration, jnp.result_type(float))

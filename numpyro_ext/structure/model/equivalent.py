@@ -131,6 +131,7 @@ class _BetaBinomial(dist.Distribution):
 
 
 class _GammaPoisson(dist.Distribution):
+    stands_for = dist.GammaPoisson
     pytree_data_fields = ("concentration", "rate")
     support = constraints.nonnegative_integer
 

@@ -17,7 +17,7 @@ from numpyro.distributions import biject_to
 from numpyro.primitives import Messenger
 
 from ...linalg.gaussian.prior import FlatPrior
-from ..families import Family, family_of
+from ..families import Family, family_of, parameter_of
 from .priors import at_location, innovation_shape, is_factor, location, mask_of, shift_to_value, unwrap
 from .running.execution import ModelCall
 from .running.plain_sites import PlainSites, is_scan
@@ -191,7 +191,7 @@ def _factor(fn: Any, base: Any, value: Array, scale: Any) -> FactorTrace:
 
 
 def _parameters(family: Family, base: Any, shape: tuple[int, ...]) -> dict[str, Array]:
-    values = {n: getattr(base, n) for n in (family.predictor, *family.parameters)}
+    values = {n: parameter_of(base, n) for n in (family.predictor, *family.parameters)}
     own = {n: jnp.shape(v)[-1:] if n in family.vectors else () for n, v in values.items()}
     return {n: jnp.broadcast_to(v, (*shape, *own[n])) for n, v in values.items()}
 
