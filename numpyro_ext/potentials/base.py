@@ -63,7 +63,13 @@ class Potential:
         :param ArrayLike power: exponent :math:`p`. Closed forms that hold for ``p = 1`` only are used for a Python
             number, not for an array (which may be traced).
         """
-        return tilted_moments(self, mean, variance, power)
+        return self._tilted_moments(mean, variance, power, only_log_z=False)
+
+    def _tilted_moments(
+        self, mean: ArrayLike, variance: ArrayLike, power: ArrayLike, *, only_log_z: bool
+    ) -> TiltedMoments:
+        """The rule behind both methods; with ``only_log_z`` derivatives are asked of ``log_z`` alone."""
+        return tilted_moments(self, mean, variance, power, only_log_z=only_log_z)
 
     def expected_log_density(self, mean: ArrayLike, variance: ArrayLike) -> ExpectedLogDensity:
         r"""Gaussian expectation of the log factor and its slopes, by quadrature unless there is a closed form.
@@ -115,7 +121,7 @@ class Potential:
         It is what :meth:`tilted_moments` has in ``log_z``, with derivatives that cost less.
         """
         if type(self).tilted_moments is Potential.tilted_moments:
-            return tilted_moments(self, mean, variance, power, only_log_z=True).log_z
+            return self._tilted_moments(mean, variance, power, only_log_z=True).log_z
         return self.tilted_moments(mean, variance, power).log_z
 
     def derivatives(self, eta: ArrayLike) -> tuple[Array, Array, Array]:

@@ -10,6 +10,7 @@ function is integrated by quadrature. An entry gives it closed forms, and the en
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -132,7 +133,6 @@ class Family:
 
 
 _REGISTRY: dict[type, Family] = {}
-_GATED: dict[Family, Family] = {}
 _WITH_GATE = dist.ZeroInflatedPoisson, dist.ZeroInflatedProbs, dist.ZeroInflatedLogits
 _GATE = "log_gate", "log_rest"
 
@@ -149,14 +149,15 @@ def family_of(distribution: Any) -> Family | None:
     family = family_of(_without_gate(distribution))
     if family is None or family.is_joint or family.vectors:
         return None
-    return _GATED.setdefault(family, _with_gate(family))
+    return _with_gate(family)
 
 
 def parameter_of(distribution: Any, name: str) -> Any:
     """A parameter of a distribution, by the name that its family has for it."""
-    if type(distribution) not in _WITH_GATE or name not in _GATE:
-        inner = _without_gate(distribution) if type(distribution) in _WITH_GATE else distribution
-        return getattr(inner, name)
+    if type(distribution) not in _WITH_GATE:
+        return getattr(distribution, name)
+    if name not in _GATE:
+        return getattr(_without_gate(distribution), name)
     if hasattr(distribution, "gate_logits"):
         logits = distribution.gate_logits
         return jax.nn.log_sigmoid(logits if name == "log_gate" else -logits)
@@ -168,6 +169,7 @@ def _without_gate(distribution: Any) -> Any:
     return base.base_dist if isinstance(base, dist.ExpandedDistribution) else base
 
 
+@functools.cache  # readings of one program have one family
 def _with_gate(family: Family) -> Family:
     def gated(link: Link) -> Build:
         def build(y: Observations) -> Built:

@@ -113,7 +113,7 @@ def _of_draws(
         try:
             return given_draws()
         except ValueError as reason:
-            raise NewMembers(f"{refusal} They have no distribution given the draws, either: {reason}") from None
+            raise NewMembers(f"{refusal} They have no distribution given the draws, either: {reason}") from reason
 
 
 def _of_predictors(

@@ -103,12 +103,11 @@ class LogitPotential(Potential):
     def mean(self, eta: ArrayLike) -> Array:
         return jax.nn.sigmoid(jnp.asarray(eta))
 
-    def tilted_moments(self, mean: ArrayLike, variance: ArrayLike, power: ArrayLike = 1.0) -> TiltedMoments:
+    def _tilted_moments(
+        self, mean: ArrayLike, variance: ArrayLike, power: ArrayLike, *, only_log_z: bool
+    ) -> TiltedMoments:
         """A short rule if no cavity variance exceeds 16 and the power is the Python number one, else quadrature."""
-        return logistic_tilted_moments(self, mean, variance, power)
-
-    def log_normaliser(self, mean: ArrayLike, variance: ArrayLike, power: ArrayLike = 1.0) -> Array:
-        return logistic_tilted_moments(self, mean, variance, power, only_log_z=True).log_z
+        return logistic_tilted_moments(self, mean, variance, power, only_log_z)
 
     def derivatives(self, eta: ArrayLike) -> tuple[Array, Array, Array]:
         eta = jnp.asarray(eta)

@@ -93,16 +93,10 @@ class _LogitCountPotential(Potential):
         value, slope, curvature = counts.derivatives(eta)
         return constant + value, slope, curvature
 
-    def tilted_moments(self, mean: ArrayLike, variance: ArrayLike, power: ArrayLike = 1.0) -> TiltedMoments:
-        """A short rule if no cavity variance exceeds four and the power is the Python number one, else quadrature."""
-        return self._tilted_moments(mean, variance, power)
-
-    def log_normaliser(self, mean: ArrayLike, variance: ArrayLike, power: ArrayLike = 1.0) -> Array:
-        return self._tilted_moments(mean, variance, power, only_log_z=True).log_z
-
     def _tilted_moments(
-        self, mean: ArrayLike, variance: ArrayLike, power: ArrayLike, *, only_log_z: bool = False
+        self, mean: ArrayLike, variance: ArrayLike, power: ArrayLike, *, only_log_z: bool
     ) -> TiltedMoments:
+        """A short rule if no cavity variance exceeds four and the power is the Python number one, else quadrature."""
         constant, counts = self._parts(jnp.result_type(mean, variance, float))
         found = tilted_moments_unless_wide(counts, _narrow, NARROW, mean, variance, power, only_log_z)
         return found._replace(log_z=found.log_z + power * constant)

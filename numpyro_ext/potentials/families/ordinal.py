@@ -113,12 +113,11 @@ class CumulativeLogitPotential(Potential):
         eta = jnp.asarray(eta)
         return _LogisticInterval(*self._ends(eta.dtype)).derivatives(eta)
 
-    def tilted_moments(self, mean: ArrayLike, variance: ArrayLike, power: ArrayLike = 1.0) -> TiltedMoments:
+    def _tilted_moments(
+        self, mean: ArrayLike, variance: ArrayLike, power: ArrayLike, *, only_log_z: bool
+    ) -> TiltedMoments:
         """A short rule if no cavity variance exceeds 16 and the power is the Python number one, else quadrature."""
-        return logistic_tilted_moments(self._interval(mean, variance), mean, variance, power)
-
-    def log_normaliser(self, mean: ArrayLike, variance: ArrayLike, power: ArrayLike = 1.0) -> Array:
-        return logistic_tilted_moments(self._interval(mean, variance), mean, variance, power, only_log_z=True).log_z
+        return logistic_tilted_moments(self._interval(mean, variance), mean, variance, power, only_log_z)
 
     def _interval(self, mean: ArrayLike, variance: ArrayLike) -> _LogisticInterval:
         return _LogisticInterval(*self._ends(jnp.result_type(mean, variance, float)))

@@ -77,16 +77,10 @@ class PoissonExpPotential(Potential):
     def mean(self, eta: ArrayLike) -> Array:
         return self.exposure * jnp.exp(eta)
 
-    def tilted_moments(self, mean: ArrayLike, variance: ArrayLike, power: ArrayLike = 1.0) -> TiltedMoments:
-        """A short rule if no cavity variance exceeds four and the power is the Python number one, else quadrature."""
-        return self._tilted_moments(mean, variance, power)
-
-    def log_normaliser(self, mean: ArrayLike, variance: ArrayLike, power: ArrayLike = 1.0) -> Array:
-        return self._tilted_moments(mean, variance, power, only_log_z=True).log_z
-
     def _tilted_moments(
-        self, mean: ArrayLike, variance: ArrayLike, power: ArrayLike, *, only_log_z: bool = False
+        self, mean: ArrayLike, variance: ArrayLike, power: ArrayLike, *, only_log_z: bool
     ) -> TiltedMoments:
+        """A short rule if no cavity variance exceeds four and the power is the Python number one, else quadrature."""
         # Without exposure a count of zero says nothing, and the logarithm of none has no digits.
         is_empty = (jnp.asarray(self.count) <= 0) & (jnp.asarray(self.exposure) == 0.0)
         kernel = _PoissonExpKernel(self.count, jnp.where(is_empty, _NO_EXPOSURE, self.exposure))

@@ -72,12 +72,11 @@ class GammaExpPotential(Potential):
     def has_finite_variance(self) -> Array:
         return jnp.asarray(True)
 
-    def tilted_moments(self, mean: ArrayLike, variance: ArrayLike, power: ArrayLike = 1.0) -> TiltedMoments:
+    def _tilted_moments(
+        self, mean: ArrayLike, variance: ArrayLike, power: ArrayLike, *, only_log_z: bool
+    ) -> TiltedMoments:
         """A short rule if no cavity variance exceeds four and the power is the Python number one, else quadrature."""
-        return exponential_tilted_moments(self, mean, variance, power)
-
-    def log_normaliser(self, mean: ArrayLike, variance: ArrayLike, power: ArrayLike = 1.0) -> Array:
-        return exponential_tilted_moments(self, mean, variance, power, only_log_z=True).log_z
+        return exponential_tilted_moments(self, mean, variance, power, only_log_z)
 
     def expected_log_density(self, mean: ArrayLike, variance: ArrayLike) -> ExpectedLogDensity:
         """Closed form: the rate is a log-normal variable."""
@@ -121,18 +120,14 @@ class WeibullExpPotential(Potential):
         value = jnp.log(shape) - jnp.log(jnp.asarray(self.observation, shape.dtype)) + log_hazard - hazard
         return value, shape * (hazard - 1.0), -jnp.square(shape) * hazard
 
-    def tilted_moments(self, mean: ArrayLike, variance: ArrayLike, power: ArrayLike = 1.0) -> TiltedMoments:
-        """A short rule if no cavity variance exceeds four over the squared concentration and the power is the Python
-        number one, else quadrature."""
-        return self._tilted_moments(mean, variance, power)
-
-    def log_normaliser(self, mean: ArrayLike, variance: ArrayLike, power: ArrayLike = 1.0) -> Array:
-        return self._tilted_moments(mean, variance, power, only_log_z=True).log_z
-
     def _tilted_moments(
-        self, mean: ArrayLike, variance: ArrayLike, power: ArrayLike, *, only_log_z: bool = False
+        self, mean: ArrayLike, variance: ArrayLike, power: ArrayLike, *, only_log_z: bool
     ) -> TiltedMoments:
-        """The logarithm of the hazard is a predictor, under which a hazard is an exponential variable that was one."""
+        """A short rule if no cavity variance exceeds four over the squared concentration and the power is the Python
+        number one, else quadrature.
+
+        The logarithm of the hazard is a predictor, under which a hazard is an exponential variable that was one.
+        """
         dtype = jnp.result_type(mean, variance, float)
         shape, center = self._hazard(jnp.asarray(mean, dtype))
         origin = self._hazard(jnp.zeros((), dtype))[1]

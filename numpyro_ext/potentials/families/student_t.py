@@ -64,13 +64,12 @@ class StudentTPotential(SuperGaussianPotential):
         slope = (df + 1.0) * away / total
         return self.log_density(eta), slope, (df + 1.0) * (2.0 * square / total - 1.0) / total
 
-    def tilted_moments(self, mean: ArrayLike, variance: ArrayLike, power: ArrayLike = 1.0) -> TiltedMoments:
+    def _tilted_moments(
+        self, mean: ArrayLike, variance: ArrayLike, power: ArrayLike, *, only_log_z: bool
+    ) -> TiltedMoments:
         """A short rule if no cavity is much wider than the factor and the power is the Python number one, else
         quadrature."""
-        return tilted_moments_unless_wide(self, _narrow, _widest, mean, variance, power)
-
-    def log_normaliser(self, mean: ArrayLike, variance: ArrayLike, power: ArrayLike = 1.0) -> Array:
-        return tilted_moments_unless_wide(self, _narrow, _widest, mean, variance, power, only_log_z=True).log_z
+        return tilted_moments_unless_wide(self, _narrow, _widest, mean, variance, power, only_log_z)
 
     def mean(self, eta: ArrayLike) -> Array:
         """The location; ``nan`` for one degree of freedom or fewer."""

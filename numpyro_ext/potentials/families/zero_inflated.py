@@ -10,6 +10,7 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from ..base import Potential, potential
+from ..elementwise import DerivedPotential
 from ..integrals.tilted_moments import broadcast_to_factors, tilted_moments, with_site
 from ..integrals.tilted_window import Cavity
 from ..moments import TiltedMoments
@@ -18,7 +19,7 @@ __all__ = ["ZeroInflatedPotential"]
 
 
 @potential
-class ZeroInflatedPotential(Potential):
+class ZeroInflatedPotential(DerivedPotential):
     r"""Factors :math:`\pi [y = 0] + (1 - \pi) t(\eta)` made of factors ``t``, the density of ``y`` without the gate.
 
     Not log-concave where the observation is zero: whoever is known to be zero anyhow says nothing of the predictor.
@@ -36,10 +37,7 @@ class ZeroInflatedPotential(Potential):
     log_rest: Array
 
     is_log_concave: ClassVar[bool] = False
-
-    @property
-    def has_exponential_mean(self) -> bool:  # type: ignore[override]
-        return self.base.has_exponential_mean
+    is_analytic: ClassVar[bool] = False
 
     def log_density(self, eta: ArrayLike) -> Array:
         return self._with_gate(self.base.log_density(eta))[0]
@@ -68,8 +66,11 @@ class ZeroInflatedPotential(Potential):
 
     def log_normaliser(self, mean: ArrayLike, variance: ArrayLike, power: ArrayLike = 1.0) -> Array:
         if not (isinstance(power, int | float) and power == 1):
-            return super().log_normaliser(mean, variance, power)
+            return self.tilted_moments(mean, variance, power).log_z
         return self._with_gate(self.base.log_normaliser(mean, variance))[0]
+
+    def logistic_terms(self) -> None:
+        return None
 
     def _with_gate(self, log_value: Array) -> tuple[Array, Array]:
         """Log of the mixture for the log of its second part, and the share of that part in it."""

@@ -12,13 +12,17 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
-__all__ = ["NUM_NODES", "EvenNodes", "even_nodes"]
+__all__ = ["NUM_NODES", "EvenNodes", "FewNodes", "even_nodes", "few_nodes"]
 
 NUM_NODES = 65
 """An odd number: every second node is a rule with the same ends."""
 _MAX_ROUNDS = 6
+# In standard deviations of the cavity.
+_FEW_STEPS, _FEW_SPACING = 24, 1.0 / 3.0
+_FEW_TOLERANCE, _FEW_TOLERANCE_OF_THIRDS, _FEW_AT_ENDS = 7e-9, 1e-3, 1e-12
 
 
 class EvenNodes(NamedTuple):
@@ -127,3 +131,57 @@ def even_nodes(log_factor: Callable[[Array], Array], variance: Array, drop: floa
     start = over(jnp.zeros_like(variance), reach, -reach, reach)
     state = (jnp.zeros((), jnp.int32), start, start)
     return jax.lax.while_loop(lambda s: (s[0] < _MAX_ROUNDS) & ~jnp.all(s[1].is_trusted), advance, state)[1]
+
+
+class FewNodes(NamedTuple):
+    """What values at few nodes give of a factor times the exponential of a Gaussian without its constant."""
+
+    log_total: Array
+    """The logarithm of the integral."""
+    mean: Array
+    variance: Array
+    is_trusted: Array
+
+
+def few_nodes(
+    log_factor: Callable[[Array], Array], mean: Array, variance: Array, *, only_log_z: bool = False
+) -> FewNodes:
+    """Moments by values of a factor alone, at even nodes around zero, and where they can be trusted: under cavities
+    that are narrow for the factor. Every second node is a rule of which this one squares the error at least.
+
+    Cost: 49 evaluations of the factor.
+
+    :param Callable log_factor: elementwise.
+    :param Array mean: of the Gaussian, zero but for its derivatives.
+    :param Array variance: of the Gaussian.
+    :param bool only_log_z: whether all but the integral is held under differentiation.
+    """
+    node = jnp.arange(-_FEW_STEPS, _FEW_STEPS + 1, dtype=mean.dtype).reshape(-1, *(1,) * mean.ndim)
+    step = _FEW_SPACING * jnp.sqrt(jax.lax.stop_gradient(variance))
+    x = node * step
+    value = jax.vmap(log_factor)(x)
+    height = jax.lax.stop_gradient(jnp.max(value, axis=0))
+    density = step * jnp.exp(value - height - 0.5 * jnp.square(x - mean) / variance)
+    parts = density, density * x, density * jnp.square(x)
+    sums = [jnp.sum(part, axis=0) for part in parts]
+    if only_log_z:
+        sums[1:] = jax.lax.stop_gradient(sums[1:])
+    total, first, second = sums[0], sums[1] / sums[0], sums[2] / sums[0]
+    spread = second - jnp.square(first)
+    half = [2.0 * jnp.sum(part[::2], axis=0) for part in jax.lax.stop_gradient(parts)]
+    moved, widened = half[1] / half[0], half[2] / half[0] - jnp.square(half[1] / half[0])
+    # A kink half way between two nodes hides from every second node, but none from these and every third as well. What
+    # they miss of a Gaussian is taken out; of a factor that says little, little may be missed.
+    weight = np.exp(-0.5 * np.square(_FEW_SPACING * np.arange(-_FEW_STEPS, _FEW_STEPS + 1)))
+    third = jnp.sum(density[_FEW_STEPS % 3 :: 3], axis=0) * (weight.sum() / weight[_FEW_STEPS % 3 :: 3].sum())
+    mean_value = jnp.sum(density * value, axis=0) / total
+    said = jnp.sqrt(jnp.sum(density * jnp.square(value - mean_value), axis=0) / total)
+    unit = jax.lax.stop_gradient(jnp.clip(said, 1e-5, 1.0))
+    is_trusted = (
+        (jnp.abs(half[0] - total) < _FEW_TOLERANCE * unit * total)
+        & (jnp.abs(moved - first) < _FEW_TOLERANCE * unit * jnp.sqrt(spread))
+        & (jnp.abs(widened - spread) < _FEW_TOLERANCE * unit * spread)
+        & (jnp.abs(third - total) < _FEW_TOLERANCE_OF_THIRDS * unit * total)
+        & jnp.all(density[jnp.array([0, -1])] < _FEW_AT_ENDS * total, axis=0)
+    )
+    return FewNodes(height + jnp.log(total), first, spread, is_trusted)

@@ -19,7 +19,7 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from ..moments import LogFactor, TiltedMoments
-from .even_nodes import NUM_NODES, even_nodes
+from .even_nodes import NUM_NODES, even_nodes, few_nodes
 from .tilted_window import Cavity, Piece, Segments, log_concave_mode, segments, two_pieces
 
 __all__ = [
@@ -34,9 +34,6 @@ __all__ = [
 _LOG_2PI = math.log(2.0 * math.pi)
 _CHUNK, _LEAST_CHUNKS = 2048, 2
 _NUM_BLOCKS = 5
-# In standard deviations of the cavity.
-_FEW_STEPS, _FEW_SPACING = 24, 1.0 / 3.0
-_FEW_TOLERANCE, _FEW_TOLERANCE_OF_THIRDS, _FEW_AT_ENDS = 7e-9, 1e-3, 1e-12
 
 
 def gaussian_expectation(
@@ -233,41 +230,15 @@ def _cover(potential: LogFactor, origin: Array, variance: Array, power: Array) -
 def on_few_nodes(
     potential: LogFactor, mean: Array, variance: Array, power: Array, *, only_log_z: bool = False
 ) -> tuple[TiltedMoments, Array]:
-    """Moments by values of the factor at even nodes around the cavity mean alone, and where they can be trusted: under
-    cavities that are narrow for a factor. Every second node is a rule of which this one squares the error at least."""
-    origin, fixed_variance = jax.lax.stop_gradient((mean, variance))
-    node = jnp.arange(-_FEW_STEPS, _FEW_STEPS + 1, dtype=mean.dtype).reshape(-1, *(1,) * mean.ndim)
-    step = _FEW_SPACING * jnp.sqrt(fixed_variance)
-    x = node * step
-    value = power * jax.vmap(lambda x: potential.log_density(origin + x))(x)
-    height = jax.lax.stop_gradient(jnp.max(value, axis=0))
-    density = step * jnp.exp(value - height - 0.5 * jnp.square(x - (mean - origin)) / variance)
-    parts = density, density * x, density * jnp.square(x)
-    sums = [jnp.sum(part, axis=0) for part in parts]
-    if only_log_z:
-        sums[1:] = jax.lax.stop_gradient(sums[1:])
-    total, first, second = sums[0], sums[1] / sums[0], sums[2] / sums[0]
-    spread = second - jnp.square(first)
-    half = [2.0 * jnp.sum(part[::2], axis=0) for part in jax.lax.stop_gradient(parts)]
-    moved, widened = half[1] / half[0], half[2] / half[0] - jnp.square(half[1] / half[0])
-    # A kink half way between two nodes hides from every second node, but none from these and every third as well. What
-    # they miss of a Gaussian is taken out; of a factor that says little, little may be missed.
-    weight = np.exp(-0.5 * np.square(_FEW_SPACING * np.arange(-_FEW_STEPS, _FEW_STEPS + 1)))
-    third = jnp.sum(density[_FEW_STEPS % 3 :: 3], axis=0) * (weight.sum() / weight[_FEW_STEPS % 3 :: 3].sum())
-    mean_value = jnp.sum(density * value, axis=0) / total
-    said = jnp.sqrt(jnp.sum(density * jnp.square(value - mean_value), axis=0) / total)
-    unit = jax.lax.stop_gradient(jnp.clip(said, 1e-5, 1.0))
-    is_trusted = (
-        (jnp.abs(half[0] - total) < _FEW_TOLERANCE * unit * total)
-        & (jnp.abs(moved - first) < _FEW_TOLERANCE * unit * jnp.sqrt(spread))
-        & (jnp.abs(widened - spread) < _FEW_TOLERANCE * unit * spread)
-        & (jnp.abs(third - total) < _FEW_TOLERANCE_OF_THIRDS * unit * total)
-        & jnp.all(density[jnp.array([0, -1])] < _FEW_AT_ENDS * total, axis=0)
-    )
-    shift = first - (mean - origin)
-    log_z = height + jnp.log(total) - 0.5 * (_LOG_2PI + jnp.log(variance))
-    found = with_site(log_z, shift, spread, shift / variance, 1.0 - spread / variance, Cavity(mean, variance))
-    return found, is_trusted
+    """Moments by values of the factor at few nodes, and where they can be trusted."""
+    origin = jax.lax.stop_gradient(mean)
+    away = mean - origin
+    found = few_nodes(lambda x: power * potential.log_density(origin + x), away, variance, only_log_z=only_log_z)
+    shift = found.mean - away
+    log_z = found.log_total - 0.5 * (_LOG_2PI + jnp.log(variance))
+    shrinkage = 1.0 - found.variance / variance
+    moments = with_site(log_z, shift, found.variance, shift / variance, shrinkage, Cavity(mean, variance))
+    return moments, found.is_trusted
 
 
 def on_even_nodes(
