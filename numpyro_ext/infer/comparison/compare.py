@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from jax import Array
-from numpyro.infer import MCMC, NUTS, init_to_median
 
 from ...display import Shown, Table, number
 from ...structure import ModelStructureError
@@ -20,9 +19,10 @@ from ..front.answers.display import kind_of_evidence
 from ..front.results import LogEvidence
 from ..front.running.chunks import Interruption
 from ..front.running.progress import progress_bar, warn
-from .contestants import NUM_SAMPLES, NUM_WARMUP, Chain, Contestant, Moments, as_contestants, moments_of
-from .gaps import Gaps, gaps_between
+from .contestants import Contestant, Moments, as_contestants
+from .gaps import NUM_ERRORS, Gaps, gaps_between
 from .picture import draw_picture
+from .reference import known_reference, reference_by_nuts
 
 __all__ = ["Comparison", "Row", "compare_engines"]
 
@@ -48,14 +48,26 @@ class Row(NamedTuple):
     k_hat: float = np.nan
     """Of the field given the hyperparameters: below 0.7 importance weights could correct the approximation."""
     mean_gap: float = np.nan
-    """The largest difference of a mean to the reference, in standard deviations of the reference."""
+    """Largest difference of a mean to the reference, in standard deviations of the reference."""
+    mean_gap_error: float = np.nan
+    """Monte Carlo error of the reference in ``mean_gap``; nan where it is unknown."""
     median_mean_gap: float = np.nan
     sd_ratio: float = np.nan
-    """The ratio of standard deviations to the reference that is farthest from one."""
+    """Ratio of standard deviations to the reference that is farthest from one."""
+    sd_ratio_error: float = np.nan
+    """Monte Carlo error of the reference in ``sd_ratio``, relative; nan where it is unknown."""
     median_sd_ratio: float = np.nan
     worst_site: str = ""
     note: str = ""
     """Why it was refused or failed, or what it said."""
+
+    @property
+    def is_within_error(self) -> bool:
+        """Whether mean and standard deviation differ from the reference by no more than its Monte Carlo error."""
+        if not np.isfinite([self.mean_gap_error, self.sd_ratio_error]).all() or not self.sd_ratio > 0.0:
+            return False
+        of_mean, of_sd = self.mean_gap / self.mean_gap_error, abs(np.log(self.sd_ratio)) / self.sd_ratio_error
+        return bool(max(of_mean, of_sd) <= NUM_ERRORS)
 
 
 class Comparison(Shown):
@@ -92,12 +104,17 @@ class Comparison(Shown):
                 error = row.log_evidence.standard_error
                 value = f"{sign}{row.log_evidence:.2f}{kind}" + ("" if error is None else f" +- {error:.2g}")
             seconds = (row.first_seconds, row.compile_seconds, row.next_seconds)
-            gaps = (row.mean_gap, row.sd_ratio)
+            gaps = [
+                _with_error(row.mean_gap, row.mean_gap_error),
+                _with_error(row.sd_ratio, row.sd_ratio * row.sd_ratio_error),
+            ]
             rows.append(
-                [row.engine, row.status, *map(number, seconds), value, number(row.k_hat), *map(number, gaps)]
-                + [row.worst_site]
+                [row.engine, row.status, *map(number, seconds), value, number(row.k_hat), *gaps, row.worst_site]
             )
             notes += [f"{row.engine}: {row.note}"] if row.note else []
+        alike = [row.engine for row in self.rows if row.is_within_error]
+        if alike:
+            notes.insert(0, f"Within {NUM_ERRORS:g} errors of the reference, so no gap is seen: {', '.join(alike)}")
         return [f"{len(rows)} engines; gaps to {self.reference}", Table(header, rows), *notes]
 
     def plot(self, axis: Any = None) -> Any:
@@ -111,10 +128,18 @@ class Comparison(Shown):
         return draw_picture(self.rows, self.reference, axis)
 
 
+def _with_error(value: float, error: float) -> str:
+    return number(value) + (f" +- {error:.1g}" if np.isfinite(error) else "")
+
+
 def compare_engines(
-    rng_key: Array, model: Callable[..., Any], engines: Any, *args: Any, reference: Any = None, **kwargs: Any
+    model: Callable[..., Any], engines: Any, rng_key: Array, *args: Any, reference: Any = None, **kwargs: Any
 ) -> Comparison:
     """Run several engines on one model and the same data, and put what they found side by side.
+
+    The order of arguments is that of :func:`recommend` and of ``EP(model).run(rng_key, ...)``: the model first, then
+    what is to run it, the key, and the arguments of the model. The former order, with the key first, still works for
+    this version and warns.
 
     Each is run twice, so that the time of the compiler is known apart. An engine that refuses the model or fails has a
     row that says why, and the others run; Ctrl-C lets the engine at work end and keeps what is done, and a second one
@@ -128,33 +153,42 @@ def compare_engines(
     >>> def model(y):
     ...     level = numpyro.sample("level", dist.Normal(0, 2))
     ...     numpyro.sample("y", dist.Poisson(jnp.exp(level)), obs=y)
-    >>> found = compare_engines(jax.random.key(0), model, ["EP", "BilinearVG"], jnp.array([3, 5, 2]), reference="EP")
+    >>> found = compare_engines(model, ["EP", "BilinearVG"], jax.random.key(0), jnp.array([3, 5, 2]), reference="EP")
     >>> [(row.engine, row.status) for row in found.rows]
     [('EP', 'converged'), ('BilinearVG', 'refused')]
 
     Cost: that of all runs, twice, and of the reference once.
 
-    :param rng_key: random number generator key.
     :param model: a NumPyro model.
     :param engines: a sequence, or a dictionary by names of your own, of names (``"EP"``, ``"NUTS"``), classes, a
         ``functools.partial`` of them with options, or instances made for this model; NumPyro's ``NUTS`` and ``MCMC``
         (2000 draws after 1000 of warm-up, if that is left open) and its automatic guides (5000 steps of SVI) as well.
+    :param rng_key: random number generator key.
     :param args: arguments of the model.
     :param reference: what the gaps are to: a run ``MCMC``, a dictionary of draws with the samples first, the name of
-        one of the engines, or ``False`` for none. By default NUTS with 2000 draws after 1000 of warm-up is run for it,
-        after the engines.
+        one of the engines, or ``False`` for none. By default NUTS is run for it after the engines: 2000 draws after
+        1000 of warm-up, doubled up to 16,000 while the Monte Carlo error of a standard deviation is above 5 %. Errors
+        of the reference stand beside the gaps.
     :param kwargs: keyword arguments of the model.
     :return: the comparison: ``print`` it, or ask for ``rows``, ``table``, ``engines`` and ``plot()``.
     :raises ValueError: if there is no engine, one is unknown, or one was made for another model.
     :raises TypeError: if something is no engine, or the reference none of the above.
     :raises KeyboardInterrupt: if interrupted before the first engine has ended.
     """
-    check_key(rng_key, "compare_engines(jax.random.key(0), model, [EP, VariationalGaussian], x, y)")
+    if isinstance(model, jax.Array):
+        warnings.warn(
+            "compare_engines(rng_key, model, engines, ...) is now compare_engines(model, engines, rng_key, ...), as "
+            "elsewhere; the order with the key first goes with the next minor version.",
+            FutureWarning,
+            stacklevel=2,
+        )
+        rng_key, model, engines = model, engines, rng_key
+    check_key(rng_key, "compare_engines(model, [EP, VariationalGaussian], jax.random.key(0), x, y)")
     contestants = as_contestants(model, engines)
-    known = _known_reference(reference, contestants)
+    known = known_reference(reference, contestants)
     rows: list[Row] = []
     moments: dict[str, Moments] = {}
-    words = known[1] if known else "nothing"
+    words = known.words if known else "nothing"
     needs_chain = reference is None
     total = len(contestants) + needs_chain
     with progress_bar(total, "engines") as bar, Interruption() as interruption:
@@ -168,8 +202,8 @@ def compare_engines(
                     break
             if needs_chain and not interruption:
                 bar.set_postfix_str("NUTS as reference")
-                known = _chain_reference(jax.random.fold_in(rng_key, total), model, args, kwargs)
-                words = known[1]
+                known = reference_by_nuts(jax.random.fold_in(rng_key, total), model, args, kwargs)
+                words = known.words
                 if any(contestant.has_params for contestant in contestants):
                     words += "; param sites at their initial values, which NUTS does not learn"
                 bar.update()
@@ -181,8 +215,8 @@ def compare_engines(
         warn(f"Interrupted: {len(rows)} of {len(contestants)} engines were run.")
         words = words if known else "nothing (interrupted)"
     if known is not None:
-        against = moments.get(known[0], {}) if isinstance(known[0], str) else known[0]
-        rows = [_with_gaps(row, gaps_between(moments.get(row.engine, {}), against)) for row in rows]
+        against = moments.get(known.moments, {}) if isinstance(known.moments, str) else known.moments
+        rows = [_with_gaps(row, gaps_between(moments.get(row.engine, {}), against, known.errors)) for row in rows]
     ran = {c.name: c.engine for c in contestants if c.name in moments}
     return Comparison(rows, ran, words)
 
@@ -190,8 +224,10 @@ def compare_engines(
 def _with_gaps(row: Row, gaps: Gaps) -> Row:
     return row._replace(
         mean_gap=gaps.largest_mean,
+        mean_gap_error=gaps.mean_error,
         median_mean_gap=gaps.median_mean,
         sd_ratio=gaps.farthest_sd,
+        sd_ratio_error=gaps.sd_error,
         median_sd_ratio=gaps.median_sd,
         worst_site=gaps.at,
     )
@@ -257,54 +293,3 @@ def _compile_seconds() -> Iterator[list[float]]:
         yield total
     finally:
         jax.monitoring.unregister_event_duration_listener(listen)
-
-
-def _known_reference(reference: Any, contestants: list[Contestant]) -> tuple[Moments | str, str] | None:
-    """The moments of a reference that has been run, or the name of one of the engines; and what it is in words."""
-    if reference is None or reference is False:
-        return None
-    if isinstance(reference, str):
-        names = [contestant.name for contestant in contestants]
-        if reference not in names:
-            raise ValueError(f"reference={reference!r} is none of the engines: {', '.join(names)}.")
-        return reference, reference
-    if isinstance(reference, MCMC):
-        try:
-            draws = reference.get_samples()
-        except AttributeError:
-            draws = None
-        if not draws:
-            raise ValueError("The MCMC given as reference has no draws: run it first.")
-        return moments_of(draws), _chain_words(Chain("reference", reference))
-    if isinstance(reference, Mapping):
-        sizes = {np.shape(value)[:1] for value in reference.values()}
-        if len(sizes) != 1 or sizes == {()}:
-            raise ValueError("The draws given as reference must have the samples as their first axis, as many for all.")
-        draws = {name: np.asarray(value, float) for name, value in reference.items()}
-        return moments_of(draws), f"{sizes.pop()[0]} given draws"
-    raise TypeError(
-        "reference must be a run MCMC, a dictionary of draws, the name of an engine or False; "
-        f"got {type(reference).__name__}."
-    )
-
-
-def _chain_words(chain: Chain) -> str:
-    mcmc = chain.engine
-    many = f"{mcmc.num_chains} x " if mcmc.num_chains > 1 else ""
-    return (
-        f"{type(mcmc.sampler).__name__} with {many}{mcmc.num_samples} draws after {mcmc.num_warmup} of warm-up "
-        f"(standard error of its means up to {chain.rounding():.2f} sd)"
-    )
-
-
-def _chain_reference(
-    rng_key: Array, model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[Moments | str, str]:
-    kernel = NUTS(model, init_strategy=init_to_median)
-    chain = Chain("reference", MCMC(kernel, num_warmup=NUM_WARMUP, num_samples=NUM_SAMPLES, progress_bar=False))
-    try:
-        chain.run(rng_key, args, kwargs)
-    except Exception as error:  # the engines have run, and their rows are worth keeping
-        return {}, f"nothing: NUTS failed ({type(error).__name__}: {error})"
-    chain.judge(rng_key)
-    return chain.moments(), f"{_chain_words(chain)}; {', '.join(chain.notes)}"

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 import numpyro
 from jax import Array
-from numpyro.diagnostics import effective_sample_size, split_gelman_rubin
+from numpyro.diagnostics import split_gelman_rubin
 from numpyro.infer import MCMC, NUTS, SVI, Trace_ELBO, init_to_median
 from numpyro.infer.autoguide import AutoGuide
 from numpyro.infer.mcmc import MCMCKernel
@@ -150,12 +150,6 @@ class Chain(Contestant):
         self.notes = (f"largest r-hat {worst:.2f}",)
         if diverging is not None and int(diverging.sum()):
             self.notes += (f"{int(diverging.sum())} of {diverging.size} transitions diverged",)
-
-    def rounding(self) -> float:
-        """Standard error of the means, in posterior standard deviations, of the element with the fewest draws."""
-        moving = [x for x in _real_chains(self.engine) if np.any(np.var(x, (0, 1)))]
-        sizes = [float(np.nanmin(effective_sample_size(x))) for x in moving]
-        return float(1.0 / np.sqrt(max(min(sizes, default=np.nan), 1.0)))
 
 
 def _real_chains(mcmc: MCMC) -> list[np.ndarray]:
