@@ -16,7 +16,7 @@ __all__ = ["PairsOfItems", "Rankings", "load_best_worst_pairs", "load_sushi", "s
 
 @saved_as("Rankings")
 class Rankings(NamedTuple):
-    """What many people rank, best first."""
+    """Rankings of many people, best first."""
 
     rankings: np.ndarray
     """Items, best first, shape ``(people, ranked)``."""

@@ -1,4 +1,4 @@
-"""Where to measure next, where that is a point of a continuum: scores climbed by their gradient."""
+"""Search for the next measurement in a continuum: scores climbed by their gradient."""
 
 from __future__ import annotations
 
@@ -40,19 +40,20 @@ class OptimisedDesign(NamedTuple):
     """Values of the argument for the new rows, shape ``(size, ...)``: to be given to the model as they are."""
     score: float
     converged: bool
-    """Whether the climb to it ended where the score has no slope within the bounds."""
+    """True if the climb to it ended where the score has no slope within the bounds."""
     optima: np.ndarray
-    """What each climb ended at, best first."""
+    """End of each climb, best first."""
     num_evaluations: int
 
 
 class _Moments(NamedTuple):
-    """Of the predictors of new rows, points of the hyperparameters first; what a score is differentiated in."""
+    """Moments of the predictors of new rows, points of the hyperparameters first; a score is differentiated in
+    these."""
 
     mean: Array
     variance: Array
     covariance: Array | None
-    """Of all new rows together, where several are asked about."""
+    """Joint covariance of all new rows, where several are asked about."""
     potentials: tuple[Any, ...]
 
 
@@ -266,7 +267,7 @@ class _Objective:
         return slope
 
     def _score_of(self, moments: _Moments) -> Array:
-        """Of all new observations: what is asked of their outcomes may be anything."""
+        """Score of all new observations, by any function of their outcomes."""
         here, start = {}, 0
         for outlook, factors, kept in zip(self._outlooks.values(), moments.potentials, self._kept, strict=True):
             stop = start + len(kept)
@@ -354,7 +355,7 @@ def _climb(
 def _joint_information(
     outlooks: Mapping[str, GaussianOutlook], mean: Array, covariance: Array, weights: Array, rng_key: Array
 ) -> Array:
-    """What all observations tell together, in nats; axes of ``mean`` are points of the hyperparameters and rows."""
+    """Joint information of all observations, in nats; axes of ``mean`` are points of the hyperparameters and rows."""
     potentials = [outlook.potential for outlook in outlooks.values()]
     if all(isinstance(potential, GaussianPotential) for potential in potentials):
         noise = [

@@ -37,7 +37,7 @@ def plot_learning_curves(comparison: Any, axis: Any = None) -> Any:
 
 
 def plot_queries(points: ArrayLike, design: Any, axis: Any = None) -> Any:
-    """What was asked in a pool of two inputs: the pool, the first observations, and the queries in their order.
+    """Plot the queries in a pool of two inputs: the pool, the first observations, and the queries in their order.
 
     :param points: inputs of the pool, shape ``(n, 2)``.
     :param design: a :class:`~numpyro_ext.design.SequentialDesign` with one observed site of ``n`` observations.

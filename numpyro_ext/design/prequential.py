@@ -1,4 +1,4 @@
-"""Whether observations speak against the predictions that were made of them: a bet against these, one after the other.
+"""Test of predictions by a bet against them, one observation after the other.
 
 Predictions are judged by what they said before each outcome was seen, and by nothing else (Dawid 1984). Whoever bets
 against a density :math:`p` at odds that it finds fair, by another density :math:`q`, has :math:`q(y) / p(y)` times the
@@ -28,7 +28,7 @@ r"""Bets are on :math:`q \propto \sqrt p`, for outcomes wilder than predicted, a
 
 
 class Bets(NamedTuple):
-    """What each of the two bets, with half of the first stake, has become."""
+    """Value of each of the two bets, which begin with half of the stake."""
 
     log_capital: tuple[float, float] = (float(np.log(0.5)), float(np.log(0.5)))
 
@@ -42,7 +42,7 @@ class Bets(NamedTuple):
 
     @property
     def are_won(self) -> bool:
-        """Whether predictions are taken for wrong."""
+        """True if predictions are taken for wrong."""
         return bool(np.logaddexp.reduce(self.log_capital) >= np.log(ENOUGH))
 
 

@@ -41,14 +41,14 @@ class Phase(NamedTuple):
     """
 
     num_labels: int = 30
-    """That are asked for, beside the first ones."""
+    """Number of labels that are asked for, beside the first ones."""
     learns: bool = False
-    """Whether the engine runs after each label, so that hyperparameters are learned anew. Otherwise they stay where the
-    phase before has left them, or in the first phase where the first labels put them."""
+    """True if the engine runs after each label, so that hyperparameters are learned anew. Otherwise they stay where
+    the phase before has left them, or in the first phase where the first labels put them."""
     keeps: bool = False
-    """Whether the labels of the phases before stay in the fit."""
+    """True if the labels of the phases before stay in the fit."""
     share: float = 1.0
-    """Of the pool, relative to those of the other phases."""
+    """Share of the pool, relative to those of the other phases."""
 
 
 def compare_acquisitions(
@@ -193,7 +193,7 @@ def _numbers(parts: Sequence[Phase], num_initial: int) -> list[np.ndarray]:
 
 
 class _Pools(NamedTuple):
-    """Which observations are for the test, and of each phase those in its pool and those labelled at first."""
+    """Observations of the test, and for each phase those in its pool and those labelled at first."""
 
     is_test: np.ndarray
     members: list[np.ndarray]

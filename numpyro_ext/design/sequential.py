@@ -175,7 +175,7 @@ class SequentialDesign:
 
     @property
     def source(self) -> Any:
-        """What scores are computed from now; every score takes it."""
+        """Source from which scores are computed now; every score takes it."""
         return self._engine if self._pool is None else self._pool
 
     @property
@@ -201,7 +201,7 @@ class SequentialDesign:
 
     @property
     def log_evidence(self) -> float:
-        """Of the observations so far."""
+        """Log evidence of the observations so far."""
         return self._pool.log_evidence if self._pool is not None else float(self._engine.log_evidence)
 
     def predictors(self) -> dict[str, tuple[np.ndarray, np.ndarray]]:
@@ -232,7 +232,7 @@ class SequentialDesign:
         return np.where(self._seen[name].reshape(self._shapes[name]), -np.inf, np.asarray(scores))
 
     def propose(self, rng_key: Array | None = None, *, size: int | None = None, **selection: Any) -> Any:
-        """Which observation to make next. Nothing changes until it is told: see :meth:`observe`.
+        """Choose the observation to make next. Nothing changes until it is told: see :meth:`observe`.
 
         :param rng_key: for scores that draw, and among equal ones.
         :param int size: a list of so many, of the largest scores each for itself; ``select_batch(design.source, size)``
@@ -378,7 +378,7 @@ class SequentialDesign:
 
     @property
     def history(self) -> Any:
-        """What was observed, step by step: an ``xarray.Dataset`` over ``step``.
+        """Observations, step by step: an ``xarray.Dataset`` over ``step``.
 
         ``place`` counts observations in C order; ``log_predictive`` is that of the value before it was seen, and sums
         to the gain in ``log_evidence`` where nothing was refitted and fits are exact. ``is_refit`` says after which
@@ -399,7 +399,7 @@ class SequentialDesign:
 
     @property
     def _arguments(self) -> Any:
-        """Of the last run by name, and what makes a call of such."""
+        """Arguments of the last run by name, and the function that makes a call of them."""
         engine = self._engine
         return bound_arguments(engine.model, engine._args, engine._kwargs)
 

@@ -1,4 +1,4 @@
-"""Which arguments of a model hold the observations and masks of its sites, and these with more of them."""
+"""Search for the arguments that hold the observations and masks of sites, and their update with more of them."""
 
 from __future__ import annotations
 

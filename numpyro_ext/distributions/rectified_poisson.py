@@ -18,7 +18,7 @@ __all__ = ["RectifiedLinearPoisson", "SoftplusPoisson"]
 
 
 class _RectifiedPoisson(Distribution):
-    """What both distributions share; subclasses define the rate at unit exposure and the log density."""
+    """Base of both distributions; subclasses define the rate at unit exposure and the log density."""
 
     arg_constraints = {
         "predictor": constraints.real,

@@ -33,7 +33,7 @@ and a factorisation of a fraction of a second."""
 _LARGEST_WRITTEN_OUT = 8
 
 _LARGEST_BLOCK = 512
-"""Of triangular matrices that are inverted as a whole, zeros and all."""
+"""Largest size of triangular matrices that are inverted as a whole, zeros and all."""
 
 
 def _is_batch(matrix: Array) -> bool:

@@ -23,7 +23,7 @@ def rounded_up(number: int, digits: int = 4) -> int:
 
 
 def places_within(label: np.ndarray, num_groups: int) -> np.ndarray:
-    """Of each element its place among those of its group, in their order.
+    """Place of each element among those of its group, in their order.
 
     :param label: the group of each element, in ``0, ..., num_groups - 1``, shape ``(n,)``.
     :param int num_groups: number of groups.

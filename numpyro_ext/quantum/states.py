@@ -23,9 +23,9 @@ PAULI = np.array([[[0, 1], [1, 0]], [[0, -1j], [1j, 0]], [[1, 0], [0, -1]]])
 """The matrices of Pauli: x, y, z."""
 _TOLERANCE = 1e-6
 _LEAST_PRECISE = 1e-3
-"""Of single precision: square roots of what rounding leaves of zeros."""
+"""Tolerance of single precision: square roots of what rounding leaves of zeros."""
 _NEAR_ZERO = 0.3
-"""Where a series takes the place of differences."""
+"""Distance below which a series takes the place of differences."""
 
 
 def density_matrix(
@@ -185,5 +185,5 @@ def checked_state(state: ArrayLike) -> np.ndarray:
 
 
 def is_concrete(value: object) -> bool:
-    """Whether an array has values, so that it can be checked."""
+    """True if an array has values, so that it can be checked."""
     return not isinstance(value, jax.core.Tracer)

@@ -1,1 +1,1 @@
-"""What is known of outcomes that are still to be seen, whatever found it."""
+"""Predictive distributions of outcomes that are still to be seen, from any source."""

@@ -89,7 +89,7 @@ class Conditioned(Engine):
     """
 
     is_on_field = False
-    """Whether the field is known by its own draws, and not by the data."""
+    """True if the field is known by its own draws, and not by the data."""
 
     def __init__(self, draws: PosteriorDraws, *, has_focus: bool) -> None:
         super().__init__(draws.model, progress_bar=False)
@@ -172,7 +172,7 @@ class _Programs(NamedTuple):
 def _points_on_field(
     old: LatentGaussianReading, reading: LatentGaussianReading, engine: Conditioned, slices: Slices | None
 ) -> Points:
-    """What draws of the whole field at the arguments of the fit say of the predictors that are looked at.
+    """Predictors at chosen rows, given draws of the whole field at the arguments of the fit.
 
     :param old: the reading of the fit.
     :param reading: in which field sites have further elements behind those of each axis.

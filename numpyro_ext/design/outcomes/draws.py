@@ -28,7 +28,7 @@ from .outlooks import LARGEST_TABLE, DrawnOutlook, Outlook, RealOutlook
 __all__ = ["PosteriorDraws", "draws_of", "outlooks_of_draws"]
 
 _TAIL = 1e-8
-"""Of the mass of counts, which may be left out."""
+"""Mass of counts that may be left out."""
 _MOST_COUNTS = 16384
 _FURTHEST = 8.5
 _STEPS_PER_DEVIATION = 4

@@ -1,4 +1,4 @@
-"""Which unknowns a measurement is made for, the others being a nuisance (Houlsby 2014, section 2.3)."""
+"""Quantities of interest of a measurement, the other unknowns being a nuisance (Houlsby 2014, section 2.3)."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ Focus = str | Sequence[str] | Mapping[str, Any]
 
 
 class Interest(NamedTuple):
-    """What is of interest in a run, as far as the conditional entropy of outcomes depends on it."""
+    """Quantities of interest in a run, as far as the conditional entropy of outcomes depends on them."""
 
     elements: dict[str, np.ndarray]
     """Flat numbers of the elements of interest, by affine site; empty if all of the field is, or nothing of it."""
     is_about_hyper: bool
-    """Whether the hyperparameters are of interest, and nothing of the field."""
+    """True if the hyperparameters are of interest, and nothing of the field."""
     whole: frozenset[str] = frozenset()
     """Sites all elements of which are of interest, however many there are."""
 
@@ -91,7 +91,7 @@ EVERYTHING = Interest({}, False)
 
 @jax.jit
 def joint_covariance(posterior: GaussianPosterior, design: Array) -> Array:
-    """Of the predictors that the rows of a design make of the unknowns."""
+    """Joint covariance of the predictors of some rows of a design."""
     return posterior.covariance(AffineMap(DenseDesign(design), jnp.zeros(len(design), design.dtype)))
 
 
@@ -156,7 +156,7 @@ def elements_in_focus(name: str, indices: Any, shape: tuple[int, ...]) -> np.nda
 
 
 def as_focus(run: GaussianRun, focus: Focus | None, drawn: Sequence[str] = ()) -> Interest:
-    """What a user's focus means for a run.
+    """Translate a user's focus into quantities of interest of a run.
 
     :param focus: names of sites; or a dictionary from them to indices of elements (``None`` for all).
     :param drawn: hyperparameters of which there are draws, in the place of the points of the run.

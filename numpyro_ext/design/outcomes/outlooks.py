@@ -1,4 +1,4 @@
-"""What is known of outcomes that are still to be seen, site by site: by Gaussian predictors, or by draws."""
+"""Predictive distributions of outcomes that are still to be seen, site by site: by Gaussian predictors, or by draws."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Outlook(ABC):
     def _log_mixture(self) -> Array: ...
 
     def predictive_entropy(self) -> Array:
-        """Of each observation, in nats."""
+        """Entropy of each observation's predictive distribution, in nats."""
         return committee.entropy(self.log_mixture)
 
     @abstractmethod
@@ -111,7 +111,7 @@ class Outlook(ABC):
         return found
 
     def error(self, numbers: np.ndarray, values: np.ndarray) -> float:
-        """How far predictions of some observations are from their values: the share of those that are not the likeliest
+        """Distance of predictions of some observations from their values: the share of those that are not the likeliest
         outcome, of real numbers the root mean square of the difference to the predictive mean; nan if it has none.
 
         :param numbers: of the observations, shape ``(n,)``.
@@ -402,7 +402,7 @@ def _vote_shares(potential: Potential, mean: Array, variance: Array, number: int
 
 
 def _cut(tree: Any, numbers: ArrayLike, size: int) -> Any:
-    """Those of the leaves with an axis of all observations, the second, at some of these."""
+    """Restrict leaves whose second axis is that of all observations to some of these."""
     return jax.tree.map(lambda leaf: leaf[:, numbers] if leaf.shape[1] == size else leaf, tree)
 
 

@@ -22,22 +22,22 @@ from .outlooks import GaussianOutlook, JointField
 __all__ = ["Points", "Slices", "check_no_others", "chosen", "gaussian_outlooks", "observed_parts", "outlooks_at"]
 
 Slices = Callable[[str, tuple[int, ...]], tuple[slice, ...]]
-"""Of a site's name and shape, the part of it that is looked at."""
+"""Function of a site's name and shape that gives the part of it that is looked at."""
 
 
 class Points(NamedTuple):
-    """What is known of all predictors at points of the hyperparameters, which are on the first axis of all arrays."""
+    """Moments of all predictors at points of the hyperparameters, which are the first axis of all arrays."""
 
     weights: Array
     potentials: tuple[Potential, ...]
-    """Of the families of factors."""
+    """Potentials of the families of factors."""
     mean: Array
-    """Of the predictors, shape ``(points, rows)``."""
+    """Mean of the predictors, shape ``(points, rows)``."""
     variance: Array
     left: Callable[[np.ndarray], Array | None]
-    """Of numbers of rows, their variances once the elements of interest are known; ``None`` if there are none."""
+    """Variances of given rows once the elements of interest are known; ``None`` if there are none."""
     covariance: Callable[[np.ndarray], Any]
-    """Of numbers of rows, their joint covariance at each point, with the elements of interest behind them."""
+    """Joint covariance of given rows at each point, with the elements of interest behind them."""
 
 
 def gaussian_outlooks(
@@ -87,12 +87,12 @@ class ObservedPart(NamedTuple):
     """The observations of a site that are looked at."""
 
     number: int
-    """Of the site."""
+    """Number of the site."""
     name: str
     kept: np.ndarray
     """Numbers of these observations, in their shape."""
     size: int
-    """Of the whole site."""
+    """Size of the whole site."""
     rows: np.ndarray
     """Numbers of the predictors behind them."""
     rows_per_observation: int
@@ -115,7 +115,7 @@ def observed_parts(reading: LatentGaussianReading, slices: Slices | None) -> Ite
 def outlooks_at(
     reading: LatentGaussianReading, points: Points, interest: Interest, slices: Slices | None
 ) -> tuple[dict[str, GaussianOutlook], set[str]]:
-    """As :func:`gaussian_outlooks`, of points whatever they come from."""
+    """Outlooks by :func:`gaussian_outlooks`, from points of any origin."""
     out: dict[str, GaussianOutlook] = {}
     others: set[str] = set()
     joint = JointField(points.covariance, sum(map(len, interest.elements.values())))

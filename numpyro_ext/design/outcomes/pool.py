@@ -124,7 +124,7 @@ class Pool:
 
     @property
     def log_evidence(self) -> float:
-        """Of the observations that are seen, integrated over the points."""
+        """Log evidence of the observations that are seen, integrated over the points."""
         first = self._found.log_evidence if self._first_evidence is None else self._first_evidence
         gained = np.asarray(self._found.log_evidence) - np.asarray(first)
         total = float(np.logaddexp.reduce(self._log_weights + gained))
@@ -136,19 +136,19 @@ class Pool:
 
     @property
     def weights(self) -> np.ndarray:
-        """Of the points, given all that is seen."""
+        """Weights of the points, given all that is seen."""
         first = self._found.log_evidence if self._first_evidence is None else self._first_evidence
         log_weights = self._log_weights + np.asarray(self._found.log_evidence) - np.asarray(first)
         weights: np.ndarray = np.exp(log_weights - np.logaddexp.reduce(log_weights))
         return weights
 
     def snapshot(self) -> tuple[Any, ...]:
-        """What has been seen and how it was fitted, for :meth:`restore`."""
+        """Observations so far and their fit, for :meth:`restore`."""
         taken = {name: dict(values) for name, values in self._taken.items()}
         return taken, self._fit, self._capacities
 
     def restore(self, snapshot: tuple[Any, ...]) -> None:
-        """As it was: what has been seen since is forgotten."""
+        """Go back to a snapshot; observations since then are forgotten."""
         self._taken, self._fit, self._capacities = snapshot
         self._now = None
 
@@ -190,7 +190,7 @@ class Pool:
         return np.array(list(taken), int), np.array(list(taken.values()), float)
 
     def fits_after(self, name: str, candidates: np.ndarray, number: int) -> tuple[np.ndarray, Array, Array]:
-        """What the fit would be after each candidate and each of its outcomes ``0, ..., number - 1``.
+        """Fits after each candidate and each of its outcomes ``0, ..., number - 1``.
 
         :return: what the log evidence gains, shape ``(candidates, outcomes, points)``, and means and variances of the
             predictors, with an axis of all rows behind.
@@ -228,7 +228,7 @@ class Pool:
         return out
 
     def outlooks(self) -> dict[str, Outlook]:
-        """What the pool knows of the observations that are still to be made."""
+        """Predictive distributions of the observations that are still to be made."""
         if self._now is None:
             self._now = self._make_outlooks()
         return self._now

@@ -1,5 +1,5 @@
-"""What observations with Gaussian noise tell of hyperparameters, by one fit and its derivatives (Houlsby 2014,
-section 3.3): to first order, or by the marginal Gaussian process."""
+"""Information of observations with Gaussian noise about hyperparameters, by one fit and its derivatives (Houlsby
+2014, section 3.3): to first order, or by the marginal Gaussian process."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def slope_outlooks(
 
 
 def _chosen(run: GaussianRun, focus: Focus, hyper: str) -> tuple[bool, np.ndarray]:
-    """Whether the field is in focus, and the numbers of the unconstrained hyperparameters that are."""
+    """True if the field is in focus, and the numbers of the unconstrained hyperparameters that are."""
     named, space, reading = named_sites(run, focus), run.space, run.reading
     of_field = {name: indices for name, indices in named.items() if name not in reading.hyper}
     fixed = sorted(name for name in named if name in space.fixed)

@@ -37,7 +37,7 @@ def outlooks(
     *,
     by_points: bool = False,
 ) -> dict[str, Outlook]:
-    """What a source knows of the observations that could be made, site by site.
+    """Predictive distributions of the observations that could be made, site by site.
 
     Engines on Gaussian fields are asked for their predictors; other engines, samplers and guides for draws. Without
     arguments the candidates are the masked observations of the fit, with arguments all observations of the model there.

@@ -1,4 +1,4 @@
-"""What cells of a bilinear model tell of some of its vectors, the others being a nuisance."""
+"""Information of cells of a bilinear model about some of its vectors, the others being a nuisance."""
 
 from __future__ import annotations
 

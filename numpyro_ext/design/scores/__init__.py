@@ -1,1 +1,1 @@
-"""What each possible observation would be worth."""
+"""Scores of possible observations."""

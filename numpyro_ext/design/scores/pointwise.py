@@ -1,4 +1,4 @@
-"""What each possible observation would be worth: functions of a posterior and of arguments of its model.
+"""Scores of possible observations one by one: functions of a posterior and of arguments of its model.
 
 All have one signature, ``(source, *args, rng_key=None, **kwargs) -> {site: array}``. The source is an engine after its
 run, or :func:`~numpyro_ext.design.draws_of` whatever else. Without arguments the candidates are the masked observations

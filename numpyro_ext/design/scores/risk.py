@@ -1,4 +1,4 @@
-"""What an observation would save: the expected loss of predictions after it."""
+"""Expected loss of predictions after an observation."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def _risk(
     loss: Loss,
     number: int,
 ) -> Array:
-    """Of each candidate and outcome, from the predictors after it.
+    """Risk of each candidate and outcome, from the predictors after it.
 
     :param log_after: log weights of the points, unnormalised, shape ``(candidates, outcomes, points)``.
     :param means: shape ``(candidates, outcomes, points, rows)``.

@@ -1,4 +1,4 @@
-"""What observations would tell of predictors elsewhere: scores with reference inputs."""
+"""Scores of observations by what they tell of predictors at reference inputs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _SINGULAR = {8: 1e-10, 4: 1e-5}
 def expected_variance_reduction(
     source: Any, *args: Any, reference: Any = None, rng_key: Array | None = None, **kwargs: Any
 ) -> dict[str, np.ndarray]:
-    r"""How much smaller each observation is expected to make the variance of the predictors at reference inputs.
+    r"""Expected decrease of the variance of the predictors at reference inputs, for each observation.
 
     Summed over the references :math:`*`, with Gaussian noise it is :math:`\sum_* c_*^2 / (v + \sigma^2)` for the
     covariance :math:`c_*` of the observation's predictor with the one there (Cohn, Ghahramani and Jordan 1996).
@@ -88,7 +88,7 @@ def mutual_information(
     rng_key: Array | None = None,
     **kwargs: Any,
 ) -> dict[str, np.ndarray]:
-    r"""What each observation would tell of the rest of the pool, in nats (Krause, Singh and Guestrin 2008).
+    r"""Information of each observation about the rest of the pool, in nats (Krause, Singh and Guestrin 2008).
 
     Information about the predictors at all references but the observation's own, its own being a nuisance. So
     observations at the edge, whose surroundings nobody asks about, are worth less than to
@@ -172,7 +172,7 @@ def _left(covariance: np.ndarray, noise: np.ndarray, at: np.ndarray, to: np.ndar
 
 
 def _falls(outlook: GaussianOutlook, cross: Array, centred: Array) -> np.ndarray:
-    """Of each observation, the variance over its outcomes of the means at the references, summed over these.
+    """Variance of the means at the references over the outcomes of each observation, summed over references.
 
     :param cross: covariance with the predictors there, shape ``(points, observations, references)``.
     :param centred: means there less that of the mixture, shape ``(points, references)``.
@@ -203,7 +203,7 @@ def _falls_of(
     nodes, masses = (jnp.asarray(x, mean.dtype) for x in rule)
 
     def outcomes(factors: Potential, mean: Array, variance: Array) -> tuple[Array, Array, Array]:
-        """Of each outcome its mass, its log density at each point, and how the mean of the predictor goes with it."""
+        """Mass of each outcome, its log density at each point, and the slope of the predictor's mean in it."""
         if isinstance(factors, GaussianPotential):
             total = variance + jnp.square(factors.scale)
             y = (mean[:, None] + jnp.sqrt(total)[:, None] * nodes).reshape(-1, 1)

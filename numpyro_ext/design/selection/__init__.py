@@ -1,1 +1,1 @@
-"""What is observed next: one candidate, several together, or designs on arrays."""
+"""Choice of the next observation: one candidate, several together, or designs on arrays."""

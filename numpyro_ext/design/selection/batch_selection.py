@@ -28,7 +28,7 @@ _LARGEST = 2**27
 """Numbers in a table of draws, observations and outcomes: 1 GB."""
 _CHUNK = 2**22
 _NEARLY_ALL = 0.7
-"""Of the logarithm of the number of draws, which no information under them exceeds."""
+"""Share of the logarithm of the number of draws, which no information under them exceeds."""
 
 
 def select_batch(

@@ -27,7 +27,7 @@ _SINGULAR = 1e-10
 
 
 class Batch(list[Any]):
-    """What is observed together, in the order in which it was chosen.
+    """Observations that are made together, in the order in which they were chosen.
 
     :ivar gains: of each, what it adds to those before it, in nats.
     :ivar information: of all together, the sum of the gains.
@@ -113,7 +113,7 @@ def checked_cost(cost: Any, shape: tuple[int, ...]) -> np.ndarray | None:
 
 
 def guarantee(has_nuisance: bool, has_cost: bool, of_draws: bool = False) -> str:
-    """How far a greedy choice may be from the best one."""
+    """Bound on the distance of a greedy choice from the best one, in words."""
     if has_nuisance:
         return "none: with a nuisance, two observations may tell more together than each for itself"
     if has_cost:
@@ -166,7 +166,7 @@ def greedy_information(
 
 
 def joint_information(covariance: ArrayLike, noise_variance: ArrayLike, left: ArrayLike | None = None) -> float:
-    r"""What measurements of Gaussian quantities tell together, :math:`\tfrac12 \log |I + N^{-1/2} C N^{-1/2}|`.
+    r"""Joint information of measurements of Gaussian quantities, :math:`\tfrac12 \log |I + N^{-1/2} C N^{-1/2}|`.
 
     :param covariance: joint, shape ``(n, n)``.
     :param noise_variance: of the measurements, shape ``(n,)``.

@@ -22,18 +22,19 @@ _CHUNK = 2**22
 
 
 class OptimalDesign(NamedTuple):
-    """Which rows to measure, and what is left then."""
+    """Rows to measure, and the covariance that is left then."""
 
     rows: list[int]
     """Their numbers, in increasing order."""
     value: float
-    """Of the criterion."""
+    """Value of the criterion."""
     covariance: np.ndarray
-    """Of the parameters after the measurements."""
+    """Covariance of the parameters after the measurements."""
 
 
 def design_criterion(covariance: ArrayLike, criterion: Criterion = "D", targets: ArrayLike | None = None) -> float:
-    r"""What a design wants to be small of the covariance :math:`S` of the parameters (Houlsby 2014, table 2.1).
+    r"""Criterion that a design minimises, a function of the covariance :math:`S` of the parameters (Houlsby 2014, table
+    2.1).
 
     ``"D"``: :math:`\log |S|`, twice the entropy up to a constant. ``"A"``: its trace, the expected squared error of the
     posterior mean. ``"E"``: its largest eigenvalue, the variance in the worst direction. ``"G"``: the largest variance
@@ -68,7 +69,7 @@ def design_scores(
     criterion: Criterion = "D",
     targets: ArrayLike | None = None,
 ) -> np.ndarray:
-    r"""How much each measurement :math:`x^T \theta + N(0, \sigma^2)` would lower the criterion.
+    r"""Decrease of the criterion by each measurement :math:`x^T \theta + N(0, \sigma^2)`.
 
     For ``"D"`` it is :math:`\log(1 + x^T S x / \sigma^2)`, twice the information gain. Of a model that is not linear
     :math:`x` is the gradient of its predictor at a guess of the parameters.

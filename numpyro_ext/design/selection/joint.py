@@ -34,10 +34,10 @@ class JointPredictors:
         self.rows = np.concatenate([outlook.rows for outlook in self.outlooks.values()])
         self.is_candidate = np.concatenate([o.is_candidate.reshape(-1) for o in self.outlooks.values()])
         self.mean = np.concatenate([np.asarray(o.mean, float) for o in self.outlooks.values()], axis=1)
-        """Of the predictors, shape ``(points, observations)``; as the variance."""
+        """Mean of the predictors, shape ``(points, observations)``, as that of the variance."""
         self.variance = np.concatenate([np.asarray(o.variance, float) for o in self.outlooks.values()], axis=1)
         self.weights = np.asarray(first.weights, float)
-        """Of the points."""
+        """Weights of the points."""
 
     def covariances(self, chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
         """Joint covariance of the predictors of some observations, shape ``(points, r, r)``; and what is left of it
@@ -119,14 +119,14 @@ def flattened(given: Any, outlooks: Mapping[str, Outlook], what: str, default: b
 
 
 def are_joint(found: Mapping[str, Outlook]) -> TypeGuard[Mapping[str, GaussianOutlook]]:
-    """Whether it is known how all predictors depend on each other."""
+    """True if it is known how all predictors depend on each other."""
     return all(isinstance(outlook, GaussianOutlook) and outlook.joint is not None for outlook in found.values())
 
 
 def joint_predictors(
     source: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], rng_key: Array | None, what: str
 ) -> JointPredictors:
-    """What a source knows of observations together.
+    """Joint predictors of several observations, from a source.
 
     :param source: an engine on a Gaussian field after its run, draws where the field is known in closed form given
         each, or what :attr:`~numpyro_ext.design.SequentialDesign.source` is of one.

@@ -1,4 +1,4 @@
-"""What linear measurements of a site would tell: rows whose noise is Gaussian, of any engine."""
+"""Information of linear measurements of a site: rows whose noise is Gaussian, of any engine."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def linear_information_gain(
     focus: _Elements | None = None,
     joint: bool = False,
 ) -> Any:
-    r"""What further measurements :math:`b^T u + N(0, \sigma^2)` of a site would tell about it, in nats.
+    r"""Information of further measurements :math:`b^T u + N(0, \sigma^2)` of a site about it, in nats.
 
     :math:`\tfrac12 \log(1 + b^T \operatorname{Cov}(u) b / \sigma^2)` for each, the fall of the entropy of a Gaussian
     posterior (Seeger and Nickisch 2008); it does not depend on what is measured. With ``focus`` the fall of the entropy

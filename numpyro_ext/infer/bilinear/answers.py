@@ -1,4 +1,4 @@
-"""What engines on bilinear models answer after a run, whatever their algorithm."""
+"""Answers of engines on bilinear models after a run, whatever their algorithm."""
 
 from __future__ import annotations
 

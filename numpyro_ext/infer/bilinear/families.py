@@ -1,4 +1,4 @@
-"""Which family of Gaussians each side of a bilinear model has, from what the user names."""
+"""Choice of the family of Gaussians on each side of a bilinear model, from the names that the user gives."""
 
 from __future__ import annotations
 

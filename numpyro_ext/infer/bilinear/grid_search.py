@@ -20,13 +20,13 @@ __all__ = ["Candidate", "GridSearch", "grid_search"]
 
 
 class Candidate(NamedTuple):
-    """How well one combination of values predicted."""
+    """Predictive score of one combination of values."""
 
     params: dict[str, Any]
     scores: np.ndarray
     """Mean log predictive probability of a held-out cell, one per split."""
     converged: np.ndarray
-    """Whether the fit of each split had converged."""
+    """True if the fit of each split had converged."""
 
     @property
     def score(self) -> float:
@@ -36,7 +36,7 @@ class Candidate(NamedTuple):
 
 
 class GridSearch(NamedTuple):
-    """What :func:`grid_search` found."""
+    """Outcome of :func:`grid_search`."""
 
     best_params: dict[str, Any]
     best_score: float

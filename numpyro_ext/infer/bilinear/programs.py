@@ -36,7 +36,7 @@ _SOLVERS = {"natural-gradient": steps.step_side, "lbfgs": steps.lbfgs_side}
 
 
 class FoldInfo(NamedTuple):
-    """How the fit of new vectors ended."""
+    """End of the fit of new vectors."""
 
     converged: Array
     objective: Array
@@ -260,7 +260,7 @@ class BilinearPrograms:
 
 
 def parts(state: core.State) -> Parts:
-    """What determines the objective, for the judge; see
+    """Arrays that determine the objective, for the judge; see
     :class:`~numpyro_ext.infer.front.running.iterations.Iterations`."""
     blocks = state.rows, state.columns
     sizes = [float(np.sqrt(np.mean(np.square(b.mean)) + np.mean(_variances(b)))) or 1.0 for b in blocks]
@@ -295,7 +295,7 @@ def with_parts(state: core.State, means: tuple[Array, Array], covariances: tuple
 
 
 def explain(form: Bilinear, hyper: dict[str, Array], value: float) -> str:
-    """Why an objective is not finite, from the form, its hyperparameters and the value."""
+    """Explain why an objective is not finite, from the form, its hyperparameters and the value."""
     where = at_values(hyper)
     for what, side in (("rows", form.rows), ("columns", form.columns)):
         if not bool(jnp.all(jnp.isfinite(side.log_determinant()))):

@@ -77,7 +77,7 @@ class BilinearRun(FinishedRun):
 
     @property
     def is_lower_bound(self) -> bool:
-        """Whether the log evidence cannot exceed the exact one: where no side is a point."""
+        """True if the log evidence cannot exceed the exact one: where no side is a point."""
         return "point" not in self.programs.families
 
     @cached_property
@@ -295,7 +295,7 @@ class SitePlaces(NamedTuple):
 
     block: SideBlock
     prior: Side
-    """Of the vectors."""
+    """Prior of the vectors."""
     vector: np.ndarray
     component: np.ndarray
 
@@ -361,7 +361,7 @@ class SitePlaces(NamedTuple):
 
 @jax.jit
 def _cosines(block: SideBlock, prior: Side, used: Array, index: Array, keys: Array) -> Array:
-    """Of draws of the vectors with one of them, shape ``(num_samples, num)``."""
+    """Cosines between draws of the vectors and one of them, shape ``(num_samples, num)``."""
 
     def of_draw(key: Array) -> Array:
         draw = draw_side(block, prior, key)[:, used]

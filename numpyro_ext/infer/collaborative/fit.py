@@ -1,4 +1,4 @@
-"""What expectation maximisation found of the users and of what they share, and what follows for new questions."""
+"""Outcome of expectation maximisation, for the users and for what they share, and predictions of new questions."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class PairPrediction(NamedTuple):
     mean: np.ndarray
     variance: np.ndarray
     probability: np.ndarray
-    """That the first item wins."""
+    """Probability that the first item wins."""
 
 
 @saved_as("CollaborativeFit")
 class CollaborativeFit(NamedTuple):
-    """What :func:`collaborative_em` found.
+    """Outcome of :func:`collaborative_em`.
 
     Users are known by the pairs with which they were fitted, or folded in, and all others by the prior.
     """
@@ -47,7 +47,7 @@ class CollaborativeFit(NamedTuple):
     """The sum over users of log evidences or bounds: at the start, then after each iteration. In minibatches of users:
     of each pass, with users under the priors of their turns, and at last of all under the prior found."""
     converged: bool
-    """Whether the last iteration gained little, and all posteriors were found. Never with random pairs or users."""
+    """True if the last iteration gained little, and all posteriors were found. Never with random pairs or users."""
     num_steps: int
     """Iterations that were made; by L-BFGS fits of all users."""
     num_skipped: int
@@ -219,8 +219,8 @@ class CollaborativeFit(NamedTuple):
 
 @partial(jax.jit, static_argnames="method")
 def _log_probability(mean: Array, variance: Array, method: Method) -> Array:
-    """That a difference of utilities of these moments is answered by one, as a program: integrals have branches, which
-    outside of one would be compiled at each call."""
+    """Log probability that a difference of utilities of these moments is answered by one, as a program: integrals
+    have branches, which outside of one would be compiled at each call."""
     return potential_of(method).log_normaliser(mean, jnp.maximum(variance, jnp.finfo(mean.dtype).tiny))
 
 

@@ -23,7 +23,7 @@ _DECAY = 0.6
 
 
 class Averages(NamedTuple):
-    """What has been seen of users so far."""
+    """Averages over the users seen so far."""
 
     moments: UtilityMoments
     weight: float

@@ -1,4 +1,4 @@
-"""What :func:`~.em.collaborative_em` may be asked, and the prior that it starts from."""
+"""Options of :func:`~.em.collaborative_em`, and the prior that it starts from."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def continued_prior(prior: SharedPrior, K: Array, rank: int, covariance: str) ->
 
 
 def first_prior(K: Array, rank: int, given: Mapping[str, Any], key: Array) -> SharedPrior:
-    """Of given values, and whitened loadings of size 0.3 at random, zero and one where there are none."""
+    """Prior of given values; where there are none, random whitened loadings of size 0.3, mean zero and scale one."""
     size = K.shape[0]
     white = 0.3 * jax.random.normal(key, (size, rank), K.dtype)
     values = {"V": cholesky(K) @ white, "b": jnp.zeros(size, K.dtype), "sigma": jnp.ones((), K.dtype)}

@@ -112,7 +112,7 @@ def checked_pairs(pairs: Any, num_users: int | None, num_items: int) -> tuple[Pa
 
 
 def checked_outcomes(won: ArrayLike, num: int) -> np.ndarray:
-    """Whether the first item of each pair won.
+    """Outcomes of pairs, checked: one where the first item won.
 
     :param won: one where it did, else zero.
     :param int num: number of pairs.

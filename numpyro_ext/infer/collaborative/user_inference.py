@@ -54,7 +54,7 @@ class SharedPrior(NamedTuple):
     """:math:`K`, shape ``(items, items)``."""
 
     def covariance(self) -> Array:
-        """Of all items, shape ``(items, items)``."""
+        """Covariance of all items, shape ``(items, items)``."""
         return self.loadings @ self.loadings.T + self.variance * self.kernel
 
     def blocks(self, items: Array) -> Array:
@@ -72,7 +72,7 @@ class SharedPrior(NamedTuple):
 
 
 class UserStatistics(NamedTuple):
-    """What the pairs of the users of a batch say, summed over users."""
+    """Statistics of the pairs of a batch, summed over users."""
 
     objective: Array
     """Log evidence or its bound."""
@@ -84,7 +84,7 @@ class UserStatistics(NamedTuple):
     skipped: Array
     """Sites that kept an old value for want of a proper one."""
     precision: Array
-    """Of the sites, shape ``(n, pairs)``."""
+    """Precision of the sites, shape ``(n, pairs)``."""
     site_shift: Array
 
 
@@ -96,7 +96,7 @@ def potential_of(method: Method) -> Potential:
 
 
 def user_form(user: UserBatch, prior: SharedPrior, method: Method) -> LatentGaussian:
-    """What the algorithms of latent Gaussian models run on for one user: its pairs, among the items that they touch.
+    """Form of one user's pairs for the algorithms of latent Gaussian models, among the items that they touch.
 
     :param UserBatch user: a row of a batch, so that its arrays have one axis less.
     """
@@ -116,7 +116,7 @@ def user_form(user: UserBatch, prior: SharedPrior, method: Method) -> LatentGaus
 
 @partial(jax.jit, static_argnames="method")
 def initial_state(batch: UserBatch, prior: SharedPrior, method: Method) -> Any:
-    """Where the algorithm of the method starts for each user."""
+    """Initial state of the method's algorithm for each user."""
     return jax.lax.map(lambda user: _ALGORITHMS[method].init(user_form(user, prior, method)), batch)
 
 

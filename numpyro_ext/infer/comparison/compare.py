@@ -28,7 +28,7 @@ __all__ = ["Comparison", "Row", "compare_engines"]
 
 
 class Row(NamedTuple):
-    """What one engine did."""
+    """Outcome of one engine."""
 
     engine: str
     status: str
@@ -38,7 +38,7 @@ class Row(NamedTuple):
     first_cpu: float = np.nan
     """Processor seconds of the same; more than the former where several cores were at work."""
     compile_seconds: float = np.nan
-    """Those of the first run in which a program was compiled, or fetched from the cache on disk."""
+    """Seconds of the first run in which a program was compiled, or fetched from the cache on disk."""
     next_seconds: float = np.nan
     """Wall-clock seconds of a second run on the same data with another key."""
     next_cpu: float = np.nan
@@ -46,7 +46,8 @@ class Row(NamedTuple):
     """A ``LogEvidence``, which also says what it is."""
     evidence_kind: str = ""
     k_hat: float = np.nan
-    """Of the field given the hyperparameters: below 0.7 importance weights could correct the approximation."""
+    """Pareto k-hat of the field given the hyperparameters: below 0.7 importance weights could correct the
+    approximation."""
     mean_gap: float = np.nan
     """Largest difference of a mean to the reference, in standard deviations of the reference."""
     mean_gap_error: float = np.nan
@@ -59,11 +60,11 @@ class Row(NamedTuple):
     median_sd_ratio: float = np.nan
     worst_site: str = ""
     note: str = ""
-    """Why it was refused or failed, or what it said."""
+    """Reason of a refusal or failure, or the messages of the run."""
 
     @property
     def is_within_error(self) -> bool:
-        """Whether mean and standard deviation differ from the reference by no more than its Monte Carlo error."""
+        """True if mean and standard deviation differ from the reference by no more than its Monte Carlo error."""
         if not np.isfinite([self.mean_gap_error, self.sd_ratio_error]).all() or not self.sd_ratio > 0.0:
             return False
         of_mean, of_sd = self.mean_gap / self.mean_gap_error, abs(np.log(self.sd_ratio)) / self.sd_ratio_error

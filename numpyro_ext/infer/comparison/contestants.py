@@ -1,4 +1,4 @@
-"""What can be compared: engines, NumPyro's samplers and its guides, each run and asked in the same words."""
+"""Contestants of a comparison: engines, NumPyro's samplers and its guides, each run and asked in the same words."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Contestant(ABC):
     k_hat: float = np.nan
     notes: tuple[str, ...] = ()
     has_params: bool = False
-    """Whether it has learned ``param`` sites, which have no prior."""
+    """True if it has learned ``param`` sites, which have no prior."""
 
     def __init__(self, name: str, engine: Any) -> None:
         self.name, self.engine = name, engine
@@ -69,7 +69,7 @@ class Contestant(ABC):
 
     @abstractmethod
     def draws(self) -> dict[str, Array]:
-        """Of the sites, ``(num_samples, ...)`` each."""
+        """Draws of the sites, ``(num_samples, ...)`` each."""
 
     @abstractmethod
     def judge(self, rng_key: Array) -> None:
@@ -81,7 +81,7 @@ class Contestant(ABC):
 
 
 def moments_of(draws: Mapping[str, Any]) -> Moments:
-    """Of draws with the samples as first axis; sites that are not of real numbers are left out."""
+    """Moments of draws with the samples as first axis; sites that are not of real numbers are left out."""
     arrays = {name: np.asarray(value) for name, value in draws.items()}
     return {n: (a.mean(0), a.std(0)) for n, a in arrays.items() if np.issubdtype(a.dtype, np.floating)}
 
@@ -183,7 +183,7 @@ class Guided(Contestant):
 
 
 def as_contestants(model: Callable[..., Any], engines: Any) -> list[Contestant]:
-    """What a person has named, in the order given, under names that differ.
+    """Contestants that a person has named, in the order given, under names that differ.
 
     :raises ValueError: if there are none, a name is unknown, or an engine has been made for another model.
     :raises TypeError: for anything else that is no engine.

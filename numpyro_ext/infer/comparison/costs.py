@@ -1,4 +1,4 @@
-"""What one step of a Gaussian engine costs, from the shapes of the form alone."""
+"""Cost of one step of a Gaussian engine, from the shapes of the form alone."""
 
 from __future__ import annotations
 

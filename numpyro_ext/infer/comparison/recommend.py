@@ -1,4 +1,4 @@
-"""Which engines can treat a model, why the others cannot, and which one to start with; nothing is fitted."""
+"""Choice of an engine to start with, and the reasons of those that cannot treat a model; nothing is fitted."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ _MANY_ROWS = 10
 
 
 class Candidate(NamedTuple):
-    """What one engine could do with a model."""
+    """Treatment of a model by one engine."""
 
     engine: str
     takes: bool
     reason: str
-    """Why it does not take the model; empty where it does."""
+    """Reason for which it does not take the model; empty where it does."""
     cost: str
-    """Of one of its steps, in words."""
+    """Cost of one of its steps, in words."""
     hyperparameters: str
-    """What becomes of them."""
+    """Treatment of the hyperparameters, in words."""
 
 
 class Recommendation(Shown):
@@ -149,7 +149,7 @@ def recommend(model: Callable[..., Any], *args: Any, **kwargs: Any) -> Recommend
 
 
 def _shared(engine: BaseEngine[Any], readings: dict[str, ModelReading]) -> ModelReading | None:
-    """What another engine has read, where this one would read the same."""
+    """Reading of another engine, where this one would read the same."""
     found = readings.get("EP") or readings.get("VariationalGaussian")
     if isinstance(found, LatentGaussianReading) and isinstance(engine, Engine):
         # Sites whose prior is a factor may be points to the engines that need curvature.
@@ -161,7 +161,7 @@ def _shared(engine: BaseEngine[Any], readings: dict[str, ModelReading]) -> Model
 
 
 def _check(engine: BaseEngine[Any], reading: ModelReading) -> None:
-    """What an engine refuses of a form that it reads.
+    """Check whether an engine takes a form that it reads.
 
     :raises ModelStructureError: if it cannot run on it, or
     :raises ValueError: if it cannot learn what is not given.
@@ -200,7 +200,7 @@ def _cost(engine: BaseEngine[Any], reading: ModelReading) -> str:
 
 
 def _fate(engine: BaseEngine[Any], reading: ModelReading) -> str:
-    """What an engine does about the hyperparameters of a model."""
+    """Treatment of a model's hyperparameters by an engine, in words."""
     space = UnconstrainedSpace(reading.hyper, engine.hyper_values)
     if not space.size:
         return "none"

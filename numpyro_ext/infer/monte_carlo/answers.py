@@ -1,4 +1,4 @@
-"""What can be asked of a sampler after its run."""
+"""Answers of a sampler after its run."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Answers(Shown, LastRun, ArviZInterface):
 
     @property
     def last_state(self) -> SMCState:
-        """Where the last run ended, to be given to :meth:`run` as ``init_state`` if that was on the way."""
+        """State at the end of the last run, to be given to :meth:`run` as ``init_state`` if that was on the way."""
         return self._finished().state
 
     @property
@@ -49,12 +49,13 @@ class Answers(Shown, LastRun, ArviZInterface):
 
     @property
     def weights(self) -> Array:
-        """Of the particles, summing to one; even after :meth:`run`, uneven after an :meth:`update` of little news."""
+        """Weights of the particles, summing to one; even after :meth:`run`, uneven after an :meth:`update` of little
+        news."""
         return self._finished().weights
 
     @property
     def effective_sample_size(self) -> float:
-        """What the weighted particles are worth, between one and their number."""
+        """Effective number of particles, between one and their number."""
         return self._finished().effective_sample_size
 
     @property
@@ -64,12 +65,12 @@ class Answers(Shown, LastRun, ArviZInterface):
 
     @property
     def diagnostics(self) -> Diagnostics:
-        """How the run ended; ``objective_trace`` is the log evidence after each step."""
+        """End of the run; ``objective_trace`` is the log evidence after each step."""
         return self._finished().diagnostics
 
     @property
     def history(self) -> Any:
-        """What each step was like: an ``xarray.Dataset`` over ``step``.
+        """Figures of each step: an ``xarray.Dataset`` over ``step``.
 
         ``position`` of the path, ``effective_sample_size`` before resampling, ``num_moves``, ``acceptance``,
         ``correlation`` (the largest one that a coordinate has with its start), ``num_evaluations`` of the model (each a

@@ -14,7 +14,7 @@ _SCALE = (dist.HalfNormal, dist.HalfCauchy)
 
 
 class Coordinates(NamedTuple):
-    """Of one site."""
+    """Coordinates of one site."""
 
     transform: Any
     """From unconstrained values to those of the site."""
@@ -23,12 +23,12 @@ class Coordinates(NamedTuple):
 
     @property
     def is_gaussian(self) -> bool:
-        """Whether unconstrained values are independent and standard Gaussian under the prior."""
+        """True if unconstrained values are independent and standard Gaussian under the prior."""
         return type(self.standard) is dist.Normal
 
 
 def coordinates(fn: Any, *, is_step: bool = False) -> Coordinates:
-    """Those of a site of distribution ``fn``: without location and scale, where the family has them.
+    """Coordinates of a site of distribution ``fn``: without location and scale, where the family has them.
 
     So a centred model is sampled as its non-centred twin, in which groups and the scale of groups are independent
     before the data speak (Papaspiliopoulos, Roberts and Sköld 2007). Other families are in NumPyro's unconstrained

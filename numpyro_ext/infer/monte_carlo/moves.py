@@ -27,17 +27,17 @@ _ACCEPTANCE = {"elliptical-slice": 0.0, "pcn": 0.27, "random-walk": 0.27, "hmc":
 """Wanted; the middle of 0.25 to 0.3 for random walks and pCN."""
 _START = {"elliptical-slice": 1.0, "pcn": 0.5, "random-walk": 1.0, "hmc": 0.5, "nuts": 0.5}
 _TRAJECTORY = float(np.pi / 2)
-"""Of HMC, in standard deviations: a quarter of the period of a Gaussian."""
+"""Length of HMC's trajectories, in standard deviations: a quarter of the period of a Gaussian."""
 _MOST_LEAPFROGS = 32
 _MOST_DOUBLINGS = 6
 _MOST_CHANGE = 1.0
-"""Of the logarithm of a step size from one move to the next."""
+"""Largest change of the logarithm of a step size from one move to the next."""
 _FIRST_MOVES = 4
 _SLICES_AT_ONCE = 10
 
 
 class Movement(NamedTuple):
-    """Which kernel, and when it has moved enough."""
+    """Kernel, and the rule by which it has moved enough."""
 
     kernel: KernelName
     num_moves: int | None
@@ -55,14 +55,14 @@ class Moved(NamedTuple):
     log_likelihood: Array
     """At the vectors."""
     log_scale: Array
-    """Of the steps, as tuned."""
+    """Log scale of the steps, as tuned."""
     num_moves: Array
     acceptance: Array
     """Mean over all moves."""
     correlation: Array
     """The largest one of a coordinate, or of the log likelihood, with where it started."""
     num_evaluations: Array
-    """Of the likelihood by all particles, those of gradients counted as one."""
+    """Evaluations of the likelihood by all particles; a gradient counts as one."""
     path: Array
     """All places in their order, ``(moves, particles, size)``, where they were asked for, else empty."""
     path_levels: Array
@@ -225,7 +225,7 @@ def move(
 
 
 def _moves_left(count: Array, worst: Array, wanted: float) -> Array:
-    """How many more moves it takes, if correlations fall by the same factor with each."""
+    """Number of further moves, if correlations fall by the same factor with each."""
     factor = jnp.log(jnp.clip(worst, 1e-6, 0.999)) / jnp.maximum(count, 1)
     return jnp.where(count == 0, _FIRST_MOVES, jnp.clip(jnp.ceil(np.log(wanted) / factor) - count, 1, 1e6)).astype(int)
 

@@ -28,31 +28,31 @@ class SMCProgramState(NamedTuple):
 
     particles: Particles
     data: list[Array]
-    """What they are the posterior of: values of the arguments that change."""
+    """Data of the posterior: values of the arguments that change."""
     rng_key: Array
     standard_error: Array
-    """Of :attr:`log_evidence`, as that of :class:`~numpyro_ext.infer.SMC`."""
+    """Standard error of :attr:`log_evidence`, as that of :class:`~numpyro_ext.infer.SMC`."""
     converged: Array
-    """Whether the end of the path was reached by particles that are worth their number, and had moved enough."""
+    """True if the end of the path was reached by particles that are worth their number, and had moved enough."""
     num_steps: Array
     num_evaluations: Array
-    """Of the likelihood by all particles so far."""
+    """Evaluations of the likelihood by all particles so far."""
     correlation: Array
     """The largest one that a coordinate had with its start after the last moves."""
 
     @property
     def log_evidence(self) -> Array:
-        """Of all data so far."""
+        """Log evidence of all data so far."""
         return self.particles.log_evidence
 
     @property
     def weights(self) -> Array:
-        """Of the particles, summing to one."""
+        """Weights of the particles, summing to one."""
         return normalised(self.particles.log_weights)
 
     @property
     def effective_sample_size(self) -> Array:
-        """What the weighted particles are worth."""
+        """Effective number of particles."""
         return effective_sample_size(self.particles.log_weights)
 
 
@@ -109,7 +109,7 @@ class SMCProgram:
         return found
 
     def _data(self, leaves: list[Array]) -> list[Array]:
-        """Of the target, with these in their places."""
+        """Data of the target, with these arrays in their places."""
         found = list(self._target.data)
         for place, leaf in zip(self._places, leaves, strict=True):
             found[place] = leaf

@@ -1,4 +1,4 @@
-"""Where particles have come to, and what can be asked of them."""
+"""State of the particles, and the answers that follow from it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ __all__ = [
 ]
 
 MOST_STEPS = 10_000
-"""Of a run or an update."""
+"""Largest number of steps of a run or an update."""
 LEAST_SIZE = 0.05
 """Share of the particles that they are worth at the end of a run."""
 _LARGEST_ERROR = 1.0
@@ -48,15 +48,15 @@ _COLUMNS = ("stage", "position", *(name for name in StepInfo._fields if name != 
 
 
 class SMCState(NamedTuple):
-    """What a run needs to go on exactly where it stopped: ``smc.last_state``."""
+    """State from which a run goes on exactly where it stopped: ``smc.last_state``."""
 
     particles: Particles
     history: dict[str, np.ndarray]
-    """Of each step so far, by column."""
+    """Figures of each step so far, by column."""
     stage: int
-    """How many updates there were before."""
+    """Number of updates before."""
     digest: str
-    """Of data, key and options."""
+    """Digest of data, key and options."""
 
     @property
     def num_steps(self) -> int:
@@ -76,7 +76,7 @@ def record(state: SMCState, particles: Particles, info: StepInfo) -> SMCState:
 
 
 def no_history() -> dict[str, np.ndarray]:
-    """Of a run that has made no step."""
+    """History of a run that has made no step."""
     whole = ("stage", "num_moves", "num_evaluations")
     return {name: np.zeros(0, int if name in whole else float) for name in _COLUMNS}
 
@@ -127,7 +127,7 @@ class SMCRun:
 
     @cached_property
     def log_densities(self) -> Array:
-        """Of the draws."""
+        """Log densities of the draws."""
         return self.programs.log_density(self._samples[1], self.target.data)
 
     @cached_property
@@ -273,7 +273,7 @@ def impossible_data(programs: Programs, target: Target, particles: Particles) ->
 
 
 def state_content(state: SMCState) -> dict[str, Any]:
-    """As plain containers."""
+    """State as plain containers."""
     return {
         "particles": jax.tree.map(np.asarray, state.particles)._asdict(),
         "history": dict(state.history),

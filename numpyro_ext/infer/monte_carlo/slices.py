@@ -12,7 +12,7 @@ from jax import Array, lax, random
 __all__ = ["elliptical_slices"]
 
 _DEGREES = 8.0
-"""Of freedom, of Student's reference."""
+"""Degrees of freedom of Student's reference."""
 _MOST_SHRINKS = 100
 """After so many the bracket holds one number; the particle stays."""
 
@@ -64,7 +64,7 @@ def elliptical_slices(
         return level + shape * jnp.log1p(jnp.sum(jnp.square(vector)) / _DEGREES)
 
     def direction(moves: Array, vector: Array) -> Array:
-        """Of Student's distribution given the scale that it and the vector have in common."""
+        """Draw a direction of Student's distribution given the scale that it and the vector have in common."""
         moves = jnp.minimum(moves, most_moves - 1)
         if is_given_prior:
             return noise[moves]

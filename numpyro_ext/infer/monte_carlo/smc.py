@@ -42,7 +42,7 @@ _MOST_MOVES = 300
 _CORRELATION = 0.1
 _PARENTS = 20
 _RECENT: deque[Programs] = deque(maxlen=8)
-"""What was compiled last, for other samplers of the same model."""
+"""Programs that were compiled last, for other samplers of the same model."""
 
 
 class SMC(Answers, KeptRun):
@@ -268,7 +268,7 @@ class SMC(Answers, KeptRun):
         return state
 
     def ladder(self, target: Target) -> Ladder:
-        """What the options come to for a model."""
+        """Ladder that the options give for a model."""
         if unknown := [name for name in self.watch if name not in target.real_sites]:
             raise ValueError(f"watch names {unknown}; the sites of real numbers are {', '.join(target.real_sites)}.")
         kernel = kernel_for(self.kernel, self.num_particles, target.size, is_gaussian=target.is_gaussian)

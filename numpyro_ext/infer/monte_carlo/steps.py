@@ -42,34 +42,34 @@ class Particles(NamedTuple):
     """Weighted particles somewhere on the way from the prior to the posterior."""
 
     position: Array
-    """Of the path, from zero, the prior, to one, the posterior."""
+    """Position on the path, from zero, the prior, to one, the posterior."""
     vectors: Array
     """In the coordinates of the target, shape ``(particles, size)``."""
     log_weights: Array
     log_evidence: Array
-    """Of the distribution at the position."""
+    """Log evidence of the distribution at the position."""
     ancestors: Array
     """For each particle the number of the draw from the prior that it comes from."""
     log_pairs: Array
     """See :func:`~numpyro_ext.infer.monte_carlo.weights.genealogy_variance`."""
     variance: Array
-    """Of the log evidence, if two rounds of moves forget where they began: a sum over the weighings before
+    """Variance of the log evidence, if two rounds of moves forget where they began: a sum over the weighings before
     resamplings."""
     parents: Array
     """The chain that each chain begins at: as many numbers as there are particles, or parents in waste-free runs."""
     parent_errors: Array
     """See :func:`~numpyro_ext.infer.monte_carlo.weights.evidence_variance`."""
     log_scale: Array
-    """Of the steps of the kernel."""
+    """Log scale of the steps of the kernel."""
     log_likelihood: Array
-    """Of all data at the vectors, where the position is one: an update need not compute it again."""
+    """Log likelihood of all data at the vectors, where the position is one: an update need not compute it again."""
 
 
 class StepInfo(NamedTuple):
-    """What a step was like."""
+    """Figures of a step."""
 
     effective_sample_size: Array
-    """Of the weights before resampling."""
+    """Effective number of particles before resampling."""
     num_moves: Array
     acceptance: Array
     correlation: Array
@@ -77,14 +77,14 @@ class StepInfo(NamedTuple):
     num_evaluations: Array
     log_evidence: Array
     log_evidence_error: Array
-    """Of what weighings add where moves forget or, if that is larger, of what the genealogy says; see
+    """Standard error by the weighings where moves forget, or by the genealogy if that is larger; see
     :attr:`~numpyro_ext.infer.SMC.log_evidence`."""
     num_alive: Array
     """Particles of positive weight."""
 
 
 class Ladder(NamedTuple):
-    """How particles go along a path; static in compiled programs."""
+    """Rules by which particles go along a path; static in compiled programs."""
 
     path: PathName
     threshold: float
@@ -92,8 +92,8 @@ class Ladder(NamedTuple):
     watch: tuple[str, ...]
     """Sites that moves are to forget; all of the vector if there are none."""
     num_parents: int
-    """As many particles are chosen when resampling; fewer than there are particles in waste-free runs, which keep
-    all places of their moves."""
+    """Number of particles that are chosen when resampling; fewer than there are particles in waste-free runs, which
+    keep all places of their moves."""
 
 
 class Programs:
@@ -113,12 +113,12 @@ class Programs:
         return max(_LARGEST_CORRELATION, chance_correlation(self.ladder.num_parents, self.target.size))
 
     def _term_shapes(self, data: list[Array]) -> list[tuple[int, ...]]:
-        """Of the log likelihoods of the observed sites."""
+        """Shapes of the log likelihoods of the observed sites."""
         vector = jax.ShapeDtypeStruct((self.target.size,), self.target.dtype)
         return [term.shape for term in jax.eval_shape(self.target.densities, vector, data).log_likelihood.values()]
 
     def _places(self, data: list[Array]) -> tuple[Array, Array]:
-        """Of every term of the log likelihood, where its datum stands on the path and of how many."""
+        """Place of each term's datum on the path, and the number of data, for every term of the log likelihood."""
         places, counts = [], []
         for shape in self._term_shapes(data):
             number, inner = (shape[0], int(np.prod(shape[1:]))) if shape else (1, 1)
@@ -182,7 +182,7 @@ class Programs:
         data: list[Array],
         old_data: list[Array],
     ) -> tuple[Particles, StepInfo]:
-        """What :meth:`step` compiles."""
+        """Advance by one step; :meth:`step` compiles this."""
         from blackjax.smc.resampling import multinomial
         from blackjax.smc.solver import dichotomy
 
@@ -193,7 +193,7 @@ class Programs:
         places = None if is_tempered else self._places(data)
 
         def change_of(x: Array, base: Array) -> Array:
-            """What is added on the way to what counts from the start of the path."""
+            """Change of the log density along the path, beside the part that counts from its start."""
             if not is_tempered:
                 found = target.densities(x, data).log_likelihood.values()
                 terms = jnp.concatenate([jnp.ravel(term) for term in found])

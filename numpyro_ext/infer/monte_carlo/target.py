@@ -26,13 +26,13 @@ from .coordinates import Coordinates, coordinates
 __all__ = ["Densities", "Target", "refuse_other_priors"]
 
 _UNOBSERVED, _OBSERVED = "_unobserved", "_observed"
-"""How NumPyro ends the names of the sites that ``obs_mask`` makes."""
+"""Endings of the names of the sites that NumPyro makes for ``obs_mask``."""
 _PROBES = 2
 _PRIOR_TOLERANCE = 1e-6
 
 
 class Densities(NamedTuple):
-    """Of one vector."""
+    """Log densities of one vector."""
 
     log_prior: dict[str, Array]
     """By latent site, of its unconstrained value."""
@@ -82,7 +82,7 @@ class Target:
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Of the latent sites."""
+        """Shapes of the latent sites."""
         return {name: tuple(site.shape) for name, site in self.sites.items()}
 
     # Arguments
@@ -109,7 +109,7 @@ class Target:
         return True
 
     def _find_fingerprint(self) -> tuple[Any, ...]:
-        """What the model computes now: what it reads beside its arguments may be another when it runs again."""
+        """Fingerprint of the model's computation now; globals that it reads may be others when it runs again."""
         at_fixed_key = copy.copy(self)
         at_fixed_key._key = jax.random.key(0)
 
@@ -150,7 +150,7 @@ class Target:
         return Target(self.model, self._key, args, kwargs, self._given)
 
     def places_of(self, leaves: Collection[Any]) -> list[int] | None:
-        """Where these arrays among the arguments stand in :attr:`data`; nothing if one of them is not there."""
+        """Places in :attr:`data` of these arrays among the arguments; ``None`` if one of them is not there."""
         all_leaves = jax.tree.leaves((self.args, self.kwargs))
         there = {id(all_leaves[leaf]): number for number, leaf in enumerate(self._free)}
         found = [there.get(id(leaf)) for leaf in leaves]
@@ -168,7 +168,7 @@ class Target:
         return found
 
     def shares_programs_with(self, other: Target) -> bool:
-        """Whether programs of the one, given the data of the other, are those of the other."""
+        """True if programs of the one, given the data of the other, are those of the other."""
         return (
             self.model is other.model
             and self.fingerprint == other.fingerprint
@@ -238,7 +238,7 @@ class Target:
 
     @cached_property
     def is_gaussian(self) -> bool:
-        """Whether the elements of the vector are independent and standard Gaussian under the prior."""
+        """True if the elements of the vector are independent and standard Gaussian under the prior."""
         found: list[bool] = []
 
         def look(data: list[Array]) -> None:
@@ -249,7 +249,7 @@ class Target:
         return all(found)
 
     def has_prior_of(self, other: Target) -> bool:
-        """Whether priors of latent sites are surely those of the other: one program, in which no data enter them."""
+        """True if priors of latent sites are surely those of the other: one program, in which no data enter them."""
         return (
             self.shares_programs_with(other)
             and [np.shape(data) for data in self.data] == [np.shape(data) for data in other.data]
@@ -261,7 +261,7 @@ class Target:
         return self.prior_knows(range(len(self.data)))
 
     def prior_knows(self, numbers: Collection[int]) -> bool:
-        """Whether priors of latent sites may depend on the values of some of the data, by the program.
+        """True if priors of latent sites may depend on the values of some of the data, by the program.
 
         :param numbers: of these.
         """

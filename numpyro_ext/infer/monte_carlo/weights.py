@@ -33,7 +33,7 @@ def effective_sample_size(log_weights: Array) -> Array:
 
 
 def shares(position: Array, places: Array | None, counts: Array | None) -> Array:
-    """How much of each term of the log likelihood counts at a position of the path, between zero and one.
+    """Share of each term of the log likelihood that counts at a position of the path, between zero and one.
 
     :param position: from zero, the prior, to one, the posterior.
     :param places: of the terms along their data, counted from zero; ``None`` for tempering, which takes equal shares of
@@ -46,7 +46,7 @@ def shares(position: Array, places: Array | None, counts: Array | None) -> Array
 
 
 def increment(terms: Array, before: Array, after: Array) -> Array:
-    """Of the log weights, for shares that grow (or shrink, as where data are taken back).
+    """Increment of the log weights, for shares that grow (or shrink, as where data are taken back).
 
     :param terms: of the log likelihood, shape ``(particles, terms)``; minus infinity is allowed.
     :param before: shares, shape ``(terms,)``.
@@ -96,7 +96,7 @@ def chain_errors(log_weights: Array, num_chains: int) -> Array:
 
 
 def evidence_variance(errors: Array, parents: Array, parent_errors: Array, most_parents: int) -> Array:
-    r"""What one weighing adds to the relative variance of the evidence.
+    r"""Contribution of one weighing to the relative variance of the evidence.
 
     The error of a weighing is the mean of those of its chains, and chains that begin at particles of one chain before
     remember it in part:

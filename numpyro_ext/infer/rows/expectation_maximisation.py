@@ -36,7 +36,7 @@ _LAST_STEPS = 100
 
 
 class EMResult(NamedTuple):
-    """What :func:`variational_em` found."""
+    """Outcome of :func:`variational_em`."""
 
     rows: LatentGaussianRows
     """The data with the fitted parameters."""

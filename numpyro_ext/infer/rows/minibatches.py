@@ -41,8 +41,8 @@ class _Averages(NamedTuple):
     second: Array
     """Second moment of the latent variables, shape ``(L, L)``."""
     columns: list[ColumnStatistics]
-    """What the least-squares problem is to equal, in place of the gradient: it does not depend on the loadings of now,
-    if the precisions do not."""
+    """Right-hand side of the least-squares problem, in place of the gradient: it does not depend on the loadings of
+    now, if the precisions do not."""
     noise: list[tuple[Array, Array]]
 
 

@@ -67,7 +67,7 @@ class LatentGaussianRows(NamedTuple):
     observed: tuple[Array, ...]
     """Booleans ``(N, C)`` of each family, false where a cell is missing."""
     weights: Array
-    """How often each row is counted, shape ``(N,)``; need not be whole numbers."""
+    """Weight of each row, shape ``(N,)``; need not be a whole number."""
 
     @property
     def num_rows(self) -> int:
@@ -180,7 +180,7 @@ class RowPosteriors(NamedTuple):
     start_bound: Array
     """The bound before the first step: with the parameters of now and the Gaussians of before."""
     pattern: Array | None = None
-    """Which of ``U`` covariances a row has, shape ``(N,)``; none: each its own."""
+    """Number of each row's covariance among ``U``, shape ``(N,)``; none: each its own."""
 
     def covariances(self) -> Array | None:
         """Covariances of all rows, shape ``(N, L, L)``; or ``(1, L, L)`` where all have the same; none for points."""

@@ -208,7 +208,7 @@ class _Range(NamedTuple):
 
 
 def _range(potential: Potential | VectorPotential) -> _Range:
-    """What a cell may be. Families say so by the name of the field that holds their cells."""
+    """Range of a cell. Families say so by the name of the field that holds their cells."""
     if isinstance(potential, BoundedPotential):
         return _range(potential.base)
     if hasattr(potential, "count"):

@@ -49,7 +49,7 @@ class Options(NamedTuple):
     num_rounds: int = 3
     """Rounds of Gaussian and tree per step."""
     is_convexified: bool = False
-    """Whether rounds after the first use the convex bound of components that are not log-concave."""
+    """True if rounds after the first use the convex bound of components that are not log-concave."""
     num_samples: int = 30
     """Draws of perturb-and-MAP."""
     num_products: int = 100
@@ -95,7 +95,7 @@ class State(NamedTuple):
 
 
 class Solved(NamedTuple):
-    """What conjugate gradients needed and left."""
+    """Iterations of conjugate gradients and the residual that they left."""
 
     num_iterations: Array
     residual: Array

@@ -90,7 +90,7 @@ _LOG_2PI = math.log(2.0 * math.pi)
 
 
 class Info(NamedTuple):
-    """What one step found."""
+    """Outcome of one step."""
 
     objective: Array
     """The bound *before* the step; without variances, the log joint density after its first round."""
@@ -103,7 +103,7 @@ class Info(NamedTuple):
 
 
 class SolveInfo(NamedTuple):
-    """How the iteration ended."""
+    """End of the iteration."""
 
     converged: Array
     num_steps: Array
@@ -323,7 +323,7 @@ class _Carry(NamedTuple):
     first: _Point | None
     """Start of the last step but one, for extrapolation; ``None`` without."""
     kept: _Point | None
-    """What the last step ended at, to go back to."""
+    """End of the last step, to go back to."""
 
 
 def _super_gaussian(form: SparseLinear) -> tuple[SuperGaussianPotential, SuperGaussianPotential]:

@@ -56,7 +56,7 @@ class MeanFieldRun(SparseRun[MeanFieldPrograms]):
         return super().log_evidence
 
     def describe(self) -> str:
-        """How the model was read, and how the Gaussian is solved for."""
+        """Describe the reading of the model, and the solver of the Gaussian."""
         options = self.programs.options
         return "\n".join([super().describe(), f"solver: {options.solver}, variances: {options.variances}"])
 

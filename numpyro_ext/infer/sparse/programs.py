@@ -20,16 +20,16 @@ _FORMS = Recent(16)
 
 
 class Inputs(NamedTuple):
-    """Where an algorithm ended: the first argument of every question."""
+    """End of an algorithm: the first argument of every question."""
 
     data: Any
     """The arrays of a reading."""
     hyper: dict[str, Array]
     """Its hyperparameters, constrained."""
     prepared: Any
-    """What the algorithm computes of these once."""
+    """Quantities that the algorithm computes of these once."""
     state: Any
-    """Of the algorithm."""
+    """State of the algorithm."""
 
 
 class SparsePrograms(ABC):
@@ -51,15 +51,15 @@ class SparsePrograms(ABC):
 
     @abstractmethod
     def has_exact_variance(self, name: str) -> bool:
-        """Whether the variance of a site is computed without draws."""
+        """True if the variance of a site is computed without draws."""
 
     @abstractmethod
     def _mean(self, inputs: Inputs) -> Array:
-        """Of the coefficients, shape ``(n,)``."""
+        """Mean of the coefficients, shape ``(n,)``."""
 
     @abstractmethod
     def _site_variance(self, inputs: Inputs, *, name: str) -> Array:
-        """Where it is exact; flat."""
+        """Variance of a site where it is exact, flattened."""
 
     @abstractmethod
     def _site_covariance(self, inputs: Inputs, *, name: str) -> Array: ...

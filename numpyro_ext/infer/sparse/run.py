@@ -30,7 +30,7 @@ class Member(NamedTuple, Generic[_Programs]):
     """The posterior under one choice of the arguments that are averaged over."""
 
     arguments: dict[str, Any]
-    """What the model got besides the arguments of the run."""
+    """Arguments of the model besides those of the run."""
     reading: SparseLinearReading
     space: UnconstrainedSpace
     programs: _Programs
@@ -112,7 +112,7 @@ class SparseSite(SitePosterior):
 
 
 class SparseRun(FinishedRun, Generic[_Programs]):
-    """What an algorithm has found of sparse coefficients.
+    """Posterior of sparse coefficients by an algorithm.
 
     :param members: of the mixture, one of them where it is none. The run has the reading and the hyperparameters of the
         first.
@@ -166,7 +166,7 @@ class SparseRun(FinishedRun, Generic[_Programs]):
             yield member, member.programs.draw(member.inputs, key, num_samples=-(-num_samples // number))
 
     def in_order(self, parts: Sequence[ArrayLike], rng_key: Array, num_samples: int) -> Array:
-        """As many of the draws of all members as asked for, in random order."""
+        """Choose as many draws of all members as asked for, in random order."""
         if len(parts) == 1:
             return jnp.asarray(parts[0])
         drawn = np.concatenate(parts)

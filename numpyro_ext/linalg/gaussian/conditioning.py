@@ -1,4 +1,5 @@
-"""Which space to condition a Gaussian in: that of the predictors or that of the unknowns, whichever is cheaper."""
+"""Choice of the space in which to condition a Gaussian: that of the predictors or of the unknowns, whichever is
+cheaper."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 LEAST_ENTRIES, _WIDEST = 5000, 32
-"""Of sparse rows, from which and up to which width products take one entry of all rows after the other."""
+"""Number of entries from which, and width up to which, products of sparse rows take one entry of all rows at a time."""
 
 
 @frozen_pytree
@@ -172,7 +172,8 @@ class SparseRows:
 
 @frozen_pytree
 class Dynamics:
-    """How states go on from block to block of steps: ``c_{k+1} = transition c_k + gain e_k``, ``c_1 = start e_shared``.
+    """Transition of states from block to block of steps: ``c_{k+1} = transition c_k + gain e_k``, ``c_1 = start
+    e_shared``.
 
     Every unknown is local, seen in the rows of one block and in later ones only through the state, or it is shared.
     """
@@ -280,7 +281,7 @@ class OperatorRows:
     known: Any
     """All that the values are made of but the unknowns."""
     weight: Array
-    """What each row is multiplied with, shape ``(num_rows,)``."""
+    """Factor of each row, shape ``(num_rows,)``."""
     values: Callable[[Array, Any], Array] = dataclasses.field(metadata={"static": True})
     """``values(e, known)`` of shape ``(num_rows,)``, affine in the unknowns."""
     num_columns: int = dataclasses.field(metadata={"static": True})

@@ -1,4 +1,4 @@
-"""What conditioning returns about the predictors, whichever space it was done in."""
+"""Marginals of the predictors that conditioning returns, in whichever space it was done."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class _Moments(Protocol):
 
 
 def relative_change(new: _Moments, old: _Moments) -> Array:
-    """How far predictors moved: means in standard deviations, then variances relative to themselves.
+    """Change of predictors: means in standard deviations, then variances relative to themselves.
 
     :param new: moments after the move, anything with a ``mean`` and a ``variance`` of shape ``(num_rows,)``.
     :param old: moments before it.

@@ -62,7 +62,7 @@ class CovariancePrior:
     covariance: Array
     count: int = dataclasses.field(default=1, metadata={"static": True})
     is_known_valid: bool = dataclasses.field(default=False, metadata={"static": True})
-    """Whether :func:`is_valid_prior` has been asked before, so that it need not factorise the covariance again."""
+    """True if :func:`is_valid_prior` has been asked before, so that it need not factorise the covariance again."""
 
     @property
     def size(self) -> int:
@@ -215,7 +215,7 @@ def extreme_eigenvalues(block: CovariancePrior | LowRankPrior | PrecisionPrior) 
 
 
 def is_valid_prior(prior: tuple[PriorBlock, ...]) -> Array:
-    """Whether all blocks have parameters of a Gaussian, as a scalar boolean array.
+    """True if all blocks have parameters of a Gaussian, as a scalar boolean array.
 
     Conditioning in observation space never factorises a prior covariance, so it would not notice an indefinite one. A
     variance of zero pins the unknown and is allowed. Costs a factorisation of every covariance or precision.

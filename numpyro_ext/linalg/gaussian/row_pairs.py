@@ -81,7 +81,7 @@ def sum_pairs(columns: Array, values: Array, entries: Callable[[Array, Array], A
 
 
 def is_summed_by_pair(columns: Array) -> bool:
-    """Whether sums over many rows of few entries take a pair of entries of all rows after the other: what is looked up
+    """True if sums over many rows of few entries take a pair of entries of all rows after the other: what is looked up
     is then added at once, which is two to six times as fast.
 
     :param columns: shape ``(num_rows, k)``.

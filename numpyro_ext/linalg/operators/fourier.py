@@ -33,7 +33,7 @@ class FourierOperator(LinearOperator):
     """Flat indices of the frequencies whose real parts are rows; those with an imaginary part come first."""
     sides: tuple[int, ...] = dataclasses.field(metadata={"static": True})
     num_pairs: int = dataclasses.field(metadata={"static": True})
-    """How many frequencies have an imaginary part."""
+    """Number of frequencies with an imaginary part."""
 
     @property
     def shape(self) -> tuple[int, int]:

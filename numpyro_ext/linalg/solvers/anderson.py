@@ -35,7 +35,7 @@ class History(NamedTuple):
     residuals: Array
     """Shape ``(3, size)``."""
     changes: Array
-    """What the two steps before the latest point changed, the latest first; infinite if one was an extrapolation."""
+    """Changes by the two steps before the latest point, the latest first; infinite if one was an extrapolation."""
     number: Array
     """Points since the start, or since the iteration was last another one."""
 
@@ -57,7 +57,7 @@ def remember(history: History, point: Array, residual: Array, change: Array) -> 
 
 
 def extrapolated(history: History, measure: Callable[[Array], Array]) -> tuple[Array, Array]:
-    """Where a step from the latest point goes, and whether it is an extrapolation.
+    """Target of a step from the latest point, and whether it is an extrapolation.
 
     :param History history: with the latest point in it. An infinite change is followed by no extrapolation.
     :param measure: a linear function of residuals whose sum of squares is to be least.

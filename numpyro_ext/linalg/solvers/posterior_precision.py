@@ -148,7 +148,7 @@ def gram_diagonal(operator: LinearOperator, noise_variance: Array, is_diagonal: 
 
 
 def has_diagonal_gram(operator: LinearOperator, noise_variance: Array) -> bool:
-    r"""Whether :math:`X^T N^{-1} X` is diagonal, judged by its products with random signs. Not for traced values.
+    r"""True if :math:`X^T N^{-1} X` is diagonal, judged by its products with random signs. Not for traced values.
 
     :param LinearOperator operator: :math:`X`.
     :param Array noise_variance: the diagonal of :math:`N`, of shape ``()`` or ``(m,)``.
@@ -173,7 +173,7 @@ def _signed_products(operator: LinearOperator, noise_variance: Array, num_signs:
 
 
 class DenseMoments(NamedTuple):
-    """What one Cholesky factorisation of the precision gives."""
+    """Moments from one Cholesky factorisation of the precision."""
 
     mean: Array
     """:math:`A^{-1} b`, of shape ``(n,)``."""

@@ -1,1 +1,1 @@
-"""What stands in for a Gaussian expectation: bounds in closed form."""
+"""Bounds in closed form that stand in for a Gaussian expectation."""

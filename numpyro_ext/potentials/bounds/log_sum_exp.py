@@ -46,7 +46,7 @@ class LogSumExpBound:
     name: str
     function: Callable[[Array, Array], ExpectedLogSumExp]
     is_bound: bool
-    """Whether the value is never below the expectation."""
+    """True if the value is never below the expectation."""
 
     def __call__(self, mean: ArrayLike, covariance: ArrayLike) -> ExpectedLogSumExp:
         """Value and slopes for means of shape ``(..., K)`` and covariances of shape ``(..., K, K)``."""

@@ -74,7 +74,7 @@ class LogisticBound:
 
     @property
     def is_convex(self) -> bool:
-        """Whether the slope in the variance is never negative, as of the expectation of a convex function."""
+        """True if the slope in the variance is never negative, as of the expectation of a convex function."""
         return True
 
     def evaluate(self, mean: Array, variance: Array) -> _Slopes:
@@ -343,7 +343,7 @@ class BoundedPotential(DerivedPotential):
 
     @property
     def is_log_concave(self) -> bool:  # type: ignore[override]
-        """Whether what takes the place of the factor is log-concave: no Gaussian site has a negative precision."""
+        """True if what takes the place of the factor is log-concave: no Gaussian site has a negative precision."""
         return self.base.is_log_concave and self.bound.is_convex
 
     def expected_log_density(self, mean: ArrayLike, variance: ArrayLike) -> ExpectedLogDensity:

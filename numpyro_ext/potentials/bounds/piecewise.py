@@ -126,7 +126,7 @@ def _linear_piece(upper: float, error: float) -> _Piece:
     """The chord that ends on the function at ``upper`` and is ``error`` above it at its most."""
 
     def gap(x: float, at: float) -> float:
-        """How far the function at ``at`` is above its tangent in ``x``, less the error."""
+        """Height of the function at ``at`` above its tangent in ``x``, less the error."""
         return _softplus(at) - _softplus(x) - _sigmoid(x) * (at - x) - error
 
     tangent = _root(lambda x: gap(x, upper), 0.0, upper) if gap(0.0, upper) > 0.0 else 0.0

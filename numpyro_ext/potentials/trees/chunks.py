@@ -28,7 +28,8 @@ _Result = TypeVar("_Result")
 
 
 def num_parts(forest: Forest) -> int:
-    """How many parts of equal size a forest is taken in. Trees are drawn for them, so a few are a sample of all."""
+    """Number of parts of equal size in which a forest is taken. Trees are drawn for them, so a few are a sample of
+    all."""
     return _num_parts(forest) or 1
 
 
@@ -99,7 +100,7 @@ def _num_parts(forest: Forest) -> int | None:
 
 
 def _num_trees(forest: Forest) -> int:
-    """Of more than one node."""
+    """Number of trees of more than one node."""
     return forest.levels[1].num_parents if len(forest.levels) > 1 else 0
 
 

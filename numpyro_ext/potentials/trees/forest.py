@@ -34,7 +34,7 @@ class Level(NamedTuple):
     num_parents: int
     """Nodes on the level above that have children, if these stand before the others; else the size of that level."""
     num_children: int
-    """How many children each of these has; zero if not all have as many or do not stand before the others."""
+    """Number of children of each of these; zero if not all have as many or do not stand before the others."""
 
 
 @saved_as("Forest")
@@ -133,12 +133,12 @@ class Forest:
 
     @property
     def is_root(self) -> Array:
-        """Which nodes have no parent. Shape ``(num_nodes,)``."""
+        """Mask of the nodes without a parent. Shape ``(num_nodes,)``."""
         return self.parents < 0
 
 
 class SumProduct(NamedTuple):
-    """What :func:`sum_product` returns."""
+    """Outcome of :func:`sum_product`."""
 
     log_partition: Array
     """Log of the sum over all assignments, a scalar."""
@@ -245,7 +245,7 @@ def _sum_children(message: Array, level: Level, num_above: int, parents: Array) 
 
 
 def _level(size: int, num_children: np.ndarray) -> Level:
-    """What is regular about the level below nodes with the given numbers of children."""
+    """Level below nodes with the given numbers of children, as far as it is regular."""
     num_parents = int(np.count_nonzero(num_children))
     each = int(num_children.max())
     if np.all(num_children[:num_parents] == each):

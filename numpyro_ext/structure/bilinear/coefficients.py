@@ -36,7 +36,7 @@ Predict = Callable[[Array], Array]
 
 
 class Vectors(NamedTuple):
-    """Which unknowns make the vectors of rows and columns, and which vectors each cell touches."""
+    """Unknowns that make the vectors of rows and columns, and the vectors that each cell touches."""
 
     num_unknowns: int
     elements: Sequence[np.ndarray]
@@ -46,7 +46,7 @@ class Vectors(NamedTuple):
     combination of vectors. Arrays of a program where the vectors are those of a compiled function."""
     is_coupled: tuple[bool, bool] = (False, False)
     reference: tuple[Any, Any, Any] | None = None
-    """If a side is coupled: a cell, and the vectors of rows and columns that have the weight one in it."""
+    """Reference where a side is coupled: a cell, and the vectors of rows and columns that have the weight one in it."""
 
     @property
     def first(self) -> tuple[Any, Any, Any]:
@@ -97,7 +97,7 @@ class Vectors(NamedTuple):
 
 
 class Design(NamedTuple):
-    """What was found of the coefficients: which there are, and which are the same for all cells."""
+    """Coefficients that were found, and those that are the same for all cells."""
 
     num_pairs: int | None
     """Products of single components, or ``None`` if the coupling is a matrix."""
@@ -115,7 +115,7 @@ class Probe(NamedTuple):
     tests: tuple[Array, Array]
     """A row and a column."""
     amounts: tuple[Array | float, Array | float]
-    """Of each vector of a side that is coupled, so that differences of vectors do not vanish; else one."""
+    """Amount of each vector of a side that is coupled, so that differences of vectors do not vanish; else one."""
 
 
 def random_probe(vectors: Vectors, rng_key: Array) -> Probe:
@@ -143,7 +143,7 @@ def off_zero(hyper: Mapping[str, HyperSite]) -> dict[str, Any]:
 
 
 def meetings(predict: Predict, vectors: Vectors, probe: Probe) -> tuple[Array, list[Array]]:
-    """How strongly components meet, and how much coefficients differ between cells.
+    """Strength with which components meet, and differences of coefficients between cells.
 
     :return: the largest product of each component of the rows with each of the columns; and the smallest and largest
         value over the cells of combinations of the coupling, of the linear terms of the rows and of the columns.
@@ -162,7 +162,7 @@ def meetings(predict: Predict, vectors: Vectors, probe: Probe) -> tuple[Array, l
 
 
 def find_pairs(largest: np.ndarray) -> tuple[int | None, tuple[np.ndarray, np.ndarray]]:
-    """Whether every component meets at most one of the other side.
+    """Pairs of components, if each meets at most one of the other side.
 
     :param largest: how strongly components meet, from :func:`meetings`.
     :return: how many pairs there are, ``None`` if some component meets several; and the orders of the components of
@@ -180,7 +180,7 @@ def find_pairs(largest: np.ndarray) -> tuple[int | None, tuple[np.ndarray, np.nd
 
 
 def find_design(num_pairs: int | None, ranges: Sequence[np.ndarray], vectors: Vectors) -> Design:
-    """What coefficients there are.
+    """Find the coefficients.
 
     :param num_pairs: see :func:`find_pairs`.
     :param ranges: of combinations of the coefficients, from :func:`meetings`.
@@ -274,5 +274,5 @@ def _limits(x: Array) -> Array:
 
 
 def _is_shared(limits: np.ndarray) -> bool:
-    """Whether what lies between two limits is the same up to rounding."""
+    """True if what lies between two limits is the same up to rounding."""
     return bool(np.ptp(limits) <= 16 * np.finfo(limits.dtype).eps * np.abs(limits).max())

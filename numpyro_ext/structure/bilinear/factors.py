@@ -36,12 +36,12 @@ TAKEN = (
 
 
 def is_exponential(potential: Potential) -> bool:
-    """Whether expectations are those of an exponential: in closed form, and infinite for wide posteriors."""
+    """True if expectations are those of an exponential: in closed form, and infinite for wide posteriors."""
     return isinstance(potential, PoissonExpPotential)
 
 
 def has_bound(potential: Potential) -> bool:
-    """Whether there is a variational bound of a bilinear model with these factors."""
+    """True if there is a variational bound of a bilinear model with these factors."""
     return potential.is_log_concave and (potential.is_analytic or is_exponential(potential))
 
 

@@ -55,7 +55,7 @@ class GaussianSide(NamedTuple):
         return 2.0 * jnp.sum(jnp.log(diagonal), -1)
 
     def touched(self, x: Array) -> Array:
-        """What cells see of the vectors: themselves."""
+        """Quantities that cells see of the vectors: themselves."""
         return x
 
 
@@ -74,7 +74,7 @@ class CoupledSide(NamedTuple):
     root: Array
     """Shape ``(num_groups, num, num)``."""
     group: Array
-    """Which root each component has, shape ``(size,)``."""
+    """Number of each component's root, shape ``(size,)``."""
     places: Array
     """Vectors in each combination that occurs, shape ``(num_combinations, k)``."""
     weight: Array
@@ -152,7 +152,7 @@ class Bilinear(NamedTuple):
 
     @property
     def is_paired(self) -> bool:
-        """Whether the product is a sum of products of single components."""
+        """True if the product is a sum of products of single components."""
         return self.coupling.ndim == 2
 
     def predictor(self, u: Array, v: Array) -> Array:

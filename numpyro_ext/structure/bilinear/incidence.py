@@ -29,7 +29,7 @@ Predict = Callable[[Array], Array]
 
 
 class SidesRead(Protocol):
-    """What is asked of a reading whose sides are known."""
+    """Protocol of a reading whose sides are known."""
 
     sides: Any
     elements: Any
@@ -53,23 +53,24 @@ class Incidence(NamedTuple):
     weight: np.ndarray
     """Zero for padding, of the same shape."""
     of_cells: np.ndarray
-    """Which of them each cell sees."""
+    """Number of the combination that each cell sees."""
 
     def combinations(self) -> Combinations:
-        """What a form needs of them, with some more that no cell sees."""
+        """Combinations for a form, with some more that no cell sees."""
         return filled_up(Combinations(self.places, self.weight), len(self.of_cells))
 
     def describe(self) -> str:
-        """How many there are, in words."""
+        """Number of combinations, in words."""
         num, width = self.places.shape
         return f"cells see {num} different ones of {'one vector' if width == 1 else f'up to {width} vectors'} each"
 
 
 class _Look(NamedTuple):
-    """What is asked of a predictor to find weights."""
+    """Probe of a predictor to find weights."""
 
     slopes: tuple[Array | None, Array | None]
-    """Of each cell along the vectors that it may touch, shape ``(num_cells, k)``; ``None`` where it touches one."""
+    """Slopes of each cell along the vectors that it may touch, shape ``(num_cells, k)``; ``None`` where it touches
+    one."""
     reference: tuple[Array, Array, Array]
     """A cell in which slopes are large, and the vectors of rows and columns which have the weight one there."""
     products: Array
@@ -235,7 +236,7 @@ def _combine(
 
 
 def _seen(side: int, values: Sequence[Array], vectors: Vectors, found: Sequence[Incidence | None]) -> np.ndarray:
-    """What each cell sees of a side, shape ``(num_cells, size)``."""
+    """Values that each cell sees of a side, shape ``(num_cells, size)``."""
     x, incidence = np.asarray(values[side]), found[side]
     if incidence is None:
         return np.asarray(x[vectors.of_cells[side]])
@@ -284,12 +285,12 @@ def _check(
 
 
 class Roots(NamedTuple):
-    """Which covariances the components of a side have."""
+    """Covariances of the components of a side."""
 
     sources: tuple[tuple[str, int] | None, ...]
     """Site and number of the block of its prior; ``None`` where vectors are independent."""
     group: np.ndarray
-    """Which of them each component has, shape ``(size,)``."""
+    """Number of each component's covariance, shape ``(size,)``."""
 
 
 def _like_first(priors: Mapping[str, Any]) -> dict[str, Array]:
@@ -306,7 +307,7 @@ def _like_first(priors: Mapping[str, Any]) -> dict[str, Array]:
 
 
 def find_roots(reading: SidesRead, like_first: Mapping[str, np.ndarray]) -> tuple[Roots | None, Roots | None]:
-    """Which covariances the components of coupled sides have.
+    """Find the covariances of the components of coupled sides.
 
     :param reading: whose sides and vectors are known.
     :param like_first: from :func:`find_incidence`.
@@ -317,7 +318,7 @@ def find_roots(reading: SidesRead, like_first: Mapping[str, np.ndarray]) -> tupl
 
 
 def static_key(roots: Sequence[Roots | None]) -> tuple[Any, ...]:
-    """What compiled programs depend on of these."""
+    """Static facts of roots on which compiled programs depend."""
     return tuple(None if found is None else (found.sources, tuple(found.group.tolist())) for found in roots)
 
 

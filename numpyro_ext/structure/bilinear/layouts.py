@@ -1,4 +1,4 @@
-"""Which sites of a model make the two blocks of a bilinear predictor, and which element belongs to which vector."""
+"""Search for the sites that make the two blocks of a bilinear predictor, and for the vector of each element."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Layout(NamedTuple):
 
     names: tuple[str, ...]
     vector: np.ndarray
-    """Which vector each observation touches, all observed sites one after another."""
+    """Vector that each observation touches, all observed sites one after another."""
     axes: dict[str, tuple[int, ...]]
     """Axes of each site along which vectors are counted; of the others, a vector holds everything."""
     places: np.ndarray | None = None
@@ -41,12 +41,12 @@ class Layout(NamedTuple):
 
 
 def elements_of(layout: Layout, shapes: Mapping[str, tuple[int, ...]], starts: Mapping[str, int]) -> np.ndarray:
-    """Which unknowns make which vector, shape ``(num, size)``; the sites' unknowns begin at ``starts``."""
+    """Unknowns of each vector, shape ``(num, size)``; the sites' unknowns begin at ``starts``."""
     return np.concatenate([starts[n] + _elements(shapes[n], layout.axes[n]) for n in layout.names], axis=1)
 
 
 class _Grouping(NamedTuple):
-    """How one site is cut into vectors."""
+    """Partition of one site into vectors."""
 
     axes: tuple[int, ...]
     """Axes along which vectors are counted; of the others, a vector holds everything."""
@@ -215,7 +215,7 @@ def _find_products(
 
 
 def shared_block(name: str) -> str:
-    """Why a site must not be multiplied with itself."""
+    """Explain why a site must not be multiplied with itself."""
     return (
         f"site '{name}' is multiplied with itself (as in w[rows] * w[cols]): both factors of a product must be "
         "different sites, because the bound needs them to be independent. Give the second factor a site of its own, or "
@@ -224,7 +224,7 @@ def shared_block(name: str) -> str:
 
 
 def self_product(program: Program, degrees: Degrees, atom: Atom) -> bool:
-    """Whether a product of two affine values (of the one site classified) stands on the way to ``atom``."""
+    """True if a product of two affine values (of the one site classified) stands on the way to ``atom``."""
     for index in program.needed([atom], ()):
         eqn = program.equations[index]
         factors = [a for a in eqn.inputs if degrees.of(a) == Degree.AFFINE]
@@ -341,7 +341,7 @@ def _merge(groupings: Sequence[_Grouping]) -> _Grouping | None:
 
 
 def _joins(one: _Grouping, side: Sequence[_Grouping]) -> bool:
-    """Whether every observation sees one of several vectors of a site, that of the side which it sees."""
+    """True if every observation sees one of several vectors of a site, that of the side which it sees."""
     return one.num > 1 and _merge([*side, one]) is not None
 
 

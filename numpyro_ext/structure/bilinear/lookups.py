@@ -1,4 +1,4 @@
-"""What is looked up in the data when a model is read as bilinear: arrays that a form is given with the data."""
+"""Arrays that are looked up in the data when a model is read as bilinear; a form is given them with the data."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Combinations(NamedTuple):
 
 
 class Lookups(NamedTuple):
-    """Which cells there are and what they touch.
+    """Cells, and the vectors that they touch.
 
     Compiled programs know nothing of it but shapes, so that other cells compile nothing.
     """
@@ -61,7 +61,7 @@ class Lookups(NamedTuple):
 
     @property
     def shapes(self) -> tuple[Any, ...]:
-        """What compiled programs know of them."""
+        """Shapes of the arrays, which compiled programs know."""
         leaves, structure = jax.tree.flatten(self)
         return structure, tuple(leaf.shape for leaf in leaves)
 

@@ -70,5 +70,5 @@ def union_of_places(places: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def same_places(one: np.ndarray, other: np.ndarray) -> bool:
-    """Whether two arrays of :func:`union_of_places` say the same."""
+    """True if two arrays of :func:`union_of_places` say the same."""
     return one.shape == other.shape and bool(np.array_equal(one, other))

@@ -174,7 +174,7 @@ class BilinearReading(ModelReading):
 
     @property
     def uses_all_cells(self) -> bool:
-        """Whether no observation is masked."""
+        """True if no observation is masked."""
         return all(c.size == int(np.prod(s)) for c, s in zip(self.cells, self.factor_shapes, strict=True))
 
     @property
@@ -253,7 +253,7 @@ class BilinearReading(ModelReading):
         return next(known), next(known)
 
     def is_named(self, name: str, names: Collection[str] | bool) -> bool:
-        """Whether a site, or a plate that it is in, is among these names; all are in ``True``."""
+        """True if a site, or a plate that it is in, is among these names; all are in ``True``."""
         if isinstance(names, bool):
             return names
         return name in names or any(plate in names for plate, _ in self.sites[name].plates)
@@ -301,7 +301,7 @@ class BilinearReading(ModelReading):
         return find_design(num_pairs, ranges, vectors), orders
 
     def layout_key(self, vectors: Vectors) -> tuple[Any, ...]:
-        """What a function depends on that was made of these vectors, and is given the cells."""
+        """Key of a function that was made of these vectors, and is given the cells."""
         found, sizes = tuple(f.key for f in self._found), tuple(rows.shape for rows in self.predictor_rows)
         return *self._model_key(vectors.elements), found, self._signs, sizes, vectors.is_coupled
 

@@ -1,4 +1,4 @@
-"""What is refused of a bilinear model once its two sides are known, with the name of the site."""
+"""Refusals of a bilinear model once its two sides are known, with the name of the site."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ class SparseLinear(NamedTuple):
         return self.forest.num_nodes
 
     def coefficients(self, s: Array) -> Array:
-        """What the prior speaks of, shape ``(num_coefficients,)``: ``B s``, or ``s`` itself."""
+        """Coefficients that have the prior, shape ``(num_coefficients,)``: ``B s``, or ``s`` itself."""
         return s if self.analysis is None else self.analysis @ s
 
     def log_likelihood(self, s: Array) -> Array:

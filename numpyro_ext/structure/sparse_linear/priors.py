@@ -1,4 +1,4 @@
-"""Which distributions are sparse priors of the coefficients of a linear model, and their forests and components."""
+"""Distributions that are sparse priors of the coefficients of a linear model, their forests and components."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class SparsePrior(NamedTuple):
 
 
 def is_sparse(fn: Any) -> bool:
-    """Whether a site of this distribution can be coefficients with a product or forest prior."""
+    """True if a site of this distribution can be coefficients with a product or forest prior."""
     base = unwrap(fn)
     if isinstance(base, AnalysisPrior):
         return fn.batch_shape == () and is_sparse(base.prior)
@@ -42,7 +42,7 @@ def is_sparse(fn: Any) -> bool:
 
 
 def _has_forest(base: Any) -> bool:
-    """Whether a distribution is a scale mixture on a forest, as ``HiddenMarkovTree`` is."""
+    """True if a distribution is a scale mixture on a forest, as ``HiddenMarkovTree`` is."""
     return isinstance(getattr(base, "forest", None), Forest) and hasattr(base, "parameters")
 
 

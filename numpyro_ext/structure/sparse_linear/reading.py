@@ -194,7 +194,7 @@ class SparseLinearReading(ModelReading):
         return form._replace(analysis=self._evaluated(prior.analysis, env), weight=self._evaluated(prior.weight, env))
 
     def is_selection(self, name: str) -> bool:
-        """Whether a site consists of coefficients one by one: not if its location is made of others."""
+        """True if a site consists of coefficients one by one: not if its location is made of others."""
         return name in self.field and self._degrees.of(self._trace.locations[name]) == Degree.CONSTANT
 
     def maps(
@@ -213,7 +213,7 @@ class SparseLinearReading(ModelReading):
 
     @property
     def is_analysis(self) -> bool:
-        """Whether the prior speaks of coefficients in a frame instead of the unknowns themselves."""
+        """True if the prior speaks of coefficients in a frame instead of the unknowns themselves."""
         return self._priors[self.field[0]].analysis is not None
 
     def log_joint(self, hyper: Mapping[str, Any], e: Array, data: Sequence[Any]) -> Array:

@@ -65,7 +65,7 @@ class Cells(NamedTuple):
     weight: Array
     offset: Array
     coefficients: Coefficients
-    """Those that differ between cells."""
+    """Coefficients that differ between cells."""
 
 
 class View(NamedTuple):
@@ -76,7 +76,7 @@ class View(NamedTuple):
     shared: Coefficients
     """Coefficients that are the same for all cells, with a leading axis of length one."""
     zeros: ZeroCells | None = None
-    """What is known of all other pairs of vectors, if these are counts of zero."""
+    """Sums over all other pairs of vectors, if these are counts of zero."""
 
 
 class CellSums(NamedTuple):
@@ -91,7 +91,7 @@ class CellSums(NamedTuple):
 
 
 def _oriented(form: Bilinear, side: Side) -> tuple[Array, Array, Coefficients]:
-    """Which vectors the cells touch, own and other, and the coefficients, as one side sees them."""
+    """Vectors that the cells touch, own and other, and the coefficients, as one side sees them."""
     is_rows = side == "rows"
     coupling = form.coupling if is_rows or form.is_paired else form.coupling.swapaxes(-1, -2)
     linear = (form.row_linear, form.column_linear) if is_rows else (form.column_linear, form.row_linear)
@@ -237,7 +237,7 @@ def _visit_cells(
 
 
 def _is_diagonal(view: View, own: Block, other: Block) -> bool:
-    """Whether everything can be done component by component."""
+    """True if everything can be done component by component."""
     is_paired = view.shared.pairs is not None or view.cells.coefficients.pairs is not None
     return is_paired and all(b.covariance is None or b.covariance.ndim == 2 for b in (own, other))
 

@@ -123,14 +123,14 @@ class OneDevice:
 
 
 class RowPlaces(NamedTuple):
-    """Which device has which rows and cells."""
+    """Rows and cells of each device."""
 
     position: np.ndarray
     """Place of each row among the rows of all devices, ``num_devices`` times the same number; shape ``(num_rows,)``."""
     source: np.ndarray
     """The row at each position; some row where there is none, shape ``(num_positions,)``."""
     is_used: np.ndarray
-    """Whether there is a row, shape ``(num_positions,)``."""
+    """True where there is a row, shape ``(num_positions,)``."""
     cells: np.ndarray
     """Cells of each device in the order of its rows, shape ``(num_devices, num_local_cells)``."""
     is_cell: np.ndarray

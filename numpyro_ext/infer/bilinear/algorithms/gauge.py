@@ -129,14 +129,14 @@ def _is_constant(x: Array, axis_name: str | None = None) -> Array:
 
 
 def _applies(form: Bilinear, k: int, axis_name: str | None) -> Array:
-    """Whether nothing but the products and independent priors with mean zero know of the paired components."""
+    """True if nothing but the products and independent priors with mean zero know of the paired components."""
     num_hindrances = [over_devices(_num_hindrances(form.rows, k), axis_name), _num_hindrances(form.columns, k)]
     num_hindrances += [jnp.sum(linear[:, :k] != 0.0) for linear in (form.row_linear, form.column_linear)]
     return jnp.all(form.coupling != 0.0) & (sum(num_hindrances) == 0)
 
 
 def _num_hindrances(prior: Side, k: int) -> Array:
-    """How many means of the first components are not zero, and how many of their correlations."""
+    """Number of means of the first components that are not zero, and of their correlations."""
     found = jnp.sum(prior.mean[:, :k] != 0.0)
     if isinstance(prior, GaussianSide) and prior.precision.ndim == 3:
         others = prior.precision[:, :k, :] * (1.0 - jnp.eye(k, prior.precision.shape[-1]))

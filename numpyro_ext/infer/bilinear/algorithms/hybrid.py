@@ -62,13 +62,13 @@ class Moments(NamedTuple):
 
 
 class SideState(NamedTuple):
-    """Of each component of what cells see of one side, shape ``(num_seen, size)``."""
+    """Messages to each component that cells see of one side, shape ``(num_seen, size)``."""
 
     seen: Moments
     prior: Message
-    """What the prior of the vectors says of it, given what the cells say of all."""
+    """Message of the prior of the vectors, given those of the cells to all vectors."""
     cells: Message
-    """What the cells say."""
+    """Message of the cells."""
 
 
 class HybridState(NamedTuple):
@@ -83,14 +83,14 @@ class HybridState(NamedTuple):
 
 
 class HybridInfo(NamedTuple):
-    """What one iteration found."""
+    """Outcome of one iteration."""
 
     change: Array
     """Largest change of the mean of a predictor, in its standard deviations, had the step not been damped."""
     num_skipped: Array
     """Factors that kept their message, as the new one would have been no Gaussian."""
     is_settled: Array
-    """Whether the products reached their fixed point."""
+    """True if the products reached their fixed point."""
     vb_bound: Array
     """Bound of variational Bayes on the integral over both sides, with normalised messages of the priors."""
     log_evidence: Array
@@ -297,7 +297,7 @@ def _variational(
 
 
 def _bound(form: Bilinear, factor: Message, rows: SideState, columns: SideState) -> Array:
-    """Of variational Bayes, with normalised messages of the priors."""
+    """Bound of variational Bayes, with normalised messages of the priors."""
     mean, variance = _predictor_moments(form, rows.seen, columns.seen)
     value = jnp.sum(factor.shift * mean - 0.5 * factor.precision * (mean**2 + variance))
     return value - jnp.sum(_divergence(rows.seen, rows.prior)) - jnp.sum(_divergence(columns.seen, columns.prior))
@@ -317,7 +317,7 @@ def _from_cells(side: SideState, damping: Array | float) -> SideState:
 
 
 def _prior_moments(prior: Side) -> Moments:
-    """Of each component of what cells see."""
+    """Prior moments of each component that cells see."""
     if isinstance(prior, GaussianSide):
         return Moments(prior.mean, 1.0 / prior.precision)
     num, size = prior.mean.shape
@@ -337,7 +337,7 @@ def _seen(block: Block | CoupledBlock, prior: Side) -> Moments:
 
 
 def _refined(side: SideState, prior: Side, damping: Array | float) -> SideState:
-    """What the prior says, given what cells say of all vectors; of independent ones that never changes."""
+    """Update the message of the prior, given those of the cells; for independent vectors it never changes."""
     if isinstance(prior, GaussianSide):
         return side
     marginal = _message(_seen(_coupled_posterior(side.cells, prior)[0], prior))

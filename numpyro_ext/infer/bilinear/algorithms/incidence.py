@@ -58,7 +58,7 @@ SideBlock = Block | CoupledBlock
 
 
 def has_diagonal(block: SideBlock) -> bool:
-    """Whether cells see independent components."""
+    """True if cells see independent components."""
     return isinstance(block, CoupledBlock) or block.covariance is None or block.covariance.ndim == 2
 
 
@@ -83,7 +83,7 @@ def start_coupled(prior: CoupledSide, rng_key: Array, spread: float, variance: f
 
 
 def touched(block: SideBlock, prior: Side) -> Block:
-    """What cells see of a side: its vectors, or combinations of those that depend on each other.
+    """Quantities that cells see of a side: its vectors, or combinations of those that depend on each other.
 
     Cost: for each component of coupled vectors about three times the cube of their number.
     """
@@ -212,13 +212,13 @@ def _by_component(function: Callable[[Array, Array], Array], block: CoupledBlock
 
 
 def _covariance(precision: Array, root: Array) -> Array:
-    """Of the vectors in one component."""
+    """Covariance of the vectors in one component."""
     spread = solve_lower(cholesky(precision), root.T)
     return spread.T @ spread
 
 
 def _is_sparse(prior: CoupledSide) -> bool:
-    """Whether pairs of vectors that meet in a combination are few."""
+    """True if pairs of vectors that meet in a combination are few."""
     return prior.places.shape[1] ** 2 <= prior.mean.shape[0]
 
 
@@ -230,7 +230,7 @@ def _combinations(prior: CoupledSide) -> Array:
 
 
 def _variances(prior: CoupledSide, covariance: Array) -> Array:
-    """Of all combinations in one component, shape ``(num_combinations,)``."""
+    """Variances of all combinations in one component, shape ``(num_combinations,)``."""
     if _is_sparse(prior):
         entries = covariance[prior.places[:, :, None], prior.places[:, None, :]]
         return jnp.einsum("ek,ekl,el->e", prior.weight, entries, prior.weight)
@@ -239,7 +239,7 @@ def _variances(prior: CoupledSide, covariance: Array) -> Array:
 
 
 def precision_carried_back(prior: CoupledSide, precision: Array) -> Array:
-    """What precisions of all combinations say of the vectors in one component, shape ``(num, num)``."""
+    """Precision of the vectors in one component from those of all combinations, shape ``(num, num)``."""
     if not _is_sparse(prior):
         matrix = _combinations(prior)
         return matrix.T @ (precision[:, None] * matrix)
@@ -250,7 +250,7 @@ def precision_carried_back(prior: CoupledSide, precision: Array) -> Array:
 
 
 def shifts_carried_back(prior: CoupledSide, shifts: Array) -> Array:
-    """What shifts, or slopes, of all combinations say of the vectors, shape ``(num, size)``.
+    """Shifts, or slopes, of the vectors from those of all combinations, shape ``(num, size)``.
 
     :param shifts: shape ``(num_combinations, size)``.
     """

@@ -37,7 +37,7 @@ __all__ = ["SolveInfo", "fit_side", "iterate", "solve"]
 
 
 class SolveInfo(NamedTuple):
-    """How a run of sweeps ended."""
+    """End of a run of sweeps."""
 
     converged: Array
     num_steps: Array

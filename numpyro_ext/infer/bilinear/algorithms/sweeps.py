@@ -67,14 +67,14 @@ class State(NamedTuple):
 
 
 class Info(NamedTuple):
-    """What one sweep found."""
+    """Outcome of one sweep."""
 
     objective: Array
     """The objective after the sweep, never less than before."""
     change: Array
     """Its increase, or what refused steps would have lost if that is more, relative to one plus its size."""
     loss: Array
-    """What the refused steps would have lost."""
+    """Loss that the refused steps would have made."""
     num_refused: Array
     """Vectors that stayed where they were, because their own objective would have fallen."""
 
@@ -102,7 +102,7 @@ def with_tangents(views: Views, rows: SideBlock, columns: SideBlock) -> Views:
 
 
 def without_cells(form: Bilinear) -> Bilinear:
-    """What :func:`sweep` needs of a form beside the views of its cells: the rest is empty.
+    """Copy of a form without its cells, as :func:`sweep` needs it beside the views of these.
 
     Linear coefficients that differ between cells become their largest sizes, which tell which of them are zero.
     """
@@ -230,7 +230,7 @@ def _step(
 
 
 def relative_change(objective: Array, before: Array, loss: Array) -> Array:
-    """How far from a maximum a sweep has been seen to be: :attr:`Info.change`, infinite where that is not known.
+    """Distance from a maximum that sweeps have shown: :attr:`Info.change`, infinite where that is not known.
 
     Where full steps are too long, a vector may refuse every second one for ever. That does no harm once what it refuses
     would hardly have changed the objective.

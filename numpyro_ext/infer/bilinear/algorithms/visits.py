@@ -43,7 +43,7 @@ _OWN_TOL = 1e-8
 
 
 class Prepared(NamedTuple):
-    """What visits need of a batch; sizes are rounded up, so that batches of similar sizes share a program."""
+    """Arrays of a batch for its visits; sizes are rounded up, so that batches of similar sizes share a program."""
 
     own_view: View
     """Its cells in the order of the batch's own vectors."""
@@ -65,7 +65,7 @@ class SharedVectors(NamedTuple):
 
 
 class Visited(NamedTuple):
-    """What a visit leaves of a batch."""
+    """Outcome of a visit to a batch."""
 
     own: Block
     own_step: Array

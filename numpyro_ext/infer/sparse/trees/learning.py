@@ -38,7 +38,7 @@ class _State(Protocol):
 
 
 class Statistics(NamedTuple):
-    """What parameters of prior and noise are learned from."""
+    """Expected statistics from which parameters of prior and noise are learned."""
 
     second_moment: Array
     """Second moments of the coefficients, of shape ``(num_coefficients,)``."""
@@ -54,7 +54,7 @@ def states_given(form: SparseLinear, second_moment: Array) -> SumProduct:
 
 
 def statistics(form: SparseLinear, state: _State) -> Statistics:
-    """What parameters are learned from, at ``state``: one sum-product and one product with the operator."""
+    """Compute the statistics at ``state``: one sum-product and one product with the operator."""
     residual = form.observed - form.operator @ state.mean
     return Statistics(
         state.second_moment, states_given(form, state.second_moment), jnp.square(residual) + state.fitted_variance
@@ -64,7 +64,7 @@ def statistics(form: SparseLinear, state: _State) -> Statistics:
 def expected_log_joint(
     forest: Forest, prior: TreeParameters, noise_variance: Array, statistics: Statistics, weight: Array | float = 1.0
 ) -> Array:
-    """What the bound says of the parameters of prior and noise while the posterior is held, up to a constant.
+    """Bound as a function of the parameters of prior and noise while the posterior is held, up to a constant.
 
     Cost: linear, no product with the operator.
 

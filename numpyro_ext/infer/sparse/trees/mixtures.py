@@ -24,8 +24,7 @@ __all__ = ["Pooling", "TreeRun", "check_average"]
 
 TreeMember = Member[TreePrograms]
 Pooling = Literal["mixture", "average", "risk"]
-"""What is asked of several posteriors: which of them is right, or how wrong the average of their means is, by what they
-say themselves or by the data."""
+"""Use of several posteriors: as a mixture, or with the error of their averaged mean, by themselves or by the data."""
 
 
 class TreeSite(SparseSite):
@@ -39,7 +38,7 @@ class TreeSite(SparseSite):
 
     @cached_property
     def risk(self) -> Risk:
-        """How wrong the mean is, by the data: Stein's unbiased estimate, and what is made of it.
+        """Squared error of the mean by the data: Stein's unbiased estimate, and the deviations that follow from it.
 
         :raises ValueError: unless each element of the site is observed.
         """
@@ -75,7 +74,7 @@ class TreeSite(SparseSite):
 
     @cached_property
     def shrinkage(self) -> float:
-        """What a variance of the mixture is multiplied by: one, or another number where means are averaged.
+        """Factor of the mixture's variances: one, or another number where means are averaged.
 
         By the identity of Krogh and Vedelsby (1995), the squared error of an average of means is the average of their
         squared errors, less the variance between them. The first is what each member says its variance is; in a mixture
@@ -156,7 +155,7 @@ class TreeRun(SparseRun[TreePrograms]):
         return out
 
     def describe(self) -> str:
-        """How the model was read, how the posterior is found, and what it is a mixture of."""
+        """Describe the reading of the model, the algorithm, and the members of the mixture."""
         is_exact = self.learned[0].programs.options.is_exact
         lines = [super().describe(), f"posterior: {'exact' if is_exact else 'expectation propagation'}"]
         if len(self.members) > 1:

@@ -35,7 +35,7 @@ class TreeOptions(NamedTuple):
     """Static choices."""
 
     is_exact: bool
-    """Whether the likelihood is a product over coefficients."""
+    """True if the likelihood is a product over coefficients."""
     num_steps: int
     tol: float
     damping: float
@@ -43,7 +43,7 @@ class TreeOptions(NamedTuple):
 
 
 class Searched(NamedTuple):
-    """Where hyperparameters are searched for: at ``origin + units * x``."""
+    """Coordinates of the search for hyperparameters: ``origin + units * x``."""
 
     data: Any
     fixed: dict[str, Array]
@@ -51,7 +51,7 @@ class Searched(NamedTuple):
     origin: Array
     units: Array
     sample: core.Sample | None = None
-    """Of the trees of a large forest; the objective is then the share of it that these have."""
+    """Sample of the trees of a large forest; the objective is then the share of it that these have."""
     others: Any = None
     """Data and projections of further bases, stacked; the objective is then the average over all bases."""
 
@@ -65,16 +65,16 @@ class NodeMoments(NamedTuple):
 
 
 class Probes(NamedTuple):
-    """What the data and a site are at random coefficients, and what was observed."""
+    """Data and elements of a site at random coefficients, and the observations."""
 
     rows: Array
     """Shape ``(num_rows, num_probes)``, without offsets."""
     elements: Array
-    """Of the site; shape ``(size, num_probes)``, without offset."""
+    """Elements of the site, shape ``(size, num_probes)``, without offset."""
     observed: Array
     """Data less their offsets, shape ``(num_rows,)``."""
     offset: Array
-    """Of the elements, shape ``(size,)``."""
+    """Offset of the elements, shape ``(size,)``."""
     noise_variance: Array
     """Shape ``(num_rows,)``."""
 
@@ -232,7 +232,7 @@ class TreePrograms(SparsePrograms):
         return core.gaussian(self._reading.form(inputs.hyper, inputs.data), inputs.state)
 
     def has_exact_variance(self, name: str) -> bool:
-        """Whether the variance of a site is computed without draws."""
+        """True if the variance of a site is computed without draws."""
         return (
             self._reading.num_columns <= LARGEST_DENSE or not self.options.is_exact or self._reading.is_selection(name)
         )

@@ -52,7 +52,7 @@ __all__ = [
 
 _NUM_SIGNS = 8
 _ROW_STRIDE = 64
-"""Of a large forest every so many-th row speaks for the noise in the units of the search."""
+"""Distance of the rows of a large forest that speak for the noise in the units of the search."""
 _LARGEST_DAMPING = 0.98
 
 
@@ -68,7 +68,7 @@ class Sample(NamedTuple):
 
     num_parts: Array
     share: Array
-    """How many parts of all these are."""
+    """Share of all trees that these are."""
 
 
 class Projection(NamedTuple):
@@ -97,7 +97,7 @@ def project(operator: LinearOperator, observed: Array, noise_variance: Array) ->
 
 
 def exact_cavity(projection: Projection, noise_variance: Array) -> Cavity:
-    """What the data alone say about each coefficient."""
+    """Cavity of each coefficient, from the data alone."""
     return Cavity(projection.mean, jnp.mean(noise_variance) / projection.gram)
 
 
@@ -212,7 +212,7 @@ class State(NamedTuple):
 
 
 class SolveInfo(NamedTuple):
-    """How an iteration ended."""
+    """End of an iteration."""
 
     converged: Array
     num_steps: Array

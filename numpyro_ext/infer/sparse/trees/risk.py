@@ -1,4 +1,4 @@
-"""How wrong the average of several posterior means is, estimated from the data without the truth."""
+"""Squared error of the average of several posterior means, estimated from the data without the truth."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Risk(NamedTuple):
     estimate: float
     """Without bias; may be negative."""
     standard_error: float
-    """What the noise leaves uncertain."""
+    """Standard error of the estimate, from the noise."""
     lowest: float
     """The variance of the average, and zero where it has none."""
     highest: float
@@ -37,7 +37,7 @@ class Risk(NamedTuple):
 
     @property
     def is_between(self) -> bool:
-        """Whether the estimate itself is among the values that were taken for possible."""
+        """True if the estimate itself is among the values that were taken for possible."""
         return self.lowest <= self.estimate <= self.highest
 
     @property
@@ -69,7 +69,7 @@ class Risk(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """What was observed of the elements of a site, each of shape ``(size,)``."""
+    """Observations of the elements of a site, each of shape ``(size,)``."""
 
     values: np.ndarray
     noise_variance: np.ndarray

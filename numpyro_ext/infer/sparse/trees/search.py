@@ -61,7 +61,7 @@ class TreeSearch:
         self.with_curvature = space.size <= LARGEST_CURVATURE
 
     def run(self, rng_key: Array, *, is_resumed: bool = False) -> Learned | None:
-        """Where it ended, in the coordinates of ``self.at``; ``None`` where the evidence is not finite.
+        """Search, and return its end in the coordinates of ``self.at``; ``None`` where the evidence is not finite.
 
         :param rng_key: for the directions in which saddles are left.
         :param bool is_resumed: whether the start is an end of such a search: then there is no sample.
@@ -119,7 +119,7 @@ class TreeSearch:
         return Sample(jnp.asarray(num_parts, jnp.int32), jnp.asarray(share, self.at.origin.dtype))
 
     def _units(self, at: Searched) -> Array:
-        """Where they are finite; of a sample they are measured on the first one."""
+        """Units of the coordinates where they are finite; for a sample they are measured on the first one."""
         some = None if at.sample is None else self._sample(min(_FIRST_PARTS, self.programs.num_parts))
         units = self.programs.units(at, self.state, some)
         return units if bool(jnp.all(jnp.isfinite(units))) else at.units

@@ -20,13 +20,13 @@ _SMALLEST_BLOCK = 32
 
 
 def can_be_banded(prior: tuple[PriorBlock, ...], design: AnyDesign) -> bool:
-    """Whether the posterior precision is a band: independent unknowns and rows whose extent is known."""
+    """True if the posterior precision is a band: independent unknowns and rows whose extent is known."""
     is_independent = all(isinstance(block, DiagonalPrior | FlatPrior) for block in prior)
     return is_independent and isinstance(design, SparseRows) and design.bandwidth is not None
 
 
 def is_worth_banding(design: AnyDesign) -> bool:
-    """Whether a band of blocks is much smaller than the matrix."""
+    """True if a band of blocks is much smaller than the matrix."""
     assert isinstance(design, SparseRows) and design.bandwidth is not None  # see can_be_banded
     return _is_narrow(design.bandwidth, design.num_columns)
 

@@ -41,8 +41,8 @@ class Border(NamedTuple):
     shared: Array
     """The unknowns of the border, shape ``(p,)``; together with the blocks all unknowns, each once."""
     slots: Array
-    """Which entries of each row are in its block and not in the border, shape ``(num_rows, k)``, padded with the number
-    of entries of a row."""
+    """Entries of each row that are in its block and not in the border, shape ``(num_rows, k)``, padded with the
+    number of entries of a row."""
 
 
 @frozen_pytree
@@ -71,7 +71,7 @@ class BorderSpace(OneBlock):
     values: Array
     """Their coefficients, zero at padding."""
     shared_matrix: Array
-    """What the rows see of the whitened unknowns of the border, shape ``(num_rows, p)``."""
+    """Coefficients of the rows in the whitened unknowns of the border, shape ``(num_rows, p)``."""
     factor: Array
     """From whitened unknowns of a block to its unknowns, shape ``(b, n, n)``."""
     precision: Array
@@ -242,8 +242,8 @@ class BorderPosterior(WhitenedPosterior, NotSequential):
         return self.space.unknowns(self.coordinates + deviation[:, None])
 
     def _given_border(self) -> tuple[Array, Array]:
-        """Of the unknowns of each block given the border: their covariance, shape ``(b, n, n)``, and minus their slopes
-        in the whitened unknowns of the border, shape ``(b, n, p)``."""
+        """Conditional moments of the unknowns of each block given the border: their covariance, shape ``(b, n, n)``,
+        and minus their slopes in the whitened unknowns of the border, shape ``(b, n, p)``."""
         root = solve_lower(self.factor, self.space.factor.swapaxes(-1, -2)).swapaxes(-1, -2)
         return root @ root.swapaxes(-1, -2), root @ self.gain
 

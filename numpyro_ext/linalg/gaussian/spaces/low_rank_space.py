@@ -29,9 +29,10 @@ class InducingValues:
 
     prior: tuple[PriorBlock, ...]
     scale: Array
-    """What each unknown has of its noise, shape ``(num_columns,)``."""
+    """Coefficient of each unknown in its noise, shape ``(num_columns,)``."""
     factor: Array
-    """What each unknown has of the inducing values of its field, shape ``(num_columns, rank)``, padded with zeros."""
+    """Coefficients of each unknown in the inducing values of its field, shape ``(num_columns, rank)``, padded with
+    zeros."""
     first: Array
     """The first of these inducing values, shape ``(num_columns,)``."""
 
@@ -74,14 +75,14 @@ class InducingValues:
         return *standard, DiagonalPrior(jnp.ones((self.num_inducing,), dtype))
 
     def by_noise(self, design: Design) -> Design:
-        """What the rows of a design see of noise and other unknowns."""
+        """Design of the rows in noise and other unknowns."""
         if isinstance(design, DenseDesign):
             return DenseDesign(jnp.pad(design.matrix * self.scale, ((0, 0), (0, self.num_inducing))))
         values = design.values * self.scale[design.columns]
         return SparseRows(design.columns, values, self.num_columns + self.num_inducing)
 
     def by_inducing(self, design: Design) -> Array:
-        """What they see of the inducing values, shape ``(rows, num_inducing)``."""
+        """Coefficients of the rows in the inducing values, shape ``(rows, num_inducing)``."""
         rank, total = self.factor.shape[1], self.num_inducing
         if isinstance(design, DenseDesign):
             places = self.first[:, None] + jnp.arange(rank)
@@ -171,7 +172,7 @@ class LowRankPosterior(NotSequential):
 
     space: LowRankSpace
     standard: BorderPosterior
-    """Of noise, other unknowns and inducing values."""
+    """Posterior of noise, other unknowns and inducing values."""
 
     @property
     def site_precision(self) -> Array:
@@ -180,7 +181,7 @@ class LowRankPosterior(NotSequential):
 
     @property
     def coordinates(self) -> Array:
-        """Those of the posterior mean."""
+        """Coordinates of the posterior mean."""
         return self.standard.coordinates
 
     def marginals(self) -> Marginals:

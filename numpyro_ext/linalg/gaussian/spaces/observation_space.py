@@ -33,7 +33,7 @@ class ObservationSpace:
     covariance: Array
     """:math:`K` block by block, shape ``(b, m, m)``; zero at padding."""
     is_signed: bool = dataclasses.field(metadata={"static": True})
-    """Whether site precisions may be negative, which costs a second factorisation."""
+    """True if site precisions may be negative, which costs a second factorisation."""
 
     @classmethod
     def build(
@@ -114,7 +114,7 @@ class ObservationSpace:
 
 @frozen_pytree
 class NegativeStage:
-    """What the negative site precisions add to a posterior that holds the positive ones already."""
+    """Contribution of the negative site precisions to a posterior that holds the positive ones already."""
 
     root: Array
     factor: Array

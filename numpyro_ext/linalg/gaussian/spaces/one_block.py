@@ -1,4 +1,4 @@
-"""What spaces have in common whose rows are one block."""
+"""Base of the spaces whose rows are one block."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ _AT_A_TIME = 64
 
 
 def has_independent_unknowns(prior: tuple[PriorBlock, ...]) -> bool:
-    """Whether the space of operators can hold the prior."""
+    """True if the space of operators can hold the prior."""
     return all(isinstance(block, DiagonalPrior | FlatPrior) for block in prior)
 
 

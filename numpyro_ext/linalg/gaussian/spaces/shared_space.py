@@ -140,6 +140,6 @@ class SharedPosterior(WhitenedPosterior, NotSequential):
 
 
 def _are_equal(blocks: Array) -> Array:
-    """Whether all entries on the first axis are the same to rounding, as a scalar boolean."""
+    """True if all entries on the first axis are the same to rounding, as a scalar boolean."""
     slack = 100 * jnp.finfo(blocks.dtype).eps
     return jnp.all(jnp.abs(blocks - blocks[:1]) <= slack * jnp.max(jnp.abs(blocks)))

@@ -215,7 +215,7 @@ class StatePosterior(WhitenedPosterior, NotSequential):
         return self.space.unknowns(self.coordinates + self.colour(noise)[:, None])
 
     def whiten(self, design: StateSpaceDesign, shift: Array) -> White:
-        r"""What shifts of rows of a design are in white coordinates, for shifts of shape ``(K, m, r)``.
+        r"""Transform shifts of rows of a design to white coordinates, for shifts of shape ``(K, m, r)``.
 
         The product of the inverse of the factor with :math:`J^T \nu`: shapes ``(p, r)`` and ``(K, n, r)``.
         """

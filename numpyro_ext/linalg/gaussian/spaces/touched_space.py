@@ -45,7 +45,7 @@ _LARGEST_BATCH = 2_000_000
 
 @frozen_pytree
 class Touched:
-    """What the rows of independent blocks touch, blocks of nearly equal size padded to one shape.
+    """Quantities that the rows of independent blocks touch, blocks of nearly equal size padded to one shape.
 
     Quantities stand bucket after bucket, block after block; those of padding are zero.
     """
@@ -75,7 +75,7 @@ class Touched:
         return [part.reshape(*shape, values.shape[1]) for part, shape in parts]
 
     def pairs(self) -> tuple[Array, Array]:
-        """Where the pairs of the quantities of rows stand in the matrices of all blocks, flat: that of the first
+        """Places of the pairs of the quantities of rows in the matrices of all blocks, flat: that of the first
         quantity, and what to add for the second."""
         starts, places, before = [], [], 0
         for blocks, size in self.shapes:
@@ -198,7 +198,7 @@ class TouchedPosterior(NotSequential):
     log_ratio: Array
     r""":math:`-\frac12 \log|I + L C|`."""
     covariance: tuple[Array, ...]
-    """Of the quantities."""
+    """Covariance of the quantities."""
     coordinates: Array
 
     def marginals(self) -> Marginals:
@@ -288,7 +288,7 @@ class TouchedPosterior(NotSequential):
         return [_gain(*parts) for parts in zip(self.space.covariance, self.precision, strict=True)]
 
     def _removed(self, matrix: Array, product: Callable[[Array, Array], Array]) -> Array:
-        """What the sites remove from prior moments of the rows of a dense matrix."""
+        """Part of the prior moments of the rows of a dense matrix that the sites remove."""
         touched = self.space.touched
         seen = touched.split(touched.quantities.matvec(_covariance(self.space.prior).apply(matrix)))
         return sum(map(product, seen, self._gains()), jnp.zeros((), matrix.dtype))
