@@ -39,6 +39,7 @@ def born_probabilities(measurements: ArrayLike, state: ArrayLike) -> Array:
     :param measurements: ``(..., outcomes, D, D)``; all settings at once, or some of them.
     :param state: one density matrix, ``(D, D)``.
     :return: ``(..., outcomes)``, positive.
+    :raises ValueError: for other shapes, as of swapped arguments.
 
     >>> from numpyro_ext.quantum import density_matrix, pauli_bases
     >>> print(born_probabilities(pauli_bases(), density_matrix(bloch=[0, 0, 0.5])).round(2))
@@ -47,6 +48,11 @@ def born_probabilities(measurements: ArrayLike, state: ArrayLike) -> Array:
      [0.75 0.25]]
     """
     operators, rho = jnp.asarray(measurements), jnp.asarray(state)
+    if rho.ndim != 2 or operators.ndim < 3 or operators.shape[-2:] != rho.shape:
+        raise ValueError(
+            "born_probabilities(measurements, state) takes operators of shape (..., outcomes, D, D) and one density "
+            f"matrix (D, D), in this order; these have the shapes {operators.shape} and {rho.shape}."
+        )
     # of Hermitian matrices, as one real product: complex ones of small matrices are slow
     size = operators.shape[-1] ** 2
     flat = operators.reshape(*operators.shape[:-2], size)

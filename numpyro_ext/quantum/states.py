@@ -90,6 +90,7 @@ def fidelity(state: ArrayLike, other: ArrayLike) -> Array:
     :param state: density matrices, ``(..., D, D)``.
     :param other: the same.
     :return: of the batch shape.
+    :raises ValueError: for matrices of other shapes or other traces than one.
 
     >>> up, right = density_matrix(bloch=[0, 0, 1]), density_matrix(bloch=[1, 0, 0])
     >>> print(fidelity(up, up).round(6), fidelity(up, right).round(6))
@@ -98,6 +99,11 @@ def fidelity(state: ArrayLike, other: ArrayLike) -> Array:
     rho, tau = jnp.asarray(state), jnp.asarray(other)
     if rho.shape[-2:] != tau.shape[-2:] or rho.shape[-1] != rho.shape[-2]:
         raise ValueError(f"States of one dimension are compared; these are {rho.shape[-2:]} and {tau.shape[-2:]}.")
+    for given in (state, other):
+        if is_concrete(given):
+            trace = np.trace(np.asarray(given), axis1=-2, axis2=-1).real
+            if np.size(trace) and np.abs(trace - 1.0).max() > _LEAST_PRECISE:
+                raise ValueError(f"A state has trace one; that of one of these is {np.ravel(trace)[0]:.6g}.")
     if rho.shape[-1] == 2:
         overlap = jnp.einsum("...ij,...ji->...", rho, tau).real
         determinants = [jnp.maximum(_determinant(matrix), 0.0) for matrix in (rho, tau)]

@@ -10,8 +10,9 @@ import numpyro.distributions as dist
 import pytest
 
 from numpyro_ext.display import Shown, Table
-from numpyro_ext.infer import EP, INLA, LaplaceApproximation
+from numpyro_ext.infer import EP, INLA, LaplaceApproximation, table_rows, variational_em
 from numpyro_ext.infer.front.results import HyperEstimate
+from numpyro_ext.infer.gaussian.answers.cross_validation import CrossValidation
 from numpyro_ext.structure import read_latent_gaussian
 
 
@@ -108,3 +109,17 @@ def test_coordinates_label_the_summary(capsys):
         engine.print_summary(coords={"shop": ["a", "b", "c"]}, dims={"effect": ["shop", "day"]})
     with pytest.raises(ValueError, match="1 dimensions"):
         engine.print_summary(dims={"effect": ["shop"]})
+
+
+def test_results_on_arrays_show_themselves_in_a_few_lines():
+    """Tables, their fits, fits of preferences and cross-validations printed thousands of numbers."""
+    table = np.array([[0.5, 1], [np.nan, 0], [-0.2, 1], [0.1, 0]])
+    rows = table_rows(table, kinds=["real", "binary"], num_factors=1)
+    fit = variational_em(rows, learn=("intercept",), num_steps=2, progress_bar=False)
+    assert "4 rows of 1 latent variables and 2 predictors" in repr(rows) and "1 cells are missing" in repr(rows)
+    assert "after 2 iterations" in repr(fit) and "4 rows of 1 latent" in repr(fit)
+    folds = CrossValidation(np.full((2, 5), -1.0), np.zeros((2, 5), int), {}, np.array([[True, True], [True, False]]))
+    assert "2 folds of 5 observations, drawn 2 times" in repr(folds)
+    assert "-5.00 in all" in repr(folds) and "3 of 4 fits converged" in repr(folds)
+    for shown in (rows, fit, folds):
+        assert len(repr(shown)) < 500 and shown._repr_html_().startswith("<div>")

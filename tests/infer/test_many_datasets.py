@@ -119,12 +119,27 @@ def test_data_sets_of_another_structure_are_refused_before_any_is_fitted(monkeyp
     short = tuple(array[:-1] for array in datasets[1])
     with pytest.raises(ValueError, match=r"datasets\[2\].*shape of site 'y' is \(11,\) there and \(12,\) here"):
         EP(groups).run_many(jax.random.key(0), [*datasets, short])
-    with pytest.raises(ModelStructureError, match=r"datasets\[1\]: .*'y'"):
-        EP(groups).run_many(jax.random.key(0), [datasets[0], (datasets[0][0], -datasets[0][1] - 1)])
+    with pytest.raises(ModelStructureError, match=r"datasets\[0\]: .*'y'"):
+        EP(groups).run_many(jax.random.key(0), [(datasets[0][0], -datasets[0][1] - 1)])
     with pytest.raises(ValueError, match="no data sets"):
         EP(groups).run_many(jax.random.key(0), [])
     with pytest.raises(TypeError, match=r"datasets\[0\] has 'y', which is given for all"):
         EP(groups).run_many(jax.random.key(0), [{"group": datasets[0][0], "y": datasets[0][1]}], y=datasets[0][1])
+
+
+def test_data_outside_the_support_do_not_end_the_others():
+    """The first of the data sets is the one with a negative count: the others are fitted as by themselves."""
+    good, other = _datasets(2)
+    bad = (good[0], np.array(good[1]))
+    bad[1][0] = -1
+    with pytest.warns(UserWarning, match=r"1 of 3 data sets \(0\): EP could not fit this: datasets\[0\]: .*'y'"):
+        fits = EP(groups).run_many(jax.random.key(0), [bad, good, other])
+    assert list(fits.errors) == [0] and np.isnan(fits.log_evidence[0])
+    alone = EP(groups, progress_bar=False)
+    alone.run(jax.random.key(0), *other)
+    np.testing.assert_allclose(fits.log_evidence[2], float(alone.log_evidence), rtol=1e-6)
+    with pytest.raises(ModelStructureError, match="'y'"):
+        fits[0]
 
 
 def test_what_cannot_be_fitted_does_not_end_the_others():

@@ -232,6 +232,8 @@ def test_estimators():
         (lambda: density_matrix(bloch=[0, 1]), "three elements"),
         (lambda: bloch_vector(np.eye(4) / 4), "Qubits"),
         (lambda: fidelity(np.eye(4) / 4, np.eye(2) / 2), "one dimension"),
+        (lambda: fidelity(np.eye(2), np.eye(2) / 2), "trace one; that of one of these is 2"),
+        (lambda: born_probabilities(np.eye(2) / 2, pauli_bases()), "in this order; these have the shapes"),
         (lambda: maximum_likelihood(pauli_bases(), [[1, 2]]), r"shape \(1, 2\)"),
         (lambda: maximum_likelihood(pauli_bases(), np.zeros((3, 2))), "above zero"),
         (lambda: prior_states(pauli_bases(), 2, prior="uniform"), "prior must be one of"),

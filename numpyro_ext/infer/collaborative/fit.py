@@ -12,6 +12,7 @@ import numpy as np
 from jax import Array
 from numpy.typing import ArrayLike
 
+from ...display import as_html, as_text
 from ...linalg.saved_names import saved_as
 from ..front.files.archive import read_archive, write_archive
 from .pairs import UserBatch, batches_of_users, checked_outcomes, checked_pairs, warn_of_self_comparisons
@@ -54,6 +55,26 @@ class CollaborativeFit(NamedTuple):
     """Sites that kept an old value in the last fit of the users."""
     num_constant: int
     """Pairs of an item with itself, which say nothing and were left out."""
+
+    def _shown(self) -> list[str]:
+        ending = "converged" if self.converged else "NOT converged"
+        num_items, rank = self.prior.loadings.shape
+        lines = [
+            f"collaborative_em by {self.method}: {ending} after {self.num_steps} steps",
+            f"{self.num_users} users, {num_items} items, {rank} shared tastes",
+            f"objective {float(self.objective_trace[-1]):.6g}",
+        ]
+        if self.num_skipped:
+            lines.append(f"{self.num_skipped} sites kept an old value")
+        if self.num_constant:
+            lines.append(f"{self.num_constant} pairs of an item with itself were left out")
+        return lines
+
+    def __repr__(self) -> str:
+        return as_text(self._shown())
+
+    def _repr_html_(self) -> str:
+        return as_html(self._shown())
 
     @property
     def parameters(self) -> dict[str, Array]:

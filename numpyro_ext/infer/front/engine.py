@@ -144,7 +144,7 @@ class BaseEngine(ShownEngine, LastRun, ArviZInterface, KeptRun, Generic[_Run]):
         :param kwargs: keyword arguments of the model that all have.
         :return: the fits: ``fits[i]`` is an engine as after :meth:`run`, and ``fits.log_evidence``, ``fits.hyper``,
             ``fits.mean``, ``fits.sd``, ``fits.converged`` and ``fits.get_samples()`` are of all.
-        :raises ModelStructureError: if a data set cannot be read; as all below before any is fitted.
+        :raises ModelStructureError: if the model cannot be read, or no data set; as all below before any is fitted.
         :raises ValueError: if there are none, or one of them is of another structure: which, and in what.
         """
         return collect_fits(self, as_datasets(rng_key, datasets, kwargs))

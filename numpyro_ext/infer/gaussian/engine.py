@@ -6,12 +6,12 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, ClassVar, Unpack
+from typing import Any, ClassVar, NoReturn, Unpack
 
 import jax
 from jax import Array
 
-from ...structure import LatentGaussianReading, ModelStructureError
+from ...structure import LatentGaussianReading, ModelStructureError, Reason
 from ...structure.latent_gaussian.read import LATENT_GAUSSIAN
 from ...structure.model.running.changing import read_with_changing
 from ...structure.model.running.execution import ModelCall
@@ -129,26 +129,39 @@ class Engine(GaussianAnswers):
         return self._fit(self._read(rng_key, args, kwargs), rng_key, init_state)
 
     def _start_many(self, datasets: Sequence[Dataset]) -> Iterator[Callable[[], FinishedRun]]:
-        readings: list[LatentGaussianReading] = []
+        readings: dict[int, LatentGaussianReading] = {}
+        refused: dict[int, ModelStructureError] = {}
         for number, (rng_key, args, kwargs) in enumerate(datasets):
             try:
-                # What a check finds wrong it finds on the first: the others are of its structure.
+                # A fault of the structure shows on the first data set: the others have the same.
                 reading = self._read(rng_key, args, kwargs, check=not readings)
             except ModelStructureError as error:
-                raise ModelStructureError(
-                    f"datasets[{number}]: {error}", reason=error.reason, site=error.site
-                ) from error
+                told = ModelStructureError(f"datasets[{number}]: {error}", reason=error.reason, site=error.site)
+                if error.reason is not Reason.DATA:  # no other data set can be read either
+                    raise told from error
+                told.__cause__ = error
+                refused[number] = told
+                continue
             if not isinstance(reading, LatentGaussianReading):
                 yield from super()._start_many(datasets)
                 return
-            readings.append(reading)
+            readings[number] = reading
+        if not readings:
+            raise refused[0]
         check_alike(readings)
-        spaces = [UnconstrainedSpace(reading.hyper, self.hyper_values) for reading in readings]
+        spaces = [UnconstrainedSpace(reading.hyper, self.hyper_values) for reading in readings.values()]
         values = [space.initial(self.init_values) for space in spaces]
         steps = self.max_hyper_steps if spaces[0].size else self.num_steps
-        begun = begin_together(readings, lambda reading: self._compile(reading)[2], spaces[0], values, steps)
-        for data, reading, part in zip(datasets, readings, begun, strict=True):
-            yield partial(self._fit, reading, data.rng_key, None, part)
+
+        def programs_of(reading: LatentGaussianReading) -> Programs:
+            return self._compile(reading)[2]
+
+        begun = begin_together(list(readings.values()), programs_of, spaces[0], values, steps)
+        for number, data in enumerate(datasets):
+            if number in refused:
+                yield partial(_refuse, refused[number])
+            else:
+                yield partial(self._fit, readings[number], data.rng_key, None, next(begun))
 
     def _fit(
         self, reading: LatentGaussianReading, rng_key: Array, init_state: EngineState | None, begun: Begun | None = None
@@ -357,3 +370,7 @@ class Engine(GaussianAnswers):
             algorithm=algorithm,
             programs=programs,
         )
+
+
+def _refuse(error: ModelStructureError) -> NoReturn:
+    raise error

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -32,20 +32,22 @@ class Begun(NamedTuple):
     """The field, where there is nothing to learn."""
 
 
-def check_alike(readings: Sequence[LatentGaussianReading]) -> None:
+def check_alike(readings: Mapping[int, LatentGaussianReading]) -> None:
     """Refuse data sets whose answers have other shapes.
 
+    :param readings: by the number of the data set.
     :raises ValueError: saying which data set differs from the first, and in what.
     """
-    shapes = [_shapes(reading) for reading in readings]
-    for number, other in enumerate(shapes):
-        for name in shapes[0] | other:
-            here, there = (found.get(name, "not in it") for found in (shapes[0], other))
+    shapes = {number: _shapes(reading) for number, reading in readings.items()}
+    first = next(iter(shapes))
+    for number, other in shapes.items():
+        for name in shapes[first] | other:
+            here, there = (found.get(name, "not in it") for found in (shapes[first], other))
             if here != there:
                 raise ValueError(
-                    f"datasets[{number}] is not of the structure of datasets[0]: the shape of site {name!r} is {there} "
-                    f"there and {here} here. Data sets of one call have equal shapes: pad the shorter ones with masked "
-                    "observations, or make a call for each structure."
+                    f"datasets[{number}] is not of the structure of datasets[{first}]: the shape of site {name!r} is "
+                    f"{there} there and {here} here. Data sets of one call have equal shapes: pad the shorter ones "
+                    "with masked observations, or make a call for each structure."
                 )
 
 

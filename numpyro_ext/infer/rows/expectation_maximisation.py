@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from ...display import as_html, as_text
 from ...optional import optional
 from ...potentials import GaussianPotential
 from ..front.running.progress import progress_bar as progress
@@ -51,6 +52,24 @@ class EMResult(NamedTuple):
     """Iterations that were made."""
     precision: np.ndarray | None
     """With ``sparsity``, the inverse of the covariance with exact zeros, shape ``(L, L)``."""
+
+    def _shown(self) -> list[str]:
+        ending = "converged" if self.converged else "NOT converged"
+        lines = [
+            f"variational_em: {ending} after {self.num_steps} iterations",
+            f"objective {float(self.objective_trace[-1]):.6g}",
+            repr(self.rows),
+        ]
+        if self.precision is not None:
+            pairs = int(np.count_nonzero(np.triu(self.precision, 1)))
+            lines.append(f"{pairs} pairs of latent variables depend on each other given the rest")
+        return lines
+
+    def __repr__(self) -> str:
+        return as_text(self._shown())
+
+    def _repr_html_(self) -> str:
+        return as_html(self._shown())
 
 
 def variational_em(

@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from ...display import as_html, as_text
 from ...potentials import Potential, VectorPotential
 
 __all__ = [
@@ -68,6 +69,23 @@ class LatentGaussianRows(NamedTuple):
     """Booleans ``(N, C)`` of each family, false where a cell is missing."""
     weights: Array
     """Weight of each row, shape ``(N,)``; need not be a whole number."""
+
+    def _shown(self) -> list[str]:
+        kinds = [
+            f"{mask.shape[1]} of {type(potential).__name__}"
+            for potential, mask in zip(self.potentials, self.observed, strict=True)
+        ]
+        size = f"{self.num_rows} rows of {self.num_latents} latent variables and {self.intercept.shape[0]} predictors"
+        columns = f"columns: {', '.join(kinds)}"
+        if not any(isinstance(mask, jax.core.Tracer) for mask in self.observed):
+            columns += f"; {sum(int(mask.size) - int(mask.sum()) for mask in self.observed)} cells are missing"
+        return [size, columns]
+
+    def __repr__(self) -> str:
+        return as_text(self._shown())
+
+    def _repr_html_(self) -> str:
+        return as_html(self._shown())
 
     @property
     def num_rows(self) -> int:

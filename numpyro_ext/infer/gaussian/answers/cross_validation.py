@@ -15,6 +15,7 @@ from jax import Array
 from jax.typing import ArrayLike
 from numpyro.primitives import Messenger
 
+from ....display import as_html, as_text
 from ....structure import LatentGaussianReading, ModelStructureError
 from ....structure.model.running.execution import check_key
 from ...front.running.progress import progress_bar, warn
@@ -37,6 +38,21 @@ class CrossValidation(NamedTuple):
     """Hyperparameters learned on each fold, ``(num_draws, num_folds, *site)``."""
     converged: np.ndarray
     """Convergence of field and hyperparameters, ``(num_draws, num_folds)``."""
+
+    def _shown(self) -> list[str]:
+        num_draws, num_folds = self.converged.shape
+        scores = np.asarray(self.log_predictive).reshape(num_draws, -1)
+        return [
+            f"Cross-validation: {num_folds} folds of {scores.shape[1]} observations, drawn {num_draws} times",
+            f"log predictive density {scores.sum(1).mean():.2f} in all, {scores.mean():.3f} for each observation",
+            f"{int(self.converged.sum())} of {self.converged.size} fits converged",
+        ]
+
+    def __repr__(self) -> str:
+        return as_text(self._shown())
+
+    def _repr_html_(self) -> str:
+        return as_html(self._shown())
 
 
 def random_folds(rng_key: Array, shape: tuple[int, ...], num_folds: int) -> np.ndarray:
