@@ -113,6 +113,23 @@ def test_recommendation_says_what_becomes_of_sites_and_what_it_costs():
     assert "linear" in many and "cubic" not in many
 
 
+def test_recommendation_says_which_engine_will_be_slow_or_biased():
+    def location_and_scale(x, y):
+        mean = numpyro.sample("mean", dist.Normal(0, 2).expand([2]).to_event(1))
+        slope = numpyro.sample("slope", dist.Normal(0, 1).expand([2]).to_event(1))
+        numpyro.sample("y", dist.Normal(x @ mean, jnp.exp(x @ slope)), obs=y)
+
+    found = recommend(location_and_scale, X, X[:, 0])
+    assert "slow: 'y' is a function of two predictors" in found["EP"].caution
+    assert "biased: 'y' is not log-concave" in found["LaplaceApproximation"].caution
+    assert found["EP"].caution in repr(found)
+    few = recommend(CASES["intercepts"][0], *CASES["intercepts"][1])
+    assert few["EP"].caution == few["INLA"].caution == ""
+    assert "24 rows for 5 unknowns under 'y'" in few["LaplaceApproximation"].caution
+    assert "too small" in few["VariationalGaussian"].caution
+    assert not any(candidate.caution for candidate in recommend(known_line, np.tile(Y, 10)).candidates)
+
+
 def test_recommendation_fits_nothing_and_reads_each_form_once(monkeypatch):
     monkeypatch.setattr(BaseEngine, "_keep", lambda *_: pytest.fail("an engine was run"))
     runs = []

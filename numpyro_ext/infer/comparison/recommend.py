@@ -25,13 +25,11 @@ from ..gaussian.engine import Engine
 from ..gaussian.laplace_approximation import LaplaceApproximation
 from ..hyper.space import UnconstrainedSpace
 from ..sparse.mean_field_engine import StructuredMeanField
+from .cautions import MANY_ROWS, caution
 from .contestants import ENGINES
 from .costs import gaussian_cost
 
 __all__ = ["Candidate", "Recommendation", "recommend"]
-
-_MANY_ROWS = 10
-"""Rows per unknown from which posteriors under log-concave likelihoods have little skewness."""
 
 
 class Candidate(NamedTuple):
@@ -45,6 +43,8 @@ class Candidate(NamedTuple):
     """Cost of one of its steps, in words."""
     hyperparameters: str
     """Treatment of the hyperparameters, in words."""
+    caution: str = ""
+    """Reasons to expect a slow or a biased fit on this model; empty where none is known."""
 
 
 class Recommendation(Shown):
@@ -72,6 +72,8 @@ class Recommendation(Shown):
             alike = _grouped(takes, lambda c: (c.cost, c.hyperparameters))
             rows = [[names, *key] for key, names in alike.items()]
             out.append(Table(["engines", "cost of a step", "hyperparameters"], rows))
+        cautions = _grouped([c for c in takes if c.caution], lambda c: c.caution)
+        out += [f"{names}: {caution}" for caution, names in cautions.items()]
         refusals = _grouped([c for c in self.candidates if not c.takes], lambda c: c.reason)
         return out + [f"not {names}: {reason}" for reason, names in refusals.items()]
 
@@ -140,7 +142,8 @@ def recommend(model: Callable[..., Any], *args: Any, **kwargs: Any) -> Recommend
             candidates.append(Candidate(name, False, str(error), "", ""))
         else:
             readings[name], engines[name] = reading, engine
-            candidates.append(Candidate(name, True, "", _cost(engine, reading), _fate(engine, reading)))
+            treatment = _cost(engine, reading), _fate(engine, reading), caution(engine, reading)
+            candidates.append(Candidate(name, True, "", *treatment))
     start, why = _choose(readings)
     if start == "NUTS":
         why += f" ({candidates[0].reason})"
@@ -235,7 +238,7 @@ def _choose(readings: dict[str, ModelReading]) -> tuple[str, str]:
         name = "VariationalGaussian" if "VariationalGaussian" in readings else "LaplaceApproximation"
         return name, "EP does not take these factors."
     is_easy = all(p.is_log_concave and p.is_smooth for p in potentials)
-    if "LaplaceApproximation" in readings and is_easy and form.num_rows >= _MANY_ROWS * form.num_columns:
+    if "LaplaceApproximation" in readings and is_easy and form.num_rows >= MANY_ROWS * form.num_columns:
         return "LaplaceApproximation", (
             f"log-concave, smooth factors and {form.num_rows} rows for {form.num_columns} unknowns: little skewness, "
             "so that the fastest engine is good enough. EP is the check."
