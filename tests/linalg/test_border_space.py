@@ -20,7 +20,7 @@ def positive(rng, *shape):
     return jnp.asarray(root @ root.swapaxes(-1, -2) + 0.3 * np.eye(shape[-1]))
 
 
-def problem(is_flat=False, is_signed=False, dtype=float):
+def problem(is_flat=False, is_signed=False, dtype=float, is_wide=False):
     """Border: 2 unknowns with a covariance and 2 more. Blocks: one unknown alone and a pair with a covariance (3 of
     these), a triple with a precision, and independent ones; some rows see no border, some nothing but the border."""
     rng = np.random.default_rng(4)
@@ -50,7 +50,10 @@ def problem(is_flat=False, is_signed=False, dtype=float):
     precision[3] = 0.0
     if is_signed:
         precision[[1, 4]] = -0.02, -0.01
-    border = Border(jnp.asarray(columns), jnp.asarray(shared), jnp.asarray(slots))
+    others = np.argsort(is_local, axis=1, kind="stable")
+    others = np.where(np.take_along_axis(~is_local, others, axis=1), others, 5)
+    shared_slots = jnp.asarray(others) if is_wide else None
+    border = Border(jnp.asarray(columns), jnp.asarray(shared), jnp.asarray(slots), shared_slots)
     return prior, design, border, jnp.asarray(precision, dtype), jnp.asarray(rng.normal(size=NUM_ROWS), dtype)
 
 
@@ -73,9 +76,12 @@ def everything(space, prior, design, border, precision, shift, maps=()):
 compiled_everything = jax.jit(everything, static_argnums=0)
 
 
-@pytest.mark.parametrize("is_hard", [False, *thorough(True)])
-def test_border_agrees_with_all_unknowns_at_once(is_hard):
-    prior, design, border, precision, shift = problem(is_flat=is_hard, is_signed=is_hard)
+OTHERS = (False, False), (True, False), (True, True)
+
+
+@pytest.mark.parametrize(("is_hard", "is_wide"), [(False, True), *thorough(*OTHERS)])
+def test_border_agrees_with_all_unknowns_at_once(is_hard, is_wide):
+    prior, design, border, precision, shift = problem(is_flat=is_hard, is_signed=is_hard, is_wide=is_wide)
     few, many = (random_sparse(np.random.default_rng(8), 6, NUM_COLUMNS, k) for k in (2, 7))
     maps = (few, many, DenseDesign(few.to_dense()))
     found, whole = (
@@ -93,6 +99,15 @@ def test_border_agrees_with_all_unknowns_at_once(is_hard):
         for space in ("border", "coefficient")
     ]
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-10), *gradients)
+
+
+def test_variances_of_many_rows_some_at_a_time():
+    prior, design, border, precision, shift = problem(is_wide=True)
+    space = linear_gaussian(prior, design, *one_block(NUM_ROWS, NUM_COLUMNS), border=border)
+    posterior = space.condition(precision, shift)
+    rows = random_sparse(np.random.default_rng(8), 7, NUM_COLUMNS, 3)
+    found = jax.jit(posterior.map_variance, static_argnums=2)(rows, None, 12)  # three rows at a time
+    np.testing.assert_allclose(found, jnp.diagonal(posterior.map_covariance(rows)), rtol=1e-12)
 
 
 def test_blocks_without_a_border():

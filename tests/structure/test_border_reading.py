@@ -75,6 +75,29 @@ def test_effects_of_few_groups_are_the_border():
     assert border.columns.shape == (300, 2) and border.shared.shape == (3,)
 
 
+def test_of_two_large_factors_the_smaller_is_a_border_by_its_entries():
+    """Numbers of rows times levels of the border are made nowhere."""
+    rng = np.random.default_rng(1)
+    student, lecturer = rng.integers(0, 600, 4000), rng.integers(0, 300, 4000)
+
+    def crossed(y=None):
+        intercept = numpyro.sample("intercept", dist.Normal(0.0, 5.0))
+        by_student = numpyro.sample("by_student", dist.Normal(0.0, 1.0).expand([600]))
+        by_lecturer = numpyro.sample("by_lecturer", dist.Normal(0.0, 1.0).expand([300]))
+        numpyro.sample("y", dist.Normal(intercept + by_student[student] + by_lecturer[lecturer], 1.0), obs=y)
+
+    reading, border = border_of(crossed, rng.normal(size=4000))
+    assert border.columns.shape == (600, 1) and border.shared.shape == (301,)
+    assert border.shared_slots.shape == (4000, 2)
+    form = reading.abstract_form
+    space = jax.eval_shape(gaussian_prior, form)
+    assert max(leaf.size for leaf in jax.tree.leaves(space)) < 4000 * 50
+    # a narrow border stays a matrix
+    assert (
+        border_of(multilevel, np.arange(640) % G, rng.normal(size=(640, 2)), np.ones(640, int))[1].shared_slots is None
+    )
+
+
 def test_where_nothing_is_gained_there_is_no_border():
     """Few unknowns, chains, a joint process of all observations, and groups that share nothing."""
     rng = np.random.default_rng(1)

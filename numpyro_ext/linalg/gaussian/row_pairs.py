@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from .design import LEAST_ENTRIES
+from .design import LEAST_ENTRIES, SparseRows
 
-__all__ = ["FEW_ENTRIES", "add_pairs", "is_summed_by_pair", "sum_pairs"]
+__all__ = ["FEW_ENTRIES", "add_pairs", "gram_of_rows", "is_summed_by_pair", "sum_pairs"]
 
 FEW_ENTRIES = 4
 """Entries of a row of which all pairs are looked up at once."""
@@ -52,6 +52,17 @@ def add_pairs(
 
     found: _Carry = lax.scan(jax.checkpoint(chunk), start, _chunks(columns, values, weight))[0]
     return found
+
+
+def gram_of_rows(design: SparseRows, weight: Array) -> Array:
+    """``A^T diag(weight) A`` of shape ``(num_columns, num_columns)`` from the pairs of entries of every row."""
+
+    def add(total: Array, i: Array, j: Array, terms: Array) -> Array:
+        return total.at[i, j].add(terms)
+
+    start = jnp.zeros((design.num_columns, design.num_columns), design.values.dtype)
+    lower = add_pairs(design.columns, design.values, weight, add, start)
+    return lower + jnp.tril(lower, -1).T
 
 
 def sum_pairs(columns: Array, values: Array, entries: Callable[[Array, Array], Array]) -> Array:

@@ -17,7 +17,7 @@ _SCATTER_COST = 32
 _OVERHEAD = 1e6
 """Operations below which nothing is gained."""
 _LARGEST_BORDER = 50_000_000
-"""Numbers of the largest matrix of the rows with the unknowns of the border, 400 MB."""
+"""Numbers of the largest matrix of rows, or of blocks, with the unknowns of the border, 400 MB."""
 
 
 def find_border(
@@ -27,7 +27,7 @@ def find_border(
     sites: Sequence[tuple[int, int]],
     cost: float,
     num_inducing: int = 0,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray | None] | None:
     """The border with which a factorisation is the cheapest, if it costs much less than without.
 
     Tried are the unknowns that more rows touch than a threshold, for all thresholds, and whole sites, the smallest
@@ -48,26 +48,38 @@ def find_border(
     num_rows = pattern.shape[0]
     for is_shared, rest in _candidates(pattern, unit, sites):
         size = int(is_shared.sum()) + num_inducing
-        if num_rows * size > _LARGEST_BORDER or float(size) ** 3 + num_rows * float(size) ** 2 >= least:
+        by_matrix = num_rows * float(size) ** 2 if num_rows * size <= _LARGEST_BORDER else np.inf
+        seen = int(((pattern >= 0) & is_shared[pattern]).sum(axis=1).max(initial=0))
+        by_entries = np.inf if num_inducing else float(size) ** 3 + num_rows * _SCATTER_COST * float(seen) ** 2
+        if float(size) ** 3 + min(by_matrix, by_entries) >= least:
             continue
         label = _components(rest, unit, is_shared)
         width, num_blocks = int(np.bincount(label).max(initial=0)), int(label.max(initial=-1)) + 1
         entries = int((rest >= 0).sum(axis=1).max(initial=1))
-        found = float(size) ** 3 + num_rows * (size**2 + _SCATTER_COST * entries * (entries + size))
-        found += num_blocks * float(width) * (width + size) ** 2
+        by_matrix += num_rows * _SCATTER_COST * entries * (entries + size)
+        by_entries += num_rows * _SCATTER_COST * entries * (entries + seen)
+        # variances take a second product of the blocks with the border
+        by_entries += num_blocks * float(width) * size**2 if num_blocks * width * size <= _LARGEST_BORDER else np.inf
+        found = float(size) ** 3 + min(by_matrix, by_entries) + num_blocks * float(width) * (width + size) ** 2
         if num_blocks > 1 and found < least:
-            best, least = (is_shared, label), found
+            best, least = (is_shared, label, by_entries < by_matrix), found
     if best is None:
         return None
-    is_shared, label = best
+    is_shared, label, is_wide = best
     shared, local = np.flatnonzero(is_shared), np.flatnonzero(~is_shared)
-    is_entry = (pattern >= 0) & ~is_shared[pattern]
-    entries = max(int(is_entry.sum(axis=1).max(initial=0)), 1)
-    order = np.argsort(~is_entry, axis=1, kind="stable")[:, :entries]
-    slots = np.where(np.take_along_axis(is_entry, order, axis=1), order, pattern.shape[1])
+    slots = _slots((pattern >= 0) & ~is_shared[pattern])
+    shared_slots = _slots((pattern >= 0) & is_shared[pattern]) if is_wide else None
     columns = np.append(local, num_columns + num_inducing)[group(label, int(label.max()) + 1, local.size)]
     shared = np.append(shared, num_columns + np.arange(num_inducing))
-    return columns.astype(np.int32), shared.astype(np.int32), slots.astype(np.int32)
+    return columns.astype(np.int32), shared.astype(np.int32), slots, shared_slots
+
+
+def _slots(is_entry: np.ndarray) -> np.ndarray:
+    """Places of some entries in each row, padded with the number of entries of a row."""
+    entries = max(int(is_entry.sum(axis=1).max(initial=0)), 1)
+    order = np.argsort(~is_entry, axis=1, kind="stable")[:, :entries]
+    slots: np.ndarray = np.where(np.take_along_axis(is_entry, order, axis=1), order, is_entry.shape[1])
+    return slots.astype(np.int32)
 
 
 def _candidates(

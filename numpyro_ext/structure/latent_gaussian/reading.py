@@ -54,7 +54,7 @@ class _Indices(NamedTuple):
     rows: RowIndices | None
     maps: dict[str, RowIndices | None]
     blocks: tuple[np.ndarray, np.ndarray]
-    border: tuple[np.ndarray, np.ndarray, np.ndarray] | None
+    border: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray | None] | None
     touched: TouchedIndices | None
 
 
@@ -108,7 +108,7 @@ class LatentGaussianReading(ModelReading):
         looked_up = [array for plan in self.plans for array in plan.looked_up]
         plans = tuple((p.name, p.label, p.shape, p.key) for p in self.plans)
         keys = tuple(rows.key for rows in (self._rows, *self._maps.values()))
-        shapes = [b.shape for b in (*blocks, *(border or ()))]
+        shapes = [b if b is None else b.shape for b in (*blocks, *(border or ()))]
         key = None if self._touched is None else self._touched.key
         self.structure_key = Fingerprint((self._model_key(looked_up), plans, keys, *shapes, key))
 
@@ -194,7 +194,9 @@ class LatentGaussianReading(ModelReading):
                 out.append((columns.start, (columns.stop - columns.start) // max(width, 1), width))
         return out
 
-    def _find_border(self, blocks: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
+    def _find_border(
+        self, blocks: tuple[np.ndarray, np.ndarray]
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray | None] | None:
         rows = self._rows
         if not isinstance(rows, AffineRows) or rows.pattern is None or rows.is_dense:
             return None
@@ -262,7 +264,7 @@ class LatentGaussianReading(ModelReading):
             tuple(mask for _, mask in built),
             self._log_constant(env),
             Blocks(*map(jnp.asarray, indices.blocks)),
-            None if indices.border is None else Border(*map(jnp.asarray, indices.border)),
+            None if indices.border is None else Border(*jax.tree.map(jnp.asarray, indices.border)),
             touched,
         )
 

@@ -24,6 +24,7 @@ from jax import Array, random
 from ...cholesky import cholesky, half_log_determinant, inverse_lower, solve_lower, solve_upper
 from ...frozen_pytree import frozen_pytree
 from ..block_diagonal import BlockCovariance, column_home, quadratic_form
+from ..border_rows import BorderEntries, BorderMatrix, BorderRows
 from ..design import DenseDesign, Design, SparseRows
 from ..marginals import NotSequential, WhitenedPosterior
 from ..prior import PriorBlock
@@ -31,6 +32,9 @@ from .coefficient_space import WhitenedPrior
 from .one_block import OneBlock
 
 __all__ = ["Border", "BorderPosterior", "BorderSpace"]
+
+_MOST_NUMBERS = 10_000_000
+"""Numbers of the largest matrix of some rows with the unknowns of the border."""
 
 
 class Border(NamedTuple):
@@ -43,6 +47,9 @@ class Border(NamedTuple):
     slots: Array
     """Entries of each row that are in its block and not in the border, shape ``(num_rows, k)``, padded with the
     number of entries of a row."""
+    shared_slots: Array | None = None
+    """Entries of each row that are in the border, padded likewise, where the border is wide and rows see a few of its
+    unknowns; ``None`` where its coefficients are to be a matrix."""
 
 
 @frozen_pytree
@@ -70,8 +77,8 @@ class BorderSpace(OneBlock):
     """Unknowns of the entries of each row in its block, shape ``(num_rows, k)``."""
     values: Array
     """Their coefficients, zero at padding."""
-    shared_matrix: Array
-    """Coefficients of the rows in the whitened unknowns of the border, shape ``(num_rows, p)``."""
+    by_border: BorderRows
+    """Coefficients of the rows in the unknowns of the border."""
     factor: Array
     """From whitened unknowns of a block to its unknowns, shape ``(b, n, n)``."""
     precision: Array
@@ -92,29 +99,37 @@ class BorderSpace(OneBlock):
         :param jax.Array by_last: coefficients of the last unknowns of the border, of which the design has no entries,
             shape ``(num_rows, q)``.
         """
-        columns, shared, slots = border
+        columns, shared, slots, shared_slots = border
         num_columns, dtype = design.num_columns, design.values.dtype
         whitened = WhitenedPrior.build(prior, dtype)
         is_padding = (columns == num_columns).astype(dtype)
         precision = whitened.precision.take(columns) + is_padding[:, :, None] * jnp.eye(columns.shape[1], dtype=dtype)
         shared_factor = whitened.factor.take(shared[None])[0]
         is_local = jnp.ones((num_columns,), dtype).at[shared].set(0.0)
-        is_entry = slots < design.columns.shape[1]
-        slots = jnp.where(is_entry, slots, 0)
-        take = jnp.arange(design.num_rows)[:, None], slots
         place = jnp.full((num_columns,), shared.size).at[shared].set(jnp.arange(shared.size))
-        matrix = jnp.zeros((design.num_rows, shared.size), dtype)
-        matrix = matrix.at[jnp.arange(design.num_rows)[:, None], place[design.columns]].add(design.values, mode="drop")
-        if by_last is not None:
-            matrix = matrix.at[:, matrix.shape[1] - by_last.shape[1] :].add(by_last)
+        entries, values = _entries(design, slots)
+        by_border: BorderRows
+        if shared_slots is not None and by_last is None:
+            shared_entries, shared_values = _entries(design, shared_slots)
+            # padding stands at an entry of a block, which has no place in the border
+            rows = SparseRows(jnp.minimum(place[shared_entries], shared.size - 1), shared_values, shared.size)
+            is_diagonal = all(part.ndim == 1 for part in whitened.factor.parts)
+            by_border = BorderEntries(rows, jnp.diagonal(shared_factor) if is_diagonal else shared_factor)
+        else:
+            matrix = jnp.zeros((design.num_rows, shared.size), dtype)
+            at = jnp.arange(design.num_rows)[:, None], place[design.columns]
+            matrix = matrix.at[at].add(design.values, mode="drop")
+            if by_last is not None:
+                matrix = matrix.at[:, matrix.shape[1] - by_last.shape[1] :].add(by_last)
+            by_border = BorderMatrix(matrix @ shared_factor)
         return cls(
             design,
             border,
             column_home(columns, num_columns),
             is_local,
-            design.columns[take],
-            jnp.where(is_entry, design.values[take], 0.0),
-            matrix @ shared_factor,
+            entries,
+            values,
+            by_border,
             whitened.factor.take(columns),
             precision,
             shared_factor,
@@ -127,7 +142,7 @@ class BorderSpace(OneBlock):
         local, shared = self.split(coordinates[0])
         block, position = self.places()
         local = jnp.einsum("bij,bj->bi", self.factor, local)[block, position]
-        return jnp.sum(self.values * local, -1) + self.shared_matrix @ shared
+        return jnp.sum(self.values * local, -1) + self.by_border.predictor(shared)
 
     def unknowns(self, coordinates: Array) -> Array:
         """Unknowns of shape ``(..., num_columns)`` for coordinates of shape ``(..., 1, size)``."""
@@ -161,7 +176,8 @@ class BorderSpace(OneBlock):
     def condition(self, site_precision: Array, site_shift: Array) -> BorderPosterior:
         r"""Multiply the prior by sites :math:`\exp(-\tau_i h_i^2/2 + \nu_i h_i)`, one per row.
 
-        Cost: :math:`n^3 + n p (n + p)` for each block, :math:`p^2` for each row, and :math:`p^3`.
+        Cost: :math:`n^3 + n p (n + p)` for each block, and :math:`p^3`; for each row :math:`p^2`, or the square of its
+        entries where the border is wide.
 
         :param jax.Array site_precision: :math:`\tau`, shape ``(num_rows,)``.
         :param jax.Array site_shift: :math:`\nu`, shape ``(num_rows,)``.
@@ -172,17 +188,15 @@ class BorderSpace(OneBlock):
         gram = jnp.zeros_like(self.precision)
         pairs = weighted[:, :, None] * self.values[:, None, :]
         gram = gram.at[block[:, :, None], position[:, :, None], position[:, None, :]].add(pairs)
-        # the border and the shift side by side: one pass over the rows, one triangular solve
-        by_border, by_shift = weighted[..., None] * self.shared_matrix[:, None], self.values * site_shift[:, None]
-        seen = jnp.concatenate([by_border, by_shift[..., None]], -1)
-        cross = jnp.zeros((*self.precision.shape[:2], seen.shape[-1]), seen.dtype).at[block, position].add(seen)
+        shifted = self.values * site_shift[:, None]
+        cross = self.by_border.local_products(weighted, shifted, (block, position), self.precision)
         transpose = self.factor.swapaxes(-1, -2)
         factor = cholesky(self.precision + transpose @ gram @ self.factor)
         white = solve_lower(factor, transpose @ cross)
         gain, white = white[..., :-1], white[..., -1]
-        own = (self.shared_matrix * site_precision[:, None]).T @ self.shared_matrix
+        own = self.by_border.gram(site_precision)
         schur = cholesky(self.shared_precision + own - jnp.einsum("bnp,bnq->pq", gain, gain))
-        shared_shift = self.shared_matrix.T @ site_shift - jnp.einsum("bnp,bn->p", gain, white)
+        shared_shift = self.by_border.shift(site_shift) - jnp.einsum("bnp,bn->p", gain, white)
         shared_white = solve_lower(schur, shared_shift[:, None])
         shared = solve_upper(schur, shared_white)[:, 0]
         local = solve_upper(factor, (white - gain @ shared)[..., None])[..., 0]
@@ -210,25 +224,33 @@ class BorderPosterior(WhitenedPosterior, NotSequential):
 
     def row_variance(self) -> Array:
         space = self.space
-        covariance, slope = self._given_border()
-        block, position = space.places()
-        pairs = covariance[block[:, :, None], position[:, :, None], position[:, None, :]]
-        own = jnp.einsum("rk,rkl,rl->r", space.values, pairs, space.values)
-        moved = space.shared_matrix - jnp.einsum("rk,rkp->rp", space.values, slope[block, position])
-        return own + self._variance_by_border(moved)
+        return space.by_border.row_variance(space.values, space.places(), self._given_border(), self.schur)
 
     def log_volume(self) -> Array:
         own = half_log_determinant(self.factor) + half_log_determinant(self.schur)
         return self.space.half_log_determinant - own
 
-    def map_variance(self, design: Design, by_last: Array | None = None) -> Array:
-        """Posterior variance of ``J e`` for a design ``J``, shape ``(rows of J,)``; see :meth:`BorderSpace.build`."""
-        covariance, local, moved = self._parts(design, by_last)
-        return quadratic_form(local, covariance) + self._variance_by_border(moved)
+    def map_variance(self, design: Design, by_last: Array | None = None, most_numbers: int = _MOST_NUMBERS) -> Array:
+        """Posterior variance of ``J e`` for a design ``J``, shape ``(rows of J,)``; see :meth:`BorderSpace.build`.
+
+        :param int most_numbers: of a matrix of rows with the border; more rows are taken some at a time.
+        """
+        given = self._moves()
+        size = max(1, most_numbers // max(1, len(self.schur)))
+        if by_last is not None or isinstance(design, DenseDesign) or design.num_rows <= size:
+            return self._variance(given, design, by_last)
+
+        def some(rows: tuple[Array, Array]) -> Array:
+            return self._variance(given, SparseRows(*rows, design.num_columns), None)
+
+        missing = -design.num_rows % size
+        parts = [jnp.pad(x, ((0, missing), (0, 0))) for x in (design.columns, design.values)]
+        found: Array = jax.lax.map(some, tuple(x.reshape(-1, size, x.shape[1]) for x in parts))
+        return found.reshape(-1)[: design.num_rows]
 
     def map_covariance(self, design: Design, by_last: Array | None = None) -> Array:
         """Posterior covariance of ``J e`` for a design ``J``, shape ``(rows of J, rows of J)``."""
-        covariance, local, moved = self._parts(design, by_last)
+        covariance, local, moved = self._parts(self._moves(), design, by_last)
         white = solve_lower(self.schur, moved.T)
         return covariance.map_covariance(local) + white.T @ white
 
@@ -247,13 +269,19 @@ class BorderPosterior(WhitenedPosterior, NotSequential):
         root = solve_lower(self.factor, self.space.factor.swapaxes(-1, -2)).swapaxes(-1, -2)
         return root @ root.swapaxes(-1, -2), root @ self.gain
 
-    def _parts(self, design: Design, by_last: Array | None) -> tuple[BlockCovariance, Design, Array]:
-        """The covariance given the border, the entries of a design in the blocks, and how its rows move with the
-        whitened unknowns of the border, shape ``(rows of J, p)``."""
+    def _moves(self) -> tuple[BlockCovariance, Array]:
+        """The covariance given the border, and how unknowns move with its whitened unknowns, ``(p, num_columns)``."""
         space = self.space
         covariance, slope = self._given_border()
         blocks = BlockCovariance(covariance, space.border.columns, space.home)
-        moved = space.from_parts(-jnp.moveaxis(slope, -1, 0), space.shared_factor.T)
+        return blocks, space.from_parts(-jnp.moveaxis(slope, -1, 0), space.shared_factor.T)
+
+    def _parts(
+        self, given: tuple[BlockCovariance, Array], design: Design, by_last: Array | None
+    ) -> tuple[BlockCovariance, Design, Array]:
+        """The covariance given the border, the entries of a design in the blocks, and how its rows move with the
+        whitened unknowns of the border, shape ``(rows of J, p)``."""
+        space, (blocks, moved) = self.space, given
         local: Design
         if isinstance(design, DenseDesign):
             local, moved = DenseDesign(design.matrix * space.is_local), design.matvec(moved).T
@@ -266,5 +294,16 @@ class BorderPosterior(WhitenedPosterior, NotSequential):
             moved = moved + by_last @ space.shared_factor[len(space.shared_factor) - by_last.shape[1] :]
         return blocks, local, moved
 
+    def _variance(self, given: tuple[BlockCovariance, Array], design: Design, by_last: Array | None) -> Array:
+        covariance, local, moved = self._parts(given, design, by_last)
+        return quadratic_form(local, covariance) + self._variance_by_border(moved)
+
     def _variance_by_border(self, moved: Array) -> Array:
         return jnp.sum((moved @ inverse_lower(self.schur).T) ** 2, axis=-1)
+
+
+def _entries(design: SparseRows, slots: Array) -> tuple[Array, Array]:
+    """Columns and values of some entries of each row, by their places in it; zero values at padding."""
+    is_entry = slots < design.columns.shape[1]
+    at = jnp.arange(design.num_rows)[:, None], jnp.where(is_entry, slots, 0)
+    return design.columns[at], jnp.where(is_entry, design.values[at], 0.0)

@@ -16,7 +16,7 @@ from ..block_diagonal import BlockCovariance, BlockDiagonal, Part, quadratic_for
 from ..design import DenseDesign, Design, SparseRows
 from ..marginals import WhitenedPosterior
 from ..prior import FlatPrior, PrecisionPrior, PriorBlock
-from ..row_pairs import add_pairs
+from ..row_pairs import gram_of_rows
 
 __all__ = ["CoefficientSpace"]
 
@@ -149,7 +149,7 @@ class CoefficientSpace:
         """
         if self.is_sparse:
             transpose = self.whitened.factor.apply_transpose
-            gram = _sparse_gram(self.design, site_precision)
+            gram = gram_of_rows(self.design, site_precision)
             gram = transpose(transpose(gram).T)[None]
             shift = transpose(self.design.rmatvec(site_shift))[None]
         else:
@@ -230,14 +230,3 @@ class CoefficientPosterior(WhitenedPosterior):
         space = self.space
         root = solve_lower(self.factor, self._dense_factor().swapaxes(-1, -2))
         return BlockCovariance.build(root.swapaxes(-1, -2) @ root, space.columns, space.design.num_columns)
-
-
-def _sparse_gram(design: SparseRows, weight: Array) -> Array:
-    """``A^T diag(weight) A`` of shape ``(num_columns, num_columns)`` from the pairs of entries of every row."""
-
-    def add(total: Array, i: Array, j: Array, terms: Array) -> Array:
-        return total.at[i, j].add(terms)
-
-    start = jnp.zeros((design.num_columns, design.num_columns), design.values.dtype)
-    lower = add_pairs(design.columns, design.values, weight, add, start)
-    return lower + jnp.tril(lower, -1).T
