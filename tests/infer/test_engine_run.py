@@ -1,5 +1,6 @@
 """Running: order of calls, resuming, interruption, and the ways in which a run can fail."""
 
+import inspect
 import signal
 
 import jax
@@ -11,7 +12,10 @@ import pytest
 import scipy.optimize
 from numpyro.infer import NUTS
 
+from numpyro_ext import infer
+from numpyro_ext.design.outcomes.conditional import Conditioned
 from numpyro_ext.infer import EP, INLA, SMC, BilinearVG, LaplaceApproximation, StructuredMeanField, VariationalGaussian
+from numpyro_ext.infer.front.engine import BaseEngine
 from numpyro_ext.infer.gaussian import fitting as fitting_module
 from numpyro_ext.structure import ModelStructureError
 
@@ -407,14 +411,39 @@ def test_options_of_a_sampler_and_of_no_one_are_refused_with_those_there_are(cou
     assert EP(counts_case.model, num_samples=np.int64(7)).num_samples == 7
 
 
-def test_a_run_within_a_compiled_function_is_refused(counts_case):
-    def evidence(y):
-        engine = EP(counts_case.model)
-        engine.run(KEY, counts_case.t, y)
-        return engine.log_evidence
+def public_engines():
+    found = [value for name in infer.__all__ if isinstance(value := getattr(infer, name), type)]
+    return [value for value in found if hasattr(value, "run") and not inspect.isabstract(value)]
 
-    with pytest.raises(TypeError, match=r"cannot be called within jax.jit.*run_many"):
-        jax.jit(evidence)(counts_case.y)
+
+def test_every_engine_refuses_a_run_within_a_compiled_function_alike():
+    engines, messages = public_engines(), set()
+    assert {"EP", "INLA", "BilinearVG", "BilinearEP", "StructuredMeanField", "SMC"} <= {e.__name__ for e in engines}
+    for engine in engines:
+
+        def evidence(y, engine=engine):
+            run = engine(lambda y: numpyro.sample("y", dist.Normal(0.0, 1.0), obs=y))
+            run.run(KEY, y)
+            return run.log_evidence
+
+        with pytest.raises(TypeError, match=r"cannot be called within jax.jit.*run_many") as refused:
+            jax.jit(evidence)(np.ones(2))
+        messages.add(str(refused.value).removeprefix(engine.__name__))
+    assert len(messages) == 1
+
+
+def test_no_engine_has_a_run_of_its_own():
+    def below(engine):
+        return {engine}.union(*map(below, engine.__subclasses__()))
+
+    engines = [engine for engine in below(BaseEngine) if engine.__module__.startswith("numpyro_ext.")]
+    assert Conditioned in engines
+    assert [engine for engine in engines if engine.run is not BaseEngine.run] == []
+
+
+def test_checkpoints_are_refused_where_none_are_written(counts_case, tmp_path):
+    with pytest.raises(TypeError, match=r"EP writes no checkpoints: leave checkpoint out.*init_state"):
+        EP(counts_case.model).run(KEY, counts_case.t, counts_case.y, checkpoint=tmp_path / "state")
 
 
 def test_draws_of_a_site_have_any_shape(fitted_counts):

@@ -88,6 +88,7 @@ class Conditioned(Engine):
     :raises ValueError: if these arguments are not known.
     """
 
+    outside_algorithm = frozenset(("_drawn", "_weights", "_num_draws", "_has_focus"))
     is_on_field = False
     """True if the field is known by its own draws, and not by the data."""
 

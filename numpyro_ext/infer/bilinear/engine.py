@@ -117,7 +117,8 @@ class BilinearVG(BilinearAnswers):
         Not kept by :meth:`save`.
     :param options: those of every engine, see :class:`~numpyro_ext.infer.front.engine.BaseEngine`: ``field`` (the sites
         of both sides), ``hyper_values``, ``init_values``, ``num_samples`` and ``progress_bar``.
-    :raises ValueError: if a covariance is unknown, or no device belongs to this process.
+    :raises ValueError: if a covariance is unknown, or no device belongs to this process. :meth:`run` also raises it if
+        scales of point estimates would have to be learned.
     """
 
     def __init__(
@@ -157,32 +158,7 @@ class BilinearVG(BilinearAnswers):
 
     # Running
 
-    def run(
-        self,
-        rng_key: Array,
-        *args: Any,
-        init_state: EngineState | None = None,
-        checkpoint: str | os.PathLike[str] | None = None,
-        **kwargs: Any,
-    ) -> None:
-        """Read the model on these arguments, learn its hyperparameters and fit both sides.
-
-        :param rng_key: random number generator key, for the random starts and the draws.
-        :param args: arguments of the model.
-        :param EngineState init_state: ``last_state`` of an earlier run on data of the same shapes, to go on from.
-        :param checkpoint: path of a file that is written after every sweep. If it exists, the run goes on from it, so
-            that the same call, made again after the process was killed, loses at most one sweep. Sweeps in the file
-            count towards ``num_steps``; when none are left, one is made.
-        :param kwargs: keyword arguments of the model.
-        :raises ModelStructureError: if the model is not bilinear in two Gaussian blocks, or its observations are of
-            none of the families named above.
-        :raises ValueError: if the objective is not finite; the message names the likely cause. Also if scales of point
-            estimates would have to be learned, or if the checkpoint is of other data or another model.
-        """
-        with self._running():
-            run = self._start(rng_key, args, kwargs, init_state, checkpoint)
-            self._keep(run)
-            run.check_widths()
+    writes_checkpoints = True
 
     def _start(
         self,
@@ -265,6 +241,10 @@ class BilinearVG(BilinearAnswers):
         diagnostics = best.diagnostics._replace(messages=(*best.diagnostics.messages, *notes))
         best = best._replace(diagnostics=diagnostics)
         return BilinearRun(reading, space, best, rng_key, self.num_samples, programs)
+
+    def _keep(self, run: BilinearRun) -> None:
+        super()._keep(run)
+        run.check_widths()
 
     def _num_restarts(self, reading: BilinearReading, checkpoint: Any) -> int:
         if self.num_restarts is not None:

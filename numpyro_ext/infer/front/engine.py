@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -10,7 +11,6 @@ from typing import Any, ClassVar, Generic, Self, TypeVar
 import jax
 from jax import Array
 
-from ...structure.model.running.execution import check_key
 from ...structure.model.search import Form, field_names, read_first
 from .answers.arviz import ArviZInterface
 from .answers.display import ShownEngine
@@ -81,6 +81,8 @@ class BaseEngine(ShownEngine, LastRun, ArviZInterface, KeptRun, Generic[_Run]):
 
     # Running
 
+    writes_checkpoints: ClassVar[bool] = False
+    """Whether :meth:`_start` has the option ``checkpoint``."""
     forms: ClassVar[Sequence[Form[Any]]] = ()
     """What a model is read into: the first of them that it has."""
 
@@ -98,7 +100,14 @@ class BaseEngine(ShownEngine, LastRun, ArviZInterface, KeptRun, Generic[_Run]):
     def _restore(self, content: dict[str, Any], rng_key: Array, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Run:
         """The run from its :meth:`FinishedRun.content`."""
 
-    def run(self, rng_key: Array, *args: Any, init_state: EngineState | None = None, **kwargs: Any) -> None:
+    def run(
+        self,
+        rng_key: Array,
+        *args: Any,
+        init_state: EngineState | None = None,
+        checkpoint: str | os.PathLike[str] | None = None,
+        **kwargs: Any,
+    ) -> None:
         """Read the model on these arguments, learn its hyperparameters and fit its latent sites.
 
         A run that fails leaves no results, and not those of the run before; ``last_state`` stays that of the latter.
@@ -107,16 +116,27 @@ class BaseEngine(ShownEngine, LastRun, ArviZInterface, KeptRun, Generic[_Run]):
         :param args: arguments of the model.
         :param EngineState init_state: ``last_state`` of an earlier run. On the same data the run goes on exactly where
             that one stopped; on other data of the same shapes it starts from its values.
+        :param checkpoint: for BilinearVG, the path of a file that is written after every sweep. If it exists, the run
+            goes on from it, so that the same call, made again after the process was killed, loses at most one sweep.
+            Sweeps in the file count towards ``num_steps``; when none are left, one is made.
         :param kwargs: keyword arguments of the model.
         :raises ModelStructureError: if the model is not of the form, or not one for this algorithm.
-        :raises TypeError: if the first argument is no key, or if called within ``jax.jit`` or ``vmap``.
-        :raises ValueError: if the objective is not finite; the message names the likely cause.
+        :raises TypeError: if the first argument is no key, if called within ``jax.jit`` or ``vmap``, or for a
+            checkpoint that the engine does not write.
+        :raises ValueError: if the objective is not finite; the message names the likely cause. Also if a checkpoint is
+            of other data or another model.
         :raises RuntimeError: if more than one factor in a hundred was refused in the last step.
         """
-        with self._running():
-            check_key(rng_key)
-            _check_is_known(type(self), (rng_key, args, kwargs))
-            self._keep(self._start(rng_key, args, kwargs, init_state))
+        with self._running(rng_key, args, kwargs):
+            start: Callable[..., _Run] = self._start
+            if checkpoint is not None:
+                if not self.writes_checkpoints:
+                    raise TypeError(
+                        f"{type(self).__name__} writes no checkpoints: leave checkpoint out, and go on from the end of "
+                        "a run with init_state=engine.last_state. A model's argument of this name goes by position."
+                    )
+                start = partial(start, checkpoint=checkpoint)
+            self._keep(start(rng_key, args, kwargs, init_state))
 
     def run_many(self, rng_key: Array, datasets: Sequence[Any], **kwargs: Any) -> Fits[Self]:
         """Fit many data sets of one structure: bootstrap samples, simulations from the prior, one series per shop.
@@ -303,13 +323,3 @@ def _unknown_options(engine: type[BaseEngine[Any]], unknown: Mapping[str, Any]) 
     hint = ", which has neither warm-up nor chains," if sampler else ""
     options = ", ".join(sorted(engine._option_names()))
     return f"{engine.__name__}{hint} has no option {next(iter(unknown))!r}; its options are {options}."
-
-
-def _check_is_known(engine: type, arguments: Any) -> None:
-    if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(arguments)):
-        raise TypeError(
-            f"{engine.__name__}.run reads the model and decides by what it finds, so it cannot be called within "
-            "jax.jit, vmap or grad, where arguments have no values. run_many fits many data sets in one compiled loop, "
-            "marginalize(model) is differentiable in the hyperparameters, and engine.program(...), where an engine has "
-            "it, is the engine as pure functions of arrays."
-        )

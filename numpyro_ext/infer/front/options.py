@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from numbers import Integral
 from typing import Any, TypedDict, get_args
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
-__all__ = ["EngineOptions", "check_at_least", "check_one_of", "check_positive", "default_tolerance", "plain_number"]
+from ...structure.program.captured import array_key
+
+__all__ = [
+    "EngineOptions",
+    "check_at_least",
+    "check_one_of",
+    "check_positive",
+    "default_tolerance",
+    "option_key",
+    "plain_number",
+]
 
 
 class EngineOptions(TypedDict, total=False):
@@ -25,6 +36,51 @@ class EngineOptions(TypedDict, total=False):
 def plain_number(value: Any) -> Any:
     """A number of NumPy as one of Python, which files give back as they were given; anything else as it is."""
     return value.item() if isinstance(value, np.generic) else value
+
+
+def option_key(value: Any) -> Hashable:
+    """A hashable key of an option: equal for equal numbers, text, arrays, tables and trees of these, and otherwise for
+    objects that are equal and have a hash, or are the same object.
+
+    >>> option_key([1, {"a": np.ones(2)}]) == option_key([1, {"a": np.ones(2)}])
+    True
+    >>> option_key(1) == option_key(1.0), option_key(np.zeros(2)) == option_key(np.ones(2))
+    (False, False)
+    """
+    try:
+        leaves, structure = jax.tree.flatten(value, is_leaf=lambda part: hasattr(part, "__array__"))
+        key = (structure, *map(_leaf_key, leaves))
+        hash(key)
+    except (TypeError, ValueError):  # a dictionary whose names have no order, or static parts without a hash
+        return (_Itself(value),)
+    return key
+
+
+def _leaf_key(value: Any) -> Hashable:
+    if hasattr(value, "__array__"):
+        is_key = isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
+        array = value if is_key else np.asarray(value)
+        return (type(value), _Itself(value) if array.dtype == object else array_key(array))
+    if isinstance(value, set):
+        return (set, frozenset(value))
+    try:
+        hash(value)
+    except TypeError:
+        return _Itself(value)
+    return (type(value), value)
+
+
+class _Itself:
+    """An object by its identity, which no other gets while this holds it."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    def __hash__(self) -> int:
+        return id(self._value)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Itself) and other._value is self._value
 
 
 def check_at_least(least: int, **values: Any) -> None:

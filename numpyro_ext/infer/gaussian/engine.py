@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -17,9 +18,10 @@ from ...structure.model.running.changing import read_with_changing
 from ...structure.model.running.execution import ModelCall
 from ...structure.model.search import Form
 from ...structure.model.validation import sites_without_data
+from ...structure.program.captured import captured
 from ..front.files.saved_runs import fit_from_content
 from ..front.many import Dataset
-from ..front.options import EngineOptions, check_at_least, check_one_of, check_positive, default_tolerance
+from ..front.options import EngineOptions, check_at_least, check_one_of, check_positive, default_tolerance, option_key
 from ..front.run import FinishedRun
 from ..front.running.progress import warn
 from ..front.state import EngineState, Fit
@@ -89,6 +91,9 @@ class Engine(GaussianAnswers):
     forms: ClassVar[Sequence[Form[Any]]] = (LATENT_GAUSSIAN,)
     must_integrate: ClassVar[bool] = False
     """Whether there is no engine without integration over the hyperparameters."""
+    outside_algorithm: ClassVar[frozenset[str]] = frozenset()
+    """Attributes on which the functions of :meth:`algorithm` do not depend, so that other values compile nothing.
+    Those of this class are such: programs have them as data, or are kept by them already."""
 
     def __init__(
         self,
@@ -117,6 +122,9 @@ class Engine(GaussianAnswers):
     @abstractmethod
     def algorithm(self, reading: LatentGaussianReading) -> Algorithm:
         """The algorithm for a model, with the options of this engine bound.
+
+        Called on a copy of the engine. Compiled programs are shared by engines of one class whose options are equal;
+        of ``hyper_values`` and ``init_values`` only names enter, as their values are in the form.
 
         :raises ModelStructureError: if it cannot run on this form: which site, what was found, and what to do.
         """
@@ -263,8 +271,26 @@ class Engine(GaussianAnswers):
             name=type(self).__name__,
         )
 
+    def bound_algorithm(self, reading: LatentGaussianReading) -> Algorithm:
+        """:meth:`algorithm` with a key that tells it from those of other classes and of other options.
+
+        :raises ModelStructureError: if it cannot run on this form.
+        """
+        # Functions that read an option where they are traced read that of the copy, which nobody sets anew.
+        bound = copy.copy(self)
+        bound._run = bound._last_state = None
+        algorithm = bound.algorithm(reading)
+        elsewhere = _ELSEWHERE | self.outside_algorithm
+        options = tuple((name, option_key(value)) for name, value in vars(bound).items() if name not in elsewhere)
+        kind, name = type(self), f"{type(self).__module__}.{type(self).__qualname__}"
+        is_own = name.startswith("numpyro_ext.")  # these name in their keys all that states depend on
+        return algorithm._replace(
+            key=(algorithm.key, kind, options, captured(algorithm._asdict())),
+            state_key=algorithm.key if is_own else (algorithm.key, name, options),
+        )
+
     def _compile(self, reading: LatentGaussianReading) -> tuple[UnconstrainedSpace, Algorithm, Programs]:
-        algorithm = self.algorithm(reading)
+        algorithm = self.bound_algorithm(reading)
         space = UnconstrainedSpace(reading.hyper, self.hyper_values)
         self._check_design(space)
         options = self._options()
@@ -374,3 +400,7 @@ class Engine(GaussianAnswers):
 
 def _refuse(error: ModelStructureError) -> NoReturn:
     raise error
+
+
+_ELSEWHERE = frozenset((*Engine._option_names(), "model", "_run", "_last_state", "_failure"))
+"""Attributes of every engine: see :attr:`Engine.outside_algorithm`."""

@@ -225,8 +225,8 @@ class _Functions:
         """One step of the fixed point: see :attr:`Algorithm.update`."""
         if self._algorithm.update is None:
             raise NotImplementedError(
-                f"{self._algorithm.key} does not say of what its sites are a fixed point (Algorithm.update), so that "
-                "its fits have no derivative. EP, LaplaceApproximation and VariationalGaussian do."
+                f"{self._algorithm.state_key} does not say of what its sites are a fixed point (Algorithm.update), so "
+                "that its fits have no derivative. EP, LaplaceApproximation and VariationalGaussian do."
             )
         form = self._form(*inputs)
         observed = jnp.concatenate(form.observed)

@@ -108,8 +108,8 @@ class FittingPrograms:
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """Of the algorithm, and of the tolerances at which fits and searches end."""
-        return (self._algorithm.key, self.tol, self._hyper_tol)
+        """The key of states: that of the algorithm, and the tolerances at which fits and searches end."""
+        return (self._algorithm.state_key, self.tol, self._hyper_tol)
 
     @property
     def _field_tol(self) -> np.ndarray:

@@ -72,6 +72,7 @@ class INLA(LaplaceApproximation):
     """
 
     must_integrate: ClassVar[bool] = True
+    outside_algorithm: ClassVar[frozenset[str]] = frozenset(("marginal", "design", "grid_step", "log_density_drop"))
 
     def __init__(
         self,

@@ -177,7 +177,7 @@ class SMC(Answers, KeptRun):
         :raises ModelStructureError: if the model has sites that cannot be sampled: which, and what to do.
         :raises ValueError: if no particle explains the data (which datum), or a state is of another run.
         """
-        with self._running():
+        with self._running(rng_key, args, kwargs):
             target = Target(self.model, rng_key, args, kwargs, self.hyper_values)
             programs = self._programs_of(target)
             digest = self._digest(target, rng_key)

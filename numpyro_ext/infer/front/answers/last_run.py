@@ -6,6 +6,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import jax
+
+from ....structure.model.running.execution import check_key
+
 __all__ = ["LastRun"]
 
 _MOST_LETTERS = 200
@@ -21,10 +25,17 @@ class LastRun:
     _failure: str | None = None
 
     @contextmanager
-    def _running(self) -> Iterator[None]:
-        """Where a run is made and kept."""
+    def _running(self, rng_key: Any, *arguments: Any) -> Iterator[None]:
+        """The context in which a run is made and kept.
+
+        :param rng_key: of the run.
+        :param arguments: of the model.
+        :raises TypeError: if the key is none, or something has no value because it is traced by JAX.
+        """
         self._run, self._failure = None, None
         try:
+            check_key(rng_key)
+            _check_is_known(type(self).__name__, (rng_key, arguments))
             yield
         except BaseException as error:
             said = str(error)
@@ -37,3 +48,13 @@ class LastRun:
         if self._failure is None:
             return RuntimeError(f"run(...) should be called first to obtain results from {name}.")
         return RuntimeError(f"The last run(...) of {name} failed and has no results. It said: {self._failure}")
+
+
+def _check_is_known(name: str, arguments: Any) -> None:
+    if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(arguments)):
+        raise TypeError(
+            f"{name}.run reads the model and decides by what it finds, so it cannot be called within "
+            "jax.jit, vmap or grad, where arguments have no values. run_many fits many data sets in one compiled loop, "
+            "marginalize(model) is differentiable in the hyperparameters, and engine.program(...), where an engine has "
+            "it, is the engine as pure functions of arrays."
+        )

@@ -22,7 +22,7 @@ class Algorithm(NamedTuple):
     log_evidence: Callable[[LatentGaussian, Any], Array]
     posterior: Callable[[LatentGaussian, Any], Any]
     key: Hashable
-    """Name and options: equal keys mean equal functions."""
+    """Name and options: equal keys mean equal functions. An engine adds its class and its options."""
     notes: tuple[str, ...] = ()
     """How it treats this model, one line each, for ``describe()``."""
     is_lower_bound: bool = False
@@ -38,6 +38,8 @@ class Algorithm(NamedTuple):
     approach: Callable[[LatentGaussian, Any], Any] | None = None
     """``(form, state) -> state``: nearer to the fixed point, from that of almost the same data, for ``solve`` to go on
     from, if the algorithm knows of something quicker than its own steps."""
+    state_key: Hashable = None
+    """By which states in files are known; set by the engine."""
 
     def fit(self, form: LatentGaussian, state: Any = None, *, num_steps: int, tol: float) -> tuple[Any, FitInfo, Array]:
         """Fit the field of a form: the state, how the fit ended, and the log evidence there.

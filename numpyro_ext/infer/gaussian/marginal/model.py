@@ -199,7 +199,7 @@ class MarginalModel:
                 f"coefficients {list(reading.field)}: it learns their hyperparameters by itself "
                 f"({type(engine).__name__}(model).run(...)), and NUTS samples all of them."
             )
-        algorithm = engine.algorithm(reading)
+        algorithm = engine.bound_algorithm(reading)
         # Nothing is searched for: whoever samples the model moves with its supports.
         space = UnconstrainedSpace(reading.hyper, engine.hyper_values, is_searched=False)
         fixed = space.fixed
