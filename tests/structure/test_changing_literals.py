@@ -14,6 +14,8 @@ from numpyro_ext.structure.bilinear.read import read_bilinear
 from numpyro_ext.structure.program.program import make_program
 from tests.compilations import compiled_programs
 
+pytestmark = pytest.mark.usefixtures("no_faults")
+
 KEY = random.key(0)
 NOISE = 0.5
 RTOL = 1e-9 if jax.config.jax_enable_x64 else 1e-4

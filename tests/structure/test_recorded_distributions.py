@@ -13,6 +13,8 @@ from numpyro_ext.structure.model.running.calling import record
 from numpyro_ext.structure.model.running.execution import ModelCall
 from numpyro_ext.structure.model.running.plain_sites import PlainSites
 
+pytestmark = pytest.mark.usefixtures("no_faults")
+
 KEY = random.key(0)
 RTOL = 1e-9 if jax.config.jax_enable_x64 else 1e-4
 T = dist.transforms

@@ -16,9 +16,13 @@ from numpyro_ext.infer import EP, LaplaceApproximation, VariationalGaussian
 from numpyro_ext.infer.hyper.space import UnconstrainedSpace
 from numpyro_ext.structure import ModelStructureError, read_latent_gaussian
 from numpyro_ext.structure.model import search
+from numpyro_ext.structure.model.running import calling
 from numpyro_ext.structure.model.running.calling import record
 from numpyro_ext.structure.model.running.execution import ModelCall
+from numpyro_ext.structure.model.running.recording import make_or_derive
 from tests.compilations import compiled_programs
+
+pytestmark = pytest.mark.usefixtures("no_faults")
 
 KEY = random.key(0)
 X = np.linspace(-1.0, 1.0, 8)
@@ -309,6 +313,22 @@ def test_checks_of_what_is_not_known_yet_compile_nothing():
 
 
 @pytest.mark.parametrize("scale", [-1.0, np.full((), -1.0), jnp.full((), -1.0)], ids=["number", "numpy", "jax"])
-def test_checks_of_what_is_known_are_made(scale):
+def test_checks_of_what_is_known_are_made(scale, caplog):
     with numpyro.validation_enabled(), pytest.raises(ModelStructureError, match="distribution got invalid scale"):
         read_latent_gaussian(correlated, (np.eye(3), np.zeros(3), scale))
+    caplog.clear()  # the fault is the model's
+
+
+def test_a_fault_of_the_recording_is_logged(monkeypatch, caplog):
+    def fault(*args):
+        raise ZeroDivisionError
+
+    call = ModelCall(intercepts, datasets(intercepts)[0], {}, KEY)
+    recording = record(call)
+    assert not caplog.records
+    monkeypatch.setattr(calling, "take_apart", fault)
+    assert record(call) is None
+    program, _ = make_or_derive(recording, "asked", lambda sites=None: X if sites is None else sites(fault))
+    assert program is not None
+    assert [found.exc_info[0] for found in caplog.records] == [ZeroDivisionError] * 2
+    caplog.clear()

@@ -15,6 +15,8 @@ from numpyro_ext.structure.model import verification
 from numpyro_ext.structure.model.running import inspection
 from tests.readings import forget_readings
 
+pytestmark = pytest.mark.usefixtures("no_faults")
+
 LABELS = np.repeat(np.arange(4), 3)
 SPARSE = np.kron(np.eye(5), [[1.0], [2.0]])
 

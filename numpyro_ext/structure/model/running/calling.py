@@ -26,6 +26,7 @@ from .recording import (
     RecordedSite,
     Recording,
     Tree,
+    log_fault,
     message_without_arrays,
     take_apart,
 )
@@ -130,7 +131,10 @@ def record(call: ModelCall) -> Recording | None:
 
     try:
         program, atoms = make_program(run)
+    except NotRecorded:
+        return None
     except Exception:  # whatever a model does without values
+        log_fault("The model is not recorded, and is called for all that is asked of it")
         return None
     families = [part.family for part in found.values()]
     return Recording(program, {name: part.recorded(atoms[name]) for name, part in found.items()}, families)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from functools import partial
@@ -27,6 +28,7 @@ __all__ = [
     "Recording",
     "Sites",
     "Tree",
+    "log_fault",
     "make_or_derive",
     "message_without_arrays",
     "take_apart",
@@ -52,6 +54,11 @@ def message_without_arrays(site: Mapping[str, Any]) -> dict[str, Any]:
 
 class NotRecorded(Exception):
     """A model of which no recording is made."""
+
+
+def log_fault(what: str) -> None:
+    """Log the error at hand for who debugs: answers stay what they are, and take longer."""
+    logging.getLogger("numpyro_ext").debug(what, exc_info=True)
 
 
 class Tree(NamedTuple):
@@ -326,8 +333,8 @@ def make_or_derive(
             return recording.derive(key, function, *args, num_unknowns=num_unknowns)
         except ModelStructureError:
             raise
-        except Exception:  # the model itself says what is wrong
-            pass
+        except Exception:  # the model itself says what is wrong, if anything is
+            log_fault("What was asked of a recording is asked of the model")
     return make_program(function, *args, num_unknowns=num_unknowns)
 
 
