@@ -9,6 +9,8 @@ OLDEST := .venv-oldest
 PYTEST := -m pytest -p no:benchmark -q --dist loadfile --no-loadscope-reorder
 # The files with tests in single precision: to collect all others would take as long as to run these.
 FLOAT32 = $(shell grep -rlF --include='test_*.py' mark.float32 tests)
+# Those with long tests, for the same reason.
+SLOW = $(shell grep -rlF --include='test_*.py' mark.slow tests)
 # Folder of the data sets that may not be redistributed, if there is one beside the checkout.
 NUMPYRO_EXT_DATA ?= $(abspath $(wildcard ../shared/data))
 export NUMPYRO_EXT_DATA
@@ -24,7 +26,7 @@ NOTEBOOKS ?= notebooks
 # Workers with several BLAS threads each wait for one another when there are more of them than cores.
 test test-float32 test-thorough test-optimised test-slow test-newest test-oldest docs-test notebooks site: export OPENBLAS_NUM_THREADS = 1
 
-.PHONY: help demo test test-full test-float32 test-thorough test-optimised test-slow test-newest test-oldest lint format types docs-test notebooks site bench clean
+.PHONY: help demo test test-full test-everything test-float32 test-thorough test-optimised test-slow test-newest test-oldest lint format types docs-test notebooks site bench clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -46,11 +48,13 @@ test-thorough: $(VENV)/.test ## whole engines and further cases, in float64 and 
 
 test-full: test test-thorough test-optimised test-slow ## everything on this Python
 
+test-everything: lint types test-full test-oldest test-newest docs-test site notebooks ## all tiers on all Pythons, examples, pages and notebooks
+
 test-optimised: $(VENV)/.test ## the tests of the single-precision job in float64, compiled as users have it; SHARE=0/4 for a part
 	$(VENV)/bin/python $(PYTEST) -n $(WORKERS) -m "float32 and not slow" $(FLOAT32)
 
 test-slow: $(VENV)/.test ## long runs: samplers, random models, builds of the package; SHARE=0/4 for a part of them
-	$(VENV)/bin/python $(PYTEST) -n $(WORKERS) -m slow --durations=20
+	$(VENV)/bin/python $(PYTEST) -n $(WORKERS) -m slow --durations=20 $(SLOW) || [ $$? -eq 5 ] # 5: none is in this share
 
 test-newest: $(NEWEST)/.test ## the fast and thorough tests on the newest Python of this machine; SHARE=0/2 for a part of them
 	$(NEWEST)/bin/python $(PYTEST) -n $(WORKERS) -m "not slow"
@@ -90,7 +94,7 @@ else
 endif
 
 clean: ## remove the environments and caches
-	rm -rf $(VENV) $(NEWEST) $(OLDEST) build *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis .benchmarks
+	rm -rf $(VENV) $(NEWEST) $(OLDEST) .compiled build *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis .benchmarks
 
 # The stamps: an environment is installed again when the list of dependencies changes.
 $(VENV)/bin/python:

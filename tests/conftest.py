@@ -19,6 +19,7 @@ import jax
 import pytest
 from jax._src.interpreters import mlir
 
+from tests.compile_cache import CompileCache
 from tests.readings import forget_readings
 
 PRECISION = os.environ.get("NUMPYRO_EXT_TEST_PRECISION", "float64")
@@ -77,6 +78,18 @@ def _forget_compiled_programs() -> Iterator[None]:
 def _forget_readings(monkeypatch: pytest.MonkeyPatch) -> None:
     # Tests set thresholds of the reading, which otherwise stay.
     forget_readings(monkeypatch)
+
+
+_COMPILE_CACHE = CompileCache()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    _COMPILE_CACHE.use(item.path)
+
+
+def pytest_unconfigure() -> None:
+    _COMPILE_CACHE.close()
 
 
 def pytest_configure(config: pytest.Config) -> None:
