@@ -15,6 +15,7 @@ from scipy.special import gammaln
 
 from numpyro_ext.distributions import RectifiedLinearPoisson
 from numpyro_ext.infer import EP, LaplaceApproximation
+from tests.tiers import thorough
 
 
 def _moments(log_density: Any, center: float, width: float) -> tuple[float, float]:
@@ -133,7 +134,7 @@ def _logistic_ep(signed: np.ndarray, precision: np.ndarray) -> tuple[np.ndarray,
     return covariance @ signed.T @ shifts, covariance
 
 
-@pytest.mark.parametrize("engine", [EP, LaplaceApproximation])
+@pytest.mark.parametrize("engine", [EP, *thorough(LaplaceApproximation)])
 def test_separated_classes_without_a_prior_are_reported(engine: Any) -> None:
     """The posterior is improper: no engine may return a result that looks converged."""
     fit = engine(_logistic, progress_bar=False)

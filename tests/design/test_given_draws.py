@@ -18,6 +18,7 @@ from scipy.stats import poisson, qmc
 from numpyro_ext.design import SequentialDesign, draws_of, expected_information_gain, predictive_entropy, select_batch
 from numpyro_ext.infer import EP, INLA, SMC
 from tests.compilations import compiled_programs
+from tests.tiers import few
 
 X = np.array([0.0, 0.3, 0.7, 1.0, 1.6])
 Y = np.array([0.2, 0.9, 0.0, -0.6, 0.0])
@@ -75,7 +76,7 @@ def exact_gain(x, candidate, elements, seen, y):
 FOCUSES = [(HYPER, []), ([*HYPER, "f"], None), ({**dict.fromkeys(HYPER), "f": [1, 2]}, [1, 2])]
 
 
-@pytest.mark.parametrize("focus, elements", FOCUSES)
+@pytest.mark.parametrize("focus, elements", few(FOCUSES, 2))
 def test_the_field_at_each_draw_is_conditioned_exactly(focus, elements):
     draws = draws_of_curve()
     gain = expected_information_gain(draws, focus=focus)["y"]

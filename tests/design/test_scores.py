@@ -52,7 +52,7 @@ def fitted(problem, name):
 
 
 @pytest.mark.parametrize(
-    "problem, name", [("tiny", "EP"), ("tiny", "Laplace"), *thorough(("n8_2d", "EP"), ("n8_2d", "Laplace"))]
+    "problem, name", [("tiny", "EP"), *thorough(("tiny", "Laplace"), ("n8_2d", "EP"), ("n8_2d", "Laplace"))]
 )
 def test_pools_of_the_reference(problem, name):
     engine, number = fitted(problem, name)

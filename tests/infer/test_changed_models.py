@@ -14,6 +14,7 @@ import pytest
 
 from numpyro_ext.design import draws_of, expected_information_gain
 from numpyro_ext.infer import EP, SMC, LaplaceApproximation, VariationalGaussian
+from tests.tiers import thorough
 
 SETTINGS = {"slope": 1.0, "x": jnp.ones(3)}
 
@@ -34,7 +35,7 @@ def settings(monkeypatch):
     return change
 
 
-@pytest.mark.parametrize("engine", [EP, LaplaceApproximation, VariationalGaussian])
+@pytest.mark.parametrize("engine", [EP, *thorough(LaplaceApproximation, VariationalGaussian)])
 def test_engines_fit_the_model_as_it_is_now(engine, settings):
     for values in ((1.0, 1.0), (2.0, 1.0), (2.0, -0.5)):
         mean, variance = settings(*values)

@@ -204,6 +204,7 @@ def test_missing_measurements_are_not_scored(line_case, fitted_line, code):
     np.testing.assert_allclose(engine.log_predictive()["y"], expected, rtol=1e-8)
 
 
+@pytest.mark.thorough
 def test_missing_counts_are_not_scored(counts_case, fitted_counts):
     engine = EP(counts_case.model, progress_bar=False)
     missing = jnp.arange(12) == 8
@@ -313,6 +314,7 @@ def test_hyperparameters_that_see_the_field_are_no_observations():
     assert predicted["y"].shape == predicted["seen"].shape == (1000, 2)
 
 
+@pytest.mark.thorough
 def test_hyperparameters_may_have_observations_of_their_own():
     def groups_of_shares(group, y):
         mean = numpyro.sample("mean", dist.Normal(0, 1))

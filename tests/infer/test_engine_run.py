@@ -58,6 +58,7 @@ def test_an_exposure_of_zero_behind_a_logarithm_is_told_with_its_factor():
             engine(model, progress_bar=False).run(KEY, np.array([1.0, 0.0, 2.0]), np.array(y))
 
 
+@pytest.mark.thorough
 def test_a_factor_that_alone_holds_its_predictor_is_told():
     """An intrinsic autoregression by factors, as single precision has it with the usual width of a thousandth."""
 
@@ -116,13 +117,13 @@ def test_a_forgotten_key_is_missed_at_once(counts_case, key):
 
 
 def test_keys_of_the_older_kind_are_keys(counts_case):
-    engine = LaplaceApproximation(counts_case.model, progress_bar=False)
-    engine.run(np.asarray(jax.random.PRNGKey(0)), counts_case.t, counts_case.y)
+    engine = EP(counts_case.model, progress_bar=False)
+    engine.run(np.asarray(jax.random.PRNGKey(0)), counts_case.t, counts_case.y, mask=counts_case.mask)
     assert engine.diagnostics.converged
 
 
 def test_run_returns_nothing_and_forgets_the_run_before(counts_case):
-    engine = EP(counts_case.model, progress_bar=False, num_samples=10)
+    engine = EP(counts_case.model, progress_bar=False, num_samples=10, hyper_values={"scale": 0.7})
     assert engine.run(KEY, counts_case.t, counts_case.y) is None
     first = engine.get_samples()["f"]
     engine.run(KEY, counts_case.t[:8], counts_case.y[:8])
@@ -208,13 +209,13 @@ def test_an_interruption_leaves_a_usable_state(counts_case, monkeypatch, hyper_v
     options = {"hyper_values": hyper_values, "progress_bar": False, "num_steps": 1 if hyper_values else 100}
     engine = EP(counts_case.model, tol=1e-13, **options)
     with pytest.warns(UserWarning, match="Interrupted after"):
-        engine.run(KEY, counts_case.t, counts_case.y)
+        engine.run(KEY, counts_case.t, counts_case.y, mask=counts_case.mask)
     assert not engine.diagnostics.converged
     assert bool(jnp.all(jnp.isfinite(engine.posterior["f"].mean)))
     assert bool(jnp.isfinite(float(engine.log_evidence)))
     monkeypatch.setattr(fitting_module, "progress_bar", original)
     resumed = EP(counts_case.model, hyper_values=hyper_values, progress_bar=False)
-    resumed.run(KEY, counts_case.t, counts_case.y, init_state=engine.last_state)
+    resumed.run(KEY, counts_case.t, counts_case.y, mask=counts_case.mask, init_state=engine.last_state)
     assert resumed.diagnostics.converged
 
 

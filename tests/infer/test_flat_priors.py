@@ -9,6 +9,7 @@ import pytest
 from jax import random
 
 from numpyro_ext.infer import EP, LaplaceApproximation, VariationalGaussian
+from tests.tiers import thorough
 
 pytestmark = pytest.mark.float32
 RNG = np.random.default_rng(0)
@@ -20,7 +21,7 @@ def flat(name, size):
     return numpyro.sample(name, dist.ImproperUniform(dist.constraints.real, (), (size,)))
 
 
-@pytest.mark.parametrize("engine", [EP, LaplaceApproximation, VariationalGaussian])
+@pytest.mark.parametrize("engine", [EP, *thorough(LaplaceApproximation, VariationalGaussian)])
 def test_items_of_which_some_are_never_compared_with_the_others(engine):
     # Three items with each other, of which one is the reference, and three with each other.
     second = np.where(FIRST < 3, (FIRST + 1) % 3, 3 + (FIRST + 1) % 3)

@@ -17,6 +17,7 @@ from numpyro_ext.infer import INLA, cross_validate
 from numpyro_ext.infer.gaussian.integration.mixture_marginals import MarginalMixture, SkewNormal
 from numpyro_ext.infer.hyper.design import central_composite, explore_lattice
 from numpyro_ext.structure import ModelStructureError
+from tests.tiers import thorough
 
 KEY = jax.random.key(0)
 
@@ -317,7 +318,7 @@ def exact_groups():
     return y, np.log(mass.sum()), mean, sd, moments
 
 
-@pytest.mark.parametrize("marginal", ["simplified-laplace", "gaussian"])
+@pytest.mark.parametrize("marginal", ["simplified-laplace", *thorough("gaussian")])
 def test_poisson_groups(exact_groups, marginal):
     y, log_evidence, mean, sd, moments = exact_groups
     engine = run(groups, jnp.asarray(y), field=["effect"], marginal=marginal)

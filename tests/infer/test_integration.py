@@ -393,7 +393,7 @@ def one_scale(y):
 
 
 @pytest.mark.parametrize("engine", [EP, *thorough(INLA)])
-@pytest.mark.parametrize("model", [alike, one_scale])
+@pytest.mark.parametrize("model", [one_scale, *thorough(alike)])
 def test_quantiles_of_skewed_hyperparameters_on_a_lattice(model, engine):
     """Lattices of some ten points, whose masses stand on each other's places along one hyperparameter; and a scale that
     may be zero, whose log is more skewed than a skew normal."""

@@ -11,6 +11,7 @@ from scipy.special import logsumexp
 from scipy.stats import multivariate_normal, norm, poisson
 
 from numpyro_ext.infer import EP, INLA, LaplaceApproximation, VariationalGaussian, cross_validate, predictive_moments
+from tests.tiers import thorough
 
 KEY = jax.random.key(0)
 X = np.linspace(-1.0, 1.0, 12)
@@ -40,7 +41,7 @@ def line(y, mask=True):
 
 
 @pytest.mark.float32
-@pytest.mark.parametrize("engine", [EP, LaplaceApproximation, VariationalGaussian, INLA])
+@pytest.mark.parametrize("engine", [EP, *thorough(LaplaceApproximation, VariationalGaussian, INLA)])
 def test_gaussian_likelihoods_are_exact(engine):
     design = np.column_stack([2.0 * np.ones(12), X])
     covariance = design @ design.T + 0.25 * np.eye(12)
@@ -253,7 +254,7 @@ COVARIANCE = jnp.array([[1.0, 0.8], [0.8, 1.0]])
     "of",
     [
         lambda mean: dist.MultivariateNormal(mean, COVARIANCE).expand([4]),
-        lambda mean: dist.MatrixNormal(mean * jnp.ones((4, 2)), jnp.eye(4), jnp.linalg.cholesky(COVARIANCE)),
+        *thorough(lambda mean: dist.MatrixNormal(mean * jnp.ones((4, 2)), jnp.eye(4), jnp.linalg.cholesky(COVARIANCE))),
     ],
 )
 def test_coordinates_that_depend_on_each_other_are_not_scored_one_by_one(of):

@@ -453,24 +453,30 @@ def test_refusals_teach():
         marginalize(sparse).describe(np.array([1.0, 0.0, 3.0, 0.0]))
 
 
+def inside(x, y=None):
+    bound = numpyro.sample("bound", dist.HalfNormal(1.0))
+    noise = numpyro.sample("noise", dist.Uniform(0.0, bound))
+    slope = numpyro.sample("slope", dist.Normal(0.0, 1.0).expand([1]).to_event(1))
+    numpyro.sample("y", dist.Normal(slope[0] * x, noise + 0.1), obs=y)
+
+
+INSIDE = np.linspace(-1.0, 1.0, 8), 0.5 * np.linspace(-1.0, 1.0, 8) + 0.4 * np.sin(9.0 * np.linspace(-1.0, 1.0, 8))
+
+
 def test_supports_may_move_as_samplers_move_with_them():
     """Searches refuse them, and there is none here."""
-
-    def inside(x, y=None):
-        bound = numpyro.sample("bound", dist.HalfNormal(1.0))
-        noise = numpyro.sample("noise", dist.Uniform(0.0, bound))
-        slope = numpyro.sample("slope", dist.Normal(0.0, 1.0).expand([1]).to_event(1))
-        numpyro.sample("y", dist.Normal(slope[0] * x, noise + 0.1), obs=y)
-
-    x = np.linspace(-1.0, 1.0, 8)
-    y = 0.5 * x + 0.4 * np.sin(9.0 * x)
-    marginal = marginalize(inside)
+    marginal, x, y = marginalize(inside), *INSIDE
     for bound, noise in ((2.5, 0.4), (0.6, 0.5), (2.5, 2.0)):  # the last beyond any start
         covariance = jnp.outer(x, x) + (noise + 0.1) ** 2 * jnp.eye(8)
         exact = multivariate_normal.logpdf(y, jnp.zeros(8), covariance)
         exact += dist.HalfNormal(1.0).log_prob(bound) - jnp.log(bound)
         found = density(marginal, (x, y), bound=bound, noise=noise)
         np.testing.assert_allclose(found, exact, rtol=ROUNDING, atol=ROUNDING)
+
+
+@pytest.mark.thorough
+def test_a_chain_moves_with_supports_that_move():
+    marginal, x, y = marginalize(inside), *INSIDE
     chain = MCMC(NUTS(marginal), num_warmup=50, num_samples=50, progress_bar=False)
     chain.run(jax.random.key(0), x, y)
     draws = chain.get_samples()

@@ -8,6 +8,7 @@ import pytest
 from jax import random
 
 from numpyro_ext.infer import EP, INLA, LaplaceApproximation
+from tests.tiers import thorough
 
 SHOP, SOLD = np.repeat(np.arange(3), 2), np.array([8, 9, 3, 2, 6, 5])
 
@@ -20,7 +21,7 @@ def shops(shop, sold, num_shops, noise_of_shops=False):
     numpyro.sample("sold", dist.Poisson(jnp.exp(rate[jnp.asarray(shop)])), obs=sold)
 
 
-@pytest.mark.parametrize("kind", [EP, INLA])
+@pytest.mark.parametrize("kind", [EP, *thorough(INLA)])
 def test_a_new_group_is_what_it_is_in_a_fit_of_all_at_these_hyperparameters(kind):
     engine = kind(shops, field=["rate"], progress_bar=False)
     engine.run(random.key(0), SHOP, SOLD, 3)

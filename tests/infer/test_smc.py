@@ -248,7 +248,7 @@ def test_few_particles_in_many_dimensions():
 
 
 @pytest.mark.float32
-@pytest.mark.parametrize(("num_particles", "kernel"), [(400, "elliptical-slice"), (1200, "hmc")])
+@pytest.mark.parametrize(("num_particles", "kernel"), [(400, "elliptical-slice"), *thorough((1200, "hmc"))])
 def test_precisions_and_numbers_of_particles(num_particles, kernel):
     # a large offset of the log likelihood, of which single precision keeps no small differences
     y = jnp.asarray(np.r_[Y, np.full(400, 30.0)])

@@ -15,6 +15,7 @@ from numpyro_ext.infer.gaussian.programs import Programs
 from numpyro_ext.infer.hyper.space import UnconstrainedSpace
 from numpyro_ext.structure import read_latent_gaussian
 from tests import scan_models
+from tests.tiers import thorough
 
 NUM_STEPS = 500
 ENGINES = [EP, LaplaceApproximation, VariationalGaussian]
@@ -189,7 +190,8 @@ def programs_of(engine, data):
 @pytest.mark.parametrize(
     "engine, model",
     [
-        *((engine, scan_models.local_linear_trend) for engine in ENGINES),
+        (ENGINES[0], scan_models.local_linear_trend),
+        *thorough(*((engine, scan_models.local_linear_trend) for engine in ENGINES[1:])),
         (LaplaceApproximation, scan_models.random_walk),
     ],
 )

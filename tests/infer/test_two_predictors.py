@@ -236,7 +236,7 @@ def test_answers_of_a_run(tmp_path):
     assert np.all(np.isfinite(scores.log_predictive))
 
 
-@pytest.mark.parametrize("engine", [EP, VariationalGaussian])
+@pytest.mark.parametrize("engine", [EP, *thorough(VariationalGaussian)])
 def test_mixtures_of_regressions_have_several_modes(engine):
     with pytest.raises(
         ModelStructureError, match=r"'y' belongs to one of two regressions.*several modes.*field=.*NUTS"
