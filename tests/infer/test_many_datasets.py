@@ -12,6 +12,7 @@ import pytest
 from numpyro_ext.infer import EP, BilinearVG, LaplaceApproximation
 from numpyro_ext.infer.gaussian import many
 from numpyro_ext.structure import ModelStructureError
+from tests.tiers import thorough
 
 from .test_compiled_programs import compiled_programs
 
@@ -128,14 +129,13 @@ def test_data_sets_of_another_structure_are_refused_before_any_is_fitted(monkeyp
 
 
 def test_data_outside_the_support_do_not_end_the_others():
-    """The first of the data sets is the one with a negative count: the others are fitted as by themselves."""
-    good, other = _datasets(2)
-    bad = (good[0], np.array(good[1]))
+    """The first of the data sets is the one with a negative label: the others are fitted as by themselves."""
+    bad, good, other = ((X, data["y"]) for data in _lines(3))
     bad[1][0] = -1
     with pytest.warns(UserWarning, match=r"1 of 3 data sets \(0\): EP could not fit this: datasets\[0\]: .*'y'"):
-        fits = EP(groups).run_many(jax.random.key(0), [bad, good, other])
+        fits = EP(line).run_many(jax.random.key(0), [bad, good, other])
     assert list(fits.errors) == [0] and np.isnan(fits.log_evidence[0])
-    alone = EP(groups, progress_bar=False)
+    alone = EP(line, progress_bar=False)
     alone.run(jax.random.key(0), *other)
     np.testing.assert_allclose(fits.log_evidence[2], float(alone.log_evidence), rtol=1e-6)
     with pytest.raises(ModelStructureError, match="'y'"):
@@ -194,7 +194,7 @@ def test_engines_that_fit_one_after_the_other():
     assert fits.mean["rows"].shape == (2, 6, 2)
 
 
-@pytest.mark.parametrize("max_hyper_steps", [1, 2])
+@pytest.mark.parametrize("max_hyper_steps", [1, *thorough(2)])
 def test_no_more_steps_are_taken_than_one_by_one(max_hyper_steps):
     datasets = _datasets(2, is_balanced=True)
     options = {
