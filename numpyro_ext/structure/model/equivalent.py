@@ -15,8 +15,10 @@ from numpyro.distributions.transforms import AffineTransform, ComposeTransform, 
 
 from ...potentials.integrals.stirling import log_beta, log_rising_coefficient
 
-__all__ = ["as_gaussian", "with_exact_density"]
+__all__ = ["as_gaussian", "rounding_of_density", "with_exact_density"]
 
+_JUMP = 2e-6
+"""Error of ``jax.scipy.special.betaln``, which density functions have once or twice."""
 _WRAPPERS = (ExpandedDistribution, Independent, MaskedDistribution)
 
 
@@ -83,6 +85,25 @@ def with_exact_density(fn: Any) -> Any:
     return fn
 
 
+def rounding_of_density(fn: Any, value: Any) -> Array | None:
+    """Bound on the error of each log density that NumPyro computes where :func:`with_exact_density` has another one.
+
+    :param fn: a distribution as a model has it.
+    :param value: its value.
+    :return: in a shape that broadcasts with that of the value; none where NumPyro's densities have full precision.
+    """
+    exact, mask = with_exact_density(fn), jnp.asarray(True)
+    if exact is fn:
+        return None
+    while isinstance(exact, _WRAPPERS):
+        if isinstance(exact, MaskedDistribution) and exact.event_dim == 0:
+            mask = mask & jnp.asarray(exact._mask)
+        exact = exact.base_dist
+    eps = jnp.finfo(jnp.result_type(float)).eps
+    bound = 8.0 * eps / jnp.exp(exact.log_mass()) if isinstance(exact, _TruncatedNormal) else jnp.asarray(_JUMP)
+    return jnp.where(mask, bound, 0.0)
+
+
 def _around(wrapper: Any, inner: Any) -> Any:
     out = copy.copy(wrapper)
     out.base_dist = inner
@@ -124,7 +145,8 @@ class _BetaBinomial(dist.Distribution):
         total, count = (jnp.asarray(x, float) for x in (self.total_count, value))
         a, b = self.concentration1, self.concentration0
         # Three at once are one piece of program.
-        counts, sizes = (jnp.stack(jnp.broadcast_arrays(*x)) for x in ((count, total - count, total), (a, b, a + b)))
+        parts = jnp.stack(jnp.broadcast_arrays(count, total - count, total, a, b, a + b))
+        counts, sizes = parts[:3], parts[3:]
         of_successes, of_failures, of_all = log_rising_coefficient(counts, sizes)
         chances: Array = of_successes + of_failures - of_all
         return chances
@@ -160,14 +182,19 @@ class _TruncatedNormal(dist.Distribution):
 
     def log_prob(self, value: Any) -> Array:
         density: Array = dist.Normal(self.loc, self.scale, validate_args=False).log_prob(value)
+        return density - self.log_mass()
+
+    def log_mass(self) -> Array:
+        """Log of the probability of the interval before it is cut out, of the shape of the parameters."""
         if self.high is None:
-            return density - log_ndtr((self.loc - self.low) / self.scale)
+            return log_ndtr((self.loc - self.low) / self.scale)
         above = (self.high - self.loc) / self.scale
         if self.low is None:
-            return density - log_ndtr(above)
+            return log_ndtr(above)
         # The mass between two points of the lower tail, to which the upper one is turned.
         below = (self.low - self.loc) / self.scale
         is_turned = below + above > 0.0
         near = log_ndtr(jnp.where(is_turned, -below, above))
         far = log_ndtr(jnp.where(is_turned, -above, below))
-        return density - near - jnp.log(-jnp.expm1(far - near))
+        mass: Array = near + jnp.log(-jnp.expm1(far - near))
+        return mass

@@ -255,12 +255,12 @@ def _read(
         except Conflict as conflict:
             raise ModelStructureError(f"With field={list(field)}: {conflict}", site=conflict.site) from conflict
     if check:
-        # The check is by the model itself, unless it is known to do again what was recorded.
-        is_repeated = call.recording is not None and call.recording.is_repeated(lambda: record(call), call.origin)
+        # What distributions of others compute may depend on anything: the check is by the model itself.
+        recording = call.recording if call.recording is not None and call.recording.key is not None else None
         try:
-            check_form(reading, call.rng_key, recording=call.recording if is_repeated else None)
+            check_form(reading, call.rng_key, recording=recording)
         except ModelStructureError as error:
-            if error.reason is Reason.MISREAD and not is_repeated and _is_another_each_time(call):
+            if error.reason is Reason.MISREAD and _is_another_each_time(call):
                 raise ModelStructureError(
                     "the model was misread, as it is another one each time it is called: something that it has from "
                     "outside changes, such as a generator of NumPy, a counter or a list that grows. Draw such numbers "

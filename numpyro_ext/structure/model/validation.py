@@ -62,8 +62,8 @@ def can_be_scored(site: SiteInfo, shape: tuple[int, ...]) -> np.ndarray:
 def _mask(site: SiteInfo) -> np.ndarray:
     value = np.asarray(site.value)
     mask = np.asarray(True if site.mask is None else site.mask)
-    # masks cover the batch shape; trailing dimensions of the value belong to the event
-    event = max(value.ndim - len(site.batch_shape), 0) if mask.ndim else 0
+    # Masks cover the batch shape; values may have further axes in front of it.
+    event = len(site.full_shape) - len(site.batch_shape) if mask.ndim else 0
     return np.broadcast_to(
         mask.reshape(mask.shape + (1,) * event), np.broadcast_shapes(mask.shape + (1,) * event, value.shape)
     )

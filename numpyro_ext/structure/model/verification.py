@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,10 +22,12 @@ from .reading import ModelReading
 from .running.execution import ModelCall
 from .running.plain_sites import PlainSites
 from .running.recording import Recording, Sites, make_or_derive
+from .running.untouched import untouched_log_densities
 
 __all__ = ["check_form", "log_densities"]
 
 _COMPILED = Recent(64)
+_COMPARED = Recent(256)
 _SPREADS = (0.1, 0.5, 1.0)
 _MOST_HALVINGS = 12
 
@@ -35,7 +37,16 @@ def log_densities(reading: ModelReading, rng_key: Array, spreads: tuple[float, .
 
     :param spreads: standard deviations of the innovations drawn, in units of their prior (of one, where flat).
     """
-    return _evaluate(reading, rng_key, spreads)[:, :2]
+    return _evaluate(reading, rng_key, spreads).rows[:, :2]
+
+
+class _Evaluated(NamedTuple):
+    rows: np.ndarray
+    """Both log densities and the error of the operators, one row per point."""
+    values: list[dict[str, Any]]
+    """Values of the latent and ``param`` sites at each point."""
+    key: Hashable
+    """Equal where both densities are the same functions."""
 
 
 def _evaluate(
@@ -44,15 +55,15 @@ def _evaluate(
     spreads: tuple[float, ...],
     changing: Sequence[Any] = (),
     recording: Recording | None = None,
-) -> np.ndarray:
-    """Both log densities and the error of the operators, one row per point.
+) -> _Evaluated:
+    """The densities of the form and of the model at random points.
 
     :param changing: leaves of the arguments that change, other than those of the reading.
 
     Probabilities near one have lost the digits of the log of what is left to one, so a point at which the reference
     has is brought nearer to the centre of the prior, and where that does not help hyperparameters to ordinary values.
     """
-    compiled, reference_data = _compile(reading, rng_key, recording)
+    compiled, reference_data, key = _compile(reading, rng_key, recording)
     data = (*changing, *reading.data[len(changing) :])
     reference_data = (*changing, *reference_data[len(changing) :])
     # NumPy draws without compiling anything.
@@ -63,17 +74,21 @@ def _evaluate(
         white = np.asarray(spread * rng.standard_normal(reading.num_columns), jnp.result_type(float))
         ways.append(_nearer(reading, white, noise))
     start, is_left = reading.initial_hyper(), np.ones(len(spreads), bool)
-    rows = np.zeros(0)
+    rows = np.zeros((len(spreads), 0))
+    values: list[dict[str, Any]] = [{} for _ in spreads]
     for nearer, points in enumerate(zip(*ways, strict=True)):
         white, moves = jax.tree.map(lambda *leaves: np.stack(leaves), *points)
-        found = np.asarray(compiled(start, moves, white, data, reference_data))
+        found, there = jax.tree.map(np.asarray, compiled(start, moves, white, data, reference_data))
         found, rounding = found[:, :-1], found[:, -1]
         is_exact = ~(rounding > 0.1 * _tolerance() * (1.0 + np.abs(found[:, 1])))
-        rows = np.where((is_left & is_exact)[:, None], found, rows) if nearer else found
+        is_taken = is_left & is_exact if nearer else np.ones(len(spreads), bool)
+        rows = np.where(is_taken[:, None], found, rows) if nearer else found
+        for place in np.flatnonzero(is_taken).tolist():
+            values[place] = jax.tree.map(lambda leaf, place=place: leaf[place], there)
         is_left &= ~is_exact
         if not is_left.any():
             break
-    return rows
+    return _Evaluated(rows, values, key)
 
 
 def _nearer(
@@ -90,9 +105,9 @@ def _nearer(
         yield white * share, {n: noise[n] - (1.0 - share) * given[n] for n in noise}
 
 
-def _tolerance() -> float:
-    """Relative difference of two log densities that is no rounding."""
-    return 1e-7 if jnp.result_type(float) == np.float64 else 2e-3
+def _tolerance(dtype: Any = None) -> float:
+    """Relative difference of two log densities that is no rounding, in the dtype of the reading by default."""
+    return {64: 1e-7, 32: 2e-3}.get(jnp.finfo(jnp.result_type(float) if dtype is None else dtype).bits, 0.1)
 
 
 def check_form(
@@ -100,15 +115,19 @@ def check_form(
 ) -> None:
     """Compare the form with NumPyro's log density.
 
+    Where a model does something for the first time, also with that of the model as it was given, which nothing of the
+    reading has touched: what makes sites plain, or records them, stands on both sides of the other comparison.
+
     :param changing: leaves of the arguments that change, other than those of the reading.
     :param recording: of the model, whose sites NumPyro is given in the place of a further call.
     :raises ModelStructureError: if they differ by more than rounding, or are not finite anywhere for a reason that can
         be named (a covariance that is not positive definite, covariates that are not finite).
     """
-    found = _evaluate(reading, rng_key, _SPREADS, changing, recording)
+    evaluated = _evaluate(reading, rng_key, _SPREADS, changing, recording)
+    found = evaluated.rows
     if reading.changing and not changing:
         leaves = [jnp.roll(leaf, 1, 0) if jnp.ndim(leaf) else leaf for leaf in jax.tree.leaves(reading.changing)]
-        moved = _evaluate(reading, rng_key, _SPREADS, leaves)
+        moved = _evaluate(reading, rng_key, _SPREADS, leaves).rows
         # Values may not go together in other places; where they do, they are read like the given ones.
         found = np.concatenate([found, moved[np.isfinite(moved).all(1)]])
     found, linearity_error = found[:, :2], float(found[0, 2])
@@ -116,21 +135,48 @@ def check_form(
         reading.explain_nan()
     if not linearity_error < np.sqrt(np.finfo(found.dtype).eps):
         reading.explain_linearity_error(linearity_error)
-    form, numpyro_value = found.T
-    tolerance = _tolerance()
-    both_finite = np.isfinite(form) & np.isfinite(numpyro_value)
-    difference = np.where(both_finite, form, 0.0) - np.where(both_finite, numpyro_value, 0.0)
-    close = np.abs(difference) <= tolerance * (1.0 + np.abs(np.where(both_finite, numpyro_value, 0.0)))
-    same = np.where(both_finite, close, form == numpyro_value)
+    form, expected = found.T
+    _refuse_difference(reading, form, expected, _tolerance() * (1.0 + np.abs(expected)))
+    call = _call(reading, rng_key)
+    if changing:
+        structure = jax.tree.structure(reading.changing)
+        args, kwargs = call.with_values(jax.tree.unflatten(structure, list(changing)))
+        _compare_with_untouched(reading, call._replace(args=args, kwargs=kwargs), evaluated)
+    else:
+        # What a model does when it is called as it is, is asked where its operations are new.
+        asked = call.origin, evaluated.key, str(jnp.result_type(float))
+        _COMPARED.get(asked, lambda: _compare_with_untouched(reading, call, evaluated))
+
+
+def _compare_with_untouched(reading: ModelReading, call: ModelCall, evaluated: _Evaluated) -> None:
+    """Compare the form with the density of the model that nothing has rewritten, at the same points.
+
+    :raises ModelStructureError: if they differ by more than rounding.
+    """
+    left_out = {n: reading.sites[n].init for n in reading.predictive}
+    found = untouched_log_densities(call, evaluated.values, left_out)
+    tolerance = _tolerance(found.dtype) * (1.0 + np.abs(found.values)) + found.errors
+    _refuse_difference(reading, evaluated.rows[:, 0], found.values, tolerance)
+
+
+def _refuse_difference(reading: ModelReading, form: np.ndarray, expected: np.ndarray, tolerance: np.ndarray) -> None:
+    both_finite = np.isfinite(form) & np.isfinite(expected)
+    difference = np.where(both_finite, form, 0.0) - np.where(both_finite, expected, 0.0)
+    # Nothing is told by a density of which NumPyro has no digit: its error has no bound.
+    same = np.where(both_finite, np.abs(difference) <= tolerance, (form == expected) | (tolerance == np.inf))
     if not same.all():
-        reading.check_conditioning(tolerance)
+        reading.check_conditioning(_tolerance())
         worst = int(np.argmax(~same))
         raise ModelStructureError(
-            f"the model was misread: its log density is {numpyro_value[worst]:.10g} at a random point, the form gives "
+            f"the model was misread: its log density is {expected[worst]:.10g} at a random point, the form gives "
             f"{form[worst]:.10g}. What was read:\n{reading.describe()}\nPlease report this model; NUTS is "
             "not affected.",
             reason=Reason.MISREAD,
         )
+
+
+def _call(reading: ModelReading, rng_key: Array) -> ModelCall:
+    return ModelCall(reading.model, reading.args, reading.kwargs, rng_key, tuple(reading.changing))
 
 
 def _noise(reading: ModelReading, rng: np.random.Generator, size: float) -> dict[str, np.ndarray]:
@@ -148,12 +194,12 @@ def _perturb(reading: ModelReading, hyper: dict[str, Any], noise: dict[str, Arra
     return {name: moved(name) if name in noise else value for name, value in hyper.items()}
 
 
-def _compile(reading: ModelReading, rng_key: Array, recording: Recording | None) -> tuple[Any, Any]:
+def _compile(reading: ModelReading, rng_key: Array, recording: Recording | None) -> tuple[Any, Any, Hashable]:
     """The two log densities and what may be wrong with them, one row for each point, as one compiled function of where
     hyperparameters start, their moves and whitened unknowns, stacked, and of both sets of data."""
     seeded = handlers.seed(PlainSites(reading.model), rng_key)
 
-    call = ModelCall(reading.model, reading.args, reading.kwargs, rng_key, tuple(reading.changing))
+    call = _call(reading, rng_key)
 
     def reference(
         values: dict[str, Any], changing: dict[str, Any], left_out: dict[str, Any], recorded: Sites | None = None
@@ -178,25 +224,25 @@ def _compile(reading: ModelReading, rng_key: Array, recording: Recording | None)
     def make() -> Any:
         skeleton = reading.skeleton()
 
-        def both(start: Any, data: Any, reference_data: Any, point: tuple[Array, Any]) -> Array:
+        def both(start: Any, data: Any, reference_data: Any, point: tuple[Array, Any]) -> tuple[Array, Any]:
             white, noise = point
             hyper = _perturb(skeleton, start, noise)
             e = skeleton.draw(hyper, white, data)
-            leaves = jax.tree.leaves(_latent_values(skeleton, hyper, e, data))
-            env = dict(zip(program.inputs, leaves, strict=True))
+            values = _latent_values(skeleton, hyper, e, data)
+            env = dict(zip(program.inputs, jax.tree.leaves(values), strict=True))
             env |= dict(zip(program.constants, reference_data, strict=True))
             (expected,) = program.evaluate([output], env)
             errors = skeleton.linearity_error(hyper, data), skeleton.reference_rounding(hyper, e, data)
-            return jnp.stack([skeleton.log_joint(hyper, e, data), expected, *errors])
+            return jnp.stack([skeleton.log_joint(hyper, e, data), expected, *errors]), values
 
-        def at_points(start: Any, moves: Any, white: Array, data: Any, reference_data: Any) -> Array:
-            found: Array = jax.lax.map(partial(both, start, data, reference_data), (white, moves))
+        def at_points(start: Any, moves: Any, white: Array, data: Any, reference_data: Any) -> tuple[Array, Any]:
+            found: tuple[Array, Any] = jax.lax.map(partial(both, start, data, reference_data), (white, moves))
             return found
 
         return quick_jit(at_points, is_small=holds_little((reading.data, reference_data)), is_lean=True)
 
     key = (reading.structure_key, program.fingerprint())
-    return _COMPILED.get(key, make), reference_data
+    return _COMPILED.get(key, make), reference_data, key
 
 
 def _restated(recorded: Sites, values: Mapping[str, Any]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import traceback
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["ModelCall", "bound_arguments", "check_call", "check_key", "execution_error", "tracing_error"]
 
 _MOST_ARGUMENTS = 8
+_SETTING = bool | np.bool_ | str | type | None
 
 
 class ModelCall(NamedTuple):
@@ -55,9 +56,9 @@ class ModelCall(NamedTuple):
 
     @property
     def origin(self) -> Hashable:
-        """Equal for calls of the same source with the same settings (switches and words among the arguments)."""
-        settings = (*enumerate(self.args), *self.kwargs.items())
-        return _code(self.model), tuple((n, str(v)) for n, v in settings if isinstance(v, bool | np.bool_ | str | None))
+        """Equal for calls of the same source with the same settings (switches and words among the arguments, and what
+        functions made within others have from these)."""
+        return _source(self.model), _settings((*enumerate(self.args), *self.kwargs.items()))
 
 
 def bound_arguments(
@@ -233,6 +234,38 @@ def _plain(signature: inspect.Signature) -> inspect.Signature:
 
 def _name(model: Callable[..., Any]) -> str:
     return getattr(model, "__name__", type(model).__name__)
+
+
+def _source(model: Any) -> Hashable:
+    """The code of a function, the handlers and partial applications around it, and what it has from a function around
+    it, as far as these are settings, classes or functions."""
+    around: list[Any] = []
+    while not hasattr(model, "__code__"):
+        around.append((type(model), _settings(getattr(model, "keywords", {}).items())))
+        inner = model.func if isinstance(model, functools.partial) else getattr(model, "fn", None)
+        if inner is None:
+            return tuple(around), getattr(type(model).__call__, "__code__", None)
+        model = inner
+    model = inspect.unwrap(model)
+    closure = zip(model.__code__.co_freevars, model.__closure__ or (), strict=False)
+    return tuple(around), model.__code__, _settings((name, _contents(cell)) for name, cell in closure)
+
+
+def _settings(named: Iterable[tuple[Any, Any]]) -> tuple[Any, ...]:
+    """Names and values of switches, words, classes and (by their code) functions."""
+    found = []
+    for name, value in named:
+        code = getattr(value, "__code__", None)
+        if code is not None or isinstance(value, _SETTING):
+            found.append((name, str(value) if code is None else code))
+    return tuple(found)
+
+
+def _contents(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # of a variable that has no value yet
+        return None
 
 
 def _code(model: Any) -> Any:

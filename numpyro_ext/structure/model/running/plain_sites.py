@@ -119,7 +119,7 @@ class PlainSites(Messenger):
     """Run a model with plain sites.
 
     Real parameters of distributions have the floating dtype of the reading, observed values are arrays, and
-    ``sample_shape`` is a part of the batch shape.
+    ``sample_shape`` is a part of the batch shape of latent sites. That of observed ones is told by their values.
     """
 
     def process_message(self, msg: dict[str, Any]) -> None:
@@ -129,11 +129,13 @@ class PlainSites(Messenger):
             return
         fn = as_gaussian(_as_numpyro(msg["fn"]))
         msg["fn"] = in_working_precision(with_exact_density(fn) if msg["is_observed"] else fn)
-        if msg["kwargs"].get("sample_shape"):
-            msg["fn"] = msg["fn"].expand_by(msg["kwargs"]["sample_shape"])
-            msg["kwargs"]["sample_shape"] = ()
         if msg["is_observed"] and msg["value"] is not None:
             msg["value"] = _observed(msg["name"], msg["value"])
+        if sample_shape := msg["kwargs"].get("sample_shape"):
+            msg["fn"] = (
+                _with_shape_of(msg["fn"], msg["value"]) if msg["is_observed"] else msg["fn"].expand_by(sample_shape)
+            )
+            msg["kwargs"]["sample_shape"] = ()
         if not msg["is_observed"] and isinstance(unwrap(msg["fn"]), dist.Delta):
             _make_deterministic(msg)
 
@@ -159,6 +161,16 @@ def _log_density_of_point(fn: Any) -> Array:
     if isinstance(fn, dist.distribution.Independent):
         return jnp.asarray(sum_rightmost(inner, fn.reinterpreted_batch_ndims))
     return jnp.broadcast_to(inner, fn.batch_shape)
+
+
+def _with_shape_of(fn: Any, value: Any) -> Any:
+    """The distribution with the batch shape over which NumPyro sums the density of an observed value.
+
+    It draws values by ``sample_shape`` and ignores it where they are given: a mask around the site, or a parameter, may
+    have the shape of the observations already.
+    """
+    given = np.shape(value)
+    return fn.expand(jnp.broadcast_shapes(fn.batch_shape, given[: max(len(given) - fn.event_dim, 0)]))
 
 
 def _observed(name: str, value: Any) -> Array:

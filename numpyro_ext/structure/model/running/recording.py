@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -15,7 +15,7 @@ import numpyro.distributions as dist
 
 from ....compilation.recent import Recent
 from ...errors import ModelStructureError
-from ...program.captured import Fingerprint, array_key, dtype_name
+from ...program.captured import Fingerprint, dtype_name
 from ...program.program import Program, make_program
 from ...program.run_compiled import as_function, run_traced
 from .start_values import initial_value
@@ -36,7 +36,6 @@ __all__ = [
 
 _DERIVED = Recent(192)
 _KEYS = Recent(256)
-_REPEATED = Recent(256)
 _KNOWN = ("numpyro.", "numpyro_ext.")
 NUMBERS = bool | int | complex | np.bool_ | np.integer
 """What stays in a recording as it was written; floating numbers may turn out to change."""
@@ -229,23 +228,6 @@ class Recording:
 
         arrays = run_traced(as_function(*self.derive("central values", run, dict(given))), dict(given))
         return {n: {**s.message, **arrays[n], "structure": s.fn.structure} for n, s in self.sites.items()}
-
-    def is_repeated(self, again: Callable[[], Recording | None], origin: Hashable) -> bool:
-        """Whether the model does the same when it is called again, which is asked once of recordings of the same
-        operations and origin: what depends on hidden state (a generator of NumPy, a counter) does not.
-
-        :param again: records it.
-        :param origin: which model it is, as another one may have the same operations and no such state.
-        """
-        if self.key is None:
-            return False
-        found: bool = _REPEATED.get((origin, self.key), lambda: self._is_equal(again()))
-        return found
-
-    def _is_equal(self, other: Recording | None) -> bool:
-        if other is None or self.key != other.key:
-            return False
-        return list(map(array_key, self.data)) == list(map(array_key, other.data))
 
     def derive(self, key: Any, function: Callable[..., Any], *args: Any, num_unknowns: int = 0) -> tuple[Program, Any]:
         """``make_program(function, *args, sites)``, where ``sites`` are the :data:`Sites` of the model.
