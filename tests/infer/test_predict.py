@@ -18,6 +18,7 @@ from numpyro.contrib.hsgp.approximation import hsgp_squared_exponential
 from numpyro.infer import MCMC, NUTS, Predictive
 
 from numpyro_ext.infer import EP, INLA, BilinearVG, LaplaceApproximation, VariationalGaussian
+from numpyro_ext.infer.gaussian import new_arguments
 from tests.monte_carlo import assert_close_deviations, assert_close_means
 from tests.tiers import thorough
 
@@ -488,6 +489,74 @@ def test_draws_that_need_observations_that_there_are_not_are_refused():
     found = fitted(LaplaceApproximation, model, (N, Y), hyper_values={}).predict(KEY, N + M)
     with pytest.raises(ValueError, match="Draws of 'y' depend on observations that are left out"):
         found.get_samples()
+
+
+def rates(group, x, num_groups, y=None):
+    scale = numpyro.sample("scale", dist.HalfNormal(1.0))
+    with numpyro.plate("groups", num_groups):
+        b = numpyro.sample("b", dist.Normal(0, scale))
+    line = numpyro.deterministic("line", b[group] + 0.3 * x)
+    numpyro.deterministic("rate", jnp.exp(line))
+    numpyro.sample("y", dist.Poisson(jnp.exp(line)), obs=y)
+
+
+def without_conditioning(monkeypatch):
+    """Predictions fail that condition on all rows again."""
+
+    def refuse(*args):
+        raise AssertionError("the field is known")
+
+    monkeypatch.setattr(new_arguments, "_on_all_rows", refuse)
+
+
+@pytest.mark.thorough
+@pytest.mark.float32
+def test_new_rows_of_a_known_field_condition_nothing_and_draw_at_the_new_rows_alone(monkeypatch):
+    """Moments of the field are those of the fit; draws at new rows are functions of its draws."""
+    engine = fitted(EP, rates, (GROUP, X, 3, COUNTS), hyper_values={}, num_samples=500)
+    without_conditioning(monkeypatch)
+    found = engine.predict(KEY, np.array([2, 0]), np.array([0.5, -1.0]), 3, np.array([1, 2]))
+    assert found.posterior["line"].shape == (2,)
+    draws = found.get_samples()
+    assert draws["y"].shape == draws["rate"].shape == (500, 2)
+    b = np.asarray(engine.posterior["b"].mean)
+    np.testing.assert_allclose(found.posterior["b"].mean, b)
+    np.testing.assert_allclose(found.posterior["line"].mean, [b[2] + 0.15, b[0] - 0.3], rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(found.posterior["line"].sd, engine.posterior["b"].sd[np.array([2, 0])], rtol=1e-4)
+    covariance = np.asarray(engine.posterior["b"].covariance())[np.ix_([2, 0], [2, 0])]
+    np.testing.assert_allclose(found.posterior["line"].covariance(), covariance, rtol=1e-3, atol=1e-5)
+    np.testing.assert_allclose(draws["rate"][:, 0], np.exp(draws["b"][:, 2] + 0.15), rtol=1e-4)
+    assert_close_means(draws["y"], draws["rate"].mean(0))
+    # One set of draws of latent sites, in orders of their own; scores are those of the same rows by another way.
+    other = engine.predict(jax.random.key(1), np.array([2, 0]), np.array([0.5, -1.0]), 3).get_samples()
+    assert not np.array_equal(other["b"], draws["b"])
+    np.testing.assert_array_equal(np.sort(other["b"][:, 0]), np.sort(engine.get_samples()["b"][:, 0]))
+    scores = engine.log_predictive(np.array([2, 0]), np.array([0.5, -1.0]), 3, np.array([1, 2]))["y"]
+    np.testing.assert_allclose(found.log_predictive()["y"], scores, rtol=1e-4)
+
+
+def test_labels_that_are_others_among_new_rows_alone_are_drawn_as_on_all(monkeypatch):
+    """Without conditioning, but not at the new rows alone, where the model numbers its groups anew."""
+    engine = fitted(LaplaceApproximation, labelled, (np.array(list("abc"))[GROUP], X, Y), num_samples=4000)
+    without_conditioning(monkeypatch)
+    found = engine.predict(KEY, np.array(["c", "b"]), np.array([0.0, 1.0]))
+    draws = found.get_samples()
+    assert draws["y"].shape == (4000, 2)
+    site = engine.posterior["a"]
+    assert abs(float(site.mean[2] - site.mean[0])) > 0.3  # as which they would be counted alone
+    assert_close_means(draws["y"], site.mean[np.array([2, 1])] + np.array([0.0, 1.0]))
+
+
+def test_a_model_that_is_another_on_few_rows_alone_is_drawn_as_on_all():
+    """Its noise depends on how many rows there are."""
+
+    def model(x, y=None):
+        b = numpyro.sample("b", dist.Normal(0, 1))
+        numpyro.sample("y", dist.Normal(b * x, jnp.where(len(x) < 10, 50.0, 0.3)), obs=y)
+
+    engine = fitted(LaplaceApproximation, model, (X, Y), hyper_values={}, num_samples=4000)
+    draws = engine.predict(KEY, np.array([0.0, 1.0])).get_samples()["y"]
+    assert float(jnp.std(draws[:, 0])) < 0.35
 
 
 @pytest.mark.thorough

@@ -316,7 +316,7 @@ class FittingPrograms:
 
         @jax.jit  # traced once, for the shapes and for the condition
         def compute() -> Any:
-            return marginals_fn(self._posterior(data, hyper, found.state), self._reading.maps(hyper, data))
+            return marginals_fn(self.posterior(data, hyper, found.state), self._reading.maps(hyper, data))
 
         zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(compute))
         marginals = jax.lax.cond(with_marginals, compute, lambda: zeros)
@@ -388,7 +388,8 @@ class FittingPrograms:
             field_tol=self._field_tol,
         )
 
-    def _posterior(self, data: Any, hyper: dict[str, Array], state: Any) -> Any:
+    def posterior(self, data: Any, hyper: dict[str, Array], state: Any) -> Any:
+        """The posterior of the unknowns, for programs that ask it something."""
         return self._algorithm.posterior(self.form(hyper, data), state)
 
 

@@ -2,14 +2,15 @@
 
 The model is read on old and new rows together. The Gaussian sites that stand for the old observations in the fit go to
 their rows in that form, and the new rows have none: this is the posterior of the model fitted with the new observations
-masked, as long as the form on all rows contains that of the fit, which is checked.
+masked, as long as the form on all rows contains that of the fit, which is checked. Where new rows see no other unknowns
+than the fit has, nothing is conditioned again (:mod:`.answers.known_field`).
 """
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property, partial
 from typing import Any, NamedTuple
 
@@ -29,13 +30,14 @@ from ..hyper.space import UnconstrainedSpace
 from .algorithms.algorithm import Algorithm
 from .algorithms.posterior import GaussianPosterior
 from .answers.containment import ADVICE, check_contained, row_places
+from .answers.known_field import KnownField, NewCall, known_field
 from .answers.prediction import OtherField
 from .fitting_programs import PointFit
 from .integration.exploration import Exploration
-from .integration.run import IntegratedRun, Point, unstacked
+from .integration.run import IntegratedRun, unstacked
 from .integration.scatter import Scatter
 from .programs import Programs, compiled_programs
-from .run import GaussianRun
+from .run import GaussianRun, Point
 
 __all__ = ["Prediction", "log_predictive", "predict"]
 
@@ -53,31 +55,44 @@ class Prediction:
 
     def __init__(
         self,
-        run: GaussianRun,
+        run: GaussianRun | Callable[[], GaussianRun],
         old: LatentGaussianReading,
         call: JointCall,
         rng_key: Array,
         other: LatentGaussianReading | None = None,
+        known: KnownField | None = None,
+        alone: NewCall | None = None,
     ) -> None:
-        self._run = run
+        self._make_run = run
+        self._known = known
         self._old = old
         self._call = call
         self._rng_key = rng_key
         self._other = other
+        self._alone = alone
 
     def __repr__(self) -> str:
         return f"Prediction({', '.join(self.posterior)})"
 
     @cached_property
+    def _run(self) -> GaussianRun:
+        """The run on all rows, which is made where the field is not known without it."""
+        return self._make_run if isinstance(self._make_run, GaussianRun) else self._make_run()
+
+    @cached_property
     def posterior(self) -> PosteriorSites:
         """Exact marginals by name, for every field site and every deterministic site affine in the field."""
+        if self._known is not None:
+            return self._known.posterior(self._new_slices)
         sites = self._run.posterior
         return PosteriorSites({name: self._new_part(site) for name, site in sites.items()}, sites.reasons)
 
     def get_samples(self, group_by_chain: bool = False) -> dict[str, Array]:
         """Draws of every site of the model by name: latent and deterministic ones, and what is to be observed.
 
-        Latent sites are drawn from the posterior, all else by the model itself, given these.
+        Latent sites are drawn from the posterior, all else by the model itself, given these. Where the new arguments
+        bring no new latent sites, the draws of these are those of ``engine.get_samples()``, in another order for each
+        key.
 
         :param bool group_by_chain: whether to put a chain dimension of size one in front.
         :return: arrays of shape ``(num_samples, ...)``, or ``(1, num_samples, ...)``.
@@ -92,7 +107,7 @@ class Prediction:
         """
         if self._call.left_out:
             raise NotJoined("Give the observations that are to be scored: predict(rng_key, x, y).log_predictive().")
-        scores = self._run.log_predictive()
+        scores = self._run.log_predictive() if self._known is None else self._known.log_predictive()
         return {name: value[self._new_slices(name, value.shape)] for name, value in scores.items()}
 
     def to_arviz(self, **options: Any) -> Any:
@@ -104,20 +119,19 @@ class Prediction:
 
     @cached_property
     def _draws(self) -> dict[str, Array]:
-        run, reading = self._run, self._run.reading
+        run = self._known or self._run
+        reading = run.reading
         drawn, _ = run.draw(self._rng_key)
         latents = {name: drawn[name] for name in (*reading.field, *reading.hyper)}
+        if self._known is not None and self._alone is not None:
+            return self._known.model_draws(self._alone, latents, self._rng_key)
         missing = self._call.left_out | observed_leaves(self._old)
         found = model_draws(reading, latents, jax.random.fold_in(self._rng_key, 1), missing, self._other)
         return {name: value[(slice(None), *self._new_slices(name, value.shape[1:]))] for name, value in found.items()}
 
     def _new_slices(self, name: str, shape: tuple[int, ...]) -> tuple[slice, ...]:
         """The part of a site that belongs to the new rows."""
-        old, appended = self._old.sites.get(name), self._call.appended
-        if old is None or len(old.shape) != len(shape):
-            return tuple(slice(None) for _ in shape)
-        are_rows = [a in appended and b == a + appended[a] for a, b in zip(old.shape, shape, strict=True)]
-        return tuple(slice(a if is_row else None, None) for a, is_row in zip(old.shape, are_rows, strict=True))
+        return _new_slices(self._old, self._call, name, shape)
 
     def _new_part(self, site: SitePosterior) -> SitePosterior:
         places = np.arange(site.size).reshape(site.shape)[self._new_slices(site.name, site.shape)]
@@ -144,7 +158,9 @@ def predict(
     if unknown:
         raise NotJoined(f"joint= names {unknown}, and the arguments of the model are {sorted(old)}.")
     try:
-        new = old if not (args or kwargs or joint) else bound_arguments(reading.model, args, kwargs, joint)[0]
+        new, call_new = old, make_call
+        if args or kwargs or joint:
+            new, call_new = bound_arguments(reading.model, args, kwargs, joint)
     except TypeError as error:
         raise NotJoined(
             f"the model cannot be called like this: {error}. predict(rng_key, ...) takes the arguments of the model, "
@@ -160,11 +176,23 @@ def predict(
         if not call.is_new:
             return Prediction(run, reading, call, rng_key)
         try:
-            found = _on_all_rows(run, read(*make_call(call.arguments)))
-            other = read(*make_call(again.arguments)) if call.left_out else None
-            if other is not None:
-                _check_left_out(found, other)
-            return Prediction(found, reading, call, rng_key, other)
+            whole = read(*make_call(call.arguments))
+            places = _places(run, whole)
+            known = known_field(run, whole, places, _hypers(run))
+            if known is None:
+                found = _on_all_rows(run, whole, places)
+                other = read(*make_call(again.arguments)) if call.left_out else None
+                if other is not None:
+                    _check_left_out(found, other)
+                return Prediction(found, reading, call, rng_key, other)
+            alone = None if joint else NewCall(*call_new(new))
+            other = None
+            if alone is None or not known.is_same_alone(alone, partial(_new_slices, reading, call)):
+                alone, other = None, read(*make_call(again.arguments)) if call.left_out else None
+                if other is not None:
+                    _check_equal(known.affine_values(whole), known.affine_values(other))
+            on_all = partial(_on_all_rows, run, whole, places)
+            return Prediction(on_all, reading, call, rng_key, other, known, alone)
         except ModelStructureError as error:
             hint = "Observations have to be an argument of the model, so that they can be left out."
             hint = f" {hint}" if error.reason is Reason.DATA else ""
@@ -210,8 +238,35 @@ class _Sites(NamedTuple):
     shift: Array
 
 
-def _on_all_rows(run: GaussianRun, found: LatentGaussianReading) -> GaussianRun:
-    """The run with its Gaussian sites on a reading of old and new rows."""
+def _new_slices(
+    reading: LatentGaussianReading, call: JointCall, name: str, shape: tuple[int, ...]
+) -> tuple[slice, ...]:
+    """The part of a site on old and new rows that belongs to the new ones."""
+    old, appended = reading.sites.get(name), call.appended
+    if old is None or len(old.shape) != len(shape):
+        return tuple(slice(None) for _ in shape)
+    are_rows = [a in appended and b == a + appended[a] for a, b in zip(old.shape, shape, strict=True)]
+    return tuple(slice(a if is_row else None, None) for a, is_row in zip(old.shape, are_rows, strict=True))
+
+
+def _hypers(run: GaussianRun) -> Iterator[dict[str, Any]]:
+    """The hyperparameters of the fit, and two about a standard deviation away."""
+    yield run.fit.hyper
+    space, values = run.space, np.asarray(run.fit.last_state.values)
+    if not space.size:
+        return
+    covariance = run.fit.covariance
+    deviations = np.ones(space.size) if covariance is None else np.sqrt(np.maximum(np.diagonal(covariance), 0.0))
+    steps = np.clip(deviations, 1e-2, 1.0) * np.random.default_rng(1).uniform(0.5, 1.0, space.size)
+    for sign in (-1.0, 1.0):
+        yield space.unpack(jnp.asarray(values + sign * steps, values.dtype), space.fixed)
+
+
+def _places(run: GaussianRun, found: LatentGaussianReading) -> np.ndarray:
+    """The rows of a fit in a reading of old and new rows.
+
+    :raises NotJoined: if the sites or the hyperparameters of the fit have no place there.
+    """
     places = row_places(run.reading, found)
     if set(found.hyper) != set(run.fit.hyper) or any(
         tuple(site.shape) != np.shape(run.fit.hyper[name]) for name, site in found.hyper.items()
@@ -222,6 +277,11 @@ def _on_all_rows(run: GaussianRun, found: LatentGaussianReading) -> GaussianRun:
             f"{ {name: tuple(site.shape) for name, site in found.hyper.items()} }, in the fit {old}: what the fit has "
             f"not learned has no value to predict with. {ADVICE}"
         )
+    return places
+
+
+def _on_all_rows(run: GaussianRun, found: LatentGaussianReading, places: np.ndarray) -> GaussianRun:
+    """The run with its Gaussian sites on a reading of old and new rows."""
     fitted = run.programs.rows(*run.inputs)[0]
     if not isinstance(fitted, GaussianPosterior):
         raise NotJoined(f"A {type(fitted).__name__} has no sites to predict with. {ADVICE}")
@@ -298,9 +358,12 @@ def _check_left_out(run: GaussianRun, other: LatentGaussianReading) -> None:
     """
     reading = ReadingOfRows(other, run.reading.data[-2])
     found = run.programs.moments(*run.inputs)
-    again = _programs(reading, run.algorithm, run.space).moments(reading.data, *run.inputs[1:])
-    for name, moments in found.items():
-        if not all(np.allclose(*pair, rtol=1e-5, atol=1e-8) for pair in zip(moments, again[name], strict=True)):
+    _check_equal(found, _programs(reading, run.algorithm, run.space).moments(reading.data, *run.inputs[1:]))
+
+
+def _check_equal(found: Mapping[str, Any], again: Mapping[str, Any]) -> None:
+    for name, values in found.items():
+        if not all(np.allclose(*pair, rtol=1e-5, atol=1e-8) for pair in zip(values, again[name], strict=True)):
             raise NotJoined(
                 f"Site {name!r} depends on observations that are left out. Let it depend on latent sites alone, as a "
                 f"scan that carries them does. {ADVICE}"

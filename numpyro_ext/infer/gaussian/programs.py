@@ -73,21 +73,21 @@ class Programs(FittingPrograms):
         self.fold_predictive = compile_(self._fold_predictives, static_argnames="batch_size")
 
     def _moments(self, data: Any, hyper: dict[str, Array], state: Any) -> dict[str, tuple[Array, Array]]:
-        posterior = self._posterior(data, hyper, state)
+        posterior = self.posterior(data, hyper, state)
         return {n: posterior.mean_and_variance(map_) for n, map_ in self._reading.maps(hyper, data).items()}
 
     def _marginals(self, data: Any, hyper: dict[str, Array], state: Any, *, marginals_fn: Callable[..., Any]) -> Any:
-        return marginals_fn(self._posterior(data, hyper, state), self._reading.maps(hyper, data))
+        return marginals_fn(self.posterior(data, hyper, state), self._reading.maps(hyper, data))
 
     def _rows(self, data: Any, hyper: dict[str, Array], state: Any) -> tuple[Any, Array, Array, Array]:
         """The posterior, mean and variance of the predictors, and log factors a deviation below, at and above them."""
-        form, posterior = self.form(hyper, data), self._posterior(data, hyper, state)
+        form, posterior = self.form(hyper, data), self.posterior(data, hyper, state)
         mean, variance = posterior.predictor_moments()
         points = mean + jnp.sqrt(jnp.maximum(variance, 0.0)) * jnp.array([[-1.0], [0.0], [1.0]])
         return posterior, mean, variance, jax.vmap(form.log_factors)(points)
 
     def _covariance(self, data: Any, hyper: dict[str, Array], state: Any, *, name: str) -> Array:
-        covariance: Array = self._posterior(data, hyper, state).covariance(self._reading.maps(hyper, data)[name])
+        covariance: Array = self.posterior(data, hyper, state).covariance(self._reading.maps(hyper, data)[name])
         return covariance
 
     def _chosen_marginals(
@@ -102,14 +102,14 @@ class Programs(FittingPrograms):
     ) -> Any:
         """The marginals of chosen elements of a large site."""
         affine_map = self._reading.chosen_map(chosen, indices, hyper, data)
-        return marginals_fn(self._posterior(data, hyper, state), {"chosen": affine_map})["chosen"]
+        return marginals_fn(self.posterior(data, hyper, state), {"chosen": affine_map})["chosen"]
 
     def _chosen_covariance(
         self, data: Any, hyper: dict[str, Array], state: Any, indices: ChosenIndices, *, chosen: ChosenRows
     ) -> Array:
         affine_map, posterior = (
             self._reading.chosen_map(chosen, indices, hyper, data),
-            self._posterior(data, hyper, state),
+            self.posterior(data, hyper, state),
         )
         found: Array = posterior.covariance_of(affine_map, jnp.asarray(indices.used), jnp.asarray(indices.places))
         return found
@@ -118,7 +118,7 @@ class Programs(FittingPrograms):
         self, data: Any, hyper: dict[str, Array], state: Any, rng_key: Array, *, name: str, num_samples: int
     ) -> Array:
         design, offset = self._reading.maps(hyper, data)[name]
-        return design.matvec(self._posterior(data, hyper, state).sample(rng_key, num_samples)) + offset
+        return design.matvec(self.posterior(data, hyper, state).sample(rng_key, num_samples)) + offset
 
     def _draws(
         self,
@@ -192,7 +192,7 @@ class Programs(FittingPrograms):
         """Joint mean of the named sites, flattened one after the other, and a factor ``F`` of their covariance
         ``F F^T``, of shape ``(total size, num_columns)``."""
         maps = self._reading.maps(hyper, data)
-        posterior = self._posterior(data, hyper, state)
+        posterior = self.posterior(data, hyper, state)
         design = jnp.concatenate([maps[name].design.to_dense() for name in names])
         offset = jnp.concatenate([maps[name].offset for name in names])
         return design @ posterior.mean + offset, design @ posterior.scale_tril()

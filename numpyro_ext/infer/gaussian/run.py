@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
 from typing import Any
@@ -29,7 +29,10 @@ from .answers.prediction import by_site, check_same_unknowns
 from .integration.simplified_laplace import gaussian_marginals
 from .programs import Programs, compiled_form
 
-__all__ = ["GaussianRun"]
+__all__ = ["GaussianRun", "Point"]
+
+Point = tuple[Any, dict[str, Array], Any]
+"""Data, hyperparameters and state: the first arguments of every program."""
 
 _FEW_OUTLIERS = 0.01
 """Share of observations whose weights may fail: ArviZ says so of single ones."""
@@ -48,7 +51,7 @@ class GaussianRun(FinishedRun):
     programs: Programs
 
     @property
-    def inputs(self) -> tuple[Any, dict[str, Array], Any]:
+    def inputs(self) -> Point:
         """Data, hyperparameters and state: the first arguments of every program."""
         return self.reading.data, self.fit.hyper, self.fit.last_state.state
 
@@ -100,26 +103,51 @@ class GaussianRun(FinishedRun):
         """The posterior of chosen elements of a large site."""
         chosen, indices = self.reading.choose(name, places.reshape(-1))
 
-        @cache
-        def moments() -> tuple[Array, Array]:
-            mean, variance, *_ = self.programs.chosen_marginals(
-                *self.inputs, indices, chosen=chosen, marginals_fn=gaussian_marginals
-            )
-            return mean, variance
+        def marginals_at(inputs: Point, marginals_fn: Callable[..., Any]) -> dict[str, Any]:
+            found = self.programs.chosen_marginals(*inputs, indices, chosen=chosen, marginals_fn=marginals_fn)
+            return {name: found}
 
-        @cache
-        def covariance() -> Array:
-            found: Array = self.programs.chosen_covariance(*self.inputs, indices, chosen=chosen)
+        def covariance_at(inputs: Point, name: str) -> Array:
+            found: Array = self.programs.chosen_covariance(*inputs, indices, chosen=chosen)
             return found
 
-        return SitePosterior(
-            name,
-            places.shape,
-            mean=lambda: moments()[0],
-            variance=lambda: moments()[1],
-            covariance=covariance,
-            sample=lambda rng_key, num_samples: gaussian_draws(moments()[0], covariance(), rng_key, num_samples),
-        )
+        return self.affine_sites({name: places.shape}, marginals_at, covariance_at)[name]
+
+    def affine_sites(
+        self,
+        shapes: Mapping[str, tuple[int, ...]],
+        marginals_at: Callable[[Point, Callable[..., Any]], Mapping[str, Any]],
+        covariance_at: Callable[[Point, str], Array],
+    ) -> dict[str, SitePosterior]:
+        """Posteriors of quantities affine in the field, computed when they are first asked for.
+
+        :param shapes: by name.
+        :param marginals_at: from the first arguments of every program, and what the marginals are to be, to means,
+            variances and skewnesses by name.
+        :param covariance_at: from these arguments and a name to the joint covariance.
+        """
+
+        @cache
+        def moments() -> Mapping[str, Any]:
+            return marginals_at(self.inputs, gaussian_marginals)
+
+        @cache
+        def covariance(name: str) -> Array:
+            return covariance_at(self.inputs, name)
+
+        def site(name: str, shape: tuple[int, ...]) -> SitePosterior:
+            return SitePosterior(
+                name,
+                shape,
+                mean=lambda: moments()[name][0],
+                variance=lambda: moments()[name][1],
+                covariance=partial(covariance, name),
+                sample=lambda rng_key, num_samples: gaussian_draws(
+                    moments()[name][0], covariance(name), rng_key, num_samples
+                ),
+            )
+
+        return {name: site(name, shape) for name, shape in shapes.items()}
 
     def draw(self, rng_key: Array) -> tuple[dict[str, Array], Array]:
         """Draws of all sites but the observed ones, and the log density of each."""
@@ -151,8 +179,12 @@ class GaussianRun(FinishedRun):
             values, observed = self.programs.log_predictive(*self.inputs)
             return by_site(self.reading, values, ~observed)
         check_same_unknowns(self.reading, new, self.fit.hyper)
-        values, observed = self.programs.log_predictive(*self.inputs, compiled_form(new, self.fit.hyper))
-        return by_site(new, values, observed)
+        return by_site(new, *self.log_predictive_of(new))
+
+    def log_predictive_of(self, new: LatentGaussianReading) -> tuple[Any, Any]:
+        """Log predictive density of every factor of another reading with this field, and whether it is observed."""
+        found: tuple[Any, Any] = self.programs.log_predictive(*self.inputs, compiled_form(new, self.fit.hyper))
+        return found
 
     def typical_noise(self) -> Array:
         """The average variance of the noise, where all observations have Gaussian noise."""
@@ -199,7 +231,7 @@ class GaussianRun(FinishedRun):
         parts = [p._replace(mean={n: m.reshape(shapes[n]) for n, m in p.mean.items()}) for p in parts]
         return corrected(self.log_evidence, np.array([weight for weight, _ in points]), parts)
 
-    def weighted_points(self) -> Iterable[tuple[float, tuple[Any, dict[str, Array], Any]]]:
+    def weighted_points(self) -> Iterable[tuple[float, Point]]:
         """Masses of the hyperparameters at which the field was fitted, and the first arguments of every program."""
         return [(1.0, self.inputs)]
 

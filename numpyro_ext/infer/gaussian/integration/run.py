@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from typing import Any
 
 import jax
@@ -15,21 +15,20 @@ from scipy.special import logsumexp
 
 from ....compilation.collection import without_collection
 from ....compilation.transfer import to_device
+from ....structure import LatentGaussianReading
 from ...front.answers.draws import Draws, draw_inside_support
 from ...front.answers.sites import PosteriorSites, SitePosterior, gaussian_draws, missing_sites
 from ...front.results import Diagnostics, HyperEstimate, LogEvidence
 from ...front.run import hyper_estimates
-from ..answers.prediction import by_site, check_same_unknowns
+from ..answers.prediction import by_site
 from ..programs import compiled_form
-from ..run import GaussianRun
+from ..run import GaussianRun, Point
 from .exploration import MANY_ROWS, Exploration, Integration, Surroundings, explore
 from .mixture_marginals import MarginalMixture
 from .mixture_posteriors import HyperPosterior, MixturePosterior
 from .scatter import Scatter, scatter
 
-__all__ = ["IntegratedRun", "Point", "unstacked"]
-
-Point = tuple[Any, dict[str, Array], Any]
+__all__ = ["IntegratedRun", "unstacked"]
 
 _CALLS, _CALLS_OF_SMALL, _CALLS_OF_MANY_ROWS = (32, 16), (64, 32), (8, 64)
 """Points at which one call draws, and how often it draws at each, at most. With many rows the points are those of the
@@ -144,35 +143,49 @@ class IntegratedRun(GaussianRun):
         sites = {name: site(name) for name in reading.affine_sites}
         return PosteriorSites(sites, missing_sites(reading), self._large_sites())
 
-    def _chosen(self, name: str, places: np.ndarray) -> SitePosterior:
-        """The posterior of chosen elements of a large site: a mixture as the others."""
-        chosen, indices = self.reading.choose(name, places.reshape(-1))
-        programs, weights = self.programs, self.exploration.weights
-        parts = [
-            programs.chosen_marginals(*inputs, indices, chosen=chosen, marginals_fn=self.marginals_fn)
-            for inputs in self.design_points()
-        ]
-        mixture = MarginalMixture(weights, *(np.stack(moment) for moment in zip(*parts, strict=True)))
+    def affine_sites(
+        self,
+        shapes: Mapping[str, tuple[int, ...]],
+        marginals_at: Callable[[Point, Callable[..., Any]], Mapping[str, Any]],
+        covariance_at: Callable[[Point, str], Array],
+    ) -> dict[str, SitePosterior]:
+        """Mixtures over the design; see :meth:`GaussianRun.affine_sites`."""
+        weights = self.exploration.weights
 
         @cache
-        def covariances() -> list[np.ndarray]:
-            return [np.asarray(programs.chosen_covariance(*p, indices, chosen=chosen)) for p in self.design_points()]
+        def mixtures() -> dict[str, MarginalMixture]:
+            parts = [marginals_at(inputs, self.marginals_fn) for inputs in self.design_points()]
+            return {
+                name: MarginalMixture(
+                    weights, *(np.stack(moment) for moment in zip(*(p[name] for p in parts), strict=True))
+                )
+                for name in shapes
+            }
 
-        def covariance() -> Array:
+        @cache
+        def covariances(name: str) -> list[np.ndarray]:
+            return [np.asarray(covariance_at(inputs, name)) for inputs in self.design_points()]
+
+        def covariance(name: str) -> Array:
+            mixture = mixtures()[name]
             centred = mixture.means - mixture.mean_and_variance()[0]
-            return jnp.asarray((centred.T * weights) @ centred + np.tensordot(weights, np.stack(covariances()), 1))
+            return jnp.asarray((centred.T * weights) @ centred + np.tensordot(weights, np.stack(covariances(name)), 1))
 
-        def sample(rng_key: Array, num_samples: int) -> Array:
+        def sample(rng_key: Array, num_samples: int, name: str) -> Array:
             key_point, key_draw = random.split(rng_key)
+            means = mixtures()[name].means
             points = np.asarray(random.choice(key_point, len(weights), (num_samples,), p=jnp.asarray(weights)))
-            out = np.empty((num_samples, places.size))
+            out = np.empty((num_samples, means.shape[1]))
             for number in np.unique(points):
                 here = np.flatnonzero(points == number)
                 key = random.fold_in(key_draw, number)
-                out[here] = gaussian_draws(mixture.means[number], covariances()[number], key, len(here))
+                out[here] = gaussian_draws(means[number], covariances(name)[number], key, len(here))
             return jnp.asarray(out)
 
-        return MixturePosterior(name, places.shape, mixture, covariance, sample)
+        return {
+            name: MixturePosterior(name, shape, mixtures()[name], partial(covariance, name), partial(sample, name=name))
+            for name, shape in shapes.items()
+        }
 
     def design_points(self) -> Iterator[Point]:
         """The first arguments of every program, point by point."""
@@ -248,14 +261,18 @@ class IntegratedRun(GaussianRun):
     def log_predictive(self, new: Any = None) -> dict[str, Array]:
         """Log predictive density of the masked observations, or of those of another reading, over the design."""
         if new is not None:
-            check_same_unknowns(self.reading, new, self.fit.hyper)
+            return super().log_predictive(new)
         parts = []
         for inputs in self.design_points():
-            form = () if new is None else (compiled_form(new, inputs[1]),)
-            values, observed = map(np.asarray, self.programs.log_predictive(*inputs, *form))
+            values, observed = map(np.asarray, self.programs.log_predictive(*inputs))
             parts.append(values)
-        total = self._mixed(np.stack(parts))
-        return by_site(self.reading, total, ~observed) if new is None else by_site(new, total, observed)
+        return by_site(self.reading, self._mixed(np.stack(parts)), ~observed)
+
+    def log_predictive_of(self, new: LatentGaussianReading) -> tuple[Any, Any]:
+        """The same of another reading with this field, over the design."""
+        points = ((inputs, compiled_form(new, inputs[1])) for inputs in self.design_points())
+        parts, observed = zip(*(self.programs.log_predictive(*inputs, form) for inputs, form in points), strict=True)
+        return self._mixed(np.stack(parts)), np.asarray(observed[0])
 
     @cached_property
     def leave_one_out(self) -> tuple[np.ndarray, np.ndarray]:

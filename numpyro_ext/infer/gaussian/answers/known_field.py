@@ -1,0 +1,331 @@
+"""Prediction where old and new arguments together have the field of the fit, whose posterior is known already.
+
+New rows then see unknowns that the fit has. Nothing is conditioned again: what is asked of new rows is an affine map of
+these unknowns, and what is drawn there is drawn by the model at the new arguments alone, once it is known to be the
+same there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, random
+from numpyro import handlers
+
+from ....compilation.quick_jit import quick_jit
+from ....compilation.recent import Recent
+from ....compilation.transfer import to_device
+from ....linalg.gaussian.design import AnyDesign, DenseDesign, SparseRows
+from ....structure import LatentGaussianReading
+from ....structure.latent_gaussian import AffineMap
+from ....structure.program.run_compiled import run_compiled
+from ...front.answers.model_draws import predictive_draws
+from ...front.answers.sites import PosteriorSites, missing_sites
+from ..run import GaussianRun, Point
+from .prediction import by_site
+
+__all__ = ["KnownField", "NewCall", "known_field"]
+
+_LOOKS, _COMPILED = Recent(16), Recent(16)
+_NUM_POINTS = 3
+"""Unknowns at which affine functions are compared."""
+
+Slices = Callable[[str, tuple[int, ...]], tuple[slice, ...]]
+"""From the name and the shape of a site on all rows to the part that belongs to the new ones."""
+
+
+class NewCall(NamedTuple):
+    """A call of the model at the new arguments alone."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+class _Look(NamedTuple):
+    """A form at one value of the hyperparameters, and its predictors and sites at a few unknowns."""
+
+    prior: Any
+    potentials: Any
+    observed: tuple[Array, ...]
+    predictor: Array
+    """Shape ``(points, num_rows)``."""
+    values: dict[str, Array]
+    """Of latent and deterministic sites."""
+
+
+def known_field(
+    run: GaussianRun, reading: LatentGaussianReading, places: np.ndarray, points: Iterator[Any]
+) -> KnownField | None:
+    """The posterior on old and new rows, where the form on both has the unknowns, the prior, the predictors and the
+    factors of the fit, to rounding; ``None`` where it has not, or this is not known.
+
+    :param GaussianRun run: of the fit.
+    :param LatentGaussianReading reading: of old and new arguments together.
+    :param places: its rows that are those of the fit.
+    :param points: hyperparameters at which the forms are compared.
+    """
+    old = run.reading
+    is_plain = all(isinstance(r.abstract_form.design, DenseDesign | SparseRows) for r in (old, reading))
+    shapes = [{name: tuple(r.site_shapes[name]) for name in r.field} for r in (old, reading)]
+    if not is_plain or shapes[0] != shapes[1] or old.field != reading.field or old.large_sites or reading.large_sites:
+        return None
+    unknowns = _unknowns(reading)
+    latents: list[dict[str, Any]] = []
+    for hyper in points:
+        before, after = (_looked(r, hyper, unknowns) for r in (old, reading))
+        affine = [after.predictor, *(after.values[name] for name in reading.affine_sites)]
+        is_finite = all(np.isfinite(values).all() for values in affine)
+        if not (is_finite and _is_same(before, after, places, old)):
+            return None
+        for k in range(_NUM_POINTS):
+            latents.append({name: after.values[name][k] for name in reading.field} | dict(hyper))
+    is_old = np.zeros(reading.abstract_form.num_rows, bool)
+    is_old[places] = True
+    ends: Any = jax.tree.map(lambda *leaves: np.stack([np.asarray(leaf) for leaf in leaves]), latents[0], latents[-1])
+    return KnownField(run, reading, is_old, ends)
+
+
+def _unknowns(reading: LatentGaussianReading) -> np.ndarray:
+    """A few values of the unknowns; small ones, as likelihoods are not finite everywhere."""
+    size = reading.num_columns
+    drawn = min(1.0, 3.0 / np.sqrt(max(size, 1))) * np.random.default_rng(0).standard_normal((_NUM_POINTS, size))
+    return np.asarray(drawn, jnp.result_type(float))
+
+
+def _looked(reading: LatentGaussianReading, hyper: Mapping[str, Any], unknowns: np.ndarray) -> _Look:
+    def make() -> Any:
+        skeleton = reading.skeleton()
+
+        def look(hyper: dict[str, Array], unknowns: Array, data: Any) -> _Look:
+            form = skeleton.form(hyper, data)
+            predictor, values = jax.vmap(lambda e: (form.predictor(e), skeleton.values(hyper, e, data)))(unknowns)
+            return _Look(form.prior, form.potentials, form.observed, predictor, values)
+
+        return quick_jit(look, is_small=True)
+
+    found: _Look = _LOOKS.get(reading.structure_key, make)(dict(hyper), unknowns, reading.data)
+    at_hand: _Look = jax.tree.map(np.asarray, found)
+    return at_hand
+
+
+def _is_same(before: _Look, after: _Look, places: np.ndarray, reading: LatentGaussianReading) -> bool:
+    """Whether the rows of the fit are the same among all rows: numbers as they are, or to the rounding of sums."""
+    scale = np.max(np.abs(before.predictor), axis=0, initial=0.0)
+    sees_same = _is_close(before.predictor, after.predictor[:, places], scale)
+    has_same_prior = _are_close(before.prior, after.prior)
+    sites = [{name: look.values[name] for name in reading.field} for look in (before, after)]
+    if not (sees_same and has_same_prior and _are_close(*sites)):
+        return False
+    start = 0
+    if len(before.observed) != len(after.observed):
+        return False
+    ends = np.cumsum([0, *(len(mask) for mask in after.observed)])
+    for number, mask in enumerate(before.observed):
+        own = places[start : start + len(mask)] - ends[number]
+        start += len(mask)
+        if not np.array_equal(mask, after.observed[number][own]):
+            return False
+        num_rows = reading.rows_per_observation[number]
+        factors = own[::num_rows] // num_rows, len(after.observed[number]) // num_rows
+        if not _is_part(before.potentials[number], after.potentials[number], *factors):
+            return False
+    return True
+
+
+def _is_part(old: Any, new: Any, places: np.ndarray, size: int) -> bool:
+    """Whether factors are those at some places among new ones: each number is one for all, or has an axis of them.
+
+    :param int size: how many there are among the new ones.
+    """
+    if _structure(old) != _structure(new):
+        return False
+    for before, after in zip(jax.tree.leaves(old), jax.tree.leaves(new), strict=True):
+        has_rows = np.ndim(after) > 0 and np.ndim(before) > 0 and len(after) == size and len(before) == len(places)
+        part = after[places] if has_rows else after
+        if np.shape(before) != np.shape(part) or not _is_close(before, part, np.abs(before)):
+            return False
+    return True
+
+
+def _structure(tree: Any) -> Any:
+    return jax.tree.structure(tree)
+
+
+def _are_close(old: Any, new: Any) -> bool:
+    if _structure(old) != _structure(new):
+        return False
+    pairs = list(zip(jax.tree.leaves(old), jax.tree.leaves(new), strict=True))
+    return all(np.shape(x) == np.shape(y) and _is_close(x, y, np.max(np.abs(x), initial=0.0)) for x, y in pairs)
+
+
+def _is_close(old: Any, new: Any, scale: Any) -> bool:
+    """Whether numbers are equal to rounding, where they are as large as ``scale``."""
+    if not np.issubdtype(np.asarray(old).dtype, np.floating):
+        return np.array_equal(old, new)
+    tolerance = 1e3 * np.finfo(np.asarray(old).dtype).eps * scale
+    with np.errstate(invalid="ignore"):
+        is_same = (np.abs(new - old) <= tolerance) | (new == old) | (np.isnan(new) & np.isnan(old))
+    return bool(np.all(is_same))
+
+
+@dataclass(eq=False)
+class KnownField:
+    """The posterior of a fit on old and new rows together, of which the new ones are asked for.
+
+    :param run: of the fit.
+    :param reading: of old and new arguments together.
+    :param is_old: its rows that are those of the fit, boolean.
+    :param latents: values of the latent sites where models may be compared, with an axis of these in front.
+    """
+
+    run: GaussianRun
+    reading: LatentGaussianReading
+    is_old: np.ndarray
+    latents: dict[str, Any]
+
+    def posterior(self, slices: Slices) -> PosteriorSites:
+        """Marginals by name: of the field those of the fit, of other sites affine in it those of their new part."""
+        sites, reading = dict(self.run.posterior), self.reading
+        places = {
+            name: np.arange(int(np.prod(shape))).reshape(shape)[slices(name, shape)]
+            for name in reading.affine_sites
+            if name not in reading.field and (shape := tuple(reading.site_shapes[name])) is not None
+        }
+        marginals, covariance = self._programs
+        flat = {name: place.reshape(-1) for name, place in places.items()}
+
+        def marginals_at(inputs: Point, marginals_fn: Callable[..., Any]) -> Any:
+            return marginals(*inputs, reading.data, flat, marginals_fn=marginals_fn)
+
+        found = self.run.affine_sites(
+            {name: place.shape for name, place in places.items()},
+            marginals_at,
+            lambda inputs, name: covariance(*inputs, reading.data, flat[name], name=name),
+        )
+        sites = {name: (sites | found)[name] for name in reading.affine_sites}
+        return PosteriorSites(sites, missing_sites(reading))
+
+    @cached_property
+    def _programs(self) -> tuple[Any, Any]:
+        """Functions of the inputs of the programs of the fit, the data of all rows and numbers of elements of sites."""
+        programs, reading = self.run.programs, self.reading
+
+        def make() -> tuple[Any, Any]:
+            skeleton = reading.skeleton()
+
+            def maps(hyper: dict[str, Array], data: Any, places: Mapping[str, Array]) -> dict[str, AffineMap]:
+                found = skeleton.maps(hyper, data, tuple(places))
+                return {n: AffineMap(_rows(found[n].design, at), found[n].offset[at]) for n, at in places.items()}
+
+            def marginals(
+                data: Any, hyper: Any, state: Any, new: Any, places: Any, *, marginals_fn: Callable[..., Any]
+            ) -> Any:
+                return marginals_fn(programs.posterior(data, hyper, state), maps(hyper, new, places))
+
+            def covariance(data: Any, hyper: Any, state: Any, new: Any, places: Array, *, name: str) -> Array:
+                found: Array = programs.posterior(data, hyper, state).covariance(maps(hyper, new, {name: places})[name])
+                return found
+
+            return (
+                quick_jit(marginals, static_argnames="marginals_fn", is_small=programs.is_small),
+                quick_jit(covariance, static_argnames="name", is_small=programs.is_small),
+            )
+
+        key = (programs.key, self.run.reading.structure_key, reading.structure_key)
+        return _COMPILED.get(key, make)
+
+    def log_predictive(self) -> dict[str, Array]:
+        """Log predictive density of the new observations, masked ones as well, and zero for the others."""
+        return by_site(self.reading, self.run.log_predictive_of(self.reading)[0], ~self.is_old)
+
+    def affine_values(self, reading: LatentGaussianReading) -> dict[str, Array]:
+        """Values of the sites affine in the field at a few unknowns, with an axis of these in front."""
+        look = _looked(reading, self.run.fit.hyper, _unknowns(reading))
+        return {name: look.values[name] for name in reading.affine_sites}
+
+    def draw(self, rng_key: Array) -> tuple[dict[str, Array], Array]:
+        """The draws of the run, in an order of their own for each key."""
+        sites, log_density = self.run.draws
+        # By NumPy, which compiles nothing.
+        order = np.random.default_rng(np.asarray(random.key_data(rng_key))).permutation(len(log_density))
+        shuffled = {name: to_device(np.asarray(value)[order]) for name, value in sites.items()}
+        return shuffled, to_device(np.asarray(log_density)[order])
+
+    def is_same_alone(self, call: NewCall, slices: Slices) -> bool:
+        """Whether the model called at the new arguments alone has, at given latent sites, the deterministic sites and
+        the densities of outcomes that it has in the new rows of a call on all."""
+        reading = self.reading
+        known = {*reading.field, *reading.hyper}
+        factors = {name for name, site in reading.sites.items() if site.family == "Unit"}
+        try:
+            # Outcomes are those of the call on all, where some stand for what was left out.
+            outcomes, parts = {}, {}
+            for name, site in reading.sites.items():
+                if site.kind == "observed" and name not in factors:
+                    outcomes[name] = np.broadcast_to(site.value, (2, *site.full_shape))
+                    parts[name] = outcomes[name][:, *slices(name, site.full_shape)]
+            alone = _conditional(reading.model, call, self.latents, parts, known | factors)
+            whole_call = NewCall(reading.args, reading.kwargs)
+            together = _conditional(reading.model, whole_call, self.latents, outcomes, known | factors)
+            return _is_in(alone, together, slices)
+        except Exception:  # whatever a model does at arguments that it is not made for
+            return False
+
+    def model_draws(self, call: NewCall, latents: Mapping[str, Array], rng_key: Array) -> dict[str, Array]:
+        """Draws of all sites but ``numpyro.factor`` at the new arguments, those of latent sites as they are given."""
+        found = predictive_draws(handlers.uncondition(self.reading.model), latents, rng_key, *call)
+        factors = [name for name, site in self.reading.sites.items() if site.family == "Unit"]
+        return {name: value for name, value in {**latents, **found}.items() if name not in factors}
+
+
+def _conditional(
+    model: Callable[..., Any], call: NewCall, latents: Mapping[str, Any], outcomes: Mapping[str, Any], without: set[str]
+) -> dict[str, tuple[np.ndarray, np.ndarray | None]]:
+    """Values of the sites that a model has beside its latent ones, and their log densities where they are random, for
+    each of some values of the latent ones."""
+
+    def at(latents: dict[str, Array], outcomes: dict[str, Array]) -> dict[str, Any]:
+        seeded = handlers.seed(handlers.uncondition(model), random.key(0))
+        sites = handlers.trace(handlers.substitute(seeded, data={**latents, **outcomes})).get_trace(*call[0], **call[1])
+        out = {}
+        for name, site in sites.items():
+            if name in without or site["type"] not in ("sample", "deterministic"):
+                continue
+            value = site["value"]
+            out[name] = value, site["fn"].log_prob(value) if site["type"] == "sample" else None
+        return out
+
+    found: dict[str, Any] = run_compiled(jax.vmap(at), dict(latents), dict(outcomes))
+    at_hand: dict[str, Any] = jax.tree.map(np.asarray, found)
+    return at_hand
+
+
+def _is_in(alone: Mapping[str, Any], together: Mapping[str, Any], slices: Slices) -> bool:
+    """Whether the sites of a call at new rows are the part of those of a call at all rows."""
+    if set(alone) != set(together):
+        return False
+    for name, (value, log_prob) in alone.items():
+        whole, densities = together[name]
+        at = slice(None), *slices(name, whole.shape[1:])
+        pairs = [(value, whole[at])]
+        if log_prob is not None:
+            # New coordinates of one observation, or outcomes that say nothing of their distribution.
+            if any(part != slice(None) for part in at[np.ndim(densities) :]) or not np.isfinite(log_prob).any(0).all():
+                return False
+            pairs.append((log_prob, densities[at[: np.ndim(densities)]]))
+        for x, y in pairs:
+            if np.shape(x) != np.shape(y) or not _is_close(x, y, np.max(np.abs(x), initial=0.0)):
+                return False
+    return True
+
+
+def _rows(design: AnyDesign, places: Array) -> AnyDesign:
+    if isinstance(design, SparseRows):
+        return SparseRows(design.columns[places], design.values[places], design.num_columns, design.bandwidth)
+    return DenseDesign((design.matrix if isinstance(design, DenseDesign) else design.to_dense())[places])
