@@ -15,6 +15,10 @@ SLOW = $(shell grep -rlF --include='test_*.py' mark.slow tests)
 NUMPYRO_EXT_DATA ?= $(abspath $(wildcard ../shared/data))
 export NUMPYRO_EXT_DATA
 
+# Tests, examples and pages start from nothing, and leave nothing behind.
+NUMPYRO_EXT_COMPILED_PROGRAMS ?= off
+export NUMPYRO_EXT_COMPILED_PROGRAMS
+
 # The fast tests compile with few optimisations (tests/conftest.py); these, the examples and notebooks as users do.
 test-slow test-optimised: export NUMPYRO_EXT_TEST_OPTIMIZE = 1
 # What these run of their tests, such as 0/4 to 3/4; all if empty.

@@ -27,6 +27,7 @@ if PRECISION not in ("float32", "float64"):
     raise pytest.UsageError(f"NUMPYRO_EXT_TEST_PRECISION is {PRECISION!r}; it must be float32 or float64.")
 
 jax.config.update("jax_enable_x64", PRECISION == "float64")
+os.environ["NUMPYRO_EXT_COMPILED_PROGRAMS"] = "off"  # nor in the processes that tests start
 
 IS_OPTIMISED = os.environ.get("NUMPYRO_EXT_TEST_OPTIMIZE") == "1"
 if not IS_OPTIMISED:

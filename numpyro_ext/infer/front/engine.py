@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Generic, Self, TypeVar
 import jax
 from jax import Array
 
+from ...compilation.disk_cache import keep_by_default
 from ...structure.model.search import Form, field_names, read_first
 from .answers.arviz import ArviZInterface
 from .answers.display import ShownEngine
@@ -87,6 +88,7 @@ class BaseEngine(ShownEngine, LastRun, ArviZInterface, KeptRun, Generic[_Run]):
     """What a model is read into: the first of them that it has."""
 
     def _read(self, rng_key: Array, args: tuple[Any, ...], kwargs: dict[str, Any], **options: Any) -> Any:
+        keep_by_default()
         options |= {"field": self.field, "init_values": self._start_values, "rng_key": rng_key}
         return read_first(self.forms, self.model, args, kwargs, **options)
 

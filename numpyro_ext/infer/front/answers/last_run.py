@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 
+from ....compilation.disk_cache import keep_by_default
 from ....structure.model.running.execution import check_key
 
 __all__ = ["LastRun"]
@@ -36,6 +37,7 @@ class LastRun:
         try:
             check_key(rng_key)
             _check_is_known(type(self).__name__, (rng_key, arguments))
+            keep_by_default()
             yield
         except BaseException as error:
             said = str(error)
