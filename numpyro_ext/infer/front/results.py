@@ -113,8 +113,8 @@ class HyperDiagnostics(NamedTuple):
 
 
 _OF_SINGLE_PRECISION = (
-    "It was computed in single precision, whose rounding may be the cause, as with counts of a million: try "
-    "numpyro.enable_x64() at the start of the program."
+    "It was computed in single precision, whose rounding may be the cause, as with counts or exposures of a million: "
+    "try numpyro.enable_x64() at the start of the program, or units in which predictors are near zero."
 )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +24,9 @@ __all__ = ["check_flat_priors", "explain_failure", "not_finite_error"]
 _NO_LENGTH = 1e-12
 """Of a combination of columns of unit length, below which it is zero up to rounding."""
 _PROPER = "dist.Normal(0, 10), or one that adds up to zero (dist.ZeroSumNormal)"
+_LARGEST_WEIGHT = 1e4
+"""Second derivative of a log factor, beside which sums over hundreds of them leave a prior of variance one two digits
+in single precision."""
 _LARGEST_MATRIX = 4_000_000
 """Entries up to which rows that are known by their products are written down to say what is wrong with them."""
 
@@ -95,6 +98,9 @@ def explain_failure(reading: LatentGaussianReading, hyper: dict[str, Array], alg
         alone = _without_cavity(reading, form, algorithm)
         if alone is not None:
             return alone
+    digits = _few_digits(reading, form)
+    if digits is not None:
+        return digits
     return (
         "Prior and data are finite, so the algorithm itself failed: try damping, other starting values (init_values) "
         "or float64 (numpyro.enable_x64())."
@@ -207,6 +213,31 @@ def _broken_factor(reading: LatentGaussianReading, form: LatentGaussian) -> str 
                 "(jax.scipy.special.log_ndtr for log(norm.cdf), jax.nn.log_sigmoid, jax.nn.softplus, "
                 "jnp.log1p, the logarithm of a survival function and not of one minus the distribution function); if "
                 "truly zero, use EP, which integrates over it, or a prior that stays within its support."
+            )
+    return None
+
+
+def _few_digits(reading: LatentGaussianReading, form: LatentGaussian) -> str | None:
+    """An observation that weighs so much where a fit starts that single precision does not keep the prior beside it."""
+    if jnp.result_type(form.offset) != jnp.float32:
+        return None
+    for name, potential, rows in zip(
+        reading.factor_names, form.potentials, form.split_rows(jnp.asarray(form.offset)), strict=True
+    ):
+        if jax.eval_shape(potential.log_density, rows).shape != rows.shape:
+            continue  # of several predictors
+
+        def slope(eta: Array, log_density: Callable[[Array], Array] = potential.log_density) -> Array:
+            return jax.jvp(log_density, (eta,), (jnp.ones_like(eta),))[1]
+
+        weights = -np.asarray(jax.jvp(slope, (rows,), (jnp.ones_like(rows),))[1])
+        k = int(np.argmax(np.where(np.isfinite(weights), weights, -np.inf)))
+        if weights[k] > _LARGEST_WEIGHT:
+            return (
+                f"Single precision has too few digits: where the fit starts observation {k} of site {name!r}, whose "
+                f"predictor has the offset {float(rows[k]):.3g}, weighs {weights[k]:.2g} times a standard normal "
+                "prior, which is lost beside it. Use float64 (numpyro.enable_x64() at the start of the program), or "
+                "take the offset out of the field: give exposures in units in which predictors are near zero."
             )
     return None
 

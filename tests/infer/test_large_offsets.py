@@ -1,0 +1,48 @@
+"""Exposures of millions, whose logarithms are offsets of predictors: their digits are kept, or said to be missing."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+
+from numpyro_ext.infer import EP, LaplaceApproximation
+
+NUM_GROUPS = 20
+GROUP = np.arange(200) % NUM_GROUPS
+
+
+def rates(group, exposure, y=None):
+    scale = numpyro.sample("scale", dist.HalfNormal(1.0))
+    mean = numpyro.sample("mean", dist.Normal(0.0, 10.0))
+    with numpyro.plate("groups", NUM_GROUPS):
+        shift = numpyro.sample("shift", dist.Normal(0.0, scale))
+    numpyro.deterministic("log_rate", mean + shift)
+    numpyro.sample("y", dist.Poisson(jnp.exp(jnp.log(exposure) + mean + shift[group])), obs=y)
+
+
+@pytest.mark.thorough
+@pytest.mark.float32
+@pytest.mark.parametrize("units", [1.0, 1e7])
+@pytest.mark.parametrize("engine", [LaplaceApproximation, EP])
+def test_large_offsets_are_fitted_or_single_precision_is_named(engine, units):
+    """Groups have some 1000 events, which say their rates to 3 %; what little the prior adds is less than that."""
+    rng = np.random.default_rng(0)
+    exposure = 1e7 * rng.uniform(0.5, 2.0, len(GROUP))
+    y = rng.poisson(exposure * np.exp(-11.3 + 0.5 * rng.normal(size=NUM_GROUPS)[GROUP]))
+    run = engine(rates, hyper_values={"scale": 0.5}, progress_bar=False)
+    is_single = not jax.config.jax_enable_x64
+    if is_single and engine is LaplaceApproximation and units == 1.0:
+        message = (
+            r"(?s)Single precision has too few digits.*site 'y'.*offset 1[56].*enable_x64\(\).*take the offset out"
+        )
+        with pytest.raises(ValueError, match=message):
+            run.run(jax.random.key(0), GROUP, exposure / units, y)
+        return
+    run.run(jax.random.key(0), GROUP, exposure / units, y)
+    events, times = (np.bincount(GROUP, values) for values in (y, exposure / units))
+    site = run.posterior["log_rate"]
+    assert run.diagnostics.converged
+    np.testing.assert_allclose(site.mean, np.log(events / times), atol=float(np.max(events**-0.5)))
+    np.testing.assert_allclose(site.sd, events**-0.5, rtol=0.05)
