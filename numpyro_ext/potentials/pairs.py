@@ -15,6 +15,7 @@ from jax.typing import ArrayLike
 
 from .base import potential
 from .integrals.pair_quadrature import Slice, expectation, tilted_moments
+from .integrals.plane_nodes import on_plane_nodes
 from .vector import VectorExpectedLogDensity, VectorPotential, VectorTiltedMoments
 
 __all__ = ["PairKind", "PairPotential", "kind_of_pair"]
@@ -87,9 +88,14 @@ class PairPotential(VectorPotential):
         return value, jnp.stack([of_first, of_second], -1), hessian
 
     def tilted_moments(self, mean: ArrayLike, covariance: ArrayLike, power: ArrayLike = 1.0) -> VectorTiltedMoments:
+        found: VectorTiltedMoments = _tilted_moments(self, jnp.asarray(mean), jnp.asarray(covariance), power)
+        return found
+
+    def nested_moments(self, mean: Array, covariance: Array, power: ArrayLike) -> VectorTiltedMoments:
+        """The same by integrals over one predictor given the other, whatever the shape of the tilted density."""
         order = self._order
-        covariance = jnp.asarray(covariance)[..., order, :][..., order]
-        found = tilted_moments(self._slice, jnp.asarray(mean)[..., order], covariance, power, self.is_gaussian)
+        swapped = mean[..., order], covariance[..., order, :][..., order]
+        found = tilted_moments(self._slice, *swapped, power, self.is_gaussian)
         return VectorTiltedMoments(found.log_z, found.mean[..., order], found.covariance[..., order, :][..., order])
 
     def expected_log_density(self, mean: ArrayLike, covariance: ArrayLike) -> VectorExpectedLogDensity:
@@ -114,6 +120,17 @@ class PairPotential(VectorPotential):
     @property
     def _slice(self) -> Slice:
         return lambda inner, outer: self.log_density(jnp.stack([inner, outer], axis=-1)[..., self._order])
+
+
+@jax.jit  # traced once, for moments and for derivatives of the log normaliser alone
+def _tilted_moments(factors: PairPotential, mean: Array, covariance: Array, power: ArrayLike) -> VectorTiltedMoments:
+    """By even nodes where they can be trusted for all factors, and one predictor after the other elsewhere."""
+    exponent = jnp.broadcast_to(jnp.asarray(power, mean.dtype), mean.shape[:-1])
+    found, is_trusted = on_plane_nodes(factors, mean, covariance, exponent)
+    chosen: VectorTiltedMoments = lax.cond(
+        jnp.all(is_trusted), lambda *_: found, PairPotential.nested_moments, factors, mean, covariance, power
+    )
+    return chosen
 
 
 def kind_of_pair(factors: PairPotential, num_factors: int) -> PairKind:
