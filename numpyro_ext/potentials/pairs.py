@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -133,7 +132,9 @@ def _tilted_moments(factors: PairPotential, mean: Array, covariance: Array, powe
     return chosen
 
 
-def kind_of_pair(factors: PairPotential, num_factors: int) -> PairKind:
+def kind_of_pair(
+    factors: PairPotential, num_factors: int, run: Callable[[Callable[[], Any]], Any] = lambda probe: jax.jit(probe)()
+) -> PairKind:
     """How to integrate factors, from their derivatives at a few points.
 
     A factor that is Gaussian in a predictor has the same second derivative in it wherever that predictor is. Otherwise
@@ -142,38 +143,38 @@ def kind_of_pair(factors: PairPotential, num_factors: int) -> PairKind:
 
     :param PairPotential factors: with any :attr:`PairPotential.inner`.
     :param int num_factors: of them.
+    :param run: calls a function without arguments; one that keeps compiled programs saves most of the time.
     """
     dtype = jnp.result_type(float)
 
-    def derivatives(inner: Array, outer: Array, k: int) -> tuple[Array, Array]:
-        pair = jnp.stack([inner, outer] if k == 0 else [outer, inner], axis=-1)
-        _, gradient, hessian = factors.derivatives(pair)
-        return gradient[:, k], hessian[:, k, k]
+    def along_either(x: Array, outer: Array) -> tuple[Array, Array]:
+        """Slopes and curvatures in either predictor at ``x``, shape ``(2, n)``, the other one being ``outer``."""
+        others = jnp.full((num_factors,), outer)
+        pairs = jnp.stack([jnp.stack([x[0], others], axis=-1), jnp.stack([others, x[1]], axis=-1)])
+        _, gradient, hessian = jax.vmap(factors.derivatives)(pairs)
+        return jnp.stack([gradient[k, :, k] for k in range(2)]), jnp.stack([hessian[k, :, k, k] for k in range(2)])
 
     def log_densities(point: Array) -> Array:
         return factors.log_density(jnp.broadcast_to(point, (num_factors, 2)))
 
     def probe(outer: Array) -> tuple[Array, Array]:
         """Curvatures at some points, and at the peak, in either predictor; the other one is given."""
-        others = jnp.full((num_factors,), outer)
 
-        def climb(k: int, x: Array) -> Array:
-            slope, curvature = derivatives(x, others, k)
+        def climb(_: int, state: tuple[Array, Array]) -> tuple[Array, Array]:
+            x, _ = state
+            slope, curvature = along_either(x, outer)
             step = slope / jnp.maximum(jnp.abs(curvature), 1e-3)
-            return x + jnp.where(jnp.isfinite(step), jnp.clip(step, -1.0 - jnp.abs(x), 1.0 + jnp.abs(x)), 0.0)
+            step = jnp.where(jnp.isfinite(step), jnp.clip(step, -1.0 - jnp.abs(x), 1.0 + jnp.abs(x)), 0.0)
+            return x + step, curvature
 
-        along, peaks = [], []
-        for k in range(2):
-            at = partial(derivatives, outer=others, k=k)
-            along.append(lax.map(lambda x, at=at: at(jnp.full((num_factors,), x))[1], jnp.asarray(_PROBES, dtype)))
-            peak = lax.fori_loop(0, _NUM_CLIMBS, lambda _, x, k=k: climb(k, x), jnp.zeros((num_factors,), dtype))
-            peaks.append(-at(peak)[1])
-        return jnp.stack(along), jnp.stack(peaks)
+        zeros = jnp.zeros((2, num_factors), dtype)
+        along = lax.map(lambda x: along_either(zeros + x, outer)[1], jnp.asarray(_PROBES, dtype))
+        return along.swapaxes(0, 1), -lax.fori_loop(0, _NUM_CLIMBS, climb, (zeros, zeros))[1]
 
     grid = jnp.asarray(np.stack(np.meshgrid(_PROBES, _PROBES, indexing="ij"), axis=-1).reshape(-1, 2), dtype)
-    (along, peaks), values = jax.jit(
+    (along, peaks), values = run(
         lambda: (lax.map(probe, jnp.asarray(_OTHERS, dtype)), lax.map(log_densities, grid))
-    )()
+    )
     along, peaks = np.asarray(along, float), np.nan_to_num(np.asarray(peaks, float), nan=0.0, posinf=0.0, neginf=0.0)
     tolerance = 1e-9 if dtype == np.float64 else 1e-3
     values = np.asarray(values, float)[:, np.isfinite(values).all(axis=0)].reshape(3, 3, -1)

@@ -17,6 +17,7 @@ from ..families import Built
 from ..model.tracing import FactorTrace
 from ..program.degrees import Degree, Degrees
 from ..program.program import Constant, Program
+from ..program.run_compiled import run_compiled
 from ..program.sums import Term, sum_terms
 from .elementwise import ElementwiseFactor
 from .pairs import find_pairs
@@ -123,7 +124,7 @@ def _elementwise_plan(program: Program, degrees: Degrees, name: str, traced: Fac
 
 def _pair_plan(name: str, factor: ElementwiseFactor, probe: Env) -> FactorPlan:
     probe = {**probe, **dict(zip(factor.program.constants, factor.program.data, strict=True))}
-    kind = kind_of_pair(PairPotential(factor.log_density, factor.arguments(probe)), factor.num_factors)
+    kind = kind_of_pair(PairPotential(factor.log_density, factor.arguments(probe)), factor.num_factors, run_compiled)
 
     def build(env: Env) -> tuple[Built, Array]:
         potential = PairPotential(factor.log_density, factor.arguments(env), *kind)
