@@ -70,7 +70,7 @@ class _Lattice(NamedTuple):
 
 _POWERS = np.array([[0, 0], [1, 0], [0, 1], [2, 0], [0, 2], [1, 1]])
 _MOMENTS_OF_NORMAL = np.array([1.0, 0.0, 0.0, 1.0, 1.0, 0.0])
-_NUM_PARTS, _NUM_BLOCKS = 4, 5
+_NUM_PARTS, _NUM_BLOCKS = 4, 10
 
 
 def _lattice(spacing: float, reach: float, stretch: float = 0.0) -> _Lattice:
@@ -109,7 +109,7 @@ def _lattice(spacing: float, reach: float, stretch: float = 0.0) -> _Lattice:
 _REACH = 7.0
 """Standard deviations up to which the first nodes lie."""
 _LONG_REACH = 12.0
-_SHORT, _LONG = _lattice(1.0, _REACH), _lattice(0.45, 7.65, stretch=0.3)
+_SHORT, _LONG = _lattice(0.7, _REACH), _lattice(0.45, 7.65, stretch=0.3)
 
 
 class _Sums(NamedTuple):
@@ -251,7 +251,7 @@ def _sums(exponents: Callable[[Array], Array], height: Array, frame: _Frame, lat
     log_total = jnp.log(total)
     held = lax.stop_gradient((log_total, first, second, *variances))
     units = [jnp.ones_like(held[0][0]), *(jnp.sqrt(jnp.maximum(v[0], 0.0)) for v in held[3:]), *(v[0] for v in held[3:])]
-    tolerance = 3e-4
+    tolerance = 5e-4
     is_trusted = lax.stop_gradient(sums[-1] / total[0]) < (1e-7 if dtype == jnp.float64 else 1e-5)
     for value, unit in zip(held, units, strict=True):
         is_trusted &= jnp.all(jnp.abs(value[1:] - value[0]) < tolerance * unit, axis=0)
