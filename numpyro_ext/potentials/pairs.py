@@ -172,9 +172,7 @@ def kind_of_pair(
         return along.swapaxes(0, 1), -lax.fori_loop(0, _NUM_CLIMBS, climb, (zeros, zeros))[1]
 
     grid = jnp.asarray(np.stack(np.meshgrid(_PROBES, _PROBES, indexing="ij"), axis=-1).reshape(-1, 2), dtype)
-    (along, peaks), values = run(
-        lambda: (lax.map(probe, jnp.asarray(_OTHERS, dtype)), lax.map(log_densities, grid))
-    )
+    (along, peaks), values = run(lambda: (lax.map(probe, jnp.asarray(_OTHERS, dtype)), lax.map(log_densities, grid)))
     along, peaks = np.asarray(along, float), np.nan_to_num(np.asarray(peaks, float), nan=0.0, posinf=0.0, neginf=0.0)
     tolerance = 1e-9 if dtype == np.float64 else 1e-3
     values = np.asarray(values, float)[:, np.isfinite(values).all(axis=0)].reshape(3, 3, -1)

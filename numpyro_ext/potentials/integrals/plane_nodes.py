@@ -66,6 +66,8 @@ class _Lattice(NamedTuple):
     """Shape ``(blocks, size, 2)``."""
     weight: np.ndarray
     """Shape ``(blocks, size, sums)``."""
+    tolerance: float
+    """What moments may change with a part of the nodes, in units of the deviations."""
 
 
 _POWERS = np.array([[0, 0], [1, 0], [0, 1], [2, 0], [0, 2], [1, 1]])
@@ -73,7 +75,7 @@ _MOMENTS_OF_NORMAL = np.array([1.0, 0.0, 0.0, 1.0, 1.0, 0.0])
 _NUM_PARTS, _NUM_BLOCKS = 4, 10
 
 
-def _lattice(spacing: float, reach: float, stretch: float = 0.0) -> _Lattice:
+def _lattice(spacing: float, reach: float, tolerance: float, stretch: float = 0.0) -> _Lattice:
     """Even nodes in a disc, or in a square of ``sinh(stretch u) / stretch`` where tails are to be followed.
 
     The sums are the mass, means and second moments: by all nodes, by every second row, column, and diagonal, each so
@@ -101,15 +103,14 @@ def _lattice(spacing: float, reach: float, stretch: float = 0.0) -> _Lattice:
     weight = np.concatenate([*weights, (terms[:, :1] * is_outer[:, None])], axis=1)
     size = -(-len(weight) // _NUM_BLOCKS)
     pad = ((0, size * _NUM_BLOCKS - len(weight)), (0, 0))
-    return _Lattice(
-        np.pad(position, pad).reshape(_NUM_BLOCKS, size, 2), np.pad(weight, pad).reshape(_NUM_BLOCKS, size, -1)
-    )
+    blocks = [np.pad(array, pad).reshape(_NUM_BLOCKS, size, -1) for array in (position, weight)]
+    return _Lattice(*blocks, tolerance)
 
 
 _REACH = 7.0
 """Standard deviations up to which the first nodes lie."""
 _LONG_REACH = 12.0
-_SHORT, _LONG = _lattice(0.7, _REACH), _lattice(0.45, 7.65, stretch=0.3)
+_SHORT, _LONG = _lattice(0.7, _REACH, 5e-4), _lattice(0.45, 7.65, 3e-5, stretch=0.3)
 
 
 class _Sums(NamedTuple):
@@ -130,13 +131,13 @@ def on_plane_nodes(
     deviation for smooth factors in double precision, to about ``1e-4`` where a factor has a kink that the nodes
     do not see, and to ``1e-4`` in single precision.
 
-    Nodes that are spaced by a standard deviation serve densities near a Gaussian. Where they do not for some factor,
+    Nodes 0.7 standard deviations apart serve densities near a Gaussian. Where they do not for some factor,
     others are laid around the moments that they have found, closer and further out. A tilted density that is much
     narrower than the cavity is trusted if it has no other mode and no mass elsewhere in the cavity, as far as a coarse
     grid shows. Differentiable in cavities and in what the log densities know; nodes are held fixed.
 
-    Cost: 150 evaluations, and one with two derivatives for each step to the mode; 170 more if a tilted density is
-    narrow, and 1200 more if the first nodes are not to be trusted.
+    Cost: 320 evaluations, and one with two derivatives for each step to the mode; 170 more if a tilted density is
+    narrow, and 1225 more if the first nodes are not to be trusted.
 
     :param VectorPotential factors: ``n`` factors of two predictors.
     :param Array mean: cavity means, shape ``(n, 2)``.
@@ -190,9 +191,7 @@ def on_plane_nodes(
     return moments, found.is_trusted & is_alone
 
 
-def _around_mode(
-    derivatives: Callable[[Array], tuple[Array, Array, Array]], start: Array
-) -> tuple[_Frame, Array]:
+def _around_mode(derivatives: Callable[[Array], tuple[Array, Array, Array]], start: Array) -> tuple[_Frame, Array]:
     """The frame in which the tilted density is as wide as one at its mode, by a safeguarded Newton's method, and the
     height there."""
 
@@ -250,12 +249,18 @@ def _sums(exponents: Callable[[Array], Array], height: Array, frame: _Frame, lat
     covariance = mixed - first * second
     log_total = jnp.log(total)
     held = lax.stop_gradient((log_total, first, second, *variances))
-    units = [jnp.ones_like(held[0][0]), *(jnp.sqrt(jnp.maximum(v[0], 0.0)) for v in held[3:]), *(v[0] for v in held[3:])]
-    tolerance = 5e-4
+    units = [
+        jnp.ones_like(held[0][0]),
+        *(jnp.sqrt(jnp.maximum(v[0], 0.0)) for v in held[3:]),
+        *(v[0] for v in held[3:]),
+    ]
+    tolerance = max(lattice.tolerance, 100.0 * float(jnp.finfo(dtype).eps))
     is_trusted = lax.stop_gradient(sums[-1] / total[0]) < (1e-7 if dtype == jnp.float64 else 1e-5)
     for value, unit in zip(held, units, strict=True):
         is_trusted &= jnp.all(jnp.abs(value[1:] - value[0]) < tolerance * unit, axis=0)
-    matrix = jnp.stack([jnp.stack([variances[0][0], covariance[0]], -1), jnp.stack([covariance[0], variances[1][0]], -1)], -2)
+    matrix = jnp.stack(
+        [jnp.stack([variances[0][0], covariance[0]], -1), jnp.stack([covariance[0], variances[1][0]], -1)], -2
+    )
     return _Sums(log_total[0], jnp.stack([first[0], second[0]], axis=-1), matrix, is_trusted)
 
 
