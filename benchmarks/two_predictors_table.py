@@ -1,9 +1,9 @@
 """Models whose observations have two predictors each, and a likelihood of the user's own: first and next runs.
 
 ``python -m benchmarks.two_predictors_table`` writes ``results/<date>-two-predictors.md``; ``--only`` and ``--by`` name
-models and engines, ``--before`` gives the data of an earlier table to stand beside it. Each model and engine has a process
-of its own, so that the first run compiles all of its programs; a run includes its draws. Everything is learned, and
-hyperparameters are integrated over.
+models and engines, ``--before`` gives the data of an earlier table to stand beside it. Each model and engine has a
+process of its own, so that the first run compiles all of its programs; a run includes its draws. Everything is learned,
+and hyperparameters are integrated over.
 """
 
 from __future__ import annotations
@@ -241,9 +241,9 @@ def main() -> None:
     lines = [
         "# Two predictors in an observation, and a likelihood of the user's own",
         "",
-        "CPU-seconds of a run with its draws: in a new process, with compilation, and again. Everything is learned, and",
-        "hyperparameters are integrated over. Differences are those to the earlier table: of log evidences, and the",
-        "largest of posterior means of the field in standard deviations.",
+        "CPU-seconds of a run with its draws: in a new process, with compilation, and again. Everything is learned,",
+        "and hyperparameters are integrated over. Differences are those to the earlier table: of log evidences, and",
+        "the largest of posterior means of the field in standard deviations.",
         "",
         "| model | engine | before, first / next | first / next | wanted | log evidence | means |",
         "|---|---|---|---|---|---|---|",
