@@ -110,7 +110,7 @@ def _lattice(spacing: float, reach: float, tolerance: float, stretch: float = 0.
 _REACH = 7.0
 """Standard deviations up to which the first nodes lie."""
 _LONG_REACH = 12.0
-_SHORT, _LONG = _lattice(0.7, _REACH, 5e-4), _lattice(0.45, 7.65, 3e-5, stretch=0.3)
+_SHORT, _LONG = _lattice(0.7, _REACH, 5e-4), _lattice(0.45, 7.65, 1e-4, stretch=0.3)
 
 
 class _Sums(NamedTuple):
