@@ -47,6 +47,9 @@ class SiteInfo(NamedTuple):
     init: Any = None
     """A central value of the prior, or the initial value of a ``param``."""
     plates: tuple[tuple[str, int], ...] = ()
+    dims: tuple[tuple[str, int], ...] = ()
+    """Names and sizes of its axes, as far as they have names: its plates in the order of the axes, and behind them the
+    ``event_dims`` of ``infer``."""
     value: Any = None
     """The observed value."""
     support: Any = None
@@ -189,7 +192,8 @@ def mark_candidates(sites: Mapping[str, SiteInfo], is_candidate: Callable[[Any],
 
 def _inspect(name: str, site: dict[str, Any]) -> SiteInfo:
     value = site.get("value")
-    info = SiteInfo(name, site["type"], () if value is None else np.shape(value))
+    shape = () if value is None else np.shape(value)
+    info = SiteInfo(name, site["type"], shape, dims=_dims(site, shape))
     if site["type"] == "plate":
         size, subsample = site["args"]
         if subsample is not None and subsample != size:
@@ -235,6 +239,17 @@ def _inspect(name: str, site: dict[str, Any]) -> SiteInfo:
         init=value,
         num_unknowns=math.prod(innovation_shape(fn)),
     )
+
+
+def _dims(site: Mapping[str, Any], shape: tuple[int, ...]) -> tuple[tuple[str, int], ...]:
+    """Names and sizes of the axes of a site, where these are those of its plates and ``event_dims``."""
+    plates = sorted(site.get("cond_indep_stack", ()), key=lambda frame: frame.dim)
+    events = site.get("event_dims", ())
+    named = [(frame.name, frame.size) for frame in plates]
+    sizes, rest = tuple(size for _, size in named), shape[len(named) :]
+    if sizes != shape[: len(named)] or len(events) > len(rest):
+        return ()
+    return (*named, *zip(events, rest, strict=False))
 
 
 def _check_constraint(name: str, constraint: Any) -> None:

@@ -48,7 +48,8 @@ function of the site, its distribution and its default."""
 def message_without_arrays(site: Mapping[str, Any]) -> dict[str, Any]:
     """What a trace of NumPyro's says of a site beside its arrays."""
     names = ("type", "kwargs", "args", "cond_indep_stack", "is_observed")
-    return {n: site[n] for n in names if n in site}
+    said = {n: site[n] for n in names if n in site}
+    return said | {"event_dims": tuple(site.get("infer", {}).get("event_dims", ()))}
 
 
 class NotRecorded(Exception):
