@@ -22,6 +22,14 @@ def test_it_says_that_it_compiles_and_does_not_count_that_time(capsys):
         assert "20/100" in said.split("\r")[-1] and "compiling" not in said.split("\r")[-1]
 
 
+def test_iterations_without_a_known_end_are_counted_and_promise_no_end(capsys):
+    with progress_bar(None, "EP", unit="steps", delay=0.0) as bar:
+        bar.update(3)
+        bar.refresh()
+    said = capsys.readouterr().err.split("\r")[-1]
+    assert "EP: 3 steps" in said and "%" not in said and "100" not in said
+
+
 @pytest.mark.parametrize("enabled", [True, False])
 def test_what_has_been_compiled_says_nothing(capsys, enabled):
     function = jax.jit(lambda x: x + 54321.0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable, Mapping, Sized
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -113,12 +113,10 @@ def fit_batches(
 def _iterate(run: _BatchRun, batches: Iterable[tuple[Any, ...] | Mapping[str, Any]], num_epochs: int) -> BilinearVG:
     """Epochs, and a last one that leaves the shared vectors where they are and finds the objective."""
     engine = run.engine
-    number = len(batches) if isinstance(batches, Sized) else None
-    total: Any = None if number is None else number * (num_epochs + 1)
     trace: list[float] = []
     messages: list[str] = []
     num_quiet, change = 0, np.inf
-    with progress_bar(total, "BilinearVG, batches", enabled=engine.progress_bar) as bar:
+    with progress_bar(None, "BilinearVG", unit="batches", enabled=engine.progress_bar) as bar:
         try:
             for batch in batches:
                 run.add(batch)
@@ -138,7 +136,6 @@ def _iterate(run: _BatchRun, batches: Iterable[tuple[Any, ...] | Mapping[str, An
         for i in range(run.num_batches):
             run.visit(i, moves_shared=False)
             bar.update()
-        bar.update(0 if total is None else total - bar.n)
     bound = run.objective()
     if num_quiet < 2 and not messages:
         messages.append(

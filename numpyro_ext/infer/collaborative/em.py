@@ -161,7 +161,7 @@ def collaborative_em(
         found = step(expected.prior, *means, old_mean=old_mean or not learn_mean)
         return found if learn_mean else found._replace(mean=expected.prior.mean)
 
-    with progress(num_steps, "collaborative_em", enabled=progress_bar) as bar, problem.interruption:
+    with progress(None, "collaborative_em", unit="steps", enabled=progress_bar) as bar, problem.interruption:
         if accelerator == "lbfgs" and num_steps:
             expected, trace, converged, count = _climb(problem, prior, learn_mean, num_steps, tol, bar)
         elif batch_size is not None:

@@ -161,7 +161,7 @@ def _learn(
     if options.num_restarts:
         noise = jax.random.normal(rng_key, (options.num_restarts, space.size), init_values.dtype)
         starts += [init_values + shift for shift in noise]
-    with progress_bar(options.max_hyper_steps * len(starts), options.name, enabled=options.progress_bar) as bar:
+    with progress_bar(None, options.name, unit="steps", enabled=options.progress_bar) as bar:
         found = learn(
             climb,
             starts,

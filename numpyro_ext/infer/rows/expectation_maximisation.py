@@ -182,7 +182,7 @@ def variational_em(
         penalty += _penalty(precision, sparsity * total_weight)
     trace = [float(jnp.sum(rows.weights * posteriors.bound)) - penalty]
     converged, count = False, 0
-    with progress(num_steps, "variational_em", enabled=progress_bar) as bar:
+    with progress(None, "variational_em", unit="steps", enabled=progress_bar) as bar:
         while count < num_steps and not converged:
             rows = maximisation_step(rows, posteriors, learn=learn, loading_scale=loading_scale, chunk_size=chunk_size)
             penalty = _loading_penalty(rows, loading_scale)

@@ -94,7 +94,7 @@ def run_in_chunks(
     traces: list[np.ndarray] = []
     messages: list[str] = []
     done = 0
-    with progress_bar(num_steps, name, enabled=show_bar) as bar, Interruption() as interruption:
+    with progress_bar(None, name, unit=unit, enabled=show_bar) as bar, Interruption() as interruption:
         try:
             while done < num_steps and (info is None or not interruption):
                 length = min(chunk, num_steps - done)
@@ -111,5 +111,4 @@ def run_in_chunks(
             interruption.is_asked = True
         if interruption:
             messages.append(f"Interrupted after {before + done} {unit}.")
-        bar.update(num_steps - bar.n)
     return Chunks(carry, info, float(objective), np.concatenate(traces), before + done, messages)

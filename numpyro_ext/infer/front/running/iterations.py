@@ -183,7 +183,7 @@ def judge(problem: Iterations, fit: Fit, info: StepInfo, rng_key: Array) -> Fit:
         max_steps=problem.num_steps,
         find_curvature=ends.curvature,
     )
-    with progress_bar(0, problem.name, enabled=False) as bar:
+    with progress_bar(None, problem.name, enabled=False) as bar:
         found = learn(climb, [], rng_key, resumed=end, bar=bar)
     assert found is not None
     best, messages = found.search, [*before.messages, *found.messages]

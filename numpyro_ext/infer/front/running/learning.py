@@ -94,7 +94,6 @@ def learn(
                 ends.append(found)
                 if not run.keep(found) and int(found.num_iterations) == 0 and not interruption:
                     messages.append(f"Restart {number} began where the log evidence is not finite and was left out.")
-                bar.update((number + 1) * climb.max_steps - bar.n)
                 if interruption:
                     break
             if run.best is None and interruption:

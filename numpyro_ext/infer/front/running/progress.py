@@ -61,18 +61,23 @@ class _Bar(tqdm):
 
 
 @contextmanager
-def progress_bar(total: int, description: str, *, enabled: bool = True, delay: float = 1.0) -> Iterator[tqdm]:
+def progress_bar(
+    total: int | None, description: str, *, unit: str = "it", enabled: bool = True, delay: float = 1.0
+) -> Iterator[tqdm]:
     """A bar of ``total`` units that shows itself only once ``delay`` seconds have passed.
 
     Before the first units are done it says "compiling" where a program is compiled, and it counts time from then on.
 
-    :param int total: the number of units at most; a run that converges earlier ends at a full bar.
+    :param int total: the number of units; ``None`` where it is not known, as of iterations that end when they have
+        converged: these are counted, and nothing is said of how many there may be.
     :param str description: shown on the left.
+    :param str unit: of what is counted, where its number is not known.
     :param bool enabled: false for no bar at all.
     :param float delay: runs shorter than this draw nothing.
     :return: a context manager giving the bar, to be advanced with ``update``.
     """
-    bar = _Bar(total=total, desc=description, delay=delay, disable=not enabled, leave=True)
+    unit = unit if total is not None else f" {unit}"
+    bar = _Bar(total=total, desc=description, unit=unit, delay=delay, disable=not enabled, leave=True)
     try:
         yield bar
     finally:

@@ -141,5 +141,5 @@ class TreeSearch:
             with_curvature=self.with_curvature,
         )
         label = "EP" if at.sample is None or at.sample.share == 1.0 else f"EP, {at.sample.share:.2%} of the trees"
-        with progress_bar(max_steps, label, enabled=self.progress_bar) as bar:
+        with progress_bar(None, label, unit="steps", enabled=self.progress_bar) as bar:
             return learn(climb, [jnp.zeros_like(at.origin)], rng_key, bar=bar)
