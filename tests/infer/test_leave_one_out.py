@@ -202,6 +202,26 @@ def test_a_warning_leads_from_arviz_to_cavities(model, what):
 
 
 @pytest.mark.thorough
+def test_a_warning_leads_from_arviz_to_cavities_of_several_predictors():
+    """Their factors had been left out of what is looked at, and the two scores differed without a word."""
+    x = np.append(np.linspace(-1.0, 1.0, 11), 4.0)
+    y = np.append(np.asarray(Y)[:11], 30.0)
+
+    def model(y, mask=True):
+        level, slope = (numpyro.sample(name, dist.Normal(0, 1)) for name in ("level", "slope"))
+        with numpyro.handlers.mask(mask=mask):
+            numpyro.sample("y", dist.Normal(level, jnp.exp(slope * x)), obs=y)
+
+    engine = fit(EP, model, y)
+    found = pointwise(engine.loo())
+    for i in (3, 11):
+        left_out = fit(EP, model, y, np.arange(12) != i)
+        np.testing.assert_allclose(found[i], left_out.log_predictive()["y"][i], atol=0.1)
+    with pytest.warns(UserWarning, match="site 'y': of .* of 12 observations it .* Use EP.loo"):
+        engine.to_arviz()
+
+
+@pytest.mark.thorough
 def test_ordinary_models_are_not_warned_of():
     """And the weights of ArviZ agree with cavities on them."""
 

@@ -8,7 +8,7 @@ of the observation is the integral of its factor over the cavity. For a Gaussian
 from __future__ import annotations
 
 import dataclasses
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -70,19 +70,34 @@ def check_cavities(values: np.ndarray) -> None:
 
 
 def log_factors_at_draws(form: LatentGaussian, posterior: GaussianPosterior) -> Array:
-    """Log factors of one predictor at evenly spaced quantiles of it, shape ``(256, num_rows)``.
+    """Log factors at what stands for draws of their predictors, shape ``(256, num_rows)``.
 
-    They stand for draws: what is rarer than one in five hundred is not among them.
+    These are evenly spaced quantiles of a single one, and draws of several, whose factor is on its first row. What is
+    rarer than one in five hundred is not among them.
     """
     mean, variance = posterior.predictor_moments()
     scale = jnp.sqrt(jnp.maximum(variance, 0.0))
-    places = jnp.asarray(ndtri((np.arange(_NUM_PLACES) + 0.5) / _NUM_PLACES), mean.dtype)
+    quantiles = ndtri((np.arange(_NUM_PLACES) + 0.5) / _NUM_PLACES)
+    places = jnp.asarray(quantiles, mean.dtype)
     found: Array = jax.lax.map(lambda z: form.log_factors(mean + z * scale), places)
-    is_scalar = np.repeat(
-        [not isinstance(potential, VectorRows) for potential in form.potentials],
-        [mask.shape[0] for mask in form.observed],
-    ).astype(bool)
-    return jnp.where(is_scalar, found, 0.0)
+    columns = []
+    families = zip(form.potentials, form.observed, *map(form.split_rows, (mean, variance)), strict=True)
+    for potential, observed, centre, square in families:
+        start = sum(column.shape[1] for column in columns)
+        if not isinstance(potential, VectorRows):
+            columns.append(found[:, start : start + observed.shape[0]])
+            continue
+        centres, covariances = potential.joint_moments(centre, square)
+        size, generator = centres.shape[-1], np.random.default_rng(0)
+        standard = np.stack([generator.permutation(quantiles) for _ in range(size)], axis=1)
+        values, vectors = jnp.linalg.eigh(covariances)
+        root = vectors * jnp.sqrt(jnp.maximum(values, 0.0))[:, None, :]
+
+        def at(z: Array, base: Any = potential, centres: Array = centres, root: Array = root) -> Array:
+            return base.on_first_row(base.base.log_density(centres + root @ z))
+
+        columns.append(jnp.where(observed, jax.lax.map(at, jnp.asarray(standard, mean.dtype)), 0.0))
+    return jnp.concatenate([jnp.zeros((_NUM_PLACES, 0), mean.dtype), *columns], axis=1)
 
 
 def weights_fail(log_factors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
