@@ -72,6 +72,7 @@ class LaplaceApproximation(Engine):
             posterior=laplace.posterior,
             key=("LaplaceApproximation",),
             is_exact_for_gaussian=True,
+            is_mode=True,
             update=laplace.update,
         )
 
