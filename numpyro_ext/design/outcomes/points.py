@@ -11,6 +11,7 @@ import numpy as np
 from jax import Array
 
 from ...infer.gaussian.algorithms.posterior import GaussianPosterior
+from ...infer.gaussian.answers.outcome_probabilities import chosen_factors
 from ...infer.gaussian.answers.prediction import are_coordinates_joint
 from ...infer.gaussian.programs import compiled_form
 from ...infer.gaussian.run import GaussianRun
@@ -137,7 +138,7 @@ def outlooks_at(
             name=name,
             shape=kept.shape,
             is_candidate=is_candidate,
-            potential=_part(potential, kept.reshape(-1), part.size),
+            potential=chosen_factors(potential, kept.reshape(-1), part.size),
             mean=points.mean[:, part.rows],
             variance=jnp.maximum(points.variance[:, part.rows], 0.0),
             weights=points.weights,
@@ -162,14 +163,3 @@ def chosen(name: str, shape: tuple[int, ...], slices: Slices | None) -> np.ndarr
     """The numbers of the observations that are looked at, in their shape."""
     numbers = np.arange(int(np.prod(shape))).reshape(shape)
     return numbers if slices is None else numbers[slices(name, shape)]
-
-
-def _part(potential: Potential, at: np.ndarray, size: int) -> Potential:
-    """The factors of chosen observations, points first."""
-
-    def part(leaf: Array) -> Array:
-        leaf = leaf[:, None] if leaf.ndim == 1 else leaf
-        return leaf[:, at] if leaf.shape[1] == size else leaf
-
-    found: Potential = jax.tree.map(part, potential)
-    return found
