@@ -55,7 +55,7 @@ def test_engine_before_and_after_its_run(inla):
     assert "at the best hyperparameters" in repr(engine) and "scale<b>" in repr(engine)
     assert f"log evidence: {float(engine.log_evidence):.2f}" in repr(engine)
     assert "scale&lt;b&gt;" in engine._repr_html_() and "scale<b>" not in engine._repr_html_()
-    assert repr(inla).startswith("INLA(scaled_line): converged") and "integrated out" in repr(inla)
+    assert repr(inla).startswith("INLA(scaled_line): converged") and "integrated over a lattice of" in repr(inla)
 
 
 def test_run_from_a_file_is_shown_without_exploring_its_design(inla, tmp_path):

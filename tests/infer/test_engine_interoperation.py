@@ -158,7 +158,7 @@ def test_missing_values_are_drawn_given_the_field(line_case):
         data = az.from_numpyro(engine)
         likelihood = engine.to_arviz()["log_likelihood"]["y_observed"]
     assert {"slopes", "y", "y_unobserved"} <= set(data["posterior"].data_vars)
-    assert likelihood.shape == (1, 4000, 12) and np.all(np.asarray(likelihood)[..., ~mask] == 0.0)
+    assert likelihood.shape == (4, 1000, 12) and np.all(np.asarray(likelihood)[..., ~mask] == 0.0)
 
 
 @pytest.mark.thorough

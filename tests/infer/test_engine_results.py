@@ -118,7 +118,7 @@ def test_draws_follow_the_posterior(fitted_line):
 def test_draws_are_kept_and_grouped(fitted_line):
     flat, grouped = fitted_line.get_samples(), fitted_line.get_samples(group_by_chain=True)
     for name, value in flat.items():
-        np.testing.assert_array_equal(value[None], grouped[name])
+        np.testing.assert_array_equal(value.reshape(4, 1000, *value.shape[1:]), grouped[name])
         np.testing.assert_array_equal(value, fitted_line.get_samples()[name])
     other = fitted_line.get_samples(seed=3)
     assert other.keys() == flat.keys()
@@ -138,17 +138,16 @@ def test_potential_energy_is_that_of_the_draws(line_case, fitted_line):
 
 
 def test_other_names_say_why_they_have_no_posterior(fitted_line):
-    assert set(fitted_line.posterior) == {"slopes", "fitted"}
+    assert list(fitted_line.posterior) == ["scale", "level", "slopes", "fitted"]
     for name, reason in {
         "steepness": "not affine",
-        "scale": "hyperparameter",
         "y": "observed",
         "slope": "no site of this name",
     }.items():
         assert name not in fitted_line.posterior
         with pytest.raises(KeyError, match=reason) as error:
             fitted_line.posterior[name]
-        assert "fitted, slopes" in str(error.value)
+        assert "fitted, level, scale, slopes" in str(error.value)
 
 
 def test_held_out_observations_are_scored_by_their_predictive_density(line_case, fitted_line):

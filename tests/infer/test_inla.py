@@ -196,8 +196,8 @@ def test_field_with_unknown_noise(fitted, normal_case):
 def test_draws_show_the_uncertainty_of_hyperparameters(fitted):
     draws, level, hyper = fitted.get_samples(), fitted.posterior["level"], fitted.hyper["noise"]
     assert draws["noise"].shape == draws["level"].shape == (20000,)
-    np.testing.assert_allclose(np.mean(draws["noise"]), hyper.mean, atol=4 * hyper.sd / 20000**0.5)
-    np.testing.assert_allclose(np.std(draws["noise"]), hyper.sd, rtol=0.05)
+    np.testing.assert_allclose(np.mean(draws["noise"]), hyper.mean, atol=0.01 * hyper.sd)
+    np.testing.assert_allclose(np.std(draws["noise"]), hyper.sd, rtol=0.02)
     np.testing.assert_allclose(np.mean(draws["level"]), level.mean, atol=4 * level.sd / 20000**0.5)
     np.testing.assert_allclose(np.std(draws["level"]), level.sd, rtol=0.04)
     again = fitted.get_samples(seed=1)

@@ -577,7 +577,7 @@ def test_other_posteriors_say_what_they_have_instead():
     bilinear.run(KEY, GROUP, np.arange(N) % 4, COUNTS)
     with pytest.raises(RuntimeError, match="fold_in.*predictive_mean, expected_ranks and log_predictive"):
         bilinear.predict(KEY, GROUP, np.arange(N) % 4)
-    assert np.asarray(bilinear.to_arviz(posterior_predictive=True)["posterior_predictive"]["y"]).shape == (1, 1000, N)
+    assert np.asarray(bilinear.to_arviz(posterior_predictive=True)["posterior_predictive"]["y"]).shape == (4, 250, N)
 
 
 def test_arviz_has_predictions_and_posterior_predictive_draws(groups):
@@ -592,7 +592,8 @@ def test_arviz_has_predictions_and_posterior_predictive_draws(groups):
     )
     assert data["posterior"]["b"].dims == ("chain", "draw", "group", "effect")
     assert data["predictions"]["b"].dims == ("chain", "draw", "member", "effect")
-    np.testing.assert_array_equal(data["predictions"]["y"][0], found.get_samples()["y"])
+    drawn = np.asarray(found.get_samples()["y"])
+    np.testing.assert_array_equal(np.asarray(data["predictions"]["y"]).reshape(drawn.shape), drawn)
     np.testing.assert_array_equal(data["posterior"]["line"][0], groups.get_samples()["line"])
     drawn = np.asarray(data["posterior_predictive"]["y"][0]) - np.asarray(data["posterior"]["line"][0])
     assert_close_means(drawn, np.zeros(N))

@@ -108,7 +108,7 @@ def test_resampled_draws_of_few_counts_are_closer(engine):
     again = fitted.get_samples(resample="psis")["level"]
     np.testing.assert_array_equal(again, better["level"])
     other = fitted.get_samples(group_by_chain=True, seed=1, resample="psis")["level"]
-    assert other.shape == (1, 4000) and not np.array_equal(other[0], again)
+    assert other.shape == (4, 1000) and not np.array_equal(other.reshape(-1), again)
 
 
 def spread(y):

@@ -59,12 +59,12 @@ def test_results_are_those_of_a_sampler(grouped):
         "effect": (1000, 4),
         "rate": (1000, 4),
     }
-    assert grouped.get_samples(group_by_chain=True)["effect"].shape == (1, 1000, 4)
+    assert grouped.get_samples(group_by_chain=True)["effect"].shape == (4, 250, 4)
     np.testing.assert_allclose(draws["rate"], np.exp(draws["scale"][:, None] * draws["effect"]), rtol=1e-6)
     assert grouped.get_extra_fields()["potential_energy"].shape == (1000,)
     data = grouped.to_arviz(posterior_predictive=True)
-    assert data["posterior"]["effect"].shape == (1, 1000, 4)
-    assert data["posterior_predictive"]["y"].shape == (1, 1000, 20)
+    assert data["posterior"]["effect"].shape == (4, 250, 4)
+    assert data["posterior_predictive"]["y"].shape == (4, 250, 20)
     assert bool(data["posterior"].attrs["converged"])
     assert np.isfinite(float(az.loo(data).elpd_loo if hasattr(az.loo(data), "elpd_loo") else az.loo(data).elpd))
     assert "posterior" in az.from_numpyro(grouped)
@@ -79,7 +79,13 @@ def test_summary(grouped, capsys):
     printed = capsys.readouterr().out
     assert "effect[3]" in printed
     assert "rate[0]" not in printed
-    assert f"log evidence: {grouped.log_evidence:.2f} +- " in printed
+    assert f"Log evidence: {grouped.log_evidence:.3f} +- " in printed
+    weights, effect = np.asarray(grouped.weights), np.asarray(grouped.particles["effect"])
+    np.testing.assert_allclose(grouped.posterior["effect"].mean, weights @ effect, rtol=1e-5)
+    np.testing.assert_allclose(grouped.posterior["effect"].quantile(0.3), np.quantile(effect, 0.3, axis=0), atol=0.02)
+    grouped.print_summary(var_names="effect", coords={"letter": list("abcd")}, dims={"effect": ["letter"]})
+    assert "effect[d]" in (printed := capsys.readouterr().out) and "scale" not in printed
+    assert grouped.get_samples(num_samples=300)["rate"].shape == (300, 4)
 
 
 def test_file(grouped, tmp_path):

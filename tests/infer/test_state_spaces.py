@@ -153,7 +153,7 @@ def test_hyperparameters_are_learned_and_results_are_those_of_any_model(trend, c
     np.testing.assert_allclose(slopes, 0.0, atol=1e-3)
     engine.print_summary()
     assert "level[0]" in capsys.readouterr().out
-    assert engine.to_arviz().posterior["slope"].shape == (1, 20, 270)
+    assert engine.to_arviz().posterior["slope"].shape == (4, 5, 270)
     assert set(engine.posterior) >= {"first", "level", "slope", "twice"}
 
 

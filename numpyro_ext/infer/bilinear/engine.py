@@ -14,6 +14,7 @@ from jax import Array
 from ...structure.bilinear.factors import Unlisted
 from ...structure.bilinear.read import read_bilinear
 from ...structure.bilinear.reading import BilinearReading
+from ..front.answers.labels import Labels
 from ..front.files.checkpoints import read_checkpoint, write_checkpoint
 from ..front.files.saved_runs import fit_from_content
 from ..front.options import EngineOptions, check_at_least, check_one_of, check_positive, default_tolerance
@@ -242,8 +243,8 @@ class BilinearVG(BilinearAnswers):
         best = best._replace(diagnostics=diagnostics)
         return BilinearRun(reading, space, best, rng_key, self.num_samples, programs)
 
-    def _keep(self, run: BilinearRun) -> None:
-        super()._keep(run)
+    def _keep(self, run: BilinearRun, labels: Labels | None = None) -> None:
+        super()._keep(run, labels)
         run.check_widths()
 
     def _num_restarts(self, reading: BilinearReading, checkpoint: Any) -> int:

@@ -109,11 +109,11 @@ class BilinearRun(FinishedRun):
             sites[name] = SitePosterior(name, shape, places.mean, places.variance, places.covariance, places.sample)
         return PosteriorSites(sites, missing_sites(self.reading, "draws of it are in get_samples()"))
 
-    def draw(self, rng_key: Array) -> tuple[dict[str, Array], Array]:
+    def draw(self, rng_key: Array, num_samples: int | None = None) -> tuple[dict[str, Array], Array]:
         """Draws of all sites but the observed ones, and the log density of each."""
-        draws = self.programs.draws(*self.inputs, rng_key, num_samples=self.num_samples)
-        sites, log_density = finite_draws(draws)
-        return with_hyper(sites, self.fit.hyper, self.reading.observed_names, self.num_samples), log_density
+        number = self.num_samples if num_samples is None else num_samples
+        sites, log_density = finite_draws(self.programs.draws(*self.inputs, rng_key, num_samples=number))
+        return with_hyper(sites, self.fit.hyper, self.reading.observed_names, number), log_density
 
     def predict(self, rng_key: Array, *args: Any, **kwargs: Any) -> NoReturn:
         """There is none; see what this says instead."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
@@ -13,13 +13,15 @@ from jax import Array
 
 from ...compilation.disk_cache import keep_by_default
 from ...structure.model.search import Form, field_names, read_first
-from .answers.arviz import ArviZInterface
+from .answers.arviz import ArviZInterface, by_chain
 from .answers.display import ShownEngine
+from .answers.labels import Coords, Dims, Labels, labels_of_call
 from .answers.last_run import LastRun
 from .answers.points import warn_of_points
 from .answers.resampling import Resample
 from .answers.sites import PosteriorSites
-from .answers.summary import format_summary
+from .answers.suggestions import nearest_name, suggests
+from .answers.summary import chosen_names, format_summary
 from .files.kept_run import KeptRun
 from .many import Dataset, Fits, as_datasets, collect_fits
 from .options import check_at_least, check_one_of
@@ -47,6 +49,9 @@ class BaseEngine(ShownEngine, LastRun, ArviZInterface, KeptRun, Generic[_Run]):
     :param dict init_values: where the search for the others starts (constrained).
     :param int num_samples: draws made for :meth:`get_samples`.
     :param bool progress_bar: whether runs longer than a second show a bar.
+    :param dict coords: labels of the places along a dimension, by its name, as ArviZ takes them: names of covariates,
+        of groups. They stand in summaries, in ``posterior`` and in :meth:`to_arviz`. :meth:`run` takes them, too.
+    :param dict dims: names of the dimensions of a site, by its name; those of plates have them by themselves.
     """
 
     def __init__(
@@ -58,6 +63,8 @@ class BaseEngine(ShownEngine, LastRun, ArviZInterface, KeptRun, Generic[_Run]):
         init_values: Mapping[str, Any] | None = None,
         num_samples: int = 1000,
         progress_bar: bool = True,
+        coords: Coords | None = None,
+        dims: Dims | None = None,
         **unknown: Any,
     ) -> None:
         if unknown:
@@ -72,6 +79,8 @@ class BaseEngine(ShownEngine, LastRun, ArviZInterface, KeptRun, Generic[_Run]):
         self.init_values = dict(init_values or {})
         self.num_samples = num_samples
         self.progress_bar = progress_bar
+        labels = Labels.given(coords, dims)
+        self.coords, self.dims = labels.coords, labels.dims
         self._run: _Run | None = None
         self._last_state: EngineState | None = None
 
@@ -108,6 +117,8 @@ class BaseEngine(ShownEngine, LastRun, ArviZInterface, KeptRun, Generic[_Run]):
         *args: Any,
         init_state: EngineState | None = None,
         checkpoint: str | os.PathLike[str] | None = None,
+        coords: Coords | None = None,
+        dims: Dims | None = None,
         **kwargs: Any,
     ) -> None:
         """Read the model on these arguments, learn its hyperparameters and fit its latent sites.
@@ -121,6 +132,9 @@ class BaseEngine(ShownEngine, LastRun, ArviZInterface, KeptRun, Generic[_Run]):
         :param checkpoint: for BilinearVG, the path of a file that is written after every sweep. If it exists, the run
             goes on from it, so that the same call, made again after the process was killed, loses at most one sweep.
             Sweeps in the file count towards ``num_steps``; when none are left, one is made.
+        :param dict coords: labels of the places along a dimension, beside those of the constructor. A model that has an
+            argument of this name gets it; give the labels to the constructor then.
+        :param dict dims: names of the dimensions of a site, likewise.
         :param kwargs: keyword arguments of the model.
         :raises ModelStructureError: if the model is not of the form, or not one for this algorithm.
         :raises TypeError: if the first argument is no key, if called within ``jax.jit`` or ``vmap``, or for a
@@ -129,6 +143,7 @@ class BaseEngine(ShownEngine, LastRun, ArviZInterface, KeptRun, Generic[_Run]):
             of other data or another model.
         :raises RuntimeError: if more than one factor in a hundred was refused in the last step.
         """
+        kwargs, labels = labels_of_call(self.model, kwargs, coords, dims)
         with self._running(rng_key, args, kwargs):
             start: Callable[..., _Run] = self._start
             if checkpoint is not None:
@@ -138,7 +153,7 @@ class BaseEngine(ShownEngine, LastRun, ArviZInterface, KeptRun, Generic[_Run]):
                         "a run with init_state=engine.last_state. A model's argument of this name goes by position."
                     )
                 start = partial(start, checkpoint=checkpoint)
-            self._keep(start(rng_key, args, kwargs, init_state))
+            self._keep(start(rng_key, args, kwargs, init_state), labels)
 
     def run_many(self, rng_key: Array, datasets: Sequence[Any], **kwargs: Any) -> Fits[Self]:
         """Fit many data sets of one structure: bootstrap samples, simulations from the prior, one series per shop.
@@ -176,7 +191,7 @@ class BaseEngine(ShownEngine, LastRun, ArviZInterface, KeptRun, Generic[_Run]):
         for rng_key, args, kwargs in datasets:
             yield partial(self._start, rng_key, args, kwargs, None)
 
-    def _keep(self, run: _Run) -> None:
+    def _keep(self, run: _Run, labels: Labels | None = None) -> None:
         """Take over a run, and say what a person should know of how it ended."""
         self._last_state = run.fit.last_state
         diagnostics = with_precision(run.fit.diagnostics._replace(points=run.points), self._last_state)
@@ -187,6 +202,8 @@ class BaseEngine(ShownEngine, LastRun, ArviZInterface, KeptRun, Generic[_Run]):
             for found in run.reading.self_comparisons():
                 warn(str(found))
         run.fit = run.fit._replace(diagnostics=diagnostics)
+        for message in run.keep_labels(Labels(self.coords, self.dims).updated(labels or Labels())):
+            warn(f"{type(self).__name__}: {message}")
         self._run = run
 
     def _finished(self) -> _Run:
@@ -205,8 +222,11 @@ class BaseEngine(ShownEngine, LastRun, ArviZInterface, KeptRun, Generic[_Run]):
 
     @property
     def posterior(self) -> PosteriorSites:
-        """Marginals by name, for the sites of the field and the deterministic sites affine in it."""
-        return self._finished().posterior
+        """Marginals by name, for hyperparameters, the sites of the field and the deterministic sites affine in it.
+
+        Hyperparameters that are not integrated over are points, as in :meth:`get_samples`.
+        """
+        return self._finished().all_posteriors
 
     @property
     def is_lower_bound(self) -> bool:
@@ -222,7 +242,7 @@ class BaseEngine(ShownEngine, LastRun, ArviZInterface, KeptRun, Generic[_Run]):
     def diagnostics(self) -> Diagnostics:
         """Convergence, number of steps, objective trace, refused factors and messages of the last run, and which sites
         it set to a point (``points``)."""
-        return self._finished().diagnostics
+        return self._finished().full_diagnostics
 
     @property
     def hyper(self) -> dict[str, HyperEstimate]:
@@ -233,12 +253,19 @@ class BaseEngine(ShownEngine, LastRun, ArviZInterface, KeptRun, Generic[_Run]):
         """
         return self._finished().hyper
 
-    def _draws(self, seed: int | None = None) -> tuple[dict[str, Array], Array]:
+    def _draws(self, seed: int | None = None, num_samples: int | None = None) -> tuple[dict[str, Array], Array]:
         run = self._finished()
-        return run.draws if seed is None else run.draw_all(jax.random.key(seed))
+        if seed is None and num_samples in (None, run.num_samples):
+            return run.draws
+        return run.draw_all(run.rng_key if seed is None else jax.random.key(seed), num_samples)
 
+    @suggests
     def get_samples(
-        self, group_by_chain: bool = False, seed: int | None = None, resample: Resample | None = None
+        self,
+        group_by_chain: bool = False,
+        seed: int | None = None,
+        resample: Resample | None = None,
+        num_samples: int | None = None,
     ) -> dict[str, Array]:
         """Independent draws from the posterior, every latent and deterministic site by name.
 
@@ -247,41 +274,74 @@ class BaseEngine(ShownEngine, LastRun, ArviZInterface, KeptRun, Generic[_Run]):
         which the model has density zero are drawn again. Missing values (sites that nothing depends on, such as those
         that ``obs_mask`` makes) are drawn given the others.
 
-        :param bool group_by_chain: whether to put a chain dimension of size one in front.
+        :param bool group_by_chain: whether to put a chain dimension in front, of :attr:`num_chains` groups of draws.
         :param int seed: draw anew from this seed (as ArviZ may ask); the default are the draws that belong to the run.
         :param str resample: ``"psis"`` for draws nearer to the exact posterior, of engines on Gaussian fields: four
             times as many are made and resampled by Pareto-smoothed importance weights, the density of the model over
             that of the draws (Vehtari et al. 2024). Some then come more than once. A warning says where the weights
             cannot hold (Pareto k-hat above 0.7).
-        :return: arrays of shape ``(num_samples, ...)``, or ``(1, num_samples, ...)``.
+        :param int num_samples: how many draws; by default as many as the engine was told to make.
+        :return: arrays of shape ``(num_samples, ...)``, or ``(num_chains, num_samples // num_chains, ...)``.
         :raises RuntimeError: if resampling is asked of an engine that has no Gaussian field.
+        :raises TypeError: for an unknown argument; the message says which one was probably meant.
         """
+        if num_samples is not None:
+            check_at_least(1, num_samples=num_samples)
+        run = self._finished()
         if resample is None:
-            sites, _ = self._draws(seed)
+            sites, _ = self._draws(seed, num_samples)
         else:
             check_one_of(Resample, resample=resample)
-            sites = self._finished().resampled if seed is None else self._finished().resample(jax.random.key(seed))
-        return {name: value[None] if group_by_chain else value for name, value in sites.items()}
+            is_own = seed is None and num_samples in (None, run.num_samples)
+            key = run.rng_key if seed is None else jax.random.key(seed)
+            sites = run.resampled if is_own else run.resample(key, num_samples)
+        return by_chain(sites) if group_by_chain else dict(sites)
 
     def get_extra_fields(self, group_by_chain: bool = False) -> dict[str, Array]:
         """What else is known of each draw: ``potential_energy``, minus the log density of draw and data.
 
-        :param bool group_by_chain: whether to put a chain dimension of size one in front.
+        :param bool group_by_chain: whether to put a chain dimension in front, as in :meth:`get_samples`.
         """
-        energy = -self._draws()[1]
-        return {"potential_energy": energy[None] if group_by_chain else energy}
+        fields = {"potential_energy": -self._draws()[1]}
+        return by_chain(fields) if group_by_chain else fields
 
-    def print_summary(self, prob: float = 0.9, exclude_deterministic: bool = True, **labels: Any) -> None:
-        """Print exact marginals of the field, the hyperparameters, the log evidence and how the run ended.
+    @suggests
+    def print_summary(
+        self,
+        prob: float = 0.9,
+        exclude_deterministic: bool = True,
+        var_names: str | Iterable[str] | None = None,
+        coords: Coords | None = None,
+        dims: Dims | None = None,
+    ) -> None:
+        """Print the hyperparameters, exact marginals of the field, the log evidence and how the run ended.
+
+        Of sites with more than twenty elements the first and the last ones are shown; name them to see all.
 
         :param float prob: the probability mass of the central interval.
         :param bool exclude_deterministic: whether to leave out deterministic sites (where there are others).
-        :param labels: ``coords`` and ``dims``, as for :meth:`to_arviz`, for labels in the place of numbers.
+        :param var_names: sites to show, as ArviZ takes them: their names, or ``"~name"`` for all but these.
+        :param dict coords: labels of the places along a dimension, beside those of the run.
+        :param dict dims: names of the dimensions of a site, likewise.
+        :raises ValueError: if there is no such site, or labels do not fit a site.
+        :raises TypeError: for an unknown argument; the message says which one was probably meant.
         """
-        run = self._finished()
-        names = [n for n in self.posterior if not exclude_deterministic or n in run.reading.field]
-        sites = {name: self.posterior[name] for name in names or self.posterior}
-        print(format_summary(sites, self.hyper, self.log_evidence, self.diagnostics, prob, **labels))
+        run, posterior, hyper = self._finished(), self.posterior, self.hyper
+        default = [n for n in posterior if n in hyper or not exclude_deterministic or n in run.reading.field]
+        default = default if len(default) > len(hyper) else list(posterior)
+        names, are_named = chosen_names(var_names, [*posterior, *posterior.large], default, posterior.reasons)
+        labels = run.all_labels.updated(Labels.given(coords, dims))
+        print(
+            format_summary(
+                {name: posterior[name] for name in names if name not in hyper},
+                {name: hyper[name] for name in names if name in hyper},
+                self.log_evidence,
+                self.diagnostics,
+                prob,
+                labels,
+                shows_all=are_named,
+            )
+        )
 
     def describe(self) -> str:
         """How the model was read: the field, the hyperparameters, what each factor was recognised as, the design."""
@@ -302,10 +362,18 @@ class BaseEngine(ShownEngine, LastRun, ArviZInterface, KeptRun, Generic[_Run]):
     def _content(self) -> dict[str, Any]:
         run = self._finished()
         reading = run.reading
-        return {"args": reading.args, "kwargs": dict(reading.kwargs), "rng_key": run.rng_key, "fit": run.content()}
+        return {
+            "args": reading.args,
+            "kwargs": dict(reading.kwargs),
+            "rng_key": run.rng_key,
+            "fit": run.content(),
+            "labels": {"coords": dict(run.labels.coords), "dims": dict(run.labels.dims)},
+        }
 
     def _with_content(self, content: Mapping[str, Any]) -> Self:
-        return self._with(self._restore(content["fit"], content["rng_key"], content["args"], content["kwargs"]))
+        made = self._with(self._restore(content["fit"], content["rng_key"], content["args"], content["kwargs"]))
+        made._finished().keep_labels(Labels(**content.get("labels", {})))
+        return made
 
     def _with(self, run: _Run) -> Self:
         """This engine, as if it had made a run."""
@@ -323,5 +391,7 @@ def _says_so_itself(model: Any) -> bool:
 def _unknown_options(engine: type[BaseEngine[Any]], unknown: Mapping[str, Any]) -> str:
     sampler = {"num_warmup", "num_chains", "chain_method", "thinning"} & set(unknown)
     hint = ", which has neither warm-up nor chains," if sampler else ""
-    options = ", ".join(sorted(engine._option_names()))
-    return f"{engine.__name__}{hint} has no option {next(iter(unknown))!r}; its options are {options}."
+    options, first = sorted(engine._option_names()), next(iter(unknown))
+    meant = nearest_name(first, options)
+    more = "" if meant is None else f" Did you mean {meant!r}?"
+    return f"{engine.__name__}{hint} has no option {first!r}; its options are {', '.join(options)}.{more}"

@@ -31,6 +31,8 @@ class EngineOptions(TypedDict, total=False):
     init_values: Mapping[str, Any] | None
     num_samples: int
     progress_bar: bool
+    coords: Mapping[str, Sequence[Any]] | None
+    dims: Mapping[str, Sequence[str]] | None
 
 
 def plain_number(value: Any) -> Any:

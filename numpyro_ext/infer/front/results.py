@@ -8,11 +8,21 @@ from typing import Any, Literal, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from numpyro.distributions.transforms import IndependentTransform
+from scipy.special import ndtri
 
 from ...display import MOST_ROWS, Table, as_html, as_text, number
-from .answers.display import ending
+from .answers.display import ending, evidence
 
-__all__ = ["Diagnostics", "HyperDiagnostics", "HyperEstimate", "LogEvidence", "at_values", "with_precision"]
+__all__ = [
+    "Diagnostics",
+    "HyperDiagnostics",
+    "HyperEstimate",
+    "LogEvidence",
+    "at_values",
+    "is_joint",
+    "with_precision",
+]
 
 
 OfHyperparameters = Literal["none", "optimum", "integrated"]
@@ -33,17 +43,21 @@ class LogEvidence(float):
         >>> value = LogEvidence(-162.9, is_lower_bound=False, hyperparameters="optimum")
         >>> value + 1.0, value.is_lower_bound, value.hyperparameters
         (-161.9, False, 'optimum')
+        >>> value
+        LogEvidence(-162.90 at the best hyperparameters)
 
     :param float value: the log evidence.
     :param bool is_lower_bound: true if the value cannot exceed the exact one.
     :param str hyperparameters: ``"none"`` if there are none, or they were given; ``"optimum"``: the value is the log
         evidence at the best of them; ``"integrated"``: it is the log evidence of the whole model.
     :param float standard_error: of a value that is estimated by chance; ``None`` for those that are computed.
+    :param str method: what hyperparameters were integrated over, in words, such as ``"a lattice of 7 points"``.
     """
 
     is_lower_bound: bool
     hyperparameters: OfHyperparameters
     standard_error: float | None
+    method: str
 
     def __new__(
         cls,
@@ -51,15 +65,31 @@ class LogEvidence(float):
         is_lower_bound: bool = False,
         hyperparameters: OfHyperparameters = "none",
         standard_error: float | None = None,
+        method: str = "",
     ) -> LogEvidence:
         out = super().__new__(cls, value)
         out.is_lower_bound = is_lower_bound
         out.hyperparameters = hyperparameters
         out.standard_error = standard_error
+        out.method = method
         return out
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return LogEvidence, (float(self), self.is_lower_bound, self.hyperparameters, self.standard_error)
+        return LogEvidence, (float(self), self.is_lower_bound, self.hyperparameters, self.standard_error, self.method)
+
+    def __repr__(self) -> str:
+        return f"LogEvidence({evidence(self)})"
+
+    def __str__(self) -> str:
+        return float.__repr__(self)  # where it is printed among other numbers
+
+
+def is_joint(transform: Any) -> bool:
+    """Whether elements of the support are functions of several unconstrained elements each, as those of simplices and
+    Cholesky factors."""
+    while isinstance(transform, IndependentTransform):
+        transform = transform.base_transform
+    return bool(transform.domain.event_dim or transform.codomain.event_dim)
 
 
 class HyperEstimate(NamedTuple):
@@ -79,6 +109,22 @@ class HyperEstimate(NamedTuple):
     """Square root of the diagonal of the inverse negative Hessian of log evidence plus log prior."""
     is_fixed: bool = False
     """True if the user gave the value."""
+    transform: Any = None
+    """From the unconstrained value."""
+
+    def interval(self, prob: float = 0.9) -> tuple[np.ndarray, np.ndarray]:
+        """The central interval of each element, of the normal density that the curvature gives the unconstrained value.
+
+        :param float prob: its probability mass.
+        :return: lower and upper ends in the shape of the site; ``nan`` where there is no standard error, or where the
+            elements are not functions of one unconstrained element each (simplices, Cholesky factors).
+        """
+        error, shape = self.unconstrained_standard_error, np.shape(self.value)
+        if error is None or self.transform is None or is_joint(self.transform):
+            return np.full(shape, np.nan), np.full(shape, np.nan)
+        reach = float(ndtri(0.5 * (1.0 + prob))) * np.asarray(error)
+        ends = [np.asarray(self.transform(self.unconstrained_value + side * reach)) for side in (-1.0, 1.0)]
+        return np.minimum(*ends), np.maximum(*ends)
 
     def _shown(self) -> list[str | Table]:
         value = np.asarray(self.value)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, wraps
 from typing import Any, ClassVar, Concatenate, ParamSpec, TypeVar
@@ -16,9 +16,10 @@ from numpyro.infer.autoguide import AutoMultivariateNormal
 from ...structure.model.reading import ModelReading
 from ..hyper.space import UnconstrainedSpace
 from .answers.draws import with_predictive
+from .answers.labels import Labels
 from .answers.model_draws import model_draws, observed_leaves
 from .answers.points import point_sites
-from .answers.sites import PosteriorSites
+from .answers.sites import PointPosterior, PosteriorSites, SitePosterior
 from .files.saved_runs import fit_to_content
 from .results import Diagnostics, HyperEstimate, LogEvidence
 from .state import Fit
@@ -50,15 +51,48 @@ class FinishedRun(ABC):
     rng_key: Array
     num_samples: int
     has_warned_of_weights: ClassVar[bool] = False
+    labels: ClassVar[Labels] = Labels()
+    """Of the places of its sites, as given by a person; those of a run stand in the place of this."""
 
     @property
     @abstractmethod
     def posterior(self) -> PosteriorSites:
-        """Marginals by name."""
+        """Marginals by name, of the field and what is affine in it."""
+
+    @property
+    def hyper_posterior(self) -> Mapping[str, SitePosterior]:
+        """Marginals of the hyperparameters by name: points, where they are not integrated over."""
+        return {name: PointPosterior(name, value) for name, value in self.fit.hyper.items()}
+
+    @cached_property
+    def all_posteriors(self) -> PosteriorSites:
+        """Marginals of hyperparameters and field by name, with their labels."""
+        return self.posterior.with_hyper(self.hyper_posterior, self.all_labels)
+
+    @cached_property
+    def all_labels(self) -> Labels:
+        """The labels of a person, and the plates of the model, which name the dimensions of others."""
+        plates = {name: site.dims for name, site in self.reading.sites.items() if site.dims}
+        return Labels(plates=plates).updated(self.labels)
+
+    def keep_labels(self, labels: Labels) -> list[str]:
+        """Take over what a person calls the places of sites, and return what is to be said of what fits none."""
+        shapes = {**self.reading.site_shapes, **{n: s.shape for n, s in self.reading.sites.items()}}
+        kept, messages = (
+            Labels(plates=self.all_labels.plates)
+            .updated(labels)
+            .fitting({name: tuple(shape) for name, shape in shapes.items()})
+        )
+        vars(self).pop("all_labels", None)
+        vars(self)["labels"] = Labels(kept.coords, kept.dims)
+        return messages
 
     @abstractmethod
-    def draw(self, rng_key: Array) -> tuple[dict[str, Array], Array]:
-        """``num_samples`` draws of all sites but the observed and the left-out ones, and the log density of each."""
+    def draw(self, rng_key: Array, num_samples: int | None = None) -> tuple[dict[str, Array], Array]:
+        """Draws of all sites but the observed and the left-out ones, and the log density of each.
+
+        :param int num_samples: how many; those of the run by default.
+        """
 
     @property
     def is_lower_bound(self) -> bool:
@@ -74,6 +108,11 @@ class FinishedRun(ABC):
     def diagnostics(self) -> Diagnostics:
         """How the run ended."""
         return self.fit.diagnostics
+
+    @property
+    def full_diagnostics(self) -> Diagnostics:
+        """The same, with what takes further computation to know."""
+        return self.diagnostics
 
     @property
     def is_at_hand(self) -> bool:
@@ -110,9 +149,9 @@ class FinishedRun(ABC):
         """Those that belong to the run: of all sites but the observed ones, and the log density of each."""
         return self.draw_all(self.rng_key)
 
-    def draw_all(self, rng_key: Array) -> tuple[dict[str, Array], Array]:
+    def draw_all(self, rng_key: Array, num_samples: int | None = None) -> tuple[dict[str, Array], Array]:
         """Draws with those of the missing values, given the others."""
-        sites, log_density = self.draw(rng_key)
+        sites, log_density = self.draw(rng_key, num_samples)
         return with_predictive(self.reading, sites, rng_key), log_density
 
     @cached_property
@@ -120,15 +159,21 @@ class FinishedRun(ABC):
         """The draws of :meth:`resample` that belong to the run."""
         return self.resample(self.rng_key)
 
-    def resample(self, rng_key: Array) -> dict[str, Array]:
+    def resample(self, rng_key: Array, num_samples: int | None = None) -> dict[str, Array]:
         """Draws of all sites but the observed ones, by Pareto-smoothed importance weights.
 
+        :param int num_samples: how many; those of the run by default.
         :raises RuntimeError: where the density of the draws is not known.
         """
         raise RuntimeError(
             "resample='psis' weights draws of a Gaussian posterior; those of this engine have no density that can be "
             "divided by. Leave it out for the draws of the engine, or give the model to NUTS."
         )
+
+    @property
+    def observed_values(self) -> dict[str, Any]:
+        """The observed values by site."""
+        return {name: site.value for name, site in self.reading.sites.items() if site.kind == "observed"}
 
     @cached_property
     def posterior_predictive(self) -> dict[str, Array]:
@@ -207,7 +252,7 @@ def hyper_estimates(space: UnconstrainedSpace, fit: Fit) -> dict[str, HyperEstim
         is_fixed = name in space.fixed
         free = space.sites[name].transform.inv(value) if is_fixed else unconstrained[name]
         constrained_error, error = errors.get(name, (None, None))
-        out[name] = HyperEstimate(value, constrained_error, free, error, is_fixed)
+        out[name] = HyperEstimate(value, constrained_error, free, error, is_fixed, space.sites[name].transform)
     return out
 
 

@@ -19,6 +19,7 @@ from ...structure.model.running.execution import ModelCall
 from ...structure.model.search import Form
 from ...structure.model.validation import sites_without_data
 from ...structure.program.captured import captured
+from ..front.answers.labels import Labels
 from ..front.files.saved_runs import fit_from_content
 from ..front.many import Dataset
 from ..front.options import EngineOptions, check_at_least, check_one_of, check_positive, default_tolerance, option_key
@@ -230,10 +231,10 @@ class Engine(GaussianAnswers):
             )
         return messages
 
-    def _keep(self, run: FinishedRun) -> None:
+    def _keep(self, run: FinishedRun, labels: Labels | None = None) -> None:
         self._last_state = run.fit.last_state
         check_skipped(run.fit, run.reading, type(self).__name__)
-        super()._keep(run)
+        super()._keep(run, labels)
 
     def _make_run(
         self,

@@ -19,11 +19,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from ...display import Shown, Table
 from ...structure import LatentGaussianReading, ModelStructureError, Reason
 from ...structure.latent_gaussian.rows_in_use import ReadingOfRows
 from ...structure.model.running.execution import bound_arguments, check_key
 from ..front.answers.arviz import prediction_to_arviz
 from ..front.answers.joint_arguments import JointCall, NotJoined, joint_calls
+from ..front.answers.labels import Labels
 from ..front.answers.model_draws import model_draws, observed_leaves
 from ..front.answers.sites import PosteriorSites, SitePosterior
 from ..hyper.space import UnconstrainedSpace
@@ -31,6 +33,7 @@ from .algorithms.algorithm import Algorithm
 from .algorithms.posterior import GaussianPosterior
 from .answers.containment import ADVICE, check_contained, row_places
 from .answers.known_field import KnownField, NewCall, known_field
+from .answers.outcome_probabilities import probabilities_by_predictors, probabilities_of_draws
 from .answers.prediction import OtherField
 from .fitting_programs import PointFit
 from .integration.exploration import Exploration
@@ -45,7 +48,7 @@ _MOST_CHECKED = 5
 """Points of a design at which the predictors of the fit are looked for on all rows, beside the mode."""
 
 
-class Prediction:
+class Prediction(Shown):
     """The posterior of a fit at new arguments of its model: marginals without sampling error, and draws.
 
     Obtained as ``engine.predict(rng_key, ...)``. Axes that count observations are those of the new arguments. Other
@@ -71,8 +74,23 @@ class Prediction:
         self._other = other
         self._alone = alone
 
-    def __repr__(self) -> str:
-        return f"Prediction({', '.join(self.posterior)})"
+    def _shown(self) -> list[str | Table]:
+        reading: LatentGaussianReading = (self._known or self._run).reading
+        rows = []
+        kinds = dict.fromkeys(reading.hyper, "hyperparameter") | dict.fromkeys(reading.field, "field")
+        for name, site in reading.sites.items():
+            shape = tuple(site.shape)
+            if site.kind == "observed" and site.family != "Unit":
+                shape, kind = self._new_shape(name, tuple(site.shape)), f"to be observed, {site.family}"
+            elif site.kind in ("latent", "param", "deterministic"):
+                shape, kind = self._new_shape(name, shape), kinds.get(name, "deterministic")
+            else:
+                continue
+            rows.append([name, str(shape), kind])
+        ask = (
+            "get_samples() draws all of these; posterior has exact marginals, probabilities() those of counted outcomes"
+        )
+        return [f"Prediction({', '.join(row[0] for row in rows)})", Table(["site", "shape", ""], rows), ask]
 
     @cached_property
     def _run(self) -> GaussianRun:
@@ -81,11 +99,60 @@ class Prediction:
 
     @cached_property
     def posterior(self) -> PosteriorSites:
-        """Exact marginals by name, for every field site and every deterministic site affine in the field."""
+        """Exact marginals by name, for hyperparameters, every field site and every deterministic site affine in it."""
         if self._known is not None:
-            return self._known.posterior(self._new_slices)
+            known, sites = self._known, self._known.reading.sites
+            labels = Labels(plates={name: site.dims for name, site in sites.items() if site.dims})
+            shapes = {name: tuple(site.shape) for name, site in sites.items()}
+            kept, _ = labels.updated(known.run.labels).fitting(shapes)
+            return known.posterior(self._new_slices).with_hyper(known.run.hyper_posterior, kept)
         sites = self._run.posterior
-        return PosteriorSites({name: self._new_part(site) for name, site in sites.items()}, sites.reasons)
+        found = PosteriorSites({name: self._new_part(site) for name, site in sites.items()}, sites.reasons)
+        return found.with_hyper(self._run.hyper_posterior, self._run.all_labels)
+
+    def probabilities(self) -> dict[str, np.ndarray]:
+        """Probability of each category, ordered outcome or count of the new observations, over all uncertainty.
+
+        Where an observation sees one predictor these are integrals over it, without sampling error; elsewhere (softmax
+        of several predictors) averages of the model's own probabilities over ``num_samples`` draws of its latent sites.
+
+        >>> import jax
+        >>> import jax.numpy as jnp
+        >>> import numpyro
+        >>> import numpyro.distributions as dist
+        >>> from numpyro_ext.infer import EP
+        >>> def model(x, y=None):
+        ...     slope = numpyro.sample("slope", dist.Normal(0, 1))
+        ...     cuts = jnp.array([-1.0, 1.0])
+        ...     numpyro.sample("y", dist.OrderedLogistic(slope * x, cuts), obs=y)
+        >>> engine = EP(model)
+        >>> engine.run(jax.random.key(0), jnp.array([-1.0, 0.0, 1.0, 2.0]), jnp.array([0, 1, 2, 2]))
+        >>> print(engine.predict(jax.random.key(1), jnp.array([0.0, 1.0])).probabilities()["y"].round(2))
+        [[0.27 0.46 0.27]
+         [0.15 0.38 0.47]]
+
+        :return: of shape ``(*observations, outcomes)`` by observed site; the last axis counts ``0, 1, ...``, counts
+            without end up to where less than ``1e-10`` of the mass is left.
+        :raises ValueError: if no site has outcomes that can be counted.
+        """
+        run, reading = self._run, self._run.reading
+        found = probabilities_by_predictors(run, self._new_slices)
+        others = [
+            name
+            for name in reading.observed_names
+            if name not in found and getattr(reading.sites[name].support, "is_discrete", False)
+        ]
+        if others:
+            drawn, _ = run.draw(self._rng_key)
+            latents = {name: drawn[name] for name in (*reading.field, *reading.hyper)}
+            found |= probabilities_of_draws(reading, latents, others, self._new_slices)
+        if not found:
+            observed = ", ".join(map(repr, reading.observed_names))
+            raise ValueError(
+                f"Outcomes of {observed} cannot be counted: draws of them are in get_samples(), marginals of what they "
+                "depend on in posterior."
+            )
+        return found
 
     def get_samples(self, group_by_chain: bool = False) -> dict[str, Array]:
         """Draws of every site of the model by name: latent and deterministic ones, and what is to be observed.
@@ -132,6 +199,9 @@ class Prediction:
     def _new_slices(self, name: str, shape: tuple[int, ...]) -> tuple[slice, ...]:
         """The part of a site that belongs to the new rows."""
         return _new_slices(self._old, self._call, name, shape)
+
+    def _new_shape(self, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(len(range(*part.indices(n))) for part, n in zip(self._new_slices(name, shape), shape, strict=True))
 
     def _new_part(self, site: SitePosterior) -> SitePosterior:
         places = np.arange(site.size).reshape(site.shape)[self._new_slices(site.name, site.shape)]
@@ -181,6 +251,7 @@ def predict(
             known = known_field(run, whole, places, _hypers(run))
             if known is None:
                 found = _on_all_rows(run, whole, places)
+                found.keep_labels(run.labels)  # those of groups that have new members fit no more
                 other = read(*make_call(again.arguments)) if call.left_out else None
                 if other is not None:
                     _check_left_out(found, other)

@@ -19,9 +19,11 @@ from ...structure import LatentGaussianReading
 from ..front.answers.draws import Draws, draw_inside_support, with_hyper, with_predictive
 from ..front.answers.resampling import num_proposals, psis_resampled
 from ..front.answers.sites import LargeSite, PosteriorSites, SitePosterior, gaussian_draws, missing_sites
+from ..front.results import Diagnostics
 from ..front.run import FinishedRun
 from .algorithms.algorithm import Algorithm
 from .algorithms.cumulants import correction
+from .algorithms.mode_shift import mode_shifts
 from .answers.corrected import Corrected, check_cumulants, corrected
 from .answers.guide import field_importance_pair, fitted_guide
 from .answers.leave_one_out import weights_fail
@@ -34,6 +36,8 @@ __all__ = ["GaussianRun", "Point"]
 Point = tuple[Any, dict[str, Array], Any]
 """Data, hyperparameters and state: the first arguments of every program."""
 
+LARGEST_SHIFT = 0.25
+"""Of the mean from the mode, in posterior standard deviations, that need not be said."""
 _FEW_OUTLIERS = 0.01
 """Share of observations whose weights may fail: ArviZ says so of single ones."""
 
@@ -63,6 +67,41 @@ class GaussianRun(FinishedRun):
     def describe(self) -> str:
         """How the model was read, and what the algorithm says of its treatment."""
         return "\n".join([super().describe(), *self.algorithm.notes])
+
+    @property
+    def full_diagnostics(self) -> Diagnostics:
+        """How the run ended, and how far the mean is from the mode where an algorithm finds the mode."""
+        found, note = self.diagnostics, self._note_of_mode
+        return found if note is None else found._replace(messages=(*found.messages, note))
+
+    @cached_property
+    def _note_of_mode(self) -> str | None:
+        """What third derivatives say of the means, where these are the mode and are not corrected."""
+        if not self.algorithm.is_mode or self._has_corrected_means or not self.fit.diagnostics.converged:
+            return None
+        if not self.reading.field:
+            return None
+        found = self.programs.marginals(*self.inputs, marginals_fn=mode_shifts)
+        sizes = {name: np.abs(np.asarray(found[name])) for name in self.reading.field if np.size(found[name])}
+        if not sizes:
+            return None
+        name = max(sizes, key=lambda site: float(np.max(sizes[site])))
+        place = int(np.argmax(sizes[name]))
+        shift = float(np.ravel(found[name])[place])
+        if not abs(shift) > LARGEST_SHIFT:  # nan as well: third derivatives that do not exist say nothing
+            return None
+        shape = tuple(self.reading.site_shapes[name])
+        label = self.all_labels.label(name, shape, place)
+        side = "above" if shift > 0.0 else "below"
+        return (
+            f"The mode is not the mean: third derivatives at the mode say that the mean of {label} is about "
+            f"{abs(shift):.2g} of its posterior standard deviations {side} it, the most of the field. EP, "
+            "VariationalGaussian, or INLA with its corrected marginals do not rest on the mode."
+        )
+
+    @property
+    def _has_corrected_means(self) -> bool:
+        return False
 
     @cached_property
     def _moments(self) -> dict[str, tuple[Array, Array]]:
@@ -149,10 +188,11 @@ class GaussianRun(FinishedRun):
 
         return {name: site(name, shape) for name, shape in shapes.items()}
 
-    def draw(self, rng_key: Array) -> tuple[dict[str, Array], Array]:
+    def draw(self, rng_key: Array, num_samples: int | None = None) -> tuple[dict[str, Array], Array]:
         """Draws of all sites but the observed ones, and the log density of each."""
-        found = self._propose(rng_key, self.num_samples)
-        return self._latents(found.sites, self.num_samples), found.log_density
+        number = self.num_samples if num_samples is None else num_samples
+        found = self._propose(rng_key, number)
+        return self._latents(found.sites, number), found.log_density
 
     def _propose(self, rng_key: Array, num_samples: int, is_weighted: bool = False) -> Draws:
         """Draws of the sites that the posterior has, with weights if asked for."""
@@ -162,12 +202,13 @@ class GaussianRun(FinishedRun):
     def _latents(self, sites: dict[str, Array], num_samples: int) -> dict[str, Array]:
         return with_hyper(sites, self.fit.hyper, self.reading.observed_names, num_samples)
 
-    def resample(self, rng_key: Array) -> dict[str, Array]:
+    def resample(self, rng_key: Array, num_samples: int | None = None) -> dict[str, Array]:
         """Draws by Pareto-smoothed importance weights."""
+        number = self.num_samples if num_samples is None else num_samples
         key_draws, key_choice = jax.random.split(rng_key)
-        found = self._propose(key_draws, num_proposals(self.num_samples), is_weighted=True)
-        chosen = psis_resampled(np.asarray(found.log_weight), self.num_samples, key_choice)
-        sites = self._latents({name: value[chosen] for name, value in found.sites.items()}, self.num_samples)
+        found = self._propose(key_draws, num_proposals(number), is_weighted=True)
+        chosen = psis_resampled(np.asarray(found.log_weight), number, key_choice)
+        sites = self._latents({name: value[chosen] for name, value in found.sites.items()}, number)
         return with_predictive(self.reading, sites, rng_key)
 
     def log_predictive(self, new: Any = None) -> dict[str, Array]:

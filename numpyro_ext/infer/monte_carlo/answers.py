@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from jax import Array
 
 from ...display import Shown, Table, number
-from ..front.answers.arviz import ArviZInterface
+from ..front.answers.arviz import ArviZInterface, by_chain
 from ..front.answers.display import ending, evidence
+from ..front.answers.labels import Coords, Dims, Labels
 from ..front.answers.last_run import LastRun
+from ..front.answers.sites import PosteriorSites
+from ..front.answers.suggestions import suggests
+from ..front.answers.summary import chosen_names, format_summary
+from ..front.options import check_at_least
 from ..front.results import Diagnostics, LogEvidence
 from .run import SMCRun, SMCState
 from .steps import PathName
@@ -78,32 +84,76 @@ class Answers(Shown, LastRun, ArviZInterface):
         """
         return self._finished().history
 
-    def get_samples(self, group_by_chain: bool = False, seed: int | None = None) -> dict[str, Array]:
+    @property
+    def posterior(self) -> PosteriorSites:
+        """Marginals by name, of the weighted particles: every latent and deterministic site of real numbers."""
+        return self._finished().posterior
+
+    @suggests
+    def get_samples(
+        self, group_by_chain: bool = False, seed: int | None = None, num_samples: int | None = None
+    ) -> dict[str, Array]:
         """Draws from the posterior, every latent and deterministic site by name: the particles, resampled where their
         weights are uneven.
 
-        :param bool group_by_chain: whether to put a chain dimension of size one in front.
+        :param bool group_by_chain: whether to put a chain dimension in front, of :attr:`num_chains` groups of draws.
         :param int seed: resample from this seed.
-        :return: arrays of shape ``(num_samples, ...)``, or ``(1, num_samples, ...)``.
+        :param int num_samples: how many draws; more than there are particles hold some of these more than once.
+        :return: arrays of shape ``(num_samples, ...)``, or ``(num_chains, num_samples // num_chains, ...)``.
+        :raises TypeError: for an unknown argument; the message says which one was probably meant.
         """
-        sites = self._finished().samples(seed)
-        return {name: value[None] if group_by_chain else value for name, value in sites.items()}
+        if num_samples is not None:
+            check_at_least(1, num_samples=num_samples)
+        sites = self._finished().samples(seed, num_samples)
+        return by_chain(sites) if group_by_chain else dict(sites)
 
     def get_extra_fields(self, group_by_chain: bool = False) -> dict[str, Array]:
         """``potential_energy`` of each draw: minus its unconstrained log density with the data, as NumPyro has it.
 
-        :param bool group_by_chain: whether to put a chain dimension of size one in front.
+        :param bool group_by_chain: whether to put a chain dimension in front, as in :meth:`get_samples`.
         """
-        energy = -self._finished().log_densities
-        return {"potential_energy": energy[None] if group_by_chain else energy}
+        fields = {"potential_energy": -self._finished().log_densities}
+        return by_chain(fields) if group_by_chain else fields
 
-    def print_summary(self, prob: float = 0.9, exclude_deterministic: bool = True) -> None:
+    @suggests
+    def print_summary(
+        self,
+        prob: float = 0.9,
+        exclude_deterministic: bool = True,
+        var_names: str | Iterable[str] | None = None,
+        coords: Coords | None = None,
+        dims: Dims | None = None,
+    ) -> None:
         """Print means, standard deviations and intervals of the weighted particles, the evidence, and how it ended.
+
+        Of sites with more than twenty elements the first and the last ones are shown; name them to see all.
 
         :param float prob: the probability mass of the central interval.
         :param bool exclude_deterministic: whether to leave out deterministic sites.
+        :param var_names: sites to show, as ArviZ takes them: their names, or ``"~name"`` for all but these.
+        :param dict coords: labels of the places along a dimension, beside those of the run.
+        :param dict dims: names of the dimensions of a site, likewise.
+        :raises ValueError: if there is no such site, or labels do not fit a site.
         """
-        print(self._finished().summary(prob, exclude_deterministic))
+        run, posterior = self._finished(), self.posterior
+        default = [name for name in posterior if not exclude_deterministic or name in run.target.sites]
+        # Short sites first: long ones are effects of groups, of which the short ones are the parameters.
+        default.sort(key=lambda name: posterior[name].size > 1)
+        names, are_named = chosen_names(var_names, list(posterior), default, posterior.reasons)
+        worth = f"Worth {number(run.effective_sample_size)} of {self.num_particles} particles"
+        print(
+            format_summary(
+                {name: posterior[name] for name in names},
+                {},
+                self.log_evidence,
+                self.diagnostics,
+                prob,
+                run.all_labels.updated(Labels.given(coords, dims)),
+                shows_all=are_named,
+                work="SMC",
+                notes=[worth],
+            )
+        )
 
     def describe(self) -> str:
         """The sites, the kernel and the path."""

@@ -14,10 +14,10 @@ import numpyro.distributions as dist
 from jax import Array
 from numpyro.primitives import Messenger
 
-from ...display import Table, as_text, number
 from ...structure.model.running.inspection import SiteInfo
-from ..front.answers.display import ending, evidence
+from ..front.answers.labels import Labels
 from ..front.answers.model_draws import predictive_draws
+from ..front.answers.sites import PosteriorSites, SitePosterior
 from ..front.files.archive import read_archive, write_archive
 from ..front.results import Diagnostics, LogEvidence
 from .steps import Particles, Programs, StepInfo
@@ -81,6 +81,45 @@ def no_history() -> dict[str, np.ndarray]:
     return {name: np.zeros(0, int if name in whole else float) for name in _COLUMNS}
 
 
+class WeightedSite(SitePosterior):
+    """The posterior of one site by weighted particles.
+
+    :param str name: of the site.
+    :param values: of the particles, shape ``(particles, ...)``.
+    :param weights: summing to one, shape ``(particles,)``.
+    """
+
+    def __init__(self, name: str, values: np.ndarray, weights: np.ndarray) -> None:
+        self.particles, self.weights = values, weights
+        flat = values.reshape(len(values), -1)
+        centred = flat - weights @ flat
+        super().__init__(
+            name,
+            values.shape[1:],
+            mean=lambda: weights @ flat,
+            variance=lambda: weights @ np.square(centred),
+            covariance=lambda: jnp.asarray((centred.T * weights) @ centred),
+            sample=lambda rng_key, num_samples: jax.random.choice(
+                rng_key, jnp.asarray(flat), (num_samples,), p=jnp.asarray(weights)
+            ),
+        )
+
+    def part(self, places: np.ndarray) -> WeightedSite:
+        """Some of the elements as a site of their own; see :meth:`SitePosterior.part`."""
+        flat = self.particles.reshape(len(self.particles), -1)
+        return WeightedSite(self.name, flat[:, np.asarray(places)], self.weights)
+
+    def _quantile(self, q: np.ndarray) -> Array:
+        flat = self.particles.reshape(len(self.particles), -1)
+        order = np.argsort(flat, axis=0)
+        below = np.cumsum(self.weights[order], axis=0)
+        columns = []
+        for column in range(flat.shape[1]):
+            places = np.minimum(np.searchsorted(below[:, column], q.reshape(-1)), len(flat) - 1)
+            columns.append(flat[order[places, column], column])
+        return jnp.asarray(np.stack(columns, axis=-1) if columns else np.zeros((q.size, 0)))
+
+
 class SMCRun:
     """The outcome of a run or an update.
 
@@ -97,6 +136,7 @@ class SMCRun:
     def __init__(self, programs: Programs, target: Target, state: SMCState, rng_key: Array, num_samples: int) -> None:
         self.programs, self.target, self.state = programs, target, state
         self.rng_key, self.num_samples = rng_key, num_samples
+        self.labels = Labels()
 
     @property
     def log_evidence(self) -> LogEvidence:
@@ -121,9 +161,44 @@ class SMCRun:
         """All sites but the observed ones."""
         return self.programs.constrained(self.state.particles.vectors, self.target.data)
 
-    def samples(self, seed: int | None) -> dict[str, Array]:
+    def samples(self, seed: int | None, num_samples: int | None = None) -> dict[str, Array]:
         """Draws with equal weights."""
-        return self._samples[0] if seed is None else self._draw(jax.random.key(seed))[0]
+        number = self.num_samples if num_samples is None else num_samples
+        if seed is None and number == self.num_samples:
+            return self._samples[0]
+        key = jax.random.fold_in(self.rng_key, _RESAMPLED) if seed is None else jax.random.key(seed)
+        return self._draw(key, number)[0]
+
+    @cached_property
+    def posterior(self) -> PosteriorSites:
+        """Marginals by name, of the weighted particles."""
+        weights = np.asarray(self.weights)
+        sites = {
+            name: WeightedSite(name, np.asarray(values), weights)
+            for name, values in self.particles.items()
+            if np.issubdtype(values.dtype, np.floating)
+        }
+        found = PosteriorSites(sites, dict.fromkeys(self.target.observed, "it is observed"))
+        return found.with_hyper({}, self.all_labels)
+
+    @cached_property
+    def all_labels(self) -> Labels:
+        """The labels of a person, and the plates of the model, which name the dimensions of others."""
+        return Labels(plates=self.target.dims).updated(self.labels)
+
+    def keep_labels(self, labels: Labels) -> list[str]:
+        """Take over what a person calls the places of sites, and return what is to be said of what fits none."""
+        shapes = {name: np.shape(values)[1:] for name, values in self.particles.items()}
+        shapes |= {name: tuple(site.shape) for name, site in self.target.observed.items()}
+        kept, messages = Labels(plates=self.target.dims).updated(labels).fitting(shapes)
+        vars(self).pop("all_labels", None)
+        self.labels = Labels(kept.coords, kept.dims)
+        return messages
+
+    @property
+    def observed_values(self) -> dict[str, Any]:
+        """The observed values by site."""
+        return {name: site.value for name, site in self.observations.items()}
 
     @cached_property
     def log_densities(self) -> Array:
@@ -132,17 +207,17 @@ class SMCRun:
 
     @cached_property
     def _samples(self) -> tuple[dict[str, Array], Array]:
-        return self._draw(jax.random.fold_in(self.rng_key, _RESAMPLED))
+        return self._draw(jax.random.fold_in(self.rng_key, _RESAMPLED), self.num_samples)
 
-    def _draw(self, key: Array) -> tuple[dict[str, Array], Array]:
+    def _draw(self, key: Array, num_samples: int) -> tuple[dict[str, Array], Array]:
         """Sites and vectors."""
         vectors, log_weights = self.state.particles.vectors, self.state.particles.log_weights
         chosen: Any
         is_even = bool(jnp.all(log_weights == log_weights[0]))
-        if is_even and self.num_samples == len(vectors):
+        if is_even and num_samples == len(vectors):
             chosen, sites = slice(None), self.particles
         else:
-            uniforms = (jnp.arange(self.num_samples) + jax.random.uniform(key, (), vectors.dtype)) / self.num_samples
+            uniforms = (jnp.arange(num_samples) + jax.random.uniform(key, (), vectors.dtype)) / num_samples
             places = jnp.searchsorted(jnp.cumsum(self.weights), uniforms)
             chosen = jax.random.permutation(key, jnp.minimum(places, len(vectors) - 1))
             sites = {name: value[chosen] for name, value in self.particles.items()}
@@ -213,27 +288,6 @@ class SMCRun:
 
         columns = {name: ("step", values) for name, values in self.state.history.items()}
         return xarray.Dataset(columns, coords={"step": np.arange(1, self.state.num_steps + 1)})
-
-    def summary(self, prob: float, exclude_deterministic: bool) -> str:
-        """A table of the sites, the evidence and the ending."""
-        names = [n for n in self.particles if not exclude_deterministic or n in self.target.sites]
-        weights = np.asarray(self.weights)
-        low, high = (1.0 - prob) / 2.0, (1.0 + prob) / 2.0
-        rows = []
-        for name in names:
-            values = np.asarray(self.particles[name])
-            if not np.issubdtype(values.dtype, np.floating):
-                continue
-            for place in np.ndindex(values.shape[1:]):
-                x = values[(slice(None), *place)]
-                mean = weights @ x
-                order = np.argsort(x)
-                places = np.searchsorted(np.cumsum(weights[order]), [low, 0.5, high])
-                ends = x[order][np.minimum(places, len(x) - 1)]
-                label = f"{name}[{','.join(map(str, place))}]" if place else name
-                rows.append([label, *map(number, (mean, np.sqrt(weights @ (x - mean) ** 2), *ends))])
-        table = Table(["", "mean", "std", f"{low:.1%}", "median", f"{high:.1%}"], rows)
-        return as_text(["", table, f"log evidence: {evidence(self.log_evidence)}", *ending(self.diagnostics)])
 
 
 class _Unobserved(Messenger):

@@ -14,6 +14,7 @@ from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ...structure.model.running.execution import check_key
+from ..front.answers.labels import Coords, Dims, Labels, labels_of_call
 from ..front.files.kept_run import KeptRun
 from ..front.options import check_at_least, check_one_of, plain_number
 from ..front.running.progress import progress_bar, warn
@@ -100,6 +101,8 @@ class SMC(Answers, KeptRun):
     :param int num_samples: draws made for :meth:`get_samples`; as many as there are particles by default.
     :param Sequence devices: over which particles are divided evenly; one by default.
     :param bool progress_bar: whether runs longer than a second show a bar.
+    :param dict coords: labels of the places along a dimension, by its name, as ArviZ takes them.
+    :param dict dims: names of the dimensions of a site, by its name; those of plates have them by themselves.
     :raises ValueError: for options outside their range.
     """
 
@@ -118,6 +121,8 @@ class SMC(Answers, KeptRun):
         num_samples: int | None = None,
         devices: Sequence[Any] | None = None,
         progress_bar: bool = True,
+        coords: Coords | None = None,
+        dims: Dims | None = None,
     ) -> None:
         if not callable(model):
             raise TypeError(f"model must be a callable with NumPyro primitives, got {type(model).__name__}.")
@@ -141,6 +146,8 @@ class SMC(Answers, KeptRun):
         self.hyper_values = dict(hyper_values or {})
         self.num_samples = num_particles if num_samples is None else num_samples
         self.devices, self.progress_bar = devices, progress_bar
+        given = Labels.given(coords, dims)
+        self.coords, self.dims = given.coords, given.dims
         if waste_free:
             each = (_PARENTS - 1 if num_moves is None else num_moves) + 1
             if num_particles % each or num_particles // each < 2:
@@ -161,6 +168,8 @@ class SMC(Answers, KeptRun):
         *args: Any,
         init_state: SMCState | None = None,
         checkpoint: str | os.PathLike[str] | None = None,
+        coords: Coords | None = None,
+        dims: Dims | None = None,
         **kwargs: Any,
     ) -> None:
         """Draw particles from the prior and lead them to the posterior given these arguments.
@@ -173,10 +182,14 @@ class SMC(Answers, KeptRun):
         :param SMCState init_state: ``last_state`` of a run on the same data that was interrupted: it goes on as if it
             had not been.
         :param checkpoint: path of a file that is written after every step. If it exists, the run goes on from it.
+        :param dict coords: labels of the places along a dimension, by its name, as ArviZ takes them, beside those of
+            the constructor. A model that has an argument of this name gets it.
+        :param dict dims: names of the dimensions of a site, by its name, likewise.
         :param kwargs: keyword arguments of the model.
         :raises ModelStructureError: if the model has sites that cannot be sampled: which, and what to do.
         :raises ValueError: if no particle explains the data (which datum), or a state is of another run.
         """
+        kwargs, labels = labels_of_call(self.model, kwargs, coords, dims)
         with self._running(rng_key, args, kwargs):
             target = Target(self.model, rng_key, args, kwargs, self.hyper_values)
             programs = self._programs_of(target)
@@ -189,7 +202,7 @@ class SMC(Answers, KeptRun):
                 target.check_left_out(particles.vectors[0])
                 state = SMCState(particles, no_history(), 0, digest)
             state = self._go(rng_key, state, programs, target, None, checkpoint)
-            self._keep(SMCRun(programs, target, state, rng_key, self.num_samples))
+            self._keep(SMCRun(programs, target, state, rng_key, self.num_samples), labels)
 
     def update(
         self,
@@ -243,7 +256,7 @@ class SMC(Answers, KeptRun):
             )
             return
         state = state._replace(digest=self._digest(target, run.rng_key))
-        self._keep(SMCRun(programs, target, state, run.rng_key, self.num_samples))
+        self._keep(SMCRun(programs, target, state, run.rng_key, self.num_samples), run.labels)
 
     def _resumed(
         self,
@@ -328,8 +341,10 @@ class SMC(Answers, KeptRun):
         placed: Array = jax.device_put(keys, NamedSharding(mesh, PartitionSpec("particles")))
         return placed
 
-    def _keep(self, run: SMCRun) -> None:
+    def _keep(self, run: SMCRun, labels: Labels) -> None:
         self._run, self._stopped = run, None
+        for message in run.keep_labels(Labels(self.coords, self.dims).updated(labels)):
+            warn(f"SMC: {message}")
         if not run.diagnostics.converged:
             warn(f"SMC did not end well. {' '.join(run.diagnostics.messages)}")
 
@@ -388,7 +403,13 @@ class SMC(Answers, KeptRun):
     def _content(self) -> dict[str, Any]:
         run = self._finished()
         target = run.target
-        return {"args": target.args, "kwargs": target.kwargs, "rng_key": run.rng_key, "state": state_content(run.state)}
+        return {
+            "args": target.args,
+            "kwargs": target.kwargs,
+            "rng_key": run.rng_key,
+            "state": state_content(run.state),
+            "labels": {"coords": dict(run.labels.coords), "dims": dict(run.labels.dims)},
+        }
 
     def _with_content(self, content: Mapping[str, Any]) -> Self:
         target = Target(self.model, content["rng_key"], content["args"], content["kwargs"], self.hyper_values)
@@ -399,4 +420,5 @@ class SMC(Answers, KeptRun):
                 f"{state.particles.vectors.shape[1]}: it was another model."
             )
         self._run = SMCRun(self._programs_of(target), target, state, content["rng_key"], self.num_samples)
+        self._run.keep_labels(Labels(**content.get("labels", {})))
         return self

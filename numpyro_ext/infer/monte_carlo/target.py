@@ -71,6 +71,7 @@ class Target:
         latent = {n: s for n, s in sites.items() if s.kind == "latent" and n not in (*self._given, *self.left_out)}
         _check(sites, latent, self._given)
         self.sites = latent
+        self.dims = {name: site.dims for name, site in sites.items() if site.dims}
         self.real_sites = (*latent, *(n for n, s in sites.items() if s.kind == "deterministic"))
         self.observed = {n: s for n, s in sites.items() if s.kind == "observed"}
         example = {n: s.transform.inv(s.init) for n, s in latent.items()}

@@ -76,6 +76,6 @@ class MeanFieldRun(SparseRun[MeanFieldPrograms]):
         is_own = rng_key is self.rng_key and num_samples == self.num_samples
         return iter(self._own_draws) if is_own else super().coefficient_draws(rng_key, num_samples)
 
-    def draw(self, rng_key: Array) -> tuple[dict[str, Array], Array]:
+    def draw(self, rng_key: Array, num_samples: int | None = None) -> tuple[dict[str, Array], Array]:
         """Draws of all sites but the observed ones, and the log density of each."""
-        return finite_draws(super().draw(rng_key))
+        return finite_draws(super().draw(rng_key, num_samples))

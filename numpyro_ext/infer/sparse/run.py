@@ -173,18 +173,18 @@ class SparseRun(FinishedRun, Generic[_Programs]):
         order = jax.random.permutation(jax.random.fold_in(rng_key, 3), len(drawn))
         return jnp.asarray(drawn[np.asarray(order)[:num_samples]])
 
-    def draw(self, rng_key: Array) -> tuple[dict[str, Array], Array]:
+    def draw(self, rng_key: Array, num_samples: int | None = None) -> tuple[dict[str, Array], Array]:
         """Equal shares of the draws from all members, in random order."""
         self.check_variances(self.reading.field[0])
-        parts = []
-        for member, draws in self.coefficient_draws(rng_key, self.num_samples):
+        parts, number = [], self.num_samples if num_samples is None else num_samples
+        for member, draws in self.coefficient_draws(rng_key, number):
             sites, log_density = member.programs.sites_at(member.inputs, draws)
             if len(self.members) > 1:
                 sites = {n: v for n, v in sites.items() if n in self.posterior}
             parts.append((with_hyper(sites, member.fit.hyper, member.reading.observed_names, len(draws)), log_density))
         shapes = [{n: v.shape[1:] for n, v in sites.items()} for sites, _ in parts]
         names = [n for n, shape in shapes[0].items() if all(s.get(n) == shape for s in shapes)]
-        in_order = partial(self.in_order, rng_key=rng_key, num_samples=self.num_samples)
+        in_order = partial(self.in_order, rng_key=rng_key, num_samples=number)
         sites = {n: in_order([s[n] for s, _ in parts]) for n in names}
         return sites, in_order([log_density for _, log_density in parts])
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
+from importlib import import_module
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,8 +12,33 @@ from jax import Array
 
 from ..results import Diagnostics
 from ..running.progress import warn
+from .labels import Labels
 
-__all__ = ["ArviZInterface", "prediction_to_arviz"]
+__all__ = ["ArviZInterface", "by_chain", "num_groups", "prediction_to_arviz"]
+
+_FEWEST_DRAWS = 4
+"""Of a chain, which ArviZ asks for."""
+
+
+def num_groups(num_samples: int) -> int:
+    """In how many chains so many independent draws are handed over: four or two of equal length, or one."""
+    fits = (n for n in (4, 2) if num_samples % n == 0 and num_samples // n >= _FEWEST_DRAWS)
+    return next(fits, 1)
+
+
+def by_chain(draws: Mapping[str, Array]) -> dict[str, Array]:
+    """Independent draws in groups, along an axis in front.
+
+    :param draws: with the leading axis running over them.
+    :return: of shape ``(groups, draws, ...)``.
+    """
+    groups = {name: num_groups(len(value)) for name, value in draws.items()}
+    return {name: value.reshape(groups[name], -1, *value.shape[1:]) for name, value in draws.items()}
+
+
+def _num_kept(num_samples: int) -> int:
+    """How many draws fill several chains: up to three are left out, where there are enough."""
+    return num_samples if num_samples < 2 * _FEWEST_DRAWS else num_samples - num_samples % 4
 
 
 def prediction_to_arviz(draws: Mapping[str, Array], **options: Any) -> Any:
@@ -23,7 +49,8 @@ def prediction_to_arviz(draws: Mapping[str, Array], **options: Any) -> Any:
     """
     import arviz
 
-    group: Any = {"predictions": {name: np.asarray(value)[None] for name, value in draws.items()}}
+    kept = {name: value[: _num_kept(len(value))] for name, value in draws.items()}
+    group: Any = {"predictions": {name: np.asarray(value) for name, value in by_chain(kept).items()}}
     return arviz.from_dict(**group, **options) if _is_legacy(arviz) else arviz.from_dict(group, **options)
 
 
@@ -42,16 +69,25 @@ class ArviZInterface:
     ``get_extra_fields(group_by_chain=True)``, ``num_chains``, ``num_samples``, ``thinning`` and ``sampler.model``.
     ArviZ 1.x reads one shaped like its ``NumPyroInferenceAdapter``: ``sample_dims``, ``sample_shape``,
     ``get_samples()``, ``get_sample_stats()`` and ``model``. Both read ``_args`` and ``_kwargs``. The draws are
-    independent: one chain for the first, the single dimension ``sample`` for the second, and no r-hat for either.
+    independent: the first gets them as four chains (two, if four do not divide their number, or one), which its
+    summaries ask for, the second along the single dimension ``sample``.
 
-    ``arviz.loo`` and ``arviz.compare`` of ArviZ 1.x look for the dimensions ``chain`` and ``draw`` by name: give them
-    :meth:`to_arviz`, which has these in both generations.
+    ``arviz.summary``, ``arviz.loo`` and ``arviz.compare`` of ArviZ 1.x look for the dimensions ``chain`` and ``draw``
+    by name: give them :meth:`to_arviz`, which has these in both generations.
     """
 
     model: Callable[..., Any]
     num_samples: int
-    thinning = 1
-    num_chains = 1
+
+    @property
+    def num_chains(self) -> int:
+        """Groups that the draws, which are independent, are handed over in where chains are asked for."""
+        return num_groups(self.num_samples)
+
+    @property
+    def thinning(self) -> int:
+        """What ArviZ 0.x divides ``num_samples`` by to have the draws of one chain, which those of NumPyro are."""
+        return self.num_chains
 
     @property
     @abstractmethod
@@ -67,7 +103,8 @@ class ArviZInterface:
     def _kwargs(self) -> dict[str, Any]: ...
 
     @abstractmethod
-    def get_samples(self, group_by_chain: bool = False, seed: int | None = None) -> dict[str, Array]: ...
+    def get_samples(self, group_by_chain: bool = False, seed: int | None = None) -> dict[str, Array]:
+        """Draws of all sites but the observed ones."""
 
     @abstractmethod
     def get_extra_fields(self, group_by_chain: bool = False) -> dict[str, Array]: ...
@@ -103,19 +140,24 @@ class ArviZInterface:
         return (self.num_samples,)
 
     def to_arviz(self, *, posterior_predictive: Any = None, predictions: Any = None, **options: Any) -> Any:
-        """The draws as ArviZ's data with dimensions ``chain`` (of size one) and ``draw``, log likelihood included.
+        """The draws as ArviZ's data with dimensions ``chain`` and ``draw``, log likelihood included.
 
-        Averages over bases have none: their draws are of the picture, and no coefficients go with them.
+        Draws are independent. They come in four chains (two of fewer than 16, one of fewer than 8), as summaries of
+        ArviZ ask for several; r-hat and effective sizes are those of independent draws, and say nothing of how good the
+        approximation is. Up to three draws that fill no chain are left out.
+
+        Averages over bases have no log likelihood: their draws are of the picture, and no coefficients go with them.
 
         :param posterior_predictive: ``True`` for draws of the observed sites at the arguments of the fit, or draws of
             your own by name.
         :param predictions: what :meth:`predict` gave at new arguments, or draws by name.
-        :param options: passed on to ``arviz.from_numpyro``, such as ``coords``, ``dims`` and ``pred_dims`` (of
-            predictions).
+        :param options: passed on to ``arviz.from_numpyro``, such as ``pred_dims`` (of predictions), and ``coords`` and
+            ``dims``, beside those of the run.
         :raises ValueError: if a log likelihood is asked for that draws of an average do not have.
         :return: an ``InferenceData`` (ArviZ 0.x) or ``DataTree`` (1.x) for ``arviz.loo`` and ``arviz.compare``. The
-            attributes of its posterior name the engine, say whether it ``converged`` (0 or 1), and list the sites that
-            it set to ``points`` and those that ended at ``edges`` of their support.
+            attributes of its posterior name the engine, say whether it ``converged`` (0 or 1) and that its
+            ``draws_are_independent``, and list the sites that it set to ``points`` and those that ended at ``edges`` of
+            their support.
         """
         import arviz
 
@@ -125,10 +167,11 @@ class ArviZInterface:
             predictions = predictions.get_samples()
         for group, draws in (("posterior_predictive", posterior_predictive), ("predictions", predictions)):
             if draws:
-                options[group] = {name: np.asarray(value) for name, value in draws.items()}
+                options[group] = {name: self._in_chains(np.asarray(value)) for name, value in draws.items()}
         if predictions:
             # Those that ArviZ finds in the model have the lengths of the fit.
             options.setdefault("pred_dims", {})
+        options |= self._labels_for_arviz(options.pop("coords", None), options.pop("dims", None))
         reading = getattr(self._finished(), "reading", None)
         missing = [name for name in getattr(reading, "field", ()) if name not in self.get_samples()]
         if missing and options.get("log_likelihood"):
@@ -139,44 +182,66 @@ class ArviZInterface:
         options.setdefault("log_likelihood", not missing)
         if options["log_likelihood"]:
             self._warn_of_weights()
-        data = arviz.from_numpyro(_WithoutWarning(self) if _is_legacy(arviz) else _OneChain(self), **options)
+        data = arviz.from_numpyro(_Chains(self), **options)
         data["posterior"].attrs |= {
             "inference_engine": type(self).__name__,
+            "draws_are_independent": 1,
             "converged": int(self.diagnostics.converged),
             "points": list(self.diagnostics.points),
             "edges": list(self.diagnostics.edges),
         }
         return data
 
+    def _labels_for_arviz(self, coords: Any, dims: Any) -> dict[str, Any]:
+        """Names of dimensions and places, beside those of the run."""
+        run, given = self._finished(), Labels.given(coords, dims)
+        labels = run.all_labels.updated(given)
+        shapes = {name: value.shape[1:] for name, value in self.get_samples().items()}
+        shapes |= {name: np.shape(value) for name, value in run.observed_values.items()}
+        named = labels.of_arviz({name: tuple(shape) for name, shape in shapes.items()})
+        if not named:
+            return {}
+        # ArviZ keeps labels of what it has no site for, as of new data.
+        return {"coords": {**given.coords, **named["coords"]}, "dims": {**given.dims, **named["dims"]}}
+
+    def _in_chains(self, value: np.ndarray) -> np.ndarray:
+        """Draws of a person, one for each of the engine's, in chains; others as they are."""
+        if value.shape[:1] != (self.num_samples,):
+            return value
+        number = _num_kept(self.num_samples)
+        return value[:number].reshape(num_groups(number), -1, *value.shape[1:])
+
     def get_sample_stats(self, **kwargs: Any) -> dict[str, Array]:
         """The extra fields, under the name by which ArviZ 1.x asks for them."""
         return self.get_extra_fields(**kwargs)
 
 
-class _WithoutWarning:
-    """What ArviZ 0.x reads of an engine."""
-
-    def __init__(self, engine: ArviZInterface) -> None:
-        self._engine = engine
-        self.sampler = _Sampler(engine.model)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._engine, name)
-
-
-class _OneChain:
-    """The interface that ArviZ 1.x reads, with a chain dimension of size one in front."""
+class _Chains:
+    """An engine as both generations of ArviZ read it, with its independent draws in chains."""
 
     sample_dims = ["chain", "draw"]
+    thinning = 1
 
     def __init__(self, engine: ArviZInterface) -> None:
         self._engine = engine
-        self.model = engine.model
-        self.sample_shape = (engine.num_chains, engine.num_samples)
+        self.model, self.sampler = engine.model, _Sampler(engine.model)
         self._args, self._kwargs = engine._args, engine._kwargs
+        self._num_kept = _num_kept(engine.num_samples)
+        self.num_chains = num_groups(self._num_kept)
+        self.num_samples = self._num_kept // self.num_chains
+        self.sample_shape = self.num_chains, self.num_samples
+        # ArviZ 1.x does not say that it wants chains.
+        self._is_grouped = not _is_legacy(import_module("arviz"))
 
-    def get_samples(self) -> dict[str, Array]:
-        return self._engine.get_samples(group_by_chain=True)
+    def get_samples(self, group_by_chain: bool | None = None) -> dict[str, Array]:
+        return self._kept(self._engine.get_samples(), group_by_chain)
+
+    def get_extra_fields(self, group_by_chain: bool | None = None) -> dict[str, Array]:
+        return self._kept(self._engine.get_extra_fields(), group_by_chain)
 
     def get_sample_stats(self) -> dict[str, Array]:
-        return self._engine.get_extra_fields(group_by_chain=True)
+        return self.get_extra_fields()
+
+    def _kept(self, draws: Mapping[str, Array], group_by_chain: bool | None) -> dict[str, Array]:
+        kept = {name: value[: self._num_kept] for name, value in draws.items()}
+        return by_chain(kept) if (self._is_grouped if group_by_chain is None else group_by_chain) else kept

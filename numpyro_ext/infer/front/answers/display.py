@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice, product
 from typing import Any
 
@@ -29,7 +29,8 @@ def evidence(value: Any) -> str:
     """
     sign = "at least " if value.is_lower_bound else ""
     error = "" if value.standard_error is None else f" +- {value.standard_error:.2g}"
-    return f"{sign}{float(value):.2f}{error}{_OF_HYPERPARAMETERS[value.hyperparameters]}"
+    over = f", hyperparameters integrated over {value.method}" if value.method else ""
+    return f"{sign}{float(value):.2f}{error}{over or _OF_HYPERPARAMETERS[value.hyperparameters]}"
 
 
 def kind_of_evidence(value: Any) -> str:
@@ -86,11 +87,15 @@ class ShownSite(Shown):
     """The posterior of one site, with the mean and standard deviation of its first elements."""
 
     name: str
+    coordinates: Sequence[Sequence[Any]] | None = None
+    """Labels of the places along each axis; numbers by default."""
+    note: str = ""
+    """What a reader should know of the numbers."""
 
     def _shown(self) -> list[str | Table]:
         site: Any = self
         shape = tuple(site.shape)
-        title, size = f"{type(self).__name__}({self.name!r}, shape={shape})", math.prod(shape)
+        title, size = f"{type(self).__name__}({self.name!r}, shape={shape}){self.note}", math.prod(shape)
         if not 0 < size <= _LARGEST_SHOWN:
             return [title]
         try:
@@ -98,13 +103,15 @@ class ShownSite(Shown):
         except FloatingPointError:
             return [title, "its moments are not finite"]
         places = islice(product(*map(range, shape)), MOST_ROWS)
-        rows = [[_label(self.name, place), *(number(value[place]) for value in moments)] for place in places]
+        rows = [[self._label(place), *(number(value[place]) for value in moments)] for place in places]
         more = [f"and {size - MOST_ROWS} more"] if size > MOST_ROWS else []
         return [title, Table(["", "mean", "sd"], rows), *more]
 
-
-def _label(name: str, place: tuple[int, ...]) -> str:
-    return f"{name}[{','.join(map(str, place))}]" if place else name
+    def _label(self, place: tuple[int, ...]) -> str:
+        names: Sequence[Any] = place
+        if self.coordinates is not None:
+            names = [labels[index] for labels, index in zip(self.coordinates, place, strict=True)]
+        return f"{self.name}[{','.join(map(str, names))}]" if place else self.name
 
 
 class ShownSites(Shown):

@@ -18,8 +18,18 @@ from ....linalg.cholesky import LARGEST_DENSE
 from ....linalg.operators.operator import LinearOperator
 from ....structure.model.reading import ModelReading
 from .display import ShownSite, ShownSites
+from .labels import Labels
+from .suggestions import nearest_name
 
-__all__ = ["LargeSite", "PosteriorSites", "SitePosterior", "gaussian_draws", "missing_sites", "probabilities"]
+__all__ = [
+    "LargeSite",
+    "PointPosterior",
+    "PosteriorSites",
+    "SitePosterior",
+    "gaussian_draws",
+    "missing_sites",
+    "probabilities",
+]
 
 
 class SitePosterior(ShownSite):
@@ -194,6 +204,31 @@ class SitePosterior(ShownSite):
         return math.prod(self.shape)
 
 
+class PointPosterior(SitePosterior):
+    """The posterior of a site that a run set to a point: what its draws are, without any uncertainty.
+
+    :param str name: of the site.
+    :param value: of all its draws.
+    """
+
+    note = ": a point, whose standard error, if it has one, is in engine.hyper"
+
+    def __init__(self, name: str, value: ArrayLike) -> None:
+        number = np.asarray(value)
+        super().__init__(
+            name,
+            number.shape,
+            mean=lambda: number,
+            variance=lambda: np.zeros(number.shape),
+            covariance=lambda: jnp.zeros((number.size, number.size)),
+            sample=lambda rng_key, num_samples: jnp.broadcast_to(number, (num_samples, *number.shape)),
+        )
+
+    def part(self, places: np.ndarray) -> PointPosterior:
+        """Some of the elements as a site of their own; see :meth:`SitePosterior.part`."""
+        return PointPosterior(self.name, np.reshape(self._mean(), -1)[np.asarray(places)])
+
+
 class LargeSite(SitePosterior):
     """The posterior of a site with so many elements that it is computed for those alone that are asked for.
 
@@ -260,6 +295,11 @@ class PosteriorSites(ShownSites, Mapping[str, SitePosterior]):
         self._reasons = dict(reasons)
 
     @property
+    def large(self) -> list[str]:
+        """Names of sites of which only chosen elements can be computed."""
+        return [name for name in self._sites if name not in self._small]
+
+    @property
     def reasons(self) -> dict[str, str]:
         """Why the other sites of the model have none."""
         return dict(self._reasons)
@@ -268,9 +308,23 @@ class PosteriorSites(ShownSites, Mapping[str, SitePosterior]):
         if name in self._sites:
             return self._sites[name]
         reason = self._reasons.get(name, "the model has no site of this name")
+        meant = nearest_name(name, self._sites) if name not in self._reasons else None
+        hint = "" if meant is None else f" Did you mean {meant!r}?"
         raise PosteriorKeyError(
-            f"No exact posterior for {name!r}: {reason}. Available: {', '.join(sorted(self._sites))}."
+            f"No exact posterior for {name!r}: {reason}. Available: {', '.join(sorted(self._sites))}.{hint}"
         )
+
+    def with_hyper(self, hyper: Mapping[str, Any], labels: Labels) -> PosteriorSites:
+        """These sites behind the hyperparameters, all of them with their labels.
+
+        :param hyper: posteriors of the hyperparameters.
+        :param Labels labels: of the places of sites.
+        """
+        small = {**hyper, **{name: self._sites[name] for name in self._small}}
+        for name, site in small.items():
+            site.coordinates = labels.along(name, tuple(site.shape))
+        large: Any = {name: self._sites[name] for name in self.large}
+        return PosteriorSites(small, {n: reason for n, reason in self._reasons.items() if n not in small}, large)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._small)
@@ -291,7 +345,7 @@ def missing_sites(
     """
     return (
         dict.fromkeys(reading.site_shapes, otherwise)
-        | dict.fromkeys(reading.hyper, "it is a hyperparameter; see engine.hyper")
+        | dict.fromkeys(reading.hyper, "it is a hyperparameter")
         | dict.fromkeys(reading.observed_names, "it is observed")
     )
 

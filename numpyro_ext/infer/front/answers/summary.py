@@ -2,110 +2,165 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from itertools import product
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from ..results import Diagnostics, HyperEstimate, LogEvidence
-from .sites import SitePosterior
+from .labels import Labels
+from .suggestions import nearest_name
 
-__all__ = ["format_summary"]
+__all__ = ["chosen_names", "format_summary"]
 
 _OF_HYPERPARAMETERS = {
     "none": "",
     "optimum": " (at these hyperparameters)",
-    "integrated": " (integrated over hyperparameters)",
+    "integrated": " (integrated over hyperparameters{})",
 }
+_LONGEST, _FIRST, _LAST = 20, 5, 2
+"""Elements of a site that are all shown, and of longer ones how many at the start and at the end."""
+
+
+def chosen_names(
+    var_names: str | Iterable[str] | None, known: Sequence[str], default: Sequence[str], others: Mapping[str, str]
+) -> tuple[list[str], bool]:
+    """Names of the sites to show, as ArviZ takes them: exact ones, or such with ``~`` in front that are left out.
+
+    >>> chosen_names("~u", ["tau", "c", "u"], ["tau", "c", "u"], {})
+    (['tau', 'c'], False)
+
+    :param var_names: what a person gave.
+    :param known: names of all sites that can be shown.
+    :param default: those that are shown where none is named.
+    :param others: why other sites of the model are not among them.
+    :return: the names, and whether they were named themselves.
+    :raises ValueError: if one of them is none of the known ones, or both ways are taken.
+    """
+    if var_names is None:
+        return list(default), False
+    given = [var_names] if isinstance(var_names, str) else list(var_names)
+    for name in given:
+        plain = str(name).removeprefix("~")
+        if plain not in known and name not in known:
+            meant = nearest_name(plain, known)
+            hint = "" if meant is None else f" Did you mean {meant!r}?"
+            why = f" ({others[plain]})" if plain in others else ""
+            raise ValueError(
+                f"var_names names {plain!r}{why}; the sites of the posterior are {', '.join(known)}.{hint}"
+            )
+    left_out = [name[1:] for name in given if name.startswith("~") and name not in known]
+    if not left_out:
+        return given, True
+    if len(left_out) < len(given):
+        raise ValueError(f"var_names names sites, or leaves out sites by a '~' before each name, not both: {given}.")
+    return [name for name in default if name not in left_out], False
 
 
 def format_summary(
-    sites: Mapping[str, SitePosterior],
-    hyper: Mapping[str, HyperEstimate],
+    sites: Mapping[str, Any],
+    hyper: Mapping[str, Any],
     log_evidence: LogEvidence,
     diagnostics: Diagnostics,
     prob: float,
-    coords: Mapping[str, Sequence[Any]] | None = None,
-    dims: Mapping[str, Sequence[str]] | None = None,
+    labels: Labels,
+    *,
+    shows_all: bool = False,
+    work: str = "Field",
+    notes: Sequence[str] = (),
 ) -> str:
-    """Lay out marginals, hyperparameters and the end of a run as text, in the manner of NumPyro's summaries.
+    """Lay out hyperparameters, marginals and the end of a run as text, in the manner of NumPyro's summaries.
 
     :param sites: exact marginals.
-    :param hyper: estimates of the hyperparameters.
+    :param hyper: posteriors or estimates of the hyperparameters.
     :param LogEvidence log_evidence: at these estimates.
     :param Diagnostics diagnostics: of the run.
     :param float prob: probability mass of the central interval.
-    :param coords: labels of the places along a dimension, by its name.
-    :param dims: names of the dimensions of a site.
+    :param Labels labels: of the places of sites.
+    :param bool shows_all: whether long sites are shown whole.
+    :param str work: what has converged.
+    :param notes: further lines.
     :return: several lines.
-    :raises ValueError: if there are not as many dimensions or labels as the site has.
+    :raises ValueError: if there are not as many dimensions or labels as a site has, or the mass is none.
     """
-
-    def labels(name: str, shape: tuple[int, ...]) -> list[tuple[str, tuple[int, ...]]]:
-        return _labels(name, shape, _coordinates(name, shape, coords or {}, (dims or {}).get(name)))
-
+    if not 0.0 < prob < 1.0:
+        raise ValueError(f"prob must be between 0 and 1, got {prob}.")
     ends = [f"{50 * (1 - prob):.1f}%", f"{50 * (1 + prob):.1f}%"]
-    rows: list[list[str]] = []
-    for name, site in sites.items():
-        lower, upper = site.interval(prob)
-        columns = [np.asarray(value) for value in (site.mean, site.sd, lower, upper)]
-        rows += [[label, *(_number(column[index]) for column in columns)] for label, index in labels(name, site.shape)]
-    lines = _table(["", "mean", "std", *ends], rows)
+    shapes = {name: tuple(np.shape(_value(site))) for name, site in {**hyper, **sites}.items()}
+    named = {name: list(labels.places(name, shape)) for name, shape in shapes.items()}
+    width = max([14, *(len(label) for places in named.values() for label, _ in _shortened(places, shows_all))])
 
-    rows = []
-    for name, estimate in hyper.items():
-        value = np.asarray(estimate.value)
-        error = None if estimate.standard_error is None else np.asarray(estimate.standard_error)
-        absent = "fixed" if estimate.is_fixed else "none"
-        rows += [
-            [label, _number(value[index]), absent if error is None else _number(error[index])]
-            for label, index in labels(name, value.shape)
-        ]
-    if rows:
-        lines += ["", *_table(["hyperparameter", "value", "std.error"], rows)]
+    def table(title: str, columns: Sequence[str], found: Mapping[str, Sequence[Any]]) -> list[str]:
+        lines = [_row(width, title, columns)]
+        for name, values in found.items():
+            places = named[name]
+            for number, (label, index) in enumerate(_shortened(places, shows_all)):
+                if number == _FIRST and len(places) > _LONGEST and not shows_all:
+                    lines.append(f"{f'... {len(places) - _FIRST - _LAST} more':>{width}}: var_names=[{name!r}]")
+                lines.append(_row(width, label, [_cell(value, index) for value in values]))
+        return [*lines, ""]
+
+    lines = [""]
+    drawn = {name: site for name, site in hyper.items() if not isinstance(site, HyperEstimate)}
+    points = {name: site for name, site in hyper.items() if isinstance(site, HyperEstimate)}
+    moments = ["mean", "std", "median", *ends]
+    if drawn:
+        lines += table("hyperparameter", moments, {name: _moments(site, prob) for name, site in drawn.items()})
+    if points:
+        columns = ["value", "std.error", *ends]
+        lines += table("hyperparameter", columns, {name: _estimated(point, prob) for name, point in points.items()})
+    if sites:
+        title = "" if not hyper else "site"
+        lines += table(title, moments, {name: _moments(site, prob) for name, site in sites.items()})
 
     kind = "Log evidence, at least" if log_evidence.is_lower_bound else "Log evidence"
-    of_hyper = _OF_HYPERPARAMETERS[log_evidence.hyperparameters]
+    method = f": {log_evidence.method}" if log_evidence.method else ""
+    of_hyper = _OF_HYPERPARAMETERS[log_evidence.hyperparameters].format(method)
+    error = "" if log_evidence.standard_error is None else f" +- {log_evidence.standard_error:.2g}"
     ending = "converged" if diagnostics.converged else "NOT converged"
-    lines += ["", f"{kind}: {float(log_evidence):.3f}{of_hyper}", f"Field {ending} after {diagnostics.num_steps} steps"]
+    lines.append(f"{kind}: {float(log_evidence):.3f}{error}{of_hyper}")
+    lines.append(f"{work} {ending} after {diagnostics.num_steps} steps")
     if diagnostics.hyper is not None:
         lines[-1] += f"; hyperparameters learned with {diagnostics.hyper.num_evaluations} fits"
     if diagnostics.points:
         lines.append(f"Set to a point, without uncertainty: {', '.join(diagnostics.points)}")
     if diagnostics.edges:
         lines.append(f"At the edge of the support: {', '.join(diagnostics.edges)}")
-    return "\n".join(["", *lines, *diagnostics.messages, ""])
+    return "\n".join([*lines, *notes, *diagnostics.messages, ""])
 
 
-def _labels(
-    name: str, shape: tuple[int, ...], coordinates: Sequence[Sequence[Any]]
-) -> list[tuple[str, tuple[int, ...]]]:
-    if not shape:
-        return [(name, ())]
-    places = zip(product(*coordinates), product(*map(range, shape)), strict=True)
-    return [(f"{name}[{','.join(map(str, labels))}]", index) for labels, index in places]
+def _value(site: Any) -> Any:
+    return site.value if isinstance(site, HyperEstimate) else np.empty(site.shape)
 
 
-def _coordinates(
-    name: str, shape: tuple[int, ...], coords: Mapping[str, Sequence[Any]], dims: Sequence[str] | None
-) -> list[Sequence[Any]]:
-    """Labels along each axis of a site: numbers where none are known."""
-    if dims is not None and len(dims) != len(shape):
-        raise ValueError(f"Site {name!r} has the shape {shape}, and dims gives it {len(dims)} dimensions: {dims}.")
-    out: list[Sequence[Any]] = [range(size) for size in shape]
-    for axis, (dim, size) in enumerate(zip(dims or (), shape, strict=dims is not None)):
-        labels = out[axis] = coords.get(dim, out[axis])
-        if len(labels) != size:
-            raise ValueError(f"coords has {len(labels)} labels of {dim!r}; site {name!r} has {size} places along it.")
-    return out
+def _moments(site: Any, prob: float) -> list[Any]:
+    q = np.array([0.5 * (1.0 - prob), 0.5, 0.5 * (1.0 + prob)])
+    if getattr(site, "is_fixed", False):  # a value that was given
+        return [np.asarray(site.mean), np.full(site.shape, "given", object), *3 * [np.full(site.shape, "", object)]]
+    low, median, high = np.asarray(site.quantile(q))
+    return [np.asarray(site.mean), np.asarray(site.sd), median, low, high]
 
 
-def _number(value: float) -> str:
+def _estimated(point: HyperEstimate, prob: float) -> list[Any]:
+    shape, absent = np.shape(point.value), "fixed" if point.is_fixed else "none"
+    error = np.full(shape, absent, object) if point.standard_error is None else np.asarray(point.standard_error)
+    return [np.asarray(point.value), error, *point.interval(prob)]
+
+
+def _shortened(places: Sequence[Any], shows_all: bool) -> list[Any]:
+    is_whole = shows_all or len(places) <= _LONGEST
+    return list(places) if is_whole else [*places[:_FIRST], *places[-_LAST:]]
+
+
+def _cell(values: Any, index: tuple[int, ...]) -> str:
+    value = values[index]
+    if isinstance(value, str):
+        return value
     size = abs(float(value))
+    if np.isnan(size):
+        return ""
     return f"{float(value):.2f}" if size == 0.0 or 1e-2 <= size < 1e6 else f"{float(value):.2e}"
 
 
-def _table(header: list[str], rows: list[list[str]]) -> list[str]:
-    width = max([10, *(len(row[0]) for row in [header, *rows])])
-    return ["".join([row[0].rjust(width), *(cell.rjust(10) for cell in row[1:])]) for row in [header, *rows]]
+def _row(width: int, label: str, cells: Sequence[str]) -> str:
+    return "".join([label.rjust(width), *(cell.rjust(10) for cell in cells)]).rstrip()

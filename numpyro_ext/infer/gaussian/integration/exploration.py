@@ -51,6 +51,13 @@ _LEAST_REACH = 3.0
 """By how much the log density has to fall to where a lattice is cut, for what is cut to be little."""
 
 
+_METHODS = {
+    "grid": "a lattice of {} points",
+    "ccd": "a central composite design of {} points",
+    "normal": "{} points of their normal approximation",
+}
+
+
 class Integration(NamedTuple):
     """How hyperparameters are integrated over; see :class:`~numpyro_ext.infer.Engine`."""
 
@@ -85,6 +92,9 @@ class Exploration(NamedTuple):
     """Fits of the field, with a leading axis of ``K``."""
     log_evidence: float
     messages: tuple[str, ...]
+    method: str
+    """What the points are, in words, such as ``"a lattice of 7 points"``; nothing where there is nothing to integrate
+    over."""
     cell: np.ndarray | None = None
     """Standard deviations of the unconstrained hyperparameters within a cell of a lattice, shape ``(d,)``."""
     is_whole: bool = True
@@ -274,6 +284,7 @@ def explore(around: Surroundings, options: Integration) -> Exploration:
         fits,
         log_evidence,
         messages,
+        _METHODS[name].format(len(weights)) if size else "",
         cell=around.cell(options.grid_step) if name == "grid" else None,
         is_whole=not is_bent and (cut is None or cut >= _LEAST_REACH),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -10,11 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
+from numpyro.distributions import constraints
 from scipy.special import ndtr
 
 from ....compilation.transfer import to_device
 from ...front.answers.display import ShownSite
 from ...front.answers.sites import SitePosterior, probabilities
+from ...front.results import is_joint
 from .mixture_marginals import MarginalMixture
 
 __all__ = ["HyperPosterior", "MixturePosterior"]
@@ -25,6 +28,10 @@ _LARGEST_DIFFERENCE = 0.15
 """Between the distribution functions of the masses on a lattice, spread over their cells, and of a skew normal, in
 widths of a cell over those of the posterior. The first is wrong by half of that at most; the second is where the
 skewness is near its limit of one."""
+
+
+_RANGES = {type(constraints.simplex): (0.0, 1.0), type(constraints.corr_cholesky): (-1.0, 1.0)}
+"""Of the elements of supports that are joint."""
 
 
 @dataclass(eq=False, repr=False)
@@ -49,6 +56,8 @@ class HyperPosterior(ShownSite):
     cell: np.ndarray | None = None
     """Standard deviations of the unconstrained values within a cell, where the points are a lattice, so that their
     masses say how these are distributed; the shape of the unconstrained site."""
+    draw: Callable[[Array, int], Array] | None = None
+    """From a random key and a number to draws, as :meth:`~numpyro_ext.infer.EP.get_samples` has them."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -65,6 +74,43 @@ class HyperPosterior(ShownSite):
     def sd(self) -> Array:
         """Posterior standard deviation."""
         return jnp.asarray(np.sqrt(np.tensordot(self.weights, (self.values - np.asarray(self.mean)) ** 2, 1)))
+
+    @property
+    def variance(self) -> Array:
+        """Posterior variance of each element."""
+        return jnp.square(self.sd)
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    def covariance(self) -> Array:
+        """Covariance between all elements, of shape ``shape + shape``."""
+        centred = (self.values - np.asarray(self.mean)).reshape(len(self.weights), -1)
+        return jnp.asarray(((centred.T * self.weights) @ centred).reshape(self.shape + self.shape))
+
+    def interval(self, prob: float = 0.9) -> tuple[Array, Array]:
+        """The central interval of each element; both ends are the value, where that was given.
+
+        :param float prob: its probability mass.
+        :return: lower and upper ends, each in the shape of the site.
+        """
+        if self.is_fixed:
+            return self.mean, self.mean
+        lower, upper = self.quantile(np.array([0.5 * (1.0 - prob), 0.5 * (1.0 + prob)]))
+        return lower, upper
+
+    def sample(self, rng_key: Array, num_samples: int | tuple[int, ...]) -> Array:
+        """Independent draws of the site.
+
+        :param rng_key: random number generator key.
+        :param num_samples: how many, or the shape of an array of draws.
+        :return: of shape ``(num_samples,) + shape``.
+        """
+        shape = num_samples if isinstance(num_samples, tuple) else (num_samples,)
+        assert self.draw is not None  # as of all that a run makes
+        return self.draw(rng_key, math.prod(shape)).reshape((*shape, *self.shape))
 
     @property
     def value(self) -> Array:
@@ -90,18 +136,19 @@ class HyperPosterior(ShownSite):
     def quantile(self, q: ArrayLike) -> Array:
         """Quantiles of each element, from the skew normal with three moments of the unconstrained values; where the
         masses on a lattice have another shape, as where it follows two scales of which the data know one sum, or one
-        scale that may be zero, from these masses, spread over the cells of the lattice.
+        scale that may be zero, from these masses, spread over the cells of the lattice. Where elements are functions of
+        several unconstrained ones (simplices, Cholesky factors), from the skew normal with three moments of their own,
+        within the range that all such have.
 
         :param q: probability, or array of probabilities, inside (0, 1).
         :return: of shape ``q.shape + shape``.
-        :raises ValueError: if a probability is outside (0, 1), the value was given, or the elements of the site are not
-            functions of one unconstrained element each (simplices, Cholesky factors).
+        :raises ValueError: if a probability is outside (0, 1), or the value was given.
         """
         q = probabilities(q, self.values.dtype)
         if self.is_fixed:
             raise ValueError(f"Hyperparameter {self.name!r} was given: it has no distribution.")
-        if self.transform.domain.event_dim or self.transform.codomain.event_dim:
-            raise ValueError(f"The elements of {self.name!r} are not monotone in one unconstrained number each.")
+        if is_joint(self.transform):
+            return self._quantile_of_values(q)
         free = self.unconstrained.reshape(len(self.weights), -1)
         mean = self.weights @ free
         variance = self.weights @ (free - mean) ** 2
@@ -115,6 +162,17 @@ class HyperPosterior(ShownSite):
         )
         found: Array = self.transform(jnp.asarray(np.where(is_increasing, low, high)))
         return found
+
+    def _quantile_of_values(self, q: np.ndarray) -> Array:
+        """Quantiles of shape ``q.shape + shape`` by the moments of the constrained values."""
+        values = self.values.reshape(len(self.weights), -1)
+        mean = self.weights @ values
+        variance = self.weights @ (values - mean) ** 2
+        third = self.weights @ (values - mean) ** 3
+        skewness = np.where(variance > 0.0, third / np.where(variance > 0.0, variance, 1.0) ** 1.5, 0.0)
+        found = MarginalMixture(np.ones(1), mean[None], variance[None], skewness[None]).quantile(q)
+        low, high = _RANGES.get(type(self.transform.codomain), (-np.inf, np.inf))
+        return jnp.asarray(np.clip(found, low, high).reshape(q.shape + self.shape))
 
     def _by_masses(self, q: np.ndarray, found: np.ndarray, mixture: MarginalMixture, free: np.ndarray) -> np.ndarray:
         """Quantiles of shape ``(..., R)``, with those of the masses on the lattice where these have another shape."""

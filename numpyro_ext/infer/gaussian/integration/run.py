@@ -17,16 +17,18 @@ from ....compilation.collection import without_collection
 from ....compilation.transfer import to_device
 from ....structure import LatentGaussianReading
 from ...front.answers.draws import Draws, draw_inside_support
-from ...front.answers.sites import PosteriorSites, SitePosterior, gaussian_draws, missing_sites
+from ...front.answers.sites import PointPosterior, PosteriorSites, SitePosterior, gaussian_draws, missing_sites
 from ...front.results import Diagnostics, HyperEstimate, LogEvidence
 from ...front.run import hyper_estimates
 from ..answers.prediction import by_site
 from ..programs import compiled_form
 from ..run import GaussianRun, Point
 from .exploration import MANY_ROWS, Exploration, Integration, Surroundings, explore
+from .matched_weights import features_of, matched_weights
 from .mixture_marginals import MarginalMixture
 from .mixture_posteriors import HyperPosterior, MixturePosterior
-from .scatter import Scatter, scatter
+from .scatter import Scatter, scatter, systematic
+from .simplified_laplace import simplified_laplace_marginals
 
 __all__ = ["IntegratedRun", "unstacked"]
 
@@ -72,6 +74,10 @@ class IntegratedRun(GaussianRun):
         return "exploration" in vars(self)
 
     @property
+    def _has_corrected_means(self) -> bool:
+        return self.marginals_fn is simplified_laplace_marginals
+
+    @property
     def points(self) -> tuple[str, ...]:
         """None: hyperparameters have a distribution."""
         return ()
@@ -84,7 +90,8 @@ class IntegratedRun(GaussianRun):
     @property
     def log_evidence(self) -> LogEvidence:
         """Log evidence of the model, integrated over field and hyperparameters."""
-        return LogEvidence(self.exploration.log_evidence, self.is_lower_bound, "integrated")
+        found = self.exploration
+        return LogEvidence(found.log_evidence, self.is_lower_bound, "integrated", method=found.method)
 
     @property
     def diagnostics(self) -> Diagnostics:
@@ -115,8 +122,21 @@ class IntegratedRun(GaussianRun):
             else:
                 free = found.values[:, space.slices[name]].reshape(-1, *space.shapes[name])
                 cell = None if found.cell is None else found.cell[space.slices[name]]
-            out[name] = HyperPosterior(name, values, free, found.weights, mode, transform, is_fixed, cell)
+            draw = partial(self._draw_hyper, name)
+            out[name] = HyperPosterior(name, values, free, found.weights, mode, transform, is_fixed, cell, draw)
         return out
+
+    def _draw_hyper(self, name: str, rng_key: Array, num_samples: int) -> Array:
+        """Draws of one hyperparameter, without those of the field."""
+        points, generator = self.draw_points(rng_key), _generator_and_keys(rng_key)[0]
+        chosen = generator.permutation(systematic(points.weights, num_samples, generator))
+        return to_device(np.asarray(points.fits.hyper[name])[chosen])
+
+    @property
+    def hyper_posterior(self) -> dict[str, Any]:
+        """Marginals of the hyperparameters by name; ``param`` sites are points."""
+        values = self.hyper.items()
+        return {n: h if isinstance(h, HyperPosterior) else PointPosterior(n, h.value) for n, h in values}
 
     @cached_property
     def posterior(self) -> PosteriorSites:
@@ -202,9 +222,8 @@ class IntegratedRun(GaussianRun):
         """Draws from a mixture over points, in random order."""
         # By NumPy: each of a dozen small programs would have to be compiled.
         generator, make_keys = _generator_and_keys(rng_key)
-        ends = np.cumsum(points.weights)
-        chosen = np.searchsorted(ends / ends[-1], (np.arange(num_samples) + generator.random()) / num_samples)
-        counts = np.bincount(chosen, minlength=len(ends))
+        chosen = systematic(points.weights, num_samples, generator)
+        counts = np.bincount(chosen, minlength=len(points.weights))
         num_points, most = _CALLS_OF_SMALL if self.programs.is_small else _CALLS
         if self._surroundings.num_rows > MANY_ROWS:
             num_points, most = _CALLS_OF_MANY_ROWS
@@ -251,7 +270,17 @@ class IntegratedRun(GaussianRun):
         if not around.size or around.num_rows > MANY_ROWS:
             return Scatter.of(found)
         design = self.options.design(around.size, around.num_rows)
-        return scatter(around, found, _generator_and_keys(rng_key)[0], design)
+        return self._matched(scatter(around, found, _generator_and_keys(rng_key)[0], design))
+
+    def _matched(self, points: Scatter) -> Scatter:
+        """The points with weights under which hyperparameters have the means and deviations of :attr:`hyper`."""
+        known = {n: h for n, h in self.hyper.items() if isinstance(h, HyperPosterior) and not h.is_fixed}
+        pairs = [(np.asarray(h.mean, float).ravel(), np.asarray(h.sd, float).ravel()) for h in known.values()]
+        moments = [(mean, mean**2 + sd**2) for mean, sd in pairs]
+        target = np.concatenate([np.concatenate(part) for part in zip(*moments, strict=True)])
+        features = features_of([np.asarray(points.fits.hyper[name], float) for name in known])
+        weights = matched_weights(np.asarray(points.weights, float), features, target)
+        return points._replace(weights=weights.astype(points.weights.dtype))
 
     def _propose(self, rng_key: Array, num_samples: int, is_weighted: bool = False) -> Draws:
         """Hyperparameters from their density, and the field from its Gaussian there."""

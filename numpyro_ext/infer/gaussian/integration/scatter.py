@@ -12,7 +12,7 @@ from ..fitting_programs import PointFit
 from .exploration import Exploration, Surroundings, without_false_peaks
 from .interpolation import FEW_DIGITS, interpolated
 
-__all__ = ["Scatter", "scatter"]
+__all__ = ["Scatter", "scatter", "systematic"]
 
 _NUM_POINTS = 64
 _WIDENING = 1.1
@@ -43,6 +43,14 @@ class Scatter(NamedTuple):
     def of(cls, found: Exploration) -> Scatter:
         """The points of the design themselves."""
         return cls(found.weights, found.log_volumes, found.fits)
+
+
+def systematic(weights: np.ndarray, num_samples: int, generator: np.random.Generator) -> np.ndarray:
+    """Numbers of the points that draws come from, in order: each as often as its weight says, but for less than one."""
+    ends = np.cumsum(weights)
+    places = (np.arange(num_samples) + generator.random()) / num_samples
+    found: np.ndarray = np.minimum(np.searchsorted(ends / ends[-1], places), len(ends) - 1)
+    return found
 
 
 def scatter(around: Surroundings, found: Exploration, generator: np.random.Generator, design: str) -> Scatter:

@@ -12,6 +12,7 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
+from ...front.answers.sites import PointPosterior, SitePosterior
 from ...front.options import check_at_least
 from ...front.results import HyperEstimate
 from ...front.run import hyper_estimates
@@ -148,10 +149,22 @@ class TreeRun(SparseRun[TreePrograms]):
 
         Standard errors are computed for up to 20 hyperparameters.
         """
-        out: dict[str, HyperEstimate] = {}
-        for member in self.learned:
+        found = [hyper_estimates(member.space, member.fit) for member in self.learned]
+        return self._of_each(found)
+
+    @property
+    def hyper_posterior(self) -> dict[str, SitePosterior]:
+        """Points, named as in :attr:`hyper`."""
+        return self._of_each(
+            [{n: PointPosterior(n, value) for n, value in member.fit.hyper.items()} for member in self.learned]
+        )
+
+    def _of_each(self, found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """What was found of each member that learned, with its arguments in front of the names where there are more."""
+        out: dict[str, Any] = {}
+        for member, values in zip(self.learned, found, strict=True):
             prefix = "" if len(self.learned) == 1 else _label(member.arguments) + ": "
-            out |= {prefix + name: e for name, e in hyper_estimates(member.space, member.fit).items()}
+            out |= {prefix + name: value for name, value in values.items()}
         return out
 
     def describe(self) -> str:
@@ -163,9 +176,9 @@ class TreeRun(SparseRun[TreePrograms]):
             lines.append(f"{pooled} of {len(self.members)} members ({'; '.join(self.averages)})")
         return "\n".join(lines)
 
-    def draw(self, rng_key: Array) -> tuple[dict[str, Array], Array]:
+    def draw(self, rng_key: Array, num_samples: int | None = None) -> tuple[dict[str, Array], Array]:
         """Equal shares of the draws from all members, in random order."""
-        sites, log_density = super().draw(rng_key)
+        sites, log_density = super().draw(rng_key, num_samples)
         for name in sites.keys() & self.posterior.keys():
             site = self.posterior[name]
             assert isinstance(site, TreeSite)
