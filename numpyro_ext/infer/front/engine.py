@@ -15,20 +15,20 @@ from ...compilation.disk_cache import keep_by_default
 from ...structure.model.search import Form, field_names, read_first
 from .answers.arviz import ArviZInterface, by_chain
 from .answers.display import ShownEngine
-from .answers.labels import Coords, Dims, Labels, labels_of_call
 from .answers.last_run import LastRun
 from .answers.points import warn_of_points
 from .answers.resampling import Resample
 from .answers.sites import PosteriorSites
-from .answers.suggestions import nearest_name, suggests
 from .answers.summary import chosen_names, format_summary
 from .files.kept_run import KeptRun
+from .labels import Coords, Dims, Labels, labels_of_call
 from .many import Dataset, Fits, as_datasets, collect_fits
 from .options import check_at_least, check_one_of
 from .results import Diagnostics, HyperEstimate, LogEvidence, with_precision
 from .run import FinishedRun, ask
 from .running.progress import warn
 from .state import EngineState
+from .suggestions import nearest_name, suggests
 
 __all__ = ["BaseEngine"]
 

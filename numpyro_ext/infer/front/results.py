@@ -85,7 +85,7 @@ class LogEvidence(float):
 
 
 def is_joint(transform: Any) -> bool:
-    """Whether elements of the support are functions of several unconstrained elements each, as those of simplices and
+    """True if elements of the support are functions of several unconstrained elements each, as those of simplices and
     Cholesky factors."""
     while isinstance(transform, IndependentTransform):
         transform = transform.base_transform
@@ -110,7 +110,7 @@ class HyperEstimate(NamedTuple):
     is_fixed: bool = False
     """True if the user gave the value."""
     transform: Any = None
-    """From the unconstrained value."""
+    """Transform from the unconstrained value."""
 
     def interval(self, prob: float = 0.9) -> tuple[np.ndarray, np.ndarray]:
         """The central interval of each element, of the normal density that the curvature gives the unconstrained value.

@@ -16,11 +16,11 @@ from numpyro.infer.autoguide import AutoMultivariateNormal
 from ...structure.model.reading import ModelReading
 from ..hyper.space import UnconstrainedSpace
 from .answers.draws import with_predictive
-from .answers.labels import Labels
 from .answers.model_draws import model_draws, observed_leaves
 from .answers.points import point_sites
 from .answers.sites import PointPosterior, PosteriorSites, SitePosterior
 from .files.saved_runs import fit_to_content
+from .labels import Labels
 from .results import Diagnostics, HyperEstimate, LogEvidence
 from .state import Fit
 
@@ -52,7 +52,7 @@ class FinishedRun(ABC):
     num_samples: int
     has_warned_of_weights: ClassVar[bool] = False
     labels: ClassVar[Labels] = Labels()
-    """Of the places of its sites, as given by a person; those of a run stand in the place of this."""
+    """Names of places as given by a person; a run that got some has them in the place of these."""
 
     @property
     @abstractmethod

@@ -19,8 +19,9 @@ from ...structure.model.running.execution import ModelCall
 from ...structure.model.search import Form
 from ...structure.model.validation import sites_without_data
 from ...structure.program.captured import captured
-from ..front.answers.labels import Labels
+from ..front.labels import Labels
 from ..front.files.saved_runs import fit_from_content
+from ..front.labels import Labels
 from ..front.many import Dataset
 from ..front.options import EngineOptions, check_at_least, check_one_of, check_positive, default_tolerance, option_key
 from ..front.run import FinishedRun

@@ -23,11 +23,12 @@ from ...display import Shown, Table
 from ...structure import LatentGaussianReading, ModelStructureError, Reason
 from ...structure.latent_gaussian.rows_in_use import ReadingOfRows
 from ...structure.model.running.execution import bound_arguments, check_key
-from ..front.answers.arviz import prediction_to_arviz
+from ..front.answers.arviz import by_chain, prediction_to_arviz
 from ..front.answers.joint_arguments import JointCall, NotJoined, joint_calls
 from ..front.answers.labels import Labels
 from ..front.answers.model_draws import model_draws, observed_leaves
 from ..front.answers.sites import PosteriorSites, SitePosterior
+from ..front.suggestions import suggests
 from ..hyper.space import UnconstrainedSpace
 from .algorithms.algorithm import Algorithm
 from .algorithms.posterior import GaussianPosterior
@@ -154,6 +155,7 @@ class Prediction(Shown):
             )
         return found
 
+    @suggests
     def get_samples(self, group_by_chain: bool = False) -> dict[str, Array]:
         """Draws of every site of the model by name: latent and deterministic ones, and what is to be observed.
 
@@ -161,10 +163,10 @@ class Prediction(Shown):
         bring no new latent sites, the draws of these are those of ``engine.get_samples()``, in another order for each
         key.
 
-        :param bool group_by_chain: whether to put a chain dimension of size one in front.
-        :return: arrays of shape ``(num_samples, ...)``, or ``(1, num_samples, ...)``.
+        :param bool group_by_chain: whether to put a chain dimension in front, as engines do.
+        :return: arrays of shape ``(num_samples, ...)``, or ``(num_chains, num_samples // num_chains, ...)``.
         """
-        return {name: value[None] if group_by_chain else value for name, value in self._draws.items()}
+        return by_chain(self._draws) if group_by_chain else dict(self._draws)
 
     def log_predictive(self) -> dict[str, Array]:
         """Log predictive density of the new observations, where the new arguments hold them; masked ones as well.

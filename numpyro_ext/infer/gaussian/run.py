@@ -37,7 +37,7 @@ Point = tuple[Any, dict[str, Array], Any]
 """Data, hyperparameters and state: the first arguments of every program."""
 
 LARGEST_SHIFT = 0.25
-"""Of the mean from the mode, in posterior standard deviations, that need not be said."""
+"""Distance of the mean from the mode, in posterior standard deviations, that need not be said."""
 _FEW_OUTLIERS = 0.01
 """Share of observations whose weights may fail: ArviZ says so of single ones."""
 
@@ -70,16 +70,16 @@ class GaussianRun(FinishedRun):
 
     @property
     def full_diagnostics(self) -> Diagnostics:
-        """How the run ended, and how far the mean is from the mode where an algorithm finds the mode."""
+        """Ending of the run, with the distance of the mean from the mode where an algorithm finds the mode."""
         found, note = self.diagnostics, self._note_of_mode
         return found if note is None else found._replace(messages=(*found.messages, note))
 
     @cached_property
     def _note_of_mode(self) -> str | None:
-        """What third derivatives say of the means, where these are the mode and are not corrected."""
+        """Sentence on the means, where they are the mode and third derivatives say that they are off."""
         if not self.algorithm.is_mode or self._has_corrected_means or not self.fit.diagnostics.converged:
             return None
-        if not self.reading.field:
+        if all(isinstance(potential, GaussianPotential) for potential in self.reading.abstract_form.potentials):
             return None
         found = self.programs.marginals(*self.inputs, marginals_fn=mode_shifts)
         sizes = {name: np.abs(np.asarray(found[name])) for name in self.reading.field if np.size(found[name])}

@@ -15,10 +15,10 @@ from jax import Array
 from numpyro.primitives import Messenger
 
 from ...structure.model.running.inspection import SiteInfo
-from ..front.answers.labels import Labels
 from ..front.answers.model_draws import predictive_draws
 from ..front.answers.sites import PosteriorSites, SitePosterior
 from ..front.files.archive import read_archive, write_archive
+from ..front.labels import Labels
 from ..front.results import Diagnostics, LogEvidence
 from .steps import Particles, Programs, StepInfo
 from .target import Target

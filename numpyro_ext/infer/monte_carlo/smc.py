@@ -14,8 +14,8 @@ from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ...structure.model.running.execution import check_key
-from ..front.answers.labels import Coords, Dims, Labels, labels_of_call
 from ..front.files.kept_run import KeptRun
+from ..front.labels import Coords, Dims, Labels, labels_of_call
 from ..front.options import check_at_least, check_one_of, plain_number
 from ..front.running.progress import progress_bar, warn
 from ..front.state import data_digest

@@ -10,18 +10,18 @@ from typing import Any, NamedTuple
 import numpy as np
 from jax import Array
 
+from ..labels import Labels
 from ..results import Diagnostics
 from ..running.progress import warn
-from .labels import Labels
 
 __all__ = ["ArviZInterface", "by_chain", "num_groups", "prediction_to_arviz"]
 
 _FEWEST_DRAWS = 4
-"""Of a chain, which ArviZ asks for."""
+"""Draws of a chain at least, which ArviZ asks for."""
 
 
 def num_groups(num_samples: int) -> int:
-    """In how many chains so many independent draws are handed over: four or two of equal length, or one."""
+    """Number of chains in which independent draws are handed over: four or two of equal length, or one."""
     fits = (n for n in (4, 2) if num_samples % n == 0 and num_samples // n >= _FEWEST_DRAWS)
     return next(fits, 1)
 
@@ -37,7 +37,7 @@ def by_chain(draws: Mapping[str, Array]) -> dict[str, Array]:
 
 
 def _num_kept(num_samples: int) -> int:
-    """How many draws fill several chains: up to three are left out, where there are enough."""
+    """Number of draws that fill several chains: up to three are left out, where there are enough."""
     return num_samples if num_samples < 2 * _FEWEST_DRAWS else num_samples - num_samples % 4
 
 
@@ -86,7 +86,7 @@ class ArviZInterface:
 
     @property
     def thinning(self) -> int:
-        """What ArviZ 0.x divides ``num_samples`` by to have the draws of one chain, which those of NumPyro are."""
+        """Divisor by which ArviZ 0.x makes ``num_samples`` the draws of one chain, which those of NumPyro are."""
         return self.num_chains
 
     @property

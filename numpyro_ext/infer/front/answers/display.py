@@ -90,7 +90,7 @@ class ShownSite(Shown):
     coordinates: Sequence[Sequence[Any]] | None = None
     """Labels of the places along each axis; numbers by default."""
     note: str = ""
-    """What a reader should know of the numbers."""
+    """Remark beside the name, for a reader of the numbers."""
 
     def _shown(self) -> list[str | Table]:
         site: Any = self

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from ..labels import Labels
 from ..results import Diagnostics, HyperEstimate, LogEvidence
-from .labels import Labels
-from .suggestions import nearest_name
+from ..suggestions import nearest_name
 
 __all__ = ["chosen_names", "format_summary"]
 

@@ -30,7 +30,7 @@ class Algorithm(NamedTuple):
     is_exact_for_gaussian: bool = False
     """Whether it finds the exact evidence and posterior where all factors are Gaussian."""
     is_mode: bool = False
-    """Whether its means are those of the mode, which third derivatives there may say is no mean."""
+    """True if its means are those of the mode, which third derivatives there may say is no mean."""
     localised: Callable[[LatentGaussian, Any], Callable[[LatentGaussian], LatentGaussian] | None] | None = None
     """``(form, state)`` at a fixed point: what gives forms near it factors that cost little and have the same first and
     second derivatives, if the algorithm knows of any; see :mod:`.algorithms.local_factors`."""

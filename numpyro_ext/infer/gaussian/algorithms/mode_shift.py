@@ -1,4 +1,4 @@
-r"""How far the mean of a posterior is from its mode, by third derivatives there.
+r"""Distance of the mean of a posterior from its mode, by third derivatives there.
 
 To first order in the third derivatives of the log factors :math:`\log t(\eta)`, with :math:`\Sigma` the covariance at
 the mode and :math:`V` that of the predictors of a factor, the mean of the unknowns is away from the mode by

@@ -41,7 +41,7 @@ def chosen_factors(potential: Potential, chosen: np.ndarray, size: int) -> Poten
 
 
 def probabilities_by_predictors(run: GaussianRun, slices: Slices) -> dict[str, np.ndarray]:
-    """Of the sites whose observations see one predictor each, by integrals over these.
+    """Probabilities of outcomes at sites whose observations see one predictor each, by integrals over these.
 
     :param GaussianRun run: on the rows of all observations.
     :param slices: of a site's name and shape, the part that is asked for.
@@ -79,7 +79,7 @@ def probabilities_by_predictors(run: GaussianRun, slices: Slices) -> dict[str, n
 def probabilities_of_draws(
     reading: ModelReading, latents: Mapping[str, Array], names: list[str], slices: Slices
 ) -> dict[str, np.ndarray]:
-    """The same by the distributions of the model at draws of its latent sites, averaged over these.
+    """Probabilities of outcomes by the distributions of the model at draws of its latent sites, averaged over these.
 
     :param ModelReading reading: of the model on all observations.
     :param latents: draws of latent and ``param`` sites, with the leading axis running over them.

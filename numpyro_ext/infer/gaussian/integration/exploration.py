@@ -93,8 +93,7 @@ class Exploration(NamedTuple):
     log_evidence: float
     messages: tuple[str, ...]
     method: str
-    """What the points are, in words, such as ``"a lattice of 7 points"``; nothing where there is nothing to integrate
-    over."""
+    """Description of the points in words, as ``"a lattice of 7 points"``; empty where nothing is integrated over."""
     cell: np.ndarray | None = None
     """Standard deviations of the unconstrained hyperparameters within a cell of a lattice, shape ``(d,)``."""
     is_whole: bool = True

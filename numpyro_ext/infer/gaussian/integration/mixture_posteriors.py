@@ -31,7 +31,7 @@ skewness is near its limit of one."""
 
 
 _RANGES = {type(constraints.simplex): (0.0, 1.0), type(constraints.corr_cholesky): (-1.0, 1.0)}
-"""Of the elements of supports that are joint."""
+"""Ranges of the elements of supports that are joint."""
 
 
 @dataclass(eq=False, repr=False)
@@ -57,7 +57,7 @@ class HyperPosterior(ShownSite):
     """Standard deviations of the unconstrained values within a cell, where the points are a lattice, so that their
     masses say how these are distributed; the shape of the unconstrained site."""
     draw: Callable[[Array, int], Array] | None = None
-    """From a random key and a number to draws, as :meth:`~numpyro_ext.infer.EP.get_samples` has them."""
+    """Maps a random key and a number to draws, as :meth:`~numpyro_ext.infer.EP.get_samples` has them."""
 
     @property
     def shape(self) -> tuple[int, ...]:

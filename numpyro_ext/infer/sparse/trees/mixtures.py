@@ -160,7 +160,7 @@ class TreeRun(SparseRun[TreePrograms]):
         )
 
     def _of_each(self, found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """What was found of each member that learned, with its arguments in front of the names where there are more."""
+        """Findings of each member that learned, with its arguments in front of the names where there are several."""
         out: dict[str, Any] = {}
         for member, values in zip(self.learned, found, strict=True):
             prefix = "" if len(self.learned) == 1 else _label(member.arguments) + ": "

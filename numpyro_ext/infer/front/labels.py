@@ -19,7 +19,7 @@ _Plates = Mapping[str, Sequence[tuple[str, int]]]
 
 @dataclass(frozen=True)
 class Labels:
-    """What the places along the axes of sites are called.
+    """Names of the places along the axes of sites.
 
     The dimensions of a site are those of ``dims``; without an entry there, the plates that it stands in, each along the
     axis of its size.

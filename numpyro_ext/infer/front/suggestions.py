@@ -23,7 +23,7 @@ _USUAL_NAMES = {
     "exclude_deterministic": ("deterministic", "include_deterministic"),
     "num_particles": ("particles",),
 }
-"""By the name that things have here, what they are called elsewhere."""
+"""Names that things have elsewhere, by those that they have here."""
 
 
 def nearest_name(name: str, known: Iterable[str]) -> str | None:
