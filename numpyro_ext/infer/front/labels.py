@@ -96,7 +96,7 @@ class Labels:
     def label(self, name: str, shape: tuple[int, ...], place: int) -> str:
         """Label of one element of a site, by its number in C order."""
         index = np.unravel_index(place, shape) if shape else ()
-        names = [labels[i] for labels, i in zip(self.along(name, shape), index, strict=True)]
+        names = [labels[int(i)] for labels, i in zip(self.along(name, shape), index, strict=True)]
         return _joined(name, names)
 
     def of_arviz(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:

@@ -130,7 +130,7 @@ class Prediction(Shown):
         >>> engine.run(jax.random.key(0), jnp.array([-1.0, 0.0, 1.0, 2.0]), jnp.array([0, 1, 2, 2]))
         >>> print(engine.predict(jax.random.key(1), jnp.array([0.0, 1.0])).probabilities()["y"].round(2))
         [[0.27 0.46 0.27]
-         [0.15 0.38 0.47]]
+         [0.11 0.32 0.57]]
 
         :return: of shape ``(*observations, outcomes)`` by observed site; the last axis counts ``0, 1, ...``, counts
             without end up to where less than ``1e-10`` of the mass is left.

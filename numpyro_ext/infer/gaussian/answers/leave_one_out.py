@@ -80,7 +80,7 @@ def log_factors_at_draws(form: LatentGaussian, posterior: GaussianPosterior) -> 
     quantiles = ndtri((np.arange(_NUM_PLACES) + 0.5) / _NUM_PLACES)
     places = jnp.asarray(quantiles, mean.dtype)
     found: Array = jax.lax.map(lambda z: form.log_factors(mean + z * scale), places)
-    columns = []
+    columns: list[Array] = []
     families = zip(form.potentials, form.observed, *map(form.split_rows, (mean, variance)), strict=True)
     for potential, observed, centre, square in families:
         start = sum(column.shape[1] for column in columns)
@@ -94,7 +94,8 @@ def log_factors_at_draws(form: LatentGaussian, posterior: GaussianPosterior) -> 
         root = vectors * jnp.sqrt(jnp.maximum(values, 0.0))[:, None, :]
 
         def at(z: Array, base: Any = potential, centres: Array = centres, root: Array = root) -> Array:
-            return base.on_first_row(base.base.log_density(centres + root @ z))
+            log_t: Array = base.on_first_row(base.base.log_density(centres + root @ z))
+            return log_t
 
         columns.append(jnp.where(observed, jax.lax.map(at, jnp.asarray(standard, mean.dtype)), 0.0))
     return jnp.concatenate([jnp.zeros((_NUM_PLACES, 0), mean.dtype), *columns], axis=1)
