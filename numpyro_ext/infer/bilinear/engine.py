@@ -14,10 +14,9 @@ from jax import Array
 from ...structure.bilinear.factors import Unlisted
 from ...structure.bilinear.read import read_bilinear
 from ...structure.bilinear.reading import BilinearReading
-from ..front.labels import Labels
 from ..front.files.checkpoints import read_checkpoint, write_checkpoint
 from ..front.files.saved_runs import fit_from_content
-from ..front.labels import Coords, Dims, labels_of_call
+from ..front.labels import Labels
 from ..front.options import EngineOptions, check_at_least, check_one_of, check_positive, default_tolerance
 from ..front.running.iterations import Iterations, StepInfo, fit_in_chunks, judge
 from ..front.state import EngineState, Fit, check_init_state, data_digest

@@ -19,7 +19,6 @@ from ...structure.model.running.execution import ModelCall
 from ...structure.model.search import Form
 from ...structure.model.validation import sites_without_data
 from ...structure.program.captured import captured
-from ..front.labels import Labels
 from ..front.files.saved_runs import fit_from_content
 from ..front.labels import Labels
 from ..front.many import Dataset
