@@ -50,9 +50,14 @@ def by_take():
     answer(jnp.take(f, FIRST) - jnp.take(f, SECOND))
 
 
-def with_an_intercept_and_a_scale():
+def with_a_known_advantage_and_a_scale():
     f = numpyro.sample("scale", dist.HalfNormal(1.0)) * items()
-    answer(numpyro.sample("home", dist.Normal(0.0, 1.0)) + f[FIRST] - f[SECOND])
+    answer(0.3 * (-1.0) ** np.arange(20) + f[FIRST] - f[SECOND])
+
+
+def scaled_afterwards():
+    f, scale = items(), numpyro.sample("scale", dist.HalfNormal(1.0))
+    answer(scale * (f[FIRST] - f[SECOND]))
 
 
 def losers_first():
@@ -84,7 +89,8 @@ def with_ties():
         plain,
         columns_of_pairs,
         by_take,
-        with_an_intercept_and_a_scale,
+        with_a_known_advantage_and_a_scale,
+        scaled_afterwards,
         losers_first,
         with_covariates,
         of_many_users,
@@ -154,9 +160,47 @@ def a_table_of_contests():
     numpyro.sample("wins", dist.Binomial(count, logits=f[first] - f[second]), obs=count // 2)
 
 
+TRIAL, NUM_TRIALS = np.repeat(np.arange(5), 4), 5
+TREATMENT = np.array([0, 1, 2, 3] * 5)
+BASELINE = np.zeros(20, int)
+BASELINE[TRIAL == 2] = 1
+BASELINE[TRIAL == 4] = 3
+
+
+def network_meta_analysis():
+    """Every trial has an arm of its own baseline, which tells of the level of the trial."""
+    mu = numpyro.sample("mu", dist.Normal(0.0, 3.0).expand([NUM_TRIALS]))
+    d = numpyro.sample("d", dist.Normal(0.0, 1.0).expand([4]))
+    numpyro.sample("r", dist.Binomial(30, logits=mu[TRIAL] + d[TREATMENT] - d[BASELINE]), obs=3 + TREATMENT + TRIAL)
+
+
+def network_meta_analysis_of_random_effects():
+    mu = numpyro.sample("mu", dist.Normal(0.0, 3.0).expand([NUM_TRIALS]))
+    d = jnp.concatenate([jnp.zeros(1), numpyro.sample("d", dist.Normal(0.0, 1.0).expand([3]))])
+    tau = numpyro.sample("tau", dist.HalfNormal(1.0))
+    effect = numpyro.sample("effect", dist.Normal(d[TREATMENT] - d[BASELINE], tau))
+    numpyro.sample("r", dist.Binomial(30, logits=mu[TRIAL] + effect), obs=3 + TREATMENT + TRIAL)
+
+
+def catch_trials():
+    """The same thing on both sides tells of the preference for a side."""
+    f, side = items(), numpyro.sample("side", dist.Normal(0.0, 1.0))
+    answer(side + f[FIRST] - f[SECOND])
+
+
+def ties_with_cut_points():
+    """How often equals tie tells where the cut points are."""
+    f, width = items(), numpyro.sample("width", dist.HalfNormal(1.0))
+    numpyro.sample("won", dist.OrderedLogistic(f[FIRST] - f[SECOND], width * jnp.array([-1.0, 1.0])), obs=WON)
+
+
 @pytest.mark.parametrize(
     "model",
     [
+        network_meta_analysis,
+        network_meta_analysis_of_random_effects,
+        catch_trials,
+        ties_with_cut_points,
         none,
         masked,
         against_a_reference,

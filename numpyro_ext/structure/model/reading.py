@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from ...compilation.quick_jit import quick_jit
 from ...display import Table
 from ...linalg.gaussian.prior import CovariancePrior, LowRankPrior, PrecisionPrior, extreme_eigenvalues
 from ..conflict import Conflict, names_of
@@ -133,8 +134,8 @@ class ModelReading(TracedModel, ABC):
         return found
 
     def self_comparisons(self) -> list[SelfComparisons]:
-        """Observations in use that compare an unknown with itself; those of a continuous value may say something of
-        its noise, and are not counted."""
+        """Observations in use that compare an unknown with itself and depend on nothing else; those of a continuous
+        value may say something of its noise, and are not counted."""
         data, found = dict(zip(self._program.constants, self.data, strict=False)), []
         for name in self.observed_names:
             traced, shape = self._trace.factors[name], self._program.shape(self._trace.factors[name].log_prob)
@@ -145,11 +146,35 @@ class ModelReading(TracedModel, ABC):
             is_same = self_differences(self._program, data, traced.log_prob, shape)
             if is_same is None:
                 continue
+            is_same &= ~self._sees_unknowns(traced.log_prob)
             in_use = np.broadcast_to(self._known_value(traced.mask) & (self._known_value(counts) > 0), shape)
             indices = np.argwhere(is_same & in_use)
             if len(indices):
                 found.append(SelfComparisons(name, len(indices), int(in_use.sum()), tuple(indices[0].tolist())))
         return found
+
+    def _sees_unknowns(self, log_prob: Atom) -> np.ndarray:
+        """Observations whose log factor changes with the unknowns at all, in the shape of the observations.
+
+        One derivative in an irregular direction, at a point of no special values, decides.
+        """
+        program = self._program
+        behind = program.ancestors([log_prob]) & set(program.inputs)
+        moving = sorted(n for n in behind if jnp.issubdtype(program.avals[n].dtype, jnp.inexact))
+        env = self._env_at(self.initial_hyper(), 0.3 * jnp.cos(jnp.arange(self.num_columns) ** 2.0), None)
+        point = [jnp.asarray(env[n]) for n in moving]
+        direction = [jnp.cos(1.0 + jnp.arange(x.size) ** 2.0).reshape(x.shape).astype(x.dtype) for x in point]
+
+        def slope(env: Mapping[int, Any], point: list[Array], direction: list[Array]) -> Array:
+            def value(point: list[Array]) -> Array:
+                return jnp.asarray(program.evaluate([log_prob], {**env, **dict(zip(moving, point, strict=True))})[0])
+
+            found: Array = jax.jvp(value, (point,), (direction,))[1]
+            return found
+
+        # As a difference of equal products may be rounded where they are fused.
+        slopes = np.abs(np.asarray(quick_jit(slope, is_small=True)(env, point, direction)))
+        return np.asarray(~(slopes <= np.sqrt(np.finfo(slopes.dtype).eps) * np.nanmax(slopes, initial=0.0)))
 
     def _affine_sites(self, degrees: Degrees) -> tuple[str, ...]:
         values = {n: a for n, a in self._trace.values.items() if n not in self.predictive}

@@ -1,7 +1,8 @@
 """Comparisons of an unknown with itself, ``f[i] - f[i]``, which say nothing of it.
 
 They are told by what the model looks up, not by numbers: a row of zeros may as well come of a covariate that is zero,
-of the absent level of a factor or of padding, and those are as meant.
+of the absent level of a factor or of padding, and those are as meant. So are rows that see something else: the baseline
+arms of a network meta-analysis tell of the level of their trial, catch trials of the preference for one side.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _MOVING = ("squeeze", "expand_dims", "reshape", "transpose", "broadcast_in_dim",
 
 
 class SelfComparisons(NamedTuple):
-    """Observations of a site that compare an unknown with itself."""
+    """Observations of a site that compare an unknown with itself, and see nothing else that is unknown."""
 
     site: str
     num: int
@@ -39,8 +40,8 @@ class SelfComparisons(NamedTuple):
         where = self.first[0] if len(self.first) == 1 else self.first
         return (
             f"{self.num} of {self.num_observations} observations of site '{self.site}' compare an unknown with itself "
-            f"(the first at index {where}), as f[i] - f[i] does, which is zero whatever that is: they say nothing of "
-            "it. Leave them out."
+            f"(the first at index {where}), as f[i] - f[i] does, which is zero whatever that is, and depend on nothing "
+            "else that is unknown: they say nothing. Leave them out."
         )
 
 
