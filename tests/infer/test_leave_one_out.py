@@ -178,6 +178,51 @@ def test_what_cannot_be_left_out_is_said():
         fit(LaplaceApproximation, flat, Y).loo()
 
 
+class Errors(dist.Distribution):
+    """A likelihood of the user's own, as the refusal of factors tells to write one."""
+
+    support = dist.constraints.real
+    arg_constraints = {"center": dist.constraints.real}
+
+    def __init__(self, center):
+        self.center = center
+        super().__init__(jnp.shape(center))
+
+    def log_prob(self, value):
+        return jax.scipy.stats.norm.logpdf(value, self.center, 0.5)
+
+
+def by_a_factor(y, mask=True):
+    mean = numpyro.sample("level", dist.Normal(0, 2)) + numpyro.sample("slope", dist.Normal(0, 1)) * X
+    numpyro.factor("fit", jnp.where(mask, Errors(mean).log_prob(y), 0.0))
+
+
+def by_a_factor_and_a_site(y):
+    level = numpyro.sample("level", dist.Normal(0, 2))
+    numpyro.factor("fit", jnp.sum(Errors(level + X).log_prob(y)))
+    numpyro.sample("other", dist.Normal(level, 1), obs=0.5)
+
+
+def by_a_distribution(y):
+    mean = numpyro.sample("level", dist.Normal(0, 2)) + numpyro.sample("slope", dist.Normal(0, 1)) * X
+    numpyro.sample("fit", Errors(mean), obs=y)
+
+
+def test_factors_have_no_observations_and_distributions_do():
+    reason = "'fit' is a numpyro.factor, which has no observations to leave out"
+    remedy = r"numpyro.sample\('fit', Likelihood\(...\), obs=y\).*method log_prob\(y\)"
+    engine = fit(LaplaceApproximation, by_a_factor, Y)
+    for ask in (engine.loo, lambda: engine.loo("fit"), lambda: cross_validate(engine, KEY, Y, num_folds=3)):
+        with pytest.raises(ValueError, match=f"{reason}.*{remedy}"):
+            ask()
+    beside = fit(LaplaceApproximation, by_a_factor_and_a_site, Y)
+    with pytest.raises(ValueError, match=f"{reason}.*{remedy}"):
+        beside.loo("fit")
+    assert pointwise(beside.loo()).shape == ()
+    found = fit(LaplaceApproximation, by_a_distribution, Y).loo()
+    np.testing.assert_allclose(pointwise(found), pointwise(fit(LaplaceApproximation, line, Y).loo()), rtol=1e-6)
+
+
 def own_level(y):
     """A level for each count: without its own observation a level has the prior, three times as broad."""
     level = numpyro.sample("level", dist.Normal(0, 2).expand([12]))

@@ -70,7 +70,8 @@ def evidence_at(
     is_free = tilted.observed & ~tilted.is_pinned
     at_mean = (shift - precision * (form.offset + 0.5 * mean)) * mean
     terms = jnp.where(tilted.has_cavity, (tilted.log_z - tilted.log_site) / jnp.asarray(power), at_mean)
-    pinned = form.log_factors(jnp.where(tilted.is_pinned, mean + form.offset, 0.0))
+    # Not at zero, where a factor of an unknown function may be zero, and has no derivative that may be left out.
+    pinned = form.log_factors(jnp.where(tilted.observed, mean + form.offset, 0.0))
     terms += jnp.where(tilted.is_pinned, pinned, 0.0)
     total = form.log_constant + log_partition + jnp.sum(terms)
     return jnp.where(jnp.any(is_free & ~tilted.has_cavity), jnp.nan, total)

@@ -32,6 +32,7 @@ from ....linalg.gaussian.prior import FlatPrior, is_valid_prior
 from ....structure.latent_gaussian import LatentGaussian, joined
 from .fit_info import FitInfo
 from .posterior import GaussianPosterior, gaussian_prior
+from .supports import all_positive, may_vanish, sites_within_support
 
 __all__ = ["Info", "State", "init", "log_evidence", "posterior", "solve", "step", "update"]
 
@@ -99,6 +100,9 @@ def solve(
 ) -> tuple[State, FitInfo]:
     """Newton's method to the mode, in one compiled loop.
 
+    From a point at which factors of no known family are zero it starts at one at which none is, if one is found
+    (:mod:`.supports`).
+
     :param LatentGaussian form: the model.
     :param State state: where to start; may come from another form of the same shapes.
     :param int num_steps: the largest number of steps.
@@ -110,7 +114,8 @@ def solve(
     form = joined(form)
     prior = gaussian_prior(form, space)
     infinity = jnp.full_like(state.gradient_norm, jnp.inf)
-    state = State(state.coordinates, prior.predictor(state.coordinates), infinity, infinity)
+    coordinates = _within_support(form, prior, state.coordinates)
+    state = State(coordinates, prior.predictor(coordinates), infinity, infinity)
     bound = jnp.maximum(tol, 2.0 * jnp.sqrt(jnp.finfo(infinity.dtype).eps))
 
     def proceed(carry: tuple[State, Array, Array, Array]) -> Array:
@@ -171,6 +176,21 @@ def posterior(form: LatentGaussian, state: State, *, space: Space = "auto") -> G
     """The Gaussian at the mode with the curvature there."""
     _, slope, curvature = _derivatives(joined(form), state.predictor)
     return GaussianPosterior(form, curvature, curvature * (state.predictor + form.offset) + slope, space)
+
+
+def _within_support(form: LatentGaussian, prior: LinearGaussian, coordinates: Array) -> Array:
+    """The same point, or one at which no factor is zero."""
+    if not may_vanish(form):
+        return coordinates
+    eta = prior.predictor(coordinates) + form.offset
+
+    def search() -> Array:
+        precision, shift = sites_within_support(form, prior, eta)
+        found: Array = prior.condition(precision, shift - precision * form.offset).coordinates
+        return jnp.where(jnp.all(jnp.isfinite(found)), found, coordinates)
+
+    chosen: Array = lax.cond(all_positive(form, eta), lambda: coordinates, search)
+    return chosen
 
 
 def _derivatives(form: LatentGaussian, predictor: Array) -> tuple[Array, Array, Array]:

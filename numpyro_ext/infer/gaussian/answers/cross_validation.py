@@ -19,6 +19,7 @@ from ....display import as_html, as_text
 from ....structure import LatentGaussianReading, ModelStructureError
 from ....structure.model.running.execution import check_key
 from ...front.running.progress import progress_bar, warn
+from .leave_one_out import check_no_factor
 from .prediction import are_coordinates_joint
 
 if TYPE_CHECKING:
@@ -141,6 +142,7 @@ def cross_validate(
             "For several, fit each mask with engine.run(...) and score it with engine.log_predictive()."
         )
     site = reading.sites[reading.observed_names[0]]
+    check_no_factor(reading, site.name)
     if are_coordinates_joint(reading, site.name):
         raise ValueError(
             f"The coordinates of an observation of site {site.name!r} ({site.family}) depend on each other, and "

@@ -26,7 +26,14 @@ from ..algorithms.posterior import GaussianPosterior
 from ..algorithms.tilting import cavities
 from .prediction import are_coordinates_joint, log_predictive_density
 
-__all__ = ["check_cavities", "check_single", "log_factors_at_draws", "log_leave_one_out", "weights_fail"]
+__all__ = [
+    "check_cavities",
+    "check_no_factor",
+    "check_single",
+    "log_factors_at_draws",
+    "log_leave_one_out",
+    "weights_fail",
+]
 
 _NUM_PLACES = 256
 _LEAST_UNEVEN = 1.5
@@ -37,9 +44,14 @@ def check_single(reading: LatentGaussianReading, var_name: str | None) -> str:
 
     :param LatentGaussianReading reading: of the model.
     :param str var_name: its name; needed where there are several.
-    :raises ValueError: if there is none of this name, or its observations have coordinates that depend on each other.
+    :raises ValueError: if there is none of this name, it is a ``numpyro.factor``, or its observations have coordinates
+        that depend on each other.
     """
     names = [name for name in reading.observed_names if reading.sites[name].family != "Unit"]
+    if not names and var_name is None:
+        check_no_factor(reading, reading.observed_names[0])
+    elif var_name in reading.observed_names:
+        check_no_factor(reading, var_name)
     listed = ", ".join(map(repr, names)) or "none"
     if var_name is None and len(names) != 1:
         raise ValueError(f"Give var_name, the observed site whose observations are left out; there are {listed}.")
@@ -52,6 +64,22 @@ def check_single(reading: LatentGaussianReading, var_name: str | None) -> str:
             "of them cannot be left out. Mask observations, and score them by draws (log_likelihood of numpyro.infer)."
         )
     return name
+
+
+def check_no_factor(reading: LatentGaussianReading, name: str) -> None:
+    """Refuse a ``numpyro.factor`` where single observations are asked for.
+
+    :param LatentGaussianReading reading: of the model.
+    :param str name: of an observed site.
+    :raises ValueError: if it is one, with how to write it.
+    """
+    if reading.sites[name].family == "Unit":
+        raise ValueError(
+            f"The likelihood {name!r} is a numpyro.factor, which has no observations to leave out: it may be any "
+            "function of the data. Write it as a distribution of them, numpyro.sample"
+            f"({name!r}, Likelihood(...), obs=y): one of NumPyro's, or a class Likelihood(dist.Distribution) of your "
+            "own with a method log_prob(y), which is what the factor adds for each observation."
+        )
 
 
 def check_cavities(values: np.ndarray) -> None:

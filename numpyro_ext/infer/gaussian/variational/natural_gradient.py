@@ -41,6 +41,7 @@ from ....linalg.gaussian.spaces.mean_field_space import MeanFieldSpace, expected
 from ....structure.latent_gaussian import LatentGaussian, joined
 from ..algorithms.fit_info import FitInfo
 from ..algorithms.posterior import Covariance, GaussianPosterior, gaussian_prior
+from ..algorithms.supports import may_vanish, sites_within_support
 from .anderson import History, empty_history, mixing_correction, remember
 from .bound import (
     Point,
@@ -298,6 +299,10 @@ def _step(form: LatentGaussian, prior: LinearGaussian | MeanFieldSpace, state: S
     # Without a finite bound at the start: begin again at the sites that have one if any have, or give up.
     start = jnp.concatenate(initial_sites(form))
     is_hopeless = ~is_known & jnp.all(sites == start)
+    if may_vanish(form):
+        last = lax.cond(is_known | accepted, lambda: start, lambda: _last_resort(form, prior))
+        start = jnp.where(is_hopeless, last, start)
+        is_hopeless = ~is_known & jnp.all(sites == last)
     sites = jnp.where(is_known, sites, start)
     kept = state._replace(
         site_precision=sites[: form.num_rows],
@@ -307,6 +312,12 @@ def _step(form: LatentGaussian, prior: LinearGaussian | MeanFieldSpace, state: S
     )
     state = jax.tree.map(lambda x, y: jnp.where(accepted, x, y), new, kept)
     return state, Info(state.point.bound, state.max_change, accepted)
+
+
+def _last_resort(form: LatentGaussian, prior: LinearGaussian | MeanFieldSpace) -> Array:
+    """Sites around predictors at which no factor is zero: precisions, then shifts."""
+    joint = prior.joint if isinstance(prior, MeanFieldSpace) else prior
+    return jnp.concatenate(sites_within_support(form, joint, form.offset))
 
 
 def _own_change(point: Point, site_change: Array) -> Array:
