@@ -10,10 +10,14 @@ import pytest
 import scipy.sparse
 import scipy.stats
 from jax.experimental.sparse import BCOO
+from numpyro.infer.util import log_density
 
+from numpyro_ext.distributions import StickBreakingCategorical
 from numpyro_ext.infer import EP
 from numpyro_ext.structure import ModelStructureError, read_latent_gaussian
+from numpyro_ext.structure.errors import Reason
 from numpyro_ext.structure.model.verification import log_densities
+from tests.tiers import thorough
 
 KEY = jax.random.key(0)
 Y = np.array([0.3, -1.2, 0.7, 2.0, -0.4])
@@ -169,6 +173,94 @@ def test_columns_of_labels_are_refused_by_the_name_of_the_argument():
             read_latent_gaussian(model, (column, 1.0), {"y": pd.Series(Y)})
     with pytest.raises(ModelStructureError, match="argument 'y' is a Series of pandas of datetime"):
         read_latent_gaussian(model, (np.zeros(5, int), 1.0), {"y": pd.Series(pd.date_range("2020", periods=5))})
+
+
+def group_effects(group, x, y):
+    b = numpyro.sample("b", dist.Normal(0, 1).expand([2]))
+    numpyro.sample("y", dist.Normal(b[group] * x, 1), obs=y)
+
+
+def slopes_in_a_plate(group, x, y):
+    b = numpyro.sample("b", dist.Normal(0, 1))
+    with numpyro.plate("rows", len(group)):
+        numpyro.sample("y", dist.Normal(b * x, 1), obs=y)
+
+
+def group_of_a_table(table, x, y):
+    b = numpyro.sample("b", dist.Normal(0, 1).expand([2]))
+    numpyro.sample("y", dist.Normal(b[table["group"]] * x, 1), obs=y)
+
+
+@pytest.mark.parametrize(
+    ("model", "lengths", "told"),
+    [
+        (group_effects, (5, 4, 5), r"incompatible shapes for broadcasting: \(5,\), \(4,\)"),
+        (group_effects, (4, 5, 5), r"incompatible shapes for broadcasting: \(4,\), \(5,\)"),
+        (group_effects, (5, 5, 4), r"site 'y' has data of shape \(4,\), but its distribution has shape \(5,\)"),
+        (slopes_in_a_plate, (5, 5, 4), r"site 'y' has data of shape \(4,\), but its distribution has shape \(5,\)"),
+    ],
+)
+def test_columns_of_unequal_length_are_told_as_arrays_are(model, lengths, told):
+    columns = [
+        np.array([0, 1, 0, 1, 1][: lengths[0]]),
+        np.array([0.5, 2.0, -1.0, 3.0, 1.0][: lengths[1]]),
+        np.array(Y[: lengths[2]]),
+    ]
+    messages = []
+    for wrap in (np.asarray, pd.Series):
+        with pytest.raises(ModelStructureError, match=told) as caught:
+            read_latent_gaussian(model, tuple(map(wrap, columns)))
+        messages.append(str(caught.value))
+    assert messages[0] == messages[1]
+
+
+def test_what_is_wrong_with_a_table_is_told_without_its_lines():
+    with pytest.raises(ModelStructureError, match="a Series of shape") as caught:
+        read_latent_gaussian(group_of_a_table, (pd.DataFrame({"group": [0, 1, 0, 1, 1]}), np.ones(5), np.ones(5)))
+    assert "dtype: int64" not in str(caught.value) and "table = a DataFrame of pandas" in str(caught.value)
+
+
+def labels_of_logits(y):
+    b = numpyro.sample("b", dist.Normal(0, 1).expand([3]))
+    numpyro.sample("y", dist.Categorical(logits=b * jnp.arange(5.0)[:, None]), obs=y)
+
+
+def labels_of_probabilities(y):
+    b = numpyro.sample("b", dist.Normal(0, 1).expand([3]))
+    numpyro.sample("y", dist.Categorical(probs=jax.nn.softmax(b * jnp.arange(5.0)[:, None])).to_event(1), obs=y)
+
+
+def ordered_labels(y):
+    b = numpyro.sample("b", dist.Normal(0, 1))
+    numpyro.sample("y", dist.OrderedLogistic(b * jnp.arange(5.0), jnp.array([-1.0, 1.0])), obs=y)
+
+
+@pytest.mark.parametrize("model", [labels_of_logits, *thorough(labels_of_probabilities, ordered_labels)])
+def test_labels_that_are_floats_are_refused_where_numpyro_has_no_density_of_them(model):
+    ratings = pd.Series([1.0, 3.0, 2.0, 3.0, 1.0]) - 1.0
+    for labels in (ratings, ratings.to_numpy(np.float32), jnp.asarray(ratings)):
+        with pytest.raises(TypeError):
+            values = {"b": jnp.ones(() if model is ordered_labels else 3)}
+            jax.eval_shape(lambda values, own=labels: log_density(model, (np.asarray(own),), {}, values)[0], values)
+        with pytest.raises(ModelStructureError, match=r"looks its categories up by integers.*astype\(int\)") as caught:
+            read_latent_gaussian(model, (labels,))
+        assert (caught.value.reason, caught.value.site) == (Reason.DATA, "y")
+    check_is_read(model, ratings.astype(int))
+
+
+@pytest.mark.parametrize(
+    "likelihood",
+    [
+        lambda eta: dist.Binomial(2, logits=eta),
+        lambda eta: StickBreakingCategorical(eta[:, None] * jnp.ones(2)),
+        *thorough(lambda eta: dist.Bernoulli(logits=eta), lambda eta: dist.Poisson(jnp.exp(eta))),
+    ],
+)
+def test_labels_that_are_floats_are_taken_where_numpyro_has_a_density_of_them(likelihood):
+    def model(y):
+        numpyro.sample("y", likelihood(numpyro.sample("b", dist.Normal(0, 1)) * jnp.arange(5.0)), obs=y)
+
+    check_is_read(model, pd.Series([1.0, 2.0, 1.0, 2.0, 1.0]) - 1.0)
 
 
 def table_as_index(table, y):

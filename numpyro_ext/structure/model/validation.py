@@ -101,6 +101,14 @@ def _check_site(site: SiteInfo, check_values: bool) -> None:
         axes = tuple(range(inside.ndim, mask.ndim))
         what = f"outside the support of {site.family} ({_describe(site.support)})"
         _report(site, spread, mask.any(axis=axes) & ~inside, what, "correct the data, or choose another likelihood")
+    if site.needs_integers:
+        raise ModelStructureError(
+            f"observed site '{site.name}' has values of dtype {value.dtype}, and {site.family} looks its categories up "
+            "by integers: give y.astype(int) (columns of pandas become floats where a value is missing; missing ones "
+            "need a number and a mask, jnp.nan_to_num(y).astype(int) under handlers.mask(mask=jnp.isfinite(y))).",
+            reason=Reason.DATA,
+            site=site.name,
+        )
 
 
 def _describe(support: Any) -> str:

@@ -161,7 +161,7 @@ def execution_error(error: Exception, last_site: str | None, call: ModelCall) ->
     :param str last_site: the last site before it.
     """
     where = f"after site '{last_site}'" if last_site else "before its first site"
-    what = str(error).strip() or type(error).__name__
+    what = _without_columns(str(error).strip(), call) or type(error).__name__
     return ModelStructureError(
         f"the model does not run on these arguments; {where}{line_of_model(error, call.model)} it fails with: "
         f"{what.rstrip('.')}. It was given {describe_arguments(call)}. Check their order and shapes, "
@@ -169,6 +169,16 @@ def execution_error(error: Exception, last_site: str | None, call: ModelCall) ->
         "positive.",
         reason=Reason.EXECUTION,
     )
+
+
+def _without_columns(words: str, call: ModelCall) -> str:
+    """A message without the columns and tables of pandas that it quotes line by line."""
+    for value in jax.tree.leaves((call.args, call.kwargs)):
+        if type(value).__module__.split(".")[0] == "pandas":
+            columns = [column for _, column in value.items()] if np.ndim(value) == 2 else []
+            for part in (value, *columns):
+                words = words.replace(repr(part), f"a {type(part).__name__} of shape {np.shape(part)}")
+    return words
 
 
 def tracing_error(error: Exception, call: ModelCall) -> ModelStructureError:

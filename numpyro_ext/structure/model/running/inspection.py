@@ -54,6 +54,8 @@ class SiteInfo(NamedTuple):
     """The observed value."""
     support: Any = None
     """Support of an observed site whose distribution is one of numbers, or of vectors of counts."""
+    needs_integers: bool = False
+    """Whether the distribution of an observed site looks categories up by its values, which are no integers."""
     mask: Any = None
     batch_shape: tuple[int, ...] = ()
     """Batch shape that the mask of an observed site covers."""
@@ -219,6 +221,7 @@ def _inspect(name: str, site: dict[str, Any]) -> SiteInfo:
             kind="observed",
             value=value,
             support=_support(base),
+            needs_integers=_needs_integers(base, value),
             full_shape=shape,
             batch_shape=shape[: len(shape) - base.event_dim],
         )
@@ -268,6 +271,22 @@ def _support(base: dist.Distribution) -> Any:
     support: Any = getattr(base, "support", None)
     is_known = not any(isinstance(bound, jax.core.Tracer) for bound in getattr(support, "__dict__", {}).values())
     return support if is_known and (base.event_dim == 0 or (base.event_dim == 1 and support.is_discrete)) else None
+
+
+def _needs_integers(base: dist.Distribution, value: Any) -> bool:
+    """Whether a distribution has a density of these values as integers, and fails on them as they are."""
+    value = np.asarray(value)
+    if value.dtype.kind != "f" or not getattr(base.support, "is_discrete", False):
+        return False
+    try:
+        jax.eval_shape(base.log_prob, jax.ShapeDtypeStruct(value.shape, jnp.result_type(int)))
+    except Exception:  # of another shape, perhaps, of which others speak
+        return False
+    try:
+        jax.eval_shape(base.log_prob, jax.ShapeDtypeStruct(value.shape, jnp.result_type(float)))
+    except TypeError:
+        return True
+    return False
 
 
 def _check_arrays(name: str, base: dist.Distribution) -> None:

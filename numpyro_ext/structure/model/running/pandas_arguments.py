@@ -52,7 +52,8 @@ def run_or_with_arrays(call: ModelCall, run: Callable[[ModelCall], _Result]) -> 
 
     :param run: what is done with the call.
     :return: the call that ran, and what came of it.
-    :raises Exception: that of the call as it is, unless the one with arrays says more than that it fails.
+    :raises Exception: that of the call with arrays, unless this fails for want of a table: then that of the call as it
+        is.
     """
     try:
         return call, run(call)
@@ -63,7 +64,15 @@ def run_or_with_arrays(call: ModelCall, run: Callable[[ModelCall], _Result]) -> 
         try:
             return plain, run(plain)
         except ModelStructureError as other:
-            raise (error if other.reason is Reason.EXECUTION else other) from other.__cause__
+            if other.reason is Reason.EXECUTION and _asks_for_a_table(other.__cause__):
+                raise error from error.__cause__
+            # Of the call as it is, JAX quotes whole columns.
+            raise other from other.__cause__
+
+
+def _asks_for_a_table(error: BaseException | None) -> bool:
+    """Whether arrays have no such thing as a model asked for: an attribute, or a column by its name."""
+    return isinstance(error, AttributeError | KeyError | IndexError)
 
 
 def _as_array(value: Any) -> Any:
