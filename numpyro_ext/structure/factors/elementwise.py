@@ -105,7 +105,9 @@ class ElementwiseFactor:
         sizes = [int(np.prod(shape)) for shape in shapes]
         flat = eta
         if self._places is not None:
-            flat = jnp.zeros((sum(sizes),), eta.dtype).at[env[self._places]].set(eta)
+            # What nobody sees, as the case that is not selected, has a predictor of another in its place.
+            unseen = [jax.lax.stop_gradient(eta) if n == eta.size else jnp.zeros((n,), eta.dtype) for n in sizes]
+            flat = jnp.concatenate([x.reshape(-1) for x in unseen]).at[env[self._places]].set(eta)
         pieces = jnp.split(flat, np.cumsum(sizes)[:-1])
         env |= {a: jnp.reshape(piece, shape) for a, piece, shape in zip(self.cut, pieces, shapes, strict=True)}
         mask, scale = self.program.evaluate(self._modifiers, env)

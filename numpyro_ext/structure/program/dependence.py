@@ -77,6 +77,10 @@ def _propagate(
         return _through_call(eqn, patterns, concrete)
     if name == "optimization_barrier":
         return [or_nothing(p, s) for p, s in zip(patterns, shapes, strict=True)]
+    if name == "select_n" and patterns[0] is None and sum(p is not None for p in patterns) > 1:
+        which = concrete(eqn.inputs[0])
+        if which is not None:
+            return [_chosen(np.asarray(which), patterns[1:], shapes[0])]
     if name in ELEMENTWISE:
         return [merge([broadcast(p, shapes[0]) for p in patterns if p is not None])]
     if name in MOVEMENT:
@@ -103,6 +107,15 @@ def _propagate(
     if first is not None and name in CUMULATIVE:
         return [cumulate(first, eqn.params["axis"], eqn.params.get("reverse", False))]
     return everything(patterns, shapes)
+
+
+def _chosen(which: np.ndarray, cases: Sequence[np.ndarray | None], shape: tuple[int, ...]) -> np.ndarray:
+    """Each element depends on what that of its case does."""
+    full = same_width([broadcast(or_nothing(case, shape), shape) for case in cases])
+    if all(case is full[0] or np.array_equal(case, full[0]) for case in full):
+        return full[0]
+    numbers = np.broadcast_to(which, shape).astype(int)[None, ..., None]
+    return deduplicate(np.take_along_axis(np.stack(full), numbers, axis=0)[0])
 
 
 def moved(eqn: Equation, pattern: np.ndarray, shape: tuple[int, ...]) -> np.ndarray | None:

@@ -18,6 +18,7 @@ from .captured import Fingerprint, array_key, captured, dtype_name
 from .known_values import known_result
 from .literals import ELEMENTWISE, changing_literals
 from .recurrences import OpenedScan, body_of, is_long_sum, sum_step_by_step
+from .selections import selected_before
 
 __all__ = [
     "Constant",
@@ -128,6 +129,10 @@ class Program:
                 )
             elif eqn.primitive.name == "unstack":  # of JAX from 0.12 on: slices as before, which all know
                 results = self._call(partial(_slices, axis=eqn.params["axis"]), *inputs)
+            elif eqn.primitive.name == "select_n" and self._chooses_unknowns(inputs):
+                which, *cases = inputs
+                found = selected_before(self, which, cases, apply_equation)
+                results = self._assign(eqn, inputs) if found is None else (found,)
             elif inner is not None:
                 consts = tuple(self.embed(c) for c in inner.consts)
                 inner_env = dict(zip((*inner.jaxpr.invars, *inner.jaxpr.constvars), (*inputs, *consts), strict=True))
@@ -139,6 +144,15 @@ class Program:
 
     def _depends(self, inputs: Iterable[Atom]) -> bool:
         return any(a in self._dependent for a in inputs if isinstance(a, int))
+
+    def _chooses_unknowns(self, inputs: tuple[Atom, ...]) -> bool:
+        """Whether anything else selects between values of the unknowns."""
+        which, *cases = inputs
+        return not self._depends([which]) and all(self._depends([case]) for case in cases)
+
+    def inline(self, function: Callable[..., Sequence[Any]], *atoms: Atom) -> tuple[Atom, ...]:
+        """Add the equations of a function of values, and return its results."""
+        return self._call(function, *atoms)
 
     def _open(self, eqn: Any, inputs: tuple[Atom, ...]) -> tuple[Atom, ...]:
         """Take a scan apart, see :mod:`.recurrences`."""
