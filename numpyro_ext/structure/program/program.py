@@ -146,7 +146,7 @@ class Program:
         return any(a in self._dependent for a in inputs if isinstance(a, int))
 
     def _chooses_unknowns(self, inputs: tuple[Atom, ...]) -> bool:
-        """Whether anything else selects between values of the unknowns."""
+        """Tell whether something that is no unknown selects between values that depend on unknowns."""
         which, *cases = inputs
         return not self._depends([which]) and all(self._depends([case]) for case in cases)
 

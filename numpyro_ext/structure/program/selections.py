@@ -32,7 +32,7 @@ Equation = Any
 
 
 class Equations(Protocol):
-    """What is asked of a program."""
+    """Interface of a program, as far as it is used here."""
 
     @property
     def equations(self) -> Sequence[Equation]: ...

@@ -21,12 +21,12 @@ _MAX_ROUNDS = 20
 
 
 def may_vanish(form: LatentGaussian) -> bool:
-    """Whether a factor is a function of which nothing is known, that may be zero on a part of the line."""
+    """Tell whether a factor is a function of which nothing is known, that may be zero on a part of the line."""
     return any(map(_is_unknown, form.potentials))
 
 
 def all_positive(form: LatentGaussian, eta: Array) -> Array:
-    """Whether no factor is zero, or not a number, at the predictors ``eta``; a scalar."""
+    """Tell whether no factor is zero, or not a number, at the predictors ``eta``; a scalar."""
     return jnp.all(jnp.isfinite(form.log_factors(eta)))
 
 

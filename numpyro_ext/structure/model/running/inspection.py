@@ -55,7 +55,7 @@ class SiteInfo(NamedTuple):
     support: Any = None
     """Support of an observed site whose distribution is one of numbers, or of vectors of counts."""
     needs_integers: bool = False
-    """Whether the distribution of an observed site looks categories up by its values, which are no integers."""
+    """True for an observed site whose distribution looks categories up by integers, and whose values are floats."""
     mask: Any = None
     batch_shape: tuple[int, ...] = ()
     """Batch shape that the mask of an observed site covers."""
@@ -274,7 +274,7 @@ def _support(base: dist.Distribution) -> Any:
 
 
 def _needs_integers(base: dist.Distribution, value: Any) -> bool:
-    """Whether a distribution has a density of these values as integers, and fails on them as they are."""
+    """Tell whether a distribution has a density of these values as integers, and fails on them as floats."""
     value = np.asarray(value)
     if value.dtype.kind != "f" or not getattr(base.support, "is_discrete", False):
         return False

@@ -71,7 +71,7 @@ def run_or_with_arrays(call: ModelCall, run: Callable[[ModelCall], _Result]) -> 
 
 
 def _asks_for_a_table(error: BaseException | None) -> bool:
-    """Whether arrays have no such thing as a model asked for: an attribute, or a column by its name."""
+    """Tell whether a model asked for what arrays do not have: an attribute, or a column by its name."""
     return isinstance(error, AttributeError | KeyError | IndexError)
 
 
