@@ -10,8 +10,8 @@ from typing import Any, Literal, Unpack
 
 from jax import Array
 
-from ..potentials import PlackettLucePotential, TemperedPotential
-from ..potentials.vector_rows import VectorRows
+from ..potentials import PlackettLucePotential, Potential
+from ..potentials.vector_rows import vector_factors
 from ..structure import LatentGaussianReading, ModelStructureError, Reason, SparseLinearReading
 from ..structure.latent_gaussian.read import LATENT_GAUSSIAN
 from ..structure.model.priors import is_gaussian
@@ -181,23 +181,7 @@ class EP(Engine):
             )
         check_mixtures(reading, "EP")
         for name, potential in zip(reading.factor_names, reading.abstract_form.potentials, strict=True):
-            base = potential.base if isinstance(potential, TemperedPotential) else potential
-            if isinstance(base, VectorRows) and base.base.has_tilted_moments and self.schedule == "sequential":
-                raise ModelStructureError(
-                    f"The sequential schedule visits one predictor at a time, and the factors of site {name!r} have "
-                    f"{base.base.dimension} each. Use EP(model), which updates all sites at once.",
-                    site=name,
-                )
-            if isinstance(base, VectorRows) and not base.base.has_tilted_moments:
-                other = "as numpyro_ext.distributions.StickBreakingCategorical, whose factors have one predictor"
-                if isinstance(base.base, PlackettLucePotential):
-                    other = "as comparisons of two items"
-                raise ModelStructureError(
-                    f"EP matches moments of one or two predictors per observation, and site {name!r} has "
-                    f"{base.base.dimension} each. Use VariationalGaussian or LaplaceApproximation, or write the site "
-                    f"{other}.",
-                    site=name,
-                )
+            self._check_vectors(name, potential)
         options: dict[str, Any] = {
             "damping": self.damping,
             "adapt_damping": self.adapt_damping,
@@ -214,6 +198,30 @@ class EP(Engine):
             localised=partial(local_factors.localised, power=self.power),
             update=partial(expectation_propagation.update, power=self.power),
             approach=partial(expectation_propagation.approach, power=self.power),
+        )
+
+    def _check_vectors(self, name: str, potential: Potential) -> None:
+        """Refuse factors of several predictors whose moments are not known, or not one predictor at a time."""
+        vectors = vector_factors(potential)
+        if vectors is None:
+            return
+        base = vectors[0].base
+        if base.has_tilted_moments:
+            if self.schedule == "sequential":
+                raise ModelStructureError(
+                    f"The sequential schedule visits one predictor at a time, and the factors of site {name!r} have "
+                    f"{base.dimension} each. Use EP(model), which updates all sites at once.",
+                    site=name,
+                )
+            return
+        other = "as numpyro_ext.distributions.StickBreakingCategorical, whose factors have one predictor"
+        if isinstance(base, PlackettLucePotential):
+            other = "as comparisons of two items"
+        raise ModelStructureError(
+            f"EP matches moments of one or two predictors per observation, or of up to four categories, and site "
+            f"{name!r} has {base.dimension} predictors each. Use VariationalGaussian or LaplaceApproximation, or "
+            f"write the site {other}.",
+            site=name,
         )
 
     def corrected(self) -> Corrected:

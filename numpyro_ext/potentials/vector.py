@@ -19,6 +19,11 @@ class VectorTiltedMoments(NamedTuple):
     """Shape ``(..., K)``."""
     covariance: Array
     """Shape ``(..., K, K)``."""
+    site_precision: Array | None = None
+    """Of the site that has these moments under the same cavity, shape ``(..., K, K)``, where the rule knows it better
+    than by the difference of two inverses, which loses digits where the factor says little."""
+    site_shift: Array | None = None
+    """Precision times mean of that site, shape ``(..., K)``."""
 
 
 class VectorExpectedLogDensity(NamedTuple):

@@ -10,10 +10,11 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from .base import Potential, potential
+from .elementwise import TemperedPotential
 from .moments import ExpectedLogDensity, TiltedMoments
 from .vector import VectorPotential
 
-__all__ = ["VectorRows", "row_directions"]
+__all__ = ["VectorRows", "row_directions", "vector_factors"]
 
 
 def row_directions(dimension: int) -> np.ndarray:
@@ -98,6 +99,8 @@ class VectorRows(Potential):
         cavity = self.joint_moments(mean, variance)
         if isinstance(power, int | float) and power == 1:
             return self.on_first_row(self.base.log_normaliser(*cavity))
+        if jnp.ndim(power):
+            power = self._of_factors(jnp.asarray(power))
         return self.on_first_row(self.base.tilted_moments(*cavity, power).log_z)
 
     def _directions(self, dtype: Any) -> Array:
@@ -112,6 +115,10 @@ class VectorRows(Potential):
         """What counts once for each factor: zero on its other rows."""
         return jnp.pad(value[:, None], ((0, 0), (0, self.num_rows - 1))).reshape(-1)
 
+    def _of_factors(self, of_rows: Array) -> Array:
+        """Numbers of rows that are the same for all rows of a factor."""
+        return jnp.reshape(of_rows, (-1, self.num_rows))[:, 0]
+
     def _on_units(self, gradient: Array) -> Array:
         return jnp.pad(gradient, ((0, 0), (0, self.num_rows - self.base.dimension))).reshape(-1)
 
@@ -119,3 +126,17 @@ class VectorRows(Potential):
         r"""The numbers :math:`w_r` with :math:`\sum_r w_r a_r a_r^T` equal to a symmetric matrix."""
         j, k = np.triu_indices(self.base.dimension, 1)
         return jnp.concatenate([jnp.sum(matrix, axis=-1), -matrix[:, j, k]], axis=-1).reshape(-1)
+
+
+def vector_factors(potential: Potential) -> tuple[VectorRows, Array | None] | None:
+    """The factors of several predictors behind a potential, and their weights; ``None`` where each has one predictor.
+
+    :return: the factors, and one exponent for each of them, or ``None`` where all are one.
+    """
+    if isinstance(potential, VectorRows):
+        return potential, None
+    if isinstance(potential, TemperedPotential) and isinstance(potential.base, VectorRows):
+        rows = potential.base
+        weight = jnp.asarray(potential.weight)
+        return rows, rows._of_factors(weight) if weight.ndim else weight
+    return None

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import itertools
 import math
+from collections.abc import Sequence
 from typing import Any, ClassVar, Self
 
 import jax
@@ -15,9 +18,11 @@ from jax.typing import ArrayLike
 
 from ..base import potential
 from ..bounds.log_sum_exp import log_sum_exp_bound
+from ..integrals.lattice_around_mode import LARGEST_LATTICE_DIMENSION
 from ..integrals.normal import truncated_normal
 from ..integrals.vector_quadrature import LARGEST_TENSOR_DIMENSION, difference_expectation, log_concave_normaliser
-from ..vector import VectorExpectedLogDensity, VectorPotential
+from ..vector import VectorExpectedLogDensity, VectorPotential, VectorTiltedMoments
+from ..vector_tilting import log_concave_moments
 
 __all__ = ["LogSumExpPotential", "MultinomialLogitPotential", "MultinomialProbitPotential", "SoftmaxPotential"]
 
@@ -30,6 +35,14 @@ class _CategoricalPotential(VectorPotential):
 
     num_categories: int
     pinned: int | None
+
+    strip: ClassVar[float] = math.pi
+    """How far from the real line, in differences of predictors, the probabilities have no singularity."""
+
+    @property
+    def has_tilted_moments(self) -> bool:  # type: ignore[override]
+        """Whether the differences of the predictors are few enough for a lattice."""
+        return self.num_categories - 1 <= LARGEST_LATTICE_DIMENSION
 
     @property
     def batch_shape(self) -> tuple[int, ...]:
@@ -51,6 +64,28 @@ class _CategoricalPotential(VectorPotential):
 
     def log_density(self, eta: ArrayLike) -> Array:
         return self.derivatives(eta)[0]
+
+    def tilted_moments(self, mean: ArrayLike, covariance: ArrayLike, power: ArrayLike = 1.0) -> VectorTiltedMoments:
+        r"""Moments of :math:`t(\eta)^p N(\eta \mid \mu, C)`, to eight digits, and the site that has them.
+
+        The cavity may be singular, as where a predictor is known. Of the results ``log_z`` alone has derivatives.
+
+        :raises NotImplementedError: for more than four categories.
+        """
+        if not self.has_tilted_moments:
+            return super().tilted_moments(mean, covariance, power)
+        return log_concave_moments(
+            self, self.batch_shape, mean, covariance, power, sees_differences=self.pinned is None, strip=self.strip
+        )
+
+    def derivatives_as_seen(self, seen: Sequence[Array]) -> tuple[Array, Sequence[Array], Sequence[Array]]:
+        """Value, slopes and curvatures at predictors that are arrays of their own, the last of them zero and left out
+        where none is pinned: see :class:`~numpyro_ext.potentials.vector_tilting.SeenFactors`."""
+        size = len(seen)
+        predictors = jnp.stack([*seen, *[jnp.zeros_like(seen[0])] * (self.dimension - size)], axis=-1)
+        value, gradient, hessian = self.derivatives(predictors)
+        pairs = itertools.combinations_with_replacement(range(size), 2)
+        return value, [gradient[..., k] for k in range(size)], [hessian[..., i, j] for i, j in pairs]
 
     def log_normaliser(self, mean: ArrayLike, covariance: ArrayLike) -> Array:
         r"""Log predictive density :math:`\log \int t_i(\eta) N(\eta \mid m, V) d\eta`, shape ``(...)``."""
@@ -148,6 +183,20 @@ class LogSumExpPotential(_CategoricalPotential):
         identity = jnp.eye(self.num_categories, dtype=probs.dtype)
         hessian = total[..., None] * probs[..., None] * (probs[..., None, :] - identity)
         return self._restrict(value, counts - total * probs, hessian)
+
+    def derivatives_as_seen(self, seen: Sequence[Array]) -> tuple[Array, Sequence[Array], Sequence[Array]]:
+        free = (self._free() if self.pinned is not None else np.arange(len(seen))).tolist()
+        counts = self._counts(seen[0].dtype)
+        total = jnp.sum(counts, axis=-1)
+        largest = functools.reduce(jnp.maximum, seen, jnp.zeros_like(seen[0]))
+        masses = [jnp.exp(part - largest) for part in seen]
+        mass = sum(masses, start=jnp.exp(-largest))
+        probs = [part / mass for part in masses]
+        linear = sum(counts[..., k] * part for k, part in zip(free, seen, strict=True))
+        value = self._log_arrangements(counts) + linear - total * (largest + jnp.log(mass))
+        slopes = [counts[..., k] - total * part for k, part in zip(free, probs, strict=True)]
+        pairs = itertools.combinations_with_replacement(range(len(seen)), 2)
+        return value, slopes, [total * probs[i] * (probs[j] - (1.0 if i == j else 0.0)) for i, j in pairs]
 
     def expected_log_density(self, mean: ArrayLike, covariance: ArrayLike) -> VectorExpectedLogDensity:
         mean, covariance = self._complete_moments(mean, covariance)
@@ -264,6 +313,9 @@ class MultinomialProbitPotential(_CategoricalPotential):
     label: Array
     num_categories: int = dataclasses.field(metadata={"static": True})
     pinned: int | None = dataclasses.field(default=None, metadata={"static": True})
+
+    # Entire, but growing as fast as a Gaussian off the real line.
+    strip: ClassVar[float] = 0.6 * math.pi
 
     is_log_concave: ClassVar[bool] = True
 

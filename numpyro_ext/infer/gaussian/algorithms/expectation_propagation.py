@@ -35,7 +35,7 @@ from ....linalg.gaussian.conditioning import LinearGaussian, Space, choose_space
 from ....linalg.gaussian.marginals import Marginals, relative_change
 from ....linalg.gaussian.prior import DiagonalPrior, FlatPrior, is_valid_prior
 from ....linalg.solvers.anderson import History, extrapolated, no_history, remember
-from ....potentials.vector_rows import VectorRows
+from ....potentials.vector_rows import vector_factors
 from ....structure.latent_gaussian import LatentGaussian, joined
 from . import laplace
 from .evidence_of_sites import evidence_at, exceeds_one, has_flat, log_evidence
@@ -43,7 +43,7 @@ from .fit_info import FitInfo
 from .newton import newton_sites
 from .posterior import GaussianPosterior, gaussian_prior
 from .sequential import sweep_sequentially
-from .tilting import is_log_concave, loses_cavity, propose, tilt, without_sites
+from .tilting import is_log_concave, least_precision, loses_cavity, propose, tilt, without_sites
 
 __all__ = ["Info", "State", "approach", "init", "log_evidence", "posterior", "solve", "step", "update"]
 
@@ -188,10 +188,10 @@ def solve(
         site_precision=state.site_precision, site_shift=state.site_shift, marginals=marginals, is_start=state.is_start
     )
     afresh = state.is_start
-    if not all(potential.is_log_concave for potential in form.potentials):
+    has_vectors = any(vector_factors(potential) is not None for potential in form.potentials)
+    if has_vectors or not all(potential.is_log_concave for potential in form.potentials):
         afresh |= ~_is_proper(marginals)
     state = jax.tree.map(partial(jnp.where, afresh), start, warm)
-    has_vectors = any(isinstance(potential, VectorRows) for potential in form.potentials)
     if has_vectors:
         state = lax.cond(afresh, partial(_start_at_mode, form, prior, space), lambda state: state, state)
     bound = jnp.maximum(tol, 100 * jnp.finfo(infinity.dtype).eps)
@@ -336,7 +336,7 @@ def _step(
         residual = jnp.concatenate([precision, shift]) - _sites(state)
         history = remember(history, _sites(state), residual, state.max_change)
         target, is_jump = extrapolated(history, partial(_in_deviations, form, state.marginals))
-        least = jnp.where(is_log_concave(form), 0.0, -jnp.inf)
+        least = least_precision(form, precision.dtype)
         precision = jnp.where(is_jump, jnp.maximum(target[: form.num_rows], least), precision)
         shift = jnp.where(is_jump, target[form.num_rows :], shift)
     marginals = _refresh(form, prior, precision, shift)

@@ -18,7 +18,7 @@ from jax import Array, lax
 
 from ....linalg.gaussian.marginals import Marginals
 from ....linalg.gaussian.spaces.observation_space import ObservationSpace
-from ....potentials.vector_rows import VectorRows
+from ....potentials.vector_rows import vector_factors
 from ....structure.latent_gaussian import LatentGaussian
 from .posterior import gaussian_prior
 from .tilting import propose, tilt
@@ -59,7 +59,7 @@ def newton_sites(
     """
     prior = gaussian_prior(form)
     is_one_block = isinstance(prior, ObservationSpace) and prior.rows.shape[0] == 1
-    is_plain = all(p.is_log_concave and not isinstance(p, VectorRows) for p in form.potentials)
+    is_plain = all(p.is_log_concave and vector_factors(p) is None for p in form.potentials)
     if not (is_one_block and is_plain):
         return precision, shift
 

@@ -24,6 +24,8 @@ from ....linalg.gaussian.spaces.mean_field_space import MeanFieldPosterior, Mean
 from ....linalg.gaussian.spaces.operator_space import OperatorPosterior
 from ....linalg.gaussian.spaces.state_space import StatePosterior
 from ....linalg.gaussian.spaces.touched_space import TouchedPosterior
+from ....potentials import Potential
+from ....potentials.vector_rows import vector_factors
 from ....structure.latent_gaussian import AffineMap, LatentGaussian
 
 __all__ = ["LARGEST_DENSE_COVARIANCE", "Covariance", "GaussianPosterior", "gaussian_prior", "prior_range"]
@@ -36,6 +38,13 @@ Covariance = Literal["full", "diagonal"]
 
 # Programs ask for it in many places, which trace it once.
 _linear_gaussian = jax.jit(linear_gaussian, static_argnames=("is_signed", "space"))
+
+
+def has_signed_sites(potential: Potential) -> bool:
+    """Whether sites on rows of factors may have negative precisions: where these are not log-concave, or where a site
+    of several predictors together is written on their rows."""
+    vectors = vector_factors(potential)
+    return not potential.is_log_concave or (vectors is not None and vectors[0].base.has_tilted_moments)
 
 
 @overload
@@ -62,7 +71,7 @@ def gaussian_prior(
         form.blocks.columns,
         border=form.border,
         touched=form.touched,
-        is_signed=not all(potential.is_log_concave for potential in form.potentials),
+        is_signed=any(has_signed_sites(potential) for potential in form.potentials),
         space=space,
     )
     return joint if covariance == "full" else MeanFieldSpace.build(joint, form.prior, form.design)

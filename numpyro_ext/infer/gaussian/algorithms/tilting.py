@@ -5,7 +5,7 @@ The pieces of :mod:`~.expectation_propagation` that look at factors; the joint G
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,16 +13,18 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
+from ....linalg.cholesky import cholesky, cholesky_inverse, inverse_lower
 from ....linalg.gaussian.conditioning import LinearGaussianPosterior, log_partition_without_sites
 from ....linalg.gaussian.marginals import Marginals
 from ....potentials import Potential
-from ....potentials.vector_rows import VectorRows
+from ....potentials.vector_rows import VectorRows, vector_factors
 from ....structure.latent_gaussian import LatentGaussian
 
 __all__ = [
     "Tilted",
     "cavities",
     "is_log_concave",
+    "least_precision",
     "loses_cavity",
     "propose",
     "tilt",
@@ -86,8 +88,8 @@ def tilt(
         jnp.concatenate(form.observed), mean, variance, ratio, form.offset, precision, shift - precision * form.offset
     )
     parts = [
-        _tilt_vectors(potential, _Rows(*family), power)
-        if isinstance(potential, VectorRows)
+        _tilt_vectors(*vectors, _Rows(*family), power)
+        if (vectors := vector_factors(potential)) is not None
         else _tilt_scalars(potential, _Rows(*family), power, only_log_z)
         for potential, family in zip(form.potentials, zip(*map(form.split_rows, rows), strict=True), strict=True)
     ]
@@ -137,28 +139,29 @@ def _tilt_scalars(potential: Potential, rows: _Rows, power: ArrayLike, only_log_
     )
 
 
-def _tilt_vectors(potential: Potential, rows: _Rows, power: ArrayLike) -> Tilted:
+def _tilt_vectors(potential: VectorRows, weight: Array | None, rows: _Rows, power: ArrayLike) -> Tilted:
     r"""The same for factors of several predictors, which have one cavity and one site on all their rows together.
 
     With the site precision ``T`` and shift ``h``, :math:`M = 1 - V T` takes the place of ``c``.
     """
-    assert isinstance(potential, VectorRows)
-    observed, mean, _, _, offset, _, _ = rows
-    means, marginal, site, shift, inverse, covariance, has_cavity = _vector_cavities(potential, rows, power)
-    rest = means - jnp.einsum("nij,nj->ni", marginal, shift)
-    center = jnp.einsum("nij,nj->ni", inverse, rest)
-    slope = shift - jnp.einsum("nij,nj->ni", site, means)
-    log_site = -0.5 * jnp.log(_determinant(inverse)) - 0.5 * jnp.einsum("ni,nij,nj->n", slope, covariance, slope)
+    observed, offset = rows.observed, rows.offset
+    cavity = _vector_cavities(potential, rows, power)
+    log_site = cavity.half_log_determinant - 0.5 * jnp.sum(cavity.slope * cavity.move, axis=-1)
     away = potential.joint_moments(offset, jnp.zeros_like(offset))[0]
-    moments = potential.base.tilted_moments(center + away, covariance, power)
-    matching = _inverse(moments.covariance) - _inverse(covariance)
-    matched_shift = _times(_inverse(moments.covariance), moments.mean) - _times(_inverse(covariance), center + away)
+    center, covariance = cavity.mean + away, cavity.covariance
+    fraction = jnp.asarray(power)
+    moments = potential.base.tilted_moments(center, covariance, fraction if weight is None else fraction * weight)
+    if moments.site_precision is None or moments.site_shift is None:
+        before, after = (cholesky_inverse(cholesky(matrix)) for matrix in (covariance, moments.covariance))
+        matching = after - before
+        matched_shift = _times(after, moments.mean) - _times(before, center)
+    else:
+        matching, matched_shift = moments.site_precision, moments.site_shift
     row_precision, row_shift = potential.row_sites(0.5 * (matching + matching.mT), matched_shift)
-    is_proper = jnp.all(jnp.diagonal(moments.covariance, axis1=-2, axis2=-1) > 0, -1)
-    is_proper &= _determinant(moments.covariance) > 0
-    has_cavity = potential.to_rows(has_cavity) & observed
-    finite = jnp.isfinite(moments.log_z + jnp.sum(matching, (-2, -1)) + jnp.sum(matched_shift, -1))
-    is_valid = has_cavity & potential.to_rows(is_proper & finite)
+    has_cavity = potential.to_rows(cavity.is_proper) & observed
+    # A covariance that is not positive definite has made the sites nan.
+    is_finite = jnp.isfinite(moments.log_z + jnp.sum(matching, (-2, -1)) + jnp.sum(matched_shift, -1))
+    is_valid = has_cavity & potential.to_rows(is_finite)
     return Tilted(
         potential.on_first_row(moments.log_z),
         potential.on_first_row(log_site),
@@ -171,24 +174,44 @@ def _tilt_vectors(potential: Potential, rows: _Rows, power: ArrayLike) -> Tilted
     )
 
 
-def _vector_cavities(potential: VectorRows, rows: _Rows, power: ArrayLike) -> tuple[Array, ...]:
-    """Joint marginals and sites, the inverse of ``M``, covariances of the cavities, and which of these are proper."""
+class _VectorCavities(NamedTuple):
+    """Cavities of factors of several predictors, without their offsets."""
+
+    mean: Array
+    covariance: Array
+    half_log_determinant: Array
+    """Half the log determinant of ``1 - V T``, by which the marginal is narrower than the cavity."""
+    slope: Array
+    """Of the log site at the mean of the marginal."""
+    move: Array
+    """Covariance of the cavity times the slope: the mean of the marginal less that of the cavity."""
+    is_proper: Array
+
+
+def _vector_cavities(potential: VectorRows, rows: _Rows, power: ArrayLike) -> _VectorCavities:
+    """From a root ``R`` of the marginal covariance, :math:`V = R R^T`: that of the cavity is
+    :math:`R (1 - R^T T R)^{-1} R^T`, which asks for no inverse of ``V``."""
     means, marginal = potential.joint_moments(rows.mean, rows.variance)
-    # what the prior leaves no freedom keeps next to none, so that a precision exists
+    # what the prior leaves no freedom keeps next to none
     smallest = jnp.sqrt(jnp.finfo(marginal.dtype).eps) * (1e-4 + jnp.max(jnp.abs(marginal), axis=(-2, -1)))
     diagonal = jnp.diagonal(marginal, axis1=-2, axis2=-1)
     spread = jnp.where(diagonal > smallest[:, None] ** 2, diagonal, smallest[:, None] ** 2)
     identity = jnp.eye(marginal.shape[-1], dtype=marginal.dtype)
-    marginal = marginal + (spread - diagonal)[..., None] * identity
+    rounding = 8.0 * jnp.finfo(marginal.dtype).eps * jnp.max(spread, axis=-1)
+    marginal = marginal + (spread - diagonal + rounding[:, None])[..., None] * identity
     fraction = jnp.asarray(power)
     site, shift = potential.joint_site(fraction * rows.precision, fraction * rows.shift)
-    inverse = _inverse(identity - marginal @ site)
-    covariance = inverse @ marginal
-    covariance = 0.5 * (covariance + covariance.mT)
-    is_proper = jnp.all(jnp.diagonal(covariance, axis1=-2, axis2=-1) > 0, -1) & (_determinant(covariance) > 0)
-    safe = jnp.where(is_proper[:, None, None], covariance, identity)
-    inverse = jnp.where(is_proper[:, None, None], inverse, identity)
-    return means, marginal, site, shift, inverse, safe, is_proper
+    root = cholesky(marginal)
+    left = cholesky(identity - root.mT @ site @ root)
+    is_proper = jnp.all(jnp.isfinite(jnp.diagonal(left, axis1=-2, axis2=-1)), axis=-1)
+    is_proper &= jnp.all(jnp.isfinite(jnp.diagonal(root, axis1=-2, axis2=-1)), axis=-1)
+    root, left = (jnp.where(is_proper[:, None, None], matrix, identity) for matrix in (root, left))
+    half = inverse_lower(left) @ root.mT
+    covariance = half.mT @ half
+    slope = shift - _times(site, means)
+    move = _times(covariance, slope)
+    log_determinant = jnp.sum(jnp.log(jnp.diagonal(left, axis1=-2, axis2=-1)), axis=-1)
+    return _VectorCavities(means - move, covariance, log_determinant, slope, move, is_proper)
 
 
 def loses_cavity(
@@ -210,8 +233,9 @@ def _has_cavity(form: LatentGaussian, marginals: Marginals, precision: Array, po
     parts = []
     for potential, family in zip(form.potentials, zip(*map(form.split_rows, rows), strict=True), strict=True):
         part = _Rows(*family)
-        if isinstance(potential, VectorRows):
-            is_proper = potential.to_rows(_vector_cavities(potential, part, power)[-1])
+        vectors = vector_factors(potential)
+        if vectors is not None:
+            is_proper = vectors[0].to_rows(_vector_cavities(vectors[0], part, power).is_proper)
         else:
             is_proper = 1.0 - jnp.asarray(power) * (1.0 - part.ratio) > 0
         parts.append(is_proper & part.observed)
@@ -263,12 +287,20 @@ def propose(
     form: LatentGaussian, precision: Array, shift: Array, tilted: Tilted, power: ArrayLike
 ) -> tuple[Array, Array, Array]:
     """Undamped sites that match the tilted moments, and the rows that keep theirs for want of such moments."""
-    lower = jnp.asarray(np.where(is_log_concave(form), 0.0, -np.inf), precision.dtype)
+    lower = least_precision(form, precision.dtype)
     matching = jnp.maximum(tilted.site_precision / power, lower)
     precision = jnp.where(tilted.is_valid, matching, precision)
     shift = jnp.where(tilted.is_valid, tilted.site_shift / power, shift)
     skipped = tilted.observed & ~tilted.is_pinned & ~tilted.is_valid
     return precision, shift, skipped
+
+
+def least_precision(form: LatentGaussian, dtype: Any) -> Array:
+    """Zero for rows of log-concave factors, whose sites have no negative precision but by rounding, minus infinity for
+    others. A positive definite site of several predictors may have negative precisions on its rows."""
+    sizes = [mask.shape[0] for mask in form.observed]
+    is_alone = np.repeat([vector_factors(potential) is None for potential in form.potentials], sizes).astype(bool)
+    return jnp.asarray(np.where(is_log_concave(form) & is_alone, 0.0, -np.inf), dtype)
 
 
 def is_log_concave(form: LatentGaussian) -> np.ndarray:
@@ -279,14 +311,3 @@ def is_log_concave(form: LatentGaussian) -> np.ndarray:
 
 def _times(matrix: Array, vector: Array) -> Array:
     return jnp.einsum("nij,nj->ni", matrix, vector)
-
-
-def _inverse(matrix: Array) -> Array:
-    """Inverses of a batch of 2 x 2 matrices, not positive definite perhaps."""
-    top = jnp.stack([matrix[:, 1, 1], -matrix[:, 0, 1]], -1)
-    bottom = jnp.stack([-matrix[:, 1, 0], matrix[:, 0, 0]], -1)
-    return jnp.stack([top, bottom], -2) / _determinant(matrix)[:, None, None]
-
-
-def _determinant(matrix: Array) -> Array:
-    return matrix[:, 0, 0] * matrix[:, 1, 1] - matrix[:, 0, 1] * matrix[:, 1, 0]
