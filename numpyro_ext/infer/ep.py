@@ -54,7 +54,8 @@ class EP(Engine):
 
     Accepts models in which, given the hyperparameters, some latent sites are jointly Gaussian (the field) and every
     observation depends on the field through one predictor affine in it: generalised linear and multilevel models,
-    Gaussian processes, random walks, series in time by ``scan``, with any likelihood of one predictor. Everything else
+    Gaussian processes, random walks, series in time by ``scan``, with any likelihood of one predictor or two, and up to
+    four categories with a predictor each. Everything else
     latent, and every ``param`` site, is a hyperparameter and is set to the maximum of log evidence plus log prior.
     Other models are refused at :meth:`run` with a :class:`~numpyro_ext.structure.ModelStructureError` that says why.
 

@@ -99,9 +99,7 @@ class VectorRows(Potential):
         cavity = self.joint_moments(mean, variance)
         if isinstance(power, int | float) and power == 1:
             return self.on_first_row(self.base.log_normaliser(*cavity))
-        if jnp.ndim(power):
-            power = self._of_factors(jnp.asarray(power))
-        return self.on_first_row(self.base.tilted_moments(*cavity, power).log_z)
+        return self.on_first_row(self.base.tilted_moments(*cavity, self.of_factors(power)).log_z)
 
     def _directions(self, dtype: Any) -> Array:
         plus, minus = row_directions(self.base.dimension).T
@@ -115,9 +113,10 @@ class VectorRows(Potential):
         """What counts once for each factor: zero on its other rows."""
         return jnp.pad(value[:, None], ((0, 0), (0, self.num_rows - 1))).reshape(-1)
 
-    def _of_factors(self, of_rows: Array) -> Array:
-        """Numbers of rows that are the same for all rows of a factor."""
-        return jnp.reshape(of_rows, (-1, self.num_rows))[:, 0]
+    def of_factors(self, of_rows: ArrayLike) -> Array:
+        """Numbers of factors, from one for all or those of their rows, which are the same for all rows of a factor."""
+        of_rows = jnp.asarray(of_rows)
+        return jnp.reshape(of_rows, (-1, self.num_rows))[:, 0] if of_rows.ndim else of_rows
 
     def _on_units(self, gradient: Array) -> Array:
         return jnp.pad(gradient, ((0, 0), (0, self.num_rows - self.base.dimension))).reshape(-1)
@@ -128,15 +127,14 @@ class VectorRows(Potential):
         return jnp.concatenate([jnp.sum(matrix, axis=-1), -matrix[:, j, k]], axis=-1).reshape(-1)
 
 
-def vector_factors(potential: Potential) -> tuple[VectorRows, Array | None] | None:
-    """The factors of several predictors behind a potential, and their weights; ``None`` where each has one predictor.
+def vector_factors(potential: Potential) -> tuple[VectorRows, Array | float | None] | None:
+    """The factors of several predictors behind a potential, and the weights of their rows; ``None`` where each factor
+    has one predictor.
 
-    :return: the factors, and one exponent for each of them, or ``None`` where all are one.
+    :return: the factors, and exponents, ``None`` where all are one: see :meth:`VectorRows.of_factors`.
     """
     if isinstance(potential, VectorRows):
         return potential, None
     if isinstance(potential, TemperedPotential) and isinstance(potential.base, VectorRows):
-        rows = potential.base
-        weight = jnp.asarray(potential.weight)
-        return rows, rows._of_factors(weight) if weight.ndim else weight
+        return potential.base, potential.weight
     return None

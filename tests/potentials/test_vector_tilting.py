@@ -12,6 +12,7 @@ from numpyro_ext.potentials.families.categorical import (
     MultinomialProbitPotential,
     SoftmaxPotential,
 )
+from tests.tiers import thorough
 
 MEAN = np.array([[0.4, -1.0, 0.3], [2.0, 0.5, -1.5], [-0.2, 0.1, 0.0]])
 ROOT = np.array([[1.1, 0.0, 0.0], [-0.4, 0.9, 0.0], [0.5, 0.3, 0.7]])
@@ -49,29 +50,50 @@ def _check(found, expected, mean, covariance, tolerance):
 
 
 @needs_float64
+@pytest.mark.parametrize(("pinned", "power"), [(1, 0.5), *thorough((-1, 1.0))])
+def test_moments_of_two_predictors(pinned, power):
+    mean, covariance = MEAN[:, :2], COVARIANCE[:, :2, :2]
+    found = jax.jit(lambda p: p.tilted_moments(mean, covariance, power))(SoftmaxPotential(LABEL, 3, pinned=pinned))
+    for i in range(len(mean)):
+        own = jax.tree.map(lambda x, i=i: x[i], found)
+        factor = jax.jit(SoftmaxPotential(LABEL[i], 3, pinned=pinned).log_density)
+        _check(own, _on_grid(factor, mean[i], covariance[i], power), mean[i], covariance[i], 2e-8)
+
+
 @pytest.mark.parametrize(
-    ("potential", "at", "power"),
+    ("family", "size", "scale", "tolerance"),
     [
-        (SoftmaxPotential(LABEL, 3, pinned=1), lambda i: SoftmaxPotential(LABEL[i], 3, pinned=1), 1.0),
-        (SoftmaxPotential(LABEL, 3, pinned=-1), lambda i: SoftmaxPotential(LABEL[i], 3, pinned=-1), 0.5),
-        (
-            MultinomialProbitPotential(LABEL, 3, pinned=0),
-            lambda i: MultinomialProbitPotential(LABEL[i], 3, pinned=0),
-            1.0,
+        (SoftmaxPotential, 3, 2.0, 1e-8),
+        *thorough(
+            (SoftmaxPotential, 3, 0.05, 1e-8),
+            (SoftmaxPotential, 3, 8.0, 1e-7),
+            (SoftmaxPotential, 4, 1.0, 2e-6),
+            (SoftmaxPotential, 2, 3.0, 1e-8),
+            (MultinomialProbitPotential, 3, 1.0, 1e-7),
+            (MultinomialProbitPotential, 2, 3.0, 1e-7),
         ),
     ],
 )
-def test_moments_of_two_predictors(potential, at, power):
-    mean, covariance = MEAN[:, :2], COVARIANCE[:, :2, :2]
-    found = jax.jit(lambda p: p.tilted_moments(mean, covariance, power))(potential)
-    num_nodes = 301 if isinstance(potential, MultinomialProbitPotential) else 701
-    for i in range(len(mean)):
-        own = jax.tree.map(lambda x, i=i: x[i], found)
-        expected = _on_grid(jax.jit(at(i).log_density), mean[i], covariance[i], power, num_nodes=num_nodes)
-        _check(own, expected, mean[i], covariance[i], 2e-8)
+@needs_float64
+def test_tilted_densities_of_all_categories_make_up_the_cavity(family, size, scale, tolerance):
+    number = 20 if size < 4 else 5
+    rng = np.random.default_rng(5)
+    roots = rng.normal(size=(number, size, size))
+    covariance = scale**2 * (roots @ roots.transpose(0, 2, 1) / size + 0.1 * np.eye(size))
+    mean = scale * rng.normal(size=(number, size))
+    label = np.repeat(np.arange(size)[:, None], number, axis=1)
+    found = jax.jit(lambda p: p.tilted_moments(mean, covariance))(family(label, size))
+    share = np.exp(found.log_z)
+    np.testing.assert_allclose(share.sum(0), 1.0, atol=tolerance)
+    np.testing.assert_allclose((share[..., None] * found.mean).sum(0), mean, atol=10 * scale * tolerance)
+    away = np.asarray(found.mean) - mean
+    second = found.covariance + away[..., :, None] * away[..., None, :]
+    total = (share[..., None, None] * second).sum(0)
+    np.testing.assert_allclose(total, covariance, atol=100 * scale**2 * tolerance)
 
 
 @needs_float64
+@pytest.mark.thorough
 def test_counts_that_say_more_than_the_cavity():
     # three predictors that are seen by their differences alone: what the cavity has besides is left as it is
     found = jax.jit(lambda p: p.tilted_moments(MEAN, COVARIANCE))(MultinomialLogitPotential(COUNTS))
@@ -95,31 +117,7 @@ def test_counts_that_say_more_than_the_cavity():
 
 
 @needs_float64
-def test_moments_of_four_categories_to_five_digits():
-    mean, covariance = MEAN[1], COVARIANCE[1]
-    found = jax.jit(lambda p: p.tilted_moments(mean[None], covariance[None]))(SoftmaxPotential(LABEL[:1], 4, pinned=0))
-    expected = _on_grid(SoftmaxPotential(LABEL[0], 4, pinned=0).log_density, mean, covariance, 1.0, 8.0, 61)
-    _check(jax.tree.map(lambda x: x[0], found), expected, mean, covariance, 1e-5)
-
-
-@needs_float64
-def test_two_categories_are_logistic_and_probit_factors():
-    difference, variance = np.array([0.7]), np.array([2.2])
-    for family, number in ((SoftmaxPotential, 1.0), (MultinomialProbitPotential, 2.0)):
-        found = family(np.array([1]), 2, pinned=0).tilted_moments(difference[:, None], variance[:, None, None])
-        z = np.linspace(-9, 9, 4001)
-        eta = difference + np.sqrt(variance) * z
-        if number == 1.0:
-            factor = 1.0 / (1.0 + np.exp(-eta))
-        else:
-            factor = np.exp(jax.scipy.stats.norm.logcdf(eta / np.sqrt(2.0)))
-        weight = factor * np.exp(-0.5 * z**2)
-        center = weight @ eta / weight.sum()
-        np.testing.assert_allclose(found.mean[0, 0], center, rtol=1e-8)
-        np.testing.assert_allclose(found.covariance[0, 0, 0], weight @ (eta - center) ** 2 / weight.sum(), rtol=1e-7)
-
-
-@needs_float64
+@pytest.mark.thorough
 def test_the_normaliser_has_the_derivatives_of_differences():
     potential = SoftmaxPotential(LABEL, 3)
     directions = np.cos(np.arange(9.0)).reshape(3, 3), np.einsum("i,j->ij", [1.0, 0.5, -1.0], [1.0, 0.5, -1.0])
@@ -134,6 +132,7 @@ def test_the_normaliser_has_the_derivatives_of_differences():
 
 
 @needs_float64
+@pytest.mark.thorough
 def test_a_known_predictor_and_many_factors():
     """A predictor without variance is a pinned one that is not zero; factors in chunks are those one by one."""
     number = 200
@@ -154,6 +153,7 @@ def test_a_known_predictor_and_many_factors():
 
 
 @pytest.mark.float32
+@pytest.mark.thorough
 def test_single_precision():
     found = SoftmaxPotential(LABEL, 3).tilted_moments(jnp.asarray(MEAN, float), jnp.asarray(COVARIANCE, float))
     for i, (j, k) in itertools.product(range(3), [(0, 1), (1, 2)]):
@@ -170,3 +170,10 @@ def test_more_than_four_categories_have_none(family):
     assert not potential.has_tilted_moments
     with pytest.raises(NotImplementedError, match="5 predictors: no tilted moments"):
         potential.tilted_moments(np.zeros((1, 5)), np.eye(5)[None])
+
+
+@needs_float64
+@pytest.mark.thorough
+def test_a_cavity_that_is_too_broad_for_the_nodes_is_not_answered():
+    found = SoftmaxPotential(LABEL[:1], 3).tilted_moments(np.zeros((1, 3)), 1e6 * np.eye(3)[None])
+    assert np.isnan(found.log_z[0])

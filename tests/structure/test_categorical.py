@@ -254,9 +254,9 @@ def test_laplace_finds_the_mode_and_its_curvature(model):
     np.testing.assert_allclose(variances, np.diagonal(covariance), rtol=1e-6)
 
 
-def test_ep_refuses_vector_factors_and_says_what_to_use():
-    with pytest.raises(ModelStructureError, match=r"'y' has 3 each.*StickBreakingCategorical"):
-        EP(softmax).run(jax.random.key(0), X, LABEL)
+def test_ep_refuses_vector_factors_one_predictor_at_a_time():
+    with pytest.raises(ModelStructureError, match=r"one predictor at a time.*'y' have 3 each.*updates all sites"):
+        EP(softmax, schedule="sequential").run(jax.random.key(0), X, LABEL)
 
 
 def test_ep_takes_stick_breaking():

@@ -7,6 +7,7 @@ each other and how near they come depends on :math:`V`: none of the fast ones is
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -240,10 +241,15 @@ def _quadrature(mean: Array, covariance: Array) -> ExpectedLogSumExp:
         )
 
     def terms(eta: Array) -> tuple[Array, Array, Array]:
-        probs = jax.nn.softmax(eta)
-        return logsumexp(eta, axis=-1), probs, 0.5 * _outer_hessian(probs)
+        # one predictor after the other: reductions of a last axis of three are slow
+        predictors = [eta[..., k] for k in range(mean.shape[-1])]
+        largest = functools.reduce(jnp.maximum, predictors)
+        masses = [jnp.exp(predictor - largest) for predictor in predictors]
+        mass = sum(masses[1:], start=masses[0])
+        probs = jnp.stack([part / mass for part in masses], axis=-1)
+        return largest + jnp.log(mass), probs, 0.5 * _outer_hessian(probs)
 
-    value, mean_slope, covariance_slope = difference_expectation(terms, mean, covariance)
+    value, mean_slope, covariance_slope = difference_expectation(terms, mean, covariance, is_softmax=True)
     return ExpectedLogSumExp(mean[..., -1] + value, mean_slope, covariance_slope)
 
 

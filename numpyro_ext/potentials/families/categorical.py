@@ -267,6 +267,8 @@ class MultinomialLogitPotential(LogSumExpPotential):
     bound: str = dataclasses.field(default="tilted", metadata={"static": True})
 
     pinned = None
+    # Powers of probabilities grow faster off the real line.
+    strip: ClassVar[float] = 0.6 * math.pi
 
     @property
     def num_categories(self) -> int:  # type: ignore[override]

@@ -9,6 +9,7 @@ analytic. Sums over all nodes and over every second one (those whose indices add
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
@@ -36,7 +37,7 @@ _NEAR = 0.05
 """Last step, in deviations, from which the frame around it is as good as that of the mode."""
 _STEP_SIZES = (1.0, 0.5, 0.25, 0.0625)
 _NUM_STEPS_OUT = 6
-_MARGIN, _COARSER = 1.12, 1.15
+_MARGIN, _COARSER = 1.2, 1.15
 """Of the ends and the distance of nodes: together they leave errors of the same size, 1e-9 of the normaliser."""
 _DROP = {1: 21.0, 2: 21.0, 3: 14.0}
 """Logarithm of how far the integrand has fallen at the ends, by dimension: nine digits, six where nodes are many."""
@@ -44,6 +45,9 @@ _NODES_AT_A_TIME = 64
 _ROWS_AT_A_TIME = 128
 _MOST_NODES = {1: 4096, 2: 256, 3: 64}
 """On each axis, by dimension."""
+_NUM_PASSES = 5
+_ENOUGH = {1: 1e-9, 2: 1e-9, 3: 1e-5}
+"""Relative error of the normaliser, by dimension, above which another lattice is laid around the moments found."""
 _MOST_ERROR = 1e-4
 """Relative error of the normaliser from which moments are not believed."""
 
@@ -92,18 +96,17 @@ def lattice_moments(
     """
     number, dimension = mean.shape
     # What moves by less than rounding moves by that.
-    size = 1.0 + jnp.max(jnp.diagonal(covariance, axis1=-2, axis2=-1), axis=-1)
-    jitter = 8.0 * jnp.finfo(mean.dtype).eps * size
+    largest = jnp.max(jnp.diagonal(covariance, axis1=-2, axis2=-1), axis=-1)
+    jitter = 8.0 * jnp.finfo(mean.dtype).eps * (1.0 + largest)
     root = cholesky(covariance + jitter[:, None, None] * jnp.eye(dimension, dtype=mean.dtype))
     power = jnp.broadcast_to(jnp.asarray(power, mean.dtype), (number,))
     rows = _Rows(jnp.arange(number), mean, root, power)
-    frames = _frames(derivatives, rows, strip)
     if number <= _ROWS_AT_A_TIME:
-        return _summed(derivatives, rows, frames)
-    # Rows that need about as many nodes are summed together.
-    order = jnp.argsort(frames.num_nodes)
+        return _found(derivatives, rows, strip)
+    # Broad cavities need many nodes: rows that are alike are summed together.
+    order = jnp.argsort(largest)
     padded = jnp.concatenate([order, jnp.full((-number % _ROWS_AT_A_TIME,), order[-1])]).reshape(-1, _ROWS_AT_A_TIME)
-    found = lax.map(lambda chosen: _summed(derivatives, *jax.tree.map(lambda x: x[chosen], (rows, frames))), padded)
+    found = lax.map(lambda chosen: _found(derivatives, jax.tree.map(lambda x: x[chosen], rows), strip), padded)
     place = jnp.argsort(order)
     moments: LatticeMoments = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[place], found)
     return moments
@@ -122,11 +125,11 @@ class _Rows(NamedTuple):
 class _Frame(NamedTuple):
     """Where the nodes of each factor are."""
 
-    mode: Array
+    center: Array
     axes: Array
     """Columns are the directions of the lattice, shape ``(n, M, M)``."""
     peak: Array
-    """Log integrand at the mode."""
+    """Log integrand at the center."""
     gradient: Array
     """Of the log factor there."""
     below: Array
@@ -134,6 +137,8 @@ class _Frame(NamedTuple):
     above: Array
     num_nodes: Array
     """Needed on each axis, shape ``(n,)``."""
+    is_too_wide: Array
+    """Whether half as many again would be needed as there are."""
 
 
 def _pairs(dimension: int) -> list[tuple[int, int]]:
@@ -157,120 +162,170 @@ def _at(derivatives: Derivatives, rows: _Rows, z: Array) -> tuple[Array, Array, 
     return of_value, of_gradient, power[..., None] * _symmetric(hessian, dimension)
 
 
-def _frames(derivatives: Derivatives, rows: _Rows, strip: float) -> _Frame:
-    dtype, dimension = rows.mean.dtype, rows.mean.shape[-1]
-    drop = min(_DROP[dimension], 1.0 - math.log(float(jnp.finfo(dtype).eps)))
-    identity = jnp.eye(dimension, dtype=dtype)
-    sizes = jnp.asarray(_STEP_SIZES, dtype)
+def _in_z(derivatives: Derivatives, rows: _Rows, z: Array) -> tuple[Array, Array, Array, Array]:
+    """Log integrand, gradient of the log factor in the predictors, slope and curvature of the former in ``z``."""
+    value, gradient, hessian = _at(derivatives, rows, z)
+    slope = jnp.einsum("nij,...ni->...nj", rows.root, gradient) - z
+    identity = jnp.eye(z.shape[-1], dtype=z.dtype)
+    bend = identity - jnp.einsum("nki,...nkl,nlj->...nij", rows.root, hessian, rows.root)
+    return value - 0.5 * jnp.sum(z**2, axis=-1), gradient, slope, bend
 
-    def height(z: Array) -> Array:
-        return _at(derivatives, rows, z)[0] - 0.5 * jnp.sum(z**2, axis=-1)
 
-    def in_frame(z: Array) -> tuple[Array, Array, Array]:
-        """Log factor's gradient, and slope and curvature of the log integrand in ``z``."""
-        _, gradient, hessian = _at(derivatives, rows, z)
-        slope = jnp.einsum("nij,ni->nj", rows.root, gradient) - z
-        bend = identity - jnp.einsum("nki,nkl,nlj->nij", rows.root, hessian, rows.root)
-        return gradient, slope, bend
+def _found(derivatives: Derivatives, rows: _Rows, strip: float) -> LatticeMoments:
+    """Moments by lattices around the mode, and around the moments found where the first one was cut off."""
+    dimension = rows.mean.shape[-1]
+    enough = _ENOUGH[dimension]
 
-    def is_far(climb: tuple[Array, Array, Array]) -> Array:
-        return (climb[0] < _NUM_CLIMBS) & (climb[2] > _NEAR)
+    def is_cut(state: tuple[Array, _Place, LatticeMoments]) -> Array:
+        number, _, found = state
+        is_worth_more = jnp.any((found.error > enough) & jnp.isfinite(found.error))
+        return (number == 0) | ((number < _NUM_PASSES) & is_worth_more)
 
-    def climb(state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-        number, z, _ = state
-        _, slope, bend = in_frame(z)
+    def sweep(state: tuple[Array, _Place, LatticeMoments]) -> tuple[Array, _Place, LatticeMoments]:
+        number, place, _ = state
+        margin = _MARGIN * 1.25 ** number.astype(rows.mean.dtype)
+        frame = _frame(derivatives, rows, place, strip, margin)
+        return number + 1, *_summed(derivatives, rows, frame)
+
+    place = _mode(derivatives, rows)
+    shapes = jax.eval_shape(lambda: sweep((jnp.asarray(0), place, None))[2])  # type: ignore[arg-type]
+    nothing: LatticeMoments = jax.tree.map(lambda x: jnp.full(x.shape, jnp.inf, x.dtype), shapes)
+    found = lax.while_loop(is_cut, sweep, (jnp.asarray(0), place, nothing))[2]
+    return found._replace(log_z=jnp.where(found.error < _MOST_ERROR, found.log_z, jnp.nan))
+
+
+class _Place(NamedTuple):
+    """Middle of the integrand in ``z``, and directions in which it has about unit width."""
+
+    center: Array
+    axes: Array
+
+
+def _mode(derivatives: Derivatives, rows: _Rows) -> _Place:
+    """By Newton's method with a choice of step sizes, as far as a lattice needs it."""
+    sizes = jnp.asarray(_STEP_SIZES, rows.mean.dtype)[:, None, None]
+
+    def is_far(state: tuple[Array, Array, Array, Array, Array]) -> Array:
+        return (state[0] < _NUM_CLIMBS) & (state[1] > _NEAR)
+
+    def climb(state: tuple[Array, Array, Array, Array, Array]) -> tuple[Array, Array, Array, Array, Array]:
+        number, _, z, step, _ = state
+        trials = z + sizes * step
+        height, _, slope, bend = _in_z(derivatives, rows, trials)
+        best = jnp.argmax(jnp.where(jnp.isnan(height), -jnp.inf, height), axis=0)
+        z, slope, bend = (_chosen(part, best) for part in (trials, slope, bend))
         factor = cholesky(bend)
         step = cholesky_solve(factor, slope)
-        trials = z + sizes[:, None, None] * step
-        heights = height(trials)
-        best = jnp.argmax(jnp.where(jnp.isnan(heights), -jnp.inf, heights), axis=0)
-        moved = sizes[best][:, None] * step
         # in deviations of the integrand
-        length = jnp.sum(slope * step, axis=-1)
-        length = jnp.where(jnp.isfinite(length), length, 0.0)
-        return number + 1, z + jnp.where(jnp.isfinite(moved), moved, 0.0), jnp.sqrt(jnp.max(length, initial=0.0))
+        length = jnp.sqrt(jnp.sum(slope * step, axis=-1))
+        is_good = jnp.isfinite(length)
+        step = jnp.where(is_good[:, None], step, 0.0)
+        return number + 1, jnp.max(jnp.where(is_good, length, 0.0), initial=0.0), z, step, factor
 
-    start = (jnp.asarray(0), jnp.zeros_like(rows.mean), jnp.asarray(jnp.inf, dtype))
-    mode = lax.while_loop(is_far, climb, start)[1]
-    peak = height(mode)
-    gradient, _, bend = in_frame(mode)
-    axes = inverse_lower(cholesky(bend)).mT
+    start = jnp.zeros_like(rows.mean)
+    infinity = jnp.asarray(jnp.inf, rows.mean.dtype)
+    _, _, z, _, factor = lax.while_loop(
+        is_far, climb, (jnp.asarray(0), infinity, start, start, jnp.zeros_like(rows.root))
+    )
+    return _Place(z, inverse_lower(factor).mT)
 
+
+def _chosen(parts: Array, best: Array) -> Array:
+    """One of the arrays on the first axis, for each row."""
+    return jnp.take_along_axis(parts, best.reshape(1, -1, *(1,) * (parts.ndim - 2)), axis=0)[0]
+
+
+def _frame(derivatives: Derivatives, rows: _Rows, place: _Place, strip: float, margin: Array) -> _Frame:
+    """Ends of a lattice, and how many nodes it needs."""
+    center, axes = place
+    dtype, dimension = rows.mean.dtype, rows.mean.shape[-1]
+    drop = min(_DROP[dimension], 1.0 - math.log(float(jnp.finfo(dtype).eps)))
     # Out along the axes, in both directions at once: axes of arrays are direction, factor, predictor.
     directions = jnp.concatenate([axes, -axes], axis=-1).transpose(2, 0, 1)
     length = jnp.sqrt(jnp.sum(directions**2, axis=-1))
-    # The integrand falls at least as fast as the cavity.
-    furthest = math.sqrt(2.0 * drop) / length + 1.0
+    # The integrand falls at least as fast as the cavity, from its mode.
+    furthest = 1.5 * math.sqrt(2.0 * drop) / length + 1.0
 
-    def out(_: int, distance: Array) -> Array:
-        z = mode + distance[..., None] * directions
-        value, gradient, _ = _at(derivatives, rows, z)
-        left = value - 0.5 * jnp.sum(z**2, axis=-1) - peak + drop
-        slope = jnp.sum((jnp.einsum("nij,dni->dnj", rows.root, gradient) - z) * directions, axis=-1)
-        step = left / jnp.minimum(slope, -1e-3)
-        return jnp.clip(distance - jnp.where(jnp.isfinite(step), step, 0.0), 1.0, furthest)
+    def look(distance: Array) -> tuple[Array, Array, Array]:
+        height, gradient, slope, _ = _in_z(derivatives, rows, center + distance[..., None] * directions)
+        return height, gradient, jnp.sum(slope * directions, axis=-1)
 
-    ends = jnp.minimum(math.sqrt(2.0 * drop), furthest)
-    ends = lax.fori_loop(0, _NUM_STEPS_OUT, out, ends)
+    def out(_: Array | int, state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        distance, peak, gradient = state
+        height, of_factor, slope = look(distance)
+        is_start = jnp.isnan(peak)
+        peak, gradient = jnp.where(is_start, height[0], peak), jnp.where(is_start[:, None], of_factor[0], gradient)
+        step = (height - peak + drop) / jnp.minimum(slope, -1e-3)
+        moved = jnp.clip(distance - jnp.where(jnp.isfinite(step), step, 0.0), 1.0, furthest)
+        return jnp.where(is_start, jnp.minimum(math.sqrt(2.0 * drop), furthest), moved), peak, gradient
+
+    # The first look is at the center.
+    start = jnp.zeros_like(length), jnp.full_like(length[0], jnp.nan), jnp.zeros_like(center)
+    ends, peak, gradient = lax.fori_loop(0, 1 + _NUM_STEPS_OUT, out, start)
     # A convex set that is no box reaches beyond the ends of its axes.
-    above, below = _MARGIN * ends[:dimension].T, -_MARGIN * ends[dimension:].T
+    above, below = margin * ends[:dimension].T, -margin * ends[dimension:].T
 
     # Sums over nodes at a distance h miss exp(-2 pi t / h) times what the integrand is at t from the real line.
     move = rows.root @ axes
     spread = jnp.maximum(jnp.max(move, axis=-2), 0.0) - jnp.minimum(jnp.min(move, axis=-2), 0.0)
     reach = jnp.minimum(0.85 * strip / jnp.maximum(spread, 1e-6), math.sqrt(2.0 * (drop + 1.0)))
     distance = _COARSER * 2.0 * math.pi * reach / (drop + 1.0 + 0.5 * reach**2)
+    distance = jnp.minimum(distance, math.pi * math.sqrt(2.0 / (drop + 2.0)))  # enough for a Gaussian
     needed = jnp.ceil(jnp.max((above - below) / distance, axis=-1))
     needed = jnp.where(jnp.isfinite(needed), needed, 1.0)
-    num_nodes = jnp.clip(needed, 2, _MOST_NODES[dimension]).astype(int)
-    return _Frame(mode, axes, peak, gradient, below, above, num_nodes)
+    most = _MOST_NODES[dimension]
+    num_nodes = jnp.clip(needed, 2, most).astype(int)
+    return _Frame(center, axes, peak, gradient, below, above, num_nodes, needed > 1.5 * most)
 
 
-def _summed(derivatives: Derivatives, rows: _Rows, frame: _Frame) -> LatticeMoments:
+def _summed(derivatives: Derivatives, rows: _Rows, frame: _Frame) -> tuple[_Place, LatticeMoments]:
+    """Moments by one lattice, and where they say that the integrand is."""
     number, dimension = rows.mean.shape
     dtype = rows.mean.dtype
     count = jnp.max(frame.num_nodes)
     width = (frame.above - frame.below) / count.astype(dtype)
     axes, pairs = range(dimension), _pairs(dimension)
     move = rows.root @ frame.axes
-    start = rows.mean + _times(rows.root, frame.mode)
+    start = rows.mean + _times(rows.root, frame.center)
 
     def add(chunk: Array, sums: Array) -> Array:
         flat = chunk * _NODES_AT_A_TIME + jnp.arange(_NODES_AT_A_TIME)
         index = [(flat // count**k) % count for k in axes]
         is_node = flat < count**dimension
         is_even = sum(index) % 2 == 0
+        is_end = functools.reduce(jnp.logical_or, [(part == 0) | (part == count - 1) for part in index])
         u = [frame.below[:, k] + (index[k][:, None].astype(dtype) + 0.5) * width[:, k] for k in axes]
-        z = [frame.mode[:, i] + sum(frame.axes[:, i, k] * u[k] for k in axes) for i in axes]
+        z = [frame.center[:, i] + sum(frame.axes[:, i, k] * u[k] for k in axes) for i in axes]
         eta = [start[:, i] + sum(move[:, i, k] * u[k] for k in axes) for i in axes]
         value, gradient, hessian = derivatives(eta, rows.index)
         value = rows.power * value
         height = value - 0.5 * sum(part**2 for part in z) - frame.peak
         weight = jnp.where(is_node[:, None] & (height > -jnp.inf), jnp.exp(height), 0.0)
         apart = [rows.power * gradient[i] - frame.gradient[:, i] for i in axes]
-        parts = [jnp.ones_like(weight), is_even[:, None] * jnp.ones_like(weight), value, *u, *apart]
+        kinds = [jnp.broadcast_to(kind[:, None], weight.shape) for kind in (is_node, is_even, is_end)]
+        parts = [*kinds, value, *u, *apart]
         parts += [u[i] * u[j] for i, j in pairs] + [apart[i] * apart[j] for i, j in pairs]
         parts += [rows.power * part for part in hessian]
         return sums + jnp.stack([jnp.sum(weight * part, axis=0) for part in parts])
 
-    nothing = jnp.zeros((3 + 2 * dimension + 3 * len(pairs), number), dtype)
+    nothing = jnp.zeros((4 + 2 * dimension + 3 * len(pairs), number), dtype)
     num_chunks = (count**dimension + _NODES_AT_A_TIME - 1) // _NODES_AT_A_TIME
     sums = lax.fori_loop(0, num_chunks, add, nothing)
-    return _moments(rows, frame, sums, width)
+    return _moments(rows, frame, sums, width, count)
 
 
-def _moments(rows: _Rows, frame: _Frame, sums: Array, width: Array) -> LatticeMoments:
+def _moments(rows: _Rows, frame: _Frame, sums: Array, width: Array, count: Array) -> tuple[_Place, LatticeMoments]:
     """Moments and sites from the sums over nodes of the parts in :func:`_summed`, weighted by the integrand over its
     peak."""
     dimension = rows.mean.shape[-1]
-    total, even = sums[0], sums[1]
-    value, *parts = sums[2:] / total
+    total = sums[0]
+    even, end, value, *parts = sums[1:] / total
     place, gradient = (jnp.stack(parts[k * dimension : (k + 1) * dimension], axis=-1) for k in range(2))
     size = len(_pairs(dimension))
     rest = parts[2 * dimension :]
     places, gradients, hessian = (_symmetric(rest[k * size : (k + 1) * size], dimension) for k in range(3))
     inner = places - place[:, :, None] * place[:, None, :]
-    center = frame.mode + _times(frame.axes, place)
+    center = frame.center + _times(frame.axes, place)
     spread = frame.axes @ inner @ frame.axes.mT
     # of the factor: mean curvature less what the slope varies by
     curvature = -hessian - (gradients - gradient[:, :, None] * gradient[:, None, :])
@@ -284,9 +339,13 @@ def _moments(rows: _Rows, frame: _Frame, sums: Array, width: Array) -> LatticeMo
     log_axes = jnp.sum(jnp.log(jnp.diagonal(frame.axes, axis1=-2, axis2=-1)), axis=-1)
     log_z = frame.peak + jnp.log(total) + jnp.sum(jnp.log(width), axis=-1) + log_axes
     log_z -= 0.5 * dimension * math.log(2.0 * math.pi)
-    error = jnp.abs(2.0 * even / total - 1.0) ** math.sqrt(2.0)
-    return LatticeMoments(
-        jnp.where(error < _MOST_ERROR, log_z, jnp.nan),
+    # A lattice of every second node is coarser by the root of two; that holds until there are no more nodes to be had.
+    difference = jnp.abs(2.0 * even - 1.0)
+    is_fine = count < _MOST_NODES[dimension]
+    error = end + jnp.where(is_fine, difference ** math.sqrt(2.0), 10.0 * difference)
+    error = jnp.where(frame.is_too_wide, jnp.inf, error)
+    moments = LatticeMoments(
+        log_z,
         rows.mean + _times(rows.root, center),
         rows.root @ spread @ rows.root.mT,
         gradient,
@@ -294,8 +353,11 @@ def _moments(rows: _Rows, frame: _Frame, sums: Array, width: Array) -> LatticeMo
         value / jnp.where(rows.power == 0.0, 1.0, rows.power),
         precision,
         shift,
-        error,
+        jnp.where(jnp.isfinite(error), error, jnp.inf),
     )
+    is_good = jnp.isfinite(jnp.sum(factor, axis=(-2, -1)))[:, None]
+    place = _Place(jnp.where(is_good, center, frame.center), jnp.where(is_good[..., None], factor, frame.axes))
+    return place, moments
 
 
 def _times(matrix: Array, vector: Array) -> Array:

@@ -139,7 +139,7 @@ def _tilt_scalars(potential: Potential, rows: _Rows, power: ArrayLike, only_log_
     )
 
 
-def _tilt_vectors(potential: VectorRows, weight: Array | None, rows: _Rows, power: ArrayLike) -> Tilted:
+def _tilt_vectors(potential: VectorRows, weight: ArrayLike | None, rows: _Rows, power: ArrayLike) -> Tilted:
     r"""The same for factors of several predictors, which have one cavity and one site on all their rows together.
 
     With the site precision ``T`` and shift ``h``, :math:`M = 1 - V T` takes the place of ``c``.
@@ -150,7 +150,9 @@ def _tilt_vectors(potential: VectorRows, weight: Array | None, rows: _Rows, powe
     away = potential.joint_moments(offset, jnp.zeros_like(offset))[0]
     center, covariance = cavity.mean + away, cavity.covariance
     fraction = jnp.asarray(power)
-    moments = potential.base.tilted_moments(center, covariance, fraction if weight is None else fraction * weight)
+    moments = potential.base.tilted_moments(
+        center, covariance, fraction if weight is None else fraction * potential.of_factors(weight)
+    )
     if moments.site_precision is None or moments.site_shift is None:
         before, after = (cholesky_inverse(cholesky(matrix)) for matrix in (covariance, moments.covariance))
         matching = after - before
