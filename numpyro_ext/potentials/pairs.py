@@ -161,7 +161,7 @@ def kind_of_pair(
         """Curvatures at some points, and at the peak, in either predictor; the other one is given."""
 
         def climb(_: int, state: tuple[Array, Array]) -> tuple[Array, Array]:
-            x, _ = state
+            x = state[0]
             slope, curvature = along_either(x, outer)
             step = slope / jnp.maximum(jnp.abs(curvature), 1e-3)
             step = jnp.where(jnp.isfinite(step), jnp.clip(step, -1.0 - jnp.abs(x), 1.0 + jnp.abs(x)), 0.0)

@@ -25,9 +25,9 @@ from ...structure.latent_gaussian.rows_in_use import ReadingOfRows
 from ...structure.model.running.execution import bound_arguments, check_key
 from ..front.answers.arviz import by_chain, prediction_to_arviz
 from ..front.answers.joint_arguments import JointCall, NotJoined, joint_calls
-from ..front.answers.labels import Labels
 from ..front.answers.model_draws import model_draws, observed_leaves
 from ..front.answers.sites import PosteriorSites, SitePosterior
+from ..front.labels import Labels
 from ..front.suggestions import suggests
 from ..hyper.space import UnconstrainedSpace
 from .algorithms.algorithm import Algorithm
@@ -102,9 +102,9 @@ class Prediction(Shown):
     def posterior(self) -> PosteriorSites:
         """Exact marginals by name, for hyperparameters, every field site and every deterministic site affine in it."""
         if self._known is not None:
-            known, sites = self._known, self._known.reading.sites
-            labels = Labels(plates={name: site.dims for name, site in sites.items() if site.dims})
-            shapes = {name: tuple(site.shape) for name, site in sites.items()}
+            known, traced = self._known, self._known.reading.sites
+            labels = Labels(plates={name: site.dims for name, site in traced.items() if site.dims})
+            shapes = {name: tuple(site.shape) for name, site in traced.items()}
             kept, _ = labels.updated(known.run.labels).fitting(shapes)
             return known.posterior(self._new_slices).with_hyper(known.run.hyper_posterior, kept)
         sites = self._run.posterior

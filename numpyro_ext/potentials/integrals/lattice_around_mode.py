@@ -115,7 +115,8 @@ def lattice_moments(
 class _Rows(NamedTuple):
     """Factors and their cavities."""
 
-    index: Array
+    number: Array
+    """Number of each factor among all, shape ``(n,)``."""
     mean: Array
     root: Array
     """Lower Cholesky factors of the covariances."""
@@ -156,7 +157,7 @@ def _at(derivatives: Derivatives, rows: _Rows, z: Array) -> tuple[Array, Array, 
     """Log factors to their powers and their derivatives in the predictors, at ``z`` of shape ``(..., n, M)``."""
     eta = rows.mean + jnp.einsum("nij,...nj->...ni", rows.root, z)
     dimension = z.shape[-1]
-    value, gradient, hessian = derivatives([eta[..., i] for i in range(dimension)], rows.index)
+    value, gradient, hessian = derivatives([eta[..., i] for i in range(dimension)], rows.number)
     power = rows.power[:, None]
     of_value, of_gradient = rows.power * value, power * jnp.stack(gradient, axis=-1)
     return of_value, of_gradient, power[..., None] * _symmetric(hessian, dimension)
@@ -292,12 +293,12 @@ def _summed(derivatives: Derivatives, rows: _Rows, frame: _Frame) -> tuple[_Plac
         flat = chunk * _NODES_AT_A_TIME + jnp.arange(_NODES_AT_A_TIME)
         index = [(flat // count**k) % count for k in axes]
         is_node = flat < count**dimension
-        is_even = sum(index) % 2 == 0
+        is_even = functools.reduce(jnp.add, index) % 2 == 0
         is_end = functools.reduce(jnp.logical_or, [(part == 0) | (part == count - 1) for part in index])
         u = [frame.below[:, k] + (index[k][:, None].astype(dtype) + 0.5) * width[:, k] for k in axes]
         z = [frame.center[:, i] + sum(frame.axes[:, i, k] * u[k] for k in axes) for i in axes]
         eta = [start[:, i] + sum(move[:, i, k] * u[k] for k in axes) for i in axes]
-        value, gradient, hessian = derivatives(eta, rows.index)
+        value, gradient, hessian = derivatives(eta, rows.number)
         value = rows.power * value
         height = value - 0.5 * sum(part**2 for part in z) - frame.peak
         weight = jnp.where(is_node[:, None] & (height > -jnp.inf), jnp.exp(height), 0.0)
@@ -356,8 +357,8 @@ def _moments(rows: _Rows, frame: _Frame, sums: Array, width: Array, count: Array
         jnp.where(jnp.isfinite(error), error, jnp.inf),
     )
     is_good = jnp.isfinite(jnp.sum(factor, axis=(-2, -1)))[:, None]
-    place = _Place(jnp.where(is_good, center, frame.center), jnp.where(is_good[..., None], factor, frame.axes))
-    return place, moments
+    next_place = _Place(jnp.where(is_good, center, frame.center), jnp.where(is_good[..., None], factor, frame.axes))
+    return next_place, moments
 
 
 def _times(matrix: Array, vector: Array) -> Array:

@@ -48,7 +48,7 @@ class _Frame(NamedTuple):
 
 
 class _Climb(NamedTuple):
-    """Where Newton's method has come to."""
+    """State of Newton's method."""
 
     place: Array
     height: Array
@@ -67,7 +67,7 @@ class _Lattice(NamedTuple):
     weight: np.ndarray
     """Shape ``(blocks, size, sums)``."""
     tolerance: float
-    """What moments may change with a part of the nodes, in units of the deviations."""
+    """Allowed change of moments with a part of the nodes, in units of the deviations."""
 
 
 _POWERS = np.array([[0, 0], [1, 0], [0, 1], [2, 0], [0, 2], [1, 1]])
@@ -104,7 +104,7 @@ def _lattice(spacing: float, reach: float, tolerance: float, stretch: float = 0.
     size = -(-len(weight) // _NUM_BLOCKS)
     pad = ((0, size * _NUM_BLOCKS - len(weight)), (0, 0))
     blocks = [np.pad(array, pad).reshape(_NUM_BLOCKS, size, -1) for array in (position, weight)]
-    return _Lattice(*blocks, tolerance)
+    return _Lattice(blocks[0], blocks[1], tolerance)
 
 
 _REACH = 7.0
@@ -173,9 +173,10 @@ def on_plane_nodes(
         held = lax.stop_gradient(first)
         moved = _recentred(frame, held)
         second = moved, _sums(exponents, height, moved, _LONG), jnp.full_like(reach, _LONG_REACH)
-        return jax.tree.map(
+        chosen: tuple[_Frame, _Sums, Array] = jax.tree.map(
             lambda new, old: jnp.where(_like(held.is_trusted, new), old, new), second, (frame, first, reach)
         )
+        return chosen
 
     frame, found, reach = lax.cond(jnp.all(first.is_trusted), lambda: (frame, first, reach), again)
     is_narrow = jnp.any(jnp.sum(jnp.square(frame.axes), axis=-2) < _NARROW)
@@ -211,7 +212,8 @@ def _around_mode(derivatives: Callable[[Array], tuple[Array, Array, Array]], sta
         moved = _Climb(trial, height, step, jnp.ones_like(climb.length), curvature, is_there)
         stayed = climb._replace(length=0.3 * climb.length, is_there=is_there)
         takes = is_higher & ~climb.is_there
-        return jax.tree.map(lambda new, old: jnp.where(_like(takes, new), new, old), moved, stayed)
+        chosen: _Climb = jax.tree.map(lambda new, old: jnp.where(_like(takes, new), new, old), moved, stayed)
+        return chosen
 
     flat = jnp.zeros_like(start[:, 0])
     begin = _Climb(
