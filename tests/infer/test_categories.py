@@ -118,6 +118,7 @@ def _ep_of_ties(y, num_sweeps=150):
     return evidence, np.linalg.solve(total, shift), np.sqrt(np.diagonal(np.linalg.inv(total)))
 
 
+@pytest.mark.thorough
 def test_ties_end_where_another_implementation_does():
     engine = _run(ties, WINS)
     evidence, mean, sd = _ep_of_ties(WINS)

@@ -60,6 +60,7 @@ def test_moments_of_two_predictors(pinned, power):
         _check(own, _on_grid(factor, mean[i], covariance[i], power), mean[i], covariance[i], 2e-8)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("family", "size", "scale", "tolerance"),
     [
