@@ -1,0 +1,173 @@
+"""Draws from an emulated density of hyperparameters, which cost no fits."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+from scipy.linalg import solve_triangular
+from scipy.special import gammaln, logsumexp
+
+from .emulator import Emulator, log_beta
+
+__all__ = ["Cloud", "draw_cloud", "spread_out"]
+
+_POINTS_PER_DRAW = 4
+_NUM_MOVES = 12
+_TEMPERATURE = 1.2
+"""By which axes are flattened: the tails of what proposes must not be the lighter ones."""
+_WIDENING = 1.15
+_FLATTENING = 0.5
+"""The part of the log density that is taken off for points that are to know its tails, for one coordinate."""
+_LARGEST_CELL = 32
+_GRID = np.sinh(np.linspace(-7.0, 7.0, 1401)) * 0.15
+"""Ends of cells of an axis, from -82 to 82, narrow in the middle."""
+
+
+class Cloud(NamedTuple):
+    """Many points with weights, and draws of equal weight."""
+
+    points: np.ndarray
+    """Shape ``(n, k)``."""
+    weights: np.ndarray
+    """Shape ``(n,)``, summing to one."""
+    draws: np.ndarray
+    """Shape ``(m, k)``."""
+    log_integral: float
+    error: float
+    """Standard error of the log integral, as the weights tell it."""
+
+
+def draw_cloud(
+    emulator: Emulator,
+    before: np.ndarray | None,
+    generator: np.random.Generator,
+    num_draws: int = 1024,
+    *,
+    reach: float = math.inf,
+) -> Cloud:
+    """Importance sampling from the axes of an emulator, flattened, and random walks from where it ends.
+
+    :param Emulator emulator: of the density.
+    :param before: draws from a density like it, shape ``(m, k)``, if there are any: half of the points are then of a
+        Student t with their moments, which knows how axes depend on each other.
+    :param generator: of all draws.
+    :param int num_draws: how many draws; there are four times as many points.
+    :param float reach: how far beyond the points where the density is known there is any, along each axis.
+    """
+    low, high = emulator.points.min(axis=0) - reach, emulator.points.max(axis=0) + reach
+    size, number = emulator.points.shape[1], _POINTS_PER_DRAW * num_draws
+    number = number if before is None else number // 2
+    tables = _tables(emulator.tails)
+    points, logs = _draw_axes(tables, number, generator), []
+    if before is not None:
+        normal = before.mean(axis=0), np.linalg.cholesky(_covariance(before))
+        points = np.concatenate([points, _draw_student(*normal, number, generator)])
+        logs = [_student_density(points, *normal)]
+    logs.append(_axes_density(tables, points))
+    log_proposal = np.asarray(logsumexp(np.stack(logs), axis=0)) - math.log(len(logs))
+    is_beyond = np.any((points < low) | (points > high), axis=1)
+    log_weights = np.where(is_beyond, -np.inf, emulator.log_density(points) - log_proposal)
+    total = float(logsumexp(log_weights))
+    weights = np.exp(log_weights - total)
+    error = math.sqrt(max(float(weights @ weights) - 1.0 / len(weights), 0.0))
+    places = (np.arange(num_draws) + generator.random()) / num_draws
+    draws = points[np.minimum(np.searchsorted(np.cumsum(weights), places), len(weights) - 1)]
+    heights = emulator.log_density(draws)
+    step = np.linalg.cholesky(_covariance(draws)) * min(1.0, 2.0 / math.sqrt(size))
+    for _ in range(_NUM_MOVES):
+        proposed = draws + generator.standard_normal(draws.shape) @ step.T
+        is_beyond = np.any((proposed < low) | (proposed > high), axis=1)
+        new = np.where(is_beyond, -np.inf, emulator.log_density(proposed))
+        is_taken = np.log(generator.random(len(new))) < new - heights
+        draws, heights = np.where(is_taken[:, None], proposed, draws), np.where(is_taken, new, heights)
+    return Cloud(points, weights, draws, total - math.log(len(weights)), error)
+
+
+def spread_out(
+    cloud: Cloud, emulator: Emulator, number: int, generator: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
+    """Points of a cloud that are spread evenly over its density, flattened so that its tails have some.
+
+    :param Cloud cloud: of the density.
+    :param Emulator emulator: the density.
+    :param int number: of points, or a few less where some are drawn twice.
+    :param generator: of the places.
+    :return: indices, and the log of what the emulated density at each is to be divided by, up to a constant.
+    """
+    heights = emulator.log_density(cloud.points)
+    flattening = _FLATTENING / math.sqrt(cloud.points.shape[1])
+    with np.errstate(divide="ignore"):  # of points without weight
+        log_flat = np.log(cloud.weights) - flattening * heights
+    flat = np.exp(log_flat - np.max(log_flat))
+    order = _in_cells(cloud.points)
+    ends = np.cumsum(flat[order])
+    places = (np.arange(number) + generator.random(number)) / number
+    chosen = np.unique(order[np.minimum(np.searchsorted(ends / ends[-1], places), len(order) - 1)])
+    return chosen, (1.0 - flattening) * heights[chosen]
+
+
+def _in_cells(points: np.ndarray) -> np.ndarray:
+    """An order in which neighbours stand together: halves along the axis of the largest variance, again and again."""
+    out, waiting = [], [np.arange(len(points))]
+    while waiting:
+        index = waiting.pop()
+        here = points[index]
+        index = index[np.argsort(here[:, np.argmax(here.var(axis=0))])]
+        if len(index) <= _LARGEST_CELL:
+            out.append(index)
+        else:
+            waiting += [index[len(index) // 2 :], index[: len(index) // 2]]
+    return np.concatenate(out)
+
+
+def _covariance(points: np.ndarray) -> np.ndarray:
+    size = points.shape[1]
+    found: np.ndarray = np.cov(points.T).reshape(size, size) + 1e-6 * np.eye(size)
+    return found
+
+
+def _tables(tails: np.ndarray) -> np.ndarray:
+    """Masses of the cells of each axis, shape ``(cells, k)``."""
+    middles = 0.5 * (_GRID[1:] + _GRID[:-1])[:, None]
+    log_masses = log_beta(middles, tails) / _TEMPERATURE + np.log(np.diff(_GRID))[:, None]
+    masses = np.exp(log_masses - log_masses.max(axis=0)) + 1e-300
+    found: np.ndarray = masses / masses.sum(axis=0)
+    return found
+
+
+def _draw_axes(tables: np.ndarray, number: int, generator: np.random.Generator) -> np.ndarray:
+    """A Latin hypercube: axis by axis, as many draws in each part of the same mass."""
+    out = []
+    for masses in tables.T:
+        uniforms = (generator.permutation(number) + generator.random(number)) / number
+        out.append(np.interp(uniforms, np.concatenate([[0.0], np.cumsum(masses)]), _GRID))
+    return np.stack(out, axis=1)
+
+
+def _axes_density(tables: np.ndarray, points: np.ndarray) -> np.ndarray:
+    cells = np.clip(np.searchsorted(_GRID, points, side="right") - 1, 0, len(_GRID) - 2)
+    log_heights = np.log(tables) - np.log(np.diff(_GRID))[:, None]
+    found: np.ndarray = np.sum(log_heights[cells, np.arange(points.shape[1])], axis=1)
+    return found
+
+
+def _draw_student(mean: np.ndarray, root: np.ndarray, number: int, generator: np.random.Generator) -> np.ndarray:
+    freedom = _freedom(len(mean))
+    shrink = np.sqrt(freedom / generator.chisquare(freedom, (number, 1)))
+    found: np.ndarray = mean + _WIDENING * (generator.standard_normal((number, len(mean))) * shrink) @ root.T
+    return found
+
+
+def _student_density(points: np.ndarray, mean: np.ndarray, root: np.ndarray) -> np.ndarray:
+    size, freedom = len(mean), _freedom(len(mean))
+    scaled = solve_triangular(_WIDENING * root, (points - mean).T, lower=True)
+    constant = gammaln(0.5 * (freedom + size)) - gammaln(0.5 * freedom) - 0.5 * size * math.log(freedom * math.pi)
+    constant -= np.sum(np.log(_WIDENING * np.diagonal(root)))
+    found: np.ndarray = constant - 0.5 * (freedom + size) * np.log1p(np.sum(scaled**2, axis=0) / freedom)
+    return found
+
+
+def _freedom(size: int) -> float:
+    return 5.0 + 3.0 * size
