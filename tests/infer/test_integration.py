@@ -157,8 +157,8 @@ def test_auto_chooses_by_the_number_of_hyperparameters(exact):
     automatic = run(LaplaceApproximation, groups, Y)
     grid = run(LaplaceApproximation, groups, Y, integrate="grid")
     assert float(automatic.log_evidence) == float(grid.log_evidence)
-    names = [exploration.Integration("auto").design(size, 100) for size in (1, 2, 3, 6, 7, 50)]
-    assert names == ["grid", "grid", "ccd", "ccd", "normal", "normal"]
+    names = [exploration.Integration("auto").design(size, 100) for size in (1, 2, 3, 20, 21)]
+    assert names == ["grid", "grid", "adaptive", "adaptive", "normal"]
     names = [exploration.Integration("auto").design(size, exploration.MANY_ROWS + 1) for size in (1, 2)]
     assert names == ["grid", "ccd"]
 
@@ -253,7 +253,7 @@ def test_cross_validation_is_at_the_optimum():
 
 
 def test_what_cannot_be_integrated_is_said(monkeypatch):
-    with pytest.raises(ValueError, match="integrate must be one of 'auto', 'none', 'normal', 'grid', 'ccd'"):
+    with pytest.raises(ValueError, match="one of 'auto', 'none', 'normal', 'grid', 'ccd', 'adaptive'"):
         EP(groups, integrate="lattice")
 
     def five(y):

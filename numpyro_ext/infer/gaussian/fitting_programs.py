@@ -95,6 +95,7 @@ class FittingPrograms:
         self._shapes: dict[Any, Evaluation] = {}
         self.is_small = _is_small(reading.abstract_form)
         self._compile = compile_ = partial(quick_jit, is_small=self.is_small)
+        self.constrained = compile_(jax.vmap(space.unpack, (0, None)))
         self.solve = compile_(self._solve, static_argnames="num_steps")
         self.init_state = compile_(self._init_state)
         self._init_state_at = compile_(self._first_state)

@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import partial
 from operator import itemgetter
 from typing import Any, Literal, NamedTuple
 
@@ -14,12 +15,15 @@ from scipy.special import logsumexp
 
 from ...front.running.progress import progress_bar
 from ...front.state import Fit
-from ...hyper.design import LARGEST_DIMENSION, PROBE, Design, central_composite, explore_lattice, normal_points, stretch
+from ...hyper.adaptive import Followed, follow
+from ...hyper.design import PROBE, Design, central_composite, explore_lattice, normal_points, stretch
 from ...hyper.space import UnconstrainedSpace
 from ..fitting_programs import POINTS_PER_CALL, PointFit
 from ..programs import Programs
+from .judgement import LARGEST_RISE, bent_message, judge_normal, judge_points, judge_ratios, opposite_mode
 
 __all__ = [
+    "FEW_DIGITS",
     "LARGEST_LATTICE",
     "MANY_ROWS",
     "Exploration",
@@ -31,20 +35,20 @@ __all__ = [
     "without_false_peaks",
 ]
 
-Integrate = Literal["auto", "none", "normal", "grid", "ccd"]
+Integrate = Literal["auto", "none", "normal", "grid", "ccd", "adaptive"]
 
 LARGEST_LATTICE = 4
 """Hyperparameters over which a lattice stays below thousands of points."""
 MANY_ROWS = 5_000
 """Rows from which on fits of the field are saved where they can be."""
-_LARGEST_LATTICE_DIMENSION = 2
+_LARGEST_LATTICE_DIMENSION, _MOST_ADAPTIVE = 2, 20
 _NUM_NORMAL_POINTS = 64
+FEW_DIGITS = 1e-2
+"""Tolerance of fits for draws."""
 _TOL = 1e-5
 """Of fits at a design: marginals are mixtures over points that are a standard deviation apart."""
 _LITTLE_MASS = 0.01
 """Of points far out on the sides, where rounding may keep fits from their tolerance, which nobody needs to know of."""
-# A point of the design so far above the mode says that there is another mode.
-_LARGEST_RISE = 0.1
 _LARGEST_FALL = 5.0
 """Of the log density on both sides of an axis, to where that of a normal density has fallen by one."""
 _LEAST_REACH = 3.0
@@ -55,6 +59,7 @@ _METHODS = {
     "grid": "a lattice of {} points",
     "ccd": "a central composite design of {} points",
     "normal": "{} points of their normal approximation",
+    "adaptive": "{} points that follow the density",
 }
 
 
@@ -72,9 +77,10 @@ class Integration(NamedTuple):
         """The design for so many hyperparameters of a form with so many rows."""
         if self.integrate != "auto":
             return self.integrate
-        # A lattice of two takes about twice the fits of the other design.
-        largest = _LARGEST_LATTICE_DIMENSION if num_rows <= MANY_ROWS else 1
-        return "grid" if size <= largest else "ccd" if size <= LARGEST_DIMENSION else "normal"
+        # A lattice of two takes about twice the fits of a central composite design.
+        if size == _LARGEST_LATTICE_DIMENSION and num_rows > MANY_ROWS:
+            return "ccd"
+        return "grid" if size <= _LARGEST_LATTICE_DIMENSION else "adaptive" if size <= _MOST_ADAPTIVE else "normal"
 
 
 class Exploration(NamedTuple):
@@ -97,8 +103,19 @@ class Exploration(NamedTuple):
     cell: np.ndarray | None = None
     """Standard deviations of the unconstrained hyperparameters within a cell of a lattice, shape ``(d,)``."""
     is_whole: bool = True
-    """Whether nothing that matters is known to be missing: false of a lattice that was cut near the mode, and of a
-    central composite design across a bent ridge."""
+    """Whether nothing that matters is known to be missing: false of a lattice that was cut near the mode, of a
+    central composite design across a bent ridge, and of points that could not follow the density."""
+    around: Surroundings | None = None
+    """Coordinates of the points."""
+    followed: Followed | None = None
+    """The density that was emulated through adaptive points."""
+    spread: PointFit | None = None
+    """Fits at the points by which that was judged, without marginals."""
+
+    @property
+    def log_evidence_error(self) -> float | None:
+        """Standard error of the log evidence, where it is estimated."""
+        return None if self.followed is None else self.followed.error
 
 
 class NoDesign(RuntimeError):
@@ -146,6 +163,14 @@ class Surroundings(NamedTuple):
         factor = _factor(fit, space.integrable, is_strict=is_strict)
         return cls(programs, data, space, fit, marginals_fn, num_rows, factor, progress_bar)
 
+    def turned(self) -> Surroundings:
+        """The same with each axis of ``z`` close to one hyperparameter, where there are as many."""
+        if self.factor.shape[0] != self.size or not self.size:
+            return self
+        rows = self.factor / np.linalg.norm(self.factor, axis=1, keepdims=True)
+        left, _, right = np.linalg.svd(rows)
+        return self._replace(factor=self.factor @ (left @ right).T)
+
     @property
     def size(self) -> int:
         """The number of coordinates."""
@@ -179,7 +204,19 @@ class Surroundings(NamedTuple):
         :param bool with_marginals: false for zeros in their place.
         :param str task: what the progress bar calls it.
         """
-        values, last = self.place(points), self.fit.last_state
+        return self.fits_of(self.place(points), states, tol, with_marginals=with_marginals, task=task)
+
+    def fits_of(
+        self,
+        values: np.ndarray,
+        states: Any = None,
+        tol: float = _TOL,
+        *,
+        with_marginals: bool = True,
+        task: str = "Integration",
+    ) -> PointFit:
+        """:meth:`fits` at unconstrained hyperparameters, shape ``(n, d)``."""
+        last = self.fit.last_state
         tolerance = np.asarray(max(tol, self.programs.tol), values.dtype)
         batch, parts = POINTS_PER_CALL if self.space.size else 1, []
         if states is None:
@@ -213,21 +250,47 @@ def explore(around: Surroundings, options: Integration) -> Exploration:
     :param Integration options: which design.
     :raises NoDesign: if the evidence is finite at none of its points.
     """
-    size, factor = around.size, around.factor
-    parts: list[PointFit] = []
+    size = around.size
+    name = options.design(size, around.num_rows)
+    if name == "adaptive":
+        around = around.turned()
+    factor, parts = around.factor, list[PointFit]()
+    places = np.zeros((0, size))
+
+    def fits_at(points: np.ndarray, **options: Any) -> PointFit:
+        states = None
+        if name == "adaptive" and parts:
+            # From the nearest point that has been fitted.
+            nearest = np.argmin(np.sum((points[:, None] - places) ** 2, axis=-1), axis=1)
+            known = jax.tree.map(lambda *leaves: np.concatenate(leaves), *(part.state for part in parts))
+            states = jax.tree.map(lambda leaf: leaf[nearest], known)
+        found = around.fits(points, states, **options)
+        return without_false_peaks(found, parts[0].objective[0] if parts else found.objective[0])
 
     def evaluate(points: np.ndarray) -> np.ndarray:
-        found = around.fits(points)
-        parts.append(without_false_peaks(found, parts[0].objective[0] if parts else found.objective[0]))
+        nonlocal places
+        parts.append(fits_at(points))
+        places = np.concatenate([places, points])
         return np.where(np.isfinite(parts[-1].objective), parts[-1].objective, -np.inf)
 
-    cut, is_bent, name = None, False, options.design(size, around.num_rows)
+    spread: PointFit | None = None
+
+    def evaluate_last(points: np.ndarray) -> np.ndarray:
+        nonlocal spread
+        spread = fits_at(points, tol=FEW_DIGITS, with_marginals=False)
+        return np.where(np.isfinite(spread.objective), spread.objective, -np.inf)
+
+    followed: Followed | None = None
+    cut, is_bent = None, False
     if size == 0:
         evaluate(np.zeros((1, 0)))
         design, chosen = Design(np.zeros((1, 0)), np.zeros(1)), np.zeros(1, int)
     elif name == "grid":
         design, chosen, reach = explore_lattice(evaluate, size, options.grid_step, options.log_density_drop)
         cut = reach if reach < options.log_density_drop else None
+    elif name == "adaptive":
+        followed = follow(evaluate, size, evaluate_last, is_dear=around.num_rows > MANY_ROWS)
+        design, chosen = Design(followed.points, np.log(followed.weights)), followed.chosen
     elif name == "ccd":
         steps = PROBE * np.eye(size)
         probes = evaluate(np.concatenate([np.zeros((1, size)), steps, -steps]))
@@ -243,9 +306,20 @@ def explore(around: Surroundings, options: Integration) -> Exploration:
         chosen = 1 + np.flatnonzero(np.isfinite(found[1:]))
         design = Design(design.points[chosen - 1], design.log_volumes[chosen - 1])
     fits = jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
-    messages = _judge_points(fits.objective, cut, around.space.names)
+    opposite = None
+    if around.num_rows <= MANY_ROWS:
+        mode = np.asarray(around.fit.last_state.values)
+        brief = partial(around.fits_of, tol=FEW_DIGITS, with_marginals=False)
+        opposite = opposite_mode(around.space, mode, brief, fits.objective[0])
+    messages = judge_points(fits.objective, cut, around.space.names)
+    is_followed = True
+    if followed is not None:
+        said = judge_ratios(followed.log_ratios)
+        is_followed, messages = not said, (*messages, *said)
+    elif name == "normal" and size:
+        messages = (*messages, *judge_normal(fits.objective[chosen] + design.log_volumes))
     if is_bent:
-        messages = (*messages, _bent_message(around.space.names))
+        messages = (*messages, bent_message(around.space.names))
     num_hyper = len(factor)
     if size < num_hyper:
         messages = (
@@ -260,10 +334,23 @@ def explore(around: Surroundings, options: Integration) -> Exploration:
         # The normal density itself, and its integral: the data say nothing of its tails.
         log_evidence = float(fits.objective[0]) + 0.5 * size * math.log(2.0 * math.pi) + log_volume
         weights = np.full(len(chosen), 1.0 / len(chosen))
+    elif followed is not None:
+        log_evidence = float(fits.objective[0]) + followed.log_integral + log_volume
+        weights = followed.weights
+        design = design._replace(log_volumes=np.log(weights) - fits.objective[chosen])
     else:
         log_masses = fits.objective[chosen] + design.log_volumes + log_volume
         log_evidence = float(logsumexp(log_masses))
         weights = np.exp(log_masses - log_evidence)
+    if opposite is not None:
+        name_of_site, rise = opposite
+        messages = (
+            *messages,
+            f"The density of the hyperparameters has two modes: with the opposite sign of {name_of_site!r} it is "
+            f"{abs(rise):.2g} {'above' if rise > 0.0 else 'below'} this one in logarithm, and lower between them. This "
+            f"run is of one mode, with log evidence {log_evidence:.2f}; of two modes alike in width it would be "
+            f"{log_evidence + np.logaddexp(0.0, rise):.2f}. A prior of one sign leaves one of them.",
+        )
     fits = jax.tree.map(lambda leaf: leaf[chosen], fits)
     # Rounding must not be visible where probabilities are asked to sum to one.
     weights = weights / weights.sum()
@@ -285,7 +372,10 @@ def explore(around: Surroundings, options: Integration) -> Exploration:
         messages,
         _METHODS[name].format(len(weights)) if size else "",
         cell=around.cell(options.grid_step) if name == "grid" else None,
-        is_whole=not is_bent and (cut is None or cut >= _LEAST_REACH),
+        is_whole=not is_bent and is_followed and (cut is None or cut >= _LEAST_REACH),
+        around=around,
+        followed=followed,
+        spread=spread,
     )
 
 
@@ -295,7 +385,7 @@ def without_false_peaks(fits: PointFit, mode: Any) -> PointFit:
     Where its iteration does not settle, the evidence of expectation propagation may be any number: one such point would
     outweigh all others.
     """
-    is_false = ~fits.converged & (fits.objective > mode + _LARGEST_RISE)
+    is_false = ~fits.converged & (fits.objective > mode + LARGEST_RISE)
     kept: Any = np.where(is_false, np.nan, fits.objective)
     return fits._replace(objective=kept)
 
@@ -318,37 +408,3 @@ def _factor(fit: Fit, axes: np.ndarray, *, is_strict: bool) -> np.ndarray:
         raise NoDesign("the density of the hyperparameters does not curve downwards in any direction from its mode")
     factor: np.ndarray = (vectors * np.sqrt(np.maximum(eigenvalues, 0.0)))[:, has_variance]
     return factor
-
-
-def _bent_message(names: Sequence[str]) -> str:
-    return (
-        f"The density of the hyperparameters ({', '.join(map(repr, names))}) falls off on both sides of its mode much "
-        "faster than its curvature there says, as along a bent ridge where the data know only a sum or a product of "
-        "them: the central composite design does not see where it goes on. Write what is known as the hyperparameter, "
-        "give values to some (hyper_values), take integrate='grid' for up to four of them, or marginalize and NUTS."
-    )
-
-
-def _judge_points(objective: np.ndarray, cut: float | None, names: Sequence[str]) -> tuple[str, ...]:
-    """What is to be said of fits at points, of a lattice that was cut where the log density had fallen by so much."""
-    messages = []
-    failed = int(np.sum(~np.isfinite(objective)))
-    if failed:
-        messages.append(
-            f"At {failed} of {objective.size} points of the hyperparameters the evidence is not finite, or that of a "
-            "field that did not converge and larger than at the mode; they are left out."
-        )
-    rise = float(np.max(objective, initial=-np.inf, where=np.isfinite(objective)) - objective[0])
-    if rise > _LARGEST_RISE:
-        messages.append(
-            f"A point of the design has a log density {rise:.2g} above that of the mode: the search ended too "
-            "early, or there are several modes. Use num_restarts or other init_values."
-        )
-    if cut is not None:
-        messages.append(
-            f"The density of the hyperparameters ({', '.join(map(repr, names))}) does not fall off within "
-            f"{objective.size} points of the lattice, which was cut where it has fallen by {cut:.2g} in logarithm. "
-            "Where the data know only a sum or a product of them, write that as the hyperparameter. Give tighter "
-            "priors, give values to some (hyper_values), or INLA a wider grid_step."
-        )
-    return tuple(messages)

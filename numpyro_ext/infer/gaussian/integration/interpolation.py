@@ -12,10 +12,8 @@ import numpy as np
 from ..fitting_programs import PointFit
 from .exploration import Exploration, Surroundings
 
-__all__ = ["FEW_DIGITS", "interpolated"]
+__all__ = ["interpolated"]
 
-FEW_DIGITS = 1e-2
-"""Tolerance of fits for draws."""
 _LARGEST_DEGREE = 6
 _MOST_CHECKED = 9
 _LARGEST_ERROR = 0.02

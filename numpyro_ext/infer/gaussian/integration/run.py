@@ -91,7 +91,8 @@ class IntegratedRun(GaussianRun):
     def log_evidence(self) -> LogEvidence:
         """Log evidence of the model, integrated over field and hyperparameters."""
         found = self.exploration
-        return LogEvidence(found.log_evidence, self.is_lower_bound, "integrated", method=found.method)
+        error = found.log_evidence_error
+        return LogEvidence(found.log_evidence, self.is_lower_bound, "integrated", error, method=found.method)
 
     @property
     def diagnostics(self) -> Diagnostics:
@@ -110,20 +111,27 @@ class IntegratedRun(GaussianRun):
     def hyper(self) -> dict[str, HyperEstimate | HyperPosterior]:  # type: ignore[override]
         """The posterior of each hyperparameter; of ``param`` sites, which have no prior, the estimate."""
         found, space = self.exploration, self.space
+        weights, unconstrained, constrained = found.weights, found.values, found.fits.hyper
+        if found.followed is not None and found.around is not None:
+            # Of so many points that moments and quantiles are theirs.
+            cloud = found.followed.cloud
+            weights, unconstrained = cloud.weights, found.around.place(cloud.points)
+            vectors = to_device(unconstrained.astype(self.fit.last_state.values.dtype))
+            constrained = self.programs.constrained(vectors, space.fixed)
         out: dict[str, HyperEstimate | HyperPosterior] = {}
         for name, mode in self.fit.hyper.items():
             transform, is_fixed = space.sites[name].transform, name in space.fixed
             if space.sites[name].is_param and not is_fixed:
                 out[name] = hyper_estimates(space, self.fit)[name]
                 continue
-            values, cell = np.asarray(found.fits.hyper[name]), None
+            values, cell = np.asarray(constrained[name]), None
             if is_fixed:
-                free = np.broadcast_to(transform.inv(mode), (len(found.weights), *jnp.shape(transform.inv(mode))))
+                free = np.broadcast_to(transform.inv(mode), (len(weights), *jnp.shape(transform.inv(mode))))
             else:
-                free = found.values[:, space.slices[name]].reshape(-1, *space.shapes[name])
+                free = unconstrained[:, space.slices[name]].reshape(-1, *space.shapes[name])
                 cell = None if found.cell is None else found.cell[space.slices[name]]
             draw = partial(self._draw_hyper, name)
-            out[name] = HyperPosterior(name, values, free, found.weights, mode, transform, is_fixed, cell, draw)
+            out[name] = HyperPosterior(name, values, free, weights, mode, transform, is_fixed, cell, draw)
         return out
 
     def _draw_hyper(self, name: str, rng_key: Array, num_samples: int) -> Array:

@@ -9,8 +9,8 @@ import numpy as np
 from scipy.special import ndtri
 
 from ..fitting_programs import PointFit
-from .exploration import Exploration, Surroundings, without_false_peaks
-from .interpolation import FEW_DIGITS, interpolated
+from .exploration import FEW_DIGITS, Exploration, Surroundings, without_false_peaks
+from .interpolation import interpolated
 
 __all__ = ["Scatter", "scatter", "systematic"]
 
@@ -68,6 +68,11 @@ def scatter(around: Surroundings, found: Exploration, generator: np.random.Gener
     """
     is_normal = design == "normal"
     size = around.size
+    if found.followed is not None and found.spread is not None:
+        # The points by which the design was judged, where they hold.
+        followed = found.followed
+        is_held = followed.share >= _LEAST_EFFECTIVE
+        return Scatter(followed.spread_weights, -followed.log_proposal, found.spread) if is_held else Scatter.of(found)
     uniforms = _even(_NUM_POINTS, size, generator)
     widths = np.ones((2, size)) if is_normal else _WIDENING * _widths(found)
     drawn = _drawn(around, found, *_from_normal(widths, uniforms), widths.mean(axis=0), design)

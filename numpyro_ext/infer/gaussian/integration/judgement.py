@@ -1,0 +1,119 @@
+"""What is to be said of how hyperparameters were integrated over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpyro.distributions import constraints
+
+from ...front.answers.resampling import LARGEST_SHAPE, pareto_smoothed
+from ...hyper.adaptive import effective_share
+from ...hyper.space import UnconstrainedSpace
+from ..fitting_programs import PointFit
+
+__all__ = ["LARGEST_RISE", "bent_message", "judge_normal", "judge_points", "judge_ratios", "opposite_mode"]
+
+LARGEST_RISE = 0.1
+"""Rise of the log density above the mode that says that there is another mode."""
+_LEAST_SHARE = 0.5
+"""Effective share of importance weights below which hyperparameters are not as their density was taken to be."""
+_NORMAL_SHARE = 0.8
+"""The same where k-hat, by 64 weights, is too large as well."""
+_LEAST_FALL_OF_MODE, _LEAST_VALLEY = 7.0, 1.0
+"""By how much another mode may be lower to be told, and how deep the valley is that makes it one, in logarithm."""
+
+
+def opposite_mode(
+    space: UnconstrainedSpace, mode: np.ndarray, fits_at: Callable[[np.ndarray], PointFit], height: Any
+) -> tuple[str, float] | None:
+    """A site on the real line with whose opposite sign the density has another mode, and how much higher that is.
+
+    Cost: two fits for each such site.
+
+    :param UnconstrainedSpace space: of the hyperparameters.
+    :param mode: unconstrained, shape ``(d,)``.
+    :param fits_at: the field at unconstrained hyperparameters of shape ``(n, d)``.
+    :param height: log density at the mode.
+    """
+    names = [name for name in space.names if not space.sites[name].is_param and _is_real(space, name, mode)]
+    if not names:
+        return None
+    turned = np.repeat(mode[None], 2 * len(names), axis=0)
+    for k, name in enumerate(names):
+        turned[2 * k, space.slices[name]] *= -1.0
+        turned[2 * k + 1, space.slices[name]] = 0.0
+    found = fits_at(turned)
+    heights = np.where(np.asarray(found.converged), found.objective, -np.inf).reshape(-1, 2)
+    for name, (other, between) in zip(names, heights, strict=True):
+        rise = float(other - height)
+        if rise > -_LEAST_FALL_OF_MODE and between < min(float(other), float(height)) - _LEAST_VALLEY:
+            return name, rise
+    return None
+
+
+def _is_real(space: UnconstrainedSpace, name: str, mode: np.ndarray) -> bool:
+    """Whether the values of a site are any real numbers, and its mode is not zero."""
+    own = mode[space.slices[name]]
+    transform = space.sites[name].transform
+    return transform.codomain is constraints.real and bool(np.any(own != 0.0))
+
+
+def bent_message(names: Sequence[str]) -> str:
+    return (
+        f"The density of the hyperparameters ({', '.join(map(repr, names))}) falls off on both sides of its mode much "
+        "faster than its curvature there says, as along a bent ridge where the data know only a sum or a product of "
+        "them: the central composite design does not see where it goes on. Write what is known as the hyperparameter, "
+        "give values to some (hyper_values), take integrate='grid' for up to four of them, or marginalize and NUTS."
+    )
+
+
+def judge_ratios(log_ratios: np.ndarray) -> tuple[str, ...]:
+    """What is to be said of an emulated density, by the densities at draws from it over what it says without them."""
+    share, shape = effective_share(log_ratios), pareto_smoothed(log_ratios)[1]
+    if share >= _LEAST_SHARE and shape <= LARGEST_SHAPE:
+        return ()
+    return (
+        f"The density of the hyperparameters has a shape that the points do not tell: at {len(log_ratios)} more of "
+        f"them it differs from what was expected, by importance weights with an effective share of {share:.2f} and "
+        f"Pareto k-hat {shape:.2f}. Give tighter priors, give values to some (hyper_values), write what the "
+        "data know as the hyperparameter, or marginalize and NUTS.",
+    )
+
+
+def judge_normal(log_weights: np.ndarray) -> tuple[str, ...]:
+    """What is to be said of a normal approximation, by the weights that its points would have."""
+    share, shape = effective_share(log_weights), pareto_smoothed(log_weights)[1]
+    if share >= (_LEAST_SHARE if shape <= LARGEST_SHAPE else _NORMAL_SHARE):
+        return ()
+    return (
+        "The density of the hyperparameters is not normal: importance weights of its normal approximation have an "
+        f"effective share of {share:.2f} and Pareto k-hat {shape:.2f}, so that means, spreads and evidence may be far "
+        "off. Take integrate='adaptive' (or 'auto').",
+    )
+
+
+def judge_points(objective: np.ndarray, cut: float | None, names: Sequence[str]) -> tuple[str, ...]:
+    """What is to be said of fits at points, of a lattice that was cut where the log density had fallen by so much."""
+    messages = []
+    failed = int(np.sum(~np.isfinite(objective)))
+    if failed:
+        messages.append(
+            f"At {failed} of {objective.size} points of the hyperparameters the evidence is not finite, or that of a "
+            "field that did not converge and larger than at the mode; they are left out."
+        )
+    rise = float(np.max(objective, initial=-np.inf, where=np.isfinite(objective)) - objective[0])
+    if rise > LARGEST_RISE:
+        messages.append(
+            f"A point of the design has a log density {rise:.2g} above that of the mode: the search ended too "
+            "early, or there are several modes. Use num_restarts or other init_values."
+        )
+    if cut is not None:
+        messages.append(
+            f"The density of the hyperparameters ({', '.join(map(repr, names))}) does not fall off within "
+            f"{objective.size} points of the lattice, which was cut where it has fallen by {cut:.2g} in logarithm. "
+            "Where the data know only a sum or a product of them, write that as the hyperparameter. Give tighter "
+            "priors, give values to some (hyper_values), or INLA a wider grid_step."
+        )
+    return tuple(messages)

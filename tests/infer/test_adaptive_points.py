@@ -1,0 +1,148 @@
+"""Points that follow a density of hyperparameters, against closed forms and quadrature."""
+
+import itertools
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from scipy.special import gammaln, logsumexp
+from scipy.stats import chi, halfnorm, norm
+
+from numpyro_ext.infer import EP
+from numpyro_ext.infer.gaussian.integration.judgement import judge_ratios
+from numpyro_ext.infer.hyper.adaptive import follow
+
+KEY = jax.random.key(0)
+
+
+def test_logs_of_scales_have_their_closed_form():
+    """Four independent chi variables, two of them half-normal, by their logarithms: a turned normal knows none."""
+    freedom = np.array([1.0, 1.0, 3.0, 8.0])
+    mode, sd = 0.5 * np.log(freedom), 1.0 / np.sqrt(2.0 * freedom)
+    turn = np.linalg.qr(np.eye(4) + 0.05 * np.random.default_rng(4).normal(size=(4, 4)))[0]
+
+    def log_density(z):
+        logs = mode + sd * (z @ turn.T)
+        return np.sum(freedom * logs - 0.5 * np.exp(2.0 * logs), axis=1)
+
+    found = follow(log_density, 4)
+    exact = np.sum(gammaln(freedom / 2) + (freedom / 2 - 1) * np.log(2.0) - np.log(sd)) - log_density(np.zeros((1, 4)))
+    assert abs(found.log_integral - exact[0]) < 0.1 and found.error < 0.1
+    for points, weights in ((found.cloud.points, found.cloud.weights), (found.spread, found.spread_weights)):
+        values = np.exp(mode + sd * (points @ turn.T))
+        mean = weights @ values
+        np.testing.assert_allclose((mean - chi.mean(freedom)) / chi.std(freedom), 0.0, atol=0.15)
+        np.testing.assert_allclose(np.sqrt(weights @ (values - mean) ** 2), chi.std(freedom), rtol=0.12)
+    assert judge_ratios(found.log_ratios) == ()
+
+
+def test_a_density_that_cannot_be_followed_is_said():
+    """Waves that are narrower than the points stand apart."""
+    found = follow(lambda z: -0.5 * np.sum(z**2, axis=1) + 4.0 * np.sin(9.0 * z.sum(axis=1)), 3)
+    assert "k-hat" in judge_ratios(found.log_ratios)[0]
+
+
+GROUP, OTHER = np.arange(24) % 6, np.arange(24) // 8
+
+
+def crossed(y):
+    """Two scales and noise, of which the data know little."""
+    first, second, noise = (numpyro.sample(name, dist.HalfNormal(1)) for name in ("first", "second", "noise"))
+    effect = numpyro.sample("effect", dist.Normal(0, first).expand([6]))
+    other = numpyro.sample("other", dist.Normal(0, second).expand([3]))
+    numpyro.sample("y", dist.Normal(effect[GROUP] + other[OTHER], noise), obs=y)
+
+
+def quadrature(y):
+    """Log evidence, means and sds of the three scales, on a grid of their logarithms."""
+    grid = np.linspace(-5.0, 2.0, 36)
+    shared = [(index[:, None] == index).astype(float) for index in (GROUP, OTHER)]
+    pairs = np.exp(list(itertools.product(grid, repeat=2)))[:, :, None, None]
+    rest = pairs[:, 0] ** 2 * shared[1] + pairs[:, 1] ** 2 * np.eye(24)
+    log_density = []
+    for first in np.exp(grid):
+        covariance = first**2 * shared[0] + rest
+        value = -0.5 * np.einsum("i,nij,j->n", y, np.linalg.inv(covariance), y) - 12.0 * np.log(2.0 * np.pi)
+        value -= 0.5 * np.linalg.slogdet(covariance)[1]
+        scales = np.column_stack([np.full(len(pairs), first), pairs[:, :, 0, 0]])
+        log_density.append(value + np.sum(halfnorm.logpdf(scales) + np.log(scales), axis=1))
+    log_density = np.concatenate(log_density)
+    total = logsumexp(log_density)
+    weights, scales = np.exp(log_density - total), np.exp(list(itertools.product(grid, repeat=3)))
+    mean = weights @ scales
+    return total + 3.0 * np.log(grid[1] - grid[0]), mean, np.sqrt(weights @ (scales - mean) ** 2)
+
+
+@pytest.mark.thorough
+def test_three_scales_against_quadrature():
+    y = np.random.default_rng(1).normal(size=6)[GROUP] * 0.5 + np.random.default_rng(2).normal(size=24)
+    evidence, mean, sd = quadrature(y)
+    engine = EP(crossed, progress_bar=False, num_samples=4000)
+    engine.run(KEY, y)
+    assert engine.diagnostics.converged and abs(engine.log_evidence - evidence) < 0.1
+    assert 0.0 < engine.log_evidence.standard_error < 0.1
+    draws = engine.get_samples()
+    for k, name in enumerate(("first", "second", "noise")):
+        site = engine.hyper[name]
+        assert abs(float(site.mean) - mean[k]) < 0.15 * sd[k] and abs(draws[name].mean() - mean[k]) < 0.15 * sd[k]
+        assert abs(float(site.sd) / sd[k] - 1.0) < 0.12 and abs(draws[name].std() / sd[k] - 1.0) < 0.12
+        assert len(np.unique(draws[name])) > 100
+    ends = engine.hyper["noise"].quantile(np.array([0.1, 0.9]))
+    np.testing.assert_allclose(ends, np.quantile(draws["noise"], [0.1, 0.9]), atol=0.2 * sd[2])
+
+
+@pytest.mark.thorough
+def test_a_normal_approximation_of_a_scale_is_warned_of():
+    y, sigma = np.array([28.0, 8, -3, 7, -1, 1, 18, 12]), np.array([15.0, 10, 16, 11, 9, 11, 10, 18])
+
+    def schools(y):
+        mu, tau = numpyro.sample("mu", dist.Normal(0, 5)), numpyro.sample("tau", dist.HalfCauchy(5))
+        theta = numpyro.sample("theta", dist.Normal(mu, tau).expand([8]))
+        numpyro.sample("y", dist.Normal(theta, sigma), obs=y)
+
+    with pytest.warns(UserWarning, match="density of the hyperparameters is not normal.*integrate='adaptive'"):
+        EP(schools, integrate="normal", progress_bar=False).run(KEY, y)
+
+
+@pytest.mark.thorough
+def test_two_modes_of_opposite_sign_are_told():
+    """The data know the square of a number: the evidence of one mode lacks log 2, by quadrature."""
+
+    def squared(y):
+        m = numpyro.sample("m", dist.Normal(0, 2))
+        f = numpyro.sample("f", dist.Normal(0, 1))
+        numpyro.sample("y", dist.Normal(m**2 + f, 0.5), obs=y)
+
+    y = np.full(6, 4.0)
+    with pytest.warns(UserWarning, match="two modes: with the opposite sign of 'm'.* of two modes alike"):
+        engine = EP(squared, progress_bar=False, init_values={"m": 1.5})
+        engine.run(KEY, y)
+    grid = np.linspace(-8.0, 8.0, 4001)
+    covariance = np.ones((6, 6)) + 0.25 * np.eye(6)
+    rest = y[:, None] - grid**2
+    log_density = -0.5 * np.sum(rest * np.linalg.solve(covariance, rest), axis=0) + norm.logpdf(grid, scale=2.0)
+    log_density -= 0.5 * np.linalg.slogdet(2.0 * np.pi * covariance)[1]
+    evidence = logsumexp(log_density) + np.log(grid[1] - grid[0])
+    np.testing.assert_allclose(engine.log_evidence + np.log(2.0), evidence, atol=0.03)
+    told = engine.diagnostics.messages[-1].split("it would be ")[1].split(". A")[0]
+    assert abs(float(told) - evidence) < 0.03
+
+    def signed(y):
+        m = numpyro.sample("m", dist.HalfNormal(2))
+        f = numpyro.sample("f", dist.Normal(0, 1))
+        numpyro.sample("y", dist.Normal(m**2 + f, 0.5), obs=y)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        EP(signed, progress_bar=False).run(KEY, y)
+
+
+def test_single_precision_follows_as_double():
+    found = [follow(lambda z, t=t: np.asarray(-0.5 * np.sum(z**2, axis=1), t), 3) for t in (np.float32, np.float64)]
+    np.testing.assert_allclose(found[0].log_integral, found[1].log_integral, atol=0.02)
+    np.testing.assert_allclose(found[0].log_integral, 1.5 * np.log(2.0 * np.pi), atol=0.03)
+    assert jnp.isfinite(found[0].error)
