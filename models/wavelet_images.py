@@ -1,4 +1,5 @@
-"""What models of pictures by wavelets share: transforms of any sides, priors and their starting values, filled gaps."""
+"""Parts that models of pictures by wavelets share: transforms of any sides, priors and their starting values, filled
+gaps."""
 
 from __future__ import annotations
 
@@ -64,7 +65,7 @@ def continued(image: Array, padded: tuple[int, ...]) -> Array:
 
 
 def cut_back(image: Array, shape: tuple[int, ...], margin: int = 0) -> Array:
-    """What is left of the image when its continuation is cut off."""
+    """Image without its continuation."""
     return image[tuple(slice(margin, margin + side) for side in shape)]
 
 

@@ -1,4 +1,4 @@
-"""How objects show themselves: short text, and the same as HTML in notebooks."""
+"""Representations of objects: short text, and the same as HTML in notebooks."""
 
 from __future__ import annotations
 

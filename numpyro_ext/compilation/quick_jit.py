@@ -51,7 +51,7 @@ def quick_jit(
 
 
 def holds_little(tree: Any, most_numbers: int = 100_000) -> bool:
-    """Whether the arrays of a tree are so small that a single pass over them takes next to no time.
+    """True if the arrays of a tree are so small that a single pass over them takes next to no time.
 
     :param tree: of arrays, or of their shapes.
     :param int most_numbers: that they may hold.

@@ -26,7 +26,7 @@ class Recent:
         self._kept: OrderedDict[Hashable, Any] = OrderedDict()
 
     def get(self, key: Hashable, make: Callable[[], _Kept]) -> _Kept:
-        """What is kept under a key, made if it is not there.
+        """Value that is kept under a key, made if it is not there.
 
         :param key: equal keys mean equal things.
         :param make: called without arguments when needed.

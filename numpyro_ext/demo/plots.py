@@ -19,7 +19,8 @@ _INK = "#333333"
 
 
 def plot_engines(results: Sequence[Result], path: Path) -> None:
-    """How far each engine is from NUTS, and its seconds: a first fit and, at the other end of the line, the next."""
+    """Plot the gap of each engine to NUTS against its seconds: a first fit and, at the other end of the line, the
+    next."""
     figure, axes = plt.subplots(1, 3, figsize=(11.0, 3.8), sharex=True, sharey=True, layout="constrained")
     for axis, (nonlinearity, colour) in zip(axes, _COLOURS.items(), strict=True):
         labelled: list[np.ndarray] = []
@@ -77,7 +78,7 @@ def plot_intensities(results: Sequence[Result], data: EventCounts, dates: np.nda
 
 
 def plot_predictive_check(replicated: np.ndarray, data: EventCounts, path: Path) -> None:
-    """How many bins have so many events: replications from the posterior against the data."""
+    """Plot the number of bins with so many events: replications from the posterior against the data."""
     largest = int(max(data.counts.max(), np.quantile(replicated, 0.9999)))
     values = np.arange(largest + 1)
     frequency = np.stack([(replicated == v).sum(axis=1) for v in values], axis=1)

@@ -1,4 +1,4 @@
-"""What the demo found, engine by engine."""
+"""Results of the demo, engine by engine."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ class Result(NamedTuple):
     nonlinearity: str
     engine: str
     first_seconds: float = 0.0
-    """Of a run in a process that has compiled nothing for this engine and model."""
+    """Seconds of a run in a process that has compiled nothing for this engine and model."""
     next_seconds: float = 0.0
-    """Of a run on other data of the same shape."""
+    """Seconds of a run on other data of the same shape."""
     draws: dict[str, Any] | None = None
     log_evidence: str = ""
     loo: float = 0.0

@@ -98,7 +98,7 @@ class Calibration:
         return axes
 
     def coverage(self, probs: Sequence[float] = (0.5, 0.8, 0.95)) -> dict[str, dict[float, tuple[float, float]]]:
-        """How often central intervals hold the true value.
+        """Frequency with which central intervals hold the true value.
 
         :param probs: the masses of the intervals.
         :return: by site and mass the share, over the elements of the site and the simulations, and its standard

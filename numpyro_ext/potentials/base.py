@@ -29,23 +29,24 @@ class Potential:
     """
 
     is_log_concave: ClassVar[bool] = False
-    """Whether the log density is concave, for every observation and all parameters."""
+    """True if the log density is concave, for every observation and all parameters."""
     is_smooth: ClassVar[bool] = True
-    """Whether second derivatives exist and carry the curvature (false for kinks): Laplace's method needs it."""
+    """True if second derivatives exist and carry the curvature (false for kinks): Laplace's method needs it."""
     is_analytic: ClassVar[bool] = False
-    """Whether the log density, for all parameters, is analytic at least 2.5 to either side of the real line (as that of
-    logistic, probit and Gaussian factors), and grows no faster than a polynomial along it. Expectations under products
-    of Gaussian vectors need it: see :func:`~numpyro_ext.potentials.expected_bilinear_log_density`."""
+    """True if the log density, for all parameters, is analytic at least 2.5 to either side of the real line (as that
+    of logistic, probit and Gaussian factors), and grows no faster than a polynomial along it. Expectations under
+    products of Gaussian vectors need it: see :func:`~numpyro_ext.potentials.expected_bilinear_log_density`."""
     has_exponential_mean: ClassVar[bool] = False
-    """Whether :meth:`mean` is proportional to the exponential of the predictor: its expectation is then taken in closed
-    form, and may be infinite. Other means must not grow faster than a polynomial where a bilinear model uses them."""
+    """True if :meth:`mean` is proportional to the exponential of the predictor: its expectation is then taken in
+    closed form, and may be infinite. Other means must not grow faster than a polynomial where a bilinear model uses
+    them."""
     is_elementwise: ClassVar[bool] = False
-    """Whether every field is a number for each factor or one for all, so that the fields of several objects, one after
-    the other, are those of one."""
+    """True if every field is a number for each factor or one for all, so that the fields of several objects, one
+    after the other, are those of one."""
     has_fixed_shape: ClassVar[bool] = False
-    """Whether the log density takes all predictors together only, so that parts of them are no factors of their own."""
+    """True if the log density takes all predictors together only, so that parts of them are no factors of their own."""
     has_closed_derivatives: ClassVar[bool]
-    """Whether the class has :meth:`derivatives` of its own."""
+    """True if the class has :meth:`derivatives` of its own."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -84,7 +85,7 @@ class Potential:
         return None
 
     def outcomes(self) -> Outcomes | None:
-        """What could have been observed in the place of what was, or ``None`` where that is not known.
+        """Outcomes that could have been observed, or ``None`` where that is not known.
 
         Where the factor is the density of an observation, of which one field holds the value: the information that an
         observation would give is asked of it (:mod:`~numpyro_ext.potentials.information`).
@@ -92,7 +93,7 @@ class Potential:
         return None
 
     def has_finite_expectation(self) -> Array:
-        """Which factors have a finite Gaussian expectation of their logarithm, as booleans that broadcast.
+        """Mask of the factors whose logarithm has a finite Gaussian expectation, as booleans that broadcast.
 
         A factor that is zero on part of the line has none, and no variational Gaussian posterior. Functions that are
         not known are assumed to have one.
@@ -100,7 +101,8 @@ class Potential:
         return jnp.asarray(True)
 
     def has_finite_variance(self) -> Array:
-        """Which factors, as functions of the predictor, are densities with a variance, as booleans that broadcast.
+        """Mask of the factors that, as functions of the predictor, are densities with a variance, as booleans that
+        broadcast.
 
         These say where a predictor is without anything else: coefficients of which the data know nothing have no more.
         Functions that are not known are assumed to have none.

@@ -1,4 +1,4 @@
-r"""What an observation would tell: entropies of outcomes whose predictor is Gaussian, and mixtures of them.
+r"""Information in observations: entropies of outcomes whose predictor is Gaussian, and of mixtures of them.
 
 With a predictor :math:`\eta \sim N(m, v)` an outcome has the predictive density :math:`\bar p(y) = \int p(y \mid \eta)
 N(\eta \mid m, v)\, d\eta`. The information in it about the predictor is :math:`H[\bar p] - E\, H[p(\cdot \mid \eta)]`
@@ -42,11 +42,12 @@ EntropyMethod = Literal["quadrature", "closed-form"]
 
 _LOG_2PI_E = math.log(2.0 * math.pi * math.e)
 _SQUARED_WIDTH = 0.5 * math.pi * math.log(2.0)
-r"""Of the Gaussian that the entropy of a probit observation resembles: :math:`C^2` of Houlsby (2014), eq. (3.6)."""
+r"""Squared width of the Gaussian that the entropy of a probit observation resembles: :math:`C^2` of Houlsby (2014),
+eq. (3.6)."""
 _FURTHEST = 8.5
 """Standard deviations to either side, at which rules over the predictor end."""
 _MOST_HALVINGS = 6
-"""Of the distance of the nodes, for predictors that are wide."""
+"""Largest number of halvings of the distance of the nodes, for predictors that are wide."""
 _REAL_REACH, _NUM_REAL = 22.0, 1601
 r"""Real outcomes are integrated at ``center + width * sinh(t)``: so far, and at so many nodes, an odd number."""
 
@@ -233,7 +234,7 @@ def _probit_conditional_entropy(
 
 @functools.partial(jax.jit, static_argnames="is_mixed")
 def _probit_information(label: Array, mean: Array, variance: Array, left: ArrayLike | None, *, is_mixed: bool) -> Array:
-    """Of one component, on an axis in front if there is one for mixtures."""
+    """Information of one component, on an axis in front if there is one for mixtures."""
     remains = jnp.zeros_like(variance) if left is None else jnp.asarray(left, mean.dtype)
     known = jnp.where(variance < remains, 0.0, variance - remains)
     found = probit_information(mean / jnp.sqrt(1.0 + remains), known / (1.0 + remains))
@@ -369,8 +370,8 @@ def real_nodes() -> tuple[np.ndarray, np.ndarray]:
 
 
 def center_and_scale(mean: Array, variance: Array, weights: Array, width: ArrayLike) -> tuple[Array, Array]:
-    """Where mixtures of real outcomes are integrated: nodes are dense within the narrowest component, and as dense
-    where the others are."""
+    """Center and scale of the nodes for mixtures of real outcomes: nodes are dense within the narrowest component,
+    and as dense where the others are."""
     by_component = weights.reshape(-1, *(1,) * (mean.ndim - 1))
     center = jnp.sum(by_component * mean, axis=0)
     away = jnp.sum(by_component * jnp.square(mean - center), axis=0)

@@ -1,4 +1,4 @@
-"""What integrals of a log factor give, and what they ask of it."""
+"""Moments that integrals of a log factor give, and the questions that they ask of it."""
 
 from __future__ import annotations
 
@@ -73,32 +73,33 @@ class LogisticTerms(NamedTuple):
 
 
 class Outcomes(NamedTuple):
-    """What an observation may be: categories, counts or real numbers."""
+    """Possible outcomes of an observation: categories, counts or real numbers."""
 
     field: str
-    """Of the potential, which holds the values that were observed."""
+    """Field of the potential that holds the values that were observed."""
     number: int | None = None
-    """Of categories ``0, ..., number - 1``."""
+    """Number of categories ``0, ..., number - 1``."""
     limit: Array | None = None
     """The largest count; none, and no width, for counts without end."""
     width: Array | float | None = None
-    """Of real numbers, the scale on which their density varies at a given predictor."""
+    """Scale on which the density of real outcomes varies at a given predictor."""
 
 
 class LogFactor(Protocol):
-    """What integrals ask of a factor: every :class:`~numpyro_ext.potentials.Potential` has it, and says more of it."""
+    """Questions that integrals ask of a factor: every :class:`~numpyro_ext.potentials.Potential` has it, and says
+    more of it."""
 
     @property
     def is_log_concave(self) -> bool:
-        """Whether the log density is concave."""
+        """True if the log density is concave."""
 
     @property
     def is_smooth(self) -> bool:
-        """Whether second derivatives exist and carry the curvature."""
+        """True if second derivatives exist and carry the curvature."""
 
     @property
     def has_closed_derivatives(self) -> bool:
-        """Whether :meth:`derivatives` is cheaper than to differentiate :meth:`log_density`."""
+        """True if :meth:`derivatives` is cheaper than to differentiate :meth:`log_density`."""
 
     def log_density(self, eta: ArrayLike) -> Array:
         """Elementwise log density."""

@@ -1,4 +1,4 @@
-"""What could be observed in the place of what was, and how probable each of it is under Gaussian predictors.
+"""Outcomes that could be observed, and their probabilities under Gaussian predictors.
 
 Arrays have an axis of mixture components in front, whose weights sum to one, as in :mod:`.information`.
 """
@@ -22,7 +22,7 @@ __all__ = ["log_predictive_probabilities", "log_probabilities", "num_outcomes", 
 _Factors = TypeVar("_Factors", bound=Potential)
 
 _TAIL = 1e-10
-"""Of the mass of counts, which may be left out."""
+"""Mass of counts that may be left out."""
 _MOST_COUNTS = 16384
 
 
@@ -49,7 +49,7 @@ def with_outcome(potential: _Factors, value: ArrayLike) -> _Factors:
 
 
 def num_outcomes(potential: Potential, mean: ArrayLike, variance: ArrayLike, weights: ArrayLike) -> int | None:
-    """How many outcomes ``0, 1, ...`` hold all of the mass; none where outcomes are real numbers.
+    """Number of outcomes ``0, 1, ...`` that hold all of the mass; none where outcomes are real numbers.
 
     Counts without end are added up until at most ``1e-10`` of the mass is missing at every factor.
 

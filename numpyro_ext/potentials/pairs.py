@@ -29,9 +29,9 @@ class PairKind(NamedTuple):
 
     inner: int
     is_gaussian: bool
-    """Whether the factor is Gaussian in that predictor, given the other."""
+    """True if the factor is Gaussian in that predictor, given the other."""
     is_mixture: bool
-    """Whether the factor is a function of one predictor plus a function of the other."""
+    """True if the factor is a function of one predictor plus a function of the other."""
 
 
 @potential
@@ -135,7 +135,7 @@ def _tilted_moments(factors: PairPotential, mean: Array, covariance: Array, powe
 def kind_of_pair(
     factors: PairPotential, num_factors: int, run: Callable[[Callable[[], Any]], Any] = lambda probe: jax.jit(probe)()
 ) -> PairKind:
-    """How to integrate factors, from their derivatives at a few points.
+    """Choose the integral of factors by their derivatives at a few points.
 
     A factor that is Gaussian in a predictor has the same second derivative in it wherever that predictor is. Otherwise
     the one comes first of which the factor can say most: the location, however small the scale. What a change of one

@@ -20,8 +20,8 @@ class VectorTiltedMoments(NamedTuple):
     covariance: Array
     """Shape ``(..., K, K)``."""
     site_precision: Array | None = None
-    """Of the site that has these moments under the same cavity, shape ``(..., K, K)``, where the rule knows it better
-    than by the difference of two inverses, which loses digits where the factor says little."""
+    """Precision of the site that has these moments under the same cavity, shape ``(..., K, K)``, where the rule
+    knows it better than by the difference of two inverses, which loses digits where the factor says little."""
     site_shift: Array | None = None
     """Precision times mean of that site, shape ``(..., K)``."""
 
@@ -51,7 +51,7 @@ class VectorPotential:
 
     is_log_concave: ClassVar[bool] = False
     has_tilted_moments: ClassVar[bool] = False
-    """Whether :meth:`tilted_moments` is there: expectation propagation needs it."""
+    """True if :meth:`tilted_moments` is there: expectation propagation needs it."""
 
     @property
     def dimension(self) -> int:
@@ -60,7 +60,7 @@ class VectorPotential:
 
     @property
     def is_lower_bound(self) -> bool:
-        """Whether :meth:`expected_log_density` is the expectation, to many digits, or below it; not merely near it."""
+        """True if :meth:`expected_log_density` is the expectation, to many digits, or below it; not merely near it."""
         raise NotImplementedError
 
     def log_density(self, eta: ArrayLike) -> Array:

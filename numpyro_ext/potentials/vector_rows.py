@@ -88,7 +88,7 @@ class VectorRows(Potential):
         return self._weights(precision), self._on_units(shift)
 
     def to_rows(self, of_factor: Array) -> Array:
-        """What is the same for all rows of a factor."""
+        """Repeat a factor's value for all of its rows."""
         return jnp.repeat(of_factor, self.num_rows)
 
     def tilted_moments(self, mean: ArrayLike, variance: ArrayLike, power: ArrayLike = 1.0) -> TiltedMoments:
@@ -110,7 +110,7 @@ class VectorRows(Potential):
         return jnp.reshape(jnp.asarray(rows), (-1, self.num_rows))[:, : self.base.dimension]
 
     def on_first_row(self, value: Array) -> Array:
-        """What counts once for each factor: zero on its other rows."""
+        """Put a factor's value on its first row, zero on the others."""
         return jnp.pad(value[:, None], ((0, 0), (0, self.num_rows - 1))).reshape(-1)
 
     def of_factors(self, of_rows: ArrayLike) -> Array:

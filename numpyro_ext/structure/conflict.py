@@ -1,4 +1,4 @@
-"""Why a set of sites cannot form the field, inside the search for one."""
+"""Conflict of a set of sites that cannot form the field, inside the search for one."""
 
 __all__ = ["Conflict", "names_of"]
 

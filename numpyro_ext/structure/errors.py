@@ -8,7 +8,7 @@ __all__ = ["ModelStructureError", "Reason"]
 
 
 class Reason(enum.Enum):
-    """Why a model was refused. Code asks for the reason; the words of a message are for readers."""
+    """Reason of a refusal. Code asks for the reason; the words of a message are for readers."""
 
     STRUCTURE = "structure"
     """Sites are used in a way that the form does not have."""
@@ -19,7 +19,7 @@ class Reason(enum.Enum):
     EXECUTION = "execution"
     """The model itself does not run on its arguments."""
     MISREAD = "misread"
-    """What was read is not the density that NumPyro computes."""
+    """The form has another density than NumPyro computes."""
 
 
 class ModelStructureError(ValueError):

@@ -72,7 +72,7 @@ class Built(NamedTuple):
     sign: float = 1.0
     shift: Any = 0.0
     observed: Any = True
-    """Which rows have a factor at all, besides what the mask of the model says."""
+    """Mask of the rows that have a factor at all, besides the mask of the model."""
 
 
 Build = Callable[[Observations], Potential | VectorPotential | Built]
@@ -109,7 +109,7 @@ PROBIT = Link("probit", scipy.special.ndtr)
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Family:
-    """What the readers know of a distribution; made by :func:`register_family`, which describes the fields."""
+    """Registered facts about a distribution; made by :func:`register_family`, which describes the fields."""
 
     label: str
     predictor: str

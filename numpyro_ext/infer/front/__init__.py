@@ -1,1 +1,1 @@
-"""What every engine is to its user; knows no form and no algorithm."""
+"""Parts that all engines have in common for their user; they know no form and no algorithm."""

@@ -37,7 +37,7 @@ _Run = TypeVar("_Run", bound=FinishedRun)
 
 
 class BaseEngine(ShownEngine, LastRun, ArviZInterface, KeptRun, Generic[_Run]):
-    """What every engine is: a model, options, and a run, which answers for itself.
+    """Base of all engines: a model, options, and a run, which answers for itself.
 
     A subclass adds its own options, and says what models are read into (``forms``), how a run is made (:meth:`_start`)
     and how it is put together again from a file (:meth:`_restore`). The answers are those of the run, a
@@ -86,15 +86,15 @@ class BaseEngine(ShownEngine, LastRun, ArviZInterface, KeptRun, Generic[_Run]):
 
     @property
     def _start_values(self) -> dict[str, Any]:
-        """Where a model is read: at the values that are given, whether to start from or to hold."""
+        """Values at which a model is read: those that are given, to start from or to hold."""
         return {**self.init_values, **self.hyper_values}
 
     # Running
 
     writes_checkpoints: ClassVar[bool] = False
-    """Whether :meth:`_start` has the option ``checkpoint``."""
+    """True if :meth:`_start` has the option ``checkpoint``."""
     forms: ClassVar[Sequence[Form[Any]]] = ()
-    """What a model is read into: the first of them that it has."""
+    """Forms into which a model is read: the first of them that it has."""
 
     def _read(self, rng_key: Array, args: tuple[Any, ...], kwargs: dict[str, Any], **options: Any) -> Any:
         keep_by_default()
@@ -230,7 +230,7 @@ class BaseEngine(ShownEngine, LastRun, ArviZInterface, KeptRun, Generic[_Run]):
 
     @property
     def is_lower_bound(self) -> bool:
-        """Whether the reported log evidence cannot exceed the exact one."""
+        """True if the reported log evidence cannot exceed the exact one."""
         return self._finished().is_lower_bound
 
     @property
@@ -298,7 +298,7 @@ class BaseEngine(ShownEngine, LastRun, ArviZInterface, KeptRun, Generic[_Run]):
         return by_chain(sites) if group_by_chain else dict(sites)
 
     def get_extra_fields(self, group_by_chain: bool = False) -> dict[str, Array]:
-        """What else is known of each draw: ``potential_energy``, minus the log density of draw and data.
+        """Extra fields of each draw: ``potential_energy``, minus the log density of draw and data.
 
         :param bool group_by_chain: whether to put a chain dimension in front, as in :meth:`get_samples`.
         """
@@ -344,7 +344,8 @@ class BaseEngine(ShownEngine, LastRun, ArviZInterface, KeptRun, Generic[_Run]):
         )
 
     def describe(self) -> str:
-        """How the model was read: the field, the hyperparameters, what each factor was recognised as, the design."""
+        """Describe the reading of the model: the field, the hyperparameters, the likelihood of each factor, the
+        design."""
         return self._finished().describe()
 
     predict = ask(FinishedRun.predict)
@@ -382,7 +383,7 @@ class BaseEngine(ShownEngine, LastRun, ArviZInterface, KeptRun, Generic[_Run]):
 
 
 def _says_so_itself(model: Any) -> bool:
-    """Whether it is a model of this package, which looks at the comparisons that it is given, whoever runs it."""
+    """True if it is a model of this package, which looks at the comparisons that it is given, whoever runs it."""
     while (inner := getattr(model, "func", getattr(model, "fn", None))) is not None:  # partial, and handlers
         model = inner
     return str(getattr(model, "__module__", "")).startswith("numpyro_ext.models")

@@ -93,7 +93,7 @@ class Fits(Sequence[_Engine]):
 
     @property
     def converged(self) -> np.ndarray:
-        """Which fits converged, shape ``(num_datasets,)``."""
+        """Mask of the fits that converged, shape ``(num_datasets,)``."""
         ended = [number not in self.errors for number in range(len(self))]
         return np.array([ok and engine.diagnostics.converged for ok, engine in zip(ended, self._engines, strict=True)])
 

@@ -1,4 +1,4 @@
-"""What an engine reports about a run: plain containers, and values in words."""
+"""Reports of an engine about a run: plain containers, and values in words."""
 
 from __future__ import annotations
 
@@ -102,7 +102,8 @@ class HyperEstimate(NamedTuple):
     value: Array
     """In the support of the site."""
     standard_error: Array | None
-    """Of ``value``, by the delta method: the Jacobian of the transform times the unconstrained covariance."""
+    """Standard error of ``value``, by the delta method: the Jacobian of the transform times the unconstrained
+    covariance."""
     unconstrained_value: Array
     """The value before the site's transform; shape of the unconstrained space."""
     unconstrained_standard_error: Array | None
@@ -145,7 +146,7 @@ class HyperEstimate(NamedTuple):
 
 
 class HyperDiagnostics(NamedTuple):
-    """How the search for the hyperparameters went."""
+    """Course of the search for the hyperparameters."""
 
     converged: bool
     num_iterations: int
@@ -165,7 +166,7 @@ _OF_SINGLE_PRECISION = (
 
 
 class Diagnostics(NamedTuple):
-    """How a run ended."""
+    """End of a run."""
 
     converged: bool
     num_steps: int
@@ -181,7 +182,7 @@ class Diagnostics(NamedTuple):
     hyper: HyperDiagnostics | None
     """``None`` where there was nothing to learn."""
     messages: tuple[str, ...]
-    """What a reader of the results should know."""
+    """Messages for a reader of the results."""
     points: tuple[str, ...] = ()
     """Latent sites that the run set to a point: one value in all draws, without uncertainty."""
     edges: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""What a run has found, and what can be asked of it."""
+"""Results of a run, and the questions that it answers."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class FinishedRun(ABC):
 
     @property
     def is_lower_bound(self) -> bool:
-        """Whether the log evidence cannot exceed the exact one."""
+        """True if the log evidence cannot exceed the exact one."""
         return False
 
     @property
@@ -106,7 +106,7 @@ class FinishedRun(ABC):
 
     @property
     def diagnostics(self) -> Diagnostics:
-        """How the run ended."""
+        """End of the run."""
         return self.fit.diagnostics
 
     @property
@@ -116,7 +116,7 @@ class FinishedRun(ABC):
 
     @property
     def is_at_hand(self) -> bool:
-        """Whether diagnostics and evidence are known without further computation, so that they may be shown."""
+        """True if diagnostics and evidence are known without further computation, so that they may be shown."""
         return True
 
     @property
@@ -131,11 +131,11 @@ class FinishedRun(ABC):
 
     @property
     def against_weights(self) -> tuple[str, ...]:
-        """What speaks against leaving observations out by weights of draws, of engines that have another way."""
+        """Reasons against leaving observations out by weights of draws, of engines that have another way."""
         return ()
 
     def describe(self) -> str:
-        """How the model was read."""
+        """Describe the reading of the model."""
         return self.reading.describe()
 
     def content(self) -> dict[str, Any]:
@@ -146,7 +146,7 @@ class FinishedRun(ABC):
 
     @cached_property
     def draws(self) -> tuple[dict[str, Array], Array]:
-        """Those that belong to the run: of all sites but the observed ones, and the log density of each."""
+        """Draws that belong to the run: of all sites but the observed ones, and the log density of each."""
         return self.draw_all(self.rng_key)
 
     def draw_all(self, rng_key: Array, num_samples: int | None = None) -> tuple[dict[str, Array], Array]:

@@ -1,4 +1,4 @@
-"""What a run leaves behind: the state to go on from, and its outcome."""
+"""State from which a run goes on, and its outcome."""
 
 from __future__ import annotations
 
@@ -19,18 +19,19 @@ __all__ = ["EngineState", "Fit", "as_numbers", "check_init_state", "data_digest"
 
 
 class EngineState(NamedTuple):
-    """What a run needs to go on exactly where it stopped: ``engine.last_state``."""
+    """State from which a run goes on exactly where it stopped: ``engine.last_state``."""
 
     values: Array
     """Unconstrained hyperparameters, shape ``(d,)``."""
     state: Any
-    """Of the algorithm, at these hyperparameters."""
+    """State of the algorithm, at these hyperparameters."""
     search: SearchState | None
-    """Of the search for the hyperparameters; ``None`` where there are none to learn."""
+    """State of the search for the hyperparameters; ``None`` where there are none to learn."""
     num_steps: int
     """Steps of the algorithm so far, where there are no hyperparameters to learn."""
     data_digest: str
-    """Of data, model, algorithm and fixed hyperparameters: where another one a state is only a place to start from."""
+    """Digest of data, model, algorithm and fixed hyperparameters: where it is another one a state is only a place to
+    start from."""
 
 
 class Fit(NamedTuple):
@@ -40,9 +41,9 @@ class Fit(NamedTuple):
     hyper: dict[str, Array]
     """All hyperparameters, constrained."""
     covariance: np.ndarray | None
-    """Of the unconstrained free hyperparameters, from the curvature; ``None`` if it was not computed."""
+    """Covariance of the unconstrained free hyperparameters, from the curvature; ``None`` if it was not computed."""
     has_curvature: bool
-    """Whether the objective curves downwards in every direction, so that standard errors exist."""
+    """True if the objective curves downwards in every direction, so that standard errors exist."""
     log_evidence: float
     diagnostics: Diagnostics
 
@@ -86,7 +87,7 @@ def check_init_state(init_state: EngineState, shapes: Any, num_hyper: int) -> No
 
 
 def fits(shapes: Any, leaves: list[Array]) -> bool:
-    """Whether arrays, as a file holds them, are those of a tree.
+    """True if arrays, as a file holds them, are those of a tree.
 
     :param shapes: of the tree, from ``jax.eval_shape``.
     :param leaves: its arrays in order.

@@ -98,7 +98,7 @@ class Engine(GaussianAnswers):
 
     forms: ClassVar[Sequence[Form[Any]]] = (LATENT_GAUSSIAN,)
     must_integrate: ClassVar[bool] = False
-    """Whether there is no engine without integration over the hyperparameters."""
+    """True if there is no engine without integration over the hyperparameters."""
     outside_algorithm: ClassVar[frozenset[str]] = frozenset()
     """Attributes on which the functions of :meth:`algorithm` do not depend, so that other values compile nothing.
     Those of this class are such: programs have them as data, or are kept by them already."""
@@ -229,7 +229,7 @@ class Engine(GaussianAnswers):
         return self.must_integrate or (self.integrate != "none" and len(space.integrable) > 0)
 
     def _explain(self, reading: LatentGaussianReading, found: Fit) -> list[str]:
-        """What the factors of a model mean for how a fit of it ended."""
+        """Explain the end of a fit by the factors of the model."""
         messages = explain_two_modes(reading, found.hyper)
         if masked := sites_without_data(reading.sites):
             messages.append(
@@ -265,7 +265,7 @@ class Engine(GaussianAnswers):
 
     @property
     def _marginals_fn(self) -> Callable[..., Any]:
-        """What the components of mixtures over hyperparameters are."""
+        """Function that makes the components of mixtures over hyperparameters."""
         return gaussian_marginals
 
     def _options(self) -> RunOptions:

@@ -38,12 +38,13 @@ class ProgramState(NamedTuple):
     """Unconstrained values of the hyperparameters that are learned, shape ``(d,)``; see
     :meth:`EngineProgram.constrained`."""
     site_precision: Array
-    """Of the Gaussian sites that stand for the factors, one for each row, shape ``(num_rows,)``."""
+    """Precision of the Gaussian sites that stand for the factors, one for each row, shape ``(num_rows,)``."""
     site_shift: Array
     converged: Array
     num_steps: Array
     algorithm: Any
-    """Where the next fit starts. It has no derivative: nothing that is told depends on it, up to the tolerance."""
+    """State from which the next fit starts. It has no derivative: nothing that is told depends on it, up to the
+    tolerance."""
 
 
 class EngineProgram:

@@ -1,4 +1,4 @@
-"""Why the evidence of a latent Gaussian model is not finite, in words that name the site."""
+"""Explanation of an evidence that is not finite, in words that name the site."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .programs import compiled_form
 __all__ = ["check_flat_priors", "explain_failure", "not_finite_error"]
 
 _NO_LENGTH = 1e-12
-"""Of a combination of columns of unit length, below which it is zero up to rounding."""
+"""Length of a combination of columns of unit length below which it is zero up to rounding."""
 _PROPER = "dist.Normal(0, 10), or one that adds up to zero (dist.ZeroSumNormal)"
 _LARGEST_WEIGHT = 1e4
 """Second derivative of a log factor, beside which sums over hundreds of them leave a prior of variance one two digits

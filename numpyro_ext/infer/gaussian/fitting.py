@@ -34,7 +34,7 @@ _LARGEST_SKIPPED_FRACTION = 0.01
 
 
 class RunOptions(NamedTuple):
-    """How long, how often and how visibly to run."""
+    """Options of a run: how long, how often and how visibly."""
 
     num_steps: int
     tol: float

@@ -27,8 +27,8 @@ from .algorithms.algorithm import Algorithm
 __all__ = ["MOST_CURVED", "POINTS_PER_CALL", "FittingPrograms", "PointFit"]
 
 _MOST_SMALL_ROWS, _MOST_SMALL_NUMBERS, _FEW_FAMILIES = 500, 20_000, 4
-"""What fits in a tenth of a second; more rows where there are more families of factors than a few, as the compiler
-takes longer for the sites of each than they take to run."""
+"""Sizes that fit in a tenth of a second; more rows where there are more families of factors than a few, as the
+compiler takes longer for the sites of each than they take to run."""
 _LEAST_HYPER, _LEAST_PROBES = 8, 50_000
 """Hyperparameters, and these times rows, from which probes by the model take longer than to compile others."""
 MOST_CURVED, _MOST_LOCAL = 50, 500
@@ -51,7 +51,7 @@ class PointFit(NamedTuple):
     hyper: dict[str, Array]
     """All hyperparameters, constrained."""
     marginals: Any
-    """What was asked of the posterior there."""
+    """Marginals of the posterior there."""
 
 
 class FittingPrograms:
@@ -118,7 +118,7 @@ class FittingPrograms:
 
     @property
     def algorithm(self) -> Algorithm:
-        """What fits the field."""
+        """Algorithm that fits the field."""
         return self._algorithm
 
     def form(self, hyper: dict[str, Array], data: Any) -> LatentGaussian:
@@ -204,7 +204,7 @@ class FittingPrograms:
         return objective
 
     def log_prior(self, data: Any, fixed: dict[str, Array], values: Array) -> Array:
-        """What the objective has beside the evidence: the log prior density of unconstrained hyperparameters."""
+        """Log prior density of unconstrained hyperparameters, which the objective has beside the evidence."""
         total = self._reading.log_prior(self._space.unpack(values, fixed), data)
         return total + self._space.log_volume(values) if self._is_density_unconstrained else total
 
@@ -395,6 +395,6 @@ class FittingPrograms:
 
 
 def _is_small(form: LatentGaussian) -> bool:
-    """Whether fits of such a form take a tenth of a second, whatever the compiler makes of it."""
+    """True if fits of such a form take a tenth of a second, whatever the compiler makes of it."""
     most = _MOST_SMALL_ROWS * max(1.0, len(form.potentials) / _FEW_FAMILIES)
     return form.num_rows <= most and holds_little(form, _MOST_SMALL_NUMBERS)

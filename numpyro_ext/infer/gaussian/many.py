@@ -24,7 +24,7 @@ _MOST_ROWS = 30_000
 
 
 class Begun(NamedTuple):
-    """What has been computed of a fit together with those of other data sets."""
+    """Part of a fit that was computed together with those of other data sets."""
 
     search: tuple[SearchState, np.ndarray] | None = None
     """For the hyperparameters, to its end, and its objectives."""

@@ -413,7 +413,7 @@ class _IntegratedPrediction(IntegratedRun):
         return found._replace(fits=fits._replace(marginals=_stacked(marginals)))
 
     def draw_points(self, rng_key: Array) -> Scatter:
-        """Those of the fit."""
+        """Points of the fit."""
         points = self.fitted.draw_points(rng_key)
         return points._replace(fits=self._moved(points.fits, 0))
 

@@ -44,7 +44,7 @@ _FEW_OUTLIERS = 0.01
 
 @dataclass(eq=False, repr=False)
 class GaussianRun(FinishedRun):
-    """What an algorithm has found for a latent Gaussian model.
+    """Posterior of a latent Gaussian model by an algorithm.
 
     :param algorithm: that was run, with its options.
     :param Programs programs: its compiled functions; all else as in :class:`FinishedRun`.
@@ -61,11 +61,11 @@ class GaussianRun(FinishedRun):
 
     @property
     def is_lower_bound(self) -> bool:
-        """Whether the log evidence cannot exceed the exact one."""
+        """True if the log evidence cannot exceed the exact one."""
         return self.algorithm.is_lower_bound
 
     def describe(self) -> str:
-        """How the model was read, and what the algorithm says of its treatment."""
+        """Describe the reading of the model, and its treatment by the algorithm."""
         return "\n".join([super().describe(), *self.algorithm.notes])
 
     @property
@@ -247,7 +247,7 @@ class GaussianRun(FinishedRun):
 
     @cached_property
     def against_weights(self) -> tuple[str, ...]:
-        """What speaks against leaving observations out by weights of draws, site by site, at the mode."""
+        """Reasons against leaving observations out by weights of draws, site by site, at the mode."""
         log_factors = self.programs.log_factors_at_draws(*self.inputs)
         vanishing, heavy = (by_site(self.reading, x) for x in weights_fail(np.asarray(log_factors)))
         found = []
@@ -262,7 +262,7 @@ class GaussianRun(FinishedRun):
 
     @cached_property
     def corrected(self) -> Corrected:
-        """What cumulants of the tilted densities add to the results of EP."""
+        """Corrections of EP's results by cumulants of the tilted densities."""
         check_cumulants(self.reading)
         if not self.fit.diagnostics.converged:
             raise RuntimeError("The correction is one of a fixed point of EP, and this run did not converge.")

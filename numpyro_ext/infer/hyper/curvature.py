@@ -1,4 +1,4 @@
-"""How the objective curves where a search ended, from differences of its gradient."""
+"""Curvature of the objective at the end of a search, from differences of its gradient."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def hessian(state: SearchState, *, tol: float) -> np.ndarray:
 
 
 class Curvature(NamedTuple):
-    """How the objective curves where a search ended, as far as differences of its gradient can tell.
+    """Curvature of the objective at the end of a search, as far as differences of its gradient can tell.
 
     Directions are judged in the metric of the diagonal, in which errors of the differences are alike in all of them:
     each curves downwards, upwards, or is flat within these errors.
@@ -48,12 +48,12 @@ class Curvature(NamedTuple):
 
     @property
     def is_peak(self) -> bool:
-        """Whether the objective curves downwards in every direction, so that standard errors exist."""
+        """True if the objective curves downwards in every direction, so that standard errors exist."""
         return not len(self.rising) and not len(self.flat)
 
 
 def curvature(second_derivatives: np.ndarray, *, tol: float) -> Curvature:
-    """What second derivatives by central differences of a gradient say about a stationary point.
+    """Curvature at a stationary point from second derivatives by central differences of a gradient.
 
     :param second_derivatives: the Hessian of the objective, shape ``(d, d)``.
     :param float tol: as given to :func:`search`.

@@ -57,7 +57,7 @@ class Design(NamedTuple):
 
 
 class Lattice(NamedTuple):
-    """What a walk over a lattice found."""
+    """Outcome of a walk over a lattice."""
 
     design: Design
     """The points that are not left out, in the order of evaluation."""

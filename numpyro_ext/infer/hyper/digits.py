@@ -37,7 +37,7 @@ def field_tolerance(state: Any, field_tol: Any, tol: float, max_iterations: int 
 
 
 def is_far_from_end(state: Any, tol: float, max_iterations: int | Array) -> Array:
-    """Whether the next evaluation has few digits; parameters are those of :func:`field_tolerance`."""
+    """True if the next evaluation has few digits; parameters are those of :func:`field_tolerance`."""
     is_far = (state.num_iterations == 0) | (jnp.max(jnp.abs(state.best.gradient), initial=0.0) > _FAR * tol)
     found: Array = jnp.asarray(state.is_coarse) & is_far & state.is_searching & (max_iterations > 0)
     return found
@@ -48,7 +48,7 @@ def _num_rows(evaluation: Any) -> int:
 
 
 def noise_of_field(evaluation: Any) -> Array | float:
-    """What the objective may be off for want of digits of the field: it is stationary in them."""
+    """Error of the objective for want of digits of the field: it is stationary in them."""
     info = evaluation.info
     if not hasattr(info, "max_change"):
         return 0.0

@@ -23,7 +23,7 @@ class Evaluation(NamedTuple):
     state: Any
     """State of the algorithm at its fixed point."""
     info: Any
-    """What the algorithm says about reaching it."""
+    """Report of the algorithm about reaching it."""
     moves: Array | None = None
     """Along which axes the log evidence has a derivative other than zero, shape ``(d,)``, where that is asked."""
 

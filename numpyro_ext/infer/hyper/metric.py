@@ -22,7 +22,7 @@ _STEPS_BEFORE, _STEPS_IN_METRIC = 8, 20
 
 
 def is_due(state: Any) -> bool:
-    """Whether a search has been on its way for so long that its curvature is to be measured: first where it is likely
+    """True if a search has been on its way for so long that its curvature is to be measured: first where it is likely
     to have left the start for where the curvature is that of the maximum.
 
     :param state: a :class:`~.search.SearchState`, made with ``has_metric``.

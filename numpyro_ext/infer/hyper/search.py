@@ -53,7 +53,7 @@ _MAX_TRIALS = 25
 _ALIKE = 0.1
 """Relative difference of slopes at both ends of a step that is short."""
 _NOISE = 2.0
-"""What is allowed for rounding, in the largest that was seen."""
+"""Allowance for rounding, in units of the largest that was seen."""
 _MOST_GUESSES, _LEAST_SHARE = 3, 0.1
 """Trials whose values and slopes say where the next one is; it is this share of the bracket away from its ends."""
 
@@ -80,7 +80,7 @@ class SearchState(NamedTuple):
     is_searching: Array
     """False once the search has ended."""
     converged: Array
-    """Whether it ended because the gradient vanished."""
+    """True if it ended because the gradient vanished."""
     num_probes: Array
     """Evaluations made for the curvature, of ``2 d``; more than that where the search is to make none."""
     probes: Array
@@ -88,10 +88,10 @@ class SearchState(NamedTuple):
     moved: Array | None = None
     """Along which axes the log evidence had a derivative other than zero in any evaluation, shape ``(d,)``."""
     metric: Array | None = None
-    """What L-BFGS takes for the inverse of the curvature before it remembers a step, shape ``(d, d)``, if that may be
-    other than a multiple of the identity; zero as long as it is not. See :func:`~.metric.with_metric`."""
+    """Inverse curvature that L-BFGS takes before it remembers a step, shape ``(d, d)``, if that may be other than a
+    multiple of the identity; zero as long as it is not. See :func:`~.metric.with_metric`."""
     is_coarse: Array | None = None
-    """Whether the field at the best point has few digits, or there is no best point; ``None`` where they are never
+    """True if the field at the best point has few digits, or there is no best point; ``None`` where they are never
     few. No search converges at such a point."""
     noise: Array | None = None
     """Rounding of the objective, as far as short steps have shown more of it than its last places; ``None`` where it is
@@ -249,8 +249,8 @@ def _line_search(
 
 
 def _top_of_cubic(gain: Array, slope: Array, new_slope: Array, step_size: Array) -> Array:
-    """Where the cubic has its maximum that rises from zero with ``slope``, and at ``step_size`` has risen by ``gain``
-    and has the slope ``new_slope``; not a number if it has none."""
+    """Maximum of the cubic that rises from zero with ``slope``, and at ``step_size`` has risen by ``gain`` and has
+    the slope ``new_slope``; not a number if it has none."""
     mean_slope = gain / step_size
     bend = slope + new_slope - 3.0 * mean_slope
     square = bend**2 - slope * new_slope
@@ -271,7 +271,7 @@ def difference_step(dtype: Any, tol: float) -> float:
 
 
 def is_finished(state: SearchState) -> Array:
-    """Whether neither the search nor its curvature, of a point with all digits, has anything left to evaluate."""
+    """True if neither the search nor its curvature, of a point with all digits, has anything left to evaluate."""
     flags = (
         state.is_searching,
         state.num_probes,
@@ -286,7 +286,7 @@ def is_finished(state: SearchState) -> Array:
 
 
 def proposal(state: SearchState, tol: float) -> Array:
-    """Where a search makes its next evaluation, shape ``(d,)``: a trial point, or a probe of the curvature.
+    """Place of the next evaluation of a search, shape ``(d,)``: a trial point, or a probe of the curvature.
 
     :param float tol: as given to :func:`search`.
     """

@@ -31,7 +31,7 @@ class UnconstrainedSpace:
     """
 
     _start: Array | None = None
-    """Where a search starts if no values are given, once it has been asked for."""
+    """Start of a search if no values are given, once it has been asked for."""
 
     def __init__(
         self, sites: Mapping[str, Any], fixed: Mapping[str, Any] | None = None, *, is_searched: bool = True
@@ -92,7 +92,7 @@ class UnconstrainedSpace:
 
     @property
     def integrable(self) -> np.ndarray:
-        """Which coordinates have a density: those of sample sites. The others are of ``param`` sites."""
+        """Coordinates that have a density: those of sample sites. The others are of ``param`` sites."""
         names = [name for name in self.names if not self.sites[name].is_param]
         return np.concatenate([np.zeros(0, int), *(np.arange(self.size)[self.slices[name]] for name in names)])
 

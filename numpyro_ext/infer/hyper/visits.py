@@ -23,11 +23,11 @@ class Visits(NamedTuple):
     points: Array
     """Unconstrained, shape ``(n, d)``."""
     states: Any
-    """Of the field, from which the fits there start, stacked."""
+    """States of the field from which the fits there start, stacked."""
     number: int | Array
-    """How many of them are visited, the first ones."""
+    """Number of points that are visited, the first ones."""
     tol: Any
-    """Of the fits there."""
+    """Tolerance of the fits there."""
 
 
 def search_and_visit(

@@ -37,11 +37,11 @@ class _CategoricalPotential(VectorPotential):
     pinned: int | None
 
     strip: ClassVar[float] = math.pi
-    """How far from the real line, in differences of predictors, the probabilities have no singularity."""
+    """Distance from the real line, in differences of predictors, within which the probabilities have no singularity."""
 
     @property
     def has_tilted_moments(self) -> bool:  # type: ignore[override]
-        """Whether the differences of the predictors are few enough for a lattice."""
+        """True if the differences of the predictors are few enough for a lattice."""
         return self.num_categories - 1 <= LARGEST_LATTICE_DIMENSION
 
     @property
@@ -161,7 +161,7 @@ class LogSumExpPotential(_CategoricalPotential):
         return changed
 
     def _counts(self, dtype: jnp.dtype) -> Array:
-        """How often each category was observed, :math:`y`, with the categories on the last axis."""
+        """Count of each category, :math:`y`, with the categories on the last axis."""
         raise NotImplementedError
 
     def _log_arrangements(self, counts: Array) -> Array:

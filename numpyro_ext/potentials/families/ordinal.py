@@ -71,7 +71,7 @@ class _LogisticInterval(Potential):
         return LogisticView.of(self.constant, *self._sides(eta))
 
     def _sides(self, eta: Array) -> tuple[Sigmoid, Sigmoid]:
-        """Of falling below the upper and of rising above the lower threshold: certain where there is none."""
+        """Probabilities to fall below the upper and to rise above the lower threshold: one where there is none."""
         certain = 1.0, 0.0, 0.0, -jnp.inf  # a sigmoid of infinity
         under, above = sigmoid(self.upper - eta), sigmoid(eta - self.lower)
         return (

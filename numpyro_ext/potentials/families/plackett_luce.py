@@ -73,7 +73,8 @@ class PlackettLucePotential(LogSumExpPotential):
         return jnp.shape(self.place)[:-1]
 
     def _stages(self) -> tuple[Array, Array]:
-        """Which items are left at each place, ``(..., places, items)``, and whether it was taken, ``(..., places)``.
+        """Items that are left at each place, ``(..., places, items)``, and mask of the places that were taken, ``(...,
+        places)``.
 
         The last of all items has no choice, and so no place.
         """

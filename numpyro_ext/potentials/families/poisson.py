@@ -67,7 +67,7 @@ class PoissonExpPotential(Potential):
         return _PoissonExpKernel(self.count, self.exposure).log_density(eta) - self._log_normaliser(eta.dtype)
 
     def _log_normaliser(self, dtype: DTypeLike) -> Array:
-        """What no node of an integral need compute."""
+        """Constant of the factor, which no node of an integral need compute."""
         found: Array = _log_normaliser(jnp.asarray(self.count, dtype))
         return found
 

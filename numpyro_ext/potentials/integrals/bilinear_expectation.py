@@ -53,12 +53,12 @@ class ProductPredictor(NamedTuple):
 
     @property
     def is_certain(self) -> bool:
-        """Whether both vectors are points."""
+        """True if both vectors are points."""
         return self.covariance is None and self.root is None
 
     @property
     def is_diagonal(self) -> bool:
-        """Whether everything can be done component by component."""
+        """True if everything can be done component by component."""
         return all(x is None or x.ndim == 2 for x in (self.covariance, self.root))
 
 

@@ -36,7 +36,7 @@ class _Rule(NamedTuple):
     """Sizes of the quadrature in one precision."""
 
     num_blocks: int
-    """Of frequencies, and of nodes to either side, at most."""
+    """Largest number of blocks of frequencies, and of nodes to either side."""
     tail: float
     """Minus the log of the probability outside the window."""
     smallest: float
@@ -63,7 +63,7 @@ class Canonical(NamedTuple):
     share: Array
     """:math:`k^2 / \\lambda`, shape ``(n, r)``: the parts of :math:`\\tau` that come with a component of ``q``."""
     rest: Array
-    """What is left of :math:`\\tau`, shape ``(n,)``."""
+    """Rest of :math:`\\tau`, shape ``(n,)``."""
     rotation: Array | None
     """Its columns are the new directions, shape ``(n, r, r)``."""
 
@@ -87,14 +87,14 @@ def _half_width(form: Canonical, rule: _Rule) -> Array:
 
 
 class Window(NamedTuple):
-    """Where each factor is integrated, arrays of shape ``(n,)``."""
+    """Window in which each factor is integrated, arrays of shape ``(n,)``."""
 
     half_width: Array
     num_blocks: Array
-    """Of frequencies and nodes that are needed."""
+    """Number of blocks of frequencies and nodes that are needed."""
     is_silent: Array
-    """Whether the characteristic function vanishes beyond the frequencies. Then all of it is used, and else a part with
-    a smooth end, beyond which the factor has nothing to say."""
+    """True if the characteristic function vanishes beyond the frequencies. Then all of it is used, and else a part
+    with a smooth end, beyond which the factor has nothing to say."""
 
 
 def find_window(form: Canonical) -> Window:
@@ -196,7 +196,8 @@ def integrate(
     step, index = window.half_width / num, jnp.arange(_BLOCK)
 
     def once(make: Callable[[], _Tree]) -> _Tree:
-        """What XLA would compute anew for each of its uses, if it knew that there are always some blocks."""
+        """Make a value once, which XLA would compute anew for each of its uses if it knew that there are always some
+        blocks."""
         zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(make))
         found: _Tree = jax.lax.cond(num_blocks > 0, make, lambda: zeros)
         return found

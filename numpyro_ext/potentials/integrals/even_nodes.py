@@ -38,10 +38,10 @@ class EvenNodes(NamedTuple):
     height: Array
     """The logarithm of the density there."""
     tolerance: Array
-    """What moments may change with every second node, relative to the standard deviation: the root of the precision,
-    times the standard deviation of the log factor where the factor says little."""
+    """Allowed change of the moments with every second node, relative to the standard deviation: the root of the
+    precision, times the standard deviation of the log factor where the factor says little."""
     is_trusted: Array
-    """Where moments change by less."""
+    """Mask of the factors whose moments change by less."""
 
     def at(self, index: Array) -> tuple[Array, Array]:
         """The nodes of some indices, on a new first axis, and what each counts for in the integral."""
@@ -134,7 +134,7 @@ def even_nodes(log_factor: Callable[[Array], Array], variance: Array, drop: floa
 
 
 class FewNodes(NamedTuple):
-    """What values at few nodes give of a factor times the exponential of a Gaussian without its constant."""
+    """Moments, by values at few nodes, of a factor times the exponential of a Gaussian without its constant."""
 
     log_total: Array
     """The logarithm of the integral."""

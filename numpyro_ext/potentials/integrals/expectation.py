@@ -30,7 +30,7 @@ _WIDEST = 9.0
 _BLOCK, _NUM_BLOCKS = 8, 10
 """Pairs of nodes of the trapezoidal rule; all of them for the widest variance."""
 _STEP, _REACH = 0.2, 9.4
-"""Of the trapezoidal rule for functions of which nothing is known, in standard deviations."""
+"""Step and reach of the trapezoidal rule for functions of which nothing is known, in standard deviations."""
 
 
 class _Rule(NamedTuple):
@@ -134,9 +134,9 @@ class _Panels(NamedTuple):
     size: Array
     """Integrals of the absolute values, shape ``(panels, 3, ...)``."""
     error: Array
-    """What the halves change, and what they miss at their ends, shape ``(panels, 3, ...)``."""
+    """Change by the halves, and the part that they miss at their ends, shape ``(panels, 3, ...)``."""
     num_used: Array
-    """How many panels are in use."""
+    """Number of panels in use."""
 
     def relative_error(self) -> Array:
         """Largest of the three errors relative to the whole integral, shape ``(panels, ...)``."""

@@ -38,7 +38,8 @@ _NEAR = 0.05
 _STEP_SIZES = (1.0, 0.5, 0.25, 0.0625)
 _NUM_STEPS_OUT = 6
 _MARGIN, _COARSER = 1.2, 1.15
-"""Of the ends and the distance of nodes: together they leave errors of the same size, 1e-9 of the normaliser."""
+"""Margins of the ends and the distance of nodes: together they leave errors of the same size, 1e-9 of the
+normaliser."""
 _DROP = {1: 21.0, 2: 21.0, 3: 14.0}
 """Logarithm of how far the integrand has fallen at the ends, by dimension: nine digits, six where nodes are many."""
 _NODES_AT_A_TIME = 64
@@ -124,7 +125,7 @@ class _Rows(NamedTuple):
 
 
 class _Frame(NamedTuple):
-    """Where the nodes of each factor are."""
+    """Places of the nodes of each factor."""
 
     center: Array
     axes: Array
@@ -132,14 +133,14 @@ class _Frame(NamedTuple):
     peak: Array
     """Log integrand at the center."""
     gradient: Array
-    """Of the log factor there."""
+    """Gradient of the log factor there."""
     below: Array
     """Ends of the lattice on each axis, shape ``(n, M)``."""
     above: Array
     num_nodes: Array
     """Needed on each axis, shape ``(n,)``."""
     is_too_wide: Array
-    """Whether half as many again would be needed as there are."""
+    """True if half as many again would be needed as there are."""
 
 
 def _pairs(dimension: int) -> list[tuple[int, int]]:

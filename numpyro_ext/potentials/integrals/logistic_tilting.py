@@ -34,7 +34,7 @@ class Sigmoid(NamedTuple):
 
     value: Array
     complement: Array
-    """Of the negative logit, which is the slope of the logarithm."""
+    """Sigmoid of the negative logit, which is the slope of the logarithm."""
     log: Array
     log_complement: Array
 
@@ -66,7 +66,7 @@ class LogisticView(NamedTuple):
 
     @classmethod
     def of(cls, constant: Array, under: Sigmoid, above: Sigmoid) -> LogisticView:
-        """Of ``exp(constant)`` times a falling and a rising sigmoid, which have these values at the predictor."""
+        """View of ``exp(constant)`` times a falling and a rising sigmoid, which have these values at the predictor."""
         level = under.value * above.value + under.complement * above.complement
         fall, rise = under.complement * above.value, above.complement * under.value
         return cls(constant + under.log + above.log, level, fall, rise)

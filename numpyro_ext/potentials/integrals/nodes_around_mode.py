@@ -54,9 +54,9 @@ class Nodes(NamedTuple):
 
     step: Array
     number: Array
-    """Of pairs that are used, for all factors."""
+    """Number of pairs that are used, for all factors."""
     most: int
-    """Of pairs."""
+    """Largest number of pairs."""
 
 
 def nodes_of_counts(variance: Array, curvature: Array) -> Nodes:
@@ -70,7 +70,7 @@ def nodes_of_counts(variance: Array, curvature: Array) -> Nodes:
 
 
 def falls_of_counts(fall: Callable[[Array], tuple[Array, Array]]) -> Callable[[Array], Any]:
-    """What :class:`AroundMode` asks for, from a function of :math:`e^x - 1`."""
+    """Falls for :class:`AroundMode`, from a function of :math:`e^x - 1`."""
 
     def to_both_sides(x: Array) -> Any:
         rise = jnp.expm1(x)

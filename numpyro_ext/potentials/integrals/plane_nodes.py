@@ -114,7 +114,7 @@ _SHORT, _LONG = _lattice(0.7, _REACH, 5e-4), _lattice(0.45, 7.65, 1e-4, stretch=
 
 
 class _Sums(NamedTuple):
-    """What nodes give, in the coordinates of a frame."""
+    """Sums over nodes, in the coordinates of a frame."""
 
     log_total: Array
     mean: Array
@@ -277,7 +277,7 @@ def _recentred(frame: _Frame, found: _Sums) -> _Frame:
 
 
 def _is_alone(exponents: Callable[[Array], Array], height: Array, frame: _Frame, reach: Array) -> Array:
-    """Whether there is no mass, and no other mode, in the cavity outside of where the nodes are."""
+    """True if there is no mass, and no other mode, in the cavity outside of where the nodes are."""
     size = len(_SCAN)
     grid = np.stack(np.meshgrid(_SCAN, _SCAN, indexing="ij"), axis=-1).reshape(-1, 2)
     back = _inverse(frame.axes)

@@ -102,7 +102,7 @@ def probit_information(mean: Array, variance: Array) -> Array:
 
 
 def _parted(variance: Array) -> tuple[Array, Array, Array]:
-    """Where the series is taken, and variances for it and for the nodes that both know how to treat.
+    """Mask of the variances that take the series, and safe variances for the series and for the nodes.
 
     At the border the terms that the series leaves out are as small as the rounding of the nodes: ``eps ** (2 / 3)``.
     """

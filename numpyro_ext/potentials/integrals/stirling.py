@@ -15,11 +15,11 @@ _TABLE = [0.0] + [math.lgamma(k + 1.0) - (k + 0.5) * math.log(k) + k - _HALF_LOG
 
 _NUM_STEPS = 8
 _SERIES = (1 / 12, -1 / 360, 1 / 1260, -1 / 1680, 1 / 1188, -691 / 360360, 1 / 156, -3617 / 122400)
-"""Of Stirling, in odd powers of the inverse: rounding in float64 from eight on."""
+"""Coefficients of Stirling's series, in odd powers of the inverse: rounding in float64 from eight on."""
 
 
 def stirling_error(count: Array) -> Array:
-    r"""What Stirling's formula misses: :math:`\log y! - (y + 1/2)\log y + y - \log(2\pi)/2` for integers ``y >= 1``.
+    r"""Error of Stirling's formula: :math:`\log y! - (y + 1/2)\log y + y - \log(2\pi)/2` for integers ``y >= 1``.
 
     Elementwise, to full relative accuracy in float32 too, because the entries below 16 are tabulated. A ``count`` that
     is not a positive integer gives ``nan``.

@@ -280,7 +280,7 @@ def _terms(
     measure: Array,
     is_used: Array,
 ) -> tuple[Array, ...]:
-    """What :func:`_from_sums` asks sums of, at distances ``x`` from ``origin`` with a node on the first axis."""
+    """Terms of the sums of :func:`_from_sums`, at distances ``x`` from ``origin`` with a node on the first axis."""
     value, slope = jax.vmap(lambda x: _value_and_slope(potential, origin + x))(x)
     from_mean = x - (cavity.mean - origin)
     density = measure * jnp.exp(power * value - 0.5 * jnp.square(from_mean) / cavity.variance - height)

@@ -1,1 +1,1 @@
-"""Which potential stands behind an observed site."""
+"""Search for the potential behind an observed site."""

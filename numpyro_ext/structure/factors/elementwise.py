@@ -123,7 +123,7 @@ class ElementwiseFactor:
         return total
 
     def observed(self, env: Env) -> Array:
-        """Which factors are not masked, at given hyperparameters and data."""
+        """Mask of the factors that are observed, at given hyperparameters and data."""
         (mask,) = self.program.evaluate([self.traced.mask], env)
         observed = jnp.zeros((self.num_factors,), bool)
         for term, target in zip(self.varying, self._targets, strict=True):

@@ -93,7 +93,7 @@ def _pairs(program: Program, cut: Sequence[int], atoms: Sequence[Atom]) -> list[
 
 
 def _multiplies(program: Program, degrees: Degrees, atoms: Sequence[Atom]) -> bool:
-    """Whether predictors are multiplied by one another: these models have a form of their own."""
+    """True if predictors are multiplied by one another: these models have a form of their own."""
     return any(
         program.equations[index].primitive.name in ("mul", "dot_general")
         and sum(degrees.of(a) == Degree.AFFINE for a in program.equations[index].inputs) > 1

@@ -29,7 +29,7 @@ Env = Mapping[int, Any]
 
 
 class FactorPlan(NamedTuple):
-    """How to build one family of factors from hyperparameters and data."""
+    """Plan by which one family of factors is built from hyperparameters and data."""
 
     name: str
     parts: tuple[tuple[tuple[int, ...], np.ndarray], ...]
@@ -41,16 +41,16 @@ class FactorPlan(NamedTuple):
     build: Callable[[Env], tuple[Built, Array]]
     """Makes the potential and the observed mask from the values of hyperparameters and data."""
     label: str
-    """What was recognised, in words."""
+    """Name of the likelihood that was recognised."""
     is_closed_form: bool
     key: Hashable
-    """What was decided of :attr:`build` by values: readings of one program share compiled functions if it is equal."""
+    """Decisions of :attr:`build` by values: readings of one program share compiled functions if it is equal."""
     looked_up: tuple[np.ndarray, ...] = ()
-    """What of the data is in the functions that are made."""
+    """Data that are in the functions that are made."""
     is_recognised: bool = False
-    """Whether it has a family."""
+    """True if it has a family."""
     holds: Callable[[Program, Env], bool] | None = None
-    """Whether the same is recognised at other values of the data; ``None`` where these have no say."""
+    """True if the same is recognised at other values of the data; ``None`` where these have no say."""
 
 
 def plan_factor(program: Program, degrees: Degrees, name: str, traced: FactorTrace, probe: Env) -> FactorPlan:

@@ -1,4 +1,4 @@
-"""Which potential stands behind a cut: by family of the distribution and by the function from predictor to parameter.
+"""Search for the potential behind a cut: by family of the distribution and by the function from predictor to parameter.
 
 The function is not matched by its text but by its values: whatever composition of operations leads from the predictor
 to, say, a Poisson rate, it is the exponential link if the rate behaves as one on a grid of predictors.
@@ -44,10 +44,10 @@ class Recognised(NamedTuple):
     """Makes the factors from hyperparameters, data and the observed mask."""
     label: str
     key: Hashable
-    """What was decided of :attr:`build` by values, such as the sign of the predictor: numbers of a model are data, so
-    it may differ between readings of one program."""
+    """Decisions of :attr:`build` by values, such as the sign of the predictor: numbers of a model are data, so it
+    may differ between readings of one program."""
     holds: Callable[[Program, Env], bool] | None = None
-    """Whether the same is recognised at other values of data; ``None`` where these have no say."""
+    """True if the same is recognised at other values of data; ``None`` where these have no say."""
 
 
 class _Match(NamedTuple):
@@ -229,7 +229,7 @@ def _match_link(values: np.ndarray, links: Iterable[Link]) -> _Match | None:
 def _match_joint(
     program: Program, family: Family, traced: FactorTrace, predictor: int, leaf: Atom, probe: Env, index: np.ndarray
 ) -> _Match | None:
-    """As :func:`_match_link`, for functions of the vectors of predictors with these indices."""
+    """Match a link, as :func:`_match_link` does, for functions of the vectors of predictors with these indices."""
     shape = program.shape(predictor)
     grid = 3.0 * np.cos(np.outer(np.arange(1, 5), 1.0 + np.arange(int(np.prod(shape))) ** 2))
     values, is_used = _responses(program, traced, predictor, leaf, probe, grid.reshape(-1, *shape))

@@ -13,7 +13,7 @@ from ...linalg.padding import padded_groups, rounded_up
 __all__ = ["find_blocks", "group", "units"]
 
 _CHEAP = 0.1
-"""Of the operations of the joint, those that blocks of very different sizes may spend on padding."""
+"""Share of the operations of the joint that blocks of very different sizes may spend on padding."""
 _MOST_PADDED = 1_000_000
 """Rows, with those of padding, up to which that is looked at."""
 

@@ -85,7 +85,7 @@ def _slots(is_entry: np.ndarray) -> np.ndarray:
 def _candidates(
     pattern: np.ndarray, unit: np.ndarray, sites: Sequence[tuple[int, int]]
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Which columns may be the border, and what is left of the pattern, ``-1`` in their places."""
+    """Columns that may be the border, and the rest of the pattern, ``-1`` in their places."""
     num_rows, num_columns = pattern.shape[0], unit.size
     touched = np.bincount(unit[pattern[pattern >= 0]], minlength=num_columns)[unit]
     seen: set[bytes] = set()

@@ -60,7 +60,7 @@ class LatentGaussian(NamedTuple):
     """Groups that are independent given a few unknowns, where that is much cheaper; whoever does not know of them takes
     all unknowns together, as :attr:`blocks` says."""
     touched: Touched | None = None
-    """What rows touch of blocks, where that is much less than the blocks."""
+    """Quantities that rows touch of blocks, where these are much fewer than the unknowns."""
 
     @property
     def num_rows(self) -> int:

@@ -44,7 +44,7 @@ def joined(form: LatentGaussian) -> LatentGaussian:
 
 
 def _kind(potential: Potential, observed: Array) -> Any:
-    """What families have in common that may be one; no other has this, where it may not."""
+    """Kind of a family: those of one kind may be joined; a family that may not has a kind of its own."""
     leaves, structure = jax.tree.flatten(potential)
     is_elementwise = potential.is_elementwise and all(np.shape(leaf) in ((), observed.shape) for leaf in leaves)
     return (structure, *(jnp.result_type(leaf) for leaf in leaves)) if is_elementwise else object()

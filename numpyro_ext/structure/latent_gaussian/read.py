@@ -27,7 +27,7 @@ def _is_smooth_candidate(fn: Any) -> bool:
 
 
 class _Kept:
-    """What was read the last time."""
+    """Reading of the last run."""
 
     reading: LatentGaussianReading | None = None
 

@@ -1,4 +1,4 @@
-"""What the reader found in a model, as pure functions of hyperparameters and data."""
+"""Reading of a latent Gaussian model, as pure functions of hyperparameters and data."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _LARGEST_DENSE = 50_000_000
 
 
 class _Indices(NamedTuple):
-    """What was looked up in the data: arrays beside it, so that other indices run the same programs."""
+    """Indices that were looked up in the data: arrays beside it, so that other indices run the same programs."""
 
     rows: RowIndices | None
     maps: dict[str, RowIndices | None]
@@ -154,7 +154,7 @@ class LatentGaussianReading(ModelReading):
 
     @property
     def num_closed_forms(self) -> int:
-        """How many families of factors have closed forms."""
+        """Number of families of factors with closed forms."""
         return sum(plan.is_closed_form for plan in self.plans)
 
     @property
@@ -299,7 +299,7 @@ class LatentGaussianReading(ModelReading):
     def chosen_map(
         self, chosen: ChosenRows, indices: ChosenIndices, hyper: Mapping[str, Any], data: Sequence[Any]
     ) -> AffineMap:
-        """What :meth:`choose` found, as a map of the unknowns."""
+        """Map of the unknowns that :meth:`choose` found."""
         return AffineMap(*chosen.design(self._env(hyper, data), indices))
 
     def _map(self, name: str) -> AffineRows | StateRows | None:
@@ -321,7 +321,7 @@ class LatentGaussianReading(ModelReading):
         return e
 
     def linearity_error(self, hyper: Mapping[str, Any], data: Sequence[Any]) -> Array:
-        """How far rows by way of what they touch are from the rows, at one point."""
+        """Distance of rows by way of their quantities from the rows, at one point."""
         form = self.form(hyper, data)
         if form.touched is None:
             return super().linearity_error(hyper, data)

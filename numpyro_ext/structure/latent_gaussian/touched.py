@@ -1,4 +1,4 @@
-"""What rows touch of independent blocks, found in the program: buckets of blocks of nearly equal size."""
+"""Quantities that rows touch of independent blocks, found in the program: buckets of blocks of nearly equal size."""
 
 from __future__ import annotations
 
@@ -40,18 +40,18 @@ _LEAST_GAIN = 4.0
 
 
 class TouchedIndices(NamedTuple):
-    """What was looked up in the data."""
+    """Indices that were looked up in the data."""
 
     elements: np.ndarray
-    """What each quantity is: an element of the values between unknowns and rows, or, behind these, a row."""
+    """Element of each quantity: one of the values between unknowns and rows, or, behind these, a row."""
     quantities: RowIndices
-    """Where the quantities have entries among the unknowns."""
+    """Entries of the quantities among the unknowns."""
     entries: RowIndices
-    """Where the rows have entries among the elements of the values between."""
+    """Entries of the rows among the elements of the values between."""
     places: np.ndarray
     """The same entries among the quantities, ``(num_rows, k)``."""
     is_itself: np.ndarray
-    """Whether a row is a quantity of its own, ``(num_rows,)``."""
+    """True if a row is a quantity of its own, ``(num_rows,)``."""
     columns: tuple[np.ndarray, ...]
     home: np.ndarray
 
@@ -149,7 +149,7 @@ class TouchedRows:
 def find_touched(
     program: Program, degrees: Degrees, rows: AffineRows, coupled: Sequence[tuple[int, int, int]]
 ) -> TouchedRows | None:
-    """What rows touch, if independent blocks with correlated unknowns make that much smaller than the blocks.
+    """Quantities that rows touch, if these are much fewer than the unknowns of independent blocks with correlations.
 
     :param rows: from the unknowns.
     :param coupled: for each prior block with correlations ``(start, batch, width)``: consecutive runs of columns.
@@ -181,7 +181,7 @@ def find_touched(
 
 
 def _whole(blocks: _Blocks, rows: AffineRows) -> tuple[float, float]:
-    """What blocks take whole, which are padded to the largest, or all of them as one where that is less: numbers of a
+    """Cost of whole blocks, which are padded to the largest, or all of them as one where that is less: numbers of a
     covariance or of rows by unknowns, and multiplications."""
     height = np.bincount(blocks.of_rows[blocks.of_rows >= 0], minlength=1).max()
     found = []
@@ -205,9 +205,9 @@ class _Blocks(NamedTuple):
     """Independent groups of unknowns, and of rows."""
 
     label: np.ndarray
-    """Of each unknown."""
+    """Block of each unknown."""
     of_rows: np.ndarray
-    """Of each row, minus one for those that see nothing."""
+    """Block of each row, minus one for those that see nothing."""
     sizes: np.ndarray
     """Unknowns of each."""
 
@@ -229,14 +229,14 @@ class _Blocks(NamedTuple):
 
 
 class _Quantities(NamedTuple):
-    """What the rows of each block touch, or the rows themselves where these are fewer."""
+    """Quantities that the rows of each block touch, or the rows themselves where these are fewer."""
 
     elements: np.ndarray
     """Elements that rows touch."""
     blocks: np.ndarray
     """The block of each."""
     of_rows: np.ndarray
-    """Whether rows are the quantities of a block, ``(num_blocks,)``."""
+    """True if rows are the quantities of a block, ``(num_blocks,)``."""
     sizes: np.ndarray
     """Quantities of each block, ``(num_blocks,)``."""
 

@@ -1,1 +1,1 @@
-"""What a NumPyro model shows when it is traced, and the search for its field."""
+"""Traces of a NumPyro model, and the search for its field."""

@@ -1,4 +1,4 @@
-"""What is known of a site that is not in the field."""
+"""Facts about a site that is not in the field."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class HyperSite(NamedTuple):
     bounded_by: tuple[str, ...] = ()
     """Latent and ``param`` sites on which its support depends, where the transform is that at their starting values."""
     bounded_alone: tuple[str, ...] = ()
-    """Those of them that move it where all others stay where they start."""
+    """Sites that move the bound where all others stay where they start."""
     family: str = ""
     """Name of its distribution."""
 

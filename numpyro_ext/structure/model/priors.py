@@ -1,4 +1,4 @@
-"""Which distributions are Gaussian, or factors on flat unknowns, and what their location and prior block are."""
+"""Distributions that are Gaussian, or factors on flat unknowns, with their location and prior block."""
 
 from __future__ import annotations
 
@@ -62,12 +62,12 @@ def mask_of(fn: Any) -> Any:
 
 
 def is_unweighted(fn: Any) -> bool:
-    """Whether a mask takes all of the density of ``fn`` away, as imputation does before it gives a joint one."""
+    """True if a mask takes all of the density of ``fn`` away, as imputation does before it gives a joint one."""
     return mask_of(fn) is False
 
 
 def is_gaussian(fn: Any) -> bool:
-    """Whether values of ``fn`` are jointly Gaussian (or flat on all of the real line) given its parameters."""
+    """True if values of ``fn`` are jointly Gaussian (or flat on all of the real line) given its parameters."""
     base = unwrap(fn)
     if isinstance(base, dist.ImproperUniform):
         return _is_real(base.support)
@@ -75,7 +75,7 @@ def is_gaussian(fn: Any) -> bool:
 
 
 def is_factor(fn: Any) -> bool:
-    """Whether a site of ``fn`` is its location plus innovations with a registered density each, other than a Gaussian.
+    """True if a site of ``fn`` is its location plus innovations with a registered density each, other than a Gaussian.
 
     Such innovations are flat unknowns of a latent Gaussian form, and their densities factors on them, as those of
     observations are.
@@ -178,7 +178,7 @@ def prior_block(fn: Any) -> PriorBlock:
 
 
 def dense_prior_block(fn: Any) -> PriorBlock:
-    """As :func:`prior_block`, and by its covariance where it is of low rank."""
+    """Prior block, as :func:`prior_block` has it, by its covariance where it is of low rank."""
     block = prior_block(fn)
     return block.dense() if isinstance(block, LowRankPrior) else block
 

@@ -1,4 +1,4 @@
-"""What every reading of a model starts from: the factors behind its field, and the form that it makes of them."""
+"""Base of all readings of a model: the factors behind its field, and the form that it makes of them."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ class ModelReading(TracedModel, ABC):
         return np.asarray(self._known_value(atom))
 
     def has_value(self, name: str) -> np.ndarray:
-        """Which observations of a site have a value that can be scored, neither NaN nor a code such as -1.
+        """Mask of the observations of a site that can be scored, neither NaN nor a code such as -1.
 
         :param str name: one of ``observed_names``.
         :return: boolean, in the shape of the observations.
@@ -230,7 +230,7 @@ class ModelReading(TracedModel, ABC):
 
     @property
     def num_closed_forms(self) -> int:
-        """How many families of factors have closed forms."""
+        """Number of families of factors with closed forms."""
         return 0
 
     @property
@@ -261,7 +261,7 @@ class ModelReading(TracedModel, ABC):
         return jnp.concatenate([colour(priors[n], white[columns]) for n, columns in self._columns.items()])
 
     def linearity_error(self, hyper: Mapping[str, Any], data: Sequence[Any]) -> Array:
-        """How far the operators of the form are from their adjoints, where it has operators."""
+        """Distance of the operators of the form from their adjoints, where it has operators."""
         return jnp.zeros(())
 
     def reference_rounding(self, hyper: Mapping[str, Any], e: Array, data: Sequence[Any]) -> Array:

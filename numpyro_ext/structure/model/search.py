@@ -130,19 +130,19 @@ def _bad_pairs(attempt: Attempt[_Reading_co], conflict: Conflict, names: frozens
 
 
 class Form(NamedTuple, Generic[_Reading_co]):
-    """What a model is read into."""
+    """Form into which a model is read."""
 
     reading: Callable[..., _Reading_co]
     """Makes a reading of a :class:`~numpyro_ext.structure.model.running.execution.ModelCall`, its sites, and the
     field."""
     is_candidate: Callable[[Any], bool]
-    """Whether a distribution may belong to the field."""
+    """True if a distribution may belong to the field."""
     no_candidate: str
     """Says that none does, with ``{}`` for the latent sites there are."""
     search: Callable[[Attempt[_Reading_co], Mapping[str, int]], _Reading_co] = largest_field
     """Tries fields until a model can be read, given the sizes of all candidates."""
     makes_field: Callable[[Any], bool] = is_anything
-    """Whether a candidate of this distribution is enough to ask for the form; one of the field has to be."""
+    """True if a candidate of this distribution is enough to ask for the form; one of the field has to be."""
 
 
 def field_names(field: Sequence[str] | str | None) -> tuple[str, ...] | None:
@@ -289,7 +289,7 @@ def _nothing_to_read(no_candidate: str, sites: Mapping[str, SiteInfo]) -> str:
 
 
 def _hint_of_a_process(sites: Mapping[str, SiteInfo]) -> str:
-    """How a regression is read whose Gaussian process is integrated out by hand."""
+    """Hint on regressions whose Gaussian process is integrated out by hand."""
     whole = [n for n, s in sites.items() if s.kind == "observed" and s.family == "MultivariateNormal"]
     if not whole:
         return ""
@@ -375,7 +375,7 @@ def check_hyper(reading: ModelReading, sites: Mapping[str, SiteInfo], are_learne
 
 
 def _hint_of_a_function(sites: Mapping[str, SiteInfo]) -> str:
-    """How sites are read that are functions of Gaussian ones, such as log-normal rates."""
+    """Hint on sites that are functions of Gaussian ones, such as log-normal rates."""
 
     def is_function(fn: Any) -> bool:
         return isinstance(fn, dist.TransformedDistribution) and is_gaussian(fn.base_dist)

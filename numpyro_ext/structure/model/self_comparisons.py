@@ -48,7 +48,7 @@ class SelfComparisons(NamedTuple):
 def self_differences(
     program: Program, data: Mapping[int, Any], log_prob: Atom, shape: tuple[int, ...]
 ) -> np.ndarray | None:
-    """Which observations see the difference of an unknown with itself, ``None`` where none does.
+    """Mask of the observations that see the difference of an unknown with itself, ``None`` where none does.
 
     :param Program program: the traced model.
     :param data: values of its constants.
@@ -65,7 +65,7 @@ def self_differences(
 
 
 def _differences(program: Program, needed: Iterable[int]) -> Iterator[tuple[Atom, Atom]]:
-    """What is looked up in unknowns and added to a sum, with what is taken off it, for all sums."""
+    """Pairs of a value that is looked up in unknowns and added to a sum, and one that is taken off it, for all sums."""
     sums = [eqn for eqn in map(program.equations.__getitem__, sorted(needed)) if eqn.primitive.name in _SUMMING]
     parts = {atom for eqn in sums for atom in eqn.inputs if isinstance(atom, int)}
     for eqn in sums:
@@ -90,7 +90,7 @@ def _terms(program: Program, total: Atom) -> Iterator[tuple[int, Atom]]:
 
 
 def _by_observation(same: np.ndarray | None, shape: tuple[int, ...]) -> np.ndarray | None:
-    """Of elements, or of vectors for each observation, those all of whose components are the same."""
+    """Mask by observation of elements, or of vectors all of whose components are the same."""
     if same is None:
         return None
     if same.shape[: len(shape)] == shape:
@@ -101,7 +101,7 @@ def _by_observation(same: np.ndarray | None, shape: tuple[int, ...]) -> np.ndarr
 
 
 def _is_looked_up(program: Program, atom: Atom) -> bool:
-    """Whether a value is elements of one that is not known."""
+    """True if a value is elements of one that is not known."""
     equations = list(_lookups(program, atom))
     if not any(equation.primitive.name == "gather" for equation in equations):
         return False
@@ -119,8 +119,8 @@ def _lookups(program: Program, atom: Atom) -> Iterator[Equation]:
 
 
 def _are_same(program: Program, data: Mapping[int, Any], one: Atom, other: Atom) -> np.ndarray | None:
-    """Where two values are the same element of the same value; ``None`` where that is not known, or all elements of one
-    of them are the same, to which others are compared on purpose."""
+    """Mask of places where two values are the same element of the same value; ``None`` where that is not known, or
+    all elements of one of them are the same, to which others are compared on purpose."""
     first, second = (next(_lookups(program, atom)) for atom in (one, other))
     names = {first.primitive.name, second.primitive.name}
     if names == {"gather"} and first.inputs[0] == second.inputs[0] and first.key[1] == second.key[1]:

@@ -37,7 +37,7 @@ class TracedModel(Shown):
     """
 
     opens_scans: ClassVar[bool] = False
-    """Whether scans over unknowns are taken apart, for forms that know recurrences."""
+    """True if scans over unknowns are taken apart, for forms that know recurrences."""
 
     def __init__(
         self, call: ModelCall, sites: Mapping[str, SiteInfo], field: Iterable[str], prior: Callable[[Any], Any]
@@ -153,7 +153,7 @@ class TracedModel(Shown):
         return data
 
     def _is_known(self, atom: Atom) -> bool:
-        """Whether a value of the program depends on nothing but data."""
+        """True if a value of the program depends on nothing but data."""
         return not self._program.ancestors([atom]) & set(self._program.inputs)
 
     def _known_value(self, atom: Atom) -> Array:
@@ -229,7 +229,7 @@ class TracedModel(Shown):
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """Of the model without its :attr:`written_data`: equal where it computes the same, by the same numbers."""
+        """Key of the model without its :attr:`written_data`: equal where it computes the same, by the same numbers."""
         return self._model_key((), as_written=True)
 
     @property

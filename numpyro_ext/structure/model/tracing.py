@@ -40,7 +40,7 @@ class FactorTrace(NamedTuple):
     constant: Any
     """A term to add to the log density (log determinants)."""
     family: Family | None
-    """What is registered for the distribution; static, so that it passes through a trace."""
+    """Family that is registered for the distribution; static, so that it passes through a trace."""
 
 
 class ModelTrace(NamedTuple):
@@ -49,10 +49,11 @@ class ModelTrace(NamedTuple):
     locations: dict[str, Any]
     priors: dict[str, Any]
     factors: dict[str, FactorTrace]
-    """Of all sites outside the field, and of those of the field whose prior is a factor on their innovations."""
+    """Factors of all sites outside the field, and of those of the field whose prior is a factor on their
+    innovations."""
     values: dict[str, Any]
     bounds: dict[str, Any]
-    """Of the supports of latent sites outside the field, where they are computed in the model."""
+    """Bounds of the supports of latent sites outside the field, where they are computed in the model."""
 
     def in_order(self, names: Iterable[str]) -> ModelTrace:
         """The same in the order of the model: passing through a trace sorts dictionaries by name."""

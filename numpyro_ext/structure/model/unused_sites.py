@@ -29,7 +29,7 @@ def unused_sites(
 
 
 def is_used(program: Program, trace: ModelTrace, name: str, atoms: Sequence[Atom]) -> bool:
-    """Whether anything but the prior of a site depends on its values."""
+    """True if anything but the prior of a site depends on its values."""
     priors = [p for n, p in trace.priors.items() if n != name]
     locations = [a for n, a in trace.locations.items() if n != name]
     others = [f for n, f in trace.factors.items() if n != name]

@@ -40,7 +40,7 @@ def sites_without_data(sites: Mapping[str, SiteInfo]) -> list[str]:
 
 
 def can_be_scored(site: SiteInfo, shape: tuple[int, ...]) -> np.ndarray:
-    """Which values of an observed site are data: finite and inside the support of its distribution.
+    """Mask of the values of an observed site that are data: finite and inside the support of its distribution.
 
     Values under a mask need not be, as missing ones are coded by NaN or by -1.
 

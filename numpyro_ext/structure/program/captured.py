@@ -1,4 +1,4 @@
-"""What an equation computes with that its printed parameters do not show, so that no two are taken for one another."""
+"""Values in an equation that its printed parameters do not show, so that no two are taken for one another."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ _SHOWN_IN_PART = ClosedJaxpr | Jaxpr | jax.Array | np.ndarray
 
 
 dtype_name = functools.cache(str)
-"""Of a dtype: NumPy makes it anew each time, which takes longer than all else that an array of few numbers asks for."""
+"""Name of a dtype: NumPy makes it anew each time, which takes longer than all else that an array of few numbers asks
+for."""
 
 
 class Fingerprint:

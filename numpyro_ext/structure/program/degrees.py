@@ -34,7 +34,7 @@ _MIXING = frozenset("triangular_solve custom_linear_solve conv_general_dilated r
 
 
 class Degree(enum.IntEnum):
-    """How a value depends on the field, given everything else."""
+    """Degree of a value in the field, given everything else."""
 
     CONSTANT = 0
     AFFINE = 1

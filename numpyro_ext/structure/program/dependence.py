@@ -1,4 +1,4 @@
-"""Which elements of which values an element depends on: sparsity patterns pushed through a program.
+"""Dependence of elements on elements: sparsity patterns pushed through a program.
 
 An operation that is not known makes every output element depend on every input element, which can cost speed or a
 refusal, never correctness.
@@ -34,7 +34,7 @@ __all__ = ["dependence", "moved", "propagate"]
 
 
 ConcreteFn = Callable[..., Any]
-"""As :meth:`Program.known_value`."""
+"""Function that gives known values, as :meth:`Program.known_value`."""
 
 ELEMENTWISE = frozenset(
     "add add_any sub mul div rem neg abs sign floor ceil round exp exp2 log log1p expm1 tanh tan sin cos asin acos "

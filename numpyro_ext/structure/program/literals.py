@@ -32,7 +32,7 @@ _HISTORY = Recent(256)
 
 
 def changing_literals(skeleton: Hashable, values: Sequence[Any]) -> np.ndarray:
-    """Which numbers of a program have had other values in earlier programs that are equal but for their numbers.
+    """Mask of the numbers that have had other values in earlier programs that are equal but for their numbers.
 
     A prior around ``y.mean()`` of an array of NumPy, or with a scale that is an argument, makes another program of
     every data set or scale. The first is compiled as it is, the second with the number among the data, and after that

@@ -107,7 +107,7 @@ def merge(patterns: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def _is_repeated(pattern: np.ndarray) -> bool:
-    """Whether all numbers on the last axis are the same."""
+    """True if all numbers on the last axis are the same."""
     return bool(np.all(pattern == pattern[..., :1]))
 
 

@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 _text = functools.lru_cache(maxsize=4096)(str)
-"""Of the shape and dtype of a value, which JAX writes down anew each time."""
+"""Text of the shape and dtype of a value, which JAX writes down anew each time."""
 _INLINED = ("jit", "pjit", "closed_call", "core_call", "call", "remat", "remat2", "checkpoint")
 _OPAQUE_CALLS = ("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr")
 
@@ -95,7 +95,7 @@ class Program:
         self.recurrences: list[int] = []
         """For each scan that was opened and is of use, its first state: all states before each step."""
         self.looked_up: dict[tuple[int, bool], tuple[Any, ...]] = {}
-        """What :meth:`known_value` has told of data: the value, and whether its zeros alone, with what these were."""
+        """Answers of :meth:`known_value` about data: the value, and whether its zeros alone, with what these were."""
         self.literals: frozenset[int] = frozenset()
         """Data that were numbers of the program, until they turned out to change."""
         env: dict[Any, Atom] = dict(
@@ -336,7 +336,7 @@ class Program:
     def extend(
         self, wanted: Iterable[Atom], env: dict[int, Any], apply: Callable[..., Sequence[Any]] | None = None
     ) -> list[Any]:
-        """As :meth:`evaluate`, and what is computed on the way is added to ``env``."""
+        """Evaluate, as :meth:`evaluate` does, and add values computed on the way to ``env``."""
         wanted = list(wanted)
 
         def read(atom: Atom) -> Any:
@@ -398,7 +398,7 @@ def apply_equation(eqn: Equation, values: Sequence[Any]) -> Sequence[Any]:
 
 
 def apply_to_known(eqn: Equation, values: Sequence[Any]) -> Sequence[Any]:
-    """As :func:`apply_equation`, for values that are known; by NumPy, which compiles nothing, where it can be."""
+    """Apply an equation to values that are known; by NumPy, which compiles nothing, where it can be."""
     result = known_result(eqn.primitive.name, eqn.params, values)
     return apply_equation(eqn, values) if result is None else (result,)
 
@@ -415,7 +415,7 @@ def inner_jaxpr(params: Mapping[str, Any]) -> ClosedJaxpr | None:
 
 
 def is_opaque_call(eqn: Equation) -> bool:
-    """Whether an equation is a call with its own derivative rule: dependence sees through it, linearity does not."""
+    """True if an equation is a call with its own derivative rule: dependence sees through it, linearity does not."""
     return eqn.primitive.name in _OPAQUE_CALLS and inner_jaxpr(eqn.params) is not None
 
 

@@ -29,7 +29,7 @@ def body_of(params: Mapping[str, Any]) -> ClosedJaxpr:
 
 
 def layout_of(params: Mapping[str, Any]) -> tuple[int, int]:
-    """How many of the inputs of a scan are constants, and how many are carried."""
+    """Number of the inputs of a scan that are constants, and of those that are carried."""
     if "num_consts" in params:
         return params["num_consts"], params["num_carry"]
     # later versions of JAX keep them as flattened trees
@@ -38,7 +38,7 @@ def layout_of(params: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def is_long_sum(eqn: Any) -> bool:
-    """Whether a cumulative sum, as of a random walk, is so long that a state space is cheaper than its matrix."""
+    """True if a cumulative sum, as of a random walk, is so long that a state space is cheaper than its matrix."""
     shape: tuple[int, ...] = eqn.outvars[0].aval.shape
     length: int = shape[eqn.params["axis"]]
     return length >= _SHORTEST_SUM and math.prod(shape) <= _MOST_SUMS * length
@@ -80,15 +80,15 @@ class OpenedScan:
                 break
             dependent |= more
         self.states = [i for i, n in enumerate(self._carry) if n in dependent]
-        """Which parts of the carry depend on the unknowns, of those that a step looks at."""
+        """Parts of the carry that depend on the unknowns, of those that a step looks at."""
         self.others = [i for i, n in enumerate(self._carry) if n in used and i not in self.states]
         self.used = [n in used for n in body.inputs]
-        """Which inputs the body needs."""
+        """Inputs that the body needs."""
         self._find_hoisted(dependent)
 
     def _find_hoisted(self, dependent: set[int]) -> None:
-        """What a step computes from unknowns without the states, such as an element ``drift[t]`` of a site outside: it
-        is computed for all steps at once, so that each step is seen to need its own element alone."""
+        """Find values that a step computes from unknowns without the states, such as an element ``drift[t]`` of a
+        site outside: it is computed for all steps at once, so that each step is seen to need its own element alone."""
         body = self._body
         carried = {self._carry[i] for i in self.states}
         moving, unknown = _behind(body, carried), _behind(body, dependent - carried)
@@ -140,7 +140,7 @@ class OpenedScan:
         return self._carried(self.others)([start[i] for i in self.others], fixed, slices)
 
     def hoisted(self, others: Sequence[Any], *inputs: Any) -> list[Array]:
-        """What the states are made of, apart from themselves, for all steps at once."""
+        """Inputs of the states, apart from themselves, for all steps at once."""
         fixed, _, slices = self._split(inputs)
         slices |= {self._carry[i]: v for i, v in zip(self.others, others, strict=True)}
         stacked = jax.vmap(lambda now: self._values(self._stacked, {**fixed, **now}), axis_size=self.length)(slices)

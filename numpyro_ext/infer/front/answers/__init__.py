@@ -1,1 +1,1 @@
-"""What a finished run answers: marginals, draws, summaries, ArviZ."""
+"""Answers of a finished run: marginals, draws, summaries, ArviZ."""

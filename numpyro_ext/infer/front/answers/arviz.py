@@ -1,4 +1,4 @@
-"""What ArviZ asks of an inference object, in both of its living generations."""
+"""Interface that ArviZ asks of an inference object, in both of its living generations."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class ArviZInterface:
     @property
     @abstractmethod
     def diagnostics(self) -> Diagnostics:
-        """How the last run ended."""
+        """End of the last run."""
 
     @property
     @abstractmethod

@@ -1,4 +1,4 @@
-"""What engines and their answers show of themselves: what was run, how it ended, and the numbers that are at hand."""
+"""Texts that engines and their answers show: the run, its end, and the numbers that are at hand."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def kind_of_evidence(value: Any) -> str:
 
 
 def ending(diagnostics: Any) -> list[str]:
-    """How a run ended, what it set to a point, and what stands at the edge of its support.
+    """Lines about the end of a run, the sites that it set to a point, and those at the edge of their support.
 
     :param Diagnostics diagnostics: of the run.
     """

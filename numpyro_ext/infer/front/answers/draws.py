@@ -28,7 +28,7 @@ class Draws(NamedTuple):
 
     sites: dict[str, Array]
     log_density: Array
-    """Of draw and data, by the model."""
+    """Log density of draw and data, by the model."""
     log_weight: Array | None = None
     """The same over the density that the draws are from, up to a constant, where it was asked for."""
 

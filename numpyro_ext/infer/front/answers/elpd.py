@@ -10,7 +10,7 @@ __all__ = ["elpd_data"]
 
 
 def elpd_data(name: str, values: np.ndarray, within: np.ndarray, num_samples: int) -> Any:
-    """What ``arviz.loo`` returns, from scores that were computed without importance weights.
+    """Result in the type of ``arviz.loo``, from scores that were computed without importance weights.
 
     There are no Pareto shapes in it, as there was no sampling.
 

@@ -31,7 +31,7 @@ class JointCall(NamedTuple):
     appended: dict[int, int]
     """From lengths in the fit to the numbers of new rows behind them; what has these lengths is cut to the new rows."""
     is_new: bool
-    """Whether anything is another than in the fit, but for what was left out."""
+    """True if anything is another than in the fit, but for what was left out."""
 
 
 def without(arguments: Mapping[str, Any], numbers: frozenset[int]) -> dict[str, Any]:
@@ -142,7 +142,7 @@ class _Pair(NamedTuple):
 
 @dataclass
 class _Rows:
-    """How many rows come behind those of the fit."""
+    """Number of rows behind those of the fit."""
 
     lengths: set[int]
     appended: dict[int, int]
@@ -189,7 +189,7 @@ class _Rows:
                         self.appended.setdefault(before, now - before)
 
     def may_count(self, pair: _Pair) -> bool:
-        """Whether an argument that is equal in both calls could still count rows, which are as many in both."""
+        """True if an argument that is equal in both calls could still count rows, which are as many in both."""
         if not pair.is_equal:
             return False
         first, _ = pair.arrays
@@ -263,7 +263,7 @@ def _aligned(old: Any, new: Any) -> Any:
 
 
 def _is_numbers(value: Any) -> bool:
-    """Whether a list (of lists) holds numbers alone, and stands for an array."""
+    """True if a list (of lists) holds numbers alone, and stands for an array."""
     if not isinstance(value, list) or not value:
         return False
     return all(isinstance(item, bool | int | float | np.generic) or _is_numbers(item) for item in value)

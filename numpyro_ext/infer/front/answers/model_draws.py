@@ -20,7 +20,7 @@ __all__ = ["model_draws", "observed_leaves", "predictive_draws"]
 
 
 def observed_leaves(reading: ModelReading) -> frozenset[int]:
-    """Which leaves of the arguments of a reading are the values of its observed sites.
+    """Leaves of the arguments of a reading that are the values of its observed sites.
 
     :param ModelReading reading: of a model.
     """

@@ -68,7 +68,7 @@ def _is_bounded(site: Any) -> bool:
 
 
 def _constraint(site: Any) -> Any:
-    """Of one element of a site."""
+    """Constraint of one element of a site."""
     constraint = site.transform.codomain
     while isinstance(constraint, constraints.independent):
         constraint = constraint.base_constraint

@@ -16,14 +16,14 @@ __all__ = ["LARGEST_SHAPE", "Resample", "num_proposals", "pareto_smoothed", "psi
 Resample = Literal["psis"]
 
 LARGEST_SHAPE = 0.7
-"""Of the Pareto tail of importance weights that may be averaged (Vehtari et al. 2024, section 3.2.4)."""
+"""Largest shape of the Pareto tail of importance weights that may be averaged (Vehtari et al. 2024, section 3.2.4)."""
 _PROPOSALS_PER_DRAW, _LEAST_PROPOSALS = 4, 1000
 _LEAST_TAIL = 5
 _LEAST_DISTINCT = 0.05
 
 
 def num_proposals(num_samples: int) -> int:
-    """How many draws are made for so many resampled ones."""
+    """Number of draws that are made for so many resampled ones."""
     return max(_PROPOSALS_PER_DRAW * num_samples, _LEAST_PROPOSALS)
 
 
@@ -72,7 +72,7 @@ def _fit_pareto(excess: np.ndarray) -> tuple[float, float]:
 
 
 def psis_resampled(log_weights: np.ndarray, num_samples: int, rng_key: Array) -> np.ndarray:
-    """Which draws to keep, in random order and with repetition.
+    """Numbers of the draws to keep, in random order and with repetition.
 
     :param log_weights: of the draws, shape ``(n,)``.
     :param int num_samples: how many to keep.

@@ -266,7 +266,7 @@ def gaussian_draws(mean: ArrayLike, covariance: ArrayLike, rng_key: Array, num_s
 
 
 def probabilities(q: ArrayLike, dtype: DTypeLike) -> np.ndarray:
-    """What quantiles are asked at, as an array.
+    """Probabilities at which quantiles are asked, as an array.
 
     :raises ValueError: unless all of them are inside (0, 1).
     """
@@ -301,7 +301,7 @@ class PosteriorSites(ShownSites, Mapping[str, SitePosterior]):
 
     @property
     def reasons(self) -> dict[str, str]:
-        """Why the other sites of the model have none."""
+        """Reasons for which the other sites of the model have none."""
         return dict(self._reasons)
 
     def __getitem__(self, name: str) -> SitePosterior:
@@ -338,7 +338,7 @@ def missing_sites(
     otherwise: str = "it is not affine in the field, or sees several steps of a long series; draws of it are in "
     "get_samples()",
 ) -> dict[str, str]:
-    """Why sites of a model have no exact posterior, for :class:`PosteriorSites`.
+    """Reasons for which sites of a model have no exact posterior, for :class:`PosteriorSites`.
 
     :param ModelReading reading: of the model.
     :param str otherwise: the reason of latent and deterministic sites that are neither observed nor hyperparameters.

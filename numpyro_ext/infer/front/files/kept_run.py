@@ -27,7 +27,7 @@ class KeptRun(ABC):
 
     @abstractmethod
     def _content(self) -> dict[str, Any]:
-        """What is kept of the finished run."""
+        """Content of the finished run that is kept."""
 
     @abstractmethod
     def _with_content(self, content: Mapping[str, Any]) -> Self:

@@ -25,7 +25,7 @@ __all__ = [
 
 
 def outcome_to_content(fit: Fit) -> dict[str, Any]:
-    """What any fit has, whatever the algorithm, as dictionaries, lists, numbers and arrays.
+    """Content of any fit, whatever the algorithm, as dictionaries, lists, numbers and arrays.
 
     :param Fit fit: the outcome of a run.
     """

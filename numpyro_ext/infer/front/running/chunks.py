@@ -49,12 +49,12 @@ class Interruption:
 
 
 class Chunks(NamedTuple):
-    """How the iterations ended."""
+    """End of the iterations."""
 
     carry: Any
-    """What the last chunk left."""
+    """Carry of the last chunk."""
     info: Any
-    """Of the last chunk."""
+    """Report of the last chunk."""
     objective: float
     """After it; iterations stop where it is not finite."""
     trace: np.ndarray

@@ -37,7 +37,7 @@ class Climb(NamedTuple):
     """Accepted steps of each search at most."""
     with_curvature: bool = True
     find_curvature: Callable[[Searches], Curvature] | None = None
-    """Of the best point, where searches make no probes; it may go on to a better one before."""
+    """Curvature at the best point, where searches make no probes; it may go on to a better one before."""
     probe_locally: Callable[[SearchState, Any], SearchState] | None = None
     """``(search, is_held)``: the probes of a search that has made none, at less than their cost, see
     :func:`~.probes.probed`; or at the cost of a few evaluations those with a curvature that will do as a metric."""
@@ -124,7 +124,7 @@ class Searches:
         return search, np.asarray(trace)[~np.isnan(np.asarray(trace))]
 
     def keep(self, search: SearchState) -> bool:
-        """Whether a search ended higher than all before it; it is then the best."""
+        """True if a search ended higher than all before it; it is then the best."""
         if int(search.num_iterations) == 0:
             return False
         if self.best is not None and not float(search.best.objective) > self.height + self.rounding:
@@ -153,7 +153,7 @@ class Searches:
         return found
 
     def curvature(self) -> Curvature | None:
-        """Of the best point, if all its probes were made and finite."""
+        """Curvature at the best point, if all its probes were made and finite."""
         search, climb = self.best, self.climb
         assert search is not None
         if climb.find_curvature is not None:

@@ -13,7 +13,7 @@ from ...hyper.space import UnconstrainedSpace
 __all__ = ["edges_of"]
 
 _EDGE = 1e-2
-"""Of what it was at the start: an answer of the constrained value to its coordinate that says that it is at an edge."""
+"""Share of its value at the start below which the slope of a constrained value in its coordinate shows an edge."""
 
 
 def edges_of(space: UnconstrainedSpace, values: Array, wide_axes: np.ndarray) -> tuple[str, ...]:

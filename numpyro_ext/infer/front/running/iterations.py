@@ -37,18 +37,18 @@ _AHEAD = 2.0
 _MOST_AHEAD = 5
 _HELD = 5
 _LEVEL = 0.02
-"""What the objective falls at most over the steps ahead on a plateau, as in :func:`~..hyper.curvature.curvature`."""
+"""Largest fall of the objective over the steps ahead on a plateau, as in :func:`~..hyper.curvature.curvature`."""
 
 
 class StepInfo(NamedTuple):
-    """What is known after some iterations."""
+    """Report after some iterations."""
 
     solved: Any
     """With ``num_steps``, ``converged``, ``max_change`` and ``objective_trace``."""
     log_evidence: Array
     """The bound where the iterations ended."""
     log_prior: Array
-    """Of the hyperparameters there."""
+    """Log prior of the hyperparameters there."""
     moved: Array
     """Along which axes the bound has had a derivative other than zero in any update of them, shape ``(d,)``."""
 
@@ -61,7 +61,7 @@ class Parts(NamedTuple):
     others: tuple[Array, ...]
     """Such as covariances: moved by iterations only."""
     units: tuple[float, ...]
-    """Of the free ones, then of the others."""
+    """Units of the free parts, then of the others."""
 
 
 class Iterations(NamedTuple):
@@ -72,7 +72,7 @@ class Iterations(NamedTuple):
     iterations, or fewer if they converge; none of them, to have the objective. They may be told to learn nothing."""
     space: UnconstrainedSpace
     parts: Callable[[Any], Parts]
-    """What determines the objective."""
+    """Function of a state that gives the parts that determine the objective."""
     with_parts: Callable[[Any, Any, Any], Any]
     """``(state, free, others)``: a state with other such arrays."""
     digest: str
@@ -83,9 +83,9 @@ class Iterations(NamedTuple):
     rounding: float
     """Its error, in these units."""
     change: str
-    """What ``max_change`` is, in words."""
+    """Meaning of ``max_change``, in words."""
     explain: Callable[[dict[str, Array], float], str]
-    """Why a log evidence is not finite, from hyperparameters and value."""
+    """Function that explains a log evidence that is not finite, from hyperparameters and value."""
     num_steps: int
     chunk: int
     name: str
@@ -256,7 +256,7 @@ class _Ends:
     def found(
         self, values: Array, state: Any, traces: tuple[np.ndarray, ...], info: StepInfo, *, limit: int
     ) -> SearchState:
-        """Where iterations have ended, or at most ``limit`` of them have been made."""
+        """State where iterations have ended, or after at most ``limit`` of them."""
         log_evidence, log_prior = float(info.log_evidence), float(info.log_prior)
         start = self.begin(self._pack(values, state), (state, traces))
         num_steps, converged = max(1, int(info.solved.num_steps)), bool(info.solved.converged)
@@ -290,7 +290,7 @@ class _Ends:
         return found._replace(num_iterations=found.num_iterations + done, moved=moved), trace
 
     def curvature(self, run: Any) -> Curvature:
-        """Of the best point of a run: a direction in which the objective curves upwards, if one is found, and
+        """Curvature at the best point of a run: a direction in which the objective curves upwards, if one is found, and
         hyperparameters on a plateau.
 
         Where the objective is higher further on along a plateau, as where iterations crawl to the edge of a support,

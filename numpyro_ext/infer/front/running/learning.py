@@ -42,11 +42,11 @@ _NUM_RANDOM_POINTS = 6
 
 
 class Learned(NamedTuple):
-    """Where the searches ended."""
+    """End of the searches."""
 
     search: SearchState
     curvature: Curvature | None
-    """Of the objective there, in the coordinates of the search; ``None`` where it was not computed."""
+    """Curvature of the objective there, in the coordinates of the search; ``None`` where it was not computed."""
     diagnostics: HyperDiagnostics
     edges: tuple[str, ...]
     """Hyperparameters at the edge of their support."""
@@ -241,8 +241,8 @@ def _runaway(run: Searches, curvature: Curvature | None, edges: tuple[str, ...])
 
 
 def _is_top_but_for_rounding(run: Searches, curvature: Curvature) -> bool:
-    """Whether a Newton step promises nothing and the derivatives are no larger than their own rounding, which shows in
-    how they differ at points that differ in the last places."""
+    """True if a Newton step promises nothing and the derivatives are no larger than their own rounding, which shows
+    in how they differ at points that differ in the last places."""
     assert run.best is not None
     gradient, values = np.asarray(run.best.best.gradient), np.asarray(run.best.values)
     if not 0.5 * float(gradient @ curvature.covariance @ gradient) <= run.climb.tol:
@@ -258,7 +258,8 @@ def _is_top_but_for_rounding(run: Searches, curvature: Curvature) -> bool:
 
 
 def _from_unmoved(run: Searches) -> np.ndarray | None:
-    """Where the log evidence never had a derivative: whether it depends on the hyperparameter at all, and then how.
+    """Start of a search whose log evidence never had a derivative: a point at which it depends on the hyperparameter,
+    if there is one.
 
     :return: a higher point, if it turns out to have derivatives elsewhere.
     :raises ModelStructureError: if it changes without ever having one.

@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: a bar between compiled chunks, and warnings at the caller's line."""
+"""Bars between compiled chunks, and warnings at the caller's line."""
 
 from __future__ import annotations
 

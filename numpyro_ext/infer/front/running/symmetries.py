@@ -27,7 +27,7 @@ def names_of_directions(space: UnconstrainedSpace, directions: np.ndarray) -> st
 
 
 def why_no_errors(space: UnconstrainedSpace, values: np.ndarray, units: np.ndarray, curvature: Curvature) -> str:
-    """Why there are no standard errors: by names where the model is the same, else by sites.
+    """Explain missing standard errors: by the name of a symmetry, else by sites.
 
     :param values: where the search ended, unconstrained, with the field behind the hyperparameters if it was searched.
     :param units: of the coordinates of the search.
@@ -50,7 +50,7 @@ def why_no_errors(space: UnconstrainedSpace, values: np.ndarray, units: np.ndarr
 def known_symmetries(
     space: UnconstrainedSpace, values: np.ndarray, directions: np.ndarray
 ) -> tuple[list[str], np.ndarray]:
-    """What moves along flat directions do to the hyperparameters, where that has a name.
+    """Names of the changes that moves along flat directions make to hyperparameters, where these have one.
 
     :param UnconstrainedSpace space: the hyperparameters.
     :param values: where the objective is flat, the unconstrained vector of shape ``(size,)``.

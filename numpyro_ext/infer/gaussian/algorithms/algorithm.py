@@ -1,4 +1,4 @@
-"""What an engine on Gaussian fields hands to the programs around it."""
+"""Functions that an engine on Gaussian fields hands to the programs around it."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class Algorithm(NamedTuple):
     key: Hashable
     """Name and options: equal keys mean equal functions. An engine adds its class and its options."""
     notes: tuple[str, ...] = ()
-    """How it treats this model, one line each, for ``describe()``."""
+    """Notes on the treatment of this model, one line each, for ``describe()``."""
     is_lower_bound: bool = False
-    """Whether its log evidence cannot exceed the exact one."""
+    """True if its log evidence cannot exceed the exact one."""
     is_exact_for_gaussian: bool = False
-    """Whether it finds the exact evidence and posterior where all factors are Gaussian."""
+    """True if it finds the exact evidence and posterior where all factors are Gaussian."""
     is_mode: bool = False
     """True if its means are those of the mode, which third derivatives there may say is no mean."""
     localised: Callable[[LatentGaussian, Any], Callable[[LatentGaussian], LatentGaussian] | None] | None = None

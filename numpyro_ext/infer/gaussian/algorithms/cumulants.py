@@ -1,4 +1,4 @@
-r"""What EP leaves out of the log evidence and the means, to second order (Opper, Paquet and Winther 2013).
+r"""Corrections of EP's log evidence and means, to second order (Opper, Paquet and Winther 2013).
 
 At a fixed point, the exact integral over that of EP is :math:`R = E_q \prod_i q_i(\eta_i) / q(\eta_i)`, with the
 Gaussian ``q`` and the tilted densities :math:`q_i`, whose first two moments are those of ``q``. In Hermite polynomials
@@ -40,7 +40,7 @@ LARGEST_ROWS = 5000
 
 
 class Correction(NamedTuple):
-    """What is to be added."""
+    """Terms to be added."""
 
     log_evidence: Array
     """A scalar."""

@@ -78,7 +78,7 @@ def evidence_at(
 
 
 def exceeds_one(form: LatentGaussian, log_evidence: Array) -> Array:
-    """Whether this is no log evidence of categories under a prior of mass one, as it is well above zero."""
+    """True if this is no log evidence of categories under a prior of mass one, as it is well above zero."""
     known = [potential.outcomes() for potential in form.potentials]
     is_category = all(outcomes is not None and outcomes.number is not None for outcomes in known)
     if not is_category or has_flat(form):
@@ -87,5 +87,5 @@ def exceeds_one(form: LatentGaussian, log_evidence: Array) -> Array:
 
 
 def has_flat(form: LatentGaussian) -> bool:
-    """Whether some prior is flat."""
+    """True if some prior is flat."""
     return any(isinstance(block, FlatPrior) for block in form.prior)

@@ -76,13 +76,13 @@ class State(NamedTuple):
     max_change: Array
     """Change in the sweep that led here; infinite at the start."""
     last_move: Array
-    """How the marginals changed in that sweep, in their own units: means then variances, shape ``(2 num_rows,)``."""
+    """Change of the marginals in that sweep, in their own units: means then variances, shape ``(2 num_rows,)``."""
     is_start: Array
     """True before the opening sweep, which finds the sites to start from; ``marginals`` are then its cavities."""
 
 
 class Info(NamedTuple):
-    """What one sweep found."""
+    """Outcome of one sweep."""
 
     objective: Array
     """Log evidence at the sites *before* the sweep; nan while a cavity is improper."""
@@ -92,7 +92,7 @@ class Info(NamedTuple):
     num_skipped: Array
     """Factors whose cavity or tilted moments were improper, so that their site was kept."""
     skipped: Array
-    """Which ones: boolean, shape ``(num_rows,)``."""
+    """Mask of the skipped rows, shape ``(num_rows,)``."""
     step_size: Array
     """The step size that the sweep used."""
 
@@ -233,7 +233,7 @@ def solve(
 
 
 class _Run(NamedTuple):
-    """What the loop of :func:`solve` carries."""
+    """Carry of the loop of :func:`solve`."""
 
     state: State
     info: Info
@@ -245,7 +245,7 @@ class _Run(NamedTuple):
     """Sweeps taken, without the opening."""
     is_finished: Array
     history: History | None
-    """What sweeps are extrapolated from, if they are."""
+    """Sweeps from which others are extrapolated, if they are."""
 
 
 def _sites(state: State) -> Array:
@@ -253,13 +253,13 @@ def _sites(state: State) -> Array:
 
 
 def _is_coupled(form: LatentGaussian) -> bool:
-    """Whether the prior couples its unknowns, so that sweeps converge slowly. Effects that are independent take a few
-    sweeps, of which none would be saved."""
+    """True if the prior couples its unknowns, so that sweeps converge slowly. Effects that are independent take a
+    few sweeps, of which none would be saved."""
     return not all(isinstance(block, DiagonalPrior | FlatPrior) for block in form.prior)
 
 
 def _change_of_sites(form: LatentGaussian, old: State, new: State) -> Array:
-    """What sites have changed by, in deviations of their predictors, squared and added up.
+    """Change of the sites, in deviations of their predictors, squared and added up.
 
     Changes of sites that see the same unknowns may make up for one another: marginals then stand still while the
     evidence does not.

@@ -1,4 +1,4 @@
-"""How a fit of the field ended, in the same words for all algorithms."""
+"""End of a fit of the field, in the same words for all algorithms."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ __all__ = ["FitInfo"]
 
 
 class FitInfo(NamedTuple):
-    """How one fit of the field ended, in the same words for all algorithms."""
+    """End of one fit of the field, in the same words for all algorithms."""
 
     converged: Array
-    """Whether a step changed less than ``tol``, and what is sought exists there."""
+    """True if a step changed less than ``tol``, and what is sought exists there."""
     num_steps: Array
     objective_trace: Array
     """Objective at each step, shape ``(num_steps,)`` as requested, ``nan`` beyond the last."""
     max_change: Array
-    """What was compared with ``tol`` in the last step."""
+    """Change in the last step, which was compared with ``tol``."""
     skipped: Array
-    """Which factors kept their old value in the last step, shape ``(num_rows,)``."""
+    """Mask of the factors that kept their old value in the last step, shape ``(num_rows,)``."""
     objective: Array | None = None
     """Log evidence at the end, if the algorithm has it at hand; nan if it does not exist or a prior is not positive
     definite."""

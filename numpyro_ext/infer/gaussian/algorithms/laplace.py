@@ -56,7 +56,7 @@ class State(NamedTuple):
 
 
 class Info(NamedTuple):
-    """What one Newton step found."""
+    """Outcome of one Newton step."""
 
     objective: Array
     """Log joint density (up to the constants of the prior) *before* the step."""

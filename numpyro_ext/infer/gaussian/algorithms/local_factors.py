@@ -28,7 +28,8 @@ from .tilting import cavities
 __all__ = ["localised"]
 
 _MOST_COORDINATES = 12
-"""Of a factor: cavity mean and variance, and numbers among its parameters. Integrals go with the square."""
+"""Largest number of coordinates of a factor: cavity mean and variance, and numbers among its parameters. Integrals
+go with its square."""
 
 
 @potential
@@ -48,7 +49,7 @@ class LocalFactors(Potential):
 
     @property
     def is_log_concave(self) -> bool:  # type: ignore[override]
-        """As the factors are: near the fixed point these have the same sites."""
+        """True if the factors are log-concave: near the fixed point these have the same sites."""
         return self.current.is_log_concave
 
     def log_density(self, eta: ArrayLike) -> Array:
@@ -79,7 +80,7 @@ class LocalFactors(Potential):
 def localised(
     form: LatentGaussian, state: State, *, power: float = 1.0
 ) -> Callable[[LatentGaussian], LatentGaussian] | None:
-    """What puts quadratic factors into forms near one whose fixed point is known.
+    """Function that puts quadratic factors into forms near one whose fixed point is known.
 
     :param LatentGaussian form: the model.
     :param State state: a fixed point of :func:`~.expectation_propagation.step` for ``form``.

@@ -23,7 +23,7 @@ _GRID = np.linspace(-4.0, 4.0, 129)
 
 
 def valley_depths(form: LatentGaussian, first: int) -> Array:
-    """How deep the deepest valley of each factor times the prior of its predictor is, in nats, over four deviations.
+    """Depth of the deepest valley of each factor times the prior of its predictor, in nats, over four deviations.
 
     Zero for log-concave factors; for others at most the drop from the lower of two maxima to the minimum in between.
 

@@ -27,7 +27,7 @@ __all__ = ["newton_sites"]
 
 _MOST_STEPS = 6
 _NUM_PRODUCTS = 10
-"""Of GMRES for each step: two digits, as many as the next step can use."""
+"""Products of GMRES for each step: two digits, as many as the next step can use."""
 _SMALL = 1e-7
 """Residual, in deviations of the predictors, after which one step more leaves rounding."""
 
@@ -39,7 +39,7 @@ class _Sites(NamedTuple):
     residual: Array
     """Before the last step."""
     is_nearer: Array
-    """Whether each residual has been less than the one before."""
+    """True if each residual has been less than the one before."""
 
 
 def newton_sites(

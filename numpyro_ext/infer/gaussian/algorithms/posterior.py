@@ -41,8 +41,8 @@ _linear_gaussian = jax.jit(linear_gaussian, static_argnames=("is_signed", "space
 
 
 def has_signed_sites(potential: Potential) -> bool:
-    """Whether sites on rows of factors may have negative precisions: where these are not log-concave, or where a site
-    of several predictors together is written on their rows."""
+    """True if sites on rows of factors may have negative precisions: where these are not log-concave, or where a
+    site of several predictors together is written on their rows."""
     vectors = vector_factors(potential)
     return not potential.is_log_concave or (vectors is not None and vectors[0].base.has_tilted_moments)
 
@@ -143,7 +143,7 @@ class GaussianPosterior:
         return posterior.map_covariance(_readable(posterior, affine_map.design))
 
     def covariance_of(self, affine_map: AffineMap, used: Array, places: Array) -> Array:
-        """As :meth:`covariance`, of ``R`` quantities that depend on few of the unknowns.
+        """Covariance of ``R`` quantities that depend on few of the unknowns; see :meth:`covariance`.
 
         :param AffineMap affine_map: the quantities, with sparse rows.
         :param used: the unknowns on which they depend, shape ``(m,)``.

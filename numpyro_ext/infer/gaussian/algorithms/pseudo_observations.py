@@ -18,7 +18,7 @@ _LARGEST_MATRIX = 1 << 20
 
 
 def explain_powers(reading: LatentGaussianReading, space: UnconstrainedSpace) -> list[str]:
-    r"""What is wrong with models whose learned scales multiply more densities than there are directions.
+    r"""Explain models whose learned scales multiply more densities than there are directions.
 
     A prior such as :math:`\prod_k e^{-|(B u)_k| / \sigma}` is often written as ``K`` observations of zero. The field
     can meet all of them, so that their integral over it is of the order :math:`\sigma^r`, with the rank ``r`` of ``B``,

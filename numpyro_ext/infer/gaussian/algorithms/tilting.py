@@ -34,7 +34,7 @@ __all__ = [
 
 
 class Tilted(NamedTuple):
-    """What factors make of their cavities, row by row, safe numbers where there is none."""
+    """Tilted moments of each row's factor, with safe numbers where there is no cavity."""
 
     log_z: Array
     """Log integral of the cavity times the factor; on the first row of a factor of several."""
@@ -42,7 +42,7 @@ class Tilted(NamedTuple):
     """The same with the site in the place of the factor, less the log of the site at the mean of the marginal, which is
     large where there are many rows or a mean far from zero, and would cancel."""
     site_precision: Array
-    """What moment matching asks of the site."""
+    """Site precision by moment matching."""
     site_shift: Array
     observed: Array
     """False where a mask removes the factor."""
@@ -55,19 +55,19 @@ class Tilted(NamedTuple):
 
 
 class _Rows(NamedTuple):
-    """What is known of the rows of a family."""
+    """Arrays of the rows of a family."""
 
     observed: Array
     mean: Array
-    """Of the predictor, without its offset."""
+    """Mean of the predictor, without its offset."""
     variance: Array
     ratio: Array
     """Variance of the marginal over that of the cavity."""
     offset: Array
     precision: Array
-    """Of the site."""
+    """Precision of the site."""
     shift: Array
-    """Of the site, as a function of the predictor without its offset."""
+    """Shift of the site, as a function of the predictor without its offset."""
 
 
 def tilt(
@@ -184,7 +184,7 @@ class _VectorCavities(NamedTuple):
     half_log_determinant: Array
     """Half the log determinant of ``1 - V T``, by which the marginal is narrower than the cavity."""
     slope: Array
-    """Of the log site at the mean of the marginal."""
+    """Slope of the log site at the mean of the marginal."""
     move: Array
     """Covariance of the cavity times the slope: the mean of the marginal less that of the cavity."""
     is_proper: Array
@@ -219,7 +219,7 @@ def _vector_cavities(potential: VectorRows, rows: _Rows, power: ArrayLike) -> _V
 def loses_cavity(
     form: LatentGaussian, old: Marginals, new: Marginals, sites: tuple[Array, Array], power: ArrayLike
 ) -> Array:
-    """Whether new marginals leave some factor without a proper cavity that had one: its site could never move again.
+    """True if new marginals leave some factor without a proper cavity that had one: its site could never move again.
 
     :param sites: the site precisions that belong to each.
     """
@@ -306,7 +306,7 @@ def least_precision(form: LatentGaussian, dtype: Any) -> Array:
 
 
 def is_log_concave(form: LatentGaussian) -> np.ndarray:
-    """Whether the family of factors of each row is log-concave."""
+    """True if the family of factors of each row is log-concave."""
     sizes = [mask.shape[0] for mask in form.observed]
     return np.repeat([potential.is_log_concave for potential in form.potentials], sizes).astype(bool)
 

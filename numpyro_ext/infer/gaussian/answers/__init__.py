@@ -1,1 +1,1 @@
-"""What a Gaussian posterior answers besides its marginals."""
+"""Answers of a Gaussian posterior besides its marginals."""

@@ -1,4 +1,4 @@
-"""Whether a model read on old and new arguments together contains the one that was fitted, and where its rows are."""
+"""Check that a model read on old and new arguments together contains the one that was fitted, and find its rows."""
 
 from __future__ import annotations
 

@@ -22,15 +22,15 @@ _LARGEST_CHANGE = 1.0
 
 
 class Corrected(NamedTuple):
-    """What :meth:`~numpyro_ext.infer.EP.corrected` finds."""
+    """Outcome of :meth:`~numpyro_ext.infer.EP.corrected`."""
 
     log_evidence: LogEvidence
     change: float
-    """Of the log evidence, in nats."""
+    """Change of the log evidence, in nats."""
     mean: dict[str, Array]
     """Corrected means, of the sites in ``engine.posterior``."""
     order: int = 2
-    """Of the expansion: pairs of factors, by their third and fourth cumulants."""
+    """Order of the expansion: pairs of factors, by their third and fourth cumulants."""
 
     def __repr__(self) -> str:
         by = f"{self.change:+.3g} by cumulants to order {self.order}"

@@ -34,7 +34,7 @@ class CrossValidation(NamedTuple):
     log_predictive: Array
     """Log predictive density of each observation by the fold that did not see it, ``(num_draws, *observations)``."""
     folds: np.ndarray
-    """Which fold each observation was left out of, same shape."""
+    """Number of the fold that left out each observation, same shape."""
     hyper: dict[str, Array]
     """Hyperparameters learned on each fold, ``(num_draws, num_folds, *site)``."""
     converged: np.ndarray

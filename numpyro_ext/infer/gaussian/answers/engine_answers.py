@@ -1,4 +1,4 @@
-"""What an engine on latent Gaussian models answers once it has run: prediction, leave-one-out, a guide."""
+"""Answers of an engine on latent Gaussian models once it has run: prediction, leave-one-out, a guide."""
 
 from __future__ import annotations
 

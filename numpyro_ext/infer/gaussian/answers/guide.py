@@ -87,7 +87,7 @@ def _half(new: Any, old: Any) -> Any:
 
 
 def _are_same(new: Any, old: Any) -> bool:
-    """Whether two trees hold the same numbers up to rounding; what is traced is not known and taken as equal."""
+    """True if two trees hold the same numbers up to rounding; what is traced is not known and taken as equal."""
     new_leaves, old_leaves = jax.tree.leaves(new), jax.tree.leaves(old)
     return len(new_leaves) == len(old_leaves) and all(map(_is_same, new_leaves, old_leaves))
 

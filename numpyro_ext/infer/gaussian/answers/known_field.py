@@ -56,7 +56,7 @@ class _Look(NamedTuple):
     predictor: Array
     """Shape ``(points, num_rows)``."""
     values: dict[str, Array]
-    """Of latent and deterministic sites."""
+    """Values of latent and deterministic sites."""
 
 
 def known_field(
@@ -115,7 +115,7 @@ def _looked(reading: LatentGaussianReading, hyper: Mapping[str, Any], unknowns: 
 
 
 def _is_same(before: _Look, after: _Look, places: np.ndarray, reading: LatentGaussianReading) -> bool:
-    """Whether the rows of the fit are the same among all rows: numbers as they are, or to the rounding of sums."""
+    """True if the rows of the fit are the same among all rows: numbers as they are, or to the rounding of sums."""
     scale = np.max(np.abs(before.predictor), axis=0, initial=0.0)
     sees_same = _is_close(before.predictor, after.predictor[:, places], scale)
     has_same_prior = _are_close(before.prior, after.prior)
@@ -139,7 +139,7 @@ def _is_same(before: _Look, after: _Look, places: np.ndarray, reading: LatentGau
 
 
 def _is_part(old: Any, new: Any, places: np.ndarray, size: int) -> bool:
-    """Whether factors are those at some places among new ones: each number is one for all, or has an axis of them.
+    """True if factors are those at some places among new ones: each number is one for all, or has an axis of them.
 
     :param int size: how many there are among the new ones.
     """
@@ -165,7 +165,7 @@ def _are_close(old: Any, new: Any) -> bool:
 
 
 def _is_close(old: Any, new: Any, scale: Any) -> bool:
-    """Whether numbers are equal to rounding, where they are as large as ``scale``."""
+    """True if numbers are equal to rounding, where they are as large as ``scale``."""
     if not np.issubdtype(np.asarray(old).dtype, np.floating):
         return np.array_equal(old, new)
     tolerance = 1e3 * np.finfo(np.asarray(old).dtype).eps * scale
@@ -258,8 +258,8 @@ class KnownField:
         return shuffled, to_device(np.asarray(log_density)[order])
 
     def is_same_alone(self, call: NewCall, slices: Slices) -> bool:
-        """Whether the model called at the new arguments alone has, at given latent sites, the deterministic sites and
-        the densities of outcomes that it has in the new rows of a call on all."""
+        """True if the model called at the new arguments alone has, at given latent sites, the deterministic sites
+        and the densities of outcomes that it has in the new rows of a call on all."""
         reading = self.reading
         known = {*reading.field, *reading.hyper}
         factors = {name for name, site in reading.sites.items() if site.family == "Unit"}
@@ -307,7 +307,7 @@ def _conditional(
 
 
 def _is_in(alone: Mapping[str, Any], together: Mapping[str, Any], slices: Slices) -> bool:
-    """Whether the sites of a call at new rows are the part of those of a call at all rows."""
+    """True if the sites of a call at new rows are the part of those of a call at all rows."""
     if set(alone) != set(together):
         return False
     for name, (value, log_prob) in alone.items():

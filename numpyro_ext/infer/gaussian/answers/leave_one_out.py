@@ -130,7 +130,7 @@ def log_factors_at_draws(form: LatentGaussian, posterior: GaussianPosterior) -> 
 
 
 def weights_fail(log_factors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Of which factors the inverse, by which draws would be weighted to leave it out, cannot be averaged.
+    """Find the factors whose inverse, the weight that leaves them out, has no average.
 
     :param log_factors: at draws, shape ``(num_draws, num_rows)``.
     :return: which vanish at some of the draws, and which have weights with a Pareto k-hat above 0.7.
@@ -182,13 +182,13 @@ def log_leave_one_out(form: LatentGaussian, posterior: GaussianPosterior) -> tup
 
 
 class _Rows(NamedTuple):
-    """Of the rows of one family of factors."""
+    """Moments of the rows of one family of factors."""
 
     mean: Array
     variance: Array
     cavity_ratio: Array
     cavity_mean: Array
-    """As the next of single rows, and of no use to factors of several."""
+    """Cavity mean of single rows, of no use to factors of several."""
     cavity_variance: Array
     site_precision: Array
     site_shift: Array

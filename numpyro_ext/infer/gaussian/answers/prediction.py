@@ -65,7 +65,7 @@ def log_predictive_density(potential: Potential, mean: Array, variance: Array) -
 
 
 def are_coordinates_joint(reading: LatentGaussianReading, name: str) -> bool:
-    """Whether a vector, or matrix, that is one observation was taken apart into factors, of which none has a density of
+    """True if a vector, or matrix, that is one observation was taken apart into factors, of which none has a density of
     its own: their logarithms add up to that of the whole at given unknowns only.
 
     :param LatentGaussianReading reading: of the model.

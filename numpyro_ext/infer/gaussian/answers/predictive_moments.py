@@ -52,7 +52,7 @@ _COMPILED = Recent(16)
 
 
 class PredictiveMoments(NamedTuple):
-    """Of each observation of a site, in its shape."""
+    """Predictive moments of each observation of a site, in its shape."""
 
     mean: Array
     variance: Array

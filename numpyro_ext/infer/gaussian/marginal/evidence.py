@@ -23,7 +23,8 @@ Hyper = dict[str, Array]
 _COMPILED = Recent(16)
 _MOST_ROUNDS = 20
 _LEAST_UNIT = 0.01
-"""Of a hyperparameter, for the steps of differences: what is closer to zero may be a location that happens to be."""
+"""Smallest unit of a hyperparameter, for the steps of differences: what is closer to zero may be a location that
+happens to be."""
 
 
 class FieldDraws(NamedTuple):
@@ -35,7 +36,7 @@ class FieldDraws(NamedTuple):
     """Shape ``(num_draws,)``; minus infinity where there is no fit."""
     converged: Array
     is_inside: Array
-    """Whether the density of the model is positive at the draw."""
+    """True if the density of the model is positive at the draw."""
 
 
 class EvidencePrograms:

@@ -1,4 +1,4 @@
-"""Where all factors are Gaussian: the evidence and the posterior in closed form, without a fit."""
+"""Evidence and posterior in closed form where all factors are Gaussian, without a fit."""
 
 from __future__ import annotations
 

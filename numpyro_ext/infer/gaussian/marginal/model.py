@@ -94,7 +94,7 @@ class MarginalModel:
         numpyro.factor(_FACTOR, evidence(_as_numbers(prepared.reading, hyper)))
 
     def describe(self, *args: Any, **kwargs: Any) -> str:
-        """What is sampled, what is integrated out and how the model was read.
+        """Describe the sites that are sampled, those that are integrated out, and the reading of the model.
 
         :param args: arguments of the model; without any, those of the last call.
         :param kwargs: keyword arguments of the model.

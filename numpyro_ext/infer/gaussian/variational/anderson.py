@@ -37,7 +37,7 @@ def remember(history: History, move: Array, change: Array) -> History:
 
 
 def mixing_correction(history: History, residual: Array, scale: Array) -> Array:
-    """What to add to ``x + residual`` so that, were the residual linear, it would come out smallest at the result.
+    """Correction of ``x + residual`` that would make the residual smallest, were it linear.
 
     :param History history: of the iteration.
     :param Array residual: image minus argument at the current point ``x``, shape ``(size,)``.

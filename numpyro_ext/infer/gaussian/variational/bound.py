@@ -49,7 +49,7 @@ def unknown_point(form: LatentGaussian) -> Point:
 
 
 def is_finite(point: Point) -> Array:
-    """Whether the bound and all slopes are numbers, as a scalar boolean."""
+    """True if the bound and all slopes are numbers, as a scalar boolean."""
     # What is not finite makes the sum so too, and one test covers all rows.
     return jnp.isfinite(sum(jnp.sum(part) for part in point))
 

@@ -1,4 +1,4 @@
-"""Which expectation or bound each observed site gets in a variational Gaussian fit."""
+"""Choice of the expectation or bound of each observed site in a variational Gaussian fit."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ BoundName = str | tuple[str, ...]
 
 
 class SiteBound(NamedTuple):
-    """How the expectation of the log factors of one site is taken."""
+    """Expectation of the log factors of one site, and its kind."""
 
     bound: LogisticBound | str | None
     """Bound of the logistic log-partition; the name of one of log-sum-exp; or ``None`` for the expectation itself."""
     description: str
     is_lower_bound: bool
-    """Whether the value cannot exceed the expectation, but by the rounding of accurate quadrature."""
+    """True if the value cannot exceed the expectation, but by the rounding of accurate quadrature."""
 
 
 def check_name(name: BoundName, num_pieces: int) -> None:

@@ -132,7 +132,7 @@ class VariationalGaussian(Engine):
         self.covariance = covariance
 
     def _choose_bounds(self, reading: LatentGaussianReading) -> dict[str, SiteBound]:
-        """How the expectation of each observed site is taken.
+        """Choose the expectation of each observed site.
 
         :raises ModelStructureError: if there is no such expectation, or the method or covariance does not serve it.
         """

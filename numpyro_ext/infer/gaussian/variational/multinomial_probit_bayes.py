@@ -22,7 +22,7 @@ __all__ = ["MultinomialProbitFit", "multinomial_probit_bayes", "predict_probabil
 
 
 class MultinomialProbitFit(NamedTuple):
-    """What :func:`multinomial_probit_bayes` found."""
+    """Outcome of :func:`multinomial_probit_bayes`."""
 
     auxiliary_mean: Array
     """Means of the auxiliary variables, shape ``(n, K)``."""

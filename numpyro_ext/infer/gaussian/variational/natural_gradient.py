@@ -86,13 +86,13 @@ class State(NamedTuple):
     step_size: Array
     """Fraction of the way that an unmixed step goes."""
     is_mixed: Array
-    """Whether the next step is a mixed one; after a refusal it is not."""
+    """True if the next step is a mixed one; after a refusal it is not."""
     max_change: Array
     """Change in the last accepted step; infinite at the start."""
 
 
 class Info(NamedTuple):
-    """What one step found."""
+    """Outcome of one step."""
 
     objective: Array
     """The bound *after* the step, never less than before."""
@@ -100,7 +100,7 @@ class Info(NamedTuple):
     """Largest change of a marginal mean in standard deviations or of a marginal variance relative to itself, by the
     step or by what the slopes ask of a single site after it. That of the step before if this one was refused."""
     accepted: Array
-    """Whether the sites moved."""
+    """True if the sites moved."""
 
 
 def init(form: LatentGaussian, *, space: Space = "auto") -> State:
@@ -321,7 +321,7 @@ def _last_resort(form: LatentGaussian, prior: LinearGaussian | MeanFieldSpace) -
 
 
 def _own_change(point: Point, site_change: Array) -> Array:
-    """What the change of a single site does to its own predictor: precisions in units of the variance, then pulls in
+    """Change of a predictor by that of its own site alone: precisions in units of the variance, then pulls in
     standard deviations."""
     precision, shift = jnp.split(site_change, 2)
     pull = shift - precision * point.mean

@@ -1,4 +1,4 @@
-"""When one covariance is exact for all independent rows of a model: the check behind ``covariance="shared"``."""
+"""Check behind ``covariance="shared"``: one covariance is exact for all independent rows of a model."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""How a model is run to be read: its call, its values, and its sites as plain ones."""
+"""Runs of a model for its reading: its call, its values, and its sites as plain ones."""

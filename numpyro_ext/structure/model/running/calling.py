@@ -37,7 +37,7 @@ _GET_ARGS = dist.Distribution.get_args
 
 
 def _is_given(msg: dict[str, Any]) -> bool:
-    """Whether a recording has a value for a site where the model has none."""
+    """True if a recording has a value for a site where the model has none."""
     if msg["type"] != "sample" or msg["is_observed"] or msg["value"] is not None:
         return False
     return is_gaussian(msg["fn"]) or not msg["fn"].support.is_discrete
@@ -141,7 +141,7 @@ def record(call: ModelCall) -> Recording | None:
 
 
 class _Found:
-    """What of a site is no array, while its arrays are on their way through a trace."""
+    """Parts of a site that are no arrays, while its arrays are on their way through a trace."""
 
     def __init__(self, site: dict[str, Any]) -> None:
         self._message = message_without_arrays(site)

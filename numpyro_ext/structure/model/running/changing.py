@@ -65,7 +65,7 @@ def read_with_changing(
 
 
 def _holds_arrays(value: Any) -> bool:
-    """Whether an argument is an array, or a tree of arrays (lists of numbers among them), and holds numbers alone."""
+    """True if an argument is an array, or a tree of arrays (lists of numbers among them), and holds numbers alone."""
     leaves = jax.tree.leaves(value)
     kinds = [leaf.dtype.kind if isinstance(leaf, jax.Array) else np.asarray(leaf).dtype.kind for leaf in leaves]
     is_long = isinstance(value, list) or any(np.ndim(leaf) > 0 for leaf in leaves)

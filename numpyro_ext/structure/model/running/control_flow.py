@@ -1,4 +1,4 @@
-"""What of NumPyro's control flow can be read, watched while a model runs."""
+"""Check of NumPyro's control flow while a model runs."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Watch(Messenger):
                     raise ModelStructureError(f"site '{name}' is inside {reason}", site=name)
 
     def _refusal(self, msg: dict[str, Any], name: str, site: dict[str, Any]) -> str | None:
-        """Why a site inside control flow cannot be read, and what to do instead."""
+        """Explain why a site inside control flow cannot be read, and what to do instead."""
         control_flow = "of numpyro.contrib.control_flow"
         if site["type"] not in ("sample", "param"):
             return None

@@ -1,4 +1,4 @@
-"""Why a model does not run on its arguments, in words that name its line, its last site and what it was given."""
+"""Errors of a model on its arguments, in words that name its line, its last site and its arguments."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class ModelCall(NamedTuple):
     changing: tuple[str, ...] = ()
     """Names of the arguments without whose values the model is read."""
     recording: Recording | None = None
-    """Of the model on these arguments, in the place of further calls."""
+    """Recording of the model on these arguments, in the place of further calls."""
 
     def changing_values(self) -> dict[str, Any]:
         """The arguments in :attr:`changing` as trees of arrays, by name.
@@ -222,7 +222,7 @@ def describe_value(value: Any) -> str:
 
 
 def describe_arguments(call: ModelCall, *, is_named: bool = True) -> str:
-    """What a model is given, by the names of its parameters where it takes them."""
+    """Describe the arguments of a model, by the names of its parameters where it takes them."""
     named: Mapping[str, Any] = {f"argument {i + 1}": value for i, value in enumerate(call.args)} | call.kwargs
     if is_named:
         try:

@@ -1,4 +1,4 @@
-"""What one run of a model shows of its sites."""
+"""Facts about sites from one run of a model."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ __all__ = ["SiteInfo", "inspect_sites", "mark_candidates", "model_key"]
 
 
 class SiteInfo(NamedTuple):
-    """What one concrete run of the model shows of a site."""
+    """Facts about a site from one concrete run of the model."""
 
     name: str
     kind: str
@@ -39,7 +39,7 @@ class SiteInfo(NamedTuple):
     family: str = ""
     """Name of the distribution."""
     is_candidate: bool = False
-    """Whether it may join the field: of a family that the reading takes (Gaussian or flat), and not masked."""
+    """True if it may join the field: of a family that the reading takes (Gaussian or flat), and not masked."""
     is_discrete: bool = False
     is_masked: bool = False
     transform: Any = None
@@ -62,13 +62,13 @@ class SiteInfo(NamedTuple):
     full_shape: tuple[int, ...] = ()
     """Shape of the distribution of an observed site."""
     num_unknowns: int = 0
-    """How many innovations a latent site has, should it join the field."""
+    """Number of innovations of a latent site, should it join the field."""
     prior: Any = None
     """The distribution of a latent site, until its candidates are marked."""
 
     @property
     def has_joint_coordinates(self) -> bool:
-        """Whether an observation is a vector whose coordinates depend on each other, which whitening takes apart."""
+        """True if an observation is a vector whose coordinates depend on each other, which whitening takes apart."""
         return self.family in (dist.MultivariateNormal.__name__, dist.LowRankMultivariateNormal.__name__)
 
 
@@ -142,7 +142,8 @@ def _given_value(name: str, value: Any) -> Array:
 
 
 def model_key(call: ModelCall) -> tuple[Any, ...]:
-    """What the model is now: equal where it runs the same operations on the same numbers, wherever it has these from.
+    """Key of the model as it is now: equal where it runs the same operations on the same numbers, wherever it has these
+    from.
 
     :raises Exception: what JAX raises for a model that needs concrete values.
     """

@@ -16,11 +16,11 @@ __all__ = ["is_pandas", "run_or_with_arrays", "with_arrays"]
 
 _Result = TypeVar("_Result")
 _FAILURES = (AssertionError, IndexError, TypeError, ValueError)
-"""As models raise them on arguments that they do not work with, and what readings make of these."""
+"""Errors that models raise on arguments that they do not work with, and those that readings make of them."""
 
 
 def is_pandas(value: Any) -> bool:
-    """Whether a value is a column, an index or a table of pandas."""
+    """True if a value is a column, an index or a table of pandas."""
     return type(value).__module__.split(".")[0] == "pandas" and hasattr(value, "to_numpy")
 
 

@@ -29,7 +29,7 @@ _DERIVED: dict[type, tuple[str, ...]] = {
 
 
 def is_scan(msg: dict[str, Any]) -> bool:
-    """Whether a message is ``numpyro.contrib.control_flow.scan``, whose body runs out of sight of other handlers."""
+    """True if a message is ``numpyro.contrib.control_flow.scan``, whose body runs out of sight of other handlers."""
     return msg["type"] == "control_flow" and msg["fn"] is scan_wrapper
 
 
@@ -152,7 +152,7 @@ def _make_deterministic(msg: dict[str, Any]) -> None:
 
 
 def _log_density_of_point(fn: Any) -> Array:
-    """Of a Delta in its wrappers at its own value, without the comparison of the two."""
+    """Log density of a Delta in its wrappers at its own value, without the comparison of the two."""
     if isinstance(fn, dist.Delta):
         return jnp.broadcast_to(fn.log_density, fn.batch_shape)
     inner = _log_density_of_point(fn.base_dist)

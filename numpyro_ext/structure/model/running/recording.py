@@ -38,7 +38,7 @@ _DERIVED = Recent(192)
 _KEYS = Recent(256)
 _KNOWN = ("numpyro.", "numpyro_ext.")
 NUMBERS = bool | int | complex | np.bool_ | np.integer
-"""What stays in a recording as it was written; floating numbers may turn out to change."""
+"""Types that stay in a recording as they were written; floating numbers may turn out to change."""
 
 Sites = Callable[[Callable[["RecordedSite", Any, Any], Any]], dict[str, dict[str, Any]]]
 """The sites of a model by name, as a trace of NumPyro's has them, given what says the values of the free ones: a
@@ -46,7 +46,7 @@ function of the site, its distribution and its default."""
 
 
 def message_without_arrays(site: Mapping[str, Any]) -> dict[str, Any]:
-    """What a trace of NumPyro's says of a site beside its arrays."""
+    """Message of a site in NumPyro's trace, without its arrays."""
     names = ("type", "kwargs", "args", "cond_indep_stack", "is_observed")
     said = {n: site[n] for n in names if n in site}
     return said | {"event_dims": tuple(site.get("infer", {}).get("event_dims", ()))}
@@ -90,10 +90,10 @@ class Distribution(NamedTuple):
     key: tuple[Any, ...] | None
     """Equal where the same is computed of these arrays; none where that is not known."""
     structure: Any
-    """As JAX has it."""
+    """Tree structure, as JAX has it."""
 
     def at(self, program: Program, env: dict[int, Any]) -> Any:
-        """As :meth:`Tree.at`."""
+        """Distribution at given values; see :meth:`Tree.at`."""
         return _put_together(self.template, map(jnp.asarray, program.extend(self.atoms, env)))
 
 
@@ -165,7 +165,7 @@ def _put_together(template: Any, arrays: Iterator[Any]) -> Any:
 
 
 class RecordedSite(NamedTuple):
-    """What is recorded of one site; its arrays are values of the program."""
+    """Record of one site; its arrays are values of the program."""
 
     name: str
     type: str
@@ -176,11 +176,11 @@ class RecordedSite(NamedTuple):
     """The value that the model has for a free site: of a ``param``, of a discrete site, of one with a given value."""
     scale: Tree
     message: dict[str, Any]
-    """What else NumPyro says of it: arguments and plates."""
+    """Other entries of NumPyro's message: arguments and plates."""
 
     @property
     def is_free(self) -> bool:
-        """Whether the site is latent or a ``param``."""
+        """True if the site is latent or a ``param``."""
         return self.type == "param" or (self.type == "sample" and not self.is_observed)
 
 
@@ -325,6 +325,6 @@ class _Derived(NamedTuple):
     program: Program
     output: Any
     origins: tuple[int | None, ...]
-    """Which array of a recording each constant of the program is, if it is one."""
+    """Number of the recording's array that each constant of the program is, if it is one."""
     own: tuple[Any, ...]
     families: tuple[Any, ...]

@@ -73,7 +73,7 @@ class AffineValues:
         return tuple(sorted(constant))
 
     def depends_on(self, atoms: set[int]) -> bool:
-        """Whether the map depends on any of the given inputs."""
+        """True if the map depends on any of the given inputs."""
         return bool(self.program.ancestors(self.known) & atoms)
 
     def evaluate(self, s: Array, known: Sequence[Any]) -> Array:

@@ -50,16 +50,16 @@ _SMALLEST_OPERATOR = 512
 
 
 class RowIndices(NamedTuple):
-    """Where the entries of sparse rows are: looked up in the data, and passed to compiled functions beside it."""
+    """Places of the entries of sparse rows: looked up in the data, and passed to compiled functions beside it."""
 
     columns: np.ndarray
     """Shape ``(num_rows, k)``; padding stands at a column that the row has anyway, so as not to widen the band."""
     is_entry: np.ndarray
     """Boolean, false at padding, of the same shape."""
     colours: np.ndarray
-    """Of every column, so that no row holds two of one colour; shape ``(num_columns,)``."""
+    """Colour of every column, so that no row holds two of one colour; shape ``(num_columns,)``."""
     entry_colours: np.ndarray
-    """Of every entry, shape ``(num_rows, k)``."""
+    """Colour of every entry, shape ``(num_rows, k)``."""
 
 
 class AffineRows:
@@ -84,15 +84,15 @@ class AffineRows:
         starts = np.cumsum((0, *self.sizes))[:-1]
         selected = SelectedDependence(program, dict(zip(self.inputs, starts.tolist(), strict=True)))
         self.is_large = max((selected.largest(atom) for atom in atoms_of(self.parts)), default=0) > LARGE
-        """Whether patterns and values are found of those elements of the largest value that are asked for, and
+        """True if patterns and values are found of those elements of the largest value that are asked for, and
         directions taken one after the other."""
         pattern = self._pattern(selected)
         self.pattern: np.ndarray | None = None if pattern is None else pattern.astype(np.int32)
         self.width = self.num_columns if pattern is None else pattern.shape[1]
         self.is_dense = self.pattern is None or (self.width > 1 and 3 * self.width > self.num_columns)
-        """Whether rows touch so many columns that their entries are not looked up one by one."""
+        """True if rows touch so many columns that their entries are not looked up one by one."""
         self.is_operator = self.is_dense and self.num_columns >= _SMALLEST_OPERATOR and self._has_transform()
-        """Whether their products are cheaper than their entries."""
+        """True if their products are cheaper than their entries."""
         self.indices: RowIndices | None = None
         self._colouring, self.bandwidth, self._has_padding = Colouring(0, False), 0, False
         if self.pattern is not None and not self.is_dense:
@@ -129,7 +129,7 @@ class AffineRows:
         return rows_of_pattern(self.program, found, self.parts)
 
     def _has_transform(self) -> bool:
-        """Whether Fourier transforms stand between unknowns and rows: ``n log n`` operations for ``n^2`` entries."""
+        """True if Fourier transforms stand between unknowns and rows: ``n log n`` operations for ``n^2`` entries."""
         needed = self.program.needed([a for a in atoms_of(self.parts) if isinstance(a, int)], list(self.inputs))
         return any(self.program.equations[index].primitive.name == "fft" for index in needed)
 
@@ -145,7 +145,7 @@ class AffineRows:
         return self.select(self.program, self.given(zero, env), self.parts, evaluate)
 
     def evaluate_some(self, numbers: Array, e: Array, env: Mapping[int, Any]) -> Array:
-        """Those of :meth:`evaluate` of these numbers."""
+        """Rows of these numbers, as :meth:`evaluate` has them."""
         if self.is_large and len(self.parts) == 1 and len(self.parts[0][0]) == 1 and self.parts[0][1].ndim == 1:
             (((atom,), rows),) = self.parts
             numbers = numbers if _is_range(rows) else jnp.asarray(rows)[numbers]
@@ -198,16 +198,16 @@ class AffineRows:
 
 
 class Colouring(NamedTuple):
-    """How columns are coloured, which is part of the structure."""
+    """Colouring of the columns, which is part of the structure."""
 
     number: int
-    """Of colours."""
+    """Number of colours."""
     is_by_slot: bool
-    """Whether the colour of an entry is its place in its row."""
+    """True if the colour of an entry is its place in its row."""
 
 
 def find_indices(pattern: np.ndarray, num_columns: int) -> tuple[RowIndices, Colouring]:
-    """Where the entries of rows of a pattern are, and how the columns are coloured."""
+    """Find the entries of rows of a pattern, and a colouring of the columns."""
     colours, colouring = _colour_columns(pattern, num_columns)
     is_entry = pattern >= 0
     columns = np.where(is_entry, pattern, np.max(pattern, axis=1, keepdims=True, initial=0))
@@ -242,7 +242,7 @@ def _slopes_by_colour(
 
 
 def selected_rows(selected: SelectedDependence, program: Program, parts: Parts) -> np.ndarray:
-    """As :func:`rows_of_pattern`, from the selected elements backwards.
+    """Rows of a pattern, as :func:`rows_of_pattern` has them, from the selected elements backwards.
 
     :raises TooLarge: if that is too much.
     """
@@ -270,7 +270,8 @@ def selected_rows(selected: SelectedDependence, program: Program, parts: Parts) 
 
 
 def rows_of_pattern(program: Program, found: Mapping[int, Pattern], parts: Parts) -> np.ndarray | None:
-    """What each of the selected elements depends on, ``(rows, k)`` padded with ``-1``; None if that is too much.
+    """Unknowns on which each of the selected elements depends, ``(rows, k)`` padded with ``-1``; None if that is too
+    much.
 
     :param found: the patterns of their values.
     """

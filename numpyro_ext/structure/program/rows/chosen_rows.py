@@ -19,7 +19,7 @@ __all__ = ["ChosenIndices", "ChosenRows"]
 
 
 class ChosenIndices(NamedTuple):
-    """What was looked up in the data."""
+    """Indices that were looked up in the data."""
 
     elements: np.ndarray
     """Flat numbers of the elements, shape ``(num_chosen,)``."""

@@ -1,4 +1,4 @@
-"""Which elements of seeds a few elements of a large value depend on: patterns pulled back through a program.
+"""Dependence of a few elements of a large value on seeds: patterns pulled back through a program.
 
 :func:`~.dependence.dependence` pushes the patterns of all elements forward. Here only what was asked for is followed,
 so that the utilities of all users for all items cost nothing where a few of them were compared.
@@ -20,7 +20,7 @@ from ..program import Atom, Constant, Equation, Program
 __all__ = ["KNOWN_MODES", "SelectedDependence", "looked_up"]
 
 KNOWN_MODES = (GatherScatterMode.CLIP, GatherScatterMode.FILL_OR_DROP, GatherScatterMode.PROMISE_IN_BOUNDS)
-"""Of gathers, that :func:`looked_up` knows."""
+"""Modes of gathers that :func:`looked_up` knows."""
 
 
 class SelectedDependence:
@@ -77,7 +77,7 @@ class SelectedDependence:
         return deduplicate(np.concatenate(found, axis=1)) if len(found) > 1 or found[0].shape[1] > 1 else found[0]
 
     def _origin(self, eqn: Equation, atom: int, number: int, index: np.ndarray) -> np.ndarray:
-        """Which elements of one input chosen elements of the output depend on."""
+        """Elements of one input on which chosen elements of the output depend."""
         shape = self._program.shape(number)
         numbers = np.arange(int(np.prod(shape)), dtype=np.int64).reshape(*shape, 1)
         inputs = [numbers if a == number else None for a in eqn.inputs]
@@ -87,7 +87,7 @@ class SelectedDependence:
         return found
 
     def _of_gather(self, eqn: Equation, index: np.ndarray) -> np.ndarray | None:
-        """Which elements of an array are looked up, without numbering all of it; ``None`` where that is not known."""
+        """Elements of an array that are looked up, without numbering all of it; ``None`` where that is not known."""
         numbers, where = eqn.params["dimension_numbers"], self._concrete(eqn.inputs[1])
         if where is None or numbers.operand_batching_dims or eqn.params["mode"] not in KNOWN_MODES:
             return None
@@ -133,7 +133,7 @@ def _aligned(index: np.ndarray, shape: tuple[int, ...], other: tuple[int, ...]) 
 
 
 def looked_up(eqn: Equation, places: Sequence[Any], where: Any, shape: tuple[int, ...]) -> tuple[tuple[Any, ...], Any]:
-    """Which elements of an array some elements of a gather are, and whether they were looked up inside of it.
+    """Elements of an array that some elements of a gather are, and mask of those inside of it.
 
     :param eqn: a gather without batched dimensions.
     :param places: of the elements along each axis of its result, arrays of NumPy or of JAX.

@@ -24,7 +24,7 @@ LARGE = 1_000_000
 _LEAST_GAIN = 2
 """Times as many elements has a value, of which it is worth while to compute some."""
 _Places = tuple[Array, ...]
-"""Of some elements, along each axis of a value."""
+"""Places of some elements, along each axis of a value."""
 
 
 _KEEPS_ZERO = frozenset(
@@ -34,14 +34,14 @@ _KEEPS_ZERO = frozenset(
 
 
 class _Values(NamedTuple):
-    """Of a program."""
+    """Values of a program."""
 
     program: Program
     known: dict[int, Any]
     """Gains what is made as a whole on the way."""
     zeros: frozenset[int]
     found: dict[Any, tuple[_Places, Array]]
-    """What was found at some places, with these, by their identities: two ways may lead to a value."""
+    """Values found at some places, with these, by their identities: two ways may lead to a value."""
 
 
 def vanishing(program: Program, inputs: Iterable[int]) -> frozenset[int]:
@@ -59,8 +59,8 @@ def vanishing(program: Program, inputs: Iterable[int]) -> frozenset[int]:
 def evaluate_by_elements(
     program: Program, wanted: Iterable[Atom], env: Mapping[int, Any], zeros: frozenset[int] = frozenset()
 ) -> list[Any]:
-    """As :meth:`~numpyro_ext.structure.program.program.Program.evaluate`, where large values that are only looked up in
-    are not made.
+    """Evaluate, as :meth:`~numpyro_ext.structure.program.program.Program.evaluate` does, where large values that are
+    only looked up in are not made.
 
     :param zeros: values that are known to be zero.
     """

@@ -31,7 +31,7 @@ _NOWHERE = np.iinfo(np.int64).max
 
 
 class NoStateSpace(Exception):
-    """Why the rows of a program with scans are not those of a state space, in words."""
+    """Reason for which the rows of a program with scans are not those of a state space, in words."""
 
 
 class TimeBlocks:
@@ -53,7 +53,7 @@ class TimeBlocks:
         """Block of each unknown, -1 where shared."""
 
     def set_home(self, home: np.ndarray) -> None:
-        """Where each unknown belongs; those that belong nowhere are shared."""
+        """Block of each unknown; those that belong nowhere are shared."""
         self.home = np.where(home == _NOWHERE, -1, home)
         self.shared = np.flatnonzero(self.home < 0)
         local = np.flatnonzero(self.home >= 0)
