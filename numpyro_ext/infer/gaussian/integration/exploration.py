@@ -46,11 +46,12 @@ _NUM_NORMAL_POINTS = 64
 FEW_DIGITS = 1e-2
 """Tolerance of fits for draws."""
 _TOL = 1e-5
-"""Of fits at a design: marginals are mixtures over points that are a standard deviation apart."""
+"""Tolerance of fits at a design: marginals are mixtures over points that are a standard deviation apart."""
 _LITTLE_MASS = 0.01
-"""Of points far out on the sides, where rounding may keep fits from their tolerance, which nobody needs to know of."""
+"""Mass of points far out on the sides, where rounding may keep fits from their tolerance, which nobody needs to know
+of."""
 _LARGEST_FALL = 5.0
-"""Of the log density on both sides of an axis, to where that of a normal density has fallen by one."""
+"""Fall of the log density on both sides of an axis, to where that of a normal density has fallen by one."""
 _LEAST_REACH = 3.0
 """By how much the log density has to fall to where a lattice is cut, for what is cut to be little."""
 
@@ -64,13 +65,13 @@ _METHODS = {
 
 
 class Integration(NamedTuple):
-    """How hyperparameters are integrated over; see :class:`~numpyro_ext.infer.Engine`."""
+    """Options of the integration over hyperparameters; see :class:`~numpyro_ext.infer.Engine`."""
 
     integrate: Integrate
     grid_step: float = 1.25
-    """Of a lattice, in standard deviations: sums over it converge exponentially for smooth densities."""
+    """Step of a lattice, in standard deviations: sums over it converge exponentially for smooth densities."""
     log_density_drop: float = 3.8
-    """Where a lattice does not go on, below the mode."""
+    """Log density below the mode at which a lattice does not go on."""
     progress_bar: bool = False
 
     def design(self, size: int, num_rows: int) -> str:
@@ -87,13 +88,13 @@ class Exploration(NamedTuple):
     """The field at the points of a design over the hyperparameters."""
 
     points: np.ndarray
-    """Of the design, shape ``(K, k)``."""
+    """Points of the design, shape ``(K, k)``."""
     values: np.ndarray
     """Unconstrained hyperparameters there, shape ``(K, d)``."""
     weights: np.ndarray
     """Posterior masses, shape ``(K,)``, summing to one."""
     log_volumes: np.ndarray
-    """Of the space that each stands for, up to a constant, shape ``(K,)``."""
+    """Log volume of the space that each point stands for, up to a constant, shape ``(K,)``."""
     fits: PointFit
     """Fits of the field, with a leading axis of ``K``."""
     log_evidence: float
@@ -103,7 +104,7 @@ class Exploration(NamedTuple):
     cell: np.ndarray | None = None
     """Standard deviations of the unconstrained hyperparameters within a cell of a lattice, shape ``(d,)``."""
     is_whole: bool = True
-    """Whether nothing that matters is known to be missing: false of a lattice that was cut near the mode, of a
+    """True if nothing that matters is known to be missing: false of a lattice that was cut near the mode, of a
     central composite design across a bent ridge, and of points that could not follow the density."""
     around: Surroundings | None = None
     """Coordinates of the points."""
@@ -126,17 +127,17 @@ class Surroundings(NamedTuple):
     """The mode of the hyperparameters, and coordinates ``z`` in which their density around it is about ``N(0, I)``."""
 
     programs: Programs
-    """Of the run, whose objective is a density in the unconstrained space."""
+    """Programs of the run, whose objective is a density in the unconstrained space."""
     data: Any
     """The arrays of the reading."""
     space: UnconstrainedSpace
-    """Of the hyperparameters; ``param`` sites stay at their optimum."""
+    """Space of the hyperparameters; ``param`` sites stay at their optimum."""
     fit: Fit
     """The end of the search for the mode."""
     marginals_fn: Callable[..., Any]
-    """What is asked of the posterior at each point; see :class:`Programs`."""
+    """Function of the posterior that is kept at each point; see :class:`Programs`."""
     num_rows: int
-    """Of the form."""
+    """Rows of the form."""
     factor: np.ndarray
     """From ``z`` to integrable hyperparameters, shape ``(d, k)``."""
     progress_bar: bool
@@ -154,7 +155,7 @@ class Surroundings(NamedTuple):
         is_strict: bool,
         progress_bar: bool,
     ) -> Surroundings:
-        """Those of the mode of a fit.
+        """Surroundings of the mode of a fit.
 
         :param bool is_strict: whether the density has to fall in every direction from it. Otherwise hyperparameters
             stay at it in the directions in which it does not.

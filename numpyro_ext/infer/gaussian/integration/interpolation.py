@@ -17,9 +17,10 @@ __all__ = ["interpolated"]
 _LARGEST_DEGREE = 6
 _MOST_CHECKED = 9
 _LARGEST_ERROR = 0.02
-"""Of log densities, of means in standard deviations and of variances, relative: below what a thousand draws tell."""
+"""Largest error of log densities, of means in standard deviations and of variances, relative: below what a thousand
+draws tell."""
 _TOL = 0.25 * _LARGEST_ERROR
-"""Of the fits that are compared."""
+"""Tolerance of the fits that are compared."""
 
 
 def interpolated(around: Surroundings, found: Exploration, points: np.ndarray, states: Any) -> PointFit | None:
@@ -71,7 +72,7 @@ def interpolated(around: Surroundings, found: Exploration, points: np.ndarray, s
 
 
 def _shares(found: Exploration, points: np.ndarray) -> np.ndarray:
-    """What each point of the lattice contributes to the value of the polynomial at each of the points, ``(n, K)``.
+    """Share of each point of the lattice in the value of the polynomial at each of the points, ``(n, K)``.
 
     It is fitted by least squares with the root of the mass of a point as its weight.
     """

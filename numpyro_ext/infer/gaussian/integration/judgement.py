@@ -54,7 +54,7 @@ def opposite_mode(
 
 
 def _is_real(space: UnconstrainedSpace, name: str, mode: np.ndarray) -> bool:
-    """Whether the values of a site are any real numbers, and its mode is not zero."""
+    """True if the values of a site are any real numbers, and its mode is not zero."""
     own = mode[space.slices[name]]
     transform = space.sites[name].transform
     return transform.codomain is constraints.real and bool(np.any(own != 0.0))

@@ -62,7 +62,7 @@ class HyperPosterior(ShownSite):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the site."""
+        """Shape of the site."""
         return self.values.shape[1:]
 
     @property

@@ -70,7 +70,7 @@ class IntegratedRun(GaussianRun):
 
     @property
     def is_at_hand(self) -> bool:
-        """Whether the design has been explored; that of a run from a file has not."""
+        """True if the design has been explored; that of a run from a file has not."""
         return "exploration" in vars(self)
 
     @property
@@ -96,8 +96,8 @@ class IntegratedRun(GaussianRun):
 
     @property
     def diagnostics(self) -> Diagnostics:
-        """How the search for the mode ended, with what was found in the exploration among the messages; it has not
-        converged where much of the density is not among the points."""
+        """End of the search for the mode, with messages of the exploration; it has not converged where much of the
+        density is not among the points."""
         found, explored = self.fit.diagnostics, self.exploration
         return found._replace(
             converged=found.converged and explored.is_whole, messages=found.messages + explored.messages
@@ -331,7 +331,7 @@ def unstacked(tree: Any, number: int) -> list[Any]:
 
 
 def _starts(counts: np.ndarray) -> np.ndarray:
-    """Where the run of equal elements begins that each element of ``np.repeat(..., counts)`` is in."""
+    """Start of the run of equal elements in which each element of ``np.repeat(..., counts)`` stands."""
     return np.repeat(np.cumsum(counts) - counts, counts)
 
 

@@ -16,10 +16,10 @@ __all__ = ["Scatter", "scatter", "systematic"]
 
 _NUM_POINTS = 64
 _WIDENING = 1.1
-"""Of the density that proposes, over that of the design: its tails must not be the lighter ones."""
+"""Widening of the proposal over the density of the design: its tails must not be the lighter ones."""
 _LEAST_EFFECTIVE = 0.2
 _ROUNDING = 0.4
-"""Of widths within a row of a lattice, in its steps: what its points do not tell."""
+"""Rounding of widths within a row of a lattice, in its steps: its points do not tell more."""
 
 
 class Scatter(NamedTuple):
@@ -28,12 +28,13 @@ class Scatter(NamedTuple):
     weights: np.ndarray
     """By which points are drawn, summing to one."""
     log_volumes: np.ndarray
-    """Of the space that each stands for, up to a constant."""
+    """Log volume of the space that each point stands for, up to a constant."""
     fits: PointFit
 
     @property
     def log_weights(self) -> np.ndarray:
-        """What turns draws by ``weights`` into draws from the prior of the hyperparameters, up to a constant."""
+        """Log weights that turn draws by ``weights`` into draws from the prior of the hyperparameters, up to a
+        constant."""
         with np.errstate(divide="ignore"):  # of points that are never drawn
             log_prior = np.asarray(self.fits.objective - self.fits.log_evidence)
             found: np.ndarray = log_prior + self.log_volumes - np.log(self.weights)
