@@ -48,16 +48,21 @@ FILES = {
 }
 
 
-@pytest.fixture
-def counts(tmp_path):
+@pytest.fixture(scope="module")
+def house_report():
     specification = importlib.util.spec_from_file_location("house_report", SCRIPT)
     module = importlib.util.module_from_spec(specification)
     specification.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def counts(house_report, tmp_path):
     for name, text in FILES.items():
         file = tmp_path / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(textwrap.dedent(text))
-    return module.report(tmp_path)
+    return house_report.report(tmp_path)
 
 
 def test_counts_of_a_small_tree(counts):
@@ -70,3 +75,13 @@ def test_counts_of_a_small_tree(counts):
     assert counts["modules over 400 lines"] == "1 numpyro_ext/rooms/three.py"
     # A folder imports its own modules to show their names, which is no circle.
     assert counts["folders with a circle"] == "1 numpyro_ext/rooms: one, two"
+
+
+def test_docstrings_begin_with_a_subject_or_a_verb(house_report):
+    """'Of the predictors' or 'What one sweep found' need the code to be understood."""
+    root = SCRIPT.parents[1]
+    trees = house_report.sources(root / "numpyro_ext") | house_report.sources(root / "models")
+    found = [
+        house_report.begins_with_a_clause(text) for tree in trees.values() for text in house_report.docstrings(tree)
+    ]
+    assert sum(found) <= 0.03 * len(found)

@@ -30,7 +30,7 @@ class Emulator(NamedTuple):
     """Log densities of independent axes, plus a Gaussian process through what the values at some points differ."""
 
     points: np.ndarray
-    """Where the density is known, shape ``(n, k)``."""
+    """Points at which the density is known, shape ``(n, k)``."""
     coefficients: np.ndarray
     """Factors of the kernels around the points, shape ``(n,)``."""
     root: np.ndarray

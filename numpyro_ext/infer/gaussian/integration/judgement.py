@@ -1,4 +1,4 @@
-"""What is to be said of how hyperparameters were integrated over."""
+"""Messages on how hyperparameters were integrated over."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def bent_message(names: Sequence[str]) -> str:
 
 
 def judge_ratios(log_ratios: np.ndarray) -> tuple[str, ...]:
-    """What is to be said of an emulated density, by the densities at draws from it over what it says without them."""
+    """Messages on an emulated density, by the densities at draws from it over what it says without them."""
     share, shape = effective_share(log_ratios), pareto_smoothed(log_ratios)[1]
     if share >= _LEAST_SHARE and shape <= LARGEST_SHAPE:
         return ()
@@ -83,7 +83,7 @@ def judge_ratios(log_ratios: np.ndarray) -> tuple[str, ...]:
 
 
 def judge_normal(log_weights: np.ndarray) -> tuple[str, ...]:
-    """What is to be said of a normal approximation, by the weights that its points would have."""
+    """Messages on a normal approximation, by the weights that its points would have."""
     share, shape = effective_share(log_weights), pareto_smoothed(log_weights)[1]
     if share >= (_LEAST_SHARE if shape <= LARGEST_SHAPE else _NORMAL_SHARE):
         return ()
@@ -95,7 +95,7 @@ def judge_normal(log_weights: np.ndarray) -> tuple[str, ...]:
 
 
 def judge_points(objective: np.ndarray, cut: float | None, names: Sequence[str]) -> tuple[str, ...]:
-    """What is to be said of fits at points, of a lattice that was cut where the log density had fallen by so much."""
+    """Messages on fits at points, of a lattice that was cut where the log density had fallen by so much."""
     messages = []
     failed = int(np.sum(~np.isfinite(objective)))
     if failed:
