@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
@@ -255,6 +256,11 @@ class _Objective:
         return found
 
     @property
+    def dtype(self) -> Any:
+        """Precision in which scores are computed."""
+        return self._old.dtype
+
+    @property
     def _weights(self) -> Array:
         return next(iter(self._outlooks.values())).weights
 
@@ -347,7 +353,9 @@ def _climb(
         return -value, -(gradient * width).reshape(-1)
 
     start = np.where(width > 0.0, (x - low) / np.where(width > 0.0, width, 1.0), 0.0).reshape(-1)
-    options = {"maxiter": num_steps, "gtol": 1e-6, "ftol": 1e-12}
+    # Where a score is rounded to eps, slopes below its root say nothing, and a line search for less fails.
+    eps = float(jnp.finfo(objective.dtype).eps)
+    options = {"maxiter": num_steps, "gtol": max(1e-6, math.sqrt(eps)), "ftol": max(1e-12, 10.0 * eps)}
     found = minimize(descend, start, jac=True, method="L-BFGS-B", bounds=[(0.0, 1.0)] * start.size, options=options)
     return -float(found.fun), at(np.asarray(found.x)), bool(found.success and np.isfinite(found.fun))
 
