@@ -42,7 +42,8 @@ def _judge(seed, data_seed, engines, densities):
         except ModelStructureError as error:
             yield "refused", f"{where}: {error}"
             continue
-        if not engine.diagnostics.converged or not engine.hyper:
+        # The end of the search is judged where the density around it could not be followed, too.
+        if not engine._run.fit.diagnostics.converged or not engine.hyper:
             yield "not converged", f"{where}: {engine.diagnostics.messages}"
             continue
         key = seed, tuple(sorted(engine.hyper))
