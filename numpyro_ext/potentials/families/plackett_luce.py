@@ -62,6 +62,7 @@ class PlackettLucePotential(LogSumExpPotential):
     bound: str = dataclasses.field(default="tilted", metadata={"static": True})
 
     is_log_concave: ClassVar[bool] = True
+    has_tilted_moments: ClassVar[bool] = False
     pinned = None
 
     @property
