@@ -9,13 +9,16 @@ import numpy as np
 __all__ = ["features_of", "matched_weights"]
 
 _MOST_STEPS = 50
-_LEAST_EFFECTIVE = 0.5
+_FEWEST_POINTS = 24
+"""Effective number of points below which their weights stay: quantiles by so few move with each of them."""
+_LEAST_EFFECTIVE = 0.9
+"""Share of the effective number of points that new weights keep; otherwise moments are those of another shape."""
 _TOL = 1e-8
 _DEPENDENT = 1e-6
 
 
 def features_of(values: Sequence[np.ndarray]) -> np.ndarray:
-    """Values and squares of all elements, shape ``(points, features)``.
+    """Values of all elements, then their squares, shape ``(points, features)``.
 
     :param values: of several sites, each with the points on its first axis.
     """
@@ -37,8 +40,11 @@ def matched_weights(weights: np.ndarray, features: np.ndarray, target: np.ndarra
     :param weights: shape ``(points,)``, summing to one.
     :param features: shape ``(points, features)``.
     :param target: means, shape ``(features,)``.
-    :return: weights; those given where no points have such means, or half of what they are worth would be lost.
+    :return: weights; those given where few points have most of the mass, where no points have such means, or a tenth
+        of their effective number would be lost.
     """
+    if np.sum(weights**2) * _FEWEST_POINTS > 1.0 and len(weights) > _FEWEST_POINTS:
+        return weights
     centre = weights @ features
     spread = np.sqrt(weights @ np.square(features - centre))
     is_free = spread > 1e-9 * (1.0 + np.abs(centre))

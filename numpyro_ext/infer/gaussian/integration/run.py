@@ -278,10 +278,14 @@ class IntegratedRun(GaussianRun):
         if not around.size or around.num_rows > MANY_ROWS:
             return Scatter.of(found)
         design = self.options.design(around.size, around.num_rows)
-        return self._matched(scatter(around, found, _generator_and_keys(rng_key)[0], design))
+        points = scatter(around, found, _generator_and_keys(rng_key)[0], design)
+        return self._matched(points) if design == "grid" else points
 
     def _matched(self, points: Scatter) -> Scatter:
-        """The points with weights under which hyperparameters have the means and deviations of :attr:`hyper`."""
+        """The points with weights under which hyperparameters have the means and deviations of :attr:`hyper`.
+
+        For a lattice, whose moments are known better than those of a few weighted points.
+        """
         known = {n: h for n, h in self.hyper.items() if isinstance(h, HyperPosterior) and not h.is_fixed}
         pairs = [(np.asarray(h.mean, float).ravel(), np.asarray(h.sd, float).ravel()) for h in known.values()]
         moments = [(mean, mean**2 + sd**2) for mean, sd in pairs]
