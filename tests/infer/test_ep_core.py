@@ -391,13 +391,14 @@ def test_no_probability_above_one():
         rng = np.random.default_rng(seed)
         x = rng.normal(size=(40, 3))
         covariance = np.exp(-0.005 * np.sum((x[:, None] - x) ** 2, -1)) + 1e-3 * np.eye(40)
+        # Which way rounding goes is a matter of the processor: either must be met.
         labels = jnp.asarray(x[:, 0] + 0.5 * rng.normal(size=40) > 0.0)
         prior = (CovariancePrior(1e60 * jnp.asarray(covariance)[None]),)
         form = make_form(prior, identity(40), (ProbitPotential(labels),))
         state, info = fit(form, tol=1e-8, num_steps=100)
         assert not info.objective > 1.0
         unguarded.append(float(log_evidence(form, state)))
-    assert np.nanmax(unguarded) > 1e3  # what rounding makes of it
+    assert np.nanmax(np.abs(unguarded)) > 1e3  # what rounding makes of it
 
 
 @pytest.mark.thorough

@@ -144,7 +144,7 @@ def test_what_is_no_number_is_refused():
 
 
 def test_averages_go_to_arviz_without_a_log_likelihood(engine):
-    assert engine.to_arviz()["posterior"]["image"].shape == (1, engine.num_samples, 8, 8)
+    assert engine.to_arviz()["posterior"]["image"].shape == (4, engine.num_samples // 4, 8, 8)
     with pytest.raises(ValueError, match=r"average over bases and have no values of \['s'\]"):
         engine.to_arviz(log_likelihood=True)
 

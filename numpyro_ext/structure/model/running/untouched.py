@@ -86,12 +86,19 @@ def untouched_log_densities(
 
 def _working_dtype(trace: Mapping[str, Any], names: Collection[str]) -> Any:
     """The least precise dtype among distributions and values: a site of a few digits has no more in its density."""
-    leaves = [leaf for name in names for leaf in jax.tree.leaves((trace[name]["fn"], trace[name]["value"]))]
+    leaves = [leaf for name in names for part in ("fn", "value") for leaf in _leaves(trace[name][part])]
     found = [leaf.dtype for leaf in leaves if isinstance(leaf, jax.Array | np.ndarray | np.generic)]
     reals = [dtype for dtype in found if jnp.issubdtype(dtype, np.floating)]
     # JAX computes functions of short integers, such as factorials, in single precision.
     is_short = any(jnp.issubdtype(dtype, np.integer) and dtype.itemsize < 4 for dtype in found)
     return min((jnp.result_type(float), *reals, *[np.dtype(np.float32)] * is_short), key=lambda d: jnp.finfo(d).bits)
+
+
+def _leaves(tree: Any) -> list[Any]:
+    try:
+        return jax.tree.leaves(tree)
+    except (TypeError, ValueError):  # of a distribution that cannot be taken apart, as tinygp's
+        return []
 
 
 def _rounding(trace: Mapping[str, Any], given: Collection[str]) -> Array:
