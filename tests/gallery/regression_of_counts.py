@@ -73,7 +73,7 @@ def zero_inflated_poisson(x, y):
     numpyro.sample("y", dist.ZeroInflatedPoisson(gate, jnp.exp(x @ b)), obs=y)
 
 
-@published("Statistical Rethinking: 12.2, zero-inflated outcomes", lambda: (_inflated()[1],), "ap", "al")
+@published("Statistical Rethinking: 12.2, zero-inflated outcomes", lambda: (_inflated()[1],), "al", "ap")
 def monks(y):
     ap = numpyro.sample("ap", dist.Normal(-1.5, 1))
     al = numpyro.sample("al", dist.Normal(1, 0.5))
