@@ -118,7 +118,7 @@ def test_wrong_words_are_answered_by_the_right_ones(fitted):
 
 @pytest.mark.thorough
 def test_there_is_one_posterior(fitted):
-    """Of hyperparameters the draws had moments of their own."""
+    """Draws of hyperparameters have the moments that are reported of them."""
     draws = fitted.get_samples(num_samples=8000)
     for name in ("noise", "spread", "beta"):
         site = fitted.posterior[name]

@@ -1,4 +1,4 @@
-"""What the tests of recordings share."""
+"""Fixtures of the tests of recordings."""
 
 import logging
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ _OF_MODELS = (
     jax.errors.NonConcreteBooleanIndexError,
     ModelStructureError,
 )
-"""What models raise that need values, or that are refused: all else is a fault of the recording."""
+"""Errors of models that need values, or that are refused: all else is a fault of the recording."""
 
 
 @pytest.fixture

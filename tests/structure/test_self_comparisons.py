@@ -189,7 +189,7 @@ def catch_trials():
 
 
 def ties_with_cut_points():
-    """How often equals tie tells where the cut points are."""
+    """Ties of equals tell where the cut points are."""
     f, width = items(), numpyro.sample("width", dist.HalfNormal(1.0))
     numpyro.sample("won", dist.OrderedLogistic(f[FIRST] - f[SECOND], width * jnp.array([-1.0, 1.0])), obs=WON)
 

@@ -28,7 +28,7 @@ _MOVING = ("broadcast_in_dim", "expand_dims", "reshape", "squeeze")
 Apply = Callable[..., Sequence[Any]]
 Atom = Any
 Equation = Any
-"""As in :mod:`.program`, which asks for selections."""
+"""Equation of a program, as in :mod:`.program`, which asks for selections."""
 
 
 class Equations(Protocol):
