@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from html import escape
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-__all__ = ["Shown", "Table", "as_html", "as_text", "number"]
+__all__ = ["Shown", "Table", "as_html", "as_text", "number", "shown"]
+
+_Class = TypeVar("_Class")
 
 MOST_ROWS = 10
 """Rows of a table that are shown."""
@@ -45,6 +47,16 @@ class Shown:
 
     def _repr_html_(self) -> str:
         return as_html(self._shown())
+
+
+def shown(cls: type[_Class]) -> type[_Class]:
+    """Give a class the representations of :class:`Shown`, as a named tuple has no mixins.
+
+    :param cls: a class with ``_shown``.
+    """
+    for name in ("__repr__", "_repr_html_"):
+        setattr(cls, name, vars(Shown)[name])
+    return cls
 
 
 def as_text(parts: Sequence[str | Table]) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 from jax import Array
 from numpy.typing import ArrayLike
 
-from ...display import as_html, as_text
+from ...display import shown
 from ...linalg.saved_names import saved_as
 from ..front.files.archive import read_archive, write_archive
 from .pairs import UserBatch, batches_of_users, checked_outcomes, checked_pairs, warn_of_self_comparisons
@@ -31,6 +31,7 @@ class PairPrediction(NamedTuple):
 
 
 @saved_as("CollaborativeFit")
+@shown
 class CollaborativeFit(NamedTuple):
     """Outcome of :func:`collaborative_em`.
 
@@ -69,12 +70,6 @@ class CollaborativeFit(NamedTuple):
         if self.num_constant:
             lines.append(f"{self.num_constant} pairs of an item with itself were left out")
         return lines
-
-    def __repr__(self) -> str:
-        return as_text(self._shown())
-
-    def _repr_html_(self) -> str:
-        return as_html(self._shown())
 
     @property
     def parameters(self) -> dict[str, Array]:

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from ...display import as_html, as_text
+from ...display import shown
 from ...optional import optional
 from ...potentials import GaussianPotential
 from ..front.running.progress import progress_bar as progress
@@ -36,6 +36,7 @@ Method = Literal["variational", "map"]
 _LAST_STEPS = 100
 
 
+@shown
 class EMResult(NamedTuple):
     """Outcome of :func:`variational_em`."""
 
@@ -64,12 +65,6 @@ class EMResult(NamedTuple):
             pairs = int(np.count_nonzero(np.triu(self.precision, 1)))
             lines.append(f"{pairs} pairs of latent variables depend on each other given the rest")
         return lines
-
-    def __repr__(self) -> str:
-        return as_text(self._shown())
-
-    def _repr_html_(self) -> str:
-        return as_html(self._shown())
 
 
 def variational_em(

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from ...display import as_html, as_text
+from ...display import shown
 from ...potentials import Potential, VectorPotential
 
 __all__ = [
@@ -35,6 +35,7 @@ _MATRICES = ("precision", "covariance")
 Tree = TypeVar("Tree")
 
 
+@shown
 class LatentGaussianRows(NamedTuple):
     """``N`` rows with ``L`` latent variables and ``D`` predictors each; see :mod:`~numpyro_ext.infer.rows.posteriors`.
 
@@ -80,12 +81,6 @@ class LatentGaussianRows(NamedTuple):
         if not any(isinstance(mask, jax.core.Tracer) for mask in self.observed):
             columns += f"; {sum(int(mask.size) - int(mask.sum()) for mask in self.observed)} cells are missing"
         return [size, columns]
-
-    def __repr__(self) -> str:
-        return as_text(self._shown())
-
-    def _repr_html_(self) -> str:
-        return as_html(self._shown())
 
     @property
     def num_rows(self) -> int:

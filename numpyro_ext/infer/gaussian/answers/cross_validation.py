@@ -15,7 +15,7 @@ from jax import Array
 from jax.typing import ArrayLike
 from numpyro.primitives import Messenger
 
-from ....display import as_html, as_text
+from ....display import shown
 from ....structure import LatentGaussianReading, ModelStructureError
 from ....structure.model.running.execution import check_key
 from ...front.running.progress import progress_bar, warn
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["CrossValidation", "cross_validate", "random_folds"]
 
 
+@shown
 class CrossValidation(NamedTuple):
     """Out-of-sample scores; the leading axis runs over draws of the folds."""
 
@@ -48,12 +49,6 @@ class CrossValidation(NamedTuple):
             f"log predictive density {scores.sum(1).mean():.2f} in all, {scores.mean():.3f} for each observation",
             f"{int(self.converged.sum())} of {self.converged.size} fits converged",
         ]
-
-    def __repr__(self) -> str:
-        return as_text(self._shown())
-
-    def _repr_html_(self) -> str:
-        return as_html(self._shown())
 
 
 def random_folds(rng_key: Array, shape: tuple[int, ...], num_folds: int) -> np.ndarray:
