@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ...linalg.exponential_tilting import exponentially_tilted, values_and_squares
 from .cloud import Cloud, draw_cloud, spread_out
 from .design import PROBE
 from .emulator import emulate
@@ -30,7 +31,8 @@ _MOST_POINTS = 48
 """Points that are kept, more for many coordinates: answers take a computation of the field for each of them."""
 _NUM_DRAWS = 256
 """Draws among which the points of a round are chosen."""
-_RIDGE, _NUM_NEWTON = 1e-4, 30
+_RIDGE = 1e-4
+"""Ridge by which masses are tilted where no points have the moments that are asked for."""
 
 
 class Followed(NamedTuple):
@@ -170,28 +172,11 @@ def tilted(points: np.ndarray, weights: np.ndarray, cloud: Cloud) -> np.ndarray:
     :return: weights that sum to one.
     """
 
-    def features(at: np.ndarray) -> np.ndarray:
-        return np.concatenate([at, at**2], axis=1)
-
-    everywhere = features(cloud.points)
+    everywhere = values_and_squares(cloud.points)
     mean = cloud.weights @ everywhere
     scale = np.sqrt(np.maximum(cloud.weights @ np.square(everywhere - mean), 1e-12))
-    rows = (features(points) - mean) / scale
-    tilt = np.zeros(rows.shape[1])
-    found: np.ndarray = weights / weights.sum()
-    for _ in range(_NUM_NEWTON):
-        mean_now = found @ rows
-        gradient = mean_now + _RIDGE * tilt
-        if np.max(np.abs(gradient)) < 1e-8:
-            break
-        centred = rows - mean_now
-        hessian = (centred.T * found) @ centred + _RIDGE * np.eye(len(tilt))
-        step = np.linalg.solve(hessian, gradient)
-        tilt = tilt - step * min(1.0, 1.0 / max(1e-12, float(np.max(np.abs(rows @ step)))))
-        logs = np.log(weights) + rows @ tilt
-        found = np.exp(logs - logs.max())
-        found = found / found.sum()
-    return found
+    found = exponentially_tilted(weights, (values_and_squares(points) - mean) / scale, ridge=_RIDGE)
+    return weights / weights.sum() if found is None else found
 
 
 def _shares(points: np.ndarray, draws: np.ndarray) -> np.ndarray:

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ....linalg.exponential_tilting import exponentially_tilted, values_and_squares
+
 __all__ = ["features_of", "matched_weights"]
 
-_MOST_STEPS = 50
 _FEWEST_POINTS = 24
 """Effective number of points below which their weights stay: quantiles by so few move with each of them."""
 _LEAST_EFFECTIVE = 0.9
 """Share of the effective number of points that new weights keep; otherwise moments are those of another shape."""
-_TOL = 1e-8
 _DEPENDENT = 1e-6
 
 
@@ -23,14 +23,11 @@ def features_of(values: Sequence[np.ndarray]) -> np.ndarray:
     :param values: of several sites, each with the points on its first axis.
     """
     flat = np.concatenate([np.reshape(value, (len(value), -1)) for value in values], axis=1)
-    return np.concatenate([flat, np.square(flat)], axis=1)
+    return values_and_squares(flat)
 
 
 def matched_weights(weights: np.ndarray, features: np.ndarray, target: np.ndarray) -> np.ndarray:
-    r"""The weights nearest to given ones under which features have given means.
-
-    They minimise :math:`\sum_k w_k \log(w_k / w_k^0)`, so that :math:`w_k \propto w_k^0 \exp(\lambda^T f_k)`, with
-    :math:`\lambda` by Newton steps on the convex dual (entropy balancing, Hainmueller 2012).
+    """The weights nearest to given ones under which features have given means, where enough of them is left.
 
     >>> points = np.array([[-1.0], [0.0], [1.0], [2.0]])
     >>> found = matched_weights(np.full(4, 0.25), points, np.array([0.25]))
@@ -54,32 +51,10 @@ def matched_weights(weights: np.ndarray, features: np.ndarray, target: np.ndarra
     # Elements of simplices, and squares of such of correlations, depend on each other.
     values, vectors = np.linalg.eigh((scaled.T * weights) @ scaled)
     basis = vectors[:, values > _DEPENDENT * values[-1]] / np.sqrt(values[values > _DEPENDENT * values[-1]])
-    scaled, aim = scaled @ basis, ((target - centre)[is_free] / spread[is_free]) @ basis
-    slope = np.zeros(len(aim))
-    found = weights
-
-    def at(slope: np.ndarray) -> tuple[np.ndarray, float]:
-        exponent = scaled @ slope
-        top = float(np.max(exponent))
-        masses = weights * np.exp(exponent - top)
-        return masses / masses.sum(), float(np.log(masses.sum()) + top - slope @ aim)
-
-    found, height = at(slope)
-    for _ in range(_MOST_STEPS):
-        gap = found @ scaled - aim
-        if np.max(np.abs(gap)) < _TOL:
-            break
-        centred = scaled - found @ scaled
-        curvature = (centred.T * found) @ centred + 1e-12 * np.eye(len(aim))
-        step, length = np.linalg.solve(curvature, gap), 1.0
-        while length > 1e-4:
-            fresh, lower = at(slope - length * step)
-            if lower <= height - 1e-4 * length * float(gap @ step):
-                break
-            length *= 0.5
-        else:
-            return weights
-        slope, found, height = slope - length * step, fresh, lower
-    is_found = np.max(np.abs(found @ scaled - aim)) < 1e-4
+    rows = (scaled - (target - centre)[is_free] / spread[is_free]) @ basis
+    found = exponentially_tilted(weights, rows)
+    if found is None:
+        return weights
+    is_found = np.max(np.abs(found @ rows)) < 1e-4
     is_worth = np.sum(weights**2) >= _LEAST_EFFECTIVE * np.sum(found**2)
     return found if is_found and is_worth else weights
