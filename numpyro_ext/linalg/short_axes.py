@@ -1,13 +1,14 @@
-"""Reductions over a short last axis, as vectors of rank ten have in millions of cells."""
+"""Operations along short last axes, as vectors of rank ten have in millions of cells."""
 
 from __future__ import annotations
 
 import functools
 from typing import Any
 
+import jax.numpy as jnp
 from jax import Array
 
-__all__ = ["reduce_short"]
+__all__ = ["reduce_short", "times_vector"]
 
 _LONGEST = 32
 
@@ -32,3 +33,13 @@ def reduce_short(operation: Any, x: Array) -> Array:
         found: Array = operation.reduce(x, axis=-1)
         return found
     return functools.reduce(operation, [x[..., i] for i in range(size)])
+
+
+def times_vector(matrix: Array, vector: Array) -> Array:
+    """Products of matrices ``(..., m, n)`` with vectors ``(..., n)``: shape ``(..., m)``.
+
+    >>> import jax.numpy as jnp
+    >>> print(times_vector(2.0 * jnp.ones((3, 2, 2)), jnp.ones((3, 2)))[0])
+    [4. 4.]
+    """
+    return jnp.einsum("...ij,...j->...i", matrix, vector)

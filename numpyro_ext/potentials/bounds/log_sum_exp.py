@@ -18,6 +18,7 @@ from jax.scipy.special import logsumexp
 from jax.typing import ArrayLike
 
 from ...linalg.cholesky import cholesky, cholesky_solve
+from ...linalg.short_axes import times_vector
 from ..integrals.logistic_expectation import expected_log_partition
 from ..integrals.vector_quadrature import difference_expectation
 
@@ -111,10 +112,6 @@ def _diagonal(matrix: Array) -> Array:
     return found
 
 
-def _times(matrix: Array, vector: Array) -> Array:
-    return jnp.einsum("...ij,...j->...i", matrix, vector)
-
-
 def _outer_hessian(probs: Array) -> Array:
     """``diag(p) - p p^T``, the Hessian of log-sum-exp where its gradient is ``p``."""
     return probs[..., None] * (jnp.eye(probs.shape[-1], dtype=probs.dtype) - probs[..., None, :])
@@ -138,8 +135,8 @@ def _delta(mean: Array, covariance: Array) -> ExpectedLogSumExp:
     probs = jax.nn.softmax(mean)
     hessian = _outer_hessian(probs)
     value = logsumexp(mean, axis=-1) + 0.5 * jnp.sum(hessian * covariance, axis=(-2, -1))
-    tilt = _diagonal(covariance) - 2.0 * _times(covariance, probs)
-    return ExpectedLogSumExp(value, probs + 0.5 * _times(hessian, tilt), 0.5 * hessian)
+    tilt = _diagonal(covariance) - 2.0 * times_vector(covariance, probs)
+    return ExpectedLogSumExp(value, probs + 0.5 * times_vector(hessian, tilt), 0.5 * hessian)
 
 
 def _tilted(mean: Array, covariance: Array) -> ExpectedLogSumExp:
@@ -150,10 +147,10 @@ def _tilted(mean: Array, covariance: Array) -> ExpectedLogSumExp:
     """
 
     def exponent(a: Array, mean: Array, covariance: Array) -> Array:
-        return mean + 0.5 * _diagonal(covariance) - _times(covariance, a)
+        return mean + 0.5 * _diagonal(covariance) - times_vector(covariance, a)
 
     def bound(a: Array, mean: Array, covariance: Array, weight: Array | float = 1.0) -> Array:
-        quadratic = 0.5 * jnp.sum(a * _times(covariance, a), axis=-1)
+        quadratic = 0.5 * jnp.sum(a * times_vector(covariance, a), axis=-1)
         weight = jnp.asarray(weight)
         return quadratic + weight * logsumexp(exponent(a, mean, covariance) / weight[..., None], axis=-1)
 
@@ -166,8 +163,8 @@ def _tilted(mean: Array, covariance: Array) -> ExpectedLogSumExp:
         half = half / jnp.sqrt(weight)[..., None, None]
         matrix = jnp.eye(mean.shape[-1], dtype=mean.dtype) + half.swapaxes(-1, -2) @ covariance @ half
         target = probs - a
-        inner = jnp.einsum("...ji,...j->...i", half, _times(covariance, target))
-        return target - _times(half, cholesky_solve(cholesky(matrix), inner))
+        inner = jnp.einsum("...ji,...j->...i", half, times_vector(covariance, target))
+        return target - times_vector(half, cholesky_solve(cholesky(matrix), inner))
 
     fixed = jax.lax.stop_gradient((mean, covariance))
     fractions = jnp.concatenate([jnp.zeros(1), 0.5 ** jnp.arange(_NUM_HALVINGS)]).astype(mean.dtype)

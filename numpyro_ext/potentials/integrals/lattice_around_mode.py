@@ -21,6 +21,7 @@ from jax import Array, lax
 from jax.typing import ArrayLike
 
 from ...linalg.cholesky import cholesky, cholesky_solve, inverse_lower
+from ...linalg.short_axes import times_vector
 
 __all__ = ["LARGEST_LATTICE_DIMENSION", "LatticeMoments", "lattice_moments"]
 
@@ -288,7 +289,7 @@ def _summed(derivatives: Derivatives, rows: _Rows, frame: _Frame) -> tuple[_Plac
     width = (frame.above - frame.below) / count.astype(dtype)
     axes, pairs = range(dimension), _pairs(dimension)
     move = rows.root @ frame.axes
-    start = rows.mean + _times(rows.root, frame.center)
+    start = rows.mean + times_vector(rows.root, frame.center)
 
     def add(chunk: Array, sums: Array) -> Array:
         flat = chunk * _NODES_AT_A_TIME + jnp.arange(_NODES_AT_A_TIME)
@@ -327,7 +328,7 @@ def _moments(rows: _Rows, frame: _Frame, sums: Array, width: Array, count: Array
     rest = parts[2 * dimension :]
     places, gradients, hessian = (_symmetric(rest[k * size : (k + 1) * size], dimension) for k in range(3))
     inner = places - place[:, :, None] * place[:, None, :]
-    center = frame.center + _times(frame.axes, place)
+    center = frame.center + times_vector(frame.axes, place)
     spread = frame.axes @ inner @ frame.axes.mT
     # of the factor: mean curvature less what the slope varies by
     curvature = -hessian - (gradients - gradient[:, :, None] * gradient[:, None, :])
@@ -337,7 +338,7 @@ def _moments(rows: _Rows, frame: _Frame, sums: Array, width: Array, count: Array
     factor = cholesky(spread)
     half = inverse_lower(factor) @ gain.mT
     precision = curvature + half.mT @ half
-    shift = _times(precision, rows.mean) + gradient + _times(gain, cholesky_solve(factor, center))
+    shift = times_vector(precision, rows.mean) + gradient + times_vector(gain, cholesky_solve(factor, center))
     log_axes = jnp.sum(jnp.log(jnp.diagonal(frame.axes, axis1=-2, axis2=-1)), axis=-1)
     log_z = frame.peak + jnp.log(total) + jnp.sum(jnp.log(width), axis=-1) + log_axes
     log_z -= 0.5 * dimension * math.log(2.0 * math.pi)
@@ -348,7 +349,7 @@ def _moments(rows: _Rows, frame: _Frame, sums: Array, width: Array, count: Array
     error = jnp.where(frame.is_too_wide, jnp.inf, error)
     moments = LatticeMoments(
         log_z,
-        rows.mean + _times(rows.root, center),
+        rows.mean + times_vector(rows.root, center),
         rows.root @ spread @ rows.root.mT,
         gradient,
         curvature,
@@ -360,7 +361,3 @@ def _moments(rows: _Rows, frame: _Frame, sums: Array, width: Array, count: Array
     is_good = jnp.isfinite(jnp.sum(factor, axis=(-2, -1)))[:, None]
     next_place = _Place(jnp.where(is_good, center, frame.center), jnp.where(is_good[..., None], factor, frame.axes))
     return next_place, moments
-
-
-def _times(matrix: Array, vector: Array) -> Array:
-    return jnp.einsum("nij,nj->ni", matrix, vector)

@@ -16,6 +16,7 @@ from jax.typing import ArrayLike
 from ....linalg.cholesky import cholesky, cholesky_inverse, inverse_lower
 from ....linalg.gaussian.conditioning import LinearGaussianPosterior, log_partition_without_sites
 from ....linalg.gaussian.marginals import Marginals
+from ....linalg.short_axes import times_vector
 from ....potentials import Potential
 from ....potentials.vector_rows import VectorRows, vector_factors
 from ....structure.latent_gaussian import LatentGaussian
@@ -156,7 +157,7 @@ def _tilt_vectors(potential: VectorRows, weight: ArrayLike | None, rows: _Rows, 
     if moments.site_precision is None or moments.site_shift is None:
         before, after = (cholesky_inverse(cholesky(matrix)) for matrix in (covariance, moments.covariance))
         matching = after - before
-        matched_shift = _times(after, moments.mean) - _times(before, center)
+        matched_shift = times_vector(after, moments.mean) - times_vector(before, center)
     else:
         matching, matched_shift = moments.site_precision, moments.site_shift
     row_precision, row_shift = potential.row_sites(0.5 * (matching + matching.mT), matched_shift)
@@ -210,8 +211,8 @@ def _vector_cavities(potential: VectorRows, rows: _Rows, power: ArrayLike) -> _V
     root, left = (jnp.where(is_proper[:, None, None], matrix, identity) for matrix in (root, left))
     half = inverse_lower(left) @ root.mT
     covariance = half.mT @ half
-    slope = shift - _times(site, means)
-    move = _times(covariance, slope)
+    slope = shift - times_vector(site, means)
+    move = times_vector(covariance, slope)
     log_determinant = jnp.sum(jnp.log(jnp.diagonal(left, axis1=-2, axis2=-1)), axis=-1)
     return _VectorCavities(means - move, covariance, log_determinant, slope, move, is_proper)
 
@@ -309,7 +310,3 @@ def is_log_concave(form: LatentGaussian) -> np.ndarray:
     """True if the family of factors of each row is log-concave."""
     sizes = [mask.shape[0] for mask in form.observed]
     return np.repeat([potential.is_log_concave for potential in form.potentials], sizes).astype(bool)
-
-
-def _times(matrix: Array, vector: Array) -> Array:
-    return jnp.einsum("nij,nj->ni", matrix, vector)

@@ -31,6 +31,7 @@ from jax.scipy.linalg import solve_triangular
 
 from ...cholesky import safe_sqrt
 from ...frozen_pytree import frozen_pytree
+from ...short_axes import times_vector
 from ..block_diagonal import BlockDiagonal, quadratic_form
 from ..design import DenseDesign, Design, SparseRows
 from ..marginals import Marginals, NotSequential, cavity_ratio
@@ -365,9 +366,9 @@ def _move(primals: tuple[Array, ...], tangents: tuple[Array, ...]) -> tuple[Any,
     _, solved, posterior = found
     gain = _gain(covariance, precision)
     half_log = 0.5 * jnp.sum(posterior * d_precision + gain * d_covariance, (-2, -1))
-    moved = d_shift - _times(d_precision, _times(covariance, solved))
+    moved = d_shift - times_vector(d_precision, times_vector(covariance, solved))
     # (I + L C)^-1 = I - G C, of which the matrix is made for the covariance alone, which not all derivatives have
-    d_solved = moved - _times(gain, _times(covariance, moved) + _times(d_covariance, solved))
+    d_solved = moved - times_vector(gain, times_vector(covariance, moved) + times_vector(d_covariance, solved))
     inverse = jnp.eye(gain.shape[-1], dtype=gain.dtype) - gain @ covariance
     d_posterior = inverse.mT @ d_covariance @ inverse - posterior @ d_precision @ posterior
     return found, (half_log, d_solved, d_posterior)
@@ -398,10 +399,6 @@ def _move_gain(primals: tuple[Array, ...], tangents: tuple[Array, ...]) -> tuple
 
 def _one_plus(precision: Array, prior: Array) -> Array:
     return jnp.eye(len(prior), dtype=prior.dtype) + precision @ prior
-
-
-def _times(matrix: Array, x: Array) -> Array:
-    return jnp.einsum("bij,bj->bi", matrix, x)
 
 
 def _solve(factor: Array, order: Array, x: Array) -> Array:
