@@ -1,8 +1,10 @@
 r"""A new engine in one file: exact conditioning for models whose observations are all Gaussian.
 
-An engine on latent Gaussian models is a class with one method, :meth:`~numpyro_ext.infer.Engine.algorithm`, which
-returns five functions of the form that was read: where to start, how to go on, the log evidence, and the posterior.
-Reading, the search for hyperparameters, draws, summaries, ArviZ, saving and cross-validation come with the base class.
+An algorithm is a frozen dataclass below :class:`~numpyro_ext.infer.Algorithm`: its fields are its options, and its
+methods are four functions of the form that was read: where to start, how to go on, the log evidence, and the posterior.
+An engine is a class with one method, :meth:`~numpyro_ext.infer.Engine.algorithm`, that refuses a model or returns the
+algorithm for it. Reading, the search for hyperparameters, draws, summaries, ArviZ, saving and cross-validation come
+with the base class, and so do compiled programs, which equal algorithms share.
 
 With Gaussian factors :math:`N(y_i \mid \eta_i, s_i^2)` the posterior is the prior conditioned on sites of precision
 :math:`1/s_i^2` and shift :math:`y_i/s_i^2`: there is nothing to iterate, and the state is empty.
@@ -10,6 +12,7 @@ With Gaussian factors :math:`N(y_i \mid \eta_i, s_i^2)` the posterior is the pri
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import jax.numpy as jnp
@@ -18,6 +21,34 @@ from jax import Array
 from numpyro_ext.infer import Algorithm, Engine, FitInfo, GaussianPosterior
 from numpyro_ext.potentials import GaussianPotential
 from numpyro_ext.structure import LatentGaussian, ModelStructureError
+
+
+@dataclass(frozen=True)
+class Exact(Algorithm):
+    """Conditioning on Gaussian observations, which has no options.
+
+    Options are fields, as in ``@dataclass(frozen=True) class Tempered(Exact): temperature: float = 1.0``. Methods read
+    nothing else that may change, so that ``Tempered(2.0) == Tempered(2.0)`` may share programs.
+    """
+
+    def init(self, form: LatentGaussian) -> tuple[()]:
+        return ()
+
+    def solve(self, form: LatentGaussian, state: tuple[()], *, num_steps: int, tol: float) -> tuple[tuple[()], FitInfo]:
+        """Nothing to do: one step, converged, no change, no factor left behind."""
+        trace = jnp.full((num_steps,), jnp.nan).at[0].set(0.0)
+        none_skipped = jnp.zeros((form.num_rows,), bool)
+        return state, FitInfo(jnp.asarray(True), jnp.asarray(1), trace, jnp.asarray(0.0), none_skipped)
+
+    def posterior(self, form: LatentGaussian, state: tuple[()]) -> GaussianPosterior:
+        return GaussianPosterior(form, *_sites(form))
+
+    def log_evidence(self, form: LatentGaussian, state: tuple[()]) -> Array:
+        """Bayes' rule at the posterior mean: joint density over posterior density. The gradient is exact."""
+        posterior = self.posterior(form, state)
+        mean = posterior.mean
+        log_normalizer = 0.5 * mean.size * jnp.log(2.0 * jnp.pi)
+        return form.log_density(mean) + log_normalizer + jnp.sum(jnp.log(jnp.diagonal(posterior.scale_tril())))
 
 
 class ExactGaussian(Engine):
@@ -55,18 +86,7 @@ class ExactGaussian(Engine):
         for name, potential in zip(reading.factor_names, reading.abstract_form.potentials, strict=True):
             if not isinstance(potential, GaussianPotential):
                 raise ModelStructureError(f"Site {name!r} is not Gaussian ({type(potential).__name__}): use EP.")
-        return Algorithm(init=_init, solve=_solve, log_evidence=_log_evidence, posterior=_posterior, key=("exact",))
-
-
-def _init(form: LatentGaussian) -> tuple[()]:
-    return ()
-
-
-def _solve(form: LatentGaussian, state: tuple[()], *, num_steps: int, tol: float) -> tuple[tuple[()], FitInfo]:
-    """Nothing to do: one step, converged, no change, no factor left behind."""
-    trace = jnp.full((num_steps,), jnp.nan).at[0].set(0.0)
-    none_skipped = jnp.zeros((form.num_rows,), bool)
-    return state, FitInfo(jnp.asarray(True), jnp.asarray(1), trace, jnp.asarray(0.0), none_skipped)
+        return Exact()
 
 
 def _sites(form: LatentGaussian) -> tuple[Array, Array]:
@@ -76,15 +96,3 @@ def _sites(form: LatentGaussian) -> tuple[Array, Array]:
         precision.append(weight)
         shift.append(jnp.where(observed, weight * potential.observation, 0.0))
     return jnp.concatenate(precision), jnp.concatenate(shift)
-
-
-def _posterior(form: LatentGaussian, state: tuple[()]) -> GaussianPosterior:
-    return GaussianPosterior(form, *_sites(form))
-
-
-def _log_evidence(form: LatentGaussian, state: tuple[()]) -> Array:
-    """Bayes' rule at the posterior mean: joint density over posterior density. The gradient is exact."""
-    posterior = _posterior(form, state)
-    mean = posterior.mean
-    log_normalizer = 0.5 * mean.size * jnp.log(2.0 * jnp.pi)
-    return form.log_density(mean) + log_normalizer + jnp.sum(jnp.log(jnp.diagonal(posterior.scale_tril())))

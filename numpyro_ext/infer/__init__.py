@@ -14,6 +14,7 @@ from .front.answers.ranking import RankSummary, expected_ranks, rank_summary, ra
 from .gaussian.algorithms.algorithm import Algorithm
 from .gaussian.algorithms.fit_info import FitInfo
 from .gaussian.algorithms.posterior import GaussianPosterior
+from .gaussian.algorithms.values import ExpectationPropagation, Laplace
 from .gaussian.answers.cross_validation import CrossValidation, cross_validate
 from .gaussian.answers.predictive_moments import PredictiveMoments, predictive_moments
 from .gaussian.engine import Engine
@@ -21,6 +22,7 @@ from .gaussian.inla import INLA
 from .gaussian.laplace_approximation import LaplaceApproximation
 from .gaussian.variational.engine import VariationalGaussian
 from .gaussian.variational.multinomial_probit_bayes import multinomial_probit_bayes
+from .gaussian.variational.values import NaturalGradient
 from .marginal import marginalize
 from .monte_carlo.annealed_importance_sampling import annealed_importance_sampling
 from .monte_carlo.smc import SMC
@@ -40,11 +42,14 @@ __all__ = [
     "CollaborativeFit",
     "CrossValidation",
     "Engine",
+    "ExpectationPropagation",
     "FitInfo",
     "GaussianPosterior",
     "GridSearch",
+    "Laplace",
     "LaplaceApproximation",
     "LatentGaussianRows",
+    "NaturalGradient",
     "PredictiveMoments",
     "RankSummary",
     "StructuredMeanField",

@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
-from typing import Any, Literal, Unpack
+from typing import Any, Unpack
 
 from jax import Array
 
@@ -22,9 +21,10 @@ from .front.engine import BaseEngine
 from .front.many import Dataset
 from .front.run import FinishedRun
 from .front.state import EngineState
-from .gaussian.algorithms import expectation_propagation, local_factors
 from .gaussian.algorithms.algorithm import Algorithm
+from .gaussian.algorithms.expectation_propagation import Schedule
 from .gaussian.algorithms.modes import check_mixtures
+from .gaussian.algorithms.values import ExpectationPropagation
 from .gaussian.answers.corrected import Corrected
 from .gaussian.engine import Engine, GaussianOptions
 from .gaussian.run import GaussianRun
@@ -152,7 +152,7 @@ class EP(Engine):
         damping: float = 0.0,
         adapt_damping: bool = True,
         power: float = 1.0,
-        schedule: Literal["parallel", "sequential"] = "parallel",
+        schedule: Schedule = "parallel",
         num_shifts: int | None = None,
         num_learning_shifts: int = 1,
         average_over: Mapping[str, Sequence[Any]] | None = None,
@@ -169,7 +169,7 @@ class EP(Engine):
         self.damping = damping
         self.adapt_damping = adapt_damping
         self.power = power
-        self.schedule = schedule
+        self.schedule: Schedule = schedule
         self.average_over = check_average(model, num_shifts, average_over, pooling, num_learning_shifts)
         self.num_shifts = num_shifts
         self.num_learning_shifts = num_learning_shifts
@@ -183,23 +183,7 @@ class EP(Engine):
         check_mixtures(reading, "EP")
         for name, potential in zip(reading.factor_names, reading.abstract_form.potentials, strict=True):
             self._check_vectors(name, potential)
-        options: dict[str, Any] = {
-            "damping": self.damping,
-            "adapt_damping": self.adapt_damping,
-            "power": self.power,
-            "schedule": self.schedule,
-        }
-        return Algorithm(
-            init=expectation_propagation.init,
-            solve=partial(expectation_propagation.solve, **options),
-            log_evidence=partial(expectation_propagation.log_evidence, power=self.power),
-            posterior=expectation_propagation.posterior,
-            key=("EP", *options.values()),
-            is_exact_for_gaussian=True,
-            localised=partial(local_factors.localised, power=self.power),
-            update=partial(expectation_propagation.update, power=self.power),
-            approach=partial(expectation_propagation.approach, power=self.power),
-        )
+        return ExpectationPropagation(self.damping, self.adapt_damping, self.power, self.schedule)
 
     def _check_vectors(self, name: str, potential: Potential) -> None:
         """Refuse factors of several predictors whose moments are not known, or not one predictor at a time."""

@@ -1,4 +1,7 @@
-"""Compiled programs belong to one class of engine and one set of options, whatever key an algorithm gives itself."""
+"""Compiled programs belong to one algorithm and one set of its options."""
+
+from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -8,10 +11,11 @@ import numpyro.distributions as dist
 import pandas as pd
 import pytest
 
-from docs.extending.new_engine import ExactGaussian
-from numpyro_ext.infer import EP, INLA, LaplaceApproximation, VariationalGaussian
+from docs.extending.new_engine import Exact, ExactGaussian
+from numpyro_ext.infer import EP, INLA, Algorithm, Laplace, LaplaceApproximation, VariationalGaussian
 from numpyro_ext.infer.front.options import option_key
 from numpyro_ext.structure import read_latent_gaussian
+from numpyro_ext.structure.program.captured import stable_text
 from tests.compilations import compiled_programs
 
 Y = np.array([0.4, -0.2, 1.1])
@@ -26,6 +30,9 @@ def other_model(y):
     model(y)
 
 
+READING = read_latent_gaussian(model, (Y,), check=False)
+
+
 def log_evidence_of(engine, **options):
     engine.run(jax.random.key(0), Y, **options)
     return float(engine.log_evidence)
@@ -36,59 +43,108 @@ EXACT = float(dist.MultivariateNormal(jnp.zeros(3), jnp.eye(3) + jnp.ones((3, 3)
 TOL = 1e-8 if jax.config.jax_enable_x64 else 1e-4
 
 
+@dataclass(frozen=True)
+class PenalisedLaplace(Laplace):
+    """Laplace's method less a penalty, a number or several."""
+
+    penalty: Any = 0.0
+
+    @property
+    def is_exact_for_gaussian(self):
+        return False
+
+    def log_evidence(self, form, state):
+        return super().log_evidence(form, state) - jnp.sum(jnp.asarray(self.penalty))
+
+
 class Penalised(LaplaceApproximation):
-    """An engine of a user, who gives all algorithms one key."""
+    """An engine of a user with an option."""
 
     def __init__(self, model, *, penalty=0.0, **options):
         super().__init__(model, **options)
         self.penalty = penalty
 
     def algorithm(self, reading):
-        base = super().algorithm(reading)
+        super().algorithm(reading)
+        return PenalisedLaplace(self.penalty)
+
+
+class PenalisedByFunctions(Penalised):
+    """The same as it was written before algorithms had fields, with one key for all of them."""
+
+    def algorithm(self, reading):
+        base = LaplaceApproximation.algorithm(self, reading)
 
         def log_evidence(form, state):
             return base.log_evidence(form, state) - jnp.sum(jnp.asarray(self.penalty))
 
-        return base._replace(log_evidence=log_evidence, key=("mine",))
+        with pytest.warns(FutureWarning, match="write a frozen dataclass below Algorithm"):
+            return base._replace(log_evidence=log_evidence, key=("mine",))
+
+
+@dataclass(frozen=True)
+class ShiftedExact(Exact):
+    def log_evidence(self, form, state):
+        return super().log_evidence(form, state) + 7.0
 
 
 class Shifted(ExactGaussian):
-    """With the key of its base class."""
+    def algorithm(self, reading):
+        super().algorithm(reading)
+        return ShiftedExact()
+
+
+class ShiftedByFunctions(ExactGaussian):
+    """Of functions, with the key of another engine."""
 
     def algorithm(self, reading):
         base = super().algorithm(reading)
-        return base._replace(log_evidence=lambda form, state: base.log_evidence(form, state) + 7.0)
+        with pytest.warns(FutureWarning, match=r"new_engine\.py"):
+            return Algorithm(
+                init=base.init,
+                solve=base.solve,
+                log_evidence=lambda form, state: base.log_evidence(form, state) + 7.0,
+                posterior=base.posterior,
+                key=base.key,
+            )
 
 
 @pytest.mark.float32
-def test_engines_of_other_options_report_their_own_numbers():
-    free = Penalised(model)
+@pytest.mark.parametrize("kind", [Penalised, PenalisedByFunctions])
+def test_engines_of_other_options_report_their_own_numbers(kind):
+    free = kind(model)
     assert log_evidence_of(free) == pytest.approx(EXACT, abs=TOL)
-    assert log_evidence_of(Penalised(model, penalty=100.0)) == pytest.approx(EXACT - 100.0, rel=1e-6)
+    assert log_evidence_of(kind(model, penalty=100.0)) == pytest.approx(EXACT - 100.0, rel=1e-6)
     # Nor is the state of one taken for that of the other.
-    continued = log_evidence_of(Penalised(model, penalty=50.0), init_state=free.last_state)
+    continued = log_evidence_of(kind(model, penalty=50.0), init_state=free.last_state)
     assert continued == pytest.approx(EXACT - 50.0, rel=1e-6)
     with compiled_programs() as names:
-        assert log_evidence_of(Penalised(model, penalty=100.0)) == pytest.approx(EXACT - 100.0, rel=1e-6)
-    assert names == []
+        assert log_evidence_of(kind(model, penalty=100.0)) == pytest.approx(EXACT - 100.0, rel=1e-6)
+    assert (names == []) == (kind is Penalised)  # nothing is known of functions, so that they share none
 
 
-def test_engines_of_other_classes_report_their_own_numbers():
+@pytest.mark.parametrize("kind", [Shifted, ShiftedByFunctions])
+def test_engines_of_other_classes_report_their_own_numbers(kind):
     assert log_evidence_of(ExactGaussian(model)) == pytest.approx(EXACT, abs=TOL)
-    assert log_evidence_of(Shifted(model)) == pytest.approx(EXACT + 7.0, abs=TOL)
+    assert log_evidence_of(kind(model)) == pytest.approx(EXACT + 7.0, abs=TOL)
 
 
-def test_an_option_that_is_set_anew_does_not_reach_functions_made_before():
-    reading = read_latent_gaussian(model, (Y,), check=False)
-    engine = Penalised(model, penalty=1.0)
-    before = engine.bound_algorithm(reading)
-    engine.penalty = np.full(2, 3.0)
-    after = engine.bound_algorithm(reading)
-    assert before.key != after.key
-    form = reading.form({}, reading.data)
+@pytest.mark.parametrize("kind", [Penalised, PenalisedByFunctions])
+def test_an_option_that_is_changed_does_not_reach_functions_made_before(kind):
+    penalty = np.array([1.0, 0.0])
+    engine = kind(model, penalty=penalty)
+    before = engine.bound_algorithm(READING)
+    if kind is Penalised:
+        penalty += 1.0  # in place: 3 for 1
+    else:
+        engine.penalty = np.array([2.0, 1.0])
+    after = engine.bound_algorithm(READING)
+    assert before != after
+    assert before.state_key != after.state_key
+    form = READING.form({}, READING.data)
     state = before.init(form)
     difference = before.log_evidence(form, state) - after.log_evidence(form, state)
-    assert float(difference) == pytest.approx(5.0, abs=TOL)
+    assert float(difference) == pytest.approx(2.0, abs=TOL)
 
 
 @pytest.mark.parametrize(
@@ -97,19 +153,54 @@ def test_an_option_that_is_set_anew_does_not_reach_functions_made_before():
         (EP, {"power": 0.5}),
         (LaplaceApproximation, {}),
         (VariationalGaussian, {"covariance": "diagonal"}),
+        (VariationalGaussian, {"method": "cholesky"}),
         (INLA, {}),
         (Penalised, {"penalty": [1.0]}),
     ],
 )
-def test_keys_hold_options_of_the_algorithm_and_nothing_else(engine, changes):
-    reading = read_latent_gaussian(model, (Y,), check=False)
-    key = engine(model).bound_algorithm(reading).key
+def test_algorithms_are_equal_by_their_options_and_nothing_else(engine, changes):
+    found = engine(model).bound_algorithm(READING)
     # What is no part of the algorithm, or is data of its programs, compiles nothing.
     others = {"num_samples": 7, "progress_bar": False, "init_values": {"scale": 2.0}, "hyper_values": {"scale": 1.0}}
     others |= {"grid_step": 0.5} if engine is INLA else {}
-    assert engine(other_model, **others).bound_algorithm(reading).key == key
+    again = engine(other_model, **others).bound_algorithm(READING)
+    assert (again, hash(again), again.state_key) == (found, hash(found), found.state_key)
     if changes:
-        assert engine(model, **changes).bound_algorithm(reading).key != key
+        other = engine(model, **changes).bound_algorithm(READING)
+        assert other != found
+        assert other.state_key != found.state_key
+
+
+def test_states_in_files_are_known_by_the_keys_of_earlier_releases():
+    """Files hold a digest of these."""
+    assert EP(model, power=0.5).algorithm(READING).state_key == ("EP", 0.0, True, 0.5, "parallel")
+    assert INLA(model).algorithm(READING).state_key == ("LaplaceApproximation",)
+    of_methods = [
+        VariationalGaussian(model, method=method).algorithm(READING).state_key
+        for method in ("natural-gradient", "coordinate", "opper-archambeau")
+    ]
+    assert of_methods == [
+        ("VariationalGaussian", method, "'exact'", 20, "full")
+        for method in ("natural-gradient", "coordinate", "opper-archambeau")
+    ]
+    # Of algorithms of users it is text and numbers, and tells functions apart.
+    texts = [stable_text(PenalisedLaplace(value).state_key) for value in (1, True, [1], np.ones(1), np.sin, np.cos)]
+    assert "PenalisedLaplace" in texts[0]
+    assert len(set(texts)) == len(texts)
+    assert texts[3] == stable_text(PenalisedLaplace(np.ones(1)).state_key)
+
+
+def test_options_that_are_no_fields_are_refused():
+    class Forgetful(Laplace):
+        def __init__(self, penalty):
+            self.penalty = penalty
+
+    assert PenalisedLaplace(True) != PenalisedLaplace(1) != PenalisedLaplace(1.0)
+    assert PenalisedLaplace([1.0]) == PenalisedLaplace([1.0])
+    with pytest.raises(TypeError, match=r"holds 'penalty', which is no field.*write @dataclass\(frozen=True\)"):
+        hash(Forgetful(1.0))
+    with pytest.raises(TypeError, match="abstract"):
+        dataclass(frozen=True)(type("Half", (Algorithm,), {"init": Laplace.init}))()
 
 
 TABLE = pd.DataFrame({"a": [1.0, 2.0]})

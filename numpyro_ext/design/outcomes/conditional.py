@@ -18,7 +18,7 @@ from ...infer.front.state import EngineState
 from ...infer.gaussian.algorithms.algorithm import Algorithm
 from ...infer.gaussian.algorithms.posterior import GaussianPosterior
 from ...infer.gaussian.engine import Engine
-from ...infer.gaussian.marginal.exact import exact_algorithm, gaussian_sites
+from ...infer.gaussian.marginal.exact import Exact, gaussian_sites
 from ...infer.gaussian.programs import compiled_form
 from ...infer.gaussian.run import GaussianRun
 from ...linalg.gaussian.prior import DiagonalPrior, FlatPrior
@@ -88,7 +88,6 @@ class Conditioned(Engine):
     :raises ValueError: if these arguments are not known.
     """
 
-    outside_algorithm = frozenset(("_drawn", "_weights", "_num_draws", "_has_focus"))
     is_on_field = False
     """True if the field is known by its own draws, and not by the data."""
 
@@ -149,19 +148,20 @@ class Conditioned(Engine):
             raise ValueError(f"{what} them is not known exactly: give draws of {missing} as well.")
 
     def algorithm(self, reading: LatentGaussianReading) -> Algorithm:
-        if not self.is_on_field:
-            return exact_algorithm()
-        # what has old and new elements together is made from a run: that of other data, which is not looked at
-        return exact_algorithm()._replace(log_evidence=_no_evidence, posterior=_of_any_data, key=("any data",))
+        return _OfAnyData() if self.is_on_field else Exact()
 
 
-def _no_evidence(form: LatentGaussian, state: Any) -> Array:
-    return jnp.zeros((), form.offset.dtype)
+@dataclasses.dataclass(frozen=True)
+class _OfAnyData(Exact):
+    """Sites that stand for data of which nothing is looked at: what has old and new elements together is made from a
+    run, here of other data."""
 
+    def log_evidence(self, form: LatentGaussian, state: Any) -> Array:
+        return jnp.zeros((), form.offset.dtype)
 
-def _of_any_data(form: LatentGaussian, state: Any) -> GaussianPosterior:
-    used = jnp.concatenate(form.observed).astype(form.offset.dtype)
-    return GaussianPosterior(form, used, jnp.zeros_like(used))
+    def posterior(self, form: LatentGaussian, state: Any) -> GaussianPosterior:
+        used = jnp.concatenate(form.observed).astype(form.offset.dtype)
+        return GaussianPosterior(form, used, jnp.zeros_like(used))
 
 
 class _Programs(NamedTuple):

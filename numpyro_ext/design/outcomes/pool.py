@@ -273,7 +273,7 @@ class _Programs(NamedTuple):
 
 
 def _programs(reading: LatentGaussianReading, algorithm: Algorithm, tol: float, num_steps: int) -> _Programs:
-    key = (reading.structure_key, algorithm.key, tol, num_steps)
+    key = (reading.structure_key, algorithm, tol, num_steps)
     return _COMPILED.get(key, lambda: _make_programs(reading.skeleton(), algorithm, tol, num_steps))
 
 
@@ -294,7 +294,7 @@ def _make_programs(reading: LatentGaussianReading, algorithm: Algorithm, tol: fl
         def at(point: tuple[LatentGaussian, Any]) -> _Fit:
             form = point[0]
             small = rows_of(form, seen)
-            start = point[1] if algorithm.approach is None else algorithm.approach(small, point[1])
+            start = algorithm.approach(small, point[1])
             ended, info, log_evidence = algorithm.fit(small, start, num_steps=num_steps, tol=tol)
             posterior = algorithm.posterior(small, ended)
             mean, variance = posterior.mean_and_variance(AffineMap(form.design, form.offset))

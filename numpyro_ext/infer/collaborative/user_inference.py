@@ -13,7 +13,6 @@ With the rows :math:`B_u` of the pairs of a user, sites of precision :math:`\Pi`
 from __future__ import annotations
 
 from functools import partial
-from types import ModuleType
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -25,18 +24,19 @@ from ...linalg.gaussian.prior import CovariancePrior
 from ...linalg.saved_names import saved_as
 from ...potentials import BoundedPotential, JaakkolaBound, LogitPotential, Potential, ProbitPotential
 from ...structure.latent_gaussian import Blocks, LatentGaussian
-from ..gaussian.algorithms import expectation_propagation, laplace
-from ..gaussian.variational import natural_gradient
+from ..gaussian.algorithms.algorithm import Algorithm
+from ..gaussian.algorithms.values import ExpectationPropagation, Laplace
+from ..gaussian.variational.values import NaturalGradient
 from .pairs import UserBatch
 
 __all__ = ["Method", "SharedPrior", "UserStatistics", "infer_users", "initial_state", "user_form", "user_moments"]
 
 Method = Literal["ep", "vg", "jaakkola", "laplace"]
-_ALGORITHMS: dict[str, ModuleType] = {
-    "ep": expectation_propagation,
-    "vg": natural_gradient,
-    "jaakkola": natural_gradient,
-    "laplace": laplace,
+_ALGORITHMS: dict[str, Algorithm] = {
+    "ep": ExpectationPropagation(),
+    "vg": NaturalGradient(),
+    "jaakkola": NaturalGradient(),
+    "laplace": Laplace(),
 }
 
 
@@ -140,8 +140,7 @@ def infer_users(
 
     def infer(user: UserBatch, state: Any) -> tuple[Any, tuple[Array, ...]]:
         form = user_form(user, prior, method)
-        state, info = algorithm.solve(form, state, num_steps=num_steps, tol=tol)
-        objective = algorithm.log_evidence(form, state) if info.objective is None else info.objective
+        state, info, objective = algorithm.fit(form, state, num_steps=num_steps, tol=tol)
         posterior = algorithm.posterior(form, state)
         sites = (jnp.where(user.observed, part, 0.0) for part in (posterior.site_precision, posterior.site_shift))
         return state, (objective, info.converged, info.skipped, *sites)

@@ -18,7 +18,6 @@ from ...structure.model.running.changing import read_with_changing
 from ...structure.model.running.execution import ModelCall
 from ...structure.model.search import Form
 from ...structure.model.validation import sites_without_data
-from ...structure.program.captured import captured
 from ..front.files.saved_runs import fit_from_content
 from ..front.labels import Labels
 from ..front.many import Dataset
@@ -28,7 +27,7 @@ from ..front.running.progress import warn
 from ..front.state import EngineState, Fit
 from ..hyper.design import LARGEST_DIMENSION
 from ..hyper.space import UnconstrainedSpace
-from .algorithms.algorithm import Algorithm
+from .algorithms.algorithm import Algorithm, GivenFunctions
 from .algorithms.modes import explain_two_modes
 from .answers.engine_answers import GaussianAnswers
 from .engine_program import EngineProgram
@@ -99,9 +98,6 @@ class Engine(GaussianAnswers):
     forms: ClassVar[Sequence[Form[Any]]] = (LATENT_GAUSSIAN,)
     must_integrate: ClassVar[bool] = False
     """True if there is no engine without integration over the hyperparameters."""
-    outside_algorithm: ClassVar[frozenset[str]] = frozenset()
-    """Attributes on which the functions of :meth:`algorithm` do not depend, so that other values compile nothing.
-    Those of this class are such: programs have them as data, or are kept by them already."""
 
     def __init__(
         self,
@@ -129,10 +125,9 @@ class Engine(GaussianAnswers):
 
     @abstractmethod
     def algorithm(self, reading: LatentGaussianReading) -> Algorithm:
-        """The algorithm for a model, with the options of this engine bound.
+        """The algorithm for a model, with the options of this engine as its fields.
 
-        Called on a copy of the engine. Compiled programs are shared by engines of one class whose options are equal;
-        of ``hyper_values`` and ``init_values`` only names enter, as their values are in the form.
+        Called on a copy of the engine. Compiled programs are shared by engines whose algorithms are equal.
 
         :raises ModelStructureError: if it cannot run on this form: which site, what was found, and what to do.
         """
@@ -280,22 +275,18 @@ class Engine(GaussianAnswers):
         )
 
     def bound_algorithm(self, reading: LatentGaussianReading) -> Algorithm:
-        """:meth:`algorithm` with a key that tells it from those of other classes and of other options.
+        """:meth:`algorithm`; one of functions that are given has states known by this engine and its options.
 
         :raises ModelStructureError: if it cannot run on this form.
         """
-        # Functions that read an option where they are traced read that of the copy, which nobody sets anew.
+        # Given functions that read an option where they are traced read that of the copy, which nobody sets anew.
         bound = copy.copy(self)
         bound._run = bound._last_state = None
         algorithm = bound.algorithm(reading)
-        elsewhere = _ELSEWHERE | self.outside_algorithm
-        options = tuple((name, option_key(value)) for name, value in vars(bound).items() if name not in elsewhere)
-        kind, name = type(self), f"{type(self).__module__}.{type(self).__qualname__}"
-        is_own = name.startswith("numpyro_ext.")  # these name in their keys all that states depend on
-        return algorithm._replace(
-            key=(algorithm.key, kind, options, captured(algorithm._asdict())),
-            state_key=algorithm.key if is_own else (algorithm.key, name, options),
-        )
+        if not isinstance(algorithm, GivenFunctions):
+            return algorithm.with_own_options()
+        options = tuple((name, option_key(value)) for name, value in vars(bound).items() if name not in _ELSEWHERE)
+        return algorithm.of_engine(type(self), options)
 
     def _compile(self, reading: LatentGaussianReading) -> tuple[UnconstrainedSpace, Algorithm, Programs]:
         algorithm = self.bound_algorithm(reading)
@@ -411,4 +402,4 @@ def _refuse(error: ModelStructureError) -> NoReturn:
 
 
 _ELSEWHERE = frozenset((*Engine._option_names(), "model", "_run", "_last_state", "_failure"))
-"""Attributes of every engine: see :attr:`Engine.outside_algorithm`."""
+"""Attributes of every engine, on which states of given functions do not depend."""

@@ -69,7 +69,7 @@ class EngineProgram:
     ) -> None:
         self._reading, self._space, self._start = reading, space, start
         self.changing: dict[str, Any] = dict(reading.changing)
-        key = reading.structure_key, algorithm.key, space.key, num_steps, max_iterations, programs.tol
+        key = reading.structure_key, algorithm, space.key, num_steps, max_iterations, programs.tol
         self._functions = _COMPILED.get(key, lambda: _Functions(programs, algorithm, num_steps, max_iterations))
 
     def __repr__(self) -> str:
@@ -223,12 +223,7 @@ class _Functions:
         return found, still._replace(site_precision=answer[0], site_shift=answer[1])
 
     def _update(self, inputs: Any, precision: Array, shift: Array) -> tuple[Array, Array]:
-        """One step of the fixed point: see :attr:`Algorithm.update`."""
-        if self._algorithm.update is None:
-            raise NotImplementedError(
-                f"{self._algorithm.state_key} does not say of what its sites are a fixed point (Algorithm.update), so "
-                "that its fits have no derivative. EP, LaplaceApproximation and VariationalGaussian do."
-            )
+        """One step of the fixed point: see :meth:`Algorithm.update`."""
         form = self._form(*inputs)
         observed = jnp.concatenate(form.observed)
         new = self._algorithm.update(form, precision, shift)

@@ -15,8 +15,9 @@ from ...potentials import ElementwisePotential, PairPotential
 from ...structure import LatentGaussianReading
 from ...structure.latent_gaussian.form import LatentGaussian
 from ..front.results import at_values
-from .algorithms import expectation_propagation, laplace
+from .algorithms import laplace
 from .algorithms.algorithm import Algorithm
+from .algorithms.values import ExpectationPropagation, Laplace
 from .programs import compiled_form
 
 __all__ = ["check_flat_priors", "explain_failure", "not_finite_error"]
@@ -90,11 +91,11 @@ def explain_failure(reading: LatentGaussianReading, hyper: dict[str, Array], alg
     broken = _broken_factor(reading, form)
     if broken is not None:
         return broken
-    if algorithm is not None and algorithm.solve is laplace.solve:
+    if isinstance(algorithm, Laplace):
         saddle = _no_maximum(reading, form)
         if saddle is not None:
             return saddle
-    if algorithm is not None and algorithm.init is expectation_propagation.init:
+    if isinstance(algorithm, ExpectationPropagation):
         alone = _without_cavity(reading, form, algorithm)
         if alone is not None:
             return alone
@@ -181,7 +182,7 @@ def _no_maximum(reading: LatentGaussianReading, form: LatentGaussian) -> str | N
 
 def _without_cavity(reading: LatentGaussianReading, form: LatentGaussian, algorithm: Algorithm) -> str | None:
     """A factor without which its predictor has no variance to working precision."""
-    state = jax.jit(lambda form: algorithm.solve(form, algorithm.init(form), num_steps=2)[0])(form)
+    state = jax.jit(lambda form: algorithm.solve(form, algorithm.init(form), num_steps=2, tol=1e-6)[0])(form)
     ratios, variances = (form.split_rows(x) for x in (state.marginals.cavity_ratio, state.marginals.variance))
     for name, ratio, variance, observed in zip(reading.factor_names, ratios, variances, form.observed, strict=True):
         is_alone = np.asarray(observed) & (np.asarray(variance) > 0.0) & ~(np.asarray(ratio) > 0.0)

@@ -84,7 +84,7 @@ class FittingPrograms:
 
         # Whether the curvature is left to `probe_locally`.
         num_probes, num_params = space.size * reading.abstract_form.num_rows, space.size - len(space.integrable)
-        self.probes_locally = algorithm.localised is not None and num_params <= _MOST_LOCAL
+        self.probes_locally = algorithm.has_local_factors and num_params <= _MOST_LOCAL
         self.probes_locally &= space.size >= _LEAST_HYPER and num_probes >= _LEAST_PROBES
         self.has_curvature = self.probes_locally or num_params <= MOST_CURVED
 
@@ -170,7 +170,7 @@ class FittingPrograms:
         def form_fn(values: Array) -> LatentGaussian:
             return self.form(self._space.unpack(values, fixed), data)
 
-        near = None if algorithm.localised is None else algorithm.localised(form_fn(state.values), state.best.state)
+        near = algorithm.localised(form_fn(state.values), state.best.state)
         if near is None:
             return state
 

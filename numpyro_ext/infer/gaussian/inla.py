@@ -72,7 +72,6 @@ class INLA(LaplaceApproximation):
     """
 
     must_integrate: ClassVar[bool] = True
-    outside_algorithm: ClassVar[frozenset[str]] = frozenset(("marginal", "design", "grid_step", "log_density_drop"))
 
     def __init__(
         self,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from ...structure import LatentGaussianReading, ModelStructureError
 from ...structure.latent_gaussian.read import SMOOTH_LATENT_GAUSSIAN
 from ..front.state import Fit
-from .algorithms import laplace
 from .algorithms.algorithm import Algorithm
 from .algorithms.kinks import explain_kinks
+from .algorithms.values import Laplace
 from .engine import Engine
 
 __all__ = ["LaplaceApproximation"]
@@ -65,16 +65,7 @@ class LaplaceApproximation(Engine):
                     "VariationalGaussian.",
                     site=name,
                 )
-        return Algorithm(
-            init=laplace.init,
-            solve=laplace.solve,
-            log_evidence=laplace.log_evidence,
-            posterior=laplace.posterior,
-            key=("LaplaceApproximation",),
-            is_exact_for_gaussian=True,
-            is_mode=True,
-            update=laplace.update,
-        )
+        return Laplace()
 
     def _explain(self, reading: LatentGaussianReading, found: Fit) -> list[str]:
         kinks = [] if found.diagnostics.converged else explain_kinks(reading, found.hyper)

@@ -21,6 +21,7 @@ from jax import Array
 
 from ...display import Shown, Table
 from ...structure import LatentGaussianReading, ModelStructureError, Reason
+from ...structure.latent_gaussian.form import LatentGaussian
 from ...structure.latent_gaussian.rows_in_use import ReadingOfRows
 from ...structure.model.running.execution import bound_arguments, check_key
 from ..front.answers.arviz import by_chain, prediction_to_arviz
@@ -31,7 +32,8 @@ from ..front.labels import Labels
 from ..front.suggestions import suggests
 from ..hyper.space import UnconstrainedSpace
 from .algorithms.algorithm import Algorithm
-from .algorithms.posterior import GaussianPosterior
+from .algorithms.fit_info import FitInfo
+from .algorithms.posterior import Covariance, GaussianPosterior
 from .answers.containment import ADVICE, check_contained, row_places
 from .answers.known_field import KnownField, NewCall, known_field
 from .answers.outcome_probabilities import probabilities_by_predictors, probabilities_of_draws
@@ -311,6 +313,28 @@ class _Sites(NamedTuple):
     shift: Array
 
 
+_NO_FIT = "Predictions are not fitted."
+
+
+@dataclasses.dataclass(frozen=True)
+class _GivenSites(Algorithm):
+    """A posterior whose sites are known, so that nothing is fitted."""
+
+    covariance_family: Covariance
+
+    def init(self, form: LatentGaussian) -> _Sites:
+        raise AssertionError(_NO_FIT)
+
+    def solve(self, form: LatentGaussian, state: _Sites, **options: Any) -> tuple[_Sites, FitInfo]:
+        raise AssertionError(_NO_FIT)
+
+    def log_evidence(self, form: LatentGaussian, state: _Sites) -> Array:
+        raise AssertionError(_NO_FIT)
+
+    def posterior(self, form: LatentGaussian, state: _Sites) -> GaussianPosterior:
+        return GaussianPosterior(form, state.precision, state.shift, covariance_family=self.covariance_family)
+
+
 def _new_slices(
     reading: LatentGaussianReading, call: JointCall, name: str, shape: tuple[int, ...]
 ) -> tuple[slice, ...]:
@@ -365,10 +389,7 @@ def _on_all_rows(run: GaussianRun, found: LatentGaussianReading, places: np.ndar
     in_use = np.zeros(num_rows, bool)
     in_use[places] = observed
     reading = ReadingOfRows(found, in_use)
-    algorithm = Algorithm(
-        _refuse_to_fit, _refuse_to_fit, _refuse_to_fit, partial(_posterior, fitted.covariance_family),
-        key=("given sites", fitted.covariance_family),
-    )  # fmt: skip
+    algorithm = _GivenSites(fitted.covariance_family)
     programs = _programs(reading, algorithm, run.space)
 
     def sites(inputs: Point, is_checked: bool) -> _Sites:
@@ -449,11 +470,3 @@ def _programs(reading: ReadingOfRows, algorithm: Algorithm, space: Unconstrained
 
 def _stacked(trees: list[Any]) -> Any:
     return jax.tree.map(lambda *leaves: np.stack([np.asarray(leaf) for leaf in leaves]), *trees)
-
-
-def _posterior(family: Any, form: Any, state: _Sites) -> GaussianPosterior:
-    return GaussianPosterior(form, state.precision, state.shift, covariance_family=family)
-
-
-def _refuse_to_fit(*args: Any, **kwargs: Any) -> Any:
-    raise AssertionError("Predictions are not fitted.")

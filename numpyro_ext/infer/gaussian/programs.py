@@ -273,5 +273,5 @@ def compiled_programs(
     :param UnconstrainedSpace space: of the hyperparameters that are learned.
     :param options: as for :class:`Programs`.
     """
-    key = (reading.structure_key, algorithm.key, space.key, tuple(sorted(options.items())))
+    key = (reading.structure_key, algorithm, space.key, tuple(sorted(options.items())))
     return _COMPILED.get(key, lambda: Programs(reading.skeleton(), algorithm, space.skeleton(), **options))

@@ -158,7 +158,7 @@ def evidence_programs(
     :param float tol: at which the algorithm stops.
     """
     algorithm = exactly(algorithm, reading.abstract_form)
-    key = (reading.structure_key, algorithm.key, num_steps, tol)
+    key = (reading.structure_key, algorithm, num_steps, tol)
     return _COMPILED.get(key, lambda: EvidencePrograms(reading.skeleton(), algorithm, num_steps, tol))
 
 

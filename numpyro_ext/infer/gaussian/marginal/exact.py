@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import jax.numpy as jnp
@@ -15,7 +16,7 @@ from ..algorithms.algorithm import Algorithm
 from ..algorithms.fit_info import FitInfo
 from ..algorithms.posterior import GaussianPosterior, gaussian_prior
 
-__all__ = ["exact_algorithm", "exactly", "gaussian_sites", "log_evidence"]
+__all__ = ["Exact", "exactly", "gaussian_sites", "log_evidence"]
 
 
 def exactly(algorithm: Algorithm, form: LatentGaussian) -> Algorithm:
@@ -25,14 +26,25 @@ def exactly(algorithm: Algorithm, form: LatentGaussian) -> Algorithm:
     :param LatentGaussian form: its families of factors are looked at, its numbers are not.
     """
     is_gaussian = all(type(potential) is GaussianPotential for potential in form.potentials)
-    return exact_algorithm() if is_gaussian and algorithm.is_exact_for_gaussian else algorithm
+    return Exact() if is_gaussian and algorithm.is_exact_for_gaussian else algorithm
 
 
-def exact_algorithm() -> Algorithm:
-    """For forms of which all factors in use are Gaussian."""
-    return Algorithm(
-        init=lambda form: (), solve=_solve, log_evidence=log_evidence, posterior=_posterior, key=("exact",)
-    )
+@dataclass(frozen=True)
+class Exact(Algorithm):
+    """Conditioning on the observations of forms of which all factors in use are Gaussian."""
+
+    def init(self, form: LatentGaussian) -> tuple[()]:
+        return ()
+
+    def solve(self, form: LatentGaussian, state: Any, *, num_steps: int, tol: float) -> tuple[Any, FitInfo]:
+        zero = jnp.zeros((), form.offset.dtype)
+        return state, FitInfo(jnp.asarray(True), jnp.asarray(1), zero[None], zero, jnp.zeros((form.num_rows,), bool))
+
+    def log_evidence(self, form: LatentGaussian, state: Any) -> Array:
+        return log_evidence(form, state)
+
+    def posterior(self, form: LatentGaussian, state: Any) -> GaussianPosterior:
+        return GaussianPosterior(form, *gaussian_sites(form))
 
 
 def log_evidence(form: LatentGaussian, state: Any = ()) -> Array:
@@ -65,12 +77,3 @@ def gaussian_sites(form: LatentGaussian) -> tuple[Array, Array]:
         precisions.append(precision)
         shifts.append(jnp.where(observed, precision * potential.observation, 0.0))
     return jnp.concatenate(precisions), jnp.concatenate(shifts)
-
-
-def _solve(form: LatentGaussian, state: Any, *, num_steps: int, tol: float) -> tuple[Any, FitInfo]:
-    zero = jnp.zeros((), form.offset.dtype)
-    return state, FitInfo(jnp.asarray(True), jnp.asarray(1), zero[None], zero, jnp.zeros((form.num_rows,), bool))
-
-
-def _posterior(form: LatentGaussian, state: Any) -> GaussianPosterior:
-    return GaussianPosterior(form, *gaussian_sites(form))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any, Literal, Unpack
 
 import jax
@@ -18,16 +17,13 @@ from ..algorithms.algorithm import Algorithm
 from ..algorithms.modes import check_mixtures
 from ..engine import Engine, GaussianOptions
 from ..programs import compiled_form
-from . import coordinate_ascent as variational_coordinate
-from . import general_optimiser as variational_reference
-from . import natural_gradient as variational_gaussian
-from .bound_choice import BoundName, SiteBound, check_name, choose_bound, with_bound
+from .bound_choice import BoundName, SiteBound, check_name, choose_bound
 from .shared_covariance import check_shared_covariance
+from .values import CoordinateAscent, Covariance, GeneralOptimiser, NaturalGradient
 
 __all__ = ["VariationalGaussian"]
 
 Method = Literal["natural-gradient", "coordinate", "cholesky", "opper-archambeau"]
-Covariance = Literal["full", "diagonal", "shared"]
 
 _NUM_STEPS: dict[str, int] = {"natural-gradient": 200, "coordinate": 100, "cholesky": 5000, "opper-archambeau": 5000}
 
@@ -128,8 +124,8 @@ class VariationalGaussian(Engine):
         super().__init__(model, **options)
         self.bound = dict(bound) if isinstance(bound, Mapping) else bound
         self.num_pieces = num_pieces
-        self.method = method
-        self.covariance = covariance
+        self.method: Method = method
+        self.covariance: Covariance = covariance
 
     def _choose_bounds(self, reading: LatentGaussianReading) -> dict[str, SiteBound]:
         """Choose the expectation of each observed site.
@@ -159,37 +155,19 @@ class VariationalGaussian(Engine):
             points = [space.initial(self.init_values)]
             if space.size:  # what is the same in all rows at one value may differ at others
                 points.append(points[0] + 0.1 * jax.random.normal(jax.random.key(0), (space.size,), points[0].dtype))
-            bounds = tuple(site.bound for site in sites.values())
-            check_shared_covariance(_treat(bounds, reading.form(space.unpack(point))) for point in points)
+            treated = NaturalGradient(tuple(sites.items())).treated
+            check_shared_covariance(treated(reading.form(space.unpack(point))) for point in points)
         return sites
 
     def algorithm(self, reading: LatentGaussianReading) -> Algorithm:
         check_mixtures(reading, "a variational Gaussian")
-        sites = self._choose_bounds(reading)
-        treat = partial(_treat, tuple(site.bound for site in sites.values()))
-        init: Callable[..., Any] = variational_gaussian.init
-        family: dict[str, Any] = {"space": "shared"} if self.covariance == "shared" else {"covariance": self.covariance}
-        solve: Callable[..., Any] = partial(variational_gaussian.solve, **family)
+        asked: dict[str, Any] = {"bound": self.bound, "num_pieces": self.num_pieces}
+        sites = tuple(self._choose_bounds(reading).items())
         if self.method == "coordinate":
-            solve = variational_coordinate.solve
-        elif self.method != "natural-gradient":
-            init = partial(variational_reference.init, parameters=self.method)
-            solve = partial(variational_reference.solve, parameters=self.method)
-        return Algorithm(
-            init=lambda form: init(treat(form)),
-            solve=lambda form, state, **options: solve(treat(form), state, **options),
-            log_evidence=lambda form, state: variational_gaussian.log_evidence(treat(form), state, **family),
-            posterior=lambda form, state: variational_gaussian.posterior(treat(form), state, **family),
-            key=("VariationalGaussian", self.method, repr(self.bound), self.num_pieces, self.covariance),
-            notes=tuple(f"expectation: {name} ({site.description})" for name, site in sites.items()),
-            is_lower_bound=all(site.is_lower_bound for site in sites.values()),
-            is_exact_for_gaussian=self.covariance != "diagonal",
-            update=lambda form, *sites: variational_gaussian.update(treat(form), *sites, **family),
-        )
-
-
-def _treat(bounds: tuple[Any, ...], form: LatentGaussian) -> LatentGaussian:
-    return form._replace(potentials=tuple(map(with_bound, form.potentials, bounds)))
+            return CoordinateAscent(sites, **asked)
+        if self.method == "natural-gradient":
+            return NaturalGradient(sites, covariance=self.covariance, **asked)
+        return GeneralOptimiser(sites, parameters=self.method, **asked)
 
 
 def _check_proper(reading: LatentGaussianReading, form: LatentGaussian, method: str) -> None:

@@ -1,0 +1,118 @@
+"""Expectation propagation and Laplace's method as values: the options, with the functions that take them as methods."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+from jax import Array
+
+from ....structure.latent_gaussian import LatentGaussian
+from . import expectation_propagation, laplace, local_factors
+from .algorithm import Algorithm, NearForms
+from .expectation_propagation import Schedule
+from .fit_info import FitInfo
+from .posterior import GaussianPosterior
+
+__all__ = ["ExpectationPropagation", "Laplace"]
+
+_Sites = tuple[Array, Array]
+
+
+@dataclass(frozen=True)
+class ExpectationPropagation(Algorithm):
+    """Expectation propagation (Minka 2001), the algorithm of :class:`~numpyro_ext.infer.EP`.
+
+    :param float damping: fraction of the old natural parameters that is kept, in ``[0, 1)``.
+    :param bool adapt_damping: whether to damp more where successive sweeps undo each other without dying out.
+    :param float power: fraction of a factor that is replaced at a time, ``1`` for EP; below one, fractional EP.
+    :param str schedule: ``"parallel"`` or ``"sequential"``.
+
+    >>> ExpectationPropagation(power=0.5)
+    ExpectationPropagation(damping=0.0, adapt_damping=True, power=0.5, schedule='parallel')
+    """
+
+    damping: float = 0.0
+    adapt_damping: bool = True
+    power: float = 1.0
+    schedule: Schedule = "parallel"
+
+    @property
+    def is_exact_for_gaussian(self) -> bool:
+        return True
+
+    @property
+    def has_local_factors(self) -> bool:
+        return True
+
+    def _former_key(self) -> Hashable:
+        return "EP", self.damping, self.adapt_damping, self.power, self.schedule
+
+    def init(self, form: LatentGaussian) -> expectation_propagation.State:
+        return expectation_propagation.init(form)
+
+    def solve(
+        self, form: LatentGaussian, state: expectation_propagation.State, *, num_steps: int, tol: float
+    ) -> tuple[expectation_propagation.State, FitInfo]:
+        return expectation_propagation.solve(
+            form,
+            state,
+            num_steps=num_steps,
+            tol=tol,
+            damping=self.damping,
+            adapt_damping=self.adapt_damping,
+            power=self.power,
+            schedule=self.schedule,
+        )
+
+    def log_evidence(self, form: LatentGaussian, state: expectation_propagation.State) -> Array:
+        return expectation_propagation.log_evidence(form, state, power=self.power)
+
+    def posterior(self, form: LatentGaussian, state: expectation_propagation.State) -> GaussianPosterior:
+        return expectation_propagation.posterior(form, state)
+
+    def localised(self, form: LatentGaussian, state: expectation_propagation.State) -> NearForms | None:
+        return local_factors.localised(form, state, power=self.power)
+
+    def update(self, form: LatentGaussian, precision: Array, shift: Array) -> _Sites:
+        return expectation_propagation.update(form, precision, shift, power=self.power)
+
+    def approach(self, form: LatentGaussian, state: expectation_propagation.State) -> expectation_propagation.State:
+        return expectation_propagation.approach(form, state, power=self.power)
+
+
+@dataclass(frozen=True)
+class Laplace(Algorithm):
+    """Laplace's method, the algorithm of :class:`~numpyro_ext.infer.LaplaceApproximation`; it has no options.
+
+    >>> Laplace() == Laplace()
+    True
+    """
+
+    @property
+    def is_exact_for_gaussian(self) -> bool:
+        return True
+
+    @property
+    def is_mode(self) -> bool:
+        return True
+
+    def _former_key(self) -> Hashable:
+        return ("LaplaceApproximation",)
+
+    def init(self, form: LatentGaussian) -> laplace.State:
+        return laplace.init(form)
+
+    def solve(
+        self, form: LatentGaussian, state: laplace.State, *, num_steps: int, tol: float
+    ) -> tuple[laplace.State, FitInfo]:
+        return laplace.solve(form, state, num_steps=num_steps, tol=tol)
+
+    def log_evidence(self, form: LatentGaussian, state: laplace.State) -> Array:
+        return laplace.log_evidence(form, state)
+
+    def posterior(self, form: LatentGaussian, state: laplace.State) -> GaussianPosterior:
+        return laplace.posterior(form, state)
+
+    def update(self, form: LatentGaussian, precision: Array, shift: Array) -> _Sites:
+        return laplace.update(form, precision, shift)
