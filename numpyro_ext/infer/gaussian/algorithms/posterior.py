@@ -19,8 +19,8 @@ from ....linalg.gaussian.conditioning import (
     log_partition_without_sites,
 )
 from ....linalg.gaussian.design import AnyDesign, DenseDesign, OperatorRows, SparseRows, StateSpaceDesign
+from ....linalg.gaussian.mean_field_space import MeanFieldPosterior, MeanFieldSpace
 from ....linalg.gaussian.spaces.coefficient_space import CoefficientPosterior
-from ....linalg.gaussian.spaces.mean_field_space import MeanFieldPosterior, MeanFieldSpace
 from ....linalg.gaussian.spaces.operator_space import OperatorPosterior
 from ....linalg.gaussian.spaces.state_space import StatePosterior
 from ....linalg.gaussian.spaces.touched_space import TouchedPosterior
@@ -109,7 +109,7 @@ class GaussianPosterior:
     space: Space = dataclasses.field(default="auto", metadata={"static": True})
     covariance_family: Covariance = dataclasses.field(default="full", metadata={"static": True})
     """``"diagonal"``: independent unknowns, with the means that the sites give; see
-    :class:`~numpyro_ext.linalg.gaussian.spaces.mean_field_space.MeanFieldSpace`."""
+    :class:`~numpyro_ext.linalg.gaussian.mean_field_space.MeanFieldSpace`."""
 
     def condition(self, space: Space | None = None) -> LinearGaussianPosterior | MeanFieldPosterior:
         """Factorise, in another space than the posterior's own if asked."""

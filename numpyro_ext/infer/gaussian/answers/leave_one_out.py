@@ -16,7 +16,7 @@ import numpy as np
 from jax import Array
 from scipy.special import ndtri
 
-from ....linalg.gaussian.spaces.mean_field_space import MeanFieldPosterior
+from ....linalg.gaussian.mean_field_space import MeanFieldPosterior
 from ....potentials.base import Potential
 from ....potentials.vector_rows import VectorRows
 from ....structure import LatentGaussianReading

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from ....linalg.gaussian.conditioning import LinearGaussian, kl_divergence
-from ....linalg.gaussian.spaces.mean_field_space import MeanFieldSpace
+from ....linalg.gaussian.mean_field_space import MeanFieldSpace
 from ....potentials.moments import ExpectedLogDensity
 from ....structure.latent_gaussian.form import LatentGaussian
 
@@ -90,7 +90,7 @@ def evaluate(form: LatentGaussian, prior: LinearGaussian | MeanFieldSpace, preci
 
     :param LatentGaussian form: the model.
     :param prior: its prior, prepared for conditioning; a
-        :class:`~numpyro_ext.linalg.gaussian.spaces.mean_field_space.MeanFieldSpace` for the Gaussian with these means
+        :class:`~numpyro_ext.linalg.gaussian.mean_field_space.MeanFieldSpace` for the Gaussian with these means
         and independent unknowns.
     :param Array precision: site precisions :math:`\lambda`, shape ``(num_rows,)``.
     :param Array shift: site shifts :math:`\nu`, shape ``(num_rows,)``.

@@ -6,7 +6,7 @@ the slopes of the expected log factors ask for (Khan and Lin 2017). Steps that w
 successive ones are mixed, which turns the many short steps of a hard problem into a few.
 
 The best Gaussian of independent unknowns (``covariance="diagonal"``) is given by sites too, of which only the means are
-those of the joint Gaussian; see :class:`~numpyro_ext.linalg.gaussian.spaces.mean_field_space.MeanFieldSpace`.
+those of the joint Gaussian; see :class:`~numpyro_ext.linalg.gaussian.mean_field_space.MeanFieldSpace`.
 
 >>> import jax.numpy as jnp
 >>> from numpyro_ext.infer.gaussian.variational import natural_gradient as vg
@@ -36,8 +36,8 @@ from jax import Array, lax
 
 from ....linalg.gaussian.conditioning import LinearGaussian, Space, kl_divergence
 from ....linalg.gaussian.marginals import relative_change
+from ....linalg.gaussian.mean_field_space import MeanFieldSpace, expected_log_prior
 from ....linalg.gaussian.prior import is_valid_prior
-from ....linalg.gaussian.spaces.mean_field_space import MeanFieldSpace, expected_log_prior
 from ....structure.latent_gaussian import LatentGaussian, joined
 from ..algorithms.fit_info import FitInfo
 from ..algorithms.posterior import Covariance, GaussianPosterior, gaussian_prior

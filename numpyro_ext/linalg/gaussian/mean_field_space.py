@@ -8,11 +8,11 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jax import Array, random
 
-from ...cholesky import cholesky, half_log_determinant, inverse_lower
-from ...frozen_pytree import frozen_pytree
-from ..conditioning import LinearGaussian, LinearGaussianPosterior
-from ..design import AnyDesign, Design
-from ..prior import CovariancePrior, DiagonalPrior, FlatPrior, LowRankPrior, PriorBlock
+from ..cholesky import cholesky, half_log_determinant, inverse_lower
+from ..frozen_pytree import frozen_pytree
+from .conditioning import LinearGaussian, LinearGaussianPosterior
+from .design import AnyDesign, Design
+from .prior import CovariancePrior, DiagonalPrior, FlatPrior, LowRankPrior, PriorBlock
 
 __all__ = ["MeanFieldPosterior", "MeanFieldSpace", "PredictorMoments", "expected_log_prior"]
 
