@@ -15,7 +15,7 @@ from jax import Array
 from ...display import Shown, Table, number
 from ...structure import ModelStructureError
 from ...structure.model.running.execution import check_key
-from ..front.answers.display import kind_of_evidence
+from ..front.display import kind_of_evidence
 from ..front.results import LogEvidence
 from ..front.running.chunks import Interruption
 from ..front.running.progress import progress_bar, warn

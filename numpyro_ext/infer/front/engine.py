@@ -14,12 +14,12 @@ from jax import Array
 from ...compilation.disk_cache import keep_by_default
 from ...structure.model.search import Form, field_names, read_first
 from .answers.arviz import ArviZInterface, by_chain
-from .answers.display import ShownEngine
 from .answers.last_run import LastRun
 from .answers.points import warn_of_points
 from .answers.resampling import Resample
 from .answers.sites import PosteriorSites
 from .answers.summary import chosen_names, format_summary
+from .display import ShownEngine
 from .files.kept_run import KeptRun
 from .labels import Coords, Dims, Labels, labels_of_call
 from .many import Dataset, Fits, as_datasets, collect_fits

@@ -12,7 +12,7 @@ from numpyro.distributions.transforms import IndependentTransform
 from scipy.special import ndtri
 
 from ...display import MOST_ROWS, Table, as_html, as_text, number
-from .answers.display import ending, evidence
+from .display import ending, evidence
 
 __all__ = [
     "Diagnostics",

@@ -9,10 +9,10 @@ from jax import Array
 
 from ...display import Shown, Table, number
 from ..front.answers.arviz import ArviZInterface, by_chain
-from ..front.answers.display import ending, evidence
 from ..front.answers.last_run import LastRun
 from ..front.answers.sites import PosteriorSites
 from ..front.answers.summary import chosen_names, format_summary
+from ..front.display import ending, evidence
 from ..front.labels import Coords, Dims, Labels
 from ..front.options import check_at_least
 from ..front.results import Diagnostics, LogEvidence

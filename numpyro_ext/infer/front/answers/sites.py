@@ -17,9 +17,9 @@ from ....compilation.transfer import to_device
 from ....linalg.cholesky import LARGEST_DENSE
 from ....linalg.operators.operator import LinearOperator
 from ....structure.model.reading import ModelReading
+from ..display import ShownSite, ShownSites
 from ..labels import Labels
 from ..suggestions import nearest_name
-from .display import ShownSite, ShownSites
 
 __all__ = [
     "LargeSite",

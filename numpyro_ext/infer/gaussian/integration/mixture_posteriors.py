@@ -15,8 +15,8 @@ from numpyro.distributions import constraints
 from scipy.special import ndtr
 
 from ....compilation.transfer import to_device
-from ...front.answers.display import ShownSite
 from ...front.answers.sites import SitePosterior, probabilities
+from ...front.display import ShownSite
 from ...front.results import is_joint
 from .mixture_marginals import MarginalMixture
 

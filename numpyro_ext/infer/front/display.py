@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ....display import MOST_ROWS, Shown, Table, number
+from ...display import MOST_ROWS, Shown, Table, number
 
 __all__ = ["ShownEngine", "ShownSite", "ShownSites", "ending", "evidence", "kind_of_evidence"]
 
