@@ -23,10 +23,10 @@ from .front.run import FinishedRun
 from .front.state import EngineState
 from .gaussian.algorithms.algorithm import Algorithm
 from .gaussian.algorithms.expectation_propagation import Schedule
-from .gaussian.algorithms.modes import check_mixtures
 from .gaussian.algorithms.values import ExpectationPropagation
 from .gaussian.answers.corrected import Corrected
 from .gaussian.engine import Engine, GaussianOptions
+from .gaussian.fitting.modes import check_mixtures
 from .gaussian.run import GaussianRun
 from .sparse.trees.engine import TreeFitter, TreeRun
 from .sparse.trees.mixtures import Pooling, check_average

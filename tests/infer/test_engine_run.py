@@ -16,7 +16,7 @@ from numpyro_ext import infer
 from numpyro_ext.design.outcomes.conditional import Conditioned
 from numpyro_ext.infer import EP, INLA, SMC, BilinearVG, LaplaceApproximation, StructuredMeanField, VariationalGaussian
 from numpyro_ext.infer.front.engine import BaseEngine
-from numpyro_ext.infer.gaussian import fitting as fitting_module
+from numpyro_ext.infer.gaussian.fitting import fit as fitting_module
 from numpyro_ext.structure import ModelStructureError
 
 KEY = jax.random.key(0)
@@ -204,7 +204,7 @@ def test_an_interruption_leaves_a_usable_state(counts_case, monkeypatch, hyper_v
     def bar(*args, **kwargs):
         yield Interrupting()
 
-    for module in ("gaussian.fitting", "front.running.chunks"):
+    for module in ("gaussian.fitting.fit", "front.running.chunks"):
         monkeypatch.setattr(f"numpyro_ext.infer.{module}.progress_bar", bar)
     options = {"hyper_values": hyper_values, "progress_bar": False, "num_steps": 1 if hyper_values else 100}
     engine = EP(counts_case.model, tol=1e-13, **options)

@@ -8,7 +8,7 @@ import numpyro.distributions as dist
 import pytest
 
 from numpyro_ext.infer import EP, LaplaceApproximation
-from numpyro_ext.infer.gaussian.algorithms.kinks import slope_jumps
+from numpyro_ext.infer.gaussian.fitting.kinks import slope_jumps
 from numpyro_ext.infer.gaussian.programs import compiled_form
 
 KEY = jax.random.key(0)

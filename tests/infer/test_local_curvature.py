@@ -14,9 +14,9 @@ from numpyro.distributions import biject_to, constraints
 from numpyro_ext.infer import EP
 from numpyro_ext.infer.front.running.climbs import Climb
 from numpyro_ext.infer.front.running.learning import learn
-from numpyro_ext.infer.gaussian import fitting_programs
 from numpyro_ext.infer.gaussian.algorithms import expectation_propagation
 from numpyro_ext.infer.gaussian.algorithms.local_factors import localised
+from numpyro_ext.infer.gaussian.fitting import fitting_programs
 from numpyro_ext.infer.hyper.curvature import curvature, hessian
 from numpyro_ext.infer.hyper.evaluation import evaluation_fn
 from numpyro_ext.infer.hyper.metric import in_metric, with_metric

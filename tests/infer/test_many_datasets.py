@@ -10,7 +10,7 @@ import numpyro.distributions as dist
 import pytest
 
 from numpyro_ext.infer import EP, BilinearVG, LaplaceApproximation
-from numpyro_ext.infer.gaussian import many
+from numpyro_ext.infer.gaussian.fitting import many
 from numpyro_ext.structure import ModelStructureError
 from tests.tiers import thorough
 

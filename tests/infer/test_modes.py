@@ -8,7 +8,7 @@ import numpyro.distributions as dist
 import pytest
 
 from numpyro_ext.infer import EP, LaplaceApproximation, VariationalGaussian
-from numpyro_ext.infer.gaussian.algorithms.modes import valley_depths
+from numpyro_ext.infer.gaussian.fitting.modes import valley_depths
 from numpyro_ext.structure import read_latent_gaussian
 from tests.tiers import thorough
 

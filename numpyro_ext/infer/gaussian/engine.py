@@ -28,10 +28,11 @@ from ..front.state import EngineState, Fit
 from ..hyper.design import LARGEST_DIMENSION
 from ..hyper.space import UnconstrainedSpace
 from .algorithms.algorithm import Algorithm, GivenFunctions
-from .algorithms.modes import explain_two_modes
 from .answers.engine_answers import GaussianAnswers
 from .engine_program import EngineProgram
-from .fitting import RunOptions, check_skipped, fit
+from .fitting.fit import RunOptions, check_skipped, fit
+from .fitting.many import Begun, begin_together, check_alike
+from .fitting.modes import explain_two_modes
 from .integration.exploration import (
     LARGEST_LATTICE,
     Integrate,
@@ -40,7 +41,6 @@ from .integration.exploration import (
 )
 from .integration.run import IntegratedRun
 from .integration.simplified_laplace import gaussian_marginals
-from .many import Begun, begin_together, check_alike
 from .programs import Programs, compiled_programs
 from .run import GaussianRun
 

@@ -6,9 +6,9 @@ from ...structure import LatentGaussianReading, ModelStructureError
 from ...structure.latent_gaussian.read import SMOOTH_LATENT_GAUSSIAN
 from ..front.state import Fit
 from .algorithms.algorithm import Algorithm
-from .algorithms.kinks import explain_kinks
 from .algorithms.values import Laplace
 from .engine import Engine
+from .fitting.kinks import explain_kinks
 
 __all__ = ["LaplaceApproximation"]
 

@@ -38,7 +38,7 @@ from .answers.containment import ADVICE, check_contained, row_places
 from .answers.known_field import KnownField, NewCall, known_field
 from .answers.outcome_probabilities import probabilities_by_predictors, probabilities_of_draws
 from .answers.prediction import OtherField
-from .fitting_programs import PointFit
+from .fitting.fitting_programs import PointFit
 from .integration.exploration import Exploration
 from .integration.run import IntegratedRun, unstacked
 from .integration.scatter import Scatter

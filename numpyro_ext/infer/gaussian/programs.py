@@ -23,7 +23,7 @@ from ..hyper.stacked import at_each
 from .algorithms.algorithm import Algorithm
 from .answers.leave_one_out import log_factors_at_draws, log_leave_one_out
 from .answers.prediction import log_predictive_factors
-from .fitting_programs import FittingPrograms
+from .fitting.fitting_programs import FittingPrograms
 
 __all__ = ["Programs", "compiled_form", "compiled_programs"]
 

@@ -26,7 +26,7 @@ from ...linalg.gaussian.block_diagonal import BlockDiagonal
 from ...linalg.gaussian.prior import FlatPrior, is_valid_prior
 from ...structure import read_latent_gaussian
 from ...structure.latent_gaussian import LatentGaussian
-from ..gaussian.failures import not_finite_error
+from ..gaussian.fitting.failures import not_finite_error
 from ..hyper.space import UnconstrainedSpace
 from .slices import elliptical_slices
 

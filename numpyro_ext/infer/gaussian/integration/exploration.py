@@ -18,7 +18,7 @@ from ...front.state import Fit
 from ...hyper.adaptive import Followed, follow
 from ...hyper.design import PROBE, Design, central_composite, explore_lattice, normal_points, stretch
 from ...hyper.space import UnconstrainedSpace
-from ..fitting_programs import POINTS_PER_CALL, PointFit
+from ..fitting.fitting_programs import POINTS_PER_CALL, PointFit
 from ..programs import Programs
 from .judgement import LARGEST_RISE, bent_message, judge_normal, judge_points, judge_ratios, opposite_mode
 

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from ..fitting_programs import PointFit
+from ..fitting.fitting_programs import PointFit
 from .exploration import Exploration, Surroundings
 
 __all__ = ["interpolated"]

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 from scipy.special import ndtri
 
-from ..fitting_programs import PointFit
+from ..fitting.fitting_programs import PointFit
 from .exploration import FEW_DIGITS, Exploration, Surroundings, without_false_peaks
 from .interpolation import interpolated
 

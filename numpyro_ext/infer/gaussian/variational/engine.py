@@ -14,8 +14,8 @@ from ....structure.latent_gaussian.form import LatentGaussian
 from ...front.options import check_one_of
 from ...hyper.space import UnconstrainedSpace
 from ..algorithms.algorithm import Algorithm
-from ..algorithms.modes import check_mixtures
 from ..engine import Engine, GaussianOptions
+from ..fitting.modes import check_mixtures
 from ..programs import compiled_form
 from .bound_choice import BoundName, SiteBound, check_name, choose_bound
 from .shared_covariance import check_shared_covariance

@@ -10,11 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from ...structure import LatentGaussianReading
-from ..front.running.chunks import Chunks
-from ..hyper.search import SearchState
-from ..hyper.space import UnconstrainedSpace
-from .programs import Programs
+from ....structure import LatentGaussianReading
+from ...front.running.chunks import Chunks
+from ...hyper.search import SearchState
+from ...hyper.space import UnconstrainedSpace
+from ..programs import Programs
 
 __all__ = ["Begun", "begin_together", "check_alike"]
 

@@ -13,8 +13,8 @@ from ....compilation.quick_jit import quick_jit
 from ....potentials.elementwise import ElementwisePotential
 from ....potentials.pairs import PairPotential
 from ....structure import LatentGaussian, LatentGaussianReading, ModelStructureError
+from ..algorithms.posterior import prior_range
 from ..programs import compiled_form
-from .posterior import prior_range
 
 __all__ = ["check_mixtures", "explain_two_modes", "valley_depths"]
 

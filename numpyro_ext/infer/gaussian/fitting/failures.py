@@ -9,16 +9,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from ...linalg.gaussian.design import AnyDesign, DenseDesign, Design, OperatorRows, StateSpaceDesign
-from ...linalg.gaussian.prior import FlatPrior
-from ...potentials import ElementwisePotential, PairPotential
-from ...structure import LatentGaussianReading
-from ...structure.latent_gaussian.form import LatentGaussian
-from ..front.results import at_values
-from .algorithms import laplace
-from .algorithms.algorithm import Algorithm
-from .algorithms.values import ExpectationPropagation, Laplace
-from .programs import compiled_form
+from ....linalg.gaussian.design import AnyDesign, DenseDesign, Design, OperatorRows, StateSpaceDesign
+from ....linalg.gaussian.prior import FlatPrior
+from ....potentials import ElementwisePotential, PairPotential
+from ....structure import LatentGaussianReading
+from ....structure.latent_gaussian.form import LatentGaussian
+from ...front.results import at_values
+from ..algorithms import laplace
+from ..algorithms.algorithm import Algorithm
+from ..algorithms.values import ExpectationPropagation, Laplace
+from ..programs import compiled_form
 
 __all__ = ["check_flat_priors", "explain_failure", "not_finite_error"]
 

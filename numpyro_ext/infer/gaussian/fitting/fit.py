@@ -10,21 +10,21 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from ...linalg.gaussian.prior import FlatPrior
-from ...structure import LatentGaussianReading, ModelReading
-from ..front.results import Diagnostics, HyperDiagnostics
-from ..front.running.chunks import run_in_chunks
-from ..front.running.climbs import Climb
-from ..front.running.learning import learn
-from ..front.running.progress import progress_bar, warn
-from ..front.state import EngineState, Fit, check_init_state, data_digest
-from ..hyper.search import EVALUATIONS_PER_CHUNK
-from ..hyper.space import UnconstrainedSpace
-from .algorithms.pseudo_observations import explain_powers
+from ....linalg.gaussian.prior import FlatPrior
+from ....structure import LatentGaussianReading, ModelReading
+from ...front.results import Diagnostics, HyperDiagnostics
+from ...front.running.chunks import run_in_chunks
+from ...front.running.climbs import Climb
+from ...front.running.learning import learn
+from ...front.running.progress import progress_bar, warn
+from ...front.state import EngineState, Fit, check_init_state, data_digest
+from ...hyper.search import EVALUATIONS_PER_CHUNK
+from ...hyper.space import UnconstrainedSpace
+from ..algorithms.pseudo_observations import explain_powers
+from ..programs import Programs
 from .failures import check_flat_priors, not_finite_error
 from .fitting_programs import MOST_CURVED
 from .many import Begun
-from .programs import Programs
 
 __all__ = ["RunOptions", "check_skipped", "fit"]
 

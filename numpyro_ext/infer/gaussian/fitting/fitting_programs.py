@@ -12,17 +12,17 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from ...compilation.collection import without_collection
-from ...compilation.quick_jit import holds_little, quick_jit
-from ...structure import LatentGaussianReading
-from ...structure.latent_gaussian.form import LatentGaussian
-from ..hyper import search as hyper_search
-from ..hyper.evaluation import Evaluation, evaluation_fn
-from ..hyper.search import EVALUATIONS_PER_CHUNK, SearchState
-from ..hyper.space import UnconstrainedSpace
-from ..hyper.stacked import at_each
-from ..hyper.visits import Visits, search_and_visit
-from .algorithms.algorithm import Algorithm
+from ....compilation.collection import without_collection
+from ....compilation.quick_jit import holds_little, quick_jit
+from ....structure import LatentGaussianReading
+from ....structure.latent_gaussian.form import LatentGaussian
+from ...hyper import search as hyper_search
+from ...hyper.evaluation import Evaluation, evaluation_fn
+from ...hyper.search import EVALUATIONS_PER_CHUNK, SearchState
+from ...hyper.space import UnconstrainedSpace
+from ...hyper.stacked import at_each
+from ...hyper.visits import Visits, search_and_visit
+from ..algorithms.algorithm import Algorithm
 
 __all__ = ["MOST_CURVED", "POINTS_PER_CALL", "FittingPrograms", "PointFit"]
 

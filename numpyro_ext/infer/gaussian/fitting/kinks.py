@@ -11,8 +11,8 @@ from jax import Array, lax
 
 from ....potentials.elementwise import ElementwisePotential
 from ....structure import LatentGaussian, LatentGaussianReading
+from ..algorithms.posterior import prior_range
 from ..programs import compiled_form
-from .posterior import prior_range
 
 __all__ = ["explain_kinks", "slope_jumps"]
 
