@@ -8,8 +8,8 @@ import numpyro.distributions as dist
 import pytest
 
 from numpyro_ext.infer import EP, LaplaceApproximation
+from numpyro_ext.infer.gaussian.fitting.forms import compiled_form
 from numpyro_ext.infer.gaussian.fitting.kinks import slope_jumps
-from numpyro_ext.infer.gaussian.programs import compiled_form
 
 KEY = jax.random.key(0)
 X = np.linspace(-1.0, 1.0, 12)

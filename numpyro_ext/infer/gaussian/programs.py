@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
-from ...compilation.quick_jit import quick_jit
 from ...compilation.recent import Recent
 from ...structure import LatentGaussianReading
 from ...structure.latent_gaussian import AffineMap, LatentGaussian, joined
@@ -25,12 +24,12 @@ from .answers.leave_one_out import log_factors_at_draws, log_leave_one_out
 from .answers.prediction import log_predictive_factors
 from .fitting.fitting_programs import FittingPrograms
 
-__all__ = ["Programs", "compiled_form", "compiled_programs"]
+__all__ = ["Programs", "compiled_programs"]
 
 _LARGEST_BATCH = 10_000_000
 _FEW_DRAWS = 4
 """Draws that are made together, where more may not be asked for."""
-_COMPILED, _FORMS = Recent(16), Recent(16)
+_COMPILED = Recent(16)
 
 
 class Programs(FittingPrograms):
@@ -250,17 +249,6 @@ class Programs(FittingPrograms):
             final, hyper = None, dict(fixed)
             state, info, _ = self._solve(data, hyper, None, num_steps=self._num_steps)
         return self._log_predictive(data, hyper, state)[0], final, info
-
-
-def compiled_form(reading: LatentGaussianReading, hyper: Mapping[str, Any]) -> LatentGaussian:
-    """The form of a reading at given hyperparameters, by one compiled function instead of one for each operation.
-
-    :param LatentGaussianReading reading: of the model.
-    :param hyper: all hyperparameters, constrained.
-    """
-    form = _FORMS.get(reading.structure_key, lambda: quick_jit(reading.skeleton().form, is_small=True))
-    found: LatentGaussian = form(hyper, reading.data)
-    return found
 
 
 def compiled_programs(

@@ -28,8 +28,9 @@ from .answers.corrected import Corrected, check_cumulants, corrected
 from .answers.guide import field_importance_pair, fitted_guide
 from .answers.leave_one_out import weights_fail
 from .answers.prediction import by_site, check_same_unknowns
+from .fitting.forms import compiled_form
 from .integration.simplified_laplace import gaussian_marginals
-from .programs import Programs, compiled_form
+from .programs import Programs
 
 __all__ = ["GaussianRun", "Point"]
 

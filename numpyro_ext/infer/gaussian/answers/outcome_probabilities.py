@@ -15,7 +15,7 @@ from ....potentials.outcomes import log_predictive_probabilities, num_outcomes
 from ....structure.model.priors import unwrap
 from ....structure.model.reading import ModelReading
 from ....structure.program.run_compiled import run_compiled
-from ..programs import compiled_form
+from ..fitting.forms import compiled_form
 from ..run import GaussianRun
 from .prediction import are_coordinates_joint
 

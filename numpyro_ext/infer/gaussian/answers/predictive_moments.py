@@ -23,9 +23,9 @@ from ...front.running.progress import warn
 from ...hyper.curvature import curvature
 from ...hyper.space import UnconstrainedSpace
 from ..algorithms.algorithm import Algorithm
+from ..fitting.forms import compiled_form
 from ..integration.run import IntegratedRun
 from ..marginal.exact import exactly
-from ..programs import compiled_form
 from ..run import GaussianRun
 from .prediction import are_coordinates_joint
 

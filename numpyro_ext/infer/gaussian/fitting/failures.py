@@ -18,7 +18,7 @@ from ...front.results import at_values
 from ..algorithms import laplace
 from ..algorithms.algorithm import Algorithm
 from ..algorithms.values import ExpectationPropagation, Laplace
-from ..programs import compiled_form
+from .forms import compiled_form
 
 __all__ = ["check_flat_priors", "explain_failure", "not_finite_error"]
 

@@ -21,9 +21,8 @@ from ...front.state import EngineState, Fit, check_init_state, data_digest
 from ...hyper.search import EVALUATIONS_PER_CHUNK
 from ...hyper.space import UnconstrainedSpace
 from ..algorithms.pseudo_observations import explain_powers
-from ..programs import Programs
 from .failures import check_flat_priors, not_finite_error
-from .fitting_programs import MOST_CURVED
+from .fitting_programs import MOST_CURVED, FittingPrograms
 from .many import Begun
 
 __all__ = ["RunOptions", "check_skipped", "fit"]
@@ -53,7 +52,7 @@ def _chunk(num_steps: int) -> int:
 
 def fit(
     reading: LatentGaussianReading,
-    programs: Programs,
+    programs: FittingPrograms,
     space: UnconstrainedSpace,
     rng_key: Array,
     options: RunOptions,
@@ -65,7 +64,7 @@ def fit(
     """Learn the hyperparameters, if any, and fit the field.
 
     :param LatentGaussianReading reading: of the model.
-    :param Programs programs: compiled for the reading's structure.
+    :param FittingPrograms programs: compiled for the reading's structure.
     :param UnconstrainedSpace space: of the hyperparameters to learn.
     :param rng_key: for the restarts.
     :param RunOptions options: see there.
@@ -92,7 +91,7 @@ def fit(
 
 def _fit_field(
     reading: LatentGaussianReading,
-    programs: Programs,
+    programs: FittingPrograms,
     space: UnconstrainedSpace,
     options: RunOptions,
     init_state: EngineState | None,
@@ -128,7 +127,7 @@ def _fit_field(
 
 def _learn(
     reading: LatentGaussianReading,
-    programs: Programs,
+    programs: FittingPrograms,
     space: UnconstrainedSpace,
     rng_key: Array,
     options: RunOptions,

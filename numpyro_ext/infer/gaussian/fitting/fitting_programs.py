@@ -56,7 +56,7 @@ class PointFit(NamedTuple):
 
 class FittingPrograms:
     """Compiled functions of ``(data, fixed, values, ...)``: the field at given hyperparameters, and searches over them.
-    Parameters are those of :class:`~.programs.Programs`.
+    Parameters are those of :class:`~numpyro_ext.infer.gaussian.programs.Programs`.
     """
 
     def __init__(

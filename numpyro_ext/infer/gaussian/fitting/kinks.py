@@ -12,7 +12,7 @@ from jax import Array, lax
 from ....potentials.elementwise import ElementwisePotential
 from ....structure import LatentGaussian, LatentGaussianReading
 from ..algorithms.posterior import prior_range
-from ..programs import compiled_form
+from .forms import compiled_form
 
 __all__ = ["explain_kinks", "slope_jumps"]
 

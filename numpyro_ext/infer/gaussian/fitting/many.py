@@ -14,7 +14,7 @@ from ....structure import LatentGaussianReading
 from ...front.running.chunks import Chunks
 from ...hyper.search import SearchState
 from ...hyper.space import UnconstrainedSpace
-from ..programs import Programs
+from .fitting_programs import FittingPrograms
 
 __all__ = ["Begun", "begin_together", "check_alike"]
 
@@ -59,7 +59,7 @@ def _shapes(reading: LatentGaussianReading) -> dict[str, tuple[int, ...]]:
 
 def begin_together(
     readings: Sequence[LatentGaussianReading],
-    programs_of: Callable[[LatentGaussianReading], Programs],
+    programs_of: Callable[[LatentGaussianReading], FittingPrograms],
     space: UnconstrainedSpace,
     values: Sequence[Array],
     steps: int,
@@ -99,12 +99,14 @@ def begin_together(
         yield done.pop(number)
 
 
-def _searches(data: Any, programs: Programs, space: UnconstrainedSpace, values: Array, steps: int) -> list[Begun]:
+def _searches(
+    data: Any, programs: FittingPrograms, space: UnconstrainedSpace, values: Array, steps: int
+) -> list[Begun]:
     found = _lanes(programs.searches(data, space.fixed, values, max_iterations=steps))
     return [Begun(search=(search, trace[~np.isnan(trace)])) for search, trace in found]
 
 
-def _solves(data: Any, programs: Programs, space: UnconstrainedSpace, steps: int) -> list[Begun]:
+def _solves(data: Any, programs: FittingPrograms, space: UnconstrainedSpace, steps: int) -> list[Begun]:
     hyper = space.unpack(jnp.zeros((0,)))
     out = []
     for state, info, objective in _lanes(programs.solves(data, hyper, num_steps=steps)):

@@ -14,7 +14,7 @@ from ....potentials.elementwise import ElementwisePotential
 from ....potentials.pairs import PairPotential
 from ....structure import LatentGaussian, LatentGaussianReading, ModelStructureError
 from ..algorithms.posterior import prior_range
-from ..programs import compiled_form
+from .forms import compiled_form
 
 __all__ = ["check_mixtures", "explain_two_modes", "valley_depths"]
 

@@ -18,8 +18,7 @@ from ...front.state import Fit
 from ...hyper.adaptive import Followed, follow
 from ...hyper.design import PROBE, Design, central_composite, explore_lattice, normal_points, stretch
 from ...hyper.space import UnconstrainedSpace
-from ..fitting.fitting_programs import POINTS_PER_CALL, PointFit
-from ..programs import Programs
+from ..fitting.fitting_programs import POINTS_PER_CALL, FittingPrograms, PointFit
 from .judgement import LARGEST_RISE, bent_message, judge_normal, judge_points, judge_ratios, opposite_mode
 
 __all__ = [
@@ -126,7 +125,7 @@ class NoDesign(RuntimeError):
 class Surroundings(NamedTuple):
     """The mode of the hyperparameters, and coordinates ``z`` in which their density around it is about ``N(0, I)``."""
 
-    programs: Programs
+    programs: FittingPrograms
     """Programs of the run, whose objective is a density in the unconstrained space."""
     data: Any
     """The arrays of the reading."""
@@ -135,7 +134,7 @@ class Surroundings(NamedTuple):
     fit: Fit
     """The end of the search for the mode."""
     marginals_fn: Callable[..., Any]
-    """Function of the posterior that is kept at each point; see :class:`Programs`."""
+    """Function of the posterior that is kept at each point; see :class:`FittingPrograms`."""
     num_rows: int
     """Rows of the form."""
     factor: np.ndarray
@@ -145,7 +144,7 @@ class Surroundings(NamedTuple):
     @classmethod
     def of(
         cls,
-        programs: Programs,
+        programs: FittingPrograms,
         data: Any,
         space: UnconstrainedSpace,
         fit: Fit,

@@ -21,7 +21,7 @@ from ...front.answers.sites import PointPosterior, PosteriorSites, SitePosterior
 from ...front.results import Diagnostics, HyperEstimate, LogEvidence
 from ...front.run import hyper_estimates
 from ..answers.prediction import by_site
-from ..programs import compiled_form
+from ..fitting.forms import compiled_form
 from ..run import GaussianRun, Point
 from .exploration import MANY_ROWS, Exploration, Integration, Surroundings, explore
 from .matched_weights import features_of, matched_weights

@@ -15,8 +15,8 @@ from ...front.options import check_one_of
 from ...hyper.space import UnconstrainedSpace
 from ..algorithms.algorithm import Algorithm
 from ..engine import Engine, GaussianOptions
+from ..fitting.forms import compiled_form
 from ..fitting.modes import check_mixtures
-from ..programs import compiled_form
 from .bound_choice import BoundName, SiteBound, check_name, choose_bound
 from .shared_covariance import check_shared_covariance
 from .values import CoordinateAscent, Covariance, GeneralOptimiser, NaturalGradient
