@@ -267,7 +267,7 @@ def test_what_cannot_be_integrated_is_said(monkeypatch):
     def interrupt(*args, **kwargs):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("numpyro_ext.infer.gaussian.integration.run.explore", interrupt)
+    monkeypatch.setattr("numpyro_ext.infer.gaussian.integrated_run.explore", interrupt)
     with pytest.warns(UserWarning, match="Interrupted: .* not integrated over"):
         fitted = run(EP, groups, Y, integrate="grid")
     assert fitted.posterior["effect"].mean.shape == (6,) and fitted.diagnostics.points == ("spread",)
@@ -423,7 +423,7 @@ def test_a_density_that_does_not_curve_is_said(monkeypatch):
     def no_design(*args, **kwargs):
         raise exploration.NoDesign("there is no curvature")
 
-    monkeypatch.setattr("numpyro_ext.infer.gaussian.integration.run.explore", no_design)
+    monkeypatch.setattr("numpyro_ext.infer.gaussian.integrated_run.explore", no_design)
     with pytest.raises(RuntimeError, match="LaplaceApproximation integrates .* but there is no curvature. Give"):
         run(LaplaceApproximation, groups, Y, integrate="ccd")
     with pytest.warns(UserWarning, match="at their mode and not integrated over: there is no curvature"):

@@ -12,7 +12,7 @@ from jax import Array
 
 from ...infer.bilinear.run import BilinearRun
 from ...infer.gaussian.algorithms.posterior import GaussianPosterior
-from ...infer.gaussian.integration.run import IntegratedRun
+from ...infer.gaussian.integrated_run import IntegratedRun
 from ...infer.gaussian.run import GaussianRun
 from ...linalg.gaussian.design import DenseDesign
 from ...structure import LatentGaussianReading

@@ -39,8 +39,8 @@ from .answers.known_field import KnownField, NewCall, known_field
 from .answers.outcome_probabilities import probabilities_by_predictors, probabilities_of_draws
 from .answers.prediction import OtherField
 from .fitting.fitting_programs import PointFit
+from .integrated_run import IntegratedRun, unstacked
 from .integration.exploration import Exploration
-from .integration.run import IntegratedRun, unstacked
 from .integration.scatter import Scatter
 from .programs import Programs, compiled_programs
 from .run import GaussianRun, Point

@@ -24,7 +24,7 @@ from ...hyper.curvature import curvature
 from ...hyper.space import UnconstrainedSpace
 from ..algorithms.algorithm import Algorithm
 from ..fitting.forms import compiled_form
-from ..integration.run import IntegratedRun
+from ..integrated_run import IntegratedRun
 from ..marginal.exact import exactly
 from ..run import GaussianRun
 from .prediction import are_coordinates_joint

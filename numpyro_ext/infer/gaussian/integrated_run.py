@@ -13,22 +13,22 @@ import numpy as np
 from jax import Array, random
 from scipy.special import logsumexp
 
-from ....compilation.collection import without_collection
-from ....compilation.transfer import to_device
-from ....structure import LatentGaussianReading
-from ...front.answers.draws import Draws, draw_inside_support
-from ...front.answers.sites import PointPosterior, PosteriorSites, SitePosterior, gaussian_draws, missing_sites
-from ...front.results import Diagnostics, HyperEstimate, LogEvidence
-from ...front.run import hyper_estimates
-from ..answers.prediction import by_site
-from ..fitting.forms import compiled_form
-from ..run import GaussianRun, Point
-from .exploration import MANY_ROWS, Exploration, Integration, Surroundings, explore
-from .matched_weights import features_of, matched_weights
-from .mixture_marginals import MarginalMixture
-from .mixture_posteriors import HyperPosterior, MixturePosterior
-from .scatter import Scatter, scatter, systematic
-from .simplified_laplace import simplified_laplace_marginals
+from ...compilation.collection import without_collection
+from ...compilation.transfer import to_device
+from ...structure import LatentGaussianReading
+from ..front.answers.draws import Draws, draw_inside_support
+from ..front.answers.sites import PointPosterior, PosteriorSites, SitePosterior, gaussian_draws, missing_sites
+from ..front.results import Diagnostics, HyperEstimate, LogEvidence
+from ..front.run import hyper_estimates
+from .answers.prediction import by_site
+from .fitting.forms import compiled_form
+from .integration.exploration import MANY_ROWS, Exploration, Integration, Surroundings, explore
+from .integration.matched_weights import features_of, matched_weights
+from .integration.mixture_marginals import MarginalMixture
+from .integration.mixture_posteriors import HyperPosterior, MixturePosterior
+from .integration.scatter import Scatter, scatter, systematic
+from .integration.simplified_laplace import simplified_laplace_marginals
+from .run import GaussianRun, Point
 
 __all__ = ["IntegratedRun", "unstacked"]
 
