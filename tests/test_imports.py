@@ -32,6 +32,19 @@ FLOORS = {
         ["collaborative", "monte_carlo"],
         ["comparison"],
     ],
+    "infer.gaussian": [
+        ["algorithms"],
+        ["fitting"],
+        ["integration", "answers"],
+        ["programs"],
+        ["run"],
+        ["integrated_run"],
+        ["new_arguments"],
+        ["engine_answers", "engine_program"],
+        ["engine"],
+        ["cross_validation", "laplace_approximation", "marginal", "variational"],
+        ["inla", "predictive_moments"],
+    ],
     "design": [["outcomes"], ["selection"], ["scores"]],
 }
 # What may be run on arrays alone.
@@ -78,6 +91,24 @@ def test_no_module_imports_itself_through_others():
         TopologicalSorter(arrows).prepare()
     except CycleError as circle:
         pytest.fail(f"a circle of imports: {' <- '.join(circle.args[1])}")
+
+
+def test_no_part_of_a_folder_imports_itself_through_others():
+    """Parts are modules, and folders as a whole: each folder of the package has an order in which it can be read."""
+    arrows = {}
+    for module, targets in ARROWS.items():
+        for target in targets & set(FILES):
+            here, there = module.split("."), target.split(".")
+            shared = next((k for k, names in enumerate(zip(here, there, strict=False)) if len(set(names)) > 1), None)
+            if shared is not None:  # else one is the folder that the other stands in
+                inside = arrows.setdefault(".".join(here[:shared]), {})
+                inside.setdefault(here[shared], set()).add(there[shared])
+    assert {"numpyro_ext", "numpyro_ext.infer", "numpyro_ext.infer.gaussian", "numpyro_ext.linalg"} <= set(arrows)
+    for folder, inside in arrows.items():
+        try:
+            TopologicalSorter(inside).prepare()
+        except CycleError as circle:
+            pytest.fail(f"a circle in {folder}: {' <- '.join(circle.args[1])}")
 
 
 @pytest.mark.parametrize("house", FLOORS)

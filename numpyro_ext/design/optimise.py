@@ -16,7 +16,7 @@ from jax import Array, random
 from ..infer.front.options import check_at_least
 from ..infer.front.running.progress import warn
 from ..infer.gaussian.engine import Engine
-from ..infer.gaussian.new_arguments import Prediction, predict
+from ..infer.gaussian.new_arguments.predict import Prediction, predict
 from ..infer.gaussian.run import GaussianRun
 from ..linalg.gaussian.design import DenseDesign
 from ..potentials import GaussianPotential

@@ -15,11 +15,11 @@ from .gaussian.algorithms.algorithm import Algorithm
 from .gaussian.algorithms.fit_info import FitInfo
 from .gaussian.algorithms.posterior import GaussianPosterior
 from .gaussian.algorithms.values import ExpectationPropagation, Laplace
-from .gaussian.answers.cross_validation import CrossValidation, cross_validate
-from .gaussian.answers.predictive_moments import PredictiveMoments, predictive_moments
+from .gaussian.cross_validation import CrossValidation, cross_validate
 from .gaussian.engine import Engine
 from .gaussian.inla import INLA
 from .gaussian.laplace_approximation import LaplaceApproximation
+from .gaussian.predictive_moments import PredictiveMoments, predictive_moments
 from .gaussian.variational.engine import VariationalGaussian
 from .gaussian.variational.multinomial_probit_bayes import multinomial_probit_bayes
 from .gaussian.variational.values import NaturalGradient

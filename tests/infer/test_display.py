@@ -12,7 +12,7 @@ import pytest
 from numpyro_ext.display import Shown, Table
 from numpyro_ext.infer import EP, INLA, LaplaceApproximation, table_rows, variational_em
 from numpyro_ext.infer.front.results import HyperEstimate
-from numpyro_ext.infer.gaussian.answers.cross_validation import CrossValidation
+from numpyro_ext.infer.gaussian.cross_validation import CrossValidation
 from numpyro_ext.structure import read_latent_gaussian
 
 

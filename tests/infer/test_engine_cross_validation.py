@@ -10,7 +10,7 @@ from numpyro import handlers
 
 from numpyro_ext.distributions import StickBreakingCategorical
 from numpyro_ext.infer import EP, VariationalGaussian, cross_validate
-from numpyro_ext.infer.gaussian.answers.cross_validation import random_folds
+from numpyro_ext.infer.gaussian.cross_validation import random_folds
 
 FOLDS = np.arange(12) % 3
 

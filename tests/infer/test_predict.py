@@ -18,7 +18,7 @@ from numpyro.contrib.hsgp.approximation import hsgp_squared_exponential
 from numpyro.infer import MCMC, NUTS, Predictive
 
 from numpyro_ext.infer import EP, INLA, BilinearVG, LaplaceApproximation, VariationalGaussian
-from numpyro_ext.infer.gaussian import new_arguments
+from numpyro_ext.infer.gaussian.new_arguments import predict as new_arguments
 from tests.monte_carlo import assert_close_deviations, assert_close_means
 from tests.tiers import thorough
 

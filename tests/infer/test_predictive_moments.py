@@ -8,7 +8,7 @@ import numpyro.distributions as dist
 import pytest
 
 from numpyro_ext.infer import EP, INLA, VariationalGaussian, predictive_moments
-from numpyro_ext.infer.gaussian.answers.predictive_moments import hyper_covariance, local_moments
+from numpyro_ext.infer.gaussian.predictive_moments import hyper_covariance, local_moments
 from tests.infer.uncertain_process import CASE, DATA, EXACT, SEEN, X_NEW, X, Y, process
 from tests.tiers import thorough
 

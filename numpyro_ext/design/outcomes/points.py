@@ -11,9 +11,9 @@ import numpy as np
 from jax import Array
 
 from ...infer.gaussian.algorithms.posterior import GaussianPosterior
-from ...infer.gaussian.answers.outcome_probabilities import chosen_factors
 from ...infer.gaussian.answers.prediction import are_coordinates_joint
 from ...infer.gaussian.fitting.forms import compiled_form
+from ...infer.gaussian.new_arguments.outcome_probabilities import chosen_factors
 from ...infer.gaussian.run import GaussianRun
 from ...potentials import Potential
 from ...structure import LatentGaussianReading

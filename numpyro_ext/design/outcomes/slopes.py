@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from ...infer.gaussian.answers.predictive_moments import LocalMoments, hyper_covariance, local_moments
 from ...infer.gaussian.engine import Engine
+from ...infer.gaussian.predictive_moments import LocalMoments, hyper_covariance, local_moments
 from ...infer.gaussian.run import GaussianRun
 from .focus import Focus, named_sites
 from .outlooks import RealOutlook

@@ -28,7 +28,7 @@ from ..front.state import EngineState, Fit
 from ..hyper.design import LARGEST_DIMENSION
 from ..hyper.space import UnconstrainedSpace
 from .algorithms.algorithm import Algorithm, GivenFunctions
-from .answers.engine_answers import GaussianAnswers
+from .engine_answers import GaussianAnswers
 from .engine_program import EngineProgram
 from .fitting.fit import RunOptions, check_skipped, fit
 from .fitting.many import Begun, begin_together, check_alike

@@ -15,15 +15,15 @@ from jax import Array
 from jax.typing import ArrayLike
 from numpyro.primitives import Messenger
 
-from ....display import shown
-from ....structure import LatentGaussianReading, ModelStructureError
-from ....structure.model.running.execution import check_key
-from ...front.running.progress import progress_bar, warn
-from .leave_one_out import check_no_factor
-from .prediction import are_coordinates_joint
+from ...display import shown
+from ...structure import LatentGaussianReading, ModelStructureError
+from ...structure.model.running.execution import check_key
+from ..front.running.progress import progress_bar, warn
+from .answers.leave_one_out import check_no_factor
+from .answers.prediction import are_coordinates_joint
 
 if TYPE_CHECKING:
-    from ..engine import Engine
+    from .engine import Engine
 
 __all__ = ["CrossValidation", "cross_validate", "random_folds"]
 

@@ -10,14 +10,14 @@ import numpy as np
 from jax import Array
 from numpyro.infer.autoguide import AutoMultivariateNormal
 
-from ...front.answers.elpd import elpd_data
-from ...front.engine import BaseEngine
-from ...front.run import FinishedRun
-from ..new_arguments import Prediction, log_predictive, predict
-from ..run import GaussianRun
-from .groups import shared_hyper
-from .leave_one_out import check_cavities, check_single
-from .prediction import by_site
+from ..front.answers.elpd import elpd_data
+from ..front.engine import BaseEngine
+from ..front.run import FinishedRun
+from .answers.groups import shared_hyper
+from .answers.leave_one_out import check_cavities, check_single
+from .answers.prediction import by_site
+from .new_arguments.predict import Prediction, log_predictive, predict
+from .run import GaussianRun
 
 __all__ = ["GaussianAnswers"]
 

@@ -27,8 +27,8 @@ from ....structure.latent_gaussian import AffineMap
 from ....structure.program.run_compiled import run_compiled
 from ...front.answers.model_draws import predictive_draws
 from ...front.answers.sites import PosteriorSites, missing_sites
+from ..answers.prediction import by_site
 from ..run import GaussianRun, Point
-from .prediction import by_site
 
 __all__ = ["KnownField", "NewCall", "known_field"]
 

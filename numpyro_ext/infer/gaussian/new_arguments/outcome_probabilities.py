@@ -15,9 +15,9 @@ from ....potentials.outcomes import log_predictive_probabilities, num_outcomes
 from ....structure.model.priors import unwrap
 from ....structure.model.reading import ModelReading
 from ....structure.program.run_compiled import run_compiled
+from ..answers.prediction import are_coordinates_joint
 from ..fitting.forms import compiled_form
 from ..run import GaussianRun
-from .prediction import are_coordinates_joint
 
 __all__ = ["chosen_factors", "probabilities_by_predictors", "probabilities_of_draws"]
 

@@ -12,25 +12,25 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
-from ....compilation.quick_jit import quick_jit
-from ....compilation.recent import Recent
-from ....potentials import GaussianPotential
-from ....structure import LatentGaussianReading
-from ....structure.latent_gaussian import LatentGaussian
-from ...front.engine import BaseEngine
-from ...front.options import check_one_of
-from ...front.running.progress import warn
-from ...hyper.curvature import curvature
-from ...hyper.space import UnconstrainedSpace
-from ..algorithms.algorithm import Algorithm
-from ..fitting.forms import compiled_form
-from ..integrated_run import IntegratedRun
-from ..marginal.exact import exactly
-from ..run import GaussianRun
-from .prediction import are_coordinates_joint
+from ...compilation.quick_jit import quick_jit
+from ...compilation.recent import Recent
+from ...potentials import GaussianPotential
+from ...structure import LatentGaussianReading
+from ...structure.latent_gaussian import LatentGaussian
+from ..front.engine import BaseEngine
+from ..front.options import check_one_of
+from ..front.running.progress import warn
+from ..hyper.curvature import curvature
+from ..hyper.space import UnconstrainedSpace
+from .algorithms.algorithm import Algorithm
+from .answers.prediction import are_coordinates_joint
+from .fitting.forms import compiled_form
+from .integrated_run import IntegratedRun
+from .marginal.exact import exactly
+from .run import GaussianRun
 
 if TYPE_CHECKING:
-    from ..engine import Engine
+    from .engine import Engine
 
 __all__ = [
     "Hyper",

@@ -3,7 +3,7 @@
 The model is read on old and new rows together. The Gaussian sites that stand for the old observations in the fit go to
 their rows in that form, and the new rows have none: this is the posterior of the model fitted with the new observations
 masked, as long as the form on all rows contains that of the fit, which is checked. Where new rows see no other unknowns
-than the fit has, nothing is conditioned again (:mod:`.answers.known_field`).
+than the fit has, nothing is conditioned again (:mod:`.known_field`).
 """
 
 from __future__ import annotations
@@ -19,31 +19,31 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from ...display import Shown, Table
-from ...structure import LatentGaussianReading, ModelStructureError, Reason
-from ...structure.latent_gaussian.form import LatentGaussian
-from ...structure.latent_gaussian.rows_in_use import ReadingOfRows
-from ...structure.model.running.execution import bound_arguments, check_key
-from ..front.answers.arviz import by_chain, prediction_to_arviz
-from ..front.answers.joint_arguments import JointCall, NotJoined, joint_calls
-from ..front.answers.model_draws import model_draws, observed_leaves
-from ..front.answers.sites import PosteriorSites, SitePosterior
-from ..front.labels import Labels
-from ..front.suggestions import suggests
-from ..hyper.space import UnconstrainedSpace
-from .algorithms.algorithm import Algorithm
-from .algorithms.fit_info import FitInfo
-from .algorithms.posterior import Covariance, GaussianPosterior
-from .answers.containment import ADVICE, check_contained, row_places
-from .answers.known_field import KnownField, NewCall, known_field
-from .answers.outcome_probabilities import probabilities_by_predictors, probabilities_of_draws
-from .answers.prediction import OtherField
-from .fitting.fitting_programs import PointFit
-from .integrated_run import IntegratedRun, unstacked
-from .integration.exploration import Exploration
-from .integration.scatter import Scatter
-from .programs import Programs, compiled_programs
-from .run import GaussianRun, Point
+from ....display import Shown, Table
+from ....structure import LatentGaussianReading, ModelStructureError, Reason
+from ....structure.latent_gaussian.form import LatentGaussian
+from ....structure.latent_gaussian.rows_in_use import ReadingOfRows
+from ....structure.model.running.execution import bound_arguments, check_key
+from ...front.answers.arviz import by_chain, prediction_to_arviz
+from ...front.answers.joint_arguments import JointCall, NotJoined, joint_calls
+from ...front.answers.model_draws import model_draws, observed_leaves
+from ...front.answers.sites import PosteriorSites, SitePosterior
+from ...front.labels import Labels
+from ...front.suggestions import suggests
+from ...hyper.space import UnconstrainedSpace
+from ..algorithms.algorithm import Algorithm
+from ..algorithms.fit_info import FitInfo
+from ..algorithms.posterior import Covariance, GaussianPosterior
+from ..answers.prediction import OtherField
+from ..fitting.fitting_programs import PointFit
+from ..integrated_run import IntegratedRun, unstacked
+from ..integration.exploration import Exploration
+from ..integration.scatter import Scatter
+from ..programs import Programs, compiled_programs
+from ..run import GaussianRun, Point
+from .containment import ADVICE, check_contained, row_places
+from .known_field import KnownField, NewCall, known_field
+from .outcome_probabilities import probabilities_by_predictors, probabilities_of_draws
 
 __all__ = ["Prediction", "log_predictive", "predict"]
 

@@ -1,0 +1,1 @@
+"""Predictions at new arguments, by the posterior of a fit."""
