@@ -506,7 +506,7 @@ def without_conditioning(monkeypatch):
     def refuse(*args):
         raise AssertionError("the field is known")
 
-    monkeypatch.setattr(new_arguments, "_on_all_rows", refuse)
+    monkeypatch.setattr(new_arguments, "on_all_rows", refuse)
 
 
 @pytest.mark.thorough

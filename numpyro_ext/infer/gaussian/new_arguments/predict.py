@@ -8,11 +8,10 @@ than the fit has, nothing is conditioned again (:mod:`.known_field`).
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property, partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,8 +20,6 @@ from jax import Array
 
 from ....display import Shown, Table
 from ....structure import LatentGaussianReading, ModelStructureError, Reason
-from ....structure.latent_gaussian.form import LatentGaussian
-from ....structure.latent_gaussian.rows_in_use import ReadingOfRows
 from ....structure.model.running.execution import bound_arguments, check_key
 from ...front.answers.arviz import by_chain, prediction_to_arviz
 from ...front.answers.joint_arguments import JointCall, NotJoined, joint_calls
@@ -30,25 +27,14 @@ from ...front.answers.model_draws import model_draws, observed_leaves
 from ...front.answers.sites import PosteriorSites, SitePosterior
 from ...front.labels import Labels
 from ...front.suggestions import suggests
-from ...hyper.space import UnconstrainedSpace
-from ..algorithms.algorithm import Algorithm
-from ..algorithms.fit_info import FitInfo
-from ..algorithms.posterior import Covariance, GaussianPosterior
 from ..answers.prediction import OtherField
-from ..fitting.fitting_programs import PointFit
-from ..integrated_run import IntegratedRun, unstacked
-from ..integration.exploration import Exploration
-from ..integration.scatter import Scatter
-from ..programs import Programs, compiled_programs
-from ..run import GaussianRun, Point
-from .containment import ADVICE, check_contained, row_places
+from ..run import GaussianRun
+from .containment import ADVICE, row_places
+from .given_sites import check_equal, check_left_out, on_all_rows
 from .known_field import KnownField, NewCall, known_field
 from .outcome_probabilities import probabilities_by_predictors, probabilities_of_draws
 
 __all__ = ["Prediction", "log_predictive", "predict"]
-
-_MOST_CHECKED = 5
-"""Points of a design at which the predictors of the fit are looked for on all rows, beside the mode."""
 
 
 class Prediction(Shown):
@@ -254,19 +240,19 @@ def predict(
             places = _places(run, whole)
             known = known_field(run, whole, places, _hypers(run))
             if known is None:
-                found = _on_all_rows(run, whole, places)
+                found = on_all_rows(run, whole, places)
                 found.keep_labels(run.labels)  # those of groups that have new members fit no more
                 other = read(*make_call(again.arguments)) if call.left_out else None
                 if other is not None:
-                    _check_left_out(found, other)
+                    check_left_out(found, other)
                 return Prediction(found, reading, call, rng_key, other)
             alone = None if joint else NewCall(*call_new(new))
             other = None
             if alone is None or not known.is_same_alone(alone, partial(_new_slices, reading, call)):
                 alone, other = None, read(*make_call(again.arguments)) if call.left_out else None
                 if other is not None:
-                    _check_equal(known.affine_values(whole), known.affine_values(other))
-            on_all = partial(_on_all_rows, run, whole, places)
+                    check_equal(known.affine_values(whole), known.affine_values(other))
+            on_all = partial(on_all_rows, run, whole, places)
             return Prediction(on_all, reading, call, rng_key, other, known, alone)
         except ModelStructureError as error:
             hint = "Observations have to be an argument of the model, so that they can be left out."
@@ -304,35 +290,6 @@ def log_predictive(
             return predict(run, read, run.rng_key, args, kwargs, None).log_predictive()
         except NotJoined as refusal:
             raise error from refusal
-
-
-class _Sites(NamedTuple):
-    """The state of a posterior whose sites are given."""
-
-    precision: Array
-    shift: Array
-
-
-_NO_FIT = "Predictions are not fitted."
-
-
-@dataclasses.dataclass(frozen=True)
-class _GivenSites(Algorithm):
-    """A posterior whose sites are known, so that nothing is fitted."""
-
-    covariance_family: Covariance
-
-    def init(self, form: LatentGaussian) -> _Sites:
-        raise AssertionError(_NO_FIT)
-
-    def solve(self, form: LatentGaussian, state: _Sites, **options: Any) -> tuple[_Sites, FitInfo]:
-        raise AssertionError(_NO_FIT)
-
-    def log_evidence(self, form: LatentGaussian, state: _Sites) -> Array:
-        raise AssertionError(_NO_FIT)
-
-    def posterior(self, form: LatentGaussian, state: _Sites) -> GaussianPosterior:
-        return GaussianPosterior(form, state.precision, state.shift, covariance_family=self.covariance_family)
 
 
 def _new_slices(
@@ -375,98 +332,3 @@ def _places(run: GaussianRun, found: LatentGaussianReading) -> np.ndarray:
             f"not learned has no value to predict with. {ADVICE}"
         )
     return places
-
-
-def _on_all_rows(run: GaussianRun, found: LatentGaussianReading, places: np.ndarray) -> GaussianRun:
-    """The run with its Gaussian sites on a reading of old and new rows."""
-    fitted = run.programs.rows(*run.inputs)[0]
-    if not isinstance(fitted, GaussianPosterior):
-        raise NotJoined(f"A {type(fitted).__name__} has no sites to predict with. {ADVICE}")
-    observed = np.concatenate([np.asarray(part) for part in fitted.form.observed])
-    num_rows = sum(
-        int(np.prod(shape)) * k for shape, k in zip(found.factor_shapes, found.rows_per_observation, strict=True)
-    )
-    in_use = np.zeros(num_rows, bool)
-    in_use[places] = observed
-    reading = ReadingOfRows(found, in_use)
-    algorithm = _GivenSites(fitted.covariance_family)
-    programs = _programs(reading, algorithm, run.space)
-
-    def sites(inputs: Point, is_checked: bool) -> _Sites:
-        posterior, *before = run.programs.rows(*inputs)
-        parts = np.zeros((2, num_rows), posterior.site_precision.dtype)
-        parts[:, places] = posterior.site_precision, posterior.site_shift
-        state = _Sites(*map(jnp.asarray, parts))
-        if is_checked:
-            after = programs.rows(reading.data, inputs[1], state)[1:]
-            check_contained(run.reading, before, [np.asarray(part)[..., places] for part in after])
-        return state
-
-    parts = {field.name: getattr(run, field.name) for field in dataclasses.fields(run)}
-    last = run.fit.last_state._replace(state=sites(run.inputs, True))
-    parts |= {"reading": reading, "algorithm": algorithm, "programs": programs}
-    parts["fit"] = run.fit._replace(last_state=last)
-    if isinstance(run, IntegratedRun):
-        return _IntegratedPrediction(**parts, fitted=run, sites=sites)
-    return GaussianRun(**parts)
-
-
-@dataclasses.dataclass(eq=False, repr=False)
-class _IntegratedPrediction(IntegratedRun):
-    """A mixture over the points of a fit, whose Gaussian sites are on old and new rows together.
-
-    :param fitted: the run at the arguments of the fit.
-    :param sites: from the inputs of its programs to the state here, with a check of what becomes of its predictors.
-    """
-
-    fitted: IntegratedRun
-    sites: Callable[[Point, bool], _Sites]
-
-    @cached_property
-    def exploration(self) -> Exploration:
-        """The design of the fit, with marginals of the sites here."""
-        found = self.fitted.exploration
-        fits = self._moved(found.fits, _MOST_CHECKED)
-        marginals = [
-            self.programs.marginals(self.reading.data, hyper, state, marginals_fn=self.marginals_fn)
-            for hyper, state in unstacked((fits.hyper, fits.state), len(found.weights))
-        ]
-        return found._replace(fits=fits._replace(marginals=_stacked(marginals)))
-
-    def draw_points(self, rng_key: Array) -> Scatter:
-        """Points of the fit."""
-        points = self.fitted.draw_points(rng_key)
-        return points._replace(fits=self._moved(points.fits, 0))
-
-    def _moved(self, fits: PointFit, num_checked: int) -> PointFit:
-        pairs = unstacked((fits.hyper, fits.state), len(fits.objective))
-        checked = set(np.linspace(0, len(pairs) - 1, num_checked).astype(int).tolist())
-        data = self.fitted.reading.data
-        return fits._replace(state=_stacked([self.sites((data, *pair), k in checked) for k, pair in enumerate(pairs)]))
-
-
-def _check_left_out(run: GaussianRun, other: LatentGaussianReading) -> None:
-    """Refuse a model whose sites depend on observations that there are not.
-
-    :param other: reading with other values in their place.
-    """
-    reading = ReadingOfRows(other, run.reading.data[-2])
-    found = run.programs.moments(*run.inputs)
-    _check_equal(found, _programs(reading, run.algorithm, run.space).moments(reading.data, *run.inputs[1:]))
-
-
-def _check_equal(found: Mapping[str, Any], again: Mapping[str, Any]) -> None:
-    for name, values in found.items():
-        if not all(np.allclose(*pair, rtol=1e-5, atol=1e-8) for pair in zip(values, again[name], strict=True)):
-            raise NotJoined(
-                f"Site {name!r} depends on observations that are left out. Let it depend on latent sites alone, as a "
-                f"scan that carries them does. {ADVICE}"
-            )
-
-
-def _programs(reading: ReadingOfRows, algorithm: Algorithm, space: UnconstrainedSpace) -> Programs:
-    return compiled_programs(reading, algorithm, space, num_steps=1, tol=0.0, hyper_tol=0.0, max_iterations=0)
-
-
-def _stacked(trees: list[Any]) -> Any:
-    return jax.tree.map(lambda *leaves: np.stack([np.asarray(leaf) for leaf in leaves]), *trees)
