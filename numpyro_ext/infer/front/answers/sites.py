@@ -23,6 +23,7 @@ from ..suggestions import nearest_name
 
 __all__ = [
     "LargeSite",
+    "Marginal",
     "PointPosterior",
     "PosteriorSites",
     "SitePosterior",
@@ -32,7 +33,38 @@ __all__ = [
 ]
 
 
-class SitePosterior(ShownSite):
+class Marginal(ShownSite):
+    """The posterior of one site by its quantiles and its draws."""
+
+    shape: Any
+    _sample: Callable[[Array, int], Array]
+    """Maps a random key and a number to draws."""
+
+    def quantile(self, q: ArrayLike) -> Array:
+        """Quantiles of each element, of shape ``q.shape + shape``."""
+        raise NotImplementedError
+
+    def interval(self, prob: float = 0.9) -> tuple[Array, Array]:
+        """The central interval of each element.
+
+        :param float prob: its probability mass.
+        :return: lower and upper ends, each in the shape of the site.
+        """
+        lower, upper = self.quantile(np.array([0.5 * (1.0 - prob), 0.5 * (1.0 + prob)]))
+        return lower, upper
+
+    def sample(self, rng_key: Array, num_samples: int | tuple[int, ...]) -> Array:
+        """Independent draws of the whole site.
+
+        :param rng_key: random number generator key.
+        :param num_samples: how many, or the shape of an array of draws.
+        :return: of shape ``(num_samples,) + shape``.
+        """
+        shape = num_samples if isinstance(num_samples, tuple) else (num_samples,)
+        return self._sample(rng_key, math.prod(shape)).reshape((*shape, *self.shape))
+
+
+class SitePosterior(Marginal):
     """The Gaussian posterior of one site that is affine in the field; nothing here is estimated from draws.
 
     Obtained as ``engine.posterior[name]``.
@@ -89,25 +121,6 @@ class SitePosterior(ShownSite):
 
     def _quantile(self, q: np.ndarray) -> Array:
         return self.mean + self.sd * ndtri(q).reshape(q.shape + (1,) * len(self.shape))
-
-    def interval(self, prob: float = 0.9) -> tuple[Array, Array]:
-        """The central interval of each element.
-
-        :param float prob: its probability mass.
-        :return: lower and upper ends, each in the shape of the site.
-        """
-        lower, upper = self.quantile(jnp.array([0.5 * (1.0 - prob), 0.5 * (1.0 + prob)]))
-        return lower, upper
-
-    def sample(self, rng_key: Array, num_samples: int | tuple[int, ...]) -> Array:
-        """Independent draws of the whole site.
-
-        :param rng_key: random number generator key.
-        :param num_samples: how many, or the shape of an array of draws.
-        :return: of shape ``(num_samples,) + shape``.
-        """
-        shape = num_samples if isinstance(num_samples, tuple) else (num_samples,)
-        return self._sample(rng_key, math.prod(shape)).reshape((*shape, *self.shape))
 
     def row_variance(
         self, rows: LinearOperator | ArrayLike, *, rng_key: Array | None = None, num_samples: int = 1000

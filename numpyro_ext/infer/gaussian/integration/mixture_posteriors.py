@@ -15,8 +15,7 @@ from numpyro.distributions import constraints
 from scipy.special import ndtr
 
 from ....compilation.transfer import to_device
-from ...front.answers.sites import SitePosterior, probabilities
-from ...front.display import ShownSite
+from ...front.answers.sites import Marginal, SitePosterior, probabilities
 from ...front.results import is_joint
 from .mixture_marginals import MarginalMixture
 
@@ -36,7 +35,7 @@ _RANGES = {type(constraints.simplex): (0.0, 1.0), type(constraints.corr_cholesky
 
 
 @dataclass(eq=False, repr=False)
-class HyperPosterior(ShownSite):
+class HyperPosterior(Marginal):
     """The posterior of one hyperparameter; moments are integrals over the design, in the shape of the site.
 
     Obtained as ``engine.hyper[name]``.
@@ -99,19 +98,11 @@ class HyperPosterior(ShownSite):
         """
         if self.is_fixed:
             return self.mean, self.mean
-        lower, upper = self.quantile(np.array([0.5 * (1.0 - prob), 0.5 * (1.0 + prob)]))
-        return lower, upper
+        return super().interval(prob)
 
-    def sample(self, rng_key: Array, num_samples: int | tuple[int, ...]) -> Array:
-        """Independent draws of the site.
-
-        :param rng_key: random number generator key.
-        :param num_samples: how many, or the shape of an array of draws.
-        :return: of shape ``(num_samples,) + shape``.
-        """
-        shape = num_samples if isinstance(num_samples, tuple) else (num_samples,)
+    def _sample(self, rng_key: Array, num_samples: int) -> Array:
         assert self.draw is not None  # as of all that a run makes
-        return self.draw(rng_key, math.prod(shape)).reshape((*shape, *self.shape))
+        return self.draw(rng_key, num_samples)
 
     @property
     def value(self) -> Array:
