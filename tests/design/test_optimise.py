@@ -14,11 +14,12 @@ from numpyro import handlers
 from numpyro_ext.design import (
     expected_information_gain,
     gini,
+    optimise,
     optimise_design,
     predictive_entropy,
     vote_entropy,
 )
-from numpyro_ext.design import optimise as module
+from numpyro_ext.design import objective as objective_module
 from numpyro_ext.infer import EP
 from numpyro_ext.infer.front.answers.joint_arguments import NotJoined
 
@@ -61,8 +62,8 @@ def classified():
 
 def objective(engine, argument, x, score):
     run = engine._finished()
-    old = module._inputs_of(run, argument)
-    return module._Objective(engine, run, (), {}, argument, old, np.asarray(x, float), score, random.key(1))
+    old = optimise._inputs_of(run, argument)
+    return objective_module.Objective(engine, run, (), {}, argument, old, np.asarray(x, float), score, random.key(1))
 
 
 @pytest.mark.thorough
@@ -127,7 +128,7 @@ def test_two_points_tell_together_what_determinants_say(curved):
 @pytest.mark.thorough
 def test_labels_far_apart_tell_together_the_sum_of_what_each_tells(classified, monkeypatch):
     num_draws = 2**14
-    monkeypatch.setattr(module, "_NUM_DRAWS", num_draws)
+    monkeypatch.setattr(objective_module, "_NUM_DRAWS", num_draws)
     x = np.array([[8.0, 8.0], [-8.0, -8.0]])
     value, _ = objective(classified, "x", x, expected_information_gain).value_and_gradient(x)
     each = expected_information_gain(classified, x)["y"]
