@@ -159,12 +159,7 @@ class EP(Engine):
         pooling: Pooling = "mixture",
         **options: Unpack[GaussianOptions],
     ) -> None:
-        if not 0.0 <= damping < 1.0:
-            raise ValueError(f"damping is the fraction of the old site that is kept, in [0, 1); got {damping!r}.")
-        if not 0.0 < power <= 1.0:
-            raise ValueError(f"power must be in (0, 1], got {power!r}.")
-        if schedule not in ("parallel", "sequential"):
-            raise ValueError(f"schedule must be 'parallel' or 'sequential', got {schedule!r}.")
+        ExpectationPropagation(damping, adapt_damping, power, schedule)  # refuses what it cannot take
         super().__init__(model, **options)
         self.damping = damping
         self.adapt_damping = adapt_damping

@@ -12,7 +12,16 @@ import pandas as pd
 import pytest
 
 from docs.extending.new_engine import Exact, ExactGaussian
-from numpyro_ext.infer import EP, INLA, Algorithm, Laplace, LaplaceApproximation, VariationalGaussian
+from numpyro_ext.infer import (
+    EP,
+    INLA,
+    Algorithm,
+    ExpectationPropagation,
+    Laplace,
+    LaplaceApproximation,
+    NaturalGradient,
+    VariationalGaussian,
+)
 from numpyro_ext.infer.front.options import option_key
 from numpyro_ext.structure import read_latent_gaussian
 from numpyro_ext.structure.program.captured import stable_text
@@ -188,6 +197,13 @@ def test_states_in_files_are_known_by_the_keys_of_earlier_releases():
     assert "PenalisedLaplace" in texts[0]
     assert len(set(texts)) == len(texts)
     assert texts[3] == stable_text(PenalisedLaplace(np.ones(1)).state_key)
+
+
+def test_algorithms_refuse_options_that_engines_refuse():
+    with pytest.raises(ValueError, match="damping is the fraction of the old site that is kept"):
+        ExpectationPropagation(damping=1.0)
+    with pytest.raises(ValueError, match="covariance must be one of 'full', 'diagonal', 'shared'"):
+        NaturalGradient(covariance="banded")
 
 
 def test_options_that_are_no_fields_are_refused():

@@ -34,12 +34,7 @@ from .fitting.fit import RunOptions, check_skipped, fit
 from .fitting.many import Begun, begin_together, check_alike
 from .fitting.modes import explain_two_modes
 from .integrated_run import IntegratedRun
-from .integration.exploration import (
-    LARGEST_LATTICE,
-    Integrate,
-    Integration,
-    NoDesign,
-)
+from .integration.exploration import LARGEST_LATTICE, Integrate, Integration, NoDesign
 from .integration.simplified_laplace import gaussian_marginals
 from .programs import Programs, compiled_programs
 from .run import GaussianRun

@@ -27,6 +27,7 @@ class ExpectationPropagation(Algorithm):
     :param bool adapt_damping: whether to damp more where successive sweeps undo each other without dying out.
     :param float power: fraction of a factor that is replaced at a time, ``1`` for EP; below one, fractional EP.
     :param str schedule: ``"parallel"`` or ``"sequential"``.
+    :raises ValueError: if an option is unknown or out of range.
 
     >>> ExpectationPropagation(power=0.5)
     ExpectationPropagation(damping=0.0, adapt_damping=True, power=0.5, schedule='parallel')
@@ -36,6 +37,14 @@ class ExpectationPropagation(Algorithm):
     adapt_damping: bool = True
     power: float = 1.0
     schedule: Schedule = "parallel"
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.damping < 1.0:
+            raise ValueError(f"damping is the fraction of the old site that is kept, in [0, 1); got {self.damping!r}.")
+        if not 0.0 < self.power <= 1.0:
+            raise ValueError(f"power must be in (0, 1], got {self.power!r}.")
+        if self.schedule not in ("parallel", "sequential"):
+            raise ValueError(f"schedule must be 'parallel' or 'sequential', got {self.schedule!r}.")
 
     @property
     def is_exact_for_gaussian(self) -> bool:

@@ -161,13 +161,12 @@ class VariationalGaussian(Engine):
 
     def algorithm(self, reading: LatentGaussianReading) -> Algorithm:
         check_mixtures(reading, "a variational Gaussian")
-        asked: dict[str, Any] = {"bound": self.bound, "num_pieces": self.num_pieces}
-        sites = tuple(self._choose_bounds(reading).items())
+        sites, request = tuple(self._choose_bounds(reading).items()), (repr(self.bound), self.num_pieces)
         if self.method == "coordinate":
-            return CoordinateAscent(sites, **asked)
+            return CoordinateAscent(sites, request=request)
         if self.method == "natural-gradient":
-            return NaturalGradient(sites, covariance=self.covariance, **asked)
-        return GeneralOptimiser(sites, parameters=self.method, **asked)
+            return NaturalGradient(sites, covariance=self.covariance, request=request)
+        return GeneralOptimiser(sites, parameters=self.method, request=request)
 
 
 def _check_proper(reading: LatentGaussianReading, form: LatentGaussian, method: str) -> None:

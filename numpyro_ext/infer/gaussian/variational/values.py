@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Literal
 
 from jax import Array
 
 from ....structure.latent_gaussian import LatentGaussian
+from ...front.options import check_one_of
 from ..algorithms.algorithm import Algorithm
 from ..algorithms.fit_info import FitInfo
 from ..algorithms.posterior import GaussianPosterior
@@ -26,16 +27,13 @@ class VariationalAlgorithm(Algorithm):
     """Base of the algorithms that maximise a lower bound on the log evidence, by their steps.
 
     :param tuple sites: name and treatment of each observed site, in the order of the form's factors; without any,
-        expectations are exact.
-    :param bound: the words in which the treatments were asked for; see
-        :class:`~numpyro_ext.infer.VariationalGaussian`.
-    :param int num_pieces: of piecewise bounds.
+        expectations are exact. :class:`~numpyro_ext.infer.VariationalGaussian` chooses them for a model.
+    :param tuple request: words in which the treatments were asked for, by which files know the states.
     """
 
     sites: tuple[tuple[str, SiteBound], ...] = ()
     _: KW_ONLY
-    bound: Any = "exact"
-    num_pieces: int = 20
+    request: tuple[str, int] = field(default=(repr("exact"), 20), repr=False)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -57,7 +55,7 @@ class VariationalAlgorithm(Algorithm):
         return form._replace(potentials=tuple(with_bound(potential, site.bound) for potential, (_, site) in pairs))
 
     def _key_of_method(self, method: str, covariance: Covariance = "full") -> Hashable:
-        return "VariationalGaussian", method, repr(self.bound), self.num_pieces, covariance
+        return "VariationalGaussian", method, *self.request, covariance
 
     def init(self, form: LatentGaussian) -> Any:
         return natural_gradient.init(self.treated(form))
@@ -78,13 +76,17 @@ class NaturalGradient(VariationalAlgorithm):
 
     :param str covariance: ``"full"``, ``"diagonal"`` or ``"shared"``; see
         :class:`~numpyro_ext.infer.VariationalGaussian`.
+    :raises ValueError: if it is another word.
 
     >>> NaturalGradient(covariance="diagonal")
-    NaturalGradient(sites=(), bound='exact', num_pieces=20, covariance='diagonal')
+    NaturalGradient(sites=(), covariance='diagonal')
     """
 
     _: KW_ONLY
     covariance: Covariance = "full"
+
+    def __post_init__(self) -> None:
+        check_one_of(Covariance, covariance=self.covariance)
 
     @property
     def is_exact_for_gaussian(self) -> bool:
