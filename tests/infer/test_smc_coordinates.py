@@ -12,9 +12,13 @@ from numpyro.contrib.control_flow import scan
 from numpyro.infer.util import log_density
 from scipy.stats import multivariate_normal
 
+from numpyro_ext.compilation.recent import Recent
 from numpyro_ext.infer import SMC
+from numpyro_ext.infer.monte_carlo import target as target_module
+from numpyro_ext.infer.monte_carlo import verification
 from numpyro_ext.infer.monte_carlo.coordinates import coordinates
 from numpyro_ext.infer.monte_carlo.target import Target
+from numpyro_ext.structure import ModelStructureError, Reason
 from tests.tiers import thorough
 
 KEY = random.key(0)
@@ -132,6 +136,41 @@ def test_models_have_their_density_in_these_coordinates(model, args):
     jacobian = np.linalg.slogdet(np.asarray(jax.jit(jax.jacobian(flat))(vector)))[1]
     found = target.log_prior(vector, target.data) + target.log_likelihood(vector, target.data)
     np.testing.assert_allclose(found, expected + jacobian, rtol=1e-8)
+
+
+def seen_rows(y):
+    x = numpyro.sample("x", dist.Normal(0, 2))
+    with handlers.mask(mask=np.arange(4) < 3), numpyro.plate("rows", 4):
+        numpyro.sample("y", dist.Normal(x, 1), obs=y)
+
+
+def twice_as_likely(sites):
+    """Sites of a model, those with data counted twice."""
+
+    class Twice(sites):
+        def process_message(self, msg):
+            super().process_message(msg)
+            if msg["type"] == "sample" and msg["is_observed"]:
+                msg["scale"] = 2.0
+
+    return Twice
+
+
+@pytest.mark.parametrize("is_wrong", ["sites", "coordinates", "nothing"])
+def test_particles_of_another_density_than_the_models_are_refused(is_wrong, monkeypatch):
+    monkeypatch.setattr(verification, "_COMPARED", Recent(10))
+    if is_wrong == "sites":
+        monkeypatch.setattr(target_module, "PlainSites", twice_as_likely(target_module.PlainSites))
+    if is_wrong == "coordinates":
+        halved = dist.Normal(0.0, 0.5)
+        monkeypatch.setattr(target_module, "coordinates", lambda fn, **_: coordinates(fn)._replace(standard=halved))
+    smc_target = Target(seen_rows, KEY, (np.array([0.3, 1.0, 0.2, -0.7]),), {}, {})
+    vectors = jnp.array([[0.4], [-1.0], [2.0]])
+    if is_wrong == "nothing":
+        return verification.check_target(smc_target, vectors)
+    with pytest.raises(ModelStructureError, match="log density of a draw from its prior") as refused:
+        verification.check_target(smc_target, vectors)
+    assert refused.value.reason is Reason.MISREAD
 
 
 def test_a_centred_model_is_sampled_as_its_noncentred_twin():

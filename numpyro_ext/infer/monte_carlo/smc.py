@@ -35,7 +35,8 @@ from .run import (
     write_state,
 )
 from .steps import Ladder, PathName, Programs
-from .target import Target, refuse_other_priors
+from .target import Target
+from .verification import check_target, refuse_other_priors
 
 __all__ = ["SMC"]
 
@@ -199,6 +200,7 @@ class SMC(Answers, KeptRun):
                 keys = jax.random.split(jax.random.fold_in(rng_key, 0), self.num_particles)
                 with progress_bar(1, "SMC", enabled=self.progress_bar):  # says that it compiles
                     particles = programs.draw(self._placed(keys), target.data)
+                check_target(target, particles.vectors)
                 target.check_left_out(particles.vectors[0])
                 state = SMCState(particles, no_history(), 0, digest)
             state = self._go(rng_key, state, programs, target, None, checkpoint)

@@ -23,12 +23,11 @@ from ...structure.program.program import make_program
 from ..front.running.progress import warn
 from .coordinates import Coordinates, coordinates
 
-__all__ = ["Densities", "Target", "refuse_other_priors"]
+__all__ = ["Densities", "Joint", "Target"]
 
 _UNOBSERVED, _OBSERVED = "_unobserved", "_observed"
 """Endings of the names of the sites that NumPyro makes for ``obs_mask``."""
 _PROBES = 2
-_PRIOR_TOLERANCE = 1e-6
 
 
 class Densities(NamedTuple):
@@ -38,6 +37,19 @@ class Densities(NamedTuple):
     """By latent site, of its unconstrained value."""
     log_likelihood: dict[str, Array]
     """By observed site, each observation for itself."""
+
+
+class Joint(NamedTuple):
+    """Log density of one vector, and what is needed to compute it by NumPyro alone."""
+
+    log_density: Array
+    """Of prior and likelihood together, in the coordinates of the vector."""
+    log_jacobian: Array
+    """Log determinant of the derivative of the values of sites by the vector."""
+    values: dict[str, Array]
+    """Of the latent sites."""
+    left_out: dict[str, Array]
+    """Of the sites of missing values, which are not sampled."""
 
 
 class Target:
@@ -80,6 +92,16 @@ class Target:
         self._steps = frozenset(self._in_scans())
         self._split_arguments()
         self.fingerprint = self._find_fingerprint()
+
+    @property
+    def rng_key(self) -> Array:
+        """Random key of the traces."""
+        return self._key
+
+    @property
+    def given(self) -> dict[str, Array]:
+        """Values of the latent and ``param`` sites that are given."""
+        return self._given
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -215,6 +237,22 @@ class Target:
             likelihood[name] = found if trace[name]["scale"] is None else trace[name]["scale"] * found
         return Densities(prior, likelihood)
 
+    def joint(self, vector: Array, data: list[Array]) -> Joint:
+        """Log density of one vector with the values of its sites."""
+        unconstrained = self._unravel(vector)
+        trace = self._trace(data, self._key, unconstrained)
+        values = {name: trace[name]["value"] for name in self.sites}
+        jacobians = (
+            self._coordinates(trace[name]).transform.log_abs_det_jacobian(unconstrained[name], value)
+            for name, value in values.items()
+        )
+        return Joint(
+            self.log_prior(vector, data) + self.log_likelihood(vector, data),
+            sum((jnp.sum(jacobian) for jacobian in jacobians), jnp.zeros((), self.dtype)),
+            values,
+            {name: trace[name]["value"] for name in self.left_out},
+        )
+
     def log_prior(self, vector: Array, data: list[Array]) -> Array:
         """Log density of the prior of one vector; minus infinity where it is not a number."""
         return _finite(sum(self.densities(vector, data).log_prior.values(), jnp.zeros((), self.dtype)))
@@ -311,23 +349,6 @@ class Target:
             found.append([np.asarray(_log_prob(trace[name])) for name in self.observed])
         if not all(np.array_equal(a, b, equal_nan=True) for a, b in zip(*found, strict=True)):
             warn(f"Observations depend on the missing values of {', '.join(self.left_out)}, which are not sampled.")
-
-
-def refuse_other_priors(
-    sites: Collection[str], before: Mapping[str, Any], after: Mapping[str, Any], dtype: np.dtype[Any]
-) -> None:
-    """Refuse the arguments of an update with which log priors of the particles, by site, are other ones than before.
-
-    :raises ValueError: naming the site.
-    """
-    atol = 1e-4 if dtype == np.float32 else 1e-8
-    for name in sites:
-        if not all(np.allclose(a, b, _PRIOR_TOLERANCE, atol) for a, b in zip(before[name], after[name], strict=True)):
-            raise ValueError(
-                f"The prior of site '{name}' is another one with these arguments, and particles keep the prior "
-                "that they were drawn from. Make it independent of what is updated (prior scales and inputs from "
-                "the data are common causes), or call run(...) anew."
-            )
 
 
 def _log_prob(site: Mapping[str, Any]) -> Array:

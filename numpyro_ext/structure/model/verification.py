@@ -80,7 +80,7 @@ def _evaluate(
         white, moves = jax.tree.map(lambda *leaves: np.stack(leaves), *points)
         found, there = jax.tree.map(np.asarray, compiled(start, moves, white, data, reference_data))
         found, rounding = found[:, :-1], found[:, -1]
-        is_exact = ~(rounding > 0.1 * _tolerance() * (1.0 + np.abs(found[:, 1])))
+        is_exact = ~(rounding > 0.1 * tolerance_of_densities() * (1.0 + np.abs(found[:, 1])))
         is_taken = is_left & is_exact if nearer else np.ones(len(spreads), bool)
         rows = np.where(is_taken[:, None], found, rows) if nearer else found
         for place in np.flatnonzero(is_taken).tolist():
@@ -105,7 +105,7 @@ def _nearer(
         yield white * share, {n: noise[n] - (1.0 - share) * given[n] for n in noise}
 
 
-def _tolerance(dtype: Any = None) -> float:
+def tolerance_of_densities(dtype: Any = None) -> float:
     """Relative difference of two log densities that is no rounding, in the dtype of the reading by default."""
     return {64: 1e-7, 32: 2e-3}.get(jnp.finfo(jnp.result_type(float) if dtype is None else dtype).bits, 0.1)
 
@@ -136,7 +136,7 @@ def check_form(
     if not linearity_error < np.sqrt(np.finfo(found.dtype).eps):
         reading.explain_linearity_error(linearity_error)
     form, expected = found.T
-    _refuse_difference(reading, form, expected, _tolerance() * (1.0 + np.abs(expected)))
+    _refuse_difference(reading, form, expected, tolerance_of_densities() * (1.0 + np.abs(expected)))
     call = _call(reading, rng_key)
     if changing:
         structure = jax.tree.structure(reading.changing)
@@ -154,8 +154,8 @@ def _compare_with_untouched(reading: ModelReading, call: ModelCall, evaluated: _
     :raises ModelStructureError: if they differ by more than rounding.
     """
     left_out = {n: reading.sites[n].init for n in reading.predictive}
-    found = untouched_log_densities(call, evaluated.values, left_out)
-    tolerance = _tolerance(found.dtype) * (1.0 + np.abs(found.values)) + found.errors
+    found = untouched_log_densities(call, [{**values, **left_out} for values in evaluated.values], left_out)
+    tolerance = tolerance_of_densities(found.dtype) * (1.0 + np.abs(found.values)) + found.errors
     _refuse_difference(reading, evaluated.rows[:, 0], found.values, tolerance)
 
 
@@ -165,7 +165,7 @@ def _refuse_difference(reading: ModelReading, form: np.ndarray, expected: np.nda
     # Nothing is told by a density of which NumPyro has no digit: its error has no bound.
     same = np.where(both_finite, np.abs(difference) <= tolerance, (form == expected) | (tolerance == np.inf))
     if not same.all():
-        reading.check_conditioning(_tolerance())
+        reading.check_conditioning(tolerance_of_densities())
         worst = int(np.argmax(~same))
         raise ModelStructureError(
             f"the model was misread: its log density is {expected[worst]:.10g} at a random point, the form gives "

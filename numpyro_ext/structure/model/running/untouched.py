@@ -41,29 +41,27 @@ class UntouchedDensities(NamedTuple):
 
 
 def untouched_log_densities(
-    call: ModelCall, points: Sequence[Mapping[str, Any]], given: Mapping[str, Any]
+    call: ModelCall, points: Sequence[Mapping[str, Any]], left_out: Collection[str]
 ) -> UntouchedDensities:
     """Log densities of a model at values of its sites, by ``numpyro.infer.util.log_density`` of the function itself.
 
-    :func:`~numpyro.infer.util.log_density` is the sum of what is added here, but for the sites in ``given``. The only
-    handlers are NumPyro's own: ``seed``, with the key of the call, and what substitutes the values. It is compiled as a
-    whole, which takes a tenth of the time that its operations take one by one; a model that needs the values of its
-    sites is run as Python.
+    :func:`~numpyro.infer.util.log_density` is the sum of what is added here, but for the sites in ``left_out``. The
+    only handlers are NumPyro's own: ``seed``, with the key of the call, and what substitutes the values. It is compiled
+    as a whole, which takes a tenth of the time that its operations take one by one; a model that needs the values of
+    its sites is run as Python.
 
     :param call: of the model.
-    :param points: values of the latent and ``param`` sites at each point.
-    :param given: values of sites that are left out of the density, as they integrate to one.
+    :param points: values of the latent and ``param`` sites at each point, those that are left out included.
+    :param left_out: names of the sites whose own density is not counted, as it integrates to one.
     :return: one number for each point, of arrays of shape ``(points,)``.
     """
     dtypes: list[Any] = []
 
     def density(values: Mapping[str, Any]) -> tuple[Array, Array]:
-        terms, trace = compute_log_probs(
-            handlers.seed(call.model, call.rng_key), call.args, call.kwargs, {**values, **given}
-        )
+        terms, trace = compute_log_probs(handlers.seed(call.model, call.rng_key), call.args, call.kwargs, dict(values))
         dtypes[:] = [_working_dtype(trace, terms)]
-        total = sum((term for name, term in terms.items() if name not in given), start=0.0)
-        return jnp.asarray(total), _rounding(trace, given)
+        total = sum((term for name, term in terms.items() if name not in left_out), start=0.0)
+        return jnp.asarray(total), _rounding(trace, left_out)
 
     points = [dict(values) for values in points]
     try:
@@ -101,10 +99,10 @@ def _leaves(tree: Any) -> list[Any]:
         return []
 
 
-def _rounding(trace: Mapping[str, Any], given: Collection[str]) -> Array:
+def _rounding(trace: Mapping[str, Any], left_out: Collection[str]) -> Array:
     total = jnp.zeros(())
     for name, site in trace.items():
-        if site["type"] == "sample" and site["is_observed"] and name not in given:
+        if site["type"] == "sample" and site["is_observed"] and name not in left_out:
             bound = rounding_of_density(site["fn"], site["value"])
             if bound is not None:
                 scale = 1.0 if site["scale"] is None else jnp.max(jnp.asarray(site["scale"]))
