@@ -184,6 +184,7 @@ def test_hyperparameters_are_told_of_by_several_outcomes():
         np.testing.assert_allclose(focused.information, entropy - hyper, atol=0.01)
 
 
+@pytest.mark.thorough
 def test_what_is_no_batch_is_said(regression, classifier):
     everything, heavy = fitted(seen=np.ones(NUM, bool)), fitted("heavy")
     draws = draws_of(regression)

@@ -124,6 +124,7 @@ def binary_entropy(p):
     return -p * np.log(p) - (1.0 - p) * np.log1p(-p)
 
 
+@pytest.mark.thorough
 def test_labels_at_new_inputs_given_draws_of_the_field():
     """By dense algebra and draws by draws quadrature: the field at new inputs given its draw at those of the fit."""
     draws = draws_of({"length": LENGTHS, "f": FIELDS}, model=labels_of_curve, weights=WEIGHTS, args=(X, LABELS))
@@ -402,6 +403,7 @@ def test_a_chain_that_did_not_move_says_nothing_of_hyperparameters():
         expected_information_gain(stuck, focus=HYPER)
 
 
+@pytest.mark.thorough
 def test_elements_of_a_table_stay_those_of_the_fit_at_new_inputs():
     def two_curves(x, y=None, seen=True):
         covariance = jnp.exp(-0.5 * (x[:, None] - x) ** 2) + 1e-6 * jnp.eye(x.shape[0])

@@ -118,6 +118,7 @@ def stream(values, number, **options):
     return design.history["is_refit"].values, np.array(lengths)
 
 
+@pytest.mark.thorough
 def test_a_stream_from_another_length_scale_is_learned_from():
     noise = 0.1 * np.random.default_rng(0).normal(size=len(GRID))
     # of its fast waves the first points see nothing

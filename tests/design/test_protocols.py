@@ -186,6 +186,7 @@ def test_what_a_protocol_needs_is_said():
             compare_acquisitions(engine, random.key(0), **{"data": data, "show_progress": False, **options})
 
 
+@pytest.mark.thorough
 def test_an_interrupt_leaves_what_was_done():
     calls = []
 

@@ -30,6 +30,7 @@ def fitted(args, kind=EP, model=classifier):
     return engine
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("problem", ["tiny", *thorough(*(name for name in PROBLEMS if name != "tiny"))])
 def test_refits_give_the_reference_values(problem):
     args, number = pool_of(PROBLEMS[problem])
@@ -153,6 +154,7 @@ def test_what_has_no_risk_is_said():
     np.testing.assert_allclose(site_entropy_reduction(real, np.zeros(4))["y"][2:], expected, atol=1e-9)
 
 
+@pytest.mark.thorough
 def test_nothing_is_compiled_for_another_risk():
     args, number = pool_of(PROBLEMS["n8_2d"])
     design = SequentialDesign(fitted(args), expected_risk)

@@ -51,6 +51,7 @@ def fitted(problem, name):
     return engine, number
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "problem, name", [("tiny", "EP"), *thorough(("tiny", "Laplace"), ("n8_2d", "EP"), ("n8_2d", "Laplace"))]
 )
@@ -83,6 +84,7 @@ def test_pools_of_the_reference(problem, name):
         np.testing.assert_allclose(members / np.log(2.0), gain[number:], atol=0.02)
 
 
+@pytest.mark.thorough
 def test_new_arguments_are_asked_about_like_masked_observations():
     engine, number = fitted("n8_2d", "EP")
     x, lengthscale, variance, *_ = pool_of(PROBLEMS["n8_2d"])[0]
@@ -126,6 +128,7 @@ def linear():
     return engine
 
 
+@pytest.mark.thorough
 def test_linear_regression_has_a_closed_form(linear):
     gain = expected_information_gain(linear)["y"]
     np.testing.assert_allclose(gain[-1], LINEAR["U_nats"], atol=1e-10)

@@ -45,6 +45,7 @@ def walked():
     return design
 
 
+@pytest.mark.thorough
 def test_observations_one_by_one_are_a_fit_from_scratch(walked):
     seen = FIRST.copy()
     seen[walked.history["place"].values] = True

@@ -76,6 +76,7 @@ def counts(x, y=None, seen=True):
         numpyro.sample("y", dist.Poisson(jnp.exp(slope * x)), obs=y)
 
 
+@pytest.mark.thorough
 def test_refusals(fitted):
     other = EP(counts)
     other.run(random.key(0), jnp.array([0.0, 1.0, 2.0]), jnp.array([1, 2, 0]), jnp.array([True, True, False]))

@@ -161,6 +161,7 @@ def test_information_about_outcomes_is_a_ratio_of_variances(regression):
         np.testing.assert_allclose(found[k], 0.5 * np.log(outcomes[k, k] / left), atol=1e-9)
 
 
+@pytest.mark.thorough
 def test_pools_and_new_arguments_are_sources(classifier):
     for score in (expected_variance_reduction, mutual_information):
         design = SequentialDesign(classifier, score)

@@ -102,6 +102,7 @@ def outcomes_at(family, mean, variance):
     return np.stack([1.0 - p, p], -1), 1.0
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("kind", "family"),
     [(BilinearEP, "probit"), *thorough((BilinearVG, "binary"), (BilinearVG, "noise"))],

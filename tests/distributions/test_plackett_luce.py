@@ -90,6 +90,7 @@ def staged(num_ranked, rankings, num_items):
             left = left[left != item]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "engine", [VariationalGaussian, *thorough(LaplaceApproximation, partial(VariationalGaussian, bound="log"))]
 )

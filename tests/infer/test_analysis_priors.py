@@ -134,6 +134,7 @@ def framed(y, frame=FRAME, prior=TREE, weight=0.5):
     numpyro.sample("y", dist.Normal(x, scale).to_event(1), obs=y)
 
 
+@pytest.mark.thorough
 def test_engine_reads_learns_and_draws(tmp_path):
     engine = StructuredMeanField(framed, num_samples=4000, tol=1e-2, progress_bar=False)
     with pytest.raises(ValueError, match=r"'scale' would have to be learned.*'scale': 0.3}, the value.*start\.$"):

@@ -99,6 +99,7 @@ def test_sweeps_are_fewer_and_end_at_the_same_point(potential):
     np.testing.assert_allclose(state.marginals.variance, plain.marginals.variance, rtol=1e-7)
 
 
+@pytest.mark.thorough
 def test_the_last_sweep_is_plain_wherever_it_is_cut_off():
     form = process(ProbitPotential(jnp.where(jnp.arange(NUM) % 20 < 10, 1.0, 0.0)))
     for num_steps in (4, 5, 6, 9):

@@ -53,6 +53,7 @@ def all_priors(x, y):
     numpyro.sample("y", dist.Normal(level + x[:, :2] @ slopes + x[:, 2:] @ other, 0.7), obs=y)
 
 
+@pytest.mark.thorough
 def test_gaussian_likelihood():
     generator = np.random.default_rng(3)
     x, y = generator.normal(size=(6, 4)), generator.normal(size=6)

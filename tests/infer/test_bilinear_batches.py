@@ -117,6 +117,7 @@ def test_interruption_leaves_what_was_read():
     assert np.isfinite(float(fitted.log_evidence)) and fitted.posterior["w"].mean.shape == (EDGES[1], RANK)
 
 
+@pytest.mark.thorough
 def test_going_on():
     """The second call does not fall behind the first, and its first epoch only finds where that was."""
     batches, engine = make_batches(), make_engine(covariance="full")

@@ -163,6 +163,7 @@ def augmented_bound(form, rows, columns):
     return total
 
 
+@pytest.mark.thorough
 @needs_float64
 @pytest.mark.parametrize(
     "is_paired, is_shared",
@@ -237,6 +238,7 @@ def test_the_gauge_step_raises_the_bound_and_leaves_the_data_alone():
         np.testing.assert_allclose(again[0].mean, new_rows.mean, atol=1e-12)
 
 
+@pytest.mark.thorough
 @needs_float64
 def test_an_infeasible_start_is_legal():
     train, _ = synthetic_counts()

@@ -56,6 +56,7 @@ def fitted():
     return engine
 
 
+@pytest.mark.thorough
 def test_what_a_run_reports(fitted, capsys):
     assert fitted.diagnostics.converged
     assert fitted.log_evidence.is_lower_bound
@@ -95,6 +96,7 @@ def test_several_starts_by_default(monkeypatch):
     assert message.startswith("This is the end of a single random start")
 
 
+@pytest.mark.thorough
 def test_marginals_and_draws(fitted):
     draws = fitted.get_samples()
     assert set(draws) == {"w", "z", "row_bias", "col_bias", *SCALES}
@@ -193,6 +195,7 @@ def test_rankings(fitted):
         ranking_scores([1], [False], [0])
 
 
+@pytest.mark.thorough
 def test_folding_in_rows_that_were_fitted_gives_them_back(fitted):
     """Given the columns, the optimum of the rows is unique: whatever the start, it is that of the fit."""
     chosen = ROWS < 3
@@ -219,6 +222,7 @@ def test_similar_vectors(fitted):
         fitted.similar(random.key(0), "row_scale", 0)
 
 
+@pytest.mark.thorough
 def test_saving_and_going_on(fitted, tmp_path):
     fitted.save(tmp_path / "run.npz")
     loaded = BilinearVG.load(tmp_path / "run.npz", poisson_factorization)

@@ -92,6 +92,7 @@ def student(f):
     return dist.StudentT(3.0, f, 0.5)
 
 
+@pytest.mark.thorough
 def test_with_known_weights_it_is_expectation_propagation():
     exact = EP(process, progress_bar=False, tol=1e-10)
     exact.run(jax.random.key(0), logit, WON)
@@ -191,6 +192,7 @@ def test_an_item_compared_with_itself_adds_a_constant():
     np.testing.assert_allclose(engine.posterior["tastes"].mean, others.posterior["tastes"].mean, atol=tol)
 
 
+@pytest.mark.thorough
 def test_what_it_cannot_treat_is_named():
     def learned(won):
         scale = numpyro.sample("scale", dist.HalfNormal(1.0))
@@ -225,6 +227,7 @@ def test_what_it_cannot_treat_is_named():
         BilinearEP(learned, damping=0)
 
 
+@pytest.mark.thorough
 def test_new_rows_of_counts_are_folded_in_and_a_product_of_nothing_is_refused():
     rows, columns = np.repeat(np.arange(5), 4), np.tile(np.arange(4), 5)
     counts = RNG.poisson(1.5, 20)

@@ -99,6 +99,7 @@ def test_components_against_all_covariances(fitted):
     assert np.max(np.abs(one - other)) < 0.05
 
 
+@pytest.mark.thorough
 @needs_float64
 def test_the_bound_against_the_density_of_the_model():
     """One user, two items and a learned scale: the bound is a sum over three dimensions of NumPyro's own density, and

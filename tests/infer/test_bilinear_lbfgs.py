@@ -44,6 +44,7 @@ def test_the_unique_optimum_of_one_side(method, family):
         np.testing.assert_allclose(block.covariance, expected["A"], atol=1e-9)
 
 
+@pytest.mark.thorough
 @needs_float64
 @pytest.mark.parametrize("family", ["point", pytest.param("full", marks=pytest.mark.slow)])
 def test_both_solvers_end_at_the_same_bound(family):

@@ -196,6 +196,7 @@ def test_derivatives_of_listed_factors():
         np.testing.assert_allclose(found, expected, rtol=1e-10)
 
 
+@pytest.mark.thorough
 def test_the_cost_does_not_know_of_zeros():
     """Of the compiled sums: ten times the rows without cells cost no more than their vectors."""
 

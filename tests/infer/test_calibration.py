@@ -28,6 +28,7 @@ def coverage(**options):
     return found, found.coverage()["slope"]
 
 
+@pytest.mark.thorough
 def test_ranks_of_an_exact_posterior_are_uniform():
     found, held = coverage()
     assert found.ranks["slope"].shape == (NUM_SIMULATIONS, 2)

@@ -84,6 +84,7 @@ def counts(group, y=None, prior_scale=1.0):
 GROUP, Y = np.repeat(np.arange(4), 3), np.array([4, 2, 5, 0, 1, 1, 3, 6, 4, 9, 5, 7])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("first", "then"),
     [

@@ -290,6 +290,7 @@ def test_probabilities_by_the_logit_are_compiled_once():
     np.testing.assert_allclose(again, first, rtol=1e-12)
 
 
+@pytest.mark.thorough
 def test_places_of_items_for_users_of_a_fit():
     fit = collaborative_em(PAIRS, KERNEL, 2, init_values=START, num_steps=0, progress_bar=False)
     draws = np.asarray(fit.draw_utilities(random.key(0), [5, 2]))
@@ -315,6 +316,7 @@ def test_random_pairs_and_pairs_that_lost():
     np.testing.assert_allclose(np.exp(outcome[0]), few.predict([0], [1], [2]).probability[0])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("covariance", ["factor", *thorough("free")])
 def test_minibatches_of_users(covariance):
     """One minibatch is one step of EM, some users of which have no pairs; many reach as far in a few passes as EM."""
@@ -334,6 +336,7 @@ def test_minibatches_of_users(covariance):
     np.testing.assert_allclose(again.objective_trace[0], parts.objective_trace[-1], rtol=1e-7)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("covariance", ["factor", *thorough("free")])
 def test_a_mean_that_is_given(covariance):
     """Steps with it ascend, minibatches of all are such steps, and neither moves it."""

@@ -102,6 +102,7 @@ def test_recommendation_agrees_with_what_engines_do(name):
     assert repr(found).startswith(f"Start with {start}") and "<table>" in found._repr_html_()
 
 
+@pytest.mark.thorough
 def test_recommendation_says_what_becomes_of_sites_and_what_it_costs():
     found = recommend(CASES["intercepts"][0], *CASES["intercepts"][1])
     roles = {name: role for name, _, _, role in found.sites}

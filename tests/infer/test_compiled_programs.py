@@ -49,6 +49,7 @@ def fit(engine, seed, group, model=random_intercepts, **options):
     return run
 
 
+@pytest.mark.thorough
 @pytest.mark.first
 @pytest.mark.parametrize("engine", [EP, *thorough(LaplaceApproximation, VariationalGaussian)])
 def test_first_fit_compiles_few_programs_and_the_second_none(engine):
@@ -127,6 +128,7 @@ def shares_by_row(indicators, y):
     numpyro.sample("y", dist.Beta(8.0 * mean, 8.0 * (1.0 - mean)), obs=y)
 
 
+@pytest.mark.thorough
 def test_another_index_into_shared_predictors_compiles_nothing():
     def run(model, first, y):
         engine = LaplaceApproximation(model, num_samples=10, progress_bar=False)

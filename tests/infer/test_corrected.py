@@ -44,6 +44,7 @@ def errors(name):
     return evidence, [float(np.max(gap)) for gap in gaps]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", [*thorough("logistic line"), "Bernoulli, correlation 0.98", *thorough("ordinal line")])
 def test_evidence_and_means_come_closer(name):
     evidence, means = errors(name)

@@ -45,6 +45,7 @@ def test_what_is_shown_is_escaped_in_html_and_aligned_in_text():
     assert len(set(columns)) == 1
 
 
+@pytest.mark.thorough
 def test_engine_before_and_after_its_run(inla):
     engine = LaplaceApproximation(scaled_line, progress_bar=False, max_hyper_steps=1, integrate="none")
     assert repr(engine) == "LaplaceApproximation(scaled_line): not run yet"

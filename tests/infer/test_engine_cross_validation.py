@@ -132,6 +132,7 @@ def test_categories_of_several_rows_are_scored_by_the_fold_that_did_not_see_them
     np.testing.assert_allclose(found.log_predictive[0][folds == 1], engine.log_predictive()["y"][folds == 1], rtol=1e-6)
 
 
+@pytest.mark.thorough
 def test_missing_values_are_not_scored(counts_case):
     """A count coded -1 that the model masks by itself: the other scores are those of a mask that is given."""
 
@@ -150,6 +151,7 @@ def test_missing_values_are_not_scored(counts_case):
     np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
+@pytest.mark.thorough
 def test_a_model_without_a_mask_is_masked_at_its_observations(counts_case, scores):
     def model(t, y=None):
         counts_case.model(t, y)
@@ -159,6 +161,7 @@ def test_a_model_without_a_mask_is_masked_at_its_observations(counts_case, score
     np.testing.assert_allclose(found.log_predictive, scores.log_predictive, atol=1e-6)
 
 
+@pytest.mark.thorough
 def test_the_model_is_read_once_whatever_the_number_of_folds():
     y, calls = jnp.array([0.4, -1.0, 2.0, 0.1, 1.3, 0.9]), []
 

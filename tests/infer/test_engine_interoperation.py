@@ -24,6 +24,7 @@ def inference_data(fitted_counts):
     return az.from_numpyro(fitted_counts, log_likelihood=True)
 
 
+@pytest.mark.thorough
 def test_arviz_finds_every_group(inference_data, counts_case):
     groups = set(getattr(inference_data, "children", None) or inference_data.groups())
     assert {"posterior", "sample_stats", "log_likelihood", "observed_data"} <= groups

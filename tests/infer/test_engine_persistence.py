@@ -216,6 +216,7 @@ def _counts_by_group(x, group, y=None):
     numpyro.sample("y", dist.Poisson(jnp.exp(level[group] + x)), obs=y)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("engine", [EP(_counts_by_group), SMC(_counts_by_group, num_particles=50)])
 def test_engines_are_pickled_and_copied_with_their_run(engine):
     engine.progress_bar = False

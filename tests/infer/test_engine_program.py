@@ -73,6 +73,7 @@ def test_other_values_are_those_of_a_gaussian_process_and_compile_nothing():
     np.testing.assert_allclose(evidence, expected, atol=1e-9)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", [EP, *thorough(LaplaceApproximation, VariationalGaussian)])
 def test_indices_that_change_are_those_of_a_model_read_anew(kind):
     engine = kind(pairs, progress_bar=False, hyper_values={"length": 0.8})
@@ -119,6 +120,7 @@ def test_derivatives_are_those_of_fits_from_scratch(kind, family):
     np.testing.assert_allclose(along, forward, atol=1e-9)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", [EP, *thorough(LaplaceApproximation, VariationalGaussian)])
 def test_masked_rows_change_nothing(kind):
     engine = kind(pairs, hyper_values={"length": 0.8}, tol=1e-13)

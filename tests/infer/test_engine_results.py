@@ -298,6 +298,7 @@ def _spread_by_group(group, y=None, seen=None):
         numpyro.sample("y", dist.Normal(effect[group], 0.5), obs=y)
 
 
+@pytest.mark.thorough
 def test_hyperparameters_that_see_the_field_are_no_observations():
     rng = np.random.default_rng(0)
     group = np.arange(12) % 3

@@ -73,6 +73,7 @@ def test_a_factor_that_alone_holds_its_predictor_is_told():
         EP(model, progress_bar=False).run(KEY, np.array([3, 0, 8, 2, 1, 5, 2, 4]))
 
 
+@pytest.mark.thorough
 def test_counts_that_single_precision_does_not_hold_ask_for_double():
     counts = np.array([1_013_000, 986_000, 1_210_000, 871_000])
 
@@ -122,6 +123,7 @@ def test_keys_of_the_older_kind_are_keys(counts_case):
     assert engine.diagnostics.converged
 
 
+@pytest.mark.thorough
 def test_run_returns_nothing_and_forgets_the_run_before(counts_case):
     engine = EP(counts_case.model, progress_bar=False, num_samples=10, hyper_values={"scale": 0.7})
     assert engine.run(KEY, counts_case.t, counts_case.y) is None

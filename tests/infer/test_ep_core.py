@@ -213,6 +213,7 @@ def test_gradient_of_evidence_against_refitted_differences(family, space):
     assert_gradient_of_refits(refit, point)
 
 
+@pytest.mark.thorough
 def test_masked_rows_are_as_if_deleted_and_still_predicted():
     form = probit_and_counts()
     observed = jnp.array([True, True, False, True, False, True])

@@ -41,6 +41,7 @@ def engine():
     return averaged(noisy(0))
 
 
+@pytest.mark.thorough
 def test_the_variance_within_members_is_the_derivative_of_the_mean_by_the_data(engine):
     """Along a random direction, by central differences; the estimate has the trace of the same matrix."""
     data, direction, step = noisy(0), np.random.default_rng(1).normal(size=64), 1e-4
@@ -94,6 +95,7 @@ def test_noise_of_another_variance_than_the_model_has(engine):
         averaged(noisy(0), "average").posterior["image"].with_noise_variance(1.0)
 
 
+@pytest.mark.thorough
 def test_deviations_draws_and_quantiles_are_those_of_the_risk(engine):
     site, mixture = engine.posterior["image"], averaged(noisy(0), "mixture")
     assert float(np.mean(site.variance)) == pytest.approx(site.risk.value, rel=1e-6)
@@ -172,6 +174,7 @@ def several_sites(data, gain=1.0):
     numpyro.sample("y", dist.Normal(image[order] - 7.0, 0.5).to_event(1), obs=gain * data)
 
 
+@pytest.mark.thorough
 def test_elements_are_found_among_the_data_and_what_is_not_is_refused():
     data = np.random.default_rng(0).normal(size=6) - 5.0
     engine = EP(several_sites, average_over={"gain": [1.0, 1.0]}, pooling="risk", progress_bar=False)

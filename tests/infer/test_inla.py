@@ -318,6 +318,7 @@ def exact_groups():
     return y, np.log(mass.sum()), mean, sd, moments
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("marginal", ["simplified-laplace", *thorough("gaussian")])
 def test_poisson_groups(exact_groups, marginal):
     y, log_evidence, mean, sd, moments = exact_groups

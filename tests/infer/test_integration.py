@@ -73,6 +73,7 @@ def exact():
     return evidence, average, np.sqrt(variance), spread_mean, np.sqrt(weights @ (spread - spread_mean) ** 2)
 
 
+@pytest.mark.thorough
 @pytest.mark.float32
 @pytest.mark.parametrize("engine", [ENGINES[0], *thorough(*ENGINES[1:])])
 def test_a_grid_is_quadrature(engine, exact):
@@ -351,6 +352,7 @@ def one_each(y):
     numpyro.sample("y", dist.Normal(effect, noise), obs=y)
 
 
+@pytest.mark.thorough
 def test_scales_of_which_the_data_know_one_sum_are_followed_into_both_arms():
     y = np.sqrt(2.0) * norm.ppf((np.arange(60) + 0.5) / 60)
     values = np.linspace(2e-3, 6.0, 1500)
@@ -471,6 +473,7 @@ def test_nothing_to_integrate_over_changes_nothing():
     assert fitted.log_evidence.hyperparameters == "none"
 
 
+@pytest.mark.thorough
 def test_draws_of_sites_without_elements():
     def model(y):
         scale = numpyro.sample("scale", dist.HalfNormal(1.0))

@@ -53,6 +53,7 @@ def counts_of(predictor=lambda: 1.0, scale=lambda: 1.0):
     return model
 
 
+@pytest.mark.thorough
 def test_a_saddle_of_hyperparameters_is_left():
     """Two factors that start at zero: no derivative says how to leave it. The scale alone knows the maximum."""
     product, plain = (

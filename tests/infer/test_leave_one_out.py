@@ -209,6 +209,7 @@ def by_a_distribution(y):
     numpyro.sample("fit", Errors(mean), obs=y)
 
 
+@pytest.mark.thorough
 def test_factors_have_no_observations_and_distributions_do():
     reason = "'fit' is a numpyro.factor, which has no observations to leave out"
     remedy = r"numpyro.sample\('fit', Likelihood\(...\), obs=y\).*method log_prob\(y\)"
@@ -295,6 +296,7 @@ def test_ordinary_models_are_not_warned_of():
         np.testing.assert_allclose(total(az.loo(engine.to_arviz())), total(engine.loo()), atol=0.3)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("of", [lambda eta: dist.Bernoulli(logits=eta), lambda eta: dist.StudentT(4, eta, 1.0)])
 def test_a_known_predictor_is_scored_by_the_density_there(of):
     """Without an intercept, nobody learns anything where the dose is zero."""

@@ -142,6 +142,7 @@ def test_data_outside_the_support_do_not_end_the_others():
         fits[0]
 
 
+@pytest.mark.thorough
 def test_what_cannot_be_fitted_does_not_end_the_others():
     datasets = [(X, data["y"]) for data in _lines(3)]
     datasets[1] = (1e200 * X, datasets[1][1])
@@ -166,6 +167,7 @@ def test_warnings_of_several_data_sets_are_one():
     assert "4 of 4 data sets (0, 1, 2, 3): EP did not converge" in str(caught[0].message)
 
 
+@pytest.mark.thorough
 def test_interrupted(monkeypatch, two_at_a_time, python_handles_control_c):
     fit, calls = EP._fit, []
 
@@ -194,6 +196,7 @@ def test_engines_that_fit_one_after_the_other():
     assert fits.mean["rows"].shape == (2, 6, 2)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("max_hyper_steps", [1, *thorough(2)])
 def test_no_more_steps_are_taken_than_one_by_one(max_hyper_steps):
     datasets = _datasets(2, is_balanced=True)

@@ -100,6 +100,7 @@ def test_rows_far_from_zero_keep_the_digits_of_single_precision():
         np.testing.assert_allclose(evidence(jnp.asarray(noise, jnp.float32)), exact, atol=0.02)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("engine", [EP, *thorough(*ENGINES[1:])])
 def test_gradients_are_those_of_the_density_by_both_modes(engine):
     marginal = marginalize(intercepts, engine)
@@ -291,6 +292,7 @@ def correlated(y, jitter=0.0):
     numpyro.sample("y", dist.Poisson(jnp.exp(f)), obs=y)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("engine", [EP, *thorough(*ENGINES[1:])])
 def test_what_has_no_evidence_is_refused_and_counted(engine):
     marginal = marginalize(correlated, engine, init_values={"correlation": 0.5})
@@ -307,6 +309,7 @@ def test_fits_that_do_not_converge_are_counted():
         marginal.recover(jax.random.key(0), {"scales": [[0.5, 1.0]] * 3}, GROUP, COUNTS)
 
 
+@pytest.mark.thorough
 def test_fits_that_lead_nowhere_have_no_evidence():
     """EP has no fixed point where Student's distribution is narrower than its data: what it ends at was
     thousands of nats above the evidence."""

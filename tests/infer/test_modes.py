@@ -41,6 +41,7 @@ def test_engines_say_that_a_square_has_two_modes(engine_class):
     assert "two modes" in engine.diagnostics.messages[-1]
 
 
+@pytest.mark.thorough
 def test_a_function_with_one_mode_is_run_without_a_word():
     def cubes(y):
         f = numpyro.sample("f", dist.Normal(0, 1).expand([3]).to_event(1))
@@ -51,6 +52,7 @@ def test_a_function_with_one_mode_is_run_without_a_word():
     assert engine.diagnostics.messages == ()
 
 
+@pytest.mark.thorough
 def test_a_search_that_ends_between_two_modes_says_where():
     def even(y, loc):
         f = numpyro.sample("f", dist.Normal(loc, 1.0).expand([3]))

@@ -21,6 +21,7 @@ def shops(shop, sold, num_shops, noise_of_shops=False):
     numpyro.sample("sold", dist.Poisson(jnp.exp(rate[jnp.asarray(shop)])), obs=sold)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", [EP, *thorough(INLA)])
 def test_a_new_group_is_what_it_is_in_a_fit_of_all_at_these_hyperparameters(kind):
     engine = kind(shops, field=["rate"], progress_bar=False)
@@ -34,6 +35,7 @@ def test_a_new_group_is_what_it_is_in_a_fit_of_all_at_these_hyperparameters(kind
     assert engine.posterior["rate"].shape == (3,) and new.get_samples()["rate"].shape == (1000, 2)
 
 
+@pytest.mark.thorough
 def test_hyperparameters_of_the_groups_are_learned_anew():
     engine = EP(shops, field=["rate"], progress_bar=False)
     engine.run(random.key(0), SHOP, SOLD, 3, noise_of_shops=True)

@@ -35,6 +35,7 @@ def fitted():
     return engine
 
 
+@pytest.mark.thorough
 def test_effects_set_to_a_point_are_named_everywhere(fitted, capsys, tmp_path):
     assert fitted.diagnostics.points == ("scale", "effect")
     assert np.all(np.ptp(np.asarray(fitted.get_samples()["effect"]), axis=0) == 0.0)

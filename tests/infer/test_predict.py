@@ -212,6 +212,7 @@ def fitted(engine, model, args, **options):
 FEW = ("members of groups", "process")
 
 
+@pytest.mark.thorough
 @needs_float64
 @pytest.mark.parametrize("case", [*FEW, *thorough(*(case for case in CASES if case not in FEW))])
 def test_predictions_are_those_of_the_fit_with_new_observations_masked(case):
@@ -580,6 +581,7 @@ def test_other_posteriors_say_what_they_have_instead():
     assert np.asarray(bilinear.to_arviz(posterior_predictive=True)["posterior_predictive"]["y"]).shape == (4, 250, N)
 
 
+@pytest.mark.thorough
 def test_arviz_has_predictions_and_posterior_predictive_draws(groups):
     found = groups.predict(KEY, NEW_GROUP, NEW_X, 4)
     coords = {"group": ["a", "b", "c"], "member": ["a", "b", "c", "d"], "effect": ["level", "slope"]}

@@ -45,6 +45,7 @@ def at_optimum():
     return engine
 
 
+@pytest.mark.thorough
 def test_the_optimum_and_its_curvature(at_optimum):
     np.testing.assert_allclose(at_optimum.hyper["xi"].mode, CASE["xi_map"], atol=1e-8)
     np.testing.assert_allclose(hyper_covariance(at_optimum, "mgp"), CASE["Sigma"], atol=1e-8)
@@ -154,6 +155,7 @@ def counts(x, y=None):
     numpyro.sample("y", dist.Poisson(jnp.exp(slope * x)), obs=y)
 
 
+@pytest.mark.thorough
 def test_refusals(at_optimum):
     x = jnp.array([0.0, 1.0, 2.0])
     engine = EP(counts)

@@ -163,6 +163,7 @@ def test_the_scale_is_learned_at_the_maximum_of_the_exact_evidence():
     assert set(engine.diagnostics.points) == {"tau"}
 
 
+@pytest.mark.thorough
 def test_locations_may_be_other_sites_of_the_field():
     """The centre and the coefficient about it, against quadrature of both."""
 
@@ -181,6 +182,7 @@ def test_locations_may_be_other_sites_of_the_field():
     np.testing.assert_allclose([engine.posterior["mu"].mean, engine.posterior["b"].mean], mean, atol=0.05)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "prior", [dist.Laplace(0, 2), *thorough(dist.StudentT(4, 1, 2), dist.AsymmetricLaplace(1, 2, 2))]
 )
@@ -195,6 +197,7 @@ def test_groups_without_data_have_the_moments_of_their_prior(prior):
     np.testing.assert_allclose(engine.log_evidence, seen.log_evidence, atol=1e-6)
 
 
+@pytest.mark.thorough
 def test_a_prior_without_variance_needs_data_for_every_element_under_ep():
     with pytest.raises(ValueError, match="prior of site 'a' has no variance.*VariationalGaussian"):
         run(EP, lambda y: groups(dist.Cauchy(0, 2), y), GROUPED)
@@ -221,6 +224,7 @@ def test_more_coefficients_than_observations():
     assert bounds[1] < bounds[0] < bounds[1] + 2.0
 
 
+@pytest.mark.thorough
 def test_a_heavy_tail_far_from_the_data_converges_or_says_that_it_has_not():
     """Prior and datum are sixty scales apart: three modes, of which no Gaussian is a good picture."""
 
@@ -250,6 +254,7 @@ def plated(y, tau=1):
         numpyro.sample("y", dist.Bernoulli(logits=level + X @ b), obs=y)
 
 
+@pytest.mark.thorough
 def test_results_have_the_site_and_predictions_have_not():
     engine = run(VariationalGaussian, plated, BINARY)
     draws = engine.get_samples()
@@ -264,6 +269,7 @@ def test_results_have_the_site_and_predictions_have_not():
     assert bounded.log_evidence < engine.log_evidence
 
 
+@pytest.mark.thorough
 def test_cross_validation_scores_observations_only():
     def model(x, y, mask=True):
         b = numpyro.sample("b", dist.Logistic(0, 1).expand([2]))
@@ -360,6 +366,7 @@ def test_a_regression_of_all_kinds_against_nuts():
             np.testing.assert_allclose(np.sqrt(fitted.posterior[name].variance), deviation, rtol=0.12)
 
 
+@pytest.mark.thorough
 def test_scales_of_a_regression_are_integrated_over():
     """The default priors of many packages: no site is Gaussian, and noise has a posterior."""
 

@@ -35,6 +35,7 @@ def messages(*args, model=smooth, hyper_values=None, **kwargs):
     return explain_powers(reading, UnconstrainedSpace(reading.hyper, hyper_values))
 
 
+@pytest.mark.thorough
 def test_power_is_that_of_the_evidence():
     """With Normal differences the evidence has a closed form, whose slope at small scales is that of the message."""
     matrix = np.asarray(GRID.materialise())

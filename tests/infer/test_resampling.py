@@ -118,6 +118,7 @@ def spread(y):
     numpyro.sample("y", dist.Poisson(jnp.exp(level)), obs=y)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "engine, integrate", [*thorough((LaplaceApproximation, "grid"), (LaplaceApproximation, "ccd")), (EP, "normal")]
 )

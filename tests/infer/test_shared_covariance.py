@@ -89,6 +89,7 @@ def test_fit_is_the_full_one():
     np.testing.assert_allclose(a.covariance(), b.covariance(), atol=1e-10)
 
 
+@pytest.mark.thorough
 def test_learning_is_the_full_one():
     """The gradient of the bound in what all rows share, from the first row alone."""
     results = []

@@ -55,6 +55,7 @@ def check_errors(found, least_within, most_within):
     assert 0.75 < np.sqrt(np.mean(told**2) / np.mean(errors**2)) < 1.4
 
 
+@pytest.mark.thorough
 def test_evidences_of_conjugate_problems_have_honest_errors(errors_of_many):
     check_errors(errors_of_many, 0.85, 1.0)
 
@@ -107,6 +108,7 @@ def test_waste_free_runs_tell_their_error(kernel):
     assert np.std(told) < 0.2 * np.mean(told)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("kernel", "options"),
     [
@@ -217,6 +219,7 @@ def two_modes(y=None):
     numpyro.factor("y", mixture.log_prob(place))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("judge", ["exact", pytest.param("NUTS", marks=pytest.mark.slow)])
 def test_both_modes_where_nuts_misses_one(judge):
     if judge == "NUTS":
@@ -247,6 +250,7 @@ def test_few_particles_in_many_dimensions():
     assert smc.history.num_moves.max() < 30
 
 
+@pytest.mark.thorough
 @pytest.mark.float32
 @pytest.mark.parametrize(("num_particles", "kernel"), [(400, "elliptical-slice"), *thorough((1200, "hmc"))])
 def test_precisions_and_numbers_of_particles(num_particles, kernel):
@@ -267,6 +271,7 @@ def test_precisions_and_numbers_of_particles(num_particles, kernel):
     assert abs(smc.log_evidence - multivariate_normal.logpdf(y, np.zeros(440), np.diag(scale**2) + 1.0)) < 0.3
 
 
+@pytest.mark.thorough
 def test_hyperparameters_of_a_gaussian_process():
     """Against sums over a fine grid of the three hyperparameters."""
     x, y, points = (jnp.asarray(np.ravel(CASE[name])) for name in ("X", "y", "X_star"))

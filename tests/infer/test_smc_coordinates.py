@@ -173,6 +173,7 @@ def test_particles_of_another_density_than_the_models_are_refused(is_wrong, monk
     assert refused.value.reason is Reason.MISREAD
 
 
+@pytest.mark.thorough
 def test_a_centred_model_is_sampled_as_its_noncentred_twin():
     found = []
     for model in (schools, noncentred_schools):
@@ -187,6 +188,7 @@ def test_a_centred_model_is_sampled_as_its_noncentred_twin():
     np.testing.assert_allclose(centred.particles["effect"], noncentred.particles["effect"], rtol=1e-5, atol=1e-8)
 
 
+@pytest.mark.thorough
 def test_a_series_by_scan():
     def series(y):
         def step(x, y):
@@ -208,6 +210,7 @@ def test_a_series_by_scan():
     np.testing.assert_allclose(np.asarray(smc.get_samples()["x"]).mean(0), mean, atol=4.0 * 0.7 / np.sqrt(400))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("size", [20, *thorough(5)])
 def test_evidences_of_a_regression_are_not_biased(size):
     """By slices about the particles in 20 dimensions they were too large by two of their standard errors."""
@@ -232,6 +235,7 @@ def test_evidences_of_a_regression_are_not_biased(size):
     assert np.sqrt(np.mean(np.square(errors))) < 2.0 * np.mean(told)
 
 
+@pytest.mark.thorough
 def test_slices_need_no_gaussian_prior():
     """A rate with a flat prior on an interval: the evidence is an integral of one dimension."""
 

@@ -16,6 +16,7 @@ from .levels import Y, level_evidence, level_model, with_param
 KEY = random.key(0)
 
 
+@pytest.mark.thorough
 def test_missing_values_are_drawn_and_not_sampled():
     seen = np.arange(40) % 4 > 0
 
@@ -32,6 +33,7 @@ def test_missing_values_are_drawn_and_not_sampled():
     assert abs(drawn.mean() - Y[seen].sum() / 31) < 4.0 * np.sqrt((1 / 31 + 1 / 10) / 300)
 
 
+@pytest.mark.thorough
 def test_observations_that_depend_on_missing_values_are_warned_of():
     seen = np.arange(10) > 0
 
@@ -85,6 +87,7 @@ def test_models_without_an_answer_are_refused(model, words):
         SMC(model).run(KEY, Y)
 
 
+@pytest.mark.thorough
 def test_data_that_no_particle_explains():
     def uniform(y):
         end = numpyro.sample("end", dist.Uniform(0, 1))
@@ -118,6 +121,7 @@ def test_options_outside_their_range(options, words):
         SMC(level_model, **options)
 
 
+@pytest.mark.thorough
 def test_arguments_of_other_kinds():
     """Literals that people type: what is meant is taken, what is not is refused by name."""
     assert SMC(level_model, num_particles=np.int64(100)).num_particles == 100
@@ -137,6 +141,7 @@ def test_arguments_of_other_kinds():
         smc.update(pd.Series(Y), np.arange(40) < 20)
 
 
+@pytest.mark.thorough
 def test_a_kernel_that_hardly_moves_is_reported():
     def funnel(y):
         log_scale = numpyro.sample("log_scale", dist.Normal(0, 3))

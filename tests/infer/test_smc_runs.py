@@ -52,6 +52,7 @@ def test_against_nuts(grouped):
         np.testing.assert_allclose(draws.std(0), sd, rtol=0.05)
 
 
+@pytest.mark.thorough
 def test_results_are_those_of_a_sampler(grouped):
     draws = grouped.get_samples()
     assert {name: value.shape for name, value in draws.items()} == {
@@ -176,6 +177,7 @@ def test_an_interrupted_update_goes_on(by, monkeypatch, tmp_path):
     np.testing.assert_array_equal(smc.get_samples()["level"], whole.get_samples()["level"])
 
 
+@pytest.mark.thorough
 def test_other_data_of_equal_shapes_compile_nothing():
     smc = SMC(level_model, num_particles=100, progress_bar=False)
     smc.run(KEY, Y, np.arange(40) < 10)
@@ -202,6 +204,7 @@ def test_samplers_of_one_model_share_programs_and_know_their_data():
         assert abs(smc.log_evidence - level_evidence(Y / scale)) < 3.5 * smc.log_evidence.standard_error
 
 
+@pytest.mark.thorough
 def test_one_model_on_data_that_change_the_number_of_unknowns():
     def slopes(x, y):
         slope = numpyro.sample("slope", dist.Normal(0, 1).expand([x.shape[1]]).to_event(1))
@@ -215,6 +218,7 @@ def test_one_model_on_data_that_change_the_number_of_unknowns():
         assert abs(smc.log_evidence - exact) < 3.5 * smc.log_evidence.standard_error
 
 
+@pytest.mark.thorough
 def test_updates_that_change_the_prior():
     def scaled(y):
         level = numpyro.sample("level", dist.Normal(0, jnp.std(y)))

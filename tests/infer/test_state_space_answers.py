@@ -68,6 +68,7 @@ def level() -> LaplaceApproximation:
     return engine
 
 
+@pytest.mark.thorough
 @pytest.mark.float32
 def test_moments_in_either_precision(level: LaplaceApproximation) -> None:
     """A level is known to some thousandths of its deviation after sums over hundreds of steps in single precision."""
@@ -102,6 +103,7 @@ def test_scores_of_observations_are_the_densities_of_gaussians(level: LaplaceApp
     np.testing.assert_allclose(level.log_predictive(WALK)["y"], expected, atol=1e-8)
 
 
+@pytest.mark.thorough
 def test_files_and_arviz(level: LaplaceApproximation, tmp_path: Any) -> None:
     level.save(tmp_path / "run")
     loaded = LaplaceApproximation.load(tmp_path / "run", local_level)
@@ -122,6 +124,7 @@ def test_folds_are_scored_as_those_of_a_matrix(monkeypatch: pytest.MonkeyPatch) 
     np.testing.assert_allclose(*scores, atol=1e-6)
 
 
+@pytest.mark.thorough
 def test_independent_unknowns_are_those_of_a_matrix_and_shared_covariances_are_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -152,6 +155,7 @@ def test_hyperparameters_are_integrated_as_for_a_matrix(monkeypatch: pytest.Monk
         np.testing.assert_allclose(*(getattr(e.posterior["x"], moment) for e in engines), atol=1e-5)
 
 
+@pytest.mark.thorough
 def test_what_needs_all_covariances_of_a_long_series_is_refused() -> None:
     y = np.zeros(31_000)
     engine = LaplaceApproximation(local_level, hyper_values=HYPER, progress_bar=False)

@@ -52,6 +52,7 @@ def trend():
     return np.cumsum(slope + 0.3 * rng.normal(size=NUM_STEPS)) + 0.6 * rng.normal(size=NUM_STEPS)
 
 
+@pytest.mark.thorough
 def test_gaussian_data_give_what_a_kalman_smoother_gives(trend):
     engine = LaplaceApproximation(
         scan_models.local_linear_trend, hyper_values=TREND, num_samples=50, progress_bar=False

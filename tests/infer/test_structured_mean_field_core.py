@@ -261,6 +261,7 @@ def test_start_fitted_to_raw_coefficients():
     np.testing.assert_allclose(more.high.scale, again.high.scale, rtol=1e-3)
 
 
+@pytest.mark.thorough
 def test_start_fitted_to_noisy_coefficients():
     """Second moments are those of the exact posterior, here by quadrature; the prior explains the data better."""
     form = small_form("laplace-tree")

@@ -115,6 +115,7 @@ def test_derivatives_of_the_evidence_know_nothing_of_where_factors_are_zero():
     assert slope == pytest.approx(float(evidence(2.0 + step) - evidence(2.0 - step)) / (2 * step), rel=1e-5)
 
 
+@pytest.mark.thorough
 def test_moments_of_a_factor_that_is_narrow_beside_its_distance():
     """Jumps cost the quadrature digits, but none of nine points of a broad cavity has to be within them."""
     width, deviation = 2.0, np.array([10.0, 16.0, 50.0, 100.0])

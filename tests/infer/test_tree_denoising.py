@@ -41,6 +41,7 @@ def test_pixel_variance_is_the_diagonal_of_the_dense_covariance(shape, wavelet, 
     np.testing.assert_allclose(pixel_variance(transform, variance), expected, rtol=1e-10)
 
 
+@pytest.mark.thorough
 def test_mixture_over_shifts_equals_separate_posteriors(image, parameters):
     shifts = np.array([[0, 0], [1, 3], [5, 2]])
     found = denoise(TRANSFORM, FOREST, parameters, image, NOISE, shifts, batch_size=2)
@@ -67,6 +68,7 @@ def test_mean_is_the_slope_of_the_evidence(image, parameters):
     np.testing.assert_allclose(found.mean, image + NOISE * slope, rtol=1e-8, atol=1e-9)
 
 
+@pytest.mark.thorough
 def test_learning_never_lowers_the_evidence_and_finds_the_noise():
     """Long flat stretches: the noise is seen in the details. Learned together with the scales it takes many steps."""
     transform = wavelet_transform(1024, "haar", 5)

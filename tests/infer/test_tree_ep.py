@@ -217,6 +217,7 @@ def learned():
     return engine
 
 
+@pytest.mark.thorough
 def test_learned_values_maximise_the_integrated_likelihood(learned):
     """One-dimensional integrals by quadrature, and a search that knows nothing of trees."""
     grid = np.linspace(-15.0, 15.0, 20001)
@@ -248,6 +249,7 @@ def test_learned_values_maximise_the_integrated_likelihood(learned):
     np.testing.assert_allclose(found, errors, rtol=0.02)
 
 
+@pytest.mark.thorough
 def test_front_of_a_run_that_was_handed_over(learned, capsys, tmp_path):
     learned.print_summary()
     text = capsys.readouterr().out
@@ -430,6 +432,7 @@ def pooled():
     return runs
 
 
+@pytest.mark.thorough
 def test_an_average_is_as_wrong_as_its_members_less_what_they_differ_by(pooled):
     """The identity of Krogh and Vedelsby (1995) for the members' own means and variances, in sums over the picture."""
     mixture, average = (pooled[name].posterior["image"] for name in ("mixture", "average"))
@@ -442,6 +445,7 @@ def test_an_average_is_as_wrong_as_its_members_less_what_they_differ_by(pooled):
     np.testing.assert_allclose(average.variance / mixture.variance, average.shrinkage, rtol=1e-10)
 
 
+@pytest.mark.thorough
 def test_draws_and_quantiles_of_an_average_belong_to_its_moments(pooled):
     mixture, average = pooled["mixture"], pooled["average"]
     site, factor = average.posterior["image"], average.posterior["image"].shrinkage ** 0.5

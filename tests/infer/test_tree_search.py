@@ -83,6 +83,7 @@ def test_the_maximum_is_that_of_a_search_on_all_trees(noisy, whole, small_parts,
     assert engine.diagnostics.converged and [share for share, _ in sizes] == [1.0] and sizes[0][1] < 5
 
 
+@pytest.mark.thorough
 def test_derivatives_are_small_in_units_of_the_end(noisy, small_parts):
     """By differences of the evidence at given parameters; standard errors from their curvature."""
     engine = EP(wavelet_denoising, progress_bar=False)
@@ -104,6 +105,7 @@ def test_derivatives_are_small_in_units_of_the_end(noisy, small_parts):
         assert curvature < 0.0 and abs(slope) / np.sqrt(-curvature) < 1.0
 
 
+@pytest.mark.thorough
 def test_units_measured_on_a_sample_are_those_of_all(noisy, small_parts):
     """About: eight random signs know a root mean square to a third or so."""
     transform = wavelet_transform((64, 64), "haar", 2)

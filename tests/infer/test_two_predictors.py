@@ -164,6 +164,7 @@ def _grid_moments(model, y, shapes, centers, spans, num_nodes):
     return evidence, mean, np.sqrt(weight @ (points - mean) ** 2)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("engine", "nats", "deviations", "ratio"),
     [(EP, 0.1, 0.1, 0.1), *thorough((VariationalGaussian, 0.2, 0.1, 0.2), (LaplaceApproximation, 0.2, 0.7, 0.2))],
@@ -180,6 +181,7 @@ def test_a_short_regression_of_location_and_scale(engine, nats, deviations, rati
     assert np.all(np.abs(np.log(spread / sd)) < ratio)
 
 
+@pytest.mark.thorough
 def test_groups_that_share_both_predictors_are_one_factor_each_and_ep_is_exact():
     # one factor and one prior to each pair of unknowns: nothing is approximated but the shape of the posterior
     found = _run(EP, groups, REAL)
@@ -209,6 +211,7 @@ def test_zero_inflation_in_three_idioms():
         np.testing.assert_allclose(other.posterior["c"].sd, found[0].posterior["c"].sd, rtol=1e-4)
 
 
+@pytest.mark.thorough
 def test_held_out_observations_are_integrated_over_both_predictors():
     mask = np.arange(N) % 6 > 0
     found = _run(EP, noisy, REAL, mask)

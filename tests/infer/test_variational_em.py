@@ -381,6 +381,7 @@ def test_a_prior_on_the_loadings_of_real_columns():
 # --- minibatches
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["real", pytest.param("binary", marks=pytest.mark.slow)])
 def test_batches_come_near_the_optimum_of_all_rows(kind):
     rng = np.random.default_rng(5)

@@ -117,6 +117,7 @@ def test_reference_optima_with_local_bounds(bound, num_pieces, reference):
             assert info.converged
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("settings", [range(3), pytest.param(range(3, 5), marks=pytest.mark.slow)])
 def test_coordinate_ascent_finds_the_same_optima(settings):
     solve = jax.jit(lambda form: variational_coordinate.solve(form, vg.init(form), num_steps=60))

@@ -79,6 +79,7 @@ compiled_everything = jax.jit(everything, static_argnums=0)
 OTHERS = (False, False), (True, False), (True, True)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("is_hard", "is_wide"), [(False, True), *thorough(*OTHERS)])
 def test_border_agrees_with_all_unknowns_at_once(is_hard, is_wide):
     prior, design, border, precision, shift = problem(is_flat=is_hard, is_signed=is_hard, is_wide=is_wide)
@@ -101,6 +102,7 @@ def test_border_agrees_with_all_unknowns_at_once(is_hard, is_wide):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-10), *gradients)
 
 
+@pytest.mark.thorough
 def test_variances_of_many_rows_some_at_a_time():
     prior, design, border, precision, shift = problem(is_wide=True)
     space = linear_gaussian(prior, design, *one_block(NUM_ROWS, NUM_COLUMNS), border=border)

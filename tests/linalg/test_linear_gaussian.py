@@ -302,6 +302,7 @@ def transform_and_square(e, known):
     return jnp.concatenate([spectrum.real, spectrum.imag, e[:9]]) + 3.0
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("is_flat", [False, True])
 def test_operators_are_conditioned_as_their_matrices(is_flat):
     rng = np.random.default_rng(5)

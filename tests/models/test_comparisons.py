@@ -122,6 +122,7 @@ def test_engines_reach_the_reference_values(name, engine, link):
         np.testing.assert_allclose(np.exp(predicted), np.array(expected["predict_m_v_p"])[:, 2], atol=1e-8)
 
 
+@pytest.mark.thorough
 def test_models_without_tastes_and_by_kronecker_agree_with_the_field_written_out():
     values = {"b": np.arange(4) / 4, "sigma": 0.9}
     options = {"num_users": 2, "kernel": KERNEL, "rank": 0}
@@ -135,6 +136,7 @@ def test_models_without_tastes_and_by_kronecker_agree_with_the_field_written_out
     assert abs(few.log_evidence - zero.log_evidence) > 0.01
 
 
+@pytest.mark.thorough
 def test_one_person_by_expectation_propagation_agrees_with_samples():
     X, options = np.arange(4), {"jitter": 1e-4}
     ep = EP(models.preference_gp, hyper_values={"scale": 1, "length": 1.5}, progress_bar=False)

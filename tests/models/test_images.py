@@ -77,6 +77,7 @@ def test_density_of_the_smoothness_is_that_of_the_normalised_prior():
     np.testing.assert_allclose(found, (6 - 1) / 0.7 - absolute + jax.grad(prior.log_prob)(0.7), rtol=1e-6)
 
 
+@pytest.mark.thorough
 def test_wavelet_denoising_of_a_side_that_is_no_power_of_two():
     image = steps((30, 20))
     noisy = image + 1.0 * np.random.default_rng(1).standard_normal(image.shape)
@@ -233,6 +234,7 @@ def test_what_fills_a_gap_does_not_say_how_rough_a_picture_is():
     np.testing.assert_allclose(finest[wavelet_inpainting], 1.0, atol=0.15)
 
 
+@pytest.mark.thorough
 def test_a_margin_is_a_larger_picture_that_is_cut():
     data = np.random.default_rng(2).normal(size=(5, 8))
     given = {"low_scale": jnp.ones(3), "high_scale": 2.0 * jnp.ones(3), "transition": jnp.array([[0.2, 0.7]])}

@@ -77,6 +77,7 @@ ON_THE_LINE_OF_LOGARITHMS = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ON_THE_LINE_OF_LOGARITHMS)
 def test_positive_observations_are_those_of_numpyro(name):
     factors, distribution = ON_THE_LINE_OF_LOGARITHMS[name]

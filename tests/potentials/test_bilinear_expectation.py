@@ -125,6 +125,7 @@ def test_quadratic_factors_in_many_dimensions():
         )
 
 
+@pytest.mark.thorough
 @needs_float64
 @pytest.mark.parametrize(
     "is_diagonal, absent",
@@ -156,6 +157,7 @@ def test_gradients_against_finite_differences(is_diagonal, absent):
     assert np.all(eigenvalues > -1e-14)
 
 
+@pytest.mark.thorough
 @pytest.mark.float32
 def test_points_and_vanishing_covariances():
     """Without spread the expectation is the log factor; equal eigenvalues have gradients."""

@@ -90,6 +90,7 @@ def beta_regression(eta, y, size):
     return dist.Beta(mean * size, (1.0 - mean) * size).log_prob(y)
 
 
+@pytest.mark.thorough
 @needs_float64
 def test_values_at_few_nodes_are_enough_under_narrow_cavities():
     y, eta = jnp.array([0.02, 0.4, 0.9, 0.6]), jnp.array([-1.0, 0.5, 3.0, 0.0])

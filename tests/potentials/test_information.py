@@ -66,6 +66,7 @@ def test_information_in_probit_labels_is_never_negative_and_small_one_keeps_its_
         np.testing.assert_allclose(found[row, abs(mean[0]) < 11.0], 0.5 * fisher * variance[row, 0], rtol=2e-3)
 
 
+@pytest.mark.thorough
 def test_information_in_probit_labels_is_a_series_where_there_is_little_variance():
     at = np.array([0.0, -0.3, 2.0, 5.0, 9.0])
     # As much as the variance goes to zero, in the digits of the polynomial.
@@ -94,6 +95,7 @@ def test_nothing_is_known_of_what_has_no_bounds():
     np.testing.assert_allclose(found, np.log(2.0), rtol=2e-3)
 
 
+@pytest.mark.thorough
 def test_information_in_probit_labels_has_the_shape_of_the_factors():
     for labels in (ProbitPotential(jnp.zeros(3)), LogitPotential(jnp.zeros(3))):  # one predictor for many factors
         for of in (predictive_entropy, expected_conditional_entropy, expected_information):
@@ -109,6 +111,7 @@ def _some_left(mean, variance):
     return expected_information(ProbitPotential(0), mean, variance, left=0.2)
 
 
+@pytest.mark.thorough
 def test_information_in_probit_labels_has_slopes_and_their_slopes():
     weights, way = jnp.array([1.0, -0.7, 0.4]), (jnp.array([0.3, -1.0, 0.8]), jnp.array([0.5, 0.6, -1.0]))
 
@@ -230,6 +233,7 @@ def test_small_information_keeps_its_digits_in_both_precisions():
         assert np.all(found > 0.0)
 
 
+@pytest.mark.thorough
 @pytest.mark.float32
 def test_slopes_are_finite_where_an_outcome_has_no_probability_left():
     """In single precision a label that predictors almost exclude had a slope that was no number."""

@@ -76,6 +76,7 @@ def test_only_the_full_covariance_makes_the_tilted_bound_one():
     assert np.all(COMPILED["tilted"](MEAN, COVARIANCE).value > column("E_lse"))
 
 
+@pytest.mark.thorough
 @needs_float64
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(st.integers(0, 10**6), st.floats(0.01, 2.0))

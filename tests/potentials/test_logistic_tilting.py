@@ -85,6 +85,7 @@ def test_a_factor_as_seen_from_anywhere(far):
         np.testing.assert_allclose(there, expected, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.thorough
 @needs_float64
 def test_derivatives_of_the_log_normaliser_alone_are_those_of_the_moments():
     thresholds = jnp.stack([jnp.linspace(-2.0, 0.0, 121), jnp.linspace(0.5, 3.0, 121)], axis=-1)

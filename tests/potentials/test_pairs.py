@@ -57,6 +57,7 @@ def _cases(values):
 FEW = ("zero-inflated Poisson",)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", [*FEW, *thorough(*(name for name in FAMILIES if name not in FEW))])
 def test_integrals_are_those_of_a_dense_grid(name):
     function, values, kind = FAMILIES[name]

@@ -191,6 +191,7 @@ def test_fractional_power_against_direct_integral():
             np.testing.assert_allclose([value[i] for value in tempered[:3]], expected, rtol=1e-8)
 
 
+@pytest.mark.thorough
 def test_broadcasting_jit_vmap_and_cost_shape():
     y, mean = jnp.array([0, 5, 300]), jnp.array([[-1.0], [4.0]])
     log_z, tilted_mean, tilted_variance = rectified_linear_poisson_moments(y, mean, 2.0)

@@ -63,6 +63,7 @@ def _all_at_once(eta, y):
     return -2.0 * jnp.log1p(jnp.zeros(len(y)).at[jnp.arange(len(y))].set(eta - y) ** 2 / 3.0)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("weight", [None, 0.5])
 def test_factors_of_a_fixed_shape_stay_whole(weight):
     rng = np.random.default_rng(2)

@@ -172,6 +172,7 @@ SHORT_RULES = {
 }
 
 
+@pytest.mark.thorough
 @needs_float64
 @pytest.mark.parametrize("name", ["logit", *thorough(*(name for name in SHORT_RULES if name != "logit"))])
 def test_short_rules_of_narrow_cavities(name):
@@ -219,6 +220,7 @@ def test_log_density_and_derivatives(name):
             assert np.all(curvature <= 1e-12)
 
 
+@pytest.mark.thorough
 @needs_float64
 def test_factors_that_say_nothing_keep_their_digits():
     # Site precisions of 1e-11 to 1e-8 relative to the cavity, where 1 / variance - 1 / v has no digits.
@@ -237,6 +239,7 @@ def test_factors_that_say_nothing_keep_their_digits():
         np.testing.assert_allclose(moments.site_shift, slope - second * mean, rtol=2e-7)
 
 
+@pytest.mark.thorough
 @needs_float64
 def test_gradients_in_cavity_and_parameters_are_those_of_the_integral():
     mean, variance = jnp.array([-1.0, 0.5, 2.0, 6.0]), jnp.array([0.5, 4.0, 30.0, 1.0])
@@ -296,6 +299,7 @@ class TestElementwise:
             raise AssertionError(f"evaluated at the shape {eta.shape}")
         return jax.scipy.stats.t.logpdf(eta, df, observation, scale)
 
+    @pytest.mark.thorough
     @needs_float64
     def test_student_t_without_being_told_where_its_peak_is(self):
         mean, variance, _, columns = _grid([(5.0, 0.05, 3.0)])
@@ -313,6 +317,7 @@ class TestElementwise:
         for value, other in zip(potential.tilted_moments(mean, variance), expected, strict=True):
             np.testing.assert_allclose(value, other, rtol=1e-6, atol=1e-9)
 
+    @pytest.mark.thorough
     @needs_float64
     def test_half_line_and_kinks_elsewhere_to_four_digits(self):
         count = jnp.array([0.0, 1.0, 20.0])
@@ -330,6 +335,7 @@ class TestElementwise:
             np.testing.assert_array_less(jnp.abs(moments.mean - tilted_mean) / jnp.sqrt(tilted_variance), 1e-4)
             np.testing.assert_allclose(moments.variance, tilted_variance, rtol=1e-4)
 
+    @pytest.mark.thorough
     def test_a_factor_that_vanishes_where_the_cavity_is_gives_nan(self):
         nowhere = ElementwisePotential(lambda eta: jnp.full_like(eta, -jnp.inf))
         undefined = ElementwisePotential(lambda eta: jnp.full_like(eta, jnp.nan))
@@ -339,6 +345,7 @@ class TestElementwise:
         for value in LogitPotential(jnp.ones(2)).tilted_moments(jnp.zeros(2), jnp.array([-1.0, 0.0])):
             assert jnp.isnan(value).all()
 
+    @pytest.mark.thorough
     def test_vmap_over_cavities(self):
         potential = ElementwisePotential(lambda eta, y: -jnp.log1p((eta - y) ** 2), (jnp.array([0.0, 3.0, -1.0]),))
         means = jnp.array([[0.0, 1.0, 2.0], [3.0, -4.0, 5.0]])

@@ -34,6 +34,7 @@ def inflated(base, gate):
     return ZeroInflatedPotential(base, COUNTS == 0.0, jnp.log(gate), jnp.log1p(-gate))
 
 
+@pytest.mark.thorough
 @needs_float64
 @pytest.mark.parametrize("name", BASES)
 @pytest.mark.parametrize("gate", [1e-6, 0.3, 0.97])
@@ -96,6 +97,7 @@ def successes(x):
     return dist.ZeroInflatedDistribution(dist.Binomial(9, logits=coefficients(x)), gate=gate)
 
 
+@pytest.mark.thorough
 @needs_float64
 @pytest.mark.parametrize("counts", [known_gate, learned_gate, gate_by_odds, successes])
 def test_models_are_read_by_name_and_mean_what_they_say(counts):

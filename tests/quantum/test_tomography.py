@@ -43,6 +43,7 @@ def check(case, source, query, noise, bloch, effective, weights=None):
     np.testing.assert_allclose(gain, case["BALD_nats"], atol=5.0 * np.sqrt(np.max(case["BALD_nats"]) / effective))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", CASES)
 def test_posteriors_by_particles(name):
     case, settings, counts, noise = arguments(name)

@@ -326,6 +326,7 @@ def test_points_are_no_unknowns():
     assert np.all(draws["level"] == 2.0) and draws["weights"].shape[1:] == (2,)
 
 
+@pytest.mark.thorough
 def test_the_density_of_a_point_is_a_factor():
     def model(density, x=None):
         slope = numpyro.sample("slope", dist.Normal(0, 1))

@@ -137,6 +137,7 @@ def test_a_process_of_each_user_belongs_to_the_users():
     assert [e.shape for e in reading.elements] == [(USERS, RANK + ITEMS), (ITEMS, 1 + RANK)]
 
 
+@pytest.mark.thorough
 def test_the_prior_of_vectors_that_depend_on_each_other():
     reading = read_bilinear(shared_utility, by_component={"h"})
     form = reading.form({})

@@ -182,6 +182,7 @@ def test_likelihoods(label):
     assert f"({label})" in reading.describe()
 
 
+@pytest.mark.thorough
 def test_parameters_of_likelihoods_and_several_sites():
     reading = read_bilinear(ordered)
     assert set(reading.hyper) == {"steps"} and not reading.is_design_fixed

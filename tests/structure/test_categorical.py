@@ -196,6 +196,7 @@ def test_probabilities_and_logits_are_one_model(engine):
     np.testing.assert_allclose(*found, rtol=1e-6)
 
 
+@pytest.mark.thorough
 def test_a_table_of_counts_is_that_of_its_observations():
     """Their densities differ by the number of orders in which observations can be counted."""
     table = np.bincount(LABEL, minlength=3)

@@ -86,6 +86,7 @@ def test_states_are_of_the_numbers_that_were_written():
     assert len(set(digests)) == 3
 
 
+@pytest.mark.thorough
 def test_hyperparameters_are_learned_under_each_number():
     def model(y, scale):
         tau = numpyro.sample("tau", dist.LogNormal(0.0, scale))

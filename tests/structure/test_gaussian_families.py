@@ -134,6 +134,7 @@ def imputed(x, y):
     numpyro.sample("y", dist.Normal(0.5 * x, 0.4), obs=y)
 
 
+@pytest.mark.thorough
 def test_imputation_has_the_density_of_a_site_that_is_not_masked():
     x, y = np.array([0.3, np.nan, 1.2, np.nan, -0.5]), np.array([0.1, 0.9, 0.6, -0.4, -0.1])
 

@@ -92,6 +92,7 @@ def test_models_that_say_what_happens_out_of_range_are_taken(options):
     np.testing.assert_array_equal(last, [0.0, 0.0, 1.0] if options["mode"] == "clip" else np.zeros(3))
 
 
+@pytest.mark.thorough
 def test_sites_without_elements():
     """A factor model of rank 0 is the model without factors."""
     x, y = np.linspace(-1.0, 1.0, 6), np.array([0, 1, 1, 0, 2, 1])

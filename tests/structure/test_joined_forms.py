@@ -75,6 +75,7 @@ def test_thresholds_are_not_taken_for_numbers_of_rows():
     assert joined(form).potentials == (ordinal, ordinal)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", [EP, LaplaceApproximation, VariationalGaussian])
 def test_sites_of_a_loop_are_those_of_a_plate(kind):
     rng = np.random.default_rng(0)

@@ -207,6 +207,7 @@ def log_evidence(b, s):
     return -0.5 * (quadratic + 50 * np.linalg.slogdet(2 * np.pi * covariance)[1])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("engine_class", [EP, *thorough(LaplaceApproximation, VariationalGaussian)])
 def test_a_slope_whose_prior_has_an_integer_location_is_learned(engine_class):
     engine = engine_class(errors_in_variables, integrate="none", init_values={"b": 0.7}, progress_bar=False)

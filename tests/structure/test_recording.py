@@ -93,6 +93,7 @@ def check_same(found, wanted, rtol=RTOL):
         np.testing.assert_allclose(found[name], wanted[name], rtol=rtol, atol=rtol, err_msg=name)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("make", "model"), [(EP, intercepts), (LaplaceApproximation, process), (VariationalGaussian, regression)]
 )
@@ -148,6 +149,7 @@ def draws(y):
     numpyro.sample("y", dist.Normal(a + shift, 1.0), obs=y)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("model", [closes_over, has_a_density_of_its_own])
 def test_what_a_model_has_from_outside_may_change(model, monkeypatch):
     engine, y = EP(model, progress_bar=False), np.array([0.3, 1.2, 2.0])
@@ -162,6 +164,7 @@ def test_what_a_model_has_from_outside_may_change(model, monkeypatch):
         np.testing.assert_allclose(found["a"][0], (y.sum() + prior) / precision, rtol=10 * RTOL)
 
 
+@pytest.mark.thorough
 def test_static_arguments_and_branches_on_values_are_those_of_the_call(monkeypatch):
     engine, y = EP(branches, progress_bar=False), np.array([0.3, 1.2, 2.0])
     for data, kind in [(y, "normal"), (-y, "normal"), (y, "cauchy"), (y, "normal"), (-y, "cauchy")]:
@@ -170,6 +173,7 @@ def test_static_arguments_and_branches_on_values_are_those_of_the_call(monkeypat
         check_same(answers(engine), by_calls(monkeypatch, engine, data, kind=kind))
 
 
+@pytest.mark.thorough
 def test_a_model_that_draws_numbers_itself_has_those_of_the_key(monkeypatch):
     engine, y = EP(draws, progress_bar=False), np.array([0.3, 1.2, 2.0])
     found = []

@@ -295,6 +295,7 @@ def test_a_process_that_is_integrated_out_by_hand_is_told_how_it_is_read() -> No
     assert str(refusal.value).count("it is read") == 1
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("inner", "bound"), [(dist.Uniform, lambda s: (0, s)), (dist.Pareto, lambda s: (s, 2.0))], ids=["uniform", "pareto"]
 )
@@ -318,6 +319,7 @@ def test_a_support_that_another_site_moves_is_refused_unless_it_is_given(inner, 
     assert np.all(draws < 0.5) if inner is dist.Uniform else np.all(draws > 0.5)
 
 
+@pytest.mark.thorough
 def test_a_bound_that_is_computed_from_another_site_and_stays_is_taken() -> None:
     """Zero times a scale is zero."""
 

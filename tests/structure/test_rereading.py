@@ -132,6 +132,7 @@ def test_negative_labels_are_refused_where_they_are_the_same_elements():
         read_latent_gaussian(intercepts, (np.where(LABELS == 3, -1, LABELS), counts(1)))
 
 
+@pytest.mark.thorough
 def test_answers_are_those_of_a_reading_of_their_own(monkeypatch):
     engine = EP(intercepts, integrate="none", progress_bar=False)
     engine.run(jax.random.key(0), LABELS, counts(0))

@@ -101,6 +101,7 @@ def numbers_of(form):
     return form.offset, form.design.values, form.design.columns, form.touched.quantities.to_dense()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("rank", [0, 2])
 def test_forms_of_large_values_are_those_of_small_ones(monkeypatch, rank):
     for constant in ("_LEAST_NUMBERS", "_LEAST_GAIN", "_COST_OF_BUCKET"):

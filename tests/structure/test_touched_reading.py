@@ -240,6 +240,7 @@ def test_curvature_is_computed_for_few_numbers(num_cells):
     assert is_few or engine.last_state.search.probes.size == 2 * num_cells  # no room for what is not found
 
 
+@pytest.mark.thorough
 def test_runs_from_files_answer_the_same(always, monkeypatch, tmp_path):
     monkeypatch.setattr(reading_module, "_LARGE_SITE", 50)
     engine = EP(collaborative_preferences, hyper_values=given(), progress_bar=False)
