@@ -22,7 +22,7 @@ FLOORS = {
         ["design"],
         ["demo"],
     ],
-    "linalg": [["gaussian", "operators"], ["solvers"]],
+    "linalg": [["sparse_cholesky"], ["gaussian", "operators"], ["solvers"]],
     "potentials": [["integrals"], ["bounds"], ["families"], ["trees"]],
     "structure": [["program"], ["model"], ["factors"], ["latent_gaussian", "sparse_linear", "bilinear"]],
     "infer": [

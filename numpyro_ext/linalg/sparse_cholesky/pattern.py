@@ -1,0 +1,116 @@
+"""Pattern of a symmetric sparse matrix: which entries of its lower triangle may differ from zero."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+__all__ = ["SparsePattern"]
+
+
+class SparsePattern:
+    """Entries of the lower triangle of a symmetric matrix, sorted by row and column, with the whole diagonal.
+
+    Equal and hashed by its content, so it may be static in a pytree and an argument that ``jit`` compares.
+
+    >>> pattern = SparsePattern.of(3, [0, 2], [1, 1])
+    >>> pattern.rows.tolist(), pattern.columns.tolist()
+    ([0, 1, 1, 2, 2], [0, 0, 1, 1, 2])
+
+    :param int size: number of rows of the matrix.
+    :param rows: row of each entry, int32, shape (nnz,).
+    :param columns: column of each entry, at most its row.
+    :raises ValueError: if entries are not in this form; :meth:`of` makes it.
+    """
+
+    def __init__(self, size: int, rows: ArrayLike, columns: ArrayLike) -> None:
+        self.size = _size(size)
+        self.rows, self.columns = (_indices(a, self.size, n) for a, n in ((rows, "rows"), (columns, "columns")))
+        if self.rows.shape != self.columns.shape:
+            raise ValueError(f"{self.rows.size} rows and {self.columns.size} columns: each entry has one of both.")
+        keys = self._keys(self.rows, self.columns)
+        is_sorted = bool(np.all(keys[1:] > keys[:-1])) and bool(np.all(self.columns <= self.rows))
+        if not is_sorted or np.count_nonzero(self.rows == self.columns) != self.size:
+            raise ValueError(
+                "The entries must be those of the lower triangle with the whole diagonal, sorted by row and column, "
+                "each once: SparsePattern.of(size, rows, columns) brings them into this form."
+            )
+        for array in (self.rows, self.columns):
+            array.setflags(write=False)
+        content = hashlib.blake2b(str(self.size).encode(), digest_size=16)
+        content.update(self.rows.tobytes())
+        content.update(self.columns.tobytes())
+        self.digest = content.digest()
+
+    @classmethod
+    def of(cls, size: int, rows: ArrayLike, columns: ArrayLike) -> SparsePattern:
+        """Pattern that holds given entries: mirrored to the lower triangle, each once, and the diagonal.
+
+        :param int size: number of rows of the matrix.
+        :param rows: rows of entries, integers from 0 to ``size - 1``, in any order and of either triangle.
+        :param columns: their columns.
+        :raises TypeError: if indices are no integers.
+        :raises ValueError: if one is out of range, or the numbers of rows and columns differ.
+        """
+        size = _size(size)
+        i, j = _indices(rows, size, "rows"), _indices(columns, size, "columns")
+        if i.shape != j.shape:
+            raise ValueError(f"{i.size} rows and {j.size} columns: each entry has one of both.")
+        diagonal = np.arange(size, dtype=np.int64)
+        low, high = np.minimum(i, j).astype(np.int64), np.maximum(i, j).astype(np.int64)
+        keys = np.unique(np.concatenate([high * size + low, diagonal * (size + 1)]))
+        return cls(size, (keys // size).astype(np.int32), (keys % size).astype(np.int32))
+
+    @property
+    def num_entries(self) -> int:
+        """Number of entries of the lower triangle, the diagonal included."""
+        return int(self.rows.size)
+
+    def positions(self, rows: ArrayLike, columns: ArrayLike) -> NDArray[np.int64]:
+        """Index of given entries, of either triangle, in the values of this pattern.
+
+        :raises ValueError: if the pattern lacks one of them.
+        """
+        i, j = _indices(rows, self.size, "rows"), _indices(columns, self.size, "columns")
+        keys, wanted = self._keys(self.rows, self.columns), self._keys(np.maximum(i, j), np.minimum(i, j))
+        found: NDArray[np.int64] = np.minimum(np.searchsorted(keys, wanted), keys.size - 1)
+        if wanted.size and np.any(keys[found] != wanted):
+            first = int(np.flatnonzero(keys[found] != wanted)[0])
+            raise ValueError(f"The pattern has no entry ({i[first]}, {j[first]}).")
+        return found
+
+    def _keys(self, rows: NDArray[Any], columns: NDArray[Any]) -> NDArray[np.int64]:
+        keys: NDArray[np.int64] = rows.astype(np.int64) * self.size + columns
+        return keys
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SparsePattern) and self.digest == other.digest
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
+
+    def __repr__(self) -> str:
+        return f"SparsePattern(size={self.size}, num_entries={self.num_entries})"
+
+
+def _size(size: Any) -> int:
+    if isinstance(size, bool) or not isinstance(size, int | np.integer) or not 0 < size < 2**31:
+        raise ValueError(f"The size of a matrix is a positive integer, not {size!r}.")
+    return int(size)
+
+
+def _indices(indices: ArrayLike, size: int, name: str) -> NDArray[np.int32]:
+    array = np.asarray(indices)
+    if array.size == 0:
+        array = array.astype(np.int32)
+    if array.ndim != 1:
+        raise ValueError(f"{name} have shape {array.shape}: they are indices of entries, of one dimension.")
+    if not np.issubdtype(array.dtype, np.integer):
+        raise TypeError(f"{name} are {array.dtype}: indices of entries are integers.")
+    bad = np.flatnonzero((array < 0) | (array >= size))
+    if bad.size:
+        raise ValueError(f"{name}[{bad[0]}] is {array[bad[0]]}: indices go from 0 to {size - 1}.")
+    return np.array(array, np.int32)

@@ -1,0 +1,327 @@
+"""Symbolic factorisation: supernodes, the rows of their fronts, and batches of fronts that are eliminated together."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .elimination_tree import EliminationTree
+from .pattern import SparsePattern
+
+__all__ = ["Batch", "Children", "make_batches"]
+
+Indices = NDArray[np.int32]
+
+# Seconds of a front, of each of its numbers, and of each multiplication and addition, as measured: a supernode joins
+# its parent where that saves time.
+_PER_FRONT, _PER_NUMBER, _PER_FLOP = 1.5e-6, 5e-9, 3e-10
+# Fronts are padded to the next of these sizes, and of all others to nothing.
+_PADDED = np.array([1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 24, 28, 32, 40, 48, 56, 64])
+# Larger fronts are eliminated one by one.
+LARGEST_BATCHED = 96
+# So many numbers of a batch stay in the cache.
+_NUMBERS_IN_BATCH = 2**17
+
+
+class Children(NamedTuple):
+    """Fronts of one batch whose parents are in another: their Schur complements are added there."""
+
+    batch: int
+    start: int
+    stop: int
+    parents: Indices
+    """Place of each parent in its batch, shape (stop - start,)."""
+    is_last: bool
+    """Whether no later batch has children in that batch."""
+
+
+class Batch(NamedTuple):
+    """Fronts of m supernodes of one height in the tree, each padded to K own columns and B rows below.
+
+    Padding in ``columns`` and ``rows`` is n, one past the last column.
+    """
+
+    columns: Indices
+    """Own columns, shape (m, K)."""
+    rows: Indices
+    """Rows below, shape (m, B)."""
+    in_parent: Indices
+    """Place of each row below in the front of the parent, shape (m, B); 0 in the padding."""
+    entries: Indices
+    """Entries of the matrix that the fronts begin with, as indices of its values."""
+    places: NDArray[np.int64]
+    """Their places in the fronts, which are an array of shape (m, K + B, K + B)."""
+    padding: NDArray[np.int64]
+    """Places of the diagonal of padded columns."""
+    children: tuple[Children, ...]
+    start: int
+    """Where the factor of this batch begins in the flat array of all."""
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Fronts, their own columns, their rows below."""
+        return self.columns.shape[0], self.columns.shape[1], self.rows.shape[1]
+
+    @property
+    def stop(self) -> int:
+        """Where the factor of this batch ends."""
+        fronts, own, below = self.shape
+        return self.start + fronts * own * (own + below)
+
+    @property
+    def is_large(self) -> bool:
+        """Whether the fronts are eliminated one by one, without padding."""
+        return sum(self.shape[1:]) > LARGEST_BATCHED
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the indices."""
+        arrays = [a for a in self if isinstance(a, np.ndarray)] + [c.parents for c in self.children]
+        return sum(a.nbytes for a in arrays)
+
+
+class _Supernodes(NamedTuple):
+    first: NDArray[np.int64]
+    """First own column of each supernode, and n."""
+    parent: NDArray[np.int64]
+    """Parent of each, their number for roots."""
+    below: NDArray[np.int64]
+    """Rows below of each."""
+
+    @property
+    def number(self) -> int:
+        return int(self.parent.size)
+
+    @property
+    def own(self) -> NDArray[np.int64]:
+        return np.diff(self.first)
+
+
+def make_batches(
+    pattern: SparsePattern, order: NDArray[np.int64], tree: EliminationTree
+) -> tuple[NDArray[np.int64], list[Batch]]:
+    """Order of elimination that keeps the columns of a supernode together, and the batches from leaves to roots."""
+    nodes, renumbering = _relaxed_supernodes(tree)
+    order = order[renumbering]
+    size = pattern.size
+    position = np.empty(size, np.int64)
+    position[order] = np.arange(size)
+    i, j = position[pattern.rows], position[pattern.columns]
+    high, low = np.maximum(i, j), np.minimum(i, j)
+    owner = np.repeat(np.arange(nodes.number), nodes.own)
+    height = _heights(nodes.parent)
+    rows, pointer = _rows_below(size, nodes, owner, height, high, low)
+    return order, _batches(size, nodes, owner, height, rows, pointer, high, low)
+
+
+def _relaxed_supernodes(tree: EliminationTree) -> tuple[_Supernodes, NDArray[np.int64]]:
+    size = tree.parent.size
+    follows = (tree.parent[:-1] == np.arange(1, size)) & (tree.counts[:-1] == tree.counts[1:] + 1)
+    start = np.flatnonzero(np.append(True, ~follows))
+    last = np.append(start[1:], size) - 1
+    number = start.size
+    owner = np.repeat(np.arange(number), np.diff(np.append(start, size)))
+    parent = np.append(owner, number)[tree.parent[last]].tolist()
+    below = (tree.counts[last] - 1).tolist()
+    own = (last - start + 1).tolist()
+    seconds = [_seconds(k, b) for k, b in zip(own, below, strict=True)]
+    into = list(range(number))
+    for node in range(number):  # children come before parents, so their own columns are known
+        above = parent[node]
+        if above == number:
+            continue
+        joined = _seconds(own[node] + own[above], below[above])
+        if joined <= seconds[node] + seconds[above]:
+            into[node] = above
+            own[above] += own[node]
+            seconds[above] = joined
+    for node in range(number - 1, -1, -1):
+        into[node] = into[into[node]]
+    merged = np.asarray(into)
+    kept, new = np.unique(merged, return_inverse=True)
+    new_owner = new[owner]
+    renumbering = np.argsort(new_owner, kind="stable")
+    first = np.concatenate([[0], np.cumsum(np.bincount(new_owner, minlength=kept.size))])
+    above = np.asarray(parent)[kept]
+    new_parent = np.append(new, kept.size)[above]
+    return _Supernodes(first, new_parent, np.asarray(below)[kept]), renumbering
+
+
+def _seconds(own: int, below: int) -> float:
+    """Predicted time of a front: its factorisation, and what it adds to its parent."""
+    flops = own**3 / 3 + own * own * below + own * below * below
+    return _PER_FRONT + _PER_NUMBER * (own + below) ** 2 + _PER_FLOP * flops
+
+
+def _heights(parent: NDArray[np.int64]) -> NDArray[np.int64]:
+    height = [0] * (parent.size + 1)
+    for node, above in enumerate(parent.tolist()):
+        if height[above] <= height[node]:
+            height[above] = height[node] + 1
+    return np.asarray(height[:-1])
+
+
+def _rows_below(
+    size: int,
+    nodes: _Supernodes,
+    owner: NDArray[np.int64],
+    height: NDArray[np.int64],
+    high: NDArray[np.int64],
+    low: NDArray[np.int64],
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Rows below of all supernodes, sorted, one supernode after the other; and where each begins.
+
+    They are those of the matrix in its columns, and those of its children that are none of its columns.
+    """
+    apart = owner[high] != owner[low]
+    keys = np.unique(owner[low[apart]] * np.int64(size) + high[apart])
+    by_height = np.argsort(height[keys // size], kind="stable")
+    keys = keys[by_height]
+    ends = np.searchsorted(height[keys // size], np.arange(height.max() + 2))
+    # what children pass on, by the height of the parent that gets it
+    passed: list[list[NDArray[np.int64]]] = [[] for _ in range(int(height.max()) + 1)]
+    found = []
+    for level, waiting in enumerate(passed):
+        here = np.unique(np.concatenate([keys[ends[level] : ends[level + 1]], *waiting]))
+        waiting.clear()
+        found.append(here)
+        node, row = here // size, here % size
+        above = nodes.parent[node]
+        on = owner[row] != above
+        above, row = above[on], row[on]
+        if above.size == 0:
+            continue
+        heights = height[above]
+        lowest, highest = int(heights.min()), int(heights.max())
+        sent = above * np.int64(size) + row
+        if lowest == highest:
+            passed[lowest].append(sent)
+            continue
+        by = np.argsort(heights, kind="stable")
+        sent, cuts = sent[by], np.searchsorted(heights[by], np.arange(lowest, highest + 2))
+        for k in range(highest - lowest + 1):
+            if cuts[k] < cuts[k + 1]:
+                passed[lowest + k].append(sent[cuts[k] : cuts[k + 1]])
+    all_keys = np.sort(np.concatenate(found))
+    return all_keys % size, np.searchsorted(all_keys, np.arange(nodes.number + 1) * np.int64(size))
+
+
+def _padded(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+    return np.where(sizes <= _PADDED[-1], np.append(_PADDED, 0)[np.searchsorted(_PADDED, sizes)], sizes)
+
+
+def _batches(
+    size: int,
+    nodes: _Supernodes,
+    owner: NDArray[np.int64],
+    height: NDArray[np.int64],
+    rows: NDArray[np.int64],
+    pointer: NDArray[np.int64],
+    high: NDArray[np.int64],
+    low: NDArray[np.int64],
+) -> list[Batch]:
+    own, below, number = nodes.own, np.diff(pointer), nodes.number
+    is_small = own + below <= LARGEST_BATCHED
+    padded_own = np.where(is_small, _padded(own), own)
+    padded_below = np.where(is_small & (below > 0), _padded(below), below)
+    front = padded_own + padded_below
+    batch, slot = _assign(height, padded_own, padded_below, nodes.parent)
+    members = np.lexsort((slot, batch))
+    cuts = np.searchsorted(batch[members], np.arange(batch.max() + 2))
+    # places of the rows below in the fronts of the parents
+    of_row = np.repeat(np.arange(number), below)
+    above = np.append(nodes.parent, number)[of_row]
+    keys = of_row * np.int64(size) + rows
+    is_own = owner[rows] == above
+    place = np.where(
+        is_own,
+        rows - nodes.first[above],
+        padded_own[above] + np.searchsorted(keys, above * np.int64(size) + rows) - pointer[above],
+    )
+    # places of the entries of the matrix
+    node = owner[low]
+    local = high - nodes.first[node]
+    apart = np.flatnonzero(owner[high] != node)
+    local[apart] = padded_own[node[apart]] + (
+        np.searchsorted(keys, node[apart] * np.int64(size) + high[apart]) - pointer[node[apart]]
+    )
+    places = (slot[node] * front[node] + local) * front[node] + low - nodes.first[node]
+    by_batch = np.argsort(batch[node], kind="stable")
+    entry_cuts = np.searchsorted(batch[node][by_batch], np.arange(batch.max() + 2))
+    children: list[list[Children]] = [[] for _ in range(int(batch.max()) + 1)]
+    result, start = [], 0
+    for b in range(int(batch.max()) + 1):
+        ids = members[cuts[b] : cuts[b + 1]]
+        m, k, r = ids.size, int(padded_own[ids[0]]), int(padded_below[ids[0]])
+        steps = np.arange(k)
+        is_column = steps < own[ids][:, None]
+        columns = np.where(is_column, nodes.first[ids][:, None] + steps, size)
+        steps = np.arange(r)
+        is_row = steps < below[ids][:, None]
+        index = np.where(is_row, pointer[ids][:, None] + steps, 0)
+        below_rows = np.where(is_row, rows[index], size) if r else np.zeros((m, 0))
+        in_parent = np.where(is_row, place[index], 0) if r else np.zeros((m, 0))
+        fronts, column = np.nonzero(~is_column)
+        chosen = by_batch[entry_cuts[b] : entry_cuts[b + 1]]
+        result.append(
+            Batch(
+                columns.astype(np.int32),
+                below_rows.astype(np.int32),
+                in_parent.astype(np.int32),
+                chosen.astype(np.int32),
+                places[chosen],
+                (fronts * (k + r) + column) * (k + r) + column,
+                tuple(children[b]),
+                start,
+            )
+        )
+        start = result[-1].stop
+        if r:
+            _hand_on(children, b, batch, slot, nodes.parent[ids])
+    seen: set[int] = set()
+    for b in range(len(result) - 1, -1, -1):
+        noted = tuple(c._replace(is_last=c.batch not in seen) for c in result[b].children)
+        # of several in one batch the last, since they are added in order
+        latest = {c.batch: k for k, c in enumerate(noted)}
+        noted = tuple(c._replace(is_last=c.is_last and latest[c.batch] == k) for k, c in enumerate(noted))
+        seen.update(latest)
+        result[b] = result[b]._replace(children=noted)
+    return result
+
+
+def _assign(
+    height: NDArray[np.int64], own: NDArray[np.int64], below: NDArray[np.int64], parent: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Batch of each supernode and its place in it: one height and one size, as many as stay in the cache."""
+    number = height.size
+    order = np.lexsort((parent, below, own, height))
+    kind = np.stack([height, own, below])[:, order]
+    begins = np.append(True, np.any(kind[:, 1:] != kind[:, :-1], axis=0))
+    start = np.flatnonzero(begins)
+    group = np.cumsum(begins) - 1
+    within = np.arange(number) - start[group]
+    most = np.maximum(1, _NUMBERS_IN_BATCH // (own + below) ** 2)[order]
+    chunk = within // most
+    is_new = begins | np.append(False, chunk[1:] != chunk[:-1])
+    batch, slot = np.empty(number, np.int64), np.empty(number, np.int64)
+    batch[order] = np.cumsum(is_new) - 1
+    slot[order] = within - chunk * most
+    return batch, slot
+
+
+def _hand_on(
+    children: list[list[Children]],
+    here: int,
+    batch: NDArray[np.int64],
+    slot: NDArray[np.int64],
+    above: NDArray[np.int64],
+) -> None:
+    """Note for the batches of the parents which of the fronts here are their children."""
+    target = batch[above]
+    cuts = np.flatnonzero(np.append(True, target[1:] != target[:-1]))
+    for first, last in zip(cuts, np.append(cuts[1:], target.size), strict=True):
+        children[int(target[first])].append(
+            Children(here, int(first), int(last), slot[above[first:last]].astype(np.int32), False)
+        )

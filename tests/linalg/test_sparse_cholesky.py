@@ -1,0 +1,353 @@
+"""Sparse Cholesky factorisation beside dense algebra."""
+
+import sys
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pandas as pd
+import pytest
+from jax.test_util import check_grads
+
+from numpyro_ext.linalg.sparse_cholesky import SparsePattern, analyse, factorise, numeric, ordering
+from numpyro_ext.linalg.sparse_cholesky import analysis as analysis_module
+from numpyro_ext.linalg.sparse_cholesky.elimination_tree import elimination_tree
+from numpyro_ext.linalg.sparse_cholesky.symbolic import make_batches
+from tests.tiers import thorough
+
+
+def grid(side):
+    nodes = np.arange(side * side).reshape(side, side)
+    ends = [(nodes[1:], nodes[:-1]), (nodes[:, 1:], nodes[:, :-1])]
+    return SparsePattern.of(side * side, *(np.concatenate([pair[k].ravel() for pair in ends]) for k in (0, 1)))
+
+
+def random_pattern(size, num_entries, seed):
+    return SparsePattern.of(size, *np.random.default_rng(seed).integers(0, size, (2, num_entries)))
+
+
+def random_tree(size):
+    rng = np.random.default_rng(0)
+    return SparsePattern.of(size, np.arange(1, size), (rng.random(size - 1) * np.arange(1, size)).astype(int))
+
+
+def with_dense_column(size):
+    rng = np.random.default_rng(1)
+    rows, columns = rng.integers(0, size, (2, size // 2))
+    return SparsePattern.of(size, [*rows, *range(size)], [*columns, *[3] * size])
+
+
+PATTERNS = {
+    "one node": SparsePattern.of(1, [], []),
+    "diagonal": SparsePattern.of(7, [], []),
+    "path": SparsePattern.of(50, np.arange(1, 50), np.arange(49)),
+    "star": SparsePattern.of(40, np.full(39, 39), np.arange(39)),
+    "complete": SparsePattern.of(30, *np.tril_indices(30, -1)),
+    # larger than what is eliminated in batches
+    "complete, one large front": SparsePattern.of(140, *np.tril_indices(140, -1)),
+    "grid": grid(20),
+    "tree": random_tree(300),
+    "disconnected": random_pattern(200, 90, 2),
+    "much fill": random_pattern(250, 900, 3),
+    "some fill": random_pattern(250, 350, 4),
+    "dense column": with_dense_column(600),
+}
+
+
+def random_values(pattern, seed=0, least=0.1):
+    """Values of a matrix whose diagonal is larger than the rest of its rows."""
+    rng = np.random.default_rng(seed)
+    values = rng.standard_normal(pattern.num_entries)
+    is_diagonal = pattern.rows == pattern.columns
+    sums = np.zeros(pattern.size)
+    for index in (pattern.rows, pattern.columns):
+        np.add.at(sums, index[~is_diagonal], np.abs(values[~is_diagonal]))
+    values[is_diagonal] = sums + least + rng.random(pattern.size)
+    return values
+
+
+def dense(pattern, values):
+    lower = jnp.zeros((pattern.size, pattern.size)).at[pattern.rows, pattern.columns].set(values)
+    return lower + jnp.tril(lower, -1).T
+
+
+def dense_on_host(pattern, values):
+    lower = np.zeros((pattern.size, pattern.size))
+    lower[pattern.rows, pattern.columns] = values
+    return lower + np.tril(lower, -1).T
+
+
+def entries_of_dense_elimination(matrix):
+    filled = matrix != 0.0
+    for k in range(len(filled)):
+        below = np.flatnonzero(filled[k + 1 :, k]) + k + 1
+        filled[np.ix_(below, below)] = True
+    return np.tril(filled).sum(0)
+
+
+def check_on_host(pattern, order, batches):
+    """Factor, solves, selected inverse and its derivative, in a given order, beside the dense ones."""
+    values, size = random_values(pattern), pattern.size
+    matrix = dense_on_host(pattern, values)
+    inverse = np.linalg.inv(matrix)
+    tolerance = 1e-12 * np.linalg.cond(matrix)
+    factor = numeric.factorise(batches, values)
+    lower = np.linalg.cholesky(matrix[np.ix_(order, order)])
+    b = np.random.default_rng(5).standard_normal((size, 3))
+
+    def agree(found, expected):
+        np.testing.assert_allclose(found, expected, rtol=0.0, atol=tolerance * max(1.0, np.max(np.abs(expected))))
+
+    agree(numeric.log_determinant(batches, factor), np.linalg.slogdet(matrix)[1])
+    for k in (1, 3):
+        agree(numeric.solve_lower(batches, factor, b[:, :k]), np.linalg.solve(lower, b[:, :k]))
+        agree(numeric.solve_upper(batches, factor, b[:, :k]), np.linalg.solve(lower.T, b[:, :k]))
+    at = pattern.rows, pattern.columns
+    agree(numeric.selected_inverse(batches, factor, values.size), inverse[at])
+    tangent = np.random.default_rng(6).standard_normal(values.size)
+    change = -inverse @ dense_on_host(pattern, tangent) @ inverse
+    agree(numeric.selected_inverse_tangent(batches, factor, tangent), change[at])
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+def test_beside_dense(name):
+    pattern = PATTERNS[name]
+    analysis = analyse(pattern)
+    assert sorted(analysis.order) == list(range(pattern.size))
+    assert analysis.length >= analysis.fill
+    check_on_host(pattern, analysis.order, analysis.batches)
+
+
+@pytest.mark.parametrize("name", ["path", "grid", "disconnected", "much fill", "dense column"])
+def test_any_order_of_elimination(name):
+    """Column counts are those of an elimination of the dense pattern, and the fronts are right in every order."""
+    pattern = PATTERNS[name]
+    given = np.random.default_rng(0).permutation(pattern.size)
+    tree, postorder = elimination_tree(pattern, given)
+    order = given[postorder]
+    matrix = dense_on_host(pattern, np.ones(pattern.num_entries))[np.ix_(order, order)]
+    np.testing.assert_array_equal(tree.counts, entries_of_dense_elimination(matrix))
+    order, batches = make_batches(pattern, order, tree)
+    check_on_host(pattern, order, batches)
+
+
+def test_nested_dissection_is_used_where_it_is_cheaper(monkeypatch):
+    pattern, seen = grid(32), []
+
+    def dissect(order):
+        def nested_dissection(xadj, adjncy):
+            seen.append((len(xadj), len(adjncy)))
+            return order, np.argsort(order)
+
+        module = types.ModuleType("pymetis")
+        module.nested_dissection = nested_dissection
+        monkeypatch.setitem(sys.modules, "pymetis", module)
+        return ordering.choose_ordering(pattern)[1].flops
+
+    usual = dissect(list(range(1024)))  # row by row, which is dearer
+    assert seen == [(1025, 4 * 32 * 31)]
+    monkeypatch.setattr(ordering, "_minimum_degree", lambda pattern: np.random.default_rng(0).permutation(1024))
+    assert usual < dissect(list(range(1024))) <= 1024 * 33**2
+
+
+# ---- in JAX ----
+
+PATTERN = random_pattern(30, 45, 7)
+VALUES = random_values(PATTERN, least=1.0)
+RIGHT = np.random.default_rng(8).standard_normal(PATTERN.size)
+
+
+def tolerance():
+    return 1e-11 if jax.config.jax_enable_x64 else 2e-4
+
+
+def assert_close(found, expected):
+    scale = float(jnp.max(jnp.abs(expected)))
+    np.testing.assert_allclose(found, expected, rtol=0.0, atol=tolerance() * scale)
+
+
+def everything(values, b):
+    """A scalar of all answers that have derivatives."""
+    factor = factorise(PATTERN, values)
+    return factor.log_determinant + jnp.sum(jnp.sin(factor.solve(b))) + jnp.sum(jnp.cos(factor.selected_inverse()))
+
+
+def everything_dense(values, b):
+    matrix = dense(PATTERN, values)
+    inverse = jnp.linalg.inv(matrix)
+    selected = inverse[PATTERN.rows, PATTERN.columns]
+    return jnp.linalg.slogdet(matrix)[1] + jnp.sum(jnp.sin(inverse @ b)) + jnp.sum(jnp.cos(selected))
+
+
+@pytest.mark.float32
+def test_gradients_and_many_matrices():
+    values, b = jnp.asarray(VALUES), jnp.asarray(RIGHT)
+    both = jnp.stack([values, 1.5 * values]), jnp.stack([b, -b])
+    found, expected = (jax.jit(jax.vmap(jax.value_and_grad(f, (0, 1))))(*both) for f in (everything, everything_dense))
+    jax.tree.map(assert_close, found, expected)
+
+
+def test_derivatives_against_differences():
+    check_grads(jax.jit(everything), (jnp.asarray(VALUES), jnp.asarray(RIGHT)), 1, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("derivative", [jax.hessian, *thorough(lambda f: jax.jacrev(jax.grad(f)))])
+def test_second_derivatives(derivative):
+    def scalar(values, log_determinant_and_solve):
+        log_determinant, solution = log_determinant_and_solve(values)
+        return jnp.sin(log_determinant) + jnp.sum(solution**2)
+
+    def ours(values):
+        factor = factorise(PATTERN, values)
+        return factor.log_determinant, factor.solve(RIGHT)
+
+    def by_dense(values):
+        matrix = dense(PATTERN, values)
+        return jnp.linalg.slogdet(matrix)[1], jnp.linalg.solve(matrix, RIGHT)
+
+    found, expected = (jax.jit(derivative(lambda v, f=f: scalar(v, f)))(VALUES) for f in (ours, by_dense))
+    assert_close(found, expected)
+
+
+@pytest.mark.float32
+def test_draws_have_the_inverse_as_covariance():
+    factor = factorise(PATTERN, VALUES)
+    half = factor.half_solve(jnp.eye(PATTERN.size))
+    assert_close(half @ half.T, jnp.linalg.inv(dense(PATTERN, VALUES)))
+    # the transpose, by reverse mode
+    pulled = jax.vjp(factor.half_solve, jnp.zeros(PATTERN.size))[1](jnp.asarray(RIGHT, half.dtype))[0]
+    assert_close(pulled, half.T @ RIGHT)
+
+
+def test_loops_of_gradient_steps():
+    def steps(values, log_determinant):
+        def step(state):
+            k, values = state
+            return k + 1, values + 0.01 * jax.grad(log_determinant)(values)
+
+        return jax.lax.while_loop(lambda state: state[0] < 20, step, (0, values))[1]
+
+    many = jnp.stack([jnp.asarray(VALUES), 2.0 * VALUES])
+    found, expected = (
+        jax.jit(jax.vmap(lambda v, f=f: steps(v, f)))(many)
+        for f in (
+            lambda v: factorise(PATTERN, v).log_determinant,
+            lambda v: jnp.linalg.slogdet(dense(PATTERN, v))[1],
+        )
+    )
+    assert_close(found, expected)
+
+
+@pytest.mark.float32
+@pytest.mark.parametrize("bad", ["indefinite", "nan", "inf", "singular"])
+@pytest.mark.parametrize("name", ["one node", "grid", "complete, one large front"])
+def test_what_is_not_positive_definite_is_nan(name, bad):
+    pattern = PATTERNS[name]
+    values = random_values(pattern)
+    middle = pattern.positions([pattern.size // 2], [pattern.size // 2])
+    values[middle] = {"indefinite": -1.0, "nan": np.nan, "inf": np.inf, "singular": 0.0}[bad]
+    factor = factorise(pattern, values)
+    assert np.isnan(factor.log_determinant)
+    assert np.all(np.isnan(factor.solve(np.ones(pattern.size))))
+    assert np.all(np.isnan(factor.selected_inverse()))
+
+
+@pytest.mark.parametrize("convert", [list, pd.Series, lambda v: v.astype(int), lambda v: v.astype(np.float32)])
+def test_values_of_other_types(convert):
+    pattern = SparsePattern.of(3, pd.Series([1, 2]), [0, np.int64(1)])
+    values = convert(np.array([4.0, 1.0, 5.0, 2.0, 6.0]))
+    expected = np.linalg.solve([[4.0, 1.0, 0.0], [1.0, 5.0, 2.0], [0.0, 2.0, 6.0]], [1.0, 2.0, 3.0])
+    found = factorise(pattern, values).solve(np.array([1, 2, 3]))
+    np.testing.assert_allclose(found, expected, rtol=1e-6 if found.dtype == jnp.float32 else 1e-14)
+
+
+@pytest.mark.parametrize("outer", [jax.jacfwd, jax.jacrev])
+@pytest.mark.parametrize("inner", [jax.jacfwd, jax.jacrev])
+def test_derivatives_that_do_not_exist_are_refused(outer, inner):
+    """Also where the first derivative is a transpose, which knows of the values by the factor alone."""
+
+    def half(values, z):
+        return jnp.sum(factorise(PATTERN, values).half_solve(z))
+
+    def inverse(values):
+        return jnp.sum(factorise(PATTERN, values).selected_inverse())
+
+    with pytest.raises(NotImplementedError, match="half_solve has no derivative in the values"):
+        outer(half)(VALUES, RIGHT)
+    with pytest.raises(NotImplementedError, match="half_solve has no derivative in the values"):
+        outer(inner(half, 1))(VALUES, RIGHT)
+    with pytest.raises(NotImplementedError, match="derivative of the selected inverse has no derivative"):
+        outer(inner(inverse))(VALUES)
+    with pytest.raises(NotImplementedError, match="derivative of the selected inverse has no derivative"):
+        outer(jax.jit(inner(inverse)))(VALUES)
+
+
+# ---- patterns and analyses ----
+
+
+def test_patterns():
+    pattern = SparsePattern.of(4, [0, 3, 2, 0], [2, 1, 0, 2])  # both triangles, twice the same
+    assert [*zip(pattern.rows.tolist(), pattern.columns.tolist(), strict=True)] == [
+        (0, 0),
+        (1, 1),
+        (2, 0),
+        (2, 2),
+        (3, 1),
+        (3, 3),
+    ]
+    assert pattern.positions([0, 3], [2, 3]).tolist() == [2, 5]
+    again = SparsePattern(4, pattern.rows, pattern.columns)
+    assert again == pattern and hash(again) == hash(pattern) and again != SparsePattern.of(4, [], [])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ((3, [0, 5, 7], [0, 1, 1]), ValueError, r"rows\[1\] is 5: indices go from 0 to 2"),
+        ((3, [0, 1], [0, -1]), ValueError, r"columns\[1\] is -1"),
+        ((3, [0.0], [1.0]), TypeError, "float64: indices of entries are integers"),
+        ((3, [0, 1], [0]), ValueError, "2 rows and 1 columns"),
+        ((0, [], []), ValueError, "positive integer, not 0"),
+        ((True, [], []), ValueError, "positive integer, not True"),
+    ],
+)
+def test_bad_indices_are_refused(arguments, error, message):
+    with pytest.raises(error, match=message):
+        SparsePattern.of(*arguments)
+
+
+def test_entries_in_another_form_are_refused():
+    for rows, columns in (([0, 0, 1], [0, 1, 1]), ([1, 0], [1, 0]), ([0], [0]), ([0, 0, 1], [0, 0, 1])):
+        with pytest.raises(ValueError, match="SparsePattern.of"):
+            SparsePattern(2, rows, columns)
+    with pytest.raises(ValueError, match=r"no entry \(0, 1\)"):
+        SparsePattern.of(2, [], []).positions([0], [1])
+
+
+def test_values_and_right_hand_sides_of_other_shapes_are_refused():
+    with pytest.raises(ValueError, match=r"shape \(3,\), the pattern has 1 entries.*"):
+        factorise(PATTERNS["one node"], np.ones(3))
+    with pytest.raises(TypeError, match="not complex"):
+        factorise(PATTERNS["one node"], np.ones(1) * 1j)
+    with pytest.raises(ValueError, match=r"shape \(1,\) or \(1, k\), not \(2,\)"):
+        factorise(PATTERNS["one node"], np.ones(1)).solve(np.ones(2))
+
+
+def test_too_much_fill_is_refused_before_it_is_allocated(monkeypatch):
+    monkeypatch.setattr(analysis_module, "make_batches", lambda *_: pytest.fail("symbolic factorisation made"))
+    pattern = random_pattern(700, 2100, 9)
+    with pytest.raises(ValueError, match=r"700 rows .* GiB, of .* allowed.*largest front has \d+ rows.*iterative"):
+        analyse(pattern, memory_limit=2**18)
+
+
+def test_analyses_used_last_are_kept_and_others_made_again(monkeypatch):
+    solve = jax.jit(lambda v, b: factorise(PATTERN, v).solve(b))
+    before = solve(VALUES, RIGHT)
+    assert analyse(PATTERN) is analyse(SparsePattern.of(PATTERN.size, PATTERN.columns, PATTERN.rows))
+    monkeypatch.setattr(analysis_module, "_CACHE_BYTES", 0)
+    kept = analyse(PATTERN)
+    analyse(random_pattern(20, 20, 10))
+    assert analyse(PATTERN) is not kept
+    analyse(random_pattern(20, 20, 11))
+    np.testing.assert_array_equal(solve(VALUES, RIGHT), before)
