@@ -8,19 +8,49 @@ from .categories import (
     OrderedProbit,
     StickBreakingCategorical,
 )
+from .gaussian_markov_random_field import GaussianMarkovRandomField
 from .hidden_markov_tree import HiddenMarkovTree
 from .plackett_luce import PlackettLuce
 from .rectified_poisson import RectifiedLinearPoisson, SoftplusPoisson
+from .sparse_precisions import (
+    GraphPrecision,
+    SparsePrecision,
+    bspline_basis,
+    car,
+    difference_precision,
+    graph_precision,
+    kronecker,
+    kronecker_sum,
+    leroux,
+    matern_precision,
+    pedigree_precision,
+    phylogeny_precision,
+    sparse_matmul,
+)
 
 __all__ = [
     "AdjacentCategory",
     "AnalysisPrior",
     "ContinuationRatio",
+    "GaussianMarkovRandomField",
+    "GraphPrecision",
     "HiddenMarkovTree",
     "MultinomialProbit",
     "OrderedProbit",
     "PlackettLuce",
     "RectifiedLinearPoisson",
     "SoftplusPoisson",
+    "SparsePrecision",
     "StickBreakingCategorical",
+    "bspline_basis",
+    "car",
+    "difference_precision",
+    "graph_precision",
+    "kronecker",
+    "kronecker_sum",
+    "leroux",
+    "matern_precision",
+    "pedigree_precision",
+    "phylogeny_precision",
+    "sparse_matmul",
 ]
