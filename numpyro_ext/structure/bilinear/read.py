@@ -10,6 +10,7 @@ import numpyro.distributions as dist
 from jax import Array
 from numpyro import handlers
 
+from ...distributions.gaussian_markov_random_field import GaussianMarkovRandomField
 from ..conflict import Conflict
 from ..errors import ModelStructureError
 from ..model.priors import is_gaussian, is_unweighted, unwrap
@@ -27,6 +28,7 @@ __all__ = ["BILINEAR", "read_bilinear", "read_like"]
 def _is_candidate(fn: Any) -> bool:
     # values of these are not one innovation each, or have joint priors over two axes
     mixing = dist.GaussianRandomWalk | dist.GaussianStateSpace | dist.ZeroSumNormal | dist.MatrixNormal
+    mixing |= GaussianMarkovRandomField
     return is_gaussian(fn) and not is_unweighted(fn) and not isinstance(unwrap(fn), mixing)
 
 

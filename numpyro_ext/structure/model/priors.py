@@ -11,8 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
 from jax import Array
-from numpyro.distributions import constraints
+from numpyro.distributions import biject_to, constraints
 
+from ...distributions.gaussian_markov_random_field import GaussianMarkovRandomField
 from ...linalg.gaussian.block_diagonal import BlockDiagonal
 from ...linalg.gaussian.prior import (
     CovariancePrior,
@@ -39,7 +40,11 @@ __all__ = [
     "prior_block",
     "shift_to_value",
     "unwrap",
+    "why_not_read",
 ]
+
+_LARGEST_FIELD = 1024
+"""Unknowns of a sparse field up to which it is read, as a dense precision."""
 
 
 def unwrap(fn: Any) -> Any:
@@ -72,6 +77,26 @@ def is_gaussian(fn: Any) -> bool:
     if isinstance(base, dist.ImproperUniform):
         return _is_real(base.support)
     return type(base) in _GAUSSIAN
+
+
+def why_not_read(fn: Any) -> str | None:
+    """What keeps a Gaussian Markov random field from being read and what to do instead; ``None`` of all others."""
+    base = unwrap(fn)
+    if not isinstance(base, GaussianMarkovRandomField):
+        return None
+    size = base.event_shape[0]
+    if not base.is_proper:
+        return (
+            "is flat along its null space, and engines take a GaussianMarkovRandomField only where it is proper. Write "
+            "the same prior as two sites: sum_to_zero=True for this one, and null_space @ coefficients added to it, "
+            "with the coefficients from dist.Normal(0, 10) or ImproperUniform. NUTS and SVI take it as it is"
+        )
+    if size > _LARGEST_FIELD:
+        return (
+            f"is a GaussianMarkovRandomField of {size} unknowns, and engines take up to {_LARGEST_FIELD}, as a dense "
+            "precision. Take a coarser map or mesh, or sample the model by NUTS, which keeps the precision sparse"
+        )
+    return None
 
 
 def is_factor(fn: Any) -> bool:
@@ -118,7 +143,7 @@ def location(fn: Any) -> Array:
     shape = fn.batch_shape + fn.event_shape
     if isinstance(base, dist.GaussianRandomWalk) or not hasattr(base, "loc"):
         return jnp.zeros(shape)
-    return jnp.broadcast_to(base.loc, shape)
+    return jnp.broadcast_to(base.mode if isinstance(base, GaussianMarkovRandomField) else base.loc, shape)
 
 
 def innovation_shape(fn: Any) -> tuple[int, ...]:
@@ -127,6 +152,8 @@ def innovation_shape(fn: Any) -> tuple[int, ...]:
     shape: tuple[int, ...] = fn.batch_shape + fn.event_shape
     if isinstance(base, dist.ZeroSumNormal):
         return *shape[: len(shape) - base.event_dim], *base.base_dist.event_shape
+    if isinstance(base, GaussianMarkovRandomField):
+        return *shape[:-1], *biject_to(base.support).inverse_shape(base.event_shape)
     return shape
 
 
@@ -137,6 +164,8 @@ def shift_to_value(fn: Any, innovation: Array) -> Array:
         return jnp.cumsum(innovation, axis=-1)
     if isinstance(base, dist.ZeroSumNormal | dist.GaussianStateSpace):
         return jnp.asarray(base.transforms[0](innovation))
+    if isinstance(base, GaussianMarkovRandomField):
+        return location(fn) + jnp.asarray(biject_to(base.support)(innovation))
     return location(fn) + innovation
 
 
@@ -164,6 +193,8 @@ def prior_block(fn: Any) -> PriorBlock:
         return CovariancePrior(*_stack(base.covariance_matrix[..., None, :, :], shape))
     if isinstance(base, dist.CAR):
         return PrecisionPrior(*_stack(_car_precision(base), shape))
+    if isinstance(base, GaussianMarkovRandomField):
+        return PrecisionPrior(*_stack(base.dense_precision(), shape))
     if isinstance(base, dist.MultivariateNormal):
         given = vars(base)
         if "covariance_matrix" in given:
@@ -218,4 +249,5 @@ _GAUSSIAN = {
     dist.CirculantNormal,
     dist.MatrixNormal,
     dist.ZeroSumNormal,
+    GaussianMarkovRandomField,
 }

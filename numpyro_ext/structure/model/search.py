@@ -16,7 +16,7 @@ from jax import Array
 
 from ..conflict import Conflict
 from ..errors import ModelStructureError, Reason
-from .priors import is_gaussian, unwrap
+from .priors import is_gaussian, unwrap, why_not_read
 from .reading import ModelReading
 from .running.calling import record
 from .running.execution import ModelCall, check_key
@@ -237,6 +237,9 @@ def _read(
     sites = mark_candidates(inspected, form.is_candidate)
 
     def attempt(names: frozenset[str]) -> _Reading_co:
+        for name in sorted(names):
+            if told := why_not_read(inspected[name].prior):
+                raise ModelStructureError(f"site '{name}' {told}.", site=name)
         reading = form.reading(call, sites, names)
         check_hyper(reading, sites, learns_hyper)
         return reading

@@ -1,0 +1,126 @@
+"""Gaussian Markov random fields as priors of engines: against dense matrices and NUTS, and what is refused."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+import scipy.stats
+from jax import random
+from numpyro.diagnostics import effective_sample_size
+from numpyro.infer import MCMC, NUTS, Predictive
+
+from numpyro_ext import EP, INLA, LaplaceApproximation
+from numpyro_ext.distributions import GaussianMarkovRandomField, difference_precision, graph_precision, leroux
+from numpyro_ext.structure import ModelStructureError, read_latent_gaussian
+from numpyro_ext.structure.model import priors
+
+IS_DOUBLE = jax.config.jax_enable_x64
+GRAPH = graph_precision([(0, 1), (1, 2), (2, 3), (3, 0), (0, 2), (4, 5), (5, 6)], num_nodes=8)
+WALK = difference_precision(4, 1)
+
+
+def bym2(graph, expected, x, y=None):
+    a = numpyro.sample("a", dist.Normal(0, 5))
+    b = numpyro.sample("b", dist.Normal(0, 5))
+    sigma = numpyro.sample("sigma", dist.HalfNormal(1))
+    rho = numpyro.sample("rho", dist.Beta(0.5, 0.5))
+    field = GaussianMarkovRandomField(graph.scaled, null_space=graph.null_space, sum_to_zero=True)
+    spatial = numpyro.sample("spatial", field)
+    with numpyro.plate("areas", graph.num_nodes):
+        noise = numpyro.sample("noise", dist.Normal(0, 1))
+        r = jnp.where(graph.is_island, 0.0, rho)
+        f = numpyro.deterministic("f", sigma * (jnp.sqrt(r) * spatial + jnp.sqrt(1 - r) * noise))
+        numpyro.sample("y", dist.Poisson(expected * jnp.exp(a + b * x + f)), obs=y)
+
+
+def _map_of_56():
+    """A grid of 7 x 7, a path of 4 and three islands."""
+    node = np.arange(49).reshape(7, 7)
+    across = [np.stack([a.ravel(), b.ravel()], axis=1) for a, b in ((node[1:], node[:-1]), (node[:, 1:], node[:, :-1]))]
+    graph = graph_precision(np.concatenate([*across, [(49, 50), (50, 51), (51, 52)]]), num_nodes=56)
+    rng = np.random.default_rng(1)
+    expected, x = rng.gamma(3.0, 3.0, 56), rng.normal(size=56)
+    truth = {"a": 0.1, "b": 0.4, "sigma": 0.6, "rho": 0.7}
+    truth = {name: jnp.array([value]) for name, value in truth.items()}
+    y = Predictive(bym2, posterior_samples=truth)(random.key(3), graph, expected, x)["y"][0]
+    return graph, expected, x, np.asarray(y)
+
+
+@pytest.mark.slow
+def test_engines_and_nuts_agree_on_a_map_with_islands():
+    args = _map_of_56()
+    mcmc = MCMC(NUTS(bym2), num_warmup=500, num_samples=4000, progress_bar=False)
+    mcmc.run(random.key(0), *args)
+    draws = mcmc.get_samples()
+    sizes = {n: float(effective_sample_size(np.asarray(draws[n])[None])) for n in ("a", "b", "sigma", "rho")}
+    for engine, shift in ((EP(bym2), 0.1), (INLA(bym2), 0.1), (LaplaceApproximation(bym2), 0.7)):
+        engine.run(random.key(0), *args)
+        assert engine.diagnostics.converged
+        for name, size in sizes.items():
+            mean, deviation = draws[name].mean(), draws[name].std()
+            found = engine.posterior[name]
+            assert abs(found.mean - mean) < (shift + 4.0 / np.sqrt(size)) * deviation, (type(engine), name)
+            assert np.sqrt(found.variance) == pytest.approx(deviation, rel=0.1 + 4.0 / np.sqrt(2.0 * size)), name
+        spatial, connected = engine.posterior["spatial"], ~args[0].is_island
+        deviations = draws["spatial"].std(axis=0)[connected]
+        gaps = np.abs(spatial.mean - draws["spatial"].mean(axis=0))[connected] / deviations
+        assert gaps.max() < 0.2
+        np.testing.assert_allclose(np.sqrt(spatial.variance)[connected], deviations, rtol=0.15)
+        np.testing.assert_allclose(spatial.mean[args[0].is_island], 0.0, atol=1e-10)
+
+
+def test_fields_in_plates_and_batches_are_read():
+    """Reading compares the density with that of NumPyro."""
+
+    def model(y):
+        scale = numpyro.sample("scale", dist.HalfNormal(1.0).expand([2]).to_event(1))
+        field = GaussianMarkovRandomField(
+            WALK.scale_by(1 / scale**2), jnp.arange(4.0), null_space=np.ones(4), sum_to_zero=True
+        )
+        with numpyro.plate("pairs", 2):
+            w = numpyro.sample("w", field)
+        numpyro.sample("y", dist.Poisson(jnp.exp(w)).to_event(2), obs=y)
+
+    assert set(read_latent_gaussian(model, (np.ones((2, 4), int),)).field) == {"w"}
+
+
+@pytest.mark.parametrize("is_zero", [True, False])
+def test_engines_say_which_fields_they_do_not_take(monkeypatch, is_zero):
+    def model(y):
+        w = numpyro.sample("w", GaussianMarkovRandomField(WALK, null_space=np.ones(4), sum_to_zero=is_zero))
+        numpyro.sample("y", dist.Normal(w, 1.0).to_event(1), obs=y)
+
+    monkeypatch.setattr(priors, "_LARGEST_FIELD", 3)
+    told = r"site 'w' is a .* of 4 unknowns, and engines take up to 3" if is_zero else "site 'w' is flat along its null"
+    with pytest.raises(ModelStructureError, match=told):
+        read_latent_gaussian(model, (np.zeros(4),))
+
+
+@pytest.mark.thorough
+@pytest.mark.float32
+@pytest.mark.parametrize("is_zero", [False, True])
+def test_a_field_with_gaussian_noise_is_exact(is_zero):
+    """Posterior and evidence against dense matrices; the precision is of a traced number in the proper case."""
+
+    def model(y):
+        precision = GRAPH.precision if is_zero else leroux(GRAPH, jnp.asarray(0.4))
+        null_space = GRAPH.null_space if is_zero else None
+        field = GaussianMarkovRandomField(precision, jnp.ones(8), null_space=null_space, sum_to_zero=is_zero)
+        w = numpyro.sample("w", field)
+        numpyro.sample("y", dist.Normal(w, 0.5).to_event(1), obs=y)
+
+    y = np.cos(np.arange(8.0))
+    engine = LaplaceApproximation(model)
+    engine.run(random.key(0), y)
+    dense = np.asarray(GRAPH.precision.to_dense(), float)
+    covariance = np.linalg.pinv(dense) if is_zero else np.linalg.inv(0.4 * dense + 0.6 * np.eye(8))
+    loc = np.zeros(8) if is_zero else np.ones(8)
+    total = covariance + 0.25 * np.eye(8)
+    gain = covariance @ np.linalg.inv(total)
+    digits = 1e-8 if IS_DOUBLE else 1e-4
+    np.testing.assert_allclose(engine.posterior["w"].mean, loc + gain @ (y - loc), atol=digits)
+    np.testing.assert_allclose(engine.posterior["w"].variance, np.diagonal(covariance - gain @ covariance), atol=digits)
+    expected = scipy.stats.multivariate_normal.logpdf(y, loc, total)
+    assert float(engine.log_evidence) == pytest.approx(expected, rel=10 * digits)
