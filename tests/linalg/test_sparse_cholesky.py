@@ -339,6 +339,11 @@ def test_too_much_fill_is_refused_before_it_is_allocated(monkeypatch):
     pattern = random_pattern(700, 2100, 9)
     with pytest.raises(ValueError, match=r"700 rows .* GiB, of .* allowed.*largest front has \d+ rows.*iterative"):
         analyse(pattern, memory_limit=2**18)
+    monkeypatch.undo()
+    needed = analyse(pattern).memory
+    assert analyse(pattern, memory_limit=needed).memory == needed  # known by now
+    with pytest.raises(ValueError, match="would need"):
+        analyse(pattern, memory_limit=needed - 1)
 
 
 def test_analyses_used_last_are_kept_and_others_made_again(monkeypatch):

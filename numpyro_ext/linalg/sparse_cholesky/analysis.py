@@ -32,26 +32,13 @@ class Analysis(NamedTuple):
     """Entries of the factor."""
     flops: float
     """Multiplications and additions of a factorisation."""
+    memory: int
+    """Bytes that a factorisation, or a selected inverse, needs: the factor and what fronts pass on."""
 
     @property
     def length(self) -> int:
         """Numbers that the factor is stored in, with the zeros that padding and relaxed supernodes add."""
         return self.batches[-1].stop
-
-    @property
-    def memory(self) -> int:
-        """Bytes that a factorisation and a selected inverse need at once: the factor and what fronts pass on."""
-        waiting: dict[int, int] = {}
-        most = 0
-        for number, batch in enumerate(self.batches):
-            fronts, own, below = batch.shape
-            most = max(most, sum(waiting.values()) + fronts * (own + below) ** 2)
-            for child in batch.children:
-                if child.is_last:
-                    del waiting[child.batch]
-            if below:
-                waiting[number] = fronts * below**2
-        return 8 * (self.length + most)
 
     @property
     def nbytes(self) -> int:
@@ -72,9 +59,9 @@ def analyse(pattern: SparsePattern, *, memory_limit: int = 4 * 2**30) -> Analysi
     9
 
     :param SparsePattern pattern: entries of the lower triangle.
-    :param int memory_limit: bytes that the factor may take.
+    :param int memory_limit: bytes that a factorisation may need.
     :return: the order, the fronts, and predictions: ``fill``, ``flops``, ``memory``.
-    :raises ValueError: if the factor would take more, before anything of that size is allocated.
+    :raises ValueError: if it would need more, before anything of that size is allocated.
     """
     with _lock:
         if (known := _analyses.get(pattern.digest)) is not None:
@@ -83,24 +70,38 @@ def analyse(pattern: SparsePattern, *, memory_limit: int = 4 * 2**30) -> Analysi
         order, tree = choose_ordering(pattern)
         # a factor has at least so many numbers
         if 8 * tree.fill > memory_limit:
-            raise _too_large(pattern, tree.fill, tree.flops, int(tree.counts.max()), memory_limit)
+            raise _too_large(pattern, 8 * tree.fill, tree.flops, int(tree.counts.max()), memory_limit)
         order, batches = make_batches(pattern, order, tree)
-        known = Analysis(pattern, order, tuple(batches), tree.fill, tree.flops)
+        known = Analysis(pattern, order, tuple(batches), tree.fill, tree.flops, _memory(batches))
         with _lock:
             _analyses[pattern.digest] = known
             total = sum(analysis.nbytes for analysis in _analyses.values())
             while total > _CACHE_BYTES and len(_analyses) > 1:
                 total -= _analyses.popitem(last=False)[1].nbytes
-    if 8 * known.length > memory_limit:
+    if known.memory > memory_limit:
         largest = max(sum(batch.shape[1:]) for batch in known.batches)
-        raise _too_large(pattern, known.length, known.flops, largest, memory_limit)
+        raise _too_large(pattern, known.memory, known.flops, largest, memory_limit)
     return known
 
 
-def _too_large(pattern: SparsePattern, fill: int, flops: float, front: int, limit: int) -> ValueError:
+def _memory(batches: list[Batch]) -> int:
+    waiting: dict[int, int] = {}
+    most = 0
+    for number, batch in enumerate(batches):
+        fronts, own, below = batch.shape
+        most = max(most, sum(waiting.values()) + fronts * (own + below) ** 2)
+        for child in batch.children:
+            if child.is_last:
+                del waiting[child.batch]
+        if below:
+            waiting[number] = fronts * below**2
+    return 8 * (batches[-1].stop + most)
+
+
+def _too_large(pattern: SparsePattern, memory: int, flops: float, front: int, limit: int) -> ValueError:
     return ValueError(
-        f"The Cholesky factor of this matrix of {pattern.size} rows and {pattern.num_entries} entries would take "
-        f"{8 * fill / 2**30:.2g} GiB, of {limit / 2**30:.2g} allowed, and about {flops / _FLOPS_PER_SECOND:.2g} s each "
+        f"The Cholesky factor of this matrix of {pattern.size} rows and {pattern.num_entries} entries would need "
+        f"{memory / 2**30:.2g} GiB, of {limit / 2**30:.2g} allowed, and about {flops / _FLOPS_PER_SECOND:.2g} s each "
         f"time; its largest front has {front} rows. Fewer unknowns or a graph with smaller separators help (maps and "
         "meshes have them, random graphs have not), installing pymetis may, and so may an iterative method."
     )
