@@ -12,8 +12,8 @@ from jax import Array
 from ..potentials import PlackettLucePotential, Potential
 from ..potentials.vector_rows import vector_factors
 from ..structure import LatentGaussianReading, ModelStructureError, Reason, SparseLinearReading
-from ..structure.latent_gaussian.read import LATENT_GAUSSIAN
-from ..structure.model.priors import is_gaussian
+from ..structure.latent_gaussian.read import ONE_SIDED_LATENT_GAUSSIAN
+from ..structure.model.priors import is_gaussian, is_one_sided
 from ..structure.model.search import whole_field
 from ..structure.sparse_linear.priors import is_sparse
 from ..structure.sparse_linear.read import SPARSE_LINEAR
@@ -69,6 +69,12 @@ class EP(Engine):
     the field as well: their priors are factors like those of observations. Where a heavy-tailed prior and the data are
     far apart the posterior has several modes, and a run may end without having converged, which it says. An element
     of which the data say nothing needs a prior that has a variance.
+
+    So are coefficients on a half line (HalfNormal, Exponential, a Normal truncated from below) in which predictors of
+    known likelihoods are affine. The marginal of each is a normal density cut at its bound, which has the moments of
+    the Gaussian; draws of the Gaussian are moved onto the half lines element by element, by their ranks. Sites that are
+    computed from these have Gaussian marginals, and draws that are computed from the moved ones. Scales, and sites with
+    ``hyper_values`` or ``init_values``, are hyperparameters as before; ``field`` overrides.
 
     A model without any Gaussian site whose latent sites are sparse coefficients of a signal
     (:class:`~numpyro_ext.distributions.HiddenMarkovTree`; Laplace or Student-t ones, where they are 200 or more, or no
@@ -139,9 +145,11 @@ class EP(Engine):
 
     # Coefficients of signals with sparse priors are one factor of the sparse form, where nothing else is in the field.
     forms = (
-        LATENT_GAUSSIAN._replace(makes_field=lambda fn: is_gaussian(fn) or not is_sparse(fn)),
+        ONE_SIDED_LATENT_GAUSSIAN._replace(
+            makes_field=lambda fn: is_gaussian(fn) or not (is_sparse(fn) or is_one_sided(fn))
+        ),
         SPARSE_LINEAR._replace(search=_signal),
-        LATENT_GAUSSIAN,
+        ONE_SIDED_LATENT_GAUSSIAN,
         SPARSE_LINEAR,
     )
 

@@ -17,6 +17,7 @@ from .elementwise import ElementwisePotential, TemperedPotential
 from .families.binary import ComplementaryLogLogPotential, LogitPotential, ProbitPotential
 from .families.categorical import MultinomialLogitPotential, MultinomialProbitPotential, SoftmaxPotential
 from .families.gaussian import GaussianPotential
+from .families.half_line import HalfLinePotential
 from .families.laplace import LaplacePotential
 from .families.location import AsymmetricLaplacePotential, LogisticPotential, SoftLaplacePotential
 from .families.log_normal import LogNormalPotential
@@ -86,6 +87,7 @@ __all__ = [
     "GammaExpPotential",
     "GaussianPotential",
     "JaakkolaBound",
+    "HalfLinePotential",
     "LaplacePotential",
     "LogSumExpBound",
     "LogisticBound",

@@ -29,6 +29,7 @@ from ..potentials import (
     CumulativeProbitPotential,
     GammaExpPotential,
     GaussianPotential,
+    HalfLinePotential,
     LaplacePotential,
     LogisticPotential,
     LogitPotential,
@@ -68,6 +69,7 @@ from .families import (
     Observations,
     register_family,
 )
+from .half_lines import HalfLine
 
 __all__ = ["NORMAL"]
 
@@ -108,6 +110,14 @@ _by_location(
     ("scale", "asymmetry"),
     AsymmetricLaplacePotential,
     is_sparse_prior=False,
+)
+register_family(
+    HalfLine,
+    label="half line",
+    predictor="loc",
+    parameters=("lower", "center", "precision", "rate", "log_scale"),
+    # The potential is that of the distance from the location.
+    links={IDENTITY: lambda y: Built(HalfLinePotential(**y.parameters), sign=-1.0, shift=y.value)},
 )
 register_family(
     dist.Poisson,

@@ -155,6 +155,8 @@ def _shared(engine: BaseEngine[Any], readings: dict[str, ModelReading]) -> Model
     """Reading of another engine, where this one would read the same."""
     found = readings.get("EP") or readings.get("VariationalGaussian")
     if isinstance(found, LatentGaussianReading) and isinstance(engine, Engine):
+        if found.half_lines:  # which are hyperparameters to others
+            return None
         # Sites whose prior is a factor may be points to the engines that need curvature.
         is_gaussian = not set(found.field) & set(found.factor_names)
         return found if is_gaussian or not isinstance(engine, LaplaceApproximation) else None

@@ -154,7 +154,9 @@ class IntegratedRun(GaussianRun):
 
         def site(name: str) -> MixturePosterior:
             moments = found.fits.marginals[name]
+            lower = reading.lower_bounds(name) if name in reading.half_lines else None
             mixture = MarginalMixture(found.weights, *(np.asarray(moment) for moment in moments))
+            mixture = mixture._replace(lower=lower)
 
             def covariance() -> Array:
                 centred = jnp.asarray(mixture.means - mixture.mean_and_variance()[0])

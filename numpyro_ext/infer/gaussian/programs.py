@@ -20,6 +20,7 @@ from ..hyper.search import SearchState
 from ..hyper.space import UnconstrainedSpace
 from ..hyper.stacked import at_each
 from .algorithms.algorithm import Algorithm
+from .algorithms.half_lines import half_lines
 from .answers.leave_one_out import log_factors_at_draws, log_leave_one_out
 from .answers.prediction import log_predictive_factors
 from .fitting.fitting_programs import FittingPrograms
@@ -117,7 +118,9 @@ class Programs(FittingPrograms):
         self, data: Any, hyper: dict[str, Array], state: Any, rng_key: Array, *, name: str, num_samples: int
     ) -> Array:
         design, offset = self._reading.maps(hyper, data)[name]
-        return design.matvec(self.posterior(data, hyper, state).sample(rng_key, num_samples)) + offset
+        form, posterior = self.form(hyper, data), self.posterior(data, hyper, state)
+        unknowns, bounded = posterior.sample(rng_key, num_samples), half_lines(self._reading, form, posterior)
+        return design.matvec(unknowns if bounded is None else bounded.move(unknowns)) + offset
 
     def _draws(
         self,
@@ -137,22 +140,31 @@ class Programs(FittingPrograms):
         posterior = self._algorithm.posterior(form, state)
         unknowns = posterior.sample(rng_key, num_samples)
         log_density = joined(form).log_density
-        log_weight = posterior.log_weight_fn() if is_weighted else lambda e: None
+        bounded = half_lines(self._reading, form, posterior)
+        weight = posterior.log_weight_fn() if is_weighted else None
 
-        def at(e: Array) -> Draws:
+        def log_weight(e: Array, moved: Array) -> Array | None:
+            if weight is None or bounded is None:
+                return None if weight is None else weight(e)
+            found: Array = weight(e, moved) - bounded.log_ratio(e, moved)
+            return found
+
+        def at(drawn_and_moved: tuple[Array, Array]) -> Draws:
+            drawn, e = drawn_and_moved
             sites = self._reading.values(hyper, e, data)
             # batches of arrays without elements cannot be put together
             sites = {name: value for name, value in sites.items() if value.size}
-            return Draws(sites, log_density(e), log_weight(e))
+            return Draws(sites, log_density(e), log_weight(drawn, e))
 
+        points = unknowns, unknowns if bounded is None else bounded.move(unknowns)
         # Batches bound the memory that the factors of many observations take at many draws.
         batch_size = min(num_samples, max(1, _LARGEST_BATCH // max(1, form.num_rows)))
         found: Draws
         if number is None:
-            found = jax.lax.map(at, unknowns, batch_size=batch_size)
+            found = jax.lax.map(at, points, batch_size=batch_size)
         else:
             size = math.gcd(num_samples, _FEW_DRAWS) if batch_size >= _FEW_DRAWS else 1
-            batches = unknowns.reshape(-1, size, *unknowns.shape[1:])
+            batches = jax.tree.map(lambda part: part.reshape(-1, size, *part.shape[1:]), points)
             # traced once, for the shapes and for the loop
             found = at_each(jax.jit(jax.vmap(at)), batches, (number + size - 1) // size)
             found = jax.tree.map(lambda leaf: leaf.reshape(num_samples, *leaf.shape[2:]), found)

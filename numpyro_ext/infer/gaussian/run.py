@@ -16,6 +16,7 @@ from numpyro.infer.autoguide import AutoMultivariateNormal
 
 from ...potentials import GaussianPotential
 from ...structure import LatentGaussianReading
+from ..front.answers.bounded_sites import BoundedPosterior
 from ..front.answers.draws import Draws, draw_inside_support, with_hyper, with_predictive
 from ..front.answers.resampling import num_proposals, psis_resampled
 from ..front.answers.sites import LargeSite, PosteriorSites, SitePosterior, gaussian_draws, missing_sites
@@ -117,13 +118,16 @@ class GaussianRun(FinishedRun):
 
     @cached_property
     def posterior(self) -> PosteriorSites:
-        """Exact Gaussian marginals by name, for every field site and every deterministic site affine in the field."""
+        """Exact Gaussian marginals by name, for every field site and every deterministic site affine in the field; of
+        field sites on a half line normals cut at its bound."""
         reading, programs = self.reading, self.programs
 
         def site(name: str) -> SitePosterior:
-            return SitePosterior(
+            lower = {"lower": reading.lower_bounds(name)} if name in reading.half_lines else {}
+            return (BoundedPosterior if lower else SitePosterior)(
                 name,
                 tuple(reading.site_shapes[name]),
+                **lower,
                 mean=lambda: self._moments[name][0],
                 variance=lambda: self._moments[name][1],
                 covariance=lambda: programs.covariance(*self.inputs, name=name),

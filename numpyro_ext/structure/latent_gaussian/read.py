@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Unpack
 
 from ...compilation.recent import Recent
-from ..model.priors import factor_potential, is_gaussian
+from ..model.priors import factor_potential, is_gaussian, is_one_sided
 from ..model.running.execution import ModelCall
 from ..model.running.inspection import SiteInfo
 from ..model.search import Form, ReadOptions, read_first
 from .reading import LatentGaussianReading
 
-__all__ = ["LATENT_GAUSSIAN", "SMOOTH_LATENT_GAUSSIAN", "read_latent_gaussian"]
+__all__ = ["LATENT_GAUSSIAN", "ONE_SIDED_LATENT_GAUSSIAN", "SMOOTH_LATENT_GAUSSIAN", "read_latent_gaussian"]
 
 _KEPT = Recent(16)
 
@@ -58,14 +58,26 @@ LATENT_GAUSSIAN = Form(
     _is_candidate,
     "the model has no Gaussian latent site (latent sites: {}), nor coefficients with another prior on the real line. "
     "This engine needs a field of Normal, MultivariateNormal, LowRankMultivariateNormal, GaussianRandomWalk, CAR or "
-    "flat real sites, or of Laplace, StudentT, Cauchy, Logistic, SoftLaplace or AsymmetricLaplace ones; use NUTS.",
+    "flat real sites, or of Laplace, StudentT, Cauchy, Logistic, SoftLaplace or AsymmetricLaplace ones; EP takes "
+    "HalfNormal, Exponential and left-truncated Normal coefficients besides; or use NUTS.",
 )
+ONE_SIDED_LATENT_GAUSSIAN = LATENT_GAUSSIAN._replace(
+    joins=is_one_sided,
+    no_candidate="the model has no Gaussian latent site (latent sites: {}), nor coefficients with another prior on the "
+    "real line or on a half line. This engine needs a field of Normal, MultivariateNormal, LowRankMultivariateNormal, "
+    "GaussianRandomWalk, CAR or flat real sites, of Laplace, StudentT, Cauchy, Logistic, SoftLaplace or "
+    "AsymmetricLaplace ones, or of HalfNormal, Exponential or left-truncated Normal ones in which predictors of known "
+    "likelihoods are affine; use NUTS.",
+)
+"""For engines that match moments: these know a density on a half line, which has no expected logarithm and often no
+mode inside."""
 SMOOTH_LATENT_GAUSSIAN = LATENT_GAUSSIAN._replace(
     is_candidate=_is_smooth_candidate,
     no_candidate="the model has no Gaussian latent site (latent sites: {}), nor coefficients with another smooth and "
     "log-concave prior. This engine needs a field of Normal, MultivariateNormal, LowRankMultivariateNormal, "
     "GaussianRandomWalk, CAR or flat real sites, or of Logistic or SoftLaplace ones; EP and VariationalGaussian take "
-    "Laplace, StudentT, Cauchy and AsymmetricLaplace ones besides; or use NUTS.",
+    "Laplace, StudentT, Cauchy and AsymmetricLaplace ones besides, and EP HalfNormal, Exponential and left-truncated "
+    "Normal coefficients; or use NUTS.",
 )
 """For engines that need one mode and its curvature; sites with other priors are points to them."""
 

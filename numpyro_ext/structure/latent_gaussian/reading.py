@@ -18,12 +18,16 @@ from ...compilation.recent import Recent
 from ...linalg.gaussian.design import AnyDesign, DenseDesign, OperatorRows, StateSpaceDesign
 from ...linalg.gaussian.prior import CovariancePrior, FlatPrior, LowRankPrior, PrecisionPrior
 from ...linalg.gaussian.spaces.border_space import Border
+from ...potentials import HalfLinePotential
 from ..errors import ModelStructureError, Reason
 from ..factors.plan import FactorPlan, plan_factor
+from ..families import family_of
+from ..half_lines import HalfLine
 from ..model.priors import prior_block
-from ..model.reading import ModelReading
+from ..model.reading import ModelReading, Treatment
 from ..model.running.execution import ModelCall
 from ..model.running.inspection import SiteInfo
+from ..model.tracing import FactorTrace
 from ..program.captured import Fingerprint
 from ..program.degrees import Degrees
 from ..program.patterns import TooLarge
@@ -156,6 +160,15 @@ class LatentGaussianReading(ModelReading):
     def num_closed_forms(self) -> int:
         """Number of families of factors with closed forms."""
         return sum(plan.is_closed_form for plan in self.plans)
+
+    @property
+    def treatments(self) -> dict[str, Treatment]:
+        """How each factor outside the field is read, by the name of its site."""
+        return {
+            p.name: Treatment(p.label, p.rows_per_observation, p.is_recognised)
+            for p in self.plans
+            if p.name not in self.field
+        }
 
     @property
     def unknown_pairs(self) -> frozenset[str]:
@@ -313,11 +326,25 @@ class LatentGaussianReading(ModelReading):
                     return None
         return AffineRows(self._program, self._field, parts)
 
+    @property
+    def half_lines(self) -> dict[str, slice]:
+        """Columns of the sites of the field whose prior is a density on a half line, by name."""
+        return {n: self._columns[n] for n in self.field if _is_half_line(self._trace.factors.get(n))}
+
+    def lower_bounds(self, name: str) -> np.ndarray:
+        """Bounds of the elements of one of :attr:`half_lines`, in C order."""
+        traced = self._trace.factors[name]
+        return np.ravel(np.broadcast_to(self._known_value(traced.parameters["lower"]), self.site_shapes[name]))
+
     def draw(self, hyper: Mapping[str, Any], white: Array, data: Sequence[Any]) -> Array:
         e, form = super().draw(hyper, white, data), self.form(hyper, data)
         if isinstance(form.design, StateSpaceDesign):
             # a long path goes where likelihoods overflow
             e = e * jnp.minimum(1.0, _LONGEST_WAY / jnp.max(jnp.abs(form.design.matvec(e))))
+        for name, columns in self.half_lines.items():
+            prior = form.potentials[self.factor_names.index(name)]
+            assert isinstance(prior, HalfLinePotential)  # by its family
+            e = e.at[columns].set(prior.inside(e[columns]))
         return e
 
     def linearity_error(self, hyper: Mapping[str, Any], data: Sequence[Any]) -> Array:
@@ -378,6 +405,10 @@ class LatentGaussianReading(ModelReading):
         if self._touched is not None:
             lines.append(self._touched.describe())
         return "\n".join(lines)
+
+
+def _is_half_line(traced: FactorTrace | None) -> bool:
+    return traced is not None and traced.family is not None and traced.family is family_of(HalfLine)
 
 
 def _rows_of(design: AnyDesign) -> Array:

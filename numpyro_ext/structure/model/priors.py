@@ -25,15 +25,17 @@ from ...linalg.gaussian.prior import (
 )
 from ...potentials.base import Potential
 from ..families import IDENTITY, Observations, family_of
+from ..half_lines import half_line, has_half_line
 
 __all__ = [
-    "at_location",
     "colour",
     "dense_prior_block",
+    "density_of_innovation",
     "factor_potential",
     "innovation_shape",
     "is_factor",
     "is_gaussian",
+    "is_one_sided",
     "is_unweighted",
     "location",
     "mask_of",
@@ -124,10 +126,18 @@ def factor_potential(fn: Any) -> Potential | None:
     return found
 
 
-def at_location(fn: Any, value: Array) -> Any:
-    """The distribution below :func:`unwrap` with another location."""
+def is_one_sided(fn: Any) -> bool:
+    """True if a site of ``fn`` is a flat unknown with a density on a half line (half-normal, exponential) as factor."""
+    return has_half_line(unwrap(fn)) and not is_unweighted(fn)
+
+
+def density_of_innovation(fn: Any, innovation: Array) -> Any:
+    """Distribution whose density at zero is that of an innovation of ``fn``, where its prior is a factor: the one below
+    :func:`unwrap` at a location of minus the innovation."""
+    if is_one_sided(fn):
+        return half_line(unwrap(fn), -innovation)
     base = copy.copy(unwrap(fn))
-    base.loc, base._validate_args = value, False
+    base.loc, base._validate_args = -innovation, False
     return base
 
 
@@ -173,7 +183,7 @@ def prior_block(fn: Any) -> PriorBlock:
     """Distribution of the innovation of a Gaussian site, flattened in C order, as the model parameterised it."""
     base = unwrap(fn)
     shape = innovation_shape(fn)
-    if isinstance(base, dist.ImproperUniform) or is_unweighted(fn) or is_factor(fn):
+    if isinstance(base, dist.ImproperUniform) or is_unweighted(fn) or is_factor(fn) or is_one_sided(fn):
         return FlatPrior(math.prod(shape))
     if isinstance(base, dist.Normal | dist.ZeroSumNormal):
         return DiagonalPrior(jnp.broadcast_to(jnp.square(base.scale), shape).reshape(-1))

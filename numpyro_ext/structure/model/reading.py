@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +23,20 @@ from .self_comparisons import SelfComparisons, self_differences
 from .traced_model import TracedModel
 from .validation import can_be_scored
 
-__all__ = ["ModelReading"]
+__all__ = ["ModelReading", "Treatment"]
+
+
+class Treatment(NamedTuple):
+    """How the factors of a site are read."""
+
+    label: str
+    rows_per_observation: int
+    has_family: bool
+
+    @property
+    def is_family_of_one(self) -> bool:
+        """True if they are of a known family, in one predictor."""
+        return self.has_family and self.rows_per_observation == 1
 
 
 class ModelReading(TracedModel, ABC):
@@ -232,6 +245,11 @@ class ModelReading(TracedModel, ABC):
     def num_closed_forms(self) -> int:
         """Number of families of factors with closed forms."""
         return 0
+
+    @property
+    def treatments(self) -> dict[str, Treatment]:
+        """How each factor outside the field is read, by the name of its site, where forms differ in that."""
+        return {}
 
     @property
     def unknown_pairs(self) -> frozenset[str]:

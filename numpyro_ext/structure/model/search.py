@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, TypedDict, TypeVar
 
 import jax
@@ -16,6 +16,8 @@ from jax import Array
 
 from ..conflict import Conflict
 from ..errors import ModelStructureError, Reason
+from ..half_lines import HALF_LINE_FAMILIES
+from .joining import joined_field
 from .priors import is_gaussian, unwrap, why_not_read
 from .reading import ModelReading
 from .running.calling import record
@@ -104,6 +106,11 @@ def is_anything(fn: Any) -> bool:
     return True
 
 
+def is_nothing(fn: Any) -> bool:
+    """False for every distribution."""
+    return False
+
+
 def whole_field(attempt: Attempt[_Reading_co], sizes: Mapping[str, int]) -> _Reading_co:
     """All candidates or none, where another form has room for what this one would leave out.
 
@@ -143,6 +150,13 @@ class Form(NamedTuple, Generic[_Reading_co]):
     """Tries fields until a model can be read, given the sizes of all candidates."""
     makes_field: Callable[[Any], bool] = is_anything
     """True if a candidate of this distribution is enough to ask for the form; one of the field has to be."""
+    joins: Callable[[Any], bool] = is_nothing
+    """True if a site of a distribution that is no candidate joins the field where nothing else is read in another way:
+    as a coefficient, and not as a scale. See :func:`~numpyro_ext.structure.model.joining.joined_field`."""
+
+    def without_joining(self) -> Form[_Reading_co]:
+        """The form without the sites that would join."""
+        return self._replace(joins=is_nothing)
 
 
 def field_names(field: Sequence[str] | str | None) -> tuple[str, ...] | None:
@@ -212,7 +226,7 @@ def read_first(
     refusals: list[ModelStructureError] = []
     for form in forms:
         try:
-            return _read(form, call, sites, field, check, learns_hyper)
+            return _read(form, call, sites, field, check, learns_hyper, frozenset(values))
         except ModelStructureError as error:
             refusals.append(error)
     telling = [error for error in refusals if error.reason is not Reason.NO_FIELD]
@@ -233,23 +247,34 @@ def _read(
     field: Sequence[str] | None,
     check: bool,
     learns_hyper: bool,
+    given: frozenset[str],
 ) -> _Reading_co:
     sites = mark_candidates(inspected, form.is_candidate)
+    may_join = {n for n, s in mark_candidates(inspected, form.joins).items() if s.is_candidate and n not in given}
 
     def attempt(names: frozenset[str]) -> _Reading_co:
         for name in sorted(names):
             if told := why_not_read(inspected[name].prior):
                 raise ModelStructureError(f"site '{name}' {told}.", site=name)
         reading = form.reading(call, sites, names)
-        check_hyper(reading, sites, learns_hyper)
+        # Those that may join are no hyperparameters yet.
+        check_hyper(reading, sites, learns_hyper, without=may_join)
         return reading
 
     if field is None:
         sizes = {n: int(np.prod(s.shape)) for n, s in sites.items() if s.is_candidate}
-        if not any(form.makes_field(inspected[n].prior) for n in sizes):
+        joining = {n: int(np.prod(sites[n].shape)) for n in sites if n in may_join}
+        if not any(form.makes_field(inspected[n].prior) for n in (*sizes, *joining)):
             raise ModelStructureError(_nothing_to_read(form.no_candidate, sites), reason=Reason.NO_FIELD)
-        reading = form.search(attempt, sizes)
+        found = form.search(attempt, sizes) if sizes else None
+        if joining:
+            found = joined_field(call, attempt, found, joining)
+        if found is None:
+            raise ModelStructureError(_nothing_to_read(form.no_candidate, sites), reason=Reason.NO_FIELD)
+        reading = found
+        check_hyper(reading, sites, learns_hyper)
     else:
+        sites = {n: s._replace(is_candidate=s.is_candidate or (n in may_join and n in field)) for n, s in sites.items()}
         check_field(field, sites)
         if not any(form.makes_field(inspected[n].prior) for n in field):
             raise ModelStructureError(_nothing_to_read(form.no_candidate, sites), reason=Reason.NO_FIELD)
@@ -331,16 +356,21 @@ def check_field(field: Sequence[str], sites: Mapping[str, SiteInfo]) -> None:
         if name not in sites or not sites[name].is_candidate:
             found = f"is {sites[name].family or sites[name].kind}" if name in sites else "does not exist"
             names = [n for n, s in sites.items() if s.is_candidate]
+            is_half_line = name in sites and sites[name].family in HALF_LINE_FAMILIES
+            more = " EP has coefficients with such a prior in its field." if is_half_line else ""
             raise ModelStructureError(
-                f"field: site '{name}' {found}; latent sites of this model that this form takes: {names}.",
+                f"field: site '{name}' {found}; latent sites of this model that this form takes: {names}.{more}",
                 reason=Reason.NO_FIELD,
                 site=name,
             )
 
 
-def check_hyper(reading: ModelReading, sites: Mapping[str, SiteInfo], are_learned: bool) -> None:
+def check_hyper(
+    reading: ModelReading, sites: Mapping[str, SiteInfo], are_learned: bool, *, without: Collection[str] = ()
+) -> None:
     """Refuse hyperparameters that are discrete or masked, or too many where they are to be maximised over.
 
+    :param without: names of sites that are not looked at.
     :raises ModelStructureError: naming the site.
     """
     # A factor of a vector, such as a multivariate normal likelihood, is of as many observations as it has elements.
@@ -348,6 +378,8 @@ def check_hyper(reading: ModelReading, sites: Mapping[str, SiteInfo], are_learne
     observed = {name: site.shape for name, site in sites.items() if site.kind == "observed"}
     num_observations = sum(math.prod(max(observed[n], shapes.get(n, ()), key=math.prod)) for n in observed)
     for name, site in reading.hyper.items():
+        if name in without:
+            continue
         size, info = int(np.prod(site.shape)), sites[name]
         what = f"latent site '{name}' ({info.family}, shape {site.shape})"
         if info.is_discrete:
@@ -367,6 +399,8 @@ def check_hyper(reading: ModelReading, sites: Mapping[str, SiteInfo], are_learne
         kind = "not Gaussian" if not info.is_candidate else "used nonlinearly"
         if size >= num_observations or size > _MAX_HYPER_SIZE:
             remedy = "give it a Gaussian prior where the predictor is affine in it"
+            if info.family in HALF_LINE_FAMILIES:
+                remedy += " (EP has coefficients with half-normal and exponential priors in the field there)"
             if info.is_candidate:
                 remedy = "choose another field (field=[...]), take BilinearVG where a site of the field multiplies it"
             raise ModelStructureError(

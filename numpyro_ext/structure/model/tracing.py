@@ -18,7 +18,16 @@ from numpyro.primitives import Messenger
 
 from ...linalg.gaussian.prior import FlatPrior
 from ..families import Family, family_of, parameter_of
-from .priors import at_location, innovation_shape, is_factor, location, mask_of, shift_to_value, unwrap
+from .priors import (
+    density_of_innovation,
+    innovation_shape,
+    is_factor,
+    is_one_sided,
+    location,
+    mask_of,
+    shift_to_value,
+    unwrap,
+)
 from .running.execution import ModelCall
 from .running.plain_sites import PlainSites, is_scan
 from .running.recording import RecordedSite, Sites
@@ -129,10 +138,9 @@ def trace_with_innovations(
                 out.locations[name] = jnp.zeros(()) if is_walk else location(fn)
                 out.priors[name] = prior(fn)
                 out.values[name] = site["value"]
-                if isinstance(out.priors[name], FlatPrior) and is_factor(fn):
-                    # the density of an innovation is that of zero about a location of minus the innovation
+                if isinstance(out.priors[name], FlatPrior) and (is_factor(fn) or is_one_sided(fn)):
                     innovation = jnp.reshape(innovations[name], innovation_shape(fn))
-                    out.factors[name] = _factor(fn, at_location(fn, -innovation), jnp.zeros(()), None)
+                    out.factors[name] = _factor(fn, density_of_innovation(fn, innovation), jnp.zeros(()), None)
             elif site["type"] == "sample":
                 out.factors[name] = _factor(site["fn"], unwrap(site["fn"]), jnp.asarray(site["value"]), site["scale"])
                 if not site["is_observed"]:

@@ -163,10 +163,11 @@ class GaussianPosterior:
         """
         return self.condition().sample(rng_key, num_samples)
 
-    def log_weight_fn(self) -> Callable[[Array], Array]:
+    def log_weight_fn(self) -> Callable[..., Array]:
         r"""Log density of unknowns and data over the density of the unknowns here, as a function of ``e``, ``(N,)``.
 
-        The prior is in both: what is left are the factors over the sites, times the integral of prior and sites.
+        The prior is in both: what is left are the factors over the sites, times the integral of prior and sites. With a
+        second argument it is the density of unknowns of which flat ones are moved, over that of ``e``.
         """
         form, posterior = self.form, self.condition()
         if isinstance(posterior, MeanFieldPosterior):
@@ -183,10 +184,11 @@ class GaussianPosterior:
         mean = form.offset + prior.predictor(posterior.coordinates)
         slope = self.site_shift - self.site_precision * mean
 
-        def over_sites(e: Array) -> Array:
+        def over_sites(e: Array, moved: Array | None = None) -> Array:
             eta = form.predictor(e)
             away = eta - mean
-            return log_partition + jnp.sum(form.log_factors(eta) - (slope - 0.5 * self.site_precision * away) * away)
+            factors = form.log_factors(eta if moved is None else form.predictor(moved))
+            return log_partition + jnp.sum(factors - (slope - 0.5 * self.site_precision * away) * away)
 
         return over_sites
 

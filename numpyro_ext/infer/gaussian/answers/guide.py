@@ -160,10 +160,18 @@ def fitted_guide(
 
 
 def _unconstrained(fn: Any, mean: Array, rows: Array) -> tuple[Array, Array]:
-    """Mean and covariance rows of a field site in its unconstrained space, where it is a linear subspace."""
+    """Mean and covariance rows of a field site in its unconstrained space, where it is a linear subspace; of one on a
+    half line those of the log-normal with the same moments."""
     transform = biject_to(fn.support)
     if transform.inverse_shape(mean.shape) == mean.shape:
-        return mean, rows
+        lower = transform(jnp.full_like(mean, -jnp.inf))
+        height = jnp.where(jnp.isfinite(lower), mean - lower, 1.0)
+        deviation = jnp.linalg.norm(rows, axis=-1)
+        width = jnp.sqrt(jnp.log1p(jnp.square(deviation / height.reshape(-1))))
+        bounded = jnp.isfinite(lower).reshape(-1, 1)
+        center = jnp.log(height) - 0.5 * jnp.square(width).reshape(mean.shape)
+        rows = jnp.where(bounded, rows * (width / deviation)[:, None], rows)
+        return jnp.where(jnp.isfinite(lower), center, mean), rows
     columns = jax.vmap(lambda column: jnp.reshape(transform.inv(column.reshape(mean.shape)), -1), 1, 1)(rows)
     return transform.inv(mean), columns
 

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
-from scipy.special import ndtr, owens_t
+from scipy.special import log_ndtr, ndtr, owens_t
 
-__all__ = ["MarginalMixture", "SkewNormal"]
+from ....compilation.quick_jit import quick_jit
+from ....potentials.integrals.truncated_by_moments import TruncatedByMoments, truncated_by_moments
+
+__all__ = ["CutNormal", "MarginalMixture", "SkewNormal"]
 
 _LARGEST_SKEWNESS = 0.99
 _HALVINGS = 60
-_REACH = 12.0
+_REACH, _REACH_OF_CUT = 12.0, 40.0
+"""Deviations from the mean beyond which nothing is left; an exponential tail goes further."""
 
 
 class SkewNormal(NamedTuple):
@@ -47,6 +53,36 @@ class SkewNormal(NamedTuple):
         return np.where(is_point, (x >= self.location).astype(value.dtype), value)
 
 
+class CutNormal(NamedTuple):
+    """Normal distributions cut at a lower bound, elementwise; see
+    :class:`~numpyro_ext.potentials.integrals.truncated_by_moments.TruncatedByMoments`."""
+
+    lower: np.ndarray
+    location: np.ndarray
+    scale: np.ndarray
+
+    @classmethod
+    def from_moments(cls, mean: np.ndarray, variance: np.ndarray, lower: np.ndarray) -> CutNormal:
+        """The distributions with given moments.
+
+        >>> half_normal = CutNormal.from_moments(np.array([0.79788456]), np.array([0.36338023]), np.array([0.0]))
+        >>> print(half_normal.cdf(np.array([0.6744898])).round(5))
+        [0.5]
+        """
+        return cls(*(np.asarray(part) for part in _compiled()(mean, variance, lower)))
+
+    def cdf(self, x: np.ndarray) -> np.ndarray:
+        """Probability below ``x``."""
+        excess = np.maximum((x - self.lower) / self.scale, 0.0)
+        found: np.ndarray = -np.expm1(log_ndtr(self.location - excess) - log_ndtr(self.location))
+        return found
+
+
+@functools.cache
+def _compiled() -> Callable[..., TruncatedByMoments]:
+    return quick_jit(truncated_by_moments, is_small=True)
+
+
 class MarginalMixture(NamedTuple):
     """Mixtures of ``K`` skew normals with common weights, one for each of ``R`` quantities."""
 
@@ -56,6 +92,8 @@ class MarginalMixture(NamedTuple):
     """Shape ``(K, R)``, as the other moments."""
     variances: np.ndarray
     skewnesses: np.ndarray
+    lower: np.ndarray | None = None
+    """Bounds of the quantities, shape ``(R,)``: the parts are normals cut there; ``None`` where they have none."""
 
     def mean_and_variance(self) -> tuple[np.ndarray, np.ndarray]:
         """Moments of the mixtures, shapes ``(R,)``."""
@@ -64,11 +102,24 @@ class MarginalMixture(NamedTuple):
 
     def cdf(self, x: np.ndarray) -> np.ndarray:
         """Probabilities below ``x`` of shape ``(..., R)``."""
-        parts = SkewNormal.from_moments(self.means, self.variances, self.skewnesses)
-        total = np.zeros_like(x)
-        for weight, *part in zip(self.weights, *parts, strict=True):
-            total = total + weight * SkewNormal(*part).cdf(x)
-        return total
+        return self._cdf()(x)
+
+    def _cdf(self) -> Callable[[np.ndarray], np.ndarray]:
+        """The function that :meth:`cdf` is, its parts made once."""
+        kind: type[SkewNormal] | type[CutNormal] = SkewNormal if self.lower is None else CutNormal
+        if self.lower is None:
+            parts: SkewNormal | CutNormal = SkewNormal.from_moments(self.means, self.variances, self.skewnesses)
+        else:
+            lower = np.broadcast_to(self.lower, self.means.shape)
+            parts = CutNormal.from_moments(self.means, self.variances, lower.astype(self.means.dtype))
+
+        def cdf(x: np.ndarray) -> np.ndarray:
+            total = np.zeros_like(x)
+            for weight, *part in zip(self.weights, *parts, strict=True):
+                total = total + weight * kind(*part).cdf(x)
+            return total
+
+        return cdf
 
     def quantile(self, q: np.ndarray) -> np.ndarray:
         """Quantiles by bisection to the last digit.
@@ -82,13 +133,15 @@ class MarginalMixture(NamedTuple):
         [[0.   ]
          [1.493]]
         """
-        deviations = _REACH * np.sqrt(self.variances)
-        target = np.asarray(q)[..., None]
+        deviations = (_REACH if self.lower is None else _REACH_OF_CUT) * np.sqrt(self.variances)
+        target, cdf = np.asarray(q)[..., None], self._cdf()
         lower = np.broadcast_to(np.min(self.means - deviations, axis=0), np.shape(q) + self.means.shape[1:])
         upper = np.broadcast_to(np.max(self.means + deviations, axis=0), lower.shape)
+        if self.lower is not None:
+            lower = np.broadcast_to(self.lower, lower.shape).astype(lower.dtype)
         for _ in range(_HALVINGS):
             middle = 0.5 * (lower + upper)
-            is_below = self.cdf(middle) < target
+            is_below = cdf(middle) < target
             lower, upper = np.where(is_below, middle, lower), np.where(is_below, upper, middle)
         found: np.ndarray = 0.5 * (lower + upper)
         return found

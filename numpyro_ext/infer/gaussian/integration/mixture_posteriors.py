@@ -198,7 +198,7 @@ class MixturePosterior(SitePosterior):
     """The posterior of one site that is affine in the field, as a mixture over the hyperparameters.
 
     Obtained as ``engine.posterior[name]``. Moments and quantiles are those of the mixture of marginals. The covariances
-    and the draws have Gaussian components.
+    and the draws have Gaussian components; draws of sites on a half line lie on it.
     """
 
     def __init__(
@@ -217,7 +217,8 @@ class MixturePosterior(SitePosterior):
         """Some of the elements as a site of their own; see :meth:`SitePosterior.part`."""
         flat, rest = np.asarray(places).reshape(-1), super().part(places)
         mixture = self.mixture._replace(
-            **{name: getattr(self.mixture, name)[:, flat] for name in ("means", "variances", "skewnesses")}
+            **{name: getattr(self.mixture, name)[:, flat] for name in ("means", "variances", "skewnesses")},
+            lower=None if self.mixture.lower is None else self.mixture.lower[flat],
         )
         return MixturePosterior(self.name, np.shape(places), mixture, rest.covariance, rest.sample)
 

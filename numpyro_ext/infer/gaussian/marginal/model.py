@@ -185,7 +185,8 @@ class MarginalModel:
     def _read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Prepared:
         engine = self.engine
         reading = read_first(
-            engine.forms,
+            # What an engine may take into its field besides is left to the sampler.
+            [form.without_joining() for form in engine.forms],
             engine.model,
             args,
             kwargs,
