@@ -75,16 +75,17 @@ class PairPotential(VectorPotential):
 
     def derivatives(self, eta: ArrayLike) -> tuple[Array, Array, Array]:
         eta = jnp.asarray(eta)
-        first, second = (jnp.broadcast_to(jnp.eye(2, dtype=eta.dtype)[k], eta.shape) for k in range(2))
 
-        def slopes(x: Array) -> tuple[Array, Array, Array]:
-            value, of_first = jax.jvp(self.log_density, (x,), (first,))
-            return value, of_first, jax.jvp(self.log_density, (x,), (second,))[1]
+        def along(one: Array, other: Array) -> tuple[Array, Array, Array]:
+            """Values, and derivatives in one direction and in both."""
+            directions = (jnp.broadcast_to(part, eta.shape) for part in (one, other))
+            return _twice(self.log_density, eta, *directions)
 
-        (value, of_first, of_second), (_, twice_first, mixed) = jax.jvp(slopes, (eta,), (first,))
-        twice_second = jax.jvp(lambda x: jax.jvp(self.log_density, (x,), (second,))[1], (eta,), (second,))[1]
-        hessian = jnp.stack([jnp.stack([twice_first, mixed], -1), jnp.stack([mixed, twice_second], -1)], -2)
-        return value, jnp.stack([of_first, of_second], -1), hessian
+        # one copy of the derivatives serves all three
+        axes = jnp.eye(2, dtype=eta.dtype)[np.array([[0, 0, 1], [0, 1, 1]])]
+        value, slopes, bends = jax.vmap(along, out_axes=(None, 0, 0))(*axes)
+        hessian = jnp.stack([jnp.stack([bends[0], bends[1]], -1), jnp.stack([bends[1], bends[2]], -1)], -2)
+        return value, jnp.stack([slopes[0], slopes[2]], -1), hessian
 
     def tilted_moments(self, mean: ArrayLike, covariance: ArrayLike, power: ArrayLike = 1.0) -> VectorTiltedMoments:
         found: VectorTiltedMoments = _tilted_moments(self, jnp.asarray(mean), jnp.asarray(covariance), power)
@@ -121,9 +122,17 @@ class PairPotential(VectorPotential):
         return lambda inner, outer: self.log_density(jnp.stack([inner, outer], axis=-1)[..., self._order])
 
 
+def _twice(function: Callable[[Array], Array], at: Array, one: Array, other: Array) -> tuple[Array, Array, Array]:
+    (value, slope), (_, bend) = jax.jvp(lambda x: jax.jvp(function, (x,), (one,)), (at,), (other,))
+    return value, slope, bend
+
+
 @jax.jit  # traced once, for moments and for derivatives of the log normaliser alone
 def _tilted_moments(factors: PairPotential, mean: Array, covariance: Array, power: ArrayLike) -> VectorTiltedMoments:
-    """By even nodes where they can be trusted for all factors, and one predictor after the other elsewhere."""
+    """By even nodes where they can be trusted for all factors, and one predictor after the other elsewhere, and where
+    the inner integral is known in closed form."""
+    if factors.is_gaussian:
+        return factors.nested_moments(mean, covariance, power)
     exponent = jnp.broadcast_to(jnp.asarray(power, mean.dtype), mean.shape[:-1])
     found, is_trusted = on_plane_nodes(factors, mean, covariance, exponent)
     chosen: VectorTiltedMoments = lax.cond(
