@@ -131,7 +131,7 @@ def test_quantiles_invert_the_mixture():
         [
             skewnorm.ppf((np.arange(20000 * weight) + 0.5) / (20000 * weight), a, m, s)
             for weight, m, s, a in zip(
-                mixture.weights, *(p[:, 0] for p in SkewNormal.from_moments(*mixture[1:])), strict=True
+                mixture.weights, *(p[:, 0] for p in SkewNormal.from_moments(*mixture[1:4])), strict=True
             )
         ]
     )
@@ -327,6 +327,8 @@ def test_poisson_groups(exact_groups, marginal):
     error = np.max(np.abs(engine.posterior["effect"].mean - mean) / sd)
     print(marginal, error)
     assert error < 0.05 if marginal == "simplified-laplace" else 0.05 < error < 0.3
+    drawn = np.asarray(engine.get_samples(num_samples=8000)["effect"])
+    assert np.max(np.abs(drawn.mean(0) - engine.posterior["effect"].mean) / sd) < 0.05
     if marginal == "simplified-laplace":
         np.testing.assert_allclose(engine.posterior["effect"].sd, sd, rtol=0.06)
     for name, (expected, deviation) in moments.items():
@@ -354,6 +356,8 @@ def test_simplified_laplace_without_hyperparameters():
         engine = run(logistic, jnp.asarray(x), jnp.asarray(y), marginal=marginal)
         slope = engine.posterior["slope"]
         quantiles = [quad(density, -10, float(slope.quantile(q)))[0] / evidence for q in (0.05, 0.5, 0.95)]
+        drawn = engine.get_samples(num_samples=4000)["slope"]
+        assert abs(drawn.mean() - slope.mean) < 4.0 * slope.sd / np.sqrt(4000), marginal
         errors[marginal] = abs(slope.mean - mean) / sd, np.max(np.abs(np.subtract(quantiles, [0.05, 0.5, 0.95])))
         np.testing.assert_allclose(engine.posterior["constant"].quantile(0.2), 1.0)
     print(errors)

@@ -34,8 +34,9 @@ class INLA(LaplaceApproximation):
 
     ``posterior`` holds these mixtures, ``hyper`` the posteriors of the hyperparameters, ``log_evidence`` is the
     integral over both, and :meth:`get_samples` draws both. With ``marginal="simplified-laplace"`` the components of
-    the mixtures are skew normals with the mean and skewness of the simplified Laplace approximation; draws have
-    Gaussian components in either case. ``guide``, ``params`` and ``psis_diagnostic`` are those of the mode.
+    the mixtures are skew normals with the mean and skewness of the simplified Laplace approximation. Draws have
+    Gaussian components in either case, and the means of the marginals. ``guide``, ``params`` and ``psis_diagnostic``
+    are those of the mode.
 
     **Example:**
 

@@ -21,9 +21,11 @@ from ..hyper.space import UnconstrainedSpace
 from ..hyper.stacked import at_each
 from .algorithms.algorithm import Algorithm
 from .algorithms.half_lines import half_lines
+from .algorithms.mode_shift import shifted
 from .answers.leave_one_out import log_factors_at_draws, log_leave_one_out
 from .answers.prediction import log_predictive_factors
 from .fitting.fitting_programs import FittingPrograms
+from .integration.simplified_laplace import simplified_laplace_marginals
 
 __all__ = ["Programs", "compiled_programs"]
 
@@ -56,6 +58,7 @@ class Programs(FittingPrograms):
     ) -> None:
         super().__init__(reading, algorithm, space, **options)
         compile_ = self._compile
+        self._has_corrected_means = options.get("marginals_fn") is simplified_laplace_marginals
         self.moments = compile_(self._moments)
         self.covariance = compile_(self._covariance, static_argnames="name")
         self.chosen_marginals = compile_(self._chosen_marginals, static_argnames=("chosen", "marginals_fn"))
@@ -139,6 +142,8 @@ class Programs(FittingPrograms):
         form = self.form(hyper, data)
         posterior = self._algorithm.posterior(form, state)
         unknowns = posterior.sample(rng_key, num_samples)
+        if self._has_corrected_means and not is_weighted:  # weights correct them as well
+            unknowns = unknowns + (shifted(posterior).mean - posterior.mean)
         log_density = joined(form).log_density
         bounded = half_lines(self._reading, form, posterior)
         weight = posterior.log_weight_fn() if is_weighted else None

@@ -21,7 +21,7 @@ from jax import Array
 from ....structure.latent_gaussian.form import AffineMap, LatentGaussian
 from .posterior import GaussianPosterior
 
-__all__ = ["mode_shifts"]
+__all__ = ["mode_shifts", "shifted"]
 
 
 def mode_shifts(posterior: GaussianPosterior, maps: Mapping[str, AffineMap]) -> dict[str, Array]:
@@ -33,16 +33,23 @@ def mode_shifts(posterior: GaussianPosterior, maps: Mapping[str, AffineMap]) -> 
     :param maps: the quantities, by name.
     :return: of shape ``(R,)`` by name; zero for quantities without variance.
     """
-    predictor, variance = posterior.predictor_moments()
-    pull = jax.grad(lambda eta: 0.5 * jnp.sum(_curvature(posterior.form, eta) * variance))(predictor)
-    moved = dataclasses.replace(posterior, site_shift=posterior.site_shift + pull)
-    out = {}
+    moved, out = shifted(posterior), {}
     for name, map_ in maps.items():
         mode, square = posterior.mean_and_variance(map_)
         mean, _ = moved.mean_and_variance(map_)
         is_free = square > 0.0
         out[name] = jnp.where(is_free, (mean - mode) / jnp.sqrt(jnp.where(is_free, square, 1.0)), 0.0)
     return out
+
+
+def shifted(posterior: GaussianPosterior) -> GaussianPosterior:
+    """The Gaussian with its mean where third derivatives say that it is, instead of at the mode.
+
+    :param GaussianPosterior posterior: at its mode, with the curvature there.
+    """
+    predictor, variance = posterior.predictor_moments()
+    pull = jax.grad(lambda eta: 0.5 * jnp.sum(_curvature(posterior.form, eta) * variance))(predictor)
+    return dataclasses.replace(posterior, site_shift=posterior.site_shift + pull)
 
 
 def _curvature(form: LatentGaussian, predictor: Array) -> Array:

@@ -198,7 +198,8 @@ class MixturePosterior(SitePosterior):
     """The posterior of one site that is affine in the field, as a mixture over the hyperparameters.
 
     Obtained as ``engine.posterior[name]``. Moments and quantiles are those of the mixture of marginals. The covariances
-    and the draws have Gaussian components; draws of sites on a half line lie on it.
+    and the draws have Gaussian components, the draws with the means of the marginals; draws of sites on a half line lie
+    on it.
     """
 
     def __init__(
