@@ -18,8 +18,10 @@ from .spaces.low_rank_space import LowRankPosterior, LowRankSpace
 from .spaces.observation_space import ObservationPosterior, ObservationSpace
 from .spaces.operator_space import OperatorPosterior, OperatorSpace, has_independent_unknowns
 from .spaces.shared_space import SharedPosterior, SharedSpace
+from .spaces.sparse_space import SparsePosterior, SparseSpace
 from .spaces.state_space import StatePosterior, StateSpace
 from .spaces.touched_space import Touched, TouchedPosterior, TouchedSpace
+from .sparse_layout import SparseLayout
 
 __all__ = [
     "LinearGaussian",
@@ -32,7 +34,17 @@ __all__ = [
 ]
 
 Space = Literal[
-    "auto", "observation", "coefficient", "sparse", "banded", "border", "operator", "shared", "state", "touched"
+    "auto",
+    "observation",
+    "coefficient",
+    "sparse",
+    "sparse-cholesky",
+    "banded",
+    "border",
+    "operator",
+    "shared",
+    "state",
+    "touched",
 ]
 LinearGaussian = (
     ObservationSpace
@@ -42,6 +54,7 @@ LinearGaussian = (
     | LowRankSpace
     | OperatorSpace
     | SharedSpace
+    | SparseSpace
     | StateSpace
     | TouchedSpace
 )
@@ -53,6 +66,7 @@ LinearGaussianPosterior = (
     | LowRankPosterior
     | OperatorPosterior
     | SharedPosterior
+    | SparsePosterior
     | StatePosterior
     | TouchedPosterior
 )
@@ -69,14 +83,16 @@ def choose_space(
     *,
     border: Border | None = None,
     touched: Touched | None = None,
+    layout: SparseLayout | None = None,
     is_sequential: bool = False,
 ) -> Space:
     """The cheaper space, from shapes and kinds of prior alone, so that it is known before anything is traced.
 
-    A state space where the design is one, and products where it is an operator and the unknowns are independent; what
-    rows touch, or blocks with a border, where the form has them; unknowns in a band where each row touches only a
-    stretch of them, as in images; predictors where a block has no more rows than columns and every prior is proper;
-    otherwise unknowns, with the design kept sparse when one block has few entries per row.
+    Sparse Cholesky factors where a prior has a sparse precision; a state space where the design is one, and products
+    where it is an operator and the unknowns are independent; what rows touch, or blocks with a border, where the form
+    has them; unknowns in a band where each row touches only a stretch of them, as in images; predictors where a block
+    has no more rows than columns and every prior is proper; otherwise unknowns, with the design kept sparse when one
+    block has few entries per row.
 
     :param tuple prior: the prior blocks.
     :param AnyDesign design: the linear map from unknowns to predictors.
@@ -84,10 +100,13 @@ def choose_space(
     :param jax.Array columns: columns of each block, shape ``(num_blocks, max_columns)``.
     :param Border border: blocks that are independent given a few unknowns, if that pays.
     :param Touched touched: what rows touch of blocks, if that is much less than the blocks.
+    :param SparseLayout layout: places of all entries in a sparse posterior precision, where a prior is sparse.
     :param bool is_sequential: whether sites will be updated one by one, which needs a dense joint.
-    :return: ``"observation"``, ``"coefficient"``, ``"sparse"``, ``"banded"``, ``"border"``, ``"touched"``,
-        ``"operator"`` or ``"state"``.
+    :return: ``"observation"``, ``"coefficient"``, ``"sparse"``, ``"sparse-cholesky"``, ``"banded"``, ``"border"``,
+        ``"touched"``, ``"operator"`` or ``"state"``.
     """
+    if layout is not None:
+        return "sparse-cholesky"
     if isinstance(design, StateSpaceDesign):
         if not is_sequential:
             return "state"
@@ -118,6 +137,7 @@ def linear_gaussian(
     *,
     border: Border | None = None,
     touched: Touched | None = None,
+    layout: SparseLayout | None = None,
     is_signed: bool = False,
     space: Space = "auto",
 ) -> LinearGaussian:
@@ -130,6 +150,8 @@ def linear_gaussian(
     :param Border border: blocks that are independent given a few unknowns, for the space of this name. The inducing
         values of priors of low rank are unknowns here, behind all others, and in the border.
     :param Touched touched: what rows touch of blocks, for the space of this name.
+    :param SparseLayout layout: places of all entries in a sparse posterior precision, for the space
+        ``"sparse-cholesky"``.
     :param bool is_signed: whether site precisions may be negative.
     :param str space: the space to work in; ``"auto"`` takes :func:`choose_space`, which never takes ``"shared"``, for
         blocks that are alike.
@@ -147,7 +169,15 @@ def linear_gaussian(
     (1.5, 0.25)
     """
     if space == "auto":
-        space = choose_space(prior, design, rows, columns, border=border, touched=None if is_signed else touched)
+        touched_if_positive = None if is_signed else touched
+        space = choose_space(prior, design, rows, columns, border=border, touched=touched_if_positive, layout=layout)
+    if space == "sparse-cholesky":
+        if layout is None or not isinstance(design, SparseRows):
+            raise ValueError(
+                "The space of sparse Cholesky factors needs sparse rows, and unknowns of a sparse precision, as large "
+                "fields of GaussianMarkovRandomField have. Leave the choice to space='auto'."
+            )
+        return SparseSpace.build(prior, design, layout)
     if space == "state":
         if not isinstance(design, StateSpaceDesign):
             raise ValueError("The state space needs a design of one, as models with scans have.")
@@ -194,8 +224,8 @@ def linear_gaussian(
         return CoefficientSpace.build(prior, design, rows, columns, is_sparse=True)
     if space == "coefficient":
         return CoefficientSpace.build(prior, design, rows, columns, is_sparse=False)
-    names = "'auto', 'observation', 'coefficient', 'sparse', 'banded', 'border', 'operator', 'shared', 'state' or "
-    names += "'touched'"
+    names = "'auto', 'observation', 'coefficient', 'sparse', 'sparse-cholesky', 'banded', 'border', 'operator', "
+    names += "'shared', 'state' or 'touched'"
     raise ValueError(f"Unknown space {space!r}: expected {names}.")
 
 

@@ -13,6 +13,7 @@ from ..frozen_pytree import frozen_pytree
 from .conditioning import LinearGaussian, LinearGaussianPosterior
 from .design import AnyDesign, Design
 from .prior import CovariancePrior, DiagonalPrior, FlatPrior, LowRankPrior, PriorBlock
+from .sparse_prior import SparsePrecisionPrior, diagonal_slots
 
 __all__ = ["MeanFieldPosterior", "MeanFieldSpace", "PredictorMoments", "expected_log_prior"]
 
@@ -149,6 +150,13 @@ def _conditional_variance(block: PriorBlock, dtype: jnp.dtype) -> tuple[Array, A
         return jnp.full((block.size,), jnp.inf, dtype), zero
     if isinstance(block, DiagonalPrior):
         return block.variance, zero
+    if isinstance(block, SparsePrecisionPrior):
+        if block.directions is not None:
+            raise ValueError(
+                "unknowns of a field that adds up to zero, or is flat, are not independent: take covariance='full'."
+            )
+        diagonal = block.values[diagonal_slots(block.pattern)]
+        return 1.0 / diagonal, 0.5 * (jnp.sum(jnp.log(diagonal)) - block.log_determinant())
     if isinstance(block, LowRankPrior):
         block = block.dense()
     if isinstance(block, CovariancePrior):

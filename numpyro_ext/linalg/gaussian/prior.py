@@ -12,6 +12,7 @@ from jax import Array
 from ..cholesky import cholesky, cholesky_solve, half_log_determinant, inverse_lower, safe_sqrt, solve_lower
 from ..frozen_pytree import frozen_pytree
 from .block_diagonal import Part, repeated
+from .sparse_prior import SparsePrecisionPrior
 
 __all__ = [
     "CovariancePrior",
@@ -20,6 +21,7 @@ __all__ = [
     "LowRankPrior",
     "PrecisionPrior",
     "PriorBlock",
+    "SparsePrecisionPrior",
     "extreme_eigenvalues",
     "is_valid_prior",
 ]
@@ -200,7 +202,7 @@ def _side_by_side(e: Array, matrix: Array) -> Array:
     return jnp.moveaxis(e.reshape(-1, *matrix.shape[:2]), 0, -1)
 
 
-PriorBlock = DiagonalPrior | CovariancePrior | LowRankPrior | PrecisionPrior | FlatPrior
+PriorBlock = DiagonalPrior | CovariancePrior | LowRankPrior | PrecisionPrior | FlatPrior | SparsePrecisionPrior
 
 
 def extreme_eigenvalues(block: CovariancePrior | LowRankPrior | PrecisionPrior) -> tuple[np.ndarray, np.ndarray]:
@@ -218,7 +220,8 @@ def is_valid_prior(prior: tuple[PriorBlock, ...]) -> Array:
     """True if all blocks have parameters of a Gaussian, as a scalar boolean array.
 
     Conditioning in observation space never factorises a prior covariance, so it would not notice an indefinite one. A
-    variance of zero pins the unknown and is allowed. Costs a factorisation of every covariance or precision.
+    variance of zero pins the unknown and is allowed. Costs a factorisation of every covariance or precision, but of a
+    sparse one whose determinant is known.
     """
 
     def is_valid(block: PriorBlock) -> Array:
@@ -229,6 +232,8 @@ def is_valid_prior(prior: tuple[PriorBlock, ...]) -> Array:
         if isinstance(block, LowRankPrior):
             is_positive = (block.diagonal >= 0) & (block.diagonal < jnp.inf)
             return jnp.all(is_positive) & jnp.all(jnp.isfinite(block.factor))
+        if isinstance(block, SparsePrecisionPrior):
+            return jnp.isfinite(block.log_determinant())
         if isinstance(block, CovariancePrior) and block.is_known_valid:
             return jnp.asarray(True)
         factor = cholesky(block.covariance if isinstance(block, CovariancePrior) else block.precision)

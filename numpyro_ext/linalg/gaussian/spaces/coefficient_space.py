@@ -17,6 +17,7 @@ from ..design import DenseDesign, Design, SparseRows
 from ..marginals import WhitenedPosterior
 from ..prior import FlatPrior, PrecisionPrior, PriorBlock
 from ..row_pairs import gram_of_rows
+from ..sparse_prior import SparsePrecisionPrior
 
 __all__ = ["CoefficientSpace"]
 
@@ -49,6 +50,10 @@ class WhitenedPrior(NamedTuple):
                 factors.append(ones)
                 precisions.append(block.precision_part())
                 total += block.count * half_log_determinant(cholesky(block.precision))
+            elif isinstance(block, SparsePrecisionPrior):
+                factors.append(ones)
+                precisions.append(block.precision_part())
+                total += 0.5 * block.log_determinant()
             else:
                 factors.append(block.scale_part())
                 precisions.append(ones)

@@ -1,0 +1,344 @@
+"""Conditioning a Gaussian on sites in the space of unknowns with a sparse precision: maps, walks, surfaces, meshes."""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax, random
+
+from ...cholesky import LARGEST_DENSE, cholesky, cholesky_inverse, half_log_determinant, solve_lower
+from ...frozen_pytree import frozen_pytree
+from ...sparse_cholesky import SparseFactor, SparsePattern, factorise
+from ...sparse_cholesky.primitive import multiply
+from ..design import DenseDesign, Design, SparseRows
+from ..marginals import Marginals, NotSequential, cavity_ratio
+from ..prior import CovariancePrior, DiagonalPrior, FlatPrior, LowRankPrior, PrecisionPrior, PriorBlock
+from ..sparse_layout import SparseLayout, quadratic_of_pairs, row_pairs
+from ..sparse_prior import SparsePrecisionPrior, diagonal_slots
+from .one_block import OneBlock
+
+__all__ = ["SparsePosterior", "SparseSpace", "block_pattern"]
+
+_AT_A_TIME = 64
+"""Rows whose variances are found by solves at once."""
+
+
+def block_pattern(block: PriorBlock) -> SparsePattern | None:
+    """Entries of the precision of a prior block, from its kind and shape alone; ``None`` of independent unknowns.
+
+    :raises ValueError: if the block is of low rank.
+    """
+    if isinstance(block, SparsePrecisionPrior):
+        return block.pattern
+    if isinstance(block, DiagonalPrior | FlatPrior):
+        return None
+    if isinstance(block, LowRankPrior):
+        raise ValueError("a prior of low rank has no sparse precision: give its covariance_matrix in a model of maps.")
+    matrix = block.covariance if isinstance(block, CovariancePrior) else block.precision
+    width = matrix.shape[1]
+    i, j = np.tril_indices(width)
+    starts = width * np.arange(block.size // max(width, 1))[:, None]
+    return SparsePattern.of(block.size, (starts + i).reshape(-1), (starts + j).reshape(-1))
+
+
+@frozen_pytree
+class SparseSpace(OneBlock):
+    r"""Unknowns :math:`e = s \circ w` with a sparse posterior precision, seen through sparse rows :math:`h = A e`.
+
+    The scale :math:`s` makes independent unknowns white, so that theirs may go to zero; it is one for all others.
+    Conditioning costs one sparse factorisation, variances one selected inverse: nothing has the shape of all pairs of
+    unknowns. What unknowns are orthogonal to is taken out by kriging (Rue and Held 2005, section 2.3.3).
+
+    A precision that is flat along what its unknowns are orthogonal to may leave :math:`H = P + X^T T X` singular.
+    Then :math:`H + c S S^T` is factorised, where :math:`S` picks as many unknowns as there are directions; what that
+    adds is taken off again, exactly, on the subspace.
+
+    >>> from numpyro_ext.linalg.gaussian.sparse_layout import find_layout
+    >>> rows = SparseRows(jnp.array([[0], [0], [1]]), jnp.ones((3, 1)), 2)
+    >>> layout = find_layout([None], [2], np.array([[0], [0], [1]]), np.ones((3, 1), bool))
+    >>> space = SparseSpace.build((DiagonalPrior(jnp.ones(2)),), rows, layout)
+    >>> posterior = space.condition(jnp.ones(3), jnp.array([1.0, 2.0, 3.0]))
+    >>> print(posterior.unknowns().round(3), posterior.marginals().variance.round(3))
+    [1.  1.5] [0.333 0.333 0.5  ]
+    """
+
+    design: SparseRows
+    """:math:`X`, of the coordinates :math:`w`."""
+    layout: SparseLayout
+    scale: Array
+    """:math:`s`, shape ``(N,)``."""
+    precision: Array
+    """:math:`P`, the prior precision of :math:`w`, at the entries of the pattern."""
+    half_log_determinant: Array
+    """Half the log determinant of the prior precision on its support, with the constant of flat directions."""
+    directions: Array
+    """What unknowns are orthogonal to, shape ``(N, k)``."""
+    anchored: Array
+    """Unknowns that :math:`S` picks, shape ``(m,)``."""
+    anchors: Array
+    """What is added to the precision there, shape ``(m,)``."""
+
+    @classmethod
+    def build(cls, prior: tuple[PriorBlock, ...], design: SparseRows, layout: SparseLayout) -> SparseSpace:
+        """Place the numbers of the prior among the entries of the posterior precision."""
+        dtype = design.values.dtype
+        scales, entries, directions, anchored, anchors = [], [], [], [], []
+        total, start, size = jnp.zeros((), dtype), 0, design.num_columns
+        for block in prior:
+            ones = jnp.ones((block.size,), dtype)
+            scales.append(jnp.sqrt(block.variance) if isinstance(block, DiagonalPrior) else ones)
+            if isinstance(block, SparsePrecisionPrior):
+                entries.append(block.values)
+                total += 0.5 * (block.log_determinant() + block.num_flat * math.log(2.0 * math.pi))
+                if block.is_constrained and block.directions is not None:
+                    padding = (start, size - start - block.size), (0, 0)
+                    directions.append(jnp.pad(block.directions, padding))
+                    if block.pivots is not None:
+                        anchored.append(start + block.pivots)
+                        anchors.append(jnp.broadcast_to(block.anchor(), block.pivots.shape))
+            elif isinstance(block, FlatPrior):
+                entries.append(0.0 * ones)
+                total += 0.5 * block.size * math.log(2.0 * math.pi)
+            elif isinstance(block, CovariancePrior | PrecisionPrior):
+                found, log_determinant = _dense_entries(block)
+                entries.append(found)
+                total += log_determinant
+            else:
+                entries.append(ones)
+            start += block.size
+        precision = jnp.zeros((layout.pattern.num_entries,), dtype)
+        precision = precision.at[layout.prior_slots].add(jnp.concatenate(entries).astype(dtype))
+        scale = jnp.concatenate(scales)
+        scaled = SparseRows(design.columns, design.values * scale[design.columns], size, design.bandwidth)
+        return cls(
+            scaled,
+            layout,
+            scale,
+            precision,
+            total,
+            jnp.concatenate(directions, axis=1).astype(dtype) if directions else jnp.zeros((size, 0), dtype),
+            jnp.concatenate(anchored) if anchored else jnp.zeros((0,), jnp.int32),
+            jnp.concatenate(anchors).astype(dtype) if anchors else jnp.zeros((0,), dtype),
+        )
+
+    def predictor(self, coordinates: Array) -> Array:
+        """Predictors of shape ``(num_rows,)`` for coordinates :math:`w` of shape ``(1, N)``."""
+        return self.design.matvec(coordinates[0])
+
+    def unknowns(self, coordinates: Array) -> Array:
+        """:math:`e` of shape ``(..., N)`` for ``w`` of shape ``(..., 1, N)``."""
+        return self.scale * coordinates[..., 0, :]
+
+    def inner(self, a: Array, b: Array) -> Array:
+        """The prior's quadratic form between two coordinates; flat directions do not enter."""
+        return a[0] @ multiply(self.layout.pattern, self.precision, b[0])
+
+    def zeros(self) -> Array:
+        """The coordinates of the prior mean."""
+        return jnp.zeros_like(self.scale)[None]
+
+    def sequential_row(self, i: int | Array) -> Array:
+        """Refused: updates by single rows need the dense covariance of all unknowns.
+
+        :raises ValueError: always.
+        """
+        raise ValueError(
+            "The sequential schedule needs the covariance of all unknowns, which sparse fields do not form: ask for "
+            "schedule='parallel'."
+        )
+
+    @jax.jit  # traced once for all that condition
+    def condition(self, site_precision: Array, site_shift: Array) -> SparsePosterior:
+        r"""Multiply the prior by sites :math:`\exp(-\tau_i h_i^2/2 + \nu_i h_i)`, one per row.
+
+        :param jax.Array site_precision: :math:`\tau`, shape ``(num_rows,)``.
+        :param jax.Array site_shift: :math:`\nu`, shape ``(num_rows,)``.
+        :return: the posterior; all nan where it is improper.
+        """
+        pattern = self.layout.pattern
+        values = self.precision + self.layout.gram(self.design, site_precision)
+        if self.anchored.size:
+            values = values.at[diagonal_slots(pattern)[self.anchored]].add(self.anchors)
+        factor = factorise(pattern, values)
+        shift = self.design.rmatvec(site_shift)
+        number = self.directions.shape[1]
+        if not number:
+            mean = factor.solve(shift)
+            none = jnp.zeros((shift.size, 0), shift.dtype)
+            half = 0.5 * factor.log_determinant
+            return SparsePosterior(self, site_precision, factor, shift, mean[None], none, none, none[:0], half)
+        root = jnp.sqrt(self.anchors)
+        picked = jnp.zeros((shift.size, root.size), shift.dtype).at[self.anchored, jnp.arange(root.size)].set(root)
+        solved = factor.solve(jnp.concatenate([shift[:, None], self.directions, picked], axis=1))
+        mean, along, anchored = solved[:, 0], solved[:, 1 : 1 + number], solved[:, 1 + number :]
+        # the covariance without what is along the directions is inv(H) - removed removed^T
+        along_root = cholesky(self.directions.T @ along)
+        removed = solve_lower(along_root, along.T).T
+
+        def conditioned(x: Array) -> Array:
+            return x - removed @ solve_lower(along_root, self.directions.T @ x)
+
+        half = 0.5 * factor.log_determinant + half_log_determinant(along_root)
+        mean = conditioned(mean[:, None])[:, 0]
+        added = conditioned(anchored)
+        if root.size:
+            rest = jnp.eye(root.size, dtype=root.dtype) - root[:, None] * added[self.anchored]
+            rest_root = cholesky(rest)
+            half += half_log_determinant(rest_root)
+            added = solve_lower(rest_root, added.T).T
+            mean += added @ solve_lower(rest_root, (root * mean[self.anchored])[:, None])[:, 0]
+        # rounding along the directions would be seen by rows that do not see it of the prior
+        mean -= self.directions @ (self.directions.T @ mean)
+        return SparsePosterior(self, site_precision, factor, shift, mean[None], removed, added, along_root, half)
+
+
+@frozen_pytree
+class SparsePosterior(NotSequential):
+    """The Gaussian of :meth:`SparseSpace.condition`.
+
+    The covariance of :math:`w` is ``inv(H + c S S^T) - removed removed^T + added added^T``.
+    """
+
+    space: SparseSpace
+    site_precision: Array
+    """Shape ``(num_rows,)``."""
+    factor: SparseFactor
+    shift: Array
+    r""":math:`X^T \nu`, shape ``(N,)``."""
+    coordinates: Array
+    """Mean of :math:`w`, shape ``(1, N)``."""
+    removed: Array
+    """Shape ``(N, k)``."""
+    added: Array
+    """Shape ``(N, m)``."""
+    along_root: Array
+    """Cholesky factor of the covariance along the directions before it was removed, shape ``(k, k)``."""
+    half_log_determinant: Array
+    """Half the log determinant of the posterior precision on its support."""
+
+    def unknowns(self) -> Array:
+        """Posterior mean of the unknowns, shape ``(num_columns,)``."""
+        return self.space.unknowns(self.coordinates)
+
+    @jax.jit  # traced once for all that condition
+    def marginals(self) -> Marginals:
+        """Moments of every predictor and the log partition function."""
+        variance = self.row_variance()
+        log_partition = 0.5 * self.shift @ self.coordinates[0] + self.log_volume()
+        ratio = cavity_ratio(self.site_precision, variance)
+        return Marginals(self.space.predictor(self.coordinates), variance, ratio, log_partition)
+
+    def row_variance(self) -> Array:
+        """Variances of the predictors, shape ``(num_rows,)``."""
+        design = self.space.design
+        return self._corrected(self.space.layout.quadratic(design, self.factor.selected_inverse()), design)
+
+    def log_volume(self) -> Array:
+        r""":math:`\frac12 \log|P| - \frac12 \log|H|`, the precisions before and after conditioning on their supports,
+        where :math:`|P|` counts :math:`2 \pi` for a flat direction."""
+        return self.space.half_log_determinant - self.half_log_determinant
+
+    def map_variance(self, design: Design) -> Array:
+        """Posterior variance of ``J e`` for a design ``J``, shape ``(rows of J,)``.
+
+        From the selected inverse where rows touch pairs of unknowns that rows of the model touch too, or that are
+        neighbours; else by one solve for each row.
+        """
+        design = _columns_scaled(design, self.space.scale)
+        if isinstance(design, DenseDesign) or design.columns.shape[1] ** 2 > self.space.scale.size:
+            return self._variance_by_solves(design)
+        first, second = row_pairs(design.columns.shape[1])
+        i, j = design.columns[:, first], design.columns[:, second]
+        slots, is_found = _look_up(self.space.layout.pattern, jnp.maximum(i, j), jnp.minimum(i, j))
+        is_needed = (design.values[:, first] != 0) & (design.values[:, second] != 0)
+
+        def selected() -> Array:
+            entries = jnp.where(is_needed, self.factor.selected_inverse()[slots], 0.0)
+            return self._corrected(quadratic_of_pairs(design, entries), design)
+
+        if first.size == 1:  # the whole diagonal is in every pattern
+            return selected()
+        return lax.cond(jnp.all(is_found | ~is_needed), selected, lambda: self._variance_by_solves(design))
+
+    def map_covariance(self, design: Design) -> Array:
+        """Posterior covariance of ``J e`` for a design ``J``, shape ``(rows of J, rows of J)``, by solves.
+
+        :raises ValueError: if there are too many rows for a matrix of all their pairs.
+        """
+        if design.num_rows > LARGEST_DENSE:
+            raise ValueError(
+                f"the joint covariance of {design.num_rows} quantities of a sparse field is not formed: variances "
+                f"need none, and of up to {LARGEST_DENSE} quantities it is found by solves. Ask for fewer at once."
+            )
+        matrix = _columns_scaled(design, self.space.scale).to_dense()
+        removed, added = matrix @ self.removed, matrix @ self.added
+        return matrix @ self.factor.solve(matrix.T) - removed @ removed.T + added @ added.T
+
+    def sample(self, rng_key: Array, num_samples: int) -> Array:
+        """Exact draws of the unknowns by a triangular solve, shape ``(num_samples, num_columns)``."""
+        size = self.shift.size
+        noise = random.normal(rng_key, (size + self.added.shape[1], num_samples), self.shift.dtype)
+        draws = self.factor.half_solve(noise[:size])
+        if self.removed.shape[1]:
+            directions = self.space.directions
+            draws -= self.removed @ solve_lower(self.along_root, directions.T @ draws)
+            draws += self.added @ noise[size:]
+            draws -= directions @ (directions.T @ draws)
+        return self.space.unknowns((self.coordinates + draws.T)[:, None])
+
+    def _corrected(self, variance: Array, design: SparseRows | DenseDesign) -> Array:
+        """Variances of rows, from those without the low-rank parts of the covariance."""
+        for part, sign in ((self.removed, -1.0), (self.added, 1.0)):
+            if part.shape[1]:
+                variance = variance + sign * jnp.sum(design.matvec(part.T) ** 2, axis=0)
+        return variance
+
+    def _variance_by_solves(self, design: Design) -> Array:
+        number = design.num_rows
+        chunks = jnp.arange(number + -number % _AT_A_TIME).reshape(-1, _AT_A_TIME)
+
+        def of_rows(rows: Array) -> Array:
+            if isinstance(design, DenseDesign):
+                matrix = design.matrix.at[rows].get(mode="fill", fill_value=0.0)
+            else:
+                values = design.values.at[rows].get(mode="fill", fill_value=0.0)
+                columns = design.columns.at[rows].get(mode="clip")
+                matrix = SparseRows(columns, values, design.num_columns).to_dense()
+            return jnp.sum(matrix * self.factor.solve(matrix.T).T, axis=1)
+
+        return self._corrected(lax.map(of_rows, chunks).reshape(-1)[:number], design)
+
+
+def _columns_scaled(design: Design, scale: Array) -> Design:
+    if isinstance(design, DenseDesign):
+        return DenseDesign(design.matrix * scale)
+    return SparseRows(design.columns, design.values * scale[design.columns], design.num_columns, design.bandwidth)
+
+
+def _dense_entries(block: CovariancePrior | PrecisionPrior) -> tuple[Array, Array]:
+    """Entries of the precision of small correlated blocks as :func:`block_pattern` has them, and half its log
+    determinant."""
+    matrix = block.covariance if isinstance(block, CovariancePrior) else block.precision
+    factor, sign = cholesky(matrix), 1.0
+    if isinstance(block, CovariancePrior):
+        matrix, sign = cholesky_inverse(factor), -1.0
+    entries = jnp.tile(matrix[:, *np.tril_indices(matrix.shape[1])].reshape(-1), block.count)
+    return entries, sign * block.count * half_log_determinant(factor)
+
+
+def _look_up(pattern: SparsePattern, i: Array, j: Array) -> tuple[Array, Array]:
+    """Places of entries ``i >= j`` in a pattern, and which of them it has: by bisection within rows, as products of
+    two indices may exceed 32 bits."""
+    pointer = np.searchsorted(pattern.rows, np.arange(pattern.size + 1)).astype(np.int32)
+    columns = jnp.asarray(pattern.columns)
+    low, high = jnp.asarray(pointer)[i], jnp.asarray(pointer)[i + 1]
+    end = high
+    for _ in range(int(np.diff(pointer).max()).bit_length()):
+        middle = (low + high) // 2
+        is_below = (middle < high) & (columns[jnp.minimum(middle, columns.size - 1)] < j)
+        low, high = jnp.where(is_below, middle + 1, low), jnp.where(is_below, high, middle)
+    slots = jnp.minimum(low, columns.size - 1)
+    return slots, (low < end) & (columns[slots] == j)

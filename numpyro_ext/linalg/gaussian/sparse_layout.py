@@ -1,0 +1,102 @@
+"""Places of the entries of prior and rows in a sparse posterior precision, found once on the host."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from ..frozen_pytree import frozen_pytree
+from ..sparse_cholesky import SparsePattern
+from .design import SparseRows
+
+__all__ = ["SparseLayout", "find_layout", "row_pairs"]
+
+
+@frozen_pytree
+class SparseLayout:
+    """Places of what adds to a posterior precision among the entries of its pattern.
+
+    Made by :func:`find_layout`. The pattern holds all pairs of unknowns that a row touches.
+    """
+
+    prior_slots: Array
+    """Of the entries of the lower triangles of the prior blocks, one block after the other."""
+    row_slots: Array
+    """Of the pairs of entries of each row as :func:`row_pairs` lists them, one past the last for pairs with padding;
+    shape ``(num_rows, k (k + 1) / 2)``."""
+    pattern: SparsePattern = dataclasses.field(metadata={"static": True})
+
+    def gram(self, design: SparseRows, weight: Array) -> Array:
+        r""":math:`A^T \mathrm{diag}(w) A` at the entries of the pattern, shape ``(nnz,)``."""
+        first, second = row_pairs(design.columns.shape[1])
+        columns, values = design.columns, design.values
+        # of two entries at one column, the pair and its mirror image fall on the same element
+        times = jnp.where((columns[:, first] == columns[:, second]) & (first != second), 2.0, 1.0)
+        terms = times.astype(values.dtype) * values[:, first] * values[:, second] * weight[:, None]
+        zeros = jnp.zeros((self.pattern.num_entries,), terms.dtype)
+        return zeros.at[self.row_slots.reshape(-1)].add(terms.reshape(-1), mode="drop")
+
+    def quadratic(self, design: SparseRows, entries: Array) -> Array:
+        """Quadratic forms of the rows with the symmetric matrix of given entries, shape ``(num_rows,)``."""
+        return quadratic_of_pairs(design, entries.at[self.row_slots].get(mode="fill", fill_value=0.0))
+
+
+def row_pairs(width: int) -> tuple[np.ndarray, np.ndarray]:
+    """Pairs of the entries of a row of a given number of entries, each once, with themselves."""
+    first, second = np.triu_indices(width)
+    return first, second
+
+
+def quadratic_of_pairs(design: SparseRows, entries: Array) -> Array:
+    """Quadratic forms of rows with a symmetric matrix, from its elements at the pairs of entries of each row."""
+    first, second = row_pairs(design.columns.shape[1])
+    times = jnp.asarray(np.where(first == second, 1.0, 2.0), design.values.dtype)
+    return jnp.sum(times * design.values[:, first] * design.values[:, second] * entries, axis=-1)
+
+
+def find_layout(
+    priors: Sequence[SparsePattern | None],
+    sizes: Sequence[int],
+    columns: np.ndarray,
+    is_entry: np.ndarray,
+    others: Sequence[np.ndarray] = (),
+) -> SparseLayout:
+    """Pattern of the posterior precision of some prior blocks seen in sparse rows, and the places of all entries.
+
+    >>> layout = find_layout([None], [3], np.array([[0, 1], [2, 2]]), np.array([[True, True], [True, False]]))
+    >>> layout.pattern, layout.row_slots.tolist()
+    (SparsePattern(size=3, num_entries=4), [[0, 1, 2], [3, 4, 4]])
+
+    :param priors: pattern of the precision of each block; ``None`` of independent unknowns.
+    :param sizes: number of unknowns of each block.
+    :param columns: unknowns that each row touches, shape ``(num_rows, k)``.
+    :param is_entry: false at padding, of the same shape.
+    :param others: unknowns that rows of other maps touch, each ``(rows, k)`` padded with ``-1``: the inverse will be
+        known at their pairs too.
+    """
+    starts = np.cumsum((0, *sizes))
+    of_prior = []
+    for pattern, start, size in zip(priors, starts, sizes, strict=False):
+        own = (np.arange(size), np.arange(size)) if pattern is None else (pattern.rows, pattern.columns)
+        of_prior.append(np.stack(own).astype(np.int64) + start)
+    prior_pairs = np.concatenate(of_prior, axis=1)
+    first, second = row_pairs(columns.shape[1])
+    is_pair = is_entry[:, first] & is_entry[:, second]
+    row_entries = np.stack([columns[:, first][is_pair], columns[:, second][is_pair]]).astype(np.int64)
+    other_pairs = [_pairs_of(other) for other in others]
+    rows, other = np.concatenate([prior_pairs, row_entries, *other_pairs], axis=1)
+    whole = SparsePattern.of(int(starts[-1]), rows, other)
+    slots = np.full(is_pair.shape, whole.num_entries, np.int32)
+    slots[is_pair] = whole.positions(*row_entries)
+    return SparseLayout(jnp.asarray(whole.positions(*prior_pairs), jnp.int32), jnp.asarray(slots), whole)
+
+
+def _pairs_of(pattern: np.ndarray) -> np.ndarray:
+    first, second = row_pairs(pattern.shape[1])
+    is_pair = (pattern[:, first] >= 0) & (pattern[:, second] >= 0)
+    found: np.ndarray = np.stack([pattern[:, first][is_pair], pattern[:, second][is_pair]]).astype(np.int64)
+    return found
