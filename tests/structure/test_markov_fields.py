@@ -89,13 +89,14 @@ def test_fields_in_plates_and_batches_are_read():
 @pytest.mark.parametrize("is_zero", [True, False])
 def test_engines_say_which_fields_they_do_not_take(monkeypatch, is_zero):
     def model(y):
-        w = numpyro.sample("w", GaussianMarkovRandomField(WALK, null_space=np.ones(4), sum_to_zero=is_zero))
-        numpyro.sample("y", dist.Normal(w, 1.0).to_event(1), obs=y)
+        with numpyro.plate("fields", 2):
+            w = numpyro.sample("w", GaussianMarkovRandomField(WALK, null_space=np.ones(4), sum_to_zero=is_zero))
+        numpyro.sample("y", dist.Normal(w, 1.0).to_event(2), obs=y)
 
     monkeypatch.setattr(priors, "_LARGEST_FIELD", 3)
-    told = r"site 'w' is a .* of 4 unknowns, and engines take up to 3" if is_zero else "site 'w' is flat along its null"
-    with pytest.raises(ModelStructureError, match=told):
-        read_latent_gaussian(model, (np.zeros(4),))
+    told = r"site 'w' is a batch of .* of 4 unknowns each, and engines take up to 3 in a batch"
+    with pytest.raises(ModelStructureError, match=told if is_zero else "site 'w' is flat along its null"):
+        read_latent_gaussian(model, (np.zeros((2, 4)),))
 
 
 @pytest.mark.thorough

@@ -372,6 +372,7 @@ def rows_of(form: LatentGaussian, seen: _Seen) -> LatentGaussian:
         blocks=Blocks(jnp.arange(at.shape[0])[None], jnp.arange(form.num_columns)[None]),
         border=None,
         touched=None,
+        layout=form.layout and dataclasses.replace(form.layout, row_slots=form.layout.row_slots[at]),
     )
 
 

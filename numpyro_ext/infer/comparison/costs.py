@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ...linalg.gaussian.conditioning import choose_space
 from ...linalg.gaussian.design import SparseRows
+from ...linalg.sparse_cholesky import analyse
 from ...structure import LatentGaussianReading
 
 __all__ = ["gaussian_cost"]
@@ -21,6 +22,10 @@ def gaussian_cost(reading: LatentGaussianReading) -> str:
     rows, columns = form.num_rows, form.num_columns
     (blocks, block_rows), block_columns = form.blocks.rows.shape, form.blocks.columns.shape[1]
     rows_and_columns = form.blocks.rows, form.blocks.columns
+    if form.layout is not None:
+        found = analyse(form.layout.pattern)
+        work = f"one sparse Cholesky factorisation with {found.fill} entries"
+        return f"{rows} rows, {columns} unknowns: {work} (about {found.flops / 2:.0e} multiplications a step)"
     space = choose_space(form.prior, form.design, *rows_and_columns, border=form.border, touched=form.touched)
     head = f"{rows} rows, {columns} unknowns: "
     if space == "state":

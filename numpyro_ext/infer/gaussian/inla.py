@@ -108,6 +108,12 @@ class INLA(LaplaceApproximation):
                     site=name,
                 )
         num_unknowns = reading.abstract_form.num_columns
+        if self.marginal == "simplified-laplace" and reading.abstract_form.layout is not None:
+            raise ModelStructureError(
+                f"The simplified Laplace marginals need the covariance of every predictor with all {num_unknowns} "
+                "unknowns, which a field of a sparse precision does not form. Use INLA(model, marginal='gaussian'), or "
+                "EP, whose means are not those of a mode."
+            )
         if self.marginal == "simplified-laplace" and num_unknowns > LARGEST_DENSE_COVARIANCE:
             raise ModelStructureError(
                 f"The simplified Laplace marginals need the covariance of every predictor with all {num_unknowns} "

@@ -76,8 +76,9 @@ class Programs(FittingPrograms):
         self.fold_predictive = compile_(self._fold_predictives, static_argnames="batch_size")
 
     def _moments(self, data: Any, hyper: dict[str, Array], state: Any) -> dict[str, tuple[Array, Array]]:
-        posterior = self.posterior(data, hyper, state)
-        return {n: posterior.mean_and_variance(map_) for n, map_ in self._reading.maps(hyper, data).items()}
+        found: dict[str, tuple[Array, Array]]
+        found = self.posterior(data, hyper, state).moments(self._reading.maps(hyper, data))
+        return found
 
     def _marginals(self, data: Any, hyper: dict[str, Array], state: Any, *, marginals_fn: Callable[..., Any]) -> Any:
         return marginals_fn(self.posterior(data, hyper, state), self._reading.maps(hyper, data))

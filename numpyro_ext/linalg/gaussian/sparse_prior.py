@@ -73,13 +73,15 @@ class SparsePrecisionPrior:
         if self.known_log_determinant is not None:
             return self.known_log_determinant
         if self.directions is None:
-            return factorise(self.pattern, self.values).log_determinant
+            whole: Array = factorise(self.pattern, self.values).log_determinant
+            return whole
         basis = self.directions.astype(self.values.dtype)
         if self.pivots is None:
             factor = factorise(self.pattern, self.values)
-            return factor.log_determinant + jnp.linalg.slogdet(basis.T @ factor.solve(basis))[1]
+            on_support: Array = factor.log_determinant + jnp.linalg.slogdet(basis.T @ factor.solve(basis))[1]
+            return on_support
         added, slots = self.anchor(), diagonal_slots(self.pattern)[self.pivots]
-        found = factorise(self.pattern, self.values.at[slots].add(added)).log_determinant
+        found: Array = factorise(self.pattern, self.values.at[slots].add(added)).log_determinant
         return found - self.pivots.shape[0] * jnp.log(added) - 2.0 * jnp.linalg.slogdet(basis[self.pivots])[1]
 
     def log_density(self, e: Array) -> Array:
@@ -104,7 +106,8 @@ class SparsePrecisionPrior:
         :raises ValueError: if it is singular or flat, or too large to be held.
         """
         self._check_dense("covariance")
-        return factorise(self.pattern, self.values).solve(jnp.eye(self.size, dtype=self.values.dtype))[None]
+        found: Array = factorise(self.pattern, self.values).solve(jnp.eye(self.size, dtype=self.values.dtype))
+        return found[None]
 
     def scale_part(self) -> Array:
         """Factor ``F`` with ``F F^T`` the covariance, as a part of a block diagonal; refused like

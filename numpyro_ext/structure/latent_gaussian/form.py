@@ -11,6 +11,7 @@ from ...linalg.gaussian.design import AnyDesign
 from ...linalg.gaussian.prior import PriorBlock
 from ...linalg.gaussian.spaces.border_space import Border
 from ...linalg.gaussian.spaces.touched_space import Touched
+from ...linalg.gaussian.sparse_layout import SparseLayout
 from ...potentials.base import Potential
 
 __all__ = ["AffineMap", "Blocks", "LatentGaussian"]
@@ -61,6 +62,8 @@ class LatentGaussian(NamedTuple):
     all unknowns together, as :attr:`blocks` says."""
     touched: Touched | None = None
     """Quantities that rows touch of blocks, where these are much fewer than the unknowns."""
+    layout: SparseLayout | None = None
+    """Places of all entries in a sparse posterior precision, where a prior is sparse."""
 
     @property
     def num_rows(self) -> int:

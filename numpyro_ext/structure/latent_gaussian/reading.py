@@ -16,14 +16,16 @@ from jax import Array
 from ...compilation.quick_jit import holds_little
 from ...compilation.recent import Recent
 from ...linalg.gaussian.design import AnyDesign, DenseDesign, OperatorRows, StateSpaceDesign
-from ...linalg.gaussian.prior import CovariancePrior, FlatPrior, LowRankPrior, PrecisionPrior
+from ...linalg.gaussian.prior import CovariancePrior, FlatPrior, LowRankPrior, PrecisionPrior, SparsePrecisionPrior
 from ...linalg.gaussian.spaces.border_space import Border
+from ...linalg.gaussian.spaces.sparse_space import block_pattern
+from ...linalg.gaussian.sparse_layout import SparseLayout, find_layout
 from ...potentials import HalfLinePotential
 from ..errors import ModelStructureError, Reason
 from ..factors.plan import FactorPlan, plan_factor
 from ..families import family_of
 from ..half_lines import HalfLine
-from ..model.priors import prior_block
+from ..model.priors import LARGEST_DENSE_FIELD, prior_block
 from ..model.reading import ModelReading, Treatment
 from ..model.running.execution import ModelCall
 from ..model.running.inspection import SiteInfo
@@ -50,6 +52,9 @@ _LONGEST_WAY = 5.0
 """Largest predictor of the paths at which a form with scans is checked: likelihoods overflow elsewhere."""
 _LARGEST_DENSE = 50_000_000
 """Elements of the largest matrix that may stand for a scan without a state space."""
+_WIDEST_MAP = 8
+"""Unknowns that an element of a site may depend on for its variance to come with those of the rows, where a prior is
+sparse."""
 
 
 class _Indices(NamedTuple):
@@ -60,6 +65,7 @@ class _Indices(NamedTuple):
     blocks: tuple[np.ndarray, np.ndarray]
     border: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray | None] | None
     touched: TouchedIndices | None
+    layout: SparseLayout | None
 
 
 class LatentGaussianReading(ModelReading):
@@ -91,11 +97,18 @@ class LatentGaussianReading(ModelReading):
         parts = [part for plan in self.plans for part in plan.parts]
         self._rows = self._predictor_rows(degrees, parts)
         self._touched = None
-        is_plain = not any(isinstance(prior, FlatPrior | LowRankPrior) for prior in self._trace.priors.values())
+        priors = self._trace.priors.values()
+        is_sparse = any(isinstance(prior, SparsePrecisionPrior) for prior in priors)
+        is_plain = not is_sparse and not any(isinstance(prior, FlatPrior | LowRankPrior) for prior in priors)
         if isinstance(self._rows, AffineRows) and is_plain:
             self._touched = find_touched(self._program, degrees, self._rows, self._coupled_columns())
-        blocks = find_blocks(self._rows.pattern, self._rows.num_rows, self._rows.num_columns, self._coupled_columns())
-        border = None if self._touched is not None and self._touched.num_blocks > 1 else self._find_border(blocks)
+        pattern = None if is_sparse else self._rows.pattern
+        blocks = find_blocks(pattern, self._rows.num_rows, self._rows.num_columns, self._coupled_columns())
+        border = (
+            None
+            if is_sparse or self._touched is not None and self._touched.num_blocks > 1
+            else self._find_border(blocks)
+        )
         if border is not None:  # what one coefficient joins falls apart without it
             blocks = np.arange(self._rows.num_rows)[None], np.arange(self._rows.num_columns)[None]
             self._touched = None
@@ -107,14 +120,16 @@ class LatentGaussianReading(ModelReading):
         self._block_shape = blocks[1].shape if border is None else (*border[0].shape, border[1].size)
         maps = {name: rows.indices for name, rows in self._maps.items()}
         touched = None if self._touched is None else self._touched.indices
+        layout = self._find_layout() if is_sparse else None
         # Of the program, as factors may have added to them what they looked up.
-        self.data = (*self._program.data, _Indices(self._rows.indices, maps, blocks, border, touched))
+        self.data = (*self._program.data, _Indices(self._rows.indices, maps, blocks, border, touched, layout))
         looked_up = [array for plan in self.plans for array in plan.looked_up]
         plans = tuple((p.name, p.label, p.shape, p.key) for p in self.plans)
         keys = tuple(rows.key for rows in (self._rows, *self._maps.values()))
         shapes = [b if b is None else b.shape for b in (*blocks, *(border or ()))]
         key = None if self._touched is None else self._touched.key
-        self.structure_key = Fingerprint((self._model_key(looked_up), plans, keys, *shapes, key))
+        sparse = None if layout is None else (layout.pattern.digest, layout.row_slots.shape)
+        self.structure_key = Fingerprint((self._model_key(looked_up), plans, keys, *shapes, key, sparse))
 
     def skeleton(self) -> Self:
         out = super().skeleton()
@@ -225,6 +240,36 @@ class LatentGaussianReading(ModelReading):
         sites = [(columns.start, columns.stop - columns.start) for columns in self._columns.values()]
         return find_border(rows.pattern, rows.num_columns, coupled, sites, cost, num_inducing)
 
+    def _find_layout(self) -> SparseLayout:
+        rows, sparse = self._rows, [n for n in self.field if isinstance(self._trace.priors[n], SparsePrecisionPrior)]
+        if not isinstance(rows, AffineRows) or rows.indices is None:
+            raise ModelStructureError(
+                f"site '{sparse[0]}' is a field of a sparse precision, and predictors depend on so many of its "
+                "unknowns that nothing sparse is left (sums over the field, matrix products with it, scans). Let each "
+                "observation see a few of them (an index, a sparse basis), take a field of up to "
+                f"{LARGEST_DENSE_FIELD} unknowns, or use NUTS.",
+                site=sparse[0],
+            )
+        patterns = []
+        for name in self.field:
+            block = jax.tree.map(
+                lambda atom: jax.ShapeDtypeStruct(self._program.shape(atom), float), self._trace.priors[name]
+            )
+            try:
+                patterns.append(block_pattern(block))
+            except ValueError as reason:
+                raise ModelStructureError(
+                    f"site '{name}' cannot be in one model with '{sparse[0]}', a field of a sparse precision: {reason}",
+                    site=name,
+                ) from reason
+        sizes = [columns.stop - columns.start for columns in self._columns.values()]
+        others = [
+            r.pattern
+            for r in self._maps.values()
+            if isinstance(r, AffineRows) and r.pattern is not None and r.pattern.shape[1] <= _WIDEST_MAP
+        ]
+        return find_layout(patterns, sizes, rows.indices.columns, rows.indices.is_entry, others)
+
     def _predictor_rows(self, degrees: Degrees, parts: Parts) -> AffineRows | StateRows:
         try:
             blocks = find_time_blocks(self._program, degrees, self._field, parts, self._prior_blocks())
@@ -279,6 +324,7 @@ class LatentGaussianReading(ModelReading):
             Blocks(*map(jnp.asarray, indices.blocks)),
             None if indices.border is None else Border(*jax.tree.map(jnp.asarray, indices.border)),
             touched,
+            indices.layout,
         )
 
     @cached_property
@@ -404,6 +450,9 @@ class LatentGaussianReading(ModelReading):
             lines.append(f"blocks: {blocks} independent, of up to {width} unknowns{given}")
         if self._touched is not None:
             lines.append(self._touched.describe())
+        if (layout := self._indices(None).layout) is not None:
+            pattern = layout.pattern
+            lines.append(f"sparse precision: {pattern.size} unknowns, {pattern.num_entries} entries of a triangle")
         return "\n".join(lines)
 
 

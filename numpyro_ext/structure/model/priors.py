@@ -22,12 +22,14 @@ from ...linalg.gaussian.prior import (
     LowRankPrior,
     PrecisionPrior,
     PriorBlock,
+    SparsePrecisionPrior,
 )
 from ...potentials.base import Potential
 from ..families import IDENTITY, Observations, family_of
 from ..half_lines import half_line, has_half_line
 
 __all__ = [
+    "LARGEST_DENSE_FIELD",
     "colour",
     "dense_prior_block",
     "density_of_innovation",
@@ -36,6 +38,7 @@ __all__ = [
     "is_factor",
     "is_gaussian",
     "is_one_sided",
+    "is_sparse_field",
     "is_unweighted",
     "location",
     "mask_of",
@@ -45,8 +48,10 @@ __all__ = [
     "why_not_read",
 ]
 
+LARGEST_DENSE_FIELD = 200
+"""Unknowns of a field of a sparse precision up to which a dense one takes its place, and dense algebra is as fast."""
 _LARGEST_FIELD = 1024
-"""Unknowns of a sparse field up to which it is read, as a dense precision."""
+"""Unknowns of a field up to which a dense precision is all there is, as of several fields in a plate."""
 
 
 def unwrap(fn: Any) -> Any:
@@ -93,12 +98,21 @@ def why_not_read(fn: Any) -> str | None:
             "the same prior as two sites: sum_to_zero=True for this one, and null_space @ coefficients added to it, "
             "with the coefficients from dist.Normal(0, 10) or ImproperUniform. NUTS and SVI take it as it is"
         )
-    if size > _LARGEST_FIELD:
+    if size > _LARGEST_FIELD and not is_sparse_field(fn):
         return (
-            f"is a GaussianMarkovRandomField of {size} unknowns, and engines take up to {_LARGEST_FIELD}, as a dense "
-            "precision. Take a coarser map or mesh, or sample the model by NUTS, which keeps the precision sparse"
+            f"is a batch of GaussianMarkovRandomFields of {size} unknowns each, and engines take up to "
+            f"{_LARGEST_FIELD} in a batch, as dense precisions. Write each field as a site of its own, or one field of "
+            "kronecker(...) for all of them, or sample the model by NUTS, which keeps the precision sparse"
         )
     return None
+
+
+def is_sparse_field(fn: Any) -> bool:
+    """True if the innovation of a site keeps the sparse precision of its Gaussian Markov random field: it then has all
+    values of the field, also where these add up to zero, and not coordinates of the space on which they do."""
+    base = unwrap(fn)
+    is_field = isinstance(base, GaussianMarkovRandomField) and base.is_proper and not is_unweighted(fn)
+    return is_field and fn.batch_shape == () and base.event_shape[0] > LARGEST_DENSE_FIELD
 
 
 def is_factor(fn: Any) -> bool:
@@ -162,7 +176,7 @@ def innovation_shape(fn: Any) -> tuple[int, ...]:
     shape: tuple[int, ...] = fn.batch_shape + fn.event_shape
     if isinstance(base, dist.ZeroSumNormal):
         return *shape[: len(shape) - base.event_dim], *base.base_dist.event_shape
-    if isinstance(base, GaussianMarkovRandomField):
+    if isinstance(base, GaussianMarkovRandomField) and not is_sparse_field(fn):
         return *shape[:-1], *biject_to(base.support).inverse_shape(base.event_shape)
     return shape
 
@@ -174,7 +188,7 @@ def shift_to_value(fn: Any, innovation: Array) -> Array:
         return jnp.cumsum(innovation, axis=-1)
     if isinstance(base, dist.ZeroSumNormal | dist.GaussianStateSpace):
         return jnp.asarray(base.transforms[0](innovation))
-    if isinstance(base, GaussianMarkovRandomField):
+    if isinstance(base, GaussianMarkovRandomField) and not is_sparse_field(fn):
         return location(fn) + jnp.asarray(biject_to(base.support)(innovation))
     return location(fn) + innovation
 
@@ -203,6 +217,8 @@ def prior_block(fn: Any) -> PriorBlock:
         return CovariancePrior(*_stack(base.covariance_matrix[..., None, :, :], shape))
     if isinstance(base, dist.CAR):
         return PrecisionPrior(*_stack(_car_precision(base), shape))
+    if is_sparse_field(fn):
+        return _sparse_block(base)
     if isinstance(base, GaussianMarkovRandomField):
         return PrecisionPrior(*_stack(base.dense_precision(), shape))
     if isinstance(base, dist.MultivariateNormal):
@@ -218,6 +234,22 @@ def prior_block(fn: Any) -> PriorBlock:
     return LowRankPrior(factor, jnp.broadcast_to(base.cov_diag, shape).reshape(-1, width))
 
 
+def _sparse_block(field: GaussianMarkovRandomField) -> SparsePrecisionPrior:
+    entries, precision, known = field.entries, field.precision, None
+    if field.constants is not None:
+        constant = entries.constant_log_determinant(field.constants)
+        known = constant + entries.rank * jnp.log(field.scale)
+    taken, null = entries.constrained or entries.null_directions, entries.null_directions
+    return SparsePrecisionPrior(
+        precision.values,
+        known,
+        None if taken is None else jnp.asarray(taken.basis, field.loc.dtype),
+        None if null is None else jnp.asarray(null.pivots, jnp.int32),
+        precision.pattern,
+        field.sum_to_zero,
+    )
+
+
 def dense_prior_block(fn: Any) -> PriorBlock:
     """Prior block, as :func:`prior_block` has it, by its covariance where it is of low rank."""
     block = prior_block(fn)
@@ -228,6 +260,8 @@ def colour(block: PriorBlock, white: Array) -> Array:
     """A draw from the prior block made of standard normal numbers (themselves, where it is flat)."""
     if isinstance(block, FlatPrior):
         return white
+    if isinstance(block, SparsePrecisionPrior):
+        return block.draw(white)
     return block.draw(white) if isinstance(block, LowRankPrior) else BlockDiagonal((block.scale_part(),)).apply(white)
 
 

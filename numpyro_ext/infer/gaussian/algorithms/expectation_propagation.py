@@ -289,7 +289,7 @@ def posterior(form: LatentGaussian, state: State, *, space: Space = "auto") -> G
 
 def _space(form: LatentGaussian, space: Space, schedule: Schedule) -> Space:
     if space == "auto" and schedule == "sequential":
-        return choose_space(form.prior, form.design, *form.blocks, is_sequential=True)
+        return choose_space(form.prior, form.design, *form.blocks, layout=form.layout, is_sequential=True)
     return space
 
 

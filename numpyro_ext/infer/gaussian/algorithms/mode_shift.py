@@ -33,10 +33,9 @@ def mode_shifts(posterior: GaussianPosterior, maps: Mapping[str, AffineMap]) -> 
     :param maps: the quantities, by name.
     :return: of shape ``(R,)`` by name; zero for quantities without variance.
     """
-    moved, out = shifted(posterior), {}
-    for name, map_ in maps.items():
-        mode, square = posterior.mean_and_variance(map_)
-        mean, _ = moved.mean_and_variance(map_)
+    moved, out = shifted(posterior).mean, {}
+    for name, (mode, square) in posterior.moments(maps).items():
+        mean = maps[name].design.matvec(moved) + maps[name].offset
         is_free = square > 0.0
         out[name] = jnp.where(is_free, (mean - mode) / jnp.sqrt(jnp.where(is_free, square, 1.0)), 0.0)
     return out

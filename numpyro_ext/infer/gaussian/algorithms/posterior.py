@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, overload
 
 import jax
@@ -71,6 +71,7 @@ def gaussian_prior(
         form.blocks.columns,
         border=form.border,
         touched=form.touched,
+        layout=form.layout,
         is_signed=any(has_signed_sites(potential) for potential in form.potentials),
         space=space,
     )
@@ -133,9 +134,16 @@ class GaussianPosterior:
         :param AffineMap affine_map: ``R`` quantities ``design @ e + offset``.
         :return: means and variances, shapes ``(R,)``.
         """
+        return self.moments({"": affine_map})[""]
+
+    def moments(self, maps: Mapping[str, AffineMap]) -> dict[str, tuple[Array, Array]]:
+        """Marginal moments of several quantities from one factorisation, by name; see :meth:`mean_and_variance`."""
         posterior = self.condition()
-        mean = affine_map.design.matvec(posterior.unknowns()) + affine_map.offset
-        return mean, posterior.map_variance(_readable(posterior, affine_map.design))
+        unknowns = posterior.unknowns()
+        return {
+            name: (design.matvec(unknowns) + offset, posterior.map_variance(_readable(posterior, design)))
+            for name, (design, offset) in maps.items()
+        }
 
     def covariance(self, affine_map: AffineMap) -> Array:
         """Exact joint covariance of ``R`` quantities affine in the unknowns, shape ``(R, R)``."""
@@ -202,6 +210,11 @@ class GaussianPosterior:
                 f"The joint covariance of the {self.form.num_columns} unknowns of this field, which guides and "
                 "importance weights need, is too large to be held. Moments of each site (engine.posterior) and draws "
                 "(engine.get_samples()) are exact without it."
+            )
+        if self.form.layout is not None:
+            raise ValueError(
+                "The joint covariance of a field of a sparse precision, which guides and importance weights need, is "
+                "not formed. Moments of each site (engine.posterior) and draws (engine.get_samples()) need none."
             )
         if self.covariance_family == "diagonal":
             posterior = self.condition()

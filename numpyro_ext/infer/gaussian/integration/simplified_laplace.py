@@ -41,7 +41,7 @@ def gaussian_marginals(posterior: GaussianPosterior, maps: Mapping[str, AffineMa
     :param GaussianPosterior posterior: at its mode.
     :param maps: the quantities, by name.
     """
-    moments = {name: posterior.mean_and_variance(map_) for name, map_ in maps.items()}
+    moments = posterior.moments(maps)
     return {name: MarginalMoments(*pair, jnp.zeros_like(pair[1])) for name, pair in moments.items()}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import jax
@@ -234,7 +235,7 @@ class SparsePosterior(NotSequential):
     def row_variance(self) -> Array:
         """Variances of the predictors, shape ``(num_rows,)``."""
         design = self.space.design
-        return self._corrected(self.space.layout.quadratic(design, self.factor.selected_inverse()), design)
+        return self._corrected(self.space.layout.quadratic(design, self._inverse), design)
 
     def log_volume(self) -> Array:
         r""":math:`\frac12 \log|P| - \frac12 \log|H|`, the precisions before and after conditioning on their supports,
@@ -253,10 +254,11 @@ class SparsePosterior(NotSequential):
         first, second = row_pairs(design.columns.shape[1])
         i, j = design.columns[:, first], design.columns[:, second]
         slots, is_found = _look_up(self.space.layout.pattern, jnp.maximum(i, j), jnp.minimum(i, j))
+        inverse = self._inverse
         is_needed = (design.values[:, first] != 0) & (design.values[:, second] != 0)
 
         def selected() -> Array:
-            entries = jnp.where(is_needed, self.factor.selected_inverse()[slots], 0.0)
+            entries = jnp.where(is_needed, inverse[slots], 0.0)
             return self._corrected(quadratic_of_pairs(design, entries), design)
 
         if first.size == 1:  # the whole diagonal is in every pattern
@@ -288,6 +290,12 @@ class SparsePosterior(NotSequential):
             draws += self.added @ noise[size:]
             draws -= directions @ (directions.T @ draws)
         return self.space.unknowns((self.coordinates + draws.T)[:, None])
+
+    @functools.cached_property
+    def _inverse(self) -> Array:
+        """Entries of ``inv(H + c S S^T)`` at the pattern, computed once for all that is asked of one posterior."""
+        found: Array = self.factor.selected_inverse()
+        return found
 
     def _corrected(self, variance: Array, design: SparseRows | DenseDesign) -> Array:
         """Variances of rows, from those without the low-rank parts of the covariance."""

@@ -1,0 +1,108 @@
+"""Engines on fields of a sparse precision: beside dense algebra on the same model, and what they compile and refuse."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from jax import random
+
+from numpyro_ext import EP, INLA, LaplaceApproximation
+from numpyro_ext.distributions import GaussianMarkovRandomField, graph_precision, leroux
+from numpyro_ext.infer.gaussian.algorithms import expectation_propagation, laplace
+from numpyro_ext.structure import ModelStructureError, read_latent_gaussian
+from numpyro_ext.structure.model import priors
+from tests.compilations import compiled_programs
+
+SIDE = 5
+NODE = np.arange(SIDE**2).reshape(SIDE, SIDE)
+EDGES = [np.stack([a.ravel(), b.ravel()], axis=1) for a, b in ((NODE[1:], NODE[:-1]), (NODE[:, 1:], NODE[:, :-1]))]
+GRAPH = graph_precision(np.concatenate(EDGES), num_nodes=SIDE**2 + 1)
+"""A grid and an island."""
+RNG = np.random.default_rng(0)
+DATA = GRAPH, RNG.gamma(3.0, 3.0, GRAPH.num_nodes), RNG.normal(size=GRAPH.num_nodes), RNG.poisson(6.0, GRAPH.num_nodes)
+
+
+def _field(kind, graph, tau):
+    """Field of standard deviation ``tau``: outside of the site, within the precision, or with correlations traced."""
+    if kind == "leroux":
+        return GaussianMarkovRandomField(leroux(graph, 0.5 + 0.3 * jnp.tanh(tau)).scale_by(1 / tau**2))
+    precision = graph.scaled if kind == "constant" else graph.scaled.scale_by(1 / tau**2)
+    return GaussianMarkovRandomField(precision, null_space=graph.null_space, sum_to_zero=True)
+
+
+def icar(graph, expected, x, y=None, kind="constant"):
+    a = numpyro.sample("a", dist.Normal(0, 5))
+    b = numpyro.sample("b", dist.Normal(0, 5))
+    tau = numpyro.sample("tau", dist.HalfNormal(1))
+    s = numpyro.sample("s", dist.HalfNormal(1))
+    spatial = numpyro.sample("spatial", _field(kind, graph, tau))
+    with numpyro.plate("areas", graph.num_nodes):
+        noise = numpyro.sample("noise", dist.Normal(0, 1))
+        f = numpyro.deterministic("f", (tau if kind == "constant" else 1.0) * spatial + s * noise)
+        numpyro.sample("y", dist.Poisson(expected * jnp.exp(a + b * x + f)), obs=y)
+
+
+def _answers(algorithm, kind):
+    """Moments of rows and sites, and the log evidence with its gradient in the hyperparameters."""
+    reading = read_latent_gaussian(functools.partial(icar, kind=kind), DATA)
+
+    @jax.jit
+    def of(data, hyper):
+        form = reading.form(hyper, data)
+        state = algorithm.solve(form, algorithm.init(form), num_steps=60, tol=1e-10)[0]
+        evidence = jax.value_and_grad(lambda hyper: algorithm.log_evidence(reading.form(hyper, data), state))(hyper)
+        posterior = algorithm.posterior(form, state)
+        return evidence, posterior.predictor_moments(), posterior.moments(reading.maps(hyper, data))
+
+    return reading, of(reading.data, {"tau": jnp.asarray(0.7), "s": jnp.asarray(0.4)})
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("kind", ["constant", "scaled", "leroux"])
+@pytest.mark.parametrize("algorithm", [laplace, expectation_propagation])
+def test_sparse_algebra_agrees_with_dense(monkeypatch, algorithm, kind):
+    reading, dense = _answers(algorithm, kind)
+    assert reading.abstract_form.layout is None
+    monkeypatch.setattr(priors, "LARGEST_DENSE_FIELD", 4)
+    reading, sparse = _answers(algorithm, kind)
+    assert reading.abstract_form.layout is not None
+    assert "sparse precision: 54 unknowns" in reading.describe()
+    for found, expected in zip(jax.tree.leaves(sparse), jax.tree.leaves(dense), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("engine", [LaplaceApproximation, EP])
+def test_other_data_on_the_same_map_compile_nothing(monkeypatch, engine):
+    monkeypatch.setattr(priors, "LARGEST_DENSE_FIELD", 4)
+
+    def fit(seed):
+        rng = np.random.default_rng(seed)
+        run = engine(icar, num_samples=10, progress_bar=False)
+        run.run(random.key(seed), *DATA[:2], rng.normal(size=GRAPH.num_nodes), rng.poisson(6.0, GRAPH.num_nodes))
+        draws = run.get_samples()
+        np.testing.assert_allclose(draws["spatial"] @ GRAPH.null_space, 0.0, atol=1e-10)
+        assert run.diagnostics.converged
+        assert all(np.all(site.sd >= 0) for site in run.posterior.values())
+
+    fit(0)
+    with compiled_programs() as names:
+        fit(1)
+    assert not names
+
+
+def test_what_sparse_fields_do_not_answer_is_refused_by_name(monkeypatch):
+    monkeypatch.setattr(priors, "LARGEST_DENSE_FIELD", 4)
+
+    def sum_of_field(y):
+        w = numpyro.sample("w", _field("constant", GRAPH, 1.0))
+        numpyro.sample("y", dist.Normal(jnp.cumsum(w), 1.0).to_event(1), obs=y)
+
+    with pytest.raises(ModelStructureError, match="'w' is a field of a sparse precision, and predictors depend on so"):
+        read_latent_gaussian(sum_of_field, (np.zeros(GRAPH.num_nodes),))
+    with pytest.raises(ModelStructureError, match="INLA\\(model, marginal='gaussian'\\)"):
+        INLA(icar, progress_bar=False).run(random.key(0), *DATA)
