@@ -12,7 +12,9 @@ from jax import random
 
 from numpyro_ext import EP, INLA, LaplaceApproximation
 from numpyro_ext.distributions import GaussianMarkovRandomField, graph_precision, leroux
+from numpyro_ext.infer.gaussian import inla
 from numpyro_ext.infer.gaussian.algorithms import expectation_propagation, laplace
+from numpyro_ext.infer.gaussian.integration.simplified_laplace import simplified_laplace_marginals
 from numpyro_ext.structure import ModelStructureError, read_latent_gaussian
 from numpyro_ext.structure.model import priors
 from tests.compilations import compiled_programs
@@ -56,7 +58,9 @@ def _answers(algorithm, kind):
         state = algorithm.solve(form, algorithm.init(form), num_steps=60, tol=1e-10)[0]
         evidence = jax.value_and_grad(lambda hyper: algorithm.log_evidence(reading.form(hyper, data), state))(hyper)
         posterior = algorithm.posterior(form, state)
-        return evidence, posterior.predictor_moments(), posterior.moments(reading.maps(hyper, data))
+        maps = reading.maps(hyper, data)
+        corrected = simplified_laplace_marginals(posterior, maps) if algorithm is laplace else None
+        return evidence, posterior.predictor_moments(), posterior.moments(maps), corrected
 
     return reading, of(reading.data, {"tau": jnp.asarray(0.7), "s": jnp.asarray(0.4)})
 
@@ -104,5 +108,6 @@ def test_what_sparse_fields_do_not_answer_is_refused_by_name(monkeypatch):
 
     with pytest.raises(ModelStructureError, match="'w' is a field of a sparse precision, and predictors depend on so"):
         read_latent_gaussian(sum_of_field, (np.zeros(GRAPH.num_nodes),))
-    with pytest.raises(ModelStructureError, match="INLA\\(model, marginal='gaussian'\\)"):
+    monkeypatch.setattr(inla, "LARGEST_CORRECTED_FIELD", 50)
+    with pytest.raises(ModelStructureError, match="a solve for each of them. Use INLA\\(model, marginal='gaussian'\\)"):
         INLA(icar, progress_bar=False).run(random.key(0), *DATA)

@@ -12,7 +12,11 @@ from .algorithms.algorithm import Algorithm
 from .algorithms.posterior import LARGEST_DENSE_COVARIANCE
 from .engine import GaussianOptions
 from .integration.exploration import Integrate, Integration
-from .integration.simplified_laplace import gaussian_marginals, simplified_laplace_marginals
+from .integration.simplified_laplace import (
+    LARGEST_CORRECTED_FIELD,
+    gaussian_marginals,
+    simplified_laplace_marginals,
+)
 from .laplace_approximation import LaplaceApproximation
 
 __all__ = ["INLA"]
@@ -108,16 +112,13 @@ class INLA(LaplaceApproximation):
                     site=name,
                 )
         num_unknowns = reading.abstract_form.num_columns
-        if self.marginal == "simplified-laplace" and reading.abstract_form.layout is not None:
+        is_sparse = reading.abstract_form.layout is not None
+        largest = LARGEST_CORRECTED_FIELD if is_sparse else LARGEST_DENSE_COVARIANCE
+        if self.marginal == "simplified-laplace" and num_unknowns > largest:
             raise ModelStructureError(
                 f"The simplified Laplace marginals need the covariance of every predictor with all {num_unknowns} "
-                "unknowns, which a field of a sparse precision does not form. Use INLA(model, marginal='gaussian'), or "
-                "EP, whose means are not those of a mode."
-            )
-        if self.marginal == "simplified-laplace" and num_unknowns > LARGEST_DENSE_COVARIANCE:
-            raise ModelStructureError(
-                f"The simplified Laplace marginals need the covariance of every predictor with all {num_unknowns} "
-                "unknowns, which is too large. Use INLA(model, marginal='gaussian')."
+                f"unknowns, which {'takes a solve for each of them' if is_sparse else 'is too large'}. Use "
+                "INLA(model, marginal='gaussian'), or EP, whose means are not those of a mode."
             )
         return super().algorithm(reading)
 

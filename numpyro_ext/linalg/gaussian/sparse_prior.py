@@ -82,7 +82,8 @@ class SparsePrecisionPrior:
             return on_support
         added, slots = self.anchor(), diagonal_slots(self.pattern)[self.pivots]
         found: Array = factorise(self.pattern, self.values.at[slots].add(added)).log_determinant
-        return found - self.pivots.shape[0] * jnp.log(added) - 2.0 * jnp.linalg.slogdet(basis[self.pivots])[1]
+        found -= self.pivots.shape[0] * jnp.log(added) + 2.0 * jnp.linalg.slogdet(basis[self.pivots])[1]
+        return found
 
     def log_density(self, e: Array) -> Array:
         """Log density of ``e`` of shape ``(size,)``, which is orthogonal to the directions where it has to be."""
@@ -116,7 +117,8 @@ class SparsePrecisionPrior:
         :raises ValueError: if the covariance is singular or flat, or too large to be held.
         """
         self._check_dense("factor of the covariance")
-        return jnp.linalg.cholesky(self.covariance_part())
+        found: Array = jnp.linalg.cholesky(self.covariance_part())
+        return found
 
     def precision_part(self) -> Array:
         """The precision as a part of a block diagonal, shape ``(1, n, n)``; refused like :meth:`covariance_part`.

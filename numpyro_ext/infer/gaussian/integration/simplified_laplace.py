@@ -21,10 +21,15 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from ....linalg.gaussian.design import AnyDesign, DenseDesign, Design, SparseRows
+from ....linalg.gaussian.spaces.sparse_space import SparsePosterior
 from ....structure.latent_gaussian.form import AffineMap, LatentGaussian
 from ..algorithms.posterior import GaussianPosterior
 
-__all__ = ["MarginalMoments", "gaussian_marginals", "simplified_laplace_marginals"]
+__all__ = ["LARGEST_CORRECTED_FIELD", "MarginalMoments", "gaussian_marginals", "simplified_laplace_marginals"]
+
+LARGEST_CORRECTED_FIELD = 2_500
+"""Unknowns of a sparse field up to which marginals are corrected, at the cost of a solve for each quantity."""
 
 
 class MarginalMoments(NamedTuple):
@@ -49,19 +54,17 @@ def simplified_laplace_marginals(
     posterior: GaussianPosterior, maps: Mapping[str, AffineMap]
 ) -> dict[str, MarginalMoments]:
     """Marginals with mean and skewness correct to first order, by the covariance of each quantity with each predictor:
-    memory for ``num_rows`` numbers per quantity, and time for ``num_columns`` times as many operations.
+    memory for ``num_rows`` numbers per quantity, and time for ``num_columns`` times as many operations; with a sparse
+    precision memory for those of 64 quantities at a time, and one solve for each.
 
     :param GaussianPosterior posterior: at its mode, where the third derivatives are taken; factors are elementwise.
     :param maps: the quantities, by name.
     """
-    form = posterior.form
+    form, sparse = posterior.form, posterior.condition()
     predictor, predictor_variance = posterior.predictor_moments()
     third = _third_derivatives(form, predictor)
-    root = posterior.scale_tril().T
-    predictor_root = form.design.matvec(root)
-    out = {}
-    for name, (mean, variance, _) in gaussian_marginals(posterior, maps).items():
-        covariance = maps[name].design.matvec(root).T @ predictor_root
+
+    def corrected(covariance: Array, mean: Array, variance: Array) -> MarginalMoments:
         is_free = variance > 0.0
         deviation = jnp.sqrt(jnp.where(is_free, variance, 1.0))
         slope = jnp.where(is_free[:, None], covariance / deviation[:, None], 0.0)
@@ -69,8 +72,18 @@ def simplified_laplace_marginals(
         remainder = jnp.maximum(predictor_variance - slope**2, 0.0)
         linear = 0.5 * (slope * remainder) @ third
         cubic = slope**3 @ third
-        out[name] = MarginalMoments(mean + deviation * (linear + 0.5 * cubic), variance, cubic)
-    return out
+        return MarginalMoments(mean + deviation * (linear + 0.5 * cubic), variance, cubic)
+
+    moments = posterior.moments(maps)
+    if isinstance(sparse, SparsePosterior):
+        return {n: sparse.over_rows(_written_out(maps[n].design), corrected, *pair) for n, pair in moments.items()}
+    root = posterior.scale_tril().T
+    predictor_root = form.design.matvec(root)
+    return {n: corrected(maps[n].design.matvec(root).T @ predictor_root, *pair) for n, pair in moments.items()}
+
+
+def _written_out(design: AnyDesign) -> Design:
+    return design if isinstance(design, DenseDesign | SparseRows) else DenseDesign(design.to_dense())
 
 
 def _third_derivatives(form: LatentGaussian, predictor: Array) -> Array:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -45,8 +47,22 @@ def block_pattern(block: PriorBlock) -> SparsePattern | None:
     return SparsePattern.of(block.size, (starts + i).reshape(-1), (starts + j).reshape(-1))
 
 
+class _OnlyParallel(NotSequential):
+    """A space, or a posterior in it, of too many unknowns for updates of single rows."""
+
+    def sequential_row(self, i: int | Array) -> Array:
+        """Refused: updates by single rows need the dense covariance of all unknowns.
+
+        :raises ValueError: always.
+        """
+        raise ValueError(
+            "The sequential schedule needs the covariance of all unknowns, which sparse fields do not form: ask for "
+            "schedule='parallel'."
+        )
+
+
 @frozen_pytree
-class SparseSpace(OneBlock):
+class SparseSpace(_OnlyParallel, OneBlock):
     r"""Unknowns :math:`e = s \circ w` with a sparse posterior precision, seen through sparse rows :math:`h = A e`.
 
     The scale :math:`s` makes independent unknowns white, so that theirs may go to zero; it is one for all others.
@@ -141,16 +157,6 @@ class SparseSpace(OneBlock):
         """The coordinates of the prior mean."""
         return jnp.zeros_like(self.scale)[None]
 
-    def sequential_row(self, i: int | Array) -> Array:
-        """Refused: updates by single rows need the dense covariance of all unknowns.
-
-        :raises ValueError: always.
-        """
-        raise ValueError(
-            "The sequential schedule needs the covariance of all unknowns, which sparse fields do not form: ask for "
-            "schedule='parallel'."
-        )
-
     @jax.jit  # traced once for all that condition
     def condition(self, site_precision: Array, site_shift: Array) -> SparsePosterior:
         r"""Multiply the prior by sites :math:`\exp(-\tau_i h_i^2/2 + \nu_i h_i)`, one per row.
@@ -197,7 +203,7 @@ class SparseSpace(OneBlock):
 
 
 @frozen_pytree
-class SparsePosterior(NotSequential):
+class SparsePosterior(_OnlyParallel):
     """The Gaussian of :meth:`SparseSpace.condition`.
 
     The covariance of :math:`w` is ``inv(H + c S S^T) - removed removed^T + added added^T``.
@@ -263,7 +269,9 @@ class SparsePosterior(NotSequential):
 
         if first.size == 1:  # the whole diagonal is in every pattern
             return selected()
-        return lax.cond(jnp.all(is_found | ~is_needed), selected, lambda: self._variance_by_solves(design))
+        all_found = jnp.all(is_found | ~is_needed)
+        variance: Array = lax.cond(all_found, selected, lambda: self._variance_by_solves(design))
+        return variance
 
     def map_covariance(self, design: Design) -> Array:
         """Posterior covariance of ``J e`` for a design ``J``, shape ``(rows of J, rows of J)``, by solves.
@@ -304,20 +312,46 @@ class SparsePosterior(NotSequential):
                 variance = variance + sign * jnp.sum(design.matvec(part.T) ** 2, axis=0)
         return variance
 
+    def over_rows(self, design: Design, function: Callable[..., Any], *others: Array) -> Any:
+        """Function of the covariances of quantities with all predictors, for some quantities at a time.
+
+        :param Design design: of the quantities, ``R`` rows.
+        :param function: of covariances ``(r, num_rows)``, and of the rows of ``others``, to arrays of ``r`` rows.
+        :param others: arrays of ``R`` rows.
+        :return: what the function returns, of ``R`` rows.
+
+        Cost: a solve for each row, and memory for the covariances of 64 of them.
+        """
+        design = _columns_scaled(design, self.space.scale)
+
+        def of(matrix: Array, rows: Array) -> Any:
+            removed, added = (matrix @ part @ part.T for part in (self.removed, self.added))
+            with_unknowns = self.factor.solve(matrix.T).T - removed + added
+            parts = [other.at[rows].get(mode="clip") for other in others]
+            return function(self.space.design.matvec(with_unknowns), *parts)
+
+        return self._by_chunks(design, of)
+
     def _variance_by_solves(self, design: Design) -> Array:
+        def of(matrix: Array, rows: Array) -> Array:
+            return jnp.sum(matrix * self.factor.solve(matrix.T).T, axis=1)
+
+        return self._corrected(self._by_chunks(design, of), design)
+
+    def _by_chunks(self, design: Design, function: Callable[[Array, Array], Any]) -> Any:
+        """Results of a function of dense rows and of their numbers, some rows after the other."""
         number = design.num_rows
         chunks = jnp.arange(number + -number % _AT_A_TIME).reshape(-1, _AT_A_TIME)
 
-        def of_rows(rows: Array) -> Array:
+        def of_rows(rows: Array) -> Any:
             if isinstance(design, DenseDesign):
-                matrix = design.matrix.at[rows].get(mode="fill", fill_value=0.0)
-            else:
-                values = design.values.at[rows].get(mode="fill", fill_value=0.0)
-                columns = design.columns.at[rows].get(mode="clip")
-                matrix = SparseRows(columns, values, design.num_columns).to_dense()
-            return jnp.sum(matrix * self.factor.solve(matrix.T).T, axis=1)
+                return function(design.matrix.at[rows].get(mode="fill", fill_value=0.0), rows)
+            values = design.values.at[rows].get(mode="fill", fill_value=0.0)
+            columns = design.columns.at[rows].get(mode="clip")
+            return function(SparseRows(columns, values, design.num_columns).to_dense(), rows)
 
-        return self._corrected(lax.map(of_rows, chunks).reshape(-1)[:number], design)
+        found = lax.map(of_rows, chunks)
+        return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:])[:number], found)
 
 
 def _columns_scaled(design: Design, scale: Array) -> Design:
