@@ -145,7 +145,7 @@ class GaussianMarkovRandomField(Distribution):
 
     @property
     def is_proper(self) -> bool:
-        """Whether the density has a finite integral: there is no null space, or values are orthogonal to it."""
+        """True if the density has a finite integral: there is no null space, or values are orthogonal to it."""
         return self.entries.null_space is None or self.sum_to_zero
 
     @validate_sample

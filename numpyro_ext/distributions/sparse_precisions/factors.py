@@ -64,7 +64,7 @@ class Entries(NamedTuple):
     columns: FixedArray
     null_space: FixedArray | None
     constraint: FixedArray | None
-    """What values are orthogonal to; the null space where there is one."""
+    """Directions that values are orthogonal to; the null space where there is one."""
 
     @property
     def null_directions(self) -> Directions | None:

@@ -43,13 +43,13 @@ class Joint(NamedTuple):
     """Log density of one vector, and what is needed to compute it by NumPyro alone."""
 
     log_density: Array
-    """Of prior and likelihood together, in the coordinates of the vector."""
+    """Log density of prior and likelihood together, in the coordinates of the vector."""
     log_jacobian: Array
     """Log determinant of the derivative of the values of sites by the vector."""
     values: dict[str, Array]
-    """Of the latent sites."""
+    """Values of the latent sites."""
     left_out: dict[str, Array]
-    """Of the sites of missing values, which are not sampled."""
+    """Values of the missing observations, which are not sampled."""
 
 
 class Target:

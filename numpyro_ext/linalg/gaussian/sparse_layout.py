@@ -24,10 +24,10 @@ class SparseLayout:
     """
 
     prior_slots: Array
-    """Of the entries of the lower triangles of the prior blocks, one block after the other."""
+    """Places of the entries of the lower triangles of the prior blocks, one block after the other."""
     row_slots: Array
-    """Of the pairs of entries of each row as :func:`row_pairs` lists them, one past the last for pairs with padding;
-    shape ``(num_rows, k (k + 1) / 2)``."""
+    """Places of the pairs of entries of each row as :func:`row_pairs` lists them, one past the last for pairs with
+    padding; shape ``(num_rows, k (k + 1) / 2)``."""
     pattern: SparsePattern = dataclasses.field(metadata={"static": True})
 
     def gram(self, design: SparseRows, weight: Array) -> Array:

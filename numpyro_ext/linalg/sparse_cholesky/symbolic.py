@@ -34,7 +34,7 @@ class Children(NamedTuple):
     parents: Indices
     """Place of each parent in its batch, shape (stop - start,)."""
     is_last: bool
-    """Whether no later batch has children in that batch."""
+    """True if no later batch has children in that batch."""
 
 
 class Batch(NamedTuple):
@@ -57,7 +57,7 @@ class Batch(NamedTuple):
     """Places of the diagonal of padded columns."""
     children: tuple[Children, ...]
     start: int
-    """Where the factor of this batch begins in the flat array of all."""
+    """Start of the factor of this batch in the flat array of all."""
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -66,13 +66,13 @@ class Batch(NamedTuple):
 
     @property
     def stop(self) -> int:
-        """Where the factor of this batch ends."""
+        """End of the factor of this batch."""
         fronts, own, below = self.shape
         return self.start + fronts * own * (own + below)
 
     @property
     def is_large(self) -> bool:
-        """Whether the fronts are eliminated one by one, without padding."""
+        """True if the fronts are eliminated one by one, without padding."""
         return sum(self.shape[1:]) > LARGEST_BATCHED
 
     @property

@@ -54,7 +54,7 @@ class HalfLinePotential(Potential):
         return self.lower + (0.01 + jnp.abs(white)) / (jnp.sqrt(self.precision) + self.rate)
 
     def derivatives(self, eta: ArrayLike) -> tuple[Array, Array, Array]:
-        """Those of the density above the bound, on the whole line, so that no gradient is nan."""
+        """Derivatives of the density above the bound, on the whole line, so that no gradient is nan."""
         eta = jnp.asarray(eta)
         slope = -self.precision * (eta - self.center) - self.rate
         return self.log_density(eta), slope, jnp.broadcast_to(-jnp.asarray(self.precision, eta.dtype), slope.shape)

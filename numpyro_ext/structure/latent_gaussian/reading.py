@@ -178,7 +178,7 @@ class LatentGaussianReading(ModelReading):
 
     @property
     def treatments(self) -> dict[str, Treatment]:
-        """How each factor outside the field is read, by the name of its site."""
+        """Treatment of each factor outside the field, by the name of its site."""
         return {
             p.name: Treatment(p.label, p.rows_per_observation, p.is_recognised)
             for p in self.plans

@@ -87,7 +87,7 @@ def is_gaussian(fn: Any) -> bool:
 
 
 def why_not_read(fn: Any) -> str | None:
-    """What keeps a Gaussian Markov random field from being read and what to do instead; ``None`` of all others."""
+    """Obstacle to reading a Gaussian Markov random field, and what to do instead; ``None`` of all others."""
     base = unwrap(fn)
     if not isinstance(base, GaussianMarkovRandomField):
         return None

@@ -27,7 +27,7 @@ __all__ = ["ModelReading", "Treatment"]
 
 
 class Treatment(NamedTuple):
-    """How the factors of a site are read."""
+    """Treatment of the factors of a site."""
 
     label: str
     rows_per_observation: int
@@ -248,7 +248,7 @@ class ModelReading(TracedModel, ABC):
 
     @property
     def treatments(self) -> dict[str, Treatment]:
-        """How each factor outside the field is read, by the name of its site, where forms differ in that."""
+        """Treatment of each factor outside the field, by the name of its site, where forms differ in that."""
         return {}
 
     @property

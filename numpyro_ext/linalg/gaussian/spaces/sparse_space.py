@@ -92,11 +92,11 @@ class SparseSpace(_OnlyParallel, OneBlock):
     half_log_determinant: Array
     """Half the log determinant of the prior precision on its support, with the constant of flat directions."""
     directions: Array
-    """What unknowns are orthogonal to, shape ``(N, k)``."""
+    """Directions that unknowns are orthogonal to, shape ``(N, k)``."""
     anchored: Array
     """Unknowns that :math:`S` picks, shape ``(m,)``."""
     anchors: Array
-    """What is added to the precision there, shape ``(m,)``."""
+    """Numbers that are added to the precision there, shape ``(m,)``."""
 
     @classmethod
     def build(cls, prior: tuple[PriorBlock, ...], design: SparseRows, layout: SparseLayout) -> SparseSpace:
