@@ -9,7 +9,7 @@ from jax.scipy.stats import norm
 
 from .catalogue import OF_PAIRS, published
 
-NO_VECTORS = "LaplaceApproximation VariationalGaussian"
+NO_VECTORS = "EP LaplaceApproximation VariationalGaussian"
 NUM_ROWS = 40
 
 
