@@ -13,7 +13,9 @@ import scipy.sparse
 from jax import Array
 
 from ...linalg.fixed_array import FixedArray
-from ...linalg.sparse_cholesky import SparsePattern, analyse, factorise, numeric
+from ...linalg.gaussian.sparse_prior import SparsePrecisionPrior
+from ...linalg.sparse_cholesky import SparseFactor, SparsePattern, analyse, numeric
+from ...linalg.sparse_cholesky.primitive import multiply
 from .directions import Directions, directions_of
 from .precision import pattern_of
 
@@ -67,6 +69,11 @@ class Entries(NamedTuple):
     """Directions that values are orthogonal to; the null space where there is one."""
 
     @property
+    def pattern(self) -> SparsePattern:
+        """Entries of the precision."""
+        return pattern_of(self.size, self.rows, self.columns)
+
+    @property
     def null_directions(self) -> Directions | None:
         """Directions along which the precision is zero."""
         return None if self.null_space is None else directions_of(self.null_space)
@@ -84,44 +91,38 @@ class Entries(NamedTuple):
 
     def product(self, numbers: Array, x: Array) -> Array:
         """The matrix times the vector ``x`` of shape ``(size,)`` or the columns of ``x``."""
-        rows, columns = self.rows.array, self.columns.array
-        column = numbers.reshape((-1,) + (1,) * (x.ndim - 1))
-        below = np.flatnonzero(rows != columns)
-        product = jnp.zeros(x.shape, jnp.result_type(numbers, x)).at[rows].add(column * x[columns])
-        return product.at[columns[below]].add(column[below] * x[rows[below]])
+        return multiply(self.pattern, numbers, x)
 
     def quadratic(self, numbers: Array, x: Array) -> Array:
         """The form ``x^T Q x`` with vectors on the last axis."""
         twice = np.where(self.rows.array == self.columns.array, 1.0, 2.0)
         return jnp.sum(numbers * jnp.asarray(twice, x.dtype) * x[..., self.rows.array] * x[..., self.columns.array], -1)
 
-    def factor(self, numbers: Array) -> tuple[Any, Array]:
-        """Factor of the precision, with ``c`` added to the pivots where it is singular, and ``c``."""
-        added = jnp.ones((), numbers.dtype)
-        pattern = pattern_of(self.size, self.rows, self.columns)
-        null = self.null_directions
-        if null is not None:
-            diagonal = np.flatnonzero(self.rows.array == self.columns.array)
-            # any positive number has the same determinant and pseudoinverse: one of the size of the matrix
-            added = jax.lax.stop_gradient(jnp.sum(numbers[diagonal]) / self.rank)
-            numbers = numbers.at[diagonal[null.pivots]].add(added)
-        return factorise(pattern, numbers), added
+    def block(self, numbers: Array, known_log_determinant: Array | None = None) -> SparsePrecisionPrior:
+        """The field about zero as a block of a Gaussian prior."""
+        taken, null = self.constrained or self.null_directions, self.null_directions
+        return SparsePrecisionPrior(
+            numbers,
+            known_log_determinant,
+            None if taken is None else jnp.asarray(taken.basis, numbers.dtype),
+            None if null is None else jnp.asarray(null.pivots, jnp.int32),
+            self.pattern,
+            self.constraint is not None,
+        )
+
+    def factor(self, numbers: Array) -> SparseFactor:
+        """Factor of the precision, with ``c`` added to the pivots where it is singular."""
+        return self.block(numbers).factor()[0]
 
     def log_determinant(self, numbers: Array) -> Array:
         """Log determinant on the space on which there is a density; ``nan`` if the matrix does not annihilate the null
         space."""
-        factor, added = self.factor(numbers)
-        found: Array = factor.log_determinant
-        null, constrained = self.null_directions, self.constrained
-        if null is not None:
-            found = found - null.count * jnp.log(added) - 2.0 * null.log_volume
-            rest = jnp.max(jnp.abs(self.product(numbers, jnp.asarray(null.basis, numbers.dtype))))
-            tolerance = 1e-4 if numbers.dtype == jnp.float32 else 1e-8
-            return jnp.where(rest <= tolerance * jnp.max(jnp.abs(numbers)), found, jnp.nan)
-        if constrained is not None:
-            basis = jnp.asarray(constrained.basis, numbers.dtype)
-            found = found + jnp.linalg.slogdet(basis.T @ factor.solve(basis))[1]
-        return found
+        found, null = self.block(numbers).log_determinant(), self.null_directions
+        if null is None:
+            return found
+        rest = jnp.max(jnp.abs(self.product(numbers, jnp.asarray(null.basis, numbers.dtype))))
+        tolerance = 1e-4 if numbers.dtype == jnp.float32 else 1e-8
+        return jnp.where(rest <= tolerance * jnp.max(jnp.abs(numbers)), found, jnp.nan)
 
     def gain(self, factor: Any, dtype: Any) -> Array:
         """Kriging weights of what is constrained, shape ``(size, k)``: ``Q^-1 U (U^T Q^-1 U)^-1``; the basis itself
@@ -138,13 +139,13 @@ class Entries(NamedTuple):
         """Vectors as columns, shape ``(size, m)``, conditioned by kriging on being orthogonal to the constraint."""
         if self.constrained is None:
             return columns
-        factor = None if self.null_space is not None else self.factor(numbers)[0]
+        factor = None if self.null_space is not None else self.factor(numbers)
         basis = jnp.asarray(self.constrained.basis, columns.dtype)
         return columns - self.gain(factor, columns.dtype) @ (basis.T @ columns)
 
     def coloured(self, numbers: Array, white: Array) -> Array:
         """Draws about zero from standard normal numbers, both of shape ``(size, m)``."""
-        factor, _ = self.factor(numbers)
+        factor = self.factor(numbers)
         drawn: Array = factor.half_solve(white)
         if self.constrained is None:
             return drawn
@@ -153,9 +154,8 @@ class Entries(NamedTuple):
 
     def variances(self, numbers: Array) -> Array:
         """Variances, shape ``(size,)``."""
-        factor, _ = self.factor(numbers)
-        diagonal = np.flatnonzero(self.rows.array == self.columns.array)
-        found: Array = factor.selected_inverse()[diagonal]
+        factor = self.factor(numbers)
+        found: Array = factor.selected_inverse()[self.pattern.diagonal]
         if self.constrained is None:
             return found
         basis = jnp.asarray(self.constrained.basis, numbers.dtype)
@@ -184,11 +184,11 @@ class Entries(NamedTuple):
         """:meth:`factor` of numbers that are known, in double precision whatever JAX computes in."""
         null, added = self.null_directions, 1.0
         if null is not None:
-            diagonal = np.flatnonzero(self.rows.array == self.columns.array)
+            diagonal = self.pattern.diagonal
             added = float(np.sum(numbers[diagonal]) / self.rank)
             numbers = numbers.copy()
             numbers[diagonal[null.pivots]] += added
-        return HostFactor(pattern_of(self.size, self.rows, self.columns), numbers), added
+        return HostFactor(self.pattern, numbers), added
 
     @functools.lru_cache(maxsize=64)  # noqa: B019 - of tuples of small objects that compare by content
     def constant_log_determinant(self, constants: FixedArray) -> float:

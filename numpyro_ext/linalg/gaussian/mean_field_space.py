@@ -13,7 +13,7 @@ from ..frozen_pytree import frozen_pytree
 from .conditioning import LinearGaussian, LinearGaussianPosterior
 from .design import AnyDesign, Design
 from .prior import CovariancePrior, DiagonalPrior, FlatPrior, LowRankPrior, PriorBlock
-from .sparse_prior import SparsePrecisionPrior, diagonal_slots
+from .sparse_prior import SparsePrecisionPrior
 
 __all__ = ["MeanFieldPosterior", "MeanFieldSpace", "PredictorMoments", "expected_log_prior"]
 
@@ -155,7 +155,7 @@ def _conditional_variance(block: PriorBlock, dtype: jnp.dtype) -> tuple[Array, A
             raise ValueError(
                 "unknowns of a field that adds up to zero, or is flat, are not independent: take covariance='full'."
             )
-        diagonal = block.values[diagonal_slots(block.pattern)]
+        diagonal = block.values[block.pattern.diagonal]
         return 1.0 / diagonal, 0.5 * (jnp.sum(jnp.log(diagonal)) - block.log_determinant())
     if isinstance(block, LowRankPrior):
         block = block.dense()

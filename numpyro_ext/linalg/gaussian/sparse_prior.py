@@ -6,12 +6,11 @@ import dataclasses
 import math
 
 import jax.numpy as jnp
-import numpy as np
 from jax import Array, lax
 
 from ..cholesky import LARGEST_DENSE
 from ..frozen_pytree import frozen_pytree
-from ..sparse_cholesky import SparsePattern, factorise
+from ..sparse_cholesky import SparseFactor, SparsePattern, factorise
 from ..sparse_cholesky.primitive import multiply
 
 __all__ = ["SparsePrecisionPrior"]
@@ -62,8 +61,15 @@ class SparsePrecisionPrior:
 
     def anchor(self) -> Array:
         """Number of the size of the precision that makes it positive definite once added to the pivots."""
-        diagonal = self.values[np.flatnonzero(self.pattern.rows == self.pattern.columns)]
-        return lax.stop_gradient(jnp.sum(diagonal) / self.rank)
+        return lax.stop_gradient(jnp.sum(self.values[self.pattern.diagonal]) / self.rank)
+
+    def factor(self) -> tuple[SparseFactor, Array]:
+        """Factor of the precision, with the :meth:`anchor` on the pivots where it is singular, and the anchor."""
+        added = self.anchor()
+        if self.pivots is None:
+            return factorise(self.pattern, self.values), added
+        slots = jnp.asarray(self.pattern.diagonal)[self.pivots]
+        return factorise(self.pattern, self.values.at[slots].add(added)), added
 
     def log_determinant(self) -> Array:
         """Log of the product of the eigenvalues of the precision on the space on which there is a density.
@@ -72,17 +78,15 @@ class SparsePrecisionPrior:
         """
         if self.known_log_determinant is not None:
             return self.known_log_determinant
+        factor, added = self.factor()
+        found: Array = factor.log_determinant
         if self.directions is None:
-            whole: Array = factorise(self.pattern, self.values).log_determinant
-            return whole
+            return found
         basis = self.directions.astype(self.values.dtype)
         if self.pivots is None:
-            factor = factorise(self.pattern, self.values)
-            on_support: Array = factor.log_determinant + jnp.linalg.slogdet(basis.T @ factor.solve(basis))[1]
-            return on_support
-        added, slots = self.anchor(), diagonal_slots(self.pattern)[self.pivots]
-        found: Array = factorise(self.pattern, self.values.at[slots].add(added)).log_determinant
-        found -= self.pivots.shape[0] * jnp.log(added) + 2.0 * jnp.linalg.slogdet(basis[self.pivots])[1]
+            found += jnp.linalg.slogdet(basis.T @ factor.solve(basis))[1]
+        else:
+            found -= self.pivots.shape[0] * jnp.log(added) + 2.0 * jnp.linalg.slogdet(basis[self.pivots])[1]
         return found
 
     def log_density(self, e: Array) -> Array:
@@ -93,7 +97,7 @@ class SparsePrecisionPrior:
 
     def draw(self, white: Array) -> Array:
         """Unknowns of a plausible size, in the support, made of standard normal numbers of shape ``(size,)``."""
-        diagonal = self.values[np.flatnonzero(self.pattern.rows == self.pattern.columns)]
+        diagonal = self.values[self.pattern.diagonal]
         e = white / jnp.sqrt(jnp.where(diagonal > 0, diagonal, 1.0))
         if self.directions is None or not self.is_constrained:
             return e
@@ -138,8 +142,3 @@ class SparsePrecisionPrior:
                 f"the {what} of {self.size} unknowns of a sparse field is too large to be held: condition them with "
                 "space='sparse-cholesky'."
             )
-
-
-def diagonal_slots(pattern: SparsePattern) -> Array:
-    """Place of each diagonal entry in the values of a pattern, shape ``(n,)``."""
-    return jnp.asarray(np.flatnonzero(pattern.rows == pattern.columns))

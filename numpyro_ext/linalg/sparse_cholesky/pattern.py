@@ -69,6 +69,12 @@ class SparsePattern:
         """Number of entries of the lower triangle, the diagonal included."""
         return int(self.rows.size)
 
+    @property
+    def diagonal(self) -> NDArray[np.int64]:
+        """Index of each diagonal entry in the values of this pattern, shape ``(size,)``."""
+        found: NDArray[np.int64] = np.flatnonzero(self.rows == self.columns)
+        return found
+
     def positions(self, rows: ArrayLike, columns: ArrayLike) -> NDArray[np.int64]:
         """Index of given entries, of either triangle, in the values of this pattern.
 

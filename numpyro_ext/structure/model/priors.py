@@ -239,15 +239,7 @@ def _sparse_block(field: GaussianMarkovRandomField) -> SparsePrecisionPrior:
     if field.constants is not None:
         constant = entries.constant_log_determinant(field.constants)
         known = constant + entries.rank * jnp.log(field.scale)
-    taken, null = entries.constrained or entries.null_directions, entries.null_directions
-    return SparsePrecisionPrior(
-        precision.values,
-        known,
-        None if taken is None else jnp.asarray(taken.basis, field.loc.dtype),
-        None if null is None else jnp.asarray(null.pivots, jnp.int32),
-        precision.pattern,
-        field.sum_to_zero,
-    )
+    return entries.block(precision.values, known)
 
 
 def dense_prior_block(fn: Any) -> PriorBlock:

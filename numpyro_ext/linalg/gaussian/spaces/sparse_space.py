@@ -20,7 +20,7 @@ from ..design import DenseDesign, Design, SparseRows
 from ..marginals import Marginals, NotSequential, cavity_ratio
 from ..prior import CovariancePrior, DiagonalPrior, FlatPrior, LowRankPrior, PrecisionPrior, PriorBlock
 from ..sparse_layout import SparseLayout, quadratic_of_pairs, row_pairs
-from ..sparse_prior import SparsePrecisionPrior, diagonal_slots
+from ..sparse_prior import SparsePrecisionPrior
 from .one_block import OneBlock
 
 __all__ = ["SparsePosterior", "SparseSpace", "block_pattern"]
@@ -168,7 +168,7 @@ class SparseSpace(_OnlyParallel, OneBlock):
         pattern = self.layout.pattern
         values = self.precision + self.layout.gram(self.design, site_precision)
         if self.anchored.size:
-            values = values.at[diagonal_slots(pattern)[self.anchored]].add(self.anchors)
+            values = values.at[jnp.asarray(pattern.diagonal)[self.anchored]].add(self.anchors)
         factor = factorise(pattern, values)
         shift = self.design.rmatvec(site_shift)
         number = self.directions.shape[1]
