@@ -222,7 +222,9 @@ class Target:
     def densities(self, vector: Array, data: list[Array]) -> Densities:
         """Log prior and log likelihoods of one vector."""
         values = self._unravel(vector)
-        trace = self._trace(data, self._key, values)
+        return self._densities_of(self._trace(data, self._key, values), values)
+
+    def _densities_of(self, trace: Mapping[str, Any], values: Mapping[str, Array]) -> Densities:
         prior, likelihood = {}, {}
         for name in self.sites:
             site, value = trace[name], values[name]
@@ -241,14 +243,14 @@ class Target:
         """Log density of one vector with the values of its sites."""
         unconstrained = self._unravel(vector)
         trace = self._trace(data, self._key, unconstrained)
-        values = {name: trace[name]["value"] for name in self.sites}
+        values, zero = {name: trace[name]["value"] for name in self.sites}, jnp.zeros((), self.dtype)
         jacobians = (
             self._coordinates(trace[name]).transform.log_abs_det_jacobian(unconstrained[name], value)
             for name, value in values.items()
         )
         return Joint(
-            self.log_prior(vector, data) + self.log_likelihood(vector, data),
-            sum((jnp.sum(jacobian) for jacobian in jacobians), jnp.zeros((), self.dtype)),
+            sum((jnp.sum(term) for term in jax.tree.leaves(self._densities_of(trace, unconstrained))), zero),
+            sum((jnp.sum(jacobian) for jacobian in jacobians), zero),
             values,
             {name: trace[name]["value"] for name in self.left_out},
         )
