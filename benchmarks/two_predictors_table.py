@@ -222,7 +222,7 @@ def measure(name: str, by: str) -> dict[str, Any]:
 
 
 def _in_own_process(name: str, by: str, most_seconds: float) -> dict[str, Any]:
-    """What :func:`measure` finds without programs that are kept on disk; seconds alone where it does not end."""
+    """Result of :func:`measure` without programs that are kept on disk; seconds alone where it does not end."""
     command = [sys.executable, "-m", "benchmarks.two_predictors_table", "--one", name, "--by", by]
     environment = {**os.environ, VARIABLE: "off"}
     begun = resource.getrusage(resource.RUSAGE_CHILDREN)

@@ -104,7 +104,7 @@ class Shifted(ExactGaussian):
 
 
 class ShiftedByFunctions(ExactGaussian):
-    """Of functions, with the key of another engine."""
+    """An engine whose algorithm is made of functions, with the key of another engine."""
 
     def algorithm(self, reading):
         base = super().algorithm(reading)
