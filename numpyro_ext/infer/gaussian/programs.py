@@ -142,9 +142,9 @@ class Programs(FittingPrograms):
         of the others."""
         form = self.form(hyper, data)
         posterior = self._algorithm.posterior(form, state)
-        unknowns = posterior.sample(rng_key, num_samples)
-        if self._has_corrected_means and not is_weighted:  # weights correct them as well
-            unknowns = unknowns + (shifted(posterior).mean - posterior.mean)
+        # weights correct the means as well
+        is_corrected = self._has_corrected_means and not is_weighted
+        unknowns = (shifted(posterior) if is_corrected else posterior).sample(rng_key, num_samples)
         log_density = joined(form).log_density
         bounded = half_lines(self._reading, form, posterior)
         weight = posterior.log_weight_fn() if is_weighted else None
