@@ -55,7 +55,9 @@ def elimination_tree(pattern: SparsePattern, order: NDArray[np.int64]) -> tuple[
 
 
 def _parents(size: int, high: NDArray[np.int64], low: NDArray[np.int64]) -> list[int]:
-    spanning = minimum_spanning_tree(csr_array((high + 1.0, (high, low)), shape=(size, size))).tocoo()
+    # SciPy before 1.15 has spanning trees for short indices alone
+    ends = high.astype(np.int32), low.astype(np.int32)
+    spanning = minimum_spanning_tree(csr_array((high + 1.0, ends), shape=(size, size))).tocoo()
     row, column = spanning.row, spanning.col
     high, low = np.maximum(row, column), np.minimum(row, column)
     by_high = np.argsort(high, kind="stable")
