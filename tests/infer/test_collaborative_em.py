@@ -188,10 +188,8 @@ def test_users_stop_on_their_own(method):
         np.testing.assert_allclose(sites(np.array([one, other])), sites(np.array([one, one])), rtol=1e-13)
 
 
-def test_levels_of_users_cost_least(monkeypatch):
+def test_levels_of_users_cost_least():
     rng = np.random.default_rng(0)
-    monkeypatch.setattr(pairs_module, "_MOST_SHAPES", 3)
-    monkeypatch.setattr(pairs_module, "_COST_OF_SHAPE", 1e5)
     num_shapes = set()
 
     def cost(level, widths, counts):
@@ -204,7 +202,7 @@ def test_levels_of_users_cost_least(monkeypatch):
         counts = widths + rng.integers(500, size=size)
         cuts = [cut for k in range(3) for cut in itertools.combinations(np.unique(widths)[1:], k)]
         least = min(cost(np.searchsorted(np.array(cut), widths, side="right"), widths, counts) for cut in cuts)
-        found = pairs_module._levels(widths, counts)
+        found = pairs_module._levels(widths, counts, most_shapes=3, cost_of_shape=1e5)
         num_shapes.add(len(np.unique(found)))
         np.testing.assert_allclose(cost(found, widths, counts), least)
     assert num_shapes == {1, 2, 3}

@@ -12,20 +12,23 @@ from jax import random
 
 from numpyro_ext import EP, INLA, LaplaceApproximation
 from numpyro_ext.distributions import GaussianMarkovRandomField, graph_precision, leroux
-from numpyro_ext.infer.gaussian import inla
 from numpyro_ext.infer.gaussian.algorithms import expectation_propagation, laplace
 from numpyro_ext.infer.gaussian.integration.simplified_laplace import simplified_laplace_marginals
 from numpyro_ext.structure import ModelStructureError, read_latent_gaussian
 from numpyro_ext.structure.model import priors
 from tests.compilations import compiled_programs
 
-SIDE = 5
-NODE = np.arange(SIDE**2).reshape(SIDE, SIDE)
-EDGES = [np.stack([a.ravel(), b.ravel()], axis=1) for a, b in ((NODE[1:], NODE[:-1]), (NODE[:, 1:], NODE[:, :-1]))]
-GRAPH = graph_precision(np.concatenate(EDGES), num_nodes=SIDE**2 + 1)
-"""A grid and an island."""
-RNG = np.random.default_rng(0)
-DATA = GRAPH, RNG.gamma(3.0, 3.0, GRAPH.num_nodes), RNG.normal(size=GRAPH.num_nodes), RNG.poisson(6.0, GRAPH.num_nodes)
+
+def _data(side, seed=0):
+    """A grid and an island, with expected counts, a covariate and counts."""
+    node = np.arange(side**2).reshape(side, side)
+    edges = [np.stack([a.ravel(), b.ravel()], axis=1) for a, b in ((node[1:], node[:-1]), (node[:, 1:], node[:, :-1]))]
+    graph, rng = graph_precision(np.concatenate(edges), num_nodes=side**2 + 1), np.random.default_rng(seed)
+    num_nodes = graph.num_nodes
+    return graph, rng.gamma(3.0, 3.0, num_nodes), rng.normal(size=num_nodes), rng.poisson(6.0, num_nodes)
+
+
+DATA = _data(5)
 
 
 def _field(kind, graph, tau):
@@ -83,13 +86,15 @@ def test_sparse_algebra_agrees_with_dense(monkeypatch, algorithm, kind):
 @pytest.mark.parametrize("engine", [LaplaceApproximation, EP])
 def test_other_data_on_the_same_map_compile_nothing(monkeypatch, engine):
     monkeypatch.setattr(priors, "LARGEST_DENSE_FIELD", 4)
+    graph, expected, *_ = DATA
 
     def fit(seed):
         rng = np.random.default_rng(seed)
         run = engine(icar, num_samples=10, progress_bar=False)
-        run.run(random.key(seed), *DATA[:2], rng.normal(size=GRAPH.num_nodes), rng.poisson(6.0, GRAPH.num_nodes))
+        x, y = rng.normal(size=graph.num_nodes), rng.poisson(6.0, graph.num_nodes)
+        run.run(random.key(seed), graph, expected, x, y)
         draws = run.get_samples()
-        np.testing.assert_allclose(draws["spatial"] @ GRAPH.null_space, 0.0, atol=1e-10)
+        np.testing.assert_allclose(draws["spatial"] @ graph.null_space, 0.0, atol=1e-10)
         assert run.diagnostics.converged
         assert all(np.all(site.sd >= 0) for site in run.posterior.values())
 
@@ -99,15 +104,15 @@ def test_other_data_on_the_same_map_compile_nothing(monkeypatch, engine):
     assert not names
 
 
-def test_what_sparse_fields_do_not_answer_is_refused_by_name(monkeypatch):
-    monkeypatch.setattr(priors, "LARGEST_DENSE_FIELD", 4)
+def test_what_sparse_fields_do_not_answer_is_refused_by_name():
+    """The latter of more than 2500 unknowns, which are the field, the noise and two coefficients."""
+    graph, *data = _data(36)
 
     def sum_of_field(y):
-        w = numpyro.sample("w", _field("constant", GRAPH, 1.0))
+        w = numpyro.sample("w", _field("constant", graph, 1.0))
         numpyro.sample("y", dist.Normal(jnp.cumsum(w), 1.0).to_event(1), obs=y)
 
     with pytest.raises(ModelStructureError, match="'w' is a field of a sparse precision, and predictors depend on so"):
-        read_latent_gaussian(sum_of_field, (np.zeros(GRAPH.num_nodes),))
-    monkeypatch.setattr(inla, "LARGEST_CORRECTED_FIELD", 50)
+        read_latent_gaussian(sum_of_field, (np.zeros(graph.num_nodes),))
     with pytest.raises(ModelStructureError, match="a solve for each of them. Use INLA\\(model, marginal='gaussian'\\)"):
-        INLA(icar, progress_bar=False).run(random.key(0), *DATA)
+        INLA(icar, progress_bar=False).run(random.key(0), graph, *data)

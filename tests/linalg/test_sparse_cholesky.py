@@ -346,13 +346,14 @@ def test_too_much_fill_is_refused_before_it_is_allocated(monkeypatch):
         analyse(pattern, memory_limit=needed - 1)
 
 
-def test_analyses_used_last_are_kept_and_others_made_again(monkeypatch):
+def test_analyses_used_last_are_kept_and_others_made_again():
     solve = jax.jit(lambda v, b: factorise(PATTERN, v).solve(b))
     before = solve(VALUES, RIGHT)
     assert analyse(PATTERN) is analyse(SparsePattern.of(PATTERN.size, PATTERN.columns, PATTERN.rows))
-    monkeypatch.setattr(analysis_module, "_CACHE_BYTES", 0)
-    kept = analyse(PATTERN)
-    analyse(random_pattern(20, 20, 10))
-    assert analyse(PATTERN) is not kept
+    kept, other = analyse(PATTERN), random_pattern(20, 20, 10)
+    last = analyse(other)
+    analysis_module._forget_oldest(last.nbytes)
+    assert analyse(other) is last and analyse(PATTERN) is not kept
     analyse(random_pattern(20, 20, 11))
+    analysis_module._forget_oldest(0)
     np.testing.assert_array_equal(solve(VALUES, RIGHT), before)

@@ -12,12 +12,12 @@ from numpyro_ext.linalg.gaussian.design import DenseDesign, SparseRows
 from numpyro_ext.linalg.gaussian.prior import DiagonalPrior
 from numpyro_ext.linalg.gaussian.row_pairs import add_pairs, sum_pairs
 
-NUM_ROWS, NUM_COLUMNS = 40, 7
+NUM_ROWS, NUM_COLUMNS = 1700, 7
 
 
 @pytest.fixture
-def rows(monkeypatch):
-    monkeypatch.setattr(design_module, "LEAST_ENTRIES", 1)
+def rows():
+    """So many that products are summed entry by entry."""
     rng = np.random.default_rng(0)
     columns = rng.integers(0, NUM_COLUMNS, (NUM_ROWS, 3))
     return SparseRows(jnp.asarray(columns), jnp.asarray(rng.standard_normal(columns.shape)), NUM_COLUMNS)
@@ -70,13 +70,13 @@ def test_wide_rows_and_few_are_gathered_at_once(monkeypatch):
         SparseRows(jnp.zeros((5000, 1), int), jnp.ones((5000, 1)), 1).matvec(jnp.ones(1))
 
 
-@pytest.mark.parametrize("wide", [False, True])
-def test_sums_over_pairs(rows, wide, monkeypatch):
+@pytest.mark.parametrize("width", [3, 5])
+def test_sums_over_pairs(width):
     """Gram matrices and quadratic forms, and their gradients, pair by pair and, where rows are wide, all at once."""
-    monkeypatch.setattr(row_pairs, "LEAST_ENTRIES", 1)
-    if wide:
-        monkeypatch.setattr(row_pairs, "FEW_ENTRIES", 2)
-    assert row_pairs.is_summed_by_pair(rows.columns) is not wide
+    rng = np.random.default_rng(0)
+    columns = rng.integers(0, NUM_COLUMNS, (NUM_ROWS, width))
+    rows = SparseRows(jnp.asarray(columns), jnp.asarray(rng.standard_normal(columns.shape)), NUM_COLUMNS)
+    assert row_pairs.is_summed_by_pair(rows.columns) is (width == 3)
     weight = jnp.linspace(-1.0, 2.0, NUM_ROWS)
     root = jax.random.normal(jax.random.key(2), (NUM_COLUMNS, NUM_COLUMNS))
 

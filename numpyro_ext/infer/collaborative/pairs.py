@@ -197,7 +197,9 @@ def batches_of_users(pairs: Pairs, num_items: int, sizes: Sequence[tuple[int, in
     return batches
 
 
-def _levels(widths: np.ndarray, counts: np.ndarray) -> np.ndarray:
+def _levels(
+    widths: np.ndarray, counts: np.ndarray, most_shapes: int = _MOST_SHAPES, cost_of_shape: float = _COST_OF_SHAPE
+) -> np.ndarray:
     """For each user one of a few levels such that padding all to the largest of their level costs least."""
     sizes, place, members = np.unique(widths, return_inverse=True, return_counts=True)
     pairs = np.zeros(sizes.size)
@@ -206,8 +208,8 @@ def _levels(widths: np.ndarray, counts: np.ndarray) -> np.ndarray:
     cost = np.full((sizes.size, sizes.size), np.inf)  # of a level that holds the sizes from one to another
     for first in last:
         padded = sizes[first:] ** 3.0 + _COST_OF_PAIR * np.maximum.accumulate(pairs[first:])
-        cost[first, first:] = (users[first + 1 :] - users[first]) * padded + _COST_OF_SHAPE
-    found: np.ndarray = cheapest_levels(cost, _MOST_SHAPES)[place]
+        cost[first, first:] = (users[first + 1 :] - users[first]) * padded + cost_of_shape
+    found: np.ndarray = cheapest_levels(cost, most_shapes)[place]
     return found
 
 

@@ -88,7 +88,13 @@ def _error_words(errors: Errors) -> str:
 
 
 def reference_by_nuts(
-    rng_key: Array, model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    rng_key: Array,
+    model: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    num_warmup: int = NUM_WARMUP,
+    num_samples: int = NUM_SAMPLES,
 ) -> Reference:
     """Run NUTS, and go on until the Monte Carlo error of its standard deviations is small or it has been long.
 
@@ -96,10 +102,12 @@ def reference_by_nuts(
     :param model: a NumPyro model.
     :param args: its arguments.
     :param kwargs: its keyword arguments.
+    :param num_warmup: steps of warm-up.
+    :param num_samples: draws after which the error is looked at first.
     :return: the reference, or an empty one that says why NUTS failed.
     """
     kernel = NUTS(model, init_strategy=init_to_median)
-    mcmc = MCMC(kernel, num_warmup=NUM_WARMUP, num_samples=NUM_SAMPLES, progress_bar=False)
+    mcmc = MCMC(kernel, num_warmup=num_warmup, num_samples=num_samples, progress_bar=False)
     chain = Chain("reference", mcmc)
     try:
         chain.run(rng_key, args, kwargs)

@@ -75,13 +75,18 @@ def analyse(pattern: SparsePattern, *, memory_limit: int = 4 * 2**30) -> Analysi
         known = Analysis(pattern, order, tuple(batches), tree.fill, tree.flops, _memory(batches))
         with _lock:
             _analyses[pattern.digest] = known
-            total = sum(analysis.nbytes for analysis in _analyses.values())
-            while total > _CACHE_BYTES and len(_analyses) > 1:
-                total -= _analyses.popitem(last=False)[1].nbytes
+            _forget_oldest(_CACHE_BYTES)
     if known.memory > memory_limit:
         largest = max(sum(batch.shape[1:]) for batch in known.batches)
         raise _too_large(pattern, known.memory, known.flops, largest, memory_limit)
     return known
+
+
+def _forget_oldest(most_bytes: int) -> None:
+    """Keep the last analysis, and of the others as many of the last ones as have room."""
+    total = sum(analysis.nbytes for analysis in _analyses.values())
+    while total > most_bytes and len(_analyses) > 1:
+        total -= _analyses.popitem(last=False)[1].nbytes
 
 
 def _memory(batches: list[Batch]) -> int:

@@ -17,7 +17,9 @@ __all__ = ["explain_powers"]
 _LARGEST_MATRIX = 1 << 20
 
 
-def explain_powers(reading: LatentGaussianReading, space: UnconstrainedSpace) -> list[str]:
+def explain_powers(
+    reading: LatentGaussianReading, space: UnconstrainedSpace, largest_matrix: int = _LARGEST_MATRIX
+) -> list[str]:
     r"""Explain models whose learned scales multiply more densities than there are directions.
 
     A prior such as :math:`\prod_k e^{-|(B u)_k| / \sigma}` is often written as ``K`` observations of zero. The field
@@ -28,6 +30,7 @@ def explain_powers(reading: LatentGaussianReading, space: UnconstrainedSpace) ->
 
     :param reading: of a latent Gaussian model.
     :param UnconstrainedSpace space: of the hyperparameters that are learned.
+    :param int largest_matrix: numbers of a design up to which its rank is computed; of others it is bounded.
     :return: a message for each such site.
     """
     messages = []
@@ -41,7 +44,7 @@ def explain_powers(reading: LatentGaussianReading, space: UnconstrainedSpace) ->
         form = build(start)
         observed = np.asarray(form.observed[index])
         num = int(observed.sum())
-        rank = _rank_if_met(form, index, observed)
+        rank = _rank_if_met(form, index, observed, largest_matrix)
         if rank is None or rank >= num:
             continue
         # The power that the model itself corrects, from two values of the scale.
@@ -61,7 +64,7 @@ def explain_powers(reading: LatentGaussianReading, space: UnconstrainedSpace) ->
     return messages
 
 
-def _rank_if_met(form: Any, index: int, observed: np.ndarray) -> int | None:
+def _rank_if_met(form: Any, index: int, observed: np.ndarray, largest_matrix: int) -> int | None:
     """The rank of the rows of one site, at most; ``None`` if the unknowns cannot meet its observations."""
     potential = form.potentials[index]
     centre = getattr(potential, "location", None)
@@ -70,7 +73,7 @@ def _rank_if_met(form: Any, index: int, observed: np.ndarray) -> int | None:
     rows = start + np.flatnonzero(observed)
     centre = np.broadcast_to(np.asarray(centre), observed.shape)[observed]
     missing = centre - np.asarray(form.offset)[rows]
-    if rows.size * form.num_columns <= _LARGEST_MATRIX:
+    if rows.size * form.num_columns <= largest_matrix:
         matrix = np.asarray(form.design.to_dense())[rows]
         solution, _, rank, _ = np.linalg.lstsq(matrix, missing)
         error = float(np.abs(matrix @ solution - missing).max())
