@@ -17,9 +17,9 @@ from numpyro.infer import Predictive
 
 from numpyro_ext.infer import EP, INLA, LaplaceApproximation, VariationalGaussian, cross_validate
 from numpyro_ext.structure import ModelStructureError
-from numpyro_ext.structure.program.rows import state_rows
 from tests.infer.test_state_spaces import smooth
 from tests.monte_carlo import assert_close_deviations, assert_close_means
+from tests.readings import with_layouts
 
 NUM_STEPS, NUM_AHEAD = 270, 4
 IS_DOUBLE = jax.config.jax_enable_x64
@@ -115,39 +115,35 @@ def test_files_and_arviz(level: LaplaceApproximation, tmp_path: Any) -> None:
 
 
 @pytest.mark.thorough
-def test_folds_are_scored_as_those_of_a_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folds_are_scored_as_those_of_a_matrix() -> None:
     folds, scores = np.arange(NUM_STEPS) % 3, []
     for fewest in (8, NUM_STEPS):
-        monkeypatch.setattr(state_rows, "_FEWEST_BLOCKS", fewest)
-        engine = EP(masked_counts, hyper_values={"scale": 0.4}, progress_bar=False)
+        engine = with_layouts(EP, time_blocks=fewest)(masked_counts, hyper_values={"scale": 0.4}, progress_bar=False)
         scores.append(cross_validate(engine, jax.random.key(0), COUNTS, folds=folds, num_folds=3).log_predictive)
     np.testing.assert_allclose(*scores, atol=1e-6)
 
 
 @pytest.mark.thorough
-def test_independent_unknowns_are_those_of_a_matrix_and_shared_covariances_are_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_independent_unknowns_are_those_of_a_matrix_and_shared_covariances_are_refused() -> None:
     options: dict[str, Any] = {"hyper_values": {"scale": 0.4}, "progress_bar": False}
     engines = []
     for fewest in (8, NUM_STEPS):
-        monkeypatch.setattr(state_rows, "_FEWEST_BLOCKS", fewest)
-        engines.append(VariationalGaussian(masked_counts, covariance="diagonal", **options))
+        engines.append(
+            with_layouts(VariationalGaussian, time_blocks=fewest)(masked_counts, covariance="diagonal", **options)
+        )
         engines[-1].run(jax.random.key(0), COUNTS)
     np.testing.assert_allclose(*(e.log_evidence for e in engines), atol=1e-8)
     for moment in ("mean", "sd"):
         np.testing.assert_allclose(*(getattr(e.posterior["x"], moment) for e in engines), atol=1e-8)
-    monkeypatch.undo()
     with pytest.raises(ModelStructureError, match="the steps of a scan are one"):
         VariationalGaussian(masked_counts, covariance="shared", **options).run(jax.random.key(0), COUNTS)
 
 
 @pytest.mark.slow
-def test_hyperparameters_are_integrated_as_for_a_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hyperparameters_are_integrated_as_for_a_matrix() -> None:
     engines = []
     for fewest in (8, NUM_STEPS):
-        monkeypatch.setattr(state_rows, "_FEWEST_BLOCKS", fewest)
-        engines.append(INLA(masked_counts, progress_bar=False))
+        engines.append(with_layouts(INLA, time_blocks=fewest)(masked_counts, progress_bar=False))
         engines[-1].run(jax.random.key(0), COUNTS)
     assert "steps of" in engines[0].describe() and "dense" in engines[1].describe()
     np.testing.assert_allclose(*(e.log_evidence for e in engines), atol=1e-5)

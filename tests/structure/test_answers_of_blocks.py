@@ -12,9 +12,7 @@ from numpyro import handlers
 
 from numpyro_ext.infer import EP, cross_validate, marginalize
 from numpyro_ext.linalg.inducing import fitc
-from numpyro_ext.structure.latent_gaussian import border as border_module
-from numpyro_ext.structure.latent_gaussian import touched as touched_module
-from tests.readings import forget_readings
+from tests.readings import with_layouts
 
 G, USERS, ITEMS = 60, 6, 8
 INDUCING = np.linspace(0.0, 10.0, 5)
@@ -71,17 +69,15 @@ def has_blocks(name, engine):
 
 
 @pytest.fixture(params=["border", pytest.param("touched", marks=_SLOW), pytest.param("low rank", marks=_SLOW)])
-def both(request, monkeypatch):
+def both(request):
     """Compares what a function of an engine and the case returns with blocks and without them."""
 
     def compare(answers, rtol=1e-6, atol=1e-7, **options):
         found = []
         for is_there in (True, False):
-            monkeypatch.setattr(border_module, "_OVERHEAD", -1e30 if is_there else np.inf)
-            for constant in ("_LEAST_NUMBERS", "_LEAST_GAIN", "_COST_OF_BUCKET"):
-                monkeypatch.setattr(touched_module, constant, 0.0 if is_there else 1e30)
-            forget_readings(monkeypatch)
-            engine = EP(case(request.param)[0], progress_bar=False, tol=1e-10, hyper_tol=1e-7, **options)
+            touched = dict.fromkeys(("touched", "touched_gain", "bucket"), 0.0 if is_there else 1e30)
+            chosen = with_layouts(EP, border=-1e30 if is_there else np.inf, **touched)
+            engine = chosen(case(request.param)[0], progress_bar=False, tol=1e-10, hyper_tol=1e-7, **options)
             found.append(answers(engine, *case(request.param)[1:]))
             if engine._run is not None:
                 assert has_blocks(request.param, engine) == is_there
@@ -101,7 +97,7 @@ def test_new_arguments_and_files(both, tmp_path):
     def answers(engine, args, ys, new):
         engine.run(jax.random.key(0), *args, ys[0])
         engine.save(tmp_path / "run")
-        again = EP.load(tmp_path / "run", engine.model)
+        again = type(engine).load(tmp_path / "run", engine.model)
         jax.tree.map(np.testing.assert_array_equal, moments(again), moments(engine))
         predicted = engine.predict(jax.random.key(1), *new)
         return moments(engine), moments(predicted), again.log_predictive(*args, ys[1])
@@ -133,7 +129,7 @@ def test_folds(both):
 @_SLOW
 def test_marginal_models(both):
     def answers(engine, args, ys, new):
-        marginal = marginalize(engine.model, EP, tol=1e-10)
+        marginal = marginalize(engine.model, type(engine), tol=1e-10)
 
         def density(scale):
             found, _ = numpyro.infer.util.log_density(marginal, (*args, ys[0]), {}, {"scale": scale})

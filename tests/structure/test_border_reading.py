@@ -11,9 +11,9 @@ from numpyro_ext.infer import EP, INLA, LaplaceApproximation, VariationalGaussia
 from numpyro_ext.infer.gaussian.algorithms.posterior import GaussianPosterior, gaussian_prior
 from numpyro_ext.linalg.gaussian.spaces.border_space import BorderSpace
 from numpyro_ext.structure import read_latent_gaussian
-from numpyro_ext.structure.latent_gaussian import border as module
+from numpyro_ext.structure.latent_gaussian.costs import LayoutCosts
 from numpyro_ext.structure.latent_gaussian.form import AffineMap
-from tests.readings import forget_readings
+from tests.readings import with_layouts
 from tests.tiers import thorough
 
 from .grammar_of_blocks import random_multilevel_model
@@ -162,15 +162,13 @@ def test_what_one_coefficient_joins_is_taken_apart_by_it():
         *(pytest.param(e, marks=pytest.mark.slow) for e in (LaplaceApproximation, VariationalGaussian, INLA)),
     ],
 )
-def test_engines_give_what_they_give_without_it(engine, data, monkeypatch):
+def test_engines_give_what_they_give_without_it(engine, data):
     group, x, y = data
     results = []
     for is_dense in (False, True):
-        if is_dense:
-            monkeypatch.setattr(module, "_OVERHEAD", np.inf)
-            forget_readings(monkeypatch)
         options = {} if engine is INLA else {"integrate": "none"}
-        fitted = engine(multilevel, hyper_values={"scale": 0.5}, progress_bar=False, tol=1e-10, **options)
+        chosen = with_layouts(engine, border=np.inf) if is_dense else engine
+        fitted = chosen(multilevel, hyper_values={"scale": 0.5}, progress_bar=False, tol=1e-10, **options)
         fitted.run(jax.random.key(0), group, x, y)
         assert (fitted._run.reading.abstract_form.border is None) == is_dense
         sites = {name: (site.mean, site.variance) for name, site in fitted.posterior.items()}
@@ -193,15 +191,13 @@ def answers(reading, form, precision, shift):
     return conditioned.marginals(), conditioned.unknowns(), sites
 
 
-def _compare(seeds, monkeypatch):
+def _compare(seeds):
     num_borders = 0
     for seed in seeds:
         model = random_multilevel_model(seed)
         results = []
         for overhead in (-1e30, np.inf):  # a border wherever there is one, and none
-            monkeypatch.setattr(module, "_OVERHEAD", overhead)
-            forget_readings(monkeypatch)
-            reading = read_latent_gaussian(model, check=overhead < 0)
+            reading = read_latent_gaussian(model, check=overhead < 0, costs=LayoutCosts(border=overhead))
             num_rows = reading.abstract_form.num_rows
             rng = np.random.default_rng(seed)
             sites = jnp.asarray(rng.gamma(1.0, size=num_rows)), jnp.asarray(rng.normal(size=num_rows))
@@ -226,11 +222,11 @@ def _compare(seeds, monkeypatch):
 
 
 @pytest.mark.parametrize("start", [*thorough(0), pytest.param(2, marks=pytest.mark.slow)])
-def test_random_multilevel_models(start, monkeypatch):
-    _compare(range(start, start + 2), monkeypatch)
+def test_random_multilevel_models(start):
+    _compare(range(start, start + 2))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("start", range(100, 300, 25))
-def test_two_hundred_random_multilevel_models(start, monkeypatch):
-    _compare(range(start, start + 25), monkeypatch)
+def test_two_hundred_random_multilevel_models(start):
+    _compare(range(start, start + 25))

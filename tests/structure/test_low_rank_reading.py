@@ -13,8 +13,8 @@ from numpyro_ext.linalg.gaussian.prior import LowRankPrior
 from numpyro_ext.linalg.gaussian.spaces.low_rank_space import LowRankSpace
 from numpyro_ext.linalg.inducing import fitc
 from numpyro_ext.structure import ModelStructureError, read_latent_gaussian
-from numpyro_ext.structure.latent_gaussian import border as module
-from tests.readings import forget_readings
+from numpyro_ext.structure.latent_gaussian.costs import LayoutCosts
+from tests.readings import with_layouts
 
 N, M = 170, 8
 INDUCING = np.linspace(0.0, 10.0, M)
@@ -57,14 +57,12 @@ def test_inducing_values_are_the_border(data):
         *(pytest.param(e, marks=pytest.mark.slow) for e in (LaplaceApproximation, VariationalGaussian, INLA)),
     ],
 )
-def test_engines_give_what_covariances_give(engine, data, monkeypatch):
+def test_engines_give_what_covariances_give(engine, data):
     results = []
     for is_dense in (False, True):
-        if is_dense:
-            monkeypatch.setattr(module, "_OVERHEAD", np.inf)
-            forget_readings(monkeypatch)
         options = {} if engine is INLA else {"integrate": "none"}
-        fitted = engine(sparse_process, hyper_values={"length": 1.0}, progress_bar=False, tol=1e-10, **options)
+        chosen = with_layouts(engine, border=np.inf) if is_dense else engine
+        fitted = chosen(sparse_process, hyper_values={"length": 1.0}, progress_bar=False, tol=1e-10, **options)
         fitted.run(jax.random.key(0), *data)
         assert (fitted._run.reading.abstract_form.border is None) == is_dense
         assert fitted.diagnostics.converged and set(fitted.posterior) >= {"f", "level", "step"}
@@ -95,13 +93,11 @@ def test_hyperparameters_draws_and_files(data, tmp_path):
     np.testing.assert_allclose(loaded.posterior["f"].mean, fitted.posterior["f"].mean, rtol=1e-12)
 
 
-def test_gradients_of_the_evidence(data, monkeypatch):
+def test_gradients_of_the_evidence(data):
     """With elements of the diagonal at their least value, and of a hyperparameter inside the factor."""
     found = []
-    for overhead in (module._OVERHEAD, np.inf):
-        monkeypatch.setattr(module, "_OVERHEAD", overhead)
-        forget_readings(monkeypatch)
-        reading = read_latent_gaussian(sparse_process, data, check=False)
+    for costs in (LayoutCosts(), LayoutCosts(border=np.inf)):
+        reading = read_latent_gaussian(sparse_process, data, check=False, costs=costs)
 
         def evidence(length, reading=reading):
             form = reading.form({"length": length})
@@ -113,7 +109,7 @@ def test_gradients_of_the_evidence(data, monkeypatch):
 
 
 @pytest.mark.thorough
-def test_a_field_for_each_user(monkeypatch):
+def test_a_field_for_each_user():
     """Under a plate, with a factor that all share or of each one's own."""
     rng = np.random.default_rng(0)
     users, items = 12, 20
@@ -136,12 +132,10 @@ def test_a_field_for_each_user(monkeypatch):
     y = rng.binomial(1, 0.5, user.size)
     for own in (False, True):
         found = []
-        for which, overhead in ((model, module._OVERHEAD), (model, -1e30), (dense, module._OVERHEAD)):
-            monkeypatch.setattr(module, "_OVERHEAD", overhead)
-            forget_readings(monkeypatch)
-            reading = read_latent_gaussian(which, (own, y))
+        for which, costs in ((model, LayoutCosts()), (model, LayoutCosts(border=-1e30)), (dense, LayoutCosts())):
+            reading = read_latent_gaussian(which, (own, y), costs=costs)
             form = reading.form({})
-            assert (form.border is not None) == (overhead < 0)
+            assert (form.border is not None) == (costs.border < 0)
             posterior = gaussian_prior(form).condition(jnp.ones(len(y)), jnp.asarray(y - 0.5))
             marginals = posterior.marginals()
             maps = reading.maps({})["f"].design

@@ -1,5 +1,6 @@
 """Scans: models with them are read, as state spaces where they are long, and refused by their true reason."""
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -11,13 +12,10 @@ import pytest
 from numpyro import handlers
 from numpyro.contrib.control_flow import scan
 
-from numpyro_ext.compilation.recent import Recent
 from numpyro_ext.infer.front.answers.sites import missing_sites
 from numpyro_ext.linalg.gaussian.design import DenseDesign, StateSpaceDesign
 from numpyro_ext.structure import ModelStructureError, read_latent_gaussian
-from numpyro_ext.structure.model.running import recording
-from numpyro_ext.structure.program import recurrences
-from numpyro_ext.structure.program.rows import state_rows
+from numpyro_ext.structure.latent_gaussian.costs import LayoutCosts
 from tests import scan_models
 from tests.tiers import few
 
@@ -41,10 +39,8 @@ MODELS = {
 }
 
 
-def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """State spaces for series that are so short that a matrix would be cheaper."""
-    monkeypatch.setattr(state_rows, "_BLOCK_SIZE", 8)
-    monkeypatch.setattr(state_rows, "_FEWEST_BLOCKS", 2)
+read_blocks = partial(read_latent_gaussian, costs=LayoutCosts(time_block=8, time_blocks=2))
+"""State spaces for series that are so short that a matrix would be cheaper."""
 
 
 def evaluated(reading: Any, hyper: Any = None) -> tuple[Any, Any, dict[str, Any]]:
@@ -59,13 +55,12 @@ def evaluated(reading: Any, hyper: Any = None) -> tuple[Any, Any, dict[str, Any]
 
 
 @pytest.mark.parametrize("name", few(MODELS, 4))
-def test_models_with_scans_are_state_spaces(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models_with_scans_are_state_spaces(name: str) -> None:
     """The density of the state space is NumPyro's (checked while reading), and its matrix that of the dense reading."""
     data, field, hyper, num_states, num_shared = MODELS[name]
     model = getattr(scan_models, name)
     plain = read_latent_gaussian(model, (data,), check=False)
-    small_blocks(monkeypatch)
-    reading = read_latent_gaussian(model, (data,))
+    reading = read_blocks(model, (data,))
     assert (reading.field, tuple(reading.hyper)) == (field, hyper)
     expected = f"{LENGTH} steps of {num_states} states, {num_shared} shared unknowns"
     assert expected in reading.describe()
@@ -193,7 +188,7 @@ def test_steps_that_do_not_look_back_are_read_or_refused_like_a_plate(is_switchi
         assert read_latent_gaussian(model, (PATH,)).field == ("means",)
 
 
-def test_keys_that_are_carried_make_numbers_that_stay_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_that_are_carried_make_numbers_that_stay_the_same() -> None:
     def model(y: Any) -> None:
         key = numpyro.prng_key()
 
@@ -206,15 +201,12 @@ def test_keys_that_are_carried_make_numbers_that_stay_the_same(monkeypatch: pyte
 
         scan(step, (key, 0), y)
 
-    small_blocks(monkeypatch)
-    reading = read_latent_gaussian(model, (PATH,))
+    reading = read_blocks(model, (PATH,))
     form = jax.jit(reading.form)({})
     assert isinstance(form.design, StateSpaceDesign) and np.ptp(form.offset) > 1.0
 
 
-def test_a_scan_that_is_longer_than_its_data_is_refused_and_a_second_one_is_read(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_scan_that_is_longer_than_its_data_is_refused_and_a_second_one_is_read() -> None:
     def step(carry: Any, _: Any) -> tuple[Any, Any]:
         x = numpyro.sample("x", dist.Normal(0.9 * carry, 1.0))
         numpyro.sample("y", dist.Normal(x, 1.0))
@@ -237,8 +229,7 @@ def test_a_scan_that_is_longer_than_its_data_is_refused_and_a_second_one_is_read
 
         scan(go_on, last, None, length=4)
 
-    small_blocks(monkeypatch)
-    reading = read_latent_gaussian(forecast, (PATH,))
+    reading = read_blocks(forecast, (PATH,))
     future = jax.jit(lambda hyper: reading.maps(hyper, names=["future"])["future"].design.to_dense())({})
     # the last state and four innovations, each fading by the same factor
     expected = np.zeros((4, LENGTH + 4))
@@ -248,7 +239,7 @@ def test_a_scan_that_is_longer_than_its_data_is_refused_and_a_second_one_is_read
     np.testing.assert_allclose(future, expected, atol=1e-12)
 
 
-def test_a_reversed_scan_of_jax_and_missing_observations(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reversed_scan_of_jax_and_missing_observations() -> None:
     def model(y: Any) -> None:
         white = numpyro.sample("white", dist.Normal(0.0, 1.0).expand([len(y)]).to_event(1))
         level = numpyro.sample("level", dist.ImproperUniform(dist.constraints.real, (), ()))
@@ -256,8 +247,7 @@ def test_a_reversed_scan_of_jax_and_missing_observations(monkeypatch: pytest.Mon
         with handlers.mask(mask=jnp.isfinite(y)):
             numpyro.sample("y", dist.Normal(states, 1.0), obs=jnp.nan_to_num(y))
 
-    small_blocks(monkeypatch)
-    reading = read_latent_gaussian(model, (PATH.at[3].set(jnp.nan),))
+    reading = read_blocks(model, (PATH.at[3].set(jnp.nan),))
     form, matrix, _ = evaluated(reading)
     assert isinstance(form.design, StateSpaceDesign) and not form.observed[0][3]
     steps = np.arange(LENGTH)
@@ -300,7 +290,7 @@ def test_sites_beside_the_state_space_keep_their_marginals() -> None:
     )
 
 
-def test_each_step_may_take_its_element_of_a_site_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_step_may_take_its_element_of_a_site_outside() -> None:
     """As in forecasts where all drifts are sampled before the scan, which indexes them."""
 
     def model(y: Any) -> None:
@@ -316,8 +306,7 @@ def test_each_step_may_take_its_element_of_a_site_outside(monkeypatch: pytest.Mo
         numpyro.sample("y", dist.Normal(levels, 1), obs=y)
 
     plain = read_latent_gaussian(model, (PATH,), check=False)
-    small_blocks(monkeypatch)
-    reading = read_latent_gaussian(model, (PATH,))
+    reading = read_blocks(model, (PATH,))
     assert f"{LENGTH} steps of 1 states, 1 shared unknowns" in reading.describe()
     np.testing.assert_allclose(evaluated(reading)[1], evaluated(plain)[1], atol=1e-12)
 
@@ -348,18 +337,16 @@ def gaussian_state_space(y: Any) -> None:
 @pytest.mark.parametrize(
     "model", [scan_models.random_walk, sum_of_steps, walk_backwards, two_walks, gaussian_state_space]
 )
-def test_long_walks_are_state_spaces(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = read_latent_gaussian(model, (PATH,), check=False)
+def test_long_walks_are_state_spaces(model: Any) -> None:
+    """Beside a matrix of the same steps; the density is NumPyro's, which is checked while reading."""
+    path = jnp.asarray(0.3 * np.cumsum(np.random.default_rng(1).normal(size=501)))
+    plain = read_latent_gaussian(model, (path,), check=False, costs=LayoutCosts(time_blocks=501))
     hyper = plain.initial_hyper()
     dense, wanted, _ = evaluated(plain, hyper)
     assert isinstance(dense.design, DenseDesign)
-    small_blocks(monkeypatch)
-    monkeypatch.setattr(recurrences, "_SHORTEST_SUM", 8)
-    monkeypatch.setattr(recording, "_DERIVED", Recent(8))  # made with the other length
-    reading = read_latent_gaussian(model, (PATH,))
+    reading = read_latent_gaussian(model, (path,))
+    assert " steps of " in reading.describe()
     form, matrix, _ = evaluated(reading, hyper)
     assert isinstance(form.design, StateSpaceDesign)
     np.testing.assert_allclose(matrix, wanted, atol=1e-12)
     assert all(isinstance(m.design, StateSpaceDesign) for m in jax.eval_shape(reading.maps, hyper).values())
-    monkeypatch.undo()
-    assert " steps of " in read_latent_gaussian(model, (jnp.zeros(600),), check=False).describe()

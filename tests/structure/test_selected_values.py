@@ -9,15 +9,13 @@ import pytest
 from jax import lax
 
 from numpyro_ext.models import collaborative_preferences
-from numpyro_ext.structure import read_latent_gaussian
-from numpyro_ext.structure.latent_gaussian import touched
 from numpyro_ext.structure.program.program import make_program
 from numpyro_ext.structure.program.rows import affine_rows, selected_values
 from numpyro_ext.structure.program.rows.affine_rows import find_indices
 from numpyro_ext.structure.program.rows.selected import SelectedDependence
 from tests.readings import forget_readings
 
-from .test_touched_reading import NUM_ITEMS, NUM_USERS, comparisons, given, options
+from .test_touched_reading import NUM_ITEMS, NUM_USERS, comparisons, given, options, read_touched
 
 LEFT, RIGHT = np.random.default_rng(0).normal(size=(2, 6, 6))
 WHERE = np.array([[0, 3], [5, 2], [4, 4], [0, 3], [7, 1], [-1, 0]])
@@ -104,8 +102,6 @@ def numbers_of(form):
 @pytest.mark.thorough
 @pytest.mark.parametrize("rank", [0, 2])
 def test_forms_of_large_values_are_those_of_small_ones(monkeypatch, rank):
-    for constant in ("_LEAST_NUMBERS", "_LEAST_GAIN", "_COST_OF_BUCKET"):
-        monkeypatch.setattr(touched, constant, 0)
     found = []
     for is_large in (False, True):
         if is_large:
@@ -113,7 +109,7 @@ def test_forms_of_large_values_are_those_of_small_ones(monkeypatch, rank):
             monkeypatch.setattr(affine_rows, "LARGE", 0)
             monkeypatch.setattr(selected_values, "_LEAST_GAIN", 0)
         forget_readings(monkeypatch)
-        reading = read_latent_gaussian(collaborative_preferences, comparisons(), options(rank), check=False)
+        reading = read_touched(collaborative_preferences, comparisons(), options(rank), check=False)
 
         def value(hyper, reading=reading):
             form = reading.form(hyper, reading.data)
@@ -181,12 +177,10 @@ def test_columns_have_the_first_colour_that_is_free(seed):
     assert not is_by_slot and number - 4 <= expected.max() < number and number % 4 == 0
 
 
-def test_few_blocks_of_few_rows_do_not_make_a_second_kind_of_quantities(monkeypatch):
-    for constant in ("_LEAST_NUMBERS", "_LEAST_GAIN", "_COST_OF_BUCKET"):
-        monkeypatch.setattr(touched, constant, 0)
-    few = read_latent_gaussian(
+def test_few_blocks_of_few_rows_do_not_make_a_second_kind_of_quantities():
+    few = read_touched(
         collaborative_preferences, comparisons(pairs_of=[40, 40, 40, 40, 40, 40, 40, 2, 40]), options(), check=False
     )
-    both = read_latent_gaussian(collaborative_preferences, comparisons(), options(), check=False)
+    both = read_touched(collaborative_preferences, comparisons(), options(), check=False)
     assert (few._touched._has_elements, few._touched._has_rows) == (True, False)
     assert (both._touched._has_elements, both._touched._has_rows) == (True, True)

@@ -15,10 +15,10 @@ from numpyro_ext.infer.gaussian.algorithms.posterior import GaussianPosterior, g
 from numpyro_ext.linalg.gaussian.spaces.touched_space import TouchedSpace
 from numpyro_ext.models import collaborative_preferences
 from numpyro_ext.structure import ModelStructureError, read_latent_gaussian
-from numpyro_ext.structure.latent_gaussian import reading as reading_module
 from numpyro_ext.structure.latent_gaussian import touched as module
+from numpyro_ext.structure.latent_gaussian.costs import LayoutCosts
 from numpyro_ext.structure.model.verification import log_densities
-from tests.readings import forget_readings
+from tests.readings import with_layouts
 
 from .grammar_of_comparisons import random_comparison_model
 
@@ -27,12 +27,9 @@ NEW = np.array([3, 5, 2]), np.array([0, 8, 2]), np.array([9, 1, 3]), np.array([1
 PAIRS_OF = [3, 1, 0, 40, 2, 5, 8, 3, 3]
 
 
-@pytest.fixture
-def always(monkeypatch):
-    """Takes what rows touch of blocks of any size, in as many buckets as there may be."""
-    monkeypatch.setattr(module, "_LEAST_NUMBERS", 0)
-    monkeypatch.setattr(module, "_LEAST_GAIN", 0.0)
-    monkeypatch.setattr(module, "_COST_OF_BUCKET", 0.0)
+ALWAYS = {"touched": 0.0, "touched_gain": 0.0, "bucket": 0.0}
+"""Takes what rows touch of blocks of any size, in as many buckets as there may be."""
+read_touched = partial(read_latent_gaussian, costs=LayoutCosts(**ALWAYS))
 
 
 def comparisons(seed=0, pairs_of=PAIRS_OF, compared=7):
@@ -68,7 +65,7 @@ def conditioned(reading, is_touched, hyper, data, precision, shift):
 def check_random_models(seeds):
     for seed in seeds:
         model = random_comparison_model(seed)
-        reading = read_latent_gaussian(model, check=False)
+        reading = read_touched(model, check=False)
         form, reference = log_densities(reading, jax.random.key(seed), spreads=(0.1, 0.7)).T
         np.testing.assert_allclose(form, reference, rtol=1e-9, atol=1e-8, err_msg=f"{seed}: {model.description}")
         assert isinstance(jax.eval_shape(gaussian_prior, reading.abstract_form), TouchedSpace), model.description
@@ -93,18 +90,18 @@ def check_random_models(seeds):
 @pytest.mark.first
 @pytest.mark.thorough
 @pytest.mark.parametrize("seed", [1, 2, pytest.param(3, marks=pytest.mark.slow)])
-def test_random_models(always, seed):
+def test_random_models(seed):
     check_random_models([seed])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("share", range(8))
-def test_two_hundred_random_models(always, share):
+def test_two_hundred_random_models(share):
     check_random_models(range(1000 + 25 * share, 1025 + 25 * share))
 
 
-def test_what_is_read(always):
-    reading = read_latent_gaussian(collaborative_preferences, comparisons(), options(), check=False)
+def test_what_is_read():
+    reading = read_touched(collaborative_preferences, comparisons(), options(), check=False)
     form = reading.abstract_form
     taste, own = form.prior
     assert (
@@ -144,22 +141,19 @@ def test_one_person_with_most_comparisons_does_not_widen_all_others():
 ENGINES = {
     "ep": EP,
     "variational": VariationalGaussian,
-    "jaakkola": partial(VariationalGaussian, bound="jaakkola"),
+    "jaakkola": VariationalGaussian,
     "laplace": LaplaceApproximation,
 }
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", ENGINES)
-def test_engines_agree_with_all_unknowns_at_once(name, monkeypatch):
-    link = "logit" if name == "jaakkola" else "probit"
+def test_engines_agree_with_all_unknowns_at_once(name):
+    link, bound = ("logit", {"bound": name}) if name == "jaakkola" else ("probit", {})
     found = []
     for is_touched in (False, True):
-        if is_touched:
-            for constant in ("_LEAST_NUMBERS", "_LEAST_GAIN", "_COST_OF_BUCKET"):
-                monkeypatch.setattr(module, constant, 0)
-            forget_readings(monkeypatch)
-        engine = ENGINES[name](collaborative_preferences, hyper_values=given(), progress_bar=False, tol=1e-10)
+        chosen = with_layouts(ENGINES[name], **ALWAYS) if is_touched else ENGINES[name]
+        engine = chosen(collaborative_preferences, hyper_values=given(), progress_bar=False, tol=1e-10, **bound)
         engine.run(jax.random.key(0), *comparisons(), **options(), link=link)
         assert (engine._run.reading.abstract_form.touched is not None) == is_touched
         new = engine.log_predictive(*NEW, **options(), link=link)["won"]
@@ -177,15 +171,11 @@ def own_scale(user, first, second, won=None, *, kernel):
 
 
 @pytest.mark.thorough
-def test_hyperparameters_are_integrated_over(monkeypatch):
+def test_hyperparameters_are_integrated_over():
     found = []
     for is_touched in (False, True):
-        if is_touched:
-            for constant in ("_LEAST_NUMBERS", "_LEAST_GAIN", "_COST_OF_BUCKET"):
-                monkeypatch.setattr(module, constant, 0)
-            monkeypatch.setattr(reading_module, "_LARGE_SITE", 50)
-        forget_readings(monkeypatch)
-        engine = INLA(own_scale, marginal="gaussian", progress_bar=False)
+        chosen = with_layouts(INLA, **ALWAYS, large_site=50) if is_touched else INLA
+        engine = chosen(own_scale, marginal="gaussian", progress_bar=False)
         engine.run(jax.random.key(0), *comparisons(), kernel=options()["kernel"])
         part = engine.posterior["own"][[3, 7]]
         assert isinstance(part.mean, jax.Array) and part.shape == (2, NUM_ITEMS)
@@ -196,12 +186,12 @@ def test_hyperparameters_are_integrated_over(monkeypatch):
 
 
 @pytest.mark.thorough
-def test_large_sites_are_answered_for_those_asked_for(always, monkeypatch):
-    whole = EP(collaborative_preferences, hyper_values=given(), progress_bar=False)
+def test_large_sites_are_answered_for_those_asked_for(monkeypatch):
+    whole = with_layouts(EP, **ALWAYS)(collaborative_preferences, hyper_values=given(), progress_bar=False)
     whole.run(jax.random.key(0), *comparisons(), **options())
-    monkeypatch.setattr(reading_module, "_LARGE_SITE", 50)
-    forget_readings(monkeypatch)
-    engine = EP(collaborative_preferences, hyper_values=given(), progress_bar=False)
+    engine = with_layouts(EP, **ALWAYS, large_site=50)(
+        collaborative_preferences, hyper_values=given(), progress_bar=False
+    )
     engine.run(jax.random.key(0), *comparisons(), **options())
     assert (
         set(engine.posterior) == {"taste", *given()} and "utility" in engine.posterior and "b" not in engine.posterior
@@ -241,18 +231,19 @@ def test_curvature_is_computed_for_few_numbers(num_cells):
 
 
 @pytest.mark.thorough
-def test_runs_from_files_answer_the_same(always, monkeypatch, tmp_path):
-    monkeypatch.setattr(reading_module, "_LARGE_SITE", 50)
-    engine = EP(collaborative_preferences, hyper_values=given(), progress_bar=False)
+def test_runs_from_files_answer_the_same(tmp_path):
+    engine = with_layouts(EP, **ALWAYS, large_site=50)(
+        collaborative_preferences, hyper_values=given(), progress_bar=False
+    )
     engine.run(jax.random.key(0), *comparisons(), **options())
     engine.save(tmp_path / "run")
-    again = EP.load(tmp_path / "run", collaborative_preferences)
+    again = type(engine).load(tmp_path / "run", collaborative_preferences)
     np.testing.assert_array_equal(again.posterior["own"][3].mean, engine.posterior["own"][3].mean)
 
 
 @pytest.mark.thorough
-def test_draws_have_the_moments_of_the_posterior(always):
-    form = read_latent_gaussian(collaborative_preferences, comparisons(), options(), check=False).form(given())
+def test_draws_have_the_moments_of_the_posterior():
+    form = read_touched(collaborative_preferences, comparisons(), options(), check=False).form(given())
     rng = np.random.default_rng(0)
     size = form.num_rows
     posterior = GaussianPosterior(form, jnp.asarray(rng.gamma(1.0, size=size)), jnp.asarray(rng.normal(size=size)))
@@ -267,17 +258,17 @@ def test_draws_have_the_moments_of_the_posterior(always):
     assert np.abs(correlation).max() < 6.0 / np.sqrt(20_000)
 
 
-def test_other_comparisons_of_the_same_shape_compile_nothing(always):
+def test_other_comparisons_of_the_same_shape_compile_nothing():
     user, first, second, won = comparisons()
     items = np.random.default_rng(3).permutation(NUM_ITEMS)
     keys = [
-        read_latent_gaussian(collaborative_preferences, data, options(), check=False).structure_key
+        read_touched(collaborative_preferences, data, options(), check=False).structure_key
         for data in ((user, first, second, won), (user, items[first], items[second], 1 - won))
     ]
     assert keys[0] == keys[1]
 
 
-def test_quantities_that_are_not_those_of_the_rows_are_refused(always, monkeypatch):
+def test_quantities_that_are_not_those_of_the_rows_are_refused(monkeypatch):
     build = module.TouchedRows.build
 
     def wrong(self, *args):
@@ -286,4 +277,4 @@ def test_quantities_that_are_not_those_of_the_rows_are_refused(always, monkeypat
 
     monkeypatch.setattr(module.TouchedRows, "build", wrong)
     with pytest.raises(ModelStructureError, match="misread"):
-        read_latent_gaussian(collaborative_preferences, comparisons(pairs_of=[2, 9, 4, 1, 1, 3, 3, 2, 2]), options())
+        read_touched(collaborative_preferences, comparisons(pairs_of=[2, 9, 4, 1, 1, 3, 3, 2, 2]), options())

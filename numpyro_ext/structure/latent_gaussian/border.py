@@ -14,8 +14,6 @@ __all__ = ["find_border"]
 
 _SCATTER_COST = 32
 """Multiply-adds of a matrix product that cost as much as a scattered update."""
-_OVERHEAD = 1e6
-"""Operations below which nothing is gained."""
 _LARGEST_BORDER = 50_000_000
 """Numbers of the largest matrix of rows, or of blocks, with the unknowns of the border, 400 MB."""
 
@@ -27,6 +25,8 @@ def find_border(
     sites: Sequence[tuple[int, int]],
     cost: float,
     num_inducing: int = 0,
+    *,
+    overhead: float,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray | None] | None:
     """The border with which a factorisation is the cheapest, if it costs much less than without.
 
@@ -39,12 +39,13 @@ def find_border(
     :param cost: multiplications of a factorisation without a border.
     :param num_inducing: unknowns behind the columns that are in the border whatever else is, the inducing values of
         sites of low rank.
+    :param overhead: operations below which nothing is gained.
     :return: the arrays of a :class:`~numpyro_ext.linalg.gaussian.spaces.border_space.Border`, or None.
     """
-    if cost <= _OVERHEAD:
+    if cost <= overhead:
         return None
     unit = units(num_columns, coupled)
-    best, least = None, (cost - _OVERHEAD) / 4.0
+    best, least = None, (cost - overhead) / 4.0
     num_rows = pattern.shape[0]
     for is_shared, rest in _candidates(pattern, unit, sites):
         size = int(is_shared.sum()) + num_inducing

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any, Unpack
 
 from ...compilation.recent import Recent
@@ -10,9 +11,16 @@ from ..model.priors import factor_potential, is_gaussian, is_one_sided
 from ..model.running.execution import ModelCall
 from ..model.running.inspection import SiteInfo
 from ..model.search import Form, ReadOptions, read_first
+from .costs import COSTS, LayoutCosts
 from .reading import LatentGaussianReading
 
-__all__ = ["LATENT_GAUSSIAN", "ONE_SIDED_LATENT_GAUSSIAN", "SMOOTH_LATENT_GAUSSIAN", "read_latent_gaussian"]
+__all__ = [
+    "LATENT_GAUSSIAN",
+    "ONE_SIDED_LATENT_GAUSSIAN",
+    "SMOOTH_LATENT_GAUSSIAN",
+    "read_latent_gaussian",
+    "with_costs",
+]
 
 _KEPT = Recent(16)
 
@@ -32,23 +40,26 @@ class _Kept:
     reading: LatentGaussianReading | None = None
 
 
-def _read(call: ModelCall, sites: Mapping[str, SiteInfo], field: Iterable[str]) -> LatentGaussianReading:
+def _read(
+    call: ModelCall, sites: Mapping[str, SiteInfo], field: Iterable[str], costs: LayoutCosts = COSTS
+) -> LatentGaussianReading:
     """The :class:`LatentGaussianReading` of a call: one that was made before, of the same operations, with the data of
     this call, where all that was looked up in the data is the same.
 
     :param call: of the model.
     :param sites: of the call.
     :param field: names of the sites of the field.
+    :param LayoutCosts costs: by which the layout of its form is chosen.
     """
     field = frozenset(field)
     if call.recording is None or call.recording.key is None:
-        return LatentGaussianReading(call, sites, field)
+        return LatentGaussianReading(call, sites, field, costs)
     found = [(n, s.kind, s.shape, s.family, s.is_candidate, s.is_masked, s.num_unknowns) for n, s in sites.items()]
-    kept = _KEPT.get((call.recording.key, field, tuple(found)), _Kept)
+    kept = _KEPT.get((call.recording.key, field, tuple(found), costs), _Kept)
     again = None if kept.reading is None else kept.reading.on_data_of(call, sites)
     if again is not None:
         return again
-    reading = LatentGaussianReading(call, sites, field)
+    reading = LatentGaussianReading(call, sites, field, costs)
     kept.reading = reading.kept()
     return reading
 
@@ -82,10 +93,17 @@ SMOOTH_LATENT_GAUSSIAN = LATENT_GAUSSIAN._replace(
 """For engines that need one mode and its curvature; sites with other priors are points to them."""
 
 
+def with_costs(form: Form[Any], costs: LayoutCosts) -> Form[Any]:
+    """The form with other thresholds for the layouts of its readings; forms of other kinds are left as they are."""
+    return form._replace(reading=partial(_read, costs=costs)) if form.reading is _read else form
+
+
 def read_latent_gaussian(
     model: Callable[..., Any],
     args: tuple[Any, ...] = (),
     kwargs: Mapping[str, Any] | None = None,
+    *,
+    costs: LayoutCosts = COSTS,
     **options: Unpack[ReadOptions],
 ) -> LatentGaussianReading:
     """Read a model as latent Gaussian: the largest jointly Gaussian field, affine predictors, one factor each.
@@ -100,6 +118,7 @@ def read_latent_gaussian(
     :param model: a NumPyro model.
     :param tuple args: its arguments, which stay concrete.
     :param dict kwargs: its keyword arguments.
+    :param LayoutCosts costs: by which the layout of the form is chosen, which does not change its values.
     :param options: ``field``, ``init_values``, ``rng_key`` and ``check``: see
         :func:`~numpyro_ext.structure.read_first`.
     :return: the reading.
@@ -119,4 +138,4 @@ def read_latent_gaussian(
 
     Cost: a few abstract traces of the model; with ``check`` one compilation, reused for data of the same shapes.
     """
-    return read_first([LATENT_GAUSSIAN], model, args, kwargs, **options)
+    return read_first([with_costs(LATENT_GAUSSIAN, costs)], model, args, kwargs, **options)

@@ -38,6 +38,7 @@ from ..program.rows.chosen_rows import ChosenIndices, ChosenRows
 from ..program.rows.state_rows import NoStateSpace, StateRows, find_time_blocks
 from .blocks import find_blocks
 from .border import find_border
+from .costs import COSTS, LayoutCosts
 from .form import AffineMap, Blocks, LatentGaussian
 from .touched import TouchedIndices, find_touched
 
@@ -46,8 +47,6 @@ __all__ = ["LatentGaussianReading"]
 _ABSTRACT = Recent(64)
 _MOST_KEPT = 200_000
 """Numbers beside the data in a reading that is kept for the next run."""
-_LARGE_SITE = 100_000
-"""Elements of a site from which its posterior is computed for those that are asked for, in blocks touched in part."""
 _LONGEST_WAY = 5.0
 """Largest predictor of the paths at which a form with scans is checked: likelihoods overflow elsewhere."""
 _LARGEST_DENSE = 50_000_000
@@ -84,8 +83,15 @@ class LatentGaussianReading(ModelReading):
 
     opens_scans = True
 
-    def __init__(self, call: ModelCall, sites: Mapping[str, SiteInfo], field: Iterable[str]):
+    def __init__(
+        self,
+        call: ModelCall,
+        sites: Mapping[str, SiteInfo],
+        field: Iterable[str],
+        costs: LayoutCosts = COSTS,
+    ):
         super().__init__(call, sites, field, prior_block)
+        self._costs = costs
         degrees = self._classify("jointly Gaussian")
         self._sort_factors(degrees)
         probe = self._env(self.initial_hyper(), None)
@@ -101,7 +107,7 @@ class LatentGaussianReading(ModelReading):
         is_sparse = any(isinstance(prior, SparsePrecisionPrior) for prior in priors)
         is_plain = not is_sparse and not any(isinstance(prior, FlatPrior | LowRankPrior) for prior in priors)
         if isinstance(self._rows, AffineRows) and is_plain:
-            self._touched = find_touched(self._program, degrees, self._rows, self._coupled_columns())
+            self._touched = find_touched(self._program, degrees, self._rows, self._coupled_columns(), costs)
         pattern = None if is_sparse else self._rows.pattern
         blocks = find_blocks(pattern, self._rows.num_rows, self._rows.num_columns, self._coupled_columns())
         border = (
@@ -113,7 +119,8 @@ class LatentGaussianReading(ModelReading):
             blocks = np.arange(self._rows.num_rows)[None], np.arange(self._rows.num_columns)[None]
             self._touched = None
         affine = self._affine_sites(degrees)
-        self.large_sites = tuple(n for n in affine if self._touched and math.prod(self.site_shapes[n]) > _LARGE_SITE)
+        is_large = {n: self._touched and math.prod(self.site_shapes[n]) > costs.large_site for n in affine}
+        self.large_sites = tuple(n for n in affine if is_large[n])
         found = {n: self._map(n) for n in affine if n not in self.large_sites}
         self._maps = {n: rows for n, rows in found.items() if rows is not None}
         self.affine_sites = tuple(self._maps)
@@ -238,7 +245,9 @@ class LatentGaussianReading(ModelReading):
         if not coupled and not shapes:
             cost = min(cost, rows.num_columns * float(rows.bandwidth + 1) ** 2)
         sites = [(columns.start, columns.stop - columns.start) for columns in self._columns.values()]
-        return find_border(rows.pattern, rows.num_columns, coupled, sites, cost, num_inducing)
+        return find_border(
+            rows.pattern, rows.num_columns, coupled, sites, cost, num_inducing, overhead=self._costs.border
+        )
 
     def _find_layout(self) -> SparseLayout:
         rows, sparse = self._rows, [n for n in self.field if isinstance(self._trace.priors[n], SparsePrecisionPrior)]
@@ -272,7 +281,15 @@ class LatentGaussianReading(ModelReading):
 
     def _predictor_rows(self, degrees: Degrees, parts: Parts) -> AffineRows | StateRows:
         try:
-            blocks = find_time_blocks(self._program, degrees, self._field, parts, self._prior_blocks())
+            blocks = find_time_blocks(
+                self._program,
+                degrees,
+                self._field,
+                parts,
+                self._prior_blocks(),
+                block_size=self._costs.time_block,
+                fewest_blocks=self._costs.time_blocks,
+            )
         except NoStateSpace as reason:
             num_rows = sum(len(rows) for _, rows in parts)
             if num_rows * self.num_columns > _LARGEST_DENSE:

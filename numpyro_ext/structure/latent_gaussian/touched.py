@@ -24,19 +24,15 @@ from ..program.rows.affine_rows import AffineRows, Colouring, RowIndices, atoms_
 from ..program.rows.selected import SelectedDependence
 from ..program.rows.selected_values import selected_values
 from .blocks import units
+from .costs import LayoutCosts
 
 __all__ = ["TouchedIndices", "TouchedRows", "find_touched"]
 
 _MOST_BUCKETS = 5
-_COST_OF_BUCKET = 1e6
-"""Multiplications for which a bucket more is not worth its time to compile."""
 _COST_OF_ROW = 64.0
 """Multiplications that scattering a row costs."""
 _LITTLE_MORE = 1.1
 """Times the multiplications that are not worth a second kind of quantities."""
-_LEAST_NUMBERS = 1_000_000
-"""Numbers of whole blocks below which nothing is gained."""
-_LEAST_GAIN = 4.0
 
 
 class TouchedIndices(NamedTuple):
@@ -147,18 +143,23 @@ class TouchedRows:
 
 
 def find_touched(
-    program: Program, degrees: Degrees, rows: AffineRows, coupled: Sequence[tuple[int, int, int]]
+    program: Program,
+    degrees: Degrees,
+    rows: AffineRows,
+    coupled: Sequence[tuple[int, int, int]],
+    costs: LayoutCosts,
 ) -> TouchedRows | None:
     """Quantities that rows touch, if these are much fewer than the unknowns of independent blocks with correlations.
 
     :param rows: from the unknowns.
     :param coupled: for each prior block with correlations ``(start, batch, width)``: consecutive runs of columns.
+    :param LayoutCosts costs: by which the quantities are much fewer.
     """
     if rows.pattern is None or rows.is_dense or not any(batch > 1 and width > 1 for _, batch, width in coupled):
         return None
     blocks = _Blocks.build(rows.pattern, rows.num_columns, coupled)
     numbers, work = _whole(blocks, rows)
-    if numbers < _LEAST_NUMBERS:
+    if numbers < costs.touched:
         return None
     best = None
     for between in _between(program, degrees, rows):
@@ -171,11 +172,13 @@ def find_touched(
             best = found, seen, between
     if best is None:
         return None
-    is_smaller = _LEAST_GAIN * np.sum(best[0].sizes.astype(float) ** 2) <= np.sum(blocks.sizes.astype(float) ** 2)
-    if not is_smaller and _LEAST_GAIN * (best[0].cost + _COST_OF_ROW * rows.num_rows) > work:
+    is_smaller = costs.touched_gain * np.sum(best[0].sizes.astype(float) ** 2) <= np.sum(
+        blocks.sizes.astype(float) ** 2
+    )
+    if not is_smaller and costs.touched_gain * (best[0].cost + _COST_OF_ROW * rows.num_rows) > work:
         return None
     try:
-        return _lay_out(rows, blocks, *best)
+        return _lay_out(rows, blocks, *best, costs.bucket)
     except TooLarge:
         return None
 
@@ -264,11 +267,16 @@ class _Quantities(NamedTuple):
 
 
 def _lay_out(
-    rows: AffineRows, blocks: _Blocks, found: _Quantities, seen: AffineRows, between: tuple[int, ...]
+    rows: AffineRows,
+    blocks: _Blocks,
+    found: _Quantities,
+    seen: AffineRows,
+    between: tuple[int, ...],
+    cost_of_bucket: float,
 ) -> TouchedRows:
     """Put the quantities of blocks of nearly equal size side by side."""
     assert rows.pattern is not None and seen.indices is not None  # as find_touched asks
-    widths = _bucket_widths(found.sizes[found.sizes > 0])
+    widths = _bucket_widths(found.sizes[found.sizes > 0], cost_of_bucket)
     bucket = np.searchsorted(widths, found.sizes)
     number, place, shapes = np.full(blocks.num_blocks, -1), np.zeros(blocks.num_blocks, np.int64), []
     num_before = quantities_before = 0
@@ -329,11 +337,11 @@ def _lay_out(
     return TouchedRows(rows, seen, between, tuple(shapes), colouring, kinds, indices)
 
 
-def _bucket_widths(sizes: np.ndarray) -> np.ndarray:
+def _bucket_widths(sizes: np.ndarray, cost_of_bucket: float) -> np.ndarray:
     """Sizes to which blocks are padded, few of them, so that the cubes have the smallest sum."""
     distinct, counts = np.unique([rounded_up(int(size)) for size in sizes], return_counts=True)
     before = np.append(0, np.cumsum(counts))
-    padded = (before[1:] - before[:-1, None]) * distinct.astype(float) ** 3 + _COST_OF_BUCKET
+    padded = (before[1:] - before[:-1, None]) * distinct.astype(float) ** 3 + cost_of_bucket
     level = cheapest_levels(padded, _MOST_BUCKETS)
     found: np.ndarray = distinct[np.diff(level, append=level.size) > 0]
     return found

@@ -23,9 +23,6 @@ from .affine_rows import AffineRows, Parts, atoms_of, rows_of_pattern
 
 __all__ = ["NoStateSpace", "StateRows", "TimeBlocks", "find_time_blocks"]
 
-_BLOCK_SIZE = 32
-"""Unknowns of a block: with fewer, the steps of the loops over blocks cost more than the arithmetic in them."""
-_FEWEST_BLOCKS = 8
 _MOST_SHARED = 256
 _NOWHERE = np.iinfo(np.int64).max
 
@@ -241,6 +238,9 @@ def find_time_blocks(
     field: Mapping[str, tuple[int, int]],
     parts: Parts,
     together: np.ndarray,
+    *,
+    block_size: int,
+    fewest_blocks: int,
 ) -> TimeBlocks | None:
     """Cut the scans of a program into blocks of steps in which its rows stay; None if it has none or it does not pay.
 
@@ -248,6 +248,8 @@ def find_time_blocks(
     :param parts: the rows.
     :param together: for each unknown the number of the prior block that must not be split; -1 where unknowns cannot be
         eliminated block by block.
+    :param block_size: unknowns of a block, about.
+    :param fewest_blocks: for which blocks pay.
     :raises NoStateSpace: if the rows have none.
     """
     needed = program.ancestors(atoms_of(parts))
@@ -259,8 +261,8 @@ def find_time_blocks(
     if len({(s.params["length"], s.params["reverse"]) for s in scans}) > 1:
         raise NoStateSpace("there are scans of different lengths or directions")
     length, num_columns = scans[0].params["length"], together.size
-    size = max(1, round(_BLOCK_SIZE * length / max(num_columns, length)))
-    if length < _FEWEST_BLOCKS * size or num_columns < _FEWEST_BLOCKS * _BLOCK_SIZE:
+    size = max(1, round(block_size * length / max(num_columns, length)))
+    if length < fewest_blocks * size or num_columns < fewest_blocks * block_size:
         return None
     blocks = TimeBlocks(program, scans, field, size)
     blocks.set_home(_homes(blocks, parts, together))

@@ -1,0 +1,35 @@
+"""Sizes and operations at which one layout of a form is preferred to another."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["COSTS", "LayoutCosts"]
+
+
+@dataclass(frozen=True)
+class LayoutCosts:
+    """Thresholds by which a reading chooses the layout of its form. They change what answers cost, never the answers.
+
+    :param float border: operations below which a border gains nothing.
+    :param float touched: numbers of whole blocks below which it gains nothing to keep what rows touch of them.
+    :param float touched_gain: factor by which what rows touch must be cheaper than whole blocks.
+    :param float bucket: multiplications for which one more size of blocks is not worth its time to compile.
+    :param int large_site: elements of a site from which its posterior is computed for those that are asked for, in
+        blocks touched in part.
+    :param int time_block: unknowns of a block of a state space: with fewer, the steps of the loops over blocks cost
+        more than the arithmetic in them.
+    :param int time_blocks: blocks below which a series is no state space.
+    """
+
+    border: float = 1e6
+    touched: float = 1e6
+    touched_gain: float = 4.0
+    bucket: float = 1e6
+    large_site: int = 100_000
+    time_block: int = 32
+    time_blocks: int = 8
+
+
+COSTS = LayoutCosts()
+"""Thresholds of all engines."""
