@@ -103,7 +103,7 @@ class ResultsTable:
         print(f"\n{row.item}, {row.dtype}{against}: {row.figure_and_value}{target} {row.remark}")
 
     def write(self, folder: Path) -> None:
-        """Write ``<date>-<backend>.md`` and ``.json``; nothing if there is no row.
+        """Write ``<date>-<backend>.md``, and ``.json`` beside it for later runs; nothing if there is no row.
 
         Rows that the same environment wrote on the same day and that were not measured again stay. Another machine, or
         other versions, write ``<date>-<backend>-2`` and so on.
@@ -127,11 +127,12 @@ def _choose_file(first: Path, environment: dict[str, str]) -> tuple[Path, dict[t
     """Where this environment writes, without suffix, and the rows it wrote there before, by their keys."""
     path, number = first, 1
     while True:
-        if not path.with_suffix(".json").exists():
+        if path.with_suffix(".json").exists():
+            content = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
+            if content["environment"] == environment:
+                return path, _rows(content)
+        elif not path.with_suffix(".md").exists():  # JSON stays on the machine that wrote it
             return path, {}
-        content = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
-        if content["environment"] == environment:
-            return path, _rows(content)
         number += 1
         path = first.with_name(f"{first.name}-{number}")
 
