@@ -27,6 +27,7 @@ from numpyro_ext.distributions import (
     leroux,
     sparse_matmul,
 )
+from tests.map_models import bym2
 from tests.monte_carlo import assert_close_covariance
 from tests.tiers import thorough
 
@@ -229,20 +230,6 @@ def test_refusals_say_what_was_found_and_what_to_do(case):
 
 
 # ---- programs, as users write them ----
-
-
-def bym2(graph, expected, x, y=None):
-    a = numpyro.sample("a", dist.Normal(0, 5))
-    b = numpyro.sample("b", dist.Normal(0, 5))
-    sigma = numpyro.sample("sigma", dist.HalfNormal(1))
-    rho = numpyro.sample("rho", dist.Beta(0.5, 0.5))
-    field = GaussianMarkovRandomField(graph.scaled, null_space=graph.null_space, sum_to_zero=True)
-    spatial = numpyro.sample("spatial", field)
-    with numpyro.plate("areas", graph.num_nodes):
-        noise = numpyro.sample("noise", dist.Normal(0, 1))
-        r = jnp.where(graph.is_island, 0.0, rho)
-        f = numpyro.deterministic("f", sigma * (jnp.sqrt(r) * spatial + jnp.sqrt(1 - r) * noise))
-        numpyro.sample("y", dist.Poisson(expected * jnp.exp(a + b * x + f)), obs=y)
 
 
 def surface(B, P, y=None):

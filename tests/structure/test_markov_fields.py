@@ -14,25 +14,11 @@ from numpyro.infer import MCMC, NUTS, Predictive
 from numpyro_ext import EP, INLA, LaplaceApproximation
 from numpyro_ext.distributions import GaussianMarkovRandomField, difference_precision, graph_precision, leroux
 from numpyro_ext.structure import ModelStructureError, read_latent_gaussian
-from numpyro_ext.structure.model import priors
+from tests.map_models import bym2
 
 IS_DOUBLE = jax.config.jax_enable_x64
 GRAPH = graph_precision([(0, 1), (1, 2), (2, 3), (3, 0), (0, 2), (4, 5), (5, 6)], num_nodes=8)
 WALK = difference_precision(4, 1)
-
-
-def bym2(graph, expected, x, y=None):
-    a = numpyro.sample("a", dist.Normal(0, 5))
-    b = numpyro.sample("b", dist.Normal(0, 5))
-    sigma = numpyro.sample("sigma", dist.HalfNormal(1))
-    rho = numpyro.sample("rho", dist.Beta(0.5, 0.5))
-    field = GaussianMarkovRandomField(graph.scaled, null_space=graph.null_space, sum_to_zero=True)
-    spatial = numpyro.sample("spatial", field)
-    with numpyro.plate("areas", graph.num_nodes):
-        noise = numpyro.sample("noise", dist.Normal(0, 1))
-        r = jnp.where(graph.is_island, 0.0, rho)
-        f = numpyro.deterministic("f", sigma * (jnp.sqrt(r) * spatial + jnp.sqrt(1 - r) * noise))
-        numpyro.sample("y", dist.Poisson(expected * jnp.exp(a + b * x + f)), obs=y)
 
 
 def _map_of_56():
@@ -87,16 +73,17 @@ def test_fields_in_plates_and_batches_are_read():
 
 
 @pytest.mark.parametrize("is_zero", [True, False])
-def test_engines_say_which_fields_they_do_not_take(monkeypatch, is_zero):
+def test_engines_say_which_fields_they_do_not_take(is_zero):
+    walk = difference_precision(1025, 1)
+
     def model(y):
         with numpyro.plate("fields", 2):
-            w = numpyro.sample("w", GaussianMarkovRandomField(WALK, null_space=np.ones(4), sum_to_zero=is_zero))
+            w = numpyro.sample("w", GaussianMarkovRandomField(walk, null_space=np.ones(1025), sum_to_zero=is_zero))
         numpyro.sample("y", dist.Normal(w, 1.0).to_event(2), obs=y)
 
-    monkeypatch.setattr(priors, "_LARGEST_FIELD", 3)
-    told = r"site 'w' is a batch of .* of 4 unknowns each, and engines take up to 3 in a batch"
+    told = r"site 'w' is a batch of .* of 1025 unknowns each, and engines take up to 1024 in a batch"
     with pytest.raises(ModelStructureError, match=told if is_zero else "site 'w' is flat along its null"):
-        read_latent_gaussian(model, (np.zeros((2, 4)),))
+        read_latent_gaussian(model, (np.zeros((2, 1025)),))
 
 
 @pytest.mark.thorough

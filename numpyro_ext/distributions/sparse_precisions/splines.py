@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -60,13 +60,14 @@ def bspline_basis(
     if places.ndim != 2 or 0 in places.shape:
         raise ValueError(f"{name}: coords must have the shape (rows,) or (rows, d); got {places.shape}.")
     degree = checked_count(degree, "degree", name, 0)
-    counts = [knots] * places.shape[1] if np.ndim(knots) == 0 else list(knots)  # type: ignore[arg-type]
-    counts = [checked_count(count, "knots", name, degree + 1) for count in counts]
+    given: Sequence[object] = (
+        list(knots) if isinstance(knots, Iterable) and np.ndim(knots) else [knots] * places.shape[1]
+    )
+    counts = [checked_count(count, "knots", name, degree + 1) for count in given]
     if len(counts) != places.shape[1]:
         raise ValueError(f"{name}: coords have {places.shape[1]} axes; got {len(counts)} numbers of knots.")
-    if domain is None:
-        domain = np.stack([places.min(axis=0), places.max(axis=0)], axis=1)  # type: ignore[assignment]
-    limits = checked_numbers(domain, name, "domain").reshape(-1, 2)
+    reached = np.stack([places.min(axis=0), places.max(axis=0)], axis=1)
+    limits = checked_numbers(reached if domain is None else domain, name, "domain").reshape(-1, 2)
     if limits.shape != (places.shape[1], 2) or np.any(limits[:, 0] >= limits[:, 1]):
         raise ValueError(
             f"{name}: domain must be (low, high) with low < high for each of {places.shape[1]} axes; got "
