@@ -15,9 +15,10 @@ from numpyro.distributions.util import validate_sample
 
 from ..linalg.fixed_array import FixedArray
 from .categories import checked_key
+from .sparse_precisions.checks import is_concrete
 from .sparse_precisions.directions import OrthogonalTo
 from .sparse_precisions.factors import Entries
-from .sparse_precisions.precision import SparsePrecision, checked_directions, is_concrete
+from .sparse_precisions.precision import SparsePrecision, checked_directions
 
 __all__ = ["GaussianMarkovRandomField"]
 

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-__all__ = ["checked_count", "checked_indices", "checked_numbers", "whole_numbers"]
+__all__ = ["checked_count", "checked_indices", "checked_numbers", "is_concrete", "whole_numbers"]
 
 
 def checked_count(count: Any, what: str, name: str, least: int = 1) -> int:
@@ -89,3 +89,8 @@ def checked_numbers(values: Any, name: str, what: str, places: np.ndarray | None
             f"{name}: {what} must be finite; entry {where} is {numbers[place]}. Replace or remove it before."
         )
     return numbers
+
+
+def is_concrete(*values: Any) -> bool:
+    """True if no value is traced, so that its numbers can be looked at."""
+    return not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(values))

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import scipy.sparse
 from jax import Array
+from jax.typing import DTypeLike
 
 from ...linalg.fixed_array import FixedArray
 from ...linalg.gaussian.sparse_prior import SparsePrecisionPrior
@@ -124,7 +125,7 @@ class Entries(NamedTuple):
         tolerance = 1e-4 if numbers.dtype == jnp.float32 else 1e-8
         return jnp.where(rest <= tolerance * jnp.max(jnp.abs(numbers)), found, jnp.nan)
 
-    def gain(self, factor: Any, dtype: Any) -> Array:
+    def gain(self, factor: Any, dtype: DTypeLike) -> Array:
         """Kriging weights of what is constrained, shape ``(size, k)``: ``Q^-1 U (U^T Q^-1 U)^-1``; the basis itself
         where it is the null space."""
         assert self.constrained is not None
@@ -175,7 +176,7 @@ class Entries(NamedTuple):
         return embedded @ self.product(numbers, embedded.T)
 
     @functools.lru_cache(maxsize=8)  # noqa: B019 - of tuples of small objects that compare by content
-    def constant_dense(self, constants: FixedArray, dtype: Any) -> Array:
+    def constant_dense(self, constants: FixedArray, dtype: DTypeLike) -> Array:
         """:meth:`dense` of numbers that are known, computed once for each precision."""
         with jax.ensure_compile_time_eval():
             return self.dense(jnp.asarray(constants.array, dtype))

@@ -14,9 +14,9 @@ from scipy.sparse.csgraph import connected_components
 from ...linalg.fixed_array import FixedArray
 from ...linalg.frozen_pytree import frozen_pytree
 from ...linalg.saved_names import saved_as
-from .checks import checked_count, checked_indices, checked_numbers
+from .checks import checked_count, checked_indices, checked_numbers, is_concrete
 from .factors import Entries
-from .precision import SparsePrecision, from_triangle, is_concrete, with_values
+from .precision import SparsePrecision, from_triangle, with_values
 
 __all__ = ["GraphPrecision", "car", "graph_precision", "leroux"]
 

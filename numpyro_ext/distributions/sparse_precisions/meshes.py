@@ -9,8 +9,8 @@ import numpy as np
 import scipy.sparse
 from jax.typing import ArrayLike
 
-from .checks import checked_indices, checked_numbers, whole_numbers
-from .precision import SparsePrecision, from_triangle, is_concrete
+from .checks import checked_indices, checked_numbers, is_concrete, whole_numbers
+from .precision import SparsePrecision, from_triangle
 
 __all__ = ["matern_precision"]
 

@@ -13,8 +13,7 @@ from jax import Array
 from jax.experimental import sparse as jax_sparse
 from jax.typing import ArrayLike
 
-from .checks import checked_count, checked_numbers
-from .precision import is_concrete
+from .checks import checked_count, checked_numbers, is_concrete
 
 __all__ = ["bspline_basis", "sparse_matmul"]
 

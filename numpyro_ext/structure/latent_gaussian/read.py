@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, Unpack
 
+import numpyro.distributions as dist
+
 from ...compilation.recent import Recent
 from ..model.priors import factor_potential, is_gaussian, is_one_sided
 from ..model.running.execution import ModelCall
@@ -25,11 +27,11 @@ __all__ = [
 _KEPT = Recent(16)
 
 
-def _is_candidate(fn: Any) -> bool:
+def _is_candidate(fn: dist.Distribution) -> bool:
     return is_gaussian(fn) or factor_potential(fn) is not None
 
 
-def _is_smooth_candidate(fn: Any) -> bool:
+def _is_smooth_candidate(fn: dist.Distribution) -> bool:
     prior = factor_potential(fn)
     return is_gaussian(fn) or (prior is not None and prior.is_smooth and prior.is_log_concave)
 
@@ -93,7 +95,7 @@ SMOOTH_LATENT_GAUSSIAN = LATENT_GAUSSIAN._replace(
 """For engines that need one mode and its curvature; sites with other priors are points to them."""
 
 
-def with_costs(form: Form[Any], costs: LayoutCosts) -> Form[Any]:
+def with_costs(form: Form[LatentGaussianReading], costs: LayoutCosts) -> Form[LatentGaussianReading]:
     """The form with other thresholds for the layouts of its readings; forms of other kinds are left as they are."""
     return form._replace(reading=partial(_read, costs=costs)) if form.reading is _read else form
 

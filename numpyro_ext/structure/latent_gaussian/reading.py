@@ -15,17 +15,16 @@ from jax import Array
 
 from ...compilation.quick_jit import holds_little
 from ...compilation.recent import Recent
-from ...linalg.gaussian.design import AnyDesign, DenseDesign, OperatorRows, StateSpaceDesign
+from ...linalg.gaussian.design import StateSpaceDesign
 from ...linalg.gaussian.prior import CovariancePrior, FlatPrior, LowRankPrior, PrecisionPrior, SparsePrecisionPrior
 from ...linalg.gaussian.spaces.border_space import Border
-from ...linalg.gaussian.spaces.sparse_space import block_pattern
-from ...linalg.gaussian.sparse_layout import SparseLayout, find_layout
-from ...potentials import HalfLinePotential
+from ...linalg.gaussian.sparse_layout import SparseLayout
+from ...potentials.families.half_line import HalfLinePotential
 from ..errors import ModelStructureError, Reason
 from ..factors.plan import FactorPlan, plan_factor
 from ..families import family_of
 from ..half_lines import HalfLine
-from ..model.priors import LARGEST_DENSE_FIELD, prior_block
+from ..model.priors import prior_block
 from ..model.reading import ModelReading, Treatment
 from ..model.running.execution import ModelCall
 from ..model.running.inspection import SiteInfo
@@ -40,6 +39,8 @@ from .blocks import find_blocks
 from .border import find_border
 from .costs import COSTS, LayoutCosts
 from .form import AffineMap, Blocks, LatentGaussian
+from .not_finite import explain_not_finite
+from .sparse_fields import sparse_layout
 from .touched import TouchedIndices, find_touched
 
 __all__ = ["LatentGaussianReading"]
@@ -51,9 +52,6 @@ _LONGEST_WAY = 5.0
 """Largest predictor of the paths at which a form with scans is checked: likelihoods overflow elsewhere."""
 _LARGEST_DENSE = 50_000_000
 """Elements of the largest matrix that may stand for a scan without a state space."""
-_WIDEST_MAP = 8
-"""Unknowns that an element of a site may depend on for its variance to come with those of the rows, where a prior is
-sparse."""
 
 
 class _Indices(NamedTuple):
@@ -127,7 +125,7 @@ class LatentGaussianReading(ModelReading):
         self._block_shape = blocks[1].shape if border is None else (*border[0].shape, border[1].size)
         maps = {name: rows.indices for name, rows in self._maps.items()}
         touched = None if self._touched is None else self._touched.indices
-        layout = self._find_layout() if is_sparse else None
+        layout = self._sparse_layout() if is_sparse else None
         # Of the program, as factors may have added to them what they looked up.
         self.data = (*self._program.data, _Indices(self._rows.indices, maps, blocks, border, touched, layout))
         looked_up = [array for plan in self.plans for array in plan.looked_up]
@@ -249,35 +247,13 @@ class LatentGaussianReading(ModelReading):
             rows.pattern, rows.num_columns, coupled, sites, cost, num_inducing, overhead=self._costs.border
         )
 
-    def _find_layout(self) -> SparseLayout:
-        rows, sparse = self._rows, [n for n in self.field if isinstance(self._trace.priors[n], SparsePrecisionPrior)]
-        if not isinstance(rows, AffineRows) or rows.indices is None:
-            raise ModelStructureError(
-                f"site '{sparse[0]}' is a field of a sparse precision, and predictors depend on so many of its "
-                "unknowns that nothing sparse is left (sums over the field, matrix products with it, scans). Let each "
-                "observation see a few of them (an index, a sparse basis), take a field of up to "
-                f"{LARGEST_DENSE_FIELD} unknowns, or use NUTS.",
-                site=sparse[0],
-            )
-        patterns = []
-        for name in self.field:
-            block = jax.tree.map(
-                lambda atom: jax.ShapeDtypeStruct(self._program.shape(atom), float), self._trace.priors[name]
-            )
-            try:
-                patterns.append(block_pattern(block))
-            except ValueError as reason:
-                raise ModelStructureError(
-                    f"site '{name}' cannot be in one model with '{sparse[0]}', a field of a sparse precision: {reason}",
-                    site=name,
-                ) from reason
+    def _sparse_layout(self) -> SparseLayout:
+        blocks = {
+            n: jax.tree.map(lambda atom: jax.ShapeDtypeStruct(self._program.shape(atom), float), self._trace.priors[n])
+            for n in self.field
+        }
         sizes = [columns.stop - columns.start for columns in self._columns.values()]
-        others = [
-            r.pattern
-            for r in self._maps.values()
-            if isinstance(r, AffineRows) and r.pattern is not None and r.pattern.shape[1] <= _WIDEST_MAP
-        ]
-        return find_layout(patterns, sizes, rows.indices.columns, rows.indices.is_entry, others)
+        return sparse_layout(blocks, sizes, self._rows, list(self._maps.values()))
 
     def _predictor_rows(self, degrees: Degrees, parts: Parts) -> AffineRows | StateRows:
         try:
@@ -428,32 +404,7 @@ class LatentGaussianReading(ModelReading):
         )
 
     def explain_nan(self) -> None:
-        hyper = self.initial_hyper()
-        form = self.form(hyper)
-        at = self._at_start()
-        for name, block in zip(self.field, form.prior, strict=True):
-            leaves = jax.tree.leaves(block)
-            if not all(bool(jnp.all(jnp.isfinite(leaf))) for leaf in leaves):
-                raise ModelStructureError(
-                    f"the prior of site '{name}' has parameters that are not finite{at}.", site=name
-                )
-            if not bool(jnp.isfinite(block.log_density(jnp.zeros((block.size,))))):
-                raise ModelStructureError(
-                    f"the covariance of site '{name}' is not positive definite{at}: add a jitter to its diagonal "
-                    "(1e-6 of its largest entry, in float32 1e-4), check the kernel for duplicate inputs, or give "
-                    "hyperparameters at which it is through init_values or hyper_values.",
-                    site=name,
-                )
-        rows = jnp.concatenate([form.offset[:, None], _rows_of(form.design)], axis=1)
-        bad = ~jnp.all(jnp.isfinite(rows), axis=1)
-        for name, part in zip(self.factor_names, form.split_rows(bad), strict=True):
-            if bool(jnp.any(part)):
-                row = int(jnp.argmax(part))
-                raise ModelStructureError(
-                    f"the predictor of site '{name}' is not finite in {int(part.sum())} rows (the first is {row}): "
-                    "check the covariates for NaN or infinity, or mask the rows and set their covariates to zero.",
-                    site=name,
-                )
+        explain_not_finite(self.form(self.initial_hyper()), self.field, self.factor_names, self._at_start())
         super().explain_nan()
 
     def describe(self) -> str:
@@ -475,12 +426,3 @@ class LatentGaussianReading(ModelReading):
 
 def _is_half_line(traced: FactorTrace | None) -> bool:
     return traced is not None and traced.family is not None and traced.family is family_of(HalfLine)
-
-
-def _rows_of(design: AnyDesign) -> Array:
-    if isinstance(design, StateSpaceDesign):
-        # a sum that is not finite where a number in it is not
-        return design.from_blocks(jnp.sum(design.states, -1) + jnp.sum(design.local, -1))[:, None]
-    if isinstance(design, OperatorRows):
-        return design.matvec(jnp.ones((design.num_columns,), design.weight.dtype))[:, None]
-    return design.matrix if isinstance(design, DenseDesign) else design.values

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import heapq
 import itertools
-import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, TypedDict, TypeVar
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
 from jax import Array
 
 from ..conflict import Conflict
 from ..errors import ModelStructureError, Reason
-from ..half_lines import HALF_LINE_FAMILIES
+from .field_checks import check_field, check_hyper, check_values
 from .joining import joined_field
 from .priors import is_gaussian, unwrap, why_not_read
 from .reading import ModelReading
@@ -37,7 +35,6 @@ __all__ = [
 ]
 
 _MAX_ATTEMPTS = 48
-_MAX_HYPER_SIZE = 100
 
 
 _Reading_co = TypeVar("_Reading_co", bound=ModelReading, covariant=True)
@@ -101,12 +98,12 @@ def largest_field(attempt: Attempt[_Reading_co], sizes: Mapping[str, int]) -> _R
     return best
 
 
-def is_anything(fn: Any) -> bool:
+def is_anything(fn: dist.Distribution) -> bool:
     """True for every distribution."""
     return True
 
 
-def is_nothing(fn: Any) -> bool:
+def is_nothing(fn: dist.Distribution) -> bool:
     """False for every distribution."""
     return False
 
@@ -326,89 +323,6 @@ def _hint_of_a_process(sites: Mapping[str, SiteInfo]) -> str:
         f"dist.MultivariateNormal(mean, kernel)) and dist.Normal(f, noise) for '{whole[0]}', it is read, and its "
         "evidence is exact."
     )
-
-
-def check_values(sites: Mapping[str, SiteInfo], values: Mapping[str, Any]) -> None:
-    """Refuse starting values of sites that are not there, or outside the support of their site.
-
-    :raises ModelStructureError: naming the first.
-    """
-    for name in values:
-        if name not in sites or sites[name].kind not in ("latent", "param"):
-            free = sorted(n for n, s in sites.items() if s.kind in ("latent", "param"))
-            raise ModelStructureError(
-                f"no latent or param site '{name}' to give a value to; the model has {free}.",
-                site=name,
-            )
-        site = sites[name]
-        if site.transform is not None and not bool(jnp.all(jnp.isfinite(site.transform.inv(site.init)))):
-            raise ModelStructureError(
-                f"the value given for site '{name}' is outside or at the edge of its support.", site=name
-            )
-
-
-def check_field(field: Sequence[str], sites: Mapping[str, SiteInfo]) -> None:
-    """Refuse names that are no candidates for the field.
-
-    :raises ModelStructureError: naming the first.
-    """
-    for name in field:
-        if name not in sites or not sites[name].is_candidate:
-            found = f"is {sites[name].family or sites[name].kind}" if name in sites else "does not exist"
-            names = [n for n, s in sites.items() if s.is_candidate]
-            is_half_line = name in sites and sites[name].family in HALF_LINE_FAMILIES
-            more = " EP has coefficients with such a prior in its field." if is_half_line else ""
-            raise ModelStructureError(
-                f"field: site '{name}' {found}; latent sites of this model that this form takes: {names}.{more}",
-                reason=Reason.NO_FIELD,
-                site=name,
-            )
-
-
-def check_hyper(
-    reading: ModelReading, sites: Mapping[str, SiteInfo], are_learned: bool, *, without: Collection[str] = ()
-) -> None:
-    """Refuse hyperparameters that are discrete or masked, or too many where they are to be maximised over.
-
-    :param without: names of sites that are not looked at.
-    :raises ModelStructureError: naming the site.
-    """
-    # A factor of a vector, such as a multivariate normal likelihood, is of as many observations as it has elements.
-    shapes = dict(zip(reading.observed_names, reading.factor_shapes, strict=False))
-    observed = {name: site.shape for name, site in sites.items() if site.kind == "observed"}
-    num_observations = sum(math.prod(max(observed[n], shapes.get(n, ()), key=math.prod)) for n in observed)
-    for name, site in reading.hyper.items():
-        if name in without:
-            continue
-        size, info = int(np.prod(site.shape)), sites[name]
-        what = f"latent site '{name}' ({info.family}, shape {site.shape})"
-        if info.is_discrete:
-            raise ModelStructureError(
-                f"{what} is discrete and affects the likelihood: sum it out in the model (a mixture distribution), "
-                "condition on it, or use NUTS with enumeration.",
-                site=name,
-            )
-        if info.is_masked:
-            raise ModelStructureError(
-                f"{what} is masked but other sites depend on it: move the mask to the observations, or index the "
-                "elements that are in use.",
-                site=name,
-            )
-        if site.is_param or size == 1 or not are_learned:
-            continue
-        kind = "not Gaussian" if not info.is_candidate else "used nonlinearly"
-        if size >= num_observations or size > _MAX_HYPER_SIZE:
-            remedy = "give it a Gaussian prior where the predictor is affine in it"
-            if info.family in HALF_LINE_FAMILIES:
-                remedy += " (EP has coefficients with half-normal and exponential priors in the field there)"
-            if info.is_candidate:
-                remedy = "choose another field (field=[...]), take BilinearVG where a site of the field multiplies it"
-            raise ModelStructureError(
-                f"{what} is {kind}, so it would be a hyperparameter, but it has {size} elements for {num_observations} "
-                "observations, too many to maximise over. Integrate it out in the model (a scale mixture written as a "
-                f"Student-t, a Gamma-Poisson), {remedy}, or use NUTS.",
-                site=name,
-            )
 
 
 def _hint_of_a_function(sites: Mapping[str, SiteInfo]) -> str:
