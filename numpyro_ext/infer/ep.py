@@ -9,7 +9,8 @@ from typing import Any, Unpack
 
 from jax import Array
 
-from ..potentials import PlackettLucePotential, Potential
+from ..potentials import Potential
+from ..potentials.families.plackett_luce import PlackettLucePotential
 from ..potentials.vector_rows import vector_factors
 from ..structure import LatentGaussianReading, ModelStructureError, Reason, SparseLinearReading
 from ..structure.latent_gaussian.read import ONE_SIDED_LATENT_GAUSSIAN

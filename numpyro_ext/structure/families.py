@@ -22,7 +22,8 @@ import scipy.special
 from jax import Array
 from numpyro.distributions import constraints
 
-from ..potentials import Potential, VectorPotential, ZeroInflatedPotential
+from ..potentials import Potential, VectorPotential
+from ..potentials.families.zero_inflated import ZeroInflatedPotential
 from ..potentials.vector_rows import VectorRows
 
 __all__ = [

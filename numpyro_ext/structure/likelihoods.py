@@ -20,37 +20,34 @@ from ..distributions import (
     StickBreakingCategorical,
 )
 from ..potentials import (
-    AdjacentCategoryPotential,
-    AsymmetricLaplacePotential,
     BinomialLogitPotential,
-    ComplementaryLogLogPotential,
-    ContinuationRatioPotential,
     CumulativeLogitPotential,
-    CumulativeProbitPotential,
-    GammaExpPotential,
     GaussianPotential,
-    HalfLinePotential,
     LaplacePotential,
-    LogisticPotential,
     LogitPotential,
-    LogNormalPotential,
-    MultinomialLogitPotential,
-    MultinomialProbitPotential,
     NegativeBinomialExpPotential,
-    PlackettLucePotential,
     PoissonExpPotential,
-    PoissonSoftplusPotential,
     Potential,
     ProbitPotential,
     RectifiedLinearPoissonPotential,
-    SoftLaplacePotential,
     SoftmaxPotential,
     StudentTPotential,
     VectorPotential,
-    WeibullExpPotential,
-    ranking_places,
-    stick_breaking_labels,
 )
+from ..potentials.families.binary import ComplementaryLogLogPotential
+from ..potentials.families.categorical import MultinomialLogitPotential, MultinomialProbitPotential
+from ..potentials.families.half_line import HalfLinePotential
+from ..potentials.families.location import AsymmetricLaplacePotential, LogisticPotential, SoftLaplacePotential
+from ..potentials.families.log_normal import LogNormalPotential
+from ..potentials.families.ordinal import (
+    AdjacentCategoryPotential,
+    ContinuationRatioPotential,
+    CumulativeProbitPotential,
+)
+from ..potentials.families.plackett_luce import PlackettLucePotential, ranking_places
+from ..potentials.families.poisson import PoissonSoftplusPotential
+from ..potentials.families.positive import GammaExpPotential, WeibullExpPotential
+from ..potentials.families.stick_breaking import stick_breaking_labels
 from .families import (
     COMPLEMENTARY_LOG_LOG,
     EXP,

@@ -22,7 +22,8 @@ from jax import Array
 from ...linalg.gaussian.design import SparseRows
 from ...linalg.gaussian.prior import CovariancePrior
 from ...linalg.saved_names import saved_as
-from ...potentials import BoundedPotential, JaakkolaBound, LogitPotential, Potential, ProbitPotential
+from ...potentials import BoundedPotential, LogitPotential, Potential, ProbitPotential
+from ...potentials.bounds.logistic import JaakkolaBound
 from ...structure.latent_gaussian import Blocks, LatentGaussian
 from ..gaussian.algorithms.algorithm import Algorithm
 from ..gaussian.algorithms.values import ExpectationPropagation, Laplace

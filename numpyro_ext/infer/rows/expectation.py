@@ -21,14 +21,8 @@ import numpy as np
 from jax import Array, lax
 
 from ...linalg.cholesky import cholesky, cholesky_inverse, cholesky_solve
-from ...potentials import (
-    BohningBound,
-    BoundedPotential,
-    GaussianPotential,
-    Potential,
-    SoftmaxPotential,
-    VectorPotential,
-)
+from ...potentials import BoundedPotential, GaussianPotential, Potential, SoftmaxPotential, VectorPotential
+from ...potentials.bounds.logistic import BohningBound
 from .posteriors import LatentGaussianRows, RowPosteriors, map_chunks
 
 __all__ = ["expectation_step", "initial_modes", "initial_posteriors", "shared_posteriors"]

@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
 from ...potentials import (
     BinomialLogitPotential,
     BoundedPotential,
     CumulativeLogitPotential,
-    CumulativeProbitPotential,
     GaussianPotential,
     LogitPotential,
     PoissonExpPotential,
@@ -24,6 +24,7 @@ from ...potentials import (
     VectorPotential,
     logistic_bound,
 )
+from ...potentials.families.ordinal import CumulativeProbitPotential
 from .posteriors import LatentGaussianRows
 
 __all__ = ["checked_rows", "runaway_columns", "table_rows"]
@@ -332,7 +333,7 @@ def _fits(shape: tuple[int, ...], target: tuple[int, ...]) -> bool:
         return False
 
 
-def _with_arrays(potential: Any, dtype: Any) -> Any:
+def _with_arrays(potential: Any, dtype: DTypeLike) -> Any:
     """The potential with arrays in place of lists, tables and numbers, floating ones of the given dtype."""
     changed = {}
     for field in dataclasses.fields(potential):

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from ...potentials import ElementwisePotential, PairPotential, TemperedPotential
+from ...potentials import ElementwisePotential, PairPotential
+from ...potentials.elementwise import TemperedPotential
 from ...potentials.pairs import kind_of_pair
 from ...potentials.vector_rows import VectorRows, row_directions
 from ..conflict import Conflict

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jax import Array
 
-from ....potentials import HalfLinePotential
+from ....potentials.families.half_line import HalfLinePotential
 from ....potentials.integrals.truncated_by_moments import TruncatedByMoments, truncated_by_moments
 from ....structure import LatentGaussianReading
 from ....structure.latent_gaussian.form import LatentGaussian

@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 from typing import NamedTuple
 
-from ....potentials import Potential, TemperedPotential
+from ....potentials import Potential
 from ....potentials.bounds.log_sum_exp import LOG_SUM_EXP_BOUNDS, log_sum_exp_bound
 from ....potentials.bounds.logistic import LOGISTIC_BOUNDS, BoundedPotential, LogisticBound, logistic_bound
+from ....potentials.elementwise import TemperedPotential
 from ....potentials.families.categorical import LogSumExpPotential
 from ....potentials.vector_rows import VectorRows
 from ....structure import ModelStructureError

@@ -16,7 +16,7 @@ from jax import Array, lax
 from jax.typing import ArrayLike
 
 from ....linalg.cholesky import cholesky, half_log_determinant, solve_lower
-from ....potentials import MultinomialProbitPotential
+from ....potentials.families.categorical import MultinomialProbitPotential
 
 __all__ = ["MultinomialProbitFit", "multinomial_probit_bayes", "predict_probabilities"]
 
