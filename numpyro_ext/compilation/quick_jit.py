@@ -50,7 +50,7 @@ def quick_jit(
     return jax.jit(function, compiler_options={name: chosen[name] for name in chosen if name in known}, **options)
 
 
-def holds_little(tree: Any, most_numbers: int = 100_000) -> bool:
+def holds_little(tree: object, most_numbers: int = 100_000) -> bool:
     """True if the arrays of a tree are so small that a single pass over them takes next to no time.
 
     :param tree: of arrays, or of their shapes.

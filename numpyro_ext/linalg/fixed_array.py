@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
-from typing import Any
 
 import numpy as np
 
@@ -31,7 +30,7 @@ class FixedArray:
         digest.update(np.ascontiguousarray(self.array).tobytes())
         return digest.digest()
 
-    def __eq__(self, other: Any) -> bool:
+    def __eq__(self, other: object) -> bool:
         return isinstance(other, FixedArray) and (self is other or self.digest == other.digest)
 
     def __hash__(self) -> int:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.typing import ArrayLike
+from jax.typing import ArrayLike, DTypeLike
 
 from .base import Potential, potential
 from .elementwise import TemperedPotential
@@ -101,7 +99,7 @@ class VectorRows(Potential):
             return self.on_first_row(self.base.log_normaliser(*cavity))
         return self.on_first_row(self.base.tilted_moments(*cavity, self.of_factors(power)).log_z)
 
-    def _directions(self, dtype: Any) -> Array:
+    def _directions(self, dtype: DTypeLike) -> Array:
         plus, minus = row_directions(self.base.dimension).T
         identity = np.eye(self.base.dimension)
         return jnp.asarray(identity[plus] - np.where(minus[:, None] < 0, 0.0, identity[minus]), dtype)

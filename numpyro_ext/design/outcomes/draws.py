@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro.distributions as dist
 from jax import Array
 from jax.scipy.special import entr
 
@@ -272,7 +273,7 @@ def _mixed(
     return step * jnp.sum(entr(density), axis=0), conditional, masses
 
 
-def _log_density(fn: Any, value: Array) -> Array:
+def _log_density(fn: dist.Distribution, value: Array) -> Array:
     """Log density of values, some of which may be outside of the support."""
     value = jnp.broadcast_to(value, jnp.broadcast_shapes(value.shape, fn.batch_shape))
     inside = fn.support(value)
@@ -280,7 +281,7 @@ def _log_density(fn: Any, value: Array) -> Array:
     return jnp.where(inside, fn.log_prob(safe), -jnp.inf)
 
 
-def _table(outcomes: _Outcomes, fn: Any, weights: Array | None) -> Array:
+def _table(outcomes: _Outcomes, fn: dist.Distribution, weights: Array | None) -> Array:
     """Log probabilities of outcomes that can be counted, shape ``(draws, outcomes, ...)``."""
     num_draws = len(next(iter(outcomes.latents.values())))
     size = max(1, int(np.prod(fn.batch_shape)))

@@ -197,7 +197,7 @@ class _Functions:
         posterior = self._algorithm.posterior(form, state)
         return _Fitted(posterior.site_precision, posterior.site_shift, info.converged, info.num_steps, state)
 
-    def _fitted_jvp(self, primals: Any, tangents: Any) -> tuple[_Fitted, _Fitted]:
+    def _fitted_jvp(self, primals: tuple[Array, ...], tangents: tuple[Array, ...]) -> tuple[_Fitted, _Fitted]:
         data, fixed, hyper, start = primals
         found = self._fitted(*primals)
         sites = found.site_precision, found.site_shift
@@ -283,7 +283,7 @@ def _no_tangent(leaf: Any) -> Any:
     return jnp.zeros_like(leaf) if is_real else np.zeros(jnp.shape(leaf), jax.dtypes.float0)
 
 
-def _refuse_derivative(primals: Any, tangents: Any) -> Any:
+def _refuse_derivative(primals: tuple[Array, ...], tangents: tuple[Array, ...]) -> Any:
     raise TypeError(
         "learn has no derivative: differentiate fit, whose state holds the hyperparameters, or log_evidence by "
         "state.hyper."

@@ -26,6 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax import Array
+from jax.typing import DTypeLike
 
 from .digits import field_tolerance, is_far_from_end, noise_of_field
 from .evaluation import Evaluation
@@ -103,7 +104,7 @@ def _lbfgs(size: int) -> optax.GradientTransformation:
 
 
 @functools.cache
-def _blank_memory(size: int, dtype: np.dtype[Any]) -> Any:
+def _blank_memory(size: int, dtype: DTypeLike) -> Any:
     shapes = jax.eval_shape(_lbfgs(size).init, jax.ShapeDtypeStruct((size,), dtype))
     return jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes)
 
@@ -260,7 +261,7 @@ def _top_of_cubic(gain: Array, slope: Array, new_slope: Array, step_size: Array)
     return jnp.where(square >= 0.0, share * step_size, jnp.nan)
 
 
-def difference_step(dtype: Any, tol: float) -> float:
+def difference_step(dtype: DTypeLike, tol: float) -> float:
     """The step of the curvature's differences: balances the error of the central difference against that of gradients,
     which are known to a small part of what the search asks of them.
 

@@ -27,7 +27,7 @@ class Coordinates(NamedTuple):
         return type(self.standard) is dist.Normal
 
 
-def coordinates(fn: Any, *, is_step: bool = False) -> Coordinates:
+def coordinates(fn: dist.Distribution, *, is_step: bool = False) -> Coordinates:
     """Coordinates of a site of distribution ``fn``: without location and scale, where the family has them.
 
     So a centred model is sampled as its non-centred twin, in which groups and the scale of groups are independent

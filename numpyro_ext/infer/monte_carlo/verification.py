@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.typing import DTypeLike
 
 from ...compilation.quick_jit import holds_little, quick_jit
 from ...compilation.recent import Recent
@@ -68,7 +69,7 @@ def _compare(target: Target, call: ModelCall, vectors: Array) -> None:
 
 
 def refuse_other_priors(
-    sites: Collection[str], before: Mapping[str, Any], after: Mapping[str, Any], dtype: np.dtype[Any]
+    sites: Collection[str], before: Mapping[str, Any], after: Mapping[str, Any], dtype: DTypeLike
 ) -> None:
     """Refuse the arguments of an update with which log priors of the particles, by site, are other ones than before.
 

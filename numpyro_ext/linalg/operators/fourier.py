@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.typing import ArrayLike
+from jax.typing import ArrayLike, DTypeLike
 
 from ..frozen_pytree import frozen_pytree
 from ..saved_names import saved_as
@@ -39,7 +39,7 @@ class FourierOperator(LinearOperator):
     def shape(self) -> tuple[int, int]:
         return self.frequencies.shape[0] + self.num_pairs, int(np.prod(self.sides))
 
-    def _weights(self, dtype: Any) -> Array:
+    def _weights(self, dtype: DTypeLike) -> Array:
         is_pair = jnp.arange(self.frequencies.shape[0]) < self.num_pairs
         return jnp.where(is_pair, jnp.sqrt(jnp.asarray(2.0, dtype)), jnp.asarray(1.0, dtype))
 

@@ -357,14 +357,14 @@ def stack(operators: Sequence[LinearOperator]) -> LinearOperator:
     return _Stack(operators)
 
 
-def positive_size(size: Any, name: str) -> int:
+def positive_size(size: object, name: str) -> int:
     """``size`` as an integer, refused with its ``name`` unless it is a positive whole number."""
     if not isinstance(size, int | np.integer) or isinstance(size, bool) or size < 1:
         raise ValueError(f"{name} must be made of positive whole numbers, not {size!r}.")
     return int(size)
 
 
-def image_shape(shape: Any) -> tuple[int, ...]:
+def image_shape(shape: object) -> tuple[int, ...]:
     """The sides of an image (or one number, the length of a signal) as a tuple of positive integers."""
     sides = tuple(positive_size(n, "shape") for n in np.atleast_1d(np.asarray(shape, object)))
     if not sides:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,7 +52,7 @@ def _flops_of_band(pattern: SparsePattern, order: NDArray[np.int64]) -> float:
     return pattern.size * (width + 1) ** 2
 
 
-def _symmetric(rows: NDArray[Any], columns: NDArray[Any], size: int) -> csr_array:
+def _symmetric(rows: NDArray[np.generic], columns: NDArray[np.generic], size: int) -> csr_array:
     """Adjacency without the diagonal."""
     i, j = np.concatenate([rows, columns]), np.concatenate([columns, rows])
     keep = i != j

@@ -168,20 +168,20 @@ def _call(pattern: SparsePattern, function: Callable[..., Any], like: Array, *ar
     return result
 
 
-def _factorise(pattern: SparsePattern, values: NDArray[Any]) -> tuple[NDArray[Any], float]:
+def _factorise(pattern: SparsePattern, values: NDArray[np.generic]) -> tuple[NDArray[np.generic], float]:
     batches = analyse(pattern).batches
     factor = numeric.factorise(batches, values.astype(np.float64))
     return factor.view(np.uint32), numeric.log_determinant(batches, factor)
 
 
-def _doubles(words: NDArray[Any]) -> NDArray[np.float64]:
+def _doubles(words: NDArray[np.generic]) -> NDArray[np.float64]:
     return np.ascontiguousarray(words).view(np.float64)
 
 
 def _in_columns(function: Callable[[Any, Any, NDArray[np.float64]], NDArray[np.float64]]) -> Callable[..., Any]:
     """Function of right-hand sides of shape (n, k), for those of shape (n,) as well."""
 
-    def of_any_shape(pattern: SparsePattern, words: NDArray[Any], b: NDArray[Any]) -> NDArray[np.float64]:
+    def of_any_shape(pattern: SparsePattern, words: NDArray[np.generic], b: NDArray[np.generic]) -> NDArray[np.float64]:
         columns = b.astype(np.float64).reshape(pattern.size, -1)
         return function(analyse(pattern), _doubles(words), columns).reshape(b.shape)
 
@@ -208,11 +208,15 @@ def _half_solve_transposed(analysis: Any, factor: Any, x: NDArray[np.float64]) -
     return numeric.solve_lower(analysis.batches, factor, x[analysis.order])
 
 
-def _selected_inverse_on_host(pattern: SparsePattern, words: NDArray[Any], like: NDArray[Any]) -> NDArray[np.float64]:
+def _selected_inverse_on_host(
+    pattern: SparsePattern, words: NDArray[np.generic], like: NDArray[np.generic]
+) -> NDArray[np.float64]:
     return numeric.selected_inverse(analyse(pattern).batches, _doubles(words), like.size)
 
 
-def _tangent_on_host(pattern: SparsePattern, words: NDArray[Any], tangent: NDArray[Any]) -> NDArray[np.float64]:
+def _tangent_on_host(
+    pattern: SparsePattern, words: NDArray[np.generic], tangent: NDArray[np.float64]
+) -> NDArray[np.float64]:
     factor, tangent = _doubles(words), tangent.astype(np.float64)
     return numeric.selected_inverse_tangent(analyse(pattern).batches, factor, tangent)
 
@@ -226,7 +230,9 @@ def _log_determinant(pattern: SparsePattern, values: Array, words: Array, raw: A
 
 
 @_log_determinant.defjvp
-def _log_determinant_jvp(pattern: SparsePattern, primals: Any, tangents: Any) -> tuple[Array, Array]:
+def _log_determinant_jvp(
+    pattern: SparsePattern, primals: tuple[Array, ...], tangents: tuple[Array, ...]
+) -> tuple[Array, Array]:
     values, words, raw = primals
     inverse = _selected_inverse(pattern, values, words)
     return _log_determinant(pattern, values, words, raw), jnp.sum(_times(pattern, inverse) * tangents[0])
@@ -243,7 +249,9 @@ def _selected_inverse(pattern: SparsePattern, values: Array, words: Array) -> Ar
 
 
 @_selected_inverse.defjvp
-def _selected_inverse_jvp(pattern: SparsePattern, primals: Any, tangents: Any) -> tuple[Array, Array]:
+def _selected_inverse_jvp(
+    pattern: SparsePattern, primals: tuple[Array, ...], tangents: tuple[Array, ...]
+) -> tuple[Array, Array]:
     values, words = primals
     # Both this map and its transpose, since the factor of the transpose is the same.
     tangent = tangents[0] * _one_without_derivative("SparseFactor: the derivative of the selected inverse", values)
@@ -266,7 +274,9 @@ def _one_without_derivative(what: str, values: Array) -> Array:
     return jnp.ones((), values.dtype)
 
 
-def _one_without_derivative_jvp(what: str, primals: Any, tangents: Any) -> tuple[Array, Array]:
+def _one_without_derivative_jvp(
+    what: str, primals: tuple[Array, ...], tangents: tuple[Array, ...]
+) -> tuple[Array, Array]:
     if not isinstance(tangents[0], SymbolicZero):
         raise NotImplementedError(
             f"{what} has no derivative in the values of the matrix: it would need the whole inverse. "

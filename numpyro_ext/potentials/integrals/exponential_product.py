@@ -15,7 +15,7 @@ which is positive, too, where an even number of eigenvalues exceed one.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -125,7 +125,7 @@ def log_expected_exp_product(mean_u: Array, covariance_u: Array, mean_v: Array, 
 
 
 @log_expected_exp_product.defjvp
-def _log_expected_exp_product_jvp(primals: Any, tangents: Any) -> tuple[Array, Array]:
+def _log_expected_exp_product_jvp(primals: tuple[Array, ...], tangents: tuple[Array, ...]) -> tuple[Array, Array]:
     mean_u, covariance_u, mean_v, covariance_v = primals
     found = product_expectation(mean_u, covariance_u, mean_v, semidefinite_root(covariance_v))
     tilted_u = mean_u + jnp.einsum("...ij,...j->...i", covariance_u, found.mean)
@@ -157,7 +157,9 @@ def log_expected_exp_product_diagonal(
 
 
 @log_expected_exp_product_diagonal.defjvp
-def _log_expected_exp_product_diagonal_jvp(primals: Any, tangents: Any) -> tuple[Array, Array]:
+def _log_expected_exp_product_diagonal_jvp(
+    primals: tuple[Array, ...], tangents: tuple[Array, ...]
+) -> tuple[Array, Array]:
     mean_u, variance_u, mean_v, variance_v = jnp.broadcast_arrays(*primals)
     found = diagonal_product_expectation(mean_u, variance_u, mean_v, variance_v)
     tilted_u = mean_u + variance_u * found.mean

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
 
 import jax.numpy as jnp
 import numpyro.distributions as dist
@@ -22,7 +21,7 @@ _JUMP = 2e-6
 _WRAPPERS = (ExpandedDistribution, Independent, MaskedDistribution)
 
 
-def as_gaussian(fn: Any) -> Any:
+def as_gaussian(fn: dist.Distribution) -> dist.Distribution:
     """A Gaussian that is written as affine transforms of another one, as that Gaussian; others as they are.
 
     So are ``TransformedDistribution(Normal(0, 1), AffineTransform(mean, scale))``, which tutorials write for
@@ -54,7 +53,7 @@ def as_gaussian(fn: Any) -> Any:
     return fn
 
 
-def with_exact_density(fn: Any) -> Any:
+def with_exact_density(fn: dist.Distribution) -> dist.Distribution:
     """Truncated normal distributions, beta and beta-binomial ones, and zero-inflated gamma-Poisson ones with densities
     of full precision; others as they are.
 
@@ -85,7 +84,7 @@ def with_exact_density(fn: Any) -> Any:
     return fn
 
 
-def rounding_of_density(fn: Any, value: Any) -> Array | None:
+def rounding_of_density(fn: dist.Distribution, value: Array) -> Array | None:
     """Bound on the error of each log density that NumPyro computes where :func:`with_exact_density` has another one.
 
     :param fn: a distribution as a model has it.
@@ -104,7 +103,7 @@ def rounding_of_density(fn: Any, value: Any) -> Array | None:
     return jnp.where(mask, bound, 0.0)
 
 
-def _around(wrapper: Any, inner: Any) -> Any:
+def _around(wrapper: dist.Distribution, inner: dist.Distribution) -> dist.Distribution:
     out = copy.copy(wrapper)
     out.base_dist = inner
     return out
@@ -114,11 +113,11 @@ class _Beta(dist.Distribution):
     pytree_data_fields = ("concentration1", "concentration0")
     support = constraints.unit_interval
 
-    def __init__(self, fn: Any):
+    def __init__(self, fn: dist.Distribution):
         self.concentration1, self.concentration0 = fn.concentration1, fn.concentration0
         super().__init__(fn.batch_shape, validate_args=False)
 
-    def log_prob(self, value: Any) -> Array:
+    def log_prob(self, value: Array) -> Array:
         a, b = (jnp.asarray(x, float) for x in (self.concentration1, self.concentration0))
         # As in NumPyro, the ends of the interval have a density, but no derivative in the concentrations.
         is_end = (value == 0.0) | (value == 1.0)
@@ -132,16 +131,16 @@ class _Beta(dist.Distribution):
 class _BetaBinomial(dist.Distribution):
     pytree_data_fields = ("concentration1", "concentration0", "total_count")
 
-    def __init__(self, fn: Any):
+    def __init__(self, fn: dist.Distribution):
         self.concentration1, self.concentration0 = fn.concentration1, fn.concentration0
         self.total_count = fn.total_count
         super().__init__(fn.batch_shape, validate_args=False)
 
     @constraints.dependent_property(is_discrete=True, event_dim=0)
-    def support(self) -> Any:
+    def support(self) -> constraints.Constraint:
         return constraints.integer_interval(0, self.total_count)
 
-    def log_prob(self, value: Any) -> Array:
+    def log_prob(self, value: Array) -> Array:
         total, count = (jnp.asarray(x, float) for x in (self.total_count, value))
         a, b = self.concentration1, self.concentration0
         # Three at once are one piece of program.
@@ -157,11 +156,11 @@ class _GammaPoisson(dist.Distribution):
     pytree_data_fields = ("concentration", "rate")
     support = constraints.nonnegative_integer
 
-    def __init__(self, fn: Any, batch_shape: tuple[int, ...]):
+    def __init__(self, fn: dist.Distribution, batch_shape: tuple[int, ...]):
         self.concentration, self.rate = fn.concentration, fn.rate
         super().__init__(batch_shape, validate_args=False)
 
-    def log_prob(self, value: Any) -> Array:
+    def log_prob(self, value: Array) -> Array:
         value, size = (jnp.asarray(x, float) for x in (value, self.concentration))
         chances: Array = log_rising_coefficient(value, size)
         chances -= size * jnp.log1p(1.0 / self.rate) + value * jnp.log1p(self.rate)
@@ -171,16 +170,16 @@ class _GammaPoisson(dist.Distribution):
 class _TruncatedNormal(dist.Distribution):
     pytree_data_fields = ("loc", "scale", "low", "high", "_support")
 
-    def __init__(self, fn: Any, low: Any, high: Any):
+    def __init__(self, fn: dist.Distribution, low: Array | None, high: Array | None):
         self.loc, self.scale, self.low, self.high = fn.base_dist.loc, fn.base_dist.scale, low, high
         self._support = fn.support
         super().__init__(fn.batch_shape, validate_args=False)
 
     @constraints.dependent_property(is_discrete=False, event_dim=0)
-    def support(self) -> Any:
+    def support(self) -> constraints.Constraint:
         return self._support
 
-    def log_prob(self, value: Any) -> Array:
+    def log_prob(self, value: Array) -> Array:
         density: Array = dist.Normal(self.loc, self.scale, validate_args=False).log_prob(value)
         return density - self.log_mass()
 

@@ -54,14 +54,14 @@ _LARGEST_FIELD = 1024
 """Unknowns of a field up to which a dense precision is all there is, as of several fields in a plate."""
 
 
-def unwrap(fn: Any) -> Any:
+def unwrap(fn: dist.Distribution) -> dist.Distribution:
     """The distribution below ``mask``, ``to_event`` and ``expand``."""
     while isinstance(fn, dist.Independent | dist.MaskedDistribution | dist.ExpandedDistribution):
         fn = fn.base_dist
     return fn
 
 
-def mask_of(fn: Any) -> Any:
+def mask_of(fn: dist.Distribution) -> Any:
     """The mask that a distribution carries, over the batch shape of :func:`unwrap`: True, False or a boolean array."""
     mask: Any = True
     while isinstance(fn, dist.Independent | dist.MaskedDistribution | dist.ExpandedDistribution):
@@ -73,12 +73,12 @@ def mask_of(fn: Any) -> Any:
     return mask
 
 
-def is_unweighted(fn: Any) -> bool:
+def is_unweighted(fn: dist.Distribution) -> bool:
     """True if a mask takes all of the density of ``fn`` away, as imputation does before it gives a joint one."""
     return mask_of(fn) is False
 
 
-def is_gaussian(fn: Any) -> bool:
+def is_gaussian(fn: dist.Distribution) -> bool:
     """True if values of ``fn`` are jointly Gaussian (or flat on all of the real line) given its parameters."""
     base = unwrap(fn)
     if isinstance(base, dist.ImproperUniform):
@@ -86,7 +86,7 @@ def is_gaussian(fn: Any) -> bool:
     return type(base) in _GAUSSIAN
 
 
-def why_not_read(fn: Any) -> str | None:
+def why_not_read(fn: dist.Distribution) -> str | None:
     """Obstacle to reading a Gaussian Markov random field, and what to do instead; ``None`` of all others."""
     base = unwrap(fn)
     if not isinstance(base, GaussianMarkovRandomField):
@@ -107,7 +107,7 @@ def why_not_read(fn: Any) -> str | None:
     return None
 
 
-def is_sparse_field(fn: Any) -> bool:
+def is_sparse_field(fn: dist.Distribution) -> bool:
     """True if the innovation of a site keeps the sparse precision of its Gaussian Markov random field: it then has all
     values of the field, also where these add up to zero, and not coordinates of the space on which they do."""
     base = unwrap(fn)
@@ -115,7 +115,7 @@ def is_sparse_field(fn: Any) -> bool:
     return is_field and fn.batch_shape == () and base.event_shape[0] > LARGEST_DENSE_FIELD
 
 
-def is_factor(fn: Any) -> bool:
+def is_factor(fn: dist.Distribution) -> bool:
     """True if a site of ``fn`` is its location plus innovations with a registered density each, other than a Gaussian.
 
     Such innovations are flat unknowns of a latent Gaussian form, and their densities factors on them, as those of
@@ -128,7 +128,7 @@ def is_factor(fn: Any) -> bool:
     return not base.event_dim and _is_real(base.support) and not is_unweighted(fn)
 
 
-def factor_potential(fn: Any) -> Potential | None:
+def factor_potential(fn: dist.Distribution) -> Potential | None:
     """The potential of the innovations of ``fn`` with shapes in place of numbers, if they have one."""
     if not is_factor(fn):
         return None
@@ -140,12 +140,12 @@ def factor_potential(fn: Any) -> Potential | None:
     return found
 
 
-def is_one_sided(fn: Any) -> bool:
+def is_one_sided(fn: dist.Distribution) -> bool:
     """True if a site of ``fn`` is a flat unknown with a density on a half line (half-normal, exponential) as factor."""
     return has_half_line(unwrap(fn)) and not is_unweighted(fn)
 
 
-def density_of_innovation(fn: Any, innovation: Array) -> Any:
+def density_of_innovation(fn: dist.Distribution, innovation: Array) -> dist.Distribution:
     """Distribution whose density at zero is that of an innovation of ``fn``, where its prior is a factor: the one below
     :func:`unwrap` at a location of minus the innovation."""
     if is_one_sided(fn):
@@ -155,13 +155,13 @@ def density_of_innovation(fn: Any, innovation: Array) -> Any:
     return base
 
 
-def _is_real(support: Any) -> bool:
+def _is_real(support: constraints.Constraint) -> bool:
     while hasattr(support, "base_constraint"):
         support = support.base_constraint
     return isinstance(support, type(constraints.real))
 
 
-def location(fn: Any) -> Array:
+def location(fn: dist.Distribution) -> Array:
     """Location of a site of the field, of the shape of its values (zero for those that have none: flat ones, trees)."""
     base = unwrap(fn)
     shape = fn.batch_shape + fn.event_shape
@@ -170,7 +170,7 @@ def location(fn: Any) -> Array:
     return jnp.broadcast_to(base.mode if isinstance(base, GaussianMarkovRandomField) else base.loc, shape)
 
 
-def innovation_shape(fn: Any) -> tuple[int, ...]:
+def innovation_shape(fn: dist.Distribution) -> tuple[int, ...]:
     """Shape of the innovation of a Gaussian site: that of its values, less what a sum of zero takes away."""
     base = unwrap(fn)
     shape: tuple[int, ...] = fn.batch_shape + fn.event_shape
@@ -181,7 +181,7 @@ def innovation_shape(fn: Any) -> tuple[int, ...]:
     return shape
 
 
-def shift_to_value(fn: Any, innovation: Array) -> Array:
+def shift_to_value(fn: dist.Distribution, innovation: Array) -> Array:
     """The value of a Gaussian site from its innovation, a map of unit Jacobian (onto sums of zero, an isometry)."""
     base = unwrap(fn)
     if isinstance(base, dist.GaussianRandomWalk):
@@ -193,7 +193,7 @@ def shift_to_value(fn: Any, innovation: Array) -> Array:
     return location(fn) + innovation
 
 
-def prior_block(fn: Any) -> PriorBlock:
+def prior_block(fn: dist.Distribution) -> PriorBlock:
     """Distribution of the innovation of a Gaussian site, flattened in C order, as the model parameterised it."""
     base = unwrap(fn)
     shape = innovation_shape(fn)
@@ -242,7 +242,7 @@ def _sparse_block(field: GaussianMarkovRandomField) -> SparsePrecisionPrior:
     return entries.block(precision.values, known)
 
 
-def dense_prior_block(fn: Any) -> PriorBlock:
+def dense_prior_block(fn: dist.Distribution) -> PriorBlock:
     """Prior block, as :func:`prior_block` has it, by its covariance where it is of low rank."""
     block = prior_block(fn)
     return block.dense() if isinstance(block, LowRankPrior) else block
@@ -267,7 +267,7 @@ def _stack(matrix: Array, shape: tuple[int, ...]) -> tuple[Array, int]:
     return matrix.reshape(-1, *matrix.shape[-2:]), math.prod(shape[:own])
 
 
-def _car_precision(base: Any) -> Array:
+def _car_precision(base: dist.CAR) -> Array:
     adjacency = base.adj_matrix.toarray() if base.is_sparse else base.adj_matrix
     adjacency = jnp.asarray(adjacency, jnp.result_type(float))
     degrees = jnp.eye(adjacency.shape[-1]) * adjacency.sum(-1)[..., None]

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
+import numpyro.distributions as dist
 from jax import Array
 
 from ...distributions import AnalysisPrior
@@ -31,7 +32,7 @@ class SparsePrior(NamedTuple):
     """Power of the prior, ``None`` for one."""
 
 
-def is_sparse(fn: Any) -> bool:
+def is_sparse(fn: dist.Distribution) -> bool:
     """True if a site of this distribution can be coefficients with a product or forest prior."""
     base = unwrap(fn)
     if isinstance(base, AnalysisPrior):
@@ -46,7 +47,7 @@ def _has_forest(base: Any) -> bool:
     return isinstance(getattr(base, "forest", None), Forest) and hasattr(base, "parameters")
 
 
-def sparse_prior(fn: Any) -> SparsePrior:
+def sparse_prior(fn: dist.Distribution) -> SparsePrior:
     """Forest and components of a site; parameters that a distribution shares between elements make one group."""
     base = unwrap(fn)
     if isinstance(base, AnalysisPrior):

@@ -159,7 +159,7 @@ def fitted_guide(
     return guide, {"auto_loc": loc, "auto_scale_tril": _lower_factor(jnp.concatenate(blocks)), **params}
 
 
-def _unconstrained(fn: Any, mean: Array, rows: Array) -> tuple[Array, Array]:
+def _unconstrained(fn: dist.Distribution, mean: Array, rows: Array) -> tuple[Array, Array]:
     """Mean and covariance rows of a field site in its unconstrained space, where it is a linear subspace; of one on a
     half line those of the log-normal with the same moments."""
     transform = biject_to(fn.support)

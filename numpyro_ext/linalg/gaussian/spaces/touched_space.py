@@ -359,7 +359,9 @@ def _condition(covariance: Array, precision: Array, shift: Array) -> tuple[Array
 
 
 @_condition.defjvp
-def _move(primals: tuple[Array, ...], tangents: tuple[Array, ...]) -> tuple[Any, Any]:
+def _move(
+    primals: tuple[Array, ...], tangents: tuple[Array, ...]
+) -> tuple[tuple[Array, Array, Array], tuple[Array, Array, Array]]:
     covariance, precision, _ = primals
     d_covariance, d_precision, d_shift = tangents
     found = _condition(*primals)
@@ -406,7 +408,7 @@ def _solve(factor: Array, order: Array, x: Array) -> Array:
     return solve_triangular(factor, white)
 
 
-def _one_by_one(function: Callable[..., Array], *parts: Any) -> Array:
+def _one_by_one(function: Callable[..., Array], *parts: Array) -> Array:
     """A function of the arrays of each block, one after the other: see :mod:`~numpyro_ext.linalg.cholesky`."""
     found: Array = lax.map(lambda block: function(*block), parts)
     return found

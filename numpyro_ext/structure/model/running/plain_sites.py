@@ -11,6 +11,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 from jax import Array
+from jax.typing import DTypeLike
 from numpyro.contrib.control_flow.scan import scan_wrapper
 from numpyro.distributions.util import sum_rightmost
 from numpyro.primitives import Messenger
@@ -48,7 +49,7 @@ def to_real(value: Any) -> Any:
     return jax.tree.map(convert, value)
 
 
-def _is_real(dtype: Any) -> bool:
+def _is_real(dtype: DTypeLike) -> bool:
     return any(jnp.issubdtype(dtype, kind) for kind in (np.bool_, np.integer, np.floating))
 
 
@@ -63,7 +64,7 @@ def _widened(value: Any) -> Any:
     return jnp.asarray(value, int) if jnp.issubdtype(dtype, np.integer) and dtype.itemsize < 4 else value
 
 
-def in_working_precision(fn: Any) -> Any:
+def in_working_precision(fn: dist.Distribution) -> dist.Distribution:
     """The same distribution with its real parameters in the floating dtype of the reading.
 
     Parameters that are whole numbers by their nature, as the total count of a binomial, stay whole numbers, and so do
@@ -96,18 +97,18 @@ def in_working_precision(fn: Any) -> Any:
     return out
 
 
-def _rebuilt(fn: Any, names: tuple[str, ...]) -> Any:
+def _rebuilt(fn: dist.Distribution, names: tuple[str, ...]) -> dist.Distribution:
     return type(fn)(**{n: to_real(getattr(fn, n)) for n in names}, validate_args=False)
 
 
-def _is_discrete(constraint: Any) -> bool:
+def _is_discrete(constraint: dist.constraints.Constraint) -> bool:
     try:
         return bool(constraint.is_discrete)
     except NotImplementedError:
         return True
 
 
-def _as_numpyro(fn: Any) -> Any:
+def _as_numpyro(fn: dist.Distribution) -> dist.Distribution:
     """The distribution of a Gaussian process of tinygp, which is no pytree, as one of NumPyro; others as they are."""
     process = getattr(fn, "gp", None)
     if process is None or type(fn).__module__.partition(".")[0] != "tinygp":
@@ -151,7 +152,7 @@ def _make_deterministic(msg: dict[str, Any]) -> None:
     msg["type"], msg["value"] = "deterministic", msg["fn"].mean
 
 
-def _log_density_of_point(fn: Any) -> Array:
+def _log_density_of_point(fn: dist.Distribution) -> Array:
     """Log density of a Delta in its wrappers at its own value, without the comparison of the two."""
     if isinstance(fn, dist.Delta):
         return jnp.broadcast_to(fn.log_density, fn.batch_shape)
@@ -163,7 +164,7 @@ def _log_density_of_point(fn: Any) -> Array:
     return jnp.broadcast_to(inner, fn.batch_shape)
 
 
-def _with_shape_of(fn: Any, value: Any) -> Any:
+def _with_shape_of(fn: dist.Distribution, value: Array) -> dist.Distribution:
     """The distribution with the batch shape over which NumPyro sums the density of an observed value.
 
     It draws values by ``sample_shape`` and ignores it where they are given: a mask around the site, or a parameter, may

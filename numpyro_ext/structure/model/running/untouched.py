@@ -12,6 +12,7 @@ import numpy as np
 import numpyro
 from jax import Array
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
+from jax.typing import DTypeLike
 from numpyro import handlers
 from numpyro.infer.util import compute_log_probs
 
@@ -36,7 +37,7 @@ class UntouchedDensities(NamedTuple):
     """At each point."""
     errors: np.ndarray
     """Bounds on the error of what NumPyro computes with few digits, infinite where it has none."""
-    dtype: Any
+    dtype: DTypeLike
     """The least precise floating dtype among distributions and values."""
 
 

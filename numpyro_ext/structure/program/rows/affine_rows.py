@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import scipy.sparse
 from jax import Array
+from jax.typing import DTypeLike
 from scipy.sparse.csgraph import connected_components
 
 from ....linalg.gaussian.design import DenseDesign, Design, OperatorRows, SparseRows
@@ -216,7 +217,7 @@ def find_indices(pattern: np.ndarray, num_columns: int) -> tuple[RowIndices, Col
 
 
 def entries_by_colour(
-    push: Callable[[Array], Array], indices: RowIndices, colouring: Colouring, dtype: Any, is_large: bool
+    push: Callable[[Array], Array], indices: RowIndices, colouring: Colouring, dtype: DTypeLike, is_large: bool
 ) -> Array:
     """The entries of rows, ``(num_rows, k)``, and numbers of no meaning at padding."""
     slopes = _slopes_by_colour(push, indices, colouring.number, dtype, is_large)
@@ -226,7 +227,7 @@ def entries_by_colour(
 
 
 def _slopes_by_colour(
-    push: Callable[[Array], Array], indices: RowIndices, num_colours: int, dtype: Any, is_large: bool
+    push: Callable[[Array], Array], indices: RowIndices, num_colours: int, dtype: DTypeLike, is_large: bool
 ) -> Array:
     """Derivatives of values in the direction of all columns of a colour, ``(num_colours, num_values)``."""
     colours = jnp.asarray(indices.colours)
