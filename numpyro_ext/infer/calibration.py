@@ -119,11 +119,11 @@ class Calibration:
 def calibrate(
     engine: BaseEngine[Any],
     rng_key: Array,
-    *args: Any,
+    *args: object,
     num_simulations: int = 200,
     observed: Sequence[str] | str | None = None,
     quantities: Sequence[str] | str = (),
-    **kwargs: Any,
+    **kwargs: object,
 ) -> Calibration:
     """Ranks of true values among the draws of an engine, on data simulated from the prior of its model.
 

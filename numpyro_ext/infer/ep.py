@@ -156,7 +156,7 @@ class EP(Engine):
 
     def __init__(
         self,
-        model: Callable[..., Any],
+        model: Callable[..., object],
         *,
         damping: float = 0.0,
         adapt_damping: bool = True,
@@ -254,7 +254,7 @@ class EP(Engine):
     # The two forms
 
     def _start(
-        self, rng_key: Array, args: tuple[Any, ...], kwargs: dict[str, Any], init_state: EngineState | None
+        self, rng_key: Array, args: tuple[object, ...], kwargs: dict[str, object], init_state: EngineState | None
     ) -> FinishedRun:
         if self._is_mixture:
             return self._tree_fitter().run(rng_key, args, kwargs, init_state)
@@ -280,7 +280,7 @@ class EP(Engine):
         return TreeFitter(**{field.name: getattr(self, field.name) for field in dataclasses.fields(TreeFitter)})
 
     def _restore(
-        self, content: dict[str, Any], rng_key: Array, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, content: dict[str, Any], rng_key: Array, args: tuple[object, ...], kwargs: dict[str, object]
     ) -> FinishedRun:
         if "tree" in content:
             return self._tree_fitter().restore(content["tree"], rng_key, args, kwargs)

@@ -12,7 +12,7 @@ from .gaussian.marginal.model import MarginalModel
 __all__ = ["marginalize"]
 
 
-def marginalize(model: Callable[..., Any], engine: Callable[..., Any] = EP, **options: Any) -> MarginalModel:
+def marginalize(model: Callable[..., object], engine: Callable[..., Any] = EP, **options: Any) -> MarginalModel:
     """A NumPyro model over the hyperparameters of ``model``, for NUTS, SVI or anything that takes a model.
 
     It samples what is not in the field by the code of the model itself, with its priors, plates and transforms, and

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax.numpy as jnp
 from jax import Array
@@ -36,7 +36,7 @@ class ElementwisePotential(Potential):
     has_fixed_shape: ClassVar[bool] = True
 
     function: Callable[..., Array] = dataclasses.field(metadata={"static": True})
-    args: tuple[Any, ...] = ()
+    args: tuple[object, ...] = ()
 
     def log_density(self, eta: ArrayLike) -> Array:
         return self.function(jnp.asarray(eta), *self.args)

@@ -61,7 +61,7 @@ class PairPotential(VectorPotential):
     """
 
     function: Callable[..., Array] = dataclasses.field(metadata={"static": True})
-    args: tuple[Any, ...] = ()
+    args: tuple[object, ...] = ()
     inner: int = dataclasses.field(default=0, metadata={"static": True})
     is_gaussian: bool = dataclasses.field(default=False, metadata={"static": True})
     is_mixture: bool = dataclasses.field(default=False, metadata={"static": True})

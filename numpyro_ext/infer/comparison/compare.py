@@ -134,7 +134,7 @@ def _with_error(value: float, error: float) -> str:
 
 
 def compare_engines(
-    model: Callable[..., Any], engines: Any, rng_key: Array, *args: Any, reference: Any = None, **kwargs: Any
+    model: Callable[..., object], engines: Any, rng_key: Array, *args: object, reference: Any = None, **kwargs: object
 ) -> Comparison:
     """Run several engines on one model and the same data, and put what they found side by side.
 
@@ -237,8 +237,8 @@ def _with_gaps(row: Row, gaps: Gaps) -> Row:
 def _row(
     contestant: Contestant,
     keys: Array,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    args: tuple[object, ...],
+    kwargs: dict[str, object],
     moments: dict[str, Moments],
 ) -> Row:
     """Run one of them twice, and ask it; the moments of those that ended are kept."""
@@ -272,7 +272,7 @@ def _row(
 
 
 def _timed(
-    contestant: Contestant, rng_key: Array, args: tuple[Any, ...], kwargs: dict[str, Any]
+    contestant: Contestant, rng_key: Array, args: tuple[object, ...], kwargs: dict[str, object]
 ) -> tuple[float, float]:
     """Wall-clock and processor seconds of a run."""
     wall, cpu = time.perf_counter(), time.process_time()

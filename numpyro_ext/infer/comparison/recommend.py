@@ -86,7 +86,7 @@ def _grouped(candidates: list[Candidate], key: Callable[[Candidate], Any]) -> di
     return {found: ", ".join(names) for found, names in out.items()}
 
 
-def recommend(model: Callable[..., Any], *args: Any, **kwargs: Any) -> Recommendation:
+def recommend(model: Callable[..., object], *args: object, **kwargs: object) -> Recommendation:
     """Read a model, and say which engines can treat it, at what cost, and which one to start with.
 
     Nothing is fitted. The rules, of which the first that holds decides:

@@ -89,9 +89,9 @@ def _error_words(errors: Errors) -> str:
 
 def reference_by_nuts(
     rng_key: Array,
-    model: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    model: Callable[..., object],
+    args: tuple[object, ...],
+    kwargs: dict[str, object],
     *,
     num_warmup: int = NUM_WARMUP,
     num_samples: int = NUM_SAMPLES,

@@ -56,7 +56,7 @@ class BaseEngine(ShownEngine, LastRun, ArviZInterface, KeptRun, Generic[_Run]):
 
     def __init__(
         self,
-        model: Callable[..., Any],
+        model: Callable[..., object],
         *,
         field: Sequence[str] | str | None = None,
         hyper_values: Mapping[str, Any] | None = None,
@@ -96,30 +96,32 @@ class BaseEngine(ShownEngine, LastRun, ArviZInterface, KeptRun, Generic[_Run]):
     forms: ClassVar[Sequence[Form[Any]]] = ()
     """Forms into which a model is read: the first of them that it has."""
 
-    def _read(self, rng_key: Array, args: tuple[Any, ...], kwargs: dict[str, Any], **options: Any) -> Any:
+    def _read(self, rng_key: Array, args: tuple[object, ...], kwargs: dict[str, object], **options: Any) -> Any:
         keep_by_default()
         options |= {"field": self.field, "init_values": self._start_values, "rng_key": rng_key}
         return read_first(self.forms, self.model, args, kwargs, **options)
 
     @abstractmethod
     def _start(
-        self, rng_key: Array, args: tuple[Any, ...], kwargs: dict[str, Any], init_state: EngineState | None
+        self, rng_key: Array, args: tuple[object, ...], kwargs: dict[str, object], init_state: EngineState | None
     ) -> _Run:
         """Read the model and run the algorithm for its form."""
 
     @abstractmethod
-    def _restore(self, content: dict[str, Any], rng_key: Array, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Run:
+    def _restore(
+        self, content: dict[str, Any], rng_key: Array, args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> _Run:
         """The run from its :meth:`FinishedRun.content`."""
 
     def run(
         self,
         rng_key: Array,
-        *args: Any,
+        *args: object,
         init_state: EngineState | None = None,
         checkpoint: str | os.PathLike[str] | None = None,
         coords: Coords | None = None,
         dims: Dims | None = None,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> None:
         """Read the model on these arguments, learn its hyperparameters and fit its latent sites.
 
@@ -155,7 +157,7 @@ class BaseEngine(ShownEngine, LastRun, ArviZInterface, KeptRun, Generic[_Run]):
                 start = partial(start, checkpoint=checkpoint)
             self._keep(start(rng_key, args, kwargs, init_state), labels)
 
-    def run_many(self, rng_key: Array, datasets: Sequence[Any], **kwargs: Any) -> Fits[Self]:
+    def run_many(self, rng_key: Array, datasets: Sequence[Any], **kwargs: object) -> Fits[Self]:
         """Fit many data sets of one structure: bootstrap samples, simulations from the prior, one series per shop.
 
         Engines on Gaussian fields read the model once for each and then fit them together, in compiled, batched loops;

@@ -159,7 +159,7 @@ def _plain(label: Any) -> Any:
 
 
 def labels_of_call(
-    model: Callable[..., Any], kwargs: dict[str, Any], coords: Any, dims: Any
+    model: Callable[..., object], kwargs: dict[str, object], coords: Any, dims: Any
 ) -> tuple[dict[str, Any], Labels]:
     """Keyword arguments of the model, and the labels of a run.
 

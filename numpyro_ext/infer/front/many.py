@@ -26,8 +26,8 @@ class Dataset(NamedTuple):
     """The arguments of the model for one of the fits, and its random key."""
 
     rng_key: Array
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
+    args: tuple[object, ...]
+    kwargs: dict[str, object]
 
 
 def as_datasets(rng_key: Array, datasets: Sequence[Any], shared: Mapping[str, Any]) -> list[Dataset]:

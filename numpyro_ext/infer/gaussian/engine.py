@@ -96,7 +96,7 @@ class Engine(GaussianAnswers):
 
     def __init__(
         self,
-        model: Callable[..., Any],
+        model: Callable[..., object],
         *,
         num_steps: int = 100,
         tol: float | None = None,
@@ -130,7 +130,7 @@ class Engine(GaussianAnswers):
     # Running
 
     def _start(
-        self, rng_key: Array, args: tuple[Any, ...], kwargs: dict[str, Any], init_state: EngineState | None
+        self, rng_key: Array, args: tuple[object, ...], kwargs: dict[str, object], init_state: EngineState | None
     ) -> FinishedRun:
         return self._fit(self._read(rng_key, args, kwargs), rng_key, init_state)
 
@@ -313,7 +313,7 @@ class Engine(GaussianAnswers):
 
     # Pure functions
 
-    def program(self, *args: Any, changing: str | Sequence[str] | None = None, **kwargs: Any) -> EngineProgram:
+    def program(self, *args: object, changing: str | Sequence[str] | None = None, **kwargs: object) -> EngineProgram:
         """This engine as pure functions of some arguments of the model, to be mapped and differentiated.
 
         The model is read without the values of the arguments that change, so that other values of the same shapes
@@ -375,7 +375,7 @@ class Engine(GaussianAnswers):
     # Persistence
 
     def _restore(
-        self, content: dict[str, Any], rng_key: Array, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, content: dict[str, Any], rng_key: Array, args: tuple[object, ...], kwargs: dict[str, object]
     ) -> FinishedRun:
         reading = self._read(rng_key, args, kwargs, check=False)
         space, algorithm, programs = self._compile(reading)

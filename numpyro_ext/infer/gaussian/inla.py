@@ -80,7 +80,7 @@ class INLA(LaplaceApproximation):
 
     def __init__(
         self,
-        model: Callable[..., Any],
+        model: Callable[..., object],
         *,
         marginal: Marginal = "simplified-laplace",
         design: DesignName | None = None,

@@ -190,15 +190,15 @@ _compiled_estimate = jax.jit(estimate, static_argnames=("num_chains", "num_tempe
 
 
 def annealed_importance_sampling(
-    model: Callable[..., Any],
+    model: Callable[..., object],
     rng_key: Array,
-    *args: Any,
+    *args: object,
     hyper_values: Mapping[str, Any] | None = None,
     num_chains: int = 256,
     num_temperatures: int = 100,
     num_transitions: int = 1,
     temperatures: ArrayLike | None = None,
-    **kwargs: Any,
+    **kwargs: object,
 ) -> AnnealedImportanceSampling:
     """The log evidence of a latent Gaussian NumPyro model at given hyperparameters, by annealed importance sampling.
 

@@ -148,7 +148,7 @@ def move(
     # all places are kept one by one
     most_at_once = 1 if keep_path else kernel.most_at_once
 
-    def over_particles(function: Callable[..., Any], *args: Any) -> Any:
+    def over_particles(function: Callable[..., Any], *args: object) -> Any:
         if batch_size is None or batch_size >= number:
             return jax.vmap(function)(*args)
         return lax.map(lambda arg: function(*arg), args, batch_size=batch_size)

@@ -171,8 +171,8 @@ class SMCProgram:
 
 def read_changing(
     model: Any,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
+    args: tuple[object, ...],
+    kwargs: Mapping[str, object],
     names: str | Sequence[str] | None,
     given: Mapping[str, Any],
 ) -> tuple[Target, dict[str, Any], list[int]]:

@@ -109,7 +109,7 @@ class SMC(Answers, KeptRun):
 
     def __init__(
         self,
-        model: Callable[..., Any],
+        model: Callable[..., object],
         *,
         num_particles: int = 1000,
         path: PathName = "tempered",
@@ -166,12 +166,12 @@ class SMC(Answers, KeptRun):
     def run(
         self,
         rng_key: Array,
-        *args: Any,
+        *args: object,
         init_state: SMCState | None = None,
         checkpoint: str | os.PathLike[str] | None = None,
         coords: Coords | None = None,
         dims: Dims | None = None,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> None:
         """Draw particles from the prior and lead them to the posterior given these arguments.
 
@@ -208,10 +208,10 @@ class SMC(Answers, KeptRun):
 
     def update(
         self,
-        *args: Any,
+        *args: object,
         rng_key: Array | None = None,
         checkpoint: str | os.PathLike[str] | None = None,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> None:
         """Take in other data of the same model: more rows, another mask, larger counts.
 
@@ -360,7 +360,7 @@ class SMC(Answers, KeptRun):
 
     # Pure functions
 
-    def program(self, *args: Any, changing: str | Sequence[str] | None = None, **kwargs: Any) -> SMCProgram:
+    def program(self, *args: object, changing: str | Sequence[str] | None = None, **kwargs: object) -> SMCProgram:
         """This sampler as pure functions of some arguments of the model: for experiments as loops of JAX.
 
         A run and its updates without anything of Python between them, so that a ``scan`` may ask, measure and update,

@@ -68,10 +68,10 @@ class Target:
 
     def __init__(
         self,
-        model: Callable[..., Any],
+        model: Callable[..., object],
         rng_key: Array,
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
+        args: tuple[object, ...],
+        kwargs: Mapping[str, object],
         hyper_values: Mapping[str, Any],
     ) -> None:
         check_key(rng_key)
@@ -153,7 +153,7 @@ class Target:
                 "and masks."
             ) from error
 
-    def with_arguments(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Target:
+    def with_arguments(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> Target:
         """The model on other arguments: without another look at it, where only ``data`` of equal shapes differ.
 
         For arguments with which the prior is the same one.
@@ -183,11 +183,11 @@ class Target:
         """The same, after a look at the model."""
         return Target(self.model, self._key, self.args, self.kwargs, self._given)
 
-    def _call(self, data: list[Array]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def _call(self, data: list[Array]) -> tuple[tuple[object, ...], dict[str, object]]:
         leaves = list(self._static)
         for place, leaf in zip(self._free, data, strict=True):
             leaves[place] = leaf
-        found: tuple[tuple[Any, ...], dict[str, Any]] = jax.tree.unflatten(self._structure, leaves)
+        found: tuple[tuple[object, ...], dict[str, object]] = jax.tree.unflatten(self._structure, leaves)
         return found
 
     def shares_programs_with(self, other: Target) -> bool:

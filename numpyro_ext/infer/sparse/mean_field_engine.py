@@ -93,7 +93,7 @@ class StructuredMeanField(BaseEngine[MeanFieldRun]):
 
     def __init__(
         self,
-        model: Callable[..., Any],
+        model: Callable[..., object],
         *,
         num_steps: int = 300,
         tol: float | None = None,
@@ -126,7 +126,7 @@ class StructuredMeanField(BaseEngine[MeanFieldRun]):
     # Running
 
     def _start(
-        self, rng_key: Array, args: tuple[Any, ...], kwargs: dict[str, Any], init_state: EngineState | None
+        self, rng_key: Array, args: tuple[object, ...], kwargs: dict[str, object], init_state: EngineState | None
     ) -> MeanFieldRun:
         reading, space, programs, workspace = self._prepare(rng_key, args, kwargs)
         data, fixed, before = reading.data, space.fixed, 0
@@ -170,7 +170,7 @@ class StructuredMeanField(BaseEngine[MeanFieldRun]):
         return MeanFieldRun([Member({}, reading, space, programs, workspace, found)], found, rng_key, self.num_samples)
 
     def _prepare(
-        self, rng_key: Array, args: tuple[Any, ...], kwargs: dict[str, Any], *, check: bool = True
+        self, rng_key: Array, args: tuple[object, ...], kwargs: dict[str, object], *, check: bool = True
     ) -> tuple[SparseLinearReading, UnconstrainedSpace, MeanFieldPrograms, core.Workspace]:
         reading = self._read(rng_key, args, kwargs, check=check)
         unknown = set(self.init_values) - set(reading.hyper) - set(reading.field)
@@ -236,7 +236,7 @@ class StructuredMeanField(BaseEngine[MeanFieldRun]):
         return jnp.concatenate(parts)
 
     def _restore(
-        self, content: dict[str, Any], rng_key: Array, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, content: dict[str, Any], rng_key: Array, args: tuple[object, ...], kwargs: dict[str, object]
     ) -> MeanFieldRun:
         reading, space, programs, workspace = self._prepare(rng_key, args, kwargs, check=False)
         result = fit_from_content(content, reading, space, partial(programs.state_shapes, workspace=workspace))

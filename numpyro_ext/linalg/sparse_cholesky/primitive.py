@@ -153,7 +153,7 @@ def _promoted(*arrays: Array) -> tuple[Array, ...]:
 
 
 def _callback(pattern: SparsePattern, function: Callable[..., Any], result: Any, *args: Array) -> Any:
-    def on_host(*args: Any) -> Any:
+    def on_host(*args: object) -> Any:
         arrays = [np.asarray(a) for a in args]
         with np.errstate(all="ignore"):  # what is not finite comes back as nan
             outputs = function(pattern, *arrays)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Any, Unpack
+from typing import Unpack
 
 import numpyro.distributions as dist
 
@@ -101,9 +101,9 @@ def with_costs(form: Form[LatentGaussianReading], costs: LayoutCosts) -> Form[La
 
 
 def read_latent_gaussian(
-    model: Callable[..., Any],
-    args: tuple[Any, ...] = (),
-    kwargs: Mapping[str, Any] | None = None,
+    model: Callable[..., object],
+    args: tuple[object, ...] = (),
+    kwargs: Mapping[str, object] | None = None,
     *,
     costs: LayoutCosts = COSTS,
     **options: Unpack[ReadOptions],

@@ -175,9 +175,9 @@ class ReadOptions(TypedDict, total=False):
 
 def read_first(
     forms: Sequence[Form[_Reading_co]],
-    model: Callable[..., Any],
-    args: tuple[Any, ...] = (),
-    kwargs: Mapping[str, Any] | None = None,
+    model: Callable[..., object],
+    args: tuple[object, ...] = (),
+    kwargs: Mapping[str, object] | None = None,
     *,
     field: Sequence[str] | str | None = None,
     init_values: Mapping[str, Any] | None = None,

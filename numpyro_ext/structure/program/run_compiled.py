@@ -16,7 +16,7 @@ __all__ = ["TracedFunction", "as_function", "run_compiled", "run_traced", "trace
 _COMPILED = Recent(64)
 
 
-def run_compiled(function: Callable[..., Any], *args: Any) -> Any:
+def run_compiled(function: Callable[..., Any], *args: object) -> Any:
     """``function(*args)``, compiled as a whole unless the same operations have been before.
 
     The arrays that the function closes over, such as the data of a model, are arguments of the program: other ones of
@@ -35,7 +35,7 @@ def run_compiled(function: Callable[..., Any], *args: Any) -> Any:
     return run_traced(traced(function, *args), *args)
 
 
-def run_traced(found: TracedFunction, *args: Any) -> Any:
+def run_traced(found: TracedFunction, *args: object) -> Any:
     """The function of :func:`traced` at these arguments, compiled as in :func:`run_compiled`."""
     is_small = holds_little((found.data, args, found.results))
     compiled = _COMPILED.get(found.key, lambda: quick_jit(found.leaves, is_small=is_small))
@@ -57,7 +57,7 @@ class TracedFunction(NamedTuple):
     """Shapes of those leaves that are computed."""
 
 
-def traced(function: Callable[..., Any], *args: Any) -> TracedFunction:
+def traced(function: Callable[..., Any], *args: object) -> TracedFunction:
     """Trace ``function(*args)``; see :func:`run_compiled`.
 
     :param function: of trees of arrays, to a tree of arrays.
@@ -72,7 +72,7 @@ def as_function(program: Program, output: Any) -> TracedFunction:
     data = program.data
     program.release()
 
-    def evaluate(data: Sequence[Any], *args: Any) -> list[Any]:
+    def evaluate(data: Sequence[Any], *args: object) -> list[Any]:
         inputs = (*jax.tree.leaves(args), *data)
         return program.evaluate(leaves, dict(zip((*program.inputs, *program.constants), inputs, strict=True)))
 

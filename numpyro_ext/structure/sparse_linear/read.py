@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Unpack
+from typing import Unpack
 
 from ..model.search import Form, ReadOptions, read_first
 from .priors import is_sparse
@@ -20,9 +20,9 @@ SPARSE_LINEAR = Form(
 
 
 def read_sparse_linear(
-    model: Callable[..., Any],
-    args: tuple[Any, ...] = (),
-    kwargs: Mapping[str, Any] | None = None,
+    model: Callable[..., object],
+    args: tuple[object, ...] = (),
+    kwargs: Mapping[str, object] | None = None,
     **options: Unpack[ReadOptions],
 ) -> SparseLinearReading:
     """Read a model as sparse linear: coefficients with a product or forest prior behind an operator, Gaussian noise.

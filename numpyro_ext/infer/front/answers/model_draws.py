@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
-from typing import Any
 
 import numpy as np
 from jax import Array
@@ -74,11 +73,11 @@ def model_draws(
 
 
 def predictive_draws(
-    model: Callable[..., Any],
+    model: Callable[..., object],
     latents: Mapping[str, Array],
     rng_key: Array,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
+    args: tuple[object, ...],
+    kwargs: Mapping[str, object],
     return_sites: Collection[str] | None = None,
 ) -> dict[str, Array]:
     """Draws of the sites that ``latents`` leave open, one for each draw of these.

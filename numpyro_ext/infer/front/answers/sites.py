@@ -253,7 +253,7 @@ class LargeSite(SitePosterior):
     """
 
     def __init__(self, name: str, shape: tuple[int, ...], part: Callable[[np.ndarray], SitePosterior]) -> None:
-        def refuse(*args: Any) -> Any:
+        def refuse(*args: object) -> Any:
             raise ValueError(
                 f"Site {name!r} has {math.prod(shape)} elements: ask for some of them, by an index as of an array, "
                 f"such as engine.posterior[{name!r}][[0, 1]].mean."

@@ -45,7 +45,7 @@ class KeptRun(ABC):
         write_archive(path, content)
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str], model: Callable[..., Any]) -> Self:
+    def load(cls, path: str | os.PathLike[str], model: Callable[..., object]) -> Self:
         """An engine with the options and results of a saved run, without running again.
 
         :param path: of a file written by :meth:`save`.

@@ -29,10 +29,10 @@ class FittedGuide(AutoMultivariateNormal):
     """
 
     fitted_priors: dict[str, Any] | None = None
-    fitted_call: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
+    fitted_call: tuple[tuple[object, ...], dict[str, object]] = ((), {})
     prior_trace: Callable[..., Any]
 
-    def __call__(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    def __call__(self, *args: object, **kwargs: object) -> dict[str, Any]:
         """Draws of all latent sites.
 
         :raises ValueError: if a latent site has another shape at these arguments.
@@ -43,7 +43,7 @@ class FittedGuide(AutoMultivariateNormal):
         draws: dict[str, Any] = super().__call__(*args, **kwargs)
         return draws
 
-    def _check_priors(self, *args: Any, **kwargs: Any) -> None:
+    def _check_priors(self, *args: object, **kwargs: object) -> None:
         if not self._has_fitted_priors(args, kwargs):
             return
         # A shift of all inputs leaves a stationary covariance what it was; half of them moved does not.
@@ -52,7 +52,7 @@ class FittedGuide(AutoMultivariateNormal):
         half_kwargs = {name: _half(kwargs[name], value) for name, value in old_kwargs.items() if name in kwargs}
         self._has_fitted_priors((*half_args, *args[len(half_args) :]), {**kwargs, **half_kwargs})
 
-    def _has_fitted_priors(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    def _has_fitted_priors(self, args: tuple[object, ...], kwargs: dict[str, object]) -> bool:
         assert self.fitted_priors is not None
         with handlers.block(), jax.ensure_compile_time_eval():  # Predictive maps guides, and what is mapped is traced
             trace = self.prior_trace(*args, **kwargs)
@@ -105,9 +105,9 @@ def _is_same(new: Any, old: Any) -> bool:
 
 
 def fitted_guide(
-    model: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    model: Callable[..., object],
+    args: tuple[object, ...],
+    kwargs: dict[str, object],
     *,
     field: Mapping[str, tuple[Array, Array]],
     hyper: Mapping[str, tuple[Array, Array]],

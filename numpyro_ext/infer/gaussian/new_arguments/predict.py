@@ -202,8 +202,8 @@ def predict(
     run: GaussianRun,
     read: Callable[..., LatentGaussianReading],
     rng_key: Array,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
+    args: tuple[object, ...],
+    kwargs: Mapping[str, object],
     joint: Mapping[str, Any] | None,
 ) -> Prediction:
     """See :meth:`~numpyro_ext.infer.Engine.predict`.
@@ -277,7 +277,7 @@ def _is_another_number(old: Any, new: Any) -> bool:
 
 
 def log_predictive(
-    run: GaussianRun, read: Callable[..., LatentGaussianReading], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    run: GaussianRun, read: Callable[..., LatentGaussianReading], args: tuple[object, ...], kwargs: Mapping[str, object]
 ) -> dict[str, Array]:
     """Log predictive density of the observations of other arguments; see :func:`predict`.
 

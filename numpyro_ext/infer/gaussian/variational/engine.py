@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, Unpack
+from typing import Literal, Unpack
 
 import jax
 import numpy as np
@@ -106,7 +106,7 @@ class VariationalGaussian(Engine):
 
     def __init__(
         self,
-        model: Callable[..., Any],
+        model: Callable[..., object],
         *,
         bound: BoundName | Mapping[str, BoundName] = "exact",
         num_pieces: int = 20,

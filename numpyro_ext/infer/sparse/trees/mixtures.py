@@ -199,7 +199,7 @@ def _label(arguments: Mapping[str, Any]) -> str:
 
 
 def check_average(
-    model: Callable[..., Any],
+    model: Callable[..., object],
     num_shifts: int | None,
     average_over: Mapping[str, Sequence[Any]] | None,
     pooling: Pooling,

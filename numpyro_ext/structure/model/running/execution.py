@@ -26,9 +26,9 @@ _SETTING = bool | np.bool_ | str | type | None
 class ModelCall(NamedTuple):
     """A model with what it is called with."""
 
-    model: Callable[..., Any]
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
+    model: Callable[..., object]
+    args: tuple[object, ...]
+    kwargs: dict[str, object]
     rng_key: jax.Array
     """For models that draw random numbers themselves."""
     changing: tuple[str, ...] = ()
@@ -47,7 +47,7 @@ class ModelCall(NamedTuple):
         there, _ = bound_arguments(self.model, self.args, self.kwargs)
         return {name: _as_arrays(name, there.get(name), there) for name in self.changing}
 
-    def with_values(self, values: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def with_values(self, values: Mapping[str, Any]) -> tuple[tuple[object, ...], dict[str, object]]:
         """Positional and keyword arguments with other values for some of them."""
         if not values:
             return self.args, self.kwargs
@@ -62,8 +62,8 @@ class ModelCall(NamedTuple):
 
 
 def bound_arguments(
-    model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], given: Mapping[str, Any] | None = None
-) -> tuple[dict[str, Any], Callable[[Mapping[str, Any]], tuple[tuple[Any, ...], dict[str, Any]]]]:
+    model: Any, args: tuple[object, ...], kwargs: Mapping[str, object], given: Mapping[str, Any] | None = None
+) -> tuple[dict[str, Any], Callable[[Mapping[str, Any]], tuple[tuple[object, ...], dict[str, object]]]]:
     """The arguments of a model by the names of its parameters, defaults included, and what makes a call of such.
 
     :param model: a NumPyro model.
@@ -77,7 +77,7 @@ def bound_arguments(
     except (TypeError, ValueError):  # callables without one
         names = [f"argument {number + 1}" for number in range(len(args))]
 
-        def plain_call(arguments: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        def plain_call(arguments: Mapping[str, Any]) -> tuple[tuple[object, ...], dict[str, object]]:
             rest = {name: value for name, value in arguments.items() if name not in names}
             return tuple(arguments[name] for name in names if name in arguments), rest
 
@@ -87,7 +87,7 @@ def bound_arguments(
     found = signature.bind(*args, **kwargs, **rest)
     found.apply_defaults()
 
-    def call(arguments: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def call(arguments: Mapping[str, Any]) -> tuple[tuple[object, ...], dict[str, object]]:
         again = inspect.BoundArguments(signature, dict(arguments))
         return again.args, again.kwargs
 
@@ -196,7 +196,7 @@ def tracing_error(error: Exception, call: ModelCall) -> ModelStructureError:
     )
 
 
-def line_of_model(error: BaseException, model: Callable[..., Any]) -> str:
+def line_of_model(error: BaseException, model: Callable[..., object]) -> str:
     """Place in the file of a model where an error arose, as `` (line 7: mean = x @ b)``; empty if it is not known."""
     code = _code(model)
     frames = traceback.extract_tb(error.__traceback__)
@@ -242,7 +242,7 @@ def _plain(signature: inspect.Signature) -> inspect.Signature:
     return inspect.Signature(parameters)
 
 
-def _name(model: Callable[..., Any]) -> str:
+def _name(model: Callable[..., object]) -> str:
     return getattr(model, "__name__", type(model).__name__)
 
 
