@@ -27,6 +27,8 @@ __all__ = ["SparsePosterior", "SparseSpace", "block_pattern"]
 
 _AT_A_TIME = 64
 """Rows whose variances are found by solves at once."""
+_ROUNDING = 1e3
+"""Rounding errors of a variance, in those of one operation, that may be left where a constraint takes all of it."""
 
 
 def block_pattern(block: PriorBlock) -> SparsePattern | None:
@@ -307,9 +309,13 @@ class SparsePosterior(_OnlyParallel):
 
     def _corrected(self, variance: Array, design: SparseRows | DenseDesign) -> Array:
         """Variances of rows, from those without the low-rank parts of the covariance."""
-        for part, sign in ((self.removed, -1.0), (self.added, 1.0)):
-            if part.shape[1]:
-                variance = variance + sign * jnp.sum(design.matvec(part.T) ** 2, axis=0)
+        if self.removed.shape[1]:
+            rest = variance - jnp.sum(design.matvec(self.removed.T) ** 2, axis=0)
+            # an island of one node is constrained to zero: what rounding leaves of its variance has either sign
+            rounding = _ROUNDING * jnp.finfo(rest.dtype).eps * variance
+            variance = jnp.where((rest < 0.0) & (rest > -rounding), 0.0, rest)
+        if self.added.shape[1]:
+            variance = variance + jnp.sum(design.matvec(self.added.T) ** 2, axis=0)
         return variance
 
     def over_rows(self, design: Design, function: Callable[..., Any], *others: Array) -> Any:
