@@ -130,7 +130,7 @@ def test_between_the_points_of_a_lattice_states_are_those_of_fits(engine):
         np.testing.assert_allclose(variance, exact.variance[k], rtol=0.02)
         assert np.max(np.abs(found.fits.marginals["effect"].mean[nearest[k]] - mean)) > 1e-4  # of another point
 
-    # A lattice whose polynomial is not that of the fits is told from one whose is.
+    # A lattice whose process is not that of the fits is told from one whose is.
     bent = found._replace(fits=found.fits._replace(objective=np.abs(found.points[:, 0])))
     assert interpolated(around, bent, points, states) is None
     effect = found.fits.marginals["effect"]

@@ -17,6 +17,7 @@ from ...front.running.progress import progress_bar
 from ...front.state import Fit
 from ...hyper.adaptive import Followed, follow
 from ...hyper.design import PROBE, Design, central_composite, explore_lattice, normal_points, stretch
+from ...hyper.known_points import KnownPoints
 from ...hyper.space import UnconstrainedSpace
 from ..fitting.fitting_programs import POINTS_PER_CALL, FittingPrograms, PointFit
 from .judgement import LARGEST_RISE, bent_message, judge_normal, judge_points, judge_ratios, opposite_mode
@@ -44,7 +45,7 @@ _LARGEST_LATTICE_DIMENSION, _MOST_ADAPTIVE = 2, 20
 _NUM_NORMAL_POINTS = 64
 FEW_DIGITS = 1e-2
 """Tolerance of fits for draws."""
-_TOL = 1e-5
+_TOL = 1e-4
 """Tolerance of fits at a design: marginals are mixtures over points that are a standard deviation apart."""
 _LITTLE_MASS = 0.01
 """Mass of points far out on the sides, where rounding may keep fits from their tolerance, which nobody needs to know
@@ -196,6 +197,7 @@ class Surroundings(NamedTuple):
         *,
         with_marginals: bool = True,
         task: str = "Integration",
+        known: KnownPoints | None = None,
     ) -> PointFit:
         """The field at points of shape ``(n, k)``.
 
@@ -203,8 +205,9 @@ class Surroundings(NamedTuple):
         :param float tol: of the fits.
         :param bool with_marginals: false for zeros in their place.
         :param str task: what the progress bar calls it.
+        :param KnownPoints known: if given, fits start from what it predicts, and are noted in it.
         """
-        return self.fits_of(self.place(points), states, tol, with_marginals=with_marginals, task=task)
+        return self._fits(self.place(points), states, tol, with_marginals, task, points, known)
 
     def fits_of(
         self,
@@ -216,17 +219,34 @@ class Surroundings(NamedTuple):
         task: str = "Integration",
     ) -> PointFit:
         """:meth:`fits` at unconstrained hyperparameters, shape ``(n, d)``."""
+        return self._fits(values, states, tol, with_marginals, task)
+
+    def _fits(
+        self,
+        values: np.ndarray,
+        states: Any,
+        tol: float,
+        with_marginals: bool,
+        task: str,
+        points: np.ndarray | None = None,
+        known: KnownPoints | None = None,
+    ) -> PointFit:
         last = self.fit.last_state
         tolerance = np.asarray(max(tol, self.programs.tol), values.dtype)
         batch, parts = POINTS_PER_CALL if self.space.size else 1, []
-        if states is None:
-            mode = jax.tree.map(lambda leaf: np.repeat(np.asarray(leaf)[None], batch, axis=0), last.state)
+        mode = jax.tree.map(lambda leaf: np.repeat(np.asarray(leaf)[None], batch, axis=0), last.state)
+        start = 0
         with progress_bar(len(values), task, enabled=self.progress_bar) as bar:
-            for start in range(0, len(values), batch):
+            while start < len(values):
                 number = min(batch, len(values) - start)
+                if known is not None:
+                    # The first ones teach those that follow.
+                    number = min(number, max(self.size + 1, known.number // 2))
                 # Filled up, so that one program serves all.
-                index = np.minimum(np.arange(start, start + batch), len(values) - 1)
+                index = np.minimum(np.arange(start, start + batch), start + number - 1)
                 begun = mode if states is None else jax.tree.map(itemgetter(index), states)
+                if points is not None and known is not None and known.number:
+                    begun = known.states_at(points[index])
                 found = self.programs.fits(
                     self.data,
                     self.space.fixed,
@@ -237,7 +257,12 @@ class Surroundings(NamedTuple):
                     with_marginals,
                     marginals_fn=self.marginals_fn,
                 )
-                parts.append(jax.tree.map(lambda leaf, number=number: np.asarray(leaf)[:number], found))
+                found = jax.tree.map(lambda leaf, number=number: np.asarray(leaf)[:number], found)
+                if points is not None and known is not None:
+                    is_good = found.converged & np.isfinite(found.objective)
+                    known.append(points[start : start + number], found.state, is_good)
+                parts.append(found)
+                start += number
                 bar.update(number)
         found_at_all: PointFit = jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
         return found_at_all
@@ -255,29 +280,19 @@ def explore(around: Surroundings, options: Integration) -> Exploration:
     if name == "adaptive":
         around = around.turned()
     factor, parts = around.factor, list[PointFit]()
-    places = np.zeros((0, size))
-
-    def fits_at(points: np.ndarray, **options: Any) -> PointFit:
-        states = None
-        if name == "adaptive" and parts:
-            # From the nearest point that has been fitted.
-            nearest = np.argmin(np.sum((points[:, None] - places) ** 2, axis=-1), axis=1)
-            known = jax.tree.map(lambda *leaves: np.concatenate(leaves), *(part.state for part in parts))
-            states = jax.tree.map(lambda leaf: leaf[nearest], known)
-        found = around.fits(points, states, **options)
-        return without_false_peaks(found, parts[0].objective[0] if parts else found.objective[0])
+    known = KnownPoints()
 
     def evaluate(points: np.ndarray) -> np.ndarray:
-        nonlocal places
-        parts.append(fits_at(points))
-        places = np.concatenate([places, points])
+        found = around.fits(points, known=known)
+        parts.append(without_false_peaks(found, parts[0].objective[0] if parts else found.objective[0]))
         return np.where(np.isfinite(parts[-1].objective), parts[-1].objective, -np.inf)
 
     spread: PointFit | None = None
 
     def evaluate_last(points: np.ndarray) -> np.ndarray:
         nonlocal spread
-        spread = fits_at(points, tol=FEW_DIGITS, with_marginals=False)
+        spread = around.fits(points, known.states_at(points), FEW_DIGITS, with_marginals=False)
+        spread = without_false_peaks(spread, parts[0].objective[0])
         return np.where(np.isfinite(spread.objective), spread.objective, -np.inf)
 
     followed: Followed | None = None

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import itertools
-import math
 from typing import Any
 
 import jax
 import numpy as np
 
+from ...hyper.known_points import length_of, predicted, shares
 from ..fitting.fitting_programs import PointFit
 from .exploration import Exploration, Surroundings
 
 __all__ = ["interpolated"]
 
-_LARGEST_DEGREE = 6
 _MOST_CHECKED = 9
 _LARGEST_ERROR = 0.02
 """Largest error of log densities, of means in standard deviations and of variances, relative: below what a thousand
@@ -24,28 +22,21 @@ _TOL = 0.25 * _LARGEST_ERROR
 
 
 def interpolated(around: Surroundings, found: Exploration, points: np.ndarray, states: Any) -> PointFit | None:
-    """The density and the state at points among those of a lattice, by the polynomial nearest to it, without marginals.
+    """The density and the state at points among those of a lattice, by a Gaussian process, without marginals.
 
     The field is fitted at five or nine of the points, the outermost among them, and compared: ``None`` where density or
-    marginals differ by more than draws show. These fits start from the polynomial's own states, where one step shows
+    marginals differ by more than draws show. These fits start from the process's own states, where one step shows
     whether they are fixed points. One of the outermost starts elsewhere: of an iteration so slow that a step shows
     nothing it ends elsewhere, too.
 
     :param Surroundings around: the mode.
     :param Exploration found: the lattice around it.
     :param points: of shape ``(n, k)``.
-    :param states: of the nearest points of the lattice, from which what is not a finite real number is taken, stacked.
+    :param states: of the nearest points of the lattice, stacked.
     """
-    shares = _shares(found, points)
-
-    def mixed(leaves: np.ndarray, nearest: np.ndarray) -> np.ndarray:
-        if not np.issubdtype(leaves.dtype, np.inexact):
-            return nearest
-        with np.errstate(all="ignore"):
-            mixture = np.tensordot(shares, leaves, 1)
-        return np.where(np.isfinite(mixture), mixture, nearest).astype(leaves.dtype)
-
-    state = jax.tree.map(mixed, found.fits.state, states)
+    known = found.fits
+    length = length_of(found.points, np.asarray(known.objective), found.weights)
+    state = predicted([known.state], found.points, points, length)
     extremes = np.concatenate([np.argmin(points, axis=0), np.argmax(points, axis=0)])
     number = min(1 + 4 * points.shape[1], _MOST_CHECKED)
     checked = np.array(list(dict.fromkeys([*extremes.tolist(), *range(len(points))]))[:number])
@@ -56,10 +47,11 @@ def interpolated(around: Surroundings, found: Exploration, points: np.ndarray, s
         return out
 
     fits = around.fits(points[checked], jax.tree.map(begun, state, states), _TOL, task="Draws")
-    objective, log_evidence = shares @ found.fits.objective, shares @ found.fits.log_evidence
+    parts = shares(found.points, points, length)
+    objective, log_evidence = parts @ known.objective, parts @ known.log_evidence
     errors = [objective[checked] - fits.objective, log_evidence[checked] - fits.log_evidence]
     for name, moments in fits.marginals.items():
-        mean, variance = (shares[checked] @ moment for moment in found.fits.marginals[name][:2])
+        mean, variance = (parts[checked] @ moment for moment in known.marginals[name][:2])
         safe = np.where(moments.variance > 0.0, moments.variance, 1.0)
         errors += [(mean - moments.mean) / np.sqrt(safe), (variance - moments.variance) / safe]
     if not all(np.all(np.abs(error) <= _LARGEST_ERROR) for error in errors):
@@ -69,21 +61,3 @@ def interpolated(around: Surroundings, found: Exploration, points: np.ndarray, s
     hypers = [around.space.unpack(point, around.space.fixed) for point in values]
     hyper = jax.tree.map(lambda *leaves: np.stack([np.asarray(leaf) for leaf in leaves]), *hypers)
     return PointFit(objective, log_evidence, state, np.ones(len(points), bool), hyper, None)  # type: ignore[arg-type]
-
-
-def _shares(found: Exploration, points: np.ndarray) -> np.ndarray:
-    """Share of each point of the lattice in the value of the polynomial at each of the points, ``(n, K)``.
-
-    It is fitted by least squares with the root of the mass of a point as its weight.
-    """
-    size = points.shape[1]
-    degree = max(d for d in range(_LARGEST_DEGREE + 1) if math.comb(size + d, d) <= len(found.points))
-    exponents = [e for e in itertools.product(range(degree + 1), repeat=size) if sum(e) <= degree]
-    scale = np.maximum(np.max(np.abs(found.points), axis=0), 1.0)
-
-    def monomials(at: np.ndarray) -> np.ndarray:
-        return np.stack([np.prod((at / scale) ** np.array(exponent), axis=1) for exponent in exponents], axis=1)
-
-    weights = np.sqrt(found.weights)
-    shares: np.ndarray = monomials(points) @ np.linalg.pinv(weights[:, None] * monomials(found.points)) * weights
-    return shares
