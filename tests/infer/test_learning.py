@@ -16,6 +16,7 @@ from numpyro_ext.infer.front.running import learning
 from numpyro_ext.infer.front.running.climbs import Climb
 from numpyro_ext.infer.front.running.learning import learn
 from numpyro_ext.infer.front.running.symmetries import names_of_directions
+from numpyro_ext.infer.hyper.digits import field_tolerance
 from numpyro_ext.infer.hyper.evaluation import evaluation_fn
 from numpyro_ext.infer.hyper.search import EVALUATIONS_PER_CHUNK, init_search, search
 from numpyro_ext.infer.hyper.space import UnconstrainedSpace
@@ -233,7 +234,8 @@ class Digits(NamedTuple):
     skipped: jax.Array
 
 
-FINE = 1e-9
+FINE, OF_PROBES = 1e-9, 1e-6
+"""Tolerances of the field where a search ends, and for differences of derivatives, where rows are few."""
 
 
 def test_a_search_has_the_digits_that_its_last_step_is_taken_by():
@@ -258,11 +260,34 @@ def test_a_search_has_the_digits_that_its_last_step_is_taken_by():
     assert num_evaluations(5e-4) == num_evaluations(0.0)
 
 
+@pytest.mark.parametrize("num_rows", [3, 100_000])
+def test_differences_of_derivatives_have_the_digits_that_they_use(num_rows):
+    """Errors of derivatives grow with the rows: second derivatives are right where these have other signs on either
+    side of the top, and the field has no more digits than that takes."""
+
+    def evaluate(x, state, tol=FINE):
+        found = evaluation_fn(
+            lambda x: x,
+            lambda x: 0.0 * jnp.sum(x),
+            lambda form, state: (jnp.minimum(tol, state), Digits(jnp.asarray(True), tol, jnp.zeros(num_rows, bool))),
+            lambda form, state: -0.5 * jnp.sum((form - 1.0) ** 2),
+        )(x, state)
+        error = 1e-3 * num_rows * tol * jnp.sign(x - 1.0)
+        return found._replace(gradient=found.gradient + jnp.where(tol < 1e-4, error, 0.0))
+
+    tol = jnp.asarray(FINE, jnp.result_type(float))
+    found = learned(evaluate, [1.0, 1.0], tol, may_be_coarse=True, field_tol=tol)
+    np.testing.assert_allclose(found.curvature.covariance, np.eye(2), atol=1e-3)
+    search = found.search._replace(is_searching=jnp.asarray(False), is_coarse=jnp.asarray(False))
+    of_probe = float(field_tolerance(search, tol, 1e-4, 10))
+    assert FINE < of_probe <= min(1.01 * OF_PROBES, 1e-2 / num_rows)
+
+
 def climb_with_few_digits(coarse, start, max_steps=50):
     """Learn two numbers from ``-|x - 1|^2``, in whose place stands another function where few digits are asked for."""
 
     def evaluate(x, state, tol=FINE):
-        has_few = tol > 2.0 * FINE
+        has_few = tol > 2.0 * OF_PROBES
         found = evaluation_fn(
             lambda x: x,
             lambda x: 0.0 * jnp.sum(x),

@@ -1,4 +1,5 @@
-"""Few digits of the field far from the end of a search for hyperparameters, and all of them near it."""
+"""Few digits of the field far from the end of a search for hyperparameters, all of them near it, and for differences as
+many as these can use."""
 
 from __future__ import annotations
 
@@ -15,6 +16,9 @@ _OF_GOAL, _OF_GRADIENT = 200.0, 0.02
 """Tolerance of the field there times the number of its rows, in what the search asks of derivatives, and in what they
 are: the error of a derivative is a thousandth or less of this, as sweeps that contract leave a small part of their last
 change, and derivatives change by a small part of what predictors do."""
+_OF_PROBES, _LARGEST_OF_PROBES = 10.0, 0.01
+"""Tolerance of the field for differences of derivatives, times the number of its rows, and at most, in what the search
+asks of derivatives: the step of the differences reckons with errors of a hundredth of that."""
 
 
 def field_tolerance(state: Any, field_tol: Any, tol: float, max_iterations: int | Array) -> Any:
@@ -24,16 +28,20 @@ def field_tolerance(state: Any, field_tol: Any, tol: float, max_iterations: int 
     of it: from the last gradient before the end the step is taken that is to end there. Errors of predictors add up.
 
     :param state: a :class:`~.search.SearchState`.
-    :param field_tol: of fits near the end of a search, and of probes.
+    :param field_tol: of fits near the end of a search.
     :param tol: as the last one, given to :func:`~.search.search`.
-    :return: ``field_tol``, or a larger one while the best point is far from the end, in searches of one step or more.
+    :return: ``field_tol``, or a larger one while the best point is far from the end, in searches of one step or more,
+        and for probes of the curvature.
     """
     if state.is_coarse is None:
         return field_tol
     gradient = jnp.where(state.num_iterations == 0, jnp.inf, jnp.max(jnp.abs(state.best.gradient), initial=0.0))
-    wanted = (_OF_GOAL * tol + _OF_GRADIENT * gradient) / _num_rows(state.best)
+    num_rows = _num_rows(state.best)
+    wanted = (_OF_GOAL * tol + _OF_GRADIENT * gradient) / num_rows
     few = jnp.clip(wanted, field_tol, jnp.maximum(field_tol, tol))
-    return jnp.where(is_far_from_end(state, tol, max_iterations), few, field_tol)
+    of_probes = jnp.maximum(field_tol, min(_OF_PROBES / num_rows, _LARGEST_OF_PROBES) * tol)
+    near = jnp.where(state.is_searching, field_tol, of_probes)
+    return jnp.where(is_far_from_end(state, tol, max_iterations), few, near)
 
 
 def is_far_from_end(state: Any, tol: float, max_iterations: int | Array) -> Array:
