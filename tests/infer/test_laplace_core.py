@@ -57,6 +57,7 @@ def test_exact_on_gaussian_likelihood(space):
     _, exact = jax.jit(lambda form: ep.solve(form, ep.init(form), space=space))(form)
     assert info.converged and info.num_steps <= 2
     np.testing.assert_allclose(log_evidence(form, state, space=space), exact.objective, rtol=1e-10)
+    np.testing.assert_allclose(info.objective, exact.objective, rtol=1e-10)
     covariance = np.asarray(form.prior[0].covariance[0])
     gain = np.linalg.solve(covariance + 0.25 * np.eye(NUM), covariance).T
     _, mean, variance = moments(form, state, space=space)

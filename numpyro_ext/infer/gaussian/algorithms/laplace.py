@@ -132,14 +132,15 @@ def solve(
     value, _, curvature = _derivatives(form, state.predictor)
     objective = form.log_constant + jnp.sum(value) - 0.5 * prior.inner(state.coordinates, state.coordinates)
     objective = jnp.where(is_valid_prior(form.prior), objective, jnp.nan)
-    is_proper = jnp.isfinite(prior.condition(curvature, jnp.zeros_like(curvature)).log_volume())
+    log_volume = prior.condition(curvature, jnp.zeros_like(curvature)).log_volume()
+    is_proper = jnp.isfinite(log_volume)
     if any(isinstance(block, FlatPrior) for block in form.prior):
         # Newton's decrement also vanishes where factors saturate on the way to infinity (separated classes), but then
         # at the rate exp(-1/2) a step, and not quadratically as at a maximum.
         is_proper &= ~(state.gradient_norm > _SLOWEST_DECREASE * state.previous_norm)
     converged = (state.gradient_norm < bound) & jnp.isfinite(objective) & is_proper
     no_row = jnp.zeros((form.num_rows,), bool)
-    return state, FitInfo(converged, count, trace, state.gradient_norm, no_row)
+    return state, FitInfo(converged, count, trace, state.gradient_norm, no_row, objective + log_volume)
 
 
 def log_evidence(form: LatentGaussian, state: State, *, space: Space = "auto") -> Array:
@@ -227,14 +228,19 @@ def _direction(prior: LinearGaussian, state: State, slope: Array, curvature: Arr
 def _step(form: LatentGaussian, prior: LinearGaussian, state: State) -> tuple[State, Info]:
     value, slope, curvature = _derivatives(form, state.predictor)
 
-    def absolute() -> _Direction:
-        size = jnp.abs(curvature)
-        floor = jnp.sqrt(jnp.finfo(size.dtype).eps) * jnp.max(size)
-        observed = jnp.concatenate(form.observed)
-        return _direction(prior, state, slope, jnp.where(observed, jnp.maximum(size, floor), 0.0))
+    size = jnp.abs(curvature)
+    floor = jnp.sqrt(jnp.finfo(size.dtype).eps) * jnp.max(size)
+    absolute = jnp.where(jnp.concatenate(form.observed), jnp.maximum(size, floor), 0.0)
 
-    newton = _direction(prior, state, slope, curvature)
-    direction = lax.cond(newton.is_ascent, lambda: newton, absolute)
+    def attempt(carry: tuple[Array, _Direction]) -> tuple[Array, _Direction]:
+        number, _ = carry
+        return number + 1, _direction(prior, state, slope, jnp.where(number == 0, curvature, absolute))
+
+    # A loop, so that what is compiled holds the algebra once.
+    none = _Direction(
+        jnp.zeros_like(state.coordinates), jnp.zeros_like(slope), jnp.zeros_like(floor), jnp.asarray(False)
+    )
+    _, direction = lax.while_loop(lambda carry: (carry[0] < 2) & ~carry[1].is_ascent, attempt, (jnp.asarray(0), none))
 
     energy = 0.5 * prior.inner(state.coordinates, state.coordinates)
     energy_slope = prior.inner(state.coordinates, direction.coordinates)
