@@ -167,8 +167,9 @@ def solve(
 ) -> tuple[State, FitInfo]:
     """Sweep until no marginal changes by more than ``tol``, in one compiled loop.
 
-    With ``adapt_damping``, parallel sweeps under correlated priors are extrapolated where they converge slowly (see
-    :mod:`~numpyro_ext.linalg.solvers.anderson`): same end, up to half as many sweeps. The last one is always plain.
+    With ``adapt_damping``, parallel sweeps under correlated priors and of factors of several predictors are
+    extrapolated where they converge slowly (see :mod:`~numpyro_ext.linalg.solvers.anderson`): same end, up to half as
+    many sweeps. The last one is always plain.
 
     The state may come from another form of the same shapes (warm start): its marginals are recomputed first, and if
     its sites are improper under this form, which takes negative precisions, the run starts afresh.
@@ -211,16 +212,19 @@ def solve(
         moved, found, history = _step(form, prior, run.state, damping, adapt_damping, power, schedule, history)
         trace = run.trace.at[jnp.where(is_counted, run.num_steps, num_steps)].set(found.objective, mode="drop")
         state, info = jax.tree.map(partial(jnp.where, is_finished), (run.state, run.info), (moved, found))
-        if not has_vectors:
-            is_known = _change_of_sites(form, run.state, moved) < _NO_DIFFERENCE * bound * found.step_size**2
-            is_known &= (form.num_rows * state.max_change**2 < _NO_DIFFERENCE * bound) & jnp.isfinite(found.objective)
-            is_finished |= (state.max_change < bound) & is_known
+        is_known = _change_of_sites(form, run.state, moved) < _NO_DIFFERENCE * bound * found.step_size**2
+        is_known &= (form.num_rows * state.max_change**2 < _NO_DIFFERENCE * bound) & jnp.isfinite(found.objective)
+        is_finished |= (state.max_change < bound) & is_known
         return _Run(state, info, found.objective, trace, run.num_steps + is_counted, is_finished, history)
 
     unknown = jnp.full_like(infinity, jnp.nan)
     before = Info(unknown, infinity, jnp.asarray(0), jnp.zeros((form.num_rows,), bool), state.step_size)
     trace = jnp.full((num_steps,), jnp.nan, infinity.dtype)
-    history = no_history(_sites(state)) if schedule == "parallel" and adapt_damping and _is_coupled(form) else None
+    history = (
+        no_history(_sites(state))
+        if schedule == "parallel" and adapt_damping and (has_vectors or _is_coupled(form))
+        else None
+    )
     run = _Run(state, before, unknown, trace, jnp.asarray(0), jnp.asarray(False), history)
     run = lax.while_loop(proceed, sweep, run)
     state = run.state
