@@ -142,6 +142,28 @@ def climb(parameters, settings, num_steps):
     return [(solve(classification(*SETTINGS[k])), PROBLEM["results"][k]["bounds"]["exact"]["elbo"]) for k in settings]
 
 
+def test_climbing_goes_on_from_a_place_that_only_says_that_it_is_the_top():
+    """A state that was predicted from others has a bound as high as there, and their word that they have converged."""
+    form = make_form(
+        (DiagonalPrior(jnp.ones(1)),), DenseDesign(jnp.ones((2, 1))), (PoissonExpPotential(COUNTS[:2], 1.0),)
+    )
+
+    start = variational_reference.init(form, parameters="cholesky")
+
+    @jax.jit
+    def climb_from(search):
+        begun = start._replace(search=search)
+        return variational_reference.solve(form, begun, parameters="cholesky", num_steps=100, tol=1e-6)
+
+    state, info = climb_from(start.search)
+    assert info.converged and climb_from(state.search)[1].num_steps == 0
+    # Beside the top the bound is as high, to rounding.
+    again, found = climb_from(state.search._replace(values=state.search.values + 1e-4))
+    assert found.converged and found.num_steps > 0
+    np.testing.assert_allclose(again.search.values, state.search.values, atol=1e-5)
+    np.testing.assert_allclose(found.objective, info.objective, rtol=1e-9)
+
+
 def test_climbing_in_the_cholesky_factor_finds_the_same_optima():
     for (_, info), expected in climb("cholesky", range(5), 200):
         assert info.converged

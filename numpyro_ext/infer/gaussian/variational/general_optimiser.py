@@ -86,9 +86,12 @@ def solve(
         return Evaluation(value, gradient, value, (), ())
 
     values = state.search.values
-    here = evaluate(values, ()).objective
+    here, slope = evaluate(values, ())[:2]
     rounding = jnp.finfo(values.dtype).eps ** 0.5
     is_same = jnp.abs(here - state.search.best.objective) <= rounding * (1.0 + jnp.abs(here))
+    # States that were predicted from others have about the right bound, and say that they have converged.
+    scale = 1.0 + jnp.max(jnp.abs(slope))
+    is_same &= jnp.max(jnp.abs(slope - state.search.best.gradient)) <= jnp.minimum(tol, scale * rounding)
     fresh = _new_search(jnp.where(jnp.isfinite(here), values, problem.start))
     begun = jax.tree.map(partial(jnp.where, is_same), state.search, fresh)
     begun = begun._replace(is_searching=~begun.converged)
