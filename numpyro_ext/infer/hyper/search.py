@@ -226,6 +226,10 @@ def _line_search(
     refused_at_start = (state.num_iterations == 0) & ~finite
 
     one = jnp.ones((), dtype)
+    first = one
+    if state.metric is not None:  # which may be one of elsewhere: no coordinate moves by more than one at first
+        longest = jnp.maximum(1.0, jnp.max(jnp.abs(direction)))
+        first = jnp.asarray(jnp.where(jnp.any(state.metric != 0.0), 1.0 / longest, 1.0), dtype)
     # What was refused before was judged without knowing of the rounding.
     begins_anew = is_noisier & ~accepted
     num_iterations = state.num_iterations + accepted
@@ -237,7 +241,7 @@ def _line_search(
         best=_select(accepted, new, old),
         memory=_select(accepted, memory, state.memory),
         direction=jnp.where(accepted, direction, state.direction),
-        step_size=jnp.where(is_fresh, one, step_size),
+        step_size=jnp.where(accepted, first, jnp.where(begins_anew, one, step_size)),
         lower=jnp.where(is_fresh, 0.0 * one, lower),
         upper=jnp.where(is_fresh, one * jnp.inf, upper),
         num_trials=jnp.where(is_fresh, 0, state.num_trials + 1),
