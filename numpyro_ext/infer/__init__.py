@@ -11,9 +11,11 @@ from .comparison.compare import compare_engines
 from .comparison.recommend import recommend
 from .ep import EP
 from .front.answers.ranking import RankSummary, expected_ranks, rank_summary, ranking_scores, shortlist
+from .gaussian.adaptive_quadrature import AdaptiveQuadrature
 from .gaussian.algorithms.algorithm import Algorithm
 from .gaussian.algorithms.fit_info import FitInfo
 from .gaussian.algorithms.posterior import GaussianPosterior
+from .gaussian.algorithms.quadrature import Quadrature
 from .gaussian.algorithms.values import ExpectationPropagation, Laplace
 from .gaussian.cross_validation import CrossValidation, cross_validate
 from .gaussian.engine import Engine
@@ -35,6 +37,7 @@ __all__ = [
     "EP",
     "INLA",
     "SMC",
+    "AdaptiveQuadrature",
     "Algorithm",
     "BilinearEP",
     "BilinearVG",
@@ -51,6 +54,7 @@ __all__ = [
     "LatentGaussianRows",
     "NaturalGradient",
     "PredictiveMoments",
+    "Quadrature",
     "RankSummary",
     "StructuredMeanField",
     "VariationalGaussian",

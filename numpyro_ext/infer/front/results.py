@@ -187,6 +187,8 @@ class Diagnostics(NamedTuple):
     """Latent sites that the run set to a point: one value in all draws, without uncertainty."""
     edges: tuple[str, ...] = ()
     """Hyperparameters at the edge of their support, such as a scale of zero."""
+    quadrature_error: float | None = None
+    """Change of the log evidence with a finer rule, where integrals are computed by quadrature."""
 
     def __repr__(self) -> str:
         return as_text(["Diagnostics", *ending(self)])

@@ -22,6 +22,7 @@ from ..hyper.stacked import at_each
 from .algorithms.algorithm import Algorithm
 from .algorithms.half_lines import half_lines
 from .algorithms.mode_shift import shifted
+from .algorithms.node_posterior import NodePosterior
 from .answers.leave_one_out import log_factors_at_draws, log_leave_one_out
 from .answers.prediction import log_predictive_factors
 from .fitting.fitting_programs import FittingPrograms
@@ -221,6 +222,10 @@ class Programs(FittingPrograms):
         the same unknowns."""
         form = self.form(hyper, data)
         posterior = self._algorithm.posterior(form, state)
+        if isinstance(posterior, NodePosterior):
+            scores = posterior.log_predictive(new)
+            if scores is not None:
+                return scores[0], jnp.concatenate((form if new is None else new).observed)
         if new is None:
             new, moments = form, posterior.predictor_moments()
         else:
@@ -230,7 +235,12 @@ class Programs(FittingPrograms):
     def _leave_one_out(self, data: Any, hyper: dict[str, Array], state: Any) -> tuple[Array, Array]:
         """Log predictive density of every factor without and with its own observation."""
         form = self.form(hyper, data)
-        return log_leave_one_out(form, self._algorithm.posterior(form, state))
+        posterior = self._algorithm.posterior(form, state)
+        if isinstance(posterior, NodePosterior):
+            scores = posterior.log_predictive()
+            assert scores is not None  # as of its own form
+            return -scores[1], scores[0]
+        return log_leave_one_out(form, posterior)
 
     def _log_factors_at_draws(self, data: Any, hyper: dict[str, Array], state: Any) -> Array:
         form = self.form(hyper, data)

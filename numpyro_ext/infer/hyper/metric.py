@@ -11,12 +11,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy.linalg
 from jax import Array
 
-__all__ = ["in_metric", "is_due", "with_metric"]
+__all__ = ["in_metric", "is_due", "with_metric", "without_leaps"]
 
 _LEAST_CURVATURE = 1e-2
 """Along an axis, and of any direction in the metric of the diagonal."""
+_LEAST_KNOWN = 0.2
+"""Share of the curvature of complete data that is left in a metric, at least."""
 _STEPS_BEFORE, _STEPS_IN_METRIC = 8, 20
 """Steps after which the curvature is measured, and measured again."""
 
@@ -62,6 +65,31 @@ def with_metric(state: Any, second_derivatives: np.ndarray) -> Any:
         upper=np.inf * one,
         num_trials=np.zeros((), np.int32),
     )
+
+
+def without_leaps(complete: np.ndarray, lost: np.ndarray) -> np.ndarray:
+    """Second derivatives as a metric, in which no step is longer than five of expectation maximisation.
+
+    Far from a maximum what is lost may exceed what complete data know. In their metric the share that is left is at
+    least a fifth in every direction.
+
+    :param complete: second derivatives with the unknowns known, shape ``(d, d)``.
+    :param lost: what is added as they are not, of the other sign.
+    :return: of shape ``(d, d)``; the plain sum where that of complete data is not negative definite.
+    """
+    total: np.ndarray = complete + lost
+    if not (np.isfinite(complete).all() and np.isfinite(lost).all()):
+        return total
+    try:
+        factor = np.linalg.cholesky(-complete)
+    except np.linalg.LinAlgError:
+        return total
+    inner = scipy.linalg.solve_triangular(factor, total, lower=True)
+    inner = scipy.linalg.solve_triangular(factor, inner.T, lower=True)
+    values, vectors = np.linalg.eigh(0.5 * (inner + inner.T))
+    root = factor @ vectors
+    found: np.ndarray = -(root * np.maximum(-values, _LEAST_KNOWN)) @ root.T
+    return found
 
 
 def in_metric(gradient: Array, memory: Any, metric: Array) -> Array:

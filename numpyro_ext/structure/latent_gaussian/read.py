@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Unpack
@@ -9,6 +10,8 @@ from typing import Unpack
 import numpyro.distributions as dist
 
 from ...compilation.recent import Recent
+from ..conflict import Conflict
+from ..errors import ModelStructureError
 from ..model.priors import factor_potential, is_gaussian, is_one_sided
 from ..model.running.execution import ModelCall
 from ..model.running.inspection import SiteInfo
@@ -18,11 +21,16 @@ from .reading import LatentGaussianReading
 
 __all__ = [
     "LATENT_GAUSSIAN",
+    "LARGEST_SMALL_BLOCK",
     "ONE_SIDED_LATENT_GAUSSIAN",
+    "SMALL_BLOCKS",
     "SMOOTH_LATENT_GAUSSIAN",
     "read_latent_gaussian",
     "with_costs",
 ]
+
+LARGEST_SMALL_BLOCK = 3
+"""Unknowns of a block that quadrature integrates over."""
 
 _KEPT = Recent(16)
 
@@ -98,6 +106,39 @@ SMOOTH_LATENT_GAUSSIAN = LATENT_GAUSSIAN._replace(
 def with_costs(form: Form[LatentGaussianReading], costs: LayoutCosts) -> Form[LatentGaussianReading]:
     """The form with other thresholds for the layouts of its readings; forms of other kinds are left as they are."""
     return form._replace(reading=partial(_read, costs=costs)) if form.reading is _read else form
+
+
+def _read_small_blocks(call: ModelCall, sites: Mapping[str, SiteInfo], field: Iterable[str]) -> LatentGaussianReading:
+    """A reading as of :func:`_read`, unless its unknowns are in larger blocks."""
+    reading = _read(call, sites, field)
+    form = reading.abstract_form
+    width = form.num_columns if form.border is not None else form.blocks.columns.shape[1]
+    if width <= LARGEST_SMALL_BLOCK:
+        return reading
+    sizes = {name: math.prod(reading.site_shapes[name]) for name in reading.field}
+    least = min(sizes, key=lambda name: (sizes[name], name))
+    if len(sizes) > 1:
+        message = (
+            f"{' and '.join(map(repr, reading.field))} have blocks of {width} unknowns together, and quadrature takes "
+            f"at most {LARGEST_SMALL_BLOCK}: sites that many observations share are hyperparameters to it."
+        )
+        raise Conflict(message, frozenset(sizes), least)
+    raise ModelStructureError(
+        f"site '{least}' (shape {reading.site_shapes[least]}) has {width} unknowns that its prior or observations tie "
+        f"together, and quadrature integrates over blocks of at most {LARGEST_SMALL_BLOCK}. EP, LaplaceApproximation "
+        "and VariationalGaussian take blocks of any size.",
+        site=least,
+    )
+
+
+SMALL_BLOCKS = SMOOTH_LATENT_GAUSSIAN._replace(
+    reading=_read_small_blocks,
+    max_hyper_size=2000,
+    no_candidate="the model has no Gaussian latent site (latent sites: {}), nor coefficients with another smooth and "
+    "log-concave prior. This engine needs a field of those, in independent blocks of at most three unknowns; or use "
+    "NUTS.",
+)
+"""For quadrature: the field falls into independent blocks of a few unknowns, and all else is a hyperparameter."""
 
 
 def read_latent_gaussian(

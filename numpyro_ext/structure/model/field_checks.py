@@ -14,9 +14,10 @@ from ..half_lines import HALF_LINE_FAMILIES
 from .reading import ModelReading
 from .running.inspection import SiteInfo
 
-__all__ = ["check_field", "check_hyper", "check_values"]
+__all__ = ["MAX_HYPER_SIZE", "check_field", "check_hyper", "check_values"]
 
-_MAX_HYPER_SIZE = 100
+MAX_HYPER_SIZE = 100
+"""Elements that a hyperparameter may have."""
 
 
 def check_values(sites: Mapping[str, SiteInfo], values: Mapping[str, Any]) -> None:
@@ -57,11 +58,17 @@ def check_field(field: Sequence[str], sites: Mapping[str, SiteInfo]) -> None:
 
 
 def check_hyper(
-    reading: ModelReading, sites: Mapping[str, SiteInfo], are_learned: bool, *, without: Collection[str] = ()
+    reading: ModelReading,
+    sites: Mapping[str, SiteInfo],
+    are_learned: bool,
+    *,
+    without: Collection[str] = (),
+    max_size: int = MAX_HYPER_SIZE,
 ) -> None:
     """Refuse hyperparameters that are discrete or masked, or too many where they are to be maximised over.
 
     :param without: names of sites that are not looked at.
+    :param int max_size: elements of one of them at most.
     :raises ModelStructureError: naming the site.
     """
     # A factor of a vector, such as a multivariate normal likelihood, is of as many observations as it has elements.
@@ -88,7 +95,7 @@ def check_hyper(
         if site.is_param or size == 1 or not are_learned:
             continue
         kind = "not Gaussian" if not info.is_candidate else "used nonlinearly"
-        if size >= num_observations or size > _MAX_HYPER_SIZE:
+        if size >= num_observations or size > max_size:
             remedy = "give it a Gaussian prior where the predictor is affine in it"
             if info.family in HALF_LINE_FAMILIES:
                 remedy += " (EP has coefficients with half-normal and exponential priors in the field there)"

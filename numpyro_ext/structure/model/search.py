@@ -14,7 +14,7 @@ from jax import Array
 
 from ..conflict import Conflict
 from ..errors import ModelStructureError, Reason
-from .field_checks import check_field, check_hyper, check_values
+from .field_checks import MAX_HYPER_SIZE, check_field, check_hyper, check_values
 from .joining import joined_field
 from .priors import is_gaussian, unwrap, why_not_read
 from .reading import ModelReading
@@ -150,6 +150,8 @@ class Form(NamedTuple, Generic[_Reading_co]):
     joins: Callable[[Any], bool] = is_nothing
     """True if a site of a distribution that is no candidate joins the field where nothing else is read in another way:
     as a coefficient, and not as a scale. See :func:`~numpyro_ext.structure.model.joining.joined_field`."""
+    max_hyper_size: int = MAX_HYPER_SIZE
+    """Elements that a hyperparameter with a prior may have."""
 
     def without_joining(self) -> Form[_Reading_co]:
         """The form without the sites that would join."""
@@ -255,7 +257,7 @@ def _read(
                 raise ModelStructureError(f"site '{name}' {told}.", site=name)
         reading = form.reading(call, sites, names)
         # Those that may join are no hyperparameters yet.
-        check_hyper(reading, sites, learns_hyper, without=may_join)
+        check_hyper(reading, sites, learns_hyper, without=may_join, max_size=form.max_hyper_size)
         return reading
 
     if field is None:
@@ -269,7 +271,7 @@ def _read(
         if found is None:
             raise ModelStructureError(_nothing_to_read(form.no_candidate, sites), reason=Reason.NO_FIELD)
         reading = found
-        check_hyper(reading, sites, learns_hyper)
+        check_hyper(reading, sites, learns_hyper, max_size=form.max_hyper_size)
     else:
         sites = {n: s._replace(is_candidate=s.is_candidate or (n in may_join and n in field)) for n, s in sites.items()}
         check_field(field, sites)

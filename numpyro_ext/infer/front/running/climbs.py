@@ -12,13 +12,16 @@ from jax import Array
 
 from ...hyper import search as hyper_search
 from ...hyper.curvature import Curvature, curvature, hessian
-from ...hyper.metric import is_due, with_metric
+from ...hyper.metric import is_due, with_metric, without_leaps
 from ...hyper.search import EVALUATIONS_PER_CHUNK, SearchState
 from ...hyper.space import UnconstrainedSpace
 from .chunks import Interruption
 from .probes import probed
 
 __all__ = ["Climb", "Searches"]
+
+_EVALUATIONS_OF_METRICS = 4, 13
+"""Evaluations after which a metric is made anew, and up to which."""
 
 
 class Climb(NamedTuple):
@@ -41,6 +44,10 @@ class Climb(NamedTuple):
     probe_locally: Callable[[SearchState, Any], SearchState] | None = None
     """``(search, is_held)``: the probes of a search that has made none, at less than their cost, see
     :func:`~.probes.probed`; or at the cost of a few evaluations those with a curvature that will do as a metric."""
+    second_derivatives: Callable[..., tuple[Array, Array]] | None = None
+    """``(search, is_rough=)``: second derivatives of the objective at the best point of a search, where they are
+    known without probes, as the sum of those with the unknowns known and what is lost as they are not; a rough estimate
+    of them is a metric from the first step on."""
     num_first: int = 1
     """Evaluations of the first chunk of a search: one, to have something soon, where they take time."""
 
@@ -84,16 +91,32 @@ class Searches:
                     search = self.current = self._with_digits(search, limit)
                 break
             before = int(search.num_iterations)
-            search, trace = self._advance(search, limit, self.climb.num_first if is_first else EVALUATIONS_PER_CHUNK)
+            search, trace = self._advance(search, limit, self._num_evaluations(search, is_first))
             self.current = search
             self.traces.append(trace)
             self.progress(int(search.num_iterations) - before)
+            if self._is_metric_due(search):
+                search = self.current = with_metric(search, without_leaps(*self._second_derivatives(search, True)))
             is_first = False
             if self.climb.probe_locally is not None and search.metric is not None and is_due(search):
                 measured = self.climb.probe_locally(search, np.asarray(True))
                 search = self.current = with_metric(search, hessian(measured, tol=self.climb.tol))
         self.moved |= np.asarray(search.moved)
         return search
+
+    def _num_evaluations(self, search: SearchState, is_first: bool) -> int:
+        """Evaluations of the next chunk."""
+        if is_first:
+            return self.climb.num_first
+        is_early = (
+            self.climb.second_derivatives is not None and int(search.num_evaluations) < _EVALUATIONS_OF_METRICS[-1]
+        )
+        return _EVALUATIONS_OF_METRICS[0] if is_early else EVALUATIONS_PER_CHUNK
+
+    def _is_metric_due(self, search: SearchState) -> bool:
+        if self.climb.second_derivatives is None or not bool(search.is_searching):
+            return False
+        return int(search.num_evaluations) <= _EVALUATIONS_OF_METRICS[-1] and int(search.num_iterations) > 0
 
     def _with_digits(self, search: SearchState, limit: int) -> SearchState:
         """A search that has ended with few digits of the field goes on with all of them, if it has steps left."""
@@ -152,10 +175,24 @@ class Searches:
         self.traces.append(trace)
         return found
 
+    def _second_derivatives(self, search: SearchState, is_rough: bool) -> tuple[np.ndarray, np.ndarray]:
+        assert self.climb.second_derivatives is not None
+        complete, lost = map(np.asarray, self.climb.second_derivatives(search, is_rough=is_rough))
+        return 0.5 * (complete + complete.T), 0.5 * (lost + lost.T)
+
     def curvature(self) -> Curvature | None:
         """Curvature at the best point, if all its probes were made and finite."""
         search, climb = self.best, self.climb
         assert search is not None
+        if climb.second_derivatives is not None:
+            if int(search.num_iterations) == 0:
+                return None
+            if self._judged is None or self._judged[0] is not search:
+                matrix = np.sum(self._second_derivatives(search, False), axis=0)
+                if not np.isfinite(matrix).all():
+                    return None
+                self._judged = search, curvature(matrix, tol=climb.tol)
+            return self._judged[1]
         if climb.find_curvature is not None:
             if self._judged is None or self._judged[0] is not search:
                 found = climb.find_curvature(self)  # which may go on to a better point
@@ -164,7 +201,7 @@ class Searches:
             return self._judged[1]
         if climb.probe_locally is not None and int(search.num_probes) > 2 * search.values.size:
             search = self.best = probed(self, climb.probe_locally, search)
-        is_complete = climb.with_curvature and int(search.num_probes) == 2 * search.values.size
-        if not is_complete or not bool(np.all(np.isfinite(search.probes))):
+        is_rough = climb.with_curvature and int(search.num_probes) == 2 * search.values.size
+        if not is_rough or not bool(np.all(np.isfinite(search.probes))):
             return None
         return curvature(hessian(search, tol=climb.tol), tol=climb.tol)

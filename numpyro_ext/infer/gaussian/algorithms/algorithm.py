@@ -145,6 +145,25 @@ class Algorithm(ABC):
         and second derivatives, if the algorithm knows of any; see :mod:`.local_factors`."""
         return None
 
+    @property
+    def has_second_derivatives(self) -> bool:
+        """True if it knows :meth:`second_derivatives`."""
+        return False
+
+    def second_derivatives(
+        self, form_fn: Callable[[Array], LatentGaussian], values: Array, state: Any, *, is_rough: bool
+    ) -> tuple[Array, Array]:
+        """Second derivatives of the log evidence by hyperparameters at a fit of the field, as the sum of two arrays of
+        shape ``(d, d)``: those with the unknowns known, and what is lost as they are not.
+
+        :param form_fn: form at unconstrained hyperparameters.
+        :param values: these, shape ``(d,)``.
+        :param state: of the fit there.
+        :param bool is_rough: whether an estimate will do, as a metric for searches.
+        :raises NotImplementedError: if the algorithm does not say.
+        """
+        raise NotImplementedError(f"{type(self).__name__} takes differences of gradients for second derivatives.")
+
     def update(self, form: LatentGaussian, precision: Array, shift: Array) -> tuple[Array, Array]:
         """Precisions and shifts after one smooth step, whose fixed point is that of the algorithm. Derivatives of a fit
         are those of this fixed point.

@@ -154,7 +154,10 @@ def _learn(
         tol=options.hyper_tol,
         max_steps=options.max_hyper_steps,
         probe_locally=partial(programs.probe_locally, data, fixed) if programs.probes_locally else None,
-        num_first=EVALUATIONS_PER_CHUNK if programs.is_small else 1,
+        second_derivatives=(
+            partial(programs.second_derivatives, data, fixed) if programs.has_second_derivatives else None
+        ),
+        num_first=EVALUATIONS_PER_CHUNK if programs.is_small and not programs.has_second_derivatives else 1,
     )
     starts = [init_values]
     if options.num_restarts:

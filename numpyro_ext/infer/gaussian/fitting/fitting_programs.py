@@ -86,7 +86,8 @@ class FittingPrograms:
         num_probes, num_params = space.size * reading.abstract_form.num_rows, space.size - len(space.integrable)
         self.probes_locally = algorithm.has_local_factors and num_params <= _MOST_LOCAL
         self.probes_locally &= space.size >= _LEAST_HYPER and num_probes >= _LEAST_PROBES
-        self.has_curvature = self.probes_locally or num_params <= MOST_CURVED
+        self.has_second_derivatives = algorithm.has_second_derivatives and space.size > 0
+        self.has_curvature = self.probes_locally or self.has_second_derivatives or num_params <= MOST_CURVED
 
         # Compiled only as a part of others, but traced once for all of them.
         self._form = jax.jit(reading.form)
@@ -102,6 +103,7 @@ class FittingPrograms:
         self._search_alone = compile_(self._search)
         self._search_and_visit = compile_(self._visit)
         self.probe_locally = compile_(self._probe_locally)
+        self.second_derivatives = compile_(self._second_derivatives, static_argnames="is_rough")
         # These run often, so that optimisation pays.
         self.searches = quick_jit(self._searches, static_argnames="max_iterations")
         self.solves = quick_jit(self._solves, static_argnames="num_steps")
@@ -191,6 +193,19 @@ class FittingPrograms:
         )
         num_probes = jnp.asarray(len(probes), state.num_probes.dtype)
         return state._replace(probes=probes.reshape(state.probes.shape), num_probes=num_probes)
+
+    def _second_derivatives(
+        self, data: Any, fixed: dict[str, Array], search: SearchState, *, is_rough: bool
+    ) -> tuple[Array, Array]:
+        """Second derivatives of the objective at the best point of a search, where the algorithm knows them, as the sum
+        of two arrays; see :meth:`~numpyro_ext.infer.Algorithm.second_derivatives`."""
+
+        def form_fn(values: Array) -> LatentGaussian:
+            return self.form(self._space.unpack(values, fixed), data)
+
+        state = search.best.state
+        complete, lost = self._algorithm.second_derivatives(form_fn, search.values, state, is_rough=is_rough)
+        return complete + jax.hessian(lambda values: self.log_prior(data, fixed, values))(search.values), lost
 
     def _objective(self, data: Any, fixed: dict[str, Array]) -> Callable[..., Evaluation]:
         """The objective with fields of the run's own tolerance, or of another one."""
@@ -348,7 +363,9 @@ class FittingPrograms:
         if key not in self._shapes:
             self._shapes[key] = jax.eval_shape(self._objective(data, fixed), values, state)
         shapes = self._shapes[key]
-        has = {"has_metric": self.probes_locally, "has_curvature": self.has_curvature, "may_be_coarse": True}
+        has_metric = self.probes_locally or self.has_second_derivatives
+        has_probes = self.has_curvature and not self.has_second_derivatives
+        has = {"has_metric": has_metric, "has_curvature": has_probes, "may_be_coarse": True}
         start = hyper_search.init_search(shapes, values, state, **has)
         none: Any = np.asarray(2 * values.size + 1, np.int32)
         return start._replace(num_probes=none) if self.probes_locally else start

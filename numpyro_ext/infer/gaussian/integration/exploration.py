@@ -305,7 +305,8 @@ def explore(around: Surroundings, options: Integration) -> Exploration:
         cut = reach if reach < options.log_density_drop else None
     elif name == "adaptive":
         followed = follow(evaluate, size, evaluate_last, is_dear=around.num_rows > MANY_ROWS)
-        design, chosen = Design(followed.points, np.log(followed.weights)), followed.chosen
+        with np.errstate(divide="ignore"):  # of points without mass
+            design, chosen = Design(followed.points, np.log(followed.weights)), followed.chosen
     elif name == "ccd":
         steps = PROBE * np.eye(size)
         probes = evaluate(np.concatenate([np.zeros((1, size)), steps, -steps]))
@@ -352,7 +353,8 @@ def explore(around: Surroundings, options: Integration) -> Exploration:
     elif followed is not None:
         log_evidence = float(fits.objective[0]) + followed.log_integral + log_volume
         weights = followed.weights
-        design = design._replace(log_volumes=np.log(weights) - fits.objective[chosen])
+        with np.errstate(divide="ignore"):
+            design = design._replace(log_volumes=np.log(weights) - fits.objective[chosen])
     else:
         log_masses = fits.objective[chosen] + design.log_volumes + log_volume
         log_evidence = float(logsumexp(log_masses))

@@ -1,0 +1,166 @@
+"""Adaptive quadrature as an inference engine for NumPyro models of small independent blocks."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any, Unpack
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from ...compilation.recent import Recent
+from ...structure import LatentGaussianReading
+from ...structure.latent_gaussian import LatentGaussian
+from ...structure.latent_gaussian.read import SMALL_BLOCKS
+from ..front.options import check_at_least
+from ..front.running.progress import warn
+from ..front.state import EngineState, Fit
+from ..hyper.space import UnconstrainedSpace
+from .algorithms.algorithm import Algorithm
+from .algorithms.quadrature import Quadrature
+from .algorithms.shared_columns import SharedColumns, find_shared_columns
+from .engine import Engine, GaussianOptions
+from .fitting.forms import compiled_form
+from .fitting.many import Begun
+from .quadrature_run import QuadratureRun
+from .run import GaussianRun
+
+__all__ = ["AdaptiveQuadrature"]
+
+_SHARED_NODES = 61
+_NEGLIGIBLE, _WORTH_A_WORD, _MOST_NODES = 1e-4, 1e-3, 4000.0
+"""Errors of the log evidence for which no nodes are added, and that are told; nodes of a block at most."""
+_NUM_PROBES, _SPREAD = 2, 0.3
+_ERRORS = Recent(16)
+
+
+class AdaptiveQuadrature(Engine):
+    """Exact integration over the field of a latent Gaussian model that falls into blocks of at most three unknowns.
+
+    Persons of an item-response model, groups of a random-intercept regression, pairs of random slopes: each block is
+    integrated over by quadrature, whatever its likelihood is, so that the log evidence at given hyperparameters and the
+    posterior of each block are exact up to quadrature. Sites that join blocks (common coefficients, parameters of
+    items) are hyperparameters: maximum marginal likelihood for ``param`` sites, and with a prior they are integrated
+    over as ``integrate`` says.
+
+    **Example:**
+
+    .. code-block:: python
+
+        >>> import jax
+        >>> import jax.numpy as jnp
+        >>> import numpyro
+        >>> import numpyro.distributions as dist
+        >>> from numpyro_ext.infer import AdaptiveQuadrature
+
+        >>> def model(y=None):
+        ...     level = numpyro.param("level", jnp.array(0.0))
+        ...     with numpyro.plate("groups", 3):
+        ...         effect = numpyro.sample("effect", dist.Normal(0.0, 1.0))
+        ...     numpyro.sample("y", dist.Poisson(jnp.exp(level + effect[:, None])).to_event(2), obs=y)
+
+        >>> engine = AdaptiveQuadrature(model)
+        >>> engine.run(jax.random.key(0), jnp.array([[3, 5], [2, 4], [0, 1]]))
+        >>> print(engine.posterior["effect"].mean.round(2))
+        [ 0.59  0.31 -0.89]
+
+    :param model: a NumPyro model whose field falls into independent blocks given its hyperparameters.
+    :param int num_nodes: nodes along each axis of a block, at least 5; by default 49, 31 or 19 for blocks of one, two
+        or three unknowns.
+    :param options: those of :class:`~numpyro_ext.infer.Engine`: ``integrate``, ``field``, ``hyper_values``,
+        ``init_values``, ``num_restarts``, ``hyper_tol``, ``max_hyper_steps``, ``num_samples`` and ``progress_bar``.
+    """
+
+    forms = (SMALL_BLOCKS,)
+
+    def __init__(
+        self, model: Callable[..., Any], *, num_nodes: int | None = None, **options: Unpack[GaussianOptions]
+    ) -> None:
+        super().__init__(model, **options)
+        if num_nodes is not None:
+            check_at_least(5, num_nodes=num_nodes)
+        self.num_nodes = num_nodes
+        self._may_share = True
+        self._chosen_nodes: int | None = None
+
+    def algorithm(self, reading: LatentGaussianReading) -> Algorithm:
+        shared, num_nodes = None, self.num_nodes or self._chosen_nodes
+        if self._may_share:
+            shared = find_shared_columns(_probes(reading), num_nodes or _SHARED_NODES)
+        return Quadrature(num_nodes) if shared is None else shared
+
+    def _fit(
+        self, reading: LatentGaussianReading, rng_key: Array, init_state: EngineState | None, begun: Begun | None = None
+    ) -> GaussianRun:
+        """Fit, and look at the end whether the nodes were enough: more of them, where their number is not given."""
+        run = super()._fit(reading, rng_key, init_state, begun)
+        algorithm, hyper = run.algorithm, run.fit.hyper
+        if isinstance(algorithm, SharedColumns):
+            if find_shared_columns([compiled_form(reading, hyper)], algorithm.num_nodes) is None:
+                other = copy.copy(self)
+                other._may_share = False
+                return other._fit(reading, rng_key, None)
+        error, num_nodes = quadrature_error(reading, algorithm, hyper, run.fit.last_state.state)
+        more = 2 * num_nodes - 1
+        is_affordable = float(more) ** reading.abstract_form.blocks.columns.shape[1] <= _MOST_NODES
+        if not error <= _NEGLIGIBLE and self.num_nodes is None and is_affordable:
+            finer = copy.copy(self)
+            finer._chosen_nodes = more
+            return finer._fit(reading, rng_key, run.fit.last_state)
+        messages = run.fit.diagnostics.messages
+        if not error <= _WORTH_A_WORD:
+            message = (
+                f"The quadrature is not exact: with a finer rule than {num_nodes} nodes an axis the log evidence "
+                f"changes by {error:.2g}. Give more nodes (num_nodes)."
+            )
+            messages = (*messages, message)
+            warn(f"{type(self).__name__}: {message}")
+        diagnostics = run.fit.diagnostics._replace(quadrature_error=error, messages=messages)
+        run.fit = run.fit._replace(diagnostics=diagnostics)
+        return run
+
+    def _make_run(
+        self,
+        reading: LatentGaussianReading,
+        space: UnconstrainedSpace,
+        result: Fit,
+        is_integrated: bool = False,
+        **parts: Any,
+    ) -> GaussianRun:
+        if is_integrated:
+            return super()._make_run(reading, space, result, is_integrated, **parts)
+        return QuadratureRun(reading=reading, space=space, fit=result, num_samples=self.num_samples, **parts)
+
+
+def quadrature_error(
+    reading: LatentGaussianReading, algorithm: Any, hyper: dict[str, Array], state: Any
+) -> tuple[float, int]:
+    """Sum over blocks of the absolute change of their log evidence with a finer rule, and the nodes of the coarse one.
+
+    :param LatentGaussianReading reading: of the model.
+    :param algorithm: a :class:`Quadrature` or :class:`SharedColumns`.
+    :param hyper: all hyperparameters.
+    :param state: of the fit there.
+    """
+    form = compiled_form(reading, hyper)
+    number = algorithm.nodes_of(form)
+    finer = 2 * number - 1 if form.blocks.columns.shape[1] == 1 else 3 * number // 2
+
+    def change(form: LatentGaussian, state: Any) -> Array:
+        coarse, fine = (algorithm.block_log_evidence(form, state, n) for n in (number, finer))
+        return jnp.sum(jnp.abs(fine - coarse))
+
+    compiled = _ERRORS.get((reading.structure_key, algorithm), lambda: jax.jit(change))
+    return float(compiled(form, state)), number
+
+
+def _probes(reading: LatentGaussianReading) -> list[LatentGaussian]:
+    """The form at hyperparameters that no model knows of, at which what is equal is so by the program."""
+    space = UnconstrainedSpace(reading.hyper, {})
+    start = space.initial()
+    noise = np.random.default_rng(0).normal(0.0, _SPREAD, (_NUM_PROBES, space.size))
+    points = [start + shift.astype(start.dtype) for shift in noise]
+    return [compiled_form(reading, space.unpack(point)) for point in points]

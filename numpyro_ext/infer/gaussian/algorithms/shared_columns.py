@@ -1,0 +1,391 @@
+r"""Quadrature of blocks of one unknown whose factors differ in their outcomes alone, on nodes that all blocks share.
+
+The answers of people to the items of a test are of this kind. At ``Q`` nodes of the trait the log probabilities of the
+``K`` outcomes of ``G`` items are a table of ``G K Q`` numbers, which is made once. The log likelihoods of all people at
+all nodes are one product of a matrix of zeros and ones with this table, and the gradient is one more:
+
+.. math:: \log p(y_b) = \log \int \exp\Big( \sum_{g, k} [y_{bg} = k] \log p_{gk}(\theta) \Big)
+    N(\theta \mid \delta_b, v_b) \, d\theta
+
+with a shift :math:`\delta_b` and a variance :math:`v_b` that may differ between blocks (latent regression).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from ....linalg.gaussian.prior import DiagonalPrior
+from ....structure.latent_gaussian import LatentGaussian
+from .algorithm import Algorithm
+from .block_nodes import BlockNodes
+from .column_information import Columns, LogProbabilities, second_derivatives
+from .fit_info import FitInfo
+from .node_posterior import NodePosterior
+
+__all__ = ["Grid", "ColumnsOfFamily", "SharedColumns", "find_shared_columns"]
+
+_REACH = 8.0
+"""Prior standard deviations on both sides at which the nodes end."""
+_MOST_OUTCOMES = 64
+_ALIKE = 1e-9
+"""Relative difference of numbers that are the same but for rounding."""
+_ENOUGH_BLOCKS = 500
+"""Blocks from which a metric is estimated."""
+_LARGEST_CHUNK = 4_000_000
+"""Numbers of all blocks at all nodes that are held at a time."""
+
+
+class Grid(NamedTuple):
+    """Nodes of equal steps that all blocks share."""
+
+    first: Array
+    last: Array
+
+    def nodes(self, number: int) -> Array:
+        """The nodes, shape ``(number,)``."""
+        return self.first + (self.last - self.first) * jnp.linspace(0.0, 1.0, number, dtype=self.first.dtype)
+
+
+class ColumnsOfFamily(NamedTuple):
+    """Columns of one family of factors."""
+
+    first: int
+    """First column, among those of all families."""
+    number: int
+    num_outcomes: int
+
+
+@dataclass(frozen=True)
+class SharedColumns(Algorithm):
+    """Quadrature on shared nodes, for forms of which :func:`find_shared_columns` says that they have them.
+
+    :param int num_nodes: nodes.
+    :param families: columns of each family of factors.
+    :param bool has_gaps: whether observations are masked.
+    :param bool has_shift: whether the locations of the unknowns differ between blocks.
+    :param bool has_prior_parameters: whether priors of the unknowns depend on hyperparameters.
+    """
+
+    num_nodes: int
+    families: tuple[ColumnsOfFamily, ...]
+    has_gaps: bool
+    has_shift: bool
+    has_prior_parameters: bool
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return (f"quadrature: {self.num_nodes} nodes that all blocks share, one table for all factors of a column",)
+
+    @property
+    def is_exact_for_gaussian(self) -> bool:
+        return True
+
+    def init(self, form: LatentGaussian) -> Grid:
+        return _grid(self._priors(form))
+
+    def solve(self, form: LatentGaussian, state: Grid, *, num_steps: int, tol: float) -> tuple[Grid, FitInfo]:
+        del state, tol
+        grid = _grid(self._priors(form))
+        trace = jnp.full((num_steps,), jnp.nan, form.offset.dtype)
+        is_found = jnp.isfinite(grid.first) & jnp.isfinite(grid.last)
+        zero = jnp.zeros((), form.offset.dtype)
+        return grid, FitInfo(is_found, jnp.asarray(1), trace, zero, jnp.zeros((form.num_rows,), bool))
+
+    def log_evidence(self, form: LatentGaussian, state: Grid) -> Array:
+        return form.log_constant + jnp.sum(self.block_log_evidence(form, state, self.num_nodes))
+
+    def nodes_of(self, form: LatentGaussian) -> int:
+        """Nodes of the form."""
+        del form
+        return self.num_nodes
+
+    def block_log_evidence(self, form: LatentGaussian, state: Grid, num_nodes: int) -> Array:
+        """Log evidence of each block, shape ``(B,)``, with any number of nodes."""
+        tables, nodes = self.tables(form, state.nodes(num_nodes)), state.nodes(num_nodes)
+        log_step = jnp.log((state.last - state.first) / (num_nodes - 1))
+
+        def of(blocks: Any) -> Array:
+            labels, observed, priors = blocks
+            terms = _joint(tables, labels, observed if self.has_gaps else None, priors, nodes)
+            found: Array = jax.nn.logsumexp(terms, axis=1) + log_step
+            return found
+
+        blocks = self.labels(form), self._observed(form), self._priors(form)
+        size, number = blocks[2].shift.shape[0], max(1, _LARGEST_CHUNK // num_nodes)
+        if size <= number:
+            return of(blocks)
+        num_chunks = -(-size // number)
+        padded = jax.tree.map(lambda x: _in_chunks(x, num_chunks, -(-size // num_chunks)), blocks)
+        chunks: Array = lax.map(jax.checkpoint(of), padded)
+        return chunks.reshape(-1)[:size]
+
+    def posterior(self, form: LatentGaussian, state: Grid) -> NodePosterior:
+        priors, nodes = self._priors(form), state.nodes(self.num_nodes)
+        observed = self._observed(form) if self.has_gaps else None
+        terms = _joint(self.tables(form, nodes), self.labels(form), observed, priors, nodes)
+        ones = jnp.ones_like(priors.shift)[:, None]
+        lattices = BlockNodes(-priors.shift[:, None], ones[:, :, None], state.first * ones, state.last * ones)
+        return NodePosterior(form, lattices, terms.T, self.num_nodes)
+
+    # Parts of the form
+
+    def columns(self, form: LatentGaussian) -> Columns:
+        """Lines and other parameters of the columns, those of the first block, and priors of the blocks."""
+        rows = form.blocks.rows[0]
+        slope, offset, priors = _slopes(form, rows), form.offset[rows], self._priors(form)
+        parts = [slice(family.first, family.first + family.number) for family in self.families]
+        parameters = []
+        for number, (part, potential) in enumerate(zip(parts, form.potentials, strict=True)):
+            own = rows[part] - _starts(form)[number]
+            parameters.append(tuple(_at_rows(potential, own).values()))
+        slopes, offsets = tuple(slope[part] for part in parts), tuple(offset[part] for part in parts)
+        return Columns(slopes, offsets, tuple(parameters), priors.shift, priors.variance)
+
+    def log_probabilities(self, form: LatentGaussian) -> tuple[LogProbabilities, ...]:
+        """Log probabilities of the outcomes of each family as functions of predictors and parameters."""
+        families = zip(form.potentials, self.families, strict=True)
+        return tuple(partial(_log_probabilities, potential, family.num_outcomes) for potential, family in families)
+
+    def tables(self, form: LatentGaussian, nodes: Array) -> tuple[Array, ...]:
+        """Log probabilities of the outcomes of each family, shape ``(K, G, Q)`` each."""
+        columns, found = self.columns(form), []
+        for number, function in enumerate(self.log_probabilities(form)):
+            eta = columns.slopes[number][:, None] * nodes + columns.offsets[number][:, None]
+            table = function(eta, columns.parameters[number])
+            # zero times minus infinity is not a number
+            found.append(jnp.maximum(table, 0.25 * jnp.finfo(table.dtype).min))
+        return tuple(found)
+
+    @property
+    def has_second_derivatives(self) -> bool:
+        return True
+
+    def second_derivatives(
+        self, form_fn: Callable[[Array], LatentGaussian], values: Array, state: Grid, *, is_rough: bool
+    ) -> tuple[Array, Array]:
+        form, nodes = form_fn(values), state.nodes(self.num_nodes)
+        return second_derivatives(
+            lambda x: self.columns(form_fn(x)),
+            values,
+            nodes,
+            self.posterior(form, state).weights.T,
+            self.labels(form),
+            self._observed(form) if self.has_gaps else None,
+            self.log_probabilities(form),
+            has_prior_parameters=self.has_prior_parameters,
+            stride=max(1, form.blocks.rows.shape[0] // _ENOUGH_BLOCKS) if is_rough else 1,
+        )
+
+    def labels(self, form: LatentGaussian) -> tuple[Array, ...]:
+        """Outcomes of each family, shape ``(B, G)`` each."""
+        found = []
+        for number, family in enumerate(self.families):
+            potential = form.potentials[number]
+            outcomes = potential.outcomes()
+            assert outcomes is not None  # as the families were found by
+            size = form.observed[number].shape[0]
+            values = jnp.broadcast_to(jnp.asarray(getattr(potential, outcomes.field)), (size,))
+            found.append(values[self._rows(form, number, family)].astype(int))
+        return tuple(found)
+
+    def _observed(self, form: LatentGaussian) -> tuple[Array, ...]:
+        return tuple(
+            form.observed[number][self._rows(form, number, family)] for number, family in enumerate(self.families)
+        )
+
+    def _rows(self, form: LatentGaussian, number: int, family: ColumnsOfFamily) -> Array:
+        part = slice(family.first, family.first + family.number)
+        rows: Array = form.blocks.rows[:, part] - _starts(form)[number]
+        return rows
+
+    def _priors(self, form: LatentGaussian) -> _Priors:
+        variance = jnp.concatenate([_variance(block) for block in form.prior])[form.blocks.columns[:, 0]]
+        if not self.has_shift:
+            return _Priors(jnp.zeros_like(variance), variance)
+        slope, offset = _slopes(form, form.blocks.rows[0]), form.offset[form.blocks.rows[0]]
+        away = (form.offset[form.blocks.rows] - offset) @ slope
+        square = jnp.sum(slope**2)
+        return _Priors(away / jnp.where(square > 0.0, square, 1.0), variance)
+
+
+class _Priors(NamedTuple):
+    """Normal densities of the unknown of each block on the scale of the nodes."""
+
+    shift: Array
+    """Shape ``(B,)``."""
+    variance: Array
+
+
+def _variance(block: Any) -> Array:
+    assert isinstance(block, DiagonalPrior)  # as find_shared_columns has seen to
+    variance: Array = block.variance
+    return variance
+
+
+def _starts(form: LatentGaussian) -> np.ndarray:
+    return np.cumsum([0, *(mask.shape[0] for mask in form.observed)])
+
+
+def _slopes(form: LatentGaussian, rows: Any) -> Array:
+    """Sum of the entries of rows of the design, each of one block of one unknown."""
+    design: Any = form.design
+    entries = design.values if hasattr(design, "values") else design.matrix
+    found: Array = jnp.sum(entries[rows], axis=-1)
+    return found
+
+
+def _grid(priors: _Priors) -> Grid:
+    shift, reach = lax.stop_gradient((priors.shift, _REACH * jnp.sqrt(priors.variance)))
+    return Grid(jnp.min(shift - reach), jnp.max(shift + reach))
+
+
+def _in_chunks(array: Array, number: int, size: int) -> Array:
+    padding = [(0, number * size - array.shape[0])] + [(0, 0)] * (array.ndim - 1)
+    return jnp.pad(array, padding, mode="edge").reshape(number, size, *array.shape[1:])
+
+
+def _log_probabilities(potential: Any, num_outcomes: int, eta: Array, parameters: tuple[Array, ...]) -> Array:
+    """Log probability of each outcome of the factors of some columns, shape ``(K, G, Q)``.
+
+    :param potential: the factors of all rows.
+    :param int num_outcomes: how many.
+    :param eta: predictors, shape ``(G, Q)``.
+    :param parameters: of the columns, in the order of the fields.
+    """
+    field = potential.outcomes().field
+    labels = jnp.asarray(getattr(potential, field))
+    changes = dict(zip(_leaves(potential), parameters, strict=True))
+
+    def of(outcome: Array) -> Array:
+        label = jnp.broadcast_to(outcome, eta.shape[:1]).astype(labels.dtype)
+        factors = dataclasses.replace(potential, **changes, **{field: label})
+        table: Array = jax.vmap(factors.log_density, in_axes=1, out_axes=1)(eta)
+        return table
+
+    found: Array = jax.vmap(of)(jnp.arange(num_outcomes))
+    return found
+
+
+def _at_rows(potential: Any, rows: Array) -> dict[str, Array]:
+    """Parameters of the factors of some rows, each with the rows as its first axis, by name."""
+    found = {}
+    for name, value in _leaves(potential).items():
+        has_rows = _has_rows(potential, value)
+        found[name] = value[rows] if has_rows else jnp.broadcast_to(value, (rows.shape[0], *value.shape))
+    return found
+
+
+def _leaves(potential: Any) -> dict[str, Array]:
+    """Parameters of factors but for their outcomes, by name."""
+    names = [field.name for field in dataclasses.fields(potential) if field.name != potential.outcomes().field]
+    return {name: jnp.asarray(getattr(potential, name)) for name in names}
+
+
+def _has_rows(potential: Any, value: Array) -> bool:
+    """True if the first axis of a parameter is that of the rows. What has thresholds has them on the last axis."""
+    size = np.size(getattr(potential, potential.outcomes().field))
+    return value.ndim >= (1 if potential.is_elementwise else 2) and value.shape[0] == size
+
+
+def _joint(
+    tables: tuple[Array, ...],
+    labels: tuple[Array, ...],
+    observed: tuple[Array, ...] | None,
+    priors: _Priors,
+    nodes: Array,
+) -> Array:
+    """Log density of the unknown of each block and its data at the nodes, shape ``(B, Q)``.
+
+    The first outcome is where the others are counted from: what is left are ``K - 1`` indicators of each factor.
+    """
+    total = -0.5 * ((nodes - priors.shift[:, None]) ** 2 / priors.variance[:, None])
+    total -= 0.5 * jnp.log(2.0 * jnp.pi * priors.variance)[:, None]
+    for number, (table, label) in enumerate(zip(tables, labels, strict=True)):
+        outcomes = jnp.arange(1, table.shape[0])
+        is_outcome = label[:, None, :] == outcomes[:, None]
+        if observed is None:
+            total += jnp.sum(table[0], axis=0)
+        else:
+            mask = observed[number]
+            total += mask.astype(table.dtype) @ table[0]
+            is_outcome &= mask[:, None, :]
+        indicators = is_outcome.reshape(label.shape[0], -1).astype(table.dtype)
+        total += indicators @ (table[1:] - table[0]).reshape(-1, table.shape[-1])
+    return total
+
+
+# Finding them
+
+
+def find_shared_columns(forms: list[LatentGaussian], num_nodes: int) -> SharedColumns | None:
+    """The algorithm for forms whose blocks differ in their outcomes alone; ``None`` if they differ in more.
+
+    :param forms: of one reading at several hyperparameters, concrete.
+    :param int num_nodes: nodes that the algorithm is to have.
+    """
+    form = forms[0]
+    rows, columns = np.asarray(form.blocks.rows), np.asarray(form.blocks.columns)
+    starts = _starts(form)
+    is_regular = columns.shape[1] == 1 and form.border is None and len(rows) > 1 and rows.max(initial=0) < starts[-1]
+    if not is_regular or not all(isinstance(block, DiagonalPrior) for block in form.prior):
+        return None
+    if not (hasattr(form.design, "values") or hasattr(form.design, "matrix")):
+        return None
+    owner = np.searchsorted(starts, rows[0], side="right") - 1
+    if np.any(np.searchsorted(starts, rows, side="right") - 1 != owner) or np.any(np.diff(owner) < 0):
+        return None
+    families = []
+    for number, potential in enumerate(form.potentials):
+        outcomes = potential.outcomes()
+        places = np.flatnonzero(owner == number)
+        if outcomes is None or outcomes.number is None or outcomes.limit is not None or not len(places):
+            return None
+        if outcomes.number > _MOST_OUTCOMES or not _is_plain(potential):
+            return None
+        families.append(ColumnsOfFamily(int(places[0]), len(places), int(outcomes.number)))
+    has_shift = False
+    for one in forms:
+        slopes = np.asarray(_slopes(one, slice(None)))[rows]
+        offsets = np.asarray(one.offset)[rows]
+        if not (np.isfinite(slopes).all() and np.isfinite(offsets).all() and _alike(slopes, slopes[0])):
+            return None
+        if not _alike(offsets, offsets[0]):
+            has_shift = True
+            square = float(np.sum(slopes[0] ** 2))
+            shift = (offsets - offsets[0]) @ slopes[0] / (square or 1.0)
+            if not _alike(offsets - shift[:, None] * slopes[0], offsets[0]):
+                return None
+        for number, (potential, family) in enumerate(zip(one.potentials, families, strict=True)):
+            own = rows[:, family.first : family.first + family.number] - starts[number]
+            for value in _leaves(potential).values():
+                if _has_rows(potential, value):
+                    taken = np.asarray(value)[own]
+                    if not _alike(taken, taken[0]):
+                        return None
+    has_gaps = not all(np.asarray(mask).all() for mask in form.observed)
+    found = SharedColumns(num_nodes, tuple(families), has_gaps, has_shift, has_prior_parameters=False)
+    first, *others = (found._priors(one) for one in forms)
+    is_fixed = all(_alike(np.asarray(x), np.asarray(y)) for other in others for x, y in zip(first, other, strict=True))
+    return dataclasses.replace(found, has_prior_parameters=not is_fixed)
+
+
+def _is_plain(potential: Any) -> bool:
+    """True if the fields of a potential are arrays."""
+    names = [field.name for field in dataclasses.fields(potential)]
+    return all(isinstance(getattr(potential, name), Array | np.ndarray | float | int) for name in names)
+
+
+def _alike(values: np.ndarray, others: np.ndarray) -> bool:
+    scale = 1.0 + np.max(np.abs(others), initial=0.0)
+    tolerance = max(_ALIKE, 100.0 * float(np.finfo(np.result_type(values, np.float32)).eps)) * scale
+    with np.errstate(invalid="ignore"):  # of infinite thresholds
+        return bool(np.all((np.abs(values - others) <= tolerance) | (values == others)))

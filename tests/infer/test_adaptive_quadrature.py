@@ -1,0 +1,190 @@
+"""Quadrature over small blocks against sums on long grids and `scipy`'s quadrature, computed without the engine."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from scipy.integrate import quad
+from scipy.special import logsumexp
+from scipy.stats import norm, poisson
+
+from numpyro_ext.infer import AdaptiveQuadrature, Quadrature
+from numpyro_ext.infer.gaussian.algorithms.shared_columns import SharedColumns
+from numpyro_ext.infer.hyper.space import UnconstrainedSpace
+from numpyro_ext.structure import ModelStructureError
+
+_NUM_PEOPLE, _NUM_ITEMS = 12, 4
+
+
+def two_parameter_logistic(response=None):
+    with numpyro.plate("items", _NUM_ITEMS):
+        a = numpyro.sample("discrimination", dist.LogNormal(0, 0.5))
+        d = numpyro.sample("intercept", dist.Normal(0, 3))
+    with numpyro.plate("people", _NUM_PEOPLE):
+        trait = numpyro.sample("trait", dist.Normal(0, 1))
+    numpyro.sample("response", dist.Bernoulli(logits=a * trait[:, None] + d), obs=response)
+
+
+def _answers() -> np.ndarray:
+    return (np.random.default_rng(0).random((_NUM_PEOPLE, _NUM_ITEMS)) < 0.6).astype(int)
+
+
+_SLOPE, _INTERCEPT = np.array([0.5, 1.0, 2.5, 1.2]), np.array([0.3, -1.0, 0.5, 2.0])
+
+
+def _on_a_grid(y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Nodes of the trait, and log joint density of every person there."""
+    grid = np.linspace(-9, 9, 2001)
+    logit = _SLOPE * grid[:, None] + _INTERCEPT
+    terms = np.where(y[:, None, :] == 1, -np.logaddexp(0, -logit), -np.logaddexp(0, logit)).sum(-1)
+    return grid, terms - 0.5 * grid**2 - 0.5 * np.log(2 * np.pi)
+
+
+@pytest.fixture(scope="module")
+def engine() -> AdaptiveQuadrature:
+    found = AdaptiveQuadrature(two_parameter_logistic, hyper_values={"discrimination": _SLOPE, "intercept": _INTERCEPT})
+    found.run(jax.random.key(0), _answers())
+    return found
+
+
+def test_evidence_and_moments_are_those_of_a_long_grid(engine):
+    grid, joint = _on_a_grid(_answers())
+    step = grid[1] - grid[0]
+    expected = logsumexp(joint, axis=1).sum() + _NUM_PEOPLE * np.log(step)
+    assert abs(float(engine.log_evidence) - expected) < 1e-8
+    weights = np.exp(joint - logsumexp(joint, axis=1, keepdims=True))
+    mean = weights @ grid
+    np.testing.assert_allclose(engine.posterior["trait"].mean, mean, atol=1e-8)
+    np.testing.assert_allclose(engine.posterior["trait"].variance, weights @ grid**2 - mean**2, atol=1e-8)
+
+
+def test_sites_that_join_blocks_are_hyperparameters(engine):
+    assert engine.hyper.keys() == {"discrimination", "intercept"}
+
+
+def test_large_blocks_are_refused_by_name():
+    def walk(y=None):
+        level = numpyro.sample("level", dist.GaussianRandomWalk(1.0, num_steps=6))
+        numpyro.sample("y", dist.Poisson(jnp.exp(level)), obs=y)
+
+    with pytest.raises(ModelStructureError, match="'level'.*6 unknowns.*at most 3"):
+        AdaptiveQuadrature(walk).run(jax.random.key(0), np.arange(6))
+
+
+def latent_regression(answers=None, grades=None, mask=True):
+    """Two families of factors, gaps, covariates and a learned spread of the trait."""
+    a = numpyro.param("slope", jnp.array([0.7, 1.3, 1.1]), constraint=dist.constraints.positive)
+    d = numpyro.param("intercept", jnp.array([0.2, -0.4, 0.0]))
+    cutpoints = numpyro.param("cutpoints", jnp.array([[-1.0, 0.3], [-0.2, 1.0]]))
+    b = numpyro.param("effect", jnp.array(0.4))
+    spread = numpyro.param("spread", jnp.array(1.2), constraint=dist.constraints.positive)
+    with numpyro.plate("people", _NUM_PEOPLE):
+        trait = numpyro.sample("trait", dist.Normal(b * jnp.linspace(-1, 1, _NUM_PEOPLE), spread))
+    with numpyro.handlers.mask(mask=mask):
+        numpyro.sample("answers", dist.Bernoulli(logits=a * trait[:, None] + d), obs=answers)
+    numpyro.sample("grades", dist.OrderedLogistic(trait[:, None] * jnp.array([1.0, 0.5]), cutpoints), obs=grades)
+
+
+@pytest.fixture(scope="module")
+def regression():
+    generator = np.random.default_rng(1)
+    grades, mask = generator.integers(0, 3, (_NUM_PEOPLE, 2)), generator.random((_NUM_PEOPLE, 3)) < 0.8
+    engine = AdaptiveQuadrature(latent_regression)
+    reading = engine._read(jax.random.key(0), (_answers()[:, :3], grades, mask), {})
+    shared, space = engine.algorithm(reading), UnconstrainedSpace(reading.hyper, {})
+    assert isinstance(shared, SharedColumns)
+    values = space.initial()
+    values += 0.1 * np.cos(np.arange(values.size))
+    return shared, values, lambda x: reading.form(space.unpack(x))
+
+
+@pytest.mark.thorough
+def test_shared_columns_are_the_lattices_of_each_block(regression):
+    shared, values, form_fn = regression
+
+    def fitted(algorithm):
+        def fit(x):
+            form = form_fn(x)
+            state, info, evidence = algorithm.fit(form, num_steps=1, tol=1e-8)
+            return evidence, algorithm.posterior(form, state).block_moments()
+
+        return jax.jit(fit)(values)
+
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-8), fitted(shared), fitted(Quadrature(81)))
+
+
+@pytest.mark.thorough
+def test_information_is_the_hessian_of_the_evidence(regression):
+    shared, values, form_fn = regression
+
+    @jax.jit
+    def both(x):
+        state = shared.init(form_fn(values))
+        hessian = jax.hessian(lambda y: shared.log_evidence(form_fn(y), state))(x)
+        return hessian, sum(shared.second_derivatives(form_fn, x, state, is_rough=False))
+
+    expected, found = both(values)
+    np.testing.assert_allclose(found, expected, atol=1e-9)
+
+
+@pytest.mark.thorough
+def test_a_random_intercept_is_integrated_as_by_scipy():
+    group = np.repeat(np.arange(5), [3, 1, 4, 2, 6])
+    x, counts = np.linspace(-1, 1, group.size), np.random.default_rng(2).poisson(3.0, group.size)
+
+    def model(y=None):
+        slope = numpyro.sample("slope", dist.Normal(0, 1))
+        spread = numpyro.sample("spread", dist.HalfNormal(1))
+        effect = numpyro.sample("effect", dist.Normal(0, spread).expand([5]).to_event(1))
+        numpyro.sample("y", dist.Poisson(jnp.exp(1.0 + slope * x + effect[group])), obs=y)
+
+    engine = AdaptiveQuadrature(model, hyper_values={"slope": 0.4, "spread": 0.8})
+    engine.run(jax.random.key(0), counts)
+    total, means = 0.0, []
+    for k in range(5):
+        own = group == k
+
+        def density(e, power=0, own=own):
+            rate = np.exp(1.0 + 0.4 * x[own] + e)
+            return e**power * np.exp(poisson.logpmf(counts[own], rate).sum()) * norm.pdf(e, scale=0.8)
+
+        mass, first = (quad(density, -7, 7, args=(power,), epsabs=0, epsrel=1e-12)[0] for power in (0, 1))
+        total, means = total + np.log(mass), [*means, first / mass]
+    assert abs(float(engine.log_evidence) - total) < 1e-8
+    np.testing.assert_allclose(engine.posterior["effect"].mean, means, atol=1e-8)
+    assert engine.diagnostics.quadrature_error < 1e-5
+
+
+def test_a_rule_that_is_too_coarse_is_told():
+    engine = AdaptiveQuadrature(
+        two_parameter_logistic, hyper_values={"discrimination": 8.0 * _SLOPE, "intercept": _INTERCEPT}, num_nodes=5
+    )
+    with pytest.warns(UserWarning, match="not exact.*num_nodes"):
+        engine.run(jax.random.key(0), _answers())
+    assert engine.diagnostics.quadrature_error > 1e-3
+
+
+def test_draws_are_those_of_the_density(engine):
+    grid, joint = _on_a_grid(_answers())
+    weights = np.exp(joint - logsumexp(joint, axis=1, keepdims=True))
+    draws = np.asarray(engine.posterior["trait"].sample(jax.random.key(1), 20_000))
+    below = (draws[:, :, None] < np.array([-1.0, 0.0, 1.0])).mean(0)
+    expected = np.stack([weights[:, grid < x].sum(1) for x in (-1.0, 0.0, 1.0)], axis=1)
+    error = np.sqrt(expected * (1 - expected) / len(draws))
+    assert np.all(np.abs(below - expected) < 4.5 * error + 1e-3)
+
+
+def test_quantiles_and_scores_are_those_of_the_density(engine):
+    y = _answers()
+    grid, joint = _on_a_grid(y)
+    weights = np.exp(joint - logsumexp(joint, axis=1, keepdims=True))
+    middle = [np.interp(0.9, np.cumsum(w) - 0.5 * w, grid) for w in weights]
+    np.testing.assert_allclose(engine.posterior["trait"].quantile(0.9), middle, atol=2e-3)
+    logit = _SLOPE * grid[:, None] + _INTERCEPT
+    likelihood = 1.0 / (1.0 + np.exp(np.where(y[:, None, :] == 1, -logit, logit)))
+    without = -np.log(np.einsum("bq,bqg->bg", weights, 1.0 / likelihood))
+    np.testing.assert_allclose(engine._run.leave_one_out[0].reshape(y.shape), without, atol=1e-8)
