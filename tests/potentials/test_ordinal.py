@@ -158,3 +158,12 @@ def test_stick_breaking_labels():
     np.testing.assert_array_equal(labels, [[[1, 0, 0], [0, 1, 0]], [[0, 0, 1], [0, 0, 0]]])
     np.testing.assert_array_equal(observed, [[[1, 0, 0], [1, 1, 0]], [[1, 1, 1], [1, 1, 1]]])
     assert not stick_breaking_labels(jnp.array([-1, 4]), 3)[1].any()
+
+
+@ALL
+def test_derivatives_at_the_thresholds_themselves_are_those_beside_them(family):
+    at = jnp.asarray(THRESHOLDS)
+    slope = jax.vmap(jax.grad(lambda eta, label: family(label, THRESHOLDS).log_density(eta)), (0, None))
+    for label in range(4):
+        beside = 0.5 * (slope(at - 1e-3, label) + slope(at + 1e-3, label))
+        np.testing.assert_allclose(slope(at, label), beside, atol=1e-4)

@@ -41,13 +41,14 @@ class Sigmoid(NamedTuple):
 
 def sigmoid(logit: Array) -> Sigmoid:
     """From one exponential."""
-    decayed = jnp.exp(-jnp.abs(logit))
+    # Not by abs and minimum: their derivatives at zero are of different sides, and the sum would be of neither.
+    positive = logit >= 0.0
+    decayed = jnp.exp(jnp.where(positive, -logit, logit))
     larger = 1.0 / (1.0 + decayed)
     smaller = decayed * larger
-    positive = logit >= 0.0
     value, complement = jnp.where(positive, larger, smaller), jnp.where(positive, smaller, larger)
     tail = jnp.log1p(decayed)
-    return Sigmoid(value, complement, jnp.minimum(logit, 0.0) - tail, jnp.minimum(-logit, 0.0) - tail)
+    return Sigmoid(value, complement, jnp.where(positive, 0.0, logit) - tail, jnp.where(positive, -logit, 0.0) - tail)
 
 
 class LogisticView(NamedTuple):
