@@ -20,6 +20,7 @@ FLOORS = {
         ["structure"],
         ["infer", "models"],
         ["design"],
+        ["psychometrics"],
         ["demo"],
     ],
     "linalg": [["sparse_cholesky"], ["gaussian", "operators"], ["solvers"]],
@@ -137,7 +138,7 @@ def test_mathematics_knows_nothing_of_numpyro():
 
 
 def test_names_of_all_public_rooms_can_be_imported():
-    for room in ("distributions", "infer", "linalg", "models", "potentials", "structure"):
+    for room in ("distributions", "infer", "linalg", "models", "potentials", "psychometrics", "structure"):
         module = __import__(f"{PACKAGE}.{room}", fromlist=["__all__"])
         assert all(hasattr(module, name) for name in module.__all__), room
     package, infer = sys.modules[PACKAGE], sys.modules[f"{PACKAGE}.infer"]

@@ -1,0 +1,79 @@
+"""The response of a fitted model against the formula of its items."""
+
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from jax import jit, random
+from scipy import stats
+
+from numpyro_ext.design import draws_of
+from numpyro_ext.infer import EP
+from numpyro_ext.psychometrics import category_probabilities, response_of
+from numpyro_ext.psychometrics import fisher_information as eager_information
+
+fisher_information = jit(eager_information, static_argnums=0)
+
+
+def two_parameter_logistic(response=None, *, num_people, num_items):
+    with numpyro.plate("items", num_items):
+        a = numpyro.sample("discrimination", dist.LogNormal(0, 0.5))
+        d = numpyro.sample("intercept", dist.Normal(0, 3))
+    with numpyro.plate("people", num_people):
+        trait = numpyro.sample("trait", dist.Normal(0, 1))
+    numpyro.deterministic("difficulty", -d / a)
+    numpyro.sample("response", dist.Bernoulli(logits=a * trait[:, None] + d), obs=response)
+
+
+def test_any_model_of_people_by_items_is_a_response_at_means_and_at_draws():
+    rng = np.random.default_rng(0)
+    a, d = np.exp(rng.normal(size=(4, 3)) / 3), rng.normal(size=(4, 3))
+    samples = {"discrimination": a, "intercept": d, "trait": np.zeros((4, 5)), "difficulty": np.full((4, 3), np.nan)}
+    shape = {"num_people": 5, "num_items": 3}
+    source = draws_of(samples, model=two_parameter_logistic, args=(np.zeros((5, 3), int),), kwargs=shape)
+    response = response_of(source)
+    theta = rng.normal(size=(4, 3))  # more points than people, and in two axes
+    p = stats.logistic.cdf(a.mean(0) * theta[..., None] + d.mean(0))
+    np.testing.assert_allclose(category_probabilities(response, theta)[..., 1], p, rtol=1e-12)
+    np.testing.assert_allclose(fisher_information(response, theta), a.mean(0) ** 2 * p * (1 - p), rtol=1e-12)
+    assert response(0.0).batch_shape == (3,) and response.num_items == 3
+
+    drawn = response_of(source, draws=4, rng_key=random.key(1))
+    assert drawn(theta).batch_shape == (4, 4, 3, 3)
+    found = category_probabilities(drawn, theta)[..., 1]
+    expected = stats.logistic.cdf(a[:, None, None] * theta[..., None] + d[:, None, None])
+    order = [np.flatnonzero(np.isclose(expected, row).all((1, 2, 3)))[0] for row in np.asarray(found)]
+    assert sorted(order) == [0, 1, 2, 3]
+    np.testing.assert_allclose(fisher_information(drawn, theta), (a**2)[:, None, None][order] * found * (1 - found))
+
+
+def test_answers_that_depend_on_more_than_the_trait_are_refused():
+    def with_covariate(response, x):
+        trait = numpyro.sample("trait", dist.Normal(0, 1).expand([4]))
+        numpyro.sample("response", dist.Bernoulli(logits=(trait + x)[:, None] * jnp.ones(2)), obs=response)
+
+    source = draws_of({"trait": np.zeros((2, 4))}, model=with_covariate, args=(np.zeros((4, 2), int), np.arange(4.0)))
+    with pytest.raises(ValueError, match="same trait answer differently"):
+        response_of(source)
+    with pytest.raises(ValueError, match="no site 'ability'"):
+        response_of(source, trait="ability")
+
+
+@pytest.mark.thorough
+def test_items_of_an_engine_are_drawn_with_their_standard_errors():
+    rng = np.random.default_rng(0)
+    y = (rng.random((60, 3)) < stats.logistic.cdf(rng.normal(size=60)[:, None])).astype(int)
+
+    def rasch(response):
+        d = numpyro.param("intercept", jnp.zeros(3))
+        trait = numpyro.sample("trait", dist.Normal(0, 1).expand([60]))
+        numpyro.sample("response", dist.Bernoulli(logits=trait[:, None] + d), obs=response)
+
+    engine = EP(rasch)
+    engine.run(random.key(0), y)
+    logits = response_of(engine, draws=4000)(0.0).logits
+    d = np.asarray(logits[..., 1] - logits[..., 0])
+    estimate = engine.hyper["intercept"]
+    np.testing.assert_allclose(d.mean(0), estimate.value, atol=4 * np.max(estimate.standard_error) / np.sqrt(4000))
+    np.testing.assert_allclose(d.std(0), estimate.standard_error, rtol=4 / np.sqrt(8000))
