@@ -18,6 +18,7 @@ from .count_matrices import low_rank_count_field, poisson_factorization, recepti
 from .factor_models import correlated_topic_model, factor_analysis, latent_gaussian_graphical_model
 from .gaussian_process import cox_process, gp_classification
 from .images import compressed_sensing, poisson_deblurring, wavelet_denoising, wavelet_inpainting
+from .item_response import bifactor_pattern, item_response, item_response_records
 from .quantum_tomography import quantum_state, quantum_tomography
 from .random_effects import crossed_random_effects, random_intercepts
 from .regression import (
@@ -30,6 +31,7 @@ from .regression import (
 )
 
 __all__ = [
+    "bifactor_pattern",
     "bradley_terry",
     "collaborative_preferences",
     "compressed_sensing",
@@ -39,6 +41,8 @@ __all__ = [
     "discrete_choice",
     "factor_analysis",
     "gp_classification",
+    "item_response",
+    "item_response_records",
     "joint_preference_gp",
     "latent_gaussian_graphical_model",
     "linear_regression",

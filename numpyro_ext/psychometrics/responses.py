@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -17,6 +18,7 @@ from numpyro import handlers
 from ..design.outcomes.draws import PosteriorDraws, draws_of
 from ..infer.front.engine import BaseEngine
 from ..infer.front.running.progress import warn
+from ..models.item_response import item_arguments, item_response
 from .curves import log_category_probabilities, unmasked
 
 __all__ = ["FittedResponse", "response_of"]
@@ -110,10 +112,16 @@ def response_of(
     values = fitted.estimates() if draws is None else fitted.drawn(draws, rng_key)
     values = {name: value for name, value in values.items() if name != trait}
     num_traits = 1 if len(shape) == 1 else shape[1]
-    replay = Replay(fitted.model, fitted.args, fitted.kwargs, trait, shape)
+    people = shape if fitted.items is None else (_NUM_POINTS, *shape[1:])
+    order = None if fitted.items is None else np.argsort(fitted.items)
+    replay = Replay(fitted.model, fitted.args, fitted.kwargs, trait, people, order)
     one = values if draws is None else {name: value[0] for name, value in values.items()}
     num_items = replay.check(one)
     return FittedResponse(num_items, num_traits, draws, replay, values)
+
+
+_NUM_POINTS = 32
+"""Traits at which a model of items runs at once."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,6 +134,9 @@ class _Fitted:
     source: Any
     names: tuple[str, ...]
     """Names of the latent and ``param`` sites."""
+    items: np.ndarray | None
+    """Of the models of items of this project the item of each column; the model is then of other people, without
+    answers. ``None`` for the model of the fit itself."""
 
     @classmethod
     def of(cls, source: Any) -> _Fitted:
@@ -135,14 +146,21 @@ class _Fitted:
         else:
             source = source if isinstance(source, PosteriorDraws) else draws_of(source)
             call = source.model, source.args, source.kwargs
-        with handlers.block():
-            sites = handlers.trace(handlers.seed(call[0], 0)).get_trace(*call[1], **call[2])
-        names = [
-            name
-            for name, site in sites.items()
-            if site["type"] == "param" or (site["type"] == "sample" and not site["is_observed"])
-        ]
-        return cls(*call, source, tuple(names))
+        known = item_arguments(*call)
+        if known is not None:
+            call = item_response, (), {**known[0], "shape": (_NUM_POINTS, len(known[1]))}
+        model, args, kwargs = call
+        names: list[str] = []
+
+        def run(key: Array) -> None:
+            for name, site in handlers.trace(handlers.seed(model, key)).get_trace(*args, **kwargs).items():
+                if site["type"] == "param" or (site["type"] == "sample" and not site["is_observed"]):
+                    names.append(name)
+
+        with handlers.block(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what a model has to say was said when it was fitted
+            jax.eval_shape(run, jax.random.key(0))
+        return cls(*call, source, tuple(names), None if known is None else known[1])
 
     def shape(self, name: str) -> tuple[int, ...] | None:
         """Shape of a site, latent or deterministic; ``None`` if there is none of this name."""
@@ -210,6 +228,8 @@ class Replay:
     trait: str
     shape: tuple[int, ...]
     """Shape of the site of the traits in the model."""
+    order: np.ndarray | None = None
+    """Place of each item where the sites of answers stand side by side; ``None`` if they are in order."""
 
     def __call__(self, values: Mapping[str, Array], points: Array) -> dict[str, Array]:
         """Log probabilities of categories, or location and scale, at traits of shape ``(n,)`` or ``(n, D)``."""
@@ -246,7 +266,8 @@ class Replay:
             for name, site in sites.items()
             if site["type"] == "sample" and not isinstance(site["fn"], dist.Unit) and name not in known
         }
-        return combined(seen, self.shape[0])
+        found = combined(seen, self.shape[0])
+        return found if self.order is None else {name: value[:, self.order] for name, value in found.items()}
 
 
 def combined(seen: Mapping[str, dist.Distribution], people: int) -> dict[str, Array]:

@@ -1,5 +1,7 @@
 """The response of a fitted model against the formula of its items."""
 
+from functools import partial
+
 import jax.numpy as jnp
 import numpy as np
 import numpyro
@@ -10,6 +12,7 @@ from scipy import stats
 
 from numpyro_ext.design import draws_of
 from numpyro_ext.infer import EP
+from numpyro_ext.models import item_response, item_response_records
 from numpyro_ext.psychometrics import category_probabilities, response_of
 from numpyro_ext.psychometrics import fisher_information as eager_information
 
@@ -46,6 +49,34 @@ def test_any_model_of_people_by_items_is_a_response_at_means_and_at_draws():
     order = [np.flatnonzero(np.isclose(expected, row).all((1, 2, 3)))[0] for row in np.asarray(found)]
     assert sorted(order) == [0, 1, 2, 3]
     np.testing.assert_allclose(fisher_information(drawn, theta), (a**2)[:, None, None][order] * found * (1 - found))
+
+
+def test_items_of_several_families_stand_in_their_order_and_records_are_a_table():
+    rng = np.random.default_rng(2)
+    family, sizes = ["graded", "2pl", "graded", "3pl"], [3, 2, 2, 2]
+    samples = {"discrimination_graded": [[1.3, 0.7]], "cutpoints_graded_3": [[[-1.0, 0.5]]],
+               "cutpoints_graded_2": [[[0.2]]], "discrimination_2pl": [[0.8]], "intercept_2pl": [[0.4]],
+               "discrimination_3pl": [[1.5]], "intercept_3pl": [[-0.3]], "guessing_3pl": [[0.25]],
+               "trait": np.zeros((1, 2))}  # fmt: skip
+    samples = {name: np.asarray(value) for name, value in samples.items()}
+    s, theta = stats.logistic.cdf, np.linspace(-2, 3, 40)  # more than the model has people at once
+    above = s(1.3 * theta[:, None] - np.array([-1.0, 0.5]))
+    expected = np.zeros((40, 4, 3))
+    expected[:, 0] = -np.diff(np.concatenate([np.ones((40, 1)), above, np.zeros((40, 1))], -1), axis=-1)
+    for k, p in ((1, s(0.8 * theta + 0.4)), (2, s(0.7 * theta - 0.2)), (3, 0.25 + 0.75 * s(1.5 * theta - 0.3))):
+        expected[:, k, :2] = np.stack([1 - p, p], -1)
+    table = np.stack([rng.integers(0, size, 2) for size in sizes], -1)
+    options = {"family": family, "num_categories": sizes}
+    person, item = np.repeat([0, 1], 4), np.tile(np.arange(4), 2)
+    calls = [
+        (item_response, (table,), options),
+        (item_response_records, (person, item, table.ravel()), {**options, "num_people": 2, "num_items": 4}),
+    ]
+    for model, args, kwargs in calls:
+        response = response_of(draws_of(samples, model=model, args=args, kwargs=kwargs))
+        np.testing.assert_allclose(category_probabilities(response, theta), expected, atol=1e-12)
+    draws = response_of(draws_of(samples, model=partial(item_response, **options), args=(table,)), draws=2)
+    assert draws(theta).batch_shape == (2, 40, 4) and draws.num_items == 4
 
 
 def test_answers_that_depend_on_more_than_the_trait_are_refused():

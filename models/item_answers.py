@@ -1,0 +1,200 @@
+"""Answers of people to items as numbers: from tables of pandas, lists and arrays, with what does not fit refused."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .item_families import ItemGroup
+
+__all__ = ["Answers", "answers_in_table", "answers_in_records", "checked_answers", "warn_of_degenerate_items"]
+
+_MOST_NAMES = 5
+_MOST_PEOPLE = 5000
+"""Rows at which a table is looked for reversed items."""
+_FEW_PEOPLE_TO_GUESS = 1000
+
+
+class Answers(NamedTuple):
+    """Answers as numbers."""
+
+    values: Any
+    """Floating point, ``nan`` where there is no answer: shape ``(people, items)``, or ``(records,)``."""
+    names: Sequence[str]
+    """One for each item."""
+
+    @property
+    def is_concrete(self) -> bool:
+        return not isinstance(self.values, jax.core.Tracer)
+
+
+def answers_in_table(response: Any, num_items: int) -> Answers:
+    """Answers of people to items, one column each; a table of pandas has the names of its columns."""
+    if hasattr(response, "columns") and hasattr(response, "iloc"):
+        names = [str(name) for name in response.columns]
+        columns = [_numbers(response.iloc[:, k], names[k]) for k in range(len(names))]
+        return Answers(np.stack(columns, -1), names)
+    return Answers(_numbers(response, "response"), [f"item {k}" for k in range(num_items)])
+
+
+def answers_in_records(response: Any, num_items: int) -> Answers:
+    """Answers one below the other."""
+    return Answers(_numbers(response, "response"), [f"item {k}" for k in range(num_items)])
+
+
+def _numbers(values: Any, name: str) -> Any:
+    """A column or an array as floating point, with ``nan`` for what is missing.
+
+    :raises ValueError: for text and for categories without an order, which have no numbers.
+    """
+    if isinstance(values, jax.Array):  # traced ones as well
+        return values.astype(jnp.result_type(values, float))
+    category = getattr(getattr(values, "dtype", None), "categories", None)
+    if category is not None:  # a Categorical of pandas
+        if not values.dtype.ordered and len(category) > 2:
+            raise ValueError(
+                f"{name} has categories without an order, {list(category)}: give their order, "
+                "pandas.Categorical(values, categories=[...], ordered=True), or codes 0, 1, ... for a nominal model."
+            )
+        codes = np.asarray(getattr(values, "cat", values).codes, float)
+        return np.where(codes < 0, np.nan, codes)
+    if hasattr(values, "to_numpy"):
+        array = values.to_numpy(dtype=object) if values.dtype.kind not in "biuf" else values.to_numpy()
+    else:
+        array = np.asarray(values)
+    if array.dtype.kind in "biuf":
+        return array.astype(np.float64 if array.dtype.itemsize > 4 or array.dtype.kind in "biu" else array.dtype)
+    flat = [np.nan if _is_missing(value) else value for value in array.ravel()]
+    words = sorted({str(value) for value in flat if isinstance(value, str)})
+    if words or array.dtype.kind not in "O":
+        raise ValueError(
+            f"{name} holds {array.dtype} such as {', '.join(map(repr, words[:3]))}: answers are numbers 0, 1, ... Give "
+            "their order, pandas.Categorical(values, categories=[...], ordered=True), or map them."
+        )
+    try:
+        return np.array(flat, float).reshape(array.shape)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{name} must hold numbers, 0, 1, ...; {error}.") from error
+
+
+def _is_missing(value: Any) -> bool:
+    return value is None or type(value).__name__ in ("NAType", "NaTType") or value != value  # noqa: PLR0124
+
+
+def checked_answers(answers: Answers, groups: Sequence[ItemGroup], item: np.ndarray | None = None) -> None:
+    """Refuse answers that are not among the categories of their items.
+
+    :param item: the item of each answer, for records.
+    :raises ValueError: naming the first item with such an answer.
+    """
+    if not answers.is_concrete:
+        return
+    values = np.asarray(answers.values)
+    for group in groups:
+        if group.num_categories is None:
+            infinite = _first(np.isinf(values), answers, group, item)
+            if infinite is not None:
+                raise ValueError(f"An answer to {infinite[0]} is infinite.")
+            continue
+        between = _first(np.isfinite(values) & (values != np.round(values)), answers, group, item)
+        if between is not None:
+            raise ValueError(
+                f"An answer to {between[0]} is {between[1]:g}, between two categories. A {group.family} item has "
+                f"answers 0 to {group.num_categories - 1}."
+            )
+        outside = (values < 0) | (values >= group.num_categories)
+        wrong = _first(outside, answers, group, item)
+        if wrong is not None:
+            from_one = not np.any(values[..., group.items] == 0) if item is None else not np.any(values == 0)
+            hint = "; no answer is 0, so if they are counted from one, subtract one" if from_one else ""
+            raise ValueError(
+                f"An answer to {wrong[0]} is {wrong[1]:g}; a {group.family} item has answers 0 to "
+                f"{group.num_categories - 1}{hint}. Missing answers are nan."
+            )
+
+
+def _first(wrong: np.ndarray, answers: Answers, group: ItemGroup, item: np.ndarray | None) -> tuple[str, float] | None:
+    """Name of the first item of a group with a wrong answer, and the answer."""
+    of_group = np.isin(np.arange(len(answers.names)), group.items)
+    wrong = wrong & (of_group if item is None else of_group[item])
+    if not wrong.any():
+        return None
+    place = tuple(index[0] for index in np.nonzero(wrong))
+    return answers.names[place[1] if item is None else item[place[0]]], float(np.asarray(answers.values)[place])
+
+
+def warn_of_degenerate_items(
+    answers: Answers, groups: Sequence[ItemGroup], num_parameters: int, traits: np.ndarray | None
+) -> None:
+    """Warn of items whose maximum likelihood estimates are infinite or meaningless, by name, in one warning.
+
+    :param num_parameters: number of parameters of the items.
+    :param traits: the trait that each item measures with a positive slope, -1 for none alone; ``None`` if slopes have
+        either sign.
+    """
+    if not answers.is_concrete:
+        return
+    values, names = np.asarray(answers.values), np.asarray(answers.names)
+    found: list[str] = []
+
+    def note(items: Any, what: str) -> None:
+        if len(items):
+            shown = ", ".join(names[list(items)[:_MOST_NAMES]]) + (", ..." if len(items) > _MOST_NAMES else "")
+            found.append(f"{what}: {shown}")
+
+    known = np.isfinite(values)
+    note(np.flatnonzero(~known.any(0)), "items without answers")
+    low, high = np.min(np.where(known, values, np.inf), 0), np.max(np.where(known, values, -np.inf), 0)
+    note(np.flatnonzero(low == high), "items with one answer only, whose estimates are infinite")
+    for group in groups:
+        if group.num_categories is not None and group.num_categories > 2:
+            counts = np.array([[np.sum(values[:, k] == c) for c in range(group.num_categories)] for k in group.items])
+            unused = group.items[(counts == 0).any(1) & (low < high)[group.items]]
+            note(unused, "items with unused categories (give the number of each, num_categories=[...], or merge them)")
+    groups_of_equal: dict[bytes, list[int]] = {}
+    for k in range(values.shape[1]):
+        groups_of_equal.setdefault(np.ascontiguousarray(values[:, k]).tobytes(), []).append(k)
+    for equal in groups_of_equal.values():
+        note(
+            equal if len(equal) > 1 and low[equal[0]] < high[equal[0]] else [],
+            "items with the same answers, whose slopes run away",
+        )
+    if traits is not None:
+        note(
+            _reversed(values[:_MOST_PEOPLE], traits),
+            "reversed items (signed=True allows negative slopes, or turn their answers round)",
+        )
+    if any(group.family in ("3pl", "4pl") for group in groups) and len(values) < _FEW_PEOPLE_TO_GUESS:
+        found.append(f"{len(values)} people hardly tell guessing from difficulty: priors=True keeps it near 0.23")
+    if known.sum() < num_parameters:
+        found.append(f"{known.sum()} answers for {num_parameters} parameters of items")
+    empty = int(np.sum(~known.any(1)))
+    if empty:
+        found.append(f"{empty} people without answers, whose traits are those of the population")
+    if found:
+        warnings.warn("Items to look at. " + "; ".join(found) + ".", UserWarning, stacklevel=3)
+
+
+def _reversed(values: np.ndarray, traits: np.ndarray) -> list[int]:
+    """Items that correlate negatively with the mean of the others of their trait, by three standard errors."""
+    out = []
+    with np.errstate(all="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # means of nothing
+        centred = (values - np.nanmean(values, 0)) / np.nanstd(values, 0)
+        total = {int(t): np.nansum(centred[:, traits == t], 1) for t in np.unique(traits) if t >= 0}
+    for k, trait in enumerate(traits):
+        if trait < 0 or np.sum(traits == trait) < 3:
+            continue
+        own = centred[:, k]
+        known = np.isfinite(own)
+        rest = (total[int(trait)] - np.where(known, own, 0.0))[known]
+        if known.sum() > 3 and rest.std() > 0 and own[known].std() > 0:
+            correlation = np.corrcoef(own[known], rest)[0, 1]
+            if correlation < -3.0 / np.sqrt(known.sum()):
+                out.append(k)
+    return out
