@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,7 @@ from .indices import checked_indices, checked_size
 from .item_answers import Answers, answers_in_records, answers_in_table, checked_answers, warn_of_degenerate_items
 from .item_families import ItemGroup, answer_distribution, item_groups, item_parameters
 
-__all__ = ["bifactor_pattern", "item_arguments", "item_response", "item_response_records"]
+__all__ = ["ItemCall", "bifactor_pattern", "item_call", "item_response", "item_response_records"]
 
 
 def item_response(
@@ -204,13 +204,23 @@ def bifactor_pattern(groups: Sequence[Any]) -> np.ndarray:
     return np.array(table).reshape(len(table), 1 + len(names))
 
 
-def item_arguments(
-    model: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> tuple[dict[str, Any], np.ndarray] | None:
-    """Keyword arguments of :func:`item_response` with the same items and no answers yet, for other people.
+class ItemCall(NamedTuple):
+    """A call of a model of items, taken apart."""
 
-    :return: the arguments without ``shape``, and the item of each column when the sites of answers stand side by side;
-        ``None`` if the model is neither of the two of this module.
+    arguments: dict[str, Any]
+    """Keyword arguments of :func:`item_response` with the same items and no answers yet, without ``shape``."""
+    items: np.ndarray
+    """The item of each column where the sites of answers stand side by side."""
+    answers: np.ndarray | None
+    """Shape ``(people, items)``, ``nan`` where there is none; ``None`` without answers."""
+    groups: list[ItemGroup]
+    names: list[str]
+
+
+def item_call(model: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ItemCall | None:
+    """Take a call of :func:`item_response` or :func:`item_response_records` apart; ``None`` for another model.
+
+    :raises ValueError: if a person answers an item twice.
     """
     given: dict[str, Any] = {}
     if isinstance(model, functools.partial):
@@ -218,24 +228,41 @@ def item_arguments(
         model = model.func
     if model not in (item_response, item_response_records):
         return None
-    bound = inspect.signature(model).bind_partial(*args, **kwargs)
-    found = {**given, **bound.arguments}
+    found = {**given, **inspect.signature(model).bind_partial(*args, **kwargs).arguments}
+    response, answers, item = found.get("response"), None, None
     if model is item_response:
-        _, num_items = _table_shape(found.get("response"), found.get("shape"))
-        answers = None if found.get("response") is None else answers_in_table(found["response"], num_items)
-        item = None
+        num_people, num_items = _table_shape(response, found.get("shape"))
+        answers = None if response is None else answers_in_table(response, num_items)
     else:
-        num_items, item = found["num_items"], np.asarray(_codes(found["item"]))
-        answers = None if found.get("response") is None else answers_in_records(found["response"], num_items)
-    kept: dict[str, Any] = {
-        name: found[name] for name in ("family", "num_traits", "pattern", "signed", "priors") if name in found
-    }
+        num_people, num_items, item = found["num_people"], found["num_items"], np.asarray(_codes(found["item"]))
+        answers = None if response is None else answers_in_records(response, num_items)
+    names = ("family", "num_traits", "pattern", "signed", "priors")
+    kept: dict[str, Any] = {name: found[name] for name in names if name in found}
     groups, _, _ = _design(found["family"], num_items, found.get("num_categories"), answers, item,
                            found.get("num_traits", 1), found.get("pattern"))  # fmt: skip
     numbers = np.full(num_items, 2)
     for group in groups:
         numbers[group.items] = group.num_categories or 2
-    return {**kept, "num_categories": numbers.tolist()}, np.concatenate([group.items for group in groups])
+    table = None
+    if answers is not None:
+        values = np.array(answers.values, float)
+        if found.get("mask") is not None:
+            values[~np.broadcast_to(np.asarray(found["mask"], bool), values.shape)] = np.nan
+        table = values if item is None else _as_table(_codes(found["person"]), item, values, (num_people, num_items))
+    labels = list(answers.names) if answers is not None else [f"item {k}" for k in range(num_items)]
+    order = np.concatenate([group.items for group in groups])
+    return ItemCall({**kept, "num_categories": numbers.tolist()}, order, table, groups, labels)
+
+
+def _as_table(person: Any, item: np.ndarray, values: np.ndarray, shape: tuple[int, int]) -> np.ndarray:
+    known = np.isfinite(values)
+    cells = np.asarray(person)[known] * shape[1] + item[known]
+    if len(np.unique(cells)) < len(cells):
+        twice = np.divmod(cells[np.flatnonzero(np.diff(np.sort(cells)) == 0)[0]], shape[1])
+        raise ValueError(f"Person {twice[0]} answers item {twice[1]} twice: a table has one answer of each to each.")
+    table = np.full(shape, np.nan)
+    table.flat[cells] = values[known]
+    return table
 
 
 def _table_shape(response: Any, shape: tuple[int, int] | None) -> tuple[int, int]:

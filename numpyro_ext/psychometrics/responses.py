@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -15,13 +14,12 @@ import numpyro.distributions as dist
 from jax import Array
 from numpyro import handlers
 
-from ..design.outcomes.draws import PosteriorDraws, draws_of
 from ..infer.front.engine import BaseEngine
 from ..infer.front.running.progress import warn
-from ..models.item_response import item_arguments, item_response
 from .curves import log_category_probabilities, unmasked
+from .fitted_model import NUM_POINTS, FittedModel
 
-__all__ = ["FittedResponse", "response_of"]
+__all__ = ["FittedResponse", "Replay", "response_of"]
 
 _ABSENT = -1e30
 """Log probability of categories that an item lacks: finite, so that products with their probability are zero."""
@@ -102,7 +100,7 @@ def response_of(
     """
     if isinstance(source, BaseEngine) and not source.diagnostics.converged:
         warn(f"{type(source).__name__} has not converged, and the items are those of the posterior that it has.")
-    fitted = _Fitted.of(source)
+    fitted = FittedModel.of(source)
     shape = fitted.shape(trait)
     if shape is None or len(shape) not in (1, 2):
         raise ValueError(
@@ -112,110 +110,12 @@ def response_of(
     values = fitted.estimates() if draws is None else fitted.drawn(draws, rng_key)
     values = {name: value for name, value in values.items() if name != trait}
     num_traits = 1 if len(shape) == 1 else shape[1]
-    people = shape if fitted.items is None else (_NUM_POINTS, *shape[1:])
-    order = None if fitted.items is None else np.argsort(fitted.items)
+    people = shape if fitted.items is None else (NUM_POINTS, *shape[1:])
+    order = None if fitted.items is None else np.argsort(fitted.items.items)
     replay = Replay(fitted.model, fitted.args, fitted.kwargs, trait, people, order)
     one = values if draws is None else {name: value[0] for name, value in values.items()}
     num_items = replay.check(one)
     return FittedResponse(num_items, num_traits, draws, replay, values)
-
-
-_NUM_POINTS = 32
-"""Traits at which a model of items runs at once."""
-
-
-@dataclass(frozen=True, eq=False)
-class _Fitted:
-    """A model with the arguments of its fit and what is known of its latent and ``param`` sites."""
-
-    model: Callable[..., Any]
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
-    source: Any
-    names: tuple[str, ...]
-    """Names of the latent and ``param`` sites."""
-    items: np.ndarray | None
-    """Of the models of items of this project the item of each column; the model is then of other people, without
-    answers. ``None`` for the model of the fit itself."""
-
-    @classmethod
-    def of(cls, source: Any) -> _Fitted:
-        if isinstance(source, BaseEngine):
-            source.diagnostics  # noqa: B018 - says what is wrong if there is no run
-            call = source.model, source._args, source._kwargs
-        else:
-            source = source if isinstance(source, PosteriorDraws) else draws_of(source)
-            call = source.model, source.args, source.kwargs
-        known = item_arguments(*call)
-        if known is not None:
-            call = item_response, (), {**known[0], "shape": (_NUM_POINTS, len(known[1]))}
-        model, args, kwargs = call
-        names: list[str] = []
-
-        def run(key: Array) -> None:
-            for name, site in handlers.trace(handlers.seed(model, key)).get_trace(*args, **kwargs).items():
-                if site["type"] == "param" or (site["type"] == "sample" and not site["is_observed"]):
-                    names.append(name)
-
-        with handlers.block(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what a model has to say was said when it was fitted
-            jax.eval_shape(run, jax.random.key(0))
-        return cls(*call, source, tuple(names), None if known is None else known[1])
-
-    def shape(self, name: str) -> tuple[int, ...] | None:
-        """Shape of a site, latent or deterministic; ``None`` if there is none of this name."""
-        if isinstance(self.source, BaseEngine):
-            hyper, posterior = self.source.hyper, self.source.posterior
-            if name in hyper:
-                return np.shape(hyper[name].value)
-            return np.shape(posterior[name].mean) if name in posterior else None
-        found = self.source.samples.get(name)
-        return None if found is None else tuple(found.shape[1:])
-
-    def estimates(self) -> dict[str, Array]:
-        """One value of each site: of hyperparameters the optimum, of others the posterior mean."""
-        if not isinstance(self.source, BaseEngine):
-            weights = self.source.weights
-            known = [name for name in self.names if name in self.source.samples]
-            return {name: jnp.asarray(np.average(self.source.samples[name], 0, weights)) for name in known}
-        hyper, posterior = self.source.hyper, self.source.posterior
-        values = {name: hyper[name].value for name in self.names if name in hyper}
-        return values | {name: posterior[name].mean for name in self.names if name not in hyper and name in posterior}
-
-    def drawn(self, number: int, rng_key: Array | None) -> dict[str, Array]:
-        """Draws of each site, on the first axis."""
-        key = jax.random.key(0) if rng_key is None else rng_key
-        choice, seed, normal = jax.random.split(key, 3)
-        if not isinstance(self.source, BaseEngine):
-            weights, total = self.source.weights, self.source.num_draws
-            places = jax.random.choice(
-                choice, total, (number,), replace=number > total or weights is not None, p=weights
-            )
-            return {name: self.source.samples[name][places] for name in self.names if name in self.source.samples}
-        seed_number = int(jax.random.randint(seed, (), 0, np.iinfo(np.int32).max))
-        samples = self.source.get_samples(seed=seed_number, num_samples=number)
-        values = {name: samples[name] for name in self.names if name in samples}
-        run = self.source._finished()
-        points = [name for name in run.hyper if np.ptp(np.asarray(values[name]), 0).max(initial=0.0) == 0.0]
-        if points and not all(run.hyper[name].is_fixed for name in points):
-            values |= {name: value for name, value in _near_optimum(run, number, normal).items() if name in points}
-        return values
-
-
-def _near_optimum(run: Any, number: int, key: Array) -> dict[str, Array]:
-    """Draws of the hyperparameters from the normal approximation at their optimum, in the unconstrained space."""
-    covariance = run.fit.covariance
-    if covariance is None or not run.fit.has_curvature:
-        raise ValueError(
-            "The fit has no standard errors of the items from which to draw: see diagnostics.messages. Without draws, "
-            "response_of(engine) takes the items at their estimates."
-        )
-    values, vectors = np.linalg.eigh(np.asarray(covariance))
-    root = vectors * np.sqrt(np.maximum(values, 0.0))
-    noise = jax.random.normal(key, (number, len(root)))
-    optimum = jnp.asarray(run.fit.last_state.values)
-    drawn: dict[str, Array] = jax.vmap(run.space.unpack)(optimum + noise @ jnp.asarray(root).T)
-    return drawn
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,0 +1,150 @@
+"""What a fitted model knows of its sites: estimates, draws and the answers of people to items."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro.distributions as dist
+from jax import Array
+from numpyro import handlers
+
+from ..design.outcomes.draws import PosteriorDraws, draws_of
+from ..infer.front.engine import BaseEngine
+from ..models.item_response import ItemCall, item_call, item_response
+
+__all__ = ["NUM_POINTS", "FittedModel"]
+
+NUM_POINTS = 32
+"""Traits at which a model of items runs at once."""
+
+
+@dataclass(frozen=True, eq=False)
+class FittedModel:
+    """A model with the arguments of its fit and what is known of its latent and ``param`` sites."""
+
+    model: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    source: Any
+    names: tuple[str, ...]
+    """Names of the latent and ``param`` sites."""
+    items: ItemCall | None
+    """The call of a model of items of this project; ``model`` is then that of other people, without answers. ``None``
+    for other models."""
+
+    @classmethod
+    def of(cls, source: Any) -> FittedModel:
+        if isinstance(source, BaseEngine):
+            source.diagnostics  # noqa: B018 - says what is wrong if there is no run
+            call = source.model, source._args, source._kwargs
+        else:
+            source = source if isinstance(source, PosteriorDraws) else draws_of(source)
+            call = source.model, source.args, source.kwargs
+        known = item_call(*call)
+        if known is not None:
+            call = item_response, (), {**known.arguments, "shape": (NUM_POINTS, len(known.items))}
+        model, args, kwargs = call
+        names: list[str] = []
+
+        def run(key: Array) -> None:
+            for name, site in handlers.trace(handlers.seed(model, key)).get_trace(*args, **kwargs).items():
+                if site["type"] == "param" or (site["type"] == "sample" and not site["is_observed"]):
+                    names.append(name)
+
+        with handlers.block(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what a model has to say was said when it was fitted
+            jax.eval_shape(run, jax.random.key(0))
+        return cls(*call, source, tuple(names), known)
+
+    def shape(self, name: str) -> tuple[int, ...] | None:
+        """Shape of a site, latent or deterministic; ``None`` if there is none of this name."""
+        if isinstance(self.source, BaseEngine):
+            hyper, posterior = self.source.hyper, self.source.posterior
+            if name in hyper:
+                return np.shape(hyper[name].value)
+            return np.shape(posterior[name].mean) if name in posterior else None
+        found = self.source.samples.get(name)
+        return None if found is None else tuple(found.shape[1:])
+
+    def estimates(self) -> dict[str, Array]:
+        """One value of each site: of hyperparameters the optimum, of others the posterior mean."""
+        if not isinstance(self.source, BaseEngine):
+            weights = self.source.weights
+            known = [name for name in self.names if name in self.source.samples]
+            return {name: jnp.asarray(np.average(self.source.samples[name], 0, weights)) for name in known}
+        hyper, posterior = self.source.hyper, self.source.posterior
+        values = {name: hyper[name].value for name in self.names if name in hyper}
+        return values | {name: posterior[name].mean for name in self.names if name not in hyper and name in posterior}
+
+    def means(self, name: str) -> np.ndarray:
+        """Posterior mean of a site, latent or deterministic."""
+        if isinstance(self.source, BaseEngine):
+            hyper = self.source.hyper
+            return np.asarray(hyper[name].value if name in hyper else self.source.posterior[name].mean)
+        return np.asarray(np.average(self.source.samples[name], 0, self.source.weights))
+
+    def observed_answers(self) -> np.ndarray:
+        """Answers of people to items, shape ``(people, items)``, ``nan`` where there is none.
+
+        :raises ValueError: if the observed sites are not people by items.
+        """
+        if self.items is not None:
+            if self.items.answers is None:
+                raise ValueError("The model was fitted without answers: give answers=, shape (people, items).")
+            return self.items.answers
+        with handlers.block(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            sites = handlers.trace(handlers.seed(self.model, 0)).get_trace(*self.args, **self.kwargs)
+        tables = []
+        for name, site in sites.items():
+            if site["type"] != "sample" or not site["is_observed"] or isinstance(site["fn"], dist.Unit):
+                continue
+            values = np.array(site["value"], float)
+            if values.ndim != 2:
+                raise ValueError(f"Site {name!r} has shape {values.shape}, not people by items: give answers=.")
+            mask = getattr(site["fn"], "_mask", True)
+            tables.append(np.where(np.broadcast_to(np.asarray(mask, bool), values.shape), values, np.nan))
+        if not tables:
+            raise ValueError("The model has no observed site of people by items: give answers=.")
+        return np.concatenate(tables, 1)
+
+    def drawn(self, number: int, rng_key: Array | None) -> dict[str, Array]:
+        """Draws of each site, on the first axis."""
+        key = jax.random.key(0) if rng_key is None else rng_key
+        choice, seed, normal = jax.random.split(key, 3)
+        if not isinstance(self.source, BaseEngine):
+            weights, total = self.source.weights, self.source.num_draws
+            places = jax.random.choice(
+                choice, total, (number,), replace=number > total or weights is not None, p=weights
+            )
+            return {name: self.source.samples[name][places] for name in self.names if name in self.source.samples}
+        seed_number = int(jax.random.randint(seed, (), 0, np.iinfo(np.int32).max))
+        samples = self.source.get_samples(seed=seed_number, num_samples=number)
+        values = {name: samples[name] for name in self.names if name in samples}
+        run = self.source._finished()
+        points = [name for name in run.hyper if np.ptp(np.asarray(values[name]), 0).max(initial=0.0) == 0.0]
+        if points and not all(run.hyper[name].is_fixed for name in points):
+            values |= {name: value for name, value in _near_optimum(run, number, normal).items() if name in points}
+        return values
+
+
+def _near_optimum(run: Any, number: int, key: Array) -> dict[str, Array]:
+    """Draws of the hyperparameters from the normal approximation at their optimum, in the unconstrained space."""
+    covariance = run.fit.covariance
+    if covariance is None or not run.fit.has_curvature:
+        raise ValueError(
+            "The fit has no standard errors of the items from which to draw: see diagnostics.messages. Without draws, "
+            "response_of(engine) takes the items at their estimates."
+        )
+    values, vectors = np.linalg.eigh(np.asarray(covariance))
+    root = vectors * np.sqrt(np.maximum(values, 0.0))
+    noise = jax.random.normal(key, (number, len(root)))
+    optimum = jnp.asarray(run.fit.last_state.values)
+    drawn: dict[str, Array] = jax.vmap(run.space.unpack)(optimum + noise @ jnp.asarray(root).T)
+    return drawn
