@@ -7,22 +7,41 @@ from .curves import (
     marginal_reliability,
     test_information,
 )
+from .dimension import (
+    ChanceLevels,
+    bic,
+    chance_levels,
+    exponentiated_log_likelihood,
+    fraction_correct,
+    smallest_sufficient_dimension,
+)
 from .responses import FittedResponse, response_of
+from .rotation import CanonicalCorrelations, Rotation, canonical_correlations, rotate
 from .statistics import ItemFit, PersonFit, TestRetest, item_fit, local_dependence, person_fit, test_retest
 
 __all__ = [
+    "CanonicalCorrelations",
+    "ChanceLevels",
     "FittedResponse",
     "ItemFit",
     "PersonFit",
+    "Rotation",
     "TestRetest",
+    "bic",
+    "canonical_correlations",
     "category_probabilities",
+    "chance_levels",
     "expected_score",
+    "exponentiated_log_likelihood",
     "fisher_information",
+    "fraction_correct",
     "item_fit",
     "local_dependence",
     "marginal_reliability",
     "person_fit",
     "response_of",
+    "rotate",
+    "smallest_sufficient_dimension",
     "test_information",
     "test_retest",
 ]

@@ -97,7 +97,8 @@ class FittedModel:
         if self.items is not None:
             if self.items.answers is None:
                 raise ValueError("The model was fitted without answers: give answers=, shape (people, items).")
-            return self.items.answers
+            answers: np.ndarray = self.items.answers
+            return answers
         with handlers.block(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             sites = handlers.trace(handlers.seed(self.model, 0)).get_trace(*self.args, **self.kwargs)
