@@ -10,6 +10,7 @@ from .collaborative.fit import CollaborativeFit
 from .comparison.compare import compare_engines
 from .comparison.recommend import recommend
 from .ep import EP
+from .front.answers.pit import PitHistogram, pit_histogram, predictive_pit
 from .front.answers.ranking import RankSummary, expected_ranks, rank_summary, ranking_scores, shortlist
 from .gaussian.adaptive_quadrature import AdaptiveQuadrature
 from .gaussian.algorithms.algorithm import Algorithm
@@ -53,6 +54,7 @@ __all__ = [
     "LaplaceApproximation",
     "LatentGaussianRows",
     "NaturalGradient",
+    "PitHistogram",
     "PredictiveMoments",
     "Quadrature",
     "RankSummary",
@@ -68,8 +70,10 @@ __all__ = [
     "grid_search",
     "marginalize",
     "multinomial_probit_bayes",
+    "pit_histogram",
     "predictive_log_density",
     "predictive_moments",
+    "predictive_pit",
     "rank_summary",
     "ranking_scores",
     "recommend",

@@ -15,6 +15,7 @@ from .dimension import (
     fraction_correct,
     smallest_sufficient_dimension,
 )
+from .plots import plot_curves, plot_information, plot_person_item_map
 from .responses import FittedResponse, response_of
 from .rotation import CanonicalCorrelations, Rotation, canonical_correlations, rotate
 from .statistics import ItemFit, PersonFit, TestRetest, item_fit, local_dependence, person_fit, test_retest
@@ -39,6 +40,9 @@ __all__ = [
     "local_dependence",
     "marginal_reliability",
     "person_fit",
+    "plot_curves",
+    "plot_information",
+    "plot_person_item_map",
     "response_of",
     "rotate",
     "smallest_sufficient_dimension",

@@ -42,8 +42,8 @@ def rotate(loadings: ArrayLike, method: Any = "varimax", *, oblique: bool | None
     r"""Rotate loadings, which several traits without a pattern leave undetermined.
 
     ``"varimax"`` maximises the variance of squared loadings within traits (Kaiser, 1958). ``"oblimin"`` minimises
-    :math:`\sum_{j \ne k} \sum_i \lambda_{ij}^2 \lambda_{ik}^2` and lets traits correlate (direct quartimin, Jennrich and
-    Sampson, 1966). A target is fitted by least squares. By projected gradients (Bernaards and Jennrich, 2005) from
+    :math:`\sum_{j \ne k} \sum_i \lambda_{ij}^2 \lambda_{ik}^2` and lets traits correlate (direct quartimin, Jennrich
+    and Sampson, 1966). A target is fitted by least squares. By projected gradients (Bernaards and Jennrich, 2005) from
     several starts, of which the best end counts. Columns of the first two are turned and ordered, so that their sums
     are positive and their sums of squares fall. A predictor of rotated traits and loadings is that of the given ones.
 
