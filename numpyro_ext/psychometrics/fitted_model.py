@@ -65,28 +65,34 @@ class FittedModel:
     def shape(self, name: str) -> tuple[int, ...] | None:
         """Shape of a site, latent or deterministic; ``None`` if there is none of this name."""
         if isinstance(self.source, BaseEngine):
-            hyper, posterior = self.source.hyper, self.source.posterior
-            if name in hyper:
-                return np.shape(hyper[name].value)
-            return np.shape(posterior[name].mean) if name in posterior else None
+            if name in self._hyper:
+                return np.shape(self._hyper[name])
+            posterior = self.source.posterior
+            return tuple(posterior[name].shape) if name in posterior else None
         found = self.source.samples.get(name)
         return None if found is None else tuple(found.shape[1:])
 
-    def estimates(self) -> dict[str, Array]:
-        """One value of each site: of hyperparameters the optimum, of others the posterior mean."""
+    @property
+    def _hyper(self) -> Mapping[str, Array]:
+        """Hyperparameters of an engine, without their standard errors, which have to be computed."""
+        found: Mapping[str, Array] = self.source._finished().fit.hyper
+        return found
+
+    def estimates(self, without: str) -> dict[str, Array]:
+        """One value of each site but one: of hyperparameters the optimum, of others the posterior mean."""
         if not isinstance(self.source, BaseEngine):
             weights = self.source.weights
-            known = [name for name in self.names if name in self.source.samples]
+            known = [name for name in self.names if name in self.source.samples and name != without]
             return {name: jnp.asarray(np.average(self.source.samples[name], 0, weights)) for name in known}
-        hyper, posterior = self.source.hyper, self.source.posterior
-        values = {name: hyper[name].value for name in self.names if name in hyper}
-        return values | {name: posterior[name].mean for name in self.names if name not in hyper and name in posterior}
+        hyper, posterior = self._hyper, self.source.posterior
+        values = {name: hyper[name] for name in self.names if name in hyper}
+        others = [name for name in self.names if name not in hyper and name != without and name in posterior]
+        return values | {name: posterior[name].mean for name in others}
 
     def means(self, name: str) -> np.ndarray:
         """Posterior mean of a site, latent or deterministic."""
         if isinstance(self.source, BaseEngine):
-            hyper = self.source.hyper
-            return np.asarray(hyper[name].value if name in hyper else self.source.posterior[name].mean)
+            return np.asarray(self._hyper[name] if name in self._hyper else self.source.posterior[name].mean)
         return np.asarray(np.average(self.source.samples[name], 0, self.source.weights))
 
     def observed_answers(self) -> np.ndarray:
@@ -129,8 +135,8 @@ class FittedModel:
         samples = self.source.get_samples(seed=seed_number, num_samples=number)
         values = {name: samples[name] for name in self.names if name in samples}
         run = self.source._finished()
-        points = [name for name in run.hyper if np.ptp(np.asarray(values[name]), 0).max(initial=0.0) == 0.0]
-        if points and not all(run.hyper[name].is_fixed for name in points):
+        points = [name for name in self._hyper if np.ptp(np.asarray(values[name]), 0).max(initial=0.0) == 0.0]
+        if points and not all(name in run.space.fixed for name in points):
             values |= {name: value for name, value in _near_optimum(run, number, normal).items() if name in points}
         return values
 

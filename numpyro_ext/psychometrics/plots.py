@@ -52,15 +52,22 @@ def plot_curves(
         columns = min(3, len(shown))
         rows = -(-len(shown) // columns)
         _, grid = optional("matplotlib.pyplot", "demo").subplots(
-            rows, columns, figsize=(3.2 * columns, 2.4 * rows), sharex=True, sharey=True, squeeze=False
+            rows,
+            columns,
+            figsize=(3.2 * columns, 2.4 * rows),
+            sharex=True,
+            sharey=True,
+            squeeze=False,
+            layout="constrained",
         )
         for spare in grid.flat[len(shown) :]:
             spare.set_visible(False)
         axes = grid.flat[: len(shown)]
         for axis in grid[:, 0]:
             axis.set_ylabel("probability")
-        for axis in grid[-1]:
+        for axis in grid.flat[max(0, len(shown) - columns) : len(shown)]:  # nothing stands below
             axis.set_xlabel("trait")
+            axis.tick_params(labelbottom=True)
     axes = np.atleast_1d(np.asarray(axes, object))
     for axis, item in zip(axes, shown, strict=True):
         used = np.flatnonzero(probabilities[:, item].max(0) > 0)
@@ -70,7 +77,7 @@ def plot_curves(
                 axis.plot(at, draw[:, item, category], color=line.get_color(), linewidth=0.5, alpha=0.3)
         axis.set_title(names[item] if names else f"item {item}", fontsize="medium")
         axis.set_ylim(-0.02, 1.02)
-        if len(used) > 2:
+        if len(used) > 2 and item == shown[0]:
             axis.legend(frameon=False, fontsize="x-small", title="answer", title_fontsize="x-small")
     return axes
 

@@ -107,7 +107,7 @@ def response_of(
             f"The model has no site {trait!r} of shape (people,) or (people, traits); its latent sites are "
             f"{sorted(fitted.names)}. Name it in response_of(..., trait=...)."
         )
-    values = fitted.estimates() if draws is None else fitted.drawn(draws, rng_key)
+    values = fitted.estimates(trait) if draws is None else fitted.drawn(draws, rng_key)
     values = {name: value for name, value in values.items() if name != trait}
     num_traits = 1 if len(shape) == 1 else shape[1]
     people = shape if fitted.items is None else (NUM_POINTS, *shape[1:])
