@@ -19,6 +19,7 @@ from .factor_models import correlated_topic_model, factor_analysis, latent_gauss
 from .gaussian_process import cox_process, gp_classification
 from .images import compressed_sensing, poisson_deblurring, wavelet_denoising, wavelet_inpainting
 from .item_response import bifactor_pattern, item_response, item_response_records
+from .item_response_extensions import items_between_groups, speed_and_accuracy, students_in_schools
 from .quantum_tomography import quantum_state, quantum_tomography
 from .random_effects import crossed_random_effects, random_intercepts
 from .regression import (
@@ -43,6 +44,7 @@ __all__ = [
     "gp_classification",
     "item_response",
     "item_response_records",
+    "items_between_groups",
     "joint_preference_gp",
     "latent_gaussian_graphical_model",
     "linear_regression",
@@ -64,6 +66,8 @@ __all__ = [
     "random_intercepts",
     "receptive_field_counts",
     "robust_regression",
+    "speed_and_accuracy",
+    "students_in_schools",
     "wavelet_denoising",
     "wavelet_inpainting",
 ]
