@@ -181,20 +181,26 @@ def warn_of_degenerate_items(
 
 
 def _reversed(values: np.ndarray, traits: np.ndarray) -> list[int]:
-    """Items that correlate negatively with the mean of the others of their trait, by three standard errors."""
-    out = []
-    with np.errstate(all="ignore"), warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # means of nothing
-        centred = (values - np.nanmean(values, 0)) / np.nanstd(values, 0)
-        total = {int(t): np.nansum(centred[:, traits == t], 1) for t in np.unique(traits) if t >= 0}
-    for k, trait in enumerate(traits):
-        if trait < 0 or np.sum(traits == trait) < 3:
+    """Items that load negatively on the first principal component of their trait, by three standard errors.
+
+    The component has the sign of most items.
+    """
+    out: list[int] = []
+    for trait in np.unique(traits[traits >= 0]):
+        places = np.flatnonzero(traits == trait)
+        known = np.isfinite(values[:, places])
+        number = np.maximum(known.sum(0), 1)
+        filled = np.where(known, values[:, places], 0.0)
+        centred = np.where(known, filled - filled.sum(0) / number, 0.0)
+        spread = np.sqrt(np.sum(centred**2, 0) / number)
+        varies = spread > 0
+        if varies.sum() < 3:
             continue
-        own = centred[:, k]
-        known = np.isfinite(own)
-        rest = (total[int(trait)] - np.where(known, own, 0.0))[known]
-        if known.sum() > 3 and rest.std() > 0 and own[known].std() > 0:
-            correlation = np.corrcoef(own[known], rest)[0, 1]
-            if correlation < -3.0 / np.sqrt(known.sum()):
-                out.append(k)
+        scores = centred[:, varies] / spread[varies]
+        both = known[:, varies].astype(float)
+        correlations = scores.T @ scores / np.maximum(both.T @ both, 1.0)
+        eigenvalues, vectors = np.linalg.eigh(correlations)
+        loadings = np.sqrt(max(eigenvalues[-1], 0.0)) * vectors[:, -1]
+        loadings = loadings * np.sign(np.sum(np.sign(loadings)) or loadings[0])
+        out += list(places[varies][loadings < -3.0 / np.sqrt(number[varies])])
     return out

@@ -257,6 +257,10 @@ def test_items_without_a_finite_maximum_are_named_once_and_not_at_given_values()
         "1 people without answers",
     ):
         assert part in message, message
+    # Every other item turned round: those of the smaller half are named, and no others.
+    mixed = (rng.random((400, 5)) < sigmoid(np.array([2, -2, 2, -2, 2]) * rng.normal(size=(400, 1)))).astype(int)
+    with pytest.warns(UserWarning, match=r"reversed items [^:]*: item 1, item 3\.$"), handlers.seed(rng_seed=0):
+        item_response(mixed, family="2pl")
     graded = np.array([[0, 0], [1, 3], [3, 2]])
     with (
         pytest.warns(UserWarning, match="unused categories .*: item 0, item 1; 6 answers for 8"),
