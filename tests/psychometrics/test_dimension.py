@@ -9,8 +9,9 @@ import pytest
 from jax import random
 from scipy import stats
 
-from numpyro_ext.infer import LaplaceApproximation
+from numpyro_ext.infer import LaplaceApproximation, LatentGaussianRows, variational_em
 from numpyro_ext.models import item_response
+from numpyro_ext.potentials import GaussianPotential
 from numpyro_ext.psychometrics import (
     bic,
     canonical_correlations,
@@ -33,6 +34,7 @@ def test_bic_is_that_of_the_reference_by_either_count():
     assert bic(0.0, 10, 6, 2, free_means=True) - bic(0.0, 10, 6, 2) == pytest.approx(6 * np.log(10))
 
 
+@pytest.mark.thorough
 def test_normal_items_have_the_log_likelihood_of_factor_analysis():
     # The reference has column means removed, so intercepts are zero.
     table = np.array(REFERENCE["Y"], float) - np.array(REFERENCE["column_means"])
@@ -41,6 +43,23 @@ def test_normal_items_have_the_log_likelihood_of_factor_analysis():
     engine = LaplaceApproximation(item_response, hyper_values=values, progress_bar=False)
     engine.run(random.key(0), table, family="gaussian", num_traits=2, signed=True)
     np.testing.assert_allclose(engine.log_evidence, REFERENCE["loglik_trace_51"][-1], rtol=1e-8)
+
+
+@pytest.mark.thorough
+def test_factor_analysis_by_em_has_the_trace_of_the_reference():
+    table = np.array(REFERENCE["Y"], float) - np.array(REFERENCE["column_means"])
+    known, start = np.isfinite(table), np.array(REFERENCE["A_init"])
+    noise = jnp.sqrt(jnp.asarray(REFERENCE["sigma2_init"]))
+    potential = GaussianPotential(jnp.asarray(np.where(known, table, 0.0)), noise)
+    rows = LatentGaussianRows(
+        mean=jnp.zeros(2), covariance=jnp.eye(2), loadings=jnp.asarray(start), intercept=jnp.zeros(len(noise)),
+        potentials=(potential,), observed=(jnp.asarray(known),), weights=jnp.ones(len(table)),
+    )  # fmt: skip
+    found = variational_em(rows, learn=("loadings", "noise"), num_steps=50, tol=0.0, progress_bar=False)
+    # After each E-step the bound is the log likelihood itself.
+    np.testing.assert_allclose(found.objective_trace[::2], REFERENCE["loglik_trace_51"], rtol=1e-8)
+    np.testing.assert_allclose(found.rows.loadings, REFERENCE["A_final"], atol=1e-8)
+    np.testing.assert_allclose(found.rows.potentials[0].scale ** 2, REFERENCE["sigma2_final"], atol=1e-8)
 
 
 def test_chance_levels_and_scores_leave_out_missing_answers():
