@@ -154,10 +154,10 @@ def plot_person_item_map(source: Any, *, trait: str = "trait", axis: Any = None)
     axis.bar(
         edges[:-1], height * counts / counts.max(), np.diff(edges), bottom=number, align="edge", color="C0", alpha=0.7
     )
-    axis.text(edges[-1], number + 0.5 * height, " people", va="center")
     axis.set_ylim(-0.7, number + 1.1 * height)
     finite = np.concatenate([people, *order])
     axis.set_xlim(finite.min() - 0.3, finite.max() + 0.6)
+    axis.text(0.02, 0.97, "people", transform=axis.transAxes, va="top", fontsize="small")
     axis.set_xlabel("trait")
     return axis
 
