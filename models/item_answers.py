@@ -32,6 +32,14 @@ class Answers(NamedTuple):
     def is_concrete(self) -> bool:
         return not isinstance(self.values, jax.core.Tracer)
 
+    def in_table(self, person: np.ndarray, item: np.ndarray, shape: tuple[int, int]) -> Answers:
+        """Records as a table; of several answers of a person to an item the last one."""
+        if not self.is_concrete:
+            return self
+        table = np.full(shape, np.nan)
+        table[person, item] = np.asarray(self.values)
+        return Answers(table, self.names)
+
 
 def answers_in_table(response: Any, num_items: int) -> Answers:
     """Answers of people to items, one column each; a table of pandas has the names of its columns."""
@@ -129,13 +137,18 @@ def _first(wrong: np.ndarray, answers: Answers, group: ItemGroup, item: np.ndarr
 
 
 def warn_of_degenerate_items(
-    answers: Answers, groups: Sequence[ItemGroup], num_parameters: int, traits: np.ndarray | None
+    answers: Answers,
+    groups: Sequence[ItemGroup],
+    num_parameters: int,
+    traits: np.ndarray | None,
+    pattern: np.ndarray | None,
 ) -> None:
     """Warn of items whose maximum likelihood estimates are infinite or meaningless, by name, in one warning.
 
     :param num_parameters: number of parameters of the items.
     :param traits: the trait that each item measures with a positive slope, -1 for none alone; ``None`` if slopes have
         either sign.
+    :param pattern: -1, 0 and 1, shape ``(items, traits)``.
     """
     if not answers.is_concrete:
         return
@@ -173,6 +186,10 @@ def warn_of_degenerate_items(
         found.append(f"{len(values)} people hardly tell guessing from difficulty: priors=True keeps it near 0.23")
     if known.sum() < num_parameters:
         found.append(f"{known.sum()} answers for {num_parameters} parameters of items")
+    if pattern is not None:
+        _, counts = np.unique(np.abs(pattern), axis=1, return_counts=True)
+        if counts.max() > 1:
+            found.append("traits that are measured by the same items, and so are known up to a rotation")
     empty = int(np.sum(~known.any(1)))
     if empty:
         found.append(f"{empty} people without answers, whose traits are those of the population")

@@ -23,6 +23,9 @@ from .item_families import ItemGroup, answer_distribution, item_groups, item_par
 
 __all__ = ["ItemCall", "bifactor_pattern", "item_call", "item_response", "item_response_records"]
 
+_LARGEST_TABLE = 10_000_000
+"""Cells of people and items up to which records are looked at for items without a finite maximum."""
+
 
 def item_response(
     response: Any = None,
@@ -112,7 +115,7 @@ def item_response(
     parameters, num_parameters = found
     if answers is not None and num_parameters is not None:
         measured = _measured_alone(signs, num_items, num_traits, signed, family)
-        warn_of_degenerate_items(answers, groups, num_parameters, measured)
+        warn_of_degenerate_items(answers, groups, num_parameters, measured, signs)
     every = trait[:, None]
     for group, of_items in zip(groups, parameters, strict=True):
         distribution = answer_distribution(group.family, of_items, every, num_traits)
@@ -169,9 +172,13 @@ def item_response_records(
         raise ValueError(f"response must have one answer for each of {item.shape[0]} records; got "
                          f"shape {answers.values.shape}.")  # fmt: skip
     groups, signs, num_traits = _design(family, num_items, num_categories, answers, item, num_traits, pattern)
-    trait, (parameters, _) = _people_and_items(
+    trait, (parameters, num_parameters) = _people_and_items(
         groups, signs, num_people, num_traits, correlated, covariates, signed, priors
     )
+    if answers is not None and num_parameters is not None and num_people * num_items <= _LARGEST_TABLE:
+        measured = _measured_alone(signs, num_items, num_traits, signed, family)
+        table = answers.in_table(person, item, (num_people, num_items))
+        warn_of_degenerate_items(table, groups, num_parameters, measured, signs)
     for group, of_items in zip(groups, parameters, strict=True):
         places = np.flatnonzero(np.isin(item, group.items))
         rows = np.searchsorted(group.items, item[places])

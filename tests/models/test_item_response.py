@@ -261,6 +261,11 @@ def test_items_without_a_finite_maximum_are_named_once_and_not_at_given_values()
     mixed = (rng.random((400, 5)) < sigmoid(np.array([2, -2, 2, -2, 2]) * rng.normal(size=(400, 1)))).astype(int)
     with pytest.warns(UserWarning, match=r"reversed items [^:]*: item 1, item 3\.$"), handlers.seed(rng_seed=0):
         item_response(mixed, family="2pl")
+    person, item = np.divmod(np.arange(2000), 5)
+    with pytest.warns(UserWarning, match=r"reversed items [^:]*: item 1, item 3\.$"), handlers.seed(rng_seed=0):
+        item_response_records(person, item, mixed.ravel(), num_people=400, num_items=5, family="2pl")
+    with pytest.warns(UserWarning, match="measured by the same items"), handlers.seed(rng_seed=0):
+        item_response(mixed, family="2pl", pattern=np.ones((5, 2)))
     graded = np.array([[0, 0], [1, 3], [3, 2]])
     with (
         pytest.warns(UserWarning, match="unused categories .*: item 0, item 1; 6 answers for 8"),
