@@ -5,6 +5,7 @@ from .outcomes.committee import committee_information, nested_information
 from .outcomes.draws import PosteriorDraws, draws_of
 from .plots import plot_information, plot_learning_curves, plot_queries
 from .protocols import Phase, compare_acquisitions
+from .scores.classical_information import maximum_information
 from .scores.pointwise import (
     committee_divergence,
     expected_information_gain,
@@ -48,6 +49,7 @@ __all__ = [
     "least_confidence",
     "linear_information_gain",
     "margin",
+    "maximum_information",
     "mutual_information",
     "nested_information",
     "optimal_design",

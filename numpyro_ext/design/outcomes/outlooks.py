@@ -26,6 +26,7 @@ from ...potentials.information import (
 )
 from ...potentials.outcomes import log_predictive_probabilities, log_probabilities, num_outcomes, with_outcome
 from . import committee
+from .classical import At, fisher_information
 from .committee import BiasCorrection
 
 __all__ = ["LARGEST_TABLE", "DrawnOutlook", "GaussianOutlook", "JointField", "Outlook", "RealOutlook"]
@@ -84,6 +85,17 @@ class Outlook(ABC):
     @abstractmethod
     def information(self, method: EntropyMethod, bias_correction: BiasCorrection) -> Array:
         """Expected information gain of each observation, in nats."""
+
+    def classical_gain(self, at: At) -> Array:
+        """Fall of the entropy of Gaussian unknowns by the Fisher information of each observation, in nats.
+
+        :param str at: ``"mean"`` for the information at the posterior mean, ``"draws"`` for its posterior mean.
+        :raises ValueError: if the information is not known.
+        """
+        raise ValueError(
+            f"The Fisher information of {self.name!r} needs observations with one Gaussian predictor each (EP, "
+            "LaplaceApproximation, VariationalGaussian, INLA), or an adaptive test: take expected_information_gain."
+        )
 
     @abstractmethod
     def members(self, num_members: int, rng_key: Array) -> tuple[Array, Array | None]:
@@ -245,6 +257,18 @@ class GaussianOutlook(Outlook):
             log_p, self.weights, bias_correction=bias_correction, effective_sample_size=self.effective_sample_size
         )
         return plain + corrected - committee.committee_information(log_p, self.weights)
+
+    def classical_gain(self, at: At) -> Array:
+        if self.is_about_hyper:
+            return super().classical_gain(at)
+        number = None if isinstance(self.potential, GaussianPotential) else num_outcomes(*self._inputs)
+        if number is None and not isinstance(self.potential, GaussianPotential):
+            return super().classical_gain(at)
+        information = fisher_information(self.potential, self.mean, self.variance, number, at)
+        left = jnp.zeros_like(self.variance) if self.left is None else jnp.minimum(self.left, self.variance)
+        # What is not of interest is noise to what is.
+        gains = 0.5 * (jnp.log1p(self.variance * information) - jnp.log1p(left * information))
+        return self.weights @ gains
 
     def members(self, num_members: int, rng_key: Array) -> tuple[Array, Array | None]:
         number = self.log_mixture.shape[-1]
