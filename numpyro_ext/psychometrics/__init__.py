@@ -1,5 +1,7 @@
 """What is asked of a fitted test: curves of items and information, as functions of the trait."""
 
+from .adaptive.one_test import AdaptiveTest
+from .adaptive.simulation import exposure_rates, simulate_tests
 from .curves import (
     category_probabilities,
     expected_score,
@@ -21,6 +23,7 @@ from .rotation import CanonicalCorrelations, Rotation, canonical_correlations, r
 from .statistics import ItemFit, PersonFit, TestRetest, item_fit, local_dependence, person_fit, test_retest
 
 __all__ = [
+    "AdaptiveTest",
     "CanonicalCorrelations",
     "ChanceLevels",
     "FittedResponse",
@@ -34,6 +37,7 @@ __all__ = [
     "chance_levels",
     "expected_score",
     "exponentiated_log_likelihood",
+    "exposure_rates",
     "fisher_information",
     "fraction_correct",
     "item_fit",
@@ -45,6 +49,7 @@ __all__ = [
     "plot_person_item_map",
     "response_of",
     "rotate",
+    "simulate_tests",
     "smallest_sufficient_dimension",
     "test_information",
     "test_retest",

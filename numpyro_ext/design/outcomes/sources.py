@@ -53,12 +53,13 @@ def outlooks(
             "BilinearEP."
         )
     if hasattr(source, "outlooks"):
-        if args or kwargs or focus is not None or hyper != "mixture":
+        takes_focus = getattr(source, "takes_focus", False)
+        if args or kwargs or (focus is not None and not takes_focus) or hyper != "mixture":
             raise ValueError(
                 "A pool has the candidates that it was made with, and everything in focus. In a SequentialDesign, "
                 "refit_every=1 asks the engine itself; optimise_design takes scores without a focus."
             )
-        pool = dict(source.outlooks())
+        pool = dict(source.outlooks(focus=focus) if takes_focus else source.outlooks())
         check_candidates(pool)
         return pool
     kwargs = dict(kwargs or {})
