@@ -284,6 +284,19 @@ def test_what_zeros_cannot_be_added_to(arguments, words):
         assert word in str(refusal.value)
 
 
+@pytest.mark.parametrize("likelihood", [dist.BernoulliLogits, lambda eta: dist.Normal(eta, 1.0)])
+def test_zeros_of_another_likelihood_are_refused(likelihood):
+    def of_likelihood(rows, cols, x):
+        with numpyro.plate("rows", R):
+            w = numpyro.sample("w", dist.Normal(0.0, 1.0))
+        with numpyro.plate("cols", C):
+            z = numpyro.sample("z", dist.Normal(0.0, 1.0))
+        numpyro.sample("x", likelihood(w[rows] * z[cols]), obs=x)
+
+    with pytest.raises(ModelStructureError, match=r"\['x'\] cannot be counts of zero: their factors are .*Potential"):
+        BilinearVG(of_likelihood, unlisted_cells="zero").run(jax.random.key(0), ROWS, COLS, np.ones(len(ROWS)))
+
+
 def test_options():
     def exponential(rows, cols, counts):
         with numpyro.plate("rows", R):

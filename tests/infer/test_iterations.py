@@ -91,6 +91,15 @@ def test_a_saddle_that_cannot_be_left_is_not_called_converged(engine, monkeypatc
     assert abs(engine.hyper["b"].value) < 1e-6 and abs(engine.hyper["c"].value) < 1e-6
 
 
+def test_iterations_that_end_too_soon_beside_a_saddle_are_not_called_converged():
+    """They have no derivatives that could be nothing but rounding."""
+    model = sparse(lambda: jnp.exp(numpyro.param("b", 0.0) * numpyro.param("c", 0.0)))
+    engine = StructuredMeanField(model, progress_bar=False, num_steps=3, tol=1e-6)
+    with pytest.warns(UserWarning, match="no maximum was left, but .* have not converged in 3"):
+        engine.run(KEY, SIGNAL)
+    assert not engine.diagnostics.converged
+
+
 @pytest.mark.parametrize("engine", [StructuredMeanField, *thorough(BilinearVG)])
 def test_steps_are_refused_by_name(engine):
     def threshold(size):

@@ -300,3 +300,38 @@ def test_refusals(model, words):
 def test_a_factor_of_three_can_be_a_hyperparameter():
     reading = read_bilinear(trilinear, field=["w", "z"], check=False)
     assert set(reading.hyper) == {"t"} and reading.sides == (("w",), ("z",))
+
+
+@pytest.mark.parametrize("totals", [3, np.full(4, 3), np.array([3, 1, 2, 5])])
+def test_counts_of_several_outcomes_are_refused_by_name(totals):
+    def model(counts):
+        with numpyro.plate("rows", 4):
+            u = numpyro.sample("u", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+        with numpyro.plate("columns", 3):
+            v = numpyro.sample("v", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+        numpyro.sample("counts", dist.Multinomial(totals, logits=u @ v.T, total_count_max=5), obs=counts)
+
+    counts = np.zeros((4, 3), int)
+    counts[:, 1] = totals
+    for takes_any in (False, True):
+        with pytest.raises(ModelStructureError, match="'counts' was read as multinomial logits.* predictor"):
+            read_bilinear(model, (counts,), takes_any_factor=takes_any)
+
+
+def test_values_that_are_given_may_be_many():
+    """Nothing is maximised over them; the reading compares the form with the density of the model at them."""
+
+    def model(rows, columns, y):
+        with numpyro.plate("rows", 30):
+            u = numpyro.sample("u", dist.Normal(0.0, 1.0))
+            noise = numpyro.sample("noise", dist.InverseGamma(5.0, 5.0))
+        with numpyro.plate("columns", 4):
+            v = numpyro.sample("v", dist.Normal(0.0, 1.0))
+        numpyro.sample("y", dist.Normal(u[rows] * v[columns], jnp.sqrt(noise[rows])), obs=y)
+
+    args, values = (np.arange(20), np.arange(20) % 4, np.linspace(-1.0, 1.0, 20)), np.linspace(0.5, 2.0, 30)
+    with pytest.raises(ModelStructureError, match="'noise' .* has 30 elements for 20 observations"):
+        read_bilinear(model, args, init_values={"noise": values})
+    reading = read_bilinear(model, args, init_values={"noise": values}, held=["noise"])
+    scale = reading.form({"noise": values}).potential.scale
+    np.testing.assert_allclose(scale, np.sqrt(values)[:20], rtol=1e-6)

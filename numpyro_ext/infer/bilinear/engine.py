@@ -264,6 +264,7 @@ class BilinearVG(BilinearAnswers):
             by_component=named_by_component(self.covariance),
             field=self.field,
             init_values=self._start_values,
+            held=self.hyper_values,
             rng_key=rng_key,
             check=check,
         )

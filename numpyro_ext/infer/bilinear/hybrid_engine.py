@@ -261,6 +261,7 @@ class BilinearEP(BilinearAnswers):
             takes_any_factor=True,
             field=self.field,
             init_values=self._start_values,
+            held=self.hyper_values,
             rng_key=rng_key,
             check=check,
         )

@@ -8,6 +8,7 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from ...potentials.base import Potential
 from ...potentials.families.poisson import PoissonExpPotential, PoissonSoftplusPotential
@@ -23,6 +24,7 @@ __all__ = [
     "is_exponential",
     "join_cells",
     "take_cells",
+    "zero_exposure",
 ]
 
 Unlisted = Literal["missing", "zero"]
@@ -132,6 +134,14 @@ def check_unlisted(
     number = np.asarray(form.row_index) * form.columns.mean.shape[0] + np.asarray(form.column_index)
     if np.unique(number).size != number.size:
         refuse("a cell is listed twice", "Add up its counts.")
+
+
+def zero_exposure(potential: Potential) -> Array | None:
+    """Exposure of the zeros that nobody lists; ``None`` for factors of which there are none.
+
+    :param potential: of the listed cells, which share one exposure.
+    """
+    return jnp.asarray(potential.exposure)[0] if isinstance(potential, PoissonSoftplusPotential) else None
 
 
 def take_cells(potential: Potential, size: int, cells: np.ndarray) -> Potential:

@@ -43,6 +43,7 @@ from .factors import (
     is_exponential,
     join_cells,
     take_cells,
+    zero_exposure,
 )
 from .form import Bilinear, Side
 from .incidence import find_incidence, find_roots, static_key
@@ -357,7 +358,7 @@ class BilinearReading(ModelReading):
             jnp.concatenate(weights),
             self._log_constant(env),
             *found.orders,
-            potentials[0].exposure[0] if self.unlisted_cells == "zero" else None,
+            zero_exposure(potentials[0]) if self.unlisted_cells == "zero" else None,
         )
 
     def priors(self, hyper: Mapping[str, Any], data: Sequence[Any] | None = None) -> tuple[Side, Side]:

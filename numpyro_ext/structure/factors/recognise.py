@@ -264,7 +264,7 @@ def _builder(
         # as does a value that is a vector
         value = jnp.reshape(value, (-1, *jnp.shape(value)[len(shape) :])).astype(dtype)
         if value.ndim > 1:
-            mask = mask[:, None]
+            mask = jnp.reshape(mask, (-1, 1))  # which may be one for all
         # what is missing may be coded as anything: give masked rows a harmless value unless theirs is usable
         harmless = family.support.feasible_like(value)
         value = jnp.where(mask | (jnp.isfinite(value) & family.support(value)), value, harmless)

@@ -64,11 +64,13 @@ def check_hyper(
     *,
     without: Collection[str] = (),
     max_size: int = MAX_HYPER_SIZE,
+    held: Collection[str] = (),
 ) -> None:
     """Refuse hyperparameters that are discrete or masked, or too many where they are to be maximised over.
 
     :param without: names of sites that are not looked at.
     :param int max_size: elements of one of them at most.
+    :param held: names of sites whose values are given, so that nothing is maximised over them.
     :raises ModelStructureError: naming the site.
     """
     # A factor of a vector, such as a multivariate normal likelihood, is of as many observations as it has elements.
@@ -92,7 +94,7 @@ def check_hyper(
                 "elements that are in use.",
                 site=name,
             )
-        if site.is_param or size == 1 or not are_learned:
+        if site.is_param or size == 1 or not are_learned or name in held:
             continue
         kind = "not Gaussian" if not info.is_candidate else "used nonlinearly"
         if size >= num_observations or size > max_size:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, TypedDict, TypeVar
 
 import jax
@@ -168,6 +168,7 @@ class ReadOptions(TypedDict, total=False):
 
     field: Sequence[str] | str | None
     init_values: Mapping[str, Any] | None
+    held: Collection[str]
     rng_key: Array | None
     check: bool
     learns_hyper: bool
@@ -183,6 +184,7 @@ def read_first(
     *,
     field: Sequence[str] | str | None = None,
     init_values: Mapping[str, Any] | None = None,
+    held: Collection[str] = (),
     rng_key: Array | None = None,
     check: bool = True,
     learns_hyper: bool = True,
@@ -199,6 +201,7 @@ def read_first(
     :param field: names of the sites to use as field, instead of searching.
     :param dict init_values: starting values of hyperparameters (constrained), instead of the centres of their priors;
         the model need not have a density elsewhere.
+    :param held: names of hyperparameters that keep the values in ``init_values``: of these there may be many.
     :param rng_key: for models that draw random numbers themselves.
     :param bool check: compare the form with NumPyro's log density at random points, and operators with their adjoints.
     :param bool learns_hyper: whether hyperparameters are to be maximised over, for which there must not be too many.
@@ -225,7 +228,7 @@ def read_first(
     refusals: list[ModelStructureError] = []
     for form in forms:
         try:
-            return _read(form, call, sites, field, check, learns_hyper, frozenset(values))
+            return _read(form, call, sites, field, check, learns_hyper, frozenset(values), frozenset(held))
         except ModelStructureError as error:
             refusals.append(error)
     telling = [error for error in refusals if error.reason is not Reason.NO_FIELD]
@@ -247,6 +250,7 @@ def _read(
     check: bool,
     learns_hyper: bool,
     given: frozenset[str],
+    held: frozenset[str],
 ) -> _Reading_co:
     sites = mark_candidates(inspected, form.is_candidate)
     may_join = {n for n, s in mark_candidates(inspected, form.joins).items() if s.is_candidate and n not in given}
@@ -257,7 +261,9 @@ def _read(
                 raise ModelStructureError(f"site '{name}' {told}.", site=name)
         reading = form.reading(call, sites, names)
         # Those that may join are no hyperparameters yet.
-        check_hyper(reading, sites, learns_hyper, without=may_join, max_size=form.max_hyper_size)
+        check_hyper(
+            reading, sites, learns_hyper, without=may_join, max_size=form.max_hyper_size, held=held
+        )
         return reading
 
     if field is None:
@@ -271,7 +277,7 @@ def _read(
         if found is None:
             raise ModelStructureError(_nothing_to_read(form.no_candidate, sites), reason=Reason.NO_FIELD)
         reading = found
-        check_hyper(reading, sites, learns_hyper, max_size=form.max_hyper_size)
+        check_hyper(reading, sites, learns_hyper, max_size=form.max_hyper_size, held=held)
     else:
         sites = {n: s._replace(is_candidate=s.is_candidate or (n in may_join and n in field)) for n, s in sites.items()}
         check_field(field, sites)

@@ -123,7 +123,8 @@ def learn(
         gradient = np.asarray(best.best.gradient)
         converged = 0.5 * float(gradient @ curvature.covariance @ gradient) <= climb.tol
     elif not converged and failure is None and not interruption and curvature is not None and curvature.is_peak:
-        converged = _is_top_but_for_rounding(run, curvature)
+        # Searches that find their curvature themselves have no derivatives that could be rounding.
+        converged = climb.find_curvature is None and _is_top_but_for_rounding(run, curvature)
     others = other_maxima(ends, best, curvature, climb.hyper) if len(ends) > 1 else None
     if others is not None:
         messages.append(others)

@@ -192,6 +192,7 @@ class MarginalModel:
             kwargs,
             field=engine.field,
             init_values=engine._start_values,
+            held=engine.hyper_values,
             learns_hyper=False,
         )
         if not isinstance(reading, LatentGaussianReading):
