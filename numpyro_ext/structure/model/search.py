@@ -261,9 +261,7 @@ def _read(
                 raise ModelStructureError(f"site '{name}' {told}.", site=name)
         reading = form.reading(call, sites, names)
         # Those that may join are no hyperparameters yet.
-        check_hyper(
-            reading, sites, learns_hyper, without=may_join, max_size=form.max_hyper_size, held=held
-        )
+        check_hyper(reading, sites, learns_hyper, without=may_join, max_size=form.max_hyper_size, held=held)
         return reading
 
     if field is None:
