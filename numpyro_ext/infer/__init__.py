@@ -1,5 +1,6 @@
 """Inference engines: each reads a NumPyro model into a form and runs an algorithm made for it."""
 
+from .bilinear.analytic import AnalyticFactors, analytic_matrix_factorization
 from .bilinear.batches import fit_batches
 from .bilinear.engine import BilinearVG
 from .bilinear.grid_search import GridSearch, grid_search
@@ -40,6 +41,7 @@ __all__ = [
     "SMC",
     "AdaptiveQuadrature",
     "Algorithm",
+    "AnalyticFactors",
     "BilinearEP",
     "BilinearVG",
     "Calibration",
@@ -60,6 +62,7 @@ __all__ = [
     "RankSummary",
     "StructuredMeanField",
     "VariationalGaussian",
+    "analytic_matrix_factorization",
     "annealed_importance_sampling",
     "calibrate",
     "collaborative_em",

@@ -248,7 +248,7 @@ def test_the_engine():
     """The draws have the density of all cells; folded in, rows are those of the fit."""
     engine = run(model, ROWS, COLS, MATRIX[ROWS, COLS], unlisted_cells="zero", hyper_values={"level": -1.0})
     assert engine.log_evidence.is_lower_bound and np.all(np.diff(engine.diagnostics.objective_trace) >= -1e-8)
-    assert f"{R * C - len(ROWS)} counts of zero" in engine.describe()
+    assert f"{R * C - len(ROWS)} zeros" in engine.describe()
     values = {name: draws[3] for name, draws in engine.get_samples().items()}
     joint, _ = log_density(dense_model, (MATRIX,), {}, values)
     np.testing.assert_allclose(engine.get_extra_fields()["potential_energy"][3], -joint, rtol=1e-9)
@@ -284,16 +284,15 @@ def test_what_zeros_cannot_be_added_to(arguments, words):
         assert word in str(refusal.value)
 
 
-@pytest.mark.parametrize("likelihood", [dist.BernoulliLogits, lambda eta: dist.Normal(eta, 1.0)])
-def test_zeros_of_another_likelihood_are_refused(likelihood):
+def test_zeros_of_another_likelihood_are_refused():
     def of_likelihood(rows, cols, x):
         with numpyro.plate("rows", R):
             w = numpyro.sample("w", dist.Normal(0.0, 1.0))
         with numpyro.plate("cols", C):
             z = numpyro.sample("z", dist.Normal(0.0, 1.0))
-        numpyro.sample("x", likelihood(w[rows] * z[cols]), obs=x)
+        numpyro.sample("x", dist.Normal(w[rows] * z[cols], 1.0), obs=x)
 
-    with pytest.raises(ModelStructureError, match=r"\['x'\] cannot be counts of zero: their factors are .*Potential"):
+    with pytest.raises(ModelStructureError, match=r"\['x'\] cannot be zeros: their factors are .*Potential"):
         BilinearVG(of_likelihood, unlisted_cells="zero").run(jax.random.key(0), ROWS, COLS, np.ones(len(ROWS)))
 
 

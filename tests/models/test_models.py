@@ -122,6 +122,13 @@ CASES = {
             "col_bias": (3,),
         },
     ),
+    "binary matrix": (
+        lambda rows, cols, x=None: models.binary_factorization(rows, cols, x, num_rows=4, num_cols=3, rank=2),
+        (GROUP, COLUMN),
+        "x",
+        CLASSES,
+        {"z": (), "u": (4, 2), "b": (4,), "v": (3, 2), "g": (3,)},
+    ),
     "count field": (
         lambda place, time, counts=None: models.low_rank_count_field(
             place, time, counts, num_places=4, num_times=3, rank=2

@@ -100,10 +100,11 @@ def fit_batches(
     check_key(rng_key)
     if num_epochs < 1:
         raise ValueError(f"num_epochs must be at least 1, got {num_epochs}.")
-    if engine.devices is not None or engine.solver != "natural-gradient" or engine.unlisted_cells != "missing":
+    is_plain = engine.devices is None and engine.solver == "natural-gradient" and engine.bound == "exact"
+    if not is_plain or engine.unlisted_cells != "missing":
         raise ValueError(
             "Batches are fitted on one device, by natural gradients, to the cells that are listed: leave devices, "
-            "solver and unlisted_cells at their defaults."
+            "solver, bound and unlisted_cells at their defaults."
         )
     with tempfile.TemporaryDirectory(prefix="numpyro_ext_") as folder:
         run = _BatchRun(engine, rng_key, over, kwargs, init_state, BatchStore(folder))

@@ -24,6 +24,8 @@ from .algorithms.cells import Block, View
 from .algorithms.devices import Division, OneDevice, Prepared, SeveralDevices
 from .algorithms.incidence import CoupledBlock, SideBlock, draw_side, step_sizes, touched
 from .algorithms.loop import fit_side, iterate
+from .algorithms.quadratic import ClosedUpdates, Options, fold_closed, with_side
+from .closed import ClosedChoice
 
 __all__ = ["CHUNK", "BilinearPrograms", "FoldInfo", "Solver", "bilinear_programs", "explain", "parts", "with_parts"]
 
@@ -50,13 +52,18 @@ def bilinear_programs(
     tol: float,
     devices: tuple[Any, ...] | None = None,
     solver: Solver = "natural-gradient",
+    choice: ClosedChoice | None = None,
 ) -> BilinearPrograms:
-    """Programs for a reading, those of an earlier one of the same structure if there was one; see the class."""
+    """Programs for a reading, those of an earlier one of the same structure if there was one; see the class.
+
+    :param ClosedChoice choice: of closed updates, where these may take the place of steps.
+    """
     # Which device has which cells is a part of what is compiled.
     division = (
         None if devices is None else Division(devices, reading.index[0], reading.index[1], len(reading.elements[0]))
     )
-    return compiled(BilinearPrograms, reading, space, families, tol, division, solver)
+    options = None if choice is None else choice.options(reading, families)
+    return compiled(BilinearPrograms, reading, space, families, tol, division, solver, options, choice)
 
 
 class BilinearPrograms:
@@ -68,6 +75,8 @@ class BilinearPrograms:
     :param float tol: relative change of the objective at which a run has converged.
     :param Division division: of the rows between the devices on which :attr:`solve` runs, if these are several.
     :param str solver: of the vectors of one side, on one device.
+    :param Options closed: of closed updates, where these take the place of steps.
+    :param ClosedChoice choice: that these are of.
     """
 
     def __init__(
@@ -78,9 +87,15 @@ class BilinearPrograms:
         tol: float,
         division: Division | None = None,
         solver: Solver = "natural-gradient",
+        closed: Options | None = None,
+        choice: ClosedChoice | None = None,
     ) -> None:
         self._reading, self._space, self.families, self._tol = reading, space, families, tol
-        self.devices = OneDevice(_SOLVERS[solver]) if division is None else SeveralDevices(division)
+        self.closed, self._choice = closed, choice
+        if closed is not None:
+            self.devices: OneDevice = ClosedUpdates(closed, reading.has_fixed_predictors)
+        else:
+            self.devices = OneDevice(_SOLVERS[solver]) if division is None else SeveralDevices(division)
         self.form = quick_jit(self._form, is_lean=True)
         self.priors = quick_jit(self._priors, is_small=True)
         self.init_state = quick_jit(self._init_state, is_lean=True)
@@ -92,7 +107,7 @@ class BilinearPrograms:
 
     def like(self, reading: BilinearReading, space: UnconstrainedSpace) -> BilinearPrograms:
         """Programs for another reading, on one device."""
-        return bilinear_programs(reading, space, self.families, self._tol)
+        return bilinear_programs(reading, space, self.families, self._tol, choice=self._choice)
 
     def _form(self, data: Any, hyper: dict[str, Array]) -> Bilinear:
         return self._reading.form(hyper, data)
@@ -145,22 +160,19 @@ class BilinearPrograms:
         # Of vectors that depend on each other their coordinates are held, and what cells see of them moves.
         is_posterior_held = reading.is_design_fixed and not any(reading.is_coupled)
 
-        def total_divergence(form: Bilinear, rows: SideBlock, columns: SideBlock) -> Array:
-            return jnp.sum(devices.divergence(rows, form.rows)) + jnp.sum(steps.divergence(columns, form.columns))
-
         def log_prior(values: Array) -> Array:
             return reading.log_prior(space.unpack(values, fixed), data)
 
         def raise_objective(values: Array, state: core.State) -> tuple[Array, Array, Array]:
             """Hyperparameters that raise the objective while the posterior is held, the bound there, and in which of
             them it has a derivative."""
+            bound = None if is_posterior_held else devices.bound_of_form(make_form(values), state)
 
             def expected(prepared: Prepared, _: Any) -> Array:
                 form = prepared.form
-                if not is_posterior_held:
-                    value = jnp.sum(devices.row_objective(prepared, state.rows, state.columns))
-                    return form.log_constant + value - jnp.sum(steps.divergence(state.columns, form.columns))
-                return form.log_constant - total_divergence(form, state.rows, state.columns)
+                if bound is not None:
+                    return bound(prepared)
+                return form.log_constant - devices.cost(form, state.rows, state.columns)
 
             evaluate = evaluation_fn(
                 form_fn=make_form,
@@ -211,8 +223,13 @@ class BilinearPrograms:
         def one(key: Array) -> tuple[dict[str, Array], Array]:
             row_key, column_key = jax.random.split(key)
             u, v = draw_side(state.rows, form.rows, row_key), draw_side(state.columns, form.columns, column_key)
-            sites = reading.site_values(hyper, reading.unknowns(u, v), data)
-            return sites, form.log_density(u, v) + reading.log_prior(hyper, data)
+            log_prior = reading.log_prior(hyper, data)
+            if state.common is None or form.common is None:
+                sites = reading.site_values(hyper, reading.unknowns(u, v), data)
+                return sites, form.log_density(u, v) + log_prior
+            z = draw_side(state.common, form.common.prior, jax.random.fold_in(key, 2))
+            sites = reading.site_values(reading.with_common(hyper, z[0]), reading.unknowns(u, v), data)
+            return sites, form.log_density(u, v, z[0]) + log_prior + jnp.sum(form.common.prior.log_density(z))
 
         draws: tuple[dict[str, Array], Array] = lax.map(one, jax.random.split(rng_key, num_samples))
         return draws
@@ -221,12 +238,25 @@ class BilinearPrograms:
         return core.spectral_margin(self._reading.form(hyper, data), state)
 
     def _fold(
-        self, data: Any, hyper: dict[str, Array], held: SideBlock, rng_key: Array, *, side: str, num_steps: int
+        self,
+        data: Any,
+        hyper: dict[str, Array],
+        held: SideBlock,
+        common: Block | None,
+        rng_key: Array,
+        *,
+        side: Literal["rows", "columns"],
+        num_steps: int,
     ) -> tuple[core.State, FoldInfo]:
         """The optimum of the vectors of one side, which is unique, while the others are held."""
         form = self._reading.form(hyper, data)
         start = core.init(form, rng_key, *self.families)
         is_rows = side == "rows"
+        if self.closed is not None:
+            start = with_side(start, "columns" if is_rows else "rows", held)._replace(common=common)
+            limit = 100 * float(jnp.finfo(start.objective.dtype).eps)
+            state, values, change = fold_closed(form, start, side, self.closed, num_steps=num_steps, limit=limit)
+            return state._replace(objective=jnp.sum(values)), FoldInfo(change < limit, values)
         own, prior = (start.rows, form.rows) if is_rows else (start.columns, form.columns)
         assert isinstance(own, Block) and isinstance(prior, GaussianSide)  # by BilinearRun.fold_in
         views = core.make_views(form, own, held) if is_rows else core.make_views(form, held, own)
@@ -262,13 +292,17 @@ class BilinearPrograms:
 def parts(state: core.State) -> Parts:
     """Arrays that determine the objective, for the judge; see
     :class:`~numpyro_ext.infer.front.running.iterations.Iterations`."""
-    blocks = state.rows, state.columns
+    blocks = _blocks(state)
     sizes = [float(np.sqrt(np.mean(np.square(b.mean)) + np.mean(_variances(b)))) or 1.0 for b in blocks]
     # The covariances of vectors that depend on each other follow from all else in a full step.
     found = [_covariances(b) for b in blocks]
-    covariances = (*found[0], *found[1])
+    covariances = tuple(covariance for own in found for covariance in own)
     squares = [size**2 for size, own in zip(sizes, found, strict=True) for _ in own]
-    return Parts((state.rows.mean, state.columns.mean), covariances, (*sizes, *squares))
+    return Parts(tuple(b.mean for b in blocks), covariances, (*sizes, *squares))
+
+
+def _blocks(state: core.State) -> tuple[SideBlock, ...]:
+    return (state.rows, state.columns, *(() if state.common is None else (state.common,)))
 
 
 def _covariances(block: SideBlock) -> tuple[Array, ...]:
@@ -282,13 +316,16 @@ def _variances(block: SideBlock) -> Any:
     return covariance if covariance.ndim < 3 else np.diagonal(covariance, axis1=1, axis2=2)
 
 
-def with_parts(state: core.State, means: tuple[Array, Array], covariances: tuple[Array, ...]) -> core.State:
+def with_parts(state: core.State, means: tuple[Array, ...], covariances: tuple[Array, ...]) -> core.State:
     """The state with other such arrays."""
     left = iter(covariances)
-    rows, columns = (
+    rows, columns, *common = (
         Block(mean, next(left)) if _covariances(block) else block._replace(mean=mean)
-        for block, mean in zip((state.rows, state.columns), means, strict=True)
+        for block, mean in zip(_blocks(state), means, strict=True)
     )
+    if common:
+        assert isinstance(common[0], Block)
+        state = state._replace(common=common[0])
     # Short steps are not refused: near a point the sweep is then a smooth map.
     row_step, column_step = (jnp.minimum(step, _SHORT_STEP) for step in (state.row_step, state.column_step))
     return state._replace(rows=rows, columns=columns, row_step=row_step, column_step=column_step)

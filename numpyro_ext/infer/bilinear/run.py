@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple, NoReturn
@@ -20,13 +20,14 @@ from ...structure.bilinear.reading import BilinearReading
 from ..front.answers.draws import finite_draws, with_hyper
 from ..front.answers.ranking import expected_ranks
 from ..front.answers.sites import PosteriorSites, SitePosterior, missing_sites
-from ..front.results import Diagnostics
-from ..front.run import FinishedRun
+from ..front.results import Diagnostics, HyperEstimate
+from ..front.run import FinishedRun, hyper_estimates
 from ..front.running.progress import warn
 from ..front.state import EngineState, Fit, data_digest
 from ..hyper.space import UnconstrainedSpace
 from .algorithms import sweeps as core
 from .algorithms.incidence import CoupledBlock, SideBlock, coupled_moments, draw_side, draws_of_side
+from .common_unknowns import GaussianMarginal, absorb_common, append_common
 from .prediction import draw_predictors, expected_means, log_predictive_counts
 from .programs import BilinearPrograms
 
@@ -92,7 +93,8 @@ class BilinearRun(FinishedRun):
 
     def check_widths(self) -> None:
         """Warn if the quadrature of the expectations is not accurate: both factors of a product vary widely."""
-        if not self.reading.has_boundary and self.is_lower_bound and self.widest_product > _WIDEST_PRODUCT:
+        is_by_quadrature = not self.reading.has_boundary and self.programs.closed is None
+        if is_by_quadrature and self.is_lower_bound and self.widest_product > _WIDEST_PRODUCT:
             warn(
                 f"The product of the posterior covariances of a row and its column has an eigenvalue of "
                 f"{self.widest_product:.3g}; above {_WIDEST_PRODUCT:.0f} the quadrature of expected log factors loses "
@@ -107,13 +109,43 @@ class BilinearRun(FinishedRun):
             places = site_places(self.reading, self.blocks, name, self.priors)
             shape = tuple(self.reading.site_shapes[name])
             sites[name] = SitePosterior(name, shape, places.mean, places.variance, places.covariance, places.sample)
+        sites |= self._common_posteriors()
         return PosteriorSites(sites, missing_sites(self.reading, "draws of it are in get_samples()"))
+
+    def _common_posteriors(self) -> dict[str, SitePosterior]:
+        """Gaussian marginals of the sites that all cells see."""
+        out: dict[str, SitePosterior] = {}
+        start, block = 0, self.fit.last_state.state.common
+        for name in self.reading.common_sites:
+            shape = tuple(self.reading.hyper[name].shape)
+            size = int(np.prod(shape))
+            mean, covariance = block.mean[0, start : start + size], block.covariance[0, start : start + size]
+            own = GaussianMarginal(mean, covariance[:, start : start + size])
+            out[name] = SitePosterior(name, shape, own.get_mean, own.variance, own.get_covariance, own.sample)
+            start += size
+        return out
+
+    @property
+    def hyper_posterior(self) -> Mapping[str, SitePosterior]:
+        return {n: found for n, found in super().hyper_posterior.items() if n not in self.reading.common_sites}
+
+    @cached_property
+    def hyper(self) -> dict[str, HyperEstimate]:
+        found = hyper_estimates(self.space, self.fit)
+        return {n: estimate for n, estimate in found.items() if n not in self.reading.common_sites}
 
     def draw(self, rng_key: Array, num_samples: int | None = None) -> tuple[dict[str, Array], Array]:
         """Draws of all sites but the observed ones, and the log density of each."""
         number = self.num_samples if num_samples is None else num_samples
         sites, log_density = finite_draws(self.programs.draws(*self.inputs, rng_key, num_samples=number))
         return with_hyper(sites, self.fit.hyper, self.reading.observed_names, number), log_density
+
+    @property
+    def cell_blocks(self) -> tuple[SideBlock, SideBlock]:
+        """Posteriors of rows and columns, with what is common to all cells in each row, as cells are read."""
+        rows, columns = self.blocks
+        common = self.fit.last_state.state.common
+        return (rows if common is None else append_common(rows, common)), columns
 
     def predict(self, rng_key: Array, *args: Any, **kwargs: Any) -> NoReturn:
         """There is none; see what this says instead."""
@@ -144,7 +176,7 @@ class BilinearRun(FinishedRun):
         _check_sizes(self.reading, reading, (0, 1), "Use fold_in for rows or columns that were not fitted.")
         form = self.programs.like(reading, self.space).form(reading.data, self.fit.hyper)
         self._check_priors((form.rows, form.columns), (0, 1))
-        return reading, form
+        return reading, absorb_common(form)
 
     def _check_priors(self, priors: tuple[Side, Side], sides: Sequence[int]) -> None:
         """Refuse another kernel: posteriors of vectors that depend on each other are kept in the coordinates of theirs.
@@ -192,7 +224,7 @@ class BilinearRun(FinishedRun):
                 return {n: jnp.zeros(shape) for n, shape in zip(own.factor_names, own.factor_shapes, strict=True)}
         reading, form = self._read_cells(args, kwargs, is_held_out=is_held_out)
         key = jax.random.fold_in(self.rng_key, 2)
-        values = log_predictive_counts(form, *self.blocks, key, num_samples=num_samples)
+        values = log_predictive_counts(form, *self.cell_blocks, key, num_samples=num_samples)
         has_value = zip(reading.factor_names, reading.cells, strict=True)
         known = np.concatenate([reading.has_value(name).reshape(-1)[cells] for name, cells in has_value])
         return self._by_site(reading, jnp.where(known, values, 0.0))
@@ -212,7 +244,7 @@ class BilinearRun(FinishedRun):
         if not args and not kwargs:
             args, kwargs = self.reading.args, dict(self.reading.kwargs)
         reading, form = self._read_cells(args, kwargs, needs_observations=False)
-        means = expected_means(form, *self.blocks)
+        means = expected_means(form, *self.cell_blocks)
         number = int(jnp.sum(~jnp.isfinite(means)))
         if number:
             warn(
@@ -231,7 +263,7 @@ class BilinearRun(FinishedRun):
         :return: for each observed site an array in the shape of its observations, zero where masked.
         """
         reading, form = self._read_cells(args, kwargs, needs_observations=False)
-        draws = draw_predictors(form, *self.blocks, rng_key, num_samples=num_samples)
+        draws = draw_predictors(form, *self.cell_blocks, rng_key, num_samples=num_samples)
         return self._by_site(reading, expected_ranks(draws, reading.index[0]))
 
     # Vectors
@@ -271,7 +303,10 @@ class BilinearRun(FinishedRun):
         programs = self.programs.like(reading, space)
         self._check_priors(programs.priors(reading.data, self.fit.hyper), (other,))
         held = self.blocks[other]
-        state, info = programs.fold(reading.data, self.fit.hyper, held, rng_key, side=side, num_steps=_FOLD_STEPS)
+        common = self.fit.last_state.state.common
+        state, info = programs.fold(
+            reading.data, self.fit.hyper, held, common, rng_key, side=side, num_steps=_FOLD_STEPS
+        )
         messages = () if bool(info.converged) else (f"The new {side} did not converge in {_FOLD_STEPS} steps.",)
         if messages:
             warn(messages[0])

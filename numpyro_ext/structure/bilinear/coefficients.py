@@ -104,6 +104,13 @@ class Design(NamedTuple):
     is_coupling_shared: bool
     has_linear: tuple[bool, bool]
     is_linear_shared: tuple[bool, bool]
+    is_mixed: bool = False
+    """True if some component is in a product and in a linear term."""
+
+    @property
+    def is_shared(self) -> bool:
+        """True if all cells have the same coefficients."""
+        return self.is_coupling_shared and all(self.is_linear_shared)
 
 
 class Probe(NamedTuple):
@@ -142,11 +149,12 @@ def off_zero(hyper: Mapping[str, HyperSite]) -> dict[str, Any]:
     return out
 
 
-def meetings(predict: Predict, vectors: Vectors, probe: Probe) -> tuple[Array, list[Array]]:
+def meetings(predict: Predict, vectors: Vectors, probe: Probe) -> tuple[Array, list[Array], list[Array]]:
     """Strength with which components meet, and differences of coefficients between cells.
 
-    :return: the largest product of each component of the rows with each of the columns; and the smallest and largest
-        value over the cells of combinations of the coupling, of the linear terms of the rows and of the columns.
+    :return: the largest product of each component of the rows with each of the columns; the smallest and largest value
+        over the cells of combinations of the coupling, of the linear terms of the rows and of the columns; and the
+        largest linear terms of each component of the rows and of the columns.
     """
     slopes = jax.grad(lambda x: jnp.dot(probe.weights, predict(x)))
 
@@ -158,7 +166,9 @@ def meetings(predict: Predict, vectors: Vectors, probe: Probe) -> tuple[Array, l
     rows, columns = (vectors.spread(side, probe.tests[side], probe.amounts[side]) for side in (0, 1))
 
     row_slopes, products = map(_limits, jax.jvp(partial(_along, rows, predict), (vectors.zeros,), (columns,)))
-    return largest, [products, row_slopes, _limits(_along(columns, predict, vectors.zeros))]
+    at_zero = jnp.abs(slopes(vectors.zeros))
+    linear = [jnp.max(at_zero[jnp.asarray(elements)], axis=0) for elements in vectors.elements]
+    return largest, [products, row_slopes, _limits(_along(columns, predict, vectors.zeros))], linear
 
 
 def find_pairs(largest: np.ndarray) -> tuple[int | None, tuple[np.ndarray, np.ndarray]]:
@@ -179,11 +189,19 @@ def find_pairs(largest: np.ndarray) -> tuple[int | None, tuple[np.ndarray, np.nd
     return len(rows) if is_matching else None, (orders[0], orders[1])
 
 
-def find_design(num_pairs: int | None, ranges: Sequence[np.ndarray], vectors: Vectors) -> Design:
+def find_design(
+    num_pairs: int | None,
+    ranges: Sequence[np.ndarray],
+    linear: Sequence[np.ndarray],
+    orders: Sequence[np.ndarray],
+    vectors: Vectors,
+) -> Design:
     """Find the coefficients.
 
     :param num_pairs: see :func:`find_pairs`.
     :param ranges: of combinations of the coefficients, from :func:`meetings`.
+    :param linear: largest linear terms of each component of rows and columns, from there too.
+    :param orders: of the components, from :func:`find_pairs`.
     :param Vectors vectors: of the model.
     :raises ModelStructureError: if there are too many.
     """
@@ -198,7 +216,10 @@ def find_design(num_pairs: int | None, ranges: Sequence[np.ndarray], vectors: Ve
             "several vectors of a side, take covariance={...: 'component'} for that."
         )
     has_linear = bool(np.any(ranges[1])), bool(np.any(ranges[2]))
-    return Design(num_pairs, is_shared[0], has_linear, (is_shared[1], is_shared[2]))
+    is_mixed = num_pairs is not None and any(
+        np.any(terms[order[:num_pairs]] > 0.0) for terms, order in zip(linear, orders, strict=True)
+    )
+    return Design(num_pairs, is_shared[0], has_linear, (is_shared[1], is_shared[2]), is_mixed)
 
 
 def coefficients(predict: Predict, vectors: Vectors, design: Design) -> tuple[Array, Array, Array]:

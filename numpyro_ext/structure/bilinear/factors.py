@@ -11,6 +11,7 @@ import numpy as np
 from jax import Array
 
 from ...potentials.base import Potential
+from ...potentials.families.binary import LogitPotential
 from ...potentials.families.poisson import PoissonExpPotential, PoissonSoftplusPotential
 from ..errors import ModelStructureError
 from .form import Bilinear
@@ -21,10 +22,10 @@ __all__ = [
     "check_factor",
     "check_same_family",
     "check_unlisted",
+    "exposure_of_zeros",
     "is_exponential",
     "join_cells",
     "take_cells",
-    "zero_exposure",
 ]
 
 Unlisted = Literal["missing", "zero"]
@@ -98,7 +99,7 @@ def check_unlisted(
     shapes: Sequence[tuple[int, ...]],
     is_shared: bool,
 ) -> None:
-    """Refuse forms in which pairs that are no cells cannot be counts of zero.
+    """Refuse forms in which pairs that are no cells cannot be zeros.
 
     :param Bilinear form: at some hyperparameters.
     :param names: of the observed sites.
@@ -109,39 +110,48 @@ def check_unlisted(
     """
 
     def refuse(reason: str, advice: str) -> None:
-        raise ModelStructureError(f"unlisted cells of {list(names)} cannot be counts of zero: {reason}. {advice}")
+        raise ModelStructureError(f"unlisted cells of {list(names)} cannot be zeros: {reason}. {advice}")
 
     def varies(values: jax.Array | float) -> bool:
         x = np.asarray(values)
         return bool(np.ptp(x) > 16 * np.finfo(x.dtype).eps * np.abs(x).max())
 
     potential = form.potential
-    if not isinstance(potential, PoissonSoftplusPotential):
-        refuse(
-            f"their factors are {type(potential).__name__}",
-            "The bound of many zeros needs Poisson counts with the rate softplus(predictor).",
-        )
-        return
     if any(c.size != int(np.prod(shape)) for c, shape in zip(cells, shapes, strict=True)):
         refuse("some listed ones are masked", "List no other cells than those that are in use.")
     if np.any(np.asarray(form.weight) != 1.0):
         refuse("listed ones are scaled", "Leave handlers.scale and subsampling out.")
     if not is_shared:
         refuse("coefficients of the predictor differ between cells", "Use dense counts and unlisted_cells='missing'.")
-    for what, values in (("offset of the predictor", form.offset), ("exposure", potential.exposure)):
+    exposure = potential.exposure if isinstance(potential, PoissonSoftplusPotential) else 1.0
+    for what, values in (("offset of the predictor", form.offset), ("exposure", exposure)):
         if varies(values):
             refuse(f"the {what} differs between cells", "Use dense counts and unlisted_cells='missing'.")
     number = np.asarray(form.row_index) * form.columns.mean.shape[0] + np.asarray(form.column_index)
     if np.unique(number).size != number.size:
-        refuse("a cell is listed twice", "Add up its counts.")
+        is_count = isinstance(potential, PoissonSoftplusPotential)
+        refuse("a cell is listed twice", "Add up its counts." if is_count else "List each cell once.")
+    if form.common is not None and any(varies(column) for column in np.asarray(form.common.coefficients).T):
+        refuse("coefficients of the predictor differ between cells", "Use all cells and unlisted_cells='missing'.")
 
 
-def zero_exposure(potential: Potential) -> Array | None:
-    """Exposure of the zeros that nobody lists; ``None`` for factors of which there are none.
+def exposure_of_zeros(names: Sequence[str], potential: Potential) -> jax.Array:
+    """Minus the log probability of a zero over the softplus of its predictor, where that is the same for all.
 
-    :param potential: of the listed cells, which share one exposure.
+    :param names: of the observed sites.
+    :param Potential potential: factors of their cells.
+    :raises ModelStructureError: if it is not known for factors of this kind.
     """
-    return jnp.asarray(potential.exposure)[0] if isinstance(potential, PoissonSoftplusPotential) else None
+    if isinstance(potential, PoissonSoftplusPotential):
+        return jnp.asarray(potential.exposure)[0]
+    if isinstance(potential, LogitPotential):
+        return jnp.ones((), jnp.result_type(float))
+    raise ModelStructureError(
+        f"unlisted cells of {list(names)} cannot be zeros: their factors are {type(potential).__name__}. The bounds of "
+        "many zeros are for Poisson counts with the rate softplus(predictor), and for Bernoulli outcomes by their "
+        "logits.",
+        site=names[0],
+    )
 
 
 def take_cells(potential: Potential, size: int, cells: np.ndarray) -> Potential:

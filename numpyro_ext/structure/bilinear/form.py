@@ -12,7 +12,7 @@ from jax import Array
 from ...linalg.cholesky import cholesky, solve_lower
 from ...potentials.base import Potential
 
-__all__ = ["Bilinear", "CoupledSide", "GaussianSide", "Side", "order_cells"]
+__all__ = ["Bilinear", "Common", "CoupledSide", "GaussianSide", "Side", "order_cells"]
 
 _LOG_2PI = math.log(2.0 * math.pi)
 
@@ -106,6 +106,15 @@ class CoupledSide(NamedTuple):
 Side = GaussianSide | CoupledSide
 
 
+class Common(NamedTuple):
+    """Gaussian unknowns that all cells see, such as an intercept: they add ``coefficients @ z`` to the predictors."""
+
+    prior: GaussianSide
+    """Of one vector."""
+    coefficients: Array
+    """Shape ``(num_cells, size)``."""
+
+
 class Bilinear(NamedTuple):
     r"""Vectors :math:`u_r` and :math:`v_s` with independent Gaussian priors, and cells ``c`` with predictors
 
@@ -143,8 +152,11 @@ class Bilinear(NamedTuple):
     column_order: Array
     """Cells in the order of their columns."""
     zero_exposure: Array | None = None
-    """Exposure of the pairs of a row and a column that are no cells, where these are softplus Poisson counts of
-    zero, with the coefficients and the offset that all cells share; ``None`` where they are missing."""
+    """Where the pairs of a row and a column that are no cells are zeros, with the coefficients and the offset that all
+    cells share, minus their log probability over the softplus of the predictor: the exposure of Poisson counts with
+    that rate, one for Bernoulli outcomes. ``None`` where they are missing."""
+    common: Common | None = None
+    """Unknowns that all cells see, where these have a posterior and are no hyperparameters."""
 
     @property
     def num_cells(self) -> int:
@@ -155,8 +167,11 @@ class Bilinear(NamedTuple):
         """True if the product is a sum of products of single components."""
         return self.coupling.ndim == 2
 
-    def predictor(self, u: Array, v: Array) -> Array:
-        """:math:`\\eta` of all cells at vectors ``u`` and ``v``, each of shape ``(num, size)``."""
+    def predictor(self, u: Array, v: Array, z: Array | None = None) -> Array:
+        """:math:`\\eta` of all cells at vectors ``u`` and ``v``, each of shape ``(num, size)``.
+
+        :param z: common unknowns, shape ``(size,)``, where there are any.
+        """
         own, other = self.rows.touched(u)[self.row_index], self.columns.touched(v)[self.column_index]
         if self.is_paired:
             k = self.coupling.shape[-1]
@@ -167,28 +182,31 @@ class Bilinear(NamedTuple):
         for linear, vectors in ((self.row_linear, own), (self.column_linear, other)):
             if linear.shape[-1]:
                 eta += jnp.sum(linear * vectors, -1)
-        return eta
+        return eta if self.common is None or z is None else eta + self.common.coefficients @ z
 
-    def log_density(self, u: Array, v: Array) -> Array:
-        """Joint log density of the vectors and the data."""
-        factors = self.weight * self.potential.log_density(self.predictor(u, v))
+    def log_density(self, u: Array, v: Array, z: Array | None = None) -> Array:
+        """Joint log density of the vectors and the data, given the common unknowns where there are any."""
+        factors = self.weight * self.potential.log_density(self.predictor(u, v, z))
         prior = jnp.sum(self.rows.log_density(u)) + jnp.sum(self.columns.log_density(v))
         value = self.log_constant + prior + jnp.sum(factors)
-        return value if self.zero_exposure is None else value - self.zero_exposure * self._sum_of_rates(u, v)
+        return value if self.zero_exposure is None else value - self.zero_exposure * self._sum_of_rates(u, v, z)
 
-    def _sum_of_rates(self, u: Array, v: Array) -> Array:
+    def _sum_of_rates(self, u: Array, v: Array, z: Array | None) -> Array:
         """The sum of the softplus of the predictors of all pairs that are no cells, visited row by row."""
         indices = jnp.arange(v.shape[0])
+        shift = self.offset[0]
+        if self.common is not None and z is not None:
+            shift = shift + self.common.coefficients[0] @ z
 
         def of_row(row: Array) -> Array:
             cells = self._replace(
                 row_index=jnp.full_like(indices, row),
                 column_index=indices,
-                offset=jnp.broadcast_to(self.offset[0], indices.shape),
+                offset=jnp.broadcast_to(shift, indices.shape),
             )
             return jnp.sum(jax.nn.softplus(cells.predictor(u, v)))
 
-        listed = jnp.sum(jax.nn.softplus(self.predictor(u, v)))
+        listed = jnp.sum(jax.nn.softplus(self.predictor(u, v, z)))
         return jnp.sum(jax.lax.map(of_row, jnp.arange(u.shape[0]))) - listed
 
 

@@ -11,6 +11,7 @@ from jax import Array
 from numpyro import handlers
 
 from ...distributions.gaussian_markov_random_field import GaussianMarkovRandomField
+from ...potentials.base import Potential
 from ..conflict import Conflict
 from ..errors import ModelStructureError
 from ..model.priors import is_gaussian, is_unweighted, unwrap
@@ -62,6 +63,8 @@ def read_bilinear(
     unlisted_cells: Unlisted = "missing",
     by_component: Collection[str] | bool = False,
     takes_any_factor: bool = False,
+    takes_common: Callable[[Potential], bool] | None = None,
+    given: Collection[str] = (),
     **options: Unpack[ReadOptions],
 ) -> BilinearReading:
     """Read a model as bilinear: the predictors of its observations are affine in each of two Gaussian blocks.
@@ -82,6 +85,9 @@ def read_bilinear(
         in a Gaussian process over items, and of which a cell may touch several with known weights; true for all. Other
         blocks of this kind are one vector.
     :param bool takes_any_factor: whether observations may be of any family with one predictor.
+    :param takes_common: of which potentials Gaussian sites that all cells see, such as an intercept, have a block of
+        the form of their own, if all cells have the same coefficients; by default they are hyperparameters.
+    :param given: sites that are given values, and are no unknowns.
     :param options: ``field`` (the sites of both blocks), ``init_values``, ``rng_key`` and ``check``: see
         :func:`~numpyro_ext.structure.read_first`.
     :return: the reading.
@@ -109,6 +115,8 @@ def read_bilinear(
         unlisted_cells=unlisted_cells,
         by_component=by_component,
         takes_any_factor=takes_any_factor,
+        takes_common=takes_common,
+        given=given,
     )
     form = BILINEAR._replace(reading=reading)
     return read_first([form], model, args, kwargs, **options)

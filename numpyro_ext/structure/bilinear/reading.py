@@ -34,18 +34,19 @@ from .coefficients import (
     off_zero,
     random_probe,
 )
+from .common import common_block, find_common
 from .factors import (
     TAKEN,
     Unlisted,
     check_factor,
     check_same_family,
     check_unlisted,
+    exposure_of_zeros,
     is_exponential,
     join_cells,
     take_cells,
-    zero_exposure,
 )
-from .form import Bilinear, Side
+from .form import Bilinear, Common, Side
 from .incidence import find_incidence, find_roots, static_key
 from .layouts import (
     Layout,
@@ -79,6 +80,9 @@ class BilinearReading(ModelReading):
     :ivar cells: for each of them the flat indices of the observations in use.
     :ivar unlisted_cells: whether pairs that are no cells are ``"missing"``, or ``"zero"`` counts.
     :ivar takes_any_factor: whether log factors need be neither concave nor analytic.
+    :ivar common_sites: Gaussian sites that all cells see, which have a block of the form of their own. They stand among
+        the hyperparameters; where :meth:`form` is asked for, their values there play no part.
+    :ivar factor_kind: potential of the cells, with shapes in the place of arrays.
     :ivar has_boundary: whether expectations are infinite for wide posteriors, as those of exponential rates are.
     :ivar is_design_fixed: whether everything but the priors is the same for all hyperparameters.
     """
@@ -96,6 +100,8 @@ class BilinearReading(ModelReading):
         unlisted_cells: Unlisted = "missing",
         by_component: Collection[str] | bool = False,
         takes_any_factor: bool = False,
+        takes_common: Callable[[Potential], bool] | None = None,
+        given: Collection[str] = (),
     ):
         super().__init__(call, sites, field, dense_prior_block)
         self.takes_any_factor = takes_any_factor
@@ -127,7 +133,7 @@ class BilinearReading(ModelReading):
         ]
         check_same_family(self.factor_names, families)
         self.has_boundary = is_exponential(families[0])
-        self.is_design_fixed = self._is_design_fixed()
+        self.factor_kind = families[0]
 
         # Which sites make the rows and which the columns, and the vectors of both: this takes the predictors.
         self._starts: dict[str, int] = {n: columns.start for n, columns in self._columns.items()}
@@ -145,6 +151,11 @@ class BilinearReading(ModelReading):
 
         # What coefficients there are, and in which order components stand: this takes the vectors.
         self._design, self._orders = self._probe(vectors, call.rng_key, like)
+        if like is not None:
+            self.common_sites = like.common_sites
+        elif takes_common is not None and self.takes_closed_updates and takes_common(self.factor_kind):
+            self.common_sites = self._find_common(frozenset(given))
+        self.is_design_fixed = self._is_design_fixed()
         self._vectors = vectors.ordered(self._orders)
         self.elements, self.index = self._vectors.elements, self._vectors.of_cells
         self._roots = find_roots(self, like_first)
@@ -153,7 +164,7 @@ class BilinearReading(ModelReading):
         self.data = (*self.data, found)
         self.unlisted_cells: Unlisted = unlisted_cells
         self.affine_sites = self.field
-        key = self.layout_key(self._vectors), self.sides, self._design, unlisted_cells
+        key = self.layout_key(self._vectors), self.sides, self._design, unlisted_cells, self.common_sites
         self.structure_key = ("bilinear", *key, static_key(self._roots), found.shapes)
         if unlisted_cells == "zero":
             self._check_unlisted()
@@ -177,6 +188,16 @@ class BilinearReading(ModelReading):
     def uses_all_cells(self) -> bool:
         """True if no observation is masked."""
         return all(c.size == int(np.prod(s)) for c, s in zip(self.cells, self.factor_shapes, strict=True))
+
+    @property
+    def takes_closed_updates(self) -> bool:
+        """True if all cells have the same coefficients, and vectors are independent and seen one at a time."""
+        return self._design.is_shared and not any(self.is_coupled)
+
+    @property
+    def has_products_alone(self) -> bool:
+        """True if predictors are made of products of single components that are in no linear term, and of others."""
+        return self._design.num_pairs is not None and not self._design.is_mixed
 
     @property
     def predictor_rows(self) -> tuple[np.ndarray, ...]:
@@ -233,12 +254,36 @@ class BilinearReading(ModelReading):
             site=name,
         )
 
+    def _find_common(self, given: frozenset[str]) -> tuple[str, ...]:
+        """Gaussian sites that all cells see, without those that are given values."""
+        program, trace = self._program, self._trace
+        wanted = [n for n in self.hyper if self.sites[n].is_candidate and n in self._prior_factors and n not in given]
+        priors = {n: trace.factors[n].log_prob for n in self._prior_factors}
+        others = [a for n in self.field for a in jax.tree.leaves((trace.locations[n], trace.priors[n]))]
+        predictors = [f.predictor for f in self._found]
+        # What of the observations is behind no predictor.
+        rest = program.ancestors([trace.factors[n].log_prob for n in self.factor_names], predictors)
+        candidates = {n: jax.tree.leaves(self._given[n])[0] for n in wanted}
+        candidates = {n: number for n, number in candidates.items() if number not in rest}
+        field = {n: number for n, (number, _) in self._field.items()}
+        return find_common(program, candidates, field, predictors, priors, [a for a in others if isinstance(a, int)])
+
     def _is_design_fixed(self) -> bool:
         traced = [self._trace.factors[n] for n in self.factor_names]
         wanted = [p.atom for p in self._predictors]
         others = ([self._trace.locations[n] for n in self.field], [(f.log_prob, f.scale) for f in traced])
         wanted += [a for a in jax.tree.leaves(others) if isinstance(a, int)]
-        return not self._program.ancestors(wanted) & set(jax.tree.leaves(self._given))
+        return not self._program.ancestors(wanted) & self._learned_atoms()
+
+    def _learned_atoms(self) -> set[int]:
+        """Inputs of the program of all hyperparameters, without common sites."""
+        return {a for n, atoms in self._given.items() if n not in self.common_sites for a in jax.tree.leaves(atoms)}
+
+    @property
+    def has_fixed_predictors(self) -> bool:
+        """True if predictors know of no hyperparameter, nor prior means of the field."""
+        wanted = [p.atom for p in self._predictors] + [self._trace.locations[n] for n in self.field]
+        return not self._program.ancestors(wanted) & self._learned_atoms()
 
     def _find_layouts(
         self, like: BilinearReading | None, by_component: Collection[str] | bool
@@ -292,14 +337,14 @@ class BilinearReading(ModelReading):
         """Find the coefficients, and the orders of components in which pairs come first."""
         reading, bare = self.skeleton(), vectors.without_cells()
 
-        def look(env: dict[int, Any], probe: Probe, rows: Sequence[Any]) -> tuple[Array, list[Array]]:
+        def look(env: dict[int, Any], probe: Probe, rows: Sequence[Any]) -> tuple[Array, list[Array], list[Array]]:
             return meetings(reading.predictor_fn(env, rows), bare, probe)
 
         compiled = _COMPILED.get(("meetings", self.layout_key(vectors)), lambda: quick_jit(look, is_lean=True))
         found = compiled(self._env(off_zero(self.hyper), None), random_probe(vectors, rng_key), self.predictor_rows)
-        largest, ranges = jax.tree.map(np.asarray, found)
+        largest, ranges, linear = jax.tree.map(np.asarray, found)
         num_pairs, orders = find_pairs(largest) if like is None else (like._design.num_pairs, like._orders)
-        return find_design(num_pairs, ranges, vectors), orders
+        return find_design(num_pairs, ranges, linear, orders, vectors), orders
 
     def layout_key(self, vectors: Vectors) -> tuple[Any, ...]:
         """Key of a function that was made of these vectors, and is given the cells."""
@@ -308,8 +353,8 @@ class BilinearReading(ModelReading):
 
     def _check_unlisted(self) -> None:
         """Refuse what zeros in all other cells cannot be added to."""
-        is_shared = self._design.is_coupling_shared and all(self._design.is_linear_shared)
-        check_unlisted(self.form(off_zero(self.hyper)), self.factor_names, self.cells, self.factor_shapes, is_shared)
+        form, is_shared = self.form(off_zero(self.hyper)), self._design.is_shared
+        check_unlisted(form, self.factor_names, self.cells, self.factor_shapes, is_shared)
 
     def _factors(self, number: int, env: dict[int, Any], cells: Any) -> tuple[Potential, Array, Array]:
         """Factors, shifts of the predictors and weights of these cells of one observed site."""
@@ -338,6 +383,45 @@ class BilinearReading(ModelReading):
         Cost: some evaluations of the predictor, or about as many as the vectors have components where coefficients
         differ between cells.
         """
+        if not self.common_sites:
+            return self._form_given(hyper, data)
+        # At zero of the common unknowns, so that the offset is what they do not add.
+        at_zero = self.with_common(hyper, jnp.zeros((self.common_size,), jnp.result_type(float)))
+        return self._form_given(at_zero, data)._replace(common=self._common_block(at_zero, data))
+
+    @property
+    def common_size(self) -> int:
+        """Number of common unknowns."""
+        return sum(int(np.prod(self.hyper[n].shape)) for n in self.common_sites)
+
+    def with_common(self, hyper: Mapping[str, Any], values: Array) -> dict[str, Any]:
+        """Hyperparameters with the common sites at given unknowns, shape ``(common_size,)``."""
+        out, start = dict(hyper), 0
+        for name in self.common_sites:
+            shape = self.hyper[name].shape
+            out[name] = values[start : start + int(np.prod(shape))].reshape(shape)
+            start += int(np.prod(shape))
+        return out
+
+    def _common_block(self, hyper: Mapping[str, Any], data: Sequence[Any] | None) -> Common:
+        found = self._lookups(data)
+
+        def log_prior(values: Array) -> Array:
+            return self._sum_factors(self.common_sites, self._env(self.with_common(hyper, values), data))
+
+        def predict(values: Array) -> Array:
+            env = self._env(self.with_common(hyper, values), data)
+            return self.predictor_fn(env, found.rows)(self._vectors.zeros)
+
+        return common_block(log_prior, predict, self.common_size, jnp.result_type(float))
+
+    def log_prior(self, hyper: Mapping[str, Any], data: Sequence[Any] | None = None) -> Array:
+        """Log prior density of the hyperparameters in the constrained space, without that of common sites."""
+        names = [n for n in self._prior_factors if n not in self.common_sites]
+        return self._sum_factors(names, self._env(hyper, data))
+
+    def _form_given(self, hyper: Mapping[str, Any], data: Sequence[Any] | None) -> Bilinear:
+        """The form in which all common sites are given, as offsets."""
         env, found = self._env(hyper, data), self._lookups(data)
         rows, columns = self._sides_at(env, found)
         predict = self.predictor_fn(env, found.rows)
@@ -358,7 +442,7 @@ class BilinearReading(ModelReading):
             jnp.concatenate(weights),
             self._log_constant(env),
             *found.orders,
-            zero_exposure(potentials[0]) if self.unlisted_cells == "zero" else None,
+            exposure_of_zeros(self.factor_names, potentials[0]) if self.unlisted_cells == "zero" else None,
         )
 
     def priors(self, hyper: Mapping[str, Any], data: Sequence[Any] | None = None) -> tuple[Side, Side]:
@@ -407,8 +491,9 @@ class BilinearReading(ModelReading):
     def log_joint(self, hyper: Mapping[str, Any], e: Array, data: Sequence[Any]) -> Array:
         unknowns = e + self._locations(self._env(hyper, data))
         # The model knows of no other cells.
-        form = self.form(hyper, data)._replace(zero_exposure=None)
-        return form.log_density(*self.vectors(unknowns)) + self.log_prior(hyper, data)
+        form = self._form_given(hyper, data)._replace(zero_exposure=None)
+        log_prior = self._sum_factors(self._prior_factors, self._env(hyper, data))
+        return form.log_density(*self.vectors(unknowns)) + log_prior
 
     def explain_nan(self) -> None:
         hyper = self.initial_hyper()
@@ -421,6 +506,9 @@ class BilinearReading(ModelReading):
         for what, value in (("predictor", form.offset), ("log density or an exposure", at_offset)):
             check_finite(what, np.isfinite(np.asarray(value)), sites)
         super().explain_nan()
+
+    def _role_of(self, name: str) -> str:
+        return "common to all cells" if name in self.common_sites else super()._role_of(name)
 
     def describe(self) -> str:
         """The split and what was recognised, one line each."""
@@ -437,5 +525,5 @@ class BilinearReading(ModelReading):
         shared = "the same in all cells" if self._design.is_coupling_shared else "of different weights in the cells"
         lines.append(f"coupling: {kind}, {shared}")
         if self.unlisted_cells == "zero":
-            lines.append(f"unlisted: {np.prod([len(e) for e in self.elements]) - self.index[0].size} counts of zero")
+            lines.append(f"unlisted: {np.prod([len(e) for e in self.elements]) - self.index[0].size} zeros")
         return "\n".join(lines)

@@ -38,6 +38,8 @@ class TracedModel(Shown):
 
     opens_scans: ClassVar[bool] = False
     """True if scans over unknowns are taken apart, for forms that know recurrences."""
+    common_sites: tuple[str, ...] = ()
+    """Sites of :attr:`hyper` that are Gaussian unknowns of the form nevertheless."""
 
     def __init__(
         self, call: ModelCall, sites: Mapping[str, SiteInfo], field: Iterable[str], prior: Callable[[Any], Any]
@@ -239,11 +241,15 @@ class TracedModel(Shown):
         numbers = [*constants, *(None for _ in self.data[len(constants) :])]
         return tuple(d for number, d in zip(numbers, self.data, strict=True) if number not in literals)
 
+    def _role_of(self, name: str) -> str:
+        """What a site of :attr:`hyper` is called."""
+        return "hyperparameter"
+
     def _describe_sites(self) -> list[str]:
         lines = [f"field: {n} {self.site_shapes[n]} ({self.sites[n].family})" for n in self.field]
         for name, site in self.hyper.items():
             kind = "param" if site.is_param else self.sites[name].family
-            lines.append(f"hyperparameter: {name} {site.shape} ({kind})")
+            lines.append(f"{self._role_of(name)}: {name} {site.shape} ({kind})")
         return lines + [f"left out (integrates to one): {n}" for n in self.predictive]
 
     def _env(self, hyper: Mapping[str, Any], data: Sequence[Any] | None) -> dict[int, Any]:

@@ -32,6 +32,7 @@ __all__ = [
     "find_tangents",
     "largest_product",
     "make_view",
+    "oriented",
     "over_devices",
     "sum_cells",
     "sum_values",
@@ -90,8 +91,12 @@ class CellSums(NamedTuple):
     """Minus twice the slope with respect to the covariance: ``(num, size, size)``, or its diagonal ``(num, size)``."""
 
 
-def _oriented(form: Bilinear, side: Side) -> tuple[Array, Array, Coefficients]:
-    """Vectors that the cells touch, own and other, and the coefficients, as one side sees them."""
+def oriented(form: Bilinear, side: Side) -> tuple[Array, Array, Coefficients]:
+    """Vectors that the cells touch, own and other, and the coefficients, as one side sees them.
+
+    :param Bilinear form: the model.
+    :param str side: ``"rows"`` or ``"columns"``.
+    """
     is_rows = side == "rows"
     coupling = form.coupling if is_rows or form.is_paired else form.coupling.swapaxes(-1, -2)
     linear = (form.row_linear, form.column_linear) if is_rows else (form.column_linear, form.row_linear)
@@ -121,7 +126,7 @@ def make_view(form: Bilinear, side: Side, width: int) -> View:
         x = jnp.pad(x[order], [(0, padding)] + [(0, 0)] * (x.ndim - 1), mode=mode)
         return x.reshape(num_chunks, length, *x.shape[1:])
 
-    own, other, everything = _oriented(form, side)
+    own, other, everything = oriented(form, side)
     cells = Cells(
         own=cut(own, "edge"),
         other=cut(other, "edge"),
@@ -278,7 +283,7 @@ def conditional_moments(form: Bilinear, side: Side, own: Block, other: Array) ->
     :param other: values of the vectors of the other side, shape ``(num, size)``.
     :return: two arrays of shape ``(num_cells,)``.
     """
-    own_index, other_index, coefficients = _oriented(form, side)
+    own_index, other_index, coefficients = oriented(form, side)
     partner = full_partner(coefficients, own.mean.shape[1], other[other_index], None)
     mean = form.offset + partner.mean_shift + jnp.sum(own.mean[own_index] * partner.mean, -1)
     if own.covariance is None:

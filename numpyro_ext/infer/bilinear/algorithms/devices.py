@@ -39,7 +39,8 @@ class Prepared(NamedTuple):
     """A form as sweeps take it: its cells in the views, the rest in the form."""
 
     form: Bilinear
-    views: core.Views
+    views: Any
+    """Of :class:`~numpyro_ext.infer.bilinear.algorithms.sweeps.Views`, or those of closed updates."""
 
 
 class OneDevice:
@@ -90,6 +91,26 @@ class OneDevice:
 
         specs = (_BY_ROW, _BY_ROW, _EVERYWHERE, _BY_ROW)
         return self._on_devices(run, specs, _BY_ROW)(prepared.views, rows, columns, prepared.form.rows)
+
+    def begin(self, prepared: Prepared, state: core.State) -> core.State:
+        """The state with rows at which all expectations exist, and its objective."""
+        rows, values = self.make_feasible(prepared, state.rows, state.columns)
+        objective = prepared.form.log_constant + jnp.sum(values) - self.cost(prepared.form, rows, state.columns)
+        return state._replace(rows=rows, objective=objective)
+
+    def cost(self, form: Bilinear, rows: SideBlock, columns: SideBlock) -> Array:
+        """The divergences of all vectors from their priors."""
+        return jnp.sum(self.divergence(rows, form.rows)) + jnp.sum(steps.divergence(columns, form.columns))
+
+    def bound(self, prepared: Prepared, state: core.State) -> Array:
+        """The objective of a state."""
+        form = prepared.form
+        value = jnp.sum(self.row_objective(prepared, state.rows, state.columns))
+        return form.log_constant + value - jnp.sum(steps.divergence(state.columns, form.columns))
+
+    def bound_of_form(self, prepared: Prepared, state: core.State) -> Callable[[Prepared], Array]:
+        """The objective of a state as a function of the form, given the form that the state belongs to."""
+        return lambda other: self.bound(other, state)
 
     # Where arrays are
 

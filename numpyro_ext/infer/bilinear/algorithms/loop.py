@@ -120,12 +120,9 @@ def iterate(
 
     limit = jnp.maximum(tol, 10 * jnp.finfo(state.rows.mean.dtype).eps)
     first = make_form(values)
-    rows, row_values = devices.make_feasible(first, state.rows, state.columns)
-    cost = jnp.sum(devices.divergence(rows, first.form.rows)) + jnp.sum(
-        steps.divergence(state.columns, first.form.columns)
-    )
-    objective = first.form.log_constant + jnp.sum(row_values) - cost
-    state = state._replace(rows=rows, objective=objective, num_quiet=jnp.minimum(state.num_quiet, 1))
+    state = devices.begin(first, state)
+    objective = state.objective
+    state = state._replace(num_quiet=jnp.minimum(state.num_quiet, 1))
     infinite = jnp.full_like(objective, jnp.inf)
     blank = core.Info(objective, infinite, infinite, jnp.asarray(0))
     trace = jnp.full((trace_length,), jnp.nan, objective.dtype)

@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from ....linalg.cholesky import cholesky, cholesky_inverse
 from ....structure.bilinear.form import Bilinear, CoupledSide, Side
 from .cells import Block, View, find_tangents, largest_product, make_view, over_devices
 from .gauge import gauge_step
@@ -64,6 +65,8 @@ class State(NamedTuple):
     """After the last sweep; minus infinity before the first."""
     num_quiet: Array
     """Sweeps in a row that changed the objective by less than the tolerance."""
+    common: Block | None = None
+    """Posterior of the common unknowns of the form, as one vector with a full covariance, where there are any."""
 
 
 class Info(NamedTuple):
@@ -118,6 +121,7 @@ def without_cells(form: Bilinear) -> Bilinear:
         coupling=form.coupling if form.coupling.shape[0] == 1 else form.coupling[:0],
         row_linear=largest(form.row_linear),
         column_linear=largest(form.column_linear),
+        common=form.common and form.common._replace(coefficients=form.common.coefficients[:0]),
         **empty,
     )
 
@@ -135,8 +139,12 @@ def init(form: Bilinear, rng_key: Array, row_family: Family, column_family: Fami
     keys = jax.random.split(rng_key)
     rows = _initial_block(form.rows, keys[0], row_family)
     columns = _initial_block(form.columns, keys[1], column_family)
+    common = None
+    if form.common is not None:
+        prior = form.common.prior
+        common = Block(prior.mean, cholesky_inverse(cholesky(prior.precision)))
     unknown = jnp.asarray(-jnp.inf, rows.mean.dtype)
-    return State(rows, columns, step_sizes(rows), step_sizes(columns), unknown, jnp.asarray(0))
+    return State(rows, columns, step_sizes(rows), step_sizes(columns), unknown, jnp.asarray(0), common)
 
 
 def _initial_block(prior: Side, rng_key: Array, family: Family) -> SideBlock:

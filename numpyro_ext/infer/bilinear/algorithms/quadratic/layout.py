@@ -1,0 +1,184 @@
+"""The cells of a bilinear form in the order of one side, in tiles, and sums over them in one pass.
+
+Where most pairs of a row and a column are cells, the layout is a grid: a chunk has some rows of the matrix, and sums
+are matrix products. Elsewhere the cells of a vector are cut into tiles of the same length, the last of which is filled
+up; a chunk has some tiles, and gathers the vectors of the other side once. Nothing larger than a chunk is kept per
+cell and component.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from .....potentials.base import Potential
+from .....structure.bilinear.form import Bilinear
+from ..cells import Side, oriented
+from ..terms import Coefficients
+from .moments import Moments, unpack
+
+__all__ = ["Cells", "Layout", "LayoutKind", "make_layout", "predictor_moments", "visit", "weighted_sums"]
+
+LayoutKind = Literal["grid", "tiles"]
+_Carry = TypeVar("_Carry")
+_GRID_CELLS = 1 << 16
+_TILE_CELLS = 1 << 12
+_SHORTEST, _LONGEST = 4, 64
+_IN_RANGE: Any = {"mode": "promise_in_bounds", "wrap_negative_indices": False}
+
+
+class Cells(NamedTuple):
+    """A chunk of cells, ``(b, m)``: of the ``b`` vectors ``own``, with ``m`` vectors of the other side each."""
+
+    own: Array
+    """Shape ``(b,)``."""
+    other: Array | None
+    """Shape ``(b, m)``, or ``None`` in a grid, where they are all vectors of the other side in order."""
+    potential: Potential
+    weight: Array
+    """Zero for what only fills up, shape ``(b, m)``."""
+    offset: Array
+    common: Array | None
+    """Coefficients of the common unknowns, shape ``(b, m, p)``."""
+
+
+class Layout(NamedTuple):
+    """All cells in the order of one side."""
+
+    cells: Cells
+    """With a leading axis of chunks."""
+    coefficients: Coefficients
+    """The same for all cells."""
+
+
+def make_layout(form: Bilinear, side: Side, kind: LayoutKind, zero: Potential | None = None) -> Layout:
+    """Order the cells of a form whose coefficients are the same for all of them.
+
+    :param Bilinear form: the model.
+    :param str side: ``"rows"`` or ``"columns"``.
+    :param str kind: ``"grid"``, for forms without two cells of one row and column, or ``"tiles"``.
+    :param Potential zero: factor of all pairs of a grid that are no cells, with the offset and the common coefficients
+        of the first cell; ``None`` where they are missing.
+    """
+    own, other, coefficients = oriented(form, side)
+    sides = (form.rows, form.columns) if side == "rows" else (form.columns, form.rows)
+    num, num_other = (s.mean.shape[0] for s in sides)
+    num_cells = form.num_cells
+    if kind == "grid":
+        length = max(1, min(num, _GRID_CELLS // num_other))
+        num_chunks = -(-num // length)
+        place = own * num_other + other
+        source = jnp.full((num_chunks * length * num_other,), -1, jnp.int32)
+        source = source.at[place].set(jnp.arange(num_cells, dtype=jnp.int32))
+        source = source.reshape(num_chunks, length, num_other)
+        vectors = jnp.minimum(jnp.arange(num_chunks * length), num - 1).reshape(num_chunks, length)
+        others = None
+    else:
+        order = form.row_order if side == "rows" else form.column_order
+        size = int(np.clip(2 ** int(np.log2(max(num_cells / (2 * num), 1))), _SHORTEST, _LONGEST))
+        length = max(1, _TILE_CELLS // size)
+        # The most that there can be, so that other cells compile nothing.
+        num_chunks = -(-(num_cells // size + min(num, num_cells)) // length)
+        num_tiles = num_chunks * length
+        ordered = own[order]
+        degree = jnp.bincount(own, length=num)
+        tiles_of = -(-degree // size)
+        position = jnp.arange(num_cells) - (jnp.cumsum(degree) - degree)[ordered]
+        tile = (jnp.cumsum(tiles_of) - tiles_of)[ordered] + position // size
+        source = jnp.full((num_tiles * size,), -1, jnp.int32)
+        source = source.at[tile * size + position % size].set(order.astype(jnp.int32))
+        source = source.reshape(num_chunks, length, size)
+        vectors = jnp.full((num_tiles,), num - 1).at[tile].set(ordered).reshape(num_chunks, length)
+        others = other[jnp.maximum(source, 0)].astype(jnp.int32)
+    is_cell, safe = source >= 0, jnp.maximum(source, 0)
+
+    def take(x: Array) -> Array:
+        return x[safe]
+
+    weight, potential = jnp.where(is_cell, form.weight[safe], 0.0), jax.tree.map(take, form.potential)
+    if zero is not None:
+        is_pair = jnp.arange(vectors.size).reshape(vectors.shape) < num
+        weight = jnp.where(is_cell, weight, is_pair[..., None].astype(weight.dtype))
+        potential = jax.tree.map(lambda x, y: jnp.where(is_cell, x, y), potential, zero)
+    cells = Cells(
+        vectors.astype(jnp.int32),
+        others,
+        potential,
+        weight,
+        form.offset[safe],
+        None if form.common is None else form.common.coefficients[safe],
+    )
+    return Layout(cells, coefficients)
+
+
+class Seen(NamedTuple):
+    """The other side as the cells of a chunk see it: gathered for tiles, all of it for a grid."""
+
+    moments: Moments
+    is_gathered: bool
+
+    def dot(self, own: Array, other: Array) -> Array:
+        """Products of a vector per row of the chunk with the vectors of its cells, shape ``(b, m)``."""
+        return jnp.einsum("bk,bmk->bm", own, other) if self.is_gathered else own @ other.T
+
+    def sum(self, weight: Array, other: Array) -> Array:
+        """Weighted sums over the cells of each row of the chunk, shape ``(b, n)``."""
+        return jnp.einsum("bm,bmk->bk", weight, other) if self.is_gathered else weight @ other
+
+
+def visit(
+    layout: Layout,
+    own: Moments,
+    other: Moments,
+    function: Callable[[_Carry, Cells, Moments, Seen], _Carry],
+    start: _Carry,
+) -> _Carry:
+    """``function(carry, cells, own, seen)`` for one chunk after the other.
+
+    :param Moments own: of ``(u, 1)``.
+    :param Moments other: of what multiplies it.
+    """
+
+    @jax.checkpoint
+    def step(carry: _Carry, cells: Cells) -> tuple[_Carry, None]:
+        here: Moments = jax.tree.map(lambda x: x.at[cells.own].get(**_IN_RANGE), own)
+        if cells.other is None:
+            seen = Seen(other, False)
+        else:
+            seen = Seen(jax.tree.map(lambda x: x.at[cells.other].get(**_IN_RANGE), other), True)
+        return function(carry, cells, here, seen), None
+
+    end: _Carry = jax.lax.scan(step, start, layout.cells)[0]
+    return end
+
+
+def predictor_moments(own: Moments, seen: Seen) -> tuple[Array, Array]:
+    """Means and variances of the products, without offsets and common unknowns, shape ``(b, m)`` each."""
+    other = seen.moments
+    mean = seen.dot(own.mean, other.mean)
+    if other.variance is not None:
+        assert own.variance is not None
+        variance = seen.dot(own.mean**2, other.variance) + seen.dot(own.variance, other.mean**2 + other.variance)
+        return mean, variance
+    assert own.covariance is not None and other.covariance is not None
+    row, column = np.triu_indices(own.mean.shape[-1])
+    twice = jnp.where(row == column, 1.0, 2.0)
+    products = other.mean[..., row] * other.mean[..., column]
+    variance = seen.dot(twice * own.second, other.covariance) + seen.dot(twice * own.covariance, products)
+    return mean, variance
+
+
+def weighted_sums(seen: Seen, weight: Array) -> Array:
+    """Weighted sums of the second moments of the cells of each row of a chunk, shape ``(b, n, n)``."""
+    moments = seen.moments
+    size = moments.mean.shape[-1]
+    if not seen.is_gathered or moments.variance is None:
+        return unpack(seen.sum(weight, moments.second), size)
+    mean = moments.mean
+    products = jnp.einsum("bmk,bml->bkl", weight[..., None] * mean, mean)
+    return products + seen.sum(weight, moments.variance)[..., None] * jnp.eye(size, dtype=mean.dtype)

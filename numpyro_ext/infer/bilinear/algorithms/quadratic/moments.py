@@ -1,0 +1,130 @@
+"""First and second moments of vectors, as the cells of the other side multiply them.
+
+A cell's predictor is the product of ``(u, 1)`` with an affine function of ``v``, whose last entry is what ``v`` adds
+to the predictor; and of ``(v, 1)`` with an affine function of ``u``.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from ..cells import Block
+from ..terms import Coefficients
+
+__all__ = ["Moments", "own_moments", "pack", "partner_moments", "total_second", "unpack"]
+
+
+class Moments(NamedTuple):
+    """Moments of extended vectors of length ``n``."""
+
+    mean: Array
+    """Shape ``(num, n)``."""
+    variance: Array | None
+    """Variances of independent entries, shape ``(num, n)``; ``None`` where ``covariance`` is given."""
+    covariance: Array | None
+    """Covariances, packed by :func:`pack`, shape ``(num, n (n + 1) / 2)``."""
+
+    @property
+    def second(self) -> Array:
+        """Packed second moments, shape ``(num, n (n + 1) / 2)``."""
+        row, column = np.triu_indices(self.mean.shape[-1])
+        products = self.mean[..., row] * self.mean[..., column]
+        if self.covariance is not None:
+            return products + self.covariance
+        assert self.variance is not None
+        diagonal = np.flatnonzero(row == column)
+        return products.at[..., diagonal].add(self.variance)
+
+
+def pack(matrix: Array) -> Array:
+    """Upper triangles of symmetric matrices, one row after the other."""
+    row, column = np.triu_indices(matrix.shape[-1])
+    return matrix[..., row, column]
+
+
+def unpack(packed: Array, size: int) -> Array:
+    """Symmetric matrices of their upper triangles."""
+    row, column = np.triu_indices(size)
+    place = np.zeros((size, size), int)
+    place[row, column] = place[column, row] = np.arange(len(row))
+    return packed[..., place]
+
+
+def own_moments(block: Block, is_diagonal: bool) -> Moments:
+    """Moments of ``(u, 1)``.
+
+    :param Block block: vectors ``u``.
+    :param bool is_diagonal: whether entries are independent, on both sides.
+    """
+    mean = jnp.pad(block.mean, [(0, 0), (0, 1)], constant_values=1.0)
+    if is_diagonal:
+        variance = jnp.zeros_like(block.mean) if block.covariance is None else block.covariance
+        return Moments(mean, jnp.pad(variance, [(0, 0), (0, 1)]), None)
+    return Moments(mean, None, pack(jnp.pad(_full_covariance(block), [(0, 0), (0, 1), (0, 1)])))
+
+
+def partner_moments(coefficients: Coefficients, size: int, block: Block, is_diagonal: bool) -> Moments:
+    """Moments of what multiplies ``(u, 1)``, for each vector of the other side.
+
+    :param Coefficients coefficients: the same for all cells, with leading axes of length one.
+    :param int size: of ``u``.
+    :param Block block: vectors of the other side.
+    :param bool is_diagonal: whether entries are independent; then no component of ``v`` is in a product and in a linear
+        term.
+    """
+    pairs, matrix, own_linear, other_linear = coefficients
+    mean = block.mean
+    other_size = mean.shape[1]
+    if is_diagonal:
+        assert pairs is not None
+        k = pairs.shape[-1]
+        variance = jnp.zeros_like(mean) if block.covariance is None else block.covariance
+        linear = jnp.zeros((1, other_size), mean.dtype) if other_linear is None else other_linear
+        first, spread = (
+            jnp.concatenate(
+                [
+                    jnp.pad(x[:, :k] * weights, [(0, 0), (0, size - k)]),
+                    jnp.sum(ends * x, -1, keepdims=True),
+                ],
+                axis=1,
+            )
+            for x, weights, ends in ((mean, pairs, linear), (variance, pairs**2, linear**2))
+        )
+        shift = 0.0 if own_linear is None else jnp.pad(own_linear, [(0, 0), (0, 1)])
+        return Moments(first + shift, spread, None)
+    whole = jnp.zeros((size + 1, other_size), mean.dtype)
+    if pairs is not None:
+        k = pairs.shape[-1]
+        whole = whole.at[jnp.arange(k), jnp.arange(k)].set(pairs[0])
+    elif matrix is not None:
+        whole = whole.at[:size].set(matrix[0])
+    if other_linear is not None:
+        whole = whole.at[size].set(other_linear[0])
+    constant = jnp.zeros((size + 1,), mean.dtype)
+    if own_linear is not None:
+        constant = constant.at[:size].set(own_linear[0])
+    return Moments(mean @ whole.T + constant, None, pack(whole @ _full_covariance(block) @ whole.T))
+
+
+def _full_covariance(block: Block) -> Array:
+    covariance, size = block.covariance, block.mean.shape[1]
+    if covariance is None:
+        return jnp.zeros((*block.mean.shape, size), block.mean.dtype)
+    return covariance if covariance.ndim == 3 else covariance[:, :, None] * jnp.eye(size, dtype=covariance.dtype)
+
+
+def total_second(moments: Moments, weight: Array) -> Array:
+    """Weighted sum of all second moments, shape ``(n, n)``.
+
+    :param weight: one for each vector, shape ``(num,)``.
+    """
+    mean = moments.mean
+    products = mean.T @ (weight[:, None] * mean)
+    if moments.covariance is not None:
+        return products + unpack(weight @ moments.covariance, mean.shape[1])
+    assert moments.variance is not None
+    return products + jnp.diag(weight @ moments.variance)

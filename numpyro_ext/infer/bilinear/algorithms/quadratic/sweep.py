@@ -1,0 +1,244 @@
+"""Sweeps of closed updates over the common unknowns and both sides of a bilinear model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from .....potentials.families.binary import LogitPotential
+from .....structure.bilinear.form import Bilinear, GaussianSide
+from ..cells import Block, Side
+from ..gauge import gauge_step
+from ..incidence import SideBlock
+from ..steps import divergence
+from ..sweeps import Info, State, relative_change
+from .background import Background
+from .layout import Layout, LayoutKind, make_layout
+from .rules import Bound
+from .sums import Problem, common_sums, find_tangents, values_at_moments, vector_sums, vector_values
+from .updates import Stages, Update, closed_update, stages_of
+
+__all__ = [
+    "Options",
+    "Views",
+    "Zeros",
+    "bound_at_moments",
+    "bound_of",
+    "make_views",
+    "sweep",
+    "update_common",
+    "update_side",
+    "values_of_side",
+    "with_side",
+    "with_tangents",
+]
+
+
+Zeros = Literal["by_row", "shared", "exact"]
+"""Tangents of zeros that nobody listed: one for each row, one for all rows, or one for each of them."""
+
+
+class Options(NamedTuple):
+    """Static choices."""
+
+    bound: Bound
+    kind: LayoutKind
+    is_diagonal: bool
+    """True if components are independent on both sides, and in products or linear terms alone."""
+    update: Update = "joint"
+    zeros: Zeros = "by_row"
+
+
+class Views(NamedTuple):
+    """The cells in the order of either side, and the zeros that nobody listed."""
+
+    rows: Layout
+    columns: Layout
+    background: Background | None
+
+
+def make_views(form: Bilinear, options: Options) -> Views:
+    """Order the cells.
+
+    :param Bilinear form: the model; all coefficients are the same for all cells.
+    :param Options options: of these the layout counts.
+    """
+    background, zero = None, None
+    if form.zero_exposure is not None and options.zeros == "exact":
+        assert isinstance(form.potential, LogitPotential)
+        zero = LogitPotential(jnp.zeros((), jnp.asarray(form.potential.label).dtype))
+    elif form.zero_exposure is not None:
+        rows, columns = form.rows.mean, form.columns.mean
+        common = None if form.common is None else form.common.coefficients[0]
+        tangent = jnp.ones_like(rows[:, 0])
+        background = Background(tangent, jnp.ones_like(columns[:, 0]), tangent, form.offset[0], common)
+    layouts = (make_layout(form, side, options.kind, zero) for side in ("rows", "columns"))
+    return Views(next(layouts), next(layouts), background)
+
+
+def sweep(
+    form: Bilinear,
+    state: State,
+    options: Options,
+    *,
+    views: Views | None = None,
+    first: Side = "rows",
+    refresh: bool = False,
+    with_gauge: bool = False,
+) -> tuple[State, Info]:
+    """One update of the common unknowns, of all vectors of one side, and of all of the other.
+
+    :param Bilinear form: the model.
+    :param State state: where to start.
+    :param Options options: static choices.
+    :param Views views: its cells, from :func:`make_views`; by default they are made.
+    :param str first: side that moves first.
+    :param bool refresh: whether tangents are found anew before each group of components.
+    :param bool with_gauge: whether the exact step along the directions in which the data is silent comes last.
+    :return: the next state and what the sweep found. The objective never falls.
+    """
+    views = make_views(form, options) if views is None else views
+    if state.common is not None:
+        state = update_common(form, state, with_tangents(views, state, options), options)
+    for side in (first, _other(first)):
+        views = with_tangents(views, state, options)
+        state = update_side(form, state, views, side, options, refresh=refresh)
+    if with_gauge:
+        state = _improved(form, state)
+    objective = bound_of(form, state, views, options)
+    change = relative_change(objective, state.objective, jnp.zeros_like(objective))
+    state = state._replace(objective=objective)
+    return state, Info(objective, change, jnp.zeros_like(objective), jnp.asarray(0))
+
+
+def _other(side: Side) -> Side:
+    return "columns" if side == "rows" else "rows"
+
+
+def with_tangents(views: Views, state: State, options: Options) -> Views:
+    """The views with the tangents of zeros at their best."""
+    if views.background is None:
+        return views
+    rows, columns = _blocks(state)
+    tangent = find_tangents(
+        Problem(views.rows, views.background),
+        rows,
+        columns,
+        state.common,
+        is_diagonal=options.is_diagonal,
+        is_shared=options.zeros == "shared",
+    )
+    return views._replace(background=views.background._replace(tangent=tangent))
+
+
+def _blocks(state: State) -> tuple[Block, Block]:
+    rows, columns = state.rows, state.columns
+    assert isinstance(rows, Block) and isinstance(columns, Block)
+    return rows, columns
+
+
+def update_side(
+    form: Bilinear,
+    state: State,
+    views: Views,
+    side: Side,
+    options: Options,
+    *,
+    refresh: bool = False,
+    stages: Stages | None = None,
+) -> State:
+    """The state after an update of all vectors of a side.
+
+    :param Views views: whose tangents of zeros are used.
+    :param bool refresh: whether tangents are found anew before each group of components.
+    :param stages: groups of components that move, by default all of them in the order of the options.
+    """
+    prior: GaussianSide = getattr(form, side)
+    layout: Layout = getattr(views, side)
+    num_paired = form.coupling.shape[-1] if form.is_paired else prior.mean.shape[1]
+    if stages is None:
+        stages = stages_of(options.update, num_paired, prior.mean.shape[1], refresh=refresh)
+    for groups in stages:
+        own, other = (getattr(state, name) for name in (side, _other(side)))
+        sums = vector_sums(
+            Problem(layout, views.background),
+            side,
+            own,
+            other,
+            state.common,
+            bound=options.bound,
+            is_diagonal=options.is_diagonal,
+        )
+        state = with_side(state, side, closed_update(own, prior, sums, groups))
+    return state
+
+
+def with_side(state: State, side: Side, block: SideBlock) -> State:
+    """The state with another posterior of a side."""
+    return state._replace(rows=block) if side == "rows" else state._replace(columns=block)
+
+
+def update_common(form: Bilinear, state: State, views: Views, options: Options) -> State:
+    """The state after an update of the common unknowns."""
+    assert state.common is not None and form.common is not None
+    rows, columns = _blocks(state)
+    problem = Problem(views.rows, views.background)
+    sums = common_sums(problem, rows, columns, state.common, bound=options.bound, is_diagonal=options.is_diagonal)
+    size = state.common.mean.shape[1]
+    return state._replace(common=closed_update(state.common, form.common.prior, sums, ((0, size),)))
+
+
+def _improved(form: Bilinear, state: State) -> State:
+    """The state after the exact step that leaves all products as they are, where it does not cost more."""
+
+    def cost(rows: SideBlock, columns: SideBlock) -> Array:
+        return jnp.sum(divergence(rows, form.rows)) + jnp.sum(divergence(columns, form.columns))
+
+    before = _blocks(state)
+    after = gauge_step(form, *before)
+    is_better = cost(*after) <= cost(*before)
+    rows, columns = jax.tree.map(lambda x, y: jnp.where(is_better, x, y), after, before)
+    return state._replace(rows=rows, columns=columns)
+
+
+def values_of_side(state: State, views: Views, side: Side, options: Options) -> Array:
+    """Lower bounds of the expected log factors of each vector of a side, at the best tangents, shape ``(num,)``."""
+    views = with_tangents(views, state, options)
+    own, other = (getattr(state, name) for name in (side, _other(side)))
+    return vector_values(
+        Problem(getattr(views, side), views.background),
+        side,
+        own,
+        other,
+        state.common,
+        bound=options.bound,
+        is_diagonal=options.is_diagonal,
+    )
+
+
+def bound_at_moments(state: State, views: Views, options: Options) -> Callable[[Bilinear, Views], Array]:
+    """The objective of a state as a function of the form, where predictors are the same in all of these."""
+    rows, columns = _blocks(state)
+    value = values_at_moments(
+        views.rows, rows, columns, state.common, bound=options.bound, is_diagonal=options.is_diagonal
+    )
+    return lambda form, views: form.log_constant + value(views.rows) - _cost(form, state)
+
+
+def bound_of(form: Bilinear, state: State, views: Views, options: Options) -> Array:
+    """The objective, with the constants of all densities."""
+    value = form.log_constant + jnp.sum(values_of_side(state, views, "rows", options))
+    return value - _cost(form, state)
+
+
+def _cost(form: Bilinear, state: State) -> Array:
+    """Divergences of all vectors from their priors."""
+    cost = jnp.sum(divergence(state.rows, form.rows)) + jnp.sum(divergence(state.columns, form.columns))
+    if state.common is None:
+        return cost
+    assert form.common is not None
+    return cost + jnp.sum(divergence(state.common, form.common.prior))

@@ -1,0 +1,111 @@
+"""Choice between closed updates and steps of a bilinear model, and what closed updates cannot treat."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from ...potentials.base import Potential
+from ...potentials.families.binary import LogitPotential
+from ...structure.bilinear.reading import BilinearReading
+from ...structure.errors import ModelStructureError
+from .algorithms.quadratic import Bound, Options, Update, Zeros, has_rule
+from .algorithms.quadratic.layout import LayoutKind
+from .algorithms.sweeps import Family
+
+__all__ = ["MAX_CELLS", "ClosedChoice", "has_closed_rule"]
+
+MAX_CELLS = 50_000_000
+"""Pairs of a row and a column up to which each unlisted zero may have a tangent of its own, by default."""
+_DENSE = 8
+"""Pairs per cell up to which the cells are held as a matrix."""
+
+
+class ClosedChoice(NamedTuple):
+    """Options of an engine that closed updates depend on."""
+
+    bound: Bound = "exact"
+    update: Update = "joint"
+    zeros: Zeros = "by_row"
+    max_cells: int = MAX_CELLS
+
+    def options(self, reading: BilinearReading, families: tuple[Family, Family]) -> Options | None:
+        """Static choices for a reading, or ``None`` where steps take the place of closed updates.
+
+        :raises ModelStructureError: if a bound is asked for and does not hold for the model.
+        :raises ValueError: if options contradict each other.
+        """
+        takes = has_closed_rule(reading.factor_kind, self.bound)
+        if self.bound != "exact":
+            self._check(reading, takes)
+        elif reading.unlisted_cells == "zero" and isinstance(reading.factor_kind, LogitPotential):
+            raise ModelStructureError(
+                f"unlisted zeros of Bernoulli outcomes, here of {list(reading.factor_names)}, need bound='jaakkola'.",
+                site=reading.factor_names[0],
+            )
+        if not takes or not reading.takes_closed_updates:
+            return None
+        if self.update != "joint" and "full" in families:
+            raise ValueError(
+                f"update={self.update!r} is for independent components: with covariance='full' all of a vector moves "
+                "at once. Leave update out, or take covariance='diagonal'."
+            )
+        is_diagonal = reading.has_products_alone and "full" not in families
+        return Options(self.bound, self._layout(reading), is_diagonal, self.update, self.zeros)
+
+    def _check(self, reading: BilinearReading, takes: bool) -> None:
+        if not takes:
+            raise ModelStructureError(
+                f"bound={self.bound!r} holds for logistic factors: Bernoulli and binomial outcomes by their logits, "
+                f"and negative binomial counts. Those of {list(reading.factor_names)} are "
+                f"{type(reading.factor_kind).__name__}: leave bound out.",
+                site=reading.factor_names[0],
+            )
+        if any(reading.is_coupled):
+            names = list(reading.sides[0 if reading.is_coupled[0] else 1])
+            raise ModelStructureError(
+                f"the vectors of {names} depend on each other, or cells touch several of them, and bound="
+                f"{self.bound!r} is for independent ones: leave bound out.",
+                site=names[0],
+            )
+        if not reading.takes_closed_updates:
+            raise ModelStructureError(
+                f"the coefficients of the predictor of '{reading.factor_names[0]}' differ between cells, as those of "
+                f"covariates of a cell do, and bound={self.bound!r} needs the same ones in all cells: leave bound out.",
+                site=reading.factor_names[0],
+            )
+
+    def _layout(self, reading: BilinearReading) -> LayoutKind:
+        rows, columns = (np.asarray(index) for index in reading.index)
+        num_rows, num_columns = (len(elements) for elements in reading.elements)
+        num_pairs = num_rows * num_columns
+        if reading.unlisted_cells == "zero" and self.zeros == "exact":
+            if num_pairs > self.max_cells:
+                raise ValueError(
+                    f"zeros='exact' visits all {num_rows} x {num_columns} = {num_pairs} pairs, more than max_cells="
+                    f"{self.max_cells}. Take zeros='by_row' or 'shared', whose cost is that of the listed cells, or a "
+                    "larger max_cells."
+                )
+            return "grid"
+        if reading.unlisted_cells == "zero" or num_pairs > _DENSE * rows.size:
+            return "tiles"
+        counts = np.bincount(rows.astype(np.int64) * num_columns + columns, minlength=num_pairs)
+        return "grid" if counts.max() <= 1 else "tiles"
+
+
+def has_closed_rule(kind: Potential, bound: Bound) -> bool:
+    """True if factors have a quadratic rule.
+
+    :param Potential kind: the factors, with shapes in the place of arrays.
+    :param str bound: of logistic ones.
+    """
+    found: list[bool] = []
+
+    def look(potential: Potential) -> int:
+        found.append(has_rule(potential, bound))
+        return 0
+
+    jax.eval_shape(look, kind)
+    return found[0]
