@@ -5,6 +5,7 @@ from .bilinear.batches import fit_batches
 from .bilinear.engine import BilinearVG
 from .bilinear.grid_search import GridSearch, grid_search
 from .bilinear.hybrid_engine import BilinearEP
+from .bilinear.recommendation import RankingQuality, Recommendations, ranking_quality, recommend_items
 from .calibration import Calibration, calibrate
 from .collaborative.em import collaborative_em
 from .collaborative.fit import CollaborativeFit
@@ -60,6 +61,8 @@ __all__ = [
     "PredictiveMoments",
     "Quadrature",
     "RankSummary",
+    "RankingQuality",
+    "Recommendations",
     "StructuredMeanField",
     "VariationalGaussian",
     "analytic_matrix_factorization",
@@ -78,8 +81,10 @@ __all__ = [
     "predictive_moments",
     "predictive_pit",
     "rank_summary",
+    "ranking_quality",
     "ranking_scores",
     "recommend",
+    "recommend_items",
     "shortlist",
     "table_rows",
     "variational_em",
