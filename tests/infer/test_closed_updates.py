@@ -13,6 +13,7 @@ from jax import random
 from numpyro.infer.util import log_density
 from scipy.special import expit, log_expit
 
+from numpyro_ext.design import expected_information_gain
 from numpyro_ext.infer import BilinearVG, analytic_matrix_factorization
 from numpyro_ext.infer.bilinear.algorithms import quadratic
 from numpyro_ext.infer.bilinear.algorithms import sweeps as core
@@ -282,15 +283,16 @@ LISTED = np.nonzero(X)
 ALL = np.divmod(np.arange(X.size), C)
 
 
-def run(*cells, **options):
-    engine = BilinearVG(binary_factorization, bound="jaakkola", progress_bar=False, num_samples=40, **options)
+def run(*cells, num_samples=40, **options):
+    options |= {"bound": "jaakkola", "progress_bar": False, "num_samples": num_samples}
+    engine = BilinearVG(binary_factorization, **options)
     engine.run(random.key(0), *cells, X[cells].astype(int), **SIZES)
     return engine
 
 
 @pytest.fixture(scope="module")
 def dense():
-    return run(*ALL, tol=1e-9, num_restarts=0)
+    return run(*ALL, tol=1e-9, num_restarts=0, num_samples=1000)
 
 
 @needs_float64
@@ -300,7 +302,7 @@ def test_the_engine_and_its_answers(dense, tmp_path):
     assert dense.diagnostics.converged and dense.log_evidence.is_lower_bound and dense.hyper == {}
     assert "common to all cells: z" in dense.describe() and "hyperparameters" not in repr(dense)
     draws = dense.get_samples()
-    assert draws["z"].shape == (40,) and 0.0 < float(dense.posterior["z"].variance) < 1.0
+    assert draws["z"].shape == (1000,) and 0.0 < float(dense.posterior["z"].variance) < 1.0
     joint, _ = log_density(binary_factorization, (*ALL, X[ALL].astype(int)), SIZES, {n: d[3] for n, d in draws.items()})
     np.testing.assert_allclose(dense.get_extra_fields()["potential_energy"][3], -joint, rtol=1e-9)
     chosen = ALL[0] < 2
@@ -369,3 +371,35 @@ def test_what_bounds_and_zeros_cannot_treat():
         BilinearVG(binary_factorization, bound="jaakkola", update="bulk", covariance="full").run(
             random.key(0), *LISTED, ones, **SIZES
         )
+
+
+@needs_float64
+@thorough
+def test_what_an_observation_says_of_a_vector(dense):
+    """The intercept is a nuisance: the information about a row is the entropy of an outcome less its mean given draws
+    of the row, with everything else integrated over by draws."""
+    cells = np.zeros(C, int), np.arange(C)
+    gain = expected_information_gain(dense, *cells, focus={"u": [0], "b": [0]}, rng_key=random.key(2), **SIZES)["x"]
+    rng = np.random.default_rng(5)
+    mean, deviation = ({n: np.asarray(x) for n, x in found.items()} for found in _moments(dense))
+    num = 400
+
+    def draw(name, shape):
+        return mean[name] + deviation[name] * rng.standard_normal((*shape, *np.shape(mean[name])))
+
+    u, b = draw("u", (num,))[:, 0], draw("b", (num,))[:, 0]
+    v, g, z = draw("v", (num,)), draw("g", (num,)), draw("z", (num,))
+    logits = np.einsum("ik,jck->ijc", u, v) + b[:, None, None] + (g + z[:, None])[None]
+    p = expit(logits).mean(1)
+
+    def entropy(p):
+        return -p * np.log(p) - (1.0 - p) * np.log1p(-p)
+
+    np.testing.assert_allclose(gain, entropy(p.mean(0)) - entropy(p).mean(0), atol=0.008)
+    with pytest.raises(ValueError, match="which all cells see"):
+        expected_information_gain(dense, *cells, focus="z", rng_key=random.key(2), **SIZES)
+
+
+def _moments(engine):
+    sites = {n: engine.posterior[n] for n in ("u", "b", "v", "g", "z")}
+    return [{n: s.mean for n, s in sites.items()}, {n: np.sqrt(s.variance) for n, s in sites.items()}]

@@ -70,9 +70,12 @@ def outlooks_on_vectors(
         args, kwargs = run.reading.args, dict(run.reading.kwargs)
         if run.reading.uses_all_cells:
             return {}
-    reading, form = run._read_cells(args, kwargs, is_held_out=is_fit, needs_observations=False)
+    # What all cells see is a nuisance, too.
+    nuisance: Literal["rows", "columns"] = "rows" if side else "columns"
+    reading, form = run._read_cells(args, kwargs, is_held_out=is_fit, needs_observations=False, side_of_common=nuisance)
     potential: Potential = form.potential
-    seen = touched(run.blocks[0], form.rows), touched(run.blocks[1], form.columns)
+    rows, columns = run.cell_blocks(nuisance)
+    seen = touched(rows, form.rows), touched(columns, form.columns)
     own, other = seen[side], seen[1 - side]
     if own.covariance is None:
         raise ValueError(
@@ -84,8 +87,7 @@ def outlooks_on_vectors(
         values = jax.lax.map(lambda key: draw_block(own, key), random.split(rng_key, run.num_samples))
     # vectors that are of no interest stay where they are, so that their cells tell nothing
     values = jnp.where(jnp.asarray(chosen)[:, None], values, own.mean) if chosen is not None else values
-    name_of_other: Literal["rows", "columns"] = "rows" if side else "columns"
-    mean, variance = jax.lax.map(lambda value: conditional_moments(form, name_of_other, other, value), values)
+    mean, variance = jax.lax.map(lambda value: conditional_moments(form, nuisance, other, value), values)
     weights = jnp.full(len(values), 1.0 / len(values), mean.dtype)
     out: dict[str, Outlook] = {}
     start = 0
@@ -120,6 +122,12 @@ def outlooks_on_vectors(
 def _vectors_of(run: BilinearRun, focus: Focus) -> tuple[int, np.ndarray | None]:
     """The side of which a focus names vectors, and which of them; ``None`` where all are."""
     named, reading = named_sites(run, focus), run.reading
+    common = sorted(set(named) & set(reading.common_sites))
+    if common:
+        raise ValueError(
+            f"focus names {common}, which all cells see, and has a rule for vectors of one side: name sites of "
+            f"{list(reading.sides[0])} or of {list(reading.sides[1])}, or leave focus out."
+        )
     points = sorted(set(named) & set(reading.hyper))
     if points:
         raise ValueError(

@@ -194,7 +194,8 @@ class _BatchRun:
         if number:
             self._reading = read_like(self._reading, args, kwargs, key)
         else:
-            self._reading, self._space, _ = engine._prepare(key, args, kwargs)
+            # What all cells see is given, as any other hyperparameter.
+            self._reading, self._space, _ = engine._prepare(key, args, kwargs, with_common=False)
             self._check_first()
         programs, given = engine._programs(self._reading, self._space), (self._reading.data, self._space.fixed)
         form, start = programs.form(*given), programs.init_state(*given, key)

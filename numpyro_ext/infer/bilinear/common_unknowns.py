@@ -10,7 +10,7 @@ from jax import Array
 
 from ...linalg.cholesky import cholesky
 from ...structure.bilinear.form import Bilinear, GaussianSide
-from .algorithms.cells import Block
+from .algorithms.cells import Block, Side
 from .algorithms.incidence import SideBlock
 
 __all__ = ["GaussianMarginal", "absorb_common", "append_common"]
@@ -42,20 +42,22 @@ class GaussianMarginal(NamedTuple):
         return self.mean + white @ cholesky(self.covariance).T
 
 
-def append_common(rows: SideBlock, common: Block) -> Block:
-    """Vectors of the rows with the common unknowns behind them.
+def append_common(vectors: SideBlock, common: Block | None) -> SideBlock:
+    """Vectors of a side with the common unknowns behind them.
 
-    Each row then has a copy of its own. Cells of one row see one of them, so that all that is asked of single cells, or
-    of the cells of single rows, is the same.
+    Each vector then has a copy of its own. All cells of a vector see the same one, so that what is asked of single
+    cells, or of the cells of single vectors, is the same.
 
-    :param Block rows: posterior of the rows, which are independent.
-    :param Block common: of the common unknowns.
+    :param Block vectors: posterior of the side, whose vectors are independent.
+    :param Block common: of the common unknowns; ``None`` where there are none.
     """
-    assert isinstance(rows, Block) and common.covariance is not None
-    num, size = rows.mean.shape
+    if common is None:
+        return vectors
+    assert isinstance(vectors, Block) and common.covariance is not None
+    num, size = vectors.mean.shape
     more = common.mean.shape[1]
-    mean = jnp.concatenate([rows.mean, jnp.broadcast_to(common.mean, (num, more))], axis=1)
-    covariance = jnp.zeros_like(rows.mean) if rows.covariance is None else rows.covariance
+    mean = jnp.concatenate([vectors.mean, jnp.broadcast_to(common.mean, (num, more))], axis=1)
+    covariance = jnp.zeros_like(vectors.mean) if vectors.covariance is None else vectors.covariance
     if covariance.ndim == 2 and more == 1:
         return Block(mean, jnp.pad(covariance, [(0, 0), (0, 1)]).at[:, size].set(common.covariance[0, 0, 0]))
     if covariance.ndim == 2:
@@ -64,21 +66,32 @@ def append_common(rows: SideBlock, common: Block) -> Block:
     return Block(mean, whole.at[:, size:, size:].set(common.covariance[0]))
 
 
-def absorb_common(form: Bilinear) -> Bilinear:
-    """The form with the common unknowns as further components of the rows, as :func:`append_common` has them."""
+def absorb_common(form: Bilinear, side: Side = "rows") -> Bilinear:
+    """The form with the common unknowns as further components of a side, as :func:`append_common` has them.
+
+    :param Bilinear form: the model.
+    :param str side: ``"rows"`` or ``"columns"``.
+    """
     if form.common is None:
         return form
-    assert isinstance(form.rows, GaussianSide)
+    is_rows = side == "rows"
+    own: GaussianSide = getattr(form, side)
     prior, coefficients = form.common.prior, form.common.coefficients
-    num, size = form.rows.mean.shape
+    num, size = own.mean.shape
     more = prior.mean.shape[1]
-    precision = form.rows.precision
+    precision = own.precision
     if precision.ndim == 2:
         precision = precision[:, :, None] * jnp.eye(size, dtype=precision.dtype)
     precision = jnp.pad(precision, [(0, 0), (0, more), (0, more)]).at[:, size:, size:].set(prior.precision[0])
-    mean = jnp.concatenate([form.rows.mean, jnp.broadcast_to(prior.mean, (num, more))], axis=1)
-    linear = form.row_linear if form.row_linear.shape[-1] else jnp.zeros((1, size), mean.dtype)
+    mean = jnp.concatenate([own.mean, jnp.broadcast_to(prior.mean, (num, more))], axis=1)
+    linear = form.row_linear if is_rows else form.column_linear
+    linear = linear if linear.shape[-1] else jnp.zeros((1, size), mean.dtype)
     linear = jnp.concatenate([jnp.broadcast_to(linear, (form.num_cells, size)), coefficients], axis=1)
-    coupling = form.coupling if form.is_paired else jnp.pad(form.coupling, [(0, 0), (0, more), (0, 0)])
-    rows = GaussianSide(mean, precision, form.rows.weight)
-    return form._replace(rows=rows, row_linear=linear, coupling=coupling, common=None)
+    whole = GaussianSide(mean, precision, own.weight)
+    coupling = form.coupling
+    if not form.is_paired:
+        coupling = jnp.pad(coupling, [(0, 0), (0, more), (0, 0)] if is_rows else [(0, 0), (0, 0), (0, more)])
+    form = form._replace(coupling=coupling, common=None)
+    if is_rows:
+        return form._replace(rows=whole, row_linear=linear)
+    return form._replace(columns=whole, column_linear=linear)

@@ -284,7 +284,14 @@ class BilinearVG(BilinearAnswers):
         return _RESTARTS if is_small and checkpoint is None else 0
 
     def _read(
-        self, rng_key: Array, args: tuple[Any, ...], kwargs: dict[str, Any], *, check: bool = True, **options: Any
+        self,
+        rng_key: Array,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        check: bool = True,
+        with_common: bool = True,
+        **options: Any,
     ) -> BilinearReading:
         return read_bilinear(
             self.model,
@@ -292,7 +299,7 @@ class BilinearVG(BilinearAnswers):
             kwargs,
             unlisted_cells=self.unlisted_cells,
             by_component=named_by_component(self.covariance),
-            takes_common=self._takes_common if self._may_be_closed else None,
+            takes_common=self._takes_common if with_common and self._may_be_closed else None,
             given=tuple(self.hyper_values or {}),
             field=self.field,
             init_values=self._start_values,
@@ -302,9 +309,15 @@ class BilinearVG(BilinearAnswers):
         )
 
     def _prepare(
-        self, rng_key: Array, args: tuple[Any, ...], kwargs: dict[str, Any], *, check: bool = True
+        self,
+        rng_key: Array,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        check: bool = True,
+        with_common: bool = True,
     ) -> tuple[BilinearReading, UnconstrainedSpace, BilinearPrograms]:
-        reading = self._read(rng_key, args, kwargs, check=check)
+        reading = self._read(rng_key, args, kwargs, check=check, with_common=with_common)
         # Common sites are no hyperparameters: zero stands for what the form does not ask for.
         common = {n: np.zeros(reading.hyper[n].shape) for n in reading.common_sites}
         space = UnconstrainedSpace(reading.hyper, {**(self.hyper_values or {}), **common})

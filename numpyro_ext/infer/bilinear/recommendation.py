@@ -193,7 +193,7 @@ class _Ranking(NamedTuple):
     def of(cls, engine: Any, by: By) -> _Ranking:
         run = engine._finished()
         if not isinstance(run, BilinearRun):
-            raise ValueError(f"Rankings are for BilinearVG, got {type(engine).__name__}.")
+            raise ValueError(f"Rankings are for bilinear engines, got {type(engine).__name__}.")
         reading = run.reading
         is_known = isinstance(reading.factor_kind, LogitPotential | GaussianPotential)
         if not is_known or not reading.takes_closed_updates:
@@ -213,11 +213,12 @@ class _Ranking(NamedTuple):
         first, second = (np.asarray(index) for index in reading.index)
         order = np.argsort(first, kind="stable")
         starts = np.searchsorted(first[order], np.arange(rows.mean.shape[0] + 1))
-        common = run.fit.last_state.state.common
+        common = run.common
         shift = jnp.zeros((2,), rows.mean.dtype)
         if by == "joint":
             shift = shift.at[0].set(form.offset[0])
         if common is not None and form.common is not None and by == "joint":
+            assert common.covariance is not None
             weights = form.common.coefficients[0]
             shift += jnp.stack([weights @ common.mean[0], weights @ common.covariance[0] @ weights])
         sizes = rows.mean.shape[0], columns.mean.shape[0]

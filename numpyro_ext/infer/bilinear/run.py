@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, Literal, NamedTuple, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +26,7 @@ from ..front.running.progress import warn
 from ..front.state import EngineState, Fit, data_digest
 from ..hyper.space import UnconstrainedSpace
 from .algorithms import sweeps as core
+from .algorithms.cells import Block
 from .algorithms.incidence import CoupledBlock, SideBlock, coupled_moments, draw_side, draws_of_side
 from .common_unknowns import GaussianMarginal, absorb_common, append_common
 from .prediction import draw_predictors, expected_means, log_predictive_counts
@@ -115,8 +116,9 @@ class BilinearRun(FinishedRun):
     def _common_posteriors(self) -> dict[str, SitePosterior]:
         """Gaussian marginals of the sites that all cells see."""
         out: dict[str, SitePosterior] = {}
-        start, block = 0, self.fit.last_state.state.common
+        start, block = 0, self.common
         for name in self.reading.common_sites:
+            assert block is not None and block.covariance is not None
             shape = tuple(self.reading.hyper[name].shape)
             size = int(np.prod(shape))
             mean, covariance = block.mean[0, start : start + size], block.covariance[0, start : start + size]
@@ -141,11 +143,19 @@ class BilinearRun(FinishedRun):
         return with_hyper(sites, self.fit.hyper, self.reading.observed_names, number), log_density
 
     @property
-    def cell_blocks(self) -> tuple[SideBlock, SideBlock]:
-        """Posteriors of rows and columns, with what is common to all cells in each row, as cells are read."""
+    def common(self) -> Block | None:
+        """Posterior of the unknowns that all cells see."""
+        return self.inputs[2].common
+
+    def cell_blocks(self, side: Literal["rows", "columns"] = "rows") -> tuple[SideBlock, SideBlock]:
+        """Posteriors of rows and columns as the cells of :meth:`_read_cells` see them.
+
+        :param str side: of which each vector has a copy of what is common to all cells.
+        """
         rows, columns = self.blocks
-        common = self.fit.last_state.state.common
-        return (rows if common is None else append_common(rows, common)), columns
+        if side == "rows":
+            return append_common(rows, self.common), columns
+        return rows, append_common(columns, self.common)
 
     def predict(self, rng_key: Array, *args: Any, **kwargs: Any) -> NoReturn:
         """There is none; see what this says instead."""
@@ -164,6 +174,7 @@ class BilinearRun(FinishedRun):
         *,
         is_held_out: bool = False,
         needs_observations: bool = True,
+        side_of_common: Literal["rows", "columns"] = "rows",
     ) -> tuple[BilinearReading, Bilinear]:
         reading = read_like(
             self.reading,
@@ -176,7 +187,7 @@ class BilinearRun(FinishedRun):
         _check_sizes(self.reading, reading, (0, 1), "Use fold_in for rows or columns that were not fitted.")
         form = self.programs.like(reading, self.space).form(reading.data, self.fit.hyper)
         self._check_priors((form.rows, form.columns), (0, 1))
-        return reading, absorb_common(form)
+        return reading, absorb_common(form, side_of_common)
 
     def _check_priors(self, priors: tuple[Side, Side], sides: Sequence[int]) -> None:
         """Refuse another kernel: posteriors of vectors that depend on each other are kept in the coordinates of theirs.
@@ -224,7 +235,7 @@ class BilinearRun(FinishedRun):
                 return {n: jnp.zeros(shape) for n, shape in zip(own.factor_names, own.factor_shapes, strict=True)}
         reading, form = self._read_cells(args, kwargs, is_held_out=is_held_out)
         key = jax.random.fold_in(self.rng_key, 2)
-        values = log_predictive_counts(form, *self.cell_blocks, key, num_samples=num_samples)
+        values = log_predictive_counts(form, *self.cell_blocks(), key, num_samples=num_samples)
         has_value = zip(reading.factor_names, reading.cells, strict=True)
         known = np.concatenate([reading.has_value(name).reshape(-1)[cells] for name, cells in has_value])
         return self._by_site(reading, jnp.where(known, values, 0.0))
@@ -244,7 +255,7 @@ class BilinearRun(FinishedRun):
         if not args and not kwargs:
             args, kwargs = self.reading.args, dict(self.reading.kwargs)
         reading, form = self._read_cells(args, kwargs, needs_observations=False)
-        means = expected_means(form, *self.cell_blocks)
+        means = expected_means(form, *self.cell_blocks())
         number = int(jnp.sum(~jnp.isfinite(means)))
         if number:
             warn(
@@ -263,7 +274,7 @@ class BilinearRun(FinishedRun):
         :return: for each observed site an array in the shape of its observations, zero where masked.
         """
         reading, form = self._read_cells(args, kwargs, needs_observations=False)
-        draws = draw_predictors(form, *self.cell_blocks, rng_key, num_samples=num_samples)
+        draws = draw_predictors(form, *self.cell_blocks(), rng_key, num_samples=num_samples)
         return self._by_site(reading, expected_ranks(draws, reading.index[0]))
 
     # Vectors
@@ -303,9 +314,8 @@ class BilinearRun(FinishedRun):
         programs = self.programs.like(reading, space)
         self._check_priors(programs.priors(reading.data, self.fit.hyper), (other,))
         held = self.blocks[other]
-        common = self.fit.last_state.state.common
         state, info = programs.fold(
-            reading.data, self.fit.hyper, held, common, rng_key, side=side, num_steps=_FOLD_STEPS
+            reading.data, self.fit.hyper, held, self.common, rng_key, side=side, num_steps=_FOLD_STEPS
         )
         messages = () if bool(info.converged) else (f"The new {side} did not converge in {_FOLD_STEPS} steps.",)
         if messages:
