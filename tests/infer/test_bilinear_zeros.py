@@ -285,7 +285,7 @@ def test_what_zeros_cannot_be_added_to(arguments, words):
 
 
 def test_zeros_of_another_likelihood_are_refused():
-    def of_likelihood(rows, cols, x):
+    def measured(rows, cols, x):
         with numpyro.plate("rows", R):
             w = numpyro.sample("w", dist.Normal(0.0, 1.0))
         with numpyro.plate("cols", C):
@@ -293,7 +293,7 @@ def test_zeros_of_another_likelihood_are_refused():
         numpyro.sample("x", dist.Normal(w[rows] * z[cols], 1.0), obs=x)
 
     with pytest.raises(ModelStructureError, match=r"\['x'\] cannot be zeros: their factors are .*Potential"):
-        BilinearVG(of_likelihood, unlisted_cells="zero").run(jax.random.key(0), ROWS, COLS, np.ones(len(ROWS)))
+        BilinearVG(measured, unlisted_cells="zero").run(jax.random.key(0), ROWS, COLS, np.ones(len(ROWS)))
 
 
 def test_options():

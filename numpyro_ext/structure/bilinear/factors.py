@@ -8,7 +8,6 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
 
 from ...potentials.base import Potential
 from ...potentials.families.binary import LogitPotential
