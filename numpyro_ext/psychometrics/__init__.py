@@ -1,4 +1,4 @@
-"""What is asked of a fitted test: curves of items and information, as functions of the trait."""
+"""Questions to a fitted test: curves of items and information, as functions of the trait."""
 
 from .adaptive.one_test import AdaptiveTest
 from .adaptive.simulation import exposure_rates, simulate_tests

@@ -1,4 +1,4 @@
-"""How well answers are predicted, beside chance, and how many traits that takes."""
+"""Quality of predicted answers, beside chance, and the number of traits that it takes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = [
 
 
 class ChanceLevels(NamedTuple):
-    """What can be predicted without knowing the person."""
+    """Quality of predictions that know nothing of the person."""
 
     fraction_correct: float
     """Share of the most frequent answer."""

@@ -1,4 +1,4 @@
-"""What a fitted model knows of its sites: estimates, draws and the answers of people to items."""
+"""Knowledge that a fitted model has of its sites: estimates, draws and the answers of people to items."""
 
 from __future__ import annotations
 

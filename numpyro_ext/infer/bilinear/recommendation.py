@@ -38,7 +38,7 @@ class Recommendations(NamedTuple):
 
 
 class RankingQuality(NamedTuple):
-    """How far above all other candidates of their rows held-out columns stand."""
+    """Ranks of held-out columns among all candidates of their rows."""
 
     mean_rank: float
     """Mean share of the candidates, the column itself among them, that the held-out column beats: at most one less one
@@ -115,7 +115,7 @@ def ranking_quality(
     by: By = "joint",
     ties: Ties = "none",
 ) -> RankingQuality:
-    r"""How well a posterior ranks held-out columns among all columns that were not listed for their rows.
+    r"""Quality with which a posterior ranks held-out columns among all columns that were not listed for their rows.
 
     The rank of a pair is :math:`\frac{1}{n} \sum_j 1[f_{*} > f_j]` over the ``n`` columns ``j`` that were not listed
     for the row, which has the largest value :math:`1 - 1/n`.

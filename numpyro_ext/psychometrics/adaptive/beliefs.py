@@ -1,4 +1,4 @@
-"""What is known of the traits of people who take a test: the functions that every representation of it has."""
+"""Knowledge of the traits of people who take a test: the functions that every representation of it has."""
 
 from __future__ import annotations
 

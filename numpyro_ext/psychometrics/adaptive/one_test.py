@@ -155,7 +155,7 @@ class AdaptiveTest:
 
     @property
     def is_over(self) -> bool:
-        """Whether one of the conditions of ``stop`` holds, or no item is left."""
+        """True if one of the conditions of ``stop`` holds, or no item is left."""
         return self.reason is not None
 
     def category_probabilities(self) -> np.ndarray:

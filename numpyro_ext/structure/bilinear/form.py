@@ -110,7 +110,7 @@ class Common(NamedTuple):
     """Gaussian unknowns that all cells see, such as an intercept: they add ``coefficients @ z`` to the predictors."""
 
     prior: GaussianSide
-    """Of one vector."""
+    """Prior of the unknowns, as a side of one vector."""
     coefficients: Array
     """Shape ``(num_cells, size)``."""
 
@@ -152,9 +152,9 @@ class Bilinear(NamedTuple):
     column_order: Array
     """Cells in the order of their columns."""
     zero_exposure: Array | None = None
-    """Where the pairs of a row and a column that are no cells are zeros, with the coefficients and the offset that all
-    cells share, minus their log probability over the softplus of the predictor: the exposure of Poisson counts with
-    that rate, one for Bernoulli outcomes. ``None`` where they are missing."""
+    """Minus the log probability of a zero over the softplus of its predictor, for pairs of a row and a column that are
+    no cells: the exposure of Poisson counts with that rate, one for Bernoulli outcomes. These pairs have the
+    coefficients and the offset that all cells share. ``None`` where they are missing."""
     common: Common | None = None
     """Unknowns that all cells see, where these have a posterior and are no hyperparameters."""
 

@@ -242,7 +242,7 @@ class TracedModel(Shown):
         return tuple(d for number, d in zip(numbers, self.data, strict=True) if number not in literals)
 
     def _role_of(self, name: str) -> str:
-        """What a site of :attr:`hyper` is called."""
+        """Name of the kind of a site of :attr:`hyper`, for messages."""
         return "hyperparameter"
 
     def _describe_sites(self) -> list[str]:

@@ -40,7 +40,8 @@ class Prepared(NamedTuple):
 
     form: Bilinear
     views: Any
-    """Of :class:`~numpyro_ext.infer.bilinear.algorithms.sweeps.Views`, or those of closed updates."""
+    """Cells by rows and by columns: :class:`~numpyro_ext.infer.bilinear.algorithms.sweeps.Views`, or those of closed
+    updates."""
 
 
 class OneDevice:
