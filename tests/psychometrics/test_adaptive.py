@@ -20,6 +20,7 @@ from numpyro_ext.design import (
     random_scores,
     variation_ratio,
 )
+from numpyro_ext.infer import AdaptiveQuadrature
 from numpyro_ext.psychometrics import AdaptiveTest
 from tests.compilations import compiled_programs
 
@@ -320,3 +321,30 @@ def test_exposure_and_content_are_kept():
     with pytest.raises(ValueError, match="areas \\['b'\\] have no share"):
         make(content=(areas, {"a": 1.0}))
     assert 0 <= make(random_scores, **fixed).propose(random.key(3)) < NUM_ITEMS
+
+
+@pytest.mark.thorough
+def test_answers_one_by_one_are_those_folded_in():
+    """The trait after some answers, beside the fit's own posterior of a new person with these answers."""
+
+    def model(response=None, *, num_people):
+        slope = numpyro.param("slope", jnp.ones(NUM_ITEMS), constraint=dist.constraints.positive)
+        intercept = numpyro.param("intercept", jnp.zeros(NUM_ITEMS))
+        with numpyro.plate("people", num_people):
+            trait = numpyro.sample("trait", dist.Normal(0.0, 1.0))
+        is_known, logits = ~jnp.isnan(response), slope * trait[:, None] + intercept
+        numpyro.sample("response", dist.Bernoulli(logits=logits).mask(is_known), obs=jnp.nan_to_num(response))
+
+    rng = np.random.default_rng(1)
+    answers = (rng.random((200, NUM_ITEMS)) < probability(rng.normal(size=200)[:, None])).astype(float)
+    engine = AdaptiveQuadrature(model, progress_bar=False)
+    engine.run(random.key(0), answers, num_people=200)
+    assert engine.diagnostics.converged
+    row = np.full((1, NUM_ITEMS), np.nan)
+    row[0, list(ANSWERS)] = list(ANSWERS.values())
+    expected = engine.fold_in(random.key(1), row, num_people=1).posterior["trait"]
+    test = AdaptiveTest(engine, items="point")
+    for item, value in reversed(ANSWERS.items()):
+        test.answer(item, value)
+    np.testing.assert_allclose(test.mean, expected.mean[0], atol=1e-8)
+    np.testing.assert_allclose(test.standard_error, expected.sd[0], atol=1e-8)
