@@ -24,7 +24,7 @@ def two_parameter_logistic(response=None):
     with numpyro.plate("items", _NUM_ITEMS):
         a = numpyro.sample("discrimination", dist.LogNormal(0, 0.5))
         d = numpyro.sample("intercept", dist.Normal(0, 3))
-    with numpyro.plate("people", _NUM_PEOPLE):
+    with numpyro.plate("people", _NUM_PEOPLE if response is None else len(response)):
         trait = numpyro.sample("trait", dist.Normal(0, 1))
     numpyro.sample("response", dist.Bernoulli(logits=a * trait[:, None] + d), obs=response)
 
@@ -188,3 +188,31 @@ def test_quantiles_and_scores_are_those_of_the_density(engine):
     likelihood = 1.0 / (1.0 + np.exp(np.where(y[:, None, :] == 1, -logit, logit)))
     without = -np.log(np.einsum("bq,bqg->bg", weights, 1.0 / likelihood))
     np.testing.assert_allclose(engine._run.leave_one_out[0].reshape(y.shape), without, atol=1e-8)
+
+
+@pytest.mark.thorough
+def test_fewer_new_people_than_items_are_folded_in_exactly(engine):
+    """New people alone are fewer than items, which must not become the field in their place."""
+    y = np.array([[1, 1, 1, 1], [0, 0, 0, 1], [0, 1, 0, 1]])
+    new = engine.fold_in(jax.random.key(1), y)
+    grid, joint = _on_a_grid(y)
+    weights = np.exp(joint - logsumexp(joint, axis=1, keepdims=True))
+    np.testing.assert_allclose(new.posterior["trait"].mean, weights @ grid, atol=1e-8)
+    assert abs(float(new.log_evidence) - logsumexp(joint, axis=1).sum() - len(y) * np.log(grid[1] - grid[0])) < 1e-8
+
+
+@pytest.mark.thorough
+def test_guide_of_given_hyperparameters_has_the_moments_of_the_field(engine):
+    guide, params = engine.guide, engine.params
+    covariance = params["auto_scale_tril"] @ params["auto_scale_tril"].T
+    # hyperparameters that are given are points, and come first
+    np.testing.assert_allclose(np.diag(covariance)[-_NUM_PEOPLE:], engine.posterior["trait"].variance, rtol=1e-6)
+    assert guide.sample_posterior(jax.random.key(0), params)["trait"].shape == (_NUM_PEOPLE,)
+
+
+@pytest.mark.thorough
+def test_a_loaded_engine_gives_the_same_answers(engine, tmp_path):
+    engine.save(tmp_path / "fit")
+    loaded = AdaptiveQuadrature.load(tmp_path / "fit", two_parameter_logistic)
+    for ask in (lambda e: e.posterior["trait"].quantile([0.1, 0.9]), lambda e: e.get_samples()["trait"]):
+        np.testing.assert_array_equal(ask(loaded), ask(engine))

@@ -99,7 +99,9 @@ class GaussianAnswers(BaseEngine[FinishedRun]):
         run = self._finished()
         if not isinstance(run, GaussianRun):
             raise ValueError("fold_in needs groups that are independent; coefficients of a transform are none.")
+        # Which sites are the field may depend on how many members there are: here they are those of the fit.
         options = self._options_given() | {
+            "field": list(run.reading.field),
             "hyper_values": shared_hyper(run.reading, {name: found.value for name, found in run.hyper.items()})
         }
         new = type(self)(self.model, **options)

@@ -215,7 +215,8 @@ def _from(
 
 def _lower_factor(factor: Array) -> Array:
     r"""Cholesky factor of :math:`F F^\top` by a QR decomposition, which does not fail when that is nearly singular."""
-    lower = jnp.linalg.qr(factor.T, mode="r").T
+    missing = max(0, factor.shape[0] - factor.shape[1])  # of points, which have no covariance
+    lower = jnp.linalg.qr(jnp.pad(factor, ((0, 0), (0, missing))).T, mode="r").T
     diagonal = jnp.diagonal(lower)
     lower = lower * jnp.where(diagonal < 0.0, -1.0, 1.0)
     floor = jnp.finfo(lower.dtype).eps * jnp.max(jnp.abs(lower))
