@@ -90,7 +90,8 @@ def log_predictive_probabilities(
     :param Potential potential: the factors; leaves broadcast against ``mean``.
     :param ArrayLike mean: of the predictors, shape ``(components, ...)``.
     :param ArrayLike variance: of the predictors.
-    :param ArrayLike weights: of the components, which sum to one.
+    :param ArrayLike weights: of the components, which sum to one; or of each component for each factor, in the shape
+        of ``mean``.
     :param int number: of outcomes.
     :return: of shape ``(number, ...)``.
 
@@ -133,5 +134,6 @@ def _prepared(mean: ArrayLike, variance: ArrayLike, weights: ArrayLike) -> tuple
     """Means, positive variances, and log weights that broadcast against them."""
     mean, variance = jnp.asarray(mean), jnp.asarray(variance)
     least = jnp.finfo(mean.dtype).eps ** 2 * (1.0 + jnp.square(mean))
-    log_weights = jnp.log(jnp.asarray(weights, mean.dtype)).reshape(-1, *(1,) * (mean.ndim - 1))
+    log_weights = jnp.log(jnp.asarray(weights, mean.dtype))
+    log_weights = log_weights.reshape(log_weights.shape + (1,) * (mean.ndim - log_weights.ndim))
     return mean, jnp.maximum(variance, least), log_weights

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -216,3 +218,75 @@ def test_a_loaded_engine_gives_the_same_answers(engine, tmp_path):
     loaded = AdaptiveQuadrature.load(tmp_path / "fit", two_parameter_logistic)
     for ask in (lambda e: e.posterior["trait"].quantile([0.1, 0.9]), lambda e: e.get_samples()["trait"]):
         np.testing.assert_array_equal(ask(loaded), ask(engine))
+
+
+def intercepts(x, group, num_groups, y=None):
+    spread = numpyro.sample("spread", dist.LogNormal(0.0, 0.3))
+    with numpyro.plate("groups", num_groups):
+        effect = numpyro.sample("effect", dist.Normal(0.0, spread))
+    logit = numpyro.deterministic("logit", 0.3 + 0.5 * x + effect[group])
+    numpyro.sample("y", dist.Bernoulli(logits=logit), obs=y)
+
+
+_GROUP, _X = np.repeat(np.arange(3), [1, 2, 4]), np.linspace(-1, 1, 7)
+_Y, _PROBABILITIES = np.array([1, 1, 1, 0, 0, 0, 0]), np.array([0.01, 0.1, 0.5, 0.9, 0.99])
+
+
+def _effect_on_a_grid(number: int, spread: float) -> tuple[np.ndarray, np.ndarray, float]:
+    """Nodes, masses and log evidence of a group of :func:`intercepts`; of a new one, the prior."""
+    grid, own = np.linspace(-14, 14, 4001), number == _GROUP
+    logit = 0.3 + 0.5 * _X[own] + grid[:, None]
+    joint = np.where(_Y[own] == 1, -np.logaddexp(0, -logit), -np.logaddexp(0, logit)).sum(-1)
+    joint = joint + norm.logpdf(grid, scale=spread) + np.log(grid[1] - grid[0])
+    return grid, np.exp(joint - logsumexp(joint)), logsumexp(joint)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("num_groups", [3, 4])
+def test_predictions_are_those_of_the_density(num_groups):
+    engine = AdaptiveQuadrature(intercepts, hyper_values={"spread": 1.5})
+    engine.run(jax.random.key(0), _X, _GROUP, 3, _Y)
+    new_x, new_group = np.array([0.0, 1.0]), np.array([0, num_groups - 1])
+    found = engine.predict(jax.random.key(1), new_x, new_group, num_groups)
+    for place, (x, group) in enumerate(zip(new_x, new_group, strict=True)):
+        grid, weights, _ = _effect_on_a_grid(group, 1.5)
+        logit = 0.3 + 0.5 * x + grid
+        probability = weights @ (1.0 / (1.0 + np.exp(-logit)))
+        np.testing.assert_allclose(found.probabilities()["y"][place], [1 - probability, probability], atol=1e-8)
+        scored = engine.log_predictive(new_x, new_group, num_groups, np.array([1, 1]))["y"][place]
+        np.testing.assert_allclose(scored, np.log(probability), atol=1e-8)
+        draws = found.posterior["logit"].sample(jax.random.key(2), 4000)[:, place]
+        for asked in (found.posterior["logit"].quantile(_PROBABILITIES)[:, place], np.quantile(draws, _PROBABILITIES)):
+            below = np.interp(asked, logit, np.cumsum(weights) - 0.5 * weights)
+            error = np.sqrt(_PROBABILITIES * (1 - _PROBABILITIES) / 4000)
+            assert np.all(np.abs(below - _PROBABILITIES) < 4.5 * error + 1e-3)
+
+
+@pytest.mark.thorough
+def test_quantiles_over_hyperparameters_are_those_of_the_density():
+    """Squares have two roots, and the middle of the Gaussian of equal moments is a point without mass."""
+
+    def roots(y=None):
+        spread = numpyro.sample("spread", dist.LogNormal(0.0, 0.1))
+        with numpyro.plate("groups", 3):
+            root = numpyro.sample("root", dist.Normal(0.2, spread))
+        numpyro.sample("y", dist.Normal(root**2, 0.5), obs=y)
+
+    y = np.array([2.0, 3.0, 0.5])
+    engine = AdaptiveQuadrature(roots)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # two modes of a factor are no fault of nodes
+        engine.run(jax.random.key(0), y)
+    assert engine.diagnostics.converged and not engine.diagnostics.messages
+    grid, spreads = np.linspace(-8, 8, 4001), np.exp(0.1 * np.linspace(-6, 6, 121))
+    parts = norm.logpdf(y[:, None, None], grid**2, 0.5) + norm.logpdf(grid, 0.2, spreads[:, None])
+    log_mass = norm.logpdf(np.log(spreads) / 0.1) + logsumexp(parts, axis=2).sum(0)
+    masses = np.exp(log_mass - logsumexp(log_mass))
+    for k in range(3):
+        weights = masses @ np.exp(parts[k] - logsumexp(parts[k], axis=1, keepdims=True))
+        below = np.cumsum(weights) - 0.5 * weights
+        asked = engine.posterior["root"].quantile(_PROBABILITIES)[:, k]
+        error = np.sqrt(_PROBABILITIES * (1 - _PROBABILITIES) / 4000)
+        assert np.all(np.abs(np.interp(asked, grid, below) - _PROBABILITIES) < 4.5 * error + 3e-3)
+        at = engine.posterior["root"].cdf(np.zeros(3))[k]
+        assert abs(at - np.interp(0.0, grid, below)) < 0.04

@@ -98,12 +98,8 @@ class BaseEngine(ShownEngine, LastRun, ArviZInterface, KeptRun, Generic[_Run]):
 
     def _read(self, rng_key: Array, args: tuple[object, ...], kwargs: dict[str, object], **options: Any) -> Any:
         keep_by_default()
-        options |= {
-            "field": self.field,
-            "init_values": self._start_values,
-            "held": self.hyper_values,
-            "rng_key": rng_key,
-        }
+        options = {"field": self.field} | options
+        options |= {"init_values": self._start_values, "held": self.hyper_values, "rng_key": rng_key}
         return read_first(self.forms, self.model, args, kwargs, **options)
 
     @abstractmethod

@@ -25,7 +25,7 @@ from .algorithms.shared_columns import SharedColumns, find_shared_columns
 from .engine import Engine, GaussianOptions
 from .fitting.forms import compiled_form
 from .fitting.many import Begun
-from .quadrature_run import QuadratureRun
+from .quadrature_run import IntegratedQuadratureRun, QuadratureRun
 from .run import GaussianRun
 
 __all__ = ["AdaptiveQuadrature"]
@@ -130,9 +130,10 @@ class AdaptiveQuadrature(Engine):
         is_integrated: bool = False,
         **parts: Any,
     ) -> GaussianRun:
+        parts |= {"reading": reading, "space": space, "fit": result, "num_samples": self.num_samples}
         if is_integrated:
-            return super()._make_run(reading, space, result, is_integrated, **parts)
-        return QuadratureRun(reading=reading, space=space, fit=result, num_samples=self.num_samples, **parts)
+            return IntegratedQuadratureRun(**parts, **self._integration_parts)
+        return QuadratureRun(**parts)
 
 
 def quadrature_error(

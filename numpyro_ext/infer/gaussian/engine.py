@@ -185,7 +185,7 @@ class Engine(GaussianAnswers):
             init_state=init_state,
             begun=begun or Begun(),
         )
-        messages = self._explain(reading, result)
+        messages = self._explain(reading, result, algorithm)
         for message in messages:
             warn(f"{type(self).__name__}: {message}")
         diagnostics = result.diagnostics._replace(messages=(*result.diagnostics.messages, *messages))
@@ -218,9 +218,9 @@ class Engine(GaussianAnswers):
     def _integrates(self, space: UnconstrainedSpace) -> bool:
         return self.must_integrate or (self.integrate != "none" and len(space.integrable) > 0)
 
-    def _explain(self, reading: LatentGaussianReading, found: Fit) -> list[str]:
+    def _explain(self, reading: LatentGaussianReading, found: Fit, algorithm: Algorithm) -> list[str]:
         """Explain the end of a fit by the factors of the model."""
-        messages = explain_two_modes(reading, found.hyper)
+        messages = [] if algorithm.sees_all_modes else explain_two_modes(reading, found.hyper)
         if masked := sites_without_data(reading.sites):
             messages.append(
                 f"Every observation of {' and '.join(map(repr, masked))} is masked, so that the posterior is the "
@@ -242,12 +242,13 @@ class Engine(GaussianAnswers):
         **parts: Any,
     ) -> GaussianRun:
         parts |= {"reading": reading, "space": space, "fit": result, "num_samples": self.num_samples}
-        if is_integrated:
-            is_strict = self.must_integrate or self.integrate != "auto"
-            return IntegratedRun(
-                **parts, options=self._integration, marginals_fn=self._marginals_fn, is_strict=is_strict
-            )
-        return GaussianRun(**parts)
+        return IntegratedRun(**parts, **self._integration_parts) if is_integrated else GaussianRun(**parts)
+
+    @property
+    def _integration_parts(self) -> dict[str, Any]:
+        """Arguments that a run has which integrates over the hyperparameters, beside those of every run."""
+        is_strict = self.must_integrate or self.integrate != "auto"
+        return {"options": self._integration, "marginals_fn": self._marginals_fn, "is_strict": is_strict}
 
     @property
     def _integration(self) -> Integration:
@@ -384,8 +385,7 @@ class Engine(GaussianAnswers):
             reading,
             space,
             result,
-            # Files of earlier releases do not say it.
-            is_integrated=content.get("is_integrated", self.must_integrate),
+            is_integrated=content.get("is_integrated", self.must_integrate),  # not said in files of earlier releases
             rng_key=rng_key,
             algorithm=algorithm,
             programs=programs,

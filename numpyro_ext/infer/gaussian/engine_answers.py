@@ -44,7 +44,7 @@ class GaussianAnswers(BaseEngine[FinishedRun]):
         if not isinstance(run, GaussianRun):
             run.predict(rng_key)
         assert isinstance(run, GaussianRun)  # the others refuse
-        read = partial(self._read, run.rng_key, check=False, check_observations=False)
+        read = partial(self._read_as_fitted, run, check_observations=False)
         return predict(run, read, rng_key, args, kwargs, joint)
 
     def log_predictive(self, *args: Any, **kwargs: Any) -> dict[str, Array]:
@@ -64,7 +64,16 @@ class GaussianAnswers(BaseEngine[FinishedRun]):
         run = self._finished()
         if not (isinstance(run, GaussianRun) and (args or kwargs)):
             return run.log_predictive()
-        return log_predictive(run, partial(self._read, run.rng_key, check=False), args, kwargs)
+        return log_predictive(run, partial(self._read_as_fitted, run), args, kwargs)
+
+    def _read_as_fitted(self, run: GaussianRun, args: tuple[Any, ...], kwargs: dict[str, Any], **options: Any) -> Any:
+        """The model on other arguments, with all sites of the fitted field in its field.
+
+        The largest field of a model may be another one where it has other numbers of members.
+        """
+        read = partial(self._read, run.rng_key, args, kwargs, check=False, **options)
+        found = read()
+        return found if set(run.reading.field) <= set(found.field) else read(field=list(run.reading.field))
 
     def fold_in(self, rng_key: Array, *args: Any, **kwargs: Any) -> Self:
         """Posteriors of new groups (people, sites, series) from their own observations, at the hyperparameters found.
@@ -99,10 +108,9 @@ class GaussianAnswers(BaseEngine[FinishedRun]):
         run = self._finished()
         if not isinstance(run, GaussianRun):
             raise ValueError("fold_in needs groups that are independent; coefficients of a transform are none.")
-        # Which sites are the field may depend on how many members there are: here they are those of the fit.
         options = self._options_given() | {
-            "field": list(run.reading.field),
-            "hyper_values": shared_hyper(run.reading, {name: found.value for name, found in run.hyper.items()})
+            "field": list(self._read_as_fitted(run, args, kwargs).field),
+            "hyper_values": shared_hyper(run.reading, {name: found.value for name, found in run.hyper.items()}),
         }
         new = type(self)(self.model, **options)
         new.run(rng_key, *args, **kwargs)

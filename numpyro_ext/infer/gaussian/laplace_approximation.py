@@ -67,6 +67,6 @@ class LaplaceApproximation(Engine):
                 )
         return Laplace()
 
-    def _explain(self, reading: LatentGaussianReading, found: Fit) -> list[str]:
+    def _explain(self, reading: LatentGaussianReading, found: Fit, algorithm: Algorithm) -> list[str]:
         kinks = [] if found.diagnostics.converged else explain_kinks(reading, found.hyper)
-        return super()._explain(reading, found) + kinks
+        return super()._explain(reading, found, algorithm) + kinks

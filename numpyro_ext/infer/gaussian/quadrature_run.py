@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.typing import ArrayLike
 
 from ...compilation.recent import Recent
 from ...linalg.gaussian.design import SparseRows
+from ...structure.latent_gaussian import AffineMap
 from ..front.answers.sites import PosteriorSites, SitePosterior
 from .algorithms.node_density import fine_density, inverse
-from .run import GaussianRun
+from .algorithms.node_posterior import NodePosterior
+from .integrated_run import IntegratedRun
+from .run import GaussianRun, Point
 
-__all__ = ["NodeSite", "QuadratureRun"]
+__all__ = ["IntegratedQuadratureRun", "NodeSite", "QuadratureRun"]
 
 _COMPILED = Recent(16)
 _NUM_DRAWS = 4000
@@ -29,11 +33,32 @@ class NodeSite(SitePosterior):
     """The posterior of one site by quadrature.
 
     Quantiles of sites whose elements are functions of one unknown each, in blocks of one, are those of the density at
-    the nodes. Others are estimated from 4000 draws of that density. Obtained as ``engine.posterior[name]``.
+    the nodes. Others, and all where hyperparameters are integrated over, are estimated from 4000 draws of that
+    density. Obtained as ``engine.posterior[name]``.
     """
 
     quantile_fn: Callable[[np.ndarray], Array | None] | None = None
     """Quantiles by the density, shape ``(len(q), size)``; ``None`` where they are no function of one unknown each."""
+
+    def part(self, places: np.ndarray) -> NodeSite:
+        """Some of the elements as a site of their own; see :meth:`SitePosterior.part`."""
+        whole, flat = super().part(places), np.asarray(places).reshape(-1)
+        found = _node_site(whole, whole._sample)
+        quantile_fn = self.quantile_fn
+        if quantile_fn is not None:
+            found.quantile_fn = lambda q: None if (all_of := quantile_fn(q)) is None else all_of[:, flat]
+        return found
+
+    def cdf(self, x: ArrayLike) -> Array:
+        """Posterior probability of each element being below ``x``, as the share of 4000 draws.
+
+        :param x: in the shape of the site, or with further axes in front.
+        :return: in the shape of ``x``.
+        """
+        x, draws = np.asarray(x), np.asarray(self.sample(jax.random.key(0), _NUM_DRAWS)).reshape(_NUM_DRAWS, -1)
+        columns = np.broadcast_to(x, np.broadcast_shapes(x.shape, self.shape)).reshape(-1, self.size)
+        below = [np.searchsorted(np.sort(draw), column) for draw, column in zip(draws.T, columns.T, strict=True)]
+        return jnp.asarray((np.stack(below, axis=1) / _NUM_DRAWS).reshape(-1, *self.shape).reshape(x.shape))
 
     def _quantile(self, q: np.ndarray) -> Array:
         found = None if self.quantile_fn is None else self.quantile_fn(q.reshape(-1))
@@ -43,6 +68,56 @@ class NodeSite(SitePosterior):
         return found
 
 
+def _node_site(site: SitePosterior, sample: Callable[[Array, int], Array]) -> NodeSite:
+    return NodeSite(site.name, site.shape, site._mean, site._variance, site._covariance, sample)
+
+
+def _on_nodes(
+    found: PosteriorSites, quantile_fn: Callable[[str], Callable[[np.ndarray], Array | None]] | None = None
+) -> PosteriorSites:
+    """The sites of a run with quantiles of the density at the nodes, and not of the Gaussian of the same moments."""
+    sites = {}
+    for name in found:
+        sites[name] = _node_site(found[name], found[name]._sample)
+        sites[name].quantile_fn = None if quantile_fn is None else quantile_fn(name)
+    return PosteriorSites(sites, found.reasons, {name: found[name] for name in found.large})  # type: ignore[misc]
+
+
+def affine_draws(posterior: NodePosterior, maps: Mapping[str, AffineMap]) -> dict[str, Array]:
+    """4000 draws of each of several quantities affine in the unknowns, shape ``(4000, R)``, by name."""
+    unknowns = posterior.sample(jax.random.key(1), _NUM_DRAWS)
+    return {name: jax.vmap(design.matvec)(unknowns) + offset for name, (design, offset) in maps.items()}
+
+
+def _drawn(
+    run: GaussianRun,
+    sites: Mapping[str, SitePosterior],
+    marginals_at: Callable[[Point, Callable[..., Any]], Mapping[str, Any]],
+) -> dict[str, SitePosterior]:
+    """Sites whose draws and quantiles are those of 4000 draws over the points of a run."""
+
+    @cache
+    def draws() -> dict[str, np.ndarray]:
+        points = list(run.weighted_points())
+        weights = np.array([weight for weight, _ in points])
+        generator = np.random.default_rng(0)
+        chosen = generator.choice(len(points), _NUM_DRAWS, p=weights / weights.sum())
+        out: dict[str, np.ndarray] = {}
+        for number in np.unique(chosen):
+            for name, values in marginals_at(points[number][1], affine_draws).items():
+                whole = out.setdefault(name, np.empty(values.shape, values.dtype))
+                whole[chosen == number] = np.asarray(values)[chosen == number]
+        return out
+
+    def sample(rng_key: Array, num_samples: int, name: str) -> Array:
+        # by NumPy, which compiles nothing; each of them once before any is there twice
+        generator = np.random.default_rng(np.asarray(jax.random.key_data(rng_key)))
+        rounds = [generator.permutation(_NUM_DRAWS) for _ in range(-(-num_samples // _NUM_DRAWS))]
+        return jnp.asarray(draws()[name][np.concatenate([np.zeros(0, int), *rounds])[:num_samples]])
+
+    return {name: _node_site(site, partial(sample, name=name)) for name, site in sites.items()}
+
+
 @dataclass(eq=False, repr=False)
 class QuadratureRun(GaussianRun):
     """Posterior of small blocks by quadrature; parameters are those of :class:`GaussianRun`."""
@@ -50,14 +125,16 @@ class QuadratureRun(GaussianRun):
     @cached_property
     def posterior(self) -> PosteriorSites:
         """Marginals by name, for every field site and every deterministic site affine in the field."""
-        found = super().posterior
-        sites = {}
-        for name in found:
-            site = found[name]
-            own = NodeSite(name, site.shape, site._mean, site._variance, site._covariance, site._sample)
-            own.quantile_fn = partial(self._quantiles, name)
-            sites[name] = own
-        return PosteriorSites(sites, found.reasons, {name: found[name] for name in found.large})  # type: ignore[misc]
+        return _on_nodes(super().posterior, lambda name: partial(self._quantiles, name))
+
+    def affine_sites(
+        self,
+        shapes: Mapping[str, tuple[int, ...]],
+        marginals_at: Callable[[Point, Callable[..., Any]], Mapping[str, Any]],
+        covariance_at: Callable[[Point, str], Array],
+    ) -> dict[str, SitePosterior]:
+        """Posteriors of quantities affine in the field, with draws of the density at the nodes."""
+        return _drawn(self, super().affine_sites(shapes, marginals_at, covariance_at), marginals_at)
 
     def _quantiles(self, name: str, q: np.ndarray) -> Array | None:
         """Quantiles of a site, shape ``(len(q), size)``; ``None`` if they are no function of one unknown each."""
@@ -89,3 +166,22 @@ class QuadratureRun(GaussianRun):
         key = (reading.structure_key, algorithm, name)
         found: Array | None = _COMPILED.get(key, lambda: jax.jit(compute))(*self.inputs, jnp.asarray(q))
         return found
+
+
+@dataclass(eq=False, repr=False)
+class IntegratedQuadratureRun(IntegratedRun):
+    """Mixture over hyperparameters of posteriors by quadrature; parameters are those of :class:`IntegratedRun`."""
+
+    @cached_property
+    def posterior(self) -> PosteriorSites:
+        """Mixtures over the design by name, for every field site and every deterministic site affine in the field."""
+        return _on_nodes(super().posterior)
+
+    def affine_sites(
+        self,
+        shapes: Mapping[str, tuple[int, ...]],
+        marginals_at: Callable[[Point, Callable[..., Any]], Mapping[str, Any]],
+        covariance_at: Callable[[Point, str], Array],
+    ) -> dict[str, SitePosterior]:
+        """Mixtures over the design, with draws of the density at the nodes."""
+        return _drawn(self, super().affine_sites(shapes, marginals_at, covariance_at), marginals_at)

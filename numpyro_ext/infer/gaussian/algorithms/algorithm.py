@@ -136,6 +136,11 @@ class Algorithm(ABC):
         return False
 
     @property
+    def sees_all_modes(self) -> bool:
+        """True if its posterior follows factors of several modes, so that these need no warning."""
+        return False
+
+    @property
     def has_local_factors(self) -> bool:
         """True if :meth:`localised` may know of any."""
         return False

@@ -116,14 +116,7 @@ class NodePosterior:
         design = form.design
         if new is not None and not (isinstance(design, SparseRows) and design.columns.shape[1] == 1):
             return None
-        numbers = jnp.arange(self.form.blocks.columns.shape[0])[:, None]
-        number_of = jnp.zeros((self.form.num_columns + 1,), int).at[self.form.blocks.columns].set(numbers)
-        if isinstance(design, SparseRows):
-            entry = jnp.argmax(jnp.abs(design.values), axis=1)
-            column = jnp.take_along_axis(design.columns, entry[:, None], axis=1)[:, 0]
-        else:
-            column = jnp.argmax(jnp.abs(design.to_dense()), axis=1)
-        block = number_of[column]
+        block = self._block_of_rows(design)
         whole = form._replace(observed=tuple(jnp.ones_like(mask) for mask in form.observed))
         places = jnp.asarray(lattice(self.num_nodes, self.nodes.center.shape[1]), self.log_density.dtype)
         log_weights = jax.nn.log_softmax(self.log_density, axis=0)
@@ -136,6 +129,26 @@ class NodePosterior:
 
         start = jnp.full(form.offset.shape, -jnp.inf, self.log_density.dtype)
         return lax.scan(step, (start, start), (places, log_weights))[0]
+
+    def at_nodes(self) -> tuple[Array, Array]:
+        """Predictors of all rows at the nodes of their blocks, and the masses of these, shapes ``(nodes, num_rows)``.
+
+        Cost: memory for both.
+        """
+        places = jnp.asarray(lattice(self.num_nodes, self.nodes.center.shape[1]), self.log_density.dtype)
+        predictors = lax.map(lambda place: self.form.predictor(scattered(self.form, self.nodes.at(place))), places)
+        return predictors, self.weights[:, self._block_of_rows(self.form.design)]
+
+    def _block_of_rows(self, design: AnyDesign) -> Array:
+        """Number of the block that each row of a design sees."""
+        numbers = jnp.arange(self.form.blocks.columns.shape[0])[:, None]
+        number_of = jnp.zeros((self.form.num_columns + 1,), int).at[self.form.blocks.columns].set(numbers)
+        if isinstance(design, SparseRows):
+            entry = jnp.argmax(jnp.abs(design.values), axis=1)
+            column = jnp.take_along_axis(design.columns, entry[:, None], axis=1)[:, 0]
+        else:
+            column = jnp.argmax(jnp.abs(design.to_dense()), axis=1)
+        return number_of[column]
 
     def scale_tril(self) -> Array:
         """Lower Cholesky factor of the covariance of all unknowns, ``(N, N)``; of blocks, at cost ``N^2``.

@@ -45,6 +45,10 @@ class Quadrature(Algorithm):
     def is_exact_for_gaussian(self) -> bool:
         return True
 
+    @property
+    def sees_all_modes(self) -> bool:
+        return True
+
     def init(self, form: LatentGaussian) -> BlockNodes:
         return first_nodes(form)
 

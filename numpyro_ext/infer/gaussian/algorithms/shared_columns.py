@@ -89,6 +89,10 @@ class SharedColumns(Algorithm):
     def is_exact_for_gaussian(self) -> bool:
         return True
 
+    @property
+    def sees_all_modes(self) -> bool:
+        return True
+
     def init(self, form: LatentGaussian) -> Grid:
         return _grid(self._priors(form))
 

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from ....compilation.recent import Recent
 from ....structure import LatentGaussianReading
 from ....structure.latent_gaussian.form import LatentGaussian
 from ....structure.latent_gaussian.rows_in_use import ReadingOfRows
@@ -19,17 +20,22 @@ from ...front.answers.joint_arguments import NotJoined
 from ...hyper.space import UnconstrainedSpace
 from ..algorithms.algorithm import Algorithm
 from ..algorithms.fit_info import FitInfo
+from ..algorithms.node_posterior import NodePosterior
 from ..algorithms.posterior import Covariance, GaussianPosterior
+from ..algorithms.quadrature import Quadrature
 from ..fitting.fitting_programs import PointFit
+from ..fitting.forms import compiled_form
 from ..integrated_run import IntegratedRun, unstacked
 from ..integration.exploration import Exploration
 from ..integration.scatter import Scatter
 from ..programs import Programs, compiled_programs
+from ..quadrature_run import IntegratedQuadratureRun, QuadratureRun
 from ..run import GaussianRun, Point
 from .containment import ADVICE, check_contained
 
 __all__ = ["check_equal", "check_left_out", "on_all_rows"]
 
+_LAID = Recent(16)
 _MOST_CHECKED = 5
 """Points of a design at which the predictors of the fit are looked for on all rows, beside the mode."""
 
@@ -64,9 +70,9 @@ class _GivenSites(Algorithm):
 
 
 def on_all_rows(run: GaussianRun, found: LatentGaussianReading, places: np.ndarray) -> GaussianRun:
-    """The run with its Gaussian sites on a reading of old and new rows."""
+    """The run with its Gaussian sites, or its quadrature given the rows of the fit, on old and new rows."""
     fitted = run.programs.rows(*run.inputs)[0]
-    if not isinstance(fitted, GaussianPosterior):
+    if not isinstance(fitted, GaussianPosterior | NodePosterior):
         raise NotJoined(f"A {type(fitted).__name__} has no sites to predict with. {ADVICE}")
     observed = np.concatenate([np.asarray(part) for part in fitted.form.observed])
     num_rows = sum(
@@ -75,14 +81,21 @@ def on_all_rows(run: GaussianRun, found: LatentGaussianReading, places: np.ndarr
     in_use = np.zeros(num_rows, bool)
     in_use[places] = observed
     reading = ReadingOfRows(found, in_use)
-    algorithm = _GivenSites(fitted.covariance_family)
+    algorithm: Algorithm
+    if has_nodes := isinstance(fitted, NodePosterior):
+        algorithm = Quadrature(fitted.num_nodes)
+    else:
+        algorithm = _GivenSites(fitted.covariance_family)
     programs = _programs(reading, algorithm, run.space)
 
-    def sites(inputs: Point, is_checked: bool) -> _Sites:
+    def sites(inputs: Point, is_checked: bool) -> Any:
         posterior, *before = run.programs.rows(*inputs)
-        parts = np.zeros((2, num_rows), posterior.site_precision.dtype)
-        parts[:, places] = posterior.site_precision, posterior.site_shift
-        state = _Sites(*map(jnp.asarray, parts))
+        if has_nodes:
+            state = _laid(reading, algorithm, inputs[1])
+        else:
+            parts = np.zeros((2, num_rows), posterior.site_precision.dtype)
+            parts[:, places] = posterior.site_precision, posterior.site_shift
+            state = _Sites(*map(jnp.asarray, parts))
         if is_checked:
             after = programs.rows(reading.data, inputs[1], state)[1:]
             check_contained(run.reading, before, [np.asarray(part)[..., places] for part in after])
@@ -93,8 +106,18 @@ def on_all_rows(run: GaussianRun, found: LatentGaussianReading, places: np.ndarr
     parts |= {"reading": reading, "algorithm": algorithm, "programs": programs}
     parts["fit"] = run.fit._replace(last_state=last)
     if isinstance(run, IntegratedRun):
-        return _IntegratedPrediction(**parts, fitted=run, sites=sites)
-    return GaussianRun(**parts)
+        kind = _IntegratedQuadraturePrediction if has_nodes else _IntegratedPrediction
+        return kind(**parts, fitted=run, sites=sites)
+    return QuadratureRun(**parts) if has_nodes else GaussianRun(**parts)
+
+
+def _laid(reading: ReadingOfRows, algorithm: Algorithm, hyper: dict[str, Array]) -> Any:
+    """Nodes over the density of every block given the rows in use: exact at these hyperparameters without a fit."""
+
+    def lay(form: LatentGaussian) -> Any:
+        return algorithm.solve(form, algorithm.init(form), num_steps=1, tol=0.0)[0]
+
+    return _LAID.get((reading.structure_key, algorithm), lambda: jax.jit(lay))(compiled_form(reading, hyper))
 
 
 @dataclasses.dataclass(eq=False, repr=False)
@@ -106,7 +129,7 @@ class _IntegratedPrediction(IntegratedRun):
     """
 
     fitted: IntegratedRun
-    sites: Callable[[Point, bool], _Sites]
+    sites: Callable[[Point, bool], Any]
 
     @cached_property
     def exploration(self) -> Exploration:
@@ -129,6 +152,11 @@ class _IntegratedPrediction(IntegratedRun):
         checked = set(np.linspace(0, len(pairs) - 1, num_checked).astype(int).tolist())
         data = self.fitted.reading.data
         return fits._replace(state=_stacked([self.sites((data, *pair), k in checked) for k, pair in enumerate(pairs)]))
+
+
+@dataclasses.dataclass(eq=False, repr=False)
+class _IntegratedQuadraturePrediction(_IntegratedPrediction, IntegratedQuadratureRun):
+    """The same of posteriors by quadrature."""
 
 
 def check_left_out(run: GaussianRun, other: LatentGaussianReading) -> None:

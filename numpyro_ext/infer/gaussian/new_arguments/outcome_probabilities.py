@@ -15,11 +15,14 @@ from ....potentials.outcomes import log_predictive_probabilities, num_outcomes
 from ....structure.model.priors import unwrap
 from ....structure.model.reading import ModelReading
 from ....structure.program.run_compiled import run_compiled
+from ..algorithms.node_posterior import NodePosterior
 from ..answers.prediction import are_coordinates_joint
 from ..fitting.forms import compiled_form
 from ..run import GaussianRun
 
 __all__ = ["chosen_factors", "probabilities_by_predictors", "probabilities_of_draws"]
+
+_at_nodes = jax.jit(NodePosterior.at_nodes)
 
 Slices = Callable[[str, tuple[int, ...]], tuple[slice, ...]]
 
@@ -60,15 +63,31 @@ def probabilities_by_predictors(run: GaussianRun, slices: Slices) -> dict[str, n
     if not wanted:
         return {}
     points = [(weight, inputs, run.programs.rows(*inputs)) for weight, inputs in run.weighted_points()]
-    weights = jnp.asarray([weight for weight, *_ in points])
+    weights = np.asarray([weight for weight, *_ in points])
     forms = [getattr(rows[0], "form", None) or compiled_form(reading, inputs[1]) for _, inputs, rows in points]
     means, variances = (np.stack([np.asarray(rows[k]) for *_, rows in points]) for k in (1, 2))
+    num_parts, masses = 1, np.broadcast_to(weights[:, None], means.shape)
+    if isinstance(points[0][2][0], NodePosterior):
+        # The density is a mixture of its nodes.
+        predictors, masses = (
+            np.concatenate(parts) for parts in zip(*(_at_nodes(r[0]) for *_, r in points), strict=True)
+        )
+        num_parts = len(predictors) // len(means)
+        means, variances = predictors, np.zeros_like(predictors)
+        masses = masses * np.repeat(weights, num_parts)[:, None]
     out = {}
     for name, (number, kept, size, first) in wanted.items():
         stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(form.potentials[number] for form in forms))
         rows = first + kept.reshape(-1)
         factors = chosen_factors(stacked, kept.reshape(-1), size)
-        inputs = factors, jnp.asarray(means[:, rows]), jnp.asarray(np.maximum(variances[:, rows], 0.0)), weights
+        if num_parts > 1:
+            factors = jax.tree.map(lambda leaf: jnp.repeat(leaf, num_parts, axis=0), factors)
+        inputs = (
+            factors,
+            jnp.asarray(means[:, rows]),
+            jnp.asarray(np.maximum(variances[:, rows], 0.0)),
+            jnp.asarray(masses[:, rows]),
+        )
         count = num_outcomes(*inputs)
         assert count is not None  # as outcomes have no width
         table = np.exp(np.asarray(log_predictive_probabilities(*inputs, count)))
