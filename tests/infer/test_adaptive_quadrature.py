@@ -290,3 +290,15 @@ def test_quantiles_over_hyperparameters_are_those_of_the_density():
         assert np.all(np.abs(np.interp(asked, grid, below) - _PROBABILITIES) < 4.5 * error + 3e-3)
         at = engine.posterior["root"].cdf(np.zeros(3))[k]
         assert abs(at - np.interp(0.0, grid, below)) < 0.04
+
+
+def test_people_are_the_field_also_where_they_are_fewer_than_items():
+    people = _answers()[:3]
+    engine = AdaptiveQuadrature(two_parameter_logistic)
+    assert engine._read(jax.random.key(0), (people,), {}).field == ("trait",)
+    chosen = AdaptiveQuadrature(two_parameter_logistic, field=["intercept"])
+    assert chosen._read(jax.random.key(0), (people,), {}).field == ("intercept",)
+
+
+def test_the_choice_of_the_field_is_described(engine):
+    assert "over ['trait']; field=['intercept'] integrates" in engine.describe()

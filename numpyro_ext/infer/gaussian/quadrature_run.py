@@ -15,6 +15,7 @@ from jax.typing import ArrayLike
 
 from ...compilation.recent import Recent
 from ...linalg.gaussian.design import SparseRows
+from ...structure import LatentGaussianReading
 from ...structure.latent_gaussian import AffineMap
 from ..front.answers.sites import PosteriorSites, SitePosterior
 from .algorithms.node_density import fine_density, inverse
@@ -83,6 +84,15 @@ def _on_nodes(
     return PosteriorSites(sites, found.reasons, {name: found[name] for name in found.large})  # type: ignore[misc]
 
 
+def _note_of_other_fields(reading: LatentGaussianReading) -> str | None:
+    """Sentence on the hyperparameters over which quadrature might integrate instead."""
+    names = [name for name in reading.hyper if reading.sites[name].is_candidate and reading.sites[name].shape]
+    if not names:
+        return None
+    named = ", ".join(f"field=[{name!r}]" for name in names)
+    return f"quadrature: over {list(reading.field)}; {named} integrates over another site in its place"
+
+
 def affine_draws(posterior: NodePosterior, maps: Mapping[str, AffineMap]) -> dict[str, Array]:
     """4000 draws of each of several quantities affine in the unknowns, shape ``(4000, R)``, by name."""
     unknowns = posterior.sample(jax.random.key(1), _NUM_DRAWS)
@@ -121,6 +131,11 @@ def _drawn(
 @dataclass(eq=False, repr=False)
 class QuadratureRun(GaussianRun):
     """Posterior of small blocks by quadrature; parameters are those of :class:`GaussianRun`."""
+
+    def describe(self) -> str:
+        """Describe the reading of the model, and other choices of the field that there may be."""
+        note = _note_of_other_fields(self.reading)
+        return "\n".join([super().describe(), *([] if note is None else [note])])
 
     @cached_property
     def posterior(self) -> PosteriorSites:
@@ -171,6 +186,11 @@ class QuadratureRun(GaussianRun):
 @dataclass(eq=False, repr=False)
 class IntegratedQuadratureRun(IntegratedRun):
     """Mixture over hyperparameters of posteriors by quadrature; parameters are those of :class:`IntegratedRun`."""
+
+    def describe(self) -> str:
+        """Describe the reading of the model, and other choices of the field that there may be."""
+        note = _note_of_other_fields(self.reading)
+        return "\n".join([super().describe(), *([] if note is None else [note])])
 
     @cached_property
     def posterior(self) -> PosteriorSites:

@@ -15,7 +15,7 @@ from ..errors import ModelStructureError
 from ..model.priors import factor_potential, is_gaussian, is_one_sided
 from ..model.running.execution import ModelCall
 from ..model.running.inspection import SiteInfo
-from ..model.search import Form, ReadOptions, read_first
+from ..model.search import Attempt, Form, ReadOptions, largest_field, read_first
 from .costs import COSTS, LayoutCosts
 from .reading import LatentGaussianReading
 
@@ -131,8 +131,35 @@ def _read_small_blocks(call: ModelCall, sites: Mapping[str, SiteInfo], field: It
     )
 
 
+def _field_of_groups(attempt: Attempt[LatentGaussianReading], sizes: Mapping[str, int]) -> LatentGaussianReading:
+    """The largest field, unless its members have hyperparameters of their own and those of another field have none.
+
+    Items of a test have slopes and people have none: people are integrated over, also where there are fewer of them.
+
+    :param sizes: of all candidates.
+    """
+    found = largest_field(attempt, sizes)
+    others = {name: size for name, size in sizes.items() if name not in found.field and size > 1}
+    if not others or not _have_own_hyper(found):
+        return found
+    try:
+        other = largest_field(attempt, others)
+    except ModelStructureError:
+        return found
+    has_groups = other.abstract_form.blocks.columns.shape[0] > 1
+    return other if has_groups and not _have_own_hyper(other) else found
+
+
+def _have_own_hyper(reading: LatentGaussianReading) -> bool:
+    """True if hyperparameters stand in the plates of the whole field."""
+    plates = {name: {plate for plate, _ in site.plates} for name, site in reading.sites.items()}
+    common = set.intersection(*(plates[name] for name in reading.field))
+    return any(common & plates[name] for name in reading.hyper)
+
+
 SMALL_BLOCKS = SMOOTH_LATENT_GAUSSIAN._replace(
     reading=_read_small_blocks,
+    search=_field_of_groups,
     max_hyper_size=2000,
     no_candidate="the model has no Gaussian latent site (latent sites: {}), nor coefficients with another smooth and "
     "log-concave prior. This engine needs a field of those, in independent blocks of at most three unknowns; or use "

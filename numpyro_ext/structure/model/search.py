@@ -30,6 +30,7 @@ __all__ = [
     "Form",
     "ReadOptions",
     "field_names",
+    "largest_field",
     "read_first",
     "whole_field",
 ]
