@@ -302,3 +302,16 @@ def test_people_are_the_field_also_where_they_are_fewer_than_items():
 
 def test_the_choice_of_the_field_is_described(engine):
     assert "over ['trait']; field=['intercept'] integrates" in engine.describe()
+
+
+@pytest.mark.float32
+def test_rounding_of_many_people_is_no_fault_of_the_nodes():
+    y = np.tile(_answers(), (400, 1))
+    engine = AdaptiveQuadrature(
+        two_parameter_logistic, hyper_values={"discrimination": _SLOPE, "intercept": _INTERCEPT}
+    )
+    engine.run(jax.random.key(0), y)
+    grid, joint = _on_a_grid(_answers())
+    expected = 400 * (logsumexp(joint, axis=1).sum() + _NUM_PEOPLE * np.log(grid[1] - grid[0]))
+    np.testing.assert_allclose(float(engine.log_evidence), expected, rtol=1e-5)
+    assert engine._run.algorithm.num_nodes == 61 and not engine.diagnostics.messages

@@ -33,6 +33,8 @@ __all__ = ["AdaptiveQuadrature"]
 _SHARED_NODES = 61
 _NEGLIGIBLE, _WORTH_A_WORD, _MOST_NODES = 1e-4, 1e-3, 4000.0
 """Errors of the log evidence for which no nodes are added, and that are told; nodes of a block at most."""
+_ROUNDINGS = 4.0
+"""Units in the last place by which the log evidence of a block may be off."""
 _NUM_PROBES, _SPREAD = 2, 0.3
 _ERRORS = Recent(16)
 
@@ -108,15 +110,15 @@ class AdaptiveQuadrature(Engine):
                 other = copy.copy(self)
                 other._may_share = False
                 return other._fit(reading, rng_key, None)
-        error, num_nodes = quadrature_error(reading, algorithm, hyper, run.fit.last_state.state)
+        error, rounding, num_nodes = quadrature_error(reading, algorithm, hyper, run.fit.last_state.state)
         more = 2 * num_nodes - 1
         is_affordable = float(more) ** reading.abstract_form.blocks.columns.shape[1] <= _MOST_NODES
-        if not error <= _NEGLIGIBLE and self.num_nodes is None and is_affordable:
+        if not error <= max(_NEGLIGIBLE, rounding) and self.num_nodes is None and is_affordable:
             finer = copy.copy(self)
             finer._chosen_nodes = more
             return finer._fit(reading, rng_key, run.fit.last_state)
         messages = run.fit.diagnostics.messages
-        if not error <= _WORTH_A_WORD:
+        if not error <= max(_WORTH_A_WORD, rounding):
             message = (
                 f"The quadrature is not exact: with a finer rule than {num_nodes} nodes an axis the log evidence "
                 f"changes by {error:.2g}. Give more nodes (num_nodes)."
@@ -143,8 +145,11 @@ class AdaptiveQuadrature(Engine):
 
 def quadrature_error(
     reading: LatentGaussianReading, algorithm: Any, hyper: dict[str, Array], state: Any
-) -> tuple[float, int]:
-    """Sum over blocks of the absolute change of their log evidence with a finer rule, and the nodes of the coarse one.
+) -> tuple[float, float, int]:
+    """Sum over blocks of the absolute change of their log evidence with a finer rule, its rounding, and the nodes of
+    the coarse rule.
+
+    No finer rule mends what is rounding, as the sum over many blocks in single precision is.
 
     :param LatentGaussianReading reading: of the model.
     :param algorithm: a :class:`Quadrature` or :class:`SharedColumns`.
@@ -155,12 +160,14 @@ def quadrature_error(
     number = algorithm.nodes_of(form)
     finer = 2 * number - 1 if form.blocks.columns.shape[1] == 1 else 3 * number // 2
 
-    def change(form: LatentGaussian, state: Any) -> Array:
+    def change(form: LatentGaussian, state: Any) -> tuple[Array, Array]:
         coarse, fine = (algorithm.block_log_evidence(form, state, n) for n in (number, finer))
-        return jnp.sum(jnp.abs(fine - coarse))
+        rounding = _ROUNDINGS * jnp.finfo(fine.dtype).eps * jnp.sum(1.0 + jnp.abs(fine))
+        return jnp.sum(jnp.abs(fine - coarse)), rounding
 
     compiled = _ERRORS.get((reading.structure_key, algorithm), lambda: jax.jit(change))
-    return float(compiled(form, state)), number
+    error, rounding = compiled(form, state)
+    return float(error), float(rounding), number
 
 
 def _probes(reading: LatentGaussianReading) -> list[LatentGaussian]:
