@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import Any, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import jax
 from jax import Array
@@ -109,6 +109,10 @@ class Algorithm(ABC):
     def log_evidence(self, form: LatentGaussian, state: Any) -> Array:
         """Log evidence at the end of a fit; its gradient in the form, the state held, is that of the objective."""
 
+    solved_evidence: ClassVar[Callable[..., Array] | None] = None
+    """The function ``log_evidence`` whose value :meth:`solve` leaves in its info. A class below that has another one is
+    asked for its own."""
+
     @abstractmethod
     def posterior(self, form: LatentGaussian, state: Any) -> Any:
         """Gaussian approximation of the unknowns."""
@@ -196,7 +200,12 @@ class Algorithm(ABC):
         :param float tol: at which the algorithm stops.
         """
         state, info = self.solve(form, self.init(form) if state is None else state, num_steps=num_steps, tol=tol)
-        return state, info, self.log_evidence(form, state) if info.objective is None else info.objective
+        known = self.known_evidence(info)
+        return state, info, self.log_evidence(form, state) if known is None else known
+
+    def known_evidence(self, info: FitInfo) -> Array | None:
+        """Log evidence that :meth:`solve` had at hand, or ``None`` where :meth:`log_evidence` is to be asked."""
+        return info.objective if type(self).log_evidence is type(self).solved_evidence else None
 
     def with_own_options(self) -> Self:
         """The same algorithm, with copies of lists and arrays, which others may change in place."""

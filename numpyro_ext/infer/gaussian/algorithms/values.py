@@ -77,6 +77,8 @@ class ExpectationPropagation(Algorithm):
     def log_evidence(self, form: LatentGaussian, state: expectation_propagation.State) -> Array:
         return expectation_propagation.log_evidence(form, state, power=self.power)
 
+    solved_evidence = log_evidence
+
     def posterior(self, form: LatentGaussian, state: expectation_propagation.State) -> GaussianPosterior:
         return expectation_propagation.posterior(form, state)
 
@@ -119,6 +121,8 @@ class Laplace(Algorithm):
 
     def log_evidence(self, form: LatentGaussian, state: laplace.State) -> Array:
         return laplace.log_evidence(form, state)
+
+    solved_evidence = log_evidence
 
     def posterior(self, form: LatentGaussian, state: laplace.State) -> GaussianPosterior:
         return laplace.posterior(form, state)

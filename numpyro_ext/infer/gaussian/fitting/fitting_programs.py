@@ -155,7 +155,7 @@ class FittingPrograms:
             log_prior_fn=lambda values: self.log_prior(data, fixed, values),
             solve_fn=partial(solve_fn or self._algorithm.solve, num_steps=self._num_steps, tol=tol),
             log_evidence_fn=self._algorithm.log_evidence,
-            value_fn=lambda info: info.objective,
+            value_fn=self._algorithm.known_evidence,
         )
 
     def _probe_locally(

@@ -76,7 +76,8 @@ class EvidencePrograms:
             return self._algorithm.log_evidence(self._reading.form(hyper, data), state)
 
         value, gradient = jax.value_and_grad(evidence)(hyper)
-        value = value if info.objective is None else info.objective
+        known = self._algorithm.known_evidence(info)
+        value = value if known is None else known
         return _or_refused(self._unless_astray(value, info), gradient)
 
     def _unless_astray(self, value: Array, info: FitInfo) -> Array:

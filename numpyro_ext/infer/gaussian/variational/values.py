@@ -63,6 +63,8 @@ class VariationalAlgorithm(Algorithm):
     def log_evidence(self, form: LatentGaussian, state: Any) -> Array:
         return natural_gradient.log_evidence(self.treated(form), state)
 
+    solved_evidence = log_evidence
+
     def posterior(self, form: LatentGaussian, state: Any) -> GaussianPosterior:
         return natural_gradient.posterior(self.treated(form), state)
 
@@ -106,6 +108,8 @@ class NaturalGradient(VariationalAlgorithm):
 
     def log_evidence(self, form: LatentGaussian, state: natural_gradient.State) -> Array:
         return natural_gradient.log_evidence(self.treated(form), state, **self._family)
+
+    solved_evidence = log_evidence
 
     def posterior(self, form: LatentGaussian, state: natural_gradient.State) -> GaussianPosterior:
         return natural_gradient.posterior(self.treated(form), state, **self._family)
