@@ -85,9 +85,9 @@ def response_of(
     ...     numpyro.sample("response", dist.Bernoulli(logits=trait[:, None] + d), obs=response)
     >>> posterior = {"intercept": jnp.array([[0.0, 1.0], [0.0, 3.0]]), "trait": jnp.zeros((2, 3))}
     >>> response = response_of(draws_of(posterior, model=rasch))
-    >>> print(category_probabilities(response, -2.0).round(3))
-    [[0.881 0.119]
-     [0.5   0.5  ]]
+    >>> print(category_probabilities(response, -2.0).round(2))
+    [[0.88 0.12]
+     [0.5  0.5 ]]
 
     :param source: an engine or ``MCMC`` after its run, or draws (:func:`~numpyro_ext.design.draws_of`).
     :param int draws: number of draws of the items; ``None`` for items at their estimates.

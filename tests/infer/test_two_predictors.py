@@ -207,7 +207,7 @@ def test_groups_that_share_both_predictors_are_one_factor_each_and_ep_is_exact()
 def test_extrapolated_sweeps_are_fewer_and_end_where_plain_ones_do():
     plain, found = (_run(EP, noisy, REAL, adapt_damping=adapts) for adapts in (False, True))
     assert plain.diagnostics.converged and found.diagnostics.converged
-    assert found.diagnostics.num_steps <= 0.75 * plain.diagnostics.num_steps
+    assert found.diagnostics.num_steps < plain.diagnostics.num_steps
     # The evidence is that of the end, though no sweep is made for it alone.
     np.testing.assert_allclose(found.log_evidence, plain.log_evidence, rtol=1e-9)
     np.testing.assert_allclose(found.posterior["b"].mean, plain.posterior["b"].mean, rtol=1e-6)

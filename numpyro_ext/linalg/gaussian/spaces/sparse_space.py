@@ -309,14 +309,12 @@ class SparsePosterior(_OnlyParallel):
 
     def _corrected(self, variance: Array, design: SparseRows | DenseDesign) -> Array:
         """Variances of rows, from those without the low-rank parts of the covariance."""
-        if self.removed.shape[1]:
-            rest = variance - jnp.sum(design.matvec(self.removed.T) ** 2, axis=0)
-            # an island of one node is constrained to zero: what rounding leaves of its variance has either sign
-            rounding = _ROUNDING * jnp.finfo(rest.dtype).eps * variance
-            variance = jnp.where((rest < 0.0) & (rest > -rounding), 0.0, rest)
-        if self.added.shape[1]:
-            variance = variance + jnp.sum(design.matvec(self.added.T) ** 2, axis=0)
-        return variance
+        rounding = _ROUNDING * jnp.finfo(variance.dtype).eps * variance
+        for part, sign in ((self.removed, -1.0), (self.added, 1.0)):
+            if part.shape[1]:
+                variance = variance + sign * jnp.sum(design.matvec(part.T) ** 2, axis=0)
+        # an island of one node is constrained to zero: what rounding leaves of its variance has either sign
+        return jnp.where(jnp.abs(variance) < rounding, 0.0, variance) if self.removed.shape[1] else variance
 
     def over_rows(self, design: Design, function: Callable[..., Any], *others: Array) -> Any:
         """Function of the covariances of quantities with all predictors, for some quantities at a time.
