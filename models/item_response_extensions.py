@@ -102,9 +102,7 @@ def items_between_groups(
     """
     num_people, num_items = _shape(response, shape, "items_between_groups")
     (groups,) = checked_indices(group=(np.zeros(num_people, int) if group is None else group, num_groups))
-    with numpyro.plate("items", num_items):
-        a = numpyro.sample("discrimination", dist.LogNormal(0.0, 0.5))
-        d = numpyro.sample("intercept", dist.Normal(0.0, 3.0))
+    a, d = _logistic_items(num_items)
     scale = numpyro.sample("difference_scale", dist.HalfNormal(0.5))
     others = dist.Normal(0.0, scale).expand([num_groups - 1, num_items]).to_event(2)
     difference = jnp.concatenate([jnp.zeros((1, num_items)), numpyro.sample("difference", others)])
@@ -150,15 +148,20 @@ def students_in_schools(
     """
     num_people, num_items = _shape(response, shape, "students_in_schools")
     (schools,) = checked_indices(school=(np.zeros(num_people, int) if school is None else school, num_schools))
-    with numpyro.plate("items", num_items):
-        a = numpyro.sample("discrimination", dist.LogNormal(0.0, 0.5))
-        d = numpyro.sample("intercept", dist.Normal(0.0, 3.0))
+    a, d = _logistic_items(num_items)
     scale = numpyro.sample("school_scale", dist.HalfNormal(1.0))
     with numpyro.plate("schools", num_schools):
         effect = numpyro.sample("school_effect", dist.Normal(0.0, scale))
     with numpyro.plate("people", num_people):
         trait = numpyro.sample("trait", dist.Normal(effect[schools], 1.0))
     _observe("response", dist.Bernoulli(logits=a * trait[:, None] + d), response, is_integer=True)
+
+
+def _logistic_items(num_items: int) -> tuple[Array, Array]:
+    """Slopes and intercepts of items with two answers."""
+    with numpyro.plate("items", num_items):
+        a = numpyro.sample("discrimination", dist.LogNormal(0.0, 0.5))
+        return a, numpyro.sample("intercept", dist.Normal(0.0, 3.0))
 
 
 def _shape(response: ArrayLike | None, shape: tuple[int, int] | None, model: str) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""What has been read before, and engines that choose other layouts."""
+"""Readings of earlier runs, and engines that choose other layouts."""
 
 from typing import Any
 

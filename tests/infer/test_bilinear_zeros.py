@@ -284,26 +284,27 @@ def test_what_zeros_cannot_be_added_to(arguments, words):
         assert word in str(refusal.value)
 
 
-def test_zeros_of_another_likelihood_are_refused():
-    def measured(rows, cols, x):
+def with_likelihood(likelihood):
+    """A model of one component whose cells have another likelihood."""
+
+    def of_likelihood(rows, cols, x):
         with numpyro.plate("rows", R):
             w = numpyro.sample("w", dist.Normal(0.0, 1.0))
         with numpyro.plate("cols", C):
             z = numpyro.sample("z", dist.Normal(0.0, 1.0))
-        numpyro.sample("x", dist.Normal(w[rows] * z[cols], 1.0), obs=x)
+        numpyro.sample("x", likelihood(w[rows] * z[cols]), obs=x)
 
+    return of_likelihood
+
+
+def test_zeros_of_another_likelihood_are_refused():
+    measured = with_likelihood(lambda eta: dist.Normal(eta, 1.0))
     with pytest.raises(ModelStructureError, match=r"\['x'\] cannot be zeros: their factors are .*Potential"):
         BilinearVG(measured, unlisted_cells="zero").run(jax.random.key(0), ROWS, COLS, np.ones(len(ROWS)))
 
 
 def test_options():
-    def exponential(rows, cols, counts):
-        with numpyro.plate("rows", R):
-            w = numpyro.sample("w", dist.Normal(0.0, 1.0))
-        with numpyro.plate("cols", C):
-            z = numpyro.sample("z", dist.Normal(0.0, 1.0))
-        numpyro.sample("counts", dist.Poisson(jnp.exp(w[rows] * z[cols])), obs=counts)
-
+    exponential = with_likelihood(lambda eta: dist.Poisson(jnp.exp(eta)))
     with pytest.raises(ModelStructureError, match="softplus"):
         BilinearVG(exponential, unlisted_cells="zero").run(jax.random.key(0), ROWS, COLS, MATRIX[ROWS, COLS])
     with pytest.raises(ValueError, match="must be one of 'missing', 'zero'"):

@@ -66,12 +66,16 @@ class PenalisedLaplace(Laplace):
         return super().log_evidence(form, state) - jnp.sum(jnp.asarray(self.penalty))
 
 
-class Penalised(LaplaceApproximation):
-    """An engine of a user with an option."""
+class WithPenalty:
+    """The constructor of an engine with an option of a user."""
 
     def __init__(self, model, *, penalty=0.0, **options):
         super().__init__(model, **options)
         self.penalty = penalty
+
+
+class Penalised(WithPenalty, LaplaceApproximation):
+    """An engine of a user with an option."""
 
     def algorithm(self, reading):
         super().algorithm(reading)
@@ -88,12 +92,8 @@ class PenalisedPropagation(ExpectationPropagation):
         return super().log_evidence(form, state) - self.penalty
 
 
-class PenalisedEP(EP):
+class PenalisedEP(WithPenalty, EP):
     """EP with an option of a user."""
-
-    def __init__(self, model, *, penalty=0.0, **options):
-        super().__init__(model, **options)
-        self.penalty = penalty
 
     def algorithm(self, reading):
         super().algorithm(reading)

@@ -1,4 +1,4 @@
-"""What pictures of a test show."""
+"""Contents of the pictures of a test."""
 
 import jax.numpy as jnp
 import matplotlib

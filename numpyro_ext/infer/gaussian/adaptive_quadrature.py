@@ -17,7 +17,7 @@ from ...structure.latent_gaussian import LatentGaussian
 from ...structure.latent_gaussian.read import SMALL_BLOCKS
 from ..front.options import check_at_least
 from ..front.running.progress import warn
-from ..front.state import EngineState, Fit
+from ..front.state import EngineState
 from ..hyper.space import UnconstrainedSpace
 from .algorithms.algorithm import Algorithm
 from .algorithms.quadrature import Quadrature
@@ -82,6 +82,8 @@ class AdaptiveQuadrature(Engine):
     """
 
     forms = (SMALL_BLOCKS,)
+    _run_class = QuadratureRun
+    _integrated_run_class = IntegratedQuadratureRun
 
     def __init__(
         self, model: Callable[..., Any], *, num_nodes: int | None = None, **options: Unpack[GaussianOptions]
@@ -128,19 +130,6 @@ class AdaptiveQuadrature(Engine):
         diagnostics = run.fit.diagnostics._replace(quadrature_error=error, messages=messages)
         run.fit = run.fit._replace(diagnostics=diagnostics)
         return run
-
-    def _make_run(
-        self,
-        reading: LatentGaussianReading,
-        space: UnconstrainedSpace,
-        result: Fit,
-        is_integrated: bool = False,
-        **parts: Any,
-    ) -> GaussianRun:
-        parts |= {"reading": reading, "space": space, "fit": result, "num_samples": self.num_samples}
-        if is_integrated:
-            return IntegratedQuadratureRun(**parts, **self._integration_parts)
-        return QuadratureRun(**parts)
 
 
 def quadrature_error(

@@ -92,6 +92,8 @@ class Engine(GaussianAnswers):
 
     forms: ClassVar[Sequence[Form[Any]]] = (LATENT_GAUSSIAN,)
     must_integrate: ClassVar[bool] = False
+    _run_class: ClassVar[type[GaussianRun]] = GaussianRun
+    _integrated_run_class: ClassVar[type[IntegratedRun]] = IntegratedRun
     """True if there is no engine without integration over the hyperparameters."""
 
     def __init__(
@@ -242,13 +244,12 @@ class Engine(GaussianAnswers):
         **parts: Any,
     ) -> GaussianRun:
         parts |= {"reading": reading, "space": space, "fit": result, "num_samples": self.num_samples}
-        return IntegratedRun(**parts, **self._integration_parts) if is_integrated else GaussianRun(**parts)
-
-    @property
-    def _integration_parts(self) -> dict[str, Any]:
-        """Arguments that a run has which integrates over the hyperparameters, beside those of every run."""
+        if not is_integrated:
+            return self._run_class(**parts)
         is_strict = self.must_integrate or self.integrate != "auto"
-        return {"options": self._integration, "marginals_fn": self._marginals_fn, "is_strict": is_strict}
+        return self._integrated_run_class(
+            **parts, options=self._integration, marginals_fn=self._marginals_fn, is_strict=is_strict
+        )
 
     @property
     def _integration(self) -> Integration:

@@ -73,17 +73,6 @@ def _node_site(site: SitePosterior, sample: Callable[[Array, int], Array]) -> No
     return NodeSite(site.name, site.shape, site._mean, site._variance, site._covariance, sample)
 
 
-def _on_nodes(
-    found: PosteriorSites, quantile_fn: Callable[[str], Callable[[np.ndarray], Array | None]] | None = None
-) -> PosteriorSites:
-    """The sites of a run with quantiles of the density at the nodes, and not of the Gaussian of the same moments."""
-    sites = {}
-    for name in found:
-        sites[name] = _node_site(found[name], found[name]._sample)
-        sites[name].quantile_fn = None if quantile_fn is None else quantile_fn(name)
-    return PosteriorSites(sites, found.reasons, {name: found[name] for name in found.large})  # type: ignore[misc]
-
-
 def _note_of_other_fields(reading: LatentGaussianReading) -> str | None:
     """Sentence on the hyperparameters over which quadrature might integrate instead."""
     names = [name for name in reading.hyper if reading.sites[name].is_candidate and reading.sites[name].shape]
@@ -128,19 +117,13 @@ def _drawn(
     return {name: _node_site(site, partial(sample, name=name)) for name, site in sites.items()}
 
 
-@dataclass(eq=False, repr=False)
-class QuadratureRun(GaussianRun):
-    """Posterior of small blocks by quadrature; parameters are those of :class:`GaussianRun`."""
+class _NodeAnswers(GaussianRun):
+    """Answers that runs by quadrature share, whether or not they integrate over hyperparameters."""
 
     def describe(self) -> str:
         """Describe the reading of the model, and other choices of the field that there may be."""
         note = _note_of_other_fields(self.reading)
         return "\n".join([super().describe(), *([] if note is None else [note])])
-
-    @cached_property
-    def posterior(self) -> PosteriorSites:
-        """Marginals by name, for every field site and every deterministic site affine in the field."""
-        return _on_nodes(super().posterior, lambda name: partial(self._quantiles, name))
 
     def affine_sites(
         self,
@@ -150,6 +133,22 @@ class QuadratureRun(GaussianRun):
     ) -> dict[str, SitePosterior]:
         """Posteriors of quantities affine in the field, with draws of the density at the nodes."""
         return _drawn(self, super().affine_sites(shapes, marginals_at, covariance_at), marginals_at)
+
+
+@dataclass(eq=False, repr=False)
+class QuadratureRun(_NodeAnswers):
+    """Posterior of small blocks by quadrature; parameters are those of :class:`GaussianRun`."""
+
+    @cached_property
+    def posterior(self) -> PosteriorSites:
+        """Marginals by name, for every field site and every deterministic site affine in the field."""
+
+        def on_nodes(site: SitePosterior) -> SitePosterior:
+            found = _node_site(site, site._sample)
+            found.quantile_fn = partial(self._quantiles, site.name)
+            return found
+
+        return super().posterior.changed(on_nodes)
 
     def _quantiles(self, name: str, q: np.ndarray) -> Array | None:
         """Quantiles of a site, shape ``(len(q), size)``; ``None`` if they are no function of one unknown each."""
@@ -184,24 +183,10 @@ class QuadratureRun(GaussianRun):
 
 
 @dataclass(eq=False, repr=False)
-class IntegratedQuadratureRun(IntegratedRun):
+class IntegratedQuadratureRun(_NodeAnswers, IntegratedRun):
     """Mixture over hyperparameters of posteriors by quadrature; parameters are those of :class:`IntegratedRun`."""
-
-    def describe(self) -> str:
-        """Describe the reading of the model, and other choices of the field that there may be."""
-        note = _note_of_other_fields(self.reading)
-        return "\n".join([super().describe(), *([] if note is None else [note])])
 
     @cached_property
     def posterior(self) -> PosteriorSites:
         """Mixtures over the design by name, for every field site and every deterministic site affine in the field."""
-        return _on_nodes(super().posterior)
-
-    def affine_sites(
-        self,
-        shapes: Mapping[str, tuple[int, ...]],
-        marginals_at: Callable[[Point, Callable[..., Any]], Mapping[str, Any]],
-        covariance_at: Callable[[Point, str], Array],
-    ) -> dict[str, SitePosterior]:
-        """Mixtures over the design, with draws of the density at the nodes."""
-        return _drawn(self, super().affine_sites(shapes, marginals_at, covariance_at), marginals_at)
+        return super().posterior.changed(lambda site: _node_site(site, site._sample))

@@ -16,12 +16,11 @@ from ...linalg.gaussian.prior import CovariancePrior, PrecisionPrior
 from ...potentials.base import Potential
 from ..conflict import Conflict
 from ..errors import ModelStructureError
-from ..factors.recognise import Recognised, recognise
 from ..model.priors import dense_prior_block
 from ..model.reading import ModelReading
 from ..model.running.execution import ModelCall
 from ..model.running.inspection import SiteInfo
-from ..program.degrees import Degree, Degrees, classify
+from ..program.degrees import Degrees, classify
 from ..program.program import Constant
 from .coefficients import (
     Design,
@@ -36,9 +35,7 @@ from .coefficients import (
 )
 from .common import common_block, find_common
 from .factors import (
-    TAKEN,
     Unlisted,
-    check_factor,
     check_same_family,
     check_unlisted,
     exposure_of_zeros,
@@ -53,11 +50,10 @@ from .layouts import (
     elements_of,
     find_layouts,
     same_layout,
-    self_product,
-    shared_block,
 )
 from .lookups import Lookups
 from .places import Predictor
+from .recognition import recognise_cells
 from .refusals import check_components, check_finite, check_names, check_proper
 from .sides import coupled_side, gaussian_side
 
@@ -120,7 +116,14 @@ class BilinearReading(ModelReading):
         # What is observed: the cells of each site and their predictors.
         self._sort_factors(degrees)
         self.rows_per_observation = (1,) * len(self.factor_names)
-        self._found = [self._recognise(n, degrees) for n in self.factor_names]
+        probe = self._env(self.initial_hyper(), None)
+        numbers = {n: number for n, (number, _) in self._field.items()}
+        self._found = [
+            recognise_cells(
+                self._program, n, self.sites[n], self._trace.factors[n], degrees, numbers, probe, takes_any_factor
+            )
+            for n in self.factor_names
+        ]
         self.cells = tuple(self._observations_in_use(n, is_held_out=is_held_out) for n in self.factor_names)
         self._predictors = [
             Predictor(n, f.predictor, np.asarray(f.rows)[cells])
@@ -217,42 +220,6 @@ class BilinearReading(ModelReading):
             )
             if used:
                 raise Conflict(f"the prior of site '{name}' depends on {sorted(used)}.", used - {name} or used)
-
-    def _recognise(self, name: str, degrees: Degrees) -> Recognised:
-        """The predictor of an observed site, seen from the first site that finds one."""
-        traced, program = self._trace.factors[name], self._program
-        for part, atom in (("mask", traced.mask), ("scale", traced.scale), ("value", traced.value)):
-            if atom is not None and degrees.of(atom) != Degree.CONSTANT:
-                raise ModelStructureError(
-                    f"the {part} of site '{name}' depends on {sorted(degrees.sites_of(atom))}.", site=name
-                )
-        fields = {number for number, _ in self._field.values()}
-        parameters = [a for a in traced.parameters.values() if isinstance(a, int)]
-        probe = self._env(self.initial_hyper(), None)
-        for number, _ in self._field.values():
-            probe[number] = jnp.zeros(program.shape(number), jnp.result_type(float))
-        for site, (number, _) in self._field.items():
-            alone = classify(program, {site: number}, with_sources=False)
-            degree = alone.of(traced.log_prob)
-            if degree == Degree.CONSTANT:
-                continue
-            found = recognise(program, alone, traced, probe)
-            if found is None:
-                if degree == Degree.NONLINEAR and any(self_product(program, alone, a) for a in parameters):
-                    raise ModelStructureError(shared_block(site))
-                continue
-            potential = jax.eval_shape(lambda found=found: found.build(probe, jnp.asarray(True)).potential)
-            num_rows = len(found.rows) // int(np.prod(program.shape(traced.log_prob)))
-            check_factor(name, found.label, potential, num_rows, self.takes_any_factor)
-            if program.ancestors(parameters, [found.predictor]) & fields:
-                continue
-            return found
-        raise ModelStructureError(
-            f"observed site '{name}' ({self.sites[name].family}) has no predictor that is affine in one of "
-            f"{list(self.field)}, or is of a family that was not recognised: this engine takes {TAKEN}. Use NUTS for "
-            "other models.",
-            site=name,
-        )
 
     def _find_common(self, given: frozenset[str]) -> tuple[str, ...]:
         """Gaussian sites that all cells see, without those that are given values."""

@@ -184,10 +184,11 @@ def _limits(name: str, site: Mapping[str, Any]) -> tuple[Array, Array]:
             low = high
             if fn.support.is_discrete:
                 low = jnp.where(value > 0, fn.cdf(jnp.maximum(value - 1, 0)), 0.0)
-        except NotImplementedError:
-            raise TypeError(f"Site {name!r}: {type(fn).__name__} has no distribution function in NumPyro.") from None
+        except NotImplementedError as error:
+            raise TypeError(f"Site {name!r}: {type(fn).__name__} has no distribution function in NumPyro.") from error
     mask = jnp.broadcast_to(_aligned(mask, value.ndim), value.shape)
-    return tuple(jnp.where(mask, jnp.clip(side, 0.0, 1.0), jnp.nan) for side in (low, high))  # type: ignore[return-value]
+    low, high = (jnp.where(mask, jnp.clip(side, 0.0, 1.0), jnp.nan) for side in (low, high))
+    return low, high
 
 
 def _aligned(mask: Array, ndim: int) -> Array:

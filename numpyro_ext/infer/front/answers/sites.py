@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -338,6 +339,12 @@ class PosteriorSites(ShownSites, Mapping[str, SitePosterior]):
             site.coordinates = labels.along(name, tuple(site.shape))
         large: Any = {name: self._sites[name] for name in self.large}
         return PosteriorSites(small, {n: reason for n, reason in self._reasons.items() if n not in small}, large)
+
+    def changed(self, change: Callable[[SitePosterior], SitePosterior]) -> PosteriorSites:
+        """The same names, each site but the large ones replaced by what a function makes of it."""
+        out = copy.copy(self)
+        out._sites = {**self._sites, **{name: change(self._sites[name]) for name in self._small}}
+        return out
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._small)

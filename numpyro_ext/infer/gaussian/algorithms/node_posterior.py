@@ -15,7 +15,7 @@ from ....linalg.gaussian.design import AnyDesign, SparseRows
 from ....structure.latent_gaussian import AffineMap, LatentGaussian
 from .block_nodes import BlockNodes, lattice, scattered
 from .node_density import draw_places
-from .posterior import LARGEST_DENSE_COVARIANCE
+from .posterior import check_dense_covariance
 
 __all__ = ["NodePosterior"]
 
@@ -155,12 +155,7 @@ class NodePosterior:
 
         :raises ValueError: if it is far more than fits into memory.
         """
-        if self.form.num_columns > LARGEST_DENSE_COVARIANCE:
-            raise ValueError(
-                f"The joint covariance of the {self.form.num_columns} unknowns of this field, which guides need, is "
-                "too large to be held. Moments of each site (engine.posterior) and draws (engine.get_samples()) are "
-                "exact without it."
-            )
+        check_dense_covariance(self.form)
         return cholesky(self._dense(self.block_moments()[1]))
 
     def _dense(self, covariance: Array) -> Array:

@@ -28,7 +28,14 @@ from ....potentials import Potential
 from ....potentials.vector_rows import vector_factors
 from ....structure.latent_gaussian import AffineMap, LatentGaussian
 
-__all__ = ["LARGEST_DENSE_COVARIANCE", "Covariance", "GaussianPosterior", "gaussian_prior", "prior_range"]
+__all__ = [
+    "LARGEST_DENSE_COVARIANCE",
+    "Covariance",
+    "GaussianPosterior",
+    "check_dense_covariance",
+    "gaussian_prior",
+    "prior_range",
+]
 
 LARGEST_DENSE_COVARIANCE = 30_000
 """Unknowns at most of which all covariances are held at once: 7 GB in double precision."""
@@ -205,12 +212,7 @@ class GaussianPosterior:
 
         :raises ValueError: if that is far more than fits into memory.
         """
-        if self.form.num_columns > LARGEST_DENSE_COVARIANCE:
-            raise ValueError(
-                f"The joint covariance of the {self.form.num_columns} unknowns of this field, which guides and "
-                "importance weights need, is too large to be held. Moments of each site (engine.posterior) and draws "
-                "(engine.get_samples()) are exact without it."
-            )
+        check_dense_covariance(self.form)
         if self.form.layout is not None:
             raise ValueError(
                 "The joint covariance of a field of a sparse precision, which guides and importance weights need, is "
@@ -229,6 +231,19 @@ class GaussianPosterior:
         dense = whole.condition("coefficient")
         assert isinstance(dense, CoefficientPosterior)  # asked for by name
         return dense.scale_tril()
+
+
+def check_dense_covariance(form: LatentGaussian) -> None:
+    """Refuse the covariance of all unknowns where it is far more than fits into memory.
+
+    :raises ValueError: if there are more than :data:`LARGEST_DENSE_COVARIANCE` of them.
+    """
+    if form.num_columns > LARGEST_DENSE_COVARIANCE:
+        raise ValueError(
+            f"The joint covariance of the {form.num_columns} unknowns of this field, which guides and importance "
+            "weights need, is too large to be held. Moments of each site (engine.posterior) and draws "
+            "(engine.get_samples()) are exact without it."
+        )
 
 
 def prior_range(form: LatentGaussian, first: int) -> tuple[Array, Array]:
