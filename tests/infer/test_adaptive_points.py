@@ -108,6 +108,20 @@ def test_a_normal_approximation_of_a_scale_is_warned_of():
         EP(schools, integrate="normal", progress_bar=False).run(KEY, y)
 
 
+def test_two_modes_that_are_both_integrated_over_are_not_told():
+    def squared(y):
+        m = numpyro.sample("m", dist.Normal(0, 1))
+        f = numpyro.sample("f", dist.Normal(m**2, 0.5))
+        numpyro.sample("y", dist.Normal(f, 0.3), obs=y)
+
+    engine = EP(squared, progress_bar=False)
+    engine.run(KEY, np.array(1.5))
+    grid = np.linspace(-6.0, 6.0, 4001)
+    log_density = norm.logpdf(grid) + norm.logpdf(1.5, grid**2, np.sqrt(0.34))
+    np.testing.assert_allclose(engine.log_evidence, logsumexp(log_density) + np.log(grid[1] - grid[0]), atol=1e-3)
+    assert engine.diagnostics.messages == ()
+
+
 @pytest.mark.thorough
 def test_two_modes_of_opposite_sign_are_told():
     """The data know the square of a number: the evidence of one mode lacks log 2, by quadrature."""

@@ -184,7 +184,10 @@ def test_refusals(at_optimum):
     held = EP(process, hyper_values={"xi": CASE["xi_map"]})
     held.run(jax.random.key(0), *DATA)
     with pytest.raises(ValueError, match="this fit has none: hyper='plug-in'"):
-        predictive_moments(held)
+        predictive_moments(held, hyper="mgp")
+    np.testing.assert_array_equal(
+        predictive_moments(held)["y"].variance, predictive_moments(held, hyper="plug-in")["y"].variance
+    )
     np.testing.assert_allclose(
         predictive_moments(held, hyper="mixture", target="y")["y"].variance[~SEEN], CASE["var_y_hat"], rtol=1e-7
     )

@@ -152,3 +152,11 @@ def test_a_kernel_that_hardly_moves_is_reported():
     with pytest.warns(UserWarning, match="hardly moves"):
         smc.run(KEY, 0.5)
     assert not smc.diagnostics.converged
+
+
+@pytest.mark.thorough
+def test_particles_too_few_to_judge_the_end_are_reported():
+    smc = SMC(level_model, num_particles=2, progress_bar=False)
+    with pytest.warns(UserWarning, match="2 particles are too few to judge the end by"):
+        smc.run(KEY, Y)
+    assert not smc.diagnostics.converged

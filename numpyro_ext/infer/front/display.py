@@ -11,7 +11,7 @@ import numpy as np
 
 from ...display import MOST_ROWS, Shown, Table, number
 
-__all__ = ["ShownEngine", "ShownSite", "ShownSites", "ending", "evidence", "kind_of_evidence"]
+__all__ = ["ShownEngine", "ShownSite", "ShownSites", "ending", "evidence", "flatness", "kind_of_evidence"]
 
 _LARGEST_SHOWN = 1000
 """Elements of a site whose moments are computed only to be shown."""
@@ -30,7 +30,16 @@ def evidence(value: Any) -> str:
     sign = "at least " if value.is_lower_bound else ""
     error = "" if value.standard_error is None else f" +- {value.standard_error:.2g}"
     over = f", hyperparameters integrated over {value.method}" if value.method else ""
-    return f"{sign}{float(value):.2f}{error}{over or _OF_HYPERPARAMETERS[value.hyperparameters]}"
+    return f"{sign}{float(value):.2f}{error}{over or _OF_HYPERPARAMETERS[value.hyperparameters]}{flatness(value)}"
+
+
+def flatness(value: Any) -> str:
+    """The words of an arbitrary constant; empty where all priors are proper.
+
+    :param LogEvidence value: of a run.
+    """
+    sites = ", ".join(map(repr, value.flat_sites))
+    return f", up to a constant (flat prior of {sites})" if sites else ""
 
 
 def kind_of_evidence(value: Any) -> str:
@@ -39,7 +48,7 @@ def kind_of_evidence(value: Any) -> str:
     :param LogEvidence value: of a run.
     """
     sign = "at least" if value.is_lower_bound else ""
-    return f"{sign}{_OF_HYPERPARAMETERS[value.hyperparameters]}".strip(" ,") or "approximate"
+    return f"{sign}{_OF_HYPERPARAMETERS[value.hyperparameters]}{flatness(value)}".strip(" ,") or "approximate"
 
 
 def ending(diagnostics: Any) -> list[str]:

@@ -19,6 +19,7 @@ __all__ = [
     "HyperDiagnostics",
     "HyperEstimate",
     "LogEvidence",
+    "OfHyperparameters",
     "at_values",
     "is_joint",
     "with_precision",
@@ -52,12 +53,15 @@ class LogEvidence(float):
         evidence at the best of them; ``"integrated"``: it is the log evidence of the whole model.
     :param float standard_error: of a value that is estimated by chance; ``None`` for those that are computed.
     :param str method: what hyperparameters were integrated over, in words, such as ``"a lattice of 7 points"``.
+    :param tuple flat_sites: latent sites whose prior has no integral. The evidence then has an arbitrary constant, and
+        may only be compared between models with the same flat sites.
     """
 
     is_lower_bound: bool
     hyperparameters: OfHyperparameters
     standard_error: float | None
     method: str
+    flat_sites: tuple[str, ...]
 
     def __new__(
         cls,
@@ -66,16 +70,19 @@ class LogEvidence(float):
         hyperparameters: OfHyperparameters = "none",
         standard_error: float | None = None,
         method: str = "",
+        flat_sites: tuple[str, ...] = (),
     ) -> LogEvidence:
         out = super().__new__(cls, value)
         out.is_lower_bound = is_lower_bound
         out.hyperparameters = hyperparameters
         out.standard_error = standard_error
         out.method = method
+        out.flat_sites = flat_sites
         return out
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return LogEvidence, (float(self), self.is_lower_bound, self.hyperparameters, self.standard_error, self.method)
+        kind = self.is_lower_bound, self.hyperparameters, self.standard_error, self.method, self.flat_sites
+        return LogEvidence, (float(self), *kind)
 
     def __repr__(self) -> str:
         return f"LogEvidence({evidence(self)})"

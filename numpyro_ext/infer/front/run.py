@@ -21,7 +21,7 @@ from .answers.points import point_sites
 from .answers.sites import PointPosterior, PosteriorSites, SitePosterior
 from .files.saved_runs import fit_to_content
 from .labels import Labels
-from .results import Diagnostics, HyperEstimate, LogEvidence
+from .results import Diagnostics, HyperEstimate, LogEvidence, OfHyperparameters
 from .state import Fit
 
 __all__ = ["FinishedRun", "ask", "hyper_estimates"]
@@ -102,7 +102,15 @@ class FinishedRun(ABC):
     @property
     def log_evidence(self) -> LogEvidence:
         """Log evidence at the hyperparameters of the fit."""
-        return LogEvidence(self.fit.log_evidence, self.is_lower_bound, "optimum" if self.space.size else "none")
+        kind: OfHyperparameters = "optimum" if self.space.size else "none"
+        return LogEvidence(self.fit.log_evidence, self.is_lower_bound, kind, flat_sites=self.flat_sites)
+
+    @cached_property
+    def flat_sites(self) -> tuple[str, ...]:
+        """Latent sites whose prior is flat and has no integral."""
+        sites = self.reading.sites
+        latent = [name for name in (*self.reading.field, *self.space.names) if name in sites]
+        return tuple(name for name in latent if sites[name].family == "ImproperUniform")
 
     @property
     def diagnostics(self) -> Diagnostics:

@@ -92,7 +92,7 @@ class IntegratedRun(GaussianRun):
         """Log evidence of the model, integrated over field and hyperparameters."""
         found = self.exploration
         error = found.log_evidence_error
-        return LogEvidence(found.log_evidence, self.is_lower_bound, "integrated", error, method=found.method)
+        return LogEvidence(found.log_evidence, self.is_lower_bound, "integrated", error, found.method, self.flat_sites)
 
     @property
     def diagnostics(self) -> Diagnostics:

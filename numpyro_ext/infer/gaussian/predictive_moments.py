@@ -106,7 +106,7 @@ class LocalMoments(NamedTuple):
 def predictive_moments(
     engine: Engine,
     *args: Any,
-    hyper: Hyper = "mgp",
+    hyper: Hyper | None = None,
     target: Target = "f_plus_noise",
     **kwargs: Any,
 ) -> dict[str, PredictiveMoments]:
@@ -165,16 +165,19 @@ def predictive_moments(
     :param engine: one on Gaussian fields, after its run.
     :param args: arguments of the model at which to look, without observations; by default those of the fit, with all
         of its observations, masked or not.
-    :param str hyper: what becomes of the uncertainty of hyperparameters; see above.
+    :param str hyper: what becomes of the uncertainty of hyperparameters; see above. By default ``"mgp"``, or
+        ``"plug-in"`` where none were learned.
     :param str target: of what; see above. Observations whose noise is not Gaussian have ``"f"`` alone.
     :param kwargs: keyword arguments of the model.
     :return: for each observed site mean and variance, in the shape of its observations.
     :raises ValueError: if this engine or this model does not have what is asked for; the message names the site.
     :warns UserWarning: if the run did not converge, or hyperparameters do not curve in every direction.
     """
-    check_one_of(Hyper, hyper=hyper)
     check_one_of(Target, target=target)
     fitted = fitted_run(engine)
+    if hyper is None:
+        hyper = "mgp" if fitted.space.size else "plug-in"
+    check_one_of(Hyper, hyper=hyper)
     if hyper in ("linearised", "mgp"):
         covariance = hyper_covariance(engine, hyper)
         found = local_moments(engine, args, kwargs)

@@ -42,6 +42,8 @@ MOST_STEPS = 10_000
 LEAST_SIZE = 0.05
 """Share of the particles that they are worth at the end of a run."""
 _LARGEST_ERROR = 1.0
+_FEWEST_PARTICLES = 10
+"""Particles by which their own end can be judged."""
 _RESAMPLED = 7
 """Folded into the key of a run for its draws."""
 _COLUMNS = ("stage", "position", *(name for name in StepInfo._fields if name != "num_alive"))
@@ -264,6 +266,12 @@ class SMCRun:
         if self.effective_sample_size < LEAST_SIZE * len(self.weights):
             is_well = False
             messages.append(f"The particles are worth {self.effective_sample_size:.1f} of {len(self.weights)}.")
+        if len(self.weights) < _FEWEST_PARTICLES:
+            is_well = False
+            messages.append(
+                f"{len(self.weights)} particles are too few to judge the end by, or to tell the standard error of "
+                "the log evidence: take a hundred and more."
+            )
         error = self.log_evidence.standard_error or 0.0
         if error > _LARGEST_ERROR:
             messages.append(

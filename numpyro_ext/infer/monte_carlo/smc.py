@@ -48,13 +48,13 @@ _RECENT: deque[Programs] = deque(maxlen=8)
 
 
 class SMC(Answers, KeptRun):
-    """Sequential Monte Carlo (Del Moral, Doucet and Jasra 2006; Chopin 2002): for any model, with nothing to tune.
+    """Sequential Monte Carlo (Del Moral, Doucet and Jasra 2006; Chopin 2002), for models of any algebra.
 
     Particles are drawn from the prior and led to the posterior by a sequence of distributions, each so near to the one
     before that the weights of the particles stay even. At each, the particles are resampled and moved by a Markov
-    kernel until they have forgotten where they were. What the weights average to is the evidence, without bias. So
-    this is a judge of the deterministic engines and of NUTS: it finds several modes, where their basins hold particles
-    of the prior, and says how wrong its evidence may be.
+    kernel until they have forgotten where they were. The mean weights estimate the evidence, consistently as particles
+    grow in number. So this is a judge of the deterministic engines and of NUTS: it finds several modes, where their
+    basins hold particles of the prior, and says how wrong its evidence may be. A kernel that hardly moves is reported.
 
     Needs a proper prior for every latent site, and continuous ones; anything else of NumPyro is allowed. Discrete
     sites are to be summed out in the model. Locations and scales are taken out of sites before they are moved, so that

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from ..display import flatness
 from ..labels import Labels
 from ..results import Diagnostics, HyperEstimate, LogEvidence
 from ..suggestions import nearest_name
@@ -118,7 +119,7 @@ def format_summary(
     of_hyper = _OF_HYPERPARAMETERS[log_evidence.hyperparameters].format(method)
     error = "" if log_evidence.standard_error is None else f" +- {log_evidence.standard_error:.2g}"
     ending = "converged" if diagnostics.converged else "NOT converged"
-    lines.append(f"{kind}: {float(log_evidence):.3f}{error}{of_hyper}")
+    lines.append(f"{kind}: {float(log_evidence):.3f}{error}{of_hyper}{flatness(log_evidence)}")
     lines.append(f"{work} {ending} after {diagnostics.num_steps} steps")
     if diagnostics.hyper is not None:
         lines[-1] += f"; hyperparameters learned with {diagnostics.hyper.num_evaluations} fits"

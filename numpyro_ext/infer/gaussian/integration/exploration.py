@@ -360,14 +360,7 @@ def explore(around: Surroundings, options: Integration) -> Exploration:
         log_evidence = float(logsumexp(log_masses))
         weights = np.exp(log_masses - log_evidence)
     if opposite is not None:
-        name_of_site, rise = opposite
-        messages = (
-            *messages,
-            f"The density of the hyperparameters has two modes: with the opposite sign of {name_of_site!r} it is "
-            f"{abs(rise):.2g} {'above' if rise > 0.0 else 'below'} this one in logarithm, and lower between them. This "
-            f"run is of one mode, with log evidence {log_evidence:.2f}; of two modes alike in width it would be "
-            f"{log_evidence + np.logaddexp(0.0, rise):.2f}. A prior of one sign leaves one of them.",
-        )
+        messages += opposite.message(around.place(design.points), around.cell(math.sqrt(12.0)), log_evidence)
     fits = jax.tree.map(lambda leaf: leaf[chosen], fits)
     # Rounding must not be visible where probabilities are asked to sum to one.
     weights = weights / weights.sum()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpyro.distributions import constraints
@@ -25,10 +25,37 @@ _LEAST_FALL_OF_MODE, _LEAST_VALLEY = 7.0, 1.0
 """By how much another mode may be lower to be told, and how deep the valley is that makes it one, in logarithm."""
 
 
+class OppositeMode(NamedTuple):
+    """Another mode of the density of the hyperparameters, with the opposite sign of one site."""
+
+    name: str
+    """The site."""
+    rise: float
+    """Log density there less that at the mode of the run."""
+    place: np.ndarray
+    """Unconstrained, shape ``(d,)``."""
+
+    def message(self, places: np.ndarray, deviation: np.ndarray, log_evidence: float) -> tuple[str, ...]:
+        """Words on an evidence that lacks this mode; none if points that are integrated over are next to it.
+
+        :param places: the points, unconstrained, shape ``(n, d)``.
+        :param deviation: standard deviations at the mode of the run, shape ``(d,)``.
+        :param log_evidence: of the run.
+        """
+        if np.any(np.all(np.abs(places - self.place) <= deviation, axis=-1)):
+            return ()
+        return (
+            f"The density of the hyperparameters has two modes: with the opposite sign of {self.name!r} it is "
+            f"{abs(self.rise):.2g} {'above' if self.rise > 0.0 else 'below'} this one in logarithm, and lower between "
+            f"them. This run is of one mode, with log evidence {log_evidence:.2f}; of two modes alike in width it "
+            f"would be {log_evidence + np.logaddexp(0.0, self.rise):.2f}. A prior of one sign leaves one of them.",
+        )
+
+
 def opposite_mode(
     space: UnconstrainedSpace, mode: np.ndarray, fits_at: Callable[[np.ndarray], PointFit], height: Any
-) -> tuple[str, float] | None:
-    """A site on the real line with whose opposite sign the density has another mode, and how much higher that is.
+) -> OppositeMode | None:
+    """A mode that the density has with the opposite sign of a site on the real line, if there is one.
 
     Cost: two fits for each such site.
 
@@ -49,7 +76,7 @@ def opposite_mode(
     for name, (other, between) in zip(names, heights, strict=True):
         rise = float(other - height)
         if rise > -_LEAST_FALL_OF_MODE and between < min(float(other), float(height)) - _LEAST_VALLEY:
-            return name, rise
+            return OppositeMode(name, rise, turned[2 * names.index(name)])
     return None
 
 
