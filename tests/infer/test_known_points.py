@@ -73,3 +73,13 @@ def test_what_did_not_converge_predicts_nothing():
     known.append(LATTICE, values, np.zeros(25, bool))
     assert known.number == is_good.sum()
     np.testing.assert_allclose(known.states_at(LATTICE + 0.1), LATTICE[:, 0] + 0.1, atol=1e-5)
+
+
+def test_of_many_points_the_nearest_have_a_say():
+    known = KnownPoints()
+    line = np.linspace(0.0, 30.0, 601)[:, None]
+    value = np.where(line < 15.0, np.sin(line), np.nan)
+    for part in (slice(100), slice(100, 500), slice(500, 601)):
+        known.append(line[part], {"value": value[part]}, np.ones(len(line[part]), bool))
+    points = np.array([[1.23], [3.21]])
+    np.testing.assert_allclose(known.states_at(points)["value"], np.sin(points), atol=1e-3)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import Any
 
 import jax
@@ -21,6 +22,8 @@ the number."""
 _TREND = (1e3, 1e2, 1e1)
 """Prior variances of a value at the origin, of its slopes and of its curvatures, in those of the process: next to no
 knowledge."""
+_MOST_USED = 200
+"""Points that a prediction is made from: on a lattice of thousands, far ones add work and no digits."""
 _NUGGET = 1e-8
 """Error of values, in variances of the process: what rounding asks for."""
 
@@ -136,5 +139,23 @@ class KnownPoints:
             self._states.append(jax.tree.map(lambda leaf: np.asarray(leaf)[chosen], states))
 
     def states_at(self, points: np.ndarray) -> Any:
-        """States predicted at points of shape ``(m, k)``, stacked; ``None`` where nothing is known."""
-        return predicted(self._states, np.concatenate(self._points), points) if self._points else None
+        """States predicted at points of shape ``(m, k)`` from those nearest to any of them, stacked; ``None`` where
+        nothing is known.
+
+        Cost: a solve with as many equations as points are used, 200 at most.
+        """
+        if not self._points:
+            return None
+        known, states = np.concatenate(self._points), self._states
+        if len(known) > _MOST_USED:
+            distance = np.min(np.sum((points[:, None] - known) ** 2, axis=-1), axis=0)
+            near = np.sort(np.argpartition(distance, _MOST_USED)[:_MOST_USED])
+            parts = np.split(near, np.searchsorted(near, np.cumsum([len(p) for p in self._points])[:-1]))
+            starts = np.cumsum([0, *map(len, self._points)])
+            states = [
+                jax.tree.map(itemgetter(part - start), batch)
+                for part, start, batch in zip(parts, starts, states, strict=False)
+                if len(part)
+            ]
+            known = known[near]
+        return predicted(states, known, points)
