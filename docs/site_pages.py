@@ -46,6 +46,7 @@ PACKAGES = {
     "numpyro_ext.infer": "Engines, and what stands around them",
     "numpyro_ext.design": "Choosing what to measure",
     "numpyro_ext.psychometrics": "Measuring people",
+    "numpyro_ext.sequences": "Sequences of events",
     "numpyro_ext.quantum": "Quantum states and measurements",
     "numpyro_ext.distributions": "Distributions",
     "numpyro_ext.models": "Models",

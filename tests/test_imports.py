@@ -19,7 +19,7 @@ FLOORS = {
         ["distributions"],
         ["structure"],
         ["infer", "models"],
-        ["design"],
+        ["design", "sequences"],
         ["psychometrics"],
         ["demo"],
     ],
@@ -138,7 +138,7 @@ def test_mathematics_knows_nothing_of_numpyro():
 
 
 def test_names_of_all_public_rooms_can_be_imported():
-    for room in ("distributions", "infer", "linalg", "models", "potentials", "psychometrics", "structure"):
+    for room in ("distributions", "infer", "linalg", "models", "potentials", "psychometrics", "sequences", "structure"):
         module = __import__(f"{PACKAGE}.{room}", fromlist=["__all__"])
         assert all(hasattr(module, name) for name in module.__all__), room
     package, infer = sys.modules[PACKAGE], sys.modules[f"{PACKAGE}.infer"]

@@ -1,0 +1,35 @@
+"""Sequences of events of many people, and predictors of the next event that a network has to beat."""
+
+from .counts import Bigram, KneserNey, OwnBigram, OwnFrequencies, RepeatLast, Uniform, Unigram
+from .events import EventSequences, EventSplit
+from .mixtures import PersonalMixture
+from .predictor import Predictor, SequencePredictor
+from .scores import (
+    GroupScore,
+    SequenceComparison,
+    SequenceScores,
+    compare_sequences,
+    next_item_ranks,
+    sequence_scores,
+)
+
+__all__ = [
+    "Bigram",
+    "EventSequences",
+    "EventSplit",
+    "GroupScore",
+    "KneserNey",
+    "OwnBigram",
+    "OwnFrequencies",
+    "PersonalMixture",
+    "Predictor",
+    "RepeatLast",
+    "SequenceComparison",
+    "SequencePredictor",
+    "SequenceScores",
+    "Uniform",
+    "Unigram",
+    "compare_sequences",
+    "next_item_ranks",
+    "sequence_scores",
+]

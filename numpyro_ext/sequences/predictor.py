@@ -1,0 +1,124 @@
+"""What predicts the next event: three questions that counts, mixtures, factorisations and networks answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol, TypeVar, runtime_checkable
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from .events import EventSequences, EventSplit, hold_out
+
+__all__ = ["Predictor", "SequencePredictor", "best_by_validation"]
+
+Self = TypeVar("Self", bound="SequencePredictor")
+Option = TypeVar("Option")
+
+
+@runtime_checkable
+class Predictor(Protocol):
+    """Fitted predictor of events: a baseline after ``fit``, or a trained network."""
+
+    def log_predictive(self, split: EventSplit) -> np.ndarray:
+        """Log probability of each test event given all events of its user before it, shape ``(test events,)``."""
+        ...
+
+    def next_log_probabilities(self, history: ArrayLike, user: int | None = None) -> np.ndarray:
+        """Log probabilities of all items to be next after a history, shape ``(items,)``."""
+        ...
+
+
+class SequencePredictor:
+    """Base of the baselines: one writes ``_fit``, ``_log_probabilities`` and ``_next``."""
+
+    num_items: int = 0
+    """Number of items; zero before ``fit``."""
+
+    def fit(self: Self, train: EventSequences, validation: EventSequences | None = None) -> Self:
+        """Learn from sequences.
+
+        :param train: sequences to learn from.
+        :param validation: what follows in each: options that are ``None`` or several are chosen by its log probability,
+            and then all is learned from both. Without it the last tenth of each training sequence is held out for this.
+        :return: this predictor.
+        :raises ValueError: if there are no events to learn from, or the two have different users or items.
+        """
+        if validation is not None and (train.num_users, train.num_items) != (
+            validation.num_users,
+            validation.num_items,
+        ):
+            raise ValueError(f"{type(self).__name__}: training and validation are of the same users and items.")
+        if train.items.size == 0:
+            raise ValueError(f"{type(self).__name__}: there are no training events.")
+        self.num_items = train.num_items
+        self._fit(train, validation)
+        return self
+
+    def log_predictive(self, split: EventSplit) -> np.ndarray:
+        """Log probability of each test event given all events of its user before it, shape ``(test events,)``.
+
+        :param split: of the users that were fitted, or of others for predictors without a personal part.
+        :raises ValueError: before ``fit``, or for another number of items.
+        """
+        self._check_fitted(split.test.num_items)
+        logs: np.ndarray = self._log_probabilities(split.whole)[split.is_test]
+        return logs
+
+    def next_log_probabilities(self, history: ArrayLike, user: int | None = None) -> np.ndarray:
+        """Log probabilities of all items to be next after a history, shape ``(items,)``.
+
+        :param history: indices of the items so far, in order; may be empty.
+        :param user: index of a user of the training, whose personal part is used if there is one.
+        :raises ValueError: before ``fit``, or for an index that there is not.
+        """
+        self._check_fitted(self.num_items)
+        return self._next(self._checked(history), user)
+
+    def _fit(self, train: EventSequences, validation: EventSequences | None) -> None:
+        raise NotImplementedError
+
+    def _log_probabilities(self, sequences: EventSequences) -> np.ndarray:
+        """Log probability of each event given those of its user before it, shape ``(total,)``."""
+        raise NotImplementedError
+
+    def _next(self, history: np.ndarray, user: int | None) -> np.ndarray:
+        raise NotImplementedError
+
+    def _check_fitted(self, num_items: int) -> None:
+        if not self.num_items:
+            raise ValueError(f"{type(self).__name__} knows nothing before fit(train).")
+        if num_items != self.num_items:
+            raise ValueError(f"{type(self).__name__} was fitted to {self.num_items} items; these have {num_items}.")
+
+    def _checked(self, history: ArrayLike) -> np.ndarray:
+        items = np.asarray(history)
+        if items.size == 0:
+            return np.zeros(0, np.int64)
+        if items.ndim != 1 or not np.issubdtype(items.dtype, np.integer):
+            raise ValueError(f"{type(self).__name__}: a history is a list of indices of items.")
+        if not 0 <= items.min() <= items.max() < self.num_items:
+            raise ValueError(f"{type(self).__name__}: items are 0 to {self.num_items - 1}.")
+        return items.astype(np.int64)
+
+
+def best_by_validation(
+    make: Any, options: Sequence[Option], train: EventSequences, validation: EventSequences | None
+) -> Option:
+    """Option with the greatest log probability of the validation, as the mean over users of the mean over events.
+
+    :param make: function from an option to a predictor that is not fitted.
+    :param options: to choose from.
+    :param train: sequences to learn from.
+    :param validation: what follows in each; a part of ``train`` if ``None``.
+    """
+    split = hold_out(train, validation)
+    if split.test.items.size == 0:
+        raise ValueError("There is nothing to choose by: no user has two events.")
+    scores = [split.mean_over_users(make(option).fit(split.train).log_predictive(split)) for option in options]
+    return options[int(np.argmax(scores))]
+
+
+def all_events(train: EventSequences, validation: EventSequences | None) -> EventSequences:
+    """Training and validation joined."""
+    return train if validation is None else hold_out(train, validation).whole
