@@ -9,6 +9,7 @@ from .categories import (
     StickBreakingCategorical,
 )
 from .gaussian_markov_random_field import GaussianMarkovRandomField
+from .hidden_markov import HiddenMarkov
 from .hidden_markov_tree import HiddenMarkovTree
 from .plackett_luce import PlackettLuce
 from .rectified_poisson import RectifiedLinearPoisson, SoftplusPoisson
@@ -34,6 +35,7 @@ __all__ = [
     "ContinuationRatio",
     "GaussianMarkovRandomField",
     "GraphPrecision",
+    "HiddenMarkov",
     "HiddenMarkovTree",
     "MultinomialProbit",
     "OrderedProbit",

@@ -2,6 +2,7 @@
 
 from .counts import Bigram, KneserNey, OwnBigram, OwnFrequencies, RepeatLast, Uniform, Unigram
 from .events import EventSequences, EventSplit
+from .hidden_markov import HiddenMarkovBaseline, HiddenMarkovFit, fit_hidden_markov
 from .mixtures import PersonalMixture
 from .predictor import Predictor, SequencePredictor
 from .scores import (
@@ -18,6 +19,8 @@ __all__ = [
     "EventSequences",
     "EventSplit",
     "GroupScore",
+    "HiddenMarkovBaseline",
+    "HiddenMarkovFit",
     "KneserNey",
     "OwnBigram",
     "OwnFrequencies",
@@ -30,6 +33,7 @@ __all__ = [
     "Uniform",
     "Unigram",
     "compare_sequences",
+    "fit_hidden_markov",
     "next_item_ranks",
     "sequence_scores",
 ]

@@ -282,7 +282,7 @@ class OwnFrequencies(SequencePredictor):
     def _next(self, history: np.ndarray, user: int | None) -> np.ndarray:
         if self.causal or user is None:
             return _log_share(np.bincount(history, minlength=self.num_items), history.size, self.eps, self.num_items)
-        counts = self._trained.of(np.asarray(user), np.arange(self.num_items))
+        counts = self._trained.of(np.asarray(self._checked_user(user)), np.arange(self.num_items))
         return _log_share(counts, self._lengths[user], self.eps, self.num_items)
 
 

@@ -34,6 +34,8 @@ class SequencePredictor:
 
     num_items: int = 0
     """Number of items; zero before ``fit``."""
+    num_users: int = 0
+    """Number of users of the training."""
 
     def fit(self: Self, train: EventSequences, validation: EventSequences | None = None) -> Self:
         """Learn from sequences.
@@ -51,7 +53,7 @@ class SequencePredictor:
             raise ValueError(f"{type(self).__name__}: training and validation are of the same users and items.")
         if train.items.size == 0:
             raise ValueError(f"{type(self).__name__}: there are no training events.")
-        self.num_items = train.num_items
+        self.num_items, self.num_users = train.num_items, train.num_users
         self._fit(train, validation)
         return self
 
@@ -90,6 +92,11 @@ class SequencePredictor:
             raise ValueError(f"{type(self).__name__} knows nothing before fit(train).")
         if num_items != self.num_items:
             raise ValueError(f"{type(self).__name__} was fitted to {self.num_items} items; these have {num_items}.")
+
+    def _checked_user(self, user: int) -> int:
+        if not 0 <= user < self.num_users:
+            raise ValueError(f"{type(self).__name__}: users of the training are 0 to {self.num_users - 1}; got {user}.")
+        return user
 
     def _checked(self, history: ArrayLike) -> np.ndarray:
         items = np.asarray(history)

@@ -14,6 +14,7 @@ from numpyro_ext.datasets.external import DATA_VARIABLE
 from numpyro_ext.sequences import (
     Bigram,
     EventSequences,
+    HiddenMarkovBaseline,
     KneserNey,
     OwnBigram,
     OwnFrequencies,
@@ -71,6 +72,7 @@ PREDICTORS = [
     OwnBigram(0.0),
     PersonalMixture(),
     PersonalMixture(kneser_ney=True),
+    HiddenMarkovBaseline(3),
 ]
 
 

@@ -1,0 +1,115 @@
+"""Baum-Welch: against another library, the density of the distribution and its derivatives."""
+
+import json
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from numpyro_ext.distributions import HiddenMarkov
+from numpyro_ext.sequences import EventSequences, HiddenMarkovBaseline, fit_hidden_markov
+from numpyro_ext.sequences.events import hold_out
+from numpyro_ext.sequences.hidden_markov import _Lanes
+
+REFERENCE = json.loads((Path(__file__).parents[1] / "reference" / "hidden_markov.json").read_text())
+START = tuple(np.array(REFERENCE[name]) for name in ("initial", "transition", "emission"))
+
+
+@pytest.fixture(scope="module")
+def sequences():
+    lists = REFERENCE["sequences"]
+    return EventSequences(np.concatenate(lists), [len(one) for one in lists], np.arange(5), np.arange(len(lists)))
+
+
+def padded(sequences):
+    table = np.zeros((len(sequences), sequences.lengths.max()), int)
+    for user in range(len(sequences)):
+        table[user, : sequences.lengths[user]] = sequences[user]
+    return table
+
+
+def test_iterations_are_those_of_another_library(sequences):
+    fit = fit_hidden_markov(sequences, 3, start=START, max_iterations=8, tolerance=0.0)
+    np.testing.assert_allclose(fit.objective[:8], REFERENCE["trace"], rtol=1e-12)
+    for name, rows in REFERENCE["fitted"].items():
+        np.testing.assert_allclose(getattr(fit, name), rows, atol=1e-10)
+    assert not fit.converged and len(fit.objective) == 9
+
+
+def test_expected_counts_are_derivatives_of_the_density(sequences):
+    table, longest = padded(sequences), int(sequences.lengths.max())
+
+    def total(initial, transition, emission):
+        # rows that do not add up to one have a density all the same, and may be differentiated
+        logs = HiddenMarkov(initial, transition, emission, num_steps=longest, lengths=sequences.lengths)
+        return jnp.sum(logs.log_prob(table))
+
+    value, slopes = jax.jit(jax.value_and_grad(total, argnums=(0, 1, 2)))(*(jnp.asarray(part) for part in START))
+    found = _Lanes.of(sequences).expected_counts(*START)
+    np.testing.assert_allclose(found[0], value, rtol=1e-12)
+    for counts, part, slope in zip(found[1:], START, slopes, strict=True):
+        np.testing.assert_allclose(counts, part * np.asarray(slope), rtol=1e-10, atol=1e-12)
+    split = hold_out(sequences)
+    model = HiddenMarkovBaseline(2).fit(sequences)
+    logs = model.result.distribution(longest, split.whole.lengths).log_prob(table)
+    each = np.bincount(sequences.users, model._log_probabilities(sequences), minlength=len(sequences))
+    np.testing.assert_allclose(each, logs, rtol=1e-12)
+
+
+@pytest.mark.parametrize("pseudo_count", [0.0, 0.3])
+def test_the_objective_rises_to_a_point_where_its_derivatives_are_zero(sequences, pseudo_count):
+    fit = fit_hidden_markov(sequences, 2, pseudo_count=pseudo_count, max_iterations=20_000, tolerance=1e-14)
+    assert fit.converged and (np.diff(fit.objective) > -1e-11).all()
+    lanes = _Lanes.of(sequences)
+    counts = lanes.expected_counts(*fit[:3])
+    logs = sum(np.log(np.maximum(part, 1e-300)).sum() for part in fit[:3]) if pseudo_count else 0.0
+    np.testing.assert_allclose(fit.objective[-1], counts[0] + pseudo_count * logs, rtol=1e-12)
+    # along rows that add up to one the derivative by a probability is its count over it, equal in all that are positive
+    for part, count in zip(fit[:3], counts[1:], strict=True):
+        total = count + pseudo_count
+        np.testing.assert_allclose(part, total / total.sum(-1, keepdims=True), atol=1e-5)
+    # a further step leaves the objective where it is, a random one lowers it
+    rng = np.random.default_rng(0)
+    for _ in range(5):
+        moved = [0.98 * part + 0.02 * rng.dirichlet(np.ones(part.shape[-1]), size=part.shape[:-1]) for part in fit[:3]]
+        other = lanes.expected_counts(*moved)[0] + pseudo_count * sum(np.log(part).sum() for part in moved)
+        assert other < fit.objective[-1]
+
+
+def test_states_of_simulated_sequences_are_found():
+    transition, emission = np.array([[0.95, 0.05], [0.1, 0.9]]), np.array([[0.7, 0.25, 0.05], [0.05, 0.15, 0.8]])
+    rng, lists = np.random.default_rng(1), []
+    for length in rng.integers(1, 400, size=60):
+        state, items = 0, []
+        for _ in range(length):
+            items.append(rng.choice(3, p=emission[state]))
+            state = rng.choice(2, p=transition[state])
+        lists.append(items)
+    log = EventSequences.from_lists([*lists, []])
+    fits = [fit_hidden_markov(log, 2, seed=seed, max_iterations=500) for seed in range(2)]
+    best = max(fits, key=lambda fit: fit.objective[-1])
+    order = np.argsort(best.emission[:, 2])
+    np.testing.assert_allclose(best.emission[order], emission, atol=0.03)
+    np.testing.assert_allclose(best.transition[np.ix_(order, order)], transition, atol=0.03)
+    # what made the data is less likely than what was fitted to them
+    assert _Lanes.of(log).expected_counts(np.array([1.0, 0.0]), transition, emission)[0] < best.objective[-1]
+    assert HiddenMarkovBaseline([1, 2]).fit(log).result.emission.shape == (2, 3)
+
+
+def test_what_cannot_be_fitted_is_named(sequences):
+    cases = (
+        ({"num_states": 0}, "num_states is an integer from 1"),
+        ({"start": START[:2] + (np.ones((3, 4)),)}, r"emission holds probabilities of the shape \(3, 5\)"),
+        ({"start": (START[0], -START[1], START[2])}, "transition holds"),
+        ({"start": START[:2] + (np.eye(3, 5),)}, "a sequence is impossible under the start"),
+        ({"pseudo_count": -1.0}, "pseudo_count is not negative"),
+    )
+    for options, message in cases:
+        with pytest.raises(ValueError, match=message):
+            fit_hidden_markov(sequences, **({"num_states": 3} | options))
+    with pytest.raises(ValueError, match="pseudo_count is positive"):
+        HiddenMarkovBaseline(2, pseudo_count=0.0).fit(sequences)
+    with pytest.raises(ValueError, match="there are no events"):
+        fit_hidden_markov(EventSequences([], [0], ["a"], ["u"]), 2)
