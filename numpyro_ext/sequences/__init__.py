@@ -2,6 +2,7 @@
 
 from .counts import Bigram, KneserNey, OwnBigram, OwnFrequencies, RepeatLast, Uniform, Unigram
 from .events import EventSequences, EventSplit
+from .factorisation import MatrixFactorisation, matrix_factorisation_objective
 from .hidden_markov import HiddenMarkovBaseline, HiddenMarkovFit, fit_hidden_markov
 from .mixtures import PersonalMixture
 from .predictor import Predictor, SequencePredictor
@@ -22,6 +23,7 @@ __all__ = [
     "HiddenMarkovBaseline",
     "HiddenMarkovFit",
     "KneserNey",
+    "MatrixFactorisation",
     "OwnBigram",
     "OwnFrequencies",
     "PersonalMixture",
@@ -34,6 +36,7 @@ __all__ = [
     "Unigram",
     "compare_sequences",
     "fit_hidden_markov",
+    "matrix_factorisation_objective",
     "next_item_ranks",
     "sequence_scores",
 ]
