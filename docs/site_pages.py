@@ -24,6 +24,7 @@ REPORTS = {
     "elicitation": "Which question to ask a person next",
     "phases": "Active regression in two phases",
     "hyper_information": "Information about hyperparameters",
+    "sequences": "What counting knows of the next event",
     "preferences": "Learning from comparisons",
     "preferences-learned-kernel": "Learning from comparisons: a kernel that is learned",
     "preferences-sushi-b": "Learning from comparisons: 5000 people, 100 items",

@@ -5,6 +5,7 @@ from .events import EventSequences, EventSplit
 from .factorisation import MatrixFactorisation, matrix_factorisation_objective
 from .hidden_markov import HiddenMarkovBaseline, HiddenMarkovFit, fit_hidden_markov
 from .mixtures import PersonalMixture
+from .plots import plot_error_by_entropy, plot_error_by_history
 from .predictor import Predictor, SequencePredictor
 from .scores import (
     GroupScore,
@@ -38,5 +39,7 @@ __all__ = [
     "fit_hidden_markov",
     "matrix_factorisation_objective",
     "next_item_ranks",
+    "plot_error_by_entropy",
+    "plot_error_by_history",
     "sequence_scores",
 ]

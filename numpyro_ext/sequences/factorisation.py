@@ -84,6 +84,7 @@ class MatrixFactorisation(SequencePredictor):
             )
         train = all_events(train, validation)
         table = _table(train)
+        of_items = table.T.tocsr()
         rng = np.random.default_rng(self.seed)
         self.items: np.ndarray = rng.normal(0.0, self.width**-0.5, size=(train.num_items, self.width))
         """Vectors of the items, shape ``(items, width)``."""
@@ -91,7 +92,7 @@ class MatrixFactorisation(SequencePredictor):
         for _ in range(self.max_sweeps):
             self.users: np.ndarray = _solve(table, self.items, self.penalty)
             """Vectors of the users, shape ``(users, width)``."""
-            self.items = _solve(table.T.tocsr(), self.users, self.penalty)
+            self.items = _solve(of_items, self.users, self.penalty)
             objective.append(_objective(table, self.items, self.users, self.penalty))
             if len(objective) > 1 and objective[-2] - objective[-1] < 1e-6 * objective[-2]:
                 break
@@ -126,18 +127,22 @@ def _table(sequences: EventSequences) -> Any:
     return csr_array((np.log1p(pairs.counts), (pairs.first, pairs.second)), shape=shape)
 
 
-def _solve(table: Any, vectors: np.ndarray, penalty: float, block: int = 4096) -> np.ndarray:
+def _solve(table: Any, vectors: np.ndarray, penalty: float, block: int = 1024) -> np.ndarray:
     """Vectors of the rows of a table that minimise the objective given those of its columns; zero where empty."""
     width = vectors.shape[1]
-    products = (vectors[:, :, None] * vectors[:, None, :]).reshape(-1, width * width)
+    upper, lower = np.triu_indices(width)  # of symmetric products half is enough
+    place = np.empty((width, width), int)
+    place[upper, lower] = place[lower, upper] = np.arange(len(upper))
+    products = vectors[:, upper] * vectors[:, lower]
     pattern = table.copy()
     pattern.data = np.ones_like(pattern.data)
     sizes = np.diff(table.indptr)
     found = np.empty((table.shape[0], width))
     for start in range(0, len(found), block):
         rows = slice(start, start + block)
-        system = (pattern[rows] @ products).reshape(-1, width, width)
-        system += np.where(sizes[rows] > 0, penalty * sizes[rows], 1.0)[:, None, None] * np.eye(width)
+        system = np.take(pattern[rows] @ products, place, axis=1)
+        diagonal = np.where(sizes[rows] > 0, penalty * sizes[rows], 1.0)
+        np.einsum("ndd->nd", system)[:] += diagonal[:, None]
         found[rows] = np.linalg.solve(system, (table[rows] @ vectors)[..., None])[..., 0]
     return found
 

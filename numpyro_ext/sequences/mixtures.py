@@ -73,11 +73,13 @@ class PersonalMixture(SequencePredictor):
                 "give the validation as well, fit(train, validation)."
             )
         split = hold_out(train, validation)
+        if split.test.items.size == 0:
+            raise ValueError("PersonalMixture: there is nothing to learn weights from: no user has two events.")
         self.parts: list[Predictor] = [part.fit(split.train) for part in parts]
         if self.network is not None:
             self.parts.append(self.network)
         logs = self._component_logs(split)
-        if logs.size and (logs.max(axis=1) == -np.inf).any():
+        if (logs.max(axis=1) == -np.inf).any():
             raise ValueError(
                 "PersonalMixture: no component gives a probability to some events of the validation; add one that "
                 "gives all items a probability, such as Unigram(0.01)."

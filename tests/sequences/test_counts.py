@@ -3,6 +3,7 @@
 import json
 import os
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from numpyro_ext.sequences import (
     EventSequences,
     HiddenMarkovBaseline,
     KneserNey,
+    MatrixFactorisation,
     OwnBigram,
     OwnFrequencies,
     PersonalMixture,
@@ -90,6 +92,17 @@ def test_events_have_the_probability_that_all_items_share_out(predictor, log):
             place += 1
     assert place == found.size
     np.testing.assert_allclose(np.exp(predictor.next_log_probabilities([])).sum(), 1.0, rtol=1e-12)
+
+
+def test_one_item_is_certain_and_a_single_event_is_too_few_to_choose_by():
+    one = EventSequences.from_lists([["a"] * 10, ["a"], []])
+    for predictor in [*PREDICTORS, MatrixFactorisation(2)]:
+        logs = replace(predictor).fit(one).next_log_probabilities([0, 0])
+        np.testing.assert_allclose(logs, [0.0], atol=1e-12)
+    single = EventSequences.from_lists([["a"], ["b"]])
+    for predictor in (Bigram(), PersonalMixture()):
+        with pytest.raises(ValueError, match="no user has two events"):
+            predictor.fit(single)
 
 
 def test_own_counts_are_those_of_the_past(log):
