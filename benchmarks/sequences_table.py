@@ -53,7 +53,7 @@ def predictors() -> dict[str, SequencePredictor]:
 
 def divided(log: EventLog) -> EventSplit:
     """Division by the rules of the source's public code, with one nat as the least entropy."""
-    sequences = EventSequences.from_events(*log).filter(min_item=10, min_user=11, min_entropy=1.0)
+    sequences = EventSequences.from_events(*log[:3]).filter(min_item=10, min_user=11, min_entropy=1.0)
     return sequences.split(share=0.1, least=3, most=500)
 
 

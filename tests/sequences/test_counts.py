@@ -177,7 +177,7 @@ def test_histories_may_come_in_many_kinds_and_wrong_ones_are_refused(log):
 
 @pytest.mark.skipif(not os.environ.get(DATA_VARIABLE), reason=f"{DATA_VARIABLE} names no downloaded data")
 def test_errors_on_edits_of_wikipedia():
-    users, items, _ = load_wikipedia_edits()
+    users, items, *_ = load_wikipedia_edits()
     log = EventSequences.from_events(users, items).filter(min_item=10, min_user=11, min_entropy=1.0)
     split = log.split()
     table = {Uniform(): 6.827, Unigram(0.01): 6.703, OwnFrequencies(causal=False): 4.112, Bigram(0.01): 3.893}
