@@ -129,35 +129,77 @@ def fit_hidden_markov(
 
 @dataclass(eq=False)
 class HiddenMarkovBaseline(SequencePredictor):
-    """Hidden Markov chain that is the same for everyone; what is known of a person is her states so far.
+    """Hidden Markov chain of all, of which each person may have initial and transition probabilities of her own.
+
+    Without ``personal`` all that is known of a person is her states so far. With it, her rows have Dirichlet priors
+    around those of all, and are the mode of their posterior given her training, found by EM; someone who was not in the
+    training has those of her history. Emissions are those of all.
 
     Iterations of :func:`fit_hidden_markov` end when they raise the objective by less than 1e-5 per event, as
     predictions change little from there on; ``result`` is what they found.
 
     :param num_states: number of hidden states, or several of which validation chooses one.
+    :param float personal: number of moves that the prior of each row of a person counts for; the same rows for everyone
+        if ``None``.
     :param float pseudo_count: added to expected counts, so that every item has a probability.
     :param int seed: of the random start.
     """
 
     num_states: int | Sequence[int] = 8
+    personal: float | None = None
     pseudo_count: float = 0.01
     seed: int = 0
 
     def _fit(self, train: EventSequences, validation: EventSequences | None) -> None:
         if not self.pseudo_count > 0:
             raise ValueError("HiddenMarkovBaseline: pseudo_count is positive, or items of the test may be impossible.")
+        if self.personal is not None and not 0.0 < self.personal < np.inf:
+            raise ValueError(f"HiddenMarkovBaseline: personal is a positive number of moves; got {self.personal}.")
         chosen = self.num_states
         if isinstance(chosen, Sequence):
             chosen = best_by_validation(lambda states: replace(self, num_states=states), chosen, train, validation)
+        everything = all_events(train, validation)
         self.result = fit_hidden_markov(
-            all_events(train, validation), chosen, pseudo_count=self.pseudo_count, seed=self.seed, tolerance=1e-5
+            everything, chosen, pseudo_count=self.pseudo_count, seed=self.seed, tolerance=1e-5
         )
 
+        if self.personal is not None:
+            self.rows = self._own_rows(everything)
+            """Initial and transition probabilities of each user, and last those of all."""
+
+    def _own_rows(self, sequences: EventSequences) -> tuple[np.ndarray, np.ndarray]:
+        """Posterior modes of the initial and transition probabilities of each user, and last those of all, by EM."""
+        assert self.personal is not None
+        *pooled, emission = self.result[:3]
+        lanes = _Lanes.of(sequences)
+        initial, transition = (np.repeat(part[None], sequences.num_users + 1, axis=0) for part in pooled)
+        last = -np.inf
+        for _ in range(200):
+            log_likelihood, *counts, _ = lanes.expected_counts(initial, transition, emission)
+            logs = (np.sum(all_ * np.log(own)) for all_, own in zip(pooled, (initial, transition), strict=True))
+            objective = log_likelihood + self.personal * float(sum(logs))
+            if objective - last < 1e-5 * sequences.items.size:
+                break
+            last = objective
+            initial, transition = (
+                _normalised(count + self.personal * part) for count, part in zip(counts, pooled, strict=True)
+            )
+        return initial, transition
+
     def _log_probabilities(self, sequences: EventSequences) -> np.ndarray:
-        return _Lanes.of(sequences).log_predictive(*self.result[:3])
+        if self.personal is None:
+            return _Lanes.of(sequences).log_predictive(*self.result[:3])
+        if sequences.num_users != self.num_users:
+            raise ValueError("HiddenMarkovBaseline(personal=...) predicts the users that it was fitted to.")
+        return _Lanes.of(sequences).log_predictive(*self.rows, self.result.emission)
 
     def _next(self, history: np.ndarray, user: int | None) -> np.ndarray:
         initial, transition, emission = self.result[:3]
+        if self.personal is not None and user is not None:
+            initial, transition = (part[self._checked_user(user)] for part in self.rows)
+        elif self.personal is not None and history.size:
+            alone = EventSequences(history, np.array([history.size]), np.arange(self.num_items), np.zeros(1))
+            initial, transition = (part[0] for part in self._own_rows(alone))
         state = initial
         for item in history:
             state = state * emission[:, item]
@@ -167,12 +209,17 @@ class HiddenMarkovBaseline(SequencePredictor):
 
 
 class _Lanes(NamedTuple):
-    """Sequences laid end to end in lanes of about equal length, filled up with cells without an event."""
+    """Sequences laid end to end in lanes of about equal length, filled up with cells without an event.
+
+    Initial and transition probabilities may have one more axis in front, with those of each user and last of nobody.
+    """
 
     events: np.ndarray
     """Index of the event in each cell, -1 for none, shape ``(steps, lanes)``."""
     items: np.ndarray
     """Its item; the number of items for none."""
+    users: np.ndarray
+    """Its user; the number of users for none."""
     begins: list[np.ndarray]
     """Lanes in which a sequence begins at each step; cells without an event are sequences of their own."""
     num_items: int
@@ -195,20 +242,25 @@ class _Lanes(NamedTuple):
         begins = events < 0
         begins[first_step[order], lane_of[order]] = True
         items = np.append(sequences.items, sequences.num_items)[events]
-        return _Lanes(events, items, [np.flatnonzero(row) for row in begins], sequences.num_items)
+        users = np.append(users, sequences.num_users)[events]
+        return _Lanes(events, items, users, [np.flatnonzero(row) for row in begins], sequences.num_items)
 
     def _forward(
         self, initial: np.ndarray, transition: np.ndarray, emission: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Probabilities of the state given what was seen so far, emissions, and probabilities of each event."""
-        seen = np.append(emission.T, np.ones((1, len(initial))), axis=0)[self.items]
+        size, personal = len(emission), transition.ndim == 3
+        seen = np.append(emission.T, np.ones((1, size)), axis=0)[self.items]
         filtered, shares = np.empty_like(seen), np.empty(seen.shape[:2])
-        ones, state = np.ones(len(initial)), np.broadcast_to(initial, seen.shape[1:])
+        ones, state = np.ones(size), np.zeros(seen.shape[1:])
         with np.errstate(invalid="ignore", divide="ignore"):
             for t, begins in enumerate(self.begins):
-                now = state @ transition
+                if personal:
+                    now = np.matmul(state[:, None, :], transition[self.users[t]])[:, 0]
+                else:
+                    now = state @ transition
                 if begins.size:
-                    now[begins] = initial
+                    now[begins] = initial[self.users[t, begins]] if personal else initial
                 now *= seen[t]
                 shares[t] = now @ ones
                 now /= shares[t][:, None]
@@ -233,6 +285,8 @@ class _Lanes(NamedTuple):
             log_likelihood = float(np.sum(np.log(shares)))
         if not np.isfinite(log_likelihood):
             return log_likelihood, initial, transition, emission
+        personal, size = transition.ndim == 3, len(emission)
+        pairs, firsts = np.zeros_like(transition), np.zeros_like(initial)
         states = np.empty_like(filtered)
         states[-1] = filtered[-1]
         onward = np.ones(filtered.shape[1:])
@@ -241,18 +295,25 @@ class _Lanes(NamedTuple):
             weight = seen[t]
             weight *= onward
             weight /= shares[t][:, None]
-            onward = weight @ transition.T
+            if personal:
+                onward = np.matmul(transition[self.users[t]], weight[:, :, None])[:, :, 0]
+            else:
+                onward = weight @ transition.T
             if self.begins[t].size:
                 weight[self.begins[t]] = 0.0
                 onward[self.begins[t]] = 1.0
+            if personal:  # a user is in one lane
+                pairs[self.users[t]] += filtered[t - 1][:, :, None] * weight[:, None, :]
             np.multiply(filtered[t - 1], onward, out=states[t - 1])
-        size = filtered.shape[-1]
-        moves = transition * (filtered[:-1].reshape(-1, size).T @ seen[1:].reshape(-1, size))
-        firsts = sum(
-            (states[t, lanes[self.events[t, lanes] >= 0]].sum(0) for t, lanes in enumerate(self.begins) if lanes.size),
-            np.zeros(size),
-        )
-        return log_likelihood, firsts, moves, self._by_item(states)
+        if not personal:
+            pairs = filtered[:-1].reshape(-1, size).T @ seen[1:].reshape(-1, size)
+        for t, begins in enumerate(self.begins):
+            lanes = begins[self.events[t, begins] >= 0]
+            if personal:
+                firsts[self.users[t, lanes]] = states[t, lanes]
+            else:
+                firsts += states[t, lanes].sum(0)
+        return log_likelihood, firsts, transition * pairs, self._by_item(states)
 
     def _by_item(self, states: np.ndarray) -> np.ndarray:
         """Sums over the events of each item, shape ``(states, items)``."""

@@ -75,6 +75,7 @@ PREDICTORS = [
     PersonalMixture(),
     PersonalMixture(kneser_ney=True),
     HiddenMarkovBaseline(3),
+    HiddenMarkovBaseline(3, personal=5.0),
 ]
 
 

@@ -78,6 +78,46 @@ def test_the_objective_rises_to_a_point_where_its_derivatives_are_zero(sequences
         assert other < fit.objective[-1]
 
 
+def test_rows_of_a_person_are_the_mode_of_their_posterior(sequences):
+    model = HiddenMarkovBaseline(2, personal=3.0).fit(sequences)
+    pooled = model.result
+    lanes = _Lanes.of(sequences)
+    # with the rows of all for everyone the counts of the users add up to those of all
+    same = [np.repeat(part[None], 6, axis=0) for part in pooled[:2]]
+    each = lanes.expected_counts(*same, pooled.emission)
+    together = lanes.expected_counts(*pooled[:3])
+    np.testing.assert_allclose(each[0], together[0], rtol=1e-12)
+    for own, all_ in zip(each[1:3], together[1:3], strict=True):
+        np.testing.assert_allclose(own.sum(0), all_, rtol=1e-12)
+    # each user alone, against the density of a distribution of her own: no change of her rows raises her posterior
+    rng = np.random.default_rng(0)
+    for user in (0, 3):
+        alone = EventSequences(sequences[user], [sequences.lengths[user]], np.arange(5), ["u"])
+
+        def posterior(initial, transition, alone=alone):
+            likelihood = _Lanes.of(alone).expected_counts(initial, transition, pooled.emission)[0]
+            prior = np.sum(pooled.initial * np.log(initial)) + np.sum(pooled.transition * np.log(transition))
+            return likelihood + 3.0 * prior
+
+        rows = [part[user] for part in model.rows]
+        for _ in range(10):
+            moved = [0.9 * part + 0.1 * rng.dirichlet(np.ones(2), size=part.shape[:-1]) for part in rows]
+            assert posterior(*moved) < posterior(*rows) + 1e-4
+        assert posterior(*rows) > posterior(pooled.initial, pooled.transition)
+        # as someone new she has the same rows, to the tolerance of EM
+        known, new = (model.next_log_probabilities(sequences[user], who) for who in (user, None))
+        np.testing.assert_allclose(known, new, atol=0.02)
+    # a prior that counts for very much leaves the rows of all
+    strong = HiddenMarkovBaseline(2, personal=1e9).fit(sequences)
+    np.testing.assert_allclose(
+        strong.next_log_probabilities([1], 0),
+        HiddenMarkovBaseline(2).fit(sequences).next_log_probabilities([1]),
+        atol=1e-6,
+    )
+    with pytest.raises(ValueError, match="positive number of moves"):
+        HiddenMarkovBaseline(2, personal=0.0).fit(sequences)
+
+
 def test_states_of_simulated_sequences_are_found():
     transition, emission = np.array([[0.95, 0.05], [0.1, 0.9]]), np.array([[0.7, 0.25, 0.05], [0.05, 0.15, 0.8]])
     rng, lists = np.random.default_rng(1), []
