@@ -13,10 +13,10 @@ from numpyro_ext.potentials import (
     PoissonExpPotential,
     Potential,
     StudentTPotential,
-    WeibullExpPotential,
-    ZeroInflatedPotential,
     tilted_moments,
 )
+from numpyro_ext.potentials.families.positive import WeibullExpPotential
+from numpyro_ext.potentials.families.zero_inflated import ZeroInflatedPotential
 
 from .compilation import compile_function
 from .results_table import Row, at_most

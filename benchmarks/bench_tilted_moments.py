@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from scipy import integrate
 
-from numpyro_ext.potentials import rectified_linear_poisson_moments
+from numpyro_ext.potentials.families.rectified_linear_poisson import rectified_linear_poisson_moments
 
 from .compilation import compile_function
 from .results_table import Row, at_least, at_most

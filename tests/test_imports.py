@@ -4,6 +4,7 @@ import ast
 import subprocess
 import sys
 from graphlib import CycleError, TopologicalSorter
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -144,6 +145,18 @@ def test_names_of_all_public_rooms_can_be_imported():
     package, infer = sys.modules[PACKAGE], sys.modules[f"{PACKAGE}.infer"]
     assert [name for name in package.__all__ if name != "keep_compiled_programs"] == infer.__all__
     assert all(getattr(package, name) is getattr(infer, name) for name in infer.__all__)
+
+
+def test_names_that_left_the_potentials_are_there_and_say_where_they_are():
+    """Each is the object of its module, and none of our own modules asks for it here: warnings are errors."""
+    potentials = import_module(f"{PACKAGE}.potentials")
+    assert not set(potentials._MOVED) & set(potentials.__all__)
+    for name, module in potentials._MOVED.items():
+        home = f"{PACKAGE}.potentials.{module}"
+        with pytest.warns(FutureWarning, match=f"`from {home} import {name}`"):
+            found = getattr(potentials, name)
+        assert found is getattr(import_module(home), name)
+    assert not hasattr(potentials, "NoPotential")
 
 
 def test_importing_starts_no_backend_and_is_quick():

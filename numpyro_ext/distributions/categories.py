@@ -91,8 +91,8 @@ class StickBreakingCategorical(_Categories):
         P(y = K) = \prod_{j < K} (1 - \sigma(\eta_j))
 
     With :math:`K` logits there are :math:`K + 1` categories. Unlike a softmax, the likelihood is a product of at most
-    :math:`K` binary logistic ones (:func:`~numpyro_ext.potentials.stick_breaking_labels`), and it depends on the order
-    of the categories.
+    :math:`K` binary logistic ones (:func:`~numpyro_ext.potentials.families.stick_breaking.stick_breaking_labels`),
+    and it depends on the order of the categories.
 
     **Example:**
 

@@ -4,6 +4,10 @@ Shown are the protocols, the likelihoods most asked for, and what is computed of
 ``families`` (one likelihood a file), ``bounds``, ``integrals`` and ``trees``.
 """
 
+import warnings
+from importlib import import_module
+from typing import Any
+
 from .base import Potential, potential
 from .bounds.log_sum_exp import log_sum_exp_bound
 from .bounds.logistic import BoundedPotential, logistic_bound
@@ -22,57 +26,6 @@ from .integrals.tilted_moments import gaussian_expectation, tilted_moments
 from .pairs import PairPotential
 from .trees.forest import Forest, sum_product, wavelet_forest
 from .vector import VectorPotential
-
-# At home in their modules, and shown here by earlier releases.
-# isort: split
-from .bounds.log_sum_exp import ExpectedLogSumExp, LogSumExpBound  # noqa: F401
-from .bounds.logistic import (  # noqa: F401
-    BohningBound,
-    ExactExpectation,
-    JaakkolaBound,
-    LogisticBound,
-    MinimumBound,
-    PiecewiseBound,
-)
-from .bounds.piecewise import PiecewiseCoefficients, minimax_pieces  # noqa: F401
-from .bounds.super_gaussian import ConvexifiedPenalty, SuperGaussianPotential  # noqa: F401
-from .elementwise import TemperedPotential  # noqa: F401
-from .families.binary import ComplementaryLogLogPotential  # noqa: F401
-from .families.categorical import MultinomialLogitPotential, MultinomialProbitPotential  # noqa: F401
-from .families.half_line import HalfLinePotential  # noqa: F401
-from .families.location import AsymmetricLaplacePotential, LogisticPotential, SoftLaplacePotential  # noqa: F401
-from .families.log_normal import LogNormalPotential  # noqa: F401
-from .families.logit_counts import NegativeBinomialLogitPotential  # noqa: F401
-from .families.ordinal import (  # noqa: F401
-    AdjacentCategoryPotential,
-    ContinuationRatioPotential,
-    CumulativeProbitPotential,
-)
-from .families.plackett_luce import PlackettLucePotential, ranking_places  # noqa: F401
-from .families.poisson import PoissonSoftplusPotential  # noqa: F401
-from .families.positive import GammaExpPotential, WeibullExpPotential  # noqa: F401
-from .families.rectified_linear_poisson import rectified_linear_poisson_moments  # noqa: F401
-from .families.stick_breaking import stick_breaking_labels  # noqa: F401
-from .families.stochastic_volatility import StochasticVolatilityPotential  # noqa: F401
-from .families.zero_inflated import ZeroInflatedPotential  # noqa: F401
-from .integrals.bilinear_expectation import (  # noqa: F401
-    ExpectedBilinearLogDensity,
-    ProductPredictor,
-    expected_bilinear_log_density,
-    expected_bilinear_value,
-)
-from .integrals.expectation import expected_logistic_terms  # noqa: F401
-from .integrals.exponential_product import (  # noqa: F401
-    log_expected_exp_product,
-    log_expected_exp_product_diagonal,
-    product_moments,
-)
-from .integrals.logistic_expectation import expected_log_partition  # noqa: F401
-from .integrals.normal import TruncatedNormal, erfcx, inverse_mills_ratio, log_ndtr, truncated_normal  # noqa: F401
-from .integrals.normal_interval import NormalInterval, normal_interval  # noqa: F401
-from .moments import ExpectedLogDensity, LogisticTerms, TiltedMoments  # noqa: F401
-from .trees.forest import SumProduct, log_partition  # noqa: F401
-from .vector import VectorExpectedLogDensity, VectorTiltedMoments  # noqa: F401
 
 __all__ = [
     "BinomialLogitPotential",
@@ -101,3 +54,76 @@ __all__ = [
     "VectorPotential",
     "wavelet_forest",
 ]
+
+# Names that earlier releases showed here, and the module of each, from which they are imported now.
+_MOVED = {
+    "ExpectedLogSumExp": "bounds.log_sum_exp",
+    "LogSumExpBound": "bounds.log_sum_exp",
+    "BohningBound": "bounds.logistic",
+    "ExactExpectation": "bounds.logistic",
+    "JaakkolaBound": "bounds.logistic",
+    "LogisticBound": "bounds.logistic",
+    "MinimumBound": "bounds.logistic",
+    "PiecewiseBound": "bounds.logistic",
+    "PiecewiseCoefficients": "bounds.piecewise",
+    "minimax_pieces": "bounds.piecewise",
+    "ConvexifiedPenalty": "bounds.super_gaussian",
+    "SuperGaussianPotential": "bounds.super_gaussian",
+    "TemperedPotential": "elementwise",
+    "ComplementaryLogLogPotential": "families.binary",
+    "MultinomialLogitPotential": "families.categorical",
+    "MultinomialProbitPotential": "families.categorical",
+    "HalfLinePotential": "families.half_line",
+    "AsymmetricLaplacePotential": "families.location",
+    "LogisticPotential": "families.location",
+    "SoftLaplacePotential": "families.location",
+    "LogNormalPotential": "families.log_normal",
+    "NegativeBinomialLogitPotential": "families.logit_counts",
+    "AdjacentCategoryPotential": "families.ordinal",
+    "ContinuationRatioPotential": "families.ordinal",
+    "CumulativeProbitPotential": "families.ordinal",
+    "PlackettLucePotential": "families.plackett_luce",
+    "ranking_places": "families.plackett_luce",
+    "PoissonSoftplusPotential": "families.poisson",
+    "GammaExpPotential": "families.positive",
+    "WeibullExpPotential": "families.positive",
+    "rectified_linear_poisson_moments": "families.rectified_linear_poisson",
+    "stick_breaking_labels": "families.stick_breaking",
+    "StochasticVolatilityPotential": "families.stochastic_volatility",
+    "ZeroInflatedPotential": "families.zero_inflated",
+    "ExpectedBilinearLogDensity": "integrals.bilinear_expectation",
+    "ProductPredictor": "integrals.bilinear_expectation",
+    "expected_bilinear_log_density": "integrals.bilinear_expectation",
+    "expected_bilinear_value": "integrals.bilinear_expectation",
+    "expected_logistic_terms": "integrals.expectation",
+    "log_expected_exp_product": "integrals.exponential_product",
+    "log_expected_exp_product_diagonal": "integrals.exponential_product",
+    "product_moments": "integrals.exponential_product",
+    "expected_log_partition": "integrals.logistic_expectation",
+    "TruncatedNormal": "integrals.normal",
+    "erfcx": "integrals.normal",
+    "inverse_mills_ratio": "integrals.normal",
+    "log_ndtr": "integrals.normal",
+    "truncated_normal": "integrals.normal",
+    "NormalInterval": "integrals.normal_interval",
+    "normal_interval": "integrals.normal_interval",
+    "ExpectedLogDensity": "moments",
+    "LogisticTerms": "moments",
+    "TiltedMoments": "moments",
+    "SumProduct": "trees.forest",
+    "log_partition": "trees.forest",
+    "VectorExpectedLogDensity": "vector",
+    "VectorTiltedMoments": "vector",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MOVED:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    home = f"{__name__}.{_MOVED[name]}"
+    warnings.warn(
+        f"Write `from {home} import {name}`: {__name__} shows it for one more minor version.",
+        FutureWarning,
+        stacklevel=2,
+    )
+    return getattr(import_module(home), name)

@@ -35,7 +35,8 @@ class Potential:
     is_analytic: ClassVar[bool] = False
     """True if the log density, for all parameters, is analytic at least 2.5 to either side of the real line (as that
     of logistic, probit and Gaussian factors), and grows no faster than a polynomial along it. Expectations under
-    products of Gaussian vectors need it: see :func:`~numpyro_ext.potentials.expected_bilinear_log_density`."""
+    products of Gaussian vectors need it: see
+    :func:`~numpyro_ext.potentials.integrals.bilinear_expectation.expected_bilinear_log_density`."""
     has_exponential_mean: ClassVar[bool] = False
     """True if :meth:`mean` is proportional to the exponential of the predictor: its expectation is then taken in
     closed form, and may be infinite. Other means must not grow faster than a polynomial where a bilinear model uses

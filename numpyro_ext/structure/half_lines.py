@@ -23,7 +23,7 @@ _HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 
 class HalfLine(dist.Distribution):
     """Values whose distance :math:`x` above ``loc`` has a normal or an exponential density on a half line; see
-    :class:`~numpyro_ext.potentials.HalfLinePotential` for its parameters."""
+    :class:`~numpyro_ext.potentials.families.half_line.HalfLinePotential` for its parameters."""
 
     support = constraints.real
 

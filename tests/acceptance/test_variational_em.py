@@ -19,13 +19,8 @@ from numpyro_ext.infer.rows.posteriors import (
     LatentGaussianRows,
     predictive_log_density,
 )
-from numpyro_ext.potentials import (
-    BoundedPotential,
-    LogitPotential,
-    SoftmaxPotential,
-    logistic_bound,
-    stick_breaking_labels,
-)
+from numpyro_ext.potentials import BoundedPotential, LogitPotential, SoftmaxPotential, logistic_bound
+from numpyro_ext.potentials.families.stick_breaking import stick_breaking_labels
 
 REFERENCE = Path(__file__).parents[1] / "reference"
 FACTORS = json.loads((REFERENCE / "khan_lgm_small.json").read_text())["bfa"]

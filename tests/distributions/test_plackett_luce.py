@@ -15,7 +15,7 @@ from numpyro.infer import MCMC, NUTS
 
 from numpyro_ext import EP, LaplaceApproximation, VariationalGaussian, models
 from numpyro_ext.distributions import PlackettLuce
-from numpyro_ext.potentials import PlackettLucePotential, ranking_places
+from numpyro_ext.potentials.families.plackett_luce import PlackettLucePotential, ranking_places
 from numpyro_ext.structure import ModelStructureError
 from tests.tiers import thorough
 

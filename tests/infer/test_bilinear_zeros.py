@@ -15,8 +15,8 @@ from numpyro_ext.infer.bilinear.algorithms import loop, steps
 from numpyro_ext.infer.bilinear.algorithms import sweeps as bg
 from numpyro_ext.infer.bilinear.algorithms.cells import Block, make_view, sum_cells, sum_values
 from numpyro_ext.infer.bilinear.algorithms.zeros import ListedPotential
-from numpyro_ext.potentials import PoissonSoftplusPotential
 from numpyro_ext.potentials.base import Potential, potential
+from numpyro_ext.potentials.families.poisson import PoissonSoftplusPotential
 from numpyro_ext.structure import ModelStructureError
 from numpyro_ext.structure.bilinear.form import Bilinear, GaussianSide, order_cells
 

@@ -10,7 +10,7 @@ from numpyro_ext.infer.gaussian.variational.multinomial_probit_bayes import (
     multinomial_probit_bayes,
     predict_probabilities,
 )
-from numpyro_ext.potentials import MultinomialProbitPotential
+from numpyro_ext.potentials.families.categorical import MultinomialProbitPotential
 
 X = np.array([-1.5, -0.2, 0.9])
 LABELS = np.array([0, 1, 2])

@@ -13,7 +13,6 @@ from numpyro_ext.infer.rows.table import checked_rows, runaway_columns
 from numpyro_ext.models import factor_analysis
 from numpyro_ext.potentials import (
     BinomialLogitPotential,
-    BohningBound,
     BoundedPotential,
     CumulativeLogitPotential,
     GaussianPotential,
@@ -21,6 +20,7 @@ from numpyro_ext.potentials import (
     PoissonExpPotential,
     SoftmaxPotential,
 )
+from numpyro_ext.potentials.bounds.logistic import BohningBound
 
 RNG = np.random.default_rng(1)
 BINARY = RNG.integers(0, 2, (12, 4))

@@ -19,14 +19,13 @@ from numpyro_ext.infer.rows.posteriors import (
 )
 from numpyro_ext.models import factor_analysis
 from numpyro_ext.potentials import (
-    BohningBound,
     BoundedPotential,
     GaussianPotential,
-    JaakkolaBound,
     LogitPotential,
     PoissonExpPotential,
     SoftmaxPotential,
 )
+from numpyro_ext.potentials.bounds.logistic import BohningBound, JaakkolaBound
 
 NUM_ROWS = 40
 ALL = ("loadings", "intercept", "noise")

@@ -10,24 +10,23 @@ import pytest
 
 from numpyro_ext.potentials import (
     BinomialLogitPotential,
-    ComplementaryLogLogPotential,
     ElementwisePotential,
-    GammaExpPotential,
     GaussianPotential,
     LaplacePotential,
     LogitPotential,
-    LogNormalPotential,
     NegativeBinomialExpPotential,
-    NegativeBinomialLogitPotential,
     PoissonExpPotential,
-    PoissonSoftplusPotential,
     Potential,
     ProbitPotential,
     RectifiedLinearPoissonPotential,
     StudentTPotential,
-    TemperedPotential,
-    WeibullExpPotential,
 )
+from numpyro_ext.potentials.elementwise import TemperedPotential
+from numpyro_ext.potentials.families.binary import ComplementaryLogLogPotential
+from numpyro_ext.potentials.families.log_normal import LogNormalPotential
+from numpyro_ext.potentials.families.logit_counts import NegativeBinomialLogitPotential
+from numpyro_ext.potentials.families.poisson import PoissonSoftplusPotential
+from numpyro_ext.potentials.families.positive import GammaExpPotential, WeibullExpPotential
 
 ONE = jnp.ones(3)
 POTENTIALS = [

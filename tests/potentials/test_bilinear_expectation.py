@@ -9,17 +9,19 @@ from jax.test_util import check_grads
 from numpyro_ext.potentials import (
     BinomialLogitPotential,
     CumulativeLogitPotential,
-    CumulativeProbitPotential,
     GaussianPotential,
     LogitPotential,
     NegativeBinomialExpPotential,
-    PoissonSoftplusPotential,
     ProbitPotential,
+)
+from numpyro_ext.potentials.base import Potential
+from numpyro_ext.potentials.families.ordinal import CumulativeProbitPotential
+from numpyro_ext.potentials.families.poisson import PoissonSoftplusPotential
+from numpyro_ext.potentials.integrals.bilinear_expectation import (
     ProductPredictor,
     expected_bilinear_log_density,
     expected_bilinear_value,
 )
-from numpyro_ext.potentials.base import Potential
 from tests.tiers import few
 
 needs_float64 = pytest.mark.skipif(not jax.config.jax_enable_x64, reason="checks float64 accuracy")

@@ -7,24 +7,22 @@ import pytest
 from scipy import special, stats
 
 from numpyro_ext.potentials import (
-    AsymmetricLaplacePotential,
     BinomialLogitPotential,
     ElementwisePotential,
     GaussianPotential,
     LaplacePotential,
-    LogisticPotential,
     LogitPotential,
     NegativeBinomialExpPotential,
-    NegativeBinomialLogitPotential,
     PoissonExpPotential,
-    PoissonSoftplusPotential,
     ProbitPotential,
     RectifiedLinearPoissonPotential,
-    SoftLaplacePotential,
-    StochasticVolatilityPotential,
     StudentTPotential,
-    TemperedPotential,
 )
+from numpyro_ext.potentials.elementwise import TemperedPotential
+from numpyro_ext.potentials.families.location import AsymmetricLaplacePotential, LogisticPotential, SoftLaplacePotential
+from numpyro_ext.potentials.families.logit_counts import NegativeBinomialLogitPotential
+from numpyro_ext.potentials.families.poisson import PoissonSoftplusPotential
+from numpyro_ext.potentials.families.stochastic_volatility import StochasticVolatilityPotential
 from tests.tiers import few
 
 from .log_densities import (

@@ -8,8 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from numpyro_ext.potentials import log_expected_exp_product, log_expected_exp_product_diagonal, product_moments
-from numpyro_ext.potentials.integrals.exponential_product import product_expectation, semidefinite_root, spectral_radius
+from numpyro_ext.potentials.integrals.exponential_product import (
+    log_expected_exp_product,
+    log_expected_exp_product_diagonal,
+    product_expectation,
+    product_moments,
+    semidefinite_root,
+    spectral_radius,
+)
 
 CASES = json.loads((Path(__file__).parents[1] / "reference" / "ko-pmf-expectations.json").read_text())["cases"]
 log_expected_exp_product = jax.jit(log_expected_exp_product)

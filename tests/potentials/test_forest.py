@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from numpyro_ext.potentials import Forest, log_partition, sum_product, wavelet_forest
+from numpyro_ext.potentials import Forest, sum_product, wavelet_forest
+from numpyro_ext.potentials.trees.forest import log_partition
 
 from .tree_cases import CASES, enumerate_states, group_numbers, group_values, random_parents
 

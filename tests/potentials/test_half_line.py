@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from numpyro_ext.infer.gaussian.integration.mixture_marginals import CutNormal, MarginalMixture
-from numpyro_ext.potentials import HalfLinePotential
+from numpyro_ext.potentials.families.half_line import HalfLinePotential
 from numpyro_ext.potentials.integrals.truncated_by_moments import truncated_by_moments
 from tests.tiers import thorough
 

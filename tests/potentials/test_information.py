@@ -15,17 +15,17 @@ from scipy.special import entr, expit
 from numpyro_ext.potentials import (
     BinomialLogitPotential,
     CumulativeLogitPotential,
-    CumulativeProbitPotential,
     GaussianPotential,
     LaplacePotential,
-    LogisticPotential,
     LogitPotential,
     NegativeBinomialExpPotential,
     PoissonExpPotential,
     ProbitPotential,
-    StochasticVolatilityPotential,
     StudentTPotential,
 )
+from numpyro_ext.potentials.families.location import LogisticPotential
+from numpyro_ext.potentials.families.ordinal import CumulativeProbitPotential
+from numpyro_ext.potentials.families.stochastic_volatility import StochasticVolatilityPotential
 from numpyro_ext.potentials.information import expected_conditional_entropy, expected_information, predictive_entropy
 from numpyro_ext.potentials.outcomes import log_predictive_probabilities, with_outcome
 

@@ -15,18 +15,15 @@ from scipy import special
 from numpyro_ext.potentials import (
     BinomialLogitPotential,
     BoundedPotential,
-    ExactExpectation,
-    JaakkolaBound,
     LogitPotential,
-    MinimumBound,
     NegativeBinomialExpPotential,
-    PiecewiseBound,
     ProbitPotential,
-    TemperedPotential,
-    expected_log_partition,
     logistic_bound,
-    minimax_pieces,
 )
+from numpyro_ext.potentials.bounds.logistic import ExactExpectation, JaakkolaBound, MinimumBound, PiecewiseBound
+from numpyro_ext.potentials.bounds.piecewise import minimax_pieces
+from numpyro_ext.potentials.elementwise import TemperedPotential
+from numpyro_ext.potentials.integrals.logistic_expectation import expected_log_partition
 
 needs_float64 = pytest.mark.skipif(not jax.config.jax_enable_x64, reason="checks float64 accuracy")
 REFERENCE = Path(__file__).parents[1] / "reference"

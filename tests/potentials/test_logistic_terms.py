@@ -9,10 +9,10 @@ from numpyro_ext.potentials import (
     GaussianPotential,
     LogitPotential,
     NegativeBinomialExpPotential,
-    NegativeBinomialLogitPotential,
     ProbitPotential,
-    TemperedPotential,
 )
+from numpyro_ext.potentials.elementwise import TemperedPotential
+from numpyro_ext.potentials.families.logit_counts import NegativeBinomialLogitPotential
 
 POTENTIALS = [
     LogitPotential(jnp.array([0, 1, 1])),

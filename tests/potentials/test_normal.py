@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import special
 
-from numpyro_ext.potentials import erfcx, inverse_mills_ratio, log_ndtr, truncated_normal
+from numpyro_ext.potentials.integrals.normal import erfcx, inverse_mills_ratio, log_ndtr, truncated_normal
 
 # log Phi(x), phi(x) / Phi(x), and mean, variance and 1 - variance of N(x, 1) given that it is positive; mpmath 1.3,
 # 120 digits.

@@ -10,7 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from numpyro_ext.potentials import RectifiedLinearPoissonPotential, TemperedPotential, rectified_linear_poisson_moments
+from numpyro_ext.potentials import RectifiedLinearPoissonPotential
+from numpyro_ext.potentials.elementwise import TemperedPotential
+from numpyro_ext.potentials.families.rectified_linear_poisson import rectified_linear_poisson_moments
 
 from .direct_integral import direct_moments
 

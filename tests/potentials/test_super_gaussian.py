@@ -8,13 +8,8 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize_scalar
 
-from numpyro_ext.potentials import (
-    GaussianPotential,
-    LaplacePotential,
-    StudentTPotential,
-    SuperGaussianPotential,
-    potential,
-)
+from numpyro_ext.potentials import GaussianPotential, LaplacePotential, StudentTPotential, potential
+from numpyro_ext.potentials.bounds.super_gaussian import SuperGaussianPotential
 
 FACTORS = [
     LaplacePotential(jnp.asarray(0.4), jnp.asarray(0.3)),

@@ -5,14 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from numpyro_ext.potentials import (
-    ElementwisePotential,
-    LogitPotential,
-    PoissonExpPotential,
-    PoissonSoftplusPotential,
-    StudentTPotential,
-    TemperedPotential,
-)
+from numpyro_ext.potentials import ElementwisePotential, LogitPotential, PoissonExpPotential, StudentTPotential
+from numpyro_ext.potentials.elementwise import TemperedPotential
+from numpyro_ext.potentials.families.poisson import PoissonSoftplusPotential
 from tests.tiers import thorough
 
 SIZE, FEW = 5000, 500

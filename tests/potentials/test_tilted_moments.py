@@ -9,23 +9,21 @@ import pytest
 from scipy import special, stats
 
 from numpyro_ext.potentials import (
-    AsymmetricLaplacePotential,
     BinomialLogitPotential,
     CumulativeLogitPotential,
     ElementwisePotential,
     GaussianPotential,
     LaplacePotential,
-    LogisticPotential,
     LogitPotential,
     NegativeBinomialExpPotential,
-    NegativeBinomialLogitPotential,
     PoissonExpPotential,
-    PoissonSoftplusPotential,
     ProbitPotential,
-    SoftLaplacePotential,
     StudentTPotential,
-    rectified_linear_poisson_moments,
 )
+from numpyro_ext.potentials.families.location import AsymmetricLaplacePotential, LogisticPotential, SoftLaplacePotential
+from numpyro_ext.potentials.families.logit_counts import NegativeBinomialLogitPotential
+from numpyro_ext.potentials.families.poisson import PoissonSoftplusPotential
+from numpyro_ext.potentials.families.rectified_linear_poisson import rectified_linear_poisson_moments
 from tests.tiers import few, thorough
 
 from .direct_integral import direct_moments, largest_errors

@@ -7,7 +7,8 @@ import pytest
 from scipy import integrate, optimize
 
 from benchmarks.baselines.tree_parameters import em_step, initial_parameters, m_step
-from numpyro_ext.potentials import Forest, GaussianPotential, LaplacePotential, StudentTPotential, TemperedPotential
+from numpyro_ext.potentials import Forest, GaussianPotential, LaplacePotential, StudentTPotential
+from numpyro_ext.potentials.elementwise import TemperedPotential
 from numpyro_ext.potentials.trees.mixture import (
     TreeParameters,
     log_density,

@@ -14,9 +14,9 @@ from numpyro_ext.potentials import (
     NegativeBinomialExpPotential,
     PoissonExpPotential,
     Potential,
-    ZeroInflatedPotential,
     tilted_moments,
 )
+from numpyro_ext.potentials.families.zero_inflated import ZeroInflatedPotential
 from numpyro_ext.structure.latent_gaussian.read import read_latent_gaussian
 
 needs_float64 = pytest.mark.skipif(not jax.config.jax_enable_x64, reason="compares in double precision")

@@ -12,7 +12,8 @@ import numpyro.distributions as dist
 import pytest
 from numpyro import handlers
 
-from numpyro_ext.potentials import Potential, SuperGaussianPotential, potential
+from numpyro_ext.potentials import Potential, potential
+from numpyro_ext.potentials.bounds.super_gaussian import SuperGaussianPotential
 from numpyro_ext.structure import (
     EXP,
     IDENTITY,

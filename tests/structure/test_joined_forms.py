@@ -12,7 +12,8 @@ from numpyro_ext.infer.gaussian.algorithms import expectation_propagation, lapla
 from numpyro_ext.infer.gaussian.variational import natural_gradient
 from numpyro_ext.linalg.gaussian.design import DenseDesign
 from numpyro_ext.linalg.gaussian.prior import CovariancePrior, DiagonalPrior
-from numpyro_ext.potentials import CumulativeProbitPotential, GaussianPotential, PoissonExpPotential
+from numpyro_ext.potentials import GaussianPotential, PoissonExpPotential
+from numpyro_ext.potentials.families.ordinal import CumulativeProbitPotential
 from numpyro_ext.structure.latent_gaussian import Blocks, LatentGaussian, joined
 
 Y = (jnp.array([0.3, -1.2, 2.0]), jnp.array([1.0, 0.4]))

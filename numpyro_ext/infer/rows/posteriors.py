@@ -42,7 +42,8 @@ class LatentGaussianRows(NamedTuple):
     **Example:** two factors behind four binary columns, of which one cell is missing.
 
     >>> import numpy as np
-    >>> from numpyro_ext.potentials import BohningBound, BoundedPotential, LogitPotential
+    >>> from numpyro_ext.potentials import BoundedPotential, LogitPotential
+    >>> from numpyro_ext.potentials.bounds.logistic import BohningBound
     >>> table = np.array([[1, 1, 0, 0], [1, 0, 0, 1], [0, 0, 1, 1]])
     >>> rows = LatentGaussianRows(
     ...     mean=jnp.zeros(2), covariance=jnp.eye(2), loadings=jnp.cos(jnp.arange(8.0)).reshape(4, 2),

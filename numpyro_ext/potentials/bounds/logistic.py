@@ -1,8 +1,8 @@
 r"""Upper bounds of the Gaussian expectation of the logistic log-partition :math:`\log(1 + e^x)`.
 
 A bound is called with means and variances and returns the value, its slope in the mean and its slope in the variance.
-In a factor with :class:`~numpyro_ext.potentials.LogisticTerms` it gives a lower bound of the expected log density, and
-so of the evidence: see :class:`BoundedPotential`. All bounds are symmetric as the expectation is,
+In a factor with :class:`~numpyro_ext.potentials.moments.LogisticTerms` it gives a lower bound of the expected log
+density, and so of the evidence: see :class:`BoundedPotential`. All bounds are symmetric as the expectation is,
 :math:`U(-m, v) = U(m, v) - m`.
 
 **References**
@@ -97,7 +97,10 @@ class LogisticBound:
 
 @potential
 class ExactExpectation(LogisticBound):
-    """The expectation itself, to rounding: :func:`~numpyro_ext.potentials.expected_log_partition`."""
+    """The expectation itself, to rounding.
+
+    See :func:`~numpyro_ext.potentials.integrals.logistic_expectation.expected_log_partition`.
+    """
 
     name = "exact"
     maximum_error = 0.0
