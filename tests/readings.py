@@ -13,7 +13,7 @@ def forget_readings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(read, "_KEPT", Recent(16))
 
 
-def with_layouts(engine: Any, **costs: float) -> Any:
+def with_layouts(engine: Any, **costs: Any) -> Any:
     """A class of engines like another one, which choose the layouts of forms by other costs."""
     from numpyro_ext.structure.latent_gaussian.costs import LayoutCosts
     from numpyro_ext.structure.latent_gaussian.read import with_costs

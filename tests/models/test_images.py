@@ -22,8 +22,8 @@ from numpyro_ext.models import (
     wavelet_inpainting,
 )
 from numpyro_ext.potentials import wavelet_forest
-from numpyro_ext.structure.program.rows import affine_rows
-from tests.readings import forget_readings
+from numpyro_ext.structure.program.rows.costs import RowCosts
+from tests.readings import with_layouts
 
 # Gaussian, standard deviation 0.3 pixels.
 KERNEL = np.exp(-0.5 * np.add.outer(np.arange(-1, 2) ** 2, np.arange(-1, 2) ** 2) / 0.09)
@@ -165,7 +165,7 @@ def few_edges(measurements, operator, shape):
 
 
 @pytest.mark.thorough
-def test_rows_of_a_transform_are_never_written_down(monkeypatch):
+def test_rows_of_a_transform_are_never_written_down():
     rng, shape = np.random.default_rng(0), (24, 24)
     image = np.where(np.add.outer(np.arange(24), np.arange(24)) > 20, 5.0, 1.0)
     mask = rng.random(shape) < 0.5
@@ -177,11 +177,10 @@ def test_rows_of_a_transform_are_never_written_down(monkeypatch):
     operator = masked_fourier(mask)
     clean = np.asarray(operator @ jnp.asarray(image.reshape(-1)))
     measurements = clean + rng.standard_normal(clean.shape)
-    found, dense = (EP(few_edges, integrate="none", progress_bar=False) for _ in range(2))
-    found.run(jax.random.key(0), measurements, operator, shape)
-    monkeypatch.setattr(affine_rows, "_SMALLEST_OPERATOR", 10_000)
-    forget_readings(monkeypatch)
-    dense.run(jax.random.key(0), measurements, operator, shape)
+    dense_ep = with_layouts(EP, rows=RowCosts(smallest_operator=10_000))
+    found, dense = (engine(few_edges, integrate="none", progress_bar=False) for engine in (EP, dense_ep))
+    for engine in (found, dense):
+        engine.run(jax.random.key(0), measurements, operator, shape)
     assert "known by its products" not in dense.describe()
     assert "known by its products" in found.describe()
     np.testing.assert_allclose(found.log_evidence, dense.log_evidence, rtol=1e-8)

@@ -9,13 +9,14 @@ import pytest
 from jax import lax
 
 from numpyro_ext.models import collaborative_preferences
+from numpyro_ext.structure.latent_gaussian.costs import LayoutCosts
 from numpyro_ext.structure.program.program import make_program
-from numpyro_ext.structure.program.rows import affine_rows, selected_values
 from numpyro_ext.structure.program.rows.affine_rows import find_indices
+from numpyro_ext.structure.program.rows.costs import RowCosts
 from numpyro_ext.structure.program.rows.selected import SelectedDependence
-from tests.readings import forget_readings
+from numpyro_ext.structure.program.rows.selected_values import evaluate_by_elements, selected_values, vanishing
 
-from .test_touched_reading import NUM_ITEMS, NUM_USERS, comparisons, given, options, read_touched
+from .test_touched_reading import ALWAYS, NUM_ITEMS, NUM_USERS, comparisons, given, options, read_touched
 
 LEFT, RIGHT = np.random.default_rng(0).normal(size=(2, 6, 6))
 WHERE = np.array([[0, 3], [5, 2], [4, 4], [0, 3], [7, 1], [-1, 0]])
@@ -40,15 +41,11 @@ FUNCTIONS = {
 }
 
 
-@pytest.fixture
-def all_are_large(monkeypatch):
-    monkeypatch.setattr(selected_values, "LARGE", 0)
-    monkeypatch.setattr(affine_rows, "LARGE", 0)
-    monkeypatch.setattr(selected_values, "_LEAST_GAIN", 0)
+ALL_LARGE = RowCosts(large_value=0, least_gain=0)
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_elements_and_their_derivatives_are_those_of_the_whole(all_are_large, name):
+def test_elements_and_their_derivatives_are_those_of_the_whole(name):
     program, output = make_program(FUNCTIONS[name], LEFT, RIGHT, num_unknowns=2)
     data = dict(zip(program.constants, program.data, strict=True))
     size = int(np.prod(program.shape(output)))
@@ -56,11 +53,11 @@ def test_elements_and_their_derivatives_are_those_of_the_whole(all_are_large, na
 
     def some(x, y):
         env = dict(zip(program.inputs, (x, y), strict=True)) | data
-        return selected_values.selected_values(program, output, jnp.asarray(index), env)
+        return selected_values(program, output, jnp.asarray(index), env, ALL_LARGE)
 
     def whole(x, y):
         env = dict(zip(program.inputs, (x, y), strict=True)) | data
-        return jnp.ravel(selected_values.evaluate_by_elements(program, [output], env)[0])
+        return jnp.ravel(evaluate_by_elements(program, [output], env, costs=ALL_LARGE)[0])
 
     @jax.jit
     def all_of(x, y, weights):
@@ -101,15 +98,11 @@ def numbers_of(form):
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("rank", [0, 2])
-def test_forms_of_large_values_are_those_of_small_ones(monkeypatch, rank):
+def test_forms_of_large_values_are_those_of_small_ones(rank):
     found = []
     for is_large in (False, True):
-        if is_large:
-            monkeypatch.setattr(selected_values, "LARGE", 0)
-            monkeypatch.setattr(affine_rows, "LARGE", 0)
-            monkeypatch.setattr(selected_values, "_LEAST_GAIN", 0)
-        forget_readings(monkeypatch)
-        reading = read_touched(collaborative_preferences, comparisons(), options(rank), check=False)
+        costs = LayoutCosts(**ALWAYS, rows=ALL_LARGE if is_large else RowCosts())
+        reading = read_touched(collaborative_preferences, comparisons(), options(rank), check=False, costs=costs)
 
         def value(hyper, reading=reading):
             form = reading.form(hyper, reading.data)
@@ -128,7 +121,7 @@ def test_forms_of_large_values_are_those_of_small_ones(monkeypatch, rank):
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-12, atol=1e-12), *found)
 
 
-def test_values_that_are_used_twice_are_computed_once(all_are_large):
+def test_values_that_are_used_twice_are_computed_once():
     def model(x):
         for _ in range(30):
             x = x + jnp.sin(x) * 1e-3
@@ -137,7 +130,7 @@ def test_values_that_are_used_twice_are_computed_once(all_are_large):
     program, output = make_program(model, LEFT, num_unknowns=1)
 
     def some(x):
-        return selected_values.selected_values(program, output, jnp.arange(4), {program.inputs[0]: x})
+        return selected_values(program, output, jnp.arange(4), {program.inputs[0]: x}, ALL_LARGE)
 
     assert len(jax.make_jaxpr(some)(LEFT).eqns) < 200  # of 2^30
     np.testing.assert_allclose(some(LEFT), jnp.ravel(model(LEFT))[:4], rtol=1e-13)
@@ -149,7 +142,7 @@ def test_what_vanishes_with_the_unknowns():
         return zero + x[:3], (x * 2.0) @ weights, x + 1.0, weights * 1.0, jnp.exp(x)
 
     program, outputs = make_program(model, np.ones(6), np.ones(6), num_unknowns=1)
-    zeros = selected_values.vanishing(program, program.inputs[:1])
+    zeros = vanishing(program, program.inputs[:1])
     assert [output in zeros for output in outputs] == [True, True, False, False, False]
 
 

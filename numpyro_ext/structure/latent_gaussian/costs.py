@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..program.rows.costs import ROW_COSTS, RowCosts
+
 __all__ = ["COSTS", "LayoutCosts"]
 
 
@@ -20,6 +22,7 @@ class LayoutCosts:
     :param int time_block: unknowns of a block of a state space: with fewer, the steps of the loops over blocks cost
         more than the arithmetic in them.
     :param int time_blocks: blocks below which a series is no state space.
+    :param RowCosts rows: by which the rows of the design are found.
     """
 
     border: float = 1e6
@@ -29,6 +32,7 @@ class LayoutCosts:
     large_site: int = 100_000
     time_block: int = 32
     time_blocks: int = 8
+    rows: RowCosts = ROW_COSTS
 
 
 COSTS = LayoutCosts()

@@ -274,8 +274,11 @@ class LatentGaussianReading(ModelReading):
                     f"{self.num_columns} unknowns, too many for a matrix: let each observation see one step alone "
                     "(hand what it needs of earlier ones on in the carry), or use fewer steps."
                 ) from reason
-            return AffineRows(self._program, self._field, parts)
-        return AffineRows(self._program, self._field, parts) if blocks is None else StateRows.build(blocks, parts)
+            return self._affine_rows(parts)
+        return self._affine_rows(parts) if blocks is None else StateRows.build(blocks, parts)
+
+    def _affine_rows(self, parts: Parts) -> AffineRows:
+        return AffineRows(self._program, self._field, parts, self._costs.rows)
 
     def _prior_blocks(self) -> np.ndarray:
         """The number of the independent block of the prior that each unknown belongs to, -1 for flat ones."""
@@ -363,7 +366,7 @@ class LatentGaussianReading(ModelReading):
             except NoStateSpace:
                 if len(parts[0][1]) * self.num_columns > _LARGEST_DENSE:
                     return None
-        return AffineRows(self._program, self._field, parts)
+        return self._affine_rows(parts)
 
     @property
     def half_lines(self) -> dict[str, slice]:

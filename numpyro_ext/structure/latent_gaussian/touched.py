@@ -22,7 +22,6 @@ from ..program.patterns import TooLarge, same_width
 from ..program.program import Program
 from ..program.rows.affine_rows import AffineRows, Colouring, RowIndices, atoms_of, entries_by_colour, find_indices
 from ..program.rows.selected import SelectedDependence
-from ..program.rows.selected_values import selected_values
 from .blocks import units
 from .costs import LayoutCosts
 
@@ -120,7 +119,7 @@ class TouchedRows:
                 if self._between == rows.inputs:
                     found.append(e[chosen])
                 else:
-                    found.append(selected_values(rows.program, self._between[0], chosen, rows.given(e, env)))
+                    found.append(rows.elements(self._between[0], chosen, e, env))
             if self._has_rows:
                 found.append(rows.evaluate_some(jnp.maximum(elements - num_elements, 0), e, env))
             return found[0] if len(found) == 1 else jnp.where(elements < num_elements, found[0], found[1])
@@ -164,7 +163,7 @@ def find_touched(
     best = None
     for between in _between(program, degrees, rows):
         shapes = {str(number): (number, math.prod(program.shape(number))) for number in between}
-        seen = rows if between == rows.inputs else AffineRows(program, shapes, rows.parts)
+        seen = rows if between == rows.inputs else AffineRows(program, shapes, rows.parts, rows.costs)
         if seen.pattern is None or seen.is_dense:
             continue
         found = _Quantities.build(blocks, seen.pattern)

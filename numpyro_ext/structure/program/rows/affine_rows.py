@@ -21,8 +21,9 @@ from ....linalg.padding import places_within
 from ..dependence import dependence
 from ..patterns import DenseDependence, Pattern, TooLarge, deduplicate, or_nothing, same_width
 from ..program import Program
+from .costs import ROW_COSTS, RowCosts
 from .selected import SelectedDependence
-from .selected_values import LARGE, evaluate_by_elements, selected_values, vanishing
+from .selected_values import evaluate_by_elements, selected_values, vanishing
 
 __all__ = [
     "AffineRows",
@@ -44,10 +45,6 @@ these, of which the difference is."""
 def atoms_of(parts: Parts) -> list[int]:
     """The values of which rows are taken."""
     return [atom for atoms, _ in parts for atom in atoms]
-
-
-_SMALLEST_OPERATOR = 512
-"""Unknowns below which a matrix is as fast as its products."""
 
 
 class RowIndices(NamedTuple):
@@ -73,10 +70,13 @@ class AffineRows:
     :param field: input value and size of each field site, in the order of the columns.
     :param parts: values and the flat indices of their elements to take, one for each row; or two for each row, whose
         difference is taken, with ``-1`` for nothing to subtract.
+    :param RowCosts costs: by which values are large, and products cheaper than entries.
     """
 
-    def __init__(self, program: Program, field: Mapping[str, tuple[int, int]], parts: Parts):
-        self.program = program
+    def __init__(
+        self, program: Program, field: Mapping[str, tuple[int, int]], parts: Parts, costs: RowCosts = ROW_COSTS
+    ):
+        self.program, self.costs = program, costs
         self.inputs = tuple(number for number, _ in field.values())
         self.sizes = tuple(size for _, size in field.values())
         self.parts = tuple((atoms, np.asarray(rows)) for atoms, rows in parts)
@@ -84,7 +84,8 @@ class AffineRows:
         self.num_rows = sum(len(rows) for _, rows in self.parts)
         starts = np.cumsum((0, *self.sizes))[:-1]
         selected = SelectedDependence(program, dict(zip(self.inputs, starts.tolist(), strict=True)))
-        self.is_large = max((selected.largest(atom) for atom in atoms_of(self.parts)), default=0) > LARGE
+        largest = max((selected.largest(atom) for atom in atoms_of(self.parts)), default=0)
+        self.is_large = largest > costs.large_value
         """True if patterns and values are found of those elements of the largest value that are asked for, and
         directions taken one after the other."""
         pattern = self._pattern(selected)
@@ -92,7 +93,7 @@ class AffineRows:
         self.width = self.num_columns if pattern is None else pattern.shape[1]
         self.is_dense = self.pattern is None or (self.width > 1 and 3 * self.width > self.num_columns)
         """True if rows touch so many columns that their entries are not looked up one by one."""
-        self.is_operator = self.is_dense and self.num_columns >= _SMALLEST_OPERATOR and self._has_transform()
+        self.is_operator = self.is_dense and self.num_columns >= costs.smallest_operator and self._has_transform()
         """True if their products are cheaper than their entries."""
         self.indices: RowIndices | None = None
         self._colouring, self.bandwidth, self._has_padding = Colouring(0, False), 0, False
@@ -106,7 +107,7 @@ class AffineRows:
     def key(self) -> Hashable:
         """Equal for rows of the same program that make the same function of numbers and indices."""
         parts = tuple((atoms, rows.shape, rows.tobytes()) for atoms, rows in self.parts)
-        static = (self.width, self.is_dense, self._colouring, self.bandwidth, self._has_padding)
+        static = (self.costs, self.width, self.is_dense, self._colouring, self.bandwidth, self._has_padding)
         return (self.num_rows, self.num_columns, static, parts)
 
     def skeleton(self) -> AffineRows:
@@ -136,13 +137,12 @@ class AffineRows:
 
     def evaluate(self, e: Array, env: Mapping[int, Any]) -> Array:
         """The selected elements at the unknowns ``e``, given all other inputs and constants; shape ``(num_rows,)``."""
-        return self.select(
-            self.program, self.given(e, env), self.parts, evaluate_by_elements if self.is_large else None
-        )
+        evaluate = partial(evaluate_by_elements, costs=self.costs) if self.is_large else None
+        return self.select(self.program, self.given(e, env), self.parts, evaluate)
 
     def _at_zero(self, zero: Array, env: Mapping[int, Any]) -> Array:
         """:meth:`evaluate` where all unknowns are zero, without what that leaves nothing of."""
-        evaluate = partial(evaluate_by_elements, zeros=vanishing(self.program, self.inputs))
+        evaluate = partial(evaluate_by_elements, zeros=vanishing(self.program, self.inputs), costs=self.costs)
         return self.select(self.program, self.given(zero, env), self.parts, evaluate)
 
     def evaluate_some(self, numbers: Array, e: Array, env: Mapping[int, Any]) -> Array:
@@ -150,8 +150,12 @@ class AffineRows:
         if self.is_large and len(self.parts) == 1 and len(self.parts[0][0]) == 1 and self.parts[0][1].ndim == 1:
             (((atom,), rows),) = self.parts
             numbers = numbers if _is_range(rows) else jnp.asarray(rows)[numbers]
-            return selected_values(self.program, atom, numbers, self.given(e, env)).astype(e.dtype)
+            return self.elements(atom, numbers, e, env)
         return self.evaluate(e, env)[numbers]
+
+    def elements(self, atom: int, numbers: Array, e: Array, env: Mapping[int, Any]) -> Array:
+        """Elements of a value, by their flat numbers, at the unknowns ``e``."""
+        return selected_values(self.program, atom, numbers, self.given(e, env), self.costs).astype(e.dtype)
 
     def given(self, e: Array, env: Mapping[int, Any]) -> dict[int, Any]:
         """All inputs and constants, with the unknowns ``e`` in their places."""

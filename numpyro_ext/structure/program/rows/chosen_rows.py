@@ -13,7 +13,6 @@ from jax import Array
 from ....linalg.gaussian.design import SparseRows
 from .affine_rows import AffineRows, Colouring, RowIndices, entries_by_colour, find_indices
 from .selected import SelectedDependence
-from .selected_values import selected_values
 
 __all__ = ["ChosenIndices", "ChosenRows"]
 
@@ -66,8 +65,7 @@ class ChosenRows:
         rows, (atom, colouring) = self._rows, self._key
 
         def chosen(e: Array) -> Array:
-            elements = jnp.asarray(indices.elements)
-            return selected_values(rows.program, atom, elements, rows.given(e, env)).astype(e.dtype)
+            return rows.elements(atom, jnp.asarray(indices.elements), e, env)
 
         zero = jnp.zeros((rows.num_columns,), jnp.result_type(float))
         offset, push = jax.linearize(chosen, zero)

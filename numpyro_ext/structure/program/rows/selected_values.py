@@ -14,15 +14,11 @@ from jax.lax import GatherScatterMode
 
 from ..dependence import ELEMENTWISE
 from ..program import Atom, Constant, Equation, Program, apply_equation
+from .costs import ROW_COSTS, RowCosts
 from .selected import KNOWN_MODES, looked_up
 
-__all__ = ["LARGE", "evaluate_by_elements", "selected_values", "vanishing"]
+__all__ = ["evaluate_by_elements", "selected_values", "vanishing"]
 
-LARGE = 1_000_000
-"""Elements of a value of which only those are computed that are asked for."""
-
-_LEAST_GAIN = 2
-"""Times as many elements has a value, of which it is worth while to compute some."""
 _Places = tuple[Array, ...]
 """Places of some elements, along each axis of a value."""
 
@@ -42,6 +38,7 @@ class _Values(NamedTuple):
     zeros: frozenset[int]
     found: dict[Any, tuple[_Places, Array]]
     """Values found at some places, with these, by their identities: two ways may lead to a value."""
+    costs: RowCosts
 
 
 def vanishing(program: Program, inputs: Iterable[int]) -> frozenset[int]:
@@ -57,14 +54,19 @@ def vanishing(program: Program, inputs: Iterable[int]) -> frozenset[int]:
 
 
 def evaluate_by_elements(
-    program: Program, wanted: Iterable[Atom], env: Mapping[int, Any], zeros: frozenset[int] = frozenset()
+    program: Program,
+    wanted: Iterable[Atom],
+    env: Mapping[int, Any],
+    zeros: frozenset[int] = frozenset(),
+    costs: RowCosts = ROW_COSTS,
 ) -> list[Any]:
     """Evaluate, as :meth:`~numpyro_ext.structure.program.program.Program.evaluate` does, where large values that are
     only looked up in are not made.
 
     :param zeros: values that are known to be zero.
+    :param RowCosts costs: by which values are large.
     """
-    return _extend(_Values(program, dict(env), zeros, {}), list(wanted))
+    return _extend(_Values(program, dict(env), zeros, {}, costs), list(wanted))
 
 
 def _extend(values: _Values, wanted: Sequence[Atom]) -> list[Any]:
@@ -84,20 +86,24 @@ def _looks_up_little(values: _Values, eqn: Equation) -> bool:
     shape = values.program.shape
     if eqn.primitive.name != "gather" or eqn.inputs[0] in values.known or not shape(eqn.outputs[0]):
         return False
-    size = math.prod(shape(eqn.inputs[0]))
-    return size > LARGE and size >= _LEAST_GAIN * math.prod(shape(eqn.outputs[0]))
+    size, costs = math.prod(shape(eqn.inputs[0])), values.costs
+    return size > costs.large_value and size >= costs.least_gain * math.prod(shape(eqn.outputs[0]))
 
 
-def selected_values(program: Program, atom: Atom, index: Array, env: Mapping[int, Any]) -> Array:
+def selected_values(
+    program: Program, atom: Atom, index: Array, env: Mapping[int, Any], costs: RowCosts = ROW_COSTS
+) -> Array:
     """Elements of a value.
 
     :param Program program: that computes it.
     :param atom: the value.
     :param index: flat numbers of the elements, shape ``(n,)``.
     :param env: inputs, constants, or any values to take as given.
+    :param RowCosts costs: by which values are large.
     :return: shape ``(n,)``.
     """
-    return _at(_Values(program, dict(env), frozenset(), {}), atom, jnp.unravel_index(index, program.shape(atom)))
+    values = _Values(program, dict(env), frozenset(), {}, costs)
+    return _at(values, atom, jnp.unravel_index(index, program.shape(atom)))
 
 
 def _at(values: _Values, atom: Atom, places: _Places) -> Array:
@@ -105,12 +111,12 @@ def _at(values: _Values, atom: Atom, places: _Places) -> Array:
     key = None if isinstance(atom, Constant) else (atom, *map(id, places))
     if key in values.found:
         return values.found[key][1]
-    program, known, zeros, _ = values
+    program, known, zeros, _, costs = values
     shape, found = program.shape(atom), None
     if isinstance(atom, int) and shape:
         if atom in zeros:
             found = jnp.zeros(places[0].shape, program.avals[atom].dtype)
-        elif atom not in known and math.prod(shape) >= _LEAST_GAIN * places[0].size:
+        elif atom not in known and math.prod(shape) >= costs.least_gain * places[0].size:
             found = _of_equation(values, program.equations[program.defined_by[atom]], places)
     if found is None:
         value = jnp.asarray(_extend(values, [atom])[0])
